@@ -1,0 +1,70 @@
+"""A reliable task queue in the database a Django project already has.
+
+Names are resolved on first use, so that importing this package imports neither Django nor a model.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from django_dbtaskqueue.exceptions import (
+        DuplicateTask,
+        LeaseLost,
+        PayloadError,
+        QueueFull,
+        TaskQueueError,
+        UnknownQueue,
+    )
+    from django_dbtaskqueue.flow.enqueue import EnqueueReport, aenqueue, aenqueue_many, enqueue, enqueue_many
+    from django_dbtaskqueue.outcomes import Complete, CompleteDelete, Fail, Poison, Reenqueue
+    from django_dbtaskqueue.registry import processor
+    from django_dbtaskqueue.retry import Arithmetic, Fixed, Geometric, Linear, Sequence, Staged
+
+_HOMES = {
+    "exceptions": ("DuplicateTask", "LeaseLost", "PayloadError", "QueueFull", "TaskQueueError", "UnknownQueue"),
+    "flow.enqueue": ("EnqueueReport", "aenqueue", "aenqueue_many", "enqueue", "enqueue_many"),
+    "outcomes": ("Complete", "CompleteDelete", "Fail", "Poison", "Reenqueue"),
+    "registry": ("processor",),
+    "retry": ("Arithmetic", "Fixed", "Geometric", "Linear", "Sequence", "Staged"),
+}
+_HOME = {name: module for module, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "Arithmetic",
+    "Complete",
+    "CompleteDelete",
+    "DuplicateTask",
+    "EnqueueReport",
+    "Fail",
+    "Fixed",
+    "Geometric",
+    "LeaseLost",
+    "Linear",
+    "PayloadError",
+    "Poison",
+    "QueueFull",
+    "Reenqueue",
+    "Sequence",
+    "Staged",
+    "TaskQueueError",
+    "UnknownQueue",
+    "aenqueue",
+    "aenqueue_many",
+    "enqueue",
+    "enqueue_many",
+    "processor",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

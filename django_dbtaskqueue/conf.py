@@ -1,0 +1,204 @@
+"""Settings: the ``DBTASKQUEUE`` dict of the project, read into frozen objects.
+
+What a queue is set to is decided in this order: the project's ``DBTASKQUEUE["QUEUES"]``, then what its processor
+declares in code, then ``DBTASKQUEUE["DEFAULTS"]``, then the defaults below. The ``Queue`` row's runtime overrides are
+laid over the result by the poller.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
+from datetime import timedelta
+from functools import lru_cache
+from typing import Any
+
+from django.conf import settings as django_settings
+from django.core.exceptions import ImproperlyConfigured
+from django.core.signals import setting_changed
+from django.utils.dateparse import parse_duration
+
+from django_dbtaskqueue import retry
+from django_dbtaskqueue.exceptions import UnknownQueue, near_match
+
+QUEUE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:\-]{0,199}")
+
+
+@dataclass(frozen=True, slots=True)
+class QueueSettings:
+    """What one queue is set to. Durations are ``timedelta``, or text such as ``"15m"`` or ``"PT15M"``."""
+
+    lease: timedelta = timedelta(seconds=60)
+    timeout: timedelta | None = None  # of one run of the processor; None: as long as it holds its lease
+    retry: Any = retry.DEFAULT
+    max_attempts: int = 5
+    keep: str = "keep"  # COMPLETED rows: "keep" in TASKS, move to "history", or "delete"
+    settle: str = "batch"  # "batch": many outcomes in one commit; "each": a commit per outcome
+    settle_interval: timedelta = timedelta(milliseconds=50)  # the longest an outcome waits for its batch
+    batch_size: int = 500  # the most tasks one checkout takes
+    poll_interval: timedelta = timedelta(seconds=1)
+    idle_interval: timedelta = timedelta(seconds=5)  # back-off of an idle poller, never over a tenth of the lease
+    strategy: str = "auto"  # "skip_locked", "optimistic", or what the database does best
+    database: str = "default"
+
+    def __post_init__(self) -> None:
+        for name, test, wanted in RULES:
+            if not test(getattr(self, name)):
+                raise ImproperlyConfigured(f"{name}={getattr(self, name)!r} is not valid: {wanted}.")
+
+
+def _positive(value: Any) -> bool:
+    return isinstance(value, timedelta) and value > timedelta(0)
+
+
+RULES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
+    ("lease", lambda v: isinstance(v, timedelta) and v >= timedelta(milliseconds=100), "a duration of at least 100 ms"),
+    ("timeout", lambda v: v is None or _positive(v), "None or a positive duration"),
+    ("retry", callable, "a retry policy, e.g. Geometric(timedelta(seconds=10))"),
+    ("max_attempts", lambda v: isinstance(v, int) and 1 <= v <= 32_767, "a whole number from 1 to 32767"),
+    ("keep", lambda v: v in ("keep", "history", "delete"), '"keep", "history" or "delete"'),
+    ("settle", lambda v: v in ("batch", "each"), '"batch" or "each"'),
+    ("settle_interval", _positive, "a positive duration"),
+    ("batch_size", lambda v: isinstance(v, int) and 1 <= v <= 5000, "a whole number from 1 to 5000"),
+    ("poll_interval", _positive, "a positive duration"),
+    ("idle_interval", _positive, "a positive duration"),
+    ("strategy", lambda v: v in ("auto", "skip_locked", "optimistic"), '"auto", "skip_locked" or "optimistic"'),
+    ("database", lambda v: isinstance(v, str), "an alias of DATABASES"),
+)
+DURATIONS = ("lease", "timeout", "settle_interval", "poll_interval", "idle_interval")
+QUEUE_KEYS = tuple(f.name for f in fields(QueueSettings))
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The whole ``DBTASKQUEUE`` dict."""
+
+    queues: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    database: str = "default"
+    threads: int = 4  # handler threads of one poller
+    notify: bool = True  # LISTEN/NOTIFY wake-up on PostgreSQL
+    prepare: bool = True  # prepared statements on the poller's own connections; False behind a transaction pooler
+    heartbeat: timedelta = timedelta(seconds=5)
+    payload_max_bytes: int = 1_048_576
+
+
+TOP_KEYS = {f.name.upper(): f.name for f in fields(Settings)}
+_declared: dict[str, dict[str, Any]] = {}
+
+
+@lru_cache(maxsize=1)
+def settings() -> Settings:
+    """Return the project's settings; raise ``ImproperlyConfigured`` naming the key, the value and the fix."""
+    raw = getattr(django_settings, "DBTASKQUEUE", {})
+    if not isinstance(raw, Mapping):
+        raise ImproperlyConfigured(f"DBTASKQUEUE must be a dict, not {type(raw).__name__}.")
+    values: dict[str, Any] = {}
+    for key, value in raw.items():
+        if key not in TOP_KEYS:
+            raise ImproperlyConfigured(f"DBTASKQUEUE has no key {key!r}.{near_match(str(key), TOP_KEYS)}")
+        values[TOP_KEYS[key]] = value
+    values["defaults"] = queue_values(values.get("defaults", {}), where='DBTASKQUEUE["DEFAULTS"]')
+    queues = values.get("queues", {})
+    if not isinstance(queues, Mapping):
+        raise ImproperlyConfigured(f'DBTASKQUEUE["QUEUES"] must be a dict of name to settings, not {queues!r}.')
+    values["queues"] = {
+        valid_name(name): queue_values(given, where=f'DBTASKQUEUE["QUEUES"][{name!r}]')
+        for name, given in queues.items()
+    }
+    if "heartbeat" in values:
+        values["heartbeat"] = duration(values["heartbeat"], where='DBTASKQUEUE["HEARTBEAT"]')
+    return Settings(**values)
+
+
+def queue_values(given: Mapping[str, Any], *, where: str) -> dict[str, Any]:
+    """Return one queue's settings checked and parsed; ``where`` names their place in an error."""
+    if not isinstance(given, Mapping):
+        raise ImproperlyConfigured(f"{where} must be a dict of settings, not {given!r}.")
+    values: dict[str, Any] = {}
+    for raw, value in given.items():
+        key = str(raw).lower()
+        if key not in QUEUE_KEYS:
+            raise ImproperlyConfigured(f"{where} has no setting {raw!r}.{near_match(key, QUEUE_KEYS)}")
+        values[key] = parse(key, value, where=f"{where}[{raw!r}]")
+    try:
+        QueueSettings(**values)
+    except ImproperlyConfigured as error:
+        raise ImproperlyConfigured(f"{where}: {error}") from None
+    return values
+
+
+def parse(key: str, value: Any, *, where: str) -> Any:
+    """Return a queue setting in its proper type: text durations and retry policies parsed."""
+    if key in DURATIONS and value is not None:
+        return duration(value, where=where)
+    if key == "retry":
+        return retry.normalise(retry.parse(value) if isinstance(value, str) else value)
+    return value
+
+
+def duration(value: Any, *, where: str) -> timedelta:
+    """Return a ``timedelta`` from one, or from text such as "90s", "15m", "2h", "1d", "250ms" or "PT15M"."""
+    if isinstance(value, timedelta):
+        return value
+    if isinstance(value, str):
+        short = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)", value.strip())
+        if short:
+            unit = {"ms": "milliseconds", "s": "seconds", "m": "minutes", "h": "hours", "d": "days"}[short[2]]
+            return timedelta(**{unit: float(short[1])})
+        parsed = parse_duration(value)
+        if parsed is not None:
+            return parsed
+    raise ImproperlyConfigured(f'{where} must be a timedelta or text such as "15m", not {value!r}.')
+
+
+def valid_name(name: Any) -> str:
+    """Return a queue's name, or raise ``ImproperlyConfigured`` for one no queue can have."""
+    if not isinstance(name, str) or not QUEUE_NAME.fullmatch(name):
+        raise ImproperlyConfigured(
+            f"{name!r} cannot be a queue's name: use 1 to 200 letters, digits, '_', '.', ':' or '-', "
+            "beginning with a letter, a digit or '_'."
+        )
+    return name
+
+
+def declare(queue: str, **values: Any) -> None:
+    """Make ``queue`` known with what its processor says in code; the project's settings still win."""
+    _declared[valid_name(queue)] = queue_values(values, where=f"@processor({queue!r})")
+    queue_settings.cache_clear()
+
+
+def forget(queue: str) -> None:
+    """Take back ``declare``."""
+    _declared.pop(queue, None)
+    queue_settings.cache_clear()
+
+
+def known_queues() -> Iterator[str]:
+    """Yield the queues known without asking the database."""
+    yield from {**settings().queues, **_declared}
+
+
+@lru_cache(maxsize=4096)
+def queue_settings(queue: str) -> QueueSettings:
+    """Return what ``queue`` is set to; raise ``UnknownQueue`` with the nearest name."""
+    if queue not in settings().queues and queue not in _declared:
+        raise UnknownQueue(queue, known_queues())
+    return default_settings(queue)
+
+
+def default_settings(queue: str) -> QueueSettings:
+    """Return what ``queue`` is set to, known or not: for a queue that stands only in the ``Queue`` table."""
+    conf = settings()
+    layers = {**conf.defaults, **_declared.get(queue, {}), **conf.queues.get(queue, {})}
+    return replace(QueueSettings(database=conf.database), **layers)
+
+
+def _reset(*, setting: str, **_: Any) -> None:
+    if setting == "DBTASKQUEUE":
+        settings.cache_clear()
+        queue_settings.cache_clear()
+
+
+setting_changed.connect(_reset)

@@ -1,0 +1,89 @@
+"""Every error this package raises on purpose.
+
+Messages are built here, from facts, so that each says what was wrong, where, the value, and the fix.
+"""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+class TaskQueueError(Exception):
+    """Root of the package's errors; catch it to catch them all."""
+
+
+class EnqueueError(TaskQueueError):
+    """A task was refused before anything was written."""
+
+
+class UnknownQueue(EnqueueError):
+    """The queue is neither in ``DBTASKQUEUE["QUEUES"]``, nor a processor's, nor a row of ``Queue``."""
+
+    def __init__(self, queue: object, known: Iterable[str] = ()) -> None:
+        self.queue = queue
+        names = sorted(known)
+        super().__init__(
+            f"Unknown queue {queue!r}.{near_match(str(queue), names)} Known queues: {', '.join(names) or 'none'}. "
+            f'Add it to DBTASKQUEUE["QUEUES"] or register a processor with @processor({str(queue)!r}).'
+        )
+
+
+class DuplicateTask(EnqueueError):
+    """(queue, reference) is taken; nothing was written and the transaction is still usable."""
+
+    def __init__(self, queue: str, reference: str, *, task_id: int | None = None, status: str | None = None) -> None:
+        self.queue, self.reference, self.task_id, self.status = queue, reference, task_id, status
+        held = f" by task {task_id} ({status})" if task_id is not None else ""
+        super().__init__(
+            f"Reference {reference!r} is already taken in queue {queue!r}{held}. "
+            'Pass on_duplicate="ignore" to get the existing task, or on_duplicate="replace" to replace one '
+            "that is still CREATED."
+        )
+
+
+class PayloadError(EnqueueError):
+    """A payload that JSON in a database cannot hold; ``path`` names the place, e.g. ``items[3].when``."""
+
+    def __init__(self, reason: str, *, path: str = "") -> None:
+        self.path, self.reason = path, reason
+        super().__init__(f"Payload cannot be stored: {path or 'the value itself'}: {reason}")
+
+
+class QueueFull(EnqueueError):
+    """The queue's capacity is used up, and no room appeared within the timeout."""
+
+    def __init__(self, queue: str, capacity: int) -> None:
+        self.queue, self.capacity = queue, capacity
+        super().__init__(
+            f"Queue {queue!r} holds its capacity of {capacity} live tasks. Pass timeout= to wait for room, "
+            "start more pollers, or raise the queue's capacity."
+        )
+
+
+class LeaseLost(TaskQueueError):
+    """The lease is no longer this holder's: it expired and was taken over, was revoked, or was settled before.
+
+    Raised inside ``transaction.atomic()`` it rolls the caller's writes back, which is the point.
+    """
+
+    def __init__(self, task_id: int, total_attempt: int, verb: str) -> None:
+        self.task_id, self.total_attempt, self.verb = task_id, total_attempt, verb
+        super().__init__(
+            f"Lease {total_attempt} of task {task_id} is gone, so {verb} changed nothing: the lease expired and another "
+            "poller took the task, an operator released it, or it was settled before. Give the queue a longer lease, "
+            "or call task.touch() in long work."
+        )
+
+
+class UnknownTask(TaskQueueError):
+    """No such task in this location."""
+
+
+def near_match(name: str, known: Iterable[str]) -> str:
+    """Return " Did you mean 'x'?" for the closest known name, or an empty string."""
+    close = get_close_matches(name, list(known), n=1)
+    return f" Did you mean {close[0]!r}?" if close else ""

@@ -1,0 +1,154 @@
+"""Checkout: due rows under a lease. The attempt is charged in the same statement that takes the row.
+
+Two strategies, one signature. Order is (priority, ready_time, id) among the rows visible at checkout.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from operator import itemgetter
+from time import monotonic
+from typing import Any, Protocol
+
+from django_dbtaskqueue.exceptions import TaskQueueError
+from django_dbtaskqueue.lease import Door, Lease
+from django_dbtaskqueue.session import Row, Session
+
+START = ("-infinity", 0)  # the front of the line
+WALK_PAUSE = 0.05  # seconds, at least, between two walks from the front
+WALK_SHARE = 20  # a walk may cost a twentieth of the time
+CROWD = 48  # an optimistic checkout that lost a race picks among this many
+PRIORITY, READY_TIME, ID = 7, 15, 0  # columns of a leased row (sql.statements.LEASED)
+LINE_ORDER = itemgetter(PRIORITY, READY_TIME, ID)
+
+
+@dataclass(slots=True)
+class Line:
+    """What one process remembers of one queue's line: how far it took it, per priority.
+
+    Dead rows pile up at the front while a snapshot pins them; starting behind them keeps checkout fast. Whatever
+    comes to stand behind a bound (a late commit, a reprocess, an expired lease) is found by a walk from the front.
+    """
+
+    queue: str
+    bounds: dict[int, tuple[str, int]] = field(default_factory=dict)
+    next_walk: float = 0.0
+    lost_races: int = 0
+
+    def params(self) -> dict[str, Any]:
+        """Return the bounds as statement parameters, in priority order."""
+        order = sorted(self.bounds)
+        return {
+            "queue_name": self.queue,
+            "priorities": order,
+            "times": [self.bounds[priority][0] for priority in order],
+            "ids": [self.bounds[priority][1] for priority in order],
+        }
+
+    def advance(self, rows: list[Row]) -> None:
+        """Remember the last row taken of each priority; ``rows`` are in line order."""
+        for priority, row in {row[PRIORITY]: row for row in rows}.items():
+            self.bounds[priority] = (row[READY_TIME].isoformat(), row[ID])
+
+
+class Strategy(Protocol):
+    """How due rows are taken. Register one in settings by its dotted path."""
+
+    def take(self, session: Session, line: Line, params: dict[str, Any]) -> list[Row]:
+        """Take at most ``params["limit"]`` due rows; return them as ``sql.statements.LEASED`` columns, in order."""
+
+
+class SkipLocked:
+    """Lock due rows, passing over locked ones, and lease them in the same statement."""
+
+    def take(self, session: Session, line: Line, params: dict[str, Any]) -> list[Row]:
+        """Take from behind the bounds, and walk from the front when there is nothing there or it is time to."""
+        return take_or_walk(line, session, lambda: self._bounded(session, line, params))
+
+    def _bounded(self, session: Session, line: Line, params: dict[str, Any]) -> list[Row]:
+        rows = session.run(session.sql.checkout_skip_locked, {**params, **line.params()})
+        return sorted(rows, key=LINE_ORDER)
+
+
+class Optimistic:
+    """Read candidates without locks, then update those that nobody changed meanwhile; losers take nothing."""
+
+    def take(self, session: Session, line: Line, params: dict[str, Any]) -> list[Row]:
+        """Take the head; after a lost race pick at random among the first few dozen, or all fight for one head."""
+        return take_or_walk(line, session, lambda: self._bounded(session, line, params))
+
+    def _bounded(self, session: Session, line: Line, params: dict[str, Any]) -> list[Row]:
+        limit = params["limit"]
+        wanted = {**params, **line.params(), "limit": max(limit, CROWD) + limit if line.lost_races else limit}
+        found = session.run(session.sql.candidates, wanted)
+        if line.lost_races and len(found) > limit:
+            found = random.sample(found, limit)
+        if not found:
+            return []
+        fenced = json.dumps([{"i": task_id, "k": token} for task_id, token, *_ in sorted(found)])
+        rows = session.run(session.sql.checkout_optimistic, {**params, "rows": fenced})
+        line.lost_races = len(found) - len(rows)
+        if line.lost_races:
+            line.next_walk = 0.0  # what was picked past is behind the bound
+        return sorted(rows, key=LINE_ORDER)
+
+
+class SingleWriter:
+    """The optimistic strategy where the database lets one writer in at a time: nobody can change rows meanwhile."""
+
+    def take(self, session: Session, line: Line, params: dict[str, Any]) -> list[Row]:
+        """Take the head of the line."""
+        rows = session.run(session.sql.checkout_single_writer, {**params, "queue_name": line.queue})
+        return sorted(rows, key=LINE_ORDER)
+
+
+def take_or_walk(line: Line, session: Session, bounded: Any) -> list[Row]:
+    """Take behind the bounds; from the front when the line's pause between walks is over and nothing else is due."""
+    now = monotonic()
+    rows: list[Row] = bounded() if line.bounds and now < line.next_walk else []
+    if not rows and now >= line.next_walk:
+        known = session.run(session.sql.priorities, {"queue_name": line.queue})
+        line.bounds = {priority: START for (priority,) in known}
+        rows = bounded() if known else []
+        line.next_walk = monotonic() + max(WALK_PAUSE, WALK_SHARE * (monotonic() - now))
+    line.advance(rows)
+    return rows
+
+
+def strategy_for(session: Session, name: str = "auto") -> Strategy:
+    """Return the strategy ``name`` on this database; ``auto`` is the best it can do."""
+    if not session.postgresql:
+        if name == "skip_locked":
+            raise TaskQueueError(
+                f'strategy="skip_locked" needs SELECT … FOR UPDATE SKIP LOCKED, which {session.connection.vendor} '
+                'lacks. Use strategy="auto" or "optimistic".'
+            )
+        return SingleWriter()
+    return Optimistic() if name == "optimistic" else SkipLocked()
+
+
+def take(
+    session: Session,
+    line: Line,
+    *,
+    strategy: Strategy,
+    poller_instance: str,
+    limit: int,
+    lease: timedelta,
+    door: Door,
+) -> list[Lease]:
+    """Take at most ``limit`` due tasks of one line; their payloads are still text."""
+    deadline = monotonic() + lease.total_seconds()
+    params = {"poller_instance": poller_instance, "limit": limit, "lease": lease.total_seconds()}
+    return leases(session, strategy.take(session, line, params), door, deadline)
+
+
+def leases(session: Session, rows: Iterable[Row], door: Door, deadline: float) -> list[Lease]:
+    """Return leased rows as leases. ``deadline`` is conservative: measured from before the statement was sent."""
+    if not session.postgresql:  # times are text there
+        rows = [(*row[:11], *map(session.time, row[11:14]), row[14], session.time(row[15])) for row in rows]
+    return [Lease(*row, door, deadline) for row in rows]

@@ -1,0 +1,248 @@
+"""Settle: the one door out of PROCESSING for a lease holder.
+
+Every statement tests id, ``total_attempt`` and status. A row that does not match is not changed: whoever holds a newer
+lease, or the operator who revoked this one, has the last word.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import traceback
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+from django.db import transaction
+from django.db.utils import DatabaseError, InterfaceError, OperationalError
+
+from django_dbtaskqueue import notifier, retry
+from django_dbtaskqueue import payload as json_payload
+from django_dbtaskqueue.exceptions import LeaseLost, TaskQueueError
+from django_dbtaskqueue.lease import Lease
+from django_dbtaskqueue.models import AbstractTask, Task
+from django_dbtaskqueue.outcomes import Complete, CompleteDelete, Fail, Outcome, Poison, Reenqueue
+from django_dbtaskqueue.session import Session
+
+logger = logging.getLogger(__name__)
+
+Statement = tuple[str, dict[str, Any]]
+TRACEBACK_BYTES = 16_000
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Give back a task that did not start: the attempt is not charged, the place in line is kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class Park:
+    """Give back, uncharged, a task that cannot be taken here, and say why; out of the line until that changes."""
+
+    reason: str
+
+
+Settlement = Outcome | Release | Park
+Pair = tuple[Lease, Settlement]
+
+
+def settle(session: Session, pairs: Sequence[Pair], *, keep: str = "keep") -> set[int]:
+    """Write outcomes in one transaction; return the ids of the tasks really settled.
+
+    All of one queue. An id that is missing from the answer lost its lease. Failures are decided here against the
+    budget on the row: retried by the lease's policy, or ERROR. Raises the database's errors; nothing is written then.
+    """
+    batch = plan(session, pairs, keep=keep)
+    answers = session.together(batch)
+    return {row[0] for rows in answers for row in rows}
+
+
+def plan(session: Session, pairs: Iterable[Pair], *, keep: str = "keep") -> list[Statement]:
+    """Return the statements that settle ``pairs``; each answers with the ids it settled."""
+    completed: list[Pair] = []
+    deleted: list[Pair] = []
+    written: list[Pair] = []
+    for pair in pairs:
+        kind = type(pair[1])
+        if kind is Complete:
+            (deleted if keep == "delete" else completed).append(pair)
+        else:
+            (deleted if kind is CompleteDelete else written).append(pair)
+    statements: list[Statement] = []
+    if completed:
+        statements += _completions(session, completed, history=keep == "history")
+    if deleted:
+        rows = {"rows": _fenced(deleted)}
+        statements += [(session.sql.count_deleted, rows), (session.sql.remove, rows)]
+    if written:
+        statements += _writes(session, written)
+    return statements
+
+
+def _completions(session: Session, pairs: list[Pair], *, history: bool) -> list[Statement]:
+    if history:
+        rows = {"rows": json.dumps(list(map(_completion, pairs))), "location": session.location}
+        return [(session.sql.to_history, rows), (session.sql.remove, {"rows": _fenced(pairs)})]
+    if any(outcome.result is not None for _, outcome in pairs):  # type: ignore[union-attr]
+        return [(session.sql.complete, {"rows": json.dumps(list(map(_completion, pairs)))})]
+    if not session.postgresql:
+        return [(session.sql.complete_plain, {"rows": _fenced(pairs)})]
+    # Array literals: a list of ints costs psycopg twice what the join does.
+    ids = ",".join([str(lease.id) for lease, _ in pairs])
+    tokens = ",".join([str(lease.total_attempt) for lease, _ in pairs])
+    return [(session.sql.complete_plain, {"ids": f"{{{ids}}}", "tokens": f"{{{tokens}}}"})]
+
+
+def _fenced(pairs: list[Pair]) -> str:
+    return json.dumps([{"i": lease.id, "k": lease.total_attempt} for lease, _ in pairs])
+
+
+def _completion(pair: Pair) -> dict[str, Any]:
+    lease, outcome = pair
+    return {"i": lease.id, "k": lease.total_attempt, **_result(outcome.result)}  # type: ignore[union-attr]
+
+
+def _result(result: Any) -> dict[str, Any]:
+    """Return a result as JSON for ``result`` and as text, cut at 4000 bytes, for ``process_result``."""
+    if result is None:
+        return {"p": None, "r": None}
+    stored = json.loads(json_payload.safe_json(result))
+    text = stored if isinstance(stored, str) else json.dumps(stored, ensure_ascii=False)
+    return {"p": json_payload.cut_bytes(text), "r": stored}
+
+
+def _writes(session: Session, pairs: list[Pair]) -> list[Statement]:
+    rows, failures = [], []
+    for lease, outcome in pairs:
+        row, failure = write(lease, outcome)
+        rows.append({"i": lease.id, "k": lease.total_attempt, **row})
+        if failure is not None:
+            failures.append({"i": lease.id, "k": lease.total_attempt, **failure})
+    statements = [(session.sql.write, {"rows": json.dumps(rows)})]
+    if failures:  # first, while the leases stand
+        statements.insert(0, (session.sql.attempts, {"rows": json.dumps(failures), "location": session.location}))
+    return statements
+
+
+def write(lease: Lease, outcome: Settlement) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """Return the columns one outcome changes, and the failed attempt to record, if it is one. Pure."""
+    unchanged = {"d": None, "a": 0, "e": 0, "p": None, "r": None, "w": None}
+    match outcome:
+        case Release():
+            return {**unchanged, "s": "CREATED", "a": -1}, None
+        case Park(reason):
+            return {**unchanged, "s": "CREATED", "a": -1, "w": reason[:200]}, None
+        case Reenqueue(delay, result, keep_attempts):
+            seconds = (delay or timedelta(0)).total_seconds()
+            change = {"d": seconds, "a": 0 if keep_attempts else None, "e": 1, **_result(result)}
+            return {**unchanged, "s": "CREATED", **change}, None
+        case Poison(reason):
+            text = json_payload.cut_bytes(json_payload.clean_text(reason)) if reason else None
+            return {**unchanged, "s": "POISON", "p": text}, None
+        case Fail():
+            delay = retry.decide(
+                outcome,
+                attempt=lease.attempt,
+                max_attempts=lease.max_attempts,
+                policy=lease.policy or retry.DEFAULT,
+            )
+            failure = describe(outcome.error)
+            text = json_payload.tail_bytes(failure["b"] or failure["m"] or failure["t"])
+            if delay is None:
+                return {**unchanged, "s": "ERROR", "p": text}, failure
+            return {**unchanged, "s": "CREATED", "d": delay.total_seconds(), "p": text}, failure
+    raise TaskQueueError(f"{outcome!r} is not an outcome.")
+
+
+def describe(error: BaseException | str) -> dict[str, str]:
+    """Return an error as text any database accepts: type, message, traceback. Never raises."""
+    if isinstance(error, str):
+        return {"t": "", "m": json_payload.clean_text(error), "b": ""}
+    kind = type(error)
+    name = f"{kind.__module__}.{kind.__qualname__}"
+    try:
+        message = str(error)
+        frames = "".join(traceback.format_exception(error))
+    except Exception as hostile:
+        message = frames = f"<{name}; its text raised {type(hostile).__name__}>"
+    clean = json_payload.clean_text
+    return {
+        "t": clean(name)[:200],
+        "m": clean(message)[:4000],
+        "b": json_payload.tail_bytes(clean(frames), TRACEBACK_BYTES) or "",
+    }
+
+
+def settle_surely(session: Session, pairs: Sequence[Pair], *, keep: str = "keep") -> set[int]:
+    """``settle``, where one bad row never fails its batch: alone on error, then halved, then in the least of words.
+
+    Raises only when the database cannot be reached.
+    """
+    try:
+        return settle(session, pairs, keep=keep)
+    except (OperationalError, InterfaceError):
+        raise
+    except DatabaseError as error:
+        if len(pairs) > 1:
+            middle = len(pairs) // 2
+            return settle_surely(session, pairs[:middle], keep=keep) | settle_surely(session, pairs[middle:], keep=keep)
+        lease = pairs[0][0]
+        logger.error("Outcome of task %s could not be stored (%s); storing a plain failure.", lease.id, error)
+        plain = f"Outcome could not be stored: {type(error).__name__}"
+        return settle(session, [(lease, Fail(plain, retry=False))], keep=keep)
+
+
+def resolve(session: Session, leases: Iterable[Lease]) -> tuple[set[int], set[int]]:
+    """After a commit whose reply was lost: which leases are settled after all, and which still stand.
+
+    Only the holder writes under its token, so a row that carries the token and is no longer PROCESSING was settled by
+    us. A row that is gone was deleted or moved by us, unless somebody took it over; then it is in neither set.
+    """
+    rows = json.dumps([{"i": lease.id, "k": lease.total_attempt} for lease in leases])
+    found = session.run(session.sql.outcome_of, {"rows": rows})
+    standing = {task_id for task_id, status in found if status == "PROCESSING"}
+    return {task_id for task_id, _ in found} - standing, standing
+
+
+class SettleDoor:
+    """The door a processor settles through by itself: the calling thread's Django connection, its transaction."""
+
+    def __init__(self, alias: str, model: type[AbstractTask] = Task, *, keep: str = "keep") -> None:
+        self.alias = alias
+        self.model = model
+        self.keep = keep
+
+    def settle(self, lease: Lease, outcome: Outcome) -> None:
+        """Write one outcome, or raise ``LeaseLost``."""
+        session = Session.on(self.alias, self.model)
+        if lease.id not in settle(session, [(lease, outcome)], keep=self.keep):
+            raise LeaseLost(lease.id, lease.total_attempt, type(outcome).__name__.lower())
+        transaction.on_commit(partial(setattr, lease, "settled", True), using=self.alias, robust=True)
+        if isinstance(outcome, Reenqueue | Fail):
+            notifier.after_commit(session.connection, lease.queue)
+
+    def touch(self, lease: Lease, delta: timedelta) -> None:
+        """Extend the lease by ``delta``, or raise ``LeaseLost``."""
+        session = Session.on(self.alias, self.model)
+        seconds = delta.total_seconds()
+        rows = session.run(session.sql.touch, {"id": lease.id, "total_attempt": lease.total_attempt, "delta": seconds})
+        if not rows:
+            raise LeaseLost(lease.id, lease.total_attempt, "touch")
+        lease.lease_until = session.time(rows[0][0])
+        lease.deadline += seconds
+
+    def report_progress(self, lease: Lease, done: float, note: str) -> None:
+        """Store progress in ``process_result``, or raise ``LeaseLost``."""
+        session = Session.on(self.alias, self.model)
+        text = json_payload.cut_bytes(json_payload.clean_text(f"{done:.0%} {note}".strip()))
+        params = {"id": lease.id, "total_attempt": lease.total_attempt, "note": text}
+        if not session.run(session.sql.progress, params):
+            raise LeaseLost(lease.id, lease.total_attempt, "report_progress")
+
+
+def release(session: Session, leases: Iterable[Lease]) -> set[int]:
+    """Give back tasks that did not start, uncharged; return the ids of those that were still held."""
+    pairs: list[Pair] = [(lease, Release()) for lease in leases]
+    return settle(session, pairs) if pairs else set()

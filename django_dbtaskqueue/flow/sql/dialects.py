@@ -1,0 +1,62 @@
+"""What PostgreSQL and SQLite say differently."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+SQLITE_FORMAT = "%%Y-%%m-%%d %%H:%%M:%%f"
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """Fragments of SQL for one kind of database. The clock is always the database's."""
+
+    vendor: str
+    now: str
+    greatest: str
+    lock: str  # what a SELECT adds to lock the rows of ``t`` it reads
+    skip_locked: bool
+
+    def later(self, seconds: str, *, start: str | None = None) -> str:
+        """Return the time ``seconds`` (an SQL expression, may be fractional) after ``start`` (now by default)."""
+        if self.vendor == "postgresql":
+            return f"{start or self.now} + {seconds} * interval '1 second'"
+        return f"strftime('{SQLITE_FORMAT}', {start or repr('now')}, printf('%%.3f seconds', {seconds}))"
+
+    def maybe_later(self, seconds: str, *, start: str) -> str:
+        """Return ``later``, or NULL where ``seconds`` is NULL."""
+        if self.vendor == "postgresql":
+            return self.later(seconds, start=start)
+        return f"CASE WHEN {seconds} IS NOT NULL THEN {self.later(seconds, start=start)} END"
+
+    def seconds_between(self, early: str, late: str) -> str:
+        """Return the seconds from ``early`` to ``late`` as a float."""
+        if self.vendor == "postgresql":
+            return f"extract(epoch FROM {late} - {early})::float8"
+        return f"(julianday({late}) - julianday({early})) * 86400.0"
+
+    def rows(self, columns: Mapping[str, str], *, param: str = "rows") -> str:
+        """Return a FROM item ``u`` over a JSON array of objects, with the given columns and PostgreSQL types."""
+        if self.vendor == "postgresql":
+            typed = ", ".join(f"{name} {kind}" for name, kind in columns.items())
+            return f"jsonb_to_recordset(%({param})s::jsonb) AS u({typed})"
+        # ->> turns JSON true into 1 and null into NULL; -> keeps a value as JSON text
+        picked = ", ".join(
+            f"nullif(value -> '$.{name}', 'null') AS {name}" if kind == "jsonb" else f"value ->> '$.{name}' AS {name}"
+            for name, kind in columns.items()
+        )
+        return f"(SELECT {picked} FROM json_each(%({param})s)) AS u"
+
+    def time(self, expression: str) -> str:
+        """Return a text parameter as a time."""
+        return f"{expression}::timestamptz" if self.vendor == "postgresql" else expression
+
+    def text(self, column: str) -> str:
+        """Return a JSON column as text, so that it is decoded once, by us."""
+        return f"{column}::text" if self.vendor == "postgresql" else column
+
+
+POSTGRESQL = Dialect("postgresql", "statement_timestamp()", "greatest", "FOR NO KEY UPDATE OF t", True)
+SQLITE = Dialect("sqlite", f"strftime('{SQLITE_FORMAT}', 'now')", "max", "", False)
+DIALECTS = {dialect.vendor: dialect for dialect in (POSTGRESQL, SQLITE)}

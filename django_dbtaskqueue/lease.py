@@ -1,0 +1,94 @@
+"""The lease: the right to settle one attempt of one task, and all that a processor sees of that task."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any, Protocol
+
+from django_dbtaskqueue.outcomes import Complete, CompleteDelete, Fail, Outcome, Poison, Reenqueue
+
+
+class Door(Protocol):
+    """The one way out of PROCESSING; given to the lease by whoever checked it out."""
+
+    def settle(self, lease: Lease, outcome: Outcome) -> None:
+        """Write the outcome with the fence, on the calling thread's connection, or raise ``LeaseLost``."""
+
+    def touch(self, lease: Lease, delta: timedelta) -> None:
+        """Extend the lease, or raise ``LeaseLost``."""
+
+    def report_progress(self, lease: Lease, done: float, note: str) -> None:
+        """Store how far the work is, or raise ``LeaseLost``."""
+
+
+@dataclass(slots=True, eq=False)
+class Lease:
+    """One attempt of one task, held until ``lease_until`` and fenced by ``total_attempt``.
+
+    The three counters are those after this checkout charged its attempt. ``payload`` is decoded to the processor's
+    payload type. All times are the database's clock.
+
+    ``complete``, ``complete_delete``, ``reenqueue``, ``fail`` and ``poison`` write at once on the calling thread's
+    Django connection: inside ``transaction.atomic()`` they commit or roll back with the caller's own writes. Each
+    raises ``LeaseLost`` when the lease is gone. A processor that calls none of them is settled by its return value.
+    """
+
+    id: int
+    queue: str
+    reference: str | None
+    attempt: int
+    reenqueue_attempt: int
+    total_attempt: int
+    max_attempts: int
+    priority: int
+    payload_type: str | None
+    payload_text: str | None
+    context_text: str | None
+    create_time: datetime
+    start_time: datetime
+    lease_until: datetime
+    poller_instance: str
+    ready_time: datetime
+    door: Door
+    deadline: float = 0.0  # time.monotonic() at which the lease, as last granted or renewed, runs out
+    payload: Any = None
+    context: dict[str, Any] = field(default_factory=dict)
+    policy: Any = None  # how a failure is retried; None: the default policy
+    settled: bool = False  # an outcome of this lease is committed
+    touched: bool = False  # the processor tried to settle by itself
+
+    def complete(self, result: Any = None) -> None:
+        """Settle as COMPLETED."""
+        self._settle(Complete(result))
+
+    def complete_delete(self) -> None:
+        """Settle by deleting the row; the deletion is counted in the same transaction."""
+        self._settle(CompleteDelete())
+
+    def reenqueue(self, delay: timedelta | None = None, result: Any = None, *, keep_attempts: bool = False) -> None:
+        """Put the task back, due after ``delay``: not a failure."""
+        self._settle(Reenqueue(delay, result, keep_attempts))
+
+    def fail(self, error: BaseException | str = "", *, delay: timedelta | None = None, retry: bool = True) -> None:
+        """Settle this attempt as failed: retried by policy while attempts are left, ERROR after that."""
+        self._settle(Fail(error, delay, retry))
+
+    def poison(self, reason: str = "") -> None:
+        """Settle as POISON."""
+        self._settle(Poison(reason))
+
+    def touch(self, delta: timedelta) -> None:
+        """Extend the lease by ``delta`` (zero is a no-op, negative a ``ValueError``). Raise ``LeaseLost`` if gone."""
+        if delta < timedelta(0):
+            raise ValueError(f"touch() extends a lease; {delta!r} is negative. Use reenqueue() to give the task back.")
+        if delta:
+            self.door.touch(self, delta)
+
+    def report_progress(self, done: float, note: str = "") -> None:
+        """Store progress (``done`` from 0 to 1) where an operator sees it. Not part of any outcome."""
+        self.door.report_progress(self, done, note)
+
+    def _settle(self, outcome: Outcome) -> None:
+        self.touched = True
+        self.door.settle(self, outcome)

@@ -1,0 +1,224 @@
+"""The tables. Data only: every change of ``status`` is made in ``flow/``.
+
+Columns keep the seed systems' names in the database; each has a database default, so that a plain
+``INSERT INTO dbtaskqueue_task (queue_name) VALUES ('q')`` is a valid task. Times are the database's clock.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from django.db import models
+from django.db.models import Q
+from django.db.models.functions import Now
+from django.utils.translation import gettext_lazy as _
+
+from django_dbtaskqueue.querysets import TaskManager
+from django_dbtaskqueue.status import TERMINAL, Status
+
+STATUS_CHOICES = [(str(status), str(status)) for status in Status]
+ENDED = [str(status) for status in TERMINAL]
+
+
+class TaskColumns(models.Model):
+    """What a task says of itself, in TASKS and in the history."""
+
+    queue = models.CharField(_("queue"), max_length=200, db_column="queue_name")
+    reference = models.CharField(_("reference"), max_length=200, null=True, blank=True, db_column="reference_number")  # noqa: DJ001 -- NULL means "never a duplicate", '' would be one
+    status = models.CharField(_("status"), max_length=30, choices=STATUS_CHOICES, db_default="CREATED")
+    attempt = models.IntegerField(_("attempt"), db_default=0)
+    reenqueue_attempt = models.IntegerField(_("reenqueue attempt"), db_default=0)
+    total_attempt = models.BigIntegerField(_("total attempt"), db_default=0)
+    max_attempts = models.IntegerField(_("max attempts"), db_default=5)
+    priority = models.SmallIntegerField(_("priority"), db_default=0)
+    payload = models.JSONField(_("payload"), null=True, blank=True)
+    payload_type = models.CharField(_("payload type"), max_length=200, null=True, blank=True)  # noqa: DJ001 -- NULL is "the queue's default"
+    result = models.JSONField(_("result"), null=True, blank=True)
+    process_result = models.TextField(_("process result"), null=True, blank=True)  # noqa: DJ001 -- the seed's column: None stays null
+    context = models.JSONField(_("context"), null=True, blank=True)
+    group_key = models.CharField(_("group"), max_length=200, null=True, blank=True)  # noqa: DJ001 -- NULL is "no group"
+    tag = models.CharField(_("tag"), max_length=200, null=True, blank=True)  # noqa: DJ001 -- NULL is "any host"
+    poller_instance = models.CharField(_("poller"), max_length=200, null=True, blank=True)  # noqa: DJ001 -- NULL is "nobody"
+    create_time = models.DateTimeField(_("created"), db_default=Now())
+    next_process_time = models.DateTimeField(_("next process time"), db_default=Now())
+    last_update_time = models.DateTimeField(_("last update"), db_default=Now())
+    expire_time = models.DateTimeField(_("expires"), null=True, blank=True)
+    start_time = models.DateTimeField(_("started"), null=True, blank=True)
+    finish_time = models.DateTimeField(_("finished"), null=True, blank=True)
+
+    class Meta:
+        abstract = True
+
+
+class AbstractTask(TaskColumns):
+    """A task table. Subclass it to give queues a table of their own, under any name."""
+
+    id = models.BigAutoField(primary_key=True)
+    ready_time = models.DateTimeField(_("place in line"), null=True, blank=True, db_default=Now())
+    parked_by = models.CharField(_("parked by"), max_length=200, null=True, blank=True)  # noqa: DJ001 -- NULL is "not parked"
+
+    objects: ClassVar[TaskManager] = TaskManager()
+
+    class Meta:
+        abstract = True
+        constraints: ClassVar[list[Any]] = [
+            models.UniqueConstraint(fields=["reference", "queue"], name="%(app_label)s_%(class)s_reference"),
+            models.CheckConstraint(condition=Q(status__in=list(Status)), name="%(app_label)s_%(class)s_status"),
+            models.CheckConstraint(
+                # In line exactly when it can ever be taken: a checkout index that holds nothing else.
+                condition=Q(ready_time__isnull=False, parked_by__isnull=True) & ~Q(status__in=ENDED)
+                | Q(ready_time__isnull=True, status__in=ENDED, parked_by__isnull=True)
+                | Q(ready_time__isnull=True, status="CREATED", parked_by__isnull=False),
+                name="%(app_label)s_%(class)s_in_line",
+            ),
+            models.CheckConstraint(
+                condition=Q(finish_time__isnull=True) | Q(status__in=ENDED), name="%(app_label)s_%(class)s_finished"
+            ),
+            models.CheckConstraint(
+                condition=~Q(status="CREATED") | Q(poller_instance__isnull=True),
+                name="%(app_label)s_%(class)s_unheld",
+            ),
+            models.CheckConstraint(
+                condition=Q(attempt__gte=0, reenqueue_attempt__gte=0, max_attempts__gte=1)
+                & Q(total_attempt__gte=models.F("attempt")),
+                name="%(app_label)s_%(class)s_counters",
+            ),
+        ]
+        indexes: ClassVar[list[models.Index]] = [
+            # The line. No column that checkout changes stands here or in any other index: checkout stays a HOT update.
+            models.Index(
+                fields=["queue", "priority", "ready_time", "id"],
+                condition=Q(ready_time__isnull=False),
+                name="%(app_label)s_%(class)s_line",
+            ),
+            models.Index(
+                fields=["queue", "payload_type"],
+                condition=Q(parked_by__isnull=False),
+                name="%(app_label)s_%(class)s_parked",
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.queue}/{self.reference or self.pk}"
+
+
+class Task(AbstractTask):
+    """TASKS: the default table of every queue."""
+
+    class Meta(AbstractTask.Meta):
+        verbose_name = _("task")
+        verbose_name_plural = _("tasks")
+        permissions: ClassVar[list[tuple[str, str]]] = [
+            ("reprocess_task", "Can reprocess tasks (ERROR to CREATED)"),
+            ("mark_poison_task", "Can mark tasks as poison (ERROR to POISON)"),
+            ("unpoison_task", "Can take poison back (POISON to ERROR)"),
+            ("housekeep_task", "Can move or delete finished tasks"),
+        ]
+
+
+class TaskHistory(TaskColumns):
+    """Tasks that left TASKS: by the queue's keep setting, by housekeeping, or by the pipeline."""
+
+    id = models.BigAutoField(primary_key=True)
+    location = models.CharField(_("location"), max_length=200, db_default="dbtaskqueue.task")
+    task_id = models.BigIntegerField(_("task"))
+    moved_time = models.DateTimeField(_("moved"), db_default=Now())
+
+    class Meta:
+        verbose_name = _("task in history")
+        verbose_name_plural = _("history")
+        indexes: ClassVar[list[models.Index]] = [
+            models.Index(fields=["location", "task_id"], name="dbtaskqueue_history_task"),
+            models.Index(fields=["queue", "finish_time"], name="dbtaskqueue_history_finished"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.queue}/{self.reference or self.task_id}"
+
+
+class Attempt(models.Model):
+    """One failed attempt. Successful ones live on the task row alone."""
+
+    id = models.BigAutoField(primary_key=True)
+    location = models.CharField(_("location"), max_length=200, db_default="dbtaskqueue.task")
+    task_id = models.BigIntegerField(_("task"))
+    queue = models.CharField(_("queue"), max_length=200, db_column="queue_name")
+    attempt = models.IntegerField(_("attempt"))
+    total_attempt = models.BigIntegerField(_("total attempt"))
+    poller_instance = models.CharField(_("poller"), max_length=200, null=True, blank=True)  # noqa: DJ001 -- copied from the task row
+    start_time = models.DateTimeField(_("started"), null=True, blank=True)
+    finish_time = models.DateTimeField(_("failed"), db_default=Now())
+    error_type = models.CharField(_("exception"), max_length=200, db_default="")
+    message = models.TextField(_("message"), db_default="")
+    traceback = models.TextField(_("traceback"), db_default="")
+
+    class Meta:
+        verbose_name = _("failed attempt")
+        verbose_name_plural = _("failed attempts")
+        indexes: ClassVar[list[models.Index]] = [
+            models.Index(fields=["location", "task_id", "total_attempt"], name="dbtaskqueue_attempt_task"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.queue}/{self.task_id} attempt {self.attempt}: {self.error_type}"
+
+
+class Queue(models.Model):
+    """A queue's runtime control: what an operator changed, and whether it is paused."""
+
+    name = models.CharField(_("name"), max_length=200, primary_key=True)
+    overrides = models.JSONField(_("runtime overrides"), db_default=models.Value({}, models.JSONField()), blank=True)
+    create_time = models.DateTimeField(_("created"), db_default=Now())
+    paused_time = models.DateTimeField(_("paused since"), null=True, blank=True)
+    paused_until = models.DateTimeField(_("paused until"), null=True, blank=True)
+    paused_by = models.CharField(_("paused by"), max_length=200, blank=True, db_default="")
+    paused_reason = models.CharField(_("reason"), max_length=500, blank=True, db_default="")
+
+    class Meta:
+        verbose_name = _("queue")
+        verbose_name_plural = _("queues")
+        permissions: ClassVar[list[tuple[str, str]]] = [("pause_queue", "Can pause and resume queues")]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class Poller(models.Model):
+    """One running poller, as it last reported. Nothing depends on this row: a lease lives on its task."""
+
+    instance = models.CharField(_("instance"), max_length=200, primary_key=True)
+    host = models.CharField(_("host"), max_length=200, db_default="")
+    pid = models.IntegerField(_("process"), db_default=0)
+    version = models.CharField(_("version"), max_length=50, db_default="")
+    queues = models.JSONField(_("queues"), db_default=models.Value([], models.JSONField()))
+    state = models.CharField(_("state"), max_length=30, db_default="INIT")
+    start_time = models.DateTimeField(_("started"), db_default=Now())
+    heartbeat_time = models.DateTimeField(_("heartbeat"), db_default=Now())
+    slots = models.IntegerField(_("slots"), db_default=0)
+    held = models.IntegerField(_("leases held"), db_default=0)
+    finished = models.BigIntegerField(_("tasks finished"), db_default=0)
+    failed = models.BigIntegerField(_("attempts failed"), db_default=0)
+    running = models.JSONField(_("running"), db_default=models.Value([], models.JSONField()))
+
+    class Meta:
+        verbose_name = _("poller")
+        verbose_name_plural = _("pollers")
+
+    def __str__(self) -> str:
+        return self.instance
+
+
+class DeletedTasks(models.Model):
+    """Counted deletions. Only ever inserted, in the deleting transaction, so that no two deleters wait for a row."""
+
+    id = models.BigAutoField(primary_key=True)
+    queue = models.CharField(_("queue"), max_length=200, db_column="queue_name")
+    count = models.BigIntegerField(_("count"))
+    time = models.DateTimeField(_("time"), db_default=Now())
+
+    class Meta:
+        verbose_name = _("deleted tasks")
+        verbose_name_plural = _("deleted tasks")
+
+    def __str__(self) -> str:
+        return f"{self.queue}: {self.count}"

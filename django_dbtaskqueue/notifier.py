@@ -1,0 +1,132 @@
+"""The wake-up of pollers: sent after commit, coalesced, and never needed, for polling is the truth.
+
+NOTIFY inside the caller's transaction would make all commits of the server take turns. So the commit only marks the
+queue, and a daemon thread with a connection of its own sends at most one NOTIFY per 5 ms.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import threading
+from collections.abc import Callable
+from functools import partial
+from time import monotonic
+
+from django.db import connections, transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.utils import Error, InterfaceError
+
+from django_dbtaskqueue import conf
+
+logger = logging.getLogger(__name__)
+
+CHANNEL = "dbtaskqueue"
+COALESCE = 0.005  # seconds between two NOTIFYs
+LINGER = 1.0  # seconds the idle connection is kept
+FLUSH = 2.0  # seconds a process waits at its end for its last wake-up
+
+
+class Notifier:
+    """One alias's wake-ups in one process. Its thread starts with the first and ends when idle."""
+
+    def __init__(self, alias: str) -> None:
+        self.alias = alias
+        self._pending: set[str] = set()
+        self._linger = LINGER
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+
+    def notify(self, queue: str) -> None:
+        """Wake the pollers of ``queue`` soon. Returns at once; never raises."""
+        with self._changed:
+            self._pending.add(queue)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._send, name=f"{CHANNEL}-notifier", daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+
+    def flush(self, timeout: float = FLUSH) -> None:
+        """Wait until all is sent and the connection is closed."""
+        deadline = monotonic() + timeout
+        with self._changed:
+            self._linger = 0.0
+            self._changed.notify_all()
+            while self._thread is not None and (left := deadline - monotonic()) > 0:
+                self._changed.wait(left)
+
+    def _send(self) -> None:
+        connection = connections.create_connection(self.alias)
+        # A test database cannot be dropped while somebody is connected to it.
+        self._linger = 0.0 if str(connection.settings_dict["NAME"]).startswith("test_") else LINGER
+        while queues := self._take(connection):
+            try:
+                with connection.cursor() as cursor:
+                    cursor.execute(f"SELECT pg_notify('{CHANNEL}', q) FROM unnest(%s::text[]) AS q", [sorted(queues)])
+            except (Error, InterfaceError) as error:
+                logger.debug("Wake-up of %s not sent, polling will find the tasks: %s", queues, error)
+                connection.close()
+            threading.Event().wait(COALESCE)
+
+    def _take(self, connection: BaseDatabaseWrapper) -> set[str]:
+        """Return the queues to wake; empty when the thread is to end, which it then has."""
+        with self._changed:
+            idle_since = monotonic()
+            while not self._pending:
+                left = idle_since + self._linger - monotonic()
+                if left <= 0:
+                    connection.close()
+                    self._thread = None
+                    self._changed.notify_all()
+                    return set()
+                self._changed.wait(left)
+            queues, self._pending = self._pending, set()
+            return queues
+
+
+_notifiers: dict[str, Notifier] = {}
+_listeners: set[Callable[[str], None]] = set()
+
+
+def after_commit(connection: BaseDatabaseWrapper, queue: str) -> None:
+    """Wake the pollers of ``queue`` once the current transaction commits, or now when there is none."""
+    transaction.on_commit(partial(notify, connection.alias, connection.vendor, queue), connection.alias, robust=True)
+
+
+def notify(alias: str, vendor: str, queue: str) -> None:
+    """Wake the pollers of ``queue``: those of this process at once, others through the database."""
+    for listener in tuple(_listeners):
+        listener(queue)
+    if vendor == "postgresql" and conf.settings().notify:
+        notifier = _notifiers.get(alias)
+        if notifier is None:
+            notifier = _notifiers.setdefault(alias, Notifier(alias))
+        notifier.notify(queue)
+
+
+def listen(listener: Callable[[str], None]) -> None:
+    """Call ``listener(queue)`` for each wake-up in this process."""
+    _listeners.add(listener)
+
+
+def unlisten(listener: Callable[[str], None]) -> None:
+    """Take back ``listen``."""
+    _listeners.discard(listener)
+
+
+def flush() -> None:
+    """Wait until every wake-up of this process is sent and no connection of a notifier is open."""
+    for notifier in tuple(_notifiers.values()):
+        notifier.flush()
+
+
+def _after_fork() -> None:
+    # The thread and its connection stayed with the parent.
+    _notifiers.clear()
+    _listeners.clear()
+
+
+atexit.register(flush)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,55 @@
+"""What a processor can decide about a task. An outcome is a value: nothing is written until it is settled."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Complete:
+    """The work is done. ``result`` is any JSON value; it is kept in ``result`` and, as text, in ``process_result``."""
+
+    result: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class CompleteDelete:
+    """The work is done and the row is to go, whatever the queue's ``keep`` setting says. The deletion is counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reenqueue:
+    """The work is not done yet, and that is no failure: back to CREATED, due after ``delay``.
+
+    ``reenqueue_attempt`` grows by one and ``attempt`` starts again at 0 unless ``keep_attempts``.
+    """
+
+    delay: timedelta | None = None
+    result: Any = None
+    keep_attempts: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Fail:
+    """This attempt failed, as if the processor had raised.
+
+    Retried by the processor's policy, or after ``delay`` when given, while attempts are left; ERROR after that.
+    ``retry=False`` ends in ERROR at once. ``error`` is an exception or a message.
+    """
+
+    error: BaseException | str = ""
+    delay: timedelta | None = None
+    retry: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Poison:
+    """The task can never succeed: POISON at once, with the reason kept, until an operator decides."""
+
+    reason: str = ""
+
+
+Outcome = Complete | CompleteDelete | Reenqueue | Fail | Poison
+OUTCOMES = (Complete, CompleteDelete, Reenqueue, Fail, Poison)

@@ -1,0 +1,115 @@
+"""Async processors on one event loop in a thread of its own.
+
+A consumer is one slot: an asyncio task that processes job after job, so that a job costs no task of its own. Consumers
+are started one by one as those before them wait for something.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections import deque
+from time import monotonic
+
+from django_dbtaskqueue.flow import observe
+from django_dbtaskqueue.flow.process import perform_async
+from django_dbtaskqueue.outcomes import Fail
+from django_dbtaskqueue.poller.executors import Done, Finish, Job, Run
+
+logger = logging.getLogger(__name__)
+
+TURN = 0.005  # seconds a consumer may go on without letting the loop do anything else
+
+
+class AsyncExecutor:
+    """Runs jobs as at most ``slots`` coroutines at a time."""
+
+    def __init__(self, slots: int, finish: Finish) -> None:
+        self.slots = slots
+        self.todo: deque[Job] = deque()
+        self._finish = finish
+        self._runs: dict[asyncio.Task[None], Run] = {}
+        self._given_up: set[Run] = set()
+        self._consumers: set[asyncio.Task[None]] = set()
+        self._starting = False
+        self._loop = asyncio.new_event_loop()
+        self._thread: threading.Thread | None = None
+
+    def submit(self, jobs: list[Job], *, fast: bool) -> None:
+        """Queue jobs and see that a consumer takes them."""
+        self.todo.extend(jobs)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._loop.run_forever, name="dbtaskqueue-loop", daemon=True)
+            self._thread.start()
+        self.nudge()
+
+    def nudge(self) -> None:
+        """Start one more consumer when jobs wait."""
+        if self.todo and self._thread is not None:
+            self._loop.call_soon_threadsafe(self._start)
+
+    def running(self) -> list[Run]:
+        """Return what runs now."""
+        return list(self._runs.copy().values())
+
+    def overrun(self, run: Run) -> bool:
+        """Cancel a run; its slot frees when the coroutine has really ended."""
+        for task, current in self._runs.copy().items():
+            if current is run and run not in self._given_up:
+                self._given_up.add(run)
+                self._loop.call_soon_threadsafe(task.cancel)
+                return True
+        return False
+
+    def cancel(self) -> None:
+        """Cancel every run."""
+        if self._thread is not None:
+            self._loop.call_soon_threadsafe(lambda: [task.cancel() for task in tuple(self._runs)])
+
+    def close(self) -> None:
+        """Stop the loop."""
+        if self._thread is not None:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+
+    def _start(self) -> None:
+        if not self._starting and self.todo and len(self._consumers) < self.slots:
+            self._starting = True
+            consumer = self._loop.create_task(self._consume())
+            self._consumers.add(consumer)
+            consumer.add_done_callback(self._consumers.discard)
+
+    async def _consume(self) -> None:
+        self._starting = False
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101 -- for the type checker; a coroutine on a loop has a task
+        turn = monotonic() + TURN
+        while self.todo:
+            job = self.todo.popleft()
+            self._start()  # the next consumer, in case this job waits for something
+            await self._run(task, job)
+            if monotonic() >= turn:
+                await asyncio.sleep(0)
+                turn = monotonic() + TURN
+
+    async def _run(self, task: asyncio.Task[None], job: Job) -> None:
+        lease = job.lease
+        started = monotonic()
+        if started >= lease.deadline:
+            self._finish(Done(lease, None, 0.0))  # somebody else may hold it by now
+            return
+        run = self._runs[task] = Run(job, started)
+        observe.started(lease)
+        try:
+            settlement = await perform_async(lease, job.processor)
+        except asyncio.CancelledError:
+            task.uncancel()
+            settlement = Fail("Cancelled while the poller was stopping")
+        except BaseException as error:
+            settlement = Fail(error)
+        finally:
+            del self._runs[task]
+        if run in self._given_up:
+            self._given_up.discard(run)
+        else:
+            self._finish(Done(lease, settlement, monotonic() - started))

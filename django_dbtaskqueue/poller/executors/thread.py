@@ -1,0 +1,127 @@
+"""Sync processors on threads.
+
+Threads take single jobs from a shared deque, whose ends are atomic, so that a slow job never holds up others and a
+fast one costs no lock.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from contextlib import suppress
+from queue import SimpleQueue
+from time import monotonic
+
+from django.db import connections
+
+from django_dbtaskqueue.flow import observe
+from django_dbtaskqueue.flow.process import perform
+from django_dbtaskqueue.poller.executors import Done, Finish, Job, Run
+
+logger = logging.getLogger(__name__)
+
+
+class ThreadExecutor:
+    """Runs jobs on ``slots`` daemon threads, started as they are needed."""
+
+    def __init__(self, slots: int, finish: Finish, using: str) -> None:
+        self.slots = slots
+        self.todo: deque[Job] = deque()
+        self._finish = finish
+        self._using = using
+        self._runs: list[Run | None] = [None] * slots
+        self._given_up: set[Run] = set()
+        self._tokens: SimpleQueue[bool] = SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._resting: set[int] = set()
+        self._closed = False
+
+    def submit(self, jobs: list[Job], *, fast: bool) -> None:
+        """Queue jobs and wake as many threads as they can use."""
+        self.todo.extend(jobs)
+        self._wake(1 if fast else len(jobs))
+
+    def nudge(self) -> None:
+        """Wake one more thread when jobs wait: the one woken before may be stuck in a slow job."""
+        if self.todo:
+            self._wake(1)
+
+    def running(self) -> list[Run]:
+        """Return what runs now."""
+        return [run for run in self._runs if run is not None]
+
+    def overrun(self, run: Run) -> bool:
+        """Forget a run: a thread cannot be stopped, so its slot stays taken until it ends."""
+        if run in self._given_up or run not in self._runs:
+            return False
+        self._given_up.add(run)
+        return True
+
+    def cancel(self) -> None:
+        """Nothing to do: Python cannot interrupt a thread."""
+
+    def close(self) -> None:
+        """Let idle threads end."""
+        self._closed = True
+        for _ in self._threads:
+            self._tokens.put(False)
+
+    def _wake(self, wanted: int) -> None:
+        idle = len(self._resting) - self._tokens.qsize()
+        for _ in range(min(wanted, max(idle, 0))):
+            self._tokens.put(True)
+        for _ in range(min(wanted - idle, self.slots - len(self._threads))):
+            slot = len(self._threads)
+            thread = threading.Thread(target=self._work, args=[slot], name=f"dbtaskqueue-{slot}", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def _work(self, slot: int) -> None:
+        while True:
+            try:
+                job = self.todo.popleft()
+            except IndexError:
+                if not self._rest(slot):
+                    return
+                continue
+            self._run(slot, job)
+
+    def _rest(self, slot: int) -> bool:
+        """Wait for work; False at the end."""
+        self._resting.add(slot)
+        try:
+            return self._tokens.get() and not self._closed
+        finally:
+            self._resting.discard(slot)
+
+    def _run(self, slot: int, job: Job) -> None:
+        lease = job.lease
+        started = monotonic()
+        if started >= lease.deadline:
+            self._finish(Done(lease, None, 0.0))  # somebody else may hold it by now
+            return
+        run = self._runs[slot] = Run(job, started)
+        observe.started(lease)
+        settlement = perform(lease, job.processor, self._using)
+        self._runs[slot] = None
+        if self._given_up and run in self._given_up:
+            self._given_up.discard(run)
+            logger.warning("Task %s ended %.1f s after its timeout was written", lease.id, monotonic() - started)
+        else:
+            self._finish(Done(lease, settlement, monotonic() - started))
+        tidy()
+
+
+def tidy() -> None:
+    """Leave no connection behind that the next task would stumble over: broken, aged, or in an open transaction."""
+    for connection in connections.all(initialized_only=True):
+        if connection.connection is None:
+            continue
+        if connection.in_atomic_block or not connection.get_autocommit():
+            with suppress(Exception):  # a connection this broken may not even close
+                connection.in_atomic_block = False
+                connection.close()
+        elif connection.errors_occurred or (connection.close_at is not None and monotonic() >= connection.close_at > 0):
+            if connection.settings_dict["CONN_MAX_AGE"] != 0 or connection.errors_occurred:
+                connection.close_if_unusable_or_obsolete()

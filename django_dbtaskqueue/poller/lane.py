@@ -1,0 +1,68 @@
+"""One queue as the loop sees it: its settings in force, its line, when to look again, how much to take."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from time import monotonic
+
+from django_dbtaskqueue.conf import QueueSettings
+from django_dbtaskqueue.flow.checkout import Line, Strategy
+from django_dbtaskqueue.flow.settle import SettleDoor
+
+AHEAD = 0.1  # seconds of work that may wait in memory, so that few leases age there
+SMOOTHING = 0.3
+JITTER = (0.8, 1.2)
+
+
+@dataclass(slots=True)
+class Lane:
+    """State of one queue in one poller. Written under the poller's lock."""
+
+    queue: str
+    settings: QueueSettings
+    door: SettleDoor
+    line: Line
+    strategy: Strategy | None = None
+    weight: int = 1
+    credit: float = 0.0
+    next_poll: float = 0.0
+    idle: float = 0.0  # seconds of the present back-off
+    mean: float | None = None  # seconds one task takes, smoothed
+    reserved: int = 0  # tasks asked for by a checkout under way
+    over: bool = False  # nothing more to take in a run that ends
+    wakes: int = field(default=0)
+
+    def ahead(self) -> int:
+        """Return how many tasks may wait in memory beyond those that run: many of fast ones, none of slow ones."""
+        if self.mean is None:
+            return 0
+        return min(2 * self.settings.batch_size, int(AHEAD / max(self.mean, 1e-6)))
+
+    def learn(self, seconds: float, tasks: int) -> None:
+        """Take ``tasks`` runs that lasted ``seconds`` in all into the mean."""
+        latest = seconds / tasks
+        self.mean = latest if self.mean is None else self.mean + SMOOTHING * (latest - self.mean)
+
+    def wake(self) -> None:
+        """There may be something to take now."""
+        self.wakes += 1
+        self.idle = 0.0
+        self.next_poll = 0.0
+
+    def taken(self, asked: int, got: int, wakes: int, next_due: float | None) -> None:
+        """Decide when to look again after a checkout; ``wakes`` is the count before it began."""
+        now = monotonic()
+        if got or wakes != self.wakes:
+            self.idle = 0.0
+            self.next_poll = now
+            return
+        base = self.settings.poll_interval.total_seconds()
+        most = max(base, min(self.settings.idle_interval.total_seconds(), self.settings.lease.total_seconds() / 10))
+        self.idle = min(most, self.idle * 2 or base)
+        wait = self.idle * random.uniform(*JITTER)
+        if next_due is not None:
+            wait = min(wait, max(0.0, next_due) + 0.001)
+        if self.line.next_walk > now and self.idle == base:
+            wait = min(wait, self.line.next_walk - now)  # what came to stand behind the bound is found by a walk
+        self.next_poll = now + wait

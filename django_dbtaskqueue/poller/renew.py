@@ -1,0 +1,93 @@
+"""Leases are renewed on a thread and a connection of their own, at a third of the lease.
+
+Neither a busy handler nor a slow settle can then let a lease run out, and a renewal never waits for a row that a
+handler has locked itself.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Callable, Iterable
+from time import monotonic
+
+from django.db.utils import Error
+
+from django_dbtaskqueue.lease import Lease
+from django_dbtaskqueue.poller.lane import Lane
+from django_dbtaskqueue.session import Session
+
+logger = logging.getLogger(__name__)
+RETRY = 1.0  # seconds after a renewal that could not reach the database
+
+
+class Renewer:
+    """Keeps the leases that ``held`` reports alive; tells ``lost`` of each that is gone."""
+
+    def __init__(
+        self, lanes: Iterable[Lane], held: Callable[[Lane], list[Lease]], lost: Callable[[Lease], None]
+    ) -> None:
+        self._lanes = list(lanes)
+        self._held = held
+        self._lost = lost
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._loop, name="dbtaskqueue-renew", daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End; leases still held run out by themselves."""
+        self._ended.set()
+        self._thread.join(timeout=2)
+
+    def _loop(self) -> None:
+        sessions = {lane.queue: Session.open(lane.door.alias, lane.door.model) for lane in self._lanes}
+        due = {lane.queue: 0.0 for lane in self._lanes}
+        while not self._ended.wait(self._pause(due)):
+            for lane in self._lanes:
+                if monotonic() >= due[lane.queue]:
+                    due[lane.queue] = monotonic() + self._renew(lane, sessions[lane.queue])
+        for session in sessions.values():
+            session.close()
+
+    def _pause(self, due: dict[str, float]) -> float:
+        return max(0.01, min(due.values()) - monotonic())
+
+    def _renew(self, lane: Lane, session: Session) -> float:
+        """Renew one queue's leases; return the seconds until the next time."""
+        third = lane.settings.lease.total_seconds() / 3
+        leases = self._held(lane)
+        if not leases:
+            return third
+        try:
+            for lease in renew(session, leases, lane.settings.lease.total_seconds()):
+                self._lost(lease)
+        except Error as error:
+            logger.debug("Leases of %s not renewed: %s", lane.queue, error)
+            session.close()
+            return min(RETRY, third)
+        return third
+
+
+def renew(session: Session, leases: list[Lease], seconds: float) -> list[Lease]:
+    """Extend leases to ``seconds`` from now; return those that are gone.
+
+    A lease whose row is locked (by its own handler's transaction) is neither extended nor gone.
+    """
+    deadline = monotonic() + seconds
+    rows = json.dumps([{"i": lease.id, "k": lease.total_attempt} for lease in leases])
+    extended = {row[0] for row in session.run(session.sql.renew, {"rows": rows, "lease": seconds})}
+    missing = []
+    for lease in leases:
+        if lease.id in extended:
+            lease.deadline = deadline
+        else:
+            missing.append(lease)
+    if not missing:
+        return []
+    rows = json.dumps([{"i": lease.id, "k": lease.total_attempt} for lease in missing])
+    standing = {row[0] for row in session.run(session.sql.held, {"rows": rows})}
+    return [lease for lease in missing if lease.id not in standing]

@@ -1,0 +1,196 @@
+"""One database connection, spoken to in plain statements.
+
+A session over the thread's Django connection takes part in the caller's transaction. A session of the poller owns its
+connection: autocommit, prepared statements, and plans that do not flip with the statistics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from functools import lru_cache
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from django.conf import settings as django_settings
+from django.db import DEFAULT_DB_ALIAS, connections, router, transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.utils.dateparse import parse_datetime
+from django.utils.timezone import make_aware, make_naive
+
+from django_dbtaskqueue import conf
+from django_dbtaskqueue.flow.sql.dialects import DIALECTS, SQLITE
+from django_dbtaskqueue.flow.sql.statements import Statements, Tables
+from django_dbtaskqueue.models import AbstractTask, Attempt, DeletedTasks, Queue, Task, TaskHistory
+
+Row = tuple[Any, ...]
+Params = Mapping[str, Any]
+_cursors: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+
+
+class Session:
+    """Runs the flow's statements on one connection of one thread at a time."""
+
+    def __init__(
+        self, connection: BaseDatabaseWrapper, model: type[AbstractTask] = Task, *, owned: bool = False
+    ) -> None:
+        self.connection = connection
+        self.model = model
+        self.owned = owned
+        self.location: str = model._meta.label_lower
+        self.postgresql = connection.vendor == "postgresql"
+        self.sql = statements(model, connection.vendor)
+
+    @classmethod
+    def on(cls, using: str, model: type[AbstractTask] = Task) -> Session:
+        """Return a session over the calling thread's Django connection."""
+        return cls(connections[using], model)
+
+    @classmethod
+    def open(cls, using: str, model: type[AbstractTask] = Task) -> Session:
+        """Return a session over a connection of its own. It connects at its first statement; close it at the end."""
+        connection = connections.create_connection(using)
+        connection.inc_thread_sharing()
+        return cls(connection, model, owned=True)
+
+    def close(self) -> None:
+        """Close an owned connection; the next statement connects again."""
+        if self.owned:
+            self.connection.close()
+
+    def run(self, sql: str, params: Params) -> list[Row]:
+        """Execute one statement; return its rows."""
+        if not self.postgresql or self._watched():
+            with self.connection.cursor() as cursor:
+                cursor.execute(sql, params)
+                return list(cursor.fetchall()) if cursor.description else []
+        cursor = self._cursor()
+        with self.connection.wrap_database_errors:
+            cursor.execute(sql, params)
+            return list(cursor.fetchall()) if cursor.description else []
+
+    def together(self, batch: Sequence[tuple[str, Params]]) -> list[list[Row]]:
+        """Execute statements in one transaction; return their rows. On an owned connection: in one round trip."""
+        if len(batch) == 1 and (self.owned or self.connection.in_atomic_block):
+            return [self.run(*batch[0])]
+        if not (self.owned and self.postgresql):
+            with self.atomic():
+                return [self.run(sql, params) for sql, params in batch]
+        raw = self._raw()
+        # Statements between two syncs of a pipeline form one implicit transaction.
+        with self.connection.wrap_database_errors, raw.pipeline():
+            cursors = [raw.cursor() for _ in batch]
+            for cursor, (sql, params) in zip(cursors, batch, strict=True):
+                cursor.execute(sql, params)
+            return [cursor.fetchall() if cursor.description else [] for cursor in cursors]
+
+    @contextmanager
+    def atomic(self) -> Iterator[None]:
+        """A transaction (a savepoint inside the caller's)."""
+        if not self.owned:
+            with transaction.atomic(using=self.connection.alias):
+                yield
+        elif self.postgresql:
+            with self.connection.wrap_database_errors, self._raw().transaction():
+                yield
+        else:
+            with _immediate(self.connection):
+                yield
+
+    def time(self, value: Any) -> datetime:
+        """Return a time read by ``run`` as the site's models would show it."""
+        if isinstance(value, datetime):
+            return value
+        parsed = parse_datetime(value)
+        if parsed is None:
+            raise ValueError(f"{value!r} in a time column of {self.location} is not a time.")
+        if parsed.tzinfo is None and django_settings.USE_TZ:
+            return make_aware(parsed, self.connection.timezone or UTC)
+        return parsed
+
+    def time_text(self, value: datetime) -> str:
+        """Return ``value`` as the text this database compares its times with."""
+        if value.tzinfo is None:
+            value = make_aware(value)
+        if self.postgresql:
+            return value.isoformat()
+        return make_naive(value, UTC).isoformat(sep=" ", timespec="milliseconds")
+
+    def _watched(self) -> bool:
+        """Somebody wants to see the queries (DEBUG, a test, a tracer): take Django's slower cursor."""
+        return bool(self.connection.queries_logged or self.connection.execute_wrappers)
+
+    def _cursor(self) -> Any:
+        raw = self._raw()
+        cursor = _cursors.get(raw)
+        if cursor is None or cursor.closed:
+            import psycopg
+
+            _cursors[raw] = cursor = psycopg.Cursor(raw)
+        return cursor
+
+    def _raw(self) -> Any:
+        connection = self.connection
+        if connection.connection is None or (self.owned and connection.connection.closed):
+            self._connect()
+        connection.validate_no_broken_transaction()
+        return connection.connection
+
+    def _connect(self) -> None:
+        if self.owned:
+            self.connection.close()
+        self.connection.connect()
+        if not self.owned:
+            return
+        import psycopg
+
+        raw: Any = self.connection.connection
+        raw.cursor_factory = psycopg.Cursor
+        if conf.settings().prepare:
+            raw.prepare_threshold = 0
+            # Custom plans flip to sequential scans as statistics lag behind a queue: 2 to 8 times slower.
+            raw.execute("SET plan_cache_mode = force_generic_plan")
+
+
+@contextmanager
+def _immediate(connection: BaseDatabaseWrapper) -> Iterator[None]:
+    """A SQLite transaction that takes the write lock at once: a later upgrade would fail instead of waiting."""
+    with connection.cursor() as cursor:
+        cursor.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        except BaseException:
+            cursor.execute("ROLLBACK")
+            raise
+        cursor.execute("COMMIT")
+
+
+@lru_cache(maxsize=256)
+def statements(model: type[AbstractTask], vendor: str) -> Statements:
+    """Return the statements for one task table; unknown databases speak the standard SQLite also speaks."""
+    quote = '"{}"'.format
+    columns = {seed: quote(column) for seed, column in _columns(model).items() if seed != column}
+    tables = Tables(
+        task=quote(model._meta.db_table),
+        history=quote(TaskHistory._meta.db_table),
+        attempt=quote(Attempt._meta.db_table),
+        deleted=quote(DeletedTasks._meta.db_table),
+        queue=quote(Queue._meta.db_table),
+        columns=columns,
+    )
+    return Statements(tables, DIALECTS.get(vendor, SQLITE))
+
+
+def _columns(model: type[AbstractTask]) -> dict[str, str]:
+    return {default.column: model._meta.get_field(default.name).column for default in Task._meta.fields}  # type: ignore[union-attr, return-value]
+
+
+def alias_for(queue: str, using: str | None, *, write: bool = True) -> str:
+    """Return the database alias of ``queue``: the caller's choice, the queue's setting, or the site's router."""
+    if using is not None:
+        return using
+    alias = conf.default_settings(queue).database
+    if alias != DEFAULT_DB_ALIAS:
+        return alias
+    return router.db_for_write(Task) if write else router.db_for_read(Task)

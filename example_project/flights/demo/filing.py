@@ -1,0 +1,56 @@
+"""Filing the claims: most in bulk, some one by one as the web page does, and some that roll back on purpose."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from django.db import transaction
+from django.db.models import QuerySet
+
+from django_dbtaskqueue.models import Task, TaskHistory
+from example_project.flights.desk import QUEUE, file_claim, file_claims
+from example_project.flights.models import Filing, Flight
+
+CHUNK = 2_000
+PASSENGER = "Demo passenger"
+
+
+class ChangedMind(Exception):
+    """The passenger withdraws before the claim is committed."""
+
+
+def file_each(references: Sequence[str]) -> None:
+    """File claims one by one, each in its own transaction, with the function behind the web page."""
+    for flight in _unfiled(references):
+        file_claim(flight, PASSENGER)
+
+
+def file_in_bulk(references: Sequence[str], progress: Callable[[int], None]) -> None:
+    """File claims in chunks, each chunk in one transaction; what an earlier run filed is left alone."""
+    for start in range(0, len(references), CHUNK):
+        chunk = references[start : start + CHUNK]
+        file_claims(list(_unfiled(chunk)), PASSENGER)
+        progress(start + len(chunk))
+
+
+def withdraw(references: Sequence[str]) -> int:
+    """File claims whose transactions roll back after the task was enqueued; return how many did."""
+    withdrawn = 0
+    for flight in _unfiled(references):
+        with suppress(ChangedMind), transaction.atomic():
+            file_claim(flight, PASSENGER)
+            withdrawn += 1
+            raise ChangedMind
+    return withdrawn
+
+
+def still_present(references: Sequence[str]) -> int:
+    """Count the tasks, finished ones included, of flights that nobody ever filed a claim for. It must be 0."""
+    filed = Filing.objects.filter(flight__reference__in=references).values_list("flight__reference", flat=True)
+    never_filed = set(references) - set(filed)
+    return sum(model.objects.filter(queue=QUEUE, reference__in=never_filed).count() for model in (Task, TaskHistory))
+
+
+def _unfiled(references: Sequence[str]) -> QuerySet[Flight]:
+    return Flight.objects.filter(reference__in=references, filing=None).order_by("id")

@@ -1,0 +1,42 @@
+"""Which database the demo runs on, and its operator."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from dataclasses import dataclass
+
+from django.contrib.auth import get_user_model
+from django.db import connection
+
+OPERATOR = "operator"
+
+
+@dataclass(frozen=True, slots=True)
+class Database:
+    """The database in use."""
+
+    vendor: str
+    version: str
+    embedded: bool
+
+    def __str__(self) -> str:
+        return f"{connection.display_name} {self.version}{', embedded' if self.embedded else ''}"
+
+
+def database() -> Database:
+    """Connect, and say to what."""
+    connection.ensure_connection()
+    version = ".".join(map(str, connection.get_database_version()))
+    embedded = connection.vendor == "postgresql" and not os.environ.get("DATABASE_URL")
+    return Database(connection.vendor, version, embedded)
+
+
+def make_operator() -> str:
+    """Make the superuser ``operator``, or renew its password; return the password. It is new each time."""
+    password = secrets.token_urlsafe(9)
+    user, _ = get_user_model().objects.get_or_create(username=OPERATOR)
+    user.is_staff = user.is_superuser = True
+    user.set_password(password)
+    user.save()
+    return password

@@ -1,0 +1,129 @@
+"""``manage.py demo``: the whole road of a task, on real data, in one command."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import sys
+import time
+from argparse import ArgumentParser
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from django.core.management import call_command
+from django.core.management.base import BaseCommand, CommandError
+
+from example_project.flights import data
+from example_project.flights.demo import figures, filing, loading, pollers, setup
+from example_project.flights.demo.screen import Screen
+
+HOST = "127.0.0.1"
+MOST_SINGLES = 200  # claims filed one by one, and as many that roll back
+
+
+class Command(BaseCommand):
+    """Run the flight desk from an empty database to the admin."""
+
+    help = "Files claims for real flights, lets pollers decide them, shows what happened, and serves the admin."
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        """Declare the options."""
+        parser.add_argument("--tasks", type=int, default=20_000, help="claims to file, of 336,776 flights")
+        parser.add_argument("--pollers", type=int, default=2, help="poller processes")
+        parser.add_argument("--no-serve", dest="serve", action="store_false", help="end after the result")
+        parser.add_argument("--json", type=Path, metavar="FILE", help="write the result to FILE, too")
+        parser.add_argument("--port", type=int, default=8000, help="the web server's port")
+
+    def handle(self, **options: Any) -> None:
+        """Check the options, then run with signals that stop the pollers, too."""
+        check(options)
+        with signals_interrupt():
+            try:
+                self.run(Screen(no_color=options["no_color"]), options)
+            except KeyboardInterrupt:
+                self.stdout.write("Stopped. Nothing is lost: the next demo goes on from here.")
+                sys.exit(130)
+
+    def run(self, screen: Screen, options: dict[str, Any]) -> None:
+        """Go through the demo's steps."""
+        database = setup.database()
+        screen.say("Database", database)
+        call_command("migrate", verbosity=0)
+        password = setup.make_operator()
+        try:
+            result = figures.take(database, claims(screen, options["tasks"], options["pollers"]))
+        except (data.FlightDataMissing, pollers.PollerFailed) as error:
+            raise CommandError(str(error)) from error
+        screen.table(result)
+        if options["json"]:
+            options["json"].write_text(json.dumps(result.as_json(), indent=2) + "\n")
+        if not result.conservation_ok or result.run.rolled_back_present:
+            raise CommandError("The balance is off: tasks were lost, doubled, or survived their rollback.")
+        screen.say("Login", f"{setup.OPERATOR} / {password}")
+        if options["serve"]:
+            serve(screen, options["port"])
+
+
+def claims(screen: Screen, tasks: int, poller_count: int) -> figures.Run:
+    """File the claims and have them decided."""
+    singles = min(MOST_SINGLES, max(1, tasks // 100))
+    picked = data.sample(tasks, others=singles)
+    screen.say("Flights", f"loading {len(picked.flights) + len(picked.others):,} of 2013")
+    loading.load(picked.flights + picked.others)
+    references = [flight.reference for flight in picked.flights]
+    # All flights of the year are wanted: then these are withdrawn first, and filed for good after that.
+    changing_minds = [flight.reference for flight in picked.others] or references[:singles]
+    before, start = figures.finished(), time.monotonic()
+    rolled_back = filing.withdraw(changing_minds)
+    with screen.progress("Filing", len(references)) as progress:
+        filing.file_each(references[:singles])
+        filing.file_in_bulk(references, progress)
+    filed = time.monotonic()
+    with screen.progress("Deciding", figures.kept()) as progress:
+        pollers.drain(poller_count, lambda: progress(figures.finished()))
+    drained = time.monotonic()
+    present = filing.still_present(changing_minds)
+    return figures.Run(rolled_back, present, figures.finished() - before, filed - start, drained - filed)
+
+
+def serve(screen: Screen, port: int) -> None:
+    """Serve the site in this process, with a poller beside it, until Ctrl-C."""
+    screen.say("Admin", f"http://{HOST}:{port}/admin/")
+    screen.say("Desk", f"http://{HOST}:{port}/")
+    with pollers.running(1):
+        call_command("runserver", f"{HOST}:{port}", use_reloader=False, insecure_serving=True)
+
+
+def check(options: dict[str, Any]) -> None:
+    """Refuse at once what would fail after the work is done."""
+    for name in ("tasks", "pollers"):
+        if options[name] < 1:
+            raise CommandError(f"--{name} must be at least 1, not {options[name]}.")
+    if options["json"] and not options["json"].resolve().parent.is_dir():
+        raise CommandError(f"--json {options['json']}: there is no folder {options['json'].resolve().parent}.")
+    if options["serve"]:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((HOST, options["port"]))
+            except (OSError, OverflowError) as error:
+                raise CommandError(f"--port {options['port']} cannot be used: {error}. Choose another.") from error
+
+
+@contextmanager
+def signals_interrupt() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP end the demo as Ctrl-C does, so that its pollers end with it."""
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    old = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)

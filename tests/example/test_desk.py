@@ -1,0 +1,209 @@
+"""The desk in one process: filing, the pages, and what the processor makes of the real record."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import pytest
+from django.db import IntegrityError, transaction
+from django.urls import reverse
+from django_dbtaskqueue.testing import drain, perform
+
+from django_dbtaskqueue.models import Attempt, Task
+from example_project.flights import data
+from example_project.flights.demo import filing, loading
+from example_project.flights.desk import QUEUE, file_claim, file_claims
+from example_project.flights.models import Airline, Claim, Filing, Flight, Plane
+from example_project.flights.tasks import assess
+
+if TYPE_CHECKING:
+    from django.test import Client
+    from pytest_django import DjangoAssertNumQueries
+
+REFERENCE = "2013-01-01-UA-1545-EWR-IAH"
+FORM = {
+    "flown_on": "2013-01-01",
+    "carrier": "ua",
+    "number": "1545",
+    "origin": "ewr",
+    "destination": "iah",
+    "passenger": "Ada Lovelace",
+}
+
+
+@pytest.fixture(scope="module")
+def sample() -> list[data.FlightRecord]:
+    return data.sample(60).flights
+
+
+@pytest.fixture
+def flight(db: None) -> Flight:
+    loading.load([next(iter(data.flights()))])
+    return Flight.objects.get(reference=REFERENCE)
+
+
+def test_a_claim_and_its_task_are_committed_together(flight: Flight) -> None:
+    file_claim(flight, "Ada Lovelace")
+    task = Task.objects.get(queue=QUEUE)
+    assert (task.reference, task.status) == (REFERENCE, "CREATED")
+    assert task.payload == {"flight": REFERENCE, "passenger": "Ada Lovelace"}
+    assert Filing.objects.get().passenger == "Ada Lovelace"
+
+
+def test_a_claim_and_its_task_roll_back_together(flight: Flight) -> None:
+    assert filing.withdraw([REFERENCE]) == 1
+    assert not Filing.objects.exists()
+    assert not Task.objects.exists()
+    assert filing.still_present([REFERENCE]) == 0
+
+
+def test_a_flight_is_filed_once(flight: Flight) -> None:
+    file_claim(flight, "Ada Lovelace")
+    with pytest.raises(IntegrityError), transaction.atomic():
+        file_claim(flight, "Charles Babbage")
+    with pytest.raises(IntegrityError), transaction.atomic():
+        file_claims([flight], "Charles Babbage")
+    assert Task.objects.count() == Filing.objects.count() == 1
+
+
+def test_filing_again_in_bulk_leaves_alone_what_was_filed(db: None, sample: list[data.FlightRecord]) -> None:
+    loading.load(sample)
+    references = [record.reference for record in sample]
+    filed: list[int] = []
+    filing.file_each(references[:5])
+    filing.file_in_bulk(references, filed.append)
+    filing.file_in_bulk(references, filed.append)
+    assert filed == [60, 60]
+    assert Task.objects.count() == Filing.objects.count() == 60
+
+
+def test_loading_again_keeps_an_operators_corrections(flight: Flight) -> None:
+    Flight.objects.update(arrival_delay=timedelta(hours=4))
+    loading.load([next(iter(data.flights()))])
+    assert Flight.objects.get().arrival_delay == timedelta(hours=4)
+    assert (Airline.objects.count(), Plane.objects.count()) == (16, 3_322)
+
+
+def test_the_record_drives_every_outcome(db: None, sample: list[data.FlightRecord]) -> None:
+    # Given claims for a small sample of the year, which has each of its gaps
+    loading.load(sample)
+    filing.file_in_bulk([record.reference for record in sample], lambda done: None)
+    # When they are all decided, retries included
+    drain(QUEUE, with_scheduled=True)
+    # Then each kind of record has its own outcome
+    for task in Task.objects.filter(queue=QUEUE):
+        flight = Flight.objects.select_related("plane").get(reference=task.reference)
+        decided = Claim.objects.filter(flight=flight).exists()
+        attempts = Attempt.objects.filter(task_id=task.id).count()
+        assert decided == (task.status == "COMPLETED")
+        if flight.departure_delay is None and flight.plane_id is None:
+            assert task.status == "POISON"
+            assert "no aircraft was ever assigned" in str(task.process_result)
+        elif flight.departure_delay is not None and flight.arrival_delay is None:
+            assert (task.status, task.attempt, attempts) == ("ERROR", 3, 3)
+            assert "ArrivalNotRecorded" in str(task.process_result)
+        elif flight.departure_delay is None and flight.plane is None:
+            assert (task.status, task.attempt, attempts) == ("ERROR", 1, 1)
+            assert f"{flight.plane_id!r} is not on the register" in str(task.process_result)
+        else:
+            assert task.status == "COMPLETED"
+    assert set(Task.objects.values_list("status", flat=True)) == {"COMPLETED", "ERROR", "POISON"}
+
+
+def test_an_operator_completes_the_record_and_reprocesses(db: None, sample: list[data.FlightRecord]) -> None:
+    # Given a cancelled flight whose aircraft is not on the register, so that its task ended in ERROR
+    register = {tail for tail, _, _ in data.planes()}
+    record = next(
+        record
+        for record in sample
+        if record.departure_delay is None and record.tail_number and record.tail_number not in register
+    )
+    loading.load([record])
+    filing.file_each([record.reference])
+    drain(QUEUE)
+    assert Task.objects.get().status == "ERROR"
+    # When an operator enters the aircraft and reprocesses the task
+    Plane.objects.create(tail_number=record.tail_number, model="entered by hand", seats=100)
+    assert Task.objects.filter(queue=QUEUE).reprocess() == 1
+    drain(QUEUE)
+    # Then it is decided
+    assert Task.objects.get().status == "COMPLETED"
+    assert Claim.objects.get().decision == "paid"
+
+
+def test_the_processor_asks_the_database_little(
+    flight: Flight, django_assert_max_num_queries: DjangoAssertNumQueries
+) -> None:
+    with django_assert_max_num_queries(2):
+        perform(assess, {"flight": REFERENCE, "passenger": "Ada Lovelace"})
+
+
+def test_a_passenger_files_a_claim_and_sees_it_decided(flight: Flight, client: Client) -> None:
+    filed = client.post(reverse("flights:new_claim"), FORM)
+    assert filed.status_code == 302
+    page = client.get(filed["Location"]).content.decode()
+    assert REFERENCE in page
+    assert "Ada Lovelace" in page
+    assert "CREATED" in page
+    drain(QUEUE)
+    page = client.get(filed["Location"]).content.decode()
+    assert "COMPLETED" in page
+    assert "nothing is due" in page
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"number": "1546"}, "There is no flight 2013-01-01-UA-1546-EWR-IAH in the timetable"),
+        ({"number": "many"}, "Enter a whole number"),
+        ({"flown_on": "2013-02-30"}, "Enter a valid date"),
+        ({"passenger": "a\0b"}, "Null characters are not allowed"),
+        ({"passenger": ""}, "This field is required"),
+    ],
+)
+def test_a_bad_form_is_refused_and_nothing_is_written(
+    flight: Flight, client: Client, change: dict[str, str], words: str
+) -> None:
+    answer = client.post(reverse("flights:new_claim"), {**FORM, **change})
+    assert answer.status_code == 400
+    assert words in answer.content.decode()
+    assert not Filing.objects.exists()
+    assert not Task.objects.exists()
+
+
+def test_a_second_claim_for_the_flight_is_refused_in_words(flight: Flight, client: Client) -> None:
+    client.post(reverse("flights:new_claim"), FORM)
+    answer = client.post(reverse("flights:new_claim"), FORM)
+    assert answer.status_code == 400
+    assert "was filed before" in answer.content.decode()
+    assert Filing.objects.count() == Task.objects.count() == 1
+
+
+def test_the_form_needs_its_token_and_is_not_inline(flight: Flight, client: Client) -> None:
+    page = client.get(reverse("flights:new_claim"), FORM).content.decode()
+    assert "csrfmiddlewaretoken" in page
+    assert 'value="iah"' in page
+    assert "<script" not in page
+    assert "style=" not in page
+    client.handler.enforce_csrf_checks = True
+    assert client.post(reverse("flights:new_claim"), FORM).status_code == 403
+
+
+def test_the_pages_ask_few_questions(
+    flight: Flight, client: Client, django_assert_num_queries: DjangoAssertNumQueries
+) -> None:
+    file_claim(flight, "Ada Lovelace")
+    with django_assert_num_queries(0):
+        assert client.get(reverse("flights:home")).status_code == 200
+    with django_assert_num_queries(3):
+        assert client.get(reverse("flights:claim", args=[REFERENCE])).status_code == 200
+    assert client.get(reverse("flights:claim", args=["2013-01-01-UA-1-EWR-IAH"])).status_code == 404
+
+
+@pytest.mark.parametrize("model", ["airline", "plane", "flight", "filing", "claim"])
+def test_the_desks_tables_are_in_the_admin(flight: Flight, admin_client: Client, model: str) -> None:
+    file_claim(flight, "Ada Lovelace")
+    drain(QUEUE)
+    page = admin_client.get(reverse(f"admin:flights_{model}_changelist"))
+    assert page.status_code == 200

@@ -1,0 +1,94 @@
+"""The desk's rules: a table of cases, and the numbers the docs state, over the whole real year."""
+
+from __future__ import annotations
+
+from collections import Counter
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from example_project.flights import data, rules
+from example_project.flights.rules import Award, Decision, Facts
+
+MILES_1500_KM, MILES_3500_KM = 932, 2175  # the last whole miles within 1,500 and 3,500 km
+
+
+def facts(**changes: Any) -> Facts:
+    late: dict[str, Any] = {
+        "departure_delay": timedelta(minutes=5),
+        "arrival_delay": timedelta(hours=5),
+        "distance_miles": 500,
+        "tail_number": "N14228",
+        "seats": 149,
+    }
+    return Facts(**{**late, **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "award"),
+    [
+        ({"arrival_delay": timedelta(minutes=-20)}, Award(Decision.NOT_LATE)),
+        ({"arrival_delay": timedelta(minutes=179)}, Award(Decision.NOT_LATE)),
+        ({"arrival_delay": timedelta(minutes=180)}, Award(Decision.PAID, 250)),
+        ({"distance_miles": MILES_1500_KM}, Award(Decision.PAID, 250)),
+        ({"distance_miles": MILES_1500_KM + 1}, Award(Decision.PAID, 400)),
+        ({"distance_miles": MILES_3500_KM}, Award(Decision.PAID, 400)),
+        ({"distance_miles": MILES_3500_KM + 1}, Award(Decision.PAID, 600)),
+        ({"distance_miles": 2475, "arrival_delay": timedelta(minutes=239)}, Award(Decision.PAID, 300)),
+        ({"distance_miles": 2475, "arrival_delay": timedelta(minutes=240)}, Award(Decision.PAID, 600)),
+        ({"seats": 29}, Award(Decision.EXEMPT)),
+        ({"seats": 30}, Award(Decision.PAID, 250)),
+        ({"departure_delay": None, "arrival_delay": None}, Award(Decision.PAID, 250)),
+        ({"departure_delay": None, "arrival_delay": None, "distance_miles": 2475}, Award(Decision.PAID, 600)),
+        ({"departure_delay": None, "arrival_delay": None, "seats": 10}, Award(Decision.EXEMPT)),
+        ({"arrival_delay": timedelta(0), "seats": None}, Award(Decision.NOT_LATE)),
+    ],
+)
+def test_decisions(changes: dict[str, Any], award: Award) -> None:
+    assert rules.assess(facts(**changes)) == award
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"arrival_delay": None}, rules.ArrivalNotRecorded, "no arrival delay is on record"),
+        ({"arrival_delay": None, "seats": None}, rules.ArrivalNotRecorded, "arrival report"),
+        ({"seats": None}, rules.AircraftNotRegistered, "'N14228' is not on the register"),
+        ({"departure_delay": None, "seats": None}, rules.AircraftNotRegistered, "Add it to the register"),
+        ({"departure_delay": None, "seats": None, "tail_number": ""}, rules.NeverAssigned, "has no tail number"),
+    ],
+)
+def test_what_cannot_be_decided(changes: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        rules.assess(facts(**changes))
+
+
+def test_every_decision_has_words() -> None:
+    assert len({decision.label for decision in Decision}) == len(Decision)
+
+
+def test_the_table_of_outcomes_holds_for_the_whole_year() -> None:
+    seats = {tail: seats for tail, _, seats in data.planes()}
+    outcomes: Counter[str] = Counter()
+    for flight in data.flights():
+        known = Facts(
+            flight.departure_delay,
+            flight.arrival_delay,
+            flight.distance_miles,
+            flight.tail_number,
+            seats.get(flight.tail_number),
+        )
+        try:
+            decision: str = rules.assess(known).decision
+        except (rules.ArrivalNotRecorded, rules.AircraftNotRegistered, rules.NeverAssigned) as undecided:
+            decision = type(undecided).__name__
+        outcomes[decision] += 1
+    assert outcomes == {
+        "not_late": 323_449,
+        "paid": 3_454 + 4_199 - 578,
+        "exempt": 578,
+        "ArrivalNotRecorded": 1_175,
+        "AircraftNotRegistered": 1_987,
+        "NeverAssigned": 2_512,
+    }

@@ -1,0 +1,76 @@
+"""Settings of the tests: ``default`` is a real PostgreSQL, ``sqlite`` a file, so that processes can share both.
+
+Without ``DATABASE_URL`` an embedded PostgreSQL is started here, on a folder that the next run uses again. Databases
+carry the process id in their names, so that several runs fit beside each other.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+from django_dbtaskqueue.contrib.embedded import EmbeddedPostgres, find_binaries
+from example_project.database import database_from_url, sqlite
+
+
+def _server_url() -> str:
+    version = find_binaries().version
+    root = Path(tempfile.gettempdir()) / f"dbtaskqueue-tests-{os.getuid()}-{version}"
+    # A commit here need not survive a crash of the server: tests about that use the fixture pg_server.
+    return EmbeddedPostgres.start(root, settings={"synchronous_commit": "off"}).url
+
+
+SERVER_URL = os.environ.get("DATABASE_URL") or _server_url()
+SQLITE_FILE = str(Path(tempfile.gettempdir()) / f"dbtaskqueue-tests-{os.getpid()}.sqlite3")
+
+DATABASES = {
+    "default": database_from_url(SERVER_URL) | {"TEST": {"NAME": f"test_{os.getpid()}"}},
+    "sqlite": sqlite(SQLITE_FILE) | {"TEST": {"NAME": SQLITE_FILE}},
+}
+
+INSTALLED_APPS = [
+    "django.contrib.admin",
+    "django.contrib.auth",
+    "django.contrib.contenttypes",
+    "django.contrib.sessions",
+    "django.contrib.messages",
+    "django.contrib.staticfiles",
+    "django_filters",
+    "django_tables2",
+    "django_dbtaskqueue",
+    "example_project.flights",
+    "tests.testapp",
+]
+
+MIDDLEWARE = [
+    "django.contrib.sessions.middleware.SessionMiddleware",
+    "django.middleware.common.CommonMiddleware",
+    "django.middleware.csrf.CsrfViewMiddleware",
+    "django.contrib.auth.middleware.AuthenticationMiddleware",
+    "django.contrib.messages.middleware.MessageMiddleware",
+]
+
+TEMPLATES = [
+    {
+        "BACKEND": "django.template.backends.django.DjangoTemplates",
+        "APP_DIRS": True,
+        "OPTIONS": {
+            "context_processors": [
+                "django.template.context_processors.request",
+                "django.contrib.auth.context_processors.auth",
+                "django.contrib.messages.context_processors.messages",
+            ],
+        },
+    },
+]
+
+ROOT_URLCONF = "example_project.urls"
+SECRET_KEY = "tests"
+PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
+DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
+USE_TZ = True
+TIME_ZONE = "UTC"
+STATIC_URL = "static/"
+
+DBTASKQUEUE = {"QUEUES": {"claims": {}}}

@@ -1,0 +1,1 @@
+"""An application as a user of the package has it, for tests."""
