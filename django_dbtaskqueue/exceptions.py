@@ -73,9 +73,9 @@ class LeaseLost(TaskQueueError):
     def __init__(self, task_id: int, total_attempt: int, verb: str) -> None:
         self.task_id, self.total_attempt, self.verb = task_id, total_attempt, verb
         super().__init__(
-            f"Lease {total_attempt} of task {task_id} is gone, so {verb} changed nothing: the lease expired and another "
-            "poller took the task, an operator released it, or it was settled before. Give the queue a longer lease, "
-            "or call task.touch() in long work."
+            f"Lease {total_attempt} of task {task_id} is gone, so {verb} changed nothing: the lease expired and "
+            "another poller took the task, an operator released it, or it was settled before. Give the queue a "
+            "longer lease, or call task.touch() in long work."
         )
 
 

@@ -12,6 +12,8 @@ from django_dbtaskqueue.outcomes import Complete, CompleteDelete, Fail, Outcome,
 class Door(Protocol):
     """The one way out of PROCESSING; given to the lease by whoever checked it out."""
 
+    alias: str  # the database the task lives in
+
     def settle(self, lease: Lease, outcome: Outcome) -> None:
         """Write the outcome with the fence, on the calling thread's connection, or raise ``LeaseLost``."""
 

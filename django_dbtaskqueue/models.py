@@ -108,7 +108,7 @@ class Task(AbstractTask):
     class Meta(AbstractTask.Meta):
         verbose_name = _("task")
         verbose_name_plural = _("tasks")
-        permissions: ClassVar[list[tuple[str, str]]] = [
+        permissions: ClassVar[list[tuple[str, Any]]] = [
             ("reprocess_task", "Can reprocess tasks (ERROR to CREATED)"),
             ("mark_poison_task", "Can mark tasks as poison (ERROR to POISON)"),
             ("unpoison_task", "Can take poison back (POISON to ERROR)"),
@@ -177,7 +177,7 @@ class Queue(models.Model):
     class Meta:
         verbose_name = _("queue")
         verbose_name_plural = _("queues")
-        permissions: ClassVar[list[tuple[str, str]]] = [("pause_queue", "Can pause and resume queues")]
+        permissions: ClassVar[list[tuple[str, Any]]] = [("pause_queue", "Can pause and resume queues")]
 
     def __str__(self) -> str:
         return self.name

@@ -120,7 +120,7 @@ _SCALARS = frozenset({str, int, float, bool, type(None)})
 
 def _levels_fit(value: object, depth: int) -> bool:
     level = [value]
-    for _ in range(depth + 1):
+    for _ in range(depth):
         dicts = [item for item in level if isinstance(item, dict)]
         lists = [item for item in level if isinstance(item, list | tuple)]
         for item in dicts:

@@ -99,6 +99,7 @@ class TaskManager(models.Manager.from_queryset(TaskQuerySet)):  # type: ignore[m
 
         Atomic: no task is ever handed to two callers while a lease lives. The tasks' payloads are decoded.
         """
-        return _flow["checkout"].checkout(
+        leases: list[Lease] = _flow["checkout"].checkout(
             queue, poller_instance=poller_instance, limit=limit, lease=lease, using=self._db
-        )  # type: ignore[no-any-return]
+        )
+        return leases

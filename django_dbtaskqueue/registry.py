@@ -150,7 +150,7 @@ def _callable(function: Any) -> Callable[[Any], Any]:
         call = getattr(instance, "process", instance if callable(instance) else None)
         if call is None:
             raise ImproperlyConfigured(f"{function.__qualname__} needs a process(task) method to be a processor.")
-        return call  # type: ignore[no-any-return]
+        return call
     return function  # type: ignore[no-any-return]
 
 

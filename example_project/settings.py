@@ -73,4 +73,4 @@ STATIC_URL = "static/"
 STATIC_ROOT = DATA_ROOT / "static"
 
 # An empty dict means the defaults; the processor in example_project/flights/tasks.py adds its own.
-DBTASKQUEUE = {"QUEUES": {"claims": {}}}
+DBTASKQUEUE: dict[str, Any] = {"QUEUES": {"claims": {}}}

@@ -11,7 +11,8 @@ ones, for nobody is left to do it). Everything stays inside the folder::
     install-*/  a copy of the binaries, only when the server's account cannot reach the installed ones
 
 PostgreSQL refuses to run as root. For root it runs under an account the machine already has (``postgres``, else
-``nobody``), which owns ``data/`` and ``password``; nothing else on the machine is changed.
+``nobody``), which owns ``data/`` and ``password``. Where that account cannot reach the folder, a folder of ours below
+/var/tmp stands in for it, which is logged; nothing else on the machine is changed.
 """
 
 from __future__ import annotations

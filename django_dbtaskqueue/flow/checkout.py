@@ -151,4 +151,4 @@ def leases(session: Session, rows: Iterable[Row], door: Door, deadline: float) -
     """Return leased rows as leases. ``deadline`` is conservative: measured from before the statement was sent."""
     if not session.postgresql:  # times are text there
         rows = [(*row[:11], *map(session.time, row[11:14]), row[14], session.time(row[15])) for row in rows]
-    return [Lease(*row, door, deadline) for row in rows]
+    return [Lease(*row, door=door, deadline=deadline) for row in rows]

@@ -9,23 +9,23 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import islice
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 from asgiref.sync import sync_to_async
 from django.db import transaction
 
-from django_dbtaskqueue import codecs, conf, notifier
+from django_dbtaskqueue import conf, notifier
 from django_dbtaskqueue import payload as json_payload
-from django_dbtaskqueue.exceptions import DuplicateTask, EnqueueError, PayloadError, UnknownQueue, near_match
+from django_dbtaskqueue.exceptions import DuplicateTask, EnqueueError, PayloadError, UnknownQueue
+from django_dbtaskqueue.flow.arguments import check_choice, options_of, row_of
 from django_dbtaskqueue.models import Queue, Task
 from django_dbtaskqueue.session import Session, alias_for
 
 CHUNK = 5000  # rows of one statement of enqueue_many; what bounds its memory
 ON_DUPLICATE = ("error", "ignore", "replace")
-OPTIONS = ("reference", "payload", "delay", "run_at", "priority", "group", "tag", "ttl", "context")
 READ_BACK = (
     "id", "create_time", "ready_time", "next_process_time", "attempt", "reenqueue_attempt", "total_attempt",
 )  # fmt: skip
@@ -83,14 +83,14 @@ def enqueue(
     """
     alias = alias_for(queue, using)
     settings = queue_settings(queue, alias)
-    row = _row(
+    row = row_of(
         {
             "reference": reference, "payload": payload, "delay": delay, "run_at": run_at, "priority": priority,
             "group": group, "tag": tag, "ttl": ttl, "context": context,
         },
         settings.max_attempts,
     )  # fmt: skip
-    _check_choice("on_duplicate", on_duplicate, ON_DUPLICATE)
+    check_choice("on_duplicate", on_duplicate, ON_DUPLICATE)
     session = Session.on(alias)
     return _insert(session, queue, row, payload, on_duplicate, keep_due=keep_due)
 
@@ -110,7 +110,7 @@ def _insert(
             return _task(session, queue, row, payload, written[0])
         found = session.run(session.sql.find, params)
         if found and on_duplicate == "ignore":
-            return session.model._default_manager.using(session.connection.alias).get(pk=found[0][0])  # type: ignore[return-value]
+            return _existing(session, found[0][0])
         if found:
             raise DuplicateTask(queue, row["reference_number"], task_id=found[0][0], status=found[0][1])
     raise DuplicateTask(queue, row["reference_number"])
@@ -132,8 +132,11 @@ def _task(session: Session, queue: str, row: dict[str, Any], payload: Any, writt
         "tag": row["tag"],
         "max_attempts": row["max_attempts"],
     }
-    task = session.model.from_db(session.connection.alias, list(values), list(values.values()))
-    return task  # type: ignore[return-value]
+    return cast(Task, session.model.from_db(session.connection.alias, list(values), list(values.values())))
+
+
+def _existing(session: Session, task_id: int) -> Task:
+    return cast(Task, session.model._default_manager.using(session.connection.alias).get(pk=task_id))
 
 
 def enqueue_many(
@@ -154,8 +157,8 @@ def enqueue_many(
     A bad item raises ``PayloadError`` naming the item and the path, and nothing is written;
     ``on_invalid="reject"`` leaves it out and says so in the report instead.
     """
-    _check_choice("on_duplicate", on_duplicate, ON_DUPLICATE)
-    _check_choice("on_invalid", on_invalid, ("error", "reject"))
+    check_choice("on_duplicate", on_duplicate, ON_DUPLICATE)
+    check_choice("on_invalid", on_invalid, ("error", "reject"))
     alias = alias_for(queue, using)
     settings = queue_settings(queue, alias)
     session = Session.on(alias)
@@ -231,9 +234,9 @@ def _rows(
     chunk: list[tuple[int, Any]], max_attempts: int, rejections: list[Rejection] | None
 ) -> Iterator[dict[str, Any]]:
     for index, item in chunk:
-        options = _options(index, item)
+        options = options_of(index, item)
         try:
-            yield _row(options, max_attempts)
+            yield row_of(options, max_attempts)
         except PayloadError as error:
             named = PayloadError(error.reason, path=f"items[{index}].payload{_joined(error.path)}")
             if rejections is None:
@@ -243,75 +246,6 @@ def _rows(
 
 def _joined(path: str) -> str:
     return path if not path or path.startswith("[") else f".{path}"
-
-
-def _options(index: int, item: Any) -> Mapping[str, Any]:
-    if isinstance(item, Mapping):
-        for key in item:
-            if key not in OPTIONS:
-                raise EnqueueError(
-                    f"items[{index}] has no argument {key!r}.{near_match(str(key), OPTIONS)} An item is a mapping of "
-                    f'enqueue()\'s arguments: put a plain JSON payload under {{"payload": …}}.'
-                )
-        return item
-    if isinstance(item, tuple) and len(item) == 2:
-        return {"reference": item[0], "payload": item[1]}
-    if is_dataclass(item) or hasattr(item, "model_dump"):
-        return {"payload": item}
-    raise EnqueueError(
-        f"items[{index}] is {item!r:.80}: an item is a mapping of enqueue()'s arguments, a (reference, payload) pair, "
-        "or a dataclass or pydantic payload."
-    )
-
-
-def _row(options: Mapping[str, Any], max_attempts: int) -> dict[str, Any]:
-    """Check one task's arguments and return its column values, payload and context as JSON text."""
-    get = options.get
-    payload_type, plain = codecs.encode(get("payload"))
-    context = get("context")
-    row = {
-        "reference_number": _text("reference", get("reference")),
-        "payload": None if plain is None else json_payload.dumps(plain),
-        "payload_type": payload_type,
-        "priority": get("priority") or 0,
-        "group_key": _text("group", get("group")),
-        "tag": _text("tag", get("tag")),
-        "context": None if context is None else json_payload.dumps(dict(context)),
-        "max_attempts": max_attempts,
-        "delay": _seconds("delay", get("delay")),
-        "run_at": get("run_at"),
-        "ttl": _seconds("ttl", get("ttl")),
-    }
-    if type(row["priority"]) is not int or not -32768 <= row["priority"] <= 32767:
-        raise EnqueueError(f"priority={row['priority']!r} must be a whole number from -32768 to 32767, lower first.")
-    if row["run_at"] is not None and not isinstance(row["run_at"], datetime):
-        raise EnqueueError(f"run_at={row['run_at']!r} must be a datetime.")
-    return row
-
-
-def _text(name: str, value: Any) -> str | None:
-    if value is None:
-        return None
-    if not isinstance(value, str) or not 0 < len(value) <= 200 or "\0" in value:
-        raise EnqueueError(f"{name}={value!r:.80} must be None or text of 1 to 200 characters without NUL.")
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:
-        raise EnqueueError(f"{name}={value!r:.80} holds a lone surrogate at {error.start}; it is not text.") from None
-    return value
-
-
-def _seconds(name: str, value: Any) -> float | None:
-    if value is None:
-        return None
-    if not isinstance(value, timedelta) or value < timedelta(0):
-        raise EnqueueError(f"{name}={value!r} must be a timedelta that is not negative.")
-    return value.total_seconds()
-
-
-def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise EnqueueError(f"{name}={value!r} must be one of {', '.join(map(repr, choices))}.")
 
 
 def queue_settings(queue: str, alias: str) -> conf.QueueSettings:

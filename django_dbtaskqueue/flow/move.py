@@ -85,7 +85,10 @@ def _move(tasks: Tasks, verb: str, **changes: Any) -> int:
 
 def spent(session: Session, queue: str, *, limit: int = 100) -> list[tuple[int, int, int, str]]:
     """Return (id, total_attempt, attempt, poller) of tasks whose process died on their last attempt, locked."""
-    return session.run(session.sql.spent, {"queue_name": queue, "limit": limit})  # type: ignore[return-value]
+    return [
+        (row[0], row[1], row[2], row[3])
+        for row in session.run(session.sql.spent, {"queue_name": queue, "limit": limit})
+    ]
 
 
 def unpark(session: Session, queue: str, payload_types: list[str]) -> int:

@@ -67,7 +67,7 @@ def prepare(lease: Lease, processor: Processor) -> Outcome | None:
     return None
 
 
-def perform(lease: Lease, processor: Processor, using: str) -> Outcome | None:
+def perform(lease: Lease, processor: Processor) -> Outcome | None:
     """Run one task to its outcome; None when it is already settled. Never raises."""
     unreadable = prepare(lease, processor)
     if unreadable is not None:
@@ -75,7 +75,8 @@ def perform(lease: Lease, processor: Processor, using: str) -> Outcome | None:
     token = current_lease.set(lease)
     try:
         if processor.mode == "atomic":
-            return _perform_atomic(lease, processor, using)
+            _perform_atomic(lease, processor)
+            return None
         outcome = decide(processor.function(lease))
     except LeaseLost as lost:
         return None if _is_own(lost, lease) else Fail(lost)
@@ -86,9 +87,9 @@ def perform(lease: Lease, processor: Processor, using: str) -> Outcome | None:
     return None if lease.settled else outcome
 
 
-def _perform_atomic(lease: Lease, processor: Processor, using: str) -> None:
+def _perform_atomic(lease: Lease, processor: Processor) -> None:
     """The processor's writes and the settle commit together, or neither does."""
-    with transaction.atomic(using=using):
+    with transaction.atomic(using=lease.door.alias):
         outcome = decide(processor.function(lease))
         if not lease.touched:
             lease.door.settle(lease, outcome)

@@ -50,7 +50,7 @@ class Lane:
         self.idle = 0.0
         self.next_poll = 0.0
 
-    def taken(self, asked: int, got: int, wakes: int, next_due: float | None) -> None:
+    def taken(self, *, got: int, wakes: int, next_due: float | None) -> None:
         """Decide when to look again after a checkout; ``wakes`` is the count before it began."""
         now = monotonic()
         if got or wakes != self.wakes:

@@ -10,6 +10,14 @@ from django.urls import reverse
 from example_project.flights.rules import Decision, Facts
 
 
+WITH_SEATS = """
+SELECT id, departure_delay, arrival_delay, distance_miles, tail_number,
+       (SELECT seats FROM flights_plane WHERE flights_plane.tail_number = flights_flight.tail_number) AS seats
+FROM flights_flight
+WHERE reference = %s
+"""
+
+
 class Airline(models.Model):
     """A carrier by its two-letter code."""
 
@@ -31,6 +39,17 @@ class Plane(models.Model):
         return f"{self.tail_number} ({self.model})"
 
 
+class FlightManager(models.Manager["Flight"]):
+    """Flights."""
+
+    def with_seats(self, reference: str) -> Flight:
+        """Return the flight with the ``seats`` of its aircraft, None if not on the register; or raise DoesNotExist."""
+        # Raw, because it runs once per task: it takes a third of the time of get() with select_related().
+        for flight in self.raw(WITH_SEATS, [reference]):
+            return flight
+        raise Flight.DoesNotExist(f"There is no flight {reference!r} in the timetable.")
+
+
 class Flight(models.Model):
     """A scheduled departure; ``reference`` is its natural key, e.g. ``2013-01-01-UA-1545-EWR-IAH``."""
 
@@ -50,6 +69,9 @@ class Flight(models.Model):
     )
     distance_miles = models.PositiveSmallIntegerField()
 
+    seats: int | None  # set by with_seats()
+    objects: ClassVar[FlightManager] = FlightManager()
+
     class Meta:
         constraints: ClassVar[list[Any]] = [models.UniqueConstraint(fields=["reference"], name="flight_reference")]
 
@@ -57,13 +79,13 @@ class Flight(models.Model):
         return self.reference
 
     def facts(self) -> Facts:
-        """Return what the rules need to know. One query more, unless ``plane`` was selected with the flight."""
+        """Return what the rules need to know of a flight from ``with_seats``."""
         return Facts(
             departure_delay=self.departure_delay,
             arrival_delay=self.arrival_delay,
             distance_miles=self.distance_miles,
             tail_number=self.plane_id or "",
-            seats=self.plane.seats if self.plane else None,
+            seats=self.seats,
         )
 
 

@@ -23,7 +23,7 @@ def assess(task: Lease) -> Any:
 
     ``rules`` has the table of all outcomes.
     """
-    flight = Flight.objects.select_related("plane").get(reference=task.payload.flight)
+    flight = Flight.objects.with_seats(task.payload.flight)
     try:
         award = rules.assess(flight.facts())
     except rules.NeverAssigned as reason:

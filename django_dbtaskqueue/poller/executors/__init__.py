@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from django_dbtaskqueue.flow.process import Processor
@@ -45,6 +44,9 @@ class Executor(Protocol):
     def nudge(self) -> None:
         """See that waiting jobs find a free slot."""
 
+    def busy(self) -> int:
+        """Return how many slots are taken."""
+
     def running(self) -> list[Run]:
         """Return what runs now, overrun tasks included: their slots are taken until they really end."""
 
@@ -58,4 +60,8 @@ class Executor(Protocol):
         """Take no more jobs; let idle slots end."""
 
 
-Finish = Callable[[Done], None]
+class Finish(Protocol):
+    """Where an executor hands its outcomes."""
+
+    def __call__(self, done: Done, *, idle: bool) -> None:
+        """Take an outcome; ``idle`` when no job waits for the slot that came free."""

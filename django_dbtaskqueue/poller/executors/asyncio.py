@@ -49,6 +49,10 @@ class AsyncExecutor:
         if self.todo and self._thread is not None:
             self._loop.call_soon_threadsafe(self._start)
 
+    def busy(self) -> int:
+        """Return how many coroutines run."""
+        return len(self._runs)
+
     def running(self) -> list[Run]:
         """Return what runs now."""
         return list(self._runs.copy().values())
@@ -96,7 +100,7 @@ class AsyncExecutor:
         lease = job.lease
         started = monotonic()
         if started >= lease.deadline:
-            self._finish(Done(lease, None, 0.0))  # somebody else may hold it by now
+            self._finish(Done(lease, None, 0.0), idle=not self.todo)  # somebody else may hold it by now
             return
         run = self._runs[task] = Run(job, started)
         observe.started(lease)
@@ -112,4 +116,4 @@ class AsyncExecutor:
         if run in self._given_up:
             self._given_up.discard(run)
         else:
-            self._finish(Done(lease, settlement, monotonic() - started))
+            self._finish(Done(lease, settlement, monotonic() - started), idle=not self.todo)

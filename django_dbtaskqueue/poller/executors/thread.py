@@ -14,6 +14,7 @@ from queue import SimpleQueue
 from time import monotonic
 
 from django.db import connections
+from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_dbtaskqueue.flow import observe
 from django_dbtaskqueue.flow.process import perform
@@ -25,11 +26,10 @@ logger = logging.getLogger(__name__)
 class ThreadExecutor:
     """Runs jobs on ``slots`` daemon threads, started as they are needed."""
 
-    def __init__(self, slots: int, finish: Finish, using: str) -> None:
+    def __init__(self, slots: int, finish: Finish) -> None:
         self.slots = slots
         self.todo: deque[Job] = deque()
         self._finish = finish
-        self._using = using
         self._runs: list[Run | None] = [None] * slots
         self._given_up: set[Run] = set()
         self._tokens: SimpleQueue[bool] = SimpleQueue()
@@ -46,6 +46,10 @@ class ThreadExecutor:
         """Wake one more thread when jobs wait: the one woken before may be stuck in a slow job."""
         if self.todo:
             self._wake(1)
+
+    def busy(self) -> int:
+        """Return how many threads run a job."""
+        return self.slots - self._runs.count(None)
 
     def running(self) -> list[Run]:
         """Return what runs now."""
@@ -99,17 +103,17 @@ class ThreadExecutor:
         lease = job.lease
         started = monotonic()
         if started >= lease.deadline:
-            self._finish(Done(lease, None, 0.0))  # somebody else may hold it by now
+            self._finish(Done(lease, None, 0.0), idle=not self.todo)  # somebody else may hold it by now
             return
         run = self._runs[slot] = Run(job, started)
         observe.started(lease)
-        settlement = perform(lease, job.processor, self._using)
+        settlement = perform(lease, job.processor)
         self._runs[slot] = None
         if self._given_up and run in self._given_up:
             self._given_up.discard(run)
             logger.warning("Task %s ended %.1f s after its timeout was written", lease.id, monotonic() - started)
         else:
-            self._finish(Done(lease, settlement, monotonic() - started))
+            self._finish(Done(lease, settlement, monotonic() - started), idle=not self.todo)
         tidy()
 
 
@@ -122,6 +126,10 @@ def tidy() -> None:
             with suppress(Exception):  # a connection this broken may not even close
                 connection.in_atomic_block = False
                 connection.close()
-        elif connection.errors_occurred or (connection.close_at is not None and monotonic() >= connection.close_at > 0):
-            if connection.settings_dict["CONN_MAX_AGE"] != 0 or connection.errors_occurred:
-                connection.close_if_unusable_or_obsolete()
+        elif connection.errors_occurred or _aged(connection):
+            connection.close_if_unusable_or_obsolete()
+
+
+def _aged(connection: BaseDatabaseWrapper) -> bool:
+    """Whether a persistent connection is past its age. One without (CONN_MAX_AGE 0) is kept: tasks follow each other."""
+    return bool(connection.settings_dict["CONN_MAX_AGE"] and connection.close_at and monotonic() >= connection.close_at)

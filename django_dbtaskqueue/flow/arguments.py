@@ -1,0 +1,85 @@
+"""What a caller hands to enqueue, checked and turned into column values before anything is written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import is_dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from django_dbtaskqueue import codecs
+from django_dbtaskqueue import payload as json_payload
+from django_dbtaskqueue.exceptions import EnqueueError, near_match
+
+OPTIONS = ("reference", "payload", "delay", "run_at", "priority", "group", "tag", "ttl", "context")
+
+
+def options_of(index: int, item: Any) -> Mapping[str, Any]:
+    """Return one item of ``enqueue_many`` as ``enqueue``'s arguments."""
+    if isinstance(item, Mapping):
+        for key in item:
+            if key not in OPTIONS:
+                raise EnqueueError(
+                    f"items[{index}] has no argument {key!r}.{near_match(str(key), OPTIONS)} An item is a mapping of "
+                    f'enqueue()\'s arguments: put a plain JSON payload under {{"payload": …}}.'
+                )
+        return item
+    if isinstance(item, tuple) and len(item) == 2:
+        return {"reference": item[0], "payload": item[1]}
+    if is_dataclass(item) or hasattr(item, "model_dump"):
+        return {"payload": item}
+    raise EnqueueError(
+        f"items[{index}] is {item!r:.80}: an item is a mapping of enqueue()'s arguments, a (reference, payload) pair, "
+        "or a dataclass or pydantic payload."
+    )
+
+
+def row_of(options: Mapping[str, Any], max_attempts: int) -> dict[str, Any]:
+    """Check one task's arguments and return its column values, payload and context as JSON text."""
+    get = options.get
+    payload_type, plain = codecs.encode(get("payload"))
+    context = get("context")
+    row = {
+        "reference_number": _text("reference", get("reference")),
+        "payload": None if plain is None else json_payload.dumps(plain),
+        "payload_type": payload_type,
+        "priority": get("priority") or 0,
+        "group_key": _text("group", get("group")),
+        "tag": _text("tag", get("tag")),
+        "context": None if context is None else json_payload.dumps(dict(context)),
+        "max_attempts": max_attempts,
+        "delay": _seconds("delay", get("delay")),
+        "run_at": get("run_at"),
+        "ttl": _seconds("ttl", get("ttl")),
+    }
+    if type(row["priority"]) is not int or not -32768 <= row["priority"] <= 32767:
+        raise EnqueueError(f"priority={row['priority']!r} must be a whole number from -32768 to 32767, lower first.")
+    if row["run_at"] is not None and not isinstance(row["run_at"], datetime):
+        raise EnqueueError(f"run_at={row['run_at']!r} must be a datetime.")
+    return row
+
+
+def _text(name: str, value: Any) -> str | None:
+    if value is None:
+        return None
+    if not isinstance(value, str) or not 0 < len(value) <= 200 or "\0" in value:
+        raise EnqueueError(f"{name}={value!r:.80} must be None or text of 1 to 200 characters without NUL.")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise EnqueueError(f"{name}={value!r:.80} holds a lone surrogate at {error.start}; it is not text.") from None
+    return value
+
+
+def _seconds(name: str, value: Any) -> float | None:
+    if value is None:
+        return None
+    if not isinstance(value, timedelta) or value < timedelta(0):
+        raise EnqueueError(f"{name}={value!r} must be a timedelta that is not negative.")
+    return value.total_seconds()
+
+
+def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    """Refuse a word that is none of ``choices``."""
+    if value not in choices:
+        raise EnqueueError(f"{name}={value!r} must be one of {', '.join(map(repr, choices))}.")

@@ -1,0 +1,125 @@
+"""Out of the line, under a lease."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+from django_dbtaskqueue.flow.sql.base import FENCED, Group, Tables
+from django_dbtaskqueue.flow.sql.dialects import Dialect
+from django_dbtaskqueue.status import sql_sources
+
+# Columns a lease is built from, in the order flow/checkout.py unpacks them.
+LEASED = (
+    "id, queue_name, reference_number, attempt, reenqueue_attempt, total_attempt, max_attempts, priority, "
+    "payload_type, {payload}, {context}, create_time, start_time, next_process_time, poller_instance, ready_time"
+)
+
+
+class Checkouts(Group):
+    """The checkout strategies, and questions about the line."""
+
+    def __init__(self, tables: Tables, dialect: Dialect) -> None:
+        super().__init__(tables, dialect)
+        self.leased = LEASED.format(payload=dialect.text("payload"), context=dialect.text("context"))
+
+    @cached_property
+    def _take(self) -> str:
+        return (
+            "status = 'PROCESSING', attempt = attempt + 1, total_attempt = total_attempt + 1,"
+            f" start_time = {self.dialect.now}, last_update_time = {self.dialect.now},"
+            f" next_process_time = {self.dialect.later('%(lease)s')}, poller_instance = %(poller_instance)s"
+        )
+
+    @property
+    def _due_now(self) -> str:
+        # No condition on status: ready_time IS NOT NULL says the same by CHECK, and each redundant condition lowers
+        # the planner's row guess until a sequential scan looks cheaper than the index.
+        now = self.dialect.now
+        return f"ready_time <= {now} AND next_process_time <= {now} AND attempt < max_attempts AND NOT {self._paused}"
+
+    @property
+    def _paused(self) -> str:
+        # Evaluated once per statement: a pause takes effect before the very next checkout, anywhere.
+        return (
+            f"EXISTS (SELECT 1 FROM {self.tables.queue} AS q WHERE q.name = %(queue_name)s"
+            " AND q.paused_time IS NOT NULL"
+            f" AND (q.paused_until IS NULL OR q.paused_until > {self.dialect.now}))"
+        )
+
+    def _line(self, columns: str, lock: str) -> str:
+        """The head of the line behind remembered bounds, one index range per priority, never more than ``limit``."""
+        return (
+            "SELECT x.* FROM unnest(%(priorities)s::smallint[], %(times)s::timestamptz[], %(ids)s::bigint[])"
+            f" AS b(p, bound_time, bound_id) CROSS JOIN LATERAL (SELECT {columns} FROM {self.tables.task}"
+            " WHERE queue_name = %(queue_name)s AND priority = b.p AND (ready_time, id) > (b.bound_time, b.bound_id)"
+            f" AND {self._due_now} ORDER BY ready_time, id LIMIT %(limit)s {lock}) AS x LIMIT %(limit)s"
+        )
+
+    @cached_property
+    def checkout_skip_locked(self) -> str:
+        """Lock due rows, charge and lease them, in one HOT update.
+
+        The array of ctids is an InitPlan that runs once, so LIMIT cannot be overrun and a TID scan has no rival plan.
+        """
+        line = self._line("ctid", "FOR NO KEY UPDATE SKIP LOCKED")
+        return self.tables.rename(
+            f"UPDATE {self.tables.task} SET {self._take} WHERE ctid = ANY(ARRAY({line})) RETURNING {self.leased}"
+        )
+
+    @cached_property
+    def candidates(self) -> str:
+        """The head of the line without a lock: (id, total_attempt), for the optimistic strategy."""
+        return self.tables.rename(self._line("id, total_attempt, priority, ready_time", ""))
+
+    @cached_property
+    def checkout_optimistic(self) -> str:
+        """Take those candidates that nobody changed since they were read; losers take nothing."""
+        return self.tables.rename(
+            f"UPDATE {self.tables.task} AS t SET {self._take} FROM {self.dialect.rows(FENCED)}"
+            f" WHERE t.id = u.i AND t.total_attempt = u.k AND t.status IN ({sql_sources('checkout')})"
+            f" AND {self._due_now} RETURNING {self.leased}"
+        )
+
+    @cached_property
+    def checkout_single_writer(self) -> str:
+        """Take the head of the line in one statement, where the database lets one writer in at a time (SQLite)."""
+        return self.tables.rename(
+            f"UPDATE {self.tables.task} SET {self._take} WHERE id IN (SELECT id FROM {self.tables.task}"
+            f" WHERE queue_name = %(queue_name)s AND ready_time IS NOT NULL AND {self._due_now}"
+            f" AND status IN ({sql_sources('checkout')})"
+            f" ORDER BY priority, ready_time, id LIMIT %(limit)s) RETURNING {self.leased}"
+        )
+
+    @cached_property
+    def priorities(self) -> str:
+        """The distinct priorities in line, found by skipping through the index (PostgreSQL has no loose scan)."""
+        first = f"SELECT priority FROM {self.tables.task} WHERE queue_name = %(queue_name)s AND ready_time IS NOT NULL"
+        return self.tables.rename(
+            f"WITH RECURSIVE p AS (({first} ORDER BY priority LIMIT 1) UNION ALL"
+            f" SELECT ({first} AND priority > p.priority ORDER BY priority LIMIT 1) FROM p"
+            " WHERE p.priority IS NOT NULL)"
+            " SELECT priority FROM p WHERE priority IS NOT NULL"
+        )
+
+    @cached_property
+    def next_due(self) -> str:
+        """Seconds until the first task of the given priorities that is scheduled for later becomes due."""
+        now = self.dialect.now
+        wait = self.dialect.seconds_between(now, "min(x.ready_time)")
+        if self.dialect.vendor == "postgresql":
+            source = (
+                f"unnest(%(priorities)s::smallint[]) AS b(p) CROSS JOIN LATERAL (SELECT ready_time FROM"
+                f" {self.tables.task} WHERE queue_name = %(queue_name)s AND priority = b.p AND ready_time > {now}"
+                " ORDER BY ready_time LIMIT 1) AS x"
+            )
+        else:
+            source = f"{self.tables.task} AS x WHERE queue_name = %(queue_name)s AND ready_time > {now}"
+        return self.tables.rename(f"SELECT {wait} FROM {source}")
+
+    @cached_property
+    def soon(self) -> str:
+        """Whether a task is in line that is due, being processed, or due within ``horizon`` seconds; and not paused."""
+        return self.tables.rename(
+            f"SELECT 1 FROM {self.tables.task} WHERE queue_name = %(queue_name)s"
+            f" AND ready_time <= {self.dialect.later('%(horizon)s')} AND NOT {self._paused} LIMIT 1"
+        )

@@ -1,0 +1,77 @@
+"""Into the table."""
+
+from __future__ import annotations
+
+from functools import cached_property, lru_cache
+
+from django_dbtaskqueue.flow.sql.base import Group
+from django_dbtaskqueue.status import sql_sources
+
+GIVEN = {  # what enqueue writes, with PostgreSQL types
+    "reference_number": "text",
+    "payload": "jsonb",
+    "payload_type": "text",
+    "priority": "smallint",
+    "group_key": "text",
+    "tag": "text",
+    "context": "jsonb",
+    "max_attempts": "int",
+}
+
+
+class Enqueueing(Group):
+    """Inserts, and what becomes of a taken reference."""
+
+    @lru_cache(maxsize=64)  # noqa: B019 -- one object per location, alive as long as the process
+    def insert(self, on_duplicate: str, *, timed: bool, keep_due: bool = False) -> str:
+        """Insert one task; returns its row, or nothing when the reference is taken and nothing was written."""
+        due = self._due("%(delay)s", "%(run_at)s") if timed else self.dialect.now
+        expire = self.dialect.maybe_later("%(ttl)s", start=due) if timed else "NULL"
+        values = ", ".join(f"%({name})s" for name in GIVEN)
+        return self.tables.rename(
+            f"INSERT INTO {self.tables.task} AS t"
+            f" (queue_name, {', '.join(GIVEN)}, ready_time, next_process_time, expire_time)"
+            f" VALUES (%(queue_name)s, {values}, {due}, {due}, {expire})"
+            f" {self._conflict(on_duplicate, keep_due=keep_due)}"
+            " RETURNING id, create_time, ready_time, next_process_time, attempt, reenqueue_attempt, total_attempt"
+        )
+
+    @lru_cache(maxsize=64)  # noqa: B019 -- one object per location, alive as long as the process
+    def insert_many(self, on_duplicate: str, *, timed: bool, keep_due: bool = False) -> str:
+        """Insert the JSON array ``rows``; returns (id, whether it is new) of each written task."""
+        columns = {**GIVEN, "delay": "float8", "run_at": "text", "ttl": "float8"} if timed else GIVEN
+        due = self._due("u.delay", "u.run_at") if timed else self.dialect.now
+        expire = self.dialect.maybe_later("u.ttl", start=due) if timed else "NULL"
+        picked = ", ".join(f"u.{name}" for name in GIVEN)
+        return self.tables.rename(
+            f"INSERT INTO {self.tables.task} AS t"
+            f" (queue_name, {', '.join(GIVEN)}, ready_time, next_process_time, expire_time)"
+            f" SELECT %(queue_name)s, {picked}, {due}, {due}, {expire} FROM {self.dialect.rows(columns)} WHERE true"
+            f" {self._conflict(on_duplicate, keep_due=keep_due)}"
+            " RETURNING id, last_update_time = create_time"
+        )
+
+    def _due(self, delay: str, run_at: str) -> str:
+        base = f"{self.dialect.greatest}({self.dialect.now}, coalesce({self.dialect.time(run_at)}, {self.dialect.now}))"
+        return self.dialect.later(f"coalesce({delay}, 0)", start=base)
+
+    def _conflict(self, on_duplicate: str, *, keep_due: bool) -> str:
+        if on_duplicate != "replace":
+            return "ON CONFLICT (reference_number, queue_name) DO NOTHING"
+        names = ["payload", "payload_type", "priority", "group_key", "tag", "context", "max_attempts"]
+        names += [] if keep_due else ["ready_time", "next_process_time", "expire_time"]
+        changes = ", ".join(f"{name} = excluded.{name}" for name in names)
+        # Later than create_time by construction, which is how a replaced row is told from a new one.
+        touched = f"{self.dialect.greatest}({self.dialect.now}, {self.dialect.later('0.001', start='t.create_time')})"
+        return (
+            f"ON CONFLICT (reference_number, queue_name) DO UPDATE SET {changes}, last_update_time = {touched}"
+            f" WHERE t.status IN ({sql_sources('replace')})"
+        )
+
+    @cached_property
+    def find(self) -> str:
+        """The task that holds a reference."""
+        return self.tables.rename(
+            f"SELECT id, status FROM {self.tables.task} WHERE reference_number = %(reference_number)s"
+            " AND queue_name = %(queue_name)s"
+        )

@@ -1,0 +1,73 @@
+"""What keeps leases alive and tasks from being stuck."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+from django_dbtaskqueue.flow.sql.base import Group
+from django_dbtaskqueue.status import sql_sources
+
+NO_HANDLER = "no handler"  # how the parking reason of a task without a processor begins
+
+
+class Tending(Group):
+    """Renewal, touch, rescue, parking."""
+
+    @cached_property
+    def renew(self) -> str:
+        """Extend held leases. Skips locked rows: a renewal never waits for a handler's own row lock."""
+        return self.tables.rename(
+            f"UPDATE {self.tables.task} SET next_process_time = {self.dialect.later('%(lease)s')} WHERE id IN"
+            f" (SELECT t.id FROM {self.fenced('renew')} {self.passing}) RETURNING id"
+        )
+
+    @cached_property
+    def held(self) -> str:
+        """Which of the given leases still stand."""
+        return self.tables.rename(f"SELECT t.id FROM {self.fenced('renew')}")
+
+    @cached_property
+    def touch(self) -> str:
+        """Extend one lease by ``delta`` seconds; returns its new end."""
+        return self.tables.rename(
+            f"UPDATE {self.tables.task} SET next_process_time ="
+            f" {self.dialect.later('%(delta)s', start='next_process_time')}"
+            f" WHERE id = %(id)s AND total_attempt = %(total_attempt)s AND status IN ({sql_sources('touch')})"
+            " RETURNING next_process_time"
+        )
+
+    @cached_property
+    def progress(self) -> str:
+        """Store a progress note under a lease."""
+        return self.tables.rename(
+            f"UPDATE {self.tables.task} SET process_result = %(note)s, last_update_time = {self.dialect.now}"
+            f" WHERE id = %(id)s AND total_attempt = %(total_attempt)s AND status IN ({sql_sources('touch')})"
+            " RETURNING id"
+        )
+
+    @cached_property
+    def spent(self) -> str:
+        """Expired leases of tasks with no attempt left: their process died on the last one. Locks them."""
+        return self.tables.rename(
+            f"SELECT t.id, t.total_attempt, t.attempt, t.poller_instance FROM {self.tables.task} AS t"
+            f" WHERE t.queue_name = %(queue_name)s AND t.ready_time <= {self.dialect.now}"
+            f" AND t.next_process_time <= {self.dialect.now} AND t.attempt >= t.max_attempts"
+            f" AND t.status IN ({sql_sources('rescue')}) LIMIT %(limit)s {self.passing}"
+        )
+
+    @cached_property
+    def unpark(self) -> str:
+        """Put tasks that waited for a handler back in line, now that this poller has one for their type."""
+        now = self.dialect.now
+        known = (
+            "payload_type = ANY(%(types)s)"
+            if self.dialect.vendor == "postgresql"
+            else "payload_type IN (SELECT value FROM json_each(%(types)s))"
+        )
+        return self.tables.rename(
+            f"UPDATE {self.tables.task} SET parked_by = NULL, last_update_time = {now},"
+            f" ready_time = {self.dialect.greatest}({now}, next_process_time)"
+            f" WHERE queue_name = %(queue_name)s AND status IN ({sql_sources('unpark')})"
+            f" AND substr(parked_by, 1, {len(NO_HANDLER)}) = '{NO_HANDLER}'"
+            f" AND (payload_type IS NULL OR {known}) RETURNING id"
+        )

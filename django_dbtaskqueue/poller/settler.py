@@ -1,0 +1,116 @@
+"""The way out: outcomes wait here for their batch, and leave it settled."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from time import monotonic
+
+from django_dbtaskqueue.flow import observe, settle
+from django_dbtaskqueue.flow.settle import Pair
+from django_dbtaskqueue.lease import Lease
+from django_dbtaskqueue.outcomes import CompleteDelete, Fail, Reenqueue
+from django_dbtaskqueue.poller.carrier import Carrier
+from django_dbtaskqueue.poller.executors import Done
+from django_dbtaskqueue.poller.lane import Lane
+
+FLUSH = 500  # outcomes that make a batch worth its commit
+MOST = 1000  # outcomes in one commit
+
+
+@dataclass(slots=True)
+class Counts:
+    """What one poller did."""
+
+    started: int = 0
+    finished: int = 0
+    failed: int = 0
+    lost: int = 0
+
+
+class Settler:
+    """Collects outcomes and settles them in batches, from any carrier; the fence makes a repeat harmless."""
+
+    def __init__(self, lanes: Mapping[str, Lane], counts: Counts, ring: Callable[[], None]) -> None:
+        self.held: set[Lease] = set()  # leases a processor may still settle
+        self.done: deque[Done] = deque()
+        self._lanes = lanes
+        self._counts = counts
+        self._ring = ring
+        self._lock = threading.Lock()
+        self._settled_at = monotonic()
+
+    def finish(self, done: Done, *, idle: bool) -> None:
+        """A processor is done with a lease; ``idle`` when nothing waits for its slot. On the processor's own thread."""
+        self.done.append(done)
+        if idle or len(self.done) >= FLUSH:
+            self._ring()
+
+    def is_due(self) -> bool:
+        """Whether what is done has waited for its batch long enough."""
+        if not self.done:
+            return False
+        waited = monotonic() - self._settled_at
+        return (
+            len(self.done) >= FLUSH
+            or waited >= self._lanes[self.done[0].lease.queue].settings.settle_interval.total_seconds()
+        )
+
+    def settle(self, carrier: Carrier) -> None:
+        """Settle what is done, one transaction per queue. On an error it is all kept for the next time."""
+        batches: dict[str, list[Done]] = {}
+        for _ in range(min(len(self.done), MOST)):
+            try:
+                done = self.done.popleft()
+            except IndexError:  # the other carrier was faster
+                break
+            batches.setdefault(done.lease.queue, []).append(done)
+        pending = list(batches.items())
+        try:
+            while pending:
+                self._settle_batch(carrier, self._lanes[pending[-1][0]], pending[-1][1])
+                pending.pop()
+        finally:
+            for _, batch in pending:
+                self.done.extendleft(batch)
+            self._settled_at = monotonic()
+
+    def _settle_batch(self, carrier: Carrier, lane: Lane, batch: list[Done]) -> None:
+        pairs = [(done.lease, done.settlement) for done in batch if done.settlement is not None]
+        if pairs:
+            session = carrier.session(lane)
+            chunks = [pairs] if lane.settings.settle == "batch" else [[pair] for pair in pairs]
+            settled: set[int] = set()
+            for chunk in chunks:
+                settled |= settle.settle_surely(session, chunk, keep=lane.settings.keep)
+            if len(settled) < len(pairs):
+                self._explain([pair for pair in pairs if pair[0].id not in settled], carrier, lane)
+        self.held.difference_update([done.lease for done in batch])
+        self._account(lane, batch)
+
+    def _explain(self, missing: list[Pair], carrier: Carrier, lane: Lane) -> None:
+        """Tell a lease that was lost from an outcome that was stored before, by the processor or by a lost reply."""
+        stored, _ = settle.resolve(carrier.session(lane), [lease for lease, _ in missing])
+        for lease, outcome in missing:
+            gone = isinstance(outcome, CompleteDelete) or lease.touched
+            if lease.id not in stored and not gone:
+                self._counts.lost += 1
+                observe.lost(lease, type(outcome).__name__)
+
+    def _account(self, lane: Lane, batch: list[Done]) -> None:
+        ran = [done for done in batch if not isinstance(done.settlement, settle.Release | settle.Park)]
+        if not ran:
+            return
+        with self._lock:
+            lane.learn(sum([done.seconds for done in ran]), len(ran))
+            self._counts.finished += len(ran)
+        watched = observe.watched()
+        for done in ran:
+            outcome = done.settlement
+            if isinstance(outcome, Fail | Reenqueue):
+                self._counts.failed += isinstance(outcome, Fail)
+                lane.wake()  # it may be due again soon
+            if watched or isinstance(outcome, Fail):
+                observe.finished(done.lease, outcome)

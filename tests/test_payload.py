@@ -1,0 +1,432 @@
+"""JSON in and out of a row: the same value comes back, or PayloadError names the place."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import datetime as dt
+import decimal
+import enum
+import json
+import math
+import re
+import sys
+import uuid
+from typing import Any, NamedTuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from django_dbtaskqueue import payload
+from django_dbtaskqueue.exceptions import PayloadError
+from django_dbtaskqueue.payload import DEFAULT_LIMITS, Limits
+
+NAN, INF = math.nan, math.inf
+
+
+class Colour(enum.StrEnum):
+    RED = "red"
+
+
+class Level(enum.IntEnum):
+    HIGH = 2
+
+
+class Shade(enum.Enum):
+    DARK = "dark"
+
+
+class Point(NamedTuple):
+    x: int
+    y: int
+
+
+@dataclasses.dataclass
+class Claim:
+    id: int
+
+
+class Ratio(float):
+    pass
+
+
+@pytest.fixture(params=["orjson", "stdlib"])
+def reader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Run the test with the ``speed`` extra and as if it were not installed."""
+    if request.param == "orjson":
+        pytest.importorskip("orjson")
+    else:
+        monkeypatch.setattr(payload, "orjson", None)
+    return str(request.param)
+
+
+def nested(depth: int) -> list[Any]:
+    value: list[Any] = []
+    for _ in range(depth - 1):
+        value = [value]
+    return value
+
+
+def same(left: Any, right: Any) -> bool:
+    """Return whether two JSON values are equal and of the same types all the way down."""
+    if type(left) is not type(right):
+        return False
+    if isinstance(left, dict):
+        return left.keys() == right.keys() and all(same(left[key], right[key]) for key in left)
+    if isinstance(left, list):
+        return len(left) == len(right) and all(map(same, left, right))
+    return bool(left == right)
+
+
+# --- what is accepted ---
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        True,
+        0,
+        -1,
+        1.5,
+        -0.0,
+        1e-7,
+        5e-324,
+        "",
+        "é€😀",
+        "\x01\x7f\u2028\ufeff",
+        "\\u0000 as six characters",
+        'quotes " and \\ and e+16',
+        "1e+16",
+        "6e1f0f0e-3e5f-4a3b",
+        [],
+        {},
+        {"": None},
+        {"id": 123, "carrier": "UA", "delay": 1.5},
+        {"items": [{"when": "2013-01-01", "n": [1, [2, {}]]}] * 60},
+        2**63,
+        -(2**63) - 1,
+        2**64,
+        10**40,
+        10**4299,
+        [{"a": [True, False, None]}, 1.0, 1],
+    ],
+)
+def test_round_trip_keeps_value_and_types(value: Any, reader: str) -> None:
+    text = payload.dumps(value)
+    assert same(payload.loads(text), value)
+    assert same(payload.loads(text.encode()), value)
+    assert same(json.loads(text), value)
+
+
+@pytest.mark.parametrize("number", [1e16, -1e16, 1.5e300, 1.2345678901234568e17, sys.float_info.max, 1e22, -1e-300])
+@pytest.mark.parametrize("wrap", [lambda v: v, lambda v: {"a": [v, "1e+16", 'b" 1e+16']}])
+def test_a_large_float_is_written_so_that_jsonb_cannot_make_it_an_integer(
+    number: float, wrap: Any, reader: str
+) -> None:
+    text = payload.dumps(wrap(number))
+    outside_strings = json.loads(text, parse_float=str)
+    digits = outside_strings if isinstance(outside_strings, str) else outside_strings["a"][0]
+    assert "e+" not in digits
+    assert "." in digits or "e-" in digits
+    assert same(payload.loads(text), wrap(number))
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ((1, (2,)), "[1,[2]]"),
+        (Point(1, 2), "[1,2]"),
+        (Colour.RED, '"red"'),
+        ({Colour.RED: Level.HIGH}, '{"red":2}'),
+        ([Ratio(0.5)], "[0.5]"),
+        ({"a": "é", "b": [1, 2]}, '{"a":"é","b":[1,2]}'),
+    ],
+)
+def test_subclasses_and_tuples_are_written_as_their_json_base(value: Any, text: str, reader: str) -> None:
+    assert payload.dumps(value) == text
+
+
+def test_depth_counts_containers_up_to_the_limit(reader: str) -> None:
+    assert payload.dumps(nested(100)) == "[" * 100 + "]" * 100
+    assert payload.dumps({"brackets": "[" * 300}) == '{"brackets":"' + "[" * 300 + '"}'
+    with pytest.raises(PayloadError) as caught:
+        payload.dumps(nested(101))
+    assert caught.value.path == "[0]" * 100
+    assert "deeper than 100" in caught.value.reason
+    assert payload.dumps(nested(5), limits=Limits(depth=5))
+    with pytest.raises(PayloadError, match="deeper than 5"):
+        payload.dumps(nested(6), limits=Limits(depth=5))
+
+
+def test_depth_far_beyond_any_recursion_limit_is_a_payload_error(reader: str) -> None:
+    with pytest.raises(PayloadError, match="deeper than 100"):
+        payload.dumps(nested(50_000))
+
+
+def test_size_counts_bytes_of_utf8_up_to_the_limit(reader: str) -> None:
+    limits = Limits(size=12)
+    assert payload.dumps("x" * 10, limits=limits)
+    assert payload.dumps("é" * 5, limits=limits)
+    for text, size in (("x" * 11, 13), ("é" * 6, 14)):
+        with pytest.raises(PayloadError, match=f"takes {size} bytes as JSON and 12 are allowed") as caught:
+            payload.dumps(text, limits=limits)
+        assert caught.value.path == ""
+    assert len(payload.dumps("x" * (DEFAULT_LIMITS.size - 2))) == 1024 * 1024
+    with pytest.raises(PayloadError, match="1,048,577 bytes"):
+        payload.dumps("x" * (DEFAULT_LIMITS.size - 1))
+
+
+@pytest.mark.parametrize("wrong", [{"depth": 0}, {"depth": 501}, {"size": 0}])
+def test_limits_are_checked(wrong: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match="depth of 1 to 500"):
+        Limits(**wrong)
+
+
+# --- what is refused ---
+
+MOMENT = dt.datetime(2013, 1, 1, 5, 17)
+REFUSED = [
+    ("a\0b", "NUL character U+0000 at index 1"),
+    ("\ud800", "lone surrogate U+D800 at index 0"),
+    ("x\udfff", "lone surrogate U+DFFF at index 1"),
+    (NAN, "is nan"),
+    (INF, "is inf"),
+    (-INF, "is -inf"),
+    (Ratio("nan"), "is nan"),
+    (10**4300, "more than 4,300 digits"),
+    (-(10**5000), "more than 4,300 digits"),
+    ({1: "a"}, "has the key 1 of type int, and JSON keys are text"),
+    ({None: "a"}, "has the key None of type NoneType"),
+    ({True: "a"}, "has the key True of type bool"),
+    ({(1, 2): "a"}, "has the key (1, 2) of type tuple"),
+    ({"a\0": 1}, "has the key 'a\\x00', which holds the NUL character"),
+    ({"\ud800": 1}, "has the key '\\ud800', which holds the lone surrogate U+D800"),
+    (MOMENT, "of type datetime, which JSON does not have. Use isoformat()"),
+    (MOMENT.date(), "of type date, which JSON does not have. Use isoformat()"),
+    (MOMENT.time(), "Use isoformat()"),
+    (dt.timedelta(1), "Use total_seconds()"),
+    (decimal.Decimal("1.5"), "of type Decimal, which JSON does not have. Use str()"),
+    (uuid.UUID(int=1), "of type UUID, which JSON does not have. Use str()"),
+    (b"abc", "Use base64.b64encode()"),
+    ({1, 2}, "of type set, which JSON does not have. Use list()"),
+    (frozenset(), "Use list()"),
+    (Shade.DARK, "of type Shade, which JSON does not have. Use .value"),
+    (Claim(1), "Pass the dataclass itself as the whole payload, or use dataclasses.asdict()"),
+    (1j, "of type complex"),
+    (object, "of type type"),
+    (range(3), "of type range"),
+    (iter([1]), "of type list_iterator"),
+]
+WRAPS: list[tuple[Any, str]] = [
+    (lambda v: v, ""),
+    (lambda v: [v], "[0]"),
+    (lambda v: {"items": [0, 1, 2, {"when": v}]}, "items[3].when"),
+    (lambda v: {"a b": (1, v)}, '["a b"][1]'),
+    (lambda v: {"ok": 1, "é": {"1": v}}, '["\\u00e9"]["1"]'),
+]
+
+
+@pytest.mark.parametrize(("wrap", "path"), WRAPS, ids=[path or "top" for _, path in WRAPS])
+@pytest.mark.parametrize(("value", "reason"), REFUSED, ids=[reason[:40] for _, reason in REFUSED])
+def test_what_no_database_holds_is_refused_with_its_path(
+    value: Any, reason: str, wrap: Any, path: str, reader: str
+) -> None:
+    with pytest.raises(PayloadError) as caught:
+        payload.dumps(wrap(value))
+    assert caught.value.path == path
+    assert reason in caught.value.reason
+    assert payload.find_fault(wrap(value)) == (path, caught.value.reason)
+
+
+def test_a_circular_value_is_refused_where_it_closes(reader: str) -> None:
+    value: dict[str, Any] = {"name": "x", "children": [{}]}
+    value["children"][0]["parent"] = value
+    with pytest.raises(PayloadError, match="circular") as caught:
+        payload.dumps(value)
+    assert caught.value.path == "children[0].parent"
+
+
+def test_the_same_object_twice_is_not_circular(reader: str) -> None:
+    shared = {"a": 1}
+    assert payload.dumps([shared, shared]) == '[{"a":1},{"a":1}]'
+
+
+def test_a_long_integer_is_refused_also_where_this_process_could_read_it(reader: str) -> None:
+    limit = sys.get_int_max_str_digits()
+    sys.set_int_max_str_digits(0)
+    try:
+        with pytest.raises(PayloadError, match="4,300 digits"):
+            payload.dumps({"n": 10**4300})
+        assert payload.dumps({"n": [10**4299, "x"]})
+    finally:
+        sys.set_int_max_str_digits(limit)
+
+
+def test_a_long_value_and_a_broken_repr_do_not_spoil_the_message() -> None:
+    class Broken:
+        def __repr__(self) -> str:
+            raise RuntimeError("no repr")
+
+    with pytest.raises(PayloadError, match="<Broken whose repr\\(\\) fails>"):
+        payload.dumps([Broken()])
+    with pytest.raises(PayloadError) as caught:
+        payload.dumps({b"x" * 10_000: 1})
+    assert len(str(caught.value)) < 300
+
+
+# --- properties ---
+
+ODD_TEXT = st.text(st.characters(codec=None, exclude_categories=()), max_size=8)  # NUL and lone surrogates too
+GOOD_TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=8)
+GOOD = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | GOOD_TEXT,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(GOOD_TEXT, inner, max_size=4),
+    max_leaves=20,
+)
+ANY_LEAF = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**70), 2**70)
+    | st.floats()
+    | ODD_TEXT
+    | st.binary(max_size=3)
+    | st.datetimes()
+    | st.uuids()
+    | st.sampled_from([Shade.DARK, Claim(1)])
+)
+ANY_KEY = ODD_TEXT | st.integers(0, 3) | st.none() | st.booleans()
+ANYTHING = st.recursive(
+    ANY_LEAF,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(ANY_KEY, inner, max_size=3),
+    max_leaves=12,
+)
+
+
+@given(GOOD)
+def test_any_json_value_round_trips_by_both_readers(value: Any) -> None:
+    text = payload.dumps(value)
+    assert same(payload.loads(text), value)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(payload, "orjson", None)
+        assert same(payload.loads(text), value)
+        assert same(payload.loads(payload.dumps(value)), value)
+
+
+def follow(value: Any, path: str) -> Any:
+    """Walk ``path`` as a person would read it."""
+    rest = path if path[:1] in {"", "["} else f".{path}"
+    while rest:
+        if rest[0] == ".":
+            step = re.split(r"[.\[]", rest[1:])[0]
+            rest = rest[1 + len(step) :]
+        else:
+            step, end = json.JSONDecoder().raw_decode(rest, 1)
+            rest = rest[end + 1 :]
+        value = value[step]
+    return value
+
+
+def is_culprit(value: Any) -> bool:
+    """Return whether ``value`` alone, without what it contains, cannot be stored."""
+    if isinstance(value, dict):
+        return any(not isinstance(key, str) or payload.clean_text(key) != key for key in value)
+    if isinstance(value, list):
+        return False
+    if isinstance(value, str):
+        return payload.clean_text(value) != value
+    if isinstance(value, float):
+        return not math.isfinite(value)
+    return not (value is None or (isinstance(value, int) and abs(value) < 10**4300))
+
+
+@given(ANYTHING, st.sampled_from(["orjson", "stdlib"]))
+def test_any_value_round_trips_or_is_refused_at_the_culprit(value: Any, how: str) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        if how == "stdlib":
+            patch.setattr(payload, "orjson", None)
+        try:
+            text = payload.dumps(value)
+        except PayloadError as error:
+            assert is_culprit(follow(value, error.path)), error
+        else:
+            assert payload.find_fault(value) is None
+            assert same(payload.loads(text), value)
+            text.encode()
+            assert "\\u0000" not in text.replace("\\\\", "")
+
+
+# --- reading ---
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "nul", "NaN", "[Infinity]", "-Infinity", "1e400", '"\\ud800"', '["\\uDFFF"]', b"\xff", '"\ud800"', "1 2"],
+)
+def test_what_is_not_json_is_a_payload_error(text: str | bytes, reader: str) -> None:
+    with pytest.raises(PayloadError, match="not JSON"):
+        payload.loads(text)
+
+
+@pytest.mark.parametrize("number", [2**63 - 1, 2**63, 2**64 - 1, 2**64, -(2**63), -(2**63) - 1, 10**30])
+def test_integers_of_any_size_are_read_exactly(number: int, reader: str) -> None:
+    assert same(payload.loads(f'{{"a": [{number}]}}'), {"a": [number]})
+
+
+def test_very_deep_text_is_a_payload_error_or_read(reader: str) -> None:
+    with pytest.raises(PayloadError, match="not JSON"):
+        payload.loads("[" * 200_000)
+
+
+# --- text ---
+
+TEXTS = ["", "plain", "é€😀" * 3, "a\0b", "\ud83d", "x\udc00y", "😀" * 2000]
+
+
+@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize("limit", [0, 1, 2, 3, 4, 5, 9, 4000])
+def test_cutting_keeps_whole_characters_within_the_limit(text: str, limit: int) -> None:
+    clean = payload.clean_text(text)
+    head, tail = payload.cut_bytes(text, limit), payload.tail_bytes(text, limit)
+    assert head is not None
+    assert tail is not None
+    assert clean.startswith(head)
+    assert clean.endswith(tail)
+    for part in (head, tail):
+        # Nothing more would fit: one more character of at most four bytes is over the limit, unless all is there.
+        assert len(part.encode()) <= limit
+        assert part == clean or len(part.encode()) > limit - 4
+
+
+def test_none_stays_none() -> None:
+    assert payload.cut_bytes(None) is None
+    assert payload.tail_bytes(None) is None
+
+
+@given(ODD_TEXT)
+def test_clean_text_is_accepted_and_keeps_what_was_clean(text: str) -> None:
+    clean = payload.clean_text(text)
+    assert len(clean) == len(text)
+    assert payload.loads(payload.dumps(clean)) == clean
+    assert all(new in (old, "\ufffd") for old, new in zip(text, clean, strict=True))
+
+
+@given(ANYTHING)
+def test_safe_json_always_gives_json_that_a_database_takes(value: Any) -> None:
+    result = payload.loads(payload.safe_json(value))
+    assert payload.find_fault(result) is None
+
+
+def test_safe_json_of_the_worst() -> None:
+    class Broken:
+        def __repr__(self) -> str:
+            raise RuntimeError("no repr")
+
+    loop: list[Any] = []
+    loop.append(loop)
+    assert payload.safe_json(Broken()) == '"<Broken whose repr() fails>"'
+    assert "[[...]]" in payload.safe_json(loop)
+    assert len(payload.safe_json("x" * 2_000_000)) < 5000
+    assert payload.safe_json({"ok": 1}) == '{"ok":1}'
+    assert payload.safe_json(base64.b64encode(b"x"))

@@ -1,0 +1,225 @@
+"""Processors whose payload says what they do, so that one of them serves many tests.
+
+A payload is None or an object: ``{"do": VERB, …}``, "ok" by default. ``run(task)`` does it:
+
+=========== ====================================================================================================
+ok          Complete(payload.get("result"))
+sleep       sleeps ``seconds`` (default 0.05) and completes; on ``aio`` without blocking the event loop
+wait        completes as soon as the file ``until`` exists
+raise       raises ``RuntimeError(message)``, by default "asked to fail"; ``until_attempt`` n: only before attempt n
+fail        Fail(message, retry=payload.get("retry", True))
+poison      Poison(reason)
+reenqueue   Reenqueue(delay seconds) until that happened ``times`` times (default 1), then completes
+delete      CompleteDelete()
+exit        ends the process with ``os._exit(code)``; ``until_attempt`` as above
+kill        the same by SIGKILL
+stop        the same by SIGSTOP, which stops the whole process until SIGCONT; then completes
+book        writes ``Booking(reference=task.reference)``, then does what ``then`` (a payload of its own) says
+enqueue     enqueues ``queue``, ``reference``, ``payload`` on the task's database, then completes
+settle      writes a Booking and settles by ``task.complete()`` itself, both in its own transaction
+=========== ====================================================================================================
+
+Whatever it does, ``"mark": PATH`` first appends a line "id reference total_attempt pid" to that file: the record of
+what was really started, and an event to wait for.
+
+======== ====================================== ==============================================================
+queue    processor                              settings
+======== ====================================== ==============================================================
+work     sync                                   3 attempts, retried after 50 ms
+other    sync                                   3 attempts, retried after 50 ms
+atomic   sync, ``mode="atomic"``                3 attempts, retried after 50 ms
+aio      async                                  3 attempts, retried after 50 ms
+brief    sync                                   as work, with a lease of 1 s: for tests where holders die
+timed    sync, ``timeout`` of 0.3 s             1 attempt
+aiotimed async, ``timeout`` of 0.3 s            1 attempt
+======== ====================================== ==============================================================
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from django.db import transaction
+
+from django_dbtaskqueue import Complete, CompleteDelete, Fail, Fixed, Poison, Reenqueue, enqueue, processor
+from django_dbtaskqueue.lease import Lease
+from tests.testapp.models import Booking
+
+LOOK = 0.01  # seconds between two looks for a file
+QUICKLY: dict[str, Any] = {"max_attempts": 3, "retry": Fixed(timedelta(milliseconds=50))}
+LIMIT: dict[str, Any] = {"max_attempts": 1, "timeout": timedelta(milliseconds=300)}
+
+
+def run(task: Lease) -> Any:
+    """Do what the payload says."""
+    payload = task.payload or {}
+    mark(task, payload)
+    return VERBS[payload.get("do", "ok")](task, payload)
+
+
+async def run_async(task: Lease) -> Any:
+    """``run``, where the verbs that take time let others run meanwhile."""
+    payload = task.payload or {}
+    verb = payload.get("do", "ok")
+    if verb not in ("sleep", "wait"):
+        return run(task)
+    mark(task, payload)
+    if verb == "sleep":
+        await asyncio.sleep(payload.get("seconds", 0.05))
+    else:
+        while not Path(payload["until"]).exists():
+            await asyncio.sleep(LOOK)
+    return Complete(payload.get("result"))
+
+
+def mark(task: Lease, payload: dict[str, Any]) -> None:
+    """Record the start: one short append, which no other process can tear."""
+    if "mark" in payload:
+        with open(payload["mark"], "a") as file:
+            file.write(f"{task.id} {task.reference} {task.total_attempt} {os.getpid()}\n")
+
+
+def _ok(task: Lease, payload: dict[str, Any]) -> Complete:
+    return Complete(payload.get("result"))
+
+
+def _sleep(task: Lease, payload: dict[str, Any]) -> Complete:
+    time.sleep(payload.get("seconds", 0.05))
+    return _ok(task, payload)
+
+
+def _wait(task: Lease, payload: dict[str, Any]) -> Complete:
+    while not Path(payload["until"]).exists():
+        time.sleep(LOOK)
+    return _ok(task, payload)
+
+
+def _raise(task: Lease, payload: dict[str, Any]) -> Complete:
+    if _still(task, payload):
+        raise RuntimeError(payload.get("message", "asked to fail"))
+    return _ok(task, payload)
+
+
+def _fail(task: Lease, payload: dict[str, Any]) -> Fail:
+    return Fail(payload.get("message", "asked to fail"), retry=payload.get("retry", True))
+
+
+def _poison(task: Lease, payload: dict[str, Any]) -> Poison:
+    return Poison(payload.get("reason", "asked to poison"))
+
+
+def _reenqueue(task: Lease, payload: dict[str, Any]) -> Any:
+    if task.reenqueue_attempt >= payload.get("times", 1):
+        return _ok(task, payload)
+    return Reenqueue(timedelta(seconds=payload.get("delay", 0)))
+
+
+def _delete(task: Lease, payload: dict[str, Any]) -> CompleteDelete:
+    return CompleteDelete()
+
+
+def _exit(task: Lease, payload: dict[str, Any]) -> Complete:
+    if _still(task, payload):
+        os._exit(payload.get("code", 7))
+    return _ok(task, payload)
+
+
+def _kill(task: Lease, payload: dict[str, Any]) -> Complete:
+    if _still(task, payload):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return _ok(task, payload)
+
+
+def _stop(task: Lease, payload: dict[str, Any]) -> Complete:
+    if _still(task, payload):
+        os.kill(os.getpid(), signal.SIGSTOP)
+    return _ok(task, payload)
+
+
+def _book(task: Lease, payload: dict[str, Any]) -> Any:
+    Booking.objects.using(task.door.alias).create(reference=task.reference, amount=task.attempt)
+    then = payload.get("then", {})
+    return VERBS[then.get("do", "ok")](task, then)
+
+
+def _enqueue(task: Lease, payload: dict[str, Any]) -> Complete:
+    enqueue(payload["queue"], payload.get("reference"), payload.get("payload"), using=task.door.alias)
+    return Complete()
+
+
+def _settle(task: Lease, payload: dict[str, Any]) -> None:
+    with transaction.atomic(using=task.door.alias):
+        Booking.objects.using(task.door.alias).create(reference=task.reference, amount=task.attempt)
+        task.complete(payload.get("result"))
+
+
+def _still(task: Lease, payload: dict[str, Any]) -> bool:
+    """Whether this attempt is one of those that are to go wrong."""
+    return "until_attempt" not in payload or task.attempt < payload["until_attempt"]
+
+
+VERBS: dict[str, Callable[[Lease, dict[str, Any]], Any]] = {
+    "ok": _ok,
+    "sleep": _sleep,
+    "wait": _wait,
+    "raise": _raise,
+    "fail": _fail,
+    "poison": _poison,
+    "reenqueue": _reenqueue,
+    "delete": _delete,
+    "exit": _exit,
+    "kill": _kill,
+    "stop": _stop,
+    "book": _book,
+    "enqueue": _enqueue,
+    "settle": _settle,
+}
+
+
+@processor("work", **QUICKLY)
+def work(task: Lease) -> Any:
+    """The usual one."""
+    return run(task)
+
+
+@processor("other", **QUICKLY)
+def other(task: Lease) -> Any:
+    """A second queue beside it."""
+    return run(task)
+
+
+@processor("atomic", mode="atomic", **QUICKLY)
+def atomic(task: Lease) -> Any:
+    """Its writes and its outcome commit together."""
+    return run(task)
+
+
+@processor("aio", **QUICKLY)
+async def aio(task: Lease) -> Any:
+    """On the event loop."""
+    return await run_async(task)
+
+
+@processor("brief", lease=timedelta(seconds=1), **QUICKLY)
+def brief(task: Lease) -> Any:
+    """A lease so short that a test can wait for its end."""
+    return run(task)
+
+
+@processor("timed", **LIMIT)
+def timed(task: Lease) -> Any:
+    """With a timeout."""
+    return run(task)
+
+
+@processor("aiotimed", **LIMIT)
+async def aiotimed(task: Lease) -> Any:
+    """With a timeout, on the event loop."""
+    return await run_async(task)
