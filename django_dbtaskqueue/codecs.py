@@ -1,22 +1,24 @@
 """Typed payloads: what a caller enqueues as a dataclass reaches the processor as the same class with the same values.
 
-The JSON stays readable: objects by field name, dates and durations in ISO 8601, Decimal and UUID as text, bytes as
-base64, enum members by value when all are text or all integers, else by name, members of a union that JSON cannot tell
-apart as ``{"@type": "date", "@value": "2013-01-31"}``. Fields with ``init=False`` are left to the constructor.
+The JSON stays readable: objects by field name, dates and durations as ISO 8601, Decimal and UUID as text, bytes as
+base64, enum members by value when all are str or all int, else by name, members of a union that JSON would confuse as
+``{"@type": "date", "@value": "2013-01-31"}``. Fields with ``init=False`` are left to the constructor. A PayloadError
+names the path, the expected type and the value, or the class and the field that JSON cannot express.
 """
 
 from __future__ import annotations
 
-import base64
 import json
 import sys
-import types
 import typing
+from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import MISSING, InitVar, dataclass, fields, is_dataclass
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
+from functools import partial
+from operator import methodcaller
 from typing import Any, NotRequired, Required
 from uuid import UUID
 
@@ -29,12 +31,9 @@ Step = Callable[[Any], Any]
 
 
 class _Mismatch(Exception):
-    """A value that does not fit its annotation. Steps are added, innermost first, while it travels up."""
-
     def __init__(self, expected: str, value: object, why: object = "") -> None:
-        self.steps: list[Any] = []
-        because = f" ({why})" if why else ""
-        super().__init__(f"expected {expected}, got {type(value).__name__} {short_repr(value)}{because}")
+        self.steps: list[Any] = []  # to the value; added innermost first, while the error travels up
+        super().__init__(f"expected {expected}, got {type(value).__name__} {short_repr(value)}{why and f' ({why})'}")
 
 
 @dataclass(slots=True)
@@ -43,7 +42,7 @@ class _Codec:
     kinds: Set[type]  # what the encoded form is in JSON; a union tells its members apart by it
     encode: Step
     decode: Step
-    rank: int = 0  # the higher, the later a union asks: str, int and float take neighbours and subclasses too
+    rank: int = 0  # the higher, the later a union asks: str, int and float take subclasses and neighbours too
 
 
 def type_name(cls: type) -> str:
@@ -53,31 +52,24 @@ def type_name(cls: type) -> str:
 
 
 def encode(value: object, declared: Any = None) -> tuple[str | None, object]:
-    """Return (type name, JSON-ready value) of a dataclass, NamedTuple or pydantic model; (None, value) of all else.
-
-    All else is encoded as the ``declared`` type if one is given. PayloadError names what does not fit its field.
-    """
+    """Return (type name, or None for plain JSON; JSON-ready value). What has no class is encoded as ``declared``."""
     cls = type(value)
-    if cls not in JSON_TYPES and (_is_record(cls) or _is_model(cls)):
+    if cls not in JSON_TYPES and (_is_record(cls) or issubclass(cls, _model_base())):
         return type_name(cls), _run(prepare(cls).encode, value)
     return None, _run(prepare(declared).encode, value)
 
 
 def decode(cls: Any, plain: object) -> Any:
-    """Return ``plain`` as a ``cls``; unchanged when ``cls`` is None, Any or dict.
-
-    PayloadError names the path, the expected type and the value, an unknown field, a missing one without a default.
-    """
+    """Return ``plain`` as a ``cls``, unchanged for None, Any and dict. Unknown and missing fields are errors."""
     return _run(prepare(cls).decode, plain)
 
 
 def prepare(cls: Any) -> _Codec:
-    """Make and keep the plan for a payload class. PayloadError names the class and field that has no JSON form."""
-    if cls is None or cls is dict:
-        return _ANY
-    if (codec := _plans.get(cls)) is None:
+    """Make the plan for a payload class and keep it; an annotation that has no JSON form is an error now."""
+    hint = Any if cls is None or cls is dict or cls is object else cls
+    if (codec := _plans.get(hint)) is None:
         memo = dict(_plans)  # made visible only when all that the plans refer to is complete
-        codec = _build(cls, memo)
+        codec = _build(hint, memo)
         _plans.update(memo)
     return codec
 
@@ -91,7 +83,7 @@ def _run(step: Step, value: object) -> Any:
         raise PayloadError("it is nested too deep, or contains itself") from error
 
 
-def _codec(name: str, kinds: Set[type], fits: type | Step, write: Step, read: Step, rank: int = 0) -> _Codec:
+def _codec(name: str, kinds: Set[type], fits: Step, write: Step, read: Step, rank: int = 0) -> _Codec:
     def guarded(test: Step, step: Step) -> Step:
         def run(value: Any) -> Any:
             try:
@@ -105,20 +97,15 @@ def _codec(name: str, kinds: Set[type], fits: type | Step, write: Step, read: St
 
         return run
 
-    test = (lambda value: type(value) is fits) if isinstance(fits, type) else fits
-    return _Codec(name, kinds, guarded(test, write), guarded(lambda plain: type(plain) in kinds, read), rank)
+    return _Codec(name, kinds, guarded(fits, write), guarded(lambda plain: type(plain) in kinds, read), rank)
 
 
-def _is(cls: type, but: type | tuple[()] = ()) -> Step:
-    return lambda value: isinstance(value, cls) and not isinstance(value, but)
+def _leaf(cls: type, kind: type, write: Step, read: Step, *, but: type | tuple[()] = (), rank: int = 0) -> _Codec:
+    return _codec(cls.__name__, {kind}, lambda v: isinstance(v, cls) and not isinstance(v, but), write, read, rank)
 
 
 def _same(value: Any) -> Any:
     return value
-
-
-def _fits_float(value: Any) -> bool:
-    return isinstance(value, float) or (_is(int, but=bool)(value) and float(value) == value)
 
 
 def _write_duration(value: timedelta) -> str:
@@ -136,38 +123,34 @@ def _read_duration(text: str) -> timedelta:
 _ANY = _Codec("any JSON value", JSON_TYPES, _same, _same)
 _plans: dict[Any, _Codec] = {
     Any: _ANY,
-    object: _ANY,
-    str: _codec("str", {str}, _is(str), _same, _same, 1),
-    int: _codec("int", {int}, _is(int, but=bool), _same, _same, 1),
-    float: _codec("float", {float, int}, _fits_float, float, float, 2),
-    bool: _codec("bool", {bool}, bool, _same, _same),
-    NONE: _codec("None", {NONE}, NONE, _same, _same),
-    datetime: _codec("datetime", {str}, _is(datetime), datetime.isoformat, datetime.fromisoformat),
-    date: _codec("date", {str}, _is(date, but=datetime), date.isoformat, date.fromisoformat),
-    time: _codec("time", {str}, _is(time), time.isoformat, time.fromisoformat),
-    timedelta: _codec("timedelta", {str}, _is(timedelta), _write_duration, _read_duration),
-    Decimal: _codec("Decimal", {str}, _is(Decimal), str, Decimal),
-    UUID: _codec("UUID", {str}, _is(UUID), str, UUID),
-    bytes: _codec(
-        "bytes", {str}, bytes, lambda v: base64.b64encode(v).decode(), lambda p: base64.b64decode(p, None, True)
+    str: _leaf(str, str, _same, _same, rank=1),
+    int: _leaf(int, int, _same, _same, but=bool, rank=1),
+    float: _codec(
+        "float", {float, int}, lambda v: isinstance(v, float) or (type(v) is int and float(v) == v), float, float, 2
     ),
+    bool: _leaf(bool, bool, _same, _same),
+    NONE: _codec("None", {NONE}, lambda v: v is None, _same, _same, 3),
+    datetime: _leaf(datetime, str, datetime.isoformat, datetime.fromisoformat),
+    date: _leaf(date, str, date.isoformat, date.fromisoformat, but=datetime),
+    time: _leaf(time, str, time.isoformat, time.fromisoformat),
+    timedelta: _leaf(timedelta, str, _write_duration, _read_duration),
+    Decimal: _leaf(Decimal, str, str, Decimal),
+    UUID: _leaf(UUID, str, str, UUID),
+    bytes: _leaf(bytes, str, lambda value: b64encode(value).decode(), lambda plain: b64decode(plain, validate=True)),
 }
 _ARRAYS: dict[Any, type] = {list: list, Sequence: list, set: set, Set: set, frozenset: frozenset, tuple: tuple}
 
 
 def _build(hint: Any, memo: dict[Any, _Codec]) -> _Codec:
-    if hint not in memo:
-        memo[hint] = _make(hint, memo)
-    return memo[hint]
+    return memo[hint] if hint in memo else memo.setdefault(hint, _make(hint, memo))
 
 
 def _make(hint: Any, memo: dict[Any, _Codec]) -> _Codec:
     origin, args = typing.get_origin(hint) or hint, typing.get_args(hint)
-    target = getattr(hint, "__supertype__", None) or getattr(hint, "__value__", None)  # NewType, type X = ...
-    if target is not None:
+    if target := getattr(hint, "__supertype__", None) or getattr(hint, "__value__", None):  # NewType, type X = ...
         return _build(target, memo)
-    if origin in {typing.Union, types.UnionType}:
-        return _union([_build(arg, memo) for arg in args if arg is not NONE], optional=NONE in args)
+    if origin in {typing.Union, type(int | str)}:
+        return _union([_build(arg, memo) for arg in args])
     if origin is typing.Literal:
         return _choice(str(hint), [(arg, _build(type(arg), memo).encode(arg)) for arg in args])
     if origin in {dict, Mapping}:
@@ -178,24 +161,26 @@ def _make(hint: Any, memo: dict[Any, _Codec]) -> _Codec:
     if isinstance(hint, type) and issubclass(hint, Enum):
         by_value = {type(member.value) for member in hint} in ({str}, {int})
         return _choice(hint.__qualname__, [(member, member.value if by_value else member.name) for member in hint])
-    if isinstance(hint, type) and _is_model(hint):
-        return _model(hint)
+    if isinstance(hint, type) and issubclass(hint, _model_base()):
+        write = methodcaller("model_dump", mode="json", round_trip=True, warnings="error")
+        read = partial(origin.model_validate_json, by_name=True, by_alias=True)
+        return _codec(type_name(hint), JSON_TYPES, lambda v: type(v) is hint, write, lambda p: read(json.dumps(p)))
     if isinstance(hint, type) and _is_record(hint):
         return _record(hint, memo)
-    usable = "a dataclass, a standard container, str, bytes, a number, date or time type, UUID, an Enum, or Any"
-    raise PayloadError(f"{hint!r} has no JSON form. Use {usable}")
+    raise PayloadError(
+        f"{hint!r} has no JSON form. Use a dataclass, standard container, number, date, str, Enum or Any"
+    )
 
 
 def _choice(name: str, pairs: list[tuple[Any, Any]]) -> _Codec:
     written = {(type(value), value): plain for value, plain in pairs}
     known = {(type(plain), plain): value for value, plain in pairs}
-    kinds = {kind for kind, _ in known}
-    return _codec(name, kinds, lambda v: True, lambda v: written[type(v), v], lambda p: known[type(p), p])
+    write, read = lambda v: written[type(v), v], lambda p: known[type(p), p]
+    return _codec(name, {kind for kind, _ in known}, lambda v: True, write, read)
 
 
 def _walk(items: Iterable[tuple[Any, Step, Any]]) -> dict[Any, Any]:
-    done: dict[Any, Any] = {}
-    key = None
+    done, key = dict[Any, Any](), None
     try:
         for key, step, value in items:
             done[key] = step(value)
@@ -212,8 +197,9 @@ def _array(cls: Callable[[Any], Any], items: list[_Codec], *, fixed: bool) -> _C
         steps = [getattr(item, verb) for item in items] * (1 if fixed else len(values))
         return _walk(zip(range(len(values)), steps, values, strict=True)).values()
 
+    write, read = lambda v: list(walk("encode", v)), lambda p: cls(walk("decode", p))
     name = f"{cls.__name__}[{', '.join(item.name for item in items)}]"
-    return _codec(name, {list}, cls, lambda v: list(walk("encode", v)), lambda p: cls(walk("decode", p)))
+    return _codec(name, {list}, lambda v: type(v) is cls, write, read)
 
 
 def _dict(key: _Codec, item: _Codec) -> _Codec:
@@ -227,43 +213,40 @@ def _dict(key: _Codec, item: _Codec) -> _Codec:
         values = _walk((name, item.decode, one) for name, one in plain.items()).values()
         return dict(zip((key.decode(one if as_text else json.loads(one)) for one in plain), values, strict=True))
 
-    return _codec(f"dict[{key.name}, {item.name}]", {dict}, dict, write, read)
+    return _codec(f"dict[{key.name}, {item.name}]", {dict}, lambda v: type(v) is dict, write, read)
 
 
-def _union(members: list[_Codec], *, optional: bool) -> _Codec:
+def _union(members: list[_Codec]) -> _Codec:
     members.sort(key=lambda codec: codec.rank)
-    by_kind: dict[type, _Codec] = {}
-    tagged = False
-    for codec in members:
-        kinds = codec.kinds - by_kind.keys() if codec.name == "float" else codec.kinds
-        tagged |= not by_kind.keys().isdisjoint(kinds)
-        by_kind |= dict.fromkeys(kinds, codec)
     by_name = {codec.name: codec for codec in members}
     if len(by_name) < len(members):
         raise PayloadError(f"two members of a union have one name, of {[*by_name]}. Give one class a payload_type")
+    claims = [kind for codec in members if codec.rank < 2 for kind in codec.kinds]
+    tagged = len(claims) > len(set(claims))
+    by_kind = {kind: codec for codec in reversed(members) for kind in codec.kinds}  # int goes to int before float
+    by_kind |= {NONE: by_name["None"]} if "None" in by_name else {}
 
     def write(value: Any) -> Any:
         errors = []
-        for codec in members if value is not None or not optional else ():
+        for codec in members:
             try:
                 plain = codec.encode(value)
-                return {"@type": codec.name, "@value": plain} if tagged else plain
+                return {"@type": codec.name, "@value": plain} if tagged and plain is not None else plain
             except _Mismatch as error:
                 errors.append(error)
-        if errors:
-            raise max(errors, key=lambda error: len(error.steps))
+        raise max(errors, key=lambda error: len(error.steps))
 
     def read(plain: Any) -> Any:
-        if plain is None and optional:
-            return None
-        return by_name[plain["@type"]].decode(plain["@value"]) if tagged else by_kind[type(plain)].decode(plain)
+        if tagged and plain is not None:
+            return by_name[plain["@type"]].decode(plain["@value"])
+        return by_kind[type(plain)].decode(plain)
 
-    kinds = ({dict} if tagged else set(by_kind)) | ({NONE} if optional else set())
+    kinds = {dict, *by_kind} & {dict, NONE} if tagged else {*by_kind}
     return _codec(" | ".join(by_name), kinds, lambda v: True, write, read)
 
 
 def _is_record(cls: Any) -> bool:
-    named_tuple = issubclass(cls, tuple) and hasattr(cls, "_fields") and "__annotations__" in vars(cls)
+    named_tuple = hasattr(cls, "_field_defaults") and bool(cls.__annotations__)
     return named_tuple or is_dataclass(cls) or typing.is_typeddict(cls)
 
 
@@ -286,8 +269,8 @@ def _record(cls: Any, memo: dict[Any, _Codec]) -> _Codec:
         check(plain.keys())
         return cls(**_walk((name, codecs[name].decode, one) for name, one in plain.items()))
 
-    python_type = dict if typing.is_typeddict(cls) else cls
-    memo[cls] = _codec(type_name(cls), {dict}, python_type, write, read)  # before its fields, which may refer to it
+    wanted = dict if typing.is_typeddict(cls) else cls
+    memo[cls] = _codec(type_name(cls), {dict}, lambda v: type(v) is wanted, write, read)  # its fields may refer to it
     for name, hint in hints.items():
         try:
             codecs[name] = _build(hint, memo)
@@ -297,7 +280,6 @@ def _record(cls: Any, memo: dict[Any, _Codec]) -> _Codec:
 
 
 def _fields_of(cls: Any) -> tuple[dict[str, Any], Set[str]]:
-    """Return the annotations of the fields that the constructor takes, and the names of those it can do without."""
     try:
         hints = typing.get_type_hints(cls, localns={cls.__name__: cls})
         marks = typing.get_type_hints(cls, localns={cls.__name__: cls}, include_extras=True)
@@ -313,16 +295,5 @@ def _fields_of(cls: Any) -> tuple[dict[str, Any], Set[str]]:
     return {n: hint for n, hint in hints.items() if n in given or isinstance(hint, InitVar)}, optional
 
 
-def _is_model(cls: type) -> bool:
-    base = getattr(sys.modules.get("pydantic"), "BaseModel", None)  # nobody has a model before pydantic is imported
-    return base is not None and issubclass(cls, base)
-
-
-def _model(cls: Any) -> _Codec:
-    return _codec(
-        type_name(cls),
-        JSON_TYPES,
-        cls,
-        lambda value: value.model_dump(mode="json", round_trip=True, warnings="error"),
-        lambda plain: cls.model_validate_json(json.dumps(plain), by_name=True, by_alias=True),
-    )
+def _model_base() -> Any:
+    return getattr(sys.modules.get("pydantic"), "BaseModel", ())  # nobody has a model before pydantic is imported

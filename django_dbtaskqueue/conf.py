@@ -39,6 +39,11 @@ class QueueSettings:
     batch_size: int = 500  # the most tasks one checkout takes
     poll_interval: timedelta = timedelta(seconds=1)
     idle_interval: timedelta = timedelta(seconds=5)  # back-off of an idle poller, never over a tenth of the lease
+    ttl: timedelta | None = None  # how long after it is due a task may still be started
+    expired: str = "poison"  # what becomes of a task past its ttl: "poison" or "delete"
+    capacity: int | None = None  # the most live (CREATED or PROCESSING) tasks
+    group_retry: str = "hold"  # a retry keeps its group waiting ("hold") or lets the next task pass ("skip")
+    max_wait: timedelta | None = None  # a priority whose head has waited longer goes first; None: strict priorities
     strategy: str = "auto"  # "skip_locked", "optimistic", or what the database does best
     database: str = "default"
 
@@ -63,10 +68,15 @@ RULES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("batch_size", lambda v: isinstance(v, int) and 1 <= v <= 5000, "a whole number from 1 to 5000"),
     ("poll_interval", _positive, "a positive duration"),
     ("idle_interval", _positive, "a positive duration"),
+    ("ttl", lambda v: v is None or _positive(v), "None or a positive duration"),
+    ("expired", lambda v: v in ("poison", "delete"), '"poison" or "delete"'),
+    ("capacity", lambda v: v is None or (isinstance(v, int) and v >= 1), "None or a whole number of at least 1"),
+    ("group_retry", lambda v: v in ("hold", "skip"), '"hold" or "skip"'),
+    ("max_wait", lambda v: v is None or _positive(v), "None or a positive duration"),
     ("strategy", lambda v: v in ("auto", "skip_locked", "optimistic"), '"auto", "skip_locked" or "optimistic"'),
     ("database", lambda v: isinstance(v, str), "an alias of DATABASES"),
 )
-DURATIONS = ("lease", "timeout", "settle_interval", "poll_interval", "idle_interval")
+DURATIONS = ("lease", "timeout", "ttl", "max_wait", "settle_interval", "poll_interval", "idle_interval")
 QUEUE_KEYS = tuple(f.name for f in fields(QueueSettings))
 
 

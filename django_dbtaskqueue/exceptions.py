@@ -79,6 +79,17 @@ class LeaseLost(TaskQueueError):
         )
 
 
+class ProcessDied(TaskQueueError):
+    """What a task's last attempt failed of when its poller died, or never answered, before any outcome was stored."""
+
+    def __init__(self, poller_instance: str | None, attempt: int, max_attempts: int) -> None:
+        super().__init__(
+            f"Poller {poller_instance} died or never answered during attempt {attempt} of {max_attempts}: the lease "
+            "ran out without an outcome, and no attempt is left. Its log and exit code may say why; reprocess the "
+            "task once the cause is gone."
+        )
+
+
 class UnknownTask(TaskQueueError):
     """No such task in this location."""
 

@@ -52,6 +52,9 @@ class Lease:
     lease_until: datetime
     poller_instance: str
     ready_time: datetime
+    group: str | None
+    expire_time: datetime | None
+    lease_seconds: float | None
     door: Door
     deadline: float = 0.0  # time.monotonic() at which the lease, as last granted or renewed, runs out
     payload: Any = None

@@ -7,7 +7,7 @@ from datetime import timedelta
 from django_dbtaskqueue import conf, registry
 from django_dbtaskqueue.flow import checkout as stage
 from django_dbtaskqueue.flow.enqueue import queue_settings
-from django_dbtaskqueue.flow.process import Processor, prepare
+from django_dbtaskqueue.flow.process import Processor, expiry, prepare
 from django_dbtaskqueue.flow.settle import SettleDoor
 from django_dbtaskqueue.lease import Lease
 from django_dbtaskqueue.session import Session, alias_for
@@ -30,7 +30,7 @@ def checkout(
     alias = alias_for(queue, using)
     settings = queue_settings(queue, alias)
     session = Session.on(alias)
-    door = SettleDoor(alias, keep=settings.keep)
+    door = SettleDoor(alias, keep=settings.keep, group_retry=settings.group_retry)
     taken = stage.take(
         session,
         stage.Line(queue),
@@ -40,7 +40,14 @@ def checkout(
         lease=lease or settings.lease,
         door=door,
     )
-    return [task for task in taken if _readable(task, settings)]
+    return [task for task in taken if _live(task, settings) and _readable(task, settings)]
+
+
+def _live(task: Lease, settings: conf.QueueSettings) -> bool:
+    expired = expiry(task, settings.expired)
+    if expired is not None:
+        task.door.settle(task, expired)
+    return expired is None
 
 
 def _readable(task: Lease, settings: conf.QueueSettings) -> bool:

@@ -42,6 +42,7 @@ class TaskColumns(models.Model):
     create_time = models.DateTimeField(_("created"), db_default=Now())
     next_process_time = models.DateTimeField(_("next process time"), db_default=Now())
     last_update_time = models.DateTimeField(_("last update"), db_default=Now())
+    lease_seconds = models.FloatField(_("lease in seconds"), null=True, blank=True)
     expire_time = models.DateTimeField(_("expires"), null=True, blank=True)
     start_time = models.DateTimeField(_("started"), null=True, blank=True)
     finish_time = models.DateTimeField(_("finished"), null=True, blank=True)
@@ -90,6 +91,16 @@ class AbstractTask(TaskColumns):
                 fields=["queue", "priority", "ready_time", "id"],
                 condition=Q(ready_time__isnull=False),
                 name="%(app_label)s_%(class)s_line",
+            ),
+            models.Index(
+                fields=["queue", "group_key"],
+                condition=Q(group_key__isnull=False, ready_time__isnull=False),
+                name="%(app_label)s_%(class)s_heads",
+            ),
+            models.Index(
+                fields=["queue", "group_key", "priority", "id"],
+                condition=Q(parked_by="group"),
+                name="%(app_label)s_%(class)s_group",
             ),
             models.Index(
                 fields=["queue", "payload_type"],

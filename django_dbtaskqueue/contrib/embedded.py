@@ -74,11 +74,11 @@ class EmbeddedPostgres:
         that starts the server. Commits are durable unless they say ``fsync`` is ``off``.
         Raises `PostgresNotFound`, or `EmbeddedPostgresError` with the end of the server's log.
         """
-        account = Account.choose()
+        account, binaries = Account.choose(), find_binaries()
         try:
             root = _make_root(data_root.absolute(), account)
             with _locked(root):
-                binaries = _prepare(root, account)
+                binaries = _prepare(root, binaries, account)
                 server = cls(root, _running_port(root) or free_port(), binaries, account, _register(root))
                 try:
                     if not server.running:
@@ -184,10 +184,11 @@ def _locked(root: Path) -> Iterator[None]:
         yield
 
 
-def _prepare(root: Path, account: Account) -> Binaries:
+def _prepare(root: Path, newest: Binaries, account: Account) -> Binaries:
     """Return binaries that fit the data and that the account can run, and make the data if there is none."""
     marker = root / "data" / "PG_VERSION"
-    binaries = find_binaries(int(marker.read_text()) if marker.exists() else None)
+    major = int(marker.read_text()) if marker.exists() else newest.major
+    binaries = newest if major == newest.major else find_binaries(major)
     if not account.reaches(binaries.folder):
         binaries = _copied(binaries, root)
     if not marker.exists():

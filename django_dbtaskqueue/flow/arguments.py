@@ -9,9 +9,10 @@ from typing import Any
 
 from django_dbtaskqueue import codecs
 from django_dbtaskqueue import payload as json_payload
+from django_dbtaskqueue.conf import QueueSettings
 from django_dbtaskqueue.exceptions import EnqueueError, near_match
 
-OPTIONS = ("reference", "payload", "delay", "run_at", "priority", "group", "tag", "ttl", "context")
+OPTIONS = ("reference", "payload", "delay", "run_at", "priority", "group", "tag", "ttl", "context", "lease")
 
 
 def options_of(index: int, item: Any) -> Mapping[str, Any]:
@@ -34,7 +35,7 @@ def options_of(index: int, item: Any) -> Mapping[str, Any]:
     )
 
 
-def row_of(options: Mapping[str, Any], max_attempts: int) -> dict[str, Any]:
+def row_of(options: Mapping[str, Any], settings: QueueSettings) -> dict[str, Any]:
     """Check one task's arguments and return its column values, payload and context as JSON text."""
     get = options.get
     payload_type, plain = codecs.encode(get("payload"))
@@ -47,10 +48,11 @@ def row_of(options: Mapping[str, Any], max_attempts: int) -> dict[str, Any]:
         "group_key": _text("group", get("group")),
         "tag": _text("tag", get("tag")),
         "context": None if context is None else json_payload.dumps(dict(context)),
-        "max_attempts": max_attempts,
+        "max_attempts": settings.max_attempts,
+        "lease_seconds": _seconds("lease", get("lease")) or None,
         "delay": _seconds("delay", get("delay")),
         "run_at": get("run_at"),
-        "ttl": _seconds("ttl", get("ttl")),
+        "ttl": _seconds("ttl", get("ttl") or settings.ttl),
     }
     if type(row["priority"]) is not int or not -32768 <= row["priority"] <= 32767:
         raise EnqueueError(f"priority={row['priority']!r} must be a whole number from -32768 to 32767, lower first.")

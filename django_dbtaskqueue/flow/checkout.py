@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from operator import itemgetter
@@ -22,6 +22,7 @@ START = ("-infinity", 0)  # the front of the line
 WALK_PAUSE = 0.05  # seconds, at least, between two walks from the front
 WALK_SHARE = 20  # a walk may cost a twentieth of the time
 CROWD = 48  # an optimistic checkout that lost a race picks among this many
+TIMES = (11, 12, 13, 15, 17)
 PRIORITY, READY_TIME, ID = 7, 15, 0  # columns of a leased row (sql.statements.LEASED)
 LINE_ORDER = itemgetter(PRIORITY, READY_TIME, ID)
 
@@ -140,15 +141,32 @@ def take(
     limit: int,
     lease: timedelta,
     door: Door,
+    tags: Sequence[str] = (),
 ) -> list[Lease]:
     """Take at most ``limit`` due tasks of one line; their payloads are still text."""
-    deadline = monotonic() + lease.total_seconds()
-    params = {"poller_instance": poller_instance, "limit": limit, "lease": lease.total_seconds()}
-    return leases(session, strategy.take(session, line, params), door, deadline)
+    since = monotonic()  # before the statement is sent, so that a deadline is never later than the database's
+    seconds = lease.total_seconds()
+    params = {
+        "poller_instance": poller_instance,
+        "limit": limit,
+        "lease": seconds,
+        "tags": session.sql.dialect.array(tags),
+    }
+    taken = leases(session, strategy.take(session, line, params), door, since + seconds)
+    for task in taken:
+        if task.lease_seconds is not None:
+            task.deadline = since + task.lease_seconds
+    return taken
 
 
 def leases(session: Session, rows: Iterable[Row], door: Door, deadline: float) -> list[Lease]:
-    """Return leased rows as leases. ``deadline`` is conservative: measured from before the statement was sent."""
+    """Return leased rows as leases that run out at ``deadline``."""
     if not session.postgresql:  # times are text there
-        rows = [(*row[:11], *map(session.time, row[11:14]), row[14], session.time(row[15])) for row in rows]
-    return [Lease(*row, door=door, deadline=deadline) for row in rows]
+        rows = [_with_times(session, row) for row in rows]
+    return [Lease(*row, door, deadline) for row in rows]  # type: ignore[call-arg]  # a row is as long as LEASED
+
+
+def _with_times(session: Session, row: Row) -> Row:
+    return tuple(
+        session.time(value) if index in TIMES and value is not None else value for index, value in enumerate(row)
+    )

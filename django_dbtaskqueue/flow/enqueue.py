@@ -20,7 +20,9 @@ from django.db import transaction
 from django_dbtaskqueue import conf, notifier
 from django_dbtaskqueue import payload as json_payload
 from django_dbtaskqueue.exceptions import DuplicateTask, EnqueueError, PayloadError, UnknownQueue
+from django_dbtaskqueue.flow import groups
 from django_dbtaskqueue.flow.arguments import check_choice, options_of, row_of
+from django_dbtaskqueue.flow.capacity import room
 from django_dbtaskqueue.models import Queue, Task
 from django_dbtaskqueue.session import Session, alias_for
 
@@ -69,6 +71,8 @@ def enqueue(
     context: Mapping[str, Any] | None = None,
     on_duplicate: str = "error",
     keep_due: bool = False,
+    lease: timedelta | None = None,
+    timeout: timedelta | None = None,
     using: str | None = None,
 ) -> Task:
     """Insert one task on the caller's connection; it exists exactly if the caller's transaction commits.
@@ -79,27 +83,43 @@ def enqueue(
     is not. The transaction stays usable in each case.
 
     Due at ``run_at`` plus ``delay``, never in the past. ``priority``: lower first. ``ttl`` counts from the due time.
-    Raises ``UnknownQueue``, ``PayloadError``, ``DuplicateTask`` before or instead of any write.
+    ``group``: tasks of one group are processed one at a time, in order. ``tag``: only pollers started with it take the
+    task. ``lease`` overrides the queue's. ``timeout``: how long to wait for room in a queue with a capacity.
+
+    Raises ``UnknownQueue``, ``PayloadError``, ``DuplicateTask``, ``QueueFull`` before or instead of any write.
     """
     alias = alias_for(queue, using)
     settings = queue_settings(queue, alias)
     row = row_of(
         {
             "reference": reference, "payload": payload, "delay": delay, "run_at": run_at, "priority": priority,
-            "group": group, "tag": tag, "ttl": ttl, "context": context,
+            "group": group, "tag": tag, "ttl": ttl, "context": context, "lease": lease,
         },
-        settings.max_attempts,
+        settings,
     )  # fmt: skip
     check_choice("on_duplicate", on_duplicate, ON_DUPLICATE)
     session = Session.on(alias)
-    return _insert(session, queue, row, payload, on_duplicate, keep_due=keep_due)
+    if settings.capacity is None and row["group_key"] is None:
+        return _insert(session, queue, row, on_duplicate, keep_due=keep_due)
+    with room(session, queue, settings.capacity, 1, timeout):
+        return _insert_grouped(session, queue, row, on_duplicate, keep_due=keep_due)
 
 
-def _insert(
-    session: Session, queue: str, row: dict[str, Any], payload: Any, on_duplicate: str, *, keep_due: bool
-) -> Task:
+def _insert_grouped(session: Session, queue: str, row: dict[str, Any], on_duplicate: str, *, keep_due: bool) -> Task:
+    """Insert under the group's lock: of each group, one task at most is in line."""
+    group = row["group_key"]
+    if group is None:
+        return _insert(session, queue, row, on_duplicate, keep_due=keep_due)
+    with session.atomic():
+        groups.lock(session, queue, [group])
+        task = _insert(session, queue, row, on_duplicate, keep_due=keep_due)
+        groups.regroup(session, queue, [group])
+    return task
+
+
+def _insert(session: Session, queue: str, row: dict[str, Any], on_duplicate: str, *, keep_due: bool) -> Task:
     timed = row["delay"] is not None or row["run_at"] is not None or row["ttl"] is not None
-    sql = session.sql.insert(on_duplicate, timed=timed, keep_due=keep_due)
+    sql = session.sql.insert(on_duplicate, timed=timed, grouped=row["group_key"] is not None, keep_due=keep_due)
     if row["run_at"] is not None:
         row["run_at"] = session.time_text(row["run_at"])
     params = {**row, "queue_name": queue}
@@ -107,7 +127,7 @@ def _insert(
         written = session.run(sql, params)
         if written:
             notifier.after_commit(session.connection, queue)
-            return _task(session, queue, row, payload, written[0])
+            return _task(session, queue, row, written[0])
         found = session.run(session.sql.find, params)
         if found and on_duplicate == "ignore":
             return _existing(session, found[0][0])
@@ -116,11 +136,13 @@ def _insert(
     raise DuplicateTask(queue, row["reference_number"])
 
 
-def _task(session: Session, queue: str, row: dict[str, Any], payload: Any, written: tuple[Any, ...]) -> Task:
+def _task(session: Session, queue: str, row: dict[str, Any], written: tuple[Any, ...]) -> Task:
     """Return the row just written as a model instance; columns not in hand are loaded when they are read."""
     values = dict(zip(READ_BACK, written, strict=True))
+    if row["group_key"] is not None:
+        del values["ready_time"]  # whether it is the head of its group is decided next
     if not session.postgresql:
-        values |= {name: session.time(values[name]) for name in READ_BACK if name.endswith("_time")}
+        values |= {name: session.time(value) for name, value in values.items() if name.endswith("_time")}
     values |= {
         "queue": queue,
         "reference": row["reference_number"],
@@ -146,6 +168,7 @@ def enqueue_many(
     on_duplicate: str = "error",
     keep_due: bool = False,
     on_invalid: str = "error",
+    timeout: timedelta | None = None,
     using: str | None = None,
 ) -> EnqueueReport:
     """Insert many tasks in one transaction (the caller's, if there is one): all of them or none.
@@ -167,8 +190,9 @@ def enqueue_many(
     numbered = enumerate(items)
     with transaction.atomic(using=alias):
         while chunk := list(islice(numbered, CHUNK)):
-            rows = list(_rows(chunk, settings.max_attempts, rejections if on_invalid == "reject" else None))
-            _insert_chunk(session, queue, rows, on_duplicate, keep_due=keep_due, counts=counts)
+            rows = list(_rows(chunk, settings, rejections if on_invalid == "reject" else None))
+            with room(session, queue, settings.capacity, len(rows), timeout):
+                _insert_chunk(session, queue, rows, on_duplicate, keep_due=keep_due, counts=counts)
         if counts["enqueued"] or counts["replaced"]:
             notifier.after_commit(session.connection, queue)
     return EnqueueReport(**counts, rejections=tuple(rejections))
@@ -186,9 +210,12 @@ def _insert_chunk(
     if on_duplicate == "replace":  # one statement may not touch a row twice: the last one wins
         rows = list({row["reference_number"] or id(row): row for row in rows}.values())
     timed = any(row["delay"] is not None or row["run_at"] is not None or row["ttl"] is not None for row in rows)
-    sql = session.sql.insert_many(on_duplicate, timed=timed, keep_due=keep_due)
+    grouped = {row["group_key"] for row in rows if row["group_key"] is not None}
+    sql = session.sql.insert_many(on_duplicate, timed=timed, grouped=bool(grouped), keep_due=keep_due)
+    groups.lock(session, queue, grouped)
     written = session.run(sql, {"queue_name": queue, "rows": _json(session, rows, timed=timed)})
     new = sum(1 for _, is_new in written if is_new)
+    groups.regroup(session, queue, grouped)
     counts["enqueued"] += new
     counts["replaced"] += len(written) - new
     if len(written) < len(rows):
@@ -221,7 +248,8 @@ def _json(session: Session, rows: list[dict[str, Any]], *, timed: bool) -> str:
             f'{{"reference_number":{dumps(row["reference_number"])},"payload":{row["payload"] or "null"},'
             f'"payload_type":{dumps(row["payload_type"])},"priority":{row["priority"]},'
             f'"group_key":{dumps(row["group_key"])},"tag":{dumps(row["tag"])},'
-            f'"context":{row["context"] or "null"},"max_attempts":{row["max_attempts"]}'
+            f'"context":{row["context"] or "null"},"max_attempts":{row["max_attempts"]},'
+            f'"lease_seconds":{dumps(row["lease_seconds"])}'
         )
         if timed:
             run_at = None if row["run_at"] is None else session.time_text(row["run_at"])
@@ -231,12 +259,12 @@ def _json(session: Session, rows: list[dict[str, Any]], *, timed: bool) -> str:
 
 
 def _rows(
-    chunk: list[tuple[int, Any]], max_attempts: int, rejections: list[Rejection] | None
+    chunk: list[tuple[int, Any]], settings: conf.QueueSettings, rejections: list[Rejection] | None
 ) -> Iterator[dict[str, Any]]:
     for index, item in chunk:
         options = options_of(index, item)
         try:
-            yield row_of(options, max_attempts)
+            yield row_of(options, settings)
         except PayloadError as error:
             named = PayloadError(error.reason, path=f"items[{index}].payload{_joined(error.path)}")
             if rejections is None:

@@ -6,16 +6,19 @@ really changed.
 
 from __future__ import annotations
 
-import json
+from collections import defaultdict
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from django.db import transaction
 from django.db.models.functions import Now
 
 from django_dbtaskqueue import notifier
+from django_dbtaskqueue.flow.groups import lock, regroup
 from django_dbtaskqueue.flow.rows import Tasks, lockable, plain, remove
 from django_dbtaskqueue.flow.sql.statements import NO_HANDLER
-from django_dbtaskqueue.session import Session
+from django_dbtaskqueue.session import Row, Session
 from django_dbtaskqueue.status import BY_VERB, sources
 
 BACK_IN_LINE: dict[str, Any] = {
@@ -65,8 +68,25 @@ def kick(tasks: Tasks, n: int) -> int:
 def delete(tasks: Tasks) -> int:
     """Delete tasks in any status and count the deletions in the same transaction; the holders get ``LeaseLost``."""
     with transaction.atomic(using=tasks.db):
-        ids = list(lockable(tasks).order_by("pk").values_list("pk", flat=True))
-        return remove(plain(tasks).filter(pk__in=ids))
+        ids = list(lockable(tasks, wait=True).order_by("pk").values_list("pk", flat=True))
+        chosen = plain(tasks).filter(pk__in=ids)
+        return _regroup(chosen, partial(remove, chosen))
+
+
+def _regroup(tasks: Tasks, change: Callable[[], int]) -> int:
+    """Run a change of tasks under the locks of their groups, and see to the groups' heads."""
+    connection = transaction.get_connection(tasks.db)
+    session = Session(connection, tasks.model)
+    grouped = tasks.order_by().filter(group_key__isnull=False)
+    groups: dict[str, set[str]] = defaultdict(set)
+    for queue, group in grouped.values_list("queue", "group_key").distinct():
+        groups[queue].add(group)
+    for queue in sorted(groups):
+        lock(session, queue, groups[queue])
+    number = change()
+    for queue in sorted(groups):
+        regroup(session, queue, groups[queue])
+    return number
 
 
 def _move(tasks: Tasks, verb: str, **changes: Any) -> int:
@@ -75,26 +95,40 @@ def _move(tasks: Tasks, verb: str, **changes: Any) -> int:
         raise ValueError(f"{verb} takes rows out of the table; it is not a change of status.")
     allowed = plain(tasks).filter(pk__in=tasks.order_by().values("pk"), status__in=edge.sources)
     with transaction.atomic(using=tasks.db):
-        queues = set(allowed.values_list("queue", flat=True)) if "ready_time" in changes else set()
-        changed = allowed.update(status=edge.target, last_update_time=Now(), **changes)
+        change = partial(allowed.update, status=edge.target, last_update_time=Now(), **changes)
+        if "ready_time" not in changes:
+            return change()
+        queues = set(allowed.values_list("queue", flat=True))
+        changed = _regroup(allowed, change)
         if changed and changes.get("ready_time") is not None:
             for queue in queues:
                 notifier.after_commit(transaction.get_connection(tasks.db), queue)
     return changed
 
 
-def spent(session: Session, queue: str, *, limit: int = 100) -> list[tuple[int, int, int, str]]:
-    """Return (id, total_attempt, attempt, poller) of tasks whose process died on their last attempt, locked."""
-    return [
-        (row[0], row[1], row[2], row[3])
-        for row in session.run(session.sql.spent, {"queue_name": queue, "limit": limit})
-    ]
+def spent_in(session: Session, queue: str) -> float | None:
+    """Return the seconds until the first lease on a last attempt runs out: negative when it has, None without one."""
+    left: float | None = session.run(session.sql.spent_in, {"queue_name": queue})[0][0]
+    return left
 
 
-def unpark(session: Session, queue: str, payload_types: list[str]) -> int:
-    """Put tasks parked for want of a handler back in line; return how many. Uncharged, never due in the past."""
-    types: Any = payload_types if session.postgresql else json.dumps(payload_types)
-    return len(session.run(session.sql.unpark, {"queue_name": queue, "types": types}))
+def spent(session: Session, queue: str, *, limit: int = 100) -> list[Row]:
+    """Return leases of tasks whose process died on their last attempt, as columns, locked: call it in ``atomic``."""
+    return session.run(session.sql.spent, {"queue_name": queue, "limit": limit})
+
+
+def unpark(session: Session, queue: str, payload_types: list[str], *, untyped: bool = True) -> int:
+    """Put tasks parked for want of a handler back in line; return how many. Uncharged, never due in the past.
+
+    ``untyped`` says whether rows without a payload type have a handler too.
+    """
+    types = session.sql.dialect.array(payload_types)
+    with session.atomic():
+        back = session.run(session.sql.unpark, {"queue_name": queue, "types": types, "untyped": untyped})
+        groups = {group for _, group in back if group is not None}
+        lock(session, queue, groups)
+        regroup(session, queue, groups)
+    return len(back)
 
 
 def no_handler(queue: str, payload_type: str | None) -> str:

@@ -17,7 +17,7 @@ from django_dbtaskqueue import codecs
 from django_dbtaskqueue import payload as json_payload
 from django_dbtaskqueue.exceptions import LeaseLost, PayloadError
 from django_dbtaskqueue.lease import Lease
-from django_dbtaskqueue.outcomes import OUTCOMES, Complete, Fail, Outcome
+from django_dbtaskqueue.outcomes import OUTCOMES, Complete, CompleteDelete, Fail, Outcome, Poison
 
 current_lease: ContextVar[Lease | None] = ContextVar("dbtaskqueue_lease", default=None)
 
@@ -49,6 +49,15 @@ def decode(lease: Lease, processor: Processor) -> None:
     if lease.context_text is not None:
         lease.context = json_payload.loads(lease.context_text)
     lease.policy = processor.policy
+
+
+def expiry(lease: Lease, expired: str) -> Outcome | None:
+    """Return what becomes of a task whose time to live was over when it was taken; None while it lives."""
+    if lease.expire_time is None or lease.expire_time > lease.start_time:
+        return None
+    if expired == "delete":
+        return CompleteDelete()
+    return Poison(f"Expired at {lease.expire_time.isoformat()}, before it could be started")
 
 
 def decide(value: Any) -> Outcome:

@@ -15,11 +15,12 @@ def plain(tasks: Tasks) -> Tasks:
     return tasks.model._base_manager.using(tasks.db)
 
 
-def lockable(tasks: Tasks) -> Tasks:
-    """Return the selection so that reading it locks its rows, passing over rows others have locked."""
+def lockable(tasks: Tasks, *, wait: bool = False) -> Tasks:
+    """Return the selection so that reading it locks its rows: passing over rows others have locked, or waiting."""
     connection = transaction.get_connection(tasks.db)
     if connection.features.has_select_for_update_skip_locked:
-        return tasks.select_for_update(skip_locked=True, of=("self",) if connection.vendor == "postgresql" else ())
+        own = ("self",) if connection.vendor == "postgresql" else ()
+        return tasks.select_for_update(skip_locked=not wait, of=own)
     return tasks
 
 

@@ -21,10 +21,11 @@ from django.db.utils import DatabaseError, InterfaceError, OperationalError
 from django_dbtaskqueue import notifier, retry
 from django_dbtaskqueue import payload as json_payload
 from django_dbtaskqueue.exceptions import LeaseLost, TaskQueueError
+from django_dbtaskqueue.flow import groups
 from django_dbtaskqueue.lease import Lease
 from django_dbtaskqueue.models import AbstractTask, Task
 from django_dbtaskqueue.outcomes import Complete, CompleteDelete, Fail, Outcome, Poison, Reenqueue
-from django_dbtaskqueue.session import Session
+from django_dbtaskqueue.session import Row, Session
 
 logger = logging.getLogger(__name__)
 
@@ -48,15 +49,33 @@ Settlement = Outcome | Release | Park
 Pair = tuple[Lease, Settlement]
 
 
-def settle(session: Session, pairs: Sequence[Pair], *, keep: str = "keep") -> set[int]:
+def settle(session: Session, pairs: Sequence[Pair], *, keep: str = "keep", group_retry: str = "hold") -> set[int]:
     """Write outcomes in one transaction; return the ids of the tasks really settled.
 
     All of one queue. An id that is missing from the answer lost its lease. Failures are decided here against the
     budget on the row: retried by the lease's policy, or ERROR. Raises the database's errors; nothing is written then.
     """
     batch = plan(session, pairs, keep=keep)
-    answers = session.together(batch)
+    if any(lease.group is not None for lease, _ in pairs):
+        answers = _settle_grouped(session, pairs, batch, hold_retries=group_retry == "hold")
+    else:
+        answers = session.together(batch)
     return {row[0] for rows in answers for row in rows}
+
+
+def _settle_grouped(
+    session: Session, pairs: Sequence[Pair], batch: list[Statement], *, hold_retries: bool
+) -> list[list[Row]]:
+    """Settle under the groups' locks, and put the next head of each group in line in the same transaction."""
+    queue = pairs[0][0].queue
+    members = {lease.group: outcome for lease, outcome in pairs if lease.group is not None}
+    back = {group for group, outcome in members.items() if isinstance(outcome, Reenqueue)}
+    with session.atomic():
+        groups.lock(session, queue, members)
+        answers = [session.run(sql, params) for sql, params in batch]
+        groups.regroup(session, queue, back, hold_retries=False)
+        groups.regroup(session, queue, members.keys() - back, hold_retries=hold_retries)
+    return answers
 
 
 def plan(session: Session, pairs: Iterable[Pair], *, keep: str = "keep") -> list[Statement]:
@@ -175,19 +194,22 @@ def describe(error: BaseException | str) -> dict[str, str]:
     }
 
 
-def settle_surely(session: Session, pairs: Sequence[Pair], *, keep: str = "keep") -> set[int]:
+def settle_surely(
+    session: Session, pairs: Sequence[Pair], *, keep: str = "keep", group_retry: str = "hold"
+) -> set[int]:
     """``settle``, where one bad row never fails its batch: alone on error, then halved, then in the least of words.
 
     Raises only when the database cannot be reached.
     """
     try:
-        return settle(session, pairs, keep=keep)
+        return settle(session, pairs, keep=keep, group_retry=group_retry)
     except (OperationalError, InterfaceError):
         raise
     except DatabaseError as error:
         if len(pairs) > 1:
             middle = len(pairs) // 2
-            return settle_surely(session, pairs[:middle], keep=keep) | settle_surely(session, pairs[middle:], keep=keep)
+            halves = (pairs[:middle], pairs[middle:])
+            return set().union(*[settle_surely(session, half, keep=keep, group_retry=group_retry) for half in halves])
         lease = pairs[0][0]
         logger.error("Outcome of task %s could not be stored (%s); storing a plain failure.", lease.id, error)
         plain = f"Outcome could not be stored: {type(error).__name__}"
@@ -209,18 +231,21 @@ def resolve(session: Session, leases: Iterable[Lease]) -> tuple[set[int], set[in
 class SettleDoor:
     """The door a processor settles through by itself: the calling thread's Django connection, its transaction."""
 
-    def __init__(self, alias: str, model: type[AbstractTask] = Task, *, keep: str = "keep") -> None:
+    def __init__(
+        self, alias: str, model: type[AbstractTask] = Task, *, keep: str = "keep", group_retry: str = "hold"
+    ) -> None:
         self.alias = alias
         self.model = model
         self.keep = keep
+        self.group_retry = group_retry
 
     def settle(self, lease: Lease, outcome: Outcome) -> None:
         """Write one outcome, or raise ``LeaseLost``."""
         session = Session.on(self.alias, self.model)
-        if lease.id not in settle(session, [(lease, outcome)], keep=self.keep):
+        if lease.id not in settle(session, [(lease, outcome)], keep=self.keep, group_retry=self.group_retry):
             raise LeaseLost(lease.id, lease.total_attempt, type(outcome).__name__.lower())
         transaction.on_commit(partial(setattr, lease, "settled", True), using=self.alias, robust=True)
-        if isinstance(outcome, Reenqueue | Fail):
+        if isinstance(outcome, Reenqueue | Fail) or lease.group is not None:
             notifier.after_commit(session.connection, lease.queue)
 
     def touch(self, lease: Lease, delta: timedelta) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from time import monotonic
 
 from django_dbtaskqueue import registry
 from django_dbtaskqueue.flow import checkout, move, observe, settle
+from django_dbtaskqueue.flow.process import expiry
 from django_dbtaskqueue.lease import Lease
 from django_dbtaskqueue.poller.carrier import Carrier
 from django_dbtaskqueue.poller.executors import Done, Executor, Job
@@ -31,6 +32,7 @@ class Intake:
         lanes: Mapping[str, Lane],
         executors: list[Executor],
         settler: Settler,
+        expect: Callable[[Lane, float], None],
         counts: Counts,
         options: Options,
     ) -> None:
@@ -38,6 +40,7 @@ class Intake:
         self.lanes = lanes
         self.executors = executors
         self.settler = settler
+        self._expect = expect
         self.counts = counts
         self.options = options
         self._lock = threading.Lock()
@@ -110,6 +113,7 @@ class Intake:
             limit=asked,
             lease=lane.settings.lease,
             door=lane.door,
+            tags=self.options.tags,
         )
 
     def _dispatch(self, lane: Lane, leases: list[Lease]) -> None:
@@ -117,8 +121,12 @@ class Intake:
         self.counts.started += len(leases)
         jobs: dict[int, list[Job]] = {}
         for lease in leases:
+            if lease.lease_seconds is not None:
+                self._expect(lane, lease.lease_seconds)
             processor = registry.find(lease.queue, lease.payload_type)
-            if processor is None:
+            if (expired := expiry(lease, lane.settings.expired)) is not None:
+                self.settler.finish(Done(lease, expired, 0.0), idle=True)
+            elif processor is None:
                 self._park(lease)
             else:
                 jobs.setdefault(int(processor.is_async), []).append(Job(lease, processor))

@@ -59,8 +59,10 @@ class Poller:
             ThreadExecutor(self.options.threads, self.settler.finish),
             AsyncExecutor(self.options.coroutines, self.settler.finish),
         ]
-        self.intake = Intake(self.instance, self.lanes, self.executors, self.settler, self.counts, self.options)
         self._renewer = Renewer(self.lanes.values(), self._held_of, self._lost)
+        self.intake = Intake(
+            self.instance, self.lanes, self.executors, self.settler, self._renewer.expect, self.counts, self.options
+        )
         self._wakeups = [Wakeup(alias, self.wake) for alias in {lane.door.alias for lane in self.lanes.values()}]
 
     # -- life --------------------------------------------------------------------------------------------------------
@@ -236,5 +238,5 @@ class Poller:
 def _lane(queue: str, weight: int, using: str | None) -> Lane:
     alias = alias_for(queue, using)
     settings = queue_settings(queue, alias)
-    door = settle.SettleDoor(alias, keep=settings.keep)
+    door = settle.SettleDoor(alias, keep=settings.keep, group_retry=settings.group_retry)
     return Lane(queue=queue, settings=settings, door=door, line=checkout.Line(queue), weight=weight)

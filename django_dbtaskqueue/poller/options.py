@@ -15,3 +15,4 @@ class Options:
     drain: bool = False  # until nothing is due, being processed, or due within five seconds
     max_tasks: int | None = None
     name: str = ""
+    tags: tuple[str, ...] = ()  # tasks with another tag are left to other pollers

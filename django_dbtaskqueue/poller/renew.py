@@ -31,7 +31,9 @@ class Renewer:
         self._lanes = list(lanes)
         self._held = held
         self._lost = lost
-        self._ended = threading.Event()
+        self._due = {lane.queue: 0.0 for lane in self._lanes}
+        self._bell = threading.Event()
+        self._ended = False
         self._thread = threading.Thread(target=self._loop, name="dbtaskqueue-renew", daemon=True)
 
     def start(self) -> None:
@@ -40,30 +42,36 @@ class Renewer:
 
     def stop(self) -> None:
         """End; leases still held run out by themselves."""
-        self._ended.set()
+        self._ended = True
+        self._bell.set()
         self._thread.join(timeout=2)
+
+    def expect(self, lane: Lane, seconds: float) -> None:
+        """A lease of only so many seconds was taken: renew in time for it."""
+        if monotonic() + seconds / 3 < self._due[lane.queue]:
+            self._due[lane.queue] = monotonic() + seconds / 3
+            self._bell.set()
 
     def _loop(self) -> None:
         sessions = {lane.queue: Session.open(lane.door.alias, lane.door.model) for lane in self._lanes}
-        due = {lane.queue: 0.0 for lane in self._lanes}
-        while not self._ended.wait(self._pause(due)):
+        while not self._ended:
+            self._bell.wait(max(0.01, min(self._due.values()) - monotonic()))
+            self._bell.clear()
             for lane in self._lanes:
-                if monotonic() >= due[lane.queue]:
-                    due[lane.queue] = monotonic() + self._renew(lane, sessions[lane.queue])
+                if monotonic() >= self._due[lane.queue]:
+                    self._due[lane.queue] = monotonic() + self._renew(lane, sessions[lane.queue])
         for session in sessions.values():
             session.close()
 
-    def _pause(self, due: dict[str, float]) -> float:
-        return max(0.01, min(due.values()) - monotonic())
-
     def _renew(self, lane: Lane, session: Session) -> float:
         """Renew one queue's leases; return the seconds until the next time."""
-        third = lane.settings.lease.total_seconds() / 3
         leases = self._held(lane)
+        seconds = lane.settings.lease.total_seconds()
+        third = min([lease.lease_seconds or seconds for lease in leases], default=seconds) / 3
         if not leases:
             return third
         try:
-            for lease in renew(session, leases, lane.settings.lease.total_seconds()):
+            for lease in renew(session, leases, seconds):
                 self._lost(lease)
         except Error as error:
             logger.debug("Leases of %s not renewed: %s", lane.queue, error)
@@ -73,17 +81,17 @@ class Renewer:
 
 
 def renew(session: Session, leases: list[Lease], seconds: float) -> list[Lease]:
-    """Extend leases to ``seconds`` from now; return those that are gone.
+    """Extend leases to ``seconds`` (or their own length) from now; return those that are gone.
 
     A lease whose row is locked (by its own handler's transaction) is neither extended nor gone.
     """
-    deadline = monotonic() + seconds
+    now = monotonic()
     rows = json.dumps([{"i": lease.id, "k": lease.total_attempt} for lease in leases])
     extended = {row[0] for row in session.run(session.sql.renew, {"rows": rows, "lease": seconds})}
     missing = []
     for lease in leases:
         if lease.id in extended:
-            lease.deadline = deadline
+            lease.deadline = now + (lease.lease_seconds or seconds)
         else:
             missing.append(lease)
     if not missing:

@@ -84,7 +84,9 @@ class Settler:
             chunks = [pairs] if lane.settings.settle == "batch" else [[pair] for pair in pairs]
             settled: set[int] = set()
             for chunk in chunks:
-                settled |= settle.settle_surely(session, chunk, keep=lane.settings.keep)
+                settled |= settle.settle_surely(
+                    session, chunk, keep=lane.settings.keep, group_retry=lane.settings.group_retry
+                )
             if len(settled) < len(pairs):
                 self._explain([pair for pair in pairs if pair[0].id not in settled], carrier, lane)
         self.held.difference_update([done.lease for done in batch])
@@ -109,8 +111,8 @@ class Settler:
         watched = observe.watched()
         for done in ran:
             outcome = done.settlement
-            if isinstance(outcome, Fail | Reenqueue):
-                self._counts.failed += isinstance(outcome, Fail)
-                lane.wake()  # it may be due again soon
+            self._counts.failed += isinstance(outcome, Fail)
+            if isinstance(outcome, Fail | Reenqueue) or done.lease.group is not None:
+                lane.wake()  # it may be due again soon, or the next of its group is in line
             if watched or isinstance(outcome, Fail):
                 observe.finished(done.lease, outcome)

@@ -75,4 +75,5 @@ def test_without_any_postgresql_the_project_says_that_it_runs_on_sqlite(tmp_path
     done = subprocess.run([sys.executable, "-c", code], env=env, cwd=root, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "django.db.backends.sqlite3"
     assert "Running on SQLite" in done.stderr
+    assert not (tmp_path / "postgres").exists()
     assert 'pip install "django-dbtaskqueue[embedded]"' in done.stderr

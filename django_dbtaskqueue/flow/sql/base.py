@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from django_dbtaskqueue.flow.sql.dialects import Dialect
 from django_dbtaskqueue.status import sql_sources
 
+GROUP = "group"  # the parking reason of a task behind the head of its group
 FENCED = {"i": "bigint", "k": "bigint"}  # a lease: id and token
 
 

@@ -11,7 +11,8 @@ from django_dbtaskqueue.status import sql_sources
 # Columns a lease is built from, in the order flow/checkout.py unpacks them.
 LEASED = (
     "id, queue_name, reference_number, attempt, reenqueue_attempt, total_attempt, max_attempts, priority, "
-    "payload_type, {payload}, {context}, create_time, start_time, next_process_time, poller_instance, ready_time"
+    "payload_type, {payload}, {context}, create_time, start_time, next_process_time, poller_instance, ready_time, "
+    "group_key, expire_time, lease_seconds"
 )
 
 
@@ -27,7 +28,8 @@ class Checkouts(Group):
         return (
             "status = 'PROCESSING', attempt = attempt + 1, total_attempt = total_attempt + 1,"
             f" start_time = {self.dialect.now}, last_update_time = {self.dialect.now},"
-            f" next_process_time = {self.dialect.later('%(lease)s')}, poller_instance = %(poller_instance)s"
+            f" next_process_time = {self.dialect.later('coalesce(lease_seconds, %(lease)s)')},"
+            " poller_instance = %(poller_instance)s"
         )
 
     @property
@@ -35,7 +37,10 @@ class Checkouts(Group):
         # No condition on status: ready_time IS NOT NULL says the same by CHECK, and each redundant condition lowers
         # the planner's row guess until a sequential scan looks cheaper than the index.
         now = self.dialect.now
-        return f"ready_time <= {now} AND next_process_time <= {now} AND attempt < max_attempts AND NOT {self._paused}"
+        return (
+            f"ready_time <= {now} AND next_process_time <= {now} AND attempt < max_attempts"
+            f" AND (tag IS NULL OR {self.dialect.one_of('tag', 'tags')}) AND NOT {self._paused}"
+        )
 
     @property
     def _paused(self) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 SQLITE_FORMAT = "%%Y-%%m-%%d %%H:%%M:%%f"
 
@@ -47,6 +49,22 @@ class Dialect:
             for name, kind in columns.items()
         )
         return f"(SELECT {picked} FROM json_each(%({param})s)) AS u"
+
+    def one_of(self, column: str, param: str) -> str:
+        """Return the test that a text column is among those of an array parameter (``array``)."""
+        if self.vendor == "postgresql":
+            return f"{column} = ANY(%({param})s::text[])"
+        return f"{column} IN (SELECT value FROM json_each(%({param})s))"
+
+    def each(self, param: str) -> str:
+        """Return a SELECT of the whole numbers of an array parameter (``array``)."""
+        if self.vendor == "postgresql":
+            return f"SELECT unnest(%({param})s::bigint[])"
+        return f"SELECT value FROM json_each(%({param})s)"
+
+    def array(self, values: Iterable[str | int]) -> Any:
+        """Return an array parameter."""
+        return list(values) if self.vendor == "postgresql" else json.dumps(list(values))
 
     def time(self, expression: str) -> str:
         """Return a text parameter as a time."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cached_property, lru_cache
 
-from django_dbtaskqueue.flow.sql.base import Group
+from django_dbtaskqueue.flow.sql.base import GROUP, Group
 from django_dbtaskqueue.status import sql_sources
 
 GIVEN = {  # what enqueue writes, with PostgreSQL types
@@ -16,37 +16,43 @@ GIVEN = {  # what enqueue writes, with PostgreSQL types
     "tag": "text",
     "context": "jsonb",
     "max_attempts": "int",
+    "lease_seconds": "float8",
 }
+PLACE = "next_process_time, ready_time, parked_by, expire_time"
 
 
 class Enqueueing(Group):
     """Inserts, and what becomes of a taken reference."""
 
     @lru_cache(maxsize=64)  # noqa: B019 -- one object per location, alive as long as the process
-    def insert(self, on_duplicate: str, *, timed: bool, keep_due: bool = False) -> str:
+    def insert(self, on_duplicate: str, *, timed: bool, grouped: bool, keep_due: bool = False) -> str:
         """Insert one task; returns its row, or nothing when the reference is taken and nothing was written."""
         due = self._due("%(delay)s", "%(run_at)s") if timed else self.dialect.now
         expire = self.dialect.maybe_later("%(ttl)s", start=due) if timed else "NULL"
         values = ", ".join(f"%({name})s" for name in GIVEN)
+        ready, parked = ("NULL", f"'{GROUP}'") if grouped else (due, "NULL")
         return self.tables.rename(
-            f"INSERT INTO {self.tables.task} AS t"
-            f" (queue_name, {', '.join(GIVEN)}, ready_time, next_process_time, expire_time)"
-            f" VALUES (%(queue_name)s, {values}, {due}, {due}, {expire})"
+            f"INSERT INTO {self.tables.task} AS t (queue_name, {', '.join(GIVEN)}, {PLACE})"
+            f" VALUES (%(queue_name)s, {values}, {due}, {ready}, {parked}, {expire})"
             f" {self._conflict(on_duplicate, keep_due=keep_due)}"
             " RETURNING id, create_time, ready_time, next_process_time, attempt, reenqueue_attempt, total_attempt"
         )
 
-    @lru_cache(maxsize=64)  # noqa: B019 -- one object per location, alive as long as the process
-    def insert_many(self, on_duplicate: str, *, timed: bool, keep_due: bool = False) -> str:
+    @lru_cache(maxsize=64)  # noqa: B019 -- as above
+    def insert_many(self, on_duplicate: str, *, timed: bool, grouped: bool, keep_due: bool = False) -> str:
         """Insert the JSON array ``rows``; returns (id, whether it is new) of each written task."""
         columns = {**GIVEN, "delay": "float8", "run_at": "text", "ttl": "float8"} if timed else GIVEN
         due = self._due("u.delay", "u.run_at") if timed else self.dialect.now
         expire = self.dialect.maybe_later("u.ttl", start=due) if timed else "NULL"
         picked = ", ".join(f"u.{name}" for name in GIVEN)
+        ready, parked = due, "NULL"
+        if grouped:
+            ready = f"CASE WHEN u.group_key IS NULL THEN {due} END"
+            parked = f"CASE WHEN u.group_key IS NOT NULL THEN '{GROUP}' END"
         return self.tables.rename(
-            f"INSERT INTO {self.tables.task} AS t"
-            f" (queue_name, {', '.join(GIVEN)}, ready_time, next_process_time, expire_time)"
-            f" SELECT %(queue_name)s, {picked}, {due}, {due}, {expire} FROM {self.dialect.rows(columns)} WHERE true"
+            f"INSERT INTO {self.tables.task} AS t (queue_name, {', '.join(GIVEN)}, {PLACE})"
+            f" SELECT %(queue_name)s, {picked}, {due}, {ready}, {parked}, {expire}"
+            f" FROM {self.dialect.rows(columns)} WHERE true"
             f" {self._conflict(on_duplicate, keep_due=keep_due)}"
             " RETURNING id, last_update_time = create_time"
         )
@@ -58,7 +64,8 @@ class Enqueueing(Group):
     def _conflict(self, on_duplicate: str, *, keep_due: bool) -> str:
         if on_duplicate != "replace":
             return "ON CONFLICT (reference_number, queue_name) DO NOTHING"
-        names = ["payload", "payload_type", "priority", "group_key", "tag", "context", "max_attempts"]
+        # The group stays: a task cannot leave one line and enter another in one statement.
+        names = ["payload", "payload_type", "priority", "tag", "context", "max_attempts", "lease_seconds"]
         names += [] if keep_due else ["ready_time", "next_process_time", "expire_time"]
         changes = ", ".join(f"{name} = excluded.{name}" for name in names)
         # Later than create_time by construction, which is how a replaced row is told from a new one.
@@ -66,6 +73,15 @@ class Enqueueing(Group):
         return (
             f"ON CONFLICT (reference_number, queue_name) DO UPDATE SET {changes}, last_update_time = {touched}"
             f" WHERE t.status IN ({sql_sources('replace')})"
+        )
+
+    @cached_property
+    def live(self) -> str:
+        """How many tasks of a queue are CREATED or PROCESSING, counted no further than ``limit``."""
+        return self.tables.rename(
+            f"SELECT count(*) FROM (SELECT 1 FROM {self.tables.task} WHERE queue_name = %(queue_name)s"
+            f" AND ready_time IS NOT NULL UNION ALL SELECT 1 FROM {self.tables.task}"
+            " WHERE queue_name = %(queue_name)s AND parked_by IS NOT NULL LIMIT %(limit)s) AS x"
         )
 
     @cached_property

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from functools import cached_property
 
-from django_dbtaskqueue.flow.sql.base import Group
+from django_dbtaskqueue.flow.sql.base import GROUP, Group
+from django_dbtaskqueue.flow.sql.checkouts import LEASED
 from django_dbtaskqueue.status import sql_sources
 
 NO_HANDLER = "no handler"  # how the parking reason of a task without a processor begins
@@ -17,7 +18,8 @@ class Tending(Group):
     def renew(self) -> str:
         """Extend held leases. Skips locked rows: a renewal never waits for a handler's own row lock."""
         return self.tables.rename(
-            f"UPDATE {self.tables.task} SET next_process_time = {self.dialect.later('%(lease)s')} WHERE id IN"
+            f"UPDATE {self.tables.task} SET next_process_time ="
+            f" {self.dialect.later('coalesce(lease_seconds, %(lease)s)')} WHERE id IN"
             f" (SELECT t.id FROM {self.fenced('renew')} {self.passing}) RETURNING id"
         )
 
@@ -31,7 +33,8 @@ class Tending(Group):
         """Extend one lease by ``delta`` seconds; returns its new end."""
         return self.tables.rename(
             f"UPDATE {self.tables.task} SET next_process_time ="
-            f" {self.dialect.later('%(delta)s', start='next_process_time')}"
+            f" {self.dialect.later('%(delta)s', start='next_process_time')},"
+            f" expire_time = {self.dialect.maybe_later('%(delta)s', start='expire_time')}"
             f" WHERE id = %(id)s AND total_attempt = %(total_attempt)s AND status IN ({sql_sources('touch')})"
             " RETURNING next_process_time"
         )
@@ -45,29 +48,37 @@ class Tending(Group):
             " RETURNING id"
         )
 
+    @property
+    def _last_attempt(self) -> str:
+        return (
+            f"FROM {self.tables.task} AS t WHERE t.queue_name = %(queue_name)s AND t.ready_time <= {self.dialect.now}"
+            f" AND t.attempt >= t.max_attempts AND t.status IN ({sql_sources('rescue')})"
+        )
+
+    @cached_property
+    def spent_in(self) -> str:
+        """Seconds until the first lease on a last attempt runs out: negative when it has, NULL without such a lease."""
+        left = self.dialect.seconds_between(self.dialect.now, "min(t.next_process_time)")
+        return self.tables.rename(f"SELECT {left} {self._last_attempt}")
+
     @cached_property
     def spent(self) -> str:
         """Expired leases of tasks with no attempt left: their process died on the last one. Locks them."""
+        leased = LEASED.format(payload=self.dialect.text("payload"), context=self.dialect.text("context"))
         return self.tables.rename(
-            f"SELECT t.id, t.total_attempt, t.attempt, t.poller_instance FROM {self.tables.task} AS t"
-            f" WHERE t.queue_name = %(queue_name)s AND t.ready_time <= {self.dialect.now}"
-            f" AND t.next_process_time <= {self.dialect.now} AND t.attempt >= t.max_attempts"
-            f" AND t.status IN ({sql_sources('rescue')}) LIMIT %(limit)s {self.passing}"
+            f"SELECT {leased} {self._last_attempt} AND t.next_process_time <= {self.dialect.now}"
+            f" LIMIT %(limit)s {self.passing}"
         )
 
     @cached_property
     def unpark(self) -> str:
         """Put tasks that waited for a handler back in line, now that this poller has one for their type."""
         now = self.dialect.now
-        known = (
-            "payload_type = ANY(%(types)s)"
-            if self.dialect.vendor == "postgresql"
-            else "payload_type IN (SELECT value FROM json_each(%(types)s))"
-        )
         return self.tables.rename(
-            f"UPDATE {self.tables.task} SET parked_by = NULL, last_update_time = {now},"
-            f" ready_time = {self.dialect.greatest}({now}, next_process_time)"
+            f"UPDATE {self.tables.task} SET parked_by = CASE WHEN group_key IS NOT NULL THEN '{GROUP}' END,"
+            f" last_update_time = {now},"
+            f" ready_time = CASE WHEN group_key IS NULL THEN {self.dialect.greatest}({now}, next_process_time) END"
             f" WHERE queue_name = %(queue_name)s AND status IN ({sql_sources('unpark')})"
             f" AND substr(parked_by, 1, {len(NO_HANDLER)}) = '{NO_HANDLER}'"
-            f" AND (payload_type IS NULL OR {known}) RETURNING id"
+            f" AND (payload_type IS NULL AND %(untyped)s OR {self.dialect.one_of('payload_type', 'types')}) RETURNING id, group_key"
         )

@@ -131,5 +131,5 @@ def tidy() -> None:
 
 
 def _aged(connection: BaseDatabaseWrapper) -> bool:
-    """Whether a persistent connection is past its age. One without (CONN_MAX_AGE 0) is kept: tasks follow each other."""
+    """Whether a persistent connection is past its age. CONN_MAX_AGE 0 keeps it: tasks follow each other."""
     return bool(connection.settings_dict["CONN_MAX_AGE"] and connection.close_at and monotonic() >= connection.close_at)

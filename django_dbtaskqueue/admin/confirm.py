@@ -1,0 +1,118 @@
+"""The road every act takes: permission, a page that says what will happen, then the act and what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from django import forms
+from django.contrib.admin import helpers
+from django.core.exceptions import PermissionDenied
+from django.http import HttpRequest, HttpResponse
+from django.template.response import TemplateResponse
+from django.utils.timezone import get_current_timezone_name, now
+from django.utils.translation import gettext_lazy as _
+
+from django_dbtaskqueue.operations.permissions import can_operate
+from django_dbtaskqueue.operations.verbs import REASON_LENGTH, Aging, Verb
+
+LONGEST_AGE = 36_500  # days
+
+
+class PlainForm(forms.Form):
+    """A verb that asks for nothing."""
+
+
+class HousekeepForm(forms.Form):
+    """How old, and where to."""
+
+    days = forms.IntegerField(
+        label=_("Finished at least this many days ago"), min_value=0, max_value=LONGEST_AGE, initial=14
+    )
+    to = forms.ChoiceField(
+        label=_("Where the tasks go"),
+        choices=(("history", _("Into the history")), ("delete", _("Delete for good"))),
+        initial="history",
+        widget=forms.RadioSelect,
+    )
+
+    def aging(self) -> Aging:
+        """Return what was asked for; what the form suggests while it is not filled in, or not rightly."""
+        given = self.cleaned_data if self.is_bound and self.is_valid() else {}
+        fields = self.fields
+        days = int(given.get("days", fields["days"].initial))
+        return Aging(timedelta(days=days), given.get("to", fields["to"].initial))
+
+
+class PauseForm(forms.Form):
+    """Why, and until when."""
+
+    reason = forms.CharField(
+        label=_("Reason"), max_length=REASON_LENGTH, required=False, widget=forms.TextInput(attrs={"size": 60})
+    )
+    until = forms.DateTimeField(
+        label=_("Until"),
+        required=False,
+        widget=forms.DateTimeInput(attrs={"type": "datetime-local"}, format="%Y-%m-%dT%H:%M"),
+    )
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.fields["until"].help_text = _("Time zone: %(zone)s. Empty: until somebody resumes the queue.") % {
+            "zone": get_current_timezone_name()
+        }
+
+    def clean_until(self) -> datetime | None:
+        """Refuse an end that is over."""
+        until: datetime | None = self.cleaned_data["until"]
+        if until is not None and until <= now():
+            raise forms.ValidationError(_("Give a time in the future, or none."))
+        return until
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What a confirmation page shows."""
+
+    verb: Verb
+    sentences: Sequence[str]  # the numbers, in words
+    items: Sequence[str]  # the first of the rows
+    form: forms.Form
+    possible: bool  # whether anything would change
+
+
+def check(request: HttpRequest, verb: Verb) -> None:
+    """Raise ``PermissionDenied`` unless the user may use the verb."""
+    if not can_operate(request.user, verb):
+        raise PermissionDenied
+
+
+def bound_form(request: HttpRequest, kind: type[forms.Form]) -> Any:
+    """Return the form as the confirmation page posted it, or fresh when the page was not shown yet."""
+    answered = "confirm" in request.POST or "recount" in request.POST
+    return kind(request.POST) if answered else kind()
+
+
+def confirmed(request: HttpRequest, form: forms.Form) -> bool:
+    """Whether the user said yes, to a form that is filled in rightly."""
+    return "confirm" in request.POST and form.is_bound and form.is_valid()
+
+
+def ask(model_admin: Any, request: HttpRequest, question: Question) -> HttpResponse:
+    """Return the confirmation page; it posts to where it came from, with the same selection."""
+    context = {
+        **model_admin.admin_site.each_context(request),
+        "title": question.verb.label,
+        "opts": model_admin.opts,
+        "media": model_admin.media + question.form.media,
+        "question": question,
+        "selected": request.POST.getlist(helpers.ACTION_CHECKBOX_NAME),
+        "checkbox_name": helpers.ACTION_CHECKBOX_NAME,
+        "select_across": request.POST.get("select_across") == "1",
+        "origin": request.POST.get("origin", ""),
+        "back": model_admin.back(request),
+    }
+    request.current_app = model_admin.admin_site.name  # type: ignore[attr-defined] -- as the admin's own views do
+    return TemplateResponse(request, "admin/dbtaskqueue/confirm.html", context)

@@ -1,0 +1,232 @@
+"""Pollers, failed attempts and the history: to be looked at."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib import admin
+from django.db.models import QuerySet
+from django.http import HttpRequest
+from django.utils.html import format_html_join
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
+
+from django_dbtaskqueue import conf
+from django_dbtaskqueue.admin.base import QueueFilter, ReadOnlyAdmin, StatusFilter, id_of
+from django_dbtaskqueue.admin.display import NOTHING, ago, badge, box, json_box, stamp, summary
+from django_dbtaskqueue.models import Task
+
+LATE = 3  # heartbeats missed before a poller counts as late
+STOPPED = "STOPPED"
+
+
+class PollerAdmin(ReadOnlyAdmin):
+    """Pollers, as they last reported."""
+
+    list_display = (
+        "instance",
+        "host",
+        "pid",
+        "state_badge",
+        "heartbeat",
+        "queue_names",
+        "slots",
+        "held",
+        "finished",
+        "failed",
+        "runs",
+    )
+    ordering = ("-heartbeat_time",)
+    sortable_by = ()
+    fields = (
+        "instance",
+        "host",
+        "pid",
+        "version",
+        "state_badge",
+        "heartbeat",
+        "started",
+        "queue_names",
+        "slots",
+        "held",
+        "finished",
+        "failed",
+        "runs",
+        "running_box",
+    )
+
+    @admin.display(description=gettext_lazy("state"))
+    def state_badge(self, poller: Any) -> str:
+        """What it said of itself, and whether it is late."""
+        if poller.state == STOPPED:
+            return badge("stopped", "▪", poller.state)
+        if is_late(poller):
+            return badge("late", "✕", _("%(state)s, late") % {"state": poller.state})
+        return badge("running", "▸", poller.state)
+
+    @admin.display(description=gettext_lazy("heartbeat"))
+    def heartbeat(self, poller: Any) -> str:
+        """How long ago."""
+        return ago(poller.heartbeat_time, poller.clock)
+
+    @admin.display(description=gettext_lazy("queues"))
+    def queue_names(self, poller: Any) -> str:
+        """Which it serves."""
+        named = poller.queues if isinstance(poller.queues, list | dict) else [poller.queues]
+        return ", ".join(str(name) for name in named) or NOTHING
+
+    @admin.display(description=gettext_lazy("tasks finished"))
+    def finished(self, poller: Any) -> str:
+        """Since it started."""
+        return str(poller.finished)
+
+    @admin.display(description=gettext_lazy("running"))
+    def runs(self, poller: Any) -> str:
+        """The tasks in hand, as links."""
+        tasks = [number for number in map(task_id, as_list(poller.running)) if number is not None]
+        links = ((self.link(number, self.url(Task, "change", number)),) for number in tasks)
+        return format_html_join(", ", "{}", links) or NOTHING
+
+    @admin.display(description=gettext_lazy("running, in detail"))
+    def running_box(self, poller: Any) -> str:
+        """All it said of what it runs."""
+        return json_box(poller.running or None)
+
+
+def is_late(poller: Any) -> bool:
+    """Whether the poller missed three heartbeats."""
+    return bool(poller.clock - poller.heartbeat_time > LATE * conf.settings().heartbeat)
+
+
+def as_list(value: Any) -> list[Any]:
+    """Return a JSON list as it is, and anything else as empty."""
+    return value if isinstance(value, list) else []
+
+
+def task_id(item: Any) -> int | None:
+    """Return the task's id from what a poller says it runs: the id itself, or an object with it."""
+    number = item.get("id") if isinstance(item, dict) else item
+    return number if isinstance(number, int) else None
+
+
+class AttemptAdmin(ReadOnlyAdmin):
+    """Failed attempts."""
+
+    list_display = ("id", "task_link", "queue", "attempt", "error_type", "says", "poller_instance", "failed")
+    list_filter = (QueueFilter,)
+    sortable_by = ("id",)
+    filters_by = ("queue", "task_id")
+    long_columns = ("traceback",)
+    search_fields = ("task_id",)
+    search_help_text = gettext_lazy("The id of a task")
+    fields = (
+        "task_link",
+        "location",
+        "queue",
+        "attempt",
+        "total_attempt",
+        "poller_instance",
+        "started",
+        "failed",
+        "error_type",
+        "message_box",
+        "traceback_box",
+    )
+
+    def get_search_results(
+        self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
+    ) -> tuple[QuerySet[Any], bool]:
+        """Find by task."""
+        return of_task(queryset, search_term), False
+
+    @admin.display(description=gettext_lazy("task"))
+    def task_link(self, attempt: Any) -> str:
+        """The task it was an attempt of."""
+        here = attempt.location == Task._meta.label_lower
+        return self.link(attempt.task_id, self.url(Task, "change", attempt.task_id) if here else "")
+
+    @admin.display(description=gettext_lazy("message"))
+    def says(self, attempt: Any) -> str:
+        """Its first line."""
+        return summary(attempt.message)
+
+    @admin.display(description=gettext_lazy("failed"))
+    def failed(self, attempt: Any) -> str:
+        """When."""
+        return stamp(attempt.finish_time)
+
+    @admin.display(description=gettext_lazy("message"))
+    def message_box(self, attempt: Any) -> str:
+        """All of it."""
+        return box(attempt.message)
+
+    @admin.display(description=gettext_lazy("traceback"))
+    def traceback_box(self, attempt: Any) -> str:
+        """All of it."""
+        return box(attempt.traceback)
+
+
+class TaskHistoryAdmin(ReadOnlyAdmin):
+    """Tasks that left TASKS."""
+
+    list_display = (
+        "id",
+        "task_id",
+        "reference",
+        "queue",
+        "status_badge",
+        "attempts",
+        "created",
+        "finished",
+        "moved",
+        "says",
+    )
+    list_display_links = ("id", "reference")
+    list_filter = (StatusFilter, QueueFilter)
+    sortable_by = ("id",)
+    filters_by = ("status", "queue", "task_id")
+    long_columns = ("payload", "result", "context")
+    search_fields = ("task_id",)
+    search_help_text = gettext_lazy("The id the task had")
+    fields = (
+        "task_id",
+        "location",
+        "status_badge",
+        "queue",
+        "reference",
+        "attempts",
+        "poller_instance",
+        "created",
+        "started",
+        "finished",
+        "moved",
+        "process_result_box",
+        "payload_box",
+        "result_box",
+        "context_box",
+    )
+
+    def get_search_results(
+        self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
+    ) -> tuple[QuerySet[Any], bool]:
+        """Find by the id the task had."""
+        return of_task(queryset, search_term), False
+
+    @admin.display(description=gettext_lazy("moved"))
+    def moved(self, task: Any) -> str:
+        """When it left TASKS."""
+        return stamp(task.moved_time)
+
+    @admin.display(description=gettext_lazy("result or error"))
+    def says(self, task: Any) -> str:
+        """One line of it."""
+        return summary(task.process_result)
+
+
+def of_task(rows: QuerySet[Any], term: str) -> QuerySet[Any]:
+    """Return the rows about the task whose id was typed; for any other text none."""
+    number = id_of(term.strip())
+    if not term.strip():
+        return rows
+    # With the location, for the index begins with it.
+    return rows.none() if number is None else rows.filter(location=Task._meta.label_lower, task_id=number)

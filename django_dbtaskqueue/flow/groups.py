@@ -1,0 +1,69 @@
+"""Groups: at most one live lease each, strict order inside. Of each group one task is in line, the head; the others
+are parked behind it, so that a busy group costs the line one row.
+
+Whatever may change a group's head does so under the group's lock, in its own transaction: entering (enqueue,
+reprocess, kick) and leaving (settle, cancel, delete). Producers of one group therefore take turns until they commit.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from django_dbtaskqueue.session import Session
+
+
+class Member(NamedTuple):
+    """A task that is, or may become, the head of its group."""
+
+    id: int
+    in_line: bool
+    processing: bool
+    retrying: bool  # an attempt failed and it waits for the next
+    due: bool
+    priority: int
+
+
+def lock(session: Session, queue: str, groups: Iterable[str]) -> None:
+    """Lock groups to the end of the current transaction, in one order everywhere."""
+    wanted = sorted(set(groups))
+    if wanted:
+        session.run(session.sql.lock_groups, _params(session, queue, wanted))
+
+
+def regroup(session: Session, queue: str, groups: Iterable[str], *, hold_retries: bool = True) -> int:
+    """Put the right head of each group in line and park the others; return how many heads entered the line.
+
+    The groups must be locked. ``hold_retries``: a task that waits for its next attempt stays the head.
+    """
+    wanted = sorted(set(groups))
+    if not wanted:
+        return 0
+    members: dict[str, list[Member]] = defaultdict(list)
+    for group, *columns in session.run(session.sql.heads, _params(session, queue, wanted)):
+        members[group].append(Member(columns[0], *map(bool, columns[1:5]), columns[5]))
+    enter, leave = [], []
+    for of_group in members.values():
+        head = choose(of_group, hold_retries=hold_retries)
+        enter += [member.id for member in of_group if member is head and not member.in_line]
+        leave += [member.id for member in of_group if member is not head and member.in_line and not member.processing]
+    if leave:
+        session.run(session.sql.leave_line, {"ids": session.sql.dialect.array(leave)})
+    if enter:
+        session.run(session.sql.enter_line, {"ids": session.sql.dialect.array(enter)})
+    return len(enter)
+
+
+def choose(members: list[Member], *, hold_retries: bool) -> Member:
+    """Return who is the head: the one being processed, the one being retried, else the first that is due. Pure."""
+
+    def rank(member: Member) -> tuple[bool, bool, bool, int, int]:
+        held = hold_retries and member.in_line and member.retrying
+        return (not member.processing, not held, not member.due, member.priority, member.id)
+
+    return min(members, key=rank)
+
+
+def _params(session: Session, queue: str, groups: list[str]) -> dict[str, Any]:
+    return {"queue_name": queue, "groups": session.sql.dialect.array(groups)}

@@ -1,0 +1,187 @@
+"""One queue, worked on as a poller does, with the calling thread's connection."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from time import monotonic
+from typing import Any
+
+from asgiref.sync import async_to_sync
+from django.db import connections, transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from django_dbtaskqueue import codecs, registry
+from django_dbtaskqueue.exceptions import TaskQueueError
+from django_dbtaskqueue.flow import checkout, enqueue, move, observe, process, settle
+from django_dbtaskqueue.flow.process import Processor
+from django_dbtaskqueue.lease import Lease
+from django_dbtaskqueue.models import Attempt, Task, TaskHistory
+from django_dbtaskqueue.outcomes import Fail, Outcome, Poison, Reenqueue
+from django_dbtaskqueue.session import Session, alias_for
+from django_dbtaskqueue.status import Status
+
+INSTANCE = "testing"
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """One attempt: what became of it, the outcome that is stored, and what the processor raised."""
+
+    kind: str
+    outcome: Outcome | None = None
+    raised: BaseException | None = None
+
+
+class _Door(settle.SettleDoor):
+    """Remembers what a processor settled by itself."""
+
+    settled: Outcome | None = None
+
+    def settle(self, lease: Lease, outcome: Outcome) -> None:
+        super().settle(lease, outcome)
+        self.settled = outcome
+
+
+class Line:
+    """One queue, worked on with the calling thread's connection."""
+
+    def __init__(self, queue: str, using: str | None) -> None:
+        self.queue = queue
+        self.alias = alias_for(queue, using)
+        self.settings = enqueue.queue_settings(queue, self.alias)
+        self.session = Session.on(self.alias)
+        self.strategy = checkout.strategy_for(self.session, self.settings.strategy)
+        self.door = _Door(self.alias, keep=self.settings.keep)
+        if registry.processors(queue):
+            move.unpark(self.session, queue, registry.payload_types(queue))
+
+    def take(self) -> Lease | None:
+        """Check out the head of the line."""
+        line = checkout.Line(self.queue)
+        taken = checkout.take(
+            self.session,
+            line,
+            strategy=self.strategy,
+            poller_instance=INSTANCE,
+            limit=1,
+            lease=self.settings.lease,
+            door=self.door,
+        )
+        return taken[0] if taken else None
+
+    def take_task(self, task: Task, processor: Processor | None, attempt: int, reenqueue_attempt: int) -> Lease:
+        """Check out one task that has just been enqueued, as its ``attempt``-th attempt."""
+        if not 1 <= attempt <= task.max_attempts:
+            raise ValueError(f"perform(attempt={attempt}): queue {self.queue!r} has {task.max_attempts} attempts.")
+        before = {"attempt": attempt - 1, "total_attempt": attempt - 1, "reenqueue_attempt": reenqueue_attempt}
+        if processor is not None and processor.payload is not None:
+            before["payload_type"] = codecs.type_name(processor.payload)  # type: ignore[assignment]
+        Task.objects.using(self.alias).filter(pk=task.pk).update(**before)
+        lease = self.settings.lease.total_seconds()
+        rows = json.dumps([{"i": task.pk, "k": attempt - 1}])
+        params = {"queue_name": self.queue, "poller_instance": INSTANCE, "lease": lease, "rows": rows}
+        taken = self.session.run(self.session.sql.checkout_optimistic, params)
+        if not taken:
+            raise TaskQueueError(f"Queue {self.queue!r} is paused, so perform() cannot take a task. Resume it first.")
+        return checkout.leases(self.session, taken, self.door, monotonic() + lease)[0]
+
+    def remove(self, task: Task) -> None:
+        """Take back all that the queue itself wrote for ``task``."""
+        traces = {"location": self.session.location, "task_id": task.pk}
+        for model, rows in ((Task, {"pk": task.pk}), (TaskHistory, traces), (Attempt, traces)):
+            model._base_manager.using(self.alias).filter(**rows)._raw_delete(self.alias)
+
+    def next_due(self) -> float | None:
+        """Return the seconds until the next task is due."""
+        known = self.session.run(self.session.sql.priorities, {"queue_name": self.queue})
+        params = {"queue_name": self.queue, "priorities": [priority for (priority,) in known]}
+        seconds: float | None = self.session.run(self.session.sql.next_due, params)[0][0]
+        return seconds
+
+    def run(self, lease: Lease, processor: Processor | None) -> Ran:
+        """Process and settle one lease."""
+        if processor is None:
+            settle.settle(self.session, [(lease, settle.Park(move.no_handler(lease.queue, lease.payload_type)))])
+            return Ran("parked")
+        self.door.settled = None
+        observe.started(lease)
+        returned: list[Any] = []
+        with _sheltered():
+            outcome = _call(lease, _watched(processor, returned))
+        stored = self._store(lease, outcome)
+        if stored is None:
+            observe.lost(lease, type(outcome).__name__)
+            return Ran("lost")
+        observe.finished(lease, stored)
+        error = stored.error if isinstance(stored, Fail) else None
+        own = stored is self.door.settled or stored in returned
+        return Ran(self._kind(lease, stored), stored, error if isinstance(error, BaseException) and not own else None)
+
+    def _store(self, lease: Lease, outcome: Outcome | None) -> Outcome | None:
+        """Settle. Return what is stored: the outcome, or what the processor settled by itself, or nothing."""
+        if outcome is not None and settle.settle_surely(self.session, [(lease, outcome)], keep=self.settings.keep):
+            return outcome
+        _, standing = settle.resolve(self.session, [lease])
+        return None if standing else self.door.settled
+
+    def _kind(self, lease: Lease, outcome: Outcome) -> str:
+        match outcome:
+            case Reenqueue():
+                return "reenqueued"
+            case Poison():
+                return "poisoned"
+            case Fail():
+                ended = Task.objects.using(self.alias).filter(pk=lease.id, status=Status.ERROR).exists()
+                return "failed" if ended else "retried"
+        return "completed"
+
+
+def _call(lease: Lease, processor: Processor) -> Outcome | None:
+    if processor.is_async:
+        return async_to_sync(process.perform_async)(lease, processor)
+    outcome = process.perform(lease, processor)
+    error = outcome.error if isinstance(outcome, Fail) else None
+    if isinstance(error, BaseException) and not isinstance(error, Exception | SystemExit):
+        raise error  # Ctrl-C, or the test framework ending the test
+    return outcome
+
+
+def _watched(processor: Processor, returned: list[Any]) -> Processor:
+    """Return the processor so that what it returns is noted: what it did not return, it raised."""
+
+    def call(task: Lease) -> Any:
+        returned.append(processor.function(task))
+        return returned[-1]
+
+    async def call_async(task: Lease) -> Any:
+        returned.append(await processor.function(task))
+        return returned[-1]
+
+    return replace(processor, function=call_async if processor.is_async else call)
+
+
+@contextmanager
+def _sheltered() -> Iterator[None]:
+    """Keep what a processor breaks (a poller's connection would survive it) from breaking the test's transaction."""
+    with ExitStack() as savepoints:
+        around = [connection for connection in connections.all(initialized_only=True) if connection.in_atomic_block]
+        for connection in around:
+            savepoint = transaction.atomic(using=connection.alias)
+            savepoint._from_testcase = True  # type: ignore[attr-defined] # atomic(durable=True) must work inside
+            savepoints.enter_context(savepoint)
+        yield
+        for connection in around:
+            if _is_broken(connection):
+                transaction.set_rollback(True, using=connection.alias)
+
+
+def _is_broken(connection: BaseDatabaseWrapper) -> bool:
+    if connection.needs_rollback or connection.vendor != "postgresql":
+        return connection.needs_rollback
+    from psycopg.pq import TransactionStatus
+
+    raw: Any = connection.connection
+    return bool(raw.info.transaction_status == TransactionStatus.INERROR)

@@ -1,0 +1,125 @@
+"""One queue, three ways to take from it: every test of this folder runs on each, under the audit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from pytest_django import DjangoDbBlocker
+
+from django_dbtaskqueue import enqueue
+from django_dbtaskqueue.flow import settle
+from django_dbtaskqueue.lease import Lease
+from django_dbtaskqueue.models import Attempt, DeletedTasks, Task, TaskHistory
+from django_dbtaskqueue.session import Session
+from django_dbtaskqueue.status import Status
+from tests import factories
+from tests.support import Audit
+
+STRATEGIES = {
+    "postgresql-skip_locked": ("default", "skip_locked"),
+    "postgresql-optimistic": ("default", "optimistic"),
+    "sqlite-single_writer": ("sqlite", "auto"),
+}
+FIRST, SECOND = "poller-1:100:abc", "poller-2:200:def"
+
+
+@dataclass
+class World:
+    """A database and a checkout strategy, and the verbs of the flow on them."""
+
+    alias: str
+    strategy: str
+    settings: Any
+
+    def configure(self, **queue: Any) -> None:
+        """Set the queue ``claims``."""
+        self.settings.DBTASKQUEUE = {"QUEUES": {"claims": {"strategy": self.strategy, **queue}, "other": {}}}
+
+    @property
+    def tasks(self) -> Any:
+        """Return the manager of this database."""
+        return Task.objects.db_manager(self.alias)
+
+    @property
+    def session(self) -> Session:
+        """Return a session over this thread's connection."""
+        return Session.on(self.alias)
+
+    def enqueue(self, reference: str | None = None, payload: Any = None, **options: Any) -> Task:
+        """Enqueue into ``claims``."""
+        return enqueue("claims", reference, payload, using=self.alias, **options)
+
+    def make(self, status: Status | str = Status.CREATED, **columns: Any) -> Task:
+        """Make a row in any status."""
+        return factories.make_task(status, using=self.alias, **columns)
+
+    def checkout(
+        self, limit: int = 1, *, poller: str = FIRST, lease: timedelta = factories.LEASE, queue: str = "claims"
+    ) -> list[Lease]:
+        """Check out, walking the line from its front."""
+        taken: list[Lease] = self.tasks.checkout(queue, poller_instance=poller, limit=limit, lease=lease)
+        return taken
+
+    def take(self, **columns: Any) -> Lease:
+        """Make one due task and take it."""
+        wanted = self.make(**columns)
+        taken = self.checkout(50)
+        return next(lease for lease in taken if lease.id == wanted.id)
+
+    def take_over(self, lease: Lease, **options: Any) -> Lease:
+        """Let ``lease`` run out, and another poller take the task."""
+        self.age(factories.LEASE)
+        taken = self.checkout(50, poller=SECOND, **options)
+        return next(other for other in taken if other.id == lease.id)
+
+    def settle(self, lease: Lease, outcome: settle.Settlement, *, keep: str = "keep") -> bool:
+        """Settle as a poller does; return whether anything was written."""
+        return lease.id in settle.settle(self.session, [(lease, outcome)], keep=keep)
+
+    def age(self, delta: timedelta) -> None:
+        """Make all tasks older."""
+        factories.age(delta, using=self.alias)
+
+    def row(self, task: Any) -> dict[str, Any]:
+        """Return every column of a task that must be there."""
+        found: dict[str, Any] = Task.objects.using(self.alias).values().get(pk=task.id)
+        return found
+
+    def everything(self) -> list[list[Any]]:
+        """Return all rows of all tables that an outcome may change."""
+        tables = (Task, TaskHistory, Attempt, DeletedTasks)
+        return [list(table._default_manager.using(self.alias).order_by("pk").values()) for table in tables]
+
+
+@pytest.fixture(params=STRATEGIES)
+def world(request: pytest.FixtureRequest, audits: dict[str, Audit], settings: Any) -> Iterator[World]:
+    """Run the test on each database and strategy, and let the audit judge it at the end."""
+    alias, strategy = STRATEGIES[request.param]
+    request.applymarker(pytest.mark.django_db(databases=["default", "sqlite"]))
+    request.getfixturevalue("db")
+    audits[alias].clear()
+    made = World(alias, strategy, settings)
+    made.configure()
+    yield made
+    assert audits[alias].problems() == []
+
+
+@pytest.fixture
+def audit(world: World, audits: dict[str, Audit]) -> Audit:
+    """Return the audit of the test's database."""
+    return audits[world.alias]
+
+
+@pytest.fixture(scope="session")
+def audits(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -> dict[str, Audit]:
+    """Install the triggers, once per database."""
+    found = {alias: Audit(alias) for alias in ("default", "sqlite")}
+    with django_db_blocker.unblock():
+        for one in found.values():
+            one.install()
+            one.connection.close()
+    return found

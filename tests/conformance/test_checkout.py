@@ -1,0 +1,291 @@
+"""Checkout: which tasks, in which order, how many, and what it costs them."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import connections
+from django.db.models.functions import Now
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+
+from django_dbtaskqueue import conf
+from django_dbtaskqueue.flow import checkout as stage
+from django_dbtaskqueue.flow.settle import SettleDoor
+from django_dbtaskqueue.models import Queue
+from django_dbtaskqueue.status import CREATED, ERROR, POISON, PROCESSING
+from tests.conformance.conftest import FIRST, SECOND, World
+from tests.factories import LEASE
+from tests.support import ended, eventually
+
+SECOND_LONG = timedelta(seconds=1)
+
+
+def test_order_is_priority_then_place_in_line_then_id(world: World) -> None:
+    wanted = [
+        world.make(priority=priority, ready_time=timedelta(minutes=-minutes)).id
+        for priority in (-5, 0, 7)
+        for minutes in (30, 20, 20, 10)
+    ]
+    shuffled = [
+        world.make(priority=priority, ready_time=timedelta(minutes=-minutes)).id
+        for minutes, priority in ((25, 7), (25, -5), (25, 0))
+    ]
+    expected = [
+        *wanted[0:1], shuffled[1], *wanted[1:4], wanted[4], shuffled[2], *wanted[5:9], shuffled[0], *wanted[9:],
+    ]  # fmt: skip
+
+    assert [lease.id for lease in world.checkout(50)] == expected
+
+
+def test_order_holds_over_several_checkouts(world: World) -> None:
+    ids = [world.make(priority=index % 3, ready_time=timedelta(seconds=-100 + index)).id for index in range(20)]
+    taken = [lease.id for _ in range(7) for lease in world.checkout(3)]
+    assert taken == sorted(ids, key=lambda task_id: (ids.index(task_id) % 3, task_id))
+
+
+def test_the_limit_is_never_overrun(world: World) -> None:
+    for index in range(30):
+        world.make(priority=index % 4)
+    assert [len(world.checkout(7)) for _ in range(6)] == [7, 7, 7, 7, 2, 0]
+
+
+@pytest.mark.parametrize("limit", [0, -1])
+def test_a_limit_below_one_takes_nothing(world: World, limit: int) -> None:
+    task = world.make()
+    assert world.checkout(limit) == []
+    assert world.row(task)["status"] == CREATED
+
+
+def test_what_checkout_writes(world: World) -> None:
+    task = world.enqueue("ref-1", {"seats": [1, 2]}, priority=3, context={"trace": "t-1"})
+    world.age(timedelta(seconds=10))
+    before = world.row(task)
+
+    (lease,) = world.checkout(lease=timedelta(minutes=2))
+
+    after = world.row(task)
+    now = timezone.now()
+    changed = {name for name in after if after[name] != before[name]}
+    assert changed == {
+        "status", "attempt", "total_attempt", "start_time", "last_update_time", "next_process_time", "poller_instance",
+    }  # fmt: skip
+    assert (after["status"], after["attempt"], after["total_attempt"]) == (PROCESSING, 1, 1)
+    assert after["poller_instance"] == FIRST
+    assert abs(after["start_time"] - now) < 5 * SECOND_LONG
+    assert after["last_update_time"] == after["start_time"]
+    assert after["next_process_time"] - after["start_time"] == timedelta(minutes=2)
+    assert (lease.id, lease.queue, lease.reference, lease.priority) == (task.id, "claims", "ref-1", 3)
+    assert (lease.attempt, lease.total_attempt, lease.reenqueue_attempt, lease.max_attempts) == (1, 1, 0, 5)
+    assert (lease.payload, lease.context) == ({"seats": [1, 2]}, {"trace": "t-1"})
+    assert (lease.create_time, lease.ready_time) == (before["create_time"], before["ready_time"])
+    assert (lease.start_time, lease.lease_until) == (after["start_time"], after["next_process_time"])
+
+
+def test_the_attempt_is_charged_in_the_statement_that_takes_the_row(world: World) -> None:
+    world.make()
+    with CaptureQueriesContext(connections[world.alias]) as seen:
+        assert len(world.checkout()) == 1
+    writes = [query["sql"] for query in seen.captured_queries if query["sql"].lstrip().startswith("UPDATE")]
+    assert len(writes) == 1
+    assert "attempt = attempt + 1" in writes[0]
+
+
+@pytest.mark.parametrize("delay", [timedelta(milliseconds=250), timedelta(milliseconds=1), timedelta(days=400)])
+def test_a_delay_is_kept_to_the_millisecond(world: World, delay: timedelta) -> None:
+    row = world.row(world.enqueue(delay=delay))
+    assert abs(row["ready_time"] - row["create_time"] - delay) < timedelta(milliseconds=2)
+    assert row["next_process_time"] == row["ready_time"]
+
+
+def test_a_task_is_not_taken_before_it_is_due_and_soon_after(world: World) -> None:
+    world.enqueue(delay=timedelta(milliseconds=300))
+    assert world.checkout() == []
+
+    def taken() -> Any:
+        leases = world.checkout()
+        assert leases
+        return leases[0]
+
+    lease = eventually(taken)
+    assert lease.start_time >= lease.ready_time
+
+
+def test_tasks_due_later_do_not_hide_those_due_now(world: World) -> None:
+    for priority in (-1, 0, 1):
+        world.make(priority=priority, ready_time=timedelta(hours=1))
+    due = world.make(priority=1)
+    assert [lease.id for lease in world.checkout(10)] == [due.id]
+
+
+def test_a_retry_waits_although_its_place_in_line_is_old(world: World) -> None:
+    world.make(ready_time=timedelta(hours=-1), next_process_time=timedelta(minutes=1))
+    assert world.checkout() == []
+
+
+def test_a_live_lease_is_left_alone_and_an_expired_one_taken_over(world: World) -> None:
+    first = world.take()
+    assert world.checkout(poller=SECOND) == []
+    ready_time = first.ready_time
+
+    second = world.take_over(first)
+
+    row = world.row(first)
+    assert (second.attempt, second.total_attempt) == (2, 2)
+    assert (row["status"], row["attempt"], row["total_attempt"]) == (PROCESSING, 2, 2)
+    assert row["poller_instance"] == SECOND
+    assert row["ready_time"] == ready_time - LEASE == second.ready_time  # the test made all times older by a lease
+
+
+def test_the_fencing_token_grows_through_everything(world: World) -> None:
+    tokens = []
+    lease = world.take()
+    for verb in ("release", "reenqueue", "fail", "reprocess"):
+        tokens.append(lease.total_attempt)
+        match verb:
+            case "release":
+                world.tasks.filter(pk=lease.id).release_all()
+            case "reenqueue":
+                lease.reenqueue()
+            case "fail":
+                lease.fail("no", delay=timedelta(0))
+            case "reprocess":
+                lease.fail("no", retry=False)
+                world.tasks.filter(pk=lease.id).reprocess()
+        (lease,) = world.checkout()
+    assert [*tokens, lease.total_attempt] == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("status", [CREATED, PROCESSING])
+def test_a_task_without_attempts_left_is_not_taken(world: World, status: str) -> None:
+    world.make(status, attempt=3, max_attempts=3)
+    last = world.make(status, attempt=2, max_attempts=3)
+    world.age(2 * LEASE)
+    assert [(lease.id, lease.attempt) for lease in world.checkout(5)] == [(last.id, 3)]
+
+
+@pytest.mark.parametrize("status", ended())
+def test_a_finished_task_is_not_taken(world: World, status: str) -> None:
+    world.make(status, next_process_time=timedelta(hours=-1))
+    assert world.checkout() == []
+
+
+def test_a_parked_task_is_not_taken(world: World) -> None:
+    world.make(parked_by="no handler for x")
+    assert world.checkout() == []
+
+
+def test_a_queue_takes_only_its_own(world: World) -> None:
+    world.make()
+    other = world.make(queue="other")
+    assert [lease.id for lease in world.checkout(5, queue="other")] == [other.id]
+
+
+def test_a_paused_queue_gives_nothing(world: World) -> None:
+    task = world.make()
+    queue = Queue.objects.using(world.alias).create(name="claims", paused_time=Now())
+    assert world.checkout() == []
+
+    Queue.objects.using(world.alias).update(paused_until=Now() + timedelta(hours=1))
+    assert world.checkout() == []
+
+    Queue.objects.using(world.alias).update(paused_until=Now() - timedelta(seconds=1))
+    (lease,) = world.checkout()
+    assert lease.id == task.id
+
+    lease.reenqueue()
+    queue.delete()
+    assert len(world.checkout()) == 1
+
+
+def test_another_queue_s_pause_is_not_ours(world: World) -> None:
+    world.make()
+    Queue.objects.using(world.alias).create(name="other", paused_time=Now())
+    assert len(world.checkout()) == 1
+
+
+def test_due_says_what_checkout_takes(world: World) -> None:
+    for status in (CREATED, PROCESSING, ERROR, POISON):
+        for priority in (2, 1):
+            world.make(status, priority=priority)
+            world.make(status, priority=priority, next_process_time=timedelta(hours=-1))
+    world.make(attempt=5)
+    world.make(ready_time=timedelta(hours=1))
+    world.make(parked_by="no handler for x")
+
+    due = list(world.tasks.due().values_list("pk", flat=True))
+
+    assert len(due) == 6
+    assert [lease.id for lease in world.checkout(50)] == due
+
+
+def test_stale_says_whose_lease_ran_out(world: World) -> None:
+    stale = [world.make(PROCESSING, next_process_time=timedelta(seconds=-1)).id, world.make(PROCESSING, attempt=5).id]
+    world.tasks.filter(pk=stale[1]).update(next_process_time=Now())
+    world.make(PROCESSING)
+    world.make(CREATED)
+    assert sorted(world.tasks.stale().values_list("pk", flat=True)) == stale
+
+
+def test_a_payload_that_cannot_be_decoded_ends_alone(world: World) -> None:
+    """A row written past enqueue holds what no reader takes; those around it are handed out."""
+    good = [world.make(payload={"n": 1}).id, world.make(payload={"n": 2}).id]
+    bad = world.make()
+    with connections[world.alias].cursor() as cursor:
+        if world.alias == "sqlite":
+            cursor.execute("PRAGMA ignore_check_constraints = 1")
+            cursor.execute("UPDATE dbtaskqueue_task SET payload = %s WHERE id = %s", ["{not json", bad.id])
+            cursor.execute("PRAGMA ignore_check_constraints = 0")
+        else:
+            cursor.execute("UPDATE dbtaskqueue_task SET payload = %s WHERE id = %s", ['"' + "7" * 5 + '"', bad.id])
+            cursor.execute("UPDATE dbtaskqueue_task SET context = '[1]' WHERE id = %s", [bad.id])
+            good.append(bad.id)  # jsonb lets nothing in that is not JSON
+    assert sorted(lease.id for lease in world.checkout(5)) == sorted(good)
+    if world.alias == "sqlite":
+        row = world.tasks.values("status", "process_result").get(pk=bad.id)
+        assert row["status"] == ERROR
+        assert "not JSON" in row["process_result"]
+
+
+def test_what_comes_to_stand_behind_the_remembered_bound_is_found(world: World) -> None:
+    """Given a line whose front was taken, when an older place and a new priority appear, then both are taken."""
+    line = stage.Line("claims")
+    settings = conf.queue_settings("claims")
+
+    def taken() -> list[int]:
+        leases = stage.take(
+            world.session,
+            line,
+            strategy=stage.strategy_for(world.session, settings.strategy),
+            poller_instance=FIRST,
+            limit=2,
+            lease=LEASE,
+            door=SettleDoor(world.alias),
+        )
+        return [lease.id for lease in leases]
+
+    front = [world.make().id for _ in range(4)]
+    assert taken() == front[:2]
+
+    behind = [world.make(ready_time=timedelta(hours=-1)).id, world.make(priority=-9).id]
+    got: list[int] = []
+
+    def all_taken() -> None:
+        got.extend(taken())
+        assert sorted(got) == sorted([*front[2:], *behind])
+
+    eventually(all_taken)
+
+
+@pytest.mark.parametrize("task_id", [2**31 - 1, 2**53 + 1, 2**62])
+def test_ids_of_any_size_go_through(world: World, task_id: int) -> None:
+    world.make(id=task_id)
+    world.tasks.filter(pk=task_id).update(total_attempt=2**53 + 1)
+    (lease,) = world.checkout()
+    assert (lease.id, lease.total_attempt) == (task_id, 2**53 + 2)
+    lease.fail("no", delay=timedelta(0))
+    (lease,) = world.checkout()
+    lease.complete({"id": task_id})
+    assert world.row(lease)["result"] == {"id": task_id}

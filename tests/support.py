@@ -1,0 +1,202 @@
+"""What tests of a queue need beyond pytest: wait for facts, act on several connections, watch every change of status."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from time import monotonic
+from typing import Any, TypeVar
+
+from django.db import connections
+
+from django_dbtaskqueue.models import DeletedTasks, Task, TaskHistory
+from django_dbtaskqueue.status import EDGES, TERMINAL
+
+T = TypeVar("T")
+PATIENCE = 20.0  # seconds after which a fact that should come true is given up
+
+
+def eventually(assertion: Callable[[], T], *, timeout: float = PATIENCE) -> T:
+    """Call ``assertion`` until it raises no AssertionError any more; return what it returns."""
+    deadline = monotonic() + timeout
+    while True:
+        try:
+            return assertion()
+        except AssertionError:
+            if monotonic() > deadline:
+                raise
+        threading.Event().wait(0.01)
+
+
+def until(condition: Callable[[], Any], *, timeout: float = PATIENCE) -> None:
+    """Wait until ``condition()`` is true."""
+
+    def holds() -> None:
+        assert condition()
+
+    eventually(holds, timeout=timeout)
+
+
+class Actor:
+    """A thread with database connections of its own, which does one thing after the other."""
+
+    def __init__(self, name: str = "actor") -> None:
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix=name)
+
+    def do(self, function: Callable[..., T], *arguments: Any, **options: Any) -> Future[T]:
+        """Begin; the future's ``result(timeout)`` is what the function returns or raises."""
+        return self._pool.submit(function, *arguments, **options)
+
+    def close(self) -> None:
+        """Close the connections and end the thread."""
+        self._pool.submit(connections.close_all).result(PATIENCE)
+        self._pool.shutdown()
+
+
+@contextmanager
+def actors(number: int) -> Iterator[list[Actor]]:
+    """Actors for the time of a ``with`` block."""
+    cast = [Actor(f"actor-{index}") for index in range(number)]
+    try:
+        yield cast
+    finally:
+        for actor in cast:
+            actor.close()
+
+
+def at_once(number: int, function: Callable[[int], T], *, timeout: float = 60) -> list[T]:
+    """Call ``function(0) … function(number - 1)`` in threads of their own, let go together; return the answers."""
+    barrier = threading.Barrier(number)
+
+    def run(index: int) -> T:
+        barrier.wait(timeout)
+        return function(index)
+
+    with actors(number) as cast:
+        return [future.result(timeout) for future in [actor.do(run, index) for index, actor in enumerate(cast)]]
+
+
+def backend_pid(using: str = "default") -> int:
+    """Return the process id of the server process behind the calling thread's connection."""
+    with connections[using].cursor() as cursor:
+        cursor.execute("SELECT pg_backend_pid()")
+        return int(cursor.fetchone()[0])
+
+
+def until_blocked(pid: int) -> None:
+    """Wait until that server process waits for a lock: ``pg_locks`` says so, no stopwatch does."""
+
+    def waits() -> None:
+        with connections["default"].cursor() as cursor:
+            cursor.execute("SELECT count(*) FROM pg_locks WHERE pid = %s AND NOT granted", [pid])
+            assert cursor.fetchone()[0], f"server process {pid} waits for no lock"
+
+    eventually(waits)
+
+
+# -- the audit -----------------------------------------------------------------------------------------------------------
+
+COLUMNS = "task_id, old_status, new_status, old_total, new_total, old_attempt, new_attempt, budget, due, clock"
+CREATE = (
+    "CREATE TABLE test_audit (seq {serial}, task_id bigint, old_status text, new_status text, old_total bigint,"
+    " new_total bigint, old_attempt bigint, new_attempt bigint, budget bigint, due {time}, clock {time})"
+)
+CHANGED = "OLD.status <> NEW.status OR OLD.total_attempt <> NEW.total_attempt OR OLD.attempt <> NEW.attempt"
+UPDATED = (
+    f"INSERT INTO test_audit ({COLUMNS}) VALUES (OLD.id, OLD.status, NEW.status, OLD.total_attempt, NEW.total_attempt,"
+    " OLD.attempt, NEW.attempt, OLD.max_attempts, {greatest}(OLD.ready_time, OLD.next_process_time), {now});"
+)
+DELETED = (
+    f"INSERT INTO test_audit ({COLUMNS}) VALUES (OLD.id, OLD.status, NULL, OLD.total_attempt, OLD.total_attempt,"
+    " OLD.attempt, OLD.attempt, OLD.max_attempts, OLD.next_process_time, {now});"
+)
+POSTGRESQL = (
+    CREATE.format(serial="bigserial", time="timestamptz"),
+    "CREATE FUNCTION test_audit_row() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN IF TG_OP = 'DELETE' THEN "
+    + DELETED.format(now="statement_timestamp()")
+    + " ELSE "
+    + UPDATED.format(greatest="greatest", now="statement_timestamp()")
+    + " END IF; RETURN NULL; END $$",
+    "CREATE TRIGGER test_audit_update AFTER UPDATE ON dbtaskqueue_task FOR EACH ROW"
+    f" WHEN ({CHANGED}) EXECUTE FUNCTION test_audit_row()",
+    "CREATE TRIGGER test_audit_delete AFTER DELETE ON dbtaskqueue_task FOR EACH ROW EXECUTE FUNCTION test_audit_row()",
+)
+SQLITE_NOW = "strftime('%Y-%m-%d %H:%M:%f', 'now')"
+SQLITE = (
+    CREATE.format(serial="integer PRIMARY KEY AUTOINCREMENT", time="text"),
+    f"CREATE TRIGGER test_audit_update AFTER UPDATE ON dbtaskqueue_task WHEN {CHANGED} BEGIN "
+    + UPDATED.format(greatest="max", now=SQLITE_NOW)
+    + " END",
+    "CREATE TRIGGER test_audit_delete AFTER DELETE ON dbtaskqueue_task BEGIN "
+    + DELETED.format(now=SQLITE_NOW)
+    + " END",
+)
+LEGAL = {(str(source), edge.target and str(edge.target)) for edge in EDGES for source in edge.sources}
+BROKEN_RULES = {
+    "the fencing token changed by other than one checkout": "new_total NOT IN (old_total, old_total + 1)",
+    "a checkout did not lead to PROCESSING": "new_total > old_total AND new_status <> 'PROCESSING'",
+    "a checkout charged other than one attempt": "new_total > old_total AND new_attempt <> old_attempt + 1",
+    "a checkout came before the task was due or its lease over": "new_total > old_total AND due > clock",
+    "a checkout had no attempt left": "new_total > old_total AND old_attempt >= budget",
+    "an attempt was charged without a checkout": "new_total = old_total AND new_attempt > old_attempt",
+    "an attempt was given back to a task that is not in line": "new_attempt < old_attempt AND new_status <> 'CREATED'",
+}
+
+
+class Audit:
+    """Rows that triggers write in the same transaction as each change of status, token or attempt.
+
+    Insertions are not watched: factories insert tasks of any status, and enqueue's statement names no status.
+    """
+
+    def __init__(self, using: str = "default") -> None:
+        self.connection = connections[using]
+
+    def install(self) -> None:
+        """Create table and triggers, unless they are there."""
+        if "test_audit" not in self.connection.introspection.table_names():
+            for statement in POSTGRESQL if self.connection.vendor == "postgresql" else SQLITE:
+                self._run(statement)
+
+    def clear(self) -> None:
+        """Forget what was seen."""
+        self._run("DELETE FROM test_audit")
+
+    def edges(self) -> set[tuple[str, str | None]]:
+        """Return the (old, new) statuses seen; a new status of None means that the row left."""
+        return set(self._run("SELECT DISTINCT old_status, new_status FROM test_audit"))
+
+    def problems(self) -> list[str]:
+        """Return what happened that may never happen."""
+        found = [f"illegal edge {source} -> {target}" for source, target in sorted(self.edges() - LEGAL, key=str)]
+        for problem, rule in BROKEN_RULES.items():
+            ids = [row[0] for row in self._run(f"SELECT task_id FROM test_audit WHERE {rule} LIMIT 5")]
+            found += [f"{problem}: tasks {ids}"] if ids else []
+        return found
+
+    def checkouts(self) -> dict[int, int]:
+        """Return how often each task was checked out."""
+        return dict(self._run("SELECT task_id, count(*) FROM test_audit WHERE new_total > old_total GROUP BY task_id"))
+
+    def _run(self, sql: str) -> list[Any]:
+        with self.connection.cursor() as cursor:
+            cursor.execute(sql)
+            return list(cursor.fetchall()) if cursor.description else []
+
+
+def counted(using: str = "default") -> int:
+    """Return hot + history + deleted: what was enqueued, if nothing was lost."""
+    deleted = sum(DeletedTasks.objects.using(using).values_list("count", flat=True))
+    return Task.objects.using(using).count() + TaskHistory.objects.using(using).count() + deleted
+
+
+def row_of(task: Any, using: str = "default") -> dict[str, Any] | None:
+    """Return every column of a task (or a lease's task), or None when it left the table."""
+    return Task.objects.using(using).filter(pk=task.id).values().first()
+
+
+def ended() -> list[str]:
+    """Return the terminal statuses, as parameters for tests."""
+    return [str(status) for status in TERMINAL]

@@ -1,0 +1,598 @@
+"""Typed payloads come back as the same class with the same values, through the JSON of a row."""
+
+from __future__ import annotations
+
+import datetime as dt
+import enum
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import InitVar, dataclass, field
+from decimal import Decimal
+from typing import Any, ClassVar, Literal, NamedTuple, NewType, Optional, TypedDict, Union
+from uuid import UUID
+
+import pydantic
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from django_dbtaskqueue import codecs, payload
+from django_dbtaskqueue.exceptions import PayloadError
+
+UserId = NewType("UserId", int)
+
+
+class Colour(enum.Enum):
+    RED = "red"
+    BLUE = "blue"
+
+
+class Level(enum.IntEnum):
+    LOW = 1
+    HIGH = 2
+
+
+class Mixed(enum.Enum):
+    ONE = 1
+    PAIR = (1, 2)
+
+
+class Point(NamedTuple):
+    x: int
+    y: float = 0.0
+
+
+class Extra(TypedDict):
+    seat: str
+    bags: typing.NotRequired[int]
+
+
+class Loose(TypedDict, total=False):
+    note: str
+    code: typing.Required[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Airport:
+    code: str
+    elevation: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Airline:
+    code: str
+
+
+@dataclass
+class Node:
+    name: str
+    children: list[Node] = field(default_factory=list)
+    parent: Optional[Airport] = None  # noqa: UP045  # the old spelling must work as well
+
+
+@dataclass(kw_only=True)
+class Claim:
+    kind: ClassVar[str] = "claim"
+    id: UserId
+    carrier: str
+    delay: float
+    late: bool
+    flown: dt.date
+    filed: dt.datetime
+    departs: dt.time
+    grace: dt.timedelta
+    amount: Decimal
+    key: UUID
+    scan: bytes
+    colour: Colour
+    level: Level
+    mixed: Mixed
+    mode: Literal["a", "b", 1, True, None]
+    origin: Airport
+    target: Airport | Airline
+    either: Union[int, str, None]  # noqa: UP007  # the old spelling must work as well
+    when: dt.date | dt.datetime | str | None
+    number: int | float
+    legs: list[Airport]
+    stops: tuple[str, ...]
+    pair: tuple[int, dt.date]
+    tags: set[str]
+    frozen: frozenset[int]
+    fares: dict[str, Decimal]
+    by_day: dict[dt.date, int]
+    by_number: dict[int, str]
+    by_pair: dict[tuple[int, str], bool]
+    point: Point
+    extra: Extra
+    anything: Any
+    names: Sequence[str]
+    lookup: Mapping[str, int]
+    bare: list  # type: ignore[type-arg]
+    shape: dict  # type: ignore[type-arg]
+    note: str | None = None
+    total: int = field(init=False, default=0)
+
+    def __post_init__(self) -> None:
+        self.total = len(self.legs) + len(self.stops)
+
+
+def claim(**changes: Any) -> Claim:
+    values: dict[str, Any] = {
+        "id": UserId(7),
+        "carrier": "UA",
+        "delay": 1.5,
+        "late": True,
+        "flown": dt.date(2013, 1, 31),
+        "filed": dt.datetime(2013, 2, 1, 5, 17, 0, 123456, tzinfo=dt.timezone(-dt.timedelta(hours=5))),
+        "departs": dt.time(5, 17),
+        "grace": dt.timedelta(days=-1, microseconds=1),
+        "amount": Decimal("250.00"),
+        "key": UUID(int=1),
+        "scan": b"\x00\xff",
+        "colour": Colour.RED,
+        "level": Level.HIGH,
+        "mixed": Mixed.PAIR,
+        "mode": 1,
+        "origin": Airport("EWR", 5.5),
+        "target": Airline("UA"),
+        "either": "7",
+        "when": dt.datetime(2013, 1, 1),
+        "number": 1,
+        "legs": [Airport("JFK"), Airport("LGA")],
+        "stops": ("a", "b", "c"),
+        "pair": (1, dt.date(2013, 1, 1)),
+        "tags": {"x", "y"},
+        "frozen": frozenset({1, 2}),
+        "fares": {"eur": Decimal("1.10")},
+        "by_day": {dt.date(2013, 1, 1): 3},
+        "by_number": {-1: "x"},
+        "by_pair": {(1, "a"): True},
+        "point": Point(1, 2.5),
+        "extra": {"seat": "7A"},
+        "anything": {"plain": [1, None]},
+        "names": ["a"],
+        "lookup": {"a": 1},
+        "bare": [1, "x"],
+        "shape": {"a": [1]},
+    }
+    return Claim(**(values | changes))
+
+
+def through(cls: Any, value: Any) -> Any:
+    """Encode, store as text, read and decode, as a task does."""
+    _, plain = codecs.encode(value, cls)
+    return codecs.decode(cls, payload.loads(payload.dumps(plain)))
+
+
+def typed(value: Any) -> Any:
+    """Return ``value`` with each scalar paired with its type, so that == compares types too."""
+    if isinstance(value, dict):
+        return type(value), {(type(key), key): typed(one) for key, one in value.items()}
+    if isinstance(value, set | frozenset):
+        return type(value), {(type(one), one) for one in value}
+    if isinstance(value, list | tuple):
+        return type(value), [typed(one) for one in value]
+    if hasattr(value, "__dataclass_fields__"):
+        return type(value), {name: typed(getattr(value, name)) for name in value.__dataclass_fields__}
+    return type(value), value
+
+
+# --- round trips ---
+
+
+def test_every_supported_field_comes_back_as_the_same_type_and_value() -> None:
+    back = through(Claim, claim())
+    assert back == claim()
+    assert typed(back) == typed(claim())
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"mode": mode} for mode in ("a", "b", 1, True, None)
+    ]
+    + [{"target": Airport("EWR")}, {"target": Airline("EWR")}]
+    + [{"either": value} for value in (None, 1, "1")]
+    + [{"when": value} for value in (None, "2013-01-01", dt.date(2013, 1, 1), dt.datetime(2013, 1, 1))]
+    + [{"number": value} for value in (1, 1.0, 2.5, 10**30)]
+    + [{"mixed": value} for value in Mixed]
+    + [{"extra": {"seat": "1A", "bags": 2}}, {"note": "x"}, {"anything": None}, {"stops": ()}, {"tags": set()}]
+    + [{"grace": value} for value in (dt.timedelta.min, dt.timedelta.max, dt.timedelta(0), dt.timedelta(seconds=-0.5))],
+    ids=str,
+)  # fmt: skip
+def test_variants_come_back_as_the_same_type_and_value(changes: dict[str, Any]) -> None:
+    value = claim(**changes)
+    assert typed(through(Claim, value)) == typed(value)
+
+
+def test_recursive_classes() -> None:
+    tree = Node("root", [Node("a", [Node("b")]), Node("c", parent=Airport("EWR"))])
+    assert typed(through(Node, tree)) == typed(tree)
+
+
+def test_plain_json_stays_readable() -> None:
+    name, plain = codecs.encode(claim())
+    assert name == "Claim"
+    assert isinstance(plain, dict)
+    assert "kind" not in plain
+    assert "total" not in plain
+    expected = {
+        "flown": "2013-01-31",
+        "filed": "2013-02-01T05:17:00.123456-05:00",
+        "grace": "PT-86399.999999S",
+        "amount": "250.00",
+        "scan": "AP8=",
+        "colour": "red",
+        "level": 2,
+        "mixed": "PAIR",
+        "target": {"@type": "Airline", "@value": {"code": "UA"}},
+        "either": "7",
+        "pair": [1, "2013-01-01"],
+        "by_day": {"2013-01-01": 3},
+        "by_number": {"-1": "x"},
+        "by_pair": {'[1, "a"]': True},
+        "point": {"x": 1, "y": 2.5},
+    }
+    assert {key: plain[key] for key in expected} == expected
+
+
+def test_integers_are_welcome_in_float_fields() -> None:
+    back = codecs.decode(Airport, {"code": "EWR", "elevation": 5})
+    assert typed(back.elevation) == (float, 5.0)
+    assert typed(through(Point, Point(1, 2))) == typed(Point(1, 2.0))
+
+
+def test_missing_fields_with_a_default_are_filled() -> None:
+    assert codecs.decode(Airport, {"code": "EWR"}) == Airport("EWR", None)
+    assert codecs.decode(Node, {"name": "x"}) == Node("x", [])
+    assert codecs.decode(Point, {"x": 1}) == Point(1, 0.0)
+    assert codecs.decode(Loose, {"code": 1}) == {"code": 1}
+
+
+SCALARS: list[tuple[Any, st.SearchStrategy[Any]]] = [
+    (str, st.text(st.characters(codec="utf-8", exclude_characters="\0"))),
+    (int, st.integers()),
+    (float, st.floats(allow_nan=False, allow_infinity=False)),
+    (bool, st.booleans()),
+    (bytes, st.binary()),
+    (dt.date, st.dates()),
+    (dt.datetime, st.datetimes(timezones=st.none() | st.just(dt.UTC))),
+    (dt.time, st.times()),
+    (dt.timedelta, st.timedeltas()),
+    (Decimal, st.decimals(allow_nan=False)),
+    (UUID, st.uuids()),
+    (Colour, st.sampled_from(Colour)),
+    (Mixed, st.sampled_from(Mixed)),
+    (Point, st.builds(Point, st.integers(), st.floats(allow_nan=False, allow_infinity=False))),
+    (Airport, st.builds(Airport, st.text("abc"), st.none() | st.floats(0, 9))),
+    (Airline, st.builds(Airline, st.text("abc"))),
+    (Literal[1, "1"], st.sampled_from([1, "1"])),
+]
+
+
+@st.composite
+def hint_and_value(draw: st.DrawFn, depth: int = 2) -> tuple[Any, st.SearchStrategy[Any]]:
+    """Draw a type annotation together with a strategy of its values."""
+    if depth == 0 or draw(st.booleans()):
+        return draw(st.sampled_from(SCALARS))
+    hint, values = draw(hint_and_value(depth - 1))
+    other, others = draw(hint_and_value(depth - 1))
+    shapes: list[tuple[Any, st.SearchStrategy[Any]]] = [
+        (list[hint], st.lists(values, max_size=3)),
+        (tuple[hint, ...], st.lists(values, max_size=3).map(tuple)),
+        (tuple[hint, other], st.tuples(values, others)),
+        (dict[str, hint], st.dictionaries(st.text("ab"), values, max_size=3)),
+        (hint | None, st.none() | values),
+        (hint | other, values | others),
+    ]
+    return draw(st.sampled_from(shapes))
+
+
+@given(st.data())
+def test_any_annotation_and_value_round_trips_or_is_refused_when_planned(data: st.DataObject) -> None:
+    hint, values = data.draw(hint_and_value())
+    try:
+        codecs.prepare(hint)
+    except PayloadError as error:
+        assert "two members of a union" in error.reason
+        return
+    value = data.draw(values)
+    back = through(hint, value)
+    assert back == value
+    assert typed(back) == typed(value)
+
+
+# --- what is plain ---
+
+
+@pytest.mark.parametrize("value", [None, 1, "x", [1], {"a": 1}, True, 1.5, (1, 2)])
+@pytest.mark.parametrize("cls", [None, Any, dict, object])
+def test_plain_payloads_pass_unchanged(value: Any, cls: Any) -> None:
+    assert codecs.encode(value, cls) == (None, value)
+    assert codecs.decode(cls, value) is value
+
+
+def test_a_declared_type_encodes_what_has_no_class_of_its_own() -> None:
+    class Trip(TypedDict):
+        day: dt.date
+
+    assert codecs.encode({"day": dt.date(2013, 1, 1)}, Trip) == (None, {"day": "2013-01-01"})
+    assert codecs.decode(Trip, {"day": "2013-01-01"}) == {"day": dt.date(2013, 1, 1)}
+    assert through(list[Airport], [Airport("EWR")]) == [Airport("EWR")]
+
+
+def test_registered_names() -> None:
+    @dataclass
+    class Named:
+        payload_type: ClassVar[str] = "claims.v2"
+        id: int = 0
+
+    @dataclass
+    class Odd:
+        payload_type: int = 3
+
+    assert codecs.type_name(Named) == "claims.v2"
+    assert codecs.encode(Named(1)) == ("claims.v2", {"id": 1})
+    assert codecs.type_name(Odd) == Odd.__qualname__
+    assert codecs.type_name(Claim) == "Claim"
+
+
+# --- what is refused ---
+
+
+@pytest.mark.parametrize(
+    ("cls", "plain", "path", "reason"),
+    [
+        (Airport, [], "", "expected Airport, got list []"),
+        (Airport, {}, "", "field 'code' is missing"),
+        (Airport, {"code": "x", "elevaton": 1}, "", "there is no field 'elevaton'. Did you mean 'elevation'?"),
+        (Airport, {"code": 1}, "code", "expected str, got int 1"),
+        (Airport, {"code": "x", "elevation": True}, "elevation", "expected float | None, got bool True"),
+        (Airport, {"code": "x", "elevation": 10**400}, "elevation", "expected float, got int"),
+        (Node, {"name": "x", "children": [{"name": 1}]}, "children[0].name", "expected str, got int 1"),
+        (Node, {"name": "x", "children": [{"name": "y"}, 3]}, "children[1]", "expected Node, got int 3"),
+        (Node, {"name": "x", "parent": {"code": None}}, "parent.code", "expected str, got NoneType None"),
+        (dt.datetime, "yesterday", "", "expected datetime, got str 'yesterday' (Invalid isoformat"),
+        (dt.date, 20130101, "", "expected date, got int 20130101"),
+        (dt.timedelta, "90", "", "durations are ISO 8601 in seconds, e.g. PT90.5S"),
+        (dt.timedelta, "PT1.1234567S", "", "durations are ISO 8601"),
+        (Decimal, "1,5", "", "expected Decimal, got str '1,5'"),
+        (UUID, "1", "", "expected UUID, got str '1'"),
+        (bytes, "a*b=", "", "expected bytes, got str 'a*b='"),
+        (Colour, "green", "", "expected Colour, got str 'green'"),
+        (Level, True, "", "expected Level, got bool True"),
+        (Literal["a", 1], True, "", "got bool True"),
+        (int, True, "", "expected int, got bool True"),
+        (int, 1.0, "", "expected int, got float 1.0"),
+        (tuple[int, str], [1], "", "2 items are expected, and there are 1"),
+        (dict[str, int], {"a b": "x"}, '["a b"]', "expected int, got str 'x'"),
+        (dict[int, str], {"one": "x"}, "", "expected dict[int, str]"),
+        (Airport | Airline, {"@type": "Ship", "@value": {}}, "", "expected Airport | Airline"),
+        (Airport | Airline, {"code": "x"}, "", "expected Airport | Airline"),
+        (int | str, [1], "", "expected int | str, got list"),
+        (Extra, {"bags": 1}, "", "field 'seat' is missing"),
+        (Loose, {"note": "x"}, "", "field 'code' is missing"),
+        (Point, [1, 2], "", "expected Point, got list"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_decoding_names_path_expectation_and_value(cls: Any, plain: Any, path: str, reason: str) -> None:
+    with pytest.raises(PayloadError) as caught:
+        codecs.decode(cls, plain)
+    assert caught.value.path == path
+    assert reason in caught.value.reason
+    assert len(caught.value.reason) < 400
+
+
+@pytest.mark.parametrize(
+    ("changes", "path", "reason"),
+    [
+        ({"id": "7"}, "id", "expected int, got str '7'"),
+        ({"id": True}, "id", "expected int, got bool True"),
+        ({"flown": dt.datetime(2013, 1, 1)}, "flown", "expected date, got datetime"),
+        ({"filed": dt.date(2013, 1, 1)}, "filed", "expected datetime, got date"),
+        ({"delay": 2**53 + 1}, "delay", "expected float, got int 9007199254740993"),
+        ({"origin": Airline("UA")}, "origin", "expected Airport, got Airline"),
+        ({"legs": [Airport("x"), None]}, "legs[1]", "expected Airport, got NoneType None"),
+        ({"legs": [Airport("x", "high")]}, "legs[0].elevation", "expected float, got str 'high'"),
+        ({"stops": ["a"]}, "stops", "expected tuple[str], got list"),
+        ({"extra": {"seat": 1}}, "extra.seat", "expected str, got int 1"),
+        ({"extra": {}}, "extra", "field 'seat' is missing"),
+        ({"mode": "c"}, "mode", "got str 'c'"),
+        ({"colour": "red"}, "colour", "expected Colour, got str 'red'"),
+        ({"fares": {"eur": 1.1}}, "fares.eur", "expected Decimal, got float 1.1"),
+        ({"by_number": {"x": "y"}}, "by_number", "expected int, got str 'x'"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_encoding_refuses_what_could_not_be_read_back(changes: dict[str, Any], path: str, reason: str) -> None:
+    with pytest.raises(PayloadError) as caught:
+        codecs.encode(claim(**changes))
+    assert caught.value.path == path
+    assert reason in caught.value.reason
+
+
+def test_a_subclass_in_a_field_of_its_base_is_refused_for_it_would_come_back_as_the_base() -> None:
+    @dataclass(frozen=True, slots=True)
+    class Heliport(Airport):
+        pads: int = 1
+
+    with pytest.raises(PayloadError, match="expected Airport, got"):
+        codecs.encode(claim(origin=Heliport("x")))
+
+
+def test_a_constructor_that_refuses_is_a_payload_error_with_its_words() -> None:
+    @dataclass
+    class Positive:
+        n: int
+
+        def __post_init__(self) -> None:
+            if self.n < 0:
+                raise ValueError("n must not be negative")
+
+    with pytest.raises(PayloadError, match="n must not be negative"):
+        codecs.decode(list[Positive], [{"n": 1}, {"n": -1}])
+
+
+def test_a_value_that_contains_itself_is_a_payload_error() -> None:
+    node = Node("x")
+    node.children.append(node)
+    with pytest.raises(PayloadError, match="contains itself"):
+        codecs.encode(node)
+
+
+# --- planning ---
+
+
+@dataclass
+class Inner:
+    z: complex
+
+
+@dataclass
+class Outer:
+    ok: int
+    inner: list[Inner]
+
+
+@dataclass
+class Half:
+    other: list[Other]
+    bad: complex
+
+
+@dataclass
+class Other:
+    half: Half | None
+
+
+@dataclass
+class Seeded:
+    seed: InitVar[int]
+    n: int = 0
+
+
+@dataclass
+class Hidden:
+    x: NotImported  # type: ignore[name-defined]  # noqa: F821  # what a TYPE_CHECKING import looks like
+
+
+class Twin1:
+    @dataclass
+    class Twin:
+        payload_type: ClassVar[str] = "twin"
+
+
+class Twin2:
+    @dataclass
+    class Twin:
+        payload_type: ClassVar[str] = "twin"
+
+
+@dataclass
+class Twins:
+    twin: Twin1.Twin | Twin2.Twin
+
+
+@pytest.mark.parametrize(
+    ("cls", "path", "reason"),
+    [
+        (Inner, "Inner.z", "<class 'complex'> has no JSON form. Use a dataclass"),
+        (Outer, "Inner.z", "has no JSON form"),
+        (Seeded, "Seeded.seed", "has no JSON form"),
+        (Hidden, "Hidden", "name 'NotImported' is not defined. Import it at run time"),
+        (Twins, "Twins.twin", "two members of a union"),
+        (complex, "", "has no JSON form"),
+    ],
+)
+def test_planning_names_class_and_field(cls: Any, path: str, reason: str) -> None:
+    for _ in range(2):  # a failed plan is not kept
+        with pytest.raises(PayloadError) as caught:
+            codecs.prepare(cls)
+        assert caught.value.path == path
+        assert reason in caught.value.reason
+
+
+def test_a_failed_plan_leaves_no_half_plan_behind() -> None:
+    with pytest.raises(PayloadError):
+        codecs.prepare(Half)
+    with pytest.raises(PayloadError) as caught:
+        codecs.prepare(Other)
+    assert caught.value.path == "Half.bad"
+
+
+# --- pydantic ---
+
+
+class Flight(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(extra="forbid")
+
+    number: int = pydantic.Field(alias="flightNumber")
+    day: dt.date
+    delay: dt.timedelta | None = None
+    tags: set[str] = set()
+
+    @pydantic.computed_field  # type: ignore[prop-decorator]
+    @property
+    def label(self) -> str:
+        return f"{self.number} on {self.day}"
+
+
+class Strict(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(strict=True)
+
+    when: dt.datetime
+    pair: tuple[int, int]
+
+
+class Codes(pydantic.RootModel[list[int]]):
+    pass
+
+
+@dataclass
+class Booking:
+    flight: Flight
+    codes: Codes | None = None
+
+
+FLIGHT = Flight(flightNumber=1545, day=dt.date(2013, 1, 1), delay=dt.timedelta(minutes=2), tags={"a"})
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        FLIGHT,
+        Strict(when=dt.datetime(2013, 1, 1), pair=(1, 2)),
+        Codes([1]),
+        Booking(FLIGHT, Codes([2])),
+        Booking(FLIGHT),
+    ],
+)
+def test_pydantic_models_come_back_equal(value: Any) -> None:
+    name, plain = codecs.encode(value)
+    assert name == type(value).__name__
+    back = codecs.decode(type(value), payload.loads(payload.dumps(plain)))
+    assert type(back) is type(value)
+    assert back == value
+
+
+def test_pydantic_refusals_are_payload_errors() -> None:
+    with pytest.raises(PayloadError, match="valid integer"):
+        codecs.decode(Flight, {"number": "x", "day": "2013-01-01"})
+    with pytest.raises(PayloadError, match="expected Flight"):
+        codecs.encode(Flight.model_construct(number="x", day=dt.date(2013, 1, 1)))
+    with pytest.raises(PayloadError) as caught:
+        codecs.decode(Booking, {"flight": {"number": 1}})
+    assert caught.value.path == "flight"
+
+
+def test_importing_the_codecs_imports_neither_pydantic_nor_django(tmp_path: Any) -> None:
+    import subprocess
+    import sys
+
+    code = (
+        "import sys; from django_dbtaskqueue import codecs, payload, retry; codecs.encode((1,)); codecs.prepare(int);"
+        "print([name for name in ('pydantic', 'django') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
