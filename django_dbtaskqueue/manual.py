@@ -33,7 +33,7 @@ def checkout(
     door = SettleDoor(alias, keep=settings.keep, group_retry=settings.group_retry)
     taken = stage.take(
         session,
-        stage.Line(queue),
+        stage.Line(queue, settings.max_wait),
         strategy=stage.strategy_for(session, settings.strategy),
         poller_instance=poller_instance,
         limit=limit,

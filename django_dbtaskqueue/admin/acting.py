@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from django.contrib import messages
+from django.contrib import admin, messages
 from django.contrib.admin.models import CHANGE, DELETION, LogEntry
 from django.contrib.contenttypes.models import ContentType
 from django.db import router, transaction
@@ -30,8 +30,7 @@ def action_of(verb: TaskVerb) -> Action:
         return act(model_admin, request, tasks, verb)
 
     action.__name__ = verb.name
-    action.short_description = verb.label  # type: ignore[attr-defined] -- where the admin looks for it
-    return action
+    return admin.action(description=verb.label)(action)
 
 
 def act(model_admin: Any, request: HttpRequest, tasks: TaskQuerySet, verb: TaskVerb) -> HttpResponse | None:

@@ -36,9 +36,11 @@ MOST_QUEUES = 500  # choices of the queue filter
 class LightChangeList(ChangeList):
     """A list that reads no column that can be long and that it does not show."""
 
-    def get_queryset(self, request: HttpRequest, **kwargs: Any) -> QuerySet[Any]:
+    model_admin: Any
+
+    def get_queryset(self, request: HttpRequest, exclude_parameters: Any = None) -> QuerySet[Any]:
         """Leave the long columns out."""
-        return super().get_queryset(request, **kwargs).defer(*self.model_admin.long_columns)
+        return super().get_queryset(request, exclude_parameters).defer(*self.model_admin.long_columns)
 
 
 class ReadOnlyAdmin(ModelAdmin):
@@ -69,7 +71,8 @@ class ReadOnlyAdmin(ModelAdmin):
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         """Every row knows the database's time as ``clock``: the web server's may differ from it."""
-        return super().get_queryset(request).annotate(clock=Now())
+        rows: QuerySet[Any] = super().get_queryset(request).annotate(clock=Now())
+        return rows
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
         """The list that reads no long column."""

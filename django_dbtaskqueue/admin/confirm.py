@@ -114,5 +114,5 @@ def ask(model_admin: Any, request: HttpRequest, question: Question) -> HttpRespo
         "origin": request.POST.get("origin", ""),
         "back": model_admin.back(request),
     }
-    request.current_app = model_admin.admin_site.name  # type: ignore[attr-defined] -- as the admin's own views do
+    request.current_app = model_admin.admin_site.name
     return TemplateResponse(request, "admin/dbtaskqueue/confirm.html", context)

@@ -40,15 +40,17 @@ IN_INDEX = Q(ready_time__isnull=False) | Q(parked_by__isnull=False)
 class QueueChangeList(ChangeList):
     """All known queues: the rows of ``Queue``, and those that have none because nobody changed anything yet."""
 
+    model_admin: Any
+
     def get_results(self, request: HttpRequest) -> None:
         """Put both kinds on the page, with their counts."""
-        paginator = self.model_admin.get_paginator(request, all_queues(self.queryset), self.list_per_page)
+        paginator: Any = self.model_admin.get_paginator(request, all_queues(self.queryset), self.list_per_page)
         try:
             page = list(paginator.page(self.page_num).object_list)
         except InvalidPage:
             raise IncorrectLookupParameters from None
         count_tasks(page)
-        self.result_list = page  # type: ignore[assignment] -- the admin itself puts a list here
+        self.result_list = page
         self.result_count = paginator.count
         self.show_full_result_count = False
         self.full_result_count = None
@@ -63,8 +65,7 @@ def _action_of(verb: Verb) -> Callable[[Any, HttpRequest, QuerySet[Queue]], Http
         return act(model_admin, request, verb)
 
     action.__name__ = verb.name
-    action.short_description = verb.label  # type: ignore[attr-defined] -- where the admin looks for it
-    return action
+    return admin.action(description=verb.label)(action)
 
 
 def _count_column(status: Status) -> Callable[[Any, Any], str]:
@@ -174,9 +175,7 @@ def all_queues(rows: Iterable[Queue]) -> list[Queue]:
 
 
 def _without_row(name: str) -> Queue:
-    return Queue(
-        name=name, overrides={}, create_time=None, paused_time=None, paused_until=None, paused_by="", paused_reason=""
-    )
+    return Queue(name=name, overrides={}, paused_time=None, paused_until=None, paused_by="", paused_reason="")
 
 
 def count_tasks(queues: Sequence[Queue]) -> None:
@@ -227,7 +226,7 @@ def _perform(verb: Verb, queues: Sequence[Queue], given: dict[str, Any], user: A
             changed = pause(names, by=user.get_username(), reason=given["reason"], until=given["until"])
         else:
             changed = resume(names)
-        LogEntry.objects.log_actions(user.pk, queues, CHANGE, " ".join([str(verb.label), given.get("reason", "")]))  # type: ignore[arg-type] -- it only iterates
+        LogEntry.objects.log_actions(user.pk, queues, CHANGE, " ".join([str(verb.label), given.get("reason", "")]))
     return changed
 
 

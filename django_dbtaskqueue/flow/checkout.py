@@ -36,19 +36,30 @@ class Line:
     """
 
     queue: str
+    max_wait: timedelta | None = None  # a priority whose head has waited longer is served first
     bounds: dict[int, tuple[str, int]] = field(default_factory=dict)
     next_walk: float = 0.0
     lost_races: int = 0
+    aged: list[int] = field(default_factory=list)  # priorities past max_wait, the longest wait first
 
     def params(self) -> dict[str, Any]:
-        """Return the bounds as statement parameters, in priority order."""
-        order = sorted(self.bounds)
+        """Return the bounds as statement parameters, in the order the priorities are to be served."""
+        aged = [priority for priority in self.aged if priority in self.bounds]
+        order = aged + [priority for priority in sorted(self.bounds) if priority not in aged]
         return {
             "queue_name": self.queue,
             "priorities": order,
             "times": [self.bounds[priority][0] for priority in order],
             "ids": [self.bounds[priority][1] for priority in order],
         }
+
+    def in_order(self, rows: list[Row]) -> list[Row]:
+        """Return rows in line order: RETURNING has none."""
+        if not self.aged:
+            return sorted(rows, key=LINE_ORDER)
+        last = len(self.aged)
+        rank = {priority: place for place, priority in enumerate(self.aged)}
+        return sorted(rows, key=lambda row: (rank.get(row[PRIORITY], last), *LINE_ORDER(row)))
 
     def advance(self, rows: list[Row]) -> None:
         """Remember the last row taken of each priority; ``rows`` are in line order."""
@@ -71,8 +82,8 @@ class SkipLocked:
         return take_or_walk(line, session, lambda: self._bounded(session, line, params))
 
     def _bounded(self, session: Session, line: Line, params: dict[str, Any]) -> list[Row]:
-        rows = session.run(session.sql.checkout_skip_locked, {**params, **line.params()})
-        return sorted(rows, key=LINE_ORDER)
+        find_aged(session, line, params)
+        return line.in_order(session.run(session.sql.checkout_skip_locked, {**params, **line.params()}))
 
 
 class Optimistic:
@@ -84,6 +95,7 @@ class Optimistic:
 
     def _bounded(self, session: Session, line: Line, params: dict[str, Any]) -> list[Row]:
         limit = params["limit"]
+        find_aged(session, line, params)
         wanted = {**params, **line.params(), "limit": max(limit, CROWD) + limit if line.lost_races else limit}
         found = session.run(session.sql.candidates, wanted)
         if line.lost_races and len(found) > limit:
@@ -95,7 +107,7 @@ class Optimistic:
         line.lost_races = len(found) - len(rows)
         if line.lost_races:
             line.next_walk = 0.0  # what was picked past is behind the bound
-        return sorted(rows, key=LINE_ORDER)
+        return line.in_order(rows)
 
 
 class SingleWriter:
@@ -103,8 +115,19 @@ class SingleWriter:
 
     def take(self, session: Session, line: Line, params: dict[str, Any]) -> list[Row]:
         """Take the head of the line."""
-        rows = session.run(session.sql.checkout_single_writer, {**params, "queue_name": line.queue})
-        return sorted(rows, key=LINE_ORDER)
+        find_aged(session, line, params)
+        sql = session.sql.checkout_single_writer(aged=bool(line.aged))
+        return line.in_order(session.run(sql, {**params, "queue_name": line.queue, "aged": json.dumps(line.aged)}))
+
+
+def find_aged(session: Session, line: Line, params: dict[str, Any]) -> None:
+    """See which priorities have waited past ``max_wait``. Strict priorities, the default, ask nothing."""
+    if line.max_wait is None:
+        return
+    longest = line.max_wait.total_seconds()
+    ages = session.run(session.sql.ages, {**params, **line.params()})
+    late = sorted([(-age, priority) for priority, age in ages if age > longest])
+    line.aged = [priority for _, priority in late]
 
 
 def take_or_walk(line: Line, session: Session, bounded: Any) -> list[Row]:

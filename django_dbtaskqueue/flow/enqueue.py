@@ -154,7 +154,8 @@ def _task(session: Session, queue: str, row: dict[str, Any], written: tuple[Any,
         "tag": row["tag"],
         "max_attempts": row["max_attempts"],
     }
-    return cast(Task, session.model.from_db(session.connection.alias, list(values), list(values.values())))
+    names = [field.attname for field in session.model._meta.concrete_fields if field.attname in values]
+    return cast(Task, session.model.from_db(session.connection.alias, names, [values[name] for name in names]))
 
 
 def _existing(session: Session, task_id: int) -> Task:

@@ -239,4 +239,4 @@ def _lane(queue: str, weight: int, using: str | None) -> Lane:
     alias = alias_for(queue, using)
     settings = queue_settings(queue, alias)
     door = settle.SettleDoor(alias, keep=settings.keep, group_retry=settings.group_retry)
-    return Lane(queue=queue, settings=settings, door=door, line=checkout.Line(queue), weight=weight)
+    return Lane(queue=queue, settings=settings, door=door, line=checkout.Line(queue, settings.max_wait), weight=weight)

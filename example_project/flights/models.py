@@ -9,7 +9,6 @@ from django.urls import reverse
 
 from example_project.flights.rules import Decision, Facts
 
-
 WITH_SEATS = """
 SELECT id, departure_delay, arrival_delay, distance_miles, tail_number,
        (SELECT seats FROM flights_plane WHERE flights_plane.tail_number = flights_flight.tail_number) AS seats

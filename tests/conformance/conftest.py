@@ -96,11 +96,9 @@ class World:
 
 
 @pytest.fixture(params=STRATEGIES)
-def world(request: pytest.FixtureRequest, audits: dict[str, Audit], settings: Any) -> Iterator[World]:
+def world(request: pytest.FixtureRequest, audits: dict[str, Audit], db: None, settings: Any) -> Iterator[World]:
     """Run the test on each database and strategy, and let the audit judge it at the end."""
     alias, strategy = STRATEGIES[request.param]
-    request.applymarker(pytest.mark.django_db(databases=["default", "sqlite"]))
-    request.getfixturevalue("db")
     audits[alias].clear()
     made = World(alias, strategy, settings)
     made.configure()

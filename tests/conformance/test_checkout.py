@@ -20,6 +20,7 @@ from tests.conformance.conftest import FIRST, SECOND, World
 from tests.factories import LEASE
 from tests.support import ended, eventually
 
+pytestmark = pytest.mark.django_db(databases=["default", "sqlite"])
 SECOND_LONG = timedelta(seconds=1)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from django_dbtaskqueue.flow.sql.base import FENCED, Group, Tables
 from django_dbtaskqueue.flow.sql.dialects import Dialect
@@ -14,6 +14,8 @@ LEASED = (
     "payload_type, {payload}, {context}, create_time, start_time, next_process_time, poller_instance, ready_time, "
     "group_key, expire_time, lease_seconds"
 )
+# Remembered bounds, one per priority, in the order the priorities are to be served.
+BOUNDS = "unnest(%(priorities)s::smallint[], %(times)s::timestamptz[], %(ids)s::bigint[]) AS b(p, bound_time, bound_id)"
 
 
 class Checkouts(Group):
@@ -53,11 +55,14 @@ class Checkouts(Group):
 
     def _line(self, columns: str, lock: str) -> str:
         """The head of the line behind remembered bounds, one index range per priority, never more than ``limit``."""
+        line = self._line_of(columns, f"ORDER BY ready_time, id LIMIT %(limit)s {lock}")
+        return f"SELECT x.* FROM {BOUNDS} CROSS JOIN LATERAL ({line}) AS x LIMIT %(limit)s"
+
+    def _line_of(self, columns: str, order: str) -> str:
+        """One priority's line behind its bound."""
         return (
-            "SELECT x.* FROM unnest(%(priorities)s::smallint[], %(times)s::timestamptz[], %(ids)s::bigint[])"
-            f" AS b(p, bound_time, bound_id) CROSS JOIN LATERAL (SELECT {columns} FROM {self.tables.task}"
-            " WHERE queue_name = %(queue_name)s AND priority = b.p AND (ready_time, id) > (b.bound_time, b.bound_id)"
-            f" AND {self._due_now} ORDER BY ready_time, id LIMIT %(limit)s {lock}) AS x LIMIT %(limit)s"
+            f"SELECT {columns} FROM {self.tables.task} WHERE queue_name = %(queue_name)s AND priority = b.p"
+            f" AND (ready_time, id) > (b.bound_time, b.bound_id) AND {self._due_now} {order}"
         )
 
     @cached_property
@@ -85,14 +90,31 @@ class Checkouts(Group):
             f" AND {self._due_now} RETURNING {self.leased}"
         )
 
-    @cached_property
-    def checkout_single_writer(self) -> str:
-        """Take the head of the line in one statement, where the database lets one writer in at a time (SQLite)."""
+    @lru_cache(maxsize=2)  # noqa: B019 -- one object per location, alive as long as the process
+    def checkout_single_writer(self, *, aged: bool = False) -> str:
+        """Take the head of the line in one statement, where the database lets one writer in at a time (SQLite).
+
+        ``aged``: the priorities named in the parameter of that name go first.
+        """
+        first = "priority NOT IN (SELECT value FROM json_each(%(aged)s)), " if aged else ""
         return self.tables.rename(
             f"UPDATE {self.tables.task} SET {self._take} WHERE id IN (SELECT id FROM {self.tables.task}"
             f" WHERE queue_name = %(queue_name)s AND ready_time IS NOT NULL AND {self._due_now}"
             f" AND status IN ({sql_sources('checkout')})"
-            f" ORDER BY priority, ready_time, id LIMIT %(limit)s) RETURNING {self.leased}"
+            f" ORDER BY {first}priority, ready_time, id LIMIT %(limit)s) RETURNING {self.leased}"
+        )
+
+    @cached_property
+    def ages(self) -> str:
+        """Of each priority with something to take: (priority, seconds its head has been waiting)."""
+        now = self.dialect.now
+        age = self.dialect.seconds_between("x.ready_time", now)
+        if self.dialect.vendor == "postgresql":
+            line = self._line_of("ready_time", "ORDER BY ready_time, id LIMIT 1")
+            return self.tables.rename(f"SELECT b.p, {age} FROM {BOUNDS} CROSS JOIN LATERAL ({line}) AS x")
+        return self.tables.rename(
+            f"SELECT x.priority, max({age}) FROM {self.tables.task} AS x WHERE queue_name = %(queue_name)s"
+            f" AND ready_time IS NOT NULL AND {self._due_now} GROUP BY x.priority"
         )
 
     @cached_property

@@ -10,8 +10,8 @@ from django_dbtaskqueue.status import sql_sources
 # Columns that TASKS and the history share and that move over unchanged.
 MOVED = (
     "queue_name, reference_number, attempt, reenqueue_attempt, total_attempt, max_attempts, priority, payload, "
-    "payload_type, context, group_key, lease_seconds, tag, poller_instance, create_time, next_process_time, expire_time, "
-    "start_time"
+    "payload_type, context, group_key, lease_seconds, tag, poller_instance, create_time, next_process_time, "
+    "expire_time, start_time"
 )
 WRITTEN = {  # one settled row: id, token, status, delay, attempt change, reenqueue change, texts, parking reason
     "i": "bigint",

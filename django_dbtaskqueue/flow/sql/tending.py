@@ -80,5 +80,6 @@ class Tending(Group):
             f" ready_time = CASE WHEN group_key IS NULL THEN {self.dialect.greatest}({now}, next_process_time) END"
             f" WHERE queue_name = %(queue_name)s AND status IN ({sql_sources('unpark')})"
             f" AND substr(parked_by, 1, {len(NO_HANDLER)}) = '{NO_HANDLER}'"
-            f" AND (payload_type IS NULL AND %(untyped)s OR {self.dialect.one_of('payload_type', 'types')}) RETURNING id, group_key"
+            f" AND (payload_type IS NULL AND %(untyped)s OR {self.dialect.one_of('payload_type', 'types')})"
+            " RETURNING id, group_key"
         )

@@ -1,0 +1,118 @@
+"""How a poller ends: signals ask, the main thread obeys.
+
+The first request drains: nothing more is checked out, what has not started is given back uncharged, what runs
+finishes. The second one cancels. After the shutdown timeout nothing is waited for any more.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from time import monotonic
+from types import FrameType
+
+from django_dbtaskqueue import notifier, signals
+from django_dbtaskqueue.flow import observe
+from django_dbtaskqueue.poller.control import Control
+from django_dbtaskqueue.poller.executors import Run
+from django_dbtaskqueue.poller.loop import Poller
+
+logger = logging.getLogger("django_dbtaskqueue")
+
+GO_ON, DRAIN, CANCEL = range(3)
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+LOOK = 0.1  # seconds between two looks at what was asked
+GRACE = 1.0  # seconds that what was cancelled gets to end
+
+
+class Stops:
+    """What was asked so far: ``GO_ON``, ``DRAIN`` or ``CANCEL``; it only ever grows.
+
+    A signal handler may interrupt the main thread anywhere, under any lock. So it only counts.
+    """
+
+    def __init__(self) -> None:
+        self._signals = 0
+        self._told = GO_ON
+
+    @property
+    def level(self) -> int:
+        """Return what is asked now."""
+        return max(self._told, min(self._signals, CANCEL))
+
+    def tell(self, level: int) -> None:
+        """Ask for ``level``, from any thread. Asking twice is asking once."""
+        self._told = max(self._told, level)
+
+    @contextmanager
+    def on_signals(self) -> Iterator[None]:
+        """Count SIGTERM and SIGINT meanwhile; only where Python lets us, in the main thread."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.signal(number, self._count) for number in SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _count(self, number: int, frame: FrameType | None) -> None:
+        self._signals += 1
+
+
+def run(
+    poller: Poller, stops: Stops, *, timeout: timedelta, look: Callable[[Poller], None] = lambda poller: None
+) -> list[Run]:
+    """Run a poller to its end, calling ``look`` now and then; return what had to be left running.
+
+    ``timeout`` counts from the first request to stop, or from the end of a run that ends by itself.
+    """
+    control = Control(poller)
+    poller.start()
+    control.start()
+    observe.send(signals.poller_started, poller.instance, poller=poller)
+    try:
+        deadline = _until_end(poller, stops, timeout.total_seconds(), look)
+        return _left_running(poller, stops, deadline)
+    finally:
+        control.stop()
+        poller.close()
+        notifier.flush()
+        observe.send(signals.poller_stopped, poller.instance, poller=poller)
+
+
+def _until_end(poller: Poller, stops: Stops, timeout: float, look: Callable[[Poller], None]) -> float:
+    """Obey until the loop has ended or time is up; return when time is up."""
+    done, deadline = GO_ON, float("inf")
+    while not poller.wait(LOOK) and monotonic() < deadline:
+        look(poller)
+        if stops.level > done:
+            deadline = min(deadline, monotonic() + timeout)
+            done = stops.level
+            _obey(poller, done, timeout)
+    return min(deadline, monotonic() + timeout)
+
+
+def _obey(poller: Poller, level: int, timeout: float) -> None:
+    if level == DRAIN:
+        logger.info("Stopping: waiting at most %g s for %s running tasks", timeout, len(poller.running()))
+        poller.stop()
+    else:
+        logger.warning("Stopping now: cancelling %s running tasks", len(poller.running()))
+        poller.cancel()
+
+
+def _left_running(poller: Poller, stops: Stops, deadline: float) -> list[Run]:
+    """Wait for the threads of tasks that were given up: they run on after their failure was written."""
+    pause = threading.Event()
+    asked = monotonic()
+    while poller.running() and monotonic() < deadline:
+        if stops.level == CANCEL and monotonic() > asked + GRACE:
+            break
+        pause.wait(LOOK)
+    return poller.running()

@@ -1,0 +1,414 @@
+"""Retry policies: exact schedules, spread, budgets, and that no policy can do harm."""
+
+from __future__ import annotations
+
+import logging
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from django_dbtaskqueue import retry
+from django_dbtaskqueue.outcomes import Fail
+from django_dbtaskqueue.retry import Arithmetic, Fixed, Geometric, Linear, PerException, Policy, Sequence, Staged
+
+LOGGER = "django_dbtaskqueue.retry"
+
+
+def s(seconds: float) -> timedelta:
+    return timedelta(seconds=seconds)
+
+
+def schedule(policy: Any, attempts: int = 6) -> list[float | None]:
+    delays = [policy(attempt, None) for attempt in range(1, attempts + 1)]
+    return [None if delay is None else delay.total_seconds() for delay in delays]
+
+
+# --- schedules ---
+
+
+@pytest.mark.parametrize(
+    ("policy", "seconds"),
+    [
+        (Fixed(s(10), jitter=0), [10, 10, 10, 10, 10, 10]),
+        (Fixed(s(0), jitter=0), [0, 0, 0, 0, 0, 0]),
+        (Arithmetic(s(10), jitter=0), [10, 30, 50, 70, 90, 110]),
+        (Arithmetic(s(10), s(5), jitter=0), [10, 15, 20, 25, 30, 35]),
+        (Arithmetic(s(0), s(5), jitter=0), [0, 5, 10, 15, 20, 25]),
+        (Arithmetic(s(10), s(0), jitter=0), [10, 10, 10, 10, 10, 10]),
+        (Geometric(s(10), jitter=0), [10, 20, 40, 80, 160, 320]),
+        (Geometric(s(10), 3, s(100), jitter=0), [10, 30, 90, 100, 100, 100]),
+        (Geometric(s(10), 1.5, jitter=0), [10, 15, 22.5, 33.75, 50.625, 75.9375]),
+        (Geometric(s(8), 0.5, jitter=0), [8, 4, 2, 1, 0.5, 0.25]),
+        (Geometric(s(10), maximum=s(1), jitter=0), [1, 1, 1, 1, 1, 1]),
+        (Geometric(s(0), jitter=0), [0, 0, 0, 0, 0, 0]),
+        (Sequence(s(0), s(10), s(60), jitter=0), [0, 10, 60, 60, 60, 60]),
+        (Staged((2, s(10)), (3, s(60)), (None, s(300)), jitter=0), [10, 10, 60, 300, 300, 300]),
+        (Staged((2, s(0)), (4, s(60)), jitter=0), [0, 0, 60, 60, None, None]),
+    ],
+    ids=str,
+)
+def test_exact_schedules(policy: Policy, seconds: list[float | None]) -> None:
+    assert schedule(policy) == seconds
+    assert schedule(policy) == seconds
+
+
+def test_linear_is_the_other_name_of_fixed() -> None:
+    assert Linear is Fixed
+
+
+def test_the_default_doubles_from_ten_seconds_up_to_an_hour() -> None:
+    exact = [retry.DEFAULT.delay(attempt) for attempt in (1, 2, 9, 10, 100)]
+    assert exact == [s(10), s(20), s(2560), s(3600), s(3600)]
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [Fixed(s(100)), Arithmetic(s(100)), Geometric(s(100)), Sequence(s(100)), Staged((None, s(100)))],
+    ids=lambda policy: type(policy).__name__,
+)
+def test_jitter_is_on_and_spreads_a_thousand_retries_over_half_the_delay(policy: Policy) -> None:
+    delays = [policy(1, None) for _ in range(1000)]
+    seconds = [delay.total_seconds() for delay in delays if delay is not None]
+    assert len(seconds) == 1000
+    assert max(seconds) - min(seconds) >= 50
+    assert min(seconds) >= 70
+    assert max(seconds) <= 130
+
+
+def test_jitter_comes_after_the_maximum() -> None:
+    policy = Geometric(s(100), maximum=s(10), jitter=1)
+    seconds = [delay.total_seconds() for _ in range(500) if (delay := policy(9)) is not None]
+    assert max(seconds) > 10
+    assert max(seconds) <= 20
+    assert min(seconds) >= 0
+
+
+# --- policies of any kind ---
+
+DELAYS = st.timedeltas(timedelta(0), timedelta(days=365))
+JITTERS = st.floats(0, 1) | st.just(0.3)
+
+
+@st.composite
+def stages(draw: st.DrawFn) -> list[tuple[int | None, timedelta]]:
+    bounds: list[int | None] = sorted(draw(st.sets(st.integers(1, 100), min_size=1, max_size=4)))
+    if draw(st.booleans()):
+        bounds[-1] = None
+    return [(bound, draw(DELAYS)) for bound in bounds]
+
+
+POLICIES: st.SearchStrategy[Any] = st.one_of(
+    st.builds(Fixed, DELAYS, jitter=JITTERS),
+    st.builds(Arithmetic, DELAYS, st.none() | DELAYS, jitter=JITTERS),
+    st.builds(
+        Geometric, DELAYS, st.floats(0, exclude_min=True, allow_infinity=False), st.none() | DELAYS, jitter=JITTERS
+    ),
+    st.builds(lambda plan, jitter: Sequence(*plan, jitter=jitter), st.lists(DELAYS, min_size=1, max_size=5), JITTERS),
+    st.builds(lambda plan, jitter: Staged(*plan, jitter=jitter), stages(), JITTERS),
+)
+ATTEMPTS = st.integers(1, 20) | st.integers(-(10**30), 10**30)
+
+
+@given(POLICIES, ATTEMPTS)
+def test_no_policy_ever_raises_or_leaves_its_bounds(policy: Any, attempt: int) -> None:
+    delay = policy(attempt, ValueError("x"))
+    assert delay is None or timedelta(0) <= delay <= timedelta(days=365)
+    assert isinstance(policy, Staged) or delay is not None
+
+
+@given(POLICIES)
+def test_text_describes_a_policy_exactly(policy: Any) -> None:
+    assert retry.parse(retry.describe(policy)) == policy
+
+
+def test_policies_are_values() -> None:
+    assert Sequence(s(1), s(2)) == Sequence(s(1), s(2))
+    assert len({Fixed(s(1)), Fixed(s(1)), Staged((None, s(1))), Geometric(s(1))}) == 3
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "words"),
+    [
+        (lambda: Fixed(10), TypeError, r"Fixed: interval must be a timedelta, not 10. Write timedelta"),
+        (lambda: Fixed(None), TypeError, r"Fixed: interval must be a timedelta, not None"),
+        (lambda: Fixed(s(-1)), ValueError, r"interval must be between 0 and 365 days, not -1 day, 23:59:59"),
+        (lambda: Fixed(timedelta(days=366)), ValueError, r"between 0 and 365 days"),
+        (lambda: Fixed(s(1), jitter=2), ValueError, r"Fixed: jitter must be between 0 \(exact\) and 1, not 2"),
+        (lambda: Fixed(s(1), jitter=-0.1), ValueError, r"jitter must be between"),
+        (lambda: Arithmetic(s(1), 5), TypeError, r"Arithmetic: step must be a timedelta, not 5"),
+        (lambda: Geometric(s(1), 0), ValueError, r"Geometric: ratio must be a number above 0, not 0"),
+        (lambda: Geometric(s(1), float("nan")), ValueError, r"ratio must be"),
+        (lambda: Geometric(s(1), float("inf")), ValueError, r"ratio must be"),
+        (lambda: Geometric(s(1), maximum=3600), TypeError, r"Geometric: maximum must be a timedelta, not 3600"),
+        (lambda: Sequence(), ValueError, r"Sequence: give at least one delay"),
+        (lambda: Sequence(s(1), 2), TypeError, r"Sequence: delay 2 must be a timedelta, not 2"),
+        (lambda: Staged(), ValueError, r"Staged: give at least one stage"),
+        (lambda: Staged((3, s(1)), (3, s(2))), ValueError, r"stage 2 must end after attempt 3, not 3"),
+        (lambda: Staged((None, s(1)), (3, s(2))), ValueError, r"stage 1 must end after attempt 0, not None"),
+        (lambda: Staged((3, 10)), TypeError, r"Staged: delay of stage 1 must be a timedelta"),
+    ],
+)
+def test_a_wrong_policy_is_refused_when_made(make: Any, error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        make()
+
+
+# --- text ---
+
+
+@pytest.mark.parametrize(
+    ("text", "policy"),
+    [
+        ("fixed:10s", Fixed(s(10))),
+        ("linear:10s", Fixed(s(10))),
+        (" Fixed : 1m30s , jitter = 0 ", Fixed(s(90), jitter=0)),
+        ("fixed:1.5s", Fixed(s(1.5))),
+        ("fixed:1d2h3m4s5ms6us", Fixed(timedelta(1, 4, 6, 5, 3, 2))),
+        ("arithmetic:10s", Arithmetic(s(10))),
+        ("arithmetic:10s,step=500ms", Arithmetic(s(10), s(0.5))),
+        ("geometric:10s", Geometric(s(10))),
+        ("geometric:10s,x2,max=1h", Geometric(s(10), 2, s(3600))),
+        ("geometric:10s,max=1h,x1.5,jitter=0.1", Geometric(s(10), 1.5, s(3600), jitter=0.1)),
+        ("sequence:0s,10s,1m,5m", Sequence(s(0), s(10), s(60), s(300))),
+        ("staged:3=10s,5=1m,rest=5m", Staged((3, s(10)), (5, s(60)), (None, s(300)))),
+        ("staged:3=10s,jitter=0", Staged((3, s(10)), jitter=0)),
+    ],
+)
+def test_parse(text: str, policy: Policy) -> None:
+    assert retry.parse(text) == policy
+    assert retry.parse(retry.describe(policy)) == policy
+
+
+@pytest.mark.parametrize(
+    ("policy", "text"),
+    [
+        (Fixed(s(90)), "fixed:1m30s"),
+        (Arithmetic(s(10), s(5)), "arithmetic:10s,step=5s"),
+        (Geometric(s(10), maximum=s(3600)), "geometric:10s,x2,max=1h"),
+        (Sequence(s(0), s(0.25), jitter=0), "sequence:0s,250ms,jitter=0"),
+        (Staged((3, s(10)), (None, s(60))), "staged:3=10s,rest=1m"),
+        (
+            PerException({TimeoutError: Fixed(s(1)), KeyError: None}),
+            "TimeoutError -> fixed:1s; KeyError -> never",
+        ),
+        (test_linear_is_the_other_name_of_fixed, f"{__name__}.test_linear_is_the_other_name_of_fixed"),
+    ],
+)
+def test_describe(policy: Any, text: str) -> None:
+    assert retry.describe(policy) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "'' names no retry policy. The forms are: fixed:10s | arithmetic:"),
+        ("10s", "'10s' names no retry policy."),
+        ("fixd:10s", "names no retry policy. Did you mean 'fixed'?"),
+        ("fixed", "'' is no duration such as 10s, 1m30s or 500ms. The forms are"),
+        ("fixed:", "'' is no duration"),
+        ("fixed:10", "'10' is no duration"),
+        ("fixed:10 parsecs", "'10parsecs' is no duration"),
+        ("fixed:-10s", "'-10s' is no duration"),
+        ("fixed:1..5s", "could not convert"),
+        ("fixed:10s,20s", "positional argument"),
+        ("fixed:99999999d", "between 0 and 365 days"),
+        ("fixed:99999999999999999999d", "is no retry policy"),
+        ("fixed:10s,jitter=9", "jitter must be between 0 (exact) and 1, not 9.0. The forms"),
+        ("fixed:10s,max=1h", "unexpected keyword argument 'maximum'"),
+        ("geometric:10s,x", "could not convert"),
+        ("geometric:10s,x-2", "ratio must be a number above 0"),
+        ("sequence:", "'' is no duration"),
+        ("staged:10s", "invalid literal"),
+        ("staged:5=1s,3=2s", "stage 2 must end after attempt 5, not 3"),
+        ("staged:rest=1s,3=2s", "stage 1 must end after attempt 0, not None"),
+    ],
+)
+def test_parse_teaches(text: str, words: str) -> None:
+    with pytest.raises(ValueError, match="The forms are") as caught:
+        retry.parse(text)
+    assert words in str(caught.value)
+    assert repr(text) in str(caught.value)
+
+
+@given(st.text("fixedgomtrcsa:0123456789.,=hdu -", max_size=30))
+def test_parse_returns_a_policy_or_raises_value_error(text: str) -> None:
+    try:
+        policy = retry.parse(f"geometric:{text}")
+    except ValueError:
+        return
+    assert retry.parse(retry.describe(policy)) == policy
+
+
+# --- per exception ---
+
+
+class Late(TimeoutError):
+    pass
+
+
+BY_EXCEPTION = {
+    TimeoutError: Fixed(s(1), jitter=0),
+    OSError: Fixed(s(2), jitter=0),
+    KeyError: None,
+    LookupError: "fixed:3s,jitter=0",
+    Exception: Fixed(s(4), jitter=0),
+}
+
+
+@pytest.mark.parametrize(
+    ("error", "seconds"),
+    [
+        (Late(), 1),
+        (TimeoutError(), 1),
+        (ConnectionError(), 2),
+        (KeyError(), None),
+        (IndexError(), 3),
+        (ValueError(), 4),
+        (SystemExit(), 4),
+        (None, 4),
+    ],
+    ids=repr,
+)
+def test_the_most_specific_exception_class_wins(error: BaseException | None, seconds: float | None) -> None:
+    expected = None if seconds is None else s(seconds)
+    assert retry.normalise(BY_EXCEPTION)(1, error) == expected
+    assert retry.next_delay(BY_EXCEPTION, 1, error) == expected
+
+
+def test_without_an_entry_for_exception_the_default_policy_decides() -> None:
+    delay = retry.normalise({KeyError: None})(1, ValueError())
+    assert delay is not None
+    assert s(7) <= delay <= s(13)
+    assert retry.normalise({Exception: None})(1, ValueError()) is None
+
+
+def test_normalise_passes_policies_and_functions_through() -> None:
+    def mine(attempt: int, error: BaseException | None) -> timedelta | None:
+        return None
+
+    policy = Fixed(s(1))
+    assert retry.normalise(policy) is policy
+    assert retry.normalise(mine) is mine
+    assert retry.normalise(None) is retry.DEFAULT
+    assert retry.normalise("fixed:1s") == policy
+
+
+@pytest.mark.parametrize("wrong", [10, s(10), [Fixed(s(1))], Fixed, object(), {"KeyError": None}, {int: None}])
+def test_normalise_refuses_what_is_no_policy(wrong: Any) -> None:
+    with pytest.raises(TypeError, match=r"no retry policy|exception classes as keys"):
+        retry.normalise(wrong)
+
+
+# --- never raises ---
+
+
+class Unprintable:
+    def __repr__(self) -> str:
+        raise RuntimeError("no repr")
+
+    def __call__(self, attempt: int, error: BaseException | None) -> timedelta:
+        raise KeyError("x")
+
+
+def raising(attempt: int, error: BaseException | None) -> timedelta:
+    raise RuntimeError("policy is broken")
+
+
+def giving(value: Any) -> Policy:
+    return lambda attempt, error: value
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        raising,
+        giving(10),
+        giving(True),
+        giving(s(-1)),
+        giving("10s"),
+        giving(float("nan")),
+        {Exception: giving(0)},
+        {"x": None},
+        "fixed:ten",
+        42,
+        lambda: s(1),
+    ],
+)
+def test_a_faulty_policy_is_logged_and_the_default_decides(policy: Any, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.ERROR, LOGGER):
+        delay = retry.next_delay(policy, 2, ValueError("x"))
+    assert delay is not None
+    assert s(14) <= delay <= s(26)
+    assert [record.name for record in caplog.records] == [LOGGER]
+    assert "the default policy decides" in caplog.records[0].message
+    assert caplog.records[0].exc_info
+
+
+def test_even_a_policy_without_repr_cannot_raise(monkeypatch: pytest.MonkeyPatch) -> None:
+    # A handler that formats the record would report the broken repr by itself; here none is attached.
+    monkeypatch.setattr(retry.logger, "propagate", False)
+    monkeypatch.setattr(retry.logger, "handlers", [logging.NullHandler()])
+    assert retry.next_delay(Unprintable(), 1, None) is not None
+    assert retry.next_delay(giving(Unprintable()), 1, None) is not None
+
+
+def test_giving_up_and_at_once_are_respected() -> None:
+    assert retry.next_delay(giving(None), 1, None) is None
+    assert retry.next_delay(giving(s(0)), 1, None) == s(0)
+    assert retry.next_delay(giving(timedelta.max), 1, None) == timedelta(days=365)
+
+
+# --- deciding ---
+
+EXACT = Fixed(s(7), jitter=0)
+
+
+@pytest.mark.parametrize(
+    ("error", "attempt", "maximum", "policy", "expected"),
+    [
+        (ValueError(), 1, 5, EXACT, s(7)),
+        (ValueError(), 4, 5, EXACT, s(7)),
+        (ValueError(), 5, 5, EXACT, None),
+        (ValueError(), 6, 5, EXACT, None),
+        (ValueError(), 1, 1, EXACT, None),
+        (ValueError(), 1, 5, {ValueError: None}, None),
+        (ValueError(), 1, 5, {KeyError: None, Exception: EXACT}, s(7)),
+        (ValueError(), 1, 5, giving(None), None),
+        (Fail("no seat"), 1, 5, EXACT, s(7)),
+        (Fail("no seat", retry=False), 1, 5, EXACT, None),
+        (Fail("no seat", delay=s(1), retry=False), 1, 5, EXACT, None),
+        (Fail("no seat", delay=s(1)), 1, 5, EXACT, s(1)),
+        (Fail("no seat", delay=s(1)), 1, 5, giving(None), s(1)),
+        (Fail("no seat", delay=s(0)), 1, 5, EXACT, s(0)),
+        (Fail("no seat", delay=s(1)), 5, 5, EXACT, None),
+        (Fail("no seat", delay=timedelta.max), 1, 5, EXACT, timedelta(days=365)),
+        (Fail(KeyError("x")), 1, 5, {KeyError: None, Exception: EXACT}, None),
+        (Fail("no seat"), 1, 5, {KeyError: None, Exception: EXACT}, s(7)),
+    ],
+)
+def test_decide(error: Any, attempt: int, maximum: int, policy: Any, expected: timedelta | None) -> None:
+    assert retry.decide(error, attempt=attempt, max_attempts=maximum, policy=policy) == expected
+
+
+@pytest.mark.parametrize("delay", [s(-1), 10, "10s"])
+def test_a_faulty_delay_of_fail_is_logged_and_the_policy_decides(delay: Any, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.ERROR, LOGGER):
+        assert retry.decide(Fail("x", delay=delay), attempt=1, max_attempts=5, policy=EXACT) == s(7)
+    assert "the retry policy decides" in caplog.text
+
+
+def test_the_policy_sees_attempt_and_error() -> None:
+    seen: list[Any] = []
+
+    def spy(attempt: int, error: BaseException | None) -> timedelta:
+        seen.append((attempt, error))
+        return s(1)
+
+    error = ValueError("x")
+    retry.decide(error, attempt=2, max_attempts=5, policy=spy)
+    retry.decide(Fail(error), attempt=3, max_attempts=5, policy=spy)
+    retry.decide(Fail("text"), attempt=4, max_attempts=5, policy=spy)
+    assert seen == [(2, error), (3, error), (4, None)]

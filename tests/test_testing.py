@@ -1,0 +1,654 @@
+"""The test kit as a project uses it: inside pytest-django's ``db``, inside ``TestCase``, and beside a real poller."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+import threading
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from unittest.mock import ANY
+
+import pytest
+from asgiref.sync import async_to_sync, sync_to_async
+from django.db import IntegrityError, connections, transaction
+from django.test import TestCase
+
+from django_dbtaskqueue import (
+    Complete,
+    CompleteDelete,
+    DuplicateTask,
+    Fail,
+    Fixed,
+    LeaseLost,
+    PayloadError,
+    Poison,
+    Reenqueue,
+    TaskQueueError,
+    UnknownQueue,
+    enqueue,
+    processor,
+)
+from django_dbtaskqueue.models import Attempt, Queue, Task, TaskHistory
+from django_dbtaskqueue.registry import unregister
+from django_dbtaskqueue.testing import (
+    TaskQueueKit,
+    TaskQueueTestCase,
+    advance,
+    assert_enqueued,
+    drain,
+    perform,
+    refute_enqueued,
+    run_poller,
+)
+from tests.testapp.models import Booking
+
+if TYPE_CHECKING:
+    from django_dbtaskqueue.lease import Lease
+
+pytestmark = pytest.mark.usefixtures("taskqueue_registry")
+REPOSITORY = Path(__file__).resolve().parent.parent
+MINUTE = timedelta(minutes=1)
+both = pytest.mark.parametrize("alias", ["default", "sqlite"])
+on_both = pytest.mark.django_db(databases=["default", "sqlite"])
+
+
+@dataclass
+class Order:
+    number: int
+    note: str = ""
+
+
+def status(reference: str, alias: str = "default") -> str:
+    return str(Task.objects.using(alias).get(reference=reference).status)
+
+
+# -- drain -----------------------------------------------------------------------------------------------------------
+
+
+@both
+@on_both
+def test_drain_runs_what_is_due_in_line_order_and_counts(alias: str) -> None:
+    seen: list[tuple[str | None, Any]] = []
+
+    @processor("labour", max_attempts=1)
+    def work(task: Lease) -> Any:
+        seen.append((task.reference, task.payload))
+        return task.payload and {"poison": Poison("bad"), "again": Reenqueue(MINUTE), "gone": CompleteDelete()}.get(
+            task.payload, task.payload
+        )
+
+    for reference, payload, priority in [("a", "x", 5), ("b", "poison", 0), ("c", "again", 0), ("d", "gone", -1)]:
+        enqueue("labour", reference, payload, priority=priority, using=alias)
+    report = drain("labour", using=alias)
+    assert seen == [("d", "gone"), ("b", "poison"), ("c", "again"), ("a", "x")]
+    assert (report.completed, report.poisoned, report.reenqueued) == (2, 1, 1)
+    assert report.outcomes == (CompleteDelete(), Poison("bad"), Reenqueue(MINUTE), Complete("x"))
+    assert str(report) == "2 completed, 1 reenqueued, 1 poisoned"
+    assert (status("a", alias), status("b", alias), status("c", alias)) == ("COMPLETED", "POISON", "CREATED")
+    assert not Task.objects.using(alias).filter(reference="d").exists()
+    assert str(drain("labour", using=alias)) == "nothing was due"
+
+
+@pytest.mark.django_db
+def test_drain_runs_every_known_queue_and_what_processors_enqueue() -> None:
+    processor("first")(lambda task: enqueue("second", task.reference) and None)
+    processor("second")(lambda task: task.reference)
+    enqueue("first", "a")
+    assert drain().completed == 2
+    assert Task.objects.get(queue="second").result == "a"
+
+
+@both
+@on_both
+def test_a_failure_is_retried_by_policy_once_time_has_passed(alias: str) -> None:
+    # Given a processor that fails and is retried after a minute, at most three times
+    attempts: list[int] = []
+
+    @processor("flaky", retry=Fixed(MINUTE, jitter=0), max_attempts=3)
+    def flaky(task: Lease) -> None:
+        attempts.append(task.attempt)
+        raise ConnectionError("no answer")
+
+    enqueue("flaky", "a", using=alias)
+    # When it is drained, then the failure is stored and the task waits
+    report = drain("flaky", using=alias)
+    assert (report.retried, str(report.errors[0])) == (1, "no answer")
+    assert_enqueued("flaky", delay=MINUTE, using=alias)
+    assert str(drain("flaky", using=alias)) == "nothing was due"
+    # When not enough time has passed, then it still waits; after the minute it runs again
+    advance("59s", using=alias)
+    assert str(drain("flaky", using=alias)) == "nothing was due"
+    advance(timedelta(seconds=1), using=alias)
+    assert drain("flaky", using=alias).retried == 1
+    # When all its time has passed, then it is in ERROR with all its attempts
+    assert str(drain("flaky", with_scheduled=True, using=alias)) == "1 failed"
+    assert attempts == [1, 2, 3]
+    assert status("a", alias) == "ERROR"
+    failed = Attempt.objects.using(alias).values_list("attempt", "error_type", "message")
+    assert list(failed) == [(number, "builtins.ConnectionError", "no answer") for number in (1, 2, 3)]
+
+
+@both
+@on_both
+def test_with_scheduled_runs_tasks_in_the_order_they_are_due(alias: str) -> None:
+    seen: list[str | None] = []
+    processor("late")(lambda task: seen.append(task.reference))
+    enqueue("late", "in two days", delay=timedelta(days=2), using=alias)
+    enqueue("late", "in an hour", delay=timedelta(hours=1), using=alias)
+    enqueue("late", "now", using=alias)
+    assert drain("late", using=alias).completed == 1
+    assert drain("late", with_scheduled=True, using=alias).completed == 2
+    assert seen == ["now", "in an hour", "in two days"]
+
+
+@pytest.mark.django_db
+def test_atomic_mode_rolls_back_the_processors_writes_and_not_the_tests() -> None:
+    @processor("bookings", mode="atomic", max_attempts=1)
+    def book(task: Lease) -> str:
+        Booking.objects.create(reference=task.payload)
+        if task.payload == "bad":
+            raise ValueError("half done")
+        return "booked"
+
+    Booking.objects.create(reference="of the test")
+    enqueue("bookings", "a", "good")
+    enqueue("bookings", "b", "bad")
+    report = drain("bookings")
+    assert (report.completed, report.failed) == (1, 1)
+    assert set(Booking.objects.values_list("reference", flat=True)) == {"of the test", "good"}
+    assert (status("a"), status("b")) == ("COMPLETED", "ERROR")
+    assert report.outcomes[0] == Complete("booked")
+
+
+@both
+@on_both
+def test_a_database_error_of_a_processor_does_not_break_the_tests_transaction(alias: str) -> None:
+    @processor("broken", max_attempts=1)
+    def broken(task: Lease) -> None:
+        Booking.objects.using(alias).create(reference="taken")
+
+    Booking.objects.using(alias).create(reference="taken")
+    enqueue("broken", "a", using=alias)
+    report = drain("broken", using=alias)
+    assert isinstance(report.errors[0], IntegrityError)
+    assert status("a", alias) == "ERROR"
+
+
+@pytest.mark.django_db
+def test_a_processor_may_insist_on_an_outermost_transaction() -> None:
+    @processor("durable")
+    def durable(task: Lease) -> None:
+        with transaction.atomic(durable=True):
+            Booking.objects.create(reference="a")
+
+    enqueue("durable")
+    assert drain("durable", raising=True).completed == 1
+
+
+@pytest.mark.django_db
+def test_a_processor_may_settle_by_itself_in_its_own_transaction() -> None:
+    @processor("own")
+    def own(task: Lease) -> None:
+        with transaction.atomic():
+            Booking.objects.create(reference=task.reference or "")
+            task.complete({"by": "itself"})
+
+    enqueue("own", "a")
+    report = drain("own")
+    assert report.outcomes == (Complete({"by": "itself"}),)
+    assert Task.objects.get().result == {"by": "itself"}
+
+
+@pytest.mark.django_db
+def test_a_lease_that_an_operator_revokes_meanwhile_is_counted_as_lost() -> None:
+    @processor("revoked")
+    def revoked(task: Lease) -> str:
+        Task.objects.filter(pk=task.id).purge()
+        return "too late"
+
+    enqueue("revoked")
+    report = drain("revoked")
+    assert (report.lost, report.completed, report.outcomes) == (1, 0, ())
+
+
+@pytest.mark.django_db
+def test_async_processors_run_from_sync_tests_on_the_tests_connection() -> None:
+    @processor("async")
+    async def book(task: Lease) -> int:
+        await Booking.objects.acreate(reference=task.payload)
+        return await Booking.objects.acount()
+
+    enqueue("async", None, "a")
+    assert drain("async").outcomes == (Complete(1),)
+    assert Booking.objects.get().reference == "a"
+
+
+@pytest.mark.django_db
+def test_a_task_without_a_processor_is_parked_and_goes_on_when_there_is_one() -> None:
+    processor("typed", payload=dict)(lambda task: None)
+    task = enqueue("typed", "a", Order(1))
+    assert drain("typed").parked == 1
+    task.refresh_from_db()
+    assert (task.status, task.attempt) == ("CREATED", 0)
+    assert "Order" in str(task.parked_by)
+    processor("typed", payload=Order)(lambda task: task.payload.number)
+    assert drain("typed").outcomes == (Complete(1),)
+
+
+@pytest.mark.django_db
+def test_an_endless_queue_is_named() -> None:
+    processor("endless")(lambda task: Reenqueue(timedelta(0)))
+    enqueue("endless", "a")
+    with pytest.raises(AssertionError, match=r"ran 20 attempts and queue 'endless' still has a task due .*reenqueue"):
+        drain(limit=20)
+
+
+@pytest.mark.django_db
+def test_exactly_the_limit_is_not_endless() -> None:
+    processor("three")(lambda task: None)
+    for _ in range(3):
+        enqueue("three")
+    assert drain("three", limit=3).completed == 3
+
+
+@pytest.mark.django_db
+def test_raising_shows_the_processors_exception_after_it_is_stored() -> None:
+    @processor("raising", max_attempts=1)
+    def fails(task: Lease) -> None:
+        raise ZeroDivisionError("by the processor")
+
+    enqueue("raising", "a")
+    with pytest.raises(ZeroDivisionError, match="by the processor"):
+        drain("raising", raising=True)
+    assert status("a") == "ERROR"
+
+
+@pytest.mark.django_db
+def test_ctrl_c_and_the_frameworks_own_exceptions_end_the_test() -> None:
+    @processor("interrupted")
+    def interrupted(task: Lease) -> None:
+        pytest.fail("the test is over")
+
+    enqueue("interrupted")
+    with pytest.raises(pytest.fail.Exception, match="the test is over"):
+        drain("interrupted")
+
+
+@pytest.mark.django_db
+def test_unknown_queues_are_refused() -> None:
+    processor("mail")(lambda task: None)
+    for call in (drain, assert_enqueued, refute_enqueued, perform):
+        with pytest.raises(UnknownQueue, match="Did you mean 'mail'"):
+            call("mial")
+
+
+@pytest.mark.django_db
+def test_a_paused_queue_is_left_alone_until_its_pause_runs_out() -> None:
+    processor("paused")(lambda task: None)
+    enqueue("paused")
+    task = Task.objects.get()
+    Queue.objects.create(name="paused", paused_time=task.create_time, paused_until=task.create_time + MINUTE)
+    assert str(drain("paused", with_scheduled=True)) == "nothing was due"
+    with pytest.raises(TaskQueueError, match="Queue 'paused' is paused"):
+        perform("paused")
+    advance(MINUTE)
+    assert drain("paused").completed == 1
+
+
+def test_drain_works_in_an_async_test(db: None) -> None:
+    processor("async")(lambda task: None)
+
+    async def body() -> int:
+        await sync_to_async(enqueue)("async")
+        return (await sync_to_async(drain)("async")).completed
+
+    assert async_to_sync(body)() == 1
+
+
+# -- advance ---------------------------------------------------------------------------------------------------------
+
+
+@both
+@on_both
+def test_advance_moves_every_time_of_the_queue_and_no_other(alias: str) -> None:
+    processor("times", max_attempts=1)(lambda task: 1 / 0)
+    enqueue("times", "a", ttl=timedelta(hours=1), using=alias)
+    drain("times", using=alias)
+    enqueue("times", "b", delay=MINUTE, ttl=timedelta(hours=1), using=alias)
+    Queue.objects.using(alias).create(name="q", paused_until=Task.objects.using(alias).get(reference="b").ready_time)
+
+    def times() -> dict[str, Any]:
+        found = {}
+        for model in (Task, Attempt, Queue):
+            for row in model.objects.using(alias).values():
+                found |= {
+                    (model, row.get("id", 0), name): row[name] for name in row if name.endswith(("time", "until"))
+                }
+        return found
+
+    before = times()
+    advance("2h", using=alias)
+    after = times()
+    assert {key for key, value in after.items() if value is not None} == {k for k, v in before.items() if v is not None}
+    moved = {key: before[key] - value for key, value in after.items() if value is not None}
+    assert moved
+    assert all(abs(delta - timedelta(hours=2)) <= timedelta(milliseconds=1) for delta in moved.values())
+
+
+@pytest.mark.django_db
+def test_time_only_goes_forward() -> None:
+    with pytest.raises(ValueError, match="only goes forward"):
+        advance(-MINUTE)
+
+
+# -- assertions ------------------------------------------------------------------------------------------------------
+
+
+@both
+@on_both
+def test_assert_enqueued_finds_what_waits(alias: str) -> None:
+    processor("mail", payload=Order)(lambda task: None)
+    enqueue("mail", "a", Order(1, "first"), priority=3, group="g", tag="blue", context={"user": 7}, using=alias)
+    task = enqueue("mail", "b", Order(2), delay=5 * MINUTE, using=alias)
+    assert assert_enqueued("mail", count=2, using=alias).reference == "a"
+    assert assert_enqueued("mail", payload=Order(2), delay=5 * MINUTE, using=alias) == task
+    assert assert_enqueued("mail", payload={"number": ANY, "note": ""}, using=alias) == task
+    exactly = {"reference": "a", "priority": 3, "group": "g", "tag": "blue", "context": {"user": 7}, "count": 1}
+    assert_enqueued("mail", **exactly, using=alias)
+    refute_enqueued("mail", payload=Order(3), using=alias)
+    refute_enqueued("mail", delay=4 * MINUTE, using=alias)
+
+
+@pytest.mark.django_db
+def test_a_failed_assertion_lists_what_is_there_nearest_first() -> None:
+    processor("mail")(lambda task: None)
+    enqueue("mail", "done", {"to": "ann"})
+    drain("mail")
+    enqueue("mail", "a", {"to": "bob"}, priority=9)
+    enqueue("mail", "b", {"to": "ann"})
+    with pytest.raises(AssertionError) as caught:
+        assert_enqueued("mail", reference="c", payload={"to": "ann"}, priority=0)
+    assert str(caught.value).splitlines() == [
+        "Expected a task waiting in queue 'mail' with reference='c', payload={'to': 'ann'}, priority=0, found none.",
+        "Queue 'mail' has:",
+        "  CREATED reference='b' payload={'to': 'ann'} priority=0  <- differs in reference",
+        "  COMPLETED reference='done' payload={'to': 'ann'} priority=0  <- differs in status, reference",
+        "  CREATED reference='a' payload={'to': 'bob'} priority=9  <- differs in reference, payload, priority",
+    ]
+
+
+@pytest.mark.django_db
+def test_a_wrong_count_and_a_task_too_many_are_told() -> None:
+    processor("mail")(lambda task: None)
+    for number in range(12):
+        enqueue("mail", f"r{number}")
+    with pytest.raises(AssertionError, match=r"Expected exactly 1 waiting in queue 'mail', found 12(.|\n)*and 2 more"):
+        assert_enqueued("mail", count=1)
+    with pytest.raises(AssertionError, match=r"Expected no task waiting .* with reference='r3', found 1(.|\n)*'r3'"):
+        refute_enqueued("mail", reference="r3")
+
+
+@pytest.mark.django_db
+def test_an_empty_queue_points_to_where_tasks_are() -> None:
+    processor("mail")(lambda task: None)
+    processor("letters")(lambda task: None)
+    with pytest.raises(AssertionError, match=r"Queue 'mail' is empty\. No task waits in any other queue"):
+        assert_enqueued("mail")
+    enqueue("letters")
+    with pytest.raises(AssertionError, match=r"Queue 'mail' is empty\. Tasks wait in 'letters' \(1\)"):
+        assert_enqueued("mail")
+
+
+@pytest.mark.django_db
+def test_a_misspelt_criterion_is_refused() -> None:
+    processor("mail")(lambda task: None)
+    with pytest.raises(TypeError, match=r"no 'referense' to assert. Did you mean 'reference'"):
+        refute_enqueued("mail", referense="a")  # type: ignore[call-arg]
+
+
+# -- perform ---------------------------------------------------------------------------------------------------------
+
+
+@both
+@on_both
+def test_perform_makes_the_whole_round_trip_and_leaves_no_task(alias: str) -> None:
+    @processor("orders", payload=Order, mode="atomic")
+    def book(task: Lease) -> Any:
+        assert isinstance(task.payload, Order)
+        Booking.objects.using(alias).create(reference=task.reference or "", amount=task.payload.number)
+        return {"attempt": task.attempt, "total": task.total_attempt, "context": task.context}
+
+    outcome = perform(book, Order(7), reference="a", attempt=2, context={"user": 1}, using=alias)
+    assert outcome == Complete({"attempt": 2, "total": 2, "context": {"user": 1}})
+    assert Booking.objects.using(alias).get().amount == 7
+    assert not Task.objects.using(alias).exists()
+    assert perform("orders", {"number": 8}, reference="b", using=alias) == Complete(ANY)
+
+
+@pytest.mark.django_db
+def test_perform_raises_what_the_processor_raises_and_returns_what_it_returns() -> None:
+    @processor("fails", max_attempts=2)
+    def fails(task: Lease) -> Any:
+        if task.payload == "return":
+            return Fail(ValueError("decided"), retry=False)
+        raise KeyError("missing")
+
+    with pytest.raises(KeyError, match="missing"):
+        perform(fails)
+    raised = perform(fails, raising=False)
+    assert isinstance(raised, Fail)
+    assert isinstance(raised.error, KeyError)
+    returned = perform(fails, "return")
+    assert isinstance(returned, Fail)
+    assert str(returned.error) == "decided"
+    assert not Attempt.objects.exists()
+
+
+@pytest.mark.django_db
+def test_perform_raises_for_a_payload_that_the_processor_cannot_read() -> None:
+    processor("orders", payload=Order)(lambda task: None)
+    with pytest.raises(PayloadError, match="number"):
+        perform("orders", {"number": "seven"})
+
+
+@pytest.mark.django_db
+def test_perform_finds_classes_and_tells_what_is_no_processor() -> None:
+    @processor("class")
+    class Books:
+        def process(self, task: Lease) -> str:
+            return f"read {task.payload}"
+
+    assert perform(Books, "a") == Complete("read a")
+    with pytest.raises(TaskQueueError, match="status is the processor of no queue"):
+        perform(status)
+    processor("one")(status)
+    processor("two")(status)
+    with pytest.raises(TaskQueueError, match="status is the processor of 'one', 'two'"):
+        perform(status)
+
+
+@pytest.mark.django_db
+def test_perform_takes_its_own_task_and_no_other() -> None:
+    processor("mail")(lambda task: task.payload)
+    enqueue("mail", "a", "other", priority=-100)
+    assert perform("mail", "mine") == Complete("mine")
+    assert status("a") == "CREATED"
+    with pytest.raises(DuplicateTask):
+        perform("mail", "mine", reference="a")
+    with pytest.raises(ValueError, match="has 5 attempts"):
+        perform("mail", attempt=6)
+
+
+@pytest.mark.django_db
+def test_perform_tells_that_the_lease_was_lost() -> None:
+    processor("mail")(lambda task: Task.objects.filter(pk=task.id).purge())
+    with pytest.raises(LeaseLost):
+        perform("mail")
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("keep", ["keep", "history", "delete"])
+def test_perform_leaves_nothing_behind_whatever_the_queue_keeps(keep: str, settings: Any) -> None:
+    settings.DBTASKQUEUE = {"QUEUES": {"kept": {"keep": keep}}}
+    processor("kept")(lambda task: None)
+    assert perform("kept", {}) == Complete()
+    assert not Task.objects.exists()
+    assert not TaskHistory.objects.exists()
+
+
+# -- run_poller ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.django_db(transaction=True, databases=["default", "sqlite"])
+@both
+def test_run_poller_runs_a_real_poller_and_drains_it_at_the_end(alias: str) -> None:
+    threads: set[str] = set()
+    ran = threading.Event()
+
+    @processor("labour")
+    def work(task: Lease) -> None:
+        threads.add(threading.current_thread().name)
+        ran.set()
+
+    with run_poller("labour", using=alias) as poller:
+        enqueue("labour", "a", using=alias)
+        assert ran.wait(10)
+        enqueue("labour", "b", using=alias)
+    assert (status("a", alias), status("b", alias)) == ("COMPLETED", "COMPLETED")
+    assert threading.current_thread().name not in threads
+    assert (poller.counts.finished, poller.state) == (2, "STOPPED")
+
+
+@pytest.mark.django_db(transaction=True)
+def test_run_poller_tells_what_it_still_runs() -> None:
+    release = threading.Event()
+    processor("stuck")(lambda task: release.wait(30))
+    enqueue("stuck", "a")
+    told = pytest.raises(AssertionError, match=r"not done after 0:00:00.5(.*) It runs: stuck/a")
+    with told, run_poller("stuck", timeout=timedelta(milliseconds=500)):
+        threading.Timer(1.0, release.set).start()
+
+
+@pytest.mark.django_db
+def test_run_poller_refuses_an_open_transaction() -> None:
+    processor("labour")(lambda task: None)
+    told = pytest.raises(TaskQueueError, match="see nothing of the open transaction on 'default'")
+    with told, run_poller("labour"):
+        pass
+
+
+# -- unittest --------------------------------------------------------------------------------------------------------
+
+
+class KitInTestCase(TaskQueueTestCase):
+    databases = {"default", "sqlite"}  # noqa: RUF012 -- Django's way to declare it
+
+    def setUp(self) -> None:
+        super().setUp()
+        processor("unit", retry=Fixed(MINUTE), max_attempts=2)(self.work)
+
+    def work(self, task: Lease) -> str:
+        if task.attempt == 1:
+            raise ValueError("first")
+        return "second"
+
+    def test_the_whole_kit(self) -> None:
+        for alias in ("default", "sqlite"):
+            enqueue("unit", "a", {"n": 1}, using=alias)
+            self.assert_enqueued("unit", payload={"n": 1}, using=alias)
+            self.assertEqual(self.drain("unit", using=alias).retried, 1)
+            self.advance(2 * MINUTE, using=alias)
+            self.assertEqual(self.drain("unit", using=alias).outcomes, (Complete("second"),))
+            self.refute_enqueued("unit", using=alias)
+            self.assertEqual(self.perform("unit", attempt=2, using=alias), Complete("second"))
+            self.assertTrue(connections[alias].in_atomic_block)
+
+    def test_nothing_is_left_of_another_test(self) -> None:
+        self.assertFalse(Task.objects.exists())
+        self.assertFalse(Task.objects.using("sqlite").exists())
+
+
+class KitMixedIn(TaskQueueKit, TestCase):
+    def test_rollback_of_the_caller_takes_the_task_with_it(self) -> None:
+        with self.assertRaises(ZeroDivisionError), transaction.atomic():
+            enqueue("claims", "a", {"flight": "f", "passenger": "p"})
+            raise ZeroDivisionError
+        self.refute_enqueued("claims")
+        self.assertEqual(str(self.drain("claims")), "nothing was due")
+
+
+# -- pytest ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.django_db
+def test_the_fixture_has_the_whole_kit(taskqueue: TaskQueueKit) -> None:
+    processor("fixture")(lambda task: None)
+    enqueue("fixture", "a")
+    taskqueue.assert_enqueued("fixture", reference="a")
+    assert taskqueue.drain().completed == 1
+    taskqueue.refute_enqueued("fixture")
+
+
+def pytest_of(folder: Path, test: str, *options: str, **env: str) -> subprocess.CompletedProcess[str]:
+    (folder / "test_it.py").write_text(textwrap.dedent(test))
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:randomly",
+        *options,
+        "test_it.py",
+    ]
+    base = {"PATH": "/usr/bin:/bin", "PYTHONPATH": f"{folder}:{REPOSITORY}"}
+    return subprocess.run(command, cwd=folder, env=base | env, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_processors_of_a_test_are_gone_after_it(tmp_path: Path) -> None:
+    (tmp_path / "small.py").write_text(
+        'SECRET_KEY = "x"\nINSTALLED_APPS = ["django_dbtaskqueue"]\n'
+        'DATABASES = {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}}\n'
+    )
+    test = """
+        from django_dbtaskqueue import processor, registry
+
+        def test_registers(taskqueue):
+            processor("mine")(print)
+            assert registry.queues() == ["mine"]
+
+        def test_finds_nothing(taskqueue):
+            assert registry.queues() == []
+    """
+    done = pytest_of(tmp_path, test, DJANGO_SETTINGS_MODULE="small")
+    assert "2 passed" in done.stdout, done.stdout + done.stderr
+
+
+def test_the_plugin_imports_no_django_before_a_test_asks_for_it(tmp_path: Path) -> None:
+    test = """
+        import sys
+
+        def test_plugin_is_there_and_django_models_are_not(pytestconfig):
+            assert pytestconfig.pluginmanager.has_plugin("dbtaskqueue")
+            assert not [name for name in sys.modules if name.startswith(("django.", "django_dbtaskqueue."))
+                        and name != "django_dbtaskqueue.pytest_plugin"]
+    """
+    done = pytest_of(tmp_path, test, "-p", "no:django")
+    assert "1 passed" in done.stdout, done.stdout + done.stderr
+
+
+@pytest.mark.django_db
+def test_settings_of_a_processor_are_back_after_the_registry_was_restored() -> None:
+    from django_dbtaskqueue import conf, registry
+
+    processor("mail", max_attempts=2)(lambda task: None)
+    saved = registry.snapshot()
+    unregister("mail")
+    registry.restore(saved)
+    assert conf.queue_settings("mail").max_attempts == 2
