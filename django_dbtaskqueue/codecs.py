@@ -83,7 +83,7 @@ def _run(step: Step, value: object) -> Any:
         raise PayloadError("it is nested too deep, or contains itself") from error
 
 
-def _codec(name: str, kinds: Set[type], fits: Step, write: Step, read: Step, rank: int = 0) -> _Codec:
+def _codec(name: str, kinds: Set[type], fits: Step, write: Step, read: Step, *, rank: int = 0) -> _Codec:
     def guarded(test: Step, step: Step) -> Step:
         def run(value: Any) -> Any:
             try:
@@ -101,11 +101,15 @@ def _codec(name: str, kinds: Set[type], fits: Step, write: Step, read: Step, ran
 
 
 def _leaf(cls: type, kind: type, write: Step, read: Step, *, but: type | tuple[()] = (), rank: int = 0) -> _Codec:
-    return _codec(cls.__name__, {kind}, lambda v: isinstance(v, cls) and not isinstance(v, but), write, read, rank)
+    return _codec(cls.__name__, {kind}, lambda v: isinstance(v, cls) and not isinstance(v, but), write, read, rank=rank)
 
 
 def _same(value: Any) -> Any:
     return value
+
+
+def _fits_float(value: Any) -> bool:
+    return isinstance(value, float) or (type(value) is int and float(value) == value)
 
 
 def _write_duration(value: timedelta) -> str:
@@ -125,11 +129,9 @@ _plans: dict[Any, _Codec] = {
     Any: _ANY,
     str: _leaf(str, str, _same, _same, rank=1),
     int: _leaf(int, int, _same, _same, but=bool, rank=1),
-    float: _codec(
-        "float", {float, int}, lambda v: isinstance(v, float) or (type(v) is int and float(v) == v), float, float, 2
-    ),
+    float: _codec("float", {float, int}, _fits_float, float, float, rank=2),
     bool: _leaf(bool, bool, _same, _same),
-    NONE: _codec("None", {NONE}, lambda v: v is None, _same, _same, 3),
+    NONE: _codec("None", {NONE}, lambda v: v is None, _same, _same, rank=3),
     datetime: _leaf(datetime, str, datetime.isoformat, datetime.fromisoformat),
     date: _leaf(date, str, date.isoformat, date.fromisoformat, but=datetime),
     time: _leaf(time, str, time.isoformat, time.fromisoformat),
@@ -254,20 +256,18 @@ def _record(cls: Any, memo: dict[Any, _Codec]) -> _Codec:
     hints, optional = _fields_of(cls)
     codecs: dict[str, _Codec] = {}
 
-    def check(given: Set[str]) -> None:
-        for name in given - codecs.keys():
+    def walk(verb: str, given: dict[str, Any]) -> dict[str, Any]:
+        for name in given.keys() - codecs.keys():
             raise ValueError(f"there is no field {name!r}.{near_match(name, codecs)}")
-        for name in codecs.keys() - given - optional:
+        for name in codecs.keys() - given.keys() - optional:
             raise ValueError(f"field {name!r} is missing")
+        return _walk((name, getattr(codecs[name], verb), value) for name, value in given.items())
 
     def write(value: Any) -> dict[str, Any]:
-        given = value if isinstance(value, dict) else {name: getattr(value, name) for name in codecs}
-        check(given.keys())
-        return _walk((name, codecs[name].encode, one) for name, one in given.items())
+        return walk("encode", value if isinstance(value, dict) else {name: getattr(value, name) for name in codecs})
 
     def read(plain: dict[str, Any]) -> Any:
-        check(plain.keys())
-        return cls(**_walk((name, codecs[name].decode, one) for name, one in plain.items()))
+        return cls(**walk("decode", plain))
 
     wanted = dict if typing.is_typeddict(cls) else cls
     memo[cls] = _codec(type_name(cls), {dict}, lambda v: type(v) is wanted, write, read)  # its fields may refer to it

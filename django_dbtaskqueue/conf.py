@@ -46,6 +46,8 @@ class QueueSettings:
     max_wait: timedelta | None = None  # a priority whose head has waited longer goes first; None: strict priorities
     strategy: str = "auto"  # "skip_locked", "optimistic", or what the database does best
     database: str = "default"
+    model: str = "dbtaskqueue.Task"  # the task table: an AbstractTask subclass, as "app.Model"
+    temporary: bool = False  # an UNLOGGED table: fast, and emptied by a crash of the server
 
     def __post_init__(self) -> None:
         for name, test, wanted in RULES:
@@ -74,6 +76,8 @@ RULES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("group_retry", lambda v: v in ("hold", "skip"), '"hold" or "skip"'),
     ("max_wait", lambda v: v is None or _positive(v), "None or a positive duration"),
     ("strategy", lambda v: v in ("auto", "skip_locked", "optimistic"), '"auto", "skip_locked" or "optimistic"'),
+    ("model", lambda v: isinstance(v, str) and v.count(".") == 1, 'a model as "app.Model"'),
+    ("temporary", lambda v: isinstance(v, bool), "True or False"),
     ("database", lambda v: isinstance(v, str), "an alias of DATABASES"),
 )
 DURATIONS = ("lease", "timeout", "ttl", "max_wait", "settle_interval", "poll_interval", "idle_interval")
@@ -196,6 +200,15 @@ def queue_settings(queue: str) -> QueueSettings:
     if queue not in settings().queues and queue not in _declared:
         raise UnknownQueue(queue, known_queues())
     return default_settings(queue)
+
+
+def retry_policy(queue: str, declared: Any) -> Any:
+    """Return how failures on ``queue`` are retried by a processor that declares ``declared`` (or None)."""
+    conf = settings()
+    given = conf.queues.get(queue)
+    if given is not None and "retry" in given:
+        return given["retry"]
+    return declared or conf.defaults.get("retry", retry.DEFAULT)
 
 
 def default_settings(queue: str) -> QueueSettings:

@@ -10,7 +10,7 @@ from django_dbtaskqueue.flow.enqueue import queue_settings
 from django_dbtaskqueue.flow.process import Processor, expiry, prepare
 from django_dbtaskqueue.flow.settle import SettleDoor
 from django_dbtaskqueue.lease import Lease
-from django_dbtaskqueue.session import Session, alias_for
+from django_dbtaskqueue.session import Session
 
 
 def checkout(
@@ -27,10 +27,10 @@ def checkout(
     """
     if limit < 1:
         return []
-    alias = alias_for(queue, using)
+    session = Session.of(queue, using)
+    alias = session.connection.alias
     settings = queue_settings(queue, alias)
-    session = Session.on(alias)
-    door = SettleDoor(alias, keep=settings.keep, group_retry=settings.group_retry)
+    door = SettleDoor(alias, session.model, keep=settings.keep, group_retry=settings.group_retry)
     taken = stage.take(
         session,
         stage.Line(queue, settings.max_wait),

@@ -17,6 +17,7 @@ from django_dbtaskqueue.querysets import TaskManager
 from django_dbtaskqueue.status import TERMINAL, Status
 
 STATUS_CHOICES = [(str(status), str(status)) for status in Status]
+STATUSES = [str(status) for status in Status]
 ENDED = [str(status) for status in TERMINAL]
 
 
@@ -64,7 +65,7 @@ class AbstractTask(TaskColumns):
         abstract = True
         constraints: ClassVar[list[Any]] = [
             models.UniqueConstraint(fields=["reference", "queue"], name="%(app_label)s_%(class)s_reference"),
-            models.CheckConstraint(condition=Q(status__in=list(Status)), name="%(app_label)s_%(class)s_status"),
+            models.CheckConstraint(condition=Q(status__in=STATUSES), name="%(app_label)s_%(class)s_status"),
             models.CheckConstraint(
                 # In line exactly when it can ever be taken: a checkout index that holds nothing else.
                 condition=Q(ready_time__isnull=False, parked_by__isnull=True) & ~Q(status__in=ENDED)
@@ -95,17 +96,17 @@ class AbstractTask(TaskColumns):
             models.Index(
                 fields=["queue", "group_key"],
                 condition=Q(group_key__isnull=False, ready_time__isnull=False),
-                name="%(app_label)s_%(class)s_heads",
+                name="%(app_label)s_%(class)s_head",
             ),
             models.Index(
                 fields=["queue", "group_key", "priority", "id"],
                 condition=Q(parked_by="group"),
-                name="%(app_label)s_%(class)s_group",
+                name="%(app_label)s_%(class)s_grp",
             ),
             models.Index(
                 fields=["queue", "payload_type"],
                 condition=Q(parked_by__isnull=False),
-                name="%(app_label)s_%(class)s_parked",
+                name="%(app_label)s_%(class)s_park",
             ),
         ]
 
@@ -125,6 +126,14 @@ class Task(AbstractTask):
             ("unpoison_task", "Can take poison back (POISON to ERROR)"),
             ("housekeep_task", "Can move or delete finished tasks"),
         ]
+
+
+class TemporaryTask(AbstractTask):
+    """The table of queues set to ``temporary``: UNLOGGED on PostgreSQL, so a crash of the server empties it."""
+
+    class Meta(AbstractTask.Meta):
+        verbose_name = _("temporary task")
+        verbose_name_plural = _("temporary tasks")
 
 
 class TaskHistory(TaskColumns):

@@ -6,6 +6,7 @@ connection: autocommit, prepared statements, and plans that do not flip with the
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -13,7 +14,9 @@ from functools import lru_cache
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from django.apps import apps
 from django.conf import settings as django_settings
+from django.core.exceptions import ImproperlyConfigured
 from django.db import DEFAULT_DB_ALIAS, connections, router, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.utils.dateparse import parse_datetime
@@ -22,10 +25,12 @@ from django.utils.timezone import make_aware, make_naive
 from django_dbtaskqueue import conf
 from django_dbtaskqueue.flow.sql.dialects import DIALECTS, SQLITE
 from django_dbtaskqueue.flow.sql.statements import Statements, Tables
-from django_dbtaskqueue.models import AbstractTask, Attempt, DeletedTasks, Queue, Task, TaskHistory
+from django_dbtaskqueue.models import AbstractTask, Attempt, DeletedTasks, Queue, Task, TaskHistory, TemporaryTask
 
 Row = tuple[Any, ...]
 Params = Mapping[str, Any]
+NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
+NAME_RULE = "use 1 to 63 letters, digits and '_', not beginning with a digit"
 TIMESTAMPTZ = 1184  # PostgreSQL's type number
 _cursors: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
@@ -54,6 +59,11 @@ class Session:
         connection = connections.create_connection(using)
         connection.inc_thread_sharing()
         return cls(connection, model, owned=True)
+
+    @classmethod
+    def of(cls, queue: str, using: str | None = None) -> Session:
+        """Return a session over the calling thread's connection to where ``queue``'s tasks live."""
+        return cls.on(alias_for(queue, using), model_for(queue))
 
     def close(self) -> None:
         """Close an owned connection; the next statement connects again."""
@@ -101,9 +111,7 @@ class Session:
 
     def time(self, value: Any) -> datetime:
         """Return a time read by ``run`` as the site's models would show it."""
-        if isinstance(value, datetime):
-            return value
-        parsed = parse_datetime(value)
+        parsed = value if isinstance(value, datetime) else parse_datetime(value)
         if parsed is None:
             raise ValueError(f"{value!r} in a time column of {self.location} is not a time.")
         if parsed.tzinfo is None and django_settings.USE_TZ:
@@ -189,6 +197,29 @@ def statements(model: type[AbstractTask], vendor: str) -> Statements:
 def _columns(model: type[AbstractTask]) -> dict[str, str]:
     fields = {field.name: field for field in model._meta.concrete_fields}
     return {str(default.column): str(fields[default.name].column) for default in Task._meta.concrete_fields}
+
+
+@lru_cache(maxsize=1024)
+def model_named(label: str) -> type[AbstractTask]:
+    """Return the task table named ``app.Model``, or raise ``ImproperlyConfigured``."""
+    try:
+        model = apps.get_model(label)
+    except (LookupError, ValueError) as error:
+        raise ImproperlyConfigured(f"model={label!r} is no model of an installed app: {error}") from None
+    if not issubclass(model, AbstractTask):
+        raise ImproperlyConfigured(f"model={label!r} must be a subclass of django_dbtaskqueue.models.AbstractTask.")
+    for name in (model._meta.db_table, *(str(field.column) for field in model._meta.concrete_fields)):
+        if not NAME.fullmatch(name):
+            raise ImproperlyConfigured(
+                f"model={label!r}: {name!r} cannot be a table's or column's name here: {NAME_RULE}."
+            )
+    return model
+
+
+def model_for(queue: str) -> type[AbstractTask]:
+    """Return the table ``queue``'s tasks live in."""
+    settings = conf.default_settings(queue)
+    return TemporaryTask if settings.temporary else model_named(settings.model)
 
 
 def alias_for(queue: str, using: str | None, *, write: bool = True) -> str:

@@ -17,13 +17,17 @@ STORAGE = {
 
 
 class TuneTaskTable(Operation):
-    """Set the storage parameters of a task table; put it after the ``CreateModel`` of an ``AbstractTask`` subclass."""
+    """Set the storage parameters of a task table; put it after the ``CreateModel`` of an ``AbstractTask`` subclass.
+
+    ``unlogged``: for a temporary queue. Such a table is fast, and emptied by a crash of the server.
+    """
 
     reversible = True
     category = OperationCategory.ALTERATION
 
-    def __init__(self, model_name: str) -> None:
+    def __init__(self, model_name: str, *, unlogged: bool = False) -> None:
         self.model_name = model_name
+        self.unlogged = unlogged
 
     def state_forwards(self, app_label: str, state: Any) -> None:
         """Nothing changes in the models."""
@@ -32,6 +36,8 @@ class TuneTaskTable(Operation):
         """Set the parameters."""
         pairs = ", ".join(f"{name} = {value}" for name, value in STORAGE.items())
         self._alter(app_label, schema_editor, to_state, f"SET ({pairs})")
+        if self.unlogged:
+            self._alter(app_label, schema_editor, to_state, "SET UNLOGGED")
 
     def database_backwards(self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any) -> None:
         """Back to the server's defaults."""

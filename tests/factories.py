@@ -11,7 +11,7 @@ from django.db.models.functions import Now
 from django_dbtaskqueue.models import Task
 from django_dbtaskqueue.status import COMPLETED, CREATED, ERROR, POISON, PROCESSING, TERMINAL, Status
 
-QUEUE = "claims"
+QUEUE = "parcels"
 LEASE = timedelta(minutes=1)
 HOLDER = "poller-1:100:abc"
 

@@ -160,8 +160,9 @@ def claim(**changes: Any) -> Claim:
 
 def through(cls: Any, value: Any) -> Any:
     """Encode, store as text, read and decode, as a task does."""
-    _, plain = codecs.encode(value, cls)
-    return codecs.decode(cls, payload.loads(payload.dumps(plain)))
+    name, plain = codecs.encode(value, cls)
+    text = payload.dumps(plain)
+    return codecs.decode(cls if name is None else type(value), payload.loads(text))  # a name stands for its class
 
 
 def typed(value: Any) -> Any:

@@ -44,7 +44,8 @@ def act(model_admin: Any, request: HttpRequest, tasks: TaskQuerySet, verb: TaskV
     if not confirmed(request, form):
         items = [f"{task} · {task.status}" for task in tasks.only("queue", "reference", "status")[:SHOWN]]
         sentences = _sentences(verb, preview, aging)
-        return ask(model_admin, request, Question(verb, sentences, items, form, bool(preview.eligible)))
+        unnamed = preview.selected.number > SHOWN
+        return ask(model_admin, request, Question(verb, sentences, items, form, bool(preview.eligible), unnamed))
     changed = perform(verb, tasks, aging, request.user.pk)
     level = messages.SUCCESS if changed else messages.WARNING
     model_admin.message_user(request, answer(verb, changed, preview, aging), level)

@@ -18,7 +18,7 @@ from django.utils.http import urlencode
 from django.utils.translation import gettext_lazy as _
 
 from django_dbtaskqueue import conf
-from django_dbtaskqueue.admin.display import box, json_box, stamp, status_badge
+from django_dbtaskqueue.admin.display import ago, box, json_box, status_badge
 from django_dbtaskqueue.models import Queue
 from django_dbtaskqueue.operations.paginators import BoundedPaginator
 from django_dbtaskqueue.operations.verbs import Verb
@@ -50,6 +50,7 @@ class ReadOnlyAdmin(ModelAdmin):
     ordering = ("-id",)
     list_per_page = 100
     show_full_result_count = False
+    show_facets = admin.ShowFacets.NEVER  # a full count per choice
     paginator = BoundedPaginator
     filters_by: tuple[str, ...] = ()  # what may stand in the query string: another column would mean a table scan
     long_columns: tuple[str, ...] = ()
@@ -132,18 +133,18 @@ class ReadOnlyAdmin(ModelAdmin):
 
     @admin.display(description=_("created"))
     def created(self, row: Any) -> str:
-        """When the task was enqueued."""
-        return stamp(row.create_time)
+        """How long ago the task was enqueued."""
+        return ago(row.create_time, row.clock)
 
     @admin.display(description=_("started"))
     def started(self, row: Any) -> str:
-        """When it was last taken."""
-        return stamp(row.start_time)
+        """How long ago it was last taken."""
+        return ago(row.start_time, row.clock)
 
     @admin.display(description=_("finished"))
     def finished(self, row: Any) -> str:
-        """When it reached its end."""
-        return stamp(row.finish_time)
+        """How long ago it reached its end."""
+        return ago(row.finish_time, row.clock)
 
     @admin.display(description=_("attempts"))
     def attempts(self, row: Any) -> str:

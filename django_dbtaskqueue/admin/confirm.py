@@ -81,6 +81,7 @@ class Question:
     items: Sequence[str]  # the first of the rows
     form: forms.Form
     possible: bool  # whether anything would change
+    unnamed: bool = False  # whether there are more rows than items
 
 
 def check(request: HttpRequest, verb: Verb) -> None:

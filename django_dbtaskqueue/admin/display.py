@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -104,5 +105,12 @@ def summary(text: str | None) -> str:
     if any(line.startswith(FRAME) for line in lines):
         errors = [line for line in lines if not line[0].isspace() and not line.startswith("Traceback (")]
         lines = errors[-1:] or lines[-1:]
+        lines = [short_error(lines[0])]
     line = lines[0].strip()
     return line if len(line) <= SUMMARY else line[: SUMMARY - 1] + "…"
+
+
+def short_error(line: str) -> str:
+    """Return "PlaneUnknown: N14228" for "flights.rules.PlaneUnknown: N14228", and any other text as it is."""
+    kind, colon, message = line.partition(":")
+    return kind.rpartition(".")[2] + colon + message if re.fullmatch(r"[\w.]+", kind) else line

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict
+from dataclasses import fields
 from datetime import timedelta
 from typing import Any
 
@@ -153,8 +153,8 @@ class QueueAdmin(ReadOnlyAdmin):
     @admin.display(description=gettext_lazy("settings"))
     def settings_box(self, queue: Any) -> str:
         """What the project and the processor say, before the overrides."""
-        settings = asdict(conf.default_settings(queue.name))
-        return json_box({name: str(value) for name, value in settings.items()})
+        settings = conf.default_settings(queue.name)
+        return json_box({field.name: str(getattr(settings, field.name)) for field in fields(settings)})
 
     def page_verbs(self, request: HttpRequest, row: Any) -> Sequence[Verb]:
         """Pause, and resume when it is paused."""

@@ -13,7 +13,7 @@ from django.utils.translation import gettext_lazy
 
 from django_dbtaskqueue import conf
 from django_dbtaskqueue.admin.base import QueueFilter, ReadOnlyAdmin, StatusFilter, id_of
-from django_dbtaskqueue.admin.display import NOTHING, ago, badge, box, json_box, stamp, summary
+from django_dbtaskqueue.admin.display import NOTHING, ago, badge, box, json_box, short_error, summary
 from django_dbtaskqueue.models import Task
 
 LATE = 3  # heartbeats missed before a poller counts as late
@@ -30,8 +30,7 @@ class PollerAdmin(ReadOnlyAdmin):
         "state_badge",
         "heartbeat",
         "queue_names",
-        "slots",
-        "held",
+        "held_of",
         "finished",
         "failed",
         "runs",
@@ -47,8 +46,7 @@ class PollerAdmin(ReadOnlyAdmin):
         "heartbeat",
         "started",
         "queue_names",
-        "slots",
-        "held",
+        "held_of",
         "finished",
         "failed",
         "runs",
@@ -74,6 +72,11 @@ class PollerAdmin(ReadOnlyAdmin):
         """Which it serves."""
         named = poller.queues if isinstance(poller.queues, list | dict) else [poller.queues]
         return ", ".join(str(name) for name in named) or NOTHING
+
+    @admin.display(description=gettext_lazy("held / slots"))
+    def held_of(self, poller: Any) -> str:
+        """Leases held, of how many it can run at a time."""
+        return f"{poller.held}/{poller.slots}"
 
     @admin.display(description=gettext_lazy("tasks finished"))
     def finished(self, poller: Any) -> str:
@@ -112,7 +115,7 @@ def task_id(item: Any) -> int | None:
 class AttemptAdmin(ReadOnlyAdmin):
     """Failed attempts."""
 
-    list_display = ("id", "task_link", "queue", "attempt", "error_type", "says", "poller_instance", "failed")
+    list_display = ("id", "task_link", "queue", "attempt", "exception", "says", "failed")
     list_filter = (QueueFilter,)
     sortable_by = ("id",)
     filters_by = ("queue", "task_id")
@@ -145,6 +148,11 @@ class AttemptAdmin(ReadOnlyAdmin):
         here = attempt.location == Task._meta.label_lower
         return self.link(attempt.task_id, self.url(Task, "change", attempt.task_id) if here else "")
 
+    @admin.display(description=gettext_lazy("exception"))
+    def exception(self, attempt: Any) -> str:
+        """Its class, without the module."""
+        return short_error(attempt.error_type)
+
     @admin.display(description=gettext_lazy("message"))
     def says(self, attempt: Any) -> str:
         """Its first line."""
@@ -152,8 +160,8 @@ class AttemptAdmin(ReadOnlyAdmin):
 
     @admin.display(description=gettext_lazy("failed"))
     def failed(self, attempt: Any) -> str:
-        """When."""
-        return stamp(attempt.finish_time)
+        """How long ago."""
+        return ago(attempt.finish_time, attempt.clock)
 
     @admin.display(description=gettext_lazy("message"))
     def message_box(self, attempt: Any) -> str:
@@ -175,11 +183,10 @@ class TaskHistoryAdmin(ReadOnlyAdmin):
         "reference",
         "queue",
         "status_badge",
-        "attempts",
+        "says",
         "created",
         "finished",
         "moved",
-        "says",
     )
     list_display_links = ("id", "reference")
     list_filter = (StatusFilter, QueueFilter)
@@ -214,8 +221,8 @@ class TaskHistoryAdmin(ReadOnlyAdmin):
 
     @admin.display(description=gettext_lazy("moved"))
     def moved(self, task: Any) -> str:
-        """When it left TASKS."""
-        return stamp(task.moved_time)
+        """How long ago it left TASKS."""
+        return ago(task.moved_time, task.clock)
 
     @admin.display(description=gettext_lazy("result or error"))
     def says(self, task: Any) -> str:

@@ -40,7 +40,7 @@ class Event:
 class TaskAdmin(ReadOnlyAdmin):
     """TASKS. Rows change by the verbs only: by hand they would break the flow."""
 
-    list_display = ("id", "reference", "queue_link", "status_badge", "attempts", "due", "created", "finished", "says")
+    list_display = ("id", "reference", "queue_link", "status_badge", "attempts", "says", "when", "created")
     list_display_links = ("id", "reference")
     list_filter = (StatusFilter, QueueFilter)
     sortable_by = ("id",)
@@ -76,18 +76,18 @@ class TaskAdmin(ReadOnlyAdmin):
         """The queue, as a link to its tasks."""
         return self.link(task.queue, self.url(Task, "changelist", queue=task.queue))
 
-    @admin.display(description=gettext_lazy("due / lease"))
-    def due(self, task: Any) -> str:
-        """When it can be taken, or how long it is held."""
+    @admin.display(description=gettext_lazy("due, held, finished"))
+    def when(self, task: Any) -> str:
+        """When it can be taken, how long it is held, or when it ended."""
         if task.parked_by:
             return _("parked")
         if task.status == Status.CREATED:
-            return ago(task.next_process_time, task.clock)
+            return _within(_("due %(time)s"), ago(task.next_process_time, task.clock))
         if task.status == Status.PROCESSING:
             over = task.next_process_time <= task.clock
             words = _("lease ran out %(time)s") if over else _("lease ends %(time)s")
             return _within(words, ago(task.next_process_time, task.clock))
-        return NOTHING
+        return _within(_("finished %(time)s"), ago(task.finish_time or task.last_update_time, task.clock))
 
     @admin.display(description=gettext_lazy("result or error"))
     def says(self, task: Any) -> str:

@@ -103,7 +103,7 @@ class Optimistic:
         if not found:
             return []
         fenced = json.dumps([{"i": task_id, "k": token} for task_id, token, *_ in sorted(found)])
-        rows = session.run(session.sql.checkout_optimistic, {**params, "rows": fenced})
+        rows = session.run(session.sql.checkout_optimistic, {**params, "queue_name": line.queue, "rows": fenced})
         line.lost_races = len(found) - len(rows)
         if line.lost_races:
             line.next_walk = 0.0  # what was picked past is behind the bound

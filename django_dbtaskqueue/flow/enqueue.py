@@ -24,7 +24,7 @@ from django_dbtaskqueue.flow import groups
 from django_dbtaskqueue.flow.arguments import check_choice, options_of, row_of
 from django_dbtaskqueue.flow.capacity import room
 from django_dbtaskqueue.models import Queue, Task
-from django_dbtaskqueue.session import Session, alias_for
+from django_dbtaskqueue.session import Session
 
 CHUNK = 5000  # rows of one statement of enqueue_many; what bounds its memory
 ON_DUPLICATE = ("error", "ignore", "replace")
@@ -88,8 +88,8 @@ def enqueue(
 
     Raises ``UnknownQueue``, ``PayloadError``, ``DuplicateTask``, ``QueueFull`` before or instead of any write.
     """
-    alias = alias_for(queue, using)
-    settings = queue_settings(queue, alias)
+    session = Session.of(queue, using)
+    settings = queue_settings(queue, session.connection.alias)
     row = row_of(
         {
             "reference": reference, "payload": payload, "delay": delay, "run_at": run_at, "priority": priority,
@@ -98,7 +98,6 @@ def enqueue(
         settings,
     )  # fmt: skip
     check_choice("on_duplicate", on_duplicate, ON_DUPLICATE)
-    session = Session.on(alias)
     if settings.capacity is None and row["group_key"] is None:
         return _insert(session, queue, row, on_duplicate, keep_due=keep_due)
     with room(session, queue, settings.capacity, 1, timeout):
@@ -183,13 +182,12 @@ def enqueue_many(
     """
     check_choice("on_duplicate", on_duplicate, ON_DUPLICATE)
     check_choice("on_invalid", on_invalid, ("error", "reject"))
-    alias = alias_for(queue, using)
-    settings = queue_settings(queue, alias)
-    session = Session.on(alias)
+    session = Session.of(queue, using)
+    settings = queue_settings(queue, session.connection.alias)
     counts = {"enqueued": 0, "ignored": 0, "replaced": 0}
     rejections: list[Rejection] = []
     numbered = enumerate(items)
-    with transaction.atomic(using=alias):
+    with transaction.atomic(using=session.connection.alias):
         while chunk := list(islice(numbered, CHUNK)):
             rows = list(_rows(chunk, settings, rejections if on_invalid == "reject" else None))
             with room(session, queue, settings.capacity, len(rows), timeout):

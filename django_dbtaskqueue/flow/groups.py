@@ -41,8 +41,9 @@ def regroup(session: Session, queue: str, groups: Iterable[str], *, hold_retries
     if not wanted:
         return 0
     members: dict[str, list[Member]] = defaultdict(list)
-    for group, *columns in session.run(session.sql.heads, _params(session, queue, wanted)):
-        members[group].append(Member(columns[0], *map(bool, columns[1:5]), columns[5]))
+    for group, task_id, *flags, priority in session.run(session.sql.heads, _params(session, queue, wanted)):
+        in_line, processing, retrying, due = map(bool, flags)
+        members[group].append(Member(task_id, in_line, processing, retrying, due, priority))
     enter, leave = [], []
     for of_group in members.values():
         head = choose(of_group, hold_retries=hold_retries)

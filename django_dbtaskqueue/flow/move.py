@@ -80,7 +80,7 @@ def _regroup(tasks: Tasks, change: Callable[[], int]) -> int:
     grouped = tasks.order_by().filter(group_key__isnull=False)
     groups: dict[str, set[str]] = defaultdict(set)
     for queue, group in grouped.values_list("queue", "group_key").distinct():
-        groups[queue].add(group)
+        groups[queue].add(str(group))
     for queue in sorted(groups):
         lock(session, queue, groups[queue])
     number = change()

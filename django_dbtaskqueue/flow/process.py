@@ -13,7 +13,7 @@ from typing import Any
 
 from django.db import transaction
 
-from django_dbtaskqueue import codecs
+from django_dbtaskqueue import codecs, conf
 from django_dbtaskqueue import payload as json_payload
 from django_dbtaskqueue.exceptions import LeaseLost, PayloadError
 from django_dbtaskqueue.lease import Lease
@@ -48,7 +48,7 @@ def decode(lease: Lease, processor: Processor) -> None:
     lease.payload = plain if processor.payload is None else codecs.decode(processor.payload, plain)
     if lease.context_text is not None:
         lease.context = json_payload.loads(lease.context_text)
-    lease.policy = processor.policy
+    lease.policy = lease.policy or conf.retry_policy(lease.queue, processor.policy)
 
 
 def expiry(lease: Lease, expired: str) -> Outcome | None:

@@ -34,7 +34,11 @@ def open_pair() -> tuple[socket.socket, socket.socket]:
 def beats(stream: bytes) -> tuple[list[dict[str, Any]], bytes]:
     """Return the snapshots in what a child wrote, and the rest that is not a whole line yet."""
     *lines, rest = stream.split(b"\n")
-    return [json.loads(line) for line in lines], rest
+    found = []
+    for line in lines:
+        with suppress(ValueError):  # cut short when the line was full
+            found.append(json.loads(line))
+    return found, rest
 
 
 class Lifeline:

@@ -1,4 +1,4 @@
-"""Log lines of ``runtaskpoller``, where the project's ``LOGGING`` has none for us: one line per event, as text or JSON."""
+"""Log lines of ``runtaskpoller``, as text or JSON, for projects whose ``LOGGING`` has no handler for us."""
 
 from __future__ import annotations
 

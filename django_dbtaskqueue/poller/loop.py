@@ -27,7 +27,7 @@ from django_dbtaskqueue.poller.options import Options
 from django_dbtaskqueue.poller.renew import Renewer
 from django_dbtaskqueue.poller.settler import Counts, Settler
 from django_dbtaskqueue.poller.wakeup import Wakeup
-from django_dbtaskqueue.session import alias_for
+from django_dbtaskqueue.session import alias_for, model_for
 
 logger = logging.getLogger("django_dbtaskqueue")
 
@@ -238,5 +238,5 @@ class Poller:
 def _lane(queue: str, weight: int, using: str | None) -> Lane:
     alias = alias_for(queue, using)
     settings = queue_settings(queue, alias)
-    door = settle.SettleDoor(alias, keep=settings.keep, group_retry=settings.group_retry)
+    door = settle.SettleDoor(alias, model_for(queue), keep=settings.keep, group_retry=settings.group_retry)
     return Lane(queue=queue, settings=settings, door=door, line=checkout.Line(queue, settings.max_wait), weight=weight)

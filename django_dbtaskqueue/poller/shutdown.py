@@ -18,7 +18,6 @@ from types import FrameType
 from django_dbtaskqueue import notifier, signals
 from django_dbtaskqueue.flow import observe
 from django_dbtaskqueue.poller.control import Control
-from django_dbtaskqueue.poller.executors import Run
 from django_dbtaskqueue.poller.loop import Poller
 
 logger = logging.getLogger("django_dbtaskqueue")
@@ -67,8 +66,8 @@ class Stops:
 
 def run(
     poller: Poller, stops: Stops, *, timeout: timedelta, look: Callable[[Poller], None] = lambda poller: None
-) -> list[Run]:
-    """Run a poller to its end, calling ``look`` now and then; return what had to be left running.
+) -> list[str]:
+    """Run a poller to its end, calling ``look`` now and then; return, in words, what had to be left behind.
 
     ``timeout`` counts from the first request to stop, or from the end of a run that ends by itself.
     """
@@ -78,7 +77,8 @@ def run(
     observe.send(signals.poller_started, poller.instance, poller=poller)
     try:
         deadline = _until_end(poller, stops, timeout.total_seconds(), look)
-        return _left_running(poller, stops, deadline)
+        _wait_for_threads(poller, stops, deadline)
+        return _left(poller)
     finally:
         control.stop()
         poller.close()
@@ -107,12 +107,25 @@ def _obey(poller: Poller, level: int, timeout: float) -> None:
         poller.cancel()
 
 
-def _left_running(poller: Poller, stops: Stops, deadline: float) -> list[Run]:
-    """Wait for the threads of tasks that were given up: they run on after their failure was written."""
+def _wait_for_threads(poller: Poller, stops: Stops, deadline: float) -> None:
+    """Wait for the tasks that were given up: their threads run on after their failure was written."""
     pause = threading.Event()
     asked = monotonic()
     while poller.running() and monotonic() < deadline:
         if stops.level == CANCEL and monotonic() > asked + GRACE:
             break
         pause.wait(LOOK)
-    return poller.running()
+
+
+def _left(poller: Poller) -> list[str]:
+    now = monotonic()
+    runs = poller.running()
+    left = [
+        f"Task {run.job.lease.id} of {run.job.lease.queue} ({run.job.lease.reference or 'no reference'}) still runs "
+        f"after {now - run.started:.0f} s; its attempt stays charged"
+        for run in runs
+    ]
+    unsettled = len(poller.settler.held) - len(runs)
+    if not poller.wait(0) and unsettled > 0:
+        left.append(f"{unsettled} outcomes could not be stored; their leases run out, and the tasks are taken again")
+    return left

@@ -74,10 +74,10 @@ class Supervisor:
     def run(self, look: Callable[[Snapshot], None] = lambda snapshot: None) -> int:
         """Supervise until every child has ended for good; return the worst exit code of the last ones."""
         while any(child.code is None for child in self.children):
+            self._listen()  # first, so that nobody is judged by what has not been read yet
             for child in self.children:
                 if child.code is None:
                     self._tend(child)
-            self._listen()
             self._pass_on()
             look(self.snapshot())
         self._selector.close()
@@ -96,13 +96,20 @@ class Supervisor:
             if self._stops.level > GO_ON:
                 child.code = 0
             elif monotonic() >= child.start_at:
-                self._start(child)
+                self._try_start(child)
             return
         code = child.process.poll()
         if code is not None:
             self._ended(child, child.process.pid, code)
         elif not child.killed:
             self._judge(child, child.process)
+
+    def _try_start(self, child: Child) -> None:
+        try:
+            self._start(child)
+        except OSError as error:  # the machine is out of processes or memory
+            child.start_at = monotonic() + PAUSE[1]
+            logger.error("Cannot start a child, trying again in %g s: %s", PAUSE[1], error)
 
     def _start(self, child: Child) -> None:
         ours, theirs = lifeline.open_pair()
@@ -123,16 +130,13 @@ class Supervisor:
         child.process = None
         child.before = child.before[0] + child.latest.finished, child.before[1] + child.latest.failed
         child.latest = Snapshot()
-        stopped_early = code in (-signal.SIGTERM, -signal.SIGINT)  # before it could take signals
-        if self._stops.level > GO_ON and not child.killed:
-            child.code = 0 if stopped_early else abs(code) and min(abs(code), 1)
-        elif self._stops.level > GO_ON:
-            child.code = 1
-        elif code == 0 and not self._endless:
-            child.code = 0
-        elif code in (USAGE, CONFIGURATION):
+        if code in (USAGE, CONFIGURATION):
             child.code = code
             self._stops.tell(DRAIN)
+        elif self._stops.level > GO_ON:
+            child.code = int(code not in (0, -signal.SIGTERM, -signal.SIGINT))  # a signal may come before the handlers
+        elif code == 0 and not self._endless:
+            child.code = 0
         else:
             self._replace(child, pid, code)
         if child.code:

@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from time import monotonic
 from typing import Any
 
 from asgiref.sync import async_to_sync
@@ -20,7 +19,7 @@ from django_dbtaskqueue.flow.process import Processor
 from django_dbtaskqueue.lease import Lease
 from django_dbtaskqueue.models import Attempt, Task, TaskHistory
 from django_dbtaskqueue.outcomes import Fail, Outcome, Poison, Reenqueue
-from django_dbtaskqueue.session import Session, alias_for
+from django_dbtaskqueue.session import Row, Session, alias_for
 from django_dbtaskqueue.status import Status
 
 INSTANCE = "testing"
@@ -45,6 +44,17 @@ class _Door(settle.SettleDoor):
         self.settled = outcome
 
 
+class _Exactly:
+    """A checkout strategy that takes one task, wherever in the line it stands."""
+
+    def __init__(self, task_id: int, total_attempt: int) -> None:
+        self.rows = json.dumps([{"i": task_id, "k": total_attempt}])
+
+    def take(self, session: Session, line: checkout.Line, params: dict[str, Any]) -> list[Row]:
+        """Take it, if it is due."""
+        return session.run(session.sql.checkout_optimistic, {**params, "queue_name": line.queue, "rows": self.rows})
+
+
 class Line:
     """One queue, worked on with the calling thread's connection."""
 
@@ -53,24 +63,19 @@ class Line:
         self.alias = alias_for(queue, using)
         self.settings = enqueue.queue_settings(queue, self.alias)
         self.session = Session.on(self.alias)
-        self.strategy = checkout.strategy_for(self.session, self.settings.strategy)
         self.door = _Door(self.alias, keep=self.settings.keep)
+        self.tags: set[str] = set()
+        self._find_tags()
         if registry.processors(queue):
             move.unpark(self.session, queue, registry.payload_types(queue))
 
     def take(self) -> Lease | None:
-        """Check out the head of the line."""
-        line = checkout.Line(self.queue)
-        taken = checkout.take(
-            self.session,
-            line,
-            strategy=self.strategy,
-            poller_instance=INSTANCE,
-            limit=1,
-            lease=self.settings.lease,
-            door=self.door,
-        )
-        return taken[0] if taken else None
+        """Check out the head of the line, whatever its tag."""
+        strategy = checkout.strategy_for(self.session, self.settings.strategy)
+        taken = self._take(strategy)
+        if taken is None and self._find_tags():
+            taken = self._take(strategy)
+        return taken
 
     def take_task(self, task: Task, processor: Processor | None, attempt: int, reenqueue_attempt: int) -> Lease:
         """Check out one task that has just been enqueued, as its ``attempt``-th attempt."""
@@ -80,13 +85,30 @@ class Line:
         if processor is not None and processor.payload is not None:
             before["payload_type"] = codecs.type_name(processor.payload)  # type: ignore[assignment]
         Task.objects.using(self.alias).filter(pk=task.pk).update(**before)
-        lease = self.settings.lease.total_seconds()
-        rows = json.dumps([{"i": task.pk, "k": attempt - 1}])
-        params = {"queue_name": self.queue, "poller_instance": INSTANCE, "lease": lease, "rows": rows}
-        taken = self.session.run(self.session.sql.checkout_optimistic, params)
-        if not taken:
+        lease = self._take(_Exactly(task.pk, attempt - 1))
+        if lease is None:
             raise TaskQueueError(f"Queue {self.queue!r} is paused, so perform() cannot take a task. Resume it first.")
-        return checkout.leases(self.session, taken, self.door, monotonic() + lease)[0]
+        return lease
+
+    def _take(self, strategy: checkout.Strategy) -> Lease | None:
+        taken = checkout.take(
+            self.session,
+            checkout.Line(self.queue, max_wait=self.settings.max_wait),
+            strategy=strategy,
+            poller_instance=INSTANCE,
+            limit=1,
+            lease=self.settings.lease,
+            door=self.door,
+            tags=sorted(self.tags),
+        )
+        return taken[0] if taken else None
+
+    def _find_tags(self) -> bool:
+        """Look which tags tasks carry; whether there are new ones."""
+        tagged = Task.objects.using(self.alias).filter(queue=self.queue, ready_time__isnull=False, tag__isnull=False)
+        before = len(self.tags)
+        self.tags.update(tag for tag in tagged.values_list("tag", flat=True).distinct() if tag is not None)
+        return len(self.tags) > before
 
     def remove(self, task: Task) -> None:
         """Take back all that the queue itself wrote for ``task``."""
@@ -96,8 +118,9 @@ class Line:
 
     def next_due(self) -> float | None:
         """Return the seconds until the next task is due."""
-        known = self.session.run(self.session.sql.priorities, {"queue_name": self.queue})
-        params = {"queue_name": self.queue, "priorities": [priority for (priority,) in known]}
+        params: dict[str, Any] = {"queue_name": self.queue}
+        if self.session.postgresql:
+            params["priorities"] = [priority for (priority,) in self.session.run(self.session.sql.priorities, params)]
         seconds: float | None = self.session.run(self.session.sql.next_due, params)[0][0]
         return seconds
 

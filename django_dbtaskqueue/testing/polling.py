@@ -13,6 +13,7 @@ from django_dbtaskqueue import notifier
 from django_dbtaskqueue.exceptions import TaskQueueError
 from django_dbtaskqueue.poller.loop import Poller
 from django_dbtaskqueue.poller.options import Options
+from django_dbtaskqueue.session import alias_for
 
 PATIENCE = timedelta(seconds=30)
 
@@ -28,8 +29,8 @@ def run_poller(
     block it stops at once. It sees only what is committed: for ``TransactionTestCase`` and
     ``django_db(transaction=True)``; elsewhere ``TaskQueueError`` (use ``drain``).
     """
+    _refuse_transaction({alias_for(queue, using) for queue in queues})
     poller = Poller(dict.fromkeys(queues, 1), Options(threads=threads, coroutines=coroutines), using=using)
-    _refuse_transaction({lane.door.alias for lane in poller.lanes.values()})
     poller.start()
     try:
         yield poller

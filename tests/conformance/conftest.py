@@ -36,8 +36,8 @@ class World:
     settings: Any
 
     def configure(self, **queue: Any) -> None:
-        """Set the queue ``claims``."""
-        self.settings.DBTASKQUEUE = {"QUEUES": {"claims": {"strategy": self.strategy, **queue}, "other": {}}}
+        """Set the queue ``parcels``."""
+        self.settings.DBTASKQUEUE = {"QUEUES": {"parcels": {"strategy": self.strategy, **queue}, "other": {}}}
 
     @property
     def tasks(self) -> Any:
@@ -50,15 +50,15 @@ class World:
         return Session.on(self.alias)
 
     def enqueue(self, reference: str | None = None, payload: Any = None, **options: Any) -> Task:
-        """Enqueue into ``claims``."""
-        return enqueue("claims", reference, payload, using=self.alias, **options)
+        """Enqueue into ``parcels``."""
+        return enqueue("parcels", reference, payload, using=self.alias, **options)
 
     def make(self, status: Status | str = Status.CREATED, **columns: Any) -> Task:
         """Make a row in any status."""
         return factories.make_task(status, using=self.alias, **columns)
 
     def checkout(
-        self, limit: int = 1, *, poller: str = FIRST, lease: timedelta = factories.LEASE, queue: str = "claims"
+        self, limit: int = 1, *, poller: str = FIRST, lease: timedelta = factories.LEASE, queue: str = "parcels"
     ) -> list[Lease]:
         """Check out, walking the line from its front."""
         taken: list[Lease] = self.tasks.checkout(queue, poller_instance=poller, limit=limit, lease=lease)

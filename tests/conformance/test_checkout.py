@@ -78,7 +78,7 @@ def test_what_checkout_writes(world: World) -> None:
     assert abs(after["start_time"] - now) < 5 * SECOND_LONG
     assert after["last_update_time"] == after["start_time"]
     assert after["next_process_time"] - after["start_time"] == timedelta(minutes=2)
-    assert (lease.id, lease.queue, lease.reference, lease.priority) == (task.id, "claims", "ref-1", 3)
+    assert (lease.id, lease.queue, lease.reference, lease.priority) == (task.id, "parcels", "ref-1", 3)
     assert (lease.attempt, lease.total_attempt, lease.reenqueue_attempt, lease.max_attempts) == (1, 1, 0, 5)
     assert (lease.payload, lease.context) == ({"seats": [1, 2]}, {"trace": "t-1"})
     assert (lease.create_time, lease.ready_time) == (before["create_time"], before["ready_time"])
@@ -186,7 +186,7 @@ def test_a_queue_takes_only_its_own(world: World) -> None:
 
 def test_a_paused_queue_gives_nothing(world: World) -> None:
     task = world.make()
-    queue = Queue.objects.using(world.alias).create(name="claims", paused_time=Now())
+    queue = Queue.objects.using(world.alias).create(name="parcels", paused_time=Now())
     assert world.checkout() == []
 
     Queue.objects.using(world.alias).update(paused_until=Now() + timedelta(hours=1))
@@ -252,8 +252,8 @@ def test_a_payload_that_cannot_be_decoded_ends_alone(world: World) -> None:
 
 def test_what_comes_to_stand_behind_the_remembered_bound_is_found(world: World) -> None:
     """Given a line whose front was taken, when an older place and a new priority appear, then both are taken."""
-    line = stage.Line("claims")
-    settings = conf.queue_settings("claims")
+    line = stage.Line("parcels")
+    settings = conf.queue_settings("parcels")
 
     def taken() -> list[int]:
         leases = stage.take(
@@ -282,8 +282,7 @@ def test_what_comes_to_stand_behind_the_remembered_bound_is_found(world: World) 
 
 @pytest.mark.parametrize("task_id", [2**31 - 1, 2**53 + 1, 2**62])
 def test_ids_of_any_size_go_through(world: World, task_id: int) -> None:
-    world.make(id=task_id)
-    world.tasks.filter(pk=task_id).update(total_attempt=2**53 + 1)
+    world.make(id=task_id, total_attempt=2**53 + 1)
     (lease,) = world.checkout()
     assert (lease.id, lease.total_attempt) == (task_id, 2**53 + 2)
     lease.fail("no", delay=timedelta(0))

@@ -40,7 +40,7 @@ class AsyncExecutor:
         """Queue jobs and see that a consumer takes them."""
         self.todo.extend(jobs)
         if self._thread is None:
-            self._thread = threading.Thread(target=self._loop.run_forever, name="dbtaskqueue-loop", daemon=True)
+            self._thread = threading.Thread(target=self._serve, name="dbtaskqueue-loop", daemon=True)
             self._thread.start()
         self.nudge()
 
@@ -72,9 +72,16 @@ class AsyncExecutor:
             self._loop.call_soon_threadsafe(lambda: [task.cancel() for task in tuple(self._runs)])
 
     def close(self) -> None:
-        """Stop the loop."""
-        if self._thread is not None:
+        """Stop the loop, and close it: an open one holds sockets."""
+        if self._thread is None:
+            self._loop.close()
+        else:
             self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(timeout=1)
+
+    def _serve(self) -> None:
+        self._loop.run_forever()
+        self._loop.close()
 
     def _start(self) -> None:
         if not self._starting and self.todo and len(self._consumers) < self.slots:

@@ -66,10 +66,13 @@ class ThreadExecutor:
         """Nothing to do: Python cannot interrupt a thread."""
 
     def close(self) -> None:
-        """Let idle threads end."""
+        """Let idle threads end, and with them their connections. A thread stuck in a task is left behind."""
         self._closed = True
         for _ in self._threads:
             self._tokens.put(False)
+        for slot, thread in enumerate(self._threads):
+            if self._runs[slot] is None:
+                thread.join(timeout=1)
 
     def _wake(self, wanted: int) -> None:
         idle = len(self._resting) - self._tokens.qsize()
@@ -87,6 +90,7 @@ class ThreadExecutor:
                 job = self.todo.popleft()
             except IndexError:
                 if not self._rest(slot):
+                    connections.close_all()
                     return
                 continue
             self._run(slot, job)

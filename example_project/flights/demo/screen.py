@@ -37,12 +37,12 @@ class Screen:
             yield self._lines(title, total)
 
     def _lines(self, title: str, total: int) -> Update:
-        last = 0.0
+        last = (time.monotonic(), -1)
 
         def update(done: int) -> None:
             nonlocal last
-            if done >= total or time.monotonic() - last >= 1:
-                last = time.monotonic()
+            if done != last[1] and (done >= total or time.monotonic() - last[0] >= 1):
+                last = (time.monotonic(), done)
                 self.say(title, f"{done:,} of {total:,}")
 
         return update

@@ -1,0 +1,222 @@
+"""``manage.py runtaskpoller``: check tasks out, process and settle them, until told to stop."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from argparse import ArgumentTypeError
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from datetime import timedelta
+from time import monotonic
+from typing import Any
+
+from django.core.exceptions import ImproperlyConfigured
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.db import connections
+from django.utils.autoreload import get_child_arguments
+
+from django_dbtaskqueue import conf
+from django_dbtaskqueue.exceptions import TaskQueueError
+from django_dbtaskqueue.poller import banner, logs, shutdown, supervisor, weights
+from django_dbtaskqueue.poller.lifeline import Lifeline
+from django_dbtaskqueue.poller.loop import Poller
+from django_dbtaskqueue.poller.options import Options
+from django_dbtaskqueue.poller.status_line import Snapshot, StatusLine
+
+logger = logging.getLogger("django_dbtaskqueue")
+
+LEFT = 1  # exit code: something was left running, or a child failed
+# Seconds a thread may keep the interpreter. With Python's own 5 ms a busy processor adds 5 ms to each of the round
+# trips that check out, settle and renew.
+SWITCH = 0.0005
+COROUTINES = Options().coroutines
+CODES = """\
+Exit codes: 0 ended as asked; 1 something was left running, or a child process failed; 2 wrong usage;
+3 wrong configuration (unknown queue, no processor, no database, not migrated).
+The first SIGTERM or SIGINT drains: what runs finishes, what has not started is given back uncharged. A second one
+cancels what runs."""
+
+
+class Command(BaseCommand):
+    """Run a poller, or with ``--processes`` a supervisor and its children."""
+
+    help = f"Process tasks until told to stop. {CODES}"
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._stops = shutdown.Stops()
+        self._arguments: list[str] | None = None  # how this process was started; None inside call_command
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        """Declare the options."""
+        parser.add_argument(
+            "--queue", action="append", default=[], metavar="NAME[:WEIGHT]",
+            help="Queue to poll, again or comma separated for more, with how often it has its turn beside the others. "
+            "Default: every queue that has a processor.",
+        )  # fmt: skip
+        parser.add_argument("--exclude", action="append", default=[], metavar="NAME", help="Queue to leave out.")
+        parser.add_argument(
+            "--processes", type=positive, metavar="N",
+            help="Run N child processes, each a whole poller, and replace those that die. Default: poll in this one.",
+        )  # fmt: skip
+        parser.add_argument("--threads", type=positive, metavar="M", help="Sync tasks at the same time (THREADS: 4).")
+        parser.add_argument(
+            "--async", type=positive, nargs="?", const=COROUTINES, default=COROUTINES, metavar="N",
+            dest="coroutines", help="Async tasks at the same time (%(default)s).",
+        )  # fmt: skip
+        ending = parser.add_mutually_exclusive_group()
+        ending.add_argument("--once", action="store_true", help="Check each queue out once, process that, and end.")
+        ending.add_argument(
+            "--drain", action="store_true",
+            help="End when nothing is due, being processed, or due within five seconds.",
+        )  # fmt: skip
+        parser.add_argument("--max-tasks", type=positive, metavar="N", help="End after N tasks (of each process).")
+        parser.add_argument("--database", metavar="ALIAS", help="Database to poll. Default: that of each queue.")
+        parser.add_argument("--name", default="", help="First part of the instance's name (the host's name).")
+        parser.add_argument(
+            "--shutdown-timeout", type=duration, default=timedelta(seconds=30), metavar="TIME",
+            help='How long a stop waits for running tasks, such as "30s" or "5m" (30s).',
+        )  # fmt: skip
+        parser.add_argument(
+            "--log-format", choices=logs.FORMATS, default="text",
+            help="Format of the log on standard error; LOGGING wins where it has a handler for us.",
+        )  # fmt: skip
+        parser.add_argument(supervisor.FLAG, type=int, dest="child", help="For the supervisor's own use.")
+
+    def run_from_argv(self, argv: list[str]) -> None:
+        """Remember that this process is ours: it may end itself, and children are started the same way."""
+        self._arguments = argv
+        super().run_from_argv(argv)
+
+    def execute(self, *args: Any, **options: Any) -> str | None:
+        """Take signals from here on, before system checks and anything else that takes time."""
+        with self._stops.on_signals():
+            return super().execute(*args, **options)
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        """Run to the end; exit with one of the codes in the help."""
+        with ExitStack() as stack:
+            show = stack.enter_context(self._logging(options))
+            stack.enter_context(switching())
+            try:
+                work = self._supervise if options["processes"] and options["child"] is None else self._poll
+                code = work(options, show)
+            except (ImproperlyConfigured, TaskQueueError) as error:
+                raise CommandError(str(error), returncode=supervisor.CONFIGURATION) from error
+        if code and self._arguments is None:
+            raise CommandError(f"runtaskpoller ended with exit code {code}; the log says why.", returncode=code)
+        if code:
+            leave(code)
+
+    def _poll(self, options: dict[str, Any], show: Callable[[Snapshot], None]) -> int:
+        """One poller, in this process."""
+        line = None
+        if options["child"] is not None:
+            line = Lifeline(options["child"], self._stops, conf.settings().heartbeat)
+            line.start()
+        poller = Poller(self._chosen_queues(options), chosen(options), using=options["database"])
+        for text in banner.opening(poller):
+            logger.info("%s", text)
+        if self._arguments is not None:
+            connections.close_all()  # each thread has its own; the main thread needs none any more
+        if line is not None:
+            line.snapshot = lambda: Snapshot.of(poller).facts()
+        if self._stops.level > shutdown.GO_ON:
+            return 0
+        began = monotonic()
+        left = shutdown.run(
+            poller, self._stops, timeout=options["shutdown_timeout"], look=lambda poller: show(Snapshot.of(poller))
+        )
+        for text in left:
+            logger.error("%s", text)
+        logger.info("%s", banner.closing(poller, monotonic() - began))
+        return LEFT if left else 0
+
+    def _supervise(self, options: dict[str, Any], show: Callable[[Snapshot], None]) -> int:
+        """Child processes, each started as this one was."""
+        if self._arguments is None:
+            raise CommandError("--processes needs a process of its own: run manage.py, not call_command().")
+        self._chosen_queues(options)  # complain once, not once per child
+        base = get_child_arguments()
+        command = base[: len(base) - len(sys.argv[1:])] + self._arguments[1:]
+        keeper = supervisor.Supervisor(
+            command,
+            options["processes"],
+            self._stops,
+            endless=not (options["once"] or options["drain"] or options["max_tasks"]),
+            heartbeat=conf.settings().heartbeat,
+            timeout=options["shutdown_timeout"],
+        )
+        return keeper.run(show)
+
+    def _chosen_queues(self, options: dict[str, Any]) -> dict[str, int]:
+        found = weights.parse(options["queue"], options["exclude"])
+        banner.check_databases(found, options["database"])
+        return found
+
+    @contextmanager
+    def _logging(self, options: dict[str, Any]) -> Iterator[Callable[[Snapshot], None]]:
+        """Log meanwhile; yield what draws the status line, which only a terminal that nobody else writes to has."""
+        kind, verbosity = options["log_format"], options["verbosity"]
+        drawn = kind == "text" and verbosity and options["child"] is None and sys.stderr.isatty() and logs.needed()
+        if not drawn:
+            with logs.configured(kind, verbosity):
+                yield lambda snapshot: None
+            return
+        status = StatusLine(sys.stderr, self._chosen_queues(options))
+        try:
+            with logs.configured(kind, verbosity, status.above):
+                yield status.draw
+        finally:
+            status.close()
+
+
+@contextmanager
+def switching() -> Iterator[None]:
+    """Let threads switch faster meanwhile."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(SWITCH)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
+
+
+def chosen(options: dict[str, Any]) -> Options:
+    """Return the options of one poller."""
+    return Options(
+        threads=options["threads"] or conf.settings().threads,
+        coroutines=options["coroutines"],
+        once=options["once"],
+        drain=options["drain"],
+        max_tasks=options["max_tasks"],
+        name=options["name"],
+    )
+
+
+def leave(code: int) -> None:
+    """End the process at once: a normal end of Python would fight with threads that still run processors."""
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def positive(text: str) -> int:
+    """Return a whole number of at least 1."""
+    if not text.isdecimal() or int(text) < 1:
+        raise ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
+
+
+def duration(text: str) -> timedelta:
+    """Return a duration of 0 or more."""
+    try:
+        found = conf.duration(text, where="the time")
+    except ImproperlyConfigured as error:
+        raise ArgumentTypeError(str(error)) from None
+    if found < timedelta(0):
+        raise ArgumentTypeError(f"{text!r} is negative")
+    return found
