@@ -59,6 +59,7 @@ def _positive(value: Any) -> bool:
     return isinstance(value, timedelta) and value > timedelta(0)
 
 
+STRATEGIES = ("auto", "skip_locked", "optimistic")
 RULES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("lease", lambda v: isinstance(v, timedelta) and v >= timedelta(milliseconds=100), "a duration of at least 100 ms"),
     ("timeout", lambda v: v is None or _positive(v), "None or a positive duration"),
@@ -75,7 +76,11 @@ RULES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("capacity", lambda v: v is None or (isinstance(v, int) and v >= 1), "None or a whole number of at least 1"),
     ("group_retry", lambda v: v in ("hold", "skip"), '"hold" or "skip"'),
     ("max_wait", lambda v: v is None or _positive(v), "None or a positive duration"),
-    ("strategy", lambda v: v in ("auto", "skip_locked", "optimistic"), '"auto", "skip_locked" or "optimistic"'),
+    (
+        "strategy",
+        lambda v: isinstance(v, str) and (v in STRATEGIES or "." in v),
+        '"auto", "skip_locked", "optimistic", or the dotted path of a driver',
+    ),
     ("model", lambda v: isinstance(v, str) and v.count(".") == 1, 'a model as "app.Model"'),
     ("temporary", lambda v: isinstance(v, bool), "True or False"),
     ("database", lambda v: isinstance(v, str), "an alias of DATABASES"),
@@ -189,6 +194,18 @@ def forget(queue: str) -> None:
     queue_settings.cache_clear()
 
 
+def declared() -> dict[str, dict[str, Any]]:
+    """Return what processors say in code, for ``redeclare``."""
+    return {queue: dict(values) for queue, values in _declared.items()}
+
+
+def redeclare(saved: Mapping[str, Mapping[str, Any]]) -> None:
+    """Put back what ``declared`` returned."""
+    _declared.clear()
+    _declared.update({queue: dict(values) for queue, values in saved.items()})
+    queue_settings.cache_clear()
+
+
 def known_queues() -> Iterator[str]:
     """Yield the queues known without asking the database."""
     yield from {**settings().queues, **_declared}
@@ -216,6 +233,11 @@ def default_settings(queue: str) -> QueueSettings:
     conf = settings()
     layers = {**conf.defaults, **_declared.get(queue, {}), **conf.queues.get(queue, {})}
     return replace(QueueSettings(database=conf.database), **layers)
+
+
+def overlay(base: QueueSettings, overrides: Mapping[str, Any]) -> QueueSettings:
+    """Return ``base`` with runtime overrides (of a ``Queue`` row, so in JSON) laid over it; check them."""
+    return replace(base, **queue_values(overrides, where="Queue.overrides"))
 
 
 def _reset(*, setting: str, **_: Any) -> None:

@@ -219,6 +219,7 @@ class Poller(models.Model):
     finished = models.BigIntegerField(_("tasks finished"), db_default=0)
     failed = models.BigIntegerField(_("attempts failed"), db_default=0)
     running = models.JSONField(_("running"), db_default=models.Value([], models.JSONField()))
+    applied = models.TextField(_("settings applied last"), db_default="")
 
     class Meta:
         verbose_name = _("poller")

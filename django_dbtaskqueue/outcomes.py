@@ -23,12 +23,20 @@ class CompleteDelete:
 class Reenqueue:
     """The work is not done yet, and that is no failure: back to CREATED, due after ``delay``.
 
-    ``reenqueue_attempt`` grows by one and ``attempt`` starts again at 0 unless ``keep_attempts``.
+    ``reenqueue_attempt`` grows by one and ``attempt`` starts again at 0 unless ``keep_attempts``; of kept attempts the
+    last one is given back, so that the task can be taken again. Raises ``TypeError`` or ``ValueError`` for a delay that
+    is no ``timedelta`` of zero or more.
     """
 
     delay: timedelta | None = None
     result: Any = None
     keep_attempts: bool = False
+
+    def __post_init__(self) -> None:
+        if self.delay is not None and not isinstance(self.delay, timedelta):
+            raise TypeError(f"Reenqueue(delay={self.delay!r}) needs a timedelta, e.g. timedelta(minutes=5).")
+        if self.delay is not None and self.delay < timedelta(0):
+            raise ValueError(f"Reenqueue(delay={self.delay!r}) is negative. Leave it out to be due at once.")
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from django.core.exceptions import ImproperlyConfigured
 
@@ -127,17 +127,24 @@ def processors(queue: str) -> Iterable[Processor]:
     return tuple(_processors.get(queue, {}).values())
 
 
-def snapshot() -> Mapping[str, Mapping[str | None, Processor]]:
+class Snapshot(NamedTuple):
+    """All registrations at one moment."""
+
+    processors: dict[str, dict[str | None, Processor]]
+    declared: dict[str, dict[str, Any]]
+
+
+def snapshot() -> Snapshot:
     """Return a copy of all registrations, for ``restore``."""
-    return {queue: dict(of_queue) for queue, of_queue in _processors.items()}
+    return Snapshot({queue: dict(of_queue) for queue, of_queue in _processors.items()}, conf.declared())
 
 
-def restore(saved: Mapping[str, Mapping[str | None, Processor]]) -> None:
+def restore(saved: Snapshot) -> None:
     """Put registrations back to a ``snapshot``: tests that register processors use it."""
-    for queue in set(_processors) - set(saved):
-        conf.forget(queue)
-    _processors.clear()
-    _processors.update({queue: dict(of_queue) for queue, of_queue in saved.items()})
+    with _lock:
+        _processors.clear()
+        _processors.update({queue: dict(of_queue) for queue, of_queue in saved.processors.items()})
+        conf.redeclare(saved.declared)
 
 
 def _type(payload: type | None) -> str | None:

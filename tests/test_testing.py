@@ -239,6 +239,48 @@ def test_a_task_without_a_processor_is_parked_and_goes_on_when_there_is_one() ->
     assert drain("typed").outcomes == (Complete(1),)
 
 
+@both
+@on_both
+def test_a_task_whose_process_died_on_its_last_attempt_ends_in_error(alias: str) -> None:
+    processor("dying", max_attempts=1)(lambda task: None)
+    enqueue("dying", "a", using=alias)
+    assert Task.objects.using(alias).checkout("dying", poller_instance="dead")
+    assert str(drain("dying", using=alias)) == "nothing was due"
+    advance(MINUTE, using=alias)
+    assert str(drain("dying", using=alias)) == "1 failed"
+    assert status("a", alias) == "ERROR"
+    assert Attempt.objects.using(alias).get().poller_instance == "dead"
+
+
+@both
+@on_both
+def test_tags_and_times_to_live_are_minded(alias: str) -> None:
+    processor("tagged")(lambda task: None)
+    enqueue("tagged", "blue", tag="blue", using=alias)
+    enqueue("tagged", "short-lived", ttl=MINUTE, using=alias)
+    advance(2 * MINUTE, using=alias)
+    assert str(drain("tagged", using=alias)) == "1 completed, 1 expired"
+    assert (status("blue", alias), status("short-lived", alias)) == ("COMPLETED", "POISON")
+
+
+@both
+@on_both
+def test_groups_keep_their_order(alias: str) -> None:
+    seen: list[str | None] = []
+
+    @processor("grouped", retry=Fixed(MINUTE))
+    def grouped(task: Lease) -> None:
+        seen.append(task.reference)
+        if seen == ["a1"]:
+            raise ValueError("not yet")
+
+    for reference in ("a1", "a2", "b1"):
+        enqueue("grouped", reference, group=reference[0], using=alias)
+    assert str(drain("grouped", using=alias)) == "1 completed, 1 retried"
+    assert drain("grouped", with_scheduled=True, using=alias).completed == 2
+    assert seen == ["a1", "b1", "a1", "a2"]
+
+
 @pytest.mark.django_db
 def test_an_endless_queue_is_named() -> None:
     processor("endless")(lambda task: Reenqueue(timedelta(0)))

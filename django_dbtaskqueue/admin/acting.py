@@ -93,7 +93,7 @@ def _note(verb: TaskVerb, aging: Aging) -> str:
 
 def _sentences(verb: TaskVerb, preview: Preview, aging: Aging) -> list[str]:
     selected = ngettext("%(count)s task is selected.", "%(count)s tasks are selected.", preview.selected.number)
-    changing = ngettext("%(count)s of them would change.", "%(count)s of them would change.", preview.eligible.number)
+    changing = ngettext("%(count)s would change.", "%(count)s would change.", preview.eligible.number)
     lines = [selected % {"count": preview.selected}, changing % {"count": preview.eligible}]
     reason = verb.skipped(aging)
     if preview.skipped is None:

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import is_dataclass
 from datetime import datetime, timedelta
+from functools import lru_cache
 from typing import Any
 
-from django_dbtaskqueue import codecs
+from django_dbtaskqueue import codecs, conf
 from django_dbtaskqueue import payload as json_payload
-from django_dbtaskqueue.conf import QueueSettings
-from django_dbtaskqueue.exceptions import EnqueueError, near_match
+from django_dbtaskqueue.exceptions import EnqueueError, PayloadError, near_match
 
+CENTURY = timedelta(days=36_525)  # later times end where Python's calendar does, and could not be read back
+LAST_YEAR = 9000
 OPTIONS = ("reference", "payload", "delay", "run_at", "priority", "group", "tag", "ttl", "context", "lease")
 
 
@@ -35,19 +37,18 @@ def options_of(index: int, item: Any) -> Mapping[str, Any]:
     )
 
 
-def row_of(options: Mapping[str, Any], settings: QueueSettings) -> dict[str, Any]:
+def row_of(options: Mapping[str, Any], settings: conf.QueueSettings) -> dict[str, Any]:
     """Check one task's arguments and return its column values, payload and context as JSON text."""
     get = options.get
     payload_type, plain = codecs.encode(get("payload"))
-    context = get("context")
     row = {
         "reference_number": _text("reference", get("reference")),
-        "payload": None if plain is None else json_payload.dumps(plain),
+        "payload": None if plain is None else json_payload.dumps(plain, limits=_limits()),
         "payload_type": payload_type,
         "priority": get("priority") or 0,
         "group_key": _text("group", get("group")),
         "tag": _text("tag", get("tag")),
-        "context": None if context is None else json_payload.dumps(dict(context)),
+        "context": _context(get("context")),
         "max_attempts": settings.max_attempts,
         "lease_seconds": _seconds("lease", get("lease")) or None,
         "delay": _seconds("delay", get("delay")),
@@ -56,9 +57,34 @@ def row_of(options: Mapping[str, Any], settings: QueueSettings) -> dict[str, Any
     }
     if type(row["priority"]) is not int or not -32768 <= row["priority"] <= 32767:
         raise EnqueueError(f"priority={row['priority']!r} must be a whole number from -32768 to 32767, lower first.")
-    if row["run_at"] is not None and not isinstance(row["run_at"], datetime):
-        raise EnqueueError(f"run_at={row['run_at']!r} must be a datetime.")
+    if row["run_at"] is not None and not (isinstance(row["run_at"], datetime) and row["run_at"].year <= LAST_YEAR):
+        raise EnqueueError(f"run_at={row['run_at']!r} must be a datetime up to the year {LAST_YEAR}.")
     return row
+
+
+def _limits() -> json_payload.Limits:
+    return _limits_of(conf.settings().payload_max_bytes)
+
+
+@lru_cache(maxsize=8)
+def _limits_of(size: int) -> json_payload.Limits:
+    return json_payload.Limits(size=size)
+
+
+def _context(value: Any) -> str | None:
+    if value is None:
+        return None
+    if not isinstance(value, Mapping):
+        raise EnqueueError(f"context={value!r:.80} must be a mapping, e.g. {{'trace': '…'}}.")
+    try:
+        return json_payload.dumps(dict(value), limits=_limits())
+    except PayloadError as error:
+        raise PayloadError(error.reason, path=joined("context", error.path)) from None
+
+
+def joined(place: str, path: str) -> str:
+    """Return ``path`` as a path inside ``place``."""
+    return f"{place}{path}" if not path or path.startswith("[") else f"{place}.{path}"
 
 
 def _text(name: str, value: Any) -> str | None:
@@ -76,8 +102,8 @@ def _text(name: str, value: Any) -> str | None:
 def _seconds(name: str, value: Any) -> float | None:
     if value is None:
         return None
-    if not isinstance(value, timedelta) or value < timedelta(0):
-        raise EnqueueError(f"{name}={value!r} must be a timedelta that is not negative.")
+    if not isinstance(value, timedelta) or not timedelta(0) <= value <= CENTURY:
+        raise EnqueueError(f"{name}={value!r} must be a timedelta from zero to a hundred years.")
     return value.total_seconds()
 
 

@@ -14,6 +14,9 @@ from operator import itemgetter
 from time import monotonic
 from typing import Any, Protocol
 
+from django.core.exceptions import ImproperlyConfigured
+from django.utils.module_loading import import_string
+
 from django_dbtaskqueue.exceptions import TaskQueueError
 from django_dbtaskqueue.lease import Door, Lease
 from django_dbtaskqueue.session import Row, Session
@@ -68,10 +71,19 @@ class Line:
 
 
 class Strategy(Protocol):
-    """How due rows are taken. Register one in settings by its dotted path."""
+    """How due rows are taken: a queue's driver. Set ``strategy`` to the dotted path of a class to use your own.
+
+    One object serves one queue in one process, from several threads. Whatever it does, it owes what the conformance
+    suite (``tests/conformance``) asks of the drivers here: no row to two callers while a lease lives, the attempt
+    charged with the lease, never more than the limit, nothing of a paused queue.
+    """
 
     def take(self, session: Session, line: Line, params: dict[str, Any]) -> list[Row]:
-        """Take at most ``params["limit"]`` due rows; return them as ``sql.statements.LEASED`` columns, in order."""
+        """Take at most ``params["limit"]`` due rows of ``line.queue`` in one atomic step.
+
+        ``params`` also hold ``poller_instance``, ``lease`` (seconds) and ``tags``, as the statements of ``session.sql``
+        name them. Return the columns ``sql.checkouts.LEASED``, in the order the tasks are to be processed.
+        """
 
 
 class SkipLocked:
@@ -144,7 +156,9 @@ def take_or_walk(line: Line, session: Session, bounded: Any) -> list[Row]:
 
 
 def strategy_for(session: Session, name: str = "auto") -> Strategy:
-    """Return the strategy ``name`` on this database; ``auto`` is the best it can do."""
+    """Return the strategy ``name`` on this database; ``auto`` is the best it can do, a dotted path the site's own."""
+    if "." in name:
+        return _driver(name)
     if not session.postgresql:
         if name == "skip_locked":
             raise TaskQueueError(
@@ -153,6 +167,19 @@ def strategy_for(session: Session, name: str = "auto") -> Strategy:
             )
         return SingleWriter()
     return Optimistic() if name == "optimistic" else SkipLocked()
+
+
+def _driver(path: str) -> Strategy:
+    """Return an object of the class at a dotted path; raise ``ImproperlyConfigured`` naming what it lacks."""
+    try:
+        driver = import_string(path)()
+    except (ImportError, TypeError) as error:
+        raise ImproperlyConfigured(f"strategy={path!r} cannot be made: {error}") from None
+    methods = [name for name in vars(Strategy) if not name.startswith("_")]
+    missing = [name for name in methods if not callable(getattr(driver, name, None))]
+    if missing:
+        raise ImproperlyConfigured(f"strategy={path!r} lacks {', '.join(missing)}(); see flow.checkout.Strategy.")
+    return driver  # type: ignore[no-any-return]
 
 
 def take(

@@ -21,7 +21,7 @@ from django_dbtaskqueue import conf, notifier
 from django_dbtaskqueue import payload as json_payload
 from django_dbtaskqueue.exceptions import DuplicateTask, EnqueueError, PayloadError, UnknownQueue
 from django_dbtaskqueue.flow import groups
-from django_dbtaskqueue.flow.arguments import check_choice, options_of, row_of
+from django_dbtaskqueue.flow.arguments import check_choice, joined, options_of, row_of
 from django_dbtaskqueue.flow.capacity import room
 from django_dbtaskqueue.models import Queue, Task
 from django_dbtaskqueue.session import Session
@@ -261,18 +261,24 @@ def _rows(
     chunk: list[tuple[int, Any]], settings: conf.QueueSettings, rejections: list[Rejection] | None
 ) -> Iterator[dict[str, Any]]:
     for index, item in chunk:
-        options = options_of(index, item)
+        options: Mapping[str, Any] = {}
         try:
+            options = options_of(index, item)
             yield row_of(options, settings)
-        except PayloadError as error:
-            named = PayloadError(error.reason, path=f"items[{index}].payload{_joined(error.path)}")
+        except EnqueueError as error:
+            named = _named(index, error)
             if rejections is None:
                 raise named from None
             rejections.append(Rejection(index, options.get("reference"), named))
 
 
-def _joined(path: str) -> str:
-    return path if not path or path.startswith("[") else f".{path}"
+def _named(index: int, error: EnqueueError) -> EnqueueError:
+    """Return the error with the item's place in it."""
+    place = f"items[{index}]"
+    if isinstance(error, PayloadError):
+        inside = place if error.path.startswith("context") else f"{place}.payload"
+        return PayloadError(error.reason, path=joined(inside, error.path))
+    return error if str(error).startswith(place) else EnqueueError(f"{place}: {error}")
 
 
 def queue_settings(queue: str, alias: str) -> conf.QueueSettings:

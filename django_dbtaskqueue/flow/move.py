@@ -12,7 +12,8 @@ from functools import partial
 from typing import Any
 
 from django.db import transaction
-from django.db.models.functions import Now
+from django.db.models import F
+from django.db.models.functions import Least, Now
 
 from django_dbtaskqueue import notifier
 from django_dbtaskqueue.flow.groups import lock, regroup
@@ -51,8 +52,9 @@ def cancel(tasks: Tasks) -> int:
 
 
 def release_all(tasks: Tasks) -> int:
-    """PROCESSING → CREATED, due now; the holders get ``LeaseLost``."""
-    return _move(tasks, "release_all", **BACK_IN_LINE)
+    """PROCESSING → CREATED, due now; the holders get ``LeaseLost``. A last attempt is given back."""
+    attempt = Least(F("attempt"), F("max_attempts") - 1)  # without one left nobody could ever take the task
+    return _move(tasks, "release_all", attempt=attempt, **BACK_IN_LINE)
 
 
 def kick(tasks: Tasks, n: int) -> int:

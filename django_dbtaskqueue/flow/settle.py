@@ -10,6 +10,7 @@ import json
 import logging
 import traceback
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -154,12 +155,14 @@ def write(lease: Lease, outcome: Settlement) -> tuple[dict[str, Any], dict[str, 
         case Park(reason):
             return {**unchanged, "s": "CREATED", "a": -1, "w": reason[:200]}, None
         case Reenqueue(delay, result, keep_attempts):
-            seconds = (delay or timedelta(0)).total_seconds()
-            change = {"d": seconds, "a": 0 if keep_attempts else None, "e": 1, **_result(result)}
+            seconds = min(delay or timedelta(0), retry.LONGEST).total_seconds()
+            # The last attempt is given back: in line without an attempt left, nobody could ever take the task.
+            kept = min(0, lease.max_attempts - 1 - lease.attempt)
+            change = {"d": seconds, "a": kept if keep_attempts else None, "e": 1, **_result(result)}
             return {**unchanged, "s": "CREATED", **change}, None
         case Poison(reason):
-            text = json_payload.cut_bytes(json_payload.clean_text(reason)) if reason else None
-            return {**unchanged, "s": "POISON", "p": text}, None
+            text = reason if isinstance(reason, str) else json_payload.short_repr(reason)
+            return {**unchanged, "s": "POISON", "p": json_payload.cut_bytes(text) or None}, None
         case Fail():
             delay = retry.decide(
                 outcome,
@@ -201,8 +204,11 @@ def settle_surely(
 
     Raises only when the database cannot be reached.
     """
+    # Inside the caller's transaction a statement that fails would take all that follow with it.
+    guard = session.atomic() if session.connection.in_atomic_block else nullcontext()
     try:
-        return settle(session, pairs, keep=keep, group_retry=group_retry)
+        with guard:
+            return settle(session, pairs, keep=keep, group_retry=group_retry)
     except (OperationalError, InterfaceError):
         raise
     except DatabaseError as error:

@@ -55,6 +55,7 @@ class Migration(migrations.Migration):
                 ("finished", models.BigIntegerField(db_default=0, verbose_name="tasks finished")),
                 ("failed", models.BigIntegerField(db_default=0, verbose_name="attempts failed")),
                 ("running", models.JSONField(db_default=models.Value([], models.JSONField()), verbose_name="running")),
+                ("applied", models.TextField(db_default="", verbose_name="settings applied last")),
             ],
             options={
                 "verbose_name": "poller",

@@ -29,6 +29,7 @@ from django_dbtaskqueue.lease import Lease
 from django_dbtaskqueue.outcomes import Fail
 from django_dbtaskqueue.poller.lane import Lane
 from django_dbtaskqueue.poller.loop import Poller
+from django_dbtaskqueue.poller.runtime import apply_overrides
 from django_dbtaskqueue.session import Session
 
 logger = logging.getLogger("django_dbtaskqueue")
@@ -84,6 +85,7 @@ class Control:
         for alias in sorted({lane.door.alias for lane in lanes}):
             yield Duty(alias, partial(self._report, alias))
             yield Duty(alias, partial(_prune, alias))
+            yield Duty(alias, partial(self._obey, alias))
         for lane in lanes:
             yield Duty(lane.door.alias, partial(self._unpark, lane))
             yield Duty(lane.door.alias, partial(rescue_due, lane))
@@ -133,7 +135,7 @@ class Control:
             pid=getpid(),
             version=__version__,
             queues=[{"queue": lane.queue, "weight": lane.weight} for lane in poller.lanes.values()],
-            state=state or ("STOPPING" if poller.stopping else poller.state),
+            state=state or poller.state,
             slots=poller.slots(),
             held=len(poller.settler.held),
             finished=poller.counts.finished,
@@ -145,6 +147,15 @@ class Control:
             [row], update_conflicts=True, unique_fields=["instance"], update_fields=REPORTED
         )
         return conf.settings().heartbeat.total_seconds() * random.uniform(0.9, 1.0)
+
+    def _obey(self, alias: str) -> float:
+        """Apply what an operator changed on the queues' rows."""
+        lanes = [lane for lane in self._poller.lanes.values() if lane.door.alias == alias]
+        applied = apply_overrides(lanes, alias)
+        if applied:
+            models.Poller.objects.using(alias).filter(pk=self._poller.instance).update(applied="\n".join(applied))
+            self._poller.wake("")
+        return conf.settings().heartbeat.total_seconds() * random.uniform(0.8, 1.0)
 
     def _running(self) -> list[dict[str, Any]]:
         now = monotonic()

@@ -119,6 +119,9 @@ class Intake:
     def _dispatch(self, lane: Lane, leases: list[Lease]) -> None:
         self.settler.held.update(leases)
         self.counts.started += len(leases)
+        if "retry" in lane.overrides:
+            for lease in leases:
+                lease.policy = lane.settings.retry
         jobs: dict[int, list[Job]] = {}
         for lease in leases:
             if lease.lease_seconds is not None:

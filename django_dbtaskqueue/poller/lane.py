@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 from time import monotonic
+from typing import Any
 
 from django_dbtaskqueue.conf import QueueSettings
 from django_dbtaskqueue.flow.checkout import Line, Strategy
@@ -31,7 +32,15 @@ class Lane:
     mean: float | None = None  # seconds one task takes, smoothed
     reserved: int = 0  # tasks asked for by a checkout under way
     over: bool = False  # nothing more to take in a run that ends
-    wakes: int = field(default=0)
+    wakes: int = 0
+    overrides: dict[str, Any] = field(default_factory=dict)  # of the queue's row, as last applied
+
+    def apply(self, settings: QueueSettings) -> None:
+        """Go on with other settings from the next checkout and settle on."""
+        self.settings = settings
+        self.line.max_wait = settings.max_wait
+        self.door.keep = settings.keep
+        self.door.group_retry = settings.group_retry
 
     def ahead(self) -> int:
         """Return how many tasks may wait in memory beyond those that run: many of fast ones, none of slow ones."""

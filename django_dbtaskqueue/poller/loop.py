@@ -69,9 +69,9 @@ class Poller:
 
     def start(self) -> None:
         """Start the threads. A poller starts once: a second start is refused."""
-        if self.state != "INIT":
+        if self._threads:
             raise RuntimeError(f"Poller {self.instance} is {self.state} and cannot be started again.")
-        self.state = "RUNNING"
+        self.state = "ENDING" if self.stopping else "STARTUP"
         self._renewer.start()
         for wakeup in self._wakeups:
             wakeup.start()
@@ -84,6 +84,7 @@ class Poller:
     def stop(self) -> None:
         """Check nothing out any more, give back what has not started, let what runs finish. Returns at once."""
         self.stopping = True
+        self.state = "ENDING"
         self._bell.set()
         self._busy.set()
 
@@ -143,16 +144,16 @@ class Poller:
         except Exception as error:
             self._trouble(carrier, error)
             return 0.0
-        if carrier.pause:
-            carrier.pause = 0.0
-            if self.state == "WAITING":
-                self.state = "RUNNING"
-                logger.info("The database is back, polling goes on")
+        carrier.pause = 0.0
+        if self.state == "WAITING":
+            logger.info("The database is back, polling goes on")
+        if self.state in ("STARTUP", "WAITING"):
+            self.state = "RUNNING"
         return delay
 
     def _trouble(self, carrier: Carrier, error: Exception) -> None:
         carrier.close()
-        if self.state == "RUNNING":
+        if self.state in ("STARTUP", "RUNNING"):
             self.state = "WAITING"
             logger.warning("Polling failed, trying again until it works: %s: %s", type(error).__name__, error)
         carrier.pause = min(MOST_PAUSE, carrier.pause * 2 or 0.1)

@@ -30,7 +30,7 @@ class Snapshot:
     @classmethod
     def of(cls, poller: Poller) -> Snapshot:
         """Look at a poller."""
-        state = "STOPPING" if poller.stopping else poller.state
+        state = poller.state
         counts = poller.counts
         return cls(state, len(poller.running()), poller.slots(), counts.finished, counts.failed)
 
@@ -39,7 +39,7 @@ class Snapshot:
         """Add several up; the state that worries most is the state of all."""
         found = list(parts)
         states = {part.state for part in found}
-        state = next((state for state in ("WAITING", "STOPPING", "RUNNING") if state in states), "INIT")
+        state = next((state for state in ("WAITING", "ENDING", "RUNNING") if state in states), "INIT")
         sums = [sum(getattr(part, name) for part in found) for name in ("running", "slots", "finished", "failed")]
         return cls(state, *sums)
 
@@ -97,6 +97,7 @@ class RichLine:
 
         self._live = Live(console=Console(file=stream), auto_refresh=False, transient=True)
         self._live.start()
+        self._live.console.show_cursor(True)  # a killed process could not bring it back
 
     def show(self, text: str) -> None:
         """Rewrite the line."""
@@ -164,5 +165,11 @@ def best_line(stream: TextIO) -> Line:
 
 
 def _doing(now: Snapshot) -> str:
-    words = {"INIT": "starting", "WAITING": "waiting for the database", "STOPPING": "draining", "STOPPED": "stopped"}
+    words = {
+        "INIT": "starting",
+        "STARTUP": "starting",
+        "WAITING": "waiting for the database",
+        "ENDING": "draining",
+        "STOPPED": "stopped",
+    }
     return words.get(now.state) or ("working" if now.running else "idle")

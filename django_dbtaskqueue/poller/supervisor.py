@@ -6,6 +6,7 @@ It never touches the database and runs no processor, so that nothing but a signa
 from __future__ import annotations
 
 import logging
+import os
 import selectors
 import signal
 import socket
@@ -14,7 +15,9 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from time import monotonic
+from typing import IO
 
 from django_dbtaskqueue.poller import lifeline
 from django_dbtaskqueue.poller.shutdown import DRAIN, GO_ON, LOOK, Stops
@@ -46,7 +49,8 @@ class Child:
     code: int | None = None  # how the last one ended, when no other is to follow
     latest: Snapshot = field(default_factory=Snapshot)
     before: tuple[int, int] = (0, 0)  # finished and failed by those that were here before
-    rest: bytes = b""
+    rest: bytes = b""  # what it sent of an unfinished line
+    text: bytes = b""  # the same of its log
 
 
 class Supervisor:
@@ -61,8 +65,11 @@ class Supervisor:
         endless: bool,
         heartbeat: timedelta,
         timeout: timedelta,
+        above: Callable[[str], None] | None = None,
     ) -> None:
+        """``above`` takes the children's log lines; without it they write to standard error themselves."""
         self._command = list(command)
+        self._above = above
         self._stops = stops
         self._endless = endless
         self._silence = MISSED * heartbeat.total_seconds()
@@ -117,16 +124,26 @@ class Supervisor:
             fd = theirs.fileno()
             # A process group of its own: a Ctrl-C at the terminal reaches the supervisor alone, and so counts once.
             child.process = subprocess.Popen(
-                [*self._command, FLAG, str(fd)], pass_fds=[fd], process_group=0, stdin=subprocess.DEVNULL
+                [*self._command, FLAG, str(fd)],
+                pass_fds=[fd],
+                process_group=0,
+                stdin=subprocess.DEVNULL,
+                stderr=subprocess.PIPE if self._above else None,
             )
         child.wire, child.started, child.heard, child.rest = ours, monotonic(), None, b""
         child.told, child.killed, child.latest = GO_ON, False, Snapshot()
-        self._selector.register(ours, selectors.EVENT_READ, child)
+        self._selector.register(ours, selectors.EVENT_READ, partial(self._hear, child))
+        if log := child.process.stderr:
+            os.set_blocking(log.fileno(), False)
+            self._selector.register(log, selectors.EVENT_READ, partial(self._relay, child, log))
         logger.info("Started child %s", child.process.pid)
 
     def _ended(self, child: Child, pid: int, code: int) -> None:
         self._hear(child)
         self._hang_up(child)
+        if child.process and (log := child.process.stderr):
+            while self._relay(child, log):
+                pass
         child.process = None
         child.before = child.before[0] + child.latest.finished, child.before[1] + child.latest.failed
         child.latest = Snapshot()
@@ -172,7 +189,7 @@ class Supervisor:
 
     def _listen(self) -> None:
         for key, _ in self._selector.select(LOOK):
-            self._hear(key.data)
+            key.data()
 
     def _hear(self, child: Child) -> None:
         if child.wire is None:
@@ -196,6 +213,22 @@ class Supervisor:
             self._selector.unregister(child.wire)
             child.wire.close()
             child.wire = None
+
+    def _relay(self, child: Child, log: IO[bytes]) -> bool:
+        """Pass on what a child logged; return whether there was anything."""
+        if log.closed or self._above is None:
+            return False
+        try:
+            received = os.read(log.fileno(), lifeline.TAKEN)
+        except BlockingIOError:
+            return False
+        *lines, child.text = (child.text + received).split(b"\n")
+        for line in lines:
+            self._above(line.decode(errors="replace"))
+        if not received:
+            self._selector.unregister(log)
+            log.close()
+        return bool(received)
 
     def _pass_on(self) -> None:
         """Tell the children what is asked, once per level: a service manager may have signalled them, too."""

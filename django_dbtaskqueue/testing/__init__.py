@@ -10,8 +10,6 @@ Under pytest the fixture ``taskqueue`` has these functions as methods; under uni
 
 from __future__ import annotations
 
-from typing import Any
-
 from django.test import TestCase
 
 from django_dbtaskqueue import registry
@@ -51,5 +49,4 @@ class TaskQueueTestCase(TaskQueueKit, TestCase):
     def setUp(self) -> None:
         """Remember the processors."""
         super().setUp()
-        saved: Any = registry.snapshot()
-        self.addCleanup(registry.restore, saved)
+        self.addCleanup(registry.restore, registry.snapshot())

@@ -12,8 +12,8 @@ from django_dbtaskqueue import codecs
 from django_dbtaskqueue import payload as json_payload
 from django_dbtaskqueue.exceptions import PayloadError, near_match
 from django_dbtaskqueue.flow.enqueue import queue_settings
-from django_dbtaskqueue.models import Task
-from django_dbtaskqueue.session import alias_for
+from django_dbtaskqueue.models import AbstractTask
+from django_dbtaskqueue.session import alias_for, model_for
 from django_dbtaskqueue.status import Status
 
 MOST_SHOWN = 10
@@ -34,7 +34,7 @@ class Wanted(TypedDict, total=False):
 
 def assert_enqueued(
     queue: str, *, count: int | None = None, using: str | None = None, **wanted: Unpack[Wanted]
-) -> Task:
+) -> AbstractTask:
     """Return the oldest task that waits in ``queue`` (status CREATED) and is as ``wanted``. Nothing is run.
 
     ``count``: exactly so many are. Values are compared with ``==``, so ``unittest.mock.ANY`` and the like may stand in.
@@ -57,10 +57,10 @@ def refute_enqueued(queue: str, *, using: str | None = None, **wanted: Unpack[Wa
         raise AssertionError(_message(queue, "no task", len(found), found, expected, using))
 
 
-def _tasks(queue: str, using: str | None) -> list[Task]:
+def _tasks(queue: str, using: str | None) -> list[AbstractTask]:
     alias = alias_for(queue, using)
     queue_settings(queue, alias)  # UnknownQueue: a misspelt name must not pass
-    return list(Task.objects.using(alias).filter(queue=queue).order_by("id"))
+    return list(model_for(queue)._base_manager.using(alias).filter(queue=queue).order_by("id"))
 
 
 def _expected(wanted: Mapping[str, Any]) -> dict[str, Any]:
@@ -84,7 +84,7 @@ def _plain(payload: Any) -> tuple[str | None, Any]:
         return None, payload
 
 
-def _shown(task: Task) -> dict[str, Any]:
+def _shown(task: AbstractTask) -> dict[str, Any]:
     return {
         "status": str(task.status),
         "reference": task.reference,
@@ -98,7 +98,7 @@ def _shown(task: Task) -> dict[str, Any]:
     }
 
 
-def _differences(task: Task, expected: dict[str, Any]) -> list[str]:
+def _differences(task: AbstractTask, expected: dict[str, Any]) -> list[str]:
     shown = _shown(task)
     return [name for name, value in expected.items() if not _equal(shown[name], value)]
 
@@ -110,7 +110,7 @@ def _equal(value: Any, expected: Any) -> bool:
 
 
 def _message(
-    queue: str, number: str, found: int, tasks: list[Task], expected: dict[str, Any], using: str | None
+    queue: str, number: str, found: int, tasks: list[AbstractTask], expected: dict[str, Any], using: str | None
 ) -> str:
     headline = f"Expected {number} waiting in queue {queue!r}{_with(expected)}, found {found or 'none'}."
     return f"{headline}\n{_listing(queue, tasks, expected, using)}"
@@ -121,7 +121,7 @@ def _with(expected: dict[str, Any]) -> str:
     return f" with {', '.join(given)}" if given else ""
 
 
-def _listing(queue: str, tasks: list[Task], expected: dict[str, Any], using: str | None) -> str:
+def _listing(queue: str, tasks: list[AbstractTask], expected: dict[str, Any], using: str | None) -> str:
     if not tasks:
         return f"Queue {queue!r} is empty.{_elsewhere(queue, using)}"
     nearest = sorted(tasks, key=lambda task: len(_differences(task, expected)))
@@ -129,7 +129,7 @@ def _listing(queue: str, tasks: list[Task], expected: dict[str, Any], using: str
     return "\n".join([f"Queue {queue!r} has:", *(_line(task, expected) for task in nearest[:MOST_SHOWN]), *more])
 
 
-def _line(task: Task, expected: dict[str, Any]) -> str:
+def _line(task: AbstractTask, expected: dict[str, Any]) -> str:
     shown = _shown(task)
     always = ("reference", "payload")
     facts = [
@@ -140,7 +140,7 @@ def _line(task: Task, expected: dict[str, Any]) -> str:
 
 
 def _elsewhere(queue: str, using: str | None) -> str:
-    tasks = Task.objects.using(alias_for(queue, using)).filter(status=Status.CREATED)
+    tasks = model_for(queue)._base_manager.using(alias_for(queue, using)).filter(status=Status.CREATED)
     counts = tasks.values_list("queue").annotate(number=Count("id")).order_by("queue")
     named = ", ".join(f"{name!r} ({number})" for name, number in counts)
     return f" Tasks wait in {named}." if named else " No task waits in any other queue."

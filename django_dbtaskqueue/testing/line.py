@@ -11,15 +11,18 @@ from typing import Any
 from asgiref.sync import async_to_sync
 from django.db import connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.models import QuerySet
 
 from django_dbtaskqueue import codecs, registry
 from django_dbtaskqueue.exceptions import TaskQueueError
 from django_dbtaskqueue.flow import checkout, enqueue, move, observe, process, settle
 from django_dbtaskqueue.flow.process import Processor
 from django_dbtaskqueue.lease import Lease
-from django_dbtaskqueue.models import Attempt, Task, TaskHistory
+from django_dbtaskqueue.models import AbstractTask, Attempt, TaskHistory
 from django_dbtaskqueue.outcomes import Fail, Outcome, Poison, Reenqueue
-from django_dbtaskqueue.session import Row, Session, alias_for
+from django_dbtaskqueue.poller.control import rescue
+from django_dbtaskqueue.poller.lane import Lane
+from django_dbtaskqueue.session import Row, Session
 from django_dbtaskqueue.status import Status
 
 INSTANCE = "testing"
@@ -60,14 +63,28 @@ class Line:
 
     def __init__(self, queue: str, using: str | None) -> None:
         self.queue = queue
-        self.alias = alias_for(queue, using)
+        self.session = Session.of(queue, using)
+        self.alias = self.session.connection.alias
         self.settings = enqueue.queue_settings(queue, self.alias)
-        self.session = Session.on(self.alias)
-        self.door = _Door(self.alias, keep=self.settings.keep)
+        self.door = _Door(
+            self.alias, self.session.model, keep=self.settings.keep, group_retry=self.settings.group_retry
+        )
         self.tags: set[str] = set()
+
+    @property
+    def tasks(self) -> QuerySet[AbstractTask]:
+        """The table of the queue's tasks."""
+        return self.session.model._base_manager.using(self.alias)
+
+    def tend(self) -> list[Lease]:
+        """Do what pollers do from time to time: unpark tasks, and end those whose process died on its last attempt.
+
+        Return the latter; they are in ERROR.
+        """
         self._find_tags()
-        if registry.processors(queue):
-            move.unpark(self.session, queue, registry.payload_types(queue))
+        untyped = registry.find(self.queue, None) is not None
+        move.unpark(self.session, self.queue, registry.payload_types(self.queue), untyped=untyped)
+        return rescue(self.session, Lane(self.queue, self.settings, self.door, checkout.Line(self.queue)))
 
     def take(self) -> Lease | None:
         """Check out the head of the line, whatever its tag."""
@@ -77,14 +94,14 @@ class Line:
             taken = self._take(strategy)
         return taken
 
-    def take_task(self, task: Task, processor: Processor | None, attempt: int, reenqueue_attempt: int) -> Lease:
+    def take_task(self, task: AbstractTask, processor: Processor | None, attempt: int, reenqueue_attempt: int) -> Lease:
         """Check out one task that has just been enqueued, as its ``attempt``-th attempt."""
         if not 1 <= attempt <= task.max_attempts:
             raise ValueError(f"perform(attempt={attempt}): queue {self.queue!r} has {task.max_attempts} attempts.")
         before = {"attempt": attempt - 1, "total_attempt": attempt - 1, "reenqueue_attempt": reenqueue_attempt}
         if processor is not None and processor.payload is not None:
             before["payload_type"] = codecs.type_name(processor.payload)  # type: ignore[assignment]
-        Task.objects.using(self.alias).filter(pk=task.pk).update(**before)
+        self.tasks.filter(pk=task.pk).update(**before)
         lease = self._take(_Exactly(task.pk, attempt - 1))
         if lease is None:
             raise TaskQueueError(f"Queue {self.queue!r} is paused, so perform() cannot take a task. Resume it first.")
@@ -105,16 +122,17 @@ class Line:
 
     def _find_tags(self) -> bool:
         """Look which tags tasks carry; whether there are new ones."""
-        tagged = Task.objects.using(self.alias).filter(queue=self.queue, ready_time__isnull=False, tag__isnull=False)
+        tagged = self.tasks.filter(queue=self.queue, ready_time__isnull=False, tag__isnull=False)
         before = len(self.tags)
         self.tags.update(tag for tag in tagged.values_list("tag", flat=True).distinct() if tag is not None)
         return len(self.tags) > before
 
-    def remove(self, task: Task) -> None:
+    def remove(self, task: AbstractTask) -> None:
         """Take back all that the queue itself wrote for ``task``."""
-        traces = {"location": self.session.location, "task_id": task.pk}
-        for model, rows in ((Task, {"pk": task.pk}), (TaskHistory, traces), (Attempt, traces)):
-            model._base_manager.using(self.alias).filter(**rows)._raw_delete(self.alias)
+        self.tasks.filter(pk=task.pk)._raw_delete(self.alias)
+        for model in (TaskHistory, Attempt):
+            traces = model._base_manager.using(self.alias).filter(location=self.session.location, task_id=task.pk)
+            traces._raw_delete(self.alias)
 
     def next_due(self) -> float | None:
         """Return the seconds until the next task is due."""
@@ -126,6 +144,9 @@ class Line:
 
     def run(self, lease: Lease, processor: Processor | None) -> Ran:
         """Process and settle one lease."""
+        expired = process.expiry(lease, self.settings.expired)
+        if expired is not None:
+            return Ran("expired", self._store(lease, expired))
         if processor is None:
             settle.settle(self.session, [(lease, settle.Park(move.no_handler(lease.queue, lease.payload_type)))])
             return Ran("parked")
@@ -139,16 +160,26 @@ class Line:
             observe.lost(lease, type(outcome).__name__)
             return Ran("lost")
         observe.finished(lease, stored)
+        return Ran(self._kind(lease, stored), stored, self._raised(stored, returned))
+
+    def _raised(self, stored: Outcome, returned: list[Any]) -> BaseException | None:
+        """Return the exception behind a failure that the processor neither returned nor settled by itself."""
+        own = stored is self.door.settled or any(stored is value for value in returned)
         error = stored.error if isinstance(stored, Fail) else None
-        own = stored is self.door.settled or stored in returned
-        return Ran(self._kind(lease, stored), stored, error if isinstance(error, BaseException) and not own else None)
+        return error if isinstance(error, BaseException) and not own else None
 
     def _store(self, lease: Lease, outcome: Outcome | None) -> Outcome | None:
         """Settle. Return what is stored: the outcome, or what the processor settled by itself, or nothing."""
-        if outcome is not None and settle.settle_surely(self.session, [(lease, outcome)], keep=self.settings.keep):
+        if outcome is not None and self._settled(lease, outcome):
             return outcome
         _, standing = settle.resolve(self.session, [lease])
         return None if standing else self.door.settled
+
+    def _settled(self, lease: Lease, outcome: Outcome) -> bool:
+        door = self.door
+        return bool(
+            settle.settle_surely(self.session, [(lease, outcome)], keep=door.keep, group_retry=door.group_retry)
+        )
 
     def _kind(self, lease: Lease, outcome: Outcome) -> str:
         match outcome:
@@ -157,7 +188,7 @@ class Line:
             case Poison():
                 return "poisoned"
             case Fail():
-                ended = Task.objects.using(self.alias).filter(pk=lease.id, status=Status.ERROR).exists()
+                ended = self.tasks.filter(pk=lease.id, status=Status.ERROR).exists()
                 return "failed" if ended else "retried"
         return "completed"
 

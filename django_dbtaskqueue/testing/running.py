@@ -32,6 +32,7 @@ class DrainReport:
     retried: int = 0  # failed, to be tried again
     failed: int = 0  # failed, now in ERROR
     poisoned: int = 0
+    expired: int = 0  # past their time to live, not run
     parked: int = 0  # nobody here processes their payload type
     lost: int = 0  # the lease was gone before an outcome could be stored
     outcomes: tuple[Outcome, ...] = ()
@@ -42,7 +43,7 @@ class DrainReport:
         return [outcome.error for outcome in self.outcomes if isinstance(outcome, Fail)]
 
     def __str__(self) -> str:
-        kinds = ("completed", "reenqueued", "retried", "failed", "poisoned", "parked", "lost")
+        kinds = ("completed", "reenqueued", "retried", "failed", "poisoned", "expired", "parked", "lost")
         return ", ".join(f"{getattr(self, kind)} {kind}" for kind in kinds if getattr(self, kind)) or "nothing was due"
 
 
@@ -62,7 +63,7 @@ def drain(
     Raises ``AssertionError`` naming the queue when there is more to do after ``limit`` attempts.
     """
     lines = [Line(name, using) for name in ([queue] if queue is not None else known_queues())]
-    counts: Counter[str] = Counter()
+    counts = Counter({"failed": sum(len(line.tend()) for line in lines)})
     outcomes: list[Outcome] = []
     for line, lease in _due(lines, with_scheduled=with_scheduled):
         if counts.total() >= limit:

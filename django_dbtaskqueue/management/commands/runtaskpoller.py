@@ -6,8 +6,8 @@ import logging
 import os
 import sys
 from argparse import ArgumentTypeError
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from time import monotonic
 from typing import Any
@@ -97,26 +97,26 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Run to the end; exit with one of the codes in the help."""
-        with ExitStack() as stack:
-            show = stack.enter_context(self._logging(options))
-            stack.enter_context(switching())
-            try:
-                work = self._supervise if options["processes"] and options["child"] is None else self._poll
-                code = work(options, show)
-            except (ImproperlyConfigured, TaskQueueError) as error:
-                raise CommandError(str(error), returncode=supervisor.CONFIGURATION) from error
+        work = self._supervise if options["processes"] and options["child"] is None else self._poll
+        try:
+            queues = weights.parse(options["queue"], options["exclude"])
+            banner.check_databases(queues, options["database"])
+            with self._logging(queues, options) as status, switching():
+                code = work(queues, options, status)
+        except (ImproperlyConfigured, TaskQueueError) as error:
+            raise CommandError(str(error), returncode=supervisor.CONFIGURATION) from error
         if code and self._arguments is None:
             raise CommandError(f"runtaskpoller ended with exit code {code}; the log says why.", returncode=code)
         if code:
             leave(code)
 
-    def _poll(self, options: dict[str, Any], show: Callable[[Snapshot], None]) -> int:
+    def _poll(self, queues: dict[str, int], options: dict[str, Any], status: StatusLine | None) -> int:
         """One poller, in this process."""
         line = None
         if options["child"] is not None:
             line = Lifeline(options["child"], self._stops, conf.settings().heartbeat)
             line.start()
-        poller = Poller(self._chosen_queues(options), chosen(options), using=options["database"])
+        poller = Poller(queues, chosen(options), using=options["database"])
         for text in banner.opening(poller):
             logger.info("%s", text)
         if self._arguments is not None:
@@ -127,18 +127,20 @@ class Command(BaseCommand):
             return 0
         began = monotonic()
         left = shutdown.run(
-            poller, self._stops, timeout=options["shutdown_timeout"], look=lambda poller: show(Snapshot.of(poller))
+            poller,
+            self._stops,
+            timeout=options["shutdown_timeout"],
+            look=lambda poller: status.draw(Snapshot.of(poller)) if status else None,
         )
         for text in left:
             logger.error("%s", text)
         logger.info("%s", banner.closing(poller, monotonic() - began))
         return LEFT if left else 0
 
-    def _supervise(self, options: dict[str, Any], show: Callable[[Snapshot], None]) -> int:
+    def _supervise(self, queues: dict[str, int], options: dict[str, Any], status: StatusLine | None) -> int:
         """Child processes, each started as this one was."""
         if self._arguments is None:
             raise CommandError("--processes needs a process of its own: run manage.py, not call_command().")
-        self._chosen_queues(options)  # complain once, not once per child
         base = get_child_arguments()
         command = base[: len(base) - len(sys.argv[1:])] + self._arguments[1:]
         keeper = supervisor.Supervisor(
@@ -148,27 +150,23 @@ class Command(BaseCommand):
             endless=not (options["once"] or options["drain"] or options["max_tasks"]),
             heartbeat=conf.settings().heartbeat,
             timeout=options["shutdown_timeout"],
+            above=status.above if status else None,
         )
-        return keeper.run(show)
-
-    def _chosen_queues(self, options: dict[str, Any]) -> dict[str, int]:
-        found = weights.parse(options["queue"], options["exclude"])
-        banner.check_databases(found, options["database"])
-        return found
+        return keeper.run(look=lambda snapshot: status.draw(snapshot) if status else None)
 
     @contextmanager
-    def _logging(self, options: dict[str, Any]) -> Iterator[Callable[[Snapshot], None]]:
-        """Log meanwhile; yield what draws the status line, which only a terminal that nobody else writes to has."""
+    def _logging(self, queues: dict[str, int], options: dict[str, Any]) -> Iterator[StatusLine | None]:
+        """Log meanwhile; yield the status line, which only a terminal that nobody else writes to has."""
         kind, verbosity = options["log_format"], options["verbosity"]
         drawn = kind == "text" and verbosity and options["child"] is None and sys.stderr.isatty() and logs.needed()
         if not drawn:
             with logs.configured(kind, verbosity):
-                yield lambda snapshot: None
+                yield None
             return
-        status = StatusLine(sys.stderr, self._chosen_queues(options))
+        status = StatusLine(sys.stderr, queues)
         try:
             with logs.configured(kind, verbosity, status.above):
-                yield status.draw
+                yield status
         finally:
             status.close()
 

@@ -1,0 +1,79 @@
+"""Runtime control through the database: what an operator changed on a queue's row, applied while running.
+
+Each poller on each host looks once per heartbeat, and says in its log and on its own row what it applied.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import fields
+from datetime import timedelta
+from typing import Any
+
+from django.core.exceptions import ImproperlyConfigured
+
+from django_dbtaskqueue import conf, retry
+from django_dbtaskqueue.conf import QueueSettings
+from django_dbtaskqueue.models import Queue
+from django_dbtaskqueue.poller.lane import Lane
+
+logger = logging.getLogger("django_dbtaskqueue")
+
+FIXED = ("database", "model", "temporary", "strategy")  # where the tasks live cannot change under a running poller
+
+
+def apply_overrides(lanes: list[Lane], alias: str) -> list[str]:
+    """Bring lanes to the settings in force; return the differences applied, like ``claims: lease=PT5M<PT15M``.
+
+    A row that cannot be applied is logged and changes nothing.
+    """
+    rows = dict(
+        Queue.objects.using(alias).filter(pk__in=[lane.queue for lane in lanes]).values_list("name", "overrides")
+    )
+    applied = []
+    for lane in lanes:
+        overrides = rows.get(lane.queue) or {}
+        if overrides == lane.overrides:
+            continue
+        applied += _apply(lane, overrides)
+    return applied
+
+
+def _apply(lane: Lane, overrides: dict[str, Any]) -> list[str]:
+    lane.overrides = overrides
+    try:
+        settings = conf.overlay(conf.default_settings(lane.queue), overrides)
+    except ImproperlyConfigured as error:
+        logger.error("Overrides of queue %s are not applied: %s", lane.queue, error)
+        return []
+    changes = difference(lane.settings, settings)
+    if changes:
+        lane.apply(settings)
+        logger.info("Queue %s: %s", lane.queue, " ".join(changes))
+    return [f"{lane.queue}: {change}" for change in changes]
+
+
+def difference(old: QueueSettings, new: QueueSettings) -> list[str]:
+    """Return what changed as ``name=new<old``, durations in ISO 8601."""
+    return [
+        f"{field.name}={shown(getattr(new, field.name))}<{shown(getattr(old, field.name))}"
+        for field in fields(QueueSettings)
+        if field.name not in FIXED and getattr(new, field.name) != getattr(old, field.name)
+    ]
+
+
+def shown(value: Any) -> str:
+    """Return a setting's value as people write it."""
+    if isinstance(value, timedelta):
+        return iso(value)
+    return retry.describe(value) if callable(value) else str(value)
+
+
+def iso(value: timedelta) -> str:
+    """Return a duration in short ISO 8601: PT15M, PT1H30M, PT0.25S, P2D."""
+    seconds = value.total_seconds() - value.days * 86_400
+    parts = [(int(seconds // 3600), "H"), (int(seconds % 3600 // 60), "M")]
+    time = "".join(f"{number}{unit}" for number, unit in parts if number)
+    rest = f"{seconds % 60:.6f}".rstrip("0").rstrip(".")
+    time += f"{rest}S" if float(rest) or not (time or value.days) else ""
+    return f"P{f'{value.days}D' if value.days else ''}{f'T{time}' if time else ''}"

@@ -1,0 +1,551 @@
+"""Settle: what each verb does to each column, and that nobody but the holder of the newest lease can do it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+from django.db import transaction
+from django.utils import timezone
+
+from django_dbtaskqueue import Complete, CompleteDelete, Fail, LeaseLost, Poison, Reenqueue
+from django_dbtaskqueue.exceptions import TaskQueueError
+from django_dbtaskqueue.flow import settle
+from django_dbtaskqueue.flow.settle import Park, Release, settle_surely
+from django_dbtaskqueue.lease import Lease
+from django_dbtaskqueue.models import Attempt, DeletedTasks, TaskHistory
+from django_dbtaskqueue.status import COMPLETED, CREATED, ERROR, POISON, PROCESSING
+from tests.conformance.conftest import SECOND, World
+from tests.factories import LEASE
+from tests.support import counted
+from tests.testapp.models import Booking
+
+pytestmark = pytest.mark.django_db(databases=["default", "sqlite"])
+SECONDS = timedelta(seconds=1)
+
+
+@dataclass(frozen=True)
+class At:
+    """A time the database wrote in this test: now, or that much later."""
+
+    later: timedelta = timedelta(0)
+
+    def __eq__(self, value: object) -> bool:
+        return isinstance(value, datetime) and abs(value - timezone.now() - self.later) < 5 * SECONDS
+
+    def __hash__(self) -> int:
+        return hash(self.later)
+
+
+NOW = At()
+
+
+@dataclass(frozen=True)
+class Effect:
+    """An outcome, and the columns it leaves different; all others stay as they were."""
+
+    outcome: settle.Settlement
+    columns: dict[str, Any] = field(default_factory=dict)
+    failed: bool = False  # leaves a row in Attempt
+
+    def changed(self) -> dict[str, Any]:
+        return {"last_update_time": NOW, **self.columns}
+
+
+ENDED = {"ready_time": None, "finish_time": NOW}
+BACK = {"status": CREATED, "ready_time": NOW, "next_process_time": NOW, "poller_instance": None}
+GIVEN_BACK = {"status": CREATED, "next_process_time": NOW, "poller_instance": None, "attempt": 1}
+EFFECTS = {
+    "complete": Effect(Complete(), {"status": COMPLETED, "process_result": None, **ENDED}),
+    "complete with a result": Effect(
+        Complete({"n": 1}), {"status": COMPLETED, "result": {"n": 1}, "process_result": '{"n": 1}', **ENDED}
+    ),
+    "poison": Effect(Poison(), {"status": POISON, "process_result": None, **ENDED}),
+    "poison with a reason": Effect(Poison("no"), {"status": POISON, "process_result": "no", **ENDED}),
+    "fail, retried by policy": Effect(
+        Fail("no"),
+        {**BACK, "ready_time": At(timedelta(hours=1)), "next_process_time": At(timedelta(hours=1)),
+         "process_result": "no"},
+        failed=True,
+    ),
+    "fail, retried at a given time": Effect(
+        Fail("no", delay=timedelta(minutes=2)),
+        {**BACK, "ready_time": At(timedelta(minutes=2)), "next_process_time": At(timedelta(minutes=2)),
+         "process_result": "no"},
+        failed=True,
+    ),
+    "fail for good": Effect(
+        Fail("no", retry=False), {"status": ERROR, "process_result": "no", **ENDED}, failed=True
+    ),
+    "reenqueue": Effect(Reenqueue(), {**BACK, "attempt": 0, "reenqueue_attempt": 1, "process_result": None}),
+    "reenqueue later": Effect(
+        Reenqueue(timedelta(minutes=3), "half"),
+        {**BACK, "ready_time": At(timedelta(minutes=3)), "next_process_time": At(timedelta(minutes=3)), "attempt": 0,
+         "reenqueue_attempt": 1, "result": "half", "process_result": "half"},
+    ),
+    "reenqueue, attempts kept": Effect(
+        Reenqueue(keep_attempts=True), {**BACK, "reenqueue_attempt": 1, "process_result": None}
+    ),
+    "release": Effect(Release(), GIVEN_BACK),
+    "park": Effect(Park("no handler for x"), {**GIVEN_BACK, "ready_time": None, "parked_by": "no handler for x"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", EFFECTS)
+def test_what_each_outcome_writes(world: World, case: str) -> None:
+    """Given a task on its second attempt, with traces of the first, taken a while ago."""
+    effect = EFFECTS[case]
+    lease = world.take(
+        attempt=1, total_attempt=7, reference="r", payload=[1], context={"t": 1}, priority=-2, process_result="before",
+        group_key=None, payload_type=None,
+    )  # fmt: skip
+    lease.policy = lambda attempt, error: timedelta(hours=1)
+    world.age(20 * SECONDS)
+    before = world.row(lease)
+
+    assert world.settle(lease, effect.outcome)
+
+    after = world.row(lease)
+    wanted = effect.changed()
+    assert {name: value for name, value in after.items() if value != before[name]} == {
+        name: value for name, value in wanted.items() if before[name] != value
+    }
+    assert wanted.keys() <= after.keys()
+    failures = list(Attempt.objects.using(world.alias).values("task_id", "attempt", "total_attempt", "message"))
+    assert failures == [{"task_id": lease.id, "attempt": 2, "total_attempt": 8, "message": "no"}] * effect.failed
+
+
+VERBS: dict[str, Callable[[Lease], None]] = {
+    "complete": lambda lease: lease.complete({"n": 1}),
+    "complete_delete": lambda lease: lease.complete_delete(),
+    "reenqueue": lambda lease: lease.reenqueue(),
+    "fail": lambda lease: lease.fail("no", retry=False),
+    "retry": lambda lease: lease.fail("no", delay=timedelta(0)),
+    "poison": lambda lease: lease.poison("no"),
+    "touch": lambda lease: lease.touch(timedelta(minutes=5)),
+    "report_progress": lambda lease: lease.report_progress(0.5, "half"),
+}
+SETTLEMENTS = {
+    "complete": Complete({"n": 1}), "complete without a result": Complete(), "complete_delete": CompleteDelete(),
+    "reenqueue": Reenqueue(), "fail": Fail("no", retry=False), "retry": Fail("no", delay=timedelta(0)),
+    "poison": Poison("no"), "release": Release(), "park": Park("no handler"),
+}  # fmt: skip
+
+
+def gone_running(world: World, lease: Lease) -> None:
+    world.take_over(lease)
+
+
+def gone_finished(world: World, lease: Lease) -> None:
+    world.take_over(lease).complete("by the other")
+
+
+def gone_back_in_line(world: World, lease: Lease) -> None:
+    assert world.tasks.filter(pk=lease.id).release_all() == 1
+
+
+def gone_taken_by_the_same_poller(world: World, lease: Lease) -> None:
+    gone_back_in_line(world, lease)
+    assert len(world.checkout()) == 1
+
+
+def gone_deleted(world: World, lease: Lease) -> None:
+    assert world.tasks.filter(pk=lease.id).purge() == 1
+
+
+def gone_settled_before(world: World, lease: Lease) -> None:
+    lease.poison("by ourselves")
+
+
+GONE = [
+    gone_running, gone_finished, gone_back_in_line, gone_taken_by_the_same_poller, gone_deleted, gone_settled_before,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("gone", GONE)
+@pytest.mark.parametrize("keep", ["keep", "history", "delete"])
+def test_a_stale_holder_writes_nothing(world: World, gone: Callable[[World, Lease], None], keep: str) -> None:
+    """Given a lease that is gone, when its holder tries every verb, then no row of any table changes."""
+    world.configure(keep=keep)
+    lease = world.take()
+    gone(world, lease)
+    before = world.everything()
+
+    for name, verb in VERBS.items():
+        with pytest.raises(LeaseLost) as lost:
+            verb(lease)
+        assert (lost.value.task_id, lost.value.total_attempt) == (lease.id, 1), name
+    for name, outcome in SETTLEMENTS.items():
+        assert not world.settle(lease, outcome, keep=keep), name
+
+    assert world.everything() == before
+
+
+def test_a_stale_row_in_a_batch_does_not_hold_up_the_others(world: World) -> None:
+    leases = [world.take() for _ in range(3)]
+    world.tasks.filter(pk=leases[1].id).release_all()
+    settled = settle.settle(world.session, [(lease, Complete()) for lease in leases])
+    assert settled == {leases[0].id, leases[2].id}
+    assert world.row(leases[1])["status"] == CREATED
+
+
+def test_an_expired_lease_nobody_took_over_still_settles(world: World) -> None:
+    lease = world.take()
+    world.age(10 * LEASE)
+    lease.complete()
+    assert world.row(lease)["status"] == COMPLETED
+
+
+def test_lease_lost_rolls_the_caller_s_writes_back(world: World) -> None:
+    lease = world.take()
+    world.take_over(lease)
+
+    with pytest.raises(LeaseLost, match=f"Lease 1 of task {lease.id} is gone"), transaction.atomic(using=world.alias):
+        Booking.objects.using(world.alias).create(reference="late")
+        lease.complete()
+
+    assert not Booking.objects.using(world.alias).exists()
+    assert world.row(lease)["status"] == PROCESSING
+
+
+def test_a_settle_commits_and_rolls_back_with_the_caller(
+    world: World, django_capture_on_commit_callbacks: Callable[..., Any]
+) -> None:
+    lease = world.take()
+    with pytest.raises(ZeroDivisionError), transaction.atomic(using=world.alias):
+        lease.complete("first try")
+        raise ZeroDivisionError
+    assert world.row(lease)["status"] == PROCESSING
+    assert not lease.settled
+
+    with django_capture_on_commit_callbacks(using=world.alias, execute=True), transaction.atomic(using=world.alias):
+        Booking.objects.using(world.alias).create(reference="in time")
+        lease.complete("second try")
+    assert lease.settled
+    assert world.row(lease)["result"] == "second try"
+    assert Booking.objects.using(world.alias).count() == 1
+
+
+# -- keep ------------------------------------------------------------------------------------------------------------
+
+
+def test_keep_history_moves_the_row_with_all_it_says(world: World) -> None:
+    world.configure(keep="history")
+    task = world.enqueue("ref-1", {"n": 1}, priority=4, tag=None, context={"t": 1}, ttl=timedelta(hours=1))
+    (lease,) = world.checkout()
+    before = world.row(task)
+
+    lease.complete({"sum": 2})
+
+    assert not world.tasks.filter(pk=task.id).exists()
+    moved = TaskHistory.objects.using(world.alias).values().get()
+    assert (moved["location"], moved["task_id"], moved["moved_time"]) == ("dbtaskqueue.task", task.id, NOW)
+    shared = moved.keys() & before.keys() - {"id"}
+    assert {name for name in shared if moved[name] != before[name]} == {
+        "status", "result", "process_result", "finish_time", "last_update_time",
+    }  # fmt: skip
+    assert (moved["status"], moved["result"], moved["finish_time"]) == (COMPLETED, {"sum": 2}, NOW)
+    assert moved["process_result"] == '{"sum": 2}'
+    world.enqueue("ref-1")  # the reference is free again
+
+
+def test_keep_history_moves_completed_tasks_only(world: World) -> None:
+    world.configure(keep="history")
+    for verb in ("fail", "poison", "reenqueue"):
+        VERBS[verb](world.take())
+    assert not TaskHistory.objects.using(world.alias).exists()
+    assert sorted(world.tasks.values_list("status", flat=True)) == [CREATED, ERROR, POISON]
+
+
+def test_keep_delete_counts_what_it_deletes(world: World) -> None:
+    world.configure(keep="delete")
+    world.take().complete()
+    leases = [world.take() for _ in range(3)]
+    pairs: list[settle.Pair] = [(lease, Complete(lease.id)) for lease in leases]
+    settle.settle(world.session, [*pairs[:2], (leases[2], CompleteDelete())], keep="delete")
+    assert not world.tasks.exists()
+    counts = DeletedTasks.objects.using(world.alias).values_list("queue", "count")
+    assert sorted(counts) == [("parcels", 1), ("parcels", 3)]
+
+
+@pytest.mark.parametrize("keep", ["keep", "history", "delete"])
+def test_complete_delete_deletes_and_counts_whatever_is_kept(world: World, keep: str) -> None:
+    world.configure(keep=keep)
+    lease = world.take()
+    lease.complete_delete()
+    assert not world.tasks.exists()
+    assert not TaskHistory.objects.using(world.alias).exists()
+    assert DeletedTasks.objects.using(world.alias).values_list("queue", "count").get() == ("parcels", 1)
+
+
+@pytest.mark.parametrize("keep", ["keep", "history", "delete"])
+def test_a_mixed_batch_is_one_transaction_and_conserves(world: World, keep: str) -> None:
+    for _ in range(18):
+        world.make()
+    leases = world.checkout(18)
+    outcomes = list(SETTLEMENTS.values()) * 2
+    pairs = list(zip(leases, outcomes, strict=True))
+
+    assert settle.settle(world.session, pairs, keep=keep) == {lease.id for lease in leases}
+
+    assert counted(world.alias) == 18
+    completed = 4 if keep == "keep" else 0
+    assert world.tasks.filter(status=COMPLETED).count() == completed
+    assert TaskHistory.objects.using(world.alias).count() == (4 if keep == "history" else 0)
+
+
+def test_a_delay_that_is_none_is_refused_where_it_is_written() -> None:
+    with pytest.raises(TypeError, match=r"delay=5.*needs a timedelta"):
+        Reenqueue(5)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="is negative"):
+        Reenqueue(timedelta(seconds=-1))
+
+
+def test_something_that_is_no_outcome_is_refused(world: World) -> None:
+    lease = world.take()
+    with pytest.raises(TaskQueueError, match="is not an outcome"):
+        world.settle(lease, "done")  # type: ignore[arg-type]
+    assert world.row(lease)["status"] == PROCESSING
+
+
+# -- failures --------------------------------------------------------------------------------------------------------
+
+
+def test_failures_end_in_error_after_the_budget(world: World) -> None:
+    task = world.make(max_attempts=3)
+    for attempt in (1, 2, 3):
+        (lease,) = world.checkout()
+        assert lease.attempt == attempt
+        lease.fail(ValueError(f"number {attempt}"), delay=timedelta(0))
+    row = world.row(task)
+    assert (row["status"], row["attempt"], row["total_attempt"]) == (ERROR, 3, 3)
+    assert row["process_result"].rstrip().endswith("ValueError: number 3")
+    attempts = Attempt.objects.using(world.alias).filter(task_id=task.id).order_by("total_attempt")
+    assert [(one.attempt, one.error_type, one.message) for one in attempts] == [
+        (1, "builtins.ValueError", "number 1"), (2, "builtins.ValueError", "number 2"),
+        (3, "builtins.ValueError", "number 3"),
+    ]  # fmt: skip
+    assert all(one.poller_instance and one.start_time <= one.finish_time for one in attempts)
+    assert all("Traceback" in one.traceback or one.traceback.endswith(f"{one.message}\n") for one in attempts)
+
+
+@pytest.mark.parametrize("keep_attempts", [True, False])
+def test_a_reenqueued_task_can_be_taken_again_even_after_its_last_attempt(world: World, keep_attempts: bool) -> None:
+    """Reenqueue is no failure: a task that keeps its attempts must not be left in line where nobody may take it."""
+    task = world.make(attempt=2, max_attempts=3)
+    (lease,) = world.checkout()
+    lease.reenqueue(keep_attempts=keep_attempts)
+    assert [lease.id for lease in world.checkout()] == [task.id]
+
+
+def test_a_released_task_can_be_taken_again_even_after_its_last_attempt(world: World) -> None:
+    task = world.make(attempt=2, max_attempts=3)
+    (lease,) = world.checkout()
+    assert world.tasks.filter(pk=lease.id).release_all() == 1
+    assert [lease.id for lease in world.checkout()] == [task.id]
+
+
+class Hostile(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text for you")
+
+
+class HostileRepr:
+    def __repr__(self) -> str:
+        raise RuntimeError("no repr for you")
+
+
+class HostileName(Exception):
+    pass
+
+
+HostileName.__qualname__ = "Hostile\0Name\ud800" * 100
+
+
+def deep(level: int = 0) -> None:
+    deep(level + 1)
+
+
+def raised(function: Callable[[], Any]) -> BaseException:
+    try:
+        function()
+    except BaseException as error:
+        return error
+    raise AssertionError("nothing was raised")
+
+
+def cyclic() -> BaseException:
+    first, second = ValueError("first"), ValueError("second")
+    first.__cause__, second.__cause__ = second, first
+    return first
+
+
+ERRORS: dict[str, Callable[[], BaseException | str]] = {
+    "NUL": lambda: ValueError("a\0b"),
+    "lone surrogate": lambda: ValueError("a\udcffb"),
+    "a surrogate pair, apart": lambda: ValueError("\ud83d\ude00"),
+    "huge": lambda: ValueError("x" * 5_000_000),
+    "huge, of wide characters": lambda: ValueError("\U0001f600" * 500_000),
+    "__str__ raises": Hostile,
+    "no text": lambda: ValueError(),
+    "args that are no text": lambda: ValueError(b"\xff", None, {"a": object()}),
+    "an argument whose repr raises": lambda: ValueError(HostileRepr()),
+    "hostile name": lambda: HostileName("x"),
+    "recursion": lambda: raised(deep),
+    "cyclic cause": cyclic,
+    "group": lambda: ExceptionGroup("many", [Hostile(), ValueError("\0")]),
+    "syntax error": lambda: raised(lambda: compile("a b\0", "\0file", "exec")),
+    "exit": lambda: SystemExit(3),
+    "message with NUL": lambda: "a\0b\udc80",
+    "empty message": lambda: "",
+    "percent and braces": lambda: ValueError("%s %(x)s {0.__class__} '); DROP TABLE x; --"),
+}
+
+
+@pytest.mark.parametrize("case", ERRORS)
+@pytest.mark.parametrize("retry", [True, False])
+def test_no_error_text_makes_the_failure_write_fail(world: World, case: str, retry: bool) -> None:
+    lease = world.take()
+
+    assert world.settle(lease, Fail(ERRORS[case](), retry=retry))
+
+    row = world.row(lease)
+    assert row["status"] == (CREATED if retry else ERROR)
+    attempt = Attempt.objects.using(world.alias).get(task_id=lease.id)
+    for text in (row["process_result"] or "", attempt.message, attempt.error_type, attempt.traceback):
+        assert "\0" not in text
+        text.encode()
+    assert len((row["process_result"] or "").encode()) <= 4000
+    assert len(attempt.error_type) <= 200
+
+
+# -- results ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("result", "text"),
+    [
+        ("é" * 3000, "é" * 2000),
+        ("\U0001f600" * 1500, "\U0001f600" * 1000),
+        ("a" + "€" * 2000, "a" + "€" * 1333),
+        ("x" * 4000, "x" * 4000),
+        ("x" * 4001, "x" * 4000),
+        ("", ""),
+        (0, "0"),
+        (False, "false"),
+        ([1, "é"], '[1, "é"]'),
+        ({"k": "é" * 2500}, ('{"k": "' + "é" * 2500)[: 7 + 1996]),
+    ],
+)
+def test_a_result_is_kept_whole_and_its_text_cut_between_characters(world: World, result: Any, text: str) -> None:
+    lease = world.take()
+    lease.complete(result)
+    row = world.row(lease)
+    assert row["result"] == result
+    assert row["process_result"] == text
+    assert len(text.encode()) <= 4000
+
+
+@pytest.mark.parametrize("verb", ["complete", "reenqueue"])
+def test_no_result_stays_null(world: World, verb: str) -> None:
+    others = world.take()  # with a result, so that both go the same way
+    lease = world.take()
+    outcomes = {"complete": (Complete("x"), Complete()), "reenqueue": (Reenqueue(None, "x"), Reenqueue())}[verb]
+    settle.settle(world.session, list(zip((others, lease), outcomes, strict=True)))
+    row = world.row(lease)
+    assert (row["result"], row["process_result"]) == (None, None)
+    assert world.tasks.filter(pk=lease.id, result__isnull=True).exists()
+    assert world.row(others)["result"] == "x"
+
+
+def circle() -> list[Any]:
+    made: list[Any] = []
+    made.append(made)
+    return made
+
+
+def nested(depth: int) -> list[Any]:
+    made: list[Any] = []
+    for _ in range(depth):
+        made = [made]
+    return made
+
+
+BAD = {
+    "object": lambda: Complete(object()),
+    "object whose repr raises": lambda: Complete(HostileRepr()),
+    "NaN": lambda: Complete({"a": math.nan}),
+    "infinity": lambda: Complete(math.inf),
+    "NUL": lambda: Complete("a\0b"),
+    "lone surrogate": lambda: Complete({"a": "\ud800"}),
+    "NUL in a key": lambda: Complete({"\0": 1}),
+    "key that is no text": lambda: Complete({1: 2}),
+    "circle": lambda: Complete(circle()),
+    "too deep": lambda: Complete(nested(100_000)),
+    "integer of 5,000 digits": lambda: Complete(10**5000),
+    "bytes": lambda: Complete(b"\xff"),
+    "set": lambda: Complete({1}),
+    "delay beyond the calendar": lambda: Reenqueue(timedelta.max),
+    "retry beyond the calendar": lambda: Fail("no", delay=timedelta.max),
+    "reason that is no text": lambda: Poison(HostileRepr()),  # type: ignore[arg-type]
+    "reason with NUL": lambda: Poison("a\0b\ud800"),
+    "result of a reenqueue": lambda: Reenqueue(None, {"a": math.nan}),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+@pytest.mark.parametrize("keep", ["keep", "history"])
+def test_one_bad_outcome_never_fails_its_batch(world: World, case: str, keep: str) -> None:
+    """Given 12 outcomes of which the fifth cannot be stored, then 11 are stored as they are and the fifth is too."""
+    for _ in range(12):
+        world.make()
+    leases = world.checkout(12)
+    pairs: list[settle.Pair] = [(lease, Complete(lease.id)) for lease in leases]
+    pairs[4] = (leases[4], BAD[case]())
+
+    assert settle_surely(world.session, pairs, keep=keep) == {lease.id for lease in leases}
+
+    assert not world.tasks.filter(status=PROCESSING).exists()
+    assert counted(world.alias) == 12
+    table = world.tasks if keep == "keep" else TaskHistory.objects.using(world.alias)
+    good = {lease.id for lease in leases if lease is not leases[4]}
+    assert good <= {int(row["result"]) for row in table.values("result") if str(row["result"]).isdigit()}
+
+
+# -- a commit whose reply was lost -------------------------------------------------------------------------------------
+
+
+def test_resolve_tells_what_became_of_leases(world: World) -> None:
+    settled, standing, deleted, taken_over = leases = [world.take() for _ in range(4)]
+    settled.complete()
+    deleted.complete_delete()
+    world.age(LEASE)
+    world.tasks.filter(pk=standing.id).update(next_process_time=timezone.now() + LEASE)
+    world.checkout(poller=SECOND)
+    assert world.row(taken_over)["total_attempt"] == 2
+
+    assert settle.resolve(world.session, leases) == ({settled.id}, {standing.id})
+
+
+def test_a_repeated_settle_changes_nothing(world: World) -> None:
+    lease = world.take()
+    pairs: list[settle.Pair] = [(lease, Fail("no", retry=False))]
+    assert settle.settle(world.session, pairs) == {lease.id}
+    before = world.everything()
+    assert settle.settle(world.session, pairs) == set()
+    assert world.everything() == before
+    assert Attempt.objects.using(world.alias).count() == 1
+
+
+def test_stored_results_are_json_for_every_reader(world: World) -> None:
+    lease = world.take()
+    lease.complete({"z": 1, "a": [None, True, 1.5, "é"]})
+    session = world.session
+    column = session.sql.dialect.text("result")
+    ((text,),) = session.run(f"SELECT {column} FROM dbtaskqueue_task WHERE id = %(id)s", {"id": lease.id})
+    assert json.loads(text) == {"z": 1, "a": [None, True, 1.5, "é"]}

@@ -1,0 +1,183 @@
+"""The operator's verbs: what they change, what they skip, and who may use them."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from django.contrib.auth.models import AnonymousUser, Permission, User
+from django.utils import timezone
+
+from django_dbtaskqueue.exceptions import TaskQueueError, UnknownQueue
+from django_dbtaskqueue.models import Queue, Task
+from django_dbtaskqueue.operations.permissions import can_operate
+from django_dbtaskqueue.operations.verbs import (
+    IN_EFFECT,
+    QUEUE_VERBS,
+    TASK_VERBS,
+    Aging,
+    TaskVerb,
+    Verb,
+    ensure_rows,
+    pause,
+    resume,
+)
+from django_dbtaskqueue.status import BY_VERB, Status
+from tests.factories import age, make_task
+
+ALL: list[Verb] = [*TASK_VERBS.values(), *QUEUE_VERBS.values()]
+NOW = Aging(timedelta(0))
+
+
+def paused(name: str = "claims") -> bool:
+    return Queue.objects.filter(IN_EFFECT, name=name).exists()
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("verb", TASK_VERBS.values(), ids=lambda verb: verb.name)
+@pytest.mark.parametrize("status", list(Status))
+def test_a_verb_changes_what_its_preview_counts(verb: TaskVerb, status: Status) -> None:
+    # Given one task in each status
+    task = make_task(status)
+    for other in set(Status) - {status}:
+        make_task(other)
+    only = Task.objects.filter(pk=task.pk)
+    # When the verb is previewed, and then used on one of them
+    preview = verb.preview(only, NOW)
+    changed = verb.run(only, NOW)
+    # Then both say the same, which is what the edges say, and the task stands where they lead
+    assert changed == preview.eligible.number == int(status in BY_VERB[verb.name].sources)
+    assert preview.skipped == 1 - changed
+    expected = BY_VERB[verb.name].target if changed else status
+    assert list(only.values_list("status", flat=True)) == ([] if expected is None else [expected])
+
+
+@pytest.mark.django_db
+def test_housekeep_counts_and_takes_only_tasks_of_the_age() -> None:
+    old, young = make_task(Status.ERROR), make_task(Status.ERROR)
+    age(timedelta(days=15), pk=old.pk)
+    verb = TASK_VERBS["housekeep"]
+    assert str(verb.preview(Task.objects.all(), Aging()).eligible) == "1"
+    assert verb.run(Task.objects.all(), Aging(to="delete")) == 1
+    assert [task.pk for task in Task.objects.all()] == [young.pk]
+
+
+@pytest.mark.parametrize(
+    ("verb", "aging", "words"),
+    [
+        ("reprocess", Aging(), "not in ERROR"),
+        ("unpoison", Aging(), "not in POISON"),
+        ("housekeep", Aging(timedelta(days=1)), "not finished, or finished less than 1 day ago"),
+        ("housekeep", Aging(), "not finished, or finished less than 14 days ago"),
+    ],
+)
+def test_a_verb_says_why_it_skips(verb: str, aging: Aging, words: str) -> None:
+    assert TASK_VERBS[verb].skipped(aging) == words
+
+
+@pytest.mark.parametrize("verb", ALL, ids=lambda verb: verb.name)
+def test_a_verb_speaks_of_one_and_of_many(verb: Verb) -> None:
+    assert str(verb.done % {"number": 1}).startswith("1 ")
+    assert str(verb.done % {"number": 2}) != str(verb.done % {"number": 1}).replace("1", "2")
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("verb", ALL, ids=lambda verb: verb.name)
+def test_only_its_own_permission_opens_a_verb(verb: Verb) -> None:
+    # Given a user with every permission of the app but this verb's, and one with this verb's only
+    ours = Permission.objects.filter(content_type__app_label="dbtaskqueue")
+    rest, one = User.objects.create_user("rest"), User.objects.create_user("one")
+    rest.user_permissions.set(ours.exclude(codename=verb.permission))
+    one.user_permissions.set(ours.filter(codename=verb.permission))
+    # Then only the second may use it, and only while active
+    assert not can_operate(rest, verb)
+    assert can_operate(one, verb)
+    assert not can_operate(AnonymousUser(), verb)
+    one.is_active = False
+    assert not can_operate(one, verb)
+
+
+@pytest.mark.django_db
+def test_a_pause_holds_at_the_next_checkout_and_resume_ends_it() -> None:
+    make_task()
+    assert Task.objects.due().count() == 1
+    # When the queue is paused, which makes its row
+    assert pause(["claims"], by="ada", reason="maintenance") == 1
+    # Then nothing is taken, though it is due
+    assert Task.objects.checkout("claims", poller_instance="p") == []
+    # When it is resumed, then the task is taken
+    assert resume(["claims"]) == 1
+    assert len(Task.objects.checkout("claims", poller_instance="p")) == 1
+
+
+@pytest.mark.django_db
+def test_a_pause_ends_by_itself() -> None:
+    make_task()
+    pause(["claims"], by="ada", until=timezone.now() + timedelta(hours=1))
+    assert Task.objects.checkout("claims", poller_instance="p") == []
+    age(timedelta(hours=2), model=Queue, name="claims")
+    assert len(Task.objects.checkout("claims", poller_instance="p")) == 1
+    assert resume(["claims"]) == 0, "it was over already"
+
+
+@pytest.mark.django_db
+def test_pausing_again_gives_a_new_reason_and_keeps_since_when() -> None:
+    pause(["claims"], by="ada", reason="first")
+    age(timedelta(hours=1), model=Queue, name="claims")
+    since = Queue.objects.get(name="claims").paused_time
+    pause(["claims"], by="bob", reason="second")
+    row = Queue.objects.get(name="claims")
+    assert (row.paused_time, row.paused_by, row.paused_reason) == (since, "bob", "second")
+
+
+@pytest.mark.django_db
+def test_pausing_after_a_pause_that_ended_begins_anew() -> None:
+    pause(["claims"], by="ada", until=timezone.now() + timedelta(hours=1))
+    age(timedelta(hours=2), model=Queue, name="claims")
+    ended = Queue.objects.get(name="claims").paused_time
+    pause(["claims"], by="ada")
+    began = Queue.objects.get(name="claims").paused_time
+    assert began is not None and ended is not None and began > ended
+    assert paused()
+
+
+@pytest.mark.django_db
+def test_a_pause_that_is_over_before_it_begins_is_refused_and_writes_nothing() -> None:
+    with pytest.raises(TaskQueueError, match="would end before it begins"):
+        pause(["claims"], by="ada", until=timezone.now() - timedelta(minutes=1))
+    assert not Queue.objects.exists()
+
+
+@pytest.mark.django_db
+def test_a_queue_nobody_knows_is_not_made_known_by_pausing_it() -> None:
+    with pytest.raises(UnknownQueue, match="Did you mean 'claims'"):
+        pause(["claims", "clams"], by="ada")
+    assert not Queue.objects.exists()
+
+
+@pytest.mark.django_db
+def test_a_queue_that_stands_in_the_table_only_can_be_paused() -> None:
+    Queue.objects.create(name="by-hand")
+    assert pause(["by-hand"], by="ada") == 1
+    assert paused("by-hand")
+
+
+@pytest.mark.django_db
+def test_rows_are_made_once() -> None:
+    ensure_rows(["claims"], "default")
+    ensure_rows(["claims"], "default")
+    assert Queue.objects.count() == 1
+
+
+@pytest.mark.django_db
+def test_no_queues_is_a_no_op() -> None:
+    assert pause([], by="ada") == resume([]) == 0
+
+
+@pytest.mark.django_db(databases=["default", "sqlite"])
+def test_pause_and_resume_on_sqlite() -> None:
+    assert pause(["claims"], by="ada", until=timezone.now() + timedelta(hours=1), using="sqlite") == 1
+    assert Queue.objects.using("sqlite").filter(IN_EFFECT).count() == 1
+    assert resume(["claims"], using="sqlite") == 1
+    with pytest.raises(TaskQueueError):
+        pause(["claims"], by="ada", until=timezone.now() - timedelta(hours=1), using="sqlite")
