@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 
 from django_dbtaskqueue import conf, registry
@@ -19,6 +20,7 @@ def checkout(
     poller_instance: str,
     limit: int = 1,
     lease: timedelta | None = None,
+    tags: Sequence[str] = (),
     using: str | None = None,
 ) -> list[Lease]:
     """Take at most ``limit`` due tasks under a lease; see ``TaskManager.checkout``.
@@ -39,6 +41,7 @@ def checkout(
         limit=limit,
         lease=lease or settings.lease,
         door=door,
+        tags=tags,
     )
     return [task for task in taken if _live(task, settings) and _readable(task, settings)]
 

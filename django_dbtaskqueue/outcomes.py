@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+CENTURY = timedelta(days=36_525)  # later times end where Python's calendar does, and could not be read back
+
 
 @dataclass(frozen=True, slots=True)
 class Complete:
@@ -25,7 +27,7 @@ class Reenqueue:
 
     ``reenqueue_attempt`` grows by one and ``attempt`` starts again at 0 unless ``keep_attempts``; of kept attempts the
     last one is given back, so that the task can be taken again. Raises ``TypeError`` or ``ValueError`` for a delay that
-    is no ``timedelta`` of zero or more.
+    is no ``timedelta`` from zero to a hundred years.
     """
 
     delay: timedelta | None = None
@@ -35,8 +37,8 @@ class Reenqueue:
     def __post_init__(self) -> None:
         if self.delay is not None and not isinstance(self.delay, timedelta):
             raise TypeError(f"Reenqueue(delay={self.delay!r}) needs a timedelta, e.g. timedelta(minutes=5).")
-        if self.delay is not None and self.delay < timedelta(0):
-            raise ValueError(f"Reenqueue(delay={self.delay!r}) is negative. Leave it out to be due at once.")
+        if self.delay is not None and not timedelta(0) <= self.delay <= CENTURY:
+            raise ValueError(f"Reenqueue(delay={self.delay!r}) must be from zero to a hundred years.")
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ The flow lies above this layer, so it introduces itself at start-up (``bind``) r
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -93,13 +93,21 @@ class TaskManager(models.Manager.from_queryset(TaskQuerySet)):  # type: ignore[m
         return _flow["enqueue"].enqueue_many(queue, items, using=options.pop("using", self._db), **options)
 
     def checkout(
-        self, queue: str, *, poller_instance: str, limit: int = 1, lease: timedelta | None = None
+        self,
+        queue: str,
+        *,
+        poller_instance: str,
+        limit: int = 1,
+        lease: timedelta | None = None,
+        tags: Sequence[str] = (),
     ) -> list[Lease]:
         """Take at most ``limit`` due tasks under a lease, in line order, charging an attempt each.
+
+        Tasks with a tag are taken only when it is among ``tags``.
 
         Atomic: no task is ever handed to two callers while a lease lives. The tasks' payloads are decoded.
         """
         leases: list[Lease] = _flow["checkout"].checkout(
-            queue, poller_instance=poller_instance, limit=limit, lease=lease, using=self._db
+            queue, poller_instance=poller_instance, limit=limit, lease=lease, tags=tags, using=self._db
         )
         return leases

@@ -70,4 +70,3 @@ def _earlier(name: str, delta: timedelta, using: str) -> Any:
         function="STRFTIME",
         output_field=models.DateTimeField(),
     )
-

@@ -1,4 +1,4 @@
-"""What tests of a queue need beyond pytest: wait for facts, act on several connections, watch every change of status."""
+"""What tests of a queue need beyond pytest: wait for facts, act on several connections, watch each change of status."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def until_blocked(pid: int) -> None:
     eventually(waits)
 
 
-# -- the audit -----------------------------------------------------------------------------------------------------------
+# -- the audit --------------------------------------------------------------------------------------------------------
 
 COLUMNS = "task_id, old_status, new_status, old_total, new_total, old_attempt, new_attempt, budget, due, clock"
 CREATE = (

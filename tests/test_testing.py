@@ -244,7 +244,7 @@ def test_a_task_without_a_processor_is_parked_and_goes_on_when_there_is_one() ->
 def test_a_task_whose_process_died_on_its_last_attempt_ends_in_error(alias: str) -> None:
     processor("dying", max_attempts=1)(lambda task: None)
     enqueue("dying", "a", using=alias)
-    assert Task.objects.using(alias).checkout("dying", poller_instance="dead")
+    assert Task.objects.db_manager(alias).checkout("dying", poller_instance="dead")
     assert str(drain("dying", using=alias)) == "nothing was due"
     advance(MINUTE, using=alias)
     assert str(drain("dying", using=alias)) == "1 failed"

@@ -11,8 +11,8 @@ from typing import Any
 from django_dbtaskqueue import codecs, conf
 from django_dbtaskqueue import payload as json_payload
 from django_dbtaskqueue.exceptions import EnqueueError, PayloadError, near_match
+from django_dbtaskqueue.outcomes import CENTURY
 
-CENTURY = timedelta(days=36_525)  # later times end where Python's calendar does, and could not be read back
 LAST_YEAR = 9000
 OPTIONS = ("reference", "payload", "delay", "run_at", "priority", "group", "tag", "ttl", "context", "lease")
 
@@ -79,7 +79,7 @@ def _context(value: Any) -> str | None:
     try:
         return json_payload.dumps(dict(value), limits=_limits())
     except PayloadError as error:
-        raise PayloadError(error.reason, path=joined("context", error.path)) from None
+        raise EnqueueError(f"Context cannot be stored: {joined('context', error.path)}: {error.reason}") from None
 
 
 def joined(place: str, path: str) -> str:

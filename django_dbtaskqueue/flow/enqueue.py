@@ -276,8 +276,7 @@ def _named(index: int, error: EnqueueError) -> EnqueueError:
     """Return the error with the item's place in it."""
     place = f"items[{index}]"
     if isinstance(error, PayloadError):
-        inside = place if error.path.startswith("context") else f"{place}.payload"
-        return PayloadError(error.reason, path=joined(inside, error.path))
+        return PayloadError(error.reason, path=joined(f"{place}.payload", error.path))
     return error if str(error).startswith(place) else EnqueueError(f"{place}: {error}")
 
 

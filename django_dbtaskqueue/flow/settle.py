@@ -155,14 +155,14 @@ def write(lease: Lease, outcome: Settlement) -> tuple[dict[str, Any], dict[str, 
         case Park(reason):
             return {**unchanged, "s": "CREATED", "a": -1, "w": reason[:200]}, None
         case Reenqueue(delay, result, keep_attempts):
-            seconds = min(delay or timedelta(0), retry.LONGEST).total_seconds()
+            seconds = (delay or timedelta(0)).total_seconds()
             # The last attempt is given back: in line without an attempt left, nobody could ever take the task.
             kept = min(0, lease.max_attempts - 1 - lease.attempt)
             change = {"d": seconds, "a": kept if keep_attempts else None, "e": 1, **_result(result)}
             return {**unchanged, "s": "CREATED", **change}, None
         case Poison(reason):
-            text = reason if isinstance(reason, str) else json_payload.short_repr(reason)
-            return {**unchanged, "s": "POISON", "p": json_payload.cut_bytes(text) or None}, None
+            why = reason if isinstance(reason, str) else json_payload.short_repr(reason)
+            return {**unchanged, "s": "POISON", "p": json_payload.cut_bytes(why) or None}, None
         case Fail():
             delay = retry.decide(
                 outcome,

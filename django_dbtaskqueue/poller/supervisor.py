@@ -70,7 +70,7 @@ class Supervisor:
         """``above`` takes the children's log lines; without it they write to standard error themselves."""
         self._command = list(command)
         self._above = above
-        self._stops = stops
+        self.stops = stops
         self._endless = endless
         self._silence = MISSED * heartbeat.total_seconds()
         self._patience = (timeout + MARGIN).total_seconds()
@@ -100,7 +100,7 @@ class Supervisor:
 
     def _tend(self, child: Child) -> None:
         if child.process is None:
-            if self._stops.level > GO_ON:
+            if self.stops.level > GO_ON:
                 child.code = 0
             elif monotonic() >= child.start_at:
                 self._try_start(child)
@@ -149,8 +149,8 @@ class Supervisor:
         child.latest = Snapshot()
         if code in (USAGE, CONFIGURATION):
             child.code = code
-            self._stops.tell(DRAIN)
-        elif self._stops.level > GO_ON:
+            self.stops.tell(DRAIN)
+        elif self.stops.level > GO_ON:
             child.code = int(code not in (0, -signal.SIGTERM, -signal.SIGINT))  # a signal may come before the handlers
         elif code == 0 and not self._endless:
             child.code = 0
@@ -232,7 +232,7 @@ class Supervisor:
 
     def _pass_on(self) -> None:
         """Tell the children what is asked, once per level: a service manager may have signalled them, too."""
-        level = self._stops.level
+        level = self.stops.level
         if level == GO_ON:
             return
         if self._deadline == float("inf"):

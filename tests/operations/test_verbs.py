@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from django.contrib.auth.models import AnonymousUser, Permission, User
@@ -23,13 +24,18 @@ from django_dbtaskqueue.operations.verbs import (
     resume,
 )
 from django_dbtaskqueue.status import BY_VERB, Status
-from tests.factories import age, make_task
+from tests.factories import QUEUE, age, make_task
 
 ALL: list[Verb] = [*TASK_VERBS.values(), *QUEUE_VERBS.values()]
 NOW = Aging(timedelta(0))
 
 
-def paused(name: str = "claims") -> bool:
+@pytest.fixture(autouse=True)
+def _known(settings: Any) -> None:
+    settings.DBTASKQUEUE = {"QUEUES": {QUEUE: {}}}
+
+
+def paused(name: str = QUEUE) -> bool:
     return Queue.objects.filter(IN_EFFECT, name=name).exists()
 
 
@@ -102,41 +108,41 @@ def test_a_pause_holds_at_the_next_checkout_and_resume_ends_it() -> None:
     make_task()
     assert Task.objects.due().count() == 1
     # When the queue is paused, which makes its row
-    assert pause(["claims"], by="ada", reason="maintenance") == 1
+    assert pause([QUEUE], by="ada", reason="maintenance") == 1
     # Then nothing is taken, though it is due
-    assert Task.objects.checkout("claims", poller_instance="p") == []
+    assert Task.objects.checkout(QUEUE, poller_instance="p") == []
     # When it is resumed, then the task is taken
-    assert resume(["claims"]) == 1
-    assert len(Task.objects.checkout("claims", poller_instance="p")) == 1
+    assert resume([QUEUE]) == 1
+    assert len(Task.objects.checkout(QUEUE, poller_instance="p")) == 1
 
 
 @pytest.mark.django_db
 def test_a_pause_ends_by_itself() -> None:
     make_task()
-    pause(["claims"], by="ada", until=timezone.now() + timedelta(hours=1))
-    assert Task.objects.checkout("claims", poller_instance="p") == []
-    age(timedelta(hours=2), model=Queue, name="claims")
-    assert len(Task.objects.checkout("claims", poller_instance="p")) == 1
-    assert resume(["claims"]) == 0, "it was over already"
+    pause([QUEUE], by="ada", until=timezone.now() + timedelta(hours=1))
+    assert Task.objects.checkout(QUEUE, poller_instance="p") == []
+    age(timedelta(hours=2), model=Queue, name=QUEUE)
+    assert len(Task.objects.checkout(QUEUE, poller_instance="p")) == 1
+    assert resume([QUEUE]) == 0, "it was over already"
 
 
 @pytest.mark.django_db
 def test_pausing_again_gives_a_new_reason_and_keeps_since_when() -> None:
-    pause(["claims"], by="ada", reason="first")
-    age(timedelta(hours=1), model=Queue, name="claims")
-    since = Queue.objects.get(name="claims").paused_time
-    pause(["claims"], by="bob", reason="second")
-    row = Queue.objects.get(name="claims")
+    pause([QUEUE], by="ada", reason="first")
+    age(timedelta(hours=1), model=Queue, name=QUEUE)
+    since = Queue.objects.get(name=QUEUE).paused_time
+    pause([QUEUE], by="bob", reason="second")
+    row = Queue.objects.get(name=QUEUE)
     assert (row.paused_time, row.paused_by, row.paused_reason) == (since, "bob", "second")
 
 
 @pytest.mark.django_db
 def test_pausing_after_a_pause_that_ended_begins_anew() -> None:
-    pause(["claims"], by="ada", until=timezone.now() + timedelta(hours=1))
-    age(timedelta(hours=2), model=Queue, name="claims")
-    ended = Queue.objects.get(name="claims").paused_time
-    pause(["claims"], by="ada")
-    began = Queue.objects.get(name="claims").paused_time
+    pause([QUEUE], by="ada", until=timezone.now() + timedelta(hours=1))
+    age(timedelta(hours=2), model=Queue, name=QUEUE)
+    ended = Queue.objects.get(name=QUEUE).paused_time
+    pause([QUEUE], by="ada")
+    began = Queue.objects.get(name=QUEUE).paused_time
     assert began is not None and ended is not None and began > ended
     assert paused()
 
@@ -144,14 +150,14 @@ def test_pausing_after_a_pause_that_ended_begins_anew() -> None:
 @pytest.mark.django_db
 def test_a_pause_that_is_over_before_it_begins_is_refused_and_writes_nothing() -> None:
     with pytest.raises(TaskQueueError, match="would end before it begins"):
-        pause(["claims"], by="ada", until=timezone.now() - timedelta(minutes=1))
+        pause([QUEUE], by="ada", until=timezone.now() - timedelta(minutes=1))
     assert not Queue.objects.exists()
 
 
 @pytest.mark.django_db
 def test_a_queue_nobody_knows_is_not_made_known_by_pausing_it() -> None:
-    with pytest.raises(UnknownQueue, match="Did you mean 'claims'"):
-        pause(["claims", "clams"], by="ada")
+    with pytest.raises(UnknownQueue, match="Did you mean 'parcels'"):
+        pause([QUEUE, "parcles"], by="ada")
     assert not Queue.objects.exists()
 
 
@@ -164,8 +170,8 @@ def test_a_queue_that_stands_in_the_table_only_can_be_paused() -> None:
 
 @pytest.mark.django_db
 def test_rows_are_made_once() -> None:
-    ensure_rows(["claims"], "default")
-    ensure_rows(["claims"], "default")
+    ensure_rows([QUEUE], "default")
+    ensure_rows([QUEUE], "default")
     assert Queue.objects.count() == 1
 
 
@@ -176,8 +182,8 @@ def test_no_queues_is_a_no_op() -> None:
 
 @pytest.mark.django_db(databases=["default", "sqlite"])
 def test_pause_and_resume_on_sqlite() -> None:
-    assert pause(["claims"], by="ada", until=timezone.now() + timedelta(hours=1), using="sqlite") == 1
+    assert pause([QUEUE], by="ada", until=timezone.now() + timedelta(hours=1), using="sqlite") == 1
     assert Queue.objects.using("sqlite").filter(IN_EFFECT).count() == 1
-    assert resume(["claims"], using="sqlite") == 1
+    assert resume([QUEUE], using="sqlite") == 1
     with pytest.raises(TaskQueueError):
-        pause(["claims"], by="ada", until=timezone.now() - timedelta(hours=1), using="sqlite")
+        pause([QUEUE], by="ada", until=timezone.now() - timedelta(hours=1), using="sqlite")

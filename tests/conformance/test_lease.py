@@ -1,0 +1,197 @@
+"""Leases: extended by their holder only, ended by time, by the operator, or by the death of their process."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from django.db.models.functions import Now
+
+from django_dbtaskqueue import Complete, LeaseLost
+from django_dbtaskqueue.flow import move, settle
+from django_dbtaskqueue.flow.settle import Park
+from django_dbtaskqueue.poller.renew import renew
+from django_dbtaskqueue.status import COMPLETED, CREATED, PROCESSING
+from tests.conformance.conftest import SECOND, World
+from tests.conformance.test_settle import NOW, At
+from tests.factories import LEASE
+
+pytestmark = pytest.mark.django_db(databases=["default", "sqlite"])
+MILLISECOND = timedelta(milliseconds=1)
+
+
+def test_touch_adds_to_the_end_of_the_lease(world: World) -> None:
+    lease = world.take()
+    before = world.row(lease)
+    deadline = lease.deadline
+
+    lease.touch(timedelta(minutes=5))
+
+    after = world.row(lease)
+    assert {name for name in after if after[name] != before[name]} == {"next_process_time"}
+    assert abs(after["next_process_time"] - before["next_process_time"] - timedelta(minutes=5)) <= MILLISECOND
+    assert lease.lease_until == after["next_process_time"]
+    assert lease.deadline == deadline + 300
+
+    world.age(LEASE)
+    assert world.checkout(poller=SECOND) == []
+
+
+def test_touch_by_nothing_does_nothing_and_backwards_is_refused(world: World) -> None:
+    lease = world.take()
+    before = world.row(lease)
+    lease.touch(timedelta(0))
+    with pytest.raises(ValueError, match="is negative"):
+        lease.touch(timedelta(seconds=-1))
+    assert world.row(lease) == before
+
+
+def test_report_progress_shows_and_changes_nothing_else(world: World) -> None:
+    lease = world.take()
+    world.age(timedelta(seconds=20))
+    before = world.row(lease)
+    lease.report_progress(0.25, "a\0b" + "é" * 4000)
+    after = world.row(lease)
+    assert {name for name in after if after[name] != before[name]} == {"process_result", "last_update_time"}
+    assert after["process_result"].startswith("25% a\ufffdb")
+    assert len(after["process_result"].encode()) <= 4000
+    lease.complete()
+    assert world.row(lease)["process_result"] is None
+
+
+def test_renew_counts_from_now_and_tells_who_lost(world: World) -> None:
+    """Given four leases, one of them taken over, one released, one settled, then one is extended, three are gone."""
+    held, taken_over, released, settled = leases = [world.take() for _ in range(4)]
+    world.age(LEASE / 2)
+    world.tasks.filter(pk=released.id).release_all()
+    settled.complete()
+    world.tasks.filter(pk=taken_over.id).update(next_process_time=Now())
+    world.checkout(5, poller=SECOND)
+    before = {lease.id: world.row(lease) for lease in leases}
+
+    lost = renew(world.session, leases, 120.0)
+
+    assert {lease.id for lease in lost} == {taken_over.id, released.id, settled.id}
+    assert world.row(held)["next_process_time"] == At(timedelta(minutes=2))
+    assert all(world.row(lease) == before[lease.id] for lease in lost)
+    changed = {name for name, value in world.row(held).items() if value != before[held.id][name]}
+    assert changed == {"next_process_time"}
+
+
+def test_an_expired_lease_nobody_took_over_can_be_renewed(world: World) -> None:
+    lease = world.take()
+    world.age(2 * LEASE)
+    assert renew(world.session, [lease], 60.0) == []
+    assert world.checkout(poller=SECOND) == []
+
+
+def test_renewing_nothing_is_no_statement(world: World, django_assert_num_queries: object) -> None:
+    assert settle.release(world.session, []) == set()
+
+
+def test_release_keeps_the_place_and_does_not_charge(world: World) -> None:
+    """Given three tasks in line, when the first two are taken and released, then the order is as it was."""
+    ids = [world.make(ready_time=timedelta(minutes=-minutes)).id for minutes in (30, 20, 10)]
+    taken = world.checkout(2)
+    world.make(ready_time=timedelta(minutes=-5))
+
+    assert settle.release(world.session, reversed(taken)) == set(ids[:2])
+
+    again = world.checkout(3, poller=SECOND)
+    assert [lease.id for lease in again] == ids
+    assert [(lease.attempt, lease.total_attempt) for lease in again] == [(1, 2), (1, 2), (1, 1)]
+
+
+def test_a_parked_task_waits_uncharged_until_it_is_unparked(world: World) -> None:
+    lease = world.take(payload_type="Alien")
+    reason = move.no_handler("parcels", "Alien")
+    assert world.settle(lease, Park(reason))
+    row = world.row(lease)
+    assert (row["status"], row["attempt"], row["parked_by"], row["ready_time"]) == (CREATED, 0, reason, None)
+    assert "Alien" in reason
+    assert world.checkout() == []
+
+    assert move.unpark(world.session, "parcels", ["Other"]) == 0
+    assert move.unpark(world.session, "other", ["Alien"]) == 0
+    assert move.unpark(world.session, "parcels", ["Other", "Alien"]) == 1
+
+    row = world.row(lease)
+    assert (row["parked_by"], row["ready_time"], row["attempt"]) == (None, NOW, 0)
+    (again,) = world.checkout()
+    assert (again.id, again.attempt, again.total_attempt) == (lease.id, 1, 2)
+
+
+def test_unpark_leaves_alone_what_waits_for_something_else(world: World) -> None:
+    world.make(parked_by="capacity")
+    plain = world.make(parked_by=move.no_handler("parcels", None))
+    assert move.unpark(world.session, "parcels", ["Alien"], untyped=False) == 0
+    assert move.unpark(world.session, "parcels", ["Alien"]) == 1
+    assert world.row(plain)["parked_by"] is None
+
+
+def test_unpark_never_makes_a_task_due_before_its_time(world: World) -> None:
+    parked = world.make(parked_by=move.no_handler("parcels", None), next_process_time=timedelta(hours=1))
+    assert move.unpark(world.session, "parcels", []) == 1
+    assert world.row(parked)["ready_time"] == At(timedelta(hours=1))
+    assert world.checkout() == []
+
+
+@pytest.mark.parametrize("status", [CREATED, PROCESSING])
+def test_spent_finds_dead_tasks_on_their_last_attempt(world: World, status: str) -> None:
+    over = timedelta(seconds=-1)
+    world.make(PROCESSING, attempt=5)  # alive
+    world.make(PROCESSING, attempt=4, next_process_time=over)  # the next checkout takes it
+    world.make(PROCESSING, attempt=5, next_process_time=over, queue="other")
+    world.make(CREATED, attempt=5)
+    dead = [world.make(PROCESSING, attempt=5, next_process_time=over).id for _ in range(3)]
+    assert sorted(row[0] for row in move.spent(world.session, "parcels")) == dead
+    assert len(move.spent(world.session, "parcels", limit=2)) == 2
+    left = move.spent_in(world.session, "parcels")
+    assert left is not None
+    assert -5 < left < 0
+
+
+def test_spent_in_says_when_to_look_again(world: World) -> None:
+    assert move.spent_in(world.session, "parcels") is None
+    world.make(PROCESSING, attempt=5, next_process_time=timedelta(seconds=30))
+    world.make(PROCESSING, attempt=1)
+    left = move.spent_in(world.session, "parcels")
+    assert left is not None
+    assert 25 < left <= 30
+
+
+def test_a_lease_of_the_task_s_own_length_wins(world: World) -> None:
+    task = world.enqueue(lease=timedelta(hours=2))
+    (lease,) = world.checkout()
+    row = world.row(task)
+    assert abs(row["next_process_time"] - row["start_time"] - timedelta(hours=2)) <= MILLISECOND
+    assert renew(world.session, [lease], 60.0) == []
+    assert world.row(task)["next_process_time"] == At(timedelta(hours=2))
+
+
+def test_a_task_past_its_time_to_live_is_not_started(world: World) -> None:
+    world.configure(expired="poison")
+    late, alive = world.enqueue(ttl=timedelta(minutes=1)), world.enqueue(ttl=timedelta(hours=1))
+    world.age(timedelta(minutes=2))
+    assert [lease.id for lease in world.checkout(5)] == [alive.id]
+    row = world.row(late)
+    assert row["status"] == "POISON"
+    assert row["process_result"].startswith("Expired at ")
+
+    world.configure(expired="delete")
+    gone = world.enqueue(ttl=timedelta(minutes=1))
+    world.age(timedelta(minutes=2))
+    assert world.checkout(5) == []
+    assert not world.tasks.filter(pk=gone.id).exists()
+
+
+def test_the_same_poller_s_old_lease_is_stale_too(world: World) -> None:
+    """The fence is the token, not the poller's name."""
+    first = world.take()
+    world.age(LEASE)
+    (second,) = world.checkout()
+    assert second.poller_instance == first.poller_instance
+    with pytest.raises(LeaseLost):
+        first.complete()
+    assert settle.settle(world.session, [(first, Complete()), (second, Complete())]) == {second.id}
+    assert world.row(second)["status"] == COMPLETED

@@ -1,0 +1,225 @@
+"""Queue types: groups, priorities that age, time to live, capacity, tags, a lease per task, tables of one's own."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from django_dbtaskqueue import Complete, Fail, Fixed, Poison, QueueFull, Reenqueue, enqueue_many
+from django_dbtaskqueue.flow.settle import Release
+from django_dbtaskqueue.lease import Lease
+from django_dbtaskqueue.models import Task
+from django_dbtaskqueue.status import Status
+from tests.conformance.conftest import World
+
+pytestmark = pytest.mark.django_db(databases=["default", "sqlite"])
+
+SECOND = timedelta(seconds=1)
+
+
+def references(leases: list[Lease]) -> list[str | None]:
+    return [lease.reference for lease in leases]
+
+
+def in_line(world: World) -> list[str]:
+    return sorted(world.tasks.filter(ready_time__isnull=False).values_list("reference", flat=True))
+
+
+# -- groups ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def two_groups(world: World) -> World:
+    for reference in ("a1", "b1", "a2", "a3", "b2"):
+        world.enqueue(reference, group=reference[0])
+    world.enqueue("free")
+    return world
+
+
+def test_of_each_group_only_the_head_can_be_taken(two_groups: World) -> None:
+    assert references(two_groups.checkout(10)) == ["a1", "b1", "free"]
+    assert two_groups.checkout(10) == []
+
+
+@pytest.mark.parametrize("outcome", [Complete(), Poison("bad"), Fail("no", retry=False)])
+def test_an_ended_head_lets_the_next_of_its_group_in(two_groups: World, outcome: Complete | Poison | Fail) -> None:
+    head = two_groups.checkout(1)[0]
+    two_groups.settle(head, outcome)
+    assert references(two_groups.checkout(10)) == ["b1", "free", "a2"]
+
+
+def test_a_released_head_stays_the_head(two_groups: World) -> None:
+    head = two_groups.checkout(1)[0]
+    two_groups.settle(head, Release())
+    assert references(two_groups.checkout(10)) == ["a1", "b1", "free"]
+
+
+def test_a_head_put_back_with_a_delay_lets_the_next_in(two_groups: World) -> None:
+    head = two_groups.checkout(1)[0]
+    two_groups.settle(head, Reenqueue(timedelta(hours=1)))
+    assert references(two_groups.checkout(10)) == ["b1", "free", "a2"]
+
+
+def test_a_retry_holds_its_group(two_groups: World) -> None:
+    head = two_groups.checkout(1)[0]
+    head.policy = Fixed(timedelta(hours=1), jitter=0)
+    two_groups.settle(head, Fail("later"))
+    assert references(two_groups.checkout(10)) == ["b1", "free"]
+
+
+def test_a_retry_lets_others_pass_where_the_queue_says_skip(two_groups: World) -> None:
+    two_groups.configure(group_retry="skip")
+    head = two_groups.checkout(1)[0]
+    head.policy = Fixed(timedelta(hours=1), jitter=0)
+    head.door.settle(head, Fail("later"))
+    assert references(two_groups.checkout(10)) == ["b1", "free", "a2"]
+
+
+def test_priority_orders_inside_a_group(world: World) -> None:
+    world.enqueue("low", group="g", priority=5)
+    world.enqueue("high", group="g", priority=1)
+    head = world.checkout(10)
+    assert references(head) == ["high"]
+
+
+def test_a_task_scheduled_for_later_does_not_block_its_group(world: World) -> None:
+    world.enqueue("later", group="g", delay=timedelta(hours=1))
+    world.enqueue("now", group="g")
+    assert references(world.checkout(10)) == ["now"]
+
+
+def test_enqueue_many_keeps_groups(world: World) -> None:
+    rows = [{"reference": f"{group}{n}", "group": group} for n in range(3) for group in "ab"]
+    enqueue_many("parcels", rows, using=world.alias)
+    assert in_line(world) == ["a0", "b0"]
+
+
+def test_operators_verbs_keep_one_head(two_groups: World) -> None:
+    tasks = two_groups.tasks
+    # Given a1 in ERROR and a2 the head
+    two_groups.settle(two_groups.checkout(1)[0], Fail("no", retry=False))
+    # When a1 is reprocessed, it goes first again: it is older
+    assert tasks.filter(reference="a1").reprocess() == 1
+    assert in_line(two_groups) == ["a1", "b1", "free"]
+    # When it is cancelled, the next has its turn; and so when that is deleted
+    assert tasks.filter(reference="a1").cancel() == 1
+    assert in_line(two_groups) == ["a2", "b1", "free"]
+    assert tasks.filter(reference="a2").purge() == 1
+    assert in_line(two_groups) == ["a3", "b1", "free"]
+
+
+def test_a_parked_group_member_is_replaced_in_its_place(two_groups: World) -> None:
+    two_groups.enqueue("a2", {"new": True}, group="a", on_duplicate="replace")
+    assert in_line(two_groups) == ["a1", "b1", "free"]
+
+
+# -- priorities ------------------------------------------------------------------------------------------------------
+
+
+def test_priorities_are_strict_by_default(world: World) -> None:
+    world.make(priority=5, reference="old", ready_time=-timedelta(hours=1))
+    world.make(priority=1, reference="new")
+    assert references(world.checkout(1)) == ["new"]
+
+
+def test_a_priority_that_waited_too_long_goes_first(world: World) -> None:
+    world.configure(max_wait=timedelta(minutes=1))
+    world.make(priority=5, reference="old", ready_time=-timedelta(hours=1))
+    world.make(priority=5, reference="old too", ready_time=-timedelta(minutes=59))
+    world.make(priority=1, reference="new")
+    assert references(world.checkout(3)) == ["old", "old too", "new"]
+
+
+# -- time to live ----------------------------------------------------------------------------------------------------
+
+
+def test_a_task_past_its_time_to_live_becomes_poison_instead_of_being_handed_out(world: World) -> None:
+    task = world.enqueue("late", ttl=SECOND)
+    world.age(2 * SECOND)
+    assert world.checkout(1) == []
+    row = world.row(task)
+    assert row["status"] == Status.POISON
+    assert row["process_result"].startswith("Expired at ")
+
+
+def test_an_expired_task_is_deleted_and_counted_where_the_queue_says_so(world: World) -> None:
+    world.configure(expired="delete")
+    world.enqueue("late", ttl=SECOND)
+    world.age(2 * SECOND)
+    assert world.checkout(1) == []
+    assert not world.tasks.exists()
+    assert len(world.everything()[3]) == 1
+
+
+def test_the_time_to_live_counts_from_the_due_time_and_a_running_task_may_outlive_it(world: World) -> None:
+    world.enqueue("delayed", delay=10 * SECOND, ttl=5 * SECOND)
+    world.age(12 * SECOND)
+    lease = world.checkout(1)[0]
+    world.age(10 * SECOND)
+    assert world.settle(lease, Complete())
+
+
+def test_the_queue_can_give_every_task_a_time_to_live(world: World) -> None:
+    world.configure(ttl=SECOND)
+    world.enqueue("late")
+    world.age(2 * SECOND)
+    assert world.checkout(1) == []
+
+
+# -- capacity --------------------------------------------------------------------------------------------------------
+
+
+def test_a_full_queue_refuses_and_finished_tasks_do_not_count(world: World) -> None:
+    world.configure(capacity=2)
+    world.make(Status.COMPLETED)
+    world.enqueue("1")
+    world.enqueue("2")
+    with pytest.raises(QueueFull, match="capacity of 2"):
+        world.enqueue("3")
+    world.settle(world.checkout(1)[0], Complete())
+    world.enqueue("3")
+    assert world.tasks.filter(reference="3").exists()
+
+
+def test_enqueue_many_fits_as_a_whole_or_not_at_all(world: World) -> None:
+    world.configure(capacity=3)
+    with pytest.raises(QueueFull):
+        enqueue_many("parcels", [{"reference": str(n)} for n in range(4)], using=world.alias)
+    assert not world.tasks.exists()
+
+
+def test_grouped_tasks_that_wait_for_their_turn_count_as_live(world: World) -> None:
+    world.configure(capacity=2)
+    world.enqueue("1", group="g")
+    world.enqueue("2", group="g")
+    with pytest.raises(QueueFull):
+        world.enqueue("3", group="g")
+
+
+# -- tags and leases -------------------------------------------------------------------------------------------------
+
+
+def test_a_tagged_task_is_taken_only_by_who_names_its_tag(world: World) -> None:
+    world.enqueue("blue", tag="blue")
+    world.enqueue("any")
+    assert references(world.checkout(10)) == ["any"]
+    green = world.tasks.checkout("parcels", poller_instance="g", limit=10, tags=["green"])
+    blue = world.tasks.checkout("parcels", poller_instance="b", limit=10, tags=["green", "blue"])
+    assert (references(green), references(blue)) == ([], ["blue"])
+
+
+def test_a_task_can_have_a_lease_of_its_own(world: World) -> None:
+    world.enqueue("short", lease=5 * SECOND)
+    lease = world.checkout(1)[0]
+    assert lease.lease_until - lease.start_time == 5 * SECOND
+
+
+def test_touch_extends_the_lease_and_the_time_to_live(world: World) -> None:
+    task = world.enqueue("slow", ttl=60 * SECOND)
+    lease = world.checkout(1)[0]
+    before = Task.objects.using(world.alias).get(pk=task.pk).expire_time
+    lease.touch(10 * SECOND)
+    after = Task.objects.using(world.alias).get(pk=task.pk)
+    assert after.expire_time - before == 10 * SECOND
+    assert after.next_process_time == lease.lease_until

@@ -1,0 +1,95 @@
+"""Pollers for tests: as real processes, or as threads of the test's own process with their control."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from django_dbtaskqueue import models
+from django_dbtaskqueue.poller.control import Control
+from django_dbtaskqueue.poller.loop import Poller
+from django_dbtaskqueue.poller.options import Options
+from tests.conftest import REPOSITORY, ProcessDatabase
+from tests.support import until
+
+ENDING = 30.0  # seconds
+
+
+@dataclass
+class PollerProcess:
+    """A ``runtaskpoller`` and its log."""
+
+    process: subprocess.Popen[bytes]
+    file: IO[bytes]
+
+    @property
+    def log(self) -> str:
+        return Path(self.file.name).read_text(errors="replace")
+
+    def signal(self, number: int = signal.SIGTERM) -> None:
+        self.process.send_signal(number)
+
+    def ended(self, code: int = 0) -> str:
+        """Wait for the end with this exit code; return the log."""
+        assert self.process.wait(ENDING) == code, self.log
+        return self.log
+
+    def until_logged(self, text: str) -> None:
+        until(lambda: text in self.log)
+
+
+@contextmanager
+def runtaskpoller(database: ProcessDatabase, *options: str) -> Iterator[PollerProcess]:
+    """Start it; kill it on the way out if it still runs."""
+    with tempfile.NamedTemporaryFile() as file:
+        command = [sys.executable, str(REPOSITORY / "manage.py"), "runtaskpoller", *options]
+        process = subprocess.Popen(command, env=database.env, cwd=REPOSITORY, stdout=file, stderr=subprocess.STDOUT)
+        try:
+            yield PollerProcess(process, file)
+        finally:
+            process.kill()
+            process.wait(ENDING)
+
+
+@contextmanager
+def polling(weights: dict[str, int], *, settle: float = ENDING, **options: Any) -> Iterator[Poller]:
+    """A poller and its control, in threads; stopped and closed on the way out."""
+    poller = Poller(weights, Options(**options))
+    control = Control(poller)
+    poller.start()
+    control.start()
+    try:
+        yield poller
+    finally:
+        poller.stop()
+        ended = poller.wait(settle)
+        control.stop()
+        poller.close()
+    assert ended, f"the poller still holds {poller.settler.held}"
+
+
+def pids() -> list[int]:
+    """Return the processes of the pollers that report, the newest last."""
+    return list(models.Poller.objects.exclude(state="STOPPED").order_by("start_time").values_list("pid", flat=True))
+
+
+def alive(pid: int) -> bool:
+    """Whether a process that is not our child runs."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return "Z" not in Path(f"/proc/{pid}/stat").read_text().split(")")[-1].split()[0]
+
+
+def lines(path: Path) -> list[list[str]]:
+    """Return the marks that processors left: [id, reference, total_attempt, pid] of each start."""
+    return [line.split() for line in path.read_text().splitlines()] if path.exists() else []

@@ -1,0 +1,251 @@
+"""Heartbeat, rescue, unparking, timeouts: what a poller does beside its work. On threads of the test's own process."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from django.db import connections
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.backends.signals import connection_created
+from django.db.models import F
+from django.db.models.functions import Now
+
+from django_dbtaskqueue import LeaseLost, __version__, enqueue
+from django_dbtaskqueue.flow.settle import SettleDoor
+from django_dbtaskqueue.models import Attempt, Poller, Task
+from django_dbtaskqueue.poller import control
+from django_dbtaskqueue.poller.loop import Poller as Loop
+from django_dbtaskqueue.session import Session
+from tests.conftest import ProcessDatabase
+from tests.factories import make_task
+from tests.poller.processes import lines, polling, runtaskpoller
+from tests.support import eventually, until
+
+QUICK = {"HEARTBEAT": "100ms"}
+
+
+def spent(ago: timedelta, **columns: Any) -> Task:
+    """A task on its last attempt, whose lease ran out that long ago."""
+    given = {"queue": "brief", "max_attempts": 3, "attempt": 3, "total_attempt": 3, "ready_time": -ago, **columns}
+    return make_task("PROCESSING", next_process_time=-ago, **given)
+
+
+# -- heartbeat --------------------------------------------------------------------------------------------------------
+
+
+def test_the_row_says_what_the_poller_does(process_database: ProcessDatabase, tmp_path: Path, settings: Any) -> None:
+    settings.DBTASKQUEUE = QUICK
+    gate = tmp_path / "gate"
+    task = enqueue("work", "running", {"do": "wait", "until": str(gate)})
+    with polling({"work": 2, "other": 1}, threads=3, name="here") as poller:
+
+        def reported() -> Poller:
+            row = Poller.objects.get()
+            assert row.running
+            return row
+
+        row = eventually(reported)
+        assert row.instance == poller.instance and row.instance.startswith("here:")
+        assert (row.state, row.slots, row.held, row.version) == ("RUNNING", 3, 1, __version__)
+        assert row.queues == [{"queue": "work", "weight": 2}, {"queue": "other", "weight": 1}]
+        (run,) = row.running
+        assert (run["task_id"], run["queue"], run["reference"], run["attempt"]) == (task.pk, "work", "running", 1)
+        assert run["seconds"] >= 0
+        # And it goes on saying so, by the database's clock
+        until(lambda: Poller.objects.filter(heartbeat_time__gt=row.heartbeat_time, start_time=row.start_time).exists())
+        assert Poller.objects.filter(heartbeat_time__gt=Now() - timedelta(seconds=5)).exists()
+        gate.touch()
+    row.refresh_from_db()
+    assert (row.state, row.finished, row.held, row.running) == ("STOPPED", 1, 0, [])
+
+
+def test_rows_of_pollers_long_dead_go(process_database: ProcessDatabase) -> None:
+    Poller.objects.create(instance="yesterday", heartbeat_time=Now() - timedelta(hours=25))
+    Poller.objects.create(instance="today", heartbeat_time=Now() - timedelta(hours=23))
+    with polling({"work": 1}) as poller:
+        until(lambda: not Poller.objects.filter(instance="yesterday").exists())
+        assert Poller.objects.filter(instance="today").exists()
+    assert set(Poller.objects.values_list("instance", flat=True)) == {"today", poller.instance}
+
+
+@pytest.mark.slow
+def test_it_outlives_the_loss_of_every_connection_and_says_so_once(
+    postgres_process_database: ProcessDatabase, settings: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings.DBTASKQUEUE = QUICK
+    with polling({"work": 1}), caplog.at_level(logging.INFO):
+        until(Poller.objects.exists)
+        with connections["default"].cursor() as cursor:
+            cursor.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            )
+        until(lambda: "Heartbeat and rescue work again" in caplog.messages)
+        before = Poller.objects.get().heartbeat_time
+        until(lambda: Poller.objects.get().heartbeat_time > before)
+    assert sum("Heartbeat and rescue fail" in message for message in caplog.messages) == 1
+
+
+# -- rescue -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_task_whose_process_died_on_its_last_attempt_ends_in_error(process_database: ProcessDatabase) -> None:
+    task = spent(timedelta(seconds=1))
+    with polling({"brief": 1}):
+        until(lambda: Task.objects.filter(pk=task.pk, status="ERROR").exists())
+    task.refresh_from_db()
+    assert (task.attempt, task.total_attempt, task.ready_time) == (3, 3, None)
+    assert task.finish_time and "died or never answered during attempt 3 of 3" in (task.process_result or "")
+    attempt = Attempt.objects.get()
+    assert (attempt.task_id, attempt.total_attempt, attempt.poller_instance) == (task.pk, 3, task.poller_instance)
+    assert attempt.error_type == "django_dbtaskqueue.exceptions.ProcessDied"
+
+
+def test_the_end_comes_within_a_fifth_of_the_lease(process_database: ProcessDatabase) -> None:
+    # Given a lease that runs out while the poller looks on
+    task = make_task("PROCESSING", queue="brief", max_attempts=1, attempt=1, next_process_time=timedelta(seconds=1.5))
+    with polling({"brief": 1}):
+        until(lambda: Task.objects.filter(pk=task.pk, status="ERROR").exists())
+    # Then it ends soon after, and not before: next_process_time keeps the end of the lease
+    task.refresh_from_db()
+    assert task.finish_time is not None
+    late = task.finish_time - task.next_process_time
+    assert timedelta(0) <= late < timedelta(seconds=0.2 + 0.3), late  # 0.3 s for a busy machine
+
+
+def test_leases_that_stand_and_attempts_that_are_left_are_no_business_of_rescue(
+    process_database: ProcessDatabase,
+) -> None:
+    make_task("PROCESSING", queue="brief", max_attempts=1, attempt=1, reference="held")
+    spent(timedelta(seconds=1), attempt=2, total_attempt=2, reference="attempt left")
+    spent(timedelta(seconds=1), queue="other", reference="other queue")
+    lane = Loop({"brief": 1}).lanes["brief"]
+    assert control.rescue(Session.on("default"), lane) == []
+    assert set(Task.objects.values_list("status", flat=True)) == {"PROCESSING"}
+
+
+def test_a_holder_that_comes_back_after_the_rescue_changes_nothing(process_database: ProcessDatabase) -> None:
+    spent(timedelta(seconds=1))
+    session, lane = Session.on("default"), Loop({"brief": 1}).lanes["brief"]
+    (lease,) = control.rescue(session, lane)
+    with pytest.raises(LeaseLost):
+        SettleDoor("default").settle(lease, control.Fail("late"))
+    assert Task.objects.get().status == "ERROR"
+    assert Attempt.objects.count() == 1
+
+
+def test_more_tasks_than_one_batch_are_rescued_at_one_go(process_database: ProcessDatabase) -> None:
+    for number in range(130):
+        spent(timedelta(seconds=1), reference=str(number))
+    control.rescue_due(Loop({"brief": 1}).lanes["brief"])
+    assert Counter(Task.objects.values_list("status", flat=True)) == {"ERROR": 130}
+    assert Attempt.objects.count() == 130
+
+
+def test_two_rescuers_write_one_attempt(postgres_process_database: ProcessDatabase) -> None:
+    spent(timedelta(seconds=1))
+    lane = Loop({"brief": 1}).lanes["brief"]
+    first, second = Session.open("default"), Session.open("default")
+    with first.atomic():
+        assert len(control.move.spent(first, "brief")) == 1
+        assert control.rescue(second, lane) == []  # locked by the first, and not waited for
+    assert len(control.rescue(second, lane)) == 1
+    first.close()
+    second.close()
+
+
+# -- parking ----------------------------------------------------------------------------------------------------------
+
+
+def test_parked_tasks_come_back_when_a_poller_has_their_handler(process_database: ProcessDatabase) -> None:
+    mine = make_task("CREATED", queue="work", parked_by="no handler for payload type plain JSON on queue work")
+    alien = make_task("CREATED", queue="work", parked_by="no handler for payload type x.Y", payload_type="x.Y")
+    with polling({"work": 1}):
+        until(lambda: Task.objects.filter(pk=mine.pk, status="COMPLETED", attempt=1).exists())
+    alien.refresh_from_db()
+    assert (alien.status, alien.total_attempt) == ("CREATED", 0)
+    assert alien.parked_by
+
+
+# -- timeouts ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_thread_over_its_time_fails_at_once_and_frees_its_slot_at_its_end(
+    process_database: ProcessDatabase, tmp_path: Path
+) -> None:
+    # Given one thread, a task that overruns, and one that waits for the slot
+    mark, gate = tmp_path / "mark", tmp_path / "gate"
+    task = enqueue("timed", "slow", {"do": "wait", "until": str(gate), "mark": str(mark)}, priority=-1)
+    with polling({"timed": 1}, threads=1) as poller:
+        until(lambda: lines(mark))
+        enqueue("timed", "next", {"mark": str(mark)})
+        # Then the failure is written while the task still runs
+        until(lambda: Task.objects.get(pk=task.pk).status == "ERROR")
+        assert "TimeoutError" in Attempt.objects.get(task_id=task.pk).error_type
+        assert [run.job.lease.id for run in poller.running()] == [task.pk]
+        assert len(lines(mark)) == 1
+        # And the slot is free when it really ends; what it returns changes nothing
+        gate.touch()
+        until(lambda: Task.objects.get(reference="next").status == "COMPLETED")
+    task.refresh_from_db()
+    assert task.status == "ERROR"
+
+
+def test_a_coroutine_over_its_time_is_cancelled(process_database: ProcessDatabase, tmp_path: Path) -> None:
+    task = enqueue("aiotimed", "slow", {"do": "wait", "until": str(tmp_path / "never")})
+    with polling({"aiotimed": 1}) as poller:
+        until(lambda: Task.objects.get(pk=task.pk).status == "ERROR")
+        until(lambda: not poller.running())
+    assert "TimeoutError" in Attempt.objects.get(task_id=task.pk).error_type
+
+
+# -- the cost of doing nothing ----------------------------------------------------------------------------------------
+
+
+@contextmanager
+def counted_queries() -> Iterator[list[str]]:
+    """Every statement on every connection that is opened meanwhile."""
+    seen: list[str] = []
+
+    def count(execute: Any, sql: str, *rest: Any) -> Any:
+        seen.append(sql)
+        return execute(sql, *rest)
+
+    def watch(connection: BaseDatabaseWrapper, **_: Any) -> None:
+        connection.execute_wrappers.append(count)
+
+    connection_created.connect(watch)
+    try:
+        yield seen
+    finally:
+        connection_created.disconnect(watch)
+
+
+@pytest.mark.slow
+def test_an_idle_poller_asks_little(process_database: ProcessDatabase) -> None:
+    with counted_queries() as seen, polling({"work": 1, "other": 1}) as poller:
+        until(lambda: poller.lanes["work"].idle >= 4)  # the back-off has grown
+        del seen[:]
+        poller.wait(8)
+        assert len(seen) / 8 <= 2, Counter(seen)
+
+
+@pytest.mark.slow
+def test_an_idle_poller_needs_little_of_the_processor(process_database: ProcessDatabase) -> None:
+    with runtaskpoller(process_database, "--queue", "work") as poller:
+        until(Poller.objects.exists)
+        process = psutil.Process(poller.process.pid)
+        process.cpu_percent()
+        poller.process.poll()
+        assert min(process.cpu_percent(interval=4) for _ in range(3)) <= 0.5
+        poller.signal()
+        poller.ended()
+    assert not Task.objects.filter(total_attempt__gt=F("attempt")).exists()

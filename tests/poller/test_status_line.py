@@ -1,0 +1,78 @@
+"""The status line: what it says, and that log lines pass it whole."""
+
+from __future__ import annotations
+
+import builtins
+import io
+import os
+import pty
+import re
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from django_dbtaskqueue.poller import status_line
+from django_dbtaskqueue.poller.status_line import PlainLine, RichLine, Snapshot, StatusLine
+from tests.conftest import REPOSITORY, ProcessDatabase
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_it_says_queues_slots_counts_rate_and_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([100.0, 101.0, 102.0, 103.0, 104.0, 105.0])
+    monkeypatch.setattr(status_line, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(status_line, "best_line", PlainLine)
+    stream = Terminal()
+    line = StatusLine(stream, ["work", "other"])
+    line.draw(Snapshot("RUNNING", 1, 8, 10, 2))
+    line.draw(Snapshot("WAITING", 3, 8, 70, 2))
+    assert "work, other | 1/8 running | 10 done | 2 failed | 0/s | working" in stream.getvalue()
+    assert "work, other | 3/8 running | 70 done | 2 failed | 20/s | waiting for the database" in stream.getvalue()
+
+
+def test_several_pollers_are_added_up_and_the_worst_state_shows() -> None:
+    parts = [Snapshot("RUNNING", 1, 4, 10, 1), Snapshot("WAITING", 2, 4, 5, 0), Snapshot(finished=7)]
+    assert Snapshot.total(parts) == Snapshot("WAITING", 3, 8, 22, 1)
+    assert Snapshot(**parts[0].facts()) == parts[0]
+
+
+@pytest.mark.parametrize("kind", [PlainLine, RichLine])
+def test_log_lines_stand_whole_above_it(kind: Any) -> None:
+    stream = Terminal()
+    line = kind(stream)
+    line.show("status one")
+    line.above("a log line")
+    line.show("status two")
+    line.close()
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", stream.getvalue())
+    assert "a log line" in [part for whole in text.split("\n") for part in whole.split("\r")]
+
+
+def test_it_does_without_rich(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = builtins.__import__
+
+    def without_rich(name: str, *rest: Any) -> Any:
+        if name.startswith("rich"):
+            raise ImportError(name)
+        return real(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", without_rich)
+    assert isinstance(status_line.best_line(Terminal()), PlainLine)
+
+
+@pytest.mark.parametrize(("options", "drawn"), [([], True), (["--log-format", "json"], False), (["-v", "0"], False)])
+def test_only_a_terminal_gets_it(sqlite_process_database: ProcessDatabase, options: list[str], drawn: bool) -> None:
+    ours, theirs = pty.openpty()
+    command = [sys.executable, str(REPOSITORY / "manage.py"), "runtaskpoller", "--queue", "work", "--drain", *options]
+    env = {**sqlite_process_database.env, "NO_COLOR": "1", "COLUMNS": "150"}
+    subprocess.run(command, env=env, cwd=REPOSITORY, stderr=theirs, timeout=30, check=True)
+    os.close(theirs)
+    seen = os.read(ours, 65_536) if drawn or "json" in options else b""
+    os.close(ours)
+    assert (b"| 0/4 running | 0 done | 0 failed |" in seen) is drawn
+    assert b"\x1b[1;36m" not in seen  # NO_COLOR

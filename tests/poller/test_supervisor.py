@@ -1,0 +1,164 @@
+"""``--processes``: children die, hang, and lose their parent."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from django_dbtaskqueue import enqueue, enqueue_many
+from django_dbtaskqueue.models import Attempt, Poller, Task
+from django_dbtaskqueue.poller.shutdown import DRAIN, Stops
+from django_dbtaskqueue.poller.supervisor import Supervisor, words
+from tests.conftest import ProcessDatabase
+from tests.poller.processes import alive, lines, pids, runtaskpoller
+from tests.support import until
+
+
+def test_children_that_are_killed_are_replaced(process_database: ProcessDatabase) -> None:
+    with runtaskpoller(process_database, "--queue", "work", "--processes", "2") as poller:
+        until(lambda: len(pids()) == 2)
+        victim = pids()[0]
+        # When one is killed
+        os.kill(victim, signal.SIGKILL)
+        poller.until_logged(f"Child {victim} ended: killed by SIGKILL. Starting another one in 0.1 s")
+        # Then there is another one, which works, and a signal to the parent ends them all
+        until(lambda: len(pids()) == 3)
+        task = enqueue("work", "after")
+        until(lambda: Task.objects.get(pk=task.pk).status == "COMPLETED")
+        poller.signal()
+        poller.ended()
+    assert Poller.objects.filter(state="STOPPED").count() == 2
+    assert not any(alive(pid) for pid in pids())
+
+
+def test_children_drain_when_the_parent_is_killed(process_database: ProcessDatabase, tmp_path: Path) -> None:
+    mark, gate = tmp_path / "mark", tmp_path / "gate"
+    task = enqueue("work", "running", {"do": "wait", "until": str(gate), "mark": str(mark)})
+    with runtaskpoller(process_database, "--queue", "work", "--processes", "1") as poller:
+        until(lambda: lines(mark) and pids())
+        (child,) = pids()
+        poller.signal(signal.SIGKILL)
+        poller.until_logged("The supervisor is gone: stopping")
+        gate.touch()
+        until(lambda: not alive(child))
+    task.refresh_from_db()
+    assert task.status == "COMPLETED"
+    assert Poller.objects.get().state == "STOPPED"
+
+
+def test_one_signal_to_each_process_drains_as_one_to_the_parent_does(
+    postgres_process_database: ProcessDatabase, tmp_path: Path
+) -> None:
+    """A service manager signals parent and children alike: they must not count it twice."""
+    mark, gate = tmp_path / "mark", tmp_path / "gate"
+    task = enqueue("work", "running", {"do": "wait", "until": str(gate), "mark": str(mark)})
+    with runtaskpoller(postgres_process_database, "--queue", "work", "--processes", "1") as poller:
+        until(lambda: lines(mark) and pids())
+        os.kill(pids()[0], signal.SIGTERM)
+        poller.signal()
+        poller.until_logged("Stopping: waiting")
+        gate.touch()
+        poller.ended()
+    task.refresh_from_db()
+    assert task.status == "COMPLETED"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["exit", "kill"])
+def test_a_task_that_kills_its_process_ends_in_error_after_its_budget(
+    process_database: ProcessDatabase, tmp_path: Path, how: str
+) -> None:
+    # Given a killer among innocents
+    mark = tmp_path / "mark"
+    killer = enqueue("brief", "killer", {"do": how, "mark": str(mark)}, priority=-1)
+    enqueue_many("work", [(f"good{n}", {}) for n in range(100)])
+    # When a supervised poller drains the queues
+    with runtaskpoller(process_database, "--queue", "brief,work", "--processes", "1", "--drain") as poller:
+        poller.ended()
+    # Then the killer got exactly its attempts, each charged, and all others are done
+    killer.refresh_from_db()
+    assert (killer.status, killer.attempt, len(lines(mark))) == ("ERROR", 3, 3)
+    attempt = Attempt.objects.get(task_id=killer.pk)
+    assert (attempt.attempt, attempt.error_type) == (3, "django_dbtaskqueue.exceptions.ProcessDied")
+    assert "died or never answered during attempt 3 of 3" in attempt.message
+    assert "died or never answered" in (killer.process_result or "")
+    assert Task.objects.filter(queue="work", status="COMPLETED").count() == 100
+
+
+@pytest.mark.parametrize(
+    ("code", "text"), [(7, "exit code 7"), (-9, "killed by SIGKILL"), (-77, "killed by signal 77")]
+)
+def test_exit_codes_in_words(code: int, text: str) -> None:
+    assert words(code) == text
+
+
+# -- the supervisor alone, over small programs -----------------------------------------------------------------------
+
+BEAT = 'os.write(int(sys.argv[-1]), b"{}\\n")'
+
+
+def supervisor(tmp_path: Path, program: str, *, count: int = 1, endless: bool = False) -> Supervisor:
+    script = tmp_path / "child.py"
+    script.write_text(f"import os, signal, socket, sys\nfirst = {str(tmp_path / 'first')!r}\n{program}")
+    return Supervisor(
+        [sys.executable, str(script)],
+        count,
+        Stops(),
+        endless=endless,
+        heartbeat=timedelta(milliseconds=300),
+        timeout=timedelta(seconds=5),
+    )
+
+
+def first_time(then: str) -> str:
+    """Do something at the first start only."""
+    return f"if not os.path.exists(first):\n    open(first, 'w').close()\n    {then}\n"
+
+
+def test_a_stopped_child_is_killed_and_replaced(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert supervisor(tmp_path, first_time(f"{BEAT}; os.kill(os.getpid(), signal.SIGSTOP)")).run() == 0
+    assert "gave no sign of life" in caplog.text
+    assert "killed by SIGKILL" in caplog.text
+
+
+def test_a_child_that_crashes_is_replaced_until_it_ends_by_itself(tmp_path: Path) -> None:
+    assert supervisor(tmp_path, first_time("sys.exit(5)")).run() == 0
+
+
+def test_a_wrong_configuration_is_not_tried_again(tmp_path: Path) -> None:
+    assert supervisor(tmp_path, "sys.exit(3)", count=2, endless=True).run() == 3
+
+
+def test_the_worst_exit_code_wins_after_a_stop(tmp_path: Path) -> None:
+    # Given two children, the first of which will fail when it is asked to stop
+    asked = f"{BEAT}; socket.socket(fileno=int(sys.argv[-1])).recv(1)\n"
+    pair = supervisor(tmp_path, first_time(f"{asked.strip()}; sys.exit(1)") + asked, count=2, endless=True)
+
+    def stop_once_they_live(_: object) -> None:
+        if all(child.heard for child in pair.children):
+            pair.stops.tell(DRAIN)
+
+    # Then that is what the supervisor ends with
+    assert pair.run(stop_once_they_live) == 1
+    assert sorted(child.code or 0 for child in pair.children) == [0, 1]
+
+
+def test_children_write_their_log_above_the_status_line(tmp_path: Path) -> None:
+    above: list[str] = []
+    script = tmp_path / "child.py"
+    script.write_text("import sys\nsys.stderr.write('one\\ntwo\\n')")
+    Supervisor(
+        [sys.executable, str(script)],
+        1,
+        Stops(),
+        endless=False,
+        heartbeat=timedelta(seconds=5),
+        timeout=timedelta(seconds=5),
+        above=above.append,
+    ).run()
+    assert above == ["one", "two"]

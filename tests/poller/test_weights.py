@@ -1,0 +1,59 @@
+"""Which queues, and how often: the words of ``--queue`` and ``--exclude``."""
+
+from __future__ import annotations
+
+import pytest
+from django.core.exceptions import ImproperlyConfigured
+
+from django_dbtaskqueue import UnknownQueue, conf, processor, registry
+from django_dbtaskqueue.poller import weights
+
+
+@pytest.mark.parametrize(
+    ("texts", "excluded", "wanted"),
+    [
+        (["work"], [], {"work": 1}),
+        (["work:3", "other"], [], {"work": 3, "other": 1}),
+        (["work:3,other:2, aio"], ["aio"], {"work": 3, "other": 2}),
+        (["work,work:2"], [], {"work": 2}),
+    ],
+)
+def test_what_they_mean(texts: list[str], excluded: list[str], wanted: dict[str, int]) -> None:
+    assert weights.parse(texts, excluded) == wanted
+
+
+def test_without_words_every_queue_that_has_a_processor() -> None:
+    assert weights.parse([]) == dict.fromkeys(registry.queues(), 1)
+    assert set(weights.parse([], ["work", "other"])) == set(registry.queues()) - {"work", "other"}
+
+
+def test_a_queue_may_have_a_colon_in_its_name(taskqueue_registry: None) -> None:
+    processor("mail:8")(print)
+    assert weights.parse(["mail:8"]) == {"mail:8": 1}
+    assert weights.parse(["mail:8:2"]) == {"mail:8": 2}
+
+
+@pytest.mark.parametrize("weight", ["0", "-1", "x", "1.5", ""])
+def test_a_weight_is_a_whole_number(weight: str) -> None:
+    with pytest.raises(ImproperlyConfigured, match="whole number of at least 1, as in work:2"):
+        weights.parse([f"work:{weight}"])
+
+
+def test_an_unknown_queue_is_named_with_the_nearest() -> None:
+    with pytest.raises(UnknownQueue, match=r"Unknown queue 'wrok'\. Did you mean 'work'\?"):
+        weights.parse(["wrok"])
+
+
+def test_a_queue_nobody_processes_is_refused(taskqueue_registry: None) -> None:
+    registry.unregister("claims")
+    assert "claims" in conf.known_queues()
+    with pytest.raises(ImproperlyConfigured, match="Queue 'claims' has no processor in this project"):
+        weights.parse(["claims"])
+
+
+def test_nothing_to_poll_is_said(taskqueue_registry: None) -> None:
+    with pytest.raises(ImproperlyConfigured, match="--exclude leaves none of work"):
+        weights.parse(["work"], ["work"])
+    registry.restore({})
+    with pytest.raises(ImproperlyConfigured, match="no processor is registered"):
+        weights.parse([])
