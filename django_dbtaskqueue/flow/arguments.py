@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from functools import lru_cache
 from typing import Any
 
-from django_dbtaskqueue import codecs, conf
+from django_dbtaskqueue import codecs, conf, context
 from django_dbtaskqueue import payload as json_payload
 from django_dbtaskqueue.exceptions import EnqueueError, PayloadError, near_match
 from django_dbtaskqueue.outcomes import CENTURY
@@ -72,12 +72,13 @@ def _limits_of(size: int) -> json_payload.Limits:
 
 
 def _context(value: Any) -> str | None:
-    if value is None:
-        return None
-    if not isinstance(value, Mapping):
+    if value is not None and not isinstance(value, Mapping):
         raise EnqueueError(f"context={value!r:.80} must be a mapping, e.g. {{'trace': '…'}}.")
+    taken_along = context.captured(value)
+    if taken_along is None:
+        return None
     try:
-        return json_payload.dumps(dict(value), limits=_limits())
+        return json_payload.dumps(dict(taken_along), limits=_limits())
     except PayloadError as error:
         raise EnqueueError(f"Context cannot be stored: {joined('context', error.path)}: {error.reason}") from None
 

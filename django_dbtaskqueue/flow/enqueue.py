@@ -141,7 +141,8 @@ def _task(session: Session, queue: str, row: dict[str, Any], written: tuple[Any,
     if row["group_key"] is not None:
         del values["ready_time"]  # whether it is the head of its group is decided next
     if not session.postgresql:
-        values |= {name: session.time(value) for name, value in values.items() if name.endswith("_time")}
+        # A replaced task may be parked: it has no place in line.
+        values |= {n: session.time(value) for n, value in values.items() if n.endswith("_time") and value is not None}
     values |= {
         "queue": queue,
         "reference": row["reference_number"],

@@ -21,7 +21,7 @@ class Member(NamedTuple):
     in_line: bool
     processing: bool
     retrying: bool  # an attempt failed and it waits for the next
-    due: bool
+    wait: float  # seconds until it is due
     priority: int
 
 
@@ -41,9 +41,9 @@ def regroup(session: Session, queue: str, groups: Iterable[str], *, hold_retries
     if not wanted:
         return 0
     members: dict[str, list[Member]] = defaultdict(list)
-    for group, task_id, *flags, priority in session.run(session.sql.heads, _params(session, queue, wanted)):
-        in_line, processing, retrying, due = map(bool, flags)
-        members[group].append(Member(task_id, in_line, processing, retrying, due, priority))
+    for group, task_id, *flags, wait, priority in session.run(session.sql.heads, _params(session, queue, wanted)):
+        in_line, processing, retrying = map(bool, flags)
+        members[group].append(Member(task_id, in_line, processing, retrying, wait, priority))
     enter, leave = [], []
     for of_group in members.values():
         head = choose(of_group, hold_retries=hold_retries)
@@ -57,11 +57,13 @@ def regroup(session: Session, queue: str, groups: Iterable[str], *, hold_retries
 
 
 def choose(members: list[Member], *, hold_retries: bool) -> Member:
-    """Return who is the head: the one being processed, the one being retried, else the first that is due. Pure."""
+    """Return who is the head: the one being processed, the one being retried, else the first that is due, in
+    order of priority and age. Pure.
+    """
 
-    def rank(member: Member) -> tuple[bool, bool, bool, int, int]:
+    def rank(member: Member) -> tuple[bool, bool, float, int, int]:
         held = hold_retries and member.in_line and member.retrying
-        return (not member.processing, not held, not member.due, member.priority, member.id)
+        return (not member.processing, not held, member.wait, member.priority, member.id)
 
     return min(members, key=rank)
 

@@ -30,4 +30,4 @@ def remove(tasks: Tasks) -> int:
     DeletedTasks.objects.using(tasks.db).bulk_create(
         [DeletedTasks(queue=queue, count=number) for queue, number in counts]
     )
-    return int(tasks._raw_delete(tasks.db))
+    return int(tasks._raw_delete(tasks.db) or 0)  # None where Django sees that nothing can match

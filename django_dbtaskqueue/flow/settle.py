@@ -19,7 +19,7 @@ from typing import Any
 from django.db import transaction
 from django.db.utils import DatabaseError, InterfaceError, OperationalError
 
-from django_dbtaskqueue import notifier, retry
+from django_dbtaskqueue import notifier, reenqueueing, retry
 from django_dbtaskqueue import payload as json_payload
 from django_dbtaskqueue.exceptions import LeaseLost, TaskQueueError
 from django_dbtaskqueue.flow import groups
@@ -244,15 +244,26 @@ class SettleDoor:
         self.model = model
         self.keep = keep
         self.group_retry = group_retry
+        self.reenqueue: Any = None
 
     def settle(self, lease: Lease, outcome: Outcome) -> None:
-        """Write one outcome, or raise ``LeaseLost``."""
+        """Write one outcome, or raise ``LeaseLost``; ``ReenqueueDelayMissing`` when nothing says when it is due."""
+        self.settle_all([(lease, outcome)])
+
+    def settle_all(self, pairs: Sequence[tuple[Lease, Outcome]]) -> None:
+        """Write outcomes of one queue in one transaction, or none and raise as ``settle`` does."""
         session = Session.on(self.alias, self.model)
-        if lease.id not in settle(session, [(lease, outcome)], keep=self.keep, group_retry=self.group_retry):
-            raise LeaseLost(lease.id, lease.total_attempt, type(outcome).__name__.lower())
-        transaction.on_commit(partial(setattr, lease, "settled", True), using=self.alias, robust=True)
-        if isinstance(outcome, Reenqueue | Fail) or lease.group is not None:
-            notifier.after_commit(session.connection, lease.queue)
+        timed = [(lease, reenqueueing.timed(lease, outcome)) for lease, outcome in pairs]
+        with transaction.atomic(using=self.alias, savepoint=False) if len(timed) > 1 else nullcontext():
+            settled = settle(session, timed, keep=self.keep, group_retry=self.group_retry)
+            for lease, outcome in timed:
+                if lease.id not in settled:
+                    raise LeaseLost(lease.id, lease.total_attempt, type(outcome).__name__.lower())
+        for lease, outcome in timed:
+            lease.outcome = outcome
+            transaction.on_commit(partial(setattr, lease, "settled", True), using=self.alias, robust=True)
+        if any(isinstance(outcome, Reenqueue | Fail) or lease.group is not None for lease, outcome in timed):
+            notifier.after_commit(session.connection, timed[0][0].queue)
 
     def touch(self, lease: Lease, delta: timedelta) -> None:
         """Extend the lease by ``delta``, or raise ``LeaseLost``."""

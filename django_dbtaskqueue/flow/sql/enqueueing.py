@@ -64,15 +64,18 @@ class Enqueueing(Group):
     def _conflict(self, on_duplicate: str, *, keep_due: bool) -> str:
         if on_duplicate != "replace":
             return "ON CONFLICT (reference_number, queue_name) DO NOTHING"
-        # The group stays: a task cannot leave one line and enter another in one statement.
+        # A task stays in its group: to move it, cancel it and enqueue another.
         names = ["payload", "payload_type", "priority", "tag", "context", "max_attempts", "lease_seconds"]
-        names += [] if keep_due else ["ready_time", "next_process_time", "expire_time"]
+        names += [] if keep_due else ["next_process_time", "expire_time"]
         changes = ", ".join(f"{name} = excluded.{name}" for name in names)
+        if not keep_due:  # a parked task stays parked
+            changes += ", ready_time = CASE WHEN t.parked_by IS NULL THEN excluded.next_process_time END"
         # Later than create_time by construction, which is how a replaced row is told from a new one.
         touched = f"{self.dialect.greatest}({self.dialect.now}, {self.dialect.later('0.001', start='t.create_time')})"
         return (
             f"ON CONFLICT (reference_number, queue_name) DO UPDATE SET {changes}, last_update_time = {touched}"
             f" WHERE t.status IN ({sql_sources('replace')})"
+            " AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')"
         )
 
     @cached_property

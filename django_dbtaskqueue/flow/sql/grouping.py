@@ -24,8 +24,8 @@ class Grouping(Group):
     def heads(self) -> str:
         """Of each group: its tasks in line, and the first parked one: due, or else to become due.
 
-        As (group, id, whether in line, whether processing, whether a failed attempt is being retried, whether due,
-        priority).
+        As (group, id, whether in line, whether processing, whether a failed attempt is being retried, seconds until it
+        is due, priority).
         """
         now = self.dialect.now
         groups = (
@@ -33,9 +33,10 @@ class Grouping(Group):
             if self.dialect.vendor == "postgresql"
             else "(SELECT value AS name FROM json_each(%(groups)s)) AS g"
         )
+        wait = f"{self.dialect.greatest}({self.dialect.seconds_between(now, 't.next_process_time')}, 0)"
         columns = (
             "t.group_key, t.id, t.ready_time IS NOT NULL, t.status = 'PROCESSING', t.attempt > 0,"
-            f" t.next_process_time <= {now}, t.priority"
+            f" {wait}, t.priority"
         )
         parked = (
             f"SELECT p.id FROM {self.tables.task} AS p WHERE p.queue_name = %(queue_name)s AND p.group_key = g.name"

@@ -1,0 +1,223 @@
+"""The status graph: each edge of ``status.EDGES`` can be walked, and whatever happens, no other ever is."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import connections
+
+from django_dbtaskqueue import Complete, CompleteDelete, DuplicateTask, Fail, Poison, Reenqueue
+from django_dbtaskqueue.flow import move, settle
+from django_dbtaskqueue.flow.settle import Park, Release, settle_surely
+from django_dbtaskqueue.lease import Lease
+from django_dbtaskqueue.models import Task
+from django_dbtaskqueue.poller.renew import renew
+from django_dbtaskqueue.status import BY_VERB, CREATED, EDGES, ERROR, POISON, PROCESSING, sources
+from tests.conformance.conftest import FIRST, SECOND, World
+from tests.factories import LEASE
+from tests.support import Audit, counted
+
+pytestmark = pytest.mark.django_db(databases=["default", "sqlite"])
+NO_TIME = timedelta(0)
+
+
+def rescued(world: World) -> None:
+    world.make(PROCESSING, attempt=5, next_process_time=-LEASE)
+    dead = {row[0]: row[5] for row in move.spent(world.session, "parcels")}
+    assert len(dead) == 1
+    lease = world.take()
+    lease.id, lease.total_attempt = next(iter(dead.items()))
+    assert world.settle(lease, Fail("its process died", retry=False))
+
+
+def select(world: World, status: str, **columns: Any) -> Any:
+    return world.tasks.filter(pk=world.make(status, **columns).pk)
+
+
+WALKS: dict[str, Callable[[World, str], Any]] = {
+    "enqueue": lambda world, _: world.enqueue(),
+    "replace": lambda world, _: [world.enqueue("r", 1), world.enqueue("r", 2, on_duplicate="replace")],
+    "checkout": lambda world, source: world.take() if source == CREATED else world.take_over(world.take()),
+    "renew": lambda world, _: renew(world.session, [world.take()], 60.0),
+    "touch": lambda world, _: world.take().touch(LEASE),
+    "complete": lambda world, _: world.take().complete(),
+    "complete_delete": lambda world, _: world.take().complete_delete(),
+    "reenqueue": lambda world, _: world.take().reenqueue(),
+    "retry": lambda world, _: world.take().fail("no"),
+    "fail": lambda world, _: world.take().fail("no", retry=False),
+    "poison": lambda world, _: world.take().poison("no"),
+    "release": lambda world, _: settle.release(world.session, [world.take()]),
+    "park": lambda world, _: world.settle(world.take(), Park("no handler")),
+    "unpark": lambda world, _: [world.make(parked_by="no handler"), move.unpark(world.session, "parcels", [])],
+    "rescue": lambda world, _: rescued(world),
+    "release_all": lambda world, source: select(world, source).release_all(),
+    "cancel": lambda world, source: select(world, source).cancel(),
+    "reprocess": lambda world, source: select(world, source).reprocess(),
+    "kick": lambda world, source: select(world, source).kick(1),
+    "mark_poison": lambda world, source: select(world, source).mark_poison(),
+    "unpoison": lambda world, source: select(world, source).unpoison(),
+    "delete": lambda world, source: select(world, source).purge(),
+    "housekeep": lambda world, source: select(world, source).housekeep(older_than=NO_TIME, statuses=[source]),
+}
+TRIPS = [(edge.verb, str(source)) for edge in EDGES for source in edge.sources or ("",)]
+
+
+@pytest.mark.parametrize(("verb", "source"), TRIPS)
+def test_every_edge_can_be_walked(world: World, audit: Audit, verb: str, source: str) -> None:
+    """Given a task in the edge's source, when its verb is called, then it stands at the edge's target."""
+    target = BY_VERB[verb].target
+    WALKS[verb](world, source)
+    walked = {edge for edge in audit.edges() if edge[0] != edge[1]}
+    if source and source != target:
+        assert (source, target and str(target)) in walked
+    if target is not None:
+        assert world.tasks.filter(status=target).exists()
+
+
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [
+        (source, target)
+        for source in BY_VERB["delete"].sources
+        for target in BY_VERB["delete"].sources
+        if source != target and (source, target) not in {(s, edge.target) for edge in EDGES for s in edge.sources}
+    ],
+)
+def test_the_audit_sees_a_forbidden_edge(world: World, audit: Audit, source: str, target: str) -> None:
+    """A checker that cannot fail proves nothing: here the rule is broken by hand."""
+    task = world.make(source)
+    shape = {"ready_time": None} if target in ("COMPLETED", ERROR, POISON) else {"ready_time": task.create_time}
+    world.tasks.filter(pk=task.pk).update(status=target, poller_instance=None, finish_time=None, **shape)
+    assert audit.problems() == [f"illegal edge {source} -> {target}"]
+    audit.clear()
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ("total_attempt = total_attempt + 2", "the fencing token changed by other than one checkout"),
+        ("total_attempt = total_attempt + 1", "a checkout charged other than one attempt"),
+        ("attempt = attempt - 1", "an attempt was given back to a task that is not in line"),
+        ("attempt = attempt + 1, total_attempt = total_attempt + 1", "a checkout came before the task was due"),
+    ],
+)
+def test_the_audit_sees_a_forged_counter(world: World, audit: Audit, change: str, problem: str) -> None:
+    lease = world.take(attempt=2)
+    with connections[world.alias].cursor() as cursor:
+        cursor.execute(f"UPDATE dbtaskqueue_task SET {change} WHERE id = %s", [lease.id])
+    assert any(found.startswith(problem) for found in audit.problems())
+    audit.clear()
+
+
+@pytest.mark.parametrize("verb", ["reprocess", "mark_poison", "unpoison", "cancel", "release_all", "kick"])
+def test_an_operator_s_verb_changes_only_what_it_may(world: World, verb: str) -> None:
+    """Given a task in each status, when a verb is called over all of them, then only its sources change."""
+    tasks = {status: world.make(status) for status in BY_VERB["delete"].sources}
+    before = {status: world.row(task) for status, task in tasks.items()}
+
+    changed = world.tasks.all().kick(10) if verb == "kick" else getattr(world.tasks.all(), verb)()
+
+    assert changed == len(sources(verb)) == 1
+    for status, task in tasks.items():
+        if status in sources(verb):
+            assert world.row(task)["status"] == BY_VERB[verb].target
+        else:
+            assert world.row(task) == before[status]
+
+
+class Walk:
+    """Anything a producer, two pollers and an operator may do, in any order."""
+
+    def __init__(self, world: World, seed: int) -> None:
+        self.world = world
+        self.random = random.Random(seed)
+        self.enqueued = 0
+        self.leases: list[Lease] = []  # stale ones too: their holders do not know
+
+    def step(self) -> None:
+        steps = (
+            self.enqueue, self.enqueue, self.checkout, self.checkout, self.settle, self.settle, self.settle_batch,
+            self.renew, self.time_passes, self.operate, self.unpark, self.housekeep,
+        )  # fmt: skip
+        self.random.choice(steps)()
+
+    def enqueue(self) -> None:
+        before = self.world.tasks.count()
+        reference = self.random.choice([None, "a", "b", "c"])
+        delay = self.random.choice([None, None, timedelta(seconds=30)])
+        duplicate = self.random.choice(["ignore", "replace"])
+        try:
+            self.world.enqueue(reference, self.random.random(), delay=delay, on_duplicate=duplicate)
+        except DuplicateTask:
+            assert duplicate == "replace"
+        self.enqueued += self.world.tasks.count() - before
+
+    def checkout(self) -> None:
+        poller = self.random.choice([FIRST, SECOND])
+        self.leases += self.world.checkout(self.random.randint(1, 4), poller=poller, lease=timedelta(seconds=20))
+
+    def settle(self) -> None:
+        if self.leases:
+            lease = self.leases.pop(self.random.randrange(len(self.leases)))
+            self.world.settle(lease, self.outcome(), keep=self.random.choice(["keep", "history", "delete"]))
+
+    def settle_batch(self) -> None:
+        batch, self.leases = self.leases[:6], self.leases[6:]
+        pairs: list[settle.Pair] = [(lease, self.outcome()) for lease in {lease.id: lease for lease in batch}.values()]
+        if pairs:
+            settle_surely(self.world.session, pairs)
+
+    def outcome(self) -> settle.Settlement:
+        return self.random.choice(
+            [
+                Complete(), Complete("x"), CompleteDelete(), Reenqueue(), Reenqueue(keep_attempts=True), Poison("p"),
+                Fail("f"), Fail("f", delay=NO_TIME), Fail("f", retry=False), Release(), Park("no handler"),
+            ]
+        )  # fmt: skip
+
+    def renew(self) -> None:
+        if self.leases:
+            renew(self.world.session, self.leases[:5], 20.0)
+
+    def time_passes(self) -> None:
+        self.world.age(timedelta(seconds=self.random.choice([1, 15, 40])))
+
+    def operate(self) -> None:
+        chosen = self.world.tasks.filter(pk__in=self.random.sample(self.ids(), min(3, len(self.ids()))))
+        verb = self.random.choice(["reprocess", "mark_poison", "unpoison", "cancel", "release_all", "purge", "kick"])
+        chosen.kick(2) if verb == "kick" else getattr(chosen, verb)()
+
+    def unpark(self) -> None:
+        move.unpark(self.world.session, "parcels", [])
+
+    def housekeep(self) -> None:
+        self.world.tasks.housekeep(older_than=timedelta(minutes=1), to=self.random.choice(["history", "delete"]))
+
+    def ids(self) -> list[int]:
+        return list(Task.objects.using(self.world.alias).values_list("pk", flat=True))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_whatever_happens_nothing_is_lost_and_no_rule_is_broken(world: World, audit: Audit, seed: int) -> None:
+    walk = Walk(world, seed)
+    for _ in range(150):
+        walk.step()
+        assert counted(world.alias) == walk.enqueued
+    assert audit.problems() == []
+    assert len(audit.edges()) > 8
+
+    # When everybody comes to rest, then every task that is left can still be brought to an end.
+    world.age(timedelta(hours=2))
+    walk.unpark()
+    for lease in world.checkout(500, poller=SECOND):
+        assert world.settle(lease, Complete())
+    for row in move.spent(world.session, "parcels", limit=500):
+        assert row[3] >= row[6]
+        world.tasks.filter(pk=row[0]).release_all()
+    for lease in world.checkout(500):
+        assert world.settle(lease, Complete())
+    assert not world.tasks.filter(status__in=[CREATED, PROCESSING]).exists()

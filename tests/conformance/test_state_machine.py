@@ -1,0 +1,189 @@
+"""Everything at once: a machine that does whatever may be done to a queue, in any order, and compares the database with
+the model after every step.
+
+``DBTASKQUEUE_MACHINE_RUNS`` sets how many runs of 30 steps there are on each database (25 by default; 300 on demand).
+"""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import transaction
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
+
+from django_dbtaskqueue import Complete, CompleteDelete, DuplicateTask, Fail, Fixed, Poison, QueueFull, Reenqueue
+from django_dbtaskqueue.flow.settle import Release, Settlement
+from django_dbtaskqueue.lease import Lease
+from django_dbtaskqueue.models import DeletedTasks, Queue, TaskHistory
+from tests.conformance import model
+from tests.conformance.conftest import World
+
+pytestmark = [pytest.mark.django_db(databases=["default", "sqlite"]), pytest.mark.timeout(1800)]
+
+RUNS = int(os.environ.get("DBTASKQUEUE_MACHINE_RUNS", "25"))
+STEPS = 30
+CAPACITY = 12
+MOMENT = timedelta(milliseconds=2)  # what is done later is later, also to a clock of milliseconds
+OUTCOMES = ("complete", "complete_delete", "poison", "error", "retry", "reenqueue", "release")
+MOVES = ("reprocess", "mark_poison", "unpoison", "cancel", "release_all")
+
+delays = st.sampled_from([0, 0, 10, 20])
+
+
+class Machine(RuleBasedStateMachine):
+    """One run. The test's world is handed over by a subclass."""
+
+    world: World
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = model.Queue(CAPACITY)
+        self.leases: list[Lease] = []
+        self.block = transaction.atomic(using=self.world.alias)
+        self.block.__enter__()
+
+    def teardown(self) -> None:
+        """Take everything back."""
+        transaction.set_rollback(True, using=self.world.alias)
+        self.block.__exit__(None, None, None)
+
+    # -- what may be done --------------------------------------------------------------------------------------------
+
+    @rule(
+        number=st.none() | st.integers(0, 5),
+        priority=st.integers(0, 2),
+        delay=delays,
+        group=st.sampled_from([None, None, "a", "b"]),
+        ttl=st.sampled_from([None, None, 15]),
+        on_duplicate=st.sampled_from(["error", "ignore", "replace"]),
+        keep_due=st.booleans(),
+    )
+    def enqueue(self, number: int | None, priority: int, delay: int, ttl: int | None, **options: Any) -> None:
+        """Enqueue, in every way."""
+        reference = None if number is None else f"r{number}"
+        answer, task_id = self._enqueue(reference, priority=priority, delay=delay, ttl=ttl, **options)
+        due = self.model.now + delay
+        expires = None if ttl is None else due + ttl
+        row = model.Row(task_id, reference, priority, due, options["group"], expires, max_attempts=2)
+        assert answer == self.model.enqueue(row, options["on_duplicate"], keep_due=options["keep_due"])
+
+    def _enqueue(self, reference: str | None, *, delay: int, ttl: int | None, **options: Any) -> tuple[str, int]:
+        before = self.world.tasks.filter(reference=reference).exists() if reference else False
+        try:
+            task = self.world.enqueue(
+                reference, delay=timedelta(seconds=delay), ttl=ttl and timedelta(seconds=ttl), **options
+            )
+        except QueueFull:
+            return "full", 0
+        except DuplicateTask:
+            return "duplicate", 0
+        if not before:
+            return "new", task.pk
+        return ("ignored" if options["on_duplicate"] == "ignore" else "replaced"), task.pk
+
+    @rule(limit=st.integers(1, 4))
+    def checkout(self, limit: int) -> None:
+        """Check out."""
+        taken = self.world.checkout(limit, lease=timedelta(seconds=model.LEASE))
+        expected = self.model.checkout(limit)
+        assert [(lease.id, lease.total_attempt, lease.attempt) for lease in taken] == [
+            (row.id, row.total, row.attempt) for row in expected
+        ]
+        self.leases += taken
+
+    @rule(choice=st.integers(0, 1000), verb=st.sampled_from(OUTCOMES), delay=delays)
+    def settle(self, choice: int, verb: str, delay: int) -> None:
+        """Settle under any lease ever handed out, most of them long gone."""
+        if self.leases:
+            lease = self.leases[-1 - choice % min(6, len(self.leases))]
+            lease.policy = Fixed(timedelta(seconds=delay), jitter=0)
+            written = self.world.settle(lease, outcome(verb, delay))
+            assert written == self.model.settle(lease.id, lease.total_attempt, verb, delay, lease.group)
+
+    @rule(seconds=st.sampled_from([10, 10, 30, 70]))
+    def wait(self, seconds: int) -> None:
+        """Let time pass: leases expire, delays and times to live run out."""
+        self.world.age(timedelta(seconds=seconds))
+        self.model.now += seconds
+
+    @rule(verb=st.sampled_from(MOVES))
+    def move(self, verb: str) -> None:
+        """Apply an operator's verb to all tasks."""
+        assert getattr(self.world.tasks.all(), verb)() == self.model.move(verb)
+
+    @rule(number=st.integers(0, 2))
+    def kick(self, number: int) -> None:
+        """Dig out poison."""
+        assert self.world.tasks.all().kick(number) == self.model.move("kick", number)
+
+    @rule(number=st.integers(0, 5))
+    def purge(self, number: int) -> None:
+        """Delete whatever holds a reference."""
+        reference = f"r{number}"
+        expected = self.model.purge(lambda row: row.reference == reference)
+        assert self.world.tasks.filter(reference=reference).purge() == expected
+
+    @rule(to=st.sampled_from(["history", "delete"]), age=st.sampled_from([5, 25]))
+    def housekeep(self, to: str, age: int) -> None:
+        """Age finished tasks out."""
+        moved = self.world.tasks.all().housekeep(older_than=timedelta(seconds=age), to=to)
+        assert moved == self.model.housekeep(age, to)
+
+    @rule(paused=st.booleans())
+    def pause(self, paused: bool) -> None:
+        """Pause or resume the queue."""
+        queues = Queue.objects.using(self.world.alias)
+        queues.update_or_create(pk="parcels", defaults={"paused_time": "2026-01-01T00:00:00Z" if paused else None})
+        self.model.paused = paused
+
+    # -- what must hold ----------------------------------------------------------------------------------------------
+
+    @invariant()
+    def the_database_is_as_the_model(self) -> None:
+        """Compare every row, and add everything up."""
+        self.world.age(MOMENT)
+        columns = ("status", "attempt", "total_attempt", "reenqueue_attempt", "ready_time", "priority")
+        rows = {
+            task_id: (status, attempt, total, again, ready is not None, priority)
+            for task_id, status, attempt, total, again, ready, priority in self.world.tasks.values_list("id", *columns)
+        }
+        assert rows == {row.id: row.seen() for row in self.model.rows.values()}
+        history = TaskHistory.objects.using(self.world.alias).count()
+        deleted = sum(DeletedTasks.objects.using(self.world.alias).values_list("count", flat=True))
+        assert (history, deleted) == (self.model.history, self.model.deleted)
+        assert len(rows) + history + deleted == self.model.enqueued
+
+
+def outcome(verb: str, delay: int) -> Settlement:
+    """Return the outcome a verb stands for."""
+    return {
+        "complete": Complete(),
+        "complete_delete": CompleteDelete(),
+        "poison": Poison("bad"),
+        "error": Fail("final", retry=False),
+        "retry": Fail("again"),
+        "reenqueue": Reenqueue(timedelta(seconds=delay)),
+        "release": Release(),
+    }[verb]
+
+
+def test_the_queue_behaves_as_the_model(world: World) -> None:
+    world.configure(max_attempts=2, capacity=CAPACITY)
+    machine = type("OnThisWorld", (Machine,), {"world": world})
+    run_state_machine_as_test(
+        machine,
+        settings=settings(
+            max_examples=RUNS,
+            stateful_step_count=STEPS,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+            # Shrinking a run on a database takes minutes: ask for it when there is something to shrink.
+            phases=[phase for phase in Phase if phase != Phase.shrink or "DBTASKQUEUE_MACHINE_SHRINK" in os.environ],
+            database=None,
+        ),
+    )
