@@ -19,14 +19,16 @@ if TYPE_CHECKING:
         TaskQueueError,
         UnknownQueue,
     )
-    from django_dbtaskqueue.flow.enqueue import EnqueueReport, aenqueue, aenqueue_many, enqueue, enqueue_many
+    from django_dbtaskqueue.flow.bulk import EnqueueReport, aenqueue_many, enqueue_many
+    from django_dbtaskqueue.flow.enqueue import aenqueue, enqueue
     from django_dbtaskqueue.outcomes import Complete, CompleteDelete, Fail, Poison, Reenqueue
     from django_dbtaskqueue.registry import processor
     from django_dbtaskqueue.retry import Arithmetic, Fixed, Geometric, Linear, Sequence, Staged
 
 _HOMES = {
     "exceptions": ("DuplicateTask", "LeaseLost", "PayloadError", "QueueFull", "TaskQueueError", "UnknownQueue"),
-    "flow.enqueue": ("EnqueueReport", "aenqueue", "aenqueue_many", "enqueue", "enqueue_many"),
+    "flow.bulk": ("EnqueueReport", "aenqueue_many", "enqueue_many"),
+    "flow.enqueue": ("aenqueue", "enqueue"),
     "outcomes": ("Complete", "CompleteDelete", "Fail", "Poison", "Reenqueue"),
     "registry": ("processor",),
     "retry": ("Arithmetic", "Fixed", "Geometric", "Linear", "Sequence", "Staged"),

@@ -18,7 +18,7 @@ class TaskQueueConfig(AppConfig):
     def ready(self) -> None:
         """Bind the flow, register the system checks, import every installed app's ``tasks.py``."""
         from django_dbtaskqueue import checks, manual, querysets  # noqa: F401 -- checks registers itself
-        from django_dbtaskqueue.flow import enqueue, housekeep, move
+        from django_dbtaskqueue.flow import bulk, enqueue, housekeep, move
 
-        querysets.bind(enqueue=enqueue, checkout=manual, move=move, housekeep=housekeep)
+        querysets.bind(enqueue=enqueue, bulk=bulk, checkout=manual, move=move, housekeep=housekeep)
         autodiscover_modules("tasks")

@@ -8,7 +8,7 @@ laid over the result by the poller.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
 from functools import lru_cache
@@ -32,6 +32,7 @@ class QueueSettings:
     lease: timedelta = timedelta(seconds=60)
     timeout: timedelta | None = None  # of one run of the processor; None: as long as it holds its lease
     retry: Any = retry.DEFAULT
+    reenqueue: Any = None  # the policy of a reenqueue() without a delay; None or "manual": such a one is an error
     max_attempts: int = 5
     keep: str = "keep"  # COMPLETED rows: "keep" in TASKS, move to "history", or "delete"
     settle: str = "batch"  # "batch": many outcomes in one commit; "each": a commit per outcome
@@ -46,6 +47,8 @@ class QueueSettings:
     max_wait: timedelta | None = None  # a priority whose head has waited longer goes first; None: strict priorities
     strategy: str = "auto"  # "skip_locked", "optimistic", or what the database does best
     database: str = "default"
+    shards: Sequence[str] = ()  # aliases the queue is spread over
+    router: Any = None  # (reference, payload, shards) -> alias, or its dotted path; None: by the reference's hash
     model: str = "dbtaskqueue.Task"  # the task table: an AbstractTask subclass, as "app.Model"
     temporary: bool = False  # an UNLOGGED table: fast, and emptied by a crash of the server
 
@@ -64,6 +67,7 @@ RULES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("lease", lambda v: isinstance(v, timedelta) and v >= timedelta(milliseconds=100), "a duration of at least 100 ms"),
     ("timeout", lambda v: v is None or _positive(v), "None or a positive duration"),
     ("retry", callable, "a retry policy, e.g. Geometric(timedelta(seconds=10))"),
+    ("reenqueue", lambda v: v is None or callable(v), 'a retry policy, or None or "manual" for none'),
     ("max_attempts", lambda v: isinstance(v, int) and 1 <= v <= 32_767, "a whole number from 1 to 32767"),
     ("keep", lambda v: v in ("keep", "history", "delete"), '"keep", "history" or "delete"'),
     ("settle", lambda v: v in ("batch", "each"), '"batch" or "each"'),
@@ -81,6 +85,8 @@ RULES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
         lambda v: isinstance(v, str) and (v in STRATEGIES or "." in v),
         '"auto", "skip_locked", "optimistic", or the dotted path of a driver',
     ),
+    ("shards", lambda v: isinstance(v, (list, tuple)) and all(isinstance(x, str) for x in v), "a list of aliases"),
+    ("router", lambda v: v is None or callable(v) or isinstance(v, str), "a callable, or its dotted path"),
     ("model", lambda v: isinstance(v, str) and v.count(".") == 1, 'a model as "app.Model"'),
     ("temporary", lambda v: isinstance(v, bool), "True or False"),
     ("database", lambda v: isinstance(v, str), "an alias of DATABASES"),
@@ -101,6 +107,7 @@ class Settings:
     prepare: bool = True  # prepared statements on the poller's own connections; False behind a transaction pooler
     heartbeat: timedelta = timedelta(seconds=5)
     payload_max_bytes: int = 1_048_576
+    listeners: Sequence[str] = ()  # dotted paths of listeners.Listener classes
 
 
 TOP_KEYS = {f.name.upper(): f.name for f in fields(Settings)}
@@ -126,6 +133,9 @@ def settings() -> Settings:
         valid_name(name): queue_values(given, where=f'DBTASKQUEUE["QUEUES"][{name!r}]')
         for name, given in queues.items()
     }
+    listeners = values.get("listeners", ())
+    if isinstance(listeners, str) or not all(isinstance(path, str) for path in listeners):
+        raise ImproperlyConfigured(f'DBTASKQUEUE["LISTENERS"] must be a list of dotted paths, not {listeners!r}.')
     if "heartbeat" in values:
         values["heartbeat"] = duration(values["heartbeat"], where='DBTASKQUEUE["HEARTBEAT"]')
     return Settings(**values)
@@ -152,7 +162,9 @@ def parse(key: str, value: Any, *, where: str) -> Any:
     """Return a queue setting in its proper type: text durations and retry policies parsed."""
     if key in DURATIONS and value is not None:
         return duration(value, where=where)
-    if key == "retry":
+    if key == "reenqueue" and value in (None, "manual"):
+        return None
+    if key in ("retry", "reenqueue"):
         return retry.normalise(retry.parse(value) if isinstance(value, str) else value)
     return value
 
@@ -226,6 +238,15 @@ def retry_policy(queue: str, declared: Any) -> Any:
     if given is not None and "retry" in given:
         return given["retry"]
     return declared or conf.defaults.get("retry", retry.DEFAULT)
+
+
+def reenqueue_policy(queue: str, declared: Any) -> Any:
+    """Return the policy of a reenqueue without a delay, as ``retry_policy`` does; None is "manual"."""
+    conf = settings()
+    given = conf.queues.get(queue)
+    if given is not None and "reenqueue" in given:
+        return given["reenqueue"]
+    return declared or conf.defaults.get("reenqueue")
 
 
 def default_settings(queue: str) -> QueueSettings:

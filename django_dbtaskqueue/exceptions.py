@@ -79,6 +79,23 @@ class LeaseLost(TaskQueueError):
         )
 
 
+class ReenqueueDelayMissing(TaskQueueError):
+    """A reenqueue without a delay, and no policy that gives one. The attempt fails; the task keeps its place."""
+
+    def __init__(self, queue: str, reenqueue_attempt: int, *, ended: bool) -> None:
+        self.queue, self.reenqueue_attempt, self.ended = queue, reenqueue_attempt, ended
+        reason = (
+            f"its reenqueue policy gives up at reenqueue {reenqueue_attempt}"
+            if ended
+            else "it has no reenqueue policy (the default is manual)"
+        )
+        super().__init__(
+            f"A task of queue {queue!r} is reenqueued without a delay, and {reason}. Give the delay, as in "
+            "Reenqueue(timedelta(minutes=5)), or the queue a policy, as in "
+            f"@processor({queue!r}, reenqueue=Fixed(timedelta(minutes=5)))."
+        )
+
+
 class ProcessDied(TaskQueueError):
     """What a task's last attempt failed of when its poller died, or never answered, before any outcome was stored."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Protocol
@@ -13,9 +14,14 @@ class Door(Protocol):
     """The one way out of PROCESSING; given to the lease by whoever checked it out."""
 
     alias: str  # the database the task lives in
+    key: str  # the lane: the queue, and its shard if it has any
+    reenqueue: Any  # the runtime override of the reenqueue policy, or None
 
     def settle(self, lease: Lease, outcome: Outcome) -> None:
         """Write the outcome with the fence, on the calling thread's connection, or raise ``LeaseLost``."""
+
+    def settle_all(self, pairs: Sequence[tuple[Lease, Outcome]]) -> None:
+        """Write several outcomes in one transaction, or none and raise ``LeaseLost`` for the first lease gone."""
 
     def touch(self, lease: Lease, delta: timedelta) -> None:
         """Extend the lease, or raise ``LeaseLost``."""
@@ -60,6 +66,8 @@ class Lease:
     payload: Any = None
     context: dict[str, Any] = field(default_factory=dict)
     policy: Any = None  # how a failure is retried; None: the default policy
+    reenqueue_policy: Any = None  # what the processor declares for a reenqueue() without a delay
+    outcome: Outcome | None = None  # what the processor settled by itself; stored once ``settled``
     settled: bool = False  # an outcome of this lease is committed
     touched: bool = False  # the processor tried to settle by itself
 
@@ -72,7 +80,11 @@ class Lease:
         self._settle(CompleteDelete())
 
     def reenqueue(self, delay: timedelta | None = None, result: Any = None, *, keep_attempts: bool = False) -> None:
-        """Put the task back, due after ``delay``: not a failure."""
+        """Put the task back, due after ``delay``: not a failure.
+
+        Without a delay the queue's or processor's ``reenqueue`` policy says when; ``ReenqueueDelayMissing`` if there
+        is none.
+        """
         self._settle(Reenqueue(delay, result, keep_attempts))
 
     def fail(self, error: BaseException | str = "", *, delay: timedelta | None = None, retry: bool = True) -> None:

@@ -25,6 +25,9 @@ class CompleteDelete:
 class Reenqueue:
     """The work is not done yet, and that is no failure: back to CREATED, due after ``delay``.
 
+    Without a delay, what a processor returns is due when the ``reenqueue`` policy of its queue or of itself says; the
+    policy is called with the number of this reenqueue, from 1, and None. By default there is none ("manual"): the
+    attempt then fails with an error that asks for a delay.
     ``reenqueue_attempt`` grows by one and ``attempt`` starts again at 0 unless ``keep_attempts``; of kept attempts the
     last one is given back, so that the task can be taken again. Raises ``TypeError`` or ``ValueError`` for a delay that
     is no ``timedelta`` from zero to a hundred years.

@@ -90,7 +90,7 @@ class TaskManager(models.Manager.from_queryset(TaskQuerySet)):  # type: ignore[m
 
     def enqueue_many(self, queue: str, items: Iterable[Any], **options: Any) -> Any:
         """Insert many tasks in one transaction; see ``django_dbtaskqueue.enqueue_many``."""
-        return _flow["enqueue"].enqueue_many(queue, items, using=options.pop("using", self._db), **options)
+        return _flow["bulk"].enqueue_many(queue, items, using=options.pop("using", self._db), **options)
 
     def checkout(
         self,

@@ -16,8 +16,10 @@ from django_dbtaskqueue.flow.process import Processor
 
 F = TypeVar("F", bound=Callable[..., Any])
 MODES = ("separate", "atomic")
+OF_QUEUE = {"lease", "max_attempts"}  # declared by a processor, in force for its queue
 
 _processors: dict[str, dict[str | None, Processor]] = {}
+_watchers: list[Callable[[str], None]] = []
 _lock = threading.Lock()
 
 
@@ -30,13 +32,32 @@ def processor(
     lease: timedelta | None = None,
     timeout: timedelta | None = None,
     mode: str = "separate",
+    reenqueue: Any = None,
+    batch: int | None = None,
+    concurrency: int | None = None,
+    executor: Any = None,
+    using: str | None = None,
 ) -> Callable[[F], F]:
     """Register the decorated function (sync or async), or class with a ``process(task)`` method, for a queue.
 
     ``payload``: a dataclass or pydantic model the JSON payload is decoded to; None hands over plain JSON. One queue
     may have a processor per payload type. ``retry``: a policy, or a mapping of exception classes to policies (None:
     never retried). ``max_attempts`` counts the first one. ``timeout`` bounds one run, ``lease`` is renewed while it
-    runs. ``mode="atomic"`` runs the function and stores its outcome in one transaction on the queue's database.
+    runs. ``reenqueue``: the policy of a reenqueue without a delay; None makes such a one an error.
+
+    ``mode="separate"``: the outcome is stored after the function returned; at least once. ``mode="atomic"``: the
+    function and its outcome are one transaction on the queue's database, begun after the checkout was committed; an
+    exception rolls all of it back, and only then is the failure stored: database effects are exactly once. Only for
+    plain functions. ``using`` is the database the function writes to, when it is not the queue's: in atomic mode that
+    is an error of the system checks, for one transaction cannot span two databases.
+
+    ``batch=n``: the function gets a list of up to n tasks (what is at hand, nobody waits for more; never more than the
+    queue's ``batch_size``) and returns one outcome for all or a list with one for each, in order. An exception fails
+    each of them by its own budget; in atomic mode they are first tried one by one.
+    ``concurrency=k``: at most k calls at a time in one poller process; tasks beyond wait in the line or in memory
+    without a slot, and others pass them. ``executor``: an object with ``submit`` (``concurrent.futures``), a callable
+    that makes one, or the dotted path of either: the function runs there, in at most as many calls at a time as it has
+    ``slots`` (or workers).
 
     What is None here is taken from the settings; ``DBTASKQUEUE["QUEUES"]`` has the last word. Raises
     ``ImproperlyConfigured`` for a second processor of the same payload type, and for what cannot work.
@@ -44,60 +65,82 @@ def processor(
 
     def register_it(function: F) -> F:
         given = {"retry": retry, "max_attempts": max_attempts, "lease": lease, "timeout": timeout}
-        register(queue, function, payload=payload, mode=mode, **given)
+        ways = {"batch": batch, "concurrency": concurrency, "executor": executor, "using": using}
+        register(queue, function, payload=payload, mode=mode, reenqueue=reenqueue, **ways, **given)
         return function
 
     return register_it
 
 
 def register(
-    queue: str, function: Any, *, payload: type | None = None, mode: str = "separate", **settings: Any
+    queue: str,
+    function: Any,
+    *,
+    payload: type | None = None,
+    mode: str = "separate",
+    batch: int | None = None,
+    concurrency: int | None = None,
+    executor: Any = None,
+    using: str | None = None,
+    **settings: Any,
 ) -> Processor:
-    """What ``@processor`` does, as a call."""
-    call = _callable(function)
-    is_async = inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(getattr(call, "__call__", None))  # noqa: B004 -- an instance whose __call__ is async
-    if mode not in MODES:
-        raise ImproperlyConfigured(f"@processor({queue!r}): mode={mode!r} must be 'separate' or 'atomic'.")
-    if mode == "atomic" and is_async:
-        raise ImproperlyConfigured(
-            f"@processor({queue!r}): {function.__qualname__} is async and Django has no async atomic(). "
-            "Make it a plain function, or use mode='separate' and settle inside your own transaction."
-        )
+    """What ``@processor`` does, as a call, at any time and from any thread: tasks that waited for it come at once."""
     if payload is not None:
         codecs.prepare(payload)
     declared = {key: value for key, value in settings.items() if value is not None}
+    made = Processor(
+        queue=queue,
+        function=_callable(function),
+        payload=payload,
+        mode=mode,
+        policy=_policy(declared.get("retry")),
+        timeout=declared.get("timeout"),
+        is_async=_is_async(_callable(function)),
+        reenqueue=conf.parse("reenqueue", declared.get("reenqueue"), where=f"@processor({queue!r})"),
+        batch=batch,
+        concurrency=concurrency,
+        executor=executor,
+        using=using,
+        declared=declared,
+    )
+    _check(made)
     with _lock:
-        _refuse_second(queue, payload, function)
-        conf.declare(queue, **declared)
-        policy = declared.get("retry")
-        made = Processor(
-            queue=queue,
-            function=call,
-            payload=payload,
-            mode=mode,
-            policy=None if policy is None else policies.normalise(policy),
-            timeout=declared.get("timeout"),
-            is_async=is_async,
-        )
-        _processors.setdefault(queue, {})[_type(payload)] = made
+        _refuse_second(made)
+        of_queue = {**_processors.get(queue, {}), made.payload_type: made}
+        conf.declare(queue, **_declarations(of_queue.values()))
+        _processors[queue] = of_queue  # never changed in place: others read it without the lock
+    for appeared in tuple(_watchers):
+        appeared(queue)
     return made
 
 
 def unregister(queue: str, payload: type | None = None) -> None:
-    """Take a processor away. Its tasks wait: they do not fail or vanish."""
+    """Take a processor away. Its tasks wait: they do not fail or vanish. Those that run finish.
+
+    The queue stays known, and is enqueued into as before.
+    """
     with _lock:
-        of_queue = _processors.get(queue, {})
-        of_queue.pop(_type(payload), None)
+        of_queue = {name: made for name, made in _processors.get(queue, {}).items() if name != _type(payload)}
+        _processors[queue] = of_queue
         if not of_queue:
-            _processors.pop(queue, None)
-            conf.forget(queue)
+            del _processors[queue]
+
+
+def watch(appeared: Callable[[str], None]) -> None:
+    """Have ``appeared(queue)`` called, on the registering thread, for each processor registered from now on."""
+    _watchers.append(appeared)
+
+
+def unwatch(appeared: Callable[[str], None]) -> None:
+    """Take back ``watch``."""
+    _watchers.remove(appeared)
 
 
 def find(queue: str, payload_type: str | None) -> Processor | None:
     """Return who processes this payload type on this queue.
 
-    A row without a type goes to the queue's processor of plain JSON, or to its only processor; a processor of plain
-    JSON takes rows of any type that has no processor of its own only when it is the queue's only one.
+    A row without a type goes to the queue's processor of plain JSON, or to its only processor. A row of a type waits
+    for a processor of that type: who processes plain JSON does not know what to do with it.
     """
     of_queue = _processors.get(queue)
     if not of_queue:
@@ -151,6 +194,55 @@ def _type(payload: type | None) -> str | None:
     return None if payload is None else codecs.type_name(payload)
 
 
+def _policy(retry: Any) -> Any:
+    return None if retry is None else policies.normalise(retry)
+
+
+def _is_async(call: Callable[[Any], Any]) -> bool:
+    return inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(getattr(call, "__call__", None))  # noqa: B004 -- an instance whose __call__ is async
+
+
+def _check(made: Processor) -> None:
+    """Refuse what cannot work."""
+    where = f"@processor({made.queue!r})"
+    if made.mode not in MODES:
+        raise ImproperlyConfigured(f"{where}: mode={made.mode!r} must be 'separate' or 'atomic'.")
+    if made.mode == "atomic" and made.is_async:
+        raise ImproperlyConfigured(
+            f"{where}: {made.name} is async and Django has no async atomic(). "
+            "Make it a plain function, or use mode='separate' and settle inside your own transaction."
+        )
+    if made.executor is not None and made.is_async:
+        raise ImproperlyConfigured(
+            f"{where}: {made.name} is async and would be a coroutine nobody awaits in executor={made.executor!r}. "
+            "Make it a plain function, or leave executor= out: async processors run on the poller's event loop."
+        )
+    if not (made.executor is None or isinstance(made.executor, str) or callable(made.executor)) and not hasattr(
+        made.executor, "submit"
+    ):
+        raise ImproperlyConfigured(
+            f"{where}: executor={made.executor!r} must be an object with submit(), as of concurrent.futures, a callable "
+            "that returns one, or the dotted path of either."
+        )
+    for name, value in (("batch", made.batch), ("concurrency", made.concurrency)):
+        if value is not None and (type(value) is not int or value < 1):
+            raise ImproperlyConfigured(f"{where}: {name}={value!r} must be None or a whole number of at least 1.")
+
+
+def _declarations(processors: Iterable[Processor]) -> dict[str, Any]:
+    """Return what the processors of one queue declare together; two may not say different things of their queue."""
+    declared: dict[str, Any] = {}
+    for made in processors:
+        for name in OF_QUEUE & made.declared.keys() & declared.keys():
+            if declared[name] != made.declared[name]:
+                raise ImproperlyConfigured(
+                    f"@processor({made.queue!r}): {name}={made.declared[name]!r}, but another processor of the queue "
+                    f"says {declared[name]!r}, and {name} is the queue's. Say it once, or in the settings."
+                )
+        declared |= made.declared
+    return declared
+
+
 def _callable(function: Any) -> Callable[[Any], Any]:
     if inspect.isclass(function):
         instance = function()
@@ -161,16 +253,13 @@ def _callable(function: Any) -> Callable[[Any], Any]:
     return function  # type: ignore[no-any-return]
 
 
-def _refuse_second(queue: str, payload: type | None, function: Any) -> None:
-    there = _processors.get(queue, {}).get(_type(payload))
-    if there is None:
+def _refuse_second(made: Processor) -> None:
+    there = _processors.get(made.queue, {}).get(made.payload_type)
+    if there is None or there.name == made.name:  # the same module imported again
         return
-    code = getattr(function, "__code__", None)
-    if there.name == f"{function.__module__}.{function.__qualname__}":
-        return  # the same module imported again
+    code = getattr(made.function, "__code__", None)
     place = f" ({code.co_filename}:{code.co_firstlineno})" if code else ""
     raise ImproperlyConfigured(
-        f"Queue {queue!r} already has the processor {there.name} for payload {_type(payload) or 'plain JSON'}; "
-        f"{function.__module__}.{function.__qualname__}{place} would be a second one. Give it another payload type or "
-        "another queue."
+        f"Queue {made.queue!r} already has the processor {there.name} for payload {made.payload_type or 'plain JSON'}; "
+        f"{made.name}{place} would be a second one. Give it another payload type or another queue."
     )

@@ -90,10 +90,11 @@ class Session:
                 return [self.run(sql, params) for sql, params in batch]
         raw = self._raw()
         # Statements between two syncs of a pipeline form one implicit transaction.
-        with self.connection.wrap_database_errors, raw.pipeline():
+        with self.connection.wrap_database_errors, raw.pipeline() as pipeline:
             cursors = [raw.cursor() for _ in batch]
             for cursor, (sql, params) in zip(cursors, batch, strict=True):
                 cursor.execute(sql, params)
+            pipeline.sync()  # before it, a cursor does not know yet whether it has rows
             return [cursor.fetchall() if cursor.description else [] for cursor in cursors]
 
     @contextmanager
@@ -220,6 +221,12 @@ def model_for(queue: str) -> type[AbstractTask]:
     """Return the table ``queue``'s tasks live in."""
     settings = conf.default_settings(queue)
     return TemporaryTask if settings.temporary else model_named(settings.model)
+
+
+def aliases_of(queue: str, using: str | None = None) -> tuple[str, ...]:
+    """Return every database ``queue``'s tasks live in: its shards, or the one there is."""
+    shards = conf.default_settings(queue).shards if using is None else ()
+    return tuple(shards) or (alias_for(queue, using),)
 
 
 def alias_for(queue: str, using: str | None, *, write: bool = True) -> str:

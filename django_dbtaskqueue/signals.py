@@ -1,6 +1,7 @@
 """Django signals for facts that are already stored. A receiver can never change an outcome; what it raises is logged.
 
-Each is sent with ``send_robust``. ``task`` is the ``Lease``; ``sender`` is the queue's name.
+Each is sent with ``send_robust``, after the hook of ``listeners.Listener`` of the same meaning. ``task`` is the
+``Lease`` and ``sender`` the queue's name; of those with a ``poller``, ``sender`` is the poller's instance name.
 """
 
 from __future__ import annotations
@@ -8,8 +9,14 @@ from __future__ import annotations
 from django.dispatch import Signal
 
 task_enqueued = Signal()  # queue, task_id, reference
-task_started = Signal()  # task
-task_finished = Signal()  # task, outcome, error
-lease_lost = Signal()  # task, verb
+task_picked = Signal()  # task: checked out
+task_started = Signal()  # task: its processor is about to be called
+task_executed = Signal()  # task, outcome: stored, and no Fail
+task_crashed = Signal()  # task, error: a failed attempt is stored, or an outcome came too late (LeaseLost)
+task_finished = Signal()  # task, outcome, error: the attempt is over; outcome None if the lease was lost
+lease_lost = Signal()  # task, verb: an outcome came too late and changed nothing
 poller_started = Signal()  # poller
+poller_executed = Signal()  # poller, tasks: a checkout took so many
+poller_idle = Signal()  # poller: nothing to take, nothing under way
+poller_crashed = Signal()  # poller, error: a turn failed; the poller goes on
 poller_stopped = Signal()  # poller

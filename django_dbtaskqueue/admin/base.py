@@ -48,7 +48,7 @@ class ReadOnlyAdmin(ModelAdmin):
 
     actions: Any = None
     ordering = ("-id",)
-    list_per_page = 100
+    list_per_page = 50
     show_full_result_count = False
     show_facets = admin.ShowFacets.NEVER  # a full count per choice
     paginator = BoundedPaginator

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
 from datetime import timedelta
@@ -25,10 +26,11 @@ from django_dbtaskqueue.admin.base import ReadOnlyAdmin
 from django_dbtaskqueue.admin.confirm import PauseForm, PlainForm, Question, ask, bound_form, check, confirmed
 from django_dbtaskqueue.admin.display import NOTHING, badge, json_box, local
 from django_dbtaskqueue.exceptions import TaskQueueError
-from django_dbtaskqueue.models import Queue, Task
+from django_dbtaskqueue.models import Queue
 from django_dbtaskqueue.operations.paginators import Count, bounded_counts
 from django_dbtaskqueue.operations.permissions import can_operate
 from django_dbtaskqueue.operations.verbs import PAUSE, QUEUE_VERBS, Verb, pause, resume
+from django_dbtaskqueue.session import alias_for, model_for
 from django_dbtaskqueue.status import TERMINAL, Status
 
 LIVE = tuple(status for status in Status if status not in TERMINAL)
@@ -74,7 +76,7 @@ def _count_column(status: Status) -> Callable[[Any, Any], str]:
         count: Count | None = vars(queue)["counts"][status]
         text = "?" if count is None else str(count)
         quiet = count is not None and not count
-        address = self.url(Task, "changelist", queue=queue.name, status=status)
+        address = self.url(model_for(queue.name), "changelist", queue=queue.name, status=status)
         return format_html(
             '<span class="{}">{}</span>', "dbtq-none" if quiet else "dbtq-count", self.link(text, address)
         )
@@ -120,8 +122,9 @@ class QueueAdmin(ReadOnlyAdmin):
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Queue | None:
         """The row, or a queue that is known and has none."""
-        found: Queue | None = super().get_object(request, object_id, from_field)
-        return _without_row(object_id) if found is None and object_id in conf.known_queues() else found
+        rows: QuerySet[Queue] = self.get_queryset(request)
+        found = {queue.name: queue for queue in all_queues(rows, name=object_id)}
+        return found.get(object_id)
 
     # -- columns -----------------------------------------------------------------------------------------------------
 
@@ -143,7 +146,7 @@ class QueueAdmin(ReadOnlyAdmin):
     @admin.display(description=gettext_lazy("tasks"))
     def tasks(self, queue: Any) -> str:
         """All of them, as a link."""
-        return self.link(_("Tasks of this queue"), self.url(Task, "changelist", queue=queue.name))
+        return self.link(_("Tasks of this queue"), self.url(model_for(queue.name), "changelist", queue=queue.name))
 
     @admin.display(description=gettext_lazy("runtime overrides"))
     def overrides_box(self, queue: Any) -> str:
@@ -167,11 +170,13 @@ def in_effect(queue: Any) -> bool:
     return queue.paused_time is not None and (queue.paused_until is None or queue.paused_until > queue.clock)
 
 
-def all_queues(rows: Iterable[Queue]) -> list[Queue]:
-    """Return the rows and the known queues without one, by name."""
-    found = {row.name: row for row in rows}
-    missing = {name: _without_row(name) for name in conf.known_queues() if name not in found}
-    return sorted([*found.values(), *missing.values()], key=lambda queue: queue.name)
+def all_queues(rows: QuerySet[Queue], **only: str) -> list[Queue]:
+    """Return the rows, on every database that has queues, and the known queues without a row, by name."""
+    homes = {name: alias_for(name, None, write=False) for name in conf.known_queues()}
+    found = {name: _without_row(name) for name in homes}
+    for alias in sorted({rows.db, *homes.values()}):
+        found |= {row.name: row for row in rows.using(alias).filter(**only) if homes.get(row.name, alias) == alias}
+    return [queue for _name, queue in sorted(found.items())]
 
 
 def _without_row(name: str) -> Queue:
@@ -179,14 +184,25 @@ def _without_row(name: str) -> Queue:
 
 
 def count_tasks(queues: Sequence[Queue]) -> None:
-    """Give each queue its ``counts`` by status, in two statements; None where counting took too long."""
-    counts: dict[tuple[str, Status], Count | None] = {}
-    for statuses, condition in ((LIVE, IN_INDEX), (TERMINAL, Q())):
-        cells = [(queue.name, status) for queue in queues for status in statuses]
-        selections = [Task.objects.filter(condition, queue=name, status=status) for name, status in cells]
-        counts |= zip(cells, bounded_counts(selections, within=COUNTING), strict=True)
+    """Give each queue its ``counts`` by status: two statements per database; None where counting took too long."""
+    for alias, of_alias in _by_home(queues).items():
+        counts: dict[tuple[str, Status], Count | None] = {}
+        for statuses, condition in ((LIVE, IN_INDEX), (TERMINAL, Q())):
+            cells = [(queue.name, status) for queue in of_alias for status in statuses]
+            selections = [
+                model_for(name)._default_manager.using(alias).filter(condition, queue=name, status=status)
+                for name, status in cells
+            ]
+            counts |= zip(cells, bounded_counts(selections, within=COUNTING), strict=True)
+        for queue in of_alias:
+            vars(queue)["counts"] = {status: counts[queue.name, status] for status in Status}
+
+
+def _by_home(queues: Iterable[Queue]) -> dict[str, list[Queue]]:
+    homes: defaultdict[str, list[Queue]] = defaultdict(list)
     for queue in queues:
-        vars(queue)["counts"] = {status: counts[queue.name, status] for status in Status}
+        homes[alias_for(queue.name, None, write=False)].append(queue)
+    return homes
 
 
 def act(model_admin: Any, request: HttpRequest, verb: Verb) -> HttpResponse | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from django.contrib import admin
@@ -14,10 +15,12 @@ from django.utils.translation import gettext_lazy
 from django_dbtaskqueue import conf
 from django_dbtaskqueue.admin.base import QueueFilter, ReadOnlyAdmin, StatusFilter, id_of
 from django_dbtaskqueue.admin.display import NOTHING, ago, badge, box, json_box, short_error, summary
-from django_dbtaskqueue.models import Task
+from django_dbtaskqueue.models import AbstractTask, Task
+from django_dbtaskqueue.session import model_for
 
 LATE = 3  # heartbeats missed before a poller counts as late
 STOPPED = "STOPPED"
+RUNNING = "RUNNING"  # any other state is on the way to it or away from it
 
 
 class PollerAdmin(ReadOnlyAdmin):
@@ -51,6 +54,7 @@ class PollerAdmin(ReadOnlyAdmin):
         "failed",
         "runs",
         "running_box",
+        "applied_box",
     )
 
     @admin.display(description=gettext_lazy("state"))
@@ -60,7 +64,7 @@ class PollerAdmin(ReadOnlyAdmin):
             return badge("stopped", "▪", poller.state)
         if is_late(poller):
             return badge("late", "✕", _("%(state)s, late") % {"state": poller.state})
-        return badge("running", "▸", poller.state)
+        return badge("running", "▸", poller.state) if poller.state == RUNNING else badge("paused", "◌", poller.state)
 
     @admin.display(description=gettext_lazy("heartbeat"))
     def heartbeat(self, poller: Any) -> str:
@@ -70,8 +74,7 @@ class PollerAdmin(ReadOnlyAdmin):
     @admin.display(description=gettext_lazy("queues"))
     def queue_names(self, poller: Any) -> str:
         """Which it serves."""
-        named = poller.queues if isinstance(poller.queues, list | dict) else [poller.queues]
-        return ", ".join(str(name) for name in named) or NOTHING
+        return ", ".join(map(queue_name, as_list(poller.queues))) or NOTHING
 
     @admin.display(description=gettext_lazy("held / slots"))
     def held_of(self, poller: Any) -> str:
@@ -86,14 +89,18 @@ class PollerAdmin(ReadOnlyAdmin):
     @admin.display(description=gettext_lazy("running"))
     def runs(self, poller: Any) -> str:
         """The tasks in hand, as links."""
-        tasks = [number for number in map(task_id, as_list(poller.running)) if number is not None]
-        links = ((self.link(number, self.url(Task, "change", number)),) for number in tasks)
+        links = ((self.link(number, self.url(model, "change", number)),) for number, model in running(poller))
         return format_html_join(", ", "{}", links) or NOTHING
 
     @admin.display(description=gettext_lazy("running, in detail"))
     def running_box(self, poller: Any) -> str:
         """All it said of what it runs."""
         return json_box(poller.running or None)
+
+    @admin.display(description=gettext_lazy("settings applied last"))
+    def applied_box(self, poller: Any) -> str:
+        """Runtime overrides it took over."""
+        return box(poller.applied)
 
 
 def is_late(poller: Any) -> bool:
@@ -106,10 +113,19 @@ def as_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def task_id(item: Any) -> int | None:
-    """Return the task's id from what a poller says it runs: the id itself, or an object with it."""
-    number = item.get("id") if isinstance(item, dict) else item
-    return number if isinstance(number, int) else None
+def queue_name(item: Any) -> str:
+    """Return a queue as a poller reports it: by name, or with its weight when that is not 1."""
+    if not isinstance(item, dict):
+        return str(item)
+    weight = item.get("weight", 1)
+    return str(item.get("queue")) if weight == 1 else f"{item.get('queue')}:{weight}"
+
+
+def running(poller: Any) -> Iterator[tuple[int, type[AbstractTask]]]:
+    """Yield the id and the table of each task the poller said it runs."""
+    for item in as_list(poller.running):
+        if isinstance(item, dict) and isinstance(item.get("task_id"), int):
+            yield item["task_id"], model_for(str(item.get("queue")))
 
 
 class AttemptAdmin(ReadOnlyAdmin):

@@ -17,9 +17,10 @@ from django.utils.translation import gettext_lazy
 from django_dbtaskqueue.admin.acting import action_of
 from django_dbtaskqueue.admin.base import QueueFilter, ReadOnlyAdmin, StatusFilter, id_of
 from django_dbtaskqueue.admin.display import NOTHING, ago, stamp, summary
-from django_dbtaskqueue.models import Attempt, Poller, Queue, Task
+from django_dbtaskqueue.models import AbstractTask, Attempt, Poller, Queue
 from django_dbtaskqueue.operations.permissions import can_operate
 from django_dbtaskqueue.operations.verbs import IN_EFFECT, TASK_VERBS, Verb
+from django_dbtaskqueue.session import alias_for
 from django_dbtaskqueue.status import Status
 
 LONG = ("payload", "result", "context")
@@ -38,7 +39,9 @@ class Event:
 
 
 class TaskAdmin(ReadOnlyAdmin):
-    """TASKS. Rows change by the verbs only: by hand they would break the flow."""
+    """A task table. Rows change by the verbs only: by hand they would break the flow."""
+
+    change_form_template = "admin/dbtaskqueue/task/change_form.html"  # also for tables of other apps
 
     list_display = ("id", "reference", "queue_link", "status_badge", "attempts", "says", "when", "created")
     list_display_links = ("id", "reference")
@@ -74,7 +77,7 @@ class TaskAdmin(ReadOnlyAdmin):
     @admin.display(description=gettext_lazy("queue"))
     def queue_link(self, task: Any) -> str:
         """The queue, as a link to its tasks."""
-        return self.link(task.queue, self.url(Task, "changelist", queue=task.queue))
+        return self.link(task.queue, self.url(self.model, "changelist", queue=task.queue))
 
     @admin.display(description=gettext_lazy("due, held, finished"))
     def when(self, task: Any) -> str:
@@ -110,7 +113,7 @@ class TaskAdmin(ReadOnlyAdmin):
     def _waiting(self, task: Any, when: str) -> str:
         if task.parked_by:
             return _("Parked: %(reason)s.") % {"reason": task.parked_by}
-        if Queue.objects.filter(IN_EFFECT, name=task.queue).exists():
+        if Queue.objects.using(alias_for(task.queue, None, write=False)).filter(IN_EFFECT, name=task.queue).exists():
             return _("In line, but the queue is paused.")
         if task.next_process_time <= task.clock:
             return _within(_("Due %(time)s, waiting for a poller."), when)
@@ -152,7 +155,7 @@ class TaskAdmin(ReadOnlyAdmin):
         return {"failed": failed, "events": timeline(row, failed)}
 
 
-def failed_attempts(task: Task) -> QuerySet[Attempt]:
+def failed_attempts(task: AbstractTask) -> QuerySet[Attempt]:
     """Return the last failed attempts of a task, the newest first."""
     location = task._meta.label_lower
     return Attempt.objects.filter(location=location, task_id=task.pk).order_by("-total_attempt")[:MOST_ATTEMPTS]

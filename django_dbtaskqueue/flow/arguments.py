@@ -15,6 +15,7 @@ from django_dbtaskqueue.outcomes import CENTURY
 
 LAST_YEAR = 9000
 OPTIONS = ("reference", "payload", "delay", "run_at", "priority", "group", "tag", "ttl", "context", "lease")
+ON_DUPLICATE = ("error", "ignore", "replace")
 
 
 def options_of(index: int, item: Any) -> Mapping[str, Any]:

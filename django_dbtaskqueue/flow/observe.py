@@ -1,17 +1,29 @@
-"""Observe: tell signals and the log what is already stored. Nothing here can change an outcome."""
+"""Observe: tell listeners, signals and the log what is already stored. Nothing here can change an outcome."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from typing import Any
 
 from django.dispatch import Signal
 
-from django_dbtaskqueue import signals
+from django_dbtaskqueue import listeners, signals
+from django_dbtaskqueue.exceptions import LeaseLost
 from django_dbtaskqueue.lease import Lease
 from django_dbtaskqueue.outcomes import Fail
 
 logger = logging.getLogger("django_dbtaskqueue")
+
+ENDINGS = (signals.task_executed, signals.task_crashed, signals.task_finished)
+OF_POLLER = {
+    "started": signals.poller_started,
+    "executed": signals.poller_executed,
+    "idle": signals.poller_idle,
+    "crashed": signals.poller_crashed,
+    "finished": signals.poller_stopped,
+}
+AFTERWARDS = ("executed", "crashed", "finished")
 
 
 def send(signal: Signal, sender: Any, **facts: Any) -> None:
@@ -25,7 +37,16 @@ def send(signal: Signal, sender: Any, **facts: Any) -> None:
 
 def watched() -> bool:
     """Whether anybody wants to know of each finished task."""
-    return bool(signals.task_finished.receivers)
+    return bool(listeners.registered) or any(signal.receivers for signal in ENDINGS)
+
+
+def picked(leases: Iterable[Lease]) -> None:
+    """Tasks were checked out."""
+    if not listeners.registered and not signals.task_picked.receivers:
+        return
+    for lease in leases:
+        listeners.tell("picked", lease)
+        send(signals.task_picked, lease.queue, task=lease)
 
 
 def finished(lease: Lease, outcome: Any) -> None:
@@ -41,12 +62,35 @@ def finished(lease: Lease, outcome: Any) -> None:
             _short(error),
             extra=fields(lease),
         )
-    send(signals.task_finished, lease.queue, task=lease, outcome=outcome, error=error)
+        _crashed(lease, error)
+    else:
+        listeners.tell("executed", lease, outcome, backwards=True)
+        send(signals.task_executed, lease.queue, task=lease, outcome=outcome)
+    _over(lease, outcome, error)
 
 
 def started(lease: Lease) -> None:
     """A processor is about to be called."""
-    send(signals.task_started, lease.queue, task=lease)
+    if listeners.registered:
+        listeners.tell("started", lease)
+    if signals.task_started.receivers:
+        send(signals.task_started, lease.queue, task=lease)
+
+
+def of_poller(hook: str, poller: Any, **facts: Any) -> None:
+    """Something happened to a poller (a ``poller.loop.Poller``)."""
+    listeners.tell(f"poller_{hook}", poller, *facts.values(), backwards=hook in AFTERWARDS)
+    send(OF_POLLER[hook], poller.instance, poller=poller, **facts)
+
+
+def _crashed(lease: Lease, error: BaseException | str) -> None:
+    listeners.tell("crashed", lease, error, backwards=True)
+    send(signals.task_crashed, lease.queue, task=lease, error=error)
+
+
+def _over(lease: Lease, outcome: Any, error: BaseException | str | None) -> None:
+    listeners.tell("finished", lease, backwards=True)
+    send(signals.task_finished, lease.queue, task=lease, outcome=outcome, error=error)
 
 
 def lost(lease: Lease, verb: str) -> None:
@@ -60,6 +104,9 @@ def lost(lease: Lease, verb: str) -> None:
         extra=fields(lease),
     )
     send(signals.lease_lost, lease.queue, task=lease, verb=verb)
+    error = LeaseLost(lease.id, lease.total_attempt, verb)
+    _crashed(lease, error)
+    _over(lease, None, error)
 
 
 def fields(lease: Lease) -> dict[str, Any]:

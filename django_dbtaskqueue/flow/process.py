@@ -5,40 +5,58 @@ An exception means failure and nothing else; every other wish of a processor is 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
 from django.db import transaction
 
-from django_dbtaskqueue import codecs, conf
+from django_dbtaskqueue import codecs, conf, context
 from django_dbtaskqueue import payload as json_payload
-from django_dbtaskqueue.exceptions import LeaseLost, PayloadError
+from django_dbtaskqueue.exceptions import LeaseLost, PayloadError, ReenqueueDelayMissing, TaskQueueError
 from django_dbtaskqueue.lease import Lease
 from django_dbtaskqueue.outcomes import OUTCOMES, Complete, CompleteDelete, Fail, Outcome, Poison
+from django_dbtaskqueue.reenqueueing import timed
 
+logger = logging.getLogger("django_dbtaskqueue")
 current_lease: ContextVar[Lease | None] = ContextVar("dbtaskqueue_lease", default=None)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Processor:
     """The user's function for one queue (and one payload type of it), and how it wants to be run."""
 
     queue: str
-    function: Callable[[Lease], Any]
+    function: Callable[[Any], Any]
     payload: type | None = None
     mode: str = "separate"
     policy: Any = None
     timeout: timedelta | None = None
     is_async: bool = False
+    reenqueue: Any = None  # the policy of a reenqueue without a delay
+    batch: int | None = None  # the most tasks of one call
+    concurrency: int | None = None  # the most calls at a time in one poller
+    executor: Any = None  # where it runs: an executor, what makes one, or its dotted path
+    using: str | None = None  # the database it says it writes to
+    declared: Mapping[str, Any] = field(default_factory=dict)
+    plain: bool = field(init=False)  # one task per call, without a limit of its own
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "plain", self.batch is None and self.concurrency is None)
 
     @property
     def name(self) -> str:
         """The dotted path of the function, for people to read."""
         function = self.function
         return f"{function.__module__}.{getattr(function, '__qualname__', type(function).__qualname__)}"
+
+    @property
+    def payload_type(self) -> str | None:
+        """The payload type as rows name it; None for plain JSON."""
+        return None if self.payload is None else codecs.type_name(self.payload)
 
 
 def decode(lease: Lease, processor: Processor) -> None:
@@ -49,6 +67,7 @@ def decode(lease: Lease, processor: Processor) -> None:
     if lease.context_text is not None:
         lease.context = json_payload.loads(lease.context_text)
     lease.policy = lease.policy or conf.retry_policy(lease.queue, processor.policy)
+    lease.reenqueue_policy = processor.reenqueue
 
 
 def expiry(lease: Lease, expired: str) -> Outcome | None:
@@ -65,6 +84,11 @@ def decide(value: Any) -> Outcome:
     return value if isinstance(value, OUTCOMES) else Complete(value)
 
 
+def failure(error: BaseException) -> Fail:
+    """Return what an exception means: a failure, retried unless the reenqueue policy gave up."""
+    return Fail(error, retry=not (isinstance(error, ReenqueueDelayMissing) and error.ended))
+
+
 def prepare(lease: Lease, processor: Processor) -> Outcome | None:
     """Decode; return the outcome of a task whose payload cannot be: ERROR at once, for no retry can mend it."""
     try:
@@ -77,26 +101,33 @@ def prepare(lease: Lease, processor: Processor) -> Outcome | None:
 
 
 def perform(lease: Lease, processor: Processor) -> Outcome | None:
-    """Run one task to its outcome; None when it is already settled. Never raises."""
+    """Run one task to its outcome; None when it is already settled, or its lease is lost. Never raises."""
+    if processor.batch is not None:
+        return perform_batch([lease], processor)[0]
     unreadable = prepare(lease, processor)
     if unreadable is not None:
         return unreadable
+    if lease.context or context.current():
+        with context.restored(lease.context):
+            return _call(lease, processor)
+    return _call(lease, processor)
+
+
+def _call(lease: Lease, processor: Processor) -> Outcome | None:
     token = current_lease.set(lease)
     try:
         if processor.mode == "atomic":
-            _perform_atomic(lease, processor)
+            _call_atomic(lease, processor)
             return None
-        outcome = decide(processor.function(lease))
-    except LeaseLost as lost:
-        return None if _is_own(lost, lease) else Fail(lost)
+        outcome = timed(lease, decide(processor.function(lease)))
     except BaseException as error:
-        return None if lease.settled else Fail(error)
+        return _failed(lease, error)
     finally:
         current_lease.reset(token)
     return None if lease.settled else outcome
 
 
-def _perform_atomic(lease: Lease, processor: Processor) -> None:
+def _call_atomic(lease: Lease, processor: Processor) -> None:
     """The processor's writes and the settle commit together, or neither does."""
     with transaction.atomic(using=lease.door.alias):
         outcome = decide(processor.function(lease))
@@ -106,21 +137,120 @@ def _perform_atomic(lease: Lease, processor: Processor) -> None:
 
 async def perform_async(lease: Lease, processor: Processor) -> Outcome | None:
     """``perform`` for an async processor; a cancellation is left to the caller."""
+    if processor.batch is not None:
+        return (await perform_batch_async([lease], processor))[0]
     unreadable = prepare(lease, processor)
     if unreadable is not None:
         return unreadable
+    if lease.context or context.current():
+        with context.restored(lease.context):
+            return await _call_async(lease, processor)
+    return await _call_async(lease, processor)
+
+
+async def _call_async(lease: Lease, processor: Processor) -> Outcome | None:
     token = current_lease.set(lease)
     try:
-        outcome = decide(await processor.function(lease))
-    except LeaseLost as lost:
-        return None if _is_own(lost, lease) else Fail(lost)
+        outcome = timed(lease, decide(await processor.function(lease)))
     except Exception as error:
-        return None if lease.settled else Fail(error)
+        return _failed(lease, error)
     finally:
         current_lease.reset(token)
     return None if lease.settled else outcome
 
 
-def _is_own(lost: LeaseLost, lease: Lease) -> bool:
-    """A processor may handle other leases; only the loss of its own means there is nothing left to settle."""
-    return lost.task_id == lease.id and lost.total_attempt == lease.total_attempt
+def _failed(lease: Lease, error: BaseException) -> Outcome | None:
+    """Return the outcome of a call that raised; None when the task is settled all the same, or lost."""
+    if lease.settled:
+        return None
+    # A processor may handle other leases; only the loss of its own means there is nothing left to settle.
+    if isinstance(error, LeaseLost) and (error.task_id, error.total_attempt) == (lease.id, lease.total_attempt):
+        return None
+    return failure(error)
+
+
+# -- batches: one call for several tasks -----------------------------------------------------------------------------
+
+
+def perform_batch(leases: Sequence[Lease], processor: Processor) -> list[Outcome | None]:
+    """Run tasks to their outcomes, in order, in one call; what cannot be decoded is left out of it. Never raises.
+
+    An exception fails each task of the call by its own budget. In atomic mode the call is one transaction; when it
+    fails, each task is called alone in a transaction of its own, and only those that fail then have failed.
+    """
+    unreadable, readable = _sorted_out(leases, processor)
+    if readable:
+        run = _atomic_batch if processor.mode == "atomic" else _separate_batch
+        with context.only({}):
+            unreadable.update(zip(readable, run(readable, processor), strict=True))
+    return [unreadable[lease] for lease in leases]
+
+
+async def perform_batch_async(leases: Sequence[Lease], processor: Processor) -> list[Outcome | None]:
+    """``perform_batch`` for an async processor; a cancellation is left to the caller."""
+    unreadable, readable = _sorted_out(leases, processor)
+    if readable:
+        outcomes: Iterable[Outcome | None]
+        with context.only({}):
+            try:
+                outcomes = _shared_out(await processor.function(readable), readable)
+            except Exception as error:
+                outcomes = [_failed(lease, error) for lease in readable]
+        unreadable.update(zip(readable, outcomes, strict=True))
+    return [unreadable[lease] for lease in leases]
+
+
+def _sorted_out(leases: Iterable[Lease], processor: Processor) -> tuple[dict[Lease, Outcome | None], list[Lease]]:
+    """Decode; return what cannot be, with its outcomes, and what can."""
+    prepared = {lease: prepare(lease, processor) for lease in leases}
+    readable = [lease for lease, outcome in prepared.items() if outcome is None]
+    return prepared, readable
+
+
+def _separate_batch(leases: list[Lease], processor: Processor) -> Sequence[Outcome | None]:
+    try:
+        return _shared_out(processor.function(leases), leases)
+    except BaseException as error:
+        return [_failed(lease, error) for lease in leases]
+
+
+def _shared_out(value: Any, leases: list[Lease]) -> list[Outcome | None]:
+    """Return each task's outcome: its own of a list, or the one for all; None where it is settled already."""
+    outcomes: list[Outcome | None] = []
+    for lease, own in zip(leases, _each(value, leases), strict=True):
+        try:
+            outcomes.append(None if lease.settled else timed(lease, decide(own)))
+        except ReenqueueDelayMissing as error:
+            outcomes.append(failure(error))
+    return outcomes
+
+
+def _each(value: Any, leases: list[Lease]) -> Sequence[Any]:
+    if not isinstance(value, list | tuple):
+        return [value] * len(leases)
+    if len(value) != len(leases):
+        raise TaskQueueError(
+            f"A batch processor of queue {leases[0].queue!r} got {len(leases)} tasks and returned {len(value)} "
+            "outcomes. Return one outcome for all of them, or a list with one for each, in order; a list that is the "
+            "result of all is Complete([...])."
+        )
+    return value
+
+
+def _atomic_batch(leases: list[Lease], processor: Processor) -> Sequence[Outcome | None]:
+    try:
+        with transaction.atomic(using=leases[0].door.alias):
+            outcomes = map(decide, _each(processor.function(leases), leases))
+            pairs = [pair for pair in zip(leases, outcomes, strict=True) if not pair[0].touched]
+            if len(pairs) == 1:
+                leases[0].door.settle(*pairs[0])
+            elif pairs:
+                leases[0].door.settle_all(pairs)
+        return [None] * len(leases)
+    except BaseException as error:
+        if len(leases) == 1 or not isinstance(error, Exception):
+            return [_failed(lease, error) for lease in leases]
+        logger.info("A batch of %s tasks of %s failed, each runs alone: %s", len(leases), leases[0].queue, error)
+    for lease in leases:
+        lease.touched = False  # whatever they settled is rolled back
+    return [_atomic_batch([lease], processor)[0] for lease in leases]

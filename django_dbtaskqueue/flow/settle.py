@@ -238,9 +238,16 @@ class SettleDoor:
     """The door a processor settles through by itself: the calling thread's Django connection, its transaction."""
 
     def __init__(
-        self, alias: str, model: type[AbstractTask] = Task, *, keep: str = "keep", group_retry: str = "hold"
+        self,
+        alias: str,
+        model: type[AbstractTask] = Task,
+        *,
+        key: str = "",
+        keep: str = "keep",
+        group_retry: str = "hold",
     ) -> None:
         self.alias = alias
+        self.key = key
         self.model = model
         self.keep = keep
         self.group_retry = group_retry

@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 from time import monotonic
+from typing import Any
 
 from django_dbtaskqueue import registry
 from django_dbtaskqueue.flow import checkout, move, observe, settle
@@ -145,11 +146,13 @@ class Intake:
         session = carrier.session(lane)
         if session.postgresql and not lane.line.bounds:
             return None
-        params = {"queue_name": lane.queue, "priorities": sorted(lane.line.bounds)}
+        params: dict[str, Any] = {"queue_name": lane.queue}
+        if session.postgresql:  # SQLite, under DEBUG, cannot even show a list
+            params["priorities"] = sorted(lane.line.bounds)
         return session.run(session.sql.next_due, params)[0][0]  # type: ignore[no-any-return]
 
     def _drained(self, carrier: Carrier, lane: Lane) -> bool:
-        if not self.options.drain or any(lease.queue == lane.queue for lease in self.settler.held.copy()):
+        if not self.options.drain or any(lease.door is lane.door for lease in self.settler.held.copy()):
             return False
         session = carrier.session(lane)
         if not session.run(session.sql.soon, {"queue_name": lane.queue, "horizon": SOON}):

@@ -41,6 +41,12 @@ class Lane:
         self.line.max_wait = settings.max_wait
         self.door.keep = settings.keep
         self.door.group_retry = settings.group_retry
+        self.door.reenqueue = settings.reenqueue if "reenqueue" in self.overrides else None
+
+    @property
+    def key(self) -> str:
+        """The lane's name in its poller: the queue, and its shard if it has any."""
+        return self.door.key
 
     def ahead(self) -> int:
         """Return how many tasks may wait in memory beyond those that run: many of fast ones, none of slow ones."""
@@ -66,8 +72,9 @@ class Lane:
             self.idle = 0.0
             self.next_poll = now
             return
-        base = self.settings.poll_interval.total_seconds()
-        most = max(base, min(self.settings.idle_interval.total_seconds(), self.settings.lease.total_seconds() / 10))
+        tenth = self.settings.lease.total_seconds() / 10  # who looks as often starts an orphan soon after its lease
+        base = min(self.settings.poll_interval.total_seconds(), tenth)
+        most = max(base, min(self.settings.idle_interval.total_seconds(), tenth))
         self.idle = min(most, self.idle * 2 or base)
         wait = self.idle * random.uniform(*JITTER)
         if next_due is not None:

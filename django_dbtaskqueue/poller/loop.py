@@ -27,7 +27,7 @@ from django_dbtaskqueue.poller.options import Options
 from django_dbtaskqueue.poller.renew import Renewer
 from django_dbtaskqueue.poller.settler import Counts, Settler
 from django_dbtaskqueue.poller.wakeup import Wakeup
-from django_dbtaskqueue.session import alias_for, model_for
+from django_dbtaskqueue.session import aliases_of, model_for
 
 logger = logging.getLogger("django_dbtaskqueue")
 
@@ -46,7 +46,8 @@ class Poller:
     def __init__(self, weights: Mapping[str, int], options: Options | None = None, *, using: str | None = None) -> None:
         self.options = options or Options(threads=conf.settings().threads)
         self.instance = f"{self.options.name or socket.gethostname()}:{os.getpid()}:{uuid4().hex[:12]}"[-200:]
-        self.lanes = {queue: _lane(queue, weight, using) for queue, weight in weights.items()}
+        lanes = [_lane(queue, weight, alias) for queue, weight in weights.items() for alias in aliases_of(queue, using)]
+        self.lanes = {lane.key: lane for lane in lanes}
         self.counts = Counts()
         self.state = "INIT"
         self.stopping = False
@@ -115,7 +116,7 @@ class Poller:
 
     def wake(self, queue: str) -> None:
         """There may be something to take: in ``queue``, or in any when it is empty."""
-        lanes = list(self.lanes.values()) if not queue else [self.lanes[queue]] if queue in self.lanes else []
+        lanes = [lane for lane in self.lanes.values() if queue in ("", lane.queue)]
         for lane in lanes:
             lane.wake()
         if lanes:
@@ -215,7 +216,7 @@ class Poller:
         now = monotonic()
         for executor in self.executors:
             for run in executor.running():
-                limit = run.job.processor.timeout or self.lanes[run.job.lease.queue].settings.timeout
+                limit = run.job.processor.timeout or self.lanes[run.job.lease.door.key].settings.timeout
                 if limit is not None and now - run.started > limit.total_seconds():
                     error = TimeoutError(f"The processor ran longer than its timeout of {limit}")
                     self._give_up(executor, run, Fail(error))
@@ -228,7 +229,7 @@ class Poller:
         return sum([len(executor.todo) for executor in self.executors])
 
     def _held_of(self, lane: Lane) -> list[Lease]:
-        return [lease for lease in self.settler.held.copy() if lease.queue == lane.queue]
+        return [lease for lease in self.settler.held.copy() if lease.door is lane.door]
 
     def _lost(self, lease: Lease) -> None:
         """A lease could not be renewed because it is not ours any more; what has not started will not."""
@@ -236,8 +237,8 @@ class Poller:
             lease.deadline = 0.0
 
 
-def _lane(queue: str, weight: int, using: str | None) -> Lane:
-    alias = alias_for(queue, using)
+def _lane(queue: str, weight: int, alias: str) -> Lane:
     settings = queue_settings(queue, alias)
-    door = settle.SettleDoor(alias, model_for(queue), keep=settings.keep, group_retry=settings.group_retry)
+    key = f"{queue}@{alias}" if settings.shards else queue
+    door = settle.SettleDoor(alias, model_for(queue), key=key, keep=settings.keep, group_retry=settings.group_retry)
     return Lane(queue=queue, settings=settings, door=door, line=checkout.Line(queue, settings.max_wait), weight=weight)

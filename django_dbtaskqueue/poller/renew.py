@@ -31,7 +31,7 @@ class Renewer:
         self._lanes = list(lanes)
         self._held = held
         self._lost = lost
-        self._due = {lane.queue: 0.0 for lane in self._lanes}
+        self._due = {lane.key: 0.0 for lane in self._lanes}
         self._bell = threading.Event()
         self._ended = False
         self._thread = threading.Thread(target=self._loop, name="dbtaskqueue-renew", daemon=True)
@@ -48,18 +48,18 @@ class Renewer:
 
     def expect(self, lane: Lane, seconds: float) -> None:
         """A lease of only so many seconds was taken: renew in time for it."""
-        if monotonic() + seconds / 3 < self._due[lane.queue]:
-            self._due[lane.queue] = monotonic() + seconds / 3
+        if monotonic() + seconds / 3 < self._due[lane.key]:
+            self._due[lane.key] = monotonic() + seconds / 3
             self._bell.set()
 
     def _loop(self) -> None:
-        sessions = {lane.queue: Session.open(lane.door.alias, lane.door.model) for lane in self._lanes}
+        sessions = {lane.key: Session.open(lane.door.alias, lane.door.model) for lane in self._lanes}
         while not self._ended:
             self._bell.wait(max(0.01, min(self._due.values()) - monotonic()))
             self._bell.clear()
             for lane in self._lanes:
-                if monotonic() >= self._due[lane.queue]:
-                    self._due[lane.queue] = monotonic() + self._renew(lane, sessions[lane.queue])
+                if monotonic() >= self._due[lane.key]:
+                    self._due[lane.key] = monotonic() + self._renew(lane, sessions[lane.key])
         for session in sessions.values():
             session.close()
 

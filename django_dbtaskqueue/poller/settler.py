@@ -55,7 +55,7 @@ class Settler:
         waited = monotonic() - self._settled_at
         return (
             len(self.done) >= FLUSH
-            or waited >= self._lanes[self.done[0].lease.queue].settings.settle_interval.total_seconds()
+            or waited >= self._lanes[self.done[0].lease.door.key].settings.settle_interval.total_seconds()
         )
 
     def settle(self, carrier: Carrier) -> None:
@@ -66,7 +66,7 @@ class Settler:
                 done = self.done.popleft()
             except IndexError:  # the other carrier was faster
                 break
-            batches.setdefault(done.lease.queue, []).append(done)
+            batches.setdefault(done.lease.door.key, []).append(done)
         pending = list(batches.items())
         try:
             while pending:

@@ -30,9 +30,8 @@ class Snapshot:
     @classmethod
     def of(cls, poller: Poller) -> Snapshot:
         """Look at a poller."""
-        state = poller.state
         counts = poller.counts
-        return cls(state, len(poller.running()), poller.slots(), counts.finished, counts.failed)
+        return cls(poller.state, len(poller.running()), poller.slots(), counts.finished, counts.failed)
 
     @classmethod
     def total(cls, parts: Iterable[Snapshot]) -> Snapshot:

@@ -149,7 +149,7 @@ def test_the_fencing_token_grows_through_everything(world: World) -> None:
             case "release":
                 world.tasks.filter(pk=lease.id).release_all()
             case "reenqueue":
-                lease.reenqueue()
+                lease.reenqueue(timedelta(0))
             case "fail":
                 lease.fail("no", delay=timedelta(0))
             case "reprocess":
@@ -196,7 +196,7 @@ def test_a_paused_queue_gives_nothing(world: World) -> None:
     (lease,) = world.checkout()
     assert lease.id == task.id
 
-    lease.reenqueue()
+    lease.reenqueue(timedelta(0))
     queue.delete()
     assert len(world.checkout()) == 1
 

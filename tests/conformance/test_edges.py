@@ -46,7 +46,7 @@ WALKS: dict[str, Callable[[World, str], Any]] = {
     "touch": lambda world, _: world.take().touch(LEASE),
     "complete": lambda world, _: world.take().complete(),
     "complete_delete": lambda world, _: world.take().complete_delete(),
-    "reenqueue": lambda world, _: world.take().reenqueue(),
+    "reenqueue": lambda world, _: world.take().reenqueue(NO_TIME),
     "retry": lambda world, _: world.take().fail("no"),
     "fail": lambda world, _: world.take().fail("no", retry=False),
     "poison": lambda world, _: world.take().poison("no"),
@@ -174,7 +174,7 @@ class Walk:
     def outcome(self) -> settle.Settlement:
         return self.random.choice(
             [
-                Complete(), Complete("x"), CompleteDelete(), Reenqueue(), Reenqueue(keep_attempts=True), Poison("p"),
+                Complete(), Complete("x"), CompleteDelete(), Reenqueue(NO_TIME), Reenqueue(NO_TIME, keep_attempts=True), Poison("p"),
                 Fail("f"), Fail("f", delay=NO_TIME), Fail("f", retry=False), Release(), Park("no handler"),
             ]
         )  # fmt: skip
@@ -201,10 +201,10 @@ class Walk:
         return list(Task.objects.using(self.world.alias).values_list("pk", flat=True))
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_whatever_happens_nothing_is_lost_and_no_rule_is_broken(world: World, audit: Audit, seed: int) -> None:
     walk = Walk(world, seed)
-    for _ in range(150):
+    for _ in range(120):
         walk.step()
         assert counted(world.alias) == walk.enqueued
     assert audit.problems() == []

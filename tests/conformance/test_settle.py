@@ -27,6 +27,7 @@ from tests.testapp.models import Booking
 
 pytestmark = pytest.mark.django_db(databases=["default", "sqlite"])
 SECONDS = timedelta(seconds=1)
+NO_TIME = timedelta(0)
 
 
 @dataclass(frozen=True)
@@ -82,14 +83,14 @@ EFFECTS = {
     "fail for good": Effect(
         Fail("no", retry=False), {"status": ERROR, "process_result": "no", **ENDED}, failed=True
     ),
-    "reenqueue": Effect(Reenqueue(), {**BACK, "attempt": 0, "reenqueue_attempt": 1, "process_result": None}),
+    "reenqueue": Effect(Reenqueue(NO_TIME), {**BACK, "attempt": 0, "reenqueue_attempt": 1, "process_result": None}),
     "reenqueue later": Effect(
         Reenqueue(timedelta(minutes=3), "half"),
         {**BACK, "ready_time": At(timedelta(minutes=3)), "next_process_time": At(timedelta(minutes=3)), "attempt": 0,
          "reenqueue_attempt": 1, "result": "half", "process_result": "half"},
     ),
     "reenqueue, attempts kept": Effect(
-        Reenqueue(keep_attempts=True), {**BACK, "reenqueue_attempt": 1, "process_result": None}
+        Reenqueue(NO_TIME, keep_attempts=True), {**BACK, "reenqueue_attempt": 1, "process_result": None}
     ),
     "release": Effect(Release(), GIVEN_BACK),
     "park": Effect(Park("no handler for x"), {**GIVEN_BACK, "ready_time": None, "parked_by": "no handler for x"}),
@@ -123,7 +124,7 @@ def test_what_each_outcome_writes(world: World, case: str) -> None:
 VERBS: dict[str, Callable[[Lease], None]] = {
     "complete": lambda lease: lease.complete({"n": 1}),
     "complete_delete": lambda lease: lease.complete_delete(),
-    "reenqueue": lambda lease: lease.reenqueue(),
+    "reenqueue": lambda lease: lease.reenqueue(NO_TIME),
     "fail": lambda lease: lease.fail("no", retry=False),
     "retry": lambda lease: lease.fail("no", delay=timedelta(0)),
     "poison": lambda lease: lease.poison("no"),
@@ -132,7 +133,7 @@ VERBS: dict[str, Callable[[Lease], None]] = {
 }
 SETTLEMENTS = {
     "complete": Complete({"n": 1}), "complete without a result": Complete(), "complete_delete": CompleteDelete(),
-    "reenqueue": Reenqueue(), "fail": Fail("no", retry=False), "retry": Fail("no", delay=timedelta(0)),
+    "reenqueue": Reenqueue(NO_TIME), "fail": Fail("no", retry=False), "retry": Fail("no", delay=timedelta(0)),
     "poison": Poison("no"), "release": Release(), "park": Park("no handler"),
 }  # fmt: skip
 
@@ -340,7 +341,7 @@ def test_a_reenqueued_task_can_be_taken_again_even_after_its_last_attempt(world:
     """Reenqueue is no failure: a task that keeps its attempts must not be left in line where nobody may take it."""
     task = world.make(attempt=2, max_attempts=3)
     (lease,) = world.checkout()
-    lease.reenqueue(keep_attempts=keep_attempts)
+    lease.reenqueue(NO_TIME, keep_attempts=keep_attempts)
     assert [lease.id for lease in world.checkout()] == [task.id]
 
 
@@ -456,7 +457,9 @@ def test_a_result_is_kept_whole_and_its_text_cut_between_characters(world: World
 def test_no_result_stays_null(world: World, verb: str) -> None:
     others = world.take()  # with a result, so that both go the same way
     lease = world.take()
-    outcomes = {"complete": (Complete("x"), Complete()), "reenqueue": (Reenqueue(None, "x"), Reenqueue())}[verb]
+    outcomes = {"complete": (Complete("x"), Complete()), "reenqueue": (Reenqueue(NO_TIME, "x"), Reenqueue(NO_TIME))}[
+        verb
+    ]
     settle.settle(world.session, list(zip((others, lease), outcomes, strict=True)))
     row = world.row(lease)
     assert (row["result"], row["process_result"]) == (None, None)
@@ -494,7 +497,7 @@ BAD = {
     "retry beyond the calendar": lambda: Fail("no", delay=timedelta.max),
     "reason that is no text": lambda: Poison(HostileRepr()),  # type: ignore[arg-type]
     "reason with NUL": lambda: Poison("a\0b\ud800"),
-    "result of a reenqueue": lambda: Reenqueue(None, {"a": math.nan}),
+    "result of a reenqueue": lambda: Reenqueue(NO_TIME, {"a": math.nan}),
 }
 
 

@@ -1,0 +1,23 @@
+"""When a task that was reenqueued without a delay is due: the failure policies' family, asked for another reason."""
+
+from __future__ import annotations
+
+from django_dbtaskqueue import conf, retry
+from django_dbtaskqueue.exceptions import ReenqueueDelayMissing
+from django_dbtaskqueue.lease import Lease
+from django_dbtaskqueue.outcomes import Outcome, Reenqueue
+
+
+def timed(lease: Lease, outcome: Outcome) -> Outcome:
+    """Return the outcome; a reenqueue without a delay with the one its policy gives.
+
+    Raises ``ReenqueueDelayMissing`` when there is no policy, or when it gives up.
+    """
+    if not isinstance(outcome, Reenqueue) or outcome.delay is not None:
+        return outcome
+    number = lease.reenqueue_attempt + 1
+    policy = lease.door.reenqueue or conf.reenqueue_policy(lease.queue, lease.reenqueue_policy)
+    delay = None if policy is None else retry.next_delay(policy, number)
+    if delay is None:
+        raise ReenqueueDelayMissing(lease.queue, number, ended=policy is not None)
+    return Reenqueue(delay, outcome.result, outcome.keep_attempts)
