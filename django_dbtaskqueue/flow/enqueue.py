@@ -143,7 +143,7 @@ def queue_settings(queue: str, alias: str) -> conf.QueueSettings:
     try:
         return conf.queue_settings(queue)
     except UnknownQueue:
-        if isinstance(queue, str) and Queue.objects.using(alias).filter(pk=queue).exists():
+        if conf.is_name(queue) and Queue.objects.using(alias).filter(pk=queue).exists():
             return conf.default_settings(queue)
         raise
 

@@ -175,7 +175,10 @@ class Queue:
         self._again(row)
 
     _kick = _reprocess
-    _release_all = _again
+
+    def _release_all(self, row: Row) -> None:
+        row.attempt = min(row.attempt, row.max_attempts - 1)
+        self._again(row)
 
     def _mark_poison(self, row: Row) -> None:
         row.status = "POISON"

@@ -17,6 +17,7 @@ class Dialect:
     vendor: str
     now: str
     greatest: str
+    least: str
     lock: str  # what a SELECT adds to lock the rows of ``t`` it reads
     skip_locked: bool
 
@@ -75,6 +76,6 @@ class Dialect:
         return f"{column}::text" if self.vendor == "postgresql" else column
 
 
-POSTGRESQL = Dialect("postgresql", "statement_timestamp()", "greatest", "FOR NO KEY UPDATE OF t", True)
-SQLITE = Dialect("sqlite", f"strftime('{SQLITE_FORMAT}', 'now')", "max", "", False)
+POSTGRESQL = Dialect("postgresql", "statement_timestamp()", "greatest", "least", "FOR NO KEY UPDATE OF t", True)
+SQLITE = Dialect("sqlite", f"strftime('{SQLITE_FORMAT}', 'now')", "max", "min", "", False)
 DIALECTS = {dialect.vendor: dialect for dialect in (POSTGRESQL, SQLITE)}

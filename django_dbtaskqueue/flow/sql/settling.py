@@ -59,13 +59,14 @@ class Settling(Group):
     def write(self) -> str:
         """Every other way out of PROCESSING that keeps the row. A NULL delay keeps the place in line (release)."""
         now = self.dialect.now
+        left = f"{self.dialect.least}(t.attempt + u.a, t.max_attempts - 1)"  # without one left nobody could take it
         return self.tables.rename(
             f"UPDATE {self.tables.task} AS t SET status = u.s, last_update_time = {now}, parked_by = u.w,"
             " ready_time = CASE WHEN u.s <> 'CREATED' OR u.w IS NOT NULL THEN NULL WHEN u.d IS NULL THEN t.ready_time"
             f" ELSE {self.dialect.later('u.d')} END,"
             f" next_process_time = CASE WHEN u.s = 'CREATED' THEN {self.dialect.later('coalesce(u.d, 0)')}"
             " ELSE t.next_process_time END,"
-            " attempt = CASE WHEN u.a IS NULL THEN 0 ELSE t.attempt + u.a END,"
+            f" attempt = CASE WHEN u.a IS NULL THEN 0 WHEN u.s = 'CREATED' THEN {left} ELSE t.attempt + u.a END,"
             " reenqueue_attempt = t.reenqueue_attempt + u.e,"
             " process_result = CASE WHEN u.s = 'CREATED' AND u.d IS NULL THEN t.process_result ELSE u.p END,"
             " result = CASE WHEN u.s = 'CREATED' AND u.d IS NULL THEN t.result ELSE u.r END,"
