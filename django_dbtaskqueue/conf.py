@@ -38,8 +38,8 @@ class QueueSettings:
     settle: str = "batch"  # "batch": many outcomes in one commit; "each": a commit per outcome
     settle_interval: timedelta = timedelta(milliseconds=50)  # the longest an outcome waits for its batch
     batch_size: int = 500  # the most tasks one checkout takes
-    poll_interval: timedelta = timedelta(seconds=1)
-    idle_interval: timedelta = timedelta(seconds=5)  # back-off of an idle poller, never over a tenth of the lease
+    poll_interval: timedelta = timedelta(seconds=1)  # of a poller that finds nothing, at first
+    idle_interval: timedelta = timedelta(seconds=5)  # and at most; neither is ever over a tenth of the lease
     ttl: timedelta | None = None  # how long after it is due a task may still be started
     expired: str = "poison"  # what becomes of a task past its ttl: "poison" or "delete"
     capacity: int | None = None  # the most live (CREATED or PROCESSING) tasks
@@ -184,14 +184,19 @@ def duration(value: Any, *, where: str) -> timedelta:
     raise ImproperlyConfigured(f'{where} must be a timedelta or text such as "15m", not {value!r}.')
 
 
+def is_name(name: Any) -> bool:
+    """Whether a queue can have this name."""
+    return isinstance(name, str) and QUEUE_NAME.fullmatch(name) is not None
+
+
 def valid_name(name: Any) -> str:
     """Return a queue's name, or raise ``ImproperlyConfigured`` for one no queue can have."""
-    if not isinstance(name, str) or not QUEUE_NAME.fullmatch(name):
+    if not is_name(name):
         raise ImproperlyConfigured(
             f"{name!r} cannot be a queue's name: use 1 to 200 letters, digits, '_', '.', ':' or '-', "
             "beginning with a letter, a digit or '_'."
         )
-    return name
+    return str(name)
 
 
 def declare(queue: str, **values: Any) -> None:

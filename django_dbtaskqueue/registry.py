@@ -43,7 +43,7 @@ def processor(
     ``payload``: a dataclass or pydantic model the JSON payload is decoded to; None hands over plain JSON. One queue
     may have a processor per payload type. ``retry``: a policy, or a mapping of exception classes to policies (None:
     never retried). ``max_attempts`` counts the first one. ``timeout`` bounds one run, ``lease`` is renewed while it
-    runs. ``reenqueue``: the policy of a reenqueue without a delay; None makes such a one an error.
+    runs. ``reenqueue``: the policy of a reenqueue without a delay, which is an error where there is none.
 
     ``mode="separate"``: the outcome is stored after the function returned; at least once. ``mode="atomic"``: the
     function and its outcome are one transaction on the queue's database, begun after the checkout was committed; an
@@ -88,14 +88,15 @@ def register(
     if payload is not None:
         codecs.prepare(payload)
     declared = {key: value for key, value in settings.items() if value is not None}
+    call = _callable(function)
     made = Processor(
         queue=queue,
-        function=_callable(function),
+        function=call,
         payload=payload,
         mode=mode,
         policy=_policy(declared.get("retry")),
         timeout=declared.get("timeout"),
-        is_async=_is_async(_callable(function)),
+        is_async=_is_async(call),
         reenqueue=conf.parse("reenqueue", declared.get("reenqueue"), where=f"@processor({queue!r})"),
         batch=batch,
         concurrency=concurrency,

@@ -150,7 +150,8 @@ class Session:
     def _connect(self) -> None:
         if self.owned:
             self.connection.close()
-        self.connection.connect()
+        with self.connection.wrap_database_errors:
+            self.connection.connect()
         if not self.owned:
             return
         import psycopg

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from django.contrib import admin
@@ -15,7 +15,7 @@ from django.utils.translation import gettext_lazy
 from django_dbtaskqueue import conf
 from django_dbtaskqueue.admin.base import QueueFilter, ReadOnlyAdmin, StatusFilter, id_of
 from django_dbtaskqueue.admin.display import NOTHING, ago, badge, box, json_box, short_error, summary
-from django_dbtaskqueue.models import AbstractTask, Task
+from django_dbtaskqueue.models import AbstractTask
 from django_dbtaskqueue.session import model_for
 
 LATE = 3  # heartbeats missed before a poller counts as late
@@ -156,13 +156,13 @@ class AttemptAdmin(ReadOnlyAdmin):
         self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
     ) -> tuple[QuerySet[Any], bool]:
         """Find by task."""
-        return of_task(queryset, search_term), False
+        return of_task(queryset, search_term, task_tables(self.admin_site)), False
 
     @admin.display(description=gettext_lazy("task"))
     def task_link(self, attempt: Any) -> str:
         """The task it was an attempt of."""
-        here = attempt.location == Task._meta.label_lower
-        return self.link(attempt.task_id, self.url(Task, "change", attempt.task_id) if here else "")
+        table = task_tables(self.admin_site).get(attempt.location)
+        return self.link(attempt.task_id, self.url(table, "change", attempt.task_id) if table else "")
 
     @admin.display(description=gettext_lazy("exception"))
     def exception(self, attempt: Any) -> str:
@@ -233,7 +233,7 @@ class TaskHistoryAdmin(ReadOnlyAdmin):
         self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
     ) -> tuple[QuerySet[Any], bool]:
         """Find by the id the task had."""
-        return of_task(queryset, search_term), False
+        return of_task(queryset, search_term, task_tables(self.admin_site)), False
 
     @admin.display(description=gettext_lazy("moved"))
     def moved(self, task: Any) -> str:
@@ -246,10 +246,16 @@ class TaskHistoryAdmin(ReadOnlyAdmin):
         return summary(task.process_result)
 
 
-def of_task(rows: QuerySet[Any], term: str) -> QuerySet[Any]:
+def task_tables(site: admin.AdminSite) -> dict[str, type[AbstractTask]]:
+    """Return the task tables this admin site shows, by location. A location in a row is looked up here only."""
+    shown: Iterable[Any] = site._registry
+    return {model._meta.label_lower: model for model in shown if issubclass(model, AbstractTask)}
+
+
+def of_task(rows: QuerySet[Any], term: str, locations: Iterable[str]) -> QuerySet[Any]:
     """Return the rows about the task whose id was typed; for any other text none."""
     number = id_of(term.strip())
     if not term.strip():
         return rows
-    # With the location, for the index begins with it.
-    return rows.none() if number is None else rows.filter(location=Task._meta.label_lower, task_id=number)
+    # With the locations, for the index begins with them.
+    return rows.none() if number is None else rows.filter(location__in=list(locations), task_id=number)

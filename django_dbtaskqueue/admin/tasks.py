@@ -79,7 +79,7 @@ class TaskAdmin(ReadOnlyAdmin):
         """The queue, as a link to its tasks."""
         return self.link(task.queue, self.url(self.model, "changelist", queue=task.queue))
 
-    @admin.display(description=gettext_lazy("due, held, finished"))
+    @admin.display(description=gettext_lazy("when"))
     def when(self, task: Any) -> str:
         """When it can be taken, how long it is held, or when it ended."""
         if task.parked_by:

@@ -76,6 +76,8 @@ class TaskVerb(Verb):
 
     def skipped(self, aging: Aging) -> str:
         """Return why a task is skipped, in words."""
+        if self.ages and not aging.older_than:
+            return _("not finished")
         if self.ages:
             days = aging.older_than.days
             return ngettext(

@@ -20,6 +20,7 @@ from django_dbtaskqueue.outcomes import Fail
 from django_dbtaskqueue.poller.carrier import Carrier
 from django_dbtaskqueue.poller.executors import Done, Executor, Run
 from django_dbtaskqueue.poller.executors.asyncio import AsyncExecutor
+from django_dbtaskqueue.poller.executors.gates import Gates
 from django_dbtaskqueue.poller.executors.thread import ThreadExecutor
 from django_dbtaskqueue.poller.intake import Intake
 from django_dbtaskqueue.poller.lane import Lane
@@ -55,10 +56,11 @@ class Poller:
         self._busy = threading.Event()
         self._ended = threading.Event()
         self._threads: list[threading.Thread] = []
+        self._gates = Gates()
         self.settler = Settler(self.lanes, self.counts, self._bell.set)
         self.executors: list[Executor] = [
-            ThreadExecutor(self.options.threads, self.settler.finish),
-            AsyncExecutor(self.options.coroutines, self.settler.finish),
+            ThreadExecutor(self.options.threads, self.settler.finish, self._gates),
+            AsyncExecutor(self.options.coroutines, self.settler.finish, self._gates),
         ]
         self._renewer = Renewer(self.lanes.values(), self._held_of, self._lost)
         self.intake = Intake(

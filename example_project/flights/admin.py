@@ -73,4 +73,4 @@ class FilingAdmin(RecordAdmin):
 class ClaimAdmin(RecordAdmin):
     """What the desk decided."""
 
-    list_display = ("flight", "decision", "compensation", "delay", "decided_at")
+    list_display = ("flight", "decision", "compensation", "distance_km", "decided_at")

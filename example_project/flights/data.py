@@ -31,7 +31,7 @@ class FlightDataMissing(Exception):
 
 
 class FlightRecord(NamedTuple):
-    """One scheduled departure. Delays are negative when early; None means "not on record", as does an empty tail."""
+    """One scheduled departure. Delays are in minutes, negative when early; None means "not on record"."""
 
     reference: str
     carrier: str
@@ -40,8 +40,8 @@ class FlightRecord(NamedTuple):
     destination: str
     flown_on: date
     scheduled_departure: datetime
-    departure_delay: timedelta | None
-    arrival_delay: timedelta | None
+    departure_delay: int | None
+    arrival_delay: int | None
     tail_number: str
     distance_miles: int
 
@@ -114,8 +114,8 @@ def _record(row: Sequence[str]) -> FlightRecord:
     )
 
 
-def _minutes(text: str) -> timedelta | None:
-    return None if text in _MISSING else timedelta(minutes=int(text))
+def _minutes(text: str) -> int | None:
+    return None if text in _MISSING else int(text)
 
 
 def _rows_by_gap() -> list[list[int]]:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from django.db import models
+from django.db import connections, models
 from django.urls import reverse
 
-from example_project.flights.rules import Decision, Facts
+from example_project.flights.rules import Decision, Facts, minutes
 
-WITH_SEATS = """
+FACTS = """
 SELECT id, departure_delay, arrival_delay, distance_miles, tail_number,
-       (SELECT seats FROM flights_plane WHERE flights_plane.tail_number = flights_flight.tail_number) AS seats
+       (SELECT seats FROM flights_plane WHERE flights_plane.tail_number = flights_flight.tail_number)
 FROM flights_flight
 WHERE reference = %s
 """
@@ -41,12 +41,16 @@ class Plane(models.Model):
 class FlightManager(models.Manager["Flight"]):
     """Flights."""
 
-    def with_seats(self, reference: str) -> Flight:
-        """Return the flight with the ``seats`` of its aircraft, None if not on the register; or raise DoesNotExist."""
-        # Raw, because it runs once per task: it takes a third of the time of get() with select_related().
-        for flight in self.raw(WITH_SEATS, [reference]):
-            return flight
-        raise Flight.DoesNotExist(f"There is no flight {reference!r} in the timetable.")
+    def facts(self, reference: str) -> Facts:
+        """Return what is on record about a flight and its aircraft; raise ``DoesNotExist``."""
+        # SQL, because it runs once per task: a fifth of the time of get() with select_related().
+        with connections[self.db].cursor() as cursor:
+            cursor.execute(FACTS, [reference])
+            row = cursor.fetchone()
+        if row is None:
+            raise Flight.DoesNotExist(f"There is no flight {reference!r} in the timetable.")
+        flight, departure_delay, arrival_delay, distance_miles, tail_number, seats = row
+        return Facts(flight, minutes(departure_delay), minutes(arrival_delay), distance_miles, tail_number or "", seats)
 
 
 class Flight(models.Model):
@@ -60,15 +64,14 @@ class Flight(models.Model):
     destination = models.CharField(max_length=3)
     flown_on = models.DateField()
     scheduled_departure = models.DateTimeField()
-    departure_delay = models.DurationField(null=True, blank=True, help_text="Empty: never departed.")
-    arrival_delay = models.DurationField(null=True, blank=True, help_text="Empty: no arrival on record.")
+    departure_delay = models.SmallIntegerField(null=True, blank=True, help_text="Minutes. Empty: never departed.")
+    arrival_delay = models.SmallIntegerField(null=True, blank=True, help_text="Minutes. Empty: not on record.")
     # No constraint in the database: one flight in seven names an aircraft that is not on the register.
     plane = models.ForeignKey(
         Plane, models.DO_NOTHING, null=True, blank=True, db_constraint=False, db_index=False, db_column="tail_number"
     )
     distance_miles = models.PositiveSmallIntegerField()
 
-    seats: int | None  # set by with_seats()
     objects: ClassVar[FlightManager] = FlightManager()
 
     class Meta:
@@ -76,16 +79,6 @@ class Flight(models.Model):
 
     def __str__(self) -> str:
         return self.reference
-
-    def facts(self) -> Facts:
-        """Return what the rules need to know of a flight from ``with_seats``."""
-        return Facts(
-            departure_delay=self.departure_delay,
-            arrival_delay=self.arrival_delay,
-            distance_miles=self.distance_miles,
-            tail_number=self.plane_id or "",
-            seats=self.seats,
-        )
 
 
 class Filing(models.Model):
@@ -108,7 +101,6 @@ class Claim(models.Model):
 
     flight = models.OneToOneField(Flight, models.PROTECT, primary_key=True)
     decision = models.CharField(max_length=20, choices=[(str(decision), decision.label) for decision in Decision])
-    delay = models.DurationField(null=True, blank=True, help_text="At arrival. Empty: cancelled.")
     distance_km = models.PositiveIntegerField()
     compensation = models.PositiveIntegerField(help_text="Whole US dollars.")
     decided_at = models.DateTimeField(auto_now_add=True)

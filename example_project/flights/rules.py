@@ -57,8 +57,9 @@ class NeverAssigned(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What the tables say about a flight; None means "not on record"."""
+    """What is on record about a flight, by its id; None means "not on record"."""
 
+    flight: int
     departure_delay: timedelta | None
     arrival_delay: timedelta | None
     distance_miles: int
@@ -96,6 +97,11 @@ def assess(facts: Facts) -> Award:
     if facts.seats < EXEMPT_BELOW_SEATS:
         return Award(Decision.EXEMPT)
     return Award(Decision.PAID, _compensation(facts))
+
+
+def minutes(delay: int | None) -> timedelta | None:
+    """Return a delay on record as a duration."""
+    return None if delay is None else timedelta(minutes=delay)
 
 
 def kilometres(miles: int) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any
 
 from django_dbtaskqueue import Geometric, Poison, processor
 from django_dbtaskqueue.lease import Lease
@@ -18,21 +17,20 @@ RETRY = {
 
 
 @processor(QUEUE, payload=FlightClaim, mode="atomic", retry=RETRY, max_attempts=3)
-def assess(task: Lease) -> Any:
+def assess(task: Lease) -> Poison | None:
     """Decide the claim and store the decision; ``atomic`` mode commits it together with the task's outcome.
 
     ``rules`` has the table of all outcomes.
     """
-    flight = Flight.objects.with_seats(task.payload.flight)
+    facts = Flight.objects.facts(task.payload.flight)
     try:
-        award = rules.assess(flight.facts())
+        award = rules.assess(facts)
     except rules.NeverAssigned as reason:
         return Poison(str(reason))
     Claim.objects.create(
-        flight=flight,
+        flight_id=facts.flight,
         decision=award.decision,
-        delay=flight.arrival_delay,
-        distance_km=rules.kilometres(flight.distance_miles),
+        distance_km=rules.kilometres(facts.distance_miles),
         compensation=award.compensation,
     )
-    return {"decision": str(award.decision), "compensation": award.compensation}
+    return None

@@ -44,8 +44,9 @@ KEYS = {
 
 def demo(database: ProcessDatabase, folder: Path, *options: str) -> tuple[dict[str, Any], str]:
     file = folder / "out.json"
-    said = database.run("demo", "--no-serve", "--json", str(file), *options, timeout=120).stdout
-    return json.loads(file.read_text()), said
+    done = run(database, "--no-serve", "--json", str(file), *options)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    return json.loads(file.read_text()), done.stdout
 
 
 def test_a_second_run_neither_duplicates_nor_loses(process_database: ProcessDatabase, tmp_path: Path) -> None:
@@ -118,7 +119,7 @@ def test_it_serves_until_it_is_stopped_and_leaves_nothing_running(
     # Given a demo that has come to serving, with a poller beside it
     port = free_port()
     command = [sys.executable, str(MANAGE), "demo", "--tasks", "20", "--port", str(port)]
-    with subprocess.Popen(command, env=postgres_process_database.env, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, env=env(postgres_process_database), stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
             assert any(line.startswith("Desk") for line in process.stdout), "the demo ended before it served"
@@ -138,7 +139,12 @@ def test_it_serves_until_it_is_stopped_and_leaves_nothing_running(
 
 def run(database: ProcessDatabase, *options: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(MANAGE), "demo", *options]
-    return subprocess.run(command, env=database.env, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(command, env=env(database), capture_output=True, text=True, timeout=120, check=False)
+
+
+def env(database: ProcessDatabase) -> dict[str, str]:
+    """Return the environment of the example project itself, on the test's database."""
+    return {**database.env, "DJANGO_SETTINGS_MODULE": "example_project.settings"}
 
 
 def free_port() -> int:

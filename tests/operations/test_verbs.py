@@ -73,6 +73,7 @@ def test_housekeep_counts_and_takes_only_tasks_of_the_age() -> None:
     [
         ("reprocess", Aging(), "not in ERROR"),
         ("unpoison", Aging(), "not in POISON"),
+        ("housekeep", NOW, "not finished"),
         ("housekeep", Aging(timedelta(days=1)), "not finished, or finished less than 1 day ago"),
         ("housekeep", Aging(), "not finished, or finished less than 14 days ago"),
     ],

@@ -1,20 +1,28 @@
-"""Where processors run. An executor takes leases and hands back what became of them; it never writes."""
+"""Where processors run. An executor takes jobs and hands back what became of them; it never writes."""
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
 
-from django_dbtaskqueue.flow.process import Processor
-from django_dbtaskqueue.flow.settle import Settlement
+from django_dbtaskqueue.flow.process import Processor, perform, perform_batch
+from django_dbtaskqueue.flow.settle import Release, Settlement
 from django_dbtaskqueue.lease import Lease
+from django_dbtaskqueue.outcomes import Outcome
 
 
 class Job(NamedTuple):
-    """One lease and who processes it."""
+    """One call of a processor: with one lease, or as a batch with the rest of its leases."""
 
     lease: Lease
     processor: Processor
+    rest: tuple[Lease, ...] = ()
+
+    @property
+    def leases(self) -> tuple[Lease, ...]:
+        """All leases of the call."""
+        return (self.lease, *self.rest)
 
 
 class Done(NamedTuple):
@@ -26,7 +34,7 @@ class Done(NamedTuple):
 
 
 class Run(NamedTuple):
-    """One task under way; ``started`` is of ``time.monotonic()``."""
+    """One job under way; ``started`` is of ``time.monotonic()``."""
 
     job: Job
     started: float
@@ -35,8 +43,13 @@ class Run(NamedTuple):
 class Executor(Protocol):
     """What the loop asks of a place where processors run."""
 
-    slots: int
-    todo: deque[Job]
+    @property
+    def slots(self) -> int:
+        """How many jobs may run at a time."""
+
+    @property
+    def todo(self) -> deque[Job]:
+        """The jobs that wait for a slot."""
 
     def submit(self, jobs: list[Job], *, fast: bool) -> None:
         """Run these, in order as slots come free. ``fast`` hints that one slot will be done before another wakes."""
@@ -48,10 +61,10 @@ class Executor(Protocol):
         """Return how many slots are taken."""
 
     def running(self) -> list[Run]:
-        """Return what runs now, overrun tasks included: their slots are taken until they really end."""
+        """Return what runs now, overrun jobs included: their slots are taken until they really end."""
 
     def overrun(self, run: Run) -> bool:
-        """Give up on a task whose time is over; False if it just ended by itself. Its slot frees when it ends."""
+        """Give up on a job whose time is over; False if it just ended by itself. Its slot frees when it ends."""
 
     def cancel(self) -> None:
         """Interrupt what can be interrupted."""
@@ -65,3 +78,27 @@ class Finish(Protocol):
 
     def __call__(self, done: Done, *, idle: bool) -> None:
         """Take an outcome; ``idle`` when no job waits for the slot that came free."""
+
+
+def still_held(job: Job, now: float, finish: Finish) -> Job | None:
+    """Return the job without leases that ran out while they waited: somebody else may hold those by now."""
+    held = [lease for lease in job.leases if now < lease.deadline]
+    if len(held) == len(job.leases):
+        return job
+    for lease in job.leases:
+        if now >= lease.deadline:
+            finish(Done(lease, Release(), 0.0), idle=True)
+    return job._replace(lease=held[0], rest=tuple(held[1:])) if held else None
+
+
+def perform_job(job: Job) -> list[Outcome | None]:
+    """Run a job of a plain function to the outcomes of its leases. Never raises."""
+    if job.processor.batch is not None:
+        return perform_batch(job.leases, job.processor)
+    return [perform(job.lease, job.processor)]
+
+
+def shared(job: Job, settlements: Sequence[Settlement | None], seconds: float) -> Iterator[Done]:
+    """Yield what became of each lease of a job that took so long."""
+    for lease, settlement in zip(job.leases, settlements, strict=True):
+        yield Done(lease, settlement, seconds / len(settlements))

@@ -10,12 +10,15 @@ import asyncio
 import logging
 import threading
 from collections import deque
+from collections.abc import Sequence
 from time import monotonic
 
 from django_dbtaskqueue.flow import observe
-from django_dbtaskqueue.flow.process import perform_async
+from django_dbtaskqueue.flow.process import perform_async, perform_batch_async
+from django_dbtaskqueue.flow.settle import Settlement
 from django_dbtaskqueue.outcomes import Fail
-from django_dbtaskqueue.poller.executors import Done, Finish, Job, Run
+from django_dbtaskqueue.poller.executors import Finish, Job, Run, shared, still_held
+from django_dbtaskqueue.poller.executors.gates import Gates
 
 logger = logging.getLogger(__name__)
 
@@ -25,10 +28,11 @@ TURN = 0.005  # seconds a consumer may go on without letting the loop do anythin
 class AsyncExecutor:
     """Runs jobs as at most ``slots`` coroutines at a time."""
 
-    def __init__(self, slots: int, finish: Finish) -> None:
+    def __init__(self, slots: int, finish: Finish, gates: Gates) -> None:
         self.slots = slots
         self.todo: deque[Job] = deque()
         self._finish = finish
+        self._gates = gates
         self._runs: dict[asyncio.Task[None], Run] = {}
         self._given_up: set[Run] = set()
         self._consumers: set[asyncio.Task[None]] = set()
@@ -104,23 +108,37 @@ class AsyncExecutor:
                 turn = monotonic() + TURN
 
     async def _run(self, task: asyncio.Task[None], job: Job) -> None:
-        lease = job.lease
         started = monotonic()
-        if started >= lease.deadline:
-            self._finish(Done(lease, None, 0.0), idle=not self.todo)  # somebody else may hold it by now
+        held = still_held(job, started, self._finish)
+        if held is None:
+            self._enter(self._gates.leave(job.processor, None))
             return
-        run = self._runs[task] = Run(job, started)
-        observe.started(lease)
-        try:
-            settlement = await perform_async(lease, job.processor)
-        except asyncio.CancelledError:
-            task.uncancel()
-            settlement = Fail("Cancelled while the poller was stopping")
-        except BaseException as error:
-            settlement = Fail(error)
-        finally:
-            del self._runs[task]
+        run = self._runs[task] = Run(held, started)
+        for lease in held.leases:
+            observe.started(lease)
+        settlements = await _perform(task, held)
+        del self._runs[task]
+        seconds = monotonic() - started
+        self._enter(self._gates.leave(job.processor, seconds))
         if run in self._given_up:
             self._given_up.discard(run)
-        else:
-            self._finish(Done(lease, settlement, monotonic() - started), idle=not self.todo)
+            return
+        for done in shared(held, settlements, seconds):
+            self._finish(done, idle=not self.todo)
+
+    def _enter(self, jobs: list[Job]) -> None:
+        """Put jobs that a gate let in first in line."""
+        self.todo.extendleft(reversed(jobs))
+
+
+async def _perform(task: asyncio.Task[None], job: Job) -> Sequence[Settlement | None]:
+    """Run a job to the outcomes of its leases. Never raises."""
+    try:
+        if job.processor.batch is not None:
+            return await perform_batch_async(job.leases, job.processor)
+        return [await perform_async(job.lease, job.processor)]
+    except asyncio.CancelledError:
+        task.uncancel()
+        return [Fail("Cancelled while the poller was stopping")] * len(job.leases)
+    except BaseException as error:
+        return [Fail(error)] * len(job.leases)

@@ -18,7 +18,9 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_dbtaskqueue.flow import observe
 from django_dbtaskqueue.flow.process import perform
-from django_dbtaskqueue.poller.executors import Done, Finish, Job, Run
+from django_dbtaskqueue.flow.settle import Release
+from django_dbtaskqueue.poller.executors import Done, Finish, Job, Run, perform_job, shared, still_held
+from django_dbtaskqueue.poller.executors.gates import Gates
 
 logger = logging.getLogger(__name__)
 
@@ -26,16 +28,18 @@ logger = logging.getLogger(__name__)
 class ThreadExecutor:
     """Runs jobs on ``slots`` daemon threads, started as they are needed."""
 
-    def __init__(self, slots: int, finish: Finish) -> None:
+    def __init__(self, slots: int, finish: Finish, gates: Gates) -> None:
         self.slots = slots
         self.todo: deque[Job] = deque()
         self._finish = finish
+        self._gates = gates
         self._runs: list[Run | None] = [None] * slots
         self._given_up: set[Run] = set()
         self._tokens: SimpleQueue[bool] = SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._resting: set[int] = set()
         self._closed = False
+        self._lock = threading.Lock()  # only for starting threads
 
     def submit(self, jobs: list[Job], *, fast: bool) -> None:
         """Queue jobs and wake as many threads as they can use."""
@@ -78,11 +82,15 @@ class ThreadExecutor:
         idle = len(self._resting) - self._tokens.qsize()
         for _ in range(min(wanted, max(idle, 0))):
             self._tokens.put(True)
-        for _ in range(min(wanted - idle, self.slots - len(self._threads))):
-            slot = len(self._threads)
-            thread = threading.Thread(target=self._work, args=[slot], name=f"dbtaskqueue-{slot}", daemon=True)
-            self._threads.append(thread)
-            thread.start()
+        if wanted > idle and len(self._threads) < self.slots:
+            self._start(wanted - idle)
+
+    def _start(self, wanted: int) -> None:
+        with self._lock:
+            for slot in range(len(self._threads), min(len(self._threads) + wanted, self.slots)):
+                thread = threading.Thread(target=self._work, args=[slot], name=f"dbtaskqueue-{slot}", daemon=True)
+                self._threads.append(thread)
+                thread.start()
 
     def _work(self, slot: int) -> None:
         while True:
@@ -104,21 +112,55 @@ class ThreadExecutor:
             self._resting.discard(slot)
 
     def _run(self, slot: int, job: Job) -> None:
+        if not job.processor.plain:
+            self._run_special(slot, job)
+            return
         lease = job.lease
         started = monotonic()
         if started >= lease.deadline:
-            self._finish(Done(lease, None, 0.0), idle=not self.todo)  # somebody else may hold it by now
+            self._finish(Done(lease, Release(), 0.0), idle=not self.todo)  # somebody else may hold it by now
             return
         run = self._runs[slot] = Run(job, started)
         observe.started(lease)
         settlement = perform(lease, job.processor)
         self._runs[slot] = None
-        if self._given_up and run in self._given_up:
-            self._given_up.discard(run)
-            logger.warning("Task %s ended %.1f s after its timeout was written", lease.id, monotonic() - started)
-        else:
+        if not self._is_late(run):
             self._finish(Done(lease, settlement, monotonic() - started), idle=not self.todo)
         tidy()
+
+    def _run_special(self, slot: int, job: Job) -> None:
+        """Run a batch, or a call of a processor that may have only so many."""
+        started = monotonic()
+        held = still_held(job, started, self._finish)
+        if held is None:
+            self._enter(self._gates.leave(job.processor, None))
+            return
+        run = self._runs[slot] = Run(held, started)
+        for lease in held.leases:
+            observe.started(lease)
+        settlements = perform_job(held)
+        self._runs[slot] = None
+        tidy()
+        seconds = monotonic() - started
+        self._enter(self._gates.leave(job.processor, seconds))
+        if not self._is_late(run):
+            for done in shared(held, settlements, seconds):
+                self._finish(done, idle=not self.todo)
+
+    def _enter(self, jobs: list[Job]) -> None:
+        """Put jobs that a gate let in first in line; this thread goes on with the first of them."""
+        self.todo.extendleft(reversed(jobs))
+        if len(jobs) > 1:
+            self._wake(len(jobs) - 1)
+
+    def _is_late(self, run: Run) -> bool:
+        """Whether the run was given up meanwhile, and its failure written."""
+        if not self._given_up or run not in self._given_up:
+            return False
+        self._given_up.discard(run)
+        late = monotonic() - run.started
+        logger.warning("Task %s ended %.1f s after its timeout was written", run.job.lease.id, late)
+        return True
 
 
 def tidy() -> None:

@@ -17,6 +17,7 @@ from example_project.flights.desk import QUEUE
 MANAGE = Path(__file__).resolve().parents[3] / "manage.py"
 STOP_SECONDS = 30
 LOOK_SECONDS = 0.25
+THREADS = "2"  # one waits for its commit while the other computes; more only fight for the interpreter
 
 
 class PollerFailed(Exception):
@@ -64,7 +65,7 @@ def drain(count: int, watch: Callable[[], None]) -> None:
 
 @contextmanager
 def _started(options: tuple[str, ...]) -> Iterator[PollerProcess]:
-    command = [sys.executable, str(MANAGE), "runtaskpoller", "--queue", QUEUE, *options]
+    command = [sys.executable, str(MANAGE), "runtaskpoller", "--queue", QUEUE, "--threads", THREADS, *options]
     with tempfile.TemporaryFile() as log:
         # A session of its own: a Ctrl-C reaches only the demo, which stops each poller exactly once.
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)

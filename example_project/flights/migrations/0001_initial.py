@@ -29,10 +29,13 @@ class Migration(migrations.Migration):
                 ("destination", models.CharField(max_length=3)),
                 ("flown_on", models.DateField()),
                 ("scheduled_departure", models.DateTimeField()),
-                ("departure_delay", models.DurationField(blank=True, help_text="Empty: never departed.", null=True)),
+                (
+                    "departure_delay",
+                    models.SmallIntegerField(blank=True, help_text="Minutes. Empty: never departed.", null=True),
+                ),
                 (
                     "arrival_delay",
-                    models.DurationField(blank=True, help_text="Empty: no arrival on record.", null=True),
+                    models.SmallIntegerField(blank=True, help_text="Minutes. Empty: not on record.", null=True),
                 ),
                 ("distance_miles", models.PositiveSmallIntegerField()),
                 (
@@ -74,7 +77,6 @@ class Migration(migrations.Migration):
                         max_length=20,
                     ),
                 ),
-                ("delay", models.DurationField(blank=True, help_text="At arrival. Empty: cancelled.", null=True)),
                 ("distance_km", models.PositiveIntegerField()),
                 ("compensation", models.PositiveIntegerField(help_text="Whole US dollars.")),
                 ("decided_at", models.DateTimeField(auto_now_add=True)),

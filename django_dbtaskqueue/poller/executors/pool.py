@@ -1,0 +1,211 @@
+"""Processors on an executor of the user's: threads or processes of ``concurrent.futures``, or a cluster.
+
+It gets no more calls than it has slots, so that none waits in there where nobody counts it. Leases are renewed and
+outcomes settled by the poller: a process pool needs no connection of the queue's.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import threading
+import traceback
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import CancelledError, Future
+from dataclasses import replace
+from functools import partial
+from time import monotonic
+from typing import Any, NamedTuple
+
+from django.core.exceptions import ImproperlyConfigured
+from django.db import close_old_connections
+from django.utils.module_loading import import_string
+
+from django_dbtaskqueue import conf
+from django_dbtaskqueue.flow import observe
+from django_dbtaskqueue.flow.process import Processor
+from django_dbtaskqueue.flow.settle import Release, Settlement
+from django_dbtaskqueue.lease import Lease
+from django_dbtaskqueue.outcomes import Fail, Outcome
+from django_dbtaskqueue.poller.executors import Finish, Job, Run, perform_job, shared, still_held
+from django_dbtaskqueue.poller.executors.gates import Gates
+from django_dbtaskqueue.poller.executors.thread import tidy
+
+class Answer(NamedTuple):
+    """What came of one lease, wherever it was processed."""
+
+    outcome: Outcome | None
+    settled: Outcome | None  # what the processor settled by itself
+
+
+class PoolExecutor:
+    """Runs jobs on what ``executor=`` of a processor names; one for all processors that name the same."""
+
+    def __init__(self, given: Any, finish: Finish, gates: Gates) -> None:
+        self.todo: deque[Job] = deque()
+        self._given = given
+        self._finish = finish
+        self._gates = gates
+        self._pool, self._owned = made(given)
+        self._runs: dict[Run, Future[list[Answer]] | None] = {}
+        self._given_up: set[Run] = set()
+        self._feeding = threading.Lock()
+        self._closed = False
+        self.slots  # noqa: B018 -- raises early for an executor that does not say how many calls it takes
+
+    @property
+    def slots(self) -> int:
+        """How many calls the user's executor takes at a time, as it says now."""
+        for name in ("slots", "_max_workers"):
+            slots = getattr(self._pool, name, None)
+            if isinstance(slots, int) and slots > 0:
+                return slots
+        raise ImproperlyConfigured(
+            f"executor={self._given!r} does not say how many calls it takes at a time: give it an attribute slots."
+        )
+
+    def submit(self, jobs: list[Job], *, fast: bool) -> None:
+        """Queue jobs and hand over as many as there are slots for."""
+        self.todo.extend(jobs)
+        self.nudge()
+
+    def nudge(self) -> None:
+        """Hand over what there are slots for. One thread at a time does, and looks again before it ends."""
+        while self._has_room() and self._feeding.acquire(blocking=False):
+            try:
+                while self._has_room():
+                    self._hand_over(self.todo.popleft())
+            except IndexError:  # taken back meanwhile
+                continue
+            finally:
+                self._feeding.release()
+
+    def _has_room(self) -> bool:
+        return bool(self.todo) and not self._closed and len(self._runs) < self.slots
+
+    def busy(self) -> int:
+        """Return how many calls are under way."""
+        return len(self._runs)
+
+    def running(self) -> list[Run]:
+        """Return what is under way."""
+        return list(self._runs.copy())
+
+    def overrun(self, run: Run) -> bool:
+        """Forget a run: what others run cannot be stopped from here, so its slot stays taken until it ends."""
+        if run in self._given_up or run not in self._runs:
+            return False
+        self._given_up.add(run)
+        return True
+
+    def cancel(self) -> None:
+        """Take back what has not begun."""
+        self._closed = True
+        for future in self._runs.copy().values():
+            if future is not None:
+                future.cancel()
+
+    def close(self) -> None:
+        """Shut the user's executor down if it was made here; one that was given is its owner's."""
+        if self._owned:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _hand_over(self, job: Job) -> None:
+        started = monotonic()
+        held = still_held(job, started, self._finish)
+        if held is None:
+            self.todo.extendleft(reversed(self._gates.leave(job.processor, None)))
+            return
+        run = Run(held, started)
+        self._runs[run] = None
+        for lease in held.leases:
+            observe.started(lease)
+        try:
+            future = self._submitted(held._replace(processor=_portable(held.processor)))
+        except Exception as error:
+            self._end(run, [Fail(error)] * len(held.leases))
+            return
+        self._runs[run] = future
+        future.add_done_callback(partial(self._ended, run))
+
+    def _ended(self, run: Run, future: Future[list[Answer]]) -> None:
+        leases = run.job.leases
+        settlements: Sequence[Settlement | None]
+        try:
+            answers = zip(leases, future.result(), strict=True)
+            settlements = [_taken_in(lease, run.job.processor, answer) for lease, answer in answers]
+        except CancelledError:
+            settlements = [Release()] * len(leases)
+        except BaseException as error:  # the pool broke, or could not carry the call or its answer
+            settlements = [Fail(error)] * len(leases)
+        self._end(run, settlements)
+        self.nudge()
+
+    def _end(self, run: Run, settlements: Sequence[Settlement | None]) -> None:
+        self._runs.pop(run, None)
+        seconds = monotonic() - run.started
+        self.todo.extendleft(reversed(self._gates.leave(run.job.processor, seconds)))
+        if run in self._given_up:
+            self._given_up.discard(run)
+            return
+        for done in shared(run.job, settlements, seconds):
+            self._finish(done, idle=not self.todo)
+
+    def _submitted(self, job: Job) -> Future[list[Answer]]:
+        try:
+            return self._pool.submit(there, job)  # type: ignore[no-any-return]
+        except Exception:
+            if not self._owned:
+                raise
+        self._pool.shutdown(wait=False, cancel_futures=True)  # its processes died, and it takes nothing any more
+        self._pool, self._owned = made(self._given)
+        return self._pool.submit(there, job)  # type: ignore[no-any-return]
+
+
+def made(given: Any) -> tuple[Any, bool]:
+    """Return the executor that ``executor=`` names, and whether it was made here and now.
+
+    Raises ``ImproperlyConfigured`` for what is no executor.
+    """
+    try:
+        found = import_string(given) if isinstance(given, str) else given
+    except ImportError as error:
+        raise ImproperlyConfigured(f"executor={given!r} cannot be imported: {error}") from error
+    owned = isinstance(found, type) or not hasattr(found, "submit")
+    pool = found() if owned and callable(found) else found
+    if not callable(getattr(pool, "submit", None)):
+        raise ImproperlyConfigured(f"executor={given!r} is {pool!r}, which has no submit(function, *arguments).")
+    return pool, owned
+
+
+def there(job: Job) -> list[Answer]:
+    """Run a job where the user's executor runs it. Never raises."""
+    outcomes = perform_job(job)
+    tidy()
+    close_old_connections()  # nobody tells these threads when they end
+    for outcome in outcomes:
+        _keep_traceback(outcome)
+    return [
+        Answer(outcome, lease.outcome if lease.settled else None)
+        for lease, outcome in zip(job.leases, outcomes, strict=True)
+    ]
+
+
+def _keep_traceback(outcome: Outcome | None) -> None:
+    """A traceback does not travel from process to process; its text does."""
+    error = outcome.error if isinstance(outcome, Fail) else None
+    if isinstance(error, BaseException) and error.__traceback__ and multiprocessing.parent_process() is not None:
+        error.add_note("".join(traceback.format_tb(error.__traceback__)))
+
+
+def _portable(processor: Processor) -> Processor:
+    """Return the processor without what cannot go to another process and is not needed there."""
+    return replace(processor, executor=None, declared={})
+
+
+def _taken_in(lease: Lease, processor: Processor, answer: Answer) -> Settlement | None:
+    """Note on our lease what happened to its twin elsewhere."""
+    lease.policy = lease.policy or conf.retry_policy(lease.queue, processor.policy)
+    if answer.settled is not None:
+        lease.settled, lease.outcome = True, answer.settled
+    return answer.outcome

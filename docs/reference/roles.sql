@@ -1,0 +1,39 @@
+-- Least privilege on PostgreSQL: four roles for four kinds of process. Run it as the owner of the tables, after
+-- `python manage.py migrate`, and again after an upgrade. Give a login the role it needs: GRANT dbtaskqueue_poller TO app;
+
+DO $$
+DECLARE
+    wanted text;
+BEGIN
+    FOREACH wanted IN ARRAY ARRAY['dbtaskqueue_producer', 'dbtaskqueue_poller', 'dbtaskqueue_archiver', 'dbtaskqueue_reader'] LOOP
+        IF NOT EXISTS (SELECT 1 FROM pg_roles WHERE rolname = wanted) THEN
+            EXECUTE format('CREATE ROLE %I NOLOGIN', wanted);
+        END IF;
+    END LOOP;
+END $$;
+
+-- A producer enqueues. It updates only what `on_duplicate="replace"` and groups change, and never a status.
+GRANT SELECT, INSERT ON dbtaskqueue_task TO dbtaskqueue_producer;
+GRANT UPDATE (payload, payload_type, priority, tag, context, max_attempts, lease_seconds, ready_time, parked_by,
+              next_process_time, expire_time, last_update_time) ON dbtaskqueue_task TO dbtaskqueue_producer;
+GRANT SELECT, INSERT, UPDATE ON dbtaskqueue_queue TO dbtaskqueue_producer; -- the lock of a queue with a capacity
+
+-- A poller takes and settles. It makes no task: a processor that enqueues needs the producer's role, too.
+GRANT SELECT, UPDATE, DELETE ON dbtaskqueue_task TO dbtaskqueue_poller;
+GRANT SELECT, INSERT ON dbtaskqueue_attempt, dbtaskqueue_taskhistory, dbtaskqueue_deletedtasks TO dbtaskqueue_poller;
+GRANT SELECT ON dbtaskqueue_queue TO dbtaskqueue_poller;
+GRANT SELECT, INSERT, UPDATE, DELETE ON dbtaskqueue_poller TO dbtaskqueue_poller;
+
+-- An archiver moves and deletes what is finished.
+GRANT SELECT, UPDATE, DELETE ON dbtaskqueue_task TO dbtaskqueue_archiver; -- UPDATE: to lock the rows it moves
+GRANT SELECT, INSERT, DELETE ON dbtaskqueue_attempt, dbtaskqueue_taskhistory TO dbtaskqueue_archiver;
+GRANT SELECT, INSERT ON dbtaskqueue_deletedtasks TO dbtaskqueue_archiver;
+
+-- A reader sees how things stand, and no payload, result, context or error text.
+CREATE OR REPLACE VIEW dbtaskqueue_task_overview AS
+SELECT id, queue_name, reference_number, status, attempt, reenqueue_attempt, total_attempt, max_attempts, priority,
+       payload_type, group_key, tag, poller_instance, create_time, ready_time, next_process_time, last_update_time,
+       expire_time, start_time, finish_time, parked_by
+FROM dbtaskqueue_task;
+GRANT SELECT ON dbtaskqueue_task_overview, dbtaskqueue_queue, dbtaskqueue_poller, dbtaskqueue_deletedtasks
+    TO dbtaskqueue_reader;

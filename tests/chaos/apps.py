@@ -1,0 +1,19 @@
+"""The application that child processes have and the tests' own process has not."""
+
+from __future__ import annotations
+
+from django.apps import AppConfig
+
+
+class ChaosConfig(AppConfig):
+    """Brings ``tasks.py``, and dies where the environment says."""
+
+    name = "tests.chaos"
+    label = "chaos"
+
+    def ready(self) -> None:
+        """Set the trap, if there is one."""
+        from tests.chaos import crashing  # it needs the models, which load after this module
+
+        if crashing.POINT is not None:
+            crashing.install()

@@ -1,0 +1,65 @@
+"""Death by SIGKILL at a labelled point of a task's way, in the process whose environment names the point.
+
+Nothing of the flow is replaced: the statement that is being watched runs, and the process dies while its transaction
+is open ("before" a commit, "in" something) or after it has committed.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from typing import Any, NoReturn
+
+from django_dbtaskqueue.session import Session
+
+POINT = os.environ.get("CHAOS_KILL")
+# The point -> the statements watched, the name of the thread they run on, and whether they have committed by then.
+POINTS: dict[str, tuple[set[str], str, bool]] = {
+    "before checkout's commit": ({"checkout"}, "carry", False),
+    "after checkout's commit": ({"checkout"}, "carry", True),
+    "in the handler": (set(), "", False),
+    "before the outcome's commit": ({"outcome"}, "carry", False),
+    "after the outcome's commit": ({"outcome"}, "carry", True),
+    "in renewal": ({"renew"}, "renew", False),
+    "in rescue": ({"write"}, "tend", False),
+}
+
+
+def die() -> NoReturn:
+    """End this process without a word to anybody."""
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError("a process survived SIGKILL")
+
+
+def in_handler() -> None:
+    """A processor has begun."""
+    if POINT == "in the handler":
+        die()
+
+
+def install() -> None:
+    """Watch the statements of this process, and die at the point when one of them found rows."""
+    kinds, thread, committed = POINTS[str(POINT)]
+    run = Session.run
+
+    def run_and_die(self: Session, sql: str, params: Any) -> Any:
+        if thread not in threading.current_thread().name or _kind(self, sql) not in kinds:
+            return run(self, sql, params)
+        if committed:
+            rows = run(self, sql, params)
+            return die() if rows else rows
+        with self.atomic():
+            rows = run(self, sql, params)
+            if rows:
+                die()
+        return rows
+
+    Session.run = run_and_die  # type: ignore[method-assign]
+
+
+def _kind(session: Session, sql: str) -> str | None:
+    known = session.sql
+    checkouts = known.checkout_skip_locked, known.checkout_optimistic, known.checkout_single_writer()
+    kinds = {"checkout": checkouts, "outcome": (known.complete_plain,), "renew": (known.renew,), "write": (known.write,)}
+    return next((kind for kind, texts in kinds.items() if sql in texts), None)

@@ -1,0 +1,11 @@
+"""The tests' settings, with the queue's own from the environment, for the processes of ``tests/chaos``."""
+
+from __future__ import annotations
+
+import json
+import os
+
+from tests.settings import *  # noqa: F403
+
+INSTALLED_APPS = [*INSTALLED_APPS, "tests.chaos.apps.ChaosConfig"]  # noqa: F405
+DBTASKQUEUE = json.loads(os.environ["CHAOS_DBTASKQUEUE"])

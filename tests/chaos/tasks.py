@@ -1,0 +1,98 @@
+"""Processors of the child processes. A payload is an object ``{"do": VERB, …}``; those of ``tests/testapp`` and these:
+
+============ =========================================================================================================
+hold         completes, with the attempt's number as its result, as soon as the file ``until`` exists; with ``each``,
+             as soon as ``until`` with ".<total_attempt>" behind it does
+bump         adds 1 to ``Booking.amount`` of the task's reference
+segfault     reads address 0
+overflow     calls itself, in C, until there is no stack left
+recursion    calls itself, in Python, until Python stops it
+leave        ``sys.exit(5)``
+============ =========================================================================================================
+
+======== ====================================================
+queue    processor
+======== ====================================================
+chaos    sync
+ledger   sync, ``mode="atomic"``
+======== ====================================================
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from django.db.models import F
+
+from django_dbtaskqueue import Complete, processor
+from django_dbtaskqueue.lease import Lease
+from tests.chaos import crashing
+from tests.testapp import tasks as testapp
+from tests.testapp.models import Booking
+
+
+def run(task: Lease) -> Any:
+    """Do what the payload says."""
+    payload = task.payload or {}
+    testapp.mark(task, payload)
+    crashing.in_handler()
+    return VERBS[payload.get("do", "ok")](task, payload)
+
+
+def _hold(task: Lease, payload: dict[str, Any]) -> Complete:
+    until = Path(f"{payload['until']}.{task.total_attempt}" if payload.get("each") else payload["until"])
+    while not until.exists():
+        time.sleep(testapp.LOOK)
+    if payload.get("bump"):
+        _bump(task, payload)
+    return Complete(task.total_attempt)
+
+
+def _bump(task: Lease, payload: dict[str, Any]) -> Complete:
+    Booking.objects.using(task.door.alias).filter(reference=task.reference).update(amount=F("amount") + 1)
+    return Complete()
+
+
+def _segfault(task: Lease, payload: dict[str, Any]) -> None:
+    ctypes.string_at(0)
+
+
+def _overflow(task: Lease, payload: dict[str, Any]) -> None:
+    deeper = ctypes.CFUNCTYPE(None)(lambda: deeper())
+    sys.setrecursionlimit(2**31 - 1)
+    deeper()
+
+
+def _recursion(task: Lease, payload: dict[str, Any]) -> None:
+    _recursion(task, payload)
+
+
+def _leave(task: Lease, payload: dict[str, Any]) -> None:
+    sys.exit(5)
+
+
+VERBS = {
+    **testapp.VERBS,
+    "hold": _hold,
+    "bump": _bump,
+    "segfault": _segfault,
+    "overflow": _overflow,
+    "recursion": _recursion,
+    "leave": _leave,
+}
+
+
+@processor("chaos")
+def chaos(task: Lease) -> Any:
+    """The usual one."""
+    return run(task)
+
+
+@processor("ledger", mode="atomic")
+def ledger(task: Lease) -> Any:
+    """Its writes and its outcome commit together."""
+    return run(task)

@@ -1,0 +1,284 @@
+"""Executes a page of documentation, block by block, as a reader would.
+
+A page works in a folder of its own. Once there is a ``manage.py`` in it (the tutorial makes one, the README finds one),
+the page is about that project: Python is typed into its shell. Any other page is about this repository: Python runs
+here, on a PostgreSQL database of the page's own. ``title="desk/tasks.py"`` names a file of the folder to write to.
+
+Each language needs an executor and each program on a command line, too. What has none is a failure, never skipped.
+"""
+
+from __future__ import annotations
+
+import configparser
+import contextlib
+import doctest
+import io
+import json
+import os
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import tomllib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from django.db import connection
+from packaging.requirements import Requirement
+
+from django_dbtaskqueue import conf
+from django_dbtaskqueue.management.commands.runtaskpoller import Command
+
+if TYPE_CHECKING:
+    from pytest_django.fixtures import SettingsWrapper
+
+    from tests.conftest import ProcessDatabase
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```[ ]*$", re.MULTILINE | re.DOTALL)
+TITLE = re.compile(r'title="([^"]+)"')
+ASSIGNMENT = re.compile(r"([A-Z_]+)=(.*)")
+PATIENCE = 60  # seconds
+ENDING = {"runtaskpoller": {"--drain", "--once"}, "demo": {"--no-serve"}, "runserver": set()}
+READY = {"runtaskpoller": "Queues: ", "runserver": "Quit the server"}
+
+
+@dataclass(frozen=True)
+class Block:
+    """One fenced block; ``line`` is its first line in the page."""
+
+    language: str
+    title: str | None
+    text: str
+    line: int
+
+
+def blocks(page: Path) -> Iterator[Block]:
+    """Yield the blocks of a page in order."""
+    text = page.read_text()
+    for found in FENCE.finditer(text):
+        language, _, rest = found[1].partition(" ")
+        title = TITLE.search(rest)
+        yield Block(language, title[1] if title else None, found[2], text[: found.start(2)].count("\n") + 1)
+
+
+class Reader:
+    """Does what one page says."""
+
+    def __init__(self, page: Path, folder: Path, database: ProcessDatabase, settings: SettingsWrapper) -> None:
+        self.page = page
+        self.folder = folder
+        self.database = database
+        self.settings = settings
+        self.namespace: dict[str, Any] = {"__name__": page.stem}
+        self.exported: dict[str, str] = {}
+        self.output = ""
+        self.executors: dict[str, Callable[[Block], None]] = {
+            "bash": self.bash,
+            "dockerfile": self.dockerfile,
+            "ini": self.ini,
+            "json": lambda block: void(json.loads(block.text)),
+            "mermaid": lambda block: None,  # generated, and compared in test_reference.py
+            "python": self.python,
+            "sql": self.sql,
+            "text": self.text,
+            "toml": lambda block: void(tomllib.loads(block.text)),
+        }
+
+    def read(self) -> None:
+        """Execute every block, in order."""
+        for block in blocks(self.page):
+            place = f"{self.page.name}, line {block.line}"
+            assert block.language in self.executors, f"{place}: no executor for a block of {block.language!r}"
+            try:
+                self.executors[block.language](block)
+            except Exception as error:
+                error.add_note(f"{place}: {block.language} block\n{block.text}")
+                raise
+
+    @property
+    def in_project(self) -> bool:
+        """Whether the page is about a project of its own."""
+        return (self.folder / "manage.py").exists()
+
+    # -- languages ---------------------------------------------------------------------------------------------------
+
+    def python(self, block: Block) -> None:
+        """Write a file of the project, type into its shell, or run here."""
+        if block.title is not None:
+            file = self.folder / block.title
+            file.parent.mkdir(parents=True, exist_ok=True)
+            with file.open("a") as end:
+                end.write(f"\n{block.text}")
+            compile(file.read_text(), str(file), "exec")
+        elif self.in_project:
+            self.output = self.run([sys.executable, "manage.py", "shell", "--verbosity", "0", "--command", block.text])
+        else:
+            code = compile("\n" * (block.line - 1) + block.text, str(self.page), "exec")
+            with contextlib.redirect_stdout(io.StringIO()) as said:
+                exec(code, self.namespace)  # noqa: S102 -- the documentation's own code
+            self.output = said.getvalue()
+            self.apply_settings()
+
+    def apply_settings(self) -> None:
+        """Put DBTASKQUEUE, where a block sets it, in force for the rest of the page."""
+        if "DBTASKQUEUE" in self.namespace:
+            self.settings.DBTASKQUEUE = self.namespace.pop("DBTASKQUEUE")
+            for queue in conf.known_queues():
+                conf.queue_settings(queue)
+
+    def sql(self, block: Block) -> None:
+        """Execute statements; the rows of the last one are the output."""
+        with connection.cursor() as cursor:
+            cursor.execute(block.text)
+            rows = cursor.fetchall() if cursor.description else []
+        self.output = "\n".join(" | ".join(map(str, row)) for row in rows)
+
+    def text(self, block: Block) -> None:
+        """Compare with what the block before printed; ``...`` stands for anything."""
+        checker, flags = doctest.OutputChecker(), doctest.ELLIPSIS
+        assert checker.check_output(block.text, self.output.rstrip() + "\n", flags), f"It printed:\n{self.output}"
+
+    def ini(self, block: Block) -> None:
+        """Parse; a systemd unit's ExecStart must be a command line that we accept."""
+        parser = configparser.ConfigParser(strict=False, interpolation=None)
+        parser.optionxform = str  # type: ignore[assignment,method-assign]
+        parser.read_string(block.text)
+        assert parser.sections()
+        for section in parser.sections():
+            for name, value in parser[section].items():
+                assert value, f"[{section}] {name} is empty"
+                if name == "ExecStart":
+                    accept_options(shlex.split(value))
+
+    def dockerfile(self, block: Block) -> None:
+        """Check each instruction; pip's requirements and the command of the container are looked at."""
+        for line in block.text.replace("\\\n", " ").splitlines():
+            word, _, rest = line.partition(" ")
+            if word == "RUN" and rest.startswith("pip "):
+                self.pip(shlex.split(rest)[1:])
+            elif word == "CMD":
+                accept_options(json.loads(rest))
+            else:
+                assert not line or word in ("FROM", "WORKDIR", "COPY", "RUN", "ENV", "USER", "STOPSIGNAL"), line
+
+    # -- command lines -----------------------------------------------------------------------------------------------
+
+    def bash(self, block: Block) -> None:
+        """Execute each command; their common output is the output."""
+        said = [self.command(words) for words in commands(block.text)]
+        self.output = "".join(said)
+
+    def command(self, words: list[str]) -> str:
+        """Execute one command line and return what it printed."""
+        program, rest = words[0], words[1:]
+        if program == "pip":
+            return self.pip(rest)
+        if program == "export":
+            name, _, value = rest[0].partition("=")
+            self.exported[name] = value
+            return ""
+        if program == "django-admin":
+            return self.run([sys.executable, "-m", "django", *rest])
+        if program == "python" and rest[0] == "manage.py":
+            return self.manage(rest[1:])
+        if program == "pytest":
+            return self.pytest(rest)
+        raise AssertionError(f"There is no executor for the program {program!r}.")
+
+    def pip(self, words: list[str]) -> str:
+        """Check that it installs this project, with extras that exist."""
+        assert words[0] == "install"
+        wanted = [word.removeprefix(".") for word in words[1:] if not word.startswith("-")]
+        for word in wanted:
+            requirement = Requirement(PROJECT["name"] + word if word.startswith("[") else word)
+            assert requirement.name == PROJECT["name"], f"pip install {word}: that is not this project"
+            assert requirement.extras <= set(PROJECT["optional-dependencies"]), f"{word}: no such extra"
+        assert wanted
+        return ""
+
+    def pytest(self, words: list[str]) -> str:
+        """Run the page's own tests; without arguments it is the run we are in."""
+        if not words:
+            assert sys.modules["pytest"]
+            return ""
+        return self.run([sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-W", "error", *words])
+
+    def manage(self, words: list[str]) -> str:
+        """Run a management command; what would go on for ever is stopped once it is ready."""
+        name = words[0]
+        if name == "demo":  # in the repository, with fewer claims; .ci/run executes the whole of it
+            return self.database.run("demo", "--tasks", "60", "--no-serve", *words[1:]).stdout
+        command = [sys.executable, "manage.py" if self.in_project else str(REPOSITORY / "manage.py"), *words]
+        if name not in ENDING or ENDING[name].intersection(words):
+            return self.run(command)
+        if name == "runserver":
+            command += ["--noreload", f"127.0.0.1:{free_port()}"]
+        return self.run_until(command, READY[name])
+
+    @property
+    def env(self) -> dict[str, str]:
+        env = self.database.env if not self.in_project else {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+        if self.in_project:
+            env.pop("DJANGO_SETTINGS_MODULE", None)
+        return {**env, "PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": "1", **self.exported}
+
+    def run(self, command: list[str]) -> str:
+        """Run a process to its end; it must succeed."""
+        done = subprocess.run(
+            command, cwd=self.folder, env=self.env, text=True, timeout=PATIENCE,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, f"{shlex.join(command)}: exit {done.returncode}\n{done.stdout}"
+        return done.stdout
+
+    def run_until(self, command: list[str], ready: str) -> str:
+        """Run a process until it says that it is ready, then stop it with Ctrl-C; it must end well."""
+        process = subprocess.Popen(
+            command, cwd=self.folder, env=self.env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
+        killer = threading.Timer(PATIENCE, process.kill)
+        killer.start()
+        assert process.stdout is not None
+        said = []
+        for line in process.stdout:
+            said.append(line)
+            if ready in line:
+                process.send_signal(signal.SIGINT)
+        killer.cancel()
+        process.stdout.close()
+        code = process.wait()
+        assert code == 0, f"{shlex.join(command)}: exit {code}\n{''.join(said)}"
+        return "".join(said)
+
+
+def commands(text: str) -> Iterator[list[str]]:
+    """Yield the words of each command of a bash block."""
+    for line in text.replace("\\\n", " ").splitlines():
+        for part in line.split(" && "):
+            words = shlex.split(part, comments=True)
+            if words:
+                yield words
+
+
+def accept_options(words: list[str]) -> None:
+    """Parse the options of a runtaskpoller command line with its own parser."""
+    at = words.index("runtaskpoller")
+    Command().create_parser("manage.py", "runtaskpoller").parse_args(words[at + 1 :])
+
+
+def free_port() -> int:
+    """Return a port nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def void(parsed: object) -> None:
+    """Forget what could be parsed."""

@@ -1,0 +1,110 @@
+"""Every code block of the README and the documentation is executed. See ``pages.py`` for how."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.docs.pages import REPOSITORY, Block, Reader, blocks
+
+if TYPE_CHECKING:
+    from pytest_django.fixtures import SettingsWrapper
+
+    from tests.conftest import ProcessDatabase
+
+PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
+LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
+# What must have come of the README's four steps: a view's order is invoiced by a poller.
+README_AFTER = """
+from django.core.management import call_command
+from django.test import Client
+from django_dbtaskqueue.models import Task
+from shop.models import Order
+
+assert Client().post("/order", {"customer": "Ada"}).status_code == 200
+assert (Task.objects.get().status, Order.objects.get().invoiced) == ("CREATED", False)
+call_command("runtaskpoller", "--drain", verbosity=0)
+assert (Task.objects.get().status, Order.objects.get().invoiced) == ("COMPLETED", True)
+print("invoiced")
+"""
+
+
+@pytest.fixture
+def reader(
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    postgres_process_database: ProcessDatabase,
+    settings: SettingsWrapper,
+    taskqueue_registry: None,
+) -> Reader:
+    folder = tmp_path / "project"
+    page = getattr(request, "param", REPOSITORY / "README.md")
+    if page.name == "README.md":
+        shutil.copytree(Path(__file__).parent / "existing_project", folder)
+    else:
+        folder.mkdir()
+    return Reader(page, folder, postgres_process_database, settings)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("reader", PAGES, indirect=True, ids=lambda page: str(page.relative_to(REPOSITORY)))
+def test_every_block_of_the_page_works(reader: Reader) -> None:
+    reader.read()
+    if reader.page.name == "README.md":
+        reader.python(Block("python", None, README_AFTER, 0))
+        assert reader.output.splitlines()[-1] == "invoiced"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in LINK.findall(page.read_text()):
+        if not target.startswith(("http:", "https:", "mailto:")):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+# -- the executors themselves: each must be able to fail ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("block", "told"),
+    [
+        ("```python\nassert False, 'wrong'\n```", "wrong"),
+        ("```python\nprint(1)\n```\n\n```text\n2\n```", "It printed:\n1"),
+        ("```python\nDBTASKQUEUE = {'QEUES': {}}\n```", "Did you mean 'QUEUES'"),
+        ("```sql\nSELECT 1 FROM nowhere\n```", "nowhere"),
+        ("```bash\nrm -rf /\n```", "no executor for the program 'rm'"),
+        ("```bash\npip install something-else\n```", "that is not this project"),
+        ('```bash\npip install -e ".[nothing]"\n```', "no such extra"),
+        ("```bash\npython manage.py no_such_command\n```", "Unknown command"),
+        ("```ini\n[Service]\nExecStart=python manage.py runtaskpoller --nosuch\n```", "nosuch"),
+        ('```dockerfile\nFROM python\nCMD ["python", "manage.py", "runtaskpoller", "--nosuch"]\n```', "nosuch"),
+        ("```json\n{\n```", "Expecting property name"),
+        ("```toml\na =\n```", "Invalid value"),
+        ("```cobol\nSTOP RUN\n```", "no executor for a block of 'cobol'"),
+        ("```\nno language\n```", "no executor for a block of ''"),
+    ],
+)
+def test_a_wrong_block_fails(
+    block: str,
+    told: str,
+    tmp_path: Path,
+    postgres_process_database: ProcessDatabase,
+    settings: SettingsWrapper,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(f"# A page\n\n{block}\n")
+    with pytest.raises((Exception, SystemExit)) as caught:
+        Reader(page, tmp_path, postgres_process_database, settings).read()
+    assert told in f"{caught.value} {capsys.readouterr().err}"
+
+
+def test_blocks_are_found_with_their_titles_and_lines(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text('# A\n```python title="a/b.py"\nx = 1\n```\n\ntext\n\n```bash\npytest\n```\n')
+    assert list(blocks(page)) == [Block("python", "a/b.py", "x = 1\n", 3), Block("bash", None, "pytest\n", 9)]

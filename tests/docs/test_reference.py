@@ -1,0 +1,170 @@
+"""The reference is complete and true: compared with the code it describes."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import MISSING, fields
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+import django_dbtaskqueue
+from django_dbtaskqueue import checks, conf, exceptions, retry, testing
+from django_dbtaskqueue.management.commands.runtaskpoller import Command as RunTaskPoller
+from django_dbtaskqueue.status import EDGES, Edge, Status
+from example_project.flights.management.commands.demo import Command as Demo
+from tests.docs.pages import REPOSITORY, blocks
+
+DOCS = REPOSITORY / "docs"
+PACKAGE = REPOSITORY / "django_dbtaskqueue"
+ROW = re.compile(r"^\|(.+)\|$", re.MULTILINE)
+
+
+def page(name: str) -> str:
+    return (DOCS / name).read_text()
+
+
+def table(text: str, heading: str) -> list[list[str]]:
+    """Return the rows of the first table after a heading, without its head."""
+    after = f"\n{text}".split(f"\n{heading}\n", 1)[1]
+    rows = [[cell.strip() for cell in found[1].split("|")] for found in ROW.finditer(after.split("\n## ", 1)[0])]
+    return rows[2:]
+
+
+# -- statuses.md -----------------------------------------------------------------------------------------------------
+
+
+def diagram() -> str:
+    """Return the statuses and the ways between them as a Mermaid state diagram."""
+    ways: dict[tuple[str, str], list[str]] = {}
+    for edge in EDGES:
+        for source in edge.sources or ("[*]",):
+            target = str(edge.target or "[*]")
+            if source != target:
+                ways.setdefault((str(source), target), []).append(edge.verb)
+    lines = [f"    {source} --> {target}: {', '.join(verbs)}" for (source, target), verbs in ways.items()]
+    return "\n".join(["stateDiagram-v2", *lines, ""])
+
+
+def edge_row(edge: Edge) -> list[str]:
+    sources = ", ".join(f"`{status}`" for status in edge.sources) or "-"
+    return [f"`{edge.verb}`", sources, f"`{edge.target}`" if edge.target else "leaves the table", edge.actor]
+
+
+def test_the_diagram_of_statuses_is_drawn_from_the_edges() -> None:
+    (drawn,) = [block.text for block in blocks(DOCS / "reference/statuses.md") if block.language == "mermaid"]
+    assert drawn == diagram(), f"Write this diagram:\n{diagram()}"
+
+
+def test_the_table_of_edges_is_the_code_s() -> None:
+    written = [row[:4] for row in table(page("reference/statuses.md"), "## Every way between them")]
+    expected = [edge_row(edge) for edge in EDGES]
+    assert written == expected, "Write these rows:\n" + "\n".join(f"| {' | '.join(row)} |" for row in expected)
+
+
+def test_every_status_is_explained() -> None:
+    text = page("reference/statuses.md")
+    assert {row[0] for row in table(text, "# Statuses")} == {f"`{status}`" for status in Status}
+
+
+# -- settings.md -----------------------------------------------------------------------------------------------------
+
+
+def shown(value: object) -> str:
+    if isinstance(value, timedelta):
+        seconds = value.total_seconds()
+        return f"`{seconds:g} s`" if seconds >= 1 else f"`{seconds * 1000:g} ms`"
+    if isinstance(value, int) and not isinstance(value, bool) and value > 9_999:
+        return f"`{value:,}`"
+    if value is retry.DEFAULT:
+        return f"`{retry.describe(retry.DEFAULT)}`"
+    return f'`"{value}"`' if isinstance(value, str) else f"`{value}`"
+
+
+def test_every_setting_of_a_queue_is_documented_with_its_default() -> None:
+    written = {row[0]: row[1] for row in table(page("reference/settings.md"), "## Settings of a queue")}
+    assert written == {f"`{entry.name}`": shown(entry.default) for entry in fields(conf.QueueSettings)}
+
+
+def test_every_key_of_dbtaskqueue_is_documented_with_its_default() -> None:
+    written = {row[0]: row[1] for row in table(page("reference/settings.md"), "## Keys of DBTASKQUEUE")}
+    defaults = {
+        f"`{entry.name.upper()}`": "`{}`" if entry.default is MISSING else shown(entry.default)
+        for entry in fields(conf.Settings)
+    }
+    assert written == defaults
+
+
+# -- commands.md, errors.md, api.md ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("heading", "command"), [("## runtaskpoller", RunTaskPoller()), ("## demo", Demo())])
+def test_every_option_is_documented(heading: str, command: RunTaskPoller | Demo) -> None:
+    documented = " ".join(row[0] for row in table(page("reference/commands.md"), heading))
+    common = {"--help", "--version", "--verbosity", "--settings", "--pythonpath", "--traceback", "--no-color",
+              "--force-color", "--skip-checks", "--child"}  # fmt: skip
+    parser = command.create_parser("manage.py", "command")
+    options = {name for action in parser._actions for name in action.option_strings if name.startswith("--")}
+    assert set(re.findall(r"--[a-z-]+", documented)) == options - common
+
+
+def test_every_error_is_documented() -> None:
+    documented = {row[0].strip("`") for row in table(page("reference/errors.md"), "# Errors")}
+    known = {
+        name
+        for name, kind in vars(exceptions).items()
+        if isinstance(kind, type) and kind.__module__ == exceptions.__name__
+    }
+    assert documented == known
+
+
+def test_every_system_check_is_documented() -> None:
+    documented = {row[0].strip("`") for row in table(page("reference/errors.md"), "## System checks")}
+    ids = re.findall(r'id="(dbtaskqueue\.[EW]\d+)"', Path(str(checks.__file__)).read_text())
+    assert documented == set(ids)
+
+
+def test_every_public_name_is_documented() -> None:
+    text = page("reference/api.md")
+    public = [*django_dbtaskqueue.__all__, *testing.__all__]
+    assert [name for name in public if not re.search(rf"`[^`]*\b{name}\b", text)] == []
+
+
+# -- operate-at-night.md -----------------------------------------------------------------------------------------------
+
+
+def log_lines() -> Iterator[str]:
+    """Yield the package's log messages, with … for values."""
+    for file in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            called = node.func if isinstance(node, ast.Call) else None
+            name = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
+            if name in ("info", "warning", "error", "exception", "log") and isinstance(node, ast.Call) and node.args:
+                message = node.args[0]
+                if isinstance(message, ast.Constant) and isinstance(message.value, str):
+                    yield re.sub(r"%(?:\.\d+)?[srgfd]", "…", message.value)
+
+
+def test_explained_log_lines_exist() -> None:
+    written = [row[0].strip("`") for row in table(page("howto/operate-at-night.md"), "## What a log line means")]
+    assert written
+    assert set(written) <= set(log_lines())
+
+
+# -- semantics.md ------------------------------------------------------------------------------------------------------
+
+TEST = re.compile(r"\[`(\w+)`\]\(([\w./-]+\.py)\)")
+
+
+def test_each_semantic_names_a_test_that_exists_or_says_not_yet() -> None:
+    rows = table(page("reference/semantics.md"), "# Semantics")
+    assert [int(row[0]) for row in rows] == list(range(1, 22))
+    for row in rows:
+        tests = TEST.findall(row[-1])
+        assert tests or row[-1] == "not yet", f"row {row[0]} names no test"
+        for name, path in tests:
+            source = (DOCS / "reference" / path).read_text()
+            assert f"def {name}(" in source, f"row {row[0]}: {path} has no {name}"

@@ -1,0 +1,363 @@
+"""Enqueue: in the caller's transaction or not at all, and never by halves."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from django.db import IntegrityError, connections, transaction
+from django.utils import timezone
+
+from django_dbtaskqueue import DuplicateTask, PayloadError, TaskQueueError, UnknownQueue, codecs, enqueue
+from django_dbtaskqueue.exceptions import EnqueueError
+from django_dbtaskqueue.models import Queue, Task
+from django_dbtaskqueue.status import CREATED
+from tests.factories import make_task
+from tests.support import ended
+from tests.testapp.models import Booking
+
+pytestmark = pytest.mark.django_db(databases=["default", "sqlite"])
+SECOND = timedelta(seconds=1)
+
+
+@dataclass
+class Parcel:
+    weight: Decimal
+    posted: date
+    stops: list[str]
+
+
+class Boom(Exception):
+    pass
+
+
+# -- transactions ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.django_db(databases=["default", "sqlite"], transaction=True)
+def test_autocommit_enqueues_at_once(alias: str) -> None:
+    task = enqueue("parcels", using=alias)
+    connections[alias].close()  # what was not committed is gone now
+    assert Task.objects.using(alias).get().pk == task.pk
+
+
+def test_a_rollback_takes_the_task_with_it(alias: str) -> None:
+    with pytest.raises(Boom), transaction.atomic(using=alias):
+        Booking.objects.using(alias).create(reference="b")
+        enqueue("parcels", "b", using=alias)
+        raise Boom
+    assert not Booking.objects.using(alias).exists()
+    assert not Task.objects.using(alias).exists()
+
+
+def test_a_savepoint_takes_only_its_own_tasks_with_it(alias: str) -> None:
+    with transaction.atomic(using=alias):
+        enqueue("parcels", "outer", using=alias)
+        with pytest.raises(Boom), transaction.atomic(using=alias):
+            enqueue("parcels", "inner", using=alias)
+            raise Boom
+        enqueue("parcels", "inner", using=alias)
+        with pytest.raises(Boom), transaction.atomic(using=alias):
+            enqueue("parcels", "last", using=alias)
+            raise Boom
+    assert set(Task.objects.using(alias).values_list("reference", flat=True)) == {"outer", "inner"}
+
+
+@pytest.mark.parametrize("mistake", ["duplicate", "payload", "queue", "delay"])
+def test_the_transaction_is_usable_after_a_refusal(alias: str, mistake: str) -> None:
+    arguments: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
+        "duplicate": (("parcels", "taken"), {}),
+        "payload": (("parcels", "new", {"a": "\0"}), {}),
+        "queue": (("parcel",), {}),
+        "delay": (("parcels",), {"delay": 5}),
+    }
+    with transaction.atomic(using=alias):
+        enqueue("parcels", "taken", using=alias)
+        positional, options = arguments[mistake]
+        with pytest.raises(EnqueueError):
+            enqueue(*positional, **options, using=alias)
+        Booking.objects.using(alias).create(reference="after")
+        enqueue("parcels", "after", using=alias)
+    assert Booking.objects.using(alias).count() == 1
+    assert set(Task.objects.using(alias).values_list("reference", flat=True)) == {"taken", "after"}
+
+
+def test_enqueue_waits_in_a_broken_transaction_as_any_statement_does(alias: str) -> None:
+    Booking.objects.using(alias).create(reference="b")
+    with transaction.atomic(using=alias):
+        with pytest.raises(IntegrityError):
+            Booking.objects.using(alias).create(reference="b")
+        with pytest.raises(transaction.TransactionManagementError):
+            enqueue("parcels", using=alias)
+        transaction.set_rollback(False, using=alias) if alias == "sqlite" else None
+        transaction.set_rollback(True, using=alias)
+
+
+# -- what is stored --------------------------------------------------------------------------------------------------
+
+
+def test_the_least_task(alias: str) -> None:
+    row = Task.objects.using(alias).values().get(pk=enqueue("parcels", using=alias).pk)
+    now = timezone.now()
+    times = {name: row.pop(name) for name in list(row) if name.endswith("_time")}
+    assert all(abs(times[name] - now) < 5 * SECOND for name in ("create_time", "ready_time", "next_process_time"))
+    assert times["create_time"] == times["last_update_time"] == times["ready_time"] == times["next_process_time"]
+    assert (times["start_time"], times["finish_time"], times["expire_time"]) == (None, None, None)
+    assert row.pop("id") > 0
+    assert {name: value for name, value in row.items() if value is not None} == {
+        "queue": "parcels", "status": CREATED, "attempt": 0, "reenqueue_attempt": 0, "total_attempt": 0,
+        "max_attempts": 4, "priority": 0,
+    }  # fmt: skip
+
+
+def test_every_argument_is_stored(alias: str) -> None:
+    task = enqueue(
+        "parcels", "ref-é", {"a": [1, None]}, delay=timedelta(minutes=5), priority=-7, tag="gpu", ttl=timedelta(hours=1),
+        context={"trace": "t"}, lease=timedelta(seconds=90), using=alias,
+    )  # fmt: skip
+    row = Task.objects.using(alias).get(pk=task.pk)
+    assert (row.queue, row.reference, row.payload, row.context) == (
+        "parcels", "ref-é", {"a": [1, None]}, {"trace": "t"},
+    )  # fmt: skip
+    assert (row.priority, row.tag, row.lease_seconds, row.payload_type) == (-7, "gpu", 90.0, None)
+    due = row.create_time + timedelta(minutes=5)
+    assert abs(row.ready_time - due) < timedelta(milliseconds=2)
+    assert row.next_process_time == row.ready_time
+    assert abs(row.expire_time - due - timedelta(hours=1)) < timedelta(milliseconds=2)
+
+
+@pytest.mark.parametrize("wanted", [timedelta(days=-3), timedelta(hours=2), timedelta(days=3000, microseconds=1)])
+def test_run_at_is_when_it_is_due_but_never_in_the_past(alias: str, wanted: timedelta) -> None:
+    run_at = timezone.now() + wanted
+    row = Task.objects.using(alias).get(pk=enqueue("parcels", run_at=run_at, using=alias).pk)
+    expected = max(run_at, row.create_time)
+    assert abs(row.ready_time - expected) < timedelta(milliseconds=2)
+
+
+def test_delay_counts_from_run_at(alias: str) -> None:
+    run_at = timezone.now() + timedelta(hours=2)
+    task = enqueue("parcels", run_at=run_at, delay=timedelta(minutes=1), using=alias)
+    assert abs(task.ready_time - run_at - timedelta(minutes=1)) < timedelta(milliseconds=2)
+
+
+@pytest.mark.parametrize("offset", [UTC, timezone.get_fixed_timezone(330), timezone.get_fixed_timezone(-660)])
+def test_run_at_may_be_of_any_time_zone(alias: str, offset: Any) -> None:
+    run_at = datetime(2035, 3, 25, 2, 30, 0, 123456, tzinfo=offset)
+    row = Task.objects.using(alias).get(pk=enqueue("parcels", run_at=run_at, using=alias).pk)
+    assert abs(row.ready_time - run_at) < timedelta(milliseconds=1)
+
+
+@pytest.mark.parametrize(
+    "payload", [None, 0, "", [], {}, {"é": "\U0001f600", "n": [1.5, 2**70, None, True]}, "text", [[]]]
+)
+def test_a_plain_payload_comes_back(alias: str, payload: Any) -> None:
+    task = enqueue("parcels", payload=payload, using=alias)
+    assert task.payload == payload
+    stored = Task.objects.using(alias).get(pk=task.pk)
+    assert stored.payload == payload
+    assert Task.objects.using(alias).filter(payload__isnull=True).exists() is (payload is None)
+
+
+def test_a_typed_payload_comes_back_as_the_same_type_and_value(alias: str) -> None:
+    parcel = Parcel(Decimal("1.50"), date(2013, 1, 31), ["JFK", "LGA"])
+    task = Task.objects.using(alias).get(pk=enqueue("parcels", payload=parcel, using=alias).pk)
+    assert task.payload_type == "Parcel"
+    assert codecs.decode(Parcel, task.payload) == parcel
+
+
+def test_the_task_returned_is_the_row(alias: str) -> None:
+    """Given a task just enqueued, then what it shows is what the row says, whether in hand or loaded when read."""
+    with transaction.atomic(using=alias):
+        task = enqueue("parcels", "r", {"a": 1}, ttl=SECOND, context={"t": 1}, tag="x", priority=3, using=alias)
+        stored = Task.objects.using(alias).get(pk=task.pk)
+        assert task == stored
+        assert task._state.db == alias
+        assert not task._state.adding
+        assert task.get_deferred_fields() <= {
+            "context", "expire_time", "last_update_time", "start_time", "finish_time", "result", "process_result",
+            "poller_instance", "parked_by", "lease_seconds",
+        }  # fmt: skip
+        for field in Task._meta.concrete_fields:
+            assert getattr(task, field.attname) == getattr(stored, field.attname), field.attname
+
+
+def test_the_manager_is_the_function(alias: str) -> None:
+    task = Task.objects.db_manager(alias).enqueue("parcels", "r", {"a": 1}, priority=2)
+    assert Task.objects.using(alias).get().pk == task.pk
+    assert Task.objects.enqueue("parcels", "r2", using=alias).pk > task.pk
+    assert Task.objects.using(alias).count() == 2
+
+
+def test_one_statement_and_no_query_more(alias: str, django_assert_num_queries: Any) -> None:
+    enqueue("parcels", using=alias)
+    with django_assert_num_queries(1, using=alias):
+        enqueue("parcels", "r", {"a": 1}, delay=SECOND, using=alias).payload  # noqa: B018 -- reading it costs nothing
+
+
+# -- duplicates ------------------------------------------------------------------------------------------------------
+
+
+def test_null_is_never_a_duplicate_and_each_queue_has_its_own_references(alias: str) -> None:
+    enqueue("parcels", using=alias)
+    enqueue("parcels", using=alias)
+    enqueue("parcels", "r", using=alias)
+    enqueue("letters", "r", using=alias)
+    assert Task.objects.using(alias).count() == 4
+
+
+@pytest.mark.parametrize("status", [CREATED, "PROCESSING", *ended()])
+def test_a_taken_reference_is_an_error_by_default(alias: str, status: str) -> None:
+    holder = make_task(status, reference="r", using=alias)
+    with pytest.raises(DuplicateTask) as refused:
+        enqueue("parcels", "r", {"new": 1}, using=alias)
+    error = refused.value
+    assert (error.queue, error.reference, error.task_id, error.status) == ("parcels", "r", holder.pk, status)
+    assert f"task {holder.pk} ({status})" in str(error)
+    assert Task.objects.using(alias).get().payload is None
+
+
+@pytest.mark.parametrize("status", [CREATED, "PROCESSING", *ended()])
+def test_ignore_returns_the_task_that_holds_the_reference(alias: str, status: str) -> None:
+    holder = make_task(status, reference="r", payload={"old": 1}, using=alias)
+    task = enqueue("parcels", "r", {"new": 1}, on_duplicate="ignore", using=alias)
+    assert (task.pk, task.status, task.payload) == (holder.pk, status, {"old": 1})
+    assert Task.objects.using(alias).count() == 1
+
+
+def test_replace_rewrites_a_created_task(alias: str) -> None:
+    old = make_task(
+        reference="r", payload={"old": 1}, payload_type="Old", tag="a", context={"t": 0}, attempt=2,
+        ready_time=timedelta(hours=5), expire_time=timedelta(hours=6), using=alias,
+    )  # fmt: skip
+    task = enqueue("parcels", "r", {"new": 1}, priority=9, on_duplicate="replace", using=alias)
+    row = Task.objects.using(alias).get()
+    assert task.pk == row.pk == old.pk
+    assert (row.payload, row.payload_type, row.tag, row.context, row.priority) == ({"new": 1}, None, None, None, 9)
+    assert (row.attempt, row.total_attempt, row.max_attempts, row.create_time) == (2, 2, 4, old.create_time)
+    assert abs(row.ready_time - timezone.now()) < 5 * SECOND
+    assert (row.next_process_time, row.expire_time) == (row.ready_time, None)
+    assert row.last_update_time > old.create_time
+
+
+def test_replace_may_keep_the_due_time(alias: str) -> None:
+    old = make_task(reference="r", ready_time=timedelta(hours=5), expire_time=timedelta(hours=6), using=alias)
+    enqueue("parcels", "r", {"new": 1}, on_duplicate="replace", keep_due=True, using=alias)
+    row = Task.objects.using(alias).get()
+    assert row.payload == {"new": 1}
+    assert (row.ready_time, row.next_process_time, row.expire_time) == (
+        old.ready_time, old.next_process_time, old.expire_time,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("keep_due", [True, False])
+def test_replacing_a_parked_task_leaves_it_parked(alias: str, keep_due: bool) -> None:
+    make_task(reference="r", parked_by="no handler for Old", payload_type="Old", using=alias)
+    task = enqueue("parcels", "r", {"new": 1}, on_duplicate="replace", keep_due=keep_due, using=alias)
+    row = Task.objects.using(alias).get(pk=task.pk)
+    assert (row.payload, row.ready_time, row.parked_by) == ({"new": 1}, None, "no handler for Old")
+    assert task.ready_time is None
+
+
+@pytest.mark.parametrize("status", ["PROCESSING", *ended()])
+def test_replace_refuses_a_task_that_is_no_longer_created(alias: str, status: str) -> None:
+    make_task(status, reference="r", payload={"old": 1}, using=alias)
+    before = Task.objects.using(alias).values().get()
+    with pytest.raises(DuplicateTask, match=status):
+        enqueue("parcels", "r", {"new": 1}, on_duplicate="replace", using=alias)
+    assert Task.objects.using(alias).values().get() == before
+
+
+def test_replace_without_a_holder_inserts(alias: str) -> None:
+    assert enqueue("parcels", "r", on_duplicate="replace", using=alias).pk == Task.objects.using(alias).get().pk
+
+
+# -- refusals --------------------------------------------------------------------------------------------------------
+
+
+def test_an_unknown_queue_is_named_with_its_nearest_match(alias: str) -> None:
+    with pytest.raises(UnknownQueue, match=r"Unknown queue 'parcles'\. Did you mean 'parcels'\?.*letters, parcels"):
+        enqueue("parcles", using=alias)
+    assert issubclass(UnknownQueue, EnqueueError)
+    assert issubclass(EnqueueError, TaskQueueError)
+
+
+def test_a_queue_made_at_runtime_is_known(alias: str) -> None:
+    Queue.objects.using(alias).create(name="express")
+    assert enqueue("express", using=alias).max_attempts == 5
+
+
+@pytest.mark.parametrize("queue", [None, 5, "", "par cels", "a" * 201, "parcels\0", "'; DROP TABLE x; --", "%s"])
+def test_no_name_is_a_queue_by_accident(alias: str, queue: Any) -> None:
+    with pytest.raises(UnknownQueue):
+        enqueue(queue, using=alias)
+
+
+BAD_PAYLOADS: list[tuple[Any, str, str]] = [
+    ({"items": [0, 1, 2, {"when": datetime(2013, 1, 1)}]}, "items[3].when", "type datetime"),
+    ({"a": {"b": math.nan}}, "a.b", "nan"),
+    ([math.inf], "[0]", "inf"),
+    ({"a": "x\0y"}, "a", "NUL"),
+    ({"a": ["\ud800"]}, "a[0]", "surrogate"),
+    ({"a": {1: 2}}, "a", "keys are text"),
+    ({"a": {1, 2}}, "a", "type set"),
+    ({"odd key": object()}, '["odd key"]', "type object"),
+]
+
+
+@pytest.mark.parametrize(("payload", "path", "reason"), BAD_PAYLOADS)
+def test_a_bad_payload_is_refused_before_anything_is_written(
+    alias: str, payload: Any, path: str, reason: str, django_assert_num_queries: Any
+) -> None:
+    with django_assert_num_queries(0, using=alias), pytest.raises(PayloadError, match=reason) as refused:
+        enqueue("parcels", payload=payload, using=alias)
+    assert refused.value.path == path
+    assert path in str(refused.value)
+
+
+def test_a_payload_may_be_as_large_as_the_settings_say(alias: str, settings: Any) -> None:
+    settings.DBTASKQUEUE = {"QUEUES": {"parcels": {}}, "PAYLOAD_MAX_BYTES": 100}
+    enqueue("parcels", payload="x" * 98, using=alias)
+    with pytest.raises(PayloadError, match="100 are allowed"):
+        enqueue("parcels", payload="x" * 99, using=alias)
+
+
+def test_a_typed_payload_names_the_field_that_does_not_fit(alias: str) -> None:
+    with pytest.raises(PayloadError, match=r"stops\[1\]"):
+        enqueue("parcels", payload=Parcel(Decimal(1), date(2013, 1, 1), ["a", 5]), using=alias)  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"reference": ""}, "reference='' must be"),
+        ({"reference": 5}, "reference=5 must be"),
+        ({"reference": "x" * 201}, "1 to 200 characters"),
+        ({"reference": "a\0b"}, "without NUL"),
+        ({"reference": "a\ud800"}, "lone surrogate"),
+        ({"tag": ""}, "tag="),
+        ({"group": 3}, "group="),
+        ({"priority": 40_000}, "-32768 to 32767"),
+        ({"priority": 1.5}, "whole number"),
+        ({"priority": True}, "whole number"),
+        ({"delay": 5}, "delay=5 must be a timedelta"),
+        ({"delay": timedelta(seconds=-1)}, "from zero to a hundred years"),
+        ({"delay": timedelta.max}, "from zero to a hundred years"),
+        ({"ttl": timedelta(seconds=-1)}, "ttl="),
+        ({"lease": "1m"}, "lease="),
+        ({"run_at": "2030-01-01"}, "run_at='2030-01-01' must be a datetime"),
+        ({"run_at": datetime.max}, "up to the year 9000"),
+        ({"run_at": date(2030, 1, 1)}, "must be a datetime"),
+        ({"context": "trace"}, "must be a mapping"),
+        ({"context": {"a": math.nan}}, "context.a"),
+        ({"on_duplicate": "merge"}, "on_duplicate='merge' must be one of 'error', 'ignore', 'replace'"),
+    ],
+)
+def test_a_bad_argument_is_named(alias: str, options: dict[str, Any], words: str) -> None:
+    with pytest.raises(EnqueueError) as refused:
+        enqueue("parcels", using=alias, **options)
+    assert words in str(refused.value)
+    assert not Task.objects.using(alias).exists()

@@ -1,0 +1,100 @@
+"""The documented GRANT script: what each role may do, and exactly what it may not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from django.db import connection, transaction
+from django.db.utils import ProgrammingError
+
+from django_dbtaskqueue import enqueue
+from django_dbtaskqueue.models import Task
+from tests.factories import make_task
+
+SCRIPT = Path(__file__).parents[2] / "docs" / "reference" / "roles.sql"
+ROLES = ("producer", "poller", "archiver", "reader")
+
+STATEMENTS = {
+    "enqueue": "INSERT INTO dbtaskqueue_task (queue_name) VALUES ('parcels') RETURNING id",
+    "read payload": "SELECT payload FROM dbtaskqueue_task",
+    "change status": "UPDATE dbtaskqueue_task SET status = status",
+    "replace payload": "UPDATE dbtaskqueue_task SET payload = '1'",
+    "delete": "DELETE FROM dbtaskqueue_task",
+    "record attempt": "INSERT INTO dbtaskqueue_attempt (task_id, queue_name, attempt, total_attempt) VALUES (1, 'q', 1, 1)",
+    "delete history": "DELETE FROM dbtaskqueue_taskhistory",
+    "count deletion": "INSERT INTO dbtaskqueue_deletedtasks (queue_name, count) VALUES ('q', 1)",
+    "heartbeat": "INSERT INTO dbtaskqueue_poller (instance) VALUES ('p')",
+    "see overview": "SELECT status FROM dbtaskqueue_task_overview",
+    "see queues": "SELECT name FROM dbtaskqueue_queue",
+    "create table": "CREATE TABLE mischief (id int)",
+    "drop table": "DROP TABLE dbtaskqueue_task CASCADE",
+}
+ALLOWED = {
+    "producer": {"enqueue", "read payload", "replace payload", "see queues"},
+    "poller": {
+        "read payload", "change status", "replace payload", "delete", "record attempt", "count deletion", "heartbeat",
+        "see queues",
+    },
+    "archiver": {
+        "read payload", "change status", "replace payload", "delete", "record attempt", "delete history",
+        "count deletion",
+    },
+    "reader": {"see overview", "see queues"},
+}  # fmt: skip
+
+
+@pytest.fixture
+def roles(db: None) -> Iterator[None]:
+    """Run the script in the test's transaction, which takes the roles back, too."""
+    with connection.cursor() as cursor:
+        cursor.execute(SCRIPT.read_text())
+        cursor.execute("REVOKE CREATE ON SCHEMA public FROM PUBLIC")
+        for role in ROLES:
+            cursor.execute(f"GRANT USAGE ON SCHEMA public TO dbtaskqueue_{role}")
+    yield
+    with connection.cursor() as cursor:
+        cursor.execute("RESET ROLE")
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_a_role_may_do_exactly_what_it_is_for(roles: None, role: str) -> None:
+    make_task()
+    assert {name for name, sql in STATEMENTS.items() if may(role, sql)} == ALLOWED[role]
+
+
+def may(role: str, sql: str) -> bool:
+    try:
+        with transaction.atomic(), connection.cursor() as cursor:
+            cursor.execute(f"SET LOCAL ROLE dbtaskqueue_{role}")
+            cursor.execute(sql)
+            transaction.set_rollback(True)
+    except ProgrammingError as error:
+        assert "permission denied" in str(error) or "must be owner" in str(error), error
+        return False
+    return True
+
+
+def test_a_producer_enqueues_and_replaces_through_the_api(roles: None) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("SET LOCAL ROLE dbtaskqueue_producer")
+    enqueue("work", "r", {"n": 1})
+    enqueue("work", "r", {"n": 2}, on_duplicate="replace")
+    enqueue("work", "g1", group="g")
+    enqueue("work", "g2", group="g")
+
+
+def test_a_poller_takes_and_settles_through_the_api(roles: None) -> None:
+    enqueue("work", "a")
+    enqueue("work", "b")
+    with connection.cursor() as cursor:
+        cursor.execute("SET LOCAL ROLE dbtaskqueue_poller")
+    first, second = Task.objects.checkout("work", poller_instance="p", limit=2)
+    first.complete("done")
+    second.fail("no")
+
+
+def test_the_script_may_be_run_again(roles: None) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(SCRIPT.read_text())

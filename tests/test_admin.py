@@ -1,0 +1,764 @@
+"""The admin: who may do what, what a confirmation promises, what an act really changes, and that nothing leaks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from datetime import timedelta
+from html.parser import HTMLParser
+from typing import Any
+from urllib.parse import quote as url_quote
+
+import pytest
+from django.contrib import admin
+from django.contrib.admin.models import CHANGE, DELETION, LogEntry
+from django.contrib.admin.utils import quote
+from django.contrib.auth.models import Permission, User
+from django.contrib.messages import get_messages
+from django.db import connection
+from django.db.models import Model
+from django.test import Client
+from django.test.utils import CaptureQueriesContext
+from django.urls import path, reverse
+from django.utils import timezone
+
+from django_dbtaskqueue.admin import TaskAdmin, acting
+from django_dbtaskqueue.admin.display import duration, json_box, short_error, status_badge, summary
+from django_dbtaskqueue.models import Attempt, DeletedTasks, Poller, Queue, Task, TaskHistory, TemporaryTask
+from django_dbtaskqueue.operations.verbs import QUEUE_VERBS, TASK_VERBS, pause
+from django_dbtaskqueue.status import BY_VERB, Status
+from tests.factories import HOLDER, QUEUE, age, make_task
+
+pytestmark = pytest.mark.django_db
+
+MODELS: list[type[Model]] = [Task, Queue, Poller, Attempt, TaskHistory]
+TASKS = "/admin/dbtaskqueue/task/"
+QUEUES = "/admin/dbtaskqueue/queue/"
+EVIL = """"><img src=x onerror=alert(1)>'</script><script>alert(2)</script>{{ 7 }}{% now %}"""
+TRACEBACK = """Traceback (most recent call last):
+  File "tasks.py", line 1, in assess
+    raise Late("two\\nlines")
+desk.rules.Late: no report yet
+"""
+
+site = admin.AdminSite(name="ops")
+site.register(Task, TaskAdmin)
+urlpatterns = [path("ops/", site.urls), path("admin/", admin.site.urls)]
+
+
+@pytest.fixture(autouse=True)
+def _known_queues(settings: Any) -> None:
+    settings.DBTASKQUEUE = {"QUEUES": {QUEUE: {}, "letters": {}}}
+
+
+@pytest.fixture
+def op(admin_user: User) -> Client:
+    client = Client()
+    client.force_login(admin_user)
+    return client
+
+
+def staff(*codenames: str, name: str = "staff") -> Client:
+    """Return the client of a staff user with just these permissions."""
+    user = User.objects.create_user(name, is_staff=True)
+    user.user_permissions.set(Permission.objects.filter(content_type__app_label="dbtaskqueue", codename__in=codenames))
+    client = Client()
+    client.force_login(user)
+    return client
+
+
+def page_of(row: Model) -> str:
+    return reverse(f"admin:dbtaskqueue_{row._meta.model_name}_change", args=[quote(str(row.pk))])
+
+
+def post(client: Client, verb: str, rows: Iterable[Model], *, url: str = TASKS, **data: Any) -> Any:
+    return client.post(url, {"action": verb, "_selected_action": [row.pk for row in rows], **data})
+
+
+def confirm(client: Client, verb: str, rows: Iterable[Model], *, url: str = TASKS, **data: Any) -> Any:
+    asked = {"days": "0", "to": "history"} if verb == "housekeep" else {}
+    return post(client, verb, rows, url=url, confirm="yes", **{**asked, **data})
+
+
+def messages_of(response: Any) -> list[str]:
+    return [str(message) for message in get_messages(response.wsgi_request)]
+
+
+def text_of(response: Any) -> str:
+    assert response.status_code == 200, response
+    response.render() if hasattr(response, "render") and not response.is_rendered else None
+    return str(response.content.decode())
+
+
+def statuses() -> dict[int, str]:
+    return dict(Task.objects.values_list("pk", "status"))
+
+
+def one_of_everything(canary: str = "plain") -> list[Model]:
+    """Make a row in each table, with ``canary`` in every text column that takes it."""
+    short = canary[:90]
+    held = make_task(Status.PROCESSING, reference=f"held {short}", poller_instance=short)
+    failed = make_task(
+        Status.ERROR,
+        queue=short,
+        reference=short,
+        process_result=f'{canary}\n  File "x"\n{canary}',
+        payload={canary: [canary, 2**70]},
+        result=canary,
+        context={"who": canary},
+        payload_type=short,
+        group_key=short,
+        tag=short,
+        poller_instance=short,
+    )
+    parked = make_task(parked_by=short)
+    texts = {"queue": short, "poller_instance": short}
+    poller = Poller.objects.create(
+        instance=short,
+        host=short,
+        version=short[:50],
+        queues=[{"queue": short, "weight": 2}, short],
+        state=short[:30],
+        running=[{"task_id": held.pk, "queue": short, "reference": canary}, canary, None],
+        applied=canary,
+    )
+    attempt = Attempt.objects.create(
+        task_id=failed.pk,
+        attempt=1,
+        total_attempt=1,
+        error_type=short,
+        message=canary,
+        traceback=canary,
+        location=short,
+        **texts,
+    )
+    shown = Attempt.objects.create(
+        task_id=failed.pk, attempt=1, total_attempt=2, error_type=short, message=canary, traceback=canary, **texts
+    )
+    gone = TaskHistory.objects.create(
+        task_id=1,
+        status=Status.ERROR,
+        reference=short,
+        process_result=canary,
+        payload=canary,
+        result=canary,
+        context={canary: canary},
+        location=short,
+        **texts,
+    )
+    queue = Queue.objects.create(
+        name=short, paused_time=timezone.now(), paused_by=short, paused_reason=canary, overrides={canary: canary}
+    )
+    return [held, failed, parked, poller, attempt, shown, gone, queue]
+
+
+def all_pages(rows: Iterable[Model]) -> list[str]:
+    """Return the addresses of every list, of their filters, and of the page and log of each row."""
+    lists = [reverse(f"admin:dbtaskqueue_{model._meta.model_name}_changelist") for model in MODELS]
+    pages = [page_of(row) for row in rows]
+    logs = [page.replace("/change/", "/history/") for page in pages]
+    return [*lists, f"{TASKS}?status=ERROR", f"{TASKS}?queue={QUEUE}", f"{TASKS}?q=held", *pages, *logs]
+
+
+# -- who may ----------------------------------------------------------------------------------------------------------
+
+
+def test_strangers_are_sent_to_the_login() -> None:
+    for url in all_pages(one_of_everything()):
+        for response in (Client().get(url), Client().post(url, {"action": "reprocess", "_selected_action": "1"})):
+            assert (response.status_code, response.headers["Location"][:13]) == (302, "/admin/login/"), url
+
+
+def test_staff_without_the_view_permission_sees_nothing() -> None:
+    client = staff("reprocess_task", "pause_queue")
+    for url in all_pages(one_of_everything()):
+        assert client.get(url).status_code == 403, url
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_nobody_writes_a_row_by_hand(op: Client, model: type[Model]) -> None:
+    row = next(row for row in one_of_everything() if isinstance(row, model))
+    before = model._default_manager.values().get(pk=row.pk)
+    page = page_of(row)
+    for url in (
+        page,
+        page.replace("/change/", "/delete/"),
+        reverse(f"admin:{model._meta.label_lower.replace('.', '_')}_add"),
+    ):
+        assert op.post(url, {"post": "yes", "status": "COMPLETED", "queue": "x"}).status_code == 403, url
+    op.post(page.rsplit("/", 3)[0] + "/", {"action": "delete_selected", "_selected_action": row.pk, "post": "yes"})
+    assert model._default_manager.values().get(pk=row.pk) == before
+
+
+@pytest.mark.parametrize("held", [verb.permission for verb in TASK_VERBS.values()] + ["change_task", ""])
+@pytest.mark.parametrize("verb", TASK_VERBS)
+def test_an_act_needs_its_own_permission(held: str, verb: str) -> None:
+    # Given a task the verb could change, and a user with the permission for one thing
+    task = make_task(BY_VERB[verb].sources[0])
+    client = staff("view_task", held)
+    # When the user looks for the verb, or posts what the list, the confirmation or the task's page would
+    allowed = TASK_VERBS[verb].permission == held
+    offered = f'<option value="{verb}">' in text_of(client.get(TASKS))
+    on_page = f'value="{verb}"' in text_of(client.get(page_of(task)))
+    post(client, verb, [task], index="0")
+    confirm(client, verb, [task])
+    confirm(client, verb, [task], origin="page", url=f"{TASKS}?status={task.status}")
+    # Then only the user with the verb's permission finds it, and only then the task changes
+    assert (offered, on_page) == (allowed, allowed)
+    assert (statuses() != {task.pk: task.status}) == allowed
+
+
+@pytest.mark.parametrize("held", ["pause_queue", "change_queue", "housekeep_task", ""])
+@pytest.mark.parametrize("verb", QUEUE_VERBS)
+def test_pausing_needs_its_permission(held: str, verb: str) -> None:
+    if verb == "resume":
+        pause([QUEUE], by="ada")
+    client = staff("view_queue", held)
+    before = list(Queue.objects.values())
+    allowed = held == "pause_queue"
+    assert (f'<option value="{verb}">' in text_of(client.get(QUEUES))) == allowed
+    confirm(client, verb, [Queue(name=QUEUE)], url=QUEUES)
+    assert (list(Queue.objects.values()) != before) == allowed
+
+
+def test_a_permission_taken_away_between_question_and_answer_counts() -> None:
+    task = make_task(Status.ERROR)
+    client = staff("view_task", "reprocess_task")
+    assert "1 would change" in text_of(post(client, "reprocess", [task]))
+    User.objects.get().user_permissions.set(Permission.objects.filter(codename="view_task"))
+    confirm(client, "reprocess", [task])
+    assert statuses() == {task.pk: "ERROR"}
+
+
+def test_acts_are_refused_without_the_csrf_token(admin_user: User) -> None:
+    client = Client(enforce_csrf_checks=True)
+    client.force_login(admin_user)
+    task = make_task(Status.ERROR)
+    assert confirm(client, "reprocess", [task]).status_code == 403
+    assert confirm(client, "pause", [Queue(name=QUEUE)], url=QUEUES).status_code == 403
+    assert (statuses(), Queue.objects.count()) == ({task.pk: "ERROR"}, 0)
+
+
+def test_looking_changes_nothing(op: Client) -> None:
+    rows = one_of_everything()
+    before = [list(model._default_manager.order_by("pk").values()) for model in [*MODELS, LogEntry, DeletedTasks]]
+    for url in [*all_pages(rows), f"{TASKS}?action=reprocess&_selected_action={rows[1].pk}&confirm=yes&index=0"]:
+        op.get(url)
+    after = [list(model._default_manager.order_by("pk").values()) for model in [*MODELS, LogEntry, DeletedTasks]]
+    assert after == before
+
+
+# -- what it shows ----------------------------------------------------------------------------------------------------
+
+
+def test_nothing_from_a_row_is_markup(op: Client) -> None:
+    # Given rows with markup in every text column
+    rows = one_of_everything(EVIL)
+    # When every page is looked at, with the markup in the address too, and an act is asked for and done
+    for url in [
+        *all_pages(rows),
+        *(f"{TASKS}?{key}={url_quote(EVIL)}" for key in ("queue", "status", "q", "reference")),
+    ]:
+        shown = text_of(op.get(url))
+        assert_harmless(shown, url)
+    assert_harmless(text_of(post(op, "reprocess", rows[:3], origin=EVIL)), "question")
+    assert_harmless(text_of(post(op, "housekeep", rows[:3])), "question")
+    assert_harmless(text_of(post(op, "pause", [rows[-1]], url=QUEUES)), "question")
+    assert_harmless(text_of(confirm(op, "pause", [rows[-1]], url=QUEUES, until=EVIL, reason=EVIL)), "refused form")
+    for done in (confirm(op, "reprocess", rows[:3]), confirm(op, "pause", [rows[-1]], url=QUEUES, reason=EVIL)):
+        assert_harmless(text_of(op.get(done.headers["Location"])), "answer")
+    # Then it was shown as text (this looks at the log of the acts, too)
+    for url in (page_of(rows[1]), page_of(rows[1]).replace("/change/", "/history/"), "/admin/"):
+        assert_harmless(text_of(op.get(url)), url)
+    assert "&lt;img src=x" in text_of(op.get(page_of(rows[1])))
+
+
+class Markup(HTMLParser):
+    """Collects what a browser would act on."""
+
+    def __init__(self, shown: str) -> None:
+        super().__init__()
+        self.attributes: list[tuple[str, str]] = []
+        self.images: list[str | None] = []
+        self.inline = ""  # text of scripts and styles
+        self._inside = ""
+        self.feed(shown)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self._inside = tag
+        self.attributes += [(tag, name) for name, _ in attrs]
+        self.images += [value for name, value in attrs if (tag, name) == ("img", "src")]
+
+    def handle_endtag(self, tag: str) -> None:
+        self._inside = ""
+
+    def handle_data(self, data: str) -> None:
+        if self._inside in ("script", "style"):
+            self.inline += data.strip()
+
+
+def assert_harmless(shown: str, where: str) -> None:
+    """Nothing of the canary became a tag, an attribute or a template's work, and the page brings no code of its own."""
+    page = Markup(shown)
+    assert "x" not in page.images, where
+    assert not [pair for pair in page.attributes if pair[1].startswith("on") or pair[1] == "style"], where
+    assert page.inline == "", where
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_the_number_of_queries_of_a_list_does_not_grow(op: Client, model: type[Model]) -> None:
+    url = reverse(f"admin:dbtaskqueue_{model._meta.model_name}_changelist")
+    counts = []
+    for round_ in range(2):
+        for number in range(2 + 20 * round_):
+            one_of_everything(f"{round_}-{number}")
+        op.get(url)
+        with CaptureQueriesContext(connection) as queries:
+            text_of(op.get(url))
+        counts.append(len(queries))
+    assert counts[0] == counts[1] <= 16
+
+
+def test_lists_count_to_ten_thousand_and_read_no_long_column(op: Client) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("INSERT INTO dbtaskqueue_task (queue_name) SELECT %s FROM generate_series(1, 10001)", [QUEUE])
+    with CaptureQueriesContext(connection) as queries:
+        shown = text_of(op.get(TASKS))
+        counts = text_of(op.get(QUEUES))
+    assert "10,000+ tasks" in shown
+    assert "Select all 10,000+ that match" in shown
+    assert f'<a href="{TASKS}?queue={QUEUE}&amp;status=CREATED">10,000+</a>' in counts
+    about_tasks = [query["sql"] for query in queries if 'FROM "dbtaskqueue_task"' in query["sql"]]
+    assert about_tasks
+    for sql in about_tasks:
+        assert "LIMIT" in sql
+        assert "payload" not in sql.split(" FROM ")[0].replace("payload_type", "")
+        assert "DISTINCT" not in sql
+
+
+def test_tasks_are_found_by_id_reference_and_beginning_only(op: Client) -> None:
+    plain, longer = make_task(reference="UA-15"), make_task(reference="UA-151")
+    other = make_task(reference="100%_AA", payload={"find": "UA-15"})
+
+    def found(term: str) -> set[int]:
+        response = op.get(TASKS, {"q": term})
+        return {row.pk for row in response.context["cl"].result_list}
+
+    assert found("UA-15") == {plain.pk}, "the whole reference"
+    assert found("UA-1") == {plain.pk, longer.pk}, "how they begin"
+    assert found(f" {other.pk} ") == {other.pk}
+    assert found("100%_") == {other.pk}
+    assert found("100_") == found("%") == found("ua-15x") == found("9" * 30) == found("²") == set()
+    assert found("") == {plain.pk, longer.pk, other.pk}
+
+
+@pytest.mark.parametrize("query", ["payload__icontains=x", "process_result__regex=.", "poller_instance=x", "id__gt=1"])
+def test_other_columns_cannot_be_filtered_by(op: Client, query: str) -> None:
+    assert op.get(f"{TASKS}?{query}").status_code == 400
+
+
+def test_filters(op: Client) -> None:
+    task, other = make_task(Status.ERROR), make_task(Status.POISON, queue="nobody-knows-it")
+    for query, expected in [
+        ("status=ERROR", [task]),
+        ("queue=nobody-knows-it", [other]),
+        ("status=ERROR&queue=nobody-knows-it", []),
+        ("status=NONSENSE", []),
+        ("", [other, task]),
+    ]:
+        response = op.get(f"{TASKS}?{query}")
+        assert list(response.context["cl"].result_list) == expected, query
+    assert "?queue=letters" in text_of(op.get(TASKS)), "known from settings alone"
+
+
+@pytest.mark.parametrize(
+    ("status", "columns", "words"),
+    [
+        (Status.CREATED, {}, "waiting for a poller"),
+        (Status.CREATED, {"ready_time": timedelta(hours=2)}, "in 1 h 59 m"),
+        (Status.CREATED, {"parked_by": "no handler for payload type X"}, "Parked: no handler for payload type X."),
+        (Status.PROCESSING, {}, "Being processed; the lease ends"),
+        (Status.PROCESSING, {"next_process_time": -timedelta(minutes=2)}, "the next checkout takes the task over"),
+        (
+            Status.PROCESSING,
+            {"next_process_time": -timedelta(minutes=2), "max_attempts": 1},
+            "a poller will write ERROR",
+        ),
+        (Status.COMPLETED, {}, "Finished"),
+        (Status.ERROR, {}, "Finished"),
+    ],
+)
+def test_the_page_of_a_task_says_where_it_stands(op: Client, status: Status, columns: Any, words: str) -> None:
+    task = make_task(status, **columns)
+    assert words in text_of(op.get(page_of(task)))
+    assert status in text_of(op.get(TASKS))
+
+
+def test_the_page_of_a_task_says_that_its_queue_is_paused(op: Client) -> None:
+    task = make_task()
+    pause([QUEUE], by="ada")
+    assert "the queue is paused" in text_of(op.get(page_of(task)))
+
+
+def test_the_page_of_a_task_tells_its_story(op: Client) -> None:
+    # Given a task that failed twice, on a poller that still reports
+    task = make_task(Status.ERROR, payload={"flight": "UA 1545", "big": 2**70}, process_result=TRACEBACK, tag="eu")
+    for number in (1, 2):
+        Attempt.objects.create(
+            task_id=task.pk,
+            queue=QUEUE,
+            attempt=number,
+            total_attempt=number,
+            error_type="desk.rules.Late",
+            message="no report yet",
+            traceback=f"trace {number}",
+        )
+    Attempt.objects.create(
+        location="other.table", task_id=task.pk, queue=QUEUE, attempt=1, total_attempt=1, message="no"
+    )
+    poller = Poller.objects.create(instance=HOLDER)
+    # When its page is shown
+    response = op.get(page_of(task))
+    shown = text_of(response)
+    # Then everything known of it stands there, in order of time
+    assert [event.what for event in response.context["events"]] == [
+        "created",
+        "last taken",
+        "finished",
+        "attempt 1 failed",
+        "attempt 2 failed",
+    ]
+    assert [attempt.total_attempt for attempt in response.context["failed"]] == [2, 1]
+    assert 'class="dbtq-box" tabindex="0">trace 2</pre>' in shown
+    assert f'<a href="{page_of(poller)}">{HOLDER}</a>' in shown
+    assert f"&quot;big&quot;: {2**70}" in shown, "exact"
+    assert "Tag:" in shown
+    assert "Group:" not in shown
+
+
+# -- what it does -----------------------------------------------------------------------------------------------------
+
+
+def test_a_question_says_what_would_change_and_changes_nothing(op: Client) -> None:
+    tasks = [make_task(Status.ERROR), make_task(Status.ERROR), make_task(Status.COMPLETED), make_task(Status.POISON)]
+    before = list(Task.objects.order_by("pk").values())
+    shown = text_of(post(op, "reprocess", tasks, index="0"))
+    for words in ("4 tasks are selected.", "2 would change.", "2 are skipped: not in ERROR.", "ERROR to CREATED"):
+        assert words in shown
+    assert list(Task.objects.order_by("pk").values()) == before
+    assert not LogEntry.objects.exists()
+
+
+def test_a_question_that_leads_to_nothing_has_no_button(op: Client) -> None:
+    shown = text_of(post(op, "reprocess", [make_task()]))
+    assert "0 would change." in shown
+    assert 'name="confirm"' not in shown
+
+
+@pytest.mark.parametrize(
+    ("verb", "answer", "flag"),
+    [
+        ("reprocess", "1 task reprocessed, 4 skipped: not in ERROR.", CHANGE),
+        ("mark_poison", "1 task marked as poison, 4 skipped: not in ERROR.", CHANGE),
+        ("unpoison", "1 task taken back to ERROR, 4 skipped: not in POISON.", CHANGE),
+        ("housekeep", "3 tasks housekept, 2 skipped: not finished.", DELETION),
+    ],
+)
+def test_an_act_changes_what_may_change_logs_it_and_says_so(
+    op: Client, admin_user: User, verb: str, answer: str, flag: int
+) -> None:
+    # Given one task in each status
+    tasks = {status: make_task(status) for status in Status}
+    before = statuses()
+    # When the act is confirmed
+    response = confirm(op, verb, tasks.values())
+    # Then just the tasks whose status allows it changed, as the edge says
+    edge = BY_VERB[verb]
+    changed = {tasks[status].pk for status in edge.sources}
+    expected = {pk: edge.target or status if pk in changed else status for pk, status in before.items()}
+    assert statuses() == {pk: status for pk, status in expected.items() if edge.target or pk not in changed}
+    # and each of them is in the log, and the answer has both numbers
+    entries = LogEntry.objects.filter(user=admin_user, action_flag=flag)
+    assert {int(entry.object_id or 0) for entry in entries} == changed
+    assert LogEntry.objects.count() == len(changed)
+    assert messages_of(response) == [answer]
+    assert response.headers["Location"] == TASKS
+
+
+def test_an_act_that_skips_nothing_does_not_speak_of_it(op: Client) -> None:
+    assert messages_of(confirm(op, "reprocess", [make_task(Status.ERROR)])) == ["1 task reprocessed."]
+
+
+def test_what_changed_since_the_question_is_skipped(op: Client) -> None:
+    tasks = [make_task(Status.ERROR), make_task(Status.ERROR)]
+    assert "2 would change." in text_of(post(op, "reprocess", tasks))
+    Task.objects.filter(pk=tasks[0].pk).mark_poison()
+    assert messages_of(confirm(op, "reprocess", tasks)) == ["1 task reprocessed, 1 skipped: not in ERROR."]
+    assert statuses() == {tasks[0].pk: "POISON", tasks[1].pk: "CREATED"}
+
+
+def test_all_that_match_the_filter(op: Client) -> None:
+    # Given more tasks than are ticked, some outside the filter
+    inside = [make_task(Status.ERROR) for _ in range(3)]
+    outside = make_task(Status.ERROR, queue="letters")
+    url = f"{TASKS}?queue={QUEUE}&status=ERROR"
+    # When all that match are chosen
+    shown = text_of(post(op, "reprocess", inside[:1], url=url, select_across="1", index="0"))
+    assert "3 tasks are selected." in shown
+    assert '<input type="hidden" name="select_across" value="1">' in shown
+    assert f'action="{url.replace("&", "&amp;")}"' in shown
+    response = confirm(op, "reprocess", inside[:1], url=url, select_across="1")
+    # Then those change, and the others do not
+    assert messages_of(response) == ["3 tasks reprocessed."]
+    assert response.headers["Location"] == url
+    assert statuses() == {**{task.pk: "CREATED" for task in inside}, outside.pk: "ERROR"}
+
+
+@pytest.mark.parametrize("verb", ["mark_poison", "housekeep"])
+def test_a_large_act_is_one_log_entry(op: Client, monkeypatch: pytest.MonkeyPatch, verb: str) -> None:
+    monkeypatch.setattr(acting, "LOGGED", 2)
+    tasks = [make_task(Status.ERROR) for _ in range(3)]
+    confirm(op, verb, tasks[:1], select_across="1")
+    (entry,) = LogEntry.objects.all()
+    assert (entry.object_id, entry.object_repr[:8]) == (None, "3 tasks ")
+    assert set(statuses().values()) == ({"POISON"} if verb == "mark_poison" else set())
+    assert "3 tasks" in text_of(op.get("/admin/")), "among the recent actions"
+
+
+def test_an_act_whose_log_fails_did_not_happen(op: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise RuntimeError("no log")
+
+    task = make_task(Status.ERROR)
+    monkeypatch.setattr(type(LogEntry.objects), "log_actions", refuse)
+    with pytest.raises(RuntimeError):
+        confirm(op, "reprocess", [task])
+    assert statuses() == {task.pk: "ERROR"}
+
+
+def test_housekeeping_asks_for_age_and_destination(op: Client) -> None:
+    # Given an old and a young finished task
+    old, young = make_task(Status.ERROR), make_task(Status.COMPLETED)
+    age(timedelta(days=15), pk=old.pk)
+    both = [old, young]
+    # Then the question begins with fourteen days and the history, and counts again for another age
+    shown = text_of(post(op, "housekeep", both))
+    assert 'name="days" value="14"' in shown
+    assert "1 would change." in shown
+    assert "2 would change." in text_of(post(op, "housekeep", both, recount="yes", days="0", to="history"))
+    # and an age that is none is refused, and nothing happens
+    for wrong in ("", "-1", "x", "99999999999"):
+        assert "errorlist" in text_of(confirm(op, "housekeep", both, days=wrong))
+    assert "errorlist" in text_of(confirm(op, "housekeep", both, to="elsewhere"))
+    assert Task.objects.count() == 2
+    # When it is confirmed, then only the old one goes, where it was said to
+    confirm(op, "housekeep", both, days="14", to="history")
+    assert [row.task_id for row in TaskHistory.objects.all()] == [old.pk]
+    confirm(op, "housekeep", both, days="0", to="delete")
+    assert [row.count for row in DeletedTasks.objects.all()] == [1]
+    assert not Task.objects.exists()
+
+
+def test_acting_from_the_page_of_a_task_leads_back_to_it(op: Client) -> None:
+    task = make_task(Status.ERROR)
+    shown = text_of(op.get(page_of(task)))
+    offered = re.findall(r'name="action" value="(\w+)"', shown)
+    assert offered == ["reprocess", "mark_poison", "housekeep"], "what applies to ERROR"
+    question = text_of(post(op, "reprocess", [task], origin="page"))
+    assert f'href="{page_of(task)}"' in question
+    response = confirm(op, "reprocess", [task], origin="page")
+    assert response.headers["Location"] == page_of(task)
+    assert "1 task reprocessed." in text_of(op.get(page_of(task)))
+    assert not re.findall(r'name="action" value="(\w+)"', text_of(op.get(page_of(task)))), "nothing applies to CREATED"
+
+
+def test_a_task_that_is_gone_is_said_to_be_gone(op: Client) -> None:
+    response = op.get(f"{TASKS}123456/change/", follow=True)
+    assert "exist. Perhaps it was deleted?" in text_of(response)
+
+
+# -- queues -----------------------------------------------------------------------------------------------------------
+
+
+def test_known_queues_are_listed_before_they_have_a_row(op: Client) -> None:
+    make_task(queue="letters")
+    Queue.objects.create(name="by-hand")
+    shown = op.get(QUEUES)
+    listed = [queue.name for queue in shown.context["cl"].result_list]
+    assert listed == sorted({*listed, "by-hand", "letters", QUEUE})
+    assert f'<a href="{TASKS}?queue=letters&amp;status=CREATED">1</a>' in text_of(shown)
+    assert "running" in text_of(op.get(page_of(Queue(name="letters"))))
+    assert [row.name for row in Queue.objects.all()] == ["by-hand"]
+    assert op.get(page_of(Queue(name="no-such-queue"))).status_code == 302
+
+
+def test_pause_with_reason_and_end_then_resume(op: Client, admin_user: User) -> None:
+    # Given two queues without a row
+    both = [Queue(name=QUEUE), Queue(name="letters")]
+    assert "2 queues are selected." in text_of(post(op, "pause", both, url=QUEUES))
+    assert not Queue.objects.exists()
+    # When they are paused until tomorrow
+    tomorrow = (timezone.now() + timedelta(days=1)).replace(second=0, microsecond=0)
+    until = f"{tomorrow:%Y-%m-%dT%H:%M}"
+    response = confirm(op, "pause", both, url=QUEUES, reason="maintenance", until=until)
+    # Then they are, and the list says why, by whom and until when
+    assert messages_of(response) == ["2 queues paused."]
+    row = Queue.objects.get(name=QUEUE)
+    assert (row.paused_reason, row.paused_by, row.paused_until) == ("maintenance", "admin", tomorrow)
+    assert f"maintenance, by admin, until {tomorrow:%Y-%m-%d %H:%M}" in text_of(op.get(QUEUES))
+    assert LogEntry.objects.filter(user=admin_user, object_id__in=[QUEUE, "letters"]).count() == 2
+    # When one of them is resumed from its page, then one runs, and the other stays
+    response = confirm(op, "resume", both[:1], url=QUEUES, origin="page")
+    assert response.headers["Location"] == page_of(both[0])
+    assert messages_of(response)[-1:] == ["1 queue resumed."]
+    op.get(QUEUES)
+    assert messages_of(confirm(op, "resume", both, url=QUEUES)) == ["1 queue resumed, 1 skipped: not paused."]
+    assert not Queue.objects.filter(paused_time__isnull=False).exists()
+
+
+def test_a_pause_into_the_past_is_refused_on_the_form(op: Client) -> None:
+    yesterday = f"{timezone.now() - timedelta(days=1):%Y-%m-%dT%H:%M}"
+    shown = text_of(confirm(op, "pause", [Queue(name=QUEUE)], url=QUEUES, until=yesterday))
+    assert "Give a time in the future, or none." in shown
+    assert not Queue.objects.exists()
+
+
+def test_queues_nobody_knows_cannot_be_paused_into_being(op: Client) -> None:
+    confirm(op, "pause", [Queue(name="no-such-queue")], url=QUEUES)
+    assert not Queue.objects.exists()
+
+
+def test_a_pause_that_ended_by_itself_shows_as_running(op: Client) -> None:
+    pause([QUEUE], by="ada", until=timezone.now() + timedelta(hours=1))
+    assert ">paused<" in text_of(op.get(QUEUES))
+    age(timedelta(hours=2), model=Queue, name=QUEUE)
+    assert ">paused<" not in text_of(op.get(QUEUES))
+
+
+# -- pollers, attempts, history ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("state", "silent", "words"),
+    [
+        ("RUNNING", 1, "RUNNING<"),
+        ("RUNNING", 60, "RUNNING, late"),
+        ("STOPPED", 60, "STOPPED<"),
+        ("WAITING", 1, "WAITING<"),
+    ],
+)
+def test_pollers_that_missed_three_heartbeats_are_late(op: Client, state: str, silent: int, words: str) -> None:
+    task = make_task(Status.PROCESSING)
+    poller = Poller.objects.create(
+        instance=HOLDER,
+        state=state,
+        held=1,
+        slots=4,
+        queues=[{"queue": QUEUE, "weight": 1}, {"queue": "letters", "weight": 3}],
+        running=[{"task_id": task.pk, "queue": QUEUE}],
+    )
+    age(timedelta(seconds=silent), model=Poller, pk=poller.pk)
+    for url in ("/admin/dbtaskqueue/poller/", page_of(poller)):
+        shown = text_of(op.get(url))
+        assert words in shown
+        assert "1/4" in shown
+        assert f"{QUEUE}, letters:3" in shown
+        assert f'<a href="{page_of(task)}">{task.pk}</a>' in shown
+
+
+@pytest.mark.parametrize("model", [Attempt, TaskHistory])
+def test_attempts_and_history_are_found_by_task(op: Client, model: type[Model]) -> None:
+    more = {"attempt": 1, "total_attempt": 1} if model is Attempt else {}
+    rows = [model._default_manager.create(task_id=number, queue=QUEUE, **more) for number in (7, 8)]
+    url = reverse(f"admin:dbtaskqueue_{model._meta.model_name}_changelist")
+    for term, expected in [("7", rows[:1]), ("70", []), ("x", []), ("", rows[::-1])]:
+        assert list(op.get(url, {"q": term}).context["cl"].result_list) == expected
+
+
+def test_queues_with_a_table_of_their_own(op: Client, settings: Any) -> None:
+    # Given a queue whose tasks live elsewhere, one of them failed
+    settings.DBTASKQUEUE = {"QUEUES": {"quick": {"temporary": True}}}
+    task = TemporaryTask.objects.create(queue="quick", status=Status.ERROR, ready_time=None)
+    # Then it is counted there, and everything that can be done to a task can be done to it
+    url = "/admin/dbtaskqueue/temporarytask/"
+    attempt = Attempt.objects.create(
+        location="dbtaskqueue.temporarytask", task_id=task.pk, queue="quick", attempt=1, total_attempt=1
+    )
+    assert f'<a href="{page_of(task)}">{task.pk}</a>' in text_of(op.get(page_of(attempt)))
+    assert f'<a href="{url}?queue=quick&amp;status=ERROR">1</a>' in text_of(op.get(QUEUES))
+    assert f'href="{url}?queue=quick"' in text_of(op.get(url))
+    assert 'value="reprocess"' in text_of(op.get(page_of(task)))
+    response = confirm(op, "reprocess", [task], url=url, origin="page")
+    assert (messages_of(response), response.headers["Location"]) == (["1 task reprocessed."], page_of(task))
+    assert TemporaryTask.objects.get().status == Status.CREATED
+
+
+@pytest.mark.django_db(databases=["default", "sqlite"])
+def test_queues_on_another_database(op: Client, settings: Any) -> None:
+    settings.DBTASKQUEUE = {"QUEUES": {"far": {"database": "sqlite"}}}
+    make_task(queue="far", using="sqlite")
+    confirm(op, "pause", [Queue(name="far")], url=QUEUES, reason="moving")
+    assert not Queue.objects.exists()
+    assert "moving, by admin" in text_of(op.get(page_of(Queue(name="far"))))
+    listed = {queue.name: queue for queue in op.get(QUEUES).context["cl"].result_list}
+    assert (listed["far"].paused_reason, str(vars(listed["far"])["counts"]["CREATED"])) == ("moving", "1")
+    confirm(op, "resume", [Queue(name="far")], url=QUEUES)
+    assert not Queue.objects.using("sqlite").filter(paused_time__isnull=False).exists()
+
+
+@pytest.mark.urls("tests.test_admin")
+def test_the_admin_works_on_a_site_of_ones_own(admin_user: User) -> None:
+    # Given a site that shows tasks only
+    client = Client()
+    client.force_login(admin_user)
+    task = make_task(Status.ERROR)
+    # Then its pages lead to itself, and the whole road can be taken there
+    shown = text_of(client.get("/ops/dbtaskqueue/task/")) + text_of(
+        client.get(f"/ops/dbtaskqueue/task/{task.pk}/change/")
+    )
+    question = text_of(post(client, "reprocess", [task], url="/ops/dbtaskqueue/task/", origin="page"))
+    assert "/admin/dbtaskqueue" not in shown + question
+    response = confirm(client, "reprocess", [task], url="/ops/dbtaskqueue/task/", origin="page")
+    assert response.headers["Location"] == f"/ops/dbtaskqueue/task/{task.pk}/change/"
+    assert statuses() == {task.pk: "CREATED"}
+
+
+# -- how values look --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        (None, ""),
+        ("\n \n", ""),
+        ("one\ntwo", "one"),
+        (TRACEBACK, "Late: no report yet"),
+        (TRACEBACK[10:], "Late: no report yet"),
+        ('  File "x.py", line 1\n    cut', "cut"),
+        ('  File "x.py", line 1\nKeyError', "KeyError"),
+        ("x" * 500, "x" * 159 + "…"),
+    ],
+)
+def test_summary_is_the_line_that_says_most(text: str | None, line: str) -> None:
+    assert summary(text) == line
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(-5, "0 s"), (0.9, "0 s"), (59, "59 s"), (252, "4 m 12 s"), (7260, "2 h 1 m"), (90_000, "1 d 1 h")],
+)
+def test_durations_in_words(seconds: float, words: str) -> None:
+    assert duration(timedelta(seconds=seconds)) == words
+
+
+@pytest.mark.parametrize(
+    ("line", "short"), [("a.b.C: d.e", "C: d.e"), ("a.b.C", "C"), ("see a.b: c", "see a.b: c"), ("", "")]
+)
+def test_errors_without_their_module(line: str, short: str) -> None:
+    assert short_error(line) == short
+
+
+def test_odd_values() -> None:
+    show: Callable[[Any], str] = json_box
+    assert (show(None), show(False)) == ("-", '<pre class="dbtq-box" tabindex="0">false</pre>')
+    assert "dbtq-unknown" in status_badge("LATER")
