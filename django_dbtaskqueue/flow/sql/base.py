@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from django_dbtaskqueue.flow.sql.dialects import Dialect
 from django_dbtaskqueue.status import sql_sources
 
+# Values handed over, singly or as the rows ``u`` of a JSON array: named by us, not by the table.
+PARAMETERS = r"%\(\w+\)s|\bu\.\w+|jsonb_to_recordset\(.*?\) AS u\(.*?\)|\(SELECT (?:nullif|value).*?\) AS u\b"
 GROUP = "group"  # the parking reason of a task behind the head of its group
 FENCED = {"i": "bigint", "k": "bigint"}  # a lease: id and token
 
@@ -29,10 +31,13 @@ class Tables:
     columns: Mapping[str, str] = field(default_factory=dict)  # seed's name -> quoted name
 
     def rename(self, sql: str) -> str:
-        """Return ``sql`` with this table's column names."""
+        """Return ``sql`` with this table's column names; parameters and other tables' columns stay as they are."""
         if not self.columns:
             return sql
-        return re.sub(r"\b(" + "|".join(self.columns) + r")\b", lambda m: self.columns[m[1]], sql)
+        others = "|".join(map(re.escape, (self.history, self.attempt, self.deleted)))
+        kept = rf"{PARAMETERS}|INSERT INTO (?:{others}) \(.*?\)"
+        names = "|".join(self.columns)
+        return re.sub(rf"({kept})|\b({names})\b", lambda match: match[1] or self.columns[match[2]], sql)
 
 
 class Group:

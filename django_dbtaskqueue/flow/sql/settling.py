@@ -101,9 +101,9 @@ class Settling(Group):
     def count_deleted(self) -> str:
         """Count rows about to be deleted by their holders; locks them."""
         return self.tables.rename(
-            f"INSERT INTO {self.tables.deleted} (queue_name, count) SELECT x.queue_name, count(*) FROM"
-            f" (SELECT t.queue_name FROM {self.fenced('complete_delete')} {self.dialect.lock}) AS x"
-            " GROUP BY x.queue_name"
+            f"INSERT INTO {self.tables.deleted} (queue_name, count) SELECT x.q, count(*) FROM"
+            f" (SELECT t.queue_name AS q FROM {self.fenced('complete_delete')} {self.dialect.lock}) AS x"
+            " GROUP BY x.q"
         )
 
     @cached_property
