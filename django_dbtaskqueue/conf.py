@@ -1,98 +1,40 @@
 """Settings: the ``DBTASKQUEUE`` dict of the project, read into frozen objects.
 
-What a queue is set to is decided in this order: the project's ``DBTASKQUEUE["QUEUES"]``, then what its processor
-declares in code, then ``DBTASKQUEUE["DEFAULTS"]``, then the defaults below. The ``Queue`` row's runtime overrides are
-laid over the result by the poller.
+What a queue is set to is decided in this order: the settings file (``DBTASKQUEUE["FILE"]``), the project's
+``DBTASKQUEUE["QUEUES"]``, then what its processor declares in code, then ``DBTASKQUEUE["DEFAULTS"]``, then the
+defaults below. The ``Queue`` row's runtime overrides are laid over the result (``overrides``; pollers by themselves).
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import os
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
-from functools import lru_cache
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from django.conf import settings as django_settings
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
-from django.utils.dateparse import parse_duration
 
 from django_dbtaskqueue import retry
+from django_dbtaskqueue.durations import duration as duration
 from django_dbtaskqueue.exceptions import UnknownQueue, near_match
+from django_dbtaskqueue.queueconf import NAME_RULE as NAME_RULE
+from django_dbtaskqueue.queueconf import PLACE as PLACE
+from django_dbtaskqueue.queueconf import QUEUE_KEYS as QUEUE_KEYS
+from django_dbtaskqueue.queueconf import QueueSettings as QueueSettings
+from django_dbtaskqueue.queueconf import is_name as is_name
+from django_dbtaskqueue.queueconf import overlay as overlay
+from django_dbtaskqueue.queueconf import parse as parse
+from django_dbtaskqueue.queueconf import queue_values as queue_values
+from django_dbtaskqueue.queueconf import valid_name as valid_name
+from django_dbtaskqueue.settings_file import SettingsFile, tables
 
-QUEUE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:\-]{0,199}")
-
-
-@dataclass(frozen=True, slots=True)
-class QueueSettings:
-    """What one queue is set to. Durations are ``timedelta``, or text such as ``"15m"`` or ``"PT15M"``."""
-
-    lease: timedelta = timedelta(seconds=60)
-    timeout: timedelta | None = None  # of one run of the processor; None: as long as it holds its lease
-    retry: Any = retry.DEFAULT
-    reenqueue: Any = None  # the policy of a reenqueue() without a delay; None or "manual": such a one is an error
-    max_attempts: int = 5
-    keep: str = "keep"  # COMPLETED rows: "keep" in TASKS, move to "history", or "delete"
-    settle: str = "batch"  # "batch": many outcomes in one commit; "each": a commit per outcome
-    settle_interval: timedelta = timedelta(milliseconds=50)  # the longest an outcome waits for its batch
-    batch_size: int = 500  # the most tasks one checkout takes
-    poll_interval: timedelta = timedelta(seconds=1)  # of a poller that finds nothing, at first
-    idle_interval: timedelta = timedelta(seconds=5)  # and at most; neither is ever over a tenth of the lease
-    ttl: timedelta | None = None  # how long after it is due a task may still be started
-    expired: str = "poison"  # what becomes of a task past its ttl: "poison" or "delete"
-    capacity: int | None = None  # the most live (CREATED or PROCESSING) tasks
-    group_retry: str = "hold"  # a retry keeps its group waiting ("hold") or lets the next task pass ("skip")
-    max_wait: timedelta | None = None  # a priority whose head has waited longer goes first; None: strict priorities
-    strategy: str = "auto"  # "skip_locked", "optimistic", or what the database does best
-    database: str = "default"
-    shards: Sequence[str] = ()  # aliases the queue is spread over
-    router: Any = None  # (reference, payload, shards) -> alias, or its dotted path; None: by the reference's hash
-    model: str = "dbtaskqueue.Task"  # the task table: an AbstractTask subclass, as "app.Model"
-    temporary: bool = False  # an UNLOGGED table: fast, and emptied by a crash of the server
-
-    def __post_init__(self) -> None:
-        for name, test, wanted in RULES:
-            if not test(getattr(self, name)):
-                raise ImproperlyConfigured(f"{name}={getattr(self, name)!r} is not valid: {wanted}.")
-
-
-def _positive(value: Any) -> bool:
-    return isinstance(value, timedelta) and value > timedelta(0)
-
-
-STRATEGIES = ("auto", "skip_locked", "optimistic")
-RULES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
-    ("lease", lambda v: isinstance(v, timedelta) and v >= timedelta(milliseconds=100), "a duration of at least 100 ms"),
-    ("timeout", lambda v: v is None or _positive(v), "None or a positive duration"),
-    ("retry", callable, "a retry policy, e.g. Geometric(timedelta(seconds=10))"),
-    ("reenqueue", lambda v: v is None or callable(v), 'a retry policy, or None or "manual" for none'),
-    ("max_attempts", lambda v: isinstance(v, int) and 1 <= v <= 32_767, "a whole number from 1 to 32767"),
-    ("keep", lambda v: v in ("keep", "history", "delete"), '"keep", "history" or "delete"'),
-    ("settle", lambda v: v in ("batch", "each"), '"batch" or "each"'),
-    ("settle_interval", _positive, "a positive duration"),
-    ("batch_size", lambda v: isinstance(v, int) and 1 <= v <= 5000, "a whole number from 1 to 5000"),
-    ("poll_interval", _positive, "a positive duration"),
-    ("idle_interval", _positive, "a positive duration"),
-    ("ttl", lambda v: v is None or _positive(v), "None or a positive duration"),
-    ("expired", lambda v: v in ("poison", "delete"), '"poison" or "delete"'),
-    ("capacity", lambda v: v is None or (isinstance(v, int) and v >= 1), "None or a whole number of at least 1"),
-    ("group_retry", lambda v: v in ("hold", "skip"), '"hold" or "skip"'),
-    ("max_wait", lambda v: v is None or _positive(v), "None or a positive duration"),
-    (
-        "strategy",
-        lambda v: isinstance(v, str) and (v in STRATEGIES or "." in v),
-        '"auto", "skip_locked", "optimistic", or the dotted path of a driver',
-    ),
-    ("shards", lambda v: isinstance(v, (list, tuple)) and all(isinstance(x, str) for x in v), "a list of aliases"),
-    ("router", lambda v: v is None or callable(v) or isinstance(v, str), "a callable, or its dotted path"),
-    ("model", lambda v: isinstance(v, str) and v.count(".") == 1, 'a model as "app.Model"'),
-    ("temporary", lambda v: isinstance(v, bool), "True or False"),
-    ("database", lambda v: isinstance(v, str), "an alias of DATABASES"),
-)
-DURATIONS = ("lease", "timeout", "ttl", "max_wait", "settle_interval", "poll_interval", "idle_interval")
-QUEUE_KEYS = tuple(f.name for f in fields(QueueSettings))
+MOST_REMEMBERED = 4096  # queues whose settings are kept worked out
 
 
 @dataclass(frozen=True)
@@ -108,16 +50,79 @@ class Settings:
     heartbeat: timedelta = timedelta(seconds=5)
     payload_max_bytes: int = 1_048_576
     listeners: Sequence[str] = ()  # dotted paths of listeners.Listener classes
+    file: str | os.PathLike[str] | None = None  # TOML, laid over ``queues`` and followed; relative to BASE_DIR
 
 
 TOP_KEYS = {f.name.upper(): f.name for f in fields(Settings)}
 _declared: dict[str, dict[str, Any]] = {}
 
 
-@lru_cache(maxsize=1)
+@dataclass(frozen=True)
+class _State:
+    """The settings in force; what was worked out from them lives and dies with them."""
+
+    settings: Settings
+    file: SettingsFile[Settings] | None = None
+    queues: dict[str, QueueSettings] = field(default_factory=dict)
+
+
+_state: _State | None = None
+_changing = threading.RLock()
+
+
 def settings() -> Settings:
-    """Return the project's settings; raise ``ImproperlyConfigured`` naming the key, the value and the fix."""
-    raw = getattr(django_settings, "DBTASKQUEUE", {})
+    """Return the settings in force; raise ``ImproperlyConfigured`` naming the key, the value and the fix.
+
+    The settings file is looked at once a second. A bad edit of it is logged and leaves the settings as they were.
+    """
+    return _in_force().settings
+
+
+def _in_force() -> _State:
+    global _state
+    state = _state
+    if state is None:
+        with _changing:
+            _state = state = _state or _load()
+    elif state.file is not None and (edited := state.file.reload()) is not None:
+        with _changing:
+            _state = state = _State(edited, state.file)
+    return state
+
+
+def _load() -> _State:
+    plain = _from_dict(getattr(django_settings, "DBTASKQUEUE", {}))
+    if plain.file is None:
+        return _State(plain)
+    path = Path(getattr(django_settings, "BASE_DIR", "")) / plain.file
+    file = SettingsFile(path, partial(_laid_over, plain))
+    return _State(file.load(), file)
+
+
+def _laid_over(plain: Settings, document: Mapping[str, Any]) -> tuple[Settings, list[str]]:
+    """Return the settings with the file's tables over those of the dict, and the file's faults."""
+    found, faults = tables(document, queue_values)
+    faults += [f"[queues.{name}] {NAME_RULE}" for name in found if not is_name(name)]
+    queues = {name: {**plain.queues.get(name, {}), **values} for name, values in found.items()}
+    laid = replace(plain, queues={**plain.queues, **queues})
+    if _state is not None:
+        faults += _moved(_state.settings, laid)
+    return laid, faults
+
+
+def _moved(old: Settings, new: Settings) -> list[str]:
+    """Return what a running process cannot follow: tasks do not move with their queue's setting."""
+    return [
+        f"[queues.{queue}] {key} = {getattr(after, key)!r} cannot change while processes run. Put "
+        f"{getattr(before, key)!r} back, or start all processes anew with the file as it is."
+        for queue in {**old.queues, **_declared}
+        for before, after in [(_layered(old, queue), _layered(new, queue))]
+        for key in PLACE
+        if getattr(before, key) != getattr(after, key)
+    ]
+
+
+def _from_dict(raw: Any) -> Settings:
     if not isinstance(raw, Mapping):
         raise ImproperlyConfigured(f"DBTASKQUEUE must be a dict, not {type(raw).__name__}.")
     values: dict[str, Any] = {}
@@ -138,77 +143,21 @@ def settings() -> Settings:
         raise ImproperlyConfigured(f'DBTASKQUEUE["LISTENERS"] must be a list of dotted paths, not {listeners!r}.')
     if "heartbeat" in values:
         values["heartbeat"] = duration(values["heartbeat"], where='DBTASKQUEUE["HEARTBEAT"]')
+    if not isinstance(values.get("file"), str | os.PathLike | None):
+        raise ImproperlyConfigured(f'DBTASKQUEUE["FILE"] must be the path of a TOML file, not {values["file"]!r}.')
     return Settings(**values)
-
-
-def queue_values(given: Mapping[str, Any], *, where: str) -> dict[str, Any]:
-    """Return one queue's settings checked and parsed; ``where`` names their place in an error."""
-    if not isinstance(given, Mapping):
-        raise ImproperlyConfigured(f"{where} must be a dict of settings, not {given!r}.")
-    values: dict[str, Any] = {}
-    for raw, value in given.items():
-        key = str(raw).lower()
-        if key not in QUEUE_KEYS:
-            raise ImproperlyConfigured(f"{where} has no setting {raw!r}.{near_match(key, QUEUE_KEYS)}")
-        values[key] = parse(key, value, where=f"{where}[{raw!r}]")
-    try:
-        QueueSettings(**values)
-    except ImproperlyConfigured as error:
-        raise ImproperlyConfigured(f"{where}: {error}") from None
-    return values
-
-
-def parse(key: str, value: Any, *, where: str) -> Any:
-    """Return a queue setting in its proper type: text durations and retry policies parsed."""
-    if key in DURATIONS and value is not None:
-        return duration(value, where=where)
-    if key == "reenqueue" and value in (None, "manual"):
-        return None
-    if key in ("retry", "reenqueue"):
-        return retry.normalise(retry.parse(value) if isinstance(value, str) else value)
-    return value
-
-
-def duration(value: Any, *, where: str) -> timedelta:
-    """Return a ``timedelta`` from one, or from text such as "90s", "15m", "2h", "1d", "250ms" or "PT15M"."""
-    if isinstance(value, timedelta):
-        return value
-    if isinstance(value, str):
-        short = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)", value.strip())
-        if short:
-            unit = {"ms": "milliseconds", "s": "seconds", "m": "minutes", "h": "hours", "d": "days"}[short[2]]
-            return timedelta(**{unit: float(short[1])})
-        parsed = parse_duration(value)
-        if parsed is not None:
-            return parsed
-    raise ImproperlyConfigured(f'{where} must be a timedelta or text such as "15m", not {value!r}.')
-
-
-def is_name(name: Any) -> bool:
-    """Whether a queue can have this name."""
-    return isinstance(name, str) and QUEUE_NAME.fullmatch(name) is not None
-
-
-def valid_name(name: Any) -> str:
-    """Return a queue's name, or raise ``ImproperlyConfigured`` for one no queue can have."""
-    if not is_name(name):
-        raise ImproperlyConfigured(
-            f"{name!r} cannot be a queue's name: use 1 to 200 letters, digits, '_', '.', ':' or '-', "
-            "beginning with a letter, a digit or '_'."
-        )
-    return str(name)
 
 
 def declare(queue: str, **values: Any) -> None:
     """Make ``queue`` known with what its processor says in code; the project's settings still win."""
     _declared[valid_name(queue)] = queue_values(values, where=f"@processor({queue!r})")
-    queue_settings.cache_clear()
+    _forget_queues()
 
 
 def forget(queue: str) -> None:
     """Take back ``declare``."""
     _declared.pop(queue, None)
-    queue_settings.cache_clear()
+    _forget_queues()
 
 
 def declared() -> dict[str, dict[str, Any]]:
@@ -220,7 +169,7 @@ def redeclare(saved: Mapping[str, Mapping[str, Any]]) -> None:
     """Put back what ``declared`` returned."""
     _declared.clear()
     _declared.update({queue: dict(values) for queue, values in saved.items()})
-    queue_settings.cache_clear()
+    _forget_queues()
 
 
 def known_queues() -> Iterator[str]:
@@ -228,10 +177,14 @@ def known_queues() -> Iterator[str]:
     yield from {**settings().queues, **_declared}
 
 
-@lru_cache(maxsize=4096)
+def is_known(queue: str) -> bool:
+    """Whether ``queue`` is known without asking the database."""
+    return queue in settings().queues or queue in _declared
+
+
 def queue_settings(queue: str) -> QueueSettings:
     """Return what ``queue`` is set to; raise ``UnknownQueue`` with the nearest name."""
-    if queue not in settings().queues and queue not in _declared:
+    if not is_known(queue):
         raise UnknownQueue(queue, known_queues())
     return default_settings(queue)
 
@@ -256,20 +209,33 @@ def reenqueue_policy(queue: str, declared: Any) -> Any:
 
 def default_settings(queue: str) -> QueueSettings:
     """Return what ``queue`` is set to, known or not: for a queue that stands only in the ``Queue`` table."""
-    conf = settings()
+    state = _in_force()
+    found = state.queues.get(queue)
+    if found is None:
+        if len(state.queues) >= MOST_REMEMBERED:
+            state.queues.clear()
+        state.queues[queue] = found = _layered(state.settings, queue)
+    return found
+
+
+def _layered(conf: Settings, queue: str) -> QueueSettings:
     layers = {**conf.defaults, **_declared.get(queue, {}), **conf.queues.get(queue, {})}
     return replace(QueueSettings(database=conf.database), **layers)
 
 
-def overlay(base: QueueSettings, overrides: Mapping[str, Any]) -> QueueSettings:
-    """Return ``base`` with runtime overrides (of a ``Queue`` row, so in JSON) laid over it; check them."""
-    return replace(base, **queue_values(overrides, where="Queue.overrides"))
+def _forget_queues() -> None:
+    """What was worked out holds no more. A thread still at work with the old state keeps its answers there."""
+    global _state
+    with _changing:
+        if _state is not None:
+            _state = _State(_state.settings, _state.file)
 
 
 def _reset(*, setting: str, **_: Any) -> None:
-    if setting == "DBTASKQUEUE":
-        settings.cache_clear()
-        queue_settings.cache_clear()
+    global _state
+    if setting in ("DBTASKQUEUE", "BASE_DIR"):
+        with _changing:
+            _state = None
 
 
 setting_changed.connect(_reset)

@@ -59,7 +59,7 @@ def restored(context: Mapping[str, Any]) -> Iterator[None]:
 
 
 def captured(explicit: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """Return what a task enqueued here takes along: the ambient context, the active span, and ``explicit`` over both."""
+    """Return what a task enqueued here takes along: ambient context, active span, and ``explicit`` over both."""
     ambient, trace = _ambient.get(), _traceparent()
     if not ambient and trace is None:
         return explicit

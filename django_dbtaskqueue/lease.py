@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Protocol
 
+from django_dbtaskqueue.exceptions import LeaseLost
 from django_dbtaskqueue.outcomes import Complete, CompleteDelete, Fail, Outcome, Poison, Reenqueue
 
 
@@ -70,6 +71,7 @@ class Lease:
     outcome: Outcome | None = None  # what the processor settled by itself; stored once ``settled``
     settled: bool = False  # an outcome of this lease is committed
     touched: bool = False  # the processor tried to settle by itself
+    lost: str = ""  # what could not be written, for the lease was gone
 
     def complete(self, result: Any = None) -> None:
         """Settle as COMPLETED."""
@@ -105,6 +107,11 @@ class Lease:
     def report_progress(self, done: float, note: str = "") -> None:
         """Store progress (``done`` from 0 to 1) where an operator sees it. Not part of any outcome."""
         self.door.report_progress(self, done, note)
+
+    def gone(self, verb: str) -> LeaseLost:
+        """Return the error of a ``verb`` that found the lease gone, which is reported whoever catches that error."""
+        self.lost = verb
+        return LeaseLost(self.id, self.total_attempt, verb)
 
     def _settle(self, outcome: Outcome) -> None:
         self.touched = True

@@ -78,10 +78,10 @@ def unregister(listener: Listener) -> None:
 
 
 def load() -> None:
-    """Register what ``DBTASKQUEUE["LISTENERS"]`` names, once; raise ``ImproperlyConfigured`` for what is no listener."""
+    """Register what ``DBTASKQUEUE["LISTENERS"]`` names, once. Raise ``ImproperlyConfigured`` for no listener."""
     for path in conf.settings().listeners:
         if path not in _from_settings:
-            _from_settings[path] = _made(path)
+            _from_settings[path] = made(path)
             register(_from_settings[path])
 
 
@@ -94,14 +94,15 @@ def tell(hook: str, *facts: Any, backwards: bool = False) -> None:
             logger.exception("Listener %r raised in %s", listener, hook)
 
 
-def _made(path: str) -> Listener:
+def made(path: str) -> Listener:
+    """Return a new listener of the class at a dotted path; raise ``ImproperlyConfigured`` if it is none."""
     try:
-        made = import_string(path)()
+        listener = import_string(path)()
     except (ImportError, TypeError) as error:
         raise ImproperlyConfigured(f'DBTASKQUEUE["LISTENERS"]: {path!r} cannot be made: {error}') from error
-    if not isinstance(made, Listener):
+    if not isinstance(listener, Listener):
         raise ImproperlyConfigured(f'DBTASKQUEUE["LISTENERS"]: {path!r} is no django_dbtaskqueue.listeners.Listener.')
-    return made
+    return listener
 
 
 def _forget(*, setting: str, **_: Any) -> None:

@@ -243,3 +243,26 @@ class DeletedTasks(models.Model):
 
     def __str__(self) -> str:
         return f"{self.queue}: {self.count}"
+
+
+class CallCount(models.Model):
+    """How often a verb was used on a queue in one minute. Appended by each process: no producer waits for a row.
+
+    Several rows may stand for the same minute; older ones are merged, in the end into one per day.
+    """
+
+    id = models.BigAutoField(primary_key=True)
+    queue = models.CharField(_("queue"), max_length=200, db_column="queue_name")
+    minute = models.DateTimeField(_("minute"))
+    call = models.CharField(_("call"), max_length=30)
+    count = models.BigIntegerField(_("count"))
+
+    class Meta:
+        verbose_name = _("calls in a minute")
+        verbose_name_plural = _("calls by the minute")
+        indexes: ClassVar[list[models.Index]] = [
+            models.Index(fields=["queue", "minute"], name="dbtaskqueue_callcount_minute"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.queue}: {self.count} {self.call}"

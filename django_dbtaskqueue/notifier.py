@@ -16,7 +16,6 @@ from time import monotonic
 
 from django.db import connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
-from django.db.utils import Error, InterfaceError
 
 from django_dbtaskqueue import conf
 
@@ -64,7 +63,7 @@ class Notifier:
             try:
                 with connection.cursor() as cursor:
                     cursor.execute(f"SELECT pg_notify('{CHANNEL}', q) FROM unnest(%s::text[]) AS q", [sorted(queues)])
-            except (Error, InterfaceError) as error:
+            except Exception as error:  # whatever it is: a thread that died would leave this process without wake-ups
                 logger.debug("Wake-up of %s not sent, polling will find the tasks: %s", queues, error)
                 connection.close()
             threading.Event().wait(COALESCE)
@@ -91,7 +90,20 @@ _listeners: set[Callable[[str], None]] = set()
 
 def after_commit(connection: BaseDatabaseWrapper, queue: str) -> None:
     """Wake the pollers of ``queue`` once the current transaction commits, or now when there is none."""
-    transaction.on_commit(partial(notify, connection.alias, connection.vendor, queue), connection.alias, robust=True)
+    on_commit(connection, partial(notify, connection.alias, connection.vendor, queue))
+
+
+def on_commit(connection: BaseDatabaseWrapper, tell: Callable[[], object]) -> None:
+    """Call ``tell`` once the current transaction commits, or now when there is none; what it raises is logged.
+
+    Nobody is told when a transaction without autocommit (``set_autocommit(False)``) ends: there it is never called.
+    """
+
+    def told() -> None:  # Django names a hook that raised by its __qualname__, which a partial has not
+        tell()
+
+    if connection.in_atomic_block or connection.get_autocommit():
+        transaction.on_commit(told, connection.alias, robust=True)
 
 
 def notify(alias: str, vendor: str, queue: str) -> None:

@@ -166,7 +166,7 @@ def payload_types(queue: str) -> list[str]:
     return sorted(name for name in _processors.get(queue, {}) if name is not None)
 
 
-def processors(queue: str) -> Iterable[Processor]:
+def processors(queue: str) -> tuple[Processor, ...]:
     """Return the processors of ``queue``."""
     return tuple(_processors.get(queue, {}).values())
 
@@ -222,8 +222,8 @@ def _check(made: Processor) -> None:
         made.executor, "submit"
     ):
         raise ImproperlyConfigured(
-            f"{where}: executor={made.executor!r} must be an object with submit(), as of concurrent.futures, a callable "
-            "that returns one, or the dotted path of either."
+            f"{where}: executor={made.executor!r} must be an object with submit(), as of concurrent.futures, a "
+            "callable that returns one, or the dotted path of either."
         )
     for name, value in (("batch", made.batch), ("concurrency", made.concurrency)):
         if value is not None and (type(value) is not int or value < 1):

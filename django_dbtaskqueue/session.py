@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import copy
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any
@@ -57,6 +58,9 @@ class Session:
     def open(cls, using: str, model: type[AbstractTask] = Task) -> Session:
         """Return a session over a connection of its own. It connects at its first statement; close it at the end."""
         connection = connections.create_connection(using)
+        options = connection.settings_dict["OPTIONS"]
+        if options.get("pool"):  # kept as long as the poller runs, and set up in its own way: not one to be shared
+            connection.settings_dict = {**connection.settings_dict, "OPTIONS": {**options, "pool": False}}
         connection.inc_thread_sharing()
         return cls(connection, model, owned=True)
 
@@ -64,6 +68,12 @@ class Session:
     def of(cls, queue: str, using: str | None = None) -> Session:
         """Return a session over the calling thread's connection to where ``queue``'s tasks live."""
         return cls.on(alias_for(queue, using), model_for(queue))
+
+    def narrowed(self) -> Session:
+        """Return a session on the same connection whose checkouts leave out the payload types in ``without``."""
+        twin = copy(self)
+        twin.sql = self.sql.narrowed
+        return twin
 
     def close(self) -> None:
         """Close an owned connection; the next statement connects again."""
@@ -164,7 +174,8 @@ class Session:
         if conf.settings().prepare:
             raw.prepare_threshold = 0
             # Custom plans flip to sequential scans as statistics lag behind a queue: 2 to 8 times slower.
-            raw.execute("SET plan_cache_mode = force_generic_plan")
+            with self.connection.wrap_database_errors:
+                raw.execute("SET plan_cache_mode = force_generic_plan")
 
 
 @contextmanager

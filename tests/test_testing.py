@@ -15,6 +15,7 @@ from unittest.mock import ANY
 import pytest
 from asgiref.sync import async_to_sync, sync_to_async
 from django.db import IntegrityError, connections, transaction
+from django.db.models.functions import Now
 from django.test import TestCase
 
 from django_dbtaskqueue import (
@@ -30,6 +31,7 @@ from django_dbtaskqueue import (
     TaskQueueError,
     UnknownQueue,
     enqueue,
+    listeners,
     processor,
 )
 from django_dbtaskqueue.models import Attempt, Queue, Task, TaskHistory
@@ -279,6 +281,58 @@ def test_groups_keep_their_order(alias: str) -> None:
     assert str(drain("grouped", using=alias)) == "1 completed, 1 retried"
     assert drain("grouped", with_scheduled=True, using=alias).completed == 2
     assert seen == ["a1", "b1", "a1", "a2"]
+
+
+@on_both
+def test_a_queue_with_shards_is_drained_whole(settings: Any) -> None:
+    settings.DBTASKQUEUE = {"QUEUES": {"sharded": {"shards": ["default", "sqlite"]}}}
+    processor("sharded")(lambda task: None)
+    for number in range(8):
+        enqueue("sharded", f"r{number}")
+    assert_enqueued("sharded", count=8)
+    assert Task.objects.using("sqlite").exists()
+    assert drain("sharded").completed == 8
+    advance(MINUTE)
+    assert Task.objects.using("sqlite").filter(create_time__lt=Now() - MINUTE).exists()
+
+
+@pytest.mark.django_db
+def test_a_batch_processor_gets_its_tasks_one_by_one() -> None:
+    calls: list[list[str | None]] = []
+
+    @processor("batched", batch=3)
+    def batched(tasks: list[Lease]) -> list[Any]:
+        calls.append([task.reference for task in tasks])
+        return [Poison() if task.reference == "b" else task.reference for task in tasks]
+
+    for reference in "ab":
+        enqueue("batched", reference)
+    assert drain("batched").outcomes == (Complete("a"), Poison())
+    assert calls == [["a"], ["b"]]
+    assert perform("batched", reference="c") == Complete("c")
+
+
+@pytest.mark.django_db
+def test_listeners_are_told_as_by_a_poller() -> None:
+    told: list[str] = []
+
+    class Clerk(listeners.Listener):
+        def picked(self, task: Lease) -> None:
+            told.append("picked")
+
+        def started(self, task: Lease) -> None:
+            told.append("started")
+
+        def executed(self, task: Lease, outcome: Any) -> None:
+            told.append(f"executed {outcome.result}")
+
+    clerk = Clerk()
+    listeners.register(clerk)
+    processor("told")(lambda task: "well")
+    enqueue("told")
+    drain("told")
+    listeners.unregister(clerk)
+    assert told == ["picked", "started", "executed well"]
 
 
 @pytest.mark.django_db
@@ -570,7 +624,7 @@ def test_run_poller_tells_what_it_still_runs() -> None:
     release = threading.Event()
     processor("stuck")(lambda task: release.wait(30))
     enqueue("stuck", "a")
-    told = pytest.raises(AssertionError, match=r"not done after 0:00:00.5(.*) It runs: stuck/a")
+    told = pytest.raises(AssertionError, match=r"not done after 0:00:00.5.*running stuck/a")
     with told, run_poller("stuck", timeout=timedelta(milliseconds=500)):
         threading.Timer(1.0, release.set).start()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import timedelta
@@ -17,8 +17,8 @@ from django.db import transaction
 from django_dbtaskqueue import notifier
 from django_dbtaskqueue.conf import QueueSettings
 from django_dbtaskqueue.exceptions import DuplicateTask, EnqueueError, PayloadError
-from django_dbtaskqueue.flow import groups
-from django_dbtaskqueue.flow.arguments import ON_DUPLICATE, check_choice, options_of, row_of
+from django_dbtaskqueue.flow import calls, groups
+from django_dbtaskqueue.flow.arguments import ON_DUPLICATE, check_choice, joined, options_of, row_of
 from django_dbtaskqueue.flow.capacity import room
 from django_dbtaskqueue.flow.enqueue import queue_settings
 from django_dbtaskqueue.flow.shards import route
@@ -71,8 +71,9 @@ def enqueue_many(
 
     On a queue with shards each shard has a transaction of its own: all or none per shard.
 
-    A bad item raises ``PayloadError`` naming the item and the path, and nothing is written;
-    ``on_invalid="reject"`` leaves it out and says so in the report instead.
+    A bad item raises ``EnqueueError``, for its payload ``PayloadError``, naming the item and the path, and nothing is
+    written; ``on_invalid="reject"`` leaves it out and says so in the report instead. Of items with the same reference
+    ``on_duplicate="replace"`` keeps the last one.
     """
     check_choice("on_duplicate", on_duplicate, ON_DUPLICATE)
     check_choice("on_invalid", on_invalid, ("error", "reject"))
@@ -109,7 +110,9 @@ def _insert_chunk(
     if not rows:
         return
     if on_duplicate == "replace":  # one statement may not touch a row twice: the last one wins
-        rows = list({row["reference_number"] or id(row): row for row in rows}.values())
+        last = list({row["reference_number"] or id(row): row for row in rows}.values())
+        counts["replaced"] += len(rows) - len(last)
+        rows = last
     timed = any(row["delay"] is not None or row["run_at"] is not None or row["ttl"] is not None for row in rows)
     grouped = {row["group_key"] for row in rows if row["group_key"] is not None}
     sql = session.sql.insert_many(on_duplicate, timed=timed, grouped=bool(grouped), keep_due=keep_due)
@@ -117,6 +120,9 @@ def _insert_chunk(
     written = session.run(sql, {"queue_name": queue, "rows": _json(session, rows, timed=timed)})
     new = sum(1 for _, is_new in written if is_new)
     groups.regroup(session, queue, grouped)
+    if written:
+        ids = [task_id for task_id, _ in written] if calls.watched() else []
+        calls.after_commit(session.connection, queue, "put", len(written), ids)
     counts["enqueued"] += new
     counts["replaced"] += len(written) - new
     if len(written) < len(rows):
@@ -137,7 +143,8 @@ def _raise_duplicate(session: Session, queue: str, rows: list[Row], written: set
     )
     if holder is not None:
         raise DuplicateTask(queue, holder["reference"], task_id=holder["pk"], status=holder["status"])
-    raise DuplicateTask(queue, next(ref for ref, times in Counter(references).items() if times > 1))
+    twice = (reference for reference, times in Counter(references).items() if times > 1)
+    raise DuplicateTask(queue, next(twice, references[0]))  # no longer held by anybody: it was, at the insert
 
 
 def _json(session: Session, rows: list[Row], *, timed: bool) -> str:
@@ -164,11 +171,12 @@ def _rows(
 ) -> Iterator[tuple[str, Row]]:
     """Check items and yield (where to, row)."""
     for index, item in chunk:
-        options = options_of(index, item)
+        options: Mapping[str, Any] = {}
         try:
+            options = options_of(index, item)
             row = row_of(options, settings)
-        except PayloadError as error:
-            named = PayloadError(error.reason, path=f"items[{index}].payload{_joined(error.path)}")
+        except EnqueueError as error:
+            named = _named(index, error)
             if rejections is None:
                 raise named from None
             rejections.append(Rejection(index, options.get("reference"), named))
@@ -177,8 +185,12 @@ def _rows(
         yield (route(settings, row["reference_number"], options.get("payload")) if spread else aliases[0]), row
 
 
-def _joined(path: str) -> str:
-    return path if not path or path.startswith("[") else f".{path}"
+def _named(index: int, error: EnqueueError) -> EnqueueError:
+    """Return the error with the item's place in it."""
+    place = f"items[{index}]"
+    if isinstance(error, PayloadError):
+        return PayloadError(error.reason, path=joined(f"{place}.payload", error.path))
+    return error if str(error).startswith(place) else EnqueueError(f"{place}: {error}")
 
 
 async def aenqueue_many(queue: str, items: Iterable[Any], **options: Any) -> EnqueueReport:

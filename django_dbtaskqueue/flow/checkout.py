@@ -192,8 +192,12 @@ def take(
     lease: timedelta,
     door: Door,
     tags: Sequence[str] = (),
+    without: Sequence[str] = (),
 ) -> list[Lease]:
-    """Take at most ``limit`` due tasks of one line; their payloads are still text."""
+    """Take at most ``limit`` due tasks of one line, leaving out payload types ``without`` ('' is "none").
+
+    Their payloads are still text.
+    """
     since = monotonic()  # before the statement is sent, so that a deadline is never later than the database's
     seconds = lease.total_seconds()
     params = {
@@ -202,6 +206,8 @@ def take(
         "lease": seconds,
         "tags": session.sql.dialect.array(tags),
     }
+    if without:
+        session, params["without"] = session.narrowed(), session.sql.dialect.array(without)
     taken = leases(session, strategy.take(session, line, params), door, since + seconds)
     for task in taken:
         if task.lease_seconds is not None:

@@ -12,14 +12,14 @@ from typing import Any, cast
 
 from asgiref.sync import sync_to_async
 
-from django_dbtaskqueue import conf, notifier
+from django_dbtaskqueue import conf, notifier, overrides
 from django_dbtaskqueue import payload as json_payload
-from django_dbtaskqueue.exceptions import DuplicateTask, UnknownQueue
-from django_dbtaskqueue.flow import groups
+from django_dbtaskqueue.exceptions import DuplicateTask
+from django_dbtaskqueue.flow import calls, groups
 from django_dbtaskqueue.flow.arguments import ON_DUPLICATE, check_choice, row_of
 from django_dbtaskqueue.flow.capacity import room
 from django_dbtaskqueue.flow.shards import route, with_fail_over
-from django_dbtaskqueue.models import Queue, Task
+from django_dbtaskqueue.models import Task
 from django_dbtaskqueue.session import Session, alias_for, model_for
 
 READ_BACK = (
@@ -102,6 +102,7 @@ def _insert(session: Session, queue: str, row: dict[str, Any], on_duplicate: str
         written = session.run(sql, params)
         if written:
             notifier.after_commit(session.connection, queue)
+            calls.after_commit(session.connection, queue, "put", 1, written[0][:1])
             return _task(session, queue, row, written[0])
         found = session.run(session.sql.find, params)
         if found and on_duplicate == "ignore":
@@ -139,13 +140,11 @@ def _existing(session: Session, task_id: int) -> Task:
 
 
 def queue_settings(queue: str, alias: str) -> conf.QueueSettings:
-    """Return what ``queue`` is set to; a queue made at runtime stands only in the ``Queue`` table."""
-    try:
-        return conf.queue_settings(queue)
-    except UnknownQueue:
-        if conf.is_name(queue) and Queue.objects.using(alias).filter(pk=queue).exists():
-            return conf.default_settings(queue)
-        raise
+    """Return what ``queue`` is set to, the runtime overrides of its row laid over it; at most a second old.
+
+    A queue made at runtime stands only in the ``Queue`` table. Raises ``UnknownQueue``.
+    """
+    return overrides.in_force(queue, alias)
 
 
 async def aenqueue(queue: str, reference: str | None = None, payload: Any = None, **options: Any) -> Task:

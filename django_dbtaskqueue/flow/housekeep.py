@@ -9,7 +9,7 @@ from django.db import transaction
 from django.db.models.functions import Coalesce, Now
 
 from django_dbtaskqueue.exceptions import TaskQueueError
-from django_dbtaskqueue.flow.rows import Tasks, lockable, plain, remove
+from django_dbtaskqueue.flow.rows import Tasks, chosen, lockable, plain, remove
 from django_dbtaskqueue.models import TaskColumns, TaskHistory
 from django_dbtaskqueue.status import sources
 
@@ -28,8 +28,8 @@ def housekeep(
     if to not in ("history", "delete"):
         raise TaskQueueError(f'housekeep(to={to!r}) must be "history" or "delete".')
     old = (
-        plain(tasks)
-        .filter(pk__in=tasks.order_by().values("pk"), status__in=wanted)
+        chosen(tasks)
+        .filter(status__in=wanted)
         .alias(ended=Coalesce("finish_time", "last_update_time"))
         .filter(ended__lte=Now() - older_than)
     )
@@ -41,7 +41,7 @@ def housekeep(
 
 def _batch(old: Tasks, to: str) -> int:
     with transaction.atomic(using=old.db):
-        rows = list(lockable(old).order_by("pk")[:BATCH])
+        rows = list(lockable(old)[:BATCH])
         if not rows:
             return 0
         if to == "history":

@@ -17,11 +17,12 @@ from django.db.models.functions import Least, Now
 
 from django_dbtaskqueue import notifier
 from django_dbtaskqueue.flow.groups import lock, regroup
-from django_dbtaskqueue.flow.rows import Tasks, lockable, plain, remove
+from django_dbtaskqueue.flow.rows import Tasks, chosen, lockable, plain, remove
 from django_dbtaskqueue.flow.sql.statements import NO_HANDLER
 from django_dbtaskqueue.session import Row, Session
 from django_dbtaskqueue.status import BY_VERB, sources
 
+BATCH = 10_000  # ids in one statement: databases bound the number of its parameters
 BACK_IN_LINE: dict[str, Any] = {
     "ready_time": Now(),
     "next_process_time": Now(),
@@ -61,18 +62,22 @@ def kick(tasks: Tasks, n: int) -> int:
     """POISON → CREATED for at most ``n`` tasks, the oldest first."""
     if n < 0:
         raise ValueError(f"kick({n}) needs a number of tasks that is not negative.")
+    tasks = chosen(tasks).filter(status__in=sources("kick"))
     with transaction.atomic(using=tasks.db):
-        oldest = lockable(tasks.filter(status__in=sources("kick"))).order_by("id")[:n]
-        ids = list(oldest.values_list("pk", flat=True))
-        return _move(plain(tasks).filter(pk__in=ids), "kick", attempt=0, **BACK_IN_LINE)
+        return _move(lockable(tasks)[:n], "kick", attempt=0, **BACK_IN_LINE)
 
 
 def delete(tasks: Tasks) -> int:
     """Delete tasks in any status and count the deletions in the same transaction; the holders get ``LeaseLost``."""
+    tasks = chosen(tasks)
     with transaction.atomic(using=tasks.db):
-        ids = list(lockable(tasks, wait=True).order_by("pk").values_list("pk", flat=True))
-        chosen = plain(tasks).filter(pk__in=ids)
-        return _regroup(chosen, partial(remove, chosen))
+        return _regroup(tasks, partial(_remove, tasks))
+
+
+def _remove(tasks: Tasks) -> int:
+    ids = list(lockable(tasks, wait=True).values_list("pk", flat=True))
+    batches = [ids[start : start + BATCH] for start in range(0, len(ids), BATCH)]
+    return sum(remove(plain(tasks).filter(pk__in=batch)) for batch in batches)
 
 
 def _regroup(tasks: Tasks, change: Callable[[], int]) -> int:
@@ -95,16 +100,17 @@ def _move(tasks: Tasks, verb: str, **changes: Any) -> int:
     edge = BY_VERB[verb]
     if edge.target is None:
         raise ValueError(f"{verb} takes rows out of the table; it is not a change of status.")
-    allowed = plain(tasks).filter(pk__in=tasks.order_by().values("pk"), status__in=edge.sources)
-    with transaction.atomic(using=tasks.db):
-        change = partial(allowed.update, status=edge.target, last_update_time=Now(), **changes)
+    allowed = chosen(tasks).filter(status__in=edge.sources)
+    with transaction.atomic(using=allowed.db):
+        locked = plain(tasks).filter(pk__in=lockable(allowed, wait=True).values("pk"), status__in=edge.sources)
+        change = partial(locked.update, status=edge.target, last_update_time=Now(), **changes)
         if "ready_time" not in changes:
             return change()
-        queues = set(allowed.values_list("queue", flat=True))
+        queues = set(allowed.values_list("queue", flat=True).distinct())
         changed = _regroup(allowed, change)
         if changed and changes.get("ready_time") is not None:
             for queue in queues:
-                notifier.after_commit(transaction.get_connection(tasks.db), queue)
+                notifier.after_commit(transaction.get_connection(allowed.db), queue)
     return changed
 
 

@@ -11,17 +11,32 @@ Tasks = QuerySet[AbstractTask]
 
 
 def plain(tasks: Tasks) -> Tasks:
-    """Return all tasks of the same table and database: updates and deletes refuse slices and orderings."""
-    return tasks.model._base_manager.using(tasks.db)
+    """Return all tasks of the same table, on the database it is written to: a replica may show what was."""
+    pinned = tasks.all()
+    pinned._for_write = True
+    return tasks.model._base_manager.using(pinned.db)
+
+
+def chosen(tasks: Tasks) -> Tasks:
+    """Return a selection of any kind as one that can be filtered, ordered, locked, updated and deleted.
+
+    A slice is settled here and now: what remains must not move up into it between two statements.
+    """
+    everything = plain(tasks)
+    selection = tasks.using(everything.db)
+    if tasks.query.is_sliced:
+        return everything.filter(pk__in=list(selection.values_list("pk", flat=True)))
+    return everything.filter(pk__in=selection.order_by().values("pk"))
 
 
 def lockable(tasks: Tasks, *, wait: bool = False) -> Tasks:
-    """Return the selection so that reading it locks its rows: passing over rows others have locked, or waiting."""
-    connection = transaction.get_connection(tasks.db)
-    if connection.features.has_select_for_update_skip_locked:
-        own = ("self",) if connection.vendor == "postgresql" else ()
-        return tasks.select_for_update(skip_locked=not wait, of=own)
-    return tasks
+    """Return what ``chosen`` gave so that reading it locks the rows, in order of id as all do who wait for locks.
+
+    Rows others have locked are passed over, or waited for.
+    """
+    if transaction.get_connection(tasks.db).features.has_select_for_update_skip_locked:
+        tasks = tasks.select_for_update(skip_locked=not wait)
+    return tasks.order_by("pk")
 
 
 def remove(tasks: Tasks) -> int:

@@ -17,11 +17,11 @@ from functools import partial
 from typing import Any
 
 from django.db import transaction
-from django.db.utils import DatabaseError, InterfaceError, OperationalError
+from django.db.utils import DatabaseError, InterfaceError, InternalError, OperationalError
 
 from django_dbtaskqueue import notifier, reenqueueing, retry
 from django_dbtaskqueue import payload as json_payload
-from django_dbtaskqueue.exceptions import LeaseLost, TaskQueueError
+from django_dbtaskqueue.exceptions import TaskQueueError
 from django_dbtaskqueue.flow import groups
 from django_dbtaskqueue.lease import Lease
 from django_dbtaskqueue.models import AbstractTask, Task
@@ -202,14 +202,14 @@ def settle_surely(
 ) -> set[int]:
     """``settle``, where one bad row never fails its batch: alone on error, then halved, then in the least of words.
 
-    Raises only when the database cannot be reached.
+    Raises only when the database cannot be reached, or takes no writes.
     """
     # Inside the caller's transaction a statement that fails would take all that follow with it.
     guard = session.atomic() if session.connection.in_atomic_block else nullcontext()
     try:
         with guard:
             return settle(session, pairs, keep=keep, group_retry=group_retry)
-    except (OperationalError, InterfaceError):
+    except (OperationalError, InterfaceError, InternalError):  # InternalError: read-only, as after a fail-over
         raise
     except DatabaseError as error:
         if len(pairs) > 1:
@@ -265,10 +265,10 @@ class SettleDoor:
             settled = settle(session, timed, keep=self.keep, group_retry=self.group_retry)
             for lease, outcome in timed:
                 if lease.id not in settled:
-                    raise LeaseLost(lease.id, lease.total_attempt, type(outcome).__name__.lower())
+                    raise lease.gone(type(outcome).__name__.lower())
         for lease, outcome in timed:
             lease.outcome = outcome
-            transaction.on_commit(partial(setattr, lease, "settled", True), using=self.alias, robust=True)
+            notifier.on_commit(session.connection, partial(setattr, lease, "settled", True))
         if any(isinstance(outcome, Reenqueue | Fail) or lease.group is not None for lease, outcome in timed):
             notifier.after_commit(session.connection, timed[0][0].queue)
 
@@ -278,7 +278,7 @@ class SettleDoor:
         seconds = delta.total_seconds()
         rows = session.run(session.sql.touch, {"id": lease.id, "total_attempt": lease.total_attempt, "delta": seconds})
         if not rows:
-            raise LeaseLost(lease.id, lease.total_attempt, "touch")
+            raise lease.gone("touch")
         lease.lease_until = session.time(rows[0][0])
         lease.deadline += seconds
 
@@ -288,7 +288,7 @@ class SettleDoor:
         text = json_payload.cut_bytes(json_payload.clean_text(f"{done:.0%} {note}".strip()))
         params = {"id": lease.id, "total_attempt": lease.total_attempt, "note": text}
         if not session.run(session.sql.progress, params):
-            raise LeaseLost(lease.id, lease.total_attempt, "report_progress")
+            raise lease.gone("report_progress")
 
 
 def release(session: Session, leases: Iterable[Lease]) -> set[int]:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from time import monotonic
 from typing import Any
 
 from django_dbtaskqueue import registry
 from django_dbtaskqueue.flow import checkout, move, observe, settle
-from django_dbtaskqueue.flow.process import expiry
+from django_dbtaskqueue.flow.process import Processor, expiry
 from django_dbtaskqueue.lease import Lease
 from django_dbtaskqueue.poller.carrier import Carrier
 from django_dbtaskqueue.poller.executors import Done, Executor, Job
 from django_dbtaskqueue.poller.lane import Lane
 from django_dbtaskqueue.poller.options import Options
+from django_dbtaskqueue.poller.places import Places
 from django_dbtaskqueue.poller.settler import Counts, Settler
 
 logger = logging.getLogger("django_dbtaskqueue")
@@ -31,7 +32,7 @@ class Intake:
         self,
         instance: str,
         lanes: Mapping[str, Lane],
-        executors: list[Executor],
+        places: Places,
         settler: Settler,
         expect: Callable[[Lane, float], None],
         counts: Counts,
@@ -39,7 +40,7 @@ class Intake:
     ) -> None:
         self.instance = instance
         self.lanes = lanes
-        self.executors = executors
+        self.places = places
         self.settler = settler
         self._expect = expect
         self.counts = counts
@@ -49,33 +50,83 @@ class Intake:
     def choose(self) -> tuple[Lane, int] | None:
         """Return the lane whose turn it is and how much to take, reserved; None when no lane is due and has room."""
         with self._lock:
-            ready = [(lane, room) for lane in self._due() if (room := self._room(lane)) > 0]
-            if not ready:
+            due = self._due()
+            rooms = {lane.key: self._room(lane) for lane in due}
+            rivals = [lane for lane in due if rooms[lane.key] > 0 or self._behind(lane)]
+            chosen = self._turn(rivals, rooms)
+            if chosen is None:
                 return None
-            total = sum(lane.weight for lane, _ in ready)
-            for lane, _ in ready:
+            for lane in rivals:
                 lane.credit += lane.weight
-            chosen, room = max(ready, key=lambda pair: pair[0].credit)
-            chosen.credit -= total
-            asked = min(room, chosen.settings.batch_size)
+            chosen.credit -= sum(lane.weight for lane in rivals)
+            asked = min(rooms[chosen.key], chosen.settings.batch_size)
             chosen.reserved += asked
             return chosen, asked
+
+    def _turn(self, rivals: list[Lane], rooms: dict[str, int]) -> Lane | None:
+        """Return whose turn it is. Nobody takes the turn of one that only waits for others' tasks to get done.
+
+        A lane of slow tasks lets none of them wait in memory: refills of a fast one would keep it out for ever.
+        """
+        left = rivals
+        while left:
+            first = max(left, key=lambda lane: lane.credit + lane.weight)
+            if rooms[first.key] > 0:
+                return first
+            places = self._places_of(first)
+            left = [lane for lane in left if not places & self._places_of(lane)]
+        return None
+
+    def _behind(self, lane: Lane) -> bool:
+        """Whether a lane without room gets some as soon as what waits where it runs is done."""
+        processors = registry.processors(lane.queue) or (None,)
+        return any(self.places.waiting(each) and self.places.allowed(each) != 0 for each in processors)
+
+    def _places_of(self, lane: Lane) -> set[Executor]:
+        return {self.places.of(each) for each in registry.processors(lane.queue) or (None,)}
 
     def take(self, carrier: Carrier, lane: Lane, asked: int) -> bool:
         """Check out and hand to the executors; return whether there was as much as asked for."""
         wakes = lane.wakes
         try:
-            leases = self._checkout(carrier, lane, asked)
-            self._dispatch(lane, leases)
+            if lane.unpark:
+                self._unpark(carrier, lane)
+            got = self._take(carrier, lane, asked)
         finally:
             with self._lock:
                 lane.reserved -= asked
-        next_due = None if leases else self._next_due(carrier, lane)
+        next_due = None if got else self._next_due(carrier, lane)
         with self._lock:
-            lane.taken(got=len(leases), wakes=wakes, next_due=next_due)
-        if self.options.once or (not leases and self._drained(carrier, lane)):
+            lane.taken(got=got, wakes=wakes, next_due=next_due)
+        if self.options.once or (not got and self._drained(carrier, lane)):
             lane.over = True
-        return len(leases) == asked
+        return got == asked
+
+    def _take(self, carrier: Carrier, lane: Lane, asked: int) -> int:
+        processors = registry.processors(lane.queue)
+        if not self._differ(processors):
+            return self._take_some(carrier, lane, asked)
+        return self._take_by_room(carrier, lane, asked, processors)
+
+    def _take_by_room(self, carrier: Carrier, lane: Lane, asked: int, processors: Sequence[Processor]) -> int:
+        """Take tasks so that no processor gets more than it has room for; full ones keep nobody from his turn.
+
+        Each statement asks for as many as the processor with the least room can have, and leaves out those without.
+        """
+        got, passed = 0, set[Processor]()
+        while True:
+            rooms = {processor: self._room_for(lane, processor, mine=asked) for processor in processors}
+            fitting = {which: room for which, room in rooms.items() if room > 0 and which not in passed}
+            lane.closed = frozenset(processors) - fitting.keys()
+            limit = min([asked - got, *fitting.values()]) if fitting else 0
+            if limit <= 0:
+                return got
+            taken = self._take_some(carrier, lane, limit, lane.closed)
+            got += taken
+            if taken < limit:
+                return got
+            least = min(fitting.values())
+            passed |= {which for which, room in fitting.items() if room == least}
 
     def pending(self) -> bool:
         """Whether a checkout is under way."""
@@ -88,33 +139,66 @@ class Intake:
 
     def _due(self) -> list[Lane]:
         now = monotonic()
-        return [lane for lane in self.lanes.values() if lane.next_poll <= now and not lane.over]
+        return [
+            lane
+            for lane in self.lanes.values()
+            if not lane.over and (lane.next_poll <= now or (lane.closed and self._reopened(lane)))
+        ]
+
+    def _reopened(self, lane: Lane) -> bool:
+        return any(self._room_for(lane, processor) > 0 for processor in lane.closed)
+
+    def _differ(self, processors: Sequence[Processor]) -> bool:
+        """Whether a queue's processors have room for different numbers of tasks."""
+        if len(processors) < 2:
+            return False
+        places = {self.places.of(processor) for processor in processors}
+        return len(places) > 1 or not all(processor.plain for processor in processors)
 
     def _room(self, lane: Lane) -> int:
-        executor = self.executor_of(lane)
-        waiting = len(executor.todo)
-        reserved = sum(other.reserved for other in self.lanes.values())
-        ahead = lane.ahead()
-        room = executor.slots + ahead - waiting - executor.busy() - len(self.settler.done) - reserved
-        if (waiting or reserved) and room < min(lane.settings.batch_size, ahead / 2):
-            return 0  # worth a statement only when the slots run dry or half of what may wait fits
+        """Return how many tasks to take from a lane now."""
+        processors = registry.processors(lane.queue)
+        if self._differ(processors):
+            room = 0 if lane.reserved else sum(max(0, self._room_for(lane, each)) for each in processors)
+        else:
+            room = self._room_for(lane, processors[0] if processors else None)
         if self.options.max_tasks is not None:
-            room = min(room, self.options.max_tasks - self.counts.started - reserved)
+            room = min(room, self.options.max_tasks - self.counts.started - self._reserved())
         return room
 
-    def _checkout(self, carrier: Carrier, lane: Lane, asked: int) -> list[Lease]:
+    def _room_for(self, lane: Lane, processor: Processor | None, *, mine: int = 0) -> int:
+        """Return how many tasks of a processor to take from a lane now, by who has reserved ``mine`` already."""
+        reserved = self._reserved() - mine
+        ahead = lane.ahead()
+        room = self.places.slots(processor) + ahead - len(self.settler.done) - reserved
+        if (reserved or self.places.waiting(processor)) and room < min(lane.settings.batch_size, ahead / 2):
+            return 0  # worth a statement only when the slots run dry or half of what may wait fits
+        allowed = self.places.allowed(processor)
+        return room if allowed is None else min(room, allowed - lane.reserved + mine)
+
+    def _reserved(self) -> int:
+        return sum(lane.reserved for lane in self.lanes.values())
+
+    def _take_some(self, carrier: Carrier, lane: Lane, asked: int, closed: Iterable[Processor] = ()) -> int:
+        without = tuple(sorted(processor.payload_type or "" for processor in closed))
+        leases = self._checkout(carrier, lane, asked, without)
+        self._dispatch(lane, leases)
+        return len(leases)
+
+    def _checkout(self, carrier: Carrier, lane: Lane, asked: int, without: tuple[str, ...]) -> list[Lease]:
         session = carrier.session(lane)
         if lane.strategy is None:
             lane.strategy = checkout.strategy_for(session, lane.settings.strategy)
         return checkout.take(
             session,
-            lane.line,
+            lane.line_without(without),
             strategy=lane.strategy,
             poller_instance=self.instance,
             limit=asked,
             lease=lane.settings.lease,
             door=lane.door,
             tags=self.options.tags,
+            without=without,
         )
 
     def _dispatch(self, lane: Lane, leases: list[Lease]) -> None:
@@ -123,7 +207,9 @@ class Intake:
         if "retry" in lane.overrides:
             for lease in leases:
                 lease.policy = lane.settings.retry
-        jobs: dict[int, list[Job]] = {}
+        observe.picked(leases)
+        jobs: list[Job] = []
+        special: dict[Processor, list[Lease]] = {}
         for lease in leases:
             if lease.lease_seconds is not None:
                 self._expect(lane, lease.lease_seconds)
@@ -132,10 +218,13 @@ class Intake:
                 self.settler.finish(Done(lease, expired, 0.0), idle=True)
             elif processor is None:
                 self._park(lease)
+            elif processor.plain:
+                jobs.append(Job(lease, processor))
             else:
-                jobs.setdefault(int(processor.is_async), []).append(Job(lease, processor))
-        for kind, batch in jobs.items():
-            self.executors[kind].submit(batch, fast=lane.mean is not None and lane.mean < FAST)
+                special.setdefault(processor, []).append(lease)
+        self.places.submit(jobs, fast=lane.mean is not None and lane.mean < FAST)
+        for processor, batch in special.items():
+            self.places.submit_special(processor, batch)
 
     def _park(self, lease: Lease) -> None:
         reason = move.no_handler(lease.queue, lease.payload_type)
@@ -144,11 +233,12 @@ class Intake:
 
     def _next_due(self, carrier: Carrier, lane: Lane) -> float | None:
         session = carrier.session(lane)
-        if session.postgresql and not lane.line.bounds:
+        priorities = lane.priorities()
+        if session.postgresql and not priorities:
             return None
         params: dict[str, Any] = {"queue_name": lane.queue}
         if session.postgresql:  # SQLite, under DEBUG, cannot even show a list
-            params["priorities"] = sorted(lane.line.bounds)
+            params["priorities"] = priorities
         return session.run(session.sql.next_due, params)[0][0]  # type: ignore[no-any-return]
 
     def _drained(self, carrier: Carrier, lane: Lane) -> bool:
@@ -160,7 +250,14 @@ class Intake:
         lane.next_poll = min(lane.next_poll, monotonic() + lane.settings.poll_interval.total_seconds())
         return False
 
-    def executor_of(self, lane: Lane) -> Executor:
-        """Return where most of a lane's tasks run."""
-        processors = registry.processors(lane.queue)
-        return self.executors[int(bool(processors) and all(processor.is_async for processor in processors))]
+    def _unpark(self, carrier: Carrier, lane: Lane) -> None:
+        """Put tasks back in line that waited for a handler registered since."""
+        lane.unpark = False
+        types, untyped = registry.payload_types(lane.queue), registry.find(lane.queue, None) is not None
+        try:
+            back = move.unpark(carrier.session(lane), lane.queue, types, untyped=untyped)
+        except Exception:
+            lane.unpark = True
+            raise
+        if back:
+            logger.info("%s parked tasks of %s have a handler here and are back in line", back, lane.queue)

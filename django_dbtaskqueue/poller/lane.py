@@ -9,6 +9,7 @@ from typing import Any
 
 from django_dbtaskqueue.conf import QueueSettings
 from django_dbtaskqueue.flow.checkout import Line, Strategy
+from django_dbtaskqueue.flow.process import Processor
 from django_dbtaskqueue.flow.settle import SettleDoor
 
 AHEAD = 0.1  # seconds of work that may wait in memory, so that few leases age there
@@ -34,6 +35,9 @@ class Lane:
     over: bool = False  # nothing more to take in a run that ends
     wakes: int = 0
     overrides: dict[str, Any] = field(default_factory=dict)  # of the queue's row, as last applied
+    unpark: bool = True  # tasks may be parked that have a handler by now
+    closed: frozenset[Processor] = frozenset()  # those of several processors that had no room at the last checkout
+    lines: dict[tuple[str, ...], Line] = field(default_factory=dict)  # by the payload types left out
 
     def apply(self, settings: QueueSettings) -> None:
         """Go on with other settings from the next checkout and settle on."""
@@ -42,6 +46,18 @@ class Lane:
         self.door.keep = settings.keep
         self.door.group_retry = settings.group_retry
         self.door.reenqueue = settings.reenqueue if "reenqueue" in self.overrides else None
+
+    def line_without(self, types: tuple[str, ...]) -> Line:
+        """Return the line that leaves out some payload types: how far it was taken is another matter."""
+        if not types:
+            return self.line
+        line = self.lines.setdefault(types, Line(self.queue))
+        line.max_wait = self.line.max_wait
+        return line
+
+    def priorities(self) -> list[int]:
+        """Return the priorities met so far."""
+        return sorted({priority for line in (self.line, *self.lines.values()) for priority in line.bounds})
 
     @property
     def key(self) -> str:

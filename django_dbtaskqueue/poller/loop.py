@@ -12,19 +12,17 @@ from datetime import timedelta
 from time import monotonic
 from uuid import uuid4
 
-from django_dbtaskqueue import conf
-from django_dbtaskqueue.flow import checkout, settle
+from django_dbtaskqueue import conf, listeners, registry
+from django_dbtaskqueue.flow import checkout, observe, settle
 from django_dbtaskqueue.flow.enqueue import queue_settings
 from django_dbtaskqueue.lease import Lease
 from django_dbtaskqueue.outcomes import Fail
 from django_dbtaskqueue.poller.carrier import Carrier
-from django_dbtaskqueue.poller.executors import Done, Executor, Run
-from django_dbtaskqueue.poller.executors.asyncio import AsyncExecutor
-from django_dbtaskqueue.poller.executors.gates import Gates
-from django_dbtaskqueue.poller.executors.thread import ThreadExecutor
+from django_dbtaskqueue.poller.executors import Done, Executor, Run, shared
 from django_dbtaskqueue.poller.intake import Intake
 from django_dbtaskqueue.poller.lane import Lane
 from django_dbtaskqueue.poller.options import Options
+from django_dbtaskqueue.poller.places import Places
 from django_dbtaskqueue.poller.renew import Renewer
 from django_dbtaskqueue.poller.settler import Counts, Settler
 from django_dbtaskqueue.poller.wakeup import Wakeup
@@ -34,7 +32,7 @@ logger = logging.getLogger("django_dbtaskqueue")
 
 CARRIERS = 2
 TICK = 0.05  # seconds between two looks while tasks run
-MOST_PAUSE = 5.0  # seconds between two attempts while the database is away
+MOST_PAUSE = 2.0  # seconds between two attempts while the database is away: it works again 3 s after it is back
 
 
 class Poller:
@@ -56,15 +54,12 @@ class Poller:
         self._busy = threading.Event()
         self._ended = threading.Event()
         self._threads: list[threading.Thread] = []
-        self._gates = Gates()
         self.settler = Settler(self.lanes, self.counts, self._bell.set)
-        self.executors: list[Executor] = [
-            ThreadExecutor(self.options.threads, self.settler.finish, self._gates),
-            AsyncExecutor(self.options.coroutines, self.settler.finish, self._gates),
-        ]
+        self.places = Places(self.options.threads, self.options.coroutines, self.settler.finish)
+        self.executors = self.places.executors
         self._renewer = Renewer(self.lanes.values(), self._held_of, self._lost)
         self.intake = Intake(
-            self.instance, self.lanes, self.executors, self.settler, self._renewer.expect, self.counts, self.options
+            self.instance, self.lanes, self.places, self.settler, self._renewer.expect, self.counts, self.options
         )
         self._wakeups = [Wakeup(alias, self.wake) for alias in {lane.door.alias for lane in self.lanes.values()}]
 
@@ -74,7 +69,10 @@ class Poller:
         """Start the threads. A poller starts once: a second start is refused."""
         if self._threads:
             raise RuntimeError(f"Poller {self.instance} is {self.state} and cannot be started again.")
+        listeners.load()
         self.state = "ENDING" if self.stopping else "STARTUP"
+        registry.watch(self._appeared)
+        observe.of_poller("started", self)
         self._renewer.start()
         for wakeup in self._wakeups:
             wakeup.start()
@@ -105,6 +103,7 @@ class Poller:
 
     def close(self) -> None:
         """Stop the helper threads, after the loop has ended or has been given up."""
+        closed = self.state == "STOPPED"
         self._ended.set()
         self.stop()
         self._renewer.stop()
@@ -114,6 +113,9 @@ class Poller:
             executor.close()
         for thread in self._threads:
             thread.join(timeout=5)
+        if self._threads and not closed:
+            registry.unwatch(self._appeared)
+            observe.of_poller("finished", self)
         self.state = "STOPPED"
 
     def wake(self, queue: str) -> None:
@@ -123,6 +125,13 @@ class Poller:
             lane.wake()
         if lanes:
             self._bell.set()
+
+    def _appeared(self, queue: str) -> None:
+        """A processor was registered in this process: tasks may have been parked for want of it."""
+        for lane in self.lanes.values():
+            if lane.queue == queue:
+                lane.unpark = True
+        self.wake(queue)
 
     # -- the loop ----------------------------------------------------------------------------------------------------
 
@@ -156,6 +165,7 @@ class Poller:
 
     def _trouble(self, carrier: Carrier, error: Exception) -> None:
         carrier.close()
+        observe.of_poller("crashed", self, error=error)
         if self.state in ("STARTUP", "RUNNING"):
             self.state = "WAITING"
             logger.warning("Polling failed, trying again until it works: %s: %s", type(error).__name__, error)
@@ -171,31 +181,30 @@ class Poller:
         turn = self.intake.choose()
         if turn is None:
             return self._pause()
+        before = self.counts.started
         if self.intake.take(carrier, *turn):
             self._busy.set()
+        if self.counts.started > before:
+            observe.of_poller("executed", self, tasks=self.counts.started - before)
         return 0.0
 
     def _pause(self) -> float:
         """Return how long there is nothing to do unless the bell rings."""
-        if self.settler.held or self.intake.pending():
-            for executor in self.executors:
-                executor.nudge()
+        if self.settler.held or self.intake.pending() or self.running():
+            self.places.nudge()
             return TICK
         if self.intake.spent():
             self.stop()
             return 0.0
+        observe.of_poller("idle", self)
         now = monotonic()
         return max(0.001, min((lane.next_poll for lane in self.lanes.values() if not lane.over), default=now) - now)
 
     def _wind_up(self, carrier: Carrier) -> float:
         """Give back what has not started; end when nothing is held any more."""
-        for executor in self.executors:
-            while executor.todo:
-                try:
-                    job = executor.todo.popleft()
-                except IndexError:
-                    break
-                self.settler.finish(Done(job.lease, settle.Release(), 0.0), idle=False)
+        for job in self.places.withdraw():
+            for lease in job.leases:
+                self.settler.finish(Done(lease, settle.Release(), 0.0), idle=False)
         self.settler.settle(carrier)
         if not self.settler.held and not self.settler.done and not self.intake.pending():
             self._ended.set()
@@ -210,8 +219,7 @@ class Poller:
 
     def slots(self) -> int:
         """Return how many tasks can run at the same time, in the executors that have processors."""
-        used = {id(self.intake.executor_of(lane)): self.intake.executor_of(lane) for lane in self.lanes.values()}
-        return sum(executor.slots for executor in used.values())
+        return sum(executor.slots for executor in self.places.used({lane.queue for lane in self.lanes.values()}))
 
     def overdue(self) -> None:
         """Fail, with the fence, the tasks whose time is over. Their slots free when they really end."""
@@ -225,7 +233,8 @@ class Poller:
 
     def _give_up(self, executor: Executor, run: Run, failure: Fail) -> None:
         if executor.overrun(run):
-            self.settler.finish(Done(run.job.lease, failure, monotonic() - run.started), idle=True)
+            for done in shared(run.job, [failure] * len(run.job.leases), monotonic() - run.started):
+                self.settler.finish(done, idle=True)
 
     def _waiting(self) -> int:
         return sum([len(executor.todo) for executor in self.executors])

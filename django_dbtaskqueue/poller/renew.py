@@ -32,6 +32,7 @@ class Renewer:
         self._held = held
         self._lost = lost
         self._due = {lane.key: 0.0 for lane in self._lanes}
+        self._lock = threading.Lock()  # of _due
         self._bell = threading.Event()
         self._ended = False
         self._thread = threading.Thread(target=self._loop, name="dbtaskqueue-renew", daemon=True)
@@ -48,8 +49,7 @@ class Renewer:
 
     def expect(self, lane: Lane, seconds: float) -> None:
         """A lease of only so many seconds was taken: renew in time for it."""
-        if monotonic() + seconds / 3 < self._due[lane.key]:
-            self._due[lane.key] = monotonic() + seconds / 3
+        if self._bring_forward(lane, seconds / 3):
             self._bell.set()
 
     def _loop(self) -> None:
@@ -59,9 +59,18 @@ class Renewer:
             self._bell.clear()
             for lane in self._lanes:
                 if monotonic() >= self._due[lane.key]:
-                    self._due[lane.key] = monotonic() + self._renew(lane, sessions[lane.key])
+                    self._due[lane.key] = float("inf")  # a lease taken meanwhile brings it forward
+                    self._bring_forward(lane, self._renew(lane, sessions[lane.key]))
         for session in sessions.values():
             session.close()
+
+    def _bring_forward(self, lane: Lane, seconds: float) -> bool:
+        """Renew in so many seconds, or before if that was the plan; return whether it was not."""
+        with self._lock:
+            due = monotonic() + seconds
+            sooner = due < self._due[lane.key]
+            self._due[lane.key] = min(due, self._due[lane.key])
+        return sooner
 
     def _renew(self, lane: Lane, session: Session) -> float:
         """Renew one queue's leases; return the seconds until the next time."""
@@ -73,8 +82,12 @@ class Renewer:
         try:
             for lease in renew(session, leases, seconds):
                 self._lost(lease)
-        except Error as error:
-            logger.debug("Leases of %s not renewed: %s", lane.queue, error)
+        except Exception as error:  # whatever it is: without this thread every lease would run out
+            logger.log(
+                logging.DEBUG if isinstance(error, Error) else logging.ERROR,
+                "Leases of %s not renewed: %s", lane.queue, error,
+                exc_info=not isinstance(error, Error),
+            )  # fmt: skip
             session.close()
             return min(RETRY, third)
         return third

@@ -1,4 +1,4 @@
-"""Runtime control through the database: what an operator changed on a queue's row, applied while running.
+"""Runtime control: what an operator changed on a queue's row or in the settings file, applied while running.
 
 Each poller on each host looks once per heartbeat, and says in its log and on its own row what it applied.
 """
@@ -14,6 +14,7 @@ from django.core.exceptions import ImproperlyConfigured
 
 from django_dbtaskqueue import conf, retry
 from django_dbtaskqueue.conf import QueueSettings
+from django_dbtaskqueue.durations import iso
 from django_dbtaskqueue.models import Queue
 from django_dbtaskqueue.poller.lane import Lane
 
@@ -30,25 +31,21 @@ def apply_overrides(lanes: list[Lane], alias: str) -> list[str]:
     rows = dict(
         Queue.objects.using(alias).filter(pk__in=[lane.queue for lane in lanes]).values_list("name", "overrides")
     )
-    applied = []
-    for lane in lanes:
-        overrides = rows.get(lane.queue) or {}
-        if overrides == lane.overrides:
-            continue
-        applied += _apply(lane, overrides)
-    return applied
+    return [change for lane in lanes for change in _apply(lane, rows.get(lane.queue) or {})]
 
 
 def _apply(lane: Lane, overrides: dict[str, Any]) -> list[str]:
-    lane.overrides = overrides
+    new, lane.overrides = overrides != lane.overrides, overrides
     try:
         settings = conf.overlay(conf.default_settings(lane.queue), overrides)
     except ImproperlyConfigured as error:
-        logger.error("Overrides of queue %s are not applied: %s", lane.queue, error)
+        if new:
+            logger.error("Overrides of queue %s are not applied: %s", lane.queue, error)
         return []
     changes = difference(lane.settings, settings)
-    if changes:
+    if changes or new:
         lane.apply(settings)
+    if changes:
         logger.info("Queue %s: %s", lane.queue, " ".join(changes))
     return [f"{lane.queue}: {change}" for change in changes]
 
@@ -67,13 +64,3 @@ def shown(value: Any) -> str:
     if isinstance(value, timedelta):
         return iso(value)
     return retry.describe(value) if callable(value) else str(value)
-
-
-def iso(value: timedelta) -> str:
-    """Return a duration in short ISO 8601: PT15M, PT1H30M, PT0.25S, P2D."""
-    seconds = value.total_seconds() - value.days * 86_400
-    parts = [(int(seconds // 3600), "H"), (int(seconds % 3600 // 60), "M")]
-    time = "".join(f"{number}{unit}" for number, unit in parts if number)
-    rest = f"{seconds % 60:.6f}".rstrip("0").rstrip(".")
-    time += f"{rest}S" if float(rest) or not (time or value.days) else ""
-    return f"P{f'{value.days}D' if value.days else ''}{f'T{time}' if time else ''}"

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from time import monotonic
 
+from django_dbtaskqueue import registry
 from django_dbtaskqueue.flow import observe, settle
 from django_dbtaskqueue.flow.settle import Pair
 from django_dbtaskqueue.lease import Lease
@@ -96,13 +97,14 @@ class Settler:
         """Tell a lease that was lost from an outcome that was stored before, by the processor or by a lost reply."""
         stored, _ = settle.resolve(carrier.session(lane), [lease for lease, _ in missing])
         for lease, outcome in missing:
-            gone = isinstance(outcome, CompleteDelete) or lease.touched
+            gone = isinstance(outcome, CompleteDelete | settle.Release | settle.Park) or lease.touched
             if lease.id not in stored and not gone:
-                self._counts.lost += 1
-                observe.lost(lease, type(outcome).__name__)
+                lease.lost = type(outcome).__name__.lower()
 
     def _account(self, lane: Lane, batch: list[Done]) -> None:
         ran = [done for done in batch if not isinstance(done.settlement, settle.Release | settle.Park)]
+        if len(ran) < len(batch):
+            _look_after_parked(lane, batch)
         if not ran:
             return
         with self._lock:
@@ -110,9 +112,23 @@ class Settler:
             self._counts.finished += len(ran)
         watched = observe.watched()
         for done in ran:
-            outcome = done.settlement
+            lease, outcome = done.lease, done.settlement
+            if lease.lost and not lease.settled:
+                self._counts.lost += 1
+                observe.lost(lease, lease.lost)
+                continue
+            if outcome is None:
+                outcome = lease.outcome  # by which the processor settled it by itself
             self._counts.failed += isinstance(outcome, Fail)
-            if isinstance(outcome, Fail | Reenqueue) or done.lease.group is not None:
+            if isinstance(outcome, Fail | Reenqueue) or lease.group is not None:
                 lane.wake()  # it may be due again soon, or the next of its group is in line
             if watched or isinstance(outcome, Fail):
-                observe.finished(done.lease, outcome)
+                observe.finished(lease, outcome)
+
+
+def _look_after_parked(lane: Lane, batch: list[Done]) -> None:
+    """A processor may have been registered between the look for one and the parking."""
+    parked = [done.lease for done in batch if isinstance(done.settlement, settle.Park)]
+    if any(registry.find(lease.queue, lease.payload_type) for lease in parked):
+        lane.unpark = True
+        lane.wake()

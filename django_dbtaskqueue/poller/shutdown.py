@@ -15,8 +15,7 @@ from datetime import timedelta
 from time import monotonic
 from types import FrameType
 
-from django_dbtaskqueue import notifier, signals
-from django_dbtaskqueue.flow import observe
+from django_dbtaskqueue import notifier
 from django_dbtaskqueue.poller.control import Control
 from django_dbtaskqueue.poller.loop import Poller
 
@@ -74,7 +73,6 @@ def run(
     control = Control(poller)
     poller.start()
     control.start()
-    observe.send(signals.poller_started, poller.instance, poller=poller)
     try:
         deadline = _until_end(poller, stops, timeout.total_seconds(), look)
         _wait_for_threads(poller, stops, deadline)
@@ -83,7 +81,6 @@ def run(
         control.stop()
         poller.close()
         notifier.flush()
-        observe.send(signals.poller_stopped, poller.instance, poller=poller)
 
 
 def _until_end(poller: Poller, stops: Stops, timeout: float, look: Callable[[Poller], None]) -> float:

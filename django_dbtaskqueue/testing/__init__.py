@@ -2,8 +2,9 @@
 
 No part of the queue is replaced. ``drain`` and ``perform`` check out, run and settle as a poller does, but one task
 after the other and in the transaction of the test, with which everything is rolled back. All differences from a poller:
-leases are not renewed and timeouts not enforced; and where a processor breaks the test's own transaction with a
-database error, everything it wrote in that run is taken back.
+leases are not renewed and timeouts not enforced; everything runs on the calling thread, whatever ``executor=`` says;
+tasks of every tag are taken; a batch processor gets them one by one; and where a processor breaks the test's own
+transaction with a database error, all it wrote in that run is taken back.
 
 Under pytest the fixture ``taskqueue`` has these functions as methods; under unittest ``TaskQueueTestCase`` has them.
 """

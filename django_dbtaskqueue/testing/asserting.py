@@ -13,7 +13,7 @@ from django_dbtaskqueue import payload as json_payload
 from django_dbtaskqueue.exceptions import PayloadError, near_match
 from django_dbtaskqueue.flow.enqueue import queue_settings
 from django_dbtaskqueue.models import AbstractTask
-from django_dbtaskqueue.session import alias_for, model_for
+from django_dbtaskqueue.session import aliases_of, model_for
 from django_dbtaskqueue.status import Status
 
 MOST_SHOWN = 10
@@ -58,9 +58,11 @@ def refute_enqueued(queue: str, *, using: str | None = None, **wanted: Unpack[Wa
 
 
 def _tasks(queue: str, using: str | None) -> list[AbstractTask]:
-    alias = alias_for(queue, using)
-    queue_settings(queue, alias)  # UnknownQueue: a misspelt name must not pass
-    return list(model_for(queue)._base_manager.using(alias).filter(queue=queue).order_by("id"))
+    found: list[AbstractTask] = []
+    for alias in aliases_of(queue, using):
+        queue_settings(queue, alias)  # UnknownQueue: a misspelt name must not pass
+        found += model_for(queue)._base_manager.using(alias).filter(queue=queue)
+    return sorted(found, key=lambda task: (task.create_time, task.pk))
 
 
 def _expected(wanted: Mapping[str, Any]) -> dict[str, Any]:
@@ -140,7 +142,7 @@ def _line(task: AbstractTask, expected: dict[str, Any]) -> str:
 
 
 def _elsewhere(queue: str, using: str | None) -> str:
-    tasks = model_for(queue)._base_manager.using(alias_for(queue, using)).filter(status=Status.CREATED)
+    tasks = model_for(queue)._base_manager.using(aliases_of(queue, using)[0]).filter(status=Status.CREATED)
     counts = tasks.values_list("queue").annotate(number=Count("id")).order_by("queue")
     named = ", ".join(f"{name!r} ({number})" for name, number in counts)
     return f" Tasks wait in {named}." if named else " No task waits in any other queue."

@@ -10,7 +10,7 @@ from django.db.models import DateTimeField, Model
 
 from django_dbtaskqueue import conf, registry
 from django_dbtaskqueue.models import AbstractTask, Task
-from django_dbtaskqueue.session import Session, alias_for
+from django_dbtaskqueue.session import Session, aliases_of
 
 
 def advance(delta: timedelta | str, *, using: str | None = None) -> None:
@@ -34,7 +34,7 @@ def known_queues() -> list[str]:
 
 
 def _aliases() -> list[str]:
-    return sorted({router.db_for_write(Task), *(alias_for(queue, None) for queue in known_queues())})
+    return sorted({router.db_for_write(Task)}.union(*map(aliases_of, known_queues())))
 
 
 def _shift(model: type[Model], passed: timedelta, alias: str) -> None:

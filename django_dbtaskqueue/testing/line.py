@@ -13,7 +13,7 @@ from django.db import connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import QuerySet
 
-from django_dbtaskqueue import codecs, registry
+from django_dbtaskqueue import codecs, listeners, registry
 from django_dbtaskqueue.exceptions import TaskQueueError
 from django_dbtaskqueue.flow import checkout, enqueue, move, observe, process, settle
 from django_dbtaskqueue.flow.process import Processor
@@ -22,7 +22,7 @@ from django_dbtaskqueue.models import AbstractTask, Attempt, TaskHistory
 from django_dbtaskqueue.outcomes import Fail, Outcome, Poison, Reenqueue
 from django_dbtaskqueue.poller.control import rescue
 from django_dbtaskqueue.poller.lane import Lane
-from django_dbtaskqueue.session import Row, Session
+from django_dbtaskqueue.session import Row, Session, model_for
 from django_dbtaskqueue.status import Status
 
 INSTANCE = "testing"
@@ -35,16 +35,6 @@ class Ran:
     kind: str
     outcome: Outcome | None = None
     raised: BaseException | None = None
-
-
-class _Door(settle.SettleDoor):
-    """Remembers what a processor settled by itself."""
-
-    settled: Outcome | None = None
-
-    def settle(self, lease: Lease, outcome: Outcome) -> None:
-        super().settle(lease, outcome)
-        self.settled = outcome
 
 
 class _Exactly:
@@ -61,15 +51,20 @@ class _Exactly:
 class Line:
     """One queue, worked on with the calling thread's connection."""
 
-    def __init__(self, queue: str, using: str | None) -> None:
+    def __init__(self, queue: str, alias: str) -> None:
         self.queue = queue
-        self.session = Session.of(queue, using)
-        self.alias = self.session.connection.alias
-        self.settings = enqueue.queue_settings(queue, self.alias)
-        self.door = _Door(
-            self.alias, self.session.model, keep=self.settings.keep, group_retry=self.settings.group_retry
+        self.alias = alias
+        self.session = Session.on(alias, model_for(queue))
+        self.settings = enqueue.queue_settings(queue, alias)
+        self.door = settle.SettleDoor(
+            alias,
+            self.session.model,
+            key=f"{queue}@{alias}" if self.settings.shards else queue,
+            keep=self.settings.keep,
+            group_retry=self.settings.group_retry,
         )
         self.tags: set[str] = set()
+        listeners.load()
 
     @property
     def tasks(self) -> QuerySet[AbstractTask]:
@@ -118,6 +113,7 @@ class Line:
             door=self.door,
             tags=sorted(self.tags),
         )
+        observe.picked(taken)
         return taken[0] if taken else None
 
     def _find_tags(self) -> bool:
@@ -146,25 +142,26 @@ class Line:
         """Process and settle one lease."""
         expired = process.expiry(lease, self.settings.expired)
         if expired is not None:
-            return Ran("expired", self._store(lease, expired))
+            stored = self._store(lease, expired)
+            observe.finished(lease, stored)
+            return Ran("expired", stored)
         if processor is None:
             settle.settle(self.session, [(lease, settle.Park(move.no_handler(lease.queue, lease.payload_type)))])
             return Ran("parked")
-        self.door.settled = None
         observe.started(lease)
         returned: list[Any] = []
         with _sheltered():
             outcome = _call(lease, _watched(processor, returned))
         stored = self._store(lease, outcome)
         if stored is None:
-            observe.lost(lease, type(outcome).__name__)
+            observe.lost(lease, lease.lost or type(outcome).__name__.lower())
             return Ran("lost")
         observe.finished(lease, stored)
-        return Ran(self._kind(lease, stored), stored, self._raised(stored, returned))
+        return Ran(self._kind(lease, stored), stored, self._raised(lease, stored, returned))
 
-    def _raised(self, stored: Outcome, returned: list[Any]) -> BaseException | None:
+    def _raised(self, lease: Lease, stored: Outcome, returned: list[Any]) -> BaseException | None:
         """Return the exception behind a failure that the processor neither returned nor settled by itself."""
-        own = stored is self.door.settled or any(stored is value for value in returned)
+        own = stored is lease.outcome or any(stored is value for value in returned)
         error = stored.error if isinstance(stored, Fail) else None
         return error if isinstance(error, BaseException) and not own else None
 
@@ -173,7 +170,7 @@ class Line:
         if outcome is not None and self._settled(lease, outcome):
             return outcome
         _, standing = settle.resolve(self.session, [lease])
-        return None if standing else self.door.settled
+        return None if standing else lease.outcome
 
     def _settled(self, lease: Lease, outcome: Outcome) -> bool:
         door = self.door
@@ -206,13 +203,15 @@ def _call(lease: Lease, processor: Processor) -> Outcome | None:
 def _watched(processor: Processor, returned: list[Any]) -> Processor:
     """Return the processor so that what it returns is noted: what it did not return, it raised."""
 
-    def call(task: Lease) -> Any:
-        returned.append(processor.function(task))
-        return returned[-1]
+    def noted(value: Any) -> Any:
+        returned.extend(value if isinstance(value, list) else [value])  # a batch processor may return a list
+        return value
 
-    async def call_async(task: Lease) -> Any:
-        returned.append(await processor.function(task))
-        return returned[-1]
+    def call(task: Any) -> Any:
+        return noted(processor.function(task))
+
+    async def call_async(task: Any) -> Any:
+        return noted(await processor.function(task))
 
     return replace(processor, function=call_async if processor.is_async else call)
 

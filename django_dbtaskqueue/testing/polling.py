@@ -13,7 +13,7 @@ from django_dbtaskqueue import notifier
 from django_dbtaskqueue.exceptions import TaskQueueError
 from django_dbtaskqueue.poller.loop import Poller
 from django_dbtaskqueue.poller.options import Options
-from django_dbtaskqueue.session import alias_for
+from django_dbtaskqueue.session import aliases_of
 
 PATIENCE = timedelta(seconds=30)
 
@@ -29,7 +29,7 @@ def run_poller(
     block it stops at once. It sees only what is committed: for ``TransactionTestCase`` and
     ``django_db(transaction=True)``; elsewhere ``TaskQueueError`` (use ``drain``).
     """
-    _refuse_transaction({alias_for(queue, using) for queue in queues})
+    _refuse_transaction({alias for queue in queues for alias in aliases_of(queue, using)})
     poller = Poller(dict.fromkeys(queues, 1), Options(threads=threads, coroutines=coroutines), using=using)
     poller.start()
     try:
@@ -57,5 +57,5 @@ def _drain(poller: Poller, timeout: timedelta) -> None:
     poller.wake("")
     if not poller.wait(timeout.total_seconds()):
         running = [f"{run.job.lease.queue}/{run.job.lease.reference or run.job.lease.id}" for run in poller.running()]
-        queues = ", ".join(poller.lanes)
-        raise AssertionError(f"The poller of {queues} was not done after {timeout}. It runs: {', '.join(running)}.")
+        state = f"{poller.state}, running {', '.join(running) or 'nothing'}"
+        raise AssertionError(f"The poller of {', '.join(poller.lanes)} was not done after {timeout}: {state}.")

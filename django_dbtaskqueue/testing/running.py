@@ -16,6 +16,7 @@ from django_dbtaskqueue.flow import enqueue, move
 from django_dbtaskqueue.flow.process import Processor
 from django_dbtaskqueue.lease import Lease
 from django_dbtaskqueue.outcomes import Fail, Outcome
+from django_dbtaskqueue.session import aliases_of
 from django_dbtaskqueue.testing.clock import advance, known_queues
 from django_dbtaskqueue.testing.line import Line
 
@@ -62,7 +63,8 @@ def drain(
     A failed attempt is stored as a poller would store it; ``raising=True`` then raises the processor's exception.
     Raises ``AssertionError`` naming the queue when there is more to do after ``limit`` attempts.
     """
-    lines = [Line(name, using) for name in ([queue] if queue is not None else known_queues())]
+    queues = [queue] if queue is not None else known_queues()
+    lines = [Line(name, alias) for name in queues for alias in aliases_of(name, using)]
     counts = Counter({"failed": sum(len(line.tend()) for line in lines)})
     outcomes: list[Outcome] = []
     for line, lease in _due(lines, with_scheduled=with_scheduled):
@@ -95,9 +97,10 @@ def perform(
     ``LeaseLost`` when the lease was gone before an outcome could be stored.
     """
     processor = _processor(queue)
-    line = Line(queue if processor is None else processor.queue, using)
+    name = queue if processor is None else processor.queue
+    line = Line(name, aliases_of(name, using)[0])
     with transaction.atomic(using=line.alias):  # no poller may take it before us
-        task = enqueue.enqueue(line.queue, reference, payload, context=context, using=line.alias)
+        task = enqueue.enqueue(name, reference, payload, context=context, using=line.alias)
         lease = line.take_task(task, processor, attempt, reenqueue_attempt)
     try:
         ran = line.run(lease, processor or registry.find(lease.queue, lease.payload_type))

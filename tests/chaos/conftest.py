@@ -21,9 +21,10 @@ Start = Callable[..., PollerProcess]
 @pytest.fixture
 def queues(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Call it with settings of both queues, or of one by its name; children started from then on have them, too."""
-    values: dict[str, Any] = {"HEARTBEAT": "500ms", "QUEUES": {"chaos": dict(QUEUE), "ledger": dict(QUEUE)}}
+    values: dict[str, Any] = {"QUEUES": {"chaos": dict(QUEUE), "ledger": dict(QUEUE)}}
 
-    def configure(**changes: Any) -> None:
+    def configure(*, heartbeat: str = "500ms", **changes: Any) -> None:
+        values["HEARTBEAT"] = heartbeat
         for name, queue in values["QUEUES"].items():
             queue.update({key: value for key, value in changes.items() if key not in values["QUEUES"]})
             queue.update(changes.get(name, {}))

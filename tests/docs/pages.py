@@ -26,7 +26,8 @@ import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 from django.db import connection
 from packaging.requirements import Requirement
@@ -76,7 +77,7 @@ class Reader:
         self.folder = folder
         self.database = database
         self.settings = settings
-        self.namespace: dict[str, Any] = {"__name__": page.stem}
+        self.module = ModuleType(f"page_{page.stem.replace('-', '_')}")
         self.exported: dict[str, str] = {}
         self.output = ""
         self.executors: dict[str, Callable[[Block], None]] = {
@@ -88,7 +89,7 @@ class Reader:
             "python": self.python,
             "sql": self.sql,
             "text": self.text,
-            "toml": lambda block: void(tomllib.loads(block.text)),
+            "toml": self.toml,
         }
 
     def read(self) -> None:
@@ -121,15 +122,17 @@ class Reader:
             self.output = self.run([sys.executable, "manage.py", "shell", "--verbosity", "0", "--command", block.text])
         else:
             code = compile("\n" * (block.line - 1) + block.text, str(self.page), "exec")
+            sys.modules[self.module.__name__] = self.module  # where classes look for their own
             with contextlib.redirect_stdout(io.StringIO()) as said:
-                exec(code, self.namespace)  # noqa: S102 -- the documentation's own code
+                exec(code, vars(self.module))  # noqa: S102 -- the documentation is our own
             self.output = said.getvalue()
             self.apply_settings()
 
     def apply_settings(self) -> None:
         """Put DBTASKQUEUE, where a block sets it, in force for the rest of the page."""
-        if "DBTASKQUEUE" in self.namespace:
-            self.settings.DBTASKQUEUE = self.namespace.pop("DBTASKQUEUE")
+        namespace = vars(self.module)
+        if "DBTASKQUEUE" in namespace:
+            self.settings.DBTASKQUEUE = namespace.pop("DBTASKQUEUE")
             for queue in conf.known_queues():
                 conf.queue_settings(queue)
 
@@ -156,6 +159,14 @@ class Reader:
                 assert value, f"[{section}] {name} is empty"
                 if name == "ExecStart":
                     accept_options(shlex.split(value))
+
+    def toml(self, block: Block) -> None:
+        """Parse, and put it in force as a settings file."""
+        assert set(tomllib.loads(block.text)) == {"queues"}, "Only settings files are in TOML here."
+        file = self.folder / f"settings-{block.line}.toml"
+        file.write_text(block.text)
+        self.settings.DBTASKQUEUE = {"FILE": str(file)}
+        assert conf.settings().queues
 
     def dockerfile(self, block: Block) -> None:
         """Check each instruction; pip's requirements and the command of the container are looked at."""

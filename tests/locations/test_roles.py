@@ -22,7 +22,9 @@ STATEMENTS = {
     "change status": "UPDATE dbtaskqueue_task SET status = status",
     "replace payload": "UPDATE dbtaskqueue_task SET payload = '1'",
     "delete": "DELETE FROM dbtaskqueue_task",
-    "record attempt": "INSERT INTO dbtaskqueue_attempt (task_id, queue_name, attempt, total_attempt) VALUES (1, 'q', 1, 1)",
+    "record attempt": (
+        "INSERT INTO dbtaskqueue_attempt (task_id, queue_name, attempt, total_attempt) VALUES (1, 'q', 1, 1)"
+    ),
     "delete history": "DELETE FROM dbtaskqueue_taskhistory",
     "count deletion": "INSERT INTO dbtaskqueue_deletedtasks (queue_name, count) VALUES ('q', 1)",
     "heartbeat": "INSERT INTO dbtaskqueue_poller (instance) VALUES ('p')",

@@ -65,7 +65,7 @@ def test_a_router_decides_by_payload(sharded: None, settings: Any) -> None:
 @pytest.mark.django_db(databases=SHARDS)
 def test_a_router_that_names_no_shard_is_told(sharded: None, settings: Any) -> None:
     settings.DBTASKQUEUE = {"QUEUES": {"spread": {"shards": SHARDS, "router": lambda *_: "moon"}}}
-    with pytest.raises(EnqueueError, match="'moon'.*default, sqlite"):
+    with pytest.raises(EnqueueError, match=r"'moon'.*default, sqlite"):
         enqueue("spread", "a")
 
 

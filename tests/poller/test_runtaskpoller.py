@@ -65,12 +65,26 @@ def test_queues_have_their_turns_by_weight(postgres_process_database: ProcessDat
         enqueue_many(
             queue, [(f"{queue}-{n}", {"do": "sleep", "seconds": 0.004, "mark": str(mark)}) for n in range(400)]
         )
-    with runtaskpoller(
-        postgres_process_database, "--queue", "work:3,other", "--threads", "1", "--max-tasks", "240"
-    ) as poller:
+    options = ["--queue", "work:3,other", "--threads", "1", "--max-tasks", "240"]
+    with runtaskpoller(postgres_process_database, *options) as poller:
         poller.ended()
     shares = Counter(reference.split("-")[0] for _, reference, *_ in lines(mark))
-    assert 1.5 < shares["work"] / shares["other"] < 6, shares
+    assert shares["other"] and 1.5 < shares["work"] / shares["other"] < 6, shares
+
+
+def test_slow_tasks_have_their_turn_beside_a_backlog_of_quick_ones(
+    postgres_process_database: ProcessDatabase, tmp_path: Path
+) -> None:
+    # Given so many quick tasks that they never run out, and a few slow ones, which no poller takes ahead
+    mark = tmp_path / "mark"
+    enqueue_many("work", [(None, {})] * 20_000)
+    enqueue_many("other", [(f"slow-{n}", {"do": "sleep", "seconds": 0.3, "mark": str(mark)}) for n in range(5)])
+    with runtaskpoller(postgres_process_database, "--queue", "work,other", "--threads", "2") as poller:
+        until(lambda: len(lines(mark)) == 5)
+        # Then the slow ones were all started while quick ones still waited
+        assert Task.objects.filter(queue="work", status="CREATED").exists()
+        poller.signal()
+        poller.ended()
 
 
 def test_a_paused_queue_waits_and_goes_on(process_database: ProcessDatabase) -> None:

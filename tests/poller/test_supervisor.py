@@ -69,11 +69,12 @@ def test_one_signal_to_each_process_drains_as_one_to_the_parent_does(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["exit", "kill"])
+@pytest.mark.parametrize(("vendor", "how"), [("postgres", "kill"), ("postgres", "exit"), ("sqlite", "kill")])
 def test_a_task_that_kills_its_process_ends_in_error_after_its_budget(
-    process_database: ProcessDatabase, tmp_path: Path, how: str
+    request: pytest.FixtureRequest, tmp_path: Path, vendor: str, how: str
 ) -> None:
     # Given a killer among innocents
+    process_database: ProcessDatabase = request.getfixturevalue(f"{vendor}_process_database")
     mark = tmp_path / "mark"
     killer = enqueue("brief", "killer", {"do": how, "mark": str(mark)}, priority=-1)
     enqueue_many("work", [(f"good{n}", {}) for n in range(100)])

@@ -41,8 +41,13 @@ class Checkouts(Group):
         now = self.dialect.now
         return (
             f"ready_time <= {now} AND next_process_time <= {now} AND attempt < max_attempts"
-            f" AND (tag IS NULL OR {self.dialect.one_of('tag', 'tags')}) AND NOT {self._paused}"
+            f" AND (tag IS NULL OR {self.dialect.one_of('tag', 'tags')}) AND NOT {self._paused}{self._wanted}"
         )
+
+    @property
+    def _wanted(self) -> str:
+        """What else a task must be; see ``statements.Narrowed``."""
+        return ""
 
     @property
     def _paused(self) -> str:

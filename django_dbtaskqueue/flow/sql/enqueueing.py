@@ -49,13 +49,24 @@ class Enqueueing(Group):
         if grouped:
             ready = f"CASE WHEN u.group_key IS NULL THEN {due} END"
             parked = f"CASE WHEN u.group_key IS NOT NULL THEN '{GROUP}' END"
+        key, source = self._ordered(self.dialect.rows(columns))
         return self.tables.rename(
-            f"INSERT INTO {self.tables.task} AS t (queue_name, {', '.join(GIVEN)}, {PLACE})"
-            f" SELECT %(queue_name)s, {picked}, {due}, {ready}, {parked}, {expire}"
-            f" FROM {self.dialect.rows(columns)} WHERE true"
+            f"INSERT INTO {self.tables.task} AS t ({key}queue_name, {', '.join(GIVEN)}, {PLACE})"
+            f" SELECT {key and 'u.id, '}%(queue_name)s, {picked}, {due}, {ready}, {parked}, {expire} FROM {source}"
             f" {self._conflict(on_duplicate, keep_due=keep_due)}"
             " RETURNING id, last_update_time = create_time"
         )
+
+    def _ordered(self, rows: str) -> tuple[str, str]:
+        """Return the rows' source so that references are locked in one order everywhere, and ids follow the items.
+
+        Two producers of the same references in another order would otherwise wait for each other: a deadlock.
+        """
+        if self.dialect.vendor != "postgresql":
+            return "", f"{rows} WHERE true"
+        sequence = f"(SELECT pg_get_serial_sequence('{self.tables.task}', 'id'))::regclass"
+        numbered = f"(SELECT nextval({sequence}) AS id, u.* FROM {rows}) AS u"
+        return "id, ", f'{numbered} ORDER BY u.reference_number COLLATE "C"'
 
     def _due(self, delay: str, run_at: str) -> str:
         base = f"{self.dialect.greatest}({self.dialect.now}, coalesce({self.dialect.time(run_at)}, {self.dialect.now}))"
@@ -65,9 +76,11 @@ class Enqueueing(Group):
         if on_duplicate != "replace":
             return "ON CONFLICT (reference_number, queue_name) DO NOTHING"
         # A task stays in its group: to move it, cancel it and enqueue another.
-        names = ["payload", "payload_type", "priority", "tag", "context", "max_attempts", "lease_seconds"]
+        names = ["payload", "payload_type", "priority", "tag", "context", "lease_seconds"]
         names += [] if keep_due else ["next_process_time", "expire_time"]
         changes = ", ".join(f"{name} = excluded.{name}" for name in names)
+        # A smaller budget leaves one attempt at least: without one nobody could ever take the task.
+        changes += f", max_attempts = {self.dialect.greatest}(excluded.max_attempts, t.attempt + 1)"
         if not keep_due:  # a parked task stays parked
             changes += ", ready_time = CASE WHEN t.parked_by IS NULL THEN excluded.next_process_time END"
         # Later than create_time by construction, which is how a replaced row is told from a new one.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 from django_dbtaskqueue.flow.sql.base import Tables
 from django_dbtaskqueue.flow.sql.checkouts import Checkouts
 from django_dbtaskqueue.flow.sql.enqueueing import Enqueueing
@@ -10,7 +12,21 @@ from django_dbtaskqueue.flow.sql.settling import Settling
 from django_dbtaskqueue.flow.sql.tending import NO_HANDLER, Tending
 
 __all__ = ["NO_HANDLER", "Statements", "Tables"]
+COALESCED = "coalesce(payload_type, '')"
 
 
 class Statements(Enqueueing, Checkouts, Grouping, Tending, Settling):
     """The groups side by side: texts only, no state."""
+
+    @cached_property
+    def narrowed(self) -> Narrowed:
+        """The same, with checkouts that leave out the payload types in the parameter ``without``."""
+        return Narrowed(self.tables, self.dialect)
+
+
+class Narrowed(Statements):
+    """Checkouts that leave out payload types ('' stands for none)."""
+
+    @property
+    def _wanted(self) -> str:
+        return f" AND NOT {self.dialect.one_of(COALESCED, 'without')}"

@@ -74,6 +74,10 @@ class Command(BaseCommand):
         )  # fmt: skip
         parser.add_argument("--max-tasks", type=positive, metavar="N", help="End after N tasks (of each process).")
         parser.add_argument("--database", metavar="ALIAS", help="Database to poll. Default: that of each queue.")
+        parser.add_argument(
+            "--tag", action="append", default=[], metavar="TAG",
+            help="Take tasks with this tag, too; again for more. Default: only tasks without a tag.",
+        )  # fmt: skip
         parser.add_argument("--name", default="", help="First part of the instance's name (the host's name).")
         parser.add_argument(
             "--shutdown-timeout", type=duration, default=timedelta(seconds=30), metavar="TIME",
@@ -191,6 +195,7 @@ def chosen(options: dict[str, Any]) -> Options:
         drain=options["drain"],
         max_tasks=options["max_tasks"],
         name=options["name"],
+        tags=tuple(options["tag"]),
     )
 
 

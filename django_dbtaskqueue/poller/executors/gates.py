@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-
 from dataclasses import dataclass, field
 
 from django_dbtaskqueue.flow.process import Processor
@@ -76,5 +75,3 @@ class Gates:
 
     def _gate(self, processor: Processor) -> Gate:
         return self._gates.setdefault((processor.queue, processor.payload), Gate())
-
-

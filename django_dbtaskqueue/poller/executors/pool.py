@@ -31,11 +31,13 @@ from django_dbtaskqueue.poller.executors import Finish, Job, Run, perform_job, s
 from django_dbtaskqueue.poller.executors.gates import Gates
 from django_dbtaskqueue.poller.executors.thread import tidy
 
+
 class Answer(NamedTuple):
     """What came of one lease, wherever it was processed."""
 
     outcome: Outcome | None
     settled: Outcome | None  # what the processor settled by itself
+    lost: str
 
 
 class PoolExecutor:
@@ -107,8 +109,8 @@ class PoolExecutor:
 
     def close(self) -> None:
         """Shut the user's executor down if it was made here; one that was given is its owner's."""
-        if self._owned:
-            self._pool.shutdown(wait=False, cancel_futures=True)
+        if self._owned and hasattr(self._pool, "shutdown"):
+            self._pool.shutdown(wait=False)
 
     def _hand_over(self, job: Job) -> None:
         started = monotonic()
@@ -157,7 +159,7 @@ class PoolExecutor:
         except Exception:
             if not self._owned:
                 raise
-        self._pool.shutdown(wait=False, cancel_futures=True)  # its processes died, and it takes nothing any more
+        self.close()  # its processes died, and it takes nothing any more
         self._pool, self._owned = made(self._given)
         return self._pool.submit(there, job)  # type: ignore[no-any-return]
 
@@ -186,7 +188,7 @@ def there(job: Job) -> list[Answer]:
     for outcome in outcomes:
         _keep_traceback(outcome)
     return [
-        Answer(outcome, lease.outcome if lease.settled else None)
+        Answer(outcome, lease.outcome if lease.settled else None, lease.lost)
         for lease, outcome in zip(job.leases, outcomes, strict=True)
     ]
 
@@ -206,6 +208,7 @@ def _portable(processor: Processor) -> Processor:
 def _taken_in(lease: Lease, processor: Processor, answer: Answer) -> Settlement | None:
     """Note on our lease what happened to its twin elsewhere."""
     lease.policy = lease.policy or conf.retry_policy(lease.queue, processor.policy)
+    lease.lost = answer.lost
     if answer.settled is not None:
         lease.settled, lease.outcome = True, answer.settled
     return answer.outcome

@@ -1,0 +1,36 @@
+"""Durations as people write them."""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+from typing import Any
+
+from django.core.exceptions import ImproperlyConfigured
+from django.utils.dateparse import parse_duration
+
+UNITS = {"ms": "milliseconds", "s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+
+
+def duration(value: Any, *, where: str) -> timedelta:
+    """Return a ``timedelta`` from one, or from text such as "90s", "15m", "2h", "1d", "250ms" or "PT15M"."""
+    if isinstance(value, timedelta):
+        return value
+    if isinstance(value, str):
+        short = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)", value.strip())
+        if short:
+            return timedelta(**{UNITS[short[2]]: float(short[1])})
+        parsed = parse_duration(value)
+        if parsed is not None:
+            return parsed
+    raise ImproperlyConfigured(f'{where} must be a timedelta or text such as "15m", not {value!r}.')
+
+
+def iso(value: timedelta) -> str:
+    """Return a duration in short ISO 8601, as ``duration`` reads it: PT15M, PT1H30M, PT0.25S, P2D."""
+    seconds = value.total_seconds() - value.days * 86_400
+    parts = [(int(seconds // 3600), "H"), (int(seconds % 3600 // 60), "M")]
+    time = "".join(f"{number}{unit}" for number, unit in parts if number)
+    rest = f"{seconds % 60:.6f}".rstrip("0").rstrip(".")
+    time += f"{rest}S" if float(rest) or not (time or value.days) else ""
+    return f"P{f'{value.days}D' if value.days else ''}{f'T{time}' if time else ''}"

@@ -1,0 +1,63 @@
+"""Tasks that kill whoever touches them: they end in ERROR after their budget, and nobody else suffers for long."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+from django_dbtaskqueue import enqueue, enqueue_many
+from django_dbtaskqueue.models import Attempt, Task
+from tests.chaos.conftest import Start
+from tests.chaos.processes import audit, statuses
+from tests.conftest import ProcessDatabase
+from tests.poller.processes import lines
+from tests.support import eventually
+
+KILLERS = {"segfault": "SIGSEGV", "overflow": "SIGSEGV", "exit": "exit code 7", "kill": "SIGKILL"}
+RAISERS = {"recursion": "builtins.RecursionError", "leave": "builtins.SystemExit"}
+GOOD = 200
+
+
+def test_poison_among_good_tasks(
+    process_database: ProcessDatabase, start: Start, queues: Callable[..., None], tmp_path: Path
+) -> None:
+    # Given six kinds of poison among good tasks
+    queues(lease="1s", ledger={"max_attempts": 5}, heartbeat="2s")
+    watched, mark = audit(), tmp_path / "mark"
+    kinds = [*KILLERS, *RAISERS]
+    for index, kind in enumerate(kinds):
+        enqueue_many("chaos", [{"payload": {"do": "ok"}}] * (GOOD // len(kinds)))
+        enqueue("chaos", kind, {"do": kind, "mark": str(mark)})
+
+    # When two children of a supervisor work on them
+    poller = start(process_database, "--processes", "2")
+
+    # Then each of the poison ends in ERROR after exactly its attempts, and all the others are done
+    eventually(done, timeout=90)
+    assert Counter(line[1] for line in lines(mark)) == dict.fromkeys(kinds, 3)
+    poison = Task.objects.filter(reference__isnull=False)
+    assert {task.reference: (task.status, task.attempt) for task in poison} == dict.fromkeys(kinds, ("ERROR", 3))
+    print("innocent tasks by attempts:", Counter(Task.objects.filter(reference=None).values_list("total_attempt", flat=True)))
+    assert set(Task.objects.filter(reference=None).values_list("status", flat=True)) == {"COMPLETED"}
+
+    # ... with what is known of each attempt
+    for task in poison:
+        errors = list(Attempt.objects.filter(task_id=task.pk).order_by("attempt").values_list("attempt", "error_type"))
+        if task.reference in RAISERS:
+            assert errors == [(number, RAISERS[task.reference]) for number in (1, 2, 3)]
+        else:
+            assert errors == [(3, "django_dbtaskqueue.exceptions.ProcessDied")]
+    assert watched.problems() == []
+
+    # ... and the supervisor has replaced every child that died, and goes on
+    for death in KILLERS.values():
+        assert death in poller.log
+    enqueue("chaos", None, {"do": "ok"})
+    eventually(done)
+    poller.end()
+
+
+def done() -> None:
+    found = statuses()
+    assert not found.keys() & {"CREATED", "PROCESSING"}, found

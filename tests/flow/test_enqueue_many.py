@@ -1,0 +1,253 @@
+"""Many tasks: all of them or none, in the order given, whatever the iterable."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from asgiref.sync import sync_to_async
+from django.db import connections, transaction
+from django.utils import timezone
+
+from django_dbtaskqueue import (
+    DuplicateTask,
+    EnqueueReport,
+    PayloadError,
+    UnknownQueue,
+    aenqueue,
+    aenqueue_many,
+    enqueue,
+    enqueue_many,
+)
+from django_dbtaskqueue.exceptions import EnqueueError
+from django_dbtaskqueue.flow.enqueue import queue_settings
+from django_dbtaskqueue.models import Task
+from tests.factories import make_task
+
+pytestmark = pytest.mark.django_db(databases=["default", "sqlite"])
+
+
+@dataclass
+class Letter:
+    to: str
+
+
+def references(alias: str) -> list[str | None]:
+    """Return the references in line order."""
+    return list(Task.objects.using(alias).due().values_list("reference", flat=True))
+
+
+def test_every_form_of_item(alias: str) -> None:
+    """Given a mapping, a pair and a payload of its own class, then each becomes a task, in this order."""
+    items: list[Any] = [
+        {"reference": "mapping", "payload": {"n": 1}, "tag": "gpu", "context": {"t": 1}},
+        ("pair", [2]),
+        Letter("you"),
+        {},
+    ]
+    assert enqueue_many("parcels", items, using=alias) == EnqueueReport(enqueued=4)
+    rows = list(Task.objects.using(alias).order_by("id").values_list("reference", "payload", "payload_type"))
+    assert rows == [
+        ("mapping", {"n": 1}, None),
+        ("pair", [2], None),
+        (None, {"to": "you"}, "Letter"),
+        (None, None, None),
+    ]
+    first = Task.objects.using(alias).get(reference="mapping")
+    assert (first.tag, first.context, first.max_attempts) == ("gpu", {"t": 1}, 4)
+    assert Task.objects.using(alias).filter(payload__isnull=True).count() == 1
+
+
+def test_what_many_writes_is_what_one_writes(alias: str) -> None:
+    options: dict[str, Any] = {
+        "payload": {"é": [1.5, "\U0001f600", None, 2**70]}, "priority": -3, "tag": "gpu", "context": {"a": "'\"\\"},
+        "delay": timedelta(minutes=5), "ttl": timedelta(hours=1), "run_at": timezone.now() + timedelta(hours=3),
+        "lease": timedelta(seconds=90),
+    }  # fmt: skip
+    enqueue("parcels", "one", using=alias, **options)
+    enqueue_many("parcels", [{"reference": "many", **options}, {"reference": "plain"}], using=alias)
+    one, many = (Task.objects.using(alias).values().get(reference=name) for name in ("one", "many"))
+    for name in one.keys() - {"id", "reference"}:
+        if name.endswith("_time") and one[name] is not None:
+            assert abs(one[name] - many[name]) < timedelta(seconds=5), name
+        else:
+            assert one[name] == many[name], name
+    assert abs(many["ready_time"] - options["run_at"] - options["delay"]) < timedelta(milliseconds=2)
+    plain = Task.objects.using(alias).get(reference="plain")
+    assert plain.ready_time == plain.create_time
+
+
+def test_twelve_thousand_from_a_generator(alias: str, django_assert_max_num_queries: Any) -> None:
+    read = 0
+
+    def items() -> Iterator[dict[str, Any]]:
+        nonlocal read
+        for number in range(12_000):
+            read += 1
+            yield {"reference": f"r-{number:05}", "payload": {"number": number}}
+
+    with django_assert_max_num_queries(10, using=alias):
+        assert enqueue_many("parcels", items(), using=alias) == EnqueueReport(enqueued=12_000)
+    assert read == Task.objects.using(alias).count() == 12_000
+    ids = Task.objects.using(alias).order_by("id").values_list("payload__number", flat=True)
+    assert list(ids[4_990:5_010]) == list(range(4_990, 5_010))
+
+
+def test_nothing_is_an_empty_report(alias: str, django_assert_max_num_queries: Any) -> None:
+    queue_settings("parcels", alias)  # the queue's row is read once a second
+    with django_assert_max_num_queries(2, using=alias):  # the savepoint
+        assert enqueue_many("parcels", iter(()), using=alias) == EnqueueReport()
+
+
+# -- all or none -----------------------------------------------------------------------------------------------------
+
+
+def test_a_bad_item_of_the_last_chunk_takes_all_chunks_with_it(alias: str) -> None:
+    items: list[Any] = [{"payload": number} for number in range(5_100)]
+    items[5_050] = {"payload": {"items": [0, {"when": math.nan}]}}
+    with pytest.raises(PayloadError) as refused:
+        enqueue_many("parcels", items, using=alias)
+    assert refused.value.path == "items[5050].payload.items[1].when"
+    assert not Task.objects.using(alias).exists()
+
+
+def test_an_error_of_the_iterable_takes_all_with_it(alias: str) -> None:
+    def items() -> Iterator[dict[str, Any]]:
+        yield from [{}] * 5_001
+        raise OSError("the file ends here")
+
+    with pytest.raises(OSError, match="ends here"):
+        enqueue_many("parcels", items(), using=alias)
+    assert not Task.objects.using(alias).exists()
+
+
+def test_it_rolls_back_with_the_caller(alias: str) -> None:
+    with pytest.raises(ZeroDivisionError), transaction.atomic(using=alias):
+        enqueue_many("parcels", [{}, {}], using=alias)
+        raise ZeroDivisionError
+    assert not Task.objects.using(alias).exists()
+
+
+@pytest.mark.parametrize(
+    ("items", "words"),
+    [
+        ([{}, {"refrence": "x"}], "items[1] has no argument 'refrence'. Did you mean 'reference'?"),
+        (["text"], "items[0] is 'text'"),
+        ([("a", 1, 2)], "items[0] is ('a', 1, 2)"),
+        ([{}, {}, {"priority": 1.5}], "items[2]: priority=1.5"),
+        ([{"delay": 3}], "items[0]: delay=3"),
+        ([{"reference": "x" * 201}], "items[0]: reference="),
+        ([{"context": {"a": math.nan}}], "items[0]: Context cannot be stored: context.a"),
+    ],
+)
+def test_a_bad_item_is_named(alias: str, items: list[Any], words: str) -> None:
+    with pytest.raises(EnqueueError) as refused:
+        enqueue_many("parcels", items, using=alias)
+    assert words in str(refused.value)
+    assert not Task.objects.using(alias).exists()
+
+
+def test_reject_leaves_bad_items_out_and_says_why(alias: str) -> None:
+    items: list[Any] = [
+        ("a", 1), ("b", math.nan), "text", {"reference": "c", "priority": 10**6}, {"reference": "d"}, ("", 5),
+    ]  # fmt: skip
+    report = enqueue_many("parcels", items, on_invalid="reject", using=alias)
+    assert (report.enqueued, report.ignored, report.replaced, report.rejected) == (2, 0, 0, 4)
+    assert [(one.index, one.reference) for one in report.rejections] == [(1, "b"), (2, None), (3, "c"), (5, "")]
+    assert all(f"items[{one.index}]" in str(one.error) for one in report.rejections)
+    assert references(alias) == ["a", "d"]
+
+
+def test_unknown_queues_and_words_are_refused(alias: str) -> None:
+    with pytest.raises(UnknownQueue, match="Did you mean 'parcels'"):
+        enqueue_many("parcel", [], using=alias)
+    with pytest.raises(EnqueueError, match="on_duplicate='merge'"):
+        enqueue_many("parcels", [], on_duplicate="merge", using=alias)
+    with pytest.raises(EnqueueError, match="on_invalid='skip'"):
+        enqueue_many("parcels", [], on_invalid="skip", using=alias)
+
+
+# -- duplicates ------------------------------------------------------------------------------------------------------
+
+
+def test_a_taken_reference_is_an_error_that_names_it_and_its_holder(alias: str) -> None:
+    holder = make_task("COMPLETED", reference="taken", using=alias)
+    with transaction.atomic(using=alias):
+        with pytest.raises(DuplicateTask, match=rf"'taken'.*task {holder.pk} \(COMPLETED\)"):
+            enqueue_many("parcels", [("new", 1), ("taken", 2)], using=alias)
+        assert references(alias) == []
+        enqueue_many("parcels", [("after", 1)], using=alias)
+    assert references(alias) == ["after"]
+
+
+@pytest.mark.parametrize("apart", [1, 5_500])
+def test_a_reference_that_stands_twice_among_the_items_is_an_error(alias: str, apart: int) -> None:
+    items = [("twice", 0), *[(None, 0)] * (apart - 1), ("twice", 1)]
+    with pytest.raises(DuplicateTask, match="'twice'"):
+        enqueue_many("parcels", items, using=alias)
+    assert not Task.objects.using(alias).exists()
+
+
+def test_ignore_counts_what_it_leaves(alias: str) -> None:
+    make_task("ERROR", reference="old", payload=0, using=alias)
+    items = [("old", 1), ("new", 2), ("new", 3), (None, 4), (None, 4)]
+    assert enqueue_many("parcels", items, on_duplicate="ignore", using=alias) == EnqueueReport(enqueued=3, ignored=2)
+    stored = dict(Task.objects.using(alias).exclude(reference=None).values_list("reference", "payload"))
+    assert stored == {"old": 0, "new": 2}
+
+
+@pytest.mark.parametrize("apart", [1, 5_500])
+def test_replace_counts_new_and_replaced(alias: str, apart: int) -> None:
+    """The last item of a reference wins; every item is counted once."""
+    make_task(reference="old", payload=0, using=alias)
+    items = [("old", 1), ("new", 2), *[(None, 0)] * (apart - 1), ("new", 3)]
+    report = enqueue_many("parcels", items, on_duplicate="replace", using=alias)
+    assert report == EnqueueReport(enqueued=apart, replaced=2)
+    stored = dict(Task.objects.using(alias).exclude(reference=None).values_list("reference", "payload"))
+    assert stored == {"old": 1, "new": 3}
+
+
+def test_replace_refuses_all_when_one_is_no_longer_created(alias: str) -> None:
+    make_task(reference="waiting", payload=0, using=alias)
+    busy = make_task("PROCESSING", reference="busy", payload=0, using=alias)
+    with pytest.raises(DuplicateTask, match=rf"'busy'.*task {busy.pk} \(PROCESSING\)"):
+        enqueue_many("parcels", [("waiting", 1), ("busy", 1)], on_duplicate="replace", using=alias)
+    assert set(Task.objects.using(alias).values_list("payload", flat=True)) == {0}
+
+
+@pytest.mark.parametrize("keep_due", [True, False])
+def test_replace_may_keep_due_times(alias: str, keep_due: bool) -> None:
+    old = make_task(reference="r", ready_time=timedelta(hours=5), using=alias)
+    enqueue_many("parcels", [("r", 1)], on_duplicate="replace", keep_due=keep_due, using=alias)
+    assert (Task.objects.using(alias).get().ready_time == old.ready_time) is keep_due
+
+
+def test_the_manager_is_the_function(alias: str) -> None:
+    assert Task.objects.db_manager(alias).enqueue_many("parcels", [{}]).enqueued == 1
+    assert Task.objects.using(alias).count() == 1
+
+
+# -- async -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.django_db(databases=["default", "sqlite"], transaction=True)
+def test_the_async_twins_keep_the_same_promises(alias: str) -> None:
+    async def story() -> None:
+        task = await aenqueue("parcels", "r", Letter("you"), priority=2, using=alias)
+        assert (task.reference, task.priority, task.payload_type) == ("r", 2, "Letter")
+        with pytest.raises(DuplicateTask):
+            await aenqueue("parcels", "r", using=alias)
+        assert await aenqueue_many(
+            "parcels", [("a", 1), ("r", 2)], on_duplicate="ignore", using=alias
+        ) == EnqueueReport(enqueued=1, ignored=1)
+        with pytest.raises(PayloadError):
+            await aenqueue_many("parcels", [("b", 1), ("c", math.nan)], using=alias)
+        await sync_to_async(connections.close_all)()
+
+    asyncio.run(story())
+    assert sorted(map(str, Task.objects.using(alias).values_list("reference", flat=True))) == ["a", "r"]

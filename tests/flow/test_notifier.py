@@ -1,0 +1,200 @@
+"""The wake-up of pollers: after commit or never, few for many, and nobody's trouble when it fails."""
+
+from __future__ import annotations
+
+import os
+import threading
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+from django.db import connections, transaction
+
+from django_dbtaskqueue import enqueue, enqueue_many, notifier
+from django_dbtaskqueue.models import Task
+from tests.factories import make_task
+from tests.support import until
+
+pytestmark = pytest.mark.django_db(databases=["default", "sqlite"], transaction=True)
+PATIENCE = 10.0
+
+
+@pytest.fixture
+def heard() -> Iterator[list[str]]:
+    """The queues woken in this process."""
+    queues: list[str] = []
+    notifier.listen(queues.append)
+    yield queues
+    notifier.unlisten(queues.append)
+    notifier.flush()
+
+
+class Ear:
+    """Another process's connection, listening."""
+
+    def __init__(self) -> None:
+        parameters = connections["default"].get_connection_params()
+        keys = ("host", "port", "user", "password", "dbname")
+        self.connection = psycopg.connect(
+            **{key: parameters[key] for key in keys if key in parameters}, autocommit=True
+        )
+        self.connection.execute(f"LISTEN {notifier.CHANNEL}")
+
+    def hear(self, number: int = 1, timeout: float = PATIENCE) -> list[str]:
+        """Return what is heard, as soon as there are ``number``."""
+        return [note.payload for note in self.connection.notifies(timeout=timeout, stop_after=number)]
+
+    def rest(self) -> list[str]:
+        """Return what was sent and not heard yet: all is delivered with the next answer of the server."""
+        notifier.flush()
+        return self.hear(10**6, timeout=0.0)
+
+
+@pytest.fixture
+def ear() -> Iterator[Ear]:
+    one = Ear()
+    yield one
+    notifier.flush()
+    one.connection.close()
+
+
+def test_a_wake_up_waits_for_the_commit(alias: str, heard: list[str]) -> None:
+    with transaction.atomic(using=alias):
+        enqueue("parcels", using=alias)
+        with transaction.atomic(using=alias):
+            enqueue("letters", using=alias)
+        assert heard == []
+    assert heard == ["parcels", "letters"]
+
+
+def test_without_a_transaction_it_is_sent_at_once(alias: str, heard: list[str]) -> None:
+    enqueue("parcels", using=alias)
+    assert heard == ["parcels"]
+
+
+def test_a_rollback_wakes_nobody(alias: str, heard: list[str]) -> None:
+    with pytest.raises(ZeroDivisionError), transaction.atomic(using=alias):
+        enqueue("parcels", using=alias)
+        raise ZeroDivisionError
+    with transaction.atomic(using=alias), pytest.raises(ZeroDivisionError), transaction.atomic(using=alias):
+        enqueue("letters", using=alias)
+        raise ZeroDivisionError
+    assert heard == []
+
+
+def test_many_tasks_are_one_wake_up_and_nothing_is_none(alias: str, heard: list[str]) -> None:
+    enqueue_many("parcels", [{}] * 50, using=alias)
+    enqueue_many("letters", [], using=alias)
+    assert heard == ["parcels"]
+
+
+def test_verbs_that_put_tasks_in_line_wake_and_others_do_not(alias: str, heard: list[str]) -> None:
+    for status in ("ERROR", "POISON", "PROCESSING", "CREATED"):
+        make_task(status, using=alias)
+    tasks = Task.objects.using(alias)
+    tasks.filter(status="ERROR").mark_poison()
+    tasks.filter(status="CREATED").cancel()
+    tasks.filter(queue="letters").reprocess()
+    assert heard == []
+    tasks.kick(5)
+    tasks.release_all()
+    assert heard == ["parcels", "parcels"]
+
+
+def test_other_processes_hear_of_it_through_the_database(ear: Ear) -> None:
+    with transaction.atomic():
+        enqueue("parcels")
+        enqueue("parcels")
+        enqueue("letters")
+        assert ear.rest() == []
+    assert sorted(ear.hear(2)) == ["letters", "parcels"]
+    assert ear.rest() == []
+
+
+def test_a_storm_of_commits_is_a_trickle_of_wake_ups(ear: Ear) -> None:
+    for _ in range(300):
+        enqueue("parcels")
+    heard = [*ear.hear(1), *ear.rest()]
+    assert set(heard) == {"parcels"}
+    assert len(heard) < 150
+
+
+def test_it_can_be_turned_off(settings: Any, ear: Ear, heard: list[str]) -> None:
+    settings.DBTASKQUEUE = {"QUEUES": {"parcels": {}}, "NOTIFY": False}
+    enqueue("parcels")
+    assert heard == ["parcels"]
+    assert ear.rest() == []
+
+
+def test_flush_leaves_neither_thread_nor_connection(ear: Ear) -> None:
+    enqueue("parcels")
+    notifier.flush()
+    assert ear.hear(1) == ["parcels"]
+    assert not [thread for thread in threading.enumerate() if thread.name == f"{notifier.CHANNEL}-notifier"]
+    sent = "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'SELECT pg_notify%' AND datname = current_database()"
+
+    def closed() -> bool:
+        with connections["default"].cursor() as cursor:
+            cursor.execute(sent)
+            return bool(cursor.fetchone()[0] == 0)
+
+    until(closed)
+
+
+def test_it_goes_on_after_a_flush(ear: Ear) -> None:
+    for _ in range(3):
+        enqueue("parcels")
+        notifier.flush()
+        assert ear.hear(1) == ["parcels"]
+
+
+def test_a_listener_that_raises_is_not_the_caller_s_trouble(alias: str, caplog: pytest.LogCaptureFixture) -> None:
+    def broken(queue: str) -> None:
+        raise RuntimeError("broken listener")
+
+    notifier.listen(broken)
+    try:
+        with transaction.atomic(using=alias):
+            task = enqueue("parcels", using=alias)
+        assert Task.objects.using(alias).filter(pk=task.pk).exists()
+    finally:
+        notifier.unlisten(broken)
+
+
+def test_a_database_that_is_away_is_not_the_caller_s_trouble(settings: Any) -> None:
+    """Given a wake-up that cannot be sent, then nothing is raised, and the thread ends."""
+    wrong = {**connections.settings["default"], "PORT": "1", "HOST": "127.0.0.1"}
+    connections.settings["away"] = wrong
+    try:
+        sender = notifier.Notifier("away")
+        sender.notify("parcels")
+        sender.flush(PATIENCE)
+        assert sender._thread is None
+    finally:
+        del connections.settings["away"]
+
+
+def test_it_survives_a_fork(ear: Ear) -> None:
+    """Given a process whose notifier has run, when it forks, then the child's wake-ups are sent too."""
+    enqueue("parcels")
+    assert ear.hear(1) == ["parcels"]
+    alive = notifier._notifiers["default"]
+    with alive._changed:
+        alive._thread = threading.current_thread()  # as if it were at work: in the child it is not
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # newer Pythons warn of any fork of a process with threads
+            child = os.fork()
+        if child == 0:
+            try:
+                notifier.notify("default", "postgresql", "letters")
+                notifier.flush()
+            finally:
+                os._exit(0)
+        os.waitpid(child, 0)
+    finally:
+        with alive._changed:
+            alive._thread = None
+    assert ear.hear(1) == ["letters"]

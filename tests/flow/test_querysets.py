@@ -1,0 +1,258 @@
+"""The operator's verbs over any selection: what they say they changed is what they changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import connections
+from django.db.models import F, Q
+from django.utils import timezone
+
+from django_dbtaskqueue.exceptions import TaskQueueError
+from django_dbtaskqueue.models import DeletedTasks, Task, TaskHistory
+from django_dbtaskqueue.status import COMPLETED, CREATED, ERROR, POISON, PROCESSING
+from tests.factories import make_task
+from tests.support import counted, ended
+
+pytestmark = pytest.mark.django_db(databases=["default", "sqlite"])
+HOUR = timedelta(hours=1)
+DAY = timedelta(days=1)
+
+VERBS: dict[str, tuple[str, Callable[[Any], int]]] = {
+    "reprocess": (ERROR, lambda tasks: tasks.reprocess()),
+    "mark_poison": (ERROR, lambda tasks: tasks.mark_poison()),
+    "unpoison": (POISON, lambda tasks: tasks.unpoison()),
+    "kick": (POISON, lambda tasks: tasks.kick(100)),
+    "cancel": (CREATED, lambda tasks: tasks.cancel()),
+    "release_all": (PROCESSING, lambda tasks: tasks.release_all()),
+    "purge": (ERROR, lambda tasks: tasks.purge()),
+    "housekeep": (ERROR, lambda tasks: tasks.housekeep(older_than=timedelta(0))),
+    "housekeep, deleting": (ERROR, lambda tasks: tasks.housekeep(older_than=timedelta(0), to="delete")),
+}
+
+
+def tasks_of(alias: str) -> Any:
+    return Task.objects.using(alias)
+
+
+def make_many(alias: str, number: int) -> Any:
+    """Insert CREATED tasks in one statement; return all tasks."""
+    with connections[alias].cursor() as cursor:
+        series = (
+            f"generate_series(1, {number}) AS s"
+            if alias == "default"
+            else f"(WITH RECURSIVE s(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM s WHERE i < {number}) SELECT i FROM s)"
+        )
+        cursor.execute(f"INSERT INTO dbtaskqueue_task (queue_name) SELECT 'parcels' FROM {series}")
+    return tasks_of(alias)
+
+
+SELECTIONS: dict[str, Callable[[Any], Any]] = {
+    "filtered": lambda tasks: tasks.filter(priority__lt=3),
+    "excluded": lambda tasks: tasks.exclude(priority__gte=3),
+    "by an expression": lambda tasks: tasks.filter(Q(priority=0) | Q(priority=1) | Q(priority=F("max_attempts") - 3)),
+    "ordered": lambda tasks: tasks.filter(priority__lt=3).order_by("-create_time"),
+    "sliced": lambda tasks: tasks.order_by("priority")[:3],
+    "sliced from the other end": lambda tasks: tasks.order_by("-priority")[3:6],
+    "distinct": lambda tasks: tasks.filter(priority__lt=3).distinct(),
+    "united": lambda tasks: tasks.filter(priority=0) | tasks.filter(priority__in=[1, 2]),
+    "annotated": lambda tasks: tasks.annotate(double=F("priority") * 2).filter(double__lt=6),
+    "some columns": lambda tasks: tasks.filter(priority__lt=3).only("id"),
+    "evaluated before": lambda tasks: [chosen := tasks.filter(priority__lt=3), list(chosen)][0],
+}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("selection", SELECTIONS)
+def test_a_verb_changes_its_selection_and_nothing_else(alias: str, verb: str, selection: str) -> None:
+    """Given six tasks in a status the verb may change, when three of them are selected, then those three change."""
+    status, change = VERBS[verb]
+    made = [make_task(status, priority=number, using=alias) for number in range(6)]
+    before = {row["id"]: row for row in tasks_of(alias).values()}
+
+    assert change(SELECTIONS[selection](tasks_of(alias))) == 3
+
+    after = {row["id"]: row for row in tasks_of(alias).values()}
+    untouched = {task.pk for task in made if before[task.pk] == after.get(task.pk)}
+    assert untouched == {task.pk for task in made[3:]}
+    assert counted(alias) == 6
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_an_empty_selection_is_a_no_op(alias: str, verb: str) -> None:
+    status, change = VERBS[verb]
+    make_task(status, using=alias)
+    before = list(tasks_of(alias).values())
+    for nothing in (tasks_of(alias).none(), tasks_of(alias).filter(queue="letters"), tasks_of(alias).all()[:0]):
+        assert change(nothing) == 0
+    assert list(tasks_of(alias).values()) == before
+    assert not DeletedTasks.objects.using(alias).exists()
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_second_time_changes_nothing(alias: str, verb: str) -> None:
+    status, change = VERBS[verb]
+    for _ in range(3):
+        make_task(status, using=alias)
+    assert change(tasks_of(alias)) == 3
+    if verb not in ("mark_poison", "unpoison"):
+        assert change(tasks_of(alias).filter(status=status)) == 0
+
+
+@pytest.mark.parametrize(("verb", "status"), [("reprocess", ERROR), ("kick", POISON)])
+def test_back_in_line_with_a_new_budget(alias: str, verb: str, status: str) -> None:
+    task = make_task(status, attempt=5, total_attempt=9, process_result="why", using=alias)
+    VERBS[verb][1](tasks_of(alias))
+    row = tasks_of(alias).get(pk=task.pk)
+    assert (row.status, row.attempt, row.total_attempt, row.poller_instance) == (CREATED, 0, 9, None)
+    assert (row.finish_time, row.process_result) == (None, "why")
+    assert row.ready_time == row.next_process_time == row.last_update_time
+    assert abs(row.ready_time - timezone.now()) < timedelta(seconds=5)
+
+
+def test_mark_poison_and_unpoison_keep_what_the_task_says(alias: str) -> None:
+    task = make_task(ERROR, process_result="why", using=alias)
+    before = tasks_of(alias).values().get()
+    assert tasks_of(alias).mark_poison() == 1
+    assert tasks_of(alias).get().status == POISON
+    assert tasks_of(alias).unpoison() == 1
+    after = tasks_of(alias).values().get(pk=task.pk)
+    assert {name for name in after if after[name] != before[name]} == {"last_update_time"}
+
+
+def test_cancel_takes_a_parked_task_too(alias: str) -> None:
+    make_task(parked_by="no handler", using=alias)
+    assert tasks_of(alias).cancel() == 1
+    row = tasks_of(alias).get()
+    assert (row.status, row.parked_by, row.ready_time) == (POISON, None, None)
+    assert row.finish_time is not None
+
+
+def test_kick_takes_the_oldest_and_no_more_than_asked(alias: str) -> None:
+    made = [make_task(POISON, using=alias) for _ in range(5)]
+    make_task(ERROR, using=alias)
+    assert tasks_of(alias).order_by("-id").kick(2) == 2
+    assert list(tasks_of(alias).filter(status=CREATED).order_by("id")) == made[:2]
+    assert tasks_of(alias).kick(0) == 0
+    assert tasks_of(alias).kick(100) == 3
+    with pytest.raises(ValueError, match=r"kick\(-1\)"):
+        tasks_of(alias).kick(-1)
+
+
+def test_purge_counts_per_queue(alias: str) -> None:
+    for queue, number in (("parcels", 3), ("letters", 2)):
+        for status in ([CREATED, PROCESSING, COMPLETED])[:number]:
+            make_task(status, queue=queue, using=alias)
+    assert tasks_of(alias).purge() == 5
+    assert sorted(DeletedTasks.objects.using(alias).values_list("queue", "count")) == [("letters", 2), ("parcels", 3)]
+
+
+@pytest.mark.parametrize("verb", ["cancel", "purge"])
+def test_a_selection_larger_than_a_statement_may_have_parameters(alias: str, verb: str) -> None:
+    assert VERBS[verb][1](make_many(alias, 40_000)) == 40_000
+
+
+# -- housekeep ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("to", ["history", "delete"])
+def test_housekeep_takes_finished_tasks_of_that_age_or_older(alias: str, to: str) -> None:
+    """The bound is inclusive: at exactly that age a task goes."""
+    now = timezone.now()
+    ages = {"older": 3 * DAY, "exact": DAY, "younger": DAY - timedelta(minutes=5)}
+    for name, age in ages.items():
+        make_task(COMPLETED, reference=name, finish_time=now - age, using=alias)
+    for status in (CREATED, PROCESSING):
+        make_task(status, reference=status, last_update_time=now - 5 * DAY, using=alias)
+
+    assert tasks_of(alias).housekeep(older_than=DAY, to=to) == 2
+
+    assert set(tasks_of(alias).values_list("reference", flat=True)) == {"younger", CREATED, PROCESSING}
+    assert TaskHistory.objects.using(alias).count() == (2 if to == "history" else 0)
+    assert sum(DeletedTasks.objects.using(alias).values_list("count", flat=True)) == (0 if to == "history" else 2)
+
+
+def test_a_task_without_a_finish_time_ages_by_its_last_update(alias: str) -> None:
+    make_task(ERROR, finish_time=None, last_update_time=-2 * DAY, using=alias)
+    make_task(ERROR, finish_time=None, using=alias)
+    assert tasks_of(alias).housekeep(older_than=DAY) == 1
+
+
+@pytest.mark.parametrize("status", ended())
+def test_housekeep_may_be_limited_to_some_statuses(alias: str, status: str) -> None:
+    for each in ended():
+        make_task(each, using=alias)
+    assert tasks_of(alias).housekeep(older_than=timedelta(0), statuses=[status]) == 1
+    assert tasks_of(alias).housekeep(older_than=timedelta(0), statuses=status) == 0
+    assert not tasks_of(alias).filter(status=status).exists()
+
+
+@pytest.mark.parametrize("status", [CREATED, PROCESSING, "DONE"])
+def test_housekeep_refuses_what_is_not_finished(alias: str, status: str) -> None:
+    with pytest.raises(TaskQueueError, match=f"{status}.*is not one"):
+        tasks_of(alias).housekeep(older_than=DAY, statuses=[status])
+    with pytest.raises(TaskQueueError, match="to='archive'"):
+        tasks_of(alias).housekeep(older_than=DAY, to="archive")
+
+
+def test_housekeep_moves_all_a_task_says(alias: str) -> None:
+    task = make_task(
+        ERROR, reference="r", payload={"a": 1}, payload_type="P", result=[1], context={"t": 1}, tag="x", priority=4,
+        process_result="why", reenqueue_attempt=2, group_key="g", lease_seconds=9.5, using=alias,
+    )  # fmt: skip
+    before = tasks_of(alias).values().get()
+    assert tasks_of(alias).housekeep(older_than=timedelta(0)) == 1
+    moved = TaskHistory.objects.using(alias).values().get()
+    assert (moved["location"], moved["task_id"]) == ("dbtaskqueue.task", task.pk)
+    assert moved["moved_time"] >= before["create_time"]
+    for name in before.keys() & moved.keys() - {"id"}:
+        assert moved[name] == before[name], name
+    assert before.keys() - moved.keys() == {"ready_time", "parked_by"}
+
+
+def test_housekeep_goes_on_until_all_are_gone(alias: str, django_assert_max_num_queries: Any) -> None:
+    make_many(alias, 2_100).update(status=COMPLETED, ready_time=None)
+    with django_assert_max_num_queries(100, using=alias):  # Django inserts few rows at a time on SQLite
+        assert tasks_of(alias).housekeep(older_than=timedelta(0)) == 2_100
+    assert not tasks_of(alias).exists()
+    assert TaskHistory.objects.using(alias).count() == 2_100
+
+
+# -- where -------------------------------------------------------------------------------------------------------------
+
+
+class ReadsElsewhere:
+    """A router of a site with a replica: reads go to another database than writes."""
+
+    def db_for_read(self, model: Any, **hints: Any) -> str:
+        return "sqlite"
+
+    def db_for_write(self, model: Any, **hints: Any) -> str:
+        return "default"
+
+    def allow_relation(self, *objects: Any, **hints: Any) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_verbs_never_judge_by_a_replica(settings: Any, verb: str) -> None:
+    """Given a replica that shows nothing, when a verb is called with no database named, then it acts on the primary."""
+    status, change = VERBS[verb]
+    make_task(status, using="default")
+    settings.DATABASE_ROUTERS = [ReadsElsewhere()]
+    assert Task.objects.count() == 0
+    assert change(Task.objects.all()) == 1
+    assert counted("sqlite") == 0
+    assert counted("default") == 1
+
+
+def test_checkout_and_enqueue_use_the_primary(settings: Any) -> None:
+    settings.DATABASE_ROUTERS = [ReadsElsewhere()]
+    task = Task.objects.enqueue("parcels", "r")
+    assert Task.objects.enqueue("parcels", "r", on_duplicate="ignore").pk == task.pk
+    (lease,) = Task.objects.checkout("parcels", poller_instance="p")
+    lease.complete()
+    assert Task.objects.using("default").get().status == COMPLETED

@@ -1,0 +1,131 @@
+"""Times are the database's, whatever the site's settings make of them: all of it holds in every time zone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import pytest
+from django.db import connections
+from django.test import override_settings
+from django.utils import timezone
+
+from django_dbtaskqueue import LeaseLost, enqueue, enqueue_many
+from django_dbtaskqueue.flow import checkout as stage
+from django_dbtaskqueue.flow.settle import SettleDoor
+from django_dbtaskqueue.models import Attempt, Task, TaskHistory
+from django_dbtaskqueue.session import Session
+from django_dbtaskqueue.status import COMPLETED, PROCESSING
+from tests.factories import age
+from tests.support import eventually
+
+pytestmark = pytest.mark.django_db(databases=["default", "sqlite"], transaction=True)
+MINUTE = timedelta(minutes=1)
+ZONES = [
+    {"USE_TZ": True, "TIME_ZONE": "UTC"},
+    {"USE_TZ": True, "TIME_ZONE": "Asia/Kolkata"},
+    {"USE_TZ": False, "TIME_ZONE": "UTC"},
+    {"USE_TZ": False, "TIME_ZONE": "Pacific/Auckland"},
+    {"USE_TZ": False, "TIME_ZONE": "America/Anchorage"},
+]
+
+
+@pytest.fixture(params=ZONES, ids=lambda zone: f"{zone['TIME_ZONE']}, USE_TZ={zone['USE_TZ']}")
+def site(request: pytest.FixtureRequest, alias: str) -> Iterator[Any]:
+    """Override the site's time settings, on connections made under them."""
+    connections[alias].close()
+    with override_settings(**request.param):
+        yield request.param
+        connections[alias].close()
+
+
+def instant(value: datetime, alias: str) -> datetime:
+    """Return a time read from a row as the moment it means."""
+    if value.tzinfo is not None:
+        return value
+    # Django writes the database's clock into SQLite as UTC, and reads it back as it stands there.
+    return value.replace(tzinfo=UTC) if alias == "sqlite" else timezone.make_aware(value)
+
+
+def test_the_road_of_a_task(alias: str, site: Any) -> None:
+    """Given a site in any zone, then due times, leases, take-over, settle and housekeeping are right to the second."""
+    before = datetime.now(UTC)
+    task = enqueue("parcels", "now", using=alias)
+    row = Task.objects.using(alias).get()
+    assert row.ready_time == task.ready_time
+    assert timedelta(0) <= instant(row.ready_time, alias) - before + MINUTE / 60 < MINUTE
+    assert Task.objects.using(alias).due().count() == 1
+
+    (lease,) = Task.objects.db_manager(alias).checkout("parcels", poller_instance="p", lease=MINUTE)
+    row = Task.objects.using(alias).get()
+    assert (lease.start_time, lease.lease_until) == (row.start_time, row.next_process_time)
+    assert row.next_process_time - row.start_time == MINUTE
+    assert abs(instant(row.start_time, alias) - datetime.now(UTC)) < MINUTE
+    assert Task.objects.db_manager(alias).checkout("parcels", poller_instance="q") == []
+    assert Task.objects.using(alias).stale().count() == 0
+
+    lease.touch(MINUTE)
+    assert lease.lease_until - lease.start_time == 2 * MINUTE
+
+    age(2 * MINUTE, using=alias)
+    assert Task.objects.using(alias).stale().count() == 1
+    (other,) = Task.objects.db_manager(alias).checkout("parcels", poller_instance="q", lease=MINUTE)
+    with pytest.raises(LeaseLost):
+        lease.complete()
+    other.fail("no", delay=MINUTE)
+    assert Task.objects.db_manager(alias).checkout("parcels", poller_instance="q") == []
+    attempt = Attempt.objects.using(alias).get()
+    assert abs(instant(attempt.finish_time, alias) - datetime.now(UTC)) < MINUTE
+
+    age(MINUTE, using=alias)
+    (last,) = Task.objects.db_manager(alias).checkout("parcels", poller_instance="q")
+    last.complete()
+    assert Task.objects.using(alias).housekeep(older_than=MINUTE) == 0
+    age(MINUTE, using=alias)
+    assert Task.objects.using(alias).housekeep(older_than=MINUTE) == 1
+    assert TaskHistory.objects.using(alias).get().status == COMPLETED
+
+
+def test_run_at_in_every_form(alias: str, site: Any) -> None:
+    """Naive times are the site's, aware ones their own; one enqueue and many agree."""
+    moment = datetime.now(UTC).replace(microsecond=0) + timedelta(days=30)
+    forms = [moment, moment.astimezone(ZoneInfo("Asia/Kathmandu")), timezone.make_naive(moment)]
+    for form in forms:
+        enqueue("parcels", run_at=form, using=alias)
+    enqueue_many("parcels", [{"run_at": form} for form in forms], using=alias)
+    dues = {instant(row.ready_time, alias) for row in Task.objects.using(alias).all()}
+    assert dues == {moment}
+
+
+def test_sub_second_delays(alias: str, site: Any) -> None:
+    enqueue("parcels", delay=timedelta(milliseconds=200), using=alias)
+    assert Task.objects.db_manager(alias).checkout("parcels", poller_instance="p") == []
+
+    def taken() -> None:
+        assert Task.objects.db_manager(alias).checkout("parcels", poller_instance="p")
+
+    eventually(taken, timeout=5)
+
+
+def test_the_poller_s_own_connection_reads_the_same_times(alias: str, site: Any) -> None:
+    enqueue("parcels", delay=timedelta(0), ttl=MINUTE, using=alias)
+    session = Session.open(alias)
+    try:
+        (lease,) = stage.take(
+            session,
+            stage.Line("parcels"),
+            strategy=stage.strategy_for(session),
+            poller_instance="p",
+            limit=1,
+            lease=MINUTE,
+            door=SettleDoor(alias),
+        )
+    finally:
+        session.close()
+    row = Task.objects.using(alias).get()
+    assert row.status == PROCESSING
+    shown = [lease.create_time, lease.start_time, lease.lease_until, lease.ready_time, lease.expire_time]
+    stored = [row.create_time, row.start_time, row.next_process_time, row.ready_time, row.expire_time]
+    assert [instant(value, alias) for value in shown if value] == [instant(value, alias) for value in stored if value]

@@ -1,0 +1,65 @@
+"""Processors registered by the test itself, run by a real poller or by ``drain`` on PostgreSQL and on SQLite."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from django_dbtaskqueue import enqueue, registry, testing
+from django_dbtaskqueue.models import Attempt, Task
+from django_dbtaskqueue.poller.loop import Poller
+
+QUEUE = "parcels"
+
+
+@dataclass
+class Site:
+    """One database with the queue ``parcels``."""
+
+    alias: str
+
+    def enqueue(self, payload: Any = None, reference: str | None = None, **options: Any) -> Task:
+        """Enqueue into ``parcels``."""
+        return enqueue(QUEUE, reference, payload, using=self.alias, **options)
+
+    def poller(self, **options: Any) -> AbstractContextManager[Poller]:
+        """Run a real poller for a ``with`` block, at whose end the queue is empty."""
+        return testing.run_poller(QUEUE, using=self.alias, **options)
+
+    def drain(self, **options: Any) -> testing.DrainReport:
+        """Run what is due on this thread."""
+        return testing.drain(QUEUE, using=self.alias, **options)
+
+    def task(self, task: Any) -> Task:
+        """Return the row as it stands."""
+        found: Task = Task.objects.using(self.alias).get(pk=getattr(task, "pk", None) or task.id)
+        return found
+
+    def tasks(self, **selection: Any) -> Any:
+        """Return tasks of the queue."""
+        return Task.objects.using(self.alias).filter(queue=QUEUE, **selection)
+
+    def attempts(self, task: Task) -> list[Attempt]:
+        """Return the failed attempts of a task, the first one first."""
+        return list(Attempt.objects.using(self.alias).filter(task_id=task.pk).order_by("total_attempt"))
+
+
+@pytest.fixture(params=["default", "sqlite"], ids=["postgresql", "sqlite"])
+def alias(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(autouse=True)
+def _registrations() -> Iterator[None]:
+    saved = registry.snapshot()
+    yield
+    registry.restore(saved)
+
+
+@pytest.fixture
+def site(alias: str) -> Site:
+    return Site(alias)

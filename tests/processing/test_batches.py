@@ -1,0 +1,223 @@
+"""Batch processors: one call gets up to n tasks."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from django_dbtaskqueue import Complete, Fail, Fixed, Poison, enqueue_many, processor
+from django_dbtaskqueue.lease import Lease
+from tests.processing.conftest import QUEUE, Site
+from tests.support import PATIENCE, actors
+from tests.testapp.models import Booking
+
+pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "sqlite"])
+SOON = Fixed(timedelta(milliseconds=20), jitter=0)
+
+
+@dataclass
+class Parcel:
+    weight: int
+
+
+def fill(site: Site, number: int) -> None:
+    enqueue_many(QUEUE, [(f"r{index:03}", {"weight": index}) for index in range(number)], using=site.alias)
+
+
+def by_status(site: Site) -> dict[str, int]:
+    found = list(site.tasks().values_list("status", flat=True))
+    return {status: found.count(status) for status in set(found)}
+
+
+def both_ways(function: Callable[[list[Lease]], Any], *, is_async: bool, **options: Any) -> None:
+    """Register a function as it is, or as a coroutine function."""
+
+    async def process(tasks: list[Lease]) -> Any:
+        return function(tasks)
+
+    processor(QUEUE, **options)(process if is_async else function)
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_whole_batches_are_handed_over_and_each_task_has_its_own_outcome(site: Site, is_async: bool) -> None:
+    sizes: list[int] = []
+
+    def process(tasks: list[Lease]) -> list[Any]:
+        sizes.append(len(tasks))
+        return [Complete(task.reference) for task in tasks]
+
+    both_ways(process, is_async=is_async, batch=10)
+    fill(site, 45)
+    with site.poller(threads=1, coroutines=1):
+        pass
+    assert all(row.result == row.reference for row in site.tasks())
+    assert sum(sizes) == 45 and max(sizes) == 10
+    assert len(sizes) <= 9  # a queue that is full makes full batches
+
+
+@pytest.mark.parametrize("value", [None, "same", Complete("same"), Poison("bad"), {"a": 1}])
+def test_one_value_is_the_outcome_of_all(site: Site, value: Any) -> None:
+    processor(QUEUE, batch=10)(lambda tasks: value)
+    fill(site, 4)
+    with site.poller():
+        pass
+    result = value.result if isinstance(value, Complete) else value
+    wanted = {("POISON", None)} if isinstance(value, Poison) else {("COMPLETED", str(result))}
+    assert {(row.status, str(row.result) if row.status == "COMPLETED" else None) for row in site.tasks()} == wanted
+
+
+def test_outcomes_of_every_kind_side_by_side(site: Site) -> None:
+    @processor(QUEUE, batch=10)
+    def process(tasks: list[Lease]) -> list[Any]:
+        kinds = [Complete(1), Fail("no", retry=False), Poison("bad"), "plain"]
+        return [kinds[task.payload["weight"]] for task in tasks]
+
+    fill(site, 4)
+    with site.poller():
+        pass
+    rows = site.tasks().order_by("reference")
+    assert [row.status for row in rows] == ["COMPLETED", "ERROR", "POISON", "COMPLETED"]
+
+
+def test_a_batch_never_waits_for_more(site: Site) -> None:
+    processor(QUEUE, batch=100)(lambda tasks: len(tasks))
+    task = site.enqueue()
+    with site.poller():
+        pass
+    assert site.task(task).result == 1
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize("value", [[], [1], [1, 2, 3, 4]])
+def test_a_wrong_number_of_outcomes_fails_each_task_and_teaches(site: Site, value: list[int], is_async: bool) -> None:
+    both_ways(lambda tasks: value, is_async=is_async, batch=3, max_attempts=1)
+    fill(site, 3)
+    with site.poller(threads=1, coroutines=1):
+        pass
+    assert by_status(site) == {"ERROR": 3}
+    (attempt,) = site.attempts(site.tasks().first())
+    assert f"got 3 tasks and returned {len(value)} outcomes" in attempt.message
+    assert "Complete([...])" in attempt.message
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_separate_an_exception_fails_each_task_by_its_own_budget(site: Site, is_async: bool) -> None:
+    def process(tasks: list[Lease]) -> None:
+        raise RuntimeError("all of you")
+
+    both_ways(process, is_async=is_async, batch=10, max_attempts=3, retry=SOON)
+    fill(site, 2)
+    site.tasks(reference="r000").update(max_attempts=1)
+    with site.poller():
+        pass
+    rows = site.tasks().order_by("reference")
+    assert [(row.status, row.total_attempt) for row in rows] == [("ERROR", 1), ("ERROR", 3)]
+
+
+@pytest.mark.parametrize("mode", ["separate", "atomic"])
+def test_what_cannot_be_decoded_is_taken_out_before_the_call(site: Site, mode: str) -> None:
+    seen: list[list[Any]] = []
+
+    @processor(QUEUE, payload=Parcel, batch=10, mode=mode)
+    def process(tasks: list[Lease]) -> list[Any]:
+        seen.append([task.payload for task in tasks])
+        return [task.payload.weight for task in tasks]
+
+    enqueue_many(QUEUE, [Parcel(1), Parcel(2), Parcel(3)], using=site.alias)
+    site.tasks(id=site.tasks().order_by("id")[1].pk).update(payload={"weight": "heavy"})
+    with site.poller():
+        pass
+    rows = site.tasks().order_by("id")
+    assert [(row.status, row.result) for row in rows] == [("COMPLETED", 1), ("ERROR", None), ("COMPLETED", 3)]
+    assert [parcel.weight for parcels in seen for parcel in parcels] == [1, 3]
+
+
+# -- atomic -----------------------------------------------------------------------------------------------------------
+
+
+def booked(site: Site) -> list[str]:
+    return list(Booking.objects.using(site.alias).order_by("reference").values_list("reference", flat=True))
+
+
+def test_atomic_one_transaction_for_the_batch(site: Site) -> None:
+    written, go_on = threading.Event(), threading.Event()
+
+    @processor(QUEUE, batch=10, mode="atomic")
+    def process(tasks: list[Lease]) -> list[str]:
+        for task in tasks:
+            Booking.objects.using(site.alias).create(reference=task.reference or "")
+        written.set()
+        go_on.wait(PATIENCE)
+        return [f"{task.reference}!" for task in tasks]
+
+    fill(site, 3)
+    with site.poller():
+        assert written.wait(PATIENCE)
+        assert booked(site) == []
+        go_on.set()
+    assert booked(site) == ["r000", "r001", "r002"]
+    assert [row.result for row in site.tasks().order_by("reference")] == ["r000!", "r001!", "r002!"]
+
+
+def test_atomic_when_the_batch_fails_each_runs_alone_and_only_the_bad_one_fails(site: Site) -> None:
+    calls: list[list[str | None]] = []
+
+    @processor(QUEUE, batch=10, mode="atomic", max_attempts=1)
+    def process(tasks: list[Lease]) -> None:
+        calls.append([task.reference for task in tasks])
+        for task in tasks:
+            Booking.objects.using(site.alias).create(reference=task.reference or "")
+            if task.reference == "r001":
+                raise RuntimeError("bad apple")
+
+    fill(site, 3)
+    with site.poller():
+        pass
+    assert calls == [["r000", "r001", "r002"], ["r000"], ["r001"], ["r002"]]
+    assert booked(site) == ["r000", "r002"]
+    rows = site.tasks().order_by("reference")
+    assert [row.status for row in rows] == ["COMPLETED", "ERROR", "COMPLETED"]
+    assert [row.total_attempt for row in rows] == [1, 1, 1]  # one attempt, however often it was called
+
+
+def test_atomic_a_task_that_settled_itself_in_a_batch_that_failed_is_settled_again(site: Site) -> None:
+    @processor(QUEUE, batch=10, mode="atomic", max_attempts=1)
+    def process(tasks: list[Lease]) -> Any:
+        tasks[0].complete("own")
+        if len(tasks) > 1:
+            raise RuntimeError("together we fail")
+
+    fill(site, 2)
+    with site.poller():
+        pass
+    assert [row.result for row in site.tasks().order_by("reference")] == ["own", "own"]
+
+
+@pytest.mark.parametrize("alias", ["default"])  # SQLite lets nobody else write meanwhile
+def test_atomic_one_lost_lease_does_not_take_the_others_with_it(site: Site) -> None:
+    calls: list[int] = []
+
+    @processor(QUEUE, batch=10, mode="atomic")
+    def process(tasks: list[Lease]) -> None:
+        calls.append(len(tasks))
+        if len(calls) == 1:  # an operator revokes one lease of the batch
+            with actors(1) as (operator,):
+                operator.do(lambda: site.tasks(reference="r001").release_all()).result(PATIENCE)
+
+    fill(site, 3)
+    with site.poller() as poller:
+        pass
+    assert calls[:4] == [3, 1, 1, 1] and calls[4:] == [1]
+    assert by_status(site) == {"COMPLETED": 3}
+    assert poller.counts.lost == 1
+
+
+@pytest.mark.parametrize("value", [0, -1, True, "5"])
+def test_a_batch_size_that_is_none_is_refused(value: Any) -> None:
+    with pytest.raises(Exception, match="whole number of at least 1"):
+        processor(QUEUE, batch=value)(lambda tasks: None)

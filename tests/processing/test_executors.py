@@ -1,0 +1,282 @@
+"""Processors on an executor of the user's own."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.core import checks
+from django.core.exceptions import ImproperlyConfigured
+from django.db import connections
+
+from django_dbtaskqueue import Fixed, processor
+from django_dbtaskqueue.lease import Lease
+from django_dbtaskqueue.poller.loop import Poller
+from tests.conftest import ProcessDatabase
+from tests.processing import pools
+from tests.processing.conftest import QUEUE, Site
+from tests.support import PATIENCE, until
+from tests.testapp.models import Booking
+
+database = pytest.mark.django_db(transaction=True, databases=["default", "sqlite"])
+SOON = Fixed(timedelta(milliseconds=20), jitter=0)
+
+
+@dataclass
+class Letter:
+    text: str
+
+
+class Crowded(ThreadPoolExecutor):
+    """Says two, and is made with one thread: the second call waits inside."""
+
+    slots = 2
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(2, thread_name_prefix="mine") as made:
+        yield made
+        pools.close_connections(made, 2)
+
+
+@database
+@pytest.mark.parametrize("mode", ["separate", "atomic"])
+def test_calls_run_there_and_are_settled_here(site: Site, pool: ThreadPoolExecutor, mode: str) -> None:
+    @processor(QUEUE, executor=pool, mode=mode)
+    def process(task: Lease) -> str:
+        Booking.objects.using(site.alias).create(reference=task.reference or "")
+        return threading.current_thread().name
+
+    tasks = [site.enqueue(reference=f"r{index}") for index in range(5)]
+    with site.poller():
+        pass
+    assert all(site.task(task).result.startswith("mine") for task in tasks)
+    assert Booking.objects.using(site.alias).count() == 5
+
+
+@database
+def test_it_is_given_no_more_than_it_has_slots_and_the_line_keeps_the_rest(
+    site: Site, pool: ThreadPoolExecutor
+) -> None:
+    started, go_on = threading.Semaphore(0), threading.Event()
+
+    @processor(QUEUE, executor=pool)
+    def process(task: Lease) -> None:
+        started.release()
+        go_on.wait(PATIENCE)
+
+    for _ in range(6):
+        site.enqueue()
+    with site.poller(threads=8) as poller:
+        assert all(started.acquire(timeout=PATIENCE) for _ in range(2))
+        until(lambda: poller.lanes[QUEUE].next_poll)  # the poller has looked again since
+        assert len(poller.running()) == 2 and poller.slots() == 2
+        assert site.tasks(status="PROCESSING").count() == 2
+        assert not started.acquire(blocking=False)
+        go_on.set()
+    assert site.tasks(status="COMPLETED").count() == 6
+
+
+@database
+def test_leases_are_renewed_while_it_runs(site: Site, pool: ThreadPoolExecutor) -> None:
+    go_on = threading.Event()
+
+    @processor(QUEUE, executor=pool, lease=timedelta(milliseconds=600))
+    def process(task: Lease) -> int:
+        go_on.wait(PATIENCE)
+        return task.total_attempt
+
+    task = site.enqueue()
+    with site.poller():
+        until(lambda: site.task(task).status == "PROCESSING")
+        first = site.task(task).next_process_time
+        until(lambda: site.task(task).next_process_time > first + timedelta(seconds=1))
+        go_on.set()
+    assert site.task(task).result == 1
+
+
+@database
+def test_an_exception_there_is_a_failure_retried_by_policy(site: Site, pool: ThreadPoolExecutor) -> None:
+    @processor(QUEUE, executor=pool, max_attempts=2, retry=SOON)
+    def process(task: Lease) -> None:
+        raise ValueError("there")
+
+    task = site.enqueue()
+    with site.poller():
+        pass
+    assert site.task(task).status == "ERROR"
+    assert [attempt.message for attempt in site.attempts(task)] == ["there", "there"]
+
+
+@database
+def test_batches_and_a_limit_of_calls_there(site: Site) -> None:
+    lock, now, most, sizes = threading.Lock(), [0], [0], []
+
+    @processor(QUEUE, executor="tests.processing.pools.two_threads", batch=3, concurrency=1)
+    def process(tasks: list[Lease]) -> None:
+        with lock:
+            now[0] += 1
+            most[0] = max(most[0], now[0])
+        sizes.append(len(tasks))
+        with lock:
+            now[0] -= 1
+
+    for _ in range(9):
+        site.enqueue()
+    with site.poller():
+        pass
+    assert most == [1] and sum(sizes) == 9 and max(sizes) == 3
+
+
+@database
+def test_an_executor_that_runs_a_call_at_once(site: Site) -> None:
+    processor(QUEUE, executor=pools.Inline)(lambda task: threading.current_thread().name)
+    tasks = [site.enqueue() for _ in range(20)]
+    with site.poller():
+        pass
+    assert {site.task(task).status for task in tasks} == {"COMPLETED"}
+
+
+@database
+def test_two_processors_of_one_executor_share_its_slots(site: Site, pool: ThreadPoolExecutor) -> None:
+    running, most, lock = [0], [0], threading.Lock()
+
+    def process(task: Lease) -> None:
+        with lock:
+            running[0] += 1
+            most[0] = max(most[0], running[0])
+        threading.Event().wait(0.01)  # long enough to meet the others
+        with lock:
+            running[0] -= 1
+
+    processor(QUEUE, executor=pool)(process)
+    processor(QUEUE, executor=pool, payload=Letter)(process)
+    for _ in range(4):
+        site.enqueue()
+        site.enqueue(Letter("hello"))
+    with site.poller():
+        pass
+    assert most[0] <= 2
+
+
+@database
+def test_a_shut_down_executor_fails_the_attempt_and_says_so(site: Site, pool: ThreadPoolExecutor) -> None:
+    pool.shutdown()
+    processor(QUEUE, executor=pool, max_attempts=1)(lambda task: None)
+    task = site.enqueue()
+    with site.poller():
+        pass
+    assert site.task(task).status == "ERROR"
+    assert "after shutdown" in site.attempts(task)[0].message
+
+
+@database
+def test_what_has_not_begun_at_a_cancel_is_given_back_uncharged(site: Site) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    crowded = Crowded(1)
+
+    @processor(QUEUE, executor=crowded)
+    def process(task: Lease) -> None:
+        begun.set()
+        go_on.wait(PATIENCE)
+
+    first, second = site.enqueue(), site.enqueue()
+    poller = Poller({QUEUE: 1}, using=site.alias)
+    poller.start()
+    try:
+        assert begun.wait(PATIENCE)
+        until(lambda: len(poller.running()) == 2)
+        poller.cancel()
+        assert poller.wait(PATIENCE)
+    finally:
+        go_on.set()
+        poller.close()
+        crowded.shutdown()
+    assert (site.task(second).status, site.task(second).attempt) == ("CREATED", 0)
+    assert (site.task(first).status, site.task(first).attempt) == ("CREATED", 1)
+    assert "Cancelled" in (site.task(first).process_result or "")
+
+
+# -- other processes ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def processes(process_database: ProcessDatabase, monkeypatch: pytest.MonkeyPatch) -> Site:
+    for name, value in process_database.env.items():
+        monkeypatch.setenv(name, value)
+    return Site("default")
+
+
+@pytest.mark.slow
+def test_calls_in_other_processes(processes: Site) -> None:
+    processor(QUEUE, executor="tests.processing.pools.two_processes", max_attempts=1)(pools.where)
+    well = processes.enqueue({"n": 1}, context={"request": "4711"})
+    ill = processes.enqueue({"do": "raise"})
+    with processes.poller():
+        pass
+    result = processes.task(well).result
+    assert result["pid"] != os.getpid()
+    assert (result["payload"], result["context"]) == ({"n": 1}, {"request": "4711"})
+    (attempt,) = processes.attempts(ill)
+    assert attempt.message.startswith("asked to fail elsewhere")
+    assert "in where" in attempt.traceback  # of the place where it happened
+    connections.close_all()
+
+
+@pytest.mark.slow
+def test_a_process_that_dies_fails_the_attempt_and_the_next_one_finds_new_processes(processes: Site) -> None:
+    processor(QUEUE, executor="tests.processing.pools.two_processes", max_attempts=1)(pools.where)
+    deadly = processes.enqueue({"do": "die"})
+    with processes.poller():
+        until(lambda: processes.task(deadly).status == "ERROR")
+        well = processes.enqueue({"n": 2})
+        until(lambda: processes.task(well).status == "COMPLETED")
+    assert "BrokenProcessPool" in processes.attempts(deadly)[0].error_type
+    connections.close_all()
+
+
+# -- what cannot work --------------------------------------------------------------------------------------------------
+
+
+def test_an_async_processor_has_no_executor(pool: ThreadPoolExecutor) -> None:
+    async def process(task: Lease) -> None: ...
+
+    with pytest.raises(ImproperlyConfigured, match="coroutine nobody awaits"):
+        processor(QUEUE, executor=pool)(process)
+
+
+def test_what_is_no_executor_is_refused_at_registration() -> None:
+    with pytest.raises(ImproperlyConfigured, match=r"must be an object with submit\(\)"):
+        processor(QUEUE, executor=5)(lambda task: None)
+
+
+def test_a_path_that_leads_nowhere_is_a_system_check_error() -> None:
+    processor(QUEUE, executor="tests.processing.pools.nowhere")(lambda task: None)
+    (error,) = checks.run_checks(tags=["dbtaskqueue"])
+    assert error.id == "dbtaskqueue.E005" and "nowhere" in error.msg
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        (pools.Unsized(), "attribute slots"),
+        (lambda: 5, "no submit"),
+        ("tests.processing.pools.nowhere", "cannot be imported"),
+    ],
+)
+def test_what_turns_out_to_be_no_executor_is_said_when_the_poller_looks(given: Any, why: str) -> None:
+    processor(QUEUE, executor=given)(lambda task: None)
+    poller = Poller({QUEUE: 1})
+    try:
+        with pytest.raises(ImproperlyConfigured, match=why):
+            poller.slots()
+    finally:
+        poller.close()

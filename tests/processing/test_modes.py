@@ -1,0 +1,167 @@
+"""``separate``: at least once. ``atomic``: the processor's writes and its outcome are one transaction."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+from django.core import checks
+from django.core.exceptions import ImproperlyConfigured
+from django.db import connections, transaction
+from django.test import override_settings
+
+from django_dbtaskqueue import Complete, Fail, Reenqueue, enqueue, processor
+from django_dbtaskqueue.lease import Lease
+from tests.processing.conftest import QUEUE, Site
+from tests.support import PATIENCE
+from tests.testapp.models import Booking
+
+pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "sqlite"])
+ONCE: dict[str, Any] = {"max_attempts": 1}
+
+
+def book(task: Lease) -> None:
+    Booking.objects.using(task.door.alias).create(reference=task.reference or "none")
+
+
+def booked(site: Site) -> list[str]:
+    return list(Booking.objects.using(site.alias).order_by("reference").values_list("reference", flat=True))
+
+
+@pytest.mark.parametrize(("mode", "left"), [("separate", ["a"]), ("atomic", [])])
+def test_what_an_exception_leaves_behind(site: Site, mode: str, left: list[str]) -> None:
+    @processor(QUEUE, mode=mode, **ONCE)
+    def crash(task: Lease) -> None:
+        book(task)
+        raise RuntimeError("after the write")
+
+    task = site.enqueue(reference="a")
+    with site.poller():
+        pass
+    assert booked(site) == left
+    assert site.task(task).status == "ERROR"
+    assert [attempt.message for attempt in site.attempts(task)] == ["after the write"]
+
+
+def test_atomic_outcome_and_writes_become_visible_together(site: Site) -> None:
+    at_the_end, go_on = threading.Event(), threading.Event()
+
+    @processor(QUEUE, mode="atomic")
+    def write(task: Lease) -> str:
+        book(task)
+        at_the_end.set()
+        go_on.wait(PATIENCE)
+        return "done"
+
+    task = site.enqueue(reference="a")
+    with site.poller():
+        # Given a processor that has written and not returned
+        assert at_the_end.wait(PATIENCE)
+        # Then the checkout is committed and nothing else is
+        assert site.task(task).status == "PROCESSING"
+        assert booked(site) == []
+        go_on.set()
+    assert (site.task(task).status, site.task(task).result, booked(site)) == ("COMPLETED", "done", ["a"])
+
+
+@pytest.mark.parametrize("outcome", [Fail("no", retry=False), Complete(1), Reenqueue()])
+def test_atomic_a_returned_outcome_commits_with_the_writes_and_one_without_due_time_does_not(
+    site: Site, outcome: Any
+) -> None:
+    @processor(QUEUE, mode="atomic", **ONCE)
+    def write(task: Lease) -> Any:
+        book(task)
+        return outcome
+
+    task = site.enqueue(reference="a")
+    with site.poller():
+        pass
+    wanted = {Fail: ("ERROR", ["a"]), Complete: ("COMPLETED", ["a"]), Reenqueue: ("ERROR", [])}[type(outcome)]
+    assert (site.task(task).status, booked(site)) == wanted
+
+
+@pytest.mark.parametrize("alias", ["default"])  # SQLite lets nobody else write meanwhile
+def test_atomic_a_lease_lost_meanwhile_rolls_the_writes_back(site: Site) -> None:
+    runs: list[int] = []
+
+    @processor(QUEUE, mode="atomic")
+    def write(task: Lease) -> None:
+        runs.append(task.total_attempt)
+        book(task)
+        if len(runs) == 1:  # an operator revokes the lease
+            done = threading.Thread(target=lambda: (site.tasks().release_all(), connections.close_all()))
+            done.start()
+            done.join(PATIENCE)
+
+    task = site.enqueue(reference="a")
+    with site.poller() as poller:
+        pass
+    assert runs == [1, 2]
+    assert (site.task(task).status, booked(site)) == ("COMPLETED", ["a"])
+    assert poller.counts.lost == 1
+
+
+def test_atomic_writes_on_the_queues_own_database(site: Site) -> None:
+    inside: list[bool] = []
+
+    @processor(QUEUE, mode="atomic")
+    def look(task: Lease) -> None:
+        inside.extend(connections[alias].in_atomic_block for alias in ("default", "sqlite"))
+
+    site.enqueue()
+    with site.poller():
+        pass
+    assert inside == [site.alias == "default", site.alias == "sqlite"]
+
+
+def test_separate_settling_in_the_processors_own_transaction(site: Site) -> None:
+    @processor(QUEUE, **ONCE)
+    def settle_it(task: Lease) -> None:
+        with transaction.atomic(using=site.alias):
+            book(task)
+            task.complete("own")
+
+    task = site.enqueue(reference="a")
+    with site.poller():
+        pass
+    assert (site.task(task).result, booked(site)) == ("own", ["a"])
+
+
+# -- what cannot work --------------------------------------------------------------------------------------------------
+
+
+def errors() -> list[str]:
+    return [f"{error.id} {error.msg}" for error in checks.run_checks(tags=["dbtaskqueue"])]
+
+
+def test_an_atomic_processor_of_another_database_is_a_system_check_error() -> None:
+    processor(QUEUE, mode="atomic", using="sqlite")(book)
+    (error,) = errors()
+    assert error.startswith("dbtaskqueue.E004")
+    assert "book" in error and "'sqlite'" in error and "'default'" in error
+
+
+@pytest.mark.parametrize(("mode", "using"), [("separate", "sqlite"), ("atomic", "default"), ("atomic", None)])
+def test_other_combinations_pass_the_check(mode: str, using: str | None) -> None:
+    processor(QUEUE, mode=mode, using=using)(book)
+    assert errors() == []
+
+
+def test_an_atomic_processor_of_the_queues_database_passes_the_check() -> None:
+    with override_settings(DBTASKQUEUE={"QUEUES": {QUEUE: {"database": "sqlite"}}}):
+        processor(QUEUE, mode="atomic", using="sqlite")(book)
+        assert errors() == []
+        enqueue(QUEUE, "a")
+
+
+def test_an_async_processor_cannot_be_atomic() -> None:
+    async def process(task: Lease) -> None: ...
+
+    with pytest.raises(ImproperlyConfigured, match="no async atomic"):
+        processor(QUEUE, mode="atomic")(process)
+
+
+def test_an_unknown_mode_is_refused() -> None:
+    with pytest.raises(ImproperlyConfigured, match="'separate' or 'atomic'"):
+        processor(QUEUE, mode="external")(book)
