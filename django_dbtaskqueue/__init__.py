@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from django_dbtaskqueue.flow.bulk import EnqueueReport, aenqueue_many, enqueue_many
     from django_dbtaskqueue.flow.enqueue import aenqueue, enqueue
     from django_dbtaskqueue.outcomes import Complete, CompleteDelete, Fail, Poison, Reenqueue
+    from django_dbtaskqueue.pull import queue
     from django_dbtaskqueue.registry import processor
     from django_dbtaskqueue.retry import Arithmetic, Fixed, Geometric, Linear, Sequence, Staged
 
@@ -30,6 +31,7 @@ _HOMES = {
     "flow.bulk": ("EnqueueReport", "aenqueue_many", "enqueue_many"),
     "flow.enqueue": ("aenqueue", "enqueue"),
     "outcomes": ("Complete", "CompleteDelete", "Fail", "Poison", "Reenqueue"),
+    "pull": ("queue",),
     "registry": ("processor",),
     "retry": ("Arithmetic", "Fixed", "Geometric", "Linear", "Sequence", "Staged"),
 }
@@ -59,6 +61,7 @@ __all__ = [
     "enqueue",
     "enqueue_many",
     "processor",
+    "queue",
 ]
 
 

@@ -24,6 +24,9 @@ class Door(Protocol):
     def settle_all(self, pairs: Sequence[tuple[Lease, Outcome]]) -> None:
         """Write several outcomes in one transaction, or none and raise ``LeaseLost`` for the first lease gone."""
 
+    def stands(self, lease: Lease) -> bool:
+        """Whether the lease is neither settled nor lost, as the calling thread's transaction sees it."""
+
     def touch(self, lease: Lease, delta: timedelta) -> None:
         """Extend the lease, or raise ``LeaseLost``."""
 

@@ -11,7 +11,7 @@ from typing import Any
 from django.core.exceptions import ImproperlyConfigured
 
 from django_dbtaskqueue import retry
-from django_dbtaskqueue.durations import duration
+from django_dbtaskqueue.durations import duration, iso
 from django_dbtaskqueue.exceptions import near_match
 
 QUEUE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:\-]{0,199}")
@@ -135,3 +135,32 @@ def valid_name(name: Any) -> str:
 def overlay(base: QueueSettings, overrides: Mapping[str, Any]) -> QueueSettings:
     """Return ``base`` with runtime overrides (of a ``Queue`` row, so in JSON) laid over it; check them."""
     return replace(base, **queue_values(overrides, where="Queue.overrides"))
+
+
+def stored(settings: Mapping[str, Any], *, where: str, fixed: Sequence[str] = ()) -> dict[str, Any]:
+    """Return settings as a ``Queue`` row keeps them, in JSON; check them, and refuse those of ``fixed``."""
+    for name in fixed:
+        if name in settings:
+            raise ImproperlyConfigured(
+                f'{where}: {name} says where tasks live, and a row cannot. Set it in DBTASKQUEUE["QUEUES"] or in the '
+                "settings file."
+            )
+    values = queue_values(settings, where=where)
+    return {name: _json(name, value, where=where) for name, value in values.items()}
+
+
+def _json(name: str, value: Any, *, where: str) -> Any:
+    if isinstance(value, timedelta):
+        return iso(value)
+    if name not in ("retry", "reenqueue") or value is None:
+        return value
+    text = retry.describe(value)
+    try:
+        if retry.parse(text) == value:
+            return text
+    except ValueError:
+        pass
+    raise ImproperlyConfigured(
+        f"{where}: {name}={text} can be said only in code. Give it to @processor, or one that text can say, e.g. "
+        '"geometric:10s,x2,max=1h".'
+    )

@@ -82,11 +82,12 @@ class Session:
 
     def run(self, sql: str, params: Params) -> list[Row]:
         """Execute one statement; return its rows."""
-        if not self.postgresql or self._watched():
+        watched = self._watched()
+        if not self.postgresql or (watched and not self.owned):
             with self.connection.cursor() as cursor:
                 cursor.execute(sql, params)
                 return list(cursor.fetchall()) if cursor.description else []
-        cursor = self._cursor()
+        cursor = self._shown(self._cursor()) if watched else self._cursor()
         with self.connection.wrap_database_errors:
             cursor.execute(sql, params)
             return list(cursor.fetchall()) if cursor.description else []
@@ -137,9 +138,29 @@ class Session:
             return value.isoformat()
         return make_naive(value, UTC).isoformat(sep=" ", timespec="milliseconds")
 
+    def stored_time(self, value: datetime) -> datetime:
+        """Return ``value`` as a model must hold it so that the database's clock can be compared with it.
+
+        Without USE_TZ, Django writes the site's local time into SQLite, whose clock says UTC.
+        """
+        if self.postgresql or django_settings.USE_TZ:
+            return value
+        return make_naive(make_aware(value) if value.tzinfo is None else value, UTC)
+
+    def is_past(self, value: datetime) -> bool:
+        """Whether ``value`` is over by the database's clock."""
+        dialect = self.sql.dialect
+        sql = f"SELECT {dialect.time('%(value)s')} <= {dialect.now}"
+        return bool(self.run(sql, {"value": self.time_text(value)})[0][0])
+
     def _watched(self) -> bool:
         """Somebody wants to see the queries (DEBUG, a test, a tracer): take Django's slower cursor."""
         return bool(self.connection.queries_logged or self.connection.execute_wrappers)
+
+    def _shown(self, cursor: Any) -> Any:
+        """Wrap our cursor as Django does its own, which cannot work beside the loader of an owned connection."""
+        connection = self.connection
+        return connection.make_debug_cursor(cursor) if connection.queries_logged else connection.make_cursor(cursor)
 
     def _cursor(self) -> Any:
         raw = self._raw()

@@ -24,7 +24,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Count, Sum
 from django.db.models.functions import Now, Trunc
 
-from django_dbtaskqueue import signals
+from django_dbtaskqueue import notifier, signals
 from django_dbtaskqueue.flow.observe import send
 from django_dbtaskqueue.models import CallCount
 from django_dbtaskqueue.session import Session
@@ -51,7 +51,7 @@ class Key(NamedTuple):
 def after_commit(connection: BaseDatabaseWrapper, queue: str, call: str, number: int, ids: Sequence[int] = ()) -> None:
     """Count ``number`` calls and tell the signal's receivers, once the current transaction commits."""
     key = Key(connection.alias, str(connection.settings_dict["NAME"]), queue, call)
-    transaction.on_commit(partial(_happened, key, number, ids), connection.alias, robust=True)
+    notifier.on_commit(connection, partial(_happened, key, number, ids))
 
 
 def watched() -> bool:

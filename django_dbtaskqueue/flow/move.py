@@ -6,6 +6,7 @@ really changed.
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
@@ -19,6 +20,7 @@ from django_dbtaskqueue import notifier
 from django_dbtaskqueue.flow.groups import lock, regroup
 from django_dbtaskqueue.flow.rows import Tasks, chosen, lockable, plain, remove
 from django_dbtaskqueue.flow.sql.statements import NO_HANDLER
+from django_dbtaskqueue.lease import Lease
 from django_dbtaskqueue.session import Row, Session
 from django_dbtaskqueue.status import BY_VERB, sources
 
@@ -123,6 +125,16 @@ def spent_in(session: Session, queue: str) -> float | None:
 def spent(session: Session, queue: str, *, limit: int = 100) -> list[Row]:
     """Return leases of tasks whose process died on their last attempt, as columns, locked: call it in ``atomic``."""
     return session.run(session.sql.spent, {"queue_name": queue, "limit": limit})
+
+
+def without_outcome(session: Session, leases: list[Lease]) -> set[int]:
+    """Return the ids of those tasks whose attempt before this one left no outcome: its process died, as a rule."""
+    again = [lease for lease in leases if lease.attempt > 1 and not lease.reenqueue_attempt]
+    if not again:
+        return set()
+    rows = json.dumps([{"i": lease.id} for lease in again])
+    failed = dict(session.run(session.sql.last_failures, {"rows": rows, "location": session.location}))
+    return {lease.id for lease in again if failed.get(lease.id) != lease.attempt - 1}
 
 
 def unpark(session: Session, queue: str, payload_types: list[str], *, untyped: bool = True) -> int:

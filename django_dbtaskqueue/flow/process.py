@@ -65,9 +65,16 @@ def decode(lease: Lease, processor: Processor) -> None:
     plain = None if text is None else json_payload.loads(text)
     lease.payload = plain if processor.payload is None else codecs.decode(processor.payload, plain)
     if lease.context_text is not None:
-        lease.context = json_payload.loads(lease.context_text)
+        lease.context = _mapping(json_payload.loads(lease.context_text))
     lease.policy = lease.policy or conf.retry_policy(lease.queue, processor.policy)
     lease.reenqueue_policy = processor.reenqueue
+
+
+def _mapping(context: Any) -> dict[str, Any]:
+    if not isinstance(context, dict | None):
+        shown = json_payload.short_repr(context)
+        raise TaskQueueError(f"The context of a task is a JSON object, and this row has {shown}. Mend the row's context.")
+    return context or {}
 
 
 def expiry(lease: Lease, expired: str) -> Outcome | None:
@@ -131,8 +138,18 @@ def _call_atomic(lease: Lease, processor: Processor) -> None:
     """The processor's writes and the settle commit together, or neither does."""
     with transaction.atomic(using=lease.door.alias):
         outcome = decide(processor.function(lease))
-        if not lease.touched:
+        if _is_open(lease):
             lease.door.settle(lease, outcome)
+
+
+def _is_open(lease: Lease) -> bool:
+    """Whether an atomic processor has left its task to be settled; raise ``LeaseLost`` again if it hushed that up.
+
+    What it settled inside a savepoint of its own may be rolled back.
+    """
+    if lease.lost:
+        raise lease.gone(lease.lost)
+    return not lease.touched or lease.door.stands(lease)
 
 
 async def perform_async(lease: Lease, processor: Processor) -> Outcome | None:
@@ -241,7 +258,7 @@ def _atomic_batch(leases: list[Lease], processor: Processor) -> Sequence[Outcome
     try:
         with transaction.atomic(using=leases[0].door.alias):
             outcomes = map(decide, _each(processor.function(leases), leases))
-            pairs = [pair for pair in zip(leases, outcomes, strict=True) if not pair[0].touched]
+            pairs = [pair for pair in zip(leases, outcomes, strict=True) if _is_open(pair[0])]
             if len(pairs) == 1:
                 leases[0].door.settle(*pairs[0])
             elif pairs:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import logging
-import traceback
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -17,12 +16,13 @@ from functools import partial
 from typing import Any
 
 from django.db import transaction
-from django.db.utils import DatabaseError, InterfaceError, InternalError, OperationalError
+from django.db.utils import DatabaseError, OperationalError
 
 from django_dbtaskqueue import notifier, reenqueueing, retry
 from django_dbtaskqueue import payload as json_payload
 from django_dbtaskqueue.exceptions import TaskQueueError
 from django_dbtaskqueue.flow import groups
+from django_dbtaskqueue.flow.failures import describe
 from django_dbtaskqueue.lease import Lease
 from django_dbtaskqueue.models import AbstractTask, Task
 from django_dbtaskqueue.outcomes import Complete, CompleteDelete, Fail, Outcome, Poison, Reenqueue
@@ -31,7 +31,8 @@ from django_dbtaskqueue.session import Row, Session
 logger = logging.getLogger(__name__)
 
 Statement = tuple[str, dict[str, Any]]
-TRACEBACK_BYTES = 16_000
+LOCKED = "55P03"  # what PostgreSQL calls a wait that was longer than lock_timeout
+READ_ONLY = "25"  # and its class of writes refused, as after a fail-over
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,48 +179,47 @@ def write(lease: Lease, outcome: Settlement) -> tuple[dict[str, Any], dict[str, 
     raise TaskQueueError(f"{outcome!r} is not an outcome.")
 
 
-def describe(error: BaseException | str) -> dict[str, str]:
-    """Return an error as text any database accepts: type, message, traceback. Never raises."""
-    if isinstance(error, str):
-        return {"t": "", "m": json_payload.clean_text(error), "b": ""}
-    kind = type(error)
-    name = f"{kind.__module__}.{kind.__qualname__}"
-    try:
-        message = str(error)
-        frames = "".join(traceback.format_exception(error))
-    except Exception as hostile:
-        message = frames = f"<{name}; its text raised {type(hostile).__name__}>"
-    clean = json_payload.clean_text
-    return {
-        "t": clean(name)[:200],
-        "m": clean(message)[:4000],
-        "b": json_payload.tail_bytes(clean(frames), TRACEBACK_BYTES) or "",
-    }
-
-
 def settle_surely(
     session: Session, pairs: Sequence[Pair], *, keep: str = "keep", group_retry: str = "hold"
 ) -> set[int]:
     """``settle``, where one bad row never fails its batch: alone on error, then halved, then in the least of words.
 
-    Raises only when the database cannot be reached, or takes no writes.
+    Rows that somebody keeps locked (a processor that hangs in its own transaction) are left out after a short wait:
+    their leases stand. Raises only when the database cannot be reached, or takes no writes.
     """
     # Inside the caller's transaction a statement that fails would take all that follow with it.
     guard = session.atomic() if session.connection.in_atomic_block else nullcontext()
     try:
         with guard:
             return settle(session, pairs, keep=keep, group_retry=group_retry)
-    except (OperationalError, InterfaceError, InternalError):  # InternalError: read-only, as after a fail-over
-        raise
     except DatabaseError as error:
-        if len(pairs) > 1:
-            middle = len(pairs) // 2
-            halves = (pairs[:middle], pairs[middle:])
-            return set().union(*[settle_surely(session, half, keep=keep, group_retry=group_retry) for half in halves])
+        parts = _parts(session, pairs, error)
+        if parts is not None:
+            return set().union(*[settle_surely(session, part, keep=keep, group_retry=group_retry) for part in parts])
         lease = pairs[0][0]
         logger.error("Outcome of task %s could not be stored (%s); storing a plain failure.", lease.id, error)
         plain = f"Outcome could not be stored: {type(error).__name__}"
         return settle(session, [(lease, Fail(plain, retry=False))], keep=keep)
+
+
+def _parts(session: Session, pairs: Sequence[Pair], error: DatabaseError) -> list[Sequence[Pair]] | None:
+    """Return which parts of a batch that failed to try again, if any; None for a single outcome that is at fault.
+
+    Raises the error when no outcome is at fault.
+    """
+    code = str(getattr(error.__cause__, "sqlstate", ""))
+    locked = code == LOCKED
+    if code.startswith(READ_ONLY) or (isinstance(error, OperationalError) and not locked):
+        raise error
+    if locked:
+        rows = json.dumps([{"i": lease.id, "k": lease.total_attempt} for lease, _ in pairs])
+        free = {row[0] for row in session.run(session.sql.unlocked, {"rows": rows})}
+        if len(free) < len(pairs):
+            return [[pair for pair in pairs if pair[0].id in free]] if free else []
+    if len(pairs) > 1:
+        middle = len(pairs) // 2
+        return [pairs[:middle], pairs[middle:]]
+    return [] if locked else None
 
 
 def resolve(session: Session, leases: Iterable[Lease]) -> tuple[set[int], set[int]]:
@@ -271,6 +271,10 @@ class SettleDoor:
             notifier.on_commit(session.connection, partial(setattr, lease, "settled", True))
         if any(isinstance(outcome, Reenqueue | Fail) or lease.group is not None for lease, outcome in timed):
             notifier.after_commit(session.connection, timed[0][0].queue)
+
+    def stands(self, lease: Lease) -> bool:
+        """Whether the lease is neither settled nor lost, as the calling thread's transaction sees it."""
+        return lease.id in resolve(Session.on(self.alias, self.model), [lease])[1]
 
     def touch(self, lease: Lease, delta: timedelta) -> None:
         """Extend the lease by ``delta``, or raise ``LeaseLost``."""

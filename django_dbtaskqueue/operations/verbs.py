@@ -14,7 +14,6 @@ from typing import Any
 from django.db import connections, transaction
 from django.db.models import Case, F, Q, When
 from django.db.models.functions import Coalesce, Now
-from django.utils.timezone import is_naive, make_aware
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext, ngettext_lazy
 
@@ -185,13 +184,13 @@ def pause(
     for alias, names in _by_alias(queues, using).items():
         with transaction.atomic(using=alias):
             ensure_rows(names, alias)
-            _check_future(until, alias)
+            end = None if until is None else _stored(until, alias)
             changed += (
                 Queue.objects.using(alias)
                 .filter(name__in=names)
                 .update(
                     paused_time=Case(When(IN_EFFECT, then=F("paused_time")), default=Now()),
-                    paused_until=until,
+                    paused_until=end,
                     paused_by=by[:200],
                     paused_reason=reason[:REASON_LENGTH],
                 )
@@ -229,13 +228,12 @@ def _by_alias(queues: Iterable[str], using: str | None) -> dict[str, list[str]]:
     return found
 
 
-def _check_future(until: datetime | None, alias: str) -> None:
-    if until is None:
-        return
+def _stored(until: datetime, alias: str) -> datetime:
+    """Return the end of a pause as the database's clock will be compared with it."""
     session = Session.on(alias)
-    now = session.time(session.run(f"SELECT {session.sql.dialect.now}", {})[0][0])
-    if (make_aware(until) if is_naive(until) else until) <= (make_aware(now) if is_naive(now) else now):
+    if session.is_past(until):
         raise TaskQueueError(
-            f"A pause until {until} would end before it begins: the database's clock says {now}. "
+            f"A pause until {until} would end before it begins, by the clock of database {alias!r}. "
             "Give a later time, or none to pause until somebody resumes the queue."
         )
+    return session.stored_time(until)

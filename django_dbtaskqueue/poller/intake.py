@@ -18,6 +18,7 @@ from django_dbtaskqueue.poller.lane import Lane
 from django_dbtaskqueue.poller.options import Options
 from django_dbtaskqueue.poller.places import Places
 from django_dbtaskqueue.poller.settler import Counts, Settler
+from django_dbtaskqueue.poller.suspects import Suspects
 
 logger = logging.getLogger("django_dbtaskqueue")
 
@@ -46,10 +47,14 @@ class Intake:
         self.counts = counts
         self.options = options
         self._lock = threading.Lock()
+        self._suspects = Suspects(settler)
 
     def choose(self) -> tuple[Lane, int] | None:
         """Return the lane whose turn it is and how much to take, reserved; None when no lane is due and has room."""
         with self._lock:
+            most = self._suspects.limit(self._reserved())
+            if most == 0:
+                return None
             due = self._due()
             rooms = {lane.key: self._room(lane) for lane in due}
             rivals = [lane for lane in due if rooms[lane.key] > 0 or self._behind(lane)]
@@ -59,7 +64,7 @@ class Intake:
             for lane in rivals:
                 lane.credit += lane.weight
             chosen.credit -= sum(lane.weight for lane in rivals)
-            asked = min(rooms[chosen.key], chosen.settings.batch_size)
+            asked = min(rooms[chosen.key], chosen.settings.batch_size, most or chosen.settings.batch_size)
             chosen.reserved += asked
             return chosen, asked
 
@@ -98,7 +103,7 @@ class Intake:
         next_due = None if got else self._next_due(carrier, lane)
         with self._lock:
             lane.taken(got=got, wakes=wakes, next_due=next_due)
-        if self.options.once or (not got and self._drained(carrier, lane)):
+        if self.options.once or (not got and not lane.unpark and self._drained(carrier, lane)):
             lane.over = True
         return got == asked
 
@@ -182,7 +187,11 @@ class Intake:
     def _take_some(self, carrier: Carrier, lane: Lane, asked: int, closed: Iterable[Processor] = ()) -> int:
         without = tuple(sorted(processor.payload_type or "" for processor in closed))
         leases = self._checkout(carrier, lane, asked, without)
-        self._dispatch(lane, leases)
+        if leases and not self.options.once:
+            alone = self._reserved() == asked
+            self._dispatch(lane, self._suspects.sift(carrier.session(lane), leases, alone=alone))
+        else:
+            self._dispatch(lane, leases)
         return len(leases)
 
     def _checkout(self, carrier: Carrier, lane: Lane, asked: int, without: tuple[str, ...]) -> list[Lease]:
@@ -208,6 +217,7 @@ class Intake:
             for lease in leases:
                 lease.policy = lane.settings.retry
         observe.picked(leases)
+        self._expect(lane, lane.settings.lease.total_seconds())  # it may be shorter than when renewal was planned
         jobs: list[Job] = []
         special: dict[Processor, list[Lease]] = {}
         for lease in leases:

@@ -12,6 +12,8 @@ from datetime import timedelta
 from time import monotonic
 from uuid import uuid4
 
+from django.db import connections
+
 from django_dbtaskqueue import conf, listeners, registry
 from django_dbtaskqueue.flow import checkout, observe, settle
 from django_dbtaskqueue.flow.enqueue import queue_settings
@@ -148,6 +150,7 @@ class Poller:
             if not first and delay > 0:
                 delay = None
         carrier.close()
+        connections.close_all()  # what listeners opened on this thread
 
     def _attempt(self, carrier: Carrier) -> float:
         """``poll``, whatever happens to the database."""
@@ -165,6 +168,7 @@ class Poller:
 
     def _trouble(self, carrier: Carrier, error: Exception) -> None:
         carrier.close()
+        connections.close_all()
         observe.of_poller("crashed", self, error=error)
         if self.state in ("STARTUP", "RUNNING"):
             self.state = "WAITING"

@@ -45,7 +45,8 @@ class Renewer:
         """End; leases still held run out by themselves."""
         self._ended = True
         self._bell.set()
-        self._thread.join(timeout=2)
+        if self._thread.is_alive():
+            self._thread.join(timeout=2)
 
     def expect(self, lane: Lane, seconds: float) -> None:
         """A lease of only so many seconds was taken: renew in time for it."""

@@ -89,17 +89,23 @@ class Settler:
                     session, chunk, keep=lane.settings.keep, group_retry=lane.settings.group_retry
                 )
             if len(settled) < len(pairs):
-                self._explain([pair for pair in pairs if pair[0].id not in settled], carrier, lane)
+                locked = self._explain([pair for pair in pairs if pair[0].id not in settled], carrier, lane)
+                self.done.extend(done for done in batch if done.lease.id in locked)
+                batch = [done for done in batch if done.lease.id not in locked]
         self.held.difference_update([done.lease for done in batch])
         self._account(lane, batch)
 
-    def _explain(self, missing: list[Pair], carrier: Carrier, lane: Lane) -> None:
-        """Tell a lease that was lost from an outcome that was stored before, by the processor or by a lost reply."""
-        stored, _ = settle.resolve(carrier.session(lane), [lease for lease, _ in missing])
+    def _explain(self, missing: list[Pair], carrier: Carrier, lane: Lane) -> set[int]:
+        """Tell a lease that was lost from an outcome that was stored before, by the processor or by a lost reply.
+
+        Return the ids of the others: somebody keeps their rows locked, so they have to wait.
+        """
+        stored, standing = settle.resolve(carrier.session(lane), [lease for lease, _ in missing])
         for lease, outcome in missing:
             gone = isinstance(outcome, CompleteDelete | settle.Release | settle.Park) or lease.touched
-            if lease.id not in stored and not gone:
+            if lease.id not in stored | standing and not gone:
                 lease.lost = type(outcome).__name__.lower()
+        return standing
 
     def _account(self, lane: Lane, batch: list[Done]) -> None:
         ran = [done for done in batch if not isinstance(done.settlement, settle.Release | settle.Park)]

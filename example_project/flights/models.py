@@ -5,16 +5,20 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from django.db import connections, models
+from django.db.models.functions import Now
 from django.urls import reverse
 
-from example_project.flights.rules import Decision, Facts, minutes
+from example_project.flights.rules import Award, Decision, Facts, kilometres, minutes
 
+# The two statements of one decision. They are SQL because they run once per task: each takes less than half the time
+# of get() with select_related(), and of create().
 FACTS = """
 SELECT id, departure_delay, arrival_delay, distance_miles, tail_number,
        (SELECT seats FROM flights_plane WHERE flights_plane.tail_number = flights_flight.tail_number)
 FROM flights_flight
 WHERE reference = %s
 """
+DECIDE = "INSERT INTO flights_claim (flight_id, decision, distance_km, compensation) VALUES (%s, %s, %s, %s)"
 
 
 class Airline(models.Model):
@@ -43,7 +47,6 @@ class FlightManager(models.Manager["Flight"]):
 
     def facts(self, reference: str) -> Facts:
         """Return what is on record about a flight and its aircraft; raise ``DoesNotExist``."""
-        # SQL, because it runs once per task: a fifth of the time of get() with select_related().
         with connections[self.db].cursor() as cursor:
             cursor.execute(FACTS, [reference])
             row = cursor.fetchone()
@@ -96,6 +99,16 @@ class Filing(models.Model):
         return reverse("flights:claim", args=[self.flight.reference])
 
 
+class ClaimManager(models.Manager["Claim"]):
+    """Claims."""
+
+    def decide(self, facts: Facts, award: Award) -> None:
+        """Store a decision; raise ``IntegrityError`` if there is one for the flight."""
+        with connections[self.db].cursor() as cursor:
+            distance = kilometres(facts.distance_miles)
+            cursor.execute(DECIDE, [facts.flight, str(award.decision), distance, award.compensation])
+
+
 class Claim(models.Model):
     """What the desk decided. One row per flight: a second decision about the same flight is impossible."""
 
@@ -103,7 +116,9 @@ class Claim(models.Model):
     decision = models.CharField(max_length=20, choices=[(str(decision), decision.label) for decision in Decision])
     distance_km = models.PositiveIntegerField()
     compensation = models.PositiveIntegerField(help_text="Whole US dollars.")
-    decided_at = models.DateTimeField(auto_now_add=True)
+    decided_at = models.DateTimeField(db_default=Now())
+
+    objects: ClassVar[ClaimManager] = ClaimManager()
 
     def __str__(self) -> str:
         return f"{self.flight}: {self.decision}"

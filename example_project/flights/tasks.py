@@ -27,10 +27,5 @@ def assess(task: Lease) -> Poison | None:
         award = rules.assess(facts)
     except rules.NeverAssigned as reason:
         return Poison(str(reason))
-    Claim.objects.create(
-        flight_id=facts.flight,
-        decision=award.decision,
-        distance_km=rules.kilometres(facts.distance_miles),
-        compensation=award.compensation,
-    )
+    Claim.objects.decide(facts, award)
     return None

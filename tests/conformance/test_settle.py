@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from django.db import connections, transaction
+from django.db.utils import InternalError
 from django.utils import timezone
 
 from django_dbtaskqueue import Complete, CompleteDelete, Fail, LeaseLost, Poison, Reenqueue
@@ -588,3 +589,20 @@ def test_stored_results_are_json_for_every_reader(world: World) -> None:
     column = session.sql.dialect.text("result")
     ((text,),) = session.run(f"SELECT {column} FROM dbtaskqueue_task WHERE id = %(id)s", {"id": lease.id})
     assert json.loads(text) == {"z": 1, "a": [None, True, 1.5, "é"]}
+
+
+@pytest.mark.parametrize("world", ["postgresql-skip_locked"], indirect=True)
+def test_a_read_only_spell_spoils_no_outcome(world: World) -> None:
+    """Given a database that takes no writes for a moment, then outcomes are kept for later, not turned into ERROR."""
+    leases = [world.make(PROCESSING) for _ in range(3)]
+    world.age(2 * LEASE)
+    taken = world.checkout(3)
+    assert len(taken) == len(leases)
+    pairs: list[settle.Pair] = [(lease, Complete()) for lease in taken]
+    with transaction.atomic(using=world.alias):
+        world.session.run("SET LOCAL transaction_read_only = on", {})
+        with pytest.raises(InternalError, match="read-only"):
+            settle_surely(world.session, pairs)
+        transaction.set_rollback(True, using=world.alias)
+    assert settle_surely(world.session, pairs) == {lease.id for lease in taken}
+    assert {world.row(lease)["status"] for lease in taken} == {COMPLETED}

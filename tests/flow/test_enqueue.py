@@ -361,3 +361,16 @@ def test_a_bad_argument_is_named(alias: str, options: dict[str, Any], words: str
         enqueue("parcels", using=alias, **options)
     assert words in str(refused.value)
     assert not Task.objects.using(alias).exists()
+
+
+def test_replacing_with_a_smaller_budget_leaves_an_attempt(alias: str, settings: Any) -> None:
+    """Given a task that failed twice, when it is replaced on a queue of one attempt, then it can still be taken."""
+    tasks = Task.objects.db_manager(alias)
+    enqueue("parcels", "p-1", {"version": 1}, using=alias)
+    for _ in range(2):
+        [task] = tasks.checkout("parcels", poller_instance="a")
+        task.fail("no", delay=timedelta(0))
+    settings.DBTASKQUEUE = {"QUEUES": {"parcels": {"max_attempts": 1}}}
+    enqueue("parcels", "p-1", {"version": 2}, on_duplicate="replace", using=alias)
+    [task] = tasks.checkout("parcels", poller_instance="a")
+    assert (task.payload, task.attempt, task.max_attempts) == ({"version": 2}, 3, 3)

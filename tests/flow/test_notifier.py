@@ -198,3 +198,18 @@ def test_it_survives_a_fork(ear: Ear) -> None:
         with alive._changed:
             alive._thread = None
     assert ear.hear(1) == ["letters"]
+
+
+def test_a_transaction_by_hand_can_enqueue_and_settle(alias: str, heard: list[str]) -> None:
+    """Without autocommit nobody is told of the commit: the task is there after it, and polling finds it."""
+    transaction.set_autocommit(False, using=alias)
+    try:
+        enqueue("parcels", "by hand", using=alias)
+        [task] = Task.objects.db_manager(alias).checkout("parcels", poller_instance="by hand")
+        task.complete()
+        transaction.commit(using=alias)
+    finally:
+        transaction.rollback(using=alias)
+        transaction.set_autocommit(True, using=alias)
+    assert Task.objects.using(alias).get().status == "COMPLETED"
+    assert heard == []

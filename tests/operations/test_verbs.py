@@ -188,3 +188,20 @@ def test_pause_and_resume_on_sqlite() -> None:
     assert resume([QUEUE], using="sqlite") == 1
     with pytest.raises(TaskQueueError):
         pause([QUEUE], by="ada", until=timezone.now() - timedelta(hours=1), using="sqlite")
+
+
+@pytest.mark.django_db(databases=["default", "sqlite"])
+@pytest.mark.parametrize("alias", ["default", "sqlite"])
+@pytest.mark.parametrize("zone", ["Pacific/Auckland", "America/New_York"])
+def test_a_pause_ends_on_time_without_use_tz(settings: Any, alias: str, zone: str) -> None:
+    settings.USE_TZ, settings.TIME_ZONE = False, zone
+    end = timezone.now() + timedelta(minutes=10)  # the site's local time, without a zone
+    rows = Queue.objects.using(alias).filter(IN_EFFECT, name=QUEUE)
+    assert pause([QUEUE], by="ada", until=end, using=alias) == 1
+    assert rows.exists()
+    age(timedelta(minutes=9), model=Queue, using=alias, name=QUEUE)
+    assert rows.exists()
+    age(timedelta(minutes=2), model=Queue, using=alias, name=QUEUE)
+    assert not rows.exists()
+    with pytest.raises(TaskQueueError, match="would end before it begins"):
+        pause([QUEUE], by="ada", until=timezone.now() - timedelta(minutes=1), using=alias)

@@ -54,7 +54,8 @@ def alias(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(autouse=True)
-def _registrations() -> Iterator[None]:
+def _registrations(settings: Any) -> Iterator[None]:
+    settings.DBTASKQUEUE = {"QUEUES": {QUEUE: {}}}
     saved = registry.snapshot()
     yield
     registry.restore(saved)

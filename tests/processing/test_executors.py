@@ -264,6 +264,7 @@ def test_a_path_that_leads_nowhere_is_a_system_check_error() -> None:
     assert error.id == "dbtaskqueue.E005" and "nowhere" in error.msg
 
 
+@pytest.mark.django_db
 @pytest.mark.parametrize(
     ("given", "why"),
     [

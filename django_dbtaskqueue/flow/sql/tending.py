@@ -29,6 +29,18 @@ class Tending(Group):
         return self.tables.rename(f"SELECT t.id FROM {self.fenced('renew')}")
 
     @cached_property
+    def standing(self) -> str:
+        """The given leases that still stand, as checkout returns them, and the seconds each has left."""
+        leased = LEASED.format(payload=self.dialect.text("payload"), context=self.dialect.text("context"))
+        left = self.dialect.seconds_between(self.dialect.now, "next_process_time")
+        return self.tables.rename(f"SELECT {leased}, {left} FROM {self.fenced('touch')}")
+
+    @cached_property
+    def unlocked(self) -> str:
+        """Which of the given leases still stand, their rows locked by nobody; locks them."""
+        return self.tables.rename(f"SELECT t.id FROM {self.fenced('renew')} {self.passing}")
+
+    @cached_property
     def touch(self) -> str:
         """Extend one lease by ``delta`` seconds; returns its new end."""
         return self.tables.rename(
@@ -67,7 +79,16 @@ class Tending(Group):
         leased = LEASED.format(payload=self.dialect.text("payload"), context=self.dialect.text("context"))
         return self.tables.rename(
             f"SELECT {leased} {self._last_attempt} AND t.next_process_time <= {self.dialect.now}"
-            f" LIMIT %(limit)s {self.passing}"
+            # In the index's order, or the planner reads the whole table.
+            f" ORDER BY t.priority, t.ready_time, t.id LIMIT %(limit)s {self.passing}"
+        )
+
+    @cached_property
+    def last_failures(self) -> str:
+        """The failed attempts of the given tasks: (id, number of the attempt), the last one last."""
+        return (
+            f"SELECT a.task_id, a.attempt FROM {self.tables.attempt} AS a JOIN {self.dialect.rows({'i': 'bigint'})}"
+            " ON a.task_id = u.i WHERE a.location = %(location)s ORDER BY a.total_attempt"
         )
 
     @cached_property

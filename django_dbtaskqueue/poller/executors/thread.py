@@ -170,8 +170,10 @@ def tidy() -> None:
             continue
         if connection.in_atomic_block or not connection.get_autocommit():
             with suppress(Exception):  # a connection this broken may not even close
-                connection.in_atomic_block = False
+                connection.in_atomic_block = connection.closed_in_transaction = False
                 connection.close()
+        elif connection.settings_dict["OPTIONS"].get("pool"):
+            connection.close()  # back into the pool: there may be fewer connections in it than threads
         elif connection.errors_occurred or _aged(connection):
             connection.close_if_unusable_or_obsolete()
 

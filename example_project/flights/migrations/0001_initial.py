@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import django.db.models.deletion
+import django.db.models.functions.datetime
 from django.db import migrations, models
 
 
@@ -79,7 +80,7 @@ class Migration(migrations.Migration):
                 ),
                 ("distance_km", models.PositiveIntegerField()),
                 ("compensation", models.PositiveIntegerField(help_text="Whole US dollars.")),
-                ("decided_at", models.DateTimeField(auto_now_add=True)),
+                ("decided_at", models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
             ],
         ),
         migrations.CreateModel(

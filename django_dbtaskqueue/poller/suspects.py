@@ -1,0 +1,58 @@
+"""A task that may have killed its process is run alone, so that it takes nobody with it when it does so again.
+
+An attempt that ended without an outcome makes a task suspect: its process died, with all it held. One of those tasks
+may be to blame, so the others would go down with it at each attempt, until none has an attempt left.
+"""
+
+from __future__ import annotations
+
+import logging
+from time import monotonic
+
+from django_dbtaskqueue.flow import move, settle
+from django_dbtaskqueue.lease import Lease
+from django_dbtaskqueue.poller.settler import Settler
+from django_dbtaskqueue.session import Session
+
+logger = logging.getLogger("django_dbtaskqueue")
+
+PROBATION = 5.0  # seconds after which a suspect that still runs gets company
+
+
+class Suspects:
+    """Decides how much a poller may take while there are suspects, and gives back those that have to wait."""
+
+    def __init__(self, settler: Settler) -> None:
+        self._settler = settler
+        self._around = False
+        self._until = 0.0  # when what is held now need not be waited for any more
+
+    def limit(self, reserved: int) -> int | None:
+        """Return how many tasks the next checkout may take; None is any number. ``reserved``: under way already."""
+        if not self._around:
+            return None
+        busy = reserved or self._settler.held or self._settler.done
+        return 0 if busy and monotonic() < self._until else 1
+
+    def sift(self, session: Session, leases: list[Lease], *, alone: bool) -> list[Lease]:
+        """Return the leases to run now; the others are given back, uncharged, and will be taken one by one.
+
+        ``alone``: nothing else is being taken.
+        """
+        wanting = move.without_outcome(session, leases)
+        suspects = [lease for lease in leases if lease.id in wanting]
+        if not suspects:
+            self._around = False
+            return leases
+        innocent = [lease for lease in leases if lease.id not in wanting]
+        chosen = suspects[:1] if alone and not innocent and not self._busy() else []
+        # Before anything of this batch starts: what is given back later may be charged by a death.
+        settle.release(session, suspects[len(chosen) :])
+        self._until = monotonic() + PROBATION
+        if not self._around:
+            self._around = True
+            logger.warning("Tasks of %s were held by a process that died: running them one by one", suspects[0].queue)
+        return innocent + chosen
+
+    def _busy(self) -> bool:
+        return bool(self._settler.held or self._settler.done) and monotonic() < self._until

@@ -1,0 +1,27 @@
+"""Real connections, real commits: nothing here runs inside a test's transaction."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+STRATEGIES = {
+    "postgresql-skip_locked": ("default", "skip_locked"),
+    "postgresql-optimistic": ("default", "optimistic"),
+    "sqlite-single_writer": ("sqlite", "auto"),
+}
+
+
+@pytest.fixture(params=STRATEGIES)
+def place(request: pytest.FixtureRequest, settings: Any) -> str:
+    """The queue ``parcels`` on each database and strategy; returns the database's alias."""
+    alias, strategy = STRATEGIES[request.param]
+    settings.DBTASKQUEUE = {"QUEUES": {"parcels": {"strategy": strategy, "max_attempts": 3}}}
+    return alias
+
+
+@pytest.fixture
+def parcels(settings: Any) -> None:
+    """The queue ``parcels`` on PostgreSQL."""
+    settings.DBTASKQUEUE = {"QUEUES": {"parcels": {}}}

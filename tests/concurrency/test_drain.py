@@ -1,0 +1,106 @@
+"""Four pollers empty one queue: every task is started, and none of them twice."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from django.db.models import Max, Sum
+
+from django_dbtaskqueue import enqueue_many, registry
+from django_dbtaskqueue.lease import Lease
+from django_dbtaskqueue.models import Attempt, Task
+from django_dbtaskqueue.poller.loop import Poller
+from django_dbtaskqueue.poller.options import Options
+from tests.conftest import REPOSITORY, ProcessDatabase
+
+TASKS, POLLERS = 20_000, 4
+LONGEST = 100.0  # seconds
+
+
+@pytest.fixture
+def started() -> Iterator[list[int]]:
+    """The tasks whose processor was called, in the order of the calls."""
+    ids: list[int] = []
+    before = registry.snapshot()
+
+    def note(task: Lease) -> None:
+        ids.append(task.id)
+
+    registry.register("parcels", note)
+    yield ids
+    registry.restore(before)
+
+
+def check_all_done_once(alias: str, started: Counter[int]) -> None:
+    """Each task has one start on record, one lease ever granted, and the outcome."""
+    tasks = Task.objects.using(alias)
+    assert set(started) == set(tasks.values_list("pk", flat=True))
+    assert started.most_common(1)[0][1] == 1
+    assert tasks.filter(status="COMPLETED").count() == TASKS
+    assert tasks.aggregate(most=Max("total_attempt"), all=Sum("total_attempt")) == {"most": 1, "all": TASKS}
+    assert not Attempt.objects.using(alias).exists()
+
+
+@pytest.mark.slow
+@pytest.mark.django_db(databases=["default", "sqlite"], transaction=True)
+def test_four_pollers_in_threads(place: str, started: list[int], caplog: pytest.LogCaptureFixture) -> None:
+    enqueue_many("parcels", ((f"r-{number}", {"number": number}) for number in range(TASKS)), using=place)
+
+    pollers = [Poller({"parcels": 1}, Options(threads=2, drain=True), using=place) for _ in range(POLLERS)]
+    for poller in pollers:
+        poller.start()
+    ended = [poller.wait(LONGEST) for poller in pollers]
+    for poller in pollers:
+        poller.close()
+
+    assert ended == [True] * POLLERS
+    check_all_done_once(place, Counter(started))
+    assert sum(poller.counts.finished for poller in pollers) == TASKS
+    assert sum(poller.counts.lost for poller in pollers) == 0
+    assert min(poller.counts.finished for poller in pollers) > 0
+    assert [record.getMessage() for record in caplog.records if record.levelname in ("WARNING", "ERROR")] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["skip_locked", "optimistic"])
+def test_four_poller_processes_on_postgresql(
+    postgres_process_database: ProcessDatabase, tmp_path: Path, strategy: str
+) -> None:
+    drain_with_processes(postgres_process_database, tmp_path, strategy)
+
+
+@pytest.mark.slow
+def test_four_poller_processes_on_sqlite(sqlite_process_database: ProcessDatabase, tmp_path: Path) -> None:
+    drain_with_processes(sqlite_process_database, tmp_path, "auto")
+
+
+def drain_with_processes(database: ProcessDatabase, folder: Path, strategy: str) -> None:
+    mark = folder / "mark"
+    enqueue_many("work", ((f"r-{number}", {"mark": str(mark)}) for number in range(TASKS)))
+    environment = {
+        **database.env, "DJANGO_SETTINGS_MODULE": "tests.concurrency.settings", "TEST_STRATEGY": strategy,
+    }  # fmt: skip
+    command = [sys.executable, str(REPOSITORY / "manage.py"), "runtaskpoller", "--drain", "--queue", "work"]
+
+    logs = [folder / f"log-{number}" for number in range(POLLERS)]
+    running = [
+        subprocess.Popen(command, env=environment, cwd=REPOSITORY, stdout=log.open("wb"), stderr=subprocess.STDOUT)
+        for log in logs
+    ]
+    try:
+        codes = [process.wait(LONGEST) for process in running]
+    finally:
+        for process in running:
+            process.kill()
+
+    assert codes == [os.EX_OK] * POLLERS, "\n".join(log.read_text() for log in logs)
+    lines = [line.split() for line in mark.read_text().splitlines()]
+    check_all_done_once("default", Counter(int(task_id) for task_id, *_ in lines))
+    assert len({pid for *_, pid in lines}) > 1
+    assert not [line for log in logs for line in log.read_text().splitlines() if "rror" in line]

@@ -1,0 +1,217 @@
+"""Context: captured where a task is enqueued, there again where it is processed, separate per task."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+from typing import Any
+
+import pytest
+
+from django_dbtaskqueue import EnqueueReport, aenqueue, context, enqueue_many, processor
+from django_dbtaskqueue.exceptions import EnqueueError
+from django_dbtaskqueue.lease import Lease
+from tests.processing.conftest import QUEUE, Site
+from tests.support import PATIENCE
+
+inside = pytest.mark.django_db(databases=["default", "sqlite"])
+committed = pytest.mark.django_db(transaction=True, databases=["default", "sqlite"])
+
+
+def deep_inside() -> dict[str, Any]:
+    return dict(context.current())
+
+
+@inside
+def test_what_is_bound_travels_and_explicit_values_win(site: Site) -> None:
+    processor(QUEUE)(lambda task: [deep_inside(), task.context])
+    with context.bound(request="4711", user="ann"), context.bound(user="bob"):
+        task = site.enqueue(context={"request": "0815"})
+    site.drain()
+    expected = {"request": "0815", "user": "bob"}
+    assert site.task(task).result == [expected, expected]
+    assert context.current() == {}
+
+
+@inside
+def test_nothing_bound_is_nothing_stored(site: Site) -> None:
+    assert site.task(site.enqueue()).context is None
+
+
+@inside
+def test_many_tasks_take_it_along(site: Site) -> None:
+    with context.bound(run=7):
+        report = enqueue_many(QUEUE, [("a", 1), {"reference": "b", "context": {"x": 1}}], using=site.alias)
+    assert isinstance(report, EnqueueReport)
+    assert [row.context for row in site.tasks().order_by("reference")] == [{"run": 7}, {"run": 7, "x": 1}]
+
+
+@inside
+def test_a_task_sees_its_own_context_and_not_the_one_around_the_poller(site: Site) -> None:
+    processor(QUEUE)(lambda task: deep_inside())
+    with context.bound(a=1):
+        first = site.enqueue()
+    second = site.enqueue()
+    with context.bound(of_the_poller=True):
+        site.drain()
+        assert context.current() == {"of_the_poller": True}
+    assert [site.task(task).result for task in (first, second)] == [{"a": 1}, {}]
+
+
+@inside
+def test_what_a_processor_enqueues_inherits(site: Site) -> None:
+    @processor(QUEUE)
+    def process(task: Lease) -> dict[str, Any]:
+        if task.payload == "parent":
+            with context.bound(step=2):
+                site.enqueue("child", "child")
+        return deep_inside()
+
+    with context.bound(request="4711"):
+        site.enqueue("parent")
+    site.drain()
+    assert site.tasks().get(reference="child").result == {"request": "4711", "step": 2}
+
+
+@inside
+def test_a_failing_processor_leaves_nothing_behind(site: Site) -> None:
+    @processor(QUEUE, max_attempts=1)
+    def process(task: Lease) -> dict[str, Any]:
+        if task.payload == "fail":
+            raise RuntimeError
+        return deep_inside()
+
+    with context.bound(secret=1):
+        site.enqueue("fail")
+    after = site.enqueue()
+    site.drain()
+    assert site.task(after).result == {}
+
+
+@inside
+def test_it_is_read_only() -> None:
+    with context.bound(a=1), pytest.raises(TypeError):
+        context.current()["b"] = 2  # type: ignore[index]
+
+
+@inside
+def test_what_json_cannot_hold_is_refused_where_it_is_enqueued(site: Site) -> None:
+    with context.bound(handle=object()), pytest.raises(EnqueueError, match=r"context\.handle"):
+        site.enqueue()
+
+
+@committed
+def test_threads_side_by_side(site: Site) -> None:
+    meeting = threading.Barrier(4)
+
+    @processor(QUEUE)
+    def process(task: Lease) -> list[Any]:
+        before = deep_inside()
+        meeting.wait(PATIENCE)
+        return [before, deep_inside()]
+
+    tasks = []
+    for number in range(4):
+        with context.bound(number=number):
+            tasks.append(site.enqueue())
+    with site.poller(threads=4):
+        pass
+    assert [site.task(task).result for task in tasks] == [[{"number": n}] * 2 for n in range(4)]
+
+
+@committed
+def test_async_tasks_side_by_side(site: Site) -> None:
+    seen: dict[str, list[Any]] = {}
+    meeting: list[asyncio.Event] = []
+
+    async def child() -> dict[str, Any]:
+        return deep_inside()
+
+    @processor(QUEUE)
+    async def process(task: Lease) -> None:
+        if not meeting:
+            meeting.append(asyncio.Event())
+        seen[task.reference or ""] = [deep_inside()]
+        if len(seen) == 4:
+            meeting[0].set()
+        await asyncio.wait_for(meeting[0].wait(), PATIENCE)
+        seen[task.reference or ""] += [deep_inside(), await asyncio.create_task(child())]
+
+    for number in range(3):
+        with context.bound(number=number):
+            site.enqueue(reference=str(number))
+    site.enqueue(reference="none")
+    with site.poller(coroutines=4):
+        pass
+    assert seen == {str(n): [{"number": n}] * 3 for n in range(3)} | {"none": [{}] * 3}
+
+
+@committed
+def test_a_batch_call_has_no_context_of_its_own(site: Site) -> None:
+    processor(QUEUE, batch=5)(lambda tasks: [[task.context, deep_inside()] for task in tasks])
+    with context.bound(a=1):
+        task = site.enqueue()
+    with site.poller():
+        pass
+    assert site.task(task).result == [{"a": 1}, {}]
+
+
+@committed
+def test_async_enqueue_takes_it_along(site: Site) -> None:
+    processor(QUEUE)(lambda task: deep_inside())
+
+    async def produce() -> Any:
+        with context.bound(request="async"):
+            return await aenqueue(QUEUE, using=site.alias)
+
+    task = asyncio.run(produce())
+    with site.poller():
+        pass
+    assert site.task(task).result == {"request": "async"}
+
+
+# -- OpenTelemetry ----------------------------------------------------------------------------------------------------
+
+PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+@inside
+def test_a_trace_context_travels_where_opentelemetry_is_not_in_use(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "opentelemetry.trace", None)
+    processor(QUEUE)(lambda task: deep_inside())
+    task = site.enqueue(context={"traceparent": PARENT})
+    site.drain()
+    assert site.task(task).result == {"traceparent": PARENT}
+
+
+@inside
+def test_the_active_span_is_the_parent_of_spans_in_the_processor(site: Site) -> None:
+    trace = pytest.importorskip("opentelemetry.trace", reason="needs the extra otel")
+
+    @processor(QUEUE)
+    def process(task: Lease) -> list[Any]:
+        span = trace.get_current_span().get_span_context()
+        site.enqueue("child", "child") if task.payload != "child" else None
+        return [f"{span.trace_id:032x}", f"{span.span_id:016x}", span.is_remote]
+
+    span = trace.NonRecordingSpan(
+        trace.SpanContext(int(PARENT[3:35], 16), int(PARENT[36:52], 16), False, trace.TraceFlags(1))
+    )
+    with trace.use_span(span):
+        task = site.enqueue()
+    assert site.task(task).context == {"traceparent": PARENT}
+    site.drain()
+    expected = [PARENT[3:35], PARENT[36:52], True]
+    assert site.task(task).result == expected
+    assert site.tasks().get(reference="child").result == expected
+    assert not trace.get_current_span().get_span_context().is_valid
+
+
+@inside
+@pytest.mark.parametrize("value", ["00-zz", "", 5, None, "00-0-0-0"])
+def test_a_trace_context_that_is_none_is_handed_on_and_not_followed(site: Site, value: Any) -> None:
+    processor(QUEUE)(lambda task: deep_inside())
+    task = site.enqueue(context={"traceparent": value})
+    site.drain()
+    assert site.task(task).result == {"traceparent": value}

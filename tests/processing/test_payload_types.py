@@ -1,0 +1,275 @@
+"""Handlers by payload type on one queue, each with its parallelism, added and removed while a poller runs."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.core.exceptions import ImproperlyConfigured
+
+from django_dbtaskqueue import conf, enqueue, enqueue_many, processor, registry
+from django_dbtaskqueue.lease import Lease
+from django_dbtaskqueue.models import Task
+from tests.processing.conftest import QUEUE, Site
+from tests.support import PATIENCE, at_once, until
+
+pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "sqlite"])
+
+
+@dataclass
+class Letter:
+    text: str
+
+
+@dataclass
+class Crate:
+    weight: int
+
+
+class Meter:
+    """Counts how many calls run at the same time, and holds them until it is opened."""
+
+    def __init__(self, *, is_open: bool = True) -> None:
+        self.gate = threading.Event()
+        self.started = threading.Semaphore(0)
+        self.running = self.most = self.total = 0
+        self._lock = threading.Lock()
+        if is_open:
+            self.gate.set()
+
+    def __call__(self, task: Any) -> None:
+        self.enter()
+        self.gate.wait(PATIENCE)
+        self.leave()
+
+    async def wait(self, task: Any) -> None:
+        """The same on an event loop."""
+        self.enter()
+        while not self.gate.is_set():
+            await asyncio.sleep(0.005)
+        self.leave()
+
+    def enter(self) -> None:
+        with self._lock:
+            self.running += 1
+            self.total += 1
+            self.most = max(self.most, self.running)
+        self.started.release()
+
+    def leave(self) -> None:
+        with self._lock:
+            self.running -= 1
+
+
+def test_each_type_goes_to_its_handler(site: Site) -> None:
+    processor(QUEUE, payload=Letter)(lambda task: f"letter {task.payload.text}")
+    processor(QUEUE, payload=Crate)(lambda task: f"crate {task.payload.weight}")
+    processor(QUEUE)(lambda task: f"plain {task.payload}")
+    tasks = [site.enqueue(payload) for payload in (Letter("a"), Crate(3), {"x": 1})]
+    with site.poller():
+        pass
+    assert [site.task(task).result for task in tasks] == ["letter a", "crate 3", "plain {'x': 1}"]
+
+
+def test_sync_and_async_handlers_of_one_queue(site: Site) -> None:
+    async def crate(task: Lease) -> str:
+        return f"async {task.payload.weight}"
+
+    processor(QUEUE, payload=Letter)(lambda task: f"sync {task.payload.text}")
+    processor(QUEUE, payload=Crate)(crate)
+    tasks = [site.enqueue(payload) for payload in (Letter("a"), Crate(3)) * 3]
+    with site.poller(threads=1, coroutines=1):
+        pass
+    assert {site.task(task).result for task in tasks} == {"sync a", "async 3"}
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_full_type_keeps_nobody_from_his_turn(site: Site, is_async: bool) -> None:
+    # Given many crates in front, of which two may be moved at a time, and letters behind them
+    crates, letters = Meter(is_open=False), Meter()
+    processor(QUEUE, payload=Crate, concurrency=2)(crates.wait if is_async else crates)
+    processor(QUEUE, payload=Letter)(letters)
+    enqueue_many(QUEUE, [Crate(index) for index in range(30)], using=site.alias)
+    enqueue_many(QUEUE, [Letter("a") for _ in range(20)], using=site.alias)
+    with site.poller(threads=4) as poller:
+        # When the crates stand still
+        assert crates.started.acquire(timeout=PATIENCE) and crates.started.acquire(timeout=PATIENCE)
+        # Then every letter is delivered, and no more crates are held than may be moved
+        until(lambda: site.tasks(payload_type="Letter", status="COMPLETED").count() == 20)
+        assert (crates.running, len(poller.settler.held)) == (2, 2)
+        crates.gate.set()
+    assert (crates.most, crates.total) == (2, 30)
+    assert site.tasks(status="COMPLETED").count() == 50
+
+
+def test_a_limit_on_the_only_handler_of_a_queue(site: Site) -> None:
+    meter = Meter()
+    processor(QUEUE, concurrency=3)(meter)
+    enqueue_many(QUEUE, [{"payload": {"n": index}} for index in range(60)], using=site.alias)
+    with site.poller(threads=8):
+        pass
+    assert meter.most <= 3 and meter.total == 60
+
+
+def test_several_limits_side_by_side(site: Site) -> None:
+    crates, letters, plain = Meter(), Meter(), Meter()
+    processor(QUEUE, payload=Crate, concurrency=1)(crates)
+    processor(QUEUE, payload=Letter, concurrency=2)(letters)
+    processor(QUEUE)(plain)
+    items = [item for index in range(30) for item in (Crate(index), Letter("a"), {"payload": {"n": index}})]
+    enqueue_many(QUEUE, items, using=site.alias)
+    with site.poller(threads=6):
+        pass
+    assert (crates.most, crates.total, letters.total, plain.total) == (1, 30, 30, 30)
+    assert letters.most <= 2
+    assert site.tasks(status="COMPLETED").count() == 90
+
+
+def test_the_next_one_starts_as_soon_as_one_ends(site: Site) -> None:
+    """Nothing sleeps between the calls of a limited handler: they follow each other within one idle interval."""
+    meter = Meter()
+    processor(QUEUE, payload=Crate, concurrency=1)(meter)
+    processor(QUEUE, payload=Letter)(Meter())
+    enqueue_many(QUEUE, [Crate(index) for index in range(100)], using=site.alias)
+    with site.poller(timeout=timedelta(seconds=20)):  # 100 times the poll interval would be 100 s
+        until(lambda: meter.total == 100)
+
+
+def test_a_call_whose_time_is_over_counts_until_it_really_ends(site: Site) -> None:
+    crates = Meter(is_open=False)
+    processor(QUEUE, payload=Crate, concurrency=1, timeout=timedelta(milliseconds=50), max_attempts=1)(crates)
+    processor(QUEUE, payload=Letter)(Meter())
+    first = site.enqueue(Crate(1))
+    with site.poller() as poller:
+        assert crates.started.acquire(timeout=PATIENCE)
+
+        def given_up() -> bool:
+            poller.overdue()
+            return site.task(first).status == "ERROR"
+
+        until(given_up)
+        second = site.enqueue(Crate(2))
+        letter = site.enqueue(Letter("a"))
+        until(lambda: site.task(letter).status == "COMPLETED")
+        assert (site.task(second).status, crates.running) == ("CREATED", 1)
+        crates.gate.set()
+        until(lambda: site.task(second).status == "COMPLETED")
+    assert crates.most == 1
+
+
+def test_what_waits_for_a_limit_is_given_back_at_a_stop(site: Site) -> None:
+    meter = Meter(is_open=False)
+    processor(QUEUE, concurrency=1)(meter)
+    enqueue_many(QUEUE, [{"payload": {"n": index}} for index in range(5)], using=site.alias)
+    with pytest.raises(KeyboardInterrupt), site.poller() as poller:
+        assert meter.started.acquire(timeout=PATIENCE)
+        poller.places.submit_special(registry.processors(QUEUE)[0], taken(site, poller, 2))
+        poller.stop()
+        until(lambda: site.tasks(status="CREATED").count() == 4)
+        meter.gate.set()
+        raise KeyboardInterrupt  # leaves the block without draining
+    assert sorted(site.tasks().values_list("status", "attempt")) == [("COMPLETED", 1)] + [("CREATED", 0)] * 4
+
+
+def taken(site: Site, poller: Any, number: int) -> list[Lease]:
+    """Check out more than a limit lets in, as two carriers at once might."""
+    manager = Task.objects.db_manager(site.alias)
+    leases: list[Lease] = manager.checkout(QUEUE, poller_instance=poller.instance, limit=number)
+    for lease in leases:
+        lease.door = poller.lanes[QUEUE].door
+    poller.settler.held.update(leases)
+    return leases
+
+
+# -- at runtime --------------------------------------------------------------------------------------------------------
+
+
+def test_a_task_without_a_handler_waits_and_runs_as_soon_as_there_is_one(site: Site) -> None:
+    processor(QUEUE, payload=Letter)(lambda task: "letter")
+    with site.poller():
+        crate = site.enqueue(Crate(1))
+        until(lambda: site.task(crate).parked_by is not None)
+        row = site.task(crate)
+        assert (row.status, row.attempt, row.ready_time) == ("CREATED", 0, None)
+        processor(QUEUE, payload=Crate)(lambda task: "crate")
+        until(lambda: site.task(crate).status == "COMPLETED")
+    assert (site.task(crate).result, site.task(crate).attempt) == ("crate", 1)
+
+
+def test_a_handler_taken_away_leaves_its_tasks_waiting(site: Site) -> None:
+    processor(QUEUE, payload=Letter)(lambda task: "letter")
+    processor(QUEUE, payload=Crate)(lambda task: "crate")
+    with site.poller():
+        registry.unregister(QUEUE, Crate)
+        crate, letter = site.enqueue(Crate(1)), site.enqueue(Letter("a"))
+        until(lambda: site.task(letter).status == "COMPLETED" and site.task(crate).parked_by is not None)
+        processor(QUEUE, payload=Crate)(lambda task: "the new one")
+    assert site.task(crate).result == "the new one"
+
+
+def test_the_last_handler_taken_away_leaves_a_queue_that_takes_tasks(site: Site) -> None:
+    processor(QUEUE)(lambda task: None)
+    registry.unregister(QUEUE)
+    task = site.enqueue()
+    processor(QUEUE)(lambda task: "late")
+    with site.poller():
+        pass
+    assert site.task(task).result == "late"
+
+
+def test_handlers_come_and_go_from_many_threads_and_no_task_is_lost(site: Site) -> None:
+    kinds: list[Callable[[int], Any]] = [Letter, Crate]  # type: ignore[list-item]
+    ran = Meter()
+
+    def keep_changing(thread: int) -> None:
+        for _ in range(15):
+            registry.unregister(QUEUE, kinds[thread])  # type: ignore[arg-type]
+            enqueue(QUEUE, payload=Letter("a") if thread == 0 else Crate(1), using=site.alias)
+            processor(QUEUE, payload=kinds[thread])(ran)  # type: ignore[arg-type]
+
+    for kind in kinds:
+        processor(QUEUE, payload=kind)(ran)  # type: ignore[arg-type]
+    with site.poller():
+        at_once(2, keep_changing)
+        until(lambda: site.tasks(status="COMPLETED").count() == 30)
+    assert ran.total == 30
+    assert not site.tasks().exclude(attempt=1).exists()
+
+
+# -- what cannot work --------------------------------------------------------------------------------------------------
+
+
+def test_a_second_handler_of_a_type_is_refused() -> None:
+    def first(task: Lease) -> None: ...
+
+    def second(task: Lease) -> None: ...
+
+    processor(QUEUE, payload=Crate)(first)
+    with pytest.raises(ImproperlyConfigured, match="would be a second one"):
+        processor(QUEUE, payload=Crate)(second)
+    assert registry.find(QUEUE, "Crate").function is first  # type: ignore[union-attr]
+
+
+def test_two_handlers_declare_different_things_of_their_queue_together() -> None:
+    processor(QUEUE, payload=Crate, max_attempts=7)(lambda task: None)
+    processor(QUEUE, payload=Letter, lease=timedelta(minutes=3))(lambda task: None)
+    known = conf.queue_settings(QUEUE)
+    assert (known.max_attempts, known.lease) == (7, timedelta(minutes=3))
+
+
+def test_two_handlers_that_contradict_each_other_about_their_queue_are_refused() -> None:
+    processor(QUEUE, payload=Crate, max_attempts=7)(lambda task: None)
+    with pytest.raises(ImproperlyConfigured, match="max_attempts=8, but another processor of the queue says 7"):
+        processor(QUEUE, payload=Letter, max_attempts=8)(lambda task: None)
+    assert registry.find(QUEUE, "Letter") is None
+
+
+@pytest.mark.parametrize("value", [0, -1, 1.5, True])
+def test_a_limit_that_is_none_is_refused(value: Any) -> None:
+    with pytest.raises(ImproperlyConfigured, match=r"concurrency=.* whole number of at least 1"):
+        processor(QUEUE, concurrency=value)(lambda task: None)

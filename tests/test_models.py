@@ -1,0 +1,353 @@
+"""The task table: what a row may look like, and how PostgreSQL finds rows among very many."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from itertools import product
+from typing import Any
+
+import psycopg
+import pytest
+from django.core.management import call_command
+from django.db import IntegrityError, connection, connections, transaction
+from django.db.models.functions import Now
+from django.utils import timezone
+
+from django_dbtaskqueue.models import Task
+from django_dbtaskqueue.session import Session
+from tests.conftest import ProcessDatabase
+from tests.factories import HOLDER, make_task
+from tests.support import ended
+
+both = pytest.mark.django_db(databases=["default", "sqlite"])
+
+
+@pytest.fixture(params=["default", "sqlite"], ids=["postgresql", "sqlite"])
+def alias(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def insert(alias: str, sql: str, *params: Any) -> Task:
+    """Run an INSERT as other programs write it, without the models; return the row."""
+    with connections[alias].cursor() as cursor:
+        cursor.execute(sql, params)
+    return Task.objects.using(alias).latest("id")
+
+
+# -- a plain INSERT ----------------------------------------------------------------------------------------------------
+
+
+@both
+def test_a_queue_s_name_is_all_an_insert_needs(alias: str) -> None:
+    task = insert(alias, "INSERT INTO dbtaskqueue_task (queue_name) VALUES ('parcels')")
+    now = timezone.now()
+    assert (task.status, task.attempt, task.total_attempt, task.reenqueue_attempt) == ("CREATED", 0, 0, 0)
+    assert (task.max_attempts, task.priority, task.reference, task.payload) == (5, 0, None, None)
+    for time in (task.create_time, task.ready_time, task.next_process_time, task.last_update_time):
+        assert abs(time - now) < timedelta(seconds=5)
+    (lease,) = Task.objects.db_manager(alias).checkout("parcels", poller_instance="p")
+    lease.complete()
+
+
+@both
+def test_an_insert_of_the_seed_s_columns_is_a_task(alias: str) -> None:
+    """Given every column of the seed's TASKS, written by hand, then it is taken when its time has come."""
+    task = insert(
+        alias,
+        "INSERT INTO dbtaskqueue_task (queue_name, reference_number, status, attempt, payload, process_result,"
+        " create_time, poller_instance, next_process_time, last_update_time) VALUES"
+        " ('parcels', 'ref-1', 'CREATED', 0, %s, NULL, CURRENT_TIMESTAMP, NULL, %s, CURRENT_TIMESTAMP)",
+        '{"a": 1}',
+        timezone.now() + timedelta(hours=1),
+    )
+    tasks = Task.objects.db_manager(alias)
+    assert (task.reference, task.payload) == ("ref-1", {"a": 1})
+    assert tasks.checkout("parcels", poller_instance="p") == []
+    tasks.update(next_process_time=Now())
+    (lease,) = tasks.checkout("parcels", poller_instance="p")
+    assert (lease.id, lease.payload) == (task.id, {"a": 1})
+
+
+@pytest.fixture(autouse=True)
+def _queue(settings: Any) -> None:
+    settings.DBTASKQUEUE = {"QUEUES": {"parcels": {}}}
+
+
+# -- constraints -------------------------------------------------------------------------------------------------------
+
+
+def refused(alias: str, **columns: Any) -> bool:
+    """Return whether the database refuses such a row."""
+    try:
+        with transaction.atomic(using=alias):
+            Task.objects.using(alias).create(**{"queue": "parcels", **columns})
+    except IntegrityError:
+        return True
+    return False
+
+
+SHAPES = list(product(["CREATED", "PROCESSING", *ended()], *[[False, True]] * 4))
+
+
+@both
+@pytest.mark.parametrize(("status", "ready", "parked", "finished", "held"), SHAPES)
+def test_only_rows_that_make_sense_are_let_in(
+    alias: str, status: str, ready: bool, parked: bool, finished: bool, held: bool
+) -> None:
+    over = status in ended()
+    sensible = (
+        ready == (not over and not parked)  # in line exactly when it can be taken now or later
+        and not (parked and status != "CREATED")
+        and not (finished and not over)
+        and not (held and status == "CREATED")
+    )
+    columns = {
+        "status": status,
+        "ready_time": Now() if ready else None,
+        "parked_by": "no handler" if parked else None,
+        "finish_time": Now() if finished else None,
+        "poller_instance": HOLDER if held else None,
+    }
+    assert refused(alias, **columns) is not sensible
+
+
+@both
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"status": "DONE"},
+        {"status": "created"},
+        {"status": ""},
+        {"status": None},
+        {"queue": None},
+        {"attempt": -1},
+        {"attempt": 1, "total_attempt": 0},
+        {"reenqueue_attempt": -1},
+        {"max_attempts": 0},
+        {"create_time": None},
+        {"next_process_time": None},
+    ],
+)
+def test_columns_out_of_range_are_refused(alias: str, columns: dict[str, Any]) -> None:
+    assert refused(alias, **columns)
+
+
+@both
+def test_a_reference_is_unique_in_its_queue_unless_it_is_null(alias: str) -> None:
+    assert not refused(alias, reference="r")
+    assert refused(alias, reference="r")
+    assert not refused(alias, reference="r", queue="letters")
+    assert not refused(alias)
+    assert not refused(alias)
+
+
+@both
+@pytest.mark.parametrize("status", ["CREATED", "PROCESSING", *ended()])
+def test_the_factory_s_rows_are_let_in(alias: str, status: str) -> None:
+    task = make_task(status, using=alias)
+    assert task.status == status
+    assert task.total_attempt >= task.attempt
+    assert (task.poller_instance is None) == (status == "CREATED")
+
+
+# -- the table ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.django_db
+def test_migrations_say_what_the_models_say() -> None:
+    call_command("makemigrations", "dbtaskqueue", check=True, dry_run=True, verbosity=0)
+
+
+@pytest.mark.django_db
+def test_the_table_leaves_room_for_a_second_version_of_each_row() -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT reloptions FROM pg_class WHERE oid = 'dbtaskqueue_task'::regclass")
+        assert "fillfactor=50" in cursor.fetchone()[0]
+
+
+CHECKOUT_CHANGES = {
+    "status", "attempt", "total_attempt", "start_time", "last_update_time", "next_process_time", "poller_instance",
+}  # fmt: skip
+
+
+@pytest.mark.django_db
+def test_no_index_names_a_column_that_checkout_changes() -> None:
+    """Neither as a key nor in a predicate: one such index would cost every checkout its HOT update."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT indexname, indexdef FROM pg_indexes WHERE tablename = 'dbtaskqueue_task'")
+        for name, definition in cursor.fetchall():
+            assert not CHECKOUT_CHANGES & set(re.findall(r"\w+", definition)), name
+
+
+def updates() -> tuple[int, int]:
+    """Return how many updates of the task table this connection has not reported yet, and how many were HOT."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT pg_stat_get_xact_tuples_updated(t), pg_stat_get_xact_tuples_hot_updated(t)"
+            " FROM (SELECT 'dbtaskqueue_task'::regclass::oid AS t) AS x"
+        )
+        made, hot = cursor.fetchone()
+    return made, hot
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("strategy", ["skip_locked", "optimistic"])
+def test_checkout_is_a_hot_update(settings: Any, strategy: str) -> None:
+    settings.DBTASKQUEUE = {"QUEUES": {"parcels": {"strategy": strategy}}}
+    Task.objects.enqueue_many("parcels", [{"reference": str(number), "payload": number} for number in range(500)])
+
+    before = updates()
+    taken = Task.objects.checkout("parcels", poller_instance=HOLDER, limit=500)
+    made, hot = (after - earlier for after, earlier in zip(updates(), before, strict=True))
+
+    assert len(taken) == made == 500
+    assert hot > 0.75 * made  # the rest found their page full
+
+
+# -- plans ------------------------------------------------------------------------------------------------------------
+
+MIXED = """
+INSERT INTO dbtaskqueue_task (queue_name, reference_number, priority, status, attempt, total_attempt, ready_time,
+    next_process_time, finish_time, start_time, poller_instance, parked_by, payload, payload_type)
+SELECT 'parcels', 'r-' || i, (i % 5)::smallint, status, attempt, attempt,
+    CASE WHEN status IN ('CREATED', 'PROCESSING') AND NOT parked THEN now() + due END,
+    CASE WHEN status = 'PROCESSING' THEN now() + interval '50 s' ELSE now() + due END,
+    CASE WHEN status IN ('COMPLETED', 'ERROR', 'POISON') THEN now() - interval '1 h' END,
+    CASE WHEN attempt > 0 THEN now() - interval '10 s' END,
+    CASE WHEN status <> 'CREATED' THEN 'poller-1' END,
+    CASE WHEN parked THEN 'no handler' END, jsonb_build_object('number', i), CASE WHEN parked THEN 'Alien' END
+FROM (
+    SELECT i, k = 99 AS parked,
+        CASE WHEN k < 56 THEN 'COMPLETED' WHEN k < 59 THEN 'ERROR' WHEN k < 60 THEN 'POISON'
+            WHEN k < 62 THEN 'PROCESSING' ELSE 'CREATED' END AS status,
+        CASE WHEN k < 62 THEN 1 ELSE 0 END AS attempt,
+        CASE WHEN k < 62 THEN interval '-20 s' WHEN k < 80 THEN i * interval '-1 ms' ELSE i * interval '1 min' END
+            AS due
+    FROM (SELECT i, i % 100 AS k FROM generate_series(1, 200000) AS i) AS s
+) AS rows
+"""
+
+PARCELS = {"queue_name": "parcels"}
+LINE = {
+    **PARCELS, "priorities": [0, 1, 2, 3, 4], "times": ["-infinity"] * 5, "ids": [0] * 5, "limit": 500, "tags": [],
+}  # fmt: skip
+TAKE = {"lease": 60.0, "poller_instance": HOLDER}
+LEASES = [{"i": 100 * number + 61, "k": 1} for number in range(1, 501)]
+RESULTS = json.dumps([{**lease, "p": "x", "r": "x"} for lease in LEASES])
+WRITES = json.dumps([{**lease, "s": "ERROR", "d": None, "a": 0, "e": 0, "p": "x", "r": None} for lease in LEASES])
+FAILURES = json.dumps([{**lease, "t": "t", "m": "m", "b": "b"} for lease in LEASES])
+FENCED = {"rows": json.dumps(LEASES)}
+PLACE = {"location": "dbtaskqueue.task"}
+ONE = {"id": 161, "total_attempt": 1}
+BY_LINE, BY_KEY = {"dbtaskqueue_task_line"}, {"dbtaskqueue_task_pkey"}
+ARRAYS = {name: f"{{{','.join(str(lease[key]) for lease in LEASES)}}}" for name, key in (("ids", "i"), ("tokens", "k"))}
+PLANS: dict[str, tuple[dict[str, Any], set[str]]] = {
+    "checkout_skip_locked": ({**LINE, **TAKE}, BY_LINE),
+    "candidates": (LINE, BY_LINE),
+    "checkout_optimistic": ({**TAKE, **PARCELS, "tags": [], **FENCED}, BY_KEY),
+    "priorities": (PARCELS, BY_LINE),
+    "next_due": ({**PARCELS, "priorities": [0, 1, 2, 3, 4]}, BY_LINE),
+    "soon": ({**PARCELS, "horizon": 5.0}, BY_LINE),
+    "spent": ({**PARCELS, "limit": 100}, BY_LINE),
+    "spent_in": (PARCELS, BY_LINE),
+    "find": ({**PARCELS, "reference_number": "r-777"}, {"dbtaskqueue_task_reference"}),
+    "renew": ({**FENCED, "lease": 60.0}, BY_KEY),
+    "held": (FENCED, BY_KEY),
+    "touch": ({**ONE, "delta": 5.0}, BY_KEY),
+    "progress": ({**ONE, "note": "half"}, BY_KEY),
+    "complete_plain": (ARRAYS, BY_KEY),
+    "complete": ({"rows": RESULTS}, BY_KEY),
+    "write": ({"rows": WRITES}, BY_KEY),
+    "attempts": ({"rows": FAILURES, **PLACE}, BY_KEY),
+    "to_history": ({"rows": RESULTS, **PLACE}, BY_KEY),
+    "count_deleted": (FENCED, BY_KEY),
+    "remove": (FENCED, BY_KEY),
+    "outcome_of": (FENCED, BY_KEY),
+}
+
+
+@contextmanager
+def undone(session: Session) -> Iterator[None]:
+    """A transaction that leaves nothing behind."""
+
+    class Undo(Exception):
+        pass
+
+    try:
+        with session.atomic():
+            yield
+            raise Undo
+    except Undo:
+        pass
+
+
+def prepared_plan(session: Session, sql: str, params: dict[str, Any]) -> Any:
+    """Return the plan that a poller's connection has prepared for a statement."""
+    session.run(sql, params)
+    names: list[str] = []
+
+    def number(match: re.Match[str]) -> str:
+        if match[1] not in names:
+            names.append(match[1])
+        return f"${names.index(match[1]) + 1}"
+
+    text = re.sub(r"%\((\w+)\)s", number, sql).replace("%%", "%")
+    raw = session.connection.connection
+    ask = "SELECT name, generic_plans, custom_plans FROM pg_prepared_statements WHERE statement = %s"
+    ((name, generic, custom),) = raw.execute(ask, [text]).fetchall()
+    assert generic > 0 == custom, "a poller's plans must not flip with the statistics"
+    arguments = f"({', '.join(['%s'] * len(names))})" if names else ""
+    cursor = psycopg.ClientCursor(raw)
+    cursor.execute(f"EXPLAIN (FORMAT JSON) EXECUTE {name} {arguments}", [params[name] for name in names])
+    return cursor.fetchone()[0][0]["Plan"]  # type: ignore[index]  # EXPLAIN answers with one row
+
+
+def nodes(plan: Any) -> Iterator[dict[str, Any]]:
+    """Yield a plan's nodes."""
+    yield plan
+    for child in plan.get("Plans", []):
+        yield from nodes(child)
+
+
+def faults(plan: Any, wanted: set[str]) -> list[str]:
+    """Return what is wrong with the way a plan reaches the task table."""
+    found = list(nodes(plan))
+    scans = [node["Node Type"] for node in found if node.get("Relation Name") == "dbtaskqueue_task"]
+    used = {node["Index Name"] for node in found if str(node.get("Index Name")).startswith("dbtaskqueue_task")}
+    return ["Seq Scan"] * ("Seq Scan" in scans) + ([f"uses {used or 'no index'}"] if used != wanted else [])
+
+
+@pytest.mark.parametrize("statistics", ["fresh", "of an empty table"])
+def test_every_statement_of_the_hot_path_goes_by_an_index(
+    postgres_process_database: ProcessDatabase, statistics: str
+) -> None:
+    """Given 200,000 mixed rows, three in five of them finished, then no plan reads the table through.
+
+    Whether the statistics know of the rows or not: a queue grows faster than it is analysed.
+    """
+    with connection.cursor() as cursor:
+        cursor.execute("ALTER TABLE dbtaskqueue_task SET (autovacuum_enabled = false)")
+        cursor.execute("ANALYZE dbtaskqueue_task")
+        cursor.execute(MIXED)
+        if statistics == "fresh":
+            cursor.execute("ANALYZE dbtaskqueue_task")
+    session = Session.open("default")
+    wrong = {}
+    for name, (params, wanted) in PLANS.items():
+        with undone(session):
+            plan = prepared_plan(session, getattr(session.sql, name), params)
+            if found := faults(plan, wanted):
+                wrong[name] = found
+    session.close()
+    assert wrong == {}
+
+
+def test_the_fault_finder_finds_faults(postgres_process_database: ProcessDatabase) -> None:
+    session = Session.open("default")
+    plan = prepared_plan(session, "SELECT count(*) FROM dbtaskqueue_task WHERE attempt = %(attempt)s", {"attempt": 1})
+    assert faults(plan, BY_LINE) == ["Seq Scan", "uses no index"]
+    session.close()
