@@ -41,6 +41,8 @@ def check_settings(**_: Any) -> list[CheckMessage]:
 @register("dbtaskqueue")
 def check_processors(**_: Any) -> list[CheckMessage]:
     """E004: an atomic processor writes to another database than its queue's. E005: an executor cannot be imported."""
+    if not _readable():
+        return []
     found = [processor for queue in registry.queues() for processor in registry.processors(queue)]
     return [problem for processor in found for problem in _problems(processor)]
 
@@ -66,12 +68,23 @@ def _problems(processor: Processor) -> Iterator[CheckMessage]:
 @register("dbtaskqueue")
 def check_listeners(**_: Any) -> list[CheckMessage]:
     """E006: DBTASKQUEUE["LISTENERS"] names what is no listener."""
+    if not _readable():
+        return []
     try:
         for path in conf.settings().listeners:
             listeners.made(path)
     except ImproperlyConfigured as error:
         return [Error(str(error), id="dbtaskqueue.E006")]
     return []
+
+
+def _readable() -> bool:
+    """Whether the settings can be read; E001 says why not."""
+    try:
+        conf.settings()
+    except ImproperlyConfigured:
+        return False
+    return True
 
 
 def _cannot_import(path: str) -> str:

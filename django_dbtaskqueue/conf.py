@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
 from functools import partial
@@ -52,6 +52,25 @@ class Settings:
     listeners: Sequence[str] = ()  # dotted paths of listeners.Listener classes
     file: str | os.PathLike[str] | None = None  # TOML, laid over ``queues`` and followed; relative to BASE_DIR
 
+    def __post_init__(self) -> None:
+        for name, test, wanted in TOP_RULES:
+            value = getattr(self, name)
+            if not test(value):
+                raise ImproperlyConfigured(f"DBTASKQUEUE[{name.upper()!r}]={value!r} is not valid: {wanted}.")
+
+
+def _is_switch(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
+TOP_RULES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
+    ("database", lambda v: isinstance(v, str), "an alias of DATABASES"),
+    ("threads", lambda v: type(v) is int and v >= 1, "a whole number of at least 1"),
+    ("notify", _is_switch, "True or False"),
+    ("prepare", _is_switch, "True or False"),
+    ("heartbeat", lambda v: v > timedelta(0), "a positive duration"),
+    ("payload_max_bytes", lambda v: type(v) is int and v >= 1, "a whole number of at least 1"),
+)
 
 TOP_KEYS = {f.name.upper(): f.name for f in fields(Settings)}
 _declared: dict[str, dict[str, Any]] = {}

@@ -11,14 +11,15 @@ from collections.abc import Callable, Iterator
 from datetime import datetime
 
 from django.db import connections, transaction
-from django.db.models import Count
+from django.db.models import Count, Value
 
 from django_dbtaskqueue import conf
+from django_dbtaskqueue.exceptions import TaskQueueError
 from django_dbtaskqueue.flow import calls
 from django_dbtaskqueue.flow.enqueue import queue_settings
 from django_dbtaskqueue.models import AbstractTask, Queue, Task
 from django_dbtaskqueue.querysets import TaskQuerySet
-from django_dbtaskqueue.session import alias_for, aliases_of, model_for
+from django_dbtaskqueue.session import Session, alias_for, aliases_of, model_for
 from django_dbtaskqueue.status import Status
 
 Location = tuple[str, type[AbstractTask]]
@@ -41,14 +42,14 @@ def search(
     """
     if status is not None and status not in tuple(Status):
         raise ValueError(f"{status!r} is no status; they are {', '.join(Status)}.")
+    tasks = _all_of(queue, using) if queue is not None else _tasks(alias_for("", using), Task)
     given = {
         "queue": queue,
         "status": status,
         "reference": reference,
-        "create_time__gte": created_after,
-        "create_time__lt": created_before,
+        "create_time__gte": created_after and _comparable(created_after, tasks.db),
+        "create_time__lt": created_before and _comparable(created_before, tasks.db),
     }
-    tasks = _all_of(queue, using) if queue is not None else _tasks(alias_for("", using), Task)
     return tasks.filter(**{name: value for name, value in given.items() if value is not None}).order_by("-pk")
 
 
@@ -132,7 +133,16 @@ def _places(queue: str) -> list[Location]:
 
 def _all_of(queue: str, using: str | None) -> TaskQuerySet:
     _known(queue)
-    return _tasks(alias_for(queue, using), model_for(queue))
+    aliases = aliases_of(queue, using)
+    if len(aliases) > 1:
+        raise TaskQueueError(f"Queue {queue!r} has shards. Search each: using= one of {', '.join(aliases)}.")
+    return _tasks(aliases[0], model_for(queue))
+
+
+def _comparable(time: datetime, alias: str) -> datetime | Value:
+    """Return a time as the database compares it: where times are text, to the millisecond, as they are written."""
+    session = Session.on(alias)
+    return time if session.postgresql else Value(session.time_text(time))
 
 
 def _tasks(alias: str, model: type[AbstractTask]) -> TaskQuerySet:

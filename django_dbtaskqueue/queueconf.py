@@ -116,7 +116,10 @@ def parse(key: str, value: Any, *, where: str) -> Any:
     if key == "reenqueue" and value in (None, "manual"):
         return None
     if key in ("retry", "reenqueue"):
-        return retry.normalise(retry.parse(value) if isinstance(value, str) else value)
+        try:
+            return retry.normalise(value)
+        except (TypeError, ValueError) as error:
+            raise ImproperlyConfigured(f"{where}: {error}") from None
     return value
 
 

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple, TypeVar
 from django.core.exceptions import ImproperlyConfigured
 
 from django_dbtaskqueue import codecs, conf
-from django_dbtaskqueue import retry as policies
 from django_dbtaskqueue.flow.process import Processor
 
 F = TypeVar("F", bound=Callable[..., Any])
 MODES = ("separate", "atomic")
+PARSED = {"retry", "timeout", "reenqueue"}  # durations and policies may be text, as in the settings
 OF_QUEUE = {"lease", "max_attempts"}  # declared by a processor, in force for its queue
 
 _processors: dict[str, dict[str | None, Processor]] = {}
@@ -89,15 +89,17 @@ def register(
         codecs.prepare(payload)
     declared = {key: value for key, value in settings.items() if value is not None}
     call = _callable(function)
+    where = f"@processor({queue!r})"
+    parsed = {name: conf.parse(name, declared[name], where=f"{where}, {name}") for name in PARSED & declared.keys()}
     made = Processor(
         queue=queue,
         function=call,
         payload=payload,
         mode=mode,
-        policy=_policy(declared.get("retry")),
-        timeout=declared.get("timeout"),
+        policy=parsed.get("retry"),
+        timeout=parsed.get("timeout"),
         is_async=_is_async(call),
-        reenqueue=conf.parse("reenqueue", declared.get("reenqueue"), where=f"@processor({queue!r})"),
+        reenqueue=parsed.get("reenqueue"),
         batch=batch,
         concurrency=concurrency,
         executor=executor,
@@ -193,10 +195,6 @@ def restore(saved: Snapshot) -> None:
 
 def _type(payload: type | None) -> str | None:
     return None if payload is None else codecs.type_name(payload)
-
-
-def _policy(retry: Any) -> Any:
-    return None if retry is None else policies.normalise(retry)
 
 
 def _is_async(call: Callable[[Any], Any]) -> bool:

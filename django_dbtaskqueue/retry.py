@@ -11,6 +11,7 @@ import logging
 import math
 import random
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
@@ -29,7 +30,7 @@ LAST_ATTEMPT = 2**31 - 1  # what the attempt columns hold
 
 
 @dataclass(frozen=True)
-class _Schedule:
+class _Schedule(ABC):
     jitter: float = field(default=JITTER, kw_only=True)
 
     def __post_init__(self) -> None:
@@ -61,8 +62,8 @@ class _Schedule:
             return LONGEST
         return exact if exact is None else min(exact, LONGEST)
 
-    def _delay(self, attempt: int) -> timedelta | None:
-        raise NotImplementedError
+    @abstractmethod
+    def _delay(self, attempt: int) -> timedelta | None: ...
 
 
 @dataclass(frozen=True)

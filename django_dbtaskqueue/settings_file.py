@@ -137,5 +137,6 @@ def _table(
         try:
             values |= check({key: None if value == NONE else value}, where=where)
         except (ImproperlyConfigured, TypeError, ValueError) as error:
-            faults.append(f"{where} {key} = {value!r}: {str(error).removeprefix(where).lstrip(': ')}")
+            why = str(error).removeprefix(where).removeprefix(f"[{key!r}]").lstrip(": ")
+            faults.append(f"{where} {key} = {value!r}: {why}")
     return values, faults

@@ -129,8 +129,10 @@ class Takers:
 class Ear:
     """Hears the wake-ups of other processes, on a connection of its own, while somebody waits and a little longer."""
 
-    def __init__(self, alias: str) -> None:
+    def __init__(self, alias: str, database: str) -> None:
         self._alias = alias
+        # A test database cannot be dropped while somebody is connected to it.
+        self._linger = 0.0 if database.startswith("test_") else LINGER
         self._lock = threading.Lock()
         self._users = 0
         self._idle_since = 0.0
@@ -156,11 +158,9 @@ class Ear:
                     threading.Thread(target=self._close, name="dbtaskqueue-ear", daemon=True).start()
 
     def _close(self) -> None:
-        # A test database cannot be dropped while somebody is connected to it.
-        linger = 0.0 if str(connections[self._alias].settings_dict["NAME"]).startswith("test_") else LINGER
         while True:
             with self._lock:
-                left = self._idle_since + linger - monotonic()
+                left = self._idle_since + self._linger - monotonic()
                 if self._users or left <= 0:
                     self._closing = False
                     gone, self._wakeup = (None, self._wakeup) if self._users else (self._wakeup, None)
@@ -172,7 +172,7 @@ class Ear:
 
 _all_changed = threading.Lock()
 _all: dict[Place, Takers] = {}
-_ears: dict[str, Ear] = {}
+_ears: dict[tuple[str, str], Ear] = {}
 
 
 def take(
@@ -190,12 +190,17 @@ def take(
 
         def listening_pause() -> float:
             if not ears:  # a take that finds something at once needs none
-                ears.extend(_ears.setdefault(alias, Ear(alias)) for alias in place.aliases)
+                ears.extend(map(_ear, place.aliases))
                 for ear in ears:
                     stack.enter_context(ear.open())
             return pause()
 
         return takers.take(look, until, listening_pause, alone=alone)
+
+
+def _ear(alias: str) -> Ear:
+    database = str(connections[alias].settings_dict["NAME"])
+    return _ears.setdefault((alias, database), Ear(alias, database))
 
 
 def wake(queue: str) -> None:

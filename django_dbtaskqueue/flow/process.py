@@ -73,7 +73,9 @@ def decode(lease: Lease, processor: Processor) -> None:
 def _mapping(context: Any) -> dict[str, Any]:
     if not isinstance(context, dict | None):
         shown = json_payload.short_repr(context)
-        raise TaskQueueError(f"The context of a task is a JSON object, and this row has {shown}. Mend the row's context.")
+        raise TaskQueueError(
+            f"The context of a task is a JSON object, and this row has {shown}. Mend the row's context."
+        )
     return context or {}
 
 

@@ -13,7 +13,7 @@ Tasks = QuerySet[AbstractTask]
 def plain(tasks: Tasks) -> Tasks:
     """Return all tasks of the same table, on the database it is written to: a replica may show what was."""
     pinned = tasks.all()
-    pinned._for_write = True
+    pinned._for_write = True  # type: ignore[attr-defined]  # what Django's own update() and delete() do
     return tasks.model._base_manager.using(pinned.db)
 
 

@@ -23,6 +23,7 @@ from django_dbtaskqueue import payload as json_payload
 from django_dbtaskqueue.exceptions import TaskQueueError
 from django_dbtaskqueue.flow import groups
 from django_dbtaskqueue.flow.failures import describe
+from django_dbtaskqueue.flow.sql.statements import Statements
 from django_dbtaskqueue.lease import Lease
 from django_dbtaskqueue.models import AbstractTask, Task
 from django_dbtaskqueue.outcomes import Complete, CompleteDelete, Fail, Outcome, Poison, Reenqueue
@@ -85,7 +86,7 @@ def plan(session: Session, pairs: Iterable[Pair], *, keep: str = "keep") -> list
     completed: list[Pair] = []
     deleted: list[Pair] = []
     written: list[Pair] = []
-    for pair in pairs:
+    for pair in sorted(pairs, key=_id_of):  # rows are locked in this order, as by all who wait for locks: no deadlocks
         kind = type(pair[1])
         if kind is Complete:
             (deleted if keep == "delete" else completed).append(pair)
@@ -95,34 +96,47 @@ def plan(session: Session, pairs: Iterable[Pair], *, keep: str = "keep") -> list
     if completed:
         statements += _completions(session, completed, history=keep == "history")
     if deleted:
-        rows = {"rows": _fenced(deleted)}
-        statements += [(session.sql.count_deleted, rows), (session.sql.remove, rows)]
+        sql, rows = _rows(session, list(map(_fence, deleted)))
+        statements += [(sql.count_deleted, rows), (sql.remove, rows)]
     if written:
         statements += _writes(session, written)
     return statements
 
 
+def _id_of(pair: Pair) -> int:
+    return pair[0].id
+
+
 def _completions(session: Session, pairs: list[Pair], *, history: bool) -> list[Statement]:
     if history:
-        rows = {"rows": json.dumps(list(map(_completion, pairs))), "location": session.location}
-        return [(session.sql.to_history, rows), (session.sql.remove, {"rows": _fenced(pairs)})]
+        sql, rows = _rows(session, list(map(_completion, pairs)))
+        return [(sql.to_history, {**rows, "location": session.location}), (sql.remove, rows)]
     if any(outcome.result is not None for _, outcome in pairs):  # type: ignore[union-attr]
-        return [(session.sql.complete, {"rows": json.dumps(list(map(_completion, pairs)))})]
-    if not session.postgresql:
-        return [(session.sql.complete_plain, {"rows": _fenced(pairs)})]
+        sql, rows = _rows(session, list(map(_completion, pairs)))
+        return [(sql.complete, rows)]
+    if not session.postgresql or len(pairs) == 1:
+        sql, rows = _rows(session, list(map(_fence, pairs)))
+        return [(sql.complete_plain, rows)]
     # Array literals: a list of ints costs psycopg twice what the join does.
     ids = ",".join([str(lease.id) for lease, _ in pairs])
     tokens = ",".join([str(lease.total_attempt) for lease, _ in pairs])
     return [(session.sql.complete_plain, {"ids": f"{{{ids}}}", "tokens": f"{{{tokens}}}"})]
 
 
-def _fenced(pairs: list[Pair]) -> str:
-    return json.dumps([{"i": lease.id, "k": lease.total_attempt} for lease, _ in pairs])
+def _rows(session: Session, rows: list[dict[str, Any]]) -> tuple[Statements, dict[str, Any]]:
+    """Return the statements for so many rows, and the rows as their parameters."""
+    if len(rows) > 1:
+        return session.sql, {"rows": json.dumps(rows)}
+    row = rows[0]
+    return session.sql.one, row if row.get("r") is None else {**row, "r": json.dumps(row["r"])}
+
+
+def _fence(pair: Pair) -> dict[str, Any]:
+    return {"i": pair[0].id, "k": pair[0].total_attempt}
 
 
 def _completion(pair: Pair) -> dict[str, Any]:
-    lease, outcome = pair
-    return {"i": lease.id, "k": lease.total_attempt, **_result(outcome.result)}  # type: ignore[union-attr]
+    return {**_fence(pair), **_result(pair[1].result)}  # type: ignore[union-attr]
 
 
 def _result(result: Any) -> dict[str, Any]:
@@ -138,12 +152,14 @@ def _writes(session: Session, pairs: list[Pair]) -> list[Statement]:
     rows, failures = [], []
     for lease, outcome in pairs:
         row, failure = write(lease, outcome)
-        rows.append({"i": lease.id, "k": lease.total_attempt, **row})
+        rows.append({**_fence((lease, outcome)), **row})
         if failure is not None:
-            failures.append({"i": lease.id, "k": lease.total_attempt, **failure})
-    statements = [(session.sql.write, {"rows": json.dumps(rows)})]
+            failures.append({**_fence((lease, outcome)), **failure})
+    sql, params = _rows(session, rows)
+    statements = [(sql.write, params)]
     if failures:  # first, while the leases stand
-        statements.insert(0, (session.sql.attempts, {"rows": json.dumps(failures), "location": session.location}))
+        sql, params = _rows(session, failures)
+        statements.insert(0, (sql.attempts, {**params, "location": session.location}))
     return statements
 
 

@@ -27,6 +27,7 @@ from django_dbtaskqueue.exceptions import ProcessDied
 from django_dbtaskqueue.flow import checkout, move, observe, settle
 from django_dbtaskqueue.lease import Lease
 from django_dbtaskqueue.outcomes import Fail
+from django_dbtaskqueue.poller.executors.thread import tidy
 from django_dbtaskqueue.poller.lane import Lane
 from django_dbtaskqueue.poller.loop import Poller
 from django_dbtaskqueue.poller.runtime import apply_overrides
@@ -92,13 +93,17 @@ class Control:
 
     def _watch(self) -> None:
         while not self._ended.wait(TICK):
-            self._poller.overdue()
+            try:
+                self._poller.overdue()
+            except Exception:  # without this thread no timeout would ever be enforced again
+                logger.exception("Timeouts could not be enforced, trying again")
 
     def _tend(self) -> None:
         while not self._ended.is_set():
             for duty in self._duties:
                 if monotonic() >= duty.due and not self._ended.is_set():
                     duty.due = monotonic() + self._attempt(duty)
+            tidy()
             self._ended.wait(max(0.0, min(duty.due for duty in self._duties) - monotonic()))
         for alias in {duty.alias for duty in self._duties}:
             self._attempt(Duty(alias, partial(self._report, alias, "STOPPED")))

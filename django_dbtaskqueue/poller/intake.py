@@ -94,9 +94,14 @@ class Intake:
         """Check out and hand to the executors; return whether there was as much as asked for."""
         wakes = lane.wakes
         try:
+            if lane.doubtful and lane.reserved == asked:
+                self._clear_up(carrier, lane)
             if lane.unpark:
                 self._unpark(carrier, lane)
             got = self._take(carrier, lane, asked)
+        except Exception:
+            lane.doubtful = True
+            raise
         finally:
             with self._lock:
                 lane.reserved -= asked
@@ -106,6 +111,17 @@ class Intake:
         if self.options.once or (not got and not lane.unpark and self._drained(carrier, lane)):
             lane.over = True
         return got == asked
+
+    def _clear_up(self, carrier: Carrier, lane: Lane) -> None:
+        """Give back, uncharged, what a checkout took whose answer was lost: nobody else would before the lease ends."""
+        session = carrier.session(lane)
+        rows = session.run(session.sql.leased_to, {"queue_name": lane.queue, "poller_instance": self.instance})
+        known = {(lease.id, lease.total_attempt) for lease in self.settler.held.copy() if lease.door is lane.door}
+        leases = checkout.leases(session, rows, lane.door, 0.0)
+        lost = settle.release(session, [lease for lease in leases if (lease.id, lease.total_attempt) not in known])
+        lane.doubtful = False
+        if lost:
+            logger.info("Gave back %s tasks of %s: the answer to their checkout was lost", len(lost), lane.queue)
 
     def _take(self, carrier: Carrier, lane: Lane, asked: int) -> int:
         processors = registry.processors(lane.queue)
@@ -255,7 +271,8 @@ class Intake:
         if not self.options.drain or any(lease.door is lane.door for lease in self.settler.held.copy()):
             return False
         session = carrier.session(lane)
-        if not session.run(session.sql.soon, {"queue_name": lane.queue, "horizon": SOON}):
+        tags = session.sql.dialect.array(self.options.tags)
+        if not session.run(session.sql.soon, {"queue_name": lane.queue, "horizon": SOON, "tags": tags}):
             return True
         lane.next_poll = min(lane.next_poll, monotonic() + lane.settings.poll_interval.total_seconds())
         return False

@@ -35,6 +35,7 @@ class Lane:
     over: bool = False  # nothing more to take in a run that ends
     wakes: int = 0
     overrides: dict[str, Any] = field(default_factory=dict)  # of the queue's row, as last applied
+    doubtful: bool = False  # a checkout failed, and may have taken tasks all the same
     unpark: bool = True  # tasks may be parked that have a handler by now
     closed: frozenset[Processor] = frozenset()  # those of several processors that had no room at the last checkout
     lines: dict[tuple[str, ...], Line] = field(default_factory=dict)  # by the payload types left out

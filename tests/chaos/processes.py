@@ -12,6 +12,7 @@ from typing import Any
 import psutil
 import pytest
 from django.db import connections
+from django.db.models import Count
 from django.db.utils import Error
 
 from django_dbtaskqueue import models
@@ -142,14 +143,12 @@ def audit() -> Audit:
 
 def statuses(**selection: Any) -> dict[str, int]:
     """Return how many tasks have each status; the connection may have to be made anew."""
-    found: dict[str, int] = {}
+    counted = Task.objects.filter(**selection).values_list("status").annotate(Count("pk")).order_by()
     try:
-        for status in Task.objects.filter(**selection).values_list("status", flat=True):
-            found[status] = found.get(status, 0) + 1
+        return dict(counted)
     except Error as error:
         connections["default"].close()
         raise AssertionError(f"the database did not answer: {error}") from error
-    return found
 
 
 def until_all(status: str, *, timeout: float = 60.0, **selection: Any) -> None:

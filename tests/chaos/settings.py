@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 
-from tests.settings import *  # noqa: F403
+from tests.settings import *  # noqa: F403 -- settings are made to be imported whole
 
-INSTALLED_APPS = [*INSTALLED_APPS, "tests.chaos.apps.ChaosConfig"]  # noqa: F405
+INSTALLED_APPS = [*INSTALLED_APPS, "tests.chaos.apps.ChaosConfig"]  # noqa: F405 -- from the import above
 DBTASKQUEUE = json.loads(os.environ["CHAOS_DBTASKQUEUE"])

@@ -13,7 +13,7 @@ from typing import Any
 import psycopg
 import pytest
 from django.db import connections, transaction
-from django.db.models import Min, Sum
+from django.db.models import Sum
 
 from django_dbtaskqueue import enqueue, enqueue_many
 from django_dbtaskqueue.contrib.embedded import EmbeddedPostgres

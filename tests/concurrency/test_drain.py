@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -63,7 +64,7 @@ def test_four_pollers_in_threads(place: str, started: list[int], caplog: pytest.
     check_all_done_once(place, Counter(started))
     assert sum(poller.counts.finished for poller in pollers) == TASKS
     assert sum(poller.counts.lost for poller in pollers) == 0
-    assert min(poller.counts.finished for poller in pollers) > 0
+    assert sum(poller.counts.finished > 0 for poller in pollers) > 1
     assert [record.getMessage() for record in caplog.records if record.levelname in ("WARNING", "ERROR")] == []
 
 
@@ -89,15 +90,15 @@ def drain_with_processes(database: ProcessDatabase, folder: Path, strategy: str)
     command = [sys.executable, str(REPOSITORY / "manage.py"), "runtaskpoller", "--drain", "--queue", "work"]
 
     logs = [folder / f"log-{number}" for number in range(POLLERS)]
-    running = [
-        subprocess.Popen(command, env=environment, cwd=REPOSITORY, stdout=log.open("wb"), stderr=subprocess.STDOUT)
-        for log in logs
-    ]
-    try:
+    with ExitStack() as stack:
+        running = []
+        for log in logs:
+            output = stack.enter_context(log.open("wb"))
+            process = subprocess.Popen(command, env=environment, cwd=REPOSITORY, stdout=output, stderr=output)
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+            running.append(process)
         codes = [process.wait(LONGEST) for process in running]
-    finally:
-        for process in running:
-            process.kill()
 
     assert codes == [os.EX_OK] * POLLERS, "\n".join(log.read_text() for log in logs)
     lines = [line.split() for line in mark.read_text().splitlines()]

@@ -22,6 +22,11 @@ def references(leases: list[Lease]) -> list[str | None]:
     return [lease.reference for lease in leases]
 
 
+def taken(leases: list[Lease]) -> list[str]:
+    """Who was taken; tasks of different groups that came into line in the same millisecond have no order."""
+    return sorted(str(lease.reference) for lease in leases)
+
+
 def in_line(world: World) -> list[str]:
     return sorted(world.tasks.filter(ready_time__isnull=False).values_list("reference", flat=True))
 
@@ -38,7 +43,7 @@ def two_groups(world: World) -> World:
 
 
 def test_of_each_group_only_the_head_can_be_taken(two_groups: World) -> None:
-    assert references(two_groups.checkout(10)) == ["a1", "b1", "free"]
+    assert taken(two_groups.checkout(10)) == ["a1", "b1", "free"]
     assert two_groups.checkout(10) == []
 
 
@@ -46,26 +51,26 @@ def test_of_each_group_only_the_head_can_be_taken(two_groups: World) -> None:
 def test_an_ended_head_lets_the_next_of_its_group_in(two_groups: World, outcome: Complete | Poison | Fail) -> None:
     head = two_groups.checkout(1)[0]
     two_groups.settle(head, outcome)
-    assert references(two_groups.checkout(10)) == ["b1", "free", "a2"]
+    assert taken(two_groups.checkout(10)) == ["a2", "b1", "free"]
 
 
 def test_a_released_head_stays_the_head(two_groups: World) -> None:
     head = two_groups.checkout(1)[0]
     two_groups.settle(head, Release())
-    assert references(two_groups.checkout(10)) == ["a1", "b1", "free"]
+    assert taken(two_groups.checkout(10)) == ["a1", "b1", "free"]
 
 
 def test_a_head_put_back_with_a_delay_lets_the_next_in(two_groups: World) -> None:
     head = two_groups.checkout(1)[0]
     two_groups.settle(head, Reenqueue(timedelta(hours=1)))
-    assert references(two_groups.checkout(10)) == ["b1", "free", "a2"]
+    assert taken(two_groups.checkout(10)) == ["a2", "b1", "free"]
 
 
 def test_a_retry_holds_its_group(two_groups: World) -> None:
     head = two_groups.checkout(1)[0]
     head.policy = Fixed(timedelta(hours=1), jitter=0)
     two_groups.settle(head, Fail("later"))
-    assert references(two_groups.checkout(10)) == ["b1", "free"]
+    assert taken(two_groups.checkout(10)) == ["b1", "free"]
 
 
 def test_a_retry_lets_others_pass_where_the_queue_says_skip(two_groups: World) -> None:
@@ -73,7 +78,7 @@ def test_a_retry_lets_others_pass_where_the_queue_says_skip(two_groups: World) -
     head = two_groups.checkout(1)[0]
     head.policy = Fixed(timedelta(hours=1), jitter=0)
     head.door.settle(head, Fail("later"))
-    assert references(two_groups.checkout(10)) == ["b1", "free", "a2"]
+    assert taken(two_groups.checkout(10)) == ["a2", "b1", "free"]
 
 
 def test_priority_orders_inside_a_group(world: World) -> None:

@@ -240,6 +240,7 @@ def test_keep_history_moves_the_row_with_all_it_says(world: World) -> None:
     world.configure(keep="history")
     task = world.enqueue("ref-1", {"n": 1}, priority=4, tag=None, context={"t": 1}, ttl=timedelta(hours=1))
     (lease,) = world.checkout()
+    world.age(10 * SECONDS)
     before = world.row(task)
 
     lease.complete({"sum": 2})

@@ -51,7 +51,7 @@ def test_the_row_says_what_the_poller_does(process_database: ProcessDatabase, tm
     gate = tmp_path / "gate"
     task = enqueue("work", "running", {"do": "wait", "until": str(gate)})
     with polling({"work": 2, "other": 1}, threads=3, name="here") as poller:
-        until(lambda: Poller.objects.exclude(running=[]).exists())
+        until(lambda: Poller.objects.filter(state="RUNNING").exclude(running=[]).exists())
         row = Poller.objects.get()
         assert row.instance == poller.instance and row.instance.startswith("here:")
         assert (row.state, row.slots, row.held, row.version) == ("RUNNING", 3, 1, __version__)
@@ -75,6 +75,14 @@ def test_rows_of_pollers_long_dead_go(process_database: ProcessDatabase) -> None
         until(lambda: not Poller.objects.filter(instance="yesterday").exists())
         assert Poller.objects.filter(instance="today").exists()
     assert set(Poller.objects.values_list("instance", flat=True)) == {"today", poller.instance}
+
+
+def test_a_poller_works_where_debug_watches_every_query(process_database: ProcessDatabase, settings: Any) -> None:
+    settings.DEBUG = True
+    with polling({"work": 1, "other": 1}):
+        enqueue("work", "good")
+        enqueue("other", "bad", {"do": "raise"})
+        until(lambda: set(Task.objects.values_list("status", flat=True)) == {"COMPLETED", "ERROR"})
 
 
 @pytest.mark.slow

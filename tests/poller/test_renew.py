@@ -5,13 +5,19 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from datetime import timedelta
+from time import monotonic
 from typing import Any
 
 import pytest
 from django.db.backends.signals import connection_created
 
 from django_dbtaskqueue import enqueue, processor
+from django_dbtaskqueue.conf import overlay, queue_settings
+from django_dbtaskqueue.lease import Lease
 from django_dbtaskqueue.models import Task
+from django_dbtaskqueue.poller.lane import Lane
+from django_dbtaskqueue.poller.loop import Poller
+from django_dbtaskqueue.poller.renew import Renewer
 from django_dbtaskqueue.testing import TaskQueueKit
 from tests.support import until
 
@@ -55,3 +61,46 @@ def test_renewal_goes_on_after_an_error_that_is_not_the_database_s(
     assert thrown
     task.refresh_from_db()
     assert (task.status, task.total_attempt) == ("COMPLETED", 1)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_lease_made_shorter_while_running_is_renewed_in_time(taskqueue: TaskQueueKit, settings: Any) -> None:
+    """Given a poller that plans to renew in 20 s, when an operator shortens the lease, then renewal follows it."""
+    settings.DBTASKQUEUE = {"QUEUES": {"long": {}}}
+    done = threading.Event()
+
+    @processor("long")
+    def long(task: Any) -> None:
+        done.wait(20)
+
+    with taskqueue.run_poller("long") as poller:
+        until(lambda: poller.state == "RUNNING")
+        poller.lanes["long"].apply(overlay(queue_settings("long"), {"lease": "600ms"}))
+        task = enqueue("long")
+        until(lambda: Task.objects.filter(pk=task.pk, status="PROCESSING").exists())
+        first = Task.objects.get(pk=task.pk).next_process_time
+        until(lambda: Task.objects.get(pk=task.pk).next_process_time > first + 2 * LEASE)
+        done.set()
+    task.refresh_from_db()
+    assert (task.status, task.total_attempt) == ("COMPLETED", 1)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_short_lease_taken_during_a_renewal_is_renewed_in_time(settings: Any) -> None:
+    """Given a renewal under way whose next one is far off, then a short lease taken meanwhile brings it forward."""
+    settings.DBTASKQUEUE = {"QUEUES": {"long": {}}}
+    poller = Poller({"long": 1})
+    [lane] = poller.lanes.values()
+    asked: list[float] = []
+
+    def held(_lane: Lane) -> list[Lease]:
+        asked.append(monotonic())
+        if len(asked) == 1:
+            renewer.expect(lane, 0.3)  # by a checkout, while the renewal looks at what is held
+        return []
+
+    renewer = Renewer([lane], held, lambda lease: None)
+    renewer.start()
+    until(lambda: len(asked) >= 2, timeout=10)
+    renewer.stop()
+    poller.close()

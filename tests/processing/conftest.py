@@ -55,7 +55,7 @@ def alias(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(autouse=True)
 def _registrations(settings: Any) -> Iterator[None]:
-    settings.DBTASKQUEUE = {"QUEUES": {QUEUE: {}}}
+    settings.DBTASKQUEUE = {"QUEUES": {QUEUE: {}}, "NOTIFY": False}  # who listens takes a second to end
     saved = registry.snapshot()
     yield
     registry.restore(saved)

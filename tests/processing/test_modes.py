@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -11,10 +13,10 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import connections, transaction
 from django.test import override_settings
 
-from django_dbtaskqueue import Complete, Fail, Reenqueue, enqueue, processor
+from django_dbtaskqueue import Complete, Fail, LeaseLost, Reenqueue, enqueue, processor
 from django_dbtaskqueue.lease import Lease
 from tests.processing.conftest import QUEUE, Site
-from tests.support import PATIENCE
+from tests.support import PATIENCE, until
 from tests.testapp.models import Booking
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "sqlite"])
@@ -165,3 +167,70 @@ def test_an_async_processor_cannot_be_atomic() -> None:
 def test_an_unknown_mode_is_refused() -> None:
     with pytest.raises(ImproperlyConfigured, match="'separate' or 'atomic'"):
         processor(QUEUE, mode="external")(book)
+
+
+def test_atomic_an_outcome_rolled_back_with_a_savepoint_is_settled_by_what_is_returned(site: Site) -> None:
+    @processor(QUEUE, mode="atomic", **ONCE)
+    def change_of_mind(task: Lease) -> str:
+        book(task)
+        with suppress(ValueError), transaction.atomic(using=task.door.alias):
+            task.complete("first")
+            raise ValueError("not this way")
+        return "second"
+
+    task = site.enqueue(reference="a")
+    with site.poller():
+        pass
+    row = site.task(task)
+    assert (row.status, row.result, row.total_attempt) == ("COMPLETED", "second", 1)
+    assert booked(site) == ["a"]
+
+
+def test_atomic_a_lost_lease_that_is_hushed_up_rolls_the_writes_back_all_the_same(site: Site) -> None:
+    @processor(QUEUE, mode="atomic", **ONCE)
+    def hush_up(task: Lease) -> None:
+        book(task)
+        task.total_attempt -= 1  # as if somebody else held it by now
+        with suppress(LeaseLost):
+            task.complete()
+
+    site.enqueue(reference="a")
+    assert site.drain().lost == 1
+    assert booked(site) == []
+
+
+@pytest.mark.parametrize("alias", ["default"])
+def test_a_processor_that_hangs_with_its_row_locked_stops_nobody_else(site: Site) -> None:
+    """Given an atomic processor past its timeout that keeps its row locked, then others are settled meanwhile."""
+    at_work, go_on = threading.Event(), threading.Event()
+
+    @processor(QUEUE, mode="atomic", timeout=timedelta(milliseconds=50), **ONCE)
+    def hang(task: Lease) -> None:
+        if task.reference == "hangs":
+            task.report_progress(0.5)
+            at_work.set()
+            go_on.wait(PATIENCE)
+
+    hanging = site.enqueue(reference="hangs")
+    with site.poller(threads=4) as poller:
+        assert at_work.wait(PATIENCE)
+        others = [site.enqueue(reference=str(number)) for number in range(20)]
+        until(lambda: poller.overdue() or site.tasks(status="COMPLETED").count() == len(others))
+        assert site.task(hanging).status == "PROCESSING"
+        go_on.set()
+    assert site.task(hanging).status in ("COMPLETED", "ERROR")
+
+
+@pytest.mark.parametrize("context", ["[1]", '"x"', "1"])
+def test_a_context_that_is_no_object_ends_its_task_alone(site: Site, context: str) -> None:
+    @processor(QUEUE)
+    def work(task: Lease) -> None: ...
+
+    with connections[site.alias].cursor() as cursor:
+        cursor.execute("INSERT INTO dbtaskqueue_task (queue_name, context) VALUES (%s, %s)", [QUEUE, context])
+    good = site.enqueue()
+    with site.poller():
+        pass
+    assert site.task(good).status == "COMPLETED"
+    [bad] = site.tasks(status="ERROR")
+    assert "context of a task is a JSON object" in str(bad.process_result)

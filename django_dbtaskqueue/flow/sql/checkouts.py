@@ -150,9 +150,11 @@ class Checkouts(Group):
 
     @cached_property
     def soon(self) -> str:
-        """Whether a task is in line that is due, being processed, or due within ``horizon`` seconds; and not paused."""
+        """Whether a task is in line that is being processed, or can be taken within ``horizon`` seconds; not paused."""
+        horizon = self.dialect.later("%(horizon)s")
         return self.tables.rename(
-            f"SELECT 1 FROM {self.tables.task} WHERE queue_name = %(queue_name)s"
-            f" AND ready_time <= {self.dialect.later('%(horizon)s')} AND NOT {self._paused}"
+            f"SELECT 1 FROM {self.tables.task} WHERE queue_name = %(queue_name)s AND ready_time <= {horizon}"
+            f" AND (status = 'PROCESSING' OR next_process_time <= {horizon} AND attempt < max_attempts)"
+            f" AND (tag IS NULL OR {self.dialect.one_of('tag', 'tags')}) AND NOT {self._paused}"
             " ORDER BY priority, ready_time, id LIMIT 1"  # in the index's order, or the planner reads the whole table
         )

@@ -20,6 +20,7 @@ class Dialect:
     least: str
     lock: str  # what a SELECT adds to lock the rows of ``t`` it reads
     skip_locked: bool
+    single: bool = False  # ``rows`` is one row of plain parameters
 
     def later(self, seconds: str, *, start: str | None = None) -> str:
         """Return the time ``seconds`` (an SQL expression, may be fractional) after ``start`` (now by default)."""
@@ -41,6 +42,10 @@ class Dialect:
 
     def rows(self, columns: Mapping[str, str], *, param: str = "rows") -> str:
         """Return a FROM item ``u`` over a JSON array of objects, with the given columns and PostgreSQL types."""
+        if self.single:
+            cast = "::{}" if self.vendor == "postgresql" else ""
+            picked = ", ".join(f"%({name})s{cast.format(kind)} AS {name}" for name, kind in columns.items())
+            return f"(SELECT {picked}) AS u"
         if self.vendor == "postgresql":
             typed = ", ".join(f"{name} {kind}" for name, kind in columns.items())
             return f"jsonb_to_recordset(%({param})s::jsonb) AS u({typed})"

@@ -36,7 +36,7 @@ class Settling(Group):
         """COMPLETED without a result, by arrays: what nearly every batch is."""
         return self._complete(
             "unnest(%(ids)s::bigint[], %(tokens)s::bigint[]) AS u(i, k)"
-            if self.dialect.vendor == "postgresql"
+            if self.dialect.vendor == "postgresql" and not self.dialect.single
             else self.dialect.rows(FENCED),
             "NULL",
             "NULL",

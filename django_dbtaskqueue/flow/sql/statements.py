@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cached_property
 
 from django_dbtaskqueue.flow.sql.base import Tables
@@ -17,6 +18,14 @@ COALESCED = "coalesce(payload_type, '')"
 
 class Statements(Enqueueing, Checkouts, Grouping, Tending, Settling):
     """The groups side by side: texts only, no state."""
+
+    @cached_property
+    def one(self) -> Statements:
+        """The same statements for a single row, by its primary key whatever the statistics say.
+
+        A join to rows of unknown number flips to a scan of the table as soon as PROCESSING looks rarer than they.
+        """
+        return Statements(self.tables, replace(self.dialect, single=True))
 
     @cached_property
     def narrowed(self) -> Narrowed:

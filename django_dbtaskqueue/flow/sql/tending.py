@@ -24,6 +24,15 @@ class Tending(Group):
         )
 
     @cached_property
+    def leased_to(self) -> str:
+        """The leases of a queue that stand in the name of one poller."""
+        leased = LEASED.format(payload=self.dialect.text("payload"), context=self.dialect.text("context"))
+        return self.tables.rename(
+            f"SELECT {leased} FROM {self.tables.task} WHERE queue_name = %(queue_name)s AND ready_time IS NOT NULL"
+            f" AND status IN ({sql_sources('renew')}) AND poller_instance = %(poller_instance)s"
+        )
+
+    @cached_property
     def held(self) -> str:
         """Which of the given leases still stand."""
         return self.tables.rename(f"SELECT t.id FROM {self.fenced('renew')}")

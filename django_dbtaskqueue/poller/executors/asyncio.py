@@ -11,7 +11,11 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from time import monotonic
+
+from asgiref.sync import sync_to_async
+from django.db import connections
 
 from django_dbtaskqueue.flow import observe
 from django_dbtaskqueue.flow.process import perform_async, perform_batch_async
@@ -19,6 +23,7 @@ from django_dbtaskqueue.flow.settle import Settlement
 from django_dbtaskqueue.outcomes import Fail
 from django_dbtaskqueue.poller.executors import Finish, Job, Run, shared, still_held
 from django_dbtaskqueue.poller.executors.gates import Gates
+from django_dbtaskqueue.poller.executors.thread import tidy
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +71,7 @@ class AsyncExecutor:
         for task, current in self._runs.copy().items():
             if current is run and run not in self._given_up:
                 self._given_up.add(run)
-                self._loop.call_soon_threadsafe(task.cancel)
+                self._loop.call_soon_threadsafe(self._cancel, task, run)
                 return True
         return False
 
@@ -80,8 +85,15 @@ class AsyncExecutor:
         if self._thread is None:
             self._loop.close()
         else:
+            with suppress(Exception):  # its thread is busy: then a processor still runs
+                closed = asyncio.run_coroutine_threadsafe(sync_to_async(_close_connections)(), self._loop)
+                closed.result(timeout=1)
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(timeout=1)
+
+    def _cancel(self, task: asyncio.Task[None], run: Run) -> None:
+        if self._runs.get(task) is run:  # and not the next one already
+            task.cancel()
 
     def _serve(self) -> None:
         self._loop.run_forever()
@@ -122,13 +134,23 @@ class AsyncExecutor:
         self._enter(self._gates.leave(job.processor, seconds))
         if run in self._given_up:
             self._given_up.discard(run)
-            return
-        for done in shared(held, settlements, seconds):
-            self._finish(done, idle=not self.todo)
+        else:
+            for done in shared(held, settlements, seconds):
+                self._finish(done, idle=not self.todo)
+        if any(isinstance(settlement, Fail) for settlement in settlements):
+            with suppress(Exception):  # on the thread of Django's async ORM: its connection may be what broke
+                await sync_to_async(tidy)()
 
     def _enter(self, jobs: list[Job]) -> None:
         """Put jobs that a gate let in first in line."""
         self.todo.extendleft(reversed(jobs))
+
+
+def _close_connections() -> None:
+    """Those of the thread of Django's async ORM, which outlives us."""
+    for connection in connections.all(initialized_only=True):
+        if not connection.in_atomic_block:
+            connection.close()
 
 
 async def _perform(task: asyncio.Task[None], job: Job) -> Sequence[Settlement | None]:

@@ -1,0 +1,64 @@
+"""Only the flow writes ``status``, and only the statements and the edges say which may follow which."""
+
+from __future__ import annotations
+
+import ast
+import re
+
+import pytest
+
+from django_dbtaskqueue.status import BY_VERB, EDGES, TERMINAL, Status
+from tests.architecture.source import MODULES, Module
+
+WRITING = re.compile(r"(UPDATE|INSERT INTO)\s+\W*(dbtaskqueue_task\b|\{[^}]*task[^}]*\})", re.IGNORECASE)
+CALLS = ("update", "create", "update_or_create", "get_or_create", "aupdate", "acreate", "bulk_create")
+
+
+def may_write(module: Module) -> bool:
+    return module.name.startswith("flow") or module.name == "status"
+
+
+def sins(module: Module) -> list[str]:
+    """Return the lines where a module writes a task's status."""
+    found = []
+    prose = {id(node.value) for node in ast.walk(module.tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(module.tree):
+        if id(node) in prose:
+            continue
+        line = getattr(node, "lineno", 0)
+        if isinstance(node, ast.Call) and any(key.arg == "status" for key in node.keywords):
+            called = [node.func, *node.args[:1]]  # or its partial
+            found += [f"{line}: {f.attr}(status=…)" for f in called if isinstance(f, ast.Attribute) and f.attr in CALLS]
+        if isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            found += [f"{line}: .status = …" for t in targets if isinstance(t, ast.Attribute) and t.attr == "status"]
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and WRITING.search(node.value):
+            found.append(f"{line}: {node.value[:60]!r}")
+        if isinstance(node, ast.JoinedStr) and WRITING.search(ast.unparse(node)):
+            found.append(f"{line}: {ast.unparse(node)[:60]}")
+    return found
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda module: module.name)
+def test_only_the_flow_writes_status(module: Module) -> None:
+    if not may_write(module):
+        assert sins(module) == []
+
+
+def test_the_search_finds_writers() -> None:
+    writers = {module.name for module in MODULES if sins(module)}
+    assert {"flow.move", "flow.sql.checkouts", "flow.sql.settling", "flow.sql.enqueueing"} <= writers
+
+
+def test_edges_name_each_verb_once_and_leave_no_status_without_a_way_in_and_out() -> None:
+    assert len(BY_VERB) == len(EDGES)
+    ways_in = {edge.target for edge in EDGES if set(edge.sources) != {edge.target}}
+    ways_out = {source for edge in EDGES for source in edge.sources if edge.target != source}
+    assert ways_in == {*Status, None}
+    assert ways_out == set(Status)
+
+
+def test_an_accepted_end_is_changed_by_operators_only() -> None:
+    for edge in EDGES:
+        if set(edge.sources) & set(TERMINAL):
+            assert edge.actor == "operator", edge.verb

@@ -1,0 +1,358 @@
+"""Two connections want the same row: who comes second waits, passes by, or finds the fence closed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import connection, connections, transaction
+from django.db.models.functions import Now
+from django.db.utils import OperationalError
+
+from django_dbtaskqueue import Complete, DuplicateTask, LeaseLost, enqueue
+from django_dbtaskqueue.flow import checkout as stage
+from django_dbtaskqueue.flow import move, settle
+from django_dbtaskqueue.flow.settle import SettleDoor
+from django_dbtaskqueue.lease import Lease
+from django_dbtaskqueue.models import DeletedTasks, Queue, Task
+from django_dbtaskqueue.poller.renew import renew
+from django_dbtaskqueue.session import Session
+from django_dbtaskqueue.status import COMPLETED, CREATED, ERROR, POISON, PROCESSING
+from tests.factories import LEASE, age, make_task
+from tests.support import Actor, Audit, actors, backend_pid, until_blocked
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("parcels")]
+
+
+@pytest.fixture
+def other() -> Iterator[Actor]:
+    """Somebody else, on a connection of their own."""
+    with actors(1) as (actor,):
+        yield actor
+
+
+@pytest.fixture(autouse=True)
+def audit(transactional_db: None) -> Iterator[Audit]:
+    """Every race runs under the audit."""
+    one = Audit()
+    one.install()
+    one.clear()
+    yield one
+    assert one.problems() == []
+
+
+def checkout(limit: int = 1, poller: str = "first") -> list[Lease]:
+    taken: list[Lease] = Task.objects.checkout("parcels", poller_instance=poller, limit=limit, lease=LEASE)
+    return taken
+
+
+def taken(**columns: Any) -> Lease:
+    make_task(**columns)
+    (lease,) = checkout()
+    return lease
+
+
+def settles(lease: Lease) -> bool:
+    return lease.id in settle.settle(Session.on("default"), [(lease, Complete())])
+
+
+def status() -> str:
+    return str(Task.objects.get().status)
+
+
+@contextmanager
+def while_we_hold(act: Callable[[], Any], other: Actor, does: Callable[[], Any]) -> Iterator[Future[Any]]:
+    """Do ``act`` in a transaction; the other begins and is seen waiting for a lock of ours; then we commit."""
+    pid = other.do(backend_pid).result(10)
+    with transaction.atomic():
+        act()
+        answer = other.do(does)
+        until_blocked(pid)
+        assert not answer.done()
+    yield answer
+
+
+# -- checkout against checkout -----------------------------------------------------------------------------------------
+
+
+def test_skip_locked_passes_over_what_another_is_taking(other: Actor) -> None:
+    ids = [make_task().pk for _ in range(6)]
+    with transaction.atomic():
+        ours = checkout(3)
+        theirs = other.do(checkout, 5, "second").result(10)
+        assert [lease.id for lease in ours] == ids[:3]
+        assert [lease.id for lease in theirs] == ids[3:]
+
+
+def test_what_a_checkout_rolled_back_had_taken_is_there_for_the_next(other: Actor) -> None:
+    make_task()
+    with transaction.atomic():
+        assert len(checkout()) == 1
+        assert other.do(checkout, 1, "second").result(10) == []
+        transaction.set_rollback(True)
+    (lease,) = other.do(checkout, 1, "second").result(10)
+    assert lease.total_attempt == 1
+
+
+class AfterCandidates:
+    """Between an optimistic checkout's look and its grab, let others act."""
+
+    def __init__(self, act: Callable[[], Any]) -> None:
+        self.act = act
+        self.times = 0
+
+    def __call__(self, execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+        answer = execute(sql, params, many, context)
+        if sql == Session.on("default").sql.candidates:
+            self.times += 1
+            if self.times == 1:
+                self.act()
+        return answer
+
+
+def optimistic(line: stage.Line, limit: int) -> list[Lease]:
+    return stage.take(
+        Session.on("default"), line, strategy=stage.Optimistic(), poller_instance="first", limit=limit, lease=LEASE,
+        door=SettleDoor("default"),
+    )  # fmt: skip
+
+
+def test_an_optimistic_checkout_takes_nothing_that_changed_since_it_looked(other: Actor) -> None:
+    """Given ten candidates of which another takes four, then six are taken, and the race is remembered."""
+    ids = [make_task().pk for _ in range(10)]
+    line = stage.Line("parcels")
+    with connection.execute_wrapper(AfterCandidates(lambda: other.do(checkout, 4, "second").result(10))):
+        ours = optimistic(line, 10)
+    assert [lease.id for lease in ours] == ids[4:]
+    assert line.lost_races == 4
+
+
+CHANGES: dict[str, Callable[[], Any]] = {
+    "taken and given back": lambda: settle.release(Session.on("default"), checkout(1, "second")),
+    "cancelled": lambda: Task.objects.cancel(),
+    "deleted": lambda: Task.objects.purge(),
+    "put off": lambda: enqueue("parcels", "r", delay=timedelta(hours=1), on_duplicate="replace"),
+    "completed": lambda: checkout(1, "second")[0].complete(),
+    "paused": lambda: Queue.objects.create(name="parcels", paused_time=Now()),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_an_optimistic_checkout_tests_everything_again(other: Actor, change: str) -> None:
+    make_task(reference="r")
+    line = stage.Line("parcels")
+    with connection.execute_wrapper(AfterCandidates(lambda: other.do(CHANGES[change]).result(10))):
+        assert optimistic(line, 1) == []
+
+
+def test_after_a_lost_race_it_picks_among_the_crowd_and_still_gets_all(other: Actor) -> None:
+    ids = {make_task().pk for _ in range(120)}
+    line = stage.Line("parcels")
+    line.lost_races = 1
+    firsts = []
+    got: set[int] = set()
+    while batch := optimistic(line, 3):
+        firsts.append(batch[0].id)
+        assert len(batch) <= 3
+        got |= {lease.id for lease in batch}
+        line.lost_races, line.next_walk = 1, 0.0
+    assert got == ids
+    assert firsts != sorted(firsts)
+
+
+# -- the holder against the one who takes over -------------------------------------------------------------------------
+
+
+def test_a_late_settle_waits_for_the_take_over_and_writes_nothing(other: Actor) -> None:
+    lease = taken()
+    age(2 * LEASE)
+    with while_we_hold(lambda: checkout(poller="second"), other, lambda: settles(lease)) as late:
+        assert late.result(10) is False
+    row = Task.objects.get()
+    assert (row.status, row.total_attempt, row.poller_instance) == (PROCESSING, 2, "second")
+
+
+def test_a_take_over_passes_over_a_row_that_is_being_settled(other: Actor) -> None:
+    lease = taken()
+    age(2 * LEASE)
+    with transaction.atomic():
+        assert settles(lease)
+        assert other.do(checkout, 1, "second").result(10) == []
+    assert other.do(checkout, 1, "second").result(10) == []
+    assert status() == COMPLETED
+
+
+def test_a_take_over_by_optimism_finds_the_row_settled(other: Actor) -> None:
+    lease = taken()
+    age(2 * LEASE)
+    line = stage.Line("parcels")
+    with while_we_hold(lambda: settles(lease), other, lambda: optimistic(line, 1)) as take_over:
+        assert take_over.result(10) == []
+    assert status() == COMPLETED
+
+
+def test_lease_lost_while_waiting_rolls_the_caller_back(other: Actor) -> None:
+    lease = taken()
+    age(2 * LEASE)
+
+    def work() -> None:
+        with transaction.atomic():
+            Queue.objects.create(name="trace")
+            lease.complete()
+
+    with (
+        while_we_hold(lambda: checkout(poller="second"), other, work) as late,
+        pytest.raises(LeaseLost, match=f"Lease 1 of task {lease.id}"),
+    ):
+        late.result(10)
+    assert not Queue.objects.filter(name="trace").exists()
+
+
+def test_renewal_never_waits_for_the_handler_s_own_row_lock(other: Actor) -> None:
+    """Given a handler that locked its task's row, then the renewal returns, extends the others, and loses none."""
+    make_task()
+    make_task()
+    busy, free = checkout(2)
+    ends = dict(Task.objects.values_list("pk", "next_process_time"))
+    with transaction.atomic():
+        Task.objects.select_for_update().get(pk=busy.id)
+        lost = other.do(lambda: renew(Session.on("default"), [busy, free], 600.0)).result(10)
+    assert lost == []
+    rows = dict(Task.objects.values_list("pk", "next_process_time"))
+    assert rows[busy.id] == ends[busy.id]
+    assert rows[free.id] > ends[free.id] + timedelta(minutes=5)
+
+
+# -- the rescue against the dead who are not ---------------------------------------------------------------------------
+
+
+def dying() -> Lease:
+    lease = taken(attempt=4)
+    age(2 * LEASE)
+    return lease
+
+
+def test_rescue_passes_over_a_holder_that_is_settling(other: Actor) -> None:
+    lease = dying()
+    with transaction.atomic():
+        assert settles(lease)
+        assert other.do(lambda: move.spent(Session.on("default"), "parcels")).result(10) == []
+    assert status() == COMPLETED
+
+
+def test_a_holder_back_to_life_waits_for_the_rescue_and_finds_its_lease_gone(other: Actor) -> None:
+    lease = dying()
+
+    def rescue() -> None:
+        session = Session.on("default")
+        (row,) = move.spent(session, "parcels")
+        assert row[0] == lease.id
+        copy = Lease(*row, lease.door, 0.0)
+        assert settle.settle(session, [(copy, settle.Fail("died", retry=False))]) == {lease.id}
+
+    with while_we_hold(rescue, other, lambda: settles(lease)) as late:
+        assert late.result(10) is False
+    assert status() == ERROR
+
+
+# -- the operator against all ------------------------------------------------------------------------------------------
+
+OPERATORS: dict[str, tuple[Callable[[], Any], str | None]] = {
+    "release_all": (lambda: Task.objects.release_all(), CREATED),
+    "purge": (lambda: Task.objects.purge(), None),
+}
+
+
+@pytest.mark.parametrize("verb", OPERATORS)
+def test_an_operator_waits_for_a_settle_and_judges_then(other: Actor, verb: str) -> None:
+    lease = taken()
+    act, _ = OPERATORS[verb]
+    with while_we_hold(lambda: settles(lease), other, act) as answer:
+        assert answer.result(10) == (1 if verb == "purge" else 0)
+    assert Task.objects.filter(status=COMPLETED).count() == (0 if verb == "purge" else 1)
+
+
+@pytest.mark.parametrize("verb", OPERATORS)
+def test_a_settle_waits_for_an_operator_and_finds_its_lease_gone(other: Actor, verb: str) -> None:
+    lease = taken()
+    act, end = OPERATORS[verb]
+    with while_we_hold(act, other, lambda: settles(lease)) as late:
+        assert late.result(10) is False
+    assert [str(task.status) for task in Task.objects.all()] == ([end] if end else [])
+    assert sum(DeletedTasks.objects.values_list("count", flat=True)) == (0 if end else 1)
+
+
+def test_replace_waits_for_a_checkout_and_is_refused(other: Actor) -> None:
+    make_task(reference="r", payload="old")
+    with (
+        while_we_hold(checkout, other, lambda: enqueue("parcels", "r", "new", on_duplicate="replace")) as answer,
+        pytest.raises(DuplicateTask, match="PROCESSING"),
+    ):
+        answer.result(10)
+    assert Task.objects.get().payload == "old"
+
+
+def test_checkout_passes_over_a_task_that_is_being_replaced_and_takes_the_new_one(other: Actor) -> None:
+    make_task(reference="r", payload="old")
+    with transaction.atomic():
+        enqueue("parcels", "r", "new", on_duplicate="replace")
+        assert other.do(checkout, 1, "second").result(10) == []
+    (lease,) = other.do(checkout, 1, "second").result(10)
+    assert lease.payload == "new"
+
+
+def test_two_operators_kick_no_task_twice(other: Actor) -> None:
+    for _ in range(5):
+        make_task(POISON)
+    with transaction.atomic():
+        assert Task.objects.kick(2) == 2
+        assert other.do(lambda: Task.objects.kick(2)).result(10) == 2
+    assert Task.objects.filter(status=CREATED).count() == 4
+
+
+def test_housekeep_leaves_what_an_operator_is_putting_back(other: Actor) -> None:
+    make_task(ERROR)
+    with transaction.atomic():
+        assert Task.objects.reprocess() == 1
+        assert other.do(lambda: Task.objects.housekeep(older_than=timedelta(0))).result(10) == 0
+    assert status() == CREATED
+
+
+# -- timeouts ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("limit", ["lock_timeout", "statement_timeout"])
+def test_an_outcome_that_could_not_wait_is_written_later(other: Actor, limit: str) -> None:
+    """Given a row that somebody holds, and a server that lets nobody wait, then the lease stands and can be settled."""
+    lease = taken()
+
+    def impatient() -> set[int]:
+        session = Session.open("default")
+        try:
+            session.run(f"SET {limit} = '50ms'", {})
+            return settle.settle_surely(session, [(lease, Complete())])
+        except OperationalError:
+            return set()
+        finally:
+            session.close()
+
+    with transaction.atomic():
+        Task.objects.select_for_update().get()
+        assert other.do(impatient).result(10) == set()
+    assert status() == PROCESSING
+    assert other.do(impatient).result(10) == {lease.id}
+    assert status() == COMPLETED
+
+
+def test_connections_of_their_own_are_their_own() -> None:
+    session = Session.open("default")
+    try:
+        ((pid,),) = session.run("SELECT pg_backend_pid()", {})
+        assert pid != backend_pid()
+    finally:
+        session.close()
+    assert connections["default"].is_usable()

@@ -1,0 +1,195 @@
+"""Queues made and dropped at runtime, and the overrides of a queue's row as producers see them."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.core.exceptions import ImproperlyConfigured
+from django.db import transaction
+
+from django_dbtaskqueue import Fixed, QueueFull, TaskQueueError, UnknownQueue, enqueue, queue
+from django_dbtaskqueue.flow.enqueue import queue_settings
+from django_dbtaskqueue.lease import Lease
+from django_dbtaskqueue.models import CallCount, DeletedTasks, Queue, Task
+from django_dbtaskqueue.pull import QueueHandle
+from tests.conftest import ProcessDatabase
+from tests.factories import age, make_task
+from tests.pull.test_verbs import take
+from tests.pull.test_waiting import waiters
+from tests.support import PATIENCE, actors, until
+
+SECOND = timedelta(seconds=1)
+SETTINGS: dict[str, Any] = {
+    "max_attempts": 2,
+    "capacity": 3,
+    "ttl": timedelta(hours=1),
+    "lease": "90s",
+    "retry": Fixed(SECOND, jitter=0),
+    "keep": "delete",
+}
+
+
+def test_a_queue_made_at_runtime_has_its_settings(process_database: ProcessDatabase) -> None:
+    sites = queue("sites").create(**SETTINGS)
+    # Its row holds them as text and numbers
+    assert Queue.objects.get(pk="sites").overrides == {
+        "max_attempts": 2, "capacity": 3, "ttl": "PT1H", "lease": "PT1M30S", "retry": "fixed:1s,jitter=0",
+        "keep": "delete",
+    }  # fmt: skip
+    # Producers and takers obey them
+    task = sites.put()
+    row = Task.objects.get(pk=task.pk)
+    assert row.max_attempts == 2 and row.expire_time == row.next_process_time + timedelta(hours=1)
+    sites.put()
+    sites.put()
+    with pytest.raises(QueueFull):
+        enqueue("sites")
+    lease = take(sites)
+    assert timedelta(seconds=85) < lease.lease_until - lease.start_time < timedelta(seconds=95)
+    lease.fail("once")
+    again = Task.objects.get(pk=task.pk)
+    assert again.next_process_time - again.last_update_time == SECOND
+    sites.ack(take(sites))
+    assert Task.objects.count() == 2
+
+
+def test_a_runtime_queue_is_known_to_other_processes_and_pollers(process_database: ProcessDatabase) -> None:
+    queue("work-2").create(max_attempts=7)
+    process_database.run("shell", "-v", "0", "-c", "from django_dbtaskqueue import queue; queue('work-2').put()")
+    assert Task.objects.get().max_attempts == 7
+
+
+def test_a_second_create_is_an_error_unless_it_may_exist(mail: QueueHandle) -> None:
+    queue("sites").create(max_attempts=2)
+    with pytest.raises(TaskQueueError, match="if_not_exists=True"):
+        queue("sites").create(max_attempts=3)
+    queue("sites").create(max_attempts=3, if_not_exists=True)
+    assert queue_settings("sites", "default").max_attempts == 2
+    with pytest.raises(TaskQueueError, match="there is a queue 'mail'"):
+        mail.create()
+    mail.create(if_not_exists=True)
+
+
+@pytest.mark.parametrize(
+    ("settings_of_it", "message"),
+    [
+        ({"max_atempts": 2}, "Did you mean 'max_attempts'"),
+        ({"lease": "soon"}, "must be a timedelta or text"),
+        ({"capacity": 0}, "capacity=0 is not valid"),
+        ({"database": "sqlite"}, "database says where tasks live"),
+        ({"temporary": True}, "temporary says where tasks live"),
+        ({"retry": lambda attempt, error: SECOND}, "can be said only in code"),
+    ],
+)
+def test_a_bad_setting_is_an_error_and_no_queue(
+    process_database: ProcessDatabase, settings_of_it: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ImproperlyConfigured, match=message):
+        queue("sites").create(**settings_of_it)
+    assert not Queue.objects.exists()
+    with pytest.raises(UnknownQueue):
+        queue("sites").put()
+
+
+def test_a_create_that_is_rolled_back_made_nothing(process_database: ProcessDatabase) -> None:
+    with pytest.raises(ZeroDivisionError), transaction.atomic():
+        queue("sites").create()
+        queue("sites").put()
+        raise ZeroDivisionError
+    with pytest.raises(UnknownQueue):
+        queue("sites").put()
+    assert not Task.objects.exists()
+
+
+# -- drop ------------------------------------------------------------------------------------------------------------
+
+
+def test_drop_takes_tasks_row_and_counters(process_database: ProcessDatabase) -> None:
+    sites = queue("sites").create()
+    first = sites.put().pk
+    for status in ("COMPLETED", "ERROR", "POISON"):
+        make_task(status, queue="sites")
+    assert sites.statistics().by_call == {"put": 1}
+    assert sites.drop() == 4
+    assert not Task.objects.exists() and not Queue.objects.exists() and not CallCount.objects.exists()
+    assert sum(DeletedTasks.objects.filter(queue="sites").values_list("count", flat=True)) == 4
+    for verb in (sites.put, sites.take, sites.drop, sites.statistics, sites.truncate):
+        with pytest.raises(UnknownQueue):
+            verb()
+    # And made anew it starts from nothing, but for the ids
+    sites.create()
+    assert sites.statistics().by_call == {}
+    assert sites.put().pk > first
+
+
+def test_drop_is_refused_while_a_lease_lives(process_database: ProcessDatabase) -> None:
+    sites = queue("sites").create()
+    sites.put()
+    sites.put()
+    task = take(sites)
+    with pytest.raises(TaskQueueError, match=r"1 tasks are being processed.*release_all\(\)"):
+        sites.drop()
+    assert Task.objects.count() == 2 and Queue.objects.exists()
+    sites.ack(task)
+    assert sites.drop() == 2
+
+
+def test_drop_is_possible_when_the_lease_is_over(process_database: ProcessDatabase) -> None:
+    sites = queue("sites").create()
+    sites.put()
+    take(sites)
+    age(timedelta(hours=1))
+    assert sites.drop() == 1
+
+
+def test_drop_is_refused_while_somebody_waits(process_database: ProcessDatabase) -> None:
+    sites = queue("sites").create()
+    with actors(1) as (actor,):
+        future = actor.do(sites.take, timedelta(seconds=PATIENCE))
+        until(lambda: waiters(sites) == 1)
+        with pytest.raises(TaskQueueError, match=r"1 threads are waiting in take\(\)"):
+            sites.drop()
+        sites.put()
+        task = future.result(PATIENCE)
+        assert isinstance(task, Lease)
+        sites.ack(task)
+    assert sites.drop() == 1
+
+
+def test_a_queue_of_the_settings_remains_known(mail: QueueHandle) -> None:
+    mail.put()
+    assert mail.drop() == 1
+    assert mail.put().pk
+
+
+# -- overrides -------------------------------------------------------------------------------------------------------
+
+
+def test_runtime_overrides_count_for_producers(mail: QueueHandle) -> None:
+    assert mail.put().max_attempts == 5
+    row = Queue.objects.create(name="mail", overrides={"max_attempts": 9, "ttl": "1h"})
+    task = mail.put()
+    assert task.max_attempts == 9
+    assert Task.objects.get(pk=task.pk).expire_time is not None
+    row.overrides = {}
+    row.save()
+    assert mail.put().max_attempts == 5
+    row.delete()
+    assert mail.put().max_attempts == 5
+
+
+def test_a_change_by_others_counts_within_a_moment(mail: QueueHandle) -> None:
+    Queue.objects.create(name="mail")
+    assert mail.put().max_attempts == 5
+    Queue.objects.filter(pk="mail").update(overrides={"max_attempts": 9})  # unseen by this process, as any other's
+    until(lambda: mail.put().max_attempts == 9)
+
+
+def test_overrides_that_cannot_be_are_logged_once_and_not_applied(mail: QueueHandle, caplog: Any) -> None:
+    Queue.objects.create(name="mail", overrides={"max_attempts": -1})
+    for _ in range(3):
+        assert mail.put().max_attempts == 5
+    assert caplog.text.count("Overrides of queue mail are not applied") == 1
+    assert "max_attempts=-1" in caplog.text

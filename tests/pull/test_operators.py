@@ -1,0 +1,175 @@
+"""Operators' questions and verbs as functions: by business key, by filter, by queue."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db.models.functions import Now
+
+from django_dbtaskqueue import LeaseLost, TaskQueueError, UnknownQueue, enqueue, operators, queue
+from django_dbtaskqueue.models import DeletedTasks, Task, TemporaryTask
+from django_dbtaskqueue.status import Status
+from tests.factories import age, make_task
+from tests.pull.test_verbs import take
+
+pytestmark = pytest.mark.django_db(databases=["default", "sqlite"])
+HOUR = timedelta(hours=1)
+
+
+@pytest.fixture(params=["default", "sqlite"], ids=["postgresql", "sqlite"], autouse=True)
+def alias(request: pytest.FixtureRequest, settings: Any) -> str:
+    """Let all queues live on one database."""
+    settings.DBTASKQUEUE = {
+        "DATABASE": request.param,
+        "QUEUES": {"mail": {}, "other": {}, "scratch": {"temporary": True}},
+    }
+    if request.param == "sqlite":
+        # The site's router would say so where Task is asked for without a queue.
+        settings.DATABASE_ROUTERS = ["tests.pull.test_operators.ToSqlite"]
+    return str(request.param)
+
+
+class ToSqlite:
+    """All on SQLite."""
+
+    def db_for_write(self, model: Any, **_: Any) -> str:
+        return "sqlite"
+
+    db_for_read = db_for_write
+
+
+def make(status: str, alias: str, **columns: Any) -> Task:
+    return make_task(status, using=alias, **{"queue": "mail", **columns})
+
+
+# -- by business key -------------------------------------------------------------------------------------------------
+
+
+def test_exists_and_find(alias: str) -> None:
+    task = enqueue("mail", "r-1", {"a": 1})
+    assert operators.exists("mail", "r-1") and not operators.exists("other", "r-1")
+    found = operators.find("mail", "r-1")
+    assert found is not None and (found.pk, found.payload) == (task.pk, {"a": 1})
+    assert operators.find("mail", "r-2") is None
+    assert operators.find("scratch", "r-1") is None
+
+
+def test_a_queue_s_own_table_is_looked_at(alias: str) -> None:
+    task = enqueue("scratch", "r-1")
+    found = operators.find("scratch", "r-1")
+    assert isinstance(found, TemporaryTask) and found.pk == task.pk
+    assert operators.delete("scratch", "r-1")
+    assert not TemporaryTask.objects.using(alias).exists()
+
+
+@pytest.mark.parametrize("status", list(Status))
+def test_reprocess_by_reference_only_from_error(alias: str, status: str) -> None:
+    task = make(status, alias, reference="r-1")
+    assert operators.reprocess("mail", "r-1") is (status == "ERROR")
+    task.refresh_from_db(using=alias)
+    assert task.status == ("CREATED" if status == "ERROR" else status)
+    assert operators.reprocess("mail", "r-2") is False
+
+
+@pytest.mark.parametrize("status", list(Status))
+def test_delete_by_reference_in_any_status_and_counted(alias: str, status: str) -> None:
+    make(status, alias, reference="r-1")
+    make(status, alias, reference="r-1", queue="other")
+    assert operators.delete("mail", "r-1") is True
+    assert operators.delete("mail", "r-1") is False
+    assert DeletedTasks.objects.using(alias).get().queue == "mail"
+    assert operators.exists("other", "r-1")
+
+
+def test_delete_by_reference_revokes_the_lease(alias: str) -> None:
+    enqueue("mail", "r-1")
+    task = take(queue("mail"))
+    assert operators.delete("mail", "r-1")
+    with pytest.raises(LeaseLost):
+        task.complete()
+
+
+@pytest.mark.parametrize("verb", [operators.exists, operators.find, operators.reprocess, operators.delete])
+def test_an_unknown_queue_is_no_empty_one(verb: Any) -> None:
+    with pytest.raises(UnknownQueue, match="Did you mean 'mail'"):
+        verb("mial", "r-1")
+
+
+# -- search and count ------------------------------------------------------------------------------------------------
+
+
+def test_search_by_everything(alias: str) -> None:
+    old = make("ERROR", alias, reference="r-1")
+    age(2 * HOUR, using=alias)
+    old.refresh_from_db(using=alias)
+    new = make("ERROR", alias, reference="r-2")
+    done = make("COMPLETED", alias)
+    other = make("ERROR", alias, queue="other", reference="r-1")
+    hour_ago = Task.objects.using(alias).values_list(Now() - HOUR, flat=True)[0]
+
+    def ids(*arguments: str, **given: Any) -> list[int]:
+        return [task.pk for task in operators.search(*arguments, **given)]
+
+    assert ids("mail") == [done.pk, new.pk, old.pk]
+    assert ids(status="ERROR") == [other.pk, new.pk, old.pk]
+    assert ids("mail", status="ERROR", created_after=hour_ago) == [new.pk]
+    assert ids("mail", created_before=hour_ago) == [old.pk]
+    assert ids("mail", created_before=old.create_time) == []
+    assert ids(reference="r-1") == [other.pk, old.pk]
+    assert ids("other", status="POISON") == []
+    with pytest.raises(ValueError, match="no status"):
+        operators.search(status="DONE")
+    with pytest.raises(UnknownQueue):
+        operators.search("mial")
+
+
+def test_what_is_found_can_be_acted_on(alias: str) -> None:
+    """By filter, by queue and by ids: each verb changes what it may, and says how much that was."""
+    failed = [make("ERROR", alias).pk for _ in range(3)]
+    make("COMPLETED", alias)
+    make("ERROR", alias, queue="other")
+    assert operators.search("mail", status="ERROR").filter(pk__in=failed[:1]).reprocess() == 1
+    assert operators.search("mail").mark_poison() == 2
+    assert operators.search("mail").kick(1) == 1
+    assert operators.search("mail").unpoison() == 1
+    assert operators.search(status="ERROR").reprocess() == 2
+    assert operators.search("mail").cancel() == 3
+    assert operators.search("mail").housekeep(older_than=timedelta(0), to="delete") == 4
+    assert operators.search().purge() == 1
+    assert operators.search().reprocess() == 0
+
+
+def test_count_by_queue_and_status(alias: str) -> None:
+    make("ERROR", alias)
+    make("ERROR", alias)
+    make("CREATED", alias, queue="other")
+    queue("sites").create()
+    enqueue("sites")
+    enqueue("scratch")
+    none = dict.fromkeys(map(str, Status), 0)
+    assert operators.count_by_status("mail") == {"mail": {**none, "ERROR": 2}}
+    counts = operators.count_by_status()
+    assert {name: counts[name] for name in ("mail", "other", "sites", "scratch")} == {
+        "mail": {**none, "ERROR": 2},
+        "other": {**none, "CREATED": 1},
+        "sites": {**none, "CREATED": 1},
+        "scratch": {**none, "CREATED": 1},
+    }
+    with pytest.raises(UnknownQueue):
+        operators.count_by_status("mial")
+
+
+def test_over_shards(settings: Any) -> None:
+    settings.DATABASE_ROUTERS = []
+    settings.DBTASKQUEUE = {"QUEUES": {"mail": {"shards": ["default", "sqlite"]}}}
+    references = [f"r-{n}" for n in range(8)]
+    for reference in references:
+        enqueue("mail", reference)
+    assert all(operators.exists("mail", reference) for reference in references)
+    assert operators.count_by_status("mail")["mail"]["CREATED"] == 8
+    with pytest.raises(TaskQueueError, match="has shards"):
+        operators.search("mail")
+    assert sum(operators.search("mail", using=shard).cancel() for shard in ("default", "sqlite")) == 8
+    assert all(operators.delete("mail", reference) for reference in references)

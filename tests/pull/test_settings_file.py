@@ -1,0 +1,288 @@
+"""The settings file: laid over the dict, all faults told together, followed while the process runs."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.core.exceptions import ImproperlyConfigured
+
+from django_dbtaskqueue import Fixed, UnknownQueue, checks, conf, enqueue, settings_file
+from django_dbtaskqueue.flow.enqueue import queue_settings
+from django_dbtaskqueue.models import Queue, Task
+from tests.conftest import ProcessDatabase
+from tests.poller.processes import polling
+from tests.support import until
+
+GOOD = """
+[queues.mail]
+lease = "15m"
+max_attempts = 3
+retry = "fixed:30s"
+
+[queues.letters]
+capacity = 10
+"""
+BAD = """
+title = "no table of ours"
+
+[queues.mail]
+lease = "soon"
+max_atempts = 3
+keep = "forever"
+retry = "sometimes"
+
+[queues."no spaces"]
+ttl = "1h"
+
+[queues.letters]
+capacity = 0
+database = 7
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path, settings: Any) -> Path:
+    path = tmp_path / "queues.toml"
+    path.write_text(GOOD)
+    settings.DBTASKQUEUE = {"FILE": path, "QUEUES": {"mail": {"lease": "1m", "timeout": "30s"}, "plain": {}}}
+    return path
+
+
+@pytest.fixture
+def edit(file: Path) -> Callable[[str], None]:
+    """Write the file anew, in one step as editors and deployments do."""
+
+    def write(text: str) -> None:
+        new = file.with_suffix(".new")
+        new.write_text(text)
+        os.replace(new, file)
+
+    return write
+
+
+def lease(name: str = "mail") -> timedelta:
+    return conf.queue_settings(name).lease
+
+
+# -- reading ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_file_goes_over_the_dict_setting_by_setting(file: Path) -> None:
+    mail = conf.queue_settings("mail")
+    assert (mail.lease, mail.timeout, mail.max_attempts) == (timedelta(minutes=15), timedelta(seconds=30), 3)
+    assert mail.retry == Fixed(timedelta(seconds=30))
+    assert conf.queue_settings("letters").capacity == 10
+    assert conf.queue_settings("plain") == conf.default_settings("never heard of")
+    with pytest.raises(UnknownQueue):
+        conf.queue_settings("leters")
+
+
+def test_none_can_be_said(file: Path, edit: Callable[[str], None], settings: Any) -> None:
+    edit('[queues.mail]\ntimeout = "none"')
+    settings.DBTASKQUEUE = {**settings.DBTASKQUEUE}
+    assert conf.queue_settings("mail").timeout is None
+
+
+def test_all_faults_are_told_together_with_place_value_and_fix(file: Path) -> None:
+    file.write_text(BAD)
+    with pytest.raises(ImproperlyConfigured) as refused:
+        conf.settings()
+    text = str(refused.value)
+    assert f"{file} has 8 faults:" in text
+    for fault in (
+        "'title' is not known here",
+        "[queues.mail] lease = 'soon': ",
+        "[queues.mail] max_atempts = 3: has no setting 'max_atempts'. Did you mean 'max_attempts'?",
+        '[queues.mail] keep = \'forever\': keep=\'forever\' is not valid: "keep", "history" or "delete"',
+        "[queues.mail] retry = 'sometimes': 'sometimes' names no retry policy. ",
+        "[queues.no spaces] cannot be a queue's name: use 1 to 200 letters",
+        "[queues.letters] capacity = 0: capacity=0 is not valid: None or a whole number of at least 1",
+        "[queues.letters] database = 7: database=7 is not valid: an alias of DATABASES",
+    ):
+        assert fault in text
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[queues.mail\n[", r"is no valid TOML: .*line 1"),
+        ("queues = 5", r"queues = 5 must be tables"),
+        ("[queues]\nmail = 5", r"queues.mail = 5 must be a table"),
+        ("[queue.mail]\nttl = '1h'", r"'queue' is not known here. Did you mean 'queues'\?"),
+    ],
+)
+def test_what_is_no_such_file_is_told(file: Path, text: str, message: str) -> None:
+    file.write_text(text)
+    with pytest.raises(ImproperlyConfigured, match=message):
+        conf.settings()
+
+
+def test_a_missing_file_is_an_error_and_the_system_check_says_so(file: Path) -> None:
+    file.unlink()
+    with pytest.raises(ImproperlyConfigured, match=r"queues.toml cannot be read"):
+        conf.settings()
+    assert [error.id for error in checks.check_settings()] == ["dbtaskqueue.E001"]
+    file.write_text(GOOD)
+    assert lease() == timedelta(minutes=15)
+
+
+def test_a_relative_path_starts_at_base_dir(file: Path, settings: Any) -> None:
+    settings.BASE_DIR = file.parent
+    settings.DBTASKQUEUE = {"FILE": "queues.toml"}
+    assert lease() == timedelta(minutes=15)
+
+
+def test_file_must_be_a_path(settings: Any) -> None:
+    settings.DBTASKQUEUE = {"FILE": 5}
+    with pytest.raises(ImproperlyConfigured, match="must be the path of a TOML file, not 5"):
+        conf.settings()
+
+
+# -- following -------------------------------------------------------------------------------------------------------
+
+
+def test_an_edit_counts_a_bad_one_changes_nothing_and_the_next_good_one_counts(
+    edit: Callable[[str], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    assert lease() == timedelta(minutes=15)
+    # When the file is edited, the new settings count, and queues can come and go
+    edit('[queues.mail]\nlease = "20m"\n[queues.novel]\nttl = "1h"')
+    until(lambda: lease() == timedelta(minutes=20))
+    assert conf.queue_settings("novel").ttl == timedelta(hours=1)
+    assert not conf.is_known("letters")
+    assert conf.queue_settings("mail").max_attempts == 5
+    # When the next edit is bad, nothing changes, and that is logged once, with every fault
+    edit('[queues.mail]\nlease = "25m"\nkeep = "forever"\nttl = 5')
+    until(lambda: lease() and "has 2 faults" in caplog.text)
+    assert conf.settings() is conf.settings()
+    assert lease() == timedelta(minutes=20)
+    # And when it is the same text in a newer file, nothing more is said
+    edit('[queues.mail]\nlease = "25m"\nkeep = "forever"\nttl = 5')
+    seen = _looks(2)
+    assert lease() == timedelta(minutes=20) and seen
+    assert caplog.text.count("The settings stay as they were") == 1
+    # When it is mended, it counts
+    edit('[queues.mail]\nlease = "25m"')
+    until(lambda: lease() == timedelta(minutes=25))
+
+
+def _looks(number: int) -> bool:
+    """Wait until the file was looked at so many times more."""
+    state = conf._state
+    assert state is not None and state.file is not None
+    for _ in range(number):
+        before = state.file._next_look
+        until(lambda before=before: lease() and state.file is not None and state.file._next_look > before)
+    return True
+
+
+def test_a_file_that_goes_away_changes_nothing(
+    file: Path, edit: Callable[[str], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    assert lease() == timedelta(minutes=15)
+    file.unlink()
+    until(lambda: lease() and "cannot be read" in caplog.text)
+    assert lease() == timedelta(minutes=15)
+    edit('[queues.mail]\nlease = "2m"')
+    until(lambda: lease() == timedelta(minutes=2))
+
+
+def test_tasks_do_not_move_with_an_edit(edit: Callable[[str], None], caplog: pytest.LogCaptureFixture) -> None:
+    assert lease() == timedelta(minutes=15)
+    edit('[queues.mail]\nlease = "2m"\ndatabase = "sqlite"\n[queues.new]\ndatabase = "sqlite"')
+    until(lambda: lease() and "database = 'sqlite' cannot change while processes run" in caplog.text)
+    assert lease() == timedelta(minutes=15)
+    assert "[queues.new]" not in caplog.text  # nothing lives there yet
+    edit('[queues.mail]\nlease = "2m"\n[queues.new]\ndatabase = "sqlite"')
+    until(lambda: lease() == timedelta(minutes=2))
+    assert conf.queue_settings("new").database == "sqlite"
+
+
+def test_it_is_looked_at_once_a_second_and_read_only_when_it_changed(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert lease() == timedelta(minutes=15)
+    looks = []
+    stat = Path.stat
+
+    def counted(path: Path, **options: Any) -> os.stat_result:
+        if path == file:
+            looks.append(path)
+        return stat(path, **options)
+
+    monkeypatch.setattr(Path, "stat", counted)
+    for _ in range(10_000):
+        conf.settings()
+    assert len(looks) <= 2
+
+
+def test_threads_see_one_or_the_other_and_never_a_mixture(edit: Callable[[str], None]) -> None:
+    """Given settings whose two values always agree, then no thread ever sees them differ."""
+    pairs = [f'[queues.mail]\nlease = "{n}m"\ntimeout = "{n}m"' for n in (1, 2)]
+    edit(pairs[0])
+    state = conf._state
+    assert state is None
+    conf.settings()
+
+    def look(_: int) -> set[tuple[timedelta, timedelta | None]]:
+        seen = set()
+        while (timedelta(minutes=2), timedelta(minutes=2)) not in seen:
+            found = conf.queue_settings("mail")
+            seen.add((found.lease, found.timeout))
+        return seen
+
+    with ThreadPoolExecutor(4) as pool:
+        futures = [pool.submit(look, n) for n in range(4)]
+        edit(pairs[1])
+        both = [future.result(20) for future in futures]
+    assert all(early == late for seen in both for early, late in seen)
+
+
+# -- in force --------------------------------------------------------------------------------------------------------
+
+
+def test_producers_and_takers_follow(process_database: ProcessDatabase, edit: Callable[[str], None]) -> None:
+    assert enqueue("mail").max_attempts == 3
+    edit("[queues.mail]\nmax_attempts = 8")
+    until(lambda: enqueue("mail").max_attempts == 8)
+
+
+def test_pollers_follow_and_show_what_they_applied(
+    process_database: ProcessDatabase, tmp_path: Path, settings: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    path = tmp_path / "queues.toml"
+    path.write_text('[queues.work]\nlease = "1m"')
+    settings.DBTASKQUEUE = {"FILE": path, "HEARTBEAT": "100ms"}
+    with polling({"work": 1}) as poller:
+        (lane,) = poller.lanes.values()
+        assert lane.settings.lease == timedelta(minutes=1)
+        path.write_text('[queues.work]\nlease = "5m"')
+        until(lambda: lane.settings.lease == timedelta(minutes=5))
+        until(lambda: "Queue work: lease=PT5M<PT1M" in caplog.text)
+
+
+def test_the_row_goes_over_the_file(process_database: ProcessDatabase, file: Path) -> None:
+    Queue.objects.create(name="mail", overrides={"max_attempts": 9})
+    assert queue_settings("mail", "default").max_attempts == 9
+    assert queue_settings("mail", "default").lease == timedelta(minutes=15)
+    assert enqueue("mail").max_attempts == Task.objects.get().max_attempts == 9
+
+
+def test_the_reader_is_patient_with_a_file_that_is_being_written(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(settings_file, "WRITING", 3600.0)
+    monkeypatch.setattr(settings_file, "LOOK", 0.0)
+    assert lease() == timedelta(minutes=15)
+    file.write_text("")  # truncated, the rest is to come
+    assert lease() == timedelta(minutes=15)
+    file.write_text('[queues.mail]\nlease = "2m"')
+    monkeypatch.setattr(settings_file, "WRITING", 0.0)
+    monkeypatch.setattr(conf._state.file, "_next_look", 0.0)  # type: ignore[union-attr]
+    assert lease() == timedelta(minutes=2)
