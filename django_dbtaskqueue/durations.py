@@ -21,7 +21,7 @@ def duration(value: Any, *, where: str) -> timedelta:
         if short:
             return timedelta(**{UNITS[short[2]]: float(short[1])})
         parsed = parse_duration(value)
-        if parsed is not None:
+        if parsed is not None and value.strip():  # Django takes no text at all for a duration of zero
             return parsed
     raise ImproperlyConfigured(f'{where} must be a timedelta or text such as "15m", not {value!r}.')
 

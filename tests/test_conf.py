@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from django.core.exceptions import ImproperlyConfigured
 
-from django_dbtaskqueue import conf, processor, registry
+from django_dbtaskqueue import UnknownQueue, conf, durations, processor, registry
 from django_dbtaskqueue.lease import Lease
 from django_dbtaskqueue.testing import TaskQueueKit
 
@@ -72,3 +72,116 @@ def test_a_bad_policy_of_a_processor_is_named(taskqueue: TaskQueueKit) -> None:
 
         @processor("letters", retry=5)
         def write(task: Lease) -> None: ...
+
+
+# -- which word counts -------------------------------------------------------------------------------------------------
+
+
+def test_the_project_s_word_on_a_queue_goes_before_code_before_defaults(
+    settings: Any, taskqueue_registry: None
+) -> None:
+    """Given four places that may set a queue, then the more particular one counts, setting by setting."""
+    settings.DBTASKQUEUE = {
+        "DEFAULTS": {"lease": "2m", "batch_size": 20, "max_attempts": 2},
+        "QUEUES": {"letters": {"lease": "4m"}},
+    }
+
+    @processor("letters", lease=timedelta(minutes=3), max_attempts=3)
+    def write(task: Lease) -> None: ...
+
+    found = conf.queue_settings("letters")
+    assert (found.lease, found.max_attempts, found.batch_size) == (timedelta(minutes=4), 3, 20)
+    assert found.poll_interval == timedelta(seconds=1)
+    assert conf.default_settings("unheard-of").lease == timedelta(minutes=2)
+
+
+def test_an_unknown_queue_is_named_with_its_nearest_match(settings: Any) -> None:
+    settings.DBTASKQUEUE = {"QUEUES": {"letters": {}}}
+    with pytest.raises(UnknownQueue, match=r"Unknown queue 'leters'\. Did you mean 'letters'\?"):
+        conf.queue_settings("leters")
+
+
+def test_settings_follow_an_override(settings: Any) -> None:
+    settings.DBTASKQUEUE = {"THREADS": 2}
+    assert conf.settings().threads == 2
+    settings.DBTASKQUEUE = {"THREADS": 3}
+    assert conf.settings().threads == 3
+    settings.DBTASKQUEUE = {}
+    assert conf.settings() == conf.Settings(queues={}, defaults={})
+
+
+def test_runtime_overrides_are_laid_over_the_rest() -> None:
+    base = conf.QueueSettings(batch_size=7)
+    found = conf.overlay(base, {"lease": "PT90S", "max_attempts": 9})
+    assert (found.lease, found.max_attempts, found.batch_size) == (timedelta(seconds=90), 9, 7)
+    assert base.max_attempts == 5
+
+
+# -- values ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("90s", timedelta(seconds=90)),
+        ("250ms", timedelta(milliseconds=250)),
+        ("1.5h", timedelta(minutes=90)),
+        (" 2 d ", timedelta(days=2)),
+        ("PT15M", timedelta(minutes=15)),
+        ("P1DT2H", timedelta(hours=26)),
+        ("00:01:30", timedelta(seconds=90)),
+        (timedelta(seconds=1), timedelta(seconds=1)),
+    ],
+)
+def test_durations_as_people_write_them(text: Any, wanted: timedelta) -> None:
+    assert durations.duration(text, where="here") == wanted
+    assert durations.duration(durations.iso(wanted), where="here") == wanted
+
+
+@pytest.mark.parametrize("value", [5, 1.5, "", "soon", "5 parsecs", "s", None, ["1m"]])
+def test_what_is_no_duration_is_refused_with_its_place(value: Any) -> None:
+    with pytest.raises(ImproperlyConfigured, match=r"^here must be a timedelta or text"):
+        durations.duration(value, where="here")
+
+
+FITS: dict[str, tuple[list[Any], list[Any]]] = {
+    "lease": ([timedelta(milliseconds=100), timedelta(days=1)], [timedelta(milliseconds=99), timedelta(0), None, 60]),
+    "timeout": ([None, timedelta(milliseconds=1)], [timedelta(0), 5]),
+    "max_attempts": ([1, 32_767], [0, -1, 32_768, 1.5, "3", None]),
+    "keep": (["keep", "history", "delete"], ["archive", None, True]),
+    "settle": (["batch", "each"], ["all", None]),
+    "batch_size": ([1, 5_000], [0, 5_001, "10"]),
+    "poll_interval": ([timedelta(milliseconds=1)], [timedelta(0), timedelta(seconds=-1), None]),
+    "idle_interval": ([timedelta(milliseconds=1)], [timedelta(0), None]),
+    "settle_interval": ([timedelta(milliseconds=1)], [timedelta(0), None]),
+    "ttl": ([None, timedelta(seconds=1)], [timedelta(0), 1]),
+    "expired": (["poison", "delete"], ["error"]),
+    "capacity": ([None, 1], [0, -1, 1.5]),
+    "group_retry": (["hold", "skip"], ["wait"]),
+    "max_wait": ([None, timedelta(seconds=1)], [timedelta(0)]),
+    "strategy": (["auto", "skip_locked", "optimistic", "shop.queues.Mine"], ["fast", None]),
+    "database": (["default"], [None, 5]),
+}
+
+
+@pytest.mark.parametrize("name", FITS)
+def test_what_a_queue_can_be_set_to(name: str) -> None:
+    good, bad = FITS[name]
+    for value in good:
+        assert getattr(conf.QueueSettings(**{name: value}), name) == value
+    for value in bad:
+        with pytest.raises(ImproperlyConfigured, match=f"^{name}="):
+            conf.QueueSettings(**{name: value})
+
+
+@pytest.mark.parametrize("name", ["a", "A-1", "flights.claims:eu_west", "0", "_x", "q" * 200])
+def test_names_a_queue_can_have(name: str) -> None:
+    assert conf.valid_name(name) == name
+
+
+@pytest.mark.parametrize(
+    "name", ["", " ", "a b", "-a", ".a", "é", "a\n", "a\0", "q" * 201, "a'b", 'a"b', "%s", None, 5]
+)
+def test_names_no_queue_can_have(name: Any) -> None:
+    with pytest.raises(ImproperlyConfigured, match="cannot be a queue's name"):
+        conf.valid_name(name)

@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, ClassVar
 
-from django.db import connections, models
+from django.db import models
 from django.db.models.functions import Now
 from django.urls import reverse
 
 from example_project.flights.rules import Award, Decision, Facts, kilometres, minutes
-
-# The two statements of one decision. They are SQL because they run once per task: each takes less than half the time
-# of get() with select_related(), and of create().
-FACTS = """
-SELECT id, departure_delay, arrival_delay, distance_miles, tail_number,
-       (SELECT seats FROM flights_plane WHERE flights_plane.tail_number = flights_flight.tail_number)
-FROM flights_flight
-WHERE reference = %s
-"""
-DECIDE = "INSERT INTO flights_claim (flight_id, decision, distance_km, compensation) VALUES (%s, %s, %s, %s)"
 
 
 class Airline(models.Model):
@@ -45,15 +36,14 @@ class Plane(models.Model):
 class FlightManager(models.Manager["Flight"]):
     """Flights."""
 
-    def facts(self, reference: str) -> Facts:
-        """Return what is on record about a flight and its aircraft; raise ``DoesNotExist``."""
-        with connections[self.db].cursor() as cursor:
-            cursor.execute(FACTS, [reference])
-            row = cursor.fetchone()
-        if row is None:
-            raise Flight.DoesNotExist(f"There is no flight {reference!r} in the timetable.")
-        flight, departure_delay, arrival_delay, distance_miles, tail_number, seats = row
-        return Facts(flight, minutes(departure_delay), minutes(arrival_delay), distance_miles, tail_number or "", seats)
+    def facts(self, references: Iterable[str]) -> dict[str, Facts]:
+        """Return what is on record about flights and their aircraft, by reference; unknown flights are left out."""
+        columns = ("id", "departure_delay", "arrival_delay", "distance_miles", "plane_id", "plane__seats")
+        rows = self.filter(reference__in=references).values_list("reference", *columns)
+        return {
+            reference: Facts(flight, minutes(departure), minutes(arrival), miles, tail_number or "", seats)
+            for reference, flight, departure, arrival, miles, tail_number, seats in rows
+        }
 
 
 class Flight(models.Model):
@@ -99,16 +89,6 @@ class Filing(models.Model):
         return reverse("flights:claim", args=[self.flight.reference])
 
 
-class ClaimManager(models.Manager["Claim"]):
-    """Claims."""
-
-    def decide(self, facts: Facts, award: Award) -> None:
-        """Store a decision; raise ``IntegrityError`` if there is one for the flight."""
-        with connections[self.db].cursor() as cursor:
-            distance = kilometres(facts.distance_miles)
-            cursor.execute(DECIDE, [facts.flight, str(award.decision), distance, award.compensation])
-
-
 class Claim(models.Model):
     """What the desk decided. One row per flight: a second decision about the same flight is impossible."""
 
@@ -118,7 +98,15 @@ class Claim(models.Model):
     compensation = models.PositiveIntegerField(help_text="Whole US dollars.")
     decided_at = models.DateTimeField(db_default=Now())
 
-    objects: ClassVar[ClaimManager] = ClaimManager()
-
     def __str__(self) -> str:
         return f"{self.flight}: {self.decision}"
+
+    @classmethod
+    def of(cls, facts: Facts, award: Award) -> Claim:
+        """Return a decision about a flight, unsaved."""
+        return cls(
+            flight_id=facts.flight,
+            decision=award.decision,
+            distance_km=kilometres(facts.distance_miles),
+            compensation=award.compensation,
+        )

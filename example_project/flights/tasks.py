@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from django_dbtaskqueue import Geometric, Poison, processor
+from django_dbtaskqueue import Complete, Fail, Geometric, Poison, processor
 from django_dbtaskqueue.lease import Lease
 from example_project.flights import rules
 from example_project.flights.desk import QUEUE, FlightClaim
@@ -16,16 +16,24 @@ RETRY = {
 }
 
 
-@processor(QUEUE, payload=FlightClaim, mode="atomic", retry=RETRY, max_attempts=3)
-def assess(task: Lease) -> Poison | None:
-    """Decide the claim and store the decision; ``atomic`` mode commits it together with the task's outcome.
+@processor(QUEUE, payload=FlightClaim, mode="atomic", batch=100, retry=RETRY, max_attempts=3)
+def assess(tasks: list[Lease]) -> list[Complete | Fail | Poison]:
+    """Decide up to 100 claims with two statements; ``atomic`` mode commits the decisions together with the outcomes.
 
     ``rules`` has the table of all outcomes.
     """
-    facts = Flight.objects.facts(task.payload.flight)
-    try:
-        award = rules.assess(facts)
-    except rules.NeverAssigned as reason:
-        return Poison(str(reason))
-    Claim.objects.decide(facts, award)
-    return None
+    facts = Flight.objects.facts({task.payload.flight for task in tasks})
+    outcomes: list[Complete | Fail | Poison] = []
+    claims = []
+    for task in tasks:
+        try:
+            known = facts[task.payload.flight]
+            claims.append(Claim.of(known, rules.assess(known)))
+        except rules.NeverAssigned as reason:
+            outcomes.append(Poison(str(reason)))
+        except (KeyError, rules.ArrivalNotRecorded, rules.AircraftNotRegistered) as reason:
+            outcomes.append(Fail(reason))
+        else:
+            outcomes.append(Complete())
+    Claim.objects.bulk_create(claims)
+    return outcomes

@@ -2,33 +2,99 @@
 
 from __future__ import annotations
 
-import asyncio
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
-from typing import Literal
+from typing import BinaryIO, Literal, NamedTuple
 from urllib.parse import urlsplit
 
 ENCRYPTION = {80877103, 80877104}  # what a client asks before anything else: SSL, GSSAPI
 Loss = Literal["request", "reply"]
-Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+Message = tuple[bytes, bytes]
 
 
-@dataclass
-class Wire:
-    """One connection of a client."""
+class Trap(NamedTuple):
+    """Where to break a connection."""
 
-    client: Streams
-    server: Streams
-    statements: dict[bytes, str] = field(default_factory=dict)  # prepared ones, by their names
-    seen: str = ""  # the statements of the present transaction
-    doomed: bool = False
+    statement: str
+    after: str
+    loss: Loss
+
+
+class Wire(threading.Thread):
+    """One connection of a client to the server: this thread forwards the one way, a second one the other."""
+
+    def __init__(self, proxy: Proxy, client: socket.socket) -> None:
+        super().__init__(daemon=True)
+        self._proxy = proxy
+        self._client = client
+        self._server = socket.create_connection(proxy.address)
+        self._statements: dict[bytes, str] = {}  # prepared ones, by their names
+        self._seen = ""  # the statements of the present transaction
+        self._doomed = False
 
     def cut(self) -> None:
         """Break it, for both sides."""
-        for _, writer in (self.client, self.server):
-            writer.close()
+        for side in (self._client, self._server):
+            with suppress(OSError):
+                side.shutdown(socket.SHUT_RDWR)
+
+    def run(self) -> None:
+        """Forward until one side ends."""
+        down = threading.Thread(target=self._down, daemon=True)
+        with self._client, self._server:
+            down.start()
+            with suppress(OSError, EOFError), self._client.makefile("rb") as stream:
+                self._up(stream)
+            if not self._doomed:
+                self.cut()
+            down.join()
+
+    def _up(self, stream: BinaryIO) -> None:
+        """From the client to the server."""
+        self._server.sendall(self._hello(stream))
+        while True:
+            kind, body = _message(stream)
+            text = self._statement(kind, body)
+            loss = None if text is None else self._proxy.strikes(text, self._seen)
+            if text is not None:
+                self._seen = "" if text in ("COMMIT", "ROLLBACK") else self._seen + text
+            if loss == "request":
+                return
+            self._doomed = self._doomed or loss == "reply"
+            self._server.sendall(_packed(kind, body))
+
+    def _down(self) -> None:
+        """From the server to the client."""
+        with suppress(OSError, EOFError), self._server.makefile("rb") as stream:
+            while True:
+                kind, body = _message(stream)
+                if not self._doomed:
+                    self._client.sendall(_packed(kind, body))
+                elif kind == b"Z":  # ready for the next statement: this one is over
+                    break
+        self.cut()
+
+    def _hello(self, stream: BinaryIO) -> bytes:
+        """Return the client's first message, after refusing to encrypt."""
+        while True:
+            head = _exactly(stream, 8)
+            length, code = int.from_bytes(head[:4]), int.from_bytes(head[4:])
+            if code not in ENCRYPTION:
+                return head + _exactly(stream, length - 8)
+            self._client.sendall(b"N")
+
+    def _statement(self, kind: bytes, body: bytes) -> str | None:
+        """Return the SQL that a message executes, if it does."""
+        if kind == b"Q":
+            return body.rstrip(b"\0").decode()
+        if kind == b"P":
+            name, text, _ = body.split(b"\0", 2)
+            self._statements[name] = text.decode()
+        if kind == b"B":
+            return self._statements[body.split(b"\0", 2)[1]]
+        return None
 
 
 class Proxy:
@@ -36,17 +102,22 @@ class Proxy:
 
     def __init__(self, url: str) -> None:
         self._server = urlsplit(url)
-        self._loop = asyncio.new_event_loop()
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._armed: tuple[str, str, Loss] | None = None
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._wires: list[Wire] = []
+        self._trap: Trap | None = None
+        self._lock = threading.Lock()
         self.struck = threading.Event()
-        self.port = 0
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Return where the server is."""
+        return str(self._server.hostname), int(self._server.port or 5432)
 
     @property
     def url(self) -> str:
         """Return the server's address, by way of this proxy."""
-        credentials = self._server.netloc.rpartition("@")[0]
-        return self._server._replace(netloc=f"{credentials}@127.0.0.1:{self.port}").geturl()
+        credentials, port = self._server.netloc.rpartition("@")[0], self._listener.getsockname()[1]
+        return self._server._replace(netloc=f"{credentials}@127.0.0.1:{port}").geturl()
 
     def arm(self, statement: str, loss: Loss, *, after: str = "") -> None:
         """Break the connection of the next statement that holds a text, after another one in the same transaction.
@@ -54,110 +125,57 @@ class Proxy:
         ``loss="request"``: the server never sees it. ``"reply"``: it is executed, committed too if that is what it
         does, but nobody is told.
         """
-        self.struck.clear()
-        self._armed = statement, after, loss
+        self._trap = Trap(statement, after, loss)
 
-    def run(self, ready: threading.Event) -> None:
+    def strikes(self, text: str, seen: str) -> Loss | None:
+        """Return what is lost of a statement; its transaction has ``seen`` others."""
+        with self._lock:
+            trap = self._trap
+            if trap is None or trap.statement not in text or trap.after not in seen:
+                return None
+            self._trap = None
+            self.struck.set()
+            return trap.loss
+
+    def run(self) -> None:
         """Serve until ``stop``."""
-        asyncio.set_event_loop(self._loop)
-        server = self._loop.run_until_complete(asyncio.start_server(self._connected, "127.0.0.1", 0))
-        self.port = server.sockets[0].getsockname()[1]
-        ready.set()
-        self._loop.run_forever()
-        server.close()
-        for task in self._tasks:
-            task.cancel()
-        self._loop.run_until_complete(asyncio.gather(*self._tasks, return_exceptions=True))
-        self._loop.close()
+        with suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                self._wires.append(Wire(self, client))
+                self._wires[-1].start()
 
     def stop(self) -> None:
-        """End, from any thread."""
-        self._loop.call_soon_threadsafe(self._loop.stop)
-
-    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        server = await asyncio.open_connection(self._server.hostname, self._server.port)
-        wire = Wire((reader, writer), server)
-        for direction in (self._up(wire), self._down(wire)):
-            task = asyncio.ensure_future(direction)
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-
-    async def _up(self, wire: Wire) -> None:
-        """From the client to the server."""
-        reader, writer = wire.client[0], wire.server[1]
-        with suppress(OSError, asyncio.IncompleteReadError):
-            writer.write(await self._hello(wire))
-            while True:
-                kind, body = await _message(reader)
-                text = _statement(wire, kind, body)
-                if text is not None and self._armed is not None and self._hits(wire, text):
-                    loss = self._armed[2]
-                    self._armed = None
-                    self.struck.set()
-                    if loss == "request":
-                        break
-                    wire.doomed = True
-                writer.write(_packed(kind, body))
-        if not wire.doomed:
+        """End, and break what is still connected."""
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        for wire in self._wires:
             wire.cut()
-
-    async def _down(self, wire: Wire) -> None:
-        """From the server to the client."""
-        reader, writer = wire.server[0], wire.client[1]
-        with suppress(OSError, asyncio.IncompleteReadError):
-            while True:
-                kind, body = await _message(reader)
-                if not wire.doomed:
-                    writer.write(_packed(kind, body))
-                elif kind == b"Z":  # ready for the next statement: this one is over
-                    break
-        wire.cut()
-
-    async def _hello(self, wire: Wire) -> bytes:
-        """Return the client's first message, after refusing to encrypt."""
-        reader, writer = wire.client
-        while True:
-            head = await reader.readexactly(8)
-            length, code = int.from_bytes(head[:4]), int.from_bytes(head[4:])
-            if code not in ENCRYPTION:
-                return head + await reader.readexactly(length - 8)
-            writer.write(b"N")
-
-    def _hits(self, wire: Wire, text: str) -> bool:
-        statement, after, _ = self._armed or ("", "", "")
-        hit = statement in text and after in wire.seen
-        wire.seen = "" if text in ("COMMIT", "ROLLBACK") else wire.seen + text
-        return hit
+            wire.join(10)
 
 
-async def _message(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
-    head = await reader.readexactly(5)
-    return head[:1], await reader.readexactly(int.from_bytes(head[1:]) - 4)
+def _message(stream: BinaryIO) -> Message:
+    head = _exactly(stream, 5)
+    return head[:1], _exactly(stream, int.from_bytes(head[1:]) - 4)
+
+
+def _exactly(stream: BinaryIO, size: int) -> bytes:
+    found = stream.read(size)
+    if len(found) < size:
+        raise EOFError
+    return found
 
 
 def _packed(kind: bytes, body: bytes) -> bytes:
     return kind + (len(body) + 4).to_bytes(4) + body
 
 
-def _statement(wire: Wire, kind: bytes, body: bytes) -> str | None:
-    """Return the SQL that a message executes, if it does."""
-    if kind == b"Q":
-        return body.rstrip(b"\0").decode()
-    if kind == b"P":
-        name, text, _ = body.split(b"\0", 2)
-        wire.statements[name] = text.decode()
-    if kind == b"B":
-        return wire.statements[body.split(b"\0", 2)[1]]
-    return None
-
-
 @contextmanager
 def proxied(url: str) -> Iterator[Proxy]:
     """A proxy before a server, for the time of a ``with`` block."""
-    proxy, ready = Proxy(url), threading.Event()
-    thread = threading.Thread(target=proxy.run, args=[ready], daemon=True)
+    proxy = Proxy(url)
+    thread = threading.Thread(target=proxy.run, daemon=True)
     thread.start()
-    assert ready.wait(10)
     try:
         yield proxy
     finally:

@@ -240,9 +240,8 @@ def test_a_payload_that_cannot_be_decoded_ends_alone(world: World) -> None:
             cursor.execute("UPDATE dbtaskqueue_task SET payload = %s WHERE id = %s", ["{not json", bad.id])
             cursor.execute("PRAGMA ignore_check_constraints = 0")
         else:
-            cursor.execute("UPDATE dbtaskqueue_task SET payload = %s WHERE id = %s", ['"' + "7" * 5 + '"', bad.id])
+            # jsonb lets nothing in that is not JSON; but a context must be an object
             cursor.execute("UPDATE dbtaskqueue_task SET context = '[1]' WHERE id = %s", [bad.id])
-            good.append(bad.id)  # jsonb lets nothing in that is not JSON
     assert sorted(lease.id for lease in world.checkout(5)) == sorted(good)
     if world.alias == "sqlite":
         row = world.tasks.values("status", "process_result").get(pk=bad.id)

@@ -1,0 +1,194 @@
+"""The registry: a name in a row is looked up here, and nothing is ever imported because a row names it."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from django.core.exceptions import ImproperlyConfigured
+
+from django_dbtaskqueue import PayloadError, conf, enqueue, processor, registry
+from django_dbtaskqueue.lease import Lease
+from django_dbtaskqueue.models import Task
+from tests.factories import make_task
+
+pytestmark = pytest.mark.usefixtures("taskqueue_registry")
+
+
+@dataclass
+class Letter:
+    to: str
+
+
+@dataclass
+class Parcel:
+    weight: int
+
+
+def write(task: Lease) -> str:
+    return f"wrote {task.id}"
+
+
+async def write_later(task: Lease) -> str:
+    return f"wrote {task.id}"
+
+
+class Writer:
+    """A class with ``process``; made once, when it is registered."""
+
+    made = 0
+
+    def __init__(self) -> None:
+        Writer.made += 1
+
+    def process(self, task: Lease) -> str:
+        return "processed"
+
+
+class CallableWriter:
+    def __call__(self, task: Lease) -> str:
+        return "called"
+
+
+class AsyncWriter:
+    async def process(self, task: Lease) -> str:
+        return "processed"
+
+
+def test_the_decorator_gives_the_function_back() -> None:
+    assert processor("letters")(write) is write
+    assert registry.queues().count("letters") == 1
+    assert conf.queue_settings("letters").max_attempts == 5
+
+
+@pytest.mark.parametrize(
+    ("function", "is_async"),
+    [(write, False), (write_later, True), (Writer, False), (CallableWriter, False), (AsyncWriter, True)],
+)
+def test_what_can_be_a_processor(function: Any, is_async: bool) -> None:
+    made = registry.register("letters", function)
+    assert made.is_async is is_async
+    assert made.name.startswith("tests.test_registry.")
+
+
+def test_a_class_is_made_once() -> None:
+    before = Writer.made
+    registry.register("letters", Writer)
+    assert Writer.made == before + 1
+
+
+def test_a_class_that_cannot_process_is_refused() -> None:
+    with pytest.raises(ImproperlyConfigured, match=r"Letterbox needs a process\(task\) method"):
+
+        @processor("letters")
+        class Letterbox:
+            pass
+
+
+@pytest.mark.parametrize(
+    ("registered", "payload_type", "found"),
+    [
+        ([], None, False),
+        ([], "Letter", False),
+        ([None], None, True),
+        ([None], "Letter", False),
+        ([Letter], None, True),
+        ([Letter], "Letter", True),
+        ([Letter], "Parcel", False),
+        ([Letter, Parcel], "Parcel", True),
+        ([Letter, Parcel], None, False),
+        ([None, Letter], None, True),
+        ([None, Letter], "Letter", True),
+        ([None, Letter], "Parcel", False),
+    ],
+)
+def test_who_takes_a_row(registered: list[type | None], payload_type: str | None, found: bool) -> None:
+    for payload in registered:
+        registry.register("letters", write, payload=payload)
+    made = registry.find("letters", payload_type)
+    assert (made is not None) is found
+    if made is not None and payload_type is not None:
+        assert made.payload_type == payload_type
+
+
+def test_what_is_known_of_a_queue() -> None:
+    registry.register("letters", write, payload=Letter)
+    registry.register("letters", write, payload=Parcel)
+    registry.register("letters", write)
+    assert registry.payload_types("letters") == ["Letter", "Parcel"]
+    assert len(registry.processors("letters")) == 3
+    assert registry.processors("unheard-of") == ()
+    assert registry.payload_types("unheard-of") == []
+
+
+def test_a_second_processor_is_refused_and_both_are_named() -> None:
+    registry.register("letters", write)
+    with pytest.raises(ImproperlyConfigured) as refused:
+        registry.register("letters", write_later)
+    for words in ("'letters'", "tests.test_registry.write", "tests.test_registry.write_later", "plain JSON"):
+        assert words in str(refused.value)
+
+
+def test_the_same_module_imported_again_is_no_second_processor() -> None:
+    registry.register("letters", write)
+    registry.register("letters", write)
+    assert len(registry.processors("letters")) == 1
+
+
+def test_a_payload_class_that_has_no_json_form_is_refused_with_its_field() -> None:
+    @dataclass
+    class Odd:
+        to: str
+        thing: threading.Thread
+
+    with pytest.raises(PayloadError, match=r"Odd\.thing"):
+        registry.register("letters", write, payload=Odd)
+
+
+def test_a_refused_registration_leaves_nothing_behind() -> None:
+    before = registry.snapshot()
+    for options in ({"mode": "nuclear"}, {"max_attempts": 0}, {"batch": 0}, {"lease": "soon"}):
+        with pytest.raises(ImproperlyConfigured, match=r"@processor\('ghosts'\)"):
+            registry.register("ghosts", write, **options)  # type: ignore[arg-type]
+    assert registry.snapshot() == before
+    assert not conf.is_known("ghosts")
+
+
+def test_snapshot_and_restore() -> None:
+    before = registry.snapshot()
+    registry.register("ghosts", write, max_attempts=2)
+    registry.restore(before)
+    assert "ghosts" not in registry.queues()
+    assert not conf.is_known("ghosts")
+    assert registry.snapshot() == before
+
+
+NAMES = [
+    "os.system", "builtins.eval", "antigravity", "this", "__import__('antigravity')", "tests.test_registry.write",
+    "django_dbtaskqueue.registry.processor", "__class__.__mro__", "../../etc/passwd", "{0.__class__}", "%s", "",
+    "\u202e",
+]  # fmt: skip
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("name", NAMES)
+def test_a_row_names_nothing_into_being(name: str) -> None:
+    """Given a row whose payload type is the name of a callable or module, then it is an unknown type, and no more."""
+    registry.register("letters", write, payload=Letter)
+    make_task(queue="letters", payload_type=name, payload={"to": "you"})
+    before = set(sys.modules)
+
+    assert registry.find("letters", name) is None
+    (lease,) = Task.objects.checkout("letters", poller_instance="p")
+
+    assert lease.payload == {"to": "you"}
+    assert not {"antigravity", "this"} & (set(sys.modules) - before)
+
+
+@pytest.mark.django_db
+def test_a_queue_with_a_processor_can_be_enqueued_into() -> None:
+    registry.register("letters", write, max_attempts=7)
+    assert enqueue("letters", payload=Letter("you")).max_attempts == 7
