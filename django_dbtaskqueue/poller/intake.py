@@ -163,8 +163,18 @@ class Intake:
         return [
             lane
             for lane in self.lanes.values()
-            if not lane.over and (lane.next_poll <= now or (lane.closed and self._reopened(lane)))
+            if not lane.over
+            and not self._shut(lane, now)
+            and (lane.next_poll <= now or (lane.closed and self._reopened(lane)))
         ]
+
+    def _shut(self, lane: Lane, now: float) -> bool:
+        """Whether a lane has been resized to nothing; it opens by a setting, which wakes it."""
+        if lane.settings.concurrency != 0:
+            return False
+        lane.next_poll = now + lane.settings.poll_interval.total_seconds()
+        lane.over = self.options.drain or self.options.once
+        return True
 
     def _reopened(self, lane: Lane) -> bool:
         return any(self._room_for(lane, processor) > 0 for processor in lane.closed)
@@ -183,6 +193,9 @@ class Intake:
             room = 0 if lane.reserved else sum(max(0, self._room_for(lane, each)) for each in processors)
         else:
             room = self._room_for(lane, processors[0] if processors else None)
+        if lane.settings.concurrency is not None:
+            held = sum(lease.door is lane.door for lease in self.settler.held.copy())
+            room = min(room, lane.settings.concurrency - held - lane.reserved)
         if self.options.max_tasks is not None:
             room = min(room, self.options.max_tasks - self.counts.started - self._reserved())
         return room

@@ -103,7 +103,9 @@ class Settler:
         stored, standing = settle.resolve(carrier.session(lane), [lease for lease, _ in missing])
         for lease, outcome in missing:
             gone = isinstance(outcome, CompleteDelete | settle.Release | settle.Park) or lease.touched
-            if lease.id not in stored | standing and not gone:
+            if lease.id in stored:
+                lease.settled = lease.outcome is not None  # by the processor, whose commit was answered to nobody
+            elif lease.id not in standing and not gone:
                 lease.lost = type(outcome).__name__.lower()
         return standing
 
@@ -123,7 +125,7 @@ class Settler:
                 self._counts.lost += 1
                 observe.lost(lease, lease.lost)
                 continue
-            if outcome is None:
+            if outcome is None or lease.settled:
                 outcome = lease.outcome  # by which the processor settled it by itself
             self._counts.failed += isinstance(outcome, Fail)
             if isinstance(outcome, Fail | Reenqueue) or lease.group is not None:

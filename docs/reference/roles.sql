@@ -14,6 +14,7 @@ END $$;
 
 -- A producer enqueues. It updates only what `on_duplicate="replace"` and groups change, and never a status.
 GRANT SELECT, INSERT ON dbtaskqueue_task TO dbtaskqueue_producer;
+GRANT USAGE ON SEQUENCE dbtaskqueue_task_id_seq TO dbtaskqueue_producer; -- enqueue_many numbers its rows itself
 GRANT UPDATE (payload, payload_type, priority, tag, context, max_attempts, lease_seconds, ready_time, parked_by,
               next_process_time, expire_time, last_update_time) ON dbtaskqueue_task TO dbtaskqueue_producer;
 GRANT SELECT, INSERT, UPDATE ON dbtaskqueue_queue TO dbtaskqueue_producer; -- the lock of a queue with a capacity

@@ -27,8 +27,8 @@ def sins(module: Module) -> list[str]:
             continue
         line = getattr(node, "lineno", 0)
         if isinstance(node, ast.Call) and any(key.arg == "status" for key in node.keywords):
-            called = [node.func, *node.args[:1]]  # or its partial
-            found += [f"{line}: {f.attr}(status=…)" for f in called if isinstance(f, ast.Attribute) and f.attr in CALLS]
+            words = {getattr(part, "attr", getattr(part, "value", None)) for part in (node.func, *node.args[:1])}
+            found += [f"{line}: {word}(status=…)" for word in words & set(CALLS)]  # or its partial, or a methodcaller
         if isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             found += [f"{line}: .status = …" for t in targets if isinstance(t, ast.Attribute) and t.attr == "status"]

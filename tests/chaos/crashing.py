@@ -61,5 +61,5 @@ def install() -> None:
 def _kind(session: Session, sql: str) -> str | None:
     known = session.sql
     checkouts = known.checkout_skip_locked, known.checkout_optimistic, known.checkout_single_writer()
-    kinds = {"checkout": checkouts, "outcome": (known.complete_plain,), "renew": (known.renew,), "write": (known.write,)}
-    return next((kind for kind, texts in kinds.items() if sql in texts), None)
+    others = {"outcome": (known.complete_plain,), "renew": (known.renew,), "write": (known.write,)}
+    return next((kind for kind, texts in {"checkout": checkouts, **others}.items() if sql in texts), None)

@@ -28,7 +28,11 @@ TASKS = 20_000
     ],
 )
 def test_no_task_is_started_twice(
-    database: str, strategy: str, request: pytest.FixtureRequest, start: Start, queues: Callable[..., None],
+    database: str,
+    strategy: str,
+    request: pytest.FixtureRequest,
+    start: Start,
+    queues: Callable[..., None],
     tmp_path: Path,
 ) -> None:
     # Given four pollers that wait

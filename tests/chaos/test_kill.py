@@ -1,4 +1,4 @@
-"""SIGKILL at seven labelled points: nothing is lost, and every orphan starts again within 1.2 × its lease."""
+"""SIGKILL at seven labelled points: nothing is lost, and every orphan starts again within 1.2 of its lease."""
 
 from __future__ import annotations
 
@@ -77,9 +77,7 @@ def waiting(point: str) -> QuerySet[Task]:
     return Task.objects.exclude(status="COMPLETED")
 
 
-def test_a_rescue_that_died_is_done_by_another(
-    process_database: ProcessDatabase, start: Start, tmp_path: Path
-) -> None:
+def test_a_rescue_that_died_is_done_by_another(process_database: ProcessDatabase, start: Start, tmp_path: Path) -> None:
     # Given a poller that dies while it rescues a task that spent its last attempt
     watched = audit()
     spent = factories.make_task(

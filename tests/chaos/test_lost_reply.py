@@ -91,8 +91,16 @@ def file(reference: str, alias: str, *, in_transaction: bool) -> Task:
     ],
 )
 def test_a_pollers_statement(
-    statement: str, loss: Loss, do: str, starts: int, checkouts: int, far_database: ProcessDatabase, proxy: Proxy,
-    start: Start, queues: Callable[..., None], tmp_path: Path,
+    statement: str,
+    loss: Loss,
+    do: str,
+    starts: int,
+    checkouts: int,
+    far_database: ProcessDatabase,
+    proxy: Proxy,
+    start: Start,
+    queues: Callable[..., None],
+    tmp_path: Path,
 ) -> None:
     # Given a poller whose connection breaks at a statement
     queues(lease="1s")
@@ -114,7 +122,12 @@ def test_a_pollers_statement(
 
 @pytest.mark.parametrize(("loss", "starts"), [("request", 2), ("reply", 1)])
 def test_the_commit_of_an_atomic_task(
-    loss: Loss, starts: int, far_database: ProcessDatabase, proxy: Proxy, start: Start, queues: Callable[..., None],
+    loss: Loss,
+    starts: int,
+    far_database: ProcessDatabase,
+    proxy: Proxy,
+    start: Start,
+    queues: Callable[..., None],
     tmp_path: Path,
 ) -> None:
     # Given a processor's transaction, with its effect and its outcome, that breaks at its commit
@@ -132,4 +145,5 @@ def test_the_commit_of_an_atomic_task(
     assert len(lines(mark)) == starts
     assert Attempt.objects.count() == starts - 1
     assert Task.objects.get().total_attempt == starts
+    assert ("failed, attempt 1" in poller.log) == (loss == "request"), "what is reported is what is stored"
     poller.ready().end()

@@ -29,7 +29,9 @@ class Needs(NamedTuple):
 
 
 def test_memory_threads_files_and_connections_stay_flat(
-    postgres_process_database: ProcessDatabase, start: Start, queues: Callable[..., None],
+    postgres_process_database: ProcessDatabase,
+    start: Start,
+    queues: Callable[..., None],
     record_property: Callable[..., None],
 ) -> None:
     queues(lease="60s")

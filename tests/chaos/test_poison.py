@@ -26,7 +26,7 @@ def test_poison_among_good_tasks(
     queues(lease="1s", ledger={"max_attempts": 5}, heartbeat="2s")
     watched, mark = audit(), tmp_path / "mark"
     kinds = [*KILLERS, *RAISERS]
-    for index, kind in enumerate(kinds):
+    for kind in kinds:
         enqueue_many("chaos", [{"payload": {"do": "ok"}}] * (GOOD // len(kinds)))
         enqueue("chaos", kind, {"do": kind, "mark": str(mark)})
 

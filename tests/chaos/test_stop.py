@@ -1,4 +1,4 @@
-"""A holder that was stopped beyond its lease comes back to life: what it writes late changes nothing, and it says so."""
+"""A holder that was stopped beyond its lease goes on: what it writes late changes nothing, and it says so."""
 
 from __future__ import annotations
 
@@ -21,7 +21,11 @@ from tests.testapp.models import Booking
 @pytest.mark.parametrize("queue", ["chaos", "ledger"])
 @pytest.mark.parametrize("successor", ["runs", "has finished"])
 def test_a_late_outcome_changes_nothing(
-    queue: str, successor: str, postgres_process_database: ProcessDatabase, start: Start, queues: Callable[..., None],
+    queue: str,
+    successor: str,
+    postgres_process_database: ProcessDatabase,
+    start: Start,
+    queues: Callable[..., None],
     tmp_path: Path,
 ) -> None:
     queues(lease="1s")

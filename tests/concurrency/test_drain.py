@@ -9,8 +9,10 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
+from django.db import connection
 from django.db.models import Max, Sum
 
 from django_dbtaskqueue import enqueue_many, registry
@@ -38,6 +40,18 @@ def started() -> Iterator[list[int]]:
     registry.restore(before)
 
 
+def drain(number: int, alias: str | None) -> list[Poller]:
+    """Run pollers in threads until the queue is empty."""
+    pollers = [Poller({"parcels": 1}, Options(threads=2, drain=True), using=alias) for _ in range(number)]
+    for poller in pollers:
+        poller.start()
+    ended = [poller.wait(LONGEST) for poller in pollers]
+    for poller in pollers:
+        poller.close()
+    assert ended == [True] * number
+    return pollers
+
+
 def check_all_done_once(alias: str, started: Counter[int]) -> None:
     """Each task has one start on record, one lease ever granted, and the outcome."""
     tasks = Task.objects.using(alias)
@@ -53,19 +67,34 @@ def check_all_done_once(alias: str, started: Counter[int]) -> None:
 def test_four_pollers_in_threads(place: str, started: list[int], caplog: pytest.LogCaptureFixture) -> None:
     enqueue_many("parcels", ((f"r-{number}", {"number": number}) for number in range(TASKS)), using=place)
 
-    pollers = [Poller({"parcels": 1}, Options(threads=2, drain=True), using=place) for _ in range(POLLERS)]
-    for poller in pollers:
-        poller.start()
-    ended = [poller.wait(LONGEST) for poller in pollers]
-    for poller in pollers:
-        poller.close()
+    pollers = drain(POLLERS, place)
 
-    assert ended == [True] * POLLERS
     check_all_done_once(place, Counter(started))
     assert sum(poller.counts.finished for poller in pollers) == TASKS
     assert sum(poller.counts.lost for poller in pollers) == 0
     assert sum(poller.counts.finished > 0 for poller in pollers) > 1
     assert [record.getMessage() for record in caplog.records if record.levelname in ("WARNING", "ERROR")] == []
+
+
+@pytest.mark.parametrize("strategy", ["skip_locked", "optimistic"])
+@pytest.mark.parametrize("level", ["repeatable read", "serializable"])
+def test_a_stricter_isolation_costs_tries_and_no_task(
+    postgres_process_database: ProcessDatabase, settings: Any, started: list[int], level: str, strategy: str
+) -> None:
+    """Given transactions that fail rather than see others' changes, then all is done once all the same."""
+    settings.DBTASKQUEUE = {"QUEUES": {"parcels": {"strategy": strategy}}}
+    with connection.cursor() as cursor:
+        cursor.execute(
+            f"ALTER DATABASE \"{connection.settings_dict['NAME']}\" SET default_transaction_isolation = '{level}'"
+        )
+    connection.close()
+    enqueue_many("parcels", ((f"r-{number}", None) for number in range(1_000)))
+
+    pollers = drain(3, None)
+
+    assert Counter(started) == Counter(Task.objects.values_list("pk", flat=True))
+    assert Task.objects.filter(status="COMPLETED", total_attempt=1).count() == 1_000
+    assert sum(poller.counts.lost for poller in pollers) == 0
 
 
 @pytest.mark.slow

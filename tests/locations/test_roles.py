@@ -9,7 +9,7 @@ import pytest
 from django.db import connection, transaction
 from django.db.utils import ProgrammingError
 
-from django_dbtaskqueue import enqueue
+from django_dbtaskqueue import enqueue, enqueue_many
 from django_dbtaskqueue.models import Task
 from tests.factories import make_task
 
@@ -85,6 +85,7 @@ def test_a_producer_enqueues_and_replaces_through_the_api(roles: None) -> None:
     enqueue("work", "r", {"n": 2}, on_duplicate="replace")
     enqueue("work", "g1", group="g")
     enqueue("work", "g2", group="g")
+    enqueue_many("work", [("m1", 1), ("m2", 2)])
 
 
 def test_a_poller_takes_and_settles_through_the_api(roles: None) -> None:

@@ -12,8 +12,11 @@ from django.db import transaction
 from django_dbtaskqueue import Arithmetic, Fixed, Reenqueue, Staged, processor, registry
 from django_dbtaskqueue.exceptions import ReenqueueDelayMissing
 from django_dbtaskqueue.lease import Lease
-from django_dbtaskqueue.models import Task
+from django_dbtaskqueue.models import Queue, Task
+from django_dbtaskqueue.poller.loop import Poller
+from django_dbtaskqueue.poller.runtime import apply_overrides
 from tests.processing.conftest import QUEUE, Site
+from tests.support import PATIENCE, until
 
 pytestmark = pytest.mark.django_db(databases=["default", "sqlite"])
 MINUTE = timedelta(minutes=1)
@@ -131,3 +134,20 @@ def test_what_is_no_policy_is_refused() -> None:
     with pytest.raises((ImproperlyConfigured, TypeError), match="policy"):
         processor(QUEUE, reenqueue=5)(again)
     assert registry.processors(QUEUE) == ()
+
+
+@pytest.mark.django_db(transaction=True, databases=["default", "sqlite"])
+def test_an_operator_changes_it_at_runtime(site: Site) -> None:
+    processor(QUEUE, reenqueue=Fixed(MINUTE))(again)
+    Queue.objects.using(site.alias).create(name=QUEUE, overrides={"reenqueue": "fixed:2m,jitter=0"})
+    task = site.enqueue()
+    poller = Poller({QUEUE: 1}, using=site.alias)
+    apply_overrides(list(poller.lanes.values()), site.alias)  # as at a heartbeat
+    poller.start()
+    try:
+        until(lambda: site.task(task).reenqueue_attempt == 1)
+    finally:
+        poller.stop()
+        assert poller.wait(PATIENCE)
+        poller.close()
+    assert round(wait_of(site.task(task))) == 120

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cached_property, lru_cache
 
-from django_dbtaskqueue.flow.sql.base import FENCED, Group, Tables
+from django_dbtaskqueue.flow.sql.base import Group, Tables
 from django_dbtaskqueue.flow.sql.dialects import Dialect
 from django_dbtaskqueue.status import sql_sources
 
@@ -88,11 +88,14 @@ class Checkouts(Group):
 
     @cached_property
     def checkout_optimistic(self) -> str:
-        """Take those candidates that nobody changed since they were read; losers take nothing."""
+        """Take those candidates that nobody changed since they were read, or is changing; losers take nothing.
+
+        They are locked first, past those that others hold: an UPDATE alone locks in no order, and two would deadlock.
+        """
+        ours = f"SELECT t.id FROM {self.fenced('checkout')} AND {self._due_now} {self.passing}"
+        chosen = f"= ANY(ARRAY({ours}))" if self.dialect.vendor == "postgresql" else f"IN ({ours})"
         return self.tables.rename(
-            f"UPDATE {self.tables.task} AS t SET {self._take} FROM {self.dialect.rows(FENCED)}"
-            f" WHERE t.id = u.i AND t.total_attempt = u.k AND t.status IN ({sql_sources('checkout')})"
-            f" AND {self._due_now} RETURNING {self.leased}"
+            f"UPDATE {self.tables.task} SET {self._take} WHERE id {chosen} RETURNING {self.leased}"
         )
 
     @lru_cache(maxsize=2)  # noqa: B019 -- one object per location, alive as long as the process

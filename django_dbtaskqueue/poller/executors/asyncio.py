@@ -19,9 +19,9 @@ from django.db import connections
 
 from django_dbtaskqueue.flow import observe
 from django_dbtaskqueue.flow.process import perform_async, perform_batch_async
-from django_dbtaskqueue.flow.settle import Settlement
+from django_dbtaskqueue.flow.settle import Release, Settlement
 from django_dbtaskqueue.outcomes import Fail
-from django_dbtaskqueue.poller.executors import Finish, Job, Run, shared, still_held
+from django_dbtaskqueue.poller.executors import Done, Finish, Job, Run, shared, still_held
 from django_dbtaskqueue.poller.executors.gates import Gates
 from django_dbtaskqueue.poller.executors.thread import tidy
 
@@ -120,6 +120,28 @@ class AsyncExecutor:
                 turn = monotonic() + TURN
 
     async def _run(self, task: asyncio.Task[None], job: Job) -> None:
+        if not job.processor.plain:
+            await self._run_special(task, job)
+            return
+        lease = job.lease
+        started = monotonic()
+        if started >= lease.deadline:
+            self._finish(Done(lease, Release(), 0.0), idle=not self.todo)  # somebody else may hold it by now
+            return
+        run = self._runs[task] = Run(job, started)
+        observe.started(lease)
+        try:
+            settlement: Settlement | None = await perform_async(lease, job.processor)
+        except BaseException as error:
+            settlement = _ended_by(task, error)
+        del self._runs[task]
+        if not self._is_late(run):
+            self._finish(Done(lease, settlement, monotonic() - started), idle=not self.todo)
+        if isinstance(settlement, Fail):
+            await _tidy()
+
+    async def _run_special(self, task: asyncio.Task[None], job: Job) -> None:
+        """Run a batch, or a call of a processor that may have only so many."""
         started = monotonic()
         held = still_held(job, started, self._finish)
         if held is None:
@@ -132,14 +154,18 @@ class AsyncExecutor:
         del self._runs[task]
         seconds = monotonic() - started
         self._enter(self._gates.leave(job.processor, seconds))
-        if run in self._given_up:
-            self._given_up.discard(run)
-        else:
+        if not self._is_late(run):
             for done in shared(held, settlements, seconds):
                 self._finish(done, idle=not self.todo)
         if any(isinstance(settlement, Fail) for settlement in settlements):
-            with suppress(Exception):  # on the thread of Django's async ORM: its connection may be what broke
-                await sync_to_async(tidy)()
+            await _tidy()
+
+    def _is_late(self, run: Run) -> bool:
+        """Whether the run was given up meanwhile, and its failure written."""
+        if not self._given_up or run not in self._given_up:
+            return False
+        self._given_up.discard(run)
+        return True
 
     def _enter(self, jobs: list[Job]) -> None:
         """Put jobs that a gate let in first in line."""
@@ -159,8 +185,18 @@ async def _perform(task: asyncio.Task[None], job: Job) -> Sequence[Settlement | 
         if job.processor.batch is not None:
             return await perform_batch_async(job.leases, job.processor)
         return [await perform_async(job.lease, job.processor)]
-    except asyncio.CancelledError:
-        task.uncancel()
-        return [Fail("Cancelled while the poller was stopping")] * len(job.leases)
     except BaseException as error:
-        return [Fail(error)] * len(job.leases)
+        return [_ended_by(task, error)] * len(job.leases)
+
+
+def _ended_by(task: asyncio.Task[None], error: BaseException) -> Fail:
+    if isinstance(error, asyncio.CancelledError):
+        task.uncancel()
+        return Fail("Cancelled while the poller was stopping")
+    return Fail(error)
+
+
+async def _tidy() -> None:
+    """On the thread of Django's async ORM: its connection may be what broke."""
+    with suppress(Exception):
+        await sync_to_async(tidy)()

@@ -1,0 +1,120 @@
+"""Settings changed while running, through the queue's row; and workers resized from and to nothing."""
+
+from __future__ import annotations
+
+import threading
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from django_dbtaskqueue import enqueue, enqueue_many, registry
+from django_dbtaskqueue.lease import Lease
+from django_dbtaskqueue.models import Poller, Queue, Task
+from django_dbtaskqueue.poller.runtime import iso
+from tests.conftest import ProcessDatabase
+from tests.poller.processes import polling
+from tests.support import until
+
+
+@pytest.fixture
+def quick(settings: Any) -> Any:
+    """A heartbeat of 100 ms, and processors that a test registers gone after it."""
+    settings.DBTASKQUEUE = {"HEARTBEAT": "100ms", "QUEUES": {"sized": {}}}
+    saved = registry.snapshot()
+    yield
+    registry.restore(saved)
+
+
+def override(**values: Any) -> None:
+    Queue.objects.update_or_create(name="sized", defaults={"overrides": values})
+
+
+def test_each_poller_applies_an_override_within_a_heartbeat_and_shows_the_difference(
+    process_database: ProcessDatabase, quick: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    registry.register("sized", lambda task: None)
+    with polling({"sized": 1}) as poller:
+        override(lease="PT15M", batch_size=7)
+        until(lambda: poller.lanes["sized"].settings.lease == timedelta(minutes=15))
+        until(lambda: "sized: lease=PT15M<PT1M" in Poller.objects.get(pk=poller.instance).applied)
+        assert "Queue sized: lease=PT15M<PT1M batch_size=7<500" in caplog.text
+        # A bad override is said and changes nothing
+        override(leese="PT1M")
+        until(lambda: "has no setting 'leese'. Did you mean 'lease'?" in caplog.text)
+        assert poller.lanes["sized"].settings.lease == timedelta(minutes=15)
+        # Without the row all is as before
+        Queue.objects.all().delete()
+        until(lambda: poller.lanes["sized"].settings.lease == timedelta(minutes=1))
+
+
+def test_workers_grow_from_nothing_and_shrink_to_nothing_without_losing_a_running_task(
+    process_database: ProcessDatabase, quick: None
+) -> None:
+    started: list[int] = []
+    go = threading.Event()
+
+    def work(task: Lease) -> None:
+        started.append(task.id)
+        assert go.wait(20)
+
+    registry.register("sized", work)
+    override(concurrency=0)
+    enqueue_many("sized", ({"reference": str(n)} for n in range(6)))
+    with polling({"sized": 1}, threads=4) as poller:
+        # Given a poller resized to nothing: it takes nothing
+        until(lambda: poller.lanes["sized"].settings.concurrency == 0)
+        assert Task.objects.filter(status="CREATED").count() + len(started) == 6
+        before = len(started)
+        # When it grows, it runs at once, and no more than that
+        override(concurrency=2)
+        until(lambda: len(started) == before + 2)
+        # When it shrinks to nothing again, what runs is not interrupted, and nothing new starts
+        override(concurrency=0)
+        until(lambda: poller.lanes["sized"].settings.concurrency == 0)
+        go.set()
+        until(lambda: Task.objects.filter(status="COMPLETED").count() == before + 2)
+        assert len(started) == before + 2
+        # And all is done in the end
+        override()
+        until(lambda: Task.objects.filter(status="COMPLETED").count() == 6)
+    assert len(started) == len(set(started)) == 6
+
+
+def test_four_equal_pollers_share_the_work(process_database: ProcessDatabase, quick: None) -> None:
+    hands: list[str] = []
+    tick = threading.Event()
+
+    def work(task: Lease) -> None:
+        tick.wait(0.005)  # a task that waits for something outside
+        hands.append(task.poller_instance)
+
+    registry.register("sized", work)
+    enqueue("sized", "warm")
+    with (
+        polling({"sized": 1}, threads=2) as one,
+        polling({"sized": 1}, threads=2) as two,
+        polling({"sized": 1}, threads=2) as three,
+        polling({"sized": 1}, threads=2) as four,
+    ):
+        until(lambda: hands)
+        enqueue_many("sized", ({"reference": str(n)} for n in range(1600)))
+        until(lambda: len(hands) == 1601, timeout=60)
+    shares = [hands.count(poller.instance) for poller in (one, two, three, four)]
+    assert max(shares) / min(shares) <= 1.5, shares
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (timedelta(minutes=5), "PT5M"),
+        (timedelta(hours=1, minutes=30), "PT1H30M"),
+        (timedelta(seconds=0.25), "PT0.25S"),
+        (timedelta(days=2), "P2D"),
+        (timedelta(days=1, seconds=1), "P1DT1S"),
+        (timedelta(0), "PT0S"),
+    ],
+)
+def test_durations_are_shown_in_short_iso(value: timedelta, text: str) -> None:
+    assert iso(value) == text
