@@ -89,7 +89,7 @@ class Settler:
                     session, chunk, keep=lane.settings.keep, group_retry=lane.settings.group_retry
                 )
             if len(settled) < len(pairs):
-                locked = self._explain([pair for pair in pairs if pair[0].id not in settled], carrier, lane)
+                locked = self._explain(_missing(pairs, settled), carrier, lane)
                 self.done.extend(done for done in batch if done.lease.id in locked)
                 batch = [done for done in batch if done.lease.id not in locked]
         self.held.difference_update([done.lease for done in batch])
@@ -132,6 +132,18 @@ class Settler:
                 lane.wake()  # it may be due again soon, or the next of its group is in line
             if watched or isinstance(outcome, Fail):
                 observe.finished(lease, outcome)
+
+
+def _missing(pairs: list[Pair], settled: set[int]) -> list[Pair]:
+    """Return what was not settled: of two leases of one task (this poller took its own lost one) the older one."""
+    newest: dict[int, int] = {}
+    for lease, _ in pairs:
+        newest[lease.id] = max(lease.total_attempt, newest.get(lease.id, 0))
+    return [
+        (lease, outcome)
+        for lease, outcome in pairs
+        if lease.id not in settled or lease.total_attempt < newest[lease.id]
+    ]
 
 
 def _look_after_parked(lane: Lane, batch: list[Done]) -> None:

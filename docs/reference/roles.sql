@@ -38,3 +38,7 @@ SELECT id, queue_name, reference_number, status, attempt, reenqueue_attempt, tot
 FROM dbtaskqueue_task;
 GRANT SELECT ON dbtaskqueue_task_overview, dbtaskqueue_queue, dbtaskqueue_poller, dbtaskqueue_deletedtasks
     TO dbtaskqueue_reader;
+
+-- Statistics of the pull API: appended, and old rows merged. Without it nothing breaks; calls are then not counted.
+GRANT SELECT, INSERT, UPDATE, DELETE ON dbtaskqueue_callcount TO dbtaskqueue_producer, dbtaskqueue_poller;
+GRANT SELECT ON dbtaskqueue_callcount TO dbtaskqueue_reader;

@@ -239,7 +239,7 @@ def test_outcomes_that_could_not_be_flushed_die_with_their_poller_and_are_made_a
     # Then another one does all of it
     other = start(postgres_process_database)
     until_all("COMPLETED")
-    assert sorted(Task.objects.values_list("total_attempt", flat=True)) == [1, 1, 1, 1, 2, 2, 2, 2]
+    assert sorted(Task.objects.values_list("attempt", flat=True)) == [1, 1, 1, 1, 2, 2, 2, 2]
     other.end()
 
 

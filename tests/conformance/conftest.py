@@ -22,6 +22,7 @@ from tests.support import Audit
 STRATEGIES = {
     "postgresql-skip_locked": ("default", "skip_locked"),
     "postgresql-optimistic": ("default", "optimistic"),
+    "postgresql-own_driver": ("default", "tests.conformance.driver.Plain"),
     "sqlite-single_writer": ("sqlite", "auto"),
 }
 FIRST, SECOND = "poller-1:100:abc", "poller-2:200:def"

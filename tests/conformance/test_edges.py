@@ -174,7 +174,8 @@ class Walk:
     def outcome(self) -> settle.Settlement:
         return self.random.choice(
             [
-                Complete(), Complete("x"), CompleteDelete(), Reenqueue(NO_TIME), Reenqueue(NO_TIME, keep_attempts=True), Poison("p"),
+                Complete(), Complete("x"), CompleteDelete(), Reenqueue(NO_TIME), Reenqueue(NO_TIME, keep_attempts=True),
+                Poison("p"),
                 Fail("f"), Fail("f", delay=NO_TIME), Fail("f", retry=False), Release(), Park("no handler"),
             ]
         )  # fmt: skip

@@ -129,6 +129,8 @@ def test_priorities_are_strict_by_default(world: World) -> None:
 
 
 def test_a_priority_that_waited_too_long_goes_first(world: World) -> None:
+    if world.strategy.startswith("tests."):
+        pytest.skip("this driver has strict priorities only, and says so")
     world.configure(max_wait=timedelta(minutes=1))
     world.make(priority=5, reference="old", ready_time=-timedelta(hours=1))
     world.make(priority=5, reference="old too", ready_time=-timedelta(minutes=59))

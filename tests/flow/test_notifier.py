@@ -54,6 +54,7 @@ class Ear:
 
 @pytest.fixture
 def ear() -> Iterator[Ear]:
+    notifier.flush()  # what earlier tests have still to say
     one = Ear()
     yield one
     notifier.flush()

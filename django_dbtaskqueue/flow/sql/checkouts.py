@@ -26,7 +26,8 @@ class Checkouts(Group):
         self.leased = LEASED.format(payload=dialect.text("payload"), context=dialect.text("context"))
 
     @cached_property
-    def _take(self) -> str:
+    def taken(self) -> str:
+        """The SET of every checkout: charge the attempt and grant the lease."""
         return (
             "status = 'PROCESSING', attempt = attempt + 1, total_attempt = total_attempt + 1,"
             f" start_time = {self.dialect.now}, last_update_time = {self.dialect.now},"
@@ -35,7 +36,8 @@ class Checkouts(Group):
         )
 
     @property
-    def _due_now(self) -> str:
+    def due_now(self) -> str:
+        """The WHERE of every checkout, but for the queue: due, an attempt left, not held, not paused."""
         # No condition on status: ready_time IS NOT NULL says the same by CHECK, and each redundant condition lowers
         # the planner's row guess until a sequential scan looks cheaper than the index.
         now = self.dialect.now
@@ -67,7 +69,7 @@ class Checkouts(Group):
         """One priority's line behind its bound."""
         return (
             f"SELECT {columns} FROM {self.tables.task} WHERE queue_name = %(queue_name)s AND priority = b.p"
-            f" AND (ready_time, id) > (b.bound_time, b.bound_id) AND {self._due_now} {order}"
+            f" AND (ready_time, id) > (b.bound_time, b.bound_id) AND {self.due_now} {order}"
         )
 
     @cached_property
@@ -78,7 +80,7 @@ class Checkouts(Group):
         """
         line = self._line("ctid", "FOR NO KEY UPDATE SKIP LOCKED")
         return self.tables.rename(
-            f"UPDATE {self.tables.task} SET {self._take} WHERE ctid = ANY(ARRAY({line})) RETURNING {self.leased}"
+            f"UPDATE {self.tables.task} SET {self.taken} WHERE ctid = ANY(ARRAY({line})) RETURNING {self.leased}"
         )
 
     @cached_property
@@ -92,10 +94,10 @@ class Checkouts(Group):
 
         They are locked first, past those that others hold: an UPDATE alone locks in no order, and two would deadlock.
         """
-        ours = f"SELECT t.id FROM {self.fenced('checkout')} AND {self._due_now} {self.passing}"
+        ours = f"SELECT t.id FROM {self.fenced('checkout')} AND {self.due_now} {self.passing}"
         chosen = f"= ANY(ARRAY({ours}))" if self.dialect.vendor == "postgresql" else f"IN ({ours})"
         return self.tables.rename(
-            f"UPDATE {self.tables.task} SET {self._take} WHERE id {chosen} RETURNING {self.leased}"
+            f"UPDATE {self.tables.task} SET {self.taken} WHERE id {chosen} RETURNING {self.leased}"
         )
 
     @lru_cache(maxsize=2)  # noqa: B019 -- one object per location, alive as long as the process
@@ -106,8 +108,8 @@ class Checkouts(Group):
         """
         first = "priority NOT IN (SELECT value FROM json_each(%(aged)s)), " if aged else ""
         return self.tables.rename(
-            f"UPDATE {self.tables.task} SET {self._take} WHERE id IN (SELECT id FROM {self.tables.task}"
-            f" WHERE queue_name = %(queue_name)s AND ready_time IS NOT NULL AND {self._due_now}"
+            f"UPDATE {self.tables.task} SET {self.taken} WHERE id IN (SELECT id FROM {self.tables.task}"
+            f" WHERE queue_name = %(queue_name)s AND ready_time IS NOT NULL AND {self.due_now}"
             f" AND status IN ({sql_sources('checkout')})"
             f" ORDER BY {first}priority, ready_time, id LIMIT %(limit)s) RETURNING {self.leased}"
         )
@@ -122,7 +124,7 @@ class Checkouts(Group):
             return self.tables.rename(f"SELECT b.p, {age} FROM {BOUNDS} CROSS JOIN LATERAL ({line}) AS x")
         return self.tables.rename(
             f"SELECT x.priority, max({age}) FROM {self.tables.task} AS x WHERE queue_name = %(queue_name)s"
-            f" AND ready_time IS NOT NULL AND {self._due_now} GROUP BY x.priority"
+            f" AND ready_time IS NOT NULL AND {self.due_now} GROUP BY x.priority"
         )
 
     @cached_property

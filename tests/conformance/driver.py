@@ -1,0 +1,30 @@
+"""A queue driver of one's own, as a site would write it: lock the head of the line, then lease it, in one statement.
+
+It knows no bounds and no ageing of priorities, so a long line of held tasks slows it down. It keeps every promise.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django_dbtaskqueue.flow.checkout import Line
+from django_dbtaskqueue.session import Row, Session
+
+
+class Plain:
+    """``DBTASKQUEUE = {"QUEUES": {"parcels": {"strategy": "tests.conformance.driver.Plain"}}}``."""
+
+    def take(self, session: Session, line: Line, params: dict[str, Any]) -> list[Row]:
+        """Take the head of the line."""
+        sql = session.sql
+        statement = sql.tables.rename(
+            f"WITH head AS MATERIALIZED (SELECT id AS head_id FROM {sql.tables.task}"
+            f" WHERE queue_name = %(queue_name)s AND ready_time IS NOT NULL AND {sql.due_now}"
+            " ORDER BY priority, ready_time, id LIMIT %(limit)s FOR NO KEY UPDATE SKIP LOCKED)"
+            f" UPDATE {sql.tables.task} SET {sql.taken} FROM head WHERE id = head_id RETURNING {sql.leased}"
+        )
+        return line.in_order(session.run(statement, {**params, "queue_name": line.queue}))
+
+
+class Lame:
+    """A driver that cannot take."""
