@@ -61,7 +61,7 @@ def encode(value: object, declared: Any = None) -> tuple[str | None, object]:
 
 def decode(cls: Any, plain: object) -> Any:
     """Return ``plain`` as a ``cls``, unchanged for None, Any and dict. Unknown and missing fields are errors."""
-    return _run(prepare(cls).decode, plain)
+    return _run(prepare(cls).decode, plain, cannot="be read")
 
 
 def prepare(cls: Any) -> _Codec:
@@ -74,13 +74,13 @@ def prepare(cls: Any) -> _Codec:
     return codec
 
 
-def _run(step: Step, value: object) -> Any:
+def _run(step: Step, value: object, *, cannot: str = "be stored") -> Any:
     try:
         return step(value)
     except _Mismatch as error:
-        raise PayloadError(str(error), path=path_of(error.steps[::-1])) from error
+        raise PayloadError(str(error), path=path_of(error.steps[::-1]), cannot=cannot) from error
     except RecursionError as error:
-        raise PayloadError("it is nested too deep, or contains itself") from error
+        raise PayloadError("it is nested too deep, or contains itself", cannot=cannot) from error
 
 
 def _codec(name: str, kinds: Set[type], fits: Step, write: Step, read: Step, *, rank: int = 0) -> _Codec:

@@ -46,11 +46,14 @@ class DuplicateTask(EnqueueError):
 
 
 class PayloadError(EnqueueError):
-    """A payload that JSON in a database cannot hold; ``path`` names the place, e.g. ``items[3].when``."""
+    """A payload that JSON in a database cannot hold, or that a row holds and its class cannot be made of.
 
-    def __init__(self, reason: str, *, path: str = "") -> None:
+    ``path`` names the place, e.g. ``items[3].when``.
+    """
+
+    def __init__(self, reason: str, *, path: str = "", cannot: str = "be stored") -> None:
         self.path, self.reason = path, reason
-        super().__init__(f"Payload cannot be stored: {path or 'the value itself'}: {reason}")
+        super().__init__(f"Payload cannot {cannot}: {path or 'the value itself'}: {reason}")
 
 
 class QueueFull(EnqueueError):

@@ -13,6 +13,7 @@ from django.core.signing import BadSignature, Signer
 from django_dbtaskqueue import conf, notifier
 from django_dbtaskqueue.exceptions import LeaseLost, TaskQueueError
 from django_dbtaskqueue.flow import calls, checkout, settle
+from django_dbtaskqueue.flow.door import SettleDoor
 from django_dbtaskqueue.lease import Lease
 from django_dbtaskqueue.outcomes import Complete, CompleteDelete, Fail, Outcome, Poison, Reenqueue
 from django_dbtaskqueue.session import Session, model_for
@@ -27,7 +28,7 @@ CALLS: dict[type, str] = {
 }
 
 
-class HandDoor(settle.SettleDoor):
+class HandDoor(SettleDoor):
     """The door of a lease taken by hand: on the calling thread's connection, each call counted and told."""
 
     @classmethod

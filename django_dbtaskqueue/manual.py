@@ -9,9 +9,9 @@ from typing import Any
 from django_dbtaskqueue import conf, registry
 from django_dbtaskqueue.flow import calls
 from django_dbtaskqueue.flow import checkout as stage
+from django_dbtaskqueue.flow.door import SettleDoor
 from django_dbtaskqueue.flow.enqueue import queue_settings
 from django_dbtaskqueue.flow.process import Processor, expiry, prepare
-from django_dbtaskqueue.flow.settle import SettleDoor
 from django_dbtaskqueue.holding import HandDoor, Token, lease_of
 from django_dbtaskqueue.lease import Lease
 from django_dbtaskqueue.poller.control import rescue

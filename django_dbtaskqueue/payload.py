@@ -255,7 +255,7 @@ def loads(text: str | bytes) -> Any:
             json.dumps(value, ensure_ascii=False).encode()  # raises for lone surrogates, which orjson refuses as well
         return value
     except (ValueError, RecursionError) as error:
-        raise PayloadError(f"not JSON ({error}): {short_repr(text)}") from error
+        raise PayloadError(f"not JSON ({error}): {short_repr(text)}", cannot="be read") from error
 
 
 def _finite(text: str) -> float:

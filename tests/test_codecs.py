@@ -597,3 +597,8 @@ def test_importing_the_codecs_imports_neither_pydantic_nor_django(tmp_path: Any)
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_row_that_cannot_be_read_says_so() -> None:
+    with pytest.raises(PayloadError, match=r"^Payload cannot be read: "):
+        codecs.decode(int, "five")

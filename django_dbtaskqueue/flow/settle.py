@@ -12,20 +12,17 @@ from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import partial
 from typing import Any
 
-from django.db import transaction
 from django.db.utils import DatabaseError, OperationalError
 
-from django_dbtaskqueue import notifier, reenqueueing, retry
 from django_dbtaskqueue import payload as json_payload
+from django_dbtaskqueue import retry
 from django_dbtaskqueue.exceptions import TaskQueueError
 from django_dbtaskqueue.flow import groups
 from django_dbtaskqueue.flow.failures import describe
 from django_dbtaskqueue.flow.sql.statements import Statements
 from django_dbtaskqueue.lease import Lease
-from django_dbtaskqueue.models import AbstractTask, Task
 from django_dbtaskqueue.outcomes import Complete, CompleteDelete, Fail, Outcome, Poison, Reenqueue
 from django_dbtaskqueue.session import Row, Session
 
@@ -248,67 +245,6 @@ def resolve(session: Session, leases: Iterable[Lease]) -> tuple[set[int], set[in
     found = session.run(session.sql.outcome_of, {"rows": rows})
     standing = {task_id for task_id, status in found if status == "PROCESSING"}
     return {task_id for task_id, _ in found} - standing, standing
-
-
-class SettleDoor:
-    """The door a processor settles through by itself: the calling thread's Django connection, its transaction."""
-
-    def __init__(
-        self,
-        alias: str,
-        model: type[AbstractTask] = Task,
-        *,
-        key: str = "",
-        keep: str = "keep",
-        group_retry: str = "hold",
-    ) -> None:
-        self.alias = alias
-        self.key = key
-        self.model = model
-        self.keep = keep
-        self.group_retry = group_retry
-        self.reenqueue: Any = None
-
-    def settle(self, lease: Lease, outcome: Outcome) -> None:
-        """Write one outcome, or raise ``LeaseLost``; ``ReenqueueDelayMissing`` when nothing says when it is due."""
-        self.settle_all([(lease, outcome)])
-
-    def settle_all(self, pairs: Sequence[tuple[Lease, Outcome]]) -> None:
-        """Write outcomes of one queue in one transaction, or none and raise as ``settle`` does."""
-        session = Session.on(self.alias, self.model)
-        timed = [(lease, reenqueueing.timed(lease, outcome)) for lease, outcome in pairs]
-        with transaction.atomic(using=self.alias, savepoint=False) if len(timed) > 1 else nullcontext():
-            settled = settle(session, timed, keep=self.keep, group_retry=self.group_retry)
-            for lease, outcome in timed:
-                if lease.id not in settled:
-                    raise lease.gone(type(outcome).__name__.lower())
-        for lease, outcome in timed:
-            lease.outcome = outcome
-            notifier.on_commit(session.connection, partial(setattr, lease, "settled", True))
-        if any(isinstance(outcome, Reenqueue | Fail) or lease.group is not None for lease, outcome in timed):
-            notifier.after_commit(session.connection, timed[0][0].queue)
-
-    def stands(self, lease: Lease) -> bool:
-        """Whether the lease is neither settled nor lost, as the calling thread's transaction sees it."""
-        return lease.id in resolve(Session.on(self.alias, self.model), [lease])[1]
-
-    def touch(self, lease: Lease, delta: timedelta) -> None:
-        """Extend the lease by ``delta``, or raise ``LeaseLost``."""
-        session = Session.on(self.alias, self.model)
-        seconds = delta.total_seconds()
-        rows = session.run(session.sql.touch, {"id": lease.id, "total_attempt": lease.total_attempt, "delta": seconds})
-        if not rows:
-            raise lease.gone("touch")
-        lease.lease_until = session.time(rows[0][0])
-        lease.deadline += seconds
-
-    def report_progress(self, lease: Lease, done: float, note: str) -> None:
-        """Store progress in ``process_result``, or raise ``LeaseLost``."""
-        session = Session.on(self.alias, self.model)
-        text = json_payload.cut_bytes(json_payload.clean_text(f"{done:.0%} {note}".strip()))
-        params = {"id": lease.id, "total_attempt": lease.total_attempt, "note": text}
-        if not session.run(session.sql.progress, params):
-            raise lease.gone("report_progress")
 
 
 def release(session: Session, leases: Iterable[Lease]) -> set[int]:

@@ -13,10 +13,11 @@ from django_dbtaskqueue.flow import checkout, move, observe, settle
 from django_dbtaskqueue.flow.process import Processor, expiry
 from django_dbtaskqueue.lease import Lease
 from django_dbtaskqueue.poller.carrier import Carrier
-from django_dbtaskqueue.poller.executors import Done, Executor, Job
+from django_dbtaskqueue.poller.executors import Done, Job
 from django_dbtaskqueue.poller.lane import Lane
 from django_dbtaskqueue.poller.options import Options
 from django_dbtaskqueue.poller.places import Places
+from django_dbtaskqueue.poller.rooms import Rooms
 from django_dbtaskqueue.poller.settler import Counts, Settler
 from django_dbtaskqueue.poller.suspects import Suspects
 
@@ -47,17 +48,18 @@ class Intake:
         self.counts = counts
         self.options = options
         self._lock = threading.Lock()
+        self._rooms = Rooms(lanes, places, settler)
         self._suspects = Suspects(settler)
 
     def choose(self) -> tuple[Lane, int] | None:
         """Return the lane whose turn it is and how much to take, reserved; None when no lane is due and has room."""
         with self._lock:
-            most = self._suspects.limit(self._reserved())
+            most = self._suspects.limit(self._rooms.reserved())
             if most == 0:
                 return None
             due = self._due()
             rooms = {lane.key: self._room(lane) for lane in due}
-            rivals = [lane for lane in due if rooms[lane.key] > 0 or self._behind(lane)]
+            rivals = [lane for lane in due if rooms[lane.key] > 0 or self._rooms.behind(lane)]
             chosen = self._turn(rivals, rooms)
             if chosen is None:
                 return None
@@ -78,17 +80,9 @@ class Intake:
             first = max(left, key=lambda lane: lane.credit + lane.weight)
             if rooms[first.key] > 0:
                 return first
-            places = self._places_of(first)
-            left = [lane for lane in left if not places & self._places_of(lane)]
+            places = self._rooms.places(first)
+            left = [lane for lane in left if not places & self._rooms.places(lane)]
         return None
-
-    def _behind(self, lane: Lane) -> bool:
-        """Whether a lane without room gets some as soon as what waits where it runs is done."""
-        processors = registry.processors(lane.queue) or (None,)
-        return any(self.places.waiting(each) and self.places.allowed(each) != 0 for each in processors)
-
-    def _places_of(self, lane: Lane) -> set[Executor]:
-        return {self.places.of(each) for each in registry.processors(lane.queue) or (None,)}
 
     def take(self, carrier: Carrier, lane: Lane, asked: int) -> bool:
         """Check out and hand to the executors; return whether there was as much as asked for."""
@@ -127,7 +121,7 @@ class Intake:
 
     def _take(self, carrier: Carrier, lane: Lane, asked: int) -> int:
         processors = registry.processors(lane.queue)
-        if not self._differ(processors):
+        if not self._rooms.differ(processors):
             return self._take_some(carrier, lane, asked)
         return self._take_by_room(carrier, lane, asked, processors)
 
@@ -138,7 +132,7 @@ class Intake:
         """
         got, passed = 0, set[Processor]()
         while True:
-            rooms = {processor: self._room_for(lane, processor, mine=asked) for processor in processors}
+            rooms = {processor: self._rooms.of_processor(lane, processor, mine=asked) for processor in processors}
             fitting = {which: room for which, room in rooms.items() if room > 0 and which not in passed}
             lane.closed = frozenset(processors) - fitting.keys()
             limit = min([asked - got, *fitting.values()]) if fitting else 0
@@ -167,7 +161,7 @@ class Intake:
             for lane in self.lanes.values()
             if not lane.over
             and not self._shut(lane, now)
-            and (lane.next_poll <= now or (lane.closed and self._reopened(lane)))
+            and (lane.next_poll <= now or (lane.closed and self._rooms.reopened(lane)))
         ]
 
     def _shut(self, lane: Lane, now: float) -> bool:
@@ -178,48 +172,16 @@ class Intake:
         lane.over = self.options.drain or self.options.once
         return True
 
-    def _reopened(self, lane: Lane) -> bool:
-        return any(self._room_for(lane, processor) > 0 for processor in lane.closed)
-
-    def _differ(self, processors: Sequence[Processor]) -> bool:
-        """Whether a queue's processors have room for different numbers of tasks."""
-        if len(processors) < 2:
-            return False
-        places = {self.places.of(processor) for processor in processors}
-        return len(places) > 1 or not all(processor.plain for processor in processors)
-
     def _room(self, lane: Lane) -> int:
         """Return how many tasks to take from a lane now."""
-        processors = registry.processors(lane.queue)
-        if self._differ(processors):
-            room = 0 if lane.reserved else sum(max(0, self._room_for(lane, each)) for each in processors)
-        else:
-            room = self._room_for(lane, processors[0] if processors else None)
-        if lane.settings.concurrency is not None:
-            held = sum(lease.door is lane.door for lease in self.settler.held.copy())
-            room = min(room, lane.settings.concurrency - held - lane.reserved)
-        if self.options.max_tasks is not None:
-            room = min(room, self.options.max_tasks - self.counts.started - self._reserved())
-        return room
-
-    def _room_for(self, lane: Lane, processor: Processor | None, *, mine: int = 0) -> int:
-        """Return how many tasks of a processor to take from a lane now, by who has reserved ``mine`` already."""
-        reserved = self._reserved() - mine
-        ahead = lane.ahead()
-        room = self.places.slots(processor) + ahead - len(self.settler.done) - reserved
-        if (reserved or self.places.waiting(processor)) and room < min(lane.settings.batch_size, ahead / 2):
-            return 0  # worth a statement only when the slots run dry or half of what may wait fits
-        allowed = self.places.allowed(processor)
-        return room if allowed is None else min(room, allowed - lane.reserved + mine)
-
-    def _reserved(self) -> int:
-        return sum(lane.reserved for lane in self.lanes.values())
+        room, most = self._rooms.of_lane(lane), self.options.max_tasks
+        return room if most is None else min(room, most - self.counts.started - self._rooms.reserved())
 
     def _take_some(self, carrier: Carrier, lane: Lane, asked: int, closed: Iterable[Processor] = ()) -> int:
         without = tuple(sorted(processor.payload_type or "" for processor in closed))
         leases = self._checkout(carrier, lane, asked, without)
         if leases and not self.options.once:
-            alone = self._reserved() == asked
+            alone = self._rooms.reserved() == asked
             self._dispatch(lane, self._suspects.sift(carrier.session(lane), leases, alone=alone))
         else:
             self._dispatch(lane, leases)

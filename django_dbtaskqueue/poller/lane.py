@@ -9,8 +9,8 @@ from typing import Any
 
 from django_dbtaskqueue.conf import QueueSettings
 from django_dbtaskqueue.flow.checkout import Line, Strategy
+from django_dbtaskqueue.flow.door import SettleDoor
 from django_dbtaskqueue.flow.process import Processor
-from django_dbtaskqueue.flow.settle import SettleDoor
 
 AHEAD = 0.1  # seconds of work that may wait in memory, so that few leases age there
 SMOOTHING = 0.3

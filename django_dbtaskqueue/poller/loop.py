@@ -16,6 +16,7 @@ from django.db import connections
 
 from django_dbtaskqueue import conf, listeners, registry
 from django_dbtaskqueue.flow import checkout, observe, settle
+from django_dbtaskqueue.flow.door import SettleDoor
 from django_dbtaskqueue.flow.enqueue import queue_settings
 from django_dbtaskqueue.lease import Lease
 from django_dbtaskqueue.outcomes import Fail
@@ -255,5 +256,5 @@ class Poller:
 def _lane(queue: str, weight: int, alias: str) -> Lane:
     settings = queue_settings(queue, alias)
     key = f"{queue}@{alias}" if settings.shards else queue
-    door = settle.SettleDoor(alias, model_for(queue), key=key, keep=settings.keep, group_retry=settings.group_retry)
+    door = SettleDoor(alias, model_for(queue), key=key, keep=settings.keep, group_retry=settings.group_retry)
     return Lane(queue=queue, settings=settings, door=door, line=checkout.Line(queue, settings.max_wait), weight=weight)

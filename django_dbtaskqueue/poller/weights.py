@@ -55,4 +55,4 @@ def _check(queue: str) -> None:
             f"@processor({queue!r}) in the tasks.py of an installed app. "
             f"Queues with a processor: {', '.join(known) or 'none'}."
         )
-    raise UnknownQueue(queue, known)
+    raise UnknownQueue(queue, {*known, *conf.known_queues()})

@@ -16,6 +16,7 @@ from django.db.models import QuerySet
 from django_dbtaskqueue import codecs, listeners, registry
 from django_dbtaskqueue.exceptions import TaskQueueError
 from django_dbtaskqueue.flow import checkout, enqueue, move, observe, process, settle
+from django_dbtaskqueue.flow.door import SettleDoor
 from django_dbtaskqueue.flow.process import Processor
 from django_dbtaskqueue.lease import Lease
 from django_dbtaskqueue.models import AbstractTask, Attempt, TaskHistory
@@ -56,7 +57,7 @@ class Line:
         self.alias = alias
         self.session = Session.on(alias, model_for(queue))
         self.settings = enqueue.queue_settings(queue, alias)
-        self.door = settle.SettleDoor(
+        self.door = SettleDoor(
             alias,
             self.session.model,
             key=f"{queue}@{alias}" if self.settings.shards else queue,

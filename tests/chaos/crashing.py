@@ -59,7 +59,11 @@ def install() -> None:
 
 
 def _kind(session: Session, sql: str) -> str | None:
-    known = session.sql
-    checkouts = known.checkout_skip_locked, known.checkout_optimistic, known.checkout_single_writer()
-    others = {"outcome": (known.complete_plain,), "renew": (known.renew,), "write": (known.write,)}
-    return next((kind for kind, texts in {"checkout": checkouts, **others}.items() if sql in texts), None)
+    for known in (session.sql, session.sql.one):
+        checkouts = known.checkout_skip_locked, known.checkout_optimistic, known.checkout_single_writer()
+        outcomes = known.complete_plain, known.complete
+        kinds = {"checkout": checkouts, "outcome": outcomes, "renew": (known.renew,), "write": (known.write,)}
+        for kind, texts in kinds.items():
+            if sql in texts:
+                return kind
+    return None

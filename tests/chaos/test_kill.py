@@ -19,6 +19,7 @@ from tests.conftest import ProcessDatabase
 from tests.support import until
 
 SLOTS = 4  # of each poller
+ROUNDS = 100  # after which it is no bad luck any more that the victim was not at its point
 
 
 @pytest.mark.parametrize("point", POINTS)
@@ -45,7 +46,7 @@ def test_nothing_is_lost_and_orphans_start_again_in_time(
     assert watched.problems() == []
     # ... what the dead one held was charged and started again in time, and nothing else was
     begun = starts()
-    slowest = max([begun[task_id][1] - killed for task_id in orphans], default=0.0) / LEASE
+    slowest = max([begun[task_id][-1] - killed for task_id in orphans], default=0.0) / LEASE
     print(f"{point}: {len(orphans)} orphans, the slowest restart after {slowest:.2f} leases")
     record_property("slowest restart in leases", slowest)
     assert slowest <= 1.2
@@ -60,7 +61,9 @@ def feed_until_dead(victim: PollerProcess, point: str, gate: Path) -> None:
     if point in ("in renewal", "in rescue"):  # slow tasks: it must hold some
         enqueue_many("chaos", [{"payload": {"do": "hold", "until": str(gate)}}] * 3 * SLOTS)
         until(lambda: Task.objects.filter(status="PROCESSING").count() == 2 * SLOTS)
-    while point != "in renewal" and victim.code is None:
+    for _ in range(0 if point == "in renewal" else ROUNDS):
+        if victim.code is not None:
+            break
         if point == "in rescue":  # a task whose process died on its last attempt
             gone = timedelta(seconds=-1)
             factories.make_task("PROCESSING", queue="chaos", max_attempts=1, next_process_time=gone)

@@ -13,7 +13,7 @@ from django.utils import timezone
 
 from django_dbtaskqueue import conf
 from django_dbtaskqueue.flow import checkout as stage
-from django_dbtaskqueue.flow.settle import SettleDoor
+from django_dbtaskqueue.flow.door import SettleDoor
 from django_dbtaskqueue.models import Queue
 from django_dbtaskqueue.status import CREATED, ERROR, POISON, PROCESSING
 from tests.conformance.conftest import FIRST, SECOND, World
@@ -89,7 +89,7 @@ def test_the_attempt_is_charged_in_the_statement_that_takes_the_row(world: World
     world.make()
     with CaptureQueriesContext(connections[world.alias]) as seen:
         assert len(world.checkout()) == 1
-    writes = [query["sql"] for query in seen.captured_queries if "UPDATE \"dbtaskqueue_task\"" in query["sql"]]
+    writes = [query["sql"] for query in seen.captured_queries if 'UPDATE "dbtaskqueue_task"' in query["sql"]]
     assert len(writes) == 1
     assert "attempt = attempt + 1" in writes[0]
 

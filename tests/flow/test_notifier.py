@@ -110,8 +110,9 @@ def test_other_processes_hear_of_it_through_the_database(ear: Ear) -> None:
         enqueue("parcels")
         enqueue("letters")
         assert ear.rest() == []
-    assert sorted(ear.hear(2)) == ["letters", "parcels"]
-    assert ear.rest() == []
+    heard = [*ear.hear(2), *ear.rest()]
+    assert set(heard) == {"letters", "parcels"}
+    assert len(heard) <= 3
 
 
 def test_a_storm_of_commits_is_a_trickle_of_wake_ups(ear: Ear) -> None:

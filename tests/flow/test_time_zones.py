@@ -14,7 +14,7 @@ from django.utils import timezone
 
 from django_dbtaskqueue import LeaseLost, enqueue, enqueue_many
 from django_dbtaskqueue.flow import checkout as stage
-from django_dbtaskqueue.flow.settle import SettleDoor
+from django_dbtaskqueue.flow.door import SettleDoor
 from django_dbtaskqueue.models import Attempt, Task, TaskHistory
 from django_dbtaskqueue.session import Session
 from django_dbtaskqueue.status import COMPLETED, PROCESSING

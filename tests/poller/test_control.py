@@ -20,7 +20,7 @@ from django.db.models.functions import Now
 
 from django_dbtaskqueue import LeaseLost, __version__, conf, enqueue
 from django_dbtaskqueue.flow.checkout import Line
-from django_dbtaskqueue.flow.settle import SettleDoor
+from django_dbtaskqueue.flow.door import SettleDoor
 from django_dbtaskqueue.models import Attempt, Poller, Task
 from django_dbtaskqueue.poller import control
 from django_dbtaskqueue.poller.lane import Lane

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from django.core.exceptions import ImproperlyConfigured
 
@@ -57,3 +59,9 @@ def test_nothing_to_poll_is_said(taskqueue_registry: None) -> None:
     registry.restore(registry.Snapshot({}, {}))
     with pytest.raises(ImproperlyConfigured, match="no processor is registered"):
         weights.parse([])
+
+
+def test_an_unknown_queue_is_told_from_all_that_are_known(settings: Any) -> None:
+    settings.DBTASKQUEUE = {"QUEUES": {"letters": {}}}
+    with pytest.raises(UnknownQueue, match=r"Did you mean 'letters'\?"):
+        weights.parse(["leters"])

@@ -1,0 +1,67 @@
+"""How many tasks there is room for: in a lane, and for each of its processors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from django_dbtaskqueue import registry
+from django_dbtaskqueue.flow.process import Processor
+from django_dbtaskqueue.poller.executors import Executor
+from django_dbtaskqueue.poller.lane import Lane
+from django_dbtaskqueue.poller.places import Places
+from django_dbtaskqueue.poller.settler import Settler
+
+
+class Rooms:
+    """Measures what may be taken now. Nothing is written here."""
+
+    def __init__(self, lanes: Mapping[str, Lane], places: Places, settler: Settler) -> None:
+        self._lanes = lanes
+        self._places = places
+        self._settler = settler
+
+    def reserved(self) -> int:
+        """Return how many tasks checkouts under way have asked for."""
+        return sum(lane.reserved for lane in self._lanes.values())
+
+    def of_lane(self, lane: Lane) -> int:
+        """Return how many tasks to take from a lane now."""
+        processors = registry.processors(lane.queue)
+        if self.differ(processors):
+            room = 0 if lane.reserved else sum(max(0, self.of_processor(lane, each)) for each in processors)
+        else:
+            room = self.of_processor(lane, processors[0] if processors else None)
+        if lane.settings.concurrency is not None:
+            held = sum(lease.door is lane.door for lease in self._settler.held.copy())
+            room = min(room, lane.settings.concurrency - held - lane.reserved)
+        return room
+
+    def of_processor(self, lane: Lane, processor: Processor | None, *, mine: int = 0) -> int:
+        """Return how many tasks of a processor to take from a lane now, by who has reserved ``mine`` already."""
+        reserved = self.reserved() - mine
+        ahead = lane.ahead()
+        room = self._places.slots(processor) + ahead - len(self._settler.done) - reserved
+        if (reserved or self._places.waiting(processor)) and room < min(lane.settings.batch_size, ahead / 2):
+            return 0  # worth a statement only when the slots run dry or half of what may wait fits
+        allowed = self._places.allowed(processor)
+        return room if allowed is None else min(room, allowed - lane.reserved + mine)
+
+    def differ(self, processors: Sequence[Processor]) -> bool:
+        """Whether a queue's processors have room for different numbers of tasks."""
+        if len(processors) < 2:
+            return False
+        places = {self._places.of(processor) for processor in processors}
+        return len(places) > 1 or not all(processor.plain for processor in processors)
+
+    def reopened(self, lane: Lane) -> bool:
+        """Whether a processor that had no room at the lane's last checkout has some now."""
+        return any(self.of_processor(lane, processor) > 0 for processor in lane.closed)
+
+    def behind(self, lane: Lane) -> bool:
+        """Whether a lane without room gets some as soon as what waits where it runs is done."""
+        processors = registry.processors(lane.queue) or (None,)
+        return any(self._places.waiting(each) and self._places.allowed(each) != 0 for each in processors)
+
+    def places(self, lane: Lane) -> set[Executor]:
+        """Return where a lane's tasks run."""
+        return {self._places.of(each) for each in registry.processors(lane.queue) or (None,)}
