@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from django.dispatch import Signal
 
-task_enqueued = Signal()  # queue, task_id, reference
 # call, task_ids, using: a verb of the API changed tasks, and that is committed. ``call`` is put, take, ack, release,
 # fail, touch, bury, kick, reprocess, delete, ttl (taken too late to be started) or lease_expired.
 task_changed = Signal()
