@@ -16,7 +16,9 @@ from django_dbtaskqueue.session import Session
 
 logger = logging.getLogger("django_dbtaskqueue")
 
-PROBATION = 5.0  # seconds after which a suspect that still runs gets company
+# Seconds a suspect is left alone: what kills mostly kills at once, and the others must not wait long.
+PROBATION = (0.2, 1.0)
+SHARE = 40  # of a lease, within those bounds
 
 
 class Suspects:
@@ -48,11 +50,19 @@ class Suspects:
         chosen = suspects[:1] if alone and not innocent and not self._busy() else []
         # Before anything of this batch starts: what is given back later may be charged by a death.
         settle.release(session, suspects[len(chosen) :])
-        self._until = monotonic() + PROBATION
+        self._until = monotonic() + _probation(suspects[0])
         if not self._around:
             self._around = True
-            logger.warning("Tasks of %s were held by a process that died: running them one by one", suspects[0].queue)
+            logger.warning(
+                "Attempts of %s ended without an outcome, as when a process dies: running those tasks one by one",
+                suspects[0].queue,
+            )
         return innocent + chosen
 
     def _busy(self) -> bool:
         return bool(self._settler.held or self._settler.done) and monotonic() < self._until
+
+
+def _probation(lease: Lease) -> float:
+    seconds = (lease.lease_until - lease.start_time).total_seconds()
+    return min(max(seconds / SHARE, PROBATION[0]), PROBATION[1])

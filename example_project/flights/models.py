@@ -33,17 +33,27 @@ class Plane(models.Model):
         return f"{self.tail_number} ({self.model})"
 
 
+class Records(dict[str, Facts]):
+    """What is on record, by a flight's reference."""
+
+    def of(self, reference: str) -> Facts:
+        """Return what is on record about one flight; raise ``Flight.DoesNotExist``."""
+        if reference not in self:
+            raise Flight.DoesNotExist(f"There is no flight {reference!r} in the timetable.")
+        return self[reference]
+
+
 class FlightManager(models.Manager["Flight"]):
     """Flights."""
 
-    def facts(self, references: Iterable[str]) -> dict[str, Facts]:
-        """Return what is on record about flights and their aircraft, by reference; unknown flights are left out."""
+    def facts(self, references: Iterable[str]) -> Records:
+        """Return what is on record about flights and their aircraft, with one statement."""
         columns = ("id", "departure_delay", "arrival_delay", "distance_miles", "plane_id", "plane__seats")
         rows = self.filter(reference__in=references).values_list("reference", *columns)
-        return {
-            reference: Facts(flight, minutes(departure), minutes(arrival), miles, tail_number or "", seats)
+        return Records(
+            (reference, Facts(flight, minutes(departure), minutes(arrival), miles, tail_number or "", seats))
             for reference, flight, departure, arrival, miles, tail_number, seats in rows
-        }
+        )
 
 
 class Flight(models.Model):

@@ -27,11 +27,11 @@ def assess(tasks: list[Lease]) -> list[Complete | Fail | Poison]:
     claims = []
     for task in tasks:
         try:
-            known = facts[task.payload.flight]
+            known = facts.of(task.payload.flight)
             claims.append(Claim.of(known, rules.assess(known)))
         except rules.NeverAssigned as reason:
             outcomes.append(Poison(str(reason)))
-        except (KeyError, rules.ArrivalNotRecorded, rules.AircraftNotRegistered) as reason:
+        except (Flight.DoesNotExist, rules.ArrivalNotRecorded, rules.AircraftNotRegistered) as reason:
             outcomes.append(Fail(reason))
         else:
             outcomes.append(Complete())

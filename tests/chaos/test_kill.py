@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -10,25 +11,38 @@ import pytest
 from django.db.models import QuerySet
 
 from django_dbtaskqueue import enqueue_many
-from django_dbtaskqueue.models import Attempt, Task
+from django_dbtaskqueue.models import Attempt, Poller, Task
 from tests import factories
 from tests.chaos.conftest import LEASE, Start
 from tests.chaos.crashing import POINTS
 from tests.chaos.processes import PollerProcess, audit, clock, starts, until_all, until_dead
 from tests.conftest import ProcessDatabase
+from tests.poller.processes import lines
 from tests.support import until
 
 SLOTS = 4  # of each poller
 ROUNDS = 100  # after which it is no bad luck any more that the victim was not at its point
 
 
-@pytest.mark.parametrize("point", POINTS)
+CASES = [("postgres_process_database", point) for point in POINTS] + [
+    ("sqlite_process_database", point)
+    for point in ("after checkout's commit", "before the outcome's commit", "in rescue")
+]
+
+
+@pytest.mark.parametrize(("database", "point"), CASES)
 def test_nothing_is_lost_and_orphans_start_again_in_time(
-    point: str, process_database: ProcessDatabase, start: Start, tmp_path: Path, record_property: Callable[..., None]
+    database: str,
+    point: str,
+    request: pytest.FixtureRequest,
+    start: Start,
+    tmp_path: Path,
+    record_property: Callable[..., None],
 ) -> None:
     # Given two pollers, one of which will die at the point
+    found: ProcessDatabase = request.getfixturevalue(database)
     watched = audit()
-    victim, other = start(process_database, die=point), start(process_database)
+    victim, other = start(found, die=point), start(found)
     victim.ready()
     other.ready()
 
@@ -96,3 +110,27 @@ def test_a_rescue_that_died_is_done_by_another(process_database: ProcessDatabase
     until_all("ERROR")
     assert [row.task_id for row in Attempt.objects.all()] == [spent.pk]
     assert watched.problems() == []
+
+
+def test_orphans_are_found_when_nobody_remembers_their_poller(
+    postgres_process_database: ProcessDatabase, start: Start, queues: Callable[..., None], tmp_path: Path
+) -> None:
+    # Given tasks whose poller died, and long ones at that
+    queues(lease="1s")
+    mark, gate = tmp_path / "mark", tmp_path / "gate"
+    enqueue_many("chaos", [{"payload": {"do": "hold", "until": str(gate), "mark": str(mark)}}] * SLOTS)
+    victim = start(postgres_process_database, "--name", "same")
+    until(lambda: len(lines(mark)) == SLOTS)
+    victim.signal(signal.SIGKILL)
+    until_dead(victim)
+
+    # When its row is gone, and another one comes under the same name
+    Poller.objects.all().delete()
+    other = start(postgres_process_database, "--name", "same")
+
+    # Then all of them are started again, and do not wait for each other's end
+    until(lambda: len(lines(mark)) == 2 * SLOTS)
+    gate.touch()
+    until_all("COMPLETED")
+    assert set(Task.objects.values_list("attempt", flat=True)) == {2}
+    other.end()
