@@ -36,6 +36,7 @@ class QueueSettings:
     settle_interval: timedelta = timedelta(milliseconds=50)  # the longest an outcome waits for its batch
     batch_size: int = 500  # the most tasks one checkout takes
     concurrency: int | None = None  # the most tasks of this queue that one poller holds; 0: none; None: by its slots
+    paused: bool = False  # a queue nobody has paused or resumed yet starts paused
     poll_interval: timedelta = timedelta(seconds=1)  # of a poller that finds nothing, at first
     idle_interval: timedelta = timedelta(seconds=5)  # and at most; neither is ever over a tenth of the lease
     ttl: timedelta | None = None  # how long after it is due a task may still be started
@@ -72,6 +73,7 @@ RULES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("settle_interval", _positive, "a positive duration"),
     ("batch_size", lambda v: isinstance(v, int) and 1 <= v <= 5000, "a whole number from 1 to 5000"),
     ("concurrency", lambda v: v is None or (isinstance(v, int) and v >= 0), "None or a whole number from 0"),
+    ("paused", lambda v: isinstance(v, bool), "True or False"),
     ("poll_interval", _positive, "a positive duration"),
     ("idle_interval", _positive, "a positive duration"),
     ("ttl", lambda v: v is None or _positive(v), "None or a positive duration"),

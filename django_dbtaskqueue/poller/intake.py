@@ -190,6 +190,8 @@ class Intake:
     def _checkout(self, carrier: Carrier, lane: Lane, asked: int, without: tuple[str, ...]) -> list[Lease]:
         session = carrier.session(lane)
         if lane.strategy is None:
+            if lane.settings.paused:
+                session.run(session.sql.start_paused, {"queue_name": lane.queue})
             lane.strategy = checkout.strategy_for(session, lane.settings.strategy)
         return checkout.take(
             session,

@@ -22,7 +22,7 @@ GRANT SELECT, INSERT, UPDATE ON dbtaskqueue_queue TO dbtaskqueue_producer; -- th
 -- A poller takes and settles. It makes no task: a processor that enqueues needs the producer's role, too.
 GRANT SELECT, UPDATE, DELETE ON dbtaskqueue_task TO dbtaskqueue_poller;
 GRANT SELECT, INSERT ON dbtaskqueue_attempt, dbtaskqueue_taskhistory, dbtaskqueue_deletedtasks TO dbtaskqueue_poller;
-GRANT SELECT ON dbtaskqueue_queue TO dbtaskqueue_poller;
+GRANT SELECT, INSERT ON dbtaskqueue_queue TO dbtaskqueue_poller; -- INSERT: a queue that starts paused
 GRANT SELECT, INSERT, UPDATE, DELETE ON dbtaskqueue_poller TO dbtaskqueue_poller;
 
 -- An archiver moves and deletes what is finished.

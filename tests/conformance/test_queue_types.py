@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
 from django_dbtaskqueue import Complete, Fail, Fixed, Poison, QueueFull, Reenqueue, enqueue_many
+from django_dbtaskqueue.flow.checkout import START, Line
 from django_dbtaskqueue.flow.settle import Release
 from django_dbtaskqueue.lease import Lease
 from django_dbtaskqueue.models import Task
@@ -119,6 +122,34 @@ def test_a_parked_group_member_is_replaced_in_its_place(two_groups: World) -> No
     assert in_line(two_groups) == ["a1", "b1", "free"]
 
 
+def test_a_busy_group_in_front_costs_the_others_nothing(world: World) -> None:
+    """Of 10,000 tasks of one group one stands in line, so a checkout for the others looks at no more rows."""
+    others = [{"reference": f"o{n}", "group": f"other-{n}"} for n in range(20)]
+    enqueue_many("parcels", ({"reference": f"b{n}", "group": "busy"} for n in range(10_000)), using=world.alias)
+    enqueue_many("parcels", others, using=world.alias)
+    assert world.tasks.filter(ready_time__isnull=False).count() == 21
+    assert rows_looked_at(world) <= 21
+    assert references(world.checkout(21)) == ["b0", *(f"o{n}" for n in range(20))]
+
+
+def rows_looked_at(world: World) -> int:
+    """How many tasks PostgreSQL looks at to find the head of the line; SQLite does not tell."""
+    if world.alias == "sqlite":
+        return 0
+    session, line = world.session, Line("parcels", bounds={0: START})
+    session.run("ANALYZE dbtaskqueue_task", {})
+    params = {"tags": [], "limit": 50, **line.params()}
+    (answer,) = session.run(f"EXPLAIN (ANALYZE, FORMAT JSON) {session.sql.candidates}", params)[0]
+    return looked_at((json.loads(answer) if isinstance(answer, str) else answer)[0]["Plan"])
+
+
+def looked_at(node: dict[str, Any]) -> int:
+    own = 0
+    if node.get("Relation Name") == "dbtaskqueue_task":
+        own = (node["Actual Rows"] + node.get("Rows Removed by Filter", 0)) * node["Actual Loops"]
+    return int(own) + sum(looked_at(child) for child in node.get("Plans", []))
+
+
 # -- priorities ------------------------------------------------------------------------------------------------------
 
 
@@ -136,6 +167,24 @@ def test_a_priority_that_waited_too_long_goes_first(world: World) -> None:
     world.make(priority=5, reference="old too", ready_time=-timedelta(minutes=59))
     world.make(priority=1, reference="new")
     assert references(world.checkout(3)) == ["old", "old too", "new"]
+
+
+def test_under_twice_the_load_it_can_carry_no_priority_waits_for_ever(world: World) -> None:
+    """Given two urgent tasks a second and hands for one, then the patient one is taken soon after ``max_wait``."""
+    if world.strategy.startswith("tests."):
+        pytest.skip("this driver has strict priorities only, and says so")
+    world.configure(max_wait=timedelta(seconds=10))
+    world.enqueue("patient", priority=9)
+    taken_at: dict[str | None, int] = {}
+    for second in range(30):
+        for number in range(2):
+            world.enqueue(f"urgent-{second}-{number}", priority=0)
+        lease = world.checkout(1)[0]
+        taken_at[lease.reference] = second
+        world.settle(lease, Complete())
+        world.age(SECOND)
+    assert 10 <= taken_at["patient"] <= 12
+    assert len(taken_at) == 30  # and nobody's hands were idle
 
 
 # -- time to live ----------------------------------------------------------------------------------------------------

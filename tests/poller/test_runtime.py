@@ -105,6 +105,24 @@ def test_four_equal_pollers_share_the_work(process_database: ProcessDatabase, qu
     assert max(shares) / min(shares) <= 1.5, shares
 
 
+def test_a_queue_can_start_paused_and_is_resumed_once(
+    process_database: ProcessDatabase, quick: None, settings: Any
+) -> None:
+    settings.DBTASKQUEUE = {"HEARTBEAT": "100ms", "QUEUES": {"sized": {"paused": True, "poll_interval": "50ms"}}}
+    done: list[int] = []
+    registry.register("sized", lambda task: done.append(task.id))
+    enqueue("sized", "1")
+    with polling({"sized": 1}):
+        until(lambda: Queue.objects.filter(pk="sized", paused_by="settings", paused_time__isnull=False).exists())
+        assert not done
+        Queue.objects.filter(pk="sized").update(paused_time=None, paused_by="")
+        until(lambda: done)
+    # Given it was resumed, when another poller starts, then it stays so
+    enqueue("sized", "2")
+    with polling({"sized": 1}):
+        until(lambda: len(done) == 2)
+
+
 @pytest.mark.parametrize(
     ("value", "text"),
     [

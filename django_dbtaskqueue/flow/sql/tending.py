@@ -101,6 +101,14 @@ class Tending(Group):
         )
 
     @cached_property
+    def start_paused(self) -> str:
+        """Pause a queue that has no row yet: nobody has paused or resumed it."""
+        return (
+            f"INSERT INTO {self.tables.queue} (name, paused_time, paused_by, paused_reason)"
+            f" VALUES (%(queue_name)s, {self.dialect.now}, 'settings', 'starts paused') ON CONFLICT (name) DO NOTHING"
+        )
+
+    @cached_property
     def unpark(self) -> str:
         """Put tasks that waited for a handler back in line, now that this poller has one for their type."""
         now = self.dialect.now
