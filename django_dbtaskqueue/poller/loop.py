@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import random
@@ -120,6 +121,17 @@ class Poller:
             registry.unwatch(self._appeared)
             observe.of_poller("finished", self)
         self.state = "STOPPED"
+
+    async def shutdown(self, timeout: timedelta) -> list[Lease]:
+        """Stop, wait for what runs without blocking the event loop, and return what is still alive after ``timeout``.
+
+        Empty when all has ended; the poller is then closed. What is left keeps its lease, renewed until ``close``.
+        """
+        self.stop()
+        if await asyncio.to_thread(self.wait, timeout.total_seconds()):
+            await asyncio.to_thread(self.close)
+            return []
+        return [lease for run in self.running() for lease in run.job.leases]
 
     def wake(self, queue: str) -> None:
         """There may be something to take: in ``queue``, or in any when it is empty."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from datetime import timedelta
 from typing import Any
@@ -11,6 +12,8 @@ import pytest
 from django_dbtaskqueue import enqueue, enqueue_many, registry
 from django_dbtaskqueue.lease import Lease
 from django_dbtaskqueue.models import Poller, Queue, Task
+from django_dbtaskqueue.poller.loop import Poller as Loop
+from django_dbtaskqueue.poller.options import Options
 from django_dbtaskqueue.poller.runtime import iso
 from tests.conftest import ProcessDatabase
 from tests.poller.processes import polling
@@ -103,6 +106,27 @@ def test_four_equal_pollers_share_the_work(process_database: ProcessDatabase, qu
         until(lambda: len(hands) == 1601, timeout=60)
     shares = [hands.count(poller.instance) for poller in (one, two, three, four)]
     assert max(shares) / min(shares) <= 1.5, shares
+
+
+def test_a_shutdown_can_be_awaited_and_says_what_is_still_alive(process_database: ProcessDatabase, quick: None) -> None:
+    started, go = threading.Event(), threading.Event()
+
+    def work(task: Lease) -> None:
+        started.set()
+        assert go.wait(20)
+
+    registry.register("sized", work)
+    enqueue("sized", "slow")
+    poller = Loop({"sized": 1}, Options(threads=1))
+    poller.start()
+    assert started.wait(20)
+    # When the task outlives the bound, it is named; when it has ended, nothing is left
+    alive = asyncio.run(poller.shutdown(timedelta(milliseconds=50)))
+    assert [lease.reference for lease in alive] == ["slow"]
+    go.set()
+    assert asyncio.run(poller.shutdown(timedelta(seconds=20))) == []
+    assert poller.state == "STOPPED"
+    assert Task.objects.get().status == "COMPLETED"
 
 
 def test_a_queue_can_start_paused_and_is_resumed_once(
