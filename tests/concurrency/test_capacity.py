@@ -1,0 +1,62 @@
+"""A full queue: who waits for room gets it as soon as there is some, and not for ever."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from time import monotonic
+from typing import Any
+
+import pytest
+from django.db import transaction
+
+from django_dbtaskqueue import QueueFull, enqueue
+from django_dbtaskqueue.models import Task
+from tests.support import actors
+
+BOTH = pytest.mark.parametrize("alias", ["default", "sqlite"])
+LONG = timedelta(seconds=20)
+SHORT = timedelta(milliseconds=300)
+
+pytestmark = pytest.mark.django_db(databases=["default", "sqlite"], transaction=True)
+
+
+@pytest.fixture(autouse=True)
+def full(settings: Any, request: pytest.FixtureRequest) -> None:
+    """A queue with room for one, and one in it."""
+    settings.DBTASKQUEUE = {"QUEUES": {"narrow": {"capacity": 1}}}
+    enqueue("narrow", "first", using=request.getfixturevalue("alias"))
+
+
+@BOTH
+def test_who_waits_gets_the_room_that_comes_free(alias: str) -> None:
+    with actors(1) as (producer,):
+        second = producer.do(enqueue, "narrow", "second", timeout=LONG, using=alias)
+        assert not second.done()
+        Task.objects.db_manager(alias).checkout("narrow", poller_instance="p")[0].complete()
+        assert second.result(20).reference == "second"
+
+
+@BOTH
+def test_who_waits_in_vain_is_told(alias: str) -> None:
+    began = monotonic()
+    with pytest.raises(QueueFull, match="capacity of 1"):
+        enqueue("narrow", "second", timeout=SHORT, using=alias)
+    assert monotonic() - began >= SHORT.total_seconds()
+
+
+@BOTH
+def test_room_appears_inside_a_transaction_on_postgresql_only(alias: str) -> None:
+    """Given a producer inside a transaction: on PostgreSQL it waits, on SQLite nobody else could make room."""
+    with actors(1) as (producer,):
+
+        def in_transaction() -> Task:
+            with transaction.atomic(using=alias):
+                return enqueue("narrow", "second", timeout=LONG, using=alias)
+
+        second = producer.do(in_transaction)
+        if alias == "sqlite":
+            with pytest.raises(QueueFull):
+                second.result(LONG.total_seconds() / 2)
+        else:
+            Task.objects.db_manager(alias).checkout("narrow", poller_instance="p")[0].complete()
+            assert second.result(20).reference == "second"
