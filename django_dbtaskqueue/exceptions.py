@@ -110,10 +110,6 @@ class ProcessDied(TaskQueueError):
         )
 
 
-class UnknownTask(TaskQueueError):
-    """No such task in this location."""
-
-
 def near_match(name: str, known: Iterable[str]) -> str:
     """Return " Did you mean 'x'?" for the closest known name, or an empty string."""
     close = get_close_matches(name, list(known), n=1)

@@ -33,7 +33,7 @@ Params = Mapping[str, Any]
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
 NAME_RULE = "use 1 to 63 letters, digits and '_', not beginning with a digit"
 TIMESTAMPTZ = 1184  # PostgreSQL's type number
-# Custom plans flip to sequential scans as statistics lag behind a queue: 2 to 8 times slower. And whoever waits for a
+# Custom plans flip to sequential scans as statistics lag behind a queue. And whoever waits for a
 # row that a processor keeps locked in its own transaction cannot work for all others meanwhile.
 TUNED = "SELECT set_config('plan_cache_mode', 'force_generic_plan', false), set_config('lock_timeout', '250ms', false)"
 _cursors: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
