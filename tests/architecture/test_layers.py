@@ -21,7 +21,8 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "conf", "queueconf", "settings_file", "durations", "signals", "codecs", "context", "reenqueueing", "listeners",
     ),
     "2 storage": (
-        "models", "querysets", "session", "notifier", "tuning", "routers", "overrides", "migrations", "migrations.*",
+        "models", "models.*", "querysets", "session", "notifier", "tuning", "routers", "overrides",
+        "migrations", "migrations.*",
     ),
     "3 the flow": ("flow", "flow.*"),
     "4 drivers": (
@@ -38,7 +39,8 @@ LAYERS: dict[str, tuple[str, ...]] = {
 STAGES = ("enqueue", "checkout", "process", "settle", "observe", "move", "housekeep")
 # The package's lazy names, Django's start-up, and what pytest loads before Django: they import when they are called.
 LAZY = ("", "apps", "pytest_plugin")
-MUTUAL = {"querysets": {"models"}}  # a manager's type names its model, whose manager it is; for type checkers only
+# A manager's type names its model, whose manager it is; for type checkers only.
+MUTUAL = {"querysets": {"models", "models.tasks"}}
 
 
 def layer_of(name: str) -> int:

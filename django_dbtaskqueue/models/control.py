@@ -1,0 +1,94 @@
+"""What runs and what an operator changed: queues, pollers, and the counters beside the tasks."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from django.db import models
+from django.db.models.functions import Now
+from django.utils.translation import gettext_lazy as _
+
+
+class Queue(models.Model):
+    """A queue's runtime control: what an operator changed, and whether it is paused."""
+
+    name = models.CharField(_("name"), max_length=200, primary_key=True)
+    overrides = models.JSONField(_("runtime overrides"), db_default=models.Value({}, models.JSONField()), blank=True)
+    create_time = models.DateTimeField(_("created"), db_default=Now())
+    paused_time = models.DateTimeField(_("paused since"), null=True, blank=True)
+    paused_until = models.DateTimeField(_("paused until"), null=True, blank=True)
+    paused_by = models.CharField(_("paused by"), max_length=200, blank=True, db_default="")
+    paused_reason = models.CharField(_("reason"), max_length=500, blank=True, db_default="")
+
+    class Meta:
+        verbose_name = _("queue")
+        verbose_name_plural = _("queues")
+        permissions: ClassVar[list[tuple[str, Any]]] = [("pause_queue", "Can pause and resume queues")]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class Poller(models.Model):
+    """One running poller, as it last reported. Nothing depends on this row: a lease lives on its task."""
+
+    instance = models.CharField(_("instance"), max_length=200, primary_key=True)
+    host = models.CharField(_("host"), max_length=200, db_default="")
+    pid = models.IntegerField(_("process"), db_default=0)
+    version = models.CharField(_("version"), max_length=50, db_default="")
+    queues = models.JSONField(_("queues"), db_default=models.Value([], models.JSONField()))
+    state = models.CharField(_("state"), max_length=30, db_default="INIT")
+    start_time = models.DateTimeField(_("started"), db_default=Now())
+    heartbeat_time = models.DateTimeField(_("heartbeat"), db_default=Now())
+    slots = models.IntegerField(_("slots"), db_default=0)
+    held = models.IntegerField(_("leases held"), db_default=0)
+    finished = models.BigIntegerField(_("tasks finished"), db_default=0)
+    failed = models.BigIntegerField(_("attempts failed"), db_default=0)
+    running = models.JSONField(_("running"), db_default=models.Value([], models.JSONField()))
+    applied = models.TextField(_("settings applied last"), db_default="")
+
+    class Meta:
+        verbose_name = _("poller")
+        verbose_name_plural = _("pollers")
+
+    def __str__(self) -> str:
+        return self.instance
+
+
+class DeletedTasks(models.Model):
+    """Counted deletions. Only ever inserted, in the deleting transaction, so that no two deleters wait for a row."""
+
+    id = models.BigAutoField(primary_key=True)
+    queue = models.CharField(_("queue"), max_length=200, db_column="queue_name")
+    count = models.BigIntegerField(_("count"))
+    time = models.DateTimeField(_("time"), db_default=Now())
+
+    class Meta:
+        verbose_name = _("deleted tasks")
+        verbose_name_plural = _("deleted tasks")
+
+    def __str__(self) -> str:
+        return f"{self.queue}: {self.count}"
+
+
+class CallCount(models.Model):
+    """How often a verb was used on a queue in one minute. Appended by each process: no producer waits for a row.
+
+    Several rows may stand for the same minute; older ones are merged, in the end into one per day.
+    """
+
+    id = models.BigAutoField(primary_key=True)
+    queue = models.CharField(_("queue"), max_length=200, db_column="queue_name")
+    minute = models.DateTimeField(_("minute"))
+    call = models.CharField(_("call"), max_length=30)
+    count = models.BigIntegerField(_("count"))
+
+    class Meta:
+        verbose_name = _("calls in a minute")
+        verbose_name_plural = _("calls by the minute")
+        indexes: ClassVar[list[models.Index]] = [
+            models.Index(fields=["queue", "minute"], name="dbtaskqueue_callcount_minute"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.queue}: {self.count} {self.call}"
