@@ -101,5 +101,5 @@ def lease_of(held: Token, door: HandDoor) -> Lease:
     if not found:
         raise LeaseLost(held.id, held.total_attempt, "from_token")
     *columns, left = found[0]
-    (lease,) = checkout.leases(session, [tuple(columns)], door, monotonic() + left)
+    (lease,) = checkout.leases([tuple(columns)], door, monotonic() + left)
     return lease

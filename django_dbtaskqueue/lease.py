@@ -12,11 +12,14 @@ from django_dbtaskqueue.outcomes import Complete, CompleteDelete, Fail, Outcome,
 
 
 class Door(Protocol):
-    """The one way out of PROCESSING; given to the lease by whoever checked it out."""
+    """The one way out of PROCESSING, and the way to its database; given to the lease by whoever checked it out."""
 
     alias: str  # the database the task lives in
     key: str  # the lane: the queue, and its shard if it has any
     reenqueue: Any  # the runtime override of the reenqueue policy, or None
+
+    def time(self, text: str) -> datetime:
+        """Return a time as the database wrote it, as the site's models would show it."""
 
     def settle(self, lease: Lease, outcome: Outcome) -> None:
         """Write the outcome with the fence, on the calling thread's connection, or raise ``LeaseLost``."""
@@ -57,24 +60,49 @@ class Lease:
     payload_type: str | None
     payload_text: str | None
     context_text: str | None
-    create_time: datetime
-    start_time: datetime
-    lease_until: datetime
+    create_text: str  # the times as the database wrote them: hardly any processor asks for one
+    start_text: str
+    until_text: str
     poller_instance: str
-    ready_time: datetime
+    ready_text: str
     group: str | None
-    expire_time: datetime | None
+    expire_text: str | None
     lease_seconds: float | None
     door: Door
     deadline: float = 0.0  # time.monotonic() at which the lease, as last granted or renewed, runs out
     payload: Any = None
     context: dict[str, Any] = field(default_factory=dict)
-    policy: Any = None  # how a failure is retried; None: the default policy
-    reenqueue_policy: Any = None  # what the processor declares for a reenqueue() without a delay
+    policy: Any = None  # how a failure is retried, as set while running; None: as the queue and its processor say
+    processor: Any = None  # whoever runs it (flow.process.Processor), for the policies it declares
     outcome: Outcome | None = None  # what the processor settled by itself; stored once ``settled``
     settled: bool = False  # an outcome of this lease is committed
     touched: bool = False  # the processor tried to settle by itself
     lost: str = ""  # what could not be written, for the lease was gone
+
+    @property
+    def create_time(self) -> datetime:
+        """When the task was enqueued."""
+        return self.door.time(self.create_text)
+
+    @property
+    def start_time(self) -> datetime:
+        """When this checkout took it."""
+        return self.door.time(self.start_text)
+
+    @property
+    def lease_until(self) -> datetime:
+        """When the lease, as granted or last touched, runs out."""
+        return self.door.time(self.until_text)
+
+    @property
+    def ready_time(self) -> datetime:
+        """The task's place in line."""
+        return self.door.time(self.ready_text)
+
+    @property
+    def expire_time(self) -> datetime | None:
+        """When its time to live is over, if it has one."""
+        return None if self.expire_text is None else self.door.time(self.expire_text)
 
     def complete(self, result: Any = None) -> None:
         """Settle as COMPLETED."""

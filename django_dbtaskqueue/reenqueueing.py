@@ -16,7 +16,7 @@ def timed(lease: Lease, outcome: Outcome) -> Outcome:
     if not isinstance(outcome, Reenqueue) or outcome.delay is not None:
         return outcome
     number = lease.reenqueue_attempt + 1
-    policy = lease.door.reenqueue or conf.reenqueue_policy(lease.queue, lease.reenqueue_policy)
+    policy = lease.door.reenqueue or conf.reenqueue_policy(lease.queue, lease.processor and lease.processor.reenqueue)
     delay = None if policy is None else retry.next_delay(policy, number)
     if delay is None:
         raise ReenqueueDelayMissing(lease.queue, number, ended=policy is not None)

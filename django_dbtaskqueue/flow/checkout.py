@@ -25,7 +25,6 @@ START = ("-infinity", 0)  # the front of the line
 WALK_PAUSE = 0.05  # seconds, at least, between two walks from the front
 WALK_SHARE = 20  # a walk may cost a twentieth of the time
 CROWD = 48  # an optimistic checkout that lost a race picks among this many
-TIMES = (11, 12, 13, 15, 17)
 PRIORITY, READY_TIME, ID = 7, 15, 0  # columns of a leased row (sql.statements.LEASED)
 LINE_ORDER = itemgetter(PRIORITY, READY_TIME, ID)
 
@@ -67,7 +66,7 @@ class Line:
     def advance(self, rows: list[Row]) -> None:
         """Remember the last row taken of each priority; ``rows`` are in line order."""
         for priority, row in {row[PRIORITY]: row for row in rows}.items():
-            self.bounds[priority] = (row[READY_TIME].isoformat(), row[ID])
+            self.bounds[priority] = (row[READY_TIME], row[ID])
 
 
 class Strategy(Protocol):
@@ -208,21 +207,13 @@ def take(
     }
     if without:
         session, params["without"] = session.narrowed(), session.sql.dialect.array(without)
-    taken = leases(session, strategy.take(session, line, params), door, since + seconds)
+    taken = leases(strategy.take(session, line, params), door, since + seconds)
     for task in taken:
         if task.lease_seconds is not None:
             task.deadline = since + task.lease_seconds
     return taken
 
 
-def leases(session: Session, rows: Iterable[Row], door: Door, deadline: float) -> list[Lease]:
+def leases(rows: Iterable[Row], door: Door, deadline: float) -> list[Lease]:
     """Return leased rows as leases that run out at ``deadline``."""
-    if not session.postgresql:  # times are text there
-        rows = [_with_times(session, row) for row in rows]
     return [Lease(*row, door, deadline) for row in rows]  # type: ignore[call-arg]  # a row is as long as LEASED
-
-
-def _with_times(session: Session, row: Row) -> Row:
-    return tuple(
-        session.time(value) if index in TIMES and value is not None else value for index, value in enumerate(row)
-    )

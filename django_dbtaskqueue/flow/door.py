@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
 
@@ -38,6 +38,10 @@ class SettleDoor:
         self.group_retry = group_retry
         self.reenqueue: Any = None
 
+    def time(self, text: str) -> datetime:
+        """Return a time as the database wrote it, as the site's models would show it."""
+        return Session.on(self.alias, self.model).time(text)
+
     def settle(self, lease: Lease, outcome: Outcome) -> None:
         """Write one outcome, or raise ``LeaseLost``; ``ReenqueueDelayMissing`` when nothing says when it is due."""
         self.settle_all([(lease, outcome)])
@@ -68,7 +72,7 @@ class SettleDoor:
         rows = session.run(session.sql.touch, {"id": lease.id, "total_attempt": lease.total_attempt, "delta": seconds})
         if not rows:
             raise lease.gone("touch")
-        lease.lease_until = session.time(rows[0][0])
+        lease.until_text = str(rows[0][0])
         lease.deadline += seconds
 
     def report_progress(self, lease: Lease, done: float, note: str) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from django.db import transaction
 
-from django_dbtaskqueue import codecs, conf, context
+from django_dbtaskqueue import codecs, context
 from django_dbtaskqueue import payload as json_payload
 from django_dbtaskqueue.exceptions import LeaseLost, PayloadError, ReenqueueDelayMissing, TaskQueueError
 from django_dbtaskqueue.lease import Lease
@@ -22,6 +22,7 @@ from django_dbtaskqueue.outcomes import OUTCOMES, Complete, CompleteDelete, Fail
 from django_dbtaskqueue.reenqueueing import timed
 
 logger = logging.getLogger("django_dbtaskqueue")
+DONE = Complete()  # what nearly every processor means
 current_lease: ContextVar[Lease | None] = ContextVar("dbtaskqueue_lease", default=None)
 
 
@@ -61,13 +62,12 @@ class Processor:
 
 def decode(lease: Lease, processor: Processor) -> None:
     """Fill in the payload, as the processor's type, and the context. Raise ``PayloadError``."""
+    lease.processor = processor
     text = lease.payload_text
     plain = None if text is None else json_payload.loads(text)
     lease.payload = plain if processor.payload is None else codecs.decode(processor.payload, plain)
     if lease.context_text is not None:
         lease.context = _mapping(json_payload.loads(lease.context_text))
-    lease.policy = lease.policy or conf.retry_policy(lease.queue, processor.policy)
-    lease.reenqueue_policy = processor.reenqueue
 
 
 def _mapping(context: Any) -> dict[str, Any]:
@@ -128,7 +128,8 @@ def _call(lease: Lease, processor: Processor) -> Outcome | None:
         if processor.mode == "atomic":
             _call_atomic(lease, processor)
             return None
-        outcome = timed(lease, decide(processor.function(lease)))
+        value = processor.function(lease)
+        outcome = DONE if value is None else timed(lease, decide(value))
     except BaseException as error:
         return _failed(lease, error)
     finally:

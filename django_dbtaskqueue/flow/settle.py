@@ -16,8 +16,8 @@ from typing import Any
 
 from django.db.utils import DatabaseError, OperationalError
 
+from django_dbtaskqueue import conf, retry
 from django_dbtaskqueue import payload as json_payload
-from django_dbtaskqueue import retry
 from django_dbtaskqueue.exceptions import TaskQueueError
 from django_dbtaskqueue.flow import groups
 from django_dbtaskqueue.flow.failures import describe
@@ -182,7 +182,7 @@ def write(lease: Lease, outcome: Settlement) -> tuple[dict[str, Any], dict[str, 
                 outcome,
                 attempt=lease.attempt,
                 max_attempts=lease.max_attempts,
-                policy=lease.policy or retry.DEFAULT,
+                policy=lease.policy or conf.retry_policy(lease.queue, lease.processor and lease.processor.policy),
             )
             failure = describe(outcome.error)
             text = json_payload.tail_bytes(failure["b"] or failure["m"] or failure["t"])

@@ -203,7 +203,7 @@ def rescue(session: Session, lane: Lane) -> list[Lease]:
     either renewed before, and keeps its task, or finds its lease gone.
     """
     with session.atomic():
-        dead = checkout.leases(session, move.spent(session, lane.queue), lane.door, 0.0)
+        dead = checkout.leases(move.spent(session, lane.queue), lane.door, 0.0)
         pairs = [(lease, Fail(_death(lease), retry=False)) for lease in dead]
         settled = settle.settle(session, pairs, keep=lane.settings.keep) if pairs else set()
     rescued = [(lease, outcome) for lease, outcome in pairs if lease.id in settled]

@@ -111,7 +111,7 @@ class Intake:
         session = carrier.session(lane)
         rows = session.run(session.sql.leased_to, {"queue_name": lane.queue, "poller_instance": self.instance})
         known = {(lease.id, lease.total_attempt) for lease in self.settler.held.copy() if lease.door is lane.door}
-        leases = checkout.leases(session, rows, lane.door, 0.0)
+        leases = checkout.leases(rows, lane.door, 0.0)
         unknown = [lease for lease in leases if (lease.id, lease.total_attempt) not in known]
         pairs: list[settle.Pair] = [(lease, settle.Release()) for lease in unknown]
         lost = settle.settle_surely(session, pairs) if pairs else set()

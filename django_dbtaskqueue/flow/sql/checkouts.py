@@ -11,11 +11,17 @@ from django_dbtaskqueue.status import sql_sources
 # Columns a lease is built from, in the order flow/checkout.py unpacks them.
 LEASED = (
     "id, queue_name, reference_number, attempt, reenqueue_attempt, total_attempt, max_attempts, priority, "
-    "payload_type, {payload}, {context}, create_time, start_time, next_process_time, poller_instance, ready_time, "
-    "group_key, expire_time, lease_seconds"
+    "payload_type, {payload}, {context}, {create_time}, {start_time}, {next_process_time}, poller_instance, "
+    "{ready_time}, group_key, {expire_time}, lease_seconds"
 )
+AS_TEXT = ("payload", "context", "create_time", "start_time", "next_process_time", "ready_time", "expire_time")
 # Remembered bounds, one per priority, in the order the priorities are to be served.
 BOUNDS = "unnest(%(priorities)s::smallint[], %(times)s::timestamptz[], %(ids)s::bigint[]) AS b(p, bound_time, bound_id)"
+
+
+def leased(dialect: Dialect) -> str:
+    """Return the columns of a leased row; JSON and times as text, which is decoded when somebody asks for it."""
+    return LEASED.format(**{name: dialect.text(name) for name in AS_TEXT})
 
 
 class Checkouts(Group):
@@ -23,7 +29,7 @@ class Checkouts(Group):
 
     def __init__(self, tables: Tables, dialect: Dialect) -> None:
         super().__init__(tables, dialect)
-        self.leased = LEASED.format(payload=dialect.text("payload"), context=dialect.text("context"))
+        self.leased = leased(dialect)
 
     @cached_property
     def taken(self) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cached_property
 
 from django_dbtaskqueue.flow.sql.base import GROUP, Group
-from django_dbtaskqueue.flow.sql.checkouts import LEASED
+from django_dbtaskqueue.flow.sql.checkouts import leased
 from django_dbtaskqueue.status import sql_sources
 
 NO_HANDLER = "no handler"  # how the parking reason of a task without a processor begins
@@ -26,9 +26,9 @@ class Tending(Group):
     @cached_property
     def leased_to(self) -> str:
         """The leases of a queue that stand in the name of one poller."""
-        leased = LEASED.format(payload=self.dialect.text("payload"), context=self.dialect.text("context"))
         return self.tables.rename(
-            f"SELECT {leased} FROM {self.tables.task} WHERE queue_name = %(queue_name)s AND ready_time IS NOT NULL"
+            f"SELECT {leased(self.dialect)} FROM {self.tables.task}"
+            " WHERE queue_name = %(queue_name)s AND ready_time IS NOT NULL"
             f" AND status IN ({sql_sources('renew')}) AND poller_instance = %(poller_instance)s"
         )
 
@@ -40,9 +40,8 @@ class Tending(Group):
     @cached_property
     def standing(self) -> str:
         """The given leases that still stand, as checkout returns them, and the seconds each has left."""
-        leased = LEASED.format(payload=self.dialect.text("payload"), context=self.dialect.text("context"))
         left = self.dialect.seconds_between(self.dialect.now, "next_process_time")
-        return self.tables.rename(f"SELECT {leased}, {left} FROM {self.fenced('touch')}")
+        return self.tables.rename(f"SELECT {leased(self.dialect)}, {left} FROM {self.fenced('touch')}")
 
     @cached_property
     def unlocked(self) -> str:
@@ -57,7 +56,7 @@ class Tending(Group):
             f" {self.dialect.later('%(delta)s', start='next_process_time')},"
             f" expire_time = {self.dialect.maybe_later('%(delta)s', start='expire_time')}"
             f" WHERE id = %(id)s AND total_attempt = %(total_attempt)s AND status IN ({sql_sources('touch')})"
-            " RETURNING next_process_time"
+            f" RETURNING {self.dialect.text('next_process_time')}"
         )
 
     @cached_property
@@ -85,9 +84,8 @@ class Tending(Group):
     @cached_property
     def spent(self) -> str:
         """Expired leases of tasks with no attempt left: their process died on the last one. Locks them."""
-        leased = LEASED.format(payload=self.dialect.text("payload"), context=self.dialect.text("context"))
         return self.tables.rename(
-            f"SELECT {leased} {self._last_attempt} AND t.next_process_time <= {self.dialect.now}"
+            f"SELECT {leased(self.dialect)} {self._last_attempt} AND t.next_process_time <= {self.dialect.now}"
             # In the index's order, or the planner reads the whole table.
             f" ORDER BY t.priority, t.ready_time, t.id LIMIT %(limit)s {self.passing}"
         )

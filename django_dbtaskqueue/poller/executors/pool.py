@@ -21,7 +21,6 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import close_old_connections
 from django.utils.module_loading import import_string
 
-from django_dbtaskqueue import conf
 from django_dbtaskqueue.flow import observe
 from django_dbtaskqueue.flow.process import Processor
 from django_dbtaskqueue.flow.settle import Release, Settlement
@@ -207,7 +206,7 @@ def _portable(processor: Processor) -> Processor:
 
 def _taken_in(lease: Lease, processor: Processor, answer: Answer) -> Settlement | None:
     """Note on our lease what happened to its twin elsewhere."""
-    lease.policy = lease.policy or conf.retry_policy(lease.queue, processor.policy)
+    lease.processor = processor
     lease.lost = answer.lost
     if answer.settled is not None:
         lease.settled, lease.outcome = True, answer.settled

@@ -15,6 +15,8 @@ from time import monotonic
 
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.backends.signals import connection_created
+from django.dispatch import receiver
 
 from django_dbtaskqueue.flow import observe
 from django_dbtaskqueue.flow.process import perform
@@ -33,7 +35,8 @@ class ThreadExecutor:
         self.todo: deque[Job] = deque()
         self._finish = finish
         self._gates = gates
-        self._runs: list[Run | None] = [None] * slots
+        self._jobs: list[Job | None] = [None] * slots  # what each thread runs, and
+        self._since = [0.0] * slots  # since when; written first, so that no job is ever seen older than it is
         self._given_up: set[Run] = set()
         self._tokens: SimpleQueue[bool] = SimpleQueue()
         self._threads: list[threading.Thread] = []
@@ -53,15 +56,15 @@ class ThreadExecutor:
 
     def busy(self) -> int:
         """Return how many threads run a job."""
-        return self.slots - self._runs.count(None)
+        return self.slots - self._jobs.count(None)
 
     def running(self) -> list[Run]:
         """Return what runs now."""
-        return [run for run in self._runs if run is not None]
+        return [Run(job, since) for job, since in zip(self._jobs, self._since, strict=True) if job is not None]
 
     def overrun(self, run: Run) -> bool:
         """Forget a run: a thread cannot be stopped, so its slot stays taken until it ends."""
-        if run in self._given_up or run not in self._runs:
+        if run in self._given_up or run not in self.running():
             return False
         self._given_up.add(run)
         return True
@@ -75,7 +78,7 @@ class ThreadExecutor:
         for _ in self._threads:
             self._tokens.put(False)
         for slot, thread in enumerate(self._threads):
-            if self._runs[slot] is None:
+            if self._jobs[slot] is None:
                 thread.join(timeout=1)
 
     def _wake(self, wanted: int) -> None:
@@ -120,11 +123,11 @@ class ThreadExecutor:
         if started >= lease.deadline:
             self._finish(Done(lease, Release(), 0.0), idle=not self.todo)  # somebody else may hold it by now
             return
-        run = self._runs[slot] = Run(job, started)
+        self._since[slot], self._jobs[slot] = started, job
         observe.started(lease)
         settlement = perform(lease, job.processor)
-        self._runs[slot] = None
-        if not self._is_late(run):
+        self._jobs[slot] = None
+        if not self._given_up or not self._is_late(Run(job, started)):
             self._finish(Done(lease, settlement, monotonic() - started), idle=not self.todo)
         tidy()
 
@@ -135,15 +138,15 @@ class ThreadExecutor:
         if held is None:
             self._enter(self._gates.leave(job.processor, None))
             return
-        run = self._runs[slot] = Run(held, started)
+        self._since[slot], self._jobs[slot] = started, held
         for lease in held.leases:
             observe.started(lease)
         settlements = perform_job(held)
-        self._runs[slot] = None
+        self._jobs[slot] = None
         tidy()
         seconds = monotonic() - started
         self._enter(self._gates.leave(job.processor, seconds))
-        if not self._is_late(run):
+        if not self._is_late(Run(held, started)):
             for done in shared(held, settlements, seconds):
                 self._finish(done, idle=not self.todo)
 
@@ -155,7 +158,7 @@ class ThreadExecutor:
 
     def _is_late(self, run: Run) -> bool:
         """Whether the run was given up meanwhile, and its failure written."""
-        if not self._given_up or run not in self._given_up:
+        if run not in self._given_up:
             return False
         self._given_up.discard(run)
         late = monotonic() - run.started
@@ -163,12 +166,30 @@ class ThreadExecutor:
         return True
 
 
+class _Opened(threading.local):
+    """The connections a thread has opened so far, and whether it opened one since it last looked."""
+
+    def __init__(self) -> None:
+        self.connections: list[BaseDatabaseWrapper] = []
+        self.anew = True
+
+
+_opened = _Opened()
+
+
+@receiver(connection_created)
+def _note(**_: object) -> None:
+    _opened.anew = True
+
+
 def tidy() -> None:
     """Leave no connection behind that the next task would stumble over: broken, aged, or in an open transaction."""
-    for connection in connections.all(initialized_only=True):
+    if _opened.anew:
+        _opened.connections, _opened.anew = connections.all(initialized_only=True), False
+    for connection in _opened.connections:
         if connection.connection is None:
             continue
-        if connection.in_atomic_block or not connection.get_autocommit():
+        if connection.in_atomic_block or not connection.autocommit:
             with suppress(Exception):  # a connection this broken may not even close
                 connection.in_atomic_block = connection.closed_in_transaction = False
                 connection.close()
