@@ -6,13 +6,15 @@ from collections.abc import Iterator
 from typing import Any
 
 from django.conf import settings as django_settings
-from django.core.checks import CheckMessage, Error, register
+from django.core.checks import CheckMessage, Error, Warning, register
 from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import import_string
 
 from django_dbtaskqueue import conf, listeners, registry
 from django_dbtaskqueue.flow.process import Processor
 from django_dbtaskqueue.session import aliases_of, model_for
+
+STRICT = {3: "REPEATABLE READ", 4: "SERIALIZABLE"}  # isolation levels, as psycopg numbers them
 
 
 @register("dbtaskqueue")
@@ -76,6 +78,82 @@ def check_listeners(**_: Any) -> list[CheckMessage]:
     except ImproperlyConfigured as error:
         return [Error(str(error), id="dbtaskqueue.E006")]
     return []
+
+
+@register("dbtaskqueue")
+def check_sense(**_: Any) -> list[CheckMessage]:
+    """W001: settings of a queue contradict each other. W002: an isolation level that makes checkouts fail.
+
+    W003: wake-ups would be lost in a transaction pooler.
+    """
+    if not _readable():
+        return []
+    found: list[CheckMessage] = [
+        Warning(f"Queue {name!r}: {words}", hint=hint, id="dbtaskqueue.W001")
+        for name in conf.known_queues()
+        for words, hint in contradictions(conf.default_settings(name))
+    ]
+    aliases = {
+        alias for name in conf.known_queues() for alias in aliases_of(name) if alias in django_settings.DATABASES
+    }
+    for alias in sorted(aliases):
+        found += [
+            Warning(
+                f"Database {alias!r} is set to the isolation level {level}.",
+                hint="Use READ COMMITTED: above it a checkout fails whenever another one was faster.",
+                id="dbtaskqueue.W002",
+            )
+            for level in isolation_levels(alias)
+        ]
+    settings = conf.settings()
+    if settings.notify and not settings.prepare and not settings.listen:
+        found.append(
+            Warning(
+                "PREPARE is False, as behind a pooler in transaction mode, and NOTIFY is on: it swallows LISTEN.",
+                hint='Give DBTASKQUEUE["LISTEN"] an alias that leads to the server itself, or set NOTIFY to False.',
+                id="dbtaskqueue.W003",
+            )
+        )
+    return found
+
+
+def contradictions(settings: conf.QueueSettings) -> Iterator[tuple[str, str]]:
+    """Yield what in a queue's settings cannot be meant, each with the remedy."""
+    if settings.poll_interval > settings.idle_interval:
+        yield (
+            f"poll_interval={settings.poll_interval} is longer than idle_interval="
+            f"{settings.idle_interval}, the longest pause.",
+            "Make idle_interval at least as long as poll_interval.",
+        )
+    if settings.settle_interval * 2 > settings.lease:
+        yield (
+            f"settle_interval={settings.settle_interval} is more than half of lease="
+            f"{settings.lease}: outcomes would wait until their lease is over.",
+            "Make the lease longer or settle_interval shorter.",
+        )
+    if settings.ttl is not None and settings.ttl < settings.poll_interval:
+        yield (
+            f"ttl={settings.ttl} is shorter than poll_interval={settings.poll_interval}: tasks can expire "
+            "before a poller has looked once.",
+            "Make ttl longer, or poll_interval shorter.",
+        )
+    if settings.capacity is not None and settings.shards:
+        yield (
+            "capacity is counted in each shard by itself.",
+            "Give the capacity that one shard may hold, or leave shards out.",
+        )
+    if settings.paused and settings.concurrency == 0:
+        yield (
+            "paused=True and concurrency=0 both stop the queue: resuming it would start nothing.",
+            "Leave one of them out.",
+        )
+
+
+def isolation_levels(alias: str) -> list[str]:
+    """Return the isolation level a database's OPTIONS ask for, if it is one that a queue should not run with."""
+    level = django_settings.DATABASES[alias].get("OPTIONS", {}).get("isolation_level")
+    name = STRICT.get(level, str(level).upper())
+    return [name] if name in STRICT.values() else []
 
 
 def _readable() -> bool:

@@ -34,6 +34,7 @@ from django_dbtaskqueue.queueconf import queue_values as queue_values
 from django_dbtaskqueue.queueconf import valid_name as valid_name
 from django_dbtaskqueue.settings_file import SettingsFile, tables
 
+MASK = ("password", "passwd", "token", "secret", "authorization", "api_key", "private_key", "credential", "cookie")
 MOST_REMEMBERED = 4096  # queues whose settings are kept worked out
 
 
@@ -46,10 +47,23 @@ class Settings:
     database: str = "default"
     threads: int = 4  # handler threads of one poller
     notify: bool = True  # LISTEN/NOTIFY wake-up on PostgreSQL
+    listen: Mapping[str, str] = field(default_factory=dict)  # alias behind a transaction pooler -> direct alias
     prepare: bool = True  # prepared statements on the poller's own connections; False behind a transaction pooler
     heartbeat: timedelta = timedelta(seconds=5)
     payload_max_bytes: int = 1_048_576
     listeners: Sequence[str] = ()  # dotted paths of listeners.Listener classes
+    objectives: Mapping[str, str] = field(default_factory=dict)  # of the pipeline's report: queue or "*" -> "99%/5m"
+    can_operate: str | None = None  # dotted path of (user, verb, queue) -> bool: narrows permissions per queue
+    mask: Sequence[str] = MASK  # parts of keys whose values no face shows
+    api: bool = False  # whether the JSON API answers at all
+    api_tokens: Mapping[str, str] = field(default_factory=dict)  # user name -> hash, of ``taskqueue token``
+    operations_timeout: timedelta = timedelta(seconds=3)  # of one statement of a page, the API or the command line
+    housekeeping: timedelta | None = None  # between two turns of the pollers' own; None: by housekeeptasks only
+    keep_completed: timedelta | None = timedelta(days=7)  # in TASKS, then history; None: for ever, as in the next ones
+    keep_error: timedelta | None = None
+    keep_poison: timedelta | None = timedelta(days=14)
+    keep_history: timedelta | None = None  # in the history, then deleted
+    keep_attempts: timedelta | None = timedelta(days=90)  # records of failed attempts, then deleted
     file: str | os.PathLike[str] | None = None  # TOML, laid over ``queues`` and followed; relative to BASE_DIR
 
     def __post_init__(self) -> None:
@@ -63,13 +77,30 @@ def _is_switch(value: Any) -> bool:
     return isinstance(value, bool)
 
 
+def _are_texts(value: Any) -> bool:
+    return not isinstance(value, str) and isinstance(value, Sequence) and all(isinstance(one, str) for one in value)
+
+
+def _is_text_by_name(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(isinstance(one, str) for pair in value.items() for one in pair)
+
+
+AGES = ("housekeeping", "keep_completed", "keep_error", "keep_poison", "keep_history", "keep_attempts")
 TOP_RULES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("database", lambda v: isinstance(v, str), "an alias of DATABASES"),
     ("threads", lambda v: type(v) is int and v >= 1, "a whole number of at least 1"),
     ("notify", _is_switch, "True or False"),
+    ("listen", _is_text_by_name, 'a dict of alias to the alias past its pooler, such as {"default": "direct"}'),
     ("prepare", _is_switch, "True or False"),
+    ("can_operate", lambda v: v is None or isinstance(v, str), "the dotted path of (user, verb, queue) -> bool"),
+    ("mask", _are_texts, 'a list of parts of keys such as "password"'),
+    ("api", _is_switch, "True or False"),
+    ("api_tokens", _is_text_by_name, "a dict of user name to the hash that manage.py taskqueue token prints"),
+    ("operations_timeout", lambda v: v > timedelta(0), "a positive duration"),
     ("heartbeat", lambda v: v > timedelta(0), "a positive duration"),
     ("payload_max_bytes", lambda v: type(v) is int and v >= 1, "a whole number of at least 1"),
+    ("objectives", _is_text_by_name, 'a dict of queue (or "*") to text such as "99.9%/5m"'),
+    *[(name, lambda v: v is None or v > timedelta(0), "None or a positive duration") for name in AGES],
 )
 
 TOP_KEYS = {f.name.upper(): f.name for f in fields(Settings)}
@@ -160,8 +191,8 @@ def _from_dict(raw: Any) -> Settings:
     listeners = values.get("listeners", ())
     if isinstance(listeners, str) or not all(isinstance(path, str) for path in listeners):
         raise ImproperlyConfigured(f'DBTASKQUEUE["LISTENERS"] must be a list of dotted paths, not {listeners!r}.')
-    if "heartbeat" in values:
-        values["heartbeat"] = duration(values["heartbeat"], where='DBTASKQUEUE["HEARTBEAT"]')
+    for name in {"heartbeat", "operations_timeout", *[name for name in AGES if values.get(name)]} & values.keys():
+        values[name] = duration(values[name], where=f'DBTASKQUEUE["{name.upper()}"]')
     if not isinstance(values.get("file"), str | os.PathLike | None):
         raise ImproperlyConfigured(f'DBTASKQUEUE["FILE"] must be the path of a TOML file, not {values["file"]!r}.')
     return Settings(**values)

@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
 
 class TaskQueueError(Exception):
@@ -108,6 +108,56 @@ class ProcessDied(TaskQueueError):
             "ran out without an outcome, and no attempt is left. Its log and exit code may say why; reprocess the "
             "task once the cause is gone."
         )
+
+
+class PipelineError(TaskQueueError):
+    """A job of the data pipeline, or one of its sources, cannot do its work. Nothing half-written is left."""
+
+
+class JobOptionError(PipelineError):
+    """A job of the pipeline was given an option that cannot be. Nothing was read or written."""
+
+    def __init__(self, option: str, reason: str) -> None:
+        self.option = option
+        super().__init__(f"{option}: {reason}.")
+
+
+class LakeError(PipelineError):
+    """A folder or file of the lake cannot be used. ``path`` is its name."""
+
+    def __init__(self, path: object, reason: str, remedy: str) -> None:
+        self.path = str(path)
+        super().__init__(f"{path} {reason}. {remedy}.")
+
+
+class CheckFailed(PipelineError):
+    """A job whose work is to find faults found some. ``result`` is what it would have returned."""
+
+    def __init__(self, message: str, result: Mapping[str, object]) -> None:
+        self.result = result
+        super().__init__(message)
+
+
+class SearchError(TaskQueueError):
+    """A search that cannot be read; ``part`` is the term at fault."""
+
+    def __init__(self, part: str, reason: str) -> None:
+        self.part, self.reason = part, reason
+        super().__init__(f"Search {part!r}: {reason}")
+
+
+class SearchTooSlow(TaskQueueError):
+    """A question to the task table took longer than ``DBTASKQUEUE["OPERATIONS_TIMEOUT"]``, and was given up."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(
+            f"The database did not answer within {seconds:g} s, and the question was given up. Narrow the search: "
+            "name a queue (queue:claims), a status (status:ERROR), a whole reference (ref:UA-15) or an age (age:<1h)."
+        )
+
+
+class OperationRefused(TaskQueueError):
+    """An operator's act that was not begun: something it needs is missing. Nothing was changed."""
 
 
 def near_match(name: str, known: Iterable[str]) -> str:

@@ -45,8 +45,9 @@ DEFAULT_LIMITS = Limits()
 
 if orjson is not None:
     # Without these two options orjson would write dataclasses and dates in a form that does not come back.
-    _OPTIONS = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME
-_big_exponent = re.compile(rb"e[+1-9]").search  # 1e+16, by older versions of orjson 1e16
+    ORJSON_OPTIONS = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME
+BIG_EXPONENT = re.compile(rb"e[+1-9]").search  # 1e+16, by older versions of orjson 1e16
+STRINGS = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"')
 
 
 def dumps(value: object, *, limits: Limits = DEFAULT_LIMITS) -> str:
@@ -57,12 +58,12 @@ def dumps(value: object, *, limits: Limits = DEFAULT_LIMITS) -> str:
     """
     if orjson is not None:
         try:
-            raw = orjson.dumps(value, None, _OPTIONS)
+            raw = orjson.dumps(value, None, ORJSON_OPTIONS)
             if (
                 len(raw) <= limits.size
                 and (len(raw) <= 2 * limits.depth or raw.count(b"[") + raw.count(b"{") <= limits.depth)
                 and b"\\u0000" not in raw
-                and _big_exponent(raw) is None
+                and (BIG_EXPONENT(raw) is None or BIG_EXPONENT(STRINGS.sub(b"", raw)) is None)
                 and orjson.loads(raw) == value  # orjson writes NaN, UUID and Enum too, but they do not come back equal
             ):
                 return raw.decode()

@@ -23,7 +23,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.utils.dateparse import parse_datetime
 from django.utils.timezone import make_aware, make_naive
 
-from django_dbtaskqueue import conf
+from django_dbtaskqueue import conf, preparing
 from django_dbtaskqueue.flow.sql.dialects import DIALECTS, SQLITE
 from django_dbtaskqueue.flow.sql.statements import Statements, Tables
 from django_dbtaskqueue.models import AbstractTask, Attempt, DeletedTasks, Queue, Task, TaskHistory, TemporaryTask
@@ -36,7 +36,7 @@ TIMESTAMPTZ = 1184  # PostgreSQL's type number
 # Custom plans flip to sequential scans as statistics lag behind a queue. And whoever waits for a
 # row that a processor keeps locked in its own transaction cannot work for all others meanwhile.
 TUNED = "SELECT set_config('plan_cache_mode', 'force_generic_plan', false), set_config('lock_timeout', '250ms', false)"
-_cursors: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+_cursors: WeakKeyDictionary[BaseDatabaseWrapper, Any] = WeakKeyDictionary()  # the one kept for each connection
 
 
 class Session:
@@ -93,7 +93,24 @@ class Session:
         cursor = self._shown(self._cursor()) if watched else self._cursor()
         with self.connection.wrap_database_errors:
             cursor.execute(sql, params)
-            return list(cursor.fetchall()) if cursor.description else []
+            return list(cursor.fetchall()) if cursor.rownumber is not None else []  # cheaper than a description
+
+    def count(self, sql: str, params: Params) -> int:
+        """Execute one statement; return how many rows it wrote."""
+        if self._watched() or not self.postgresql:
+            with self.connection.cursor() as cursor:
+                cursor.execute(sql, params)
+                return int(cursor.rowcount)
+        with self.connection.wrap_database_errors:
+            return int(self._cursor().execute(sql, params).rowcount)
+
+    def repeat(self, sql: str, params: Params) -> list[Row]:
+        """``run`` a statement that comes again and again: prepared, once this connection has seen a few of them."""
+        raw = None if self.owned or not self.postgresql or self._watched() else self._raw()
+        if raw is None or not preparing.pays(self.connection):
+            return self.run(sql, params)
+        with preparing.at_once(raw):
+            return self.run(sql, params)
 
     def together(self, batch: Sequence[tuple[str, Params]]) -> list[list[Row]]:
         """Execute statements in one transaction; return their rows. On an owned connection: in one round trip."""
@@ -131,7 +148,7 @@ class Session:
             raise ValueError(f"{value!r} in a time column of {self.location} is not a time.")
         if parsed.tzinfo is None and django_settings.USE_TZ:
             return make_aware(parsed, self.connection.timezone or UTC)
-        return parsed
+        return parsed if django_settings.USE_TZ else parsed.replace(tzinfo=None)  # as written in the site's zone
 
     def time_text(self, value: datetime) -> str:
         """Return ``value`` as the text this database compares its times with."""
@@ -167,11 +184,12 @@ class Session:
 
     def _cursor(self) -> Any:
         raw = self._raw()
-        cursor = _cursors.get(raw)
-        if cursor is None or cursor.closed:
+        cursor = _cursors.get(self.connection)
+        if cursor is None or cursor.closed or cursor.connection is not raw:
             import psycopg
 
-            _cursors[raw] = cursor = psycopg.Cursor(raw)
+            _cursors[self.connection] = cursor = psycopg.Cursor(raw)
+            _load_times_fast(cursor)
         return cursor
 
     def _raw(self) -> Any:
@@ -192,13 +210,20 @@ class Session:
 
         raw: Any = self.connection.connection
         raw.cursor_factory = psycopg.Cursor
-        if django_settings.USE_TZ:  # Django's loader, in Python, costs a checkout more than the database does
-            loader = psycopg.adapters.get_loader(TIMESTAMPTZ, psycopg.pq.Format.TEXT)
-            raw.adapters.register_loader(TIMESTAMPTZ, loader)
+        _load_times_fast(raw)
         if conf.settings().prepare:
             raw.prepare_threshold = 0
             with self.connection.wrap_database_errors:
                 raw.execute(TUNED)
+
+
+def _load_times_fast(context: Any) -> None:
+    """Django's loader, in Python, costs a checkout more than the database does."""
+    if django_settings.USE_TZ:
+        import psycopg
+
+        loader = psycopg.adapters.get_loader(TIMESTAMPTZ, psycopg.pq.Format.TEXT)
+        context.adapters.register_loader(TIMESTAMPTZ, loader)
 
 
 @contextmanager

@@ -38,10 +38,20 @@ class TuneTaskTable(Operation):
         self._alter(app_label, schema_editor, to_state, f"SET ({pairs})")
         if self.unlogged:
             self._alter(app_label, schema_editor, to_state, "SET UNLOGGED")
+        self._estimate(app_label, schema_editor, to_state)
 
     def database_backwards(self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any) -> None:
-        """Back to the server's defaults."""
+        """Back to the server's defaults; statistics go with the table."""
         self._alter(app_label, schema_editor, from_state, f"RESET ({', '.join(STORAGE)})")
+
+    def _estimate(self, app_label: str, schema_editor: Any, state: Any) -> None:
+        """Let the planner know how many tasks a queue has in a status: pages show it where counting would take long."""
+        model = state.apps.get_model(app_label, self.model_name)
+        if self._applies(schema_editor, model):
+            table, quote = model._meta.db_table, schema_editor.quote_name
+            columns = ", ".join(quote(model._meta.get_field(name).column) for name in ("queue", "status"))
+            name = quote(f"{table}_cells")
+            schema_editor.execute(f"CREATE STATISTICS IF NOT EXISTS {name} (mcv) ON {columns} FROM {quote(table)}")
 
     def describe(self) -> str:
         """Say what the operation does."""
@@ -49,8 +59,10 @@ class TuneTaskTable(Operation):
 
     def _alter(self, app_label: str, schema_editor: Any, state: Any, change: str) -> None:
         model = state.apps.get_model(app_label, self.model_name)
-        if schema_editor.connection.vendor == "postgresql" and self.allow_migrate_model(
-            schema_editor.connection.alias, model
-        ):
+        if self._applies(schema_editor, model):
             table = schema_editor.quote_name(model._meta.db_table)
             schema_editor.execute(f"ALTER TABLE {table} {change}")
+
+    def _applies(self, schema_editor: Any, model: Any) -> bool:
+        alias = schema_editor.connection.alias
+        return schema_editor.connection.vendor == "postgresql" and self.allow_migrate_model(alias, model)

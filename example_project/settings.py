@@ -71,6 +71,7 @@ TIME_ZONE = "UTC"
 LANGUAGE_CODE = "en-us"
 STATIC_URL = "static/"
 STATIC_ROOT = DATA_ROOT / "static"
+LAKES = DATA_ROOT / "lakes"  # where the demo's pipeline archives to: a lake for each database
 
 # An empty dict means the defaults; the processor in example_project/flights/tasks.py adds its own.
 DBTASKQUEUE: dict[str, Any] = {"QUEUES": {"claims": {}}}

@@ -33,7 +33,7 @@ def _shape(status: Status, given: dict[str, Any]) -> dict[str, Any]:
     attempt = given.get("attempt", _attempt(status, given))
     shape: dict[str, Any] = {"attempt": attempt, "total_attempt": given.get("reenqueue_attempt", 0) + attempt}
     if status in TERMINAL:
-        shape |= {"ready_time": None, "finish_time": Now()}
+        shape |= {"ready_time": None, "finish_time": Now(), "final_status": str(status)}
     if status == CREATED and given.get("parked_by"):
         shape |= {"ready_time": None}
     elif status == CREATED and "ready_time" in given:

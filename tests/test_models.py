@@ -112,7 +112,16 @@ def test_only_rows_that_make_sense_are_let_in(
         "finish_time": Now() if finished else None,
         "poller_instance": HOLDER if held else None,
     }
-    assert refused(alias, **columns) is not sensible
+    assert refused(alias, **columns, final_status=status if over else None) is not sensible
+
+
+@both
+@pytest.mark.parametrize("status", ["CREATED", "PROCESSING", *ended()])
+@pytest.mark.parametrize("final", [None, "PROCESSING", *ended()])
+def test_the_final_status_is_the_status_once_it_is_final(alias: str, status: str, final: str | None) -> None:
+    over = status in ended()
+    shape = {"status": status, "ready_time": None if over else Now(), "final_status": final}
+    assert refused(alias, **shape) is (final != (status if over else None))
 
 
 @both
@@ -212,11 +221,12 @@ def test_checkout_is_a_hot_update(settings: Any, strategy: str) -> None:
 
 MIXED = """
 INSERT INTO dbtaskqueue_task (queue_name, reference_number, priority, status, attempt, total_attempt, ready_time,
-    next_process_time, finish_time, start_time, poller_instance, parked_by, payload, payload_type)
+    next_process_time, finish_time, final_status, start_time, poller_instance, parked_by, payload, payload_type)
 SELECT 'parcels', 'r-' || i, (i % 5)::smallint, status, attempt, attempt,
     CASE WHEN status IN ('CREATED', 'PROCESSING') AND NOT parked THEN now() + due END,
     CASE WHEN status = 'PROCESSING' THEN now() + interval '50 s' ELSE now() + due END,
     CASE WHEN status IN ('COMPLETED', 'ERROR', 'POISON') THEN now() - interval '1 h' END,
+    CASE WHEN status IN ('COMPLETED', 'ERROR', 'POISON') THEN status END,
     CASE WHEN attempt > 0 THEN now() - interval '10 s' END,
     CASE WHEN status <> 'CREATED' THEN 'poller-1' END,
     CASE WHEN parked THEN 'no handler' END, jsonb_build_object('number', i), CASE WHEN parked THEN 'Alien' END
@@ -239,7 +249,7 @@ TAKE = {"lease": 60.0, "poller_instance": HOLDER}
 LEASES = [{"i": 100 * number + 61, "k": 1} for number in range(1, 501)]
 RESULTS = json.dumps([{**lease, "p": "x", "r": "x"} for lease in LEASES])
 WRITES = json.dumps([{**lease, "s": "ERROR", "d": None, "a": 0, "e": 0, "p": "x", "r": None} for lease in LEASES])
-FAILURES = json.dumps([{**lease, "t": "t", "m": "m", "b": "b"} for lease in LEASES])
+FAILURES = json.dumps([{**lease, "t": "t", "m": "m", "b": "b", "f": "f"} for lease in LEASES])
 FENCED = {"rows": json.dumps(LEASES)}
 PLACE = {"location": "dbtaskqueue.task"}
 ONE = {"id": 161, "total_attempt": 1}

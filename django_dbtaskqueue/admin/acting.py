@@ -1,116 +1,110 @@
-"""Acting on tasks: the question with its numbers, the act, the log, and the answer."""
+"""Acting on tasks: the question with its numbers and a reason, then the act or the bulk operation, and the answer."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-from django.contrib import admin, messages
-from django.contrib.admin.models import CHANGE, DELETION, LogEntry
-from django.contrib.contenttypes.models import ContentType
-from django.db import router, transaction
+from django.contrib import messages
+from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
+from django.core.exceptions import BadRequest
+from django.db import router
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
-from django_dbtaskqueue.admin.confirm import HousekeepForm, PlainForm, Question, ask, bound_form, check, confirmed
-from django_dbtaskqueue.operations.verbs import Aging, Preview, TaskVerb
+from django_dbtaskqueue import bulk_operations
+from django_dbtaskqueue.admin.base import id_of
+from django_dbtaskqueue.admin.confirm import Question, ask, bound_form, check, confirmed, form_for
+from django_dbtaskqueue.exceptions import OperationRefused, SearchError
+from django_dbtaskqueue.models import BulkOperation
+from django_dbtaskqueue.operations import acts
+from django_dbtaskqueue.operations.audit import Actor
+from django_dbtaskqueue.operations.search import to_text
+from django_dbtaskqueue.operations.selection import tasks_for
+from django_dbtaskqueue.operations.verbs import TASK_VERBS, Aging, Preview, TaskVerb
 from django_dbtaskqueue.querysets import TaskQuerySet
 
 SHOWN = 20  # tasks named on the confirmation page
-LOGGED = 1000  # an act on more tasks than this is logged as a whole
-
-Action = Callable[[Any, HttpRequest, TaskQuerySet], HttpResponse | None]
+WAY = "admin"
 
 
-def action_of(verb: TaskVerb) -> Action:
-    """Return the admin action that carries out a verb."""
-
-    def action(model_admin: Any, request: HttpRequest, tasks: TaskQuerySet) -> HttpResponse | None:
-        return act(model_admin, request, tasks, verb)
-
-    action.__name__ = verb.name
-    return admin.action(description=verb.label)(action)
-
-
-def act(model_admin: Any, request: HttpRequest, tasks: TaskQuerySet, verb: TaskVerb) -> HttpResponse | None:
-    """Ask, or once confirmed do it, log it and say what really changed."""
+def act(page: Any, request: HttpRequest) -> HttpResponse:
+    """Ask, or once confirmed do it and say what really changed; what was refused stands on the page it came from."""
+    verb = TASK_VERBS.get(request.POST.get("action", ""))
+    if verb is None:
+        raise BadRequest(f"Tasks know no act {request.POST.get('action')!r}.")
     check(request, verb)
+    try:
+        return _all(page, request, verb) if request.POST.get("select_across") == "1" else _ticked(page, request, verb)
+    except (OperationRefused, SearchError) as error:
+        page.message_user(request, str(error), messages.ERROR)
+        return HttpResponseRedirect(request.get_full_path())
+
+
+def _all(page: Any, request: HttpRequest, verb: TaskVerb) -> HttpResponse:
+    """All that match the address: a bulk operation."""
+    search = page.search_of(request)
+    if tasks_for(search).model is not page.model._meta.concrete_model:
+        raise OperationRefused(_("Name one queue of this table in the search: queue:NAME."))
+    form = bound_form(request, form_for(verb))
+    aging = form.aging()
+    if not confirmed(request, form):
+        preview = bulk_operations.preview(verb, search, aging=aging)
+        possible = preview.eligible is None or bool(preview.eligible)
+        sentences = [
+            *preview.sentences[1:],
+            _("This runs in the background, in steps; its page shows how far it is, and it can be stopped there."),
+        ]
+        return ask(page, request, Question(verb, sentences, [to_text(search)], form, possible))
+    operation = bulk_operations.start(verb, search, request.user, form.reason(), way=WAY, aging=aging)
+    page.message_user(request, _("The bulk operation has begun."), messages.SUCCESS)
+    return HttpResponseRedirect(page.url(BulkOperation, "change", operation.pk) or request.get_full_path())
+
+
+def _ticked(page: Any, request: HttpRequest, verb: TaskVerb) -> HttpResponse:
+    """The rows that were ticked, or the one whose page it is: at once."""
     # Statuses are judged, and rows changed, where they are written: a replica may lag behind.
-    tasks = tasks.using(router.db_for_write(tasks.model))
-    form = bound_form(request, HousekeepForm if verb.ages else PlainForm)
-    aging = form.aging() if verb.ages else Aging()
+    tasks = chosen(page, request)
+    form = bound_form(request, form_for(verb))
+    aging = form.aging()
     preview = verb.preview(tasks, aging)
     if not confirmed(request, form):
         items = [f"{task} · {task.status}" for task in tasks.only("queue", "reference", "status")[:SHOWN]]
-        sentences = _sentences(verb, preview, aging)
         unnamed = preview.selected.number > SHOWN
-        return ask(model_admin, request, Question(verb, sentences, items, form, bool(preview.eligible), unnamed))
-    changed = perform(verb, tasks, aging, request.user.pk)
-    level = messages.SUCCESS if changed else messages.WARNING
-    model_admin.message_user(request, answer(verb, changed, preview, aging), level)
-    return None if verb.removes or not model_admin.back(request) else HttpResponseRedirect(model_admin.back(request))
+        sentences = _sentences(verb, preview, aging)
+        return ask(page, request, Question(verb, sentences, items, form, bool(preview.eligible), unnamed))
+    order = acts.Order(verb, form.reason(), aging, to_text(page.search_of(request)))
+    report = acts.act(tasks, order, Actor(request.user, WAY))
+    page.message_user(request, answer(verb, report), messages.SUCCESS if report.changed else messages.WARNING)
+    back = "" if verb.removes else page.back(request)
+    return HttpResponseRedirect(back or request.get_full_path())
 
 
-def perform(verb: TaskVerb, tasks: TaskQuerySet, aging: Aging, user_id: Any) -> int:
-    """Carry out the verb; return the number of tasks really changed.
-
-    Up to 1,000 tasks the act and a log entry for each of them are one transaction. A larger act is one log entry, and
-    is as atomic as the verb itself.
-    """
-    with transaction.atomic(using=tasks.db):
-        found = verb.eligible(tasks, aging).order_by("pk").only("queue", "reference").select_for_update(of=_self(tasks))
-        rows = list(found[: LOGGED + 1])
-        if len(rows) <= LOGGED:
-            chosen = tasks.model._default_manager.using(tasks.db).filter(pk__in=[row.pk for row in rows])
-            changed = verb.run(chosen, aging)
-            LogEntry.objects.log_actions(user_id, rows, DELETION if verb.removes else CHANGE, _note(verb, aging))
-            return changed
-    changed = verb.run(tasks, aging)
-    _log_whole(verb, tasks, aging, user_id, changed)
-    return changed
-
-
-def _self(tasks: TaskQuerySet) -> tuple[str, ...]:
-    return ("self",) if transaction.get_connection(tasks.db).features.has_select_for_update_of else ()
-
-
-def _log_whole(verb: TaskVerb, tasks: TaskQuerySet, aging: Aging, user_id: Any, changed: int) -> None:
-    LogEntry.objects.create(
-        user_id=user_id,
-        content_type=ContentType.objects.get_for_model(tasks.model, for_concrete_model=False),
-        object_repr=str(verb.done % {"number": changed})[:200],
-        action_flag=DELETION if verb.removes else CHANGE,
-        change_message=_note(verb, aging),
-    )
-
-
-def _note(verb: TaskVerb, aging: Aging) -> str:
-    if not verb.ages:
-        return str(verb.label)
-    return f"{verb.label}: {_('older than %(days)s days') % {'days': aging.older_than.days}}, {aging.to}"
+def chosen(page: Any, request: HttpRequest) -> TaskQuerySet:
+    """Return the tasks that were ticked, on the database that is written."""
+    ids = [id_of(text) for text in request.POST.getlist(ACTION_CHECKBOX_NAME)]
+    rows: TaskQuerySet = page.model._meta.concrete_model._default_manager.using(router.db_for_write(page.model))
+    return rows.filter(pk__in=[number for number in ids if number is not None])
 
 
 def _sentences(verb: TaskVerb, preview: Preview, aging: Aging) -> list[str]:
     selected = ngettext("%(count)s task is selected.", "%(count)s tasks are selected.", preview.selected.number)
     changing = ngettext("%(count)s would change.", "%(count)s would change.", preview.eligible.number)
     lines = [selected % {"count": preview.selected}, changing % {"count": preview.eligible}]
-    reason = verb.skipped(aging)
-    if preview.skipped is None:
-        lines.append(_("The others are skipped: %(reason)s.") % {"reason": reason})
-    elif preview.skipped:
+    if preview.skipped:
         text = ngettext("%(count)s is skipped: %(reason)s.", "%(count)s are skipped: %(reason)s.", preview.skipped)
-        lines.append(text % {"count": preview.skipped, "reason": reason})
+        lines.append(text % {"count": preview.skipped, "reason": verb.skipped(aging)})
     return lines
 
 
-def answer(verb: TaskVerb, changed: int, preview: Preview, aging: Aging) -> str:
-    """Return what came of an act: what really changed, how many were skipped, and why."""
-    done = str(verb.done % {"number": changed})
-    reason = verb.skipped(aging)
-    if preview.selected.more:
-        return _("%(done)s; others that were selected: %(reason)s.") % {"done": done, "reason": reason}
-    skipped = max(preview.selected.number - changed, 0)
-    if not skipped:
+def answer(verb: TaskVerb, report: acts.Report) -> str:
+    """Return what came of an act: what really changed, how many were skipped, and each reason why."""
+    done = str(verb.done % {"number": report.changed})
+    if not report.skips:
         return f"{done}."
-    return _("%(done)s, %(count)s skipped: %(reason)s.") % {"done": done, "count": skipped, "reason": reason}
+    reasons = ", ".join(f"{reason}: {len(ids)}" for reason, ids in report.skips.items())
+    return _("%(done)s, %(count)s skipped (%(reasons)s).") % {
+        "done": done,
+        "count": report.skipped,
+        "reasons": reasons,
+    }

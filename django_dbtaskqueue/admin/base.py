@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from django.contrib import admin
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
-from django.contrib.admin.utils import quote
-from django.contrib.admin.views.main import ChangeList
+from django.contrib.admin.utils import quote, unquote
+from django.core.exceptions import PermissionDenied
 from django.db.models import Model, QuerySet
 from django.db.models.functions import Now
 from django.http import HttpRequest, HttpResponse
@@ -17,12 +18,10 @@ from django.utils.html import format_html
 from django.utils.http import urlencode
 from django.utils.translation import gettext_lazy as _
 
-from django_dbtaskqueue import conf
-from django_dbtaskqueue.admin.display import ago, box, json_box, status_badge
-from django_dbtaskqueue.models import Queue
-from django_dbtaskqueue.operations.paginators import BoundedPaginator
-from django_dbtaskqueue.operations.verbs import Verb
-from django_dbtaskqueue.status import Status
+from django_dbtaskqueue.admin.display import NOTHING, ago, box, json_box, stamp, status_badge
+from django_dbtaskqueue.admin.pages import show
+from django_dbtaskqueue.operations.permissions import can_operate
+from django_dbtaskqueue.operations.verbs import VIEW_PAYLOAD, Verb
 
 if TYPE_CHECKING:
     ModelAdmin = admin.ModelAdmin[Any]
@@ -30,33 +29,19 @@ else:
     ModelAdmin = admin.ModelAdmin
 
 BIGGEST_ID = 2**63 - 1
-MOST_QUEUES = 500  # choices of the queue filter
-
-
-class LightChangeList(ChangeList):
-    """A list that reads no column that can be long and that it does not show."""
-
-    model_admin: Any
-
-    def get_queryset(self, request: HttpRequest, exclude_parameters: Any = None) -> QuerySet[Any]:
-        """Leave the long columns out."""
-        return super().get_queryset(request, exclude_parameters).defer(*self.model_admin.long_columns)
 
 
 class ReadOnlyAdmin(ModelAdmin):
     """A list and a detail page without a field to write in, for tables of any size."""
 
     actions: Any = None
-    ordering = ("-id",)
-    list_per_page = 50
-    show_full_result_count = False
+    ordering = ("-pk",)
     show_facets = admin.ShowFacets.NEVER  # a full count per choice
-    paginator = BoundedPaginator
-    filters_by: tuple[str, ...] = ()  # what may stand in the query string: another column would mean a table scan
-    long_columns: tuple[str, ...] = ()
-
-    class Media:
-        css = {"all": ("dbtaskqueue/admin.css",)}  # noqa: RUF012 -- Django reads it
+    long_columns: tuple[str, ...] = ()  # not read for a list
+    secrets: tuple[str, ...] = ()  # boxes of a page for those who may see payloads
+    page_lines: tuple[str, ...] = ()  # what the page of a row shows in lines
+    detail_template = "detail"
+    view_permission = ""  # another codename than the model's own
 
     def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         """Nobody adds a row by hand."""
@@ -75,13 +60,15 @@ class ReadOnlyAdmin(ModelAdmin):
         rows: QuerySet[Any] = super().get_queryset(request).annotate(clock=Now())
         return rows
 
-    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
-        """The list that reads no long column."""
-        return LightChangeList
+    def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        """By the model's own permission, or by the one of the model a page is about."""
+        if not self.view_permission:
+            return bool(super().has_view_permission(request, obj))
+        return request.user.has_perm(f"{self.opts.app_label}.{self.view_permission}")
 
-    def lookup_allowed(self, lookup: str, value: str, request: HttpRequest | None = None) -> bool:
-        """Only the filters on the page: a hand-made query string cannot scan the table by another column."""
-        return lookup in self.filters_by
+    def has_module_permission(self, request: HttpRequest) -> bool:
+        """Who may see the page finds it in the index."""
+        return self.has_view_permission(request)
 
     def url(self, model: type[Model], page: str, *args: Any, **query: Any) -> str:
         """Return the address of a page of this admin site; empty when the site does not show that model."""
@@ -96,28 +83,58 @@ class ReadOnlyAdmin(ModelAdmin):
         """Return a link, or the bare text when there is no address."""
         return format_html('<a href="{}">{}</a>', address, text) if address else str(text)
 
+    def page_of(self, row: Any) -> str:
+        """Return the address of the page of a row."""
+        return self.url(self.model, "change", row.pk)
+
     # -- the page of one row -----------------------------------------------------------------------------------------
 
     def page_verbs(self, request: HttpRequest, row: Any) -> Sequence[Verb]:
         """Return the verbs that the page of a row offers."""
         return ()
 
-    def page_facts(self, row: Any) -> dict[str, Any]:
+    def page_facts(self, request: HttpRequest, row: Any) -> dict[str, Any]:
         """Return what else the page's template shows."""
         return {}
+
+    def page_fields(self, row: Any) -> Sequence[str]:
+        """Return the names of what the page shows in lines."""
+        return self.page_lines
 
     def change_view(
         self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
-        """The page of one row."""
-        response = super().change_view(request, object_id, form_url, extra_context)
-        context: dict[str, Any] = getattr(response, "context_data", None) or {}
-        row = context.get("original")
-        if row is not None:
-            context["verbs"] = self.page_verbs(request, row)
-            context |= {"act_url": self.url(self.model, "changelist"), "checkbox_name": ACTION_CHECKBOX_NAME}
-            context |= self.page_facts(row)
-        return response
+        """The page of one row, or its part that refreshes."""
+        row: Any = self.get_object(request, unquote(object_id))
+        if not self.has_view_permission(request, row) or request.method == "POST":
+            raise PermissionDenied
+        if row is None:
+            return self._get_obj_does_not_exist_redirect(request, self.opts, object_id)  # type: ignore[attr-defined, no-any-return]
+        return show(self, request, self.detail_template, lambda: self._detail(request, row))
+
+    def _detail(self, request: HttpRequest, row: Any) -> dict[str, Any]:
+        seen = may_see(request, row)
+        return {
+            "title": str(row),
+            "original": row,
+            "is_page_of_a_row": True,
+            "verbs": self.page_verbs(request, row),
+            "act_url": self.url(self.model, "changelist"),
+            "log_url": self.url(self.model, "history", row.pk),
+            "facts": [self._fact(row, name) for name in self.page_fields(row)],
+            "boxes": [self._fact(row, name) for name in self.secrets] if seen else [],
+            "withheld": bool(self.secrets) and not seen,
+            **self.page_facts(request, row),
+        }
+
+    def _fact(self, row: Any, name: str) -> tuple[str, Any, str]:
+        method = getattr(self, name, None)
+        if method:
+            return str(method.short_description), method(row), name
+        field: Any = self.opts.get_field(name)
+        value = getattr(row, name)
+        text = stamp(value) if isinstance(value, datetime) else value
+        return str(field.verbose_name), NOTHING if text in (None, "") else text, name
 
     def back(self, request: HttpRequest) -> str:
         """Return the page of the row when an act began there; empty when it began on the list."""
@@ -172,46 +189,9 @@ class ReadOnlyAdmin(ModelAdmin):
         return box(row.process_result)
 
 
-class StatusFilter(admin.SimpleListFilter):
-    """``?status=ERROR``."""
-
-    title = _("status")
-    parameter_name = "status"
-
-    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        """The five of them."""
-        return [(str(status), str(status)) for status in Status]
-
-    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
-        """The tasks in one."""
-        return queryset.filter(status=self.value()) if self.value() else queryset
-
-
-class QueueFilter(admin.SimpleListFilter):
-    """``?queue=claims``. Its choices are the queues known by name; no row of the big table is read for them."""
-
-    title = _("queue")
-    parameter_name = "queue"
-
-    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        """Queues from settings, from processors and from ``Queue``, and the one just looked at."""
-        asked = request.GET.get(self.parameter_name)
-        names = {*known_queues(), *([asked] if asked else [])}
-        return [(name, name) for name in sorted(names)]
-
-    def has_output(self) -> bool:
-        """Show it even for one queue: it says which one."""
-        return bool(self.lookup_choices)
-
-    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
-        """The tasks of one."""
-        return queryset.filter(queue=self.value()) if self.value() else queryset
-
-
-def known_queues() -> set[str]:
-    """Return the names of the queues in settings, of processors, and of the first 500 rows of ``Queue``."""
-    rows = Queue.objects.order_by("name").values_list("name", flat=True)[:MOST_QUEUES]
-    return {*conf.known_queues(), *rows}
+def may_see(request: HttpRequest, row: Any = None) -> bool:
+    """Whether the user may see payloads, results and tracebacks: of a row of some queue, or of any at all."""
+    return can_operate(request.user, VIEW_PAYLOAD, getattr(row, "queue", None))
 
 
 def id_of(term: str) -> int | None:

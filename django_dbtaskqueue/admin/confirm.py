@@ -15,17 +15,46 @@ from django.template.response import TemplateResponse
 from django.utils.timezone import get_current_timezone_name, now
 from django.utils.translation import gettext_lazy as _
 
+from django_dbtaskqueue.admin.pages import surroundings
 from django_dbtaskqueue.operations.permissions import can_operate
-from django_dbtaskqueue.operations.verbs import REASON_LENGTH, Aging, Verb
+from django_dbtaskqueue.operations.verbs import REASON_LENGTH, Aging, TaskVerb, Verb
 
 LONGEST_AGE = 36_500  # days
 
 
 class PlainForm(forms.Form):
-    """A verb that asks for nothing."""
+    """A verb that asks for a reason only."""
+
+    reason_needed = False
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.fields["reason"] = forms.CharField(
+            label=_("Reason"),
+            max_length=REASON_LENGTH,
+            required=self.reason_needed,
+            widget=forms.TextInput(attrs={"size": 60}),
+            help_text=_("For the audit. This cannot be undone, so say why.")
+            if self.reason_needed
+            else _("For the audit."),
+        )
+
+    def reason(self) -> str:
+        """Return why, as it was written."""
+        return str(self.cleaned_data["reason"]).strip()
+
+    def aging(self) -> Aging:
+        """Return how old tasks must be; of no meaning here."""
+        return Aging()
 
 
-class HousekeepForm(forms.Form):
+class ReasonForm(PlainForm):
+    """A verb that needs a reason."""
+
+    reason_needed = True
+
+
+class HousekeepForm(PlainForm):
     """How old, and where to."""
 
     days = forms.IntegerField(
@@ -46,12 +75,16 @@ class HousekeepForm(forms.Form):
         return Aging(timedelta(days=days), given.get("to", fields["to"].initial))
 
 
-class PauseForm(forms.Form):
+def form_for(verb: TaskVerb) -> type[PlainForm]:
+    """Return what a verb asks for."""
+    if verb.ages:
+        return HousekeepForm
+    return ReasonForm if verb.needs_reason else PlainForm
+
+
+class PauseForm(PlainForm):
     """Why, and until when."""
 
-    reason = forms.CharField(
-        label=_("Reason"), max_length=REASON_LENGTH, required=False, widget=forms.TextInput(attrs={"size": 60})
-    )
     until = forms.DateTimeField(
         label=_("Until"),
         required=False,
@@ -84,9 +117,9 @@ class Question:
     unnamed: bool = False  # whether there are more rows than items
 
 
-def check(request: HttpRequest, verb: Verb) -> None:
-    """Raise ``PermissionDenied`` unless the user may use the verb."""
-    if not can_operate(request.user, verb):
+def check(request: HttpRequest, verb: Verb, queue: str | None = None) -> None:
+    """Raise ``PermissionDenied`` unless the user may use the verb, on a queue or at all."""
+    if not can_operate(request.user, verb, queue):
         raise PermissionDenied
 
 
@@ -101,19 +134,22 @@ def confirmed(request: HttpRequest, form: forms.Form) -> bool:
     return "confirm" in request.POST and form.is_bound and form.is_valid()
 
 
-def ask(model_admin: Any, request: HttpRequest, question: Question) -> HttpResponse:
+def ask(page: Any, request: HttpRequest, question: Question) -> HttpResponse:
     """Return the confirmation page; it posts to where it came from, with the same selection."""
+    site = page.admin_site
     context = {
-        **model_admin.admin_site.each_context(request),
+        **site.each_context(request),
+        **surroundings(request, site, page.opts.model_name),
         "title": question.verb.label,
-        "opts": model_admin.opts,
-        "media": model_admin.media + question.form.media,
+        "opts": page.opts,
+        "page": page,
         "question": question,
         "selected": request.POST.getlist(helpers.ACTION_CHECKBOX_NAME),
         "checkbox_name": helpers.ACTION_CHECKBOX_NAME,
         "select_across": request.POST.get("select_across") == "1",
+        "again": request.POST.get("again", ""),
         "origin": request.POST.get("origin", ""),
-        "back": model_admin.back(request),
+        "back": page.back(request),
     }
-    request.current_app = model_admin.admin_site.name
+    request.current_app = site.name
     return TemplateResponse(request, "admin/dbtaskqueue/confirm.html", context)

@@ -13,6 +13,7 @@ from django.utils.safestring import SafeString
 from django.utils.timezone import localtime
 from django.utils.translation import gettext as _
 
+from django_dbtaskqueue.operations.masking import masked, masked_text
 from django_dbtaskqueue.status import Status
 
 NOTHING = "-"
@@ -61,14 +62,18 @@ def local(value: datetime) -> datetime:
     return localtime(value) if value.tzinfo else value
 
 
-def stamp(value: datetime | None, text: str | None = None) -> str:
-    """Return a time as ``<time>``, shown to the second, or as ``text`` with the full time on hovering."""
+def stamp(value: datetime | None, text: str | None = None, *, ages: bool = False) -> str:
+    """Return a time as ``<time>``, shown to the second, or as ``text`` with the full time on hovering.
+
+    With ``ages`` the text is a distance from now, which the browser counts on.
+    """
     if value is None:
         return NOTHING
     shown = local(value)
     exact = f"{date_format(shown, 'Y-m-d H:i:s')}{shown:%z}"
     return format_html(
-        '<time class="dbtq-time" datetime="{}" title="{}">{}</time>',
+        '<time class="dbtq-time{}" datetime="{}" title="{}">{}</time>',
+        " dbtq-ago" if ages else "",
         value.isoformat(),
         exact,
         date_format(shown, "Y-m-d H:i:s") if text is None else text,
@@ -80,26 +85,26 @@ def ago(value: datetime | None, now: datetime) -> str:
     if value is None:
         return NOTHING
     words = _("%(time)s ago") if value <= now else _("in %(time)s")
-    return stamp(value, words % {"time": duration(abs(now - value))})
+    return stamp(value, words % {"time": duration(abs(now - value))}, ages=True)
 
 
 def box(text: str | None) -> str:
-    """Return a long text in a box that scrolls."""
-    if not text:
-        return NOTHING
-    return format_html('<pre class="dbtq-box" tabindex="0">{}</pre>', text)
+    """Return a long text in a box that scrolls, its secrets masked."""
+    return _box(masked_text(text)) if text else NOTHING
 
 
 def json_box(value: Any) -> str:
-    """Return a JSON value, indented, in a box that scrolls."""
-    if value is None:
-        return NOTHING
-    return box(json.dumps(value, indent=2, ensure_ascii=False))
+    """Return a JSON value, indented, in a box that scrolls, its secrets masked."""
+    return NOTHING if value is None else _box(json.dumps(masked(value), indent=2, ensure_ascii=False))
+
+
+def _box(text: str) -> str:
+    return format_html('<pre class="dbtq-box" tabindex="0">{}</pre>', text)
 
 
 def summary(text: str | None) -> str:
     """Return the one line that says most: of a traceback the error at its end, of any other text its first line."""
-    lines = [line for line in (text or "").splitlines() if line.strip()]
+    lines = [line for line in masked_text(text or "").splitlines() if line.strip()]
     if not lines:
         return ""
     if any(line.startswith(FRAME) for line in lines):

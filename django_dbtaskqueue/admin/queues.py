@@ -1,124 +1,84 @@
-"""Queues: what waits in them, and pause and resume."""
+"""Queues: what each is set to and why, and pause and resume."""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import fields
-from datetime import timedelta
+from collections.abc import Sequence
 from typing import Any
 
 from django.contrib import admin, messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
-from django.contrib.admin.models import CHANGE, LogEntry
-from django.contrib.admin.options import IncorrectLookupParameters
-from django.contrib.admin.views.main import ChangeList
-from django.core.paginator import InvalidPage
-from django.db import transaction
-from django.db.models import Q, QuerySet
+from django.core.exceptions import BadRequest
+from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
-from django.utils.html import format_html
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
 from django_dbtaskqueue import conf
-from django_dbtaskqueue.admin.base import ReadOnlyAdmin
+from django_dbtaskqueue.admin.charts import charts
 from django_dbtaskqueue.admin.confirm import PauseForm, PlainForm, Question, ask, bound_form, check, confirmed
-from django_dbtaskqueue.admin.display import NOTHING, badge, json_box, local
+from django_dbtaskqueue.admin.display import NOTHING, badge, local
+from django_dbtaskqueue.admin.filters import NameFilter
+from django_dbtaskqueue.admin.lists import SmallListAdmin
+from django_dbtaskqueue.admin.searching import text_of
+from django_dbtaskqueue.admin.settings_page import change_settings, changes_of, purge, settings_of
 from django_dbtaskqueue.exceptions import TaskQueueError
 from django_dbtaskqueue.models import Queue
-from django_dbtaskqueue.operations.paginators import Count, bounded_counts
+from django_dbtaskqueue.operations import queue_acts
+from django_dbtaskqueue.operations.audit import Actor
+from django_dbtaskqueue.operations.paginators import Slice
 from django_dbtaskqueue.operations.permissions import can_operate
-from django_dbtaskqueue.operations.verbs import PAUSE, QUEUE_VERBS, Verb, pause, resume
+from django_dbtaskqueue.operations.verbs import CHANGE_SETTINGS, PAUSE, PURGE, QUEUE_VERBS, Verb
 from django_dbtaskqueue.session import alias_for, model_for
-from django_dbtaskqueue.status import TERMINAL, Status
 
-LIVE = tuple(status for status in Status if status not in TERMINAL)
-COUNTING = timedelta(seconds=2)  # of live tasks, and again of finished ones
-# What a checkout index can answer; the rest of the table is not read for it.
-IN_INDEX = Q(ready_time__isnull=False) | Q(parked_by__isnull=False)
+MOST_SHOWN = 200  # queues on one page; others are found by name
 
 
-class QueueChangeList(ChangeList):
-    """All known queues: the rows of ``Queue``, and those that have none because nobody changed anything yet."""
-
-    model_admin: Any
-
-    def get_results(self, request: HttpRequest) -> None:
-        """Put both kinds on the page, with their counts."""
-        paginator: Any = self.model_admin.get_paginator(request, all_queues(self.queryset), self.list_per_page)
-        try:
-            page = list(paginator.page(self.page_num).object_list)
-        except InvalidPage:
-            raise IncorrectLookupParameters from None
-        count_tasks(page)
-        self.result_list = page
-        self.result_count = paginator.count
-        self.show_full_result_count = False
-        self.full_result_count = None
-        self.show_admin_actions = True
-        self.can_show_all = False
-        self.multi_page = paginator.num_pages > 1
-        self.paginator = paginator
-
-
-def _action_of(verb: Verb) -> Callable[[Any, HttpRequest, QuerySet[Queue]], HttpResponse | None]:
-    def action(model_admin: Any, request: HttpRequest, _rows: QuerySet[Queue]) -> HttpResponse | None:
-        return act(model_admin, request, verb)
-
-    action.__name__ = verb.name
-    return admin.action(description=verb.label)(action)
-
-
-def _count_column(status: Status) -> Callable[[Any, Any], str]:
-    @admin.display(description=str(status))
-    def column(self: Any, queue: Any) -> str:
-        count: Count | None = vars(queue)["counts"][status]
-        text = "?" if count is None else str(count)
-        quiet = count is not None and not count
-        address = self.url(model_for(queue.name), "changelist", queue=queue.name, status=status)
-        return format_html(
-            '<span class="{}">{}</span>', "dbtq-none" if quiet else "dbtq-count", self.link(text, address)
-        )
-
-    return column
-
-
-class QueueAdmin(ReadOnlyAdmin):
+class QueueAdmin(SmallListAdmin):
     """The queues; a ``Queue`` row is made when the first one is paused."""
 
-    list_display = (
-        "name",
-        "state",
-        "pause",
-        "created_tasks",
-        "processing_tasks",
-        "completed_tasks",
-        "error_tasks",
-        "poison_tasks",
-    )
+    detail_template = "queue"
+    list_across = True
+    filterset = NameFilter
+    empty = gettext_lazy("No queue has this name.")
+    list_display = ("name", "state", "pause", "changed_settings", "tasks")
+    list_display_links = ("name",)
     ordering = ("name",)
-    sortable_by = ()
-    actions = [_action_of(verb) for verb in QUEUE_VERBS.values()]  # noqa: RUF012 -- Django reads it
-    fields = ("name", "state", "pause", "paused_time", "paused_until", "tasks", "overrides_box", "settings_box")
+    page_lines = ("name", "state", "pause", "tasks")
 
-    created_tasks = _count_column(Status.CREATED)
-    processing_tasks = _count_column(Status.PROCESSING)
-    completed_tasks = _count_column(Status.COMPLETED)
-    error_tasks = _count_column(Status.ERROR)
-    poison_tasks = _count_column(Status.POISON)
-
-    def get_actions(self, request: HttpRequest) -> dict[str, Any]:
+    def list_verbs(self, request: HttpRequest) -> Sequence[Verb]:
         """Pause and resume, for those who may; each act asks again."""
-        return {
-            name: action
-            for name, action in super().get_actions(request).items()
-            if name in QUEUE_VERBS and can_operate(request.user, QUEUE_VERBS[name])
-        }
+        return [verb for verb in QUEUE_VERBS.values() if can_operate(request.user, verb)]
 
-    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
-        """The list with the queues that have no row."""
-        return QueueChangeList
+    def act(self, request: HttpRequest) -> HttpResponse:
+        """Pause or resume, or change settings from the page of a queue."""
+        if "set" in request.POST:
+            return change_settings(self, request)
+        if "purge" in request.POST:
+            return purge(self, request)
+        verb = QUEUE_VERBS.get(request.POST.get("action", ""))
+        if verb is None:
+            raise BadRequest(f"Queues know no act {request.POST.get('action')!r}.")
+        return act(self, request, verb) or HttpResponseRedirect(request.get_full_path())
+
+    def slice(self, rows: QuerySet[Any], before: int | None, after: int | None) -> Slice:
+        """Rows, and queues that have none."""
+        return Slice(list(rows[:MOST_SHOWN]), None, None)
+
+    def filtered(self, request: HttpRequest) -> Any:
+        """All known queues, with a row or without."""
+        filterset = super().filtered(request)
+        part = filterset.form.cleaned_data.get("name", "") if filterset.is_valid() else ""
+        found = all_queues(filterset.queryset)
+        return Known(filterset, [queue for queue in found if part.lower() in queue.name.lower()])
+
+    def _number(self, rows: Any, found: Slice, place: int | None) -> str:
+        words = ngettext("%(number)s queue", "%(number)s queues", len(rows)) % {"number": len(rows)}
+        if len(rows) > len(found.rows):
+            return _("%(words)s; the first %(shown)s by name: search for others") % {
+                "words": words,
+                "shown": len(found.rows),
+            }
+        return words
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Queue | None:
         """The row, or a queue that is known and has none."""
@@ -146,23 +106,47 @@ class QueueAdmin(ReadOnlyAdmin):
     @admin.display(description=gettext_lazy("tasks"))
     def tasks(self, queue: Any) -> str:
         """All of them, as a link."""
-        return self.link(_("Tasks of this queue"), self.url(model_for(queue.name), "changelist", queue=queue.name))
+        return self.link(_("Tasks"), self.url(model_for(queue.name), "changelist", q=text_of(queue=queue.name)))
 
-    @admin.display(description=gettext_lazy("runtime overrides"))
-    def overrides_box(self, queue: Any) -> str:
-        """What an operator changed."""
-        return json_box(queue.overrides or None)
+    @admin.display(description=gettext_lazy("changed while running"))
+    def changed_settings(self, queue: Any) -> str:
+        """What an operator set."""
+        return changes_of(queue) or NOTHING
 
-    @admin.display(description=gettext_lazy("settings"))
-    def settings_box(self, queue: Any) -> str:
-        """What the project and the processor say, before the overrides."""
-        settings = conf.default_settings(queue.name)
-        return json_box({field.name: str(getattr(settings, field.name)) for field in fields(settings)})
+    def page_facts(self, request: HttpRequest, row: Any) -> dict[str, Any]:
+        """Every setting, and where it comes from."""
+        user, name = request.user, row.name
+        return {
+            "settings": settings_of(row),
+            "charts": charts(alias_for(name, None, write=False), name),
+            "may_set": can_operate(user, CHANGE_SETTINGS, name),
+            "may_purge": can_operate(user, PURGE, name),
+        }
 
     def page_verbs(self, request: HttpRequest, row: Any) -> Sequence[Verb]:
         """Pause, and resume when it is paused."""
         fitting = QUEUE_VERBS.values() if in_effect(row) else [PAUSE]
-        return [verb for verb in fitting if can_operate(request.user, verb)]
+        return [verb for verb in fitting if can_operate(request.user, verb, row.name)]
+
+
+class Known:
+    """A bound FilterSet whose rows are not all in the database."""
+
+    def __init__(self, filterset: Any, found: list[Queue]) -> None:
+        self.form, self.filters, self.queryset = filterset.form, filterset.filters, filterset.queryset
+        self._valid, self.qs = filterset.is_valid(), Found(found)
+
+    def is_valid(self) -> bool:
+        """Whether the search was understood."""
+        return bool(self._valid)
+
+
+class Found(list[Any]):
+    """Queues, where a list of rows is expected."""
+
+    def defer(self, *_columns: str) -> Found:
+        """All is read already."""
+        return self
 
 
 def in_effect(queue: Any) -> bool:
@@ -183,28 +167,6 @@ def _without_row(name: str) -> Queue:
     return Queue(name=name, overrides={}, paused_time=None, paused_until=None, paused_by="", paused_reason="")
 
 
-def count_tasks(queues: Sequence[Queue]) -> None:
-    """Give each queue its ``counts`` by status: two statements per database; None where counting took too long."""
-    for alias, of_alias in _by_home(queues).items():
-        counts: dict[tuple[str, Status], Count | None] = {}
-        for statuses, condition in ((LIVE, IN_INDEX), (TERMINAL, Q())):
-            cells = [(queue.name, status) for queue in of_alias for status in statuses]
-            selections = [
-                model_for(name)._default_manager.using(alias).filter(condition, queue=name, status=status)
-                for name, status in cells
-            ]
-            counts |= zip(cells, bounded_counts(selections, within=COUNTING), strict=True)
-        for queue in of_alias:
-            vars(queue)["counts"] = {status: counts[queue.name, status] for status in Status}
-
-
-def _by_home(queues: Iterable[Queue]) -> dict[str, list[Queue]]:
-    homes: defaultdict[str, list[Queue]] = defaultdict(list)
-    for queue in queues:
-        homes[alias_for(queue.name, None, write=False)].append(queue)
-    return homes
-
-
 def act(model_admin: Any, request: HttpRequest, verb: Verb) -> HttpResponse | None:
     """Ask, or once confirmed pause or resume, log it and say what really changed."""
     check(request, verb)
@@ -214,8 +176,13 @@ def act(model_admin: Any, request: HttpRequest, verb: Verb) -> HttpResponse | No
     if not confirmed(request, form):
         items = [queue.name for queue in queues]
         return ask(model_admin, request, Question(verb, _sentences(queues, fitting), items, form, bool(fitting)))
+    names = [queue.name for queue in fitting]
+    actor, reason = Actor(request.user, "admin"), form.reason()
     try:
-        changed = _perform(verb, fitting, form.cleaned_data, request.user)
+        if verb is PAUSE:
+            changed = queue_acts.pause(names, actor, reason=reason, until=form.cleaned_data["until"])
+        else:
+            changed = queue_acts.resume(names, actor, reason=reason)
     except TaskQueueError as error:
         model_admin.message_user(request, str(error), messages.ERROR)
         return None
@@ -226,24 +193,13 @@ def act(model_admin: Any, request: HttpRequest, verb: Verb) -> HttpResponse | No
     return HttpResponseRedirect(back) if back else None
 
 
-def _selected(model_admin: Any, request: HttpRequest) -> list[Any]:
-    """Not the rows the admin found: a queue that has none can be selected too."""
-    known = all_queues(model_admin.get_queryset(request))
+def _selected(page: Any, request: HttpRequest) -> list[Any]:
+    """Not the rows the database has: a queue that has none can be selected too."""
+    known = list(page.selection(request))
     if request.POST.get("select_across") == "1":
         return known
     ticked = set(request.POST.getlist(ACTION_CHECKBOX_NAME))
     return [queue for queue in known if queue.name in ticked]
-
-
-def _perform(verb: Verb, queues: Sequence[Queue], given: dict[str, Any], user: Any) -> int:
-    names = [queue.name for queue in queues]
-    with transaction.atomic():
-        if verb is PAUSE:
-            changed = pause(names, by=user.get_username(), reason=given["reason"], until=given["until"])
-        else:
-            changed = resume(names)
-        LogEntry.objects.log_actions(user.pk, queues, CHANGE, " ".join([str(verb.label), given.get("reason", "")]))
-    return changed
 
 
 def _sentences(queues: Sequence[Queue], fitting: Sequence[Queue]) -> list[str]:

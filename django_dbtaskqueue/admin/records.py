@@ -2,45 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from django.contrib import admin
-from django.db.models import QuerySet
-from django.http import HttpRequest
+from django.http import HttpRequest, HttpResponse
 from django.utils.html import format_html_join
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from django_dbtaskqueue import conf
-from django_dbtaskqueue.admin.base import QueueFilter, ReadOnlyAdmin, StatusFilter, id_of
-from django_dbtaskqueue.admin.display import NOTHING, ago, badge, box, json_box, short_error, summary
+from django_dbtaskqueue.admin.display import NOTHING, ago, badge, box, short_error, summary
+from django_dbtaskqueue.admin.filters import AttemptFilter, HistoryFilter, NameFilter
+from django_dbtaskqueue.admin.lists import ListAdmin, SmallListAdmin
+from django_dbtaskqueue.admin.telling import tell_pollers
 from django_dbtaskqueue.models import AbstractTask
+from django_dbtaskqueue.operations.permissions import can_operate
+from django_dbtaskqueue.operations.poller_acts import POLLER_VERBS, STOPPED
+from django_dbtaskqueue.operations.verbs import Verb
 from django_dbtaskqueue.session import model_for
+from django_dbtaskqueue.status import Status
 
 LATE = 3  # heartbeats missed before a poller counts as late
-STOPPED = "STOPPED"
 RUNNING = "RUNNING"  # any other state is on the way to it or away from it
 
 
-class PollerAdmin(ReadOnlyAdmin):
+class PollerAdmin(SmallListAdmin):
     """Pollers, as they last reported."""
+
+    filterset = NameFilter
+    empty = gettext_lazy("No poller has reported yet. Start one with: manage.py runtaskpoller")
 
     list_display = (
         "instance",
-        "host",
-        "pid",
         "state_badge",
         "heartbeat",
+        "version",
         "queue_names",
         "held_of",
         "finished",
         "failed",
         "runs",
     )
+    list_display_links = ("instance",)
     ordering = ("-heartbeat_time",)
-    sortable_by = ()
-    fields = (
+    page_lines = (
         "instance",
         "host",
         "pid",
@@ -53,13 +59,28 @@ class PollerAdmin(ReadOnlyAdmin):
         "finished",
         "failed",
         "runs",
-        "running_box",
         "applied_box",
     )
+
+    def list_verbs(self, request: HttpRequest) -> Sequence[Verb]:
+        """What pollers can be told, for those who may."""
+        return [verb for verb in POLLER_VERBS.values() if can_operate(request.user, verb)]
+
+    def page_verbs(self, request: HttpRequest, row: Any) -> Sequence[Verb]:
+        """The same, while it runs."""
+        return [] if row.state == STOPPED else self.list_verbs(request)
+
+    def act(self, request: HttpRequest) -> HttpResponse:
+        """Ask, or tell the ticked pollers."""
+        return tell_pollers(self, request)
 
     @admin.display(description=gettext_lazy("state"))
     def state_badge(self, poller: Any) -> str:
         """What it said of itself, and whether it is late."""
+        if poller.wanted:
+            return badge(
+                "paused", "◌", _("%(state)s, told to %(wanted)s") % {"state": poller.state, "wanted": poller.wanted}
+            )
         if poller.state == STOPPED:
             return badge("stopped", "▪", poller.state)
         if is_late(poller):
@@ -92,11 +113,6 @@ class PollerAdmin(ReadOnlyAdmin):
         links = ((self.link(number, self.url(model, "change", number)),) for number, model in running(poller))
         return format_html_join(", ", "{}", links) or NOTHING
 
-    @admin.display(description=gettext_lazy("running, in detail"))
-    def running_box(self, poller: Any) -> str:
-        """All it said of what it runs."""
-        return json_box(poller.running or None)
-
     @admin.display(description=gettext_lazy("settings applied last"))
     def applied_box(self, poller: Any) -> str:
         """Runtime overrides it took over."""
@@ -128,17 +144,15 @@ def running(poller: Any) -> Iterator[tuple[int, type[AbstractTask]]]:
             yield item["task_id"], model_for(str(item.get("queue")))
 
 
-class AttemptAdmin(ReadOnlyAdmin):
+class AttemptAdmin(ListAdmin):
     """Failed attempts."""
 
     list_display = ("id", "task_link", "queue", "attempt", "exception", "says", "failed")
-    list_filter = (QueueFilter,)
-    sortable_by = ("id",)
-    filters_by = ("queue", "task_id")
+    list_display_links = ("id",)
     long_columns = ("traceback",)
-    search_fields = ("task_id",)
-    search_help_text = gettext_lazy("The id of a task")
-    fields = (
+    filterset = AttemptFilter
+    secrets = ("message_box", "traceback_box")
+    page_lines = (
         "task_link",
         "location",
         "queue",
@@ -148,15 +162,11 @@ class AttemptAdmin(ReadOnlyAdmin):
         "started",
         "failed",
         "error_type",
-        "message_box",
-        "traceback_box",
     )
 
-    def get_search_results(
-        self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
-    ) -> tuple[QuerySet[Any], bool]:
-        """Find by task."""
-        return of_task(queryset, search_term, task_tables(self.admin_site)), False
+    def filtered(self, request: HttpRequest) -> Any:
+        """In the tables that this site shows."""
+        return located(super().filtered(request), self.admin_site)
 
     @admin.display(description=gettext_lazy("task"))
     def task_link(self, attempt: Any) -> str:
@@ -190,9 +200,11 @@ class AttemptAdmin(ReadOnlyAdmin):
         return box(attempt.traceback)
 
 
-class TaskHistoryAdmin(ReadOnlyAdmin):
+class TaskHistoryAdmin(ListAdmin):
     """Tasks that left TASKS."""
 
+    filterset = HistoryFilter
+    secrets = ("process_result_box", "payload_box", "result_box", "context_box")
     list_display = (
         "id",
         "task_id",
@@ -205,13 +217,8 @@ class TaskHistoryAdmin(ReadOnlyAdmin):
         "moved",
     )
     list_display_links = ("id", "reference")
-    list_filter = (StatusFilter, QueueFilter)
-    sortable_by = ("id",)
-    filters_by = ("status", "queue", "task_id")
     long_columns = ("payload", "result", "context")
-    search_fields = ("task_id",)
-    search_help_text = gettext_lazy("The id the task had")
-    fields = (
+    page_lines = (
         "task_id",
         "location",
         "status_badge",
@@ -223,27 +230,21 @@ class TaskHistoryAdmin(ReadOnlyAdmin):
         "started",
         "finished",
         "moved",
-        "process_result_box",
-        "payload_box",
-        "result_box",
-        "context_box",
     )
 
-    def get_search_results(
-        self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
-    ) -> tuple[QuerySet[Any], bool]:
-        """Find by the id the task had."""
-        return of_task(queryset, search_term, task_tables(self.admin_site)), False
+    def filtered(self, request: HttpRequest) -> Any:
+        """In the tables that this site shows."""
+        return located(super().filtered(request), self.admin_site)
 
     @admin.display(description=gettext_lazy("moved"))
     def moved(self, task: Any) -> str:
         """How long ago it left TASKS."""
         return ago(task.moved_time, task.clock)
 
-    @admin.display(description=gettext_lazy("result or error"))
+    @admin.display(description=gettext_lazy("error"))
     def says(self, task: Any) -> str:
-        """One line of it."""
-        return summary(task.process_result)
+        """One line of it; a result is for those who may see payloads, on its page."""
+        return "" if task.status == Status.COMPLETED else summary(task.process_result)
 
 
 def task_tables(site: admin.AdminSite) -> dict[str, type[AbstractTask]]:
@@ -252,10 +253,7 @@ def task_tables(site: admin.AdminSite) -> dict[str, type[AbstractTask]]:
     return {model._meta.label_lower: model for model in shown if issubclass(model, AbstractTask)}
 
 
-def of_task(rows: QuerySet[Any], term: str, locations: Iterable[str]) -> QuerySet[Any]:
-    """Return the rows about the task whose id was typed; for any other text none."""
-    number = id_of(term.strip())
-    if not term.strip():
-        return rows
-    # With the locations, for the index begins with them.
-    return rows.none() if number is None else rows.filter(location__in=list(locations), task_id=number)
+def located(filterset: Any, site: admin.AdminSite) -> Any:
+    """Return the FilterSet, told which task tables the site shows."""
+    filterset.locations = tuple(task_tables(site))
+    return filterset

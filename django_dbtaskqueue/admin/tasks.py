@@ -8,17 +8,22 @@ from datetime import datetime
 from typing import Any
 
 from django.contrib import admin
-from django.db.models import Q, QuerySet
-from django.http import HttpRequest
+from django.db.models import QuerySet
+from django.http import HttpRequest, HttpResponse
 from django.utils.html import format_html
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from django_dbtaskqueue.admin.acting import action_of
-from django_dbtaskqueue.admin.base import QueueFilter, ReadOnlyAdmin, StatusFilter, id_of
-from django_dbtaskqueue.admin.display import NOTHING, ago, stamp, summary
-from django_dbtaskqueue.models import AbstractTask, Attempt, Poller, Queue
+from django_dbtaskqueue.admin import searching
+from django_dbtaskqueue.admin.acting import act
+from django_dbtaskqueue.admin.again import can_enqueue, enqueue_again
+from django_dbtaskqueue.admin.base import may_see
+from django_dbtaskqueue.admin.display import NOTHING, ago, box, duration, stamp, summary
+from django_dbtaskqueue.admin.lists import ListAdmin
+from django_dbtaskqueue.models import AbstractTask, Attempt, Poller, Queue, Task
+from django_dbtaskqueue.operations.filters import TaskFilter
 from django_dbtaskqueue.operations.permissions import can_operate
+from django_dbtaskqueue.operations.search import Search, parse
 from django_dbtaskqueue.operations.verbs import IN_EFFECT, TASK_VERBS, Verb
 from django_dbtaskqueue.session import alias_for
 from django_dbtaskqueue.status import Status
@@ -36,48 +41,55 @@ class Event:
     shown: str
     what: str
     note: str = ""
+    bad: bool = False
+    took: str = ""
+    trace: str = ""
+    key: int = 0
 
 
-class TaskAdmin(ReadOnlyAdmin):
+class TaskAdmin(ListAdmin):
     """A task table. Rows change by the verbs only: by hand they would break the flow."""
 
-    change_form_template = "admin/dbtaskqueue/task/change_form.html"  # also for tables of other apps
-
-    list_display = ("id", "reference", "queue_link", "status_badge", "attempts", "says", "when", "created")
+    detail_template = "task"
+    list_template = "tasks"
+    list_across = True
+    filterset = TaskFilter
+    list_display = ("id", "status_badge", "reference", "queue_link", "attempts", "says", "when", "created")
     list_display_links = ("id", "reference")
-    list_filter = (StatusFilter, QueueFilter)
-    sortable_by = ("id",)
-    filters_by = ("status", "queue", "reference", "id")
     long_columns = LONG
-    search_fields = ("id", "reference")
-    search_help_text = gettext_lazy("An id, a reference, or how references begin")
-    actions = [action_of(verb) for verb in TASK_VERBS.values()]  # noqa: RUF012 -- Django reads it
+    secrets = ("process_result_box", "payload_box", "result_box", "context_box")
+    empty = gettext_lazy("No task matches.")
 
-    def get_actions(self, request: HttpRequest) -> dict[str, Any]:
-        """Only the verbs this user has the permission for; each act asks again."""
-        return {
-            name: action
-            for name, action in super().get_actions(request).items()
-            if name in TASK_VERBS and can_operate(request.user, TASK_VERBS[name])
-        }
+    def list_verbs(self, request: HttpRequest) -> Sequence[Verb]:
+        """The verbs that apply to a status searched for and that the user may use; each act asks again."""
+        wanted = searching.statuses_of(self.filtered(request).search)
+        fitting = [verb for verb in TASK_VERBS.values() if wanted & set(verb.sources)]
+        return [verb for verb in fitting if can_operate(request.user, verb)]
 
-    def get_search_results(
-        self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
-    ) -> tuple[QuerySet[Any], bool]:
-        """Find by id or whole reference; when there is none, by how a reference begins. Never by payload."""
-        term = search_term.strip()
-        if not term:
-            return queryset, False
-        number = id_of(term)
-        exact = queryset.filter(Q(reference=term) | Q(pk__in=[] if number is None else [number]))
-        return (exact if exact.exists() else queryset.filter(reference__startswith=term)), False
+    def act(self, request: HttpRequest) -> HttpResponse:
+        """Ask, or do what was confirmed, with the ticked rows or with all that match the address."""
+        if {"save_view", "forget_view"} & request.POST.keys():
+            return searching.change_views(self, request)
+        return enqueue_again(self, request) if "again" in request.POST else act(self, request)
+
+    def search_of(self, request: HttpRequest) -> Search:
+        """Return what the address asks for; raise ``SearchError`` when it is not understood."""
+        found: Search = self.filtered(request).checked().search
+        return found
+
+    def list_facts(self, request: HttpRequest) -> dict[str, Any]:
+        """With the search in words."""
+        facts = super().list_facts(request)
+        saved = searching.saved_views(request.user, self.get_queryset(request).db)
+        found = searching.facts(facts["filterset"], request.path)
+        return {**facts, **found, "saved": saved, "can_save": bool(found["chips"])}
 
     # -- columns -----------------------------------------------------------------------------------------------------
 
     @admin.display(description=gettext_lazy("queue"))
     def queue_link(self, task: Any) -> str:
         """The queue, as a link to its tasks."""
-        return self.link(task.queue, self.url(self.model, "changelist", queue=task.queue))
+        return self.link(task.queue, self.url(self.model, "changelist", q=searching.text_of(queue=task.queue)))
 
     @admin.display(description=gettext_lazy("when"))
     def when(self, task: Any) -> str:
@@ -92,10 +104,10 @@ class TaskAdmin(ReadOnlyAdmin):
             return _within(words, ago(task.next_process_time, task.clock))
         return _within(_("finished %(time)s"), ago(task.finish_time or task.last_update_time, task.clock))
 
-    @admin.display(description=gettext_lazy("result or error"))
+    @admin.display(description=gettext_lazy("progress or error"))
     def says(self, task: Any) -> str:
-        """One line of it."""
-        return summary(task.process_result)
+        """One line of it; what came of a task that is done is for those who may see payloads, on its page."""
+        return "" if task.status == Status.COMPLETED else summary(task.process_result)
 
     # -- the page of one task ----------------------------------------------------------------------------------------
 
@@ -137,22 +149,54 @@ class TaskAdmin(ReadOnlyAdmin):
             "reenqueued": task.reenqueue_attempt,
         }
 
-    def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
+    def page_fields(self, row: Any) -> Sequence[str]:
         """What there is to say of this task; columns that are empty for most tasks only when they are not."""
-        filled = [name for name in OPTIONAL if obj is not None and getattr(obj, name)]
-        names = ["status_badge", "situation", "queue_link", "reference", "attempts_made", "poller", "priority", *filled]
-        boxes = ["process_result_box", "payload_box", "result_box"]
-        boxes += ["context_box"] if obj is not None and obj.context else []
-        return ((None, {"fields": names}), (gettext_lazy("Data"), {"fields": boxes}))
+        filled = [name for name in OPTIONAL if getattr(row, name)]
+        names = ("status_badge", "situation", "queue_link", "reference", "attempts_made", "poller", "priority")
+        return (*names, *filled, *(["group_link"] if row.fingerprint else []))
+
+    @admin.display(description=gettext_lazy("failure group"))
+    def group_link(self, task: Any) -> str:
+        """All that failed for the same reason."""
+        query = searching.text_of(fingerprint=task.fingerprint)
+        return self.link(_("Tasks that failed for the same reason"), self.url(self.model, "changelist", q=query))
 
     def page_verbs(self, request: HttpRequest, row: Any) -> Sequence[Verb]:
         """The verbs that apply to the task's status and that the user may use."""
-        return [verb for verb in TASK_VERBS.values() if row.status in verb.sources and can_operate(request.user, verb)]
+        return [
+            verb
+            for verb in TASK_VERBS.values()
+            if row.status in verb.sources and can_operate(request.user, verb, row.queue)
+        ]
 
-    def page_facts(self, row: Any) -> dict[str, Any]:
-        """The failed attempts and the timeline."""
-        failed = list(failed_attempts(row))
-        return {"failed": failed, "events": timeline(row, failed)}
+    def page_facts(self, request: HttpRequest, row: Any) -> dict[str, Any]:
+        """The timeline."""
+        seen = may_see(request, row)
+        events = timeline(row, list(failed_attempts(row)), traces=seen)
+        return {"events": events, "may_enqueue": seen and can_enqueue(request.user, row)}
+
+
+class PoisonTaskAdmin(TaskAdmin):
+    """The tasks put aside, with what can be done about them."""
+
+    view_permission = "view_task"
+    empty = gettext_lazy("Nothing is put aside.")
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
+        """POISON only."""
+        return super().get_queryset(request).filter(final_status=Status.POISON)
+
+    def list_verbs(self, request: HttpRequest) -> Sequence[Verb]:
+        """What acts on POISON."""
+        return [verb for verb in super().list_verbs(request) if Status.POISON in TASK_VERBS[verb.name].sources]
+
+    def search_of(self, request: HttpRequest) -> Search:
+        """With the status that all of these have."""
+        return parse("status:POISON") & super().search_of(request)
+
+    def page_of(self, row: Any) -> str:
+        """The task's own page."""
+        return self.url(Task, "change", row.pk)
 
 
 def failed_attempts(task: AbstractTask) -> QuerySet[Attempt]:
@@ -161,7 +205,7 @@ def failed_attempts(task: AbstractTask) -> QuerySet[Attempt]:
     return Attempt.objects.filter(location=location, task_id=task.pk).order_by("-total_attempt")[:MOST_ATTEMPTS]
 
 
-def timeline(task: Any, failed: list[Attempt]) -> list[Event]:
+def timeline(task: Any, failed: list[Attempt], *, traces: bool) -> list[Event]:
     """Return what is known to have happened to a task and what is to come, in order of time."""
     known: list[tuple[datetime | None, Any, str]] = [
         (task.create_time, _("created"), ""),
@@ -171,13 +215,24 @@ def timeline(task: Any, failed: list[Attempt]) -> list[Event]:
         (task.finish_time, _("finished"), task.status),
         (task.expire_time, _("expires"), ""),
     ]
-    known += [(row.finish_time, _("attempt %(n)s failed") % {"n": row.attempt}, _error(row)) for row in failed]
     events = [Event(time, stamp(time), what, note) for time, what, note in known if time is not None]
-    return sorted(events, key=lambda event: event.time)
+    events += [_failure(row, traces=traces) for row in failed]
+    return sorted(events, key=lambda event: (event.time, not event.bad))
 
 
-def _error(attempt: Attempt) -> str:
-    return summary(f"{attempt.error_type}: {attempt.message}" if attempt.error_type else attempt.message)
+def _failure(row: Attempt, *, traces: bool) -> Event:
+    took = row.finish_time - row.start_time if row.start_time else None
+    said = summary(f"{row.error_type}: {row.message}" if row.error_type else row.message)
+    return Event(
+        row.finish_time,
+        stamp(row.finish_time),
+        _("attempt %(n)s failed") % {"n": row.attempt},
+        said,
+        bad=True,
+        took="" if took is None else _("after %(time)s") % {"time": duration(took)},
+        trace=box(row.traceback) if traces and row.traceback else "",
+        key=row.total_attempt,
+    )
 
 
 def _over(task: Any) -> str:

@@ -14,6 +14,7 @@ from django_dbtaskqueue.exceptions import EnqueueError, PayloadError, near_match
 from django_dbtaskqueue.outcomes import CENTURY
 
 LAST_YEAR = 9000
+LONGEST = 200  # characters of a reference, group or tag
 OPTIONS = ("reference", "payload", "delay", "run_at", "priority", "group", "tag", "ttl", "context", "lease")
 ON_DUPLICATE = ("error", "ignore", "replace")
 
@@ -30,12 +31,29 @@ def options_of(index: int, item: Any) -> Mapping[str, Any]:
         return item
     if isinstance(item, tuple) and len(item) == 2:
         return {"reference": item[0], "payload": item[1]}
-    if is_dataclass(item) or hasattr(item, "model_dump"):
+    if is_payload(item):
         return {"payload": item}
     raise EnqueueError(
         f"items[{index}] is {item!r:.80}: an item is a mapping of enqueue()'s arguments, a (reference, payload) pair, "
         "or a dataclass or pydantic payload."
     )
+
+
+def is_payload(item: Any) -> bool:
+    """Whether an item of ``enqueue_many`` is a payload of its own class."""
+    return (is_dataclass(item) or hasattr(item, "model_dump")) and not isinstance(item, Mapping | tuple)
+
+
+def constants(settings: conf.QueueSettings) -> dict[str, Any] | None:
+    """Return the column values of every task enqueued with no more than a reference and a payload, but these two.
+
+    None when these tasks still have to be looked at one by one.
+    """
+    try:
+        row = row_of({}, settings)
+    except EnqueueError:
+        return None
+    return None if row["ttl"] is not None else row
 
 
 def row_of(options: Mapping[str, Any], settings: conf.QueueSettings) -> dict[str, Any]:
@@ -44,7 +62,7 @@ def row_of(options: Mapping[str, Any], settings: conf.QueueSettings) -> dict[str
     payload_type, plain = codecs.encode(get("payload"))
     row = {
         "reference_number": _text("reference", get("reference")),
-        "payload": None if plain is None else json_payload.dumps(plain, limits=_limits()),
+        "payload": None if plain is None else json_payload.dumps(plain, limits=limits_in_force()),
         "payload_type": payload_type,
         "priority": get("priority") or 0,
         "group_key": _text("group", get("group")),
@@ -63,7 +81,8 @@ def row_of(options: Mapping[str, Any], settings: conf.QueueSettings) -> dict[str
     return row
 
 
-def _limits() -> json_payload.Limits:
+def limits_in_force() -> json_payload.Limits:
+    """Return what the settings allow of a payload."""
     return _limits_of(conf.settings().payload_max_bytes)
 
 
@@ -79,7 +98,7 @@ def _context(value: Any) -> str | None:
     if taken_along is None:
         return None
     try:
-        return json_payload.dumps(dict(taken_along), limits=_limits())
+        return json_payload.dumps(dict(taken_along), limits=limits_in_force())
     except PayloadError as error:
         raise EnqueueError(f"Context cannot be stored: {joined('context', error.path)}: {error.reason}") from None
 
@@ -92,8 +111,8 @@ def joined(place: str, path: str) -> str:
 def _text(name: str, value: Any) -> str | None:
     if value is None:
         return None
-    if not isinstance(value, str) or not 0 < len(value) <= 200 or "\0" in value:
-        raise EnqueueError(f"{name}={value!r:.80} must be None or text of 1 to 200 characters without NUL.")
+    if not isinstance(value, str) or not 0 < len(value) <= LONGEST or "\0" in value:
+        raise EnqueueError(f"{name}={value!r:.80} must be None or text of 1 to {LONGEST} characters without NUL.")
     try:
         value.encode()
     except UnicodeEncodeError as error:

@@ -54,6 +54,19 @@ def after_commit(connection: BaseDatabaseWrapper, queue: str, call: str, number:
     notifier.on_commit(connection, partial(_happened, key, number, ids))
 
 
+def put_after_commit(connection: BaseDatabaseWrapper, queue: str, number: int, ids: Sequence[int] = ()) -> None:
+    """Wake the pollers of ``queue`` and count ``number`` puts, once the current transaction commits."""
+    key = Key(connection.alias, str(connection.settings_dict["NAME"]), queue, "put")
+
+    def put() -> None:
+        try:
+            notifier.notify(key.alias, connection.vendor, queue)
+        finally:
+            _happened(key, number, ids)
+
+    notifier.on_commit(connection, put)
+
+
 def watched() -> bool:
     """Whether anybody wants to know of each call."""
     return bool(signals.task_changed.receivers)
@@ -61,6 +74,8 @@ def watched() -> bool:
 
 def _happened(key: Key, number: int, ids: Sequence[int]) -> None:
     counter.add(key, number)
+    if not watched():
+        return
     send(signals.task_changed, key.queue, call=key.call, task_ids=tuple(ids), using=key.alias)
 
 

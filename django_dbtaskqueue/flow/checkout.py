@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from operator import itemgetter
@@ -22,11 +22,16 @@ from django_dbtaskqueue.lease import Door, Lease
 from django_dbtaskqueue.session import Row, Session
 
 START = ("-infinity", 0)  # the front of the line
-WALK_PAUSE = 0.05  # seconds, at least, between two walks from the front
-WALK_SHARE = 20  # a walk may cost a twentieth of the time
+WALK_PAUSE = 0.05  # seconds, at least, between two walks from the front while there is something behind the bounds
+WALK_SHARE = 20  # a walk may cost a twentieth of the time,
+WALK_MOST = 1.0  # seconds, at most, before the next may begin all the same: nothing waits longer behind a bound
+NOW = 0.0  # a walk that lets no checkout go first
 CROWD = 48  # an optimistic checkout that lost a race picks among this many
 PRIORITY, READY_TIME, ID = 7, 15, 0  # columns of a leased row (sql.statements.LEASED)
 LINE_ORDER = itemgetter(PRIORITY, READY_TIME, ID)
+
+
+Bounds = dict[int, tuple[str, int]]  # of each priority the last row taken: its place in line as text, its id
 
 
 @dataclass(slots=True)
@@ -39,20 +44,22 @@ class Line:
 
     queue: str
     max_wait: timedelta | None = None  # a priority whose head has waited longer is served first
-    bounds: dict[int, tuple[str, int]] = field(default_factory=dict)
-    next_walk: float = 0.0
+    bounds: Bounds = field(default_factory=dict)  # replaced, never changed: two threads share a line
+    next_walk: float = NOW  # when the next walk is due,
+    may_walk: float = NOW  # and when there may be one before, because nothing stands behind the bounds
+    overdue: bool = False
     lost_races: int = 0
     aged: list[int] = field(default_factory=list)  # priorities past max_wait, the longest wait first
 
-    def params(self) -> dict[str, Any]:
-        """Return the bounds as statement parameters, in the order the priorities are to be served."""
-        aged = [priority for priority in self.aged if priority in self.bounds]
-        order = aged + [priority for priority in sorted(self.bounds) if priority not in aged]
+    def params(self, bounds: Bounds) -> dict[str, Any]:
+        """Return bounds as statement parameters, in the order the priorities are to be served."""
+        aged = [priority for priority in self.aged if priority in bounds]
+        order = aged + [priority for priority in sorted(bounds) if priority not in aged]
         return {
             "queue_name": self.queue,
             "priorities": order,
-            "times": [self.bounds[priority][0] for priority in order],
-            "ids": [self.bounds[priority][1] for priority in order],
+            "times": [bounds[priority][0] for priority in order],
+            "ids": [bounds[priority][1] for priority in order],
         }
 
     def in_order(self, rows: list[Row]) -> list[Row]:
@@ -63,10 +70,10 @@ class Line:
         rank = {priority: place for place, priority in enumerate(self.aged)}
         return sorted(rows, key=lambda row: (rank.get(row[PRIORITY], last), *LINE_ORDER(row)))
 
-    def advance(self, rows: list[Row]) -> None:
-        """Remember the last row taken of each priority; ``rows`` are in line order."""
-        for priority, row in {row[PRIORITY]: row for row in rows}.items():
-            self.bounds[priority] = (row[READY_TIME], row[ID])
+    def advance(self, bounds: Bounds, rows: list[Row]) -> None:
+        """Remember ``bounds``, and of each priority taken the last row; ``rows`` are in line order."""
+        last = {row[PRIORITY]: (row[READY_TIME], row[ID]) for row in rows}
+        self.bounds = {**bounds, **last}
 
 
 class Strategy(Protocol):
@@ -90,11 +97,11 @@ class SkipLocked:
 
     def take(self, session: Session, line: Line, params: dict[str, Any]) -> list[Row]:
         """Take from behind the bounds, and walk from the front when there is nothing there or it is time to."""
-        return take_or_walk(line, session, lambda: self._bounded(session, line, params))
+        return take_or_walk(line, session, lambda bounds: self._bounded(session, line, params, bounds))
 
-    def _bounded(self, session: Session, line: Line, params: dict[str, Any]) -> list[Row]:
-        find_aged(session, line, params)
-        return line.in_order(session.run(session.sql.checkout_skip_locked, {**params, **line.params()}))
+    def _bounded(self, session: Session, line: Line, params: dict[str, Any], bounds: Bounds) -> list[Row]:
+        find_aged(session, line, params, bounds)
+        return line.in_order(session.run(session.sql.checkout_skip_locked, {**params, **line.params(bounds)}))
 
 
 class Optimistic:
@@ -102,12 +109,12 @@ class Optimistic:
 
     def take(self, session: Session, line: Line, params: dict[str, Any]) -> list[Row]:
         """Take the head; after a lost race pick at random among the first few dozen, or all fight for one head."""
-        return take_or_walk(line, session, lambda: self._bounded(session, line, params))
+        return take_or_walk(line, session, lambda bounds: self._bounded(session, line, params, bounds))
 
-    def _bounded(self, session: Session, line: Line, params: dict[str, Any]) -> list[Row]:
+    def _bounded(self, session: Session, line: Line, params: dict[str, Any], bounds: Bounds) -> list[Row]:
         limit = params["limit"]
-        find_aged(session, line, params)
-        wanted = {**params, **line.params(), "limit": max(limit, CROWD) + limit if line.lost_races else limit}
+        find_aged(session, line, params, bounds)
+        wanted = {**params, **line.params(bounds), "limit": max(limit, CROWD) + limit if line.lost_races else limit}
         found = session.run(session.sql.candidates, wanted)
         if line.lost_races and len(found) > limit:
             found = random.sample(found, limit)
@@ -117,7 +124,7 @@ class Optimistic:
         rows = session.run(session.sql.checkout_optimistic, {**params, "queue_name": line.queue, "rows": fenced})
         line.lost_races = len(found) - len(rows)
         if line.lost_races:
-            line.next_walk = 0.0  # what was picked past is behind the bound
+            line.next_walk = NOW  # what was picked past is behind the bound
         return line.in_order(rows)
 
 
@@ -126,31 +133,40 @@ class SingleWriter:
 
     def take(self, session: Session, line: Line, params: dict[str, Any]) -> list[Row]:
         """Take the head of the line."""
-        find_aged(session, line, params)
+        find_aged(session, line, params, {})
         sql = session.sql.checkout_single_writer(aged=bool(line.aged))
         return line.in_order(session.run(sql, {**params, "queue_name": line.queue, "aged": json.dumps(line.aged)}))
 
 
-def find_aged(session: Session, line: Line, params: dict[str, Any]) -> None:
+def find_aged(session: Session, line: Line, params: dict[str, Any], bounds: Bounds) -> None:
     """See which priorities have waited past ``max_wait``. Strict priorities, the default, ask nothing."""
     if line.max_wait is None:
         return
     longest = line.max_wait.total_seconds()
-    ages = session.run(session.sql.ages, {**params, **line.params()})
+    ages = session.run(session.sql.ages, {**params, **line.params(bounds)})
     late = sorted([(-age, priority) for priority, age in ages if age > longest])
     line.aged = [priority for _, priority in late]
 
 
-def take_or_walk(line: Line, session: Session, bounded: Any) -> list[Row]:
-    """Take behind the bounds; from the front when the line's pause between walks is over and nothing else is due."""
-    now = monotonic()
-    rows: list[Row] = bounded() if line.bounds and now < line.next_walk else []
-    if not rows and now >= line.next_walk:
+def take_or_walk(line: Line, session: Session, take_from: Callable[[Bounds], list[Row]]) -> list[Row]:
+    """Take behind the bounds; from the front when there is nothing, or when the pause between walks is over.
+
+    A walk that is due lets one checkout go first: what was just enqueued on a quiet queue need not wait for it.
+    """
+    due = monotonic() >= line.next_walk
+    at_once = due and (line.overdue or line.next_walk == NOW)
+    bounds = line.bounds
+    rows = take_from(bounds) if bounds and not at_once else []
+    line.overdue = due and bool(rows)
+    begun = monotonic()
+    if not rows and begun >= min(line.may_walk, line.next_walk):
         known = session.run(session.sql.priorities, {"queue_name": line.queue})
-        line.bounds = {priority: START for (priority,) in known}
-        rows = bounded() if known else []
-        line.next_walk = monotonic() + max(WALK_PAUSE, WALK_SHARE * (monotonic() - now))
-    line.advance(rows)
+        if known:
+            bounds = {priority: START for (priority,) in known}
+            rows = take_from(bounds)
+        line.may_walk = monotonic() + min(WALK_MOST, WALK_SHARE * (monotonic() - begun))
+        line.next_walk = max(line.may_walk, begun + WALK_PAUSE)
+    line.advance(bounds, rows)
     return rows
 
 

@@ -57,7 +57,7 @@ class SettleDoor:
                     raise lease.gone(type(outcome).__name__.lower())
         for lease, outcome in timed:
             lease.outcome = outcome
-            notifier.on_commit(session.connection, partial(setattr, lease, "settled", True))
+        notifier.on_commit(session.connection, partial(_settled, timed))
         if any(isinstance(outcome, Reenqueue | Fail) or lease.group is not None for lease, outcome in timed):
             notifier.after_commit(session.connection, timed[0][0].queue)
 
@@ -82,3 +82,8 @@ class SettleDoor:
         params = {"id": lease.id, "total_attempt": lease.total_attempt, "note": text}
         if not session.run(session.sql.progress, params):
             raise lease.gone("report_progress")
+
+
+def _settled(pairs: Sequence[tuple[Lease, Outcome]]) -> None:
+    for lease, _ in pairs:
+        lease.settled = True

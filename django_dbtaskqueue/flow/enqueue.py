@@ -11,8 +11,11 @@ from datetime import datetime, timedelta
 from typing import Any, cast
 
 from asgiref.sync import sync_to_async
+from django.db.models import Model
+from django.db.models import signals as model_signals
+from django.db.models.base import ModelState
 
-from django_dbtaskqueue import conf, notifier, overrides
+from django_dbtaskqueue import conf, overrides
 from django_dbtaskqueue import payload as json_payload
 from django_dbtaskqueue.exceptions import DuplicateTask
 from django_dbtaskqueue.flow import calls, groups
@@ -21,10 +24,6 @@ from django_dbtaskqueue.flow.capacity import room
 from django_dbtaskqueue.flow.shards import route, with_fail_over
 from django_dbtaskqueue.models import Task
 from django_dbtaskqueue.session import Session, alias_for, model_for
-
-READ_BACK = (
-    "id", "create_time", "ready_time", "next_process_time", "attempt", "reenqueue_attempt", "total_attempt",
-)  # fmt: skip
 
 
 def enqueue(
@@ -95,15 +94,16 @@ def _insert_grouped(session: Session, queue: str, row: dict[str, Any], on_duplic
 
 def _insert(session: Session, queue: str, row: dict[str, Any], on_duplicate: str, *, keep_due: bool) -> Task:
     timed = row["delay"] is not None or row["run_at"] is not None or row["ttl"] is not None
-    sql = session.sql.insert(on_duplicate, timed=timed, grouped=row["group_key"] is not None, keep_due=keep_due)
+    grouped, referenced = row["group_key"] is not None, row["reference_number"] is not None
+    sql = session.sql.insert(on_duplicate, timed=timed, grouped=grouped, keep_due=keep_due, referenced=referenced)
     run_at = None if row["run_at"] is None else session.time_text(row["run_at"])
+    returned = session.sql.returned(on_duplicate, timed=timed)
     params = {**row, "queue_name": queue, "run_at": run_at}
     for _ in range(3):  # the row in the way may go between the two statements
-        written = session.run(sql, params)
+        written = session.repeat(sql, params)
         if written:
-            notifier.after_commit(session.connection, queue)
-            calls.after_commit(session.connection, queue, "put", 1, written[0][:1])
-            return _task(session, queue, row, written[0])
+            calls.put_after_commit(session.connection, queue, 1, written[0][:1])
+            return _task(session, queue, row, dict(zip(returned, written[0], strict=True)))
         found = session.run(session.sql.find, params)
         if found and on_duplicate == "ignore":
             return _existing(session, found[0][0])
@@ -112,14 +112,15 @@ def _insert(session: Session, queue: str, row: dict[str, Any], on_duplicate: str
     raise DuplicateTask(queue, row["reference_number"])
 
 
-def _task(session: Session, queue: str, row: dict[str, Any], written: tuple[Any, ...]) -> Task:
+def _task(session: Session, queue: str, row: dict[str, Any], written: dict[str, Any]) -> Task:
     """Return the row just written as a model instance; columns not in hand are loaded when they are read."""
-    values = dict(zip(READ_BACK, written, strict=True))
-    if row["group_key"] is not None:
-        del values["ready_time"]  # whether it is the head of its group is decided next
     if not session.postgresql:
         # A replaced task may be parked: it has no place in line.
-        values |= {n: session.time(value) for n, value in values.items() if n.endswith("_time") and value is not None}
+        written |= {n: session.time(value) for n, value in written.items() if n.endswith("_time") and value is not None}
+    values = {"attempt": 0, "reenqueue_attempt": 0, "total_attempt": 0, **written}
+    values.setdefault("ready_time", values.setdefault("next_process_time", values["create_time"]))
+    if row["group_key"] is not None:
+        del values["ready_time"]  # whether it is the head of its group is decided next
     values |= {
         "queue": queue,
         "reference": row["reference_number"],
@@ -131,8 +132,20 @@ def _task(session: Session, queue: str, row: dict[str, Any], written: tuple[Any,
         "tag": row["tag"],
         "max_attempts": row["max_attempts"],
     }
-    names = [field.attname for field in session.model._meta.concrete_fields if field.attname in values]
-    return cast(Task, session.model.from_db(session.connection.alias, names, [values[name] for name in names]))
+    return _instance(session, values)
+
+
+def _instance(session: Session, values: dict[str, Any]) -> Task:
+    """Make what ``from_db`` makes, as unpickling does: without a walk over all fields, which no listener asks for."""
+    model, alias = session.model, session.connection.alias
+    if model_signals.pre_init.receivers or model_signals.post_init.receivers or model.__init__ is not Model.__init__:
+        names = [field.attname for field in model._meta.concrete_fields if field.attname in values]
+        return cast(Task, model.from_db(alias, names, [values[name] for name in names]))
+    task = model.__new__(model)
+    task._state = ModelState()
+    task._state.adding, task._state.db = False, alias
+    task.__dict__.update(values)
+    return cast(Task, task)
 
 
 def _existing(session: Session, task_id: int) -> Task:

@@ -23,7 +23,7 @@ from django_dbtaskqueue.flow.rows import Tasks, chosen, lockable, plain, remove
 from django_dbtaskqueue.flow.sql.statements import NO_HANDLER
 from django_dbtaskqueue.lease import Lease
 from django_dbtaskqueue.session import Row, Session
-from django_dbtaskqueue.status import BY_VERB, sources
+from django_dbtaskqueue.status import BY_VERB, TERMINAL, sources
 
 BATCH = 10_000  # ids in one statement: databases bound the number of its parameters
 BACK_IN_LINE: dict[str, Any] = {
@@ -106,7 +106,8 @@ def _move(tasks: Tasks, verb: str, **changes: Any) -> int:
         raise ValueError(f"{verb} takes rows out of the table; it is not a change of status.")
     allowed = chosen(tasks).filter(status__in=edge.sources)
     with transaction.atomic(using=allowed.db):
-        update = methodcaller("update", status=edge.target, last_update_time=Now(), **changes)
+        final = edge.target if edge.target in TERMINAL else None
+        update = methodcaller("update", status=edge.target, final_status=final, last_update_time=Now(), **changes)
         change = partial(_locked, allowed, update)
         if "ready_time" not in changes:
             return change()

@@ -171,7 +171,8 @@ async def perform_async(lease: Lease, processor: Processor) -> Outcome | None:
 async def _call_async(lease: Lease, processor: Processor) -> Outcome | None:
     token = current_lease.set(lease)
     try:
-        outcome = timed(lease, decide(await processor.function(lease)))
+        value = await processor.function(lease)
+        outcome = DONE if value is None else timed(lease, decide(value))
     except Exception as error:
         return _failed(lease, error)
     finally:

@@ -162,7 +162,7 @@ def _writes(session: Session, pairs: list[Pair]) -> list[Statement]:
 
 def write(lease: Lease, outcome: Settlement) -> tuple[dict[str, Any], dict[str, Any] | None]:
     """Return the columns one outcome changes, and the failed attempt to record, if it is one. Pure."""
-    unchanged = {"d": None, "a": 0, "e": 0, "p": None, "r": None, "w": None}
+    unchanged = {"d": None, "a": 0, "e": 0, "p": None, "r": None, "w": None, "f": None}
     match outcome:
         case Release():
             return {**unchanged, "s": "CREATED", "a": -1}, None
@@ -184,11 +184,11 @@ def write(lease: Lease, outcome: Settlement) -> tuple[dict[str, Any], dict[str, 
                 max_attempts=lease.max_attempts,
                 policy=lease.policy or conf.retry_policy(lease.queue, lease.processor and lease.processor.policy),
             )
-            failure = describe(outcome.error)
+            failure = describe(outcome.error, lease.queue)
             text = json_payload.tail_bytes(failure["b"] or failure["m"] or failure["t"])
             if delay is None:
-                return {**unchanged, "s": "ERROR", "p": text}, failure
-            return {**unchanged, "s": "CREATED", "d": delay.total_seconds(), "p": text}, failure
+                return {**unchanged, "s": "ERROR", "p": text, "f": failure["f"]}, failure
+            return {**unchanged, "s": "CREATED", "d": delay.total_seconds(), "p": text, "f": failure["f"]}, failure
     raise TaskQueueError(f"{outcome!r} is not an outcome.")
 
 

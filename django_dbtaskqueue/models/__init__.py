@@ -1,8 +1,14 @@
-"""The tables. ``tasks``: TASKS and what it leaves; ``control``: queues, pollers and their counters."""
+"""The tables. ``tasks``: TASKS and what it leaves; ``control``: queues, pollers and their counters;
+``metrics``: what pollers count; ``operations``: what operators did and do; ``pipeline``: what Spark's jobs keep."""
 
 from django_dbtaskqueue.models.control import CallCount, DeletedTasks, Poller, Queue
+from django_dbtaskqueue.models.metrics import FailureCount, FailureGroup, Metric
+from django_dbtaskqueue.models.operations import AuditEntry, BulkOperation, BulkSkip, SavedSearch
+from django_dbtaskqueue.models.pages import Doctor, Overview, PoisonTask
+from django_dbtaskqueue.models.pipeline import ArchiveBatch, PipelineReport, StreamLedger
 from django_dbtaskqueue.models.tasks import (
     ENDED,
+    FAILED,
     STATUS_CHOICES,
     STATUSES,
     AbstractTask,
@@ -15,14 +21,28 @@ from django_dbtaskqueue.models.tasks import (
 
 __all__ = [
     "ENDED",
+    "FAILED",
     "STATUSES",
     "STATUS_CHOICES",
     "AbstractTask",
+    "ArchiveBatch",
     "Attempt",
+    "AuditEntry",
+    "BulkOperation",
+    "BulkSkip",
     "CallCount",
     "DeletedTasks",
+    "Doctor",
+    "FailureCount",
+    "FailureGroup",
+    "Metric",
+    "Overview",
+    "PipelineReport",
+    "PoisonTask",
     "Poller",
     "Queue",
+    "SavedSearch",
+    "StreamLedger",
     "Task",
     "TaskColumns",
     "TaskHistory",

@@ -23,7 +23,11 @@ class Queue(models.Model):
     class Meta:
         verbose_name = _("queue")
         verbose_name_plural = _("queues")
-        permissions: ClassVar[list[tuple[str, Any]]] = [("pause_queue", "Can pause and resume queues")]
+        permissions: ClassVar[list[tuple[str, Any]]] = [
+            ("pause_queue", "Can pause and resume queues"),
+            ("purge_queue", "Can delete every task of a queue"),
+            ("change_queue_settings", "Can change settings of queues while they run"),
+        ]
 
     def __str__(self) -> str:
         return self.name
@@ -46,10 +50,12 @@ class Poller(models.Model):
     failed = models.BigIntegerField(_("attempts failed"), db_default=0)
     running = models.JSONField(_("running"), db_default=models.Value([], models.JSONField()))
     applied = models.TextField(_("settings applied last"), db_default="")
+    wanted = models.CharField(_("told to"), max_length=30, blank=True, db_default="")
 
     class Meta:
         verbose_name = _("poller")
         verbose_name_plural = _("pollers")
+        permissions: ClassVar[list[tuple[str, Any]]] = [("control_poller", "Can drain, stop, pause and start pollers")]
 
     def __str__(self) -> str:
         return self.instance

@@ -19,6 +19,7 @@ from django_dbtaskqueue.status import TERMINAL, Status
 STATUS_CHOICES = [(str(status), str(status)) for status in Status]
 STATUSES = [str(status) for status in Status]
 ENDED = [str(status) for status in TERMINAL]
+FAILED = [str(Status.ERROR), str(Status.POISON)]
 
 
 class TaskColumns(models.Model):
@@ -58,19 +59,30 @@ class AbstractTask(TaskColumns):
     id = models.BigAutoField(primary_key=True)
     ready_time = models.DateTimeField(_("place in line"), null=True, blank=True, db_default=Now())
     parked_by = models.CharField(_("parked by"), max_length=200, null=True, blank=True)  # noqa: DJ001 -- NULL is "not parked"
+    # The status once it is terminal: what pages and housekeeping look for, in indexes that no checkout writes.
+    final_status = models.CharField(_("final status"), max_length=30, null=True, blank=True)  # noqa: DJ001 -- NULL is "not finished"
+    fingerprint = models.CharField(_("fingerprint"), max_length=40, null=True, blank=True)  # noqa: DJ001 -- NULL is "never failed"
 
     objects: ClassVar[TaskManager] = TaskManager()
 
     class Meta:
         abstract = True
         constraints: ClassVar[list[Any]] = [
-            models.UniqueConstraint(fields=["reference", "queue"], name="%(app_label)s_%(class)s_reference"),
+            models.UniqueConstraint(
+                fields=["reference", "queue"],
+                name="%(app_label)s_%(class)s_reference",
+                # By bytes, so that how a reference begins can be looked up in a database of any collation.
+                opclasses=["varchar_pattern_ops", "varchar_ops"],
+            ),
             models.CheckConstraint(condition=Q(status__in=STATUSES), name="%(app_label)s_%(class)s_status"),
             models.CheckConstraint(
                 # In line exactly when it can ever be taken: a checkout index that holds nothing else.
-                condition=Q(ready_time__isnull=False, parked_by__isnull=True) & ~Q(status__in=ENDED)
+                # And finished exactly when the final status says so: pages and housekeeping find it by that.
+                condition=Q(ready_time__isnull=False, parked_by__isnull=True, final_status__isnull=True)
+                & ~Q(status__in=ENDED)
                 | Q(ready_time__isnull=True, status__in=ENDED, parked_by__isnull=True)
-                | Q(ready_time__isnull=True, status="CREATED", parked_by__isnull=False),
+                & Q(final_status__isnull=False, final_status=models.F("status"))
+                | Q(ready_time__isnull=True, status="CREATED", parked_by__isnull=False, final_status__isnull=True),
                 name="%(app_label)s_%(class)s_in_line",
             ),
             models.CheckConstraint(
@@ -108,6 +120,22 @@ class AbstractTask(TaskColumns):
                 condition=Q(parked_by__isnull=False),
                 name="%(app_label)s_%(class)s_park",
             ),
+            models.Index(
+                fields=["queue", "final_status", "id"],
+                condition=Q(final_status__isnull=False),
+                name="%(app_label)s_%(class)s_end",
+            ),
+            # The hot path writes neither of these: only failures stand here.
+            models.Index(
+                fields=["final_status", "id"],
+                condition=Q(final_status__in=FAILED),
+                name="%(app_label)s_%(class)s_fail",
+            ),
+            models.Index(
+                fields=["fingerprint", "id"],
+                condition=Q(final_status__in=FAILED, fingerprint__isnull=False),
+                name="%(app_label)s_%(class)s_kind",
+            ),
         ]
 
     def __str__(self) -> str:
@@ -124,7 +152,11 @@ class Task(AbstractTask):
             ("reprocess_task", "Can reprocess tasks (ERROR to CREATED)"),
             ("mark_poison_task", "Can mark tasks as poison (ERROR to POISON)"),
             ("unpoison_task", "Can take poison back (POISON to ERROR)"),
+            ("kick_task", "Can kick poison back in line (POISON to CREATED)"),
+            ("cancel_task", "Can cancel tasks that wait (CREATED to POISON)"),
+            ("release_task", "Can take tasks from their pollers (PROCESSING to CREATED)"),
             ("housekeep_task", "Can move or delete finished tasks"),
+            ("view_payload", "Can see payloads, results and tracebacks"),
         ]
 
 
@@ -137,7 +169,10 @@ class TemporaryTask(AbstractTask):
 
 
 class TaskHistory(TaskColumns):
-    """Tasks that left TASKS: by the queue's keep setting, by housekeeping, or by the pipeline."""
+    """Tasks that left TASKS: by the queue's keep setting, by housekeeping, or by the pipeline.
+
+    On PostgreSQL the table is partitioned by the month of ``moved_time``, so that old history goes by dropping a table.
+    """
 
     id = models.BigAutoField(primary_key=True)
     location = models.CharField(_("location"), max_length=200, db_default="dbtaskqueue.task")
@@ -171,12 +206,14 @@ class Attempt(models.Model):
     error_type = models.CharField(_("exception"), max_length=200, db_default="")
     message = models.TextField(_("message"), db_default="")
     traceback = models.TextField(_("traceback"), db_default="")
+    fingerprint = models.CharField(_("fingerprint"), max_length=40, db_default="")
 
     class Meta:
         verbose_name = _("failed attempt")
         verbose_name_plural = _("failed attempts")
         indexes: ClassVar[list[models.Index]] = [
             models.Index(fields=["location", "task_id", "total_attempt"], name="dbtaskqueue_attempt_task"),
+            models.Index(fields=["fingerprint", "id"], name="dbtaskqueue_attempt_print"),
         ]
 
     def __str__(self) -> str:

@@ -1,23 +1,17 @@
-"""Counting that stays cheap at any size: exact up to a bound, "10,000+" above it."""
+"""Counting and paging that stay cheap at any size: exact up to a bound, "10,000+" above it; pages by id."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from django.core.paginator import Paginator
 from django.db import OperationalError, connections, transaction
 from django.db.models import QuerySet
 from django.utils.formats import number_format
-
-if TYPE_CHECKING:
-    AnyPaginator = Paginator[Any]
-else:
-    AnyPaginator = Paginator
 
 BOUND = 10_000
 CHUNK = 400  # counts in one statement: SQLite takes at most 500 terms
@@ -55,11 +49,11 @@ def bounded_counts(
     alias = selections[0].db
     found: list[Count] = []
     try:
-        with _time_limit(alias, within):
+        with time_limit(alias, within):
             for start in range(0, len(selections), CHUNK):
                 found += [_count(number, bound) for number in _numbers(selections[start : start + CHUNK], alias, bound)]
     except OperationalError as error:
-        if getattr(error.__cause__, "sqlstate", None) != QUERY_CANCELED:
+        if not overran(error):
             raise
         return [None] * len(selections)
     return found
@@ -84,8 +78,17 @@ def _numbers(selections: Sequence[QuerySet[Any]], alias: str, bound: int) -> lis
         return [number for _, number in sorted(cursor.fetchall())]
 
 
+def overran(error: OperationalError) -> bool:
+    """Whether a statement was given up because it took too long."""
+    return getattr(error.__cause__, "sqlstate", None) == QUERY_CANCELED
+
+
 @contextmanager
-def _time_limit(alias: str, within: timedelta) -> Iterator[None]:
+def time_limit(alias: str, within: timedelta) -> Iterator[None]:
+    """Give up any one statement in this block that runs longer, with an OperationalError that ``overran`` knows.
+
+    On PostgreSQL the block is a transaction (a savepoint inside the caller's); elsewhere nothing is limited.
+    """
     if connections[alias].vendor != "postgresql":
         yield
         return
@@ -98,16 +101,37 @@ def _time_limit(alias: str, within: timedelta) -> Iterator[None]:
         cursor.execute(limit, [before])  # the setting outlives a savepoint
 
 
-class BoundedPaginator(AnyPaginator):
-    """Pages over the first 10,000 rows; what lies behind is found by narrowing the search."""
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """One page of rows in the order of their ids, and where its neighbours begin; None: there is none."""
 
-    @cached_property
-    def found(self) -> Count:
-        """How many rows there are, as far as it was counted."""
-        rows: Any = self.object_list
-        return bounded_count(rows) if isinstance(rows, QuerySet) else Count(len(rows))
+    rows: list[Any]
+    newer: int | None
+    older: int | None
 
-    @cached_property
-    def count(self) -> int:
-        """The number of rows the pages reach."""
-        return self.found.number
+
+def slice_of(rows: QuerySet[Any], size: int, *, before: int | None = None, after: int | None = None) -> Slice:
+    """Return ``size`` rows, the newest first: those before an id, those after one, or the newest.
+
+    Reads no row of another page, however far back the page lies.
+    """
+    if after is not None:
+        found = list(rows.filter(pk__gt=after).order_by("pk")[: size + 1])[::-1]
+        shown = found[-size:]
+        return Slice(shown, _first(shown, newer=len(found) > size), shown[-1].pk if shown else None)
+    chosen = rows if before is None else rows.filter(pk__lt=before)
+    found = list(chosen.order_by("-pk")[: size + 1])
+    shown = found[:size]
+    return Slice(shown, _first(shown, newer=before is not None), shown[-1].pk if len(found) > size else None)
+
+
+def _first(shown: list[Any], *, newer: bool) -> int | None:
+    return shown[0].pk if shown and newer else None
+
+
+def estimate(rows: QuerySet[Any]) -> int | None:
+    """Return about how many rows there are, as PostgreSQL's planner thinks; None on another database."""
+    if connections[rows.db].vendor != "postgresql":
+        return None
+    (plan,) = json.loads(rows.order_by().explain(format="json"))
+    return int(plan["Plan"]["Plan Rows"])

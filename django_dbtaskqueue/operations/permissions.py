@@ -1,19 +1,55 @@
-"""Who may do what: one question, asked by every face before it acts."""
+"""Who may do what: one question, asked by every face before it acts.
+
+Each verb has a permission of its own, and none implies another. A project narrows it per queue with
+``DBTASKQUEUE["CAN_OPERATE"]``: the dotted path of ``(user, verb name, queue) -> bool``, asked only about what the
+user's permissions allow.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
-from django_dbtaskqueue.operations.verbs import Verb
+from django.core.exceptions import ImproperlyConfigured
+from django.utils.module_loading import import_string
+
+from django_dbtaskqueue import conf
+from django_dbtaskqueue.operations.verbs import VERBS, Verb
 
 APP = "dbtaskqueue"
 
 
-def permission_name(verb: Verb) -> str:
+def permission_name(verb: Verb | str) -> str:
     """Return the Django permission a verb needs, as ``user.has_perm`` takes it."""
-    return f"{APP}.{verb.permission}"
+    return f"{APP}.{_verb(verb).permission}"
 
 
-def can_operate(user: Any, verb: Verb) -> bool:
-    """Whether ``user`` is active and has the verb's own permission. No permission implies another."""
-    return bool(user.has_perm(permission_name(verb)))
+def can_operate(user: Any, verb: Verb | str, queue: str | None = None) -> bool:
+    """Whether ``user`` is active, has the verb's own permission, and the project's rule allows it on ``queue``.
+
+    Without a queue: whether on any queue at all, as far as permissions say. An act then asks again for each queue.
+    """
+    verb = _verb(verb)
+    if not user.has_perm(permission_name(verb)):
+        return False
+    path = conf.settings().can_operate
+    return path is None or queue is None or bool(_rule(path)(user, verb.name, queue))
+
+
+def denied_queues(user: Any, verb: Verb | str, queues: Iterable[str]) -> set[str]:
+    """Return those of ``queues`` that ``user`` may not use the verb on."""
+    return {queue for queue in set(queues) if not can_operate(user, verb, queue)}
+
+
+def _verb(verb: Verb | str) -> Verb:
+    return VERBS[verb] if isinstance(verb, str) else verb
+
+
+def _rule(path: str) -> Any:
+    try:
+        rule = import_string(path)
+    except ImportError as error:
+        raise ImproperlyConfigured(f'DBTASKQUEUE["CAN_OPERATE"]={path!r} cannot be imported: {error}') from None
+    if not callable(rule):
+        raise ImproperlyConfigured(f'DBTASKQUEUE["CAN_OPERATE"]={path!r} is not callable: (user, verb, queue) -> bool.')
+    return rule

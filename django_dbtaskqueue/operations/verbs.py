@@ -5,28 +5,25 @@ Nothing here asks who is acting: a face asks ``permissions.can_operate`` first.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from datetime import datetime, timedelta
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 
-from django.db import connections, transaction
-from django.db.models import Case, F, Q, When
 from django.db.models.functions import Coalesce, Now
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext, ngettext_lazy
 
-from django_dbtaskqueue import conf, notifier
-from django_dbtaskqueue.exceptions import TaskQueueError, UnknownQueue
-from django_dbtaskqueue.models import Queue
 from django_dbtaskqueue.operations.paginators import Count, bounded_count
+from django_dbtaskqueue.operations.pausing import IN_EFFECT as IN_EFFECT
+from django_dbtaskqueue.operations.pausing import REASON_LENGTH as REASON_LENGTH
+from django_dbtaskqueue.operations.pausing import ensure_rows as ensure_rows
+from django_dbtaskqueue.operations.pausing import pause as pause
+from django_dbtaskqueue.operations.pausing import resume as resume
 from django_dbtaskqueue.querysets import TaskQuerySet
-from django_dbtaskqueue.session import Session, alias_for
 from django_dbtaskqueue.status import BY_VERB, Status
 
-REASON_LENGTH = 500
-IN_EFFECT = Q(paused_time__isnull=False) & (Q(paused_until__isnull=True) | Q(paused_until__gt=Now()))
+MOST_KICKED = 2**31 - 1  # no bound but the selection
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +43,7 @@ class Verb:
     effect: Any  # what happens, in words
     done: Any  # "%(number)s tasks reprocessed"
     permission: str  # codename of the permission it needs
+    needs_reason: bool = field(default=False, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,16 +52,17 @@ class TaskVerb(Verb):
 
     run: Callable[[TaskQuerySet, Aging], int]  # returns the number of tasks really changed
     ages: bool = False  # asks for ``Aging``
+    edge: str = ""  # its name in ``status.EDGES``, where that is another
 
     @property
     def sources(self) -> tuple[Status, ...]:
         """The statuses it acts on; tasks in another are skipped."""
-        return BY_VERB[self.name].sources
+        return BY_VERB[self.edge or self.name].sources
 
     @property
     def removes(self) -> bool:
         """Whether the tasks leave the table."""
-        return BY_VERB[self.name].target is None
+        return BY_VERB[self.edge or self.name].target is None
 
     def eligible(self, tasks: TaskQuerySet, aging: Aging) -> TaskQuerySet:
         """Return those of ``tasks`` that ``run`` would change now."""
@@ -138,6 +137,62 @@ UNPOISON = TaskVerb(
     permission="unpoison_task",
     run=lambda tasks, _aging: tasks.unpoison(),
 )
+KICK = TaskVerb(
+    name="kick",
+    label=gettext_lazy("Kick"),
+    effect=gettext_lazy(
+        "The tasks go from POISON straight back in line (CREATED), due now, with all their attempts. Their processor "
+        "runs again, with all it does."
+    ),
+    done=ngettext_lazy("%(number)s task kicked", "%(number)s tasks kicked", "number"),
+    permission="kick_task",
+    run=lambda tasks, _aging: tasks.kick(MOST_KICKED),
+)
+CANCEL = TaskVerb(
+    name="cancel",
+    label=gettext_lazy("Cancel"),
+    effect=gettext_lazy("The tasks that wait are put aside (CREATED to POISON): nothing processes them any more."),
+    done=ngettext_lazy("%(number)s task cancelled", "%(number)s tasks cancelled", "number"),
+    permission="cancel_task",
+    run=lambda tasks, _aging: tasks.cancel(),
+)
+RELEASE = TaskVerb(
+    name="release",
+    label=gettext_lazy("Release"),
+    effect=gettext_lazy(
+        "The tasks are taken from the pollers that hold them (PROCESSING to CREATED), due now. What a holder still "
+        "does changes nothing any more, but its effects elsewhere can happen twice."
+    ),
+    done=ngettext_lazy("%(number)s task released", "%(number)s tasks released", "number"),
+    permission="release_task",
+    run=lambda tasks, _aging: tasks.release_all(),
+    edge="release_all",
+)
+DELETE = TaskVerb(
+    name="delete",
+    label=gettext_lazy("Delete"),
+    effect=gettext_lazy(
+        "The tasks leave the table for good, whatever their status, and are counted as deleted. What their holders "
+        "still do is lost. Nothing brings them back."
+    ),
+    done=ngettext_lazy("%(number)s task deleted", "%(number)s tasks deleted", "number"),
+    permission="delete_task",
+    run=lambda tasks, _aging: tasks.purge(),
+    needs_reason=True,
+)
+PURGE = TaskVerb(
+    name="purge",
+    label=gettext_lazy("Purge"),
+    effect=gettext_lazy(
+        "Every task of the queue leaves the table for good, whatever its status, and is counted as deleted. Nothing "
+        "brings them back."
+    ),
+    done=DELETE.done,
+    permission="purge_queue",
+    run=DELETE.run,
+    edge="delete",
+    needs_reason=True,
+)
 HOUSEKEEP = TaskVerb(
     name="housekeep",
     label=gettext_lazy("Housekeep"),
@@ -167,73 +222,36 @@ RESUME = Verb(
     done=ngettext_lazy("%(number)s queue resumed", "%(number)s queues resumed", "number"),
     permission="pause_queue",
 )
-TASK_VERBS: Mapping[str, TaskVerb] = {verb.name: verb for verb in (REPROCESS, MARK_POISON, UNPOISON, HOUSEKEEP)}
+CHANGE_SETTINGS = Verb(
+    name="change_settings",
+    label=gettext_lazy("Change settings"),
+    effect=gettext_lazy("Every poller applies the new settings of the queue within a heartbeat."),
+    done=ngettext_lazy("Settings of %(number)s queue changed", "Settings of %(number)s queues changed", "number"),
+    permission="change_queue_settings",
+)
+CONTROL_POLLERS = Verb(
+    name="control_pollers",
+    label=gettext_lazy("Control pollers"),
+    effect=gettext_lazy("The pollers drain, stop, pause or start again."),
+    done=ngettext_lazy("%(number)s poller told", "%(number)s pollers told", "number"),
+    permission="control_poller",
+)
+VIEW_PAYLOAD = Verb(
+    name="view_payload",
+    label=gettext_lazy("See payloads"),
+    effect=gettext_lazy("Payloads, results and tracebacks are shown, with secrets masked."),
+    done=ngettext_lazy("%(number)s payload shown", "%(number)s payloads shown", "number"),
+    permission="view_payload",
+)
+# On ticked tasks, and on all that match a search.
+TASK_VERBS: Mapping[str, TaskVerb] = {
+    verb.name: verb for verb in (REPROCESS, MARK_POISON, UNPOISON, KICK, CANCEL, RELEASE, HOUSEKEEP, DELETE)
+}
 QUEUE_VERBS: Mapping[str, Verb] = {verb.name: verb for verb in (PAUSE, RESUME)}
-
-
-def pause(
-    queues: Iterable[str], *, by: str, reason: str = "", until: datetime | None = None, using: str | None = None
-) -> int:
-    """Pause queues until ``until``, or until somebody resumes them; return the number of queues now paused by this.
-
-    Holds for every checkout that starts after the commit, anywhere. A queue that is paused already stays paused since
-    when it was, with the new reason and end. Atomic per database. Raises ``UnknownQueue``, and ``TaskQueueError`` for
-    an end that is not in the future by the database's clock.
-    """
-    changed = 0
-    for alias, names in _by_alias(queues, using).items():
-        with transaction.atomic(using=alias):
-            ensure_rows(names, alias)
-            end = None if until is None else _stored(until, alias)
-            changed += (
-                Queue.objects.using(alias)
-                .filter(name__in=names)
-                .update(
-                    paused_time=Case(When(IN_EFFECT, then=F("paused_time")), default=Now()),
-                    paused_until=end,
-                    paused_by=by[:200],
-                    paused_reason=reason[:REASON_LENGTH],
-                )
-            )
-    return changed
-
-
-def resume(queues: Iterable[str], *, using: str | None = None) -> int:
-    """Resume queues and wake their pollers; return the number that really were paused. Atomic per database."""
-    changed = 0
-    for alias, names in _by_alias(queues, using).items():
-        with transaction.atomic(using=alias):
-            paused = Queue.objects.using(alias).filter(IN_EFFECT, name__in=names)
-            changed += paused.update(paused_time=None, paused_until=None, paused_by="", paused_reason="")
-            for name in names:
-                notifier.after_commit(connections[alias], name)
-    return changed
-
-
-def ensure_rows(names: Iterable[str], alias: str) -> None:
-    """Make the ``Queue`` rows of known queues that have none yet; raise ``UnknownQueue`` for a queue nobody knows."""
-    wanted = set(names)
-    rows = Queue.objects.using(alias)
-    missing = wanted - set(rows.filter(name__in=wanted).values_list("name", flat=True))
-    known = set(conf.known_queues())
-    for name in sorted(missing - known):
-        raise UnknownQueue(name, known)
-    rows.bulk_create([Queue(name=name) for name in sorted(missing)], ignore_conflicts=True)
-
-
-def _by_alias(queues: Iterable[str], using: str | None) -> dict[str, list[str]]:
-    found: defaultdict[str, list[str]] = defaultdict(list)
-    for name in sorted(set(queues)):
-        found[alias_for(name, using)].append(name)
-    return found
-
-
-def _stored(until: datetime, alias: str) -> datetime:
-    """Return the end of a pause as the database's clock will be compared with it."""
-    session = Session.on(alias)
-    if session.is_past(until):
-        raise TaskQueueError(
-            f"A pause until {until} would end before it begins, by the clock of database {alias!r}. "
-            "Give a later time, or none to pause until somebody resumes the queue."
-        )
-    return session.stored_time(until)
+# What can run as a bulk operation.
+BULK_VERBS: Mapping[str, TaskVerb] = {**TASK_VERBS, PURGE.name: PURGE}
+VERBS: Mapping[str, Verb] = {
+    **BULK_VERBS,
+    **QUEUE_VERBS,
+    **{verb.name: verb for verb in (CHANGE_SETTINGS, CONTROL_POLLERS, VIEW_PAYLOAD)},
+}

@@ -26,10 +26,13 @@ from django_dbtaskqueue import __version__, conf, models, registry
 from django_dbtaskqueue.exceptions import ProcessDied
 from django_dbtaskqueue.flow import checkout, move, observe, settle
 from django_dbtaskqueue.lease import Lease
+from django_dbtaskqueue.metrics import Collector
 from django_dbtaskqueue.outcomes import Fail
+from django_dbtaskqueue.poller.executors import Done
 from django_dbtaskqueue.poller.executors.thread import tidy
 from django_dbtaskqueue.poller.lane import Lane
 from django_dbtaskqueue.poller.loop import Poller
+from django_dbtaskqueue.poller.maintenance import Maintenance
 from django_dbtaskqueue.poller.runtime import apply_overrides
 from django_dbtaskqueue.session import Session
 
@@ -43,6 +46,12 @@ LOCKED = 1.0  # seconds before a second look at a lease that ran out but is lock
 SHARE = 20  # looking for tasks to rescue may cost a twentieth of the time
 MOST_PAUSE = 5.0  # seconds between two attempts while the database is away
 KEPT = timedelta(days=1)  # how long the row of a poller that died stays
+COMMANDS: dict[str, Callable[[Poller], None]] = {
+    "pause": Poller.pause,
+    "start": Poller.resume,
+    "drain": Poller.stop,
+    "stop": Poller.cancel,
+}
 REPORTED = (
     "host", "pid", "version", "queues", "state", "slots", "held", "finished", "failed", "running", "heartbeat_time",
 )  # fmt: skip
@@ -63,6 +72,8 @@ class Control:
 
     def __init__(self, poller: Poller) -> None:
         self._poller = poller
+        aliases = {lane.door.alias for lane in poller.lanes.values()}
+        self._maintenance = Maintenance(aliases, poller.settler.metrics)
         self._ended = threading.Event()
         self._duties = list(self._all_duties())
         self._threads = [
@@ -74,12 +85,14 @@ class Control:
         """Begin."""
         for thread in self._threads:
             thread.start()
+        self._maintenance.start()
 
     def stop(self) -> None:
         """Report a last time, as STOPPED, and end."""
         self._ended.set()
         for thread in self._threads:
             thread.join(timeout=MOST_PAUSE)
+        self._maintenance.stop()
 
     def _all_duties(self) -> Iterator[Duty]:
         lanes = self._poller.lanes.values()
@@ -87,9 +100,10 @@ class Control:
             yield Duty(alias, partial(self._report, alias))
             yield Duty(alias, partial(_prune, alias))
             yield Duty(alias, partial(self._obey, alias))
+            yield Duty(alias, partial(self._follow, alias))
         for lane in lanes:
             yield Duty(lane.door.alias, partial(self._unpark, lane))
-            yield Duty(lane.door.alias, partial(rescue_due, lane))
+            yield Duty(lane.door.alias, partial(rescue_due, lane, self._poller.settler.metrics))
 
     def _watch(self) -> None:
         while not self._ended.wait(TICK):
@@ -162,6 +176,17 @@ class Control:
             self._poller.wake("")
         return conf.settings().heartbeat.total_seconds() * random.uniform(0.8, 1.0)
 
+    def _follow(self, alias: str) -> float:
+        """Do what an operator told this poller, once."""
+        rows = models.Poller.objects.using(alias).filter(pk=self._poller.instance).exclude(wanted="")
+        wanted = rows.values_list("wanted", flat=True).first()
+        if wanted in COMMANDS:
+            logger.info("Told by an operator to %s", wanted)
+            COMMANDS[wanted](self._poller)
+            rows.filter(wanted=wanted).update(wanted="")
+            self._report(alias)
+        return conf.settings().heartbeat.total_seconds() * random.uniform(0.4, 0.5)
+
     def _running(self) -> list[dict[str, Any]]:
         now = monotonic()
         longest = sorted(self._poller.running(), key=lambda run: run.started)[:SHOWN]
@@ -178,7 +203,7 @@ class Control:
         return UNPARK * random.uniform(0.9, 1.1)
 
 
-def rescue_due(lane: Lane) -> float:
+def rescue_due(lane: Lane, metrics: Collector | None = None) -> float:
     """Write ERROR for a lane's tasks whose process died on their last attempt; return when to look again.
 
     Whoever looks sees the leases that still run, too, and so knows when the first of them can run out: an idle look
@@ -187,7 +212,10 @@ def rescue_due(lane: Lane) -> float:
     began = monotonic()
     session = Session.on(lane.door.alias, lane.door.model)
     left = move.spent_in(session, lane.queue)
-    while left is not None and left <= 0 and rescue(session, lane):
+    while left is not None and left <= 0 and (ended := rescue(session, lane)):
+        if metrics is not None:
+            dead = [Done(lease, Fail(_death(lease), retry=False), 0.0) for lease in ended]
+            metrics.add(lane.door.alias, lane.queue, dead)
         left = move.spent_in(session, lane.queue)
     lease = lane.settings.lease.total_seconds()
     wait = min(RESCUE, lease / 3) * random.uniform(0.8, 1.0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import attrgetter
 from time import monotonic
 from typing import Any
 
@@ -13,17 +14,18 @@ from django_dbtaskqueue.flow import checkout, move, observe, settle
 from django_dbtaskqueue.flow.process import Processor, expiry
 from django_dbtaskqueue.lease import Lease
 from django_dbtaskqueue.poller.carrier import Carrier
-from django_dbtaskqueue.poller.executors import Done, Job
+from django_dbtaskqueue.poller.executors import Done, Executor, Job
 from django_dbtaskqueue.poller.lane import Lane
 from django_dbtaskqueue.poller.options import Options
 from django_dbtaskqueue.poller.places import Places
-from django_dbtaskqueue.poller.rooms import Rooms
+from django_dbtaskqueue.poller.rooms import Kind, Rooms
 from django_dbtaskqueue.poller.settler import Counts, Settler
 from django_dbtaskqueue.poller.suspects import Suspects
 
 logger = logging.getLogger("django_dbtaskqueue")
 
 SOON = 5.0  # seconds: a draining poller waits for what becomes due within them
+TURN = attrgetter("turn")
 FAST = 0.0002  # seconds of a task so short that waking a second thread for it costs more than running it
 
 
@@ -48,41 +50,44 @@ class Intake:
         self.counts = counts
         self.options = options
         self._lock = threading.Lock()
-        self._rooms = Rooms(lanes, places, settler)
+        self._rooms = Rooms(places, settler)
+        self._time = 0.0  # in turns: that of the lane that had the last one
         self._suspects = Suspects(settler)
 
     def choose(self) -> tuple[Lane, int] | None:
         """Return the lane whose turn it is and how much to take, reserved; None when no lane is due and has room."""
         with self._lock:
-            most = self._suspects.limit(self._rooms.reserved())
+            most = self._suspects.limit(self._rooms.reserved)
             if most == 0:
                 return None
-            due = self._due()
-            rooms = {lane.key: self._room(lane) for lane in due}
-            rivals = [lane for lane in due if rooms[lane.key] > 0 or self._rooms.behind(lane)]
-            chosen = self._turn(rivals, rooms)
-            if chosen is None:
+            lane, room = self._turn(self._due())
+            if lane is None:
                 return None
-            for lane in rivals:
-                lane.credit += lane.weight
-            chosen.credit -= sum(lane.weight for lane in rivals)
-            asked = min(rooms[chosen.key], chosen.settings.batch_size, most or chosen.settings.batch_size)
-            chosen.reserved += asked
-            return chosen, asked
+            self._time = max(lane.turn, self._time)  # no turns are saved up while there is nothing to take
+            lane.turn = self._time + 1 / lane.weight
+            asked = min(room, lane.settings.batch_size, most or lane.settings.batch_size)
+            self._rooms.reserve(lane, asked)
+            return lane, asked
 
-    def _turn(self, rivals: list[Lane], rooms: dict[str, int]) -> Lane | None:
-        """Return whose turn it is. Nobody takes the turn of one that only waits for others' tasks to get done.
+    def _turn(self, due: list[Lane]) -> tuple[Lane | None, int]:
+        """Return whose turn it is, and the room there is. The weights are kept by stride: a turn costs 1 / weight.
 
-        A lane of slow tasks lets none of them wait in memory: refills of a fast one would keep it out for ever.
+        Nobody takes the turn of a lane that only waits for others' tasks to get done: one of slow tasks lets none of
+        them wait in memory, and refills of a fast one would keep it out for ever.
         """
-        left = rivals
-        while left:
-            first = max(left, key=lambda lane: lane.credit + lane.weight)
-            if rooms[first.key] > 0:
-                return first
-            places = self._rooms.places(first)
-            left = [lane for lane in left if not places & self._rooms.places(lane)]
-        return None
+        blocked: set[Executor] = set()
+        full: set[Kind | None] = set()  # of many lanes most are of one kind
+        for lane in sorted(due, key=TURN) if len(due) > 1 else due:
+            kind = self._rooms.kind(lane)
+            if (kind is not None and kind in full) or (blocked and not blocked.isdisjoint(self._rooms.places(lane))):
+                continue
+            room = self._room(lane)
+            if room > 0:
+                return lane, room
+            full.add(kind)
+            if self._rooms.behind(lane):
+                blocked |= self._rooms.places(lane)
+        return None, 0
 
     def take(self, carrier: Carrier, lane: Lane, asked: int) -> bool:
         """Check out and hand to the executors; return whether there was as much as asked for."""
@@ -98,7 +103,7 @@ class Intake:
             raise
         finally:
             with self._lock:
-                lane.reserved -= asked
+                self._rooms.reserve(lane, -asked)
         next_due = None if got else self._next_due(carrier, lane)
         with self._lock:
             lane.taken(got=got, wakes=wakes, next_due=next_due)
@@ -147,7 +152,7 @@ class Intake:
 
     def pending(self) -> bool:
         """Whether a checkout is under way."""
-        return any(lane.reserved for lane in self.lanes.values())
+        return self._rooms.reserved > 0
 
     def spent(self) -> bool:
         """Whether a run that ends by itself has nothing more to take."""
@@ -159,9 +164,10 @@ class Intake:
         return [
             lane
             for lane in self.lanes.values()
-            if not lane.over
+            if (lane.next_poll <= now or lane.closed)
+            and not lane.over
             and not self._shut(lane, now)
-            and (lane.next_poll <= now or (lane.closed and self._rooms.reopened(lane)))
+            and (lane.next_poll <= now or self._rooms.reopened(lane))
         ]
 
     def _shut(self, lane: Lane, now: float) -> bool:
@@ -175,13 +181,13 @@ class Intake:
     def _room(self, lane: Lane) -> int:
         """Return how many tasks to take from a lane now."""
         room, most = self._rooms.of_lane(lane), self.options.max_tasks
-        return room if most is None else min(room, most - self.counts.started - self._rooms.reserved())
+        return room if most is None else min(room, most - self.counts.started - self._rooms.reserved)
 
     def _take_some(self, carrier: Carrier, lane: Lane, asked: int, closed: Iterable[Processor] = ()) -> int:
         without = tuple(sorted(processor.payload_type or "" for processor in closed))
         leases = self._checkout(carrier, lane, asked, without)
         if leases and not self.options.once:
-            alone = self._rooms.reserved() == asked
+            alone = self._rooms.reserved == asked
             self._dispatch(lane, self._suspects.sift(carrier.session(lane), leases, alone=alone))
         else:
             self._dispatch(lane, leases)

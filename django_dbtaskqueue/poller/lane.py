@@ -27,9 +27,10 @@ class Lane:
     line: Line
     strategy: Strategy | None = None
     weight: int = 1
-    credit: float = 0.0
+    turn: float = 0.0  # when it is next, in turns; see Intake
     next_poll: float = 0.0
     idle: float = 0.0  # seconds of the present back-off
+    walked: bool = False  # whether the walk after the last find has been waited for
     mean: float | None = None  # seconds one task takes, smoothed
     reserved: int = 0  # tasks asked for by a checkout under way
     over: bool = False  # nothing more to take in a run that ends
@@ -79,23 +80,25 @@ class Lane:
     def wake(self) -> None:
         """There may be something to take now."""
         self.wakes += 1
-        self.idle = 0.0
+        self.idle, self.walked = 0.0, False
         self.next_poll = 0.0
 
     def taken(self, *, got: int, wakes: int, next_due: float | None) -> None:
         """Decide when to look again after a checkout; ``wakes`` is the count before it began."""
         now = monotonic()
         if got or wakes != self.wakes:
-            self.idle = 0.0
+            self.idle, self.walked = 0.0, False
             self.next_poll = now
             return
         tenth = self.settings.lease.total_seconds() / 10  # who looks as often starts an orphan soon after its lease
         base = min(self.settings.poll_interval.total_seconds(), tenth)
         most = max(base, min(self.settings.idle_interval.total_seconds(), tenth))
-        self.idle = min(most, self.idle * 2 or base)
-        wait = self.idle * random.uniform(*JITTER)
+        if not self.walked and self.line.next_walk > now:
+            self.walked = True  # what came to stand behind the bound is found by one more walk, soon
+            wait = self.line.next_walk - now
+        else:
+            self.idle = min(most, self.idle * 2 or base)
+            wait = self.idle * random.uniform(*JITTER)
         if next_due is not None:
             wait = min(wait, max(0.0, next_due) + 0.001)
-        if self.line.next_walk > now and self.idle == base:
-            wait = min(wait, self.line.next_walk - now)  # what came to stand behind the bound is found by a walk
         self.next_poll = now + wait

@@ -36,6 +36,7 @@ logger = logging.getLogger("django_dbtaskqueue")
 
 CARRIERS = 2
 TICK = 0.05  # seconds between two looks while tasks run
+PAUSED = 5.0  # seconds between two looks while nothing is to be taken
 MOST_PAUSE = 2.0  # seconds between two attempts while the database is away: it works again 3 s after it is back
 
 
@@ -54,6 +55,7 @@ class Poller:
         self.counts = Counts()
         self.state = "INIT"
         self.stopping = False
+        self.paused = False
         self._bell = threading.Event()
         self._busy = threading.Event()
         self._ended = threading.Event()
@@ -92,6 +94,19 @@ class Poller:
         self.state = "ENDING"
         self._bell.set()
         self._busy.set()
+
+    def pause(self) -> None:
+        """Take nothing more until ``resume``; what is held goes on."""
+        self.paused = True
+        if self.state == "RUNNING":
+            self.state = "PAUSED"
+
+    def resume(self) -> None:
+        """Take tasks again after ``pause``."""
+        self.paused = False
+        if self.state == "PAUSED":
+            self.state = "RUNNING"
+        self._bell.set()
 
     def cancel(self) -> None:
         """Do not wait for what runs: async tasks are cancelled, threads left behind. Their attempts stay charged."""
@@ -195,7 +210,7 @@ class Poller:
             return self._wind_up(carrier)
         if self.settler.is_due() or not self._waiting():
             self.settler.settle(carrier)
-        turn = self.intake.choose()
+        turn = None if self.paused else self.intake.choose()
         if turn is None:
             return self._pause()
         before = self.counts.started
@@ -210,6 +225,8 @@ class Poller:
         if self.settler.held or self.intake.pending() or self.running():
             self.places.nudge()
             return TICK
+        if self.paused:
+            return PAUSED
         if self.intake.spent():
             self.stop()
             return 0.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from django_dbtaskqueue import registry
 from django_dbtaskqueue.flow.process import Processor
@@ -11,18 +11,22 @@ from django_dbtaskqueue.poller.lane import Lane
 from django_dbtaskqueue.poller.places import Places
 from django_dbtaskqueue.poller.settler import Settler
 
+Kind = tuple[Executor, int, int]
+
 
 class Rooms:
-    """Measures what may be taken now. Nothing is written here."""
+    """Measures what may be taken now, and keeps count of what checkouts under way have asked for."""
 
-    def __init__(self, lanes: Mapping[str, Lane], places: Places, settler: Settler) -> None:
-        self._lanes = lanes
+    def __init__(self, places: Places, settler: Settler) -> None:
         self._places = places
         self._settler = settler
+        self._known: dict[str, tuple[tuple[Processor, ...], set[Executor], Executor | None]] = {}
+        self.reserved = 0  # tasks asked for by checkouts under way, in all lanes
 
-    def reserved(self) -> int:
-        """Return how many tasks checkouts under way have asked for."""
-        return sum(lane.reserved for lane in self._lanes.values())
+    def reserve(self, lane: Lane, tasks: int) -> None:
+        """Count ``tasks`` as asked for in a lane; a negative number takes them back. Called under the intake's lock."""
+        lane.reserved += tasks
+        self.reserved += tasks
 
     def of_lane(self, lane: Lane) -> int:
         """Return how many tasks to take from a lane now."""
@@ -38,7 +42,7 @@ class Rooms:
 
     def of_processor(self, lane: Lane, processor: Processor | None, *, mine: int = 0) -> int:
         """Return how many tasks of a processor to take from a lane now, by who has reserved ``mine`` already."""
-        reserved = self.reserved() - mine
+        reserved = self.reserved - mine
         ahead = lane.ahead()
         room = self._places.slots(processor) + ahead - len(self._settler.done) - reserved
         if (reserved or self._places.waiting(processor)) and room < min(lane.settings.batch_size, ahead / 2):
@@ -64,4 +68,21 @@ class Rooms:
 
     def places(self, lane: Lane) -> set[Executor]:
         """Return where a lane's tasks run."""
-        return {self._places.of(each) for each in registry.processors(lane.queue) or (None,)}
+        return self._of(lane)[1]
+
+    def kind(self, lane: Lane) -> Kind | None:
+        """Return what lanes have in common that have the same room; None for one that has its own."""
+        executor = self._of(lane)[2]
+        if executor is None or lane.settings.concurrency is not None:
+            return None
+        return executor, lane.ahead(), lane.settings.batch_size
+
+    def _of(self, lane: Lane) -> tuple[tuple[Processor, ...], set[Executor], Executor | None]:
+        """Return a lane's processors, where they run, and that place if one plain processor does all."""
+        processors = registry.processors(lane.queue)
+        known = self._known.get(lane.key)
+        if known is None or known[0] != processors:
+            places = {self._places.of(each) for each in processors or (None,)}
+            simple = len(processors) < 2 and all(each.plain for each in processors)
+            known = self._known[lane.key] = (processors, places, next(iter(places)) if simple else None)
+        return known

@@ -12,6 +12,7 @@ from django_dbtaskqueue import registry
 from django_dbtaskqueue.flow import observe, settle
 from django_dbtaskqueue.flow.settle import Pair
 from django_dbtaskqueue.lease import Lease
+from django_dbtaskqueue.metrics import Collector
 from django_dbtaskqueue.outcomes import CompleteDelete, Fail, Reenqueue
 from django_dbtaskqueue.poller.carrier import Carrier
 from django_dbtaskqueue.poller.executors import Done
@@ -37,6 +38,7 @@ class Settler:
     def __init__(self, lanes: Mapping[str, Lane], counts: Counts, ring: Callable[[], None]) -> None:
         self.held: set[Lease] = set()  # leases a processor may still settle
         self.done: deque[Done] = deque()
+        self.metrics = Collector()
         self._lanes = lanes
         self._counts = counts
         self._ring = ring
@@ -51,13 +53,14 @@ class Settler:
 
     def is_due(self) -> bool:
         """Whether what is done has waited for its batch long enough."""
-        if not self.done:
+        if len(self.done) >= FLUSH:
+            return True
+        try:
+            first = self.done[0]
+        except IndexError:  # nothing, or the other carrier took it a moment ago
             return False
-        waited = monotonic() - self._settled_at
-        return (
-            len(self.done) >= FLUSH
-            or waited >= self._lanes[self.done[0].lease.door.key].settings.settle_interval.total_seconds()
-        )
+        interval = self._lanes[first.lease.door.key].settings.settle_interval
+        return monotonic() - self._settled_at >= interval.total_seconds()
 
     def settle(self, carrier: Carrier) -> None:
         """Settle what is done, one transaction per queue. On an error it is all kept for the next time."""
@@ -115,6 +118,7 @@ class Settler:
             _look_after_parked(lane, batch)
         if not ran:
             return
+        self.metrics.add(lane.door.alias, lane.queue, ran)
         with self._lock:
             lane.learn(sum([done.seconds for done in ran]), len(ran))
             self._counts.finished += len(ran)

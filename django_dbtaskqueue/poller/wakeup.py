@@ -20,7 +20,7 @@ class Wakeup:
     """Calls ``wake(queue)`` for each wake-up, from this process or, on PostgreSQL, from any."""
 
     def __init__(self, alias: str, wake: Callable[[str], None]) -> None:
-        self._session = Session.open(alias)
+        self._session = Session.open(conf.settings().listen.get(alias, alias))
         self._wake = wake
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None

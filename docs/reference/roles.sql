@@ -24,6 +24,9 @@ GRANT SELECT, UPDATE, DELETE ON dbtaskqueue_task TO dbtaskqueue_poller;
 GRANT SELECT, INSERT ON dbtaskqueue_attempt, dbtaskqueue_taskhistory, dbtaskqueue_deletedtasks TO dbtaskqueue_poller;
 GRANT SELECT, INSERT ON dbtaskqueue_queue TO dbtaskqueue_poller; -- INSERT: a queue that starts paused
 GRANT SELECT, INSERT, UPDATE, DELETE ON dbtaskqueue_poller TO dbtaskqueue_poller;
+GRANT SELECT, INSERT, UPDATE, DELETE ON dbtaskqueue_metric, dbtaskqueue_failuregroup, dbtaskqueue_failurecount
+    TO dbtaskqueue_poller; -- counted in memory, appended, merged
+GRANT USAGE ON SEQUENCE dbtaskqueue_taskhistory_id_keys TO dbtaskqueue_poller, dbtaskqueue_archiver;
 
 -- An archiver moves and deletes what is finished.
 GRANT SELECT, UPDATE, DELETE ON dbtaskqueue_task TO dbtaskqueue_archiver; -- UPDATE: to lock the rows it moves
@@ -36,6 +39,7 @@ SELECT id, queue_name, reference_number, status, attempt, reenqueue_attempt, tot
        payload_type, group_key, tag, poller_instance, create_time, ready_time, next_process_time, last_update_time,
        expire_time, start_time, finish_time, parked_by
 FROM dbtaskqueue_task;
+GRANT SELECT ON dbtaskqueue_metric, dbtaskqueue_failuregroup, dbtaskqueue_failurecount TO dbtaskqueue_reader;
 GRANT SELECT ON dbtaskqueue_task_overview, dbtaskqueue_queue, dbtaskqueue_poller, dbtaskqueue_deletedtasks
     TO dbtaskqueue_reader;
 

@@ -71,6 +71,12 @@ def flights() -> Iterator[FlightRecord]:
         yield from map(_record, rows)
 
 
+def extract(folder: Path) -> Path:
+    """Unpack the flights into ``folder``, for readers that cannot look into a zip file; return the file."""
+    with zipfile.ZipFile(_path("flights.csv.zip")) as archive:
+        return Path(archive.extract("flights.csv", folder))
+
+
 def sample(size: int, *, others: int = 0) -> Sample:
     """Pick ``size`` flights (at most all), spread evenly over the year, and ``others`` of the rest. Always the same.
 

@@ -138,7 +138,7 @@ def rows_looked_at(world: World) -> int:
         return 0
     session, line = world.session, Line("parcels", bounds={0: START})
     session.run("ANALYZE dbtaskqueue_task", {})
-    params = {"tags": [], "limit": 50, **line.params()}
+    params = {"tags": [], "limit": 50, **line.params(line.bounds)}
     (answer,) = session.run(f"EXPLAIN (ANALYZE, FORMAT JSON) {session.sql.candidates}", params)[0]
     return looked_at((json.loads(answer) if isinstance(answer, str) else answer)[0]["Plan"])
 

@@ -17,12 +17,13 @@ from django.utils import timezone
 from django_dbtaskqueue import Complete, CompleteDelete, Fail, LeaseLost, Poison, Reenqueue
 from django_dbtaskqueue.exceptions import TaskQueueError
 from django_dbtaskqueue.flow import settle
+from django_dbtaskqueue.flow.failures import kind_of
 from django_dbtaskqueue.flow.settle import Park, Release, settle_surely
 from django_dbtaskqueue.lease import Lease
 from django_dbtaskqueue.models import Attempt, DeletedTasks, TaskHistory
 from django_dbtaskqueue.status import COMPLETED, CREATED, ERROR, POISON, PROCESSING
 from tests.conformance.conftest import SECOND, World
-from tests.factories import LEASE
+from tests.factories import LEASE, QUEUE
 from tests.support import counted
 from tests.testapp.models import Booking
 
@@ -56,7 +57,12 @@ class Effect:
     failed: bool = False  # leaves a row in Attempt
 
     def changed(self) -> dict[str, Any]:
-        return {"last_update_time": NOW, **self.columns}
+        changed = {"last_update_time": NOW, **self.columns}
+        if changed.get("finish_time") is not None:
+            changed["final_status"] = changed["status"]
+        if self.failed:
+            changed["fingerprint"] = kind_of("no", QUEUE).fingerprint
+        return changed
 
 
 ENDED = {"ready_time": None, "finish_time": NOW}

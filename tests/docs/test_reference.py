@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import ast
 import re
+import sys
 from collections.abc import Iterator
 from dataclasses import MISSING, fields
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from django.core.management.base import BaseCommand
 
 import django_dbtaskqueue
 from django_dbtaskqueue import checks, conf, exceptions, retry, testing
+from django_dbtaskqueue.management.commands.buildtasks import Command as BuildTasks
+from django_dbtaskqueue.management.commands.housekeeptasks import Command as HousekeepTasks
 from django_dbtaskqueue.management.commands.runtaskpoller import Command as RunTaskPoller
+from django_dbtaskqueue.pipeline.arguments import Argument
+from django_dbtaskqueue.pipeline.command_line import Face, parser
+from django_dbtaskqueue.pipeline.jobs import JOBS, job
 from django_dbtaskqueue.status import EDGES, Edge, Status
 from example_project.flights.management.commands.demo import Command as Demo
 from tests.docs.pages import REPOSITORY, blocks
@@ -76,6 +83,8 @@ def test_every_status_is_explained() -> None:
 def shown(value: object) -> str:
     if isinstance(value, timedelta):
         seconds = value.total_seconds()
+        if seconds >= 86_400:
+            return f"`{value.days} d`"
         return f"`{seconds:g} s`" if seconds >= 1 else f"`{seconds * 1000:g} ms`"
     if isinstance(value, int) and not isinstance(value, bool) and value > 9_999:
         return f"`{value:,}`"
@@ -101,14 +110,39 @@ def test_every_key_of_dbtaskqueue_is_documented_with_its_default() -> None:
 # -- commands.md, errors.md, api.md ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("heading", "command"), [("## runtaskpoller", RunTaskPoller()), ("## demo", Demo())])
-def test_every_option_is_documented(heading: str, command: RunTaskPoller | Demo) -> None:
+@pytest.mark.parametrize(
+    ("heading", "command"),
+    [
+        ("## runtaskpoller", RunTaskPoller()),
+        ("## housekeeptasks", HousekeepTasks()),
+        ("## buildtasks", BuildTasks()),
+        ("## demo", Demo()),
+    ],
+)
+def test_every_option_is_documented(heading: str, command: BaseCommand) -> None:
     documented = " ".join(row[0] for row in table(page("reference/commands.md"), heading))
     common = {"--help", "--version", "--verbosity", "--settings", "--pythonpath", "--traceback", "--no-color",
               "--force-color", "--skip-checks", "--child"}  # fmt: skip
     parser = command.create_parser("manage.py", "command")
     options = {name for action in parser._actions for name in action.option_strings if name.startswith("--")}
     assert set(re.findall(r"--[a-z][a-z-]*", documented)) == options - common
+
+
+def options_of(text: str) -> set[str]:
+    documented = " ".join(row[1] for row in re.findall(r"^(\| (`[^|]*) \|.*)$", text, re.MULTILINE))
+    return set(re.findall(r"--[a-z][a-z-]*", documented))
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_every_option_of_every_job_is_documented(name: str) -> None:
+    section = page("reference/commands.md").split("\n## runtaskpipeline\n", 1)[1].split("\n## ", 1)[0]
+    common, *parts = section.split("\n### ")
+    documented = {part.partition("\n")[0]: options_of(part) for part in parts}
+    face = Face("", Argument("database", ""), lambda alias: None, sys.stdout, sys.stderr)
+    known = {word for action in parser(job(name), face)._actions for word in action.option_strings}
+    own = known - {one.flag for one in job(name).arguments if one.type is bool and one.default}
+    assert set(documented) == set(JOBS)
+    assert documented[name] | options_of(common) == {word for word in own if word.startswith("--")}
 
 
 def test_every_error_is_documented() -> None:

@@ -23,7 +23,7 @@ from example_project.flights.models import Claim, Filing
 if TYPE_CHECKING:
     from tests.conftest import ProcessDatabase
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 MANAGE = Path(__file__).resolve().parents[2] / "manage.py"
 KEYS = {
     "database",
@@ -39,10 +39,16 @@ KEYS = {
     "duration_s",
     "drain_tasks_per_s",
     "wait_ms",
+    "pipeline",
 }
 
 
 def demo(database: ProcessDatabase, folder: Path, *options: str) -> tuple[dict[str, Any], str]:
+    """Run without Spark, which costs its start and has a test of its own."""
+    return whole_demo(database, folder, "--no-spark", *options)
+
+
+def whole_demo(database: ProcessDatabase, folder: Path, *options: str) -> tuple[dict[str, Any], str]:
     file = folder / "out.json"
     done = run(database, "--no-serve", "--json", str(file), *options)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
@@ -74,6 +80,28 @@ def test_a_second_run_neither_duplicates_nor_loses(process_database: ProcessData
         assert second[key] == first[key]
 
 
+def test_spark_feeds_the_queue_reports_and_archives(
+    postgres_process_database: ProcessDatabase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DBTASKQUEUE_DATA_ROOT", str(tmp_path / "data"))
+    # Given a demo without Spark before it
+    before, _ = demo(postgres_process_database, tmp_path, "--tasks", "100")
+    # When Spark takes part
+    first, said = whole_demo(postgres_process_database, tmp_path, "--tasks", "300")
+    # Then it has read the whole year, enqueued what was missing, and what was completed is in the lake
+    assert first["pipeline"]["flights_read"] == first["pipeline"]["flights_clean"] == 336_776
+    assert first["enqueued"] == Filing.objects.count() > before["enqueued"]
+    assert first["archived"] == first["by_status"]["COMPLETED"] == Claim.objects.count() > 0
+    assert first["hot"] == first["by_status"]["ERROR"] + first["by_status"]["POISON"] > 0
+    assert first["conservation_ok"] is True
+    assert "tasks ended" in said
+    assert list((tmp_path / "data" / "report").glob("*.html"))
+    # And a demo without Spark still finds everything
+    again, _ = demo(postgres_process_database, tmp_path, "--tasks", "300")
+    assert again["conservation_ok"] is True
+    assert again["archived"] == first["archived"]
+
+
 def test_a_run_goes_on_where_another_stopped(postgres_process_database: ProcessDatabase, tmp_path: Path) -> None:
     demo(postgres_process_database, tmp_path, "--tasks", "50", "--pollers", "1")
     figures, _ = demo(postgres_process_database, tmp_path, "--tasks", "120", "--pollers", "1")
@@ -87,7 +115,9 @@ def test_a_lost_task_fails_the_demo(postgres_process_database: ProcessDatabase, 
     lost = Task.objects.first()
     assert lost is not None
     lost.delete()  # behind the queue's back: not counted
-    again = run(postgres_process_database, "--no-serve", "--tasks", "20", "--json", str(tmp_path / "out.json"))
+    again = run(
+        postgres_process_database, "--no-serve", "--no-spark", "--tasks", "20", "--json", str(tmp_path / "out.json")
+    )
     assert again.returncode == 1
     assert "The balance is off" in again.stderr
     assert "1 off" in again.stdout
@@ -118,7 +148,7 @@ def test_it_serves_until_it_is_stopped_and_leaves_nothing_running(
 ) -> None:
     # Given a demo that has come to serving, with a poller beside it
     port = free_port()
-    command = [sys.executable, str(MANAGE), "demo", "--tasks", "20", "--port", str(port)]
+    command = [sys.executable, str(MANAGE), "demo", "--no-spark", "--tasks", "20", "--port", str(port)]
     with subprocess.Popen(command, env=env(postgres_process_database), stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
@@ -139,7 +169,7 @@ def test_it_serves_until_it_is_stopped_and_leaves_nothing_running(
 
 def run(database: ProcessDatabase, *options: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(MANAGE), "demo", *options]
-    return subprocess.run(command, env=env(database), capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(command, env=env(database), capture_output=True, text=True, timeout=300, check=False)
 
 
 def env(database: ProcessDatabase) -> dict[str, str]:

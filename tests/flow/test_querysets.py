@@ -210,11 +210,11 @@ def test_housekeep_moves_all_a_task_says(alias: str) -> None:
     assert moved["moved_time"] >= before["create_time"]
     for name in before.keys() & moved.keys() - {"id"}:
         assert moved[name] == before[name], name
-    assert before.keys() - moved.keys() == {"ready_time", "parked_by"}
+    assert before.keys() - moved.keys() == {"ready_time", "parked_by", "final_status", "fingerprint"}
 
 
 def test_housekeep_goes_on_until_all_are_gone(alias: str, django_assert_max_num_queries: Any) -> None:
-    make_many(alias, 2_100).update(status=COMPLETED, ready_time=None)
+    make_many(alias, 2_100).update(status=COMPLETED, final_status=COMPLETED, ready_time=None)
     with django_assert_max_num_queries(100, using=alias):  # Django inserts few rows at a time on SQLite
         assert tasks_of(alias).housekeep(older_than=timedelta(0)) == 2_100
     assert not tasks_of(alias).exists()

@@ -11,7 +11,7 @@ from django.db.models import QuerySet
 from django.test.utils import CaptureQueriesContext
 
 from django_dbtaskqueue.models import Task
-from django_dbtaskqueue.operations.paginators import BoundedPaginator, Count, bounded_count, bounded_counts
+from django_dbtaskqueue.operations.paginators import Count, bounded_count, bounded_counts, estimate, slice_of
 from tests.factories import make_task
 
 SOON = timedelta(seconds=10)
@@ -91,8 +91,26 @@ def test_counts_on_sqlite() -> None:
     assert bounded_counts([Task.objects.using("sqlite").all()], within=SOON) == [Count(1)]
 
 
-def test_pages_reach_what_was_counted() -> None:
-    paginator = BoundedPaginator(tasks(5).order_by("id"), per_page=2)
-    assert (paginator.count, paginator.num_pages, str(paginator.found)) == (5, 3, "5")
-    assert len(paginator.page(3).object_list) == 1
-    assert BoundedPaginator(["a", "b"], per_page=1).count == 2
+def test_slices_lead_to_each_other_and_read_no_row_of_another() -> None:
+    # Given five tasks, in slices of two
+    rows = tasks(5)
+    ids = list(rows.order_by("-pk").values_list("pk", flat=True))
+    # When one goes to the oldest and back
+    first = slice_of(rows, 2)
+    second = slice_of(rows, 2, before=first.older)
+    with CaptureQueriesContext(connection) as queries:
+        last = slice_of(rows, 2, before=second.older)
+    back = slice_of(rows, 2, after=last.newer)
+    # Then each row is in one slice, and the ends say that they are
+    assert [[row.pk for row in one.rows] for one in (first, second, last)] == [ids[:2], ids[2:4], ids[4:]]
+    assert [row.pk for row in back.rows] == ids[2:4]
+    assert (first.newer, last.older) == (None, None)
+    assert [query["sql"].count("OFFSET") for query in queries] == [0]
+    assert slice_of(rows.none(), 2).rows == []
+
+
+def test_an_estimate_is_the_planner_s() -> None:
+    tasks(3)
+    with connection.cursor() as cursor:
+        cursor.execute("ANALYZE dbtaskqueue_task")
+    assert estimate(Task.objects.all()) == 3

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+MANY = 1_000_000  # rows: more than any batch
 SQLITE_FORMAT = "%%Y-%%m-%%d %%H:%%M:%%f"
 
 
@@ -48,7 +49,9 @@ class Dialect:
             return f"(SELECT {picked}) AS u"
         if self.vendor == "postgresql":
             typed = ", ".join(f"{name} {kind}" for name, kind in columns.items())
-            return f"jsonb_to_recordset(%({param})s::jsonb) AS u({typed})"
+            # A LIMIT of unknown size makes the planner expect ten rows, and fetch what they join by primary key. Of
+            # more it would rather scan the table for the status, of which the statistics know hardly any row.
+            return f"(SELECT * FROM jsonb_to_recordset(%({param})s::jsonb) AS u({typed}) LIMIT (SELECT {MANY})) AS u"
         # ->> turns JSON true into 1 and null into NULL; -> keeps a value as JSON text
         picked = ", ".join(
             f"nullif(value -> '$.{name}', 'null') AS {name}" if kind == "jsonb" else f"value ->> '$.{name}' AS {name}"

@@ -13,7 +13,7 @@ MOVED = (
     "payload_type, context, group_key, lease_seconds, tag, poller_instance, create_time, next_process_time, "
     "expire_time, start_time"
 )
-WRITTEN = {  # one settled row: id, token, status, delay, attempt change, reenqueue change, texts, parking reason
+WRITTEN = {  # one row: id, token, status, delay, changes of attempt and reenqueue, texts, parking reason, fingerprint
     "i": "bigint",
     "k": "bigint",
     "s": "text",
@@ -23,8 +23,9 @@ WRITTEN = {  # one settled row: id, token, status, delay, attempt change, reenqu
     "p": "text",
     "r": "jsonb",
     "w": "text",
+    "f": "text",
 }
-FAILED = {"i": "bigint", "k": "bigint", "t": "text", "m": "text", "b": "text"}
+FAILED = {"i": "bigint", "k": "bigint", "t": "text", "m": "text", "b": "text", "f": "text"}
 COMPLETED = {"i": "bigint", "k": "bigint", "p": "text", "r": "jsonb"}
 
 
@@ -35,7 +36,9 @@ class Settling(Group):
     def complete_plain(self) -> str:
         """COMPLETED without a result, by arrays: what nearly every batch is."""
         return self._complete(
-            "unnest(%(ids)s::bigint[], %(tokens)s::bigint[]) AS u(i, k)"
+            # Inside a SELECT the planner cannot count the array, and takes the primary key whatever the statistics say:
+            # they know hardly any PROCESSING, and a scan for those would be compared with each element.
+            "unnest((SELECT %(ids)s::bigint[]), (SELECT %(tokens)s::bigint[])) AS u(i, k)"
             if self.dialect.vendor == "postgresql" and not self.dialect.single
             else self.dialect.rows(FENCED),
             "NULL",
@@ -50,8 +53,9 @@ class Settling(Group):
     def _complete(self, source: str, process_result: str, result: str) -> str:
         now = self.dialect.now
         return self.tables.rename(
-            f"UPDATE {self.tables.task} AS t SET status = 'COMPLETED', ready_time = NULL, finish_time = {now},"
-            f" last_update_time = {now}, process_result = {process_result}, result = {result} FROM {source}"
+            f"UPDATE {self.tables.task} AS t SET status = 'COMPLETED', final_status = 'COMPLETED', ready_time = NULL,"
+            f" finish_time = {now}, last_update_time = {now}, process_result = {process_result}, result = {result}"
+            f" FROM {source}"
             f" WHERE t.id = u.i AND t.total_attempt = u.k AND t.status IN ({sql_sources('complete')}) RETURNING id"
         )
 
@@ -71,7 +75,8 @@ class Settling(Group):
             " process_result = CASE WHEN u.s = 'CREATED' AND u.d IS NULL THEN t.process_result ELSE u.p END,"
             " result = CASE WHEN u.s = 'CREATED' AND u.d IS NULL THEN t.result ELSE u.r END,"
             " poller_instance = CASE WHEN u.s = 'CREATED' THEN NULL ELSE t.poller_instance END,"
-            f" finish_time = CASE WHEN u.s = 'CREATED' THEN NULL ELSE {now} END"
+            f" finish_time = CASE WHEN u.s = 'CREATED' THEN NULL ELSE {now} END,"
+            " final_status = nullif(u.s, 'CREATED'), fingerprint = coalesce(u.f, t.fingerprint)"
             f" FROM {self.dialect.rows(WRITTEN)}"
             f" WHERE t.id = u.i AND t.total_attempt = u.k AND t.status IN ({sql_sources('fail')}) RETURNING id"
         )
@@ -81,9 +86,9 @@ class Settling(Group):
         """The failed attempts of rows about to be written, while their leases stand; locks them."""
         return self.tables.rename(
             f"INSERT INTO {self.tables.attempt} (location, task_id, queue_name, attempt, total_attempt,"
-            " poller_instance, start_time, error_type, message, traceback)"
+            " poller_instance, start_time, error_type, message, traceback, fingerprint)"
             " SELECT %(location)s, t.id, t.queue_name, t.attempt, t.total_attempt, t.poller_instance, t.start_time,"
-            f" u.t, u.m, u.b FROM {self.fenced('fail', FAILED)} {self.dialect.lock}"
+            f" u.t, u.m, u.b, u.f FROM {self.fenced('fail', FAILED)} {self.dialect.lock}"
         )
 
     @cached_property

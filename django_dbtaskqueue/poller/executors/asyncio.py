@@ -38,7 +38,7 @@ class AsyncExecutor:
         self.todo: deque[Job] = deque()
         self._finish = finish
         self._gates = gates
-        self._runs: dict[asyncio.Task[None], Run] = {}
+        self._runs: dict[asyncio.Task[None], tuple[Job, float]] = {}  # what each consumer runs, and since when
         self._given_up: set[Run] = set()
         self._consumers: set[asyncio.Task[None]] = set()
         self._starting = False
@@ -64,12 +64,12 @@ class AsyncExecutor:
 
     def running(self) -> list[Run]:
         """Return what runs now."""
-        return list(self._runs.copy().values())
+        return [Run(*current) for current in self._runs.copy().values()]
 
     def overrun(self, run: Run) -> bool:
         """Cancel a run; its slot frees when the coroutine has really ended."""
         for task, current in self._runs.copy().items():
-            if current is run and run not in self._given_up:
+            if current == run and run not in self._given_up:
                 self._given_up.add(run)
                 self._loop.call_soon_threadsafe(self._cancel, task, run)
                 return True
@@ -92,7 +92,7 @@ class AsyncExecutor:
             self._thread.join(timeout=1)
 
     def _cancel(self, task: asyncio.Task[None], run: Run) -> None:
-        if self._runs.get(task) is run:  # and not the next one already
+        if self._runs.get(task) == run:  # and not the next one already
             task.cancel()
 
     def _serve(self) -> None:
@@ -114,31 +114,33 @@ class AsyncExecutor:
         while self.todo:
             job = self.todo.popleft()
             self._start()  # the next consumer, in case this job waits for something
-            await self._run(task, job)
-            if monotonic() >= turn:
+            if await self._run(task, job) >= turn:
                 await asyncio.sleep(0)
                 turn = monotonic() + TURN
 
-    async def _run(self, task: asyncio.Task[None], job: Job) -> None:
+    async def _run(self, task: asyncio.Task[None], job: Job) -> float:
+        """Run a job; return when it ended."""
         if not job.processor.plain:
             await self._run_special(task, job)
-            return
+            return monotonic()
         lease = job.lease
         started = monotonic()
         if started >= lease.deadline:
             self._finish(Done(lease, Release(), 0.0), idle=not self.todo)  # somebody else may hold it by now
-            return
-        run = self._runs[task] = Run(job, started)
+            return started
+        self._runs[task] = (job, started)
         observe.started(lease)
         try:
             settlement: Settlement | None = await perform_async(lease, job.processor)
         except BaseException as error:
             settlement = _ended_by(task, error)
         del self._runs[task]
-        if not self._is_late(run):
-            self._finish(Done(lease, settlement, monotonic() - started), idle=not self.todo)
+        ended = monotonic()
+        if not self._given_up or not self._is_late(Run(job, started)):
+            self._finish(Done(lease, settlement, ended - started), idle=not self.todo)
         if isinstance(settlement, Fail):
             await _tidy()
+        return ended
 
     async def _run_special(self, task: asyncio.Task[None], job: Job) -> None:
         """Run a batch, or a call of a processor that may have only so many."""
@@ -162,7 +164,7 @@ class AsyncExecutor:
 
     def _is_late(self, run: Run) -> bool:
         """Whether the run was given up meanwhile, and its failure written."""
-        if not self._given_up or run not in self._given_up:
+        if run not in self._given_up:
             return False
         self._given_up.discard(run)
         return True

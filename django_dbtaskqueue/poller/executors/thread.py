@@ -185,7 +185,7 @@ def _note(**_: object) -> None:
 def tidy() -> None:
     """Leave no connection behind that the next task would stumble over: broken, aged, or in an open transaction."""
     if _opened.anew:
-        _opened.connections, _opened.anew = connections.all(initialized_only=True), False
+        _opened.connections, _opened.anew = list(connections.all(initialized_only=True)), False
     for connection in _opened.connections:
         if connection.connection is None:
             continue

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from typing import Any
 
@@ -26,6 +27,10 @@ class Run:
     finished: int
     enqueue_seconds: float
     drain_seconds: float
+    retried: int  # this and the waits of tasks that were still in the tables
+    wait_ms: dict[str, float | None]
+    archived: Mapping[str, int] = field(default_factory=dict)  # by status, counted by reading the lake
+    pipeline: Mapping[str, Any] = field(default_factory=dict)  # what its jobs returned
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +45,7 @@ class Figures:
     archived: int
     deleted: int
     by_status: dict[str, int]
-    retried: int
     attempts_failed: int
-    wait_ms: dict[str, float | None]
 
     @property
     def conservation_ok(self) -> bool:
@@ -69,7 +72,8 @@ class Figures:
             "conservation_ok": self.conservation_ok,
             "duration_s": round(self.run.enqueue_seconds + self.run.drain_seconds, 3),
             "drain_tasks_per_s": self.tasks_per_second,
-            "wait_ms": self.wait_ms,
+            "wait_ms": self.run.wait_ms,
+            "pipeline": self.run.pipeline,
         }
 
 
@@ -82,12 +86,10 @@ def take(database: Database, run: Run) -> Figures:
         enqueued=Filing.objects.count(),
         hot=sum(hot.values()),
         history=sum(history.values()),
-        archived=0,
+        archived=sum(run.archived.values()),
         deleted=DeletedTasks.objects.filter(queue=QUEUE).aggregate(total=Sum("count", default=0))["total"],
-        by_status={status: hot[status] + history[status] for status in hot},
-        retried=sum(model.objects.filter(queue=QUEUE, total_attempt__gt=1).count() for model in (Task, TaskHistory)),
+        by_status={status: hot[status] + history[status] + run.archived.get(status, 0) for status in hot},
         attempts_failed=Attempt.objects.filter(queue=QUEUE).count(),
-        wait_ms=waits(),
     )
 
 
@@ -106,6 +108,11 @@ def finished() -> int:
     """Count those of them in a terminal status."""
     hot, history = statuses(Task), statuses(TaskHistory)
     return sum(hot[status] + history[status] for status in TERMINAL)
+
+
+def retried() -> int:
+    """Count the tasks that were taken more than once."""
+    return sum(model.objects.filter(queue=QUEUE, total_attempt__gt=1).count() for model in (Task, TaskHistory))
 
 
 def waits() -> dict[str, float | None]:

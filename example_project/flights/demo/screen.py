@@ -66,13 +66,13 @@ def rows(figures: Figures) -> Iterator[tuple[str, str, str]]:
     yield "enqueued", f"{figures.enqueued:,}", "committed together with their filings"
     yield "rolled back", f"{run.rolled_back:,}", f"and therefore absent: {run.rolled_back_present:,} in the queue"
     yield "completed", f"{status['COMPLETED']:,}", "decided: compensation due, or not"
-    yield "retried", f"{figures.retried:,}", "arrival not on record at the first attempt"
+    yield "retried", f"{run.retried:,}", "arrival not on record at the first attempt"
     yield "error", f"{status['ERROR']:,}", "an operator has to complete the record"
     yield "poison", f"{status['POISON']:,}", "no aircraft was ever assigned: undecidable"
     yield "failed attempts", f"{figures.attempts_failed:,}", "each with its traceback"
     seconds = f"in {run.drain_seconds:.1f} s, after {run.enqueue_seconds:.1f} s of enqueueing"
     yield "tasks per second", f"{figures.tasks_per_second:,.0f}", seconds
-    for name, wait in figures.wait_ms.items():
+    for name, wait in run.wait_ms.items():
         yield f"wait {name}", "-" if wait is None else f"{wait:,.0f} ms", "from enqueue to start"
 
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import secrets
 from dataclasses import dataclass
+from pathlib import Path
 
+from django.conf import settings
 from django.contrib.auth import get_user_model
 from django.db import connection
+
+from django_dbtaskqueue.pipeline.lake import Lake
 
 OPERATOR = "operator"
 
@@ -30,6 +35,19 @@ def database() -> Database:
     version = ".".join(map(str, connection.get_database_version()))
     embedded = connection.vendor == "postgresql" and not os.environ.get("DATABASE_URL")
     return Database(connection.vendor, version, embedded)
+
+
+def lake() -> Path:
+    """Return the folder of this database's lake: what one database archived is not another one's."""
+    if connection.vendor == "postgresql" and not os.environ.get("DATABASE_URL"):
+        return Path(settings.LAKES / "embedded")
+    parts = [connection.vendor, *(str(connection.settings_dict[name]) for name in ("HOST", "PORT", "NAME"))]
+    return Path(settings.LAKES / hashlib.sha256("|".join(parts).encode()).hexdigest()[:12])
+
+
+def archived() -> int:
+    """Count the tasks in this database's lake by the lake's own log, without Spark."""
+    return sum(file.rows for file in Lake.at(lake()).files("tasks")) if lake().exists() else 0
 
 
 def make_operator() -> str:

@@ -6,10 +6,9 @@ import json
 import signal
 import socket
 import sys
-import time
 from argparse import ArgumentParser
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -18,11 +17,11 @@ from django.core.management import call_command
 from django.core.management.base import BaseCommand, CommandError
 
 from example_project.flights import data
-from example_project.flights.demo import figures, filing, loading, pollers, setup
+from example_project.flights.demo import figures, pipeline, pollers, road, setup
 from example_project.flights.demo.screen import Screen
 
 HOST = "127.0.0.1"
-MOST_SINGLES = 200  # claims filed one by one, and as many that roll back
+ALL = 336_776  # flights of the year
 
 
 class Command(BaseCommand):
@@ -32,8 +31,10 @@ class Command(BaseCommand):
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         """Declare the options."""
-        parser.add_argument("--tasks", type=int, default=20_000, help="claims to file, of 336,776 flights")
+        year = "claims to file, of 336,776 flights; all: of the whole year"
+        parser.add_argument("--tasks", type=number_of_tasks, default=20_000, help=year)
         parser.add_argument("--pollers", type=int, default=2, help="poller processes")
+        parser.add_argument("--no-spark", dest="spark", action="store_false", help="without the pipeline's part")
         parser.add_argument("--no-serve", dest="serve", action="store_false", help="end after the result")
         parser.add_argument("--json", type=Path, metavar="FILE", help="write the result to FILE, too")
         parser.add_argument("--port", type=int, default=8000, help="the web server's port")
@@ -55,8 +56,9 @@ class Command(BaseCommand):
         call_command("migrate", verbosity=0)
         password = setup.make_operator()
         try:
-            result = figures.take(database, claims(screen, options["tasks"], options["pollers"]))
-        except (data.FlightDataMissing, pollers.PollerFailed) as error:
+            with pipeline.engineer(screen.say) if options["spark"] else nullcontext() as engineer:
+                result = figures.take(database, road.travel(screen, options["tasks"], options["pollers"], engineer))
+        except (data.FlightDataMissing, pipeline.PipelineFailed, pollers.PollerFailed) as error:
             raise CommandError(str(error)) from error
         screen.table(result)
         if options["json"]:
@@ -68,26 +70,9 @@ class Command(BaseCommand):
             serve(screen, options["port"])
 
 
-def claims(screen: Screen, tasks: int, poller_count: int) -> figures.Run:
-    """File the claims and have them decided."""
-    singles = min(MOST_SINGLES, max(1, tasks // 100))
-    picked = data.sample(tasks, others=singles)
-    screen.say("Flights", f"loading {len(picked.flights) + len(picked.others):,} of 2013")
-    loading.load(picked.flights + picked.others)
-    references = [flight.reference for flight in picked.flights]
-    # All flights of the year are wanted: then these are withdrawn first, and filed for good after that.
-    changing_minds = [flight.reference for flight in picked.others] or references[:singles]
-    before, start = figures.finished(), time.monotonic()
-    rolled_back = filing.withdraw(changing_minds)
-    with screen.progress("Filing", len(references)) as progress:
-        filing.file_each(references[:singles])
-        filing.file_in_bulk(references, progress)
-    filed = time.monotonic()
-    with screen.progress("Deciding", figures.kept()) as progress:
-        pollers.drain(poller_count, lambda: progress(figures.finished()))
-    drained = time.monotonic()
-    present = filing.still_present(changing_minds)
-    return figures.Run(rolled_back, present, figures.finished() - before, filed - start, drained - filed)
+def number_of_tasks(text: str) -> int:
+    """Return how many claims ``--tasks`` asks for."""
+    return ALL if text == "all" else int(text)
 
 
 def serve(screen: Screen, port: int) -> None:

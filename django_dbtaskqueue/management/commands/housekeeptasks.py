@@ -1,0 +1,91 @@
+"""``manage.py housekeeptasks``: move finished tasks to the history, and end what is older still."""
+
+from __future__ import annotations
+
+from argparse import ArgumentTypeError
+from dataclasses import asdict, replace
+from datetime import timedelta
+from typing import Any
+
+from django.core.exceptions import ImproperlyConfigured
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.db import DatabaseError, connections
+
+from django_dbtaskqueue import conf
+from django_dbtaskqueue.exceptions import TaskQueueError
+from django_dbtaskqueue.housekeeping import Ages, Housekeeper, known
+
+NEVER = "never"
+AGES = {
+    "completed": "COMPLETED tasks stay in the table",
+    "error": "ERROR tasks stay there",
+    "poison": "POISON tasks stay there",
+    "history": "tasks stay in the history, before they are deleted and counted",
+    "attempts": "records of failed attempts stay",
+}
+
+
+class Command(BaseCommand):
+    """One turn of housekeeping, to its end. Safe to run at any time, also twice at once."""
+
+    help = (
+        "Move finished tasks to the history, delete what is old there, and make the history's next partitions. Ages "
+        "are those of the settings (KEEP_COMPLETED and so on) unless given here. Batches are small and wait for nobody."
+    )
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        """Declare the options."""
+        for name, what in AGES.items():
+            parser.add_argument(
+                f"--{name}", type=age, metavar="AGE", help=f'How long {what}, such as "7d" or "12h"; "never" for ever.'
+            )
+        parser.add_argument("--queue", action="append", metavar="NAME", help="Only this queue; again for more.")
+        parser.add_argument("--database", metavar="ALIAS", help="Only this database. Default: all with queues.")
+        parser.add_argument("--delete", action="store_true", help="Delete and count, instead of moving to the history.")
+        parser.add_argument("--within", type=conf_duration, metavar="TIME", help='End after so long, such as "10m".')
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        """Do it, and say what was done."""
+        given = {name: options[name] for name in AGES if options[name] is not None}
+        try:
+            ages = replace(Ages.of_settings(), **{name: found.after for name, found in given.items()})
+            if options["database"] is not None and options["database"] not in connections:
+                raise CommandError(f"There is no database {options['database']!r}; {', '.join(connections)}.")
+            swept = Housekeeper().turn(
+                ages,
+                using=options["database"],
+                queues=known(options["queue"], options["database"]),
+                to="delete" if options["delete"] else "history",
+                within=options["within"],
+            )
+        except (ImproperlyConfigured, TaskQueueError) as error:
+            raise CommandError(str(error), returncode=3) from error
+        except DatabaseError as error:
+            raise CommandError(f"The database did not answer: {error}".strip(), returncode=4) from error
+        if options["verbosity"]:
+            self.stdout.write(f"Done: {swept}.")
+            if options["verbosity"] > 1:
+                self.stdout.write(f"Ages: {asdict(ages)}")
+
+
+class Age:
+    """An age as given: a duration, or for ever."""
+
+    def __init__(self, after: timedelta | None) -> None:
+        self.after = after
+
+
+def age(text: str) -> Age:
+    """Return what an option of an age says."""
+    return Age(None if text == NEVER else conf_duration(text))
+
+
+def conf_duration(text: str) -> timedelta:
+    """Return a positive duration."""
+    try:
+        found = conf.duration(text, where="the age")
+    except ImproperlyConfigured as error:
+        raise ArgumentTypeError(str(error)) from None
+    if found <= timedelta(0):
+        raise ArgumentTypeError(f"{text!r} must be more than nothing")
+    return found

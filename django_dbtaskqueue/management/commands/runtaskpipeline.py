@@ -1,0 +1,91 @@
+"""``manage.py runtaskpipeline``: run a job of the data pipeline on this project's database."""
+
+from __future__ import annotations
+
+import io
+import sys
+from argparse import REMAINDER
+from collections.abc import Mapping
+from typing import Any
+
+from django.core.exceptions import ImproperlyConfigured
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.db import connections
+from psycopg import pq
+
+from django_dbtaskqueue import conf
+from django_dbtaskqueue.exceptions import JobOptionError, near_match
+from django_dbtaskqueue.models import Queue as QueueRow
+from django_dbtaskqueue.pipeline.arguments import Argument
+from django_dbtaskqueue.pipeline.command_line import USAGE, Face, perform
+from django_dbtaskqueue.pipeline.database import Database
+from django_dbtaskqueue.session import Session
+
+LIBPQ = {option.keyword.decode() for option in pq.Conninfo.get_defaults()}
+NAMES = {"NAME": "dbname", "USER": "user", "PASSWORD": "password", "HOST": "host", "PORT": "port"}
+
+
+class Command(BaseCommand):
+    """Parse the first word, and let the jobs' own command line do the rest."""
+
+    help = f"Run a job of the data pipeline. {USAGE}"
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._own_process = False
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        """Declare the job and what is left to it."""
+        parser.add_argument("job", nargs="?", default="--help", help="list, explain, or the name of a job")
+        parser.add_argument("arguments", nargs=REMAINDER, help="options of the job")
+
+    def run_from_argv(self, argv: list[str]) -> None:
+        """Remember that this process is ours: its exit code is the job's."""
+        self._own_process = True
+        super().run_from_argv(argv)
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        """Run to the end. In a process of its own, exit with the job's code; else raise CommandError unless it is 0."""
+        alias = Argument("database", "the tasks' database, an alias of DATABASES", metavar="ALIAS")
+        said = io.StringIO()
+        err = sys.stderr if self._own_process else said
+        face = Face("manage.py runtaskpipeline", alias, database_of_alias, self.stdout, err, defaults)
+        code = perform([options["job"], *options["arguments"]], face)
+        if code and self._own_process:
+            sys.exit(code)
+        if code:
+            raise CommandError(said.getvalue().strip().splitlines()[-1], returncode=code)
+
+
+def defaults(job: str, given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what the project's settings say of a job's options; ``given`` are those on the command line."""
+    if job == "enqueue":
+        rows = QueueRow.objects.using(conf.settings().database).values_list("name", flat=True)
+        known = sorted({*conf.known_queues(), *rows})
+        queue = conf.queue_settings(given["queue"]) if conf.is_known(given.get("queue", "")) else None
+        return {"known_queue": known, **({"max_attempts": queue.max_attempts, "ttl": queue.ttl} if queue else {})}
+    objectives = conf.settings().objectives
+    if job == "report" and objectives:
+        return {"objective": tuple(f"{queue}={text}" for queue, text in objectives.items())}
+    return {}
+
+
+def database_of_alias(alias: str | None) -> Database:
+    """Return a database of ``DATABASES`` for the pipeline. Raises JobOptionError for one it cannot use."""
+    alias = alias or conf.settings().database
+    if alias not in list(connections):
+        near = near_match(alias, connections)
+        raise JobOptionError("--database", f"{alias!r} is not in DATABASES.{near} Known: {', '.join(connections)}")
+    connection = connections[alias]
+    settings = connection.settings_dict
+    session = Session.on(alias)
+    if connection.vendor == "sqlite":
+        return Database("sqlite", {"dbname": str(settings["NAME"])}, session.sql.tables, session.location)
+    if connection.vendor == "postgresql":
+        named = {ours: settings[name] for name, ours in NAMES.items() if settings.get(name)}
+        more = {name: value for name, value in settings.get("OPTIONS", {}).items() if name in LIBPQ}
+        conninfo = {name: str(value) for name, value in {**more, **named}.items()}
+        return Database("postgresql", conninfo, session.sql.tables, session.location)
+    raise ImproperlyConfigured(
+        f"The pipeline reads PostgreSQL and SQLite; {alias!r} is {connection.vendor}. Name another with --database."
+    )

@@ -1,0 +1,154 @@
+"""What operators did, are doing, and look for again: the audit, bulk operations, saved searches.
+
+Users are named by their user name and key, without a foreign key: the queue's database need not be the users'.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from django.db import models
+from django.db.models.functions import Now
+from django.utils.translation import gettext_lazy as _
+
+WAITING, RUNNING, FINISHED, CANCELLED, FAILED = "WAITING", "RUNNING", "FINISHED", "CANCELLED", "FAILED"
+STATES = (
+    (WAITING, _("waiting")),
+    (RUNNING, _("running")),
+    (FINISHED, _("finished")),
+    (CANCELLED, _("cancelled")),
+    (FAILED, _("failed")),
+)
+UNFINISHED = (WAITING, RUNNING)
+FIRST_WINDOW = 20_000  # ids that a bulk operation looks through at first
+
+
+class BulkOperation(models.Model):
+    """A verb over all tasks that match a search, carried out in chunks by whoever has time.
+
+    ``cursor`` moves in the transaction of each chunk's effect: a chunk is done and counted, or neither.
+    """
+
+    id = models.BigAutoField(primary_key=True)
+    verb = models.CharField(_("verb"), max_length=50)
+    query = models.TextField(_("search"))
+    location = models.CharField(_("table"), max_length=200, db_default="dbtaskqueue.task")
+    options = models.JSONField(_("options"), db_default=models.Value({}, models.JSONField()), blank=True)
+    most = models.BigIntegerField(_("at most"), null=True, blank=True)
+    reason = models.CharField(_("reason"), max_length=500, blank=True, db_default="")
+    actor = models.CharField(_("who"), max_length=200, db_default="")
+    user_key = models.CharField(_("user's key"), max_length=200, blank=True, db_default="")
+    way = models.CharField(_("by way of"), max_length=30, blank=True, db_default="")
+    state = models.CharField(_("state"), max_length=30, choices=STATES, db_default=WAITING)
+    note = models.TextField(_("note"), blank=True, db_default="")
+    cursor = models.BigIntegerField(_("done up to id"), db_default=0)
+    first = models.BigIntegerField(_("first id"), db_default=0)
+    top = models.BigIntegerField(_("last id"), db_default=0)
+    window = models.IntegerField(_("ids in a step"), db_default=FIRST_WINDOW)
+    estimate = models.BigIntegerField(_("expected"), null=True, blank=True)
+    estimate_more = models.BooleanField(_("or more"), db_default=False)
+    changed = models.BigIntegerField(_("changed"), db_default=0)
+    skipped = models.BigIntegerField(_("skipped"), db_default=0)
+    skips = models.JSONField(_("skipped, by reason"), db_default=models.Value({}, models.JSONField()), blank=True)
+    create_time = models.DateTimeField(_("ordered"), db_default=Now())
+    start_time = models.DateTimeField(_("started"), null=True, blank=True)
+    update_time = models.DateTimeField(_("last step"), db_default=Now())
+    finish_time = models.DateTimeField(_("ended"), null=True, blank=True)
+
+    class Meta:
+        verbose_name = _("bulk operation")
+        verbose_name_plural = _("bulk operations")
+        indexes: ClassVar[list[models.Index]] = [
+            models.Index(
+                fields=["update_time", "id"],
+                condition=models.Q(state__in=UNFINISHED),
+                name="dbtaskqueue_bulk_unfinished",
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.verb} {self.query}"
+
+    @property
+    def progress(self) -> float:
+        """How much of the way through the table is done, from 0 to 1."""
+        if self.state == FINISHED:
+            return 1.0
+        length = self.top - self.first
+        return min(max((self.cursor - self.first) / length, 0.0), 1.0) if length > 0 else 0.0
+
+
+class BulkSkip(models.Model):
+    """Tasks that one step of a bulk operation matched and left as they were, and why: every one of them."""
+
+    id = models.BigAutoField(primary_key=True)
+    operation = models.ForeignKey(
+        BulkOperation, models.CASCADE, related_name="skipped_tasks", verbose_name=_("bulk operation")
+    )
+    reason = models.CharField(_("reason"), max_length=500)
+    count = models.IntegerField(_("tasks"))
+    task_ids = models.JSONField(_("their ids"))
+
+    class Meta:
+        verbose_name = _("skipped tasks")
+        verbose_name_plural = _("skipped tasks")
+
+    def __str__(self) -> str:
+        return f"{self.count}: {self.reason}"
+
+
+class AuditEntry(models.Model):
+    """One act of an operator, written in the transaction of the act; a bulk operation's counts grow with its steps."""
+
+    id = models.BigAutoField(primary_key=True)
+    time = models.DateTimeField(_("time"), db_default=Now())
+    actor = models.CharField(_("who"), max_length=200)
+    user_key = models.CharField(_("user's key"), max_length=200, blank=True, db_default="")
+    way = models.CharField(_("by way of"), max_length=30, db_default="")
+    verb = models.CharField(_("verb"), max_length=50)
+    queue = models.CharField(_("queue"), max_length=200, blank=True, db_default="")
+    query = models.TextField(_("search"), blank=True, db_default="")
+    reason = models.CharField(_("reason"), max_length=500, blank=True, db_default="")
+    changed = models.BigIntegerField(_("changed"), db_default=0)
+    skipped = models.BigIntegerField(_("skipped"), db_default=0)
+    details = models.JSONField(_("details"), db_default=models.Value({}, models.JSONField()), blank=True)
+    operation = models.ForeignKey(
+        BulkOperation,
+        models.SET_NULL,
+        null=True,
+        blank=True,
+        related_name="audit",
+        verbose_name=_("bulk operation"),
+    )
+
+    class Meta:
+        verbose_name = _("audit entry")
+        verbose_name_plural = _("audit")
+        indexes: ClassVar[list[models.Index]] = [
+            models.Index(fields=["queue", "id"], name="dbtaskqueue_audit_queue"),
+            models.Index(fields=["actor", "id"], name="dbtaskqueue_audit_actor"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.actor}: {self.verb} {self.query or self.queue}"
+
+
+class SavedSearch(models.Model):
+    """A search under a name, for its owner or for all."""
+
+    id = models.BigAutoField(primary_key=True)
+    owner = models.CharField(_("owner"), max_length=200)
+    name = models.CharField(_("name"), max_length=100)
+    query = models.TextField(_("search"))
+    shared = models.BooleanField(_("shared"), db_default=False)
+    create_time = models.DateTimeField(_("created"), db_default=Now())
+
+    class Meta:
+        verbose_name = _("saved search")
+        verbose_name_plural = _("saved searches")
+        constraints: ClassVar[list[models.BaseConstraint]] = [
+            models.UniqueConstraint(fields=["owner", "name"], name="dbtaskqueue_savedsearch_name"),
+        ]
+
+    def __str__(self) -> str:
+        return self.name

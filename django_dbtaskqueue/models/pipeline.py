@@ -1,0 +1,100 @@
+"""What the data pipeline keeps in the database: its archive batches and what its streams have written."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from django.db import models
+from django.db.models import Q
+from django.db.models.functions import Now
+from django.utils.translation import gettext_lazy as _
+
+BATCH_STATES = [("open", _("open")), ("deleted", _("deleted")), ("closed", _("closed")), ("abandoned", _("abandoned"))]
+STILL_OPEN = ["open", "deleted"]
+
+
+class ArchiveBatch(models.Model):
+    """Finished tasks on their way into the lake: the rows of one table that fit a frozen range and predicate.
+
+    ``open``: the rows stand in the database, whatever files there are. ``deleted``: they left the database in the same
+    transaction as this state was written; those in ``withdrawn`` were changed meanwhile, stayed, and count no more in
+    the lake. ``closed``: the lake's files say the same. ``abandoned``: nothing left the database, no file was kept.
+    """
+
+    id = models.BigAutoField(primary_key=True)
+    token = models.CharField(_("token"), max_length=32, unique=True)
+    location = models.CharField(_("location"), max_length=200)
+    source = models.CharField(_("table"), max_length=30)
+    lake = models.TextField(_("lake"))
+    state = models.CharField(_("state"), max_length=30, choices=BATCH_STATES, db_default="open")
+    first_id = models.BigIntegerField(_("first id"))
+    last_id = models.BigIntegerField(_("last id"))
+    cutoff = models.DateTimeField(_("finished before"))
+    statuses = models.JSONField(_("statuses"), db_default=models.Value([], models.JSONField()))
+    queues = models.JSONField(_("queues"), db_default=models.Value([], models.JSONField()), blank=True)
+    tasks = models.BigIntegerField(_("tasks archived"), db_default=0)
+    attempts = models.BigIntegerField(_("failed attempts archived"), db_default=0)
+    withdrawn = models.JSONField(_("withdrawn"), db_default=models.Value([], models.JSONField()), blank=True)
+    size = models.BigIntegerField(_("bytes"), db_default=0)
+    note = models.TextField(_("note"), blank=True, db_default="")
+    create_time = models.DateTimeField(_("created"), db_default=Now())
+    close_time = models.DateTimeField(_("closed at"), null=True, blank=True)
+
+    class Meta:
+        verbose_name = _("archive batch")
+        verbose_name_plural = _("archive batches")
+        constraints: ClassVar[list[Any]] = [
+            models.CheckConstraint(
+                condition=Q(state__in=[state for state, _name in BATCH_STATES]), name="dbtaskqueue_archivebatch_state"
+            ),
+            # Two batches of one table under way at once could take the same rows into the lake twice.
+            models.UniqueConstraint(
+                fields=["location", "source"],
+                condition=Q(state__in=STILL_OPEN),
+                name="dbtaskqueue_archivebatch_one_open",
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.location} {self.source} {self.first_id}-{self.last_id}: {self.state}"
+
+
+class StreamLedger(models.Model):
+    """Micro-batches a streaming write has committed, each in its rows' transaction: written again, none is added."""
+
+    id = models.BigAutoField(primary_key=True)
+    query = models.CharField(_("streaming query"), max_length=200)
+    batch = models.BigIntegerField(_("micro-batch"))
+    rows = models.BigIntegerField(_("rows"), db_default=0)
+    time = models.DateTimeField(_("time"), db_default=Now())
+
+    class Meta:
+        verbose_name = _("streamed batch")
+        verbose_name_plural = _("streamed batches")
+        constraints: ClassVar[list[Any]] = [
+            models.UniqueConstraint(fields=["query", "batch"], name="dbtaskqueue_streamledger_batch"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.query} #{self.batch}: {self.rows}"
+
+
+class PipelineReport(models.Model):
+    """What ``report``, ``forecast`` or ``whatif`` found: its figures, and the page that shows them."""
+
+    id = models.BigAutoField(primary_key=True)
+    kind = models.CharField(_("job"), max_length=30)
+    create_time = models.DateTimeField(_("created"), db_default=Now())
+    since = models.DateTimeField(_("from"), null=True, blank=True)
+    until = models.DateTimeField(_("to"), null=True, blank=True)
+    summary = models.TextField(_("summary"), db_default="", blank=True)
+    data = models.JSONField(_("figures"), db_default=models.Value({}, models.JSONField()), blank=True)
+    html = models.TextField(_("page"), db_default="", blank=True)
+    location = models.TextField(_("files"), db_default="", blank=True)
+
+    class Meta:
+        verbose_name = _("pipeline report")
+        verbose_name_plural = _("pipeline reports")
+
+    def __str__(self) -> str:
+        return f"{self.kind} of {self.create_time:%Y-%m-%d %H:%M}"

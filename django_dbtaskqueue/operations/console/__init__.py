@@ -1,0 +1,1 @@
+"""What ``manage.py taskqueue`` says and does; the command itself only parses."""

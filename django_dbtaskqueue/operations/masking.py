@@ -1,0 +1,87 @@
+"""Secrets are masked before any face shows, logs or exports them: by the names of keys, ``DBTASKQUEUE["MASK"]``.
+
+A pattern is a part of a key, in any case and whatever joins its words: ``api_key`` masks ``X-Api-Key`` and ``apiKey``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+from django_dbtaskqueue import conf
+
+MASKED = "•••"
+JOINTS = re.compile(r"[\s_.-]+")
+CREDENTIALS = re.compile(r"(?<=://)([^\s:/@]*):[^\s/@]+@")  # the password in an address
+
+
+def masked(value: Any, patterns: Sequence[str] | None = None) -> Any:
+    """Return a JSON value with the values of secret keys replaced, however deep; the value itself stays as it is.
+
+    Text inside it is treated as ``masked_text`` does.
+    """
+    parts = _parts(patterns)
+    return _masked(value, parts, _pattern(parts))
+
+
+def masked_text(text: str, patterns: Sequence[str] | None = None) -> str:
+    """Return a text, such as a traceback, with what stands after secret keys replaced, and passwords in addresses.
+
+    ``password=x``, ``password: x``, ``"password": "x"``, ``Authorization: Bearer x``.
+    """
+    return _masked_text(text, _pattern(_parts(patterns)))
+
+
+def is_secret(key: str, patterns: Sequence[str] | None = None) -> bool:
+    """Whether the value of a key is not shown."""
+    return _is_secret(key, _parts(patterns))
+
+
+def _masked(value: Any, parts: tuple[str, ...], pattern: re.Pattern[str]) -> Any:
+    if isinstance(value, Mapping):
+        return {
+            key: MASKED if _is_secret(str(key), parts) else _masked(inner, parts, pattern)
+            for key, inner in value.items()
+        }
+    if isinstance(value, list | tuple):
+        return [_masked(inner, parts, pattern) for inner in value]
+    return _masked_text(value, pattern) if isinstance(value, str) else value
+
+
+def _masked_text(text: str, pattern: re.Pattern[str]) -> str:
+    return CREDENTIALS.sub(rf"\1:{MASKED}@", pattern.sub(_mask, text))
+
+
+def _is_secret(key: str, parts: tuple[str, ...]) -> bool:
+    plain = JOINTS.sub("", key).lower()
+    return any(part in plain for part in parts)
+
+
+def _parts(patterns: Sequence[str] | None) -> tuple[str, ...]:
+    chosen = conf.settings().mask if patterns is None else patterns
+    return tuple(part for part in (JOINTS.sub("", one).lower() for one in chosen) if part)
+
+
+@lru_cache(maxsize=16)
+def _pattern(parts: tuple[str, ...]) -> re.Pattern[str]:
+    """Find a key with a secret part, and what joins it to its value: ``before``; the value; a closing quote: ``after``.
+
+    A bare value ends at the next gap. After a bare key and a colon, as in a header, it ends with the line: nobody knows
+    where such a value ends, and too much masked is better than too little.
+    """
+    words = "|".join(r"[\s_.-]?".join(re.escape(part)) for part in parts) or r"(?!)"
+    key = rf"""(?:{words})[\w.-]{{0,64}}"""  # what stands before it in the key stays as it is
+    quoted = r"""[bru]*(?P<quote>\\?["'])"""
+    kinds = (
+        rf"""(?P<before>{key}\\?["']?\s*(?:=>|[=:])\s*{quoted})(?:(?!(?P=quote))(?:\\.|.))*(?P<after>(?P=quote)|\Z)""",
+        rf"""(?P<before_2>{key}(?:\\?["']\s*:|\s*=>?)\s*)[^\s,;&)}}\]"']+""",
+        rf"""(?P<before_3>{key}\s*:[^\S\n]*)[^\n]+""",
+    )
+    return re.compile("|".join(kinds), re.IGNORECASE | re.DOTALL)
+
+
+def _mask(found: re.Match[str]) -> str:
+    before = found["before"] or found["before_2"] or found["before_3"]
+    return f"{before}{MASKED}{found['after'] or ''}"

@@ -1,0 +1,139 @@
+"""Tables partitioned by month, on PostgreSQL: how they are made, and which partitions there are.
+
+A partition holds one month, in UTC, and is named after it: ``dbtaskqueue_taskhistory_y2026m11``. Rows of a month
+that has none go to the default partition, so that an insert never fails for want of one.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.migrations.operations.base import Operation, OperationCategory
+
+AHEAD = 3  # months for which partitions are made in advance
+NAME = re.compile(r"_y(\d{4})m(\d{2})$")
+MONTHS = """\
+SELECT to_char(month, '"_y"YYYY"m"MM'), month::text || '+00', (month + interval '1 month')::text || '+00'
+FROM (SELECT date_trunc('month', statement_timestamp() AT TIME ZONE 'UTC') AS now) AS x,
+    generate_series(now, now + %s * interval '1 month', interval '1 month') AS month
+"""
+CHILDREN = """\
+SELECT c.relname FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
+WHERE i.inhparent = to_regclass(%s) ORDER BY c.relname
+"""
+
+
+class Partition(NamedTuple):
+    """One month's table."""
+
+    name: str
+    first: datetime  # the month's first moment
+    end: datetime  # the next month's
+
+
+def is_partitioned(connection: BaseDatabaseWrapper, table: str) -> bool:
+    """Whether the table is made of partitions; never outside PostgreSQL."""
+    if connection.vendor != "postgresql":
+        return False
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT relkind = 'p' FROM pg_class WHERE oid = to_regclass(%s)", [_quoted(connection, table)])
+        row = cursor.fetchone()
+    return bool(row and row[0])
+
+
+def months(connection: BaseDatabaseWrapper, table: str) -> list[Partition]:
+    """Return the table's monthly partitions, the oldest first; the default one is not among them."""
+    with connection.cursor() as cursor:
+        cursor.execute(CHILDREN, [_quoted(connection, table)])
+        named = [(str(name), NAME.search(str(name))) for (name,) in cursor.fetchall()]
+    return [_partition(name, int(found[1]), int(found[2])) for name, found in named if found]
+
+
+def make_ahead(connection: BaseDatabaseWrapper, table: str, *, ahead: int = AHEAD) -> list[str]:
+    """Make the partitions of this month and the next ones that do not exist yet; return their names.
+
+    Needs the table's owner. Not made where the default partition already holds rows of that month.
+    """
+    there = {partition.name for partition in months(connection, table)}
+    made = []
+    with connection.cursor() as cursor:
+        cursor.execute(MONTHS, [ahead])
+        for suffix, first, end in cursor.fetchall():
+            name = f"{table}{suffix}"
+            if name not in there:
+                parent, child = _quoted(connection, table), _quoted(connection, name)
+                cursor.execute(f"CREATE TABLE {child} PARTITION OF {parent} FOR VALUES FROM ('{first}') TO ('{end}')")
+                made.append(name)
+    return made
+
+
+def _partition(name: str, year: int, month: int) -> Partition:
+    first = datetime(year, month, 1, tzinfo=UTC)
+    return Partition(name, first, datetime(year + month // 12, month % 12 + 1, 1, tzinfo=UTC))
+
+
+def _quoted(connection: BaseDatabaseWrapper, name: str) -> str:
+    return connection.ops.quote_name(name)
+
+
+class PartitionByMonth(Operation):
+    """Turn a table into one partitioned by the month of a column; its rows move over. PostgreSQL only.
+
+    The table's key becomes (key, column), as PostgreSQL demands; the model keeps its own. Its indexes keep their names.
+    """
+
+    reversible = True
+    category = OperationCategory.ALTERATION
+
+    def __init__(self, model_name: str, column: str) -> None:
+        self.model_name = model_name
+        self.column = column
+
+    def state_forwards(self, app_label: str, state: Any) -> None:
+        """Nothing changes in the models."""
+
+    def database_forwards(self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any) -> None:
+        """Make the partitioned table, move the rows over, drop the old one."""
+        model = to_state.apps.get_model(app_label, self.model_name)
+        if self._applies(schema_editor, model):
+            self._rebuild(schema_editor, model, f"PARTITION BY RANGE ({schema_editor.quote_name(self.column)})")
+
+    def database_backwards(self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any) -> None:
+        """The way back: one plain table."""
+        model = from_state.apps.get_model(app_label, self.model_name)
+        if self._applies(schema_editor, model):
+            self._rebuild(schema_editor, model, "")
+
+    def describe(self) -> str:
+        """Say what the operation does."""
+        return f"Partition {self.model_name} by the month of {self.column}"
+
+    def _applies(self, schema_editor: Any, model: Any) -> bool:
+        alias = schema_editor.connection.alias
+        return schema_editor.connection.vendor == "postgresql" and self.allow_migrate_model(alias, model)
+
+    def _rebuild(self, schema_editor: Any, model: Any, partitioning: str) -> None:
+        table, column, quote = model._meta.db_table, model._meta.pk.column, schema_editor.quote_name
+        old, parent, key, sequence = quote(f"{table}_old"), quote(table), quote(column), quote(f"{table}_{column}_keys")
+        schema_editor.execute(f"ALTER TABLE {parent} RENAME TO {old}")
+        schema_editor.execute(
+            f"CREATE TABLE {parent} (LIKE {old} INCLUDING DEFAULTS INCLUDING CONSTRAINTS) {partitioning}"
+        )
+        schema_editor.execute(f"ALTER TABLE {parent} ALTER COLUMN {key} DROP DEFAULT")
+        if partitioning:
+            schema_editor.execute(f"CREATE TABLE {quote(f'{table}_default')} PARTITION OF {parent} DEFAULT")
+        if partitioning and not schema_editor.collect_sql:  # it reads the database's clock
+            make_ahead(schema_editor.connection, table)
+        schema_editor.execute(f"INSERT INTO {parent} SELECT * FROM {old}")  # noqa: S608 -- names of models
+        schema_editor.execute(f"DROP TABLE {old}")
+        keys = f"{key}, {quote(self.column)}" if partitioning else key
+        schema_editor.execute(f"ALTER TABLE {parent} ADD PRIMARY KEY ({keys})")
+        # A sequence and not an identity: PostgreSQL before 17 has none on partitioned tables.
+        schema_editor.execute(f"CREATE SEQUENCE {sequence} OWNED BY {parent}.{key}")
+        schema_editor.execute(f"ALTER TABLE {parent} ALTER COLUMN {key} SET DEFAULT nextval('{sequence}')")
+        schema_editor.execute(f"SELECT setval('{sequence}', coalesce(max({key}), 0) + 1, false) FROM {parent}")  # noqa: S608 -- names of models
+        for index in model._meta.indexes:
+            schema_editor.add_index(model, index)

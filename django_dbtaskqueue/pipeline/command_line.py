@@ -1,0 +1,195 @@
+"""The jobs' command line, of ``manage.py runtaskpipeline`` and ``python -m django_dbtaskqueue.pipeline`` alike."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn, Protocol, TextIO
+
+from django_dbtaskqueue.exceptions import CheckFailed, JobOptionError, PipelineError
+from django_dbtaskqueue.pipeline.arguments import Argument, complete, pair
+from django_dbtaskqueue.pipeline.database import Database
+from django_dbtaskqueue.pipeline.faults import one_paragraph
+from django_dbtaskqueue.pipeline.jobs import JOBS, Context, Job, job
+from django_dbtaskqueue.pipeline.plain import as_json, write_whole
+from django_dbtaskqueue.pipeline.progress import shown_on
+
+DONE, FAILED, WRONG_OPTIONS, CHECK_FAILED, INTERRUPTED = 0, 1, 2, 3, 130
+CODES = "Exit codes: 0 done; 1 the job failed; 2 wrong options; 3 a check found faults; 130 interrupted (Ctrl-C)."
+USAGE = f"""\
+list                 the jobs
+explain JOB          what a job does and would do
+JOB [options]        run it; JOB --help shows its options
+
+{CODES}"""
+IN_A_PROCESS_LIST = (
+    "everybody on this machine can read a password in a process list. Put the URL into the environment variable "
+    "DATABASE_URL, or leave the password out of it and use PGPASSWORD or a ~/.pgpass file"
+)
+
+
+class Writer(Protocol):
+    """What results are written to."""
+
+    def write(self, text: str, /) -> object:
+        """Write text."""
+
+
+@dataclass(frozen=True)
+class Face:
+    """How a command line was reached: its name, its streams, and how it names a database."""
+
+    program: str
+    database: Argument
+    find_database: Callable[[str | None], Database | None]
+    out: Writer
+    err: TextIO
+    defaults: Callable[[str, Mapping[str, Any]], Mapping[str, Any]] = lambda name, given: {}
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are JobOptionErrors: whoever called decides how the process ends."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise JobOptionError."""
+        raise JobOptionError(self.prog, f"{message}. {self.prog} --help shows the options")
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run one command line of ``python -m django_dbtaskqueue.pipeline`` and return its exit code."""
+    url = Argument("database_url", "the tasks' database, without a password. Default: DATABASE_URL", metavar="URL")
+    program = "python -m django_dbtaskqueue.pipeline"
+    return perform(argv, Face(program, url, database_of_url, sys.stdout, sys.stderr))
+
+
+def database_of_url(url: str | None) -> Database | None:
+    """Return the database of ``--database-url``, else of DATABASE_URL. Raises JobOptionError for a shown password."""
+    if url is None:
+        found = os.environ.get("DATABASE_URL")
+        return Database.from_url(found) if found else None
+    user, at, _ = url.partition("://")[2].rpartition("@")
+    if (at and ":" in user) or "password=" in url:
+        raise JobOptionError("--database-url", IN_A_PROCESS_LIST)
+    return Database.from_url(url)
+
+
+def perform(argv: Sequence[str], face: Face) -> int:
+    """Run one command line and return its exit code. Errors are one paragraph on ``face.err``, never a stack trace."""
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)  # what it logs, Ctrl-C included, is raised as well
+    try:
+        return _perform(list(argv), face)
+    except KeyboardInterrupt:
+        face.err.write("\nInterrupted. What was finished stays, nothing half-written does: run it again to go on.\n")
+        return INTERRUPTED
+    except Exception as error:
+        face.err.write(f"{one_paragraph(error)}\n")
+        return WRONG_OPTIONS if isinstance(error, JobOptionError) else FAILED
+
+
+def _perform(argv: list[str], face: Face) -> int:
+    word, rest = (argv[0], argv[1:]) if argv else ("--help", [])
+    if word in ("-h", "--help", "help"):
+        face.out.write(f"usage: {face.program} ...\n{USAGE}\n")
+        return DONE
+    if word == "list":
+        face.out.write("".join(f"{name:<10} {_summary(name)}\n" for name in JOBS))
+        return DONE
+    if word == "explain":
+        if not rest:
+            raise JobOptionError("explain", f"which job? Jobs: {', '.join(JOBS)}")
+        word, rest = rest[0], [*rest[1:], "--explain"]
+    return _run(job(word), rest, face)
+
+
+def _summary(name: str) -> str:
+    try:
+        return job(name).summary
+    except PipelineError as error:
+        return str(error)
+
+
+def _run(found: Job, words: list[str], face: Face) -> int:
+    asked = vars(parser(found, face).parse_args(words))
+    if asked.pop("help"):
+        face.out.write(parser(found, face).format_help())
+        return DONE
+    context = context_of(found, asked, face)
+    if asked["explain"]:
+        face.out.write(f"{found.explain(context.options)}\n")
+        return DONE
+    try:
+        with shown_on(face.err, quiet=asked["quiet"]) as progress:
+            context.progress = progress
+            result = found.run(context)
+    except CheckFailed as error:
+        _tell(found, error.result, asked["json"], face)
+        face.err.write(f"{error}\n")
+        return CHECK_FAILED
+    _tell(found, result, asked["json"], face)
+    return DONE
+
+
+def parser(found: Job, face: Face) -> Parser:
+    """Return the parser of one job's command line."""
+    made = Parser(
+        prog=f"{face.program} {found.name}", description=found.summary, epilog=CODES,
+        add_help=False, allow_abbrev=False, argument_default=None,
+    )  # fmt: skip
+    for argument in found.arguments:
+        _add(made, argument)
+    common = made.add_argument_group("every job")
+    common.add_argument("-h", "--help", action="store_true", help="show this")
+    common.add_argument("--lake", metavar="PATH", help="the folder or URL of the archive's Parquet files")
+    _add(common, face.database)
+    common.add_argument("--master", help="Spark's master, such as local[4] or spark://HOST:7077. Default: this machine")
+    common.add_argument("--memory", metavar="SIZE", help="memory of the Spark driver, such as 2g")
+    common.add_argument("--conf", action="append", default=[], metavar="KEY=VALUE", help="a Spark setting; repeatable")
+    common.add_argument("--explain", action="store_true", help="say what would be done, and do nothing")
+    common.add_argument("--dry-run", action="store_true", help="do everything but write")
+    common.add_argument("--json", metavar="FILE", help="write the result as JSON to a file, or to the output with -")
+    common.add_argument("--quiet", action="store_true", help="no progress")
+    return made
+
+
+def _add(group: argparse._ActionsContainer, argument: Argument) -> None:
+    # Values stay text here: the job's own checks read them, so that every way in says the same of a wrong one.
+    options: dict[str, Any] = {"help": argument.help.replace("%", "%%"), "dest": argument.name}
+    if argument.type is bool:
+        options |= {"action": argparse.BooleanOptionalAction if argument.default else "store_true", "default": None}
+    else:
+        options |= {
+            "metavar": argument.metavar or argument.name.upper(),
+            "action": "append" if argument.many else "store",
+        }
+    group.add_argument(argument.flag, **options)
+
+
+def context_of(found: Job, asked: Mapping[str, Any], face: Face) -> Context:
+    """Return the context that these parsed options ask for. Raises JobOptionError."""
+    own = {one.name: asked[one.name] for one in found.arguments if asked[one.name] is not None}
+    session = {name: asked[name] for name in ("master", "memory") if asked[name]}
+    try:
+        conf = dict(pair(text) for text in asked["conf"])
+    except ValueError as error:
+        raise JobOptionError("--conf", str(error)) from None
+    return Context(
+        options=complete(found.arguments, {**face.defaults(found.name, own), **own}),
+        database=face.find_database(asked[face.database.name]),
+        lake=asked["lake"],
+        dry_run=asked["dry_run"],
+        session={**session, **({"conf": conf} if conf else {})},
+    )
+
+
+def _tell(found: Job, result: Mapping[str, Any], target: str | None, face: Face) -> None:
+    if target == "-":
+        face.out.write(f"{as_json(result)}\n")
+        return
+    if target:
+        write_whole(Path(target), f"{as_json(result)}\n")
+    face.out.write(f"{found.say(result)}\n")

@@ -1,0 +1,172 @@
+"""Where the tasks are, as a plain value that travels to executors; its password shows in nothing that prints it."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import quote, unquote, urlencode, urlsplit
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict
+
+from django_dbtaskqueue.exceptions import PipelineError
+from django_dbtaskqueue.flow.sql.base import Tables
+from django_dbtaskqueue.flow.sql.dialects import DIALECTS, Dialect
+from django_dbtaskqueue.flow.sql.statements import Statements
+
+Vendor = Literal["postgresql", "sqlite"]
+FORMS = "postgresql://USER:PASSWORD@HOST:PORT/NAME?OPTION=VALUE or sqlite:///PATH"
+SECRETS = ("password", "sslpassword")
+DEFAULT_TABLES = Tables('"dbtaskqueue_task"')
+SESSION = "SET timezone = 'UTC'; SET datestyle = 'ISO'; SET intervalstyle = 'postgres'"
+
+
+@dataclass(frozen=True)
+class Database:
+    """A PostgreSQL database (``conninfo``: libpq's keywords) or a SQLite file (``conninfo["dbname"]``: its path).
+
+    ``tables`` are quoted names. Values can be compared and pickled; a pickled one holds the password.
+    """
+
+    vendor: Vendor
+    conninfo: Mapping[str, str] = field(repr=False)
+    tables: Tables = field(default=DEFAULT_TABLES, repr=False)
+    location: str = "dbtaskqueue.task"
+
+    @classmethod
+    def from_url(cls, url: str, *, tables: Tables = DEFAULT_TABLES, location: str = "dbtaskqueue.task") -> Database:
+        """Return the database of a URL like ``DATABASE_URL``; `PipelineError` for one of another form."""
+        parts = urlsplit(url)
+        if parts.scheme in ("postgres", "postgresql"):
+            return cls("postgresql", _conninfo(url), tables, location)
+        path = unquote(parts.path[1:])
+        if parts.scheme == "sqlite" and path and not parts.netloc:
+            return cls("sqlite", {"dbname": str(Path(path).absolute())}, tables, location)
+        # Not the whole address, for it may hold a password.
+        raise PipelineError(f"A database URL starting with {parts.scheme + '://'!r} is not understood. Write {FORMS}.")
+
+    def __repr__(self) -> str:
+        return f"Database({self.url_without_password!r})"
+
+    @property
+    def url_without_password(self) -> str:
+        """The address as a URL, without what is secret in it."""
+        open_to_all = {name: value for name, value in self.conninfo.items() if name not in SECRETS}
+        name = quote(open_to_all.pop("dbname", ""), safe="")
+        if self.vendor == "sqlite":
+            return f"sqlite:///{quote(self.conninfo['dbname'])}"
+        user = quote(open_to_all.pop("user", ""), safe="")
+        host = open_to_all.pop("host", "")
+        if "/" in host or "," in host:  # a socket's folder, or several hosts: they stand among the options
+            open_to_all["host"], host = host, ""
+        port = open_to_all.pop("port", "")
+        if "," in port:
+            open_to_all["port"], port = port, ""
+        place = f"[{host}]" if ":" in host else host
+        options = f"?{urlencode(sorted(open_to_all.items()))}" if open_to_all else ""
+        return f"postgresql://{user and user + '@'}{place}{port and ':' + port}/{name}{options}"
+
+    @property
+    def secrets(self) -> dict[str, str]:
+        """The part of ``conninfo`` that must never be printed."""
+        return {name: value for name, value in self.conninfo.items() if name in SECRETS}
+
+    def with_secrets(self, secrets: Mapping[str, str]) -> Database:
+        """Return this database with these secrets laid over its own."""
+        return Database(self.vendor, {**self.conninfo, **secrets}, self.tables, self.location)
+
+    @property
+    def dialect(self) -> Dialect:
+        """What this kind of database says its own way."""
+        return DIALECTS[self.vendor]
+
+    @property
+    def sql(self) -> Statements:
+        """The statements of the flow for these tables."""
+        return Statements(self.tables, self.dialect)
+
+    def connect(self) -> Any:
+        """Return a new connection in autocommit: psycopg's, in UTC, or sqlite3's.
+
+        Raises `PipelineError` when there is no such database, or it cannot be reached within 10 seconds.
+        """
+        return self._postgresql() if self.vendor == "postgresql" else self._sqlite()
+
+    @contextmanager
+    def open(self) -> Iterator[Link]:
+        """Connect, as `connect` does, for the statements of ``flow.sql``."""
+        with closing(self.connect()) as connection:
+            yield Link(connection, postgresql=self.vendor == "postgresql")
+
+    def _postgresql(self) -> psycopg.Connection[Any]:
+        ours = {"connect_timeout": "10", "application_name": "dbtaskqueue-pipeline"}
+        try:
+            connection = psycopg.connect(autocommit=True, **{**ours, **self.conninfo})  # type: ignore[arg-type]
+            connection.execute(SESSION)
+        except psycopg.Error as error:
+            raise PipelineError(
+                f"The database {self.url_without_password} cannot be used: {str(error).strip()}. Check that the "
+                "server runs, that this host may reach it, and the user and password."
+            ) from None
+        return connection
+
+    def _sqlite(self) -> sqlite3.Connection:
+        path = Path(self.conninfo["dbname"])
+        try:
+            connection = sqlite3.connect(f"{path.as_uri()}?mode=rw", uri=True, timeout=120, isolation_level=None)
+            connection.execute("SELECT name FROM sqlite_master LIMIT 1").fetchall()
+        except sqlite3.Error as error:
+            raise PipelineError(f"The SQLite database {path} cannot be used: {error}. Check the path.") from None
+        return connection
+
+
+class Link:
+    """A connection for the statements of ``flow.sql``, whose parameters are written ``%(name)s`` for both databases."""
+
+    def __init__(self, connection: Any, *, postgresql: bool) -> None:
+        self.connection = connection
+        self.postgresql = postgresql
+
+    def run(self, sql: str, params: Mapping[str, Any] | None = None) -> list[tuple[Any, ...]]:
+        """Execute a statement; return its rows."""
+        cursor = self._execute(sql, params or {})
+        return list(cursor.fetchall()) if cursor.description else []
+
+    def change(self, sql: str, params: Mapping[str, Any] | None = None) -> int:
+        """Execute a statement; return the number of rows it wrote."""
+        return int(self._execute(sql, params or {}).rowcount)
+
+    def _execute(self, sql: str, params: Mapping[str, Any]) -> Any:
+        if self.postgresql:
+            return self.connection.execute(sql, params)
+        return self.connection.execute(sql % {name: f":{name}" for name in params}, params)
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """All the statements inside, or none."""
+        if self.postgresql:
+            with self.connection.transaction():
+                yield
+            return
+        self.connection.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            self.connection.execute("COMMIT")
+        except BaseException:
+            self.connection.execute("ROLLBACK")
+            raise
+
+
+def _conninfo(url: str) -> dict[str, str]:
+    try:
+        found = {name: str(value) for name, value in conninfo_to_dict(url).items() if value is not None}
+    except psycopg.ProgrammingError:
+        found = {}  # libpq's message may quote the URL, and with it the password
+    ports = [port for port in found.get("port", "").split(",") if port]
+    if not found.get("dbname") or not all(port.isdecimal() for port in ports):
+        raise PipelineError(f"A postgresql:// URL is not understood, or names no database. Write {FORMS}.")
+    return found

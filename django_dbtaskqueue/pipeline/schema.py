@@ -1,0 +1,99 @@
+"""The columns of tasks, history and failed attempts as Spark sees them: in the source, the lake and the reports.
+
+Names are the database's. JSON is text, times are in UTC with microseconds, ids are ``bigint`` everywhere.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql.types import (
+    DataType,
+    DoubleType,
+    IntegerType,
+    LongType,
+    ShortType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from django_dbtaskqueue.exceptions import PipelineError, near_match
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+SCHEMA_VERSION = 1  # grows when a column of TASKS or ATTEMPTS is added, changes its type, or goes
+
+TEXT, LONG, INT, SHORT, TIME = StringType(), LongType(), IntegerType(), ShortType(), TimestampType()
+COMMON: tuple[tuple[str, DataType], ...] = (
+    ("queue_name", TEXT),
+    ("reference_number", TEXT),
+    ("status", TEXT),
+    ("attempt", INT),
+    ("reenqueue_attempt", INT),
+    ("total_attempt", LONG),
+    ("max_attempts", INT),
+    ("priority", SHORT),
+    ("payload", TEXT),
+    ("payload_type", TEXT),
+    ("result", TEXT),
+    ("process_result", TEXT),
+    ("context", TEXT),
+    ("group_key", TEXT),
+    ("tag", TEXT),
+    ("poller_instance", TEXT),
+    ("create_time", TIME),
+    ("next_process_time", TIME),
+    ("last_update_time", TIME),
+    ("lease_seconds", DoubleType()),
+    ("expire_time", TIME),
+    ("start_time", TIME),
+    ("finish_time", TIME),
+)
+
+
+def _struct(*columns: tuple[str, DataType]) -> StructType:
+    # Nullable all of them: a schema read back from Parquet is, and comparing should not stumble over that.
+    return StructType([StructField(name, kind) for name, kind in columns])
+
+
+TASKS = _struct(("id", LONG), *COMMON, ("ready_time", TIME), ("parked_by", TEXT))
+HISTORY = _struct(("id", LONG), ("location", TEXT), ("task_id", LONG), ("moved_time", TIME), *COMMON)
+ATTEMPTS = _struct(
+    ("id", LONG),
+    ("location", TEXT),
+    ("task_id", LONG),
+    ("queue_name", TEXT),
+    ("attempt", INT),
+    ("total_attempt", LONG),
+    ("poller_instance", TEXT),
+    ("start_time", TIME),
+    ("finish_time", TIME),
+    ("error_type", TEXT),
+    ("message", TEXT),
+    ("traceback", TEXT),
+)
+SCHEMAS = {"task": TASKS, "history": HISTORY, "attempt": ATTEMPTS}
+
+
+def schema_of(table: str, columns: Iterable[str] | None = None) -> StructType:
+    """Return the schema of ``task``, ``history`` or ``attempt``, or of some of its columns in the order given.
+
+    Raises `PipelineError` for another table, an unknown column, or one named twice.
+    """
+    if table not in SCHEMAS:
+        raise PipelineError(f"table={table!r} must be one of {', '.join(map(repr, SCHEMAS))}.")
+    whole = SCHEMAS[table]
+    if columns is None:
+        return whole
+    wanted = [columns] if isinstance(columns, str) else list(columns)
+    for name in wanted:
+        if name not in whole.names:
+            raise PipelineError(
+                f"{table} has no column {name!r}.{near_match(name, whole.names)} Its columns: {', '.join(whole.names)}."
+            )
+    if not wanted or len(set(wanted)) < len(wanted):
+        raise PipelineError(f"columns={wanted!r} must name at least one column, and none of them twice.")
+    return StructType([whole[name] for name in wanted])

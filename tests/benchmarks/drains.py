@@ -1,0 +1,176 @@
+"""Drains: tasks that wait are processed by one or more processes; ours, and the bare loop's."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from time import monotonic
+from typing import Any
+
+import psutil
+import psycopg
+
+from tests.benchmarks import raw
+from tests.benchmarks.children import Worker, gone, manage, python, started, together, tree_cpu, wait_for
+from tests.benchmarks.measure import Reading
+from tests.benchmarks.server import Server
+
+TABLE = "dbtaskqueue_task"
+# From the line's end, where whatever is left stands: its head is full of entries of rows that are done.
+LEFT = f"""
+SELECT 1 FROM unnest(%s::text[]) AS q(name), generate_series(0, %s - 1) AS p(number), LATERAL (
+    SELECT id FROM {TABLE} WHERE queue_name = q.name AND priority = p.number AND ready_time <= now()
+    ORDER BY ready_time DESC, id DESC LIMIT 1) AS x LIMIT 1
+"""
+SPAN = f"""
+SELECT extract(epoch FROM max(finish_time) - min(start_time))::float8, count(*), count(DISTINCT start_time),
+    count(DISTINCT finish_time) FROM {TABLE} WHERE queue_name = ANY(%s) AND status = 'COMPLETED' AND start_time >= %s
+"""
+SIZE = f"SELECT pg_total_relation_size('{TABLE}'::regclass)"
+Around = Callable[[Server], AbstractContextManager[Any]]
+
+
+@dataclass(frozen=True)
+class Drain:
+    """Fill a queue, drain it by a real ``runtaskpoller``, and say what it took."""
+
+    server: Server
+    tasks: int
+    queues: Sequence[str] = ("nothing",)  # the tasks are spread over them
+    polled: Sequence[str] = ()  # when it is more than those
+    processes: int = 1
+    priorities: int = 1
+    vacuum: bool = True  # just before
+    patience: float = 120  # seconds
+    first: int = 0  # number of the first task, where others were there before
+    env: Mapping[str, str] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    options: tuple[str, ...] = ()
+    prepare: Callable[[Server], None] = lambda server: None  # what else lies in the table
+    around: Around = lambda server: nullcontext()  # what goes on meanwhile
+    watch: Callable[[psutil.Process], AbstractContextManager[Any]] = nullcontext
+
+    def __call__(self) -> Reading:
+        """Take one reading."""
+        empty(self.server)
+        with self.around(self.server):
+            self.prepare(self.server)
+            self.fill()
+            if self.vacuum:
+                self.server.calm(TABLE)
+            with self.poller() as process, self.watch(process):
+                return self._measure(process)
+
+    def fill(self) -> None:
+        """Put tasks with references into queues that are paused."""
+        from django_dbtaskqueue import enqueue_many
+        from django_dbtaskqueue.operations import verbs
+
+        verbs.pause(self.queues, by="benchmarks")
+        share = self.tasks // len(self.queues)
+        for queue in self.queues:
+            items = (
+                {"reference": f"r-{number}", "payload": {"number": number}, "priority": number % self.priorities}
+                for number in range(self.first, self.first + share)
+            )
+            enqueue_many(queue, items)
+
+    def poller(self) -> AbstractContextManager[psutil.Process]:
+        """Run what drains."""
+        processes = ["--processes", str(self.processes)] if self.processes > 1 else []
+        names = ",".join(self.polled or self.queues)
+        settings = {"BENCHMARK_TASKQUEUE": json.dumps(self.settings)} if self.settings else {}
+        return running(self.processes, "--queue", names, *processes, *self.options, env={**self.env, **settings})
+
+    def resume(self) -> int:
+        """Let the poller begin, and wait until nothing is left; return how often that was looked at."""
+        from django_dbtaskqueue.operations import verbs
+
+        verbs.resume(self.queues)
+        with self.server.connect() as connection:
+            left = [list(self.queues), self.priorities]
+            looks = wait_for(
+                partial(_drained, connection, left), "that all is drained", every=0.05, patience=self.patience
+            )
+        return looks
+
+    def _measure(self, process: psutil.Process) -> Reading:
+        server, before = self.server, self.server.counted(TABLE)
+        clock = server.run("SELECT now()")[0][0]
+        cpu, of_server = tree_cpu(process), server.cpu()
+        began = monotonic()
+        looks = self.resume()
+        took = monotonic() - began
+        cpu, of_server = tree_cpu(process) - cpu, server.cpu() - of_server
+        seconds, done, checkouts, settles = server.run(SPAN, [list(self.queues), clock])[0]
+        if not done:  # they left the table
+            seconds, done, checkouts, settles = took, self.tasks, 1, 1
+        elif done < self.tasks - self.tasks % len(self.queues):
+            raise RuntimeError(f"only {done} of {self.tasks} tasks were completed")
+        process.terminate()  # what its connections counted is shown by the server when they end
+        process.wait(30)
+        spent = {name: value - before[name] for name, value in server.counted(TABLE).items()}
+        reading = {
+            "tasks/s": done / seconds,
+            "µs CPU worker": cpu / done * 1e6,
+            "µs CPU PostgreSQL": of_server / done * 1e6,
+            "bytes WAL/task": spent["wal"] / done,
+            "HOT share": spent["hot"] / max(1, spent["updates"]),
+            "buffers/task": spent["buffers"] / done,
+            "MiB table": server.run(SIZE)[0][0] / 2**20,
+        }
+        if checkouts == 1 < done:
+            return reading
+        batches = {"tasks/checkout": done / checkouts, "tasks/settle": done / settles}
+        return reading | batches | {"commits/batch": (spent["commits"] - looks) / checkouts}
+
+
+def _drained(connection: psycopg.Connection[Any], left: list[Any]) -> bool:
+    return not connection.execute(LEFT, left).fetchall()
+
+
+def empty(server: Server) -> None:
+    """Take all tasks away."""
+    server.run(f"TRUNCATE {TABLE}, dbtaskqueue_attempt, dbtaskqueue_taskhistory")
+
+
+@contextmanager
+def running(processes: int, *options: str, env: Mapping[str, str] | None = None) -> Iterator[psutil.Process]:
+    """Run ``runtaskpoller``; its pollers are up when this yields."""
+    from django_dbtaskqueue.models import Poller
+
+    Poller.objects.all().delete()
+    with started(manage("runtaskpoller", *options), env) as process:
+        ready = Poller.objects.filter(state="RUNNING")
+        wait_for(lambda: ready.count() >= processes or gone(process), "that pollers run", every=0.1, patience=120)
+        if gone(process):
+            raise RuntimeError(f"runtaskpoller {' '.join(options)} ended by itself")
+        yield process
+
+
+def raw_drain(server: Server, tasks: int, *, processes: int = 1, way: str = "batch") -> Reading:
+    """The same by the bare loop."""
+    server.run(raw.CREATE)
+    server.run(f"TRUNCATE {raw.TABLE}")
+    server.run(raw.FILL, {"tasks": tasks})
+    server.calm(raw.TABLE)
+    workers = [Worker(*python("raw", way)) for _ in range(processes)]
+    before, cpu = server.counted(raw.TABLE), server.cpu()
+    found = together(workers)
+    cpu = server.cpu() - cpu
+    spent = {name: value - before[name] for name, value in server.counted(raw.TABLE).items()}
+    done = sum(one["tasks"] for one in found)
+    if done < tasks:
+        raise RuntimeError(f"the bare loop did {done} of {tasks} tasks")
+    seconds = max(one["ended"] for one in found) - min(one["began"] for one in found)
+    return {
+        "tasks/s": done / seconds,
+        "µs CPU worker": sum(one["cpu"] for one in found) / done * 1e6,
+        "µs CPU PostgreSQL": cpu / done * 1e6,
+        "bytes WAL/task": spent["wal"] / done,
+        "HOT share": spent["hot"] / max(1, spent["updates"]),
+        "buffers/task": spent["buffers"] / done,
+    }

@@ -1,0 +1,149 @@
+"""How long the operations pages take at size: ``python -m tests.benchmarks.pages --tasks 10000000``.
+
+Builds the tasks with ``buildtasks`` in a PostgreSQL of its own, kept in ``--folder`` for the next time, and asks for
+each page in turns, through Django's whole stack. Prints the time that 95 % of the requests stayed within.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+from urllib.parse import urlsplit
+
+import psycopg
+
+from django_dbtaskqueue.contrib.embedded import EmbeddedPostgres
+
+# What a server on such a machine would be set to; commits of the builder need not survive a crash.
+SETTINGS = {"synchronous_commit": "off", "max_wal_size": "8GB", "shared_buffers": "2GB", "checkpoint_timeout": "30min"}
+NAME = "pages"
+GOAL = 300  # ms
+TASKS = "/admin/dbtaskqueue/task/"
+PAGES = {
+    "Overview": "/admin/dbtaskqueue/overview/",
+    "Tasks": TASKS,
+    "Tasks, an old page": f"{TASKS}?before={{middle}}",
+    "Tasks: a status": f"{TASKS}?q=status:ERROR",
+    "Tasks: a status of most": f"{TASKS}?q=status:COMPLETED",
+    "Tasks: waiting": f"{TASKS}?q=status:CREATED",
+    "Tasks: being processed": f"{TASKS}?q=status:PROCESSING",
+    "Tasks: a large queue": f"{TASKS}?q=queue:built-00",
+    "Tasks: a small queue": f"{TASKS}?q=queue:built-{{small:02}}",
+    "Tasks: a small queue and a status": f"{TASKS}?q=queue:built-{{small:02}}+status:ERROR",
+    "Tasks: a large queue and a status": f"{TASKS}?q=queue:built-00+status:ERROR",
+    "Tasks: a reference": f"{TASKS}?q=ref:b-77777",
+    "Tasks: a failure": f"{TASKS}?q=fingerprint:{{fingerprint}}",
+    "Tasks: an age": f"{TASKS}?q=status:ERROR+age:>10d",
+    "Task": f"{TASKS}{{middle}}/change/",
+    "Failures": "/admin/dbtaskqueue/failuregroup/",
+    "Poison": "/admin/dbtaskqueue/poisontask/",
+    "Queues": "/admin/dbtaskqueue/queue/",
+    "Queue": "/admin/dbtaskqueue/queue/built-00/change/",
+    "Pollers": "/admin/dbtaskqueue/poller/",
+    "Bulk operations": "/admin/dbtaskqueue/bulkoperation/",
+    "Audit": "/admin/dbtaskqueue/auditentry/",
+    "History": "/admin/dbtaskqueue/taskhistory/",
+    "Attempts": "/admin/dbtaskqueue/attempt/",
+    "Doctor": "/admin/dbtaskqueue/doctor/",
+}
+
+
+def main() -> None:
+    """Build what is not there, measure, print."""
+    options = _options()
+    server = EmbeddedPostgres.start(options.folder, settings=SETTINGS)
+    url = urlsplit(server.url)._replace(path=f"/{NAME}").geturl()
+    _database(server.url)
+    os.environ |= {"DATABASE_URL": url, "DJANGO_SETTINGS_MODULE": "tests.settings"}
+    import django
+
+    django.setup()
+    django.conf.settings.ALLOWED_HOSTS = ["testserver"]
+    _fill(options.tasks)
+    print(f"PostgreSQL {server.binaries.version}, {options.tasks:,} tasks, {options.rounds} rounds, {WARM} before them")
+    _report(_measured(options.rounds))
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.pages", description=__doc__)
+    parser.add_argument("--tasks", type=int, default=10_000_000, help="How many tasks (%(default)s).")
+    parser.add_argument("--rounds", type=int, default=40, help="Requests of each page (%(default)s).")
+    default = Path(tempfile.gettempdir()) / f"dbtaskqueue-pages-{os.getuid()}"
+    parser.add_argument("--folder", type=Path, default=default, help="Where the database lives (%(default)s).")
+    return parser.parse_args()
+
+
+def _database(url: str) -> None:
+    with psycopg.connect(url, autocommit=True) as connection:
+        if not connection.execute("SELECT 1 FROM pg_database WHERE datname = %s", [NAME]).fetchone():
+            connection.execute(f"CREATE DATABASE {NAME}")
+
+
+def _fill(tasks: int) -> None:
+    from django.core.management import call_command
+    from django.db import connection
+
+    call_command("migrate", verbosity=0)
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT reltuples FROM pg_class WHERE relname = 'dbtaskqueue_task'")
+        there = cursor.fetchone()[0]
+    if there < 0.9 * tasks:
+        call_command("flush", verbosity=0, interactive=False)
+        call_command("buildtasks", tasks=tasks, verbosity=2)
+    else:
+        call_command("migrate", verbosity=0)
+
+
+WARM = 3  # requests of each page that do not count
+
+
+def _measured(rounds: int) -> Iterator[tuple[str, int, list[float]]]:
+    """Yield each page's name, status code and times in ms."""
+    client = _client()
+    pages = {name: page.format(**_places()) for name, page in PAGES.items()}
+    times: dict[str, list[float]] = {name: [] for name in pages}
+    codes = {}
+    for turn in range(rounds + WARM):
+        for name, page in pages.items():
+            began = perf_counter()
+            codes[name] = client.get(page).status_code
+            if turn >= WARM:
+                times[name].append(1000 * (perf_counter() - began))
+    for name, took in times.items():
+        yield name, codes[name], took
+
+
+def _client() -> Any:
+    from django.contrib.auth.models import User
+    from django.test import Client
+
+    user = User.objects.filter(username=NAME).first() or User.objects.create_superuser(NAME)
+    client = Client()
+    client.force_login(user)
+    return client
+
+
+def _places() -> dict[str, Any]:
+    from django_dbtaskqueue.models import FailureGroup, Task
+
+    newest = Task.objects.order_by("-pk").values_list("pk", flat=True)[0]
+    group = FailureGroup.objects.order_by("fingerprint").values_list("pk", flat=True)[0]
+    return {"middle": newest // 2, "small": 15, "fingerprint": group}
+
+
+def _report(measured: Iterator[tuple[str, int, list[float]]]) -> None:
+    print("\n| Page | median ms | p95 ms | longest ms | |\n|---|---|---|---|---|")
+    for name, code, took in measured:
+        most = statistics.quantiles(took, n=20)[-1]
+        note = f"answers {code}" if code != 200 else "too slow" if most > GOAL else ""
+        print(f"| {name} | {statistics.median(took):.0f} | {most:.0f} | {max(took):.0f} | {note} |")
+
+
+if __name__ == "__main__":
+    main()

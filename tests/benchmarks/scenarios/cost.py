@@ -1,0 +1,96 @@
+"""What a poller costs: idle, and in statements per batch."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from time import monotonic
+
+import psutil
+
+from tests.benchmarks.children import tree_cpu
+from tests.benchmarks.drains import TABLE, Drain, empty, running
+from tests.benchmarks.measure import Case, Reading, Scenario, Target
+from tests.benchmarks.server import Server
+
+TWO = "7: ≤ 2 statements per batch (2.1, for some looks find nothing)"
+IDLE, BATCHES = "idle", "under load"
+STATEMENT = re.compile(r"(?:execute [^:]*|statement): (.*)")
+
+
+@contextmanager
+def logging(server: Server) -> Iterator[None]:
+    """Have the server log each statement of connections opened meanwhile."""
+    server.run("ALTER DATABASE benchmarks SET log_statement = 'all'")
+    try:
+        yield
+    finally:
+        server.run("ALTER DATABASE benchmarks RESET log_statement")
+
+
+def statements(server: Server, start: int) -> Iterator[str]:
+    """Yield what was logged from a place in the log on."""
+    with server.log.open(errors="replace") as lines:
+        lines.seek(start)
+        yield from (match[1] for line in lines if (match := STATEMENT.search(line)))
+
+
+def memory(process: psutil.Process, name: str = "VmRSS") -> float:
+    """Return a process's memory in MiB; ``VmHWM`` is the most it had."""
+    text = Path(f"/proc/{process.pid}/status").read_text()
+    return int(re.search(rf"{name}:\s+(\d+)", text)[1]) / 1024  # type: ignore[index]
+
+
+def idle(server: Server, seconds: float) -> Reading:
+    """Watch a poller that has nothing to do."""
+    empty(server)
+    with logging(server), running(1, "--queue", "nothing") as process:
+        threading.Event().wait(3)  # its first looks come quicker
+        start, cpu, began = server.log.stat().st_size, tree_cpu(process), monotonic()
+        threading.Event().wait(seconds)
+        seconds, cpu = monotonic() - began, tree_cpu(process) - cpu
+        asked = len(list(statements(server, start)))
+        return {"% CPU": cpu / seconds * 100, "queries/s": asked / seconds, "MiB": memory(process)}
+
+
+def under_load(server: Server, tasks: int) -> Reading:
+    """Count a drain's statements; see how its memory grows."""
+    drain = Drain(server, tasks)
+    empty(server)
+    drain.fill()
+    server.calm(TABLE)
+    with logging(server), drain.poller() as process:
+        before, start = memory(process), server.log.stat().st_size
+        drain.resume()
+        most = memory(process, "VmHWM")
+    batches = server.run(f"SELECT count(DISTINCT start_time) FROM {TABLE}")[0][0]
+    theirs = (text[:60] for text in statements(server, start) if "generate_series" not in text)  # that one is ours
+    asked = Counter(theirs)
+    per_batch = {text: count / batches for text, count in asked.items() if count > batches / 2}
+    return {
+        "statements/batch": sum(per_batch.values()),
+        "other statements": asked.total() - sum(per_batch.values()) * batches,
+        "batches": batches,
+        "MiB": before,
+        "MiB at most": most,
+    }
+
+
+def scenario(server: Server, size: float) -> Scenario:
+    """Return it."""
+    cases = [
+        Case(IDLE, lambda: idle(server, 30 * max(size, 0.2))),
+        Case(BATCHES, lambda: under_load(server, int(100_000 * size))),
+    ]
+    targets = [
+        Target(TWO, BATCHES, "statements/batch", 2.1, most=True),
+        Target("7: idle poller ≤ 80 MiB", IDLE, "MiB", 80, most=True),
+        Target("7: flat under load (at most a quarter more)", BATCHES, "MiB at most", 1.25, BATCHES, "MiB", most=True),
+        Target("7: idle poller ≤ 0.5 % CPU", IDLE, "% CPU", 0.5, most=True),
+        Target("7: idle poller ≤ 2 queries/s", IDLE, "queries/s", 2, most=True),
+    ]
+    return Scenario("cost", "What a poller costs", cases, targets)

@@ -1,0 +1,106 @@
+"""Others on the same server, beside ours and the bare loop: enqueue one, enqueue many, drain."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Callable, Sequence
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+
+from tests.benchmarks.children import Worker, python, together
+from tests.benchmarks.drains import Drain, raw_drain
+from tests.benchmarks.measure import Case, NotRun, Reading, Scenario, Target
+from tests.benchmarks.scenarios.bulk import many, raw_many
+from tests.benchmarks.scenarios.enqueue import produced
+from tests.benchmarks.server import Server
+
+PYTHON = {  # peer -> (package that has to be there, tasks of a drain)
+    "pgqueuer": ("pgqueuer", 50_000),
+    "procrastinate": ("procrastinate", 3_000),
+    "django_tasks_db": ("django_tasks_db", 2_000),
+    "django_q2": ("django_q", 2_000),
+}
+NODE = {"graphile-worker": 100_000, "pg-boss": 50_000}
+SCRIPT = Path(__file__).parent.parent / "peers" / "node.cjs"
+BULK = 50_000
+installed: set[tuple[str, ...]] = set()
+
+
+def peer(server: Server, command: Sequence[str], missing: Callable[[], str], size: float, tasks: int) -> Reading:
+    """Let a peer do everything once."""
+    if reason := missing():
+        raise NotRun(reason)
+
+    def act(way: str, *arguments: int) -> dict[str, float]:
+        return together([Worker(*command, way, *map(str, arguments))])[0]
+
+    if tuple(command) not in installed:
+        act("install")
+        installed.add(tuple(command))
+    single = act("single")
+    count = int(tasks * size)
+    filled = act("fill", count)
+    cpu = server.cpu()
+    drained = act("drain", count)
+    cpu = server.cpu() - cpu
+    if drained["tasks"] < count:
+        raise TimeoutError(f"it processed {drained['tasks']:.0f} of {count} tasks")
+    return {
+        "enqueue/s": single["tasks"] / (single["ended"] - single["began"]),
+        "enqueue many/s": count / (filled["ended"] - filled["began"]),
+        "drain/s": count / (drained["ended"] - drained["began"]),
+        "µs CPU worker": drained["cpu"] / count * 1e6,
+        "µs CPU PostgreSQL": cpu / count * 1e6,
+    }
+
+
+def without(package: str) -> str:
+    """Return why a Python peer is not run, if so."""
+    return "" if find_spec(package) else f"{package} is not installed"
+
+
+def without_node(package: str) -> str:
+    """Return why a peer on Node is not run, if so."""
+    if shutil.which("node") is None:
+        return "Node is not installed"
+    found = subprocess.run(["node", "-e", f"require({package!r})"], capture_output=True, check=False)
+    return "" if found.returncode == 0 else f"{package} is not installed where NODE_PATH points"
+
+
+def ours(server: Server, size: float) -> Reading:
+    """Return the same figures of ours."""
+    drained = Drain(server, int(100_000 * size))()
+    return {
+        "enqueue/s": produced(server, "single")["tasks/s"],
+        "enqueue many/s": many(server, "many", int(BULK * size))["tasks/s"],
+        "drain/s": drained["tasks/s"],
+        "µs CPU worker": drained["µs CPU worker"],
+        "µs CPU PostgreSQL": drained["µs CPU PostgreSQL"],
+    }
+
+
+def bare(server: Server, size: float) -> Reading:
+    """Return the same figures of the bare loop."""
+    drained = raw_drain(server, int(100_000 * size))
+    return {
+        "enqueue/s": produced(server, "raw")["tasks/s"],
+        "enqueue many/s": raw_many(server, int(BULK * size), "executemany")["tasks/s"],
+        "drain/s": drained["tasks/s"],
+        "µs CPU worker": drained["µs CPU worker"],
+        "µs CPU PostgreSQL": drained["µs CPU PostgreSQL"],
+    }
+
+
+def scenario(server: Server, size: float) -> Scenario:
+    """Return it."""
+    cases = [Case("raw loop, 500", partial(bare, server, size)), Case("ours", partial(ours, server, size))]
+    for name, tasks in NODE.items():
+        command = ["node", str(SCRIPT), name]
+        cases.append(Case(name, partial(peer, server, command, partial(without_node, name), size, tasks)))
+    for name, (package, tasks) in PYTHON.items():
+        command = python("peers", name)
+        cases.append(Case(name, partial(peer, server, command, partial(without, package), size, tasks)))
+    targets = [Target("1: one process ≥ 2 times graphile-worker batched", "ours", "drain/s", 2, "graphile-worker")]
+    return Scenario("peers", "Beside others", cases, targets)

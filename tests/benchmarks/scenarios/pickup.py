@@ -1,0 +1,33 @@
+"""How soon an idle poller starts a task."""
+
+from __future__ import annotations
+
+from tests.benchmarks.drains import TABLE, empty, running
+from tests.benchmarks.measure import Case, Reading, Scenario, Target
+from tests.benchmarks.pickups import QUEUE, pick_ups
+from tests.benchmarks.server import Server
+
+OURS, DEAF = "ours, 20/s", "ours, NOTIFY lost"
+
+
+def idle(server: Server, number: int, every: float, taskqueue: str = "{}") -> Reading:
+    """Return how soon an idle poller takes what comes."""
+    empty(server)
+    server.calm(TABLE)
+    with running(1, "--queue", QUEUE, env={"BENCHMARK_TASKQUEUE": taskqueue}):
+        pick_ups(10, 0.05)
+        return pick_ups(number, every)
+
+
+def scenario(server: Server, size: float) -> Scenario:
+    """Return it."""
+    cases = [
+        Case(OURS, lambda: idle(server, max(40, int(300 * size)), 0.05)),
+        Case(DEAF, lambda: idle(server, max(8, int(20 * size)), 0.73, '{"NOTIFY": false}')),
+    ]
+    targets = [
+        Target("4: pick-up p50 ≤ 1.3 ms", OURS, "ms p50", 1.3, most=True),
+        Target("4: pick-up p99 ≤ 4 ms", OURS, "ms p99", 4, most=True),
+        Target("4: NOTIFY lost: one poll interval (1 s, and a fifth for jitter)", DEAF, "ms most", 1250, most=True),
+    ]
+    return Scenario("pickup", "Pick-up by an idle poller", cases, targets)

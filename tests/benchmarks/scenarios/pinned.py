@@ -1,0 +1,131 @@
+"""An old snapshot is open, so that PostgreSQL can clear nothing away: a report that runs for hours, say."""
+
+from __future__ import annotations
+
+import statistics
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+
+from tests.benchmarks.children import wait_for
+from tests.benchmarks.drains import TABLE, Drain, empty, running
+from tests.benchmarks.measure import Case, Reading, Scenario, Target
+from tests.benchmarks.pickups import QUEUE, pick_ups
+from tests.benchmarks.server import Server
+
+CHURN = 200_000
+DRAIN, DRAIN_PINNED = "drain", "drain, pinned"
+FIVE, FIVE_PINNED = "drain, five priorities", "drain, five priorities, pinned"
+PICK, PICK_PINNED = "pick-up", "pick-up, pinned"
+BEHIND, BEHIND_PINNED = "behind the bound", "behind the bound, pinned"
+# Three ways to come to stand behind the bound: a late commit, a priority nobody had, a lease that ran out.
+LATE = f"""
+INSERT INTO {TABLE} (queue_name, reference_number, ready_time, next_process_time)
+VALUES ('nothing', %s, now() - interval '1 h', now() - interval '1 h')
+"""
+FIRST = f"INSERT INTO {TABLE} (queue_name, reference_number, priority) VALUES ('nothing', %s, -1)"
+ORPHAN = f"""
+INSERT INTO {TABLE} (queue_name, reference_number, status, attempt, total_attempt, ready_time, start_time,
+    poller_instance, next_process_time)
+VALUES ('nothing', %s, 'PROCESSING', 1, 1, now() - interval '1 h', now() - interval '1 h', 'gone', now())
+"""
+WAITED = f"""
+SELECT extract(epoch FROM start_time - create_time)::float8 * 1000 FROM {TABLE}
+WHERE reference_number LIKE 'behind-%%' AND start_time >= create_time
+"""
+LEFT = f"SELECT 1 FROM {TABLE} WHERE reference_number LIKE 'behind-%' AND status <> 'COMPLETED' LIMIT 1"
+Around = Callable[[Server], AbstractContextManager[object]]
+
+
+@contextmanager
+def snapshot(server: Server) -> Iterator[None]:
+    """Keep an old view of the database open."""
+    with server.connect() as connection:
+        connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+        connection.execute(f"SELECT count(*) FROM {TABLE}")
+        yield
+        connection.execute("ROLLBACK")
+
+
+@dataclass(frozen=True)
+class Pinned:
+    """The same with and without an open snapshot, after a churn."""
+
+    server: Server
+    tasks: int
+    churn: int
+    around: Around
+
+    def churned(self, server: Server) -> None:
+        """Put many tasks through the table."""
+        drain = Drain(server, self.churn)
+        drain.fill()
+        with drain.poller():
+            drain.resume()
+
+    def drain(self, priorities: int = 1) -> Reading:
+        """Drain after the churn."""
+        drain = Drain(self.server, self.tasks, priorities=priorities, first=self.churn)
+        return replace(drain, around=self.around, prepare=self.churned)()
+
+    def pick_up(self, number: int) -> Reading:
+        """Enqueue into an idle poller's queue after the churn."""
+        empty(self.server)
+        with self.around(self.server):
+            self.churned(self.server)
+            self.server.calm(TABLE)
+            with running(1, "--queue", QUEUE):
+                pick_ups(10, 0.05)
+                return pick_ups(number, 0.05)
+
+    def behind(self) -> Reading:
+        """While a drain goes on, put tasks where it has passed; return how long they waited."""
+        drain = Drain(self.server, 3 * self.tasks, first=self.churn)
+        empty(self.server)
+        with self.around(self.server):
+            self.churned(self.server)
+            drain.fill()
+            self.server.calm(TABLE)
+            with drain.poller():
+                over = threading.Event()
+                thread = threading.Thread(target=self._put_behind, args=[over])
+                thread.start()
+                drain.resume()
+                over.set()
+                thread.join()
+                wait_for(lambda: not self.server.run(LEFT), "that what was put behind is done", every=0.1)
+        waited = [row[0] for row in self.server.run(WAITED)]
+        return {"ms p50": statistics.median(waited), "ms most": max(waited), "tasks": len(waited)}
+
+    def _put_behind(self, over: threading.Event) -> None:
+        number = 0
+        with self.server.connect() as connection:
+            while not over.wait(0.15):
+                connection.execute((LATE, FIRST, ORPHAN)[number % 3], [f"behind-{number}"])
+                number += 1
+
+
+def scenario(server: Server, size: float) -> Scenario:
+    """Return it."""
+    tasks, churn, picks = int(100_000 * size), int(CHURN * size), max(40, int(300 * size))
+    free = Pinned(server, tasks, churn, lambda server: nullcontext())
+    pinned = replace(free, around=snapshot)
+    cases = [
+        Case(DRAIN, free.drain),
+        Case(DRAIN_PINNED, pinned.drain),
+        Case(FIVE, lambda: free.drain(5)),
+        Case(FIVE_PINNED, lambda: pinned.drain(5)),
+        Case(PICK, lambda: free.pick_up(picks)),
+        Case(PICK_PINNED, lambda: pinned.pick_up(picks)),
+        Case(BEHIND, free.behind),
+        Case(BEHIND_PINNED, pinned.behind),
+    ]
+    targets = [
+        Target("6: pinned drain ≥ 0.8 times unpinned, one priority", DRAIN_PINNED, "tasks/s", 0.8, DRAIN),
+        Target("6: pinned drain ≥ 0.8 times unpinned, five priorities", FIVE_PINNED, "tasks/s", 0.8, FIVE),
+        Target("6: pinned pick-up p50 ≤ 2 ms", PICK_PINNED, "ms p50", 2, most=True),
+        Target("6: behind the bound ≤ 0.2 s unpinned", BEHIND, "ms most", 200, most=True),
+        Target("6: behind the bound ≤ 1.5 s pinned", BEHIND_PINNED, "ms most", 1500, most=True),
+    ]
+    return Scenario("pinned", "Under an open snapshot, after a churn of 200,000", cases, targets)

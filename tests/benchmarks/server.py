@@ -1,0 +1,101 @@
+"""The database that all is measured on: one PostgreSQL of our own, whose commits are durable."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import psutil
+import psycopg
+
+from django_dbtaskqueue.contrib.embedded import EmbeddedPostgres
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+# Durability is PostgreSQL's default. The rest keeps a checkpoint from falling into one run and not into another.
+SETTINGS = {"shared_buffers": "512MB", "max_wal_size": "8GB", "checkpoint_timeout": "30min"}
+COUNTED = """
+SELECT pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0')::float8 AS wal,
+    (SELECT xact_commit FROM pg_stat_database WHERE datname = current_database()) AS commits,
+    (SELECT n_tup_upd FROM pg_stat_user_tables WHERE relname = %(table)s) AS updates,
+    (SELECT n_tup_hot_upd FROM pg_stat_user_tables WHERE relname = %(table)s) AS hot,
+    (SELECT heap_blks_hit + heap_blks_read + coalesce(idx_blks_hit, 0) + coalesce(idx_blks_read, 0)
+        FROM pg_statio_user_tables WHERE relname = %(table)s) AS buffers
+"""
+
+
+@dataclass(frozen=True)
+class Server:
+    """A running PostgreSQL and the benchmarks' database on it."""
+
+    url: str
+    version: str
+    postmaster: psutil.Process
+    log: Path
+
+    def connect(self, *, autocommit: bool = True) -> psycopg.Connection[Any]:
+        """Return a connection; close it with ``with``."""
+        return psycopg.connect(self.url, autocommit=autocommit)
+
+    def run(self, sql: str, params: Any = None) -> list[tuple[Any, ...]]:
+        """Execute one statement on a connection of its own; return its rows."""
+        with self.connect() as connection:
+            cursor = connection.execute(sql, params)
+            return cursor.fetchall() if cursor.description else []
+
+    def counted(self, table: str) -> dict[str, float]:
+        """Return the server's counters, and those of one table; differences of two are what happened between."""
+        names = ("wal", "commits", "updates", "hot", "buffers")
+        return {n: float(v or 0) for n, v in zip(names, self.run(COUNTED, {"table": table})[0], strict=True)}
+
+    def cpu(self) -> float:
+        """Return the seconds of CPU that PostgreSQL has used in all its processes, ended ones included."""
+        times = self.postmaster.cpu_times()
+        total = times.user + times.system + times.children_user + times.children_system
+        return total + sum(map(cpu_of, self.postmaster.children(recursive=True)))
+
+    def calm(self, *tables: str) -> None:
+        """Leave no work of earlier runs for the next one."""
+        with self.connect() as connection:
+            for table in tables:
+                connection.execute(f'VACUUM (ANALYZE) "{table}"')
+            connection.execute("CHECKPOINT")
+
+
+def cpu_of(process: psutil.Process) -> float:
+    """Return the seconds of CPU a process has used; 0 when it has ended meanwhile."""
+    try:
+        times = process.cpu_times()
+    except psutil.NoSuchProcess:
+        return 0.0
+    return float(times.user + times.system)
+
+
+@contextmanager
+def serving() -> Iterator[Server]:
+    """Start a server on a new folder, migrate a database on it, and lead this process's Django to it."""
+    root = Path(tempfile.mkdtemp(prefix="dbtaskqueue-benchmarks-"))
+    embedded = EmbeddedPostgres.start(root, settings=SETTINGS)
+    try:
+        with psycopg.connect(embedded.url, autocommit=True) as connection:
+            connection.execute("CREATE DATABASE benchmarks")
+        os.environ["DATABASE_URL"] = urlsplit(embedded.url)._replace(path="/benchmarks").geturl()
+        os.environ["DJANGO_SETTINGS_MODULE"] = "tests.benchmarks.settings"
+        subprocess.run(
+            [sys.executable, "manage.py", "migrate", "--verbosity", "0"], cwd=REPOSITORY, check=True, env=os.environ
+        )
+        pid = int((embedded.root / "data" / "postmaster.pid").read_text().splitlines()[0])
+        yield Server(
+            os.environ["DATABASE_URL"], embedded.version, psutil.Process(pid), embedded.root / "data" / "server.log"
+        )
+    finally:
+        embedded.close()
+        shutil.rmtree(root, ignore_errors=True)

@@ -1,0 +1,50 @@
+"""Settings of a plain project whose database is the one ``DATABASE_URL`` names; benchmarks set it for their processes.
+
+Environment: ``BENCHMARK_WITHOUT_ORJSON=1`` hides orjson; ``BENCHMARK_APPS`` adds apps, comma separated;
+``BENCHMARK_TASKQUEUE`` is laid over ``DBTASKQUEUE``, in JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+from example_project.database import database_from_url
+
+if os.environ.get("BENCHMARK_WITHOUT_ORJSON") == "1":
+    sys.modules["orjson"] = None  # type: ignore[assignment]
+
+SECRET_KEY = "benchmarks"
+DATABASES = {"default": database_from_url(os.environ["DATABASE_URL"])}
+INSTALLED_APPS = [
+    "django.contrib.auth",
+    "django.contrib.contenttypes",
+    "django_filters",
+    "django_tables2",
+    "django_dbtaskqueue",
+    "tests.benchmarks",
+    *filter(None, os.environ.get("BENCHMARK_APPS", "").split(",")),
+]
+DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
+USE_TZ = True
+TIME_ZONE = "UTC"
+
+DBTASKQUEUE = {
+    "QUEUES": {f"queue-{number}": {} for number in range(1000)},
+    **json.loads(os.environ.get("BENCHMARK_TASKQUEUE", "{}")),
+}
+# What peers read; each only looks at its own.
+TASKS = {"default": {"BACKEND": "django_tasks_db.DatabaseBackend", "QUEUES": []}}
+Q_CLUSTER = {
+    "name": "benchmarks",
+    "orm": "default",
+    "workers": 1,
+    "timeout": 60,
+    "retry": 120,
+    "bulk": 100,
+    "queue_limit": 500,
+    "recycle": 1_000_000,
+    "save_limit": 0,
+    "log_level": "ERROR",
+}

@@ -1,0 +1,76 @@
+"""The harness itself: that it tells met from missed, and that every scenario still runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.benchmarks.measure import Case, NotRun, Reading, Scenario, Target, take
+from tests.benchmarks.report import BEGIN, END, markdown, put_into
+from tests.conftest import REPOSITORY
+
+SMALL = ("drain", "enqueue", "bulk", "pickup", "volume", "pinned", "cost", "sqlite", "peers", "tuning")
+
+
+def readings(*values: float) -> Case:
+    """A case that gives these in turn."""
+    left = iter(values)
+    return Case("ours", lambda: {"tasks/s": next(left)})
+
+
+def refuse() -> Reading:
+    raise NotRun("node is not installed")
+
+
+def test_a_figure_is_compared_run_by_run() -> None:
+    raw = iter([10.0, 20.0, 5.0])
+    cases = [Case("raw", lambda: {"tasks/s": next(raw)}), readings(11, 24, 4)]
+    scenario = Scenario("drain", "Drain", cases, [Target("more", "ours", "tasks/s", 1.2, "raw")])
+    (verdict,) = take(scenario, 3, lambda text: None).verdicts()
+    assert sorted(verdict.values) == [0.8, 1.1, 1.2]
+    assert verdict.words == "missed by 8%"
+
+
+@pytest.mark.parametrize(
+    ("most", "limit", "words"),
+    [(False, 5, "met"), (False, 20, "missed by 50%"), (True, 5, "missed by 100%"), (True, 10, "met")],
+)
+def test_a_limit_is_a_least_or_a_most(most: bool, limit: float, words: str) -> None:
+    scenario = Scenario("x", "X", [readings(10)], [Target("limit", "ours", "tasks/s", limit, most=most)])
+    assert [verdict.words for verdict in take(scenario, 1, lambda text: None).verdicts()] == [words]
+
+
+def test_what_cannot_run_says_why_and_stops_nothing() -> None:
+    cases = [Case("pg-boss", refuse), readings(1000, 1200, 1100)]
+    scenario = Scenario("x", "Title", cases, [Target("t", "pg-boss", "tasks/s", 1)])
+    text = markdown([take(scenario, 3, lambda text: None)], "Here.")
+    assert "| ours | 1,100 (1,000 to 1,200) |" in text
+    assert "pg-boss: node is not installed." in text
+    assert "| t |  | not measured: node is not installed |" in text
+
+
+def test_a_report_is_put_between_its_marks() -> None:
+    page = f"before\n{BEGIN}\nold\n{END}\nafter\n"
+    assert put_into(page, "new\n") == f"before\n{BEGIN}\nnew\n{END}\nafter\n"
+    with pytest.raises(ValueError, match="no <!-- benchmarks -->"):
+        put_into("page", "new")
+
+
+@pytest.mark.bench
+@pytest.mark.timeout(1800)
+def test_every_scenario_runs(tmp_path: Path) -> None:
+    """With hardly any tasks: it says nothing about speed."""
+    file = tmp_path / "all.json"
+    command = [sys.executable, "-m", "tests.benchmarks", *SMALL, "--runs", "1", "--size", "0.01", "--json", str(file)]
+    env = {name: value for name, value in os.environ.items() if name not in ("DATABASE_URL", "DJANGO_SETTINGS_MODULE")}
+    done = subprocess.run(command, cwd=REPOSITORY, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    results = json.loads(file.read_text())["results"]
+    assert [result["scenario"] for result in results] == list(SMALL)
+    ours = [name for result in results for name in result["not run"] if "ours" in name or result["scenario"] != "peers"]
+    assert not ours, done.stderr[-4000:]

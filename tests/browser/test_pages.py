@@ -1,0 +1,131 @@
+"""Every page in a real browser: nothing forbidden by the strictest policy, nothing a screen reader stumbles over.
+
+With ``DBTASKQUEUE_SCREENSHOTS=docs/images`` each page leaves a picture, in light and in dark.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from django_dbtaskqueue.models import BulkOperation, FailureGroup, PipelineReport, Queue, Task
+from tests.browser import scene
+from tests.browser.conftest import Site, expect
+from tests.browser.policy import HEARTBEAT
+
+SERIOUS = ("serious", "critical")
+# Dark differs from light in its colours alone, and these pages have all of them.
+COLOURFUL = ("overview", "tasks", "task", "failures", "pollers", "doctor", "confirm", "keys")
+COLOURS = ["color-contrast", "link-in-text-block"]
+UNSEEN = ("keys", "not-understood", "no-task", "attempts", "history", "failure-")  # nothing new to see
+
+
+@pytest.fixture(autouse=True)
+def _long_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The scene's pollers are rows only, and are to look alive."""
+    monkeypatch.setenv(HEARTBEAT, "1m")
+
+
+SETTLED = "Promise.allSettled(document.getAnimations().map((one) => one.finished)).then(() => null)"
+
+
+def addresses() -> dict[str, str]:
+    """Return the pages by the name of their picture."""
+    failed = Task.objects.filter(status="ERROR", queue="claims").latest("pk")
+    lists = {
+        "overview": "overview",
+        "failures": "failuregroup",
+        "poison": "poisontask",
+        "queues": "queue",
+        "pollers": "poller",
+        "bulk-operations": "bulkoperation",
+        "audit": "auditentry",
+        "history": "taskhistory",
+        "attempts": "attempt",
+        "reports": "pipelinereport",
+        "doctor": "doctor",
+    }
+    return {
+        **{name: f"{model}/" for name, model in lists.items()},
+        "tasks": "task/?q=status:ERROR",
+        "task": f"task/{failed.pk}/change/",
+        "failure": f"failuregroup/{FailureGroup.objects.earliest('pk').pk}/change/",
+        "queue": f"queue/{Queue.objects.get(name='night-batch').pk}/change/",
+        "bulk-operation": f"bulkoperation/{BulkOperation.objects.earliest('pk').pk}/change/",
+        "report": f"pipelinereport/{PipelineReport.objects.earliest('pk').pk}/change/",
+        "not-understood": "task/?q=statsu:ERROR",
+        "no-task": "task/?q=queue:nowhere",
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_every_page_works_under_a_strict_policy_and_for_everybody(site: Site) -> None:
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
+    scene.play()
+    faults: dict[str, Any] = {}
+    with site.window(color_scheme="light", viewport={"width": 1120, "height": 900}) as page:
+        page.evaluate("localStorage.setItem('django.admin.navSidebarIsOpen', 'false')")  # room for the pages themselves
+        for name, address in addresses().items():
+            answer = page.goto(site.url(address))
+            assert answer.status == 200, address
+            if name == "report":
+                report(site, page)
+            faults |= examined(site, page, axe, name)
+        page.goto(site.url("task/?q=status:ERROR"))
+        page.check("#dbtq-tick-1")
+        page.click("button[value=reprocess]")
+        page.wait_for_selector("button[name=confirm]")
+        faults |= examined(site, page, axe, "confirm")
+        page.keyboard.press("?")
+        page.wait_for_selector("#dbtq-help[open]")
+        faults |= examined(site, page, axe, "keys")
+    assert {name: found for name, found in faults.items() if found} == {}
+
+
+def examined(site: Site, page: Any, axe: Any, name: str) -> dict[str, list[str]]:
+    """Return what is wrong with the page: what the policy forbade, what the browser says, what axe finds."""
+    found = {}
+    for theme in ("light", "dark"):
+        page.emulate_media(color_scheme=theme)
+        page.evaluate(SETTLED)
+        forbidden: list[str] = page.evaluate("window.violations")
+        found[f"{name} {theme}"] = [*forbidden, *site.wrong]
+        picture(page, f"{name}-{theme}")
+        if theme == "light":
+            found[f"{name} {theme}"] += serious(axe.run(page))
+        elif name in COLOURFUL:
+            found[f"{name} {theme}"] += serious(axe.run(page, options={"runOnly": COLOURS}))
+        # Axe tries out styles, which the policy forbids it.
+        page.evaluate("window.violations.splice(0)")
+        site.wrong.clear()
+    page.emulate_media(color_scheme="light")
+    return found
+
+
+def report(site: Site, page: Any) -> None:
+    """The report is seen, with its own looks, and its script has not run: the browser says so."""
+    inside = page.frame_locator(".dbtq-report")
+    expect(inside.locator("h1")).to_have_text("Service levels")
+    expect(inside.locator("#ran")).to_have_text("no")
+    site.wrong[:] = [line for line in site.wrong if "allow-scripts" not in line]
+
+
+def serious(results: Any) -> list[str]:
+    """Return what matters of what axe found, with where."""
+    return [
+        f"{fault['id']}: {node['target']} {node['failureSummary']}"
+        for fault in results.response["violations"]
+        if fault["impact"] in SERIOUS
+        for node in fault["nodes"][:3]
+    ]
+
+
+def picture(page: Any, name: str) -> None:
+    """Leave a picture where it was asked for."""
+    folder = os.environ.get("DBTASKQUEUE_SCREENSHOTS")
+    if folder and not name.startswith(UNSEEN):
+        page.screenshot(path=str(Path(folder) / f"admin-{name}.png"))

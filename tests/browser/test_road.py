@@ -1,0 +1,135 @@
+"""An operator on call: from the alarm to the repair, with real pollers at work."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django_dbtaskqueue import enqueue
+from django_dbtaskqueue.models import Queue, Task
+from tests.browser.conftest import PATIENCE, Site, expect
+from tests.support import until
+
+ORDERS = 6
+
+
+def shows(page: Any, selector: str, text: str) -> None:
+    expect(page.locator(selector).first).to_contain_text(text, timeout=PATIENCE)
+
+
+def in_status(status: str) -> int:
+    return Task.objects.filter(queue="orders", status=status).count()
+
+
+def test_the_road_from_an_alarm_to_its_end(site: Site) -> None:
+    with site.poller("orders"), site.window() as page:
+        page.set_default_timeout(PATIENCE)
+        # Given orders that all fail for the same reason
+        for number in range(ORDERS):
+            enqueue("orders", f"order-{number}")
+        until(lambda: in_status("ERROR") == ORDERS, timeout=60)
+        # When the operator follows the overview to the failures, it is one group
+        page.goto(site.url("overview/"))
+        row = page.locator(".dbtq-grid tbody tr", has_text="orders")
+        expect(row).to_contain_text(str(ORDERS))
+        group(page)
+        # and a task of it tells what happened
+        page.click(".field-tasks a")
+        shows(page, ".dbtq-found", f"{ORDERS} tasks")
+        page.click(".field-reference a >> nth=0")
+        shows(page, ".dbtq-steps", "WarehouseClosed")
+        shows(page, ".dbtq-box", "cannot be picked")
+        # When the fault is repaired and all that match are reprocessed, with a reason
+        site.repair()
+        page.goto(site.url("task/?q=queue:orders status:ERROR"))
+        page.check("input[name=select_across]")
+        page.click("button[value=reprocess]")
+        shows(page, ".dbtq-numbers", f"{ORDERS} tasks match.")
+        page.fill("#id_reason", "the warehouse is open")
+        page.click("button[name=confirm]")
+        # Then the bulk operation runs to its end before the operator's eyes, and the tasks complete
+        page.wait_for_selector("progress")
+        page.select_option("#dbtq-interval", "2")
+        shows(page, "#dbtq-live .dbtq-badge", "finished")
+        until(lambda: in_status("COMPLETED") == ORDERS, timeout=60)
+        page.goto(site.url("overview/"))
+        expect(page.locator(".dbtq-grid tbody tr", has_text="orders").locator("td").nth(2)).to_have_text(str(ORDERS))
+        page.goto(site.url("auditentry/"))
+        shows(page, ".dbtq-table", "the warehouse is open")
+        pause_and_resume(site, page)
+
+
+def group(page: Any) -> None:
+    """Open the failure group; pollers write what they count every few seconds."""
+    page.click(".dbtq-nav a[data-key=f]")
+    link = page.locator(".field-what a", has_text="WarehouseClosed")
+    page.select_option("#dbtq-interval", "2")
+    expect(link).to_be_visible(timeout=2 * PATIENCE)
+    link.click()
+    shows(page, ".dbtq-verbs", "Reprocess")
+
+
+def pause_and_resume(site: Site, page: Any) -> None:
+    page.goto(site.url("queue/orders/change/"))
+    page.click("button[value=pause]")
+    page.fill("#id_reason", "stock-taking")
+    page.click("button[name=confirm]")
+    shows(page, "#dbtq-live", "stock-taking, by ada")
+    assert Queue.objects.get(name="orders").paused_time is not None
+    enqueue("orders", "while-paused")
+    page.goto(site.url("overview/"))
+    shows(page, ".dbtq-health", "Paused: orders.")
+    assert in_status("CREATED") == 1
+    page.goto(site.url("queue/orders/change/"))
+    page.click("button[value=resume]")
+    page.click("button[name=confirm]")
+    shows(page, "#dbtq-live .dbtq-badge", "running")
+    until(lambda: in_status("COMPLETED") == ORDERS + 1, timeout=60)
+
+
+def test_without_scripts_everything_can_still_be_done(site: Site) -> None:
+    for number in range(3):
+        enqueue("orders", f"order-{number}")
+    with site.window(java_script_enabled=False) as page:
+        page.goto(site.url("task/?q=queue:orders"))
+        page.check("#dbtq-tick-1")
+        page.click("button[value=cancel]")
+        page.click("button[name=confirm]")
+        expect(page.locator(".messagelist")).to_contain_text("1 task cancelled.")
+        page.click("#dbtq-refresh")
+        page.check("input[name=select_across]")
+        page.click("button[value=cancel]")
+        page.click("button[name=confirm]")
+        page.click("text=Carry out steps now")
+        expect(page.locator("#dbtq-live")).to_contain_text("finished")
+    assert in_status("POISON") == 3
+
+
+def test_refreshing_waits_while_rows_are_ticked_and_keys_work(site: Site) -> None:
+    enqueue("orders", "first")
+    with site.window() as page:
+        page.goto(site.url("task/"))
+        page.select_option("#dbtq-interval", "2")
+        # When a row is ticked by the keyboard, then new tasks do not move it away
+        page.keyboard.press("Escape")
+        page.keyboard.press("j")
+        page.keyboard.press("x")
+        expect(page.locator("#dbtq-ticked")).to_have_text("1 ticked")
+        enqueue("orders", "second")
+        expect(page.locator("#dbtq-note")).to_have_text("not refreshed while rows are ticked", timeout=PATIENCE)
+        assert page.locator(".dbtq-table tbody tr").count() == 1
+        # and once it is not, they come by themselves
+        page.keyboard.press("x")
+        expect(page.locator(".dbtq-table tbody tr")).to_have_count(2, timeout=PATIENCE)
+        # An unchanged list is not sent again
+        with page.expect_response(lambda answer: "_live" in answer.url and answer.status == 304, timeout=PATIENCE):
+            page.keyboard.press("r")
+        page.keyboard.press("/")
+        page.keyboard.type("ref:first")
+        page.keyboard.press("Enter")
+        expect(page.locator(".dbtq-table tbody tr")).to_have_count(1)
+        page.keyboard.press("Escape")
+        page.keyboard.press("g")
+        page.keyboard.press("o")
+        page.wait_for_url("**/overview/")
+        page.keyboard.press("q")
+        page.wait_for_url("**/queue/")

@@ -1,0 +1,182 @@
+"""Items on their way into statements: columns where they are alike, rows where not, and never too much at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from django_dbtaskqueue import DuplicateTask, EnqueueReport, context, enqueue, enqueue_many, signals
+from django_dbtaskqueue.exceptions import EnqueueError, PayloadError
+from django_dbtaskqueue.flow import chunks
+from django_dbtaskqueue.flow.enqueue import queue_settings
+from django_dbtaskqueue.models import Task
+
+pytestmark = pytest.mark.django_db(databases=["default", "sqlite"])
+
+
+@dataclass
+class Letter:
+    to: str
+
+
+@dataclass
+class Card:
+    to: str
+
+
+def shares(items: Any) -> list[chunks.Share]:
+    return [
+        share
+        for one in chunks.Chunks(items, queue_settings("parcels", "default"), ["default"], None)
+        for share in one.values()
+    ]
+
+
+ALIKE: list[list[Any]] = [
+    [{"reference": "a", "payload": 1}, {"payload": {"b": []}}, {"reference": "c"}, {}],
+    [("a", 1), (None, None)],
+    [Letter("me"), Letter("you")],
+    [("a", Letter("me")), (None, Letter("you"))],
+]
+NOT_ALIKE: list[list[Any]] = [
+    [("a", 1), {"reference": "b"}],
+    [{"reference": "a", "priority": 1}],
+    [("a", Letter("me")), ("b", Card("you"))],
+]
+ODD = [[("a", (1, 2))], [("a", 1e16)]]  # which form they take depends on the JSON writer that is installed
+
+
+@pytest.mark.parametrize("items", ALIKE)
+def test_items_of_one_form_become_columns(items: list[Any]) -> None:
+    [share] = shares(items)
+    assert isinstance(share, chunks.Alike)
+    assert len(share) == len(items)
+
+
+@pytest.mark.parametrize("items", NOT_ALIKE)
+def test_others_become_rows(items: list[Any]) -> None:
+    assert [type(share) for share in shares(items)] == [list]
+
+
+@pytest.mark.parametrize("items", [*ALIKE, *NOT_ALIKE, *ODD])
+def test_either_way_many_is_what_one_is(alias: str, items: list[Any]) -> None:
+    """Given items of any form, then ``enqueue_many`` writes what ``enqueue`` writes for each."""
+    with context.bound(trace="t"):
+        for item in items:
+            options = chunks.options_of(0, item)
+            enqueue(
+                "letters",
+                options.get("reference"),
+                options.get("payload"),
+                priority=options.get("priority", 0),
+                using=alias,
+            )
+        enqueue_many("parcels", items, using=alias)
+    columns = (
+        "reference",
+        "payload",
+        "payload_type",
+        "priority",
+        "context",
+        "status",
+        "lease_seconds",
+        "tag",
+        "expire_time",
+    )
+    one, many = (
+        list(Task.objects.using(alias).filter(queue=q).order_by("id").values(*columns)) for q in ("letters", "parcels")
+    )
+    assert one == many
+
+
+def test_a_chunk_of_mixed_slices_is_one_statement_in_order(alias: str) -> None:
+    items = [
+        *[(None, number) for number in range(700)],
+        {"payload": 700, "tag": "gpu"},
+        *[(None, n) for n in range(701, 900)],
+    ]
+    assert enqueue_many("parcels", items, using=alias) == EnqueueReport(enqueued=900)
+    stored = Task.objects.using(alias).order_by("id").values_list("payload", flat=True)
+    assert list(stored) == list(range(900))
+    assert len(shares(items)) == 1
+
+
+def test_references_out_of_order_keep_the_items_order(alias: str) -> None:
+    names: list[str | None] = ["b", "é", "a", None, "\U0001f600", "Z", "~"]
+    enqueue_many("parcels", [(name, None) for name in names], on_duplicate="ignore", using=alias)
+    assert list(Task.objects.using(alias).order_by("id").values_list("reference", flat=True)) == names
+
+
+@pytest.mark.parametrize(
+    ("item", "words"),
+    [
+        (("x" * 201, 1), "items[600]: reference="),
+        (("", 1), "items[600]: reference=''"),
+        (("a\0", 1), "without NUL"),
+        (("a\ud800", 1), "lone surrogate"),
+        ((5, 1), "items[600]: reference=5"),
+        (("a", {"b": "\0"}), "items[600].payload.b"),
+        (Letter(5), "items[600].payload.to"),  # type: ignore[arg-type]
+        ({"refrence": "a"}, "items[600] has no argument"),
+    ],
+)
+def test_the_second_pass_finds_the_fault(alias: str, item: Any, words: str) -> None:
+    items = [*[(f"r-{number:03}", number) for number in range(600)], item]
+    with pytest.raises((EnqueueError, PayloadError)) as refused:
+        enqueue_many("parcels", items, using=alias)
+    assert words in str(refused.value)
+    assert not Task.objects.using(alias).exists()
+
+
+def test_large_payloads_make_small_statements(settings: Any) -> None:
+    """Given payloads of 1 MiB each, then no statement holds much more than 16 of them, nor is more read ahead."""
+    settings.DBTASKQUEUE = {"QUEUES": {"parcels": {}}, "PAYLOAD_MAX_BYTES": 2**26}
+    read = 0
+
+    def items() -> Iterator[Any]:
+        nonlocal read
+        for _ in range(50):
+            read += 1
+            yield None, "x" * 2**20
+
+    sizes = []
+    for chunk in chunks.Chunks(items(), queue_settings("parcels", "default"), ["default"], None):
+        sizes += map(len, chunk.values())
+        assert read == sum(sizes)
+    assert sum(sizes) == 50
+    assert max(sizes) <= 18
+
+
+def test_a_queue_s_ttl_is_every_item_s(alias: str, settings: Any) -> None:
+    settings.DBTASKQUEUE = {"QUEUES": {"parcels": {"ttl": timedelta(hours=1)}}}
+    enqueue_many("parcels", [("a", 1)], using=alias)
+    assert Task.objects.using(alias).get().expire_time is not None
+
+
+@pytest.mark.parametrize("items", [[("new", 1), ("taken", 2)], [("new", 1), {"reference": "taken", "priority": 1}]])
+def test_a_taken_reference_is_named_from_columns_and_rows(alias: str, items: list[Any]) -> None:
+    holder = enqueue("parcels", "taken", using=alias)
+    with pytest.raises(DuplicateTask, match=rf"'taken'.*task {holder.pk}"):
+        enqueue_many("parcels", items, using=alias)
+
+
+@pytest.mark.django_db(databases=["default", "sqlite"], transaction=True)
+def test_who_watches_is_told_every_id(alias: str) -> None:
+    told: list[int] = []
+
+    def listen(*, call: str, task_ids: tuple[int, ...], **_: Any) -> None:
+        told.extend(task_ids if call == "put" else ())
+
+    signals.task_changed.connect(listen)
+    try:
+        enqueue_many("parcels", [("a", 1), ("b", 2)], on_duplicate="ignore", using=alias)
+        enqueue_many("parcels", [{"tag": "x"}], using=alias)
+        enqueue("parcels", using=alias)
+    finally:
+        signals.task_changed.disconnect(listen)
+    assert told == list(Task.objects.using(alias).order_by("id").values_list("id", flat=True))
+    assert len(told) == 4

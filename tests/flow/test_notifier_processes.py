@@ -1,0 +1,27 @@
+"""The notifier of a whole process: nothing before the first task, and no wake-up lost at the end."""
+
+from __future__ import annotations
+
+import psycopg
+
+from django_dbtaskqueue import notifier
+from tests.conftest import ProcessDatabase
+
+PROGRAM = """
+import threading
+from django_dbtaskqueue import enqueue
+names = lambda: [t.name for t in threading.enumerate() if "notifier" in t.name]
+assert names() == []
+enqueue("claims")
+"""
+
+
+def test_a_short_command_wakes_pollers(postgres_process_database: ProcessDatabase) -> None:
+    """Given a command that enqueues as the last thing it does, then its wake-up is sent before it ends."""
+    with psycopg.connect(postgres_process_database.url, autocommit=True) as ear:
+        ear.execute(f"LISTEN {notifier.CHANNEL}")
+        heard: list[str] = []
+        ear.add_notify_handler(lambda note: heard.append(note.payload))
+        postgres_process_database.run("shell", "--command", PROGRAM)
+        ear.execute("SELECT 1")
+        assert heard == ["claims"]

@@ -1,0 +1,73 @@
+"""Enqueue's statement is prepared on the caller's connection: where that pays, and where it cannot break."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from django.db import connection
+
+from django_dbtaskqueue import DuplicateTask, enqueue, preparing
+from django_dbtaskqueue.models import Task
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Iterator[None]:
+    connection.close()
+    yield
+    connection.close()
+
+
+def prepared() -> int:
+    """Return how many of our inserts are prepared on this connection."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT count(*) FROM pg_prepared_statements WHERE statement LIKE 'INSERT INTO %dbtaskqueue_task%'"
+        )
+        return int(cursor.fetchone()[0])
+
+
+def test_a_few_go_first_and_then_it_is_prepared_once() -> None:
+    for number in range(preparing.FEW):
+        enqueue("parcels", f"r-{number}")
+    assert prepared() == 0
+    for number in range(5):
+        enqueue("parcels", f"s-{number}")
+    assert prepared() == 1
+    assert connection.connection.prepare_threshold is None  # the site's own statements are prepared as it wishes
+    assert Task.objects.count() == preparing.FEW + 5
+
+
+def test_not_where_the_settings_say_no(settings: Any) -> None:
+    settings.DBTASKQUEUE = {"QUEUES": {"parcels": {}}, "PREPARE": False}
+    for _ in range(2 * preparing.FEW):
+        enqueue("parcels")
+    assert prepared() == 0
+
+
+def test_not_behind_a_pooler_in_transaction_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Given a connection that knows its server process by another number than the server, then nothing is prepared."""
+    enqueue("parcels")
+    monkeypatch.setattr(type(connection.connection), "info", SimpleNamespace(backend_pid=1), raising=True)
+    for _ in range(2 * preparing.FEW):
+        enqueue("parcels")
+    monkeypatch.undo()
+    assert prepared() == 0
+    assert Task.objects.count() == 1 + 2 * preparing.FEW
+
+
+def test_a_prepared_statement_survives_a_refusal_and_a_rollback() -> None:
+    for number in range(2 * preparing.FEW):
+        enqueue("parcels", f"r-{number}")
+    with pytest.raises(DuplicateTask):
+        enqueue("parcels", "r-0")
+    with connection.cursor() as cursor:
+        cursor.execute("BEGIN")
+        enqueue("parcels", "gone")
+        cursor.execute("ROLLBACK")
+    enqueue("parcels", "after")
+    assert sorted(Task.objects.exclude(reference__startswith="r-").values_list("reference", flat=True)) == ["after"]

@@ -1,0 +1,168 @@
+"""The doctor: each illness is seen when it is there, and not when it is not."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.core.checks import run_checks
+from django.db import connection, transaction
+from django.utils import timezone
+
+from django_dbtaskqueue import enqueue, registry
+from django_dbtaskqueue.models import Poller, Queue, Task, TaskHistory
+from django_dbtaskqueue.operations import doctor, server
+from django_dbtaskqueue.operations.doctor import Finding, examine
+from tests.conftest import ProcessDatabase
+from tests.factories import make_task
+from tests.support import actors, until
+
+both = pytest.mark.django_db(databases=["default", "sqlite"])
+HOUR = timedelta(hours=1)
+OWN = {"database.durability", "database.pinned", "database.dead_rows"}  # of the server that the tests run on
+
+
+@pytest.fixture(params=["default", "sqlite"], ids=["postgresql", "sqlite"])
+def alias(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(autouse=True)
+def _parcels(settings: Any) -> Iterator[None]:
+    settings.DBTASKQUEUE = {"QUEUES": {"parcels": {}}}
+    saved = registry.snapshot()
+    registry.register("parcels", lambda task: None)
+    yield
+    registry.restore(saved)
+
+
+def found(alias: str = "default") -> dict[str, Finding]:
+    return {finding.id: finding for finding in examine(alias) if finding.id not in OWN}
+
+
+def poller(alias: str = "default", *queues: str, **columns: Any) -> None:
+    served = [{"queue": queue, "weight": 1} for queue in queues or ["parcels"]]
+    Poller.objects.using(alias).create(instance=f"host:{len(queues)}", state="RUNNING", queues=served, **columns)
+
+
+@both
+def test_nothing_is_found_where_nothing_is_wrong(alias: str, settings: Any) -> None:
+    settings.DBTASKQUEUE = {"QUEUES": {"parcels": {}}, "NOTIFY": False}
+    poller(alias)
+    enqueue("parcels", using=alias)
+    assert found(alias) == {}
+
+
+@both
+def test_queues_and_pollers(alias: str) -> None:
+    make_task(ready_time=-HOUR, using=alias)
+    assert found(alias)["queue.no_poller"].level == "error"
+    assert "--queue parcels" in found(alias)["queue.no_poller"].remedy
+    poller(alias)
+    assert found(alias)["queue.late"].words.startswith("Queue parcels is late")
+    Queue.objects.using(alias).create(name="parcels", paused_time=timezone.now())
+    assert {"queue.paused"} <= found(alias).keys() and "queue.late" not in found(alias)
+    poller(alias, "parcels", "letters")
+    assert "serves letters" in found(alias)["poller.no_processor"].words
+    Poller.objects.using(alias).update(heartbeat_time=timezone.now() - HOUR)
+    assert "has not reported" in found(alias)["poller.silent"].words
+    make_task(parked_by="no handler for payload type Alien on queue parcels", using=alias)
+    assert "Alien" in found(alias)["task.parked"].words
+
+
+@both
+def test_a_starved_priority(alias: str, settings: Any) -> None:
+    poller(alias)
+    make_task(priority=0, using=alias)
+    make_task(priority=7, ready_time=-HOUR, using=alias)
+    assert "priority 7" in found(alias)["queue.starved"].words
+    settings.DBTASKQUEUE = {"QUEUES": {"parcels": {"max_wait": "1m"}}}
+    assert "queue.starved" not in found(alias)
+
+
+@pytest.mark.django_db
+def test_settings_that_make_no_sense(settings: Any) -> None:
+    settings.DBTASKQUEUE = {"QUEUES": {"parcels": {"poll_interval": "1m", "idle_interval": "5s"}}, "PREPARE": False}
+    assert "poll_interval" in found()["settings.contradiction"].words
+    assert [check.id for check in run_checks(tags=["dbtaskqueue"])] == ["dbtaskqueue.W001", "dbtaskqueue.W003"]
+    settings.DBTASKQUEUE = {"QUEUES": {"parcels": {"settle_interval": "1m", "lease": "90s", "ttl": "1ms"}}}
+    assert len([check for check in run_checks(tags=["dbtaskqueue"]) if check.id == "dbtaskqueue.W001"]) == 2
+    settings.DBTASKQUEUE = {"QUEUES": {"parcels": {"database": "sqlite"}}}
+    assert found()["database.apart"].level == "info"
+    settings.DBTASKQUEUE = {"QUEUES": {"parcels": {}}}
+    Queue.objects.create(name="parcels", overrides={"leese": "1m"})
+    assert "leese" in found()["settings.overrides"].words
+
+
+@pytest.mark.django_db
+def test_an_isolation_level_above_read_committed(settings: Any, monkeypatch: Any) -> None:
+    monkeypatch.setitem(settings.DATABASES["default"]["OPTIONS"], "isolation_level", 4)
+    assert "SERIALIZABLE" in found()["database.isolation"].words
+    assert [check.id for check in run_checks(tags=["dbtaskqueue"])] == ["dbtaskqueue.W002"]
+
+
+@pytest.mark.django_db
+def test_an_index_that_is_missing_comes_with_the_statement_that_makes_it() -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("DROP INDEX dbtaskqueue_task_line")
+        missing = found()["database.index"]
+        assert "dbtaskqueue_task_line" in missing.words
+        assert missing.remedy.startswith('CREATE INDEX CONCURRENTLY "dbtaskqueue_task_line" ON "dbtaskqueue_task"')
+        cursor.execute(missing.remedy.replace(" CONCURRENTLY", ""))
+    assert "database.index" not in found()
+
+
+@pytest.mark.django_db
+def test_clocks_apart_deaf_pollers_and_a_history_without_a_month(monkeypatch: Any) -> None:
+    poller()
+    assert "nobody listens" in found()["poller.deaf"].words
+    monkeypatch.setattr(doctor, "SKEW", timedelta(seconds=-1))
+    assert "apart" in found()["host.clock"].words
+    TaskHistory.objects.create(queue="parcels", task_id=1, moved_time=timezone.now() - timedelta(days=2000))
+    assert found()["history.default"].level == "info"
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT relname FROM pg_class WHERE relname ~ '^dbtaskqueue_taskhistory_y.*m[0-9]+$'")
+        for (name,) in cursor.fetchall():
+            cursor.execute(f"DROP TABLE {name}")
+    assert "tomorrow" in found()["history.month"].words
+
+
+def test_an_old_transaction_dead_rows_and_missing_migrations(
+    postgres_process_database: ProcessDatabase, settings: Any, monkeypatch: Any
+) -> None:
+    settings.DBTASKQUEUE = {"QUEUES": {"parcels": {}}}
+    monkeypatch.setattr(server, "PINNED", -1)
+    monkeypatch.setattr(server, "FEW", 0)
+    reading, done = threading.Event(), threading.Event()
+
+    def read() -> None:
+        with transaction.atomic(), connection.cursor() as cursor:
+            cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+            cursor.execute("SELECT count(*) FROM dbtaskqueue_task")
+            reading.set()
+            assert done.wait(60)
+
+    with actors(1) as (reader,):
+        holding = reader.do(read)
+        assert reading.wait(20)
+        ids = {finding.id for finding in examine()}
+        done.set()
+        holding.result(60)
+    assert "database.pinned" in ids
+    make_task().delete()
+    until(lambda: "database.dead_rows" in {finding.id for finding in examine()})
+    with connection.cursor() as cursor:
+        cursor.execute("DELETE FROM django_migrations WHERE app = 'dbtaskqueue' AND name >= '0003'")
+    assert [finding.id for finding in examine()] == ["database.migrations"]
+
+
+@pytest.mark.django_db
+def test_a_question_that_is_refused_is_a_finding(monkeypatch: Any) -> None:
+    monkeypatch.setattr(server, "LISTENERS", "SELECT * FROM nowhere")
+    poller()
+    with transaction.atomic():
+        assert "nowhere" in {finding.id: finding.words for finding in examine()}["doctor.refused"]
+        assert not Task.objects.exists()

@@ -1,0 +1,149 @@
+"""The overview's numbers: right where they are counted, close where they are estimated, and cheap at any size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from io import StringIO
+from typing import Any
+
+import pytest
+from django.core.management import CommandError, call_command
+from django.db import connection
+from django.db.models.functions import Now
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+
+from django_dbtaskqueue.models import CallCount, Metric, Poller, Queue, Task
+from django_dbtaskqueue.operations import figures
+from django_dbtaskqueue.operations.failures import failure_groups
+from django_dbtaskqueue.operations.figures import Amount, overview
+from django_dbtaskqueue.operations.series import series
+from django_dbtaskqueue.status import Status
+from tests.conftest import ProcessDatabase
+from tests.factories import make_task
+
+both = pytest.mark.django_db(databases=["default", "sqlite"])
+HOUR = timedelta(hours=1)
+
+
+@pytest.fixture(params=["default", "sqlite"], ids=["postgresql", "sqlite"])
+def alias(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(autouse=True)
+def _queues(settings: Any) -> None:
+    settings.DBTASKQUEUE = {"QUEUES": {"parcels": {}, "letters": {}}}
+
+
+def row_of(alias: str, queue: str) -> figures.QueueFigures:
+    (found,) = [row for row in overview(alias).queues if row.queue == queue]
+    return found
+
+
+@both
+def test_the_grid_counts_every_queue_and_status(alias: str) -> None:
+    for number, status in enumerate(Status, 1):
+        for _ in range(number):
+            make_task(status, using=alias)
+    make_task(queue="unheard of", using=alias)
+    make_task(parked_by="no handler", using=alias)
+
+    found = overview(alias)
+
+    assert {"letters", "parcels", "unheard of"} <= {row.queue for row in found.queues}
+    wanted = {"CREATED": 2, "PROCESSING": 2, "COMPLETED": 3, "ERROR": 4, "POISON": 5}
+    assert row_of(alias, "parcels").statuses == {status: Amount(number) for status, number in wanted.items()}
+    assert (str(row_of(alias, "parcels").total), str(found.total)) == ("16", "17")
+    assert found.statuses["CREATED"] == Amount(3)
+    assert row_of(alias, "letters").total == Amount(0) and not row_of(alias, "letters").total
+
+
+@both
+def test_ages_rates_pollers_and_pauses(alias: str) -> None:
+    make_task(priority=0, using=alias)
+    make_task(priority=5, ready_time=-HOUR, using=alias)
+    make_task(ready_time=HOUR, queue="letters", using=alias)
+    minute = timezone.now().replace(second=0, microsecond=0)
+    CallCount.objects.using(alias).create(queue="parcels", call="put", minute=minute, count=300)
+    for outcome, count in (("completed", 600), ("failed", 300), ("retried", 7)):
+        Metric.objects.using(alias).create(queue="parcels", minute=minute, outcome=outcome, count=count)
+    Poller.objects.using(alias).create(instance="a", state="RUNNING", queues=[{"queue": "parcels", "weight": 1}])
+    Poller.objects.using(alias).create(instance="b", state="STOPPED", queues=["parcels"])
+    Queue.objects.using(alias).create(name="letters", paused_time=Now())
+
+    parcels, letters = row_of(alias, "parcels"), row_of(alias, "letters")
+
+    assert parcels.oldest and HOUR <= parcels.oldest < HOUR + timedelta(minutes=1)
+    assert (parcels.rate_in, parcels.rate_out, parcels.failed, parcels.pollers) == (1.0, 3.0, 307, 1)
+    assert parcels.drain == timedelta(seconds=1)
+    assert (letters.oldest, letters.paused, letters.pollers, letters.drain) == (None, True, 0, None)
+    assert [row.queue for row in overview(alias).late] == ["parcels"]
+
+
+@pytest.fixture
+def many(postgres_process_database: ProcessDatabase, settings: Any) -> Iterator[None]:
+    settings.DBTASKQUEUE = {"QUEUES": {"parcels": {}}}
+    out = StringIO()
+    call_command("buildtasks", "--tasks", "20000", "--queues", "4", stdout=out)
+    assert "20,000 tasks in" in out.getvalue()
+    yield
+
+
+def plain_counts() -> dict[tuple[str, str], int]:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT queue_name, status, count(*) FROM dbtaskqueue_task GROUP BY 1, 2")
+        return {(queue, status): number for queue, status, number in cursor.fetchall()}
+
+
+def test_large_numbers_are_estimates_and_small_ones_are_counted(many: None, monkeypatch: Any) -> None:
+    """Given a bound of 200 rows, then what is beyond is about right, and what is below is exact."""
+    monkeypatch.setattr(figures, "READ", 800)
+    truth = plain_counts()
+    cells = {(row.queue, status): row.statuses[status] for row in overview().queues for status in row.statuses}
+    for cell, number in truth.items():
+        shown = cells[cell]
+        assert shown.exact is (number <= 200) or cell[1] in ("CREATED", "PROCESSING")
+        assert shown.number == number if shown.exact else 0.5 * number < shown.number < 2 * number, cell
+    assert str(cells[("built-00", "COMPLETED")]).startswith("≈")
+
+
+FORBIDDEN = ("OFFSET", "DISTINCT", 'COUNT(*) FROM "DBTASKQUEUE_TASK"')
+
+
+def test_pages_make_the_same_queries_whatever_there_is_and_read_no_table_through(many: None) -> None:
+    wanted = {overview: 22, lambda: series(None, 24 * HOUR): 4, failure_groups: 9}
+    for read, most in wanted.items():
+        with CaptureQueriesContext(connection) as seen:
+            read()
+        assert len(seen) <= most, [query["sql"] for query in seen.captured_queries]
+        for query in seen.captured_queries:
+            assert not any(word in query["sql"].upper() for word in FORBIDDEN), query["sql"]
+    before = scans()
+    overview()
+    failure_groups()
+    assert scans() == before
+
+
+def scans() -> int:
+    """Return how often the task table was read through."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_stat_force_next_flush()")
+        cursor.execute("SELECT pg_stat_clear_snapshot()")
+        cursor.execute("SELECT seq_scan FROM pg_stat_user_tables WHERE relname = 'dbtaskqueue_task'")
+        return int(cursor.fetchone()[0])
+
+
+@pytest.mark.django_db(databases=["default", "sqlite"])
+def test_building_is_refused_where_it_would_harm_or_cannot_work() -> None:
+    with pytest.raises(CommandError, match="needs PostgreSQL"):
+        call_command("buildtasks", "--database", "sqlite")
+    with pytest.raises(CommandError, match="no database 'nowhere'"):
+        call_command("buildtasks", "--database", "nowhere")
+    with pytest.raises(CommandError, match="at most 99"):
+        call_command("buildtasks", "--queues", "100")
+    make_task(queue="built-00")
+    with pytest.raises(CommandError, match="Purge them first"):
+        call_command("buildtasks", "--tasks", "1")
+    assert Task.objects.count() == 1

@@ -1,0 +1,230 @@
+"""Housekeeping: what is old leaves, is counted, and nobody waits for it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from io import StringIO
+from typing import Any
+
+import pytest
+from django.core.exceptions import ImproperlyConfigured
+from django.core.management import CommandError, call_command
+from django.db import connection, transaction
+from django.db.migrations.executor import MigrationExecutor
+from django.utils import timezone
+
+from django_dbtaskqueue import conf, partitions
+from django_dbtaskqueue.housekeeping import HISTORY, Ages, Housekeeper
+from django_dbtaskqueue.models import Attempt, DeletedTasks, Task, TaskHistory
+from django_dbtaskqueue.status import COMPLETED, CREATED, ERROR, POISON, PROCESSING
+from tests.conftest import ProcessDatabase
+from tests.factories import make_task
+from tests.poller.processes import polling
+from tests.support import actors, counted, until
+
+both = pytest.mark.django_db(databases=["default", "sqlite"])
+DAY = timedelta(days=1)
+
+
+@pytest.fixture(params=["default", "sqlite"], ids=["postgresql", "sqlite"])
+def alias(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(autouse=True)
+def _queues(settings: Any) -> None:
+    settings.DBTASKQUEUE = {"QUEUES": {"parcels": {}, "elsewhere": {"database": "sqlite"}}}
+
+
+def old(status: str, days: float, alias: str = "default", **columns: Any) -> Task:
+    then = timezone.now() - days * DAY
+    return make_task(status, create_time=then, finish_time=then, last_update_time=then, using=alias, **columns)
+
+
+@both
+def test_each_status_leaves_at_its_own_age(alias: str) -> None:
+    for status in (COMPLETED, ERROR, POISON):
+        for days in (1, 10, 20):
+            old(status, days, alias, reference=f"{status}-{days}")
+    for status in (CREATED, PROCESSING):
+        make_task(status, reference=status, create_time=timezone.now() - 90 * DAY, using=alias)
+    late = make_task(COMPLETED, create_time=timezone.now() - 90 * DAY, reference="just now", using=alias)
+
+    swept = Housekeeper().turn(Ages(completed=7 * DAY, poison=14 * DAY), using=alias)
+
+    assert (swept.moved, swept.deleted, swept.over) == (3, 0, True)
+    gone = {"COMPLETED-10", "COMPLETED-20", "POISON-20"}
+    assert set(TaskHistory.objects.using(alias).values_list("reference", flat=True)) == gone
+    assert late.reference in set(Task.objects.using(alias).values_list("reference", flat=True))
+    assert counted(alias) == 12
+    assert Housekeeper().turn(Ages(completed=7 * DAY), using=alias, to="delete").deleted == 0
+    assert Housekeeper().turn(Ages(error=7 * DAY), using=alias, to="delete").deleted == 2
+    assert counted(alias) == 12
+
+
+@both
+def test_a_walk_goes_through_many_batches_and_past_tasks_that_may_not_go_yet(alias: str, monkeypatch: Any) -> None:
+    monkeypatch.setattr("django_dbtaskqueue.flow.aging.BATCH", 3)
+    then = timezone.now() - 10 * DAY
+    for number in range(20):
+        finish = then if number % 2 else timezone.now()
+        make_task(COMPLETED, create_time=then, finish_time=finish, reference=str(number), using=alias)
+    keeper = Housekeeper()
+    assert keeper.turn(Ages(completed=DAY), using=alias).moved == 10
+    assert keeper.turn(Ages(completed=DAY), using=alias).moved == 0
+    moved = TaskHistory.objects.using(alias).values("location", "finish_time", "status")
+    assert all(row == {"location": "dbtaskqueue.task", "finish_time": then, "status": "COMPLETED"} for row in moved)
+
+
+@both
+def test_history_and_attempts_end_in_turn(alias: str) -> None:
+    then = timezone.now() - 100 * DAY
+    for days in (1, 100):
+        time = timezone.now() - days * DAY
+        TaskHistory.objects.using(alias).create(queue="parcels", task_id=1, moved_time=time)
+        Attempt.objects.using(alias).create(
+            queue="parcels", task_id=1, attempt=1, total_attempt=1, finish_time=time, message=str(days)
+        )
+    swept = Housekeeper().turn(Ages(history=30 * DAY, attempts=30 * DAY), using=alias)
+    assert (swept.deleted, swept.attempts) == (1, 1)
+    assert [row.moved_time > then for row in TaskHistory.objects.using(alias).all()] == [True]
+    assert list(DeletedTasks.objects.using(alias).values_list("queue", "count")) == [("parcels", 1)]
+    assert [row.message for row in Attempt.objects.using(alias).all()] == ["1"]
+
+
+def test_two_housekeepers_and_an_operator_at_once_lose_and_double_nothing(
+    postgres_process_database: ProcessDatabase, settings: Any
+) -> None:
+    """Given old tasks, some locked by somebody else, then both take what they find and wait for nobody."""
+    settings.DBTASKQUEUE = {"QUEUES": {"parcels": {}}}
+    ids = [old(ERROR, 10).pk for _ in range(60)]
+    locked = threading.Event()
+    done = threading.Event()
+
+    def hold() -> None:
+        with transaction.atomic():
+            Task.objects.select_for_update().filter(pk__in=ids[:5]).count()
+            list(Task.objects.select_for_update().filter(pk__in=ids[:5]))
+            locked.set()
+            assert done.wait(60)
+
+    with actors(3) as (operator, first, second):
+        holding = operator.do(hold)
+        assert locked.wait(20)
+        turns = [actor.do(lambda: Housekeeper().turn(Ages(error=DAY)).moved) for actor in (first, second)]
+        moved = sum(turn.result(60) for turn in turns)
+        done.set()
+        holding.result(60)
+    assert moved == TaskHistory.objects.count() == 55
+    assert set(Task.objects.values_list("pk", flat=True)) == set(ids[:5])
+    assert counted() == 60
+
+
+# -- partitions --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def history(postgres_process_database: ProcessDatabase, settings: Any) -> Iterator[None]:
+    settings.DBTASKQUEUE = {"QUEUES": {"parcels": {}}}
+    yield
+
+
+def where(row: TaskHistory) -> str:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT tableoid::regclass::text FROM dbtaskqueue_taskhistory WHERE id = %s", [row.pk])
+        return str(cursor.fetchone()[0])
+
+
+def test_history_lies_in_one_table_a_month_made_ahead_and_dropped_when_old(history: None) -> None:
+    first, *others = partitions.months(connection, HISTORY)
+    assert len(others) == partitions.AHEAD
+    row = TaskHistory.objects.create(queue="parcels", task_id=1)
+    assert where(row) == first.name and first.first <= row.moved_time < first.end
+    # A month that nobody made goes to the default partition, and from there row by row
+    stray = TaskHistory.objects.create(queue="parcels", task_id=2, moved_time=first.first - 300 * DAY)
+    assert where(stray) == f"{HISTORY}_default"
+    # Given a month of long ago
+    with connection.cursor() as cursor:
+        month = "FOR VALUES FROM ('2020-12-01+00') TO ('2021-01-01+00')"
+        cursor.execute(f"CREATE TABLE {HISTORY}_y2020m12 PARTITION OF {HISTORY} {month}")
+        cursor.execute(f"DROP TABLE {others[-1].name}")
+    for queue in ("parcels", "parcels", "letters"):
+        TaskHistory.objects.create(queue=queue, task_id=3, moved_time=datetime(2020, 12, 5, tzinfo=UTC))
+    assert counted() == 5
+
+    swept = Housekeeper().turn(Ages(history=90 * DAY))
+
+    assert (swept.partitions, swept.dropped) == ([others[-1].name], [f"{HISTORY}_y2020m12"])
+    assert (swept.deleted, counted()) == (4, 5)
+    assert sorted(DeletedTasks.objects.values_list("queue", "count")) == [
+        ("letters", 1),
+        ("parcels", 1),
+        ("parcels", 2),
+    ]
+    assert [found.pk for found in TaskHistory.objects.all()] == [row.pk]
+    assert [month.name for month in partitions.months(connection, HISTORY)] == [first.name, *[m.name for m in others]]
+
+
+def test_partitioning_keeps_rows_and_can_be_taken_back(history: None) -> None:
+    rows = [TaskHistory.objects.create(queue="parcels", task_id=number).pk for number in range(3)]
+    tables = MigrationExecutor(connection).loader.project_state([("dbtaskqueue", "0003_ended")]).apps
+    step = partitions.PartitionByMonth("taskhistory", "moved_time")
+    state = type("State", (), {"apps": tables})()
+    for change, partitioned in ((step.database_backwards, False), (step.database_forwards, True)):
+        with connection.schema_editor() as editor:
+            change("dbtaskqueue", editor, state, state)
+        assert partitions.is_partitioned(connection, HISTORY) is partitioned
+        assert sorted(TaskHistory.objects.values_list("pk", flat=True)) == rows
+        rows.append(TaskHistory.objects.create(queue="parcels", task_id=9).pk)
+        with connection.cursor() as cursor:
+            names = connection.introspection.get_constraints(cursor, HISTORY)
+        assert {"dbtaskqueue_history_task", "dbtaskqueue_history_finished"} <= names.keys()
+
+
+# -- who does it -------------------------------------------------------------------------------------------------------
+
+
+def test_a_poller_keeps_house_when_it_is_told_to(history: None, settings: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr("django_dbtaskqueue.poller.maintenance.UNASKED", 0.05)
+    settings.DBTASKQUEUE = {"QUEUES": {"parcels": {}}, "HOUSEKEEPING": "100ms"}
+    old(COMPLETED, 30)
+    with polling({"parcels": 1}):
+        until(lambda: TaskHistory.objects.count() == 1)
+
+
+@pytest.mark.django_db
+def test_the_command_says_what_it_did() -> None:
+    old(COMPLETED, 3)
+    old(POISON, 30)
+    out = StringIO()
+    call_command("housekeeptasks", "--database", "default", "--poison", "never", "--completed", "1d", stdout=out)
+    assert "moved 1 tasks to the history, deleted 0 tasks" in out.getvalue()
+    call_command("housekeeptasks", "--database", "default", "--delete", "--queue", "parcels", stdout=out)
+    assert "moved 0 tasks to the history, deleted 1 tasks" in out.getvalue()
+    assert counted() == 2
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--queue", "parcel"], "Did you mean 'parcels'"),
+        (["--database", "nowhere"], "no database 'nowhere'"),
+        (["--completed", "soon"], "soon"),
+        (["--completed", "0s"], "more than nothing"),
+    ],
+)
+def test_the_command_refuses_what_makes_no_sense(options: list[str], said: str) -> None:
+    with pytest.raises(CommandError, match=said):
+        call_command("housekeeptasks", "--database", "default", *options)
+
+
+def test_housekeeping_settings_are_checked(settings: Any) -> None:
+    settings.DBTASKQUEUE = {"KEEP_POISON": "2d", "KEEP_COMPLETED": None}
+    assert (conf.settings().keep_poison, conf.settings().keep_completed) == (2 * DAY, None)
+    assert Ages.of_settings().poison == 2 * DAY
+    settings.DBTASKQUEUE = {"KEEP_POISON": timedelta(0)}
+    with pytest.raises(ImproperlyConfigured, match=r"KEEP_POISON.*positive"):
+        conf.settings()

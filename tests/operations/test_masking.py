@@ -1,0 +1,91 @@
+"""Secrets do not leave: not by a key of JSON, not by a line of a traceback, however they are written."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from django_dbtaskqueue import conf
+from django_dbtaskqueue.operations.masking import MASKED, is_secret, masked, masked_text
+
+SECRET = "hunter2"
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["password", "Password", "db_password", "passwordHash", "X-Api-Key", "apiKey", "API KEY", "client.secret",
+     "csrfToken", "Authorization", "Set-Cookie", "private-key", "aws_credentials", "PASSWD"],
+)  # fmt: skip
+def test_keys_with_secrets(key: str) -> None:
+    assert is_secret(key)
+    assert masked({key: SECRET, "n": 1}) == {key: MASKED, "n": 1}
+    assert masked([{"deep": [{key: {"a": SECRET}}]}]) == [{"deep": [{key: MASKED}]}]
+
+
+@pytest.mark.parametrize("key", ["name", "pass", "apikind", "keys", "author", "carrier"])
+def test_other_keys(key: str) -> None:
+    assert not is_secret(key)
+    assert masked({key: "x"}) == {key: "x"}
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("password=hunter2 user=ada", f"password={MASKED} user=ada"),
+        ("password = hunter2", f"password = {MASKED}"),
+        ("PGPASSWORD=hunter2", f"PGPASSWORD={MASKED}"),
+        ('{"api_key": "hunter2", "n": 1}', f'{{"api_key": "{MASKED}", "n": 1}}'),
+        ("{'token': 'hunter2', 'n': 1}", f"{{'token': '{MASKED}', 'n': 1}}"),
+        ("{'token': b'hunter2'}", f"{{'token': b'{MASKED}'}}"),
+        ("{'token': 42, 'n': 1}", f"{{'token': {MASKED}, 'n': 1}}"),
+        (r'"{\"token\": \"hunter2\"}"', rf'"{{\"token\": \"{MASKED}\"}}"'),
+        ("f(secret='hun\\'ter2', n=1)", f"f(secret='{MASKED}', n=1)"),
+        ("Authorization: Bearer hunter2\nHost: x", f"Authorization: {MASKED}\nHost: x"),
+        ("Cookie: a=hunter2; b=hunter2", f"Cookie: {MASKED}"),
+        ("GET /x?token=hunter2&n=1", f"GET /x?token={MASKED}&n=1"),
+        ("postgres://ada:hunter2@db/x", f"postgres://ada:{MASKED}@db/x"),
+        ("token='hunter2 without an end", f"token='{MASKED}"),
+        ("ValueError: no such flight UA-15", "ValueError: no such flight UA-15"),
+        ("", ""),
+    ],
+)
+def test_texts(text: str, shown: str) -> None:
+    assert masked_text(text) == shown
+    assert masked({"note": text}) == {"note": shown}
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(JSON)
+def test_what_is_masked_keeps_its_shape_and_masking_again_changes_nothing(value: Any) -> None:
+    once = masked(value)
+    assert masked(once) == once
+    assert type(once) is type(value)
+
+
+@given(st.text(max_size=30), st.text(alphabet="abcXYZ019", min_size=4, max_size=12))
+def test_a_secret_between_quotes_never_shows(before: str, secret: str) -> None:
+    shown = masked_text(f"{before}\n'password': '§{secret}§'")
+    assert f"§{secret}" not in shown
+
+
+def test_a_project_says_what_its_secrets_are(settings: Any) -> None:
+    settings.DBTASKQUEUE = {"MASK": ["iban"]}
+    assert masked({"IBAN": "DE1", "password": "x"}) == {"IBAN": MASKED, "password": "x"}
+    settings.DBTASKQUEUE = {"MASK": [*conf.MASK, "iban"]}
+    assert masked_text("iban=DE1 password=x") == f"iban={MASKED} password={MASKED}"
+    settings.DBTASKQUEUE = {"MASK": []}
+    assert masked_text("password=x") == "password=x"
+
+
+def test_a_long_text_is_masked_in_one_pass() -> None:
+    text = "password " * 20_000 + "a" * 100_000 + 'token="' * 5_000
+    assert masked_text(text)

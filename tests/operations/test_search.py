@@ -1,0 +1,306 @@
+"""The search language: what is written is read back, what is wrong is explained, and what is asked for is found."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import connections
+from django.http import QueryDict
+from django.utils import timezone
+from hypothesis import given
+from hypothesis import strategies as st
+
+from django_dbtaskqueue.exceptions import SearchError
+from django_dbtaskqueue.models import Task
+from django_dbtaskqueue.operations.filters import TaskFilter
+from django_dbtaskqueue.operations.kinds import STATES, Match
+from django_dbtaskqueue.operations.search import (
+    DOCUMENTS,
+    QUALIFIERS,
+    Search,
+    Term,
+    from_url,
+    parse,
+    to_text,
+    to_url,
+)
+from django_dbtaskqueue.operations.selection import select, tasks_for
+from django_dbtaskqueue.status import Status
+from tests.factories import make_task
+
+# -- the words --------------------------------------------------------------------------------------------------------
+
+COMPARED = st.sampled_from([">", ">=", "<", "<="])
+TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=12)
+FULL = TEXT.filter(bool)
+INTEGERS = st.integers(-(2**63 - 1), 2**63 - 1).map(str)
+SPANS = st.builds("{}{}".format, st.integers(0, 5000), st.sampled_from(["ms", "s", "m", "h", "d"]))
+MOMENTS = st.datetimes().map(lambda time: time.isoformat()) | SPANS
+DAYS = st.dates().map(str)
+MATCHES: dict[str, st.SearchStrategy[Match]] = {
+    "text": st.builds(Match, st.sampled_from("=^"), TEXT),
+    "word": st.builds(Match, st.just("^"), FULL),
+    "part": st.builds(Match, st.just("="), FULL),
+    "json": st.builds(Match, COMPARED | st.sampled_from("=^"), TEXT)
+    | st.builds(Match, st.just(".."), st.integers(-99, 99).map(str), st.floats(0, 9).map(lambda n: f"{n:.3f}")),
+    "status": st.builds(Match, st.just("="), st.sampled_from([str(status) for status in Status])),
+    "state": st.builds(Match, st.just("="), st.sampled_from(STATES)),
+    "number": st.builds(Match, COMPARED | st.just("="), INTEGERS) | st.builds(Match, st.just(".."), INTEGERS, INTEGERS),
+    "span": st.builds(Match, COMPARED, SPANS) | st.builds(Match, st.just(".."), SPANS, SPANS),
+    "time": st.builds(Match, COMPARED, MOMENTS | DAYS)
+    | st.builds(Match, st.just("="), DAYS)
+    | st.builds(Match, st.just(".."), MOMENTS, MOMENTS),
+}
+PATHS = st.builds(
+    "{}.{}".format, st.sampled_from(DOCUMENTS), st.from_regex(r"\w[\w/-]{0,8}(\.\w{1,5})?", fullmatch=True)
+)
+
+
+def terms_of(name: str, kind: str) -> st.SearchStrategy[Term]:
+    matches = st.lists(MATCHES[kind], min_size=1, max_size=3).map(tuple)
+    return st.builds(Term, st.just(name), matches, st.booleans())
+
+
+TERMS = st.one_of(
+    terms_of("", "word"),
+    PATHS.flatmap(lambda path: terms_of(path, "json")),
+    *(terms_of(qualifier.name, qualifier.kind) for qualifier in QUALIFIERS.values()),
+)
+
+
+@given(st.lists(TERMS, max_size=4).map(tuple))
+def test_a_search_is_read_back_from_its_text_and_from_its_address(terms: tuple[Term, ...]) -> None:
+    search = Search(terms)
+    assert parse(to_text(search)) == search
+    assert from_url(to_url(search)) == search
+
+
+@given(st.text(max_size=40))
+def test_any_text_is_a_search_or_explained_and_a_search_never_changes_when_written_again(text: str) -> None:
+    try:
+        search = parse(text)
+    except SearchError as error:
+        assert str(error).endswith((".", "?", ")")), error
+    else:
+        assert parse(to_text(search)) == search
+
+
+def test_what_an_operator_types() -> None:
+    search = parse('status:error  queue:claims ref:UA-15 age:>10m payload.carrier:UA -queue:bulk,"x y" UA')
+    assert to_text(search) == 'status:ERROR queue:claims ref:UA-15 age:>10m payload.carrier:UA -queue:bulk,"x y" UA'
+    assert search.queues() == ("claims",)
+    assert parse("-queue:bulk").queues() == parse("queue:b*").queues() == ()
+    assert parse("status:ERROR") & parse("status:ERROR queue:q") == parse("status:ERROR queue:q")
+    assert not parse("   ")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("stauts:ERROR", r"no qualifier 'stauts'. Did you mean 'status'\?"),
+        ("status:EROR", r"'EROR' is none of CREATED, .* Did you mean 'ERROR'\?"),
+        ("is:du", r"'du' is none of due, .* Did you mean 'due'\?"),
+        ("age:10m", "say older, age:>10m, or younger, age:<10m"),
+        ("age:>ten", "'ten' is no length of time. Write >10m"),
+        ("attempt:many", "'many' is no whole number. Write 3, >=3, or 1..5"),
+        ("id:99999999999999999999", "is no whole number"),
+        ("finished:yesterday", "'yesterday' is no time. Write <1h"),
+        ("finished:2026-13-01", "is no time"),
+        ("finished:1h", "say before or after: <1h or >1h"),
+        ("queue:", "nothing stands after the :. Write it as in queue:something"),
+        ("status:", "queue|status:ERROR"),
+        ("-", "nothing stands after the -"),
+        ('ref:"UA', "a quote is open"),
+        ("queue:a,,b", "a comma stands between two values"),
+        ("payload:UA", "say which key: payload.carrier:UA"),
+        ("payload.n:1..x", "a range is of two numbers"),
+        ("http://x", "A reference with a colon goes in quotes"),
+        ("ref:a\0b", "no task holds a NUL"),
+        ("error:*", "say which words to look for"),
+        ('""', "say how the reference begins"),
+    ],
+)
+def test_a_wrong_search_says_what_was_meant(text: str, words: str) -> None:
+    with pytest.raises(SearchError, match=words):
+        parse(f"queue:claims {text}")
+
+
+# -- the rows ---------------------------------------------------------------------------------------------------------
+
+H = timedelta(hours=1)
+ROWS: dict[str, dict[str, Any]] = {
+    "UA-15": {"payload": {"carrier": "UA", "n": 5, "deep": {"x": True}}, "create_time": -2 * H, "priority": 2},
+    "UA-16": {"status": "PROCESSING", "payload": {"carrier": "DL", "n": 50}, "tag": "gpu", "total_attempt": 9},
+    "stale": {"status": "PROCESSING", "next_process_time": -H, "poller_instance": "p2", "payload": {"carrier": None}},
+    "parked": {"parked_by": "group", "group_key": "g1", "payload": [1]},
+    "later": {"ready_time": H, "payload_type": "letter", "payload": {"n": "5"}},
+    "done": {
+        "status": "COMPLETED",
+        "process_result": "Timeout was fine",
+        "finish_time": -3 * H,
+        "context": {"who": "ada"},
+    },
+    "failed": {"status": "ERROR", "process_result": "TimeoutError: 100% slow_", "attempt": 3, "fingerprint": "abc"},
+    'a "b*': {"status": "POISON", "queue": "bulk", "create_time": -timedelta(days=3), "result": {"n": 1.5}},
+}
+EVERYTHING = set(ROWS)
+FOUND: dict[str, set[str]] = {
+    "": EVERYTHING,
+    "UA": {"UA-15", "UA-16"},
+    "-UA": EVERYTHING - {"UA-15", "UA-16"},
+    '"a \\""': {'a "b*'},
+    "ref:UA-15": {"UA-15"},
+    "ref:UA-15,stale": {"UA-15", "stale"},
+    "ref:UA*": {"UA-15", "UA-16"},
+    'ref:"UA*"': set(),
+    'ref:"a \\"b*"': {'a "b*'},
+    "status:created": {"UA-15", "parked", "later"},
+    "status:ERROR,PROCESSING": {"failed", "UA-16", "stale"},
+    "-status:ERROR,PROCESSING": EVERYTHING - {"failed", "UA-16", "stale"},
+    "-status:ERROR": EVERYTHING - {"failed"},
+    "queue:bulk": {'a "b*'},
+    "-queue:bulk": EVERYTHING - {'a "b*'},
+    "queue:b*": {'a "b*'},
+    "is:due": {"UA-15", "stale"},
+    "is:held": {"UA-16"},
+    "is:stale": {"stale"},
+    "is:parked": {"parked"},
+    "is:scheduled": {"later"},
+    "-is:due,held": EVERYTHING - {"UA-15", "stale", "UA-16"},
+    "error:timeouterror": {"failed"},
+    'error:"100% slow_"': {"failed"},
+    "error:100_": set(),
+    "-error:timeout": EVERYTHING - {"failed"},
+    "fingerprint:abc": {"failed"},
+    "-fingerprint:abc": EVERYTHING - {"failed"},
+    "age:>1h": {"UA-15", 'a "b*'},
+    "age:<=1h": EVERYTHING - {"UA-15", 'a "b*'},
+    "age:1h..1d": {"UA-15"},
+    "created:>1d": {'a "b*'},
+    "finished:>2h": {"done"},
+    "finished:<2h": {"failed", 'a "b*'},
+    "-finished:>2h": EVERYTHING - {"done"},
+    "finished:1h..2000-01-01": set(),
+    "created:2000-01-01": set(),
+    "created:2000-01-01..2099-01-01": EVERYTHING,
+    "created:>=2000-01-01T08:00 created:<=2099-12-31": EVERYTHING,
+    "created:>2099-12-31": set(),
+    "started:<1h": {"UA-16", "stale", "done", "failed", 'a "b*'},
+    "attempt:>=3": {"failed"},
+    "attempt:1..2": {"UA-16", "stale", "done", 'a "b*'},
+    "attempt:0,3": {"UA-15", "parked", "later", "failed"},
+    "total:>5": {"UA-16"},
+    "priority:2": {"UA-15"},
+    "priority:<=0": EVERYTHING - {"UA-15"},
+    "group:g1": {"parked"},
+    "-group:g1": EVERYTHING - {"parked"},
+    "tag:gpu": {"UA-16"},
+    "type:letter": {"later"},
+    "poller:p2": {"stale"},
+    "parked:gr*": {"parked"},
+    "payload.carrier:UA": {"UA-15"},
+    "payload.carrier:UA,DL": {"UA-15", "UA-16"},
+    "-payload.carrier:UA": EVERYTHING - {"UA-15"},
+    "payload.carrier:U*": {"UA-15"},
+    "payload.carrier:*": {"UA-15", "UA-16", "stale"},
+    "-payload.carrier:*": EVERYTHING - {"UA-15", "UA-16", "stale"},
+    "payload.n:5": {"UA-15", "later"},
+    "payload.n:>5": {"UA-16"},
+    "payload.n:5..60": {"UA-15", "UA-16"},
+    "-payload.n:>=5": EVERYTHING - {"UA-15", "UA-16"},
+    "payload.carrier:>=E": {"UA-15"},
+    "payload.deep.x:true": {"UA-15"},
+    "payload.deep.x:>0": set(),
+    "payload.contains:5": set(),
+    "payload.deep.x__gt:5": set(),
+    "result.n:1.5": {'a "b*'},
+    "context.who:ada": {"done"},
+    "status:ERROR,POISON -queue:bulk attempt:>=3": {"failed"},
+}
+
+
+def fill(using: str) -> None:
+    for reference, columns in ROWS.items():
+        make_task(**{"status": "CREATED", **columns}, using=using, reference=reference)
+
+
+@pytest.mark.django_db(databases=["default", "sqlite"])
+@pytest.mark.parametrize("alias", ["default", "sqlite"])
+def test_what_each_search_finds(alias: str) -> None:
+    fill(alias)
+    tasks: Any = Task.objects.using(alias)
+    found = {text: set(select(text, tasks).values_list("reference", flat=True)) for text in FOUND}
+    assert found == FOUND
+    (number,) = tasks.filter(reference="failed").values_list("pk", flat=True)
+    assert [task.pk for task in select(f"id:{number}", tasks)] == [number]
+
+
+def test_every_qualifier_is_looked_for() -> None:
+    written = {term.name for text in FOUND for term in parse(text).terms}
+    assert written >= {*QUALIFIERS, ""} - {"id"}
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("zone", ["UTC", "Pacific/Auckland"])
+def test_a_day_is_the_site_s_day(settings: Any, zone: str) -> None:
+    settings.TIME_ZONE = zone
+    make_task(reference="now")
+    today = timezone.localdate()
+    tasks: Any = Task.objects.all()
+    assert select(f"created:{today}", tasks).count() == 1
+    assert select(f"created:<={today} created:>={today}", tasks).count() == 1
+    assert select(f"created:>{today}", tasks).count() == select(f"created:<{today}", tasks).count() == 0
+
+
+@pytest.mark.django_db
+def test_the_indexes_of_finished_and_of_waiting_tasks_answer_for_statuses() -> None:
+    def plan(text: str) -> str:
+        with connections["default"].cursor() as cursor:
+            cursor.execute("SET LOCAL enable_seqscan = off")
+        return str(select(text, Task.objects.all()).order_by("-pk")[:50].explain())
+
+    for text in ("status:ERROR", "status:COMPLETED queue:claims", "fingerprint:abc", "is:parked", "error:x"):
+        assert "Seq Scan" not in plan(text) and "_pkey" not in plan(text), f"{text}: {plan(text)}"
+
+
+@pytest.mark.django_db
+def test_how_a_reference_begins_is_looked_up_whatever_the_database_s_collation() -> None:
+    """LIKE 'UA%' goes by an index in the C collation, or by one of this operator class in any."""
+    with connections["default"].cursor() as cursor:
+        cursor.execute("SELECT indexdef FROM pg_indexes WHERE indexname = 'dbtaskqueue_task_reference'")
+        ((definition,),) = cursor.fetchall()
+    assert definition.startswith("CREATE UNIQUE INDEX") and "reference_number varchar_pattern_ops" in definition
+
+
+def test_a_search_of_one_queue_looks_where_its_tasks_live(settings: Any) -> None:
+    settings.DBTASKQUEUE = {"QUEUES": {"far": {"database": "sqlite"}, "own": {"model": "testapp.Letter"}, "q": {}}}
+    assert tasks_for(parse("queue:far status:ERROR")).db == "sqlite"
+    assert tasks_for(parse("queue:q")).db == tasks_for(parse("queue:far,q")).db == "default"
+
+
+# -- the filter behind every face --------------------------------------------------------------------------------------
+
+
+@pytest.mark.django_db
+def test_the_filter_takes_a_search_and_each_qualifier_as_a_field() -> None:
+    fill("default")
+    given = QueryDict("q=status:ERROR,POISON&queue=-bulk&attempt=>%3D3&page=7&age=")
+    found = TaskFilter(given, queryset=Task.objects.all())
+    assert [task.reference for task in found.qs] == ["failed"]
+    assert to_text(found.checked().search) == "status:ERROR,POISON -queue:bulk attempt:>=3"
+    assert TaskFilter(QueryDict(""), queryset=Task.objects.all()).qs.count() == len(ROWS)
+    assert TaskFilter(None, queryset=Task.objects.all()).checked().qs.count() == len(ROWS)
+    assert set(found.form.fields) == {"q", *QUALIFIERS}
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("given", [{"q": "stauts:ERROR"}, {"status": "EROR"}, {"q": "status:ERROR", "age": "old"}])
+def test_a_filter_with_a_fault_selects_nothing_and_says_why(given: dict[str, str]) -> None:
+    fill("default")
+    found = TaskFilter(given, queryset=Task.objects.all())
+    assert list(found.qs) == []
+    assert found.errors
+    with pytest.raises(SearchError):
+        found.checked()

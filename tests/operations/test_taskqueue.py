@@ -1,0 +1,369 @@
+"""``manage.py taskqueue``: what it shows, what it asks, what it changes, and how it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import re
+import threading
+from argparse import _SubParsersAction
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.core.management import call_command
+from django.core.management.base import CommandError
+from django.db import connection, transaction
+
+from django_dbtaskqueue.management.commands import taskqueue
+from django_dbtaskqueue.models import Attempt, AuditEntry, BulkOperation, Poller, Queue, Task
+from django_dbtaskqueue.operations import acts, bulk_steps
+from django_dbtaskqueue.operations.console import acting
+from django_dbtaskqueue.operations.console.words import printable, span
+from django_dbtaskqueue.operations.pausing import IN_EFFECT
+from django_dbtaskqueue.operations.selection import select
+from django_dbtaskqueue.status import Status
+from tests.factories import QUEUE, age, make_task
+from tests.support import PATIENCE, actors
+
+pytestmark = pytest.mark.django_db
+COMMANDS = Path(__file__).parents[2] / "docs/reference/commands.md"
+
+
+@pytest.fixture(autouse=True)
+def _known(settings: Any) -> None:
+    settings.DBTASKQUEUE = {"QUEUES": {QUEUE: {}, "letters": {}}}
+
+
+def run(*arguments: str) -> str:
+    """Run the command to its end; return what it wrote."""
+    out = io.StringIO()
+    call_command("taskqueue", *arguments, stdout=out, no_color=True)
+    return out.getvalue()
+
+
+def data(*arguments: str) -> Any:
+    return json.loads(run(*arguments, "--json"))
+
+
+def written(*arguments: str) -> str:
+    """Return what the command wrote, however it ended."""
+    out = io.StringIO()
+    with contextlib.suppress(SystemExit):
+        call_command("taskqueue", *arguments, stdout=out, no_color=True)
+    return out.getvalue()
+
+
+def data_of(*arguments: str) -> Any:
+    return json.loads(written(*arguments, "--json"))
+
+
+def ended_with(*arguments: str) -> int:
+    """Return the exit code of a run that ends well or by itself."""
+    try:
+        run(*arguments)
+    except SystemExit as ended:
+        return int(ended.code or 0)
+    return 0
+
+
+def code_of(*arguments: str) -> int:
+    """Return the exit code of a run that does not end well."""
+    with pytest.raises((CommandError, SystemExit)) as ended:
+        run(*arguments)
+    return ended.value.code if isinstance(ended.value, SystemExit) else ended.value.returncode  # type: ignore[return-value]
+
+
+# -- looking -----------------------------------------------------------------------------------------------------------
+
+
+def test_status_tells_the_health_first_then_each_queue() -> None:
+    make_task(ready_time=-timedelta(minutes=5))
+    make_task(Status.ERROR)
+    served = [{"queue": QUEUE, "weight": 1}]
+    Poller.objects.create(instance="here", state="RUNNING", queues=served)
+    Poller.objects.create(instance="gone", state="RUNNING", queues=served)
+    age(timedelta(hours=1), model=Poller, instance="gone")
+    run("pause", "letters", "--reason", "mail server is down")
+    shown = run("status")
+    assert re.match(r"1 queue late, oldest 5m \d+s; 1 poller alive, 0 attempts failed in the last hour\n", shown)
+    assert re.search(rf"{QUEUE} +running +5m \d+s +0.0 +0.0 +- +1 +0 +0 +1 +0 +2\n", shown)
+    assert re.search(r"letters +paused +- +0.0 +0.0 +- +0 +0 +0 +0 +0 +0\n", shown)
+    (facts,) = data("status", "--queue", QUEUE)["queues"]
+    assert (facts["queue"], facts["tasks"]["ERROR"], facts["paused"]) == (QUEUE, {"count": 1, "exact": True}, False)
+    assert facts["oldest_seconds"] >= 300
+
+
+def test_status_of_a_queue_nobody_knows_names_the_nearest(settings: Any) -> None:
+    with pytest.raises(CommandError, match="Did you mean 'letters'"):
+        run("status", "--queue", "leters")
+    settings.DBTASKQUEUE = {}
+    assert data("status")["pollers"] == 0
+
+
+def test_list_shows_the_newest_first_in_pages_and_no_secret() -> None:
+    tasks = [make_task(Status.ERROR, reference=f"r{n}", process_result="KeyError: token=abc") for n in range(3)]
+    make_task(Status.COMPLETED)
+    shown = run("list", "--filter", "status:ERROR", "--limit", "2")
+    assert shown.index("r2") < shown.index("r1")
+    assert "r0" not in shown and f"More follow: --before {tasks[1].pk}" in shown
+    assert "KeyError: token=•••" in shown and "abc" not in shown
+    rest = data("list", "--filter", "status:ERROR", "--before", str(tasks[1].pk))
+    assert [row["reference"] for row in rest] == ["r0"]
+    assert "payload" not in rest[0]
+    assert "No task matches queue:nobody." in run("list", "--filter=queue:nobody")
+    assert len(data("list", "--filter=-status:ERROR")) == 1
+
+
+def test_show_tells_all_of_a_task_and_masks_secrets() -> None:
+    task = make_task(
+        Status.ERROR, reference="A", payload={"name": "Ada", "api_key": "s3cret"}, process_result="ValueError: no"
+    )
+    Attempt.objects.create(
+        task_id=task.pk, queue=QUEUE, attempt=5, total_attempt=5, error_type="ValueError", message="no\x1b[31m",
+        traceback="Traceback (most recent call last):\n  password = 'hunter2'\nValueError: no",
+    )  # fmt: skip
+    for name in (str(task.pk), f"{QUEUE}/A"):
+        shown = run("show", name)
+        assert '"name": "Ada"' in shown and "attempt 5 failed: ValueError: no\\x1b[31m" in shown
+        assert "s3cret" not in shown and "hunter2" not in shown and "\x1b" not in shown
+    facts = data("show", str(task.pk))
+    assert facts["payload"] == {"name": "Ada", "api_key": "•••"}
+    assert facts["attempts"][0]["traceback"].splitlines()[1] == "  password = '•••'"
+    with pytest.raises(CommandError, match="There is no task '0'"):
+        run("show", "0")
+
+
+def test_tail_shows_what_comes_after_it_began(monkeypatch: pytest.MonkeyPatch) -> None:
+    make_task(reference="before")
+
+    class Meanwhile:
+        """Between two looks, a task is enqueued and another's attempt fails."""
+
+        def wait(self, seconds: float) -> None:
+            if seconds:
+                task = make_task(reference=f"fresh{Task.objects.count()}")
+                Attempt.objects.create(task_id=task.pk, queue=QUEUE, attempt=1, total_attempt=1, error_type="KeyError")
+                Attempt.objects.create(task_id=1, queue="letters", attempt=1, total_attempt=1, error_type="Other")
+
+    monkeypatch.setattr("threading.Event", Meanwhile)
+    shown = run("tail", "--count", "2", "--filter", f"queue:{QUEUE}")
+    assert f"{QUEUE}/fresh1  CREATED" in shown and "attempt 1 failed: KeyError" in shown
+    assert "before" not in shown and "Other" not in shown
+    lines = [json.loads(line) for line in run("tail", "--count", "2", "--json").splitlines()]
+    assert [line["event"] for line in lines] == ["task", "failed", "failed"]
+
+
+def test_the_doctor_says_what_is_wrong_and_what_helps_and_ends_so() -> None:
+    findings = data_of("doctor")
+    assert {finding["level"] for finding in findings} <= {"error", "warning", "info"}
+    assert all(finding["words"] and finding["remedy"] for finding in findings)
+    make_task(ready_time=-timedelta(hours=2))
+    shown = written("doctor")
+    for finding in data_of("doctor"):
+        assert f"{finding['level'].upper()}  " in shown and f"[{finding['id']}]" in shown
+    worst = {finding["level"] for finding in data_of("doctor")}
+    assert ended_with("doctor") == int("error" in worst)
+
+
+# -- acting ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("command", "source", "target"),
+    [
+        ("reprocess", "ERROR", "CREATED"),
+        ("poison", "ERROR", "POISON"),
+        ("unpoison", "POISON", "ERROR"),
+        ("kick", "POISON", "CREATED"),
+        ("cancel", "CREATED", "POISON"),
+        ("release", "PROCESSING", "CREATED"),
+        ("delete", "ERROR", None),
+        ("housekeep", "ERROR", None),
+    ],
+)
+@pytest.mark.parametrize("how", ["id", "filter", "background"])
+def test_each_verb(command: str, source: str, target: str | None, how: str) -> None:
+    task, other = make_task(source, reference="A"), make_task(source, reference="B")
+    extra = ["--older-than", "0s"] if command == "housekeep" else []
+    which = ["--id", str(task.pk)] if how == "id" else ["--filter", "ref:A"]
+    said = ["--reason", "why", "--yes", *(["--background"] if how == "background" else [])]
+    # When it is only tried, then nothing changes
+    assert data(command, *which, *extra, "--dry-run")["would_change"] == "1"
+    assert Task.objects.filter(pk=task.pk, status=source).exists()
+    # When it is done, then just this task changes, and the audit names the system's user
+    run(command, *which, *extra, *said)
+    if how == "background":
+        assert BulkOperation.objects.get().state == "WAITING"
+        run("bulk", "run")
+    assert list(Task.objects.filter(pk=task.pk).values_list("status", flat=True)) == ([target] if target else [])
+    assert Task.objects.get(pk=other.pk).status == source
+    entry = AuditEntry.objects.get()
+    assert (entry.way, entry.reason, entry.changed) == ("command", "why", 1)
+    assert entry.actor
+
+
+def test_a_large_act_becomes_a_bulk_operation_and_is_followed_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(acting, "MOST", 3)
+    monkeypatch.setattr(bulk_steps, "CHUNK", 2)
+    for _ in range(4):
+        make_task(Status.ERROR)
+    make_task(Status.COMPLETED)
+    said = run("reprocess", "--filter", f"queue:{QUEUE}", "--yes")
+    assert "skipped 1: in COMPLETED, not in ERROR" in said and "4 tasks reprocessed." in said
+    assert "100%  4 changed, 1 skipped" in said
+    operation = BulkOperation.objects.get()
+    assert (operation.state, operation.changed, operation.way) == ("FINISHED", 4, "command")
+    assert data("bulk", "show", str(operation.pk))["changed"] == 4
+    assert [row["state"] for row in data("bulk", "list")] == ["FINISHED"]
+    assert f"queue:{QUEUE}" in run("bulk", "list")
+
+
+def test_a_bulk_operation_is_cancelled() -> None:
+    make_task(Status.ERROR)
+    run("reprocess", "--filter", "status:ERROR", "--yes", "--background")
+    number = str(BulkOperation.objects.get().pk)
+    assert "CANCELLED" in run("bulk", "cancel", number, "--reason", "wrong")
+    assert data("bulk", "run")["chunks"] == 0
+    assert code_of("bulk", "cancel", number) == taskqueue.REFUSED
+    with pytest.raises(CommandError, match="Say which: taskqueue bulk cancel N"):
+        run("bulk", "cancel")
+
+
+def test_without_a_terminal_an_act_needs_yes_and_on_one_it_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    task = make_task(Status.ERROR)
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    with pytest.raises(CommandError, match="say --yes"):
+        run("reprocess", "--id", str(task.pk))
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setattr("sys.stdin", Terminal("n\n"))
+    assert code_of("reprocess", "--id", str(task.pk)) == taskqueue.REFUSED
+    assert Task.objects.get().status == Status.ERROR
+    monkeypatch.setattr("sys.stdin", Terminal("y\n"))
+    assert "1 task reprocessed." in run("reprocess", "--id", str(task.pk))
+
+
+def test_an_id_without_a_task_is_named_with_its_reason() -> None:
+    task = make_task(Status.ERROR)
+    assert data("reprocess", "--id", str(task.pk), "--id", "987654321", "--yes") == {
+        "changed": 1,
+        "skipped": 1,
+        "skips": {"there is no such task": 1},
+    }
+
+
+def test_pause_resume_and_purge() -> None:
+    make_task(Status.COMPLETED)
+    make_task(queue="letters")
+    assert data("pause", QUEUE, "--dry-run") == {"would_pause": [QUEUE]}
+    assert not Queue.objects.exists()
+    assert data("pause", QUEUE, "letters", "--for", "30m") == {"paused": 2}
+    assert Queue.objects.filter(IN_EFFECT, paused_until__isnull=False).count() == 2
+    assert data("resume", QUEUE, "--dry-run") == {"would_resume": [QUEUE]}
+    assert data("resume", QUEUE) == {"resumed": 1}
+    assert code_of("purge", QUEUE, "--yes") == taskqueue.REFUSED
+    assert "1 task deleted" in run("purge", QUEUE, "--yes", "--reason", "test data")
+    assert [task.queue for task in Task.objects.all()] == ["letters"]
+    assert list(AuditEntry.objects.order_by("pk").values_list("verb", "queue")) == [
+        ("pause", QUEUE), ("pause", "letters"), ("resume", QUEUE), ("purge", QUEUE),
+    ]  # fmt: skip
+
+
+# -- how it ends -------------------------------------------------------------------------------------------------------
+
+
+def test_exit_codes(settings: Any) -> None:
+    make_task(Status.ERROR)
+    assert code_of("list", "--filter", "stauts:ERROR") == taskqueue.USAGE
+    assert code_of("reprocess", "--yes") == taskqueue.REFUSED
+    assert code_of("delete", "--filter", "status:ERROR", "--yes") == taskqueue.REFUSED
+    assert code_of("pause", "nobody-knows") == taskqueue.REFUSED
+    settings.DBTASKQUEUE = {"QEUES": {}}
+    assert code_of("status") == taskqueue.CONFIGURATION
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_search_that_takes_too_long_is_given_up(settings: Any) -> None:
+    settings.DBTASKQUEUE = {**settings.DBTASKQUEUE, "OPERATIONS_TIMEOUT": timedelta(milliseconds=100)}
+    locked, go_on = threading.Event(), threading.Event()
+
+    def lock() -> None:
+        with transaction.atomic(), connection.cursor() as cursor:
+            cursor.execute("LOCK TABLE dbtaskqueue_task")
+            locked.set()
+            assert go_on.wait(PATIENCE)
+
+    with actors(1) as (other,):
+        held = other.do(lock)
+        assert locked.wait(PATIENCE)
+        assert code_of("list", "--filter", "status:ERROR") == taskqueue.TOO_SLOW
+        go_on.set()
+        held.result(PATIENCE)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_searches_of_payloads_go_by_an_index_for_those_who_want_it() -> None:
+    def plan() -> str:
+        with transaction.atomic(), connection.cursor() as cursor:
+            cursor.execute("SET LOCAL enable_seqscan = off")
+            cursor.execute("SET LOCAL enable_indexscan = off")
+            return str(select("payload.carrier:UA", Task.objects.all()).explain())
+
+    try:
+        name = data("index")["index"]
+        assert name in plan()
+        assert "nothing to do" in run("index")
+    finally:
+        run("index", "--drop")
+    assert name not in plan()
+    assert "nothing to do" in run("index", "--drop")
+
+
+@pytest.mark.django_db(databases=["default", "sqlite"])
+def test_an_index_of_payloads_is_of_postgresql_only() -> None:
+    with pytest.raises(CommandError, match="is no PostgreSQL"):
+        run("index", "--database", "sqlite")
+
+
+def test_a_token_is_shown_once_and_only_its_hash_is_for_the_settings() -> None:
+    made = data("token", "ada")
+    assert len(made["token"]) >= 40 and len(made["hash"]) == 64
+    assert data("token", "ada")["token"] != made["token"]
+    assert "API_TOKENS" in run("token", "ada")
+
+
+def test_every_subcommand_and_option_is_documented() -> None:
+    text = COMMANDS.read_text().split("\n## taskqueue\n", 1)[1].split("\n## ", 1)[0]
+    parser = taskqueue.Command().create_parser("manage.py", "taskqueue")
+    (commands,) = [action for action in parser._actions if isinstance(action, _SubParsersAction)]
+    assert [name for name in commands.choices if f"`{name}" not in text] == []
+    options = {
+        option
+        for one in commands.choices.values()
+        for action in one._actions
+        for option in action.option_strings
+        if option.startswith("--")
+    }
+    common = {"--help", "--version", "--settings", "--pythonpath", "--traceback", "--no-color", "--force-color",
+              "--verbosity", "--skip-checks"}  # fmt: skip
+    assert [option for option in options - common if f"`{option}" not in text] == []
+    for code in (0, taskqueue.REFUSED, taskqueue.USAGE, taskqueue.CONFIGURATION, taskqueue.TOO_SLOW):
+        assert f"\n| {code} |" in text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"), [(0, "0s"), (59, "59s"), (252, "4m 12s"), (3600, "1h 0m"), (90_000, "1d 1h"), (-5, "0s")]
+)
+def test_a_length_of_time_in_two_units(seconds: int, words: str) -> None:
+    assert span(timedelta(seconds=seconds)) == words
+
+
+def test_control_signs_of_a_row_do_not_command_the_terminal() -> None:
+    assert printable("a\x1b[2Jb\nç") == "a\\x1b[2Jb\\nç"
+    assert acts.MOST == 1000

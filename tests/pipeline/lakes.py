@@ -1,0 +1,81 @@
+"""Tasks to archive, and the count that must never change: hot + history + archive + deleted."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow.parquet as pq
+
+from django_dbtaskqueue.models import Attempt, DeletedTasks, Task, TaskHistory
+from django_dbtaskqueue.pipeline.archive import Archive
+from django_dbtaskqueue.pipeline.lake import Lake
+from tests.factories import make_task
+
+if TYPE_CHECKING:
+    import os
+
+    from pyspark.sql import SparkSession
+
+    from django_dbtaskqueue.pipeline.database import Database
+
+DAY = timedelta(days=1)
+MEANWHILE = {"create_time": -5 * DAY, "start_time": -4 * DAY}
+
+
+def fill() -> None:
+    """Make nine finished tasks in two queues on two days, three failed attempts, and three rows of history."""
+    for day in (2, 3):
+        for status in ("COMPLETED", "POISON"):
+            make_task(status, finish_time=-day * DAY, **MEANWHILE)
+    for _ in range(3):
+        failed = make_task("ERROR", finish_time=-2 * DAY, payload={"city": "Kyiv"}, **MEANWHILE)
+        Attempt.objects.create(task_id=failed.pk, queue=failed.queue, attempt=1, total_attempt=1, message="no")
+    for _ in range(2):
+        make_task("COMPLETED", queue="a/b=c %d", reference="ключ" if _ else None, finish_time=-DAY * 2, **MEANWHILE)
+    for _ in range(3):
+        to_history(make_task("COMPLETED", finish_time=-2 * DAY, **MEANWHILE))
+
+
+def to_history(task: Task) -> None:
+    """Move one finished task to the history, as the settle statement does."""
+    Task.objects.filter(pk=task.pk).housekeep(older_than=timedelta(0))
+
+
+def archive(spark: SparkSession, database: Database, lake: str | os.PathLike[str], **options: Any) -> Mapping[str, Any]:
+    """Run the job; everything finished is old enough unless told otherwise."""
+    options.setdefault("older_than", "0s")
+    return Archive().run(Archive.context(spark=spark, database=database, lake=lake, **options))
+
+
+@dataclass(frozen=True)
+class Census:
+    """What there is: the ids of tasks, wherever they stand, each as often as it does; failed attempts; deletions."""
+
+    tasks: Counter[int]
+    attempts: Counter[int]
+    deleted: int
+
+    @classmethod
+    def of(cls, folder: Path) -> Census:
+        """Count in the database and in the files of the lake, if there is one."""
+        tasks = [*Task.objects.values_list("pk", flat=True), *TaskHistory.objects.values_list("task_id", flat=True)]
+        attempts = [*Attempt.objects.values_list("pk", flat=True)]
+        return cls(
+            Counter([*tasks, *ids(folder, "tasks")]),
+            Counter([*attempts, *ids(folder, "attempts")]),
+            sum(DeletedTasks.objects.values_list("count", flat=True)),
+        )
+
+
+def ids(folder: Path, table: str) -> list[int]:
+    """Return the ids in those files of a lake that count, read without Spark."""
+    if not (folder / "_dbtaskqueue").exists():
+        return []
+    lake = Lake.at(folder)
+    files = [pq.ParquetFile(lake.root / one.path).read(["id"]) for one in lake.files(table)]
+    return [number for rows in files for number in rows["id"].to_pylist()]

@@ -1,0 +1,267 @@
+"""``archive``: finished tasks move to the lake, and nothing is lost or doubled, whatever happens on the way."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import duckdb
+import pytest
+from django.db import transaction
+from django.db.models.functions import Now
+from pyspark import TaskContext
+from pyspark.sql import functions as F
+
+from django_dbtaskqueue.exceptions import CheckFailed, LakeError, PipelineError
+from django_dbtaskqueue.models import ArchiveBatch, Attempt, Task, TaskHistory
+from django_dbtaskqueue.pipeline.archive import Archive
+from django_dbtaskqueue.pipeline.archive_files import Export
+from django_dbtaskqueue.pipeline.archive_write import WRITTEN, RowWriter
+from django_dbtaskqueue.pipeline.lake import Lake, read_lake
+from django_dbtaskqueue.pipeline.schema import TASKS
+from tests.factories import make_task
+from tests.pipeline.lakes import Census, archive, fill
+from tests.support import actors
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    import pyarrow as pa
+    from pyspark.sql import SparkSession
+
+    from django_dbtaskqueue.pipeline.database import Database
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Where the lake comes to stand."""
+    return tmp_path / "lake"
+
+
+def test_finished_tasks_and_their_attempts_move_to_the_lake(
+    spark: SparkSession, database: Database, folder: Path
+) -> None:
+    fill()
+    waiting = make_task("CREATED")
+    before = Census.of(folder)
+
+    done = archive(spark, database, folder)
+
+    assert Census.of(folder) == before
+    assert [task.pk for task in Task.objects.all()] == [waiting.pk]
+    assert not TaskHistory.objects.exists()
+    assert not Attempt.objects.exists()
+    assert done["tasks"] == 12
+    assert done["attempts"] == 3
+    assert set(ArchiveBatch.objects.values_list("state", flat=True)) == {"closed"}
+    rows = read_lake(spark, folder, database=database).orderBy("id").collect()
+    errors = [row for row in rows if row.status == "ERROR"]
+    assert {(row.location, row.queue, row.schema_version) for row in rows} == {
+        ("dbtaskqueue.task", "parcels", 1),
+        ("dbtaskqueue.task", "a/b=c %d", 1),
+    }
+    assert all(row.finished_date == row.finish_time.date() for row in rows)
+    assert {row.payload for row in errors} == {'{"city": "Kyiv"}'}
+    attempts = read_lake(spark, folder, table="attempts").collect()
+    assert {row.task_id for row in attempts} == {row.id for row in errors}
+
+
+def test_duckdb_reads_the_same(spark: SparkSession, pg: Database, folder: Path) -> None:
+    fill()
+    expected = {(task.pk, task.queue, task.status, task.finish_time, task.total_attempt) for task in Task.objects.all()}
+    archive(spark, pg, folder, source="task")
+
+    files = f"read_parquet('{folder}/tasks/**/*.parquet', hive_partitioning = true)"
+    with duckdb.connect() as reader:
+        reader.execute("SET TimeZone = 'UTC'")
+        rows = reader.execute(f"SELECT id, queue_name, status, epoch_us(finish_time), total_attempt FROM {files}")
+        found = {(row[0], row[1], row[2], row[3], row[4]) for row in rows.fetchall()}
+        days = reader.execute(f"SELECT bool_and(finished_date = finish_time::date) FROM {files}").fetchone()
+    assert found == {(a, b, c, round(d.timestamp() * 1_000_000), e) for a, b, c, d, e in expected}
+    assert days == (True,)
+
+
+def test_a_task_changed_meanwhile_stays_and_does_not_count_in_the_lake(
+    spark: SparkSession, pg: Database, folder: Path
+) -> None:
+    fill()
+    again, flipped, held = Task.objects.filter(status="ERROR").order_by("pk")[:3]
+    before = Census.of(folder)
+
+    def hold(locked: Any, free: Any) -> None:
+        with transaction.atomic():
+            Task.objects.select_for_update().get(pk=held.pk)
+            locked.set()
+            assert free.wait(30)
+
+    locked, free = threading.Event(), threading.Event()
+    with actors(1) as (operator,):
+
+        def meddle(step: str, _done: int, _total: int) -> None:
+            if step == "delete" and not locked.is_set():
+                assert Task.objects.filter(pk=again.pk).reprocess() == 1
+                assert Task.objects.filter(pk=flipped.pk).mark_poison() == 1
+                assert Task.objects.filter(pk=flipped.pk).unpoison() == 1
+                meddle.holding = operator.do(hold, locked, free)  # type: ignore[attr-defined]
+                assert locked.wait(30)
+
+        done = archive(spark, pg, folder, source="task", progress=meddle)
+        free.set()
+        meddle.holding.result(30)  # type: ignore[attr-defined]
+
+    stayed = {again.pk, flipped.pk, held.pk}
+    assert set(Task.objects.values_list("pk", flat=True)) == stayed
+    assert done["withdrawn"] == 3
+    assert Census.of(folder) == before
+    assert set(Attempt.objects.values_list("task_id", flat=True)) == stayed
+    assert not {row.id for row in read_lake(spark, folder).collect()} & stayed
+    assert read_lake(spark, folder, table="attempts").count() == 0
+
+
+def test_with_its_database_the_lake_shows_each_task_once_at_every_step(
+    spark: SparkSession, pg: Database, folder: Path
+) -> None:
+    fill()
+    error = Task.objects.filter(status="ERROR").earliest("pk")
+    everything = Counter(Task.objects.values_list("pk", flat=True))
+    seen: dict[str, Counter[int]] = {}
+
+    def look(step: str, _done: int, _total: int) -> None:
+        if step == "delete":
+            Task.objects.filter(pk=error.pk).reprocess()
+        if step in ("delete", "withdraw", "close"):
+            archived = [row.id for row in read_lake(spark, folder, database=pg).select("id").collect()]
+            seen[step] = Counter([*archived, *Task.objects.values_list("pk", flat=True)])
+
+    archive(spark, pg, folder, source="task", progress=look)
+    assert seen == dict.fromkeys(("delete", "withdraw", "close"), everything)
+
+
+def test_rows_that_break_a_rule_stop_the_batch_before_anything_is_deleted(
+    spark: SparkSession, database: Database, folder: Path
+) -> None:
+    make_task("COMPLETED")
+    make_task("COMPLETED", start_time=timedelta(hours=2))
+    with pytest.raises(CheckFailed, match=r"finished before it started: 1 rows.*--no-check") as caught:
+        archive(spark, database, folder)
+    assert caught.value.result == {"broken": {"finished before it started": 1}}
+    assert Task.objects.count() == 2
+    assert ArchiveBatch.objects.get().state == "abandoned"
+    assert not list(folder.rglob("*.parquet"))
+
+    assert archive(spark, database, folder, no_check=True)["tasks"] == 2
+    assert not Task.objects.exists()
+
+
+def test_only_what_is_asked_for_is_archived(spark: SparkSession, database: Database, folder: Path) -> None:
+    fill()
+    young = make_task("ERROR", queue="parcels")
+    Task.objects.filter(pk=young.pk).update(finish_time=Now())
+    wanted = {"queue": ["parcels"], "status": ["ERROR"], "older_than": "1h"}
+    errors = set(Task.objects.filter(status="ERROR").exclude(pk=young.pk).values_list("pk", flat=True))
+    others = set(Task.objects.values_list("pk", flat=True)) - errors
+
+    assert archive(spark, database, folder, dry_run=True, **wanted)["tasks"] == len(errors)
+    assert not (folder).exists()
+    assert archive(spark, database, folder, limit=2, batch_size=1, **wanted)["tasks"] == 2
+    assert archive(spark, database, folder, **wanted)["tasks"] == len(errors) - 2
+    assert set(Task.objects.values_list("pk", flat=True)) == others
+
+
+def test_a_batch_under_way_into_another_lake_is_finished_there(spark: SparkSession, pg: Database, folder: Path) -> None:
+    fill()
+
+    class Cut(Exception):
+        pass
+
+    def cut(step: str, _done: int, _total: int) -> None:
+        if step == "export":
+            raise Cut
+
+    with pytest.raises(Cut):
+        archive(spark, pg, folder, source="task", progress=cut)
+    with pytest.raises(PipelineError, match=f"archive --lake {folder}"):
+        archive(spark, pg, folder.with_name("two"))
+    assert archive(spark, pg, folder)["resumed"] == 1
+
+
+def test_two_archives_at_once_are_refused(spark: SparkSession, pg: Database, folder: Path) -> None:
+    fill()
+    refused = []
+
+    def another(step: str, _done: int, _total: int) -> None:
+        if step == "export" and not refused:
+            for name in ("lake", "other"):
+                with pytest.raises(PipelineError) as caught:
+                    archive(spark, pg, folder.with_name(name))
+                refused.append(str(caught.value))
+
+    archive(spark, pg, folder, progress=another)
+    assert "another archive or compaction is writing to this lake" in refused[0]
+    assert "Another archive of Database(" in refused[1]
+
+
+def test_files_that_changed_before_the_delete_stop_it(spark: SparkSession, pg: Database, folder: Path) -> None:
+    fill()
+    number = Task.objects.count()
+
+    def damage(step: str, _done: int, _total: int) -> None:
+        if step == "delete":
+            for path in folder.glob("tasks/*/*/*.parquet"):
+                content = bytearray(path.read_bytes())
+                content[len(content) // 2] ^= 0xFF
+                path.write_bytes(content)
+
+    with pytest.raises(LakeError, match=r"parquet is damaged: its checksum"):
+        archive(spark, pg, folder, source="task", progress=damage)
+    assert Task.objects.count() == number
+
+
+def test_files_of_a_failed_try_do_not_count(spark: SparkSession, folder: Path) -> None:
+    """The session gives each task a second try; both write, and only what the second one wrote is in the manifest."""
+    export = Export(Lake.at(folder, create=True), "ab")
+    writer = RowWriter(export.writer, "dbtaskqueue.task")
+    tried = folder / "tried"
+
+    def fail_once(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield from writer(batches)
+        context = TaskContext.get()
+        if context is not None and context.attemptNumber() == 0:
+            tried.touch()
+            raise RuntimeError("the first try fails after it has written")
+
+    row = [None] * len(TASKS)
+    rows = spark.createDataFrame([[7, "q", "r", "ERROR", *row[4:]]], TASKS)
+    rows = rows.withColumn("finish_time", F.lit(datetime(2026, 1, 31, tzinfo=UTC)))
+    entry = export.describe("stream", rows.mapInArrow(fail_once, WRITTEN), {})
+    assert tried.exists()
+    assert [str(path.relative_to(export.folder)) for path in export.folder.glob("*/*/*/*")] == [entry.files[0].path]
+    assert sum(one.rows for one in entry.files) == 1
+
+
+def test_small_files_are_merged(spark: SparkSession, pg: Database, folder: Path) -> None:
+    expected = {make_task("COMPLETED").pk for _ in range(4)}
+    done = archive(spark, pg, folder, source="task", batch_size=1, compact=4)
+    assert done["batches"] == done["files_compacted"] == 4
+    lake = Lake.at(folder)
+    assert {str(path.relative_to(folder)) for path in folder.glob("tasks/*/*/*.parquet")} == {
+        one.path for one in lake.files("tasks")
+    }
+    assert sorted(row.id for row in read_lake(spark, folder).collect()) == sorted(expected)
+
+    entries, files = lake.entries(), lake.files("tasks")
+    lake.fold(longer_than=1)
+    assert len(lake.entries()) == 1
+    assert lake.files("tasks") == files
+    assert all(lake.entry(one.token) for one in entries)
+
+
+def test_it_says_what_it_will_do() -> None:
+    text = Archive().explain(Archive.context().options)
+    assert "A run that was killed is" in text
+    assert "--older-than 86400s" in text

@@ -1,0 +1,135 @@
+"""``archive`` killed at any arrow, and random histories in which it is: hot + history + archive + deleted conserve."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from subprocess import PIPE
+from typing import TYPE_CHECKING
+
+import pytest
+
+from django_dbtaskqueue.models import ArchiveBatch, Attempt, Task
+from django_dbtaskqueue.pipeline.lake import Lake, read_lake
+from tests.conftest import REPOSITORY
+from tests.factories import make_task
+from tests.pipeline.lakes import MEANWHILE, Census, archive, fill, ids, to_history
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+    from django_dbtaskqueue.pipeline.database import Database
+    from tests.conftest import ProcessDatabase
+
+pytestmark = pytest.mark.slow
+STEPS = ("export", "verify", "publish", "delete", "withdraw", "close")
+KILLED = "-9"
+
+
+@pytest.mark.timeout(300)
+def test_a_run_killed_at_any_step_is_continued_by_the_next(
+    postgres_process_database: ProcessDatabase, tmp_path: Path
+) -> None:
+    lake = tmp_path / "lake"
+    fill()
+    before = Census.of(lake)
+    again = Task.objects.filter(status="ERROR").earliest("pk")
+    command = [sys.executable, "-m", "tests.pipeline.killed_archive", postgres_process_database.url, str(lake)]
+    with subprocess.Popen(
+        command, env=postgres_process_database.env, cwd=REPOSITORY, stdin=PIPE, stdout=PIPE, text=True
+    ) as program:
+
+        def run(step: str) -> str:
+            assert program.stdin and program.stdout
+            program.stdin.write(f"{step}\n")
+            program.stdin.flush()
+            return program.stdout.readline().strip()
+
+        for step in STEPS:
+            assert run(step) == KILLED, step
+            found = Census.of(lake)
+            assert set(found.tasks) == set(before.tasks), step
+            assert set(found.attempts) == set(before.attempts), step
+            if step == "publish":
+                _move_one_file(Lake.at(lake))  # as far as a run comes that is killed while it publishes
+            if step == "delete":
+                assert Task.objects.filter(pk=again.pk).reprocess() == 1
+        assert run("no step") == "0"
+        program.communicate(timeout=60)
+    assert Census.of(lake) == before
+    assert [task.pk for task in Task.objects.all()] == [again.pk]
+    assert set(ArchiveBatch.objects.values_list("state", flat=True)) == {"closed"}
+    assert not list(lake.glob("_dbtaskqueue/staging/*"))
+
+
+def _move_one_file(lake: Lake) -> None:
+    (folder,) = (lake.own / "staging").iterdir()
+    first = next(folder.glob("tasks/*/*/*.parquet"))
+    place = lake.root / first.relative_to(folder)
+    place.parent.mkdir(parents=True)
+    first.rename(place)
+
+
+class Killed(BaseException):
+    """The end of a process, as far as code can tell that has no handler for it."""
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_random_histories_conserve(spark: SparkSession, database: Database, tmp_path: Path, seed: int) -> None:
+    chance = random.Random(f"{seed} {database.vendor}")
+    lake = tmp_path / "lake"
+    made: set[int] = set()
+    failures = 0
+
+    def enqueue() -> None:
+        nonlocal failures
+        status = chance.choice(["CREATED", "COMPLETED", "COMPLETED", "ERROR", "POISON"])
+        times = MEANWHILE if status != "CREATED" else {}
+        task = make_task(status, queue=chance.choice(["parcels", "letters"]), **times)
+        made.add(task.pk)
+        if status == "ERROR":
+            failures += 1
+            Attempt.objects.create(task_id=task.pk, queue=task.queue, attempt=1, total_attempt=1)
+
+    def one(statuses: list[str], act: Callable[[Task], object]) -> None:
+        if tasks := list(Task.objects.filter(status__in=statuses)):
+            act(chance.choice(tasks))
+
+    def operate() -> None:
+        chance.choice(
+            [
+                lambda: one(["ERROR"], lambda task: Task.objects.filter(pk=task.pk).reprocess()),
+                lambda: one(["ERROR"], lambda task: Task.objects.filter(pk=task.pk).mark_poison()),
+                lambda: one(["POISON"], lambda task: Task.objects.filter(pk=task.pk).unpoison()),
+                lambda: one(["COMPLETED", "POISON"], to_history),
+                lambda: one(["COMPLETED", "CREATED"], lambda task: Task.objects.filter(pk=task.pk).purge()),
+            ]
+        )()
+
+    def step(name: str, _done: int, _total: int) -> None:
+        for _ in range(chance.randrange(2)):
+            chance.choice([enqueue, operate])()
+        if name in STEPS and chance.random() < 0.15:
+            raise Killed
+
+    for _ in range(3):
+        for _ in range(6):
+            enqueue()
+        operate()
+        with suppress(Killed):
+            archive(spark, database, lake, batch_size=chance.choice([3, 100]), progress=step)
+    archive(spark, database, lake)
+
+    found = Census.of(lake)
+    assert max(found.tasks.values()) == 1
+    assert set(found.tasks) <= made
+    assert found.tasks.total() + found.deleted == len(made)
+    assert found.attempts.total() == failures
+    assert not set(Task.objects.values_list("status", flat=True)) - {"CREATED"}
+    archived = sum(ArchiveBatch.objects.values_list("tasks", flat=True))
+    assert archived == len(ids(lake, "tasks")) == read_lake(spark, lake, database=database).count()

@@ -1,0 +1,192 @@
+"""``manage.py runtaskpipeline`` and ``python -m django_dbtaskqueue.pipeline``: words in, exit codes out."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from django.core.management import CommandError, call_command
+
+from django_dbtaskqueue.exceptions import CheckFailed, PipelineError
+from django_dbtaskqueue.management.commands.runtaskpipeline import database_of_alias
+from django_dbtaskqueue.models import Queue
+from django_dbtaskqueue.pipeline import command_line, jobs
+from django_dbtaskqueue.pipeline.arguments import Argument
+from django_dbtaskqueue.pipeline.command_line import Face, perform
+from tests.conftest import REPOSITORY
+from tests.factories import make_task
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pytest_django.fixtures import SettingsWrapper
+
+    from django_dbtaskqueue.pipeline.database import Database
+    from django_dbtaskqueue.pipeline.jobs import Context
+    from tests.conftest import ProcessDatabase
+
+
+class Echo(jobs.Job):
+    """Returns its options, or ends as it is told."""
+
+    name = "echo"
+    summary = "says what it hears"
+    arguments = (Argument("text", "what to say", default="hello"), Argument("end", "how to end"))
+
+    def run(self, context: Context) -> Mapping[str, Any]:
+        context.progress("echoing", 0, 0)
+        found = {"text": context.options["text"], "dry_run": context.dry_run, "lake": context.lake}
+        match context.options["end"]:
+            case "interrupted":
+                raise KeyboardInterrupt
+            case "failed":
+                raise PipelineError("It failed. Try again.")
+            case "broken":
+                raise ZeroDivisionError("by\nzero")
+            case "found":
+                raise CheckFailed("One fault.", found)
+        return found
+
+
+@pytest.fixture(autouse=True)
+def _echo(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(jobs.JOBS, "echo", "echo:Echo")
+    monkeypatch.setitem(sys.modules, "django_dbtaskqueue.pipeline.echo", sys.modules[__name__])
+
+
+def run(*words: str) -> tuple[int, str, str]:
+    """Return exit code, output and errors of a command line."""
+    out, err = io.StringIO(), io.StringIO()
+    url = Argument("database_url", "the database", metavar="URL")
+    code = perform(words, Face("run", url, command_line.database_of_url, out, err))
+    return code, out.getvalue(), err.getvalue()
+
+
+def test_a_result_is_lines_or_json(tmp_path: Path) -> None:
+    assert run("echo", "--text", "a", "--dry-run", "--lake", "l") == (
+        0,
+        "text: a\ndry run: yes\nlake: l\n",
+        "echoing\n",
+    )
+    code, out, _ = run("echo", "--json", "-", "--quiet")
+    assert (code, json.loads(out)) == (0, {"text": "hello", "dry_run": False, "lake": None})
+    run("echo", "--json", str(tmp_path / "result.json"))
+    assert json.loads((tmp_path / "result.json").read_text())["text"] == "hello"
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "said"),
+    [
+        ("failed", 1, "It failed. Try again."),
+        ("broken", 1, "ZeroDivisionError: by zero."),
+        ("found", 3, "One fault."),
+        ("interrupted", 130, "Interrupted."),
+    ],
+)
+def test_each_end_has_its_exit_code_and_one_paragraph(end: str, code: int, said: str) -> None:
+    found, out, err = run("echo", "--end", end)
+    assert found == code
+    assert said in err and "Traceback" not in err
+    assert ("text: hello" in out) == (end == "found")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["echoo"], "there is no such job. Did you mean 'echo'"),
+        (["echo", "--txt", "a"], "unrecognized arguments: --txt a. run echo --help shows the options"),
+        (["echo", "--text"], "expected one argument"),
+        (["explain"], "which job?"),
+        (["echo", "--conf", "a"], "--conf: 'a' is no NAME=VALUE"),
+        (["echo", "--database-url", "postgresql://me:sesame@db/x"], "can read a password in a process list"),
+        (["report", "--since", "soon"], "--since: 'soon' is neither a time"),
+    ],
+)
+def test_wrong_words_are_explained(words: list[str], said: str) -> None:
+    code, out, err = run(*words)
+    assert (code, out) == (2, "")
+    assert said in err and "sesame" not in err
+
+
+def test_help_list_and_explain_do_nothing_else() -> None:
+    assert "Exit codes: 0 done" in run("--help")[1]
+    assert "--text TEXT" in run("echo", "--help")[1]
+    listed = run("list")[1].splitlines()
+    assert [line.split()[0] for line in listed] == list(jobs.JOBS)
+    code, out, _ = run("explain", "echo", "--text", "b")
+    assert code == 0
+    assert "Returns its options" in out and "--text b" in out
+    assert run("echo", "--explain", "--text", "b")[1] == out
+
+
+def test_the_database_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DATABASE_URL", "postgresql://me:sesame@db/shop")
+    found = command_line.database_of_url(None)
+    assert found is not None and found.conninfo["dbname"] == "shop"
+    monkeypatch.delenv("DATABASE_URL")
+    assert command_line.database_of_url(None) is None
+    with pytest.raises(PipelineError, match="is not understood"):
+        command_line.database_of_url("mysql://db/x")
+
+
+# -- manage.py ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_command_knows_the_project_s_database_queues_and_objectives(
+    pg: Database, settings: SettingsWrapper
+) -> None:
+    settings.DBTASKQUEUE = {"QUEUES": {"claims": {"max_attempts": 3}}, "OBJECTIVES": {"claims": "50%/1h"}}
+    Queue.objects.create(name="mails")
+    assert "--objective 50% within 3600 s" in explained("report")
+    assert "--objective 99% within 5 s" in explained("report", "--objective", "*=99%/5s")
+    text = explained("enqueue", "--queue", "claims")
+    assert "--max-attempts 3" in text
+    assert {"claims", "mails"} <= set(re.findall(r"\w+", text.split("--known-queue ")[1]))
+    with pytest.raises(CommandError, match=r"unknown queue 'claim'\. Did you mean 'claims'") as caught:
+        call_command("runtaskpipeline", "enqueue", "--queue", "claim", "--input", "nowhere")
+    assert caught.value.returncode == 2
+    with pytest.raises(CommandError, match="'replica' is not in DATABASES"):
+        call_command("runtaskpipeline", "report", "--database", "replica")
+
+
+def explained(*words: str) -> str:
+    out = io.StringIO()
+    call_command("runtaskpipeline", "explain", *words, stdout=out)
+    return out.getvalue()
+
+
+def test_the_database_is_django_s(database: Database) -> None:
+    assert database_of_alias(None) == database
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_ctrl_c_ends_a_process_without_a_stack_trace(sqlite_process_database: ProcessDatabase) -> None:
+    make_task("COMPLETED")
+    command = [sys.executable, str(REPOSITORY / "manage.py"), "runtaskpipeline", "report", "--no-store"]
+    process = subprocess.Popen(
+        command, env=sqlite_process_database.env, cwd=REPOSITORY, text=True, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, start_new_session=True,
+    )  # fmt: skip
+    killer = threading.Timer(200, process.kill)
+    killer.start()
+    assert process.stderr is not None
+    said = []
+    for line in process.stderr:
+        said.append(line)
+        if line.startswith("reading tasks"):
+            os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to Spark's processes too
+    killer.cancel()
+    process.communicate()
+    assert process.returncode == 130, "".join(said)
+    assert said[-1].startswith("Interrupted. What was finished stays")
+    assert "Traceback" not in "".join(said)

@@ -1,0 +1,59 @@
+"""Addresses of databases: read, shown without what is secret, and used."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pytest
+
+from django_dbtaskqueue.exceptions import PipelineError
+from django_dbtaskqueue.pipeline.database import Database
+
+URLS = [
+    ("postgresql://me:p%40ss@db.example:5433/tasks?sslmode=require", {"password": "p@ss"}),
+    ("postgres://me@localhost/tasks", {}),
+    ("postgresql:///tasks?host=/run/postgresql", {}),
+    ("postgresql://me:secret@[::1]:5432/tasks", {"password": "secret"}),
+    ("postgresql://me:key1@one,two:1,2/tasks?sslpassword=key2", {"password": "key1", "sslpassword": "key2"}),
+    ("sqlite:////var/lib/tasks%20of%20mine.sqlite3", {}),
+]
+
+
+@pytest.mark.parametrize(("url", "secrets"), URLS)
+def test_an_address_without_its_secrets_is_still_the_address(url: str, secrets: dict[str, str]) -> None:
+    database = Database.from_url(url)
+    assert database.secrets == secrets
+    shown = Database.from_url(database.url_without_password)
+    assert shown.secrets == {}
+    assert shown.with_secrets(secrets) == database
+    assert pickle.loads(pickle.dumps(database)) == database  # noqa: S301 -- just pickled here
+    for secret in secrets.values():
+        assert secret not in f"{database!r} {database} {database.url_without_password}"
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["mysql://me:canary@host/tasks", "postgresql://me:canary@host/", "postgresql://me:canary@host:port/x", "sqlite://"],
+)
+def test_an_address_of_another_form_is_refused_without_showing_it(url: str) -> None:
+    with pytest.raises(PipelineError, match="not understood") as error:
+        Database.from_url(url)
+    assert "canary" not in str(error.value)
+
+
+def test_a_database_that_cannot_be_reached_is_named_without_its_password(tmp_path: Path) -> None:
+    with pytest.raises(PipelineError, match=r"postgresql://me@127\.0\.0\.1:1/tasks cannot be used") as error:
+        Database.from_url("postgresql://me:canary@127.0.0.1:1/tasks").connect()
+    assert "canary" not in str(error.value)
+    with pytest.raises(PipelineError, match="cannot be used"):
+        Database.from_url(f"sqlite:///{tmp_path}/none.sqlite3").connect()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_fails_inside_a_transaction_leaves_nothing(database: Database) -> None:
+    with database.open() as link:
+        with pytest.raises(ZeroDivisionError), link.transaction():
+            link.run("INSERT INTO dbtaskqueue_queue (name) VALUES ('q')")
+            1 / 0  # noqa: B018 -- it is to fail
+        assert link.run("SELECT name FROM dbtaskqueue_queue") == []

@@ -1,0 +1,153 @@
+"""What a load needs, which hours are odd, and the job that says so."""
+
+from __future__ import annotations
+
+import math
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from django_dbtaskqueue.exceptions import PipelineError
+from django_dbtaskqueue.models import PipelineReport, Poller, Task
+from django_dbtaskqueue.pipeline import forecasting as f
+from django_dbtaskqueue.pipeline.forecast import Forecast, sentence
+from django_dbtaskqueue.pipeline.forecasting import Need, Service, Target
+from tests.factories import make_task
+from tests.pipeline.histories import HOUR, MONDAY
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from django_dbtaskqueue.pipeline.database import Database
+
+TARGET = Target(wait=30)
+
+
+def test_erlang_c_is_that_of_the_tables() -> None:
+    assert f.erlang_c(1, 0.5) == pytest.approx(0.5)  # M/M/1: the load itself
+    assert f.erlang_c(2, 1.0) == pytest.approx(1 / 3)
+    assert f.erlang_c(10, 8.0) == pytest.approx(0.409180, abs=1e-6)
+    assert f.erlang_c(4, 4.0) == 1.0
+    assert 0 < f.erlang_c(2_000, 1_950.0) < 1
+
+
+@settings(max_examples=60, deadline=None)
+@given(rate=st.floats(0.001, 50), run=st.floats(0.01, 60), wait=st.floats(0, 600))
+def test_the_servers_needed_are_the_least_that_do(rate: float, run: float, wait: float) -> None:
+    service, target = Service(run), Target(wait)
+    found = f.servers_needed(rate, service, target)
+    assert f.late(found, rate, service, target) <= 0.05
+    assert found == 1 or f.late(found - 1, rate, service, target) > 0.05
+
+
+def test_uneven_arrivals_and_run_times_need_more() -> None:
+    even = f.servers_needed(1.0, Service(10, 0.1), TARGET, 0.5)
+    uneven = f.servers_needed(1.0, Service(10, 8.0), TARGET, 8.0)
+    assert even < uneven
+    assert f.servers_needed(0, Service(10), TARGET) == 0
+
+
+def test_hours_of_the_week_count_the_weeks_without_arrivals() -> None:
+    weeks = f.by_hour_of_week({MONDAY: 5, MONDAY + timedelta(days=14): 7})
+    assert weeks[0] == [5, 0, 7]
+    assert weeks[1] == [0, 0]
+    assert len(weeks) == 168
+
+
+def test_arrivals_of_the_same_number_each_week_are_even() -> None:
+    assert f.unevenness_of({0: [100, 100, 100], 1: [5, 5, 5]}) == pytest.approx(1 / 25)
+    assert f.unevenness_of({0: [0, 0, 300]}) == 25
+    assert f.unevenness_of({0: [1]}) == 1.0
+
+
+def test_the_interval_holds_the_need_and_shrinks_with_sameness() -> None:
+    (wide,) = f.needs({9: [1000, 3000, 9000]}, Service(2), TARGET)
+    assert wide.least < wide.servers < wide.most
+    (narrow,) = f.needs({9: [4333, 4333, 4333]}, Service(2), TARGET)
+    assert narrow.least == narrow.servers == narrow.most
+    assert f.needs({9: [1000, 3000, 9000]}, Service(2), TARGET) == [wide]  # the same again
+
+
+def test_neighbouring_hours_of_a_day_are_one_stretch() -> None:
+    found = [
+        Need(hour, 1.0, servers, servers, servers + 4)
+        for hour, servers in ((9, 9), (10, 20), (11, 4), (23, 9), (24, 9))
+    ]
+    stretches = f.short_stretches(found, have=2, slots=4)
+    assert [(str(one), one.pollers, one.most) for one in stretches] == [
+        ("Monday 09-11", 5, 6), ("Monday 23-24", 3, 4), ("Tuesday 00-01", 3, 4),
+    ]  # fmt: skip
+
+
+def odd(values: dict[datetime, float], threshold: float = 5.0) -> list[f.Anomaly]:
+    least = lambda hour, usual: math.sqrt(max(usual, 1))  # noqa: E731 -- as the job's
+    return list(f.anomalies("q", "arrivals", values, least=least, threshold=threshold))
+
+
+def test_one_wild_hour_is_named_and_hides_no_other() -> None:
+    values = {MONDAY + HOUR * hour: 100.0 for hour in range(24 * 28)}
+    values[MONDAY + timedelta(days=8)] = 1_000_000.0
+    values[MONDAY + timedelta(days=16)] = 0.0
+    assert [(one.hour, one.usual, one.score > 0) for one in odd(values)] == [
+        (MONDAY + timedelta(days=8), 100.0, True), (MONDAY + timedelta(days=16), 100.0, False),
+    ]  # fmt: skip
+
+
+def test_a_season_is_no_anomaly() -> None:
+    values = {MONDAY + HOUR * hour: 5_000.0 if hour % 24 == 9 else 10.0 for hour in range(24 * 4)}
+    assert not odd(values)
+    assert not odd({MONDAY: 1.0, MONDAY + HOUR: 1e9})  # two hours say nothing
+
+
+def busy_monday() -> None:
+    """Store two weeks in which 400 tasks of 20 seconds arrive on Monday from nine to ten, and one at any other hour."""
+    one = make_task("COMPLETED", queue="claims", reference="first", **span(MONDAY, 20))
+    rows = []
+    for week in range(2):
+        for hour in range(7 * 24):
+            start = MONDAY + timedelta(days=7 * week) + HOUR * hour
+            rows += [span(start + timedelta(seconds=9 * n), 20) for n in range(400 if hour == 9 else 1)]
+    values = {
+        field.attname: getattr(one, field.attname)
+        for field in Task._meta.concrete_fields
+        if field.attname not in ("id", "reference", "create_time", "start_time", "finish_time")
+    }
+    Task.objects.bulk_create([Task(**values, **times) for times in rows[1:]], batch_size=500)
+
+
+def span(created: datetime, ran: float) -> dict[str, datetime]:
+    started = created + timedelta(seconds=1)
+    return {"create_time": created, "start_time": started, "finish_time": started + timedelta(seconds=ran)}
+
+
+def test_it_says_in_one_sentence_where_pollers_are_missing(spark: SparkSession, pg: Database) -> None:
+    busy_monday()
+    Poller.objects.create(instance="a", slots=2, state="RUNNING")
+    context = Forecast.context(spark=spark, database=pg, until="2026-01-19")
+    found = Forecast().run(context)
+    assert (found["pollers"], found["slots"]) == (1, 2)
+    assert found["run_seconds"] == pytest.approx(20)
+    assert found["summary"].startswith(
+        "Add 1 poller Monday 09-10 UTC, to keep 95 % of the waits within 30 s: it needs 2"
+    )
+    assert {one["when"] for one in found["stretches"]} == {"Monday 09-10"}
+    assert "Pollers needed" in PipelineReport.objects.get().html
+    assert Forecast().say(found).startswith(found["summary"])
+
+
+def test_it_says_when_there_are_enough() -> None:
+    options = {"share": 0.95, "target_wait": timedelta(seconds=30)}
+    need = [Need(9, 400.0, 4, 4, 5)]
+    assert sentence([], need, have=9, slots=2, options=options) == (
+        "9 pollers of 2 slots are enough in every hour of the week to keep 95 % of the waits within 30 s; 2 would do."
+    )
+    assert sentence([], need, have=2, slots=2, options=options).endswith("within 30 s.")
+
+
+def test_without_a_run_nothing_can_be_said(spark: SparkSession, sqlite: Database) -> None:
+    make_task("CREATED")
+    with pytest.raises(PipelineError, match="nothing says how long tasks run"):
+        Forecast().run(Forecast.context(spark=spark, database=sqlite))

@@ -1,0 +1,154 @@
+"""The job ``report`` on real databases and a lake: its figures, and every place it writes them to."""
+
+from __future__ import annotations
+
+import json
+import re
+from datetime import datetime, timedelta
+from html.parser import HTMLParser
+from typing import TYPE_CHECKING, Any
+
+import duckdb
+import pytest
+
+from django_dbtaskqueue.exceptions import JobOptionError, PipelineError
+from django_dbtaskqueue.models import Attempt, PipelineReport, TaskHistory
+from django_dbtaskqueue.pipeline.database import Database
+from django_dbtaskqueue.pipeline.objectives import Objective
+from django_dbtaskqueue.pipeline.report import Report
+from tests.factories import make_task
+from tests.pipeline.histories import MONDAY
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+
+def fill() -> None:
+    """Store a small Monday: ten claims of which the last is in history, one failed mail, one that waits."""
+    for number in range(9):
+        make_task("COMPLETED", queue="claims", reference=f"A{number}", **times(number, waited=10 * number + 10, ran=2))
+    done = {**times(9, waited=100, ran=2), "status": "COMPLETED", "attempt": 1, "total_attempt": 1}
+    TaskHistory.objects.create(queue="claims", reference="A9", task_id=1, **done)
+    failed = make_task(
+        "ERROR", queue="mails", process_result="ValueError: no <b>mailbox</b> 'x'", **times(0, waited=1, ran=4)
+    )
+    for attempt in range(5):
+        Attempt.objects.create(
+            queue="mails", task_id=failed.pk, attempt=attempt, total_attempt=attempt, error_type="builtins.ValueError",
+            message="no <b>mailbox</b> 'y'", start_time=MONDAY, finish_time=MONDAY + timedelta(seconds=4),
+        )  # fmt: skip
+    make_task("CREATED", queue="mails", create_time=MONDAY)
+
+
+def times(hour: int, *, waited: float, ran: float) -> dict[str, datetime]:
+    created = MONDAY + timedelta(hours=hour)
+    started = created + timedelta(seconds=waited)
+    return {"create_time": created, "start_time": started, "finish_time": started + timedelta(seconds=ran)}
+
+
+def report(spark: SparkSession, database: Database | None, **options: Any) -> dict[str, Any]:
+    return dict(Report().run(Report.context(spark=spark, database=database, **options)))
+
+
+def test_it_says_how_the_queues_were_served_and_keeps_that_everywhere(
+    spark: SparkSession, database: Database, tmp_path: Path
+) -> None:
+    fill()
+    folder = tmp_path / "out"
+    found = report(spark, database, out=str(folder), objective=(Objective("claims", 0.9, timedelta(seconds=95)),))
+
+    everything = found["everything"]
+    assert (everything["arrived"], everything["ended"], everything["completed"]) == (12, 11, 10)
+    claims, mails = found["queues"]
+    assert (claims["queue"], claims["ended"], claims["success_rate"]) == ("claims", 10, 1.0)
+    assert claims["wait_p50"] == pytest.approx(50, rel=0.01)
+    assert claims["wait_p95"] == pytest.approx(100, rel=0.01)
+    assert (mails["arrived"], mails["errors"], mails["retries"]) == (2, 1, 4)
+    budgets = {one["queue"]: one for one in found["budgets"]}
+    assert (budgets["claims"]["bad"], budgets["claims"]["spent"]) == (1, pytest.approx(1.0))
+    assert budgets["mails"]["spent"] == pytest.approx(100)
+    assert "Beyond their error budget: mails." in found["summary"]
+    (failure,) = found["failures"]
+    assert (failure["message"], failure["tasks_ended"], failure["attempts_failed"]) == (
+        "ValueError: no <b>mailbox</b> <text>", 1, 5,
+    )  # fmt: skip
+    assert found["retry_waste"][0]["wasted_seconds"] == 20.0
+
+    assert json.loads((folder / "report.json").read_text())["everything"]["ended"] == 11
+    levels = duckdb.sql(f"SELECT queue, sum(ended) FROM '{folder}/levels.parquet' GROUP BY queue ORDER BY queue")
+    assert levels.fetchall() == [("claims", 10), ("mails", 1)]
+    page = (folder / "report.html").read_text()
+    assert "&lt;b&gt;mailbox" in page and "<b>mailbox" not in page
+    assert "prefers-color-scheme:dark" in page
+    assert stands_alone(page)
+    row = PipelineReport.objects.get(pk=found["report_id"])
+    assert (row.kind, row.summary, row.html, row.location) == ("report", found["summary"], page, str(folder))
+    assert row.data["everything"]["ended"] == 11
+
+
+def stands_alone(page: str) -> bool:
+    """Whether a page is whole, runs nothing and asks nobody for anything."""
+
+    class Tags(HTMLParser):
+        def __init__(self) -> None:
+            super().__init__()
+            self.depth, self.attributes, self.names = 0, set[str](), set[str]()
+
+        def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+            self.depth += tag not in ("meta", "line", "rect")
+            self.names.add(tag)
+            self.attributes |= {name for name, _ in attributes}
+
+        def handle_endtag(self, tag: str) -> None:
+            self.depth -= tag not in ("meta", "line", "rect")
+
+    tags = Tags()
+    tags.feed(page)
+    assert tags.depth == 0
+    assert not tags.names & {"script", "link", "img", "iframe", "object", "embed", "base", "form"}
+    assert not tags.attributes & {"src", "href", "srcset", "data"}
+    assert not re.search(r"url\(|@import|https?://", page)
+    return True
+
+
+def test_a_dry_run_of_a_period_leaves_out_the_rest_and_writes_nothing(
+    spark: SparkSession, pg: Database, tmp_path: Path
+) -> None:
+    fill()
+    period = {"since": "2026-01-05T02:00", "until": "2026-01-05T05:00"}
+    context = Report.context(spark=spark, database=pg, out=str(tmp_path / "out"), dry_run=True, **period)
+    found = Report().run(context)
+    assert found["everything"]["ended"] == 3
+    assert found["since"] == MONDAY + timedelta(hours=2)
+    assert not list(tmp_path.iterdir())
+    assert not PipelineReport.objects.exists()
+
+
+def test_an_unknown_queue_is_named_with_its_nearest(spark: SparkSession, pg: Database) -> None:
+    fill()
+    with pytest.raises(JobOptionError, match=r"no task of a queue 'claim'\. Did you mean 'claims'"):
+        report(spark, pg, queue="claim")
+    with pytest.raises(PipelineError, match="There is no task in the time from the beginning to 2020"):
+        report(spark, pg, until="2020-01-01")
+
+
+def test_a_place_that_cannot_be_written_is_refused_before_anything_is_read(tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("not a report")
+    with pytest.raises(PipelineError, match=r"holds other data\. Give --out"):
+        Report().run(Report.context(lake="nowhere", out=str(tmp_path)))
+    with pytest.raises(PipelineError, match=r"mine\.txt/out cannot be written"):
+        Report().run(Report.context(lake="nowhere", out=str(tmp_path / "mine.txt" / "out")))
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+
+
+def test_what_cannot_be_is_said_before_anything_is_read() -> None:
+    with pytest.raises(JobOptionError, match="--since: 2026-02-01 00:00 is not before the end"):
+        Report().run(Report.context(since="2026-02-01", until="2026-01-01", lake="nowhere"))
+    with pytest.raises(JobOptionError, match="there is nothing to read: name a lake, a database, or both"):
+        Report().run(Report.context())
+    with pytest.raises(JobOptionError, match="--objective: 'claims' is no objective"):
+        Report.context(objective="claims")
+    with pytest.raises(JobOptionError, match=r"objectiv: there is no such option. Did you mean 'objective'"):
+        Report.context(objectiv="claims")

@@ -1,0 +1,123 @@
+"""Starting Spark: Java found or asked for, workers like the driver, class data that cannot do harm."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from django_dbtaskqueue.exceptions import PipelineError
+from django_dbtaskqueue.pipeline import java, session
+from django_dbtaskqueue.pipeline.class_data import ClassData
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def test_the_running_session_is_the_session(spark: SparkSession) -> None:
+    assert session.spark_session(master="local[7]") is spark
+    assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
+
+
+def test_workers_are_this_python_with_this_package(spark: SparkSession) -> None:
+    def where(_row: object) -> tuple[str, str]:
+        import django_dbtaskqueue
+
+        return sys.executable, django_dbtaskqueue.__file__
+
+    import django_dbtaskqueue
+
+    assert spark.sparkContext.parallelize([1]).map(where).collect() == [(sys.executable, django_dbtaskqueue.__file__)]
+
+
+def fake_java(home: Path, release: str) -> Path:
+    (home / "bin").mkdir(parents=True)
+    (home / "bin" / "java").write_text('#!/bin/sh\necho "$0" "$@"\n')
+    (home / "bin" / "java").chmod(0o755)
+    (home / "release").write_text(release)
+    return home
+
+
+@pytest.fixture
+def no_java(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A machine without Java."""
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(java, "find_spec", lambda name: None)
+    return tmp_path
+
+
+def test_without_java_the_extra_is_named(no_java: Path) -> None:
+    with pytest.raises(PipelineError, match=r'pip install "django-dbtaskqueue\[spark\]"'):
+        java.find_java(no_java)
+
+
+def test_an_old_java_is_passed_over(no_java: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old = fake_java(no_java / "old", 'JAVA_VERSION="1.8.0_392"\n')
+    monkeypatch.setenv("JAVA_HOME", str(old))
+    with pytest.raises(PipelineError, match="JAVA_HOME is Java 8"):
+        java.find_java(no_java)
+    (no_java / "java").symlink_to(fake_java(no_java / "new", 'JAVA_VERSION="21.0.8"\n') / "bin" / "java")
+    assert java.real_home(java.find_java(no_java / "ours")) == no_java / "new"
+
+
+def test_spark_s_option_for_a_module_few_have_is_left_out(no_java: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = fake_java(no_java / "a $HOME 'of' mine", 'JAVA_VERSION="17.0.1"\n')
+    monkeypatch.setenv("JAVA_HOME", str(home))
+    ours = java.find_java(no_java / "ours")
+    command = [ours / "bin" / "java", "-a b", "--add-modules=jdk.incubator.vector", "-c"]
+    said = subprocess.run(command, env={"PATH": "/usr/bin:/bin"}, capture_output=True, text=True, check=True).stdout
+    assert said == f"{home}/bin/java -a b -c\n"
+    monkeypatch.setenv("JAVA_HOME", str(ours))  # as in a process that a session has started
+    assert java.find_java(no_java / "ours") == ours
+
+
+@pytest.mark.parametrize("name", ["pyspark", "pandas", "pyarrow", "psycopg"])
+def test_a_missing_package_is_named_with_the_extra(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr(session, "find_spec", lambda wanted: None if wanted == name else object())
+    with pytest.raises(PipelineError, match=rf'needs {name}.*pip install "django-dbtaskqueue\[spark\]"'):
+        session.spark_session()
+
+
+def test_class_data_is_kept_once_and_then_used(no_java: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = fake_java(no_java / "jdk", 'JAVA_VERSION="21"\n')
+    (home / "lib" / "server").mkdir(parents=True)
+    (home / "lib" / "server" / "classes.jsa").touch()
+    monkeypatch.setenv("JAVA_HOME", str(home))
+    monkeypatch.delenv("DBTASKQUEUE_NO_CLASS_DATA", raising=False)
+    ours = java.find_java(no_java)
+    first = ClassData.of(ours, no_java)
+    assert first.archive is not None and first.half is not None
+    assert f"-XX:ArchiveClassesAtExit={first.half}" in first.options
+    assert str(os.getpid()) in first.half.name  # two processes at once write a file each
+    first.half.write_text("classes")
+    first.half.replace(first.archive)
+    second = ClassData.of(ours, no_java)
+    assert (second.archive, second.half) == (first.archive, None)
+    assert f"-XX:SharedArchiveFile={first.archive}" in second.options
+
+
+def test_class_data_never_fails_a_session(no_java: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Java that cannot make its base archive starts without."""
+    home = fake_java(no_java / "jdk", 'JAVA_VERSION="21"\n')
+    (home / "bin" / "java").write_text("#!/bin/sh\nexit 1\n")
+    monkeypatch.setenv("JAVA_HOME", str(home))
+    monkeypatch.delenv("DBTASKQUEUE_NO_CLASS_DATA", raising=False)
+    assert ClassData.of(java.find_java(no_java), no_java).options == []
+
+
+def test_files_go_where_the_settings_say_or_can_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DBTASKQUEUE_DATA_ROOT", str(tmp_path / "root"))
+    assert session.scratch() == tmp_path / "root" / "spark"
+    monkeypatch.delenv("DBTASKQUEUE_DATA_ROOT")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert session.scratch() == tmp_path / "cache" / "dbtaskqueue" / "spark"
+    assert session.scratch().stat().st_mode & 0o077 == 0
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert session.scratch() == tmp_path / f"dbtaskqueue-spark-{os.getuid()}"

@@ -1,0 +1,284 @@
+"""Writing tasks with Spark: the same tasks as ``enqueue_many`` would make, all or none, each once."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import pyarrow as pa
+import pytest
+from django.db import connection
+from pyspark.sql import functions as F
+
+from django_dbtaskqueue import enqueue, enqueue_many
+from django_dbtaskqueue.exceptions import DuplicateTask, PipelineError
+from django_dbtaskqueue.models import StreamLedger, Task
+from django_dbtaskqueue.pipeline.database import Database
+from django_dbtaskqueue.pipeline.source import register, write_tasks
+from django_dbtaskqueue.pipeline.staging import Plan, fill, finish, open_staging
+from django_dbtaskqueue.pipeline.staging_rows import Rules
+from django_dbtaskqueue.pipeline.sweep import sweep_staging
+from tests.pipeline.executors import dying_once
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import DataFrame, SparkSession
+
+SCHEMA = (
+    "reference string, payload string, priority int, run_at timestamp, delay interval day to second,"
+    " `group` string, tag string, ttl interval day to second, context string, lease interval day to second"
+)
+FUTURE = datetime(2100, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
+ITEMS: list[dict[str, Any]] = [
+    {"reference": 'q"\n\\.', "payload": {"text": 'line\nbreak, "quote", \\ é漢😀'}, "priority": -3},
+    {"reference": "NULL", "payload": "", "tag": "host", "context": {"trace": "1"}},
+    {"reference": None, "payload": None},
+    {"reference": "a1", "payload": [1, 2.5, None, True], "group": "a", "priority": 5},
+    {"reference": "a2", "payload": {}, "group": "a"},
+    {"reference": "b1", "payload": 0, "group": "b", "run_at": FUTURE, "ttl": timedelta(hours=1)},
+    {"reference": "b2", "payload": 0, "group": "b", "run_at": FUTURE, "delay": timedelta(seconds=1.5)},
+    {"reference": "late", "payload": False, "run_at": FUTURE, "lease": timedelta(seconds=90)},
+]
+SAME = (
+    "reference", "status", "attempt", "total_attempt", "max_attempts", "priority", "payload", "payload_type",
+    "context", "group_key", "tag", "lease_seconds", "expire_time", "parked_by", "finish_time",
+)  # fmt: skip
+
+
+def frame(spark: SparkSession, items: list[dict[str, Any]]) -> DataFrame:
+    names = [field.split()[0].strip("`") for field in SCHEMA.split(", ")]
+    rows = []
+    for item in items:
+        texts = {name: json.dumps(item[name]) for name in ("payload", "context") if item.get(name) is not None}
+        rows.append(tuple({**item, **texts}.get(name) for name in names))
+    return spark.createDataFrame(rows, SCHEMA)
+
+
+def simple(spark: SparkSession, count: int, prefix: str = "r") -> DataFrame:
+    return spark.range(count).select(
+        F.concat(F.lit(prefix), "id").alias("reference"), F.struct(F.col("id").alias("n")).alias("payload")
+    )
+
+
+def tasks(queue: str) -> dict[str | None, dict[str, Any]]:
+    found = {}
+    for task in Task.objects.filter(queue=queue).order_by("id"):
+        values = {name: getattr(task, name) for name in SAME}
+        due = None if task.next_process_time.year < 2100 else task.next_process_time
+        found[task.reference] = {**values, "due": due, "in_line": task.ready_time is not None}
+    return found
+
+
+def staging_tables() -> list[str]:
+    with connection.cursor() as cursor:
+        return [name for name in connection.introspection.table_names(cursor) if "_stg_" in name]
+
+
+def test_the_same_tasks_as_enqueue_many(spark: SparkSession, database: Database) -> None:
+    enqueue_many("work", ITEMS)
+    report = write_tasks(frame(spark, ITEMS), database, queue="other", max_attempts=3)
+    assert (report.enqueued, report.ignored, report.rejects, report.repeated) == (8, 0, (), False)
+    assert tasks("other") == tasks("work")
+    assert staging_tables() == []
+
+
+def test_a_taken_reference_and_nothing_is_written(spark: SparkSession, database: Database) -> None:
+    held = enqueue("other", "r3", {"mine": True})
+    with pytest.raises(DuplicateTask, match=rf"'r3' is already taken in queue 'other' by task {held.pk} \(CREATED\)"):
+        write_tasks(simple(spark, 10), database, queue="other")
+    with pytest.raises(DuplicateTask, match="'x0' is already taken"):
+        write_tasks(simple(spark, 2, "x").union(simple(spark, 2, "x")), database, queue="other")
+    assert (Task.objects.count(), staging_tables()) == (1, [])
+    report = write_tasks(simple(spark, 10).union(simple(spark, 10)), database, queue="other", on_duplicate="ignore")
+    assert (report.enqueued, report.ignored) == (9, 11)
+    held.refresh_from_db()
+    assert held.payload == {"mine": True}
+
+
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"payload": "{"}, "payload: not JSON"),
+    ({"payload": '"\\u0000"'}, "NUL"),
+    ({"payload": "NaN"}, "payload: "),
+    ({"payload": "[" * 101 + "]" * 101}, "nested deeper than 100"),
+    ({"reference": ""}, "reference: '' is not text of 1 to 200"),
+    ({"reference": "x" * 201}, "is not text of 1 to 200"),
+    ({"tag": "a\0b"}, "tag: "),
+    ({"priority": 40000}, "priority: 40000 is not a whole number from -32768 to 32767"),
+    ({"context": "[1]"}, "context: is [1], and must be a JSON object"),
+    ({"lease": timedelta(0)}, "lease: 0:00:00 is not between"),
+    ({"queue": "nowhere"}, "queue: 'nowhere' is unknown. Known: other, work"),
+    ({"queue": None}, "queue: is null"),
+    ({"reference": None}, "reference: is null"),
+]
+
+
+def test_bad_rows_are_refused_or_returned_with_the_reason(spark: SparkSession, database: Database) -> None:
+    names = ["queue", *(field.split()[0].strip("`") for field in SCHEMA.split(", "))]
+    good = {"queue": "other", "payload": "{}"}
+    rows = [{**good, "reference": str(number), **bad} for number, (bad, _reason) in enumerate(BAD)]
+    rows.append({**good, "reference": "good"})
+    df = spark.createDataFrame([tuple(row.get(name) for name in names) for row in rows], f"queue string, {SCHEMA}")
+    options: dict[str, Any] = {"queues": ["other", "work"], "require_reference": True}
+    with pytest.raises(PipelineError, match=r"13 rows cannot be enqueued \(on_invalid=\"error\"\), so nothing was"):
+        write_tasks(df, database, **options)
+    assert (Task.objects.count(), staging_tables()) == (0, [])
+    report = write_tasks(df, database, on_invalid="reject", **options)
+    assert (report.enqueued, report.rejected) == (1, len(BAD))
+    for reject, row, (_bad, reason) in zip(report.rejects, rows, BAD, strict=False):
+        assert (reject.queue, reject.reference) == (row["queue"], row["reference"])
+        assert reason in reject.reason
+    assert Task.objects.get().reference == "good"
+
+
+@pytest.mark.parametrize(
+    ("column", "answer"),
+    [
+        ("1 AS refrence", "'refrence', which is no argument of enqueue.*Did you mean 'reference'"),
+        ("1 AS payload", r"'payload' is of type int, and must be string: use to_json\(col\)"),
+        ("5.0D AS delay", "'delay' is of type double, and must be daytimeinterval: use make_dt_interval"),
+        ("'x' AS reference", "Which queue"),
+    ],
+)
+def test_a_frame_that_does_not_fit_is_refused_before_anything_runs(
+    spark: SparkSession, pg: Database, column: str, answer: str
+) -> None:
+    with pytest.raises(PipelineError, match=answer):
+        write_tasks(spark.sql(f"SELECT {column}"), pg)
+
+
+def test_heads_of_groups_after_a_write_beside_tasks_that_are_there(spark: SparkSession, database: Database) -> None:
+    """A task at work stays the head, and one of lower priority gives way."""
+    before = [{"reference": f"{group}0", "payload": None, "group": group, "priority": 0} for group in ("busy", "free")]
+    after = [{"reference": f"{group}1", "payload": None, "group": group, "priority": -1} for group in ("busy", "free")]
+    for queue in ("work", "other"):
+        enqueue_many(queue, before[:1])
+        assert Task.objects.checkout(queue, poller_instance="p")
+        enqueue_many(queue, before[1:])
+    enqueue_many("work", after)
+    write_tasks(frame(spark, after), database, queue="other", max_attempts=3)
+    assert tasks("other") == tasks("work")
+    assert [ref for ref, task in tasks("other").items() if task["in_line"]] == ["busy0", "free1"]
+
+
+def test_a_write_with_a_name_is_done_once(spark: SparkSession, database: Database) -> None:
+    df = simple(spark, 5).drop("reference")
+    assert write_tasks(df, database, queue="other", once="import").enqueued == 5
+    again = write_tasks(df, database, queue="other", once="import")
+    assert (again.enqueued, again.repeated) == (0, True)
+    assert write_tasks(df, database, queue="other", once="import", batch=1).enqueued == 5
+    assert list(StreamLedger.objects.order_by("batch").values_list("query", "batch", "rows")) == [
+        ("import", 0, 5),
+        ("import", 1, 5),
+    ]
+    assert (Task.objects.count(), staging_tables()) == (10, [])
+
+
+def test_pollers_are_woken_after_the_commit(spark: SparkSession, pg: Database) -> None:
+    with pg.connect() as listener:
+        listener.execute("LISTEN dbtaskqueue")
+        write_tasks(simple(spark, 5), pg, queue="other")
+        (note,) = listener.notifies(timeout=30, stop_after=1)
+        assert note.payload == "other"
+
+
+def test_a_lost_worker_costs_no_row_and_doubles_none(spark: SparkSession, pg: Database) -> None:
+    df = spark.range(1000, numPartitions=2).mapInArrow(dying_once, "id long")
+    df = df.select(F.to_json(F.struct("id")).alias("payload"))
+    assert write_tasks(df, pg, queue="other").enqueued == 1000
+    assert {task["id"] for task in Task.objects.values_list("payload", flat=True)} == set(range(1000))
+    assert (Task.objects.count(), staging_tables()) == (1000, [])
+
+
+def batch_of(*references: str) -> list[pa.RecordBatch]:
+    return [pa.RecordBatch.from_pydict({"reference": pa.array(references, pa.string())})]
+
+
+def test_rows_of_an_attempt_that_does_not_count_are_left_behind(database: Database) -> None:
+    """An executor that dies after its work, or a second try beside a slow one: staged twice, moved once."""
+    plan = Plan(database, open_staging(database), Rules(queue="other"))
+    fill(plan, batch_of("a", "b"), 1)
+    part = fill(plan, batch_of("a", "b"), 2)
+    assert finish(plan, [part]).enqueued == 2
+    assert (Task.objects.count(), staging_tables()) == (2, [])
+
+
+def test_what_a_killed_driver_leaves_is_swept(postgres_process_database: Any, pg: Database) -> None:
+    program = (
+        "import os, signal, pyarrow as pa\n"
+        "from django_dbtaskqueue.pipeline.database import Database\n"
+        "from django_dbtaskqueue.pipeline.staging import Plan, fill, open_staging\n"
+        "from django_dbtaskqueue.pipeline.staging_rows import Rules\n"
+        "database = Database.from_url(os.environ['DATABASE_URL'])\n"
+        "plan = Plan(database, open_staging(database), Rules(queue='other'))\n"
+        "fill(plan, [pa.RecordBatch.from_pydict({'reference': pa.array(['a'])})], 1)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], env=postgres_process_database.env, timeout=60, check=False)
+    assert done.returncode == -9
+    (left,) = staging_tables()
+    assert sweep_staging(pg) == []
+    with psycopg.connect(**pg.conninfo) as writer:
+        writer.execute(f'LOCK TABLE "{left}" IN ROW EXCLUSIVE MODE')
+        assert sweep_staging(pg, older_than=timedelta(0)) == []
+    assert sweep_staging(pg, older_than=timedelta(0)) == [left]
+    assert (Task.objects.count(), staging_tables()) == (0, [])
+
+
+def test_df_write(spark: SparkSession, database: Database) -> None:
+    register(spark, database)
+    df = simple(spark, 10).withColumn("payload", F.to_json("payload"))
+    writer = df.write.format("dbtaskqueue").option("url", database.url_without_password).option("queue", "other")
+    writer.mode("append").save()
+    assert Task.objects.filter(queue="other").count() == 10
+    with pytest.raises(Exception, match="Reference 'r0' is already taken"):
+        writer.mode("append").save()
+    writer.option("on_duplicate", "ignore").mode("append").save()
+    with pytest.raises(Exception, match="Tasks are never overwritten"):
+        writer.mode("overwrite").save()
+    assert (Task.objects.count(), staging_tables()) == (10, [])
+
+
+def test_a_failing_task_of_df_write_leaves_nothing(spark: SparkSession, pg: Database) -> None:
+    register(spark, pg)
+    df = simple(spark, 100).withColumn("payload", F.to_json("payload"))
+    df = df.where(F.when(F.col("reference") == "r99", F.raise_error(F.lit("asked to fail"))).otherwise(F.lit(True)))
+    with pytest.raises(Exception, match="asked to fail"):
+        df.write.format("dbtaskqueue").option("url", pg.url_without_password).option("queue", "other").mode(
+            "append"
+        ).save()
+    assert (Task.objects.count(), staging_tables()) == (0, [])
+
+
+def test_a_micro_batch_that_is_run_again_adds_nothing(spark: SparkSession, pg: Database, tmp_path: Path) -> None:
+    register(spark, pg)
+    source, checkpoint = tmp_path / "in", tmp_path / "checkpoint"
+
+    def put(name: str, count: int) -> None:
+        source.mkdir(exist_ok=True)
+        (source / name).write_text("".join(f'{{"payload": "{number}"}}\n' for number in range(count)))
+
+    def drain() -> None:
+        df = spark.readStream.schema("payload string").option("maxFilesPerTrigger", 1).json(str(source))
+        writer = df.writeStream.format("dbtaskqueue").option("url", pg.url_without_password).option("queue", "other")
+        writer = writer.option("once", "files").option("checkpointLocation", str(checkpoint))
+        query = writer.trigger(availableNow=True).start()
+        query.awaitTermination()
+
+    put("1.json", 20)
+    put("2.json", 10)
+    drain()
+    noted = [*checkpoint.glob("commits/*1"), *checkpoint.glob("commits/.1.*")]
+    assert noted
+    for note in noted:
+        note.unlink()  # as a driver that died between the commit of the tasks and its own note
+    drain()
+    assert Task.objects.count() == 30  # the payloads have no reference: nothing but the ledger tells
+    ledger = StreamLedger.objects.filter(query="files")
+    assert sorted(ledger.values_list("batch", flat=True)) == [0, 1]
+    assert sorted(ledger.values_list("rows", flat=True)) == [10, 20]
+    assert staging_tables() == []

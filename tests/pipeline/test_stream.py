@@ -1,0 +1,87 @@
+"""``stream``: each finish reaches the lake once, whatever is stopped, killed or run again."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from django_dbtaskqueue.exceptions import PipelineError
+from django_dbtaskqueue.models import Task
+from django_dbtaskqueue.pipeline.lake import Lake, read_lake
+from django_dbtaskqueue.pipeline.schema import TASKS
+from django_dbtaskqueue.pipeline.stream import Sink, Stream, checkpoint
+from tests.factories import make_task
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from pyspark.sql import DataFrame, SparkSession
+
+    from django_dbtaskqueue.pipeline.database import Database
+
+pytestmark = pytest.mark.slow
+
+
+def stream(spark: SparkSession, database: Database, lake: Path, **options: Any) -> Mapping[str, Any]:
+    return Stream().run(Stream.context(spark=spark, database=database, lake=lake, once=True, **options))
+
+
+def copied(spark: SparkSession, lake: Path) -> list[tuple[int, int, str]]:
+    rows = read_lake(spark, lake, table="finished").collect()
+    return sorted((row.id, row.total_attempt, row.status) for row in rows)
+
+
+def test_each_finish_is_copied_once(spark: SparkSession, pg: Database, tmp_path: Path) -> None:
+    done, failed = make_task("COMPLETED"), make_task("ERROR", queue="черга", max_attempts=2)
+    make_task("CREATED")
+    expected = [(done.pk, 1, "COMPLETED"), (failed.pk, 2, "ERROR")]
+
+    assert stream(spark, pg, tmp_path, dry_run=False)["rows"] == 2
+    assert copied(spark, tmp_path) == expected
+    assert {row.queue for row in read_lake(spark, tmp_path, table="finished").collect()} == {"parcels", "черга"}
+    assert Task.objects.count() == 3
+
+    Task.objects.filter(pk=failed.pk).mark_poison()
+    late = make_task("POISON")
+    assert stream(spark, pg, tmp_path)["rows"] == 2
+    assert copied(spark, tmp_path) == sorted([*expected, (failed.pk, 2, "POISON"), (late.pk, 1, "POISON")])
+    assert read_lake(spark, tmp_path).count() == 0, "what is streamed is not archived"
+
+
+def test_a_micro_batch_whose_commit_was_lost_adds_nothing(spark: SparkSession, pg: Database, tmp_path: Path) -> None:
+    task = make_task("COMPLETED")
+    stream(spark, pg, tmp_path)
+    folder, _name = checkpoint(Lake.at(tmp_path), pg.location)
+    for path in folder.glob("commits/*"):
+        path.unlink()  # the driver died after the lake's log and before Spark's own
+    assert stream(spark, pg, tmp_path)["rows"] == 0
+    assert copied(spark, tmp_path) == [(task.pk, 1, "COMPLETED")]
+
+
+def test_a_micro_batch_cut_off_is_finished(spark: SparkSession, tmp_path: Path) -> None:
+    lake = Lake.at(tmp_path, create=True)
+    sink = Sink(lake.root, "a stream", "dbtaskqueue.task")
+    rows: DataFrame = spark.createDataFrame([], TASKS)
+    sink(rows, 0)
+    assert lake.entries() == []
+    task = dict.fromkeys(TASKS.names) | {"id": 7, "queue_name": "q", "status": "COMPLETED"}
+    rows = spark.sql("SELECT timestamp'2026-01-31 23:59:59.999999' AS finish_time")
+    for name, value in task.items():
+        kind = TASKS[name].dataType.simpleString()
+        if name != "finish_time":
+            literal = "NULL" if value is None else repr(value)
+            rows = rows.selectExpr("*", f"CAST({literal} AS {kind}) AS {name}")
+    sink(rows.select(TASKS.names), 1)
+    (entry,) = lake.entries()
+    (lake.log / next(lake.log.iterdir()).name).unlink()  # it died before the change was made; the file is in its place
+    sink(rows.select(TASKS.names), 1)
+    assert [one.token for one in lake.entries()] == [entry.token]
+    (row,) = read_lake(spark, tmp_path, table="finished").collect()
+    assert (row.id, str(row.finished_date)) == (7, "2026-01-31")
+
+
+def test_sqlite_cannot_be_streamed(spark: SparkSession, sqlite: Database, tmp_path: Path) -> None:
+    with pytest.raises(PipelineError, match="from PostgreSQL only"):
+        stream(spark, sqlite, tmp_path / "lake")

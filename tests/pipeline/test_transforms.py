@@ -1,0 +1,219 @@
+"""The transforms against examples worked out by hand, and the service levels against an oracle without Spark."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from pyspark.testing import assertDataFrameEqual
+
+from django_dbtaskqueue.pipeline import transforms as T
+from django_dbtaskqueue.pipeline import transforms_failures as failures
+from django_dbtaskqueue.pipeline.objectives import Objective
+from django_dbtaskqueue.pipeline.schema import schema_of
+from tests.pipeline import histories
+from tests.pipeline.histories import MONDAY, Row, frame, row
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pyspark.sql import DataFrame, SparkSession
+
+MINUTE = 60.0
+
+
+def attempts(spark: SparkSession, *rows: tuple[str, float, str, str]) -> DataFrame:
+    """Return failed attempts of (queue, seconds, error type, message)."""
+    values = [
+        ("dbtaskqueue.task", 1, queue, MONDAY, MONDAY + timedelta(seconds=seconds), kind, message)
+        for queue, seconds, kind, message in rows
+    ]
+    return spark.createDataFrame(values, schema_of("attempt", failures.ATTEMPT_COLUMNS))
+
+
+def by(tasks: DataFrame, *keys: str, objectives: Sequence[Objective] = ()) -> DataFrame:
+    """Return the service levels by queue, or over all."""
+    return T.service_levels(T.hours(tasks, objectives), T.percentiles(T.histogram(tasks), *keys), *keys)
+
+
+# -- service levels ----------------------------------------------------------------------------------------------------
+
+seconds = st.floats(0, 9_000).map(lambda value: round(value, 3))
+tasks = st.builds(
+    row,
+    queue_name=st.sampled_from(["claims", "mails"]),
+    status=st.sampled_from(["COMPLETED"] * 3 + ["ERROR", "POISON"]),
+    created=seconds,
+    waited=st.none() | seconds,
+    ran=seconds,
+    total_attempt=st.integers(1, 4),
+    reenqueue_attempt=st.integers(0, 1),
+)
+waiting = st.builds(
+    row, status=st.sampled_from(["CREATED", "PROCESSING"]), created=seconds, waited=st.none(), ran=st.none()
+)
+
+
+# A run takes a second of Spark: few of them, and what fails is small enough as it is.
+@settings(
+    max_examples=6, deadline=None, database=None, phases=(Phase.generate,), suppress_health_check=list(HealthCheck)
+)
+@given(rows=st.lists(tasks | waiting, min_size=1, max_size=40))
+def test_levels_and_backlog_are_those_of_the_oracle(spark: SparkSession, rows: list[Row]) -> None:
+    source = frame(spark, rows).coalesce(1)
+    hours = T.hours(source).persist()
+    hourly = T.service_levels(hours, T.hourly_times(source), "queue", "hour")
+    found = {(one["queue"], one["hour"]): one.asDict() for one in hourly.collect()}
+    lines = {(one["queue"], one["hour"]): one["backlog"] for one in T.backlog(hours).collect()}
+    hours.unpersist()
+
+    expected = {aware(key): level for key, level in histories.levels(rows).items()}
+    assert {aware(key): close(level, expected[aware(key)]) for key, level in found.items()} == expected
+    assert {aware(key): value for key, value in lines.items()} == {
+        aware(key): value for key, value in histories.backlog(rows).items()
+    }
+
+
+def aware(key: tuple[str, Any]) -> tuple[str, float]:
+    """Return a key whose time is a number, for Spark's timestamps come back in the local time zone."""
+    return key[0], key[1].timestamp()
+
+
+def close(level: dict[str, Any], expected: dict[str, Any]) -> dict[str, Any]:
+    """Return the level with the oracle's number wherever it is as near as promised: 1 %, or a bucket of 1 ms."""
+    near = {}
+    for name, right in expected.items():
+        value = level[name]
+        if value is not None and right is not None:
+            tolerance = 0.0101 * right + 0.0011 if "_p" in name else 1e-6 * max(abs(right), 1)
+            value = right if abs(value - right) <= tolerance else value
+        near[name] = value
+    return near
+
+
+def test_levels_over_all_queues_add_up(spark: SparkSession) -> None:
+    rows = [row(queue_name=queue, waited=wait, ran=2) for queue, wait in (("a", 1), ("a", 3), ("b", 100))]
+    (everything,) = by(frame(spark, rows)).collect()
+    assert (everything["ended"], everything["run_seconds"]) == (3, 6.0)
+    assert everything["wait_p50"] == pytest.approx(3, rel=0.01)
+    assert everything["wait_p95"] == pytest.approx(100, rel=0.01)
+
+
+def test_throughput_counts_the_hours_in_which_something_was(spark: SparkSession) -> None:
+    rows = [row(created=0), row(created=10), row(created=5 * 3600)]
+    (level,) = by(frame(spark, rows), "queue").collect()
+    assert level["throughput"] == pytest.approx(3 / 7200)
+
+
+def test_a_wait_is_that_of_tasks_taken_once(spark: SparkSession) -> None:
+    """A retried task's last start is no sign of how long it waited for its first."""
+    rows = [row(waited=1), row(waited=3600, total_attempt=2)]
+    (level,) = by(frame(spark, rows), "queue").collect()
+    assert level["wait_p99"] == pytest.approx(1, rel=0.01)
+
+
+# -- error budgets -----------------------------------------------------------------------------------------------------
+
+
+def test_an_objective_with_a_time_counts_the_late_ones_as_bad(spark: SparkSession) -> None:
+    rows = [row(waited=MINUTE * minutes) for minutes in range(10)]  # each runs a second
+    rows += [row(queue_name="mails", status="ERROR"), row(queue_name="mails")]
+    rows += [row(queue_name="idle", status="CREATED", ran=None)]
+    objectives = [Objective("claims", 0.9, timedelta(minutes=8)), Objective("*", 0.5)]
+    levels = by(frame(spark, rows), "queue", objectives=objectives)
+    found = T.error_budgets(levels, objectives)
+    expected = [
+        ("claims", "90% within 480 s", 0.9, 0.8, 10, 2, 1.0, 2.0),
+        ("mails", "50%", 0.5, 0.5, 2, 1, 1.0, 1.0),
+    ]
+    assertDataFrameEqual(found, spark.createDataFrame(expected, found.schema), rtol=1e-9)
+
+
+def test_a_budget_of_nothing_is_spent_by_one_failure(spark: SparkSession) -> None:
+    rows = [row(queue_name="a", status="ERROR"), row(queue_name="b")]
+    objectives = [Objective("*", 1.0)]
+    levels = by(frame(spark, rows), "queue", objectives=objectives)
+    assert {one["queue"]: one["spent"] for one in T.error_budgets(levels, objectives).collect()} == {
+        "a": None,
+        "b": 0.0,
+    }
+
+
+# -- noise, waste, failures --------------------------------------------------------------------------------------------
+
+
+def test_the_queue_with_most_of_the_trouble_is_noisy(spark: SparkSession) -> None:
+    rows = [row(queue_name="good") for _ in range(8)]
+    rows += [row(queue_name="bad", total_attempt=5), row(queue_name="bad", status="ERROR", total_attempt=5)]
+    found = {one["queue"]: one for one in T.noisy_queues(by(frame(spark, rows), "queue")).collect()}
+    assert [found[queue]["noisy"] for queue in ("good", "bad")] == [False, True]
+    assert found["bad"]["share_of_unsuccessful"] == 1.0
+    assert found["bad"]["unsuccessful_attempts"] == 9
+
+
+def test_retry_waste_is_the_time_of_failed_attempts(spark: SparkSession) -> None:
+    levels = by(frame(spark, [row(ran=6), row(ran=50, status="ERROR")]), "queue")
+    found = failures.retry_waste(attempts(spark, ("claims", 1, "", ""), ("claims", 1, "", "")), levels)
+    assertDataFrameEqual(found, spark.createDataFrame([("claims", 2, 2.0, 0.25)], found.schema))
+
+
+TRACEBACK = 'Traceback (most recent call last):\n  File "a.py", line 7\nshop.errors.Bad: no order 4711 of "Ada"\n'
+
+
+def test_failures_of_one_kind_are_one_cluster(spark: SparkSession) -> None:
+    rows = [row(status="ERROR", process_result=TRACEBACK), row(status="POISON", process_result="not ours")]
+    rows += [row(process_result="done 17")]
+    found = failures.failure_clusters(
+        frame(spark, rows),
+        attempts(
+            spark,
+            ("claims", 1, "shop.errors.Bad", 'no order 12 of "Bob"'),
+            ("claims", 1, "builtins.ValueError", "0x7f31ab is bad at 10.0.0.1"),
+            ("mails", 1, "", ""),
+        ),
+    )
+    assert {(one["queue"], one["message"], one["tasks_ended"], one["attempts_failed"]) for one in found.collect()} == {
+        ("claims", "shop.errors.Bad: no order <n> of <text>", 1, 1),
+        ("claims", "ValueError: <hex> is bad at <n>", 0, 1),
+        ("claims", "not ours", 1, 0),
+        ("mails", "(no message)", 0, 1),
+    }
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("task 6f9619ff-8b86-d011-b42d-00c04fc964ff is gone", "task 7f9619ff-8b86-d011-b42d-00c04fc964aa is gone"),
+        ("key 'a b' of 12,5 at 2026-01-31", "key 'c' of 3 at 2025-12-24"),
+        ("object at 0xdeadbeef  lost", "object at 0x7f000001 lost"),
+        ("digest 9e107d9d372bb6826bd81d3542a419d6", "digest e4d909c290d0fb1ca068ffaddf22cbd0"),
+    ],
+)
+def test_what_differs_between_two_of_a_kind_is_left_out(spark: SparkSession, one: str, other: str) -> None:
+    said = spark.createDataFrame([(one,), (other,)], "said string")
+    assert said.select(failures.normalised(said["said"]).alias("kind")).distinct().count() == 1
+
+
+def test_a_kind_that_only_fails_is_found(spark: SparkSession) -> None:
+    rows = [row(reference_number=f"nightly-{day}", status="ERROR", tag="a") for day in range(3)]
+    rows += [row(reference_number=f"hourly-{hour}", status="ERROR") for hour in range(3)]
+    rows += [row(reference_number="hourly-99"), row(reference_number="rare-1", status="ERROR")]
+    found = failures.never_succeeding(frame(spark, rows))
+    last = MONDAY + timedelta(seconds=2)
+    expected = spark.createDataFrame([("claims", "a", "nightly-", 3, last, "nightly-2")], found.schema)
+    assertDataFrameEqual(found, expected)
+
+
+def test_hours_are_utc_whatever_the_session_says(spark: SparkSession) -> None:
+    before = spark.conf.get("spark.sql.session.timeZone")
+    spark.conf.set("spark.sql.session.timeZone", "Asia/Kolkata")  # half an hour off every other zone
+    try:
+        tasks = frame(spark, [row(created=3599, waited=0, ran=0)])
+        (level,) = T.service_levels(T.hours(tasks), T.hourly_times(tasks), "queue", "hour").collect()
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", before)
+    assert level["hour"].timestamp() == MONDAY.timestamp()
+    assert level["arrived"] == level["ended"] == 1

@@ -1,0 +1,216 @@
+"""What pollers count, how it is stored and merged, and what pages make of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from django.db.models import Sum
+from django.utils import timezone
+
+from django_dbtaskqueue import Complete, CompleteDelete, Fail, Poison, Reenqueue, enqueue_many, merging, registry
+from django_dbtaskqueue.flow.failures import kind_of, normalised
+from django_dbtaskqueue.histogram import class_of, quantile, upper
+from django_dbtaskqueue.lease import Lease
+from django_dbtaskqueue.metrics import Collector
+from django_dbtaskqueue.models import Attempt, FailureCount, FailureGroup, Metric, Task
+from django_dbtaskqueue.operations.failures import failure_groups
+from django_dbtaskqueue.operations.figures import overview
+from django_dbtaskqueue.operations.series import series
+from tests.conftest import ProcessDatabase
+from tests.factories import make_task
+from tests.poller.processes import polling
+from tests.support import until
+
+both = pytest.mark.django_db(databases=["default", "sqlite"])
+HOUR = timedelta(hours=1)
+
+
+@pytest.fixture(params=["default", "sqlite"], ids=["postgresql", "sqlite"])
+def alias(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def counted(settings: Any) -> Iterator[None]:
+    settings.DBTASKQUEUE = {"QUEUES": {"counted": {"retry": "fixed:1h"}}}
+    saved = registry.snapshot()
+    yield
+    registry.restore(saved)
+
+
+def ended(settlement: Any, *, seconds: float = 0.01, waited: float = 2.0, lost: str = "", attempt: int = 1) -> Any:
+    """An attempt that ended, as a settler accounts it."""
+    ready = timezone.now()
+    lease = SimpleNamespace(
+        queue="counted", lost=lost, settled=False, outcome=None, policy=None, processor=None, attempt=attempt,
+        max_attempts=2, ready_text=str(ready), start_text=str(ready + timedelta(seconds=waited)),
+    )  # fmt: skip
+    return SimpleNamespace(lease=lease, settlement=settlement, seconds=seconds)
+
+
+OUTCOMES = {
+    "completed": Complete(),
+    "deleted": CompleteDelete(),
+    "retried": Fail("no"),
+    "poisoned": Poison("no"),
+    "reenqueued": Reenqueue(HOUR),
+}
+
+
+@both
+def test_each_outcome_is_counted_under_its_name_and_sampled_durations_speak_for_all(alias: str, counted: None) -> None:
+    metrics = Collector()
+    for outcome in OUTCOMES.values():
+        metrics.add(alias, "counted", [ended(outcome)] * 100)
+    metrics.add(alias, "counted", [ended(Fail("no"), attempt=2), ended(Complete(), lost="complete")])
+    metrics.store(alias)
+    metrics.store(alias)  # nothing is stored twice
+
+    counts = dict(Metric.objects.using(alias).values_list("outcome", "count"))
+    assert counts == {**dict.fromkeys(OUTCOMES, 100), "failed": 1, "lost": 1}
+    for row in Metric.objects.using(alias).filter(outcome__in=OUTCOMES):
+        assert sum(row.runs.values()) == sum(row.waits.values()) == 100
+        assert (round(row.run_seconds, 6), round(row.wait_seconds, 6)) == (1.0, 200.0)
+
+    (point,) = [point for point in series(alias, HOUR) if point.total]
+    assert point.outcomes == counts
+    run, wait = point.run(0.95), point.wait(0.5)
+    assert run and wait and 0.007 < run < 0.014 and 1.5 < wait < 2.7
+    assert series(alias, HOUR, "another")[-1].total == 0
+
+
+@both
+def test_what_could_not_be_stored_is_kept(alias: str) -> None:
+    metrics = Collector()
+    metrics.add("nowhere", "counted", [ended(Complete()), ended(Poison())])
+    with pytest.raises(Exception, match="nowhere"):
+        metrics.store("nowhere")
+    assert metrics.aliases() == {"nowhere"}
+    assert metrics._sums[("nowhere", "counted", "completed")].count == 1
+
+
+@both
+def test_merging_changes_no_sum(alias: str, counted: None) -> None:
+    now = timezone.now().replace(second=0, microsecond=0)
+    for minutes in (5, 5, 6, 300, 301, 302, 303, 60 * 50, 60 * 50 + 25):
+        for outcome in ("completed", "failed"):
+            Metric.objects.using(alias).create(
+                queue="counted", minute=now - timedelta(minutes=minutes), outcome=outcome, count=2, run_seconds=0.5,
+                runs={"3": 1, "4": 1}, waits={"1": 2},
+            )  # fmt: skip
+        FailureCount.objects.using(alias).create(fingerprint="f", minute=now - timedelta(minutes=minutes), count=3)
+    sums = {"count": Sum("count"), "seconds": Sum("run_seconds")}
+    before = Metric.objects.using(alias).aggregate(**sums)
+    total = len(list(Metric.objects.using(alias).all()))
+
+    gone = merging.merge(alias)
+
+    assert gone > 0 and merging.merge(alias) == 0
+    assert Metric.objects.using(alias).aggregate(**sums) == before
+    assert Metric.objects.using(alias).count() < total
+    assert FailureCount.objects.using(alias).aggregate(n=Sum("count"))["n"] == 27
+    histograms = Metric.objects.using(alias).values_list("count", "runs", "waits")
+    assert all(sum(runs.values()) == sum(waits.values()) == count for count, runs, waits in histograms)
+    assert sum(point.total for point in series(alias, timedelta(days=4))) == before["count"]
+
+
+def test_a_poller_stores_what_it_did_and_groups_failures_by_what_they_have_in_common(
+    process_database: ProcessDatabase, counted: None
+) -> None:
+    def work(task: Lease) -> None:
+        if task.payload % 2:
+            raise LookupError(f"no parcel {task.payload} in '{task.reference}'")
+
+    registry.register("counted", work)
+    enqueue_many("counted", ({"reference": f"r{n}", "payload": n} for n in range(20)))
+    with polling({"counted": 1}) as poller:
+        until(lambda: poller.counts.finished == 20)
+
+    assert dict(Metric.objects.values_list("outcome").annotate(n=Sum("count"))) == {"completed": 10, "retried": 10}
+    (group,) = failure_groups()
+    assert (group.queue, group.error, group.counts["1h"], group.counts["7d"]) == ("counted", "LookupError", 10, 10)
+    assert group.message == "no parcel # in '…'"
+    assert group.frame.endswith("work")
+    assert group.open.number == 0  # they wait for their next attempt
+    prints = {group.fingerprint}
+    assert set(Attempt.objects.values_list("fingerprint", flat=True)) == prints
+    assert set(Task.objects.filter(attempt=1, status="CREATED").values_list("fingerprint", flat=True)) == prints
+    (row,) = [row for row in overview().queues if row.queue == "counted"]
+    assert (row.failed, row.statuses["COMPLETED"].number, row.statuses["CREATED"].number) == (10, 10, 10)
+    assert row.rate_out == pytest.approx(10 / 300)
+
+
+# -- fingerprints ------------------------------------------------------------------------------------------------------
+
+
+def failing(error: Exception) -> Exception:
+    """Return the error as a processor of ours raises it, through code that is not ours."""
+    try:
+        json.loads("{}", object_hook=lambda _: (_ for _ in ()).throw(error))
+    except Exception as raised:
+        return raised
+    raise AssertionError
+
+
+def test_the_same_failure_of_other_tasks_has_the_same_fingerprint() -> None:
+    one, other = failing(ValueError("row 17 of 'a.csv' at 0xBEEF")), failing(ValueError("row 9 of 'b.csv' at 0xF00D"))
+    assert kind_of(one, "q") == kind_of(other, "q")
+    assert kind_of(one, "q").frame.startswith("tests.poller.test_metrics:")
+    different = [kind_of(one, "p"), kind_of(failing(KeyError("row")), "q"), kind_of(ValueError("row 17"), "q")]
+    assert len({kind.fingerprint for kind in [kind_of(one, "q"), *different]}) == 4
+
+
+class Hostile(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError
+
+
+@pytest.mark.parametrize("error", [Hostile(), "", "x" * 10_000, ValueError("\ud800\x00")])
+def test_a_fingerprint_can_be_taken_of_any_error(error: Exception | str) -> None:
+    kind = kind_of(error, "q")
+    assert len(kind.fingerprint) == 40
+    assert len(kind.message) <= 500 and "\x00" not in kind.message
+
+
+@pytest.mark.parametrize(
+    ("message", "shown"),
+    [
+        ("user 1234 is gone\nand more", "user # is gone"),
+        ("id 7d9e3b4e-4d5c-4a2e-9f10-0123456789ab", "id #"),
+        ("at 2026-11-20 10:00:01", "at # #"),
+        ("facade of deadbeef", "facade of deadbeef"),
+        ("", ""),
+    ],
+)
+def test_messages_without_what_varies(message: str, shown: str) -> None:
+    assert normalised(message) == shown
+
+
+@both
+def test_open_tasks_of_a_group_are_counted(alias: str) -> None:
+    now = timezone.now()
+    FailureGroup.objects.using(alias).create(fingerprint="f" * 40, queue="parcels", first_seen=now, last_seen=now)
+    for status in ("ERROR", "ERROR", "POISON", "COMPLETED"):
+        make_task(status, fingerprint="f" * 40, using=alias)
+    (group,) = failure_groups(alias)
+    assert (group.open.number, group.open.more) == (3, False)
+    assert failure_groups(alias, queue="letters") == []
+
+
+# -- histograms --------------------------------------------------------------------------------------------------------
+
+
+def test_classes_cover_every_duration_and_quantiles_stay_within_theirs() -> None:
+    for seconds in (0.0, -1.0, 0.0001, 0.004, 1.0, 59.9, 86_400.0, 1e12):
+        number = class_of(seconds)
+        assert seconds <= upper(number) * 1.0001 or number == class_of(1e12)
+        assert quantile({number: 5}, 1.0) == pytest.approx(upper(number))
+    counts = {class_of(0.01): 90, class_of(1.0): 10}
+    half, most = quantile(counts, 0.5), quantile(counts, 0.99)
+    assert half and most and half < 0.014 and 0.7 < most < 1.4
+    assert quantile({}, 0.5) is None

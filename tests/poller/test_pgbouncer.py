@@ -1,0 +1,205 @@
+"""Behind PgBouncer in transaction mode: every transaction may meet another server process."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import SplitResult, urlsplit
+
+import psycopg
+import pytest
+from django.db import DEFAULT_DB_ALIAS, connection, connections, transaction
+from pytest_django import DjangoDbBlocker
+
+from django_dbtaskqueue import enqueue, enqueue_many, registry
+from django_dbtaskqueue.contrib.postgres_programs import free_port
+from django_dbtaskqueue.models import Task
+from django_dbtaskqueue.operations import verbs
+from example_project.database import database_from_url
+from tests.conftest import ProcessDatabase
+from tests.poller.processes import polling
+from tests.support import until
+
+HERE = "127.0.0.1"
+# Two server connections for everybody: a poller's threads alone are more, so transactions meet all of them.
+CONFIGURATION = """
+[databases]
+{name} = host={host} port={server_port} dbname={name} user={user} password={password} pool_size=2
+[pgbouncer]
+listen_addr = {here}
+listen_port = {port}
+unix_socket_dir =
+auth_type = any
+pool_mode = transaction
+"""
+
+
+@pytest.fixture
+def pooled(
+    postgres_process_database: ProcessDatabase,
+    django_db_blocker: DjangoDbBlocker,
+    taskqueue_registry: None,
+    settings: Any,
+) -> Iterator[None]:
+    """``default`` goes through PgBouncer, ``direct`` past it; settings as docs/howto/deploy.md says."""
+    program = shutil.which("pgbouncer") or shutil.which("pgbouncer", path="/usr/sbin")
+    if program is None:
+        assert os.environ.get("CI") != "true", "pgbouncer must be installed: apt-get install pgbouncer"
+        pytest.skip("pgbouncer is not installed: apt-get install pgbouncer")
+    address = urlsplit(postgres_process_database.url)
+    with pgbouncer(program, address) as port, django_db_blocker.unblock():
+        behind = database_from_url(address._replace(netloc=f"postgres:any@{HERE}:{port}").geturl())
+        behind |= {"DISABLE_SERVER_SIDE_CURSORS": True, "CONN_HEALTH_CHECKS": False}
+        with aliases(default=behind, direct=database_from_url(address.geturl())):
+            settings.DBTASKQUEUE = {"PREPARE": False, "LISTEN": {"default": "direct"}}
+            yield
+
+
+@contextmanager
+def pgbouncer(program: str, address: SplitResult) -> Iterator[int]:
+    """Run it before the database of an address; yield its port."""
+    port = free_port()
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "pgbouncer.ini"
+        file.write_text(
+            CONFIGURATION.format(
+                here=HERE, port=port, name=address.path[1:], host=address.hostname, server_port=address.port,
+                user=address.username, password=address.password,
+            )
+        )  # fmt: skip
+        Path(folder).chmod(0o755)
+        account = ["-u", "nobody"] if os.geteuid() == 0 else []  # it refuses to run as root
+        process = subprocess.Popen([program, *account, str(file)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        try:
+            until(lambda: process.poll() is not None or answers(port))
+            assert process.poll() is None, process.stderr and process.stderr.read().decode()
+            yield port
+        finally:
+            process.kill()
+            process.communicate()
+
+
+def answers(port: int) -> bool:
+    """Whether somebody takes connections there."""
+    with socket.socket() as probe:
+        return probe.connect_ex((HERE, port)) == 0
+
+
+@contextmanager
+def aliases(**databases: dict[str, Any]) -> Iterator[None]:
+    """Have these databases for a while; ``default`` is put back by its own fixture."""
+    before = connections.settings[DEFAULT_DB_ALIAS]
+    for alias, configured in databases.items():
+        filled = connections.configure_settings({DEFAULT_DB_ALIAS: configured})
+        connections.settings[alias] = filled[DEFAULT_DB_ALIAS]
+        if alias == DEFAULT_DB_ALIAS:
+            connections[alias].close()
+            del connections[alias]
+    try:
+        yield
+    finally:
+        for alias in databases:
+            connections[alias].close()
+            del connections[alias]
+        del connections.settings["direct"]
+        connections.settings[DEFAULT_DB_ALIAS] = before
+
+
+def completed() -> int:
+    return Task.objects.filter(queue="pooled", status="COMPLETED").count()
+
+
+@pytest.mark.usefixtures("pooled")
+def test_default_goes_through_the_pooler() -> None:
+    """What the tests below rest on: the pooler's own command is known there and nowhere else."""
+    version = psycopg.connect(**connection.get_connection_params() | {"dbname": "pgbouncer"}, autocommit=True)
+    with version:
+        assert version.execute("SHOW VERSION").fetchone()[0].startswith("PgBouncer")  # type: ignore[index]
+
+
+@pytest.mark.usefixtures("pooled")
+def test_a_queue_is_filled_and_drained_through_the_pooler() -> None:
+    registry.register("pooled", lambda task: {"twice": 2 * task.payload["number"]})
+    with polling({"pooled": 1}):
+        enqueue("pooled", "first", {"number": 1})
+        enqueue_many("pooled", ({"reference": f"r-{number}", "payload": {"number": number}} for number in range(2000)))
+        until(lambda: completed() == 2001)
+    assert Task.objects.get(reference="r-1999").result == {"twice": 3998}
+    assert set(Task.objects.values_list("attempt", flat=True)) == {1}
+
+
+async def later(task: Any) -> None:
+    """Succeed on the event loop."""
+
+
+@pytest.mark.usefixtures("pooled")
+@pytest.mark.parametrize(
+    ("function", "ways"),
+    [(lambda task: None, {"mode": "atomic"}), (lambda tasks: None, {"mode": "atomic", "batch": 10}), (later, {})],
+    ids=["atomic", "atomic batch", "async"],
+)
+def test_every_way_to_process_works_through_the_pooler(function: Any, ways: dict[str, Any]) -> None:
+    registry.register("pooled", function, **ways)
+    enqueue_many("pooled", [{"payload": {"number": number}} for number in range(50)])
+    with polling({"pooled": 1}):
+        until(lambda: completed() == 50)
+
+
+@pytest.mark.usefixtures("pooled")
+def test_a_pause_holds_through_the_pooler() -> None:
+    registry.register("pooled", lambda task: None)
+    with polling({"pooled": 1}):
+        verbs.pause(["pooled"], by="night shift")
+        enqueue("pooled", "waiting")
+        enqueue("pooled", "too")
+        assert completed() == 0
+        verbs.resume(["pooled"])
+        until(lambda: completed() == 2)
+
+
+@pytest.mark.usefixtures("pooled")
+def test_a_wake_up_comes_past_the_pooler(settings: Any) -> None:
+    """A poller that would look again in an hour starts the task, for it listens on the direct alias."""
+    slow = {"poll_interval": "1h", "idle_interval": "1h", "lease": "20h"}
+    settings.DBTASKQUEUE = settings.DBTASKQUEUE | {"DEFAULTS": slow}
+    registry.register("pooled", lambda task: None)
+    with polling({"pooled": 1}) as poller:
+        lane = poller.lanes["pooled"]
+        until(lambda: lane.wakes and lane.idle)  # it listens, and has looked since
+        with transaction.atomic(), connection.cursor() as cursor:  # as another process does
+            cursor.execute("INSERT INTO dbtaskqueue_task (queue_name) VALUES ('pooled')")
+            cursor.execute("SELECT pg_notify('dbtaskqueue', 'pooled')")
+        until(lambda: completed() == 1)
+
+
+@pytest.mark.usefixtures("pooled")
+def test_without_a_direct_alias_polling_finds_tasks(settings: Any) -> None:
+    settings.DBTASKQUEUE = {"DEFAULTS": {"poll_interval": "100ms"}, "PREPARE": False, "NOTIFY": False}
+    registry.register("pooled", lambda task: None)
+    with polling({"pooled": 1}):
+        with connections["direct"].cursor() as cursor:  # told nobody
+            cursor.execute("INSERT INTO dbtaskqueue_task (queue_name) VALUES ('pooled')")
+        until(lambda: completed() == 1)
+
+
+@pytest.mark.usefixtures("pooled")
+def test_enqueue_notices_the_pooler_by_itself(settings: Any) -> None:
+    """Given a site that left ``PREPARE`` on, when its threads share server processes, then no enqueue stumbles."""
+    settings.DBTASKQUEUE = {"QUEUES": {"pooled": {}}, "NOTIFY": False}
+
+    def produce(number: int) -> None:
+        for _ in range(25):
+            enqueue("pooled", payload=number)
+        connection.close()
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(produce, range(4)))
+    assert Task.objects.count() == 100
