@@ -36,6 +36,20 @@ class Kind(NamedTuple):
     message: str  # with what varies replaced
 
 
+class Told(str):
+    """An error's text that came from another process, with the kind that was found there, where its frames were."""
+
+    kind: Kind
+
+    @classmethod
+    def of(cls, error: BaseException | str, queue: str) -> Told:
+        """Return what another process is to be told of an error. Never raises."""
+        name, message = _said(error)
+        told = cls(json_payload.clean_text(f"{name.rpartition('.')[2]}: {message}" if name else message))
+        told.kind = kind_of(error, queue)
+        return told
+
+
 def describe(error: BaseException | str, queue: str) -> dict[str, str]:
     """Return an error as text any database accepts: type, message, traceback, fingerprint. Never raises."""
     name, message = _said(error)
@@ -56,6 +70,8 @@ def describe(error: BaseException | str, queue: str) -> dict[str, str]:
 
 def kind_of(error: BaseException | str, queue: str) -> Kind:
     """Return which failures this one belongs to. Never raises."""
+    if isinstance(error, Told):
+        return error.kind
     name, message = _said(error)
     clean = json_payload.clean_text
     name, frame, message = clean(name)[:200], clean(_frame(error))[:300], clean(normalised(message[:4000]))[:SHOWN]

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from django.db import transaction
 from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
 
 from django_dbtaskqueue.exceptions import OperationRefused
 from django_dbtaskqueue.flow.rows import plain
@@ -118,7 +119,9 @@ def note(order: Order) -> str:
     """Return an order in words, for Django's log."""
     words = str(order.verb.label)
     if order.verb.ages:
-        words += f": {_('older than %(days)s days') % {'days': order.aging.older_than.days}}, {order.aging.to}"
+        days = order.aging.older_than.days
+        age = ngettext("older than %(days)s day", "older than %(days)s days", days) % {"days": days}
+        words += f": {age}, {order.aging.to}"
     return f"{words} ({order.reason})" if order.reason else words
 
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
+from difflib import get_close_matches
 
 from django.core.exceptions import ImproperlyConfigured
+from django.utils.translation import gettext as _
 
 from django_dbtaskqueue.durations import duration
-from django_dbtaskqueue.exceptions import SearchError, near_match
+from django_dbtaskqueue.exceptions import SearchError
 from django_dbtaskqueue.status import Status
 
 MOST = 2**63 - 1
@@ -85,7 +87,7 @@ class Word(Kind):
     def read(self, piece: Piece, written: str) -> Match:
         """A star at the end says the same."""
         if not piece.text:
-            raise SearchError(written, "say how the reference begins.")
+            raise SearchError(written, _("say how the reference begins."))
         return Match("^", piece.text)
 
     def write(self, match: Match, quote: Quote) -> str:
@@ -99,7 +101,7 @@ class Part(Kind):
     def read(self, piece: Piece, written: str) -> Match:
         """A star at the end changes nothing."""
         if not piece.text:
-            raise SearchError(written, "say which words to look for.")
+            raise SearchError(written, _("say which words to look for."))
         return Match("=", piece.text)
 
     def write(self, match: Match, quote: Quote) -> str:
@@ -119,8 +121,9 @@ class Choice(Kind):
         for word in self.words:
             if word.lower() == text.lower():
                 return Match("=", word)
-        near = near_match(text.upper(), self.words) or near_match(text.lower(), self.words)
-        raise SearchError(written, f"{text!r} is none of {', '.join(self.words)}.{near}")
+        known = {"value": repr(text), "words": ", ".join(self.words)}
+        near = meant(text.upper(), self.words) or meant(text.lower(), self.words)
+        raise SearchError(written, _("%(value)s is none of %(words)s.") % known + near)
 
 
 class Ordered(Kind):
@@ -151,7 +154,9 @@ class Number(Ordered):
     def value(self, text: str, written: str) -> str:
         """As the database's bigint holds it."""
         if not NUMBER.fullmatch(text) or abs(int(text)) > MOST:
-            raise SearchError(written, f"{text!r} is no whole number. Write 3, >=3, or 1..5.")
+            raise SearchError(
+                written, _("%(value)s is no whole number. Write 3, >=3, or 1..5.") % {"value": repr(text)}
+            )
         return str(int(text))
 
 
@@ -161,14 +166,16 @@ class Span(Ordered):
     def value(self, text: str, written: str) -> str:
         """As people write it."""
         if span_of(text) is None:
-            raise SearchError(written, f"{text!r} is no length of time. Write >10m, <2h, or 1d..7d.")
+            words = _("%(value)s is no length of time. Write >10m, <2h, or 1d..7d.")
+            raise SearchError(written, words % {"value": repr(text)})
         return text
 
     def judged(self, match: Match, written: str) -> Match:
         """Nothing is exactly ten minutes old."""
         if match.op == "=":
             name = written.lstrip("-").partition(":")[0]
-            raise SearchError(written, f"say older, {name}:>{match.value}, or younger, {name}:<{match.value}.")
+            words = _("say older, %(name)s:>%(value)s, or younger, %(name)s:<%(value)s.")
+            raise SearchError(written, words % {"name": name, "value": match.value})
         return match
 
 
@@ -184,14 +191,14 @@ class Time(Ordered):
                 return date.fromisoformat(text).isoformat()
             return datetime.fromisoformat(text).isoformat()
         except ValueError:
-            raise SearchError(
-                written, f"{text!r} is no time. Write <1h (less than an hour ago), 2026-11-20, or >=2026-11-20T08:00."
-            ) from None
+            words = _("%(value)s is no time. Write <1h (less than an hour ago), 2026-11-20, or >=2026-11-20T08:00.")
+            raise SearchError(written, words % {"value": repr(text)}) from None
 
     def judged(self, match: Match, written: str) -> Match:
         """A day is a time to be in, a moment is not."""
         if match.op == "=" and len(match.value) != len("2026-11-20"):
-            raise SearchError(written, f"say before or after: <{match.value} or >{match.value}.")
+            words = _("say before or after: <%(value)s or >%(value)s.")
+            raise SearchError(written, words % {"value": match.value})
         return match
 
 
@@ -207,7 +214,7 @@ class Json(Text):
         if not dots:
             return super().read(piece, written)
         if piece.quoted or piece.star or not (JSON_NUMBER.fullmatch(low) and JSON_NUMBER.fullmatch(high)):
-            raise SearchError(written, "a range is of two numbers, as in 1..5; other values go in quotes.")
+            raise SearchError(written, _("a range is of two numbers, as in 1..5; other values go in quotes."))
         return Match("..", low, high)
 
     def write(self, match: Match, quote: Quote) -> str:
@@ -215,6 +222,12 @@ class Json(Text):
         if match.op in ("=", "^"):
             return super().write(match, quote)
         return f"{match.value}..{match.high}" if match.op == ".." else f"{match.op}{quote(match.value)}"
+
+
+def meant(name: str, known: Iterable[str]) -> str:
+    """Return " Did you mean x?" for the closest known name, or nothing."""
+    close = get_close_matches(name, list(known), n=1)
+    return " " + _("Did you mean %(name)s?") % {"name": repr(close[0])} if close else ""
 
 
 def split(piece: Piece) -> tuple[str, str]:

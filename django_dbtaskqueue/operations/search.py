@@ -15,10 +15,11 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qs, urlencode
 
+from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from django_dbtaskqueue.exceptions import SearchError, near_match
-from django_dbtaskqueue.operations.kinds import KINDS, Kind, Match, Piece
+from django_dbtaskqueue.exceptions import SearchError
+from django_dbtaskqueue.operations.kinds import KINDS, Kind, Match, Piece, meant
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,15 +143,14 @@ def kind_of(name: str, written: str) -> Kind:
     column, dot, path = name.partition(".")
     if column in DOCUMENTS:
         if not dot or not all(path.split(".")):
-            raise SearchError(written, f"say which key: {column}.carrier:UA, or {column}.sender.name:Ada.")
+            words = gettext("say which key: %(column)s.carrier:UA, or %(column)s.sender.name:Ada.")
+            raise SearchError(written, words % {"column": column})
         return KINDS["json"]
     if name not in QUALIFIERS:
         known = [*QUALIFIERS, *(f"{document}.…" for document in DOCUMENTS)]
-        raise SearchError(
-            written,
-            f"there is no qualifier {name!r}.{near_match(name, QUALIFIERS)} Known are {', '.join(known)}. "
-            "A reference with a colon goes in quotes.",
-        )
+        unknown = gettext("there is no qualifier %(name)s.") % {"name": repr(name)} + meant(name, QUALIFIERS)
+        others = gettext("Known are %(names)s. A reference with a colon goes in quotes.") % {"names": ", ".join(known)}
+        raise SearchError(written, f"{unknown} {others}")
     return KINDS[QUALIFIERS[name].kind]
 
 
@@ -163,7 +163,9 @@ def _terms(text: str) -> Iterator[Term]:
             return
         found = TERM.match(text, place)
         if found is None or found.end() == place or text[found.end() : found.end() + 1] == '"':
-            raise SearchError(text[place:], 'a quote is open: close it with ", or write \\" for the sign itself.')
+            raise SearchError(
+                text[place:], gettext('a quote is open: close it with ", or write \\" for the sign itself.')
+            )
         yield _term(found[1], found[2] or "", found[3], found[0])
         place = found.end()
 
@@ -171,9 +173,10 @@ def _terms(text: str) -> Iterator[Term]:
 def _term(minus: str, name: str, value: str, written: str) -> Term:
     if not value:
         example = f"{name}:{'ERROR' if name == 'status' else 'something'}" if name else "-queue:bulk"
-        raise SearchError(written, f"nothing stands after the {':' if name else '-'}. Write it as in {example}.")
+        words = gettext("nothing stands after the %(sign)s. Write it as in %(example)s.")
+        raise SearchError(written, words % {"sign": ":" if name else "-", "example": example})
     if "\0" in value:
-        raise SearchError(written, "no task holds a NUL character; leave it out.")
+        raise SearchError(written, gettext("no task holds a NUL character; leave it out."))
     return Term(name, tuple(_matches(kind_of(name, written), value, written)), bool(minus))
 
 
@@ -182,7 +185,9 @@ def _matches(kind: Kind, value: str, written: str) -> Iterator[Match]:
     while True:
         found = PIECE.match(value, place)
         if found is None:
-            raise SearchError(written, "a comma stands between two values; a value with a comma goes in quotes.")
+            raise SearchError(
+                written, gettext("a comma stands between two values; a value with a comma goes in quotes.")
+            )
         yield kind.read(_piece(found[0]), written)
         place = found.end() + 1
         if found.end() >= len(value):

@@ -12,14 +12,14 @@ import pyarrow as pa
 from pyspark.sql import functions as F
 
 from django_dbtaskqueue.exceptions import PipelineError
-from django_dbtaskqueue.pipeline import findings, forecasting, history, html
+from django_dbtaskqueue.pipeline import findings, forecasting, history, markup
 from django_dbtaskqueue.pipeline import transforms as T
 from django_dbtaskqueue.pipeline.arguments import Argument, count, duration, share
+from django_dbtaskqueue.pipeline.charts import heat_map
 from django_dbtaskqueue.pipeline.forecasting import Anomaly, Need, Service, Stretch, Target
 from django_dbtaskqueue.pipeline.history import Period
-from django_dbtaskqueue.pipeline.html import number, seconds
-from django_dbtaskqueue.pipeline.html_charts import heat_map
 from django_dbtaskqueue.pipeline.jobs import Context, Job
+from django_dbtaskqueue.pipeline.markup import number, seconds
 
 LIVE_POLLERS = (
     "SELECT count(*), coalesce(max(slots), 0) FROM dbtaskqueue_poller WHERE state <> 'STOPPED' AND heartbeat_time > "
@@ -79,7 +79,7 @@ class Forecast(Job):
             "hours": [asdict(one) for one in found],
             "anomalies": [asdict(one) for one in odd],
         }
-        page = html.page("Task queues: forecast", str(period), parts(data, found, odd))
+        page = markup.page("Task queues: forecast", str(period), parts(data, found, odd))
         tables = {"needs": pa.Table.from_pylist(data["hours"])}
         kept = findings.Findings("forecast", period, data["summary"], data, page, tables).keep(context)
         return {**data, **kept}
@@ -182,8 +182,8 @@ def sentence(
 
 def parts(data: Mapping[str, Any], found: Sequence[Need], odd: Sequence[Anomaly]) -> Iterator[str]:
     """Yield the parts of the page."""
-    yield html.sentence(data["summary"])
-    yield html.tiles(
+    yield markup.sentence(data["summary"])
+    yield markup.tiles(
         [
             ("pollers now", number(data["pollers"])),
             ("slots of one", number(data["slots"])),
@@ -192,7 +192,7 @@ def parts(data: Mapping[str, Any], found: Sequence[Need], odd: Sequence[Anomaly]
             ("unevenness of run times", number(data["unevenness_of_run_times"])),
         ]
     )
-    yield html.heading("The week", "UTC. 1 is the unevenness of independent arrivals and of exponential run times.")
+    yield markup.heading("The week", "UTC. 1 is the unevenness of independent arrivals and of exponential run times.")
     hours = [f"{hour:02}" for hour in range(24)]
     for title, value in (("Arrivals per hour", "arrivals"), ("Pollers needed", "pollers")):
         grid = [[0.0] * 24 for _ in forecasting.DAYS]
@@ -200,13 +200,13 @@ def parts(data: Mapping[str, Any], found: Sequence[Need], odd: Sequence[Anomaly]
             wanted = need.arrivals if value == "arrivals" else forecasting.pollers(need.servers, data["slots"])
             grid[need.hour // 24][need.hour % 24] = float(wanted)
         yield heat_map(title, [day[:3] for day in forecasting.DAYS], hours, grid, value=number)
-    yield html.heading("Where pollers are missing")
+    yield markup.heading("Where pollers are missing")
     heads = ["When", "Needed", "At least", "At most"]
     rows = [[one["when"], one["pollers"], one["least"], one["most"]] for one in data["stretches"]]
-    yield html.table("Where pollers are missing", heads, rows)
-    yield html.heading("Anomalies", "Hours out of line with the same hour of other weeks or days.")
+    yield markup.table("Where pollers are missing", heads, rows)
+    yield markup.heading("Anomalies", "Hours out of line with the same hour of other weeks or days.")
     heads = ["Queue", "Hour", "Measure", "Value", "Usual", "Score"]
-    yield html.table(
+    yield markup.table(
         "Anomalies", heads,
         [[one.queue, f"{one.hour:%a %Y-%m-%d %H:%M}", one.measure, one.value, one.usual, one.score] for one in odd],
     )  # fmt: skip

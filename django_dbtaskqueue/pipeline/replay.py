@@ -99,7 +99,7 @@ class Replay(Job):
         Argument("reference", "only the task of this reference; may be given again", many=True),
         Argument("since", "only tasks that finished on this day or later", day),
         Argument("until", "only tasks that finished on this day or earlier", day),
-        Argument("where", "only tasks for which this SQL is true, such as \"payload:city = 'Kyiv'\""),
+        Argument("where", "only tasks for which this SQL is true, such as \"process_result LIKE '%Kyiv%'\""),
         Argument("limit", "at most so many tasks, the oldest first", count),
         Argument("to", "the queue to put them into; default: each task's own"),
         Argument("rate", "spread them: so many become due in a second", per_second),

@@ -13,8 +13,8 @@ from django_dbtaskqueue.pipeline import transforms as T
 from django_dbtaskqueue.pipeline import transforms_failures as failures
 from django_dbtaskqueue.pipeline.arguments import Argument, count
 from django_dbtaskqueue.pipeline.history import Period
-from django_dbtaskqueue.pipeline.html import number, percent, seconds
 from django_dbtaskqueue.pipeline.jobs import Context, Job
+from django_dbtaskqueue.pipeline.markup import number, percent, seconds
 from django_dbtaskqueue.pipeline.objectives import objective
 
 Table = list[dict[str, Any]]

@@ -9,10 +9,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from django_dbtaskqueue.pipeline import html
+from django_dbtaskqueue.pipeline import markup
+from django_dbtaskqueue.pipeline.charts import bar_chart, line_chart
 from django_dbtaskqueue.pipeline.history import Period
-from django_dbtaskqueue.pipeline.html import number, percent, seconds
-from django_dbtaskqueue.pipeline.html_charts import bar_chart, line_chart
+from django_dbtaskqueue.pipeline.markup import number, percent, seconds
 
 LINES = 6  # queues with a line of their own in a chart
 BARS = 60
@@ -23,14 +23,14 @@ Rows = Sequence[Mapping[str, Any]]
 def page(data: Mapping[str, Any], tables: Mapping[str, pa.Table], period: Period) -> str:
     """Return the whole page."""
     levels, backlog = tables["levels"].to_pylist(), tables["backlog"].to_pylist()
-    parts = [html.sentence(data["summary"]), tiles(data["everything"])]
+    parts = [markup.sentence(data["summary"]), tiles(data["everything"])]
     parts += [*charts(levels, backlog, [row["queue"] for row in data["queues"]]), *lists(data)]
-    return html.page("Task queues: service report", str(period), parts)
+    return markup.page("Task queues: service report", str(period), parts)
 
 
 def tiles(total: Mapping[str, Any]) -> str:
     """Return the figures over everything."""
-    return html.tiles(
+    return markup.tiles(
         [
             ("tasks arrived", number(total["arrived"])),
             ("tasks ended", number(total["ended"])),
@@ -44,7 +44,7 @@ def tiles(total: Mapping[str, Any]) -> str:
 
 def charts(levels: Rows, backlog: Rows, queues: Sequence[str]) -> Iterator[str]:
     """Yield the charts over time."""
-    yield html.heading("Over time", "Times are in UTC.")
+    yield markup.heading("Over time", "Times are in UTC.")
     yield bar_chart("Tasks ended", *ended_bars(levels), value=lambda value: number(round(value)))
     busiest = sorted(queues, key=lambda queue: -sum(row["ended"] for row in levels if row["queue"] == queue))[:LINES]
     for column, title in (("wait_p95", "Wait, p95 of each hour"), ("run_p95", "Run, p95 of each hour")):
@@ -89,23 +89,21 @@ def series(rows: Rows, queues: Sequence[str], column: str) -> dict[str, list[tup
 
 def lists(data: Mapping[str, Any]) -> Iterator[str]:
     """Yield the tables."""
-    yield html.heading("Queues")
+    yield markup.heading("Queues")
     yield queues_table(data["queues"])
-    yield html.heading("Error budgets", "What a queue may get wrong, and how much of that is spent.")
+    yield markup.heading("Error budgets", "What a queue may get wrong, and how much of that is spent.")
     yield budgets_table(data["budgets"])
-    yield html.heading("Failures", "Grouped by message; numbers, ids and quoted text are left out of it.")
+    yield markup.heading("Failures", "Grouped by message; numbers, ids and quoted text are left out of it.")
     heads = ["Queue", "Message", "Tasks ended so", "Attempts failed", "Last", "Example"]
     columns = ["queue", "message", "tasks_ended", "attempts_failed", "last", "example"]
-    yield html.table("Failures", heads, picked(data["failures"], columns))
-    yield html.heading(
-        "Never succeeded", "Kinds of tasks (queue, tag, reference to its first digit) that only fail."
-    )
+    yield markup.table("Failures", heads, picked(data["failures"], columns))
+    yield markup.heading("Never succeeded", "Kinds of tasks (queue, tag, reference to its first digit) that only fail.")
     heads = ["Queue", "Tag", "Reference", "Ended", "Last", "Example"]
     columns = ["queue", "tag", "reference", "ended", "last", "example"]
-    yield html.table("Never succeeded", heads, picked(data["never_succeeding"], columns))
-    yield html.heading("Noise", "Queues whose unsuccessful attempts outgrow their share of the tasks are noisy.")
+    yield markup.table("Never succeeded", heads, picked(data["never_succeeding"], columns))
+    yield markup.heading("Noise", "Queues whose unsuccessful attempts outgrow their share of the tasks are noisy.")
     yield noise_table(data["noisy"])
-    yield html.heading("Retry waste", "Seconds worked in attempts that failed.")
+    yield markup.heading("Retry waste", "Seconds worked in attempts that failed.")
     yield waste_table(data["retry_waste"])
 
 
@@ -123,7 +121,7 @@ def queues_table(rows: Rows) -> str:
         ]
         for row in rows
     ]
-    return html.table("Queues", heads, body)
+    return markup.table("Queues", heads, body)
 
 
 def budgets_table(rows: Rows) -> str:
@@ -137,7 +135,7 @@ def budgets_table(rows: Rows) -> str:
     ]  # fmt: skip
     broken = [place for place, row in enumerate(rows) if row["spent"] is None or row["spent"] > 1]
     heads = ["Queue", "Objective", "Reached", "Missed it", "Allowed to", "Spent"]
-    return html.table("Error budgets", heads, body, bad=broken)
+    return markup.table("Error budgets", heads, body, bad=broken)
 
 
 def noise_table(rows: Rows) -> str:
@@ -148,13 +146,13 @@ def noise_table(rows: Rows) -> str:
         [row["queue"], row["attempts"], row["unsuccessful_attempts"], *(percent(row[s]) for s in shares), row["noisy"]]
         for row in rows
     ]
-    return html.table("Noise", heads, body, bad=[place for place, row in enumerate(rows) if row["noisy"]])
+    return markup.table("Noise", heads, body, bad=[place for place, row in enumerate(rows) if row["noisy"]])
 
 
 def waste_table(rows: Rows) -> str:
     """Return what failed attempts cost."""
     heads = ["Queue", "Failed attempts", "Worked for nothing", "Share of all work"]
-    return html.table(
+    return markup.table(
         "Retry waste", heads,
         [
             [row["queue"], row["failed_attempts"], seconds(row["wasted_seconds"]), percent(row["share_of_work"])]

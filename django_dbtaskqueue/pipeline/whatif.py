@@ -12,13 +12,13 @@ from pyspark.sql import functions as F
 
 from django_dbtaskqueue import retry
 from django_dbtaskqueue.exceptions import JobOptionError
-from django_dbtaskqueue.pipeline import findings, history, html, simulation
+from django_dbtaskqueue.pipeline import findings, history, markup, simulation
 from django_dbtaskqueue.pipeline import transforms as T
 from django_dbtaskqueue.pipeline.arguments import Argument, count, pair
+from django_dbtaskqueue.pipeline.charts import line_chart
 from django_dbtaskqueue.pipeline.history import Period
-from django_dbtaskqueue.pipeline.html import number, seconds
-from django_dbtaskqueue.pipeline.html_charts import line_chart
 from django_dbtaskqueue.pipeline.jobs import Context, Job
+from django_dbtaskqueue.pipeline.markup import number, seconds
 from django_dbtaskqueue.pipeline.simulation import BackOff, Served
 from django_dbtaskqueue.status import TERMINAL
 
@@ -92,7 +92,7 @@ class WhatIf(Job):
             Served(row["created"], max(row["started"] - row["created"], 0.0), 0.0) for row in rows if row["once"]
         ]
         data = figures(recorded, now, other, now_slots=now_slots, slots=slots, period=period)
-        page = html.page("Task queues: what if", str(period), parts(data, now, other))
+        page = markup.page("Task queues: what if", str(period), parts(data, now, other))
         kept = findings.Findings("whatif", period, data["summary"], data, page).keep(context)
         return {**data, **kept}
 
@@ -181,9 +181,9 @@ def waits(served: Sequence[Served]) -> dict[str, float]:
 
 def parts(data: Mapping[str, Any], now: Sequence[Served], other: Sequence[Served]) -> Iterator[str]:
     """Yield the parts of the page."""
-    yield html.sentence(data["summary"])
+    yield markup.sentence(data["summary"])
     facts = [("tasks", "tasks"), ("slots_now", "slots now"), ("slots_then", "slots then")]
-    yield html.tiles([(name, number(data[key])) for key, name in facts])
+    yield markup.tiles([(name, number(data[key])) for key, name in facts])
     lines = {"now": list(simulation.over_time(now)), "then": list(simulation.over_time(other))}
     yield line_chart("Wait, p95, by time of arrival (UTC)", lines, value=lambda value: seconds(value) or "")
     curves = {name: curve(served) for name, served in (("now", now), ("then", other))}
@@ -193,8 +193,8 @@ def parts(data: Mapping[str, Any], now: Sequence[Served], other: Sequence[Served
     )  # fmt: skip
     names = [name for name in data["now"] if name != "mean_lead"]
     rows = [[name, *(seconds(data[key][name]) for key in ("recorded", "now", "then"))] for name in names]
-    yield html.heading("Waits", "Recorded: of tasks taken once. Now and then: replayed.")
-    yield html.table("Waits", ["Wait", "Recorded", "Now", "Then"], rows)
+    yield markup.heading("Waits", "Recorded: of tasks taken once. Now and then: replayed.")
+    yield markup.table("Waits", ["Wait", "Recorded", "Now", "Then"], rows)
 
 
 def curve(served: Sequence[Served]) -> list[tuple[float, float | None]]:

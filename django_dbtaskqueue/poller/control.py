@@ -100,7 +100,6 @@ class Control:
             yield Duty(alias, partial(self._report, alias))
             yield Duty(alias, partial(_prune, alias))
             yield Duty(alias, partial(self._obey, alias))
-            yield Duty(alias, partial(self._follow, alias))
         for lane in lanes:
             yield Duty(lane.door.alias, partial(self._unpark, lane))
             yield Duty(lane.door.alias, partial(rescue_due, lane, self._poller.settler.metrics))
@@ -174,9 +173,10 @@ class Control:
         if applied:
             models.Poller.objects.using(alias).filter(pk=self._poller.instance).update(applied="\n".join(applied))
             self._poller.wake("")
+        self._follow(alias)
         return conf.settings().heartbeat.total_seconds() * random.uniform(0.8, 1.0)
 
-    def _follow(self, alias: str) -> float:
+    def _follow(self, alias: str) -> None:
         """Do what an operator told this poller, once."""
         rows = models.Poller.objects.using(alias).filter(pk=self._poller.instance).exclude(wanted="")
         wanted = rows.values_list("wanted", flat=True).first()
@@ -185,7 +185,6 @@ class Control:
             COMMANDS[wanted](self._poller)
             rows.filter(wanted=wanted).update(wanted="")
             self._report(alias)
-        return conf.settings().heartbeat.total_seconds() * random.uniform(0.4, 0.5)
 
     def _running(self) -> list[dict[str, Any]]:
         now = monotonic()

@@ -61,7 +61,7 @@ class Poller:
         self._ended = threading.Event()
         self._threads: list[threading.Thread] = []
         self.settler = Settler(self.lanes, self.counts, self._bell.set)
-        self.places = Places(self.options.threads, self.options.coroutines, self.settler.finish)
+        self.places = Places(self.options.threads, self.options.coroutines, self.settler.finish, self.options.executor)
         self.executors = self.places.executors
         self._renewer = Renewer(self.lanes.values(), self._held_of, self._lost)
         self.intake = Intake(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable
+from typing import Any
 
 from django_dbtaskqueue import registry
 from django_dbtaskqueue.flow.process import Processor
@@ -18,8 +19,10 @@ from django_dbtaskqueue.poller.executors.thread import ThreadExecutor
 class Places:
     """The executors: threads, an event loop, and those that processors bring along, made as they are met."""
 
-    def __init__(self, threads: int, coroutines: int, finish: Finish) -> None:
+    def __init__(self, threads: int, coroutines: int, finish: Finish, elsewhere: Any = None) -> None:
+        """``elsewhere`` is the executor of plain functions whose processors bring none along; None: our threads."""
         self._finish = finish
+        self._elsewhere = elsewhere
         self._gates = Gates()
         self._sync = ThreadExecutor(threads, finish, self._gates)
         self._async = AsyncExecutor(coroutines, finish, self._gates)
@@ -29,14 +32,19 @@ class Places:
 
     def of(self, processor: Processor | None) -> Executor:
         """Return where a processor runs; raise ``ImproperlyConfigured`` for an ``executor=`` that is none."""
-        if processor is None or processor.executor is None:
-            return self._async if processor is not None and processor.is_async else self._sync
+        if processor is None:
+            return self._sync
+        if processor.is_async:
+            return self._async
+        wanted = self._elsewhere if processor.executor is None else processor.executor
+        if wanted is None:
+            return self._sync
         with self._lock:
             for given, pool in self._pools:
-                if given is processor.executor or (isinstance(given, str) and given == processor.executor):
+                if given is wanted or (isinstance(given, str) and given == wanted):
                     return pool
-            pool = PoolExecutor(processor.executor, self._finish, self._gates)
-            self._pools.append((processor.executor, pool))
+            pool = PoolExecutor(wanted, self._finish, self._gates)
+            self._pools.append((wanted, pool))
             self.executors.append(pool)
         return pool
 

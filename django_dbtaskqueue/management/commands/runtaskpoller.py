@@ -23,7 +23,7 @@ from django_dbtaskqueue.exceptions import TaskQueueError
 from django_dbtaskqueue.poller import banner, logs, shutdown, supervisor, weights
 from django_dbtaskqueue.poller.lifeline import Lifeline
 from django_dbtaskqueue.poller.loop import Poller
-from django_dbtaskqueue.poller.options import Options
+from django_dbtaskqueue.poller.options import Options, named_executor
 from django_dbtaskqueue.poller.status_line import Snapshot, StatusLine
 
 logger = logging.getLogger("django_dbtaskqueue")
@@ -68,6 +68,7 @@ class Command(BaseCommand):
             "--async", type=positive, nargs="?", const=COROUTINES, default=COROUTINES, metavar="N",
             dest="coroutines", help="Async tasks at the same time (%(default)s).",
         )  # fmt: skip
+        _add_executor(parser)
         ending = parser.add_mutually_exclusive_group()
         ending.add_argument("--once", action="store_true", help="Check each queue out once, process that, and end.")
         ending.add_argument(
@@ -118,11 +119,17 @@ class Command(BaseCommand):
 
     def _poll(self, queues: dict[str, int], options: dict[str, Any], status: StatusLine | None) -> int:
         """One poller, in this process."""
+        with named_executor(options["executor"], executor_options(options)) as executor:
+            return self._poll_with(executor, queues, options, status)
+
+    def _poll_with(
+        self, executor: Any, queues: dict[str, int], options: dict[str, Any], status: StatusLine | None
+    ) -> int:
         line = None
         if options["child"] is not None:
             line = Lifeline(options["child"], self._stops, conf.settings().heartbeat)
             line.start()
-        poller = Poller(queues, chosen(options), using=options["database"])
+        poller = Poller(queues, chosen(options, executor), using=options["database"])
         for text in banner.opening(poller):
             logger.info("%s", text)
         if self._arguments is not None:
@@ -192,7 +199,50 @@ def tuned_interpreter() -> Iterator[None]:
         sys.setswitchinterval(before[0])
 
 
-def chosen(options: dict[str, Any]) -> Options:
+def _add_executor(parser: CommandParser) -> None:
+    elsewhere = parser.add_argument_group("processing elsewhere")
+    elsewhere.add_argument(
+        "--executor", metavar="PATH",
+        help="Where sync tasks run whose processors name no executor: spark, or the dotted path of an executor.",
+    )  # fmt: skip
+    elsewhere.add_argument("--master", metavar="URL", help="Spark's master, such as local[4] or spark://HOST:7077.")
+    elsewhere.add_argument("--conf", action="append", default=[], metavar="KEY=VALUE", help="A setting of Spark.")
+    elsewhere.add_argument(
+        "--worker-env", action="append", default=[], metavar="NAME",
+        help="A variable of this process's environment that Spark's workers get; again for more.",
+    )  # fmt: skip
+
+
+def executor_options(options: dict[str, Any]) -> dict[str, Any]:
+    """Return what ``--executor`` is made with."""
+    given: dict[str, Any] = {"master": options["master"]} if options["master"] else {}
+    if options["conf"]:
+        given["conf"] = dict(_pair(text) for text in options["conf"])
+    if options["worker_env"]:
+        given["environment"] = {name: _variable(name) for name in options["worker_env"]}
+    if given and options["executor"] is None:
+        raise CommandError(
+            "--master, --conf and --worker-env say how --executor runs: add --executor spark.", returncode=2
+        )
+    return given
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not (name and equals):
+        raise CommandError(f"--conf {text}: write KEY=VALUE, such as spark.executor.memory=2g.", returncode=2)
+    return name, value
+
+
+def _variable(name: str) -> str:
+    if name not in os.environ:
+        raise CommandError(
+            f"--worker-env {name}: there is no such variable in this process's environment.", returncode=2
+        )
+    return os.environ[name]
+
+
+def chosen(options: dict[str, Any], executor: Any = None) -> Options:
     """Return the options of one poller."""
     return Options(
         threads=options["threads"] or conf.settings().threads,
@@ -201,6 +251,7 @@ def chosen(options: dict[str, Any]) -> Options:
         drain=options["drain"],
         max_tasks=options["max_tasks"],
         name=options["name"],
+        executor=executor,
         tags=tuple(options["tag"]),
     )
 

@@ -37,6 +37,7 @@ class Answer(NamedTuple):
     outcome: Outcome | None
     settled: Outcome | None  # what the processor settled by itself
     lost: str
+    seconds: float = 0.0  # it ran, where the executor says so; 0: as long as the call was under way
 
 
 class PoolExecutor:
@@ -132,19 +133,23 @@ class PoolExecutor:
     def _ended(self, run: Run, future: Future[list[Answer]]) -> None:
         leases = run.job.leases
         settlements: Sequence[Settlement | None]
+        seconds = 0.0
         try:
-            answers = zip(leases, future.result(), strict=True)
-            settlements = [_taken_in(lease, run.job.processor, answer) for lease, answer in answers]
+            answers = future.result()
+            seconds = sum(answer.seconds for answer in answers)
+            settlements = [
+                _taken_in(lease, run.job.processor, answer) for lease, answer in zip(leases, answers, strict=True)
+            ]
         except CancelledError:
             settlements = [Release()] * len(leases)
         except BaseException as error:  # the pool broke, or could not carry the call or its answer
             settlements = [Fail(error)] * len(leases)
-        self._end(run, settlements)
+        self._end(run, settlements, seconds)
         self.nudge()
 
-    def _end(self, run: Run, settlements: Sequence[Settlement | None]) -> None:
+    def _end(self, run: Run, settlements: Sequence[Settlement | None], seconds: float = 0.0) -> None:
         self._runs.pop(run, None)
-        seconds = monotonic() - run.started
+        seconds = seconds or monotonic() - run.started
         self.todo.extendleft(reversed(self._gates.leave(run.job.processor, seconds)))
         if run in self._given_up:
             self._given_up.discard(run)

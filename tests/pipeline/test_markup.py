@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import pytest
 
-from django_dbtaskqueue.pipeline import html, html_charts
+from django_dbtaskqueue.pipeline import charts, markup
 from django_dbtaskqueue.pipeline.report_page import ended_bars
 from tests.pipeline.histories import MONDAY
 
@@ -24,7 +24,7 @@ from tests.pipeline.histories import MONDAY
     ],
 )
 def test_times(value: float, text: str) -> None:
-    assert html.seconds(value) == text
+    assert markup.seconds(value) == text
 
 
 @pytest.mark.parametrize(
@@ -32,35 +32,35 @@ def test_times(value: float, text: str) -> None:
 )
 def test_shares(value: float, text: str) -> None:
     """What is not quite all is not written as all."""
-    assert html.percent(value) == text
+    assert markup.percent(value) == text
 
 
 def test_numbers_stand_right_and_unknown_ones_are_a_dash() -> None:
-    text = html.table(
-        "T", ["Name", "Count", "Share"], [["<a>", 12_345, html.percent(None)], ["b", None, html.percent(0.5)]]
+    text = markup.table(
+        "T", ["Name", "Count", "Share"], [["<a>", 12_345, markup.percent(None)], ["b", None, markup.percent(0.5)]]
     )
     assert "&lt;a&gt;" in text and "12,345" in text
     assert re.findall(r"<th [^>]*>", text) == [
         '<th scope="col">', '<th scope="col" class="number">', '<th scope="col" class="number">',
     ]  # fmt: skip
-    assert html.table("T", ["Name"], []) == '<p class="soft">None.</p>'
+    assert markup.table("T", ["Name"], []) == '<p class="soft">None.</p>'
 
 
 @pytest.mark.parametrize(("value", "top"), [(0, 1), (1, 1), (7, 8), (2.3, 2.5), (101, 200), (0.03, 0.04)])
 def test_an_axis_ends_at_a_round_number(value: float, top: float) -> None:
-    assert html_charts.ceiling(value) == pytest.approx(top)
+    assert charts.ceiling(value) == pytest.approx(top)
 
 
 def test_a_chart_keeps_its_peaks_and_breaks_where_nothing_is_known() -> None:
     points = [(float(place), 0.0) for place in range(100_000)]
     points[77_777] = (77_777.0, 9.0)
-    thin = html_charts.thinned(points)
-    assert len(thin) <= html_charts.MOST_POINTS and (77_777.0, 9.0) in thin
-    chart = html_charts.line_chart("A & B", {"one": [(0, 1), (60, None), (120, 3), (180, 4)]}, value=str)
+    thin = charts.thinned(points)
+    assert len(thin) <= charts.MOST_POINTS and (77_777.0, 9.0) in thin
+    chart = charts.line_chart("A & B", {"one": [(0, 1), (60, None), (120, 3), (180, 4)]}, value=str)
     assert 'aria-label="A &amp; B. one: at most 4"' in chart
     (drawn,) = re.findall(r'<path d="([^"]+)"', chart)
     assert drawn.count("M") == 2
-    assert html_charts.line_chart("Empty", {"one": [(0, None)]}, value=str) == ""
+    assert charts.line_chart("Empty", {"one": [(0, None)]}, value=str) == ""
 
 
 def test_bars_stand_for_as_many_hours_as_can_be_told_apart() -> None:
@@ -72,4 +72,4 @@ def test_bars_stand_for_as_many_hours_as_can_be_told_apart() -> None:
     assert names == ["completed", "failed"]
     assert len(bars) == 50 and bars[0] == ("05 Jan", [48.0, 48.0])
     assert ended_bars([]) == ([], [])
-    assert "completed: 2400; failed: 2400" in html_charts.bar_chart("Bars", bars, names, value=lambda one: f"{one:.0f}")
+    assert "completed: 2400; failed: 2400" in charts.bar_chart("Bars", bars, names, value=lambda one: f"{one:.0f}")

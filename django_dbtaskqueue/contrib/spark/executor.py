@@ -1,0 +1,261 @@
+"""The executor whose processors run on Spark's workers.
+
+It gathers the poller's jobs into Spark jobs of about two seconds, two of them under way at a time so that no core waits
+for the last partition of the other. The workers settle by themselves; an answer only says what became of a task. So
+whatever Spark loses, repeats or never answers, each task is completed once, by whoever holds its lease.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import CancelledError, Future
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pyarrow as pa
+from django.conf import settings
+from django.db import connections
+from pyspark import cloudpickle
+
+from django_dbtaskqueue.contrib.spark.entry import ANSWERS_IN_SPARK, ROWS, on_worker
+from django_dbtaskqueue.exceptions import PipelineError
+from django_dbtaskqueue.flow.settle import resolve
+from django_dbtaskqueue.pipeline.faults import one_paragraph
+from django_dbtaskqueue.pipeline.session import spark_session
+from django_dbtaskqueue.poller.executors import Job
+from django_dbtaskqueue.poller.executors.pool import Answer
+from django_dbtaskqueue.session import Session
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pyspark.sql import SparkSession
+
+logger = logging.getLogger("django_dbtaskqueue")
+
+UNDER_WAY = 2  # Spark jobs at a time
+LASTS = 2.0  # seconds a Spark job should last: its own cost is a tenth of that
+MOST = 2000  # tasks of one
+PARTITIONS = 4  # per core: small, for one that is lost runs again from its beginning
+GATHER = 0.02  # seconds to wait for more of what the poller is handing over
+PAUSE = 5.0  # seconds after Spark refused all there was
+SMOOTHING = 0.3
+
+
+class Call(NamedTuple):
+    """One job of the poller's, and where its answer goes."""
+
+    job: Job
+    future: Future[list[Answer]]
+
+
+class SparkExecutor:
+    """Runs processors on Spark's workers: ``executor=SparkExecutor`` of a processor, or ``--executor spark``.
+
+    ``master`` is Spark's, ``conf`` its settings, ``environment`` what the workers' environment is to hold besides
+    ``DJANGO_SETTINGS_MODULE``; it travels with the tasks and shows in no log of Spark's. The workers need the project's
+    code, its settings and a way to its database. Starts Spark at once, and raises `PipelineError` where it cannot.
+    """
+
+    def __init__(
+        self,
+        *,
+        master: str = "local[*]",
+        conf: Mapping[str, str] | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self._start = partial(spark_session, master=master, app_name="runtaskpoller", conf=conf)
+        self._work = partial(on_worker, _environment(environment or {}))
+        self._spark: SparkSession | None = None
+        self._starting = threading.Lock()
+        self._bell = threading.Condition()
+        self._waiting: deque[Call] = deque()
+        self._ended = threading.Event()
+        self._mean: float | None = None  # seconds of one job on a worker, smoothed
+        self._cores = 1
+        self._session()
+        for number in range(UNDER_WAY):
+            threading.Thread(target=self._serve, name=f"dbtaskqueue-spark-{number}", daemon=True).start()
+
+    @property
+    def slots(self) -> int:
+        """How many jobs to hand over at a time: those of the Spark jobs under way."""
+        return UNDER_WAY * self._size
+
+    def submit(self, function: Callable[..., Any], /, *arguments: Any) -> Future[list[Answer]]:
+        """Take one job of a poller's; a worker runs it by its queue and payload type. Any other call is refused."""
+        if len(arguments) != 1 or not isinstance(arguments[0], Job):
+            raise TypeError(f"A SparkExecutor runs the tasks of a poller, and no call such as {function!r}.")
+        call = Call(arguments[0], Future())
+        with self._bell:
+            if self._ended.is_set():
+                raise RuntimeError("This SparkExecutor is shut down.")
+            self._waiting.append(call)
+            self._bell.notify()
+        return call.future
+
+    def shutdown(self, *, wait: bool = True) -> None:
+        """Stop Spark. What was handed over and not settled is given back uncharged, or runs out its lease."""
+        with self._bell:
+            self._ended.set()
+            self._bell.notify_all()
+        for call in self._waiting:
+            call.future.cancel()
+        if self._spark is not None:
+            self._spark.stop()
+
+    @property
+    def _size(self) -> int:
+        """How many jobs make one Spark job."""
+        least = 2 * self._cores
+        return least if self._mean is None else max(least, min(MOST, int(LASTS * self._cores / self._mean)))
+
+    def _session(self) -> SparkSession:
+        """Return Spark's session; a new one when the last has ended, as when its master had gone for long."""
+        with self._starting:
+            if self._spark is not None and self._spark.sparkContext._jsc.sc().isStopped():
+                self._spark.stop()
+                self._spark = None
+            if self._spark is None:
+                with _own_signals():
+                    self._spark = self._start().newSession()
+                self._spark.conf.set("spark.sql.execution.arrow.localRelationThreshold", "0")
+            self._cores = max(1, self._spark.sparkContext.defaultParallelism)
+        return self._spark
+
+    def _serve(self) -> None:
+        while not self._ended.is_set():
+            calls = self._gather()
+            try:
+                if calls:
+                    self._process(calls)
+            except Exception as error:  # whatever it is: without this thread its tasks would be held for ever
+                logger.exception("The answers of Spark's workers could not be taken in")
+                for call in calls:
+                    if not call.future.done():
+                        call.future.set_exception(error)
+        connections.close_all()
+
+    def _gather(self) -> list[Call]:
+        with self._bell:
+            self._bell.wait_for(lambda: self._waiting or self._ended.is_set())
+            self._bell.wait_for(lambda: len(self._waiting) >= self._size or self._ended.is_set(), GATHER)
+            calls = [self._waiting.popleft() for _ in range(min(len(self._waiting), self._size))]
+        return [call for call in calls if call.future.set_running_or_notify_cancel()]
+
+    def _process(self, calls: list[Call]) -> None:
+        try:
+            answers = self._run(calls)
+        except Exception as error:
+            self._failed(calls, error)
+            return
+        refusals = {row["refused"] for row in answers if row["refused"]}
+        for refusal in refusals:
+            logger.error("Spark's workers cannot run tasks; they are given back. %s", refusal.strip())
+        if refusals:
+            self._ended.wait(PAUSE)
+        for call, row in zip(calls, answers, strict=True):
+            if row["refused"]:
+                call.future.set_exception(CancelledError())
+            else:
+                call.future.set_result(_answers(row))
+        self._learn([row["seconds"] for row in answers if not row["refused"]])
+
+    def _run(self, calls: list[Call]) -> list[dict[str, Any]]:
+        """Run one Spark job; return its answers in order. Raises whatever Spark raises."""
+        spark = self._session()
+        rows = [
+            {
+                "number": number,
+                "queue": call.job.lease.queue,
+                "payload_type": call.job.lease.payload_type,
+                "leases": cloudpickle.dumps(call.job.leases),
+            }
+            for number, call in enumerate(calls)
+        ]
+        frame = spark.createDataFrame(_sliced(rows, PARTITIONS * self._cores))
+        answers = frame.mapInArrow(self._work, ANSWERS_IN_SPARK).toArrow().to_pylist()
+        return sorted(answers, key=lambda row: row["number"])
+
+    def _learn(self, seconds: list[float]) -> None:
+        if seconds:
+            latest = max(sum(seconds) / len(seconds), 1e-6)
+            self._mean = latest if self._mean is None else self._mean + SMOOTHING * (latest - self._mean)
+
+    def _failed(self, calls: list[Call], error: Exception) -> None:
+        """Spark gave up a job: find out what was settled all the same, and run the others apart from each other.
+
+        A task that ends its worker by each of Spark's attempts fails by itself, and takes none of the others with it.
+        """
+        reason = one_paragraph(error)
+        logger.warning("Spark gave up a job of %s tasks: %s", len(calls), reason)
+        try:
+            standing = _standing(calls) if self._runs() else set()
+        except Exception as away:
+            logger.warning("The database does not say which of them are settled: %s", away)
+            standing = None
+        if standing is None or not self._runs():
+            self._ended.wait(PAUSE)
+            for call in calls:
+                call.future.set_exception(CancelledError())
+            return
+        left = [call for call in calls if any(lease.id in standing for lease in call.job.leases)]
+        for call in calls:
+            if call not in left:
+                call.future.set_result([Answer(None, None, "")] * len(call.job.leases))
+        if len(calls) == 1 and left:
+            left[0].future.set_exception(PipelineError(f"The Spark worker that ran this task ended: {reason}"))
+            return
+        middle = (len(left) + 1) // 2
+        for half in (left[:middle], left[middle:]):
+            if half:
+                self._process(half)
+
+    def _runs(self) -> bool:
+        """Whether there is a Spark left to ask again."""
+        spark = self._spark
+        return not self._ended.is_set() and spark is not None and not spark.sparkContext._jsc.sc().isStopped()
+
+
+def _environment(given: Mapping[str, str]) -> dict[str, str]:
+    module = getattr(settings, "SETTINGS_MODULE", None) or os.environ.get("DJANGO_SETTINGS_MODULE")
+    return {**({"DJANGO_SETTINGS_MODULE": module} if module else {}), **given}
+
+
+def _answers(row: dict[str, Any]) -> list[Answer]:
+    answers: list[Answer] = cloudpickle.loads(row["answers"])
+    return [answer._replace(seconds=row["seconds"] / len(answers)) for answer in answers]
+
+
+def _sliced(rows: list[dict[str, Any]], slices: int) -> pa.Table:
+    """Return the rows as a table in so many batches, each of which becomes a partition."""
+    size = -(-len(rows) // slices)
+    starts = range(0, len(rows), size)
+    return pa.Table.from_batches([pa.RecordBatch.from_pylist(rows[at : at + size], schema=ROWS) for at in starts])
+
+
+def _standing(calls: list[Call]) -> set[int]:
+    """Return the ids of the tasks that nobody has settled."""
+    found: set[int] = set()
+    for call in calls:
+        door: Any = call.job.lease.door
+        found |= resolve(Session.on(door.alias, door.model), call.job.leases)[1]
+    return found
+
+
+@contextmanager
+def _own_signals() -> Iterator[None]:
+    """Spark puts a handler of its own on Ctrl-C; the poller's is the one that drains."""
+    main = threading.current_thread() is threading.main_thread()
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    finally:
+        if main:
+            signal.signal(signal.SIGINT, before)

@@ -1,0 +1,162 @@
+"""What a Spark worker does with a partition of leased tasks: perform, settle with their fence, sum up.
+
+Nothing here depends on the answer's arrival. Of a partition that Spark runs again, only those tasks run whose leases
+still stand: what was settled by then is not done twice.
+"""
+
+from __future__ import annotations
+
+import logging
+import pickle
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import replace
+from time import monotonic
+from typing import Any
+
+from django.db import close_old_connections
+
+from django_dbtaskqueue import conf, registry
+from django_dbtaskqueue.exceptions import TaskQueueError
+from django_dbtaskqueue.flow.failures import Told
+from django_dbtaskqueue.flow.settle import Pair, resolve, settle_surely
+from django_dbtaskqueue.lease import Lease
+from django_dbtaskqueue.outcomes import Complete, CompleteDelete, Fail, Outcome, Reenqueue
+from django_dbtaskqueue.poller.executors import Job, perform_job
+from django_dbtaskqueue.poller.executors.pool import Answer
+from django_dbtaskqueue.poller.executors.thread import tidy
+from django_dbtaskqueue.session import Session
+
+logger = logging.getLogger("django_dbtaskqueue")
+
+SHORT = 0.005  # seconds of a job so short that its outcomes wait for others to share a commit
+TOGETHER = 0.05  # seconds that outcomes wait for others at most, while jobs are short
+
+
+def perform_rows(rows: list[dict[str, Any]], *, again: bool) -> list[dict[str, Any]]:
+    """Perform and settle the jobs of a partition; return a summary of each. Raises only before the first has begun.
+
+    ``again`` when Spark has run this partition before, and whatever was settled may have been settled by that run.
+    """
+    jobs: dict[int, list[Lease]] = {row["number"]: pickle.loads(row["leases"]) for row in rows}  # noqa: S301 -- made by our own driver
+    standing = _standing([lease for leases in jobs.values() for lease in leases])
+    desk = Desk()
+    seconds: dict[int, float] = {}
+    for number, leases in jobs.items():
+        began = monotonic()
+        for lease in leases:
+            if lease not in standing:
+                desk.answers[lease] = Answer(None, None, "" if again else "start")
+        if held := [lease for lease in leases if lease in standing]:
+            desk.perform(held)
+        seconds[number] = monotonic() - began
+    desk.settle()
+    close_old_connections()
+    return [
+        {
+            "number": number,
+            "answers": pickle.dumps([desk.answers[lease] for lease in leases]),
+            "seconds": seconds[number],
+        }
+        for number, leases in jobs.items()
+    ]
+
+
+class Desk:
+    """Performs jobs and settles what came of them; ``answers`` tell the poller what is left to do: nothing, mostly."""
+
+    def __init__(self) -> None:
+        self.answers: dict[Lease, Answer] = {}
+        self._open: defaultdict[tuple[str, str], list[Pair]] = defaultdict(list)
+        self._settled_at = monotonic()
+
+    def perform(self, leases: list[Lease]) -> None:
+        """Run one job. Its outcomes are stored before the next one begins, unless jobs are short."""
+        began = monotonic()
+        for lease, outcome in zip(leases, _outcomes(leases), strict=True):
+            if outcome is None:
+                settled = _summary(lease.outcome, lease.queue) if lease.settled else None
+                self.answers[lease] = Answer(None, settled, lease.lost)
+            else:
+                self._open[lease.door.alias, lease.door.key].append((lease, outcome))
+        tidy()
+        now = monotonic()
+        each = conf.default_settings(leases[0].queue).settle == "each"
+        if each or now - began >= SHORT or now - self._settled_at >= TOGETHER:
+            self.settle()
+
+    def settle(self) -> None:
+        """Store what is not stored yet. Never raises: what cannot be stored here is left to the poller."""
+        for pairs in self._open.values():
+            try:
+                self._settle(pairs)
+            except Exception as error:
+                logger.warning("Outcomes of %s are left to the poller: %s", pairs[0][0].queue, error)
+                tidy()
+                self.answers.update(
+                    {lease: Answer(_portable(outcome, lease.queue), None, "") for lease, outcome in pairs}
+                )
+        self._open.clear()
+        self._settled_at = monotonic()
+
+    def _settle(self, pairs: list[Pair]) -> None:
+        door: Any = pairs[0][0].door
+        session = Session.on(door.alias, door.model)
+        settled = settle_surely(session, pairs, keep=door.keep, group_retry=door.group_retry)
+        missing = [lease for lease, _ in pairs if lease.id not in settled]
+        stored, standing = resolve(session, missing) if missing else (set(), set())
+        for lease, outcome in pairs:
+            if lease.id in standing:  # somebody keeps the row locked
+                self.answers[lease] = Answer(_portable(outcome, lease.queue), None, "")
+            elif lease.id in settled or lease.id in stored or isinstance(outcome, CompleteDelete):
+                self.answers[lease] = Answer(None, _summary(outcome, lease.queue), "")
+            else:
+                self.answers[lease] = Answer(None, None, type(outcome).__name__.lower())
+
+
+def _standing(leases: Iterable[Lease]) -> set[Lease]:
+    """Return the leases that are neither settled nor lost."""
+    by_place: defaultdict[tuple[str, Any], list[Lease]] = defaultdict(list)
+    for lease in leases:
+        by_place[lease.door.alias, lease.door.model].append(lease)  # type: ignore[attr-defined]
+    found: set[Lease] = set()
+    for (alias, model), group in by_place.items():
+        standing = resolve(Session.on(alias, model), group)[1]
+        found |= {lease for lease in group if lease.id in standing}
+    return found
+
+
+def _outcomes(leases: list[Lease]) -> list[Outcome | None]:
+    """Run a job with the processor that is registered here, never with one that a row names. Never raises."""
+    lease, *rest = leases
+    processor = registry.find(lease.queue, lease.payload_type)
+    if processor is None:
+        reason = TaskQueueError(
+            f"Queue {lease.queue!r} has no processor for payload {lease.payload_type or 'plain JSON'} on this Spark "
+            "worker, though its poller has one. Give the cluster the same code and settings as the poller."
+        )
+        return [Fail(reason)] * len(leases)
+    return perform_job(Job(lease, processor, tuple(rest)))
+
+
+def _summary(outcome: Any, queue: str) -> Any:
+    """Return an outcome that is stored, without what is of any size: it has to travel."""
+    match outcome:
+        case Complete():
+            return Complete()
+        case Reenqueue():
+            return replace(outcome, result=None)
+        case Fail():
+            return replace(outcome, error=Told.of(outcome.error, queue))
+    return outcome
+
+
+def _portable(outcome: Any, queue: str) -> Any:
+    """Return an outcome that is not stored yet as one that can travel; an error that cannot becomes its text."""
+    try:
+        pickle.loads(pickle.dumps(outcome))  # noqa: S301 -- made in the same line
+    except Exception:
+        if not isinstance(outcome, Fail):
+            return Fail(f"{type(outcome).__name__} with a result that is not JSON could not be stored.")
+        return replace(outcome, error=Told.of(outcome.error, queue))
+    return outcome

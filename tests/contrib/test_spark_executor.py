@@ -1,0 +1,157 @@
+"""``runtaskpoller --executor spark``: on this machine, and on a standalone cluster that loses an executor."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+import pyspark
+import pytest
+
+from django_dbtaskqueue.flow.enqueue import enqueue
+from django_dbtaskqueue.models import Task
+from django_dbtaskqueue.pipeline.session import find_java
+from tests.conftest import REPOSITORY, ProcessDatabase
+from tests.docs.pages import free_port
+from tests.support import until
+from tests.testapp.models import Booking
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(500)]
+PATIENCE = 200.0  # seconds
+POLLER = ["runtaskpoller", "--executor", "spark", "--queue", "work,atomic", "--drain", "--shutdown-timeout", "2m"]
+
+
+def tasks(queue: str) -> dict[str, Task]:
+    return {str(task.reference): task for task in Task.objects.filter(queue=queue)}
+
+
+def test_every_task_runs_on_a_worker_once_and_is_settled_there(
+    postgres_process_database: ProcessDatabase, tmp_path: Path
+) -> None:
+    marks = tmp_path / "marks"
+    for number in range(60):
+        enqueue("work", f"ok-{number}", {"result": number, "mark": str(marks)})
+        enqueue("atomic", f"book-{number}", {"do": "book"})
+    enqueue("work", "again", {"do": "raise", "until_attempt": 2})
+    enqueue("work", "never", {"do": "raise", "message": "no such flight"})
+    enqueue("work", "later", {"do": "reenqueue"})
+    enqueue("work", "self", {"do": "settle", "result": "by itself"})
+    enqueue("atomic", "undone", {"do": "book", "then": {"do": "raise"}})
+    log = postgres_process_database.run(*POLLER, "--master", "local[2]", timeout=PATIENCE).stderr
+    work, atomic = tasks("work"), tasks("atomic")
+    assert [work[f"ok-{number}"].result for number in range(60)] == list(range(60))
+    assert set(Counter(line.split()[0] for line in marks.read_text().splitlines()).values()) == {1}
+    assert {atomic[f"book-{number}"].status for number in range(60)} == {"COMPLETED"}
+    booked = Booking.objects.values_list("reference", flat=True)
+    assert Counter(booked) == Counter([*(f"book-{number}" for number in range(60)), "self"])
+    assert (work["again"].status, work["again"].total_attempt) == ("COMPLETED", 2)
+    assert (work["never"].status, work["never"].attempt) == ("ERROR", 3)
+    assert "in _raise" in str(work["never"].process_result)  # the traceback is that of the worker
+    assert (work["later"].status, work["later"].reenqueue_attempt) == ("COMPLETED", 1)
+    assert (work["self"].status, work["self"].result) == ("COMPLETED", "by itself")
+    assert atomic["undone"].status == "ERROR"
+    assert "failed, 0 lost" in log
+
+
+class Cluster:
+    """A master and workers of one core each, on this machine."""
+
+    def __init__(self, stack: ExitStack, folder: Path) -> None:
+        self._stack, self._folder = stack, folder
+        self.port = free_port()
+        self.url = f"spark://127.0.0.1:{self.port}"
+        self._run("master.Master", "--port", str(self.port), ready="I have been elected leader")
+        self._workers = [
+            self._run(
+                "worker.Worker", "--cores", "1", "--memory", "1g", "--work-dir", str(folder / f"work-{number}"), self.url,
+                ready="Successfully registered with master",
+            )
+            for number in range(2)
+        ]  # fmt: skip
+
+    def executors(self) -> list[psutil.Process]:
+        """Return the Java processes that run tasks: they have Python workers."""
+        return [
+            child
+            for worker in self._workers
+            for child in psutil.Process(worker.pid).children()
+            if child.children(recursive=True)
+        ]
+
+    def _run(self, name: str, *arguments: str, ready: str) -> subprocess.Popen[bytes]:
+        log = self._folder / f"{name}-{len(self._folder_logs())}.log"
+        env = {
+            **os.environ,
+            "JAVA_HOME": str(find_java()),
+            "SPARK_DAEMON_MEMORY": "256m",
+            "SPARK_LOCAL_IP": "127.0.0.1",
+            "PYSPARK_PYTHON": sys.executable,
+        }
+        program = Path(pyspark.__file__).parent / "bin" / "spark-class"
+        command = [str(program), f"org.apache.spark.deploy.{name}", "--host", "127.0.0.1", "--webui-port", "0"]
+        with log.open("wb") as file:
+            process = subprocess.Popen([*command, *arguments], env=env, stdout=file, stderr=subprocess.STDOUT)
+        self._stack.callback(process.wait)
+        self._stack.callback(process.terminate)
+        until(lambda: ready in log.read_text(errors="replace"), timeout=PATIENCE)
+        return process
+
+    def _folder_logs(self) -> list[Path]:
+        return list(self._folder.glob("*.log"))
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    with ExitStack() as stack:
+        yield Cluster(stack, tmp_path)
+
+
+def test_a_lost_executor_loses_no_task_and_completes_none_twice(
+    postgres_process_database: ProcessDatabase, cluster: Cluster, tmp_path: Path
+) -> None:
+    marks, gate = tmp_path / "marks", tmp_path / "gate"
+    held = {"do": "book", "mark": str(marks), "then": {"do": "wait", "until": str(gate)}}
+    for number in range(8):
+        enqueue("atomic", f"held-{number}", held)
+    enqueue("work", "deadly", {"do": "exit"})  # ends the Python worker by each attempt, Spark's and ours
+    for number in range(20):
+        enqueue("work", f"ok-{number}", {"result": number})
+    options = ["--master", cluster.url, "--worker-env", "DATABASE_URL"]
+    for setting in ("driver.host=127.0.0.1", "driver.bindAddress=127.0.0.1", "executor.memory=512m"):
+        options += ["--conf", f"spark.{setting}"]
+    command = [sys.executable, str(REPOSITORY / "manage.py"), *POLLER, *options]
+    log = tmp_path / "poller"
+    with log.open("wb") as file:
+        poller = subprocess.Popen(
+            command, env=postgres_process_database.env, cwd=REPOSITORY, stdout=file, stderr=subprocess.STDOUT
+        )
+    try:
+        until(lambda: marks.exists() and len(_workers(marks)) == 2, timeout=PATIENCE)
+        before = len(marks.read_text().splitlines())
+        cluster.executors()[0].kill()
+        until(lambda: len(marks.read_text().splitlines()) > before, timeout=PATIENCE)  # its task again, elsewhere
+        gate.touch()
+        assert poller.wait(PATIENCE) == 0, log.read_text()
+    finally:
+        poller.kill()
+        poller.wait()
+    atomic, work = tasks("atomic"), tasks("work")
+    assert {(task.status, task.total_attempt) for task in atomic.values()} == {("COMPLETED", 1)}
+    assert Counter(Booking.objects.values_list("reference", flat=True)) == Counter(list(atomic))
+    assert [work[f"ok-{number}"].result for number in range(20)] == list(range(20))
+    assert {work[f"ok-{number}"].total_attempt for number in range(20)} == {1}
+    assert (work["deadly"].status, work["deadly"].total_attempt) == ("ERROR", 3)
+    assert "worker that ran this task ended" in str(work["deadly"].process_result)
+
+
+def _workers(marks: Path) -> set[str]:
+    return {line.split()[3] for line in marks.read_text().splitlines()}

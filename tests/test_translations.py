@@ -1,0 +1,190 @@
+"""The catalogues: whole, true to the sources, compiled from what stands beside them, and seen on the pages."""
+
+from __future__ import annotations
+
+import ast
+import gettext
+import io
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import polib
+import pytest
+from django.contrib.auth.models import User
+from django.test import Client
+from django.utils.translation import override
+from django.utils.translation.template import templatize
+
+import django_dbtaskqueue
+from django_dbtaskqueue.exceptions import SearchError
+from django_dbtaskqueue.operations.search import parse
+from django_dbtaskqueue.operations.verbs import REPROCESS
+from django_dbtaskqueue.status import Status
+from tests.factories import make_task
+
+PACKAGE = Path(django_dbtaskqueue.__file__).parent
+LANGUAGES = ("es", "de", "zh_Hans")
+MARKS = {"gettext", "gettext_lazy", "ngettext", "ngettext_lazy"}
+PLACEHOLDER = re.compile(r"%\((\w+)\)([-#0 +.\d]*[a-z])|(%%)|(%[a-z])|\{(\w*)\}")
+CALL = re.compile(
+    r"""\b(?:gettext|ngettext|_)\(u?("(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*')(?:,\s*u?("(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'))?"""
+)
+
+Message = tuple[str, str]  # msgid and msgid_plural, or nothing
+
+
+def messages_of(source: str) -> Iterator[Message]:
+    """Yield the messages that a module marks."""
+    tree = ast.parse(source)
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    names = {
+        alias.asname or alias.name
+        for node in imports
+        if node.module == "django.utils.translation"
+        for alias in node.names
+        if alias.name in MARKS
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in names:
+            texts = [one.value for one in node.args if isinstance(one, ast.Constant) and isinstance(one.value, str)]
+            assert texts, f"line {node.lineno}: only a constant text can be translated"
+            plural = texts[1] if len(texts) > 1 and len(node.args) > 2 else ""
+            yield texts[0], plural
+
+
+def messages_in(template: str) -> Iterator[Message]:
+    """Yield the messages that a template marks, as Django finds them."""
+    for found in CALL.finditer(templatize(template)):
+        yield ast.literal_eval(found[1]), ast.literal_eval(found[2]) if found[2] else ""
+
+
+def marked() -> dict[Message, str]:
+    found: dict[Message, str] = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        found.update(dict.fromkeys(messages_of(path.read_text()), path.name))
+    for path in sorted(PACKAGE.rglob("*.html")):
+        found.update(dict.fromkeys(messages_in(path.read_text()), path.name))
+    return found
+
+
+def folder(language: str) -> Path:
+    return PACKAGE / "locale" / language / "LC_MESSAGES"
+
+
+@pytest.fixture(params=LANGUAGES)
+def language(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def catalogue(language: str) -> polib.POFile:
+    return polib.pofile(str(folder(language) / "django.po"))
+
+
+def texts(entry: polib.POEntry) -> list[str]:
+    return list(entry.msgstr_plural.values()) if entry.msgid_plural else [entry.msgstr]
+
+
+# -- the catalogues ---------------------------------------------------------------------------------------------------
+
+
+def test_what_is_marked_is_found() -> None:
+    module = "from django.utils.translation import gettext as _, ngettext\n_('one'); ngettext('%(n)s a', '%(n)s as', n)"
+    assert list(messages_of(module)) == [("one", ""), ("%(n)s a", "%(n)s as")]
+    page = """{% load i18n %}{% translate "It's" %}
+        {% blocktranslate count n=n %}{{ n }} a{% plural %}{{ n }} as{% endblocktranslate %}"""
+    assert list(messages_in(page)) == [("It's", ""), ("%(n)s a", "%(n)s as")]
+    assert len(marked()) > 500
+
+
+def test_every_text_of_the_sources_is_translated(catalogue: polib.POFile) -> None:
+    known = {(entry.msgid, entry.msgid_plural): entry for entry in catalogue if not entry.obsolete}
+    missing = {f"{where}: {message[0]}" for message, where in marked().items() if message not in known}
+    assert not missing, "run django-admin makemessages in the package's folder, and translate"
+
+
+def test_no_entry_is_empty_or_in_doubt(catalogue: polib.POFile, language: str) -> None:
+    forms = int(re.findall(r"nplurals=(\d)", catalogue.metadata["Plural-Forms"])[0])
+    for entry in catalogue:
+        assert not entry.fuzzy, entry.msgid
+        assert all(text.strip() for text in texts(entry)), entry.msgid
+        assert len(texts(entry)) == (forms if entry.msgid_plural else 1), entry.msgid
+        for text in texts(entry):
+            assert (text[0].isspace(), text[-1].isspace()) == (False, False), entry.msgid
+    same = [entry.msgid for entry in catalogue if set(texts(entry)) == {entry.msgid}]
+    assert len(same) < len(catalogue) / 10, "most texts are translated, not copied"
+
+
+def test_placeholders_are_those_of_the_source(catalogue: polib.POFile) -> None:
+    for entry in catalogue:
+        wanted = {frozenset(PLACEHOLDER.findall(one)) for one in (entry.msgid, entry.msgid_plural) if one}
+        for text in texts(entry):
+            assert frozenset(PLACEHOLDER.findall(text)) in wanted, (entry.msgid, text)
+
+
+def test_what_is_compiled_is_what_is_written(catalogue: polib.POFile, language: str) -> None:
+    written = gettext.GNUTranslations(io.BytesIO(catalogue.to_binary()))
+    with (folder(language) / "django.mo").open("rb") as file:
+        compiled = gettext.GNUTranslations(file)
+    assert vars(compiled)["_catalog"] == vars(written)["_catalog"], "run django-admin compilemessages"
+
+
+# -- the pages --------------------------------------------------------------------------------------------------------
+
+OVERVIEW = {
+    "es": ("Todas las colas van a tiempo.", "Tareas por cola y estado", "Atajos de teclado"),
+    "de": ("Alle Warteschlangen sind pünktlich.", "Aufgaben nach Warteschlange und Status", "Tastenkürzel"),
+    "zh-hans": ("所有队列均按时处理。", "按队列和状态统计的任务", "键盘快捷键"),
+    "en": ("All queues are on time.", "Tasks by queue and status", "Keyboard shortcuts"),
+}
+TASKS = {
+    "es": ("Progreso o error", "Cómo buscar", "Reprocesar"),
+    "de": ("Fortschritt oder Fehler", "So wird gesucht", "Neu verarbeiten"),
+    "zh-hans": ("进度或错误", "如何搜索", "重新处理"),
+    "en": ("Progress or error", "How to search", "Reprocess"),
+}
+
+
+@pytest.fixture
+def op(admin_user: User, settings: Any) -> Client:
+    sessions = settings.MIDDLEWARE.index("django.contrib.sessions.middleware.SessionMiddleware") + 1
+    locale = "django.middleware.locale.LocaleMiddleware"
+    settings.MIDDLEWARE = [*settings.MIDDLEWARE[:sessions], locale, *settings.MIDDLEWARE[sessions:]]
+    client = Client()
+    client.force_login(admin_user)
+    return client
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("spoken", OVERVIEW)
+def test_pages_speak_the_languages_of_their_readers(op: Client, spoken: str) -> None:
+    make_task(Status.ERROR)
+    for page, words in (("overview", OVERVIEW[spoken]), ("task", TASKS[spoken])):
+        response = op.get(f"/admin/dbtaskqueue/{page}/", headers={"Accept-Language": spoken})
+        shown = response.content.decode()
+        assert response.headers["Content-Language"] == spoken
+        assert [word for word in words if word not in shown] == []
+        assert Status.ERROR in shown, "statuses are the same in every language"
+
+
+def test_a_fault_in_a_search_is_told_in_the_readers_language() -> None:
+    with override("de"), pytest.raises(SearchError, match=r"'EROR' ist nichts davon.*Meinten Sie 'ERROR'"):
+        parse("status:EROR")
+    with override("zh-hans"), pytest.raises(SearchError, match="逗号"):
+        parse("queue:a,,b")
+
+
+@pytest.mark.parametrize(
+    ("spoken", "one", "many"),
+    [
+        ("es", "1 tarea reprocesada", "2 tareas reprocesadas"),
+        ("de", "1 Aufgabe neu in Verarbeitung gegeben", "2 Aufgaben neu in Verarbeitung gegeben"),
+        ("zh-hans", "1 个任务已重新处理", "2 个任务已重新处理"),
+    ],
+)
+def test_numbers_take_the_right_form(spoken: str, one: str, many: str) -> None:
+    with override(spoken):
+        assert str(REPROCESS.done % {"number": 1}) == one
+        assert str(REPROCESS.done % {"number": 2}) == many
