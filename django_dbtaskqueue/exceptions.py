@@ -8,8 +8,6 @@ from __future__ import annotations
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
-from django.utils.translation import gettext as _
-
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
@@ -145,18 +143,17 @@ class SearchError(TaskQueueError):
 
     def __init__(self, part: str, reason: str) -> None:
         self.part, self.reason = part, reason
-        super().__init__(_("Search %(part)s: %(reason)s") % {"part": repr(part), "reason": reason})
+        super().__init__(f"Search {part!r}: {reason}")
 
 
 class SearchTooSlow(TaskQueueError):
     """A question to the task table took longer than ``DBTASKQUEUE["OPERATIONS_TIMEOUT"]``, and was given up."""
 
     def __init__(self, seconds: float) -> None:
-        words = _(
-            "The database did not answer within %(seconds)g s, and the question was given up. Narrow the search: name "
-            "a queue (queue:claims), a status (status:ERROR), a whole reference (ref:UA-15) or an age (age:<1h)."
+        super().__init__(
+            f"The database did not answer within {seconds:g} s, and the question was given up. Narrow the search: "
+            "name a queue (queue:claims), a status (status:ERROR), a whole reference (ref:UA-15) or an age (age:<1h)."
         )
-        super().__init__(words % {"seconds": seconds})
 
 
 class OperationRefused(TaskQueueError):

@@ -148,13 +148,14 @@ TASKS = {
 
 
 @pytest.fixture
-def op(admin_user: User, settings: Any) -> Client:
+def op(admin_user: User, settings: Any) -> Iterator[Client]:
     sessions = settings.MIDDLEWARE.index("django.contrib.sessions.middleware.SessionMiddleware") + 1
     locale = "django.middleware.locale.LocaleMiddleware"
     settings.MIDDLEWARE = [*settings.MIDDLEWARE[:sessions], locale, *settings.MIDDLEWARE[sessions:]]
     client = Client()
     client.force_login(admin_user)
-    return client
+    with override("en"):  # a request leaves its language behind in the thread; this takes it back
+        yield client
 
 
 @pytest.mark.django_db

@@ -15,6 +15,7 @@ from django.http import HttpRequest, HttpResponse, HttpResponseNotModified
 from django.template.response import TemplateResponse
 from django.urls import reverse
 from django.utils.http import parse_etags
+from django.utils.text import capfirst
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
@@ -134,8 +135,8 @@ def within_time(page: Any, request: HttpRequest, alias: str, answer: Callable[[]
     try:
         with bounded(alias):
             return answer()
-    except SearchTooSlow as error:
-        return too_slow(page, request, str(error))
+    except SearchTooSlow:
+        return too_slow(page, request)
 
 
 def clock(alias: str) -> datetime:
@@ -144,12 +145,12 @@ def clock(alias: str) -> datetime:
     return session.time(session.run("SELECT CURRENT_TIMESTAMP", {})[0][0])
 
 
-def too_slow(page: Any, request: HttpRequest, said: str) -> HttpResponse:
+def too_slow(page: Any, request: HttpRequest) -> HttpResponse:
     """Return the page that says what to do about a search that takes too long."""
     context = {
         **_frame(page, request, live=False),
         "title": _("This takes too long"),
-        "said": said,
+        "said": _("The database did not answer in time, and the question was given up."),
         "plain": request.path,
     }
     response = TemplateResponse(request, "admin/dbtaskqueue/too_slow.html", context, status=503)
@@ -163,7 +164,7 @@ def _frame(page: Any, request: HttpRequest, *, live: bool) -> dict[str, Any]:
         return own
     site = page.admin_site
     around = {**site.each_context(request), **surroundings(request, site, page.opts.model_name)}
-    return {**around, **own, "title": str(page.opts.verbose_name_plural).capitalize(), "media": page.media}
+    return {**around, **own, "title": capfirst(str(page.opts.verbose_name_plural)), "media": page.media}
 
 
 def _fragment(request: HttpRequest, response: HttpResponse, as_of: datetime) -> HttpResponse:

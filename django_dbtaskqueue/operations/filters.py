@@ -29,7 +29,8 @@ class SearchForm(forms.Form):
             try:
                 terms += parse(value).terms if name == "q" else [_named(name, value)]
             except SearchError as error:
-                self.add_error(name, str(error))
+                words = _("Search %(part)s: %(reason)s") % {"part": repr(error.part), "reason": error.reason}
+                self.add_error(name, words)
         search = Search() & Search(tuple(terms))
         if self.user is not None and reads_payload(search) and not can_operate(self.user, VIEW_PAYLOAD):
             self.add_error(None, _("Searching in payloads, results and errors needs the permission to see them."))

@@ -1,4 +1,4 @@
-"""The processors that benchmarks measure: they do nothing, or nothing for 20 microseconds."""
+"""The processors that benchmarks measure: they do nothing, or nothing for 20 microseconds, or keep a core busy."""
 
 from __future__ import annotations
 
@@ -37,6 +37,12 @@ def busy(task: Any) -> None:
     end = perf_counter() + BUSY
     while perf_counter() < end:
         pass
+
+
+@processor("grind")
+def grind(task: Any) -> int:
+    """Count as far as the payload says: some 30 ms of a core for a million."""
+    return sum(range(task.payload))
 
 
 @processor("pick-up")

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import logging
 import os
+import pickle
+import re
 import signal
 import threading
 from collections import deque
@@ -26,7 +28,7 @@ from pyspark import cloudpickle
 from django_dbtaskqueue.contrib.spark.entry import ANSWERS_IN_SPARK, ROWS, on_worker
 from django_dbtaskqueue.exceptions import PipelineError
 from django_dbtaskqueue.flow.settle import resolve
-from django_dbtaskqueue.pipeline.faults import one_paragraph
+from django_dbtaskqueue.pipeline.faults import one_paragraph, without_secrets
 from django_dbtaskqueue.pipeline.session import spark_session
 from django_dbtaskqueue.poller.executors import Job
 from django_dbtaskqueue.poller.executors.pool import Answer
@@ -46,6 +48,7 @@ PARTITIONS = 4  # per core: small, for one that is lost runs again from its begi
 GATHER = 0.02  # seconds to wait for more of what the poller is handing over
 PAUSE = 5.0  # seconds after Spark refused all there was
 SMOOTHING = 0.3
+LOST = re.compile(r"Lost task \S+ in stage \S+ \(TID \d+\) \([^)]*\): ([^\n]+)")
 
 
 class Call(NamedTuple):
@@ -175,7 +178,7 @@ class SparkExecutor:
                 "number": number,
                 "queue": call.job.lease.queue,
                 "payload_type": call.job.lease.payload_type,
-                "leases": cloudpickle.dumps(call.job.leases),
+                "leases": cloudpickle.dumps(call.job.leases),  # type: ignore[no-untyped-call]
             }
             for number, call in enumerate(calls)
         ]
@@ -193,7 +196,7 @@ class SparkExecutor:
 
         A task that ends its worker by each of Spark's attempts fails by itself, and takes none of the others with it.
         """
-        reason = one_paragraph(error)
+        reason = _reason(error)
         logger.warning("Spark gave up a job of %s tasks: %s", len(calls), reason)
         try:
             standing = _standing(calls) if self._runs() else set()
@@ -228,8 +231,13 @@ def _environment(given: Mapping[str, str]) -> dict[str, str]:
     return {**({"DJANGO_SETTINGS_MODULE": module} if module else {}), **given}
 
 
+def _reason(error: Exception) -> str:
+    found = LOST.search(str(error))
+    return without_secrets(found[1]) if found else one_paragraph(error)
+
+
 def _answers(row: dict[str, Any]) -> list[Answer]:
-    answers: list[Answer] = cloudpickle.loads(row["answers"])
+    answers: list[Answer] = pickle.loads(row["answers"])  # noqa: S301 -- made by our own workers
     return [answer._replace(seconds=row["seconds"] / len(answers)) for answer in answers]
 
 

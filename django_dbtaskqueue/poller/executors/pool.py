@@ -98,6 +98,7 @@ class PoolExecutor:
         if run in self._given_up or run not in self._runs:
             return False
         self._given_up.add(run)
+        _note_processor(run.job)
         return True
 
     def cancel(self) -> None:
@@ -137,9 +138,7 @@ class PoolExecutor:
         try:
             answers = future.result()
             seconds = sum(answer.seconds for answer in answers)
-            settlements = [
-                _taken_in(lease, run.job.processor, answer) for lease, answer in zip(leases, answers, strict=True)
-            ]
+            settlements = [_taken_in(lease, answer) for lease, answer in zip(leases, answers, strict=True)]
         except CancelledError:
             settlements = [Release()] * len(leases)
         except BaseException as error:  # the pool broke, or could not carry the call or its answer
@@ -149,6 +148,7 @@ class PoolExecutor:
 
     def _end(self, run: Run, settlements: Sequence[Settlement | None], seconds: float = 0.0) -> None:
         self._runs.pop(run, None)
+        _note_processor(run.job)
         seconds = seconds or monotonic() - run.started
         self.todo.extendleft(reversed(self._gates.leave(run.job.processor, seconds)))
         if run in self._given_up:
@@ -209,9 +209,14 @@ def _portable(processor: Processor) -> Processor:
     return replace(processor, executor=None, declared={})
 
 
-def _taken_in(lease: Lease, processor: Processor, answer: Answer) -> Settlement | None:
+def _note_processor(job: Job) -> None:
+    """Have failures retried as the processor declares: it was noted on the leases elsewhere, if at all."""
+    for lease in job.leases:
+        lease.processor = job.processor
+
+
+def _taken_in(lease: Lease, answer: Answer) -> Settlement | None:
     """Note on our lease what happened to its twin elsewhere."""
-    lease.processor = processor
     lease.lost = answer.lost
     if answer.settled is not None:
         lease.settled, lease.outcome = True, answer.settled

@@ -1,0 +1,66 @@
+"""Pollers on a Spark cluster, one worker against two: ``python -m tests.benchmarks.cluster``.
+
+A standalone cluster of workers of one core each, on this machine; a poller with ``--executor spark``; processors that
+keep a core busy. The rate is that of the middle eight tenths of the tasks, so that neither the start of executors nor
+the last partition counts. Both sizes take turns ``--runs`` times; the medians are compared. Two workers share what cores
+the machine has with Spark's driver, its daemons, the poller and PostgreSQL.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import subprocess
+import sys
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+
+from tests.benchmarks.server import REPOSITORY, Server, serving
+from tests.contrib.clusters import SETTINGS, Cluster
+
+FILL = """
+INSERT INTO dbtaskqueue_task (queue_name, reference_number, payload)
+SELECT 'grind', i::text, to_jsonb(%(work)s::int) FROM generate_series(1, %(tasks)s) AS i
+"""
+RATE = """
+SELECT count(*)::float8 / extract(epoch FROM max(finish_time) - min(finish_time)) FROM (
+    SELECT finish_time, ntile(10) OVER (ORDER BY finish_time) AS tenth
+    FROM dbtaskqueue_task WHERE status = 'COMPLETED'
+) AS finished WHERE tenth BETWEEN 2 AND 9
+"""
+
+
+def main() -> None:
+    """Measure, and print a line for each run and the ratio."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tasks", type=int, default=1000)
+    parser.add_argument("--work", type=int, default=1_000_000, help="how far a task counts")
+    parser.add_argument("--runs", type=int, default=1)
+    options = parser.parse_args()
+    rates: dict[int, list[float]] = {1: [], 2: []}
+    with serving() as server:
+        for _ in range(options.runs):
+            for workers, found in rates.items():
+                found.append(measured(server, workers, options.tasks, options.work))
+                print(f"{workers} worker(s): {found[-1]:.1f} tasks/s", flush=True)
+    one, two = (statistics.median(found) for found in rates.values())
+    print(f"two workers: {two / one:.2f} x one")
+
+
+def measured(server: Server, workers: int, tasks: int, work: int) -> float:
+    """Return the tasks per second of a poller on a cluster of so many workers."""
+    server.run("TRUNCATE dbtaskqueue_task")
+    server.run(FILL, {"tasks": tasks, "work": work})
+    server.calm("dbtaskqueue_task")
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        cluster = Cluster(stack, Path(folder), workers)
+        poller = [sys.executable, str(REPOSITORY / "manage.py"), "runtaskpoller", "--queue", "grind", "--drain"]
+        spark = ["--executor", "spark", "--master", cluster.url, "--worker-env", "DATABASE_URL"]
+        settings = [part for setting in SETTINGS for part in ("--conf", f"spark.{setting}")]
+        subprocess.run([*poller, *spark, *settings], env=server.env, cwd=REPOSITORY, check=True)
+    return float(server.run(RATE)[0][0])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,74 @@
+"""A Spark cluster of daemons on this machine, for tests and benchmarks."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+from contextlib import ExitStack
+from pathlib import Path
+from time import monotonic
+
+import psutil
+import pyspark
+
+from django_dbtaskqueue.pipeline.session import find_java
+
+PATIENCE = 200.0  # seconds
+# For the poller as well: everything is on this machine, and small.
+SETTINGS = ["driver.host=127.0.0.1", "driver.bindAddress=127.0.0.1", "executor.memory=512m"]
+
+
+class Cluster:
+    """A master and workers of one core each, on this machine."""
+
+    def __init__(self, stack: ExitStack, folder: Path, workers: int = 2) -> None:
+        self._stack, self._folder = stack, folder
+        port = _free_port()
+        self.url = f"spark://127.0.0.1:{port}"
+        self._run("master.Master", "--port", str(port))
+        self._await("daemon-0", "I have been elected leader")
+        worker = ["worker.Worker", "--cores", "1", "--memory", "1g", self.url]
+        self._workers = [self._run(*worker, "--work-dir", str(folder / f"work-{n}")) for n in range(workers)]
+        for number in range(workers):
+            self._await(f"daemon-{number + 1}", "Successfully registered with master")
+
+    def executors(self) -> list[psutil.Process]:
+        """Return the Java processes that run tasks: they have Python workers."""
+        return [
+            child
+            for worker in self._workers
+            for child in psutil.Process(worker.pid).children()
+            if child.children(recursive=True)
+        ]
+
+    def _run(self, name: str, *arguments: str) -> subprocess.Popen[bytes]:
+        log = self._folder / f"daemon-{len(list(self._folder.glob('daemon-*')))}"
+        env = {
+            **os.environ,
+            "JAVA_HOME": str(find_java()),
+            "SPARK_DAEMON_MEMORY": "256m",
+            "SPARK_LOCAL_IP": "127.0.0.1",
+            "PYSPARK_PYTHON": sys.executable,
+        }
+        program = Path(pyspark.__file__).parent / "bin" / "spark-class"
+        command = [str(program), f"org.apache.spark.deploy.{name}", "--host", "127.0.0.1", "--webui-port", "0"]
+        with log.open("wb") as file:
+            process = subprocess.Popen([*command, *arguments], env=env, stdout=file, stderr=subprocess.STDOUT)
+        self._stack.callback(process.wait)
+        self._stack.callback(process.terminate)
+        return process
+
+    def _await(self, log: str, ready: str) -> None:
+        deadline, pause = monotonic() + PATIENCE, threading.Event()
+        while ready not in (said := (self._folder / log).read_text(errors="replace")):
+            assert monotonic() < deadline, said
+            pause.wait(0.1)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
