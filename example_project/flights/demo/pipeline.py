@@ -35,40 +35,37 @@ class PipelineFailed(Exception):
 
 @dataclass(slots=True)
 class Engineer:
-    """One Spark session, and what it found. ``lake`` is kept between runs; the session ends with the demo."""
+    """One Spark session, and what it found. ``lake`` is kept between runs, ``folder`` is not."""
 
     lake: Path
-    say: Callable[[str, object], None]
-    spark: SparkSession = field(init=False)
+    folder: Path
+    spark: SparkSession
     found: dict[str, Any] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        self.spark = _tried(lambda: spark_session(app_name="flight desk", memory="1g"))
+    def clean(self) -> tuple[int, int]:
+        """Read all flights of the year and keep the sound ones, as Parquet; return the numbers of both."""
+        raw = timetable.read(self.spark, data.extract(self.folder))
+        timetable.cleaned(raw).write.parquet(self._flights)
+        read, clean = raw.count(), self.spark.read.parquet(self._flights).count()
+        self.found.update(flights_read=read, flights_clean=clean)
+        return read, clean
 
     def enqueue(self, references: Collection[str], passenger: str) -> int:
-        """Clean all flights of the year and enqueue the claims of those named; return how many are new.
+        """Enqueue the claims of the cleaned flights that are named, in one transaction; return how many are new.
 
-        One transaction. A claim that is in the queue already is passed over.
+        A claim that is in the queue already is passed over.
         """
-        with tempfile.TemporaryDirectory() as folder:
-            raw = timetable.read(self.spark, data.extract(Path(folder)))
-            flights = timetable.cleaned(raw).cache()
-            read, clean = raw.count(), flights.count()
-            claims = Path(folder) / "claims.parquet"
-            timetable.claims(flights, references, passenger).write.parquet(str(claims))
-            flights.unpersist()
-            self.found.update(flights_read=read, flights_clean=clean)
-            self.say("Spark", f"read {read:,} flights of 2013, of which {clean:,} are sound")
-            done = self._run(
-                Enqueue,
-                input=[str(claims)],
-                queue=QUEUE,
-                map=[("reference", "flight"), ("payload", "flight,passenger"), ("payload_type", _payload_type())],
-                on_duplicate="ignore",
-                require_reference=True,
-                max_attempts=conf.queue_settings(QUEUE).max_attempts,
-            )
-        self.found["enqueue"] = done
+        claims = str(self.folder / "claims.parquet")
+        timetable.claims(self.spark.read.parquet(self._flights), references, passenger).write.parquet(claims)
+        self.found["enqueue"] = done = self._run(
+            Enqueue,
+            input=[claims],
+            queue=QUEUE,
+            map=[("reference", "flight"), ("payload", "flight,passenger"), ("payload_type", _payload_type())],
+            on_duplicate="ignore",
+            require_reference=True,
+            max_attempts=conf.queue_settings(QUEUE).max_attempts,
+        )
         return int(done["enqueued"])
 
     def report(self, folder: Path) -> str:
@@ -88,21 +85,26 @@ class Engineer:
         tasks = _tried(lambda: read_lake(self.spark, self.lake)).where(f"queue_name = '{QUEUE}'")
         return {row["status"]: row["count"] for row in tasks.groupBy("status").count().collect()}
 
+    @property
+    def _flights(self) -> str:
+        return str(self.folder / "flights.parquet")
+
     def _run(self, kind: type[Job], **options: Any) -> dict[str, Any]:
         context: Context = kind.context(database=database_of_alias(None), lake=self.lake, spark=self.spark, **options)
         return dict(_tried(lambda: kind().run(context)))
 
 
 @contextmanager
-def engineer(say: Callable[[str, object], None]) -> Iterator[Engineer]:
-    """Hire an engineer for a while."""
+def engineer() -> Iterator[Engineer]:
+    """Hire an engineer for a while: starts Spark, and stops it at the end."""
     lake = setup.lake()
-    Lake.at(lake, create=True)
-    hired = Engineer(lake, say)
+    _tried(lambda: Lake.at(lake, create=True))
+    spark = _tried(lambda: spark_session(app_name="flight desk", memory="1g"))
     try:
-        yield hired
+        with tempfile.TemporaryDirectory() as folder:
+            yield Engineer(lake, Path(folder), spark)
     finally:
-        hired.spark.stop()
+        spark.stop()
 
 
 def _payload_type() -> str:

@@ -21,6 +21,8 @@ def travel(screen: Screen, tasks: int, poller_count: int, engineer: Engineer | N
     picked = data.sample(tasks, others=singles)
     screen.say("Flights", f"loading {len(picked.flights) + len(picked.others):,} of 2013")
     loading.load(picked.flights + picked.others)
+    if engineer is not None:
+        screen.say("Spark", "read {:,} flights, of which {:,} are sound".format(*engineer.clean()))
     references = [flight.reference for flight in picked.flights]
     # All flights of the year are wanted: then these are withdrawn first, and filed for good after that.
     changing_minds = [flight.reference for flight in picked.others] or references[:singles]

@@ -56,7 +56,7 @@ class Command(BaseCommand):
         call_command("migrate", verbosity=0)
         password = setup.make_operator()
         try:
-            with pipeline.engineer(screen.say) if options["spark"] else nullcontext() as engineer:
+            with pipeline.engineer() if options["spark"] else nullcontext() as engineer:
                 result = figures.take(database, road.travel(screen, options["tasks"], options["pollers"], engineer))
         except (data.FlightDataMissing, pipeline.PipelineFailed, pollers.PollerFailed) as error:
             raise CommandError(str(error)) from error
