@@ -2,8 +2,8 @@
 
 A standalone cluster of workers of one core each, on this machine; a poller with ``--executor spark``; processors that
 keep a core busy. The rate is that of the middle eight tenths of the tasks, so that neither the start of executors nor
-the last partition counts. Both sizes take turns ``--runs`` times; the medians are compared. Two workers share what cores
-the machine has with Spark's driver, its daemons, the poller and PostgreSQL.
+the last partition counts. Both sizes take turns ``--runs`` times; the medians are compared. The workers share the
+machine's cores with Spark's driver, its daemons, the poller and PostgreSQL.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def measured(server: Server, workers: int, tasks: int, work: int) -> float:
         poller = [sys.executable, str(REPOSITORY / "manage.py"), "runtaskpoller", "--queue", "grind", "--drain"]
         spark = ["--executor", "spark", "--master", cluster.url, "--worker-env", "DATABASE_URL"]
         settings = [part for setting in SETTINGS for part in ("--conf", f"spark.{setting}")]
-        subprocess.run([*poller, *spark, *settings], env=server.env, cwd=REPOSITORY, check=True)
+        subprocess.run([*poller, *spark, *settings], cwd=REPOSITORY, check=True)
     return float(server.run(RATE)[0][0])
 
 

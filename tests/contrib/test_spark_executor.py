@@ -22,7 +22,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(500)]
-POLLER = ["runtaskpoller", "--executor", "spark", "--queue", "work,atomic", "--drain", "--shutdown-timeout", "2m"]
+POLLER = [
+    "runtaskpoller",
+    "--executor",
+    "spark",
+    "--queue",
+    "work,atomic,claims",
+    "--drain",
+    "--shutdown-timeout",
+    "2m",
+]
 
 QUICK = "extraJavaOptions=-XX:TieredStopAtLevel=1"  # half the start
 
@@ -42,6 +51,8 @@ def test_every_task_runs_on_a_worker_once_and_is_settled_there(
     enqueue("work", "never", {"do": "raise", "message": "no such flight"})
     enqueue("work", "later", {"do": "reenqueue"})
     enqueue("work", "self", {"do": "settle", "result": "by itself"})
+    for number in range(3):
+        enqueue("claims", f"claim-{number}", {"flight": "X", "passenger": "Ada"})  # a batch, in one transaction
     enqueue("atomic", "undone", {"do": "book", "then": {"do": "raise"}})
     log = postgres_process_database.run(
         *POLLER, "--master", "local[2]", "--conf", f"spark.driver.{QUICK}", timeout=PATIENCE
@@ -58,6 +69,9 @@ def test_every_task_runs_on_a_worker_once_and_is_settled_there(
     assert (work["later"].status, work["later"].reenqueue_attempt) == ("COMPLETED", 1)
     assert (work["self"].status, work["self"].result) == ("COMPLETED", "by itself")
     assert atomic["undone"].status == "ERROR"
+    claims = Attempt.objects.filter(queue="claims", attempt=1).values_list("error_type", "task_id")
+    assert {kind.rpartition(".")[2] for kind, _ in claims} == {"DoesNotExist"}
+    assert {pk for _, pk in claims} == {task.pk for task in tasks("claims").values()}
     assert "failed, 0 lost" in log
 
 

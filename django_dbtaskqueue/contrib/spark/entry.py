@@ -23,25 +23,27 @@ WORK = "django_dbtaskqueue.contrib.spark.work.perform_rows"
 _serving: list[dict[str, str]] = []  # the environment that Django was set up with in this process, if it was
 
 
-def on_worker(environment: Mapping[str, str], batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Process and settle the tasks of a partition; yield a summary of each job.
+def on_worker(
+    batches: Iterator[pa.RecordBatch], *, environment: Mapping[str, str], again: bool
+) -> Iterator[pa.RecordBatch]:
+    """Process and settle the tasks of a partition; yield a summary of each job. ``again``: they were sent before.
 
     What keeps this worker from starting at all, such as a database out of its reach, is told in ``refused``: Spark
     would try the same again elsewhere and then give up all partitions.
     """
     for batch in batches:
         try:
-            found = _work(environment, batch)
+            found = _work(environment, batch, again=again)
         except Exception:
             refusal = traceback.format_exc(limit=-3)
             found = [{"number": number, "refused": refusal} for number in batch.column("number").to_pylist()]
         yield pa.RecordBatch.from_pylist(found, schema=ANSWERS)
 
 
-def _work(environment: Mapping[str, str], batch: pa.RecordBatch) -> list[dict[str, object]]:
+def _work(environment: Mapping[str, str], batch: pa.RecordBatch, *, again: bool) -> list[dict[str, object]]:
     _set_up(dict(environment))
     context = TaskContext.get()
-    again = context is not None and context.attemptNumber() > 0
+    again = again or (context is not None and context.attemptNumber() > 0)
     return import_string(WORK)(batch.to_pylist(), again=again)  # type: ignore[no-any-return]
 
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pyarrow as pa
 from django.conf import settings
 from django.db import connections
-from pyspark import cloudpickle
+from pyspark import SparkContext, cloudpickle
 
 from django_dbtaskqueue.contrib.spark.entry import ANSWERS_IN_SPARK, ROWS, on_worker
 from django_dbtaskqueue.exceptions import PipelineError
@@ -74,7 +74,7 @@ class SparkExecutor:
         environment: Mapping[str, str] | None = None,
     ) -> None:
         self._start = partial(spark_session, master=master, app_name="runtaskpoller", conf=conf)
-        self._work = partial(on_worker, _environment(environment or {}))
+        self._environment = _environment(environment or {})
         self._spark: SparkSession | None = None
         self._starting = threading.Lock()
         self._bell = threading.Condition()
@@ -108,10 +108,10 @@ class SparkExecutor:
         with self._bell:
             self._ended.set()
             self._bell.notify_all()
-        for call in self._waiting:
+            waiting = list(self._waiting)
+        for call in waiting:
             call.future.cancel()
-        if self._spark is not None:
-            self._spark.stop()
+        _stop(self._spark)
 
     @property
     def _size(self) -> int:
@@ -122,8 +122,8 @@ class SparkExecutor:
     def _session(self) -> SparkSession:
         """Return Spark's session; a new one when the last has ended, as when its master had gone for long."""
         with self._starting:
-            if self._spark is not None and self._spark.sparkContext._jsc.sc().isStopped():
-                self._spark.stop()
+            if _has_ended(self._spark):
+                _stop(self._spark)
                 self._spark = None
             if self._spark is None:
                 with _own_signals():
@@ -143,7 +143,6 @@ class SparkExecutor:
                 for call in calls:
                     if not call.future.done():
                         call.future.set_exception(error)
-        connections.close_all()
 
     def _gather(self) -> list[Call]:
         with self._bell:
@@ -152,9 +151,9 @@ class SparkExecutor:
             calls = [self._waiting.popleft() for _ in range(min(len(self._waiting), self._size))]
         return [call for call in calls if call.future.set_running_or_notify_cancel()]
 
-    def _process(self, calls: list[Call]) -> None:
+    def _process(self, calls: list[Call], *, again: bool = False) -> None:
         try:
-            answers = self._run(calls)
+            answers = self._run(calls, again=again)
         except Exception as error:
             self._failed(calls, error)
             return
@@ -170,7 +169,7 @@ class SparkExecutor:
                 call.future.set_result(_answers(row))
         self._learn([row["seconds"] for row in answers if not row["refused"]])
 
-    def _run(self, calls: list[Call]) -> list[dict[str, Any]]:
+    def _run(self, calls: list[Call], *, again: bool) -> list[dict[str, Any]]:
         """Run one Spark job; return its answers in order. Raises whatever Spark raises."""
         spark = self._session()
         rows = [
@@ -183,7 +182,8 @@ class SparkExecutor:
             for number, call in enumerate(calls)
         ]
         frame = spark.createDataFrame(_sliced(rows, PARTITIONS * self._cores))
-        answers = frame.mapInArrow(self._work, ANSWERS_IN_SPARK).toArrow().to_pylist()
+        work = partial(on_worker, environment=self._environment, again=again)
+        answers = frame.mapInArrow(work, ANSWERS_IN_SPARK).toArrow().to_pylist()
         return sorted(answers, key=lambda row: row["number"])
 
     def _learn(self, seconds: list[float]) -> None:
@@ -218,12 +218,29 @@ class SparkExecutor:
         middle = (len(left) + 1) // 2
         for half in (left[:middle], left[middle:]):
             if half:
-                self._process(half)
+                self._process(half, again=True)
 
     def _runs(self) -> bool:
         """Whether there is a Spark left to ask again."""
-        spark = self._spark
-        return not self._ended.is_set() and spark is not None and not spark.sparkContext._jsc.sc().isStopped()
+        return not self._ended.is_set() and self._spark is not None and not _has_ended(self._spark)
+
+
+def _has_ended(spark: SparkSession | None) -> bool:
+    """Whether a session is over: its master had gone for long, or its Java has died."""
+    try:
+        return spark is not None and bool(spark.sparkContext._jsc.sc().isStopped())
+    except Exception:
+        return True
+
+
+def _stop(spark: SparkSession | None) -> None:
+    """Stop a session, so that a new one can be started in this process."""
+    if spark is None:
+        return
+    try:
+        spark.stop()
+    except Exception:  # its Java is gone, and PySpark would ask it again
+        SparkContext._gateway = SparkContext._jvm = SparkContext._active_spark_context = None
 
 
 def _environment(given: Mapping[str, str]) -> dict[str, str]:
@@ -251,9 +268,12 @@ def _sliced(rows: list[dict[str, Any]], slices: int) -> pa.Table:
 def _standing(calls: list[Call]) -> set[int]:
     """Return the ids of the tasks that nobody has settled."""
     found: set[int] = set()
-    for call in calls:
-        door: Any = call.job.lease.door
-        found |= resolve(Session.on(door.alias, door.model), call.job.leases)[1]
+    try:
+        for call in calls:
+            door: Any = call.job.lease.door
+            found |= resolve(Session.on(door.alias, door.model), call.job.leases)[1]
+    finally:
+        connections.close_all()
     return found
 
 
