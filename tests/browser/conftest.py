@@ -31,9 +31,12 @@ document.addEventListener("securitypolicyviolation", (event) => {
 """
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture
 def chromium() -> Iterator[Any]:
-    """The browser. Without one the tests are skipped here, and fail in CI."""
+    """The browser. Without one the tests are skipped here, and fail in CI.
+
+    One for each test: while its driver's event loop stands in this thread, Django refuses the database to other tests.
+    """
     playwright = pytest.importorskip("playwright.sync_api") if not os.environ.get("CI") else _playwright()
     with playwright.sync_playwright() as running:
         own = running.chromium.executable_path

@@ -35,17 +35,22 @@ def file_in_bulk(references: Sequence[str], progress: Callable[[int], None]) -> 
         progress(done := done + len(chunk))
 
 
+def unfiled(references: Sequence[str]) -> list[str]:
+    """Return the references of flights without a filing, in their order."""
+    missing = {name for chunk in _chunks(references) for name in _unfiled(chunk).values_list("reference", flat=True)}
+    return [reference for reference in references if reference in missing]
+
+
 def file_by_pipeline(references: Sequence[str], engineer: Engineer, progress: Callable[[int], None]) -> None:
-    """Have the pipeline enqueue claims, all in one transaction; what an earlier run filed is left alone.
+    """Have the pipeline enqueue the claims it chose, those for ``references``, all in one transaction.
 
     Spark knows nothing of filings: they are written after its transaction. A run that ends in between leaves claims in
     the queue that the next run passes over, and files.
     """
-    unfiled = [name for chunk in _chunks(references) for name in _unfiled(chunk).values_list("reference", flat=True)]
-    if unfiled:
-        engineer.enqueue(unfiled, PASSENGER)
-    done = len(references) - len(unfiled)
-    for chunk in _chunks(unfiled):
+    if references:
+        engineer.enqueue()
+    done = 0
+    for chunk in _chunks(references):
         Filing.objects.bulk_create(Filing(flight=flight, passenger=PASSENGER) for flight in _unfiled(chunk))
         progress(done := done + len(chunk))
 

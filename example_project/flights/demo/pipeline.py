@@ -50,16 +50,19 @@ class Engineer:
         self.found.update(flights_read=read, flights_clean=clean)
         return read, clean
 
-    def enqueue(self, references: Collection[str], passenger: str) -> int:
-        """Enqueue the claims of the cleaned flights that are named, in one transaction; return how many are new.
+    def select(self, references: Collection[str], passenger: str) -> None:
+        """Choose the cleaned flights to claim for, as Parquet."""
+        flights = self.spark.read.parquet(self._flights)
+        timetable.claims(flights, references, passenger).write.parquet(self._claims)
+
+    def enqueue(self) -> int:
+        """Enqueue the chosen claims, in one transaction; return how many are new.
 
         A claim that is in the queue already is passed over.
         """
-        claims = str(self.folder / "claims.parquet")
-        timetable.claims(self.spark.read.parquet(self._flights), references, passenger).write.parquet(claims)
         self.found["enqueue"] = done = self._run(
             Enqueue,
-            input=[claims],
+            input=[self._claims],
             queue=QUEUE,
             map=[("reference", "flight"), ("payload", "flight,passenger"), ("payload_type", _payload_type())],
             on_duplicate="ignore",
@@ -88,6 +91,10 @@ class Engineer:
     @property
     def _flights(self) -> str:
         return str(self.folder / "flights.parquet")
+
+    @property
+    def _claims(self) -> str:
+        return str(self.folder / "claims.parquet")
 
     def _run(self, kind: type[Job], **options: Any) -> dict[str, Any]:
         context: Context = kind.context(database=database_of_alias(None), lake=self.lake, spark=self.spark, **options)

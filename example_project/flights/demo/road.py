@@ -21,19 +21,22 @@ def travel(screen: Screen, tasks: int, poller_count: int, engineer: Engineer | N
     picked = data.sample(tasks, others=singles)
     screen.say("Flights", f"loading {len(picked.flights) + len(picked.others):,} of 2013")
     loading.load(picked.flights + picked.others)
+    references = [flight.reference for flight in picked.flights]
+    bulk = references[singles:]
     if engineer is not None:
         screen.say("Spark", "read {:,} flights, of which {:,} are sound".format(*engineer.clean()))
-    references = [flight.reference for flight in picked.flights]
+        bulk = filing.unfiled(bulk)
+        engineer.select(bulk, filing.PASSENGER)
     # All flights of the year are wanted: then these are withdrawn first, and filed for good after that.
     changing_minds = [flight.reference for flight in picked.others] or references[:singles]
     before, start = figures.finished(), time.monotonic()
     rolled_back = filing.withdraw(changing_minds)
-    with screen.progress("Filing", len(references)) as progress:
+    with screen.progress("Filing", len(bulk)) as progress:
         filing.file_each(references[:singles])
         if engineer is None:
-            filing.file_in_bulk(references, progress)
+            filing.file_in_bulk(bulk, progress)
         else:
-            filing.file_by_pipeline(references, engineer, progress)
+            filing.file_by_pipeline(bulk, engineer, progress)
     filed = time.monotonic()
     with screen.progress("Deciding", figures.kept()) as progress:
         pollers.drain(poller_count, lambda: progress(figures.finished()))
