@@ -22,6 +22,7 @@ def _server_url() -> str:
 
 
 SERVER_URL = os.environ.get("DATABASE_URL") or _server_url()
+LAKES = Path(tempfile.gettempdir()) / f"dbtaskqueue-tests-{os.getpid()}-lakes"  # of demos; without Spark there are none
 SQLITE_FILE = str(Path(tempfile.gettempdir()) / f"dbtaskqueue-tests-{os.getpid()}.sqlite3")
 
 DATABASES = {

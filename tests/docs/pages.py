@@ -225,7 +225,7 @@ class Reader:
         """Run a management command; what would go on for ever is stopped once it is ready."""
         name = words[0]
         if name == "demo":  # in the repository, with fewer claims; .ci/run executes the whole of it
-            return self.database.run("demo", "--tasks", "60", "--no-serve", *words[1:]).stdout
+            return self.database.run("demo", "--tasks", "60", "--no-serve", "--no-spark", *words[1:]).stdout
         command = [sys.executable, "manage.py" if self.in_project else str(REPOSITORY / "manage.py"), *words]
         if name not in ENDING or ENDING[name].intersection(words):
             return self.run(command)
