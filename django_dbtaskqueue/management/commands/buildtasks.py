@@ -9,7 +9,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import connections, router
 
 from django_dbtaskqueue.flow.building import PREFIX, build
-from django_dbtaskqueue.management.commands.runtaskpoller import positive
+from django_dbtaskqueue.management.arguments import positive
 from django_dbtaskqueue.models import Task
 from django_dbtaskqueue.session import Session
 

@@ -6,7 +6,6 @@ import gc
 import logging
 import os
 import sys
-from argparse import ArgumentTypeError
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -20,6 +19,7 @@ from django.utils.autoreload import get_child_arguments
 
 from django_dbtaskqueue import conf
 from django_dbtaskqueue.exceptions import TaskQueueError
+from django_dbtaskqueue.management.arguments import duration, positive
 from django_dbtaskqueue.poller import banner, logs, shutdown, supervisor, weights
 from django_dbtaskqueue.poller.lifeline import Lifeline
 from django_dbtaskqueue.poller.loop import Poller
@@ -262,21 +262,3 @@ def leave(code: int) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
-
-
-def positive(text: str) -> int:
-    """Return a whole number of at least 1."""
-    if not text.isdecimal() or int(text) < 1:
-        raise ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
-    return int(text)
-
-
-def duration(text: str) -> timedelta:
-    """Return a duration of 0 or more."""
-    try:
-        found = conf.duration(text, where="the time")
-    except ImproperlyConfigured as error:
-        raise ArgumentTypeError(str(error)) from None
-    if found < timedelta(0):
-        raise ArgumentTypeError(f"{text!r} is negative")
-    return found

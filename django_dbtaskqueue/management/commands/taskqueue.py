@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import secrets
 import sys
-from argparse import ArgumentTypeError
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -13,8 +12,8 @@ from typing import Any
 from django.core.exceptions import ImproperlyConfigured, PermissionDenied
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
-from django_dbtaskqueue import conf
 from django_dbtaskqueue.exceptions import SearchError, SearchTooSlow, TaskQueueError
+from django_dbtaskqueue.management.arguments import duration, positive
 from django_dbtaskqueue.operations.console import acting, checking, indexing, reading
 from django_dbtaskqueue.operations.console.words import Screen
 from django_dbtaskqueue.operations.verbs import TASK_VERBS
@@ -192,21 +191,3 @@ def _token(screen: Screen, user: str) -> int:
     screen.say(f"Send this, and keep it nowhere else:  Authorization: Bearer {token}")
     screen.say(f'Put this into DBTASKQUEUE["API_TOKENS"]:  {{"{user}": "{digest}"}}')
     return 0
-
-
-def positive(text: str) -> int:
-    """Return a whole number of at least 1."""
-    if not text.isdecimal() or int(text) < 1:
-        raise ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
-    return int(text)
-
-
-def duration(text: str) -> timedelta:
-    """Return a duration of 0 or more."""
-    try:
-        found = conf.duration(text, where="the time")
-    except ImproperlyConfigured as error:
-        raise ArgumentTypeError(str(error)) from None
-    if found < timedelta(0):
-        raise ArgumentTypeError(f"{text!r} is negative")
-    return found
