@@ -24,6 +24,9 @@ class Door(Protocol):
     def settle(self, lease: Lease, outcome: Outcome) -> None:
         """Write the outcome with the fence, on the calling thread's connection, or raise ``LeaseLost``."""
 
+    def settle_last(self, lease: Lease, outcome: Outcome) -> None:
+        """``settle`` as the last act of the calling thread's outermost transaction."""
+
     def settle_all(self, pairs: Sequence[tuple[Lease, Outcome]]) -> None:
         """Write several outcomes in one transaction, or none and raise ``LeaseLost`` for the first lease gone."""
 

@@ -6,8 +6,7 @@ in the last one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -15,6 +14,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_dbtaskqueue import conf
 
+IDLE = 0  # libpq's number of a connection that is in no transaction
 FEW = 3  # statements of a connection before the round trips of preparing them pay
 _known: WeakKeyDictionary[Any, int | bool] = WeakKeyDictionary()  # how many so far; then whether to prepare
 
@@ -34,11 +34,20 @@ def pays(connection: BaseDatabaseWrapper) -> bool:
     return direct
 
 
-@contextmanager
-def at_once(raw: Any) -> Iterator[None]:
-    """Prepare what is executed in the block, whatever the site has set for its own statements."""
-    before, raw.prepare_threshold = raw.prepare_threshold, 0
+def execute(cursor: Any, sql: str, params: Mapping[str, Any], *, ends: bool) -> None:
+    """Execute and prepare, whatever the site has set for its own statements.
+
+    ``ends``: this is the last statement of the caller's transaction. If it is the first as well, it goes without BEGIN
+    and needs no COMMIT, which are round trips of their own.
+    """
+    raw = cursor.connection
+    threshold, autocommit = raw.prepare_threshold, raw.autocommit
+    raw.prepare_threshold = 0
+    if ends and not autocommit and raw.info.transaction_status == IDLE:
+        raw.autocommit = True
     try:
-        yield
+        cursor.execute(sql, params)
     finally:
-        raw.prepare_threshold = before
+        raw.prepare_threshold = threshold
+        if raw.autocommit != autocommit and not raw.closed:
+            raw.autocommit = autocommit

@@ -24,9 +24,8 @@ from django.utils.dateparse import parse_datetime
 from django.utils.timezone import make_aware, make_naive
 
 from django_dbtaskqueue import conf, preparing
-from django_dbtaskqueue.flow.sql.dialects import DIALECTS, SQLITE
-from django_dbtaskqueue.flow.sql.statements import Statements, Tables
-from django_dbtaskqueue.models import AbstractTask, Attempt, DeletedTasks, Queue, Task, TaskHistory, TemporaryTask
+from django_dbtaskqueue.models import AbstractTask, Task, TemporaryTask
+from django_dbtaskqueue.wording import statements
 
 Row = tuple[Any, ...]
 Params = Mapping[str, Any]
@@ -48,6 +47,7 @@ class Session:
         self.connection = connection
         self.model = model
         self.owned = owned
+        self.ends = False  # whether the one statement to be repeated is the last of the caller's transaction
         self.location: str = model._meta.label_lower
         self.postgresql = connection.vendor == "postgresql"
         self.sql = statements(model, connection.vendor)
@@ -92,8 +92,7 @@ class Session:
                 return list(cursor.fetchall()) if cursor.description else []
         cursor = self._shown(self._cursor()) if watched else self._cursor()
         with self.connection.wrap_database_errors:
-            cursor.execute(sql, params)
-            return list(cursor.fetchall()) if cursor.rownumber is not None else []  # cheaper than a description
+            return _rows(cursor.execute(sql, params))
 
     def count(self, sql: str, params: Params) -> int:
         """Execute one statement; return how many rows it wrote."""
@@ -109,16 +108,18 @@ class Session:
         raw = None if self.owned or not self.postgresql or self._watched() else self._raw()
         if raw is None or not preparing.pays(self.connection):
             return self.run(sql, params)
-        with preparing.at_once(raw):
-            return self.run(sql, params)
+        cursor = self._cursor()
+        with self.connection.wrap_database_errors:
+            preparing.execute(cursor, sql, params, ends=self.ends)
+            return _rows(cursor)
 
     def together(self, batch: Sequence[tuple[str, Params]]) -> list[list[Row]]:
         """Execute statements in one transaction; return their rows. On an owned connection: in one round trip."""
         if len(batch) == 1 and (self.owned or self.connection.in_atomic_block):
-            return [self.run(*batch[0])]
+            return [self.repeat(*batch[0])]
         if not (self.owned and self.postgresql):
             with self.atomic():
-                return [self.run(sql, params) for sql, params in batch]
+                return [self.repeat(sql, params) for sql, params in batch]
         raw = self._raw()
         # Statements between two syncs of a pipeline form one implicit transaction.
         with self.connection.wrap_database_errors, raw.pipeline() as pipeline:
@@ -217,6 +218,10 @@ class Session:
                 raw.execute(TUNED)
 
 
+def _rows(cursor: Any) -> list[Row]:
+    return list(cursor.fetchall()) if cursor.rownumber is not None else []  # cheaper to ask for than a description
+
+
 def _load_times_fast(context: Any) -> None:
     """Django's loader, in Python, costs a checkout more than the database does."""
     if django_settings.USE_TZ:
@@ -237,27 +242,6 @@ def _immediate(connection: BaseDatabaseWrapper) -> Iterator[None]:
             cursor.execute("ROLLBACK")
             raise
         cursor.execute("COMMIT")
-
-
-@lru_cache(maxsize=256)
-def statements(model: type[AbstractTask], vendor: str) -> Statements:
-    """Return the statements for one task table; unknown databases speak the standard SQLite also speaks."""
-    quote = '"{}"'.format
-    columns = {seed: quote(column) for seed, column in _columns(model).items() if seed != column}
-    tables = Tables(
-        task=quote(model._meta.db_table),
-        history=quote(TaskHistory._meta.db_table),
-        attempt=quote(Attempt._meta.db_table),
-        deleted=quote(DeletedTasks._meta.db_table),
-        queue=quote(Queue._meta.db_table),
-        columns=columns,
-    )
-    return Statements(tables, DIALECTS.get(vendor, SQLITE))
-
-
-def _columns(model: type[AbstractTask]) -> dict[str, str]:
-    fields = {field.name: field for field in model._meta.concrete_fields}
-    return {str(default.column): str(fields[default.name].column) for default in Task._meta.concrete_fields}
 
 
 @lru_cache(maxsize=1024)

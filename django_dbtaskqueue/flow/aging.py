@@ -13,7 +13,8 @@ from django.db.models import Model
 
 from django_dbtaskqueue.flow.sql.aging import Aging
 from django_dbtaskqueue.models import AbstractTask, TaskHistory
-from django_dbtaskqueue.session import Session, statements
+from django_dbtaskqueue.session import Session
+from django_dbtaskqueue.wording import statements
 from django_dbtaskqueue.status import sources
 
 BATCH = 1000

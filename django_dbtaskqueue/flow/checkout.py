@@ -23,8 +23,10 @@ from django_dbtaskqueue.session import Row, Session
 
 START = ("-infinity", 0)  # the front of the line
 WALK_PAUSE = 0.05  # seconds, at least, between two walks from the front while there is something behind the bounds
-WALK_SHARE = 20  # a walk may cost a twentieth of the time,
+WALK_SHARE = 20  # what a walk costs more than a checkout that begins at the bounds may be a twentieth of the time,
 WALK_MOST = 1.0  # seconds, at most, before the next may begin all the same: nothing waits longer behind a bound
+TELLING = 50  # rows whose checkout tells what a row takes
+SMOOTHING = 0.2
 NOW = 0.0  # a walk that lets no checkout go first
 CROWD = 48  # an optimistic checkout that lost a race picks among this many
 PRIORITY, READY_TIME, ID = 7, 15, 0  # columns of a leased row (sql.statements.LEASED)
@@ -48,6 +50,7 @@ class Line:
     next_walk: float = NOW  # when the next walk is due,
     may_walk: float = NOW  # and when there may be one before, because nothing stands behind the bounds
     overdue: bool = False
+    row_seconds: float | None = None  # what one row of a checkout that begins at the bounds takes, smoothed
     lost_races: int = 0
     aged: list[int] = field(default_factory=list)  # priorities past max_wait, the longest wait first
 
@@ -74,6 +77,22 @@ class Line:
         """Remember ``bounds``, and of each priority taken the last row; ``rows`` are in line order."""
         last = {row[PRIORITY]: (row[READY_TIME], row[ID]) for row in rows}
         self.bounds = {**bounds, **last}
+
+    def learn(self, seconds: float, rows: int) -> None:
+        """Remember what a checkout that began at the bounds took; of few rows most is the round trip."""
+        if rows < TELLING:
+            return
+        latest = seconds / rows
+        self.row_seconds = (
+            latest if self.row_seconds is None else (self.row_seconds + SMOOTHING * (latest - self.row_seconds))
+        )
+
+    def rest(self, begun: float, rows: int) -> None:
+        """Decide how long nobody walks after a walk that began at ``begun`` and took ``rows``."""
+        now = monotonic()
+        cost = now - begun - rows * (self.row_seconds or 0.0)
+        self.may_walk = now + min(WALK_MOST, WALK_SHARE * max(0.0, cost))
+        self.next_walk = max(self.may_walk, begun + WALK_PAUSE)
 
 
 class Strategy(Protocol):
@@ -153,21 +172,31 @@ def take_or_walk(line: Line, session: Session, take_from: Callable[[Bounds], lis
 
     A walk that is due lets one checkout go first: what was just enqueued on a quiet queue need not wait for it.
     """
-    due = monotonic() >= line.next_walk
+    begun = monotonic()
+    due = begun >= line.next_walk
     at_once = due and (line.overdue or line.next_walk == NOW)
     bounds = line.bounds
     rows = take_from(bounds) if bounds and not at_once else []
     line.overdue = due and bool(rows)
-    begun = monotonic()
-    if not rows and begun >= min(line.may_walk, line.next_walk):
-        known = session.run(session.sql.priorities, {"queue_name": line.queue})
-        if known:
-            bounds = {priority: START for (priority,) in known}
-            rows = take_from(bounds)
-        line.may_walk = monotonic() + min(WALK_MOST, WALK_SHARE * (monotonic() - begun))
-        line.next_walk = max(line.may_walk, begun + WALK_PAUSE)
+    if rows:
+        line.learn(monotonic() - begun, len(rows))
+    elif (begun := monotonic()) >= min(line.may_walk, line.next_walk):
+        line.may_walk = line.next_walk = begun + WALK_MOST  # one of the threads that share a line walks, not all
+        bounds, rows = _walked(line, session, take_from, bounds)
+        line.rest(begun, len(rows))
     line.advance(bounds, rows)
     return rows
+
+
+def _walked(
+    line: Line, session: Session, take_from: Callable[[Bounds], list[Row]], bounds: Bounds
+) -> tuple[Bounds, list[Row]]:
+    """Take from the front of every priority there is; return where that began, and what was there."""
+    known = session.run(session.sql.priorities, {"queue_name": line.queue})
+    if not known:
+        return bounds, []
+    front = {priority: START for (priority,) in known}
+    return front, take_from(front)
 
 
 def strategy_for(session: Session, name: str = "auto") -> Strategy:

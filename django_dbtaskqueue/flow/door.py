@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
@@ -46,20 +45,32 @@ class SettleDoor:
         """Write one outcome, or raise ``LeaseLost``; ``ReenqueueDelayMissing`` when nothing says when it is due."""
         self.settle_all([(lease, outcome)])
 
+    def settle_last(self, lease: Lease, outcome: Outcome) -> None:
+        """``settle`` as the last act of the calling thread's outermost transaction."""
+        session = Session.on(self.alias, self.model)
+        session.ends = True
+        self._settle(session, [(lease, reenqueueing.timed(lease, outcome))])
+
     def settle_all(self, pairs: Sequence[tuple[Lease, Outcome]]) -> None:
         """Write outcomes of one queue in one transaction, or none and raise as ``settle`` does."""
         session = Session.on(self.alias, self.model)
         timed = [(lease, reenqueueing.timed(lease, outcome)) for lease, outcome in pairs]
-        with transaction.atomic(using=self.alias, savepoint=False) if len(timed) > 1 else nullcontext():
-            settled = settle(session, timed, keep=self.keep, group_retry=self.group_retry)
-            for lease, outcome in timed:
-                if lease.id not in settled:
-                    raise lease.gone(type(outcome).__name__.lower())
-        for lease, outcome in timed:
+        if len(timed) == 1:
+            self._settle(session, timed)
+            return
+        with transaction.atomic(using=self.alias, savepoint=False):
+            self._settle(session, timed)
+
+    def _settle(self, session: Session, pairs: Sequence[tuple[Lease, Outcome]]) -> None:
+        settled = settle(session, pairs, keep=self.keep, group_retry=self.group_retry)
+        for lease, outcome in pairs:
+            if lease.id not in settled:
+                raise lease.gone(type(outcome).__name__.lower())
+        for lease, outcome in pairs:
             lease.outcome = outcome
-        notifier.on_commit(session.connection, partial(_settled, timed))
-        if any(isinstance(outcome, Reenqueue | Fail) or lease.group is not None for lease, outcome in timed):
-            notifier.after_commit(session.connection, timed[0][0].queue)
+        notifier.on_commit(session.connection, partial(_settled, pairs))
+        if any(lease.group is not None or isinstance(outcome, Reenqueue | Fail) for lease, outcome in pairs):
+            notifier.after_commit(session.connection, pairs[0][0].queue)
 
     def stands(self, lease: Lease) -> bool:
         """Whether the lease is neither settled nor lost, as the calling thread's transaction sees it."""

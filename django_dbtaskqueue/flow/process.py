@@ -142,7 +142,7 @@ def _call_atomic(lease: Lease, processor: Processor) -> None:
     with transaction.atomic(using=lease.door.alias):
         outcome = decide(processor.function(lease))
         if _is_open(lease):
-            lease.door.settle(lease, outcome)
+            lease.door.settle_last(lease, outcome)
 
 
 def _is_open(lease: Lease) -> bool:

@@ -12,6 +12,7 @@ from django_dbtaskqueue.flow.checkout import Line, Strategy
 from django_dbtaskqueue.flow.door import SettleDoor
 from django_dbtaskqueue.flow.process import Processor
 
+DEEP = 4  # batches that may wait: one is done while one is settled, one on its way and one at hand
 AHEAD = 0.1  # seconds of work that may wait in memory, so that few leases age there
 SMOOTHING = 0.3
 JITTER = (0.8, 1.2)
@@ -70,7 +71,7 @@ class Lane:
         """Return how many tasks may wait in memory beyond those that run: many of fast ones, none of slow ones."""
         if self.mean is None:
             return 0
-        return min(2 * self.settings.batch_size, int(AHEAD / max(self.mean, 1e-6)))
+        return min(DEEP * self.settings.batch_size, int(AHEAD / max(self.mean, 1e-6)))
 
     def learn(self, seconds: float, tasks: int) -> None:
         """Take ``tasks`` runs that lasted ``seconds`` in all into the mean."""

@@ -28,7 +28,7 @@ from django_dbtaskqueue.poller.lane import Lane
 from django_dbtaskqueue.poller.options import Options
 from django_dbtaskqueue.poller.places import Places
 from django_dbtaskqueue.poller.renew import Renewer
-from django_dbtaskqueue.poller.settler import Counts, Settler
+from django_dbtaskqueue.poller.settler import FLUSH, Counts, Settler
 from django_dbtaskqueue.poller.wakeup import Wakeup
 from django_dbtaskqueue.session import aliases_of, model_for
 
@@ -209,6 +209,8 @@ class Poller:
         if self.stopping:
             return self._wind_up(carrier)
         if self.settler.is_due() or not self._waiting():
+            if len(self.settler.done) >= FLUSH:
+                self._busy.set()  # there is work for two: the other refills while this one settles
             self.settler.settle(carrier)
         turn = None if self.paused else self.intake.choose()
         if turn is None:

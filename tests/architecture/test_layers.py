@@ -23,8 +23,8 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "histogram",
     ),
     "2 storage": (
-        "models", "models.*", "querysets", "preparing", "session", "notifier", "tuning", "routers", "overrides",
-        "partitions", "migrations", "migrations.*",
+        "models", "models.*", "querysets", "preparing", "wording", "session", "notifier", "tuning", "routers",
+        "overrides", "partitions", "migrations", "migrations.*",
     ),
     "3 the flow": ("flow", "flow.*"),
     "4 drivers": (

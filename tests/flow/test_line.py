@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -62,3 +63,27 @@ def test_when_nothing_stands_behind_the_bounds_it_walks_before_it_is_due() -> No
     assert take(line) == []
     line.may_walk = PAST
     assert take(line) == [behind.pk]
+
+
+def test_one_of_those_who_share_a_line_walks_and_the_others_do_not_wait_for_it() -> None:
+    """Given two threads that find nothing behind the bounds, then the second returns while the first walks."""
+    line, session, walks = checkout.Line("parcels"), Session.on("default"), []
+    make_task()
+
+    def take_from(bounds: checkout.Bounds) -> list[Any]:
+        walks.append(bounds)
+        if len(walks) == 1:
+            assert checkout.take_or_walk(line, session, take_from) == []
+        return []
+
+    checkout.take_or_walk(line, session, take_from)
+    assert len(walks) == 1
+
+
+@pytest.mark.parametrize(("rows", "pause"), [(0, checkout.WALK_MOST), (100, 0.0)])
+def test_a_walk_is_charged_what_it_costs_beyond_a_checkout_of_as_many(rows: int, pause: float) -> None:
+    line = checkout.Line("parcels")
+    line.learn(seconds=1.0, rows=100)
+    began = monotonic() - 1.0
+    line.rest(began, rows)
+    assert line.may_walk - (began + 1.0) == pytest.approx(pause, abs=0.5)

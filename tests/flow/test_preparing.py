@@ -7,12 +7,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from django.db import connection
+from django.db import connection, transaction
 
 from django_dbtaskqueue import DuplicateTask, enqueue, preparing
 from django_dbtaskqueue.models import Task
+from django_dbtaskqueue.session import Session
 
 pytestmark = pytest.mark.django_db(transaction=True)
+RENAME = "UPDATE dbtaskqueue_task SET reference_number = %(new)s WHERE reference_number = %(old)s"
 
 
 @pytest.fixture(autouse=True)
@@ -71,3 +73,30 @@ def test_a_prepared_statement_survives_a_refusal_and_a_rollback() -> None:
         cursor.execute("ROLLBACK")
     enqueue("parcels", "after")
     assert sorted(Task.objects.exclude(reference__startswith="r-").values_list("reference", flat=True)) == ["after"]
+
+
+@pytest.mark.parametrize("wrote_before", [False, True])
+def test_the_last_statement_ends_a_transaction_that_has_no_other(*, wrote_before: bool) -> None:
+    """Given the one statement of a transaction, it is committed without BEGIN and COMMIT; after others it waits."""
+    for number in range(2 * preparing.FEW):
+        enqueue("parcels", f"r-{number}")
+    session = Session.on("default")
+    session.ends = True
+    with transaction.atomic():
+        if wrote_before:
+            enqueue("parcels", "mine")
+        session.repeat(RENAME, {"new": "renamed", "old": "r-0"})
+        assert seen_by_others("renamed") is not wrote_before
+        assert not connection.connection.autocommit
+        transaction.set_rollback(True)
+    assert connection.connection.autocommit
+    assert seen_by_others("renamed") is not wrote_before
+
+
+def seen_by_others(reference: str) -> bool:
+    other = Session.open("default")
+    try:
+        sql = "SELECT 1 FROM dbtaskqueue_task WHERE reference_number = %(reference)s"
+        return bool(other.run(sql, {"reference": reference}))
+    finally:
+        other.close()

@@ -25,6 +25,7 @@ from django_dbtaskqueue.poller.executors import Done, Finish, Job, Run, perform_
 from django_dbtaskqueue.poller.executors.gates import Gates
 
 logger = logging.getLogger(__name__)
+STUCK = 0.005  # seconds in one job after which others do not wait for its thread
 
 
 class ThreadExecutor:
@@ -47,11 +48,19 @@ class ThreadExecutor:
     def submit(self, jobs: list[Job], *, fast: bool) -> None:
         """Queue jobs and wake as many threads as they can use."""
         self.todo.extend(jobs)
-        self._wake(1 if fast else len(jobs))
+        if fast:
+            self.nudge()
+        else:
+            self._wake(len(jobs))
 
     def nudge(self) -> None:
-        """Wake one more thread when jobs wait: the one woken before may be stuck in a slow job."""
-        if self.todo:
+        """Wake one more thread when jobs wait and the one woken before is stuck in a slow job.
+
+        Two threads that run fast jobs only take the interpreter from each other.
+        """
+        stuck = monotonic() - STUCK
+        going = (job is not None and since >= stuck for job, since in zip(self._jobs, self._since, strict=True))
+        if self.todo and not any(going):
             self._wake(1)
 
     def busy(self) -> int:

@@ -30,9 +30,11 @@ INSERT INTO {TABLE} (queue_name, reference_number, status, attempt, total_attemp
     poller_instance, next_process_time)
 VALUES ('nothing', %s, 'PROCESSING', 1, 1, now() - interval '1 h', now() - interval '1 h', 'gone', now())
 """
+# Of what was put there during the drain: an idle poller, whom SQL tells nothing, would take it at its next poll.
 WAITED = f"""
 SELECT extract(epoch FROM start_time - create_time)::float8 * 1000 FROM {TABLE}
 WHERE reference_number LIKE 'behind-%%' AND start_time >= create_time
+    AND create_time < (SELECT max(start_time) FROM {TABLE} WHERE reference_number NOT LIKE 'behind-%%')
 """
 LEFT = f"SELECT 1 FROM {TABLE} WHERE reference_number LIKE 'behind-%' AND status <> 'COMPLETED' LIMIT 1"
 Around = Callable[[Server], AbstractContextManager[object]]
