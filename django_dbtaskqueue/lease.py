@@ -80,6 +80,7 @@ class Lease:
     outcome: Outcome | None = None  # what the processor settled by itself; stored once ``settled``
     settled: bool = False  # an outcome of this lease is committed
     touched: bool = False  # the processor tried to settle by itself
+    retried: bool | None = None  # whether the failure last written is to be tried again; None: written elsewhere
     lost: str = ""  # what could not be written, for the lease was gone
 
     @property

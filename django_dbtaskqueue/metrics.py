@@ -179,10 +179,16 @@ def _what(done: Ended) -> tuple[str, Settlement | None]:
         return "lost", None
     outcome = lease.outcome if done.settlement is None or lease.settled else done.settlement
     if isinstance(outcome, Fail):
-        policy = lease.policy or conf.retry_policy(lease.queue, lease.processor and lease.processor.policy)
-        delay = retry.decide(outcome, attempt=lease.attempt, max_attempts=lease.max_attempts, policy=policy)
-        return "failed" if delay is None else "retried", outcome
+        return "retried" if _retried(lease, outcome) else "failed", outcome
     return NAMES.get(type(outcome), "completed"), outcome
+
+
+def _retried(lease: Lease, failure: Fail) -> bool:
+    """Whether a failure is tried again: as settle decided, for a policy of the site's own is asked once."""
+    if lease.retried is not None:
+        return lease.retried
+    policy = lease.policy or conf.retry_policy(lease.queue, lease.processor and lease.processor.policy)
+    return retry.decide(failure, attempt=lease.attempt, max_attempts=lease.max_attempts, policy=policy) is not None
 
 
 def _waited(lease: Lease) -> float:

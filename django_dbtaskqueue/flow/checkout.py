@@ -50,6 +50,7 @@ class Line:
     next_walk: float = NOW  # when the next walk is due,
     may_walk: float = NOW  # and when there may be one before, because nothing stands behind the bounds
     overdue: bool = False
+    walking: bool = False  # one of the threads that share a line walks, not all
     row_seconds: float | None = None  # what one row of a checkout that begins at the bounds takes, smoothed
     lost_races: int = 0
     aged: list[int] = field(default_factory=list)  # priorities past max_wait, the longest wait first
@@ -180,9 +181,12 @@ def take_or_walk(line: Line, session: Session, take_from: Callable[[Bounds], lis
     line.overdue = due and bool(rows)
     if rows:
         line.learn(monotonic() - begun, len(rows))
-    elif (begun := monotonic()) >= min(line.may_walk, line.next_walk):
-        line.may_walk = line.next_walk = begun + WALK_MOST  # one of the threads that share a line walks, not all
-        bounds, rows = _walked(line, session, take_from, bounds)
+    elif not line.walking and (begun := monotonic()) >= min(line.may_walk, line.next_walk):
+        line.walking = True
+        try:
+            bounds, rows = _walked(line, session, take_from, bounds)
+        finally:
+            line.walking = False
         line.rest(begun, len(rows))
     line.advance(bounds, rows)
     return rows

@@ -161,7 +161,7 @@ def _writes(session: Session, pairs: list[Pair]) -> list[Statement]:
 
 
 def write(lease: Lease, outcome: Settlement) -> tuple[dict[str, Any], dict[str, Any] | None]:
-    """Return the columns one outcome changes, and the failed attempt to record, if it is one. Pure."""
+    """Return the columns one outcome changes, and the failed attempt to record, if it is one."""
     unchanged = {"d": None, "a": 0, "e": 0, "p": None, "r": None, "w": None, "f": None}
     match outcome:
         case Release():
@@ -184,6 +184,7 @@ def write(lease: Lease, outcome: Settlement) -> tuple[dict[str, Any], dict[str, 
                 max_attempts=lease.max_attempts,
                 policy=lease.policy or conf.retry_policy(lease.queue, lease.processor and lease.processor.policy),
             )
+            lease.retried = delay is not None
             failure = describe(outcome.error, lease.queue)
             text = json_payload.tail_bytes(failure["b"] or failure["m"] or failure["t"])
             if delay is None:

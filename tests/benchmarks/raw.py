@@ -1,7 +1,8 @@
 """The yardstick: a bare loop on psycopg, on a narrow table with three indexes. No fence, no lease, no objects.
 
 ``python -m tests.benchmarks.raw batch`` checks out and settles 500 at a time; ``each`` settles one per commit, in four
-threads; ``enqueue`` inserts one row per transaction.
+threads; ``django`` does the same in a transaction of Django's for each task, as a processor's own writes need;
+``enqueue`` inserts one row per transaction.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from collections.abc import Callable
 from time import monotonic, process_time
 from typing import Any
 
@@ -67,28 +69,50 @@ def batches(limit: int = 500) -> int:
     return done
 
 
-def one_by_one(counts: list[int]) -> None:
+def one_by_one(counts: list[int], act: Callable[[Any, Any], None]) -> None:
     """The same with a commit for each task."""
     done = 0
     with connect() as connection:
         cursor = connection.cursor()
         while rows := cursor.execute(CHECKOUT, [100]).fetchall():
             for row in rows:
-                handle(row)
-                cursor.execute(SETTLE_ONE, [row[0]])
+                act(cursor, row)
             done += len(rows)
     counts.append(done)
 
 
-def each() -> int:
+def settle_one(cursor: Any, row: Any) -> None:
+    """Handle and settle one."""
+    handle(row)
+    cursor.execute(SETTLE_ONE, [row[0]])
+
+
+def settle_in_django(cursor: Any, row: Any) -> None:
+    """Handle and settle one in a transaction of Django's."""
+    from django.db import connection, transaction
+
+    with transaction.atomic(), connection.cursor() as own:
+        handle(row)
+        own.execute(SETTLE_ONE, [row[0]])
+
+
+def each(act: Callable[[Any, Any], None] = settle_one) -> int:
     """Settle one by one, in as many threads as a poller has."""
     counts: list[int] = []
-    threads = [threading.Thread(target=one_by_one, args=[counts]) for _ in range(THREADS)]
+    threads = [threading.Thread(target=one_by_one, args=[counts, act]) for _ in range(THREADS)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     return sum(counts)
+
+
+def django() -> int:
+    """Settle one by one, in transactions of Django's."""
+    import django
+
+    django.setup()
+    return each(settle_in_django)
 
 
 def enqueue(seconds: float = 2.0) -> int:
@@ -104,7 +128,7 @@ def enqueue(seconds: float = 2.0) -> int:
 
 def main() -> None:
     """Begin at GO; say how many tasks, from when to when, and how much CPU they took."""
-    work = {"batch": batches, "each": each, "enqueue": enqueue}[sys.argv[1]]
+    work = {"batch": batches, "each": each, "django": django, "enqueue": enqueue}[sys.argv[1]]
     begin()
     cpu, began = process_time(), monotonic()
     tasks = work()
