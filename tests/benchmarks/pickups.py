@@ -7,10 +7,13 @@ import threading
 from collections.abc import Sequence
 from time import monotonic
 
-from tests.benchmarks.children import wait_for
+from tests.benchmarks import raw
+from tests.benchmarks.children import Worker, python, wait_for
 from tests.benchmarks.measure import Reading
+from tests.benchmarks.server import Server
 
 QUEUE = "pick-up"
+LISTENING = "SELECT 1 FROM pg_stat_activity WHERE query = 'LISTEN raw_task' AND state = 'idle'"
 
 
 def pick_ups(number: int, every: float) -> Reading:
@@ -28,12 +31,40 @@ def pick_ups(number: int, every: float) -> Reading:
     done = Task.objects.filter(pk__in=called, status="COMPLETED")
     wait_for(lambda: done.count() == number, "that all are picked up", every=0.1, patience=60)
     started = {pk: result["started"] for pk, result in done.values_list("pk", "result")}
-    waited = [(started[pk] - committed[pk]) * 1000 for pk in called]
+    return _reading([(called[pk], committed[pk], started[pk]) for pk in called])
+
+
+def raw_pick_ups(server: Server, number: int, every: float) -> Reading:
+    """The same with a bare loop that listens; its NOTIFY goes with the commit."""
+    server.run(raw.CREATE)
+    server.run(f"TRUNCATE {raw.TABLE}")
+    worker, pause, times = Worker(*python("raw", "listen")), threading.Event(), []
+    worker.go()
+    with server.connect() as connection:
+        wait_for(lambda: connection.execute(LISTENING).fetchone(), "that the bare loop listens")
+        first = monotonic()
+        for index in range(number):
+            pause.wait(max(0.0, first + index * every - monotonic()))
+            began = monotonic()
+            connection.execute(raw.PUT, [f"r-{index}"], prepare=True)
+            times.append((began, monotonic()))
+        connection.execute("INSERT INTO raw_task (queue_name) VALUES ('raw')")
+        connection.execute("NOTIFY raw_task")
+        worker.result()
+        found = connection.execute(
+            "SELECT payload::float8 FROM raw_task WHERE payload IS NOT NULL ORDER BY id"
+        ).fetchall()
+    return _reading([(*time, started) for time, (started,) in zip(times, found, strict=True)])
+
+
+def _reading(times: Sequence[tuple[float, float, float]]) -> Reading:
+    """Return how long tasks waited; of each: when it was called for, committed, started."""
+    waited = [(started - committed) * 1000 for _, committed, started in times]
     return {
         "ms p50": statistics.median(waited),
         "ms p99": percentile(waited, 99),
         "ms most": max(waited),
-        "ms p50 from the call": statistics.median((started[pk] - called[pk]) * 1000 for pk in called),
+        "ms p50 from the call": statistics.median((started - called) * 1000 for called, _, started in times),
     }
 
 

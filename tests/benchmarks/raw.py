@@ -2,7 +2,7 @@
 
 ``python -m tests.benchmarks.raw batch`` checks out and settles 500 at a time; ``each`` settles one per commit, in four
 threads; ``django`` does the same in a transaction of Django's for each task, as a processor's own writes need;
-``enqueue`` inserts one row per transaction.
+``enqueue`` inserts one row per transaction; ``listen`` takes what NOTIFY tells of, as an idle poller does.
 """
 
 from __future__ import annotations
@@ -44,6 +44,11 @@ FROM due WHERE raw_task.id = due.id RETURNING raw_task.id, raw_task.payload
 SETTLE = "UPDATE raw_task SET status = 'COMPLETED' WHERE id = ANY(%s)"
 SETTLE_ONE = "UPDATE raw_task SET status = 'COMPLETED' WHERE id = %s"
 ENQUEUE = "INSERT INTO raw_task (queue_name, reference_number, payload) VALUES ('raw', %s, %s)"
+PUT = """
+WITH task AS (INSERT INTO raw_task (queue_name, reference_number, payload) VALUES ('raw', %s, '{"number": 1}'))
+SELECT pg_notify('raw_task', '')
+"""
+SETTLE_AT = "UPDATE raw_task SET status = 'COMPLETED', payload = to_jsonb(%s::float8) WHERE id = %s"
 THREADS = 4  # as many as a poller has by default
 
 
@@ -126,9 +131,24 @@ def enqueue(seconds: float = 2.0) -> int:
     return done
 
 
+def listen() -> int:
+    """Take and settle what NOTIFY tells of until a task without a payload comes; store when each was started."""
+    done = 0
+    with connect() as connection, connect() as listener:
+        cursor = connection.cursor()
+        listener.execute("LISTEN raw_task")
+        for _ in listener.notifies():
+            for task_id, payload in cursor.execute(CHECKOUT, [100]).fetchall():
+                if payload is None:
+                    return done
+                cursor.execute(SETTLE_AT, [monotonic(), task_id])
+                done += 1
+    return done
+
+
 def main() -> None:
     """Begin at GO; say how many tasks, from when to when, and how much CPU they took."""
-    work = {"batch": batches, "each": each, "django": django, "enqueue": enqueue}[sys.argv[1]]
+    work = {"batch": batches, "each": each, "django": django, "enqueue": enqueue, "listen": listen}[sys.argv[1]]
     begin()
     cpu, began = process_time(), monotonic()
     tasks = work()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from tests.benchmarks.drains import TABLE, empty, running
 from tests.benchmarks.measure import Case, Reading, Scenario, Target
-from tests.benchmarks.pickups import QUEUE, pick_ups
+from tests.benchmarks.pickups import QUEUE, pick_ups, raw_pick_ups
 from tests.benchmarks.server import Server
 
-OURS, DEAF = "ours, 20/s", "ours, NOTIFY lost"
+RAW, OURS, DEAF = "raw loop, 20/s", "ours, 20/s", "ours, NOTIFY lost"
 
 
 def idle(server: Server, number: int, every: float, taskqueue: str = "{}") -> Reading:
@@ -22,6 +22,7 @@ def idle(server: Server, number: int, every: float, taskqueue: str = "{}") -> Re
 def scenario(server: Server, size: float) -> Scenario:
     """Return it."""
     cases = [
+        Case(RAW, lambda: raw_pick_ups(server, max(40, int(300 * size)), 0.05)),
         Case(OURS, lambda: idle(server, max(40, int(300 * size)), 0.05)),
         Case(DEAF, lambda: idle(server, max(8, int(20 * size)), 0.73, '{"NOTIFY": false}')),
     ]
