@@ -21,13 +21,13 @@ from django_dbtaskqueue.exceptions import OperationRefused, SearchTooSlow
 from django_dbtaskqueue.models import BulkOperation
 from django_dbtaskqueue.models.operations import CANCELLED, FAILED, UNFINISHED
 from django_dbtaskqueue.operations.acts import Order, note
-from django_dbtaskqueue.operations.audit import ADDITION, CHANGE, Actor, check, log, record, recorded
+from django_dbtaskqueue.operations.audit import ADDITION, CHANGE, Actor, check, check_search, log, record, recorded
 from django_dbtaskqueue.operations.bulk_steps import end, step
 from django_dbtaskqueue.operations.limits import bounded
 from django_dbtaskqueue.operations.paginators import Count, bounded_count, estimate
-from django_dbtaskqueue.operations.search import Search, parse, reads_payload, to_text
+from django_dbtaskqueue.operations.search import Search, parse, to_text
 from django_dbtaskqueue.operations.selection import select, tasks_for
-from django_dbtaskqueue.operations.verbs import BULK_VERBS, PURGE, VIEW_PAYLOAD, Aging, TaskVerb
+from django_dbtaskqueue.operations.verbs import BULK_VERBS, PURGE, Aging, TaskVerb
 from django_dbtaskqueue.querysets import TaskQuerySet
 
 logger = logging.getLogger("django_dbtaskqueue")
@@ -67,15 +67,17 @@ def order_of(
     """Return an order and its search, read and checked. Raises ``SearchError`` and ``OperationRefused``."""
     name = verb if isinstance(verb, str) else verb.name
     if name not in BULK_VERBS:
-        raise OperationRefused(f"There is no verb {name!r} for tasks; they are {', '.join(BULK_VERBS)}.")
+        words = _("There is no verb %(verb)s for tasks; they are %(names)s.")
+        raise OperationRefused(words % {"verb": repr(name), "names": ", ".join(BULK_VERBS)})
     search = parse(q) if isinstance(q, str) else q
     if not search:
-        raise OperationRefused(
-            f"An empty search would {name} every task of every queue. Say which: queue:claims, status:ERROR, "
-            "age:>1d, or all of these."
+        words = _(
+            "An empty search would %(verb)s every task of every queue. Say which: queue:claims, status:ERROR, age:>1d, "
+            "or all of these."
         )
+        raise OperationRefused(words % {"verb": name})
     if name == PURGE.name and not (len(search.terms) == 1 and len(search.queues()) == 1):
-        raise OperationRefused("purge empties one whole queue: queue:claims. To delete a part of one, use delete.")
+        raise OperationRefused(_("purge empties one whole queue: queue:claims. To delete a part of one, use delete."))
     return Order(BULK_VERBS[name], reason.strip(), aging or Aging(), to_text(search)), search
 
 
@@ -109,8 +111,7 @@ def start(
     actor = Actor(user, way)
     queues = search.queues()
     check(order.verb, order.reason, actor, queues[0] if len(queues) == 1 else None)
-    if reads_payload(search):
-        check(VIEW_PAYLOAD, "", actor)
+    check_search(search, actor)
     tasks = tasks_for(search, using, write=True)
     expected = preview(order.verb, search, tasks.db, aging=order.aging).selected
     top = int(tasks.aggregate(top=Max("pk"))["top"] or 0)

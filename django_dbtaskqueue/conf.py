@@ -64,6 +64,7 @@ class Settings:
     keep_poison: timedelta | None = timedelta(days=14)
     keep_history: timedelta | None = None  # in the history, then deleted
     keep_attempts: timedelta | None = timedelta(days=90)  # records of failed attempts, then deleted
+    keep_audit: timedelta | None = timedelta(days=365)  # the audit and finished bulk operations, then deleted
     file: str | os.PathLike[str] | None = None  # TOML, laid over ``queues`` and followed; relative to BASE_DIR
 
     def __post_init__(self) -> None:
@@ -85,7 +86,7 @@ def _is_text_by_name(value: Any) -> bool:
     return isinstance(value, Mapping) and all(isinstance(one, str) for pair in value.items() for one in pair)
 
 
-AGES = ("housekeeping", "keep_completed", "keep_error", "keep_poison", "keep_history", "keep_attempts")
+AGES = ("housekeeping", *(f"keep_{what}" for what in ("completed", "error", "poison", "history", "attempts", "audit")))
 TOP_RULES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("database", lambda v: isinstance(v, str), "an alias of DATABASES"),
     ("threads", lambda v: type(v) is int and v >= 1, "a whole number of at least 1"),

@@ -26,6 +26,15 @@ def duration(value: Any, *, where: str) -> timedelta:
     raise ImproperlyConfigured(f'{where} must be a timedelta or text such as "15m", not {value!r}.')
 
 
+def short(value: timedelta) -> str:
+    """Return a duration in its largest whole unit, as people write it: 90s, 15m, 50ms, 2d; else as ``iso`` does."""
+    for name, unit in reversed(UNITS.items()):
+        one = timedelta(**{unit: 1})
+        if value >= one and not value % one:
+            return f"{value // one}{name}"
+    return iso(value)
+
+
 def iso(value: timedelta) -> str:
     """Return a duration in short ISO 8601, as ``duration`` reads it: PT15M, PT1H30M, PT0.25S, P2D."""
     seconds = value.total_seconds() - value.days * 86_400

@@ -1,4 +1,4 @@
-"""Housekeeping: finished tasks move to the history when their time is over, and history and attempts end in turn.
+"""Housekeeping: finished tasks move to the history when their time is over; history, attempts and audit end in turn.
 
 Done by ``manage.py housekeeptasks``, by ``manage.py taskqueue housekeep``, or by pollers (``HOUSEKEEPING``). Any number
 may do it at the same time: each batch passes over what others have locked.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from time import monotonic
@@ -41,12 +41,13 @@ class Ages:
     poison: timedelta | None = None
     history: timedelta | None = None
     attempts: timedelta | None = None
+    audit: timedelta | None = None  # audit entries, and bulk operations that have ended
 
     @classmethod
     def of_settings(cls) -> Ages:
         """Return what the settings say."""
         found = conf.settings()
-        return cls(found.keep_completed, found.keep_error, found.keep_poison, found.keep_history, found.keep_attempts)
+        return cls(**{age.name: getattr(found, f"keep_{age.name}") for age in fields(cls)})
 
     def by_status(self) -> Iterator[tuple[str, timedelta]]:
         """Yield the statuses that age, and at which age they leave."""
@@ -62,6 +63,7 @@ class Swept:
     moved: int = 0  # tasks, to the history
     deleted: int = 0  # tasks, for good and counted, from the table or the history
     attempts: int = 0
+    audit: int = 0  # audit entries and bulk operations
     partitions: list[str] = field(default_factory=list)  # made
     dropped: list[str] = field(default_factory=list)
     over: bool = True  # nothing was left for want of time
@@ -71,7 +73,8 @@ class Swept:
         months_of += f"; dropped {', '.join(self.dropped)}" if self.dropped else ""
         rest = "" if self.over else "; more is left for the next turn"
         return (
-            f"moved {self.moved} tasks to the history, deleted {self.deleted} tasks and {self.attempts} attempts"
+            f"moved {self.moved} tasks to the history, deleted {self.deleted} tasks, {self.attempts} attempts"
+            f" and {self.audit} records of operators' acts"
             f"{months_of}{rest}"
         )
 
@@ -174,6 +177,9 @@ def _end_history(alias: str, ages: Ages, swept: Swept, clock: _Clock) -> None:
         swept.deleted += _repeat(clock, forget)
     if ages.attempts is not None:
         swept.attempts += _repeat(clock, partial(aging.forget_attempts, session, older_than=ages.attempts))
+    if ages.audit is not None:
+        for batch in (aging.forget_audit, aging.forget_skips, aging.forget_operations):
+            swept.audit += _repeat(clock, partial(batch, alias, older_than=ages.audit))
 
 
 def _drop_months(session: Session, age: timedelta, swept: Swept, clock: _Clock) -> str:

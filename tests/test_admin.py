@@ -40,7 +40,7 @@ from django_dbtaskqueue.models import (
     TaskHistory,
     TemporaryTask,
 )
-from django_dbtaskqueue.operations import acts
+from django_dbtaskqueue.operations import acts, looking
 from django_dbtaskqueue.operations.verbs import QUEUE_VERBS, TASK_VERBS, pause
 from django_dbtaskqueue.status import BY_VERB, Status
 from tests.factories import HOLDER, QUEUE, age, make_task
@@ -67,6 +67,13 @@ urlpatterns = [path("ops/", site.urls), path("admin/", admin.site.urls)]
 @pytest.fixture(autouse=True)
 def _known_queues(settings: Any) -> None:
     settings.DBTASKQUEUE = {"QUEUES": {QUEUE: {}, "letters": {}}}
+
+
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine may take its time: what is counted or found late would be shown otherwise."""
+    monkeypatch.setattr(lists, "COUNTING", timedelta(seconds=60))
+    monkeypatch.setattr(looking, "AT_ONCE", timedelta(seconds=60))
 
 
 @pytest.fixture

@@ -144,6 +144,8 @@ class BulkOperationAdmin(ListAdmin):
 class AuditEntryAdmin(ListAdmin):
     """Who did what, with which search, to how many, and why."""
 
+    several = gettext_lazy("audit entries")
+
     filterset = AuditFilter
     empty = gettext_lazy("Nobody has acted yet.")
     list_display = ("id", "when", "actor", "what", "target", "changed_tasks", "skipped_tasks", "reason", "way")

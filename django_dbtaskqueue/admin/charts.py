@@ -38,12 +38,10 @@ class Chart:
 
 def charts(using: str, queue: str | None = None) -> list[Chart]:
     """Return throughput and latency of the last hour, of one queue or of all."""
-    points = series(using, SPAN, queue)
-    if not any(point.total for point in points):
-        points = []
+    points = ended(series(using, SPAN, queue))
     throughput = (
         Line(_("completed"), "--dbtq-good", lambda point: 60 * point.rate_of("completed", "deleted")),
-        Line(_("failed"), "--dbtq-bad", lambda point: 60 * point.rate_of("failed", "failed for good")),
+        Line(_("failed"), "--dbtq-bad", lambda point: 60 * point.rate_of("failed", "retried")),
         Line(_("poison"), "--dbtq-aside", lambda point: 60 * point.rate_of("poisoned")),
         Line(_("put back"), "--dbtq-warn", lambda point: 60 * point.rate_of("reenqueued")),
     )
@@ -57,6 +55,13 @@ def charts(using: str, queue: str | None = None) -> list[Chart]:
         _chart("throughput", _("Attempts per minute, last hour"), "", throughput, points),
         _chart("latency", _("Seconds to run, and waited in line, last hour"), " s", latency, points),
     ]
+
+
+def ended(points: list[Point]) -> list[Point]:
+    """Leave out the running minute, which pollers have not told all of: it would look as if work had stopped."""
+    if any(point.total for point in points[:-1]):
+        return points[:-1]
+    return points if points[-1].total else []
 
 
 def _chart(name: str, title: str, unit: str, lines: Sequence[Line], points: Sequence[Point]) -> Chart:

@@ -18,8 +18,8 @@ from django_dbtaskqueue.admin.lists import SmallListAdmin
 from django_dbtaskqueue.admin.searching import text_of
 from django_dbtaskqueue.models import Attempt, FailureGroup, Task
 from django_dbtaskqueue.operations.failures import WINDOWS, FailureFigures, figures_of
+from django_dbtaskqueue.operations.looking import Look
 from django_dbtaskqueue.operations.masking import masked_text
-from django_dbtaskqueue.operations.paginators import Slice
 from django_dbtaskqueue.operations.permissions import can_operate
 from django_dbtaskqueue.operations.verbs import TASK_VERBS, Verb
 from django_dbtaskqueue.status import Status
@@ -54,10 +54,12 @@ class FailureGroupAdmin(SmallListAdmin):
             fill([found])
         return found
 
-    def slice(self, rows: QuerySet[Any], before: int | None, after: int | None) -> Slice:
+    def look(
+        self, request: HttpRequest, filterset: Any, rows: QuerySet[Any], before: int | None, after: int | None
+    ) -> Look:
         """The groups seen last, with their counts."""
-        found = super().slice(rows, before, after)
-        fill(found.rows)
+        found = super().look(request, filterset, rows, before, after)
+        fill(found.slice.rows)
         return found
 
     @admin.display(description=gettext_lazy("failure"))

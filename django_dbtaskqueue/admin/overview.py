@@ -46,35 +46,15 @@ class OverviewAdmin(ReadOnlyAdmin):
             "health": health(found),
             "cards": self._cards(found),
             "statuses": [str(status) for status in Status],
-            "rows": [self._row(row) for row in shown],
-            "totals": [self._cell(number, Task, status=status) for status, number in found.statuses.items()]
-            + [self._cell(found.total, Task)]
+            "rows": [row_of(self, row) for row in shown],
+            "totals": [_cell(self, number, Task, status=status) for status, number in found.statuses.items()]
+            + [_cell(self, found.total, Task)]
             if len(found.queues) > 1
             else [],
             "left": _left(len(queues), len(shown)),
             "part": part,
             "charts": charts(self.get_queryset(request).db),
         }
-
-    def _row(self, row: QueueFigures) -> dict[str, Any]:
-        model = model_for(row.queue)
-        cells = [self._cell(number, model, queue=row.queue, status=status) for status, number in row.statuses.items()]
-        return {
-            "name": row.queue,
-            "url": self.url(Queue, "change", row.queue),
-            "late": row.late and not row.paused,
-            "marks": _marks(row),
-            "cells": [*cells, self._cell(row.total, model, queue=row.queue)],
-            "rate_in": per_minute(row.rate_in),
-            "rate_out": per_minute(row.rate_out),
-            "oldest": NOTHING if row.oldest is None else duration(row.oldest),
-            "drain": _drain(row),
-        }
-
-    def _cell(self, number: Amount, model: Any, **search: str) -> dict[str, Any]:
-        address = self.url(model, "changelist")
-        url = f"{address}?{urlencode({'q': text_of(**search)})}" if address and search else address
-        return {"text": str(number), "some": bool(number), "url": url}
 
     def _cards(self, found: Overview) -> list[tuple[str, str]]:
         pollers = self.link(found.pollers, self.url(Poller, "changelist"))
@@ -103,6 +83,29 @@ def health(found: Overview) -> dict[str, Any]:
     sentence = words % {"count": len(late), "age": duration(late[0].oldest or timedelta(0))}
     names = _names([f"{row.queue} ({duration(row.oldest or timedelta(0))})" for row in late])
     return {"level": "late", "sentence": sentence, "notes": [_("Late: %(queues)s.") % {"queues": names}, *notes]}
+
+
+def row_of(page: Any, row: QueueFigures) -> dict[str, Any]:
+    """Return the figures of a queue as a row of the grid, each number with a link to the tasks it counts."""
+    model = model_for(row.queue)
+    cells = [_cell(page, number, model, queue=row.queue, status=status) for status, number in row.statuses.items()]
+    return {
+        "name": row.queue,
+        "url": page.url(Queue, "change", row.queue),
+        "late": row.late and not row.paused,
+        "marks": _marks(row),
+        "cells": [*cells, _cell(page, row.total, model, queue=row.queue)],
+        "rate_in": per_minute(row.rate_in),
+        "rate_out": per_minute(row.rate_out),
+        "oldest": NOTHING if row.oldest is None else duration(row.oldest),
+        "drain": _drain(row),
+    }
+
+
+def _cell(page: Any, number: Amount, model: Any, **search: str) -> dict[str, Any]:
+    address = page.url(model, "changelist")
+    url = f"{address}?{urlencode({'q': text_of(**search)})}" if address and search else address
+    return {"text": str(number), "some": bool(number), "url": url}
 
 
 def _names(names: Sequence[str], most: int = 5) -> str:

@@ -19,16 +19,20 @@ from django_dbtaskqueue.admin.confirm import PauseForm, PlainForm, Question, ask
 from django_dbtaskqueue.admin.display import NOTHING, badge, local
 from django_dbtaskqueue.admin.filters import NameFilter
 from django_dbtaskqueue.admin.lists import SmallListAdmin
+from django_dbtaskqueue.admin.overview import row_of
 from django_dbtaskqueue.admin.searching import text_of
 from django_dbtaskqueue.admin.settings_page import change_settings, changes_of, purge, settings_of
 from django_dbtaskqueue.exceptions import TaskQueueError
 from django_dbtaskqueue.models import Queue
 from django_dbtaskqueue.operations import queue_acts
 from django_dbtaskqueue.operations.audit import Actor
+from django_dbtaskqueue.operations.figures import of_queue
+from django_dbtaskqueue.operations.looking import Look
 from django_dbtaskqueue.operations.paginators import Slice
 from django_dbtaskqueue.operations.permissions import can_operate
 from django_dbtaskqueue.operations.verbs import CHANGE_SETTINGS, PAUSE, PURGE, QUEUE_VERBS, Verb
 from django_dbtaskqueue.session import alias_for, model_for
+from django_dbtaskqueue.status import Status
 
 MOST_SHOWN = 200  # queues on one page; others are found by name
 
@@ -43,7 +47,7 @@ class QueueAdmin(SmallListAdmin):
     list_display = ("name", "state", "pause", "changed_settings", "tasks")
     list_display_links = ("name",)
     ordering = ("name",)
-    page_lines = ("name", "state", "pause", "tasks")
+    page_lines = ("state", "pause", "tasks")
 
     def list_verbs(self, request: HttpRequest) -> Sequence[Verb]:
         """Pause and resume, for those who may; each act asks again."""
@@ -60,9 +64,11 @@ class QueueAdmin(SmallListAdmin):
             raise BadRequest(f"Queues know no act {request.POST.get('action')!r}.")
         return act(self, request, verb) or HttpResponseRedirect(request.get_full_path())
 
-    def slice(self, rows: QuerySet[Any], before: int | None, after: int | None) -> Slice:
+    def look(
+        self, request: HttpRequest, filterset: Any, rows: QuerySet[Any], before: int | None, after: int | None
+    ) -> Look:
         """Rows, and queues that have none."""
-        return Slice(list(rows[:MOST_SHOWN]), None, None)
+        return Look(Slice(list(rows[:MOST_SHOWN]), None, None))
 
     def filtered(self, request: HttpRequest) -> Any:
         """All known queues, with a row or without."""
@@ -117,6 +123,8 @@ class QueueAdmin(SmallListAdmin):
         """Every setting, and where it comes from."""
         user, name = request.user, row.name
         return {
+            "rows": [row_of(self, of_queue(name))],
+            "statuses": [str(status) for status in Status],
             "settings": settings_of(row),
             "charts": charts(alias_for(name, None, write=False), name),
             "may_set": can_operate(user, CHANGE_SETTINGS, name),

@@ -204,6 +204,7 @@ class TaskHistoryAdmin(ListAdmin):
     """Tasks that left TASKS."""
 
     filterset = HistoryFilter
+    several = gettext_lazy("tasks in history")
     secrets = ("process_result_box", "payload_box", "result_box", "context_box")
     list_display = (
         "id",

@@ -9,12 +9,13 @@ from typing import Any
 from django.contrib import messages
 from django.core.exceptions import ImproperlyConfigured
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
+from django.utils.dateparse import parse_duration
 from django.utils.translation import gettext as _
 
 from django_dbtaskqueue import bulk_operations, conf
 from django_dbtaskqueue.admin.confirm import check
 from django_dbtaskqueue.admin.searching import text_of
-from django_dbtaskqueue.durations import iso
+from django_dbtaskqueue.durations import short
 from django_dbtaskqueue.exceptions import OperationRefused
 from django_dbtaskqueue.models import BulkOperation, Queue
 from django_dbtaskqueue.operations import queue_acts
@@ -58,8 +59,14 @@ def settings_of(queue: Queue) -> list[Setting]:
 
 
 def changes_of(queue: Queue) -> str:
-    """Return what an operator changed, such as ``lease=PT5M``."""
-    return ", ".join(f"{name}={value}" for name, value in (queue.overrides or {}).items())
+    """Return what an operator changed, such as ``lease=5m``."""
+    return ", ".join(f"{name}={_changed(value)}" for name, value in (queue.overrides or {}).items())
+
+
+def _changed(value: Any) -> Any:
+    """Return a stored override as people write it: durations are kept in ISO 8601."""
+    span = parse_duration(value) if isinstance(value, str) and value.startswith("P") else None
+    return value if span is None else short(span)
 
 
 def _source(queue: str, name: str, overrides: dict[str, Any]) -> str:
@@ -76,7 +83,7 @@ def _source(queue: str, name: str, overrides: dict[str, Any]) -> str:
 def shown(value: Any) -> str:
     """Return a setting's value as people write it."""
     if isinstance(value, timedelta):
-        return iso(value)
+        return short(value)
     return describe(value) if callable(value) else str(value)
 
 

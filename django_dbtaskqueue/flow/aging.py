@@ -1,4 +1,4 @@
-"""Aging: finished tasks, history and old attempts leave in small batches, without a look at the rest of the table.
+"""Aging: finished tasks, history, attempts and audit leave in small batches, without a look at the rest of the table.
 
 Rows that others have locked are passed over, so a batch waits for nobody and nobody deadlocks with it.
 """
@@ -8,14 +8,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import lru_cache
+from typing import Any
 
-from django.db.models import Model
+from django.db import transaction
+from django.db.models import Model, Q, QuerySet
+from django.db.models.functions import Now
 
 from django_dbtaskqueue.flow.sql.aging import Aging
-from django_dbtaskqueue.models import AbstractTask, TaskHistory
+from django_dbtaskqueue.models import AbstractTask, AuditEntry, BulkOperation, BulkSkip, TaskHistory
+from django_dbtaskqueue.models.operations import UNFINISHED
 from django_dbtaskqueue.session import Session
-from django_dbtaskqueue.wording import statements
 from django_dbtaskqueue.status import sources
+from django_dbtaskqueue.wording import statements
 
 BATCH = 1000
 
@@ -98,6 +102,42 @@ def forget_attempts(session: Session, *, older_than: timedelta, batch: int | Non
     """Delete a batch of records of failed attempts that are that old; return how many."""
     sql = _sql(session.model, session.connection.vendor)
     return len(session.run(sql.forget_attempts, {"age": -older_than.total_seconds(), "limit": batch or BATCH}))
+
+
+def forget_audit(alias: str, *, older_than: timedelta, batch: int | None = None) -> int:
+    """Delete a batch of audit entries that are that old; return how many. Those of a running bulk operation stay."""
+    rows = AuditEntry.objects.using(alias)
+    old = Q(time__lte=Now() - older_than) & ~Q(operation__state__in=UNFINISHED)
+    return _forget(rows, rows.filter(old), batch)
+
+
+def forget_skips(alias: str, *, older_than: timedelta, batch: int | None = None) -> int:
+    """Delete a batch of what bulk operations that ended so long ago had skipped; return how many."""
+    rows = BulkSkip.objects.using(alias)
+    ended = Q(operation__update_time__lte=Now() - older_than) & ~Q(operation__state__in=UNFINISHED)
+    return _forget(rows, rows.filter(ended), batch)
+
+
+def forget_operations(alias: str, *, older_than: timedelta, batch: int | None = None) -> int:
+    """Delete a batch of bulk operations that ended so long ago, and of which nothing is left; return how many."""
+    rows = BulkOperation.objects.using(alias)
+    ended = Q(update_time__lte=Now() - older_than) & ~Q(state__in=UNFINISHED)
+    return _forget(rows, rows.filter(ended, skipped_tasks__isnull=True, audit__isnull=True), batch)
+
+
+def _forget(rows: QuerySet[Any], old: QuerySet[Any], batch: int | None) -> int:
+    """Delete those of the oldest rows that are old: whoever looks further would read the whole table for nothing."""
+    oldest = list(rows.order_by("pk").values_list("pk", flat=True)[: batch or BATCH])
+    with transaction.atomic(using=rows.db):
+        leaving = list(_locked(old.filter(pk__in=oldest)).values_list("pk", flat=True))
+        return rows.filter(pk__in=leaving)._raw_delete(rows.db) if leaving else 0
+
+
+def _locked(rows: QuerySet[Any]) -> QuerySet[Any]:
+    features = transaction.get_connection(rows.db).features
+    if features.has_select_for_update_skip_locked:
+        rows = rows.select_for_update(skip_locked=True, of=("self",) * features.has_select_for_update_of)
+    return rows.order_by("pk")
 
 
 @lru_cache(maxsize=256)

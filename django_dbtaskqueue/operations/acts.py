@@ -60,7 +60,8 @@ def act(tasks: TaskQuerySet, order: Order, actor: Actor) -> Report:
     ids = sorted(tasks.order_by().values_list("pk", flat=True)[: MOST + 1])
     if len(ids) > MOST:
         raise OperationRefused(
-            f"{order.verb.name} on more than {MOST:,} tasks is a bulk operation: start one, or narrow the search."
+            _("%(verb)s on more than %(most)s tasks is a bulk operation: start one, or narrow the search.")
+            % {"verb": order.verb.name, "most": f"{MOST:,}"}
         )
     return _recorded(tasks.model, tasks.db, ids, order, actor)
 
@@ -69,7 +70,8 @@ def act_on_ids(model: type[AbstractTask], alias: str, ids: Sequence[int], order:
     """As ``act``, on tasks by id; an id without a task is skipped with that reason."""
     check(order.verb, order.reason, actor)
     if len(ids) > MOST:
-        raise OperationRefused(f"{order.verb.name} takes up to {MOST:,} ids at once, not {len(ids):,}.")
+        words = _("%(verb)s takes up to %(most)s ids at once, not %(number)s.")
+        raise OperationRefused(words % {"verb": order.verb.name, "most": f"{MOST:,}", "number": f"{len(ids):,}"})
     return _recorded(model, alias, sorted(set(ids)), order, actor)
 
 

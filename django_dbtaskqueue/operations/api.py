@@ -6,21 +6,23 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from django.core.exceptions import PermissionDenied
+from django.db.models import Model
 from django.db.models.functions import Now
 from django.http import Http404, HttpRequest
 from django.utils import timezone
+from django.utils.translation import gettext as _
 
 from django_dbtaskqueue import bulk_operations, conf
 from django_dbtaskqueue.models import Attempt, BulkOperation, Queue
 from django_dbtaskqueue.operations import queue_acts
 from django_dbtaskqueue.operations.acts import Order, act_on_ids
 from django_dbtaskqueue.operations.api_entry import Fault, body, endpoint, typed
-from django_dbtaskqueue.operations.audit import Actor, check
+from django_dbtaskqueue.operations.audit import Actor, check, check_search
 from django_dbtaskqueue.operations.documents import LONG, attempt_of, detail, operation_document, summary
 from django_dbtaskqueue.operations.filters import TaskFilter
 from django_dbtaskqueue.operations.limits import bounded
 from django_dbtaskqueue.operations.paginators import bounded_count
-from django_dbtaskqueue.operations.search import QUALIFIERS, Search, of_queue, reads_payload, to_text
+from django_dbtaskqueue.operations.search import QUALIFIERS, Search, of_queue, to_text
 from django_dbtaskqueue.operations.selection import tasks_for
 from django_dbtaskqueue.operations.verbs import BULK_VERBS, IN_EFFECT, VIEW_PAYLOAD, Aging
 from django_dbtaskqueue.querysets import TaskQuerySet
@@ -58,8 +60,8 @@ def count(request: HttpRequest, actor: Actor) -> dict[str, Any]:
 @endpoint("GET")
 def task(request: HttpRequest, actor: Actor, pk: int) -> dict[str, Any]:
     """One task with its failed attempts; payload, results and tracebacks for those who may see them, secrets masked."""
-    _may_view(actor, "task")
     rows = _table(request.GET.get("queue", "")).filter(pk=pk)
+    _may_view(actor, rows.model)
     found: Any = rows.annotate(clock=Now()).first()
     if found is None:
         raise Http404(f"There is no task {pk}. For a queue with a table of its own, name it: ?queue=…")
@@ -88,10 +90,10 @@ def on_ids(request: HttpRequest, actor: Actor, verb: str) -> dict[str, Any]:
 def preview(request: HttpRequest, actor: Actor, verb: str) -> dict[str, Any]:
     """What a verb on all that match ``q`` would do, from bounded counts; changes nothing."""
     given = body(request, "q", "older_than", "to")
-    _may_view(actor, "task")
     order, search = bulk_operations.order_of(_verb(verb), typed(given, "q", str, ""), aging=_aging(given))
+    _may_view(actor, tasks_for(search).model)
     check(order.verb, "previewed", actor)
-    _may_search(actor, search)
+    check_search(search, actor)
     seen = bulk_operations.preview(order.verb, search, aging=order.aging)
     numbers = {"selected": seen.selected, "would_change": seen.eligible}
     return {
@@ -116,7 +118,7 @@ def on_search(request: HttpRequest, actor: Actor, verb: str) -> dict[str, Any]:
 @endpoint("GET")
 def operation(request: HttpRequest, actor: Actor, pk: int) -> dict[str, Any]:
     """How far a bulk operation is."""
-    _may_view(actor, "bulkoperation")
+    _may_view(actor, BulkOperation)
     return operation_document(_operation(pk))
 
 
@@ -133,7 +135,7 @@ def cancel(request: HttpRequest, actor: Actor, pk: int) -> dict[str, Any]:
 @endpoint("GET")
 def queues(request: HttpRequest, actor: Actor) -> dict[str, Any]:
     """The known queues, and which are paused, since when, why and until when."""
-    _may_view(actor, "queue")
+    _may_view(actor, Queue)
     rows = {row.name: row for row in Queue.objects.using(alias_for("", None, write=False)).filter(IN_EFFECT)[:500]}
     names = sorted({*conf.known_queues(), *rows})
     return {"queues": [{"queue": name, "paused": _paused(rows.get(name))} for name in names]}
@@ -166,25 +168,23 @@ def purge(request: HttpRequest, actor: Actor, queue: str) -> dict[str, Any]:
 
 
 def _searched(request: HttpRequest, actor: Actor) -> tuple[TaskFilter, TaskQuerySet]:
-    _may_view(actor, "task")
     for name in request.GET:
         if name not in ("q", "limit", "before", *QUALIFIERS):
             raise Fault(400, f"There is no parameter {name!r}: put a search into q, such as ?q=status:ERROR.")
     search = TaskFilter(request.GET, queryset=tasks_for(Search())).checked().search
-    _may_search(actor, search)
-    chosen = TaskFilter(request.GET, queryset=tasks_for(search)).checked()
+    tasks = tasks_for(search)
+    _may_view(actor, tasks.model)
+    check_search(search, actor)
+    chosen = TaskFilter(request.GET, queryset=tasks).checked()
     return chosen, chosen.qs
 
 
-def _may_view(actor: Actor, what: str) -> None:
-    if not actor.user.has_perm(f"dbtaskqueue.view_{what}"):
-        raise PermissionDenied(f"{actor.name} needs the permission dbtaskqueue.view_{what}.")
-
-
-def _may_search(actor: Actor, search: Search) -> None:
-    """What a search of payloads finds tells what stands in them."""
-    if reads_payload(search):
-        check(VIEW_PAYLOAD, "", actor)
+def _may_view(actor: Actor, model: type[Model]) -> None:
+    """By the model's own permission: a table of a queue's own has one, too."""
+    permission = f"{model._meta.app_label}.view_{model._meta.model_name}"
+    if not actor.user.has_perm(permission):
+        words = _("%(who)s needs the permission %(permission)s.")
+        raise PermissionDenied(words % {"who": actor.name, "permission": permission})
 
 
 def _table(queue: str) -> TaskQuerySet:

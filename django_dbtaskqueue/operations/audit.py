@@ -12,10 +12,12 @@ from django.apps import apps
 from django.core.exceptions import PermissionDenied
 from django.db import router, transaction
 from django.db.models import Model
+from django.utils.translation import gettext as _
 
 from django_dbtaskqueue.exceptions import OperationRefused
 from django_dbtaskqueue.models import AuditEntry
-from django_dbtaskqueue.operations.permissions import can_operate
+from django_dbtaskqueue.operations.permissions import can_operate, search_fault
+from django_dbtaskqueue.operations.search import Search
 from django_dbtaskqueue.operations.verbs import REASON_LENGTH, Verb
 
 ADDITION, CHANGE, DELETION = 1, 2, 3  # Django's action flags; the admin need not be installed
@@ -46,11 +48,20 @@ class Actor:
 def check(verb: Verb, reason: str, actor: Actor, queue: str | None = None) -> None:
     """Raise ``PermissionDenied`` or ``OperationRefused`` unless the actor may begin, with this reason."""
     if not actor.may(verb, queue):
-        raise PermissionDenied(f"{actor.name} may not use {verb.name}{f' on queue {queue}' if queue else ''}.")
+        words = _("%(who)s may not use %(verb)s on queue %(queue)s.") if queue else _("%(who)s may not use %(verb)s.")
+        raise PermissionDenied(words % {"who": actor.name, "verb": verb.name, "queue": queue})
     if verb.needs_reason and not reason.strip():
-        raise OperationRefused(f"{verb.name} needs a reason, for it cannot be undone: say why, for the audit.")
+        words = _("%(verb)s needs a reason, for it cannot be undone: say why, for the audit.")
+        raise OperationRefused(words % {"verb": verb.name})
     if len(reason) > REASON_LENGTH:
-        raise OperationRefused(f"A reason has up to {REASON_LENGTH} characters, not {len(reason)}.")
+        words = _("A reason has up to %(most)s characters, not %(number)s.")
+        raise OperationRefused(words % {"most": REASON_LENGTH, "number": len(reason)})
+
+
+def check_search(search: Search, actor: Actor) -> None:
+    """Raise ``PermissionDenied`` unless the actor may see what the search tells of payloads."""
+    if fault := search_fault(actor.user, search):
+        raise PermissionDenied(fault)
 
 
 def record(alias: str, actor: Actor, verb: Verb, **columns: Any) -> AuditEntry:

@@ -10,6 +10,7 @@ from django.contrib.auth import get_user_model
 from django.core.exceptions import PermissionDenied
 from django.db.models import F
 from django.db.models.functions import Coalesce, Now
+from django.utils.translation import gettext as _
 
 from django_dbtaskqueue.models import BulkOperation, BulkSkip
 from django_dbtaskqueue.models.operations import FINISHED, FIRST_WINDOW, RUNNING
@@ -32,7 +33,8 @@ def step(operation: BulkOperation) -> None:
     """
     verb, actor, alias = BULK_VERBS[operation.verb], _actor(operation), str(operation._state.db)
     if not actor.may(verb):
-        raise PermissionDenied(f"{operation.actor} may not use {verb.name} any more.")
+        words = _("%(who)s may not use %(verb)s any more.")
+        raise PermissionDenied(words % {"who": operation.actor, "verb": verb.name})
     if operation.start_time is None:
         operation.start_time = Now()
     operation.state = RUNNING
@@ -113,5 +115,5 @@ def _actor(operation: BulkOperation) -> Actor:
     users: Any = get_user_model()._default_manager
     user = users.filter(pk=operation.user_key).first()
     if user is None:
-        raise PermissionDenied(f"The user {operation.actor}, who ordered it, is gone.")
+        raise PermissionDenied(_("The user %(who)s, who ordered it, is gone.") % {"who": operation.actor})
     return Actor(user, operation.way)

@@ -15,6 +15,7 @@ from django.utils.translation import ngettext
 from django_dbtaskqueue import checks, conf, registry
 from django_dbtaskqueue.models import Poller, Queue, Task
 from django_dbtaskqueue.operations import server
+from django_dbtaskqueue.operations.console.words import span
 from django_dbtaskqueue.operations.figures import MISSED, QueueFigures, alive, heads, overview, places_of
 from django_dbtaskqueue.operations.findings import Finding
 from django_dbtaskqueue.operators import Location
@@ -140,27 +141,27 @@ def _queues(alias: str) -> Iterator[Finding]:
 def _queue(row: QueueFigures) -> Iterator[Finding]:
     if row.oldest is None:
         return
-    age = {"queue": row.queue, "seconds": int(row.oldest.total_seconds())}
+    age = {"queue": row.queue, "age": span(row.oldest)}
     if row.paused:
         if row.late:
             yield Finding(
                 "queue.paused",
                 "info",
-                _("Queue %(queue)s is paused, and its oldest task has been due for %(seconds)s s.") % age,
+                _("Queue %(queue)s is paused, and its oldest task has been due for %(age)s.") % age,
                 _("Resume it on the queue's page when the reason is gone."),
             )
     elif not row.pollers:
         yield Finding(
             "queue.no_poller",
             "error",
-            _("No poller serves queue %(queue)s, and its oldest task has been due for %(seconds)s s.") % age,
+            _("No poller serves queue %(queue)s, and its oldest task has been due for %(age)s.") % age,
             f"python manage.py runtaskpoller --queue {row.queue}",
         )
     elif row.late:
         yield Finding(
             "queue.late",
             "warning",
-            _("Queue %(queue)s is late: its oldest task has been due for %(seconds)s s.") % age,
+            _("Queue %(queue)s is late: its oldest task has been due for %(age)s.") % age,
             _("More pollers, processes or threads help when the processors wait; else look at what they do so long."),
         )
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-from django_dbtaskqueue.models import Attempt, BulkOperation
+from django_dbtaskqueue.models import Attempt, BulkOperation, TaskHistory
 from django_dbtaskqueue.operations.figures import Overview, QueueFigures
 from django_dbtaskqueue.operations.masking import masked, masked_text
 from django_dbtaskqueue.status import Status
@@ -23,7 +23,7 @@ WIDEST = 72  # characters of the one line of an error
 def summary(task: Any, *, payload: bool = True) -> dict[str, Any]:
     """Return what a list says of a task; without ``payload`` no result, but the one line of an error."""
     word = last_word(task.process_result) if payload or task.status != Status.COMPLETED else ""
-    return {name: getattr(task, name) for name in FIELDS} | {"last_word": word}
+    return {name: getattr(task, name, None) for name in FIELDS} | {"last_word": word}
 
 
 def detail(task: Any, *, payload: bool) -> dict[str, Any]:
@@ -33,6 +33,11 @@ def detail(task: Any, *, payload: bool) -> dict[str, Any]:
         document |= {name: masked(getattr(task, name)) for name in LONG}
         document["process_result"] = masked_text(task.process_result or "")
     return document
+
+
+def detail_of_history(row: TaskHistory, *, payload: bool) -> dict[str, Any]:
+    """Return the same of a task that left its table, and when it did; what only a table knows is None."""
+    return detail(row, payload=payload) | {"id": row.task_id, "moved_time": row.moved_time}
 
 
 def attempt_of(row: Attempt, *, payload: bool = True) -> dict[str, Any]:

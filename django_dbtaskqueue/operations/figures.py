@@ -26,7 +26,7 @@ from django_dbtaskqueue.operations.planning import by_index
 from django_dbtaskqueue.operations.series import Point as Point
 from django_dbtaskqueue.operations.series import series as series
 from django_dbtaskqueue.operators import Location, locations
-from django_dbtaskqueue.session import Session
+from django_dbtaskqueue.session import Session, aliases_of, model_for
 from django_dbtaskqueue.status import Status
 
 READ = 20_000  # rows that one overview counts at most in each table and status
@@ -121,6 +121,19 @@ def overview(using: str | None = None) -> Overview:
     return Overview(context.as_of, rows, *_sums(rows), pollers=len(context.alive))
 
 
+def of_queue(name: str) -> QueueFigures:
+    """Return the figures of one queue, over all databases it has tasks in."""
+    places: list[Location] = [(alias, model_for(name)) for alias in aliases_of(name)]
+    cells = dict.fromkeys(map(str, Status), Amount(0))
+    waits: list[float] = []
+    for place in places:
+        found = _cells(place, [name]).get(name, {})
+        cells = {status: number + found.get(status, Amount(0)) for status, number in cells.items()}
+        waits += heads(place, [name]).get(name, {}).values()
+    context = _Context(sorted({alias for alias, _ in places}), [name])
+    return context.row(name, cells, max(waits, default=None))
+
+
 def places_of(using: str | None) -> list[Location]:
     """Return the databases and tables to look at: all that known queues have, or those of one database."""
     return [place for place in locations() if using in (None, place[0])] or [(str(using), Task)]
@@ -213,13 +226,13 @@ def heads(place: Location, names: Sequence[str]) -> dict[str, dict[int, float]]:
     return found
 
 
-def _cells(place: Location) -> dict[str, dict[str, Amount]]:
-    """Return the queues that have tasks in one table, and how many in each status."""
+def _cells(place: Location, only: Sequence[str] = ()) -> dict[str, dict[str, Amount]]:
+    """Return the queues that have tasks in one table, or some of them, and how many in each status."""
     session, sql = _reading(place)
     if not session.postgresql:
         return _exact(session.run(sql.counts_exact, {}))
     with by_index(session):
-        names = [row[0] for row in session.run(sql.names, {})]
+        names = list(only) or [row[0] for row in session.run(sql.names, {})]
         most = max(FEWEST, min(MOST, READ // max(len(names), 1)))
         rows = session.run(sql.counts(most + 1), {"names": names})
         found = {name: _bounded((line, held, parked, *ended), most) for name, line, held, parked, *ended in rows}

@@ -9,10 +9,9 @@ from django import forms
 from django.utils.translation import gettext_lazy as _
 
 from django_dbtaskqueue.exceptions import SearchError
-from django_dbtaskqueue.operations.permissions import can_operate
-from django_dbtaskqueue.operations.search import QUALIFIERS, Qualifier, Search, Term, parse, reads_payload, term
+from django_dbtaskqueue.operations.permissions import search_fault
+from django_dbtaskqueue.operations.search import QUALIFIERS, Qualifier, Search, Term, parse, term
 from django_dbtaskqueue.operations.selection import select
-from django_dbtaskqueue.operations.verbs import VIEW_PAYLOAD
 from django_dbtaskqueue.querysets import TaskQuerySet
 
 
@@ -32,8 +31,8 @@ class SearchForm(forms.Form):
                 words = _("Search %(part)s: %(reason)s") % {"part": repr(error.part), "reason": error.reason}
                 self.add_error(name, words)
         search = Search() & Search(tuple(terms))
-        if self.user is not None and reads_payload(search) and not can_operate(self.user, VIEW_PAYLOAD):
-            self.add_error(None, _("Searching in payloads, results and errors needs the permission to see them."))
+        if fault := search_fault(self.user, search):
+            self.add_error(None, fault)
         return {**self.cleaned_data, "search": search}
 
 

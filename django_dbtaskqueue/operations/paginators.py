@@ -15,6 +15,10 @@ from django.utils.formats import number_format
 
 BOUND = 10_000
 CHUNK = 400  # counts in one statement: SQLite takes at most 500 terms
+LIMIT = """\
+WITH before AS MATERIALIZED (SELECT current_setting('statement_timeout') AS t)
+SELECT t, set_config('statement_timeout', %s, true) FROM before
+"""
 QUERY_CANCELED = "57014"  # SQLSTATE of a statement that overran its time
 
 
@@ -93,12 +97,10 @@ def time_limit(alias: str, within: timedelta) -> Iterator[None]:
         yield
         return
     with transaction.atomic(using=alias), connections[alias].cursor() as cursor:
-        cursor.execute("SELECT current_setting('statement_timeout')")
-        (before,) = cursor.fetchone()
-        limit = "SELECT set_config('statement_timeout', %s, true)"
-        cursor.execute(limit, [f"{int(within.total_seconds() * 1000)}ms"])
+        cursor.execute(LIMIT, [f"{int(within.total_seconds() * 1000)}ms"])
+        before = cursor.fetchone()[0]
         yield
-        cursor.execute(limit, [before])  # the setting outlives a savepoint
+        cursor.execute("SELECT set_config('statement_timeout', %s, true)", [before])  # the setting outlives a savepoint
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,11 @@ from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import import_string
+from django.utils.translation import gettext as _
 
 from django_dbtaskqueue import conf
-from django_dbtaskqueue.operations.verbs import VERBS, Verb
+from django_dbtaskqueue.operations.search import Search, reads_payload
+from django_dbtaskqueue.operations.verbs import VERBS, VIEW_PAYLOAD, Verb
 
 APP = "dbtaskqueue"
 
@@ -34,6 +36,21 @@ def can_operate(user: Any, verb: Verb | str, queue: str | None = None) -> bool:
         return False
     path = conf.settings().can_operate
     return path is None or queue is None or bool(_rule(path)(user, verb.name, queue))
+
+
+def search_fault(user: Any, search: Search) -> str:
+    """Return why ``user`` may not ask for this search, or nothing: what it finds can tell what stands in payloads.
+
+    Such a search needs ``view_payload`` in each queue that it names; when it names none, in all that are known. The
+    command line (None) may search for everything.
+    """
+    if user is None or not reads_payload(search):
+        return ""
+    if not can_operate(user, VIEW_PAYLOAD):
+        return _("Searching in payloads, results and errors needs the permission to see them.")
+    if all(can_operate(user, VIEW_PAYLOAD, queue) for queue in search.queues() or conf.known_queues()):
+        return ""
+    return _("You may not see the payloads of all queues this search looks in. Name one where you may: queue:NAME.")
 
 
 def denied_queues(user: Any, verb: Verb | str, queues: Iterable[str]) -> set[str]:

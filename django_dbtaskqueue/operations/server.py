@@ -28,12 +28,13 @@ SELECT kind, who, seconds FROM (
 ) AS x WHERE pins AND seconds > %(seconds)s ORDER BY seconds DESC LIMIT 5
 """
 DEAD_ROWS = """\
-SELECT relname, n_live_tup, n_dead_tup FROM pg_stat_user_tables
-WHERE relid = to_regclass(%(table)s) AND n_dead_tup > %(few)s AND n_dead_tup > %(share)s * n_live_tup
+SELECT t.name, s.relname, s.n_live_tup, s.n_dead_tup FROM unnest(%(tables)s::text[]) WITH ORDINALITY AS t(name, place)
+JOIN pg_stat_user_tables s ON s.relid = to_regclass(t.name)
+WHERE s.n_dead_tup > %(few)s AND s.n_dead_tup > %(share)s * s.n_live_tup ORDER BY t.place
 """
 INDEXES = """\
-SELECT c.relname, i.indisvalid FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid
-WHERE i.indrelid = to_regclass(%(table)s)
+SELECT t.name, c.relname, i.indisvalid FROM unnest(%(tables)s::text[]) AS t(name)
+JOIN pg_index i ON i.indrelid = to_regclass(t.name) JOIN pg_class c ON c.oid = i.indexrelid
 """
 SETTING = "current_setting('{}')"
 LISTENERS = """\
@@ -59,11 +60,12 @@ def _named(session: Session, model: type[models.Model]) -> str:
 
 
 def _indexes(session: Session) -> Iterator[Finding]:
-    for model in _tables(session.connection.alias):
-        found: dict[str, bool] = dict(session.run(INDEXES, {"table": _named(session, model)}))
+    models_of = {_named(session, model): model for model in _tables(session.connection.alias)}
+    found = {(table, name): valid for table, name, valid in session.run(INDEXES, {"tables": list(models_of)})}
+    for table, model in models_of.items():
         for index in model._meta.indexes:
-            if not found.get(index.name, False):
-                broken = index.name in found
+            if not found.get((table, index.name), False):
+                broken = (table, index.name) in found
                 words = (
                     _("Index %(name)s of %(table)s is not valid.") if broken else _("%(table)s has no index %(name)s.")
                 )
@@ -84,16 +86,15 @@ def _create(session: Session, model: type[models.Model], index: models.Index, *,
 
 
 def _dead_rows(session: Session) -> Iterator[Finding]:
-    for model in _tables(session.connection.alias):
-        params = {"table": _named(session, model), "few": FEW, "share": DEAD}
-        for name, live, dead in session.run(DEAD_ROWS, params):
-            yield Finding(
-                "database.dead_rows",
-                "warning",
-                _("%(table)s has %(dead)s dead rows beside %(live)s live ones: vacuum does not keep up.")
-                % {"table": name, "dead": f"{dead:,}", "live": f"{live:,}"},
-                f"VACUUM (ANALYZE) {_named(session, model)};",
-            )
+    tables = [_named(session, model) for model in _tables(session.connection.alias)]
+    for table, name, live, dead in session.run(DEAD_ROWS, {"tables": tables, "few": FEW, "share": DEAD}):
+        yield Finding(
+            "database.dead_rows",
+            "warning",
+            _("%(table)s has %(dead)s dead rows beside %(live)s live ones: vacuum does not keep up.")
+            % {"table": name, "dead": f"{dead:,}", "live": f"{live:,}"},
+            f"VACUUM (ANALYZE) {table};",
+        )
 
 
 def _held_back(session: Session) -> Iterator[Finding]:

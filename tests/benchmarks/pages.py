@@ -1,7 +1,8 @@
 """How long the operations pages take at size: ``python -m tests.benchmarks.pages --tasks 10000000``.
 
 Builds the tasks with ``buildtasks`` in a PostgreSQL of its own, kept in ``--folder`` for the next time, and asks for
-each page in turns, through Django's whole stack. Prints the time that 95 % of the requests stayed within.
+each page in turns, through Django's whole stack. Prints the time that 95 % of the requests stayed within, and the
+statements of one request, those that begin and end transactions among them. Nobody else should use the machine.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import os
 import statistics
 import tempfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -19,6 +21,7 @@ from urllib.parse import urlsplit
 import psycopg
 
 from django_dbtaskqueue.contrib.embedded import EmbeddedPostgres
+from tests.benchmarks.report import BEGIN, END, put_into, table
 
 # What a server on such a machine would be set to; commits of the builder need not survive a crash.
 SETTINGS = {"synchronous_commit": "off", "max_wal_size": "8GB", "shared_buffers": "2GB", "checkpoint_timeout": "30min"}
@@ -40,9 +43,22 @@ PAGES = {
     "Tasks: a reference": f"{TASKS}?q=ref:b-77777",
     "Tasks: a failure": f"{TASKS}?q=fingerprint:{{fingerprint}}",
     "Tasks: an age": f"{TASKS}?q=status:ERROR+age:>10d",
+    "Tasks: leases that ran out": f"{TASKS}?q=is:stale",
+    "Tasks: due": f"{TASKS}?q=is:due",
+    "Tasks: scheduled": f"{TASKS}?q=is:scheduled",
+    "Tasks: a part of an error": f"{TASKS}?q=error:quota",
+    "Tasks: a part of no error": f"{TASKS}?q=error:Timeout",
+    "Tasks: attempts made": f"{TASKS}?q=attempt:>=3",
+    "Tasks: a value in payloads": f"{TASKS}?q=payload.number:77777",
+    "Tasks: a value in a queue's payloads": f"{TASKS}?q=queue:built-00+payload.number:-1",
+    "Tasks: a poller": f"{TASKS}?q=poller:nobody",
+    "Tasks: old ones": f"{TASKS}?q=age:>25d",
+    "Tasks: all but a queue's": f"{TASKS}?q=-queue:built-00",
     "Task": f"{TASKS}{{middle}}/change/",
     "Failures": "/admin/dbtaskqueue/failuregroup/",
+    "Failure": "/admin/dbtaskqueue/failuregroup/{fingerprint}/change/",
     "Poison": "/admin/dbtaskqueue/poisontask/",
+    "Poison of a queue": "/admin/dbtaskqueue/poisontask/?q=queue:built-03",
     "Queues": "/admin/dbtaskqueue/queue/",
     "Queue": "/admin/dbtaskqueue/queue/built-00/change/",
     "Pollers": "/admin/dbtaskqueue/poller/",
@@ -66,8 +82,10 @@ def main() -> None:
     django.setup()
     django.conf.settings.ALLOWED_HOSTS = ["testserver"]
     _fill(options.tasks)
-    print(f"PostgreSQL {server.binaries.version}, {options.tasks:,} tasks, {options.rounds} rounds, {WARM} before them")
-    _report(_measured(options.rounds))
+    report = _report(options, server.binaries.version, _measured(options.rounds))
+    print(report)
+    if options.into:
+        options.into.write_text(put_into(options.into.read_text(), report))
 
 
 def _options() -> argparse.Namespace:
@@ -75,6 +93,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--tasks", type=int, default=10_000_000, help="How many tasks (%(default)s).")
     parser.add_argument("--rounds", type=int, default=40, help="Requests of each page (%(default)s).")
     default = Path(tempfile.gettempdir()) / f"dbtaskqueue-pages-{os.getuid()}"
+    parser.add_argument(
+        "--into", type=Path, metavar="PAGE", help=f"Put the table into a page, between {BEGIN} and {END}."
+    )
     parser.add_argument("--folder", type=Path, default=default, help="Where the database lives (%(default)s).")
     return parser.parse_args()
 
@@ -89,6 +110,8 @@ def _fill(tasks: int) -> None:
     from django.core.management import call_command
     from django.db import connection
 
+    from django_dbtaskqueue.models import Queue
+
     call_command("migrate", verbosity=0)
     with connection.cursor() as cursor:
         cursor.execute("SELECT reltuples FROM pg_class WHERE relname = 'dbtaskqueue_task'")
@@ -96,19 +119,27 @@ def _fill(tasks: int) -> None:
     if there < 0.9 * tasks:
         call_command("flush", verbosity=0, interactive=False)
         call_command("buildtasks", tasks=tasks, verbosity=2)
-    else:
-        call_command("migrate", verbosity=0)
+    Queue.objects.get_or_create(name="built-00")  # a queue that is known has a page
 
 
 WARM = 3  # requests of each page that do not count
 
 
-def _measured(rounds: int) -> Iterator[tuple[str, int, list[float]]]:
-    """Yield each page's name, status code and times in ms."""
+@dataclass(frozen=True)
+class Measured:
+    """A page, as it answered."""
+
+    name: str
+    code: int
+    queries: int
+    took: list[float]  # ms
+
+
+def _measured(rounds: int) -> Iterator[Measured]:
     client = _client()
     pages = {name: page.format(**_places()) for name, page in PAGES.items()}
     times: dict[str, list[float]] = {name: [] for name in pages}
-    codes = {}
+    codes, queries = {}, {name: _queries(client, page) for name, page in pages.items()}
     for turn in range(rounds + WARM):
         for name, page in pages.items():
             began = perf_counter()
@@ -116,7 +147,16 @@ def _measured(rounds: int) -> Iterator[tuple[str, int, list[float]]]:
             if turn >= WARM:
                 times[name].append(1000 * (perf_counter() - began))
     for name, took in times.items():
-        yield name, codes[name], took
+        yield Measured(name, codes[name], queries[name], took)
+
+
+def _queries(client: Any, page: str) -> int:
+    from django.db import connection
+    from django.test.utils import CaptureQueriesContext
+
+    with CaptureQueriesContext(connection) as captured:
+        client.get(page)
+    return len(captured)
 
 
 def _client() -> Any:
@@ -137,12 +177,15 @@ def _places() -> dict[str, Any]:
     return {"middle": newest // 2, "small": 15, "fingerprint": group}
 
 
-def _report(measured: Iterator[tuple[str, int, list[float]]]) -> None:
-    print("\n| Page | median ms | p95 ms | longest ms | |\n|---|---|---|---|---|")
-    for name, code, took in measured:
-        most = statistics.quantiles(took, n=20)[-1]
-        note = f"answers {code}" if code != 200 else "too slow" if most > GOAL else ""
-        print(f"| {name} | {statistics.median(took):.0f} | {most:.0f} | {max(took):.0f} | {note} |")
+def _report(options: argparse.Namespace, version: str, measured: Iterator[Measured]) -> str:
+    words = f"PostgreSQL {version}, {options.tasks:,} tasks, {os.cpu_count()} cores, {options.rounds} requests of each."
+    rows = []
+    for page in measured:
+        most = statistics.quantiles(page.took, n=20)[-1]
+        note = f"answers {page.code}" if page.code != 200 else "too slow" if most > GOAL else ""
+        figures = (statistics.median(page.took), most, max(page.took))
+        rows.append([page.name, *(f"{figure:.0f}" for figure in figures), str(page.queries), note])
+    return f"{words}\n\n{table(['page', 'median ms', 'p95 ms', 'longest ms', 'statements', ''], rows)}\n"
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from django_dbtaskqueue.models import (
     Attempt,
     AuditEntry,
     BulkOperation,
+    CallCount,
     FailureCount,
     FailureGroup,
     Metric,
@@ -84,8 +85,15 @@ def _tasks() -> None:
         _failed(number, "claims", f"2013-01-02-AA-{number}-JFK-MIA" if number else LONG, REGISTER, PLANE)
     for number in range(3):
         _failed(number, "mail", f"receipt-{number}", SLOW, MAIL)
-    make_task(POISON, queue="mail", reference="bounced-for-good", payload=_claim(1), finish_time=-timedelta(days=3))
-    make_task(POISON, queue="claims", reference="never-assigned", payload=_claim(2), finish_time=-timedelta(hours=5))
+    for queue, reference, hours, said in (
+        ("mail", "bounced-for-good", 72, "MailboxGone: zoe@example.org has not existed since May"),
+        ("claims", "never-assigned", 5, "PlaneUnknown: N999 is not in the register"),
+    ):
+        end = -timedelta(hours=hours)
+        make_task(
+            POISON, queue=queue, reference=reference, payload=_claim(1), process_result=said, attempt=5,
+            create_time=end - timedelta(hours=1), start_time=end, finish_time=end,
+        )  # fmt: skip
     for number in range(5):
         late = -timedelta(minutes=4, seconds=12 + number)
         make_task(CREATED, queue="mail", reference=f"receipt-late-{number}", create_time=late, ready_time=late)
@@ -157,14 +165,16 @@ def clock() -> Any:
 
 def _metrics() -> None:
     minute = clock().replace(second=0, microsecond=0)
-    for ago in range(60):
+    for ago in range(1, 61):  # the running minute is not over
         for queue, rate in (("claims", 240), ("mail", 80)):
             wave = rate + (37 * ago) % 90 - (60 if 20 < ago < 28 else 0)
             failed = 3 + ago % 5 + (40 if 20 < ago < 28 else 0)
+            time = minute - timedelta(minutes=ago)
+            CallCount.objects.create(queue=queue, minute=time, call="put", count=wave + failed - 11)
             for outcome, count in (("completed", wave), ("failed", failed)):
                 Metric.objects.create(
                     queue=queue,
-                    minute=minute - timedelta(minutes=ago),
+                    minute=time,
                     outcome=outcome,
                     count=count,
                     run_seconds=count * 0.08,
@@ -218,6 +228,7 @@ def _acts() -> None:
         changed=1236,
         skipped=4,
         skips={"not in ERROR": 4},
+        create_time=Now() - timedelta(minutes=50),
         start_time=Now() - timedelta(minutes=50),
         finish_time=Now() - timedelta(minutes=49),
     )
@@ -227,9 +238,11 @@ def _acts() -> None:
     )  # fmt: skip
     AuditEntry.objects.create(
         actor="ada", verb="reprocess", query="queue:mail error:Timeout", reason="the mail host is back", changed=1236,
-        skipped=4, way="admin", operation=done,
+        skipped=4, way="admin", operation=done, time=Now() - timedelta(minutes=50),
     )  # fmt: skip
-    AuditEntry.objects.create(actor="ada", verb="pause", queue="night-batch", reason="database maintenance", changed=1)
+    AuditEntry.objects.create(
+        actor="ada", verb="pause", queue="night-batch", reason="database maintenance", changed=1, way="admin"
+    )
     SavedSearch.objects.create(owner="ada", name="Stuck claims", query="queue:claims is:stale", shared=True)
     TaskHistory.objects.create(
         task_id=3, queue="claims", reference="2012-12-24-UA-1", status="COMPLETED", attempt=1, process_result="ok",

@@ -15,7 +15,7 @@ from django.test import Client
 from django.urls import include, path
 
 from django_dbtaskqueue import bulk_operations
-from django_dbtaskqueue.models import Attempt, AuditEntry, BulkOperation, Queue, Task
+from django_dbtaskqueue.models import Attempt, AuditEntry, BulkOperation, Queue, Task, TemporaryTask
 from django_dbtaskqueue.operations.pausing import IN_EFFECT
 from django_dbtaskqueue.status import Status
 from tests.factories import QUEUE, make_task
@@ -293,3 +293,13 @@ def test_a_search_that_takes_too_long_says_how_to_narrow_it(settings: Any) -> No
         held.result(PATIENCE)
     assert (answer.status_code, answer.headers["Retry-After"]) == (503, "10")
     assert "Narrow the search" in answer.json()["error"]
+
+
+def test_a_table_of_its_own_has_a_view_permission_of_its_own(settings: Any) -> None:
+    settings.DBTASKQUEUE |= {"QUEUES": {QUEUE: {}, "secret": {"model": "dbtaskqueue.TemporaryTask"}}}
+    hidden = TemporaryTask.objects.create(queue="secret")
+    ways = ("tasks?q=queue:secret", "tasks/count?q=queue:secret", f"tasks/{hidden.pk}?queue=secret")
+    ada, bob = client("view_task"), client("view_temporarytask", name="bob")
+    assert [ada.get(f"/api/{way}").status_code for way in ways] == [403] * 3
+    assert [bob.get(f"/api/{way}").status_code for way in ways] == [200] * 3
+    assert [bob.get(f"/api/{way}").status_code for way in ("tasks", "tasks/count")] == [403] * 2

@@ -17,7 +17,7 @@ from django.utils import timezone
 
 from django_dbtaskqueue import conf, partitions
 from django_dbtaskqueue.housekeeping import HISTORY, Ages, Housekeeper
-from django_dbtaskqueue.models import Attempt, DeletedTasks, Task, TaskHistory
+from django_dbtaskqueue.models import Attempt, AuditEntry, BulkOperation, BulkSkip, DeletedTasks, Task, TaskHistory
 from django_dbtaskqueue.status import COMPLETED, CREATED, ERROR, POISON, PROCESSING
 from tests.conftest import ProcessDatabase
 from tests.factories import make_task
@@ -92,6 +92,34 @@ def test_history_and_attempts_end_in_turn(alias: str) -> None:
     assert [row.moved_time > then for row in TaskHistory.objects.using(alias).all()] == [True]
     assert list(DeletedTasks.objects.using(alias).values_list("queue", "count")) == [("parcels", 1)]
     assert [row.message for row in Attempt.objects.using(alias).all()] == ["1"]
+
+
+@both
+def test_the_audit_ends_at_its_age_but_not_what_still_runs(alias: str, monkeypatch: Any) -> None:
+    """Given acts and bulk operations of long ago and of today, then in batches of two only the ended old ones go."""
+    monkeypatch.setattr("django_dbtaskqueue.flow.aging.BATCH", 2)
+    ended, running, young = (
+        BulkOperation.objects.using(alias).create(
+            verb="reprocess", query=name, state=state, update_time=timezone.now() - days * DAY
+        )
+        for name, state, days in (("ended", "FINISHED", 400), ("running", "RUNNING", 400), ("young", "CANCELLED", 1))
+    )
+    for operation, days in ((running, 401), (ended, 400), (None, 400), (None, 400), (young, 1), (None, 1)):
+        time = timezone.now() - days * DAY
+        AuditEntry.objects.using(alias).create(actor="ada", verb="pause", operation=operation, time=time)
+    for operation in (ended, ended, ended, young):
+        BulkSkip.objects.using(alias).create(operation=operation, reason="too young", count=1, task_ids=[1])
+
+    swept = Housekeeper().turn(Ages(audit=365 * DAY), using=alias)
+
+    assert swept.audit == 3 + 3 + 1
+    assert "and 7 records of operators' acts" in str(swept)
+    left = AuditEntry.objects.using(alias).order_by("pk").values_list("operation__query", flat=True)
+    assert list(left) == ["running", "young", None]
+    assert set(BulkOperation.objects.using(alias).values_list("query", flat=True)) == {"running", "young"}
+    assert [skip.operation_id for skip in BulkSkip.objects.using(alias).all()] == [young.pk]
+    assert Housekeeper().turn(Ages(), using=alias).audit == 0
+    assert Ages.of_settings().audit == 365 * DAY
 
 
 def test_two_housekeepers_and_an_operator_at_once_lose_and_double_nothing(

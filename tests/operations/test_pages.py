@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ from django.test.utils import CaptureQueriesContext
 
 import django_dbtaskqueue
 from django_dbtaskqueue import conf
+from django_dbtaskqueue.admin import lists
+from django_dbtaskqueue.admin.charts import ended
 from django_dbtaskqueue.models import (
     Attempt,
     AuditEntry,
@@ -32,6 +34,8 @@ from django_dbtaskqueue.models import (
     SavedSearch,
     Task,
 )
+from django_dbtaskqueue.operations import looking
+from django_dbtaskqueue.operations.series import Point
 from django_dbtaskqueue.operations.verbs import pause
 from django_dbtaskqueue.status import Status
 from tests.factories import HOLDER, QUEUE, make_task
@@ -48,6 +52,13 @@ STATIC = Path(django_dbtaskqueue.__file__).parent / "static" / "dbtaskqueue"
 @pytest.fixture(autouse=True)
 def _known_queues(settings: Any) -> None:
     settings.DBTASKQUEUE = {"QUEUES": {QUEUE: {"lease": "2m"}, "letters": {}}, "HEARTBEAT": "1s"}
+
+
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine may take its time: what is counted or found late would be shown otherwise."""
+    monkeypatch.setattr(lists, "COUNTING", timedelta(seconds=60))
+    monkeypatch.setattr(looking, "AT_ONCE", timedelta(seconds=60))
 
 
 @pytest.fixture
@@ -121,14 +132,46 @@ def test_a_thousand_queues_are_shown_by_need_and_found_by_name(op: Client, setti
     assert ">q0999</a>" in text(op.get(f"{QUEUES}?name=q0999"))
 
 
+def test_the_page_of_a_queue_says_how_it_is(op: Client) -> None:
+    """Given tasks in three statuses, then its page counts them and leads to them, as the overview does."""
+    serve("letters")
+    make_task(Status.ERROR)
+    make_task(Status.CREATED, ready_time=-timedelta(minutes=5))
+    make_task(Status.CREATED, queue="letters")
+    page = op.get(f"{QUEUES}{QUEUE}/change/")
+    shown = text(page)
+    (row,) = page.context["rows"]
+    (same,) = (one for one in op.get(OVERVIEW).context["rows"] if one["name"] == QUEUE)
+    assert row["cells"] == same["cells"]
+    assert [cell["text"] for cell in row["cells"]] == ["1", "0", "0", "1", "0", "2"]
+    assert f'href="{TASKS}?q=queue%3A{QUEUE}+status%3AERROR"' in shown
+    assert "no poller" in shown and "5 m " in row["oldest"]
+
+
 def test_charts_are_drawn_from_tables_that_say_the_same(op: Client) -> None:
-    Metric.objects.create(
-        queue=QUEUE, minute=Now(), outcome="completed", count=120, run_seconds=6.0, runs={"20": 120}, waits={"30": 120}
+    minute = Now() - timedelta(minutes=2)
+    for outcome, count in (("completed", 120), ("retried", 7), ("failed", 3)):
+        runs, waits = {"20": count}, {"30": count}
+        Metric.objects.create(queue=QUEUE, minute=minute, outcome=outcome, count=count, runs=runs, waits=waits)
+    page = op.get(OVERVIEW)
+    shown = text(page)
+    throughput, _latency = page.context["charts"]
+    counted = [[cell["raw"] for cell in row["cells"]] for row in throughput.rows]
+    assert [row for row in counted if set(row) != {"0"}] == [["120", "10", "0", "0"]], (
+        "failed is every attempt that did"
     )
-    shown = text(op.get(OVERVIEW))
     assert 'data-table="dbtq-throughput-table"' in shown
     assert 'id="dbtq-throughput-table"' in shown
     assert shown.count("<time") > 100, "a row for each minute, in both"
+
+
+def test_a_chart_ends_before_the_minute_that_runs() -> None:
+    then = datetime(2026, 11, 21, 3, tzinfo=UTC)
+    past, running = (Point(then, seconds, {"completed": count}) for seconds, count in ((60, 500), (3, 1)))
+    quiet = Point(then, 60)
+    assert ended([past, quiet, running]) == [past, quiet]
+    assert ended([quiet, running]) == [quiet, running], "all there is yet"
+    assert ended([quiet, Point(then, 3)]) == []
 
 
 def test_vendored_files_are_what_was_published() -> None:
@@ -226,6 +269,32 @@ def test_results_and_searches_in_payloads_need_it_too(op: Client) -> None:
     assert found == {"op": 1, "reader": 0}
 
 
+def not_in_letters(user: Any, verb: str, queue: str) -> bool:
+    return verb != "view_payload" or queue != "letters"
+
+
+def test_payloads_are_seen_and_searched_by_queue(settings: Any) -> None:
+    """Given somebody who may see all payloads but those of one queue, then no search tells what stands there."""
+    rule = {"CAN_OPERATE": f"{__name__}.not_in_letters"}
+    settings.DBTASKQUEUE = {"QUEUES": {QUEUE: {}, "letters": {}}} | rule
+    for queue in (QUEUE, "letters"):
+        make_task(Status.ERROR, queue=queue, payload={"card": "4242"}, process_result="no card")
+    reader = staff("view_task", "view_payload")
+    for search, rows, words in (
+        (f"payload.card:4242 queue:{QUEUE}", 1, ""),
+        ("payload.card:4242 queue:letters", 0, "Name one where you may"),
+        (f"error:card queue:{QUEUE},letters", 0, "Name one where you may"),
+        ("payload.card:4242", 0, "Name one where you may"),
+        ("status:ERROR", 2, ""),
+    ):
+        response = reader.get(TASKS, {"q": search})
+        assert words in text(response)
+        assert len(response.context["slice"].rows) == rows, search
+    shown = {task.queue: text(reader.get(f"{TASKS}{task.pk}/change/")) for task in Task.objects.all()}
+    assert "4242" in shown[QUEUE]
+    assert "4242" not in shown["letters"]
+
+
 def test_secrets_are_masked_for_everybody(op: Client) -> None:
     task = secret_task()
     for page in (TASKS, f"{TASKS}{task.pk}/change/", f"{ADMIN}attempt/{Attempt.objects.get().pk}/change/"):
@@ -311,12 +380,12 @@ def test_enqueueing_again_needs_to_see_what_is_enqueued(held: list[str]) -> None
 def test_settings_in_force_have_a_source_and_can_be_changed_while_running(op: Client) -> None:
     page = f"{QUEUES}{QUEUE}/change/"
     rows = {one.name: one for one in op.get(page).context["settings"]}
-    assert (rows["lease"].value, rows["lease"].source) == ("PT2M", "the project's settings")
+    assert (rows["lease"].value, rows["lease"].source) == ("2m", "the project's settings")
     assert rows["batch_size"].source == "built in"
     # When an operator changes one, then it is in force, with its source, and in the audit
     op.post(QUEUES, {"queue": QUEUE, "set": "lease", "value": "5m", "reason": "slow partner"})
     rows = {one.name: one for one in op.get(page).context["settings"]}
-    assert (rows["lease"].value, rows["lease"].source) == ("PT5M", "changed here, while running")
+    assert (rows["lease"].value, rows["lease"].source) == ("5m", "changed here, while running")
     assert AuditEntry.objects.get().reason == "slow partner"
     # and back again
     op.post(QUEUES, {"queue": QUEUE, "set": "lease", "value": ""})

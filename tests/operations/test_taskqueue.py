@@ -18,7 +18,16 @@ from django.core.management.base import CommandError
 from django.db import connection, transaction
 
 from django_dbtaskqueue.management.commands import taskqueue
-from django_dbtaskqueue.models import Attempt, AuditEntry, BulkOperation, Poller, Queue, Task
+from django_dbtaskqueue.models import (
+    Attempt,
+    AuditEntry,
+    BulkOperation,
+    Poller,
+    Queue,
+    Task,
+    TaskHistory,
+    TemporaryTask,
+)
 from django_dbtaskqueue.operations import acts, bulk_steps
 from django_dbtaskqueue.operations.console import acting
 from django_dbtaskqueue.operations.console.words import printable, span
@@ -134,6 +143,24 @@ def test_show_tells_all_of_a_task_and_masks_secrets() -> None:
     assert facts["attempts"][0]["traceback"].splitlines()[1] == "  password = '•••'"
     with pytest.raises(CommandError, match="There is no task '0'"):
         run("show", "0")
+
+
+def test_show_finds_a_task_in_the_history_and_in_a_table_of_its_queue(settings: Any) -> None:
+    settings.DBTASKQUEUE = {"QUEUES": {QUEUE: {}, "brief": {"model": "dbtaskqueue.TemporaryTask"}}}
+    gone = TaskHistory.objects.create(queue=QUEUE, reference="gone", task_id=4711, status="COMPLETED", payload={"a": 1})
+    for name in ("4711", f"{QUEUE}/gone"):
+        shown = data("show", name)
+        assert (shown["id"], shown["reference"], shown["payload"]) == (4711, "gone", {"a": 1})
+        assert shown["moved_time"]
+    assert f"{gone.moved_time:%Y-%m-%d %H:%M:%S}" in run("show", "4711")
+    # Given two tables with a task of the same id
+    TemporaryTask.objects.create(pk=4712, queue="brief", reference="short")
+    assert data("show", "4712")["reference"] == "short"
+    Task.objects.create(pk=4712, queue=QUEUE, reference="long")
+    with pytest.raises(CommandError, match=r"More than one table has a task 4712.*--queue"):
+        run("show", "4712")
+    assert data("show", "4712", "--queue", "brief")["reference"] == "short"
+    assert data("show", "brief/short")["id"] == 4712
 
 
 def test_tail_shows_what_comes_after_it_began(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,18 +77,37 @@ class Reading(Group):
                 f"SELECT x.queue_name, x.priority, max({age}) FROM {self.tables.task} AS x"
                 f" WHERE x.ready_time IS NOT NULL AND {due} GROUP BY 1, 2"
             )
-        first = f"SELECT priority AS p FROM {self.tables.task} WHERE queue_name = q.n AND ready_time IS NOT NULL"
-        priorities = (
-            f"(WITH RECURSIVE s AS (({first} ORDER BY priority LIMIT 1) UNION ALL SELECT ({first} AND priority > s.p"
-            " ORDER BY priority LIMIT 1) FROM s WHERE s.p IS NOT NULL) SELECT p FROM s WHERE p IS NOT NULL LIMIT 100)"
-        )
         head = (
             f"SELECT ready_time FROM {self.tables.task} WHERE queue_name = q.n AND priority = b.p AND {due}"
             " ORDER BY ready_time, id LIMIT 1"
         )
         return self.tables.rename(
-            f"SELECT q.n, b.p, {age} FROM unnest(%(names)s::text[]) AS q(n) CROSS JOIN LATERAL {priorities} AS b"
+            f"SELECT q.n, b.p, {age} FROM unnest(%(names)s::text[]) AS q(n) CROSS JOIN LATERAL {self._priorities} AS b"
             f" CROSS JOIN LATERAL ({head}) AS x"
+        )
+
+    @property
+    def _priorities(self) -> str:
+        """The priorities in the line of a queue ``q.n``, found by skipping."""
+        first = f"SELECT priority AS p FROM {self.tables.task} WHERE queue_name = q.n AND ready_time IS NOT NULL"
+        return (
+            f"(WITH RECURSIVE s AS (({first} ORDER BY priority LIMIT 1) UNION ALL SELECT ({first} AND priority > s.p"
+            " ORDER BY priority LIMIT 1) FROM s WHERE s.p IS NOT NULL) SELECT p FROM s WHERE p IS NOT NULL LIMIT 100)"
+        )
+
+    def in_hand(self, most: int, in_all: int) -> str:
+        """Of each line's first ``most`` tasks, and no more than ``in_all``: (how many, ids of those PROCESSING).
+
+        A line is a queue's priority. PostgreSQL only.
+        """
+        heads = (
+            f"SELECT id, status FROM {self.tables.task} WHERE queue_name = q.n AND priority = b.p"
+            f" AND ready_time IS NOT NULL ORDER BY ready_time, id LIMIT {most}"
+        )
+        return self.tables.rename(
+            "SELECT count(*), array_agg(x.id) FILTER (WHERE x.status = 'PROCESSING') FROM (SELECT q.n, b.p, h.*"
+            f" FROM unnest(%(names)s::text[]) AS q(n) CROSS JOIN LATERAL {self._priorities} AS b"
+            f" CROSS JOIN LATERAL ({heads}) AS h LIMIT {in_all}) AS x GROUP BY x.n, x.p"
         )
 
     def estimates(self, cells: int) -> str:

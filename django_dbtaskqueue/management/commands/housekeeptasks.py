@@ -22,6 +22,7 @@ AGES = {
     "poison": "POISON tasks stay there",
     "history": "tasks stay in the history, before they are deleted and counted",
     "attempts": "records of failed attempts stay",
+    "audit": "the audit and bulk operations that have ended stay",
 }
 
 
@@ -29,7 +30,8 @@ class Command(BaseCommand):
     """One turn of housekeeping, to its end. Safe to run at any time, also twice at once."""
 
     help = (
-        "Move finished tasks to the history, delete what is old there, and make the history's next partitions. Ages "
+        "Move finished tasks to the history, delete what is old there and in the audit, and make the history's next "
+        "partitions. Ages "
         "are those of the settings (KEEP_COMPLETED and so on) unless given here. Batches are small and wait for nobody."
     )
 

@@ -8,18 +8,17 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
-from django.core.management.base import CommandError
 from django.db.models import QuerySet
 from django.db.models.functions import Now
 
 from django_dbtaskqueue.exceptions import UnknownQueue
 from django_dbtaskqueue.models import Attempt
+from django_dbtaskqueue.operations.console.finding import one
 from django_dbtaskqueue.operations.console.words import Screen, ago, facts, printable, span
 from django_dbtaskqueue.operations.documents import (
     FIELDS,
     LONG,
     attempt_of,
-    detail,
     error_of,
     last_word,
     overview_document,
@@ -28,10 +27,9 @@ from django_dbtaskqueue.operations.documents import (
 from django_dbtaskqueue.operations.figures import Overview, overview
 from django_dbtaskqueue.operations.filters import TaskFilter
 from django_dbtaskqueue.operations.limits import bounded
-from django_dbtaskqueue.operations.search import Search, parse, to_text
+from django_dbtaskqueue.operations.search import parse, to_text
 from django_dbtaskqueue.operations.selection import tasks_for
 from django_dbtaskqueue.querysets import TaskQuerySet
-from django_dbtaskqueue.session import alias_for, model_for
 from django_dbtaskqueue.status import Status
 
 AT_ONCE = 200  # rows of one look of ``tail``
@@ -107,16 +105,13 @@ def list_tasks(screen: Screen, options: dict[str, Any]) -> int:
 
 def show(screen: Screen, options: dict[str, Any]) -> int:
     """All there is to say of one task: its facts, its failed attempts, its payload with secrets masked."""
-    task = _one(options["task"], options["database"])
-    attempts = list(
-        Attempt.objects.using(task._state.db)
-        .filter(location=task._meta.label_lower, task_id=task.pk)
-        .order_by("-total_attempt")[:20]
-    )
-    document = detail(task, payload=True)
-    document["attempts"] = [attempt_of(row) for row in attempts]
+    task, document = one(options["task"], options["database"], options["queue"])
+    location = getattr(task, "location", task._meta.label_lower)
+    attempts = Attempt.objects.using(task._state.db).filter(location=location, task_id=document["id"])
+    document["attempts"] = [attempt_of(row) for row in attempts.order_by("-total_attempt")[:20]]
     screen.data(document)
-    plain = {name: _shown(name, document[name], task.clock) for name in FIELDS}
+    names = [*FIELDS, *(["moved_time"] if "moved_time" in document else [])]
+    plain = {name: _shown(name, document[name], task.clock) for name in names}
     facts(screen, plain | {"last word": last_word(task.process_result)})
     for name in LONG:
         if document[name] is not None:
@@ -165,23 +160,6 @@ class Fresh:
 
     def _last(self) -> int:
         return int(self._everything.first() or 0)
-
-
-def _one(name: str, using: str | None) -> Any:
-    queue, slash, reference = name.partition("/")
-    if slash:
-        task = _of_queue(queue, using).filter(queue=queue, reference=reference)
-    else:
-        task = tasks_for(Search(), using).filter(pk=int(name) if name.isdecimal() else -1)
-    found_task = task.annotate(clock=Now()).first()
-    if found_task is None:
-        raise CommandError(f"There is no task {name!r}. Give an id, or queue/reference; it may be in the history.")
-    return found_task
-
-
-def _of_queue(queue: str, using: str | None) -> TaskQuerySet:
-    tasks: TaskQuerySet = model_for(queue)._default_manager.using(alias_for(queue, using, write=False)).all()
-    return tasks
 
 
 def _row(task: Any) -> tuple[Any, ...]:

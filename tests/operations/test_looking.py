@@ -1,0 +1,167 @@
+"""Pages of searches that no index answers: bounded, said to be so, and together they show every row once."""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+
+import pytest
+from django.contrib.auth.models import User
+from django.db import connection
+from django.db.models import BooleanField
+from django.db.models.expressions import RawSQL
+from django.test import Client
+from django.test.utils import CaptureQueriesContext
+
+from django_dbtaskqueue.models import Queue, Task
+from django_dbtaskqueue.operations import looking
+from django_dbtaskqueue.operations.looking import Look, among, in_hand, page_in_hand, page_of, whole_page
+from django_dbtaskqueue.operations.search import parse
+from django_dbtaskqueue.operations.selection import select
+from django_dbtaskqueue.status import CREATED, ERROR, PROCESSING
+from tests.factories import QUEUE, make_task
+
+pytestmark = pytest.mark.django_db
+# As good as a search through ten million rows: each row alone takes longer than a page may.
+SLOW = RawSQL("pg_sleep(0.02) IS NOT NULL", [], output_field=BooleanField())
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page may take 10 ms and look through three rows."""
+    monkeypatch.setattr(looking, "AT_ONCE", timedelta(milliseconds=10))
+    monkeypatch.setattr(looking, "WINDOW", 3)
+
+
+def tasks(number: int) -> list[int]:
+    """Make tasks; every fourth has the tag."""
+    return [make_task(CREATED, reference=str(n), tag="rare" if n % 4 == 0 else None).pk for n in range(number)]
+
+
+def ids(look: Look) -> list[int]:
+    return [row.pk for row in look.slice.rows]
+
+
+@pytest.mark.usefixtures("few")
+def test_windows_lead_through_all_rows_and_back() -> None:
+    """Given a slow search that fits 3 of 10 tasks, then its pages, of three tasks each, show each of them once."""
+    everything = tasks(10)
+    rare = everything[::4][::-1]
+    rows = Task.objects.filter(SLOW, tag="rare")
+    look, down = page_of(rows, Task.objects.all(), 2), []
+    while True:
+        down += ids(look)
+        if look.slice.older is None:
+            break
+        assert look.window == 3
+        look = page_of(rows, Task.objects.all(), 2, before=look.slice.older)
+    assert down == rare
+    assert not look.window
+
+    up = ids(look)
+    while look.slice.newer is not None:
+        look = page_of(rows, Task.objects.all(), 2, after=look.slice.newer)
+        up = ids(look) + up
+    assert up == rare
+    assert ids(whole_page(rows, 2)) == rare[:2]
+
+
+@pytest.mark.usefixtures("few")
+def test_a_page_that_is_found_at_once_has_no_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(looking, "AT_ONCE", timedelta(seconds=60))
+    everything = tasks(10)
+    look = page_of(Task.objects.filter(tag="rare"), Task.objects.all(), 2)
+    assert (ids(look), look.window) == (everything[::4][::-1][:2], 0)
+
+
+def test_the_page_says_how_far_it_looked_and_can_look_to_the_end(
+    admin_user: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(looking, "AT_ONCE", timedelta(milliseconds=1))
+    monkeypatch.setattr(looking, "WINDOW", 5000)
+    found = make_task(CREATED, payload={"find": "UA-15"}, reference="the-one")
+    with connection.cursor() as cursor:
+        cursor.execute("INSERT INTO dbtaskqueue_task (queue_name) SELECT %s FROM generate_series(1, 20000)", [QUEUE])
+    client = Client()
+    client.force_login(admin_user)
+    page = client.get("/admin/dbtaskqueue/task/?q=payload.find:UA-15").content.decode()
+    assert "5,000 rows were looked through" in page
+    assert "the-one" not in page
+    older = re.search(r'href="([^"]*before=\d+)"', page)
+    assert older is not None
+    assert int(older[1].rpartition("=")[2]) > found.pk
+    whole = client.get("/admin/dbtaskqueue/task/?q=payload.find:UA-15&whole=1").content.decode()
+    assert "looked through" not in whole
+    assert "the-one" in whole
+
+
+@pytest.mark.parametrize(
+    ("search", "found"),
+    [
+        ("status:PROCESSING", True),
+        ("is:stale queue:claims", True),
+        ("is:held,stale error:Timeout", True),
+        ("-status:PROCESSING", False),
+        ("status:PROCESSING,CREATED", False),
+        ("is:due", False),
+        ("status:PROCESSING ref:UA-15", False),
+        ("", False),
+    ],
+)
+def test_which_searches_look_at_the_heads_of_the_lines(search: str, found: bool) -> None:
+    assert in_hand(parse(search)) is found
+
+
+def test_what_is_in_hand_is_found_at_the_heads_of_the_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Given tasks in hand at two priorities and another queue's, behind nothing, then all are found by id."""
+    held = [make_task(PROCESSING, priority=priority).pk for priority in (0, 0, 5)]
+    other = make_task(PROCESSING, queue="letters").pk
+    make_task(ERROR)
+    tasks(4)
+    rows = select("status:PROCESSING", Task.objects.all())
+    look = page_in_hand(rows, (), 50)
+    assert (ids(look), look.first) == ([other, *held[::-1]], 0)
+    assert ids(page_in_hand(rows, (QUEUE,), 50)) == held[::-1]
+    assert ids(page_in_hand(rows, (QUEUE,), 2, before=held[-1])) == held[1::-1]
+    # When a line is longer than what is looked at, then the page knows
+    monkeypatch.setattr(looking, "FEWEST", 3)
+    monkeypatch.setattr(looking, "WINDOW", 3)
+    assert page_in_hand(rows, (QUEUE,), 50).first == 3
+
+
+def test_windows_go_through_what_indexes_leave() -> None:
+    make_task(CREATED)
+    failed = make_task(ERROR, process_result="Timeout", reference="UA-1").pk
+    make_task(ERROR, queue="letters")
+    search = parse(f"status:ERROR queue:{QUEUE} ref:UA-* -tag:x error:nothing attempt:>=3 status:ERROR,CREATED")
+    assert [row.pk for row in among(search, Task.objects.all())] == [failed]
+    assert among(parse("error:nothing -queue:letters"), Task.objects.all()).count() == 3
+
+
+SEARCHES = ("", "status:PROCESSING", "is:stale", "is:due", "error:Timeout", "attempt:>=3", "payload.a:1", "-queue:x")
+PAGES = (
+    *(f"task/?q={search}" for search in SEARCHES),
+    "task/?before=2",
+    "poisontask/?q=is:stale",
+    *(
+        f"{name}/"
+        for name in ("overview", "poisontask", "failuregroup", "queue", "doctor", "auditentry", "taskhistory")
+    ),
+    f"queue/{QUEUE}/change/",
+)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_no_page_reads_the_task_table_to_its_end(admin_user: User, page: str) -> None:
+    """Every count has a bound inside, nothing is skipped by OFFSET, no name is found by DISTINCT."""
+    tasks(3)
+    Queue.objects.create(name=QUEUE)
+    client = Client()
+    client.force_login(admin_user)
+    with CaptureQueriesContext(connection) as queries:
+        assert client.get(f"/admin/dbtaskqueue/{page}").status_code == 200
+    about = [query["sql"] for query in queries if Task._meta.db_table + '"' in query["sql"]]
+    assert not [sql for sql in about if re.search(r"\bOFFSET\b|\bDISTINCT\b", sql, re.IGNORECASE)]
+    unbound = r"\bcount\(\*\)(?:(?!\bLIMIT\b).)*$"
+    assert not [sql for sql in about if re.search(unbound, sql, re.IGNORECASE | re.DOTALL)]
+    assert len(queries) < 90
