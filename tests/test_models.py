@@ -255,13 +255,20 @@ PLACE = {"location": "dbtaskqueue.task"}
 ONE = {"id": 161, "total_attempt": 1}
 BY_LINE, BY_KEY = {"dbtaskqueue_task_line"}, {"dbtaskqueue_task_pkey"}
 ARRAYS = {name: f"{{{','.join(str(lease[key]) for lease in LEASES)}}}" for name, key in (("ids", "i"), ("tokens", "k"))}
+LINES = {
+    "queues": ["nothing", "parcels"], "limits": [500, 500], "firsts": [1, 2], "lasts": [1, 6],
+    "priorities": [0, 0, 1, 2, 3, 4], "times": ["-infinity"] * 6, "ids": [0] * 6,
+}  # fmt: skip
 PLANS: dict[str, tuple[dict[str, Any], set[str]]] = {
     "checkout_skip_locked": ({}, BY_LINE),
+    "checkout_of_many": (LINES, BY_LINE),
     "candidates": ({}, BY_LINE),
     "checkout_optimistic": (FENCED, BY_KEY),
     "priorities": ({}, BY_LINE),
+    "priorities_of_many": (LINES, BY_LINE),
     "ages": ({}, BY_LINE),
     "next_due": ({}, BY_LINE),
+    "next_due_of_many": ({"queues": ["parcels"] * 5}, BY_LINE),
     "soon": ({"horizon": 5.0}, BY_LINE),
     "spent": ({}, BY_LINE),
     "spent_in": ({}, BY_LINE),

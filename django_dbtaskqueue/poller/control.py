@@ -10,7 +10,7 @@ import logging
 import random
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -42,6 +42,8 @@ TICK = 0.25  # seconds between two looks for tasks whose time is over
 UNPARK = 30.0  # seconds between two looks for parked tasks that have a handler here
 SHOWN = 20  # running tasks that one heartbeat names
 RESCUE = 5.0  # seconds, at most, between two looks for tasks to rescue
+EARLY = 0.2  # of that time: how much before its time a queue is looked at along with others
+TOGETHER = 50  # queues looked at in one statement
 LOCKED = 1.0  # seconds before a second look at a lease that ran out but is locked
 SHARE = 20  # looking for tasks to rescue may cost a twentieth of the time
 MOST_PAUSE = 5.0  # seconds between two attempts while the database is away
@@ -100,9 +102,12 @@ class Control:
             yield Duty(alias, partial(self._report, alias))
             yield Duty(alias, partial(_prune, alias))
             yield Duty(alias, partial(self._obey, alias))
+        tables: dict[tuple[str, type], list[Lane]] = {}
         for lane in lanes:
             yield Duty(lane.door.alias, partial(self._unpark, lane))
-            yield Duty(lane.door.alias, partial(rescue_due, lane, self._poller.settler.metrics))
+            tables.setdefault((lane.door.alias, lane.door.model), []).append(lane)
+        for (alias, _), those in tables.items():
+            yield Duty(alias, Rescuer(those, self._poller.settler.metrics).look)
 
     def _watch(self) -> None:
         while not self._ended.wait(TICK):
@@ -202,15 +207,38 @@ class Control:
         return UNPARK * random.uniform(0.9, 1.1)
 
 
-def rescue_due(lane: Lane, metrics: Collector | None = None) -> float:
+class Rescuer:
+    """Looks for tasks to rescue in the lanes of one table, in each when it is due."""
+
+    def __init__(self, lanes: Iterable[Lane], metrics: Collector | None = None) -> None:
+        self._due = dict.fromkeys(lanes, 0.0)
+        self._metrics = metrics
+
+    def look(self) -> float:
+        """Look into the lanes that are due, and those that are soon; return the seconds until the next look."""
+        began = monotonic()
+        if min(self._due.values()) <= began:
+            soon = began + EARLY * RESCUE
+            lanes = sorted([lane for lane, due in self._due.items() if due <= soon], key=self._due.__getitem__)
+            self._look_into(lanes[:TOGETHER])
+        now = monotonic()
+        return max(min(self._due.values()) - now, SHARE * (now - began))
+
+    def _look_into(self, lanes: list[Lane]) -> None:
+        session = Session.on(lanes[0].door.alias, lanes[0].door.model)
+        left = move.spent_in_each(session, [lane.queue for lane in lanes])
+        waits = {lane: rescue_due(session, lane, left.get(lane.queue), self._metrics) for lane in lanes}
+        now = monotonic()
+        for lane, wait in waits.items():
+            self._due[lane] = now + wait
+
+
+def rescue_due(session: Session, lane: Lane, left: float | None, metrics: Collector | None) -> float:
     """Write ERROR for a lane's tasks whose process died on their last attempt; return when to look again.
 
-    Whoever looks sees the leases that still run, too, and so knows when the first of them can run out: an idle look
-    every few seconds is enough to end an orphan within a tenth of its lease.
+    ``left`` is what ``move.spent_in`` says. It tells of the leases that still run, too, and so when the first of them
+    can run out: an idle look every few seconds is enough to end an orphan within a tenth of its lease.
     """
-    began = monotonic()
-    session = Session.on(lane.door.alias, lane.door.model)
-    left = move.spent_in(session, lane.queue)
     while left is not None and left <= 0 and (ended := rescue(session, lane)):
         if metrics is not None:
             dead = [Done(lease, Fail(_death(lease), retry=False), 0.0) for lease in ended]
@@ -220,7 +248,7 @@ def rescue_due(lane: Lane, metrics: Collector | None = None) -> float:
     wait = min(RESCUE, lease / 3) * random.uniform(0.8, 1.0)
     if left is not None:
         wait = min(wait, left + lease * random.uniform(0.02, 0.1) if left > 0 else LOCKED)
-    return max(wait, SHARE * (monotonic() - began))
+    return wait
 
 
 def rescue(session: Session, lane: Lane) -> list[Lease]:

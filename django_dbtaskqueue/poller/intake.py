@@ -7,13 +7,15 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import attrgetter
 from time import monotonic
-from typing import Any
 
 from django_dbtaskqueue import registry
 from django_dbtaskqueue.flow import checkout, move, observe, settle
 from django_dbtaskqueue.flow.process import Processor, expiry
+from django_dbtaskqueue.flow.sharing import Part
 from django_dbtaskqueue.lease import Lease
+from django_dbtaskqueue.poller import errands
 from django_dbtaskqueue.poller.carrier import Carrier
+from django_dbtaskqueue.poller.company import Company
 from django_dbtaskqueue.poller.executors import Done, Executor, Job
 from django_dbtaskqueue.poller.lane import Lane
 from django_dbtaskqueue.poller.options import Options
@@ -53,21 +55,27 @@ class Intake:
         self._rooms = Rooms(places, settler)
         self._time = 0.0  # in turns: that of the lane that had the last one
         self._suspects = Suspects(settler)
+        self._company = Company(instance, self._rooms, options)
 
-    def choose(self) -> tuple[Lane, int] | None:
-        """Return the lane whose turn it is and how much to take, reserved; None when no lane is due and has room."""
+    def choose(self) -> tuple[list[Lane], int] | None:
+        """Return the lanes whose turn it is and how much to take of them in all, reserved.
+
+        None when no lane is due and has room.
+        """
         with self._lock:
             most = self._suspects.limit(self._rooms.reserved)
             if most == 0:
                 return None
-            lane, room = self._turn(self._due())
+            due = sorted(self._due(), key=TURN)
+            lane, room = self._turn(due)
             if lane is None:
                 return None
             self._time = max(lane.turn, self._time)  # no turns are saved up while there is nothing to take
-            lane.turn = self._time + 1 / lane.weight
-            asked = min(room, lane.settings.batch_size, most or lane.settings.batch_size)
-            self._rooms.reserve(lane, asked)
-            return lane, asked
+            lanes, asked = self._company.of(lane, room, due) if most is None else ([lane], min(room, most))
+            for each in lanes:
+                each.turn = max(each.turn, self._time) + 1 / each.weight
+            self._rooms.reserve(lanes, asked)
+            return lanes, asked
 
     def _turn(self, due: list[Lane]) -> tuple[Lane | None, int]:
         """Return whose turn it is, and the room there is. The weights are kept by stride: a turn costs 1 / weight.
@@ -77,7 +85,7 @@ class Intake:
         """
         blocked: set[Executor] = set()
         full: set[Kind | None] = set()  # of many lanes most are of one kind
-        for lane in sorted(due, key=TURN) if len(due) > 1 else due:
+        for lane in due:
             kind = self._rooms.kind(lane)
             if (kind is not None and kind in full) or (blocked and not blocked.isdisjoint(self._rooms.places(lane))):
                 continue
@@ -87,42 +95,59 @@ class Intake:
             full.add(kind)
             if self._rooms.behind(lane):
                 blocked |= self._rooms.places(lane)
+                if blocked >= self._rooms.everywhere:
+                    break
         return None, 0
 
-    def take(self, carrier: Carrier, lane: Lane, asked: int) -> bool:
+    def take(self, carrier: Carrier, lanes: list[Lane], asked: int) -> bool:
         """Check out and hand to the executors; return whether there was as much as asked for."""
+        return self._take_of_many(carrier, lanes, asked) if len(lanes) > 1 else self._take_of(carrier, lanes[0], asked)
+
+    def _take_of_many(self, carrier: Carrier, lanes: list[Lane], asked: int) -> bool:
+        wakes = [lane.wakes for lane in lanes]
+        try:
+            parts = self._company.take(carrier, lanes, asked)
+            self._hand_over(carrier, lanes, parts, asked)
+        except Exception:
+            for lane in lanes:
+                lane.doubtful = True
+            raise
+        finally:
+            with self._lock:
+                self._rooms.reserve(lanes, -asked)
+        empty = [lane for lane, part in zip(lanes, parts, strict=True) if part.reached and not part.taken]
+        dues = self._company.next_dues(carrier, empty)
+        with self._lock:
+            for lane, part, before in zip(lanes, parts, wakes, strict=True):
+                if part.reached:
+                    lane.taken(got=len(part.taken), asked=part.limit, wakes=before, next_due=dues.get(lane.queue))
+                else:
+                    lane.turn -= 1 / lane.weight
+        for lane in empty:
+            lane.over = not lane.unpark and self._drained(carrier, lane)
+        return sum([len(part.taken) for part in parts]) == asked
+
+    def _take_of(self, carrier: Carrier, lane: Lane, asked: int) -> bool:
         wakes = lane.wakes
         try:
             if lane.doubtful and lane.reserved == asked:
-                self._clear_up(carrier, lane)
+                held = [lease for lease in self.settler.held.copy() if lease.door is lane.door]
+                errands.clear_up(carrier.session(lane), lane, self.instance, held)
             if lane.unpark:
-                self._unpark(carrier, lane)
+                errands.unpark(carrier.session(lane), lane)
             got = self._take(carrier, lane, asked)
         except Exception:
             lane.doubtful = True
             raise
         finally:
             with self._lock:
-                self._rooms.reserve(lane, -asked)
-        next_due = None if got else self._next_due(carrier, lane)
+                self._rooms.reserve([lane], -asked)
+        next_due = None if got else errands.next_due(carrier.session(lane), lane)
         with self._lock:
-            lane.taken(got=got, wakes=wakes, next_due=next_due)
+            lane.taken(got=got, asked=asked, wakes=wakes, next_due=next_due)
         if self.options.once or (not got and not lane.unpark and self._drained(carrier, lane)):
             lane.over = True
         return got == asked
-
-    def _clear_up(self, carrier: Carrier, lane: Lane) -> None:
-        """Give back, uncharged, what a checkout took whose answer was lost: nobody else would before the lease ends."""
-        session = carrier.session(lane)
-        rows = session.run(session.sql.leased_to, {"queue_name": lane.queue, "poller_instance": self.instance})
-        known = {(lease.id, lease.total_attempt) for lease in self.settler.held.copy() if lease.door is lane.door}
-        leases = checkout.leases(rows, lane.door, 0.0)
-        unknown = [lease for lease in leases if (lease.id, lease.total_attempt) not in known]
-        pairs: list[settle.Pair] = [(lease, settle.Release()) for lease in unknown]
-        lost = settle.settle_surely(session, pairs) if pairs else set()
-        lane.doubtful = False
-        if lost:
-            logger.info("Gave back %s tasks of %s: the answer to their checkout was lost", len(lost), lane.queue)
 
     def _take(self, carrier: Carrier, lane: Lane, asked: int) -> int:
         processors = registry.processors(lane.queue)
@@ -166,14 +191,12 @@ class Intake:
             for lane in self.lanes.values()
             if (lane.next_poll <= now or lane.closed)
             and not lane.over
-            and not self._shut(lane, now)
+            and (lane.settings.concurrency != 0 or not self._shut(lane, now))
             and (lane.next_poll <= now or self._rooms.reopened(lane))
         ]
 
     def _shut(self, lane: Lane, now: float) -> bool:
-        """Whether a lane has been resized to nothing; it opens by a setting, which wakes it."""
-        if lane.settings.concurrency != 0:
-            return False
+        """Close a lane that has been resized to nothing; it opens by a setting, which wakes it."""
         lane.next_poll = now + lane.settings.poll_interval.total_seconds()
         lane.over = self.options.drain or self.options.once
         return True
@@ -211,7 +234,24 @@ class Intake:
             without=without,
         )
 
+    def _hand_over(self, carrier: Carrier, lanes: list[Lane], parts: list[Part], asked: int) -> None:
+        """Run what was taken of several lanes as one batch."""
+        taken = [lease for part in parts for lease in part.taken]
+        if not taken:
+            return
+        kept = self._suspects.sift(carrier.session(lanes[0]), taken, alone=self._rooms.reserved == asked)
+        left_out = set(taken).difference(kept) if len(kept) < len(taken) else ()
+        jobs: list[Job] = []
+        given = [(lane, part.taken) for lane, part in zip(lanes, parts, strict=True) if part.taken]
+        for lane, leases in given:
+            jobs += self._jobs(lane, [lease for lease in leases if lease not in left_out] if left_out else leases)
+        self.places.submit(jobs, fast=all(_is_fast(lane) for lane, _ in given))
+
     def _dispatch(self, lane: Lane, leases: list[Lease]) -> None:
+        self.places.submit(self._jobs(lane, leases), fast=_is_fast(lane))
+
+    def _jobs(self, lane: Lane, leases: list[Lease]) -> list[Job]:
+        """Return plain processors' jobs; other processors are given theirs."""
         self.settler.held.update(leases)
         self.counts.started += len(leases)
         if "retry" in lane.overrides:
@@ -233,24 +273,14 @@ class Intake:
                 jobs.append(Job(lease, processor))
             else:
                 special.setdefault(processor, []).append(lease)
-        self.places.submit(jobs, fast=lane.mean is not None and lane.mean < FAST)
         for processor, batch in special.items():
             self.places.submit_special(processor, batch)
+        return jobs
 
     def _park(self, lease: Lease) -> None:
         reason = move.no_handler(lease.queue, lease.payload_type)
         logger.warning("Task %s parked: %s", lease.id, reason, extra=observe.fields(lease))
         self.settler.finish(Done(lease, settle.Park(reason), 0.0), idle=True)
-
-    def _next_due(self, carrier: Carrier, lane: Lane) -> float | None:
-        session = carrier.session(lane)
-        priorities = lane.priorities()
-        if session.postgresql and not priorities:
-            return None
-        params: dict[str, Any] = {"queue_name": lane.queue}
-        if session.postgresql:  # SQLite, under DEBUG, cannot even show a list
-            params["priorities"] = priorities
-        return session.run(session.sql.next_due, params)[0][0]  # type: ignore[no-any-return]
 
     def _drained(self, carrier: Carrier, lane: Lane) -> bool:
         if not self.options.drain or any(lease.door is lane.door for lease in self.settler.held.copy()):
@@ -262,14 +292,6 @@ class Intake:
         lane.next_poll = min(lane.next_poll, monotonic() + lane.settings.poll_interval.total_seconds())
         return False
 
-    def _unpark(self, carrier: Carrier, lane: Lane) -> None:
-        """Put tasks back in line that waited for a handler registered since."""
-        lane.unpark = False
-        types, untyped = registry.payload_types(lane.queue), registry.find(lane.queue, None) is not None
-        try:
-            back = move.unpark(carrier.session(lane), lane.queue, types, untyped=untyped)
-        except Exception:
-            lane.unpark = True
-            raise
-        if back:
-            logger.info("%s parked tasks of %s have a handler here and are back in line", back, lane.queue)
+
+def _is_fast(lane: Lane) -> bool:
+    return lane.mean is not None and lane.mean < FAST

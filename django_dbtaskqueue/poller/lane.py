@@ -15,10 +15,12 @@ from django_dbtaskqueue.flow.process import Processor
 DEEP = 4  # batches that may wait: one is done while one is settled, one on its way and one at hand
 AHEAD = 0.1  # seconds of work that may wait in memory, so that few leases age there
 SMOOTHING = 0.3
+FEW = 20  # tasks supposed where there are any
+CAREFUL = 100  # tasks, at most, of queues whose tasks nobody knows yet
 JITTER = (0.8, 1.2)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Lane:
     """State of one queue in one poller. Written under the poller's lock."""
 
@@ -33,6 +35,8 @@ class Lane:
     idle: float = 0.0  # seconds of the present back-off
     walked: bool = False  # whether the walk after the last find has been waited for
     mean: float | None = None  # seconds one task takes, smoothed
+    tried: bool = False  # tasks were taken
+    more: int = 0  # tasks that are probably there: the last checkout gave all that was asked for
     reserved: int = 0  # tasks asked for by a checkout under way
     over: bool = False  # nothing more to take in a run that ends
     wakes: int = 0
@@ -67,16 +71,18 @@ class Lane:
         """The lane's name in its poller: the queue, and its shard if it has any."""
         return self.door.key
 
-    def ahead(self) -> int:
-        """Return how many tasks may wait in memory beyond those that run: many of fast ones, none of slow ones."""
-        if self.mean is None:
-            return 0
-        return min(DEEP * self.settings.batch_size, int(AHEAD / max(self.mean, 1e-6)))
+    def ahead(self, pace: float | None = None) -> int:
+        """Return how many tasks may wait in memory beyond those that run: many of fast ones, none of slow ones.
+
+        ``pace`` is the mean of all the poller's tasks: what is not known yet is taken to be like them, once.
+        """
+        if self.mean is not None:
+            return min(DEEP * self.settings.batch_size, int(AHEAD / max(self.mean, 1e-6)))
+        return 0 if pace is None or self.tried else min(CAREFUL, int(AHEAD / max(pace, 1e-6)))
 
     def learn(self, seconds: float, tasks: int) -> None:
         """Take ``tasks`` runs that lasted ``seconds`` in all into the mean."""
-        latest = seconds / tasks
-        self.mean = latest if self.mean is None else self.mean + SMOOTHING * (latest - self.mean)
+        self.mean = smoothed(self.mean, seconds / tasks)
 
     def wake(self) -> None:
         """There may be something to take now."""
@@ -84,9 +90,11 @@ class Lane:
         self.idle, self.walked = 0.0, False
         self.next_poll = 0.0
 
-    def taken(self, *, got: int, wakes: int, next_due: float | None) -> None:
+    def taken(self, *, got: int, asked: int, wakes: int, next_due: float | None) -> None:
         """Decide when to look again after a checkout; ``wakes`` is the count before it began."""
         now = monotonic()
+        self.tried = self.tried or got > 0
+        self.more = max(got, FEW) if got == asked else 0
         if got or wakes != self.wakes:
             self.idle, self.walked = 0.0, False
             self.next_poll = now
@@ -103,3 +111,8 @@ class Lane:
         if next_due is not None:
             wait = min(wait, max(0.0, next_due) + 0.001)
         self.next_poll = now + wait
+
+
+def smoothed(mean: float | None, latest: float) -> float:
+    """Return a mean that follows what comes in."""
+    return latest if mean is None else mean + SMOOTHING * (latest - mean)

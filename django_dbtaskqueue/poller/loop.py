@@ -52,6 +52,9 @@ class Poller:
         self.instance = f"{self.options.name or socket.gethostname()}:{os.getpid()}:{uuid4().hex[:12]}"[-200:]
         lanes = [_lane(queue, weight, alias) for queue, weight in weights.items() for alias in aliases_of(queue, using)]
         self.lanes = {lane.key: lane for lane in lanes}
+        self._of_queue: dict[str, list[Lane]] = {}
+        for lane in lanes:
+            self._of_queue.setdefault(lane.queue, []).append(lane)
         self.counts = Counts()
         self.state = "INIT"
         self.stopping = False
@@ -150,7 +153,7 @@ class Poller:
 
     def wake(self, queue: str) -> None:
         """There may be something to take: in ``queue``, or in any when it is empty."""
-        lanes = [lane for lane in self.lanes.values() if queue in ("", lane.queue)]
+        lanes = self._of_queue.get(queue, ()) if queue else self.lanes.values()
         for lane in lanes:
             lane.wake()
         if lanes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from django_dbtaskqueue import registry
 from django_dbtaskqueue.flow.process import Processor
@@ -12,6 +12,7 @@ from django_dbtaskqueue.poller.places import Places
 from django_dbtaskqueue.poller.settler import Settler
 
 Kind = tuple[Executor, int, int]
+FIRST = 2  # tasks of a queue nobody knows yet, when there is no slot free for more
 
 
 class Rooms:
@@ -20,12 +21,14 @@ class Rooms:
     def __init__(self, places: Places, settler: Settler) -> None:
         self._places = places
         self._settler = settler
-        self._known: dict[str, tuple[tuple[Processor, ...], set[Executor], Executor | None]] = {}
+        self._known: dict[Lane, tuple[tuple[Processor, ...], set[Executor], Executor | None]] = {}
+        self.everywhere: set[Executor] = set()  # where tasks of any lane looked at so far run
         self.reserved = 0  # tasks asked for by checkouts under way, in all lanes
 
-    def reserve(self, lane: Lane, tasks: int) -> None:
-        """Count ``tasks`` as asked for in a lane; a negative number takes them back. Called under the intake's lock."""
-        lane.reserved += tasks
+    def reserve(self, lanes: Iterable[Lane], tasks: int) -> None:
+        """Count ``tasks`` as asked for in lanes; a negative number takes them back. Called under the intake's lock."""
+        for lane in lanes:
+            lane.reserved += tasks
         self.reserved += tasks
 
     def of_lane(self, lane: Lane) -> int:
@@ -43,12 +46,20 @@ class Rooms:
     def of_processor(self, lane: Lane, processor: Processor | None, *, mine: int = 0) -> int:
         """Return how many tasks of a processor to take from a lane now, by who has reserved ``mine`` already."""
         reserved = self.reserved - mine
-        ahead = lane.ahead()
+        ahead = self._ahead(lane)
         room = self._places.slots(processor) + ahead - len(self._settler.done) - reserved
         if (reserved or self._places.waiting(processor)) and room < min(lane.settings.batch_size, ahead / 2):
             return 0  # worth a statement only when the slots run dry or half of what may wait fits
         allowed = self._places.allowed(processor)
         return room if allowed is None else min(room, allowed - lane.reserved + mine)
+
+    def most(self, lane: Lane) -> int:
+        """Return how many tasks to take at a time from a lane with room: few until it is known how long they take."""
+        executor = self._of(lane)[2]
+        if lane.mean is not None or executor is None:
+            return lane.settings.batch_size
+        free = executor.slots - len(executor.todo) - executor.busy()
+        return min(lane.settings.batch_size, max(free, FIRST))
 
     def differ(self, processors: Sequence[Processor]) -> bool:
         """Whether a queue's processors have room for different numbers of tasks."""
@@ -75,14 +86,18 @@ class Rooms:
         executor = self._of(lane)[2]
         if executor is None or lane.settings.concurrency is not None:
             return None
-        return executor, lane.ahead(), lane.settings.batch_size
+        return executor, lane.ahead(self._settler.pace), lane.settings.batch_size
+
+    def _ahead(self, lane: Lane) -> int:
+        return lane.ahead(None if self._of(lane)[2] is None else self._settler.pace)
 
     def _of(self, lane: Lane) -> tuple[tuple[Processor, ...], set[Executor], Executor | None]:
         """Return a lane's processors, where they run, and that place if one plain processor does all."""
         processors = registry.processors(lane.queue)
-        known = self._known.get(lane.key)
+        known = self._known.get(lane)
         if known is None or known[0] != processors:
             places = {self._places.of(each) for each in processors or (None,)}
             simple = len(processors) < 2 and all(each.plain for each in processors)
-            known = self._known[lane.key] = (processors, places, next(iter(places)) if simple else None)
+            known = self._known[lane] = (processors, places, next(iter(places)) if simple else None)
+            self.everywhere |= places
         return known

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from time import monotonic
 
@@ -16,10 +16,11 @@ from django_dbtaskqueue.metrics import Collector
 from django_dbtaskqueue.outcomes import CompleteDelete, Fail, Reenqueue
 from django_dbtaskqueue.poller.carrier import Carrier
 from django_dbtaskqueue.poller.executors import Done
-from django_dbtaskqueue.poller.lane import Lane
+from django_dbtaskqueue.poller.lane import Lane, smoothed
 
 FLUSH = 500  # outcomes that make a batch worth its commit
 MOST = 1000  # outcomes in one commit
+Batch = dict[str, list[Done]]  # by lane, what is settled together
 
 
 @dataclass(slots=True)
@@ -39,6 +40,7 @@ class Settler:
         self.held: set[Lease] = set()  # leases a processor may still settle
         self.done: deque[Done] = deque()
         self.metrics = Collector()
+        self.pace: float | None = None  # seconds a task takes, of whichever queue; smoothed
         self._lanes = lanes
         self._counts = counts
         self._ring = ring
@@ -63,40 +65,58 @@ class Settler:
         return monotonic() - self._settled_at >= interval.total_seconds()
 
     def settle(self, carrier: Carrier) -> None:
-        """Settle what is done, one transaction per queue. On an error it is all kept for the next time."""
-        batches: dict[str, list[Done]] = {}
+        """Settle what is done, in one transaction what may. On an error it is all kept for the next time."""
+        pending = self._batches()
+        try:
+            while pending:
+                self._settle_batch(carrier, pending[-1])
+                pending.pop()
+        finally:
+            for batch in pending:
+                for ended in batch.values():
+                    self.done.extendleft(ended)
+            self._settled_at = monotonic()
+
+    def _batches(self) -> list[Batch]:
+        """Take what is done, by queue, those queues together that are settled alike."""
+        queues: Batch = {}
+        grouped: set[str] = set()
         for _ in range(min(len(self.done), MOST)):
             try:
                 done = self.done.popleft()
             except IndexError:  # the other carrier was faster
                 break
-            batches.setdefault(done.lease.door.key, []).append(done)
-        pending = list(batches.items())
-        try:
-            while pending:
-                self._settle_batch(carrier, self._lanes[pending[-1][0]], pending[-1][1])
-                pending.pop()
-        finally:
-            for _, batch in pending:
-                self.done.extendleft(batch)
-            self._settled_at = monotonic()
+            lease = done.lease
+            queues.setdefault(lease.door.key, []).append(done)
+            if lease.group is not None:
+                grouped.add(lease.door.key)
+        batches: dict[Hashable, Batch] = {}
+        for key, ended in queues.items():
+            # Groups are locked and moved up by queue.
+            batches.setdefault(key if key in grouped else _way(self._lanes[key]), {})[key] = ended
+        return list(batches.values())
 
-    def _settle_batch(self, carrier: Carrier, lane: Lane, batch: list[Done]) -> None:
-        pairs = [(done.lease, done.settlement) for done in batch if done.settlement is not None]
-        if pairs:
-            session = carrier.session(lane)
-            chunks = [pairs] if lane.settings.settle == "batch" else [[pair] for pair in pairs]
-            settled: set[int] = set()
-            for chunk in chunks:
-                settled |= settle.settle_surely(
-                    session, chunk, keep=lane.settings.keep, group_retry=lane.settings.group_retry
-                )
-            if len(settled) < len(pairs):
-                locked = self._explain(_missing(pairs, settled), carrier, lane)
-                self.done.extend(done for done in batch if done.lease.id in locked)
-                batch = [done for done in batch if done.lease.id not in locked]
-        self.held.difference_update([done.lease for done in batch])
-        self._account(lane, batch)
+    def _settle_batch(self, carrier: Carrier, batch: Batch) -> None:
+        lane = self._lanes[next(iter(batch))]
+        pairs = [
+            (done.lease, done.settlement) for ended in batch.values() for done in ended if done.settlement is not None
+        ]
+        locked = self._write(carrier, lane, pairs) if pairs else None
+        for key, ended in batch.items():
+            if locked:
+                self.done.extend([done for done in ended if done.lease.id in locked])
+                ended = [done for done in ended if done.lease.id not in locked]
+            self.held.difference_update([done.lease for done in ended])
+            self._account(self._lanes[key], ended)
+
+    def _write(self, carrier: Carrier, lane: Lane, pairs: list[Pair]) -> set[int]:
+        """Settle pairs as ``lane`` has it; return the ids of those that have to wait, as their rows are locked."""
+        session, settings = carrier.session(lane), lane.settings
+        chunks = [pairs] if settings.settle == "batch" else [[pair] for pair in pairs]
+        settled: set[int] = set()
+        for chunk in chunks:
+            settled |= settle.settle_surely(session, chunk, keep=settings.keep, group_retry=settings.group_retry)
+        return self._explain(_missing(pairs, settled), carrier, lane) if len(settled) < len(pairs) else set()
 
     def _explain(self, missing: list[Pair], carrier: Carrier, lane: Lane) -> set[int]:
         """Tell a lease that was lost from an outcome that was stored before, by the processor or by a lost reply.
@@ -119,8 +139,10 @@ class Settler:
         if not ran:
             return
         self.metrics.add(lane.door.alias, lane.queue, ran)
+        seconds = sum([done.seconds for done in ran])
         with self._lock:
-            lane.learn(sum([done.seconds for done in ran]), len(ran))
+            lane.learn(seconds, len(ran))
+            self.pace = smoothed(self.pace, seconds / len(ran))
             self._counts.finished += len(ran)
         watched = observe.watched()
         for done in ran:
@@ -136,6 +158,11 @@ class Settler:
                 lane.wake()  # it may be due again soon, or the next of its group is in line
             if watched or isinstance(outcome, Fail):
                 observe.finished(lease, outcome)
+
+
+def _way(lane: Lane) -> Hashable:
+    """Return what queues have in common whose outcomes may be written together."""
+    return lane.door.alias, lane.door.model, lane.settings.keep, lane.settings.settle
 
 
 def _missing(pairs: list[Pair], settled: set[int]) -> list[Pair]:

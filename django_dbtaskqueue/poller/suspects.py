@@ -49,7 +49,8 @@ class Suspects:
         innocent = [lease for lease in leases if lease.id not in wanting]
         chosen = suspects[:1] if alone and not innocent and not self._busy() else []
         # Before anything of this batch starts: what is given back later may be charged by a death.
-        settle.release(session, suspects[len(chosen) :])
+        for queue in {lease.queue for lease in suspects}:
+            settle.release(session, [lease for lease in suspects[len(chosen) :] if lease.queue == queue])
         self._until = monotonic() + _probation(suspects[0])
         if not self._around:
             self._around = True

@@ -1,8 +1,9 @@
-"""The processors that benchmarks measure: they do nothing, or nothing for 20 microseconds, or keep a core busy."""
+"""The processors that benchmarks measure: they do nothing, nothing for 20 microseconds, keep a core busy, or wait."""
 
 from __future__ import annotations
 
 import os
+import threading
 from time import monotonic, perf_counter
 from typing import Any
 
@@ -43,6 +44,12 @@ def busy(task: Any) -> None:
 def grind(task: Any) -> int:
     """Count as far as the payload says: some 30 ms of a core for a million."""
     return sum(range(task.payload))
+
+
+@processor("nap")
+def nap(task: Any) -> None:
+    """Wait for so many milliseconds as the payload says."""
+    threading.Event().wait(task.payload / 1000)
 
 
 @processor("pick-up")

@@ -25,6 +25,7 @@ STRATEGIES = {
     "postgresql-own_driver": ("default", "tests.conformance.driver.Plain"),
     "sqlite-single_writer": ("sqlite", "auto"),
 }
+CHECKOUTS = {**STRATEGIES, "postgresql-shared": ("default", "tests.conformance.driver.Shared")}
 FIRST, SECOND = "poller-1:100:abc", "poller-2:200:def"
 
 
@@ -99,7 +100,7 @@ class World:
 @pytest.fixture(params=STRATEGIES)
 def world(request: pytest.FixtureRequest, audits: dict[str, Audit], db: None, settings: Any) -> Iterator[World]:
     """Run the test on each database and strategy, and let the audit judge it at the end."""
-    alias, strategy = STRATEGIES[request.param]
+    alias, strategy = CHECKOUTS[request.param]
     audits[alias].clear()
     made = World(alias, strategy, settings)
     made.configure()

@@ -8,6 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from django_dbtaskqueue.flow.checkout import Line
+from django_dbtaskqueue.flow.door import SettleDoor
+from django_dbtaskqueue.flow.sharing import Part, rows_of_many
 from django_dbtaskqueue.session import Row, Session
 
 
@@ -24,6 +26,19 @@ class Plain:
             f" UPDATE {sql.tables.task} SET {sql.taken} FROM head WHERE id = head_id RETURNING {sql.leased}"
         )
         return line.in_order(session.run(statement, {**params, "queue_name": line.queue}))
+
+
+class Shared:
+    """What a poller of many queues does: several lines in one statement."""
+
+    def take(self, session: Session, line: Line, params: dict[str, Any]) -> list[Row]:
+        """Take between two queues with nothing in line."""
+        limit = params["limit"]
+        lines = [Line("other"), line, Line("nothing")]
+        parts = [Part(one, SettleDoor(session.connection.alias), limit) for one in lines]
+        rows_of_many(session, parts, params, limit)
+        assert not parts[0].rows and not parts[2].rows
+        return parts[1].rows
 
 
 class Lame:

@@ -16,11 +16,14 @@ from django_dbtaskqueue.flow import checkout as stage
 from django_dbtaskqueue.flow.door import SettleDoor
 from django_dbtaskqueue.models import Queue
 from django_dbtaskqueue.status import CREATED, ERROR, POISON, PROCESSING
-from tests.conformance.conftest import FIRST, SECOND, World
+from tests.conformance.conftest import CHECKOUTS, FIRST, SECOND, World
 from tests.factories import LEASE
 from tests.support import ended, eventually
 
-pytestmark = pytest.mark.django_db(databases=["default", "sqlite"])
+pytestmark = [
+    pytest.mark.django_db(databases=["default", "sqlite"]),
+    pytest.mark.parametrize("world", CHECKOUTS, indirect=True),
+]
 SECOND_LONG = timedelta(seconds=1)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from django.db import connections
 from django.db.models import F, Q
+from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from django_dbtaskqueue.exceptions import TaskQueueError
@@ -153,6 +154,15 @@ def test_purge_counts_per_queue(alias: str) -> None:
 @pytest.mark.parametrize("verb", ["cancel", "purge"])
 def test_a_selection_larger_than_a_statement_may_have_parameters(alias: str, verb: str) -> None:
     assert VERBS[verb][1](make_many(alias, 40_000)) == 40_000
+
+
+@pytest.mark.parametrize("verb", ["cancel", "purge"])
+def test_no_query_of_a_verb_reads_the_table_twice(verb: str) -> None:
+    """While statistics call the table empty, PostgreSQL compares each row of one reading with each of the other."""
+    make_many("default", 10)
+    with CaptureQueriesContext(connections["default"]) as captured:
+        assert VERBS[verb][1](tasks_of("default").filter(queue="parcels")) == 10
+    assert [query["sql"] for query in captured if query["sql"].count('FROM "dbtaskqueue_task"') > 1] == []
 
 
 # -- housekeep ---------------------------------------------------------------------------------------------------------

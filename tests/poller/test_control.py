@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 import pytest
-from django.db import connections
+from django.db import connection, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
 from django.db.models import F
@@ -155,9 +155,27 @@ def test_a_holder_that_comes_back_after_the_rescue_changes_nothing(process_datab
 def test_more_tasks_than_one_batch_are_rescued_at_one_go(process_database: ProcessDatabase) -> None:
     for number in range(130):
         spent(timedelta(seconds=1), reference=str(number))
-    control.rescue_due(lane_of("brief"))
+    control.Rescuer([lane_of("brief")]).look()
     assert Counter(Task.objects.values_list("status", flat=True)) == {"ERROR": 130}
     assert Attempt.objects.count() == 130
+
+
+def test_many_queues_are_looked_into_together(
+    process_database: ProcessDatabase, django_assert_num_queries: Any
+) -> None:
+    """Given more queues than one statement takes, then in each what is dead is found, and nothing else."""
+    lanes = [lane_of("brief") for _ in range(control.TOGETHER + 5)]
+    for number, lane in enumerate(lanes):
+        lane.queue = f"brief-{number:03}"
+    with django_assert_num_queries(1 if connection.vendor == "postgresql" else control.TOGETHER):
+        control.Rescuer(lanes).look()
+    dead = [spent(timedelta(seconds=1), queue=lanes[number].queue).pk for number in (0, 7, control.TOGETHER + 3)]
+    make_task("PROCESSING", queue="brief-009", max_attempts=1, attempt=1, next_process_time=timedelta(minutes=5))
+    rescuer = control.Rescuer(lanes)
+    rescuer.look()
+    assert rescuer.look() > 0
+    assert sorted(Task.objects.filter(status="ERROR").values_list("pk", flat=True)) == dead
+    assert Task.objects.get(queue="brief-009").status == "PROCESSING"
 
 
 def test_two_rescuers_write_one_attempt(postgres_process_database: ProcessDatabase) -> None:

@@ -47,8 +47,8 @@ def ended(settlement: Any, *, seconds: float = 0.01, waited: float = 2.0, lost: 
     """An attempt that ended, as a settler accounts it."""
     ready = timezone.now()
     lease = SimpleNamespace(
-        queue="counted", lost=lost, settled=False, outcome=None, policy=None, processor=None, attempt=attempt,
-        max_attempts=2, ready_text=str(ready), start_text=str(ready + timedelta(seconds=waited)),
+        queue="counted", lost=lost, settled=False, outcome=None, policy=None, processor=None, retried=None,
+        attempt=attempt, max_attempts=2, ready_text=str(ready), start_text=str(ready + timedelta(seconds=waited)),
     )  # fmt: skip
     return SimpleNamespace(lease=lease, settlement=settlement, seconds=seconds)
 

@@ -17,6 +17,12 @@ LEASED = (
 AS_TEXT = ("payload", "context", "create_time", "start_time", "next_process_time", "ready_time", "expire_time")
 # Remembered bounds, one per priority, in the order the priorities are to be served.
 BOUNDS = "unnest(%(priorities)s::smallint[], %(times)s::timestamptz[], %(ids)s::bigint[]) AS b(p, bound_time, bound_id)"
+# Several lines in the order they are to be served: of each the most tasks to take, and which bounds are its own.
+LINES = "unnest(%(queues)s::text[], %(limits)s::int[], %(firsts)s::int[], %(lasts)s::int[]) AS l(q, most, b1, b2)"
+BOUNDS_OF_LINE = (
+    "unnest((%(priorities)s::smallint[])[l.b1:l.b2], (%(times)s::timestamptz[])[l.b1:l.b2],"
+    " (%(ids)s::bigint[])[l.b1:l.b2]) AS b(p, bound_time, bound_id)"
+)
 
 
 def leased(dialect: Dialect) -> str:
@@ -46,10 +52,14 @@ class Checkouts(Group):
         """The WHERE of every checkout, but for the queue: due, an attempt left, not held, not paused."""
         # No condition on status: ready_time IS NOT NULL says the same by CHECK, and each redundant condition lowers
         # the planner's row guess until a sequential scan looks cheaper than the index.
+        return f"{self._takeable} AND NOT {self._paused}"
+
+    @property
+    def _takeable(self) -> str:
         now = self.dialect.now
         return (
             f"ready_time <= {now} AND next_process_time <= {now} AND attempt < max_attempts"
-            f" AND (tag IS NULL OR {self.dialect.one_of('tag', 'tags')}) AND NOT {self._paused}{self._wanted}"
+            f" AND (tag IS NULL OR {self.dialect.one_of('tag', 'tags')}){self._wanted}"
         )
 
     @property
@@ -60,11 +70,11 @@ class Checkouts(Group):
     @property
     def _paused(self) -> str:
         # Evaluated once per statement: a pause takes effect before the very next checkout, anywhere.
-        return (
-            f"EXISTS (SELECT 1 FROM {self.tables.queue} AS q WHERE q.name = %(queue_name)s"
-            " AND q.paused_time IS NOT NULL"
-            f" AND (q.paused_until IS NULL OR q.paused_until > {self.dialect.now}))"
-        )
+        return f"EXISTS (SELECT 1 FROM {self.tables.queue} AS q WHERE q.name = %(queue_name)s AND {self._in_pause})"
+
+    @property
+    def _in_pause(self) -> str:
+        return f"q.paused_time IS NOT NULL AND (q.paused_until IS NULL OR q.paused_until > {self.dialect.now})"
 
     def _line(self, columns: str, lock: str) -> str:
         """The head of the line behind remembered bounds, one index range per priority, never more than ``limit``."""
@@ -87,6 +97,28 @@ class Checkouts(Group):
         line = self._line("ctid", "FOR NO KEY UPDATE SKIP LOCKED")
         return self.tables.rename(
             f"UPDATE {self.tables.task} SET {self.taken} WHERE ctid = ANY(ARRAY({line})) RETURNING {self.leased}"
+        )
+
+    @cached_property
+    def checkout_of_many(self) -> str:
+        """``checkout_skip_locked`` of several lines: in their order, of none more than its share, nor ``limit`` in all.
+
+        What stands behind the limit is not looked at, and not locked: the outer LIMIT stops all that feeds it.
+        """
+        # The names of paused queues are an InitPlan; asked by line, the planner could join, and lose the order.
+        paused = f"SELECT q.name FROM {self.tables.queue} AS q WHERE q.name = ANY(%(queues)s) AND {self._in_pause}"
+        head = (
+            f"SELECT ctid FROM {self.tables.task} WHERE queue_name = l.q AND priority = b.p"
+            f" AND (ready_time, id) > (b.bound_time, b.bound_id) AND {self._takeable}"
+            " ORDER BY ready_time, id LIMIT l.most FOR NO KEY UPDATE SKIP LOCKED"
+        )
+        line = f"SELECT x.* FROM {BOUNDS_OF_LINE} CROSS JOIN LATERAL ({head}) AS x LIMIT l.most"
+        taken = (
+            f"SELECT y.* FROM {LINES} CROSS JOIN LATERAL ({line}) AS y WHERE l.q <> ALL(ARRAY({paused}))"
+            " LIMIT %(limit)s"
+        )
+        return self.tables.rename(
+            f"UPDATE {self.tables.task} SET {self.taken} WHERE ctid = ANY(ARRAY({taken})) RETURNING {self.leased}"
         )
 
     @cached_property
@@ -136,8 +168,19 @@ class Checkouts(Group):
     @cached_property
     def priorities(self) -> str:
         """The distinct priorities in line, found by skipping through the index (PostgreSQL has no loose scan)."""
-        first = f"SELECT priority FROM {self.tables.task} WHERE queue_name = %(queue_name)s AND ready_time IS NOT NULL"
+        return self.tables.rename(self._priorities_in("%(queue_name)s"))
+
+    @cached_property
+    def priorities_of_many(self) -> str:
+        """``priorities`` of several queues: (queue, priority)."""
+        found = self._priorities_in("l.q")
         return self.tables.rename(
+            f"SELECT l.q, x.* FROM unnest(%(queues)s::text[]) AS l(q) CROSS JOIN LATERAL ({found}) AS x"
+        )
+
+    def _priorities_in(self, queue: str) -> str:
+        first = f"SELECT priority FROM {self.tables.task} WHERE queue_name = {queue} AND ready_time IS NOT NULL"
+        return (
             f"WITH RECURSIVE p AS (({first} ORDER BY priority LIMIT 1) UNION ALL"
             f" SELECT ({first} AND priority > p.priority ORDER BY priority LIMIT 1) FROM p"
             " WHERE p.priority IS NOT NULL)"
@@ -158,6 +201,17 @@ class Checkouts(Group):
         else:
             source = f"{self.tables.task} AS x WHERE queue_name = %(queue_name)s AND ready_time > {now}"
         return self.tables.rename(f"SELECT {wait} FROM {source}")
+
+    @cached_property
+    def next_due_of_many(self) -> str:
+        """``next_due`` of several queues, of pairs of queue and priority: (queue, seconds), where there is any."""
+        now = self.dialect.now
+        return self.tables.rename(
+            f"SELECT l.q, {self.dialect.seconds_between(now, 'min(x.ready_time)')}"
+            " FROM unnest(%(queues)s::text[], %(priorities)s::smallint[]) AS l(q, p) CROSS JOIN LATERAL (SELECT"
+            f" ready_time FROM {self.tables.task} WHERE queue_name = l.q AND priority = l.p AND ready_time > {now}"
+            " ORDER BY ready_time LIMIT 1) AS x GROUP BY l.q"
+        )
 
     @cached_property
     def soon(self) -> str:

@@ -1,0 +1,146 @@
+"""Several lines in one statement: each gives what it would give alone, in their order, never more than asked for."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import connection
+from django.db.models.functions import Now
+
+from django_dbtaskqueue.flow import checkout
+from django_dbtaskqueue.flow.door import SettleDoor
+from django_dbtaskqueue.flow.sharing import Part, next_due_of_many, take_of_many
+from django_dbtaskqueue.models import Queue, Task
+from django_dbtaskqueue.session import Session
+from tests.factories import LEASE, make_task
+
+pytestmark = pytest.mark.django_db
+PAST, FUTURE = 0.001, float("inf")
+QUEUES = ("letters", "other", "parcels")
+Lines = dict[str, checkout.Line]
+
+
+@pytest.fixture
+def lines() -> Lines:
+    return {queue: checkout.Line(queue) for queue in QUEUES}
+
+
+def take(lines: Lines, limit: int = 100, shares: dict[str, int] | None = None) -> list[Part]:
+    shares = shares or {}
+    parts = [Part(line, SettleDoor("default"), shares.get(queue, limit)) for queue, line in lines.items()]
+    got = take_of_many(Session.on("default"), parts, poller_instance="p", limit=limit, lease=LEASE)
+    assert got == sum(len(part.taken) for part in parts)
+    return parts
+
+
+def ids(parts: list[Part]) -> list[list[int]]:
+    return [[lease.id for lease in part.taken] for part in parts]
+
+
+def test_the_lines_are_served_in_their_order_up_to_the_limit(lines: Lines) -> None:
+    made = {queue: [make_task(queue=queue).pk for _ in range(4)] for queue in reversed(QUEUES)}
+
+    parts = take(lines, 6)
+
+    assert ids(parts) == [made["letters"], made["other"][:2], []]
+    assert [part.reached for part in parts] == [True, True, False]
+    assert Task.objects.filter(queue="parcels", status="CREATED", attempt=0).count() == 4
+    assert [part.taken[0].door for part in parts if part.taken] == [part.door for part in parts if part.taken]
+    assert ids(take(lines, 6)) == [[], made["other"][2:], made["parcels"]]
+
+
+def test_no_line_gives_more_than_its_share_whatever_its_priorities(lines: Lines) -> None:
+    made = [make_task(queue="letters", priority=priority).pk for priority in (2, 1, 1, 2, 0)]
+    make_task(queue="parcels")
+
+    parts = take(lines, shares={"letters": 4})
+
+    assert ids(parts)[0] == [made[4], made[1], made[2], made[0]]
+    assert len(parts[2].taken) == 1
+
+
+def test_a_paused_line_gives_nothing_and_holds_up_nobody(lines: Lines) -> None:
+    for queue in QUEUES:
+        make_task(queue=queue)
+    Queue.objects.create(name="other", paused_time=Now())
+    assert list(map(len, ids(take(lines)))) == [1, 0, 1]
+
+    Queue.objects.update(paused_until=Now() - timedelta(seconds=1))
+    assert list(map(len, ids(take(lines)))) == [0, 1, 0]
+
+
+def test_what_is_there_costs_one_statement_and_nothing_two(lines: Lines, django_assert_num_queries: Any) -> None:
+    """Given lines that were looked at before: behind their bounds, and once more from the front."""
+    for queue in QUEUES:
+        make_task(queue=queue)
+    take(lines)
+    made = [[make_task(queue=queue).pk] for queue in QUEUES]
+    for line in lines.values():
+        line.next_walk = PAST
+    with django_assert_num_queries(1):
+        assert ids(take(lines)) == made
+    for line in lines.values():
+        line.may_walk = line.next_walk = FUTURE
+    with django_assert_num_queries(1):
+        assert ids(take(lines)) == [[], [], []]
+    Task.objects.all().delete()
+    for line in lines.values():
+        line.may_walk = PAST
+    with django_assert_num_queries(2):
+        assert ids(take(lines)) == [[], [], []]
+
+
+def test_a_walk_that_is_due_lets_one_checkout_go_first_and_no_more(lines: Lines) -> None:
+    make_task(queue="other", ready_time=timedelta(hours=-1))
+    take(lines)
+    line = lines["other"]
+    behind, ahead = make_task(queue="other", ready_time=timedelta(hours=-2)), make_task(queue="other")
+    line.may_walk, line.next_walk = FUTURE, PAST
+    assert ids(take(lines, 1)) == [[], [ahead.pk], []]
+    assert ids(take(lines, 1)) == [[], [behind.pk], []]
+
+
+def test_a_walk_that_was_not_reached_is_still_due(lines: Lines) -> None:
+    make_task(queue="other", ready_time=timedelta(hours=-1))
+    take(lines)
+    behind = make_task(queue="other", ready_time=timedelta(hours=-2))
+    lines["other"].may_walk = lines["other"].next_walk = PAST
+    lines["other"].overdue = True
+    make_task(queue="letters")
+    lines["letters"].may_walk = PAST
+
+    parts = take(lines, 1)
+    assert [part.reached for part in parts] == [True, False, False]
+    assert ids(take(lines, 1)) == [[], [behind.pk], []]
+
+
+def test_the_next_due_of_each_queue_that_has_one() -> None:
+    make_task(queue="letters", ready_time=timedelta(minutes=5), priority=3)
+    make_task(queue="letters", ready_time=timedelta(minutes=2))
+    make_task(queue="other")
+    pairs = [("letters", 0), ("letters", 3), ("other", 0), ("parcels", 0)]
+
+    found = next_due_of_many(Session.on("default"), pairs)
+
+    assert list(found) == ["letters"]
+    assert 60 < found["letters"] <= 120
+    assert next_due_of_many(Session.on("default"), []) == {}
+
+
+def test_it_is_a_hot_update(lines: Lines) -> None:
+    for queue in QUEUES:
+        Task.objects.enqueue_many(queue, [{"reference": str(number), "payload": number} for number in range(150)])
+    ask = (
+        "SELECT pg_stat_get_xact_tuples_updated(t), pg_stat_get_xact_tuples_hot_updated(t)"
+        " FROM (SELECT 'dbtaskqueue_task'::regclass::oid AS t) AS x"
+    )
+    with connection.cursor() as cursor:
+        cursor.execute(ask)
+        before = cursor.fetchone()
+        parts = take(lines, 450)
+        cursor.execute(ask)
+        made, hot = (after - earlier for after, earlier in zip(cursor.fetchone(), before, strict=True))
+    assert sum(len(part.taken) for part in parts) == made == 450
+    assert hot > 0.75 * made  # the rest found their page full
