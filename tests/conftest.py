@@ -5,9 +5,12 @@
 ``sqlite_process_database``    the same, SQLite only
 ``pg_server``                  a PostgreSQL of our own to crash: durable commits, ``stop("immediate")``, ``restart()``
 ``crash_database``             a migrated database on ``pg_server``; the server runs before and after each test
+``spark``                      the Spark session that all tests share
 
 While one of the databases is in use it *is* Django's ``default``, in every thread, and commits are real; a process
 started with its ``env`` sees the same data. Do not combine it with ``db`` or ``transactional_db``.
+
+With ``pytest -n 2`` tests run in two processes. Each has databases of its own on one server; a file stays in one.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ import tempfile
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import psycopg
@@ -36,10 +39,17 @@ from example_project.database import database_from_url
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from pyspark.sql import SparkSession
     from pytest_django import DjangoDbBlocker
+    from xdist.scheduler import LoadScopeScheduling
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 numbers = itertools.count(1)
+
+# With several processes one takes Spark, for a single JVM, and chaos, whose bounds in seconds Spark would burst. They
+# take longest, so they start first.
+HEAVY = re.compile(r"tests/pipeline/|test_spark_|page_works\[\S*pipeline|tests/chaos/")
+PAGE = "test_every_block_of_the_page_works"
 
 
 @dataclass(frozen=True)
@@ -69,11 +79,36 @@ class ProcessDatabase:
         return done
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: group_of(item.nodeid) != "heavy")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByGroup(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return group_of(nodeid)
+
+    config.option.loadscopereorder = False  # the order of the items is ours
+    return ByGroup(config, log)
+
+
+def group_of(test: str) -> str:
+    """Return what stays in one process: all that is heavy, a file, or a page of the documentation."""
+    if HEAVY.search(test):
+        return "heavy"
+    return test if PAGE in test else test.partition("::")[0]
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _leftovers() -> None:
     """PostgreSQL tests run on PostgreSQL, on a server without databases of killed test runs."""
     assert connections["default"].vendor == "postgresql", "The tests need PostgreSQL as default: unset DATABASE_URL."
-    if "DATABASE_URL" in os.environ:
+    if "DATABASE_URL" in os.environ or os.environ.get("PYTEST_XDIST_WORKER", "gw0") != "gw0":
         return
     with psycopg.connect(settings.SERVER_URL, autocommit=True) as server:
         for (name,) in server.execute("SELECT datname FROM pg_database WHERE datname ~ '^test_[0-9]+'").fetchall():
@@ -133,6 +168,24 @@ def crash_database(
         yield database
         if not pg_server.running:
             pg_server.restart()
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """Two cores, a second try for a failed task, an event log (in ``spark.eventLog.dir``) for the search of secrets."""
+    from django_dbtaskqueue.pipeline.session import spark_session
+
+    events = tmp_path_factory.mktemp("events")
+    conf = {
+        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",  # half the start; tests run no long jobs
+        "spark.eventLog.enabled": "true",
+        "spark.eventLog.dir": events.as_uri(),
+        "spark.eventLog.compress": "false",
+        "spark.sql.shuffle.partitions": "2",
+    }
+    session = spark_session(master="local[2,2]", app_name="tests", memory="1g", conf=conf)
+    yield session
+    session.stop()
 
 
 @pytest.fixture(scope="session")

@@ -17,8 +17,9 @@ from example_project.database import database_from_url, sqlite
 def _server_url() -> str:
     version = find_binaries().version
     root = Path(tempfile.gettempdir()) / f"dbtaskqueue-tests-{os.getuid()}-{version}"
-    # A commit here need not survive a crash of the server: tests about that use the fixture pg_server.
-    return EmbeddedPostgres.start(root, settings={"synchronous_commit": "off"}).url
+    # Nothing here need survive a crash: tests about that use the fixture pg_server. Each of the many databases that
+    # tests make and drop would wait for the disk.
+    return EmbeddedPostgres.start(root, settings={"synchronous_commit": "off", "fsync": "off"}).url
 
 
 SERVER_URL = os.environ.get("DATABASE_URL") or _server_url()

@@ -202,14 +202,15 @@ class Run:
             tasks = _selection(batch, getattr(database.tables, batch.source))
             writer = SliceWriter(export.writer, database, batch, tasks, attempts, snapshot.name, slices)
             numbers = spark.range(0, len(slices), 1, len(slices))
-            facts = {"location": batch.location, "source": batch.source, "ids": [batch.first_id, batch.last_id]}
+            facts = {"location": batch.location, "source": batch.source, "ids": [batch.first_id, batch.last_id],
+                     "horizon": snapshot.horizon}  # fmt: skip
             return export.describe("archive", numbers.mapInArrow(writer, WRITTEN), facts)
 
     def _delete(self, batch: Batch, entry: Entry) -> tuple[tuple[str, int], ...]:
         self._step("delete")
         tasks, attempts = keys(self.lake, entry)
         size = sum(one.bytes for one in entry.files)
-        deleted = self.batches.delete(batch, tasks, attempts, size=size)
+        deleted = self.batches.delete(batch, tasks, attempts, size=size, horizon=entry.facts.get("horizon"))
         self.done["tasks"] += deleted.tasks
         self.done["attempts"] += deleted.attempts
         self.done["withdrawn"] += len(deleted.withdrawn)

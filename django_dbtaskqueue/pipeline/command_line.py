@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -15,12 +14,14 @@ from django_dbtaskqueue.exceptions import CheckFailed, JobOptionError, PipelineE
 from django_dbtaskqueue.pipeline.arguments import Argument, complete, pair
 from django_dbtaskqueue.pipeline.database import Database
 from django_dbtaskqueue.pipeline.faults import one_paragraph
+from django_dbtaskqueue.pipeline.interrupts import is_interrupt, unlogged
 from django_dbtaskqueue.pipeline.jobs import JOBS, Context, Job, job
 from django_dbtaskqueue.pipeline.plain import as_json, write_whole
 from django_dbtaskqueue.pipeline.progress import shown_on
 
 DONE, FAILED, WRONG_OPTIONS, CHECK_FAILED, INTERRUPTED = 0, 1, 2, 3, 130
 CODES = "Exit codes: 0 done; 1 the job failed; 2 wrong options; 3 a check found faults; 130 interrupted (Ctrl-C)."
+STOPPED = "Interrupted. What was finished stays, nothing half-written does: run it again to go on."
 USAGE = f"""\
 list                 the jobs
 explain JOB          what a job does and would do
@@ -80,13 +81,13 @@ def database_of_url(url: str | None) -> Database | None:
 
 def perform(argv: Sequence[str], face: Face) -> int:
     """Run one command line and return its exit code. Errors are one paragraph on ``face.err``, never a stack trace."""
-    logging.getLogger("py4j").setLevel(logging.CRITICAL)  # what it logs, Ctrl-C included, is raised as well
     try:
-        return _perform(list(argv), face)
-    except KeyboardInterrupt:
-        face.err.write("\nInterrupted. What was finished stays, nothing half-written does: run it again to go on.\n")
-        return INTERRUPTED
-    except Exception as error:
+        with unlogged():
+            return _perform(list(argv), face)
+    except (Exception, KeyboardInterrupt) as error:
+        if is_interrupt(error):
+            face.err.write(f"\n{STOPPED}\n")
+            return INTERRUPTED
         face.err.write(f"{one_paragraph(error)}\n")
         return WRONG_OPTIONS if isinstance(error, JobOptionError) else FAILED
 

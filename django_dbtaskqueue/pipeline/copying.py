@@ -1,67 +1,60 @@
-"""The answer to a COPY as a file of bytes, at a fraction of what the rows cost one by one."""
+"""PostgreSQL's binary COPY as Arrow, by ADBC: its driver in C makes a column of what Python would take row by row."""
 
 from __future__ import annotations
 
-import io
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
 
-import psycopg
-from psycopg.pq import ExecStatus
+import pyarrow as pa
+from psycopg import sql
+
+from django_dbtaskqueue.exceptions import PipelineError
+
+if TYPE_CHECKING:
+    from adbc_driver_manager.dbapi import Connection
+
+    from django_dbtaskqueue.pipeline.database import Database
+
+BLOCK = 4 * 2**20  # bytes of one record batch
+HINT = "adbc.postgresql.batch_size_hint_bytes"
+ONE_STATE = "BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY"
 
 
-class CopyStream(io.RawIOBase):
-    """What ``COPY … TO STDOUT`` sends, to read in blocks. Errors of the server are psycopg's.
+def copied(
+    database: Database, query: str, params: Mapping[str, Any], schema: pa.Schema, snapshot: str | None
+) -> Iterator[pa.RecordBatch]:
+    """Yield what a query returns, in the state of the database that ``snapshot`` names, if any.
 
-    libpq hands out a row at a time, and psycopg's own loop costs more per row than making Arrow of it; so this one asks
-    libpq directly. Nothing else may use the connection until the end is read.
+    Its columns are those of ``schema``, in that order. Raises `PipelineError` for a database that cannot be reached and
+    a snapshot that is gone; other errors of the server are ADBC's.
     """
+    text = query % {name: sql.Literal(value).as_string(None) for name, value in params.items()} if params else query
+    with closing(database.connect_arrow()) as connection:
+        if snapshot is not None:
+            _join(connection, snapshot)
+        with connection.cursor() as cursor:
+            cursor.adbc_statement.set_options(**{HINT: str(BLOCK)})
+            cursor.execute(text)
+            for batch in cursor.fetch_record_batch():
+                columns = [column.cast(one.type) for column, one in zip(batch.columns, schema, strict=True)]
+                yield pa.RecordBatch.from_arrays(columns, schema=schema)
 
-    def __init__(self, connection: psycopg.Connection[Any], statement: str, params: Mapping[str, Any]) -> None:
-        super().__init__()
-        text = psycopg.ClientCursor(connection).mogrify(statement, params) if params else statement
-        self._libpq = connection.pgconn
-        self._encoding = connection.info.encoding
-        self._held: bytes | memoryview = b""
-        self._ended = False
-        self._expect(self._libpq.exec_(text.encode()), ExecStatus.COPY_OUT)
 
-    def readable(self) -> bool:
-        """Return that it is."""
-        return True
+def _join(connection: Connection, snapshot: str) -> None:
+    from adbc_driver_manager import Error
 
-    def empty(self) -> bool:
-        """Return whether nothing is left."""
-        if not self._held and not self._ended:
-            count, self._held = self._libpq.get_copy_data(0)
-            if count < 0:
-                self._end()
-        return self._ended
+    with connection.cursor() as cursor:
+        cursor.execute(ONE_STATE)
+        try:
+            cursor.execute(f"SET TRANSACTION SNAPSHOT '{snapshot}'")
+        except Error as error:
+            raise gone(snapshot, error) from None
 
-    def read(self, size: int = -1) -> bytes:
-        """Return the next rows, as many as fit into ``size`` bytes; a larger row in pieces; nothing at the end."""
-        if self.empty():
-            return b""
-        row, room = self._held, size
-        parts: list[bytes | memoryview] = []
-        take = self._libpq.get_copy_data
-        while len(row) <= room:
-            parts.append(row)
-            room -= len(row)
-            count, row = take(0)
-            if count < 0:
-                self._end()
-                return b"".join(parts)
-        if not parts:
-            parts, row = [row[:room]], row[room:]
-        self._held = row
-        return b"".join(parts)
 
-    def _end(self) -> None:
-        self._ended, self._held = True, b""
-        while result := self._libpq.get_result():
-            self._expect(result, ExecStatus.COMMAND_OK)
-
-    def _expect(self, result: Any, status: ExecStatus) -> None:
-        if result.status != status:
-            raise psycopg.errors.error_from_result(result, encoding=self._encoding)
+def gone(snapshot: str, error: Exception) -> PipelineError:
+    """Return the error of a snapshot that the server does not know."""
+    return PipelineError(
+        f"The snapshot {snapshot!r} is gone ({str(error).strip()}). Use the DataFrame inside its `with "
+        "open_snapshot(database) as snapshot:` block, on the same server and database."
+    )

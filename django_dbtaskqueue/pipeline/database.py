@@ -7,16 +7,19 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import quote, unquote, urlencode, urlsplit
 
 import psycopg
-from psycopg.conninfo import conninfo_to_dict
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from django_dbtaskqueue.exceptions import PipelineError
 from django_dbtaskqueue.flow.sql.base import Tables
 from django_dbtaskqueue.flow.sql.dialects import DIALECTS, Dialect
 from django_dbtaskqueue.flow.sql.statements import Statements
+
+if TYPE_CHECKING:
+    from adbc_driver_manager.dbapi import Connection
 
 Vendor = Literal["postgresql", "sqlite"]
 FORMS = "postgresql://USER:PASSWORD@HOST:PORT/NAME?OPTION=VALUE or sqlite:///PATH"
@@ -102,16 +105,32 @@ class Database:
         with closing(self.connect()) as connection:
             yield Link(connection, postgresql=self.vendor == "postgresql")
 
-    def _postgresql(self) -> psycopg.Connection[Any]:
-        ours = {"connect_timeout": "10", "application_name": "dbtaskqueue-pipeline"}
+    def connect_arrow(self) -> Connection:
+        """Return a new connection of ADBC's to PostgreSQL, in autocommit; `PipelineError` as `connect`."""
+        import adbc_driver_postgresql.dbapi as adbc
+
         try:
-            connection = psycopg.connect(autocommit=True, **{**ours, **self.conninfo})  # type: ignore[arg-type]
+            connection: Connection = adbc.connect(make_conninfo("", **self._keywords), autocommit=True)
+        except adbc.Error as error:
+            raise self._unusable(error) from None
+        return connection
+
+    @property
+    def _keywords(self) -> dict[str, Any]:
+        return {"connect_timeout": "10", "application_name": "dbtaskqueue-pipeline", **self.conninfo}
+
+    def _unusable(self, error: Exception) -> PipelineError:
+        return PipelineError(
+            f"The database {self.url_without_password} cannot be used: {str(error).strip()}. Check that the "
+            "server runs, that this host may reach it, and the user and password."
+        )
+
+    def _postgresql(self) -> psycopg.Connection[Any]:
+        try:
+            connection = psycopg.connect(autocommit=True, **self._keywords)
             connection.execute(SESSION)
         except psycopg.Error as error:
-            raise PipelineError(
-                f"The database {self.url_without_password} cannot be used: {str(error).strip()}. Check that the "
-                "server runs, that this host may reach it, and the user and password."
-            ) from None
+            raise self._unusable(error) from None
         return connection
 
     def _sqlite(self) -> sqlite3.Connection:

@@ -26,7 +26,7 @@ def one_paragraph(error: BaseException) -> str:
     text = f"{kind.__name__}: {str(error) or 'no message'}"
     if kind.__module__.startswith(("pyspark", "py4j")):
         text = _spark(str(error))
-    elif kind.__module__.startswith(("psycopg", "sqlite3")):
+    elif kind.__module__.startswith(("psycopg", "sqlite3", "adbc")):
         text = f"The database says: {error}. Check that it runs, that its address is right, and that it is migrated"
     text = JAVA_NOISE.sub("", text).strip()
     return without_secrets(re.sub(r"\s*\n\s*", " ", text).rstrip(".") + ".")

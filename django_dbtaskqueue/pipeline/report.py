@@ -70,7 +70,7 @@ def compute(context: Context, period: Period) -> dict[str, pa.Table]:
 
 
 def _computed(context: Context, period: Period, tasks: DataFrame, attempts: DataFrame) -> dict[str, pa.Table]:
-    tasks = T.slim(tasks).persist()  # seven passes go over it, and a lake has many files to open
+    # Five passes go over the tasks, of few columns each: to read those from the lake again costs less than to keep all.
     hours, histogram = T.hours(tasks, context.options["objective"]).persist(), T.histogram(tasks).persist()
     chosen = period.only(hours)
     by_queue = T.service_levels(chosen, T.percentiles(histogram, "queue"), "queue").persist()
@@ -91,7 +91,7 @@ def _computed(context: Context, period: Period, tasks: DataFrame, attempts: Data
         }
         return dict(_collected(context, plans))
     finally:
-        for frame in (by_queue, histogram, hours, tasks):
+        for frame in (by_queue, histogram, hours):
             frame.unpersist()
 
 

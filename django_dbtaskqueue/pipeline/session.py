@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from django_dbtaskqueue.exceptions import PipelineError
 from django_dbtaskqueue.pipeline.class_data import ClassData
+from django_dbtaskqueue.pipeline.interrupts import held
 from django_dbtaskqueue.pipeline.java import find_java as java_below
 from django_dbtaskqueue.pipeline.java import put
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["find_java", "scratch", "spark_session"]
 
+PACKAGES = ("pyspark", "pandas", "pyarrow", "psycopg", "adbc_driver_postgresql")
 EXTRA = 'pip install "django-dbtaskqueue[spark]"'
 PACKAGE_ROOT = str(Path(__file__).resolve().parents[2])
 
@@ -38,6 +40,10 @@ DEFAULTS = {
     "spark.sql.python.filterPushdown.enabled": "true",
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.parquet.compression.codec": "zstd",
+    # A lake is on a mounted file system: a Spark task for each of its files, to look it up, costs more than it saves.
+    "spark.sql.sources.parallelPartitionDiscovery.threshold": "100000",
+    # Percentiles by queue and hour: of so many groups a Spark task holds all at once, before it takes to sorting.
+    "spark.sql.objectHashAggregate.sortBased.fallbackThreshold": "2048",
 }
 LOCAL_DEFAULTS = {
     "spark.ui.enabled": "false",
@@ -68,8 +74,9 @@ def spark_session(
     """Return the running session, else start one on ``master`` with ``memory`` for the driver.
 
     ``conf`` is laid over the defaults; its ``spark.driver.extraJavaOptions`` are added to ours. With a running
-    session only those of its settings that can change at run time take effect. Raises `PipelineError`, which names what
-    to install, when Java, PySpark or one of its companions is missing.
+    session only those of its settings that can change at run time take effect. Ctrl-C raises KeyboardInterrupt, after
+    the start if it comes within (a second one at once); PySpark's own handler of the signal is not kept. Raises
+    `PipelineError`, which names what to install, when Java, PySpark or one of its companions is missing.
     """
     _require_packages()
     from pyspark.sql import SparkSession
@@ -83,7 +90,7 @@ def spark_session(
     builder = SparkSession.builder.master(master).appName(app_name)
     for name, value in settings.items():
         builder = builder.config(name, value)
-    with _environment(_launch_environment(java, local=master.startswith("local"))):
+    with _environment(_launch_environment(java, local=master.startswith("local"))), held():
         try:
             session = builder.getOrCreate()
         except Exception as error:  # whatever the launcher raises, its reader wants to know which Java it was
@@ -119,7 +126,7 @@ def scratch() -> Path:
 
 
 def _require_packages() -> None:
-    missing = [name for name in ("pyspark", "pandas", "pyarrow", "psycopg") if find_spec(name) is None]
+    missing = [name for name in PACKAGES if find_spec(name) is None]
     if missing:
         raise PipelineError(f"The pipeline needs {', '.join(missing)}, which this Python has not: {EXTRA}")
     if shutil.which("bash") is None:

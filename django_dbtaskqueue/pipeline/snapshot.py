@@ -6,15 +6,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from django_dbtaskqueue.flow.sql.streaming import HORIZON
 from django_dbtaskqueue.pipeline.database import Database
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The name of a state of ``database``; None on SQLite, which reads in one statement."""
+    """The name of a state of ``database``; None on SQLite, which reads in one statement.
+
+    ``horizon``: all transactions below this number had ended by then.
+    """
 
     database: Database
     name: str | None
+    horizon: int | None = None
 
 
 @contextmanager
@@ -30,4 +35,4 @@ def open_snapshot(database: Database) -> Iterator[Snapshot]:
     with database.open() as link, link.transaction():
         link.run("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
         link.run("SET LOCAL idle_in_transaction_session_timeout = 0")
-        yield Snapshot(database, link.run("SELECT pg_export_snapshot()")[0][0])
+        yield Snapshot(database, link.run("SELECT pg_export_snapshot()")[0][0], link.run(HORIZON)[0][0])

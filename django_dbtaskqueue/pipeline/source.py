@@ -158,7 +158,7 @@ def read_tasks(
     so are comparisons of these columns in a later ``where``.
 
     Each action reads one state of the database. With ``snapshot`` (see ``open_snapshot``) that is the snapshot's, and
-    the rows come in partitions of 250,000 ids; without one it is the state when the action starts, in one partition.
+    the rows come in partitions of 500,000 ids; without one it is the state when the action starts, in one partition.
     """
     register(spark, database)
     reader = spark.read.format(NAME).schema(schema_of(table, columns))

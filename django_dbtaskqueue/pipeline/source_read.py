@@ -11,7 +11,6 @@ from typing import Any
 
 import psycopg
 import pyarrow as pa
-import pyarrow.csv
 from pyspark.sql.datasource import (
     DataSourceReader,
     EqualTo,
@@ -35,8 +34,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from django_dbtaskqueue.exceptions import PipelineError
-from django_dbtaskqueue.pipeline.copying import CopyStream
+from django_dbtaskqueue.pipeline.copying import copied, gone
 from django_dbtaskqueue.pipeline.database import Database, Link
 
 ARROW: dict[type[DataType], pa.DataType] = {
@@ -56,10 +54,8 @@ OPERATORS: dict[type[Filter], str] = {
     In: "in",
 }
 PUSHED_TEXTS = ("queue_name", "status")
-SLICE = 250_000  # ids of one partition
-BLOCK = 1024 * 1024  # bytes of CSV made into one record batch
+SLICE = 500_000  # ids of one partition
 ROWS = 10_000  # rows of a record batch from SQLite
-SINGLE_LINE = {"queue_name", "status"}
 Condition = tuple[str, str, Any]  # column, operator, value
 
 
@@ -172,20 +168,14 @@ class TaskReader(DataSourceReader):
 @contextmanager
 def joined(link: Link, snapshot: str | None) -> Iterator[None]:
     """A transaction that only reads, in the state of the database that ``snapshot`` names, if any."""
-    if not link.postgresql:
-        with link.transaction():
-            yield
-        return
     with link.transaction():
-        link.run("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+        if link.postgresql:
+            link.run("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
         if snapshot:
             try:
                 link.run(f"SET TRANSACTION SNAPSHOT '{snapshot}'")
             except psycopg.Error as error:
-                raise PipelineError(
-                    f"The snapshot {snapshot!r} is gone ({str(error).strip()}). Use the DataFrame inside its `with "
-                    "open_snapshot(database) as snapshot:` block, on the same server and database."
-                ) from None
+                raise gone(snapshot, error) from None
         yield
 
 
@@ -198,35 +188,20 @@ def read_slice(
     where, params = selection.where(database, part)
     if also:
         where = f"{where} AND {also}" if where else f" WHERE {also}"
+    if database.vendor == "postgresql":
+        # Text of every kind, JSON among it, travels as it is printed.
+        texts = {field.name for field in selection.schema if isinstance(field.dataType, StringType)}
+        columns = [f"{name}::text" if name in texts else name for name in selection.schema.names]
+        query = f"SELECT {', '.join(columns)} FROM {selection.table}{where}"
+        yield from copied(database, query, params, _arrow(selection.schema), snapshot)
+        return
     query = f"SELECT {', '.join(selection.schema.names)} FROM {selection.table}{where}"
-    with database.open() as link, joined(link, snapshot):
-        yield from (_copied if link.postgresql else _fetched)(link, query, params, selection.schema)
+    with database.open() as link, joined(link, None):
+        yield from _fetched(link, query, params, selection.schema)
 
 
-def _copied(link: Link, query: str, params: Mapping[str, Any], schema: StructType) -> Iterator[pa.RecordBatch]:
-    stream = CopyStream(link.connection, f"COPY ({query}) TO STDOUT (FORMAT csv)", params)
-    if stream.empty():
-        return  # the CSV reader takes an empty stream for a fault
-    yield from pyarrow.csv.open_csv(
-        stream,
-        read_options=pyarrow.csv.ReadOptions(column_names=schema.names, block_size=BLOCK),
-        parse_options=pyarrow.csv.ParseOptions(
-            # A row of one column that is NULL is an empty line.
-            newlines_in_values=not SINGLE_LINE.issuperset(_texts(schema)),
-            ignore_empty_lines=False,
-        ),
-        convert_options=pyarrow.csv.ConvertOptions(
-            column_types={field.name: ARROW[type(field.dataType)] for field in schema},
-            null_values=[""],
-            strings_can_be_null=True,
-            quoted_strings_can_be_null=False,
-            check_utf8=False,
-        ),
-    )
-
-
-def _texts(schema: StructType) -> list[str]:
-    return [field.name for field in schema if isinstance(field.dataType, StringType)]
+def _arrow(schema: StructType) -> pa.Schema:
+    return pa.schema([(field.name, ARROW[type(field.dataType)]) for field in schema])
 
 
 def _fetched(link: Link, query: str, params: Mapping[str, Any], schema: StructType) -> Iterator[pa.RecordBatch]:

@@ -56,12 +56,6 @@ def as_of(tasks: DataFrame, until: datetime) -> DataFrame:
     )
 
 
-def slim(tasks: DataFrame) -> DataFrame:
-    """Return what the report reads of tasks (`COLUMNS`), without the results of those that did not fail."""
-    failed = F.when(F.col("status").isin(str(ERROR), str(POISON)), F.col("process_result"))
-    return tasks.select(*(failed.alias(name) if name == "process_result" else name for name in COLUMNS))
-
-
 def measured(tasks: DataFrame) -> DataFrame:
     """Return queue, status, attempts, retries, and in microseconds: created, ended (null if not), wait, run, lead."""
     times = tasks.select(
@@ -90,42 +84,53 @@ def measured(tasks: DataFrame) -> DataFrame:
 def hours(tasks: DataFrame, objectives: Sequence[Objective] = ()) -> DataFrame:
     """Return counts and seconds (`COUNTS`) by queue and hour, a whole number of hours since 1970."""
     rows = measured(tasks)
-    arrived = rows.groupBy("queue", hour_of(F.col("created")).alias("hour")).agg(F.count("*").alias("arrived"))
     within = _by_queue({queue: one.within and _micros(one) for queue, one in by_queue(objectives).items()}, "bigint")
     completed = F.col("status") == str(COMPLETED)
-    good = completed & (within.isNull() | (F.col("lead") <= within))
-    ended = (
-        rows.where(F.col("ended").isNotNull())
-        .groupBy("queue", hour_of(F.col("ended")).alias("hour"))
-        .agg(
-            F.count("*").alias("ended"),
-            F.count_if(completed).alias("completed"),
-            F.count_if(F.col("status") == str(ERROR)).alias("errors"),
-            F.count_if(F.col("status") == str(POISON)).alias("poisoned"),
-            F.count_if(good).alias("good"),
-            F.sum("attempts").alias("attempts"),
-            F.count_if(F.col("retries") > 0).alias("retried"),
-            F.sum("retries").alias("retries"),
-            (F.sum("run") / 1_000_000).alias("run_seconds"),
-            (F.sum(F.when(completed, F.col("run"))) / 1_000_000).alias("useful_seconds"),
-        )
+    sums = {
+        "ended": F.count("*"),
+        "completed": F.count_if(completed),
+        "errors": F.count_if(F.col("status") == str(ERROR)),
+        "poisoned": F.count_if(F.col("status") == str(POISON)),
+        "good": F.count_if(completed & (within.isNull() | (F.col("lead") <= within))),
+        "attempts": F.sum("attempts"),
+        "retried": F.count_if(F.col("retries") > 0),
+        "retries": F.sum("retries"),
+        "run_seconds": F.sum("run"),
+        "useful_seconds": F.sum(F.when(completed, F.col("run"))),
+    }
+    # Both hours in one pass over the tasks: most of them end in the hour they arrive in, or in the next.
+    both = rows.groupBy("queue", hour_of(F.col("created")).alias("came"), hour_of(F.col("ended")).alias("went")).agg(
+        F.count("*").alias("arrived"), *(value.alias(name) for name, value in sums.items())
     )
-    counts = [F.coalesce(F.col(name), F.lit(0)).alias(name) for name in COUNTS]
-    return arrived.join(ended, ["queue", "hour"], "full").select("queue", "hour", *counts)
+    nothing = [F.lit(0).cast("bigint").alias(name) for name in sums]
+    arrivals = F.struct(F.col("came").alias("hour"), "arrived", *nothing)
+    ends = F.struct(F.col("went").alias("hour"), F.lit(0).cast("bigint").alias("arrived"), *sums)
+    parts = both.select("queue", F.explode(F.array(arrivals, F.when(F.col("went").isNotNull(), ends))).alias("part"))
+    counted = (
+        parts.where(F.col("part").isNotNull())
+        .select("queue", "part.*")
+        .groupBy("queue", "hour")
+        .agg(*(F.coalesce(F.sum(name), F.lit(0)).alias(name) for name in COUNTS))
+    )
+    return counted.select(
+        "queue", "hour",
+        *((F.col(name) / 1_000_000).alias(name) if name.endswith("_seconds") else F.col(name) for name in COUNTS),
+    )  # fmt: skip
 
 
 def histogram(tasks: DataFrame) -> DataFrame:
     """Return queue, measure (``wait`` or ``run``), bucket, tasks, seconds: of all hours together."""
-
-    def place(measure: str) -> DataFrame:
-        return (
-            measured(tasks)
-            .where(F.col("ended").isNotNull() & F.col(measure).isNotNull())
-            .groupBy("queue", F.lit(measure).alias("measure"), bucket(F.col(measure)).alias("bucket"))
-            .agg(F.count("*").alias("tasks"), (F.sum(measure) / 1_000_000).alias("seconds"))
-        )
-
-    return place("wait").unionByName(place("run")).select("queue", "measure", "bucket", "tasks", "seconds")
+    each = F.array(*(F.struct(F.lit(time).alias("measure"), F.col(time).alias("micros")) for time in TIMES))
+    return (
+        measured(tasks)
+        .where(F.col("ended").isNotNull())
+        .select("queue", F.explode(each).alias("part"))
+        .select("queue", "part.measure", "part.micros")
+        .where(F.col("micros").isNotNull())
+        .groupBy("queue", "measure", bucket(F.col("micros")).alias("bucket"))
+        .agg(F.count("*").alias("tasks"), (F.sum("micros") / 1_000_000).alias("seconds"))
+        .select("queue", "measure", "bucket", "tasks", "seconds")
+    )
 
 
 def hour_of(micros: Column) -> Column:

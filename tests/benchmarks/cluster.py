@@ -3,7 +3,8 @@
 A standalone cluster of workers of one core each, on this machine; a poller with ``--executor spark``; processors that
 keep a core busy. The rate is that of the middle eight tenths of the tasks, so that neither the start of executors nor
 the last partition counts. Both sizes take turns ``--runs`` times; the medians are compared. The workers share the
-machine's cores with Spark's driver, its daemons, the poller and PostgreSQL.
+machine's cores with Spark's driver, its daemons, the poller and PostgreSQL. With ``--nap MS`` the processors wait so
+long instead of working: whether two workers have tasks at the same time shows on a busier machine, too.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from tests.contrib.clusters import SETTINGS, Cluster
 
 FILL = """
 INSERT INTO dbtaskqueue_task (queue_name, reference_number, payload)
-SELECT 'grind', i::text, to_jsonb(%(work)s::int) FROM generate_series(1, %(tasks)s) AS i
+SELECT %(queue)s, i::text, to_jsonb(%(work)s::int) FROM generate_series(1, %(tasks)s) AS i
 """
 RATE = """
 SELECT count(*)::float8 / extract(epoch FROM max(finish_time) - min(finish_time)) FROM (
@@ -36,26 +37,28 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tasks", type=int, default=1000)
     parser.add_argument("--work", type=int, default=1_000_000, help="how far a task counts")
+    parser.add_argument("--nap", type=int, default=0, metavar="MS", help="tasks wait so many milliseconds instead")
     parser.add_argument("--runs", type=int, default=1)
     options = parser.parse_args()
+    queue, work = ("nap", options.nap) if options.nap else ("grind", options.work)
     rates: dict[int, list[float]] = {1: [], 2: []}
     with serving() as server:
         for _ in range(options.runs):
             for workers, found in rates.items():
-                found.append(measured(server, workers, options.tasks, options.work))
+                found.append(measured(server, workers, options.tasks, queue, work))
                 print(f"{workers} worker(s): {found[-1]:.1f} tasks/s", flush=True)
     one, two = (statistics.median(found) for found in rates.values())
     print(f"two workers: {two / one:.2f} x one")
 
 
-def measured(server: Server, workers: int, tasks: int, work: int) -> float:
+def measured(server: Server, workers: int, tasks: int, queue: str, work: int) -> float:
     """Return the tasks per second of a poller on a cluster of so many workers."""
     server.run("TRUNCATE dbtaskqueue_task")
-    server.run(FILL, {"tasks": tasks, "work": work})
+    server.run(FILL, {"tasks": tasks, "queue": queue, "work": work})
     server.calm("dbtaskqueue_task")
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         cluster = Cluster(stack, Path(folder), workers)
-        poller = [sys.executable, str(REPOSITORY / "manage.py"), "runtaskpoller", "--queue", "grind", "--drain"]
+        poller = [sys.executable, str(REPOSITORY / "manage.py"), "runtaskpoller", "--queue", queue, "--drain"]
         spark = ["--executor", "spark", "--master", cluster.url, "--worker-env", "DATABASE_URL"]
         settings = [part for setting in SETTINGS for part in ("--conf", f"spark.{setting}")]
         subprocess.run([*poller, *spark, *settings], cwd=REPOSITORY, check=True)

@@ -28,6 +28,9 @@ from tests.support import eventually, until
 PATIENT = {"max_attempts": 100, "lease": "2s"}  # attempts that the storm takes are not the task's fault
 MOST_LINES = 20  # of a poller's log, per outage
 RESUME = 3.0  # seconds from the server's return to the next task, and a poll
+WAITING = (
+    "SELECT count(*) FROM pg_locks JOIN pg_stat_activity USING (pid) WHERE NOT granted AND datname = current_database()"
+)
 
 
 @contextmanager
@@ -244,6 +247,6 @@ def test_outcomes_that_could_not_be_flushed_die_with_their_poller_and_are_made_a
 
 
 def waiting(cursor: Any) -> int:
-    """Return how many statements wait for a lock."""
-    cursor.execute("SELECT count(*) FROM pg_locks WHERE NOT granted")
+    """Return how many of this database's statements wait for a lock."""
+    cursor.execute(WAITING)
     return int(cursor.fetchone()[0])

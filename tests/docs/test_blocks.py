@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
+SPARK = re.compile(r"^import pyspark|spark_session\(|\"runtaskpipeline\"", re.MULTILINE)
 # What must have come of the README's four steps: a view's order is invoiced by a poller.
 README_AFTER = """
 from django.core.management import call_command
@@ -50,6 +51,8 @@ def reader(
         shutil.copytree(Path(__file__).parent / "existing_project", folder)
     else:
         folder.mkdir()
+    if SPARK.search(page.read_text()):
+        request.getfixturevalue("spark")  # what the page asks for is then the session that runs
     yield Reader(page, folder, postgres_process_database, settings)
     notifier.flush()
 

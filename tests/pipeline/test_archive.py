@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import duckdb
 import pytest
-from django.db import transaction
+from django.db import connection, transaction
 from django.db.models.functions import Now
 from pyspark import TaskContext
 from pyspark.sql import functions as F
@@ -121,6 +121,42 @@ def test_a_task_changed_meanwhile_stays_and_does_not_count_in_the_lake(
     assert set(Attempt.objects.values_list("task_id", flat=True)) == stayed
     assert not {row.id for row in read_lake(spark, folder).collect()} & stayed
     assert read_lake(spark, folder, table="attempts").count() == 0
+
+
+def test_a_task_reprocessed_while_the_delete_waits_for_it_stays(
+    spark: SparkSession, pg: Database, folder: Path
+) -> None:
+    fill()
+    again = Task.objects.filter(status="ERROR").first()
+    assert again is not None
+    before = Census.of(folder)
+    changed, ended = threading.Event(), threading.Event()
+
+    def change() -> None:
+        with transaction.atomic(), connection.cursor() as cursor:
+            assert Task.objects.filter(pk=again.pk).reprocess() == 1
+            changed.set()
+            waiting = 0
+            while not waiting and not ended.wait(0.01):
+                cursor.execute("SELECT count(*) FROM pg_locks WHERE NOT granted AND locktype = 'transactionid'")
+                waiting = cursor.fetchone()[0]
+
+    with actors(1) as (operator,):
+        held: list[Any] = []
+
+        def meddle(step: str, _done: int, _total: int) -> None:
+            if step == "delete" and not held:
+                held.append(operator.do(change))
+                assert changed.wait(30)
+
+        done = archive(spark, pg, folder, source="task", progress=meddle)
+        ended.set()
+        held[0].result(30)
+
+    assert done["withdrawn"] == 1
+    assert [(task.pk, task.status) for task in Task.objects.all()] == [(again.pk, "CREATED")]
+    assert set(Attempt.objects.values_list("task_id", flat=True)) == {again.pk}
+    assert Census.of(folder) == before
 
 
 def test_with_its_database_the_lake_shows_each_task_once_at_every_step(

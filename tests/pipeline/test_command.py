@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import os
 import re
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from django.core.management import CommandError, call_command
+from py4j import java_gateway
 
 from django_dbtaskqueue.exceptions import CheckFailed, PipelineError
 from django_dbtaskqueue.management.commands.runtaskpipeline import database_of_alias
 from django_dbtaskqueue.models import Queue
-from django_dbtaskqueue.pipeline import command_line, jobs
+from django_dbtaskqueue.pipeline import command_line, interrupts, jobs
 from django_dbtaskqueue.pipeline.arguments import Argument
 from django_dbtaskqueue.pipeline.command_line import Face, perform
 from tests.conftest import REPOSITORY
@@ -50,6 +52,11 @@ class Echo(jobs.Job):
                 raise KeyboardInterrupt
             case "failed":
                 raise PipelineError("It failed. Try again.")
+            case "cut off":
+                try:
+                    raise KeyboardInterrupt
+                finally:
+                    raise PipelineError("The connection broke.")  # as a rollback does that finds no connection any more
             case "broken":
                 raise ZeroDivisionError("by\nzero")
             case "found":
@@ -90,6 +97,7 @@ def test_a_result_is_lines_or_json(tmp_path: Path) -> None:
         ("broken", 1, "ZeroDivisionError: by zero."),
         ("found", 3, "One fault."),
         ("interrupted", 130, "Interrupted."),
+        ("cut off", 130, "Interrupted."),
     ],
 )
 def test_each_end_has_its_exit_code_and_one_paragraph(end: str, code: int, said: str) -> None:
@@ -168,11 +176,18 @@ def test_the_database_is_django_s(database: Database) -> None:
     assert database_of_alias(None) == database
 
 
+CHEAP = (  # of Spark's start
+    *("--master", "local[1]"),
+    *("--conf", "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1"),
+    *("--conf", "spark.sql.shuffle.partitions=1"),
+)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_ctrl_c_ends_a_process_without_a_stack_trace(sqlite_process_database: ProcessDatabase) -> None:
     make_task("COMPLETED")
-    command = [sys.executable, str(REPOSITORY / "manage.py"), "runtaskpipeline", "report", "--no-store"]
+    command = [sys.executable, str(REPOSITORY / "manage.py"), "runtaskpipeline", "report", "--no-store", *CHEAP]
     process = subprocess.Popen(
         command, env=sqlite_process_database.env, cwd=REPOSITORY, text=True, stdout=subprocess.PIPE,
         stderr=subprocess.PIPE, start_new_session=True,
@@ -181,7 +196,7 @@ def test_ctrl_c_ends_a_process_without_a_stack_trace(sqlite_process_database: Pr
     killer.start()
     assert process.stderr is not None
     said = []
-    for line in process.stderr:
+    for line in process.stderr:  # to its end: no process that Spark has started may stay
         said.append(line)
         if line.startswith("reading tasks"):
             os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to Spark's processes too
@@ -190,3 +205,56 @@ def test_ctrl_c_ends_a_process_without_a_stack_trace(sqlite_process_database: Pr
     assert process.returncode == 130, "".join(said)
     assert said[-1].startswith("Interrupted. What was finished stays")
     assert "Traceback" not in "".join(said)
+
+
+@pytest.fixture
+def handler() -> Iterator[Any]:
+    """Python's own, also where the tests run in the background of a shell, which ignores the signal."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield signal.default_int_handler
+    signal.signal(signal.SIGINT, before)
+
+
+def test_ctrl_c_waits_for_what_must_not_be_cut_off(handler: Any) -> None:
+    """Whatever handler the block sets, as PySpark does."""
+    finished = []
+    with pytest.raises(KeyboardInterrupt), interrupts.held():
+        signal.raise_signal(signal.SIGINT)
+        finished.append("start")
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    assert finished == ["start"]
+    assert signal.getsignal(signal.SIGINT) == handler
+    with interrupts.held():
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    assert signal.getsignal(signal.SIGINT) == handler
+
+
+def test_a_second_ctrl_c_does_not_wait(handler: Any) -> None:
+    with pytest.raises(KeyboardInterrupt), interrupts.held():
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        pytest.fail("The second one was held as well.")
+    assert signal.getsignal(signal.SIGINT) == handler
+
+
+def test_only_the_main_thread_is_held() -> None:
+    def run() -> None:
+        with interrupts.held():
+            done.append(threading.current_thread())
+
+    done: list[threading.Thread] = []
+    other = threading.Thread(target=run)
+    other.start()
+    other.join()
+    assert done == [other]
+
+
+def test_what_py4j_raises_it_does_not_log_too(caplog: pytest.LogCaptureFixture) -> None:
+    line = logging.LogRecord("root", logging.ERROR, java_gateway.__file__, 1, "Exception while sending.", (), None)
+    with interrupts.unlogged():
+        logging.getLogger().handle(line)
+        logging.getLogger("py4j.clientserver").error("Exception while closing.")
+        logging.getLogger().error("Ours.")
+    assert caplog.messages == ["Ours."]
+    logging.getLogger().handle(line)
+    assert caplog.messages == ["Ours.", "Exception while sending."]

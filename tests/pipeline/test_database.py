@@ -43,9 +43,11 @@ def test_an_address_of_another_form_is_refused_without_showing_it(url: str) -> N
 
 
 def test_a_database_that_cannot_be_reached_is_named_without_its_password(tmp_path: Path) -> None:
-    with pytest.raises(PipelineError, match=r"postgresql://me@127\.0\.0\.1:1/tasks cannot be used") as error:
-        Database.from_url("postgresql://me:canary@127.0.0.1:1/tasks").connect()
-    assert "canary" not in str(error.value)
+    nowhere = Database.from_url("postgresql://me:canary@127.0.0.1:1/tasks")
+    for connect in (nowhere.connect, nowhere.connect_arrow):
+        with pytest.raises(PipelineError, match=r"postgresql://me@127\.0\.0\.1:1/tasks cannot be used") as error:
+            connect()
+        assert "canary" not in str(error.value)
     with pytest.raises(PipelineError, match="cannot be used"):
         Database.from_url(f"sqlite:///{tmp_path}/none.sqlite3").connect()
     assert list(tmp_path.iterdir()) == []

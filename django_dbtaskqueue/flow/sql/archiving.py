@@ -1,7 +1,9 @@
 """Out of the database into the lake: what the archive freezes, and what it deletes once the lake holds it.
 
-The rows exported stand in the temporary tables ``archived_key`` (tasks) and ``archived_attempt``; a delete takes those
-among them that are still what was exported, by id, fencing token, status and time of the last update.
+Mostly nobody has written to any row of a batch since its export, which the rows themselves say: then ``remove_old``
+deletes them by the batch's own predicate. Else the rows exported stand in the temporary tables ``archived_key`` (tasks)
+and ``archived_attempt``, and a delete takes those among them that are still what was exported, by id, fencing token,
+status and time of the last update.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 from functools import cached_property
 
 from django_dbtaskqueue.flow.sql.base import Group
+from django_dbtaskqueue.flow.sql.streaming import older
 from django_dbtaskqueue.status import sql_sources
 
 BATCH = '"dbtaskqueue_archivebatch"'
@@ -41,12 +44,37 @@ class Archiving(Group):
         table = {"task": self.tables.task, "history": self.tables.history}[source]
         sql = (
             f"SELECT min(x.id), max(x.id), count(*) FROM (SELECT id FROM {table} WHERE id > %(after)s"
-            f" AND status IN ({FINISHED}) AND {self.dialect.one_of('status', 'statuses')}"
-            f" AND coalesce(finish_time, last_update_time) < {self.dialect.time('%(cutoff)s')}"
-            f" AND (%(every)s OR {self.dialect.one_of('queue_name', 'queues')})"
-            " ORDER BY id LIMIT %(limit)s) AS x"
+            f" AND {self._wanted} ORDER BY id LIMIT %(limit)s) AS x"
         )
         return self.tables.rename(sql) if source == "task" else sql
+
+    @property
+    def _wanted(self) -> str:
+        """The test for rows that a batch takes."""
+        return (
+            f"status IN ({FINISHED}) AND {self.dialect.one_of('status', 'statuses')}"
+            f" AND coalesce(finish_time, last_update_time) < {self.dialect.time('%(cutoff)s')}"
+            f" AND (%(every)s OR {self.dialect.one_of('queue_name', 'queues')})"
+        )
+
+    def remove_old(self, source: str, horizon: int) -> str:
+        """Delete the rows of a batch that were last written before ``horizon``; return (number, sum of the
+        tasks' ids, their exclusive or, sum of the total attempts).
+
+        Whatever it deletes stood in a snapshot of that horizon, word for word. PostgreSQL only.
+        """
+        table, key = {"task": (self.tables.task, "id"), "history": (self.tables.history, "task_id")}[source]
+        sql = (
+            f"WITH gone AS (DELETE FROM {table} WHERE id BETWEEN %(first_id)s AND %(last_id)s AND {self._wanted}"
+            f" AND {older(horizon)} RETURNING {key} AS k, total_attempt AS n)"
+            " SELECT count(*), coalesce(sum(k), 0), coalesce(bit_xor(k), 0), coalesce(sum(n), 0) FROM gone"
+        )
+        return self.tables.rename(sql) if source == "task" else sql
+
+    @cached_property
+    def remove_exported_attempts(self) -> str:
+        """Delete all the failed attempts exported."""
+        return f"DELETE FROM {self.tables.attempt} WHERE id IN (SELECT id FROM archived_attempt)"
 
     @cached_property
     def attempts_in(self) -> str:

@@ -23,6 +23,15 @@ def window(since: int, until: int, *, finished: bool) -> str:
     return " AND ".join(tests)
 
 
+def older(horizon: int) -> str:
+    """Return the test for rows last written by transactions below ``horizon``, 64 bits wide.
+
+    It fails for all rows once so many transactions have begun since that a younger row could pass for an older one.
+    """
+    ahead = f"pg_snapshot_xmax(pg_current_snapshot())::text::bigint - {horizon}"
+    return f"{ahead} < {ROUND // 2} AND {_distance(horizon)} >= {ROUND // 2}"
+
+
 def _distance(start: int) -> str:
     """Return how many transactions after ``start`` a row was written, all the way round."""
     return f"mod(xmin::text::bigint - {start % ROUND} + {ROUND}, {ROUND})"
