@@ -11,6 +11,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from time import monotonic
 from typing import Any
@@ -75,7 +76,7 @@ class Notifier:
                 session.repeat(SEND, {"queues": sorted(queues)})
             except Exception as error:  # whatever it is: a thread that died would leave this process without wake-ups
                 logger.debug("Wake-up of %s not sent, polling will find the tasks: %s", queues, error)
-                session.connection.close()
+                _close(session)
             owed += SHARE * (monotonic() - begun)
             threading.Event().wait(min(max(owed, COALESCE), MOST))
 
@@ -86,13 +87,18 @@ class Notifier:
             while not self._pending:
                 left = idle_since + self._linger - monotonic()
                 if left <= 0:
-                    session.connection.close()
+                    _close(session)
                     self._thread = None
                     self._changed.notify_all()
                     return set()
                 self._changed.wait(left)
             queues, self._pending = self._pending, set()
             return queues
+
+
+def _close(session: Session) -> None:
+    with suppress(Exception):  # a connection this broken may not even close, and must not end the thread
+        session.connection.close()
 
 
 def _is_for_tests(settings: Mapping[str, Any]) -> bool:
