@@ -222,9 +222,12 @@ class Intake:
             if lane.settings.paused:
                 session.run(session.sql.start_paused, {"queue_name": lane.queue})
             lane.strategy = checkout.strategy_for(session, lane.settings.strategy)
+        line = lane.line_without(without)
+        if self._suspects.around():
+            line.next_walk = checkout.NOW
         return checkout.take(
             session,
-            lane.line_without(without),
+            line,
             strategy=lane.strategy,
             poller_instance=self.instance,
             limit=asked,

@@ -19,6 +19,7 @@ logger = logging.getLogger("django_dbtaskqueue")
 # Seconds a suspect is left alone: what kills mostly kills at once, and the others must not wait long.
 PROBATION = (0.2, 1.0)
 SHARE = 40  # of a lease, within those bounds
+PATIENCE = 5.0  # seconds until those given back are taken to be with another poller
 
 
 class Suspects:
@@ -26,12 +27,17 @@ class Suspects:
 
     def __init__(self, settler: Settler) -> None:
         self._settler = settler
-        self._around = False
+        self._lanes: set[str] = set()  # where some were given back that nobody has seen since
+        self._patience = 0.0  # until when those are waited for
         self._until = 0.0  # when what is held now need not be waited for any more
+
+    def around(self) -> bool:
+        """Whether there are any to be taken one by one, from the front of their line, where they were given back to."""
+        return bool(self._lanes) and monotonic() < self._patience
 
     def limit(self, reserved: int) -> int | None:
         """Return how many tasks the next checkout may take; None is any number. ``reserved``: under way already."""
-        if not self._around:
+        if not self.around():
             return None
         busy = reserved or self._settler.held or self._settler.done
         return 0 if busy and monotonic() < self._until else 1
@@ -44,20 +50,22 @@ class Suspects:
         wanting = move.without_outcome(session, leases)
         suspects = [lease for lease in leases if lease.id in wanting]
         if not suspects:
-            self._around = False
+            if len(leases) == 1:  # of a larger batch, asked for before, it says nothing
+                self._lanes.discard(leases[0].door.key)
             return leases
         innocent = [lease for lease in leases if lease.id not in wanting]
         chosen = suspects[:1] if alone and not innocent and not self._busy() else []
         # Before anything of this batch starts: what is given back later may be charged by a death.
         for queue in {lease.queue for lease in suspects}:
             settle.release(session, [lease for lease in suspects[len(chosen) :] if lease.queue == queue])
-        self._until = monotonic() + _probation(suspects[0])
-        if not self._around:
-            self._around = True
+        if not self.around():
             logger.warning(
                 "Attempts of %s ended without an outcome, as when a process dies: running those tasks one by one",
                 suspects[0].queue,
             )
+        self._lanes.update(lease.door.key for lease in suspects)
+        self._until = monotonic() + _probation(suspects[0])
+        self._patience = monotonic() + PATIENCE
         return innocent + chosen
 
     def _busy(self) -> bool:
