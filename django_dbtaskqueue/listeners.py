@@ -1,8 +1,8 @@
 """Listeners: code of yours that is told what pollers and tasks do, and can never change it.
 
 Subclass ``Listener``, and name the class in ``DBTASKQUEUE["LISTENERS"]`` (dotted paths) or hand an object to
-``register``. Hooks before the work (``picked``, ``started``) are called in the order of registration, hooks after it
-(``executed``, ``crashed``, ``finished``) in reverse, so that the first one registered surrounds all others. What a hook
+``register``. Hooks before the work (``checked_out``, ``started``) are called in the order of registration. Hooks after
+it (``executed``, ``crashed``, ``finished``) are called in reverse: the first listener surrounds all others. What a hook
 raises is logged. The same facts are sent as Django signals, after the listeners (``signals``).
 """
 
@@ -25,7 +25,7 @@ logger = logging.getLogger("django_dbtaskqueue")
 class Listener:
     """Does nothing; override what you want to know. Hooks run on the poller's threads, so be quick."""
 
-    def picked(self, task: Lease) -> None:
+    def checked_out(self, task: Lease) -> None:
         """The task was checked out. It may still be given back before it starts."""
 
     def started(self, task: Lease) -> None:
@@ -52,8 +52,8 @@ class Listener:
     def poller_idle(self, poller: Any) -> None:
         """There is nothing to take and nothing under way; the poller waits."""
 
-    def poller_crashed(self, poller: Any, error: Exception) -> None:
-        """A turn failed, usually because the database is away. The poller goes on by itself."""
+    def poll_failed(self, poller: Any, error: Exception) -> None:
+        """One poll failed, usually because the database is away. The poller goes on."""
 
     def poller_finished(self, poller: Any) -> None:
         """The poller has ended."""

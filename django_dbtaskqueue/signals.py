@@ -11,7 +11,7 @@ from django.dispatch import Signal
 # call, task_ids, using: a verb of the API changed tasks, and that is committed. ``call`` is put, take, ack, release,
 # fail, touch, bury, kick, reprocess, delete, ttl (taken too late to be started) or lease_expired.
 task_changed = Signal()
-task_picked = Signal()  # task: checked out
+task_checked_out = Signal()  # task
 task_started = Signal()  # task: its processor is about to be called
 task_executed = Signal()  # task, outcome: stored, and no Fail
 task_crashed = Signal()  # task, error: a failed attempt is stored, or an outcome came too late (LeaseLost)
@@ -20,5 +20,5 @@ lease_lost = Signal()  # task, verb: an outcome came too late and changed nothin
 poller_started = Signal()  # poller
 poller_executed = Signal()  # poller, tasks: a checkout took so many
 poller_idle = Signal()  # poller: nothing to take, nothing under way
-poller_crashed = Signal()  # poller, error: a turn failed; the poller goes on
+poll_failed = Signal()  # poller, error: one poll failed; the poller goes on
 poller_stopped = Signal()  # poller

@@ -317,8 +317,8 @@ def test_listeners_are_told_as_by_a_poller() -> None:
     told: list[str] = []
 
     class Clerk(listeners.Listener):
-        def picked(self, task: Lease) -> None:
-            told.append("picked")
+        def checked_out(self, task: Lease) -> None:
+            told.append("checked out")
 
         def started(self, task: Lease) -> None:
             told.append("started")
@@ -332,7 +332,7 @@ def test_listeners_are_told_as_by_a_poller() -> None:
     enqueue("told")
     drain("told")
     listeners.unregister(clerk)
-    assert told == ["picked", "started", "executed well"]
+    assert told == ["checked out", "started", "executed well"]
 
 
 @pytest.mark.django_db

@@ -17,13 +17,13 @@ logger = logging.getLogger("django_dbtaskqueue")
 
 ENDINGS = (signals.task_executed, signals.task_crashed, signals.task_finished)
 OF_POLLER = {
-    "started": signals.poller_started,
-    "executed": signals.poller_executed,
-    "idle": signals.poller_idle,
-    "crashed": signals.poller_crashed,
-    "finished": signals.poller_stopped,
+    "poller_started": signals.poller_started,
+    "poller_executed": signals.poller_executed,
+    "poller_idle": signals.poller_idle,
+    "poll_failed": signals.poll_failed,
+    "poller_finished": signals.poller_stopped,
 }
-AFTERWARDS = ("executed", "crashed", "finished")
+AFTERWARDS = ("poller_executed", "poll_failed", "poller_finished")
 
 
 def send(signal: Signal, sender: Any, **facts: Any) -> None:
@@ -40,13 +40,13 @@ def watched() -> bool:
     return bool(listeners.registered) or any(signal.receivers for signal in ENDINGS)
 
 
-def picked(leases: Iterable[Lease]) -> None:
+def checked_out(leases: Iterable[Lease]) -> None:
     """Tasks were checked out."""
-    if not listeners.registered and not signals.task_picked.receivers:
+    if not listeners.registered and not signals.task_checked_out.receivers:
         return
     for lease in leases:
-        listeners.tell("picked", lease)
-        send(signals.task_picked, lease.queue, task=lease)
+        listeners.tell("checked_out", lease)
+        send(signals.task_checked_out, lease.queue, task=lease)
 
 
 def finished(lease: Lease, outcome: Any) -> None:
@@ -79,7 +79,7 @@ def started(lease: Lease) -> None:
 
 def of_poller(hook: str, poller: Any, **facts: Any) -> None:
     """Something happened to a poller (a ``poller.loop.Poller``)."""
-    listeners.tell(f"poller_{hook}", poller, *facts.values(), backwards=hook in AFTERWARDS)
+    listeners.tell(hook, poller, *facts.values(), backwards=hook in AFTERWARDS)
     send(OF_POLLER[hook], poller.instance, poller=poller, **facts)
 
 

@@ -260,7 +260,7 @@ class Intake:
         if "retry" in lane.overrides:
             for lease in leases:
                 lease.policy = lane.settings.retry
-        observe.picked(leases)
+        observe.checked_out(leases)
         self._expect(lane, lane.settings.lease.total_seconds())  # it may be shorter than when renewal was planned
         jobs: list[Job] = []
         special: dict[Processor, list[Lease]] = {}

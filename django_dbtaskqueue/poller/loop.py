@@ -81,7 +81,7 @@ class Poller:
         listeners.load()
         self.state = "ENDING" if self.stopping else "STARTUP"
         registry.watch(self._appeared)
-        observe.of_poller("started", self)
+        observe.of_poller("poller_started", self)
         self._renewer.start()
         for wakeup in self._wakeups:
             wakeup.start()
@@ -137,7 +137,7 @@ class Poller:
             thread.join(timeout=5)
         if self._threads and not closed:
             registry.unwatch(self._appeared)
-            observe.of_poller("finished", self)
+            observe.of_poller("poller_finished", self)
         self.state = "STOPPED"
 
     async def shutdown(self, timeout: timedelta) -> list[Lease]:
@@ -200,7 +200,7 @@ class Poller:
     def _trouble(self, carrier: Carrier, error: Exception) -> None:
         carrier.close()
         connections.close_all()
-        observe.of_poller("crashed", self, error=error)
+        observe.of_poller("poll_failed", self, error=error)
         if self.state in ("STARTUP", "RUNNING"):
             self.state = "WAITING"
             logger.warning("Polling failed, trying again until it works: %s: %s", type(error).__name__, error)
@@ -222,7 +222,7 @@ class Poller:
         if self.intake.take(carrier, *turn):
             self._busy.set()
         if self.counts.started > before:
-            observe.of_poller("executed", self, tasks=self.counts.started - before)
+            observe.of_poller("poller_executed", self, tasks=self.counts.started - before)
         return 0.0
 
     def _pause(self) -> float:
@@ -235,7 +235,7 @@ class Poller:
         if self.intake.spent():
             self.stop()
             return 0.0
-        observe.of_poller("idle", self)
+        observe.of_poller("poller_idle", self)
         now = monotonic()
         return max(0.001, min((lane.next_poll for lane in self.lanes.values() if not lane.over), default=now) - now)
 

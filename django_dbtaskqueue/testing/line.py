@@ -114,7 +114,7 @@ class Line:
             door=self.door,
             tags=sorted(self.tags),
         )
-        observe.picked(taken)
+        observe.checked_out(taken)
         return taken[0] if taken else None
 
     def _find_tags(self) -> bool:

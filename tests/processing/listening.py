@@ -11,7 +11,7 @@ from django_dbtaskqueue.listeners import Listener
 from django_dbtaskqueue.models import Task
 from django_dbtaskqueue.outcomes import Outcome
 
-HOOKS_OF_TASKS = ("picked", "started", "executed", "crashed", "finished")
+HOOKS_OF_TASKS = ("checked_out", "started", "executed", "crashed", "finished")
 
 
 class Diary(Listener):
@@ -24,8 +24,8 @@ class Diary(Listener):
     def write(self, hook: str, task: Lease, *facts: Any) -> None:
         self.book.append((self.name, hook, task.reference, status_of(task), *facts))
 
-    def picked(self, task: Lease) -> None:
-        self.write("picked", task)
+    def checked_out(self, task: Lease) -> None:
+        self.write("checked_out", task)
 
     def started(self, task: Lease) -> None:
         self.write("started", task)
@@ -48,8 +48,8 @@ class Diary(Listener):
     def poller_idle(self, poller: Any) -> None:
         self.book.append((self.name, "poller_idle", poller))
 
-    def poller_crashed(self, poller: Any, error: Exception) -> None:
-        self.book.append((self.name, "poller_crashed", poller, error))
+    def poll_failed(self, poller: Any, error: Exception) -> None:
+        self.book.append((self.name, "poll_failed", poller, error))
 
     def poller_finished(self, poller: Any) -> None:
         self.book.append((self.name, "poller_finished", poller))
@@ -60,7 +60,7 @@ class Diary(Listener):
 
     def of_pollers(self) -> list[tuple[Any, ...]]:
         """Return what it was told of pollers."""
-        return [entry for entry in self.book if entry[1].startswith("poller_")]
+        return [entry for entry in self.book if entry[1].startswith("poll")]
 
 
 def status_of(task: Lease) -> str | None:

@@ -63,7 +63,7 @@ def test_the_life_of_a_task_and_what_is_stored_when_it_is_told(
         pass
     of_task = [entry[1:] for entry in diary.book if entry[2] == "a"]
     assert of_task == [
-        ("picked", "a", "PROCESSING"),
+        ("checked_out", "a", "PROCESSING"),
         ("started", "a", "PROCESSING"),
         ("executed", "a", "COMPLETED", Complete("done")),
         ("finished", "a", "COMPLETED"),
@@ -110,7 +110,7 @@ def test_each_failed_attempt_is_told_with_what_was_raised(site: Site, diary: Dia
     site.enqueue(reference="a")
     with site.poller():
         pass
-    assert diary.hooks("a") == ["picked", "started", "crashed", "finished"] * 2
+    assert diary.hooks("a") == ["checked_out", "started", "crashed", "finished"] * 2
     assert [entry[3:] for entry in diary.book if entry[1] == "crashed"] == [("CREATED", error), ("ERROR", error)]
 
 
@@ -140,7 +140,7 @@ def test_each_task_of_a_batch_is_told(site: Site, diary: Diary) -> None:
         site.enqueue(reference=reference)
     with site.poller():
         pass
-    assert all(diary.hooks(name) == ["picked", "started", "executed", "finished"] for name in "abc")
+    assert all(diary.hooks(name) == ["checked_out", "started", "executed", "finished"] for name in "abc")
 
 
 # -- order and faults --------------------------------------------------------------------------------------------------
@@ -161,7 +161,7 @@ def test_before_goes_forward_and_after_goes_backward(site: Site) -> None:
             listeners.unregister(listener)
     told = [(name, hook) for name, hook, *facts in book if facts[0] == "a"]
     assert told == [
-        ("first", "picked"), ("second", "picked"), ("first", "started"), ("second", "started"),
+        ("first", "checked_out"), ("second", "checked_out"), ("first", "started"), ("second", "started"),
         ("second", "executed"), ("first", "executed"), ("second", "finished"), ("first", "finished"),
     ]  # fmt: skip
 
@@ -191,8 +191,8 @@ def test_a_listener_that_raises_is_logged_and_changes_nothing(
     finally:
         listeners.unregister(rude)
     assert (site.task(well).status, site.task(ill).status) == ("COMPLETED", "ERROR")
-    assert diary.hooks("well") == ["picked", "started", "executed", "finished"]
-    assert {f"raised in {hook}" for hook in ("picked", "started", "executed", "crashed", "finished")} <= {
+    assert diary.hooks("well") == ["checked_out", "started", "executed", "finished"]
+    assert {f"raised in {hook}" for hook in ("checked_out", "started", "executed", "crashed", "finished")} <= {
         record.getMessage()[record.getMessage().index("raised") :] for record in caplog.records
     }
 
@@ -221,12 +221,12 @@ def test_a_turn_that_fails_is_told_and_the_poller_goes_on(site: Site, diary: Dia
             cursor.execute("ALTER TABLE dbtaskqueue_task RENAME TO dbtaskqueue_away")
             try:
                 poller.wake(QUEUE)
-                until(lambda: any(entry[1] == "poller_crashed" for entry in diary.book))
+                until(lambda: any(entry[1] == "poll_failed" for entry in diary.book))
             finally:
                 cursor.execute("ALTER TABLE dbtaskqueue_away RENAME TO dbtaskqueue_task")
         task = site.enqueue()
         until(lambda: site.task(task).status == "COMPLETED")
-    crash = next(entry for entry in diary.book if entry[1] == "poller_crashed")
+    crash = next(entry for entry in diary.book if entry[1] == "poll_failed")
     assert "dbtaskqueue_task" in str(crash[3])
 
 
@@ -240,7 +240,7 @@ def test_listeners_of_the_settings(site: Site, settings: Any) -> None:
     with site.poller():
         (diary,) = listeners.registered
     assert isinstance(diary, Diary)
-    assert diary.hooks("a") == ["picked", "started", "executed", "finished"]
+    assert diary.hooks("a") == ["checked_out", "started", "executed", "finished"]
     settings.DBTASKQUEUE = {}
     assert listeners.registered == []
 
@@ -292,8 +292,8 @@ def test_signals_of_the_same_facts(site: Site) -> None:
     def of(reference: str) -> list[str]:
         return [name for name, _, facts in sent if "task" in facts and facts["task"].reference == reference]
 
-    assert of("well") == ["task_picked", "task_started", "task_executed", "task_finished"]
-    assert of("ill") == ["task_picked", "task_started", "task_crashed", "task_finished"]
+    assert of("well") == ["task_checked_out", "task_started", "task_executed", "task_finished"]
+    assert of("ill") == ["task_checked_out", "task_started", "task_crashed", "task_finished"]
     assert {sender for name, sender, _ in sent if name.startswith("task_")} == {QUEUE}
     assert {sender for name, sender, _ in sent if name.startswith("poller_")} == {poller.instance}
     facts = {name: facts for name, _, facts in sent}
