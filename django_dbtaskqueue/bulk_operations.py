@@ -98,38 +98,38 @@ def start(
     reason: str = "",
     using: str | None = None,
     *,
-    way: str = "admin",
+    source: str = "admin",
     aging: Aging | None = None,
-    most: int | None = None,
+    max_tasks: int | None = None,
 ) -> BulkOperation:
-    """Order a bulk operation and record who did; pollers carry it out. ``most``: tasks to look at, at most.
+    """Order a bulk operation and record who did; pollers carry it out. ``max_tasks``: look at no more tasks.
 
     ``user`` None is the command line. Raises ``PermissionDenied``, ``OperationRefused`` (no reason for a verb that
     needs one, an empty search) and ``SearchError``; nothing is written then.
     """
     order, search = order_of(verb, q, reason=reason, aging=aging)
-    actor = Actor(user, way)
+    actor = Actor(user, source)
     queues = search.queues()
     check(order.verb, order.reason, actor, queues[0] if len(queues) == 1 else None)
     check_search(search, actor)
     tasks = tasks_for(search, using, write=True)
     expected = preview(order.verb, search, tasks.db, aging=order.aging).selected
-    top = int(tasks.aggregate(top=Max("pk"))["top"] or 0)
-    first = int(tasks.order_by("pk").values_list("pk", flat=True).first() or 1) - 1
+    last_id = int(tasks.aggregate(last=Max("pk"))["last"] or 0)
+    first_id = int(tasks.order_by("pk").values_list("pk", flat=True).first() or 1) - 1
     with recorded(tasks.db):
         operation = BulkOperation(
             verb=order.verb.name,
             query=order.query,
             location=tasks.model._meta.label_lower,
             options={"older_than": order.aging.older_than.total_seconds(), "to": order.aging.to},
-            most=most,
+            max_tasks=max_tasks,
             reason=order.reason,
             actor=actor.name[:200],
-            user_key=actor.key,
-            way=way,
-            first=first,
-            cursor=first,
-            top=top,
+            actor_id=actor.key,
+            source=source,
+            first_id=first_id,
+            cursor=first_id,
+            last_id=last_id,
             estimate=None if expected is None else expected.number,
             estimate_more=expected is None or expected.more,
         )
@@ -141,13 +141,13 @@ def start(
     return operation
 
 
-def cancel(pk: int, user: Any, reason: str = "", using: str | None = None, *, way: str = "admin") -> bool:
+def cancel(pk: int, user: Any, reason: str = "", using: str | None = None, *, source: str = "admin") -> bool:
     """Stop an operation between two chunks; what is done stays done. False: it had ended.
 
     Needs the permission of the operation's verb.
     """
     alias = using or tasks_for(Search(), None, write=True).db
-    actor = Actor(user, way)
+    actor = Actor(user, source)
     with recorded(alias):
         operation = BulkOperation.objects.using(alias).select_for_update().get(pk=pk)
         check(BULK_VERBS[operation.verb], "cancelled", actor)

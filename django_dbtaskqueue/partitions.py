@@ -117,7 +117,7 @@ class PartitionByMonth(Operation):
 
     def _rebuild(self, schema_editor: Any, model: Any, partitioning: str) -> None:
         table, column, quote = model._meta.db_table, model._meta.pk.column, schema_editor.quote_name
-        old, parent, key, sequence = quote(f"{table}_old"), quote(table), quote(column), quote(f"{table}_{column}_keys")
+        old, parent, key, sequence = quote(f"{table}_old"), quote(table), quote(column), quote(f"{table}_{column}_seq")
         schema_editor.execute(f"ALTER TABLE {parent} RENAME TO {old}")
         schema_editor.execute(
             f"CREATE TABLE {parent} (LIKE {old} INCLUDING DEFAULTS INCLUDING CONSTRAINTS) {partitioning}"

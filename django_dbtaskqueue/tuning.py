@@ -50,7 +50,7 @@ class TuneTaskTable(Operation):
         if self._applies(schema_editor, model):
             table, quote = model._meta.db_table, schema_editor.quote_name
             columns = ", ".join(quote(model._meta.get_field(name).column) for name in ("queue", "status"))
-            name = quote(f"{table}_cells")
+            name = quote(f"{table}_queue_status")
             schema_editor.execute(f"CREATE STATISTICS IF NOT EXISTS {name} (mcv) ON {columns} FROM {quote(table)}")
 
     def describe(self) -> str:

@@ -145,7 +145,7 @@ def one_of_everything(canary: str = "plain") -> list[Model]:
         queues=[{"queue": short, "weight": 2}, short],
         state=short[:30],
         running=[{"task_id": held.pk, "queue": short, "reference": canary}, canary, None],
-        applied=canary,
+        applied_settings=canary,
     )
     attempt = Attempt.objects.create(
         task_id=failed.pk,
@@ -189,14 +189,20 @@ def one_of_everything(canary: str = "plain") -> list[Model]:
         query=canary,
         reason=canary,
         actor=short,
-        way=short[:30],
+        source=short[:30],
         note=canary,
         skips={canary: 1},
         skipped=1,
     )
     bulk.skipped_tasks.create(reason=canary, count=1, task_ids=[failed.pk, canary])
     entry = AuditEntry.objects.create(
-        actor=short, verb=short[:50], queue=short, query=canary, reason=canary, way=short[:30], details={canary: canary}
+        actor=short,
+        verb=short[:50],
+        queue=short,
+        query=canary,
+        reason=canary,
+        source=short[:30],
+        details={canary: canary},
     )
     SavedSearch.objects.create(owner=short, name=canary[:100], query=canary, shared=True)
     Metric.objects.create(queue=short, minute=timezone.now(), outcome=short[:30], count=1)

@@ -171,6 +171,22 @@ def test_migrations_say_what_the_models_say() -> None:
     call_command("makemigrations", "dbtaskqueue", check=True, dry_run=True, verbosity=0)
 
 
+def schema() -> dict[str, set[str]]:
+    """Return the constraints and indexes of each of the app's tables."""
+    with connection.cursor() as cursor:
+        tables = [name for name in connection.introspection.table_names(cursor) if name.startswith("dbtaskqueue_")]
+        return {table: set(connection.introspection.get_constraints(cursor, table)) for table in tables}
+
+
+def test_migrations_go_back_to_an_empty_database_and_forward_again(process_database: ProcessDatabase) -> None:
+    before = schema()
+    call_command("migrate", "dbtaskqueue", "zero", verbosity=0)
+    assert schema() == {}
+    call_command("migrate", "dbtaskqueue", verbosity=0)
+    assert schema() == before
+    assert "dbtaskqueue_task" in before
+
+
 @pytest.mark.django_db
 def test_the_table_leaves_room_for_a_second_version_of_each_row() -> None:
     with connection.cursor() as cursor:
@@ -253,7 +269,7 @@ FAILURES = json.dumps([{**lease, "t": "t", "m": "m", "b": "b", "f": "f"} for lea
 FENCED = {"rows": json.dumps(LEASES)}
 PLACE = {"location": "dbtaskqueue.task"}
 ONE = {"id": 161, "total_attempt": 1}
-BY_LINE, BY_KEY = {"dbtaskqueue_task_line"}, {"dbtaskqueue_task_pkey"}
+BY_LINE, BY_KEY = {"dbtaskqueue_task_rdy"}, {"dbtaskqueue_task_pkey"}
 ARRAYS = {name: f"{{{','.join(str(lease[key]) for lease in LEASES)}}}" for name, key in (("ids", "i"), ("tokens", "k"))}
 LINES = {
     "queues": ["nothing", "parcels"], "limits": [500, 500], "firsts": [1, 2], "lasts": [1, 6],

@@ -25,7 +25,7 @@ from django_dbtaskqueue.operations.verbs import TASK_VERBS, Aging, Preview, Task
 from django_dbtaskqueue.querysets import TaskQuerySet
 
 SHOWN = 20  # tasks named on the confirmation page
-WAY = "admin"
+SOURCE = "admin"
 
 
 def act(page: Any, request: HttpRequest) -> HttpResponse:
@@ -56,7 +56,7 @@ def _all(page: Any, request: HttpRequest, verb: TaskVerb) -> HttpResponse:
             _("This runs in the background, in steps; its page shows how far it is, and it can be stopped there."),
         ]
         return ask(page, request, Question(verb, sentences, [to_text(search)], form, possible))
-    operation = bulk_operations.start(verb, search, request.user, form.reason(), way=WAY, aging=aging)
+    operation = bulk_operations.start(verb, search, request.user, form.reason(), source=SOURCE, aging=aging)
     page.message_user(request, _("The bulk operation has begun."), messages.SUCCESS)
     return HttpResponseRedirect(page.url(BulkOperation, "change", operation.pk) or request.get_full_path())
 
@@ -74,7 +74,7 @@ def _ticked(page: Any, request: HttpRequest, verb: TaskVerb) -> HttpResponse:
         sentences = _sentences(verb, preview, aging)
         return ask(page, request, Question(verb, sentences, items, form, bool(preview.eligible), unnamed))
     order = acts.Order(verb, form.reason(), aging, to_text(page.search_of(request)))
-    report = acts.act(tasks, order, Actor(request.user, WAY))
+    report = acts.act(tasks, order, Actor(request.user, SOURCE))
     page.message_user(request, answer(verb, report), messages.SUCCESS if report.changed else messages.WARNING)
     back = "" if verb.removes else page.back(request)
     return HttpResponseRedirect(back or request.get_full_path())

@@ -61,7 +61,7 @@ class BulkOperationAdmin(ListAdmin):
         "reason",
         "note",
         "actor",
-        "way",
+        "source",
         "ordered",
         "started",
         "ended",
@@ -148,7 +148,7 @@ class AuditEntryAdmin(ListAdmin):
 
     filterset = AuditFilter
     empty = gettext_lazy("Nobody has acted yet.")
-    list_display = ("id", "when", "actor", "what", "target", "changed_tasks", "skipped_tasks", "reason", "way")
+    list_display = ("id", "when", "actor", "what", "target", "changed_tasks", "skipped_tasks", "reason", "source")
     list_display_links = ("id",)
     page_lines = (
         "when",
@@ -158,7 +158,7 @@ class AuditEntryAdmin(ListAdmin):
         "changed_tasks",
         "skipped_tasks",
         "reason",
-        "way",
+        "source",
         "operation_link",
         "details_box",
     )

@@ -77,10 +77,9 @@ class PollerAdmin(SmallListAdmin):
     @admin.display(description=gettext_lazy("state"))
     def state_badge(self, poller: Any) -> str:
         """What it said of itself, and whether it is late."""
-        if poller.wanted:
-            return badge(
-                "paused", "◌", _("%(state)s, told to %(wanted)s") % {"state": poller.state, "wanted": poller.wanted}
-            )
+        if poller.requested_command:
+            facts = {"state": poller.state, "command": poller.requested_command}
+            return badge("paused", "◌", _("%(state)s, %(command)s requested") % facts)
         if poller.state == STOPPED:
             return badge("stopped", "▪", poller.state)
         if is_late(poller):
@@ -113,10 +112,10 @@ class PollerAdmin(SmallListAdmin):
         links = ((self.link(number, self.url(model, "change", number)),) for number, model in running(poller))
         return format_html_join(", ", "{}", links) or NOTHING
 
-    @admin.display(description=gettext_lazy("settings applied last"))
+    @admin.display(description=gettext_lazy("applied settings"))
     def applied_box(self, poller: Any) -> str:
         """Runtime overrides it took over."""
-        return box(poller.applied)
+        return box(poller.applied_settings)
 
 
 def is_late(poller: Any) -> bool:

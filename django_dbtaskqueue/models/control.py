@@ -49,8 +49,8 @@ class Poller(models.Model):
     finished = models.BigIntegerField(_("tasks finished"), db_default=0)
     failed = models.BigIntegerField(_("attempts failed"), db_default=0)
     running = models.JSONField(_("running"), db_default=models.Value([], models.JSONField()))
-    applied = models.TextField(_("settings applied last"), db_default="")
-    wanted = models.CharField(_("told to"), max_length=30, blank=True, db_default="")
+    applied_settings = models.TextField(_("applied settings"), db_default="")
+    requested_command = models.CharField(_("requested command"), max_length=30, blank=True, db_default="")
 
     class Meta:
         verbose_name = _("poller")

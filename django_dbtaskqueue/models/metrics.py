@@ -22,7 +22,7 @@ class Metric(models.Model):
     outcome = models.CharField(_("outcome"), max_length=30)
     count = models.BigIntegerField(_("count"))
     run_seconds = models.FloatField(_("seconds of work"), db_default=0.0)
-    wait_seconds = models.FloatField(_("seconds waited in line"), db_default=0.0)
+    wait_seconds = models.FloatField(_("seconds waited"), db_default=0.0)
     runs = models.JSONField(_("histogram of run times"), db_default=models.Value({}, models.JSONField()))
     waits = models.JSONField(_("histogram of waits"), db_default=models.Value({}, models.JSONField()))
 

@@ -34,17 +34,17 @@ class BulkOperation(models.Model):
     query = models.TextField(_("search"))
     location = models.CharField(_("table"), max_length=200, db_default="dbtaskqueue.task")
     options = models.JSONField(_("options"), db_default=models.Value({}, models.JSONField()), blank=True)
-    most = models.BigIntegerField(_("at most"), null=True, blank=True)
+    max_tasks = models.BigIntegerField(_("max tasks"), null=True, blank=True)
     reason = models.CharField(_("reason"), max_length=500, blank=True, db_default="")
     actor = models.CharField(_("who"), max_length=200, db_default="")
-    user_key = models.CharField(_("user's key"), max_length=200, blank=True, db_default="")
-    way = models.CharField(_("by way of"), max_length=30, blank=True, db_default="")
+    actor_id = models.CharField(_("actor id"), max_length=200, blank=True, db_default="")
+    source = models.CharField(_("source"), max_length=30, blank=True, db_default="")
     state = models.CharField(_("state"), max_length=30, choices=STATES, db_default=WAITING)
     note = models.TextField(_("note"), blank=True, db_default="")
     cursor = models.BigIntegerField(_("done up to id"), db_default=0)
-    first = models.BigIntegerField(_("first id"), db_default=0)
-    top = models.BigIntegerField(_("last id"), db_default=0)
-    window = models.IntegerField(_("ids in a step"), db_default=FIRST_WINDOW)
+    first_id = models.BigIntegerField(_("first id"), db_default=0)
+    last_id = models.BigIntegerField(_("last id"), db_default=0)
+    window_size = models.IntegerField(_("window size"), db_default=FIRST_WINDOW)
     estimate = models.BigIntegerField(_("expected"), null=True, blank=True)
     estimate_more = models.BooleanField(_("or more"), db_default=False)
     changed = models.BigIntegerField(_("changed"), db_default=0)
@@ -71,11 +71,11 @@ class BulkOperation(models.Model):
 
     @property
     def progress(self) -> float:
-        """How much of the way through the table is done, from 0 to 1."""
+        """Share of the table that is done, from 0 to 1."""
         if self.state == FINISHED:
             return 1.0
-        length = self.top - self.first
-        return min(max((self.cursor - self.first) / length, 0.0), 1.0) if length > 0 else 0.0
+        length = self.last_id - self.first_id
+        return min(max((self.cursor - self.first_id) / length, 0.0), 1.0) if length > 0 else 0.0
 
 
 class BulkSkip(models.Model):
@@ -103,8 +103,8 @@ class AuditEntry(models.Model):
     id = models.BigAutoField(primary_key=True)
     time = models.DateTimeField(_("time"), db_default=Now())
     actor = models.CharField(_("who"), max_length=200)
-    user_key = models.CharField(_("user's key"), max_length=200, blank=True, db_default="")
-    way = models.CharField(_("by way of"), max_length=30, db_default="")
+    actor_id = models.CharField(_("actor id"), max_length=200, blank=True, db_default="")
+    source = models.CharField(_("source"), max_length=30, db_default="")
     verb = models.CharField(_("verb"), max_length=50)
     queue = models.CharField(_("queue"), max_length=200, blank=True, db_default="")
     query = models.TextField(_("search"), blank=True, db_default="")

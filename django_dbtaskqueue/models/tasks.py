@@ -57,7 +57,7 @@ class AbstractTask(TaskColumns):
     """A task table. Subclass it to give queues a table of their own, under any name."""
 
     id = models.BigAutoField(primary_key=True)
-    ready_time = models.DateTimeField(_("place in line"), null=True, blank=True, db_default=Now())
+    ready_time = models.DateTimeField(_("ready time"), null=True, blank=True, db_default=Now())
     parked_by = models.CharField(_("parked by"), max_length=200, null=True, blank=True)  # noqa: DJ001 -- NULL is "not parked"
     # The status once it is terminal: what pages and housekeeping look for, in indexes that no checkout writes.
     final_status = models.CharField(_("final status"), max_length=30, null=True, blank=True)  # noqa: DJ001 -- NULL is "not finished"
@@ -76,21 +76,21 @@ class AbstractTask(TaskColumns):
             ),
             models.CheckConstraint(condition=Q(status__in=STATUSES), name="%(app_label)s_%(class)s_status"),
             models.CheckConstraint(
-                # In line exactly when it can ever be taken: a checkout index that holds nothing else.
-                # And finished exactly when the final status says so: pages and housekeeping find it by that.
+                # A task has a ready time only while a poller may take it, so the checkout index holds no other task.
+                # It has a final status only when it is finished, so pages and retention find it by that column.
                 condition=Q(ready_time__isnull=False, parked_by__isnull=True, final_status__isnull=True)
                 & ~Q(status__in=ENDED)
                 | Q(ready_time__isnull=True, status__in=ENDED, parked_by__isnull=True)
                 & Q(final_status__isnull=False, final_status=models.F("status"))
                 | Q(ready_time__isnull=True, status="CREATED", parked_by__isnull=False, final_status__isnull=True),
-                name="%(app_label)s_%(class)s_in_line",
+                name="%(app_label)s_%(class)s_ready_time",
             ),
             models.CheckConstraint(
                 condition=Q(finish_time__isnull=True) | Q(status__in=ENDED), name="%(app_label)s_%(class)s_finished"
             ),
             models.CheckConstraint(
                 condition=~Q(status="CREATED") | Q(poller_instance__isnull=True),
-                name="%(app_label)s_%(class)s_unheld",
+                name="%(app_label)s_%(class)s_unleased",
             ),
             models.CheckConstraint(
                 condition=Q(attempt__gte=0, reenqueue_attempt__gte=0, max_attempts__gte=1)
@@ -99,11 +99,11 @@ class AbstractTask(TaskColumns):
             ),
         ]
         indexes: ClassVar[list[models.Index]] = [
-            # The line. No column that checkout changes stands here or in any other index: checkout stays a HOT update.
+            # The ready order. Checkout changes no column of this or of any other index, so that it stays a HOT update.
             models.Index(
                 fields=["queue", "priority", "ready_time", "id"],
                 condition=Q(ready_time__isnull=False),
-                name="%(app_label)s_%(class)s_line",
+                name="%(app_label)s_%(class)s_rdy",
             ),
             models.Index(
                 fields=["queue", "group_key"],
@@ -134,7 +134,7 @@ class AbstractTask(TaskColumns):
             models.Index(
                 fields=["fingerprint", "id"],
                 condition=Q(final_status__in=FAILED, fingerprint__isnull=False),
-                name="%(app_label)s_%(class)s_kind",
+                name="%(app_label)s_%(class)s_fp",
             ),
         ]
 
@@ -152,7 +152,7 @@ class Task(AbstractTask):
             ("reprocess_task", "Can reprocess tasks (ERROR to CREATED)"),
             ("mark_poison_task", "Can mark tasks as poison (ERROR to POISON)"),
             ("unpoison_task", "Can take poison back (POISON to ERROR)"),
-            ("kick_task", "Can kick poison back in line (POISON to CREATED)"),
+            ("kick_task", "Can kick poison (POISON to CREATED)"),
             ("cancel_task", "Can cancel tasks that wait (CREATED to POISON)"),
             ("release_task", "Can take tasks from their pollers (PROCESSING to CREATED)"),
             ("housekeep_task", "Can move or delete finished tasks"),
@@ -213,7 +213,7 @@ class Attempt(models.Model):
         verbose_name_plural = _("failed attempts")
         indexes: ClassVar[list[models.Index]] = [
             models.Index(fields=["location", "task_id", "total_attempt"], name="dbtaskqueue_attempt_task"),
-            models.Index(fields=["fingerprint", "id"], name="dbtaskqueue_attempt_print"),
+            models.Index(fields=["fingerprint", "id"], name="dbtaskqueue_attempt_fp"),
         ]
 
     def __str__(self) -> str:

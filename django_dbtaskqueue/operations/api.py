@@ -108,9 +108,15 @@ def preview(request: HttpRequest, actor: Actor, verb: str) -> dict[str, Any]:
 def on_search(request: HttpRequest, actor: Actor, verb: str) -> dict[str, Any]:
     """A verb on all that match ``q``: ordered as a bulk operation, which pollers carry out."""
     given = body(request, "q", "reason", "older_than", "to", "limit")
-    most = typed(given, "limit", int, None)
+    max_tasks = typed(given, "limit", int, None)
     operation = bulk_operations.start(
-        _verb(verb), typed(given, "q", str, ""), actor.user, _reason(given), way="api", aging=_aging(given), most=most
+        _verb(verb),
+        typed(given, "q", str, ""),
+        actor.user,
+        _reason(given),
+        source="api",
+        aging=_aging(given),
+        max_tasks=max_tasks,
     )
     return operation_document(operation)
 
@@ -127,7 +133,7 @@ def cancel(request: HttpRequest, actor: Actor, pk: int) -> dict[str, Any]:
     """Stop a bulk operation; what is done stays done."""
     reason = _reason(body(request, "reason"))
     found = _operation(pk)
-    done = bulk_operations.cancel(pk, actor.user, reason, way="api")
+    done = bulk_operations.cancel(pk, actor.user, reason, source="api")
     found.refresh_from_db()
     return operation_document(found) | {"cancelled": done}
 
@@ -160,7 +166,7 @@ def purge(request: HttpRequest, actor: Actor, queue: str) -> dict[str, Any]:
     given = body(request, "confirm", "reason")
     if given.get("confirm") != queue:
         raise Fault(400, f'This deletes every task of the queue. Say so: "confirm": "{queue}".')
-    ordered = bulk_operations.start("purge", of_queue(queue), actor.user, _reason(given), way="api")
+    ordered = bulk_operations.start("purge", of_queue(queue), actor.user, _reason(given), source="api")
     return operation_document(ordered)
 
 

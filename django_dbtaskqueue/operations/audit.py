@@ -25,10 +25,10 @@ ADDITION, CHANGE, DELETION = 1, 2, 3  # Django's action flags; the admin need no
 
 @dataclass(frozen=True, slots=True)
 class Actor:
-    """Who acts, and by which way. Without a user it is the command line: who can run it can do everything."""
+    """The user who acts, and where the act comes from. Without a user it is the command line: it may do everything."""
 
     user: Any = None
-    way: str = "command"
+    source: str = "command"
 
     @property
     def name(self) -> str:
@@ -67,7 +67,7 @@ def check_search(search: Search, actor: Actor) -> None:
 def record(alias: str, actor: Actor, verb: Verb, **columns: Any) -> AuditEntry:
     """Write an audit entry on the database of the act."""
     return AuditEntry.objects.using(alias).create(
-        actor=actor.name[:200], user_key=actor.key, way=actor.way, verb=verb.name, **columns
+        actor=actor.name[:200], actor_id=actor.key, source=actor.source, verb=verb.name, **columns
     )
 
 

@@ -45,7 +45,7 @@ def step(operation: BulkOperation) -> None:
     ids = _next_chunk(operation, tasks, select(operation.query, tasks))
     report = change(tasks.model, alias, ids, order, actor) if ids else Report()
     _count_in(operation, report)
-    if operation.cursor >= operation.top or _remaining(operation) == 0:
+    if operation.cursor >= operation.last_id or _remaining(operation) == 0:
         end(operation, FINISHED)
         log(actor, [operation], CHANGE, f"{note(order)}: {operation.changed} / {operation.skipped}")
     operation.update_time = Now()
@@ -60,27 +60,27 @@ def _next_chunk(operation: BulkOperation, tasks: TaskQuerySet, matching: TaskQue
     """
     deadline = monotonic() + LOOKING
     size = min(CHUNK, _remaining(operation))
-    while operation.cursor < operation.top:
-        rest = tasks.filter(pk__gt=operation.cursor, pk__lte=operation.top).order_by("pk")
+    while operation.cursor < operation.last_id:
+        rest = tasks.filter(pk__gt=operation.cursor, pk__lte=operation.last_id).order_by("pk")
         first = rest.values_list("pk", flat=True).first()
         if first is None:
-            operation.cursor = operation.top
+            operation.cursor = operation.last_id
             break
-        last = min(first + operation.window - 1, operation.top)
+        last = min(first + operation.window_size - 1, operation.last_id)
         found = matching.filter(pk__gte=first, pk__lte=last).order_by("pk")
         ids = list(found.values_list("pk", flat=True)[:size])
         operation.cursor = ids[-1] if len(ids) == size else last
         if ids:
-            operation.window = FIRST_WINDOW
+            operation.window_size = FIRST_WINDOW
             return ids
-        operation.window = min(operation.window * 2, LARGEST_WINDOW)
+        operation.window_size = min(operation.window_size * 2, LARGEST_WINDOW)
         if monotonic() > deadline:
             break
     return []
 
 
 def _remaining(operation: BulkOperation) -> int:
-    return CHUNK if operation.most is None else operation.most - operation.changed - operation.skipped
+    return CHUNK if operation.max_tasks is None else operation.max_tasks - operation.changed - operation.skipped
 
 
 def _count_in(operation: BulkOperation, report: Report) -> None:
@@ -110,10 +110,10 @@ def end(operation: BulkOperation, state: str, words: str = "") -> None:
 
 def _actor(operation: BulkOperation) -> Actor:
     """Return who ordered it, as they are now: rights taken away meanwhile are gone for the next chunk, too."""
-    if not operation.user_key:
-        return Actor(None, operation.way)
+    if not operation.actor_id:
+        return Actor(None, operation.source)
     users: Any = get_user_model()._default_manager
-    user = users.filter(pk=operation.user_key).first()
+    user = users.filter(pk=operation.actor_id).first()
     if user is None:
         raise PermissionDenied(_("The user %(who)s, who ordered it, is gone.") % {"who": operation.actor})
-    return Actor(user, operation.way)
+    return Actor(user, operation.source)

@@ -62,6 +62,6 @@ def tell(instances: Sequence[str], command: str, actor: Actor, *, reason: str = 
         for poller in found:
             details = {"poller": poller.instance, "command": command}
             record(using, actor, CONTROL_POLLERS, reason=reason, changed=1, details=details)
-        rows.filter(pk__in=[poller.pk for poller in found]).update(wanted=command)
+        rows.filter(pk__in=[poller.pk for poller in found]).update(requested_command=command)
         log(actor, found, CHANGE, f"{verb.label} {reason}".strip())
     return len(found)

@@ -176,19 +176,21 @@ class Control:
         lanes = [lane for lane in self._poller.lanes.values() if lane.door.alias == alias]
         applied = apply_overrides(lanes, alias)
         if applied:
-            models.Poller.objects.using(alias).filter(pk=self._poller.instance).update(applied="\n".join(applied))
+            models.Poller.objects.using(alias).filter(pk=self._poller.instance).update(
+                applied_settings="\n".join(applied)
+            )
             self._poller.wake("")
         self._follow(alias)
         return conf.settings().heartbeat.total_seconds() * random.uniform(0.8, 1.0)
 
     def _follow(self, alias: str) -> None:
-        """Do what an operator told this poller, once."""
-        rows = models.Poller.objects.using(alias).filter(pk=self._poller.instance).exclude(wanted="")
-        wanted = rows.values_list("wanted", flat=True).first()
-        if wanted in COMMANDS:
-            logger.info("Told by an operator to %s", wanted)
-            COMMANDS[wanted](self._poller)
-            rows.filter(wanted=wanted).update(wanted="")
+        """Run the command that an operator requested, once."""
+        rows = models.Poller.objects.using(alias).filter(pk=self._poller.instance).exclude(requested_command="")
+        command = rows.values_list("requested_command", flat=True).first()
+        if command in COMMANDS:
+            logger.info("Told by an operator to %s", command)
+            COMMANDS[command](self._poller)
+            rows.filter(requested_command=command).update(requested_command="")
             self._report(alias)
 
     def _running(self) -> list[dict[str, Any]]:

@@ -26,7 +26,7 @@ GRANT SELECT, INSERT ON dbtaskqueue_queue TO dbtaskqueue_poller; -- INSERT: a qu
 GRANT SELECT, INSERT, UPDATE, DELETE ON dbtaskqueue_poller TO dbtaskqueue_poller;
 GRANT SELECT, INSERT, UPDATE, DELETE ON dbtaskqueue_metric, dbtaskqueue_failuregroup, dbtaskqueue_failurecount
     TO dbtaskqueue_poller; -- counted in memory, appended, merged
-GRANT USAGE ON SEQUENCE dbtaskqueue_taskhistory_id_keys TO dbtaskqueue_poller, dbtaskqueue_archiver;
+GRANT USAGE ON SEQUENCE dbtaskqueue_taskhistory_id_seq TO dbtaskqueue_poller, dbtaskqueue_archiver;
 
 -- An archiver moves and deletes what is finished.
 GRANT SELECT, UPDATE, DELETE ON dbtaskqueue_task TO dbtaskqueue_archiver; -- UPDATE: to lock the rows it moves

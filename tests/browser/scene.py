@@ -234,14 +234,14 @@ def _acts() -> None:
     )
     BulkOperation.objects.create(
         verb="housekeep", query="status:COMPLETED finished:>14d", state="RUNNING", actor="bo", estimate=10_000,
-        estimate_more=True, changed=4_200, first=0, top=100_000, cursor=62_000, start_time=Now(),
+        estimate_more=True, changed=4_200, first_id=0, last_id=100_000, cursor=62_000, start_time=Now(),
     )  # fmt: skip
     AuditEntry.objects.create(
         actor="ada", verb="reprocess", query="queue:mail error:Timeout", reason="the mail host is back", changed=1236,
-        skipped=4, way="admin", operation=done, time=Now() - timedelta(minutes=50),
+        skipped=4, source="admin", operation=done, time=Now() - timedelta(minutes=50),
     )  # fmt: skip
     AuditEntry.objects.create(
-        actor="ada", verb="pause", queue="night-batch", reason="database maintenance", changed=1, way="admin"
+        actor="ada", verb="pause", queue="night-batch", reason="database maintenance", changed=1, source="admin"
     )
     SavedSearch.objects.create(owner="ada", name="Stuck claims", query="queue:claims is:stale", shared=True)
     TaskHistory.objects.create(

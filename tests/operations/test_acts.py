@@ -40,7 +40,7 @@ def test_an_act_is_recorded_with_who_what_how_many_and_why(ada: User) -> None:
     report = act(Task.objects.all(), Order(REPROCESS, "fixed", query="status:ERROR"), Actor(ada, "admin"))
     assert (report.changed, report.skips) == (1, {"in COMPLETED, not in ERROR": [done.pk]})
     entry = AuditEntry.objects.get()
-    assert (entry.actor, entry.way, entry.verb, entry.queue) == ("ada", "admin", "reprocess", QUEUE)
+    assert (entry.actor, entry.source, entry.verb, entry.queue) == ("ada", "admin", "reprocess", QUEUE)
     assert (entry.query, entry.reason, entry.changed, entry.skipped) == ("status:ERROR", "fixed", 1, 1)
     assert entry.details == {"task_ids": [failed.pk], "skips": {"in COMPLETED, not in ERROR": 1}}
     logged = LogEntry.objects.get()
@@ -79,7 +79,7 @@ def test_too_many_tasks_are_a_bulk_operation(monkeypatch: pytest.MonkeyPatch) ->
 def test_the_command_line_is_named_by_the_system_s_user_and_not_in_django_s_log() -> None:
     make_task(Status.ERROR)
     assert act(Task.objects.all(), Order(REPROCESS), Actor()).changed == 1
-    assert AuditEntry.objects.get().actor and AuditEntry.objects.get().user_key == ""
+    assert AuditEntry.objects.get().actor and AuditEntry.objects.get().actor_id == ""
     assert not LogEntry.objects.exists()
 
 

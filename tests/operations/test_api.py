@@ -182,7 +182,7 @@ def test_queues_and_their_pauses() -> None:
     assert shown["letters"] is None and shown[QUEUE]["reason"] == "why"
     assert post(ada, f"queues/{QUEUE}/start").json() == {"started": 1}
     assert post(ada, f"queues/{QUEUE}/pause", until="2099-01-01T00:00").json() == {"paused": 1}
-    assert [entry.way for entry in AuditEntry.objects.all()] == ["api"] * 3
+    assert [entry.source for entry in AuditEntry.objects.all()] == ["api"] * 3
 
 
 # -- acting ------------------------------------------------------------------------------------------------------------

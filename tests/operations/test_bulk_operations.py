@@ -180,7 +180,7 @@ def test_housekeep_in_bulk_leaves_what_is_too_young() -> None:
 @pytest.mark.usefixtures("chunks_of_two")
 def test_an_operation_can_be_bounded() -> None:
     failures(6)
-    operation = bulk_operations.start("reprocess", "status:ERROR", None, most=3)
+    operation = bulk_operations.start("reprocess", "status:ERROR", None, max_tasks=3)
     run()
     assert (of(operation).state, operation.changed) == (FINISHED, 3)
     assert Task.objects.filter(status="ERROR").count() == 3
@@ -430,7 +430,7 @@ def test_a_killed_process_leaves_nothing_of_its_chunk(postgres_process_database:
         assert worker.wait(60) == -signal.SIGKILL
     # Then its chunk never was, and the next worker does it all
     until(free)
-    assert (of(operation).cursor, operation.changed) == (operation.first, 0)
+    assert (of(operation).cursor, operation.changed) == (operation.first_id, 0)
     assert Task.objects.filter(status="ERROR").count() == 3
     run()
     assert (of(operation).changed, AuditEntry.objects.get().changed) == (3, 3)

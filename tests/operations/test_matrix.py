@@ -58,7 +58,7 @@ def changed() -> bool:
 
 
 def told() -> bool:
-    return Poller.objects.filter(wanted="drain").exists()
+    return Poller.objects.filter(requested_command="drain").exists()
 
 
 # Each verb: the status of the task it is tried on, and how its effect is seen.
@@ -204,7 +204,7 @@ def by_act(user: Any, verb: Verb, task: Task) -> None:
 
 def by_bulk(user: Any, verb: Verb, task: Task) -> None:
     q = f"queue:{QUEUE}" if verb.name == "purge" else f"id:{task.pk}"
-    bulk_operations.start(verb.name, q, user, "why", aging=NOW, way="code")
+    bulk_operations.start(verb.name, q, user, "why", aging=NOW, source="code")
 
 
 def by_queue_act(user: Any, verb: Verb, task: Task) -> None:

@@ -445,18 +445,18 @@ def test_telling_pollers_needs_its_permission_and_is_recorded(op: Client) -> Non
     serve(QUEUE)
     data = {"action": "drain", "_selected_action": [HOLDER], "confirm": "yes", "reason": "a new release"}
     assert staff("view_poller").post(POLLERS, data).status_code == 403
-    assert Poller.objects.get().wanted == ""
+    assert Poller.objects.get().requested_command == ""
     assert "1 poller would follow." in text(op.post(POLLERS, {"action": "drain", "_selected_action": [HOLDER]}))
     op.post(POLLERS, data)
-    assert Poller.objects.get().wanted == "drain"
-    assert "told to drain" in text(op.get(POLLERS))
+    assert Poller.objects.get().requested_command == "drain"
+    assert "drain requested" in text(op.get(POLLERS))
     assert (AuditEntry.objects.get().reason, LogEntry.objects.count()) == ("a new release", 1)
 
 
 def test_pollers_that_ended_are_told_nothing(op: Client) -> None:
     Poller.objects.create(instance=HOLDER, state="STOPPED")
     op.post(POLLERS, {"action": "stop", "_selected_action": [HOLDER], "confirm": "yes"})
-    assert Poller.objects.get().wanted == ""
+    assert Poller.objects.get().requested_command == ""
 
 
 @pytest.mark.django_db(transaction=True)
@@ -465,7 +465,7 @@ def test_a_poller_follows_what_it_is_told(settings: Any) -> None:
     settings.DBTASKQUEUE = {"HEARTBEAT": "100ms"}
 
     def tell(command: str, shows: Callable[[], bool]) -> None:
-        Poller.objects.filter(pk=poller.instance).update(wanted=command)
+        Poller.objects.filter(pk=poller.instance).update(requested_command=command)
         until(shows, timeout=60)
 
     with polling({"work": 1}) as poller:
@@ -480,4 +480,4 @@ def test_a_poller_follows_what_it_is_told(settings: Any) -> None:
         until(lambda: Task.objects.get(pk=waiting.pk).status == "COMPLETED", timeout=60)
         # When it is drained, then it ends
         tell("drain", lambda: poller.wait(0.1))
-    assert Poller.objects.get().wanted == ""
+    assert Poller.objects.get().requested_command == ""

@@ -228,7 +228,7 @@ def test_each_verb(command: str, source: str, target: str | None, how: str) -> N
     assert list(Task.objects.filter(pk=task.pk).values_list("status", flat=True)) == ([target] if target else [])
     assert Task.objects.get(pk=other.pk).status == source
     entry = AuditEntry.objects.get()
-    assert (entry.way, entry.reason, entry.changed) == ("command", "why", 1)
+    assert (entry.source, entry.reason, entry.changed) == ("command", "why", 1)
     assert entry.actor
 
 
@@ -242,7 +242,7 @@ def test_a_large_act_becomes_a_bulk_operation_and_is_followed_to_its_end(monkeyp
     assert "skipped 1: in COMPLETED, not in ERROR" in said and "4 tasks reprocessed." in said
     assert "100%  4 changed, 1 skipped" in said
     operation = BulkOperation.objects.get()
-    assert (operation.state, operation.changed, operation.way) == ("FINISHED", 4, "command")
+    assert (operation.state, operation.changed, operation.source) == ("FINISHED", 4, "command")
     assert data("bulk", "show", str(operation.pk))["changed"] == 4
     assert [row["state"] for row in data("bulk", "list")] == ["FINISHED"]
     assert f"queue:{QUEUE}" in run("bulk", "list")

@@ -41,7 +41,7 @@ def test_each_poller_applies_an_override_within_a_heartbeat_and_shows_the_differ
     with polling({"sized": 1}) as poller:
         override(lease="PT15M", batch_size=7)
         until(lambda: poller.lanes["sized"].settings.lease == timedelta(minutes=15))
-        until(lambda: "sized: lease=PT15M<PT1M" in Poller.objects.get(pk=poller.instance).applied)
+        until(lambda: "sized: lease=PT15M<PT1M" in Poller.objects.get(pk=poller.instance).applied_settings)
         assert "Queue sized: lease=PT15M<PT1M batch_size=7<500" in caplog.text
         # A bad override is said and changes nothing
         override(leese="PT1M")

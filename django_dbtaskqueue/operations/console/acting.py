@@ -80,7 +80,7 @@ def bulk(screen: Screen, options: dict[str, Any], ask: Ask) -> int:
     operation = BulkOperation.objects.using(alias).filter(pk=number).first()
     if operation is None:
         raise CommandError(f"There is no bulk operation {number}. See taskqueue bulk list.")
-    if what == "cancel" and not bulk_operations.cancel(operation.pk, None, options["reason"], alias, way="command"):
+    if what == "cancel" and not bulk_operations.cancel(operation.pk, None, options["reason"], alias, source="command"):
         return _said(
             screen, operation_document(operation), f"Bulk operation {number} had ended: {operation.state}.", FAILED_CODE
         )
@@ -152,7 +152,14 @@ def _on_search(screen: Screen, options: dict[str, Any], words: str, name: str, a
         order = Order(chosen, options["reason"], aging, seen.order.query)
         return _told(screen, chosen, act(tasks, order, Actor()))
     operation = bulk_operations.start(
-        name, words, None, options["reason"], options["database"], way="command", aging=aging, most=options["limit"]
+        name,
+        words,
+        None,
+        options["reason"],
+        options["database"],
+        source="command",
+        aging=aging,
+        max_tasks=options["limit"],
     )
     screen.say(f"Bulk operation {operation.pk} ordered; to stop it: taskqueue bulk cancel {operation.pk}")
     return _ordered(screen, operation) if options["background"] else _followed(screen, operation)

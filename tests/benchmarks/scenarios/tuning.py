@@ -67,7 +67,7 @@ def scenario(server: Server, size: float) -> Scenario:
         return replace(plain, settings={"DEFAULTS": settings})
 
     spare = [row[0] for row in server.run("SELECT indexname FROM pg_indexes WHERE tablename = %s", [TABLE])]
-    spare = [name for name in sorted(spare) if not name.endswith(("_pkey", "_line", "_reference"))]
+    spare = [name for name in sorted(spare) if not name.endswith(("_pkey", "_rdy", "_reference"))]
     old = replace(plain, around=partial(stored, "autovacuum_enabled=off"), prepare=partial(churn, 4, plain.tasks))
     cases = [
         Case("as it is", plain),
