@@ -232,7 +232,7 @@ class Migration(migrations.Migration):
                 ("options", models.JSONField("options", db_default=empty({}), blank=True)),
                 ("max_tasks", models.BigIntegerField("max tasks", null=True, blank=True)),
                 ("reason", models.CharField("reason", max_length=500, blank=True, db_default="")),
-                ("actor", models.CharField("who", max_length=200, db_default="")),
+                ("actor", models.CharField("actor", max_length=200, db_default="")),
                 ("actor_id", models.CharField("actor id", max_length=200, blank=True, db_default="")),
                 ("source", models.CharField("source", max_length=30, blank=True, db_default="")),
                 (
@@ -292,7 +292,7 @@ class Migration(migrations.Migration):
                 ),
                 ("reason", models.CharField("reason", max_length=500)),
                 ("count", models.IntegerField("tasks")),
-                ("task_ids", models.JSONField("their ids")),
+                ("task_ids", models.JSONField("task ids")),
             ],
             options={"verbose_name": "skipped tasks", "verbose_name_plural": "skipped tasks"},
         ),
@@ -301,7 +301,7 @@ class Migration(migrations.Migration):
             fields=[
                 *key(),
                 ("time", models.DateTimeField("time", db_default=Now())),
-                ("actor", models.CharField("who", max_length=200)),
+                ("actor", models.CharField("actor", max_length=200)),
                 ("actor_id", models.CharField("actor id", max_length=200, blank=True, db_default="")),
                 ("source", models.CharField("source", max_length=30, db_default="")),
                 ("verb", models.CharField("verb", max_length=50)),

@@ -36,7 +36,7 @@ class BulkOperation(models.Model):
     options = models.JSONField(_("options"), db_default=models.Value({}, models.JSONField()), blank=True)
     max_tasks = models.BigIntegerField(_("max tasks"), null=True, blank=True)
     reason = models.CharField(_("reason"), max_length=500, blank=True, db_default="")
-    actor = models.CharField(_("who"), max_length=200, db_default="")
+    actor = models.CharField(_("actor"), max_length=200, db_default="")
     actor_id = models.CharField(_("actor id"), max_length=200, blank=True, db_default="")
     source = models.CharField(_("source"), max_length=30, blank=True, db_default="")
     state = models.CharField(_("state"), max_length=30, choices=STATES, db_default=WAITING)
@@ -87,7 +87,7 @@ class BulkSkip(models.Model):
     )
     reason = models.CharField(_("reason"), max_length=500)
     count = models.IntegerField(_("tasks"))
-    task_ids = models.JSONField(_("their ids"))
+    task_ids = models.JSONField(_("task ids"))
 
     class Meta:
         verbose_name = _("skipped tasks")
@@ -102,7 +102,7 @@ class AuditEntry(models.Model):
 
     id = models.BigAutoField(primary_key=True)
     time = models.DateTimeField(_("time"), db_default=Now())
-    actor = models.CharField(_("who"), max_length=200)
+    actor = models.CharField(_("actor"), max_length=200)
     actor_id = models.CharField(_("actor id"), max_length=200, blank=True, db_default="")
     source = models.CharField(_("source"), max_length=30, db_default="")
     verb = models.CharField(_("verb"), max_length=50)
