@@ -22,6 +22,7 @@ from operator import methodcaller
 from typing import Any, NotRequired, Required
 from uuid import UUID
 
+from django_dbtaskqueue.durations import iso_duration, parse_duration
 from django_dbtaskqueue.exceptions import PayloadError, near_match
 from django_dbtaskqueue.payload import path_of, short_repr
 
@@ -112,16 +113,10 @@ def _fits_float(value: Any) -> bool:
     return isinstance(value, float) or (type(value) is int and float(value) == value)
 
 
-def _write_duration(value: timedelta) -> str:
-    micros = value // timedelta(microseconds=1)
-    return f"PT{'-' * (micros < 0)}{abs(micros) // 10**6}.{abs(micros) % 10**6:06}S"
-
-
 def _read_duration(text: str) -> timedelta:
-    seconds, _, micros = text[2:-1].partition(".")
-    if text[:2] + text[-1:] != "PTS" or len(micros) > 6:
-        raise ValueError("durations are ISO 8601 in seconds, e.g. PT90.5S")
-    return timedelta(microseconds=int(f"{seconds}{micros:0<6}"))
+    if not text.startswith(("P", "-P")):  # other text may be of another member of a union
+        raise ValueError("a duration is ISO 8601 text, such as PT1M30.5S")
+    return parse_duration(text)
 
 
 _ANY = _Codec("any JSON value", JSON_TYPES, _same, _same)
@@ -135,7 +130,7 @@ _plans: dict[Any, _Codec] = {
     datetime: _leaf(datetime, str, datetime.isoformat, datetime.fromisoformat),
     date: _leaf(date, str, date.isoformat, date.fromisoformat, but=datetime),
     time: _leaf(time, str, time.isoformat, time.fromisoformat),
-    timedelta: _leaf(timedelta, str, _write_duration, _read_duration),
+    timedelta: _leaf(timedelta, str, iso_duration, _read_duration),
     Decimal: _leaf(Decimal, str, str, Decimal),
     UUID: _leaf(UUID, str, str, UUID),
     bytes: _leaf(bytes, str, lambda value: b64encode(value).decode(), lambda plain: b64decode(plain, validate=True)),

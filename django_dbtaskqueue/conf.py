@@ -21,12 +21,12 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 
 from django_dbtaskqueue import retry
-from django_dbtaskqueue.durations import duration as duration
 from django_dbtaskqueue.exceptions import UnknownQueue, near_match
 from django_dbtaskqueue.queueconf import NAME_RULE as NAME_RULE
 from django_dbtaskqueue.queueconf import PLACE as PLACE
 from django_dbtaskqueue.queueconf import QUEUE_KEYS as QUEUE_KEYS
 from django_dbtaskqueue.queueconf import QueueSettings as QueueSettings
+from django_dbtaskqueue.queueconf import duration as duration
 from django_dbtaskqueue.queueconf import is_name as is_name
 from django_dbtaskqueue.queueconf import overlay as overlay
 from django_dbtaskqueue.queueconf import parse as parse

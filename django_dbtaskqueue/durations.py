@@ -1,45 +1,117 @@
-"""Durations as people write them."""
+"""Durations as text: one grammar to read, one spelling for people, one spelling for machines. Standard library only."""
 
 from __future__ import annotations
 
 import re
 from datetime import timedelta
-from typing import Any
+from decimal import Decimal
 
-from django.core.exceptions import ImproperlyConfigured
-from django.utils.dateparse import parse_duration
+ZERO = timedelta(0)
+MICROSECOND = timedelta(microseconds=1)
+UNITS = {"d": 86_400_000_000, "h": 3_600_000_000, "m": 60_000_000, "s": 1_000_000, "ms": 1_000, "us": 1}
+FORMS = 'Write numbers with a unit of d, h, m, s, ms or us, such as "15m" or "1m30s", or ISO 8601, such as "PT1M30S"'
+WITHOUT_UNIT = '. Text without a unit is read as "HH:MM:SS" or as seconds'
+MAX_TEXT_LENGTH = 100
+ROUGH_DIGITS = 3
 
-UNITS = {"ms": "milliseconds", "s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+_NUMBER = r"[0-9]*\.?[0-9]+"
+_PARTS = re.compile(rf"({_NUMBER})\s*(days?|d|h|ms|us|m|s)\s*")
+_WITH_UNITS = re.compile(rf"(?P<sign>[-+]?)(?P<parts>(?:{_PARTS.pattern})+)")
+_ISO = re.compile(
+    r"(?P<sign>[-+]?)p(?:(?P<d>N)d)?(?:t(?:(?P<h>N)h)?(?:(?P<m>N)m)?(?:(?P<s>N)s)?)?".replace(
+        "N", r"[0-9]+(?:[.,][0-9]+)?"
+    )
+)
+_CLOCK = re.compile(
+    r"(?:(?P<sign>[-+])|(?P<d>[0-9]+) (?:days?,? )?)?"
+    r"(?:(?:(?P<h>[0-9]+):)?(?P<m>[0-9]+):)?(?P<s>[0-9]+(?:[.,][0-9]+)?)"
+)
 
 
-def duration(value: Any, *, where: str) -> timedelta:
-    """Return a ``timedelta`` from one, or from text such as "90s", "15m", "2h", "1d", "250ms" or "PT15M"."""
+def parse_duration(value: object, *, needs_unit: bool = False) -> timedelta:
+    """Return the duration that text gives, or a ``timedelta`` as it is; ``ValueError`` shows the accepted forms.
+
+    Text is read in any case: ``15m``, ``1m30s``, ``10 s``, ``1.5h``; ISO 8601 as in ``PT1M30S`` or ``P1DT2H``;
+    ``HH:MM:SS``, ``MM:SS`` and ``1 day, 02:00:00``; a number alone is seconds. A leading ``-`` makes it negative.
+    ``needs_unit`` refuses forms without a unit, where such text can also be a date or a time of day.
+    """
     if isinstance(value, timedelta):
         return value
-    if isinstance(value, str):
-        short = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)", value.strip())
-        if short:
-            return timedelta(**{UNITS[short[2]]: float(short[1])})
-        parsed = parse_duration(value)
-        if parsed is not None and value.strip():  # Django takes no text at all for a duration of zero
-            return parsed
-    raise ImproperlyConfigured(f'{where} must be a timedelta or text such as "15m", not {value!r}.')
+    if isinstance(value, str) and len(value) <= MAX_TEXT_LENGTH:
+        found = _read(value.strip().lower(), needs_unit=needs_unit)
+        if found is not None:
+            try:
+                return found * MICROSECOND
+            except OverflowError:
+                raise ValueError(f"{value!r} is longer than the longest duration, {timedelta.max.days} days") from None
+    raise ValueError(f"{repr(value)[:MAX_TEXT_LENGTH]} is not a duration. {FORMS}{'' if needs_unit else WITHOUT_UNIT}")
 
 
-def short(value: timedelta) -> str:
-    """Return a duration in its largest whole unit, as people write it: 90s, 15m, 50ms, 2d; else as ``iso`` does."""
-    for name, unit in reversed(UNITS.items()):
-        one = timedelta(**{unit: 1})
-        if value >= one and not value % one:
-            return f"{value // one}{name}"
-    return iso(value)
+def parse_length(value: object, *, needs_unit: bool = False) -> timedelta:
+    """Return the duration that text gives, as ``parse_duration`` does; ``ValueError`` also for a negative one."""
+    found = parse_duration(value, needs_unit=needs_unit)
+    if found < ZERO:
+        raise ValueError(f'{value!r} is negative. Write a duration of 0 or more, such as "15m"')
+    return found
 
 
-def iso(value: timedelta) -> str:
-    """Return a duration in short ISO 8601, as ``duration`` reads it: PT15M, PT1H30M, PT0.25S, P2D."""
-    seconds = value.total_seconds() - value.days * 86_400
-    parts = [(int(seconds // 3600), "H"), (int(seconds % 3600 // 60), "M")]
-    time = "".join(f"{number}{unit}" for number, unit in parts if number)
-    rest = f"{seconds % 60:.6f}".rstrip("0").rstrip(".")
-    time += f"{rest}S" if float(rest) or not (time or value.days) else ""
-    return f"P{f'{value.days}D' if value.days else ''}{f'T{time}' if time else ''}"
+def _read(text: str, *, needs_unit: bool) -> int | None:
+    """Return the microseconds that ``text`` gives."""
+    if found := _WITH_UNITS.fullmatch(text):
+        parts = [(number, unit if unit in UNITS else "d") for number, unit in _PARTS.findall(found["parts"])]
+    elif found := _ISO.fullmatch(text) or (None if needs_unit else _CLOCK.fullmatch(text)):
+        numbers = found.groupdict()
+        parts = [(number.replace(",", "."), unit) for unit, number in numbers.items() if number and unit in UNITS]
+    if found is None or not parts:
+        return None
+    total = round(sum((Decimal(number) * UNITS[unit] for number, unit in parts), Decimal(0)))
+    return -total if found["sign"] == "-" else total
+
+
+def format_duration(value: timedelta, *, rough: bool = False) -> str:
+    """Return a duration for people, exact, as in ``1h30m``, ``12.5ms`` or ``0s``; ``parse_duration`` reads it.
+
+    ``rough`` keeps two units, as in ``4m12s``, ``2h5m`` and ``3d4h``, and below one minute three digits, as in
+    ``3.46s``. It rounds down.
+    """
+    rest = abs(value) // MICROSECOND
+    if rough:
+        rest -= rest % _precision(rest)
+    parts = []
+    for unit in ("d", "h", "m"):
+        number, rest = divmod(rest, UNITS[unit])
+        parts += [f"{number}{unit}"] if number else []
+    if rest:
+        unit = next(unit for unit in ("s", "ms", "us") if rest >= UNITS[unit])
+        parts.append(f"{_decimal(rest, UNITS[unit])}{unit}")
+    return f"{'-' * (value < ZERO)}{''.join(parts)}" if parts else "0s"
+
+
+def format_seconds(seconds: float) -> str:
+    """Return a number of seconds as a rough duration for people."""
+    return format_duration(timedelta(seconds=seconds), rough=True)
+
+
+def iso_duration(value: timedelta) -> str:
+    """Return a duration for machines, exact, in ISO 8601, as in ``PT1H30M``, ``P2D`` or ``PT0S``."""
+    rest, time = abs(value) // MICROSECOND, ""
+    days, rest = divmod(rest, UNITS["d"])
+    for unit in ("h", "m"):
+        number, rest = divmod(rest, UNITS[unit])
+        time += f"{number}{unit.upper()}" if number else ""
+    if rest or not (days or time):
+        time += f"{_decimal(rest, UNITS['s'])}S"
+    return f"{'-' * (value < ZERO)}P{f'{days}D' if days else ''}{f'T{time}' if time else ''}"
+
+
+def _precision(rest: int) -> int:
+    """Return the microseconds that a rough duration is a multiple of."""
+    for unit, smaller in (("d", "h"), ("h", "m"), ("m", "s")):
+        if rest >= UNITS[unit]:
+            return UNITS[smaller]
+    return 10 ** max(len(str(rest)) - ROUGH_DIGITS, 0)
+
+
+def _decimal(number: int, size: int) -> str:
+    """Return ``number / size`` with every digit; ``size`` is a power of ten."""
+    return format(Decimal(number) / size, "f")

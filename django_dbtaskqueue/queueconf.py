@@ -11,7 +11,7 @@ from typing import Any
 from django.core.exceptions import ImproperlyConfigured
 
 from django_dbtaskqueue import retry
-from django_dbtaskqueue.durations import duration, iso
+from django_dbtaskqueue.durations import iso_duration, parse_duration
 from django_dbtaskqueue.exceptions import near_match
 
 QUEUE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:\-]{0,199}")
@@ -24,7 +24,7 @@ PLACE = ("database", "shards", "model", "temporary")  # where a queue's tasks li
 
 @dataclass(frozen=True, slots=True)
 class QueueSettings:
-    """What one queue is set to. Durations are ``timedelta``, or text such as ``"15m"`` or ``"PT15M"``."""
+    """What one queue is set to. Durations are ``timedelta``, or text that ``parse_duration`` reads."""
 
     lease: timedelta = timedelta(seconds=60)
     timeout: timedelta | None = None  # of one run of the processor; None: as long as it holds its lease
@@ -113,6 +113,14 @@ def queue_values(given: Mapping[str, Any], *, where: str) -> dict[str, Any]:
     return values
 
 
+def duration(value: Any, *, where: str) -> timedelta:
+    """Return the duration of a setting; ``ImproperlyConfigured`` names the setting and shows the accepted forms."""
+    try:
+        return parse_duration(value)
+    except ValueError as error:
+        raise ImproperlyConfigured(f"{where}: {error}.") from None
+
+
 def parse(key: str, value: Any, *, where: str) -> Any:
     """Return a queue setting in its proper type: text durations and retry policies parsed."""
     if key in DURATIONS and value is not None:
@@ -158,7 +166,7 @@ def stored(settings: Mapping[str, Any], *, where: str, fixed: Sequence[str] = ()
 
 def _json(name: str, value: Any, *, where: str) -> Any:
     if isinstance(value, timedelta):
-        return iso(value)
+        return iso_duration(value)
     if name not in ("retry", "reenqueue") or value is None:
         return value
     text = retry.describe(value)

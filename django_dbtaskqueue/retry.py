@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from typing import Any, TypeGuard
 
+from django_dbtaskqueue.durations import format_duration, parse_length
 from django_dbtaskqueue.exceptions import near_match
 from django_dbtaskqueue.outcomes import Fail
 
@@ -231,9 +232,8 @@ _NAMED = (Fixed, Arithmetic, Geometric, Sequence, Staged)
 _KINDS: dict[str, Callable[..., Policy]] = {"linear": Fixed, **{cls.__name__.lower(): cls for cls in _NAMED}}
 _EXAMPLES = (
     "fixed:10s | arithmetic:10s,step=5s | geometric:10s,x2,max=1h | sequence:0s,10s,1m30s | staged:3=10s,5=1m,rest=5m, "
-    "each with ,jitter=0 if wanted; units d h m s ms us"
+    "each with ,jitter=0 if wanted; a duration is also read in ISO 8601, such as PT1M30S"
 )
-_UNITS = {"d": 86_400_000_000, "h": 3_600_000_000, "m": 60_000_000, "s": 1_000_000, "ms": 1_000, "us": 1}
 
 
 def parse(text: str) -> Policy:
@@ -253,16 +253,11 @@ def _build(kind: str, words: list[tuple[str, str, str]]) -> Policy:
     options: dict[str, Any] = {name: float(value) for name, _, value in words if name in {"jitter", "ratio"}}
     words = [word for word in words if word[0] not in options]
     if kind == "staged":
-        return Staged(*((None if last == "rest" else int(last), _duration(text)) for last, _, text in words), **options)
-    options |= {"maximum" if name == "max" else name: _duration(text) for name, equals, text in words if equals}
-    return _KINDS[kind](*(_duration(text) for text, equals, _ in words if not equals), **options)
-
-
-def _duration(text: str) -> timedelta:
-    if not re.fullmatch(r"([0-9.]+(d|h|ms|us|m|s))+", text):
-        raise ValueError(f"{text!r} is no duration such as 10s, 1m30s or 500ms")
-    parts = re.findall(r"([0-9.]+)([a-z]+)", text)
-    return sum((timedelta(microseconds=float(number) * _UNITS[unit]) for number, unit in parts), ZERO)
+        return Staged(
+            *((None if last == "rest" else int(last), parse_length(text)) for last, _, text in words), **options
+        )
+    options |= {"maximum" if name == "max" else name: parse_length(text) for name, equals, text in words if equals}
+    return _KINDS[kind](*(parse_length(text) for text, equals, _ in words if not equals), **options)
 
 
 def describe(policy: Policy) -> str:
@@ -279,22 +274,17 @@ def describe(policy: Policy) -> str:
 def _words(policy: _Schedule) -> list[str]:
     match policy:
         case Sequence():
-            return [_text(delay) for delay in policy.delays]
+            return [format_duration(delay) for delay in policy.delays]
         case Staged():
-            return [f"{'rest' if last is None else last}={_text(delay)}" for last, delay in policy.stages]
+            return [f"{'rest' if last is None else last}={format_duration(delay)}" for last, delay in policy.stages]
         case Geometric():
-            top = [] if policy.maximum is None else [f"max={_text(policy.maximum)}"]
-            return [_text(policy.initial), f"x{policy.ratio!r}".removesuffix(".0"), *top]
+            top = [] if policy.maximum is None else [f"max={format_duration(policy.maximum)}"]
+            return [format_duration(policy.initial), f"x{policy.ratio!r}".removesuffix(".0"), *top]
         case Arithmetic():
-            return [_text(policy.initial), *([] if policy.step is None else [f"step={_text(policy.step)}"])]
+            return [
+                format_duration(policy.initial),
+                *([] if policy.step is None else [f"step={format_duration(policy.step)}"]),
+            ]
         case Fixed():
-            return [_text(policy.interval)]
+            return [format_duration(policy.interval)]
     return []
-
-
-def _text(delay: timedelta) -> str:
-    left, parts = delay // timedelta(microseconds=1), []
-    for unit, size in _UNITS.items():
-        count, left = divmod(left, size)
-        parts += [f"{count}{unit}"] if count else []
-    return "".join(parts) or "0s"

@@ -1,33 +1,118 @@
-"""Durations as people write them, and back."""
+"""Durations as text: every form that is read, and what is written is read as the same."""
 
 from __future__ import annotations
 
+from argparse import ArgumentTypeError
+from collections.abc import Callable
 from datetime import timedelta
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from django_dbtaskqueue.durations import duration, iso, short
+from django_dbtaskqueue import conf, retry
+from django_dbtaskqueue.durations import format_duration, format_seconds, iso_duration, parse_duration, parse_length
+from django_dbtaskqueue.management import arguments
+from django_dbtaskqueue.operations.kinds import span_of
+from django_dbtaskqueue.pipeline.objectives import objective
+
+MINUTE_AND_A_HALF = timedelta(seconds=90)
+READERS: dict[str, Callable[[str], timedelta | None]] = {
+    "settings, overrides, API": lambda text: conf.overlay(conf.QueueSettings(), {"lease": text}).lease,
+    "retry policy": lambda text: retry.parse(f"fixed:{text},jitter=0")(1, None),
+    "command line": arguments.duration,
+    "search": span_of,
+    "pipeline": lambda text: objective(f"claims=99%/{text}").within,
+}
+
+
+@pytest.mark.parametrize("text", ["90s", "1m30s", "1M 30S", "1.5 m", "PT1M30S", "pt90s", "90000ms"])
+@pytest.mark.parametrize("reader", READERS)
+def test_every_reader_reads_every_form(reader: str, text: str) -> None:
+    assert READERS[reader](text) == MINUTE_AND_A_HALF
+
+
+@pytest.mark.parametrize("reader", ["settings, overrides, API", "retry policy", "command line", "pipeline"])
+@pytest.mark.parametrize("text", ["90", "00:01:30", "1:30"])
+def test_text_without_a_unit_is_seconds_or_a_clock(reader: str, text: str) -> None:
+    assert READERS[reader](text) == MINUTE_AND_A_HALF
+    assert span_of(text) is None  # in a search it may be a date or a time of day
 
 
 @pytest.mark.parametrize(
-    ("text", "written"),
+    ("text", "wanted"),
     [
-        ("50ms", "50ms"),
-        ("1.5s", "1500ms"),
-        ("60s", "1m"),
-        ("90s", "90s"),
-        ("PT15M", "15m"),
-        ("36h", "36h"),
-        ("14d", "14d"),
-        ("P365D", "365d"),
-        ("0s", "PT0S"),
+        ("0s", timedelta(0)),
+        ("250ms", timedelta(milliseconds=250)),
+        ("12us", timedelta(microseconds=12)),
+        (".5s", timedelta(seconds=0.5)),
+        (" 2 d ", timedelta(days=2)),
+        ("2 days", timedelta(days=2)),
+        ("P1DT2H", timedelta(hours=26)),
+        ("PT1,5S", timedelta(seconds=1.5)),
+        ("1 day, 2:00:00", timedelta(hours=26)),
+        ("-5s", timedelta(seconds=-5)),
+        ("-PT5S", timedelta(seconds=-5)),
+        ("-00:00:05", timedelta(seconds=-5)),
     ],
 )
-def test_what_is_written_short_is_read_the_same(text: str, written: str) -> None:
-    found = duration(text, where="the lease")
-    assert short(found) == written
-    assert duration(short(found), where="it") == duration(iso(found), where="it") == found
+def test_forms(text: str, wanted: timedelta) -> None:
+    assert parse_duration(text) == parse_duration(wanted) == wanted
 
 
-def test_what_no_unit_divides_is_written_in_iso() -> None:
-    assert short(timedelta(microseconds=1500)) == "PT0.0015S"
+@pytest.mark.parametrize("value", [5, 1.5, None, True, ["1m"], "", "soon", "s", "P", "PT", "1..5s", "1" * 101])
+def test_what_is_not_a_duration_is_refused_with_the_forms(value: object) -> None:
+    with pytest.raises(ValueError, match=r'is not a duration\. Write numbers with a unit .*"1m30s".*"PT1M30S"'):
+        parse_duration(value)
+
+
+def test_refusals_say_why() -> None:
+    with pytest.raises(ValueError, match="'9999999999d' is longer than the longest duration, 999999999 days"):
+        parse_duration("9999999999d")
+    with pytest.raises(ValueError, match=r"'-5s' is negative\. Write a duration of 0 or more"):
+        parse_length("-5s")
+    with pytest.raises(ArgumentTypeError, match="'0s' must be more than 0"):
+        arguments.positive_duration("0s")
+
+
+@given(st.timedeltas())
+def test_what_is_written_is_read_as_the_same(value: timedelta) -> None:
+    assert parse_duration(format_duration(value)) == value
+    assert parse_duration(iso_duration(value)) == value
+
+
+@given(st.timedeltas(min_value=timedelta(0)))
+def test_a_rough_duration_is_read_and_is_not_more(value: timedelta) -> None:
+    read = parse_duration(format_duration(value, rough=True))
+    assert read <= value and value - read < max(value / 24, timedelta(microseconds=1))
+
+
+@given(st.text("0123456789.,:-+dhmsuPT ay", max_size=20))
+def test_any_text_is_read_or_refused(text: str) -> None:
+    try:
+        found = parse_duration(text)
+    except ValueError:
+        return
+    assert parse_duration(format_duration(found)) == found
+
+
+@pytest.mark.parametrize(
+    ("seconds", "exact", "rough", "iso"),
+    [
+        (0, "0s", "0s", "PT0S"),
+        (0.00004, "40us", "40us", "PT0.00004S"),
+        (0.012345, "12.345ms", "12.3ms", "PT0.012345S"),
+        (0.9999, "999.9ms", "999ms", "PT0.9999S"),
+        (3.456, "3.456s", "3.45s", "PT3.456S"),
+        (59.99, "59.99s", "59.9s", "PT59.99S"),
+        (90.5, "1m30.5s", "1m30s", "PT1M30.5S"),
+        (252, "4m12s", "4m12s", "PT4M12S"),
+        (7265, "2h1m5s", "2h1m", "PT2H1M5S"),
+        (90_000, "1d1h", "1d1h", "P1DT1H"),
+        (31_536_000, "365d", "365d", "P365D"),
+        (-90, "-1m30s", "-1m30s", "-PT1M30S"),
+    ],
+)
+def test_spellings(seconds: float, exact: str, rough: str, iso: str) -> None:
+    value = timedelta(seconds=seconds)
+    assert (format_duration(value), format_seconds(seconds), iso_duration(value)) == (exact, rough, iso)

@@ -13,6 +13,7 @@ from django.utils.safestring import SafeString
 from django.utils.timezone import localtime
 from django.utils.translation import gettext as _
 
+from django_dbtaskqueue.durations import format_duration
 from django_dbtaskqueue.operations.masking import masked, masked_text
 from django_dbtaskqueue.status import Status
 
@@ -44,19 +45,6 @@ def status_badge(status: str) -> SafeString:
     return badge(status.lower() if known else "unknown", ICONS[Status(status)] if known else "?", status)
 
 
-def duration(span: timedelta) -> str:
-    """Return a duration in its two largest units, such as "4 m 12 s"; a negative one as none."""
-    seconds = max(int(span.total_seconds()), 0)
-    minutes, hours, days = seconds // 60, seconds // 3600, seconds // 86400
-    if days:
-        return _("%(days)s d %(hours)s h") % {"days": days, "hours": hours % 24}
-    if hours:
-        return _("%(hours)s h %(minutes)s m") % {"hours": hours, "minutes": minutes % 60}
-    if minutes:
-        return _("%(minutes)s m %(seconds)s s") % {"minutes": minutes, "seconds": seconds % 60}
-    return _("%(seconds)s s") % {"seconds": seconds}
-
-
 def local(value: datetime) -> datetime:
     """Return a time in the viewer's time zone."""
     return localtime(value) if value.tzinfo else value
@@ -84,8 +72,9 @@ def ago(value: datetime | None, now: datetime) -> str:
     """Return a time as its distance from now, either way."""
     if value is None:
         return NOTHING
+    age = timedelta(seconds=int(abs(now - value).total_seconds()))  # as the browser counts on
     words = _("%(time)s ago") if value <= now else _("in %(time)s")
-    return stamp(value, words % {"time": duration(abs(now - value))}, ages=True)
+    return stamp(value, words % {"time": format_duration(age, rough=True)}, ages=True)
 
 
 def box(text: str | None) -> str:

@@ -15,9 +15,10 @@ from django.utils.translation import ngettext
 
 from django_dbtaskqueue.admin.base import ReadOnlyAdmin
 from django_dbtaskqueue.admin.charts import charts
-from django_dbtaskqueue.admin.display import NOTHING, badge, duration
+from django_dbtaskqueue.admin.display import NOTHING, badge
 from django_dbtaskqueue.admin.pages import show
 from django_dbtaskqueue.admin.searching import text_of
+from django_dbtaskqueue.durations import format_duration
 from django_dbtaskqueue.models import FailureGroup, Poller, Queue, Task
 from django_dbtaskqueue.operations.figures import Amount, Overview, QueueFigures, overview
 from django_dbtaskqueue.session import model_for
@@ -106,6 +107,11 @@ def _cell(page: Any, number: Amount, model: Any, **search: str) -> dict[str, Any
     address = page.url(model, "changelist")
     url = f"{address}?{urlencode({'q': text_of(**search)})}" if address and search else address
     return {"text": str(number), "some": bool(number), "url": url}
+
+
+def duration(value: timedelta) -> str:
+    """Return an age for people."""
+    return format_duration(value, rough=True)
 
 
 def _names(names: Sequence[str], most: int = 5) -> str:

@@ -84,10 +84,6 @@ def words() -> str:
     texts = {
         "ago": _("%(time)s ago"),
         "within": _("in %(time)s"),
-        "days": _("%(days)s d %(hours)s h"),
-        "hours": _("%(hours)s h %(minutes)s m"),
-        "minutes": _("%(minutes)s m %(seconds)s s"),
-        "seconds": _("%(seconds)s s"),
         "ticked": _("%(number)s ticked"),
         "held": _("not refreshed while rows are ticked"),
         "lost": _("no answer since %(time)s"),

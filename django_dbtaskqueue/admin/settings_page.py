@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from datetime import timedelta
 from typing import Any
@@ -9,19 +10,18 @@ from typing import Any
 from django.contrib import messages
 from django.core.exceptions import ImproperlyConfigured
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
-from django.utils.dateparse import parse_duration
 from django.utils.translation import gettext as _
 
 from django_dbtaskqueue import bulk_operations, conf
 from django_dbtaskqueue.admin.confirm import check
 from django_dbtaskqueue.admin.searching import text_of
-from django_dbtaskqueue.durations import short
+from django_dbtaskqueue.durations import format_duration, parse_duration
 from django_dbtaskqueue.exceptions import OperationRefused
 from django_dbtaskqueue.models import BulkOperation, Queue
 from django_dbtaskqueue.operations import queue_acts
 from django_dbtaskqueue.operations.audit import Actor
 from django_dbtaskqueue.operations.verbs import CHANGE_SETTINGS, PURGE
-from django_dbtaskqueue.queueconf import PLACE, QueueSettings, stored
+from django_dbtaskqueue.queueconf import DURATIONS, PLACE, QueueSettings, stored
 from django_dbtaskqueue.retry import describe
 
 FIXED = (*PLACE, "strategy", "router", "paused")  # where tasks live cannot change; pausing has a page of its own
@@ -60,13 +60,14 @@ def settings_of(queue: Queue) -> list[Setting]:
 
 def changes_of(queue: Queue) -> str:
     """Return what an operator changed, such as ``lease=5m``."""
-    return ", ".join(f"{name}={_changed(value)}" for name, value in (queue.overrides or {}).items())
+    return ", ".join(f"{name}={_changed(name, value)}" for name, value in (queue.overrides or {}).items())
 
 
-def _changed(value: Any) -> Any:
-    """Return a stored override as people write it: durations are kept in ISO 8601."""
-    span = parse_duration(value) if isinstance(value, str) and value.startswith("P") else None
-    return value if span is None else short(span)
+def _changed(name: str, value: Any) -> Any:
+    """Return a stored override as people write it. A row keeps a duration in ISO 8601."""
+    with suppress(ValueError):
+        return format_duration(parse_duration(value)) if name in DURATIONS else value
+    return value
 
 
 def _source(queue: str, name: str, overrides: dict[str, Any]) -> str:
@@ -83,7 +84,7 @@ def _source(queue: str, name: str, overrides: dict[str, Any]) -> str:
 def shown(value: Any) -> str:
     """Return a setting's value as people write it."""
     if isinstance(value, timedelta):
-        return short(value)
+        return format_duration(value)
     return describe(value) if callable(value) else str(value)
 
 
@@ -135,4 +136,4 @@ def _read(key: str, value: str) -> Any:
         return None
     if value.lower() in ("true", "false"):
         return value.lower() == "true"
-    return int(value) if value.isdecimal() else value
+    return int(value) if value.isdecimal() and key not in DURATIONS else value

@@ -19,8 +19,9 @@ from django_dbtaskqueue.admin import lists, searching
 from django_dbtaskqueue.admin.acting import act
 from django_dbtaskqueue.admin.again import can_enqueue, enqueue_again
 from django_dbtaskqueue.admin.base import may_see
-from django_dbtaskqueue.admin.display import NOTHING, ago, box, duration, stamp, summary
+from django_dbtaskqueue.admin.display import NOTHING, ago, box, stamp, summary
 from django_dbtaskqueue.admin.lists import WHOLE, ListAdmin
+from django_dbtaskqueue.durations import format_duration
 from django_dbtaskqueue.models import AbstractTask, Attempt, Poller, Queue, Task
 from django_dbtaskqueue.operations import looking
 from django_dbtaskqueue.operations.filters import TaskFilter
@@ -245,7 +246,7 @@ def _failure(row: Attempt, *, traces: bool) -> Event:
         _("attempt %(n)s failed") % {"n": row.attempt},
         said,
         bad=True,
-        took="" if took is None else _("after %(time)s") % {"time": duration(took)},
+        took="" if took is None else _("after %(time)s") % {"time": format_duration(took, rough=True)},
         trace=box(row.traceback) if traces and row.traceback else "",
         key=row.total_attempt,
     )

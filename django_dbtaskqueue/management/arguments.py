@@ -5,9 +5,7 @@ from __future__ import annotations
 from argparse import ArgumentTypeError
 from datetime import timedelta
 
-from django.core.exceptions import ImproperlyConfigured
-
-from django_dbtaskqueue import conf
+from django_dbtaskqueue.durations import parse_length
 
 
 def positive(text: str) -> int:
@@ -20,9 +18,14 @@ def positive(text: str) -> int:
 def duration(text: str) -> timedelta:
     """Return a duration of 0 or more."""
     try:
-        found = conf.duration(text, where="the time")
-    except ImproperlyConfigured as error:
+        return parse_length(text)
+    except ValueError as error:
         raise ArgumentTypeError(str(error)) from None
-    if found < timedelta(0):
-        raise ArgumentTypeError(f"{text!r} is negative")
+
+
+def positive_duration(text: str) -> timedelta:
+    """Return a duration of more than 0."""
+    found = duration(text)
+    if not found:
+        raise ArgumentTypeError(f"{text!r} must be more than 0")
     return found

@@ -13,9 +13,9 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from django_dbtaskqueue import checks, conf, registry
+from django_dbtaskqueue.durations import format_duration
 from django_dbtaskqueue.models import Poller, Queue, Task
 from django_dbtaskqueue.operations import server
-from django_dbtaskqueue.operations.console.words import span
 from django_dbtaskqueue.operations.figures import MISSED, QueueFigures, alive, heads, overview, places_of
 from django_dbtaskqueue.operations.findings import Finding
 from django_dbtaskqueue.operators import Location
@@ -122,7 +122,7 @@ def _clock(alias: str) -> Iterator[Finding]:
         yield Finding(
             "host.clock",
             "warning",
-            _("This host's clock and the database's are %(seconds).1f s apart.") % {"seconds": skew.total_seconds()},
+            _("This host's clock and the database's are %(time)s apart.") % {"time": format_duration(skew, rough=True)},
             _("Tasks go by the database's clock, so they are safe; keep both in time with NTP, or ages look wrong."),
         )
 
@@ -141,7 +141,7 @@ def _queues(alias: str) -> Iterator[Finding]:
 def _queue(row: QueueFigures) -> Iterator[Finding]:
     if row.oldest is None:
         return
-    age = {"queue": row.queue, "age": span(row.oldest)}
+    age = {"queue": row.queue, "age": format_duration(row.oldest, rough=True)}
     if row.paused:
         if row.late:
             yield Finding(
@@ -192,8 +192,8 @@ def _pollers(alias: str) -> Iterator[Finding]:
         yield Finding(
             "poller.silent",
             "warning",
-            _("Poller %(poller)s has not reported for over %(seconds)g s.")
-            % {"poller": instance, "seconds": (MISSED * beat).total_seconds()},
+            _("Poller %(poller)s has not reported for over %(time)s.")
+            % {"poller": instance, "time": format_duration(MISSED * beat)},
             _("It died or lost the database. Its tasks are taken over when their leases end; see its log."),
         )
     known = set(registry.queues())

@@ -8,17 +8,15 @@ from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from difflib import get_close_matches
 
-from django.core.exceptions import ImproperlyConfigured
 from django.utils.translation import gettext as _
 
-from django_dbtaskqueue.durations import duration
+from django_dbtaskqueue.durations import parse_duration
 from django_dbtaskqueue.exceptions import SearchError
 from django_dbtaskqueue.status import Status
 
 MOST = 2**63 - 1
 NUMBER = re.compile(r"-?\d{1,19}")
 JSON_NUMBER = re.compile(r"-?\d{1,18}(\.\d{1,18})?")
-SPAN = re.compile(r"P[\dDTHMS.]+|\d+(\.\d+)?(ms|s|m|h|d)")
 LONGEST = timedelta(days=36_500)
 COMPARISONS = (">=", "<=", ">", "<")
 STATES = ("due", "held", "parked", "scheduled", "stale")
@@ -238,11 +236,9 @@ def split(piece: Piece) -> tuple[str, str]:
 
 def span_of(text: str) -> timedelta | None:
     """Return a length of time, or None when it is none."""
-    if not SPAN.fullmatch(text):
-        return None
     try:
-        found = duration(text, where="")
-    except (ImproperlyConfigured, OverflowError):
+        found = parse_duration(text, needs_unit=True)
+    except ValueError:
         return None
     return found if timedelta(0) <= found <= LONGEST else None
 

@@ -8,6 +8,7 @@ from django.db import models
 from django.utils.translation import gettext as _
 
 from django_dbtaskqueue import conf, partitions
+from django_dbtaskqueue.durations import format_seconds
 from django_dbtaskqueue.models import Attempt, FailureCount, Metric, TaskHistory
 from django_dbtaskqueue.operations.figures import alive, places_of
 from django_dbtaskqueue.operations.findings import Finding
@@ -102,8 +103,8 @@ def _held_back(session: Session) -> Iterator[Finding]:
         yield Finding(
             "database.pinned",
             "warning",
-            _("A %(kind)s of %(who)s has been open for %(seconds)s s; vacuum can clean up nothing younger.")
-            % {"kind": kind, "who": who, "seconds": seconds},
+            _("A %(kind)s of %(who)s has been open for %(time)s; vacuum can clean up nothing younger.")
+            % {"kind": kind, "who": who, "time": format_seconds(seconds)},
             _("End it, and give sessions an idle_in_transaction_session_timeout. Checkouts get slower meanwhile."),
         )
 

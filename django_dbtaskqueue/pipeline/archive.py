@@ -20,12 +20,13 @@ from datetime import timedelta
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from django_dbtaskqueue.durations import parse_length
 from django_dbtaskqueue.exceptions import LakeError, PipelineError
 from django_dbtaskqueue.pipeline.archive_batches import Batch, Batches, Wanted
 from django_dbtaskqueue.pipeline.archive_compact import FEWEST, compact
 from django_dbtaskqueue.pipeline.archive_files import Export, keys, withdraw
 from django_dbtaskqueue.pipeline.archive_write import WRITTEN, SliceWriter
-from django_dbtaskqueue.pipeline.arguments import Argument, count, duration
+from django_dbtaskqueue.pipeline.arguments import Argument, count
 from django_dbtaskqueue.pipeline.jobs import Context, Job
 from django_dbtaskqueue.pipeline.lake import Entry, Lake
 from django_dbtaskqueue.pipeline.lake_files import exclusive, local_path
@@ -53,7 +54,7 @@ class Archive(Job):
     name = "archive"
     summary = "move finished tasks from the database to the lake"
     arguments = (
-        Argument("older_than", "archive what finished at least so long ago", duration, timedelta(days=1)),
+        Argument("older_than", "archive what finished at least so long ago", parse_length, timedelta(days=1)),
         Argument("queue", "only this queue; may be given again", many=True),
         Argument("status", "only tasks that ended so; may be given again", many=True, choices=STATUSES),
         Argument("source", "only this table; may be given again", many=True, choices=SOURCES),

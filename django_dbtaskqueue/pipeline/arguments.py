@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, date, datetime
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
 from django_dbtaskqueue.exceptions import JobOptionError, near_match
-
-UNITS = {"ms": "milliseconds", "s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
 
 @dataclass(frozen=True)
@@ -63,14 +60,6 @@ def complete(arguments: Sequence[Argument], given: Mapping[str, Any]) -> dict[st
         if argument.required and not values[name]:
             raise JobOptionError(argument.flag, f"it is needed: {argument.help}")
     return values
-
-
-def duration(text: str) -> timedelta:
-    """Return the duration of text such as "90s", "15m", "2h", "30d"."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)", text.strip())
-    if not found:
-        raise ValueError(f'{text!r} is no duration. Write a number and its unit, as in "90s", "15m", "2h" or "30d"')
-    return timedelta(**{UNITS[found[2]]: float(found[1])})
 
 
 def moment(text: str) -> datetime:

@@ -16,8 +16,9 @@ from pyspark.errors import AnalysisException, ParseException
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
+from django_dbtaskqueue.durations import parse_length
 from django_dbtaskqueue.exceptions import JobOptionError, PipelineError, near_match
-from django_dbtaskqueue.pipeline.arguments import Argument, count, duration, pair
+from django_dbtaskqueue.pipeline.arguments import Argument, count, pair
 from django_dbtaskqueue.pipeline.jobs import Context, Job
 from django_dbtaskqueue.pipeline.plain import write_whole
 from django_dbtaskqueue.pipeline.source import write_tasks
@@ -65,7 +66,7 @@ class Enqueue(Job):
         Argument("resume", "name of this load; run again with it to go on after a stop", metavar="NAME"),
         Argument("max_attempts", "attempts of a task that says nothing else. Default: the queue's", type=count,
                  default=5, metavar="N"),
-        Argument("ttl", "how long after it is due a task may still be started", type=duration, metavar="TIME"),
+        Argument("ttl", "how long after it is due a task may still be started", type=parse_length, metavar="TIME"),
         Argument("known_queue", "name of a queue that exists; others are refused. Default: any, or the project's",
                  many=True, metavar="NAME"),
     )  # fmt: skip

@@ -11,10 +11,11 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import functions as F
 
+from django_dbtaskqueue.durations import format_duration, parse_length
 from django_dbtaskqueue.exceptions import PipelineError
 from django_dbtaskqueue.pipeline import findings, forecasting, history, markup
 from django_dbtaskqueue.pipeline import transforms as T
-from django_dbtaskqueue.pipeline.arguments import Argument, count, duration, share
+from django_dbtaskqueue.pipeline.arguments import Argument, count, share
 from django_dbtaskqueue.pipeline.charts import heat_map
 from django_dbtaskqueue.pipeline.forecasting import Anomaly, Need, Service, Stretch, Target
 from django_dbtaskqueue.pipeline.history import Period
@@ -45,7 +46,7 @@ class Forecast(Job):
     summary = "pollers needed in each hour of the week for a target wait, and anomalies"
     arguments = (
         *history.ARGUMENTS,
-        Argument("target_wait", "wait to keep", type=duration, default=timedelta(seconds=30), metavar="TIME"),
+        Argument("target_wait", "wait to keep", type=parse_length, default=timedelta(seconds=30), metavar="TIME"),
         Argument("share", "of the tasks that are to keep it, as 95%", type=share, default=0.95),
         Argument("pollers", "pollers there are now. Default: the running ones in the database, else 1", type=count,
                  metavar="N"),
@@ -166,7 +167,7 @@ def sentence(
     stretches: Sequence[Stretch], found: Sequence[Need], *, have: int, slots: int, options: Mapping[str, Any]
 ) -> str:
     """Return what is to be done, in one sentence."""
-    goal = f"to keep {options['share'] * 100:g} % of the waits within {options['target_wait'].total_seconds():g} s"
+    goal = f"to keep {options['share'] * 100:g} % of the waits within {format_duration(options['target_wait'])}"
     if stretches:
         worst, there = stretches[0], "is" if have == 1 else "are"
         pollers = "poller" if worst.pollers - have == 1 else "pollers"

@@ -12,8 +12,9 @@ from typing import Any
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
+from django_dbtaskqueue.durations import parse_length
 from django_dbtaskqueue.exceptions import JobOptionError, PipelineError, near_match
-from django_dbtaskqueue.pipeline.arguments import Argument, duration, moment
+from django_dbtaskqueue.pipeline.arguments import Argument, moment
 from django_dbtaskqueue.pipeline.jobs import Context
 from django_dbtaskqueue.pipeline.lake import read_lake
 from django_dbtaskqueue.pipeline.source import read_tasks
@@ -24,7 +25,7 @@ HOUR = timedelta(hours=1)
 def beginning(text: str) -> datetime | timedelta:
     """Return the time, or the duration before the end, of text such as "2026-01-31" or "30d"."""
     try:
-        return duration(text)
+        return parse_length(text, needs_unit=True)
     except ValueError:
         try:
             return moment(text)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from django_dbtaskqueue.durations import format_duration
 from django_dbtaskqueue.exceptions import JobOptionError, PipelineError, near_match
 from django_dbtaskqueue.pipeline.arguments import Argument, complete
 from django_dbtaskqueue.pipeline.database import Database
@@ -154,7 +155,7 @@ def shown(value: object) -> str:
     if isinstance(value, float):
         return f"{value:,.4g}"
     if isinstance(value, timedelta):
-        return f"{value.total_seconds():g}s"
+        return format_duration(value)
     if isinstance(value, list | tuple):
         return ", ".join(map(shown, value))
     return str(value)

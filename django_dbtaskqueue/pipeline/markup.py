@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from html import escape
 
+from django_dbtaskqueue.durations import format_seconds
+
 PALETTE_LIGHT = ("#2563a8", "#b4530f", "#1f7a4d", "#8a3ea8", "#a8232f", "#4a6a10", "#0f7285", "#6b5b3e")
 PALETTE_DARK = ("#7db4f0", "#f0a560", "#6fd0a0", "#d09bea", "#f28b94", "#b3d062", "#63cfe3", "#cdb98f")
 RIGHT, BAD = ' class="number"', ' class="bad"'
@@ -127,10 +129,5 @@ def percent(value: float | None) -> Number | None:
 
 
 def seconds(value: float | None) -> Number | None:
-    """Return a time as people say it: 12 ms, 3.4 s, 5 min, 2.1 h."""
-    if value is None:
-        return None
-    for size, unit in ((86_400, "d"), (3600, "h"), (60, "min")):
-        if value >= 2 * size:
-            return Number(f"{value / size:.1f}".removesuffix(".0") + f" {unit}")
-    return Number(f"{value:.3g} s" if value >= 1 else f"{value * 1000:.3g} ms")
+    """Return a time as people write it: 12ms, 3.4s, 5m, 2h6m."""
+    return None if value is None else Number(format_seconds(value))

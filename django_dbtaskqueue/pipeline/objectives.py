@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import timedelta
 
-from django_dbtaskqueue.pipeline.arguments import duration, pair, share
+from django_dbtaskqueue.durations import format_duration, parse_length
+from django_dbtaskqueue.pipeline.arguments import pair, share
 
 EVERY_QUEUE = "*"
 
@@ -21,7 +22,7 @@ class Objective:
 
     def __str__(self) -> str:
         text = f"{self.share * 100:g}%"
-        return text if self.within is None else f"{text} within {self.within.total_seconds():g} s"
+        return text if self.within is None else f"{text} within {format_duration(self.within)}"
 
 
 DEFAULT = Objective(EVERY_QUEUE, 0.99)
@@ -34,7 +35,7 @@ def objective(text: str) -> Objective:
     except ValueError:
         raise ValueError(f'{text!r} is no objective. Write it as "claims=99.9%/5m" or "*=99%"') from None
     wanted, _, within = rest.partition("/")
-    return Objective(queue, share(wanted), duration(within) if within else None)
+    return Objective(queue, share(wanted), parse_length(within) if within else None)
 
 
 def by_queue(objectives: Iterable[Objective]) -> dict[str, Objective]:

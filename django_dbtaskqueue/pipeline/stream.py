@@ -10,10 +10,11 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from django_dbtaskqueue.durations import parse_length
 from django_dbtaskqueue.exceptions import PipelineError
 from django_dbtaskqueue.pipeline.archive_files import Export
 from django_dbtaskqueue.pipeline.archive_write import WRITTEN, RowWriter
-from django_dbtaskqueue.pipeline.arguments import Argument, duration
+from django_dbtaskqueue.pipeline.arguments import Argument
 from django_dbtaskqueue.pipeline.jobs import Context, Job
 from django_dbtaskqueue.pipeline.lake import Lake
 from django_dbtaskqueue.pipeline.lake_files import write_safely, writing
@@ -76,7 +77,7 @@ class Stream(Job):
     summary = "copy finished tasks to the lake, continuously"
     arguments = (
         Argument("once", "end when all that has finished by now is copied", bool, False),
-        Argument("interval", "time between two micro-batches", duration, timedelta(seconds=10)),
+        Argument("interval", "time between two micro-batches", parse_length, timedelta(seconds=10)),
     )
 
     def run(self, context: Context) -> Mapping[str, Any]:

@@ -12,6 +12,7 @@ from django.db.utils import OperationalError
 
 from django_dbtaskqueue import __version__
 from django_dbtaskqueue.conf import QueueSettings
+from django_dbtaskqueue.durations import format_duration, format_seconds
 from django_dbtaskqueue.exceptions import near_match
 from django_dbtaskqueue.poller.lane import Lane
 from django_dbtaskqueue.poller.loop import Poller
@@ -35,7 +36,7 @@ def closing(poller: Poller, seconds: float) -> str:
     counts = poller.counts
     rate = counts.finished / seconds if seconds else 0.0
     return (
-        f"Stopped: {counts.finished} finished, {counts.failed} failed, {counts.lost} lost in {seconds:.1f} s"
+        f"Stopped: {counts.finished} finished, {counts.failed} failed, {counts.lost} lost in {format_seconds(seconds)}"
         f" ({rate:.1f}/s)"
     )
 
@@ -78,7 +79,7 @@ def _queue(lane: Lane) -> str:
 
 def _text(value: object) -> str:
     if isinstance(value, timedelta):
-        return f"{value.total_seconds():g}s"
+        return format_duration(value)
     if is_dataclass(value):  # a retry policy
         return type(value).__name__
     return str(value)

@@ -14,7 +14,7 @@ from django.core.exceptions import ImproperlyConfigured
 
 from django_dbtaskqueue import conf, retry
 from django_dbtaskqueue.conf import QueueSettings
-from django_dbtaskqueue.durations import iso
+from django_dbtaskqueue.durations import format_duration
 from django_dbtaskqueue.models import Queue
 from django_dbtaskqueue.poller.lane import Lane
 
@@ -51,7 +51,7 @@ def _apply(lane: Lane, overrides: dict[str, Any]) -> list[str]:
 
 
 def difference(old: QueueSettings, new: QueueSettings) -> list[str]:
-    """Return what changed as ``name=new<old``, durations in ISO 8601."""
+    """Return what changed as ``name=new<old``."""
     return [
         f"{field.name}={shown(getattr(new, field.name))}<{shown(getattr(old, field.name))}"
         for field in fields(QueueSettings)
@@ -62,5 +62,5 @@ def difference(old: QueueSettings, new: QueueSettings) -> list[str]:
 def shown(value: Any) -> str:
     """Return a setting's value as people write it."""
     if isinstance(value, timedelta):
-        return iso(value)
+        return format_duration(value)
     return retry.describe(value) if callable(value) else str(value)

@@ -16,6 +16,7 @@ from time import monotonic
 from types import FrameType
 
 from django_dbtaskqueue import notifier
+from django_dbtaskqueue.durations import format_seconds
 from django_dbtaskqueue.poller.control import Control
 from django_dbtaskqueue.poller.loop import Poller
 
@@ -97,7 +98,7 @@ def _until_end(poller: Poller, stops: Stops, timeout: float, look: Callable[[Pol
 
 def _obey(poller: Poller, level: int, timeout: float) -> None:
     if level == DRAIN:
-        logger.info("Stopping: waiting at most %g s for %s running tasks", timeout, len(poller.running()))
+        logger.info("Stopping: waiting at most %s for %s running tasks", format_seconds(timeout), len(poller.running()))
         poller.stop()
     else:
         logger.warning("Stopping now: cancelling %s running tasks", len(poller.running()))
@@ -119,7 +120,7 @@ def _left(poller: Poller) -> list[str]:
     runs = poller.running()
     left = [
         f"Task {run.job.lease.id} of {run.job.lease.queue} ({run.job.lease.reference or 'no reference'}) still runs "
-        f"after {now - run.started:.0f} s; its attempt stays charged"
+        f"after {format_seconds(now - run.started)}; its attempt stays charged"
         for run in runs
     ]
     unsettled = len(poller.settler.held) - len(runs)

@@ -19,6 +19,7 @@ from functools import partial
 from time import monotonic
 from typing import IO
 
+from django_dbtaskqueue.durations import format_seconds
 from django_dbtaskqueue.poller import lifeline
 from django_dbtaskqueue.poller.shutdown import DRAIN, GO_ON, LOOK, Stops
 from django_dbtaskqueue.poller.status_line import Snapshot
@@ -116,7 +117,7 @@ class Supervisor:
             self._start(child)
         except OSError as error:  # the machine is out of processes or memory
             child.start_at = monotonic() + PAUSE[1]
-            logger.error("Cannot start a child, trying again in %g s: %s", PAUSE[1], error)
+            logger.error("Cannot start a child, trying again in %s: %s", format_seconds(PAUSE[1]), error)
 
     def _start(self, child: Child) -> None:
         ours, theirs = lifeline.open_pair()
@@ -165,7 +166,7 @@ class Supervisor:
         child.pause = min(PAUSE[1], 2 * pause)
         child.start_at = monotonic() + pause
         log = logger.info if code == 0 else logger.error
-        log("Child %s ended: %s. Starting another one in %.1f s", pid, words(code), pause)
+        log("Child %s ended: %s. Starting another one in %s", pid, words(code), format_seconds(pause))
 
     def _judge(self, child: Child, process: subprocess.Popen[bytes]) -> None:
         """Kill a child that gives no sign of life, or does not end in time."""
@@ -173,10 +174,10 @@ class Supervisor:
         silent = now - child.started - BOOT if child.heard is None else now - child.heard - self._silence
         if silent > 0:
             logger.error(
-                "Child %s gave no sign of life for %.0f s: it is stopped, or a processor holds the interpreter. "
+                "Child %s gave no sign of life for %s: it is stopped, or a processor holds the interpreter. "
                 "Killing it; its tasks are taken again when their leases run out",
                 process.pid,
-                silent + (BOOT if child.heard is None else self._silence),
+                format_seconds(silent + (BOOT if child.heard is None else self._silence)),
             )
         elif now > self._deadline:
             logger.error("Child %s did not end in time. Killing it", process.pid)

@@ -30,7 +30,7 @@ from django_dbtaskqueue.models import (
 )
 from django_dbtaskqueue.operations import acts, bulk_steps
 from django_dbtaskqueue.operations.console import acting
-from django_dbtaskqueue.operations.console.words import printable, span
+from django_dbtaskqueue.operations.console.words import printable
 from django_dbtaskqueue.operations.pausing import IN_EFFECT
 from django_dbtaskqueue.operations.selection import select
 from django_dbtaskqueue.status import Status
@@ -97,8 +97,11 @@ def test_status_tells_the_health_first_then_each_queue() -> None:
     age(timedelta(hours=1), model=Poller, instance="gone")
     run("pause", "letters", "--reason", "mail server is down")
     shown = run("status")
-    assert re.match(r"1 queue late, oldest 5m \d+s; 1 poller alive, 0 attempts failed in the last hour\n", shown)
-    assert re.search(rf"{QUEUE} +running +5m \d+s +0.0 +0.0 +- +1 +0 +0 +1 +0 +2\n", shown)
+    assert re.match(
+        r"1 queue late, oldest 5m(\d+s)?; 1 poller alive, 0 attempts failed in the last hour\n",
+        shown,
+    )
+    assert re.search(rf"{QUEUE} +running +5m(\d+s)? +0.0 +0.0 +- +1 +0 +0 +1 +0 +2\n", shown)
     assert re.search(r"letters +paused +- +0.0 +0.0 +- +0 +0 +0 +0 +0 +0\n", shown)
     (facts,) = data("status", "--queue", QUEUE)["queues"]
     assert (facts["queue"], facts["tasks"]["ERROR"], facts["paused"]) == (QUEUE, {"count": 1, "exact": True}, False)
@@ -382,13 +385,6 @@ def test_every_subcommand_and_option_is_documented() -> None:
     assert [option for option in options - common if f"`{option}" not in text] == []
     for code in (0, taskqueue.REFUSED, taskqueue.USAGE, taskqueue.CONFIGURATION, taskqueue.TOO_SLOW):
         assert f"\n| {code} |" in text
-
-
-@pytest.mark.parametrize(
-    ("seconds", "words"), [(0, "0s"), (59, "59s"), (252, "4m 12s"), (3600, "1h 0m"), (90_000, "1d 1h"), (-5, "0s")]
-)
-def test_a_length_of_time_in_two_units(seconds: int, words: str) -> None:
-    assert span(timedelta(seconds=seconds)) == words
 
 
 def test_control_signs_of_a_row_do_not_command_the_terminal() -> None:

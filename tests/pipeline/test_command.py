@@ -154,8 +154,8 @@ def test_the_command_knows_the_project_s_database_queues_and_objectives(
 ) -> None:
     settings.DBTASKQUEUE = {"QUEUES": {"claims": {"max_attempts": 3}}, "OBJECTIVES": {"claims": "50%/1h"}}
     Queue.objects.create(name="mails")
-    assert "--objective 50% within 3600 s" in explained("report")
-    assert "--objective 99% within 5 s" in explained("report", "--objective", "*=99%/5s")
+    assert "--objective 50% within 1h" in explained("report")
+    assert "--objective 99% within 5s" in explained("report", "--objective", "*=99%/5s")
     text = explained("enqueue", "--queue", "claims")
     assert "--max-attempts 3" in text
     assert {"claims", "mails"} <= set(re.findall(r"\w+", text.split("--known-queue ")[1]))

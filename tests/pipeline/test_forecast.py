@@ -131,7 +131,7 @@ def test_it_says_in_one_sentence_where_pollers_are_missing(spark: SparkSession, 
     assert (found["pollers"], found["slots"]) == (1, 2)
     assert found["run_seconds"] == pytest.approx(20)
     assert found["summary"].startswith(
-        "Add 1 poller Monday 09-10 UTC, to keep 95 % of the waits within 30 s: it needs 2"
+        "Add 1 poller Monday 09-10 UTC, to keep 95 % of the waits within 30s: it needs 2"
     )
     assert {one["when"] for one in found["stretches"]} == {"Monday 09-10"}
     assert "Pollers needed" in PipelineReport.objects.get().html
@@ -142,9 +142,9 @@ def test_it_says_when_there_are_enough() -> None:
     options = {"share": 0.95, "target_wait": timedelta(seconds=30)}
     need = [Need(9, 400.0, 4, 4, 5)]
     assert sentence([], need, have=9, slots=2, options=options) == (
-        "9 pollers of 2 slots are enough in every hour of the week to keep 95 % of the waits within 30 s; 2 would do."
+        "9 pollers of 2 slots are enough in every hour of the week to keep 95 % of the waits within 30s; 2 would do."
     )
-    assert sentence([], need, have=2, slots=2, options=options).endswith("within 30 s.")
+    assert sentence([], need, have=2, slots=2, options=options).endswith("within 30s.")
 
 
 def test_without_a_run_nothing_can_be_said(spark: SparkSession, sqlite: Database) -> None:

@@ -99,7 +99,7 @@ def test_a_queue_s_own_objective_wins_over_everybody_s() -> None:
     found = by_queue([Objective("*", 0.5), Objective("claims", 0.9)])
     assert (found["claims"].share, found["*"].share) == (0.9, 0.5)
     assert by_queue([])["*"].share == 0.99
-    assert str(Objective("a", 0.999, timedelta(minutes=5))) == "99.9% within 300 s"
+    assert str(Objective("a", 0.999, timedelta(minutes=5))) == "99.9% within 5m"
 
 
 def test_progress_off_a_terminal_is_a_line_for_each_tenth() -> None:

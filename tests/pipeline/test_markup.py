@@ -15,12 +15,12 @@ from tests.pipeline.histories import MONDAY
 @pytest.mark.parametrize(
     ("value", "text"),
     [
-        (0.0123, "12.3 ms"),
-        (3.456, "3.46 s"),
-        (119.0, "119 s"),
-        (300.0, "5 min"),
-        (9000.0, "2.5 h"),
-        (864_000.0, "10 d"),
+        (0.0123, "12.3ms"),
+        (3.456, "3.45s"),
+        (119.0, "1m59s"),
+        (300.0, "5m"),
+        (9000.0, "2h30m"),
+        (864_000.0, "10d"),
     ],
 )
 def test_times(value: float, text: str) -> None:

@@ -126,7 +126,7 @@ def test_an_objective_with_a_time_counts_the_late_ones_as_bad(spark: SparkSessio
     levels = by(frame(spark, rows), "queue", objectives=objectives)
     found = T.error_budgets(levels, objectives)
     expected = [
-        ("claims", "90% within 480 s", 0.9, 0.8, 10, 2, 1.0, 2.0),
+        ("claims", "90% within 8m", 0.9, 0.8, 10, 2, 1.0, 2.0),
         ("mails", "50%", 0.5, 0.5, 2, 1, 1.0, 1.0),
     ]
     assertDataFrameEqual(found, spark.createDataFrame(expected, found.schema), rtol=1e-9)

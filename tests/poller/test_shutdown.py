@@ -29,7 +29,7 @@ def test_the_first_signal_drains_and_gives_back_what_has_not_started(
         until(lambda: lines(mark) and slow.filter(status="PROCESSING").count() > 1)
         # When it is asked to stop while one of them runs
         poller.signal(number)
-        poller.until_logged("Stopping: waiting at most 30 s for 1 running tasks")
+        poller.until_logged("Stopping: waiting at most 30s for 1 running tasks")
         until(lambda: slow.filter(status="PROCESSING").count() == 1)
         gate.touch()
         poller.ended()

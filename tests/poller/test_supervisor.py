@@ -25,7 +25,7 @@ def test_children_that_are_killed_are_replaced(process_database: ProcessDatabase
         victim = pids()[0]
         # When one is killed
         os.kill(victim, signal.SIGKILL)
-        poller.until_logged(f"Child {victim} ended: killed by SIGKILL. Starting another one in 0.1 s")
+        poller.until_logged(f"Child {victim} ended: killed by SIGKILL. Starting another one in 100ms")
         # Then there is another one, which works, and a signal to the parent ends them all
         until(lambda: len(pids()) == 3)
         task = enqueue("work", "after")

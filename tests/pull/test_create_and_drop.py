@@ -76,7 +76,7 @@ def test_a_second_create_is_an_error_unless_it_may_exist(mail: QueueHandle) -> N
     ("settings_of_it", "message"),
     [
         ({"max_atempts": 2}, "Did you mean 'max_attempts'"),
-        ({"lease": "soon"}, "must be a timedelta or text"),
+        ({"lease": "soon"}, "is not a duration"),
         ({"capacity": 0}, "capacity=0 is not valid"),
         ({"database": "sqlite"}, "database says where tasks live"),
         ({"temporary": True}, "temporary says where tasks live"),

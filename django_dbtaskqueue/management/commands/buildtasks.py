@@ -8,6 +8,7 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import connections, router
 
+from django_dbtaskqueue.durations import format_seconds
 from django_dbtaskqueue.flow.building import PREFIX, build
 from django_dbtaskqueue.management.arguments import positive
 from django_dbtaskqueue.models import Task
@@ -48,7 +49,8 @@ class Command(BaseCommand):
         with session.connection.cursor() as cursor:
             cursor.execute(f"VACUUM (ANALYZE) {session.connection.ops.quote_name(Task._meta.db_table)}")
         self.stdout.write(
-            f"{options['tasks']:,} tasks in {told:.0f} s, analysed after {monotonic() - began:.0f} s in all."
+            f"{options['tasks']:,} tasks in {format_seconds(told)}, "
+            f"analysed after {format_seconds(monotonic() - began)} in all."
         )
 
     def _progress(self, done: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentTypeError
 from dataclasses import asdict, replace
 from datetime import timedelta
 from typing import Any
@@ -11,9 +10,10 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DatabaseError, connections
 
-from django_dbtaskqueue import conf
+from django_dbtaskqueue.durations import format_duration
 from django_dbtaskqueue.exceptions import TaskQueueError
 from django_dbtaskqueue.housekeeping import Ages, Housekeeper, known
+from django_dbtaskqueue.management.arguments import positive_duration
 
 NEVER = "never"
 AGES = {
@@ -44,7 +44,9 @@ class Command(BaseCommand):
         parser.add_argument("--queue", action="append", metavar="NAME", help="Only this queue; again for more.")
         parser.add_argument("--database", metavar="ALIAS", help="Only this database. Default: all with queues.")
         parser.add_argument("--delete", action="store_true", help="Delete and count, instead of moving to the history.")
-        parser.add_argument("--within", type=conf_duration, metavar="TIME", help='End after so long, such as "10m".')
+        parser.add_argument(
+            "--within", type=positive_duration, metavar="TIME", help='End after so long, such as "10m".'
+        )
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Do it, and say what was done."""
@@ -67,7 +69,10 @@ class Command(BaseCommand):
         if options["verbosity"]:
             self.stdout.write(f"Done: {swept}.")
             if options["verbosity"] > 1:
-                self.stdout.write(f"Ages: {asdict(ages)}")
+                shown = {
+                    name: NEVER if value is None else format_duration(value) for name, value in asdict(ages).items()
+                }
+                self.stdout.write(f"Ages: {', '.join(f'{name} {value}' for name, value in shown.items())}")
 
 
 class Age:
@@ -79,15 +84,4 @@ class Age:
 
 def age(text: str) -> Age:
     """Return what an option of an age says."""
-    return Age(None if text == NEVER else conf_duration(text))
-
-
-def conf_duration(text: str) -> timedelta:
-    """Return a positive duration."""
-    try:
-        found = conf.duration(text, where="the age")
-    except ImproperlyConfigured as error:
-        raise ArgumentTypeError(str(error)) from None
-    if found <= timedelta(0):
-        raise ArgumentTypeError(f"{text!r} must be more than nothing")
-    return found
+    return Age(None if text == NEVER else positive_duration(text))

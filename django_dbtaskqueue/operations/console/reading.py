@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from django.db.models import QuerySet
 from django.db.models.functions import Now
 
+from django_dbtaskqueue.durations import format_duration
 from django_dbtaskqueue.exceptions import UnknownQueue
 from django_dbtaskqueue.models import Attempt
 from django_dbtaskqueue.operations.console.finding import one
-from django_dbtaskqueue.operations.console.words import Screen, ago, facts, printable, span
+from django_dbtaskqueue.operations.console.words import Screen, ago, facts, printable
 from django_dbtaskqueue.operations.documents import (
     FIELDS,
     LONG,
@@ -71,6 +72,11 @@ def status(screen: Screen, options: dict[str, Any]) -> int:
     ]
     screen.table(head, table, right=head[2:])
     return 0
+
+
+def span(value: timedelta | None) -> str:
+    """Return an age for people."""
+    return "-" if value is None else format_duration(value, rough=True)
 
 
 def health(view: Overview) -> str:

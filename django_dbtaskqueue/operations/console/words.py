@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 from django.core.management.base import OutputWrapper
 from django.core.management.color import Style
 from django.core.serializers.json import DjangoJSONEncoder
 
+from django_dbtaskqueue.durations import format_duration
+
 NOTHING = "-"
-UNITS = (("d", 86_400), ("h", 3600), ("m", 60), ("s", 1))
 STYLES = {"ERROR": "ERROR", "POISON": "WARNING", "COMPLETED": "SUCCESS", "PROCESSING": "NOTICE", "paused": "WARNING"}
 
 
@@ -71,23 +72,12 @@ def printable(text: str) -> str:
     return "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in text)
 
 
-def span(value: timedelta | None) -> str:
-    """Return a length of time in its two largest units, such as "4m 12s"."""
-    if value is None:
-        return NOTHING
-    seconds = max(int(value.total_seconds()), 0)
-    for place, (unit, size) in enumerate(UNITS):
-        if seconds >= size and place + 1 < len(UNITS):
-            lesser, one = UNITS[place + 1]
-            return f"{seconds // size}{unit} {seconds % size // one}{lesser}"
-    return f"{seconds}s"
-
-
 def ago(value: datetime | None, now: datetime) -> str:
     """Return a time as its distance from now."""
     if value is None:
         return NOTHING
-    return f"{span(now - value)} ago" if value <= now else f"in {span(value - now)}"
+    age = format_duration(abs(now - value), rough=True)
+    return f"{age} ago" if value <= now else f"in {age}"
 
 
 def facts(screen: Screen, pairs: Mapping[str, Any]) -> None:

@@ -18,6 +18,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
 from django.dispatch import receiver
 
+from django_dbtaskqueue.durations import format_seconds
 from django_dbtaskqueue.flow import observe
 from django_dbtaskqueue.flow.process import perform
 from django_dbtaskqueue.flow.settle import Release
@@ -171,7 +172,7 @@ class ThreadExecutor:
             return False
         self._given_up.discard(run)
         late = monotonic() - run.started
-        logger.warning("Task %s ended %.1f s after its timeout was written", run.job.lease.id, late)
+        logger.warning("Task %s ended %s after its timeout was written", run.job.lease.id, format_seconds(late))
         return True
 
 

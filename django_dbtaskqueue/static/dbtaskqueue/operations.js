@@ -26,12 +26,13 @@
 
     /* -- ages: the server writes them, here they go on counting ---------------------------------------------------- */
 
+    /* As durations.py writes it: two units, without one that is zero. */
     function span(seconds) {
         const s = Math.max(Math.floor(seconds), 0), m = Math.floor(s / 60), h = Math.floor(s / 3600), d = Math.floor(s / 86400);
-        if (d) return say(words.days, {days: d, hours: h % 24});
-        if (h) return say(words.hours, {hours: h, minutes: m % 60});
-        if (m) return say(words.minutes, {minutes: m, seconds: s % 60});
-        return say(words.seconds, {seconds: s});
+        const two = (first, second) => [first, second].filter((part) => parseInt(part, 10)).join("");
+        if (d) return two(d + "d", h % 24 + "h");
+        if (h) return two(h + "h", m % 60 + "m");
+        return two(m + "m", s % 60 + "s") || "0s";
     }
 
     function showAges(now) {
