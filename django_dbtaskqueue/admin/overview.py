@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 from urllib.parse import urlencode
@@ -21,6 +20,7 @@ from django_dbtaskqueue.admin.searching import text_of
 from django_dbtaskqueue.durations import format_duration
 from django_dbtaskqueue.models import FailureGroup, Poller, Queue, Task
 from django_dbtaskqueue.operations.figures import Amount, Overview, QueueFigures, overview
+from django_dbtaskqueue.operations.health import health
 from django_dbtaskqueue.session import model_for
 from django_dbtaskqueue.status import Status
 
@@ -61,29 +61,12 @@ class OverviewAdmin(ReadOnlyAdmin):
         pollers = self.link(found.pollers, self.url(Poller, "changelist"))
         failed = self.link(number_format(found.failed, force_grouping=True), self.url(FailureGroup, "changelist"))
         return [
-            (_("oldest due"), NOTHING if found.oldest is None else duration(found.oldest)),
+            (_("oldest due"), _age(found.oldest)),
             (_("in / min"), per_minute(sum(row.rate_in for row in found.queues))),
             (_("out / min"), per_minute(sum(row.rate_out for row in found.queues))),
             (_("attempts failed in the last hour"), failed),
             (_("pollers alive"), pollers),
         ]
-
-
-def health(found: Overview) -> dict[str, Any]:
-    """Return how the queues are: one sentence first, then what else should be known."""
-    late = [row for row in found.late if not row.paused]  # what waits in a paused queue is meant to
-    unserved = [row for row in found.queues if row.statuses[Status.CREATED] and not row.pollers and not row.paused]
-    paused = [row.queue for row in found.queues if row.paused]
-    notes = [_("Nothing serves %(queues)s.") % {"queues": _names([row.queue for row in unserved])}] if unserved else []
-    notes += [_("Paused: %(queues)s.") % {"queues": _names(paused)}] if paused else []
-    notes += [_("No poller is running.")] if not found.pollers and not unserved else []
-    if not late:
-        level = "warned" if notes else ""
-        return {"level": level, "sentence": _("All queues are on time."), "notes": notes}
-    words = ngettext("%(count)s queue late, oldest %(age)s", "%(count)s queues late, oldest %(age)s", len(late))
-    sentence = words % {"count": len(late), "age": duration(late[0].oldest or timedelta(0))}
-    names = _names([f"{row.queue} ({duration(row.oldest or timedelta(0))})" for row in late])
-    return {"level": "late", "sentence": sentence, "notes": [_("Late: %(queues)s.") % {"queues": names}, *notes]}
 
 
 def row_of(page: Any, row: QueueFigures) -> dict[str, Any]:
@@ -93,12 +76,12 @@ def row_of(page: Any, row: QueueFigures) -> dict[str, Any]:
     return {
         "name": row.queue,
         "url": page.url(Queue, "change", row.queue),
-        "late": row.late and not row.paused,
+        "late": row.late,
         "marks": _marks(row),
         "cells": [*cells, _cell(page, row.total, model, queue=row.queue)],
         "rate_in": per_minute(row.rate_in),
         "rate_out": per_minute(row.rate_out),
-        "oldest": NOTHING if row.oldest is None else duration(row.oldest),
+        "oldest": _age(row.oldest),
         "drain": _drain(row),
     }
 
@@ -107,17 +90,6 @@ def _cell(page: Any, number: Amount, model: Any, **search: str) -> dict[str, Any
     address = page.url(model, "changelist")
     url = f"{address}?{urlencode({'q': text_of(**search)})}" if address and search else address
     return {"text": str(number), "some": bool(number), "url": url}
-
-
-def duration(value: timedelta) -> str:
-    """Return an age for people."""
-    return format_duration(value, rough=True)
-
-
-def _names(names: Sequence[str], most: int = 5) -> str:
-    shown = ", ".join(names[:most])
-    left = len(names) - most
-    return shown if left <= 0 else _("%(shown)s and %(count)s more") % {"shown": shown, "count": left}
 
 
 def _care(row: QueueFigures) -> tuple[Any, ...]:
@@ -136,14 +108,18 @@ def _marks(row: QueueFigures) -> list[str]:
     if row.paused:
         return [badge("paused", "‖", _("paused"))]
     marks: list[str] = [badge("late", "✕", _("late"))] if row.late else []
-    if row.statuses[Status.CREATED] and not row.pollers:
+    if row.unserved:
         marks.append(badge("paused", "!", _("no poller")))
     return marks
 
 
+def _age(value: timedelta | None) -> str:
+    return NOTHING if value is None else format_duration(value, rough=True)
+
+
 def _drain(row: QueueFigures) -> str:
     if row.drain is not None:
-        return duration(row.drain)
+        return _age(row.drain)
     return _("never, at this rate") if row.oldest is not None and not row.paused else NOTHING
 
 

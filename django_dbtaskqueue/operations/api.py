@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -19,7 +20,9 @@ from django_dbtaskqueue.operations.acts import Order, act_on_ids
 from django_dbtaskqueue.operations.api_entry import Fault, body, endpoint, typed
 from django_dbtaskqueue.operations.audit import Actor, check, check_search
 from django_dbtaskqueue.operations.documents import LONG, attempt_of, detail, operation_document, summary
+from django_dbtaskqueue.operations.figures import overview
 from django_dbtaskqueue.operations.filters import TaskFilter
+from django_dbtaskqueue.operations.health import health
 from django_dbtaskqueue.operations.limits import bounded
 from django_dbtaskqueue.operations.paginators import bounded_count
 from django_dbtaskqueue.operations.search import QUALIFIERS, Search, of_queue, to_text
@@ -140,11 +143,12 @@ def cancel(request: HttpRequest, actor: Actor, pk: int) -> dict[str, Any]:
 
 @endpoint("GET")
 def queues(request: HttpRequest, actor: Actor) -> dict[str, Any]:
-    """The known queues, and which are paused, since when, why and until when."""
+    """The health of all queues, the known queues, and which are paused, since when, why and until when."""
     _may_view(actor, Queue)
     rows = {row.name: row for row in Queue.objects.using(alias_for("", None, write=False)).filter(IN_EFFECT)[:500]}
     names = sorted({*conf.known_queues(), *rows})
-    return {"queues": [{"queue": name, "paused": _paused(rows.get(name))} for name in names]}
+    found = asdict(health(overview()))
+    return {"health": found, "queues": [{"queue": name, "paused": _paused(rows.get(name))} for name in names]}
 
 
 @endpoint("POST")

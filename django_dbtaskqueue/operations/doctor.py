@@ -143,7 +143,7 @@ def _queue(row: QueueFigures) -> Iterator[Finding]:
         return
     age = {"queue": row.queue, "age": format_duration(row.oldest, rough=True)}
     if row.paused:
-        if row.late:
+        if row.overdue:
             yield Finding(
                 "queue.paused",
                 "info",

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from datetime import timedelta
 from typing import Any
 
 from django_dbtaskqueue.models import Attempt, BulkOperation, TaskHistory
 from django_dbtaskqueue.operations.figures import Overview, QueueFigures
+from django_dbtaskqueue.operations.health import health
 from django_dbtaskqueue.operations.masking import masked, masked_text
 from django_dbtaskqueue.status import Status
 
@@ -92,11 +94,13 @@ def overview_document(view: Overview, rows: Sequence[QueueFigures]) -> dict[str,
     """Return queues at a glance; a number that is an estimate is not ``exact``."""
     return {
         "as_of": view.as_of,
+        "health": asdict(health(view)),
         "pollers": view.pollers,
         "queues": [
             {
                 "queue": row.queue,
                 "paused": row.paused,
+                "late": row.late,
                 "pollers": row.pollers,
                 "oldest_seconds": _seconds(row.oldest),
                 "rate_in": row.rate_in,

@@ -70,9 +70,19 @@ class QueueFigures:
     pollers: int  # alive, that serve it
 
     @property
-    def late(self) -> bool:
+    def overdue(self) -> bool:
         """Whether a task has been due for over a minute."""
         return self.oldest is not None and self.oldest > LATE
+
+    @property
+    def late(self) -> bool:
+        """Whether a task is overdue though the queue is not paused."""
+        return self.overdue and not self.paused
+
+    @property
+    def unserved(self) -> bool:
+        """Whether tasks wait, the queue is not paused, and no living poller serves it."""
+        return bool(self.statuses[Status.CREATED]) and not self.pollers and not self.paused
 
 
 @dataclass(frozen=True, slots=True)

@@ -180,6 +180,7 @@ def test_queues_and_their_pauses() -> None:
     assert post(ada, f"queues/{QUEUE}/pause", reason="why", **{"for": "30m"}).json() == {"paused": 1}
     assert Queue.objects.filter(IN_EFFECT, paused_until__isnull=False).get().paused_by == "ada"
     answer = ada.get("/api/queues").json()
+    assert (answer["health"]["late"], answer["health"]["paused"]) == ([], [QUEUE])
     shown = {row["queue"]: row["paused"] for row in answer["queues"]}
     assert shown["letters"] is None and shown[QUEUE]["reason"] == "why"
     assert post(ada, f"queues/{QUEUE}/start").json() == {"started": 1}

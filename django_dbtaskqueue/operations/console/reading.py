@@ -27,6 +27,7 @@ from django_dbtaskqueue.operations.documents import (
 )
 from django_dbtaskqueue.operations.figures import Overview, overview
 from django_dbtaskqueue.operations.filters import TaskFilter
+from django_dbtaskqueue.operations.health import health
 from django_dbtaskqueue.operations.limits import bounded
 from django_dbtaskqueue.operations.search import parse, to_text
 from django_dbtaskqueue.operations.selection import tasks_for
@@ -55,16 +56,16 @@ def status(screen: Screen, options: dict[str, Any]) -> int:
     if not rows:
         screen.say("No queue is known: neither in DBTASKQUEUE nor by a processor.")
         return 0
-    screen.say(health(view))
+    screen.say(_summary(view))
     head = ("queue", "state", "oldest", "in/s", "out/s", "drained in", *map(str, Status), "TOTAL")
     table = [
         (
             row.queue,
             "paused" if row.paused else "running" if row.pollers else "no poller",
-            span(row.oldest),
+            _age(row.oldest),
             f"{row.rate_in:.1f}",
             f"{row.rate_out:.1f}",
-            span(row.drain),
+            _age(row.drain),
             *row.statuses.values(),
             row.total,
         )
@@ -74,19 +75,16 @@ def status(screen: Screen, options: dict[str, Any]) -> int:
     return 0
 
 
-def span(value: timedelta | None) -> str:
-    """Return an age for people."""
-    return "-" if value is None else format_duration(value, rough=True)
-
-
-def health(view: Overview) -> str:
-    """Return how things are, in a sentence: "2 queues late, oldest 4m 12s; 3 pollers alive"."""
-    late = len(view.late)
-    words = (
-        f"{late} {'queue' if late == 1 else 'queues'} late, oldest {span(view.oldest)}" if late else "No queue is late"
-    )
+def _summary(view: Overview) -> str:
+    """Return "2 queues late, oldest 4m12s; 3 pollers alive, 5 attempts failed in the last hour", then the notes."""
+    found = health(view)
     alive = f"{view.pollers} {'poller' if view.pollers == 1 else 'pollers'} alive"
-    return f"{words}; {alive}, {view.failed:,} attempts failed in the last hour"
+    first = f"{found.sentence.rstrip('.')}; {alive}, {view.failed:,} attempts failed in the last hour"
+    return "\n".join([first, *map(printable, found.notes)])
+
+
+def _age(value: timedelta | None) -> str | None:
+    return None if value is None else format_duration(value, rough=True)
 
 
 def list_tasks(screen: Screen, options: dict[str, Any]) -> int:
