@@ -5,58 +5,33 @@ from __future__ import annotations
 import ast
 import io
 import re
-import statistics
 import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.architecture.source import MODULES, REPOSITORY, Module, files
+from tests.architecture.limits import LIMITS
+from tests.architecture.source import MODULES, REPOSITORY, Module, files, length
 
-LONGEST_MODULE, LONGEST_FUNCTION, NINE_IN_TEN, MEDIAN, MOST_ARGUMENTS = 300, 40, 20, 8, 6
 CODE = [module.path for module in MODULES]
 TESTS = files("tests")
 EXAMPLE = files("example_project")
 
 
-def functions(module: Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    for node in ast.walk(module.tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield node
-
-
-def length(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
-    """Return the lines of a function without its docstring."""
-    body = function.body[1:] if ast.get_docstring(function) and len(function.body) > 1 else function.body
-    return (function.end_lineno or 0) - body[0].lineno + 1
-
-
-@pytest.mark.parametrize("module", MODULES, ids=lambda module: module.name)
-def test_a_module_can_be_read_in_one_go(module: Module) -> None:
-    if not module.name.startswith("migrations."):
-        assert len(module.text.splitlines()) <= LONGEST_MODULE
-
-
 @pytest.mark.parametrize("module", MODULES, ids=lambda module: module.name)
 def test_functions_are_short_and_take_few_arguments(module: Module) -> None:
-    for function in functions(module):
-        assert length(function) <= LONGEST_FUNCTION, f"{module.place}:{function.lineno} {function.name}"
+    for function in module.functions:
+        assert length(function) <= LIMITS["function lines"], f"{module.place}:{function.lineno} {function.name}"
         positional = [one.arg for one in (*function.args.posonlyargs, *function.args.args)]
         count = len([name for name in positional if name not in ("self", "cls")])
-        most = MOST_ARGUMENTS + 4 * (function.name in ("__init__", "__call__"))
+        most = LIMITS["positional arguments"] + 4 * (function.name in ("__init__", "__call__"))
         assert count <= most, f"{module.place}:{function.lineno} {function.name} takes {count} positional arguments"
-
-
-def test_most_functions_are_very_short() -> None:
-    lengths = sorted(length(function) for module in MODULES for function in functions(module))
-    assert statistics.median(lengths) <= MEDIAN
-    assert lengths[len(lengths) * 9 // 10] <= NINE_IN_TEN
 
 
 def test_booleans_are_given_by_name() -> None:
     for module in MODULES:
-        for function in functions(module):
+        for function in module.functions:
             arguments = [*function.args.posonlyargs, *function.args.args]
             flags = [
                 one.arg for one in arguments if isinstance(one.annotation, ast.Name) and one.annotation.id == "bool"

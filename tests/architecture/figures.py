@@ -1,0 +1,158 @@
+"""The shape of the package in figures: ``python -m tests.architecture`` prints them."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import statistics
+import subprocess
+import sys
+from collections import defaultdict
+from functools import cache
+from typing import Any
+
+from tests.architecture.limits import LIMITS, LONG_FILE_LINES, TARGETS
+from tests.architecture.source import PACKAGE, REPOSITORY, WRITTEN, Module, length
+
+OUTCOMES = {
+    *("Complete", "CompleteDelete", "Reenqueue", "Fail", "Poison"),
+    *("Release", "Park"),
+    *("Outcome", "OUTCOMES", "Settlement"),
+}
+CONSTANT = re.compile(r"_?[A-Z][A-Z0-9_]+")
+
+
+def lines(module: Module) -> int:
+    """Return the lines of a file, as ``wc -l`` counts them."""
+    return module.text.count("\n")
+
+
+def top() -> list[str]:
+    """Return the entries of the package's folder, without hidden and compiled files."""
+    names = sorted(path.name for path in (REPOSITORY / PACKAGE).iterdir())
+    return [name for name in names if name[0] != "." and name != "__pycache__"]
+
+
+def long_files() -> list[str]:
+    """Return the files that will soon be too long, the longest first."""
+    long = sorted(
+        [(lines(module), module.place) for module in WRITTEN if lines(module) > LONG_FILE_LINES], reverse=True
+    )
+    return [f"{place}: {count} lines" for count, place in long]
+
+
+def file_names_twice() -> list[str]:
+    """Return base names that several files have. ``core/sql/X`` is the SQL of ``flow/X``, so that pair is one name."""
+    homes = defaultdict(set)
+    for module in WRITTEN:
+        if not module.path.name.startswith("__"):
+            homes[module.path.name].add(module.path.parent.relative_to(REPOSITORY / PACKAGE).as_posix())
+    for folders in homes.values():
+        if "flow" in folders:
+            folders.discard("core/sql")
+    return [f"{name}: {', '.join(sorted(folders))}" for name, folders in sorted(homes.items()) if len(folders) > 1]
+
+
+def constant_names_twice() -> list[str]:
+    """Return names of module constants that several modules give different values."""
+    values: defaultdict[str, dict[str, str]] = defaultdict(dict)
+    for module in WRITTEN:
+        for node in module.tree.body:
+            targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+            for target in targets:
+                if isinstance(target, ast.Name) and CONSTANT.fullmatch(target.id) and node.value is not None:
+                    values[target.id.lstrip("_")][module.name] = ast.unparse(node.value)
+    return [f"{name}: {', '.join(homes)}" for name, homes in sorted(values.items()) if len(set(homes.values())) > 1]
+
+
+def import_chain() -> tuple[str, ...]:
+    """Return the longest chain of modules of which each imports the next."""
+    modules = {module.name: module for module in WRITTEN if module.name != "apps"}
+
+    @cache
+    def chain(name: str) -> tuple[str, ...]:
+        return (name, *max([chain(used) for used in modules[name].needs if used in modules], key=len, default=()))
+
+    return max((chain(name) for name in sorted(modules)), key=len)
+
+
+def branches(module: Module) -> list[int]:
+    """Return the lines where a module asks of which type an outcome is."""
+    found = []
+    for node in module.nodes:
+        match node:
+            case ast.Call(func=ast.Name(id="isinstance" | "issubclass"), args=[_, kinds]):
+                asked: list[ast.AST | None] = [kinds]
+            case ast.Compare(left=left, comparators=others):
+                asked = [left, *others]
+            case ast.MatchClass(cls=kind):
+                asked = [kind]
+            case ast.Dict(keys=keys):
+                asked = [key for key in keys if isinstance(key, ast.Name | ast.Attribute)]
+            case _:
+                continue
+        if any(_names_outcome(expression) for expression in asked if expression is not None):
+            found.append(node.lineno)
+    return found
+
+
+def _names_outcome(expression: ast.AST) -> bool:
+    """Whether an expression names an outcome's class; a call of it makes a value, which is no question."""
+    match expression:
+        case ast.Name(id=name) | ast.Attribute(attr=name):
+            return name in OUTCOMES
+        case ast.Tuple(elts=parts) | ast.Set(elts=parts) | ast.List(elts=parts):
+            return any(_names_outcome(part) for part in parts)
+        case ast.BinOp(left=left, right=right):
+            return _names_outcome(left) or _names_outcome(right)
+    return False
+
+
+@cache
+def journeys() -> dict[str, Any]:
+    """Return what ``journeys.py`` counts, in a process of its own."""
+    command = [sys.executable, "-m", "tests.architecture.journeys"]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    return dict(json.loads(done.stdout))
+
+
+def of_journeys() -> dict[str, int]:
+    """Return the figures that need the package to run."""
+    return {f"{name}: {what}": journeys()[name][what] for name in journeys() for what in ("calls", "modules")}
+
+
+def of_source() -> dict[str, int]:
+    """Return the figures that need the source only."""
+    lengths = sorted(length(function) for module in WRITTEN for function in module.functions)
+    return {
+        "lines": sum(map(lines, WRITTEN)),
+        "files": len(WRITTEN),
+        "entries at the top": len(top()),
+        "lines of the longest file": max(map(lines, WRITTEN)),
+        "file names twice": len(file_names_twice()),
+        "constant names twice": len(constant_names_twice()),
+        "longest import chain": len(import_chain()) - 1,
+        "Any": sum(len(re.findall(r"\bAny\b", module.text)) for module in WRITTEN),
+        "files that branch on outcomes": sum(bool(branches(module)) for module in WRITTEN),
+        "median function lines": round(statistics.median(lengths)),
+        "90 % of functions, lines": lengths[len(lengths) * 9 // 10],
+    }
+
+
+def report() -> str:
+    """Return all figures as a table, and what is behind those that name things."""
+    rows = [("", "now", "limit", "target")]
+    for name, value in {**of_source(), **of_journeys()}.items():
+        rows.append((name, f"{value:,}", f"{LIMITS[name]:,}", f"{TARGETS[name]:,}" if name in TARGETS else ""))
+    parts = ["\n".join(f"{name:<32}{now:>8}{limit:>8}{target:>8}" for name, now, limit, target in rows)]
+    details = {
+        f"Files of more than {LONG_FILE_LINES} lines": long_files(),
+        "File names twice": file_names_twice(),
+        "Constant names twice": constant_names_twice(),
+        "Longest import chain": list(import_chain()),
+        "Branches on outcomes": [f"{module.place}: {branches(module)}" for module in WRITTEN if branches(module)],
+    }
+    parts += ["\n  ".join([f"{title}: {len(found)}", *found]) for title, found in details.items()]
+    return "\n\n".join(parts)

@@ -1,0 +1,173 @@
+"""How many calls and modules of the package one ``enqueue()`` and one task take, on SQLite; printed as JSON.
+
+``python -m tests.architecture.journeys`` runs both in a process of its own, because it sets Django up for itself.
+
+What is counted: starts of functions and methods whose code lies in a file of the package, lambdas included. What is
+not: comprehensions, generator expressions, generators that go on after a ``yield``, and code outside the package.
+All caches are warm. A count is the least of several runs: a heartbeat that falls into one of them does not matter.
+
+``enqueue`` is given a reference, a dataclass as payload, a delay, a priority and a context; ``plain enqueue`` a
+reference and a dict as payload.
+
+``task``: a real poller with two threads waits. The journey begins when it is woken for one due task, and ends when it
+is idle again. So it holds the choice of the queue, the checkout, the run, the settle, the accounting, and the empty
+fetch of the poller's second thread if there is one.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import tempfile
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+from tests.architecture.source import PACKAGE, REPOSITORY
+
+RUNS = 15
+WARM_UP_RUNS = 3
+WAIT_S = 30.0
+FOLDER = f"{REPOSITORY / PACKAGE}/"
+NOT_COUNTED = ("<module>", "<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
+GENERATOR_FLAGS = 0x20 | 0x80 | 0x200  # generator, coroutine, asynchronous generator
+
+
+class CallCounter:
+    """Counts calls by code object while it is switched on. Install ``profile`` in each thread to be counted."""
+
+    def __init__(self) -> None:
+        self.on = False
+        self.calls: Counter[CodeType] = Counter()
+
+    def profile(self, frame: FrameType, event: str, _: object) -> None:
+        code = frame.f_code
+        if self.on and event == "call" and code.co_filename.startswith(FOLDER) and _is_start(frame, code):
+            self.calls[code] += 1
+
+    def take(self) -> Counter[CodeType]:
+        """Return the counts since the last ``take``."""
+        calls, self.calls = self.calls, Counter()
+        return calls
+
+
+def _is_start(frame: FrameType, code: CodeType) -> bool:
+    if code.co_name in NOT_COUNTED:
+        return False
+    # A frame that goes on after a yield stands at a RESUME whose argument is not 0.
+    return not code.co_flags & GENERATOR_FLAGS or code.co_code[frame.f_lasti + 1] == 0
+
+
+def _least(journeys: list[Counter[CodeType]]) -> dict[str, Any]:
+    calls = min(journeys, key=Counter.total)
+    return {
+        "calls": calls.total(),
+        "modules": len({code.co_filename for code in calls}),
+        "functions": Counter(
+            {f"{code.co_filename.removeprefix(FOLDER)}:{code.co_qualname}": count for code, count in calls.items()}
+        ),
+    }
+
+
+@dataclass
+class Order:
+    """A payload."""
+
+    number: int
+
+
+def measure_enqueue(counter: CallCounter, **options: Any) -> dict[str, Any]:
+    """Return calls and modules of one ``enqueue()``."""
+    from django_dbtaskqueue import enqueue
+
+    journeys = []
+    for number in range(WARM_UP_RUNS + RUNS):
+        sys.setprofile(counter.profile)
+        counter.on = True
+        enqueue("idle", f"{len(options)}-{number}", **options)
+        counter.on = False
+        sys.setprofile(None)
+        journeys.append(counter.take())
+    return _least(journeys[WARM_UP_RUNS:])
+
+
+@contextmanager
+def _event_at(signal: Any, condition: Callable[[], bool]) -> Iterator[threading.Event]:
+    event = threading.Event()
+
+    def receive(**_: object) -> None:
+        if condition():
+            event.set()
+
+    signal.connect(receive)
+    yield event
+    signal.disconnect(receive)
+
+
+def measure_task(counter: CallCounter) -> dict[str, Any]:
+    """Return calls and modules of one task, from the choice of the queue to the idle poller."""
+    from django_dbtaskqueue import enqueue, registry, signals
+    from django_dbtaskqueue.testing import run_poller
+
+    ran: list[int] = []
+    registry.register("work", lambda task: ran.append(task.id))
+    journeys = []
+    threading.setprofile(counter.profile)
+    with run_poller("work") as poller:
+        for number in range(WARM_UP_RUNS + RUNS):
+            with _event_at(signals.poller_idle, lambda: True) as idle:
+                poller.wake("work")
+                assert idle.wait(WAIT_S)
+            enqueue("work")  # on this thread, which is not counted
+            with _event_at(signals.poller_idle, lambda before=number: len(ran) > before) as idle:
+                counter.on = True
+                poller.wake("work")
+                assert idle.wait(WAIT_S)
+                counter.on = False
+            journeys.append(counter.take())
+    threading.setprofile(None)
+    return _least(journeys[WARM_UP_RUNS:])
+
+
+def main() -> None:
+    import django
+    from django.conf import settings
+    from django.core.management import call_command
+
+    with tempfile.TemporaryDirectory() as folder:
+        settings.configure(
+            DATABASES={
+                "default": {
+                    "ENGINE": "django.db.backends.sqlite3",
+                    "NAME": str(Path(folder) / "journeys.sqlite3"),
+                    "OPTIONS": {"transaction_mode": "IMMEDIATE", "timeout": 20},
+                }
+            },
+            INSTALLED_APPS=["django.contrib.contenttypes", "django.contrib.auth", PACKAGE],
+            SECRET_KEY="journeys",
+            USE_TZ=True,
+            DEFAULT_AUTO_FIELD="django.db.models.BigAutoField",
+            DBTASKQUEUE={"QUEUES": {"idle": {}, "work": {"poll_interval": timedelta(hours=1)}}},
+        )
+        django.setup()
+        logging.disable()
+        call_command("migrate", verbosity=0)
+        counter = CallCounter()
+        full = {"payload": Order(1), "delay": timedelta(days=1), "priority": 3, "context": {"request": "r1"}}
+        journeys = {
+            "enqueue": measure_enqueue(counter, **full),
+            "plain enqueue": measure_enqueue(counter, payload={"number": 1}),
+            "task": measure_task(counter),
+        }
+        print(json.dumps(journeys))
+
+
+if __name__ == "__main__":
+    main()

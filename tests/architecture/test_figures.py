@@ -1,0 +1,78 @@
+"""Few pieces, short ways: no figure of the package is above its limit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.architecture import figures
+from tests.architecture.limits import LIMITS
+from tests.architecture.source import Module
+
+
+def module_of(folder: Path, code: str) -> Module:
+    """Return a module of the code, in a file in the folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "module.py"
+    path.write_text(code)
+    return Module(path)
+
+
+@pytest.mark.parametrize("name", figures.of_source())
+def test_the_source_stays_within_its_limits(name: str) -> None:
+    found = figures.of_source()[name]
+    assert found <= LIMITS[name], f"{found}; python -m tests.architecture says where"
+
+
+def test_journeys_stay_within_their_limits() -> None:
+    found = figures.of_journeys()
+    assert found.keys() == {name for name in LIMITS if ": " in name}
+    assert {name: value for name, value in found.items() if value > LIMITS[name]} == {}
+
+
+def test_a_journey_counts_the_stations_that_it_must_pass() -> None:
+    """A count of nothing would stay below every limit."""
+    assert any("enqueue" in name for name in figures.journeys()["enqueue"]["functions"])
+    assert any(name.endswith(":perform") for name in figures.journeys()["task"]["functions"])
+
+
+@pytest.mark.parametrize(
+    ("code", "found"),
+    [
+        ("isinstance(outcome, Complete | CompleteDelete)", 1),
+        ("isinstance(outcome, (Fail, settle.Release))", 1),
+        ("type(outcome) is outcomes.Poison", 1),
+        ("kind in (Fail, Poison)", 1),
+        ("match outcome:\n    case Fail(): pass\n    case Poison(reason=text): pass", 2),
+        ("{Fail: 1, Poison: 2}", 1),
+        ("outcome == Fail('text')", 0),
+        ("isinstance(outcome, str)", 0),
+    ],
+)
+def test_the_search_finds_branches_on_outcomes(tmp_path: Path, code: str, found: int) -> None:
+    assert len(figures.branches(module_of(tmp_path, code))) == found
+
+
+def test_the_search_finds_names_that_files_and_constants_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folders = ("flow", "core/sql", "pull")
+    codes = ("A_S = 1\nB_S = 1\nC_S = A_S", "A_S = 2\nB_S = 1", "a_s = 3")
+    monkeypatch.setattr(figures, "REPOSITORY", tmp_path)
+    written = [
+        module_of(tmp_path / figures.PACKAGE / folder, code) for folder, code in zip(folders, codes, strict=True)
+    ]
+    monkeypatch.setattr(figures, "WRITTEN", written[:2])
+    monkeypatch.setattr(Module, "name", property(lambda module: module.path.parent.name))
+    assert figures.constant_names_twice() == ["A_S: flow, sql"]
+    assert figures.file_names_twice() == []
+    monkeypatch.setattr(figures, "WRITTEN", written)
+    assert figures.file_names_twice() == ["module.py: flow, pull"]
+
+
+def test_the_report_names_every_figure_and_the_long_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(figures, "LONG_FILE_LINES", 100)
+    rows = figures.report().splitlines()
+    measured = {*figures.of_source(), *figures.of_journeys()}
+    assert all(any(row.startswith(name) for row in rows) for name in measured)
+    assert f"Files of more than 100 lines: {len(figures.long_files())}" in figures.report()
+    assert figures.long_files()
