@@ -109,7 +109,7 @@ def _precision(rest: int) -> int:
     for unit, smaller in (("d", "h"), ("h", "m"), ("m", "s")):
         if rest >= UNITS[unit]:
             return UNITS[smaller]
-    return 10 ** max(len(str(rest)) - ROUGH_DIGITS, 0)
+    return int(10 ** max(len(str(rest)) - ROUGH_DIGITS, 0))
 
 
 def _decimal(number: int, size: int) -> str:

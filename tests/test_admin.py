@@ -23,7 +23,7 @@ from django.urls import path, reverse
 from django.utils import timezone
 
 from django_dbtaskqueue.admin import TaskAdmin, lists
-from django_dbtaskqueue.admin.display import json_box, short_error, status_badge, summary
+from django_dbtaskqueue.admin.display import json_box, status_badge
 from django_dbtaskqueue.models import (
     Attempt,
     AuditEntry,
@@ -41,6 +41,7 @@ from django_dbtaskqueue.models import (
     TemporaryTask,
 )
 from django_dbtaskqueue.operations import acts, looking
+from django_dbtaskqueue.operations.documents import message_of, short_error
 from django_dbtaskqueue.operations.verbs import QUEUE_VERBS, TASK_VERBS, pause
 from django_dbtaskqueue.status import BY_VERB, Status
 from tests.factories import HOLDER, QUEUE, age, make_task
@@ -871,11 +872,13 @@ def test_the_admin_works_on_a_site_of_ones_own(admin_user: User) -> None:
         (TRACEBACK[10:], "Late: no report yet"),
         ('  File "x.py", line 1\n    cut', "cut"),
         ('  File "x.py", line 1\nKeyError', "KeyError"),
+        ('  File "x.py", line 1\n    cut\nLate: one\ntwo', "Late: one"),
+        ("Traceback (most recent call last):", "Traceback (most recent call last):"),
         ("x" * 500, "x" * 159 + "…"),
     ],
 )
-def test_summary_is_the_line_that_says_most(text: str | None, line: str) -> None:
-    assert summary(text) == line
+def test_a_message_is_the_line_that_says_most(text: str | None, line: str) -> None:
+    assert message_of(text) == line
 
 
 @pytest.mark.parametrize(

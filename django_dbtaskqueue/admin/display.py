@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -25,8 +24,6 @@ ICONS = {
     Status.ERROR: "✕",
     Status.POISON: "◆",
 }
-SUMMARY = 160  # characters of an error in a list
-FRAME = '  File "'  # how a line of a traceback begins
 
 
 def badge(kind: str, icon: str, word: Any) -> SafeString:
@@ -89,22 +86,3 @@ def json_box(value: Any) -> str:
 
 def _box(text: str) -> str:
     return format_html('<pre class="dbtq-box" tabindex="0">{}</pre>', text)
-
-
-def summary(text: str | None) -> str:
-    """Return the one line that says most: of a traceback the error at its end, of any other text its first line."""
-    lines = [line for line in masked_text(text or "").splitlines() if line.strip()]
-    if not lines:
-        return ""
-    if any(line.startswith(FRAME) for line in lines):
-        errors = [line for line in lines if not line[0].isspace() and not line.startswith("Traceback (")]
-        lines = errors[-1:] or lines[-1:]
-        lines = [short_error(lines[0])]
-    line = lines[0].strip()
-    return line if len(line) <= SUMMARY else line[: SUMMARY - 1] + "…"
-
-
-def short_error(line: str) -> str:
-    """Return "PlaneUnknown: N14228" for "flights.rules.PlaneUnknown: N14228", and any other text as it is."""
-    kind, colon, message = line.partition(":")
-    return kind.rpartition(".")[2] + colon + message if re.fullmatch(r"[\w.]+", kind) else line

@@ -12,11 +12,12 @@ from django.utils.formats import number_format
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from django_dbtaskqueue.admin.display import ago, short_error
+from django_dbtaskqueue.admin.display import ago
 from django_dbtaskqueue.admin.filters import FailureFilter
 from django_dbtaskqueue.admin.lists import SmallListAdmin
 from django_dbtaskqueue.admin.searching import text_of
 from django_dbtaskqueue.models import Attempt, FailureGroup, Task
+from django_dbtaskqueue.operations.documents import short_error
 from django_dbtaskqueue.operations.failures import WINDOWS, FailureFigures, figures_of
 from django_dbtaskqueue.operations.looking import Look
 from django_dbtaskqueue.operations.masking import masked_text

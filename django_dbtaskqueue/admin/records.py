@@ -12,11 +12,12 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from django_dbtaskqueue import conf
-from django_dbtaskqueue.admin.display import NOTHING, ago, badge, box, short_error, summary
+from django_dbtaskqueue.admin.display import NOTHING, ago, badge, box
 from django_dbtaskqueue.admin.filters import AttemptFilter, HistoryFilter, NameFilter
 from django_dbtaskqueue.admin.lists import ListAdmin, SmallListAdmin
 from django_dbtaskqueue.admin.telling import tell_pollers
 from django_dbtaskqueue.models import AbstractTask
+from django_dbtaskqueue.operations.documents import message_of, short_error
 from django_dbtaskqueue.operations.permissions import can_operate
 from django_dbtaskqueue.operations.poller_acts import POLLER_VERBS, STOPPED
 from django_dbtaskqueue.operations.verbs import Verb
@@ -181,7 +182,7 @@ class AttemptAdmin(ListAdmin):
     @admin.display(description=gettext_lazy("message"))
     def says(self, attempt: Any) -> str:
         """Its first line."""
-        return summary(attempt.message)
+        return message_of(attempt.message)
 
     @admin.display(description=gettext_lazy("failed"))
     def failed(self, attempt: Any) -> str:
@@ -244,7 +245,7 @@ class TaskHistoryAdmin(ListAdmin):
     @admin.display(description=gettext_lazy("error"))
     def says(self, task: Any) -> str:
         """One line of it; a result is for those who may see payloads, on its page."""
-        return "" if task.status == Status.COMPLETED else summary(task.process_result)
+        return "" if task.status == Status.COMPLETED else message_of(task.process_result)
 
 
 def task_tables(site: admin.AdminSite) -> dict[str, type[AbstractTask]]:

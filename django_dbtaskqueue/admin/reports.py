@@ -11,9 +11,10 @@ from django.urls import URLPattern, path
 from django.utils.translation import gettext_lazy
 from django.views.decorators.clickjacking import xframe_options_sameorigin
 
-from django_dbtaskqueue.admin.display import ago, json_box, stamp, summary
+from django_dbtaskqueue.admin.display import ago, json_box, stamp
 from django_dbtaskqueue.admin.filters import ReportFilter
 from django_dbtaskqueue.admin.lists import ListAdmin
+from django_dbtaskqueue.operations.documents import message_of
 
 # A report is a file of its own with its styles inside; whatever else it holds is text to the browser.
 SANDBOX = "sandbox; default-src 'none'; style-src 'unsafe-inline'; img-src data:"
@@ -71,4 +72,4 @@ class PipelineReportAdmin(ListAdmin):
     @admin.display(description=gettext_lazy("summary"))
     def says(self, report: Any) -> str:
         """Its first line."""
-        return summary(report.summary)
+        return message_of(report.summary)

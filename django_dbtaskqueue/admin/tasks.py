@@ -19,11 +19,12 @@ from django_dbtaskqueue.admin import lists, searching
 from django_dbtaskqueue.admin.acting import act
 from django_dbtaskqueue.admin.again import can_enqueue, enqueue_again
 from django_dbtaskqueue.admin.base import may_see
-from django_dbtaskqueue.admin.display import NOTHING, ago, box, stamp, summary
+from django_dbtaskqueue.admin.display import NOTHING, ago, box, stamp
 from django_dbtaskqueue.admin.lists import WHOLE, ListAdmin
 from django_dbtaskqueue.durations import format_duration
 from django_dbtaskqueue.models import AbstractTask, Attempt, Poller, Queue, Task
 from django_dbtaskqueue.operations import looking
+from django_dbtaskqueue.operations.documents import error_of, message_of
 from django_dbtaskqueue.operations.filters import TaskFilter
 from django_dbtaskqueue.operations.looking import Look
 from django_dbtaskqueue.operations.permissions import can_operate
@@ -123,7 +124,7 @@ class TaskAdmin(ListAdmin):
     @admin.display(description=gettext_lazy("progress or error"))
     def says(self, task: Any) -> str:
         """One line of it; what came of a task that is done is for those who may see payloads, on its page."""
-        return "" if task.status == Status.COMPLETED else summary(task.process_result)
+        return "" if task.status == Status.COMPLETED else message_of(task.process_result)
 
     # -- the page of one task ----------------------------------------------------------------------------------------
 
@@ -239,7 +240,7 @@ def timeline(task: Any, failed: list[Attempt], *, traces: bool) -> list[Event]:
 
 def _failure(row: Attempt, *, traces: bool) -> Event:
     took = row.finish_time - row.start_time if row.start_time else None
-    said = summary(f"{row.error_type}: {row.message}" if row.error_type else row.message)
+    said = message_of(error_of(row))
     return Event(
         row.finish_time,
         stamp(row.finish_time),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import timedelta
@@ -19,13 +20,14 @@ FIELDS = (
     "payload_type", "group_key", "tag", "parked_by", "poller_instance", "create_time", "ready_time", "start_time",
     "next_process_time", "finish_time", "expire_time",
 )  # fmt: skip
-WIDEST = 72  # characters of the one line of an error
+MESSAGE_WIDTH = 160  # characters of a message in one line
+FRAME = '  File "'  # how a line of a traceback begins
 
 
 def summary(task: Any, *, payload: bool = True) -> dict[str, Any]:
     """Return what a list says of a task; without ``payload`` no result, but the one line of an error."""
-    word = last_word(task.process_result) if payload or task.status != Status.COMPLETED else ""
-    return {name: getattr(task, name, None) for name in FIELDS} | {"last_word": word}
+    message = message_of(task.process_result) if payload or task.status != Status.COMPLETED else ""
+    return {name: getattr(task, name, None) for name in FIELDS} | {"message": message}
 
 
 def detail(task: Any, *, payload: bool) -> dict[str, Any]:
@@ -50,7 +52,7 @@ def attempt_of(row: Attempt, *, payload: bool = True) -> dict[str, Any]:
         "attempt": row.attempt,
         "poller": row.poller_instance,
         "failed": row.finish_time,
-        "error": last_word(error_of(row)),
+        "error": message_of(error_of(row)),
     }
     if payload:
         document |= {"error": masked_text(error_of(row)), "traceback": masked_text(row.traceback)}
@@ -62,13 +64,28 @@ def error_of(row: Attempt) -> str:
     return f"{row.error_type}: {row.message}" if row.error_type else row.message
 
 
-def last_word(text: str | None) -> str:
-    """Return the one line of a result or error that says most, masked and cut: of a traceback its end."""
-    lines = [line.strip() for line in masked_text(text or "").splitlines() if line.strip()]
+def message_of(text: str | None, width: int = MESSAGE_WIDTH) -> str:
+    """Return a result or error as one line of at most ``width`` characters, with secrets masked.
+
+    Of a traceback it is the error, without the module of its class. Of any other text it is the first line. A stored
+    traceback can lack its beginning, so the frames tell what it is.
+    """
+    lines = [line for line in masked_text(text or "").splitlines() if line.strip()]
     if not lines:
         return ""
-    line = lines[-1] if lines[0].startswith("Traceback (") else lines[0]
-    return line if len(line) <= WIDEST else line[: WIDEST - 1] + "…"
+    line = lines[0]
+    frames = [place for place, one in enumerate(lines) if one.startswith((FRAME, "Traceback ("))]
+    if frames:
+        after = lines[frames[-1] + 1 :] or lines
+        line = short_error(next((one for one in after if not one[0].isspace()), after[-1]))
+    line = line.strip()
+    return line if len(line) <= width else line[: width - 1] + "…"
+
+
+def short_error(line: str) -> str:
+    """Return "PlaneUnknown: N14228" for "flights.rules.PlaneUnknown: N14228", and any other text as it is."""
+    kind, colon, message = line.partition(":")
+    return kind.rpartition(".")[2] + colon + message if re.fullmatch(r"[\w.]+", kind) else line
 
 
 def operation_document(operation: BulkOperation) -> dict[str, Any]:

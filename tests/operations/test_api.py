@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import threading
 from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.contrib import admin
 from django.contrib.auth.models import Permission, User
+from django.core.management import call_command
 from django.db import connection, transaction
 from django.test import Client
 from django.urls import include, path
@@ -17,11 +20,12 @@ from django.urls import include, path
 from django_dbtaskqueue import bulk_operations
 from django_dbtaskqueue.models import Attempt, AuditEntry, BulkOperation, Queue, Task, TemporaryTask
 from django_dbtaskqueue.operations.pausing import IN_EFFECT
+from django_dbtaskqueue.payload import tail_bytes
 from django_dbtaskqueue.status import Status
 from tests.factories import QUEUE, make_task
 from tests.support import PATIENCE, actors
 
-urlpatterns = [path("api/", include("django_dbtaskqueue.operations.urls"))]
+urlpatterns = [path("api/", include("django_dbtaskqueue.operations.urls")), path("admin/", admin.site.urls)]
 pytestmark = [pytest.mark.django_db, pytest.mark.urls(__name__)]
 TOKEN = "a-token"
 EVERYTHING = "view_task", "view_queue", "view_bulkoperation", "view_payload", "reprocess_task", "delete_task"
@@ -48,6 +52,13 @@ def client(*codenames: str, name: str = "ada") -> Client:
 
 def post(ada: Client, where: str, **given: Any) -> Any:
     return ada.post(f"/api/{where}", json.dumps(given), content_type="application/json")
+
+
+def command(*arguments: str) -> str:
+    """Return what ``taskqueue`` writes."""
+    out = io.StringIO()
+    call_command("taskqueue", *arguments, stdout=out, no_color=True)
+    return out.getvalue()
 
 
 # -- the door ----------------------------------------------------------------------------------------------------------
@@ -154,7 +165,7 @@ def test_payloads_results_and_tracebacks_need_their_permission_and_are_masked() 
     bob, ada = client("view_task", name="bob"), client("view_task", "view_payload")
     # Who may look sees the one line of an error, and nothing else of it
     shown = bob.get(f"/api/tasks/{task.pk}").json()
-    assert shown["last_word"] == shown["attempts"][0]["error"] == "ValueError: no such flight"
+    assert shown["message"] == shown["attempts"][0]["error"] == "ValueError: no such flight"
     assert {"payload", "result", "context", "process_result"}.isdisjoint(shown)
     assert "traceback" not in shown["attempts"][0]
     assert "4711" not in bob.get("/api/tasks").content.decode() + bob.get(f"/api/tasks/{done.pk}").content.decode()
@@ -163,6 +174,21 @@ def test_payloads_results_and_tracebacks_need_their_permission_and_are_masked() 
     assert shown["payload"] == {"name": "Ada", "token": "•••"}
     assert "secret = '•••'" in shown["process_result"] and "secret = '•••'" in shown["attempts"][0]["traceback"]
     assert ada.get(f"/api/tasks/{done.pk}").json()["result"] == {"paid": 4711}
+
+
+def test_api_command_line_and_admin_show_the_same_message_of_a_traceback(admin_client: Client) -> None:
+    frames = "".join(f'  File "desk/rules.py", line {n}, in assess\n    assess(flight)\n' for n in range(90))
+    error = tail_bytes(f"Traceback (most recent call last):\n{frames}desk.rules.Late: no report yet\nsince noon\n")
+    assert error is not None and not error.startswith("Traceback")  # the stored text has lost its beginning
+    task = make_task(Status.ERROR, process_result=error)
+    message = "Late: no report yet"
+    assert admin_client.get("/api/tasks").json()["tasks"][0]["message"] == message
+    assert admin_client.get(f"/api/tasks/{task.pk}").json()["message"] == message
+    assert f">{message}<" in admin_client.get("/admin/dbtaskqueue/task/").content.decode()
+    assert json.loads(command("list", "--json"))[0]["message"] == message
+    assert json.loads(command("show", str(task.pk), "--json"))["message"] == message
+    assert command("list").splitlines()[1].endswith(f"  {message}")
+    assert f"{message}\n" in command("show", str(task.pk))
 
 
 @pytest.mark.parametrize("q", ["payload.token:s*", "-result.x:1", "context.who:ada", "error:4711"])

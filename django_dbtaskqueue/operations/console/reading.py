@@ -21,7 +21,7 @@ from django_dbtaskqueue.operations.documents import (
     LONG,
     attempt_of,
     error_of,
-    last_word,
+    message_of,
     overview_document,
     summary,
 )
@@ -35,6 +35,7 @@ from django_dbtaskqueue.querysets import TaskQuerySet
 from django_dbtaskqueue.status import Status
 
 AT_ONCE = 200  # rows of one look of ``tail``
+WIDTH = 72  # characters of a message in a line of a table or of ``tail``
 
 
 def found(words: Sequence[str], using: str | None) -> tuple[TaskFilter, TaskQuerySet]:
@@ -116,7 +117,7 @@ def show(screen: Screen, options: dict[str, Any]) -> int:
     screen.data(document)
     names = [*FIELDS, *(["moved_time"] if "moved_time" in document else [])]
     plain = {name: _shown(name, document[name], task.clock) for name in names}
-    facts(screen, plain | {"last word": last_word(task.process_result)})
+    facts(screen, plain | {"message": message_of(task.process_result)})
     for name in LONG:
         if document[name] is not None:
             screen.say(f"\n{name}:\n{_indented(json.dumps(document[name], indent=2, ensure_ascii=False, default=str))}")
@@ -140,7 +141,7 @@ def tail(screen: Screen, options: dict[str, Any]) -> int:
                 screen.say(f"{task.create_time:%H:%M:%S}  {task.pk}  {printable(str(task))}  {task.status}")
             for row in failing.read():
                 screen.data({"event": "failed", **attempt_of(row)})
-                words = f"{row.task_id}  {row.queue}  attempt {row.attempt} failed: {last_word(error_of(row))}"
+                words = f"{row.task_id}  {row.queue}  attempt {row.attempt} failed: {message_of(error_of(row), WIDTH)}"
                 screen.say(f"{row.finish_time:%H:%M:%S}  {printable(words)}")
         looks = None if looks is None else looks - 1
         pause.wait(options["interval"].total_seconds() if looks != 0 else 0)
@@ -169,7 +170,7 @@ class Fresh:
 def _row(task: Any) -> tuple[Any, ...]:
     attempts = f"{task.attempt}/{task.max_attempts}"
     when = ago(task.create_time, task.clock)
-    return task.pk, task.status, task.queue, task.reference, attempts, when, last_word(task.process_result)
+    return task.pk, task.status, task.queue, task.reference, attempts, when, message_of(task.process_result, WIDTH)
 
 
 def _shown(name: str, value: Any, now: datetime) -> Any:
