@@ -651,11 +651,48 @@ def test_deleting_needs_a_reason(op: Client) -> None:
     assert (entry.actor, entry.verb, entry.reason, entry.changed) == ("admin", "delete", "test data", 1)
 
 
+@pytest.mark.parametrize(
+    ("verb", "status", "own"),
+    [
+        ("reprocess", Status.ERROR, 1),  # the UPDATE
+        ("mark_poison", Status.ERROR, 1),
+        ("unpoison", Status.POISON, 1),
+        ("kick", Status.POISON, 1),
+        ("cancel", Status.CREATED, 1),
+        ("release", Status.PROCESSING, 1),
+        ("delete", Status.ERROR, 3),  # count per queue, record the counts, DELETE
+        ("housekeep", Status.ERROR, 8),  # two rounds with a savepoint each: read, copy and DELETE, then read none
+    ],
+)
+def test_a_confirmed_act_on_one_task_reads_it_once(verb: str, status: Status, own: int) -> None:
+    client = staff("view_task", TASK_VERBS[verb].permission)
+    confirm(client, verb, [make_task(status)])  # Django reads the content type once in a process
+    task = make_task(status)
+    with CaptureQueriesContext(connection) as queries:
+        confirm(client, verb, [task])
+    shown = [query["sql"] for query in queries]
+    assert len(shown) == 10 + own, shown
+    starts = [
+        'SELECT "django_session"', 'SELECT "auth_user"',
+        'SELECT "django_content_type"', 'SELECT "django_content_type"',  # the user's permissions, the groups' ones
+        "SAVEPOINT",  # BEGIN, outside a test
+        'INSERT INTO "dbtaskqueue_auditentry"',  # the first write: it locks where a database has no row locks
+        'SELECT "dbtaskqueue_task"',  # reads and locks the task
+        'INSERT INTO "django_admin_log"',
+        'UPDATE "dbtaskqueue_auditentry"',  # what came of it
+        "RELEASE SAVEPOINT",  # COMMIT, outside a test
+    ]  # fmt: skip
+    common = shown[:7] + shown[-3:]
+    assert [sql for sql, start in zip(common, starts, strict=True) if not sql.startswith(start)] == []
+    assert "FOR UPDATE" in shown[6] and "COUNT(*)" not in "".join(shown)
+    assert AuditEntry.objects.filter(verb=verb, changed=1).count() == LogEntry.objects.count() == 2
+
+
 def test_more_than_a_thousand_ticked_tasks_are_refused(op: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(acts, "MOST", 2)
     tasks = [make_task(Status.ERROR) for _ in range(3)]
     shown = text_of(op.get(confirm(op, "mark_poison", tasks).headers["Location"]))
-    assert "is a bulk operation" in shown
+    assert "takes up to 2 ids at once, not 3" in shown
     assert set(statuses().values()) == {"ERROR"}
 
 

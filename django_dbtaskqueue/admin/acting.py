@@ -16,13 +16,12 @@ from django_dbtaskqueue import bulk_operations
 from django_dbtaskqueue.admin.base import id_of
 from django_dbtaskqueue.admin.confirm import Question, ask, bound_form, check, confirmed, form_for
 from django_dbtaskqueue.exceptions import OperationRefused, SearchError
-from django_dbtaskqueue.models import BulkOperation
+from django_dbtaskqueue.models import AbstractTask, BulkOperation
 from django_dbtaskqueue.operations import acts
 from django_dbtaskqueue.operations.audit import Actor
 from django_dbtaskqueue.operations.search import to_text
 from django_dbtaskqueue.operations.selection import tasks_for
 from django_dbtaskqueue.operations.verbs import TASK_VERBS, Aging, Preview, TaskVerb
-from django_dbtaskqueue.querysets import TaskQuerySet
 
 SHOWN = 20  # tasks named on the confirmation page
 SOURCE = "admin"
@@ -64,27 +63,28 @@ def _all(page: Any, request: HttpRequest, verb: TaskVerb) -> HttpResponse:
 def _ticked(page: Any, request: HttpRequest, verb: TaskVerb) -> HttpResponse:
     """The rows that were ticked, or the one whose page it is: at once."""
     # Statuses are judged, and rows changed, where they are written: a replica may lag behind.
-    tasks = chosen(page, request)
+    model, alias, ids = chosen(page, request)
     form = bound_form(request, form_for(verb))
     aging = form.aging()
-    preview = verb.preview(tasks, aging)
     if not confirmed(request, form):
+        tasks = model._default_manager.using(alias).filter(pk__in=ids)
+        preview = verb.preview(tasks, aging)
         items = [f"{task} · {task.status}" for task in tasks.only("queue", "reference", "status")[:SHOWN]]
         unnamed = preview.selected.number > SHOWN
         sentences = _sentences(verb, preview, aging)
         return ask(page, request, Question(verb, sentences, items, form, bool(preview.eligible), unnamed))
     order = acts.Order(verb, form.reason(), aging, to_text(page.search_of(request)))
-    report = acts.act(tasks, order, Actor(request.user, SOURCE))
+    report = acts.act_on_ids(model, alias, ids, order, Actor(request.user, SOURCE))
     page.message_user(request, answer(verb, report), messages.SUCCESS if report.changed else messages.WARNING)
     back = "" if verb.removes else page.back(request)
     return HttpResponseRedirect(back or request.get_full_path())
 
 
-def chosen(page: Any, request: HttpRequest) -> TaskQuerySet:
-    """Return the tasks that were ticked, on the database that is written."""
+def chosen(page: Any, request: HttpRequest) -> tuple[type[AbstractTask], str, list[int]]:
+    """Return the table of the tasks that were ticked, the database that is written, and their ids."""
     ids = [id_of(text) for text in request.POST.getlist(ACTION_CHECKBOX_NAME)]
-    rows: TaskQuerySet = page.model._meta.concrete_model._default_manager.using(router.db_for_write(page.model))
-    return rows.filter(pk__in=[number for number in ids if number is not None])
+    model = page.model._meta.concrete_model
+    return model, router.db_for_write(page.model), [number for number in ids if number is not None]
 
 
 def _sentences(verb: TaskVerb, preview: Preview, aging: Aging) -> list[str]:

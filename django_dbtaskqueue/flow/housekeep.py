@@ -6,7 +6,9 @@ from collections.abc import Iterable
 from datetime import timedelta
 
 from django.db import transaction
+from django.db.models import Q
 from django.db.models.functions import Coalesce, Now
+from django.db.models.lookups import LessThanOrEqual
 
 from django_dbtaskqueue.exceptions import TaskQueueError
 from django_dbtaskqueue.flow.rows import Tasks, chosen, lockable, plain, remove
@@ -27,16 +29,16 @@ def housekeep(
     wanted = _wanted(statuses)
     if to not in ("history", "delete"):
         raise TaskQueueError(f'housekeep(to={to!r}) must be "history" or "delete".')
-    old = (
-        chosen(tasks)
-        .filter(status__in=wanted)
-        .alias(ended=Coalesce("finish_time", "last_update_time"))
-        .filter(ended__lte=Now() - older_than)
-    )
+    old = chosen(tasks).filter(finished_before(older_than), status__in=wanted)
     total = 0
     while moved := _batch(old, to):
         total += moved
     return total
+
+
+def finished_before(age: timedelta) -> Q:
+    """Return the condition that a task finished at least this long ago."""
+    return Q(LessThanOrEqual(Coalesce("finish_time", "last_update_time"), Now() - age))
 
 
 def _batch(old: Tasks, to: str) -> int:

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from operator import methodcaller
 from typing import Any
 
 from django.db import transaction
@@ -19,12 +18,14 @@ from django.db.models.functions import Least, Now
 
 from django_dbtaskqueue import notifier
 from django_dbtaskqueue.flow.groups import lock, regroup
-from django_dbtaskqueue.flow.rows import Tasks, chosen, lockable, plain, remove
+from django_dbtaskqueue.flow.rows import Tasks, chosen, lockable, plain, remove, same_rows
 from django_dbtaskqueue.flow.sql.statements import NO_HANDLER
 from django_dbtaskqueue.lease import Lease
+from django_dbtaskqueue.models import AbstractTask
 from django_dbtaskqueue.session import Row, Session
 from django_dbtaskqueue.status import BY_VERB, TERMINAL, sources
 
+Groups = Mapping[str, set[str]]  # the keys of groups, by queue
 BATCH = 10_000  # ids in one statement: databases bound the number of its parameters
 BACK_IN_LINE: dict[str, Any] = {
     "ready_time": Now(),
@@ -32,12 +33,21 @@ BACK_IN_LINE: dict[str, Any] = {
     "poller_instance": None,
     "finish_time": None,
 }
-OUT_OF_LINE: dict[str, Any] = {"ready_time": None, "parked_by": None, "finish_time": Now()}
+# The columns that a verb changes beside the status. A verb that changes ``ready_time`` changes groups' heads, too.
+CHANGES: dict[str, dict[str, Any]] = {
+    "reprocess": {"attempt": 0, **BACK_IN_LINE},
+    "mark_poison": {},
+    "unpoison": {},
+    "cancel": {"ready_time": None, "parked_by": None, "finish_time": Now()},
+    # A last attempt is given back: without an attempt left no poller could ever take the task.
+    "release_all": {"attempt": Least(F("attempt"), F("max_attempts") - 1), **BACK_IN_LINE},
+    "kick": {"attempt": 0, **BACK_IN_LINE},
+}
 
 
 def reprocess(tasks: Tasks) -> int:
     """ERROR → CREATED, due now, with a new budget of attempts."""
-    return _move(tasks, "reprocess", attempt=0, **BACK_IN_LINE)
+    return _move(tasks, "reprocess")
 
 
 def mark_poison(tasks: Tasks) -> int:
@@ -52,13 +62,12 @@ def unpoison(tasks: Tasks) -> int:
 
 def cancel(tasks: Tasks) -> int:
     """CREATED → POISON."""
-    return _move(tasks, "cancel", **OUT_OF_LINE)
+    return _move(tasks, "cancel")
 
 
 def release_all(tasks: Tasks) -> int:
     """PROCESSING → CREATED, due now; the holders get ``LeaseLost``. A last attempt is given back."""
-    attempt = Least(F("attempt"), F("max_attempts") - 1)  # without one left nobody could ever take the task
-    return _move(tasks, "release_all", attempt=attempt, **BACK_IN_LINE)
+    return _move(tasks, "release_all")
 
 
 def kick(tasks: Tasks, n: int) -> int:
@@ -67,14 +76,55 @@ def kick(tasks: Tasks, n: int) -> int:
         raise ValueError(f"kick({n}) needs a number of tasks that is not negative.")
     tasks = chosen(tasks).filter(status__in=sources("kick"))
     with transaction.atomic(using=tasks.db):
-        return _move(lockable(tasks)[:n], "kick", attempt=0, **BACK_IN_LINE)
+        return _move(lockable(tasks)[:n], "kick")
 
 
 def delete(tasks: Tasks) -> int:
     """Delete tasks in any status and count the deletions in the same transaction; the holders get ``LeaseLost``."""
     tasks = chosen(tasks)
     with transaction.atomic(using=tasks.db):
-        return _regroup(tasks, partial(_locked, tasks, remove))
+        groups = _groups(tasks.filter(group_key__isnull=False))
+        return _regroup(tasks, groups, partial(_locked, tasks, remove))
+
+
+def change_locked(rows: Sequence[AbstractTask], verb: str) -> int:
+    """Do a verb to rows of one table that this transaction has locked and read with their queue and group.
+
+    The rows are not read again. The statement that changes them still tests their status.
+    """
+    tasks = same_rows(rows)
+    groups: dict[str, set[str]] = defaultdict(set)
+    for row in rows:
+        groups[row.queue].update([row.group_key] if row.group_key is not None else [])
+    if BY_VERB[verb].target is None:
+        return _regroup(tasks, groups, partial(remove, tasks))
+    return _change(tasks, verb, groups, partial(_update, verb, tasks))
+
+
+def _move(tasks: Tasks, verb: str) -> int:
+    allowed = chosen(tasks).filter(status__in=sources(verb))
+    with transaction.atomic(using=allowed.db):
+        groups = _groups(allowed) if "ready_time" in CHANGES[verb] else {}
+        return _change(allowed, verb, groups, partial(_locked, allowed, partial(_update, verb)))
+
+
+def _change(tasks: Tasks, verb: str, groups: Groups, update: Callable[[], int]) -> int:
+    """Run an update. Where it changes ``ready_time``, see to the groups' heads and wake the queues' pollers."""
+    if "ready_time" not in CHANGES[verb]:
+        return update()
+    changed = _regroup(tasks, groups, update)
+    if changed and CHANGES[verb]["ready_time"] is not None:
+        for queue in groups:
+            notifier.after_commit(transaction.get_connection(tasks.db), queue)
+    return changed
+
+
+def _update(verb: str, tasks: Tasks) -> int:
+    edge = BY_VERB[verb]
+    final = edge.target if edge.target in TERMINAL else None
+    return tasks.filter(status__in=edge.sources).update(
+        status=edge.target, final_status=final, last_update_time=Now(), **CHANGES[verb]
+    )
 
 
 def _locked(tasks: Tasks, act: Callable[[Tasks], int]) -> int:
@@ -84,39 +134,23 @@ def _locked(tasks: Tasks, act: Callable[[Tasks], int]) -> int:
     return sum(act(plain(tasks).filter(pk__in=batch)) for batch in batches)
 
 
-def _regroup(tasks: Tasks, change: Callable[[], int]) -> int:
-    """Run a change of tasks under the locks of their groups, and see to the groups' heads."""
-    connection = transaction.get_connection(tasks.db)
-    session = Session(connection, tasks.model)
-    grouped = tasks.order_by().filter(group_key__isnull=False)
+def _groups(tasks: Tasks) -> Groups:
+    """Return the queues of tasks, each with the groups of its tasks."""
     groups: dict[str, set[str]] = defaultdict(set)
-    for queue, group in grouped.values_list("queue", "group_key").distinct():
-        groups[queue].add(str(group))
+    for queue, group in tasks.order_by().values_list("queue", "group_key").distinct():
+        groups[queue].update([group] if group is not None else [])
+    return groups
+
+
+def _regroup(tasks: Tasks, groups: Groups, change: Callable[[], int]) -> int:
+    """Run a change of tasks under the locks of their groups, and see to the groups' heads."""
+    session = Session(transaction.get_connection(tasks.db), tasks.model)
     for queue in sorted(groups):
         lock(session, queue, groups[queue])
     number = change()
     for queue in sorted(groups):
         regroup(session, queue, groups[queue])
     return number
-
-
-def _move(tasks: Tasks, verb: str, **changes: Any) -> int:
-    edge = BY_VERB[verb]
-    if edge.target is None:
-        raise ValueError(f"{verb} takes rows out of the table; it is not a change of status.")
-    allowed = chosen(tasks).filter(status__in=edge.sources)
-    with transaction.atomic(using=allowed.db):
-        final = edge.target if edge.target in TERMINAL else None
-        update = methodcaller("update", status=edge.target, final_status=final, last_update_time=Now(), **changes)
-        change = partial(_locked, allowed, update)
-        if "ready_time" not in changes:
-            return change()
-        queues = set(allowed.values_list("queue", flat=True).distinct())
-        changed = _regroup(allowed, change)
-        if changed and changes.get("ready_time") is not None:
-            for queue in queues:
-                notifier.after_commit(transaction.get_connection(allowed.db), queue)
-    return changed
 
 
 def spent_in(session: Session, queue: str) -> float | None:

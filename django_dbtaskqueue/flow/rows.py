@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from django.db import transaction
 from django.db.models import Count, QuerySet
 
@@ -15,6 +17,11 @@ def plain(tasks: Tasks) -> Tasks:
     pinned = tasks.all()
     pinned._for_write = True  # type: ignore[attr-defined]  # what Django's own update() and delete() do
     return tasks.model._base_manager.using(pinned.db)
+
+
+def same_rows(rows: Sequence[AbstractTask]) -> Tasks:
+    """Return rows of one table, at least one, as a selection on the database they were read from."""
+    return type(rows[0])._base_manager.using(rows[0]._state.db).filter(pk__in=[row.pk for row in rows])
 
 
 def chosen(tasks: Tasks) -> Tasks:

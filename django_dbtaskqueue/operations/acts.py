@@ -7,10 +7,11 @@ and Django's ``LogEntry`` are one transaction (where users live in another datab
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from django.db import transaction
+from django.db.models import BooleanField, ExpressionWrapper
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
@@ -41,6 +42,7 @@ class Report:
 
     changed: int = 0
     skips: dict[str, list[int]] = field(default_factory=dict)
+    tasks: list[AbstractTask] = field(default_factory=list)  # those changed, as they were before
 
     @property
     def skipped(self) -> int:
@@ -78,24 +80,25 @@ def act_on_ids(model: type[AbstractTask], alias: str, ids: Sequence[int], order:
 def change(model: type[AbstractTask], alias: str, ids: Sequence[int], order: Order, actor: Actor) -> Report:
     """Change what can be changed of these tasks and say why the others cannot. Call it in ``atomic``; no record.
 
-    Rows that somebody has locked at this moment are skipped, too: nobody waits for a processor's transaction.
+    Each task that can be changed is read once, and locked by that. Rows that another transaction has locked are
+    skipped: this never waits for a processor's transaction.
     """
-    verb, report, rows = order.verb, Report(), model._default_manager.using(alias)
-    found = {row[0]: row[1:] for row in rows.filter(pk__in=ids).values_list("pk", "queue", "status")}
-    reasons = _reasons(verb, {queue for queue, _status in found.values()}, actor)
-    skips: defaultdict[str, list[int]] = defaultdict(list)
-    candidates = []
+    rows = model._default_manager.using(alias)
+    locked = {row.pk: row for row in _lock(order.verb.eligible(rows.filter(pk__in=ids), order.aging))}
+    left = [pk for pk in ids if pk not in locked]
+    why = _reasons_for_others(rows.filter(pk__in=left), order) if left else {}
+    queues = {row.queue for row in locked.values()} | {queue for queue, _reason in why.values()}
+    denied = {queue for queue in queues if not actor.may(order.verb, queue)}
+    report, skips = Report(), defaultdict(list)
     for pk in ids:
-        why = reasons(*found[pk]) if pk in found else _("there is no such task")
-        skips[why].append(pk) if why else candidates.append(pk)
-    fitting = verb.eligible(rows.filter(pk__in=candidates), order.aging)
-    ready = set(fitting.values_list("pk", flat=True))
-    locked = list(_lock(fitting).values_list("pk", flat=True))
-    if young := [pk for pk in candidates if pk not in ready]:
-        skips[verb.skipped(order.aging)] += young
-    if busy := sorted(ready.difference(locked)):
-        skips[_("somebody else is changing it")] += busy
-    report.changed = verb.run(rows.filter(pk__in=locked), order.aging)
+        queue, reason = (locked[pk].queue, "") if pk in locked else why.get(pk, ("", _("there is no such task")))
+        if queue in denied:
+            reason = _("not permitted on queue %(queue)s") % {"queue": queue}
+        if reason:
+            skips[reason].append(pk)
+        else:
+            report.tasks.append(locked[pk])
+    report.changed = order.verb.run(report.tasks, order.aging) if report.tasks else 0
     report.skips = dict(skips)
     return report
 
@@ -104,16 +107,14 @@ def _recorded(model: type[AbstractTask], alias: str, ids: Sequence[int], order: 
     with recorded(alias):
         # First a write: where there are no row locks, it is what keeps others from changing what is read next.
         entry = record(alias, actor, order.verb, query=order.query, reason=order.reason)
-        rows = list(model._default_manager.using(alias).filter(pk__in=ids).only("queue", "reference"))
         report = change(model, alias, ids, order, actor)
-        left = {pk for skipped in report.skips.values() for pk in skipped}
-        changed = [row for row in rows if row.pk not in left]
-        log(actor, changed, DELETION if order.verb.removes else CHANGE, note(order))
-        queues = sorted({row.queue for row in changed})
-        entry.queue = queues[0] if len(queues) == 1 else ""
+        log(actor, report.tasks, DELETION if order.verb.removes else CHANGE, note(order))
+        queues = {row.queue for row in report.tasks}
+        entry.queue = queues.pop() if len(queues) == 1 else ""
         entry.changed, entry.skipped = report.changed, report.skipped
-        entry.details = {"task_ids": [row.pk for row in changed][:NAMED], "skips": _counted(report)}
-        entry.save(using=alias)
+        skips = {reason: len(ids) for reason, ids in report.skips.items()}
+        entry.details = {"task_ids": [row.pk for row in report.tasks][:NAMED], "skips": skips}
+        entry.save(using=alias, update_fields=["queue", "changed", "skipped", "details"])
     return report
 
 
@@ -127,27 +128,25 @@ def note(order: Order) -> str:
     return f"{words} ({order.reason})" if order.reason else words
 
 
-def _counted(report: Report) -> dict[str, int]:
-    return {reason: len(ids) for reason, ids in report.skips.items()}
+def _reasons_for_others(tasks: TaskQuerySet, order: Order) -> dict[int, tuple[str, str]]:
+    """Return the queue of each task that could not be locked, and why the verb does not change it."""
+    verb = order.verb
+    fits = ExpressionWrapper(verb.condition(order.aging), output_field=BooleanField())
+    wanted = ", ".join(sorted(verb.sources))
 
-
-def _reasons(verb: TaskVerb, queues: set[str], actor: Actor) -> Callable[[str, str], str]:
-    denied = {queue for queue in queues if not actor.may(verb, queue)}
-    sources = {str(status) for status in verb.sources}
-    wanted = ", ".join(sorted(sources))
-
-    def reason(queue: str, status: str) -> str:
-        if queue in denied:
-            return _("not permitted on queue %(queue)s") % {"queue": queue}
-        if status not in sources:
+    def reason(status: str, *, fits: bool) -> str:
+        if status not in verb.sources:
             return _("in %(status)s, not in %(wanted)s") % {"status": status, "wanted": wanted}
-        return ""
+        return _("somebody else is changing it") if fits else verb.skipped(order.aging)
 
-    return reason
+    read = tasks.annotate(fits=fits).values_list("pk", "queue", "status", "fits")
+    return {pk: (queue, reason(status, fits=fits)) for pk, queue, status, fits in read}
 
 
 def _lock(tasks: TaskQuerySet) -> TaskQuerySet:
+    """Return the rows that no other transaction has locked, with what an act needs; reading them locks them."""
     features = transaction.get_connection(tasks.db).features
+    tasks = tasks.only("queue", "group_key", "reference").order_by("pk")
     if not features.has_select_for_update_skip_locked:
-        return tasks.order_by("pk")
-    return tasks.order_by("pk").select_for_update(skip_locked=True, of=("self",) * features.has_select_for_update_of)
+        return tasks
+    return tasks.select_for_update(skip_locked=True, of=("self",) * features.has_select_for_update_of)

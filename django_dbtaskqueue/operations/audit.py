@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import getpass
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,10 +80,10 @@ def log(actor: Actor, rows: Sequence[Model], flag: int, message: str) -> None:
 
 @contextmanager
 def recorded(alias: str) -> Iterator[None]:
-    """A transaction on the tasks' database, inside one on the database of Django's log, for an act and its record."""
+    """A transaction on the tasks' database for an act and its record, inside one on the database of Django's log."""
     installed = apps.is_installed("django.contrib.admin")
     outer = router.db_for_write(apps.get_model("admin", "LogEntry")) if installed else alias
-    with transaction.atomic(using=outer), transaction.atomic(using=alias):
+    with transaction.atomic(using=outer), transaction.atomic(using=alias) if outer != alias else nullcontext():
         yield
 
 

@@ -5,15 +5,19 @@ Nothing here asks who is acting: a face asks ``permissions.can_operate`` first.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
-from django.db.models.functions import Coalesce, Now
+from django.db.models import Q
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext, ngettext_lazy
 
+from django_dbtaskqueue.flow.housekeep import finished_before, housekeep
+from django_dbtaskqueue.flow.move import change_locked
+from django_dbtaskqueue.flow.rows import same_rows
+from django_dbtaskqueue.models import AbstractTask
 from django_dbtaskqueue.operations.paginators import Count, bounded_count
 from django_dbtaskqueue.operations.pausing import IN_EFFECT as IN_EFFECT
 from django_dbtaskqueue.operations.pausing import REASON_LENGTH as REASON_LENGTH
@@ -22,8 +26,6 @@ from django_dbtaskqueue.operations.pausing import pause as pause
 from django_dbtaskqueue.operations.pausing import resume as resume
 from django_dbtaskqueue.querysets import TaskQuerySet
 from django_dbtaskqueue.status import BY_VERB, Status
-
-MOST_KICKED = 2**31 - 1  # no bound but the selection
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +52,6 @@ class Verb:
 class TaskVerb(Verb):
     """A verb over a selection of tasks."""
 
-    run: Callable[[TaskQuerySet, Aging], int]  # returns the number of tasks really changed
     ages: bool = False  # asks for ``Aging``
     edge: str = ""  # its name in ``status.EDGES``, where that is another
 
@@ -64,13 +65,20 @@ class TaskVerb(Verb):
         """Whether the tasks leave the table."""
         return BY_VERB[self.edge or self.name].target is None
 
+    def condition(self, aging: Aging) -> Q:
+        """Return what a task must fulfil for the verb to change it."""
+        status = Q(status__in=self.sources)
+        return status & finished_before(aging.older_than) if self.ages else status
+
     def eligible(self, tasks: TaskQuerySet, aging: Aging) -> TaskQuerySet:
-        """Return those of ``tasks`` that ``run`` would change now."""
-        ready = tasks.filter(status__in=self.sources)
-        if not self.ages:
-            return ready
-        ended = Coalesce("finish_time", "last_update_time")
-        return ready.alias(ended=ended).filter(ended__lte=Now() - aging.older_than)
+        """Return those of ``tasks`` that the verb would change now."""
+        return tasks.filter(self.condition(aging))
+
+    def run(self, tasks: Sequence[AbstractTask], aging: Aging) -> int:
+        """Change tasks of one table that this transaction has locked; return how many really changed."""
+        if self.ages:
+            return housekeep(same_rows(tasks), older_than=aging.older_than, to=aging.to)
+        return change_locked(tasks, self.edge or self.name)
 
     def skipped(self, aging: Aging) -> str:
         """Return why a task is skipped, in words."""
@@ -103,10 +111,6 @@ class Preview:
         return None if self.selected.more else self.selected.number - self.eligible.number
 
 
-def _housekeep(tasks: TaskQuerySet, aging: Aging) -> int:
-    return tasks.housekeep(older_than=aging.older_than, to=aging.to)
-
-
 REPROCESS = TaskVerb(
     name="reprocess",
     label=gettext_lazy("Reprocess"),
@@ -116,7 +120,6 @@ REPROCESS = TaskVerb(
     ),
     done=ngettext_lazy("%(number)s task reprocessed", "%(number)s tasks reprocessed", "number"),
     permission="reprocess_task",
-    run=lambda tasks, _aging: tasks.reprocess(),
 )
 MARK_POISON = TaskVerb(
     name="mark_poison",
@@ -127,7 +130,6 @@ MARK_POISON = TaskVerb(
     ),
     done=ngettext_lazy("%(number)s task marked as poison", "%(number)s tasks marked as poison", "number"),
     permission="mark_poison_task",
-    run=lambda tasks, _aging: tasks.mark_poison(),
 )
 UNPOISON = TaskVerb(
     name="unpoison",
@@ -135,7 +137,6 @@ UNPOISON = TaskVerb(
     effect=gettext_lazy("The tasks count as failed again (POISON to ERROR), so that they can be reprocessed."),
     done=ngettext_lazy("%(number)s task taken back to ERROR", "%(number)s tasks taken back to ERROR", "number"),
     permission="unpoison_task",
-    run=lambda tasks, _aging: tasks.unpoison(),
 )
 KICK = TaskVerb(
     name="kick",
@@ -146,7 +147,6 @@ KICK = TaskVerb(
     ),
     done=ngettext_lazy("%(number)s task kicked", "%(number)s tasks kicked", "number"),
     permission="kick_task",
-    run=lambda tasks, _aging: tasks.kick(MOST_KICKED),
 )
 CANCEL = TaskVerb(
     name="cancel",
@@ -154,7 +154,6 @@ CANCEL = TaskVerb(
     effect=gettext_lazy("The tasks that wait are put aside (CREATED to POISON): nothing processes them any more."),
     done=ngettext_lazy("%(number)s task cancelled", "%(number)s tasks cancelled", "number"),
     permission="cancel_task",
-    run=lambda tasks, _aging: tasks.cancel(),
 )
 RELEASE = TaskVerb(
     name="release",
@@ -165,7 +164,6 @@ RELEASE = TaskVerb(
     ),
     done=ngettext_lazy("%(number)s task released", "%(number)s tasks released", "number"),
     permission="release_task",
-    run=lambda tasks, _aging: tasks.release_all(),
     edge="release_all",
 )
 DELETE = TaskVerb(
@@ -177,7 +175,6 @@ DELETE = TaskVerb(
     ),
     done=ngettext_lazy("%(number)s task deleted", "%(number)s tasks deleted", "number"),
     permission="delete_task",
-    run=lambda tasks, _aging: tasks.purge(),
     needs_reason=True,
 )
 PURGE = TaskVerb(
@@ -189,7 +186,6 @@ PURGE = TaskVerb(
     ),
     done=DELETE.done,
     permission="purge_queue",
-    run=DELETE.run,
     edge="delete",
     needs_reason=True,
 )
@@ -202,7 +198,6 @@ HOUSEKEEP = TaskVerb(
     ),
     done=ngettext_lazy("%(number)s task housekept", "%(number)s tasks housekept", "number"),
     permission="housekeep_task",
-    run=_housekeep,
     ages=True,
 )
 PAUSE = Verb(
