@@ -1,20 +1,25 @@
-"""Log lines of ``runtaskpoller``, as text or JSON, for projects whose ``LOGGING`` has no handler for us."""
+"""Log lines of ``runtaskpoller`` as text or JSON.
+
+A project names the formatters in its ``LOGGING``. If ``LOGGING`` has no handler for us, the command adds one.
+"""
 
 from __future__ import annotations
 
 import json
 import logging
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from _typeshed import SupportsWrite
 
 FORMATS = ("text", "json")
 FIELDS = ("task_id", "queue", "reference", "attempt")  # of flow.observe.fields
 LEVELS = (logging.WARNING, logging.INFO, logging.DEBUG)  # by verbosity
-# A reference or an error text could forge log lines, or drive the terminal that shows them.
-HARMLESS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))} | {
+# A reference or an error text may hold line ends that fake a log line, or control codes for the terminal.
+ESCAPES = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))} | {
     ord("\r"): "\\r",
     ord("\n"): "\\n",
     ord("\t"): "\t",
@@ -24,24 +29,24 @@ HARMLESS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))} |
 
 
 class TextFormatter(logging.Formatter):
-    """``12:03:07 INFO    message``, and tracebacks indented below it."""
+    """``12:03:07 INFO    message``, with the traceback indented below it."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line."""
         when = datetime.fromtimestamp(record.created).strftime("%H:%M:%S")
-        line = f"{when} {record.levelname:<7} {record.getMessage().translate(HARMLESS)}"
+        line = f"{when} {record.levelname:<7} {record.getMessage().translate(ESCAPES)}"
         if record.exc_info:
             frames = self.formatException(record.exc_info).splitlines()
-            line = "\n".join([line, *("    " + frame.translate(HARMLESS) for frame in frames)])
+            line = "\n".join([line, *("    " + frame.translate(ESCAPES) for frame in frames)])
         return line
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object per line: time, level, logger, message, and the task's fields where there is one."""
+    """One JSON object per line: time, level, logger, message, and the fields of the task if the line is about one."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line."""
-        facts: dict[str, Any] = {
+        facts: dict[str, object] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname,
             "logger": record.name,
@@ -53,38 +58,23 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(facts, default=str)
 
 
-class LineHandler(logging.Handler):
-    """Hands whole lines to ``write``, or to standard error as it is at that moment."""
-
-    def __init__(self, formatter: logging.Formatter, write: Callable[[str], None] | None = None) -> None:
-        super().__init__()
-        self.setFormatter(formatter)
-        self._write = write or _to_stderr
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Write one line; a failure to do so never reaches the caller."""
-        try:
-            self._write(self.format(record))
-        except Exception:
-            self.handleError(record)
-
-
 def needed() -> bool:
-    """Whether the project's ``LOGGING`` leaves our loggers without any handler."""
+    """Return whether the project's ``LOGGING`` has no handler for our loggers."""
     return not logging.getLogger("django_dbtaskqueue").hasHandlers()
 
 
 @contextmanager
-def configured(kind: str, verbosity: int, write: Callable[[str], None] | None = None) -> Iterator[None]:
-    """Log to standard error meanwhile, or to ``write``; does nothing where the project logs by itself.
+def configured(kind: str, verbosity: int, stream: SupportsWrite[str] | None = None) -> Iterator[None]:
+    """Log to ``stream`` (default: standard error) inside the block, unless the project's ``LOGGING`` has a handler.
 
-    Our own events show from INFO on, those of others from WARNING on; less or more by ``verbosity`` (0 to 3).
+    At verbosity 1 our loggers show INFO and above, other loggers WARNING and above. 0 shows less, 2 and 3 show more.
     """
     if not needed():
         yield
         return
     root, ours = logging.getLogger(), logging.getLogger("django_dbtaskqueue")
-    handler = LineHandler(JsonFormatter() if kind == "json" else TextFormatter(), write)
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(JsonFormatter() if kind == "json" else TextFormatter())
     before = root.level, ours.level
     root.addHandler(handler)
     root.setLevel(logging.INFO if verbosity > 1 else logging.WARNING)
@@ -95,8 +85,3 @@ def configured(kind: str, verbosity: int, write: Callable[[str], None] | None = 
         root.removeHandler(handler)
         root.setLevel(before[0])
         ours.setLevel(before[1])
-
-
-def _to_stderr(line: str) -> None:
-    sys.stderr.write(line + "\n")
-    sys.stderr.flush()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
+import logging.config
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -76,19 +78,39 @@ def without_handlers() -> Iterator[None]:
     ("verbosity", "shown"), [(0, ["warning"]), (1, ["info", "warning"]), (2, ["debug", "info", "warning"])]
 )
 def test_verbosity_and_the_way_back(verbosity: int, shown: list[str]) -> None:
-    said: list[str] = []
+    said = io.StringIO()
     ours = logging.getLogger("django_dbtaskqueue")
     before = ours.level
-    with without_handlers(), logs.configured("text", verbosity, said.append):
+    with without_handlers(), logs.configured("text", verbosity, said):
         for level in ("debug", "info", "warning"):
             getattr(ours, level)(level)
-    assert [line.split()[-1] for line in said] == shown
+        assert len(logging.getLogger().handlers) == 1
+    assert [line.split()[-1] for line in said.getvalue().splitlines()] == shown
     assert ours.level == before
-    assert not any(isinstance(handler, logs.LineHandler) for handler in logging.getLogger().handlers)
+    assert not any(isinstance(handler.formatter, logs.TextFormatter) for handler in logging.getLogger().handlers)
 
 
 def test_the_projects_own_logging_wins() -> None:
-    said: list[str] = []
-    with logs.configured("text", 1, said.append):  # pytest has handlers on the root
+    said = io.StringIO()
+    with logs.configured("text", 1, said):  # pytest has handlers on the root
         logging.getLogger("django_dbtaskqueue").warning("for the project")
-    assert said == []
+    assert said.getvalue() == ""
+
+
+def test_a_project_names_the_json_formatter_in_its_logging_setting() -> None:
+    said, ours = io.StringIO(), logging.getLogger("django_dbtaskqueue.test_of_logging")
+    logging.config.dictConfig(
+        {
+            "version": 1,
+            "disable_existing_loggers": False,
+            "formatters": {"json": {"()": "django_dbtaskqueue.poller.logs.JsonFormatter"}},
+            "handlers": {"lines": {"class": "logging.StreamHandler", "formatter": "json", "stream": said}},
+            "loggers": {ours.name: {"handlers": ["lines"], "propagate": False}},
+        }
+    )
+    try:
+        ours.warning("Task %s failed", 7, extra={"task_id": 7, "queue": "claims"})
+    finally:
+        ours.handlers.clear()
+        ours.propagate = True
+    assert {"message": "Task 7 failed", "task_id": 7, "queue": "claims"}.items() <= json.loads(said.getvalue()).items()

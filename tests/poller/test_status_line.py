@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import builtins
 import io
+import logging
 import os
 import pty
-import re
 import subprocess
 import sys
 from contextlib import suppress
-from typing import Any
 
 import pytest
 
 from django_dbtaskqueue import enqueue
 from django_dbtaskqueue.poller import status_line
-from django_dbtaskqueue.poller.status_line import PlainLine, RichLine, Snapshot, StatusLine
+from django_dbtaskqueue.poller.status_line import Snapshot, StatusLine
 from tests.conftest import REPOSITORY, ProcessDatabase
 
 
@@ -28,7 +26,6 @@ class Terminal(io.StringIO):
 def test_it_says_queues_slots_counts_rate_and_state(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([100.0, 101.0, 102.0, 103.0, 104.0, 105.0])
     monkeypatch.setattr(status_line, "monotonic", lambda: next(clock))
-    monkeypatch.setattr(status_line, "best_line", PlainLine)
     monkeypatch.setenv("COLUMNS", "120")
     stream = Terminal()
     line = StatusLine(stream, ["work", "other"])
@@ -44,38 +41,31 @@ def test_several_pollers_are_added_up_and_the_worst_state_shows() -> None:
     assert Snapshot(**parts[0].facts()) == parts[0]
 
 
-@pytest.mark.parametrize("kind", [PlainLine, RichLine])
-def test_log_lines_stand_whole_above_it(kind: Any) -> None:
+def test_log_lines_stand_whole_above_it() -> None:
     stream = Terminal()
-    line = kind(stream)
-    line.show("status one")
-    line.above("a log line")
-    line.show("status two")
+    line = StatusLine(stream, ["work"])
+    line.draw(Snapshot("RUNNING"))
+    line.above("from a child process")
+    handler = logging.StreamHandler(line)
+    handler.emit(logging.LogRecord("ours", logging.INFO, __file__, 1, "from this process", (), None))
     line.close()
-    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", stream.getvalue())
-    assert "a log line" in [part for whole in text.split("\n") for part in whole.split("\r")]
-
-
-def test_it_does_without_rich(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = builtins.__import__
-
-    def without_rich(name: str, *rest: Any) -> Any:
-        if name.startswith("rich"):
-            raise ImportError(name)
-        return real(name, *rest)
-
-    monkeypatch.setattr(builtins, "__import__", without_rich)
-    assert isinstance(status_line.best_line(Terminal()), PlainLine)
+    line.above("at the end")
+    shown = stream.getvalue().split(status_line.CLEAR)
+    assert [part.partition("\n")[0] for part in shown] == [
+        "", "work | 0/0 running | 0 done | 0 failed | 0/s | idle", "from a child process", "from this process", "",
+        "at the end",
+    ]  # fmt: skip
+    assert all("work | 0/0 running" in part for part in shown[1:4])
+    assert shown[-1] == "at the end\n"
 
 
 @pytest.mark.parametrize(("options", "drawn"), [([], True), (["--log-format", "json"], False), (["-v", "0"], False)])
 def test_only_a_terminal_gets_it(sqlite_process_database: ProcessDatabase, options: list[str], drawn: bool) -> None:
     enqueue("work", "long enough to be seen", {"do": "sleep", "seconds": 0.5})
     command = [sys.executable, str(REPOSITORY / "manage.py"), "runtaskpoller", "--queue", "work", "--drain", *options]
-    env = {**sqlite_process_database.env, "NO_COLOR": "1", "COLUMNS": "150"}
+    env = {**sqlite_process_database.env, "COLUMNS": "150"}
     seen = on_a_terminal(command, env)
     assert ("| 1/4 running | 0 done | 0 failed |" in seen) is drawn
-    assert "\x1b[1;36m" not in seen  # NO_COLOR
 
 
 def on_a_terminal(command: list[str], env: dict[str, str]) -> str:

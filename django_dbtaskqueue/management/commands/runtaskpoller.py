@@ -169,7 +169,7 @@ class Command(BaseCommand):
 
     @contextmanager
     def _logging(self, queues: dict[str, int], options: dict[str, Any]) -> Iterator[StatusLine | None]:
-        """Log meanwhile; yield the status line, which only a terminal that nobody else writes to has."""
+        """Log inside the block. Yield the status line: drawn on a terminal, if the project's LOGGING does not log."""
         kind, verbosity = options["log_format"], options["verbosity"]
         drawn = kind == "text" and verbosity and options["child"] is None and sys.stderr.isatty() and logs.needed()
         if not drawn:
@@ -178,7 +178,7 @@ class Command(BaseCommand):
             return
         status = StatusLine(sys.stderr, queues)
         try:
-            with logs.configured(kind, verbosity, status.above):
+            with logs.configured(kind, verbosity, status):
                 yield status
         finally:
             status.close()
