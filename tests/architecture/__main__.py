@@ -1,7 +1,9 @@
-"""``python -m tests.architecture`` prints the shape of the package in figures."""
+"""``python -m tests.architecture`` prints the shape of the package in figures; with ``words``, names with old words."""
 
 from __future__ import annotations
 
-from tests.architecture.figures import report
+import sys
 
-print(report())
+from tests.architecture import figures, words
+
+print(words.report() if sys.argv[1:] == ["words"] else figures.report())

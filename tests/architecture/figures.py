@@ -12,6 +12,7 @@ from collections import defaultdict
 from functools import cache
 from typing import Any
 
+from tests.architecture import words
 from tests.architecture.limits import LIMITS, LONG_FILE_LINES, TARGETS
 from tests.architecture.source import PACKAGE, REPOSITORY, WRITTEN, Module, length
 
@@ -133,6 +134,7 @@ def of_source() -> dict[str, int]:
         "lines of the longest file": max(map(lines, WRITTEN)),
         "file names twice": len(file_names_twice()),
         "constant names twice": len(constant_names_twice()),
+        "old names": len(words.old_names()),
         "longest import chain": len(import_chain()) - 1,
         "Any": sum(len(re.findall(r"\bAny\b", module.text)) for module in WRITTEN),
         "files that branch on outcomes": sum(bool(branches(module)) for module in WRITTEN),
