@@ -10,11 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_dbtaskqueue import conf, retry
-from django_dbtaskqueue.durations import format_duration, format_seconds, iso_duration, parse_duration, parse_length
+from django_dbtaskqueue.conf import settings as conf
+from django_dbtaskqueue.core import retry
+from django_dbtaskqueue.core.durations import (
+    format_duration,
+    format_seconds,
+    iso_duration,
+    parse_duration,
+    parse_length,
+)
 from django_dbtaskqueue.management import arguments
-from django_dbtaskqueue.operations.kinds import span_of
-from django_dbtaskqueue.pipeline.objectives import objective
+from django_dbtaskqueue.operations.search.values import span_of
+from django_dbtaskqueue.pipeline.reports.objectives import objective
 
 MINUTE_AND_A_HALF = timedelta(seconds=90)
 READERS: dict[str, Callable[[str], timedelta | None]] = {

@@ -14,7 +14,7 @@ from django.views.decorators.clickjacking import xframe_options_sameorigin
 from django_dbtaskqueue.admin.display import ago, json_box, stamp
 from django_dbtaskqueue.admin.filters import ReportFilter
 from django_dbtaskqueue.admin.lists import ListAdmin
-from django_dbtaskqueue.operations.documents import message_of
+from django_dbtaskqueue.operations.serializers import message_of
 
 # A report is a file of its own with its styles inside; whatever else it holds is text to the browser.
 SANDBOX = "sandbox; default-src 'none'; style-src 'unsafe-inline'; img-src data:"

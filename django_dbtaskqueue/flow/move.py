@@ -16,14 +16,14 @@ from django.db import transaction
 from django.db.models import F
 from django.db.models.functions import Least, Now
 
-from django_dbtaskqueue import notifier
+from django_dbtaskqueue.core.lease import Lease
+from django_dbtaskqueue.core.sql.statements import NO_HANDLER
+from django_dbtaskqueue.core.states import BY_VERB, TERMINAL, sources
+from django_dbtaskqueue.db import notify
+from django_dbtaskqueue.db.session import Row, Session
 from django_dbtaskqueue.flow.groups import lock, regroup
-from django_dbtaskqueue.flow.rows import Tasks, chosen, lockable, plain, remove, same_rows
-from django_dbtaskqueue.flow.sql.statements import NO_HANDLER
-from django_dbtaskqueue.lease import Lease
+from django_dbtaskqueue.flow.selection import Tasks, chosen, lockable, plain, remove, same_rows
 from django_dbtaskqueue.models import AbstractTask
-from django_dbtaskqueue.session import Row, Session
-from django_dbtaskqueue.status import BY_VERB, TERMINAL, sources
 
 Groups = Mapping[str, set[str]]  # the keys of groups, by queue
 BATCH = 10_000  # ids in one statement: databases bound the number of its parameters
@@ -115,7 +115,7 @@ def _change(tasks: Tasks, verb: str, groups: Groups, update: Callable[[], int]) 
     changed = _regroup(tasks, groups, update)
     if changed and CHANGES[verb]["ready_time"] is not None:
         for queue in groups:
-            notifier.after_commit(transaction.get_connection(tasks.db), queue)
+            notify.after_commit(transaction.get_connection(tasks.db), queue)
     return changed
 
 

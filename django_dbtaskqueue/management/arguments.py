@@ -5,7 +5,7 @@ from __future__ import annotations
 from argparse import ArgumentTypeError
 from datetime import timedelta
 
-from django_dbtaskqueue.durations import parse_length
+from django_dbtaskqueue.core.durations import parse_length
 
 
 def positive(text: str) -> int:

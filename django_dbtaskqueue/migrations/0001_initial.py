@@ -6,9 +6,9 @@ from django.db import migrations, models
 from django.db.models import Q
 from django.db.models.functions import Now
 
+from django_dbtaskqueue.db.partitions import PartitionByMonth
+from django_dbtaskqueue.db.storage import TuneTaskTable
 from django_dbtaskqueue.migrations._task_tables import key, task_columns, task_table
-from django_dbtaskqueue.partitions import PartitionByMonth
-from django_dbtaskqueue.tuning import TuneTaskTable
 
 
 def empty(value: Any) -> models.Value:

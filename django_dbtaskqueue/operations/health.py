@@ -9,8 +9,8 @@ from datetime import timedelta
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
-from django_dbtaskqueue.durations import format_duration
-from django_dbtaskqueue.operations.figures import Overview
+from django_dbtaskqueue.core.durations import format_duration
+from django_dbtaskqueue.operations.stats.overview import Overview
 
 MAX_QUEUES_NAMED = 5
 

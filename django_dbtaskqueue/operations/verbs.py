@@ -14,18 +14,18 @@ from django.db.models import Q
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext, ngettext_lazy
 
+from django_dbtaskqueue.core.states import BY_VERB, Status
 from django_dbtaskqueue.flow.housekeep import finished_before, housekeep
 from django_dbtaskqueue.flow.move import change_locked
-from django_dbtaskqueue.flow.rows import same_rows
+from django_dbtaskqueue.flow.selection import same_rows
 from django_dbtaskqueue.models import AbstractTask
+from django_dbtaskqueue.models.querysets import TaskQuerySet
 from django_dbtaskqueue.operations.paginators import Count, bounded_count
-from django_dbtaskqueue.operations.pausing import IN_EFFECT as IN_EFFECT
-from django_dbtaskqueue.operations.pausing import REASON_LENGTH as REASON_LENGTH
-from django_dbtaskqueue.operations.pausing import ensure_rows as ensure_rows
-from django_dbtaskqueue.operations.pausing import pause as pause
-from django_dbtaskqueue.operations.pausing import resume as resume
-from django_dbtaskqueue.querysets import TaskQuerySet
-from django_dbtaskqueue.status import BY_VERB, Status
+from django_dbtaskqueue.operations.pause import IN_EFFECT as IN_EFFECT
+from django_dbtaskqueue.operations.pause import REASON_LENGTH as REASON_LENGTH
+from django_dbtaskqueue.operations.pause import ensure_rows as ensure_rows
+from django_dbtaskqueue.operations.pause import pause as pause
+from django_dbtaskqueue.operations.pause import resume as resume
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from datetime import UTC, date, datetime
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
-from django_dbtaskqueue.exceptions import JobOptionError, near_match
+from django_dbtaskqueue.core.exceptions import JobOptionError, near_match
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from django_dbtaskqueue.durations import format_duration
-from django_dbtaskqueue.exceptions import JobOptionError, PipelineError, near_match
+from django_dbtaskqueue.core.durations import format_duration
+from django_dbtaskqueue.core.exceptions import JobOptionError, PipelineError, near_match
 from django_dbtaskqueue.pipeline.arguments import Argument, complete
 from django_dbtaskqueue.pipeline.database import Database
-from django_dbtaskqueue.pipeline.session import DEFAULTS, spark_session
+from django_dbtaskqueue.pipeline.spark.session import DEFAULTS, spark_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -27,14 +27,14 @@ Progress = Callable[[str, int, int], None]
 
 # Name -> "module:Class" inside this package. A job's module is imported when the job is asked for.
 JOBS: dict[str, str] = {
-    "enqueue": "enqueue_job:Enqueue",
-    "report": "report:Report",
-    "forecast": "forecast:Forecast",
-    "whatif": "whatif:WhatIf",
-    "archive": "archive:Archive",
-    "replay": "replay:Replay",
-    "stream": "stream:Stream",
-    "check": "quality:Check",
+    "enqueue": "source.enqueue_job:Enqueue",
+    "report": "reports.report:Report",
+    "forecast": "reports.forecast:Forecast",
+    "whatif": "reports.whatif:WhatIf",
+    "archive": "lake.archive:Archive",
+    "replay": "lake.replay:Replay",
+    "stream": "source.stream:Stream",
+    "check": "reports.quality:Check",
 }
 
 

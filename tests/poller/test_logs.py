@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from django_dbtaskqueue.poller import logs
+from django_dbtaskqueue.poller.process import logs
 
 HOSTILE = "one\r\n12:00:00 INFO forged\x1b[2J\u2028end"
 
@@ -103,7 +103,7 @@ def test_a_project_names_the_json_formatter_in_its_logging_setting() -> None:
         {
             "version": 1,
             "disable_existing_loggers": False,
-            "formatters": {"json": {"()": "django_dbtaskqueue.poller.logs.JsonFormatter"}},
+            "formatters": {"json": {"()": "django_dbtaskqueue.poller.process.logs.JsonFormatter"}},
             "handlers": {"lines": {"class": "logging.StreamHandler", "formatter": "json", "stream": said}},
             "loggers": {ours.name: {"handlers": ["lines"], "propagate": False}},
         }

@@ -13,8 +13,8 @@ from contextlib import suppress
 import pytest
 
 from django_dbtaskqueue import enqueue
-from django_dbtaskqueue.poller import status_line
-from django_dbtaskqueue.poller.status_line import Snapshot, StatusLine
+from django_dbtaskqueue.poller.process import status_line
+from django_dbtaskqueue.poller.process.status_line import Snapshot, StatusLine
 from tests.conftest import REPOSITORY, ProcessDatabase
 
 

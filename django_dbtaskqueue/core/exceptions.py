@@ -1,0 +1,169 @@
+"""Every error this package raises on purpose.
+
+Messages are built here, from facts, so that each says what was wrong, where, the value, and the fix.
+"""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from typing import TYPE_CHECKING
+
+from django_dbtaskqueue.core.durations import format_seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+
+class TaskQueueError(Exception):
+    """Root of the package's errors; catch it to catch them all."""
+
+
+class EnqueueError(TaskQueueError):
+    """A task was refused before anything was written."""
+
+
+class UnknownQueue(EnqueueError):
+    """The queue is neither in ``DBTASKQUEUE["QUEUES"]``, nor a processor's, nor a row of ``Queue``."""
+
+    def __init__(self, queue: object, known: Iterable[str] = ()) -> None:
+        self.queue = queue
+        names = sorted(known)
+        super().__init__(
+            f"Unknown queue {queue!r}.{near_match(str(queue), names)} Known queues: {', '.join(names) or 'none'}. "
+            f'Add it to DBTASKQUEUE["QUEUES"] or register a processor with @processor({str(queue)!r}).'
+        )
+
+
+class DuplicateTask(EnqueueError):
+    """(queue, reference) is taken; nothing was written and the transaction is still usable."""
+
+    def __init__(self, queue: str, reference: str, *, task_id: int | None = None, status: str | None = None) -> None:
+        self.queue, self.reference, self.task_id, self.status = queue, reference, task_id, status
+        held = f" by task {task_id} ({status})" if task_id is not None else ""
+        super().__init__(
+            f"Reference {reference!r} is already taken in queue {queue!r}{held}. "
+            'Pass on_duplicate="ignore" to get the existing task, or on_duplicate="replace" to replace one '
+            "that is still CREATED."
+        )
+
+
+class PayloadError(EnqueueError):
+    """A payload that JSON in a database cannot hold, or that a row holds and its class cannot be made of.
+
+    ``path`` names the place, e.g. ``items[3].when``.
+    """
+
+    def __init__(self, reason: str, *, path: str = "", cannot: str = "be stored") -> None:
+        self.path, self.reason = path, reason
+        super().__init__(f"Payload cannot {cannot}: {path or 'the value itself'}: {reason}")
+
+
+class QueueFull(EnqueueError):
+    """The queue's capacity is used up, and no room appeared within the timeout."""
+
+    def __init__(self, queue: str, capacity: int) -> None:
+        self.queue, self.capacity = queue, capacity
+        super().__init__(
+            f"Queue {queue!r} holds its capacity of {capacity} live tasks. Pass timeout= to wait for room, "
+            "start more pollers, or raise the queue's capacity."
+        )
+
+
+class LeaseLost(TaskQueueError):
+    """The lease is no longer this holder's: it expired and was taken over, was revoked, or was settled before.
+
+    Raised inside ``transaction.atomic()`` it rolls the caller's writes back, which is the point.
+    """
+
+    def __init__(self, task_id: int, total_attempt: int, verb: str) -> None:
+        self.task_id, self.total_attempt, self.verb = task_id, total_attempt, verb
+        super().__init__(
+            f"Lease {total_attempt} of task {task_id} is gone, so {verb} changed nothing: the lease expired and "
+            "another poller took the task, an operator released it, or it was settled before. Give the queue a "
+            "longer lease, or call task.touch() in long work."
+        )
+
+
+class ReenqueueDelayMissing(TaskQueueError):
+    """A reenqueue without a delay, and no policy that gives one. The attempt fails; the task keeps its place."""
+
+    def __init__(self, queue: str, reenqueue_attempt: int, *, ended: bool) -> None:
+        self.queue, self.reenqueue_attempt, self.ended = queue, reenqueue_attempt, ended
+        reason = (
+            f"its reenqueue policy gives up at reenqueue {reenqueue_attempt}"
+            if ended
+            else "it has no reenqueue policy (the default is manual)"
+        )
+        super().__init__(
+            f"A task of queue {queue!r} is reenqueued without a delay, and {reason}. Give the delay, as in "
+            "Reenqueue(timedelta(minutes=5)), or the queue a policy, as in "
+            f"@processor({queue!r}, reenqueue=Fixed(timedelta(minutes=5)))."
+        )
+
+
+class ProcessDied(TaskQueueError):
+    """What a task's last attempt failed of when its poller died, or never answered, before any outcome was stored."""
+
+    def __init__(self, poller_instance: str | None, attempt: int, max_attempts: int) -> None:
+        super().__init__(
+            f"Poller {poller_instance} died or never answered during attempt {attempt} of {max_attempts}: the lease "
+            "ran out without an outcome, and no attempt is left. Its log and exit code may say why; reprocess the "
+            "task once the cause is gone."
+        )
+
+
+class PipelineError(TaskQueueError):
+    """A job of the data pipeline, or one of its sources, cannot do its work. Nothing half-written is left."""
+
+
+class JobOptionError(PipelineError):
+    """A job of the pipeline was given an option that cannot be. Nothing was read or written."""
+
+    def __init__(self, option: str, reason: str) -> None:
+        self.option = option
+        super().__init__(f"{option}: {reason}.")
+
+
+class LakeError(PipelineError):
+    """A folder or file of the lake cannot be used. ``path`` is its name."""
+
+    def __init__(self, path: object, reason: str, remedy: str) -> None:
+        self.path = str(path)
+        super().__init__(f"{path} {reason}. {remedy}.")
+
+
+class CheckFailed(PipelineError):
+    """A job whose work is to find faults found some. ``result`` is what it would have returned."""
+
+    def __init__(self, message: str, result: Mapping[str, object]) -> None:
+        self.result = result
+        super().__init__(message)
+
+
+class SearchError(TaskQueueError):
+    """A search that cannot be read; ``part`` is the term at fault."""
+
+    def __init__(self, part: str, reason: str) -> None:
+        self.part, self.reason = part, reason
+        super().__init__(f"Search {part!r}: {reason}")
+
+
+class SearchTooSlow(TaskQueueError):
+    """A question to the task table took longer than ``DBTASKQUEUE["OPERATIONS_TIMEOUT"]``, and was given up."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(
+            f"The database did not answer within {format_seconds(seconds)}, and the question was given up. "
+            "Narrow the search: name a queue (queue:claims), a status (status:ERROR), a whole reference (ref:UA-15) or "
+            "an age (age:<1h)."
+        )
+
+
+class OperationRefused(TaskQueueError):
+    """An operator's act that was not begun: something it needs is missing. Nothing was changed."""
+
+
+def near_match(name: str, known: Iterable[str]) -> str:
+    """Return " Did you mean 'x'?" for the closest known name, or an empty string."""
+    close = get_close_matches(name, list(known), n=1)
+    return f" Did you mean {close[0]!r}?" if close else ""
