@@ -101,7 +101,7 @@ class Database:
 
     @contextmanager
     def open(self) -> Iterator[Link]:
-        """Connect, as `connect` does, for the statements of ``flow.sql``."""
+        """Connect, as `connect` does, for the statements of ``core.sql``."""
         with closing(self.connect()) as connection:
             yield Link(connection, postgresql=self.vendor == "postgresql")
 
@@ -144,7 +144,7 @@ class Database:
 
 
 class Link:
-    """A connection for the statements of ``flow.sql``, whose parameters are written ``%(name)s`` for both databases."""
+    """A connection for the statements of ``core.sql``, whose parameters are written ``%(name)s`` for both databases."""
 
     def __init__(self, connection: Any, *, postgresql: bool) -> None:
         self.connection = connection

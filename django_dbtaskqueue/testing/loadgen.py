@@ -12,7 +12,6 @@ from django.db import transaction
 from django_dbtaskqueue.core.states import COMPLETED, CREATED, ERROR, POISON, PROCESSING
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow.failure_signature import kind_of
-from django_dbtaskqueue.flow.sql.building import COPY
 from django_dbtaskqueue.models import Attempt, FailureCount, FailureGroup, Metric
 
 PREFIX = "built-"
@@ -23,6 +22,12 @@ SHARES = ((PROCESSING, 1), (POISON, 3), (ERROR, 20), (CREATED, 100))
 REASONS = ("no answer from host", "row is locked", "amount is negative", "unknown parcel", "quota used up")
 KINDS = 40  # groups of failures
 NULL = r"\N"
+COLUMNS = (
+    "queue_name", "reference_number", "status", "final_status", "attempt", "total_attempt", "priority", "payload",
+    "process_result", "fingerprint", "poller_instance", "create_time", "ready_time", "next_process_time",
+    "last_update_time", "start_time", "finish_time",
+)  # fmt: skip
+COPY = "COPY {table} (" + ", ".join(COLUMNS) + ") FROM STDIN"
 
 
 def build(session: Session, number: int, queues: int, progress: Callable[[int], None] = lambda done: None) -> None:

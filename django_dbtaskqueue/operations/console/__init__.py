@@ -1,1 +1,0 @@
-"""What ``manage.py taskqueue`` says and does; the command itself only parses."""
