@@ -44,7 +44,7 @@ def test_booleans_are_given_by_name() -> None:
 MAY_SLEEP = {
     "tests/testapp/tasks.py",  # processors whose work is to take time
     "tests/chaos/tasks.py",  # the same
-    "django_dbtaskqueue/contrib/embedded/server.py",  # the end of another program's process is no event
+    "django_dbtaskqueue/contrib/embedded.py",  # the end of another program's process is no event
 }
 
 
@@ -61,13 +61,14 @@ def test_nobody_sleeps_where_an_event_can_be_waited_for(path: Path) -> None:
 
 
 PYTHON_S_CLOCK = re.compile(r"\b(timezone\.now|datetime\.now|datetime\.utcnow|time\.time)\(")
-DECIDING = ("flow", "poller", "session", "models", "querysets", "manual", "lease")
+DECIDING = ("core", "models", "db", "flow", "poller", "pull")
+MAY_READ_THE_CLOCK = ("poller.process.logs", "poller.process.status_line")
 
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda module: module.name)
 def test_what_decides_about_tasks_asks_the_database_for_the_time(module: Module) -> None:
     """Hosts disagree about the time; the database has one clock. Python's may only date log lines and screens."""
-    if module.name.split(".")[0] in DECIDING and module.name not in ("poller.logs", "poller.status_line"):
+    if module.name.split(".")[0] in DECIDING and module.name not in MAY_READ_THE_CLOCK:
         assert not PYTHON_S_CLOCK.search(module.text)
 
 

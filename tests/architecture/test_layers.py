@@ -1,112 +1,113 @@
-"""The house: who may know whom."""
+"""The house: what may import what."""
 
 from __future__ import annotations
 
 import ast
 import subprocess
 import sys
-from fnmatch import fnmatch
 from graphlib import TopologicalSorter
 
 import pytest
 
-from tests.architecture.source import MODULES, REPOSITORY, Module
+from tests.architecture.source import MODULES, NAMES, REPOSITORY, Module
 
-# A module knows its own layer and those before it. The first pattern that fits a module's name counts.
-LAYERS: dict[str, tuple[str, ...]] = {
-    "0 vocabulary, standard library only": (
-        "", "status", "lease", "outcomes", "retry", "clock", "exceptions", "payload", "payloads", "durations",
-        "flow.sql", "flow.sql.*",
-    ),
-    "1 settings": (
-        "conf", "queueconf", "settings_file", "signals", "codecs", "context", "reenqueueing", "listeners",
-        "histogram",
-    ),
-    "2 storage": (
-        "models", "models.*", "querysets", "preparing", "wording", "session", "notifier", "tuning", "routers",
-        "overrides", "partitions", "migrations", "migrations.*",
-    ),
-    "3 the flow": ("flow", "flow.*"),
-    "4 drivers": (
-        "registry", "schedules", "backend", "manual", "pull", "keeper", "holding", "operators", "waiting",
-        "poller", "poller.*", "bulk_operations",
-        "metrics", "merging", "housekeeping",
-        # What an act is, for whoever carries it out: a poller, too.
-        "operations", "operations.kinds", "operations.search", "operations.selection", "operations.paginators",
-        "operations.pausing", "operations.verbs", "operations.permissions", "operations.limits", "operations.audit",
-        "operations.acts", "operations.bulk_steps", "operations.queue_acts",
-    ),
-    "5 the pipeline": ("pipeline", "pipeline.*"),
-    "6 faces": (
-        "apps", "checks", "admin", "admin.*", "operations", "operations.*", "testing", "testing.*", "pytest_plugin",
-        "management", "management.*",
-    ),
-    "7 edges": ("contrib", "contrib.*"),
-}  # fmt: skip
-STAGES = ("enqueue", "checkout", "process", "settle", "observe", "move", "housekeep")
-# The package's lazy names, Django's start-up, and what pytest loads before Django: they import when they are called.
-LAZY = ("", "apps", "pytest_plugin")
-# A manager's type names its model, whose manager it is; for type checkers only.
-MUTUAL = {"querysets": {"models", "models.tasks"}}
-
-
-def layer_of(name: str) -> int:
-    for level, patterns in enumerate(LAYERS.values()):
-        if any(fnmatch(name, pattern) for pattern in patterns):
-            return level
-    raise AssertionError(f"{name} has no layer: give it one in LAYERS, after all that it imports.")
+# A folder or file at the package's top imports what stands before it, and itself.
+ORDER = (
+    "core",
+    "models",
+    "conf",
+    "db",
+    "migrations",
+    "signals",
+    "flow",
+    "registry",
+    "metrics",
+    "operations",
+    "poller",
+    "pull",
+    "admin",
+    "api",
+    "testing",
+    "pipeline",
+    "management",
+    "contrib",
+    "apps",
+)
+# Of what stands before it, a folder does not import these.
+NEVER = {
+    "pull": {"poller"},
+    "api": {"admin"},
+    "testing": {"admin", "api"},
+    "pipeline": set(ORDER) - {"core", "pipeline"},
+}
+STAGES = ("enqueue", "enqueue_many", "checkout", "checkout_many", "process", "settle", "observe", "move", "retention")
+# These may use another: many tasks are enqueued and checked out as one is.
+USES_STAGE = {"flow.enqueue_many": {"flow.enqueue"}, "flow.checkout_many": {"flow.checkout"}}
+# Django's start-up, and what pytest loads before Django: they import when they are called. So do lazy packages.
+LAZY = {
+    "apps",
+    "testing.plugin",
+    *(module.name for module in MODULES if "__getattr__" in [getattr(node, "name", "") for node in module.tree.body]),
+}
 
 
-@pytest.mark.parametrize("module", MODULES, ids=lambda module: module.name)
-def test_imports_point_to_the_same_layer_or_below(module: Module) -> None:
-    own = layer_of(module.name)
-    if module.name not in LAZY:
-        assert {name: layer_of(name) for name in module.uses if layer_of(name) > own} == {}
+def top(name: str) -> str:
+    return name.partition(".")[0]
 
 
-def test_nobody_imports_the_faces_but_faces_and_edges() -> None:
-    for module in MODULES:
-        if layer_of(module.name) < 6:
-            assert not {name for name in module.uses if layer_of(name) >= 6}, module.place
+def wrong_way(module: Module) -> set[str]:
+    """Return the modules that a module uses and may not."""
+    before = set(ORDER[: ORDER.index(top(module.name)) + 1]) - NEVER.get(top(module.name), set())
+    return {name for name in module.uses if top(name) not in before}
+
+
+def test_each_folder_has_its_place() -> None:
+    assert {top(name) for name in NAMES} == {"", *ORDER}
+
+
+@pytest.mark.parametrize("module", [m for m in MODULES if m.name not in LAZY], ids=lambda module: module.name)
+def test_imports_point_up(module: Module) -> None:
+    assert wrong_way(module) == set()
 
 
 def test_one_face_alone_imports_the_pipeline() -> None:
     """Spark is an extra: a site without it must run everything else."""
-    users = {
-        module.name
-        for module in MODULES
-        if layer_of(module.name) < 7 and any(layer_of(name) == 5 for name in module.uses) and layer_of(module.name) != 5
+    users = {module.name for module in MODULES if any(top(name) == "pipeline" for name in module.uses)}
+    assert {name for name in users if top(name) not in ("pipeline", "contrib")} == {
+        "management.commands.runtaskpipeline"
     }
-    assert users == {"management.commands.runtaskpipeline"}
+
+
+def test_nobody_imports_contrib() -> None:
+    users = {module.name for module in MODULES if any(top(name) == "contrib" for name in module.uses)}
+    assert {top(name) for name in users} <= {"contrib"}
 
 
 def test_there_are_no_circles() -> None:
-    TopologicalSorter(
-        {module.name: module.uses - MUTUAL.get(module.name, set()) for module in MODULES if module.name not in LAZY}
-    ).prepare()
+    TopologicalSorter({module.name: module.uses for module in MODULES if module.name not in LAZY}).prepare()
 
 
 def test_stages_of_the_flow_do_not_import_each_other() -> None:
     stages = {f"flow.{name}" for name in STAGES}
+    assert stages <= NAMES
     for module in MODULES:
         if module.name in stages:
-            assert not module.uses & stages, module.place
+            assert module.uses & stages <= USES_STAGE.get(module.name, set()), module.place
 
 
-@pytest.mark.parametrize("module", [m for m in MODULES if layer_of(m.name) == 0], ids=lambda module: module.name)
-def test_the_vocabulary_needs_the_standard_library_only(module: Module) -> None:
+@pytest.mark.parametrize("module", [m for m in MODULES if top(m.name) in ("", "core")], ids=lambda module: module.name)
+def test_the_core_needs_the_standard_library_only(module: Module) -> None:
     allowed = {*sys.stdlib_module_names, "django_dbtaskqueue", "orjson"}
     assert {name.split(".")[0] for name in module.imports} <= allowed
 
 
-@pytest.mark.parametrize("module", [m for m in MODULES if layer_of(m.name) == 5], ids=lambda module: module.name)
+@pytest.mark.parametrize("module", [m for m in MODULES if top(m.name) == "pipeline"], ids=lambda module: module.name)
 def test_the_pipeline_knows_no_django(module: Module) -> None:
     assert not [name for name in module.imports if name.split(".")[0] == "django"]
-    assert {layer_of(name) for name in module.uses} <= {0, 5}
 
 
 def test_the_package_s_own_imports_stand_at_the_top() -> None:
-    """An import inside a function hides who knows whom; only start-up and lazy names need it."""
+    """An import inside a function hides what needs what; only start-up and lazy names need it."""
     for module in MODULES:
         if module.name in LAZY:
             continue
@@ -117,12 +118,12 @@ def test_the_package_s_own_imports_stand_at_the_top() -> None:
 
 
 def test_importing_the_package_imports_neither_django_nor_settings() -> None:
-    """It is imported on Spark executors, where there is no Django: nor do its vocabulary and statements need one."""
-    vocabulary = "durations, exceptions, lease, outcomes, payload, retry, status"
+    """It is imported on Spark executors, where there is no Django: nor does its core need one."""
+    core = "codecs, exceptions, json, lease, outcomes, retry, states"
     program = (
         "import sys\n"
         "import django_dbtaskqueue\n"
-        f"from django_dbtaskqueue import {vocabulary}\n"
+        f"from django_dbtaskqueue.core import {core}\n"
         "from django_dbtaskqueue.core.sql import dialects, statements\n"
         "from django_dbtaskqueue import Complete, Geometric, TaskQueueError, __version__\n"
         "assert 'enqueue' in dir(django_dbtaskqueue)\n"
