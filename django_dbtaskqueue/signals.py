@@ -1,12 +1,31 @@
-"""Django signals for facts that are already stored. A receiver can never change an outcome; what it raises is logged.
+"""What pollers and tasks do, told to your code after the fact is stored: listeners and Django signals.
 
-Each is sent with ``send_robust``, after the hook of ``listeners.Listener`` of the same meaning. ``task`` is the
-``Lease`` and ``sender`` the queue's name; of those with a ``poller``, ``sender`` is the poller's instance name.
+Neither can change an outcome; what a hook or a receiver raises is logged.
+
+Subclass ``Listener``, and name the class in ``DBTASKQUEUE["LISTENERS"]`` (dotted paths) or give an object to
+``register``. Hooks before the work (``checked_out``, ``started``) are called in the order of registration. Hooks after
+it (``executed``, ``crashed``, ``finished``) are called in reverse: the first listener surrounds all others.
+
+The same facts are sent as Django signals with ``send_robust``, after the hook of the same meaning. ``task`` is the
+``Lease`` and ``sender`` the queue's name; of signals with a ``poller``, ``sender`` is the poller's instance name.
 """
 
 from __future__ import annotations
 
+import logging
+from typing import Any
+
+from django.core.exceptions import ImproperlyConfigured
+from django.core.signals import setting_changed
 from django.dispatch import Signal
+from django.utils.module_loading import import_string
+
+from django_dbtaskqueue.conf import settings as conf
+from django_dbtaskqueue.core.lease import Lease
+from django_dbtaskqueue.core.outcomes import Outcome
+
+logger = logging.getLogger("django_dbtaskqueue")
+
 
 # call, task_ids, using: a verb of the API changed tasks, and that is committed. ``call`` is put, take, ack, release,
 # fail, touch, bury, kick, reprocess, delete, ttl (taken too late to be started) or lease_expired.
@@ -22,3 +41,96 @@ poller_executed = Signal()  # poller, tasks: a checkout took so many
 poller_idle = Signal()  # poller: nothing to take, nothing under way
 poll_failed = Signal()  # poller, error: one poll failed; the poller goes on
 poller_stopped = Signal()  # poller
+
+
+class Listener:
+    """Does nothing; override what you want to know. Hooks run on the poller's threads, so be quick."""
+
+    def checked_out(self, task: Lease) -> None:
+        """The task was checked out. It may still be given back before it starts."""
+
+    def started(self, task: Lease) -> None:
+        """Its processor is about to be called. On the thread (or event loop) that calls it."""
+
+    def executed(self, task: Lease, outcome: Outcome) -> None:
+        """The processor's outcome, any but ``Fail``, is stored."""
+
+    def crashed(self, task: Lease, error: BaseException | str) -> None:
+        """The attempt failed, and that is stored: what the processor raised, or gave as the reason.
+
+        Also called, with ``LeaseLost``, when an outcome came too late to be stored.
+        """
+
+    def finished(self, task: Lease) -> None:
+        """After ``executed`` or ``crashed``: nothing more will come of this attempt."""
+
+    def poller_started(self, poller: Any) -> None:
+        """A ``poller.loop.Poller`` begins."""
+
+    def poller_executed(self, poller: Any, tasks: int) -> None:
+        """A checkout took so many tasks."""
+
+    def poller_idle(self, poller: Any) -> None:
+        """There is nothing to take and nothing under way; the poller waits."""
+
+    def poll_failed(self, poller: Any, error: Exception) -> None:
+        """One poll failed, usually because the database is away. The poller goes on."""
+
+    def poller_finished(self, poller: Any) -> None:
+        """The poller has ended."""
+
+
+registered: list[Listener] = []  # in order; falsy as long as nobody listens, and then listening costs nothing
+_from_settings: dict[str, Listener] = {}
+
+
+def register(listener: Listener) -> None:
+    """Add a listener to this process, behind those that are there. Twice is once."""
+    if not isinstance(listener, Listener):
+        raise TypeError(f"{listener!r} is no Listener. Subclass django_dbtaskqueue.listeners.Listener, give an object.")
+    if listener not in registered:
+        registered.append(listener)
+
+
+def unregister(listener: Listener) -> None:
+    """Take a listener away; one that is not there is no error."""
+    if listener in registered:
+        registered.remove(listener)
+
+
+def load() -> None:
+    """Register what ``DBTASKQUEUE["LISTENERS"]`` names, once. Raise ``ImproperlyConfigured`` for no listener."""
+    for path in conf.settings().listeners:
+        if path not in _from_settings:
+            _from_settings[path] = made(path)
+            register(_from_settings[path])
+
+
+def tell(hook: str, *facts: Any, backwards: bool = False) -> None:
+    """Call one hook of every listener; log what it raises."""
+    for listener in registered[::-1] if backwards else registered[:]:
+        try:
+            getattr(listener, hook)(*facts)
+        except Exception:
+            logger.exception("Listener %r raised in %s", listener, hook)
+
+
+def made(path: str) -> Listener:
+    """Return a new listener of the class at a dotted path; raise ``ImproperlyConfigured`` if it is none."""
+    try:
+        listener = import_string(path)()
+    except (ImportError, TypeError) as error:
+        raise ImproperlyConfigured(f'DBTASKQUEUE["LISTENERS"]: {path!r} cannot be made: {error}') from error
+    if not isinstance(listener, Listener):
+        raise ImproperlyConfigured(f'DBTASKQUEUE["LISTENERS"]: {path!r} is no django_dbtaskqueue.listeners.Listener.')
+    return listener
+
+
+def _forget(*, setting: str, **_: Any) -> None:
+    if setting == "DBTASKQUEUE":
+        for listener in _from_settings.values():
+            unregister(listener)
+        _from_settings.clear()
+
+
+setting_changed.connect(_forget)

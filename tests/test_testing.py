@@ -31,8 +31,8 @@ from django_dbtaskqueue import (
     TaskQueueError,
     UnknownQueue,
     enqueue,
-    listeners,
     processor,
+    signals,
 )
 from django_dbtaskqueue.models import Attempt, Queue, Task, TaskHistory
 from django_dbtaskqueue.registry import unregister
@@ -316,7 +316,7 @@ def test_a_batch_processor_gets_its_tasks_one_by_one() -> None:
 def test_listeners_are_told_as_by_a_poller() -> None:
     told: list[str] = []
 
-    class Clerk(listeners.Listener):
+    class Clerk(signals.Listener):
         def checked_out(self, task: Lease) -> None:
             told.append("checked out")
 
@@ -327,11 +327,11 @@ def test_listeners_are_told_as_by_a_poller() -> None:
             told.append(f"executed {outcome.result}")
 
     clerk = Clerk()
-    listeners.register(clerk)
+    signals.register(clerk)
     processor("told")(lambda task: "well")
     enqueue("told")
     drain("told")
-    listeners.unregister(clerk)
+    signals.unregister(clerk)
     assert told == ["checked out", "started", "executed well"]
 
 

@@ -51,7 +51,7 @@ class Settings:
     prepare: bool = True  # prepared statements on the poller's own connections; False behind a transaction pooler
     heartbeat: timedelta = timedelta(seconds=5)
     payload_max_bytes: int = 1_048_576
-    listeners: Sequence[str] = ()  # dotted paths of listeners.Listener classes
+    listeners: Sequence[str] = ()  # dotted paths of signals.Listener classes
     objectives: Mapping[str, str] = field(default_factory=dict)  # of the pipeline's report: queue or "*" -> "99%/5m"
     can_operate: str | None = None  # dotted path of (user, verb, queue) -> bool: narrows permissions per queue
     mask: Sequence[str] = MASK  # parts of keys whose values no face shows

@@ -1,1 +1,3 @@
 """What a task is: states, outcomes, leases, retries, JSON, texts. Standard library only: Spark executors import it."""
+
+__version__ = "0.1.0"

@@ -8,7 +8,7 @@ from typing import Any
 
 from django.dispatch import Signal
 
-from django_dbtaskqueue import listeners, signals
+from django_dbtaskqueue import signals
 from django_dbtaskqueue.core.exceptions import LeaseLost
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import Fail
@@ -37,15 +37,15 @@ def send(signal: Signal, sender: Any, **facts: Any) -> None:
 
 def watched() -> bool:
     """Whether anybody wants to know of each finished task."""
-    return bool(listeners.registered) or any(signal.receivers for signal in ENDINGS)
+    return bool(signals.registered) or any(signal.receivers for signal in ENDINGS)
 
 
 def checked_out(leases: Iterable[Lease]) -> None:
     """Tasks were checked out."""
-    if not listeners.registered and not signals.task_checked_out.receivers:
+    if not signals.registered and not signals.task_checked_out.receivers:
         return
     for lease in leases:
-        listeners.tell("checked_out", lease)
+        signals.tell("checked_out", lease)
         send(signals.task_checked_out, lease.queue, task=lease)
 
 
@@ -64,32 +64,32 @@ def finished(lease: Lease, outcome: Any) -> None:
         )
         _crashed(lease, error)
     else:
-        listeners.tell("executed", lease, outcome, backwards=True)
+        signals.tell("executed", lease, outcome, backwards=True)
         send(signals.task_executed, lease.queue, task=lease, outcome=outcome)
     _over(lease, outcome, error)
 
 
 def started(lease: Lease) -> None:
     """A processor is about to be called."""
-    if listeners.registered:
-        listeners.tell("started", lease)
+    if signals.registered:
+        signals.tell("started", lease)
     if signals.task_started.receivers:
         send(signals.task_started, lease.queue, task=lease)
 
 
 def of_poller(hook: str, poller: Any, **facts: Any) -> None:
     """Something happened to a poller (a ``poller.loop.Poller``)."""
-    listeners.tell(hook, poller, *facts.values(), backwards=hook in AFTERWARDS)
+    signals.tell(hook, poller, *facts.values(), backwards=hook in AFTERWARDS)
     send(OF_POLLER[hook], poller.instance, poller=poller, **facts)
 
 
 def _crashed(lease: Lease, error: BaseException | str) -> None:
-    listeners.tell("crashed", lease, error, backwards=True)
+    signals.tell("crashed", lease, error, backwards=True)
     send(signals.task_crashed, lease.queue, task=lease, error=error)
 
 
 def _over(lease: Lease, outcome: Any, error: BaseException | str | None) -> None:
-    listeners.tell("finished", lease, backwards=True)
+    signals.tell("finished", lease, backwards=True)
     send(signals.task_finished, lease.queue, task=lease, outcome=outcome, error=error)
 
 

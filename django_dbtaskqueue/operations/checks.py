@@ -10,7 +10,7 @@ from django.core.checks import CheckMessage, Error, Warning, register
 from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import import_string
 
-from django_dbtaskqueue import listeners, registry
+from django_dbtaskqueue import registry, signals
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.db.session import aliases_of, model_for
 from django_dbtaskqueue.flow.process import Processor
@@ -75,7 +75,7 @@ def check_listeners(**_: Any) -> list[CheckMessage]:
         return []
     try:
         for path in conf.settings().listeners:
-            listeners.made(path)
+            signals.made(path)
     except ImproperlyConfigured as error:
         return [Error(str(error), id="dbtaskqueue.E006")]
     return []

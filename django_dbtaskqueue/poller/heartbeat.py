@@ -22,8 +22,9 @@ from django.db import connections
 from django.db.models.functions import Now
 from django.db.utils import Error
 
-from django_dbtaskqueue import __version__, models, registry
+from django_dbtaskqueue import models, registry
 from django_dbtaskqueue.conf import settings as conf
+from django_dbtaskqueue.core import __version__
 from django_dbtaskqueue.core.exceptions import ProcessDied
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import Fail

@@ -15,7 +15,7 @@ from uuid import uuid4
 
 from django.db import connections
 
-from django_dbtaskqueue import listeners, registry
+from django_dbtaskqueue import registry, signals
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import Fail
@@ -79,7 +79,7 @@ class Poller:
         """Start the threads. A poller starts once: a second start is refused."""
         if self._threads:
             raise RuntimeError(f"Poller {self.instance} is {self.state} and cannot be started again.")
-        listeners.load()
+        signals.load()
         self.state = "ENDING" if self.stopping else "STARTUP"
         registry.watch(self._appeared)
         observe.of_poller("poller_started", self)

@@ -13,7 +13,7 @@ from django.db import connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import QuerySet
 
-from django_dbtaskqueue import listeners, registry
+from django_dbtaskqueue import registry, signals
 from django_dbtaskqueue.core import codecs
 from django_dbtaskqueue.core.exceptions import TaskQueueError
 from django_dbtaskqueue.core.lease import Lease
@@ -66,7 +66,7 @@ class Line:
             group_retry=self.settings.group_retry,
         )
         self.tags: set[str] = set()
-        listeners.load()
+        signals.load()
 
     @property
     def tasks(self) -> QuerySet[AbstractTask]:

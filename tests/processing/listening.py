@@ -8,8 +8,8 @@ from typing import Any
 
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import Outcome
-from django_dbtaskqueue.listeners import Listener
 from django_dbtaskqueue.models import Task
+from django_dbtaskqueue.signals import Listener
 
 HOOKS_OF_TASKS = ("checked_out", "started", "executed", "crashed", "finished")
 

@@ -21,7 +21,6 @@ from django_dbtaskqueue import (
     LeaseLost,
     Poison,
     Reenqueue,
-    listeners,
     processor,
     signals,
 )  # fmt: skip
@@ -38,9 +37,9 @@ SOON = Fixed(timedelta(milliseconds=20), jitter=0)
 @pytest.fixture
 def diary() -> Iterator[Diary]:
     made = Diary()
-    listeners.register(made)
+    signals.register(made)
     yield made
-    listeners.unregister(made)
+    signals.unregister(made)
 
 
 # -- tasks -------------------------------------------------------------------------------------------------------------
@@ -150,7 +149,7 @@ def test_before_goes_forward_and_after_goes_backward(site: Site) -> None:
     book: list[tuple[Any, ...]] = []
     first, second = Diary("first", book), Diary("second", book)
     for listener in (first, second, first):  # twice is once
-        listeners.register(listener)
+        signals.register(listener)
     try:
         processor(QUEUE)(lambda task: None)
         site.enqueue(reference="a")
@@ -158,7 +157,7 @@ def test_before_goes_forward_and_after_goes_backward(site: Site) -> None:
             pass
     finally:
         for listener in (first, second):
-            listeners.unregister(listener)
+            signals.unregister(listener)
     told = [(name, hook) for name, hook, *facts in book if facts[0] == "a"]
     assert told == [
         ("first", "checked_out"), ("second", "checked_out"), ("first", "started"), ("second", "started"),
@@ -166,11 +165,11 @@ def test_before_goes_forward_and_after_goes_backward(site: Site) -> None:
     ]  # fmt: skip
 
 
-class Rude(listeners.Listener):
+class Rude(signals.Listener):
     """Raises whatever it is told."""
 
     def __getattribute__(self, name: str) -> Any:
-        if name in dir(listeners.Listener) and not name.startswith("_"):
+        if name in dir(signals.Listener) and not name.startswith("_"):
             return self._raise
         return super().__getattribute__(name)
 
@@ -182,14 +181,14 @@ def test_a_listener_that_raises_is_logged_and_changes_nothing(
     site: Site, diary: Diary, caplog: pytest.LogCaptureFixture
 ) -> None:
     rude = Rude()
-    listeners.register(rude)
+    signals.register(rude)
     try:
         processor(QUEUE, max_attempts=1)(lambda task: 1 / task.payload)
         well, ill = site.enqueue(1, "well"), site.enqueue(0, "ill")
         with caplog.at_level(logging.ERROR, "django_dbtaskqueue"), site.poller():
             pass
     finally:
-        listeners.unregister(rude)
+        signals.unregister(rude)
     assert (site.task(well).status, site.task(ill).status) == ("COMPLETED", "ERROR")
     assert diary.hooks("well") == ["checked_out", "started", "executed", "finished"]
     assert {f"raised in {hook}" for hook in ("checked_out", "started", "executed", "crashed", "finished")} <= {
@@ -238,11 +237,11 @@ def test_listeners_of_the_settings(site: Site, settings: Any) -> None:
     processor(QUEUE)(lambda task: None)
     site.enqueue(reference="a")
     with site.poller():
-        (diary,) = listeners.registered
+        (diary,) = signals.registered
     assert isinstance(diary, Diary)
     assert diary.hooks("a") == ["checked_out", "started", "executed", "finished"]
     settings.DBTASKQUEUE = {}
-    assert listeners.registered == []
+    assert signals.registered == []
 
 
 @pytest.mark.parametrize("path", ["tests.processing.listening.Nobody", "tests.processing.listening.Missing", "nowhere"])
@@ -266,7 +265,7 @@ def test_listeners_that_are_no_list(settings: Any) -> None:
 
 def test_what_is_no_listener_is_refused() -> None:
     with pytest.raises(TypeError, match="Subclass"):
-        listeners.register(Diary)  # type: ignore[arg-type]
+        signals.register(Diary)  # type: ignore[arg-type]
 
 
 # -- signals -----------------------------------------------------------------------------------------------------------

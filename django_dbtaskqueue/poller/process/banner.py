@@ -10,8 +10,8 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 from django.db.utils import OperationalError
 
-from django_dbtaskqueue import __version__
 from django_dbtaskqueue.conf.settings import QueueSettings
+from django_dbtaskqueue.core import __version__
 from django_dbtaskqueue.core.durations import format_duration, format_seconds
 from django_dbtaskqueue.core.exceptions import near_match
 from django_dbtaskqueue.db.session import alias_for
