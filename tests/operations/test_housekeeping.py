@@ -242,7 +242,7 @@ def test_the_command_says_what_it_did() -> None:
         (["--queue", "parcel"], "Did you mean 'parcels'"),
         (["--database", "nowhere"], "no database 'nowhere'"),
         (["--completed", "soon"], "soon"),
-        (["--completed", "0s"], "more than nothing"),
+        (["--completed", "0s"], "more than 0"),
     ],
 )
 def test_the_command_refuses_what_makes_no_sense(options: list[str], said: str) -> None:

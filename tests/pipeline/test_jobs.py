@@ -45,8 +45,6 @@ def test_an_unknown_job_is_named_with_its_nearest() -> None:
 @pytest.mark.parametrize(
     ("read", "text", "value"),
     [
-        (arguments.duration, "90s", timedelta(seconds=90)),
-        (arguments.duration, "1.5h", timedelta(minutes=90)),
         (arguments.moment, "2026-01-31", datetime(2026, 1, 31, tzinfo=UTC)),
         (arguments.moment, "2026-01-31T08:00+01:00", datetime(2026, 1, 31, 7, tzinfo=UTC)),
         (arguments.day, "2026-01-31", date(2026, 1, 31)),
@@ -65,7 +63,6 @@ def test_text_becomes_a_value(read: Callable[[str], Any], text: str, value: obje
 @pytest.mark.parametrize(
     ("read", "text", "reason"),
     [
-        (arguments.duration, "soon", 'is no duration. Write a number and its unit, as in "90s"'),
         (arguments.moment, "tomorrow", "is no time. Write it as 2026-01-31"),
         (arguments.day, "31.1.", "is no day. Write it as 2026-01-31"),
         (arguments.count, "0", "is not a whole number of at least 1"),
