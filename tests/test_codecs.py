@@ -442,6 +442,12 @@ def test_a_value_that_contains_itself_is_a_payload_error() -> None:
         codecs.encode(node)
 
 
+def test_keys_that_are_not_text_are_refused_where_no_type_is_declared() -> None:
+    _, plain = codecs.encode({1: "one"}, dict[Any, str])
+    with pytest.raises(PayloadError, match="has the key 1 of type int"):
+        json.dumps(plain)
+
+
 # --- planning ---
 
 

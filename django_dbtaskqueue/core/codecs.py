@@ -1,9 +1,9 @@
-"""Typed payloads: what a caller enqueues as a dataclass reaches the processor as the same class with the same values.
+"""Typed payloads: a processor gets the class and the values that the caller enqueued.
 
-The JSON stays readable: objects by field name, dates and durations as ISO 8601, Decimal and UUID as text, bytes as
-base64, enum members by value when all are str or all int, else by name, members of a union that JSON would confuse as
-``{"@type": "date", "@value": "2013-01-31"}``. Fields with ``init=False`` are left to the constructor. A PayloadError
-names the path, the expected type and the value, or the class and the field that JSON cannot express.
+The JSON is readable: objects by field name, dates and durations in ISO 8601, Decimal and UUID as text, bytes as base64,
+enum members by value if all values are str or all are int, else by name. Union members that JSON cannot tell apart are
+stored as ``{"@type": "date", "@value": "2013-01-31"}``. Fields with ``init=False`` are left to the constructor. A
+PayloadError names the path, the expected type and the value, or the class and the field that has no JSON form.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import sys
 import typing
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import MISSING, InitVar, dataclass, fields, is_dataclass
+from dataclasses import MISSING, InitVar, dataclass, fields, is_dataclass, replace
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
 from functools import partial
-from operator import methodcaller
-from typing import Any, NotRequired, Required
+from itertools import count, cycle
+from typing import Any, NotRequired, Required, TypeVar
 from uuid import UUID
 
 from django_dbtaskqueue.core.durations import iso_duration, parse_duration
@@ -28,54 +28,56 @@ from django_dbtaskqueue.core.json import path_of, short_repr
 
 NONE = type(None)
 JSON_TYPES: Set[type] = frozenset({dict, list, str, int, float, bool, NONE})
-Step = Callable[[Any], Any]
+Step = Callable[[Any], object]  # each step takes values of its own type only
+K = TypeVar("K")
 
 
 class _Mismatch(Exception):
     def __init__(self, expected: str, value: object, why: object = "") -> None:
-        self.steps: list[Any] = []  # to the value; added innermost first, while the error travels up
+        self.steps: list[object] = []  # path to the value; the innermost step comes first
         super().__init__(f"expected {expected}, got {type(value).__name__} {short_repr(value)}{why and f' ({why})'}")
 
 
 @dataclass(slots=True)
 class _Codec:
     name: str
-    kinds: Set[type]  # what the encoded form is in JSON; a union tells its members apart by it
+    kinds: Set[type]  # JSON types of the encoded form
     encode: Step
     decode: Step
-    rank: int = 0  # the higher, the later a union asks: str, int and float take subclasses and neighbours too
+    same: Set[type] = frozenset()  # classes whose instances are the same in JSON, so that no step is called
+    rank: int = 0  # a union tries low ranks first: str, int and float also accept subclasses and other numbers
 
 
 def type_name(cls: type) -> str:
-    """Return the registered name of a payload class: ``payload_type`` when that is a str, else the qualified name."""
+    """Return the registered name of a payload class: ``payload_type`` if that is a str, else the qualified name."""
     name = getattr(cls, "payload_type", None)
     return name if isinstance(name, str) else cls.__qualname__
 
 
-def encode(value: object, declared: Any = None) -> tuple[str | None, object]:
-    """Return (type name, or None for plain JSON; JSON-ready value). What has no class is encoded as ``declared``."""
+def encode(value: object, declared: object = None) -> tuple[str | None, object]:
+    """Return (type name, JSON-ready value). Plain JSON has the name None and is encoded as ``declared``."""
     cls = type(value)
     if cls not in JSON_TYPES and (_is_record(cls) or issubclass(cls, _model_base())):
         return type_name(cls), _run(prepare(cls).encode, value)
     return None, _run(prepare(declared).encode, value)
 
 
-def decode(cls: Any, plain: object) -> Any:
-    """Return ``plain`` as a ``cls``, unchanged for None, Any and dict. Unknown and missing fields are errors."""
+def decode(cls: object, plain: object) -> object:
+    """Return ``plain`` as a ``cls``; None, Any and dict leave it unchanged. Unknown and missing fields are errors."""
     return _run(prepare(cls).decode, plain, cannot="be read")
 
 
-def prepare(cls: Any) -> _Codec:
-    """Make the plan for a payload class and keep it; an annotation that has no JSON form is an error now."""
+def prepare(cls: object) -> _Codec:
+    """Build and cache the codec of a payload class. Raise PayloadError for an annotation that has no JSON form."""
     hint = Any if cls is None or cls is dict or cls is object else cls
-    if (codec := _plans.get(hint)) is None:
-        memo = dict(_plans)  # made visible only when all that the plans refer to is complete
+    if (codec := _codecs.get(hint)) is None:
+        memo = dict(_codecs)  # other threads see the new codecs only when all of them are complete
         codec = _build(hint, memo)
-        _plans.update(memo)
+        _codecs.update(memo)
     return codec
 
 
-def _run(step: Step, value: object, *, cannot: str = "be stored") -> Any:
+def _run(step: Step, value: object, *, cannot: str = "be stored") -> object:
     try:
         return step(value)
     except _Mismatch as error:
@@ -84,32 +86,34 @@ def _run(step: Step, value: object, *, cannot: str = "be stored") -> Any:
         raise PayloadError("it is nested too deep, or contains itself", cannot=cannot) from error
 
 
-def _codec(name: str, kinds: Set[type], fits: Step, write: Step, read: Step, *, rank: int = 0) -> _Codec:
-    def guarded(test: Step, step: Step) -> Step:
-        def run(value: Any) -> Any:
+def _codec(name: str, kinds: Set[type], exact: Set[type], write: Step, read: Step, fits: Step | None = None) -> _Codec:
+    # It encodes ``exact`` classes and what ``fits`` accepts. Every error of its steps becomes a _Mismatch.
+    def guarded(types: Set[type], step: Step, fits: Step | None = None) -> Step:
+        def run(value: object) -> object:
             try:
-                if test(value):
+                if type(value) in types or (fits is not None and fits(value)):
                     return step(value)
             except (_Mismatch, RecursionError):
                 raise
-            except Exception as error:  # whatever a constructor or a parser objects to
+            except Exception as error:  # constructors and parsers may raise anything
                 raise _Mismatch(name, value, error) from error
             raise _Mismatch(name, value)
 
         return run
 
-    return _Codec(name, kinds, guarded(fits, write), guarded(lambda plain: type(plain) in kinds, read), rank)
+    return _Codec(name, kinds, guarded(exact, write, fits), guarded(kinds, read))
 
 
 def _leaf(cls: type, kind: type, write: Step, read: Step, *, but: type | tuple[()] = (), rank: int = 0) -> _Codec:
-    return _codec(cls.__name__, {kind}, lambda v: isinstance(v, cls) and not isinstance(v, but), write, read, rank=rank)
+    codec = _codec(cls.__name__, {kind}, {cls}, write, read, lambda v: isinstance(v, cls) and not isinstance(v, but))
+    return replace(codec, same={cls} & {kind}, rank=rank)
 
 
-def _same(value: Any) -> Any:
+def _same(value: object) -> object:
     return value
 
 
-def _fits_float(value: Any) -> bool:
+def _fits_float(value: object) -> bool:
     return isinstance(value, float) or (type(value) is int and float(value) == value)
 
 
@@ -119,14 +123,14 @@ def _read_duration(text: str) -> timedelta:
     return parse_duration(text)
 
 
-_ANY = _Codec("any JSON value", JSON_TYPES, _same, _same)
-_plans: dict[Any, _Codec] = {
+_ANY = _Codec("any JSON value", JSON_TYPES, _same, _same, JSON_TYPES)
+_codecs: dict[object, _Codec] = {
     Any: _ANY,
     str: _leaf(str, str, _same, _same, rank=1),
     int: _leaf(int, int, _same, _same, but=bool, rank=1),
-    float: _codec("float", {float, int}, _fits_float, float, float, rank=2),
+    float: replace(_codec("float", {float, int}, {float}, float, float, _fits_float), same={float}, rank=2),
     bool: _leaf(bool, bool, _same, _same),
-    NONE: _codec("None", {NONE}, lambda v: v is None, _same, _same, rank=3),
+    NONE: replace(_codec("None", {NONE}, {NONE}, _same, _same), same={NONE}, rank=3),
     datetime: _leaf(datetime, str, datetime.isoformat, datetime.fromisoformat),
     date: _leaf(date, str, date.isoformat, date.fromisoformat, but=datetime),
     time: _leaf(time, str, time.isoformat, time.fromisoformat),
@@ -135,14 +139,14 @@ _plans: dict[Any, _Codec] = {
     UUID: _leaf(UUID, str, str, UUID),
     bytes: _leaf(bytes, str, lambda value: b64encode(value).decode(), lambda plain: b64decode(plain, validate=True)),
 }
-_ARRAYS: dict[Any, type] = {list: list, Sequence: list, set: set, Set: set, frozenset: frozenset, tuple: tuple}
+_ARRAYS: dict[object, type] = {list: list, Sequence: list, set: set, Set: set, frozenset: frozenset, tuple: tuple}
 
 
-def _build(hint: Any, memo: dict[Any, _Codec]) -> _Codec:
+def _build(hint: object, memo: dict[object, _Codec]) -> _Codec:
     return memo[hint] if hint in memo else memo.setdefault(hint, _make(hint, memo))
 
 
-def _make(hint: Any, memo: dict[Any, _Codec]) -> _Codec:
+def _make(hint: Any, memo: dict[object, _Codec]) -> _Codec:
     origin, args = typing.get_origin(hint) or hint, typing.get_args(hint)
     if target := getattr(hint, "__supertype__", None) or getattr(hint, "__value__", None):  # NewType, type X = ...
         return _build(target, memo)
@@ -159,58 +163,54 @@ def _make(hint: Any, memo: dict[Any, _Codec]) -> _Codec:
         by_value = {type(member.value) for member in hint} in ({str}, {int})
         return _choice(hint.__qualname__, [(member, member.value if by_value else member.name) for member in hint])
     if isinstance(hint, type) and issubclass(hint, _model_base()):
-        write = methodcaller("model_dump", mode="json", round_trip=True, warnings="error")
-        read = partial(origin.model_validate_json, by_name=True, by_alias=True)
-        return _codec(type_name(hint), JSON_TYPES, lambda v: type(v) is hint, write, lambda p: read(json.dumps(p)))
+        write = partial(hint.model_dump, mode="json", round_trip=True, warnings="error")
+        read = partial(hint.model_validate_json, by_name=True, by_alias=True)
+        return _codec(type_name(hint), JSON_TYPES, {hint}, write, lambda plain: read(json.dumps(plain)))
     if isinstance(hint, type) and _is_record(hint):
         return _record(hint, memo)
-    raise PayloadError(
-        f"{hint!r} has no JSON form. Use a dataclass, standard container, number, date, str, Enum or Any"
-    )
+    raise PayloadError(f"{hint!r} has no JSON form. Use a dataclass, container, number, date, str, Enum or Any")
 
 
-def _choice(name: str, pairs: list[tuple[Any, Any]]) -> _Codec:
+def _choice(name: str, pairs: list[tuple[object, object]]) -> _Codec:
     written = {(type(value), value): plain for value, plain in pairs}
     known = {(type(plain), plain): value for value, plain in pairs}
-    write, read = lambda v: written[type(v), v], lambda p: known[type(p), p]
-    return _codec(name, {kind for kind, _ in known}, lambda v: True, write, read)
+    exact, kinds = ({kind for kind, _ in keys} for keys in (written, known))
+    return _codec(name, kinds, exact, lambda v: written[type(v), v], lambda p: known[type(p), p])
 
 
-def _walk(items: Iterable[tuple[Any, Step, Any]]) -> dict[Any, Any]:
-    done, key = dict[Any, Any](), None
-    try:
-        for key, step, value in items:
-            done[key] = step(value)
-    except _Mismatch as error:
-        error.steps.append(key)
-        raise
+def _walk(verb: str, items: Iterable[tuple[K, _Codec, object]]) -> dict[K, object]:
+    done: dict[K, object] = {}
+    for key, codec, value in items:
+        try:
+            done[key] = value if type(value) in codec.same else getattr(codec, verb)(value)
+        except _Mismatch as error:
+            error.steps.append(key)
+            raise
     return done
 
 
-def _array(cls: Callable[[Any], Any], items: list[_Codec], *, fixed: bool) -> _Codec:
-    def walk(verb: str, values: Any) -> Any:
+def _array(cls: type, items: list[_Codec], *, fixed: bool) -> _Codec:
+    def walk(verb: str, values: Sequence[object] | Set[object]) -> Iterable[object]:
         if fixed and len(values) != len(items):
             raise ValueError(f"{len(items)} items are expected, and there are {len(values)}")
-        steps = [getattr(item, verb) for item in items] * (1 if fixed else len(values))
-        return _walk(zip(range(len(values)), steps, values, strict=True)).values()
+        return _walk(verb, zip(count(), items if fixed else cycle(items), values, strict=False)).values()
 
-    write, read = lambda v: list(walk("encode", v)), lambda p: cls(walk("decode", p))
     name = f"{cls.__name__}[{', '.join(item.name for item in items)}]"
-    return _codec(name, {list}, lambda v: type(v) is cls, write, read)
+    return _codec(name, {list}, {cls}, lambda v: list(walk("encode", v)), lambda p: cls(walk("decode", p)))
 
 
 def _dict(key: _Codec, item: _Codec) -> _Codec:
     as_text = key.kinds <= {str} or key is _ANY  # other keys become the JSON text of their encoded form
 
-    def write(value: dict[Any, Any]) -> dict[str, Any]:
+    def write(value: dict[object, object]) -> dict[object, object]:
         keys = [key.encode(one) if as_text else json.dumps(key.encode(one)) for one in value]
-        return _walk((name, item.encode, one) for name, one in zip(keys, value.values(), strict=True))
+        return _walk("encode", ((name, item, one) for name, one in zip(keys, value.values(), strict=True)))
 
-    def read(plain: dict[str, Any]) -> dict[Any, Any]:
-        values = _walk((name, item.decode, one) for name, one in plain.items()).values()
+    def read(plain: dict[str, object]) -> dict[object, object]:
+        values = _walk("decode", ((name, item, one) for name, one in plain.items())).values()
         return dict(zip((key.decode(one if as_text else json.loads(one)) for one in plain), values, strict=True))
 
-    return _codec(f"dict[{key.name}, {item.name}]", {dict}, lambda v: type(v) is dict, write, read)
+    return _codec(f"dict[{key.name}, {item.name}]", {dict}, {dict}, write, read)
 
 
 def _union(members: list[_Codec]) -> _Codec:
@@ -223,7 +223,7 @@ def _union(members: list[_Codec]) -> _Codec:
     by_kind = {kind: codec for codec in reversed(members) for kind in codec.kinds}  # int goes to int before float
     by_kind |= {NONE: by_name["None"]} if "None" in by_name else {}
 
-    def write(value: Any) -> Any:
+    def write(value: object) -> object:
         errors = []
         for codec in members:
             try:
@@ -233,40 +233,41 @@ def _union(members: list[_Codec]) -> _Codec:
                 errors.append(error)
         raise max(errors, key=lambda error: len(error.steps))
 
-    def read(plain: Any) -> Any:
+    def read(plain: Any) -> object:
         if tagged and plain is not None:
             return by_name[plain["@type"]].decode(plain["@value"])
         return by_kind[type(plain)].decode(plain)
 
     kinds = {dict, *by_kind} & {dict, NONE} if tagged else {*by_kind}
-    return _codec(" | ".join(by_name), kinds, lambda v: True, write, read)
+    same = {cls for codec in members for cls in codec.same if not tagged}
+    return replace(_codec(" | ".join(by_name), kinds, set(), write, read, lambda value: True), same=same)
 
 
-def _is_record(cls: Any) -> bool:
+def _is_record(cls: type) -> bool:
     named_tuple = hasattr(cls, "_field_defaults") and bool(cls.__annotations__)
     return named_tuple or is_dataclass(cls) or typing.is_typeddict(cls)
 
 
-def _record(cls: Any, memo: dict[Any, _Codec]) -> _Codec:
+def _record(cls: type, memo: dict[object, _Codec]) -> _Codec:
     hints, optional = _fields_of(cls)
     codecs: dict[str, _Codec] = {}
 
-    def walk(verb: str, given: dict[str, Any]) -> dict[str, Any]:
-        for name in given.keys() - codecs.keys():
-            raise ValueError(f"there is no field {name!r}.{near_match(name, codecs)}")
-        for name in codecs.keys() - given.keys() - optional:
-            raise ValueError(f"field {name!r} is missing")
-        return _walk((name, getattr(codecs[name], verb), value) for name, value in given.items())
+    def walk(verb: str, given: dict[str, object]) -> dict[str, object]:
+        if given.keys() != codecs.keys():
+            for name in given.keys() - codecs.keys():
+                raise ValueError(f"there is no field {name!r}.{near_match(name, codecs)}")
+            for name in codecs.keys() - given.keys() - optional:
+                raise ValueError(f"field {name!r} is missing")
+        return _walk(verb, ((name, codecs[name], value) for name, value in given.items()))
 
-    def write(value: Any) -> dict[str, Any]:
-        return walk("encode", value if isinstance(value, dict) else {name: getattr(value, name) for name in codecs})
+    def write(value: object) -> dict[str, object]:
+        if isinstance(value, dict):
+            return walk("encode", value)
+        return _walk("encode", ((name, codec, getattr(value, name)) for name, codec in codecs.items()))
 
-    def read(plain: dict[str, Any]) -> Any:
-        return cls(**walk("decode", plain))
-
-    wanted = dict if typing.is_typeddict(cls) else cls
-    memo[cls] = _codec(type_name(cls), {dict}, lambda v: type(v) is wanted, write, read)  # its fields may refer to it
-    for name, hint in hints.items():
+    exact = {dict if typing.is_typeddict(cls) else cls}
+    memo[cls] = _codec(type_name(cls), {dict}, exact, write, lambda plain: cls(**walk("decode", plain)))
+    for name, hint in hints.items():  # after memo[cls] is set: a field may refer to its own class
         try:
             codecs[name] = _build(hint, memo)
         except PayloadError as error:
@@ -274,13 +275,13 @@ def _record(cls: Any, memo: dict[Any, _Codec]) -> _Codec:
     return memo[cls]
 
 
-def _fields_of(cls: Any) -> tuple[dict[str, Any], Set[str]]:
+def _fields_of(cls: Any) -> tuple[dict[str, object], Set[str]]:
     try:
         hints = typing.get_type_hints(cls, localns={cls.__name__: cls})
         marks = typing.get_type_hints(cls, localns={cls.__name__: cls}, include_extras=True)
     except NameError as error:
         raise PayloadError(f"{error}. Import it at run time, not under TYPE_CHECKING", path=cls.__qualname__) from error
-    if typing.is_typeddict(cls):  # with postponed annotations __required_keys__ does not know of the marks
+    if typing.is_typeddict(cls):  # __required_keys__ ignores the marks if annotations are postponed
         marked = {mark: {n for n in marks if typing.get_origin(marks[n]) is mark} for mark in (NotRequired, Required)}
         return hints, (hints.keys() - cls.__required_keys__ - marked[Required]) | marked[NotRequired]
     if not is_dataclass(cls):
@@ -291,4 +292,4 @@ def _fields_of(cls: Any) -> tuple[dict[str, Any], Set[str]]:
 
 
 def _model_base() -> Any:
-    return getattr(sys.modules.get("pydantic"), "BaseModel", ())  # nobody has a model before pydantic is imported
+    return getattr(sys.modules.get("pydantic"), "BaseModel", ())  # a model exists only if pydantic is imported

@@ -1,8 +1,9 @@
-"""JSON on its way into a row and out of it again.
+"""JSON text of a row: written, checked and read.
 
 A value that :func:`dumps` accepts comes back from PostgreSQL ``jsonb`` and from SQLite as the same value of the same
 types, with the exceptions JSON itself makes: a tuple comes back as a list, a subclass of str, int, float, list or dict
-as its base, and jsonb forgets the order of keys and the sign of ``-0.0``. All else is refused with the place named.
+as its base, and jsonb keeps neither the order of keys nor the sign of ``-0.0``. Other values are refused, and
+the error names the place.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import re
 import sys
 from dataclasses import dataclass
 from json import encoder as json_encoder
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn, TypeAlias
 
 from django_dbtaskqueue.core.exceptions import PayloadError
 
@@ -25,6 +26,7 @@ except ImportError:  # the "speed" extra is not installed
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+JSON: TypeAlias = "bool | int | float | str | list[JSON] | dict[str, JSON] | None"
 DEEPEST = 500  # SQLite stops at 1000 levels, Python at 1000 frames for the caller and the encoder together
 INT_DIGITS = 4300  # what Python reads back by default; a jsonb number would hold 131,072
 
@@ -100,7 +102,7 @@ if c_make_encoder := getattr(json_encoder, "c_make_encoder", None):
     # JSONEncoder makes this object anew for each call, which costs as much as the encoding of a small payload.
     _chunks = c_make_encoder(None, _json.default, json_encoder.encode_basestring, None, ":", ",", False, False, False)
 
-    def _encode(o: Any) -> str:
+    def _encode(o: object) -> str:
         return "".join(_chunks(o, 0))
 
 
@@ -154,7 +156,7 @@ def find_fault(value: object, limits: Limits = DEFAULT_LIMITS) -> tuple[str, str
 _BARE_STEP = re.compile("[A-Za-z_][A-Za-z0-9_]*").fullmatch
 
 
-def path_of(steps: Iterable[str | int]) -> str:
+def path_of(steps: Iterable[object]) -> str:
     """Return steps as a path: ``["items", 3, "when"]`` is ``items[3].when``; odd keys are quoted: ``["a b"]``."""
     parts = (f".{step}" if _BARE_STEP(str(step)) else f"[{json.dumps(step)}]" for step in steps)
     return "".join(parts).removeprefix(".")
@@ -244,14 +246,15 @@ _TO_ZEROS = bytes.maketrans(b"123456789", b"000000000")
 _LONG_RUN = b"0" * 19
 
 
-def loads(text: str | bytes) -> Any:
+def loads(text: str | bytes) -> JSON:
     """Return the value of JSON text from a row, integers of any size exact; PayloadError when it is not JSON."""
     try:
         raw = text.encode() if isinstance(text, str) else text
         # orjson turns integers beyond 64 bits into floats. 19 digits in a row are rare enough for the slower reader.
         if orjson is not None and _LONG_RUN not in raw.translate(_TO_ZEROS):
-            return orjson.loads(raw)
-        value = json.loads(raw.decode(), parse_constant=_refuse_number, parse_float=_finite)
+            fast: JSON = orjson.loads(raw)
+            return fast
+        value: JSON = json.loads(raw.decode(), parse_constant=_refuse_number, parse_float=_finite)
         if b"\\u" in raw:
             json.dumps(value, ensure_ascii=False).encode()  # raises for lone surrogates, which orjson refuses as well
         return value

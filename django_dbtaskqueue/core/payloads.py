@@ -1,9 +1,8 @@
-"""Many payloads at once: the promises of ``payload``, by few checks over all of them."""
+"""Many payloads at once, with the promises of ``payload``. A few checks cover all of them together."""
 
 from __future__ import annotations
 
 import json
-from typing import Any
 
 from django_dbtaskqueue.core.exceptions import PayloadError
 from django_dbtaskqueue.core.json import DEFAULT_LIMITS, Limits, dumps
@@ -18,7 +17,7 @@ else:
 _encode = json.JSONEncoder(ensure_ascii=False).encode
 
 
-def dumps_many(values: list[Any], *, limits: Limits = DEFAULT_LIMITS) -> list[bytes] | None:
+def dumps_many(values: list[object], *, limits: Limits = DEFAULT_LIMITS) -> list[bytes] | None:
     """Return what ``dumps`` returns for each value, as UTF-8.
 
     None when one of them is refused, or needs a closer look: ``dumps`` on each tells which, and where in it.
@@ -29,7 +28,7 @@ def dumps_many(values: list[Any], *, limits: Limits = DEFAULT_LIMITS) -> list[by
         return None
 
 
-def _together(values: list[Any], limits: Limits) -> list[bytes] | None:
+def _together(values: list[object], limits: Limits) -> list[bytes] | None:
     write, options = orjson.dumps, ORJSON_OPTIONS
     raws = [write(value, None, options) for value in values]
     together = b"[" + b",".join(raws) + b"]"
@@ -43,7 +42,7 @@ def _together(values: list[Any], limits: Limits) -> list[bytes] | None:
     return None if len(together) > limits.size and any(len(raw) > limits.size for raw in raws) else raws
 
 
-def _one_by_one(values: list[Any], limits: Limits) -> list[bytes]:
+def _one_by_one(values: list[object], limits: Limits) -> list[bytes]:
     return [dumps(value, limits=limits).encode() for value in values]
 
 
