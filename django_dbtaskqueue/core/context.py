@@ -1,4 +1,4 @@
-"""Context that travels with a task: captured where it is enqueued, there again where it is processed.
+"""Context that travels with a task: captured by the enqueue, and in force again while the task is processed.
 
 ::
 
@@ -22,28 +22,27 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from types import MappingProxyType
-from typing import Any
 
 TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
-EMPTY: Mapping[str, Any] = MappingProxyType({})
-_ambient: ContextVar[Mapping[str, Any]] = ContextVar("dbtaskqueue_context", default=EMPTY)
+EMPTY: Mapping[str, object] = MappingProxyType({})
+_ambient: ContextVar[Mapping[str, object]] = ContextVar("dbtaskqueue_context", default=EMPTY)
 
 
-def current() -> Mapping[str, Any]:
-    """Return the context in force here, read-only: of the task being processed, with what ``bound`` added."""
+def current() -> Mapping[str, object]:
+    """Return the context in force, read-only: that of the task being processed, and what ``bound`` added."""
     return _ambient.get()
 
 
 @contextmanager
-def bound(**values: Any) -> Iterator[None]:
-    """Add to the context for the time of a ``with`` block. Values are what JSON can hold."""
+def bound(**values: object) -> Iterator[None]:
+    """Add to the context inside a ``with`` block. The values must have a JSON form."""
     with only({**_ambient.get(), **values}):
         yield
 
 
 @contextmanager
-def only(context: Mapping[str, Any]) -> Iterator[None]:
-    """Make ``context`` the whole context for the time of a ``with`` block."""
+def only(context: Mapping[str, object]) -> Iterator[None]:
+    """Replace the whole context inside a ``with`` block."""
     token = _ambient.set(MappingProxyType(dict(context)) if context else EMPTY)
     try:
         yield
@@ -52,14 +51,14 @@ def only(context: Mapping[str, Any]) -> Iterator[None]:
 
 
 @contextmanager
-def restored(context: Mapping[str, Any]) -> Iterator[None]:
+def restored(context: Mapping[str, object]) -> Iterator[None]:
     """Make a task's context the whole context, and the span it was enqueued in the parent of new spans."""
     with only(context), _span(context.get("traceparent")):
         yield
 
 
-def captured(explicit: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """Return what a task enqueued here takes along: ambient context, active span, and ``explicit`` over both."""
+def captured(explicit: Mapping[str, object] | None) -> Mapping[str, object] | None:
+    """Return the context of a task enqueued here. ``explicit`` wins over the ambient context and the active span."""
     ambient, trace = _ambient.get(), _traceparent()
     if not ambient and trace is None:
         return explicit
@@ -67,7 +66,7 @@ def captured(explicit: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
 
 
 def _traceparent() -> str | None:
-    """Return the active span as W3C text. A span can only be active where OpenTelemetry was imported already."""
+    """Return the active span as W3C text. No span is active if OpenTelemetry is not imported."""
     get_span = getattr(sys.modules.get("opentelemetry.trace"), "get_current_span", None)
     span = None if get_span is None else get_span().get_span_context()
     if span is None or not span.is_valid:
@@ -75,12 +74,15 @@ def _traceparent() -> str | None:
     return f"00-{span.trace_id:032x}-{span.span_id:016x}-{int(span.trace_flags):02x}"
 
 
-def _span(traceparent: Any) -> AbstractContextManager[Any]:
-    trace: Any = sys.modules.get("opentelemetry.trace")
+def _span(traceparent: object) -> AbstractContextManager[object]:
+    trace = sys.modules.get("opentelemetry.trace")
     parts = TRACEPARENT.fullmatch(traceparent) if isinstance(traceparent, str) else None
-    if parts is None or not hasattr(trace, "use_span"):
+    if parts is None or trace is None or not hasattr(trace, "use_span"):
         return nullcontext()
     trace_id, span_id, flags = (int(part, 16) for part in parts.groups())
     remote = trace.SpanContext(trace_id, span_id, is_remote=True, trace_flags=trace.TraceFlags(flags))
     span = trace.NonRecordingSpan(remote)
-    return trace.use_span(span, record_exception=False, set_status_on_exception=False)  # type: ignore[no-any-return]
+    entered: AbstractContextManager[object] = trace.use_span(
+        span, record_exception=False, set_status_on_exception=False
+    )
+    return entered

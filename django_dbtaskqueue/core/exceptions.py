@@ -1,6 +1,6 @@
-"""Every error this package raises on purpose.
+"""The errors that this package raises on purpose.
 
-Messages are built here, from facts, so that each says what was wrong, where, the value, and the fix.
+Each error builds its message from facts. The message says what was wrong, where, the value, and the fix.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class UnknownQueue(EnqueueError):
 
 
 class DuplicateTask(EnqueueError):
-    """(queue, reference) is taken; nothing was written and the transaction is still usable."""
+    """The reference is already used in the queue. Nothing was written, and the transaction is still usable."""
 
     def __init__(self, queue: str, reference: str, *, task_id: int | None = None, status: str | None = None) -> None:
         self.queue, self.reference, self.task_id, self.status = queue, reference, task_id, status
@@ -48,7 +48,7 @@ class DuplicateTask(EnqueueError):
 
 
 class PayloadError(EnqueueError):
-    """A payload that JSON in a database cannot hold, or that a row holds and its class cannot be made of.
+    """The database cannot store a payload as JSON, or a stored payload does not fit its class.
 
     ``path`` names the place, e.g. ``items[3].when``.
     """
@@ -59,7 +59,7 @@ class PayloadError(EnqueueError):
 
 
 class QueueFull(EnqueueError):
-    """The queue's capacity is used up, and no room appeared within the timeout."""
+    """The queue is at its capacity, and stayed there until the timeout."""
 
     def __init__(self, queue: str, capacity: int) -> None:
         self.queue, self.capacity = queue, capacity
@@ -70,9 +70,9 @@ class QueueFull(EnqueueError):
 
 
 class LeaseLost(TaskQueueError):
-    """The lease is no longer this holder's: it expired and was taken over, was revoked, or was settled before.
+    """The lease is lost: another poller took the task after it expired, an operator released it, or it was settled.
 
-    Raised inside ``transaction.atomic()`` it rolls the caller's writes back, which is the point.
+    Inside ``transaction.atomic()`` the error rolls back the caller's writes.
     """
 
     def __init__(self, task_id: int, total_attempt: int, verb: str) -> None:
@@ -85,7 +85,7 @@ class LeaseLost(TaskQueueError):
 
 
 class ReenqueueDelayMissing(TaskQueueError):
-    """A reenqueue without a delay, and no policy that gives one. The attempt fails; the task keeps its place."""
+    """A reenqueue has no delay, and no policy gives one. The attempt fails."""
 
     def __init__(self, queue: str, reenqueue_attempt: int, *, ended: bool) -> None:
         self.queue, self.reenqueue_attempt, self.ended = queue, reenqueue_attempt, ended
@@ -102,7 +102,7 @@ class ReenqueueDelayMissing(TaskQueueError):
 
 
 class ProcessDied(TaskQueueError):
-    """What a task's last attempt failed of when its poller died, or never answered, before any outcome was stored."""
+    """The error of a task whose poller died or did not answer during the last attempt, before an outcome was stored."""
 
     def __init__(self, poller_instance: str | None, attempt: int, max_attempts: int) -> None:
         super().__init__(
@@ -113,11 +113,11 @@ class ProcessDied(TaskQueueError):
 
 
 class PipelineError(TaskQueueError):
-    """A job of the data pipeline, or one of its sources, cannot do its work. Nothing half-written is left."""
+    """A job of the data pipeline, or one of its sources, failed. No partial result is left."""
 
 
 class JobOptionError(PipelineError):
-    """A job of the pipeline was given an option that cannot be. Nothing was read or written."""
+    """An option of a pipeline job is not valid. Nothing was read or written."""
 
     def __init__(self, option: str, reason: str) -> None:
         self.option = option
@@ -133,7 +133,7 @@ class LakeError(PipelineError):
 
 
 class CheckFailed(PipelineError):
-    """A job whose work is to find faults found some. ``result`` is what it would have returned."""
+    """A checking job found faults. ``result`` is what it returns otherwise."""
 
     def __init__(self, message: str, result: Mapping[str, object]) -> None:
         self.result = result
@@ -141,7 +141,7 @@ class CheckFailed(PipelineError):
 
 
 class SearchError(TaskQueueError):
-    """A search that cannot be read; ``part`` is the term at fault."""
+    """A search is not valid; ``part`` is the wrong term."""
 
     def __init__(self, part: str, reason: str) -> None:
         self.part, self.reason = part, reason
@@ -149,7 +149,7 @@ class SearchError(TaskQueueError):
 
 
 class SearchTooSlow(TaskQueueError):
-    """A question to the task table took longer than ``DBTASKQUEUE["OPERATIONS_TIMEOUT"]``, and was given up."""
+    """A query of the task table took longer than ``DBTASKQUEUE["OPERATIONS_TIMEOUT"]`` and was cancelled."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__(
@@ -160,7 +160,7 @@ class SearchTooSlow(TaskQueueError):
 
 
 class OperationRefused(TaskQueueError):
-    """An operator's act that was not begun: something it needs is missing. Nothing was changed."""
+    """An operator's action was refused, because something that it needs is missing. Nothing was changed."""
 
 
 def near_match(name: str, known: Iterable[str]) -> str:

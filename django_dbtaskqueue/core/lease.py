@@ -9,6 +9,19 @@ from typing import Any, Protocol
 
 from django_dbtaskqueue.core.exceptions import LeaseLost
 from django_dbtaskqueue.core.outcomes import Complete, CompleteDelete, Fail, Outcome, Poison, Reenqueue
+from django_dbtaskqueue.core.retry import AnyPolicy
+
+
+class Policies(Protocol):
+    """The policies that a processor declares."""
+
+    @property
+    def policy(self) -> AnyPolicy:
+        """How a failure is retried."""
+
+    @property
+    def reenqueue(self) -> AnyPolicy:
+        """When a task that is reenqueued without a delay is due."""
 
 
 class Door(Protocol):
@@ -16,7 +29,7 @@ class Door(Protocol):
 
     alias: str  # the database the task lives in
     key: str  # the lane: the queue, and its shard if it has any
-    reenqueue: Any  # the runtime override of the reenqueue policy, or None
+    reenqueue: AnyPolicy  # the runtime override of the reenqueue policy, or None
 
     def time(self, text: str) -> datetime:
         """Return a time as the database wrote it, as the site's models would show it."""
@@ -73,10 +86,10 @@ class Lease:
     lease_seconds: float | None
     door: Door
     deadline: float = 0.0  # time.monotonic() at which the lease, as last granted or renewed, runs out
-    payload: Any = None
-    context: dict[str, Any] = field(default_factory=dict)
-    policy: Any = None  # how a failure is retried, as set while running; None: as the queue and its processor say
-    processor: Any = None  # whoever runs it (flow.process.Processor), for the policies it declares
+    payload: Any = None  # an instance of the processor's payload class, or plain JSON
+    context: dict[str, object] = field(default_factory=dict)
+    policy: AnyPolicy = None  # the runtime override of the retry policy; None: that of the queue or the processor
+    processor: Policies | None = None  # the processor that runs it
     outcome: Outcome | None = None  # what the processor settled by itself; stored once ``settled``
     settled: bool = False  # an outcome of this lease is committed
     touched: bool = False  # the processor tried to settle by itself
@@ -108,7 +121,7 @@ class Lease:
         """When its time to live is over, if it has one."""
         return None if self.expire_text is None else self.door.time(self.expire_text)
 
-    def complete(self, result: Any = None) -> None:
+    def complete(self, result: object = None) -> None:
         """Settle as COMPLETED."""
         self._settle(Complete(result))
 
@@ -116,7 +129,7 @@ class Lease:
         """Settle by deleting the row; the deletion is counted in the same transaction."""
         self._settle(CompleteDelete())
 
-    def reenqueue(self, delay: timedelta | None = None, result: Any = None, *, keep_attempts: bool = False) -> None:
+    def reenqueue(self, delay: timedelta | None = None, result: object = None, *, keep_attempts: bool = False) -> None:
         """Put the task back, due after ``delay``: not a failure.
 
         Without a delay the queue's or processor's ``reenqueue`` policy says when; ``ReenqueueDelayMissing`` if there

@@ -4,37 +4,36 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
 
-CENTURY = timedelta(days=36_525)  # later times end where Python's calendar does, and could not be read back
+CENTURY = timedelta(days=36_525)  # a later time may be after year 9999, which Python cannot read back
 
 
 @dataclass(frozen=True, slots=True)
 class Complete:
     """The work is done. ``result`` is any JSON value; it is kept in ``result`` and, as text, in ``process_result``."""
 
-    result: Any = None
+    result: object = None
 
 
 @dataclass(frozen=True, slots=True)
 class CompleteDelete:
-    """The work is done and the row is to go, whatever the queue's ``keep`` setting says. The deletion is counted."""
+    """The work is done and the row is deleted, whatever the queue's ``keep`` setting is. The deletion is counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reenqueue:
-    """The work is not done yet, and that is no failure: back to CREATED, due after ``delay``.
+    """The work is not done yet. This is not a failure: the task is CREATED again and due after ``delay``.
 
     Without a delay, what a processor returns is due when the ``reenqueue`` policy of its queue or of itself says; the
     policy is called with the number of this reenqueue, from 1, and None. By default there is none ("manual"): the
     attempt then fails with an error that asks for a delay.
     ``reenqueue_attempt`` grows by one and ``attempt`` starts again at 0 unless ``keep_attempts``; of kept attempts the
     last one is given back, so that the task can be taken again. Raises ``TypeError`` or ``ValueError`` for a delay that
-    is no ``timedelta`` from zero to a hundred years.
+    is not a ``timedelta`` from zero to a hundred years.
     """
 
     delay: timedelta | None = None
-    result: Any = None
+    result: object = None
     keep_attempts: bool = False
 
     def __post_init__(self) -> None:

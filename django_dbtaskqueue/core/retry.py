@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
-from typing import Any, TypeGuard
+from typing import TypeGuard
 
 from django_dbtaskqueue.core.durations import format_duration, parse_length
 from django_dbtaskqueue.core.exceptions import near_match
@@ -115,7 +115,7 @@ class Geometric(_Schedule):
 
 @dataclass(frozen=True, init=False)
 class Sequence(_Schedule):
-    """A plan, whose last delay then lasts for ever: ``Sequence(timedelta(0), timedelta(minutes=1))``."""
+    """A plan, whose last delay is used for all later attempts: ``Sequence(timedelta(0), timedelta(minutes=1))``."""
 
     delays: tuple[timedelta, ...]
 
@@ -158,9 +158,9 @@ class Staged(_Schedule):
         return next((delay for last, delay in self.stages if last is None or attempt <= last), None)
 
 
-def _fill(policy: _Schedule, **values: Any) -> None:
+def _fill(policy: _Schedule, **values: object) -> None:
     for name, value in values.items():
-        object.__setattr__(policy, name, value)  # frozen, and dataclass makes no __init__ of *args
+        object.__setattr__(policy, name, value)  # frozen, and a dataclass cannot have an __init__ with *args
     policy.__post_init__()
 
 
@@ -250,14 +250,14 @@ def parse(text: str) -> Policy:
 
 
 def _build(kind: str, words: list[tuple[str, str, str]]) -> Policy:
-    options: dict[str, Any] = {name: float(value) for name, _, value in words if name in {"jitter", "ratio"}}
+    options = {name: float(value) for name, _, value in words if name in {"jitter", "ratio"}}
     words = [word for word in words if word[0] not in options]
     if kind == "staged":
         return Staged(
             *((None if last == "rest" else int(last), parse_length(text)) for last, _, text in words), **options
         )
-    options |= {"maximum" if name == "max" else name: parse_length(text) for name, equals, text in words if equals}
-    return _KINDS[kind](*(parse_length(text) for text, equals, _ in words if not equals), **options)
+    delays = {"maximum" if name == "max" else name: parse_length(text) for name, equals, text in words if equals}
+    return _KINDS[kind](*(parse_length(text) for text, equals, _ in words if not equals), **options, **delays)
 
 
 def describe(policy: Policy) -> str:

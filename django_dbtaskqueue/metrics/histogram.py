@@ -1,31 +1,31 @@
-"""Durations in classes that each are a third wider than the one before: small to store, and right to about 15 %."""
+"""Histogram of durations. Each class is a third wider than the one before, so quantiles are right to about 15 %."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from math import log10
 
-LEAST = 0.0001  # seconds; what is shorter counts as this
-CLASSES = 8  # for each power of ten
-MOST = 96  # the last class: 10**8 seconds
+SHORTEST_S = 0.0001  # the first class counts all durations up to this one
+CLASSES_PER_DECADE = 8  # a decade is a power of ten
+LAST_CLASS = 96  # durations of 10**8 seconds and more
 
 
 def class_of(seconds: float) -> int:
-    """Return the class a duration falls into, from 0."""
-    if seconds <= LEAST:
+    """Return the number of the class of a duration; the first class is 0."""
+    if seconds <= SHORTEST_S:
         return 0
-    return min(MOST, int(CLASSES * log10(seconds / LEAST)) + 1)
+    return min(LAST_CLASS, int(CLASSES_PER_DECADE * log10(seconds / SHORTEST_S)) + 1)
 
 
 def upper(number: int) -> float:
     """Return the longest duration of a class, in seconds."""
-    return float(LEAST * 10 ** (number / CLASSES))
+    return float(SHORTEST_S * 10 ** (number / CLASSES_PER_DECADE))
 
 
 def quantile(counts: Mapping[int, int], share: float) -> float | None:
-    """Return the duration that ``share`` of all stay within, in seconds; None when nothing was counted.
+    """Return the duration in seconds that ``share`` of the counted ones do not exceed; None if none were counted.
 
-    Within its class the durations are taken to be spread evenly.
+    The function assumes that durations are spread evenly inside a class.
     """
     wanted = share * sum(counts.values())
     if not wanted:
