@@ -163,8 +163,8 @@ def _make(hint: Any, memo: dict[object, _Codec]) -> _Codec:
         by_value = {type(member.value) for member in hint} in ({str}, {int})
         return _choice(hint.__qualname__, [(member, member.value if by_value else member.name) for member in hint])
     if isinstance(hint, type) and issubclass(hint, _model_base()):
-        write = partial(hint.model_dump, mode="json", round_trip=True, warnings="error")
-        read = partial(hint.model_validate_json, by_name=True, by_alias=True)
+        write = partial(origin.model_dump, mode="json", round_trip=True, warnings="error")
+        read = partial(origin.model_validate_json, by_name=True, by_alias=True)
         return _codec(type_name(hint), JSON_TYPES, {hint}, write, lambda plain: read(json.dumps(plain)))
     if isinstance(hint, type) and _is_record(hint):
         return _record(hint, memo)
