@@ -1,0 +1,1 @@
+"""The vocabulary: columns, statements, leases, outcomes."""

@@ -1,0 +1,136 @@
+"""Every statement as each database gets it, in ``postgresql.sql`` and ``sqlite.sql`` beside this file.
+
+Write them again after a change with ``python -m tests.core.statements --write``, and read the diff.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cached_property
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from django_dbtaskqueue.core.sql import archive, stats, stream
+from django_dbtaskqueue.core.sql.archive import Archiving
+from django_dbtaskqueue.core.sql.base import Group, Tables
+from django_dbtaskqueue.core.sql.dialects import DIALECTS, Dialect
+from django_dbtaskqueue.core.sql.retention import Aging
+from django_dbtaskqueue.core.sql.staging import Staging
+from django_dbtaskqueue.core.sql.statements import Statements
+from django_dbtaskqueue.core.sql.stats import Reading
+from tests.core.statements.layout import laid_out
+
+FOLDER = Path(__file__).parent
+TABLES = Tables('"dbtaskqueue_task"')
+TABLE = '"dbtaskqueue_stg_20260131000000_x"'
+FLAG = (False, True)
+Variants = list[dict[str, Any]]
+
+
+def _all(**values: Any) -> Variants:
+    return [dict(zip(values, chosen, strict=True)) for chosen in product(*values.values())]
+
+
+# Of each statement that takes arguments: those it is shown with.
+VARIANTS: dict[str, Variants] = {
+    "Statements.insert": [
+        *_all(on_duplicate=["error"], timed=FLAG, grouped=FLAG),
+        *_all(on_duplicate=["error"], timed=[False], grouped=[False], referenced=[False]),
+        *_all(on_duplicate=["replace"], timed=[True], grouped=[False], keep_due=FLAG),
+    ],
+    "Statements.insert_alike": _all(referenced=[True], ordered=FLAG, ids=FLAG)
+    + _all(referenced=[False], ordered=[False], ids=[False]),
+    "Statements.insert_many": [
+        *_all(on_duplicate=["error"], timed=FLAG, grouped=FLAG),
+        *_all(on_duplicate=["replace"], timed=[True], grouped=[False], keep_due=FLAG),
+    ],
+    "Statements.checkout_single_writer": _all(aged=FLAG),
+    "Reading.counts": _all(most=[1000]),
+    "Reading.estimates": _all(cells=[2]),
+    "Reading.in_hand": _all(most=[100], in_all=[1000]),
+    "Reading.open_failures": _all(most=[1000]),
+    "Staging.create": _all(table=[TABLE]),
+    "Staging.groups": _all(table=[TABLE]),
+    "Staging.insert": _all(table=[TABLE], ignore=FLAG, timed=[True], grouped=FLAG),
+    "Staging.lock_groups_of": _all(table=[TABLE]),
+    "Staging.misplaced": _all(table=[TABLE]),
+    "Staging.taken": _all(table=[TABLE]),
+    "Staging.twice": _all(table=[TABLE]),
+    "Archiving.frozen": _all(source=["task", "history"]),
+    "Archiving.lock": _all(source=["task", "history"]),
+    "Archiving.remove": _all(source=["task", "history"]),
+    "Archiving.remove_locked": _all(source=["task", "history"]),
+    "Archiving.remove_old": _all(source=["task", "history"], horizon=[1000]),
+}
+PARTS = {"returned", "fenced", "passing", "taken", "due_now", "leased", "one", "narrowed", "seconds_left"}
+ONLY_POSTGRESQL = {
+    "checkout_skip_locked", "checkout_of_many", "candidates", "priorities", "priorities_of_many", "next_due_of_many",
+    "insert_alike", "counts", "in_hand", "estimates", "remove_old", "lock_table", "lock_groups_of", "Archiving.lock",
+}  # fmt: skip
+ONLY_SQLITE = {"checkout_single_writer", "counts_exact"}
+
+
+def statements_of(vendor: str) -> dict[str, str]:
+    """Return every statement by its name."""
+    dialect = DIALECTS[vendor]
+    found = Statements(TABLES, dialect)
+    named: dict[str, str] = {}
+    for group in (found, Aging(TABLES, dialect), Reading(TABLES, dialect), Staging(TABLES, dialect),
+                  Archiving(TABLES, dialect)):  # fmt: skip
+        named.update(_of(group, type(group).__name__))
+    for title, other in (("one row", found.one), ("without some payload types", found.narrowed)):
+        for name, sql in _of(other, "Statements"):
+            if sql != named[name]:
+                named[f"{name} ({title})"] = sql
+    named.update(_others(dialect))
+    return named
+
+
+def _of(group: Group, title: str) -> Iterator[tuple[str, str]]:
+    """Yield the statements of one group."""
+    for name in sorted(name for name in dir(type(group)) if not name.startswith("_") and name not in PARTS):
+        full = f"{title}.{name}"
+        if {name, full} & (ONLY_SQLITE if group.dialect.vendor == "postgresql" else ONLY_POSTGRESQL):
+            continue
+        member = getattr(type(group), name)
+        if isinstance(member, cached_property | property):
+            yield from _texts(full, getattr(group, name))
+            continue
+        for arguments in VARIANTS[full]:
+            said = ", ".join(str(value) for value in arguments.values() if isinstance(value, str) and value != TABLE)
+            flags = ", ".join(name for name, value in arguments.items() if value is True)
+            words = ", ".join(filter(None, (said, flags)))
+            yield from _texts(f"{full} ({words})" if words else full, getattr(group, name)(**arguments))
+
+
+def _texts(name: str, found: Any) -> Iterator[tuple[str, str]]:
+    """Yield a statement, or each of several."""
+    if isinstance(found, str):
+        yield name, found
+    else:
+        yield from ((f"{name} [{number}]", sql) for number, sql in enumerate(found, 1))
+
+
+def _others(dialect: Dialect) -> Iterator[tuple[str, str]]:
+    metric = '"dbtaskqueue_metric"'
+    yield from _texts("series_sql", stats.series_sql(dialect, metric))
+    yield "crowded_sql", stats.crowded_sql(dialect, metric, ("queue_name", "outcome"))
+    yield "archive.OPEN_BATCHES", archive.OPEN_BATCHES
+    yield "archive.CREATE", archive.CREATE
+    if dialect.vendor == "postgresql":
+        yield "stream.HORIZON", stream.HORIZON
+        yield "stream.window", stream.window(1000, 2000, finished=True)
+        yield "stream.window (from the beginning)", stream.window(0, 2000, finished=False)
+        yield "stream.older", stream.older(1000)
+
+
+def text_of(vendor: str) -> str:
+    """Return the file of one database."""
+    head = "-- Made by `python -m tests.core.statements --write`; do not edit. %(name)s is a parameter, %% a percent sign.\n"
+    return head + "".join(f"\n-- {name}\n{laid_out(sql)};\n" for name, sql in statements_of(vendor).items())
+
+
+def file_of(vendor: str) -> Path:
+    """Return where a database's statements are kept."""
+    return FOLDER / f"{vendor}.sql"

@@ -1,0 +1,2297 @@
+-- Made by `python -m tests.core.statements --write`; do not edit. %(name)s is a parameter, %% a percent sign.
+
+-- Statements.ages
+SELECT b.p, extract(epoch FROM statement_timestamp() - x.ready_time)::float8
+FROM unnest(%(priorities)s::smallint[], %(times)s::timestamptz[], %(ids)s::bigint[]) AS b(p, bound_time,
+    bound_id)
+CROSS JOIN LATERAL (
+    SELECT ready_time
+    FROM "dbtaskqueue_task"
+    WHERE queue_name = %(queue_name)s
+    AND priority = b.p
+    AND (ready_time, id) > (b.bound_time, b.bound_id)
+    AND ready_time <= statement_timestamp()
+    AND next_process_time <= statement_timestamp()
+    AND attempt < max_attempts
+    AND (tag IS NULL OR tag = ANY(%(tags)s::text[]))
+    AND NOT EXISTS (
+        SELECT 1
+        FROM "dbtaskqueue_queue" AS q
+        WHERE q.name = %(queue_name)s
+        AND q.paused_time IS NOT NULL
+        AND (q.paused_until IS NULL OR q.paused_until > statement_timestamp())
+    )
+    ORDER BY ready_time, id
+    LIMIT 1
+) AS x;
+
+-- Statements.attempts
+INSERT INTO "dbtaskqueue_attempt" (location, task_id, queue_name, attempt, total_attempt, poller_instance,
+    start_time, error_type, message, traceback, fingerprint)
+SELECT %(location)s, t.id, t.queue_name, t.attempt, t.total_attempt, t.poller_instance, t.start_time, u.t,
+    u.m, u.b, u.f
+FROM "dbtaskqueue_task" AS t
+JOIN (
+    SELECT *
+    FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(i bigint, k bigint, t text, m text, b text, f text)
+    LIMIT (
+        SELECT 1000000
+    )
+) AS u
+ON t.id = u.i
+AND t.total_attempt = u.k
+WHERE t.status IN ('PROCESSING')
+FOR NO KEY UPDATE OF t;
+
+-- Statements.candidates
+SELECT x.*
+FROM unnest(%(priorities)s::smallint[], %(times)s::timestamptz[], %(ids)s::bigint[]) AS b(p, bound_time,
+    bound_id)
+CROSS JOIN LATERAL (
+    SELECT id, total_attempt, priority, ready_time
+    FROM "dbtaskqueue_task"
+    WHERE queue_name = %(queue_name)s
+    AND priority = b.p
+    AND (ready_time, id) > (b.bound_time, b.bound_id)
+    AND ready_time <= statement_timestamp()
+    AND next_process_time <= statement_timestamp()
+    AND attempt < max_attempts
+    AND (tag IS NULL OR tag = ANY(%(tags)s::text[]))
+    AND NOT EXISTS (
+        SELECT 1
+        FROM "dbtaskqueue_queue" AS q
+        WHERE q.name = %(queue_name)s
+        AND q.paused_time IS NOT NULL
+        AND (q.paused_until IS NULL OR q.paused_until > statement_timestamp())
+    )
+    ORDER BY ready_time, id
+    LIMIT %(limit)s
+) AS x
+LIMIT %(limit)s;
+
+-- Statements.checkout_of_many
+UPDATE "dbtaskqueue_task"
+SET status = 'PROCESSING', attempt = attempt + 1, total_attempt = total_attempt + 1, start_time =
+    statement_timestamp(), last_update_time = statement_timestamp(), next_process_time = statement_timestamp()
+    + coalesce(lease_seconds, %(lease)s) * interval '1 second', poller_instance = %(poller_instance)s
+WHERE ctid = ANY(ARRAY(
+    SELECT y.*
+    FROM unnest(%(queues)s::text[], %(limits)s::int[], %(firsts)s::int[], %(lasts)s::int[]) AS l(q, most, b1,
+        b2)
+    CROSS JOIN LATERAL (
+        SELECT x.*
+        FROM unnest((%(priorities)s::smallint[])[l.b1:l.b2], (%(times)s::timestamptz[])[l.b1:l.b2],
+            (%(ids)s::bigint[])[l.b1:l.b2]) AS b(p, bound_time, bound_id)
+        CROSS JOIN LATERAL (
+            SELECT ctid
+            FROM "dbtaskqueue_task"
+            WHERE queue_name = l.q
+            AND priority = b.p
+            AND (ready_time, id) > (b.bound_time, b.bound_id)
+            AND ready_time <= statement_timestamp()
+            AND next_process_time <= statement_timestamp()
+            AND attempt < max_attempts
+            AND (tag IS NULL OR tag = ANY(%(tags)s::text[]))
+            ORDER BY ready_time, id
+            LIMIT l.most
+            FOR NO KEY UPDATE SKIP LOCKED
+        ) AS x
+        LIMIT l.most
+    ) AS y
+    WHERE l.q <> ALL(ARRAY(
+        SELECT q.name
+        FROM "dbtaskqueue_queue" AS q
+        WHERE q.name = ANY(%(queues)s)
+        AND q.paused_time IS NOT NULL
+        AND (q.paused_until IS NULL OR q.paused_until > statement_timestamp())
+    ))
+    LIMIT %(limit)s
+))
+RETURNING id, queue_name, reference_number, attempt, reenqueue_attempt, total_attempt, max_attempts, priority,
+    payload_type, payload::text, context::text, create_time::text, start_time::text, next_process_time::text,
+    poller_instance, ready_time::text, group_key, expire_time::text, lease_seconds;
+
+-- Statements.checkout_optimistic
+UPDATE "dbtaskqueue_task"
+SET status = 'PROCESSING', attempt = attempt + 1, total_attempt = total_attempt + 1, start_time =
+    statement_timestamp(), last_update_time = statement_timestamp(), next_process_time = statement_timestamp()
+    + coalesce(lease_seconds, %(lease)s) * interval '1 second', poller_instance = %(poller_instance)s
+WHERE id = ANY(ARRAY(
+    SELECT t.id
+    FROM "dbtaskqueue_task" AS t
+    JOIN (
+        SELECT *
+        FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(i bigint, k bigint)
+        LIMIT (
+            SELECT 1000000
+        )
+    ) AS u
+    ON t.id = u.i
+    AND t.total_attempt = u.k
+    WHERE t.status IN ('CREATED', 'PROCESSING')
+    AND ready_time <= statement_timestamp()
+    AND next_process_time <= statement_timestamp()
+    AND attempt < max_attempts
+    AND (tag IS NULL OR tag = ANY(%(tags)s::text[]))
+    AND NOT EXISTS (
+        SELECT 1
+        FROM "dbtaskqueue_queue" AS q
+        WHERE q.name = %(queue_name)s
+        AND q.paused_time IS NOT NULL
+        AND (q.paused_until IS NULL OR q.paused_until > statement_timestamp())
+    )
+    FOR NO KEY UPDATE OF t SKIP LOCKED
+))
+RETURNING id, queue_name, reference_number, attempt, reenqueue_attempt, total_attempt, max_attempts, priority,
+    payload_type, payload::text, context::text, create_time::text, start_time::text, next_process_time::text,
+    poller_instance, ready_time::text, group_key, expire_time::text, lease_seconds;
+
+-- Statements.checkout_skip_locked
+UPDATE "dbtaskqueue_task"
+SET status = 'PROCESSING', attempt = attempt + 1, total_attempt = total_attempt + 1, start_time =
+    statement_timestamp(), last_update_time = statement_timestamp(), next_process_time = statement_timestamp()
+    + coalesce(lease_seconds, %(lease)s) * interval '1 second', poller_instance = %(poller_instance)s
+WHERE ctid = ANY(ARRAY(
+    SELECT x.*
+    FROM unnest(%(priorities)s::smallint[], %(times)s::timestamptz[], %(ids)s::bigint[]) AS b(p, bound_time,
+        bound_id)
+    CROSS JOIN LATERAL (
+        SELECT ctid
+        FROM "dbtaskqueue_task"
+        WHERE queue_name = %(queue_name)s
+        AND priority = b.p
+        AND (ready_time, id) > (b.bound_time, b.bound_id)
+        AND ready_time <= statement_timestamp()
+        AND next_process_time <= statement_timestamp()
+        AND attempt < max_attempts
+        AND (tag IS NULL OR tag = ANY(%(tags)s::text[]))
+        AND NOT EXISTS (
+            SELECT 1
+            FROM "dbtaskqueue_queue" AS q
+            WHERE q.name = %(queue_name)s
+            AND q.paused_time IS NOT NULL
+            AND (q.paused_until IS NULL OR q.paused_until > statement_timestamp())
+        )
+        ORDER BY ready_time, id
+        LIMIT %(limit)s
+        FOR NO KEY UPDATE SKIP LOCKED
+    ) AS x
+    LIMIT %(limit)s
+))
+RETURNING id, queue_name, reference_number, attempt, reenqueue_attempt, total_attempt, max_attempts, priority,
+    payload_type, payload::text, context::text, create_time::text, start_time::text, next_process_time::text,
+    poller_instance, ready_time::text, group_key, expire_time::text, lease_seconds;
+
+-- Statements.complete
+UPDATE "dbtaskqueue_task" AS t
+SET status = 'COMPLETED', final_status = 'COMPLETED', ready_time = NULL, finish_time = statement_timestamp(),
+    last_update_time = statement_timestamp(), process_result = u.p, result = u.r
+FROM (
+    SELECT *
+    FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(i bigint, k bigint, p text, r jsonb)
+    LIMIT (
+        SELECT 1000000
+    )
+) AS u
+WHERE t.id = u.i
+AND t.total_attempt = u.k
+AND t.status IN ('PROCESSING')
+RETURNING id;
+
+-- Statements.complete_plain
+UPDATE "dbtaskqueue_task" AS t
+SET status = 'COMPLETED', final_status = 'COMPLETED', ready_time = NULL, finish_time = statement_timestamp(),
+    last_update_time = statement_timestamp(), process_result = NULL, result = NULL
+FROM unnest((
+    SELECT %(ids)s::bigint[]
+), (
+    SELECT %(tokens)s::bigint[]
+)) AS u(i, k)
+WHERE t.id = u.i
+AND t.total_attempt = u.k
+AND t.status IN ('PROCESSING')
+RETURNING id;
+
+-- Statements.count_deleted
+INSERT INTO "dbtaskqueue_deletedtasks" (queue_name, count)
+SELECT x.q, count(*)
+FROM (
+    SELECT t.queue_name AS q
+    FROM "dbtaskqueue_task" AS t
+    JOIN (
+        SELECT *
+        FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(i bigint, k bigint)
+        LIMIT (
+            SELECT 1000000
+        )
+    ) AS u
+    ON t.id = u.i
+    AND t.total_attempt = u.k
+    WHERE t.status IN ('PROCESSING')
+    FOR NO KEY UPDATE OF t
+) AS x
+GROUP BY x.q;
+
+-- Statements.enter_line
+UPDATE "dbtaskqueue_task"
+SET parked_by = NULL, ready_time = greatest(statement_timestamp(), next_process_time)
+WHERE id IN (
+    SELECT unnest(%(ids)s::bigint[])
+)
+AND parked_by = 'group'
+RETURNING id;
+
+-- Statements.find
+SELECT id, status
+FROM "dbtaskqueue_task"
+WHERE reference_number = %(reference_number)s
+AND queue_name = %(queue_name)s;
+
+-- Statements.heads
+SELECT t.group_key, t.id, t.ready_time IS NOT NULL, t.status = 'PROCESSING', t.attempt > 0,
+    greatest(extract(epoch FROM t.next_process_time - statement_timestamp())::float8, 0), t.priority
+FROM unnest(%(groups)s::text[]) AS g(name)
+JOIN "dbtaskqueue_task" AS t
+ON t.queue_name = %(queue_name)s
+AND t.group_key = g.name
+AND t.ready_time IS NOT NULL
+UNION ALL
+SELECT t.group_key, t.id, t.ready_time IS NOT NULL, t.status = 'PROCESSING', t.attempt > 0,
+    greatest(extract(epoch FROM t.next_process_time - statement_timestamp())::float8, 0), t.priority
+FROM "dbtaskqueue_task" AS t
+WHERE t.id IN (
+    SELECT coalesce((
+        SELECT p.id
+        FROM "dbtaskqueue_task" AS p
+        WHERE p.queue_name = %(queue_name)s
+        AND p.group_key = g.name
+        AND p.parked_by = 'group'
+        AND p.next_process_time <= statement_timestamp()
+        ORDER BY p.priority, p.id
+        LIMIT 1
+    ), (
+        SELECT p.id
+        FROM "dbtaskqueue_task" AS p
+        WHERE p.queue_name = %(queue_name)s
+        AND p.group_key = g.name
+        AND p.parked_by = 'group'
+        AND p.next_process_time > statement_timestamp()
+        ORDER BY p.next_process_time, p.priority, p.id
+        LIMIT 1
+    ))
+    FROM unnest(%(groups)s::text[]) AS g(name)
+);
+
+-- Statements.held
+SELECT t.id
+FROM "dbtaskqueue_task" AS t
+JOIN (
+    SELECT *
+    FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(i bigint, k bigint)
+    LIMIT (
+        SELECT 1000000
+    )
+) AS u
+ON t.id = u.i
+AND t.total_attempt = u.k
+WHERE t.status IN ('PROCESSING');
+
+-- Statements.insert (error)
+INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, payload, payload_type, priority, group_key,
+    tag, context, max_attempts, lease_seconds, next_process_time, ready_time, parked_by, expire_time)
+VALUES (%(queue_name)s, %(reference_number)s, %(payload)s, %(payload_type)s, %(priority)s, %(group_key)s,
+    %(tag)s, %(context)s, %(max_attempts)s, %(lease_seconds)s, statement_timestamp(), statement_timestamp(),
+    NULL, NULL)
+RETURNING id, create_time;
+
+-- Statements.insert (error, grouped)
+INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, payload, payload_type, priority, group_key,
+    tag, context, max_attempts, lease_seconds, next_process_time, ready_time, parked_by, expire_time)
+VALUES (%(queue_name)s, %(reference_number)s, %(payload)s, %(payload_type)s, %(priority)s, %(group_key)s,
+    %(tag)s, %(context)s, %(max_attempts)s, %(lease_seconds)s, statement_timestamp(), NULL, 'group', NULL)
+ON CONFLICT (reference_number, queue_name) DO NOTHING
+RETURNING id, create_time;
+
+-- Statements.insert (error, timed)
+INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, payload, payload_type, priority, group_key,
+    tag, context, max_attempts, lease_seconds, next_process_time, ready_time, parked_by, expire_time)
+VALUES (%(queue_name)s, %(reference_number)s, %(payload)s, %(payload_type)s, %(priority)s, %(group_key)s,
+    %(tag)s, %(context)s, %(max_attempts)s, %(lease_seconds)s, greatest(statement_timestamp(),
+    coalesce(%(run_at)s::timestamptz, statement_timestamp())) + coalesce(%(delay)s, 0) * interval '1 second',
+    greatest(statement_timestamp(), coalesce(%(run_at)s::timestamptz, statement_timestamp())) +
+    coalesce(%(delay)s, 0) * interval '1 second', NULL, greatest(statement_timestamp(),
+    coalesce(%(run_at)s::timestamptz, statement_timestamp())) + coalesce(%(delay)s, 0) * interval '1 second' +
+    %(ttl)s * interval '1 second')
+ON CONFLICT (reference_number, queue_name) DO NOTHING
+RETURNING id, create_time, next_process_time;
+
+-- Statements.insert (error, timed, grouped)
+INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, payload, payload_type, priority, group_key,
+    tag, context, max_attempts, lease_seconds, next_process_time, ready_time, parked_by, expire_time)
+VALUES (%(queue_name)s, %(reference_number)s, %(payload)s, %(payload_type)s, %(priority)s, %(group_key)s,
+    %(tag)s, %(context)s, %(max_attempts)s, %(lease_seconds)s, greatest(statement_timestamp(),
+    coalesce(%(run_at)s::timestamptz, statement_timestamp())) + coalesce(%(delay)s, 0) * interval '1 second',
+    NULL, 'group', greatest(statement_timestamp(), coalesce(%(run_at)s::timestamptz, statement_timestamp())) +
+    coalesce(%(delay)s, 0) * interval '1 second' + %(ttl)s * interval '1 second')
+ON CONFLICT (reference_number, queue_name) DO NOTHING
+RETURNING id, create_time, next_process_time;
+
+-- Statements.insert (replace, timed)
+INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, payload, payload_type, priority, group_key,
+    tag, context, max_attempts, lease_seconds, next_process_time, ready_time, parked_by, expire_time)
+VALUES (%(queue_name)s, %(reference_number)s, %(payload)s, %(payload_type)s, %(priority)s, %(group_key)s,
+    %(tag)s, %(context)s, %(max_attempts)s, %(lease_seconds)s, greatest(statement_timestamp(),
+    coalesce(%(run_at)s::timestamptz, statement_timestamp())) + coalesce(%(delay)s, 0) * interval '1 second',
+    greatest(statement_timestamp(), coalesce(%(run_at)s::timestamptz, statement_timestamp())) +
+    coalesce(%(delay)s, 0) * interval '1 second', NULL, greatest(statement_timestamp(),
+    coalesce(%(run_at)s::timestamptz, statement_timestamp())) + coalesce(%(delay)s, 0) * interval '1 second' +
+    %(ttl)s * interval '1 second')
+ON CONFLICT (reference_number, queue_name) DO UPDATE
+SET payload = excluded.payload, payload_type = excluded.payload_type, priority = excluded.priority, tag =
+    excluded.tag, context = excluded.context, lease_seconds = excluded.lease_seconds, next_process_time =
+    excluded.next_process_time, expire_time = excluded.expire_time, max_attempts =
+    greatest(excluded.max_attempts, t.attempt + 1), ready_time = CASE WHEN t.parked_by IS NULL THEN
+    excluded.next_process_time END, last_update_time = greatest(statement_timestamp(), t.create_time + 0.001 *
+    interval '1 second')
+WHERE t.status IN ('CREATED')
+AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
+RETURNING id, create_time, next_process_time, ready_time, attempt, reenqueue_attempt, total_attempt;
+
+-- Statements.insert (replace, timed, keep_due)
+INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, payload, payload_type, priority, group_key,
+    tag, context, max_attempts, lease_seconds, next_process_time, ready_time, parked_by, expire_time)
+VALUES (%(queue_name)s, %(reference_number)s, %(payload)s, %(payload_type)s, %(priority)s, %(group_key)s,
+    %(tag)s, %(context)s, %(max_attempts)s, %(lease_seconds)s, greatest(statement_timestamp(),
+    coalesce(%(run_at)s::timestamptz, statement_timestamp())) + coalesce(%(delay)s, 0) * interval '1 second',
+    greatest(statement_timestamp(), coalesce(%(run_at)s::timestamptz, statement_timestamp())) +
+    coalesce(%(delay)s, 0) * interval '1 second', NULL, greatest(statement_timestamp(),
+    coalesce(%(run_at)s::timestamptz, statement_timestamp())) + coalesce(%(delay)s, 0) * interval '1 second' +
+    %(ttl)s * interval '1 second')
+ON CONFLICT (reference_number, queue_name) DO UPDATE
+SET payload = excluded.payload, payload_type = excluded.payload_type, priority = excluded.priority, tag =
+    excluded.tag, context = excluded.context, lease_seconds = excluded.lease_seconds, max_attempts =
+    greatest(excluded.max_attempts, t.attempt + 1), last_update_time = greatest(statement_timestamp(),
+    t.create_time + 0.001 * interval '1 second')
+WHERE t.status IN ('CREATED')
+AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
+RETURNING id, create_time, next_process_time, ready_time, attempt, reenqueue_attempt, total_attempt;
+
+-- Statements.insert_alike (referenced)
+INSERT INTO "dbtaskqueue_task" AS t (id, queue_name, reference_number, payload, payload_type, priority,
+    group_key, tag, context, max_attempts, lease_seconds, next_process_time, ready_time, parked_by,
+    expire_time)
+SELECT u.id, %(queue_name)s, u.r, nullif(u.p, 'null'), %(payload_type)s::text, %(priority)s::smallint,
+    %(group_key)s::text, %(tag)s::text, %(context)s::jsonb, %(max_attempts)s::int, %(lease_seconds)s::float8,
+    statement_timestamp(), statement_timestamp(), NULL, NULL
+FROM (
+    SELECT nextval((
+        SELECT pg_get_serial_sequence('"dbtaskqueue_task"', 'id')
+    )::regclass) AS id, u.*
+    FROM ROWS
+    FROM (jsonb_array_elements_text(%(references)s::jsonb), jsonb_array_elements(%(payloads)s::jsonb)) AS u(r,
+        p)
+) AS u
+ORDER BY u.r COLLATE "C"
+ON CONFLICT (reference_number, queue_name) DO NOTHING;
+
+-- Statements.insert_alike (referenced, ids)
+WITH w AS (
+    INSERT INTO "dbtaskqueue_task" AS t (id, queue_name, reference_number, payload, payload_type, priority,
+        group_key, tag, context, max_attempts, lease_seconds, next_process_time, ready_time, parked_by,
+        expire_time)
+    SELECT u.id, %(queue_name)s, u.r, nullif(u.p, 'null'), %(payload_type)s::text, %(priority)s::smallint,
+        %(group_key)s::text, %(tag)s::text, %(context)s::jsonb, %(max_attempts)s::int,
+        %(lease_seconds)s::float8, statement_timestamp(), statement_timestamp(), NULL, NULL
+    FROM (
+        SELECT nextval((
+            SELECT pg_get_serial_sequence('"dbtaskqueue_task"', 'id')
+        )::regclass) AS id, u.*
+        FROM ROWS
+        FROM (jsonb_array_elements_text(%(references)s::jsonb), jsonb_array_elements(%(payloads)s::jsonb)) AS
+            u(r, p)
+    ) AS u
+    ORDER BY u.r COLLATE "C"
+    ON CONFLICT (reference_number, queue_name) DO NOTHING
+    RETURNING id, last_update_time = create_time AS u
+)
+SELECT count(*), count(*) FILTER (WHERE u), array_agg(id) FILTER (WHERE %(ids)s)
+FROM w;
+
+-- Statements.insert_alike (referenced, ordered)
+INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, payload, payload_type, priority, group_key,
+    tag, context, max_attempts, lease_seconds, next_process_time, ready_time, parked_by, expire_time)
+SELECT %(queue_name)s, u.r, nullif(u.p, 'null'), %(payload_type)s::text, %(priority)s::smallint,
+    %(group_key)s::text, %(tag)s::text, %(context)s::jsonb, %(max_attempts)s::int, %(lease_seconds)s::float8,
+    statement_timestamp(), statement_timestamp(), NULL, NULL
+FROM ROWS
+FROM (jsonb_array_elements_text(%(references)s::jsonb), jsonb_array_elements(%(payloads)s::jsonb)) AS u(r, p)
+ON CONFLICT (reference_number, queue_name) DO NOTHING;
+
+-- Statements.insert_alike (referenced, ordered, ids)
+WITH w AS (
+    INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, payload, payload_type, priority,
+        group_key, tag, context, max_attempts, lease_seconds, next_process_time, ready_time, parked_by,
+        expire_time)
+    SELECT %(queue_name)s, u.r, nullif(u.p, 'null'), %(payload_type)s::text, %(priority)s::smallint,
+        %(group_key)s::text, %(tag)s::text, %(context)s::jsonb, %(max_attempts)s::int,
+        %(lease_seconds)s::float8, statement_timestamp(), statement_timestamp(), NULL, NULL
+    FROM ROWS
+    FROM (jsonb_array_elements_text(%(references)s::jsonb), jsonb_array_elements(%(payloads)s::jsonb)) AS u(r,
+        p)
+    ON CONFLICT (reference_number, queue_name) DO NOTHING
+    RETURNING id, last_update_time = create_time AS u
+)
+SELECT count(*), count(*) FILTER (WHERE u), array_agg(id) FILTER (WHERE %(ids)s)
+FROM w;
+
+-- Statements.insert_alike
+INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, payload, payload_type, priority, group_key,
+    tag, context, max_attempts, lease_seconds, next_process_time, ready_time, parked_by, expire_time)
+SELECT %(queue_name)s, u.r, nullif(u.p, 'null'), %(payload_type)s::text, %(priority)s::smallint,
+    %(group_key)s::text, %(tag)s::text, %(context)s::jsonb, %(max_attempts)s::int, %(lease_seconds)s::float8,
+    statement_timestamp(), statement_timestamp(), NULL, NULL
+FROM ROWS
+FROM (jsonb_array_elements_text(%(references)s::jsonb), jsonb_array_elements(%(payloads)s::jsonb)) AS u(r, p);
+
+-- Statements.insert_many (error)
+WITH w AS (
+    INSERT INTO "dbtaskqueue_task" AS t (id, queue_name, reference_number, payload, payload_type, priority,
+        group_key, tag, context, max_attempts, lease_seconds, next_process_time, ready_time, parked_by,
+        expire_time)
+    SELECT u.id, %(queue_name)s, u.reference_number, u.payload, u.payload_type, u.priority, u.group_key,
+        u.tag, u.context, u.max_attempts, u.lease_seconds, statement_timestamp(), statement_timestamp(), NULL,
+        NULL
+    FROM (
+        SELECT nextval((
+            SELECT pg_get_serial_sequence('"dbtaskqueue_task"', 'id')
+        )::regclass) AS id, u.*
+        FROM (
+            SELECT *
+            FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(reference_number text, payload jsonb, payload_type
+                text, priority smallint, group_key text, tag text, context jsonb, max_attempts int,
+                lease_seconds float8)
+            LIMIT (
+                SELECT 1000000
+            )
+        ) AS u
+    ) AS u
+    ORDER BY u.reference_number COLLATE "C"
+    ON CONFLICT (reference_number, queue_name) DO NOTHING
+    RETURNING id, last_update_time = create_time AS u
+)
+SELECT count(*), count(*) FILTER (WHERE u), array_agg(id) FILTER (WHERE %(ids)s)
+FROM w;
+
+-- Statements.insert_many (error, grouped)
+WITH w AS (
+    INSERT INTO "dbtaskqueue_task" AS t (id, queue_name, reference_number, payload, payload_type, priority,
+        group_key, tag, context, max_attempts, lease_seconds, next_process_time, ready_time, parked_by,
+        expire_time)
+    SELECT u.id, %(queue_name)s, u.reference_number, u.payload, u.payload_type, u.priority, u.group_key,
+        u.tag, u.context, u.max_attempts, u.lease_seconds, statement_timestamp(), CASE WHEN u.group_key IS
+        NULL THEN statement_timestamp() END, CASE WHEN u.group_key IS NOT NULL THEN 'group' END, NULL
+    FROM (
+        SELECT nextval((
+            SELECT pg_get_serial_sequence('"dbtaskqueue_task"', 'id')
+        )::regclass) AS id, u.*
+        FROM (
+            SELECT *
+            FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(reference_number text, payload jsonb, payload_type
+                text, priority smallint, group_key text, tag text, context jsonb, max_attempts int,
+                lease_seconds float8)
+            LIMIT (
+                SELECT 1000000
+            )
+        ) AS u
+    ) AS u
+    ORDER BY u.reference_number COLLATE "C"
+    ON CONFLICT (reference_number, queue_name) DO NOTHING
+    RETURNING id, last_update_time = create_time AS u
+)
+SELECT count(*), count(*) FILTER (WHERE u), array_agg(id) FILTER (WHERE %(ids)s)
+FROM w;
+
+-- Statements.insert_many (error, timed)
+WITH w AS (
+    INSERT INTO "dbtaskqueue_task" AS t (id, queue_name, reference_number, payload, payload_type, priority,
+        group_key, tag, context, max_attempts, lease_seconds, next_process_time, ready_time, parked_by,
+        expire_time)
+    SELECT u.id, %(queue_name)s, u.reference_number, u.payload, u.payload_type, u.priority, u.group_key,
+        u.tag, u.context, u.max_attempts, u.lease_seconds, greatest(statement_timestamp(),
+        coalesce(u.run_at::timestamptz, statement_timestamp())) + coalesce(u.delay, 0) * interval '1 second',
+        greatest(statement_timestamp(), coalesce(u.run_at::timestamptz, statement_timestamp())) +
+        coalesce(u.delay, 0) * interval '1 second', NULL, greatest(statement_timestamp(),
+        coalesce(u.run_at::timestamptz, statement_timestamp())) + coalesce(u.delay, 0) * interval '1 second' +
+        u.ttl * interval '1 second'
+    FROM (
+        SELECT nextval((
+            SELECT pg_get_serial_sequence('"dbtaskqueue_task"', 'id')
+        )::regclass) AS id, u.*
+        FROM (
+            SELECT *
+            FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(reference_number text, payload jsonb, payload_type
+                text, priority smallint, group_key text, tag text, context jsonb, max_attempts int,
+                lease_seconds float8, delay float8, run_at text, ttl float8)
+            LIMIT (
+                SELECT 1000000
+            )
+        ) AS u
+    ) AS u
+    ORDER BY u.reference_number COLLATE "C"
+    ON CONFLICT (reference_number, queue_name) DO NOTHING
+    RETURNING id, last_update_time = create_time AS u
+)
+SELECT count(*), count(*) FILTER (WHERE u), array_agg(id) FILTER (WHERE %(ids)s)
+FROM w;
+
+-- Statements.insert_many (error, timed, grouped)
+WITH w AS (
+    INSERT INTO "dbtaskqueue_task" AS t (id, queue_name, reference_number, payload, payload_type, priority,
+        group_key, tag, context, max_attempts, lease_seconds, next_process_time, ready_time, parked_by,
+        expire_time)
+    SELECT u.id, %(queue_name)s, u.reference_number, u.payload, u.payload_type, u.priority, u.group_key,
+        u.tag, u.context, u.max_attempts, u.lease_seconds, greatest(statement_timestamp(),
+        coalesce(u.run_at::timestamptz, statement_timestamp())) + coalesce(u.delay, 0) * interval '1 second',
+        CASE WHEN u.group_key IS NULL THEN greatest(statement_timestamp(), coalesce(u.run_at::timestamptz,
+        statement_timestamp())) + coalesce(u.delay, 0) * interval '1 second' END, CASE WHEN u.group_key IS NOT
+        NULL THEN 'group' END, greatest(statement_timestamp(), coalesce(u.run_at::timestamptz,
+        statement_timestamp())) + coalesce(u.delay, 0) * interval '1 second' + u.ttl * interval '1 second'
+    FROM (
+        SELECT nextval((
+            SELECT pg_get_serial_sequence('"dbtaskqueue_task"', 'id')
+        )::regclass) AS id, u.*
+        FROM (
+            SELECT *
+            FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(reference_number text, payload jsonb, payload_type
+                text, priority smallint, group_key text, tag text, context jsonb, max_attempts int,
+                lease_seconds float8, delay float8, run_at text, ttl float8)
+            LIMIT (
+                SELECT 1000000
+            )
+        ) AS u
+    ) AS u
+    ORDER BY u.reference_number COLLATE "C"
+    ON CONFLICT (reference_number, queue_name) DO NOTHING
+    RETURNING id, last_update_time = create_time AS u
+)
+SELECT count(*), count(*) FILTER (WHERE u), array_agg(id) FILTER (WHERE %(ids)s)
+FROM w;
+
+-- Statements.insert_many (replace, timed)
+WITH w AS (
+    INSERT INTO "dbtaskqueue_task" AS t (id, queue_name, reference_number, payload, payload_type, priority,
+        group_key, tag, context, max_attempts, lease_seconds, next_process_time, ready_time, parked_by,
+        expire_time)
+    SELECT u.id, %(queue_name)s, u.reference_number, u.payload, u.payload_type, u.priority, u.group_key,
+        u.tag, u.context, u.max_attempts, u.lease_seconds, greatest(statement_timestamp(),
+        coalesce(u.run_at::timestamptz, statement_timestamp())) + coalesce(u.delay, 0) * interval '1 second',
+        greatest(statement_timestamp(), coalesce(u.run_at::timestamptz, statement_timestamp())) +
+        coalesce(u.delay, 0) * interval '1 second', NULL, greatest(statement_timestamp(),
+        coalesce(u.run_at::timestamptz, statement_timestamp())) + coalesce(u.delay, 0) * interval '1 second' +
+        u.ttl * interval '1 second'
+    FROM (
+        SELECT nextval((
+            SELECT pg_get_serial_sequence('"dbtaskqueue_task"', 'id')
+        )::regclass) AS id, u.*
+        FROM (
+            SELECT *
+            FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(reference_number text, payload jsonb, payload_type
+                text, priority smallint, group_key text, tag text, context jsonb, max_attempts int,
+                lease_seconds float8, delay float8, run_at text, ttl float8)
+            LIMIT (
+                SELECT 1000000
+            )
+        ) AS u
+    ) AS u
+    ORDER BY u.reference_number COLLATE "C"
+    ON CONFLICT (reference_number, queue_name) DO UPDATE
+    SET payload = excluded.payload, payload_type = excluded.payload_type, priority = excluded.priority, tag =
+        excluded.tag, context = excluded.context, lease_seconds = excluded.lease_seconds, next_process_time =
+        excluded.next_process_time, expire_time = excluded.expire_time, max_attempts =
+        greatest(excluded.max_attempts, t.attempt + 1), ready_time = CASE WHEN t.parked_by IS NULL THEN
+        excluded.next_process_time END, last_update_time = greatest(statement_timestamp(), t.create_time +
+        0.001 * interval '1 second')
+    WHERE t.status IN ('CREATED')
+    AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
+    RETURNING id, last_update_time = create_time AS u
+)
+SELECT count(*), count(*) FILTER (WHERE u), array_agg(id) FILTER (WHERE %(ids)s)
+FROM w;
+
+-- Statements.insert_many (replace, timed, keep_due)
+WITH w AS (
+    INSERT INTO "dbtaskqueue_task" AS t (id, queue_name, reference_number, payload, payload_type, priority,
+        group_key, tag, context, max_attempts, lease_seconds, next_process_time, ready_time, parked_by,
+        expire_time)
+    SELECT u.id, %(queue_name)s, u.reference_number, u.payload, u.payload_type, u.priority, u.group_key,
+        u.tag, u.context, u.max_attempts, u.lease_seconds, greatest(statement_timestamp(),
+        coalesce(u.run_at::timestamptz, statement_timestamp())) + coalesce(u.delay, 0) * interval '1 second',
+        greatest(statement_timestamp(), coalesce(u.run_at::timestamptz, statement_timestamp())) +
+        coalesce(u.delay, 0) * interval '1 second', NULL, greatest(statement_timestamp(),
+        coalesce(u.run_at::timestamptz, statement_timestamp())) + coalesce(u.delay, 0) * interval '1 second' +
+        u.ttl * interval '1 second'
+    FROM (
+        SELECT nextval((
+            SELECT pg_get_serial_sequence('"dbtaskqueue_task"', 'id')
+        )::regclass) AS id, u.*
+        FROM (
+            SELECT *
+            FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(reference_number text, payload jsonb, payload_type
+                text, priority smallint, group_key text, tag text, context jsonb, max_attempts int,
+                lease_seconds float8, delay float8, run_at text, ttl float8)
+            LIMIT (
+                SELECT 1000000
+            )
+        ) AS u
+    ) AS u
+    ORDER BY u.reference_number COLLATE "C"
+    ON CONFLICT (reference_number, queue_name) DO UPDATE
+    SET payload = excluded.payload, payload_type = excluded.payload_type, priority = excluded.priority, tag =
+        excluded.tag, context = excluded.context, lease_seconds = excluded.lease_seconds, max_attempts =
+        greatest(excluded.max_attempts, t.attempt + 1), last_update_time = greatest(statement_timestamp(),
+        t.create_time + 0.001 * interval '1 second')
+    WHERE t.status IN ('CREATED')
+    AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
+    RETURNING id, last_update_time = create_time AS u
+)
+SELECT count(*), count(*) FILTER (WHERE u), array_agg(id) FILTER (WHERE %(ids)s)
+FROM w;
+
+-- Statements.last_failures
+SELECT a.task_id, a.attempt
+FROM "dbtaskqueue_attempt" AS a
+JOIN (
+    SELECT *
+    FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(i bigint)
+    LIMIT (
+        SELECT 1000000
+    )
+) AS u
+ON a.task_id = u.i
+WHERE a.location = %(location)s
+ORDER BY a.total_attempt;
+
+-- Statements.leased_to
+SELECT id, queue_name, reference_number, attempt, reenqueue_attempt, total_attempt, max_attempts, priority,
+    payload_type, payload::text, context::text, create_time::text, start_time::text, next_process_time::text,
+    poller_instance, ready_time::text, group_key, expire_time::text, lease_seconds
+FROM "dbtaskqueue_task"
+WHERE queue_name = %(queue_name)s
+AND ready_time IS NOT NULL
+AND status IN ('PROCESSING')
+AND poller_instance = %(poller_instance)s;
+
+-- Statements.leave_line
+UPDATE "dbtaskqueue_task"
+SET parked_by = 'group', ready_time = NULL
+WHERE id IN (
+    SELECT unnest(%(ids)s::bigint[])
+)
+AND status = 'CREATED'
+RETURNING id;
+
+-- Statements.live
+SELECT count(*)
+FROM (
+    SELECT 1
+    FROM "dbtaskqueue_task"
+    WHERE queue_name = %(queue_name)s
+    AND ready_time IS NOT NULL
+    UNION ALL
+    SELECT 1
+    FROM "dbtaskqueue_task"
+    WHERE queue_name = %(queue_name)s
+    AND parked_by IS NOT NULL
+    LIMIT %(limit)s
+) AS x;
+
+-- Statements.lock_groups
+SELECT pg_advisory_xact_lock(hashtextextended(%(queue_name)s || ' ' || g, 0))
+FROM (
+    SELECT g
+    FROM unnest(%(groups)s::text[]) AS g
+    ORDER BY g
+) AS x;
+
+-- Statements.next_due
+SELECT extract(epoch FROM min(x.ready_time) - statement_timestamp())::float8
+FROM unnest(%(priorities)s::smallint[]) AS b(p)
+CROSS JOIN LATERAL (
+    SELECT ready_time
+    FROM "dbtaskqueue_task"
+    WHERE queue_name = %(queue_name)s
+    AND priority = b.p
+    AND ready_time > statement_timestamp()
+    ORDER BY ready_time
+    LIMIT 1
+) AS x;
+
+-- Statements.next_due_of_many
+SELECT l.q, extract(epoch FROM min(x.ready_time) - statement_timestamp())::float8
+FROM unnest(%(queues)s::text[], %(priorities)s::smallint[]) AS l(q, p)
+CROSS JOIN LATERAL (
+    SELECT ready_time
+    FROM "dbtaskqueue_task"
+    WHERE queue_name = l.q
+    AND priority = l.p
+    AND ready_time > statement_timestamp()
+    ORDER BY ready_time
+    LIMIT 1
+) AS x
+GROUP BY l.q;
+
+-- Statements.outcome_of
+SELECT t.id, t.status
+FROM "dbtaskqueue_task" AS t
+JOIN (
+    SELECT *
+    FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(i bigint, k bigint)
+    LIMIT (
+        SELECT 1000000
+    )
+) AS u
+ON t.id = u.i
+AND t.total_attempt = u.k;
+
+-- Statements.priorities
+WITH RECURSIVE p AS ((
+    SELECT priority
+    FROM "dbtaskqueue_task"
+    WHERE queue_name = %(queue_name)s
+    AND ready_time IS NOT NULL
+    ORDER BY priority
+    LIMIT 1
+) UNION ALL SELECT (
+    SELECT priority
+    FROM "dbtaskqueue_task"
+    WHERE queue_name = %(queue_name)s
+    AND ready_time IS NOT NULL
+    AND priority > p.priority
+    ORDER BY priority
+    LIMIT 1
+) FROM p WHERE p.priority IS NOT NULL)
+SELECT priority
+FROM p
+WHERE priority IS NOT NULL;
+
+-- Statements.priorities_of_many
+SELECT l.q, x.*
+FROM unnest(%(queues)s::text[]) AS l(q)
+CROSS JOIN LATERAL (
+    WITH RECURSIVE p AS ((
+        SELECT priority
+        FROM "dbtaskqueue_task"
+        WHERE queue_name = l.q
+        AND ready_time IS NOT NULL
+        ORDER BY priority
+        LIMIT 1
+    ) UNION ALL SELECT (
+        SELECT priority
+        FROM "dbtaskqueue_task"
+        WHERE queue_name = l.q
+        AND ready_time IS NOT NULL
+        AND priority > p.priority
+        ORDER BY priority
+        LIMIT 1
+    ) FROM p WHERE p.priority IS NOT NULL)
+    SELECT priority
+    FROM p
+    WHERE priority IS NOT NULL
+) AS x;
+
+-- Statements.progress
+UPDATE "dbtaskqueue_task"
+SET process_result = %(note)s, last_update_time = statement_timestamp()
+WHERE id = %(id)s
+AND total_attempt = %(total_attempt)s
+AND status IN ('PROCESSING')
+RETURNING id;
+
+-- Statements.remove
+DELETE
+FROM "dbtaskqueue_task"
+WHERE id IN (
+    SELECT t.id
+    FROM "dbtaskqueue_task" AS t
+    JOIN (
+        SELECT *
+        FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(i bigint, k bigint)
+        LIMIT (
+            SELECT 1000000
+        )
+    ) AS u
+    ON t.id = u.i
+    AND t.total_attempt = u.k
+    WHERE t.status IN ('PROCESSING')
+)
+RETURNING id;
+
+-- Statements.renew
+UPDATE "dbtaskqueue_task"
+SET next_process_time = statement_timestamp() + coalesce(lease_seconds, %(lease)s) * interval '1 second'
+WHERE id IN (
+    SELECT t.id
+    FROM "dbtaskqueue_task" AS t
+    JOIN (
+        SELECT *
+        FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(i bigint, k bigint)
+        LIMIT (
+            SELECT 1000000
+        )
+    ) AS u
+    ON t.id = u.i
+    AND t.total_attempt = u.k
+    WHERE t.status IN ('PROCESSING')
+    FOR NO KEY UPDATE OF t SKIP LOCKED
+)
+RETURNING id;
+
+-- Statements.soon
+SELECT 1
+FROM "dbtaskqueue_task"
+WHERE queue_name = %(queue_name)s
+AND ready_time <= statement_timestamp() + %(horizon)s * interval '1 second'
+AND (status = 'PROCESSING' OR next_process_time <= statement_timestamp() + %(horizon)s * interval '1 second'
+    AND attempt < max_attempts)
+AND (tag IS NULL OR tag = ANY(%(tags)s::text[]))
+AND NOT EXISTS (
+    SELECT 1
+    FROM "dbtaskqueue_queue" AS q
+    WHERE q.name = %(queue_name)s
+    AND q.paused_time IS NOT NULL
+    AND (q.paused_until IS NULL OR q.paused_until > statement_timestamp())
+)
+ORDER BY priority, ready_time, id
+LIMIT 1;
+
+-- Statements.spent
+SELECT id, queue_name, reference_number, attempt, reenqueue_attempt, total_attempt, max_attempts, priority,
+    payload_type, payload::text, context::text, create_time::text, start_time::text, next_process_time::text,
+    poller_instance, ready_time::text, group_key, expire_time::text, lease_seconds
+FROM "dbtaskqueue_task" AS t
+WHERE t.queue_name = %(queue_name)s
+AND t.ready_time <= statement_timestamp()
+AND t.attempt >= t.max_attempts
+AND t.status IN ('PROCESSING')
+AND t.next_process_time <= statement_timestamp()
+ORDER BY t.priority, t.ready_time, t.id
+LIMIT %(limit)s
+FOR NO KEY UPDATE OF t SKIP LOCKED;
+
+-- Statements.spent_in
+SELECT extract(epoch FROM min(t.next_process_time) - statement_timestamp())::float8
+FROM "dbtaskqueue_task" AS t
+WHERE t.queue_name = %(queue_name)s
+AND t.ready_time <= statement_timestamp()
+AND t.attempt >= t.max_attempts
+AND t.status IN ('PROCESSING');
+
+-- Statements.standing
+SELECT id, queue_name, reference_number, attempt, reenqueue_attempt, total_attempt, max_attempts, priority,
+    payload_type, payload::text, context::text, create_time::text, start_time::text, next_process_time::text,
+    poller_instance, ready_time::text, group_key, expire_time::text, lease_seconds, extract(epoch FROM
+    next_process_time - statement_timestamp())::float8
+FROM "dbtaskqueue_task" AS t
+JOIN (
+    SELECT *
+    FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(i bigint, k bigint)
+    LIMIT (
+        SELECT 1000000
+    )
+) AS u
+ON t.id = u.i
+AND t.total_attempt = u.k
+WHERE t.status IN ('PROCESSING');
+
+-- Statements.start_paused
+INSERT INTO "dbtaskqueue_queue" (name, paused_time, paused_by, paused_reason)
+VALUES (%(queue_name)s, statement_timestamp(), 'settings', 'starts paused')
+ON CONFLICT (name) DO NOTHING;
+
+-- Statements.to_history
+INSERT INTO "dbtaskqueue_taskhistory" (location, task_id, status, process_result, result, finish_time,
+    last_update_time, queue_name, reference_number, attempt, reenqueue_attempt, total_attempt, max_attempts,
+    priority, payload, payload_type, context, group_key, lease_seconds, tag, poller_instance, create_time,
+    next_process_time, expire_time, start_time)
+SELECT %(location)s, t.id, 'COMPLETED', u.p, u.r, statement_timestamp(), statement_timestamp(), t.queue_name,
+    t.reference_number, t.attempt, t.reenqueue_attempt, t.total_attempt, t.max_attempts, t.priority,
+    t.payload, t.payload_type, t.context, t.group_key, t.lease_seconds, t.tag, t.poller_instance,
+    t.create_time, t.next_process_time, t.expire_time, t.start_time
+FROM "dbtaskqueue_task" AS t
+JOIN (
+    SELECT *
+    FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(i bigint, k bigint, p text, r jsonb)
+    LIMIT (
+        SELECT 1000000
+    )
+) AS u
+ON t.id = u.i
+AND t.total_attempt = u.k
+WHERE t.status IN ('PROCESSING')
+FOR NO KEY UPDATE OF t;
+
+-- Statements.touch
+UPDATE "dbtaskqueue_task"
+SET next_process_time = next_process_time + %(delta)s * interval '1 second', expire_time = expire_time +
+    %(delta)s * interval '1 second'
+WHERE id = %(id)s
+AND total_attempt = %(total_attempt)s
+AND status IN ('PROCESSING')
+RETURNING next_process_time::text;
+
+-- Statements.unlocked
+SELECT t.id
+FROM "dbtaskqueue_task" AS t
+JOIN (
+    SELECT *
+    FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(i bigint, k bigint)
+    LIMIT (
+        SELECT 1000000
+    )
+) AS u
+ON t.id = u.i
+AND t.total_attempt = u.k
+WHERE t.status IN ('PROCESSING')
+FOR NO KEY UPDATE OF t SKIP LOCKED;
+
+-- Statements.unpark
+UPDATE "dbtaskqueue_task"
+SET parked_by = CASE WHEN group_key IS NOT NULL THEN 'group' END, last_update_time = statement_timestamp(),
+    ready_time = CASE WHEN group_key IS NULL THEN greatest(statement_timestamp(), next_process_time) END
+WHERE queue_name = %(queue_name)s
+AND status IN ('CREATED')
+AND substr(parked_by, 1, 10) = 'no handler'
+AND (payload_type IS NULL AND %(untyped)s OR payload_type = ANY(%(types)s::text[]))
+RETURNING id, group_key;
+
+-- Statements.write
+UPDATE "dbtaskqueue_task" AS t
+SET status = u.s, last_update_time = statement_timestamp(), parked_by = u.w, ready_time = CASE WHEN u.s <>
+    'CREATED' OR u.w IS NOT NULL THEN NULL WHEN u.d IS NULL THEN t.ready_time ELSE statement_timestamp() + u.d
+    * interval '1 second' END, next_process_time = CASE WHEN u.s = 'CREATED' THEN statement_timestamp() +
+    coalesce(u.d, 0) * interval '1 second' ELSE t.next_process_time END, attempt = CASE WHEN u.a IS NULL THEN
+    0 WHEN u.s = 'CREATED' THEN least(t.attempt + u.a, t.max_attempts - 1) ELSE t.attempt + u.a END,
+    reenqueue_attempt = t.reenqueue_attempt + u.e, process_result = CASE WHEN u.s = 'CREATED' AND u.d IS NULL
+    THEN t.process_result ELSE u.p END, result = CASE WHEN u.s = 'CREATED' AND u.d IS NULL THEN t.result ELSE
+    u.r END, poller_instance = CASE WHEN u.s = 'CREATED' THEN NULL ELSE t.poller_instance END, finish_time =
+    CASE WHEN u.s = 'CREATED' THEN NULL ELSE statement_timestamp() END, final_status = nullif(u.s, 'CREATED'),
+    fingerprint = coalesce(u.f, t.fingerprint)
+FROM (
+    SELECT *
+    FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(i bigint, k bigint, s text, d float8, a int, e int, p text,
+        r jsonb, w text, f text)
+    LIMIT (
+        SELECT 1000000
+    )
+) AS u
+WHERE t.id = u.i
+AND t.total_attempt = u.k
+AND t.status IN ('PROCESSING')
+RETURNING id;
+
+-- Aging.count
+INSERT INTO "dbtaskqueue_deletedtasks" (queue_name, count)
+SELECT t.queue_name, count(*)
+FROM "dbtaskqueue_task" AS t
+WHERE t.id IN (
+    SELECT unnest(%(ids)s::bigint[])
+)
+GROUP BY t.queue_name;
+
+-- Aging.count_all
+INSERT INTO "dbtaskqueue_deletedtasks" (queue_name, count)
+SELECT queue_name, count(*)
+FROM {table}
+GROUP BY 1;
+
+-- Aging.forget [1]
+INSERT INTO "dbtaskqueue_deletedtasks" (queue_name, count)
+SELECT queue_name, count(*)
+FROM {table}
+WHERE id IN (
+    SELECT unnest(%(ids)s::bigint[])
+)
+GROUP BY queue_name;
+
+-- Aging.forget [2]
+DELETE
+FROM {table}
+WHERE id IN (
+    SELECT unnest(%(ids)s::bigint[])
+)
+RETURNING id;
+
+-- Aging.forget_attempts
+DELETE
+FROM "dbtaskqueue_attempt"
+WHERE id IN (
+    SELECT id
+    FROM "dbtaskqueue_attempt" AS t
+    ORDER BY id
+    LIMIT %(limit)s
+    FOR NO KEY UPDATE OF t SKIP LOCKED
+)
+AND finish_time <= statement_timestamp() + %(age)s * interval '1 second'
+RETURNING id;
+
+-- Aging.keep
+INSERT INTO "dbtaskqueue_taskhistory" (location, task_id, queue_name, reference_number, attempt,
+    reenqueue_attempt, total_attempt, max_attempts, priority, payload, payload_type, context, group_key,
+    lease_seconds, tag, poller_instance, create_time, next_process_time, expire_time, start_time, status,
+    process_result, result, finish_time, last_update_time)
+SELECT %(location)s, t.id, t.queue_name, t.reference_number, t.attempt, t.reenqueue_attempt, t.total_attempt,
+    t.max_attempts, t.priority, t.payload, t.payload_type, t.context, t.group_key, t.lease_seconds, t.tag,
+    t.poller_instance, t.create_time, t.next_process_time, t.expire_time, t.start_time, t.status,
+    t.process_result, t.result, t.finish_time, t.last_update_time
+FROM "dbtaskqueue_task" AS t
+WHERE t.id IN (
+    SELECT unnest(%(ids)s::bigint[])
+);
+
+-- Aging.lock
+SELECT t.id
+FROM "dbtaskqueue_task" AS t
+WHERE t.id IN (
+    SELECT unnest(%(ids)s::bigint[])
+)
+AND t.final_status = %(status)s
+AND t.status IN ('COMPLETED', 'ERROR', 'POISON')
+ORDER BY t.id
+FOR NO KEY UPDATE OF t SKIP LOCKED;
+
+-- Aging.look
+SELECT id, extract(epoch FROM statement_timestamp() - coalesce(finish_time, last_update_time))::float8,
+    extract(epoch FROM statement_timestamp() - create_time)::float8
+FROM "dbtaskqueue_task"
+WHERE queue_name = %(queue_name)s
+AND final_status = %(status)s
+AND id > %(after)s
+ORDER BY id
+LIMIT %(limit)s;
+
+-- Aging.old_history
+SELECT id
+FROM {table} AS t
+WHERE moved_time <= statement_timestamp() + %(age)s * interval '1 second'
+ORDER BY id
+LIMIT %(limit)s
+FOR NO KEY UPDATE OF t SKIP LOCKED;
+
+-- Aging.remove
+DELETE
+FROM "dbtaskqueue_task"
+WHERE id IN (
+    SELECT unnest(%(ids)s::bigint[])
+)
+RETURNING id;
+
+-- Reading.counts
+SELECT q.n, l.line, l.held, (
+    SELECT count(*)
+    FROM (
+        SELECT 1
+        FROM "dbtaskqueue_task"
+        WHERE queue_name = q.n
+        AND parked_by IS NOT NULL
+        LIMIT 1000
+    ) AS x
+), (
+    SELECT count(*)
+    FROM (
+        SELECT 1
+        FROM "dbtaskqueue_task"
+        WHERE queue_name = q.n
+        AND final_status = 'COMPLETED'
+        LIMIT 1000
+    ) AS x
+), (
+    SELECT count(*)
+    FROM (
+        SELECT 1
+        FROM "dbtaskqueue_task"
+        WHERE queue_name = q.n
+        AND final_status = 'ERROR'
+        LIMIT 1000
+    ) AS x
+), (
+    SELECT count(*)
+    FROM (
+        SELECT 1
+        FROM "dbtaskqueue_task"
+        WHERE queue_name = q.n
+        AND final_status = 'POISON'
+        LIMIT 1000
+    ) AS x
+)
+FROM unnest(%(names)s::text[]) AS q(n)
+CROSS JOIN LATERAL (
+    SELECT count(*) AS line, count(*) FILTER (WHERE h.status = 'PROCESSING') AS held
+    FROM (
+        SELECT status
+        FROM "dbtaskqueue_task"
+        WHERE queue_name = q.n
+        AND ready_time IS NOT NULL
+        ORDER BY priority, ready_time, id
+        LIMIT 1000
+    ) AS h
+) AS l;
+
+-- Reading.estimates
+EXPLAIN (FORMAT JSON)
+SELECT 1
+FROM "dbtaskqueue_task" AS c0
+WHERE queue_name = %(q0)s
+AND status = %(s0)s
+UNION ALL
+SELECT 1
+FROM "dbtaskqueue_task" AS c1
+WHERE queue_name = %(q1)s
+AND status = %(s1)s;
+
+-- Reading.heads
+SELECT q.n, b.p, extract(epoch FROM statement_timestamp() - x.ready_time)::float8
+FROM unnest(%(names)s::text[]) AS q(n)
+CROSS JOIN LATERAL (
+    WITH RECURSIVE s AS ((
+        SELECT priority AS p
+        FROM "dbtaskqueue_task"
+        WHERE queue_name = q.n
+        AND ready_time IS NOT NULL
+        ORDER BY priority
+        LIMIT 1
+    ) UNION ALL SELECT (
+        SELECT priority AS p
+        FROM "dbtaskqueue_task"
+        WHERE queue_name = q.n
+        AND ready_time IS NOT NULL
+        AND priority > s.p
+        ORDER BY priority
+        LIMIT 1
+    ) FROM s WHERE s.p IS NOT NULL)
+    SELECT p
+    FROM s
+    WHERE p IS NOT NULL
+    LIMIT 100
+) AS b
+CROSS JOIN LATERAL (
+    SELECT ready_time
+    FROM "dbtaskqueue_task"
+    WHERE queue_name = q.n
+    AND priority = b.p
+    AND ready_time <= statement_timestamp()
+    AND next_process_time <= statement_timestamp()
+    AND attempt < max_attempts
+    AND status = 'CREATED'
+    ORDER BY ready_time, id
+    LIMIT 1
+) AS x;
+
+-- Reading.in_hand
+SELECT count(*), array_agg(x.id) FILTER (WHERE x.status = 'PROCESSING')
+FROM (
+    SELECT q.n, b.p, h.*
+    FROM unnest(%(names)s::text[]) AS q(n)
+    CROSS JOIN LATERAL (
+        WITH RECURSIVE s AS ((
+            SELECT priority AS p
+            FROM "dbtaskqueue_task"
+            WHERE queue_name = q.n
+            AND ready_time IS NOT NULL
+            ORDER BY priority
+            LIMIT 1
+        ) UNION ALL SELECT (
+            SELECT priority AS p
+            FROM "dbtaskqueue_task"
+            WHERE queue_name = q.n
+            AND ready_time IS NOT NULL
+            AND priority > s.p
+            ORDER BY priority
+            LIMIT 1
+        ) FROM s WHERE s.p IS NOT NULL)
+        SELECT p
+        FROM s
+        WHERE p IS NOT NULL
+        LIMIT 100
+    ) AS b
+    CROSS JOIN LATERAL (
+        SELECT id, status
+        FROM "dbtaskqueue_task"
+        WHERE queue_name = q.n
+        AND priority = b.p
+        AND ready_time IS NOT NULL
+        ORDER BY ready_time, id
+        LIMIT 100
+    ) AS h
+    LIMIT 1000
+) AS x
+GROUP BY x.n, x.p;
+
+-- Reading.names
+SELECT n
+FROM (
+    WITH RECURSIVE s(n) AS ((
+        SELECT queue_name
+        FROM "dbtaskqueue_task"
+        WHERE ready_time IS NOT NULL
+        ORDER BY queue_name
+        LIMIT 1
+    ) UNION ALL SELECT (
+        SELECT queue_name
+        FROM "dbtaskqueue_task"
+        WHERE ready_time IS NOT NULL
+        AND queue_name > s.n
+        ORDER BY queue_name
+        LIMIT 1
+    ) FROM s WHERE s.n IS NOT NULL)
+    SELECT n
+    FROM s
+    WHERE n IS NOT NULL
+    LIMIT 1000
+) AS x
+UNION
+SELECT n
+FROM (
+    WITH RECURSIVE s(n) AS ((
+        SELECT queue_name
+        FROM "dbtaskqueue_task"
+        WHERE final_status IS NOT NULL
+        ORDER BY queue_name
+        LIMIT 1
+    ) UNION ALL SELECT (
+        SELECT queue_name
+        FROM "dbtaskqueue_task"
+        WHERE final_status IS NOT NULL
+        AND queue_name > s.n
+        ORDER BY queue_name
+        LIMIT 1
+    ) FROM s WHERE s.n IS NOT NULL)
+    SELECT n
+    FROM s
+    WHERE n IS NOT NULL
+    LIMIT 1000
+) AS x
+UNION
+SELECT n
+FROM (
+    WITH RECURSIVE s(n) AS ((
+        SELECT queue_name
+        FROM "dbtaskqueue_task"
+        WHERE parked_by IS NOT NULL
+        ORDER BY queue_name
+        LIMIT 1
+    ) UNION ALL SELECT (
+        SELECT queue_name
+        FROM "dbtaskqueue_task"
+        WHERE parked_by IS NOT NULL
+        AND queue_name > s.n
+        ORDER BY queue_name
+        LIMIT 1
+    ) FROM s WHERE s.n IS NOT NULL)
+    SELECT n
+    FROM s
+    WHERE n IS NOT NULL
+    LIMIT 1000
+) AS x;
+
+-- Reading.open_failures
+SELECT f.f, (
+    SELECT count(*)
+    FROM (
+        SELECT 1
+        FROM "dbtaskqueue_task" AS t
+        WHERE t.fingerprint = f.f
+        AND t.final_status IN ('ERROR', 'POISON')
+        LIMIT 1000
+    ) AS x
+)
+FROM unnest(%(prints)s::text[]) AS f(f);
+
+-- Staging.create
+CREATE UNLOGGED TABLE "dbtaskqueue_stg_20260131000000_x" (_attempt bigint, queue_name text, reference_number
+    text, payload jsonb, payload_type text, priority smallint, group_key text, tag text, context jsonb,
+    max_attempts int, lease_seconds float8, delay float8, run_at timestamptz, ttl float8)
+WITH (autovacuum_enabled = false);
+
+-- Staging.enter
+INSERT INTO "dbtaskqueue_streamledger" (query, batch, rows)
+VALUES (%(query)s, %(batch)s, 0)
+ON CONFLICT (query, batch) DO NOTHING;
+
+-- Staging.entered
+UPDATE "dbtaskqueue_streamledger"
+SET rows = %(rows)s
+WHERE query = %(query)s
+AND batch = %(batch)s;
+
+-- Staging.existing
+SELECT relname
+FROM pg_class
+WHERE relkind = 'r'
+AND relname ~ '^dbtaskqueue_stg_[0-9]{14}_'
+AND pg_table_is_visible(oid)
+ORDER BY relname;
+
+-- Staging.groups
+SELECT count(*)
+FROM (
+    SELECT DISTINCT u.queue_name AS q, u.group_key AS k
+    FROM "dbtaskqueue_stg_20260131000000_x" AS u
+    WHERE u._attempt IN (
+        SELECT unnest(%(attempts)s::bigint[])
+    )
+    AND u.group_key > ''
+) AS g;
+
+-- Staging.insert (timed)
+INSERT INTO "dbtaskqueue_task" (queue_name, reference_number, payload, payload_type, priority, group_key, tag,
+    context, max_attempts, lease_seconds, next_process_time, ready_time, parked_by, expire_time)
+SELECT u.queue_name, u.reference_number, u.payload, u.payload_type, u.priority, u.group_key, u.tag, u.context,
+    u.max_attempts, u.lease_seconds, greatest(statement_timestamp(), coalesce(u.run_at,
+    statement_timestamp())) + coalesce(u.delay, 0) * interval '1 second', greatest(statement_timestamp(),
+    coalesce(u.run_at, statement_timestamp())) + coalesce(u.delay, 0) * interval '1 second', NULL,
+    greatest(statement_timestamp(), coalesce(u.run_at, statement_timestamp())) + coalesce(u.delay, 0) *
+    interval '1 second' + u.ttl * interval '1 second'
+FROM "dbtaskqueue_stg_20260131000000_x" AS u
+WHERE u._attempt IN (
+    SELECT unnest(%(attempts)s::bigint[])
+)
+ORDER BY u.reference_number COLLATE "C", u.queue_name COLLATE "C";
+
+-- Staging.insert (timed, grouped)
+INSERT INTO "dbtaskqueue_task" (queue_name, reference_number, payload, payload_type, priority, group_key, tag,
+    context, max_attempts, lease_seconds, next_process_time, ready_time, parked_by, expire_time)
+SELECT u.queue_name, u.reference_number, u.payload, u.payload_type, u.priority, u.group_key, u.tag, u.context,
+    u.max_attempts, u.lease_seconds, greatest(statement_timestamp(), coalesce(u.run_at,
+    statement_timestamp())) + coalesce(u.delay, 0) * interval '1 second', CASE WHEN u.group_key IS NULL THEN
+    greatest(statement_timestamp(), coalesce(u.run_at, statement_timestamp())) + coalesce(u.delay, 0) *
+    interval '1 second' END, CASE WHEN u.group_key IS NOT NULL THEN 'group' END,
+    greatest(statement_timestamp(), coalesce(u.run_at, statement_timestamp())) + coalesce(u.delay, 0) *
+    interval '1 second' + u.ttl * interval '1 second'
+FROM "dbtaskqueue_stg_20260131000000_x" AS u
+WHERE u._attempt IN (
+    SELECT unnest(%(attempts)s::bigint[])
+)
+ORDER BY u.reference_number COLLATE "C", u.queue_name COLLATE "C";
+
+-- Staging.insert (ignore, timed)
+INSERT INTO "dbtaskqueue_task" (queue_name, reference_number, payload, payload_type, priority, group_key, tag,
+    context, max_attempts, lease_seconds, next_process_time, ready_time, parked_by, expire_time)
+SELECT u.queue_name, u.reference_number, u.payload, u.payload_type, u.priority, u.group_key, u.tag, u.context,
+    u.max_attempts, u.lease_seconds, greatest(statement_timestamp(), coalesce(u.run_at,
+    statement_timestamp())) + coalesce(u.delay, 0) * interval '1 second', greatest(statement_timestamp(),
+    coalesce(u.run_at, statement_timestamp())) + coalesce(u.delay, 0) * interval '1 second', NULL,
+    greatest(statement_timestamp(), coalesce(u.run_at, statement_timestamp())) + coalesce(u.delay, 0) *
+    interval '1 second' + u.ttl * interval '1 second'
+FROM "dbtaskqueue_stg_20260131000000_x" AS u
+WHERE u._attempt IN (
+    SELECT unnest(%(attempts)s::bigint[])
+)
+ORDER BY u.reference_number COLLATE "C", u.queue_name COLLATE "C"
+ON CONFLICT (reference_number, queue_name) DO NOTHING;
+
+-- Staging.insert (ignore, timed, grouped)
+INSERT INTO "dbtaskqueue_task" (queue_name, reference_number, payload, payload_type, priority, group_key, tag,
+    context, max_attempts, lease_seconds, next_process_time, ready_time, parked_by, expire_time)
+SELECT u.queue_name, u.reference_number, u.payload, u.payload_type, u.priority, u.group_key, u.tag, u.context,
+    u.max_attempts, u.lease_seconds, greatest(statement_timestamp(), coalesce(u.run_at,
+    statement_timestamp())) + coalesce(u.delay, 0) * interval '1 second', CASE WHEN u.group_key IS NULL THEN
+    greatest(statement_timestamp(), coalesce(u.run_at, statement_timestamp())) + coalesce(u.delay, 0) *
+    interval '1 second' END, CASE WHEN u.group_key IS NOT NULL THEN 'group' END,
+    greatest(statement_timestamp(), coalesce(u.run_at, statement_timestamp())) + coalesce(u.delay, 0) *
+    interval '1 second' + u.ttl * interval '1 second'
+FROM "dbtaskqueue_stg_20260131000000_x" AS u
+WHERE u._attempt IN (
+    SELECT unnest(%(attempts)s::bigint[])
+)
+ORDER BY u.reference_number COLLATE "C", u.queue_name COLLATE "C"
+ON CONFLICT (reference_number, queue_name) DO NOTHING;
+
+-- Staging.lock_groups_of
+SELECT pg_advisory_xact_lock(hashtextextended(x.q || ' ' || x.k, 0))
+FROM (
+    SELECT DISTINCT u.queue_name AS q, u.group_key AS k
+    FROM "dbtaskqueue_stg_20260131000000_x" AS u
+    WHERE u._attempt IN (
+        SELECT unnest(%(attempts)s::bigint[])
+    )
+    AND u.group_key > ''
+    ORDER BY q, k
+) AS x;
+
+-- Staging.lock_table
+LOCK TABLE "dbtaskqueue_task" IN SHARE ROW EXCLUSIVE MODE;
+
+-- Staging.misplaced
+SELECT m.id, m.in_line
+FROM (
+    SELECT t.id AS id, t.ready_time IS NOT NULL AS in_line, t.status AS s, row_number() OVER (PARTITION BY
+        t.queue_name, t.group_key ORDER BY CASE WHEN t.status = 'PROCESSING' THEN 0 WHEN t.ready_time IS NOT
+        NULL AND t.attempt > 0 THEN 1 ELSE 2 END, greatest(extract(epoch FROM t.next_process_time -
+        statement_timestamp())::float8, 0), t.priority, t.id) AS place
+    FROM "dbtaskqueue_task" AS t
+    JOIN (
+        SELECT DISTINCT u.queue_name AS q, u.group_key AS k
+        FROM "dbtaskqueue_stg_20260131000000_x" AS u
+        WHERE u._attempt IN (
+            SELECT unnest(%(attempts)s::bigint[])
+        )
+        AND u.group_key > ''
+    ) AS g
+    ON t.queue_name = g.q
+    AND t.group_key = g.k
+    WHERE t.ready_time IS NOT NULL OR t.parked_by = 'group'
+) AS m
+WHERE m.place = 1
+AND NOT m.in_line OR m.place > 1
+AND m.in_line
+AND m.s <> 'PROCESSING';
+
+-- Staging.stamp
+SELECT to_char(statement_timestamp() AT TIME ZONE 'UTC', 'YYYYMMDDHH24MISS');
+
+-- Staging.twice
+SELECT u.queue_name, u.reference_number
+FROM "dbtaskqueue_stg_20260131000000_x" AS u
+WHERE u._attempt IN (
+    SELECT unnest(%(attempts)s::bigint[])
+)
+AND u.reference_number IS NOT NULL
+GROUP BY u.queue_name, u.reference_number
+HAVING count(*) > 1
+ORDER BY 2, 1
+LIMIT 1;
+
+-- Archiving.attempts_in
+SELECT count(*)
+FROM "dbtaskqueue_attempt"
+WHERE location = %(location)s
+AND task_id BETWEEN %(first_id)s AND %(last_id)s;
+
+-- Archiving.batch_deleted
+UPDATE "dbtaskqueue_archivebatch"
+SET state = 'deleted', tasks = %(tasks)s, attempts = %(attempts)s, withdrawn = %(withdrawn)s, size = %(size)s
+WHERE token = %(token)s
+AND state = 'open';
+
+-- Archiving.batch_ended
+UPDATE "dbtaskqueue_archivebatch"
+SET state = %(state)s, note = %(note)s, close_time = statement_timestamp()
+WHERE token = %(token)s
+AND state = %(before)s;
+
+-- Archiving.counted
+SELECT count(*)
+FROM archived_gone;
+
+-- Archiving.cutoff
+SELECT statement_timestamp() + -%(age)s * interval '1 second';
+
+-- Archiving.frozen (task)
+SELECT min(x.id), max(x.id), count(*)
+FROM (
+    SELECT id
+    FROM "dbtaskqueue_task"
+    WHERE id > %(after)s
+    AND status IN ('COMPLETED', 'ERROR', 'POISON')
+    AND status = ANY(%(statuses)s::text[])
+    AND coalesce(finish_time, last_update_time) < %(cutoff)s::timestamptz
+    AND (%(every)s OR queue_name = ANY(%(queues)s::text[]))
+    ORDER BY id
+    LIMIT %(limit)s
+) AS x;
+
+-- Archiving.frozen (history)
+SELECT min(x.id), max(x.id), count(*)
+FROM (
+    SELECT id
+    FROM "dbtaskqueue_taskhistory"
+    WHERE id > %(after)s
+    AND status IN ('COMPLETED', 'ERROR', 'POISON')
+    AND status = ANY(%(statuses)s::text[])
+    AND coalesce(finish_time, last_update_time) < %(cutoff)s::timestamptz
+    AND (%(every)s OR queue_name = ANY(%(queues)s::text[]))
+    ORDER BY id
+    LIMIT %(limit)s
+) AS x;
+
+-- Archiving.lock (task)
+INSERT INTO archived_gone (location, id, row_id)
+SELECT k.location, k.id, t.id
+FROM "dbtaskqueue_task" AS t
+JOIN archived_key AS k
+ON t.id = k.id
+AND t.total_attempt = k.total_attempt
+AND t.status = k.status
+AND t.last_update_time = k.last_update_time
+AND t.status IN ('COMPLETED', 'ERROR', 'POISON')
+FOR UPDATE OF t SKIP LOCKED;
+
+-- Archiving.lock (history)
+INSERT INTO archived_gone (location, id, row_id)
+SELECT k.location, k.id, t.id
+FROM "dbtaskqueue_taskhistory" AS t
+JOIN archived_key AS k
+ON t.task_id = k.id
+AND t.location = k.location
+AND t.total_attempt = k.total_attempt
+AND t.status = k.status
+AND t.last_update_time = k.last_update_time
+AND t.status IN ('COMPLETED', 'ERROR', 'POISON')
+FOR UPDATE OF t SKIP LOCKED;
+
+-- Archiving.remove (task)
+WITH gone AS (
+    DELETE
+    FROM "dbtaskqueue_task" AS t USING archived_key AS k
+    WHERE t.id = k.id
+    AND t.total_attempt = k.total_attempt
+    AND t.status = k.status
+    AND t.last_update_time = k.last_update_time
+    AND t.status IN ('COMPLETED', 'ERROR', 'POISON')
+    RETURNING k.location, k.id AS task_id, t.id
+) INSERT INTO archived_gone (location, id, row_id)
+SELECT location, task_id, id
+FROM gone;
+
+-- Archiving.remove (history)
+WITH gone AS (
+    DELETE
+    FROM "dbtaskqueue_taskhistory" AS t USING archived_key AS k
+    WHERE t.task_id = k.id
+    AND t.location = k.location
+    AND t.total_attempt = k.total_attempt
+    AND t.status = k.status
+    AND t.last_update_time = k.last_update_time
+    AND t.status IN ('COMPLETED', 'ERROR', 'POISON')
+    RETURNING k.location, k.id AS task_id, t.id
+) INSERT INTO archived_gone (location, id, row_id)
+SELECT location, task_id, id
+FROM gone;
+
+-- Archiving.remove_attempts
+DELETE
+FROM "dbtaskqueue_attempt"
+WHERE id IN (
+    SELECT a.id
+    FROM archived_attempt AS a
+    JOIN archived_gone AS g
+    ON a.task_id = g.id
+    AND a.location = g.location
+);
+
+-- Archiving.remove_exported_attempts
+DELETE
+FROM "dbtaskqueue_attempt"
+WHERE id IN (
+    SELECT id
+    FROM archived_attempt
+);
+
+-- Archiving.remove_locked (task)
+DELETE
+FROM "dbtaskqueue_task"
+WHERE id IN (
+    SELECT row_id
+    FROM archived_gone
+);
+
+-- Archiving.remove_locked (history)
+DELETE
+FROM "dbtaskqueue_taskhistory"
+WHERE id IN (
+    SELECT row_id
+    FROM archived_gone
+);
+
+-- Archiving.remove_old (task)
+WITH gone AS (
+    DELETE
+    FROM "dbtaskqueue_task"
+    WHERE id BETWEEN %(first_id)s AND %(last_id)s
+    AND status IN ('COMPLETED', 'ERROR', 'POISON')
+    AND status = ANY(%(statuses)s::text[])
+    AND coalesce(finish_time, last_update_time) < %(cutoff)s::timestamptz
+    AND (%(every)s OR queue_name = ANY(%(queues)s::text[]))
+    AND pg_snapshot_xmax(pg_current_snapshot())::text::bigint - 1000 < 2147483648
+    AND mod(xmin::text::bigint - 1000 + 4294967296, 4294967296) >= 2147483648
+    RETURNING id AS k, total_attempt AS n
+)
+SELECT count(*), coalesce(sum(k), 0), coalesce(bit_xor(k), 0), coalesce(sum(n), 0)
+FROM gone;
+
+-- Archiving.remove_old (history)
+WITH gone AS (
+    DELETE
+    FROM "dbtaskqueue_taskhistory"
+    WHERE id BETWEEN %(first_id)s AND %(last_id)s
+    AND status IN ('COMPLETED', 'ERROR', 'POISON')
+    AND status = ANY(%(statuses)s::text[])
+    AND coalesce(finish_time, last_update_time) < %(cutoff)s::timestamptz
+    AND (%(every)s OR queue_name = ANY(%(queues)s::text[]))
+    AND pg_snapshot_xmax(pg_current_snapshot())::text::bigint - 1000 < 2147483648
+    AND mod(xmin::text::bigint - 1000 + 4294967296, 4294967296) >= 2147483648
+    RETURNING task_id AS k, total_attempt AS n
+)
+SELECT count(*), coalesce(sum(k), 0), coalesce(bit_xor(k), 0), coalesce(sum(n), 0)
+FROM gone;
+
+-- Archiving.temporary [1]
+CREATE TEMPORARY TABLE archived_key (location text, id bigint, total_attempt bigint, status text,
+    last_update_time timestamptz)
+ON COMMIT DROP;
+
+-- Archiving.temporary [2]
+CREATE TEMPORARY TABLE archived_attempt (id bigint, location text, task_id bigint)
+ON COMMIT DROP;
+
+-- Archiving.temporary [3]
+CREATE TEMPORARY TABLE archived_gone (location text, id bigint, row_id bigint)
+ON COMMIT DROP;
+
+-- Archiving.withdrawn
+SELECT k.location, k.id
+FROM archived_key AS k
+WHERE NOT EXISTS (
+    SELECT 1
+    FROM archived_gone AS g
+    WHERE g.id = k.id
+    AND g.location = k.location
+);
+
+-- Statements.attempts (one row)
+INSERT INTO "dbtaskqueue_attempt" (location, task_id, queue_name, attempt, total_attempt, poller_instance,
+    start_time, error_type, message, traceback, fingerprint)
+SELECT %(location)s, t.id, t.queue_name, t.attempt, t.total_attempt, t.poller_instance, t.start_time, u.t,
+    u.m, u.b, u.f
+FROM "dbtaskqueue_task" AS t
+JOIN (
+    SELECT %(i)s::bigint AS i, %(k)s::bigint AS k, %(t)s::text AS t, %(m)s::text AS m, %(b)s::text AS b,
+        %(f)s::text AS f
+) AS u
+ON t.id = u.i
+AND t.total_attempt = u.k
+WHERE t.status IN ('PROCESSING')
+FOR NO KEY UPDATE OF t;
+
+-- Statements.checkout_optimistic (one row)
+UPDATE "dbtaskqueue_task"
+SET status = 'PROCESSING', attempt = attempt + 1, total_attempt = total_attempt + 1, start_time =
+    statement_timestamp(), last_update_time = statement_timestamp(), next_process_time = statement_timestamp()
+    + coalesce(lease_seconds, %(lease)s) * interval '1 second', poller_instance = %(poller_instance)s
+WHERE id = ANY(ARRAY(
+    SELECT t.id
+    FROM "dbtaskqueue_task" AS t
+    JOIN (
+        SELECT %(i)s::bigint AS i, %(k)s::bigint AS k
+    ) AS u
+    ON t.id = u.i
+    AND t.total_attempt = u.k
+    WHERE t.status IN ('CREATED', 'PROCESSING')
+    AND ready_time <= statement_timestamp()
+    AND next_process_time <= statement_timestamp()
+    AND attempt < max_attempts
+    AND (tag IS NULL OR tag = ANY(%(tags)s::text[]))
+    AND NOT EXISTS (
+        SELECT 1
+        FROM "dbtaskqueue_queue" AS q
+        WHERE q.name = %(queue_name)s
+        AND q.paused_time IS NOT NULL
+        AND (q.paused_until IS NULL OR q.paused_until > statement_timestamp())
+    )
+    FOR NO KEY UPDATE OF t SKIP LOCKED
+))
+RETURNING id, queue_name, reference_number, attempt, reenqueue_attempt, total_attempt, max_attempts, priority,
+    payload_type, payload::text, context::text, create_time::text, start_time::text, next_process_time::text,
+    poller_instance, ready_time::text, group_key, expire_time::text, lease_seconds;
+
+-- Statements.complete (one row)
+UPDATE "dbtaskqueue_task" AS t
+SET status = 'COMPLETED', final_status = 'COMPLETED', ready_time = NULL, finish_time = statement_timestamp(),
+    last_update_time = statement_timestamp(), process_result = u.p, result = u.r
+FROM (
+    SELECT %(i)s::bigint AS i, %(k)s::bigint AS k, %(p)s::text AS p, %(r)s::jsonb AS r
+) AS u
+WHERE t.id = u.i
+AND t.total_attempt = u.k
+AND t.status IN ('PROCESSING')
+RETURNING id;
+
+-- Statements.complete_plain (one row)
+UPDATE "dbtaskqueue_task" AS t
+SET status = 'COMPLETED', final_status = 'COMPLETED', ready_time = NULL, finish_time = statement_timestamp(),
+    last_update_time = statement_timestamp(), process_result = NULL, result = NULL
+FROM (
+    SELECT %(i)s::bigint AS i, %(k)s::bigint AS k
+) AS u
+WHERE t.id = u.i
+AND t.total_attempt = u.k
+AND t.status IN ('PROCESSING')
+RETURNING id;
+
+-- Statements.count_deleted (one row)
+INSERT INTO "dbtaskqueue_deletedtasks" (queue_name, count)
+SELECT x.q, count(*)
+FROM (
+    SELECT t.queue_name AS q
+    FROM "dbtaskqueue_task" AS t
+    JOIN (
+        SELECT %(i)s::bigint AS i, %(k)s::bigint AS k
+    ) AS u
+    ON t.id = u.i
+    AND t.total_attempt = u.k
+    WHERE t.status IN ('PROCESSING')
+    FOR NO KEY UPDATE OF t
+) AS x
+GROUP BY x.q;
+
+-- Statements.held (one row)
+SELECT t.id
+FROM "dbtaskqueue_task" AS t
+JOIN (
+    SELECT %(i)s::bigint AS i, %(k)s::bigint AS k
+) AS u
+ON t.id = u.i
+AND t.total_attempt = u.k
+WHERE t.status IN ('PROCESSING');
+
+-- Statements.insert (error) (one row)
+INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, payload, payload_type, priority, group_key,
+    tag, context, max_attempts, lease_seconds, next_process_time, ready_time, parked_by, expire_time)
+VALUES (%(queue_name)s, %(reference_number)s, %(payload)s, %(payload_type)s, %(priority)s, %(group_key)s,
+    %(tag)s, %(context)s, %(max_attempts)s, %(lease_seconds)s, statement_timestamp(), statement_timestamp(),
+    NULL, NULL)
+ON CONFLICT (reference_number, queue_name) DO NOTHING
+RETURNING id, create_time;
+
+-- Statements.insert_many (error) (one row)
+WITH w AS (
+    INSERT INTO "dbtaskqueue_task" AS t (id, queue_name, reference_number, payload, payload_type, priority,
+        group_key, tag, context, max_attempts, lease_seconds, next_process_time, ready_time, parked_by,
+        expire_time)
+    SELECT u.id, %(queue_name)s, u.reference_number, u.payload, u.payload_type, u.priority, u.group_key,
+        u.tag, u.context, u.max_attempts, u.lease_seconds, statement_timestamp(), statement_timestamp(), NULL,
+        NULL
+    FROM (
+        SELECT nextval((
+            SELECT pg_get_serial_sequence('"dbtaskqueue_task"', 'id')
+        )::regclass) AS id, u.*
+        FROM (
+            SELECT %(reference_number)s::text AS reference_number, %(payload)s::jsonb AS payload,
+                %(payload_type)s::text AS payload_type, %(priority)s::smallint AS priority,
+                %(group_key)s::text AS group_key, %(tag)s::text AS tag, %(context)s::jsonb AS context,
+                %(max_attempts)s::int AS max_attempts, %(lease_seconds)s::float8 AS lease_seconds
+        ) AS u
+    ) AS u
+    ORDER BY u.reference_number COLLATE "C"
+    ON CONFLICT (reference_number, queue_name) DO NOTHING
+    RETURNING id, last_update_time = create_time AS u
+)
+SELECT count(*), count(*) FILTER (WHERE u), array_agg(id) FILTER (WHERE %(ids)s)
+FROM w;
+
+-- Statements.insert_many (error, grouped) (one row)
+WITH w AS (
+    INSERT INTO "dbtaskqueue_task" AS t (id, queue_name, reference_number, payload, payload_type, priority,
+        group_key, tag, context, max_attempts, lease_seconds, next_process_time, ready_time, parked_by,
+        expire_time)
+    SELECT u.id, %(queue_name)s, u.reference_number, u.payload, u.payload_type, u.priority, u.group_key,
+        u.tag, u.context, u.max_attempts, u.lease_seconds, statement_timestamp(), CASE WHEN u.group_key IS
+        NULL THEN statement_timestamp() END, CASE WHEN u.group_key IS NOT NULL THEN 'group' END, NULL
+    FROM (
+        SELECT nextval((
+            SELECT pg_get_serial_sequence('"dbtaskqueue_task"', 'id')
+        )::regclass) AS id, u.*
+        FROM (
+            SELECT %(reference_number)s::text AS reference_number, %(payload)s::jsonb AS payload,
+                %(payload_type)s::text AS payload_type, %(priority)s::smallint AS priority,
+                %(group_key)s::text AS group_key, %(tag)s::text AS tag, %(context)s::jsonb AS context,
+                %(max_attempts)s::int AS max_attempts, %(lease_seconds)s::float8 AS lease_seconds
+        ) AS u
+    ) AS u
+    ORDER BY u.reference_number COLLATE "C"
+    ON CONFLICT (reference_number, queue_name) DO NOTHING
+    RETURNING id, last_update_time = create_time AS u
+)
+SELECT count(*), count(*) FILTER (WHERE u), array_agg(id) FILTER (WHERE %(ids)s)
+FROM w;
+
+-- Statements.insert_many (error, timed) (one row)
+WITH w AS (
+    INSERT INTO "dbtaskqueue_task" AS t (id, queue_name, reference_number, payload, payload_type, priority,
+        group_key, tag, context, max_attempts, lease_seconds, next_process_time, ready_time, parked_by,
+        expire_time)
+    SELECT u.id, %(queue_name)s, u.reference_number, u.payload, u.payload_type, u.priority, u.group_key,
+        u.tag, u.context, u.max_attempts, u.lease_seconds, greatest(statement_timestamp(),
+        coalesce(u.run_at::timestamptz, statement_timestamp())) + coalesce(u.delay, 0) * interval '1 second',
+        greatest(statement_timestamp(), coalesce(u.run_at::timestamptz, statement_timestamp())) +
+        coalesce(u.delay, 0) * interval '1 second', NULL, greatest(statement_timestamp(),
+        coalesce(u.run_at::timestamptz, statement_timestamp())) + coalesce(u.delay, 0) * interval '1 second' +
+        u.ttl * interval '1 second'
+    FROM (
+        SELECT nextval((
+            SELECT pg_get_serial_sequence('"dbtaskqueue_task"', 'id')
+        )::regclass) AS id, u.*
+        FROM (
+            SELECT %(reference_number)s::text AS reference_number, %(payload)s::jsonb AS payload,
+                %(payload_type)s::text AS payload_type, %(priority)s::smallint AS priority,
+                %(group_key)s::text AS group_key, %(tag)s::text AS tag, %(context)s::jsonb AS context,
+                %(max_attempts)s::int AS max_attempts, %(lease_seconds)s::float8 AS lease_seconds,
+                %(delay)s::float8 AS delay, %(run_at)s::text AS run_at, %(ttl)s::float8 AS ttl
+        ) AS u
+    ) AS u
+    ORDER BY u.reference_number COLLATE "C"
+    ON CONFLICT (reference_number, queue_name) DO NOTHING
+    RETURNING id, last_update_time = create_time AS u
+)
+SELECT count(*), count(*) FILTER (WHERE u), array_agg(id) FILTER (WHERE %(ids)s)
+FROM w;
+
+-- Statements.insert_many (error, timed, grouped) (one row)
+WITH w AS (
+    INSERT INTO "dbtaskqueue_task" AS t (id, queue_name, reference_number, payload, payload_type, priority,
+        group_key, tag, context, max_attempts, lease_seconds, next_process_time, ready_time, parked_by,
+        expire_time)
+    SELECT u.id, %(queue_name)s, u.reference_number, u.payload, u.payload_type, u.priority, u.group_key,
+        u.tag, u.context, u.max_attempts, u.lease_seconds, greatest(statement_timestamp(),
+        coalesce(u.run_at::timestamptz, statement_timestamp())) + coalesce(u.delay, 0) * interval '1 second',
+        CASE WHEN u.group_key IS NULL THEN greatest(statement_timestamp(), coalesce(u.run_at::timestamptz,
+        statement_timestamp())) + coalesce(u.delay, 0) * interval '1 second' END, CASE WHEN u.group_key IS NOT
+        NULL THEN 'group' END, greatest(statement_timestamp(), coalesce(u.run_at::timestamptz,
+        statement_timestamp())) + coalesce(u.delay, 0) * interval '1 second' + u.ttl * interval '1 second'
+    FROM (
+        SELECT nextval((
+            SELECT pg_get_serial_sequence('"dbtaskqueue_task"', 'id')
+        )::regclass) AS id, u.*
+        FROM (
+            SELECT %(reference_number)s::text AS reference_number, %(payload)s::jsonb AS payload,
+                %(payload_type)s::text AS payload_type, %(priority)s::smallint AS priority,
+                %(group_key)s::text AS group_key, %(tag)s::text AS tag, %(context)s::jsonb AS context,
+                %(max_attempts)s::int AS max_attempts, %(lease_seconds)s::float8 AS lease_seconds,
+                %(delay)s::float8 AS delay, %(run_at)s::text AS run_at, %(ttl)s::float8 AS ttl
+        ) AS u
+    ) AS u
+    ORDER BY u.reference_number COLLATE "C"
+    ON CONFLICT (reference_number, queue_name) DO NOTHING
+    RETURNING id, last_update_time = create_time AS u
+)
+SELECT count(*), count(*) FILTER (WHERE u), array_agg(id) FILTER (WHERE %(ids)s)
+FROM w;
+
+-- Statements.insert_many (replace, timed) (one row)
+WITH w AS (
+    INSERT INTO "dbtaskqueue_task" AS t (id, queue_name, reference_number, payload, payload_type, priority,
+        group_key, tag, context, max_attempts, lease_seconds, next_process_time, ready_time, parked_by,
+        expire_time)
+    SELECT u.id, %(queue_name)s, u.reference_number, u.payload, u.payload_type, u.priority, u.group_key,
+        u.tag, u.context, u.max_attempts, u.lease_seconds, greatest(statement_timestamp(),
+        coalesce(u.run_at::timestamptz, statement_timestamp())) + coalesce(u.delay, 0) * interval '1 second',
+        greatest(statement_timestamp(), coalesce(u.run_at::timestamptz, statement_timestamp())) +
+        coalesce(u.delay, 0) * interval '1 second', NULL, greatest(statement_timestamp(),
+        coalesce(u.run_at::timestamptz, statement_timestamp())) + coalesce(u.delay, 0) * interval '1 second' +
+        u.ttl * interval '1 second'
+    FROM (
+        SELECT nextval((
+            SELECT pg_get_serial_sequence('"dbtaskqueue_task"', 'id')
+        )::regclass) AS id, u.*
+        FROM (
+            SELECT %(reference_number)s::text AS reference_number, %(payload)s::jsonb AS payload,
+                %(payload_type)s::text AS payload_type, %(priority)s::smallint AS priority,
+                %(group_key)s::text AS group_key, %(tag)s::text AS tag, %(context)s::jsonb AS context,
+                %(max_attempts)s::int AS max_attempts, %(lease_seconds)s::float8 AS lease_seconds,
+                %(delay)s::float8 AS delay, %(run_at)s::text AS run_at, %(ttl)s::float8 AS ttl
+        ) AS u
+    ) AS u
+    ORDER BY u.reference_number COLLATE "C"
+    ON CONFLICT (reference_number, queue_name) DO UPDATE
+    SET payload = excluded.payload, payload_type = excluded.payload_type, priority = excluded.priority, tag =
+        excluded.tag, context = excluded.context, lease_seconds = excluded.lease_seconds, next_process_time =
+        excluded.next_process_time, expire_time = excluded.expire_time, max_attempts =
+        greatest(excluded.max_attempts, t.attempt + 1), ready_time = CASE WHEN t.parked_by IS NULL THEN
+        excluded.next_process_time END, last_update_time = greatest(statement_timestamp(), t.create_time +
+        0.001 * interval '1 second')
+    WHERE t.status IN ('CREATED')
+    AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
+    RETURNING id, last_update_time = create_time AS u
+)
+SELECT count(*), count(*) FILTER (WHERE u), array_agg(id) FILTER (WHERE %(ids)s)
+FROM w;
+
+-- Statements.insert_many (replace, timed, keep_due) (one row)
+WITH w AS (
+    INSERT INTO "dbtaskqueue_task" AS t (id, queue_name, reference_number, payload, payload_type, priority,
+        group_key, tag, context, max_attempts, lease_seconds, next_process_time, ready_time, parked_by,
+        expire_time)
+    SELECT u.id, %(queue_name)s, u.reference_number, u.payload, u.payload_type, u.priority, u.group_key,
+        u.tag, u.context, u.max_attempts, u.lease_seconds, greatest(statement_timestamp(),
+        coalesce(u.run_at::timestamptz, statement_timestamp())) + coalesce(u.delay, 0) * interval '1 second',
+        greatest(statement_timestamp(), coalesce(u.run_at::timestamptz, statement_timestamp())) +
+        coalesce(u.delay, 0) * interval '1 second', NULL, greatest(statement_timestamp(),
+        coalesce(u.run_at::timestamptz, statement_timestamp())) + coalesce(u.delay, 0) * interval '1 second' +
+        u.ttl * interval '1 second'
+    FROM (
+        SELECT nextval((
+            SELECT pg_get_serial_sequence('"dbtaskqueue_task"', 'id')
+        )::regclass) AS id, u.*
+        FROM (
+            SELECT %(reference_number)s::text AS reference_number, %(payload)s::jsonb AS payload,
+                %(payload_type)s::text AS payload_type, %(priority)s::smallint AS priority,
+                %(group_key)s::text AS group_key, %(tag)s::text AS tag, %(context)s::jsonb AS context,
+                %(max_attempts)s::int AS max_attempts, %(lease_seconds)s::float8 AS lease_seconds,
+                %(delay)s::float8 AS delay, %(run_at)s::text AS run_at, %(ttl)s::float8 AS ttl
+        ) AS u
+    ) AS u
+    ORDER BY u.reference_number COLLATE "C"
+    ON CONFLICT (reference_number, queue_name) DO UPDATE
+    SET payload = excluded.payload, payload_type = excluded.payload_type, priority = excluded.priority, tag =
+        excluded.tag, context = excluded.context, lease_seconds = excluded.lease_seconds, max_attempts =
+        greatest(excluded.max_attempts, t.attempt + 1), last_update_time = greatest(statement_timestamp(),
+        t.create_time + 0.001 * interval '1 second')
+    WHERE t.status IN ('CREATED')
+    AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
+    RETURNING id, last_update_time = create_time AS u
+)
+SELECT count(*), count(*) FILTER (WHERE u), array_agg(id) FILTER (WHERE %(ids)s)
+FROM w;
+
+-- Statements.last_failures (one row)
+SELECT a.task_id, a.attempt
+FROM "dbtaskqueue_attempt" AS a
+JOIN (
+    SELECT %(i)s::bigint AS i
+) AS u
+ON a.task_id = u.i
+WHERE a.location = %(location)s
+ORDER BY a.total_attempt;
+
+-- Statements.outcome_of (one row)
+SELECT t.id, t.status
+FROM "dbtaskqueue_task" AS t
+JOIN (
+    SELECT %(i)s::bigint AS i, %(k)s::bigint AS k
+) AS u
+ON t.id = u.i
+AND t.total_attempt = u.k;
+
+-- Statements.remove (one row)
+DELETE
+FROM "dbtaskqueue_task"
+WHERE id IN (
+    SELECT t.id
+    FROM "dbtaskqueue_task" AS t
+    JOIN (
+        SELECT %(i)s::bigint AS i, %(k)s::bigint AS k
+    ) AS u
+    ON t.id = u.i
+    AND t.total_attempt = u.k
+    WHERE t.status IN ('PROCESSING')
+)
+RETURNING id;
+
+-- Statements.renew (one row)
+UPDATE "dbtaskqueue_task"
+SET next_process_time = statement_timestamp() + coalesce(lease_seconds, %(lease)s) * interval '1 second'
+WHERE id IN (
+    SELECT t.id
+    FROM "dbtaskqueue_task" AS t
+    JOIN (
+        SELECT %(i)s::bigint AS i, %(k)s::bigint AS k
+    ) AS u
+    ON t.id = u.i
+    AND t.total_attempt = u.k
+    WHERE t.status IN ('PROCESSING')
+    FOR NO KEY UPDATE OF t SKIP LOCKED
+)
+RETURNING id;
+
+-- Statements.standing (one row)
+SELECT id, queue_name, reference_number, attempt, reenqueue_attempt, total_attempt, max_attempts, priority,
+    payload_type, payload::text, context::text, create_time::text, start_time::text, next_process_time::text,
+    poller_instance, ready_time::text, group_key, expire_time::text, lease_seconds, extract(epoch FROM
+    next_process_time - statement_timestamp())::float8
+FROM "dbtaskqueue_task" AS t
+JOIN (
+    SELECT %(i)s::bigint AS i, %(k)s::bigint AS k
+) AS u
+ON t.id = u.i
+AND t.total_attempt = u.k
+WHERE t.status IN ('PROCESSING');
+
+-- Statements.to_history (one row)
+INSERT INTO "dbtaskqueue_taskhistory" (location, task_id, status, process_result, result, finish_time,
+    last_update_time, queue_name, reference_number, attempt, reenqueue_attempt, total_attempt, max_attempts,
+    priority, payload, payload_type, context, group_key, lease_seconds, tag, poller_instance, create_time,
+    next_process_time, expire_time, start_time)
+SELECT %(location)s, t.id, 'COMPLETED', u.p, u.r, statement_timestamp(), statement_timestamp(), t.queue_name,
+    t.reference_number, t.attempt, t.reenqueue_attempt, t.total_attempt, t.max_attempts, t.priority,
+    t.payload, t.payload_type, t.context, t.group_key, t.lease_seconds, t.tag, t.poller_instance,
+    t.create_time, t.next_process_time, t.expire_time, t.start_time
+FROM "dbtaskqueue_task" AS t
+JOIN (
+    SELECT %(i)s::bigint AS i, %(k)s::bigint AS k, %(p)s::text AS p, %(r)s::jsonb AS r
+) AS u
+ON t.id = u.i
+AND t.total_attempt = u.k
+WHERE t.status IN ('PROCESSING')
+FOR NO KEY UPDATE OF t;
+
+-- Statements.unlocked (one row)
+SELECT t.id
+FROM "dbtaskqueue_task" AS t
+JOIN (
+    SELECT %(i)s::bigint AS i, %(k)s::bigint AS k
+) AS u
+ON t.id = u.i
+AND t.total_attempt = u.k
+WHERE t.status IN ('PROCESSING')
+FOR NO KEY UPDATE OF t SKIP LOCKED;
+
+-- Statements.write (one row)
+UPDATE "dbtaskqueue_task" AS t
+SET status = u.s, last_update_time = statement_timestamp(), parked_by = u.w, ready_time = CASE WHEN u.s <>
+    'CREATED' OR u.w IS NOT NULL THEN NULL WHEN u.d IS NULL THEN t.ready_time ELSE statement_timestamp() + u.d
+    * interval '1 second' END, next_process_time = CASE WHEN u.s = 'CREATED' THEN statement_timestamp() +
+    coalesce(u.d, 0) * interval '1 second' ELSE t.next_process_time END, attempt = CASE WHEN u.a IS NULL THEN
+    0 WHEN u.s = 'CREATED' THEN least(t.attempt + u.a, t.max_attempts - 1) ELSE t.attempt + u.a END,
+    reenqueue_attempt = t.reenqueue_attempt + u.e, process_result = CASE WHEN u.s = 'CREATED' AND u.d IS NULL
+    THEN t.process_result ELSE u.p END, result = CASE WHEN u.s = 'CREATED' AND u.d IS NULL THEN t.result ELSE
+    u.r END, poller_instance = CASE WHEN u.s = 'CREATED' THEN NULL ELSE t.poller_instance END, finish_time =
+    CASE WHEN u.s = 'CREATED' THEN NULL ELSE statement_timestamp() END, final_status = nullif(u.s, 'CREATED'),
+    fingerprint = coalesce(u.f, t.fingerprint)
+FROM (
+    SELECT %(i)s::bigint AS i, %(k)s::bigint AS k, %(s)s::text AS s, %(d)s::float8 AS d, %(a)s::int AS a,
+        %(e)s::int AS e, %(p)s::text AS p, %(r)s::jsonb AS r, %(w)s::text AS w, %(f)s::text AS f
+) AS u
+WHERE t.id = u.i
+AND t.total_attempt = u.k
+AND t.status IN ('PROCESSING')
+RETURNING id;
+
+-- Statements.ages (without some payload types)
+SELECT b.p, extract(epoch FROM statement_timestamp() - x.ready_time)::float8
+FROM unnest(%(priorities)s::smallint[], %(times)s::timestamptz[], %(ids)s::bigint[]) AS b(p, bound_time,
+    bound_id)
+CROSS JOIN LATERAL (
+    SELECT ready_time
+    FROM "dbtaskqueue_task"
+    WHERE queue_name = %(queue_name)s
+    AND priority = b.p
+    AND (ready_time, id) > (b.bound_time, b.bound_id)
+    AND ready_time <= statement_timestamp()
+    AND next_process_time <= statement_timestamp()
+    AND attempt < max_attempts
+    AND (tag IS NULL OR tag = ANY(%(tags)s::text[]))
+    AND NOT coalesce(payload_type, '') = ANY(%(without)s::text[])
+    AND NOT EXISTS (
+        SELECT 1
+        FROM "dbtaskqueue_queue" AS q
+        WHERE q.name = %(queue_name)s
+        AND q.paused_time IS NOT NULL
+        AND (q.paused_until IS NULL OR q.paused_until > statement_timestamp())
+    )
+    ORDER BY ready_time, id
+    LIMIT 1
+) AS x;
+
+-- Statements.candidates (without some payload types)
+SELECT x.*
+FROM unnest(%(priorities)s::smallint[], %(times)s::timestamptz[], %(ids)s::bigint[]) AS b(p, bound_time,
+    bound_id)
+CROSS JOIN LATERAL (
+    SELECT id, total_attempt, priority, ready_time
+    FROM "dbtaskqueue_task"
+    WHERE queue_name = %(queue_name)s
+    AND priority = b.p
+    AND (ready_time, id) > (b.bound_time, b.bound_id)
+    AND ready_time <= statement_timestamp()
+    AND next_process_time <= statement_timestamp()
+    AND attempt < max_attempts
+    AND (tag IS NULL OR tag = ANY(%(tags)s::text[]))
+    AND NOT coalesce(payload_type, '') = ANY(%(without)s::text[])
+    AND NOT EXISTS (
+        SELECT 1
+        FROM "dbtaskqueue_queue" AS q
+        WHERE q.name = %(queue_name)s
+        AND q.paused_time IS NOT NULL
+        AND (q.paused_until IS NULL OR q.paused_until > statement_timestamp())
+    )
+    ORDER BY ready_time, id
+    LIMIT %(limit)s
+) AS x
+LIMIT %(limit)s;
+
+-- Statements.checkout_of_many (without some payload types)
+UPDATE "dbtaskqueue_task"
+SET status = 'PROCESSING', attempt = attempt + 1, total_attempt = total_attempt + 1, start_time =
+    statement_timestamp(), last_update_time = statement_timestamp(), next_process_time = statement_timestamp()
+    + coalesce(lease_seconds, %(lease)s) * interval '1 second', poller_instance = %(poller_instance)s
+WHERE ctid = ANY(ARRAY(
+    SELECT y.*
+    FROM unnest(%(queues)s::text[], %(limits)s::int[], %(firsts)s::int[], %(lasts)s::int[]) AS l(q, most, b1,
+        b2)
+    CROSS JOIN LATERAL (
+        SELECT x.*
+        FROM unnest((%(priorities)s::smallint[])[l.b1:l.b2], (%(times)s::timestamptz[])[l.b1:l.b2],
+            (%(ids)s::bigint[])[l.b1:l.b2]) AS b(p, bound_time, bound_id)
+        CROSS JOIN LATERAL (
+            SELECT ctid
+            FROM "dbtaskqueue_task"
+            WHERE queue_name = l.q
+            AND priority = b.p
+            AND (ready_time, id) > (b.bound_time, b.bound_id)
+            AND ready_time <= statement_timestamp()
+            AND next_process_time <= statement_timestamp()
+            AND attempt < max_attempts
+            AND (tag IS NULL OR tag = ANY(%(tags)s::text[]))
+            AND NOT coalesce(payload_type, '') = ANY(%(without)s::text[])
+            ORDER BY ready_time, id
+            LIMIT l.most
+            FOR NO KEY UPDATE SKIP LOCKED
+        ) AS x
+        LIMIT l.most
+    ) AS y
+    WHERE l.q <> ALL(ARRAY(
+        SELECT q.name
+        FROM "dbtaskqueue_queue" AS q
+        WHERE q.name = ANY(%(queues)s)
+        AND q.paused_time IS NOT NULL
+        AND (q.paused_until IS NULL OR q.paused_until > statement_timestamp())
+    ))
+    LIMIT %(limit)s
+))
+RETURNING id, queue_name, reference_number, attempt, reenqueue_attempt, total_attempt, max_attempts, priority,
+    payload_type, payload::text, context::text, create_time::text, start_time::text, next_process_time::text,
+    poller_instance, ready_time::text, group_key, expire_time::text, lease_seconds;
+
+-- Statements.checkout_optimistic (without some payload types)
+UPDATE "dbtaskqueue_task"
+SET status = 'PROCESSING', attempt = attempt + 1, total_attempt = total_attempt + 1, start_time =
+    statement_timestamp(), last_update_time = statement_timestamp(), next_process_time = statement_timestamp()
+    + coalesce(lease_seconds, %(lease)s) * interval '1 second', poller_instance = %(poller_instance)s
+WHERE id = ANY(ARRAY(
+    SELECT t.id
+    FROM "dbtaskqueue_task" AS t
+    JOIN (
+        SELECT *
+        FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(i bigint, k bigint)
+        LIMIT (
+            SELECT 1000000
+        )
+    ) AS u
+    ON t.id = u.i
+    AND t.total_attempt = u.k
+    WHERE t.status IN ('CREATED', 'PROCESSING')
+    AND ready_time <= statement_timestamp()
+    AND next_process_time <= statement_timestamp()
+    AND attempt < max_attempts
+    AND (tag IS NULL OR tag = ANY(%(tags)s::text[]))
+    AND NOT coalesce(payload_type, '') = ANY(%(without)s::text[])
+    AND NOT EXISTS (
+        SELECT 1
+        FROM "dbtaskqueue_queue" AS q
+        WHERE q.name = %(queue_name)s
+        AND q.paused_time IS NOT NULL
+        AND (q.paused_until IS NULL OR q.paused_until > statement_timestamp())
+    )
+    FOR NO KEY UPDATE OF t SKIP LOCKED
+))
+RETURNING id, queue_name, reference_number, attempt, reenqueue_attempt, total_attempt, max_attempts, priority,
+    payload_type, payload::text, context::text, create_time::text, start_time::text, next_process_time::text,
+    poller_instance, ready_time::text, group_key, expire_time::text, lease_seconds;
+
+-- Statements.checkout_skip_locked (without some payload types)
+UPDATE "dbtaskqueue_task"
+SET status = 'PROCESSING', attempt = attempt + 1, total_attempt = total_attempt + 1, start_time =
+    statement_timestamp(), last_update_time = statement_timestamp(), next_process_time = statement_timestamp()
+    + coalesce(lease_seconds, %(lease)s) * interval '1 second', poller_instance = %(poller_instance)s
+WHERE ctid = ANY(ARRAY(
+    SELECT x.*
+    FROM unnest(%(priorities)s::smallint[], %(times)s::timestamptz[], %(ids)s::bigint[]) AS b(p, bound_time,
+        bound_id)
+    CROSS JOIN LATERAL (
+        SELECT ctid
+        FROM "dbtaskqueue_task"
+        WHERE queue_name = %(queue_name)s
+        AND priority = b.p
+        AND (ready_time, id) > (b.bound_time, b.bound_id)
+        AND ready_time <= statement_timestamp()
+        AND next_process_time <= statement_timestamp()
+        AND attempt < max_attempts
+        AND (tag IS NULL OR tag = ANY(%(tags)s::text[]))
+        AND NOT coalesce(payload_type, '') = ANY(%(without)s::text[])
+        AND NOT EXISTS (
+            SELECT 1
+            FROM "dbtaskqueue_queue" AS q
+            WHERE q.name = %(queue_name)s
+            AND q.paused_time IS NOT NULL
+            AND (q.paused_until IS NULL OR q.paused_until > statement_timestamp())
+        )
+        ORDER BY ready_time, id
+        LIMIT %(limit)s
+        FOR NO KEY UPDATE SKIP LOCKED
+    ) AS x
+    LIMIT %(limit)s
+))
+RETURNING id, queue_name, reference_number, attempt, reenqueue_attempt, total_attempt, max_attempts, priority,
+    payload_type, payload::text, context::text, create_time::text, start_time::text, next_process_time::text,
+    poller_instance, ready_time::text, group_key, expire_time::text, lease_seconds;
+
+-- Statements.insert (error) (without some payload types)
+INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, payload, payload_type, priority, group_key,
+    tag, context, max_attempts, lease_seconds, next_process_time, ready_time, parked_by, expire_time)
+VALUES (%(queue_name)s, %(reference_number)s, %(payload)s, %(payload_type)s, %(priority)s, %(group_key)s,
+    %(tag)s, %(context)s, %(max_attempts)s, %(lease_seconds)s, statement_timestamp(), statement_timestamp(),
+    NULL, NULL)
+ON CONFLICT (reference_number, queue_name) DO NOTHING
+RETURNING id, create_time;
+
+-- series_sql [1]
+SELECT floor(extract(epoch FROM minute) / %(step)s::int)::bigint, outcome, CAST(sum(count) AS bigint),
+    sum(run_seconds), sum(wait_seconds)
+FROM "dbtaskqueue_metric"
+WHERE minute >= %(start)s::timestamptz
+AND (%(queue)s::text IS NULL OR queue_name = %(queue)s::text)
+GROUP BY 1, 2;
+
+-- series_sql [2]
+SELECT floor(extract(epoch FROM minute) / %(step)s::int)::bigint, h.key, sum(h.value::bigint)::bigint
+FROM "dbtaskqueue_metric", jsonb_each_text({kind}) AS h
+WHERE minute >= %(start)s::timestamptz
+AND (%(queue)s::text IS NULL OR queue_name = %(queue)s::text)
+GROUP BY 1, 2;
+
+-- crowded_sql
+SELECT floor(extract(epoch FROM minute) / %(step)s::int)::bigint
+FROM "dbtaskqueue_metric"
+WHERE minute >= %(start)s::timestamptz
+AND minute <= %(end)s::timestamptz
+GROUP BY 1
+HAVING count(*) > count(DISTINCT queue_name || ' ' || outcome)
+ORDER BY 1
+LIMIT %(limit)s;
+
+-- archive.OPEN_BATCHES
+SELECT id, token, location, source, lake, state, first_id, last_id, cutoff, statuses, queues, withdrawn
+FROM "dbtaskqueue_archivebatch"
+WHERE state IN ('open', 'deleted')
+ORDER BY id;
+
+-- archive.CREATE
+INSERT INTO "dbtaskqueue_archivebatch" (token, location, source, lake, first_id, last_id, cutoff, statuses,
+    queues)
+VALUES (%(token)s, %(location)s, %(source)s, %(lake)s, %(first_id)s, %(last_id)s, %(cutoff)s, %(statuses)s,
+    %(queues)s);
+
+-- stream.HORIZON
+SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint;
+
+-- stream.window
+status IN ('COMPLETED', 'ERROR', 'POISON')
+AND mod(xmin::text::bigint - 1000 + 4294967296, 4294967296) < 1000;
+
+-- stream.window (from the beginning)
+mod(xmin::text::bigint - 2000 + 4294967296, 4294967296) >=
+    pg_snapshot_xmax(pg_current_snapshot())::text::bigint - 2000;
+
+-- stream.older
+pg_snapshot_xmax(pg_current_snapshot())::text::bigint - 1000 < 2147483648
+AND mod(xmin::text::bigint - 1000 + 4294967296, 4294967296) >= 2147483648;

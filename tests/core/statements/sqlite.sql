@@ -1,0 +1,1715 @@
+-- Made by `python -m tests.core.statements --write`; do not edit. %(name)s is a parameter, %% a percent sign.
+
+-- Statements.ages
+SELECT x.priority, max((julianday(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')) - julianday(x.ready_time)) *
+    86400.0)
+FROM "dbtaskqueue_task" AS x
+WHERE queue_name = %(queue_name)s
+AND ready_time IS NOT NULL
+AND ready_time <= strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')
+AND next_process_time <= strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')
+AND attempt < max_attempts
+AND (tag IS NULL OR tag IN (
+    SELECT value
+    FROM json_each(%(tags)s)
+))
+AND NOT EXISTS (
+    SELECT 1
+    FROM "dbtaskqueue_queue" AS q
+    WHERE q.name = %(queue_name)s
+    AND q.paused_time IS NOT NULL
+    AND (q.paused_until IS NULL OR q.paused_until > strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))
+)
+GROUP BY x.priority;
+
+-- Statements.attempts
+INSERT INTO "dbtaskqueue_attempt" (location, task_id, queue_name, attempt, total_attempt, poller_instance,
+    start_time, error_type, message, traceback, fingerprint)
+SELECT %(location)s, t.id, t.queue_name, t.attempt, t.total_attempt, t.poller_instance, t.start_time, u.t,
+    u.m, u.b, u.f
+FROM "dbtaskqueue_task" AS t
+JOIN (
+    SELECT value ->> '$.i' AS i, value ->> '$.k' AS k, value ->> '$.t' AS t, value ->> '$.m' AS m, value ->>
+        '$.b' AS b, value ->> '$.f' AS f
+    FROM json_each(%(rows)s)
+) AS u
+ON t.id = u.i
+AND t.total_attempt = u.k
+WHERE t.status IN ('PROCESSING');
+
+-- Statements.checkout_optimistic
+UPDATE "dbtaskqueue_task"
+SET status = 'PROCESSING', attempt = attempt + 1, total_attempt = total_attempt + 1, start_time =
+    strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), last_update_time = strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'),
+    next_process_time = strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', printf('%%.3f seconds',
+    coalesce(lease_seconds, %(lease)s))), poller_instance = %(poller_instance)s
+WHERE id IN (
+    SELECT t.id
+    FROM "dbtaskqueue_task" AS t
+    JOIN (
+        SELECT value ->> '$.i' AS i, value ->> '$.k' AS k
+        FROM json_each(%(rows)s)
+    ) AS u
+    ON t.id = u.i
+    AND t.total_attempt = u.k
+    WHERE t.status IN ('CREATED', 'PROCESSING')
+    AND ready_time <= strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')
+    AND next_process_time <= strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')
+    AND attempt < max_attempts
+    AND (tag IS NULL OR tag IN (
+        SELECT value
+        FROM json_each(%(tags)s)
+    ))
+    AND NOT EXISTS (
+        SELECT 1
+        FROM "dbtaskqueue_queue" AS q
+        WHERE q.name = %(queue_name)s
+        AND q.paused_time IS NOT NULL
+        AND (q.paused_until IS NULL OR q.paused_until > strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))
+    )
+)
+RETURNING id, queue_name, reference_number, attempt, reenqueue_attempt, total_attempt, max_attempts, priority,
+    payload_type, payload, context, create_time, start_time, next_process_time, poller_instance, ready_time,
+    group_key, expire_time, lease_seconds;
+
+-- Statements.checkout_single_writer
+UPDATE "dbtaskqueue_task"
+SET status = 'PROCESSING', attempt = attempt + 1, total_attempt = total_attempt + 1, start_time =
+    strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), last_update_time = strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'),
+    next_process_time = strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', printf('%%.3f seconds',
+    coalesce(lease_seconds, %(lease)s))), poller_instance = %(poller_instance)s
+WHERE id IN (
+    SELECT id
+    FROM "dbtaskqueue_task"
+    WHERE queue_name = %(queue_name)s
+    AND ready_time IS NOT NULL
+    AND ready_time <= strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')
+    AND next_process_time <= strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')
+    AND attempt < max_attempts
+    AND (tag IS NULL OR tag IN (
+        SELECT value
+        FROM json_each(%(tags)s)
+    ))
+    AND NOT EXISTS (
+        SELECT 1
+        FROM "dbtaskqueue_queue" AS q
+        WHERE q.name = %(queue_name)s
+        AND q.paused_time IS NOT NULL
+        AND (q.paused_until IS NULL OR q.paused_until > strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))
+    )
+    AND status IN ('CREATED', 'PROCESSING')
+    ORDER BY priority, ready_time, id
+    LIMIT %(limit)s
+)
+RETURNING id, queue_name, reference_number, attempt, reenqueue_attempt, total_attempt, max_attempts, priority,
+    payload_type, payload, context, create_time, start_time, next_process_time, poller_instance, ready_time,
+    group_key, expire_time, lease_seconds;
+
+-- Statements.checkout_single_writer (aged)
+UPDATE "dbtaskqueue_task"
+SET status = 'PROCESSING', attempt = attempt + 1, total_attempt = total_attempt + 1, start_time =
+    strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), last_update_time = strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'),
+    next_process_time = strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', printf('%%.3f seconds',
+    coalesce(lease_seconds, %(lease)s))), poller_instance = %(poller_instance)s
+WHERE id IN (
+    SELECT id
+    FROM "dbtaskqueue_task"
+    WHERE queue_name = %(queue_name)s
+    AND ready_time IS NOT NULL
+    AND ready_time <= strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')
+    AND next_process_time <= strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')
+    AND attempt < max_attempts
+    AND (tag IS NULL OR tag IN (
+        SELECT value
+        FROM json_each(%(tags)s)
+    ))
+    AND NOT EXISTS (
+        SELECT 1
+        FROM "dbtaskqueue_queue" AS q
+        WHERE q.name = %(queue_name)s
+        AND q.paused_time IS NOT NULL
+        AND (q.paused_until IS NULL OR q.paused_until > strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))
+    )
+    AND status IN ('CREATED', 'PROCESSING')
+    ORDER BY priority NOT IN (
+        SELECT value
+        FROM json_each(%(aged)s)
+    ), priority, ready_time, id
+    LIMIT %(limit)s
+)
+RETURNING id, queue_name, reference_number, attempt, reenqueue_attempt, total_attempt, max_attempts, priority,
+    payload_type, payload, context, create_time, start_time, next_process_time, poller_instance, ready_time,
+    group_key, expire_time, lease_seconds;
+
+-- Statements.complete
+UPDATE "dbtaskqueue_task" AS t
+SET status = 'COMPLETED', final_status = 'COMPLETED', ready_time = NULL, finish_time = strftime('%%Y-%%m-%%d
+    %%H:%%M:%%f', 'now'), last_update_time = strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), process_result = u.p,
+    result = u.r
+FROM (
+    SELECT value ->> '$.i' AS i, value ->> '$.k' AS k, value ->> '$.p' AS p, nullif(value -> '$.r', 'null') AS
+        r
+    FROM json_each(%(rows)s)
+) AS u
+WHERE t.id = u.i
+AND t.total_attempt = u.k
+AND t.status IN ('PROCESSING')
+RETURNING id;
+
+-- Statements.complete_plain
+UPDATE "dbtaskqueue_task" AS t
+SET status = 'COMPLETED', final_status = 'COMPLETED', ready_time = NULL, finish_time = strftime('%%Y-%%m-%%d
+    %%H:%%M:%%f', 'now'), last_update_time = strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), process_result =
+    NULL, result = NULL
+FROM (
+    SELECT value ->> '$.i' AS i, value ->> '$.k' AS k
+    FROM json_each(%(rows)s)
+) AS u
+WHERE t.id = u.i
+AND t.total_attempt = u.k
+AND t.status IN ('PROCESSING')
+RETURNING id;
+
+-- Statements.count_deleted
+INSERT INTO "dbtaskqueue_deletedtasks" (queue_name, count)
+SELECT x.q, count(*)
+FROM (
+    SELECT t.queue_name AS q
+    FROM "dbtaskqueue_task" AS t
+    JOIN (
+        SELECT value ->> '$.i' AS i, value ->> '$.k' AS k
+        FROM json_each(%(rows)s)
+    ) AS u
+    ON t.id = u.i
+    AND t.total_attempt = u.k
+    WHERE t.status IN ('PROCESSING')
+) AS x
+GROUP BY x.q;
+
+-- Statements.enter_line
+UPDATE "dbtaskqueue_task"
+SET parked_by = NULL, ready_time = max(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), next_process_time)
+WHERE id IN (
+    SELECT value
+    FROM json_each(%(ids)s)
+)
+AND parked_by = 'group'
+RETURNING id;
+
+-- Statements.find
+SELECT id, status
+FROM "dbtaskqueue_task"
+WHERE reference_number = %(reference_number)s
+AND queue_name = %(queue_name)s;
+
+-- Statements.heads
+SELECT t.group_key, t.id, t.ready_time IS NOT NULL, t.status = 'PROCESSING', t.attempt > 0,
+    max((julianday(t.next_process_time) - julianday(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))) * 86400.0,
+    0), t.priority
+FROM (
+    SELECT value AS name
+    FROM json_each(%(groups)s)
+) AS g
+JOIN "dbtaskqueue_task" AS t
+ON t.queue_name = %(queue_name)s
+AND t.group_key = g.name
+AND t.ready_time IS NOT NULL
+UNION ALL
+SELECT t.group_key, t.id, t.ready_time IS NOT NULL, t.status = 'PROCESSING', t.attempt > 0,
+    max((julianday(t.next_process_time) - julianday(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))) * 86400.0,
+    0), t.priority
+FROM "dbtaskqueue_task" AS t
+WHERE t.id IN (
+    SELECT coalesce((
+        SELECT p.id
+        FROM "dbtaskqueue_task" AS p
+        WHERE p.queue_name = %(queue_name)s
+        AND p.group_key = g.name
+        AND p.parked_by = 'group'
+        AND p.next_process_time <= strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')
+        ORDER BY p.priority, p.id
+        LIMIT 1
+    ), (
+        SELECT p.id
+        FROM "dbtaskqueue_task" AS p
+        WHERE p.queue_name = %(queue_name)s
+        AND p.group_key = g.name
+        AND p.parked_by = 'group'
+        AND p.next_process_time > strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')
+        ORDER BY p.next_process_time, p.priority, p.id
+        LIMIT 1
+    ))
+    FROM (
+        SELECT value AS name
+        FROM json_each(%(groups)s)
+    ) AS g
+);
+
+-- Statements.held
+SELECT t.id
+FROM "dbtaskqueue_task" AS t
+JOIN (
+    SELECT value ->> '$.i' AS i, value ->> '$.k' AS k
+    FROM json_each(%(rows)s)
+) AS u
+ON t.id = u.i
+AND t.total_attempt = u.k
+WHERE t.status IN ('PROCESSING');
+
+-- Statements.insert (error)
+INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, payload, payload_type, priority, group_key,
+    tag, context, max_attempts, lease_seconds, next_process_time, ready_time, parked_by, expire_time)
+VALUES (%(queue_name)s, %(reference_number)s, %(payload)s, %(payload_type)s, %(priority)s, %(group_key)s,
+    %(tag)s, %(context)s, %(max_attempts)s, %(lease_seconds)s, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'),
+    strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), NULL, NULL)
+RETURNING id, create_time;
+
+-- Statements.insert (error, grouped)
+INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, payload, payload_type, priority, group_key,
+    tag, context, max_attempts, lease_seconds, next_process_time, ready_time, parked_by, expire_time)
+VALUES (%(queue_name)s, %(reference_number)s, %(payload)s, %(payload_type)s, %(priority)s, %(group_key)s,
+    %(tag)s, %(context)s, %(max_attempts)s, %(lease_seconds)s, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'),
+    NULL, 'group', NULL)
+ON CONFLICT (reference_number, queue_name) DO NOTHING
+RETURNING id, create_time;
+
+-- Statements.insert (error, timed)
+INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, payload, payload_type, priority, group_key,
+    tag, context, max_attempts, lease_seconds, next_process_time, ready_time, parked_by, expire_time)
+VALUES (%(queue_name)s, %(reference_number)s, %(payload)s, %(payload_type)s, %(priority)s, %(group_key)s,
+    %(tag)s, %(context)s, %(max_attempts)s, %(lease_seconds)s, strftime('%%Y-%%m-%%d %%H:%%M:%%f',
+    max(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), coalesce(%(run_at)s, strftime('%%Y-%%m-%%d %%H:%%M:%%f',
+    'now'))), printf('%%.3f seconds', coalesce(%(delay)s, 0))), strftime('%%Y-%%m-%%d %%H:%%M:%%f',
+    max(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), coalesce(%(run_at)s, strftime('%%Y-%%m-%%d %%H:%%M:%%f',
+    'now'))), printf('%%.3f seconds', coalesce(%(delay)s, 0))), NULL, CASE WHEN %(ttl)s IS NOT NULL THEN
+    strftime('%%Y-%%m-%%d %%H:%%M:%%f', strftime('%%Y-%%m-%%d %%H:%%M:%%f', max(strftime('%%Y-%%m-%%d
+    %%H:%%M:%%f', 'now'), coalesce(%(run_at)s, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))), printf('%%.3f
+    seconds', coalesce(%(delay)s, 0))), printf('%%.3f seconds', %(ttl)s)) END)
+ON CONFLICT (reference_number, queue_name) DO NOTHING
+RETURNING id, create_time, next_process_time;
+
+-- Statements.insert (error, timed, grouped)
+INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, payload, payload_type, priority, group_key,
+    tag, context, max_attempts, lease_seconds, next_process_time, ready_time, parked_by, expire_time)
+VALUES (%(queue_name)s, %(reference_number)s, %(payload)s, %(payload_type)s, %(priority)s, %(group_key)s,
+    %(tag)s, %(context)s, %(max_attempts)s, %(lease_seconds)s, strftime('%%Y-%%m-%%d %%H:%%M:%%f',
+    max(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), coalesce(%(run_at)s, strftime('%%Y-%%m-%%d %%H:%%M:%%f',
+    'now'))), printf('%%.3f seconds', coalesce(%(delay)s, 0))), NULL, 'group', CASE WHEN %(ttl)s IS NOT NULL
+    THEN strftime('%%Y-%%m-%%d %%H:%%M:%%f', strftime('%%Y-%%m-%%d %%H:%%M:%%f', max(strftime('%%Y-%%m-%%d
+    %%H:%%M:%%f', 'now'), coalesce(%(run_at)s, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))), printf('%%.3f
+    seconds', coalesce(%(delay)s, 0))), printf('%%.3f seconds', %(ttl)s)) END)
+ON CONFLICT (reference_number, queue_name) DO NOTHING
+RETURNING id, create_time, next_process_time;
+
+-- Statements.insert (replace, timed)
+INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, payload, payload_type, priority, group_key,
+    tag, context, max_attempts, lease_seconds, next_process_time, ready_time, parked_by, expire_time)
+VALUES (%(queue_name)s, %(reference_number)s, %(payload)s, %(payload_type)s, %(priority)s, %(group_key)s,
+    %(tag)s, %(context)s, %(max_attempts)s, %(lease_seconds)s, strftime('%%Y-%%m-%%d %%H:%%M:%%f',
+    max(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), coalesce(%(run_at)s, strftime('%%Y-%%m-%%d %%H:%%M:%%f',
+    'now'))), printf('%%.3f seconds', coalesce(%(delay)s, 0))), strftime('%%Y-%%m-%%d %%H:%%M:%%f',
+    max(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), coalesce(%(run_at)s, strftime('%%Y-%%m-%%d %%H:%%M:%%f',
+    'now'))), printf('%%.3f seconds', coalesce(%(delay)s, 0))), NULL, CASE WHEN %(ttl)s IS NOT NULL THEN
+    strftime('%%Y-%%m-%%d %%H:%%M:%%f', strftime('%%Y-%%m-%%d %%H:%%M:%%f', max(strftime('%%Y-%%m-%%d
+    %%H:%%M:%%f', 'now'), coalesce(%(run_at)s, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))), printf('%%.3f
+    seconds', coalesce(%(delay)s, 0))), printf('%%.3f seconds', %(ttl)s)) END)
+ON CONFLICT (reference_number, queue_name) DO UPDATE
+SET payload = excluded.payload, payload_type = excluded.payload_type, priority = excluded.priority, tag =
+    excluded.tag, context = excluded.context, lease_seconds = excluded.lease_seconds, next_process_time =
+    excluded.next_process_time, expire_time = excluded.expire_time, max_attempts = max(excluded.max_attempts,
+    t.attempt + 1), ready_time = CASE WHEN t.parked_by IS NULL THEN excluded.next_process_time END,
+    last_update_time = max(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), strftime('%%Y-%%m-%%d %%H:%%M:%%f',
+    t.create_time, printf('%%.3f seconds', 0.001)))
+WHERE t.status IN ('CREATED')
+AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
+RETURNING id, create_time, next_process_time, ready_time, attempt, reenqueue_attempt, total_attempt;
+
+-- Statements.insert (replace, timed, keep_due)
+INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, payload, payload_type, priority, group_key,
+    tag, context, max_attempts, lease_seconds, next_process_time, ready_time, parked_by, expire_time)
+VALUES (%(queue_name)s, %(reference_number)s, %(payload)s, %(payload_type)s, %(priority)s, %(group_key)s,
+    %(tag)s, %(context)s, %(max_attempts)s, %(lease_seconds)s, strftime('%%Y-%%m-%%d %%H:%%M:%%f',
+    max(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), coalesce(%(run_at)s, strftime('%%Y-%%m-%%d %%H:%%M:%%f',
+    'now'))), printf('%%.3f seconds', coalesce(%(delay)s, 0))), strftime('%%Y-%%m-%%d %%H:%%M:%%f',
+    max(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), coalesce(%(run_at)s, strftime('%%Y-%%m-%%d %%H:%%M:%%f',
+    'now'))), printf('%%.3f seconds', coalesce(%(delay)s, 0))), NULL, CASE WHEN %(ttl)s IS NOT NULL THEN
+    strftime('%%Y-%%m-%%d %%H:%%M:%%f', strftime('%%Y-%%m-%%d %%H:%%M:%%f', max(strftime('%%Y-%%m-%%d
+    %%H:%%M:%%f', 'now'), coalesce(%(run_at)s, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))), printf('%%.3f
+    seconds', coalesce(%(delay)s, 0))), printf('%%.3f seconds', %(ttl)s)) END)
+ON CONFLICT (reference_number, queue_name) DO UPDATE
+SET payload = excluded.payload, payload_type = excluded.payload_type, priority = excluded.priority, tag =
+    excluded.tag, context = excluded.context, lease_seconds = excluded.lease_seconds, max_attempts =
+    max(excluded.max_attempts, t.attempt + 1), last_update_time = max(strftime('%%Y-%%m-%%d %%H:%%M:%%f',
+    'now'), strftime('%%Y-%%m-%%d %%H:%%M:%%f', t.create_time, printf('%%.3f seconds', 0.001)))
+WHERE t.status IN ('CREATED')
+AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
+RETURNING id, create_time, next_process_time, ready_time, attempt, reenqueue_attempt, total_attempt;
+
+-- Statements.insert_many (error)
+INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, payload, payload_type, priority, group_key,
+    tag, context, max_attempts, lease_seconds, next_process_time, ready_time, parked_by, expire_time)
+SELECT %(queue_name)s, u.reference_number, u.payload, u.payload_type, u.priority, u.group_key, u.tag,
+    u.context, u.max_attempts, u.lease_seconds, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'),
+    strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), NULL, NULL
+FROM (
+    SELECT value ->> '$.reference_number' AS reference_number, nullif(value -> '$.payload', 'null') AS
+        payload, value ->> '$.payload_type' AS payload_type, value ->> '$.priority' AS priority, value ->>
+        '$.group_key' AS group_key, value ->> '$.tag' AS tag, nullif(value -> '$.context', 'null') AS context,
+        value ->> '$.max_attempts' AS max_attempts, value ->> '$.lease_seconds' AS lease_seconds
+    FROM json_each(%(rows)s)
+) AS u
+WHERE true
+ON CONFLICT (reference_number, queue_name) DO NOTHING
+RETURNING id, last_update_time = create_time;
+
+-- Statements.insert_many (error, grouped)
+INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, payload, payload_type, priority, group_key,
+    tag, context, max_attempts, lease_seconds, next_process_time, ready_time, parked_by, expire_time)
+SELECT %(queue_name)s, u.reference_number, u.payload, u.payload_type, u.priority, u.group_key, u.tag,
+    u.context, u.max_attempts, u.lease_seconds, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), CASE WHEN
+    u.group_key IS NULL THEN strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now') END, CASE WHEN u.group_key IS NOT NULL
+    THEN 'group' END, NULL
+FROM (
+    SELECT value ->> '$.reference_number' AS reference_number, nullif(value -> '$.payload', 'null') AS
+        payload, value ->> '$.payload_type' AS payload_type, value ->> '$.priority' AS priority, value ->>
+        '$.group_key' AS group_key, value ->> '$.tag' AS tag, nullif(value -> '$.context', 'null') AS context,
+        value ->> '$.max_attempts' AS max_attempts, value ->> '$.lease_seconds' AS lease_seconds
+    FROM json_each(%(rows)s)
+) AS u
+WHERE true
+ON CONFLICT (reference_number, queue_name) DO NOTHING
+RETURNING id, last_update_time = create_time;
+
+-- Statements.insert_many (error, timed)
+INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, payload, payload_type, priority, group_key,
+    tag, context, max_attempts, lease_seconds, next_process_time, ready_time, parked_by, expire_time)
+SELECT %(queue_name)s, u.reference_number, u.payload, u.payload_type, u.priority, u.group_key, u.tag,
+    u.context, u.max_attempts, u.lease_seconds, strftime('%%Y-%%m-%%d %%H:%%M:%%f', max(strftime('%%Y-%%m-%%d
+    %%H:%%M:%%f', 'now'), coalesce(u.run_at, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))), printf('%%.3f
+    seconds', coalesce(u.delay, 0))), strftime('%%Y-%%m-%%d %%H:%%M:%%f', max(strftime('%%Y-%%m-%%d
+    %%H:%%M:%%f', 'now'), coalesce(u.run_at, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))), printf('%%.3f
+    seconds', coalesce(u.delay, 0))), NULL, CASE WHEN u.ttl IS NOT NULL THEN strftime('%%Y-%%m-%%d
+    %%H:%%M:%%f', strftime('%%Y-%%m-%%d %%H:%%M:%%f', max(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'),
+    coalesce(u.run_at, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))), printf('%%.3f seconds', coalesce(u.delay,
+    0))), printf('%%.3f seconds', u.ttl)) END
+FROM (
+    SELECT value ->> '$.reference_number' AS reference_number, nullif(value -> '$.payload', 'null') AS
+        payload, value ->> '$.payload_type' AS payload_type, value ->> '$.priority' AS priority, value ->>
+        '$.group_key' AS group_key, value ->> '$.tag' AS tag, nullif(value -> '$.context', 'null') AS context,
+        value ->> '$.max_attempts' AS max_attempts, value ->> '$.lease_seconds' AS lease_seconds, value ->>
+        '$.delay' AS delay, value ->> '$.run_at' AS run_at, value ->> '$.ttl' AS ttl
+    FROM json_each(%(rows)s)
+) AS u
+WHERE true
+ON CONFLICT (reference_number, queue_name) DO NOTHING
+RETURNING id, last_update_time = create_time;
+
+-- Statements.insert_many (error, timed, grouped)
+INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, payload, payload_type, priority, group_key,
+    tag, context, max_attempts, lease_seconds, next_process_time, ready_time, parked_by, expire_time)
+SELECT %(queue_name)s, u.reference_number, u.payload, u.payload_type, u.priority, u.group_key, u.tag,
+    u.context, u.max_attempts, u.lease_seconds, strftime('%%Y-%%m-%%d %%H:%%M:%%f', max(strftime('%%Y-%%m-%%d
+    %%H:%%M:%%f', 'now'), coalesce(u.run_at, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))), printf('%%.3f
+    seconds', coalesce(u.delay, 0))), CASE WHEN u.group_key IS NULL THEN strftime('%%Y-%%m-%%d %%H:%%M:%%f',
+    max(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), coalesce(u.run_at, strftime('%%Y-%%m-%%d %%H:%%M:%%f',
+    'now'))), printf('%%.3f seconds', coalesce(u.delay, 0))) END, CASE WHEN u.group_key IS NOT NULL THEN
+    'group' END, CASE WHEN u.ttl IS NOT NULL THEN strftime('%%Y-%%m-%%d %%H:%%M:%%f', strftime('%%Y-%%m-%%d
+    %%H:%%M:%%f', max(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), coalesce(u.run_at, strftime('%%Y-%%m-%%d
+    %%H:%%M:%%f', 'now'))), printf('%%.3f seconds', coalesce(u.delay, 0))), printf('%%.3f seconds', u.ttl))
+    END
+FROM (
+    SELECT value ->> '$.reference_number' AS reference_number, nullif(value -> '$.payload', 'null') AS
+        payload, value ->> '$.payload_type' AS payload_type, value ->> '$.priority' AS priority, value ->>
+        '$.group_key' AS group_key, value ->> '$.tag' AS tag, nullif(value -> '$.context', 'null') AS context,
+        value ->> '$.max_attempts' AS max_attempts, value ->> '$.lease_seconds' AS lease_seconds, value ->>
+        '$.delay' AS delay, value ->> '$.run_at' AS run_at, value ->> '$.ttl' AS ttl
+    FROM json_each(%(rows)s)
+) AS u
+WHERE true
+ON CONFLICT (reference_number, queue_name) DO NOTHING
+RETURNING id, last_update_time = create_time;
+
+-- Statements.insert_many (replace, timed)
+INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, payload, payload_type, priority, group_key,
+    tag, context, max_attempts, lease_seconds, next_process_time, ready_time, parked_by, expire_time)
+SELECT %(queue_name)s, u.reference_number, u.payload, u.payload_type, u.priority, u.group_key, u.tag,
+    u.context, u.max_attempts, u.lease_seconds, strftime('%%Y-%%m-%%d %%H:%%M:%%f', max(strftime('%%Y-%%m-%%d
+    %%H:%%M:%%f', 'now'), coalesce(u.run_at, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))), printf('%%.3f
+    seconds', coalesce(u.delay, 0))), strftime('%%Y-%%m-%%d %%H:%%M:%%f', max(strftime('%%Y-%%m-%%d
+    %%H:%%M:%%f', 'now'), coalesce(u.run_at, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))), printf('%%.3f
+    seconds', coalesce(u.delay, 0))), NULL, CASE WHEN u.ttl IS NOT NULL THEN strftime('%%Y-%%m-%%d
+    %%H:%%M:%%f', strftime('%%Y-%%m-%%d %%H:%%M:%%f', max(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'),
+    coalesce(u.run_at, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))), printf('%%.3f seconds', coalesce(u.delay,
+    0))), printf('%%.3f seconds', u.ttl)) END
+FROM (
+    SELECT value ->> '$.reference_number' AS reference_number, nullif(value -> '$.payload', 'null') AS
+        payload, value ->> '$.payload_type' AS payload_type, value ->> '$.priority' AS priority, value ->>
+        '$.group_key' AS group_key, value ->> '$.tag' AS tag, nullif(value -> '$.context', 'null') AS context,
+        value ->> '$.max_attempts' AS max_attempts, value ->> '$.lease_seconds' AS lease_seconds, value ->>
+        '$.delay' AS delay, value ->> '$.run_at' AS run_at, value ->> '$.ttl' AS ttl
+    FROM json_each(%(rows)s)
+) AS u
+WHERE true
+ON CONFLICT (reference_number, queue_name) DO UPDATE
+SET payload = excluded.payload, payload_type = excluded.payload_type, priority = excluded.priority, tag =
+    excluded.tag, context = excluded.context, lease_seconds = excluded.lease_seconds, next_process_time =
+    excluded.next_process_time, expire_time = excluded.expire_time, max_attempts = max(excluded.max_attempts,
+    t.attempt + 1), ready_time = CASE WHEN t.parked_by IS NULL THEN excluded.next_process_time END,
+    last_update_time = max(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), strftime('%%Y-%%m-%%d %%H:%%M:%%f',
+    t.create_time, printf('%%.3f seconds', 0.001)))
+WHERE t.status IN ('CREATED')
+AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
+RETURNING id, last_update_time = create_time;
+
+-- Statements.insert_many (replace, timed, keep_due)
+INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, payload, payload_type, priority, group_key,
+    tag, context, max_attempts, lease_seconds, next_process_time, ready_time, parked_by, expire_time)
+SELECT %(queue_name)s, u.reference_number, u.payload, u.payload_type, u.priority, u.group_key, u.tag,
+    u.context, u.max_attempts, u.lease_seconds, strftime('%%Y-%%m-%%d %%H:%%M:%%f', max(strftime('%%Y-%%m-%%d
+    %%H:%%M:%%f', 'now'), coalesce(u.run_at, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))), printf('%%.3f
+    seconds', coalesce(u.delay, 0))), strftime('%%Y-%%m-%%d %%H:%%M:%%f', max(strftime('%%Y-%%m-%%d
+    %%H:%%M:%%f', 'now'), coalesce(u.run_at, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))), printf('%%.3f
+    seconds', coalesce(u.delay, 0))), NULL, CASE WHEN u.ttl IS NOT NULL THEN strftime('%%Y-%%m-%%d
+    %%H:%%M:%%f', strftime('%%Y-%%m-%%d %%H:%%M:%%f', max(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'),
+    coalesce(u.run_at, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))), printf('%%.3f seconds', coalesce(u.delay,
+    0))), printf('%%.3f seconds', u.ttl)) END
+FROM (
+    SELECT value ->> '$.reference_number' AS reference_number, nullif(value -> '$.payload', 'null') AS
+        payload, value ->> '$.payload_type' AS payload_type, value ->> '$.priority' AS priority, value ->>
+        '$.group_key' AS group_key, value ->> '$.tag' AS tag, nullif(value -> '$.context', 'null') AS context,
+        value ->> '$.max_attempts' AS max_attempts, value ->> '$.lease_seconds' AS lease_seconds, value ->>
+        '$.delay' AS delay, value ->> '$.run_at' AS run_at, value ->> '$.ttl' AS ttl
+    FROM json_each(%(rows)s)
+) AS u
+WHERE true
+ON CONFLICT (reference_number, queue_name) DO UPDATE
+SET payload = excluded.payload, payload_type = excluded.payload_type, priority = excluded.priority, tag =
+    excluded.tag, context = excluded.context, lease_seconds = excluded.lease_seconds, max_attempts =
+    max(excluded.max_attempts, t.attempt + 1), last_update_time = max(strftime('%%Y-%%m-%%d %%H:%%M:%%f',
+    'now'), strftime('%%Y-%%m-%%d %%H:%%M:%%f', t.create_time, printf('%%.3f seconds', 0.001)))
+WHERE t.status IN ('CREATED')
+AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
+RETURNING id, last_update_time = create_time;
+
+-- Statements.last_failures
+SELECT a.task_id, a.attempt
+FROM "dbtaskqueue_attempt" AS a
+JOIN (
+    SELECT value ->> '$.i' AS i
+    FROM json_each(%(rows)s)
+) AS u
+ON a.task_id = u.i
+WHERE a.location = %(location)s
+ORDER BY a.total_attempt;
+
+-- Statements.leased_to
+SELECT id, queue_name, reference_number, attempt, reenqueue_attempt, total_attempt, max_attempts, priority,
+    payload_type, payload, context, create_time, start_time, next_process_time, poller_instance, ready_time,
+    group_key, expire_time, lease_seconds
+FROM "dbtaskqueue_task"
+WHERE queue_name = %(queue_name)s
+AND ready_time IS NOT NULL
+AND status IN ('PROCESSING')
+AND poller_instance = %(poller_instance)s;
+
+-- Statements.leave_line
+UPDATE "dbtaskqueue_task"
+SET parked_by = 'group', ready_time = NULL
+WHERE id IN (
+    SELECT value
+    FROM json_each(%(ids)s)
+)
+AND status = 'CREATED'
+RETURNING id;
+
+-- Statements.live
+SELECT count(*)
+FROM (
+    SELECT 1
+    FROM "dbtaskqueue_task"
+    WHERE queue_name = %(queue_name)s
+    AND ready_time IS NOT NULL
+    UNION ALL
+    SELECT 1
+    FROM "dbtaskqueue_task"
+    WHERE queue_name = %(queue_name)s
+    AND parked_by IS NOT NULL
+    LIMIT %(limit)s
+) AS x;
+
+-- Statements.lock_groups
+SELECT 1;
+
+-- Statements.next_due
+SELECT (julianday(min(x.ready_time)) - julianday(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))) * 86400.0
+FROM "dbtaskqueue_task" AS x
+WHERE queue_name = %(queue_name)s
+AND ready_time > strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now');
+
+-- Statements.outcome_of
+SELECT t.id, t.status
+FROM "dbtaskqueue_task" AS t
+JOIN (
+    SELECT value ->> '$.i' AS i, value ->> '$.k' AS k
+    FROM json_each(%(rows)s)
+) AS u
+ON t.id = u.i
+AND t.total_attempt = u.k;
+
+-- Statements.progress
+UPDATE "dbtaskqueue_task"
+SET process_result = %(note)s, last_update_time = strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')
+WHERE id = %(id)s
+AND total_attempt = %(total_attempt)s
+AND status IN ('PROCESSING')
+RETURNING id;
+
+-- Statements.remove
+DELETE
+FROM "dbtaskqueue_task"
+WHERE id IN (
+    SELECT t.id
+    FROM "dbtaskqueue_task" AS t
+    JOIN (
+        SELECT value ->> '$.i' AS i, value ->> '$.k' AS k
+        FROM json_each(%(rows)s)
+    ) AS u
+    ON t.id = u.i
+    AND t.total_attempt = u.k
+    WHERE t.status IN ('PROCESSING')
+)
+RETURNING id;
+
+-- Statements.renew
+UPDATE "dbtaskqueue_task"
+SET next_process_time = strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', printf('%%.3f seconds',
+    coalesce(lease_seconds, %(lease)s)))
+WHERE id IN (
+    SELECT t.id
+    FROM "dbtaskqueue_task" AS t
+    JOIN (
+        SELECT value ->> '$.i' AS i, value ->> '$.k' AS k
+        FROM json_each(%(rows)s)
+    ) AS u
+    ON t.id = u.i
+    AND t.total_attempt = u.k
+    WHERE t.status IN ('PROCESSING')
+)
+RETURNING id;
+
+-- Statements.soon
+SELECT 1
+FROM "dbtaskqueue_task"
+WHERE queue_name = %(queue_name)s
+AND ready_time <= strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', printf('%%.3f seconds', %(horizon)s))
+AND (status = 'PROCESSING' OR next_process_time <= strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', printf('%%.3f
+    seconds', %(horizon)s)) AND attempt < max_attempts)
+AND (tag IS NULL OR tag IN (
+    SELECT value
+    FROM json_each(%(tags)s)
+))
+AND NOT EXISTS (
+    SELECT 1
+    FROM "dbtaskqueue_queue" AS q
+    WHERE q.name = %(queue_name)s
+    AND q.paused_time IS NOT NULL
+    AND (q.paused_until IS NULL OR q.paused_until > strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))
+)
+ORDER BY priority, ready_time, id
+LIMIT 1;
+
+-- Statements.spent
+SELECT id, queue_name, reference_number, attempt, reenqueue_attempt, total_attempt, max_attempts, priority,
+    payload_type, payload, context, create_time, start_time, next_process_time, poller_instance, ready_time,
+    group_key, expire_time, lease_seconds
+FROM "dbtaskqueue_task" AS t
+WHERE t.queue_name = %(queue_name)s
+AND t.ready_time <= strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')
+AND t.attempt >= t.max_attempts
+AND t.status IN ('PROCESSING')
+AND t.next_process_time <= strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')
+ORDER BY t.priority, t.ready_time, t.id
+LIMIT %(limit)s;
+
+-- Statements.spent_in
+SELECT (julianday(min(t.next_process_time)) - julianday(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))) * 86400.0
+FROM "dbtaskqueue_task" AS t
+WHERE t.queue_name = %(queue_name)s
+AND t.ready_time <= strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')
+AND t.attempt >= t.max_attempts
+AND t.status IN ('PROCESSING');
+
+-- Statements.standing
+SELECT id, queue_name, reference_number, attempt, reenqueue_attempt, total_attempt, max_attempts, priority,
+    payload_type, payload, context, create_time, start_time, next_process_time, poller_instance, ready_time,
+    group_key, expire_time, lease_seconds, (julianday(next_process_time) - julianday(strftime('%%Y-%%m-%%d
+    %%H:%%M:%%f', 'now'))) * 86400.0
+FROM "dbtaskqueue_task" AS t
+JOIN (
+    SELECT value ->> '$.i' AS i, value ->> '$.k' AS k
+    FROM json_each(%(rows)s)
+) AS u
+ON t.id = u.i
+AND t.total_attempt = u.k
+WHERE t.status IN ('PROCESSING');
+
+-- Statements.start_paused
+INSERT INTO "dbtaskqueue_queue" (name, paused_time, paused_by, paused_reason)
+VALUES (%(queue_name)s, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), 'settings', 'starts paused')
+ON CONFLICT (name) DO NOTHING;
+
+-- Statements.to_history
+INSERT INTO "dbtaskqueue_taskhistory" (location, task_id, status, process_result, result, finish_time,
+    last_update_time, queue_name, reference_number, attempt, reenqueue_attempt, total_attempt, max_attempts,
+    priority, payload, payload_type, context, group_key, lease_seconds, tag, poller_instance, create_time,
+    next_process_time, expire_time, start_time)
+SELECT %(location)s, t.id, 'COMPLETED', u.p, u.r, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'),
+    strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), t.queue_name, t.reference_number, t.attempt,
+    t.reenqueue_attempt, t.total_attempt, t.max_attempts, t.priority, t.payload, t.payload_type, t.context,
+    t.group_key, t.lease_seconds, t.tag, t.poller_instance, t.create_time, t.next_process_time, t.expire_time,
+    t.start_time
+FROM "dbtaskqueue_task" AS t
+JOIN (
+    SELECT value ->> '$.i' AS i, value ->> '$.k' AS k, value ->> '$.p' AS p, nullif(value -> '$.r', 'null') AS
+        r
+    FROM json_each(%(rows)s)
+) AS u
+ON t.id = u.i
+AND t.total_attempt = u.k
+WHERE t.status IN ('PROCESSING');
+
+-- Statements.touch
+UPDATE "dbtaskqueue_task"
+SET next_process_time = strftime('%%Y-%%m-%%d %%H:%%M:%%f', next_process_time, printf('%%.3f seconds',
+    %(delta)s)), expire_time = CASE WHEN %(delta)s IS NOT NULL THEN strftime('%%Y-%%m-%%d %%H:%%M:%%f',
+    expire_time, printf('%%.3f seconds', %(delta)s)) END
+WHERE id = %(id)s
+AND total_attempt = %(total_attempt)s
+AND status IN ('PROCESSING')
+RETURNING next_process_time;
+
+-- Statements.unlocked
+SELECT t.id
+FROM "dbtaskqueue_task" AS t
+JOIN (
+    SELECT value ->> '$.i' AS i, value ->> '$.k' AS k
+    FROM json_each(%(rows)s)
+) AS u
+ON t.id = u.i
+AND t.total_attempt = u.k
+WHERE t.status IN ('PROCESSING');
+
+-- Statements.unpark
+UPDATE "dbtaskqueue_task"
+SET parked_by = CASE WHEN group_key IS NOT NULL THEN 'group' END, last_update_time = strftime('%%Y-%%m-%%d
+    %%H:%%M:%%f', 'now'), ready_time = CASE WHEN group_key IS NULL THEN max(strftime('%%Y-%%m-%%d
+    %%H:%%M:%%f', 'now'), next_process_time) END
+WHERE queue_name = %(queue_name)s
+AND status IN ('CREATED')
+AND substr(parked_by, 1, 10) = 'no handler'
+AND (payload_type IS NULL AND %(untyped)s OR payload_type IN (
+    SELECT value
+    FROM json_each(%(types)s)
+))
+RETURNING id, group_key;
+
+-- Statements.write
+UPDATE "dbtaskqueue_task" AS t
+SET status = u.s, last_update_time = strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), parked_by = u.w, ready_time =
+    CASE WHEN u.s <> 'CREATED' OR u.w IS NOT NULL THEN NULL WHEN u.d IS NULL THEN t.ready_time ELSE
+    strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', printf('%%.3f seconds', u.d)) END, next_process_time = CASE
+    WHEN u.s = 'CREATED' THEN strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', printf('%%.3f seconds', coalesce(u.d,
+    0))) ELSE t.next_process_time END, attempt = CASE WHEN u.a IS NULL THEN 0 WHEN u.s = 'CREATED' THEN
+    min(t.attempt + u.a, t.max_attempts - 1) ELSE t.attempt + u.a END, reenqueue_attempt = t.reenqueue_attempt
+    + u.e, process_result = CASE WHEN u.s = 'CREATED' AND u.d IS NULL THEN t.process_result ELSE u.p END,
+    result = CASE WHEN u.s = 'CREATED' AND u.d IS NULL THEN t.result ELSE u.r END, poller_instance = CASE WHEN
+    u.s = 'CREATED' THEN NULL ELSE t.poller_instance END, finish_time = CASE WHEN u.s = 'CREATED' THEN NULL
+    ELSE strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now') END, final_status = nullif(u.s, 'CREATED'), fingerprint =
+    coalesce(u.f, t.fingerprint)
+FROM (
+    SELECT value ->> '$.i' AS i, value ->> '$.k' AS k, value ->> '$.s' AS s, value ->> '$.d' AS d, value ->>
+        '$.a' AS a, value ->> '$.e' AS e, value ->> '$.p' AS p, nullif(value -> '$.r', 'null') AS r, value ->>
+        '$.w' AS w, value ->> '$.f' AS f
+    FROM json_each(%(rows)s)
+) AS u
+WHERE t.id = u.i
+AND t.total_attempt = u.k
+AND t.status IN ('PROCESSING')
+RETURNING id;
+
+-- Aging.count
+INSERT INTO "dbtaskqueue_deletedtasks" (queue_name, count)
+SELECT t.queue_name, count(*)
+FROM "dbtaskqueue_task" AS t
+WHERE t.id IN (
+    SELECT value
+    FROM json_each(%(ids)s)
+)
+GROUP BY t.queue_name;
+
+-- Aging.count_all
+INSERT INTO "dbtaskqueue_deletedtasks" (queue_name, count)
+SELECT queue_name, count(*)
+FROM {table}
+GROUP BY 1;
+
+-- Aging.forget [1]
+INSERT INTO "dbtaskqueue_deletedtasks" (queue_name, count)
+SELECT queue_name, count(*)
+FROM {table}
+WHERE id IN (
+    SELECT value
+    FROM json_each(%(ids)s)
+)
+GROUP BY queue_name;
+
+-- Aging.forget [2]
+DELETE
+FROM {table}
+WHERE id IN (
+    SELECT value
+    FROM json_each(%(ids)s)
+)
+RETURNING id;
+
+-- Aging.forget_attempts
+DELETE
+FROM "dbtaskqueue_attempt"
+WHERE id IN (
+    SELECT id
+    FROM "dbtaskqueue_attempt" AS t
+    ORDER BY id
+    LIMIT %(limit)s
+)
+AND finish_time <= strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', printf('%%.3f seconds', %(age)s))
+RETURNING id;
+
+-- Aging.keep
+INSERT INTO "dbtaskqueue_taskhistory" (location, task_id, queue_name, reference_number, attempt,
+    reenqueue_attempt, total_attempt, max_attempts, priority, payload, payload_type, context, group_key,
+    lease_seconds, tag, poller_instance, create_time, next_process_time, expire_time, start_time, status,
+    process_result, result, finish_time, last_update_time)
+SELECT %(location)s, t.id, t.queue_name, t.reference_number, t.attempt, t.reenqueue_attempt, t.total_attempt,
+    t.max_attempts, t.priority, t.payload, t.payload_type, t.context, t.group_key, t.lease_seconds, t.tag,
+    t.poller_instance, t.create_time, t.next_process_time, t.expire_time, t.start_time, t.status,
+    t.process_result, t.result, t.finish_time, t.last_update_time
+FROM "dbtaskqueue_task" AS t
+WHERE t.id IN (
+    SELECT value
+    FROM json_each(%(ids)s)
+);
+
+-- Aging.lock
+SELECT t.id
+FROM "dbtaskqueue_task" AS t
+WHERE t.id IN (
+    SELECT value
+    FROM json_each(%(ids)s)
+)
+AND t.final_status = %(status)s
+AND t.status IN ('COMPLETED', 'ERROR', 'POISON')
+ORDER BY t.id;
+
+-- Aging.look
+SELECT id, (julianday(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')) - julianday(coalesce(finish_time,
+    last_update_time))) * 86400.0, (julianday(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')) -
+    julianday(create_time)) * 86400.0
+FROM "dbtaskqueue_task"
+WHERE queue_name = %(queue_name)s
+AND final_status = %(status)s
+AND id > %(after)s
+ORDER BY id
+LIMIT %(limit)s;
+
+-- Aging.old_history
+SELECT id
+FROM {table} AS t
+WHERE moved_time <= strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', printf('%%.3f seconds', %(age)s))
+ORDER BY id
+LIMIT %(limit)s;
+
+-- Aging.remove
+DELETE
+FROM "dbtaskqueue_task"
+WHERE id IN (
+    SELECT value
+    FROM json_each(%(ids)s)
+)
+RETURNING id;
+
+-- Reading.counts_exact
+SELECT queue_name, status, parked_by IS NOT NULL, count(*)
+FROM "dbtaskqueue_task"
+GROUP BY 1, 2, 3;
+
+-- Reading.heads
+SELECT x.queue_name, x.priority, max((julianday(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')) -
+    julianday(x.ready_time)) * 86400.0)
+FROM "dbtaskqueue_task" AS x
+WHERE x.ready_time IS NOT NULL
+AND ready_time <= strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')
+AND next_process_time <= strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')
+AND attempt < max_attempts
+AND status = 'CREATED'
+GROUP BY 1, 2;
+
+-- Reading.names
+SELECT DISTINCT queue_name
+FROM "dbtaskqueue_task"
+LIMIT 1000;
+
+-- Reading.open_failures
+SELECT f.f, (
+    SELECT count(*)
+    FROM (
+        SELECT 1
+        FROM "dbtaskqueue_task" AS t
+        WHERE t.fingerprint = f.f
+        AND t.final_status IN ('ERROR', 'POISON')
+        LIMIT 1000
+    ) AS x
+)
+FROM (
+    SELECT value AS f
+    FROM json_each(%(prints)s)
+) AS f;
+
+-- Staging.create
+CREATE TABLE "dbtaskqueue_stg_20260131000000_x" (_attempt bigint, queue_name text, reference_number text,
+    payload jsonb, payload_type text, priority smallint, group_key text, tag text, context jsonb, max_attempts
+    int, lease_seconds float8, delay float8, run_at timestamptz, ttl float8);
+
+-- Staging.enter
+INSERT INTO "dbtaskqueue_streamledger" (query, batch, rows)
+VALUES (%(query)s, %(batch)s, 0)
+ON CONFLICT (query, batch) DO NOTHING;
+
+-- Staging.entered
+UPDATE "dbtaskqueue_streamledger"
+SET rows = %(rows)s
+WHERE query = %(query)s
+AND batch = %(batch)s;
+
+-- Staging.existing
+SELECT name
+FROM sqlite_master
+WHERE type = 'table'
+AND name LIKE 'dbtaskqueue_stg_%%'
+ORDER BY name;
+
+-- Staging.groups
+SELECT count(*)
+FROM (
+    SELECT DISTINCT u.queue_name AS q, u.group_key AS k
+    FROM "dbtaskqueue_stg_20260131000000_x" AS u
+    WHERE u._attempt IN (
+        SELECT value
+        FROM json_each(%(attempts)s)
+    )
+    AND u.group_key > ''
+) AS g;
+
+-- Staging.insert (timed)
+INSERT INTO "dbtaskqueue_task" (queue_name, reference_number, payload, payload_type, priority, group_key, tag,
+    context, max_attempts, lease_seconds, next_process_time, ready_time, parked_by, expire_time)
+SELECT u.queue_name, u.reference_number, u.payload, u.payload_type, u.priority, u.group_key, u.tag, u.context,
+    u.max_attempts, u.lease_seconds, strftime('%%Y-%%m-%%d %%H:%%M:%%f', max(strftime('%%Y-%%m-%%d
+    %%H:%%M:%%f', 'now'), coalesce(u.run_at, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))), printf('%%.3f
+    seconds', coalesce(u.delay, 0))), strftime('%%Y-%%m-%%d %%H:%%M:%%f', max(strftime('%%Y-%%m-%%d
+    %%H:%%M:%%f', 'now'), coalesce(u.run_at, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))), printf('%%.3f
+    seconds', coalesce(u.delay, 0))), NULL, CASE WHEN u.ttl IS NOT NULL THEN strftime('%%Y-%%m-%%d
+    %%H:%%M:%%f', strftime('%%Y-%%m-%%d %%H:%%M:%%f', max(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'),
+    coalesce(u.run_at, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))), printf('%%.3f seconds', coalesce(u.delay,
+    0))), printf('%%.3f seconds', u.ttl)) END
+FROM "dbtaskqueue_stg_20260131000000_x" AS u
+WHERE u._attempt IN (
+    SELECT value
+    FROM json_each(%(attempts)s)
+)
+ORDER BY u.reference_number, u.queue_name;
+
+-- Staging.insert (timed, grouped)
+INSERT INTO "dbtaskqueue_task" (queue_name, reference_number, payload, payload_type, priority, group_key, tag,
+    context, max_attempts, lease_seconds, next_process_time, ready_time, parked_by, expire_time)
+SELECT u.queue_name, u.reference_number, u.payload, u.payload_type, u.priority, u.group_key, u.tag, u.context,
+    u.max_attempts, u.lease_seconds, strftime('%%Y-%%m-%%d %%H:%%M:%%f', max(strftime('%%Y-%%m-%%d
+    %%H:%%M:%%f', 'now'), coalesce(u.run_at, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))), printf('%%.3f
+    seconds', coalesce(u.delay, 0))), CASE WHEN u.group_key IS NULL THEN strftime('%%Y-%%m-%%d %%H:%%M:%%f',
+    max(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), coalesce(u.run_at, strftime('%%Y-%%m-%%d %%H:%%M:%%f',
+    'now'))), printf('%%.3f seconds', coalesce(u.delay, 0))) END, CASE WHEN u.group_key IS NOT NULL THEN
+    'group' END, CASE WHEN u.ttl IS NOT NULL THEN strftime('%%Y-%%m-%%d %%H:%%M:%%f', strftime('%%Y-%%m-%%d
+    %%H:%%M:%%f', max(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), coalesce(u.run_at, strftime('%%Y-%%m-%%d
+    %%H:%%M:%%f', 'now'))), printf('%%.3f seconds', coalesce(u.delay, 0))), printf('%%.3f seconds', u.ttl))
+    END
+FROM "dbtaskqueue_stg_20260131000000_x" AS u
+WHERE u._attempt IN (
+    SELECT value
+    FROM json_each(%(attempts)s)
+)
+ORDER BY u.reference_number, u.queue_name;
+
+-- Staging.insert (ignore, timed)
+INSERT INTO "dbtaskqueue_task" (queue_name, reference_number, payload, payload_type, priority, group_key, tag,
+    context, max_attempts, lease_seconds, next_process_time, ready_time, parked_by, expire_time)
+SELECT u.queue_name, u.reference_number, u.payload, u.payload_type, u.priority, u.group_key, u.tag, u.context,
+    u.max_attempts, u.lease_seconds, strftime('%%Y-%%m-%%d %%H:%%M:%%f', max(strftime('%%Y-%%m-%%d
+    %%H:%%M:%%f', 'now'), coalesce(u.run_at, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))), printf('%%.3f
+    seconds', coalesce(u.delay, 0))), strftime('%%Y-%%m-%%d %%H:%%M:%%f', max(strftime('%%Y-%%m-%%d
+    %%H:%%M:%%f', 'now'), coalesce(u.run_at, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))), printf('%%.3f
+    seconds', coalesce(u.delay, 0))), NULL, CASE WHEN u.ttl IS NOT NULL THEN strftime('%%Y-%%m-%%d
+    %%H:%%M:%%f', strftime('%%Y-%%m-%%d %%H:%%M:%%f', max(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'),
+    coalesce(u.run_at, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))), printf('%%.3f seconds', coalesce(u.delay,
+    0))), printf('%%.3f seconds', u.ttl)) END
+FROM "dbtaskqueue_stg_20260131000000_x" AS u
+WHERE u._attempt IN (
+    SELECT value
+    FROM json_each(%(attempts)s)
+)
+ORDER BY u.reference_number, u.queue_name
+ON CONFLICT (reference_number, queue_name) DO NOTHING;
+
+-- Staging.insert (ignore, timed, grouped)
+INSERT INTO "dbtaskqueue_task" (queue_name, reference_number, payload, payload_type, priority, group_key, tag,
+    context, max_attempts, lease_seconds, next_process_time, ready_time, parked_by, expire_time)
+SELECT u.queue_name, u.reference_number, u.payload, u.payload_type, u.priority, u.group_key, u.tag, u.context,
+    u.max_attempts, u.lease_seconds, strftime('%%Y-%%m-%%d %%H:%%M:%%f', max(strftime('%%Y-%%m-%%d
+    %%H:%%M:%%f', 'now'), coalesce(u.run_at, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))), printf('%%.3f
+    seconds', coalesce(u.delay, 0))), CASE WHEN u.group_key IS NULL THEN strftime('%%Y-%%m-%%d %%H:%%M:%%f',
+    max(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), coalesce(u.run_at, strftime('%%Y-%%m-%%d %%H:%%M:%%f',
+    'now'))), printf('%%.3f seconds', coalesce(u.delay, 0))) END, CASE WHEN u.group_key IS NOT NULL THEN
+    'group' END, CASE WHEN u.ttl IS NOT NULL THEN strftime('%%Y-%%m-%%d %%H:%%M:%%f', strftime('%%Y-%%m-%%d
+    %%H:%%M:%%f', max(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), coalesce(u.run_at, strftime('%%Y-%%m-%%d
+    %%H:%%M:%%f', 'now'))), printf('%%.3f seconds', coalesce(u.delay, 0))), printf('%%.3f seconds', u.ttl))
+    END
+FROM "dbtaskqueue_stg_20260131000000_x" AS u
+WHERE u._attempt IN (
+    SELECT value
+    FROM json_each(%(attempts)s)
+)
+ORDER BY u.reference_number, u.queue_name
+ON CONFLICT (reference_number, queue_name) DO NOTHING;
+
+-- Staging.misplaced
+SELECT m.id, m.in_line
+FROM (
+    SELECT t.id AS id, t.ready_time IS NOT NULL AS in_line, t.status AS s, row_number() OVER (PARTITION BY
+        t.queue_name, t.group_key ORDER BY CASE WHEN t.status = 'PROCESSING' THEN 0 WHEN t.ready_time IS NOT
+        NULL AND t.attempt > 0 THEN 1 ELSE 2 END, max((julianday(t.next_process_time) -
+        julianday(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))) * 86400.0, 0), t.priority, t.id) AS place
+    FROM "dbtaskqueue_task" AS t
+    JOIN (
+        SELECT DISTINCT u.queue_name AS q, u.group_key AS k
+        FROM "dbtaskqueue_stg_20260131000000_x" AS u
+        WHERE u._attempt IN (
+            SELECT value
+            FROM json_each(%(attempts)s)
+        )
+        AND u.group_key > ''
+    ) AS g
+    ON t.queue_name = g.q
+    AND t.group_key = g.k
+    WHERE t.ready_time IS NOT NULL OR t.parked_by = 'group'
+) AS m
+WHERE m.place = 1
+AND NOT m.in_line OR m.place > 1
+AND m.in_line
+AND m.s <> 'PROCESSING';
+
+-- Staging.stamp
+SELECT strftime('%%Y%%m%%d%%H%%M%%S', 'now');
+
+-- Staging.twice
+SELECT u.queue_name, u.reference_number
+FROM "dbtaskqueue_stg_20260131000000_x" AS u
+WHERE u._attempt IN (
+    SELECT value
+    FROM json_each(%(attempts)s)
+)
+AND u.reference_number IS NOT NULL
+GROUP BY u.queue_name, u.reference_number
+HAVING count(*) > 1
+ORDER BY 2, 1
+LIMIT 1;
+
+-- Archiving.attempts_in
+SELECT count(*)
+FROM "dbtaskqueue_attempt"
+WHERE location = %(location)s
+AND task_id BETWEEN %(first_id)s AND %(last_id)s;
+
+-- Archiving.batch_deleted
+UPDATE "dbtaskqueue_archivebatch"
+SET state = 'deleted', tasks = %(tasks)s, attempts = %(attempts)s, withdrawn = %(withdrawn)s, size = %(size)s
+WHERE token = %(token)s
+AND state = 'open';
+
+-- Archiving.batch_ended
+UPDATE "dbtaskqueue_archivebatch"
+SET state = %(state)s, note = %(note)s, close_time = strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')
+WHERE token = %(token)s
+AND state = %(before)s;
+
+-- Archiving.counted
+SELECT count(*)
+FROM archived_gone;
+
+-- Archiving.cutoff
+SELECT strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', printf('%%.3f seconds', -%(age)s));
+
+-- Archiving.frozen (task)
+SELECT min(x.id), max(x.id), count(*)
+FROM (
+    SELECT id
+    FROM "dbtaskqueue_task"
+    WHERE id > %(after)s
+    AND status IN ('COMPLETED', 'ERROR', 'POISON')
+    AND status IN (
+        SELECT value
+        FROM json_each(%(statuses)s)
+    )
+    AND coalesce(finish_time, last_update_time) < %(cutoff)s
+    AND (%(every)s OR queue_name IN (
+        SELECT value
+        FROM json_each(%(queues)s)
+    ))
+    ORDER BY id
+    LIMIT %(limit)s
+) AS x;
+
+-- Archiving.frozen (history)
+SELECT min(x.id), max(x.id), count(*)
+FROM (
+    SELECT id
+    FROM "dbtaskqueue_taskhistory"
+    WHERE id > %(after)s
+    AND status IN ('COMPLETED', 'ERROR', 'POISON')
+    AND status IN (
+        SELECT value
+        FROM json_each(%(statuses)s)
+    )
+    AND coalesce(finish_time, last_update_time) < %(cutoff)s
+    AND (%(every)s OR queue_name IN (
+        SELECT value
+        FROM json_each(%(queues)s)
+    ))
+    ORDER BY id
+    LIMIT %(limit)s
+) AS x;
+
+-- Archiving.remove (task)
+INSERT INTO archived_gone (location, id, row_id)
+SELECT k.location, k.id, t.id
+FROM "dbtaskqueue_task" AS t, archived_key AS k
+WHERE t.id = k.id
+AND t.total_attempt = k.total_attempt
+AND t.status = k.status
+AND abs(julianday(t.last_update_time) - julianday(k.last_update_time)) < 1e-8
+AND t.status IN ('COMPLETED', 'ERROR', 'POISON');
+
+-- Archiving.remove (history)
+INSERT INTO archived_gone (location, id, row_id)
+SELECT k.location, k.id, t.id
+FROM "dbtaskqueue_taskhistory" AS t, archived_key AS k
+WHERE t.task_id = k.id
+AND t.location = k.location
+AND t.total_attempt = k.total_attempt
+AND t.status = k.status
+AND abs(julianday(t.last_update_time) - julianday(k.last_update_time)) < 1e-8
+AND t.status IN ('COMPLETED', 'ERROR', 'POISON');
+
+-- Archiving.remove_attempts
+DELETE
+FROM "dbtaskqueue_attempt"
+WHERE id IN (
+    SELECT a.id
+    FROM archived_attempt AS a
+    JOIN archived_gone AS g
+    ON a.task_id = g.id
+    AND a.location = g.location
+);
+
+-- Archiving.remove_exported_attempts
+DELETE
+FROM "dbtaskqueue_attempt"
+WHERE id IN (
+    SELECT id
+    FROM archived_attempt
+);
+
+-- Archiving.remove_locked (task)
+DELETE
+FROM "dbtaskqueue_task"
+WHERE id IN (
+    SELECT row_id
+    FROM archived_gone
+);
+
+-- Archiving.remove_locked (history)
+DELETE
+FROM "dbtaskqueue_taskhistory"
+WHERE id IN (
+    SELECT row_id
+    FROM archived_gone
+);
+
+-- Archiving.temporary [1]
+CREATE TEMPORARY TABLE archived_key (location text, id bigint, total_attempt bigint, status text,
+    last_update_time text);
+
+-- Archiving.temporary [2]
+CREATE TEMPORARY TABLE archived_attempt (id bigint, location text, task_id bigint);
+
+-- Archiving.temporary [3]
+CREATE TEMPORARY TABLE archived_gone (location text, id bigint, row_id bigint);
+
+-- Archiving.withdrawn
+SELECT k.location, k.id
+FROM archived_key AS k
+WHERE NOT EXISTS (
+    SELECT 1
+    FROM archived_gone AS g
+    WHERE g.id = k.id
+    AND g.location = k.location
+);
+
+-- Statements.attempts (one row)
+INSERT INTO "dbtaskqueue_attempt" (location, task_id, queue_name, attempt, total_attempt, poller_instance,
+    start_time, error_type, message, traceback, fingerprint)
+SELECT %(location)s, t.id, t.queue_name, t.attempt, t.total_attempt, t.poller_instance, t.start_time, u.t,
+    u.m, u.b, u.f
+FROM "dbtaskqueue_task" AS t
+JOIN (
+    SELECT %(i)s AS i, %(k)s AS k, %(t)s AS t, %(m)s AS m, %(b)s AS b, %(f)s AS f
+) AS u
+ON t.id = u.i
+AND t.total_attempt = u.k
+WHERE t.status IN ('PROCESSING');
+
+-- Statements.checkout_optimistic (one row)
+UPDATE "dbtaskqueue_task"
+SET status = 'PROCESSING', attempt = attempt + 1, total_attempt = total_attempt + 1, start_time =
+    strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), last_update_time = strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'),
+    next_process_time = strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', printf('%%.3f seconds',
+    coalesce(lease_seconds, %(lease)s))), poller_instance = %(poller_instance)s
+WHERE id IN (
+    SELECT t.id
+    FROM "dbtaskqueue_task" AS t
+    JOIN (
+        SELECT %(i)s AS i, %(k)s AS k
+    ) AS u
+    ON t.id = u.i
+    AND t.total_attempt = u.k
+    WHERE t.status IN ('CREATED', 'PROCESSING')
+    AND ready_time <= strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')
+    AND next_process_time <= strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')
+    AND attempt < max_attempts
+    AND (tag IS NULL OR tag IN (
+        SELECT value
+        FROM json_each(%(tags)s)
+    ))
+    AND NOT EXISTS (
+        SELECT 1
+        FROM "dbtaskqueue_queue" AS q
+        WHERE q.name = %(queue_name)s
+        AND q.paused_time IS NOT NULL
+        AND (q.paused_until IS NULL OR q.paused_until > strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))
+    )
+)
+RETURNING id, queue_name, reference_number, attempt, reenqueue_attempt, total_attempt, max_attempts, priority,
+    payload_type, payload, context, create_time, start_time, next_process_time, poller_instance, ready_time,
+    group_key, expire_time, lease_seconds;
+
+-- Statements.complete (one row)
+UPDATE "dbtaskqueue_task" AS t
+SET status = 'COMPLETED', final_status = 'COMPLETED', ready_time = NULL, finish_time = strftime('%%Y-%%m-%%d
+    %%H:%%M:%%f', 'now'), last_update_time = strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), process_result = u.p,
+    result = u.r
+FROM (
+    SELECT %(i)s AS i, %(k)s AS k, %(p)s AS p, %(r)s AS r
+) AS u
+WHERE t.id = u.i
+AND t.total_attempt = u.k
+AND t.status IN ('PROCESSING')
+RETURNING id;
+
+-- Statements.complete_plain (one row)
+UPDATE "dbtaskqueue_task" AS t
+SET status = 'COMPLETED', final_status = 'COMPLETED', ready_time = NULL, finish_time = strftime('%%Y-%%m-%%d
+    %%H:%%M:%%f', 'now'), last_update_time = strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), process_result =
+    NULL, result = NULL
+FROM (
+    SELECT %(i)s AS i, %(k)s AS k
+) AS u
+WHERE t.id = u.i
+AND t.total_attempt = u.k
+AND t.status IN ('PROCESSING')
+RETURNING id;
+
+-- Statements.count_deleted (one row)
+INSERT INTO "dbtaskqueue_deletedtasks" (queue_name, count)
+SELECT x.q, count(*)
+FROM (
+    SELECT t.queue_name AS q
+    FROM "dbtaskqueue_task" AS t
+    JOIN (
+        SELECT %(i)s AS i, %(k)s AS k
+    ) AS u
+    ON t.id = u.i
+    AND t.total_attempt = u.k
+    WHERE t.status IN ('PROCESSING')
+) AS x
+GROUP BY x.q;
+
+-- Statements.held (one row)
+SELECT t.id
+FROM "dbtaskqueue_task" AS t
+JOIN (
+    SELECT %(i)s AS i, %(k)s AS k
+) AS u
+ON t.id = u.i
+AND t.total_attempt = u.k
+WHERE t.status IN ('PROCESSING');
+
+-- Statements.insert (error) (one row)
+INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, payload, payload_type, priority, group_key,
+    tag, context, max_attempts, lease_seconds, next_process_time, ready_time, parked_by, expire_time)
+VALUES (%(queue_name)s, %(reference_number)s, %(payload)s, %(payload_type)s, %(priority)s, %(group_key)s,
+    %(tag)s, %(context)s, %(max_attempts)s, %(lease_seconds)s, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'),
+    strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), NULL, NULL)
+ON CONFLICT (reference_number, queue_name) DO NOTHING
+RETURNING id, create_time;
+
+-- Statements.insert_many (error) (one row)
+INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, payload, payload_type, priority, group_key,
+    tag, context, max_attempts, lease_seconds, next_process_time, ready_time, parked_by, expire_time)
+SELECT %(queue_name)s, u.reference_number, u.payload, u.payload_type, u.priority, u.group_key, u.tag,
+    u.context, u.max_attempts, u.lease_seconds, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'),
+    strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), NULL, NULL
+FROM (
+    SELECT %(reference_number)s AS reference_number, %(payload)s AS payload, %(payload_type)s AS payload_type,
+        %(priority)s AS priority, %(group_key)s AS group_key, %(tag)s AS tag, %(context)s AS context,
+        %(max_attempts)s AS max_attempts, %(lease_seconds)s AS lease_seconds
+) AS u
+WHERE true
+ON CONFLICT (reference_number, queue_name) DO NOTHING
+RETURNING id, last_update_time = create_time;
+
+-- Statements.insert_many (error, grouped) (one row)
+INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, payload, payload_type, priority, group_key,
+    tag, context, max_attempts, lease_seconds, next_process_time, ready_time, parked_by, expire_time)
+SELECT %(queue_name)s, u.reference_number, u.payload, u.payload_type, u.priority, u.group_key, u.tag,
+    u.context, u.max_attempts, u.lease_seconds, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), CASE WHEN
+    u.group_key IS NULL THEN strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now') END, CASE WHEN u.group_key IS NOT NULL
+    THEN 'group' END, NULL
+FROM (
+    SELECT %(reference_number)s AS reference_number, %(payload)s AS payload, %(payload_type)s AS payload_type,
+        %(priority)s AS priority, %(group_key)s AS group_key, %(tag)s AS tag, %(context)s AS context,
+        %(max_attempts)s AS max_attempts, %(lease_seconds)s AS lease_seconds
+) AS u
+WHERE true
+ON CONFLICT (reference_number, queue_name) DO NOTHING
+RETURNING id, last_update_time = create_time;
+
+-- Statements.insert_many (error, timed) (one row)
+INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, payload, payload_type, priority, group_key,
+    tag, context, max_attempts, lease_seconds, next_process_time, ready_time, parked_by, expire_time)
+SELECT %(queue_name)s, u.reference_number, u.payload, u.payload_type, u.priority, u.group_key, u.tag,
+    u.context, u.max_attempts, u.lease_seconds, strftime('%%Y-%%m-%%d %%H:%%M:%%f', max(strftime('%%Y-%%m-%%d
+    %%H:%%M:%%f', 'now'), coalesce(u.run_at, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))), printf('%%.3f
+    seconds', coalesce(u.delay, 0))), strftime('%%Y-%%m-%%d %%H:%%M:%%f', max(strftime('%%Y-%%m-%%d
+    %%H:%%M:%%f', 'now'), coalesce(u.run_at, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))), printf('%%.3f
+    seconds', coalesce(u.delay, 0))), NULL, CASE WHEN u.ttl IS NOT NULL THEN strftime('%%Y-%%m-%%d
+    %%H:%%M:%%f', strftime('%%Y-%%m-%%d %%H:%%M:%%f', max(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'),
+    coalesce(u.run_at, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))), printf('%%.3f seconds', coalesce(u.delay,
+    0))), printf('%%.3f seconds', u.ttl)) END
+FROM (
+    SELECT %(reference_number)s AS reference_number, %(payload)s AS payload, %(payload_type)s AS payload_type,
+        %(priority)s AS priority, %(group_key)s AS group_key, %(tag)s AS tag, %(context)s AS context,
+        %(max_attempts)s AS max_attempts, %(lease_seconds)s AS lease_seconds, %(delay)s AS delay, %(run_at)s
+        AS run_at, %(ttl)s AS ttl
+) AS u
+WHERE true
+ON CONFLICT (reference_number, queue_name) DO NOTHING
+RETURNING id, last_update_time = create_time;
+
+-- Statements.insert_many (error, timed, grouped) (one row)
+INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, payload, payload_type, priority, group_key,
+    tag, context, max_attempts, lease_seconds, next_process_time, ready_time, parked_by, expire_time)
+SELECT %(queue_name)s, u.reference_number, u.payload, u.payload_type, u.priority, u.group_key, u.tag,
+    u.context, u.max_attempts, u.lease_seconds, strftime('%%Y-%%m-%%d %%H:%%M:%%f', max(strftime('%%Y-%%m-%%d
+    %%H:%%M:%%f', 'now'), coalesce(u.run_at, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))), printf('%%.3f
+    seconds', coalesce(u.delay, 0))), CASE WHEN u.group_key IS NULL THEN strftime('%%Y-%%m-%%d %%H:%%M:%%f',
+    max(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), coalesce(u.run_at, strftime('%%Y-%%m-%%d %%H:%%M:%%f',
+    'now'))), printf('%%.3f seconds', coalesce(u.delay, 0))) END, CASE WHEN u.group_key IS NOT NULL THEN
+    'group' END, CASE WHEN u.ttl IS NOT NULL THEN strftime('%%Y-%%m-%%d %%H:%%M:%%f', strftime('%%Y-%%m-%%d
+    %%H:%%M:%%f', max(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), coalesce(u.run_at, strftime('%%Y-%%m-%%d
+    %%H:%%M:%%f', 'now'))), printf('%%.3f seconds', coalesce(u.delay, 0))), printf('%%.3f seconds', u.ttl))
+    END
+FROM (
+    SELECT %(reference_number)s AS reference_number, %(payload)s AS payload, %(payload_type)s AS payload_type,
+        %(priority)s AS priority, %(group_key)s AS group_key, %(tag)s AS tag, %(context)s AS context,
+        %(max_attempts)s AS max_attempts, %(lease_seconds)s AS lease_seconds, %(delay)s AS delay, %(run_at)s
+        AS run_at, %(ttl)s AS ttl
+) AS u
+WHERE true
+ON CONFLICT (reference_number, queue_name) DO NOTHING
+RETURNING id, last_update_time = create_time;
+
+-- Statements.insert_many (replace, timed) (one row)
+INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, payload, payload_type, priority, group_key,
+    tag, context, max_attempts, lease_seconds, next_process_time, ready_time, parked_by, expire_time)
+SELECT %(queue_name)s, u.reference_number, u.payload, u.payload_type, u.priority, u.group_key, u.tag,
+    u.context, u.max_attempts, u.lease_seconds, strftime('%%Y-%%m-%%d %%H:%%M:%%f', max(strftime('%%Y-%%m-%%d
+    %%H:%%M:%%f', 'now'), coalesce(u.run_at, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))), printf('%%.3f
+    seconds', coalesce(u.delay, 0))), strftime('%%Y-%%m-%%d %%H:%%M:%%f', max(strftime('%%Y-%%m-%%d
+    %%H:%%M:%%f', 'now'), coalesce(u.run_at, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))), printf('%%.3f
+    seconds', coalesce(u.delay, 0))), NULL, CASE WHEN u.ttl IS NOT NULL THEN strftime('%%Y-%%m-%%d
+    %%H:%%M:%%f', strftime('%%Y-%%m-%%d %%H:%%M:%%f', max(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'),
+    coalesce(u.run_at, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))), printf('%%.3f seconds', coalesce(u.delay,
+    0))), printf('%%.3f seconds', u.ttl)) END
+FROM (
+    SELECT %(reference_number)s AS reference_number, %(payload)s AS payload, %(payload_type)s AS payload_type,
+        %(priority)s AS priority, %(group_key)s AS group_key, %(tag)s AS tag, %(context)s AS context,
+        %(max_attempts)s AS max_attempts, %(lease_seconds)s AS lease_seconds, %(delay)s AS delay, %(run_at)s
+        AS run_at, %(ttl)s AS ttl
+) AS u
+WHERE true
+ON CONFLICT (reference_number, queue_name) DO UPDATE
+SET payload = excluded.payload, payload_type = excluded.payload_type, priority = excluded.priority, tag =
+    excluded.tag, context = excluded.context, lease_seconds = excluded.lease_seconds, next_process_time =
+    excluded.next_process_time, expire_time = excluded.expire_time, max_attempts = max(excluded.max_attempts,
+    t.attempt + 1), ready_time = CASE WHEN t.parked_by IS NULL THEN excluded.next_process_time END,
+    last_update_time = max(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), strftime('%%Y-%%m-%%d %%H:%%M:%%f',
+    t.create_time, printf('%%.3f seconds', 0.001)))
+WHERE t.status IN ('CREATED')
+AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
+RETURNING id, last_update_time = create_time;
+
+-- Statements.insert_many (replace, timed, keep_due) (one row)
+INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, payload, payload_type, priority, group_key,
+    tag, context, max_attempts, lease_seconds, next_process_time, ready_time, parked_by, expire_time)
+SELECT %(queue_name)s, u.reference_number, u.payload, u.payload_type, u.priority, u.group_key, u.tag,
+    u.context, u.max_attempts, u.lease_seconds, strftime('%%Y-%%m-%%d %%H:%%M:%%f', max(strftime('%%Y-%%m-%%d
+    %%H:%%M:%%f', 'now'), coalesce(u.run_at, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))), printf('%%.3f
+    seconds', coalesce(u.delay, 0))), strftime('%%Y-%%m-%%d %%H:%%M:%%f', max(strftime('%%Y-%%m-%%d
+    %%H:%%M:%%f', 'now'), coalesce(u.run_at, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))), printf('%%.3f
+    seconds', coalesce(u.delay, 0))), NULL, CASE WHEN u.ttl IS NOT NULL THEN strftime('%%Y-%%m-%%d
+    %%H:%%M:%%f', strftime('%%Y-%%m-%%d %%H:%%M:%%f', max(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'),
+    coalesce(u.run_at, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))), printf('%%.3f seconds', coalesce(u.delay,
+    0))), printf('%%.3f seconds', u.ttl)) END
+FROM (
+    SELECT %(reference_number)s AS reference_number, %(payload)s AS payload, %(payload_type)s AS payload_type,
+        %(priority)s AS priority, %(group_key)s AS group_key, %(tag)s AS tag, %(context)s AS context,
+        %(max_attempts)s AS max_attempts, %(lease_seconds)s AS lease_seconds, %(delay)s AS delay, %(run_at)s
+        AS run_at, %(ttl)s AS ttl
+) AS u
+WHERE true
+ON CONFLICT (reference_number, queue_name) DO UPDATE
+SET payload = excluded.payload, payload_type = excluded.payload_type, priority = excluded.priority, tag =
+    excluded.tag, context = excluded.context, lease_seconds = excluded.lease_seconds, max_attempts =
+    max(excluded.max_attempts, t.attempt + 1), last_update_time = max(strftime('%%Y-%%m-%%d %%H:%%M:%%f',
+    'now'), strftime('%%Y-%%m-%%d %%H:%%M:%%f', t.create_time, printf('%%.3f seconds', 0.001)))
+WHERE t.status IN ('CREATED')
+AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
+RETURNING id, last_update_time = create_time;
+
+-- Statements.last_failures (one row)
+SELECT a.task_id, a.attempt
+FROM "dbtaskqueue_attempt" AS a
+JOIN (
+    SELECT %(i)s AS i
+) AS u
+ON a.task_id = u.i
+WHERE a.location = %(location)s
+ORDER BY a.total_attempt;
+
+-- Statements.outcome_of (one row)
+SELECT t.id, t.status
+FROM "dbtaskqueue_task" AS t
+JOIN (
+    SELECT %(i)s AS i, %(k)s AS k
+) AS u
+ON t.id = u.i
+AND t.total_attempt = u.k;
+
+-- Statements.remove (one row)
+DELETE
+FROM "dbtaskqueue_task"
+WHERE id IN (
+    SELECT t.id
+    FROM "dbtaskqueue_task" AS t
+    JOIN (
+        SELECT %(i)s AS i, %(k)s AS k
+    ) AS u
+    ON t.id = u.i
+    AND t.total_attempt = u.k
+    WHERE t.status IN ('PROCESSING')
+)
+RETURNING id;
+
+-- Statements.renew (one row)
+UPDATE "dbtaskqueue_task"
+SET next_process_time = strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', printf('%%.3f seconds',
+    coalesce(lease_seconds, %(lease)s)))
+WHERE id IN (
+    SELECT t.id
+    FROM "dbtaskqueue_task" AS t
+    JOIN (
+        SELECT %(i)s AS i, %(k)s AS k
+    ) AS u
+    ON t.id = u.i
+    AND t.total_attempt = u.k
+    WHERE t.status IN ('PROCESSING')
+)
+RETURNING id;
+
+-- Statements.standing (one row)
+SELECT id, queue_name, reference_number, attempt, reenqueue_attempt, total_attempt, max_attempts, priority,
+    payload_type, payload, context, create_time, start_time, next_process_time, poller_instance, ready_time,
+    group_key, expire_time, lease_seconds, (julianday(next_process_time) - julianday(strftime('%%Y-%%m-%%d
+    %%H:%%M:%%f', 'now'))) * 86400.0
+FROM "dbtaskqueue_task" AS t
+JOIN (
+    SELECT %(i)s AS i, %(k)s AS k
+) AS u
+ON t.id = u.i
+AND t.total_attempt = u.k
+WHERE t.status IN ('PROCESSING');
+
+-- Statements.to_history (one row)
+INSERT INTO "dbtaskqueue_taskhistory" (location, task_id, status, process_result, result, finish_time,
+    last_update_time, queue_name, reference_number, attempt, reenqueue_attempt, total_attempt, max_attempts,
+    priority, payload, payload_type, context, group_key, lease_seconds, tag, poller_instance, create_time,
+    next_process_time, expire_time, start_time)
+SELECT %(location)s, t.id, 'COMPLETED', u.p, u.r, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'),
+    strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), t.queue_name, t.reference_number, t.attempt,
+    t.reenqueue_attempt, t.total_attempt, t.max_attempts, t.priority, t.payload, t.payload_type, t.context,
+    t.group_key, t.lease_seconds, t.tag, t.poller_instance, t.create_time, t.next_process_time, t.expire_time,
+    t.start_time
+FROM "dbtaskqueue_task" AS t
+JOIN (
+    SELECT %(i)s AS i, %(k)s AS k, %(p)s AS p, %(r)s AS r
+) AS u
+ON t.id = u.i
+AND t.total_attempt = u.k
+WHERE t.status IN ('PROCESSING');
+
+-- Statements.unlocked (one row)
+SELECT t.id
+FROM "dbtaskqueue_task" AS t
+JOIN (
+    SELECT %(i)s AS i, %(k)s AS k
+) AS u
+ON t.id = u.i
+AND t.total_attempt = u.k
+WHERE t.status IN ('PROCESSING');
+
+-- Statements.write (one row)
+UPDATE "dbtaskqueue_task" AS t
+SET status = u.s, last_update_time = strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), parked_by = u.w, ready_time =
+    CASE WHEN u.s <> 'CREATED' OR u.w IS NOT NULL THEN NULL WHEN u.d IS NULL THEN t.ready_time ELSE
+    strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', printf('%%.3f seconds', u.d)) END, next_process_time = CASE
+    WHEN u.s = 'CREATED' THEN strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', printf('%%.3f seconds', coalesce(u.d,
+    0))) ELSE t.next_process_time END, attempt = CASE WHEN u.a IS NULL THEN 0 WHEN u.s = 'CREATED' THEN
+    min(t.attempt + u.a, t.max_attempts - 1) ELSE t.attempt + u.a END, reenqueue_attempt = t.reenqueue_attempt
+    + u.e, process_result = CASE WHEN u.s = 'CREATED' AND u.d IS NULL THEN t.process_result ELSE u.p END,
+    result = CASE WHEN u.s = 'CREATED' AND u.d IS NULL THEN t.result ELSE u.r END, poller_instance = CASE WHEN
+    u.s = 'CREATED' THEN NULL ELSE t.poller_instance END, finish_time = CASE WHEN u.s = 'CREATED' THEN NULL
+    ELSE strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now') END, final_status = nullif(u.s, 'CREATED'), fingerprint =
+    coalesce(u.f, t.fingerprint)
+FROM (
+    SELECT %(i)s AS i, %(k)s AS k, %(s)s AS s, %(d)s AS d, %(a)s AS a, %(e)s AS e, %(p)s AS p, %(r)s AS r,
+        %(w)s AS w, %(f)s AS f
+) AS u
+WHERE t.id = u.i
+AND t.total_attempt = u.k
+AND t.status IN ('PROCESSING')
+RETURNING id;
+
+-- Statements.ages (without some payload types)
+SELECT x.priority, max((julianday(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')) - julianday(x.ready_time)) *
+    86400.0)
+FROM "dbtaskqueue_task" AS x
+WHERE queue_name = %(queue_name)s
+AND ready_time IS NOT NULL
+AND ready_time <= strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')
+AND next_process_time <= strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')
+AND attempt < max_attempts
+AND (tag IS NULL OR tag IN (
+    SELECT value
+    FROM json_each(%(tags)s)
+))
+AND NOT coalesce(payload_type, '') IN (
+    SELECT value
+    FROM json_each(%(without)s)
+)
+AND NOT EXISTS (
+    SELECT 1
+    FROM "dbtaskqueue_queue" AS q
+    WHERE q.name = %(queue_name)s
+    AND q.paused_time IS NOT NULL
+    AND (q.paused_until IS NULL OR q.paused_until > strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))
+)
+GROUP BY x.priority;
+
+-- Statements.checkout_optimistic (without some payload types)
+UPDATE "dbtaskqueue_task"
+SET status = 'PROCESSING', attempt = attempt + 1, total_attempt = total_attempt + 1, start_time =
+    strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), last_update_time = strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'),
+    next_process_time = strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', printf('%%.3f seconds',
+    coalesce(lease_seconds, %(lease)s))), poller_instance = %(poller_instance)s
+WHERE id IN (
+    SELECT t.id
+    FROM "dbtaskqueue_task" AS t
+    JOIN (
+        SELECT value ->> '$.i' AS i, value ->> '$.k' AS k
+        FROM json_each(%(rows)s)
+    ) AS u
+    ON t.id = u.i
+    AND t.total_attempt = u.k
+    WHERE t.status IN ('CREATED', 'PROCESSING')
+    AND ready_time <= strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')
+    AND next_process_time <= strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')
+    AND attempt < max_attempts
+    AND (tag IS NULL OR tag IN (
+        SELECT value
+        FROM json_each(%(tags)s)
+    ))
+    AND NOT coalesce(payload_type, '') IN (
+        SELECT value
+        FROM json_each(%(without)s)
+    )
+    AND NOT EXISTS (
+        SELECT 1
+        FROM "dbtaskqueue_queue" AS q
+        WHERE q.name = %(queue_name)s
+        AND q.paused_time IS NOT NULL
+        AND (q.paused_until IS NULL OR q.paused_until > strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))
+    )
+)
+RETURNING id, queue_name, reference_number, attempt, reenqueue_attempt, total_attempt, max_attempts, priority,
+    payload_type, payload, context, create_time, start_time, next_process_time, poller_instance, ready_time,
+    group_key, expire_time, lease_seconds;
+
+-- Statements.checkout_single_writer (without some payload types)
+UPDATE "dbtaskqueue_task"
+SET status = 'PROCESSING', attempt = attempt + 1, total_attempt = total_attempt + 1, start_time =
+    strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), last_update_time = strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'),
+    next_process_time = strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', printf('%%.3f seconds',
+    coalesce(lease_seconds, %(lease)s))), poller_instance = %(poller_instance)s
+WHERE id IN (
+    SELECT id
+    FROM "dbtaskqueue_task"
+    WHERE queue_name = %(queue_name)s
+    AND ready_time IS NOT NULL
+    AND ready_time <= strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')
+    AND next_process_time <= strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')
+    AND attempt < max_attempts
+    AND (tag IS NULL OR tag IN (
+        SELECT value
+        FROM json_each(%(tags)s)
+    ))
+    AND NOT coalesce(payload_type, '') IN (
+        SELECT value
+        FROM json_each(%(without)s)
+    )
+    AND NOT EXISTS (
+        SELECT 1
+        FROM "dbtaskqueue_queue" AS q
+        WHERE q.name = %(queue_name)s
+        AND q.paused_time IS NOT NULL
+        AND (q.paused_until IS NULL OR q.paused_until > strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))
+    )
+    AND status IN ('CREATED', 'PROCESSING')
+    ORDER BY priority, ready_time, id
+    LIMIT %(limit)s
+)
+RETURNING id, queue_name, reference_number, attempt, reenqueue_attempt, total_attempt, max_attempts, priority,
+    payload_type, payload, context, create_time, start_time, next_process_time, poller_instance, ready_time,
+    group_key, expire_time, lease_seconds;
+
+-- Statements.checkout_single_writer (aged) (without some payload types)
+UPDATE "dbtaskqueue_task"
+SET status = 'PROCESSING', attempt = attempt + 1, total_attempt = total_attempt + 1, start_time =
+    strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), last_update_time = strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'),
+    next_process_time = strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', printf('%%.3f seconds',
+    coalesce(lease_seconds, %(lease)s))), poller_instance = %(poller_instance)s
+WHERE id IN (
+    SELECT id
+    FROM "dbtaskqueue_task"
+    WHERE queue_name = %(queue_name)s
+    AND ready_time IS NOT NULL
+    AND ready_time <= strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')
+    AND next_process_time <= strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')
+    AND attempt < max_attempts
+    AND (tag IS NULL OR tag IN (
+        SELECT value
+        FROM json_each(%(tags)s)
+    ))
+    AND NOT coalesce(payload_type, '') IN (
+        SELECT value
+        FROM json_each(%(without)s)
+    )
+    AND NOT EXISTS (
+        SELECT 1
+        FROM "dbtaskqueue_queue" AS q
+        WHERE q.name = %(queue_name)s
+        AND q.paused_time IS NOT NULL
+        AND (q.paused_until IS NULL OR q.paused_until > strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))
+    )
+    AND status IN ('CREATED', 'PROCESSING')
+    ORDER BY priority NOT IN (
+        SELECT value
+        FROM json_each(%(aged)s)
+    ), priority, ready_time, id
+    LIMIT %(limit)s
+)
+RETURNING id, queue_name, reference_number, attempt, reenqueue_attempt, total_attempt, max_attempts, priority,
+    payload_type, payload, context, create_time, start_time, next_process_time, poller_instance, ready_time,
+    group_key, expire_time, lease_seconds;
+
+-- Statements.insert (error) (without some payload types)
+INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, payload, payload_type, priority, group_key,
+    tag, context, max_attempts, lease_seconds, next_process_time, ready_time, parked_by, expire_time)
+VALUES (%(queue_name)s, %(reference_number)s, %(payload)s, %(payload_type)s, %(priority)s, %(group_key)s,
+    %(tag)s, %(context)s, %(max_attempts)s, %(lease_seconds)s, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'),
+    strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), NULL, NULL)
+ON CONFLICT (reference_number, queue_name) DO NOTHING
+RETURNING id, create_time;
+
+-- series_sql [1]
+SELECT CAST(strftime('%%s', minute) AS integer) / %(step)s, outcome, CAST(sum(count) AS bigint),
+    sum(run_seconds), sum(wait_seconds)
+FROM "dbtaskqueue_metric"
+WHERE minute >= %(start)s
+AND (%(queue)s IS NULL OR queue_name = %(queue)s)
+GROUP BY 1, 2;
+
+-- series_sql [2]
+SELECT CAST(strftime('%%s', minute) AS integer) / %(step)s, h.key, sum(h.value)
+FROM "dbtaskqueue_metric", json_each({kind}) AS h
+WHERE minute >= %(start)s
+AND (%(queue)s IS NULL OR queue_name = %(queue)s)
+GROUP BY 1, 2;
+
+-- crowded_sql
+SELECT CAST(strftime('%%s', minute) AS integer) / %(step)s
+FROM "dbtaskqueue_metric"
+WHERE minute >= %(start)s
+AND minute <= %(end)s
+GROUP BY 1
+HAVING count(*) > count(DISTINCT queue_name || ' ' || outcome)
+ORDER BY 1
+LIMIT %(limit)s;
+
+-- archive.OPEN_BATCHES
+SELECT id, token, location, source, lake, state, first_id, last_id, cutoff, statuses, queues, withdrawn
+FROM "dbtaskqueue_archivebatch"
+WHERE state IN ('open', 'deleted')
+ORDER BY id;
+
+-- archive.CREATE
+INSERT INTO "dbtaskqueue_archivebatch" (token, location, source, lake, first_id, last_id, cutoff, statuses,
+    queues)
+VALUES (%(token)s, %(location)s, %(source)s, %(lake)s, %(first_id)s, %(last_id)s, %(cutoff)s, %(statuses)s,
+    %(queues)s);
