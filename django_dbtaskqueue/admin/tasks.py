@@ -21,6 +21,7 @@ from django_dbtaskqueue.admin.base import may_see
 from django_dbtaskqueue.admin.display import NOTHING, ago, box, stamp
 from django_dbtaskqueue.admin.enqueue_copy import can_enqueue, enqueue_again
 from django_dbtaskqueue.admin.lists import WHOLE, ListAdmin
+from django_dbtaskqueue.core.columns import LONG, SHOWN_IF_SET
 from django_dbtaskqueue.core.durations import format_duration
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.db.session import alias_for
@@ -34,9 +35,7 @@ from django_dbtaskqueue.operations.search.window import Look
 from django_dbtaskqueue.operations.serializers import error_of, message_of
 from django_dbtaskqueue.operations.verbs import IN_EFFECT, TASK_VERBS, Verb
 
-LONG = ("payload", "result", "context")
 MOST_ATTEMPTS = 50  # failed attempts on the page of a task
-OPTIONAL = ("payload_type", "group_key", "tag", "parked_by")
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +167,7 @@ class TaskAdmin(ListAdmin):
 
     def page_fields(self, row: Any) -> Sequence[str]:
         """What there is to say of this task; columns that are empty for most tasks only when they are not."""
-        filled = [name for name in OPTIONAL if getattr(row, name)]
+        filled = [name for name in SHOWN_IF_SET if getattr(row, name)]
         names = ("status_badge", "situation", "queue_link", "reference", "attempts_made", "poller", "priority")
         return (*names, *filled, *(["group_link"] if row.fingerprint else []))
 

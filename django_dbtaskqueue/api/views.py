@@ -15,6 +15,7 @@ from django.utils.translation import gettext as _
 
 from django_dbtaskqueue.api.auth import Fault, body, endpoint, typed
 from django_dbtaskqueue.conf import settings as conf
+from django_dbtaskqueue.core.columns import LONG
 from django_dbtaskqueue.db.session import alias_for
 from django_dbtaskqueue.models import Attempt, BulkOperation, Queue
 from django_dbtaskqueue.models.querysets import TaskQuerySet
@@ -26,7 +27,7 @@ from django_dbtaskqueue.operations.paginators import bounded_count
 from django_dbtaskqueue.operations.search.filterset import TaskFilter
 from django_dbtaskqueue.operations.search.parse import QUALIFIERS, Search, of_queue, to_text
 from django_dbtaskqueue.operations.search.query import tasks_for
-from django_dbtaskqueue.operations.serializers import LONG, attempt_of, detail, operation_document, summary
+from django_dbtaskqueue.operations.serializers import attempt_of, detail, operation_document, summary
 from django_dbtaskqueue.operations.stats.overview import overview
 from django_dbtaskqueue.operations.timeouts import bounded
 from django_dbtaskqueue.operations.verbs import BULK_VERBS, IN_EFFECT, VIEW_PAYLOAD, Aging

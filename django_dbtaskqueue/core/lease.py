@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import datetime, timedelta
 from typing import Any, Protocol
 
+from django_dbtaskqueue.core.columns import COLUMNS, Column
 from django_dbtaskqueue.core.exceptions import LeaseLost
 from django_dbtaskqueue.core.outcomes import Complete, CompleteDelete, Fail, Outcome, Poison, Reenqueue
 from django_dbtaskqueue.core.retry import AnyPolicy
@@ -164,3 +165,16 @@ class Lease:
     def _settle(self, outcome: Outcome) -> None:
         self.touched = True
         self.door.settle(self, outcome)
+
+
+def _leased() -> tuple[Column, ...]:
+    by_field = {column.leased: column for column in COLUMNS if column.leased}
+    names = [one.name for one in fields(Lease)][: len(by_field)]
+    if set(names) != set(by_field):
+        raise TypeError(f"Lease must begin with the leased columns {sorted(by_field)}; it begins with {names}.")
+    return tuple(by_field[name] for name in names)
+
+
+# The columns a checkout returns, in the order of Lease's fields: ``Lease(*row, door, deadline)``.
+LEASED = _leased()
+POSITION = {column.name: place for place, column in enumerate(LEASED)}

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from django_dbtaskqueue.core.sql.dialects import DIALECTS, SQLITE
-from django_dbtaskqueue.core.sql.statements import Statements, Tables
-from django_dbtaskqueue.models import AbstractTask, Attempt, DeletedTasks, Queue, Task, TaskHistory
+from django_dbtaskqueue.core.columns import COLUMNS
+from django_dbtaskqueue.core.sql import Statements, Tables
+from django_dbtaskqueue.core.sql.base import DIALECTS, SQLITE
+from django_dbtaskqueue.models import AbstractTask, Attempt, DeletedTasks, Queue, TaskHistory
 
 
 @lru_cache(maxsize=256)
@@ -27,4 +28,4 @@ def statements(model: type[AbstractTask], vendor: str) -> Statements:
 
 def _columns(model: type[AbstractTask]) -> dict[str, str]:
     fields = {field.name: field for field in model._meta.concrete_fields}
-    return {str(default.column): str(fields[default.name].column) for default in Task._meta.concrete_fields}
+    return {column.db: str(fields[column.name].column) for column in COLUMNS}

@@ -11,12 +11,14 @@ from typing import Any
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core import codecs, context
 from django_dbtaskqueue.core import json as json_payload
+from django_dbtaskqueue.core.columns import ENQUEUED, OPTIONS
 from django_dbtaskqueue.core.exceptions import EnqueueError, PayloadError, near_match
 from django_dbtaskqueue.core.outcomes import CENTURY
 
 LAST_YEAR = 9000
 LONGEST = 200  # characters of a reference, group or tag
-OPTIONS = ("reference", "payload", "delay", "run_at", "priority", "group", "tag", "ttl", "context", "lease")
+TEXTS = tuple((column.option, column.db) for column in ENQUEUED if column.option and column.type == "text")
+SPANS = tuple((column.option, column.db) for column in ENQUEUED if column.option and column.type == "float8")
 ON_DUPLICATE = ("error", "ignore", "replace")
 
 
@@ -62,19 +64,19 @@ def row_of(options: Mapping[str, Any], settings: conf.QueueSettings) -> dict[str
     get = options.get
     payload_type, plain = codecs.encode(get("payload"))
     row = {
-        "reference_number": _text("reference", get("reference")),
         "payload": None if plain is None else json_payload.dumps(plain, limits=limits_in_force()),
         "payload_type": payload_type,
         "priority": get("priority") or 0,
-        "group_key": _text("group", get("group")),
-        "tag": _text("tag", get("tag")),
         "context": _context(get("context")),
         "max_attempts": settings.max_attempts,
-        "lease_seconds": _seconds("lease", get("lease")) or None,
         "delay": _seconds("delay", get("delay")),
         "run_at": get("run_at"),
         "ttl": _seconds("ttl", get("ttl") or settings.ttl),
     }
+    for option, column in TEXTS:
+        row[column] = None if (text := get(option)) is None else _text(option, text)
+    for option, column in SPANS:
+        row[column] = None if (span := get(option)) is None else _seconds(option, span) or None
     if type(row["priority"]) is not int or not -32768 <= row["priority"] <= 32767:
         raise EnqueueError(f"priority={row['priority']!r} must be a whole number from -32768 to 32767, lower first.")
     if row["run_at"] is not None and not (isinstance(row["run_at"], datetime) and row["run_at"].year <= LAST_YEAR):
@@ -109,9 +111,7 @@ def joined(place: str, path: str) -> str:
     return f"{place}{path}" if not path or path.startswith("[") else f"{place}.{path}"
 
 
-def _text(name: str, value: Any) -> str | None:
-    if value is None:
-        return None
+def _text(name: str, value: Any) -> str:
     if not isinstance(value, str) or not 0 < len(value) <= LONGEST or "\0" in value:
         raise EnqueueError(f"{name}={value!r:.80} must be None or text of 1 to {LONGEST} characters without NUL.")
     try:

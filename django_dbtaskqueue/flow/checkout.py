@@ -18,7 +18,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import import_string
 
 from django_dbtaskqueue.core.exceptions import TaskQueueError
-from django_dbtaskqueue.core.lease import Door, Lease
+from django_dbtaskqueue.core.lease import POSITION, Door, Lease
 from django_dbtaskqueue.db.session import Row, Session
 
 START = ("-infinity", 0)  # the front of the line
@@ -29,7 +29,7 @@ TELLING = 50  # rows whose checkout tells what a row takes
 SMOOTHING = 0.2
 NOW = 0.0  # a walk that lets no checkout go first
 CROWD = 48  # an optimistic checkout that lost a race picks among this many
-PRIORITY, READY_TIME, ID = 7, 15, 0  # columns of a leased row (sql.statements.LEASED)
+PRIORITY, READY_TIME, ID = (POSITION[name] for name in ("priority", "ready_time", "id"))
 LINE_ORDER = itemgetter(PRIORITY, READY_TIME, ID)
 
 
@@ -108,7 +108,7 @@ class Strategy(Protocol):
         """Take at most ``params["limit"]`` due rows of ``line.queue`` in one atomic step.
 
         ``params`` also hold ``poller_instance``, ``lease`` (seconds) and ``tags``, as the statements of ``session.sql``
-        name them. Return the columns ``sql.checkouts.LEASED``, in the order the tasks are to be processed.
+        name them. Return the columns ``core.lease.LEASED``, in the order the tasks are to be processed.
         """
 
 

@@ -11,11 +11,11 @@ from datetime import timedelta
 from time import monotonic
 from typing import Any
 
-from django_dbtaskqueue.core.lease import Door, Lease
+from django_dbtaskqueue.core.lease import POSITION, Door, Lease
 from django_dbtaskqueue.db.session import Row, Session
 from django_dbtaskqueue.flow.checkout import LINE_ORDER, NOW, START, WALK_MOST, Bounds, Line, leases
 
-QUEUE = 1  # column of a leased row (sql.checkouts.LEASED)
+QUEUE = POSITION["queue"]
 
 
 @dataclass(slots=True, eq=False)
@@ -55,7 +55,7 @@ def take_of_many(
     taken of a paused queue. Their payloads are still text.
     """
     since = monotonic()  # before the statement is sent, so that a deadline is never later than the database's
-    params = {
+    params: dict[str, Any] = {
         "poller_instance": poller_instance,
         "lease": lease.total_seconds(),
         "tags": session.sql.dialect.array(tags),

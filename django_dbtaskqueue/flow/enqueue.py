@@ -18,13 +18,17 @@ from django.db.models.base import ModelState
 from django_dbtaskqueue.conf import overrides
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core import json as json_payload
+from django_dbtaskqueue.core.columns import COPIED, ENQUEUED
 from django_dbtaskqueue.core.exceptions import DuplicateTask
 from django_dbtaskqueue.db.session import Session, alias_for, model_for
 from django_dbtaskqueue.flow import groups, usage
 from django_dbtaskqueue.flow.arguments import ON_DUPLICATE, check_choice, row_of
 from django_dbtaskqueue.flow.capacity import room
 from django_dbtaskqueue.flow.shards import route, with_fail_over
-from django_dbtaskqueue.models import Task
+from django_dbtaskqueue.models import AbstractTask, Task
+
+PLAIN = tuple((column.name, column.db) for column in ENQUEUED if column.type != "jsonb")
+JSON = tuple((column.name, column.db) for column in ENQUEUED if column.type == "jsonb")
 
 
 def enqueue(
@@ -58,15 +62,10 @@ def enqueue(
 
     Raises ``UnknownQueue``, ``PayloadError``, ``DuplicateTask``, ``QueueFull`` before or instead of any write.
     """
+    options = locals()  # the arguments by name, of which row_of takes those that make the row
     alias = alias_for(queue, using)
     settings = queue_settings(queue, alias)
-    row = row_of(
-        {
-            "reference": reference, "payload": payload, "delay": delay, "run_at": run_at, "priority": priority,
-            "group": group, "tag": tag, "ttl": ttl, "context": context, "lease": lease,
-        },
-        settings,
-    )  # fmt: skip
+    row = row_of(options, settings)
     check_choice("on_duplicate", on_duplicate, ON_DUPLICATE)
 
     def insert(alias: str) -> Task:
@@ -79,6 +78,24 @@ def enqueue(
     if settings.shards and using is None:
         return with_fail_over(route(settings, reference, payload), settings.shards, insert)
     return insert(alias)
+
+
+def enqueue_copy(task: AbstractTask) -> AbstractTask:
+    """Insert a new task with all that was enqueued with ``task`` but its reference, and due now.
+
+    Its time to live is that of ``task`` from creation to expiry.
+    """
+    alias = str(task._state.db)
+    settings = queue_settings(task.queue, alias)
+    options = {column.option: getattr(task, column.name) for column in COPIED if column.option}
+    options["lease"] = None if task.lease_seconds is None else timedelta(seconds=task.lease_seconds)
+    options["ttl"] = None if task.expire_time is None else max(timedelta(0), task.expire_time - task.create_time)
+    row = row_of(options, settings)
+    # The payload is JSON already, so its type cannot be seen from it; and the budget is no argument.
+    row |= {column.db: getattr(task, column.name) for column in COPIED if not column.option}
+    session = Session.on(alias, model_for(task.queue))
+    with room(session, task.queue, settings.capacity, 1, None):
+        return _insert_grouped(session, task.queue, row, "error", keep_due=False)
 
 
 def _insert_grouped(session: Session, queue: str, row: dict[str, Any], on_duplicate: str, *, keep_due: bool) -> Task:
@@ -122,17 +139,9 @@ def _task(session: Session, queue: str, row: dict[str, Any], written: dict[str, 
     values.setdefault("ready_time", values.setdefault("next_process_time", values["create_time"]))
     if row["group_key"] is not None:
         del values["ready_time"]  # whether it is the head of its group is decided next
-    values |= {
-        "queue": queue,
-        "reference": row["reference_number"],
-        "status": "CREATED",
-        "payload": None if row["payload"] is None else json_payload.loads(row["payload"]),
-        "payload_type": row["payload_type"],
-        "priority": row["priority"],
-        "group_key": row["group_key"],
-        "tag": row["tag"],
-        "max_attempts": row["max_attempts"],
-    }
+    values |= {"queue": queue, "status": "CREATED"} | {name: row[column] for name, column in PLAIN}
+    for name, column in JSON:
+        values[name] = None if row[column] is None else json_payload.loads(row[column])
     return _instance(session, values)
 
 

@@ -17,7 +17,7 @@ from django.db.models import F
 from django.db.models.functions import Least, Now
 
 from django_dbtaskqueue.core.lease import Lease
-from django_dbtaskqueue.core.sql.statements import NO_HANDLER
+from django_dbtaskqueue.core.sql import NO_HANDLER
 from django_dbtaskqueue.core.states import BY_VERB, TERMINAL, sources
 from django_dbtaskqueue.db import notify
 from django_dbtaskqueue.db.session import Row, Session

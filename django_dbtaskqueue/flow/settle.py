@@ -22,7 +22,7 @@ from django_dbtaskqueue.core import retry
 from django_dbtaskqueue.core.exceptions import TaskQueueError
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import Complete, CompleteDelete, Fail, Outcome, Poison, Reenqueue
-from django_dbtaskqueue.core.sql.statements import Statements
+from django_dbtaskqueue.core.sql import Statements
 from django_dbtaskqueue.db.session import Row, Session
 from django_dbtaskqueue.flow import groups
 from django_dbtaskqueue.flow.failure_signature import describe

@@ -8,18 +8,13 @@ from dataclasses import asdict
 from datetime import timedelta
 from typing import Any
 
+from django_dbtaskqueue.core.columns import LISTED, LONG
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.models import Attempt, BulkOperation, TaskHistory
 from django_dbtaskqueue.operations.health import health
 from django_dbtaskqueue.operations.masking import masked, masked_text
 from django_dbtaskqueue.operations.stats.overview import Overview, QueueFigures
 
-LONG = ("payload", "result", "context")
-FIELDS = (
-    "id", "queue", "reference", "status", "attempt", "max_attempts", "total_attempt", "reenqueue_attempt", "priority",
-    "payload_type", "group_key", "tag", "parked_by", "poller_instance", "create_time", "ready_time", "start_time",
-    "next_process_time", "finish_time", "expire_time",
-)  # fmt: skip
 MESSAGE_WIDTH = 160  # characters of a message in one line
 FRAME = '  File "'  # how a line of a traceback begins
 
@@ -27,7 +22,7 @@ FRAME = '  File "'  # how a line of a traceback begins
 def summary(task: Any, *, payload: bool = True) -> dict[str, Any]:
     """Return what a list says of a task; without ``payload`` no result, but the one line of an error."""
     message = message_of(task.process_result) if payload or task.status != Status.COMPLETED else ""
-    return {name: getattr(task, name, None) for name in FIELDS} | {"message": message}
+    return {name: getattr(task, name, None) for name in LISTED} | {"message": message}
 
 
 def detail(task: Any, *, payload: bool) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from django_dbtaskqueue.core.columns import COLUMNS
 from django_dbtaskqueue.core.exceptions import PipelineError, near_match
 
 if TYPE_CHECKING:
@@ -27,31 +28,11 @@ if TYPE_CHECKING:
 SCHEMA_VERSION = 1  # grows when a column of TASKS or ATTEMPTS is added, changes its type, or goes
 
 TEXT, LONG, INT, SHORT, TIME = StringType(), LongType(), IntegerType(), ShortType(), TimestampType()
-COMMON: tuple[tuple[str, DataType], ...] = (
-    ("queue_name", TEXT),
-    ("reference_number", TEXT),
-    ("status", TEXT),
-    ("attempt", INT),
-    ("reenqueue_attempt", INT),
-    ("total_attempt", LONG),
-    ("max_attempts", INT),
-    ("priority", SHORT),
-    ("payload", TEXT),
-    ("payload_type", TEXT),
-    ("result", TEXT),
-    ("process_result", TEXT),
-    ("context", TEXT),
-    ("group_key", TEXT),
-    ("tag", TEXT),
-    ("poller_instance", TEXT),
-    ("create_time", TIME),
-    ("next_process_time", TIME),
-    ("last_update_time", TIME),
-    ("lease_seconds", DoubleType()),
-    ("expire_time", TIME),
-    ("start_time", TIME),
-    ("finish_time", TIME),
-)
+TYPES: dict[str, DataType] = {
+    "text": TEXT, "jsonb": TEXT, "bigint": LONG, "int": INT, "smallint": SHORT, "float8": DoubleType(),
+    "timestamptz": TIME,
+}  # fmt: skip
+ARCHIVED = tuple(column for column in COLUMNS if column.archived)
 
 
 def _struct(*columns: tuple[str, DataType]) -> StructType:
@@ -59,8 +40,11 @@ def _struct(*columns: tuple[str, DataType]) -> StructType:
     return StructType([StructField(name, kind) for name, kind in columns])
 
 
-TASKS = _struct(("id", LONG), *COMMON, ("ready_time", TIME), ("parked_by", TEXT))
-HISTORY = _struct(("id", LONG), ("location", TEXT), ("task_id", LONG), ("moved_time", TIME), *COMMON)
+TASKS = _struct(*((column.db, TYPES[column.type]) for column in ARCHIVED))
+HISTORY = _struct(
+    ("id", LONG), ("location", TEXT), ("task_id", LONG), ("moved_time", TIME),
+    *((column.db, TYPES[column.type]) for column in ARCHIVED if column.history),
+)  # fmt: skip
 ATTEMPTS = _struct(
     ("id", LONG),
     ("location", TEXT),

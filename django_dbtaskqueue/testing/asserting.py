@@ -10,6 +10,7 @@ from django.db.models import Count
 
 from django_dbtaskqueue.core import codecs
 from django_dbtaskqueue.core import json as json_payload
+from django_dbtaskqueue.core.columns import ENQUEUED
 from django_dbtaskqueue.core.exceptions import PayloadError, near_match
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.db.session import aliases_of, model_for
@@ -17,6 +18,8 @@ from django_dbtaskqueue.flow.enqueue import queue_settings
 from django_dbtaskqueue.models import AbstractTask
 
 MOST_SHOWN = 10
+ASSERTABLE = (*(column.option for column in ENQUEUED if column.option), "delay")
+SPANS = tuple(column.argument for column in ENQUEUED if column.type == "float8")
 EXACT = timedelta(seconds=1)  # two delays that differ by less are the same
 
 
@@ -29,6 +32,7 @@ class Wanted(TypedDict, total=False):
     group: Any
     tag: Any
     context: Any
+    lease: Any  # timedelta
     delay: Any  # timedelta from when the task was put in line until it is due, compared to the second
 
 
@@ -67,8 +71,8 @@ def _tasks(queue: str, using: str | None) -> list[AbstractTask]:
 
 def _expected(wanted: Mapping[str, Any]) -> dict[str, Any]:
     for name in wanted:
-        if name not in Wanted.__annotations__:
-            raise TypeError(f"A task has no {name!r} to assert.{near_match(name, Wanted.__annotations__)}")
+        if name not in ASSERTABLE:
+            raise TypeError(f"A task has no {name!r} to assert.{near_match(name, ASSERTABLE)}")
     expected = {"status": "CREATED", **wanted}
     if "payload" in wanted:
         payload_type, expected["payload"] = _plain(wanted["payload"])
@@ -87,17 +91,10 @@ def _plain(payload: Any) -> tuple[str | None, Any]:
 
 
 def _shown(task: AbstractTask) -> dict[str, Any]:
-    return {
-        "status": str(task.status),
-        "reference": task.reference,
-        "payload": task.payload,
-        "payload_type": task.payload_type,
-        "priority": task.priority,
-        "group": task.group_key,
-        "tag": task.tag,
-        "context": task.context,
-        "delay": None if task.ready_time is None else task.ready_time - task.last_update_time,
-    }
+    shown = {column.argument: getattr(task, column.name) for column in ENQUEUED}
+    shown |= {name: timedelta(seconds=shown[name]) for name in SPANS if shown[name] is not None}
+    delay = None if task.ready_time is None else task.ready_time - task.last_update_time
+    return {"status": str(task.status), **shown, "delay": delay}
 
 
 def _differences(task: AbstractTask, expected: dict[str, Any]) -> list[str]:
@@ -134,9 +131,8 @@ def _listing(queue: str, tasks: list[AbstractTask], expected: dict[str, Any], us
 def _line(task: AbstractTask, expected: dict[str, Any]) -> str:
     shown = _shown(task)
     always = ("reference", "payload")
-    facts = [
-        f"{name}={_short(shown[name])}" for name in shown if name in always or (name in expected and name != "status")
-    ]
+    asked = [name for name in shown if name in expected and name not in ("status", *always)]
+    facts = [f"{name}={_short(shown[name])}" for name in (*always, *asked)]
     unlike = _differences(task, expected)
     return f"  {shown['status']} {' '.join(facts)}" + (f"  <- differs in {', '.join(unlike)}" if unlike else "")
 

@@ -12,12 +12,12 @@ from django.utils import timezone
 from hypothesis import given
 from hypothesis import strategies as st
 
+from django_dbtaskqueue.core.columns import LONG
 from django_dbtaskqueue.core.exceptions import SearchError
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.models import Task
 from django_dbtaskqueue.operations.search.filterset import TaskFilter
 from django_dbtaskqueue.operations.search.parse import (
-    DOCUMENTS,
     QUALIFIERS,
     Search,
     Term,
@@ -53,9 +53,7 @@ MATCHES: dict[str, st.SearchStrategy[Match]] = {
     | st.builds(Match, st.just("="), DAYS)
     | st.builds(Match, st.just(".."), MOMENTS, MOMENTS),
 }
-PATHS = st.builds(
-    "{}.{}".format, st.sampled_from(DOCUMENTS), st.from_regex(r"\w[\w/-]{0,8}(\.\w{1,5})?", fullmatch=True)
-)
+PATHS = st.builds("{}.{}".format, st.sampled_from(LONG), st.from_regex(r"\w[\w/-]{0,8}(\.\w{1,5})?", fullmatch=True))
 
 
 def terms_of(name: str, kind: str) -> st.SearchStrategy[Term]:

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-from functools import cached_property, lru_cache
+from functools import lru_cache
 
-from django_dbtaskqueue.core.sql.base import GROUP, Group
+from django_dbtaskqueue.core.columns import ENQUEUED, TIMING
+from django_dbtaskqueue.core.sql.base import GROUP, Group, renamed, statement
 from django_dbtaskqueue.core.states import sql_sources
 
-GIVEN = {  # what enqueue writes, with PostgreSQL types
-    "reference_number": "text",
-    "payload": "jsonb",
-    "payload_type": "text",
-    "priority": "smallint",
-    "group_key": "text",
-    "tag": "text",
-    "context": "jsonb",
-    "max_attempts": "int",
-    "lease_seconds": "float8",
-}
+GIVEN = {column.db: column.type for column in ENQUEUED}  # what enqueue writes, with PostgreSQL types
 RETURNED = (
     "id", "create_time", "next_process_time", "ready_time", "attempt", "reenqueue_attempt", "total_attempt",
 )  # fmt: skip
 ALIKE = ("reference_number", "payload")
+# The reference names the row; a task stays in its group (to move it, cancel it and enqueue another); the budget has a
+# rule of its own.
+NOT_REPLACED = ("reference_number", "group_key", "max_attempts")
 PLACE = "next_process_time, ready_time, parked_by, expire_time"
 
 
@@ -29,6 +23,7 @@ class Enqueueing(Group):
     """Inserts, and what becomes of a taken reference."""
 
     @lru_cache(maxsize=64)  # noqa: B019 -- one object per location, alive as long as the process
+    @renamed
     def insert(
         self, on_duplicate: str, *, timed: bool, grouped: bool, keep_due: bool = False, referenced: bool = True
     ) -> str:
@@ -40,7 +35,7 @@ class Enqueueing(Group):
         expire = self.dialect.maybe_later("%(ttl)s", start=due) if timed else "NULL"
         values = ", ".join(f"%({name})s" for name in GIVEN)
         ready, parked = ("NULL", f"'{GROUP}'") if grouped else (due, "NULL")
-        return self.tables.rename(
+        return (
             f"INSERT INTO {self.tables.task} AS t (queue_name, {', '.join(GIVEN)}, {PLACE})"
             f" VALUES (%(queue_name)s, {values}, {due}, {ready}, {parked}, {expire})"
             f" {self._conflict(on_duplicate, keep_due=keep_due) if referenced else ''}"
@@ -55,6 +50,7 @@ class Enqueueing(Group):
         return RETURNED[:3] if timed else RETURNED[:2]
 
     @lru_cache(maxsize=64)  # noqa: B019 -- as above
+    @renamed
     def insert_alike(self, *, referenced: bool, ordered: bool, ids: bool) -> str:
         """Insert tasks that differ in ``references`` and ``payloads`` alone, two JSON arrays, where these are free.
 
@@ -73,12 +69,13 @@ class Enqueueing(Group):
             f" SELECT {key and 'u.id, '}%(queue_name)s, u.r, nullif(u.p, 'null'), {same}, {now}, {now}, NULL, NULL"
             f" FROM {source} {self._conflict('ignore') if referenced else ''}"
         )
-        return self._counted(insert) if ids else self.tables.rename(insert)
+        return self._counted(insert) if ids else insert
 
     @lru_cache(maxsize=64)  # noqa: B019 -- as above
+    @renamed
     def insert_many(self, on_duplicate: str, *, timed: bool, grouped: bool, keep_due: bool = False) -> str:
         """Insert the JSON array ``rows``; returns (number written, of these new, ids of these or NULL)."""
-        columns = {**GIVEN, "delay": "float8", "run_at": "text", "ttl": "float8"} if timed else GIVEN
+        columns = {**GIVEN, **TIMING, "run_at": "text"} if timed else GIVEN
         due = self._due("u.delay", "u.run_at") if timed else self.dialect.now
         expire = self.dialect.maybe_later("u.ttl", start=due) if timed else "NULL"
         picked = ", ".join(f"u.{name}" for name in GIVEN)
@@ -97,8 +94,8 @@ class Enqueueing(Group):
         """Let PostgreSQL count: a row for each task would cost as much as the rest of the answer."""
         returning = f"{insert} RETURNING id, last_update_time = create_time"
         if self.dialect.vendor != "postgresql":
-            return self.tables.rename(returning)
-        return self.tables.rename(
+            return returning
+        return (
             f"WITH w AS ({returning} AS u) SELECT count(*), count(*) FILTER (WHERE u),"
             " array_agg(id) FILTER (WHERE %(ids)s) FROM w"
         )
@@ -121,8 +118,7 @@ class Enqueueing(Group):
     def _conflict(self, on_duplicate: str, *, keep_due: bool = False) -> str:
         if on_duplicate != "replace":
             return "ON CONFLICT (reference_number, queue_name) DO NOTHING"
-        # A task stays in its group: to move it, cancel it and enqueue another.
-        names = ["payload", "payload_type", "priority", "tag", "context", "lease_seconds"]
+        names = [name for name in GIVEN if name not in NOT_REPLACED]
         names += [] if keep_due else ["next_process_time", "expire_time"]
         changes = ", ".join(f"{name} = excluded.{name}" for name in names)
         # A smaller budget leaves one attempt at least: without one nobody could ever take the task.
@@ -137,19 +133,19 @@ class Enqueueing(Group):
             " AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')"
         )
 
-    @cached_property
+    @statement
     def live(self) -> str:
         """How many tasks of a queue are CREATED or PROCESSING, counted no further than ``limit``."""
-        return self.tables.rename(
+        return (
             f"SELECT count(*) FROM (SELECT 1 FROM {self.tables.task} WHERE queue_name = %(queue_name)s"
             f" AND ready_time IS NOT NULL UNION ALL SELECT 1 FROM {self.tables.task}"
             " WHERE queue_name = %(queue_name)s AND parked_by IS NOT NULL LIMIT %(limit)s) AS x"
         )
 
-    @cached_property
+    @statement
     def find(self) -> str:
         """The task that holds a reference."""
-        return self.tables.rename(
+        return (
             f"SELECT id, status FROM {self.tables.task} WHERE reference_number = %(reference_number)s"
             " AND queue_name = %(queue_name)s"
         )

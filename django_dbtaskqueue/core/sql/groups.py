@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cached_property
 
-from django_dbtaskqueue.core.sql.base import GROUP, Group
+from django_dbtaskqueue.core.sql.base import GROUP, Group, statement
 
 
 class Grouping(Group):
@@ -20,7 +20,7 @@ class Grouping(Group):
             else "SELECT 1"
         )
 
-    @cached_property
+    @statement
     def heads(self) -> str:
         """Of each group: its tasks in line, and the first parked one: due, or else to become due.
 
@@ -43,26 +43,26 @@ class Grouping(Group):
         )
         due = f"({parked} <= {now} ORDER BY p.priority, p.id LIMIT 1)"
         later = f"({parked} > {now} ORDER BY p.next_process_time, p.priority, p.id LIMIT 1)"
-        return self.tables.rename(
+        return (
             f"SELECT {columns} FROM {groups} JOIN {self.tables.task} AS t ON t.queue_name = %(queue_name)s"
             " AND t.group_key = g.name AND t.ready_time IS NOT NULL"
             f" UNION ALL SELECT {columns} FROM {self.tables.task} AS t"
             f" WHERE t.id IN (SELECT coalesce({due}, {later}) FROM {groups})"
         )
 
-    @cached_property
+    @statement
     def enter_line(self) -> str:
         """Put heads of groups in line."""
         place = f"{self.dialect.greatest}({self.dialect.now}, next_process_time)"
-        return self.tables.rename(
+        return (
             f"UPDATE {self.tables.task} SET parked_by = NULL, ready_time = {place}"
             f" WHERE id IN ({self.dialect.each('ids')}) AND parked_by = '{GROUP}' RETURNING id"
         )
 
-    @cached_property
+    @statement
     def leave_line(self) -> str:
         """Park tasks behind the head of their group."""
-        return self.tables.rename(
+        return (
             f"UPDATE {self.tables.task} SET parked_by = '{GROUP}', ready_time = NULL"
             f" WHERE id IN ({self.dialect.each('ids')}) AND status = 'CREATED' RETURNING id"
         )

@@ -4,62 +4,58 @@ from __future__ import annotations
 
 from functools import cached_property
 
-from django_dbtaskqueue.core.sql.base import Group
-from django_dbtaskqueue.core.sql.settle import MOVED
+from django_dbtaskqueue.core.columns import HISTORY
+from django_dbtaskqueue.core.sql.base import Group, statement
 from django_dbtaskqueue.core.states import sql_sources
-
-KEPT = f"{MOVED}, status, process_result, result, finish_time, last_update_time"  # what the history keeps of a task
 
 
 class Aging(Group):
     """What housekeeping does, a batch at a time."""
 
-    @cached_property
+    @statement
     def look(self) -> str:
         """The next finished tasks of a queue and status behind an id: (id, seconds since it ended, since it was made).
 
         Ids grow with time, so whoever walks them can stop at the first task that was made too late.
         """
         now, ended = self.dialect.now, "coalesce(finish_time, last_update_time)"
-        return self.tables.rename(
+        return (
             f"SELECT id, {self.dialect.seconds_between(ended, now)},"
             f" {self.dialect.seconds_between('create_time', now)}"
             f" FROM {self.tables.task} WHERE queue_name = %(queue_name)s AND final_status = %(status)s"
             " AND id > %(after)s ORDER BY id LIMIT %(limit)s"
         )
 
-    @cached_property
+    @statement
     def lock(self) -> str:
         """Lock those of the given tasks that are still finished as they were."""
-        return self.tables.rename(
+        return (
             f"SELECT t.id FROM {self.tables.task} AS t WHERE t.id IN ({self.dialect.each('ids')})"
             f" AND t.final_status = %(status)s AND t.status IN ({sql_sources('housekeep')})"
             f" ORDER BY t.id {self.passing}"
         )
 
-    @cached_property
+    @statement
     def keep(self) -> str:
         """Copy locked tasks into the history."""
-        return self.tables.rename(
-            f"INSERT INTO {self.tables.history} (location, task_id, {KEPT}) SELECT %(location)s, t.id,"
-            f" {', '.join('t.' + name for name in KEPT.split(', '))} FROM {self.tables.task} AS t"
-            f" WHERE t.id IN ({self.dialect.each('ids')})"
+        names, values = ", ".join(column.db for column in HISTORY), ", ".join(f"t.{column.db}" for column in HISTORY)
+        return (
+            f"INSERT INTO {self.tables.history} (location, task_id, {names}) SELECT %(location)s, t.id, {values}"
+            f" FROM {self.tables.task} AS t WHERE t.id IN ({self.dialect.each('ids')})"
         )
 
-    @cached_property
+    @statement
     def count(self) -> str:
         """Count locked tasks that are about to be deleted for good."""
-        return self.tables.rename(
+        return (
             f"INSERT INTO {self.tables.deleted} (queue_name, count) SELECT t.queue_name, count(*)"
             f" FROM {self.tables.task} AS t WHERE t.id IN ({self.dialect.each('ids')}) GROUP BY t.queue_name"
         )
 
-    @cached_property
+    @statement
     def remove(self) -> str:
         """Take locked tasks out of the table."""
-        return self.tables.rename(
-            f"DELETE FROM {self.tables.task} WHERE id IN ({self.dialect.each('ids')}) RETURNING id"
-        )
+        return f"DELETE FROM {self.tables.task} WHERE id IN ({self.dialect.each('ids')}) RETURNING id"
 
     @cached_property
     def old_history(self) -> str:

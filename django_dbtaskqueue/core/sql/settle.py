@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-from functools import cached_property
-
-from django_dbtaskqueue.core.sql.base import FENCED, Group
+from django_dbtaskqueue.core.columns import HISTORY
+from django_dbtaskqueue.core.sql.base import FENCED, Group, statement
 from django_dbtaskqueue.core.states import sql_sources
 
-# Columns that TASKS and the history share and that move over unchanged.
-MOVED = (
-    "queue_name, reference_number, attempt, reenqueue_attempt, total_attempt, max_attempts, priority, payload, "
-    "payload_type, context, group_key, lease_seconds, tag, poller_instance, create_time, next_process_time, "
-    "expire_time, start_time"
-)
 WRITTEN = {  # one row: id, token, status, delay, changes of attempt and reenqueue, texts, parking reason, fingerprint
     "i": "bigint",
     "k": "bigint",
@@ -32,7 +25,7 @@ COMPLETED = {"i": "bigint", "k": "bigint", "p": "text", "r": "jsonb"}
 class Settling(Group):
     """Every way to write an outcome."""
 
-    @cached_property
+    @statement
     def complete_plain(self) -> str:
         """COMPLETED without a result, by arrays: what nearly every batch is."""
         return self._complete(
@@ -45,26 +38,26 @@ class Settling(Group):
             "NULL",
         )
 
-    @cached_property
+    @statement
     def complete(self) -> str:
         """COMPLETED with results."""
         return self._complete(self.dialect.rows(COMPLETED), "u.p", "u.r")
 
     def _complete(self, source: str, process_result: str, result: str) -> str:
         now = self.dialect.now
-        return self.tables.rename(
+        return (
             f"UPDATE {self.tables.task} AS t SET status = 'COMPLETED', final_status = 'COMPLETED', ready_time = NULL,"
             f" finish_time = {now}, last_update_time = {now}, process_result = {process_result}, result = {result}"
             f" FROM {source}"
             f" WHERE t.id = u.i AND t.total_attempt = u.k AND t.status IN ({sql_sources('complete')}) RETURNING id"
         )
 
-    @cached_property
+    @statement
     def write(self) -> str:
         """Every other way out of PROCESSING that keeps the row. A NULL delay keeps the place in line (release)."""
         now = self.dialect.now
         left = f"{self.dialect.least}(t.attempt + u.a, t.max_attempts - 1)"  # without one left nobody could take it
-        return self.tables.rename(
+        return (
             f"UPDATE {self.tables.task} AS t SET status = u.s, last_update_time = {now}, parked_by = u.w,"
             " ready_time = CASE WHEN u.s <> 'CREATED' OR u.w IS NOT NULL THEN NULL WHEN u.d IS NULL THEN t.ready_time"
             f" ELSE {self.dialect.later('u.d')} END,"
@@ -81,48 +74,51 @@ class Settling(Group):
             f" WHERE t.id = u.i AND t.total_attempt = u.k AND t.status IN ({sql_sources('fail')}) RETURNING id"
         )
 
-    @cached_property
+    @statement
     def attempts(self) -> str:
         """The failed attempts of rows about to be written, while their leases stand; locks them."""
-        return self.tables.rename(
+        return (
             f"INSERT INTO {self.tables.attempt} (location, task_id, queue_name, attempt, total_attempt,"
             " poller_instance, start_time, error_type, message, traceback, fingerprint)"
             " SELECT %(location)s, t.id, t.queue_name, t.attempt, t.total_attempt, t.poller_instance, t.start_time,"
             f" u.t, u.m, u.b, u.f FROM {self.fenced('fail', FAILED)} {self.dialect.lock}"
         )
 
-    @cached_property
+    @statement
     def to_history(self) -> str:
         """Copy rows about to leave as COMPLETED into the history; locks them."""
         now = self.dialect.now
-        return self.tables.rename(
-            f"INSERT INTO {self.tables.history} (location, task_id, status, process_result, result, finish_time,"
-            f" last_update_time, {MOVED}) SELECT %(location)s, t.id, 'COMPLETED', u.p, u.r, {now}, {now},"
-            f" {', '.join('t.' + name for name in MOVED.split(', '))}"
+        values = {column.db: f"t.{column.db}" for column in HISTORY} | {
+            "status": "'COMPLETED'", "process_result": "u.p", "result": "u.r", "finish_time": now,
+            "last_update_time": now,
+        }  # fmt: skip
+        return (
+            f"INSERT INTO {self.tables.history} (location, task_id, {', '.join(values)})"
+            f" SELECT %(location)s, t.id, {', '.join(values.values())}"
             f" FROM {self.fenced('complete', COMPLETED)} {self.dialect.lock}"
         )
 
-    @cached_property
+    @statement
     def count_deleted(self) -> str:
         """Count rows about to be deleted by their holders; locks them."""
-        return self.tables.rename(
+        return (
             f"INSERT INTO {self.tables.deleted} (queue_name, count) SELECT x.q, count(*) FROM"
             f" (SELECT t.queue_name AS q FROM {self.fenced('complete_delete')} {self.dialect.lock}) AS x"
             " GROUP BY x.q"
         )
 
-    @cached_property
+    @statement
     def remove(self) -> str:
         """Delete leased rows; returns the ids really deleted."""
-        return self.tables.rename(
+        return (
             f"DELETE FROM {self.tables.task} WHERE id IN (SELECT t.id FROM {self.fenced('complete_delete')})"
             " RETURNING id"
         )
 
-    @cached_property
+    @statement
     def outcome_of(self) -> str:
         """What became of the given leases, for a commit whose reply was lost: (id, status) while the token stands."""
-        return self.tables.rename(
+        return (
             f"SELECT t.id, t.status FROM {self.tables.task} AS t JOIN {self.dialect.rows(FENCED)}"
             " ON t.id = u.i AND t.total_attempt = u.k"
         )

@@ -6,10 +6,8 @@ Each statement answers for many queues at once, so that a page makes the same nu
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
 
-from django_dbtaskqueue.core.sql.base import Group
-from django_dbtaskqueue.core.sql.dialects import Dialect
+from django_dbtaskqueue.core.sql.base import Dialect, Group, renamed, statement
 
 TERMINAL = ("COMPLETED", "ERROR", "POISON")
 MOST_NAMES = 1000  # queues that pages find by themselves
@@ -27,14 +25,15 @@ class Reading(Group):
             f" SELECT n FROM s WHERE n IS NOT NULL LIMIT {MOST_NAMES}) AS x"
         )
 
-    @cached_property
+    @statement
     def names(self) -> str:
         """The names of the queues that have tasks."""
         if self.dialect.vendor != "postgresql":
-            return self.tables.rename(f"SELECT DISTINCT queue_name FROM {self.tables.task} LIMIT {MOST_NAMES}")
+            return f"SELECT DISTINCT queue_name FROM {self.tables.task} LIMIT {MOST_NAMES}"
         places = ("ready_time IS NOT NULL", "final_status IS NOT NULL", "parked_by IS NOT NULL")
-        return self.tables.rename(" UNION ".join(map(self._names, places)))
+        return " UNION ".join(map(self._names, places))
 
+    @renamed
     def counts(self, most: int) -> str:
         """Of each queue, counted no further than ``most``: (name, in line, of them held, parked, one per end status).
 
@@ -53,27 +52,25 @@ class Reading(Group):
             f"SELECT status FROM {self.tables.task} WHERE queue_name = q.n AND ready_time IS NOT NULL"
             f" ORDER BY priority, ready_time, id LIMIT {most}"  # a number, for the planner believes in plans by it
         )
-        return self.tables.rename(
+        return (
             f"SELECT q.n, l.line, l.held, ({parked}), {ended} FROM unnest(%(names)s::text[]) AS q(n)"
             " CROSS JOIN LATERAL (SELECT count(*) AS line, count(*) FILTER (WHERE h.status = 'PROCESSING') AS held"
             f" FROM ({line}) AS h) AS l"
         )
 
-    @cached_property
+    @statement
     def counts_exact(self) -> str:
         """The same where there is no lateral join, counted to the end: (name, status, whether parked, number)."""
-        return self.tables.rename(
-            f"SELECT queue_name, status, parked_by IS NOT NULL, count(*) FROM {self.tables.task} GROUP BY 1, 2, 3"
-        )
+        return f"SELECT queue_name, status, parked_by IS NOT NULL, count(*) FROM {self.tables.task} GROUP BY 1, 2, 3"
 
-    @cached_property
+    @statement
     def heads(self) -> str:
         """Of each queue and priority with something to take: (name, priority, seconds its head has been due)."""
         now = self.dialect.now
         age = self.dialect.seconds_between("x.ready_time", now)
         due = f"ready_time <= {now} AND next_process_time <= {now} AND attempt < max_attempts AND status = 'CREATED'"
         if self.dialect.vendor != "postgresql":
-            return self.tables.rename(
+            return (
                 f"SELECT x.queue_name, x.priority, max({age}) FROM {self.tables.task} AS x"
                 f" WHERE x.ready_time IS NOT NULL AND {due} GROUP BY 1, 2"
             )
@@ -81,7 +78,7 @@ class Reading(Group):
             f"SELECT ready_time FROM {self.tables.task} WHERE queue_name = q.n AND priority = b.p AND {due}"
             " ORDER BY ready_time, id LIMIT 1"
         )
-        return self.tables.rename(
+        return (
             f"SELECT q.n, b.p, {age} FROM unnest(%(names)s::text[]) AS q(n) CROSS JOIN LATERAL {self._priorities} AS b"
             f" CROSS JOIN LATERAL ({head}) AS x"
         )
@@ -95,6 +92,7 @@ class Reading(Group):
             " ORDER BY priority LIMIT 1) FROM s WHERE s.p IS NOT NULL) SELECT p FROM s WHERE p IS NOT NULL LIMIT 100)"
         )
 
+    @renamed
     def in_hand(self, most: int, in_all: int) -> str:
         """Of each line's first ``most`` tasks, and no more than ``in_all``: (how many, ids of those PROCESSING).
 
@@ -104,18 +102,20 @@ class Reading(Group):
             f"SELECT id, status FROM {self.tables.task} WHERE queue_name = q.n AND priority = b.p"
             f" AND ready_time IS NOT NULL ORDER BY ready_time, id LIMIT {most}"
         )
-        return self.tables.rename(
+        return (
             "SELECT count(*), array_agg(x.id) FILTER (WHERE x.status = 'PROCESSING') FROM (SELECT q.n, b.p, h.*"
             f" FROM unnest(%(names)s::text[]) AS q(n) CROSS JOIN LATERAL {self._priorities} AS b"
             f" CROSS JOIN LATERAL ({heads}) AS h LIMIT {in_all}) AS x GROUP BY x.n, x.p"
         )
 
+    @renamed
     def estimates(self, cells: int) -> str:
         """Ask the planner for the size of many cells at once; the answer names them ``c0``, ``c1`` and so on."""
         one = f"SELECT 1 FROM {self.tables.task} AS c{{0}} WHERE queue_name = %(q{{0}})s AND status = %(s{{0}})s"
         wanted = " UNION ALL ".join(one.format(number) for number in range(cells))
-        return self.tables.rename(f"EXPLAIN (FORMAT JSON) {wanted}")
+        return f"EXPLAIN (FORMAT JSON) {wanted}"
 
+    @renamed
     def open_failures(self, most: int) -> str:
         """Of each fingerprint: (fingerprint, tasks that stand in ERROR or POISON for it, up to ``most``)."""
         tasks = (
@@ -127,7 +127,7 @@ class Reading(Group):
             if self.dialect.vendor == "postgresql"
             else "(SELECT value AS f FROM json_each(%(prints)s)) AS f"
         )
-        return self.tables.rename(f"SELECT f.f, (SELECT count(*) FROM ({tasks}) AS x) FROM {source}")
+        return f"SELECT f.f, (SELECT count(*) FROM ({tasks}) AS x) FROM {source}"
 
 
 def series_sql(dialect: Dialect, metric: str) -> tuple[str, str]:

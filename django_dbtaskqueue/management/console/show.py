@@ -11,6 +11,7 @@ from typing import Any
 from django.db.models import QuerySet
 from django.db.models.functions import Now
 
+from django_dbtaskqueue.core.columns import LISTED, LONG
 from django_dbtaskqueue.core.durations import format_duration
 from django_dbtaskqueue.core.exceptions import UnknownQueue
 from django_dbtaskqueue.core.states import Status
@@ -23,8 +24,6 @@ from django_dbtaskqueue.operations.search.filterset import TaskFilter
 from django_dbtaskqueue.operations.search.parse import parse, to_text
 from django_dbtaskqueue.operations.search.query import tasks_for
 from django_dbtaskqueue.operations.serializers import (
-    FIELDS,
-    LONG,
     attempt_of,
     error_of,
     message_of,
@@ -115,7 +114,7 @@ def show(screen: Screen, options: dict[str, Any]) -> int:
     attempts = Attempt.objects.using(task._state.db).filter(location=location, task_id=document["id"])
     document["attempts"] = [attempt_of(row) for row in attempts.order_by("-total_attempt")[:20]]
     screen.data(document)
-    names = [*FIELDS, *(["moved_time"] if "moved_time" in document else [])]
+    names = [*LISTED, *(["moved_time"] if "moved_time" in document else [])]
     plain = {name: _shown(name, document[name], task.clock) for name in names}
     facts(screen, plain | {"message": message_of(task.process_result)})
     for name in LONG:

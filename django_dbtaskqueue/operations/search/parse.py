@@ -18,6 +18,7 @@ from urllib.parse import parse_qs, urlencode
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
+from django_dbtaskqueue.core.columns import LONG, WHOLE_TYPES, searched
 from django_dbtaskqueue.core.exceptions import SearchError
 from django_dbtaskqueue.operations.search.values import KINDS, Kind, Match, Piece, meant
 
@@ -55,7 +56,13 @@ QUALIFIERS = {
         Qualifier("parked", "text", _("why it cannot be taken yet")),
     )
 }
-DOCUMENTS = ("payload", "result", "context")  # columns that hold JSON: ``payload.carrier:UA``
+TYPES = {"text": ("text",), "number": WHOLE_TYPES, "time": ("timestamptz",)}  # of columns, by kind
+QUALIFIERS |= {  # those of the table of columns that have no help of their own; "" is a plain word
+    name: Qualifier(name, kind, column)
+    for kind, types in TYPES.items()
+    for name, column in searched(*types).items()
+    if name not in ("", *QUALIFIERS)
+}
 
 QUOTED = r'"(?:[^"\\]|\\.)*"'
 TERM = re.compile(rf'(-?)(?:([A-Za-z_][^\s":,]*):)?((?:{QUOTED}|[^\s"])*)', re.DOTALL)
@@ -107,7 +114,7 @@ def of_queue(queue: str) -> Search:
 
 def reads_payload(search: Search) -> bool:
     """Whether a search tells what stands in payloads, results or errors: for those only who may see them."""
-    return any(one.name == "error" or one.name.partition(".")[0] in DOCUMENTS for one in search.terms)
+    return any(one.name == "error" or one.name.partition(".")[0] in LONG for one in search.terms)
 
 
 def parse(text: str) -> Search:
@@ -141,13 +148,13 @@ def kind_of(name: str, written: str) -> Kind:
     if not name:
         return KINDS["word"]
     column, dot, path = name.partition(".")
-    if column in DOCUMENTS:
+    if column in LONG:
         if not dot or not all(path.split(".")):
             words = gettext("say which key: %(column)s.carrier:UA, or %(column)s.sender.name:Ada.")
             raise SearchError(written, words % {"column": column})
         return KINDS["json"]
     if name not in QUALIFIERS:
-        known = [*QUALIFIERS, *(f"{document}.…" for document in DOCUMENTS)]
+        known = [*QUALIFIERS, *(f"{document}.…" for document in LONG)]
         unknown = gettext("there is no qualifier %(name)s.") % {"name": repr(name)} + meant(name, QUALIFIERS)
         others = gettext("Known are %(names)s. A reference with a colon goes in quotes.") % {"names": ", ".join(known)}
         raise SearchError(written, f"{unknown} {others}")

@@ -19,6 +19,7 @@ from django.db.models.fields.json import KeyTransform, compile_json_path  # type
 from django.db.models.functions import Now
 from django.utils.timezone import make_aware
 
+from django_dbtaskqueue.core.columns import WHOLE_TYPES, searched
 from django_dbtaskqueue.core.states import TERMINAL, Status
 from django_dbtaskqueue.db.session import Session, alias_for, model_for
 from django_dbtaskqueue.models import AbstractTask
@@ -28,19 +29,7 @@ from django_dbtaskqueue.operations.search.values import JSON_NUMBER, Match, span
 
 LOOKUPS = {"=": "exact", "^": "startswith", ">": "gt", ">=": "gte", "<": "lt", "<=": "lte"}
 AGO = {">": "<", ">=": "<=", "<": ">", "<=": ">="}  # longer ago is earlier
-TEXTS = {
-    "": "reference",
-    "queue": "queue",
-    "ref": "reference",
-    "fingerprint": "fingerprint",
-    "group": "group_key",
-    "tag": "tag",
-    "type": "payload_type",
-    "poller": "poller_instance",
-    "parked": "parked_by",
-}
-NUMBERS = {"id": "id", "attempt": "attempt", "total": "total_attempt", "priority": "priority"}
-TIMES = {"age": "create_time", "created": "create_time", "started": "start_time", "finished": "finish_time"}
+TEXTS, NUMBERS, TIMES = searched("text"), searched(*WHOLE_TYPES), searched("timestamptz")
 # What a checkout index can answer; the rest of the table is not read for it.
 IN_INDEX = Q(ready_time__isnull=False) | Q(parked_by__isnull=False)
 # Tasks whose last word was an error, if any: not those that are COMPLETED.

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 
 from django_dbtaskqueue.core.exceptions import PipelineError
-from django_dbtaskqueue.core.sql.archive import ATTEMPT_KEYS, CREATE, KEYS, OPEN_BATCHES, Archiving
+from django_dbtaskqueue.core.sql.pipeline import ATTEMPT_KEYS, CREATE, KEYS, OPEN_BATCHES, Archiving
 
 if TYPE_CHECKING:
     from django_dbtaskqueue.pipeline.database import Database

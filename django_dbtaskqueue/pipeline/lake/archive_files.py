@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from django_dbtaskqueue.core.exceptions import CheckFailed, LakeError
-from django_dbtaskqueue.core.sql.archive import ATTEMPT_KEYS, KEYS
+from django_dbtaskqueue.core.sql.pipeline import ATTEMPT_KEYS, KEYS
 from django_dbtaskqueue.pipeline.lake.archive_write import Writer, encodings
 from django_dbtaskqueue.pipeline.lake.lake import DataFile, Entry, Lake
 from django_dbtaskqueue.pipeline.lake.lake_files import intact, sync, write_safely, writing

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from django_dbtaskqueue.core.sql.stream import HORIZON
+from django_dbtaskqueue.core.sql.pipeline import HORIZON
 from django_dbtaskqueue.pipeline.database import Database
 
 

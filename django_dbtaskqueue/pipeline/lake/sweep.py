@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 
 import psycopg
 
-from django_dbtaskqueue.core.sql.staging import PREFIX, STAMP, Staging
+from django_dbtaskqueue.core.sql.pipeline import PREFIX, STAMP, Staging
 from django_dbtaskqueue.pipeline.database import Database
 
 AFTER = timedelta(days=1)

@@ -17,7 +17,7 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, SupportsTriggerAvailableNow
 
 from django_dbtaskqueue.core.exceptions import PipelineError
-from django_dbtaskqueue.core.sql.stream import HORIZON, window
+from django_dbtaskqueue.core.sql.pipeline import HORIZON, window
 from django_dbtaskqueue.pipeline.database import Database
 from django_dbtaskqueue.pipeline.source.source_read import SLICE, Selection, Slice, read_slice
 

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 import pyarrow.csv
 
 from django_dbtaskqueue.core.exceptions import DuplicateTask, PipelineError, TaskQueueError
-from django_dbtaskqueue.core.sql.staging import PREFIX, Staging
+from django_dbtaskqueue.core.sql.pipeline import PREFIX, Staging
 from django_dbtaskqueue.pipeline.database import Database, Link
 from django_dbtaskqueue.pipeline.lake.sweep import sweep_staging
 from django_dbtaskqueue.pipeline.source.staging_rows import Reject, Rules, stage

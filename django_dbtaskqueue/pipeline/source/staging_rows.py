@@ -16,28 +16,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from django_dbtaskqueue.core import json as json_payload
+from django_dbtaskqueue.core.columns import BY_NAME, ENQUEUED, TIMING
 from django_dbtaskqueue.core.exceptions import PayloadError
 from django_dbtaskqueue.core.outcomes import CENTURY
 
-COLUMNS = {  # DataFrame's column -> staging table's
-    "queue": "queue_name",
-    "reference": "reference_number",
-    "payload": "payload",
-    "payload_type": "payload_type",
-    "priority": "priority",
-    "group": "group_key",
-    "tag": "tag",
-    "context": "context",
-    "max_attempts": "max_attempts",
-    "lease": "lease_seconds",
-    "delay": "delay",
-    "run_at": "run_at",
-    "ttl": "ttl",
-}
-TEXTS = ("queue", "reference", "payload_type", "group", "tag")
-JSONS = ("payload", "context")
-SPANS = ("lease", "delay", "ttl")
-WHOLE = {"priority": (-32768, 32767), "max_attempts": (1, 2**31 - 1)}
+RANGES = {"smallint": (-32768, 32767), "int": (1, 2**31 - 1)}  # of whole numbers; an int is a count
+GIVEN = (BY_NAME["queue"], *ENQUEUED)
+COLUMNS = {column.argument: column.db for column in GIVEN} | {name: name for name in TIMING}  # DataFrame's -> staging's
+TEXTS = tuple(column.argument for column in GIVEN if column.type == "text")
+JSONS = tuple(column.argument for column in GIVEN if column.type == "jsonb")
+SPANS = (*(column.argument for column in GIVEN if column.type == "float8"), "delay", "ttl")
+WHOLE = {column.argument: RANGES[column.type] for column in GIVEN if column.type in RANGES}
 LAST_TIME = datetime(9000, 12, 31, tzinfo=UTC)
 PREVIEW = 200  # characters of a rejected row's payload
 

@@ -11,13 +11,10 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from django_dbtaskqueue.core.sql import archive, stats, stream
-from django_dbtaskqueue.core.sql.archive import Archiving
-from django_dbtaskqueue.core.sql.base import Group, Tables
-from django_dbtaskqueue.core.sql.dialects import DIALECTS, Dialect
+from django_dbtaskqueue.core.sql import Statements, pipeline, stats
+from django_dbtaskqueue.core.sql.base import DIALECTS, Dialect, Group, Tables
+from django_dbtaskqueue.core.sql.pipeline import Archiving, Staging
 from django_dbtaskqueue.core.sql.retention import Aging
-from django_dbtaskqueue.core.sql.staging import Staging
-from django_dbtaskqueue.core.sql.statements import Statements
 from django_dbtaskqueue.core.sql.stats import Reading
 from tests.core.statements.layout import laid_out
 
@@ -116,18 +113,18 @@ def _others(dialect: Dialect) -> Iterator[tuple[str, str]]:
     metric = '"dbtaskqueue_metric"'
     yield from _texts("series_sql", stats.series_sql(dialect, metric))
     yield "crowded_sql", stats.crowded_sql(dialect, metric, ("queue_name", "outcome"))
-    yield "archive.OPEN_BATCHES", archive.OPEN_BATCHES
-    yield "archive.CREATE", archive.CREATE
+    yield "pipeline.OPEN_BATCHES", pipeline.OPEN_BATCHES
+    yield "pipeline.CREATE", pipeline.CREATE
     if dialect.vendor == "postgresql":
-        yield "stream.HORIZON", stream.HORIZON
-        yield "stream.window", stream.window(1000, 2000, finished=True)
-        yield "stream.window (from the beginning)", stream.window(0, 2000, finished=False)
-        yield "stream.older", stream.older(1000)
+        yield "pipeline.HORIZON", pipeline.HORIZON
+        yield "pipeline.window", pipeline.window(1000, 2000, finished=True)
+        yield "pipeline.window (from the beginning)", pipeline.window(0, 2000, finished=False)
+        yield "pipeline.older", pipeline.older(1000)
 
 
 def text_of(vendor: str) -> str:
     """Return the file of one database."""
-    head = "-- Made by `python -m tests.core.statements --write`; do not edit. %(name)s is a parameter, %% a percent sign.\n"
+    head = "-- Made by `python -m tests.core.statements --write`; do not edit. %(name)s is a parameter, %% is %.\n"
     return head + "".join(f"\n-- {name}\n{laid_out(sql)};\n" for name, sql in statements_of(vendor).items())
 
 

@@ -1,4 +1,4 @@
--- Made by `python -m tests.core.statements --write`; do not edit. %(name)s is a parameter, %% a percent sign.
+-- Made by `python -m tests.core.statements --write`; do not edit. %(name)s is a parameter, %% is %.
 
 -- Statements.ages
 SELECT b.p, extract(epoch FROM statement_timestamp() - x.ready_time)::float8
@@ -297,26 +297,29 @@ AND t.total_attempt = u.k
 WHERE t.status IN ('PROCESSING');
 
 -- Statements.insert (error)
-INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, payload, payload_type, priority, group_key,
-    tag, context, max_attempts, lease_seconds, next_process_time, ready_time, parked_by, expire_time)
-VALUES (%(queue_name)s, %(reference_number)s, %(payload)s, %(payload_type)s, %(priority)s, %(group_key)s,
-    %(tag)s, %(context)s, %(max_attempts)s, %(lease_seconds)s, statement_timestamp(), statement_timestamp(),
+INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, max_attempts, priority, payload,
+    payload_type, context, group_key, tag, lease_seconds, next_process_time, ready_time, parked_by,
+    expire_time)
+VALUES (%(queue_name)s, %(reference_number)s, %(max_attempts)s, %(priority)s, %(payload)s, %(payload_type)s,
+    %(context)s, %(group_key)s, %(tag)s, %(lease_seconds)s, statement_timestamp(), statement_timestamp(),
     NULL, NULL)
 RETURNING id, create_time;
 
 -- Statements.insert (error, grouped)
-INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, payload, payload_type, priority, group_key,
-    tag, context, max_attempts, lease_seconds, next_process_time, ready_time, parked_by, expire_time)
-VALUES (%(queue_name)s, %(reference_number)s, %(payload)s, %(payload_type)s, %(priority)s, %(group_key)s,
-    %(tag)s, %(context)s, %(max_attempts)s, %(lease_seconds)s, statement_timestamp(), NULL, 'group', NULL)
+INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, max_attempts, priority, payload,
+    payload_type, context, group_key, tag, lease_seconds, next_process_time, ready_time, parked_by,
+    expire_time)
+VALUES (%(queue_name)s, %(reference_number)s, %(max_attempts)s, %(priority)s, %(payload)s, %(payload_type)s,
+    %(context)s, %(group_key)s, %(tag)s, %(lease_seconds)s, statement_timestamp(), NULL, 'group', NULL)
 ON CONFLICT (reference_number, queue_name) DO NOTHING
 RETURNING id, create_time;
 
 -- Statements.insert (error, timed)
-INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, payload, payload_type, priority, group_key,
-    tag, context, max_attempts, lease_seconds, next_process_time, ready_time, parked_by, expire_time)
-VALUES (%(queue_name)s, %(reference_number)s, %(payload)s, %(payload_type)s, %(priority)s, %(group_key)s,
-    %(tag)s, %(context)s, %(max_attempts)s, %(lease_seconds)s, greatest(statement_timestamp(),
+INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, max_attempts, priority, payload,
+    payload_type, context, group_key, tag, lease_seconds, next_process_time, ready_time, parked_by,
+    expire_time)
+VALUES (%(queue_name)s, %(reference_number)s, %(max_attempts)s, %(priority)s, %(payload)s, %(payload_type)s,
+    %(context)s, %(group_key)s, %(tag)s, %(lease_seconds)s, greatest(statement_timestamp(),
     coalesce(%(run_at)s::timestamptz, statement_timestamp())) + coalesce(%(delay)s, 0) * interval '1 second',
     greatest(statement_timestamp(), coalesce(%(run_at)s::timestamptz, statement_timestamp())) +
     coalesce(%(delay)s, 0) * interval '1 second', NULL, greatest(statement_timestamp(),
@@ -326,10 +329,11 @@ ON CONFLICT (reference_number, queue_name) DO NOTHING
 RETURNING id, create_time, next_process_time;
 
 -- Statements.insert (error, timed, grouped)
-INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, payload, payload_type, priority, group_key,
-    tag, context, max_attempts, lease_seconds, next_process_time, ready_time, parked_by, expire_time)
-VALUES (%(queue_name)s, %(reference_number)s, %(payload)s, %(payload_type)s, %(priority)s, %(group_key)s,
-    %(tag)s, %(context)s, %(max_attempts)s, %(lease_seconds)s, greatest(statement_timestamp(),
+INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, max_attempts, priority, payload,
+    payload_type, context, group_key, tag, lease_seconds, next_process_time, ready_time, parked_by,
+    expire_time)
+VALUES (%(queue_name)s, %(reference_number)s, %(max_attempts)s, %(priority)s, %(payload)s, %(payload_type)s,
+    %(context)s, %(group_key)s, %(tag)s, %(lease_seconds)s, greatest(statement_timestamp(),
     coalesce(%(run_at)s::timestamptz, statement_timestamp())) + coalesce(%(delay)s, 0) * interval '1 second',
     NULL, 'group', greatest(statement_timestamp(), coalesce(%(run_at)s::timestamptz, statement_timestamp())) +
     coalesce(%(delay)s, 0) * interval '1 second' + %(ttl)s * interval '1 second')
@@ -337,18 +341,19 @@ ON CONFLICT (reference_number, queue_name) DO NOTHING
 RETURNING id, create_time, next_process_time;
 
 -- Statements.insert (replace, timed)
-INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, payload, payload_type, priority, group_key,
-    tag, context, max_attempts, lease_seconds, next_process_time, ready_time, parked_by, expire_time)
-VALUES (%(queue_name)s, %(reference_number)s, %(payload)s, %(payload_type)s, %(priority)s, %(group_key)s,
-    %(tag)s, %(context)s, %(max_attempts)s, %(lease_seconds)s, greatest(statement_timestamp(),
+INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, max_attempts, priority, payload,
+    payload_type, context, group_key, tag, lease_seconds, next_process_time, ready_time, parked_by,
+    expire_time)
+VALUES (%(queue_name)s, %(reference_number)s, %(max_attempts)s, %(priority)s, %(payload)s, %(payload_type)s,
+    %(context)s, %(group_key)s, %(tag)s, %(lease_seconds)s, greatest(statement_timestamp(),
     coalesce(%(run_at)s::timestamptz, statement_timestamp())) + coalesce(%(delay)s, 0) * interval '1 second',
     greatest(statement_timestamp(), coalesce(%(run_at)s::timestamptz, statement_timestamp())) +
     coalesce(%(delay)s, 0) * interval '1 second', NULL, greatest(statement_timestamp(),
     coalesce(%(run_at)s::timestamptz, statement_timestamp())) + coalesce(%(delay)s, 0) * interval '1 second' +
     %(ttl)s * interval '1 second')
 ON CONFLICT (reference_number, queue_name) DO UPDATE
-SET payload = excluded.payload, payload_type = excluded.payload_type, priority = excluded.priority, tag =
-    excluded.tag, context = excluded.context, lease_seconds = excluded.lease_seconds, next_process_time =
+SET priority = excluded.priority, payload = excluded.payload, payload_type = excluded.payload_type, context =
+    excluded.context, tag = excluded.tag, lease_seconds = excluded.lease_seconds, next_process_time =
     excluded.next_process_time, expire_time = excluded.expire_time, max_attempts =
     greatest(excluded.max_attempts, t.attempt + 1), ready_time = CASE WHEN t.parked_by IS NULL THEN
     excluded.next_process_time END, last_update_time = greatest(statement_timestamp(), t.create_time + 0.001 *
@@ -358,18 +363,19 @@ AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
 RETURNING id, create_time, next_process_time, ready_time, attempt, reenqueue_attempt, total_attempt;
 
 -- Statements.insert (replace, timed, keep_due)
-INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, payload, payload_type, priority, group_key,
-    tag, context, max_attempts, lease_seconds, next_process_time, ready_time, parked_by, expire_time)
-VALUES (%(queue_name)s, %(reference_number)s, %(payload)s, %(payload_type)s, %(priority)s, %(group_key)s,
-    %(tag)s, %(context)s, %(max_attempts)s, %(lease_seconds)s, greatest(statement_timestamp(),
+INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, max_attempts, priority, payload,
+    payload_type, context, group_key, tag, lease_seconds, next_process_time, ready_time, parked_by,
+    expire_time)
+VALUES (%(queue_name)s, %(reference_number)s, %(max_attempts)s, %(priority)s, %(payload)s, %(payload_type)s,
+    %(context)s, %(group_key)s, %(tag)s, %(lease_seconds)s, greatest(statement_timestamp(),
     coalesce(%(run_at)s::timestamptz, statement_timestamp())) + coalesce(%(delay)s, 0) * interval '1 second',
     greatest(statement_timestamp(), coalesce(%(run_at)s::timestamptz, statement_timestamp())) +
     coalesce(%(delay)s, 0) * interval '1 second', NULL, greatest(statement_timestamp(),
     coalesce(%(run_at)s::timestamptz, statement_timestamp())) + coalesce(%(delay)s, 0) * interval '1 second' +
     %(ttl)s * interval '1 second')
 ON CONFLICT (reference_number, queue_name) DO UPDATE
-SET payload = excluded.payload, payload_type = excluded.payload_type, priority = excluded.priority, tag =
-    excluded.tag, context = excluded.context, lease_seconds = excluded.lease_seconds, max_attempts =
+SET priority = excluded.priority, payload = excluded.payload, payload_type = excluded.payload_type, context =
+    excluded.context, tag = excluded.tag, lease_seconds = excluded.lease_seconds, max_attempts =
     greatest(excluded.max_attempts, t.attempt + 1), last_update_time = greatest(statement_timestamp(),
     t.create_time + 0.001 * interval '1 second')
 WHERE t.status IN ('CREATED')
@@ -377,11 +383,11 @@ AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
 RETURNING id, create_time, next_process_time, ready_time, attempt, reenqueue_attempt, total_attempt;
 
 -- Statements.insert_alike (referenced)
-INSERT INTO "dbtaskqueue_task" AS t (id, queue_name, reference_number, payload, payload_type, priority,
-    group_key, tag, context, max_attempts, lease_seconds, next_process_time, ready_time, parked_by,
+INSERT INTO "dbtaskqueue_task" AS t (id, queue_name, reference_number, payload, max_attempts, priority,
+    payload_type, context, group_key, tag, lease_seconds, next_process_time, ready_time, parked_by,
     expire_time)
-SELECT u.id, %(queue_name)s, u.r, nullif(u.p, 'null'), %(payload_type)s::text, %(priority)s::smallint,
-    %(group_key)s::text, %(tag)s::text, %(context)s::jsonb, %(max_attempts)s::int, %(lease_seconds)s::float8,
+SELECT u.id, %(queue_name)s, u.r, nullif(u.p, 'null'), %(max_attempts)s::int, %(priority)s::smallint,
+    %(payload_type)s::text, %(context)s::jsonb, %(group_key)s::text, %(tag)s::text, %(lease_seconds)s::float8,
     statement_timestamp(), statement_timestamp(), NULL, NULL
 FROM (
     SELECT nextval((
@@ -396,11 +402,11 @@ ON CONFLICT (reference_number, queue_name) DO NOTHING;
 
 -- Statements.insert_alike (referenced, ids)
 WITH w AS (
-    INSERT INTO "dbtaskqueue_task" AS t (id, queue_name, reference_number, payload, payload_type, priority,
-        group_key, tag, context, max_attempts, lease_seconds, next_process_time, ready_time, parked_by,
+    INSERT INTO "dbtaskqueue_task" AS t (id, queue_name, reference_number, payload, max_attempts, priority,
+        payload_type, context, group_key, tag, lease_seconds, next_process_time, ready_time, parked_by,
         expire_time)
-    SELECT u.id, %(queue_name)s, u.r, nullif(u.p, 'null'), %(payload_type)s::text, %(priority)s::smallint,
-        %(group_key)s::text, %(tag)s::text, %(context)s::jsonb, %(max_attempts)s::int,
+    SELECT u.id, %(queue_name)s, u.r, nullif(u.p, 'null'), %(max_attempts)s::int, %(priority)s::smallint,
+        %(payload_type)s::text, %(context)s::jsonb, %(group_key)s::text, %(tag)s::text,
         %(lease_seconds)s::float8, statement_timestamp(), statement_timestamp(), NULL, NULL
     FROM (
         SELECT nextval((
@@ -418,10 +424,11 @@ SELECT count(*), count(*) FILTER (WHERE u), array_agg(id) FILTER (WHERE %(ids)s)
 FROM w;
 
 -- Statements.insert_alike (referenced, ordered)
-INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, payload, payload_type, priority, group_key,
-    tag, context, max_attempts, lease_seconds, next_process_time, ready_time, parked_by, expire_time)
-SELECT %(queue_name)s, u.r, nullif(u.p, 'null'), %(payload_type)s::text, %(priority)s::smallint,
-    %(group_key)s::text, %(tag)s::text, %(context)s::jsonb, %(max_attempts)s::int, %(lease_seconds)s::float8,
+INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, payload, max_attempts, priority,
+    payload_type, context, group_key, tag, lease_seconds, next_process_time, ready_time, parked_by,
+    expire_time)
+SELECT %(queue_name)s, u.r, nullif(u.p, 'null'), %(max_attempts)s::int, %(priority)s::smallint,
+    %(payload_type)s::text, %(context)s::jsonb, %(group_key)s::text, %(tag)s::text, %(lease_seconds)s::float8,
     statement_timestamp(), statement_timestamp(), NULL, NULL
 FROM ROWS
 FROM (jsonb_array_elements_text(%(references)s::jsonb), jsonb_array_elements(%(payloads)s::jsonb)) AS u(r, p)
@@ -429,11 +436,11 @@ ON CONFLICT (reference_number, queue_name) DO NOTHING;
 
 -- Statements.insert_alike (referenced, ordered, ids)
 WITH w AS (
-    INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, payload, payload_type, priority,
-        group_key, tag, context, max_attempts, lease_seconds, next_process_time, ready_time, parked_by,
+    INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, payload, max_attempts, priority,
+        payload_type, context, group_key, tag, lease_seconds, next_process_time, ready_time, parked_by,
         expire_time)
-    SELECT %(queue_name)s, u.r, nullif(u.p, 'null'), %(payload_type)s::text, %(priority)s::smallint,
-        %(group_key)s::text, %(tag)s::text, %(context)s::jsonb, %(max_attempts)s::int,
+    SELECT %(queue_name)s, u.r, nullif(u.p, 'null'), %(max_attempts)s::int, %(priority)s::smallint,
+        %(payload_type)s::text, %(context)s::jsonb, %(group_key)s::text, %(tag)s::text,
         %(lease_seconds)s::float8, statement_timestamp(), statement_timestamp(), NULL, NULL
     FROM ROWS
     FROM (jsonb_array_elements_text(%(references)s::jsonb), jsonb_array_elements(%(payloads)s::jsonb)) AS u(r,
@@ -445,21 +452,22 @@ SELECT count(*), count(*) FILTER (WHERE u), array_agg(id) FILTER (WHERE %(ids)s)
 FROM w;
 
 -- Statements.insert_alike
-INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, payload, payload_type, priority, group_key,
-    tag, context, max_attempts, lease_seconds, next_process_time, ready_time, parked_by, expire_time)
-SELECT %(queue_name)s, u.r, nullif(u.p, 'null'), %(payload_type)s::text, %(priority)s::smallint,
-    %(group_key)s::text, %(tag)s::text, %(context)s::jsonb, %(max_attempts)s::int, %(lease_seconds)s::float8,
+INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, payload, max_attempts, priority,
+    payload_type, context, group_key, tag, lease_seconds, next_process_time, ready_time, parked_by,
+    expire_time)
+SELECT %(queue_name)s, u.r, nullif(u.p, 'null'), %(max_attempts)s::int, %(priority)s::smallint,
+    %(payload_type)s::text, %(context)s::jsonb, %(group_key)s::text, %(tag)s::text, %(lease_seconds)s::float8,
     statement_timestamp(), statement_timestamp(), NULL, NULL
 FROM ROWS
 FROM (jsonb_array_elements_text(%(references)s::jsonb), jsonb_array_elements(%(payloads)s::jsonb)) AS u(r, p);
 
 -- Statements.insert_many (error)
 WITH w AS (
-    INSERT INTO "dbtaskqueue_task" AS t (id, queue_name, reference_number, payload, payload_type, priority,
-        group_key, tag, context, max_attempts, lease_seconds, next_process_time, ready_time, parked_by,
+    INSERT INTO "dbtaskqueue_task" AS t (id, queue_name, reference_number, max_attempts, priority, payload,
+        payload_type, context, group_key, tag, lease_seconds, next_process_time, ready_time, parked_by,
         expire_time)
-    SELECT u.id, %(queue_name)s, u.reference_number, u.payload, u.payload_type, u.priority, u.group_key,
-        u.tag, u.context, u.max_attempts, u.lease_seconds, statement_timestamp(), statement_timestamp(), NULL,
+    SELECT u.id, %(queue_name)s, u.reference_number, u.max_attempts, u.priority, u.payload, u.payload_type,
+        u.context, u.group_key, u.tag, u.lease_seconds, statement_timestamp(), statement_timestamp(), NULL,
         NULL
     FROM (
         SELECT nextval((
@@ -467,8 +475,8 @@ WITH w AS (
         )::regclass) AS id, u.*
         FROM (
             SELECT *
-            FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(reference_number text, payload jsonb, payload_type
-                text, priority smallint, group_key text, tag text, context jsonb, max_attempts int,
+            FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(reference_number text, max_attempts int, priority
+                smallint, payload jsonb, payload_type text, context jsonb, group_key text, tag text,
                 lease_seconds float8)
             LIMIT (
                 SELECT 1000000
@@ -484,20 +492,20 @@ FROM w;
 
 -- Statements.insert_many (error, grouped)
 WITH w AS (
-    INSERT INTO "dbtaskqueue_task" AS t (id, queue_name, reference_number, payload, payload_type, priority,
-        group_key, tag, context, max_attempts, lease_seconds, next_process_time, ready_time, parked_by,
+    INSERT INTO "dbtaskqueue_task" AS t (id, queue_name, reference_number, max_attempts, priority, payload,
+        payload_type, context, group_key, tag, lease_seconds, next_process_time, ready_time, parked_by,
         expire_time)
-    SELECT u.id, %(queue_name)s, u.reference_number, u.payload, u.payload_type, u.priority, u.group_key,
-        u.tag, u.context, u.max_attempts, u.lease_seconds, statement_timestamp(), CASE WHEN u.group_key IS
-        NULL THEN statement_timestamp() END, CASE WHEN u.group_key IS NOT NULL THEN 'group' END, NULL
+    SELECT u.id, %(queue_name)s, u.reference_number, u.max_attempts, u.priority, u.payload, u.payload_type,
+        u.context, u.group_key, u.tag, u.lease_seconds, statement_timestamp(), CASE WHEN u.group_key IS NULL
+        THEN statement_timestamp() END, CASE WHEN u.group_key IS NOT NULL THEN 'group' END, NULL
     FROM (
         SELECT nextval((
             SELECT pg_get_serial_sequence('"dbtaskqueue_task"', 'id')
         )::regclass) AS id, u.*
         FROM (
             SELECT *
-            FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(reference_number text, payload jsonb, payload_type
-                text, priority smallint, group_key text, tag text, context jsonb, max_attempts int,
+            FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(reference_number text, max_attempts int, priority
+                smallint, payload jsonb, payload_type text, context jsonb, group_key text, tag text,
                 lease_seconds float8)
             LIMIT (
                 SELECT 1000000
@@ -513,11 +521,11 @@ FROM w;
 
 -- Statements.insert_many (error, timed)
 WITH w AS (
-    INSERT INTO "dbtaskqueue_task" AS t (id, queue_name, reference_number, payload, payload_type, priority,
-        group_key, tag, context, max_attempts, lease_seconds, next_process_time, ready_time, parked_by,
+    INSERT INTO "dbtaskqueue_task" AS t (id, queue_name, reference_number, max_attempts, priority, payload,
+        payload_type, context, group_key, tag, lease_seconds, next_process_time, ready_time, parked_by,
         expire_time)
-    SELECT u.id, %(queue_name)s, u.reference_number, u.payload, u.payload_type, u.priority, u.group_key,
-        u.tag, u.context, u.max_attempts, u.lease_seconds, greatest(statement_timestamp(),
+    SELECT u.id, %(queue_name)s, u.reference_number, u.max_attempts, u.priority, u.payload, u.payload_type,
+        u.context, u.group_key, u.tag, u.lease_seconds, greatest(statement_timestamp(),
         coalesce(u.run_at::timestamptz, statement_timestamp())) + coalesce(u.delay, 0) * interval '1 second',
         greatest(statement_timestamp(), coalesce(u.run_at::timestamptz, statement_timestamp())) +
         coalesce(u.delay, 0) * interval '1 second', NULL, greatest(statement_timestamp(),
@@ -529,8 +537,8 @@ WITH w AS (
         )::regclass) AS id, u.*
         FROM (
             SELECT *
-            FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(reference_number text, payload jsonb, payload_type
-                text, priority smallint, group_key text, tag text, context jsonb, max_attempts int,
+            FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(reference_number text, max_attempts int, priority
+                smallint, payload jsonb, payload_type text, context jsonb, group_key text, tag text,
                 lease_seconds float8, delay float8, run_at text, ttl float8)
             LIMIT (
                 SELECT 1000000
@@ -546,11 +554,11 @@ FROM w;
 
 -- Statements.insert_many (error, timed, grouped)
 WITH w AS (
-    INSERT INTO "dbtaskqueue_task" AS t (id, queue_name, reference_number, payload, payload_type, priority,
-        group_key, tag, context, max_attempts, lease_seconds, next_process_time, ready_time, parked_by,
+    INSERT INTO "dbtaskqueue_task" AS t (id, queue_name, reference_number, max_attempts, priority, payload,
+        payload_type, context, group_key, tag, lease_seconds, next_process_time, ready_time, parked_by,
         expire_time)
-    SELECT u.id, %(queue_name)s, u.reference_number, u.payload, u.payload_type, u.priority, u.group_key,
-        u.tag, u.context, u.max_attempts, u.lease_seconds, greatest(statement_timestamp(),
+    SELECT u.id, %(queue_name)s, u.reference_number, u.max_attempts, u.priority, u.payload, u.payload_type,
+        u.context, u.group_key, u.tag, u.lease_seconds, greatest(statement_timestamp(),
         coalesce(u.run_at::timestamptz, statement_timestamp())) + coalesce(u.delay, 0) * interval '1 second',
         CASE WHEN u.group_key IS NULL THEN greatest(statement_timestamp(), coalesce(u.run_at::timestamptz,
         statement_timestamp())) + coalesce(u.delay, 0) * interval '1 second' END, CASE WHEN u.group_key IS NOT
@@ -562,8 +570,8 @@ WITH w AS (
         )::regclass) AS id, u.*
         FROM (
             SELECT *
-            FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(reference_number text, payload jsonb, payload_type
-                text, priority smallint, group_key text, tag text, context jsonb, max_attempts int,
+            FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(reference_number text, max_attempts int, priority
+                smallint, payload jsonb, payload_type text, context jsonb, group_key text, tag text,
                 lease_seconds float8, delay float8, run_at text, ttl float8)
             LIMIT (
                 SELECT 1000000
@@ -579,11 +587,11 @@ FROM w;
 
 -- Statements.insert_many (replace, timed)
 WITH w AS (
-    INSERT INTO "dbtaskqueue_task" AS t (id, queue_name, reference_number, payload, payload_type, priority,
-        group_key, tag, context, max_attempts, lease_seconds, next_process_time, ready_time, parked_by,
+    INSERT INTO "dbtaskqueue_task" AS t (id, queue_name, reference_number, max_attempts, priority, payload,
+        payload_type, context, group_key, tag, lease_seconds, next_process_time, ready_time, parked_by,
         expire_time)
-    SELECT u.id, %(queue_name)s, u.reference_number, u.payload, u.payload_type, u.priority, u.group_key,
-        u.tag, u.context, u.max_attempts, u.lease_seconds, greatest(statement_timestamp(),
+    SELECT u.id, %(queue_name)s, u.reference_number, u.max_attempts, u.priority, u.payload, u.payload_type,
+        u.context, u.group_key, u.tag, u.lease_seconds, greatest(statement_timestamp(),
         coalesce(u.run_at::timestamptz, statement_timestamp())) + coalesce(u.delay, 0) * interval '1 second',
         greatest(statement_timestamp(), coalesce(u.run_at::timestamptz, statement_timestamp())) +
         coalesce(u.delay, 0) * interval '1 second', NULL, greatest(statement_timestamp(),
@@ -595,8 +603,8 @@ WITH w AS (
         )::regclass) AS id, u.*
         FROM (
             SELECT *
-            FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(reference_number text, payload jsonb, payload_type
-                text, priority smallint, group_key text, tag text, context jsonb, max_attempts int,
+            FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(reference_number text, max_attempts int, priority
+                smallint, payload jsonb, payload_type text, context jsonb, group_key text, tag text,
                 lease_seconds float8, delay float8, run_at text, ttl float8)
             LIMIT (
                 SELECT 1000000
@@ -605,9 +613,9 @@ WITH w AS (
     ) AS u
     ORDER BY u.reference_number COLLATE "C"
     ON CONFLICT (reference_number, queue_name) DO UPDATE
-    SET payload = excluded.payload, payload_type = excluded.payload_type, priority = excluded.priority, tag =
-        excluded.tag, context = excluded.context, lease_seconds = excluded.lease_seconds, next_process_time =
-        excluded.next_process_time, expire_time = excluded.expire_time, max_attempts =
+    SET priority = excluded.priority, payload = excluded.payload, payload_type = excluded.payload_type,
+        context = excluded.context, tag = excluded.tag, lease_seconds = excluded.lease_seconds,
+        next_process_time = excluded.next_process_time, expire_time = excluded.expire_time, max_attempts =
         greatest(excluded.max_attempts, t.attempt + 1), ready_time = CASE WHEN t.parked_by IS NULL THEN
         excluded.next_process_time END, last_update_time = greatest(statement_timestamp(), t.create_time +
         0.001 * interval '1 second')
@@ -620,11 +628,11 @@ FROM w;
 
 -- Statements.insert_many (replace, timed, keep_due)
 WITH w AS (
-    INSERT INTO "dbtaskqueue_task" AS t (id, queue_name, reference_number, payload, payload_type, priority,
-        group_key, tag, context, max_attempts, lease_seconds, next_process_time, ready_time, parked_by,
+    INSERT INTO "dbtaskqueue_task" AS t (id, queue_name, reference_number, max_attempts, priority, payload,
+        payload_type, context, group_key, tag, lease_seconds, next_process_time, ready_time, parked_by,
         expire_time)
-    SELECT u.id, %(queue_name)s, u.reference_number, u.payload, u.payload_type, u.priority, u.group_key,
-        u.tag, u.context, u.max_attempts, u.lease_seconds, greatest(statement_timestamp(),
+    SELECT u.id, %(queue_name)s, u.reference_number, u.max_attempts, u.priority, u.payload, u.payload_type,
+        u.context, u.group_key, u.tag, u.lease_seconds, greatest(statement_timestamp(),
         coalesce(u.run_at::timestamptz, statement_timestamp())) + coalesce(u.delay, 0) * interval '1 second',
         greatest(statement_timestamp(), coalesce(u.run_at::timestamptz, statement_timestamp())) +
         coalesce(u.delay, 0) * interval '1 second', NULL, greatest(statement_timestamp(),
@@ -636,8 +644,8 @@ WITH w AS (
         )::regclass) AS id, u.*
         FROM (
             SELECT *
-            FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(reference_number text, payload jsonb, payload_type
-                text, priority smallint, group_key text, tag text, context jsonb, max_attempts int,
+            FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(reference_number text, max_attempts int, priority
+                smallint, payload jsonb, payload_type text, context jsonb, group_key text, tag text,
                 lease_seconds float8, delay float8, run_at text, ttl float8)
             LIMIT (
                 SELECT 1000000
@@ -646,8 +654,8 @@ WITH w AS (
     ) AS u
     ORDER BY u.reference_number COLLATE "C"
     ON CONFLICT (reference_number, queue_name) DO UPDATE
-    SET payload = excluded.payload, payload_type = excluded.payload_type, priority = excluded.priority, tag =
-        excluded.tag, context = excluded.context, lease_seconds = excluded.lease_seconds, max_attempts =
+    SET priority = excluded.priority, payload = excluded.payload, payload_type = excluded.payload_type,
+        context = excluded.context, tag = excluded.tag, lease_seconds = excluded.lease_seconds, max_attempts =
         greatest(excluded.max_attempts, t.attempt + 1), last_update_time = greatest(statement_timestamp(),
         t.create_time + 0.001 * interval '1 second')
     WHERE t.status IN ('CREATED')
@@ -909,14 +917,14 @@ VALUES (%(queue_name)s, statement_timestamp(), 'settings', 'starts paused')
 ON CONFLICT (name) DO NOTHING;
 
 -- Statements.to_history
-INSERT INTO "dbtaskqueue_taskhistory" (location, task_id, status, process_result, result, finish_time,
-    last_update_time, queue_name, reference_number, attempt, reenqueue_attempt, total_attempt, max_attempts,
-    priority, payload, payload_type, context, group_key, lease_seconds, tag, poller_instance, create_time,
-    next_process_time, expire_time, start_time)
-SELECT %(location)s, t.id, 'COMPLETED', u.p, u.r, statement_timestamp(), statement_timestamp(), t.queue_name,
-    t.reference_number, t.attempt, t.reenqueue_attempt, t.total_attempt, t.max_attempts, t.priority,
-    t.payload, t.payload_type, t.context, t.group_key, t.lease_seconds, t.tag, t.poller_instance,
-    t.create_time, t.next_process_time, t.expire_time, t.start_time
+INSERT INTO "dbtaskqueue_taskhistory" (location, task_id, queue_name, reference_number, status, attempt,
+    reenqueue_attempt, total_attempt, max_attempts, priority, payload, payload_type, result, process_result,
+    context, group_key, tag, poller_instance, create_time, next_process_time, last_update_time, lease_seconds,
+    expire_time, start_time, finish_time)
+SELECT %(location)s, t.id, t.queue_name, t.reference_number, 'COMPLETED', t.attempt, t.reenqueue_attempt,
+    t.total_attempt, t.max_attempts, t.priority, t.payload, t.payload_type, u.r, u.p, t.context, t.group_key,
+    t.tag, t.poller_instance, t.create_time, t.next_process_time, statement_timestamp(), t.lease_seconds,
+    t.expire_time, t.start_time, statement_timestamp()
 FROM "dbtaskqueue_task" AS t
 JOIN (
     SELECT *
@@ -1035,14 +1043,14 @@ AND finish_time <= statement_timestamp() + %(age)s * interval '1 second'
 RETURNING id;
 
 -- Aging.keep
-INSERT INTO "dbtaskqueue_taskhistory" (location, task_id, queue_name, reference_number, attempt,
-    reenqueue_attempt, total_attempt, max_attempts, priority, payload, payload_type, context, group_key,
-    lease_seconds, tag, poller_instance, create_time, next_process_time, expire_time, start_time, status,
-    process_result, result, finish_time, last_update_time)
-SELECT %(location)s, t.id, t.queue_name, t.reference_number, t.attempt, t.reenqueue_attempt, t.total_attempt,
-    t.max_attempts, t.priority, t.payload, t.payload_type, t.context, t.group_key, t.lease_seconds, t.tag,
-    t.poller_instance, t.create_time, t.next_process_time, t.expire_time, t.start_time, t.status,
-    t.process_result, t.result, t.finish_time, t.last_update_time
+INSERT INTO "dbtaskqueue_taskhistory" (location, task_id, queue_name, reference_number, status, attempt,
+    reenqueue_attempt, total_attempt, max_attempts, priority, payload, payload_type, result, process_result,
+    context, group_key, tag, poller_instance, create_time, next_process_time, last_update_time, lease_seconds,
+    expire_time, start_time, finish_time)
+SELECT %(location)s, t.id, t.queue_name, t.reference_number, t.status, t.attempt, t.reenqueue_attempt,
+    t.total_attempt, t.max_attempts, t.priority, t.payload, t.payload_type, t.result, t.process_result,
+    t.context, t.group_key, t.tag, t.poller_instance, t.create_time, t.next_process_time, t.last_update_time,
+    t.lease_seconds, t.expire_time, t.start_time, t.finish_time
 FROM "dbtaskqueue_task" AS t
 WHERE t.id IN (
     SELECT unnest(%(ids)s::bigint[])
@@ -1308,8 +1316,8 @@ FROM unnest(%(prints)s::text[]) AS f(f);
 
 -- Staging.create
 CREATE UNLOGGED TABLE "dbtaskqueue_stg_20260131000000_x" (_attempt bigint, queue_name text, reference_number
-    text, payload jsonb, payload_type text, priority smallint, group_key text, tag text, context jsonb,
-    max_attempts int, lease_seconds float8, delay float8, run_at timestamptz, ttl float8)
+    text, max_attempts int, priority smallint, payload jsonb, payload_type text, context jsonb, group_key
+    text, tag text, lease_seconds float8, delay float8, run_at timestamptz, ttl float8)
 WITH (autovacuum_enabled = false);
 
 -- Staging.enter
@@ -1343,10 +1351,10 @@ FROM (
 ) AS g;
 
 -- Staging.insert (timed)
-INSERT INTO "dbtaskqueue_task" (queue_name, reference_number, payload, payload_type, priority, group_key, tag,
-    context, max_attempts, lease_seconds, next_process_time, ready_time, parked_by, expire_time)
-SELECT u.queue_name, u.reference_number, u.payload, u.payload_type, u.priority, u.group_key, u.tag, u.context,
-    u.max_attempts, u.lease_seconds, greatest(statement_timestamp(), coalesce(u.run_at,
+INSERT INTO "dbtaskqueue_task" (queue_name, reference_number, max_attempts, priority, payload, payload_type,
+    context, group_key, tag, lease_seconds, next_process_time, ready_time, parked_by, expire_time)
+SELECT u.queue_name, u.reference_number, u.max_attempts, u.priority, u.payload, u.payload_type, u.context,
+    u.group_key, u.tag, u.lease_seconds, greatest(statement_timestamp(), coalesce(u.run_at,
     statement_timestamp())) + coalesce(u.delay, 0) * interval '1 second', greatest(statement_timestamp(),
     coalesce(u.run_at, statement_timestamp())) + coalesce(u.delay, 0) * interval '1 second', NULL,
     greatest(statement_timestamp(), coalesce(u.run_at, statement_timestamp())) + coalesce(u.delay, 0) *
@@ -1358,10 +1366,10 @@ WHERE u._attempt IN (
 ORDER BY u.reference_number COLLATE "C", u.queue_name COLLATE "C";
 
 -- Staging.insert (timed, grouped)
-INSERT INTO "dbtaskqueue_task" (queue_name, reference_number, payload, payload_type, priority, group_key, tag,
-    context, max_attempts, lease_seconds, next_process_time, ready_time, parked_by, expire_time)
-SELECT u.queue_name, u.reference_number, u.payload, u.payload_type, u.priority, u.group_key, u.tag, u.context,
-    u.max_attempts, u.lease_seconds, greatest(statement_timestamp(), coalesce(u.run_at,
+INSERT INTO "dbtaskqueue_task" (queue_name, reference_number, max_attempts, priority, payload, payload_type,
+    context, group_key, tag, lease_seconds, next_process_time, ready_time, parked_by, expire_time)
+SELECT u.queue_name, u.reference_number, u.max_attempts, u.priority, u.payload, u.payload_type, u.context,
+    u.group_key, u.tag, u.lease_seconds, greatest(statement_timestamp(), coalesce(u.run_at,
     statement_timestamp())) + coalesce(u.delay, 0) * interval '1 second', CASE WHEN u.group_key IS NULL THEN
     greatest(statement_timestamp(), coalesce(u.run_at, statement_timestamp())) + coalesce(u.delay, 0) *
     interval '1 second' END, CASE WHEN u.group_key IS NOT NULL THEN 'group' END,
@@ -1374,10 +1382,10 @@ WHERE u._attempt IN (
 ORDER BY u.reference_number COLLATE "C", u.queue_name COLLATE "C";
 
 -- Staging.insert (ignore, timed)
-INSERT INTO "dbtaskqueue_task" (queue_name, reference_number, payload, payload_type, priority, group_key, tag,
-    context, max_attempts, lease_seconds, next_process_time, ready_time, parked_by, expire_time)
-SELECT u.queue_name, u.reference_number, u.payload, u.payload_type, u.priority, u.group_key, u.tag, u.context,
-    u.max_attempts, u.lease_seconds, greatest(statement_timestamp(), coalesce(u.run_at,
+INSERT INTO "dbtaskqueue_task" (queue_name, reference_number, max_attempts, priority, payload, payload_type,
+    context, group_key, tag, lease_seconds, next_process_time, ready_time, parked_by, expire_time)
+SELECT u.queue_name, u.reference_number, u.max_attempts, u.priority, u.payload, u.payload_type, u.context,
+    u.group_key, u.tag, u.lease_seconds, greatest(statement_timestamp(), coalesce(u.run_at,
     statement_timestamp())) + coalesce(u.delay, 0) * interval '1 second', greatest(statement_timestamp(),
     coalesce(u.run_at, statement_timestamp())) + coalesce(u.delay, 0) * interval '1 second', NULL,
     greatest(statement_timestamp(), coalesce(u.run_at, statement_timestamp())) + coalesce(u.delay, 0) *
@@ -1390,10 +1398,10 @@ ORDER BY u.reference_number COLLATE "C", u.queue_name COLLATE "C"
 ON CONFLICT (reference_number, queue_name) DO NOTHING;
 
 -- Staging.insert (ignore, timed, grouped)
-INSERT INTO "dbtaskqueue_task" (queue_name, reference_number, payload, payload_type, priority, group_key, tag,
-    context, max_attempts, lease_seconds, next_process_time, ready_time, parked_by, expire_time)
-SELECT u.queue_name, u.reference_number, u.payload, u.payload_type, u.priority, u.group_key, u.tag, u.context,
-    u.max_attempts, u.lease_seconds, greatest(statement_timestamp(), coalesce(u.run_at,
+INSERT INTO "dbtaskqueue_task" (queue_name, reference_number, max_attempts, priority, payload, payload_type,
+    context, group_key, tag, lease_seconds, next_process_time, ready_time, parked_by, expire_time)
+SELECT u.queue_name, u.reference_number, u.max_attempts, u.priority, u.payload, u.payload_type, u.context,
+    u.group_key, u.tag, u.lease_seconds, greatest(statement_timestamp(), coalesce(u.run_at,
     statement_timestamp())) + coalesce(u.delay, 0) * interval '1 second', CASE WHEN u.group_key IS NULL THEN
     greatest(statement_timestamp(), coalesce(u.run_at, statement_timestamp())) + coalesce(u.delay, 0) *
     interval '1 second' END, CASE WHEN u.group_key IS NOT NULL THEN 'group' END,
@@ -1755,31 +1763,32 @@ AND t.total_attempt = u.k
 WHERE t.status IN ('PROCESSING');
 
 -- Statements.insert (error) (one row)
-INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, payload, payload_type, priority, group_key,
-    tag, context, max_attempts, lease_seconds, next_process_time, ready_time, parked_by, expire_time)
-VALUES (%(queue_name)s, %(reference_number)s, %(payload)s, %(payload_type)s, %(priority)s, %(group_key)s,
-    %(tag)s, %(context)s, %(max_attempts)s, %(lease_seconds)s, statement_timestamp(), statement_timestamp(),
+INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, max_attempts, priority, payload,
+    payload_type, context, group_key, tag, lease_seconds, next_process_time, ready_time, parked_by,
+    expire_time)
+VALUES (%(queue_name)s, %(reference_number)s, %(max_attempts)s, %(priority)s, %(payload)s, %(payload_type)s,
+    %(context)s, %(group_key)s, %(tag)s, %(lease_seconds)s, statement_timestamp(), statement_timestamp(),
     NULL, NULL)
 ON CONFLICT (reference_number, queue_name) DO NOTHING
 RETURNING id, create_time;
 
 -- Statements.insert_many (error) (one row)
 WITH w AS (
-    INSERT INTO "dbtaskqueue_task" AS t (id, queue_name, reference_number, payload, payload_type, priority,
-        group_key, tag, context, max_attempts, lease_seconds, next_process_time, ready_time, parked_by,
+    INSERT INTO "dbtaskqueue_task" AS t (id, queue_name, reference_number, max_attempts, priority, payload,
+        payload_type, context, group_key, tag, lease_seconds, next_process_time, ready_time, parked_by,
         expire_time)
-    SELECT u.id, %(queue_name)s, u.reference_number, u.payload, u.payload_type, u.priority, u.group_key,
-        u.tag, u.context, u.max_attempts, u.lease_seconds, statement_timestamp(), statement_timestamp(), NULL,
+    SELECT u.id, %(queue_name)s, u.reference_number, u.max_attempts, u.priority, u.payload, u.payload_type,
+        u.context, u.group_key, u.tag, u.lease_seconds, statement_timestamp(), statement_timestamp(), NULL,
         NULL
     FROM (
         SELECT nextval((
             SELECT pg_get_serial_sequence('"dbtaskqueue_task"', 'id')
         )::regclass) AS id, u.*
         FROM (
-            SELECT %(reference_number)s::text AS reference_number, %(payload)s::jsonb AS payload,
-                %(payload_type)s::text AS payload_type, %(priority)s::smallint AS priority,
-                %(group_key)s::text AS group_key, %(tag)s::text AS tag, %(context)s::jsonb AS context,
-                %(max_attempts)s::int AS max_attempts, %(lease_seconds)s::float8 AS lease_seconds
+            SELECT %(reference_number)s::text AS reference_number, %(max_attempts)s::int AS max_attempts,
+                %(priority)s::smallint AS priority, %(payload)s::jsonb AS payload, %(payload_type)s::text AS
+                payload_type, %(context)s::jsonb AS context, %(group_key)s::text AS group_key, %(tag)s::text
+                AS tag, %(lease_seconds)s::float8 AS lease_seconds
         ) AS u
     ) AS u
     ORDER BY u.reference_number COLLATE "C"
@@ -1791,21 +1800,21 @@ FROM w;
 
 -- Statements.insert_many (error, grouped) (one row)
 WITH w AS (
-    INSERT INTO "dbtaskqueue_task" AS t (id, queue_name, reference_number, payload, payload_type, priority,
-        group_key, tag, context, max_attempts, lease_seconds, next_process_time, ready_time, parked_by,
+    INSERT INTO "dbtaskqueue_task" AS t (id, queue_name, reference_number, max_attempts, priority, payload,
+        payload_type, context, group_key, tag, lease_seconds, next_process_time, ready_time, parked_by,
         expire_time)
-    SELECT u.id, %(queue_name)s, u.reference_number, u.payload, u.payload_type, u.priority, u.group_key,
-        u.tag, u.context, u.max_attempts, u.lease_seconds, statement_timestamp(), CASE WHEN u.group_key IS
-        NULL THEN statement_timestamp() END, CASE WHEN u.group_key IS NOT NULL THEN 'group' END, NULL
+    SELECT u.id, %(queue_name)s, u.reference_number, u.max_attempts, u.priority, u.payload, u.payload_type,
+        u.context, u.group_key, u.tag, u.lease_seconds, statement_timestamp(), CASE WHEN u.group_key IS NULL
+        THEN statement_timestamp() END, CASE WHEN u.group_key IS NOT NULL THEN 'group' END, NULL
     FROM (
         SELECT nextval((
             SELECT pg_get_serial_sequence('"dbtaskqueue_task"', 'id')
         )::regclass) AS id, u.*
         FROM (
-            SELECT %(reference_number)s::text AS reference_number, %(payload)s::jsonb AS payload,
-                %(payload_type)s::text AS payload_type, %(priority)s::smallint AS priority,
-                %(group_key)s::text AS group_key, %(tag)s::text AS tag, %(context)s::jsonb AS context,
-                %(max_attempts)s::int AS max_attempts, %(lease_seconds)s::float8 AS lease_seconds
+            SELECT %(reference_number)s::text AS reference_number, %(max_attempts)s::int AS max_attempts,
+                %(priority)s::smallint AS priority, %(payload)s::jsonb AS payload, %(payload_type)s::text AS
+                payload_type, %(context)s::jsonb AS context, %(group_key)s::text AS group_key, %(tag)s::text
+                AS tag, %(lease_seconds)s::float8 AS lease_seconds
         ) AS u
     ) AS u
     ORDER BY u.reference_number COLLATE "C"
@@ -1817,11 +1826,11 @@ FROM w;
 
 -- Statements.insert_many (error, timed) (one row)
 WITH w AS (
-    INSERT INTO "dbtaskqueue_task" AS t (id, queue_name, reference_number, payload, payload_type, priority,
-        group_key, tag, context, max_attempts, lease_seconds, next_process_time, ready_time, parked_by,
+    INSERT INTO "dbtaskqueue_task" AS t (id, queue_name, reference_number, max_attempts, priority, payload,
+        payload_type, context, group_key, tag, lease_seconds, next_process_time, ready_time, parked_by,
         expire_time)
-    SELECT u.id, %(queue_name)s, u.reference_number, u.payload, u.payload_type, u.priority, u.group_key,
-        u.tag, u.context, u.max_attempts, u.lease_seconds, greatest(statement_timestamp(),
+    SELECT u.id, %(queue_name)s, u.reference_number, u.max_attempts, u.priority, u.payload, u.payload_type,
+        u.context, u.group_key, u.tag, u.lease_seconds, greatest(statement_timestamp(),
         coalesce(u.run_at::timestamptz, statement_timestamp())) + coalesce(u.delay, 0) * interval '1 second',
         greatest(statement_timestamp(), coalesce(u.run_at::timestamptz, statement_timestamp())) +
         coalesce(u.delay, 0) * interval '1 second', NULL, greatest(statement_timestamp(),
@@ -1832,11 +1841,11 @@ WITH w AS (
             SELECT pg_get_serial_sequence('"dbtaskqueue_task"', 'id')
         )::regclass) AS id, u.*
         FROM (
-            SELECT %(reference_number)s::text AS reference_number, %(payload)s::jsonb AS payload,
-                %(payload_type)s::text AS payload_type, %(priority)s::smallint AS priority,
-                %(group_key)s::text AS group_key, %(tag)s::text AS tag, %(context)s::jsonb AS context,
-                %(max_attempts)s::int AS max_attempts, %(lease_seconds)s::float8 AS lease_seconds,
-                %(delay)s::float8 AS delay, %(run_at)s::text AS run_at, %(ttl)s::float8 AS ttl
+            SELECT %(reference_number)s::text AS reference_number, %(max_attempts)s::int AS max_attempts,
+                %(priority)s::smallint AS priority, %(payload)s::jsonb AS payload, %(payload_type)s::text AS
+                payload_type, %(context)s::jsonb AS context, %(group_key)s::text AS group_key, %(tag)s::text
+                AS tag, %(lease_seconds)s::float8 AS lease_seconds, %(delay)s::float8 AS delay,
+                %(run_at)s::text AS run_at, %(ttl)s::float8 AS ttl
         ) AS u
     ) AS u
     ORDER BY u.reference_number COLLATE "C"
@@ -1848,11 +1857,11 @@ FROM w;
 
 -- Statements.insert_many (error, timed, grouped) (one row)
 WITH w AS (
-    INSERT INTO "dbtaskqueue_task" AS t (id, queue_name, reference_number, payload, payload_type, priority,
-        group_key, tag, context, max_attempts, lease_seconds, next_process_time, ready_time, parked_by,
+    INSERT INTO "dbtaskqueue_task" AS t (id, queue_name, reference_number, max_attempts, priority, payload,
+        payload_type, context, group_key, tag, lease_seconds, next_process_time, ready_time, parked_by,
         expire_time)
-    SELECT u.id, %(queue_name)s, u.reference_number, u.payload, u.payload_type, u.priority, u.group_key,
-        u.tag, u.context, u.max_attempts, u.lease_seconds, greatest(statement_timestamp(),
+    SELECT u.id, %(queue_name)s, u.reference_number, u.max_attempts, u.priority, u.payload, u.payload_type,
+        u.context, u.group_key, u.tag, u.lease_seconds, greatest(statement_timestamp(),
         coalesce(u.run_at::timestamptz, statement_timestamp())) + coalesce(u.delay, 0) * interval '1 second',
         CASE WHEN u.group_key IS NULL THEN greatest(statement_timestamp(), coalesce(u.run_at::timestamptz,
         statement_timestamp())) + coalesce(u.delay, 0) * interval '1 second' END, CASE WHEN u.group_key IS NOT
@@ -1863,11 +1872,11 @@ WITH w AS (
             SELECT pg_get_serial_sequence('"dbtaskqueue_task"', 'id')
         )::regclass) AS id, u.*
         FROM (
-            SELECT %(reference_number)s::text AS reference_number, %(payload)s::jsonb AS payload,
-                %(payload_type)s::text AS payload_type, %(priority)s::smallint AS priority,
-                %(group_key)s::text AS group_key, %(tag)s::text AS tag, %(context)s::jsonb AS context,
-                %(max_attempts)s::int AS max_attempts, %(lease_seconds)s::float8 AS lease_seconds,
-                %(delay)s::float8 AS delay, %(run_at)s::text AS run_at, %(ttl)s::float8 AS ttl
+            SELECT %(reference_number)s::text AS reference_number, %(max_attempts)s::int AS max_attempts,
+                %(priority)s::smallint AS priority, %(payload)s::jsonb AS payload, %(payload_type)s::text AS
+                payload_type, %(context)s::jsonb AS context, %(group_key)s::text AS group_key, %(tag)s::text
+                AS tag, %(lease_seconds)s::float8 AS lease_seconds, %(delay)s::float8 AS delay,
+                %(run_at)s::text AS run_at, %(ttl)s::float8 AS ttl
         ) AS u
     ) AS u
     ORDER BY u.reference_number COLLATE "C"
@@ -1879,11 +1888,11 @@ FROM w;
 
 -- Statements.insert_many (replace, timed) (one row)
 WITH w AS (
-    INSERT INTO "dbtaskqueue_task" AS t (id, queue_name, reference_number, payload, payload_type, priority,
-        group_key, tag, context, max_attempts, lease_seconds, next_process_time, ready_time, parked_by,
+    INSERT INTO "dbtaskqueue_task" AS t (id, queue_name, reference_number, max_attempts, priority, payload,
+        payload_type, context, group_key, tag, lease_seconds, next_process_time, ready_time, parked_by,
         expire_time)
-    SELECT u.id, %(queue_name)s, u.reference_number, u.payload, u.payload_type, u.priority, u.group_key,
-        u.tag, u.context, u.max_attempts, u.lease_seconds, greatest(statement_timestamp(),
+    SELECT u.id, %(queue_name)s, u.reference_number, u.max_attempts, u.priority, u.payload, u.payload_type,
+        u.context, u.group_key, u.tag, u.lease_seconds, greatest(statement_timestamp(),
         coalesce(u.run_at::timestamptz, statement_timestamp())) + coalesce(u.delay, 0) * interval '1 second',
         greatest(statement_timestamp(), coalesce(u.run_at::timestamptz, statement_timestamp())) +
         coalesce(u.delay, 0) * interval '1 second', NULL, greatest(statement_timestamp(),
@@ -1894,18 +1903,18 @@ WITH w AS (
             SELECT pg_get_serial_sequence('"dbtaskqueue_task"', 'id')
         )::regclass) AS id, u.*
         FROM (
-            SELECT %(reference_number)s::text AS reference_number, %(payload)s::jsonb AS payload,
-                %(payload_type)s::text AS payload_type, %(priority)s::smallint AS priority,
-                %(group_key)s::text AS group_key, %(tag)s::text AS tag, %(context)s::jsonb AS context,
-                %(max_attempts)s::int AS max_attempts, %(lease_seconds)s::float8 AS lease_seconds,
-                %(delay)s::float8 AS delay, %(run_at)s::text AS run_at, %(ttl)s::float8 AS ttl
+            SELECT %(reference_number)s::text AS reference_number, %(max_attempts)s::int AS max_attempts,
+                %(priority)s::smallint AS priority, %(payload)s::jsonb AS payload, %(payload_type)s::text AS
+                payload_type, %(context)s::jsonb AS context, %(group_key)s::text AS group_key, %(tag)s::text
+                AS tag, %(lease_seconds)s::float8 AS lease_seconds, %(delay)s::float8 AS delay,
+                %(run_at)s::text AS run_at, %(ttl)s::float8 AS ttl
         ) AS u
     ) AS u
     ORDER BY u.reference_number COLLATE "C"
     ON CONFLICT (reference_number, queue_name) DO UPDATE
-    SET payload = excluded.payload, payload_type = excluded.payload_type, priority = excluded.priority, tag =
-        excluded.tag, context = excluded.context, lease_seconds = excluded.lease_seconds, next_process_time =
-        excluded.next_process_time, expire_time = excluded.expire_time, max_attempts =
+    SET priority = excluded.priority, payload = excluded.payload, payload_type = excluded.payload_type,
+        context = excluded.context, tag = excluded.tag, lease_seconds = excluded.lease_seconds,
+        next_process_time = excluded.next_process_time, expire_time = excluded.expire_time, max_attempts =
         greatest(excluded.max_attempts, t.attempt + 1), ready_time = CASE WHEN t.parked_by IS NULL THEN
         excluded.next_process_time END, last_update_time = greatest(statement_timestamp(), t.create_time +
         0.001 * interval '1 second')
@@ -1918,11 +1927,11 @@ FROM w;
 
 -- Statements.insert_many (replace, timed, keep_due) (one row)
 WITH w AS (
-    INSERT INTO "dbtaskqueue_task" AS t (id, queue_name, reference_number, payload, payload_type, priority,
-        group_key, tag, context, max_attempts, lease_seconds, next_process_time, ready_time, parked_by,
+    INSERT INTO "dbtaskqueue_task" AS t (id, queue_name, reference_number, max_attempts, priority, payload,
+        payload_type, context, group_key, tag, lease_seconds, next_process_time, ready_time, parked_by,
         expire_time)
-    SELECT u.id, %(queue_name)s, u.reference_number, u.payload, u.payload_type, u.priority, u.group_key,
-        u.tag, u.context, u.max_attempts, u.lease_seconds, greatest(statement_timestamp(),
+    SELECT u.id, %(queue_name)s, u.reference_number, u.max_attempts, u.priority, u.payload, u.payload_type,
+        u.context, u.group_key, u.tag, u.lease_seconds, greatest(statement_timestamp(),
         coalesce(u.run_at::timestamptz, statement_timestamp())) + coalesce(u.delay, 0) * interval '1 second',
         greatest(statement_timestamp(), coalesce(u.run_at::timestamptz, statement_timestamp())) +
         coalesce(u.delay, 0) * interval '1 second', NULL, greatest(statement_timestamp(),
@@ -1933,17 +1942,17 @@ WITH w AS (
             SELECT pg_get_serial_sequence('"dbtaskqueue_task"', 'id')
         )::regclass) AS id, u.*
         FROM (
-            SELECT %(reference_number)s::text AS reference_number, %(payload)s::jsonb AS payload,
-                %(payload_type)s::text AS payload_type, %(priority)s::smallint AS priority,
-                %(group_key)s::text AS group_key, %(tag)s::text AS tag, %(context)s::jsonb AS context,
-                %(max_attempts)s::int AS max_attempts, %(lease_seconds)s::float8 AS lease_seconds,
-                %(delay)s::float8 AS delay, %(run_at)s::text AS run_at, %(ttl)s::float8 AS ttl
+            SELECT %(reference_number)s::text AS reference_number, %(max_attempts)s::int AS max_attempts,
+                %(priority)s::smallint AS priority, %(payload)s::jsonb AS payload, %(payload_type)s::text AS
+                payload_type, %(context)s::jsonb AS context, %(group_key)s::text AS group_key, %(tag)s::text
+                AS tag, %(lease_seconds)s::float8 AS lease_seconds, %(delay)s::float8 AS delay,
+                %(run_at)s::text AS run_at, %(ttl)s::float8 AS ttl
         ) AS u
     ) AS u
     ORDER BY u.reference_number COLLATE "C"
     ON CONFLICT (reference_number, queue_name) DO UPDATE
-    SET payload = excluded.payload, payload_type = excluded.payload_type, priority = excluded.priority, tag =
-        excluded.tag, context = excluded.context, lease_seconds = excluded.lease_seconds, max_attempts =
+    SET priority = excluded.priority, payload = excluded.payload, payload_type = excluded.payload_type,
+        context = excluded.context, tag = excluded.tag, lease_seconds = excluded.lease_seconds, max_attempts =
         greatest(excluded.max_attempts, t.attempt + 1), last_update_time = greatest(statement_timestamp(),
         t.create_time + 0.001 * interval '1 second')
     WHERE t.status IN ('CREATED')
@@ -2017,14 +2026,14 @@ AND t.total_attempt = u.k
 WHERE t.status IN ('PROCESSING');
 
 -- Statements.to_history (one row)
-INSERT INTO "dbtaskqueue_taskhistory" (location, task_id, status, process_result, result, finish_time,
-    last_update_time, queue_name, reference_number, attempt, reenqueue_attempt, total_attempt, max_attempts,
-    priority, payload, payload_type, context, group_key, lease_seconds, tag, poller_instance, create_time,
-    next_process_time, expire_time, start_time)
-SELECT %(location)s, t.id, 'COMPLETED', u.p, u.r, statement_timestamp(), statement_timestamp(), t.queue_name,
-    t.reference_number, t.attempt, t.reenqueue_attempt, t.total_attempt, t.max_attempts, t.priority,
-    t.payload, t.payload_type, t.context, t.group_key, t.lease_seconds, t.tag, t.poller_instance,
-    t.create_time, t.next_process_time, t.expire_time, t.start_time
+INSERT INTO "dbtaskqueue_taskhistory" (location, task_id, queue_name, reference_number, status, attempt,
+    reenqueue_attempt, total_attempt, max_attempts, priority, payload, payload_type, result, process_result,
+    context, group_key, tag, poller_instance, create_time, next_process_time, last_update_time, lease_seconds,
+    expire_time, start_time, finish_time)
+SELECT %(location)s, t.id, t.queue_name, t.reference_number, 'COMPLETED', t.attempt, t.reenqueue_attempt,
+    t.total_attempt, t.max_attempts, t.priority, t.payload, t.payload_type, u.r, u.p, t.context, t.group_key,
+    t.tag, t.poller_instance, t.create_time, t.next_process_time, statement_timestamp(), t.lease_seconds,
+    t.expire_time, t.start_time, statement_timestamp()
 FROM "dbtaskqueue_task" AS t
 JOIN (
     SELECT %(i)s::bigint AS i, %(k)s::bigint AS k, %(p)s::text AS p, %(r)s::jsonb AS r
@@ -2236,10 +2245,11 @@ RETURNING id, queue_name, reference_number, attempt, reenqueue_attempt, total_at
     poller_instance, ready_time::text, group_key, expire_time::text, lease_seconds;
 
 -- Statements.insert (error) (without some payload types)
-INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, payload, payload_type, priority, group_key,
-    tag, context, max_attempts, lease_seconds, next_process_time, ready_time, parked_by, expire_time)
-VALUES (%(queue_name)s, %(reference_number)s, %(payload)s, %(payload_type)s, %(priority)s, %(group_key)s,
-    %(tag)s, %(context)s, %(max_attempts)s, %(lease_seconds)s, statement_timestamp(), statement_timestamp(),
+INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, max_attempts, priority, payload,
+    payload_type, context, group_key, tag, lease_seconds, next_process_time, ready_time, parked_by,
+    expire_time)
+VALUES (%(queue_name)s, %(reference_number)s, %(max_attempts)s, %(priority)s, %(payload)s, %(payload_type)s,
+    %(context)s, %(group_key)s, %(tag)s, %(lease_seconds)s, statement_timestamp(), statement_timestamp(),
     NULL, NULL)
 ON CONFLICT (reference_number, queue_name) DO NOTHING
 RETURNING id, create_time;
@@ -2269,29 +2279,29 @@ HAVING count(*) > count(DISTINCT queue_name || ' ' || outcome)
 ORDER BY 1
 LIMIT %(limit)s;
 
--- archive.OPEN_BATCHES
+-- pipeline.OPEN_BATCHES
 SELECT id, token, location, source, lake, state, first_id, last_id, cutoff, statuses, queues, withdrawn
 FROM "dbtaskqueue_archivebatch"
 WHERE state IN ('open', 'deleted')
 ORDER BY id;
 
--- archive.CREATE
+-- pipeline.CREATE
 INSERT INTO "dbtaskqueue_archivebatch" (token, location, source, lake, first_id, last_id, cutoff, statuses,
     queues)
 VALUES (%(token)s, %(location)s, %(source)s, %(lake)s, %(first_id)s, %(last_id)s, %(cutoff)s, %(statuses)s,
     %(queues)s);
 
--- stream.HORIZON
+-- pipeline.HORIZON
 SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint;
 
--- stream.window
+-- pipeline.window
 status IN ('COMPLETED', 'ERROR', 'POISON')
 AND mod(xmin::text::bigint - 1000 + 4294967296, 4294967296) < 1000;
 
--- stream.window (from the beginning)
+-- pipeline.window (from the beginning)
 mod(xmin::text::bigint - 2000 + 4294967296, 4294967296) >=
     pg_snapshot_xmax(pg_current_snapshot())::text::bigint - 2000;
 
--- stream.older
+-- pipeline.older
 pg_snapshot_xmax(pg_current_snapshot())::text::bigint - 1000 < 2147483648
 AND mod(xmin::text::bigint - 1000 + 4294967296, 4294967296) >= 2147483648;

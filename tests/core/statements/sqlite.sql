@@ -1,4 +1,4 @@
--- Made by `python -m tests.core.statements --write`; do not edit. %(name)s is a parameter, %% a percent sign.
+-- Made by `python -m tests.core.statements --write`; do not edit. %(name)s is a parameter, %% is %.
 
 -- Statements.ages
 SELECT x.priority, max((julianday(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')) - julianday(x.ready_time)) *
@@ -257,27 +257,30 @@ AND t.total_attempt = u.k
 WHERE t.status IN ('PROCESSING');
 
 -- Statements.insert (error)
-INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, payload, payload_type, priority, group_key,
-    tag, context, max_attempts, lease_seconds, next_process_time, ready_time, parked_by, expire_time)
-VALUES (%(queue_name)s, %(reference_number)s, %(payload)s, %(payload_type)s, %(priority)s, %(group_key)s,
-    %(tag)s, %(context)s, %(max_attempts)s, %(lease_seconds)s, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'),
+INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, max_attempts, priority, payload,
+    payload_type, context, group_key, tag, lease_seconds, next_process_time, ready_time, parked_by,
+    expire_time)
+VALUES (%(queue_name)s, %(reference_number)s, %(max_attempts)s, %(priority)s, %(payload)s, %(payload_type)s,
+    %(context)s, %(group_key)s, %(tag)s, %(lease_seconds)s, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'),
     strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), NULL, NULL)
 RETURNING id, create_time;
 
 -- Statements.insert (error, grouped)
-INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, payload, payload_type, priority, group_key,
-    tag, context, max_attempts, lease_seconds, next_process_time, ready_time, parked_by, expire_time)
-VALUES (%(queue_name)s, %(reference_number)s, %(payload)s, %(payload_type)s, %(priority)s, %(group_key)s,
-    %(tag)s, %(context)s, %(max_attempts)s, %(lease_seconds)s, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'),
-    NULL, 'group', NULL)
+INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, max_attempts, priority, payload,
+    payload_type, context, group_key, tag, lease_seconds, next_process_time, ready_time, parked_by,
+    expire_time)
+VALUES (%(queue_name)s, %(reference_number)s, %(max_attempts)s, %(priority)s, %(payload)s, %(payload_type)s,
+    %(context)s, %(group_key)s, %(tag)s, %(lease_seconds)s, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), NULL,
+    'group', NULL)
 ON CONFLICT (reference_number, queue_name) DO NOTHING
 RETURNING id, create_time;
 
 -- Statements.insert (error, timed)
-INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, payload, payload_type, priority, group_key,
-    tag, context, max_attempts, lease_seconds, next_process_time, ready_time, parked_by, expire_time)
-VALUES (%(queue_name)s, %(reference_number)s, %(payload)s, %(payload_type)s, %(priority)s, %(group_key)s,
-    %(tag)s, %(context)s, %(max_attempts)s, %(lease_seconds)s, strftime('%%Y-%%m-%%d %%H:%%M:%%f',
+INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, max_attempts, priority, payload,
+    payload_type, context, group_key, tag, lease_seconds, next_process_time, ready_time, parked_by,
+    expire_time)
+VALUES (%(queue_name)s, %(reference_number)s, %(max_attempts)s, %(priority)s, %(payload)s, %(payload_type)s,
+    %(context)s, %(group_key)s, %(tag)s, %(lease_seconds)s, strftime('%%Y-%%m-%%d %%H:%%M:%%f',
     max(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), coalesce(%(run_at)s, strftime('%%Y-%%m-%%d %%H:%%M:%%f',
     'now'))), printf('%%.3f seconds', coalesce(%(delay)s, 0))), strftime('%%Y-%%m-%%d %%H:%%M:%%f',
     max(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), coalesce(%(run_at)s, strftime('%%Y-%%m-%%d %%H:%%M:%%f',
@@ -289,10 +292,11 @@ ON CONFLICT (reference_number, queue_name) DO NOTHING
 RETURNING id, create_time, next_process_time;
 
 -- Statements.insert (error, timed, grouped)
-INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, payload, payload_type, priority, group_key,
-    tag, context, max_attempts, lease_seconds, next_process_time, ready_time, parked_by, expire_time)
-VALUES (%(queue_name)s, %(reference_number)s, %(payload)s, %(payload_type)s, %(priority)s, %(group_key)s,
-    %(tag)s, %(context)s, %(max_attempts)s, %(lease_seconds)s, strftime('%%Y-%%m-%%d %%H:%%M:%%f',
+INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, max_attempts, priority, payload,
+    payload_type, context, group_key, tag, lease_seconds, next_process_time, ready_time, parked_by,
+    expire_time)
+VALUES (%(queue_name)s, %(reference_number)s, %(max_attempts)s, %(priority)s, %(payload)s, %(payload_type)s,
+    %(context)s, %(group_key)s, %(tag)s, %(lease_seconds)s, strftime('%%Y-%%m-%%d %%H:%%M:%%f',
     max(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), coalesce(%(run_at)s, strftime('%%Y-%%m-%%d %%H:%%M:%%f',
     'now'))), printf('%%.3f seconds', coalesce(%(delay)s, 0))), NULL, 'group', CASE WHEN %(ttl)s IS NOT NULL
     THEN strftime('%%Y-%%m-%%d %%H:%%M:%%f', strftime('%%Y-%%m-%%d %%H:%%M:%%f', max(strftime('%%Y-%%m-%%d
@@ -302,10 +306,11 @@ ON CONFLICT (reference_number, queue_name) DO NOTHING
 RETURNING id, create_time, next_process_time;
 
 -- Statements.insert (replace, timed)
-INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, payload, payload_type, priority, group_key,
-    tag, context, max_attempts, lease_seconds, next_process_time, ready_time, parked_by, expire_time)
-VALUES (%(queue_name)s, %(reference_number)s, %(payload)s, %(payload_type)s, %(priority)s, %(group_key)s,
-    %(tag)s, %(context)s, %(max_attempts)s, %(lease_seconds)s, strftime('%%Y-%%m-%%d %%H:%%M:%%f',
+INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, max_attempts, priority, payload,
+    payload_type, context, group_key, tag, lease_seconds, next_process_time, ready_time, parked_by,
+    expire_time)
+VALUES (%(queue_name)s, %(reference_number)s, %(max_attempts)s, %(priority)s, %(payload)s, %(payload_type)s,
+    %(context)s, %(group_key)s, %(tag)s, %(lease_seconds)s, strftime('%%Y-%%m-%%d %%H:%%M:%%f',
     max(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), coalesce(%(run_at)s, strftime('%%Y-%%m-%%d %%H:%%M:%%f',
     'now'))), printf('%%.3f seconds', coalesce(%(delay)s, 0))), strftime('%%Y-%%m-%%d %%H:%%M:%%f',
     max(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), coalesce(%(run_at)s, strftime('%%Y-%%m-%%d %%H:%%M:%%f',
@@ -314,8 +319,8 @@ VALUES (%(queue_name)s, %(reference_number)s, %(payload)s, %(payload_type)s, %(p
     %%H:%%M:%%f', 'now'), coalesce(%(run_at)s, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))), printf('%%.3f
     seconds', coalesce(%(delay)s, 0))), printf('%%.3f seconds', %(ttl)s)) END)
 ON CONFLICT (reference_number, queue_name) DO UPDATE
-SET payload = excluded.payload, payload_type = excluded.payload_type, priority = excluded.priority, tag =
-    excluded.tag, context = excluded.context, lease_seconds = excluded.lease_seconds, next_process_time =
+SET priority = excluded.priority, payload = excluded.payload, payload_type = excluded.payload_type, context =
+    excluded.context, tag = excluded.tag, lease_seconds = excluded.lease_seconds, next_process_time =
     excluded.next_process_time, expire_time = excluded.expire_time, max_attempts = max(excluded.max_attempts,
     t.attempt + 1), ready_time = CASE WHEN t.parked_by IS NULL THEN excluded.next_process_time END,
     last_update_time = max(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), strftime('%%Y-%%m-%%d %%H:%%M:%%f',
@@ -325,10 +330,11 @@ AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
 RETURNING id, create_time, next_process_time, ready_time, attempt, reenqueue_attempt, total_attempt;
 
 -- Statements.insert (replace, timed, keep_due)
-INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, payload, payload_type, priority, group_key,
-    tag, context, max_attempts, lease_seconds, next_process_time, ready_time, parked_by, expire_time)
-VALUES (%(queue_name)s, %(reference_number)s, %(payload)s, %(payload_type)s, %(priority)s, %(group_key)s,
-    %(tag)s, %(context)s, %(max_attempts)s, %(lease_seconds)s, strftime('%%Y-%%m-%%d %%H:%%M:%%f',
+INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, max_attempts, priority, payload,
+    payload_type, context, group_key, tag, lease_seconds, next_process_time, ready_time, parked_by,
+    expire_time)
+VALUES (%(queue_name)s, %(reference_number)s, %(max_attempts)s, %(priority)s, %(payload)s, %(payload_type)s,
+    %(context)s, %(group_key)s, %(tag)s, %(lease_seconds)s, strftime('%%Y-%%m-%%d %%H:%%M:%%f',
     max(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), coalesce(%(run_at)s, strftime('%%Y-%%m-%%d %%H:%%M:%%f',
     'now'))), printf('%%.3f seconds', coalesce(%(delay)s, 0))), strftime('%%Y-%%m-%%d %%H:%%M:%%f',
     max(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), coalesce(%(run_at)s, strftime('%%Y-%%m-%%d %%H:%%M:%%f',
@@ -337,8 +343,8 @@ VALUES (%(queue_name)s, %(reference_number)s, %(payload)s, %(payload_type)s, %(p
     %%H:%%M:%%f', 'now'), coalesce(%(run_at)s, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))), printf('%%.3f
     seconds', coalesce(%(delay)s, 0))), printf('%%.3f seconds', %(ttl)s)) END)
 ON CONFLICT (reference_number, queue_name) DO UPDATE
-SET payload = excluded.payload, payload_type = excluded.payload_type, priority = excluded.priority, tag =
-    excluded.tag, context = excluded.context, lease_seconds = excluded.lease_seconds, max_attempts =
+SET priority = excluded.priority, payload = excluded.payload, payload_type = excluded.payload_type, context =
+    excluded.context, tag = excluded.tag, lease_seconds = excluded.lease_seconds, max_attempts =
     max(excluded.max_attempts, t.attempt + 1), last_update_time = max(strftime('%%Y-%%m-%%d %%H:%%M:%%f',
     'now'), strftime('%%Y-%%m-%%d %%H:%%M:%%f', t.create_time, printf('%%.3f seconds', 0.001)))
 WHERE t.status IN ('CREATED')
@@ -346,16 +352,17 @@ AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
 RETURNING id, create_time, next_process_time, ready_time, attempt, reenqueue_attempt, total_attempt;
 
 -- Statements.insert_many (error)
-INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, payload, payload_type, priority, group_key,
-    tag, context, max_attempts, lease_seconds, next_process_time, ready_time, parked_by, expire_time)
-SELECT %(queue_name)s, u.reference_number, u.payload, u.payload_type, u.priority, u.group_key, u.tag,
-    u.context, u.max_attempts, u.lease_seconds, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'),
-    strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), NULL, NULL
+INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, max_attempts, priority, payload,
+    payload_type, context, group_key, tag, lease_seconds, next_process_time, ready_time, parked_by,
+    expire_time)
+SELECT %(queue_name)s, u.reference_number, u.max_attempts, u.priority, u.payload, u.payload_type, u.context,
+    u.group_key, u.tag, u.lease_seconds, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), strftime('%%Y-%%m-%%d
+    %%H:%%M:%%f', 'now'), NULL, NULL
 FROM (
-    SELECT value ->> '$.reference_number' AS reference_number, nullif(value -> '$.payload', 'null') AS
-        payload, value ->> '$.payload_type' AS payload_type, value ->> '$.priority' AS priority, value ->>
-        '$.group_key' AS group_key, value ->> '$.tag' AS tag, nullif(value -> '$.context', 'null') AS context,
-        value ->> '$.max_attempts' AS max_attempts, value ->> '$.lease_seconds' AS lease_seconds
+    SELECT value ->> '$.reference_number' AS reference_number, value ->> '$.max_attempts' AS max_attempts,
+        value ->> '$.priority' AS priority, nullif(value -> '$.payload', 'null') AS payload, value ->>
+        '$.payload_type' AS payload_type, nullif(value -> '$.context', 'null') AS context, value ->>
+        '$.group_key' AS group_key, value ->> '$.tag' AS tag, value ->> '$.lease_seconds' AS lease_seconds
     FROM json_each(%(rows)s)
 ) AS u
 WHERE true
@@ -363,17 +370,18 @@ ON CONFLICT (reference_number, queue_name) DO NOTHING
 RETURNING id, last_update_time = create_time;
 
 -- Statements.insert_many (error, grouped)
-INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, payload, payload_type, priority, group_key,
-    tag, context, max_attempts, lease_seconds, next_process_time, ready_time, parked_by, expire_time)
-SELECT %(queue_name)s, u.reference_number, u.payload, u.payload_type, u.priority, u.group_key, u.tag,
-    u.context, u.max_attempts, u.lease_seconds, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), CASE WHEN
-    u.group_key IS NULL THEN strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now') END, CASE WHEN u.group_key IS NOT NULL
-    THEN 'group' END, NULL
+INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, max_attempts, priority, payload,
+    payload_type, context, group_key, tag, lease_seconds, next_process_time, ready_time, parked_by,
+    expire_time)
+SELECT %(queue_name)s, u.reference_number, u.max_attempts, u.priority, u.payload, u.payload_type, u.context,
+    u.group_key, u.tag, u.lease_seconds, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), CASE WHEN u.group_key IS
+    NULL THEN strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now') END, CASE WHEN u.group_key IS NOT NULL THEN 'group'
+    END, NULL
 FROM (
-    SELECT value ->> '$.reference_number' AS reference_number, nullif(value -> '$.payload', 'null') AS
-        payload, value ->> '$.payload_type' AS payload_type, value ->> '$.priority' AS priority, value ->>
-        '$.group_key' AS group_key, value ->> '$.tag' AS tag, nullif(value -> '$.context', 'null') AS context,
-        value ->> '$.max_attempts' AS max_attempts, value ->> '$.lease_seconds' AS lease_seconds
+    SELECT value ->> '$.reference_number' AS reference_number, value ->> '$.max_attempts' AS max_attempts,
+        value ->> '$.priority' AS priority, nullif(value -> '$.payload', 'null') AS payload, value ->>
+        '$.payload_type' AS payload_type, nullif(value -> '$.context', 'null') AS context, value ->>
+        '$.group_key' AS group_key, value ->> '$.tag' AS tag, value ->> '$.lease_seconds' AS lease_seconds
     FROM json_each(%(rows)s)
 ) AS u
 WHERE true
@@ -381,10 +389,11 @@ ON CONFLICT (reference_number, queue_name) DO NOTHING
 RETURNING id, last_update_time = create_time;
 
 -- Statements.insert_many (error, timed)
-INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, payload, payload_type, priority, group_key,
-    tag, context, max_attempts, lease_seconds, next_process_time, ready_time, parked_by, expire_time)
-SELECT %(queue_name)s, u.reference_number, u.payload, u.payload_type, u.priority, u.group_key, u.tag,
-    u.context, u.max_attempts, u.lease_seconds, strftime('%%Y-%%m-%%d %%H:%%M:%%f', max(strftime('%%Y-%%m-%%d
+INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, max_attempts, priority, payload,
+    payload_type, context, group_key, tag, lease_seconds, next_process_time, ready_time, parked_by,
+    expire_time)
+SELECT %(queue_name)s, u.reference_number, u.max_attempts, u.priority, u.payload, u.payload_type, u.context,
+    u.group_key, u.tag, u.lease_seconds, strftime('%%Y-%%m-%%d %%H:%%M:%%f', max(strftime('%%Y-%%m-%%d
     %%H:%%M:%%f', 'now'), coalesce(u.run_at, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))), printf('%%.3f
     seconds', coalesce(u.delay, 0))), strftime('%%Y-%%m-%%d %%H:%%M:%%f', max(strftime('%%Y-%%m-%%d
     %%H:%%M:%%f', 'now'), coalesce(u.run_at, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))), printf('%%.3f
@@ -393,11 +402,11 @@ SELECT %(queue_name)s, u.reference_number, u.payload, u.payload_type, u.priority
     coalesce(u.run_at, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))), printf('%%.3f seconds', coalesce(u.delay,
     0))), printf('%%.3f seconds', u.ttl)) END
 FROM (
-    SELECT value ->> '$.reference_number' AS reference_number, nullif(value -> '$.payload', 'null') AS
-        payload, value ->> '$.payload_type' AS payload_type, value ->> '$.priority' AS priority, value ->>
-        '$.group_key' AS group_key, value ->> '$.tag' AS tag, nullif(value -> '$.context', 'null') AS context,
-        value ->> '$.max_attempts' AS max_attempts, value ->> '$.lease_seconds' AS lease_seconds, value ->>
-        '$.delay' AS delay, value ->> '$.run_at' AS run_at, value ->> '$.ttl' AS ttl
+    SELECT value ->> '$.reference_number' AS reference_number, value ->> '$.max_attempts' AS max_attempts,
+        value ->> '$.priority' AS priority, nullif(value -> '$.payload', 'null') AS payload, value ->>
+        '$.payload_type' AS payload_type, nullif(value -> '$.context', 'null') AS context, value ->>
+        '$.group_key' AS group_key, value ->> '$.tag' AS tag, value ->> '$.lease_seconds' AS lease_seconds,
+        value ->> '$.delay' AS delay, value ->> '$.run_at' AS run_at, value ->> '$.ttl' AS ttl
     FROM json_each(%(rows)s)
 ) AS u
 WHERE true
@@ -405,10 +414,11 @@ ON CONFLICT (reference_number, queue_name) DO NOTHING
 RETURNING id, last_update_time = create_time;
 
 -- Statements.insert_many (error, timed, grouped)
-INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, payload, payload_type, priority, group_key,
-    tag, context, max_attempts, lease_seconds, next_process_time, ready_time, parked_by, expire_time)
-SELECT %(queue_name)s, u.reference_number, u.payload, u.payload_type, u.priority, u.group_key, u.tag,
-    u.context, u.max_attempts, u.lease_seconds, strftime('%%Y-%%m-%%d %%H:%%M:%%f', max(strftime('%%Y-%%m-%%d
+INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, max_attempts, priority, payload,
+    payload_type, context, group_key, tag, lease_seconds, next_process_time, ready_time, parked_by,
+    expire_time)
+SELECT %(queue_name)s, u.reference_number, u.max_attempts, u.priority, u.payload, u.payload_type, u.context,
+    u.group_key, u.tag, u.lease_seconds, strftime('%%Y-%%m-%%d %%H:%%M:%%f', max(strftime('%%Y-%%m-%%d
     %%H:%%M:%%f', 'now'), coalesce(u.run_at, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))), printf('%%.3f
     seconds', coalesce(u.delay, 0))), CASE WHEN u.group_key IS NULL THEN strftime('%%Y-%%m-%%d %%H:%%M:%%f',
     max(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), coalesce(u.run_at, strftime('%%Y-%%m-%%d %%H:%%M:%%f',
@@ -418,11 +428,11 @@ SELECT %(queue_name)s, u.reference_number, u.payload, u.payload_type, u.priority
     %%H:%%M:%%f', 'now'))), printf('%%.3f seconds', coalesce(u.delay, 0))), printf('%%.3f seconds', u.ttl))
     END
 FROM (
-    SELECT value ->> '$.reference_number' AS reference_number, nullif(value -> '$.payload', 'null') AS
-        payload, value ->> '$.payload_type' AS payload_type, value ->> '$.priority' AS priority, value ->>
-        '$.group_key' AS group_key, value ->> '$.tag' AS tag, nullif(value -> '$.context', 'null') AS context,
-        value ->> '$.max_attempts' AS max_attempts, value ->> '$.lease_seconds' AS lease_seconds, value ->>
-        '$.delay' AS delay, value ->> '$.run_at' AS run_at, value ->> '$.ttl' AS ttl
+    SELECT value ->> '$.reference_number' AS reference_number, value ->> '$.max_attempts' AS max_attempts,
+        value ->> '$.priority' AS priority, nullif(value -> '$.payload', 'null') AS payload, value ->>
+        '$.payload_type' AS payload_type, nullif(value -> '$.context', 'null') AS context, value ->>
+        '$.group_key' AS group_key, value ->> '$.tag' AS tag, value ->> '$.lease_seconds' AS lease_seconds,
+        value ->> '$.delay' AS delay, value ->> '$.run_at' AS run_at, value ->> '$.ttl' AS ttl
     FROM json_each(%(rows)s)
 ) AS u
 WHERE true
@@ -430,10 +440,11 @@ ON CONFLICT (reference_number, queue_name) DO NOTHING
 RETURNING id, last_update_time = create_time;
 
 -- Statements.insert_many (replace, timed)
-INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, payload, payload_type, priority, group_key,
-    tag, context, max_attempts, lease_seconds, next_process_time, ready_time, parked_by, expire_time)
-SELECT %(queue_name)s, u.reference_number, u.payload, u.payload_type, u.priority, u.group_key, u.tag,
-    u.context, u.max_attempts, u.lease_seconds, strftime('%%Y-%%m-%%d %%H:%%M:%%f', max(strftime('%%Y-%%m-%%d
+INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, max_attempts, priority, payload,
+    payload_type, context, group_key, tag, lease_seconds, next_process_time, ready_time, parked_by,
+    expire_time)
+SELECT %(queue_name)s, u.reference_number, u.max_attempts, u.priority, u.payload, u.payload_type, u.context,
+    u.group_key, u.tag, u.lease_seconds, strftime('%%Y-%%m-%%d %%H:%%M:%%f', max(strftime('%%Y-%%m-%%d
     %%H:%%M:%%f', 'now'), coalesce(u.run_at, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))), printf('%%.3f
     seconds', coalesce(u.delay, 0))), strftime('%%Y-%%m-%%d %%H:%%M:%%f', max(strftime('%%Y-%%m-%%d
     %%H:%%M:%%f', 'now'), coalesce(u.run_at, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))), printf('%%.3f
@@ -442,17 +453,17 @@ SELECT %(queue_name)s, u.reference_number, u.payload, u.payload_type, u.priority
     coalesce(u.run_at, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))), printf('%%.3f seconds', coalesce(u.delay,
     0))), printf('%%.3f seconds', u.ttl)) END
 FROM (
-    SELECT value ->> '$.reference_number' AS reference_number, nullif(value -> '$.payload', 'null') AS
-        payload, value ->> '$.payload_type' AS payload_type, value ->> '$.priority' AS priority, value ->>
-        '$.group_key' AS group_key, value ->> '$.tag' AS tag, nullif(value -> '$.context', 'null') AS context,
-        value ->> '$.max_attempts' AS max_attempts, value ->> '$.lease_seconds' AS lease_seconds, value ->>
-        '$.delay' AS delay, value ->> '$.run_at' AS run_at, value ->> '$.ttl' AS ttl
+    SELECT value ->> '$.reference_number' AS reference_number, value ->> '$.max_attempts' AS max_attempts,
+        value ->> '$.priority' AS priority, nullif(value -> '$.payload', 'null') AS payload, value ->>
+        '$.payload_type' AS payload_type, nullif(value -> '$.context', 'null') AS context, value ->>
+        '$.group_key' AS group_key, value ->> '$.tag' AS tag, value ->> '$.lease_seconds' AS lease_seconds,
+        value ->> '$.delay' AS delay, value ->> '$.run_at' AS run_at, value ->> '$.ttl' AS ttl
     FROM json_each(%(rows)s)
 ) AS u
 WHERE true
 ON CONFLICT (reference_number, queue_name) DO UPDATE
-SET payload = excluded.payload, payload_type = excluded.payload_type, priority = excluded.priority, tag =
-    excluded.tag, context = excluded.context, lease_seconds = excluded.lease_seconds, next_process_time =
+SET priority = excluded.priority, payload = excluded.payload, payload_type = excluded.payload_type, context =
+    excluded.context, tag = excluded.tag, lease_seconds = excluded.lease_seconds, next_process_time =
     excluded.next_process_time, expire_time = excluded.expire_time, max_attempts = max(excluded.max_attempts,
     t.attempt + 1), ready_time = CASE WHEN t.parked_by IS NULL THEN excluded.next_process_time END,
     last_update_time = max(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), strftime('%%Y-%%m-%%d %%H:%%M:%%f',
@@ -462,10 +473,11 @@ AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
 RETURNING id, last_update_time = create_time;
 
 -- Statements.insert_many (replace, timed, keep_due)
-INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, payload, payload_type, priority, group_key,
-    tag, context, max_attempts, lease_seconds, next_process_time, ready_time, parked_by, expire_time)
-SELECT %(queue_name)s, u.reference_number, u.payload, u.payload_type, u.priority, u.group_key, u.tag,
-    u.context, u.max_attempts, u.lease_seconds, strftime('%%Y-%%m-%%d %%H:%%M:%%f', max(strftime('%%Y-%%m-%%d
+INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, max_attempts, priority, payload,
+    payload_type, context, group_key, tag, lease_seconds, next_process_time, ready_time, parked_by,
+    expire_time)
+SELECT %(queue_name)s, u.reference_number, u.max_attempts, u.priority, u.payload, u.payload_type, u.context,
+    u.group_key, u.tag, u.lease_seconds, strftime('%%Y-%%m-%%d %%H:%%M:%%f', max(strftime('%%Y-%%m-%%d
     %%H:%%M:%%f', 'now'), coalesce(u.run_at, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))), printf('%%.3f
     seconds', coalesce(u.delay, 0))), strftime('%%Y-%%m-%%d %%H:%%M:%%f', max(strftime('%%Y-%%m-%%d
     %%H:%%M:%%f', 'now'), coalesce(u.run_at, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))), printf('%%.3f
@@ -474,17 +486,17 @@ SELECT %(queue_name)s, u.reference_number, u.payload, u.payload_type, u.priority
     coalesce(u.run_at, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))), printf('%%.3f seconds', coalesce(u.delay,
     0))), printf('%%.3f seconds', u.ttl)) END
 FROM (
-    SELECT value ->> '$.reference_number' AS reference_number, nullif(value -> '$.payload', 'null') AS
-        payload, value ->> '$.payload_type' AS payload_type, value ->> '$.priority' AS priority, value ->>
-        '$.group_key' AS group_key, value ->> '$.tag' AS tag, nullif(value -> '$.context', 'null') AS context,
-        value ->> '$.max_attempts' AS max_attempts, value ->> '$.lease_seconds' AS lease_seconds, value ->>
-        '$.delay' AS delay, value ->> '$.run_at' AS run_at, value ->> '$.ttl' AS ttl
+    SELECT value ->> '$.reference_number' AS reference_number, value ->> '$.max_attempts' AS max_attempts,
+        value ->> '$.priority' AS priority, nullif(value -> '$.payload', 'null') AS payload, value ->>
+        '$.payload_type' AS payload_type, nullif(value -> '$.context', 'null') AS context, value ->>
+        '$.group_key' AS group_key, value ->> '$.tag' AS tag, value ->> '$.lease_seconds' AS lease_seconds,
+        value ->> '$.delay' AS delay, value ->> '$.run_at' AS run_at, value ->> '$.ttl' AS ttl
     FROM json_each(%(rows)s)
 ) AS u
 WHERE true
 ON CONFLICT (reference_number, queue_name) DO UPDATE
-SET payload = excluded.payload, payload_type = excluded.payload_type, priority = excluded.priority, tag =
-    excluded.tag, context = excluded.context, lease_seconds = excluded.lease_seconds, max_attempts =
+SET priority = excluded.priority, payload = excluded.payload, payload_type = excluded.payload_type, context =
+    excluded.context, tag = excluded.tag, lease_seconds = excluded.lease_seconds, max_attempts =
     max(excluded.max_attempts, t.attempt + 1), last_update_time = max(strftime('%%Y-%%m-%%d %%H:%%M:%%f',
     'now'), strftime('%%Y-%%m-%%d %%H:%%M:%%f', t.create_time, printf('%%.3f seconds', 0.001)))
 WHERE t.status IN ('CREATED')
@@ -659,15 +671,14 @@ VALUES (%(queue_name)s, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), 'settings', 
 ON CONFLICT (name) DO NOTHING;
 
 -- Statements.to_history
-INSERT INTO "dbtaskqueue_taskhistory" (location, task_id, status, process_result, result, finish_time,
-    last_update_time, queue_name, reference_number, attempt, reenqueue_attempt, total_attempt, max_attempts,
-    priority, payload, payload_type, context, group_key, lease_seconds, tag, poller_instance, create_time,
-    next_process_time, expire_time, start_time)
-SELECT %(location)s, t.id, 'COMPLETED', u.p, u.r, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'),
-    strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), t.queue_name, t.reference_number, t.attempt,
-    t.reenqueue_attempt, t.total_attempt, t.max_attempts, t.priority, t.payload, t.payload_type, t.context,
-    t.group_key, t.lease_seconds, t.tag, t.poller_instance, t.create_time, t.next_process_time, t.expire_time,
-    t.start_time
+INSERT INTO "dbtaskqueue_taskhistory" (location, task_id, queue_name, reference_number, status, attempt,
+    reenqueue_attempt, total_attempt, max_attempts, priority, payload, payload_type, result, process_result,
+    context, group_key, tag, poller_instance, create_time, next_process_time, last_update_time, lease_seconds,
+    expire_time, start_time, finish_time)
+SELECT %(location)s, t.id, t.queue_name, t.reference_number, 'COMPLETED', t.attempt, t.reenqueue_attempt,
+    t.total_attempt, t.max_attempts, t.priority, t.payload, t.payload_type, u.r, u.p, t.context, t.group_key,
+    t.tag, t.poller_instance, t.create_time, t.next_process_time, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'),
+    t.lease_seconds, t.expire_time, t.start_time, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')
 FROM "dbtaskqueue_task" AS t
 JOIN (
     SELECT value ->> '$.i' AS i, value ->> '$.k' AS k, value ->> '$.p' AS p, nullif(value -> '$.r', 'null') AS
@@ -785,14 +796,14 @@ AND finish_time <= strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', printf('%%.3f seco
 RETURNING id;
 
 -- Aging.keep
-INSERT INTO "dbtaskqueue_taskhistory" (location, task_id, queue_name, reference_number, attempt,
-    reenqueue_attempt, total_attempt, max_attempts, priority, payload, payload_type, context, group_key,
-    lease_seconds, tag, poller_instance, create_time, next_process_time, expire_time, start_time, status,
-    process_result, result, finish_time, last_update_time)
-SELECT %(location)s, t.id, t.queue_name, t.reference_number, t.attempt, t.reenqueue_attempt, t.total_attempt,
-    t.max_attempts, t.priority, t.payload, t.payload_type, t.context, t.group_key, t.lease_seconds, t.tag,
-    t.poller_instance, t.create_time, t.next_process_time, t.expire_time, t.start_time, t.status,
-    t.process_result, t.result, t.finish_time, t.last_update_time
+INSERT INTO "dbtaskqueue_taskhistory" (location, task_id, queue_name, reference_number, status, attempt,
+    reenqueue_attempt, total_attempt, max_attempts, priority, payload, payload_type, result, process_result,
+    context, group_key, tag, poller_instance, create_time, next_process_time, last_update_time, lease_seconds,
+    expire_time, start_time, finish_time)
+SELECT %(location)s, t.id, t.queue_name, t.reference_number, t.status, t.attempt, t.reenqueue_attempt,
+    t.total_attempt, t.max_attempts, t.priority, t.payload, t.payload_type, t.result, t.process_result,
+    t.context, t.group_key, t.tag, t.poller_instance, t.create_time, t.next_process_time, t.last_update_time,
+    t.lease_seconds, t.expire_time, t.start_time, t.finish_time
 FROM "dbtaskqueue_task" AS t
 WHERE t.id IN (
     SELECT value
@@ -876,8 +887,8 @@ FROM (
 
 -- Staging.create
 CREATE TABLE "dbtaskqueue_stg_20260131000000_x" (_attempt bigint, queue_name text, reference_number text,
-    payload jsonb, payload_type text, priority smallint, group_key text, tag text, context jsonb, max_attempts
-    int, lease_seconds float8, delay float8, run_at timestamptz, ttl float8);
+    max_attempts int, priority smallint, payload jsonb, payload_type text, context jsonb, group_key text, tag
+    text, lease_seconds float8, delay float8, run_at timestamptz, ttl float8);
 
 -- Staging.enter
 INSERT INTO "dbtaskqueue_streamledger" (query, batch, rows)
@@ -910,10 +921,10 @@ FROM (
 ) AS g;
 
 -- Staging.insert (timed)
-INSERT INTO "dbtaskqueue_task" (queue_name, reference_number, payload, payload_type, priority, group_key, tag,
-    context, max_attempts, lease_seconds, next_process_time, ready_time, parked_by, expire_time)
-SELECT u.queue_name, u.reference_number, u.payload, u.payload_type, u.priority, u.group_key, u.tag, u.context,
-    u.max_attempts, u.lease_seconds, strftime('%%Y-%%m-%%d %%H:%%M:%%f', max(strftime('%%Y-%%m-%%d
+INSERT INTO "dbtaskqueue_task" (queue_name, reference_number, max_attempts, priority, payload, payload_type,
+    context, group_key, tag, lease_seconds, next_process_time, ready_time, parked_by, expire_time)
+SELECT u.queue_name, u.reference_number, u.max_attempts, u.priority, u.payload, u.payload_type, u.context,
+    u.group_key, u.tag, u.lease_seconds, strftime('%%Y-%%m-%%d %%H:%%M:%%f', max(strftime('%%Y-%%m-%%d
     %%H:%%M:%%f', 'now'), coalesce(u.run_at, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))), printf('%%.3f
     seconds', coalesce(u.delay, 0))), strftime('%%Y-%%m-%%d %%H:%%M:%%f', max(strftime('%%Y-%%m-%%d
     %%H:%%M:%%f', 'now'), coalesce(u.run_at, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))), printf('%%.3f
@@ -929,10 +940,10 @@ WHERE u._attempt IN (
 ORDER BY u.reference_number, u.queue_name;
 
 -- Staging.insert (timed, grouped)
-INSERT INTO "dbtaskqueue_task" (queue_name, reference_number, payload, payload_type, priority, group_key, tag,
-    context, max_attempts, lease_seconds, next_process_time, ready_time, parked_by, expire_time)
-SELECT u.queue_name, u.reference_number, u.payload, u.payload_type, u.priority, u.group_key, u.tag, u.context,
-    u.max_attempts, u.lease_seconds, strftime('%%Y-%%m-%%d %%H:%%M:%%f', max(strftime('%%Y-%%m-%%d
+INSERT INTO "dbtaskqueue_task" (queue_name, reference_number, max_attempts, priority, payload, payload_type,
+    context, group_key, tag, lease_seconds, next_process_time, ready_time, parked_by, expire_time)
+SELECT u.queue_name, u.reference_number, u.max_attempts, u.priority, u.payload, u.payload_type, u.context,
+    u.group_key, u.tag, u.lease_seconds, strftime('%%Y-%%m-%%d %%H:%%M:%%f', max(strftime('%%Y-%%m-%%d
     %%H:%%M:%%f', 'now'), coalesce(u.run_at, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))), printf('%%.3f
     seconds', coalesce(u.delay, 0))), CASE WHEN u.group_key IS NULL THEN strftime('%%Y-%%m-%%d %%H:%%M:%%f',
     max(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), coalesce(u.run_at, strftime('%%Y-%%m-%%d %%H:%%M:%%f',
@@ -949,10 +960,10 @@ WHERE u._attempt IN (
 ORDER BY u.reference_number, u.queue_name;
 
 -- Staging.insert (ignore, timed)
-INSERT INTO "dbtaskqueue_task" (queue_name, reference_number, payload, payload_type, priority, group_key, tag,
-    context, max_attempts, lease_seconds, next_process_time, ready_time, parked_by, expire_time)
-SELECT u.queue_name, u.reference_number, u.payload, u.payload_type, u.priority, u.group_key, u.tag, u.context,
-    u.max_attempts, u.lease_seconds, strftime('%%Y-%%m-%%d %%H:%%M:%%f', max(strftime('%%Y-%%m-%%d
+INSERT INTO "dbtaskqueue_task" (queue_name, reference_number, max_attempts, priority, payload, payload_type,
+    context, group_key, tag, lease_seconds, next_process_time, ready_time, parked_by, expire_time)
+SELECT u.queue_name, u.reference_number, u.max_attempts, u.priority, u.payload, u.payload_type, u.context,
+    u.group_key, u.tag, u.lease_seconds, strftime('%%Y-%%m-%%d %%H:%%M:%%f', max(strftime('%%Y-%%m-%%d
     %%H:%%M:%%f', 'now'), coalesce(u.run_at, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))), printf('%%.3f
     seconds', coalesce(u.delay, 0))), strftime('%%Y-%%m-%%d %%H:%%M:%%f', max(strftime('%%Y-%%m-%%d
     %%H:%%M:%%f', 'now'), coalesce(u.run_at, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))), printf('%%.3f
@@ -969,10 +980,10 @@ ORDER BY u.reference_number, u.queue_name
 ON CONFLICT (reference_number, queue_name) DO NOTHING;
 
 -- Staging.insert (ignore, timed, grouped)
-INSERT INTO "dbtaskqueue_task" (queue_name, reference_number, payload, payload_type, priority, group_key, tag,
-    context, max_attempts, lease_seconds, next_process_time, ready_time, parked_by, expire_time)
-SELECT u.queue_name, u.reference_number, u.payload, u.payload_type, u.priority, u.group_key, u.tag, u.context,
-    u.max_attempts, u.lease_seconds, strftime('%%Y-%%m-%%d %%H:%%M:%%f', max(strftime('%%Y-%%m-%%d
+INSERT INTO "dbtaskqueue_task" (queue_name, reference_number, max_attempts, priority, payload, payload_type,
+    context, group_key, tag, lease_seconds, next_process_time, ready_time, parked_by, expire_time)
+SELECT u.queue_name, u.reference_number, u.max_attempts, u.priority, u.payload, u.payload_type, u.context,
+    u.group_key, u.tag, u.lease_seconds, strftime('%%Y-%%m-%%d %%H:%%M:%%f', max(strftime('%%Y-%%m-%%d
     %%H:%%M:%%f', 'now'), coalesce(u.run_at, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))), printf('%%.3f
     seconds', coalesce(u.delay, 0))), CASE WHEN u.group_key IS NULL THEN strftime('%%Y-%%m-%%d %%H:%%M:%%f',
     max(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), coalesce(u.run_at, strftime('%%Y-%%m-%%d %%H:%%M:%%f',
@@ -1271,50 +1282,54 @@ AND t.total_attempt = u.k
 WHERE t.status IN ('PROCESSING');
 
 -- Statements.insert (error) (one row)
-INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, payload, payload_type, priority, group_key,
-    tag, context, max_attempts, lease_seconds, next_process_time, ready_time, parked_by, expire_time)
-VALUES (%(queue_name)s, %(reference_number)s, %(payload)s, %(payload_type)s, %(priority)s, %(group_key)s,
-    %(tag)s, %(context)s, %(max_attempts)s, %(lease_seconds)s, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'),
+INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, max_attempts, priority, payload,
+    payload_type, context, group_key, tag, lease_seconds, next_process_time, ready_time, parked_by,
+    expire_time)
+VALUES (%(queue_name)s, %(reference_number)s, %(max_attempts)s, %(priority)s, %(payload)s, %(payload_type)s,
+    %(context)s, %(group_key)s, %(tag)s, %(lease_seconds)s, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'),
     strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), NULL, NULL)
 ON CONFLICT (reference_number, queue_name) DO NOTHING
 RETURNING id, create_time;
 
 -- Statements.insert_many (error) (one row)
-INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, payload, payload_type, priority, group_key,
-    tag, context, max_attempts, lease_seconds, next_process_time, ready_time, parked_by, expire_time)
-SELECT %(queue_name)s, u.reference_number, u.payload, u.payload_type, u.priority, u.group_key, u.tag,
-    u.context, u.max_attempts, u.lease_seconds, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'),
-    strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), NULL, NULL
+INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, max_attempts, priority, payload,
+    payload_type, context, group_key, tag, lease_seconds, next_process_time, ready_time, parked_by,
+    expire_time)
+SELECT %(queue_name)s, u.reference_number, u.max_attempts, u.priority, u.payload, u.payload_type, u.context,
+    u.group_key, u.tag, u.lease_seconds, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), strftime('%%Y-%%m-%%d
+    %%H:%%M:%%f', 'now'), NULL, NULL
 FROM (
-    SELECT %(reference_number)s AS reference_number, %(payload)s AS payload, %(payload_type)s AS payload_type,
-        %(priority)s AS priority, %(group_key)s AS group_key, %(tag)s AS tag, %(context)s AS context,
-        %(max_attempts)s AS max_attempts, %(lease_seconds)s AS lease_seconds
+    SELECT %(reference_number)s AS reference_number, %(max_attempts)s AS max_attempts, %(priority)s AS
+        priority, %(payload)s AS payload, %(payload_type)s AS payload_type, %(context)s AS context,
+        %(group_key)s AS group_key, %(tag)s AS tag, %(lease_seconds)s AS lease_seconds
 ) AS u
 WHERE true
 ON CONFLICT (reference_number, queue_name) DO NOTHING
 RETURNING id, last_update_time = create_time;
 
 -- Statements.insert_many (error, grouped) (one row)
-INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, payload, payload_type, priority, group_key,
-    tag, context, max_attempts, lease_seconds, next_process_time, ready_time, parked_by, expire_time)
-SELECT %(queue_name)s, u.reference_number, u.payload, u.payload_type, u.priority, u.group_key, u.tag,
-    u.context, u.max_attempts, u.lease_seconds, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), CASE WHEN
-    u.group_key IS NULL THEN strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now') END, CASE WHEN u.group_key IS NOT NULL
-    THEN 'group' END, NULL
+INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, max_attempts, priority, payload,
+    payload_type, context, group_key, tag, lease_seconds, next_process_time, ready_time, parked_by,
+    expire_time)
+SELECT %(queue_name)s, u.reference_number, u.max_attempts, u.priority, u.payload, u.payload_type, u.context,
+    u.group_key, u.tag, u.lease_seconds, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), CASE WHEN u.group_key IS
+    NULL THEN strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now') END, CASE WHEN u.group_key IS NOT NULL THEN 'group'
+    END, NULL
 FROM (
-    SELECT %(reference_number)s AS reference_number, %(payload)s AS payload, %(payload_type)s AS payload_type,
-        %(priority)s AS priority, %(group_key)s AS group_key, %(tag)s AS tag, %(context)s AS context,
-        %(max_attempts)s AS max_attempts, %(lease_seconds)s AS lease_seconds
+    SELECT %(reference_number)s AS reference_number, %(max_attempts)s AS max_attempts, %(priority)s AS
+        priority, %(payload)s AS payload, %(payload_type)s AS payload_type, %(context)s AS context,
+        %(group_key)s AS group_key, %(tag)s AS tag, %(lease_seconds)s AS lease_seconds
 ) AS u
 WHERE true
 ON CONFLICT (reference_number, queue_name) DO NOTHING
 RETURNING id, last_update_time = create_time;
 
 -- Statements.insert_many (error, timed) (one row)
-INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, payload, payload_type, priority, group_key,
-    tag, context, max_attempts, lease_seconds, next_process_time, ready_time, parked_by, expire_time)
-SELECT %(queue_name)s, u.reference_number, u.payload, u.payload_type, u.priority, u.group_key, u.tag,
-    u.context, u.max_attempts, u.lease_seconds, strftime('%%Y-%%m-%%d %%H:%%M:%%f', max(strftime('%%Y-%%m-%%d
+INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, max_attempts, priority, payload,
+    payload_type, context, group_key, tag, lease_seconds, next_process_time, ready_time, parked_by,
+    expire_time)
+SELECT %(queue_name)s, u.reference_number, u.max_attempts, u.priority, u.payload, u.payload_type, u.context,
+    u.group_key, u.tag, u.lease_seconds, strftime('%%Y-%%m-%%d %%H:%%M:%%f', max(strftime('%%Y-%%m-%%d
     %%H:%%M:%%f', 'now'), coalesce(u.run_at, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))), printf('%%.3f
     seconds', coalesce(u.delay, 0))), strftime('%%Y-%%m-%%d %%H:%%M:%%f', max(strftime('%%Y-%%m-%%d
     %%H:%%M:%%f', 'now'), coalesce(u.run_at, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))), printf('%%.3f
@@ -1323,20 +1338,21 @@ SELECT %(queue_name)s, u.reference_number, u.payload, u.payload_type, u.priority
     coalesce(u.run_at, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))), printf('%%.3f seconds', coalesce(u.delay,
     0))), printf('%%.3f seconds', u.ttl)) END
 FROM (
-    SELECT %(reference_number)s AS reference_number, %(payload)s AS payload, %(payload_type)s AS payload_type,
-        %(priority)s AS priority, %(group_key)s AS group_key, %(tag)s AS tag, %(context)s AS context,
-        %(max_attempts)s AS max_attempts, %(lease_seconds)s AS lease_seconds, %(delay)s AS delay, %(run_at)s
-        AS run_at, %(ttl)s AS ttl
+    SELECT %(reference_number)s AS reference_number, %(max_attempts)s AS max_attempts, %(priority)s AS
+        priority, %(payload)s AS payload, %(payload_type)s AS payload_type, %(context)s AS context,
+        %(group_key)s AS group_key, %(tag)s AS tag, %(lease_seconds)s AS lease_seconds, %(delay)s AS delay,
+        %(run_at)s AS run_at, %(ttl)s AS ttl
 ) AS u
 WHERE true
 ON CONFLICT (reference_number, queue_name) DO NOTHING
 RETURNING id, last_update_time = create_time;
 
 -- Statements.insert_many (error, timed, grouped) (one row)
-INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, payload, payload_type, priority, group_key,
-    tag, context, max_attempts, lease_seconds, next_process_time, ready_time, parked_by, expire_time)
-SELECT %(queue_name)s, u.reference_number, u.payload, u.payload_type, u.priority, u.group_key, u.tag,
-    u.context, u.max_attempts, u.lease_seconds, strftime('%%Y-%%m-%%d %%H:%%M:%%f', max(strftime('%%Y-%%m-%%d
+INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, max_attempts, priority, payload,
+    payload_type, context, group_key, tag, lease_seconds, next_process_time, ready_time, parked_by,
+    expire_time)
+SELECT %(queue_name)s, u.reference_number, u.max_attempts, u.priority, u.payload, u.payload_type, u.context,
+    u.group_key, u.tag, u.lease_seconds, strftime('%%Y-%%m-%%d %%H:%%M:%%f', max(strftime('%%Y-%%m-%%d
     %%H:%%M:%%f', 'now'), coalesce(u.run_at, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))), printf('%%.3f
     seconds', coalesce(u.delay, 0))), CASE WHEN u.group_key IS NULL THEN strftime('%%Y-%%m-%%d %%H:%%M:%%f',
     max(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), coalesce(u.run_at, strftime('%%Y-%%m-%%d %%H:%%M:%%f',
@@ -1346,20 +1362,21 @@ SELECT %(queue_name)s, u.reference_number, u.payload, u.payload_type, u.priority
     %%H:%%M:%%f', 'now'))), printf('%%.3f seconds', coalesce(u.delay, 0))), printf('%%.3f seconds', u.ttl))
     END
 FROM (
-    SELECT %(reference_number)s AS reference_number, %(payload)s AS payload, %(payload_type)s AS payload_type,
-        %(priority)s AS priority, %(group_key)s AS group_key, %(tag)s AS tag, %(context)s AS context,
-        %(max_attempts)s AS max_attempts, %(lease_seconds)s AS lease_seconds, %(delay)s AS delay, %(run_at)s
-        AS run_at, %(ttl)s AS ttl
+    SELECT %(reference_number)s AS reference_number, %(max_attempts)s AS max_attempts, %(priority)s AS
+        priority, %(payload)s AS payload, %(payload_type)s AS payload_type, %(context)s AS context,
+        %(group_key)s AS group_key, %(tag)s AS tag, %(lease_seconds)s AS lease_seconds, %(delay)s AS delay,
+        %(run_at)s AS run_at, %(ttl)s AS ttl
 ) AS u
 WHERE true
 ON CONFLICT (reference_number, queue_name) DO NOTHING
 RETURNING id, last_update_time = create_time;
 
 -- Statements.insert_many (replace, timed) (one row)
-INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, payload, payload_type, priority, group_key,
-    tag, context, max_attempts, lease_seconds, next_process_time, ready_time, parked_by, expire_time)
-SELECT %(queue_name)s, u.reference_number, u.payload, u.payload_type, u.priority, u.group_key, u.tag,
-    u.context, u.max_attempts, u.lease_seconds, strftime('%%Y-%%m-%%d %%H:%%M:%%f', max(strftime('%%Y-%%m-%%d
+INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, max_attempts, priority, payload,
+    payload_type, context, group_key, tag, lease_seconds, next_process_time, ready_time, parked_by,
+    expire_time)
+SELECT %(queue_name)s, u.reference_number, u.max_attempts, u.priority, u.payload, u.payload_type, u.context,
+    u.group_key, u.tag, u.lease_seconds, strftime('%%Y-%%m-%%d %%H:%%M:%%f', max(strftime('%%Y-%%m-%%d
     %%H:%%M:%%f', 'now'), coalesce(u.run_at, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))), printf('%%.3f
     seconds', coalesce(u.delay, 0))), strftime('%%Y-%%m-%%d %%H:%%M:%%f', max(strftime('%%Y-%%m-%%d
     %%H:%%M:%%f', 'now'), coalesce(u.run_at, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))), printf('%%.3f
@@ -1368,15 +1385,15 @@ SELECT %(queue_name)s, u.reference_number, u.payload, u.payload_type, u.priority
     coalesce(u.run_at, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))), printf('%%.3f seconds', coalesce(u.delay,
     0))), printf('%%.3f seconds', u.ttl)) END
 FROM (
-    SELECT %(reference_number)s AS reference_number, %(payload)s AS payload, %(payload_type)s AS payload_type,
-        %(priority)s AS priority, %(group_key)s AS group_key, %(tag)s AS tag, %(context)s AS context,
-        %(max_attempts)s AS max_attempts, %(lease_seconds)s AS lease_seconds, %(delay)s AS delay, %(run_at)s
-        AS run_at, %(ttl)s AS ttl
+    SELECT %(reference_number)s AS reference_number, %(max_attempts)s AS max_attempts, %(priority)s AS
+        priority, %(payload)s AS payload, %(payload_type)s AS payload_type, %(context)s AS context,
+        %(group_key)s AS group_key, %(tag)s AS tag, %(lease_seconds)s AS lease_seconds, %(delay)s AS delay,
+        %(run_at)s AS run_at, %(ttl)s AS ttl
 ) AS u
 WHERE true
 ON CONFLICT (reference_number, queue_name) DO UPDATE
-SET payload = excluded.payload, payload_type = excluded.payload_type, priority = excluded.priority, tag =
-    excluded.tag, context = excluded.context, lease_seconds = excluded.lease_seconds, next_process_time =
+SET priority = excluded.priority, payload = excluded.payload, payload_type = excluded.payload_type, context =
+    excluded.context, tag = excluded.tag, lease_seconds = excluded.lease_seconds, next_process_time =
     excluded.next_process_time, expire_time = excluded.expire_time, max_attempts = max(excluded.max_attempts,
     t.attempt + 1), ready_time = CASE WHEN t.parked_by IS NULL THEN excluded.next_process_time END,
     last_update_time = max(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), strftime('%%Y-%%m-%%d %%H:%%M:%%f',
@@ -1386,10 +1403,11 @@ AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
 RETURNING id, last_update_time = create_time;
 
 -- Statements.insert_many (replace, timed, keep_due) (one row)
-INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, payload, payload_type, priority, group_key,
-    tag, context, max_attempts, lease_seconds, next_process_time, ready_time, parked_by, expire_time)
-SELECT %(queue_name)s, u.reference_number, u.payload, u.payload_type, u.priority, u.group_key, u.tag,
-    u.context, u.max_attempts, u.lease_seconds, strftime('%%Y-%%m-%%d %%H:%%M:%%f', max(strftime('%%Y-%%m-%%d
+INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, max_attempts, priority, payload,
+    payload_type, context, group_key, tag, lease_seconds, next_process_time, ready_time, parked_by,
+    expire_time)
+SELECT %(queue_name)s, u.reference_number, u.max_attempts, u.priority, u.payload, u.payload_type, u.context,
+    u.group_key, u.tag, u.lease_seconds, strftime('%%Y-%%m-%%d %%H:%%M:%%f', max(strftime('%%Y-%%m-%%d
     %%H:%%M:%%f', 'now'), coalesce(u.run_at, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))), printf('%%.3f
     seconds', coalesce(u.delay, 0))), strftime('%%Y-%%m-%%d %%H:%%M:%%f', max(strftime('%%Y-%%m-%%d
     %%H:%%M:%%f', 'now'), coalesce(u.run_at, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))), printf('%%.3f
@@ -1398,15 +1416,15 @@ SELECT %(queue_name)s, u.reference_number, u.payload, u.payload_type, u.priority
     coalesce(u.run_at, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))), printf('%%.3f seconds', coalesce(u.delay,
     0))), printf('%%.3f seconds', u.ttl)) END
 FROM (
-    SELECT %(reference_number)s AS reference_number, %(payload)s AS payload, %(payload_type)s AS payload_type,
-        %(priority)s AS priority, %(group_key)s AS group_key, %(tag)s AS tag, %(context)s AS context,
-        %(max_attempts)s AS max_attempts, %(lease_seconds)s AS lease_seconds, %(delay)s AS delay, %(run_at)s
-        AS run_at, %(ttl)s AS ttl
+    SELECT %(reference_number)s AS reference_number, %(max_attempts)s AS max_attempts, %(priority)s AS
+        priority, %(payload)s AS payload, %(payload_type)s AS payload_type, %(context)s AS context,
+        %(group_key)s AS group_key, %(tag)s AS tag, %(lease_seconds)s AS lease_seconds, %(delay)s AS delay,
+        %(run_at)s AS run_at, %(ttl)s AS ttl
 ) AS u
 WHERE true
 ON CONFLICT (reference_number, queue_name) DO UPDATE
-SET payload = excluded.payload, payload_type = excluded.payload_type, priority = excluded.priority, tag =
-    excluded.tag, context = excluded.context, lease_seconds = excluded.lease_seconds, max_attempts =
+SET priority = excluded.priority, payload = excluded.payload, payload_type = excluded.payload_type, context =
+    excluded.context, tag = excluded.tag, lease_seconds = excluded.lease_seconds, max_attempts =
     max(excluded.max_attempts, t.attempt + 1), last_update_time = max(strftime('%%Y-%%m-%%d %%H:%%M:%%f',
     'now'), strftime('%%Y-%%m-%%d %%H:%%M:%%f', t.create_time, printf('%%.3f seconds', 0.001)))
 WHERE t.status IN ('CREATED')
@@ -1477,15 +1495,14 @@ AND t.total_attempt = u.k
 WHERE t.status IN ('PROCESSING');
 
 -- Statements.to_history (one row)
-INSERT INTO "dbtaskqueue_taskhistory" (location, task_id, status, process_result, result, finish_time,
-    last_update_time, queue_name, reference_number, attempt, reenqueue_attempt, total_attempt, max_attempts,
-    priority, payload, payload_type, context, group_key, lease_seconds, tag, poller_instance, create_time,
-    next_process_time, expire_time, start_time)
-SELECT %(location)s, t.id, 'COMPLETED', u.p, u.r, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'),
-    strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), t.queue_name, t.reference_number, t.attempt,
-    t.reenqueue_attempt, t.total_attempt, t.max_attempts, t.priority, t.payload, t.payload_type, t.context,
-    t.group_key, t.lease_seconds, t.tag, t.poller_instance, t.create_time, t.next_process_time, t.expire_time,
-    t.start_time
+INSERT INTO "dbtaskqueue_taskhistory" (location, task_id, queue_name, reference_number, status, attempt,
+    reenqueue_attempt, total_attempt, max_attempts, priority, payload, payload_type, result, process_result,
+    context, group_key, tag, poller_instance, create_time, next_process_time, last_update_time, lease_seconds,
+    expire_time, start_time, finish_time)
+SELECT %(location)s, t.id, t.queue_name, t.reference_number, 'COMPLETED', t.attempt, t.reenqueue_attempt,
+    t.total_attempt, t.max_attempts, t.priority, t.payload, t.payload_type, u.r, u.p, t.context, t.group_key,
+    t.tag, t.poller_instance, t.create_time, t.next_process_time, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'),
+    t.lease_seconds, t.expire_time, t.start_time, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')
 FROM "dbtaskqueue_task" AS t
 JOIN (
     SELECT %(i)s AS i, %(k)s AS k, %(p)s AS p, %(r)s AS r
@@ -1669,10 +1686,11 @@ RETURNING id, queue_name, reference_number, attempt, reenqueue_attempt, total_at
     group_key, expire_time, lease_seconds;
 
 -- Statements.insert (error) (without some payload types)
-INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, payload, payload_type, priority, group_key,
-    tag, context, max_attempts, lease_seconds, next_process_time, ready_time, parked_by, expire_time)
-VALUES (%(queue_name)s, %(reference_number)s, %(payload)s, %(payload_type)s, %(priority)s, %(group_key)s,
-    %(tag)s, %(context)s, %(max_attempts)s, %(lease_seconds)s, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'),
+INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, max_attempts, priority, payload,
+    payload_type, context, group_key, tag, lease_seconds, next_process_time, ready_time, parked_by,
+    expire_time)
+VALUES (%(queue_name)s, %(reference_number)s, %(max_attempts)s, %(priority)s, %(payload)s, %(payload_type)s,
+    %(context)s, %(group_key)s, %(tag)s, %(lease_seconds)s, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'),
     strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), NULL, NULL)
 ON CONFLICT (reference_number, queue_name) DO NOTHING
 RETURNING id, create_time;
@@ -1702,13 +1720,13 @@ HAVING count(*) > count(DISTINCT queue_name || ' ' || outcome)
 ORDER BY 1
 LIMIT %(limit)s;
 
--- archive.OPEN_BATCHES
+-- pipeline.OPEN_BATCHES
 SELECT id, token, location, source, lake, state, first_id, last_id, cutoff, statuses, queues, withdrawn
 FROM "dbtaskqueue_archivebatch"
 WHERE state IN ('open', 'deleted')
 ORDER BY id;
 
--- archive.CREATE
+-- pipeline.CREATE
 INSERT INTO "dbtaskqueue_archivebatch" (token, location, source, lake, first_id, last_id, cutoff, statuses,
     queues)
 VALUES (%(token)s, %(location)s, %(source)s, %(lake)s, %(first_id)s, %(last_id)s, %(cutoff)s, %(statuses)s,

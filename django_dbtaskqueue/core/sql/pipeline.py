@@ -1,0 +1,344 @@
+"""The SQL of ``pipeline/``: rows from a staging table into TASKS, and finished rows into the archive.
+
+A staging table is a plain table named by its time of birth. Executors fill it, each attempt of theirs under a number;
+one transaction at the end takes the rows of the attempts that counted, and drops it. Staged columns are named ``u.``.
+
+Before a batch of the archive is deleted, its rows are compared with what was exported. In most cases no transaction
+has written any of them since, which the rows themselves say: then ``remove_old`` deletes them by the batch's own
+predicate. Otherwise the exported rows stand in the temporary tables ``archived_key`` (tasks) and ``archived_attempt``,
+and a delete takes those that are still what was exported, by id, fencing token, status and time of the last update.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+from django_dbtaskqueue.core.columns import TIMING
+from django_dbtaskqueue.core.sql.base import GROUP, Group, renamed
+from django_dbtaskqueue.core.sql.enqueue import GIVEN, PLACE
+from django_dbtaskqueue.core.states import TERMINAL, sql_sources
+
+PREFIX = "dbtaskqueue_stg_"
+STAMP = 14  # digits of the time in a staging table's name, in UTC
+STAGED = {"queue_name": "text", **GIVEN, **TIMING}
+LEDGER = '"dbtaskqueue_streamledger"'
+
+
+class Staging(Group):
+    """Statements about staging tables; ``table`` is a quoted name."""
+
+    @cached_property
+    def stamp(self) -> str:
+        """Now, as it stands in the name of a staging table."""
+        if self.dialect.vendor == "postgresql":
+            return "SELECT to_char(statement_timestamp() AT TIME ZONE 'UTC', 'YYYYMMDDHH24MISS')"
+        return "SELECT strftime('%%Y%%m%%d%%H%%M%%S', 'now')"
+
+    @cached_property
+    def existing(self) -> str:
+        """The names of all staging tables."""
+        if self.dialect.vendor == "postgresql":
+            return (
+                f"SELECT relname FROM pg_class WHERE relkind = 'r' AND relname ~ '^{PREFIX}[0-9]{{{STAMP}}}_'"
+                " AND pg_table_is_visible(oid) ORDER BY relname"
+            )
+        return f"SELECT name FROM sqlite_master WHERE type = 'table' AND name LIKE '{PREFIX}%%' ORDER BY name"
+
+    def create(self, table: str) -> str:
+        """Make a staging table; what a crash of the server would lose, the lost job writes again."""
+        columns = ", ".join(f"{name} {kind}" for name, kind in {"_attempt": "bigint", **STAGED}.items())
+        if self.dialect.vendor == "postgresql":
+            return f"CREATE UNLOGGED TABLE {table} ({columns}) WITH (autovacuum_enabled = false)"
+        return f"CREATE TABLE {table} ({columns})"
+
+    @renamed
+    def insert(self, table: str, *, ignore: bool, timed: bool, grouped: bool) -> str:
+        """Insert the rows of ``attempts``. In the order of their references: two writers never wait in a circle.
+
+        Without ``ignore`` a taken reference fails the statement.
+        """
+        due = self._due() if timed else self.dialect.now
+        expire = self.dialect.maybe_later("u.ttl", start=due) if timed else "NULL"
+        ready, parked = due, "NULL"
+        if grouped:
+            ready = f"CASE WHEN u.group_key IS NULL THEN {due} END"
+            parked = f"CASE WHEN u.group_key IS NOT NULL THEN '{GROUP}' END"
+        byte_wise = ' COLLATE "C"' if self.dialect.vendor == "postgresql" else ""
+        conflict = " ON CONFLICT (reference_number, queue_name) DO NOTHING" if ignore else ""
+        return (
+            f"INSERT INTO {self.tables.task} (queue_name, {', '.join(GIVEN)}, {PLACE})"
+            f" SELECT u.queue_name, {', '.join(f'u.{name}' for name in GIVEN)}, {due}, {ready}, {parked}, {expire}"
+            f" FROM {self._counted(table)} ORDER BY u.reference_number{byte_wise}, u.queue_name{byte_wise}{conflict}"
+        )
+
+    def _due(self) -> str:
+        base = f"{self.dialect.greatest}({self.dialect.now}, coalesce(u.run_at, {self.dialect.now}))"
+        return self.dialect.later("coalesce(u.delay, 0)", start=base)
+
+    def _counted(self, table: str) -> str:
+        return f"{table} AS u WHERE u._attempt IN ({self.dialect.each('attempts')})"
+
+    @renamed
+    def taken(self, table: str) -> str:
+        """The first staged reference that a task holds, as (queue, reference, task, status)."""
+        return (
+            f"SELECT u.queue_name, u.reference_number, t.id, t.status FROM {table} AS u JOIN {self.tables.task} AS t"
+            " ON t.reference_number = u.reference_number AND t.queue_name = u.queue_name"
+            f" WHERE u._attempt IN ({self.dialect.each('attempts')}) ORDER BY 2, 1 LIMIT 1"
+        )
+
+    def twice(self, table: str) -> str:
+        """The first reference that stands twice among the staged rows, as (queue, reference)."""
+        return (
+            f"SELECT u.queue_name, u.reference_number FROM {self._counted(table)} AND u.reference_number IS NOT NULL"
+            " GROUP BY u.queue_name, u.reference_number HAVING count(*) > 1 ORDER BY 2, 1 LIMIT 1"
+        )
+
+    def groups(self, table: str) -> str:
+        """How many groups the rows of ``attempts`` name."""
+        return f"SELECT count(*) FROM ({self._groups(table)}) AS g"
+
+    def _groups(self, table: str) -> str:
+        return f"SELECT DISTINCT u.queue_name AS q, u.group_key AS k FROM {self._counted(table)} AND u.group_key > ''"
+
+    def lock_groups_of(self, table: str) -> str:
+        """Lock these groups to the end of the transaction, as ``Grouping.lock_groups`` does and in its order."""
+        return (
+            "SELECT pg_advisory_xact_lock(hashtextextended(x.q || ' ' || x.k, 0))"
+            f" FROM ({self._groups(table)} ORDER BY q, k) AS x"
+        )
+
+    @cached_property
+    def lock_table(self) -> str:
+        """Let nobody else write tasks until the end of the transaction: when there are too many groups to lock."""
+        return f"LOCK TABLE {self.tables.task} IN SHARE ROW EXCLUSIVE MODE"
+
+    @renamed
+    def misplaced(self, table: str) -> str:
+        """Of the groups just written: (id, whether in line) of heads not in line, and of others that are.
+
+        The head is the one being processed, the one being retried, else the first that is due (``groups.choose``).
+        """
+        wait = f"{self.dialect.greatest}({self.dialect.seconds_between(self.dialect.now, 't.next_process_time')}, 0)"
+        rank = (
+            "CASE WHEN t.status = 'PROCESSING' THEN 0 WHEN t.ready_time IS NOT NULL AND t.attempt > 0 THEN 1"
+            f" ELSE 2 END, {wait}, t.priority, t.id"
+        )
+        return (
+            "SELECT m.id, m.in_line FROM (SELECT t.id AS id, t.ready_time IS NOT NULL AS in_line,"
+            f" t.status AS s, row_number() OVER (PARTITION BY t.queue_name, t.group_key ORDER BY {rank}) AS place"
+            f" FROM {self.tables.task} AS t JOIN ({self._groups(table)}) AS g"
+            f" ON t.queue_name = g.q AND t.group_key = g.k WHERE t.ready_time IS NOT NULL OR t.parked_by = '{GROUP}'"
+            ") AS m WHERE m.place = 1 AND NOT m.in_line OR m.place > 1 AND m.in_line AND m.s <> 'PROCESSING'"
+        )
+
+    @cached_property
+    def enter(self) -> str:
+        """Enter (``query``, ``batch``) in the ledger; no row is written when it stands there."""
+        return (
+            f"INSERT INTO {LEDGER} (query, batch, rows) VALUES (%(query)s, %(batch)s, 0)"
+            " ON CONFLICT (query, batch) DO NOTHING"
+        )
+
+    @cached_property
+    def entered(self) -> str:
+        """Say in the ledger how many rows were written."""
+        return f"UPDATE {LEDGER} SET rows = %(rows)s WHERE query = %(query)s AND batch = %(batch)s"
+
+
+HORIZON = "SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint"
+ROUND = 2**32  # a row holds the low half of its writer's transaction id
+FINISHED = ", ".join(f"'{status}'" for status in sorted(TERMINAL))
+
+
+def window(since: int, until: int, *, finished: bool) -> str:
+    """Return the test for rows last written by transactions from ``since`` to below ``until``, both 64 bits wide.
+
+    From 0 on: all but those that later windows bring. ``finished``: rows of TASKS that are terminal.
+    """
+    tests = [f"status IN ({FINISHED})"] if finished else []
+    if since:
+        tests.append(f"{_distance(since)} < {until - since}")
+    else:  # a row so old that its id has come round again stands in no other window for a long time
+        ahead = f"pg_snapshot_xmax(pg_current_snapshot())::text::bigint - {until}"
+        tests.append(f"{_distance(until)} >= {ahead}")
+    return " AND ".join(tests)
+
+
+def older(horizon: int) -> str:
+    """Return the test for rows last written by transactions below ``horizon``, 64 bits wide.
+
+    It fails for all rows once so many transactions have begun since that a younger row could pass for an older one.
+    """
+    ahead = f"pg_snapshot_xmax(pg_current_snapshot())::text::bigint - {horizon}"
+    return f"{ahead} < {ROUND // 2} AND {_distance(horizon)} >= {ROUND // 2}"
+
+
+def _distance(start: int) -> str:
+    """Return how many transactions after ``start`` a row was written, all the way round."""
+    return f"mod(xmin::text::bigint - {start % ROUND} + {ROUND}, {ROUND})"
+
+
+BATCH = '"dbtaskqueue_archivebatch"'
+FINISHED = sql_sources("housekeep")  # to archive is to housekeep into the lake
+COLUMNS = "id, token, location, source, lake, state, first_id, last_id, cutoff, statuses, queues, withdrawn"
+KEYS = ("location", "id", "total_attempt", "status", "last_update_time")
+ATTEMPT_KEYS = ("id", "location", "task_id")
+OPEN_BATCHES = f"SELECT {COLUMNS} FROM {BATCH} WHERE state IN ('open', 'deleted') ORDER BY id"
+CREATE = (
+    f"INSERT INTO {BATCH} (token, location, source, lake, first_id, last_id, cutoff, statuses, queues)"
+    " VALUES (%(token)s, %(location)s, %(source)s, %(lake)s, %(first_id)s, %(last_id)s, %(cutoff)s, %(statuses)s,"
+    " %(queues)s)"
+)
+
+
+class Archiving(Group):
+    """Statements of the archive for the tables of one location."""
+
+    @property
+    def _time(self) -> str:
+        return "timestamptz" if self.dialect.vendor == "postgresql" else "text"
+
+    def _renamed(self, source: str, sql: str) -> str:
+        """Return the statement with the names of the task table's columns, if that is its source."""
+        return self.tables.rename(sql) if source == "task" else sql
+
+    @cached_property
+    def cutoff(self) -> str:
+        """The time ``age`` seconds ago."""
+        return f"SELECT {self.dialect.later('-%(age)s')}"
+
+    def frozen(self, source: str) -> str:
+        """The next rows of ``task`` or ``history`` that a batch takes: (first id, last id, how many)."""
+        table = {"task": self.tables.task, "history": self.tables.history}[source]
+        sql = (
+            f"SELECT min(x.id), max(x.id), count(*) FROM (SELECT id FROM {table} WHERE id > %(after)s"
+            f" AND {self._wanted} ORDER BY id LIMIT %(limit)s) AS x"
+        )
+        return self._renamed(source, sql)
+
+    @property
+    def _wanted(self) -> str:
+        """The test for rows that a batch takes."""
+        return (
+            f"status IN ({FINISHED}) AND {self.dialect.one_of('status', 'statuses')}"
+            f" AND coalesce(finish_time, last_update_time) < {self.dialect.time('%(cutoff)s')}"
+            f" AND (%(every)s OR {self.dialect.one_of('queue_name', 'queues')})"
+        )
+
+    def remove_old(self, source: str, horizon: int) -> str:
+        """Delete the rows of a batch that were last written before ``horizon``; return (number, sum of the
+        tasks' ids, their exclusive or, sum of the total attempts).
+
+        Whatever it deletes stood in a snapshot of that horizon, word for word. PostgreSQL only.
+        """
+        table, key = {"task": (self.tables.task, "id"), "history": (self.tables.history, "task_id")}[source]
+        sql = (
+            f"WITH gone AS (DELETE FROM {table} WHERE id BETWEEN %(first_id)s AND %(last_id)s AND {self._wanted}"
+            f" AND {older(horizon)} RETURNING {key} AS k, total_attempt AS n)"
+            " SELECT count(*), coalesce(sum(k), 0), coalesce(bit_xor(k), 0), coalesce(sum(n), 0) FROM gone"
+        )
+        return self._renamed(source, sql)
+
+    @cached_property
+    def remove_exported_attempts(self) -> str:
+        """Delete all the failed attempts exported."""
+        return f"DELETE FROM {self.tables.attempt} WHERE id IN (SELECT id FROM archived_attempt)"
+
+    @cached_property
+    def attempts_in(self) -> str:
+        """How many failed attempts the tasks of a range have."""
+        return (
+            f"SELECT count(*) FROM {self.tables.attempt} WHERE location = %(location)s"
+            " AND task_id BETWEEN %(first_id)s AND %(last_id)s"
+        )
+
+    @cached_property
+    def temporary(self) -> tuple[str, ...]:
+        """The temporary tables of one delete."""
+        end = " ON COMMIT DROP" if self.dialect.vendor == "postgresql" else ""
+        return (
+            f"CREATE TEMPORARY TABLE archived_key (location text, id bigint, total_attempt bigint, status text,"
+            f" last_update_time {self._time}){end}",
+            f"CREATE TEMPORARY TABLE archived_attempt (id bigint, location text, task_id bigint){end}",
+            f"CREATE TEMPORARY TABLE archived_gone (location text, id bigint, row_id bigint){end}",
+        )
+
+    def _unchanged(self, source: str) -> str:
+        """Return the join of rows ``t`` to the exported keys ``k`` that holds while nobody has changed the row."""
+        key = "t.id = k.id" if source == "task" else "t.task_id = k.id AND t.location = k.location"
+        time = "t.last_update_time = k.last_update_time"
+        if self.dialect.vendor == "sqlite":  # texts of one time differ; a change moves it by more than a millisecond
+            time = "abs(julianday(t.last_update_time) - julianday(k.last_update_time)) < 1e-8"
+        return (
+            f"{key} AND t.total_attempt = k.total_attempt AND t.status = k.status AND {time}"
+            f" AND t.status IN ({FINISHED})"
+        )
+
+    def _gone(self, rows: str) -> str:
+        return f"INSERT INTO archived_gone (location, id, row_id) {rows}"
+
+    def remove(self, source: str) -> str:
+        """Delete the rows exported that are still what they were; waits for rows others have locked."""
+        table = {"task": self.tables.task, "history": self.tables.history}[source]
+        if self.dialect.vendor == "sqlite":
+            sql = self._gone(f"SELECT k.location, k.id, t.id FROM {table} AS t, archived_key AS k"
+                             f" WHERE {self._unchanged(source)}")  # fmt: skip
+        else:
+            sql = (
+                f"WITH gone AS (DELETE FROM {table} AS t USING archived_key AS k WHERE {self._unchanged(source)}"
+                f" RETURNING k.location, k.id AS task_id, t.id) {self._gone('SELECT location, task_id, id FROM gone')}"
+            )
+        return self._renamed(source, sql)
+
+    def lock(self, source: str) -> str:
+        """Lock the same rows, passing over those that others have locked: they stay."""
+        table = {"task": self.tables.task, "history": self.tables.history}[source]
+        sql = self._gone(
+            f"SELECT k.location, k.id, t.id FROM {table} AS t JOIN archived_key AS k ON {self._unchanged(source)}"
+            " FOR UPDATE OF t SKIP LOCKED"
+        )
+        return self._renamed(source, sql)
+
+    def remove_locked(self, source: str) -> str:
+        """Delete the rows that ``lock`` (or, on SQLite, ``remove``) has chosen in this transaction."""
+        table = {"task": self.tables.task, "history": self.tables.history}[source]
+        sql = f"DELETE FROM {table} WHERE id IN (SELECT row_id FROM archived_gone)"
+        return self._renamed(source, sql)
+
+    @cached_property
+    def remove_attempts(self) -> str:
+        """Delete the failed attempts exported of tasks that are gone."""
+        return (
+            f"DELETE FROM {self.tables.attempt} WHERE id IN (SELECT a.id FROM archived_attempt AS a"
+            " JOIN archived_gone AS g ON a.task_id = g.id AND a.location = g.location)"
+        )
+
+    @property
+    def counted(self) -> str:
+        """How many tasks are gone."""
+        return "SELECT count(*) FROM archived_gone"
+
+    @property
+    def withdrawn(self) -> str:
+        """The exported tasks that are not: (location, id)."""
+        return (
+            "SELECT k.location, k.id FROM archived_key AS k WHERE NOT EXISTS"
+            " (SELECT 1 FROM archived_gone AS g WHERE g.id = k.id AND g.location = k.location)"
+        )
+
+    @property
+    def batch_deleted(self) -> str:
+        """Say, in the transaction that deletes, that a batch's rows are gone; fenced by its state."""
+        return (
+            f"UPDATE {BATCH} SET state = 'deleted', tasks = %(tasks)s, attempts = %(attempts)s,"
+            " withdrawn = %(withdrawn)s, size = %(size)s WHERE token = %(token)s AND state = 'open'"
+        )
+
+    @property
+    def batch_ended(self) -> str:
+        """Close or abandon a batch; fenced by the state it must be in."""
+        return (
+            f"UPDATE {BATCH} SET state = %(state)s, note = %(note)s, close_time = {self.dialect.now}"
+            " WHERE token = %(token)s AND state = %(before)s"
+        )
