@@ -13,7 +13,7 @@ from django.utils.translation import gettext_lazy, ngettext_lazy
 from django_dbtaskqueue.admin.base import id_of, may_see
 from django_dbtaskqueue.admin.confirm import PlainForm, Question, ask, bound_form, confirmed
 from django_dbtaskqueue.core.exceptions import TaskQueueError
-from django_dbtaskqueue.flow.enqueue import enqueue
+from django_dbtaskqueue.flow.enqueue import enqueue_copy
 from django_dbtaskqueue.models import AbstractTask
 from django_dbtaskqueue.operations.audit import ADDITION, Actor, log, record, recorded
 from django_dbtaskqueue.operations.permissions import can_operate
@@ -58,16 +58,8 @@ def enqueue_again(page: Any, request: HttpRequest) -> HttpResponse:
 
 def _enqueued(task: AbstractTask, actor: Actor, reason: str) -> AbstractTask:
     alias = str(task._state.db)
-    options: dict[str, Any] = {
-        "priority": task.priority,
-        "group": task.group_key,
-        "tag": task.tag,
-        "context": task.context,
-    }
     with recorded(alias):
-        fresh = enqueue(task.queue, None, task.payload, using=alias, **options)
-        # The payload is JSON already, so its type cannot be seen from it.
-        type(task)._default_manager.using(alias).filter(pk=fresh.pk).update(payload_type=task.payload_type)
+        fresh = enqueue_copy(task)
         details = {"task_id": fresh.pk, "again": task.pk}
         record(alias, actor, ENQUEUE_AGAIN, queue=task.queue, reason=reason, changed=1, details=details)
         log(actor, [fresh], ADDITION, _("Enqueued again: task %(id)s") % {"id": task.pk})

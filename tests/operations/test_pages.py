@@ -347,8 +347,9 @@ def test_a_failure_group_is_acted_on_as_a_whole(op: Client) -> None:
 
 def test_a_task_can_be_enqueued_again_as_new(op: Client) -> None:
     task = make_task(
-        Status.COMPLETED, reference="UA-15", payload={"n": 2**70}, payload_type="desk.Claim", priority=3, tag="eu"
-    )
+        Status.COMPLETED, reference="UA-15", payload={"n": 2**70}, payload_type="desk.Claim", priority=3, tag="eu",
+        lease_seconds=90.0, max_attempts=9, create_time=timedelta(hours=-2), expire_time=timedelta(hours=1),
+    )  # fmt: skip
     assert "Enqueue again as new" in text(op.get(f"{TASKS}{task.pk}/change/"))
     assert text(op.post(TASKS, {"again": task.pk}))
     assert Task.objects.count() == 1, "it asks first"
@@ -361,7 +362,8 @@ def test_a_task_can_be_enqueued_again_as_new(op: Client) -> None:
         {"n": 2**70},
         "desk.Claim",
     )
-    assert (fresh.priority, fresh.tag) == (3, "eu")
+    assert (fresh.priority, fresh.tag, fresh.lease_seconds, fresh.max_attempts) == (3, "eu", 90.0, 9)
+    assert abs(fresh.expire_time - fresh.create_time - timedelta(hours=3)) < timedelta(seconds=1)
     assert Task.objects.get(pk=task.pk).status == "COMPLETED"
     assert AuditEntry.objects.get().reason == "lost by the printer"
 

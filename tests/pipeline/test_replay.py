@@ -78,6 +78,23 @@ def test_filters_target_and_rate(spark: SparkSession, pg: Database, tmp_path: Pa
     assert (second.priority, second.tag) == (4, "eu")
 
 
+def test_a_replayed_task_has_the_lease_time_to_live_and_budget_of_the_archived_one(
+    spark: SparkSession, database: Database, tmp_path: Path
+) -> None:
+    made = make_task(
+        "POISON", reference="r1", context={"user": 7}, group_key="g", lease_seconds=90.5, max_attempts=9,
+        finish_time=-DAY, expire_time=-2 * DAY, **MEANWHILE,
+    )  # fmt: skip
+    make_task("ERROR", reference="r2", finish_time=-DAY, **MEANWHILE)
+    lake = tmp_path / "lake"
+    archive(spark, database, lake)
+    assert replay(spark, database, lake)["enqueued"] == 2
+    fresh, plain = Task.objects.order_by("reference")
+    assert (fresh.lease_seconds, fresh.max_attempts, fresh.group_key, fresh.context) == (90.5, 9, "g", {"user": 7})
+    assert abs((fresh.expire_time - fresh.create_time) - (made.expire_time - made.create_time)) < timedelta(seconds=1)
+    assert (plain.lease_seconds, plain.max_attempts, plain.expire_time) == (None, 5, None)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

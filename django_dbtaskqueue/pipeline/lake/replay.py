@@ -10,6 +10,8 @@ from pyspark.errors import AnalysisException, ParseException
 from pyspark.sql import Window
 from pyspark.sql import functions as F
 
+from django_dbtaskqueue.core.columns import COPIED
+from django_dbtaskqueue.core.columns import Column as TaskColumn
 from django_dbtaskqueue.core.exceptions import JobOptionError
 from django_dbtaskqueue.core.states import TERMINAL
 from django_dbtaskqueue.pipeline.arguments import Argument, count, day
@@ -59,6 +61,12 @@ def _condition(tasks: DataFrame, sql: str) -> Column:
     return F.expr(sql)
 
 
+def _copied(column: TaskColumn) -> Column:
+    """Return an archived column under the name ``write_tasks`` gives it; what the table holds in seconds as a span."""
+    value = F.col(column.db)
+    return (F.make_dt_interval(secs=value) if column.type == "float8" else value).alias(column.argument)
+
+
 def as_new(tasks: DataFrame, *, to: str | None = None, start: datetime | None = None, rate: float = 1.0) -> DataFrame:
     """Return archived tasks as new ones, one for each (queue, reference): what was archived last.
 
@@ -69,8 +77,9 @@ def as_new(tasks: DataFrame, *, to: str | None = None, start: datetime | None = 
     columns = [
         (F.lit(to) if to else F.col("queue_name")).alias("queue"),
         F.coalesce("reference_number", named).alias("reference"),
-        *[F.col(name) for name in ("payload", "payload_type", "priority", "tag", "max_attempts", "context")],
-        F.col("group_key").alias("group"),
+        *[_copied(column) for column in COPIED],
+        # How long it could live from its creation on; the archive knows no more.
+        (F.col("expire_time") - F.col("create_time")).alias("ttl"),
         F.coalesce("finish_time", "last_update_time").alias("_ended"),
         F.col("id").alias("_id"),
     ]
