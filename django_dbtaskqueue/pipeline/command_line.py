@@ -11,10 +11,8 @@ from pathlib import Path
 from typing import Any, NoReturn, Protocol, TextIO
 
 from django_dbtaskqueue.core.exceptions import CheckFailed, JobOptionError, PipelineError
-from django_dbtaskqueue.pipeline.arguments import Argument, complete, pair
 from django_dbtaskqueue.pipeline.database import Database
-from django_dbtaskqueue.pipeline.jobs import JOBS, Context, Job, job
-from django_dbtaskqueue.pipeline.plain import as_json, write_whole
+from django_dbtaskqueue.pipeline.jobs import JOBS, Argument, Context, Job, as_json, complete, job, pair, write_whole
 from django_dbtaskqueue.pipeline.spark.faults import one_paragraph
 from django_dbtaskqueue.pipeline.spark.interrupts import is_interrupt, unlogged
 from django_dbtaskqueue.pipeline.spark.progress import shown_on

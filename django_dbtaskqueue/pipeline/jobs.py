@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal, InvalidOperation
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from django_dbtaskqueue.core.durations import format_duration
 from django_dbtaskqueue.core.exceptions import JobOptionError, PipelineError, near_match
-from django_dbtaskqueue.pipeline.arguments import Argument, complete
 from django_dbtaskqueue.pipeline.database import Database
 from django_dbtaskqueue.pipeline.spark.session import DEFAULTS, spark_session
 
@@ -36,6 +39,106 @@ JOBS: dict[str, str] = {
     "stream": "source.stream:Stream",
     "check": "reports.quality:Check",
 }
+
+
+# -- what a job can be told --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Argument:
+    """One option of a job: ``on_duplicate`` here and in Python is ``--on-duplicate`` on the command line.
+
+    ``type`` makes the value of a text and raises ValueError with a reason; ``bool`` makes a flag. With ``many`` the
+    option may be given again, and its value is a tuple.
+    """
+
+    name: str
+    help: str
+    type: Callable[[str], Any] = str
+    default: Any = None
+    many: bool = False
+    required: bool = False
+    choices: tuple[str, ...] = ()
+    metavar: str | None = None
+
+    @property
+    def flag(self) -> str:
+        """The option as typed, such as ``--on-duplicate``."""
+        return f"--{self.name.replace('_', '-')}"
+
+    def value(self, given: Any) -> Any:
+        """Return the value of what Python code gave: text is read as on the command line. Raises JobOptionError."""
+        if self.many:
+            return tuple(self._one(one) for one in ((given,) if isinstance(given, str) else given or ()))
+        return self._one(given)
+
+    def _one(self, given: Any) -> Any:
+        try:
+            value = self.type(given) if isinstance(given, str) and self.type is not bool else given
+        except ValueError as error:
+            raise JobOptionError(self.flag, str(error)) from None
+        if self.choices and value is not None and value not in self.choices:
+            raise JobOptionError(self.flag, f"{value!r} is none of {', '.join(self.choices)}")
+        return value
+
+
+def complete(arguments: Sequence[Argument], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of all ``arguments``: those given, and the defaults. Raises JobOptionError."""
+    known = {argument.name: argument for argument in arguments}
+    for name in given:
+        if name not in known:
+            raise JobOptionError(name, f"there is no such option.{near_match(name, known)}")
+    values = {name: argument.value(given.get(name, argument.default)) for name, argument in known.items()}
+    for name, argument in known.items():
+        if argument.required and not values[name]:
+            raise JobOptionError(argument.flag, f"it is needed: {argument.help}")
+    return values
+
+
+def moment(text: str) -> datetime:
+    """Return the time of ISO 8601 text, in UTC unless it says otherwise."""
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is no time. Write it as 2026-01-31 or 2026-01-31T08:00+01:00") from None
+    return found if found.tzinfo else found.replace(tzinfo=UTC)
+
+
+def day(text: str) -> date:
+    """Return the day of ISO 8601 text."""
+    try:
+        return date.fromisoformat(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is no day. Write it as 2026-01-31") from None
+
+
+def count(text: str) -> int:
+    """Return a whole number of at least 1."""
+    if not text.isdecimal() or int(text) < 1:
+        raise ValueError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
+
+
+def share(text: str) -> float:
+    """Return the number between 0 and 1 of text such as "99.9%" or "0.999"."""
+    try:
+        number = Decimal(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except InvalidOperation:
+        number = Decimal(-1)
+    if not 0 <= number <= 1:
+        raise ValueError(f'{text!r} is no share. Write a percentage, as in "99.9%", or a number between 0 and 1')
+    return float(number)
+
+
+def pair(text: str) -> tuple[str, str]:
+    """Return (NAME, VALUE) of text such as "reference=flight_id"."""
+    name, equals, value = text.partition("=")
+    if not (name and equals and value):
+        raise ValueError(f"{text!r} is no NAME=VALUE")
+    return name, value
+
+
+# -- what a job is -----------------------------------------------------------------------------------------------------
 
 
 def silent(stage: str, done: int, total: int) -> None:
@@ -173,3 +276,39 @@ def job(name: str) -> Job:
             f"The job {name} needs {error.name}, which is not installed: pip install 'django-dbtaskqueue[spark]'."
         ) from error
     return found()
+
+
+# -- results -----------------------------------------------------------------------------------------------------------
+
+
+def as_json(result: Any) -> str:
+    """Return JSON; times in ISO 8601, durations in seconds, infinities and NaN as null."""
+    return json.dumps(plain(result), indent=2, allow_nan=False)
+
+
+def plain(value: Any) -> Any:
+    """Return the value as JSON can hold it."""
+    if isinstance(value, Mapping):
+        return {str(name): plain(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(one) for one in value]
+    if isinstance(value, datetime | date):
+        return value.isoformat()
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
+        return None
+    return value if isinstance(value, str | int | float | bool) or value is None else str(value)
+
+
+def write_whole(file: Path, text: str) -> None:
+    """Write a file so that nobody ever sees a half of it. Raises PipelineError where that is impossible."""
+    part = file.with_name(f".{file.name}.{os.getpid()}.part")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        part.write_text(text, encoding="utf-8")
+        part.replace(file)
+    except OSError as error:
+        with suppress(OSError):
+            part.unlink()
+        raise PipelineError(f"{file} cannot be written: {error.strerror}. Give another place.") from error

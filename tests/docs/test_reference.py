@@ -22,9 +22,8 @@ from django_dbtaskqueue.management.commands.buildtasks import Command as BuildTa
 from django_dbtaskqueue.management.commands.housekeeptasks import Command as HousekeepTasks
 from django_dbtaskqueue.management.commands.runtaskpoller import Command as RunTaskPoller
 from django_dbtaskqueue.operations import checks
-from django_dbtaskqueue.pipeline.arguments import Argument
 from django_dbtaskqueue.pipeline.command_line import Face, parser
-from django_dbtaskqueue.pipeline.jobs import JOBS, job
+from django_dbtaskqueue.pipeline.jobs import JOBS, Argument, job
 from example_project.flights.management.commands.demo import Command as Demo
 from tests.docs.pages import REPOSITORY, blocks
 

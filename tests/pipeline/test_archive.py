@@ -300,4 +300,4 @@ def test_small_files_are_merged(spark: SparkSession, pg: Database, folder: Path)
 def test_it_says_what_it_will_do() -> None:
     text = Archive().explain(Archive.context().options)
     assert "A run that was killed is" in text
-    assert "--older-than 86400s" in text
+    assert "--older-than 1d" in text

@@ -12,9 +12,8 @@ import psycopg
 import pytest
 
 from django_dbtaskqueue.core.exceptions import CheckFailed, JobOptionError, PipelineError
-from django_dbtaskqueue.pipeline import arguments, plain
-from django_dbtaskqueue.pipeline.arguments import Argument, complete
-from django_dbtaskqueue.pipeline.jobs import JOBS, job
+from django_dbtaskqueue.pipeline import jobs
+from django_dbtaskqueue.pipeline.jobs import JOBS, Argument, complete, job
 from django_dbtaskqueue.pipeline.reports.objectives import Objective, by_queue, objective
 from django_dbtaskqueue.pipeline.spark import faults
 from django_dbtaskqueue.pipeline.spark.progress import shown_on
@@ -45,13 +44,13 @@ def test_an_unknown_job_is_named_with_its_nearest() -> None:
 @pytest.mark.parametrize(
     ("read", "text", "value"),
     [
-        (arguments.moment, "2026-01-31", datetime(2026, 1, 31, tzinfo=UTC)),
-        (arguments.moment, "2026-01-31T08:00+01:00", datetime(2026, 1, 31, 7, tzinfo=UTC)),
-        (arguments.day, "2026-01-31", date(2026, 1, 31)),
-        (arguments.count, "12", 12),
-        (arguments.share, "99.5%", 0.995),
-        (arguments.share, "0.5", 0.5),
-        (arguments.pair, "a=b=c", ("a", "b=c")),
+        (jobs.moment, "2026-01-31", datetime(2026, 1, 31, tzinfo=UTC)),
+        (jobs.moment, "2026-01-31T08:00+01:00", datetime(2026, 1, 31, 7, tzinfo=UTC)),
+        (jobs.day, "2026-01-31", date(2026, 1, 31)),
+        (jobs.count, "12", 12),
+        (jobs.share, "99.5%", 0.995),
+        (jobs.share, "0.5", 0.5),
+        (jobs.pair, "a=b=c", ("a", "b=c")),
         (objective, "claims=99.9%/5m", Objective("claims", 0.999, timedelta(minutes=5))),
         (objective, "*=99%", Objective("*", 0.99)),
     ],
@@ -63,12 +62,12 @@ def test_text_becomes_a_value(read: Callable[[str], Any], text: str, value: obje
 @pytest.mark.parametrize(
     ("read", "text", "reason"),
     [
-        (arguments.moment, "tomorrow", "is no time. Write it as 2026-01-31"),
-        (arguments.day, "31.1.", "is no day. Write it as 2026-01-31"),
-        (arguments.count, "0", "is not a whole number of at least 1"),
-        (arguments.share, "120%", "is no share"),
-        (arguments.share, "much", "is no share"),
-        (arguments.pair, "a", "is no NAME=VALUE"),
+        (jobs.moment, "tomorrow", "is no time. Write it as 2026-01-31"),
+        (jobs.day, "31.1.", "is no day. Write it as 2026-01-31"),
+        (jobs.count, "0", "is not a whole number of at least 1"),
+        (jobs.share, "120%", "is no share"),
+        (jobs.share, "much", "is no share"),
+        (jobs.pair, "a", "is no NAME=VALUE"),
         (objective, "99%", 'is no objective. Write it as "claims=99.9%/5m"'),
     ],
 )
@@ -80,7 +79,7 @@ def test_a_wrong_text_is_explained(read: Callable[[str], Any], text: str, reason
 
 def test_options_get_their_defaults_and_types() -> None:
     known = (
-        Argument("rate", "", type=arguments.count, default=5),
+        Argument("rate", "", type=jobs.count, default=5),
         Argument("queue", "", many=True),
         Argument("mode", "", choices=("a", "b")),
         Argument("dry", "", type=bool, default=False),
@@ -152,14 +151,14 @@ def test_an_error_is_one_paragraph() -> None:
 def test_a_result_is_plain_json() -> None:
     value = {"when": datetime(2026, 1, 1, tzinfo=UTC), "long": timedelta(minutes=2), "no": float("nan"), 1: (1, "a")}
     expected = {"when": "2026-01-01T00:00:00+00:00", "long": 120.0, "no": None, "1": [1, "a"]}
-    assert json.loads(plain.as_json(value)) == expected
+    assert json.loads(jobs.as_json(value)) == expected
 
 
 def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
-    plain.write_whole(tmp_path / "new" / "a.json", "x")
+    jobs.write_whole(tmp_path / "new" / "a.json", "x")
     assert (tmp_path / "new" / "a.json").read_text() == "x"
     with pytest.raises(PipelineError, match="cannot be written"):
-        plain.write_whole(tmp_path / "new" / "a.json" / "b", "x")
+        jobs.write_whole(tmp_path / "new" / "a.json" / "b", "x")
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["a.json"]
 
 

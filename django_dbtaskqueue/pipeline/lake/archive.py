@@ -23,8 +23,7 @@ from typing import TYPE_CHECKING, Any
 from django_dbtaskqueue.core.durations import parse_length
 from django_dbtaskqueue.core.exceptions import LakeError, PipelineError
 from django_dbtaskqueue.core.states import TERMINAL
-from django_dbtaskqueue.pipeline.arguments import Argument, count
-from django_dbtaskqueue.pipeline.jobs import Context, Job
+from django_dbtaskqueue.pipeline.jobs import Argument, Context, Job, count
 from django_dbtaskqueue.pipeline.lake.archive_batches import Batch, Batches, Wanted
 from django_dbtaskqueue.pipeline.lake.archive_compact import FEWEST, compact
 from django_dbtaskqueue.pipeline.lake.archive_files import Export, keys, withdraw

@@ -17,10 +17,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from django_dbtaskqueue.core.exceptions import PipelineError
-from django_dbtaskqueue.pipeline.arguments import Argument
 from django_dbtaskqueue.pipeline.database import Database
-from django_dbtaskqueue.pipeline.jobs import Context
-from django_dbtaskqueue.pipeline.plain import as_json, plain
+from django_dbtaskqueue.pipeline.jobs import Argument, Context, as_json, plain
 from django_dbtaskqueue.pipeline.reports.history import Period
 
 ARGUMENTS = (

@@ -13,8 +13,7 @@ from pyspark.sql import functions as F
 
 from django_dbtaskqueue.core.durations import format_duration, parse_length
 from django_dbtaskqueue.core.exceptions import PipelineError
-from django_dbtaskqueue.pipeline.arguments import Argument, count, share
-from django_dbtaskqueue.pipeline.jobs import Context, Job
+from django_dbtaskqueue.pipeline.jobs import Argument, Context, Job, count, share
 from django_dbtaskqueue.pipeline.reports import findings, forecasting, history, markup
 from django_dbtaskqueue.pipeline.reports import transforms as T
 from django_dbtaskqueue.pipeline.reports.charts import heat_map

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from django_dbtaskqueue.core.durations import format_duration, parse_length
-from django_dbtaskqueue.pipeline.arguments import pair, share
+from django_dbtaskqueue.pipeline.jobs import pair, share
 
 EVERY_QUEUE = "*"
 

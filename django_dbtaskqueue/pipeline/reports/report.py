@@ -8,8 +8,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
-from django_dbtaskqueue.pipeline.arguments import Argument, count
-from django_dbtaskqueue.pipeline.jobs import Context, Job
+from django_dbtaskqueue.pipeline.jobs import Argument, Context, Job, count
 from django_dbtaskqueue.pipeline.reports import findings, history, report_page
 from django_dbtaskqueue.pipeline.reports import transforms as T
 from django_dbtaskqueue.pipeline.reports import transforms_failures as failures

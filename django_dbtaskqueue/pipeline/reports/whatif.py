@@ -13,8 +13,7 @@ from pyspark.sql import functions as F
 from django_dbtaskqueue.core import retry
 from django_dbtaskqueue.core.exceptions import JobOptionError
 from django_dbtaskqueue.core.states import TERMINAL
-from django_dbtaskqueue.pipeline.arguments import Argument, count, pair
-from django_dbtaskqueue.pipeline.jobs import Context, Job
+from django_dbtaskqueue.pipeline.jobs import Argument, Context, Job, count, pair
 from django_dbtaskqueue.pipeline.reports import findings, history, markup, simulation
 from django_dbtaskqueue.pipeline.reports import transforms as T
 from django_dbtaskqueue.pipeline.reports.charts import line_chart

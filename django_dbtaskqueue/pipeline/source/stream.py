@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from django_dbtaskqueue.core.durations import parse_length
 from django_dbtaskqueue.core.exceptions import PipelineError
-from django_dbtaskqueue.pipeline.arguments import Argument
-from django_dbtaskqueue.pipeline.jobs import Context, Job
+from django_dbtaskqueue.pipeline.jobs import Argument, Context, Job
 from django_dbtaskqueue.pipeline.lake.archive_files import Export
 from django_dbtaskqueue.pipeline.lake.archive_write import WRITTEN, RowWriter
 from django_dbtaskqueue.pipeline.lake.lake import Lake
