@@ -34,6 +34,11 @@ def test_workers_are_this_python_with_this_package(spark: SparkSession) -> None:
     assert spark.sparkContext.parallelize([1]).map(where).collect() == [(sys.executable, django_dbtaskqueue.__file__)]
 
 
+def test_workers_look_first_where_this_package_is() -> None:
+    first = Path(session.python_path().partition(os.pathsep)[0])
+    assert (first / "django_dbtaskqueue" / "__init__.py").exists()
+
+
 def fake_java(home: Path, release: str) -> Path:
     (home / "bin").mkdir(parents=True)
     (home / "bin" / "java").write_text('#!/bin/sh\necho "$0" "$@"\n')

@@ -32,7 +32,7 @@ __all__ = ["find_java", "scratch", "spark_session"]
 
 PACKAGES = ("pyspark", "pandas", "pyarrow", "psycopg", "adbc_driver_postgresql")
 EXTRA = 'pip install "django-dbtaskqueue[spark]"'
-PACKAGE_ROOT = str(Path(__file__).resolve().parents[2])
+PACKAGE_PARENT = str(Path(__file__).resolve().parents[3])
 
 DEFAULTS = {
     "spark.sql.session.timeZone": "UTC",
@@ -156,7 +156,7 @@ def _settings(master: str, memory: str, folder: Path, classes: ClassData, conf: 
 def python_path() -> str:
     """Return the PYTHONPATH with which another process of this Python imports what this one can."""
     own = [Path(sys.prefix), Path(sys.base_prefix)]
-    found = [PACKAGE_ROOT, *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    found = [PACKAGE_PARENT, *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     found += [entry or os.getcwd() for entry in sys.path if not any(Path(entry).is_relative_to(one) for one in own)]
     return os.pathsep.join(dict.fromkeys(entry for entry in found if entry and Path(entry).is_dir()))
 
