@@ -173,7 +173,7 @@ def crash_database(
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """Two cores, a second try for a failed task, an event log (in ``spark.eventLog.dir``) for the search of secrets."""
-    from django_dbtaskqueue.pipeline.spark.session import spark_session
+    from django_dbtaskqueue.pipeline.spark import spark_session
 
     events = tmp_path_factory.mktemp("events")
     conf = {

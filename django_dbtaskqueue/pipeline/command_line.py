@@ -13,9 +13,7 @@ from typing import Any, NoReturn, Protocol, TextIO
 from django_dbtaskqueue.core.exceptions import CheckFailed, JobOptionError, PipelineError
 from django_dbtaskqueue.pipeline.database import Database
 from django_dbtaskqueue.pipeline.jobs import JOBS, Argument, Context, Job, as_json, complete, job, pair, write_whole
-from django_dbtaskqueue.pipeline.spark.faults import one_paragraph
-from django_dbtaskqueue.pipeline.spark.interrupts import is_interrupt, unlogged
-from django_dbtaskqueue.pipeline.spark.progress import shown_on
+from django_dbtaskqueue.pipeline.spark.terminal import is_interrupt, one_paragraph, py4j_silenced, shown_on
 
 DONE, FAILED, WRONG_OPTIONS, CHECK_FAILED, INTERRUPTED = 0, 1, 2, 3, 130
 CODES = "Exit codes: 0 done; 1 the job failed; 2 wrong options; 3 a check found faults; 130 interrupted (Ctrl-C)."
@@ -80,7 +78,7 @@ def database_of_url(url: str | None) -> Database | None:
 def perform(argv: Sequence[str], face: Face) -> int:
     """Run one command line and return its exit code. Errors are one paragraph on ``face.err``, never a stack trace."""
     try:
-        with unlogged():
+        with py4j_silenced():
             return _perform(list(argv), face)
     except (Exception, KeyboardInterrupt) as error:
         if is_interrupt(error):

@@ -21,12 +21,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from django_dbtaskqueue.core.durations import format_duration
 from django_dbtaskqueue.core.exceptions import JobOptionError, PipelineError, near_match
 from django_dbtaskqueue.pipeline.database import Database
-from django_dbtaskqueue.pipeline.spark.session import DEFAULTS, spark_session
+from django_dbtaskqueue.pipeline.spark import SPARK_DEFAULTS, spark_session
+from django_dbtaskqueue.pipeline.spark.terminal import Progress, silent
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-Progress = Callable[[str, int, int], None]
 
 # Name -> "module:Class" inside this package. A job's module is imported when the job is asked for.
 JOBS: dict[str, str] = {
@@ -141,10 +140,6 @@ def pair(text: str) -> tuple[str, str]:
 # -- what a job is -----------------------------------------------------------------------------------------------------
 
 
-def silent(stage: str, done: int, total: int) -> None:
-    """Show no progress."""
-
-
 @dataclass(kw_only=True)
 class Context:
     """What a job works with. ``options`` holds a value for every argument of the job.
@@ -190,7 +185,7 @@ def _submitted() -> SparkSession:
     from pyspark.sql import SparkSession
 
     builder = SparkSession.builder.appName("dbtaskqueue")
-    for name, value in DEFAULTS.items():
+    for name, value in SPARK_DEFAULTS.items():
         builder = builder.config(name, value)
     return builder.getOrCreate()
 

@@ -24,7 +24,7 @@ from django_dbtaskqueue.models import Queue
 from django_dbtaskqueue.pipeline import command_line, jobs
 from django_dbtaskqueue.pipeline.command_line import Face, perform
 from django_dbtaskqueue.pipeline.jobs import Argument
-from django_dbtaskqueue.pipeline.spark import interrupts
+from django_dbtaskqueue.pipeline.spark import terminal
 from tests.conftest import REPOSITORY
 from tests.factories import make_task
 
@@ -219,19 +219,19 @@ def handler() -> Iterator[Any]:
 def test_ctrl_c_waits_for_what_must_not_be_cut_off(handler: Any) -> None:
     """Whatever handler the block sets, as PySpark does."""
     finished = []
-    with pytest.raises(KeyboardInterrupt), interrupts.held():
+    with pytest.raises(KeyboardInterrupt), terminal.interrupts_delayed():
         signal.raise_signal(signal.SIGINT)
         finished.append("start")
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     assert finished == ["start"]
     assert signal.getsignal(signal.SIGINT) == handler
-    with interrupts.held():
+    with terminal.interrupts_delayed():
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     assert signal.getsignal(signal.SIGINT) == handler
 
 
 def test_a_second_ctrl_c_does_not_wait(handler: Any) -> None:
-    with pytest.raises(KeyboardInterrupt), interrupts.held():
+    with pytest.raises(KeyboardInterrupt), terminal.interrupts_delayed():
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)
         pytest.fail("The second one was held as well.")
@@ -240,7 +240,7 @@ def test_a_second_ctrl_c_does_not_wait(handler: Any) -> None:
 
 def test_only_the_main_thread_is_held() -> None:
     def run() -> None:
-        with interrupts.held():
+        with terminal.interrupts_delayed():
             done.append(threading.current_thread())
 
     done: list[threading.Thread] = []
@@ -252,7 +252,7 @@ def test_only_the_main_thread_is_held() -> None:
 
 def test_what_py4j_raises_it_does_not_log_too(caplog: pytest.LogCaptureFixture) -> None:
     line = logging.LogRecord("root", logging.ERROR, java_gateway.__file__, 1, "Exception while sending.", (), None)
-    with interrupts.unlogged():
+    with terminal.py4j_silenced():
         logging.getLogger().handle(line)
         logging.getLogger("py4j.clientserver").error("Exception while closing.")
         logging.getLogger().error("Ours.")

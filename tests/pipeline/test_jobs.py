@@ -15,8 +15,8 @@ from django_dbtaskqueue.core.exceptions import CheckFailed, JobOptionError, Pipe
 from django_dbtaskqueue.pipeline import jobs
 from django_dbtaskqueue.pipeline.jobs import JOBS, Argument, complete, job
 from django_dbtaskqueue.pipeline.reports.objectives import Objective, by_queue, objective
-from django_dbtaskqueue.pipeline.spark import faults
-from django_dbtaskqueue.pipeline.spark.progress import shown_on
+from django_dbtaskqueue.pipeline.spark import terminal
+from django_dbtaskqueue.pipeline.spark.terminal import shown_on
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -137,15 +137,15 @@ def test_progress_on_a_terminal_is_a_bar_that_goes_away() -> None:
     ],
 )
 def test_no_error_tells_a_password(text: str) -> None:
-    said = faults.one_paragraph(psycopg.OperationalError(text))
+    said = terminal.one_paragraph(psycopg.OperationalError(text))
     assert "sesame" not in said and "***" in said
     assert said.startswith("The database says: ")
 
 
 def test_an_error_is_one_paragraph() -> None:
-    assert faults.one_paragraph(PipelineError("Do this instead.")) == "Do this instead."
-    assert faults.one_paragraph(KeyError("a\n\tb")) == r"KeyError: 'a\n\tb'."
-    assert faults.one_paragraph(ValueError("first\n  second")) == "ValueError: first second."
+    assert terminal.one_paragraph(PipelineError("Do this instead.")) == "Do this instead."
+    assert terminal.one_paragraph(KeyError("a\n\tb")) == r"KeyError: 'a\n\tb'."
+    assert terminal.one_paragraph(ValueError("first\n  second")) == "ValueError: first second."
 
 
 def test_a_result_is_plain_json() -> None:
@@ -163,4 +163,4 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
 
 
 def test_a_failed_check_keeps_what_it_found() -> None:
-    assert CheckFailed("Two faults.", {"faults": 2}).result == {"faults": 2}
+    assert CheckFailed("Two terminal.", {"faults": 2}).result == {"faults": 2}

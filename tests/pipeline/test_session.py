@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from django_dbtaskqueue.core.exceptions import PipelineError
-from django_dbtaskqueue.pipeline.spark import java, session
-from django_dbtaskqueue.pipeline.spark.class_data import ClassData
+from django_dbtaskqueue.pipeline import spark as session
+from django_dbtaskqueue.pipeline.spark import java
+from django_dbtaskqueue.pipeline.spark.java import ClassData
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -96,13 +97,13 @@ def test_class_data_is_kept_once_and_then_used(no_java: Path, monkeypatch: pytes
     monkeypatch.delenv("DBTASKQUEUE_NO_CLASS_DATA", raising=False)
     ours = java.find_java(no_java)
     first = ClassData.of(ours, no_java)
-    assert first.archive is not None and first.half is not None
-    assert f"-XX:ArchiveClassesAtExit={first.half}" in first.options
-    assert str(os.getpid()) in first.half.name  # two processes at once write a file each
-    first.half.write_text("classes")
-    first.half.replace(first.archive)
+    assert first.archive is not None and first.part is not None
+    assert f"-XX:ArchiveClassesAtExit={first.part}" in first.options
+    assert str(os.getpid()) in first.part.name  # two processes at once write a file each
+    first.part.write_text("classes")
+    first.part.replace(first.archive)
     second = ClassData.of(ours, no_java)
-    assert (second.archive, second.half) == (first.archive, None)
+    assert (second.archive, second.part) == (first.archive, None)
     assert f"-XX:SharedArchiveFile={first.archive}" in second.options
 
 

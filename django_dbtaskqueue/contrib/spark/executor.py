@@ -29,8 +29,8 @@ from django_dbtaskqueue.contrib.spark.entry import ANSWERS_IN_SPARK, ROWS, on_wo
 from django_dbtaskqueue.core.exceptions import PipelineError
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow.settle import resolve
-from django_dbtaskqueue.pipeline.spark.faults import one_paragraph, without_secrets
-from django_dbtaskqueue.pipeline.spark.session import spark_session
+from django_dbtaskqueue.pipeline.spark import spark_session
+from django_dbtaskqueue.pipeline.spark.terminal import one_paragraph, without_secrets
 from django_dbtaskqueue.poller.executors import Job
 from django_dbtaskqueue.poller.executors.pool import Answer
 

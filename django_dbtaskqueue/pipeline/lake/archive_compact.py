@@ -11,11 +11,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from django_dbtaskqueue.core.exceptions import LakeError
-from django_dbtaskqueue.pipeline.jobs import Progress, silent
 from django_dbtaskqueue.pipeline.lake.archive_files import data_file
 from django_dbtaskqueue.pipeline.lake.archive_write import encodings
 from django_dbtaskqueue.pipeline.lake.lake import DataFile, Entry, Lake
 from django_dbtaskqueue.pipeline.lake.lake_files import DAMAGED, sound, sync, writing
+from django_dbtaskqueue.pipeline.spark.terminal import Progress, silent
 
 SMALL = 32 * 2**20  # bytes; larger files stay as they are
 TARGET = 128 * 2**20  # bytes that one new file may come to, about

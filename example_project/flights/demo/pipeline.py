@@ -19,7 +19,7 @@ from django_dbtaskqueue.pipeline.lake.archive import Archive
 from django_dbtaskqueue.pipeline.lake.lake import Lake, read_lake
 from django_dbtaskqueue.pipeline.reports.report import Report
 from django_dbtaskqueue.pipeline.source.enqueue_job import Enqueue
-from django_dbtaskqueue.pipeline.spark.session import spark_session
+from django_dbtaskqueue.pipeline.spark import spark_session
 from example_project.flights import data, timetable
 from example_project.flights.demo import setup
 from example_project.flights.desk import QUEUE, FlightClaim

@@ -1,0 +1,169 @@
+"""What a job shows on a terminal: progress, errors as one paragraph, and Ctrl-C without stack traces."""
+
+from __future__ import annotations
+
+import logging
+import re
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import PurePath
+from types import FrameType
+from typing import TextIO
+
+from django_dbtaskqueue.core.exceptions import TaskQueueError
+
+Progress = Callable[[str, int, int], None]
+
+PROGRESS_STEP_PERCENT = 10  # between two lines of one stage
+PY4J = "py4j"  # the package, and its logger
+SECRET_PATTERN = re.compile(r"(?i)(password|passwd|pwd)=('[^']*'|\S+)|(?<=://)([^:/@\s]+):[^@\s]+(?=@)")
+JAVA_TRACE_PATTERN = re.compile(r"\s*(JVM stacktrace:|Driver stacktrace:|\n\tat |SQLSTATE: \w+).*", re.DOTALL)
+SPARK_ERROR_REMEDIES = {
+    "PATH_NOT_FOUND": "Check the path; Spark resolves it on the driver and on every executor.",
+    "UNRESOLVED_COLUMN": "Check the names of the columns you gave.",
+    "FAILED_READ_FILE": "The file is damaged or no Parquet: restore it, or take it out of the folder.",
+    "CANNOT_READ_FILE_FOOTER": "The file is damaged or no Parquet: restore it, or take it out of the folder.",
+    "UNABLE_TO_INFER_SCHEMA": "The folder holds no file of that format.",
+    "PATH_ALREADY_EXISTS": "Give a path that does not exist yet.",
+}
+
+
+# -- progress ----------------------------------------------------------------------------------------------------------
+
+
+def silent(stage: str, done: int, total: int) -> None:
+    """Show no progress."""
+
+
+@contextmanager
+def shown_on(stream: TextIO, *, quiet: bool = False) -> Iterator[Progress]:
+    """Show progress on ``stream`` in the block: a bar on a terminal if rich is installed, else lines."""
+    if quiet:
+        yield silent
+    elif stream.isatty() and find_spec("rich"):
+        with _bar(stream) as progress:
+            yield progress
+    else:
+        yield _lines(stream)
+
+
+def _lines(stream: TextIO) -> Progress:
+    """Return what writes a line when a stage begins, and one for each tenth of it."""
+    last = ("", -1)
+
+    def write(stage: str, done: int, total: int) -> None:
+        nonlocal last
+        step = done * 100 // total // PROGRESS_STEP_PERCENT if total else 0
+        if (stage, step) != last:
+            last = (stage, step)
+            amount = f": {done:,} of {total:,}" if total else f": {done:,}" if done else ""
+            stream.write(f"{stage}{amount}\n")
+            stream.flush()
+
+    return write
+
+
+@contextmanager
+def _bar(stream: TextIO) -> Iterator[Progress]:
+    """Draw a bar of rich, and remove it at the end."""
+    from rich import progress as rich
+    from rich.console import Console
+
+    columns = (rich.SpinnerColumn(), rich.TextColumn("{task.description}"), rich.BarColumn(),
+               rich.MofNCompleteColumn(), rich.TimeElapsedColumn())  # fmt: skip
+    with rich.Progress(*columns, console=Console(file=stream), transient=True) as bar:
+        task = bar.add_task("", total=None)
+
+        def draw(stage: str, done: int, total: int) -> None:
+            bar.update(task, description=stage, completed=done, total=total or None)
+
+        yield draw
+
+
+# -- errors ------------------------------------------------------------------------------------------------------------
+
+
+def one_paragraph(error: BaseException) -> str:
+    """Return the error as one paragraph with a remedy, without passwords and stack traces."""
+    if isinstance(error, TaskQueueError):
+        return without_secrets(str(error))
+    kind = type(error)
+    text = f"{kind.__name__}: {str(error) or 'no message'}"
+    if kind.__module__.startswith(("pyspark", "py4j")):
+        text = _spark(str(error))
+    elif kind.__module__.startswith(("psycopg", "sqlite3", "adbc")):
+        text = f"The database says: {error}. Check that it runs, that its address is right, and that it is migrated"
+    text = JAVA_TRACE_PATTERN.sub("", text).strip()
+    return without_secrets(re.sub(r"\s*\n\s*", " ", text).rstrip(".") + ".")
+
+
+def without_secrets(text: str) -> str:
+    """Return the text without passwords of connection strings and URLs."""
+    return SECRET_PATTERN.sub(lambda found: f"{found[1]}=***" if found[1] else f"{found[3]}:***", text)
+
+
+def _spark(text: str) -> str:
+    python = re.findall(r"^(\w+(?:\.\w+)*(?:Error|Exception|Rejected|Unknown\w*): .+)$", text, re.MULTILINE)
+    remedies = [remedy for name, remedy in SPARK_ERROR_REMEDIES.items() if name in text]
+    return " ".join([f"Spark says: {python[-1] if python else text}", *remedies[:1]])
+
+
+# -- Ctrl-C ------------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def interrupts_delayed() -> Iterator[None]:
+    """Delay a first Ctrl-C to the end of the block; a second one acts at once. Restores the former handler.
+
+    A JVM whose start is cut off never ends. PySpark also sets a handler of its own: it calls the JVM on a connection
+    that may be in the middle of an answer, the call fails, Py4J logs the failure, and no job is cancelled.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    if not callable(before) or threading.current_thread() is not threading.main_thread():
+        yield  # this thread is not interrupted, and may set no handler
+        return
+    waiting: list[int] = []
+
+    def wait(number: int, frame: FrameType | None) -> None:
+        waiting.append(number)
+        if len(waiting) > 1:
+            before(number, frame)
+
+    signal.signal(signal.SIGINT, wait)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if len(waiting) == 1:
+            before(signal.SIGINT, None)
+
+
+@contextmanager
+def py4j_silenced() -> Iterator[None]:
+    """Suppress in the block what Py4J logs, on the root logger too: it raises the same errors."""
+    own, root = logging.getLogger(PY4J), logging.getLogger()
+    level = own.level
+    own.setLevel(logging.CRITICAL)
+    root.addFilter(_is_not_py4j)
+    try:
+        yield
+    finally:
+        root.removeFilter(_is_not_py4j)
+        own.setLevel(level)
+
+
+def _is_not_py4j(record: logging.LogRecord) -> bool:
+    return PurePath(record.pathname).parent.name != PY4J
+
+
+def is_interrupt(error: BaseException) -> bool:
+    """Return whether a Ctrl-C is among the causes of an error. A call that is cut off raises an error of its own."""
+    chain: list[BaseException] = [error]
+    for one in chain:
+        if isinstance(one, KeyboardInterrupt):
+            return True
+        chain += [other for other in (one.__cause__, one.__context__) if other is not None and other not in chain]
+    return False
