@@ -33,9 +33,9 @@ JOBS: dict[str, str] = {
     "report": "reports.report:Report",
     "forecast": "reports.forecast:Forecast",
     "whatif": "reports.whatif:WhatIf",
-    "archive": "lake.archive:Archive",
+    "archive": "lake.archive_job:Archive",
     "replay": "lake.replay:Replay",
-    "stream": "source.stream:Stream",
+    "stream": "lake.stream_job:Stream",
     "check": "reports.quality:Check",
 }
 

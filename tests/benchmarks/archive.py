@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import psutil
 
 from django_dbtaskqueue.pipeline.database import Database
-from django_dbtaskqueue.pipeline.lake.archive import Archive
+from django_dbtaskqueue.pipeline.lake.archive_job import Archive
 from django_dbtaskqueue.pipeline.spark import spark_session
 from tests.benchmarks.server import Server, cpu_of, serving
 from tests.benchmarks.spark import FILL

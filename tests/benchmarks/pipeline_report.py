@@ -17,7 +17,7 @@ from time import perf_counter
 from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as F
 
-from django_dbtaskqueue.pipeline.lake.lake import LAKE_TASKS, DataFile, Entry, Lake
+from django_dbtaskqueue.pipeline.lake import LAKE_TASKS, DataFile, Entry, Lake
 from django_dbtaskqueue.pipeline.reports.report import Report
 from django_dbtaskqueue.pipeline.spark import spark_session
 

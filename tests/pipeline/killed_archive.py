@@ -11,7 +11,7 @@ import signal
 import sys
 from typing import TYPE_CHECKING
 
-from django_dbtaskqueue.pipeline.lake.archive import Archive
+from django_dbtaskqueue.pipeline.lake.archive_job import Archive
 from django_dbtaskqueue.pipeline.spark import spark_session
 
 if TYPE_CHECKING:

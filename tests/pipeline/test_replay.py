@@ -9,7 +9,7 @@ import pytest
 
 from django_dbtaskqueue.core.exceptions import JobOptionError
 from django_dbtaskqueue.models import Task
-from django_dbtaskqueue.pipeline.lake.lake import read_lake
+from django_dbtaskqueue.pipeline.lake import read_lake
 from django_dbtaskqueue.pipeline.lake.replay import Replay
 from tests.factories import make_task
 from tests.pipeline.lakes import DAY, MEANWHILE, archive

@@ -8,9 +8,9 @@ import pytest
 
 from django_dbtaskqueue.core.exceptions import PipelineError
 from django_dbtaskqueue.models import Task
-from django_dbtaskqueue.pipeline.lake.lake import Lake, read_lake
+from django_dbtaskqueue.pipeline.lake import Lake, read_lake
+from django_dbtaskqueue.pipeline.lake.stream_job import Sink, Stream, checkpoint
 from django_dbtaskqueue.pipeline.schema import TASKS
-from django_dbtaskqueue.pipeline.source.stream import Sink, Stream, checkpoint
 from tests.factories import make_task
 
 if TYPE_CHECKING:

@@ -12,9 +12,8 @@ from django_dbtaskqueue.core.exceptions import PipelineError
 from django_dbtaskqueue.models import Task
 from django_dbtaskqueue.pipeline.database import Database
 from django_dbtaskqueue.pipeline.schema import schema_of
-from django_dbtaskqueue.pipeline.source.source import stream_tasks
-from django_dbtaskqueue.pipeline.source.source_read import Selection
-from django_dbtaskqueue.pipeline.source.source_stream import TaskStreamReader
+from django_dbtaskqueue.pipeline.source import stream_tasks
+from django_dbtaskqueue.pipeline.source.task_reader import Selection, TaskStreamReader
 
 if TYPE_CHECKING:
     from pathlib import Path

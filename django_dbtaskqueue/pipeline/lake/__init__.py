@@ -1,1 +1,350 @@
-"""The archive of finished tasks as Parquet files."""
+"""The lake: finished tasks and failed attempts as Parquet files in a folder, and the log that says which files count.
+
+    LAKE/tasks/finished_date=2026-01-31/queue=claims/….parquet      archived tasks: they left the database
+    LAKE/attempts/finished_date=…/queue=…/….parquet                 their failed attempts, in their task's partition
+    LAKE/finished/finished_date=…/queue=…/….parquet                 what ``stream`` copied: one row for each finish
+    LAKE/_dbtaskqueue/lake.json                                     the version of the layout and of the columns
+    LAKE/_dbtaskqueue/log/….json                                    one file for each change: files added, files removed
+    LAKE/_dbtaskqueue/staging/…/                                    files on their way in
+
+A log entry makes a change. It appears whole or not at all, so ``read_lake`` never returns a part of a change, nor a row
+twice. Other programs can read ``LAKE/tasks/**/*.parquet`` while no job is writing.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+import sqlite3
+import uuid
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
+
+import psycopg
+from pyspark.sql import functions as F
+from pyspark.sql.types import DateType, IntegerType, StringType, StructField, StructType
+
+from django_dbtaskqueue.core.exceptions import LakeError, PipelineError
+from django_dbtaskqueue.pipeline.schema import ATTEMPTS, SCHEMA_VERSION, TASKS
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from django_dbtaskqueue.pipeline.database import Database
+
+MAX_FOLDED_TOKENS = 1000  # a folded log keeps the tokens of the last changes: a killed run may repeat them
+LAYOUT_VERSION = 1  # grows when an older program would misread a lake of this one
+LOG_FOLDER = "_dbtaskqueue"
+ENCODED_NON_ASCII = re.compile("%[89A-F]")
+PARTITION_SCHEMA = StructType([StructField("finished_date", DateType()), StructField("queue", StringType())])
+VERSION_FIELD = StructField("schema_version", IntegerType())
+LAKE_TASKS = StructType([StructField("location", StringType()), *TASKS.fields, VERSION_FIELD, *PARTITION_SCHEMA.fields])
+LAKE_ATTEMPTS = StructType([*ATTEMPTS.fields, VERSION_FIELD, *PARTITION_SCHEMA.fields])
+LAKE_SCHEMAS = {"tasks": LAKE_TASKS, "attempts": LAKE_ATTEMPTS, "finished": LAKE_TASKS}
+OPEN_BATCHES_SQL = "SELECT token, state, withdrawn FROM dbtaskqueue_archivebatch WHERE state IN ('open', 'deleted')"
+DAMAGED_FILE_REMEDY = "Restore it from a backup; `check` says what else is damaged"
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """One Parquet file: ``path`` is relative to the lake, ``sha256`` is of its bytes."""
+
+    table: str
+    path: str
+    rows: int
+    bytes: int
+    sha256: str
+
+    @property
+    def token(self) -> str:
+        """The token of the change that added it."""
+        return Path(self.path).name.partition("-")[0]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One change of the lake. ``token`` names what made it, so that it is made only once; ``facts`` describe it."""
+
+    token: str
+    kind: str
+    files: tuple[DataFile, ...] = ()
+    removed: tuple[str, ...] = ()
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    schema_version: int = SCHEMA_VERSION
+    time: str = field(default_factory=lambda: datetime.now(UTC).isoformat())
+
+    def text(self) -> str:
+        """Return the entry as JSON."""
+        return json.dumps(asdict(self), indent=1)
+
+    @classmethod
+    def read(cls, path: Path) -> Entry:
+        """Return the entry of a file. Raises LakeError for a damaged one and for one of a newer program."""
+        found = json_of(path)
+        refuse_newer(path, found.get("schema_version", 0), SCHEMA_VERSION)
+        try:
+            return cls(**{**found, "files": tuple(DataFile(**one) for one in found["files"])})
+        except (KeyError, TypeError) as error:
+            raise LakeError(path, f"is no entry of a lake's log ({error})", "Restore it from a backup") from None
+
+
+class Lake:
+    """A lake's folder. Files are added and removed by entries in its log only."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.own = root / LOG_FOLDER
+        self.log = self.own / "log"
+
+    @classmethod
+    def at(cls, path: str | os.PathLike[str], *, create: bool = False) -> Lake:
+        """Return the lake in a local folder (a path or a ``file:`` URL); ``create`` makes one. Raises LakeError."""
+        lake = cls(local_path(path))
+        version = lake.own / "lake.json"
+        if not version.exists():
+            lake._refuse_other_data()
+            if not create:
+                raise LakeError(lake.root, "is no lake", "Check the path; `archive` and `stream` make a lake")
+            with writing(lake.root):
+                lake.log.mkdir(parents=True, exist_ok=True)
+                write_safely(version, json.dumps({"layout": LAYOUT_VERSION, "schema_version": SCHEMA_VERSION}))
+        found = json_of(version)
+        refuse_newer(version, found.get("layout", 0), LAYOUT_VERSION)
+        refuse_newer(version, found.get("schema_version", 0), SCHEMA_VERSION)
+        if create and found["schema_version"] < SCHEMA_VERSION:
+            write_safely(version, json.dumps({"layout": LAYOUT_VERSION, "schema_version": SCHEMA_VERSION}))
+        return lake
+
+    def _refuse_other_data(self) -> None:
+        if self.root.is_dir() and any(self.root.iterdir()) and not self.own.exists():
+            raise LakeError(self.root, "holds other data", "Give the lake a folder of its own")
+
+    def staging(self, token: str) -> Path:
+        """Return the folder for files that are not published yet."""
+        return self.own / "staging" / token
+
+    def entries(self) -> list[Entry]:
+        """Return the log, the oldest change first."""
+        return list(self._named().values())
+
+    def _named(self) -> dict[str, Entry]:
+        found = {path.name: Entry.read(path) for path in sorted(self.log.glob("*.json")) if path.exists()}
+        folded = {name for entry in found.values() for name in entry.facts.get("folds", ())}
+        return {name: entry for name, entry in found.items() if name not in folded}
+
+    def entry(self, token: str) -> Entry | None:
+        """Return the change of that token, or None if the log does not have it."""
+        path = next(self.log.glob(f"*-{token}.json"), None)
+        if path is not None:
+            return Entry.read(path)
+        return next((one for one in self.entries() if token in one.facts.get("recent", ())), None)
+
+    def fold(self, *, longer_than: int) -> None:
+        """Replace a log of more entries by one entry that says the same, so that reading it stays quick."""
+        found = self._named()
+        if len(found) <= longer_than:
+            return
+        entries = found.values()
+        removed = {path for entry in entries for path in entry.removed}
+        files = tuple(one for entry in entries for one in entry.files if one.path not in removed)
+        recent = [token for entry in entries for token in (*entry.facts.get("recent", ()), entry.token)]
+        self.commit(
+            Entry(uuid.uuid4().hex, "fold", files, facts={"folds": [*found], "recent": recent[-MAX_FOLDED_TOKENS:]})
+        )
+        for path in self.log.glob("*.json"):
+            if path.name in found:
+                path.unlink()
+
+    def commit(self, entry: Entry) -> None:
+        """Write the log entry of a change. Its files must be at their places and on the disk."""
+        stamp = datetime.fromisoformat(entry.time).strftime("%Y%m%dT%H%M%S%f")
+        with writing(self.root):
+            write_safely(self.log / f"{stamp}-{entry.kind}-{entry.token}.json", entry.text())
+
+    def files(self, table: str, *, without: Collection[str] = ()) -> list[DataFile]:
+        """Return a table's files that count, except those added by changes of the tokens ``without``."""
+        entries = self.entries()
+        removed = {path for entry in entries for path in entry.removed}
+        counting = [one for entry in entries for one in entry.files if one.table == table and one.path not in removed]
+        return [one for one in counting if one.token not in without]
+
+    def sweep(self) -> None:
+        """Remove the files that a committed change has replaced."""
+        for entry in self.entries():
+            for path in entry.removed:
+                (self.root / path).unlink(missing_ok=True)
+
+    def discard(self, token: str) -> None:
+        """Remove the staging folder of a change."""
+        shutil.rmtree(self.staging(token), ignore_errors=True)
+
+
+def read_lake(
+    spark: SparkSession, path: str | os.PathLike[str], *, table: str = "tasks", database: Database | None = None
+) -> DataFrame:
+    """Return the lake's ``tasks`` (or ``attempts``, or ``finished``), each row once, with columns of this version.
+
+    A column that is newer than a file is null for its rows. With ``database`` the rows that are still in that database
+    are left out, so that database and lake together hold each task once. Raises LakeError, which names the file and the
+    remedy, for a lake of a newer program and for files that are missing or cut short.
+    """
+    if table not in LAKE_SCHEMAS:
+        raise PipelineError(f"table={table!r} must be one of {', '.join(map(repr, LAKE_SCHEMAS))}.")
+    lake = Lake.at(path)
+    under_way, withdrawn = _open_batches(database) if database is not None and table != "finished" else ([], [])
+    files = lake.files(table, without=under_way)
+    frame = frame_of(spark, lake.root, table, files)
+    if not (files and withdrawn):
+        return frame
+    key = "task_id" if table == "attempts" else "id"
+    stayed = spark.createDataFrame(withdrawn, f"location string, {key} long, _token string")
+    frame = frame.withColumn("_token", F.regexp_extract("_metadata.file_name", "^([0-9a-f]+)-", 1))
+    return frame.join(F.broadcast(stayed), ["location", key, "_token"], "left_anti").drop("_token")
+
+
+def frame_of(spark: SparkSession, root: Path, table: str, files: Iterable[DataFile]) -> DataFrame:
+    """Return the rows of a table's files below ``root``. Raises LakeError for a file that is missing or cut short."""
+    paths = [str(sound(root / one.path, one.bytes)) for one in files]
+    if not paths:
+        return spark.createDataFrame([], LAKE_SCHEMAS[table])
+    frame = spark.read.schema(LAKE_SCHEMAS[table]).option("basePath", str(root / table)).parquet(*paths)
+    # Spark decodes a folder's name byte by byte, not as UTF-8.
+    return frame.withColumn("queue", F.col("queue_name")) if any(map(ENCODED_NON_ASCII.search, paths)) else frame
+
+
+def _open_batches(database: Database) -> tuple[list[str], list[tuple[str, int, str]]]:
+    """Return the tokens of batches whose rows are still in the database, and the withdrawn rows with their token."""
+    connection = database.connect()
+    try:
+        rows = connection.execute(OPEN_BATCHES_SQL).fetchall()
+    except (psycopg.Error, sqlite3.Error) as error:
+        raise PipelineError(f"{database!r} cannot be asked for its archive batches: {error}. Run migrate.") from error
+    finally:
+        connection.close()
+    stayed = []
+    for token, state, withdrawn in rows:
+        ids = json.loads(withdrawn) if isinstance(withdrawn, str) else withdrawn
+        stayed += [(location, task, token) for location, task in ids if state == "deleted"]
+    return [token for token, state, _ids in rows if state == "open"], stayed
+
+
+# -- files -------------------------------------------------------------------------------------------------------------
+
+
+def local_path(path: str | os.PathLike[str]) -> Path:
+    """Return the folder of a path or a ``file:`` URL. Raises LakeError for another kind of URL."""
+    text = os.fspath(path)
+    parts = urlsplit(text)
+    if parts.scheme == "file" and parts.netloc in ("", "localhost"):
+        return Path(unquote(parts.path)).absolute()
+    if "://" in text:
+        reason = "is not on a local or mounted file system, where alone a file can be renamed in one step"
+        raise LakeError(text, reason, "Mount the store and give its folder, or copy closed files there afterwards")
+    return Path(text).absolute()
+
+
+@contextmanager
+def writing(root: Path) -> Iterator[None]:
+    """Raise the OSErrors of the block as LakeError with a remedy."""
+    try:
+        yield
+    except OSError as error:
+        reason = f"cannot be written: {error.strerror or error}"
+        remedy = "Check path, owner and free space, or give another folder with --lake"
+        raise LakeError(error.filename or root, reason, remedy) from error
+
+
+@contextmanager
+def exclusive(path: Path) -> Iterator[None]:
+    """Hold the lock of that file; raise LakeError at once if another process holds it. A process's end releases it."""
+    with writing(path), path.open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            reason = "is held: another archive or compaction is writing to this lake"
+            raise LakeError(path, reason, "Wait for it to end, then start again") from None
+        yield
+
+
+def write_safely(path: Path, text: str) -> None:
+    """Write a small file: it is on the disk after this call, and no reader ever sees a part of it."""
+    half = path.with_name(f".{path.name}.{os.getpid()}")
+    with half.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    half.replace(path)
+    sync(path.parent)
+
+
+def write_bytes(path: Path, content: bytes | memoryview) -> None:
+    """Write a file: it is on the disk after this call."""
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def sync(path: Path) -> None:
+    """Flush a file, or a folder's list of files, to the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def sound(path: Path, size: int) -> Path:
+    """Return the path of a file of that size. Raises LakeError for one that is missing or of another size."""
+    try:
+        found = path.stat().st_size
+    except OSError as error:
+        raise LakeError(path, f"cannot be read: {error.strerror}", DAMAGED_FILE_REMEDY) from None
+    if found != size:
+        raise LakeError(
+            path, f"is damaged: {found:,} bytes instead of the {size:,} in the lake's log", DAMAGED_FILE_REMEDY
+        )
+    return path
+
+
+def intact(path: Path, sha256: str) -> bytes:
+    """Return the bytes of a file. Raises LakeError if they do not have the checksum."""
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise LakeError(path, f"cannot be read: {error.strerror}", DAMAGED_FILE_REMEDY) from None
+    if hashlib.sha256(content).hexdigest() != sha256:
+        raise LakeError(path, "is damaged: its checksum is not the one in the lake's log", DAMAGED_FILE_REMEDY)
+    return content
+
+
+def json_of(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file. Raises LakeError."""
+    try:
+        found = json.loads(path.read_text())
+    except OSError as error:
+        raise LakeError(path, f"cannot be read: {error.strerror}", "Check that this user may read it") from None
+    except ValueError as error:
+        raise LakeError(path, f"is no JSON ({error})", "Restore it from a backup") from None
+    if not isinstance(found, dict):
+        raise LakeError(path, "holds no JSON object", "Restore it from a backup")
+    return found
+
+
+def refuse_newer(path: Path, found: int, known: int) -> None:
+    """Raise LakeError for a file of a newer version than ``known``."""
+    if found > known:
+        raise LakeError(
+            path,
+            f"was written by a newer django-dbtaskqueue (version {found}, and this one knows {known})",
+            'Upgrade here: pip install --upgrade "django-dbtaskqueue[spark]"',
+        )

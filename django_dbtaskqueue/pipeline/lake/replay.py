@@ -15,8 +15,8 @@ from django_dbtaskqueue.core.columns import Column as TaskColumn
 from django_dbtaskqueue.core.exceptions import JobOptionError
 from django_dbtaskqueue.core.states import TERMINAL
 from django_dbtaskqueue.pipeline.jobs import Argument, Context, Job, count, day
-from django_dbtaskqueue.pipeline.lake.lake import read_lake
-from django_dbtaskqueue.pipeline.source.source import write_tasks
+from django_dbtaskqueue.pipeline.lake import read_lake
+from django_dbtaskqueue.pipeline.source import write_tasks
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

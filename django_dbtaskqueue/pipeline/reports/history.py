@@ -15,8 +15,8 @@ from pyspark.sql import functions as F
 from django_dbtaskqueue.core.durations import parse_length
 from django_dbtaskqueue.core.exceptions import JobOptionError, PipelineError, near_match
 from django_dbtaskqueue.pipeline.jobs import Argument, Context, moment
-from django_dbtaskqueue.pipeline.lake.lake import read_lake
-from django_dbtaskqueue.pipeline.source.source import read_tasks
+from django_dbtaskqueue.pipeline.lake import read_lake
+from django_dbtaskqueue.pipeline.source import read_tasks
 
 HOUR = timedelta(hours=1)
 

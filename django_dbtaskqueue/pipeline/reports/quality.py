@@ -14,9 +14,8 @@ from pyspark.sql import functions as F
 from django_dbtaskqueue.core.exceptions import CheckFailed, LakeError
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.pipeline.jobs import Argument, Context, Job, count
-from django_dbtaskqueue.pipeline.lake.lake import Lake, read_lake
-from django_dbtaskqueue.pipeline.lake.lake_files import intact
-from django_dbtaskqueue.pipeline.source.source import read_tasks
+from django_dbtaskqueue.pipeline.lake import Lake, intact, read_lake
+from django_dbtaskqueue.pipeline.source import read_tasks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -19,9 +19,9 @@ from pyspark.sql import functions as F
 from django_dbtaskqueue.core.durations import parse_length
 from django_dbtaskqueue.core.exceptions import JobOptionError, PipelineError, near_match
 from django_dbtaskqueue.pipeline.jobs import Argument, Context, Job, count, pair, write_whole
-from django_dbtaskqueue.pipeline.source.source import write_tasks
-from django_dbtaskqueue.pipeline.source.source_write import prepared
+from django_dbtaskqueue.pipeline.source import write_tasks
 from django_dbtaskqueue.pipeline.source.staging_rows import COLUMNS, SPANS, TEXTS, WHOLE, Reject, Rules, stage
+from django_dbtaskqueue.pipeline.source.task_writer import prepared
 
 FORMATS = ("csv", "json", "parquet", "orc", "text")
 DEFAULTS = {"csv": {"header": "true", "mode": "FAILFAST"}, "json": {"mode": "FAILFAST"}}

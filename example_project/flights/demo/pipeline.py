@@ -15,8 +15,8 @@ from django_dbtaskqueue.core import codecs
 from django_dbtaskqueue.core.exceptions import TaskQueueError
 from django_dbtaskqueue.management.commands.runtaskpipeline import database_of_alias
 from django_dbtaskqueue.pipeline.jobs import Context, Job
-from django_dbtaskqueue.pipeline.lake.archive import Archive
-from django_dbtaskqueue.pipeline.lake.lake import Lake, read_lake
+from django_dbtaskqueue.pipeline.lake import Lake, read_lake
+from django_dbtaskqueue.pipeline.lake.archive_job import Archive
 from django_dbtaskqueue.pipeline.reports.report import Report
 from django_dbtaskqueue.pipeline.source.enqueue_job import Enqueue
 from django_dbtaskqueue.pipeline.spark import spark_session

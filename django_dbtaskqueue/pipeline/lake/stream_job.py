@@ -13,11 +13,9 @@ from typing import TYPE_CHECKING, Any
 from django_dbtaskqueue.core.durations import parse_length
 from django_dbtaskqueue.core.exceptions import PipelineError
 from django_dbtaskqueue.pipeline.jobs import Argument, Context, Job
-from django_dbtaskqueue.pipeline.lake.archive_files import Export
-from django_dbtaskqueue.pipeline.lake.archive_write import WRITTEN, RowWriter
-from django_dbtaskqueue.pipeline.lake.lake import Lake
-from django_dbtaskqueue.pipeline.lake.lake_files import write_safely, writing
-from django_dbtaskqueue.pipeline.source.source import stream_tasks
+from django_dbtaskqueue.pipeline.lake import Lake, write_safely, writing
+from django_dbtaskqueue.pipeline.lake.export import WRITTEN_FILES, Export, RowWriter
+from django_dbtaskqueue.pipeline.source import stream_tasks
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -40,7 +38,7 @@ class Sink:
         export = Export(lake, token)
         entry = export.found()
         if entry is None:
-            written = rows.mapInArrow(RowWriter(export.writer, self.location), WRITTEN)
+            written = rows.mapInArrow(RowWriter(export.writer, self.location), WRITTEN_FILES)
             entry = export.describe("stream", written, {"stream": self.stream, "batch": number})
         export.verify(entry)
         if entry.files:

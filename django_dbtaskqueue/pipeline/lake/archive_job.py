@@ -14,30 +14,56 @@ Each batch takes the same way, and a run that was killed anywhere on it is conti
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import uuid
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from django_dbtaskqueue.core.durations import parse_length
 from django_dbtaskqueue.core.exceptions import LakeError, PipelineError
 from django_dbtaskqueue.core.states import TERMINAL
 from django_dbtaskqueue.pipeline.jobs import Argument, Context, Job, count
+from django_dbtaskqueue.pipeline.lake import (
+    DAMAGED_FILE_REMEDY,
+    DataFile,
+    Entry,
+    Lake,
+    exclusive,
+    local_path,
+    sound,
+    sync,
+    writing,
+)
 from django_dbtaskqueue.pipeline.lake.archive_batches import Batch, Batches, Wanted
-from django_dbtaskqueue.pipeline.lake.archive_compact import FEWEST, compact
-from django_dbtaskqueue.pipeline.lake.archive_files import Export, keys, withdraw
-from django_dbtaskqueue.pipeline.lake.archive_write import WRITTEN, SliceWriter
-from django_dbtaskqueue.pipeline.lake.lake import Entry, Lake
-from django_dbtaskqueue.pipeline.lake.lake_files import exclusive, local_path
-from django_dbtaskqueue.pipeline.lake.snapshot import open_snapshot
+from django_dbtaskqueue.pipeline.lake.export import (
+    WRITTEN_FILES,
+    Export,
+    SliceWriter,
+    data_file,
+    encodings,
+    keys,
+    withdraw,
+)
 from django_dbtaskqueue.pipeline.schema import ATTEMPTS, SCHEMAS
-from django_dbtaskqueue.pipeline.source.source_read import Condition, Selection
+from django_dbtaskqueue.pipeline.source.task_reader import Condition, Selection, open_snapshot
+from django_dbtaskqueue.pipeline.spark.terminal import Progress, silent
 
 if TYPE_CHECKING:
     from datetime import datetime
 
-SLICE = 250_000  # ids that one Spark task exports
+SLICE_IDS = 250_000  # ids that one Spark task exports
+MIN_SMALL_FILES = 8  # of one partition, before they are merged
+SMALL_FILE_BYTES = 32 * 2**20  # larger files stay as they are
+MERGED_FILE_BYTES = 128 * 2**20  # a merged file is about so large at most
+MERGE_BATCH_ROWS = 131_072
+MAX_LOG_ENTRIES = 200  # of more the log is folded
 SOURCES = ("history", "task")
 STATUSES = tuple(str(status) for status in TERMINAL)
 
@@ -60,7 +86,7 @@ class Archive(Job):
         Argument("batch_size", "tasks in one batch, that is in one transaction", count, 500_000),
         Argument("limit", "stop after about so many tasks", count),
         Argument("no_check", "archive rows that break a rule of `check` too", bool, False),
-        Argument("compact", "merge the small files of a day and queue once there are so many", count, FEWEST),
+        Argument("compact", "merge the small files of a day and queue once there are so many", count, MIN_SMALL_FILES),
         Argument("no_compact", "leave small files as they are", bool, False),
     )
 
@@ -94,7 +120,7 @@ def _selection(batch: Batch, table: str) -> Selection:
 
 def _slices(first: int, last: int) -> tuple[tuple[int, int], ...]:
     """Cut a range of ids into pairs (first, below): some for each core, none too small to be worth its query."""
-    count = max(1, min(64, -(-(last - first + 1) // SLICE)))
+    count = max(1, min(64, -(-(last - first + 1) // SLICE_IDS)))
     edges = [first + (last + 1 - first) * step // count for step in range(count + 1)]
     return tuple(pairwise(edges))
 
@@ -204,7 +230,7 @@ class Run:
             numbers = spark.range(0, len(slices), 1, len(slices))
             facts = {"location": batch.location, "source": batch.source, "ids": [batch.first_id, batch.last_id],
                      "horizon": snapshot.horizon}  # fmt: skip
-            return export.describe("archive", numbers.mapInArrow(writer, WRITTEN), facts)
+            return export.describe("archive", numbers.mapInArrow(writer, WRITTEN_FILES), facts)
 
     def _delete(self, batch: Batch, entry: Entry) -> tuple[tuple[str, int], ...]:
         self._step("delete")
@@ -219,3 +245,78 @@ class Run:
 
     def _step(self, name: str) -> None:
         self.context.progress(name, self.done["tasks"], 0)
+
+
+# -- compaction --------------------------------------------------------------------------------------------------------
+
+
+def compact(
+    lake: Lake, *, without: Collection[str] = (), fewest: int = MIN_SMALL_FILES, progress: Progress = silent
+) -> int:
+    """Merge the small files of each partition with at least ``fewest`` of them; return how many files went.
+
+    Call it under the lake's lock; files of the changes ``without``, which may yet be withdrawn from, stay. No row is
+    changed, added or lost; a run that is killed leaves either the old files counting or the new ones.
+    """
+    tables = [lake.files(table, without=without) for table in ("tasks", "attempts", "finished")]
+    groups = [group for files in tables for group in _groups(files, fewest)]
+    for done, group in enumerate(groups):
+        progress("compact", done, len(groups))
+        _merge(lake, group)
+    lake.sweep()
+    lake.fold(longer_than=MAX_LOG_ENTRIES)
+    return sum(map(len, groups))
+
+
+def _groups(files: Sequence[DataFile], fewest: int) -> Iterator[list[DataFile]]:
+    partitions = defaultdict(list)
+    for one in files:
+        if one.bytes < SMALL_FILE_BYTES:
+            partitions[Path(one.path).parent].append(one)
+    for near in partitions.values():
+        group: list[DataFile] = []
+        for one in near:
+            if sum(each.bytes for each in group) + one.bytes > MERGED_FILE_BYTES:
+                yield group
+                group = []
+            group.append(one)
+        if len(group) >= fewest:
+            yield group
+
+
+def _merge(lake: Lake, files: Sequence[DataFile]) -> None:
+    token = uuid.uuid4().hex
+    place = lake.root / Path(files[0].path).parent / f"{token}-0.parquet"
+    half = lake.staging(token) / "0.parquet"
+    with writing(lake.root):
+        half.parent.mkdir(parents=True)
+        _write(half, [sound(lake.root / one.path, one.bytes) for one in files])
+        sync(half)
+        half.rename(place)
+        sync(place.parent)
+    merged = data_file(lake.root, place)
+    expected = sum(one.rows for one in files)
+    if merged.rows != expected:
+        place.unlink()
+        raise LakeError(place, f"came to {merged.rows} rows instead of {expected}", "The old files still count")
+    lake.commit(Entry(token, "compact", (merged,), tuple(one.path for one in files)))
+    lake.discard(token)
+
+
+def _write(half: Path, paths: Sequence[Path]) -> None:
+    schema = pa.unify_schemas([_opened(path).schema_arrow.remove_metadata() for path in paths])
+    with pq.ParquetWriter(half, schema, **encodings(schema)) as writer:
+        for path in paths:
+            for batch in _opened(path).iter_batches(MERGE_BATCH_ROWS):
+                columns = [
+                    batch[name] if name in batch.schema.names else pa.nulls(batch.num_rows, schema.field(name).type)
+                    for name in schema.names
+                ]
+                writer.write_batch(pa.record_batch(columns, schema=schema))
+
+
+def _opened(path: Path) -> pq.ParquetFile:
+    try:
+        return pq.ParquetFile(path)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise LakeError(path, f"is damaged ({error})", DAMAGED_FILE_REMEDY) from error

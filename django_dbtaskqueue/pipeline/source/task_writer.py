@@ -10,7 +10,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
-from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import (
     ArrayType,
@@ -29,7 +28,8 @@ from pyspark.sql.types import (
 from django_dbtaskqueue.core.exceptions import PipelineError, near_match
 from django_dbtaskqueue.core.json import DEFAULT_LIMITS, Limits
 from django_dbtaskqueue.pipeline.database import Database
-from django_dbtaskqueue.pipeline.source.staging import (
+from django_dbtaskqueue.pipeline.source.staging_rows import COLUMNS, JSONS, SPANS, TEXTS, WHOLE, Reject, Rules
+from django_dbtaskqueue.pipeline.source.staging_tables import (
     Part,
     Plan,
     WriteReport,
@@ -38,7 +38,7 @@ from django_dbtaskqueue.pipeline.source.staging import (
     finish,
     open_staging,
 )
-from django_dbtaskqueue.pipeline.source.staging_rows import COLUMNS, JSONS, SPANS, TEXTS, WHOLE, Reject, Rules
+from django_dbtaskqueue.pipeline.source.task_reader import task_attempt_id
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -161,13 +161,8 @@ def _near(name: str) -> str:
 
 
 def _fill_rows(plan: Plan, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    part = fill(plan, batches, _attempt())
+    part = fill(plan, batches, task_attempt_id())
     yield pa.RecordBatch.from_pydict({"part": pa.array([json.dumps(part)], pa.string())})
-
-
-def _attempt() -> int:
-    context = TaskContext.get()
-    return 0 if context is None else int(context.taskAttemptId())
 
 
 def _part(text: str) -> Part:
@@ -208,7 +203,7 @@ class TaskWriter(DataSourceArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
         """Stage one task's rows."""
-        return Staged(fill(self.plan, iterator, _attempt()), self.plan.table)
+        return Staged(fill(self.plan, iterator, task_attempt_id()), self.plan.table)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Enqueue what the successful tasks have staged."""
@@ -228,7 +223,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
         """Stage one task's rows."""
-        return Staged(fill(self.plan, iterator, _attempt()), self.plan.table)
+        return Staged(fill(self.plan, iterator, task_attempt_id()), self.plan.table)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Enqueue the micro-batch, unless the ledger has it."""

@@ -2,8 +2,8 @@
 
 ``open_staging`` and ``finish`` run on the driver, ``fill`` in a Spark task. Each attempt of a task marks its rows with
 its own number, and only those of the attempts whose answer reached the driver are moved: neither a retry, nor a second
-try beside a slow one, nor an executor lost after its work adds a row twice. A driver that dies leaves a staging table
-and nothing else; see `sweep`.
+try beside a slow one, nor an executor lost after its work adds a row twice. A driver that dies leaves only a staging
+table; see `sweep_staging`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
 import psycopg
@@ -21,15 +22,16 @@ import pyarrow.compute as pc
 import pyarrow.csv
 
 from django_dbtaskqueue.core.exceptions import DuplicateTask, PipelineError, TaskQueueError
-from django_dbtaskqueue.core.sql.pipeline import PREFIX, Staging
+from django_dbtaskqueue.core.sql.pipeline import PREFIX, STAMP, Staging
 from django_dbtaskqueue.pipeline.database import Database, Link
-from django_dbtaskqueue.pipeline.lake.sweep import sweep_staging
 from django_dbtaskqueue.pipeline.source.staging_rows import Reject, Rules, stage
 
 CHANNEL = "dbtaskqueue"
-MOST_LOCKS = 2000  # groups locked one by one; PostgreSQL's lock table holds some thousands for all
-WORK_MEMORY = "128MB"  # for sorting the staged rows
-CSV = pyarrow.csv.WriteOptions(include_header=False, quoting_style="needed")
+MAX_GROUP_LOCKS = 2000  # of more groups the table is locked: PostgreSQL holds some thousand locks in all
+SORT_MEMORY = "128MB"
+ABANDONED_AFTER = timedelta(days=1)
+STAMP_FORMAT = "%Y%m%d%H%M%S"
+CSV_OPTIONS = pyarrow.csv.WriteOptions(include_header=False, quoting_style="needed")
 
 
 @dataclass(frozen=True)
@@ -128,7 +130,7 @@ def _copy(plan: Plan, batches: Iterator[dict[str, pa.Array]]) -> None:
 def _csv(columns: dict[str, pa.Array]) -> pa.Buffer:
     # No text here is empty, so what stands unquoted between two commas can only be NULL.
     sink = pa.BufferOutputStream()
-    pyarrow.csv.write_csv(pa.RecordBatch.from_pydict(columns), sink, CSV)
+    pyarrow.csv.write_csv(pa.RecordBatch.from_pydict(columns), sink, CSV_OPTIONS)
     return memoryview(sink.getvalue())
 
 
@@ -156,7 +158,10 @@ def finish(plan: Plan, parts: Sequence[Part]) -> WriteReport:
             report = _move(plan, link, parts)
             if link.postgresql and report.enqueued:
                 queues = sorted({queue for part in parts for queue in part.queues})
-                link.run(f"SELECT pg_notify('{CHANNEL}', q) FROM unnest(%(queues)s::text[]) AS q", {"queues": queues})
+                link.run(
+                    f"SELECT pg_notify('{CHANNEL}', q) FROM unnest(%(queues)s::text[]) AS q",
+                    {"queues": queues},
+                )
     except BaseException:
         drop_staging(plan.database, plan.table)
         raise
@@ -203,7 +208,7 @@ def _move(plan: Plan, link: Link, parts: Sequence[Part]) -> WriteReport:
 
 def _tune(link: Link) -> None:
     if link.postgresql:
-        link.run(f"SET LOCAL work_mem = '{WORK_MEMORY}'")
+        link.run(f"SET LOCAL work_mem = '{SORT_MEMORY}'")
 
 
 def _ledger(once: tuple[str, int]) -> dict[str, Any]:
@@ -213,7 +218,7 @@ def _ledger(once: tuple[str, int]) -> dict[str, Any]:
 def _lock_groups(plan: Plan, link: Link, sql: Staging, params: dict[str, Any]) -> None:
     if not link.postgresql:
         return  # SQLite has a single writer
-    if link.run(sql.groups(plan.table), params)[0][0] > MOST_LOCKS:
+    if link.run(sql.groups(plan.table), params)[0][0] > MAX_GROUP_LOCKS:
         link.run(sql.lock_table)
     else:
         link.run(sql.lock_groups_of(plan.table), params)
@@ -235,3 +240,34 @@ def _duplicate(plan: Plan, link: Link, sql: Staging, params: dict[str, Any]) -> 
     if twice := link.run(sql.twice(plan.table), params):
         return DuplicateTask(*twice[0])
     return PipelineError("A reference was taken while the rows were written, and is free again. Write them again.")
+
+
+# -- tables that a killed driver left ----------------------------------------------------------------------------------
+
+
+def sweep_staging(database: Database, *, older_than: timedelta = ABANDONED_AFTER) -> list[str]:
+    """Drop the staging tables made longer ago than that; return their names. Each write does it for those of a day.
+
+    A table being written to is left alone. A write that takes longer than ``older_than`` fails as a whole when its
+    table is gone: it can lose nothing but time.
+    """
+    sql = Staging(database.tables, database.dialect)
+    dropped = []
+    with database.open() as link:
+        now = _time(link.run(sql.stamp)[0][0])
+        for (name,) in link.run(sql.existing):
+            if now - _time(name.removeprefix(PREFIX)) < older_than:
+                continue
+            try:
+                with link.transaction():
+                    if link.postgresql:
+                        link.run("SET LOCAL lock_timeout = '100ms'")
+                    link.run(f'DROP TABLE IF EXISTS "{name}"')
+                dropped.append(name)
+            except (psycopg.errors.LockNotAvailable, psycopg.errors.InsufficientPrivilege, sqlite3.OperationalError):
+                continue  # in use, or another user's
+    return dropped
+
+
+def _time(stamp: str) -> datetime:
+    return datetime.strptime(stamp[:STAMP], STAMP_FORMAT)

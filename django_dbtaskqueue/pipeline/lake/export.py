@@ -1,0 +1,371 @@
+"""The archive's side of the lake: export a batch, verify it by reading it again, publish it, withdraw from it."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyspark.sql.types import DataType, DateType
+
+from django_dbtaskqueue.core.exceptions import CheckFailed, LakeError
+from django_dbtaskqueue.core.sql.pipeline import ATTEMPT_KEYS, KEYS
+from django_dbtaskqueue.pipeline.lake import (
+    LAKE_SCHEMAS,
+    PARTITION_SCHEMA,
+    DataFile,
+    Entry,
+    Lake,
+    intact,
+    sync,
+    write_bytes,
+    write_safely,
+    writing,
+)
+from django_dbtaskqueue.pipeline.reports.quality import rule_breaks
+from django_dbtaskqueue.pipeline.schema import ATTEMPTS, SCHEMA_VERSION
+from django_dbtaskqueue.pipeline.source.task_reader import ARROW_TYPES, Selection, Slice, read_slice, task_attempt_id
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from django_dbtaskqueue.pipeline.database import Database
+    from django_dbtaskqueue.pipeline.lake.archive_batches import Batch
+
+CHECKED_COLUMNS = ["location", "id", "queue_name", "status", "start_time", "finish_time"]
+WRITTEN_FILES = "table string, path string, rows long, bytes long, sha256 string"  # a Spark task's answer
+MAX_TABLE_BYTES = 128 * 2**20  # of rows that a task holds at once
+ARROW_LAKE_TYPES: dict[type[DataType], pa.DataType] = {**ARROW_TYPES, DateType: pa.date32()}
+NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"  # as Spark names it
+
+
+@dataclass
+class Export:
+    """One change of the lake in the making: files in its staging folder, and the manifest that describes them."""
+
+    lake: Lake
+    token: str
+
+    @property
+    def folder(self) -> Path:
+        """The staging folder."""
+        return self.lake.staging(self.token)
+
+    @property
+    def manifest(self) -> Path:
+        """The file that says that everything is written, and what."""
+        return self.folder / "manifest.json"
+
+    def found(self) -> Entry | None:
+        """Return the manifest of an export that a killed run finished; remove what an unfinished one left."""
+        if self.manifest.exists():
+            return Entry.read(self.manifest)
+        with writing(self.lake.root):
+            if self.folder.exists():
+                shutil.rmtree(self.folder)
+        return None
+
+    @property
+    def writer(self) -> Writer:
+        """What writes in Spark's tasks."""
+        return Writer(str(self.folder), self.token)
+
+    def describe(self, kind: str, written: DataFrame, facts: Mapping[str, Any]) -> Entry:
+        """Run the tasks that write, remove what failed tries left, and write the manifest of the rest."""
+        with writing(self.lake.root):
+            self.folder.mkdir(parents=True, exist_ok=True)
+        files = tuple(sorted((DataFile(**row.asDict()) for row in written.collect()), key=lambda one: one.path))
+        with writing(self.lake.root):
+            named = {self.folder / one.path for one in files}
+            for path in self.folder.glob("*/*/*/*.parquet"):
+                if path not in named:
+                    path.unlink()
+            entry = Entry(self.token, kind, files, facts=facts)
+            write_safely(self.manifest, entry.text())
+        return entry
+
+    def verify(self, entry: Entry, *, check: bool = True) -> None:
+        """Read the files again and compare. Raises LakeError, or CheckFailed for tasks that break a rule."""
+        checked = []
+        try:
+            for one in entry.files:
+                content = pa.BufferReader(intact(self._staged(one), one.sha256))
+                if one.table == "tasks":
+                    checked.append(pq.read_table(content, columns=CHECKED_COLUMNS))
+        except LakeError:
+            self.lake.discard(self.token)
+            raise
+        if check and checked and (broken := rule_breaks(pa.concat_tables(checked))):
+            refuse(broken)
+
+    def _staged(self, file: DataFile) -> Path:
+        """Return a file's path in the staging folder: a killed run may have moved it to its place already."""
+        staged, place = self.folder / file.path, self.lake.root / file.path
+        if place.exists() and not staged.exists():
+            with writing(self.lake.root):
+                staged.parent.mkdir(parents=True, exist_ok=True)
+                place.rename(staged)
+        return staged
+
+    def publish(self, entry: Entry) -> None:
+        """Move the files to their places and make the change. May be cut off anywhere and done again."""
+        folders = set()
+        with writing(self.lake.root):
+            for one in entry.files:
+                place = self.lake.root / one.path
+                place.parent.mkdir(parents=True, exist_ok=True)
+                if (self.folder / one.path).exists():
+                    sync(self.folder / one.path)
+                    (self.folder / one.path).rename(place)
+                folders |= {place.parent, place.parent.parent, self.lake.root / one.table, self.lake.root}
+            for folder in folders:
+                sync(folder)
+        self.lake.commit(entry)
+        self.lake.discard(self.token)
+
+
+def refuse(broken: Mapping[str, int]) -> None:
+    """Raise CheckFailed for the rules that rows break, and how many do."""
+    table = "; ".join(f"{name}: {number:,} rows" for name, number in broken.items())
+    raise CheckFailed(
+        f"The rows to archive break rules ({table}). Nothing was deleted. See them with `check`, mend or delete them, "
+        "or archive them as they are with --no-check.",
+        {"broken": dict(broken)},
+    )
+
+
+def data_file(root: Path, path: Path) -> DataFile:
+    """Return the description of a Parquet file below ``root``."""
+    content = path.read_bytes()
+    rows = pq.ParquetFile(pa.BufferReader(content)).metadata.num_rows
+    place = path.relative_to(root)
+    return DataFile(place.parts[0], str(place), rows, len(content), hashlib.sha256(content).hexdigest())
+
+
+def keys(lake: Lake, entry: Entry) -> tuple[pa.Table, pa.Table]:
+    """Return what names the tasks and the attempts of a change, read from its files. Raises LakeError."""
+    return _columns(lake, entry, "tasks", KEYS), _columns(lake, entry, "attempts", ATTEMPT_KEYS)
+
+
+def _columns(lake: Lake, entry: Entry, table: str, names: tuple[str, ...]) -> pa.Table:
+    found = [
+        pq.read_table(pa.BufferReader(intact(lake.root / one.path, one.sha256)), columns=list(names))
+        for one in entry.files
+        if one.table == table
+    ]
+    return pa.concat_tables(found) if found else pa.table({name: pa.array([], pa.int64()) for name in names})
+
+
+def withdraw(lake: Lake, entry: Entry, withdrawn: tuple[tuple[str, int], ...]) -> None:
+    """Take the tasks (location, id) that stayed in the database, and their attempts, out of a published change."""
+    token = f"{entry.token}w"
+    if withdrawn and lake.entry(token) is None:
+        added, removed = [], []
+        with writing(lake.root):
+            for one in entry.files:
+                rows = pq.read_table(pa.BufferReader(intact(lake.root / one.path, one.sha256)))
+                kept = _without(rows, withdrawn, "id" if one.table == "tasks" else "task_id")
+                if kept.num_rows == rows.num_rows:
+                    continue
+                removed.append(one.path)
+                place = (lake.root / one.path).with_name(f"{token}-{len(removed)}.parquet")
+                if kept.num_rows:
+                    pq.write_table(kept, place, **encodings(kept.schema))
+                    sync(place)
+                    sync(place.parent)
+                    added.append(replace(data_file(lake.root, place), table=one.table))
+        lake.commit(Entry(token, "withdraw", tuple(added), tuple(removed), {"withdrawn": withdrawn}))
+    lake.sweep()
+
+
+def _without(rows: pa.Table, withdrawn: tuple[tuple[str, int], ...], key: str) -> pa.Table:
+    kept = pa.array([True] * rows.num_rows)
+    for location in {place for place, _task in withdrawn}:
+        ids = pa.array([task for place, task in withdrawn if place == location], pa.int64())
+        there = pc.and_(pc.equal(rows["location"], location), pc.is_in(rows[key], value_set=ids))
+        kept = pc.and_not(kept, there)
+    return rows.filter(kept)
+
+
+# -- in Spark's tasks: rows become Parquet files below the staging folder ----------------------------------------------
+
+
+def stored(table: str) -> pa.Schema:
+    """Return the Arrow schema of a table's files: all its columns but the partitions."""
+    fields = [one for one in LAKE_SCHEMAS[table].fields if one.name not in PARTITION_SCHEMA.names]
+    return pa.schema([(one.name, ARROW_LAKE_TYPES[type(one.dataType)]) for one in fields])
+
+
+def lake_tasks(rows: pa.Table, location: str) -> pa.Table:
+    """Return rows of the task table or the history as the lake's tasks, each with the day it finished."""
+    if "task_id" in rows.column_names:
+        rows = rows.drop_columns("id").rename_columns({"task_id": "id"})
+    else:
+        rows = rows.append_column("location", pa.repeat(pa.scalar(location), rows.num_rows))
+    return _with_day(_conformed(rows, "tasks"), pc.coalesce(rows["finish_time"], rows["last_update_time"]))
+
+
+def _conformed(rows: pa.Table, table: str) -> pa.Table:
+    """Return the rows with exactly the columns of a table's files; those that it does not have are null."""
+    rows = rows.append_column("schema_version", pa.repeat(pa.scalar(SCHEMA_VERSION, pa.int32()), rows.num_rows))
+    schema = stored(table)
+    columns = [
+        rows[one.name].cast(one.type) if one.name in rows.column_names else pa.nulls(rows.num_rows, one.type)
+        for one in schema
+    ]
+    return pa.table(columns, schema=schema)
+
+
+def _with_day(rows: pa.Table, ended: Any) -> pa.Table:
+    day = pc.floor_temporal(ended, unit="day").cast(pa.timestamp("us")).cast(pa.date32())
+    return rows.append_column("finished_date", day)
+
+
+def lake_attempts(attempts: pa.Table, tasks: pa.Table) -> pa.Table:
+    """Return the failed attempts of these tasks, each with the day and the queue of its task."""
+    owners = tasks.select(["location", "id", "finished_date", "queue_name"])
+    owners = owners.rename_columns(["location", "task_id", "finished_date", "owner_queue"])
+    joined = attempts.join(owners, ["location", "task_id"], join_type="inner")
+    found = _conformed(joined, "attempts")
+    return found.append_column("finished_date", joined["finished_date"]).append_column("queue", joined["owner_queue"])
+
+
+def pieces(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+    """Yield rows as tables of bounded size."""
+    held: list[pa.RecordBatch] = []
+    for batch in batches:
+        held.append(batch)
+        if sum(one.nbytes for one in held) > MAX_TABLE_BYTES:
+            yield pa.Table.from_batches(held)
+            held = []
+    if held:
+        yield pa.Table.from_batches(held)
+
+
+@dataclass(frozen=True)
+class Writer:
+    """Writes files into one staging folder, under names that begin with the token of the change they belong to."""
+
+    folder: str
+    token: str
+
+    def write(self, table: str, rows: pa.Table, name: str) -> Iterator[DataFile]:
+        """Write the rows of each partition into a file of its own. Raises LakeError when it reads others back."""
+        queues = rows["queue"] if "queue" in rows.column_names else rows["queue_name"]
+        rows = rows.select(stored(table).names).append_column("_day", rows["finished_date"])
+        rows = rows.append_column("_queue", queues).sort_by(
+            [("_day", "ascending"), ("_queue", "ascending"), ("id", "ascending")]
+        )
+        for part in _partitions(rows):
+            first = part.slice(0, 1).to_pylist()[0]
+            queue = quote(first["_queue"] or "", safe="") or NULL_PARTITION
+            path = f"{table}/finished_date={first['_day']}/queue={queue}/{self.token}-{name}.parquet"
+            yield self._file(table, path, part.drop_columns(["_day", "_queue"]))
+
+    def _file(self, table: str, path: str, rows: pa.Table) -> DataFile:
+        content = io.BytesIO()
+        pq.write_table(rows, content, **encodings(rows.schema))
+        place = Path(self.folder) / path
+        with writing(place):
+            place.parent.mkdir(parents=True, exist_ok=True)
+            write_bytes(place, content.getbuffer())
+            again = place.read_bytes()
+        if not pq.read_table(pa.BufferReader(again)).cast(rows.schema).equals(rows):
+            raise LakeError(place, "holds other rows than were written", "Check the disk, then start again")
+        return DataFile(table, path, rows.num_rows, len(again), hashlib.sha256(again).hexdigest())
+
+
+def encodings(schema: pa.Schema) -> dict[str, Any]:
+    """Return the options of Parquet files: as differences, ids and times take a tenth of the room."""
+    numbers = [one.name for one in schema if pa.types.is_integer(one.type) or pa.types.is_timestamp(one.type)]
+    return {
+        "compression": "zstd",
+        "compression_level": 3,
+        "store_schema": False,
+        "use_dictionary": [one.name for one in schema if pa.types.is_string(one.type)],
+        "column_encoding": dict.fromkeys(numbers, "DELTA_BINARY_PACKED"),
+    }
+
+
+def _partitions(rows: pa.Table) -> Iterator[pa.Table]:
+    """Cut sorted rows where day or queue change."""
+    if not rows.num_rows:
+        return
+    rows = rows.combine_chunks()
+    days, queues = rows["_day"].chunk(0), pc.fill_null(rows["_queue"].chunk(0), "")
+    changes = pc.or_(pc.not_equal(days[1:], days[:-1]), pc.not_equal(queues[1:], queues[:-1]))
+    edges = [0, *(place + 1 for place in pc.indices_nonzero(changes).to_pylist()), rows.num_rows]
+    for start, end in pairwise(edges):
+        yield rows.slice(start, end - start)
+
+
+@dataclass(frozen=True)
+class SliceWriter:
+    """For ``mapInArrow`` over numbers of slices: writes the tasks of a batch, and their attempts, slice by slice."""
+
+    writer: Writer
+    database: Database
+    batch: Batch
+    tasks: Selection
+    attempts: Selection | None
+    snapshot: str | None
+    slices: tuple[tuple[int, int], ...]
+
+    def __call__(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield what was written."""
+        for batch in numbers:
+            for number in batch.column(0).to_pylist():
+                yield described(self._slice(*self.slices[number]))
+
+    def _slice(self, low: int, high: int) -> Iterator[DataFile]:
+        read = read_slice(self.database, self.tasks, Slice(low, high), self.snapshot)
+        for index, rows in enumerate(pieces(read)):
+            ended = pc.coalesce(rows["finish_time"], rows["last_update_time"])
+            old = rows.filter(pc.less(ended, pa.scalar(self.batch.cutoff, pa.timestamp("us", "UTC"))))
+            if not old.num_rows:
+                continue
+            tasks = lake_tasks(old, self.batch.location)
+            name = f"{task_attempt_id()}-{index}"
+            yield from self.writer.write("tasks", tasks, name)
+            if self.attempts is not None:
+                yield from self.writer.write("attempts", self._attempts_of(tasks), name)
+
+    def _attempts_of(self, tasks: pa.Table) -> pa.Table:
+        ends = pc.min_max(tasks["id"]).as_py()
+        near = (("task_id", ">=", ends["min"]), ("task_id", "<=", ends["max"]))
+        assert self.attempts is not None  # noqa: S101 -- asked before
+        chosen = Selection(self.attempts.table, self.attempts.schema, near)
+        found = list(read_slice(self.database, chosen, Slice(), self.snapshot))
+        schema = pa.schema([(one.name, ARROW_LAKE_TYPES[type(one.dataType)]) for one in ATTEMPTS])
+        return lake_attempts(pa.Table.from_batches(found, schema), tasks)
+
+
+@dataclass(frozen=True)
+class RowWriter:
+    """For ``mapInArrow`` over finished tasks: writes them as the lake's ``finished``."""
+
+    writer: Writer
+    location: str
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield what was written."""
+        for index, rows in enumerate(pieces(batches)):
+            if rows.num_rows:
+                tasks = lake_tasks(rows, self.location)
+                yield described(self.writer.write("finished", tasks, f"{task_attempt_id()}-{index}"))
+
+
+def described(files: Iterable[DataFile]) -> pa.RecordBatch:
+    """Return descriptions of files as WRITTEN_FILES."""
+    schema = pa.schema([("table", pa.string()), ("path", pa.string()), ("rows", pa.int64()), ("bytes", pa.int64()),
+                        ("sha256", pa.string())])  # fmt: skip
+    return pa.RecordBatch.from_pylist([asdict(one) for one in files], schema=schema)

@@ -1,0 +1,379 @@
+"""Readers behind ``spark.read`` and ``spark.readStream``: which rows, in which slices, as Arrow record batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import pyarrow as pa
+from psycopg import sql
+from pyspark import TaskContext
+from pyspark.sql.datasource import (
+    DataSourceReader,
+    DataSourceStreamReader,
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    InputPartition,
+    IsNotNull,
+    LessThan,
+    LessThanOrEqual,
+)
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, SupportsTriggerAvailableNow
+from pyspark.sql.types import (
+    DataType,
+    DoubleType,
+    IntegerType,
+    LongType,
+    ShortType,
+    StringType,
+    StructType,
+    TimestampType,
+)
+
+from django_dbtaskqueue.core.exceptions import PipelineError
+from django_dbtaskqueue.core.sql.pipeline import HORIZON, window
+from django_dbtaskqueue.pipeline.database import Database, Link
+
+if TYPE_CHECKING:
+    from adbc_driver_manager.dbapi import Connection
+
+    from django_dbtaskqueue.pipeline.database import Database
+
+ARROW_TYPES: dict[type[DataType], pa.DataType] = {
+    StringType: pa.string(),
+    LongType: pa.int64(),
+    IntegerType: pa.int32(),
+    ShortType: pa.int16(),
+    DoubleType: pa.float64(),
+    TimestampType: pa.timestamp("us", tz="UTC"),
+}
+FILTER_OPERATORS: dict[type[Filter], str] = {
+    EqualTo: "=",
+    GreaterThan: ">",
+    GreaterThanOrEqual: ">=",
+    LessThan: "<",
+    LessThanOrEqual: "<=",
+    In: "in",
+}
+PUSHED_TEXT_COLUMNS = ("queue_name", "status")
+PARTITION_IDS = 500_000
+SQLITE_BATCH_ROWS = 10_000
+ADBC_BATCH_BYTES = 4 * 2**20
+READ_ONE_STATE = "ISOLATION LEVEL REPEATABLE READ, READ ONLY"
+STREAM_START = 0  # before every transaction
+Condition = tuple[str, str, Any]  # column, operator, value
+
+
+@dataclass
+class Slice(InputPartition):
+    """The rows with ids from ``low`` to below ``high``."""
+
+    low: int | None = None
+    high: int | None = None
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Columns of the rows of ``table`` (a quoted name) that meet all conditions."""
+
+    table: str
+    schema: StructType
+    conditions: tuple[Condition, ...] = ()
+
+    def where(self, database: Database, part: Slice) -> tuple[str, dict[str, Any]]:
+        """Return the WHERE clause of one slice, which may be empty, and its parameters."""
+        tests: list[str] = []
+        params: dict[str, Any] = {}
+        bounds = [("id", ">=", part.low), ("id", "<", part.high)]
+        for column, operator, value in (*self.conditions, *(one for one in bounds if one[2] is not None)):
+            name = f"p{len(tests)}"
+            if operator == "known":
+                tests.append(f"{column} IS NOT NULL")
+            elif operator == "in":
+                params[name] = database.dialect.array(value)
+                tests.append(database.dialect.one_of(column, name))
+            else:
+                timed = isinstance(value, datetime)
+                params[name] = _time_param(value, database) if timed else value
+                tests.append(f"{_comparable(column, database) if timed else column} {operator} %({name})s")
+        return f" WHERE {' AND '.join(tests)}" if tests else "", params
+
+    def bounds(self, database: Database, link: Link) -> tuple[int, int] | None:
+        """Return the first and last id, or None if there is no row."""
+        where, params = self.where(database, Slice())
+        first, last = link.run(f"SELECT min(id), max(id) FROM {self.table}{where}", params)[0]
+        return None if first is None else (first, last)
+
+
+def _time_param(value: datetime, database: Database) -> Any:
+    value = value.astimezone(UTC) if value.tzinfo else value.replace(tzinfo=UTC)
+    return value if database.vendor == "postgresql" else value.strftime("%Y-%m-%d %H:%M:%S.%f")
+
+
+def _comparable(column: str, database: Database) -> str:
+    """Return a time column; SQLite stores text with 0, 3 or 6 digits of a second, which becomes 6."""
+    if database.vendor == "postgresql":
+        return column
+    return f"CASE length({column}) WHEN 19 THEN {column} || '.000000' ELSE substr({column} || '000', 1, 26) END"
+
+
+class TaskReader(DataSourceReader):
+    """A batch read: with ``snapshot`` in slices that all see its state, else in one statement."""
+
+    def __init__(self, database: Database, selection: Selection, *, snapshot: str | None, slice_ids: int) -> None:
+        self.database = database
+        self.selection = selection
+        self.snapshot = snapshot
+        self.slice_ids = slice_ids
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        """Take the filters on queue, status, id and times; yield those that Spark must apply."""
+        for one in filters:
+            if condition := self._condition(one):
+                chosen = (*self.selection.conditions, condition)
+                self.selection = Selection(self.selection.table, self.selection.schema, chosen)
+            else:
+                yield one
+
+    def _condition(self, one: Filter) -> Condition | None:
+        operator, value = FILTER_OPERATORS.get(type(one)), getattr(one, "value", None)
+        column = ".".join(getattr(one, "attribute", ()))
+        if isinstance(one, IsNotNull) and column in self.selection.schema.names:
+            return column, "known", True
+        if operator is None or value is None:
+            return None
+        kind = next((field.dataType for field in self.selection.schema if field.name == column), None)
+        if column in PUSHED_TEXT_COLUMNS:
+            return (column, operator, list(value) if operator == "in" else value) if operator in ("=", "in") else None
+        if column in ("id", "task_id") and operator != "in":
+            return column, operator, value
+        if isinstance(kind, TimestampType) and operator != "in":
+            return column, operator, value
+        return None
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """Cut the range of ids into slices; without a snapshot one slice, because it must see one state."""
+        if self.snapshot is None:
+            return [Slice()]
+        with self.database.open() as link, joined(link, self.snapshot):
+            found = self.selection.bounds(self.database, link)
+        if found is None:
+            return [Slice(0, 0)]
+        first, last = found
+        count = (last - first) // self.slice_ids + 1
+        edges = [first + (last + 1 - first) * step // count for step in range(count + 1)]
+        return [Slice(low, high) for low, high in pairwise(edges)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield the slice's rows."""
+        assert isinstance(partition, Slice)  # noqa: S101 -- what partitions() returns
+        return read_slice(self.database, self.selection, partition, self.snapshot)
+
+
+@contextmanager
+def joined(link: Link, snapshot: str | None) -> Iterator[None]:
+    """Open a read-only transaction, in the state of ``snapshot`` if one is given."""
+    with link.transaction():
+        if link.postgresql:
+            link.run(f"SET TRANSACTION {READ_ONE_STATE}")
+        if snapshot:
+            try:
+                link.run(f"SET TRANSACTION SNAPSHOT '{snapshot}'")
+            except psycopg.Error as error:
+                raise gone(snapshot, error) from None
+        yield
+
+
+def read_slice(
+    database: Database, selection: Selection, part: Slice, snapshot: str | None, *, also: str = ""
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of one slice that meet the SQL ``also``, as record batches of the selection's schema."""
+    if part.low is not None and part.low == part.high:
+        return
+    where, params = selection.where(database, part)
+    if also:
+        where = f"{where} AND {also}" if where else f" WHERE {also}"
+    if database.vendor == "postgresql":
+        # Text and JSON are read as PostgreSQL prints them.
+        texts = {field.name for field in selection.schema if isinstance(field.dataType, StringType)}
+        columns = [f"{name}::text" if name in texts else name for name in selection.schema.names]
+        query = f"SELECT {', '.join(columns)} FROM {selection.table}{where}"
+        yield from copied(database, query, params, _arrow(selection.schema), snapshot)
+        return
+    query = f"SELECT {', '.join(selection.schema.names)} FROM {selection.table}{where}"
+    with database.open() as link, joined(link, None):
+        yield from _fetched(link, query, params, selection.schema)
+
+
+def _arrow(schema: StructType) -> pa.Schema:
+    return pa.schema([(field.name, ARROW_TYPES[type(field.dataType)]) for field in schema])
+
+
+def _fetched(link: Link, query: str, params: Mapping[str, Any], schema: StructType) -> Iterator[pa.RecordBatch]:
+    cursor = link.connection.execute(query % {name: f":{name}" for name in params}, params)
+    while rows := cursor.fetchmany(SQLITE_BATCH_ROWS):
+        columns = zip(*rows, strict=True)
+        arrays = [_array(values, field.dataType) for values, field in zip(columns, schema, strict=True)]
+        yield pa.RecordBatch.from_arrays(arrays, schema.names)
+
+
+def _array(values: Sequence[Any], kind: DataType) -> pa.Array:
+    if isinstance(kind, TimestampType):
+        return pa.array(values, pa.string()).cast(pa.timestamp("us")).cast(ARROW_TYPES[TimestampType])
+    return pa.array(values, ARROW_TYPES[type(kind)])
+
+
+def task_attempt_id() -> int:
+    """Return a number that no other attempt of a Spark task of this session has."""
+    context = TaskContext.get()
+    return 0 if context is None else int(context.taskAttemptId())
+
+
+# -- PostgreSQL's binary COPY as Arrow, by ADBC ------------------------------------------------------------------------
+
+
+def copied(
+    database: Database, query: str, params: Mapping[str, Any], schema: pa.Schema, snapshot: str | None
+) -> Iterator[pa.RecordBatch]:
+    """Yield what a query returns in the state of ``snapshot``, with the columns of ``schema`` in that order.
+
+    ADBC's driver in C builds columns; psycopg would build Python rows. Raises PipelineError for a database that cannot
+    be reached and a snapshot that is gone. Other errors of the server are ADBC's.
+    """
+    text = query % {name: sql.Literal(value).as_string(None) for name, value in params.items()} if params else query
+    with closing(database.connect_arrow()) as connection:
+        if snapshot is not None:
+            _join(connection, snapshot)
+        with connection.cursor() as cursor:
+            cursor.adbc_statement.set_options(**{"adbc.postgresql.batch_size_hint_bytes": str(ADBC_BATCH_BYTES)})
+            cursor.execute(text)
+            for batch in cursor.fetch_record_batch():
+                columns = [column.cast(one.type) for column, one in zip(batch.columns, schema, strict=True)]
+                yield pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _join(connection: Connection, snapshot: str) -> None:
+    from adbc_driver_manager import Error
+
+    with connection.cursor() as cursor:
+        cursor.execute(f"BEGIN {READ_ONE_STATE}")
+        try:
+            cursor.execute(f"SET TRANSACTION SNAPSHOT '{snapshot}'")
+        except Error as error:
+            raise gone(snapshot, error) from None
+
+
+def gone(snapshot: str, error: Exception) -> PipelineError:
+    """Return the error for a snapshot that the server does not know."""
+    return PipelineError(
+        f"The snapshot {snapshot!r} is gone ({str(error).strip()}). Use the DataFrame inside its `with "
+        "open_snapshot(database) as snapshot:` block, on the same server and database."
+    )
+
+
+# -- snapshots: one state of the database for many connections ---------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The name of one state of ``database``; None on SQLite, which reads in one statement.
+
+    All transactions below ``horizon`` had ended.
+    """
+
+    database: Database
+    name: str | None
+    horizon: int | None = None
+
+
+@contextmanager
+def open_snapshot(database: Database) -> Iterator[Snapshot]:
+    """Hold the present state of a PostgreSQL database, for reads of any table in any number of partitions.
+
+    It lives as long as the ``with`` block, on one connection of the driver. Meanwhile the server cannot vacuum rows
+    that were deleted since: keep the block as short as the scan. A Spark task that runs again reads the same state.
+    """
+    if database.vendor != "postgresql":
+        yield Snapshot(database, None)
+        return
+    with database.open() as link, link.transaction():
+        link.run(f"SET TRANSACTION {READ_ONE_STATE}")
+        link.run("SET LOCAL idle_in_transaction_session_timeout = 0")
+        yield Snapshot(database, link.run("SELECT pg_export_snapshot()")[0][0], link.run(HORIZON)[0][0])
+
+
+# -- streams of what finishes ------------------------------------------------------------------------------------------
+
+
+class TaskStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Finished tasks, rows of the history, or failed attempts, in the order their transactions ended.
+
+    An id or a time is set when a row is written, and is visible when it is committed. A reader that remembers the
+    greatest one skips a row that commits later. So an offset here is a transaction id, and the next offset is the
+    oldest transaction that still runs: all below it have ended. A transaction that stays open delays the stream.
+
+    A row is read once for each change that left it finished: a task that is reprocessed comes again with a greater
+    ``total_attempt``, one that is marked as poison comes again as POISON.
+    """
+
+    def __init__(self, database: Database, selection: Selection, table: str) -> None:
+        if database.vendor != "postgresql":
+            raise PipelineError("Finished tasks can be streamed from PostgreSQL only: read SQLite in batches.")
+        self.database = database
+        self.selection = selection
+        self.finished = table == "task"
+        self.last: int | None = None
+
+    def initialOffset(self) -> dict[str, int]:
+        """Begin with all rows."""
+        return {"transaction": STREAM_START}
+
+    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:
+        """Return the oldest transaction that still runs."""
+        return {"transaction": max(start["transaction"], self.last or self._horizon())}
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """Take all rows: a transaction cannot be split."""
+        return ReadAllAvailable()
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """End with the transactions that have ended now."""
+        self.last = self._horizon()
+
+    def _horizon(self) -> int:
+        with self.database.open() as link:
+            return int(link.run(HORIZON)[0][0])
+
+    def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
+        """Return one slice; the first micro-batch, which reads all rows, is cut by ids."""
+        if start["transaction"] == end["transaction"]:
+            return []
+        since, until = start["transaction"], end["transaction"]
+        if since != STREAM_START:
+            return [Window(None, None, since, until)]
+        with self.database.open() as link:
+            first, last = self.selection.bounds(self.database, link) or (0, 0)
+        edges = [*range(first, last + 1, PARTITION_IDS), last + 1]
+        return [Window(low, high, since, until) for low, high in pairwise(edges)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of one slice."""
+        assert isinstance(partition, Window)  # noqa: S101 -- what partitions() returns
+        test = window(partition.since, partition.until, finished=self.finished)
+        return read_slice(self.database, self.selection, partition, None, also=test)
+
+
+@dataclass
+class Window(Slice):
+    """Rows last written by transactions from ``since`` to below ``until``."""
+
+    since: int = STREAM_START
+    until: int = STREAM_START
