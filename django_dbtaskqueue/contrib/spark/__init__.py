@@ -1,20 +1,76 @@
 """Processing on a Spark cluster: ``manage.py runtaskpoller --executor spark --master spark://HOST:7077``.
 
-Names are resolved on first use: Spark's workers import this package before Django is set up there.
+Spark's workers import this module before Django is set up there, so it imports no model. A partition of tasks arrives
+here; ``work`` processes and settles them. ``SparkExecutor`` is resolved on first use.
 """
 
 from __future__ import annotations
 
+import os
+import traceback
+from collections.abc import Iterator, Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+import django
+import pyarrow as pa
+from django.utils.module_loading import import_string
+from pyspark import TaskContext
 
 if TYPE_CHECKING:
     from django_dbtaskqueue.contrib.spark.executor import SparkExecutor
 
 __all__ = ["SparkExecutor"]
 
+JOB_SCHEMA = pa.schema(
+    [("number", pa.int64()), ("queue", pa.string()), ("payload_type", pa.string()), ("leases", pa.binary())]
+)
+ANSWER_SCHEMA = pa.schema(
+    [("number", pa.int64()), ("answers", pa.binary()), ("seconds", pa.float64()), ("refused", pa.string())]
+)
+ANSWER_DDL = "number long, answers binary, seconds double, refused string"
+WORK_FUNCTION = "django_dbtaskqueue.contrib.spark.work.perform_rows"
+
+_serving: list[dict[str, str]] = []  # the environment that Django was set up with in this process
+
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.executor"), name)
+
+
+def on_worker(
+    batches: Iterator[pa.RecordBatch], *, environment: Mapping[str, str], again: bool
+) -> Iterator[pa.RecordBatch]:
+    """Process and settle the tasks of a partition; yield a summary of each job. ``again``: they were sent before.
+
+    An error that stops this worker, such as a database out of its reach, is returned in ``refused``. If it were raised,
+    Spark would try it again elsewhere and then give up all partitions.
+    """
+    for batch in batches:
+        try:
+            found = _work(environment, batch, again=again)
+        except Exception:
+            refusal = traceback.format_exc(limit=-3)
+            found = [{"number": number, "refused": refusal} for number in batch.column("number").to_pylist()]
+        yield pa.RecordBatch.from_pylist(found, schema=ANSWER_SCHEMA)
+
+
+def _work(environment: Mapping[str, str], batch: pa.RecordBatch, *, again: bool) -> list[dict[str, object]]:
+    _set_up(dict(environment))
+    context = TaskContext.get()
+    again = again or (context is not None and context.attemptNumber() > 0)
+    return import_string(WORK_FUNCTION)(batch.to_pylist(), again=again)  # type: ignore[no-any-return]
+
+
+def _set_up(environment: dict[str, str]) -> None:
+    if not _serving:
+        os.environ.update(environment)
+        django.setup()
+        _serving.append(environment)
+    if _serving != [environment]:
+        raise RuntimeError(
+            "This Spark worker has set Django up for a poller with another environment. "
+            "Run pollers of different projects or databases as Spark applications of their own."
+        )

@@ -1,8 +1,8 @@
 """The executor whose processors run on Spark's workers.
 
-It gathers the poller's jobs into Spark jobs of about two seconds, two of them under way at a time so that no core waits
-for the last partition of the other. The workers settle by themselves; an answer only says what became of a task. So
-whatever Spark loses, repeats or never answers, each task is completed once, by whoever holds its lease.
+It gathers the poller's jobs into Spark jobs of about two seconds. Two run at a time, so that no core waits for the last
+partition of the other. The workers settle by themselves, and an answer only says what happened to a task. So whatever
+Spark loses, repeats or never answers, each task is completed once, by the holder of its lease.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from django.conf import settings
 from django.db import connections
 from pyspark import SparkContext, cloudpickle
 
-from django_dbtaskqueue.contrib.spark.entry import ANSWERS_IN_SPARK, ROWS, on_worker
+from django_dbtaskqueue.contrib.spark import ANSWER_DDL, JOB_SCHEMA, on_worker
 from django_dbtaskqueue.core.exceptions import PipelineError
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow.settle import resolve
@@ -41,18 +41,18 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("django_dbtaskqueue")
 
-UNDER_WAY = 2  # Spark jobs at a time
-LASTS = 2.0  # seconds a Spark job should last: its own cost is a tenth of that
-MOST = 2000  # tasks of one
-PARTITIONS = 4  # per core: small, for one that is lost runs again from its beginning
-GATHER = 0.02  # seconds to wait for more of what the poller is handing over
-PAUSE = 5.0  # seconds after Spark refused all there was
-SMOOTHING = 0.3
-LOST = re.compile(r"Lost task \S+ in stage \S+ \(TID \d+\) \([^)]*\): ([^\n]+)")
+CONCURRENT_SPARK_JOBS = 2
+SPARK_JOB_TARGET_S = 2.0  # Spark's own cost of a job is a tenth of that
+MAX_SPARK_JOB_TASKS = 2000
+PARTITIONS_PER_CORE = 4  # small ones, because a lost partition runs again from its beginning
+GATHER_WAIT_S = 0.02  # the poller may hand over more
+REFUSED_PAUSE_S = 5.0
+JOB_SECONDS_WEIGHT = 0.3  # of the latest job in the mean
+LOST_TASK_PATTERN = re.compile(r"Lost task \S+ in stage \S+ \(TID \d+\) \([^)]*\): ([^\n]+)")
 
 
 class Call(NamedTuple):
-    """One job of the poller's, and where its answer goes."""
+    """One job of the poller, and the future of its answer."""
 
     job: Job
     future: Future[list[Answer]]
@@ -61,9 +61,9 @@ class Call(NamedTuple):
 class SparkExecutor:
     """Runs processors on Spark's workers: ``executor=SparkExecutor`` of a processor, or ``--executor spark``.
 
-    ``master`` is Spark's, ``conf`` its settings, ``environment`` what the workers' environment is to hold besides
-    ``DJANGO_SETTINGS_MODULE``; it travels with the tasks and shows in no log of Spark's. The workers need the project's
-    code, its settings and a way to its database. Starts Spark at once, and raises `PipelineError` where it cannot.
+    ``master`` is Spark's, ``conf`` its settings, ``environment`` the workers' environment variables besides
+    ``DJANGO_SETTINGS_MODULE``; they travel with the tasks and do not appear in Spark's logs. The workers need the
+    project's code, its settings and access to its database. Starts Spark at once, and raises PipelineError on failure.
     """
 
     def __init__(
@@ -77,37 +77,37 @@ class SparkExecutor:
         self._environment = _environment(environment or {})
         self._spark: SparkSession | None = None
         self._starting = threading.Lock()
-        self._bell = threading.Condition()
+        self._changed = threading.Condition()
         self._waiting: deque[Call] = deque()
         self._ended = threading.Event()
         self._mean: float | None = None  # seconds of one job on a worker, smoothed
         self._cores = 1
         self._session()
-        for number in range(UNDER_WAY):
+        for number in range(CONCURRENT_SPARK_JOBS):
             threading.Thread(target=self._serve, name=f"dbtaskqueue-spark-{number}", daemon=True).start()
 
     @property
     def slots(self) -> int:
-        """How many jobs to hand over at a time: those of the Spark jobs under way."""
-        return UNDER_WAY * self._size
+        """How many jobs the poller may hand over at a time."""
+        return CONCURRENT_SPARK_JOBS * self._size
 
     def submit(self, function: Callable[..., Any], /, *arguments: Any) -> Future[list[Answer]]:
-        """Take one job of a poller's; a worker runs it by its queue and payload type. Any other call is refused."""
+        """Take one job of a poller; a worker runs it by its queue and payload type. Else TypeError."""
         if len(arguments) != 1 or not isinstance(arguments[0], Job):
             raise TypeError(f"A SparkExecutor runs the tasks of a poller, and no call such as {function!r}.")
         call = Call(arguments[0], Future())
-        with self._bell:
+        with self._changed:
             if self._ended.is_set():
                 raise RuntimeError("This SparkExecutor is shut down.")
             self._waiting.append(call)
-            self._bell.notify()
+            self._changed.notify()
         return call.future
 
     def shutdown(self, *, wait: bool = True) -> None:
-        """Stop Spark. What was handed over and not settled is given back uncharged, or runs out its lease."""
-        with self._bell:
+        """Stop Spark. Unsettled tasks are released without a charge, or their leases expire."""
+        with self._changed:
             self._ended.set()
-            self._bell.notify_all()
+            self._changed.notify_all()
             waiting = list(self._waiting)
         for call in waiting:
             call.future.cancel()
@@ -115,12 +115,13 @@ class SparkExecutor:
 
     @property
     def _size(self) -> int:
-        """How many jobs make one Spark job."""
+        """How many jobs of the poller make one Spark job."""
         least = 2 * self._cores
-        return least if self._mean is None else max(least, min(MOST, int(LASTS * self._cores / self._mean)))
+        wanted = least if self._mean is None else int(SPARK_JOB_TARGET_S * self._cores / self._mean)
+        return max(least, min(MAX_SPARK_JOB_TASKS, wanted))
 
     def _session(self) -> SparkSession:
-        """Return Spark's session; a new one when the last has ended, as when its master had gone for long."""
+        """Return Spark's session; a new one if the last has ended, because its master was gone for long."""
         with self._starting:
             if _has_ended(self._spark):
                 _stop(self._spark)
@@ -138,16 +139,16 @@ class SparkExecutor:
             try:
                 if calls:
                     self._process(calls)
-            except Exception as error:  # whatever it is: without this thread its tasks would be held for ever
+            except Exception as error:  # without this thread the tasks would be leased for ever
                 logger.exception("The answers of Spark's workers could not be taken in")
                 for call in calls:
                     if not call.future.done():
                         call.future.set_exception(error)
 
     def _gather(self) -> list[Call]:
-        with self._bell:
-            self._bell.wait_for(lambda: self._waiting or self._ended.is_set())
-            self._bell.wait_for(lambda: len(self._waiting) >= self._size or self._ended.is_set(), GATHER)
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._ended.is_set())
+            self._changed.wait_for(lambda: len(self._waiting) >= self._size or self._ended.is_set(), GATHER_WAIT_S)
             calls = [self._waiting.popleft() for _ in range(min(len(self._waiting), self._size))]
         return [call for call in calls if call.future.set_running_or_notify_cancel()]
 
@@ -161,7 +162,7 @@ class SparkExecutor:
         for refusal in refusals:
             logger.error("Spark's workers cannot run tasks; they are given back. %s", refusal.strip())
         if refusals:
-            self._ended.wait(PAUSE)
+            self._ended.wait(REFUSED_PAUSE_S)
         for call, row in zip(calls, answers, strict=True):
             if row["refused"]:
                 call.future.set_exception(CancelledError())
@@ -181,34 +182,34 @@ class SparkExecutor:
             }
             for number, call in enumerate(calls)
         ]
-        frame = spark.createDataFrame(_sliced(rows, PARTITIONS * self._cores))
+        frame = spark.createDataFrame(_sliced(rows, PARTITIONS_PER_CORE * self._cores))
         work = partial(on_worker, environment=self._environment, again=again)
-        answers = frame.mapInArrow(work, ANSWERS_IN_SPARK).toArrow().to_pylist()
+        answers = frame.mapInArrow(work, ANSWER_DDL).toArrow().to_pylist()
         return sorted(answers, key=lambda row: row["number"])
 
     def _learn(self, seconds: list[float]) -> None:
         if seconds:
             latest = max(sum(seconds) / len(seconds), 1e-6)
-            self._mean = latest if self._mean is None else self._mean + SMOOTHING * (latest - self._mean)
+            self._mean = latest if self._mean is None else self._mean + JOB_SECONDS_WEIGHT * (latest - self._mean)
 
     def _failed(self, calls: list[Call], error: Exception) -> None:
-        """Spark gave up a job: find out what was settled all the same, and run the others apart from each other.
+        """Handle a job that Spark gave up: find out which tasks are settled, and run the others in halves.
 
-        A task that ends its worker by each of Spark's attempts fails by itself, and takes none of the others with it.
+        A task that ends its worker in each attempt is isolated so, and fails alone.
         """
         reason = _reason(error)
         logger.warning("Spark gave up a job of %s tasks: %s", len(calls), reason)
         try:
-            standing = _standing(calls) if self._runs() else set()
+            unsettled = _unsettled(calls) if self._runs() else set()
         except Exception as away:
             logger.warning("The database does not say which of them are settled: %s", away)
-            standing = None
-        if standing is None or not self._runs():
-            self._ended.wait(PAUSE)
+            unsettled = None
+        if unsettled is None or not self._runs():
+            self._ended.wait(REFUSED_PAUSE_S)
             for call in calls:
                 call.future.set_exception(CancelledError())
             return
-        left = [call for call in calls if any(lease.id in standing for lease in call.job.leases)]
+        left = [call for call in calls if any(lease.id in unsettled for lease in call.job.leases)]
         for call in calls:
             if call not in left:
                 call.future.set_result([Answer(None, None, "")] * len(call.job.leases))
@@ -221,12 +222,12 @@ class SparkExecutor:
                 self._process(half, again=True)
 
     def _runs(self) -> bool:
-        """Whether there is a Spark left to ask again."""
+        """Return whether Spark can be asked again."""
         return not self._ended.is_set() and self._spark is not None and not _has_ended(self._spark)
 
 
 def _has_ended(spark: SparkSession | None) -> bool:
-    """Whether a session is over: its master had gone for long, or its Java has died."""
+    """Return whether a session has ended: its master was gone for long, or its JVM died."""
     try:
         return spark is not None and bool(spark.sparkContext._jsc.sc().isStopped())
     except Exception:
@@ -234,12 +235,12 @@ def _has_ended(spark: SparkSession | None) -> bool:
 
 
 def _stop(spark: SparkSession | None) -> None:
-    """Stop a session, so that a new one can be started in this process."""
+    """Stop a session, so that this process can start a new one."""
     if spark is None:
         return
     try:
         spark.stop()
-    except Exception:  # its Java is gone, and PySpark would ask it again
+    except Exception:  # its JVM is gone, and PySpark would ask it again
         SparkContext._gateway = SparkContext._jvm = SparkContext._active_spark_context = None
 
 
@@ -249,7 +250,7 @@ def _environment(given: Mapping[str, str]) -> dict[str, str]:
 
 
 def _reason(error: Exception) -> str:
-    found = LOST.search(str(error))
+    found = LOST_TASK_PATTERN.search(str(error))
     return without_secrets(found[1]) if found else one_paragraph(error)
 
 
@@ -259,19 +260,19 @@ def _answers(row: dict[str, Any]) -> list[Answer]:
 
 
 def _sliced(rows: list[dict[str, Any]], slices: int) -> pa.Table:
-    """Return the rows as a table in so many batches, each of which becomes a partition."""
+    """Return the rows as a table of at most so many batches; each becomes a partition."""
     size = -(-len(rows) // slices)
     starts = range(0, len(rows), size)
-    return pa.Table.from_batches([pa.RecordBatch.from_pylist(rows[at : at + size], schema=ROWS) for at in starts])
+    return pa.Table.from_batches([pa.RecordBatch.from_pylist(rows[at : at + size], schema=JOB_SCHEMA) for at in starts])
 
 
-def _standing(calls: list[Call]) -> set[int]:
-    """Return the ids of the tasks that nobody has settled."""
+def _unsettled(calls: list[Call]) -> set[int]:
+    """Return the ids of the tasks that are not settled."""
     found: set[int] = set()
     try:
         for call in calls:
-            door: Any = call.job.lease.door
-            found |= resolve(Session.on(door.alias, door.model), call.job.leases)[1]
+            port: Any = call.job.lease.door
+            found |= resolve(Session.on(port.alias, port.model), call.job.leases)[1]
     finally:
         connections.close_all()
     return found
@@ -279,7 +280,7 @@ def _standing(calls: list[Call]) -> set[int]:
 
 @contextmanager
 def _own_signals() -> Iterator[None]:
-    """Spark puts a handler of its own on Ctrl-C; the poller's is the one that drains."""
+    """Keep the poller's handler of Ctrl-C, which drains; Spark sets one of its own."""
     main = threading.current_thread() is threading.main_thread()
     before = signal.getsignal(signal.SIGINT)
     try:
