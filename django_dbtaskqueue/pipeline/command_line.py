@@ -1,4 +1,4 @@
-"""The jobs' command line, of ``manage.py runtaskpipeline`` and ``python -m django_dbtaskqueue.pipeline`` alike."""
+"""The command line of the jobs, for ``manage.py runtaskpipeline`` and ``python -m django_dbtaskqueue.pipeline``."""
 
 from __future__ import annotations
 
@@ -15,22 +15,24 @@ from django_dbtaskqueue.pipeline.database import Database
 from django_dbtaskqueue.pipeline.jobs import JOBS, Argument, Context, Job, as_json, complete, job, pair, write_whole
 from django_dbtaskqueue.pipeline.spark.terminal import is_interrupt, one_paragraph, py4j_silenced, shown_on
 
-DONE, FAILED, WRONG_OPTIONS, CHECK_FAILED, INTERRUPTED = 0, 1, 2, 3, 130
-CODES = "Exit codes: 0 done; 1 the job failed; 2 wrong options; 3 a check found faults; 130 interrupted (Ctrl-C)."
-STOPPED = "Interrupted. What was finished stays, nothing half-written does: run it again to go on."
+EXIT_DONE, EXIT_FAILED, EXIT_WRONG_OPTIONS, EXIT_CHECK_FAILED, EXIT_INTERRUPTED = 0, 1, 2, 3, 130
+EXIT_CODES_HELP = (
+    "Exit codes: 0 done; 1 the job failed; 2 wrong options; 3 a check found faults; 130 interrupted (Ctrl-C)."
+)
+INTERRUPTED_MESSAGE = "Interrupted. Finished work stays, nothing is half-written: run it again to continue."
 USAGE = f"""\
 list                 the jobs
 explain JOB          what a job does and would do
 JOB [options]        run it; JOB --help shows its options
 
-{CODES}"""
-IN_A_PROCESS_LIST = (
-    "everybody on this machine can read a password in a process list. Put the URL into the environment variable "
+{EXIT_CODES_HELP}"""
+PROCESS_LIST_REASON = (
+    "every user of this machine can read a password in the process list. Put the URL into the environment variable "
     "DATABASE_URL, or leave the password out of it and use PGPASSWORD or a ~/.pgpass file"
 )
 
 
-class Writer(Protocol):
+class TextSink(Protocol):
     """What results are written to."""
 
     def write(self, text: str, /) -> object:
@@ -39,18 +41,18 @@ class Writer(Protocol):
 
 @dataclass(frozen=True)
 class Face:
-    """How a command line was reached: its name, its streams, and how it names a database."""
+    """How a command line was started: its name, its streams, and how it names a database."""
 
     program: str
     database: Argument
     find_database: Callable[[str | None], Database | None]
-    out: Writer
+    out: TextSink
     err: TextIO
     defaults: Callable[[str, Mapping[str, Any]], Mapping[str, Any]] = lambda name, given: {}
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose errors are JobOptionErrors: whoever called decides how the process ends."""
+    """A parser that raises JobOptionError, so that the caller decides how the process ends."""
 
     def error(self, message: str) -> NoReturn:
         """Raise JobOptionError."""
@@ -65,37 +67,37 @@ def main(argv: Sequence[str]) -> int:
 
 
 def database_of_url(url: str | None) -> Database | None:
-    """Return the database of ``--database-url``, else of DATABASE_URL. Raises JobOptionError for a shown password."""
+    """Return the database of ``--database-url``, else of DATABASE_URL. Raises JobOptionError for a password in it."""
     if url is None:
         found = os.environ.get("DATABASE_URL")
         return Database.from_url(found) if found else None
     user, at, _ = url.partition("://")[2].rpartition("@")
     if (at and ":" in user) or "password=" in url:
-        raise JobOptionError("--database-url", IN_A_PROCESS_LIST)
+        raise JobOptionError("--database-url", PROCESS_LIST_REASON)
     return Database.from_url(url)
 
 
 def perform(argv: Sequence[str], face: Face) -> int:
-    """Run one command line and return its exit code. Errors are one paragraph on ``face.err``, never a stack trace."""
+    """Run one command line and return its exit code. An error is one paragraph on ``face.err``, not a stack trace."""
     try:
         with py4j_silenced():
             return _perform(list(argv), face)
     except (Exception, KeyboardInterrupt) as error:
         if is_interrupt(error):
-            face.err.write(f"\n{STOPPED}\n")
-            return INTERRUPTED
+            face.err.write(f"\n{INTERRUPTED_MESSAGE}\n")
+            return EXIT_INTERRUPTED
         face.err.write(f"{one_paragraph(error)}\n")
-        return WRONG_OPTIONS if isinstance(error, JobOptionError) else FAILED
+        return EXIT_WRONG_OPTIONS if isinstance(error, JobOptionError) else EXIT_FAILED
 
 
 def _perform(argv: list[str], face: Face) -> int:
     word, rest = (argv[0], argv[1:]) if argv else ("--help", [])
     if word in ("-h", "--help", "help"):
         face.out.write(f"usage: {face.program} ...\n{USAGE}\n")
-        return DONE
+        return EXIT_DONE
     if word == "list":
         face.out.write("".join(f"{name:<10} {_summary(name)}\n" for name in JOBS))
-        return DONE
+        return EXIT_DONE
     if word == "explain":
         if not rest:
             raise JobOptionError("explain", f"which job? Jobs: {', '.join(JOBS)}")
@@ -114,27 +116,27 @@ def _run(found: Job, words: list[str], face: Face) -> int:
     asked = vars(parser(found, face).parse_args(words))
     if asked.pop("help"):
         face.out.write(parser(found, face).format_help())
-        return DONE
+        return EXIT_DONE
     context = context_of(found, asked, face)
     if asked["explain"]:
         face.out.write(f"{found.explain(context.options)}\n")
-        return DONE
+        return EXIT_DONE
     try:
         with shown_on(face.err, quiet=asked["quiet"]) as progress:
             context.progress = progress
             result = found.run(context)
     except CheckFailed as error:
-        _tell(found, error.result, asked["json"], face)
+        _write_result(found, error.result, asked["json"], face)
         face.err.write(f"{error}\n")
-        return CHECK_FAILED
-    _tell(found, result, asked["json"], face)
-    return DONE
+        return EXIT_CHECK_FAILED
+    _write_result(found, result, asked["json"], face)
+    return EXIT_DONE
 
 
 def parser(found: Job, face: Face) -> Parser:
     """Return the parser of one job's command line."""
     made = Parser(
-        prog=f"{face.program} {found.name}", description=found.summary, epilog=CODES,
+        prog=f"{face.program} {found.name}", description=found.summary, epilog=EXIT_CODES_HELP,
         add_help=False, allow_abbrev=False, argument_default=None,
     )  # fmt: skip
     for argument in found.arguments:
@@ -154,7 +156,7 @@ def parser(found: Job, face: Face) -> Parser:
 
 
 def _add(group: argparse._ActionsContainer, argument: Argument) -> None:
-    # Values stay text here: the job's own checks read them, so that every way in says the same of a wrong one.
+    # Values stay text here; the job reads them, so that every way to start it reports the same errors.
     options: dict[str, Any] = {"help": argument.help.replace("%", "%%"), "dest": argument.name}
     if argument.type is bool:
         options |= {"action": argparse.BooleanOptionalAction if argument.default else "store_true", "default": None}
@@ -183,10 +185,10 @@ def context_of(found: Job, asked: Mapping[str, Any], face: Face) -> Context:
     )
 
 
-def _tell(found: Job, result: Mapping[str, Any], target: str | None, face: Face) -> None:
+def _write_result(found: Job, result: Mapping[str, Any], target: str | None, face: Face) -> None:
     if target == "-":
         face.out.write(f"{as_json(result)}\n")
         return
     if target:
         write_whole(Path(target), f"{as_json(result)}\n")
-    face.out.write(f"{found.say(result)}\n")
+    face.out.write(f"{found.as_text(result)}\n")

@@ -1,4 +1,4 @@
-"""Where the tasks are, as a plain value that travels to executors; its password shows in nothing that prints it."""
+"""The tasks' database as a value that is sent to executors. It is never printed with its password."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from adbc_driver_manager.dbapi import Connection
 
 Vendor = Literal["postgresql", "sqlite"]
-FORMS = "postgresql://USER:PASSWORD@HOST:PORT/NAME?OPTION=VALUE or sqlite:///PATH"
-SECRETS = ("password", "sslpassword")
+URL_FORMS = "postgresql://USER:PASSWORD@HOST:PORT/NAME?OPTION=VALUE or sqlite:///PATH"
+SECRET_KEYWORDS = ("password", "sslpassword")
 DEFAULT_TABLES = Tables('"dbtaskqueue_task"')
-SESSION = "SET timezone = 'UTC'; SET datestyle = 'ISO'; SET intervalstyle = 'postgres'"
+SESSION_SETTINGS = "SET timezone = 'UTC'; SET datestyle = 'ISO'; SET intervalstyle = 'postgres'"
 
 
 @dataclass(frozen=True)
@@ -48,16 +48,18 @@ class Database:
         path = unquote(parts.path[1:])
         if parts.scheme == "sqlite" and path and not parts.netloc:
             return cls("sqlite", {"dbname": str(Path(path).absolute())}, tables, location)
-        # Not the whole address, for it may hold a password.
-        raise PipelineError(f"A database URL starting with {parts.scheme + '://'!r} is not understood. Write {FORMS}.")
+        # The whole address may hold a password.
+        raise PipelineError(
+            f"A database URL starting with {parts.scheme + '://'!r} is not understood. Write {URL_FORMS}."
+        )
 
     def __repr__(self) -> str:
         return f"Database({self.url_without_password!r})"
 
     @property
     def url_without_password(self) -> str:
-        """The address as a URL, without what is secret in it."""
-        open_to_all = {name: value for name, value in self.conninfo.items() if name not in SECRETS}
+        """The address as a URL without its secrets."""
+        open_to_all = {name: value for name, value in self.conninfo.items() if name not in SECRET_KEYWORDS}
         name = quote(open_to_all.pop("dbname", ""), safe="")
         if self.vendor == "sqlite":
             return f"sqlite:///{quote(self.conninfo['dbname'])}"
@@ -74,16 +76,12 @@ class Database:
 
     @property
     def secrets(self) -> dict[str, str]:
-        """The part of ``conninfo`` that must never be printed."""
-        return {name: value for name, value in self.conninfo.items() if name in SECRETS}
-
-    def with_secrets(self, secrets: Mapping[str, str]) -> Database:
-        """Return this database with these secrets laid over its own."""
-        return Database(self.vendor, {**self.conninfo, **secrets}, self.tables, self.location)
+        """The part of ``conninfo`` that is never printed."""
+        return {name: value for name, value in self.conninfo.items() if name in SECRET_KEYWORDS}
 
     @property
     def dialect(self) -> Dialect:
-        """What this kind of database says its own way."""
+        """The SQL dialect of this kind of database."""
         return DIALECTS[self.vendor]
 
     @property
@@ -105,7 +103,7 @@ class Database:
             yield Link(connection, postgresql=self.vendor == "postgresql")
 
     def connect_arrow(self) -> Connection:
-        """Return a new connection of ADBC's to PostgreSQL, in autocommit; `PipelineError` as `connect`."""
+        """Return a new ADBC connection to PostgreSQL in autocommit. Raises PipelineError as `connect` does."""
         import adbc_driver_postgresql.dbapi as adbc
 
         try:
@@ -127,7 +125,7 @@ class Database:
     def _postgresql(self) -> psycopg.Connection[Any]:
         try:
             connection = psycopg.connect(autocommit=True, **self._keywords)
-            connection.execute(SESSION)
+            connection.execute(SESSION_SETTINGS)
         except psycopg.Error as error:
             raise self._unusable(error) from None
         return connection
@@ -183,8 +181,8 @@ def _conninfo(url: str) -> dict[str, str]:
     try:
         found = {name: str(value) for name, value in conninfo_to_dict(url).items() if value is not None}
     except psycopg.ProgrammingError:
-        found = {}  # libpq's message may quote the URL, and with it the password
+        found = {}  # libpq's message may contain the URL with its password
     ports = [port for port in found.get("port", "").split(",") if port]
     if not found.get("dbname") or not all(port.isdecimal() for port in ports):
-        raise PipelineError(f"A postgresql:// URL is not understood, or names no database. Write {FORMS}.")
+        raise PipelineError(f"A postgresql:// URL is not understood, or names no database. Write {URL_FORMS}.")
     return found

@@ -1,7 +1,7 @@
 """The frame of the pipeline's jobs: what a job is, what it is given, and the list of them.
 
-A job is one object with three ways in: ``manage.py runtaskpipeline JOB``, ``python -m django_dbtaskqueue.pipeline JOB``
-(which ``spark-submit`` can run), and a notebook: ``Report().run(Report.context(lake="lake", since="30d"))``.
+A job can be started by ``manage.py runtaskpipeline JOB``, by ``python -m django_dbtaskqueue.pipeline JOB`` (which
+``spark-submit`` can run), and in a notebook: ``Report().run(Report.context(lake="lake", since="30d"))``.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -47,8 +48,8 @@ JOBS: dict[str, str] = {
 class Argument:
     """One option of a job: ``on_duplicate`` here and in Python is ``--on-duplicate`` on the command line.
 
-    ``type`` makes the value of a text and raises ValueError with a reason; ``bool`` makes a flag. With ``many`` the
-    option may be given again, and its value is a tuple.
+    ``type`` reads text and raises ValueError with a reason; ``bool`` makes a flag. An option with ``many`` may be
+    repeated, and its value is a tuple.
     """
 
     name: str
@@ -62,16 +63,16 @@ class Argument:
 
     @property
     def flag(self) -> str:
-        """The option as typed, such as ``--on-duplicate``."""
+        """The option on the command line, such as ``--on-duplicate``."""
         return f"--{self.name.replace('_', '-')}"
 
     def value(self, given: Any) -> Any:
-        """Return the value of what Python code gave: text is read as on the command line. Raises JobOptionError."""
+        """Return the value of what Python code gives; text is read as on the command line. Raises JobOptionError."""
         if self.many:
             return tuple(self._one(one) for one in ((given,) if isinstance(given, str) else given or ()))
         return self._one(given)
 
-    def _one(self, given: Any) -> Any:
+    def _one(self, given: object) -> Any:
         try:
             value = self.type(given) if isinstance(given, str) and self.type is not bool else given
         except ValueError as error:
@@ -82,7 +83,7 @@ class Argument:
 
 
 def complete(arguments: Sequence[Argument], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of all ``arguments``: those given, and the defaults. Raises JobOptionError."""
+    """Return the values of all ``arguments``, given or default. Raises JobOptionError."""
     known = {argument.name: argument for argument in arguments}
     for name in given:
         if name not in known:
@@ -144,7 +145,7 @@ def pair(text: str) -> tuple[str, str]:
 class Context:
     """What a job works with. ``options`` holds a value for every argument of the job.
 
-    ``progress(stage, done, total)`` may be called as often as one likes; a total of 0 means that nobody knows it.
+    A job may call ``progress(stage, done, total)`` at any time; a total of 0 is an unknown one.
     """
 
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -157,10 +158,11 @@ class Context:
 
     @property
     def spark(self) -> SparkSession:
-        """The Spark session, started when it is first asked for."""
+        """The Spark session; the first use starts it."""
         if self.started is None:
             self.progress("starting Spark", 0, 0)
-            self.started = _submitted() if _is_submitted() and not self.session else spark_session(**self.session)
+            submitted = "PYSPARK_GATEWAY_PORT" in os.environ and not self.session
+            self.started = _submitted() if submitted else spark_session(**self.session)
         return self.started
 
     def need_database(self) -> Database:
@@ -176,12 +178,8 @@ class Context:
         return self.lake
 
 
-def _is_submitted() -> bool:
-    return "PYSPARK_GATEWAY_PORT" in os.environ
-
-
 def _submitted() -> SparkSession:
-    """Return the session that ``spark-submit`` was told of: its master and its settings hold, not ours."""
+    """Return the session of ``spark-submit``, with its master and its settings."""
     from pyspark.sql import SparkSession
 
     builder = SparkSession.builder.appName("dbtaskqueue")
@@ -191,11 +189,10 @@ def _submitted() -> SparkSession:
 
 
 class Job:
-    """One job. A subclass says its name, summary and arguments, and implements ``run``; its docstring explains it.
+    """One job. A subclass has a name, summary and arguments, and implements ``run``; its docstring explains it.
 
-    ``run`` returns what can be written as JSON. It raises PipelineError when it cannot do its work, CheckFailed when
-    its work is to find faults and it found some; it leaves nothing half-written, and it writes nothing at all when
-    ``context.dry_run`` is set.
+    ``run`` returns what can be written as JSON. It raises PipelineError if it fails, and CheckFailed if its work is to
+    find faults and it found some. It writes each result whole, and writes nothing if ``context.dry_run`` is set.
     """
 
     name: ClassVar[str]
@@ -229,21 +226,20 @@ class Job:
         """Return what the job would do with these options, in a few sentences."""
         chosen = [f"  {one.flag} {shown(options.get(one.name))}" for one in self.arguments]
         about = inspect.cleandoc(type(self).__doc__ or "")
-        return "\n".join(
-            [f"{self.name}: {self.summary}", "", about, *(["", "With these options:", *chosen] * bool(chosen))]
-        )
+        options_shown = ["", "With these options:", *chosen] if chosen else []
+        return "\n".join([f"{self.name}: {self.summary}", "", about, *options_shown])
 
     def run(self, context: Context) -> Mapping[str, Any]:
         """Do the work and return its result."""
         raise PipelineError(f"The job {type(self).__name__} has no run().")
 
-    def say(self, result: Mapping[str, Any]) -> str:
-        """Return the result as lines for people."""
+    def as_text(self, result: Mapping[str, Any]) -> str:
+        """Return the result as lines of text."""
         return "\n".join(f"{name.replace('_', ' ')}: {shown(value)}" for name, value in result.items())
 
 
 def shown(value: object) -> str:
-    """Return a value as people write it."""
+    """Return a value as text for people."""
     if value is None or value == ():
         return "-"
     if isinstance(value, bool):
@@ -260,7 +256,7 @@ def shown(value: object) -> str:
 
 
 def job(name: str) -> Job:
-    """Return the job of this name. Raises JobOptionError for a name that is no job's."""
+    """Return the job of this name. Raises JobOptionError for an unknown name."""
     if name not in JOBS:
         raise JobOptionError(name, f"there is no such job.{near_match(name, JOBS)} Jobs: {', '.join(JOBS)}")
     module, _, attribute = JOBS[name].partition(":")
@@ -276,12 +272,12 @@ def job(name: str) -> Job:
 # -- results -----------------------------------------------------------------------------------------------------------
 
 
-def as_json(result: Any) -> str:
+def as_json(result: object) -> str:
     """Return JSON; times in ISO 8601, durations in seconds, infinities and NaN as null."""
     return json.dumps(plain(result), indent=2, allow_nan=False)
 
 
-def plain(value: Any) -> Any:
+def plain(value: object) -> object:
     """Return the value as JSON can hold it."""
     if isinstance(value, Mapping):
         return {str(name): plain(one) for name, one in value.items()}
@@ -291,13 +287,13 @@ def plain(value: Any) -> Any:
         return value.isoformat()
     if isinstance(value, timedelta):
         return value.total_seconds()
-    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
+    if isinstance(value, float) and not math.isfinite(value):
         return None
     return value if isinstance(value, str | int | float | bool) or value is None else str(value)
 
 
 def write_whole(file: Path, text: str) -> None:
-    """Write a file so that nobody ever sees a half of it. Raises PipelineError where that is impossible."""
+    """Write a file so that no reader ever sees a part of it. Raises PipelineError if it cannot be written."""
     part = file.with_name(f".{file.name}.{os.getpid()}.part")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -135,7 +135,7 @@ def test_it_says_in_one_sentence_where_pollers_are_missing(spark: SparkSession, 
     )
     assert {one["when"] for one in found["stretches"]} == {"Monday 09-10"}
     assert "Pollers needed" in PipelineReport.objects.get().html
-    assert Forecast().say(found).startswith(found["summary"])
+    assert Forecast().as_text(found).startswith(found["summary"])
 
 
 def test_it_says_when_there_are_enough() -> None:

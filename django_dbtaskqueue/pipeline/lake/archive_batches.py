@@ -1,4 +1,4 @@
-"""The archive's side of the database: one row for each batch, and the one transaction that deletes it."""
+"""The archive in the database: one row for each batch, and the transaction that deletes the batch's tasks."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from django_dbtaskqueue.core.sql.pipeline import ATTEMPT_KEYS, CREATE, KEYS, OPE
 if TYPE_CHECKING:
     from django_dbtaskqueue.pipeline.database import Database
 
-MISSING = (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn, sqlite3.OperationalError)
-# Shorter than PostgreSQL's own wait before it looks for a deadlock: it is we who give way, never an operator.
-PATIENCE = "SET LOCAL lock_timeout = '500ms'"
-ROOM = "SET LOCAL work_mem = '128MB'"
-ALONE = "SELECT pg_try_advisory_lock(hashtext('dbtaskqueue archive'), hashtext(%(location)s))"
+MISSING_TABLE_ERRORS = (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn, sqlite3.OperationalError)
+# Shorter than PostgreSQL's wait before it looks for a deadlock: then the archive gives way, never an operator.
+SET_LOCK_TIMEOUT = "SET LOCAL lock_timeout = '500ms'"
+SET_WORK_MEMORY = "SET LOCAL work_mem = '128MB'"
+LOCK_ARCHIVE = "SELECT pg_try_advisory_lock(hashtext('dbtaskqueue archive'), hashtext(%(location)s))"
 
 
 @dataclass(frozen=True)
-class Wanted:
+class TaskFilters:
     """Which finished tasks to archive. No queues means all of them."""
 
     statuses: tuple[str, ...]
@@ -50,25 +50,25 @@ class Batch:
     first_id: int
     last_id: int
     cutoff: datetime
-    wanted: Wanted
+    filters: TaskFilters
     withdrawn: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True)
 class Deleted:
-    """What one delete took out of the database, and the exported tasks (location, id) it left in it."""
+    """How many rows one delete removed, and the exported tasks (location, id) that it left in the database."""
 
     tasks: int
     attempts: int
     withdrawn: tuple[tuple[str, int], ...]
 
 
-class Changed(Exception):
-    """Somebody has written to a row since it was exported."""
+class RowsChanged(Exception):
+    """A row was written to after it was exported."""
 
 
 class Batches:
-    """The batches of one database, as a context manager: inside it nobody else archives that database's tasks."""
+    """The batches of one database, as a context manager that holds the database's lock of the archive."""
 
     def __init__(self, database: Database) -> None:
         self.database = database
@@ -77,7 +77,7 @@ class Batches:
 
     def __enter__(self) -> Batches:
         self.link = self._stack.enter_context(self.database.open())
-        if self.link.postgresql and not self._run(ALONE, location=self.database.location)[0][0]:
+        if self.link.postgresql and not self._run(LOCK_ARCHIVE, location=self.database.location)[0][0]:
             self._stack.close()
             raise PipelineError(
                 f"Another archive of {self.database!r} is running. Wait for it to end; what it has begun is never lost."
@@ -94,7 +94,7 @@ class Batches:
         return [one for one in self._open() if one.location == self.database.location]
 
     def tokens_under_way(self) -> list[str]:
-        """Return the tokens of the batches of all locations that were frozen and not ended."""
+        """Return the tokens of such batches of all locations."""
         return [one.token for one in self._open()]
 
     def _open(self) -> list[Batch]:
@@ -104,23 +104,20 @@ class Batches:
         """Return the time that long ago, by the database's clock."""
         return _moment(self._run(self.sql.cutoff, age=age.total_seconds())[0][0])
 
-    def next(self, source: str, *, after: int, limit: int, cutoff: datetime, wanted: Wanted) -> tuple[int, int, int]:
+    def next(
+        self, source: str, *, after: int, limit: int, cutoff: datetime, filters: TaskFilters
+    ) -> tuple[int, int, int]:
         """Return (first id, last id, number) of at most ``limit`` rows that a batch would take next."""
-        first, last, number = self._run(
-            self.sql.frozen(source),
-            after=after,
-            limit=limit,
-            cutoff=self._text(cutoff),
-            **self._params(wanted),
-        )[0]
+        params = {"after": after, "limit": limit, "cutoff": self._text(cutoff), **self._params(filters)}
+        first, last, number = self._run(self.sql.frozen(source), **params)[0]
         return first or 0, last or 0, number
 
-    def _params(self, wanted: Wanted) -> dict[str, Any]:
+    def _params(self, filters: TaskFilters) -> dict[str, Any]:
         array = self.sql.dialect.array
-        return {"statuses": array(wanted.statuses), "queues": array(wanted.queues), "every": not wanted.queues}
+        return {"statuses": array(filters.statuses), "queues": array(filters.queues), "every": not filters.queues}
 
-    def freeze(self, source: str, ids: tuple[int, int], *, lake: str, cutoff: datetime, wanted: Wanted) -> Batch:
-        """Write one row that says which tasks are archived next; no task is touched."""
+    def freeze(self, source: str, ids: tuple[int, int], *, lake: str, cutoff: datetime, filters: TaskFilters) -> Batch:
+        """Write one row that says which tasks are archived next; the tasks are not touched."""
         values = {
             "token": uuid.uuid4().hex,
             "location": self.database.location,
@@ -129,8 +126,8 @@ class Batches:
             "first_id": ids[0],
             "last_id": ids[1],
             "cutoff": self._text(cutoff),
-            "statuses": json.dumps(wanted.statuses),
-            "queues": json.dumps(wanted.queues),
+            "statuses": json.dumps(filters.statuses),
+            "queues": json.dumps(filters.queues),
         }
         self._run(CREATE, **values)
         return next(one for one in self.under_way() if one.token == values["token"])
@@ -145,14 +142,14 @@ class Batches:
     def delete(
         self, batch: Batch, keys: pa.Table, attempts: pa.Table, *, size: int, horizon: int | None = None
     ) -> Deleted:
-        """Delete the exported rows that nobody has changed, and say so in the batch, in one transaction.
+        """Delete the exported rows that are unchanged, and mark the batch, in one transaction.
 
-        A row that another transaction has locked, or that is no longer what was exported, stays: it is withdrawn.
-        With the ``horizon`` of the export's snapshot, a batch that nobody has written to since is deleted in less than
-        half the time; when there are others among its rows, this first try is rolled back.
+        A row that another transaction has locked, or that was changed after the export, stays and is withdrawn. With
+        the ``horizon`` of the export's snapshot an unchanged batch is deleted in less than half the time; if a row has
+        changed, this first try is rolled back.
         """
         try:
-            with suppress(Changed):
+            with suppress(RowsChanged):
                 if horizon is not None:
                     return self._delete_old(batch, keys, attempts, size=size, horizon=horizon)
             return self._delete(batch, keys, attempts, size=size, passing=False)
@@ -161,18 +158,18 @@ class Batches:
 
     def _delete_old(self, batch: Batch, keys: pa.Table, attempts: pa.Table, *, size: int, horizon: int) -> Deleted:
         with self.link.transaction():
-            self._run(PATIENCE)
+            self._run(SET_LOCK_TIMEOUT)
             facts = {"first_id": batch.first_id, "last_id": batch.last_id, "cutoff": self._text(batch.cutoff)}
-            found = self._run(self.sql.remove_old(batch.source, horizon), **facts, **self._params(batch.wanted))
+            found = self._run(self.sql.remove_old(batch.source, horizon), **facts, **self._params(batch.filters))
             if tuple(map(int, found[0])) != _checksums(keys):
-                raise Changed
+                raise RowsChanged
             removed = 0
             if attempts.num_rows:
                 self._run(self.sql.temporary[1])
                 self._copy("archived_attempt", attempts.select(ATTEMPT_KEYS))
                 removed = self.link.change(self.sql.remove_exported_attempts)
             deleted = Deleted(keys.num_rows, removed, ())
-            self._say_deleted(batch, deleted, size)
+            self._mark_deleted(batch, deleted, size)
         return deleted
 
     def _delete(self, batch: Batch, keys: pa.Table, attempts: pa.Table, *, size: int, passing: bool) -> Deleted:
@@ -188,14 +185,14 @@ class Batches:
             gone = self._run(self.sql.counted)[0][0]
             stayed = self._run(self.sql.withdrawn) if gone < keys.num_rows else []
             deleted = Deleted(gone, removed, tuple((location, task) for location, task in stayed))
-            self._say_deleted(batch, deleted, size)
+            self._mark_deleted(batch, deleted, size)
         return deleted
 
     def _load(self, keys: pa.Table, attempts: pa.Table, *, passing: bool) -> None:
         if self.link.postgresql:
-            self._run(ROOM)
+            self._run(SET_WORK_MEMORY)
             if not passing:
-                self._run(PATIENCE)
+                self._run(SET_LOCK_TIMEOUT)
         else:  # they live as long as the connection
             for name in ("archived_key", "archived_attempt", "archived_gone"):
                 self._run(f"DROP TABLE IF EXISTS temp.{name}")
@@ -204,7 +201,7 @@ class Batches:
         self._copy("archived_key", keys.select(KEYS))
         self._copy("archived_attempt", attempts.select(ATTEMPT_KEYS))
 
-    def _say_deleted(self, batch: Batch, deleted: Deleted, size: int) -> None:
+    def _mark_deleted(self, batch: Batch, deleted: Deleted, size: int) -> None:
         facts = {"tasks": deleted.tasks, "attempts": deleted.attempts, "withdrawn": json.dumps(deleted.withdrawn)}
         if not self.link.change(self.sql.batch_deleted, {"token": batch.token, "size": size, **facts}):
             raise PipelineError(f"Batch {batch.token} was ended by somebody else: nothing was deleted. Start again.")
@@ -230,7 +227,7 @@ class Batches:
     def _run(self, sql: str, **values: Any) -> list[tuple[Any, ...]]:
         try:
             return self.link.run(sql, values)
-        except MISSING as error:
+        except MISSING_TABLE_ERRORS as error:
             raise PipelineError(f"{self.database!r} cannot be archived: {error}. Run manage.py migrate.") from error
 
     def _text(self, moment: datetime) -> datetime | str:
@@ -239,13 +236,13 @@ class Batches:
     def _batch(self, row: Sequence[Any]) -> Batch:
         _id, token, location, source, lake, state, first, last, cutoff, *lists = row
         statuses, queues, withdrawn = (json.loads(one) if isinstance(one, str) else one for one in lists)
-        wanted = Wanted(tuple(statuses), tuple(queues))
+        filters = TaskFilters(tuple(statuses), tuple(queues))
         stayed = tuple((place, task) for place, task in withdrawn)
-        return Batch(token, location, source, lake, state, first, last, _moment(cutoff), wanted, stayed)
+        return Batch(token, location, source, lake, state, first, last, _moment(cutoff), filters, stayed)
 
 
 def _checksums(keys: pa.Table) -> tuple[int, int, int, int]:
-    """Return what `Archiving.remove_old` answers when it has deleted exactly these tasks."""
+    """Return what `Archiving.remove_old` returns if it deleted exactly these tasks."""
     ids, attempts = (keys[name].to_numpy() for name in ("id", "total_attempt"))
     whole = [int(part.sum(dtype=object)) if len(part) else 0 for part in (ids, attempts)]
     return len(ids), whole[0], int(np.bitwise_xor.reduce(ids)) if len(ids) else 0, whole[1]

@@ -1,15 +1,15 @@
-"""The job ``archive``: finished tasks and their failed attempts leave the database for the lake, and none is lost.
+"""The job ``archive``: finished tasks and their failed attempts move from the database to the lake; none is lost.
 
-Each batch takes the same way, and a run that was killed anywhere on it is continued by the next run:
+Each batch goes through these steps. The next run continues a run that was killed at any of them:
 
-    freeze    one row says which tasks: a range of ids and a predicate. No task is touched.
-    export    Spark writes them below the lake's staging folder, and a manifest with counts and checksums.
+    freeze    one row says which tasks: a range of ids and a predicate. The tasks are not touched.
+    export    Spark writes them, and a manifest with counts and checksums, below the lake's staging folder.
     verify    the files are read again and compared; the rules of ``check`` are applied.
     publish   the files move to their places; one entry in the lake's log makes them count.
-    delete    the rows whose keys the files hold leave the database, if they are still unchanged, in one transaction
-              that marks the batch; rows somebody reprocessed, locked or removed meanwhile are withdrawn.
-    withdraw  the files lose the withdrawn rows.
-    close     the batch is over.
+    delete    one transaction deletes the rows that are in the files and still unchanged, and marks the batch. A row
+              that was reprocessed, locked or removed meanwhile is withdrawn.
+    withdraw  the withdrawn rows are removed from the files.
+    close     the batch has ended.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from django_dbtaskqueue.pipeline.lake import (
     sync,
     writing,
 )
-from django_dbtaskqueue.pipeline.lake.archive_batches import Batch, Batches, Wanted
+from django_dbtaskqueue.pipeline.lake.archive_batches import Batch, Batches, TaskFilters
 from django_dbtaskqueue.pipeline.lake.export import (
     WRITTEN_FILES,
     Export,
@@ -65,6 +65,7 @@ MERGED_FILE_BYTES = 128 * 2**20  # a merged file is about so large at most
 MERGE_BATCH_ROWS = 131_072
 MAX_LOG_ENTRIES = 200  # of more the log is folded
 SOURCES = ("history", "task")
+RESULT_COUNTS = ("tasks", "attempts", "withdrawn", "batches", "resumed", "bytes", "files_compacted")
 STATUSES = tuple(str(status) for status in TERMINAL)
 
 
@@ -93,17 +94,17 @@ class Archive(Job):
     def run(self, context: Context) -> Mapping[str, Any]:
         """Archive, and return how many ``tasks`` and ``attempts`` left the database in how many ``batches``."""
         database, path = context.need_database(), context.need_lake()
-        wanted = Wanted(context.options["status"] or STATUSES, context.options["queue"])
+        filters = TaskFilters(context.options["status"] or STATUSES, context.options["queue"])
         if context.dry_run:
             local_path(path)
             with Batches(database) as batches:
-                return {"tasks": sum(_counts(context, batches, wanted).values()), "dry_run": True}
+                return {"tasks": _count(context, batches, filters), "dry_run": True}
         lake = Lake.at(path, create=True)
         with exclusive(lake.own / "lock"), Batches(database) as batches:
             run = Run(context, lake, batches)
             run.resume()
             for source in context.options["source"] or SOURCES:
-                run.archive(source, wanted)
+                run.archive(source, filters)
             if not context.options["no_compact"] and run.done["batches"]:
                 under_way, fewest = batches.tokens_under_way(), context.options["compact"]
                 merged = compact(lake, without=under_way, fewest=fewest, progress=context.progress)
@@ -112,43 +113,36 @@ class Archive(Job):
 
 
 def _selection(batch: Batch, table: str) -> Selection:
-    conditions: list[Condition] = [("status", "in", list(batch.wanted.statuses))]
-    if batch.wanted.queues:
-        conditions.append(("queue_name", "in", list(batch.wanted.queues)))
+    conditions: list[Condition] = [("status", "in", list(batch.filters.statuses))]
+    if batch.filters.queues:
+        conditions.append(("queue_name", "in", list(batch.filters.queues)))
     return Selection(table, SCHEMAS[batch.source], tuple(conditions))
 
 
 def _slices(first: int, last: int) -> tuple[tuple[int, int], ...]:
-    """Cut a range of ids into pairs (first, below): some for each core, none too small to be worth its query."""
+    """Cut a range of ids into pairs (first, below), each of them large enough to be worth a query."""
     count = max(1, min(64, -(-(last - first + 1) // SLICE_IDS)))
     edges = [first + (last + 1 - first) * step // count for step in range(count + 1)]
     return tuple(pairwise(edges))
 
 
-def _counts(context: Context, batches: Batches, wanted: Wanted) -> dict[str, int]:
-    cutoff = batches.cutoff(context.options["older_than"])
-    limit = context.options["limit"] or 2**62
-    found = {}
-    for source in context.options["source"] or SOURCES:
-        found[source] = batches.next(source, after=0, limit=limit, cutoff=cutoff, wanted=wanted)[2]
-    return found
-
-
-def _nothing_done() -> dict[str, int]:
-    return dict.fromkeys(("tasks", "attempts", "withdrawn", "batches", "resumed", "bytes", "files_compacted"), 0)
+def _count(context: Context, batches: Batches, filters: TaskFilters) -> int:
+    cutoff, limit = batches.cutoff(context.options["older_than"]), context.options["limit"] or 2**62
+    sources = context.options["source"] or SOURCES
+    return sum(batches.next(one, after=0, limit=limit, cutoff=cutoff, filters=filters)[2] for one in sources)
 
 
 @dataclass
 class Run:
-    """One run over the batches of a database. ``done`` counts."""
+    """One run over the batches of a database; ``done`` holds its counts."""
 
     context: Context
     lake: Lake
     batches: Batches
-    done: dict[str, int] = field(default_factory=_nothing_done)
+    done: dict[str, int] = field(default_factory=lambda: dict.fromkeys(RESULT_COUNTS, 0))
 
     def resume(self) -> None:
-        """Finish what a killed run has begun."""
+        """Finish the batches of a killed run."""
         for batch in self.batches.under_way():
             if local_path(batch.lake) != self.lake.root:
                 raise PipelineError(
@@ -158,28 +152,28 @@ class Run:
             self.done["resumed"] += 1
             self.finish(batch)
 
-    def archive(self, source: str, wanted: Wanted) -> None:
+    def archive(self, source: str, filters: TaskFilters) -> None:
         """Archive what fits, batch after batch."""
         cutoff = self.batches.cutoff(self.context.options["older_than"])
         after = 0
-        while (batch := self._freeze(source, after, cutoff, wanted)) is not None:
+        while (batch := self._freeze(source, after, cutoff, filters)) is not None:
             after = batch.last_id
             self.finish(batch)
 
-    def _freeze(self, source: str, after: int, cutoff: datetime, wanted: Wanted) -> Batch | None:
+    def _freeze(self, source: str, after: int, cutoff: datetime, filters: TaskFilters) -> Batch | None:
         limit = self.context.options["batch_size"]
         if self.context.options["limit"]:
             limit = min(limit, self.context.options["limit"] - self.done["tasks"])
         if limit <= 0:
             return None
         self._step("freeze")
-        first, last, number = self.batches.next(source, after=after, limit=limit, cutoff=cutoff, wanted=wanted)
+        first, last, number = self.batches.next(source, after=after, limit=limit, cutoff=cutoff, filters=filters)
         if not number:
             return None
-        return self.batches.freeze(source, (first, last), lake=str(self.lake.root), cutoff=cutoff, wanted=wanted)
+        return self.batches.freeze(source, (first, last), lake=str(self.lake.root), cutoff=cutoff, filters=filters)
 
     def finish(self, batch: Batch) -> None:
-        """Take a batch from where it stands to its end."""
+        """Take a batch from its state to its end."""
         entry = self.lake.entry(batch.token)
         withdrawn = batch.withdrawn
         if batch.state == "open":
@@ -197,7 +191,7 @@ class Run:
         self.done["batches"] += 1
 
     def _publish(self, batch: Batch) -> Entry | None:
-        """Export, verify and publish; None for a batch whose tasks have all been changed since it was frozen."""
+        """Export, verify and publish. Return None if all tasks were changed after the freeze."""
         export = Export(self.lake, batch.token)
         entry = export.found()
         if entry is None:
@@ -253,10 +247,10 @@ class Run:
 def compact(
     lake: Lake, *, without: Collection[str] = (), fewest: int = MIN_SMALL_FILES, progress: Progress = silent
 ) -> int:
-    """Merge the small files of each partition with at least ``fewest`` of them; return how many files went.
+    """Merge the small files of each partition with at least ``fewest`` of them; return how many were replaced.
 
-    Call it under the lake's lock; files of the changes ``without``, which may yet be withdrawn from, stay. No row is
-    changed, added or lost; a run that is killed leaves either the old files counting or the new ones.
+    Call it under the lake's lock. Files of the changes ``without`` stay, because rows may still be withdrawn from them.
+    After a kill either the old files count or the new ones.
     """
     tables = [lake.files(table, without=without) for table in ("tasks", "attempts", "finished")]
     groups = [group for files in tables for group in _groups(files, fewest)]

@@ -84,7 +84,7 @@ class Forecast(Job):
         kept = findings.Findings("forecast", period, data["summary"], data, page, tables).keep(context)
         return {**data, **kept}
 
-    def say(self, result: Mapping[str, Any]) -> str:
+    def as_text(self, result: Mapping[str, Any]) -> str:
         """Return the sentence, and the oddest hours."""
         return "\n".join(lines(result))
 

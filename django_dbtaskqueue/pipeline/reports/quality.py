@@ -175,7 +175,7 @@ class Check(Job):
             raise CheckFailed(f"The data has faults.\n{table(found)}", result)
         return result
 
-    def say(self, result: Mapping[str, Any]) -> str:
+    def as_text(self, result: Mapping[str, Any]) -> str:
         """Return the findings as a table."""
         return f"{result['rows']:,} tasks checked\n{table(result['findings'])}"
 

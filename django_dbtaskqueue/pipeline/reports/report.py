@@ -54,7 +54,7 @@ class Report(Job):
         )  # fmt: skip
         return {**data, **found.keep(context)}
 
-    def say(self, result: Mapping[str, Any]) -> str:
+    def as_text(self, result: Mapping[str, Any]) -> str:
         """Return the summary, a line for each queue, and where the rest is."""
         return "\n".join(lines(result))
 

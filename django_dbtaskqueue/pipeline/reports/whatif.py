@@ -95,7 +95,7 @@ class WhatIf(Job):
         kept = findings.Findings("whatif", period, data["summary"], data, page).keep(context)
         return {**data, **kept}
 
-    def say(self, result: Mapping[str, Any]) -> str:
+    def as_text(self, result: Mapping[str, Any]) -> str:
         """Return the sentence, and the waits."""
         waits = (
             f"  wait {name}: {seconds(result['now'][name])} now, {seconds(result['then'][name])} then"

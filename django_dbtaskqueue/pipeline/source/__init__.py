@@ -1,7 +1,7 @@
 """The queue as a data source of Spark, ``format("dbtaskqueue")``, and the functions that use it well.
 
-A password never stands in an option, for options are printed in plans and logs: it travels inside the source's pickled
-class. `register` puts it there; `read_tasks` and `write_tasks` call it by themselves.
+A password is never an option, because plans and logs show options. It travels inside the source's pickled class:
+`register` puts it there, and `read_tasks` and `write_tasks` call `register`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = ["TaskSource", "open_snapshot", "read_tasks", "register", "stream_task
 
 FORMAT_NAME = "dbtaskqueue"
 DEFAULT_LOCATION = "dbtaskqueue.task"
-Span = tuple[datetime | None, datetime | None]
+TimeRange = tuple[datetime | None, datetime | None]
 SOURCE_OPTIONS = (
     "url", "location", "table", "where", "snapshot", "slice_ids", "queue", "on_duplicate", "on_invalid", "once",
     "max_attempts", "path", "checkpointlocation",
@@ -43,18 +43,18 @@ SOURCE_OPTIONS = (
 
 
 class TaskSource(DataSource):
-    """The source as Spark makes it: options in, readers and writers out. `register` makes it known to a session."""
+    """The source as Spark creates it, with its options. `register` makes it known to a session."""
 
     known: ClassVar[dict[str, Database]] = {}
 
     @classmethod
     def name(cls) -> str:
-        """Return what stands in ``format(...)``."""
+        """Return the name for ``format(...)``."""
         return FORMAT_NAME
 
     @property
     def database(self) -> Database:
-        """The database of the option ``url``, with the password it was registered with."""
+        """The database of the option ``url``, with the password that was registered."""
         url = self.options.get("url")
         if url is None:
             raise PipelineError("The option url is missing: the address of the database that was given to register().")
@@ -69,7 +69,7 @@ class TaskSource(DataSource):
         return database
 
     def schema(self) -> StructType:
-        """Return all columns of the table; ``.schema(...)`` in the query chooses some."""
+        """Return all columns of the table; a query selects some with ``.schema(...)``."""
         self._check_options()
         return schema_of(self._table)
 
@@ -80,12 +80,12 @@ class TaskSource(DataSource):
         return TaskReader(self.database, self._selection(schema), snapshot=snapshot, slice_ids=slice_ids)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        """Return a reader of what finishes."""
+        """Return a reader of the tasks that finish."""
         self._check_options()
         return TaskStreamReader(self.database, self._selection(schema), self._table)
 
     def writer(self, schema: StructType, overwrite: object) -> DataSourceWriter:
-        """Return a writer that enqueues; an overwrite is refused."""
+        """Return a writer that enqueues. Raises PipelineError for an overwrite."""
         self._check_options()
         if overwrite:
             raise PipelineError('Tasks are never overwritten: write with mode("append").')
@@ -126,15 +126,15 @@ class TaskSource(DataSource):
 def register(spark: SparkSession, *databases: Database) -> None:
     """Make ``format("dbtaskqueue")`` known to a session, with the passwords of these databases and of earlier ones.
 
-    Afterwards ``.option("url", database.url_without_password)`` is all that a query needs.
+    Then a query only needs ``.option("url", database.url_without_password)``.
     """
     TaskSource.known = {**TaskSource.known, **{_key(one.url_without_password, one.location): one for one in databases}}
 
     class Registered(TaskSource):
-        # A class made in a function is pickled by value, with all that it does not share with its base.
+        # A class that is made in a function is pickled by value, with its own attributes.
         known: ClassVar[dict[str, Database]] = dict(TaskSource.known)
 
-    # Spark refuses a source that takes filters, unless this is set.
+    # Without this Spark refuses a source that takes filters.
     spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
     spark.dataSource.register(Registered)
 
@@ -153,18 +153,18 @@ def read_tasks(
     queue: str | Iterable[str] | None = None,
     status: str | Iterable[str] | None = None,
     ids: tuple[int | None, int | None] = (None, None),
-    created: Span = (None, None),
-    finished: Span = (None, None),
+    created: TimeRange = (None, None),
+    finished: TimeRange = (None, None),
 ) -> DataFrame:
     """Return a DataFrame of ``task``, ``history`` or ``attempt``, of the given columns only (None: all of them).
 
-    Spark cannot ask a Python source for fewer columns, so naming the three that are needed reads three times as fast.
-    ``ids``, ``created`` and ``finished`` are ranges from the first to below the second, None is open; a time without
-    a zone is UTC. They and ``queue`` and ``status`` are applied by the database, needed among the columns or not;
-    so are comparisons of these columns in a later ``where``.
+    Name the columns you need: Spark cannot ask a Python source for fewer, and three columns read three times as fast
+    as all. ``ids``, ``created`` and ``finished`` are ranges from the first value to below the second; None is open, and
+    a time without a zone is UTC. The database applies them, ``queue`` and ``status``, also if they are not among the
+    columns, and comparisons of these columns in a later ``where``.
 
-    Each action reads one state of the database. With ``snapshot`` (see ``open_snapshot``) that is the snapshot's, and
-    the rows come in partitions of 500,000 ids; without one it is the state when the action starts, in one partition.
+    Each action reads one state of the database: that of ``snapshot`` (see ``open_snapshot``), in partitions of 500,000
+    ids, or else the state when the action starts, in one partition.
     """
     register(spark, database)
     reader = spark.read.format(FORMAT_NAME).schema(schema_of(table, columns))
@@ -185,8 +185,8 @@ def stream_tasks(
 ) -> DataFrame:
     """Return a streaming DataFrame of finished tasks (``task``), the history or failed attempts. PostgreSQL only.
 
-    It begins with all that is there, and brings every row once for each change that left it finished. A transaction
-    that commits late delays the stream and is never skipped. See `task_reader`.
+    It starts with all rows, and returns a row once for each change that left it finished. A transaction that commits
+    late delays the stream and is never skipped. See `TaskStreamReader`.
     """
     register(spark, database)
     reader = spark.readStream.format(FORMAT_NAME).schema(schema_of(table, columns))
@@ -204,8 +204,8 @@ def _conditions(
     queue: str | Iterable[str] | None = None,
     status: str | Iterable[str] | None = None,
     ids: tuple[int | None, int | None] = (None, None),
-    created: Span = (None, None),
-    finished: Span = (None, None),
+    created: TimeRange = (None, None),
+    finished: TimeRange = (None, None),
 ) -> list[Condition]:
     found: list[Condition] = []
     for column, wanted in (("queue_name", queue), ("status", status)):

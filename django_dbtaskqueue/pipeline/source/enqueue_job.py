@@ -23,30 +23,34 @@ from django_dbtaskqueue.pipeline.source import write_tasks
 from django_dbtaskqueue.pipeline.source.staging_rows import COLUMNS, SPANS, TEXTS, WHOLE, Reject, Rules, stage
 from django_dbtaskqueue.pipeline.source.task_writer import prepared
 
-FORMATS = ("csv", "json", "parquet", "orc", "text")
-DEFAULTS = {"csv": {"header": "true", "mode": "FAILFAST"}, "json": {"mode": "FAILFAST"}}
-REJECTS = "queue string, reference string, reason string, payload string"
-MOST_SHOWN = 5  # rejects named in an error
+FILE_FORMATS = ("csv", "json", "parquet", "orc", "text")
+READER_DEFAULTS = {"csv": {"header": "true", "mode": "FAILFAST"}, "json": {"mode": "FAILFAST"}}
+REJECT_DDL = "queue string, reference string, reason string, payload string"
+MAX_REJECTS_IN_ERROR = 5
+MAX_TRIED_REJECTS = 1000
+DEFAULT_CHUNK_ROWS = 50_000  # of a load with a rate or a name
+MAX_BURST_S = 10  # of the rate, in one chunk
 
 
 class Enqueue(Job):
-    """Reads rows with Spark, makes an argument of ``enqueue`` of each mapped column, and enqueues them.
+    """Reads rows with Spark, maps columns to the arguments of ``enqueue``, and enqueues the rows.
 
     --map NAME=VALUE: NAME is reference, payload, priority, run_at, delay, group, tag, ttl, lease, max_attempts,
     context, payload_type or queue. VALUE is a column or an SQL expression; for a payload ``*`` is the whole row as an
     object, and ``a,b`` is an object of these columns.
 
-    Rows are written in chunks, each chunk whole or not at all. A job that was stopped goes on where it was when it is
-    run again with the same input and the same --resume NAME: chunks of that name that are done are not done again.
-    With references and --on-duplicate ignore a repeated row adds nothing in any case. Rows that cannot be tasks stop
-    the job; with --rejects FILE they are written there, with the reason, and the others go on.
+    Each chunk of rows is written in one transaction. A job that was stopped continues when it runs again with the same
+    input and the same --resume NAME: it skips the chunks of that name that are done. With references and
+    --on-duplicate ignore a repeated row adds nothing in any case. A row that cannot be a task stops the job; with
+    --rejects FILE such rows are written there, with the reason, and the others are enqueued.
     """
 
     name = "enqueue"
     summary = "rows of CSV, JSON, Parquet or a table become tasks"
     arguments = (
         Argument("input", "file, folder or pattern to read; repeatable", many=True, metavar="PATH"),
-        Argument("format", "of the input: csv, json, parquet, orc, text. Default: by the files' name", choices=FORMATS),
+        Argument("format", "of the input: csv, json, parquet, orc, text. Default: by the files' name",
+                 choices=FILE_FORMATS),
         Argument("option", "option of Spark's reader, as sep=; or inferSchema=true; repeatable", type=pair, many=True,
                  metavar="KEY=VALUE"),
         Argument("table", "table or view of Spark's catalog to read, instead of --input"),
@@ -70,7 +74,7 @@ class Enqueue(Job):
     )  # fmt: skip
 
     def run(self, context: Context) -> Mapping[str, Any]:
-        """Enqueue and return the counts. Raises PipelineError or DuplicateTask; its chunk then added nothing."""
+        """Enqueue, and return the counts. On PipelineError and DuplicateTask the chunk added nothing."""
         options = context.options
         if options["queue"] is None and "queue" not in dict(options["map"]):
             raise JobOptionError("--queue", "which queue? Give --queue NAME, or --map queue=COLUMN")
@@ -82,7 +86,7 @@ class Enqueue(Job):
 
 
 def read(context: Context) -> DataFrame:
-    """Return the input. Raises JobOptionError for one that is not there."""
+    """Return the input. Raises JobOptionError if it does not exist."""
     options = context.options
     if bool(options["input"]) == bool(options["table"]):
         raise JobOptionError("--input", "give either files with --input, or a table with --table")
@@ -90,7 +94,7 @@ def read(context: Context) -> DataFrame:
         frame = context.spark.table(options["table"])
     else:
         kind = options["format"] or guessed(options["input"])
-        reader = context.spark.read.options(**{**DEFAULTS.get(kind, {}), **dict(options["option"])})
+        reader = context.spark.read.options(**{**READER_DEFAULTS.get(kind, {}), **dict(options["option"])})
         frame = reader.format(kind).load(list(options["input"]))
     try:
         return frame.where(options["where"]) if options["where"] else frame
@@ -99,21 +103,23 @@ def read(context: Context) -> DataFrame:
 
 
 def guessed(paths: Iterable[str]) -> str:
-    """Return the format that the names of files say. Raises JobOptionError when they say none."""
+    """Return the format by the files' names. Raises JobOptionError if the names do not tell."""
     for path in paths:
         folder = Path(path)
         names = [folder.name, *(one.name for one in (folder.iterdir() if folder.is_dir() else ()))]
         for name in names:
             for ending in name.split(".")[1:]:
-                if (kind := {"jsonl": "json", "ndjson": "json", "tsv": "csv"}.get(ending, ending)) in FORMATS:
+                if (kind := {"jsonl": "json", "ndjson": "json", "tsv": "csv"}.get(ending, ending)) in FILE_FORMATS:
                     return kind
-    raise JobOptionError("--format", f"no name says the format of {', '.join(paths)}: give one of {', '.join(FORMATS)}")
+    raise JobOptionError(
+        "--format", f"no name says the format of {', '.join(paths)}: give one of {', '.join(FILE_FORMATS)}"
+    )
 
 
 def mapped(frame: DataFrame, mapping: Mapping[str, str]) -> DataFrame:
-    """Return a column for each argument of ``enqueue`` that is mapped; without any mapping, for those of that name.
+    """Return a column for each mapped argument of ``enqueue``; without a mapping, the columns of these names.
 
-    Pure, and it ends in a select. Raises JobOptionError for an argument or a column that does not exist.
+    Raises JobOptionError for an argument or a column that does not exist.
     """
     if not mapping and not {"reference", "payload"} & set(frame.columns):
         columns = ", ".join(frame.columns)
@@ -164,7 +170,7 @@ def _short(error: Exception) -> str:
 
 
 def refuse_unknown(options: Mapping[str, Any]) -> None:
-    """Raise JobOptionError when the queue is none of those known."""
+    """Raise JobOptionError for a queue that is not known."""
     known = options["known_queue"]
     if known and options["queue"] is not None and options["queue"] not in known:
         near = near_match(options["queue"], known)
@@ -175,7 +181,7 @@ def refuse_unknown(options: Mapping[str, Any]) -> None:
 
 
 def written(context: Context, tasks: DataFrame) -> dict[str, Any]:
-    """Enqueue all chunks, not faster than the rate, and return the counts."""
+    """Enqueue all chunks, at most at the rate, and return the counts."""
     options, database = context.options, context.need_database()
     name = options["resume"]
     chunks, size = _chunks(context, tasks)
@@ -202,7 +208,7 @@ def written(context: Context, tasks: DataFrame) -> dict[str, Any]:
         totals["ignored"] += done.ignored
         totals["chunks_done_before"] += done.repeated
         if options["rate"] and number < chunks - 1 and not done.repeated:
-            _wait(size / options["rate"] - (monotonic() - began))
+            threading.Event().wait(max(0.0, size / options["rate"] - (monotonic() - began)))
     totals["rejected"] = len(rejects)
     return {**totals, **_kept(rejects, options["rejects"])}
 
@@ -210,29 +216,24 @@ def written(context: Context, tasks: DataFrame) -> dict[str, Any]:
 def _chunks(context: Context, tasks: DataFrame) -> tuple[int, int]:
     """Return the number of chunks, and the rows of one."""
     options = context.options
-    size = options["chunk"] or (50_000 if options["rate"] or options["resume"] else None)
+    size = options["chunk"] or (DEFAULT_CHUNK_ROWS if options["rate"] or options["resume"] else None)
     if size is None:
         return 1, 0
     if options["rate"]:
-        size = min(size, max(options["rate"] * 10, 1))  # no burst is longer than ten seconds of the rate
+        size = min(size, options["rate"] * MAX_BURST_S)
     context.progress("counting rows", 0, 0)
     rows = tasks.count()
     return max(1, math.ceil(rows / size)), size
 
 
 def _split(tasks: DataFrame, chunks: int) -> Iterator[DataFrame]:
-    """Yield the rows in chunks. A row's chunk is decided by the row itself, so that it is the same in every run."""
+    """Yield the rows in chunks. A row's content decides its chunk, so that it is the same in every run."""
     if chunks == 1:
         yield tasks
         return
     row = F.xxhash64(*(F.to_json(F.struct(name)) for name in tasks.columns))
     for number in range(chunks):
         yield tasks.where(F.pmod(row, F.lit(chunks)) == number)
-
-
-def _wait(seconds: float) -> None:
-    if seconds > 0:
-        threading.Event().wait(seconds)
 
 
 def _kept(rejects: Iterable[Reject], file: str | None) -> dict[str, Any]:
@@ -246,7 +247,7 @@ def _kept(rejects: Iterable[Reject], file: str | None) -> dict[str, Any]:
 
 
 def tried(context: Context, tasks: DataFrame) -> dict[str, Any]:
-    """Check every row as if it were enqueued, write nothing, and return the counts and the first rejects.
+    """Check every row, write nothing, and return the counts.
 
     Raises PipelineError for rows that cannot be tasks, unless a file for rejects is named.
     """
@@ -257,10 +258,10 @@ def tried(context: Context, tasks: DataFrame) -> dict[str, Any]:
         require_reference=options["require_reference"],
     )
     context.progress("checking rows", 0, 0)
-    bad = prepared(tasks, options["queue"]).mapInArrow(partial(_rejects, rules), REJECTS)
-    rejects = [Reject(*row) for row in bad.limit(1000).collect()]
+    bad = prepared(tasks, options["queue"]).mapInArrow(partial(_rejects, rules), REJECT_DDL)
+    rejects = [Reject(*row) for row in bad.limit(MAX_TRIED_REJECTS).collect()]
     if rejects and not options["rejects"]:
-        shown = "; ".join(f"{one.reference or one.payload}: {one.reason}" for one in rejects[:MOST_SHOWN])
+        shown = "; ".join(f"{one.reference or one.payload}: {one.reason}" for one in rejects[:MAX_REJECTS_IN_ERROR])
         raise PipelineError(f"At least {len(rejects):,} rows cannot be tasks. {shown}. --rejects FILE sets them aside.")
     rows = tasks.count()
     return {"would_enqueue": rows - len(rejects), "rejected": len(rejects), "columns": ", ".join(tasks.columns)}

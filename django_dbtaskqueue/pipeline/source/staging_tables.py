@@ -1,9 +1,9 @@
 """Bulk enqueue in three steps: make a staging table, fill it from the executors, move it into TASKS at once.
 
-``open_staging`` and ``finish`` run on the driver, ``fill`` in a Spark task. Each attempt of a task marks its rows with
-its own number, and only those of the attempts whose answer reached the driver are moved: neither a retry, nor a second
-try beside a slow one, nor an executor lost after its work adds a row twice. A driver that dies leaves only a staging
-table; see `sweep_staging`.
+``open_staging`` and ``finish`` run on the driver, ``fill`` in a Spark task. Each attempt of a Spark task marks its rows
+with its own number. The driver moves only the rows of attempts whose answer it got: so a retry, a speculative attempt
+or an executor that is lost after its work does not add a row twice. A driver that dies leaves only a staging table; see
+`sweep_staging`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ CSV_OPTIONS = pyarrow.csv.WriteOptions(include_header=False, quoting_style="need
 
 @dataclass(frozen=True)
 class Plan:
-    """One write: where to, through which staging table, by which rules. Travels to the executors."""
+    """One write: its database, staging table and rules. It is sent to the executors."""
 
     database: Database
     table: str
@@ -48,7 +48,7 @@ class Plan:
 
 
 class Part(NamedTuple):
-    """What one attempt of a Spark task staged."""
+    """The rows that one attempt of a Spark task staged."""
 
     attempt: int
     rows: int
@@ -60,9 +60,9 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class WriteReport:
-    """What a write did, in numbers; ``rejects`` says why rows were left out.
+    """The counts of a write; ``rejects`` says why rows were left out.
 
-    ``repeated``: the ledger says that this write was done before; it added nothing.
+    ``repeated``: the ledger has this write already, so it added nothing.
     """
 
     enqueued: int = 0
@@ -77,7 +77,7 @@ class WriteReport:
 
 
 def open_staging(database: Database) -> str:
-    """Make a staging table and return its quoted name; abandoned ones of more than a day ago are dropped."""
+    """Make a staging table and return its quoted name; drop those that were abandoned a day ago."""
     sql = Staging(database.tables, database.dialect)
     sweep_staging(database)
     with database.open() as link:
@@ -87,7 +87,7 @@ def open_staging(database: Database) -> str:
 
 
 def drop_staging(database: Database, table: str) -> None:
-    """Drop a staging table; when that cannot be, a sweep will."""
+    """Drop a staging table; if that fails, a sweep drops it later."""
     with suppress(TaskQueueError, psycopg.Error, sqlite3.Error), database.open() as link:
         link.run(f"DROP TABLE IF EXISTS {table}")
 
@@ -128,18 +128,18 @@ def _copy(plan: Plan, batches: Iterator[dict[str, pa.Array]]) -> None:
 
 
 def _csv(columns: dict[str, pa.Array]) -> pa.Buffer:
-    # No text here is empty, so what stands unquoted between two commas can only be NULL.
+    # No text here is empty, so nothing between two commas is NULL.
     sink = pa.BufferOutputStream()
     pyarrow.csv.write_csv(pa.RecordBatch.from_pydict(columns), sink, CSV_OPTIONS)
     return memoryview(sink.getvalue())
 
 
 def _insert(plan: Plan, batches: Iterator[dict[str, pa.Array]]) -> None:
-    """One short transaction per batch: SQLite has one writer, and pollers want it too."""
+    """Insert with one short transaction per batch, because SQLite has a single writer."""
     with plan.database.open() as link:
         for columns in batches:
             if "run_at" in columns:
-                # Milliseconds are what SQLite's own clock knows.
+                # SQLite's clock has milliseconds.
                 columns["run_at"] = columns["run_at"].cast(pa.timestamp("ms"), safe=False).cast(pa.string())
             rows = zip(*(column.to_pylist() for column in columns.values()), strict=True)
             marks = ", ".join("?" * len(columns))
@@ -186,10 +186,12 @@ def _move(plan: Plan, link: Link, parts: Sequence[Part]) -> WriteReport:
     staged = sum(part.rows for part in parts)
     rejects = tuple(reject for part in parts for reject in part.rejects)
     grouped = any(part.grouped for part in parts)
+    ledger = {"query": plan.once[0], "batch": plan.once[1]} if plan.once else None
     try:
         with link.transaction():
-            _tune(link)
-            if plan.once and not link.change(sql.enter, _ledger(plan.once)):
+            if link.postgresql:
+                link.run(f"SET LOCAL work_mem = '{SORT_MEMORY}'")
+            if ledger and not link.change(sql.enter, ledger):
                 link.run(f"DROP TABLE {plan.table}")
                 return WriteReport(rejects=rejects, repeated=True)
             if grouped:
@@ -198,21 +200,12 @@ def _move(plan: Plan, link: Link, parts: Sequence[Part]) -> WriteReport:
             enqueued = link.change(insert, params) if staged else 0
             if grouped:
                 _regroup(plan, link, sql, params)
-            if plan.once:
-                link.change(sql.entered, {**_ledger(plan.once), "rows": enqueued})
+            if ledger:
+                link.change(sql.entered, {**ledger, "rows": enqueued})
             link.run(f"DROP TABLE {plan.table}")
     except (psycopg.errors.UniqueViolation, sqlite3.IntegrityError) as error:
         raise _duplicate(plan, link, sql, params) from error
     return WriteReport(enqueued, staged - enqueued, rejects)
-
-
-def _tune(link: Link) -> None:
-    if link.postgresql:
-        link.run(f"SET LOCAL work_mem = '{SORT_MEMORY}'")
-
-
-def _ledger(once: tuple[str, int]) -> dict[str, Any]:
-    return {"query": once[0], "batch": once[1]}
 
 
 def _lock_groups(plan: Plan, link: Link, sql: Staging, params: dict[str, Any]) -> None:
@@ -225,10 +218,10 @@ def _lock_groups(plan: Plan, link: Link, sql: Staging, params: dict[str, Any]) -
 
 
 def _regroup(plan: Plan, link: Link, sql: Staging, params: dict[str, Any]) -> None:
-    """Put the right head of each group in line, and park the others."""
+    """Make the first task of each group ready, and park the others."""
     moves = link.run(sql.misplaced(plan.table), params)
-    for in_line, statement in ((True, plan.database.sql.leave_line), (False, plan.database.sql.enter_line)):
-        ids = [task_id for task_id, was_in_line in moves if bool(was_in_line) is in_line]
+    for ready, statement in ((True, plan.database.sql.leave_line), (False, plan.database.sql.enter_line)):
+        ids = [task_id for task_id, was_ready in moves if bool(was_ready) is ready]
         if ids:
             link.run(statement, {"ids": plan.database.dialect.array(ids)})
 
@@ -246,10 +239,9 @@ def _duplicate(plan: Plan, link: Link, sql: Staging, params: dict[str, Any]) -> 
 
 
 def sweep_staging(database: Database, *, older_than: timedelta = ABANDONED_AFTER) -> list[str]:
-    """Drop the staging tables made longer ago than that; return their names. Each write does it for those of a day.
+    """Drop the staging tables that are older; return their names. Each write drops those that are older than a day.
 
-    A table being written to is left alone. A write that takes longer than ``older_than`` fails as a whole when its
-    table is gone: it can lose nothing but time.
+    A table that is being written to is left alone. A write that takes longer than ``older_than`` can fail as a whole.
     """
     sql = Staging(database.tables, database.dialect)
     dropped = []

@@ -45,7 +45,6 @@ from django_dbtaskqueue.pipeline.database import Database, Link
 if TYPE_CHECKING:
     from adbc_driver_manager.dbapi import Connection
 
-    from django_dbtaskqueue.pipeline.database import Database
 
 ARROW_TYPES: dict[type[DataType], pa.DataType] = {
     StringType: pa.string(),
