@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from django_dbtaskqueue.exceptions import (
+    from django_dbtaskqueue.core.exceptions import (
         DuplicateTask,
         LeaseLost,
         PayloadError,
@@ -19,21 +19,21 @@ if TYPE_CHECKING:
         TaskQueueError,
         UnknownQueue,
     )
-    from django_dbtaskqueue.flow.bulk import EnqueueReport, aenqueue_many, enqueue_many
+    from django_dbtaskqueue.core.outcomes import Complete, CompleteDelete, Fail, Poison, Reenqueue
+    from django_dbtaskqueue.core.retry import Arithmetic, Fixed, Geometric, Linear, Sequence, Staged
     from django_dbtaskqueue.flow.enqueue import aenqueue, enqueue
-    from django_dbtaskqueue.outcomes import Complete, CompleteDelete, Fail, Poison, Reenqueue
-    from django_dbtaskqueue.pull import queue
+    from django_dbtaskqueue.flow.enqueue_many import EnqueueReport, aenqueue_many, enqueue_many
+    from django_dbtaskqueue.pull.handle import queue
     from django_dbtaskqueue.registry import processor
-    from django_dbtaskqueue.retry import Arithmetic, Fixed, Geometric, Linear, Sequence, Staged
 
 _HOMES = {
-    "exceptions": ("DuplicateTask", "LeaseLost", "PayloadError", "QueueFull", "TaskQueueError", "UnknownQueue"),
-    "flow.bulk": ("EnqueueReport", "aenqueue_many", "enqueue_many"),
+    "core.exceptions": ("DuplicateTask", "LeaseLost", "PayloadError", "QueueFull", "TaskQueueError", "UnknownQueue"),
+    "flow.enqueue_many": ("EnqueueReport", "aenqueue_many", "enqueue_many"),
     "flow.enqueue": ("aenqueue", "enqueue"),
-    "outcomes": ("Complete", "CompleteDelete", "Fail", "Poison", "Reenqueue"),
-    "pull": ("queue",),
+    "core.outcomes": ("Complete", "CompleteDelete", "Fail", "Poison", "Reenqueue"),
+    "pull.handle": ("queue",),
     "registry": ("processor",),
-    "retry": ("Arithmetic", "Fixed", "Geometric", "Linear", "Sequence", "Staged"),
+    "core.retry": ("Arithmetic", "Fixed", "Geometric", "Linear", "Sequence", "Staged"),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 

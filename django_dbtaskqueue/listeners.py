@@ -15,9 +15,9 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 from django.utils.module_loading import import_string
 
-from django_dbtaskqueue import conf
-from django_dbtaskqueue.lease import Lease
-from django_dbtaskqueue.outcomes import Outcome
+from django_dbtaskqueue.conf import settings as conf
+from django_dbtaskqueue.core.lease import Lease
+from django_dbtaskqueue.core.outcomes import Outcome
 
 logger = logging.getLogger("django_dbtaskqueue")
 

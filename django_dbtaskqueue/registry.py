@@ -10,7 +10,8 @@ from typing import Any, NamedTuple, TypeVar
 
 from django.core.exceptions import ImproperlyConfigured
 
-from django_dbtaskqueue import codecs, conf
+from django_dbtaskqueue.conf import settings as conf
+from django_dbtaskqueue.core import codecs
 from django_dbtaskqueue.flow.process import Processor
 
 F = TypeVar("F", bound=Callable[..., Any])

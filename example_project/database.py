@@ -11,7 +11,7 @@ from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from django.core.exceptions import ImproperlyConfigured
 
-from django_dbtaskqueue.contrib.embedded import EmbeddedPostgres, PostgresNotFound
+from django_dbtaskqueue.contrib.embedded.server import EmbeddedPostgres, PostgresNotFound
 
 FORMS = "postgres://USER:PASSWORD@HOST:PORT/NAME?OPTION=VALUE or sqlite:///PATH"
 

@@ -33,7 +33,7 @@ import pytest
 from django.conf import settings
 from django.db import connections
 
-from django_dbtaskqueue.contrib.embedded import EmbeddedPostgres
+from django_dbtaskqueue.contrib.embedded.server import EmbeddedPostgres
 from example_project.database import database_from_url
 
 if TYPE_CHECKING:
@@ -173,7 +173,7 @@ def crash_database(
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """Two cores, a second try for a failed task, an event log (in ``spark.eventLog.dir``) for the search of secrets."""
-    from django_dbtaskqueue.pipeline.session import spark_session
+    from django_dbtaskqueue.pipeline.spark.session import spark_session
 
     events = tmp_path_factory.mktemp("events")
     conf = {

@@ -8,8 +8,8 @@ from typing import Any
 from django.db import connections, models
 from django.db.models.functions import Now
 
+from django_dbtaskqueue.core.states import COMPLETED, CREATED, ERROR, POISON, PROCESSING, TERMINAL, Status
 from django_dbtaskqueue.models import Task
-from django_dbtaskqueue.status import COMPLETED, CREATED, ERROR, POISON, PROCESSING, TERMINAL, Status
 
 QUEUE = "parcels"
 LEASE = timedelta(minutes=1)

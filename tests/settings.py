@@ -10,7 +10,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from django_dbtaskqueue.contrib.embedded import EmbeddedPostgres, find_binaries
+from django_dbtaskqueue.contrib.embedded.server import EmbeddedPostgres, find_binaries
 from example_project.database import database_from_url, sqlite
 
 

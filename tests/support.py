@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 
 from django.db import connections
 
+from django_dbtaskqueue.core.states import EDGES, TERMINAL
 from django_dbtaskqueue.models import DeletedTasks, Task, TaskHistory
-from django_dbtaskqueue.status import EDGES, TERMINAL
 
 T = TypeVar("T")
 PATIENCE = 20.0  # seconds after which a fact that should come true is given up

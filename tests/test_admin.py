@@ -24,6 +24,7 @@ from django.utils import timezone
 
 from django_dbtaskqueue.admin import TaskAdmin, lists
 from django_dbtaskqueue.admin.display import duration, json_box, short_error, status_badge, summary
+from django_dbtaskqueue.core.states import BY_VERB, Status
 from django_dbtaskqueue.models import (
     Attempt,
     AuditEntry,
@@ -40,9 +41,9 @@ from django_dbtaskqueue.models import (
     TaskHistory,
     TemporaryTask,
 )
-from django_dbtaskqueue.operations import acts, looking
+from django_dbtaskqueue.operations import actions
+from django_dbtaskqueue.operations.search import window
 from django_dbtaskqueue.operations.verbs import QUEUE_VERBS, TASK_VERBS, pause
-from django_dbtaskqueue.status import BY_VERB, Status
 from tests.factories import HOLDER, QUEUE, age, make_task
 
 pytestmark = pytest.mark.django_db
@@ -73,7 +74,7 @@ def _known_queues(settings: Any) -> None:
 def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy machine may take its time: what is counted or found late would be shown otherwise."""
     monkeypatch.setattr(lists, "COUNTING", timedelta(seconds=60))
-    monkeypatch.setattr(looking, "AT_ONCE", timedelta(seconds=60))
+    monkeypatch.setattr(window, "AT_ONCE", timedelta(seconds=60))
 
 
 @pytest.fixture
@@ -645,7 +646,7 @@ def test_deleting_needs_a_reason(op: Client) -> None:
 
 
 def test_more_than_a_thousand_ticked_tasks_are_refused(op: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(acts, "MOST", 2)
+    monkeypatch.setattr(actions, "MOST", 2)
     tasks = [make_task(Status.ERROR) for _ in range(3)]
     shown = text_of(op.get(confirm(op, "mark_poison", tasks).headers["Location"]))
     assert "is a bulk operation" in shown

@@ -16,8 +16,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_dbtaskqueue import codecs, payload
-from django_dbtaskqueue.exceptions import PayloadError
+from django_dbtaskqueue.core import codecs, json
+from django_dbtaskqueue.core.exceptions import PayloadError
 
 UserId = NewType("UserId", int)
 
@@ -161,8 +161,8 @@ def claim(**changes: Any) -> Claim:
 def through(cls: Any, value: Any) -> Any:
     """Encode, store as text, read and decode, as a task does."""
     name, plain = codecs.encode(value, cls)
-    text = payload.dumps(plain)
-    return codecs.decode(cls if name is None else type(value), payload.loads(text))  # a name stands for its class
+    text = json.dumps(plain)
+    return codecs.decode(cls if name is None else type(value), json.loads(text))  # a name stands for its class
 
 
 def typed(value: Any) -> Any:
@@ -572,7 +572,7 @@ FLIGHT = Flight(flightNumber=1545, day=dt.date(2013, 1, 1), delay=dt.timedelta(m
 def test_pydantic_models_come_back_equal(value: Any) -> None:
     name, plain = codecs.encode(value)
     assert name == type(value).__name__
-    back = codecs.decode(type(value), payload.loads(payload.dumps(plain)))
+    back = codecs.decode(type(value), json.loads(json.dumps(plain)))
     assert type(back) is type(value)
     assert back == value
 

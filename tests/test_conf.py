@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 from django.core.exceptions import ImproperlyConfigured
 
-from django_dbtaskqueue import UnknownQueue, conf, durations, processor, registry
-from django_dbtaskqueue.lease import Lease
+from django_dbtaskqueue import UnknownQueue, processor, registry
+from django_dbtaskqueue.conf import settings as conf
+from django_dbtaskqueue.core import durations
+from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.testing import TaskQueueKit
 
 

@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from django_dbtaskqueue.durations import duration, iso, short
+from django_dbtaskqueue.core.durations import duration, iso, short
 
 
 @pytest.mark.parametrize(

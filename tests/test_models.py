@@ -17,8 +17,8 @@ from django.db import IntegrityError, connection, connections, transaction
 from django.db.models.functions import Now
 from django.utils import timezone
 
+from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.models import Task
-from django_dbtaskqueue.session import Session
 from tests.conftest import ProcessDatabase
 from tests.factories import HOLDER, make_task
 from tests.support import ended

@@ -18,9 +18,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_dbtaskqueue import payload
-from django_dbtaskqueue.exceptions import PayloadError
-from django_dbtaskqueue.payload import DEFAULT_LIMITS, Limits
+from django_dbtaskqueue.core import json as payload
+from django_dbtaskqueue.core.exceptions import PayloadError
+from django_dbtaskqueue.core.json import DEFAULT_LIMITS, Limits
 
 NAN, INF = math.nan, math.inf
 

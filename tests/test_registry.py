@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from django.core.exceptions import ImproperlyConfigured
 
-from django_dbtaskqueue import PayloadError, conf, enqueue, processor, registry
-from django_dbtaskqueue.lease import Lease
+from django_dbtaskqueue import PayloadError, enqueue, processor, registry
+from django_dbtaskqueue.conf import settings as conf
+from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.models import Task
 from tests.factories import make_task
 

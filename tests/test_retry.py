@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_dbtaskqueue import retry
-from django_dbtaskqueue.outcomes import Fail
-from django_dbtaskqueue.retry import Arithmetic, Fixed, Geometric, Linear, PerException, Policy, Sequence, Staged
+from django_dbtaskqueue.core import retry
+from django_dbtaskqueue.core.outcomes import Fail
+from django_dbtaskqueue.core.retry import Arithmetic, Fixed, Geometric, Linear, PerException, Policy, Sequence, Staged
 
-LOGGER = "django_dbtaskqueue.retry"
+LOGGER = "django_dbtaskqueue.core.retry"
 
 
 def s(seconds: float) -> timedelta:

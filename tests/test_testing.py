@@ -49,7 +49,7 @@ from django_dbtaskqueue.testing import (
 from tests.testapp.models import Booking
 
 if TYPE_CHECKING:
-    from django_dbtaskqueue.lease import Lease
+    from django_dbtaskqueue.core.lease import Lease
 
 pytestmark = pytest.mark.usefixtures("taskqueue_registry")
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -733,7 +733,7 @@ def test_the_plugin_imports_no_django_before_a_test_asks_for_it(tmp_path: Path) 
         def test_plugin_is_there_and_django_models_are_not(pytestconfig):
             assert pytestconfig.pluginmanager.has_plugin("dbtaskqueue")
             assert not [name for name in sys.modules if name.startswith(("django.", "django_dbtaskqueue."))
-                        and name != "django_dbtaskqueue.pytest_plugin"]
+                        and name != "django_dbtaskqueue.testing.plugin"]
     """
     done = pytest_of(tmp_path, test, "-p", "no:django")
     assert "1 passed" in done.stdout, done.stdout + done.stderr
@@ -741,7 +741,8 @@ def test_the_plugin_imports_no_django_before_a_test_asks_for_it(tmp_path: Path) 
 
 @pytest.mark.django_db
 def test_settings_of_a_processor_are_back_after_the_registry_was_restored() -> None:
-    from django_dbtaskqueue import conf, registry
+    from django_dbtaskqueue import registry
+    from django_dbtaskqueue.conf import settings as conf
 
     processor("mail", max_attempts=2)(lambda task: None)
     saved = registry.snapshot()

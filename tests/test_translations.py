@@ -18,10 +18,10 @@ from django.utils.translation import override
 from django.utils.translation.template import templatize
 
 import django_dbtaskqueue
-from django_dbtaskqueue.exceptions import SearchError
-from django_dbtaskqueue.operations.search import parse
+from django_dbtaskqueue.core.exceptions import SearchError
+from django_dbtaskqueue.core.states import Status
+from django_dbtaskqueue.operations.search.parse import parse
 from django_dbtaskqueue.operations.verbs import REPROCESS
-from django_dbtaskqueue.status import Status
 from tests.factories import make_task
 
 PACKAGE = Path(django_dbtaskqueue.__file__).parent

@@ -12,7 +12,6 @@ from django.utils.html import format_html
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from django_dbtaskqueue import bulk_operations
 from django_dbtaskqueue.admin.base import id_of
 from django_dbtaskqueue.admin.confirm import check
 from django_dbtaskqueue.admin.display import NOTHING, ago, badge, json_box
@@ -20,6 +19,7 @@ from django_dbtaskqueue.admin.filters import AuditFilter, BulkFilter
 from django_dbtaskqueue.admin.lists import ListAdmin
 from django_dbtaskqueue.models import BulkOperation, Task
 from django_dbtaskqueue.models.operations import CANCELLED, FAILED, FINISHED, RUNNING, UNFINISHED, WAITING
+from django_dbtaskqueue.operations import bulk
 from django_dbtaskqueue.operations.permissions import can_operate
 from django_dbtaskqueue.operations.verbs import VERBS
 
@@ -75,12 +75,12 @@ class BulkOperationAdmin(ListAdmin):
             raise Http404
         alias = self.get_queryset(request).db
         if "cancel" in request.POST:
-            done = bulk_operations.cancel(operation.pk, request.user, using=alias)
+            done = bulk.cancel(operation.pk, request.user, using=alias)
             self.message_user(request, _("It is cancelled.") if done else _("It had ended already."))
         else:
             check(request, VERBS[operation.verb])
             deadline = monotonic() + WORKING
-            while bulk_operations.turn(alias) and monotonic() < deadline:
+            while bulk.turn(alias) and monotonic() < deadline:
                 pass
         return HttpResponseRedirect(self.page_of(operation))
 

@@ -13,8 +13,8 @@ from django.utils.safestring import SafeString
 from django.utils.timezone import localtime
 from django.utils.translation import gettext as _
 
+from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.operations.masking import masked, masked_text
-from django_dbtaskqueue.status import Status
 
 NOTHING = "-"
 ICONS = {

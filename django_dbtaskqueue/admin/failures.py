@@ -16,13 +16,13 @@ from django_dbtaskqueue.admin.display import ago, short_error
 from django_dbtaskqueue.admin.filters import FailureFilter
 from django_dbtaskqueue.admin.lists import SmallListAdmin
 from django_dbtaskqueue.admin.searching import text_of
+from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.models import Attempt, FailureGroup, Task
-from django_dbtaskqueue.operations.failures import WINDOWS, FailureFigures, figures_of
-from django_dbtaskqueue.operations.looking import Look
 from django_dbtaskqueue.operations.masking import masked_text
 from django_dbtaskqueue.operations.permissions import can_operate
+from django_dbtaskqueue.operations.search.window import Look
+from django_dbtaskqueue.operations.stats.failures import WINDOWS, FailureFigures, figures_of
 from django_dbtaskqueue.operations.verbs import TASK_VERBS, Verb
-from django_dbtaskqueue.status import Status
 
 
 def _window(name: str) -> Callable[[Any, Any], str]:

@@ -11,9 +11,9 @@ from django.db.models import QuerySet
 from django.utils.translation import gettext_lazy as _
 
 from django_dbtaskqueue.admin.base import id_of
+from django_dbtaskqueue.core.states import TERMINAL
 from django_dbtaskqueue.models import AuditEntry, BulkOperation, FailureGroup
 from django_dbtaskqueue.models.operations import STATES
-from django_dbtaskqueue.status import TERMINAL
 
 if TYPE_CHECKING:
 

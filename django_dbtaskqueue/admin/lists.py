@@ -15,8 +15,8 @@ from django.utils.translation import gettext as _
 from django_dbtaskqueue.admin.base import ReadOnlyAdmin, id_of
 from django_dbtaskqueue.admin.pages import LIVE, show
 from django_dbtaskqueue.admin.tables import table_of
-from django_dbtaskqueue.operations.looking import Look, page_of, whole_page
 from django_dbtaskqueue.operations.paginators import Slice, bounded_counts, estimate
+from django_dbtaskqueue.operations.search.window import Look, page_of, whole_page
 from django_dbtaskqueue.operations.verbs import Verb
 
 PAGE = 50  # rows

@@ -18,10 +18,10 @@ from django_dbtaskqueue.admin.charts import charts
 from django_dbtaskqueue.admin.display import NOTHING, badge, duration
 from django_dbtaskqueue.admin.pages import show
 from django_dbtaskqueue.admin.searching import text_of
+from django_dbtaskqueue.core.states import Status
+from django_dbtaskqueue.db.session import model_for
 from django_dbtaskqueue.models import FailureGroup, Poller, Queue, Task
-from django_dbtaskqueue.operations.figures import Amount, Overview, QueueFigures, overview
-from django_dbtaskqueue.session import model_for
-from django_dbtaskqueue.status import Status
+from django_dbtaskqueue.operations.stats.overview import Amount, Overview, QueueFigures, overview
 
 MOST = 100  # queues in the grid; those that need care come first, others are found by name
 NAME = "name"

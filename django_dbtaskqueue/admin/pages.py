@@ -19,9 +19,9 @@ from django.utils.text import capfirst
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from django_dbtaskqueue.exceptions import SearchTooSlow
-from django_dbtaskqueue.operations.limits import bounded
-from django_dbtaskqueue.session import Session
+from django_dbtaskqueue.core.exceptions import SearchTooSlow
+from django_dbtaskqueue.db.session import Session
+from django_dbtaskqueue.operations.timeouts import bounded
 
 INTERVALS = (2, 5, 15, 60)  # seconds between refreshes that a viewer can choose
 LIVE = "_live"  # the query key that asks for the part of a page that refreshes

@@ -13,7 +13,6 @@ from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
-from django_dbtaskqueue import conf
 from django_dbtaskqueue.admin.charts import charts
 from django_dbtaskqueue.admin.confirm import PauseForm, PlainForm, Question, ask, bound_form, check, confirmed
 from django_dbtaskqueue.admin.display import NOTHING, badge, local
@@ -22,17 +21,18 @@ from django_dbtaskqueue.admin.lists import SmallListAdmin
 from django_dbtaskqueue.admin.overview import row_of
 from django_dbtaskqueue.admin.searching import text_of
 from django_dbtaskqueue.admin.settings_page import change_settings, changes_of, purge, settings_of
-from django_dbtaskqueue.exceptions import TaskQueueError
+from django_dbtaskqueue.conf import settings as conf
+from django_dbtaskqueue.core.exceptions import TaskQueueError
+from django_dbtaskqueue.core.states import Status
+from django_dbtaskqueue.db.session import alias_for, model_for
 from django_dbtaskqueue.models import Queue
-from django_dbtaskqueue.operations import queue_acts
+from django_dbtaskqueue.operations import queue_actions
 from django_dbtaskqueue.operations.audit import Actor
-from django_dbtaskqueue.operations.figures import of_queue
-from django_dbtaskqueue.operations.looking import Look
 from django_dbtaskqueue.operations.paginators import Slice
 from django_dbtaskqueue.operations.permissions import can_operate
+from django_dbtaskqueue.operations.search.window import Look
+from django_dbtaskqueue.operations.stats.overview import of_queue
 from django_dbtaskqueue.operations.verbs import CHANGE_SETTINGS, PAUSE, PURGE, QUEUE_VERBS, Verb
-from django_dbtaskqueue.session import alias_for, model_for
-from django_dbtaskqueue.status import Status
 
 MOST_SHOWN = 200  # queues on one page; others are found by name
 
@@ -188,9 +188,9 @@ def act(model_admin: Any, request: HttpRequest, verb: Verb) -> HttpResponse | No
     actor, reason = Actor(request.user, "admin"), form.reason()
     try:
         if verb is PAUSE:
-            changed = queue_acts.pause(names, actor, reason=reason, until=form.cleaned_data["until"])
+            changed = queue_actions.pause(names, actor, reason=reason, until=form.cleaned_data["until"])
         else:
-            changed = queue_acts.resume(names, actor, reason=reason)
+            changed = queue_actions.resume(names, actor, reason=reason)
     except TaskQueueError as error:
         model_admin.message_user(request, str(error), messages.ERROR)
         return None

@@ -11,17 +11,17 @@ from django.utils.html import format_html_join
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from django_dbtaskqueue import conf
 from django_dbtaskqueue.admin.display import NOTHING, ago, badge, box, short_error, summary
 from django_dbtaskqueue.admin.filters import AttemptFilter, HistoryFilter, NameFilter
 from django_dbtaskqueue.admin.lists import ListAdmin, SmallListAdmin
-from django_dbtaskqueue.admin.telling import tell_pollers
+from django_dbtaskqueue.admin.poller_actions import tell_pollers
+from django_dbtaskqueue.conf import settings as conf
+from django_dbtaskqueue.core.states import Status
+from django_dbtaskqueue.db.session import model_for
 from django_dbtaskqueue.models import AbstractTask
 from django_dbtaskqueue.operations.permissions import can_operate
-from django_dbtaskqueue.operations.poller_acts import POLLER_VERBS, STOPPED
+from django_dbtaskqueue.operations.poller_actions import POLLER_VERBS, STOPPED
 from django_dbtaskqueue.operations.verbs import Verb
-from django_dbtaskqueue.session import model_for
-from django_dbtaskqueue.status import Status
 
 LATE = 3  # heartbeats missed before a poller counts as late
 RUNNING = "RUNNING"  # any other state is on the way to it or away from it

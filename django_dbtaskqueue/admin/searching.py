@@ -12,10 +12,10 @@ from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.utils.translation import gettext as _
 
 from django_dbtaskqueue.admin.base import id_of
+from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.models import SavedSearch
-from django_dbtaskqueue.operations.kinds import Match
-from django_dbtaskqueue.operations.search import QUALIFIERS, Search, Term, to_text
-from django_dbtaskqueue.status import Status
+from django_dbtaskqueue.operations.search.parse import QUALIFIERS, Search, Term, to_text
+from django_dbtaskqueue.operations.search.values import Match
 
 MOST_VIEWS = 100  # saved searches on a page
 LONGEST_NAME = 100

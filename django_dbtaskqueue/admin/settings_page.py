@@ -12,17 +12,17 @@ from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.utils.dateparse import parse_duration
 from django.utils.translation import gettext as _
 
-from django_dbtaskqueue import bulk_operations, conf
 from django_dbtaskqueue.admin.confirm import check
 from django_dbtaskqueue.admin.searching import text_of
-from django_dbtaskqueue.durations import short
-from django_dbtaskqueue.exceptions import OperationRefused
+from django_dbtaskqueue.conf import settings as conf
+from django_dbtaskqueue.conf.queue import PLACE, QueueSettings, stored
+from django_dbtaskqueue.core.durations import short
+from django_dbtaskqueue.core.exceptions import OperationRefused
+from django_dbtaskqueue.core.retry import describe
 from django_dbtaskqueue.models import BulkOperation, Queue
-from django_dbtaskqueue.operations import queue_acts
+from django_dbtaskqueue.operations import bulk, queue_actions
 from django_dbtaskqueue.operations.audit import Actor
 from django_dbtaskqueue.operations.verbs import CHANGE_SETTINGS, PURGE
-from django_dbtaskqueue.queueconf import PLACE, QueueSettings, stored
-from django_dbtaskqueue.retry import describe
 
 FIXED = (*PLACE, "strategy", "router", "paused")  # where tasks live cannot change; pausing has a page of its own
 
@@ -99,7 +99,7 @@ def change_settings(page: Any, request: HttpRequest) -> HttpResponse:
         if value:
             values = stored({key: _read(key, value)}, where=_("Queue %(name)s") % {"name": name}, fixed=FIXED)
         back, reason = [] if value else [key], request.POST.get("reason", "")
-        queue_acts.change_settings(name, values, Actor(request.user, "admin"), back=back, reason=reason)
+        queue_actions.change_settings(name, values, Actor(request.user, "admin"), back=back, reason=reason)
     except (ImproperlyConfigured, OperationRefused, TypeError, ValueError) as error:
         page.message_user(request, str(error), messages.ERROR)
         return HttpResponseRedirect(page.page_of(queue))
@@ -121,7 +121,7 @@ def purge(page: Any, request: HttpRequest) -> HttpResponse:
         return HttpResponseRedirect(page.page_of(queue))
     try:
         reason = request.POST.get("reason", "").strip()
-        operation = bulk_operations.start(PURGE, text_of(queue=name), request.user, reason)
+        operation = bulk.start(PURGE, text_of(queue=name), request.user, reason)
     except OperationRefused as error:
         page.message_user(request, str(error), messages.ERROR)
         return HttpResponseRedirect(page.page_of(queue))

@@ -16,21 +16,21 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from django_dbtaskqueue.admin import lists, searching
-from django_dbtaskqueue.admin.acting import act
-from django_dbtaskqueue.admin.again import can_enqueue, enqueue_again
+from django_dbtaskqueue.admin.actions import act
 from django_dbtaskqueue.admin.base import may_see
 from django_dbtaskqueue.admin.display import NOTHING, ago, box, duration, stamp, summary
+from django_dbtaskqueue.admin.enqueue_copy import can_enqueue, enqueue_again
 from django_dbtaskqueue.admin.lists import WHOLE, ListAdmin
+from django_dbtaskqueue.core.states import Status
+from django_dbtaskqueue.db.session import alias_for
 from django_dbtaskqueue.models import AbstractTask, Attempt, Poller, Queue, Task
-from django_dbtaskqueue.operations import looking
-from django_dbtaskqueue.operations.filters import TaskFilter
-from django_dbtaskqueue.operations.looking import Look
+from django_dbtaskqueue.models.querysets import TaskQuerySet
 from django_dbtaskqueue.operations.permissions import can_operate
-from django_dbtaskqueue.operations.search import Search, parse
+from django_dbtaskqueue.operations.search import window
+from django_dbtaskqueue.operations.search.filterset import TaskFilter
+from django_dbtaskqueue.operations.search.parse import Search, parse
+from django_dbtaskqueue.operations.search.window import Look
 from django_dbtaskqueue.operations.verbs import IN_EFFECT, TASK_VERBS, Verb
-from django_dbtaskqueue.querysets import TaskQuerySet
-from django_dbtaskqueue.session import alias_for
-from django_dbtaskqueue.status import Status
 
 LONG = ("payload", "result", "context")
 MOST_ATTEMPTS = 50  # failed attempts on the page of a task
@@ -95,9 +95,9 @@ class TaskAdmin(ListAdmin):
         if WHOLE in request.GET:
             return super().look(request, filterset, rows, before, after)
         place = {"before": before, "after": after}
-        if filterset.search and looking.in_hand(filterset.search) and connections[rows.db].vendor == "postgresql":
-            return looking.page_in_hand(cast(TaskQuerySet, rows), filterset.search.queues(), lists.PAGE, **place)
-        return looking.page_of(rows, looking.among(filterset.search, filterset.queryset), lists.PAGE, **place)
+        if filterset.search and window.in_hand(filterset.search) and connections[rows.db].vendor == "postgresql":
+            return window.page_in_hand(cast(TaskQuerySet, rows), filterset.search.queues(), lists.PAGE, **place)
+        return window.page_of(rows, window.among(filterset.search, filterset.queryset), lists.PAGE, **place)
 
     # -- columns -----------------------------------------------------------------------------------------------------
 

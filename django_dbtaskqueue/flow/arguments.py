@@ -8,10 +8,11 @@ from datetime import datetime, timedelta
 from functools import lru_cache
 from typing import Any
 
-from django_dbtaskqueue import codecs, conf, context
-from django_dbtaskqueue import payload as json_payload
-from django_dbtaskqueue.exceptions import EnqueueError, PayloadError, near_match
-from django_dbtaskqueue.outcomes import CENTURY
+from django_dbtaskqueue.conf import settings as conf
+from django_dbtaskqueue.core import codecs, context
+from django_dbtaskqueue.core import json as json_payload
+from django_dbtaskqueue.core.exceptions import EnqueueError, PayloadError, near_match
+from django_dbtaskqueue.core.outcomes import CENTURY
 
 LAST_YEAR = 9000
 LONGEST = 200  # characters of a reference, group or tag

@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from datetime import timedelta
 from time import monotonic
 
-from django_dbtaskqueue.exceptions import QueueFull
+from django_dbtaskqueue.core.exceptions import QueueFull
+from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.models import Queue
-from django_dbtaskqueue.session import Session
 
 LOOK = 0.05  # seconds between two looks for room
 

@@ -17,9 +17,9 @@ from typing import Any, Protocol
 from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import import_string
 
-from django_dbtaskqueue.exceptions import TaskQueueError
-from django_dbtaskqueue.lease import Door, Lease
-from django_dbtaskqueue.session import Row, Session
+from django_dbtaskqueue.core.exceptions import TaskQueueError
+from django_dbtaskqueue.core.lease import Door, Lease
+from django_dbtaskqueue.db.session import Row, Session
 
 START = ("-infinity", 0)  # the front of the line
 WALK_PAUSE = 0.05  # seconds, at least, between two walks from the front while there is something behind the bounds

@@ -12,9 +12,10 @@ from itertools import chain, islice
 from operator import le
 from typing import Any
 
-from django_dbtaskqueue import codecs, conf, payloads
-from django_dbtaskqueue.conf import QueueSettings
-from django_dbtaskqueue.exceptions import EnqueueError, PayloadError
+from django_dbtaskqueue.conf import settings as conf
+from django_dbtaskqueue.conf.settings import QueueSettings
+from django_dbtaskqueue.core import codecs, payloads
+from django_dbtaskqueue.core.exceptions import EnqueueError, PayloadError
 from django_dbtaskqueue.flow.arguments import (
     LONGEST,
     constants,

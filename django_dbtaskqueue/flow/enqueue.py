@@ -15,15 +15,16 @@ from django.db.models import Model
 from django.db.models import signals as model_signals
 from django.db.models.base import ModelState
 
-from django_dbtaskqueue import conf, overrides
-from django_dbtaskqueue import payload as json_payload
-from django_dbtaskqueue.exceptions import DuplicateTask
-from django_dbtaskqueue.flow import calls, groups
+from django_dbtaskqueue.conf import overrides
+from django_dbtaskqueue.conf import settings as conf
+from django_dbtaskqueue.core import json as json_payload
+from django_dbtaskqueue.core.exceptions import DuplicateTask
+from django_dbtaskqueue.db.session import Session, alias_for, model_for
+from django_dbtaskqueue.flow import groups, usage
 from django_dbtaskqueue.flow.arguments import ON_DUPLICATE, check_choice, row_of
 from django_dbtaskqueue.flow.capacity import room
 from django_dbtaskqueue.flow.shards import route, with_fail_over
 from django_dbtaskqueue.models import Task
-from django_dbtaskqueue.session import Session, alias_for, model_for
 
 
 def enqueue(
@@ -102,7 +103,7 @@ def _insert(session: Session, queue: str, row: dict[str, Any], on_duplicate: str
     for _ in range(3):  # the row in the way may go between the two statements
         written = session.repeat(sql, params)
         if written:
-            calls.put_after_commit(session.connection, queue, 1, written[0][:1])
+            usage.put_after_commit(session.connection, queue, 1, written[0][:1])
             return _task(session, queue, row, dict(zip(returned, written[0], strict=True)))
         found = session.run(session.sql.find, params)
         if found and on_duplicate == "ignore":

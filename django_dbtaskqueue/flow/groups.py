@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from django_dbtaskqueue.session import Session
+from django_dbtaskqueue.db.session import Session
 
 
 class Member(NamedTuple):

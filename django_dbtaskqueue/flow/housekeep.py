@@ -8,10 +8,10 @@ from datetime import timedelta
 from django.db import transaction
 from django.db.models.functions import Coalesce, Now
 
-from django_dbtaskqueue.exceptions import TaskQueueError
-from django_dbtaskqueue.flow.rows import Tasks, chosen, lockable, plain, remove
+from django_dbtaskqueue.core.exceptions import TaskQueueError
+from django_dbtaskqueue.core.states import sources
+from django_dbtaskqueue.flow.selection import Tasks, chosen, lockable, plain, remove
 from django_dbtaskqueue.models import TaskColumns, TaskHistory
-from django_dbtaskqueue.status import sources
 
 BATCH = 1000
 COLUMNS = [field.name for field in TaskColumns._meta.get_fields()]

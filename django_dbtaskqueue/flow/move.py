@@ -17,13 +17,13 @@ from django.db import transaction
 from django.db.models import F
 from django.db.models.functions import Least, Now
 
-from django_dbtaskqueue import notifier
+from django_dbtaskqueue.core.lease import Lease
+from django_dbtaskqueue.core.sql.statements import NO_HANDLER
+from django_dbtaskqueue.core.states import BY_VERB, TERMINAL, sources
+from django_dbtaskqueue.db import notify
+from django_dbtaskqueue.db.session import Row, Session
 from django_dbtaskqueue.flow.groups import lock, regroup
-from django_dbtaskqueue.flow.rows import Tasks, chosen, lockable, plain, remove
-from django_dbtaskqueue.flow.sql.statements import NO_HANDLER
-from django_dbtaskqueue.lease import Lease
-from django_dbtaskqueue.session import Row, Session
-from django_dbtaskqueue.status import BY_VERB, TERMINAL, sources
+from django_dbtaskqueue.flow.selection import Tasks, chosen, lockable, plain, remove
 
 BATCH = 10_000  # ids in one statement: databases bound the number of its parameters
 BACK_IN_LINE: dict[str, Any] = {
@@ -115,7 +115,7 @@ def _move(tasks: Tasks, verb: str, **changes: Any) -> int:
         changed = _regroup(allowed, change)
         if changed and changes.get("ready_time") is not None:
             for queue in queues:
-                notifier.after_commit(transaction.get_connection(allowed.db), queue)
+                notify.after_commit(transaction.get_connection(allowed.db), queue)
     return changed
 
 

@@ -9,9 +9,9 @@ from typing import Any
 from django.dispatch import Signal
 
 from django_dbtaskqueue import listeners, signals
-from django_dbtaskqueue.exceptions import LeaseLost
-from django_dbtaskqueue.lease import Lease
-from django_dbtaskqueue.outcomes import Fail
+from django_dbtaskqueue.core.exceptions import LeaseLost
+from django_dbtaskqueue.core.lease import Lease
+from django_dbtaskqueue.core.outcomes import Fail
 
 logger = logging.getLogger("django_dbtaskqueue")
 

@@ -14,12 +14,12 @@ from typing import Any
 
 from django.db import transaction
 
-from django_dbtaskqueue import codecs, context
-from django_dbtaskqueue import payload as json_payload
-from django_dbtaskqueue.exceptions import LeaseLost, PayloadError, ReenqueueDelayMissing, TaskQueueError
-from django_dbtaskqueue.lease import Lease
-from django_dbtaskqueue.outcomes import OUTCOMES, Complete, CompleteDelete, Fail, Outcome, Poison
-from django_dbtaskqueue.reenqueueing import timed
+from django_dbtaskqueue.core import codecs, context
+from django_dbtaskqueue.core import json as json_payload
+from django_dbtaskqueue.core.exceptions import LeaseLost, PayloadError, ReenqueueDelayMissing, TaskQueueError
+from django_dbtaskqueue.core.lease import Lease
+from django_dbtaskqueue.core.outcomes import OUTCOMES, Complete, CompleteDelete, Fail, Outcome, Poison
+from django_dbtaskqueue.flow.reenqueue import timed
 
 logger = logging.getLogger("django_dbtaskqueue")
 DONE = Complete()  # what nearly every processor means

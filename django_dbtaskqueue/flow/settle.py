@@ -16,15 +16,16 @@ from typing import Any
 
 from django.db.utils import DatabaseError, OperationalError
 
-from django_dbtaskqueue import conf, retry
-from django_dbtaskqueue import payload as json_payload
-from django_dbtaskqueue.exceptions import TaskQueueError
+from django_dbtaskqueue.conf import settings as conf
+from django_dbtaskqueue.core import json as json_payload
+from django_dbtaskqueue.core import retry
+from django_dbtaskqueue.core.exceptions import TaskQueueError
+from django_dbtaskqueue.core.lease import Lease
+from django_dbtaskqueue.core.outcomes import Complete, CompleteDelete, Fail, Outcome, Poison, Reenqueue
+from django_dbtaskqueue.core.sql.statements import Statements
+from django_dbtaskqueue.db.session import Row, Session
 from django_dbtaskqueue.flow import groups
-from django_dbtaskqueue.flow.failures import describe
-from django_dbtaskqueue.flow.sql.statements import Statements
-from django_dbtaskqueue.lease import Lease
-from django_dbtaskqueue.outcomes import Complete, CompleteDelete, Fail, Outcome, Poison, Reenqueue
-from django_dbtaskqueue.session import Row, Session
+from django_dbtaskqueue.flow.failure_signature import describe
 
 logger = logging.getLogger(__name__)
 

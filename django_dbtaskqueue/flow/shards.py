@@ -11,8 +11,8 @@ from django.db import connections
 from django.db.utils import InterfaceError, OperationalError
 from django.utils.module_loading import import_string
 
-from django_dbtaskqueue.conf import QueueSettings
-from django_dbtaskqueue.exceptions import EnqueueError
+from django_dbtaskqueue.conf.settings import QueueSettings
+from django_dbtaskqueue.core.exceptions import EnqueueError
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -7,7 +7,7 @@ from datetime import timedelta
 
 from django.core.exceptions import ImproperlyConfigured
 
-from django_dbtaskqueue import conf
+from django_dbtaskqueue.conf import settings as conf
 
 
 def positive(text: str) -> int:

@@ -3,7 +3,7 @@
 import django.db.models.functions.datetime
 from django.db import migrations, models
 
-import django_dbtaskqueue.tuning
+import django_dbtaskqueue.db.storage
 
 
 class Migration(migrations.Migration):
@@ -511,6 +511,6 @@ class Migration(migrations.Migration):
                 ],
             },
         ),
-        django_dbtaskqueue.tuning.TuneTaskTable("task"),
-        django_dbtaskqueue.tuning.TuneTaskTable("temporarytask", unlogged=True),
+        django_dbtaskqueue.db.storage.TuneTaskTable("task"),
+        django_dbtaskqueue.db.storage.TuneTaskTable("temporarytask", unlogged=True),
     ]

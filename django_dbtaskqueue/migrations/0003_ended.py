@@ -5,7 +5,7 @@ from typing import Any
 from django.db import migrations, models
 from django.db.migrations.operations.base import Operation
 
-from django_dbtaskqueue.partitions import PartitionByMonth
+from django_dbtaskqueue.db.partitions import PartitionByMonth
 
 ENDED = ["COMPLETED", "ERROR", "POISON"]
 FAILED = ["ERROR", "POISON"]

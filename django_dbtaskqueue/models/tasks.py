@@ -13,8 +13,8 @@ from django.db.models import Q
 from django.db.models.functions import Now
 from django.utils.translation import gettext_lazy as _
 
-from django_dbtaskqueue.querysets import TaskManager
-from django_dbtaskqueue.status import TERMINAL, Status
+from django_dbtaskqueue.core.states import TERMINAL, Status
+from django_dbtaskqueue.models.querysets import TaskManager
 
 STATUS_CHOICES = [(str(status), str(status)) for status in Status]
 STATUSES = [str(status) for status in Status]

@@ -14,10 +14,10 @@ from django.db import router, transaction
 from django.db.models import Model
 from django.utils.translation import gettext as _
 
-from django_dbtaskqueue.exceptions import OperationRefused
+from django_dbtaskqueue.core.exceptions import OperationRefused
 from django_dbtaskqueue.models import AuditEntry
 from django_dbtaskqueue.operations.permissions import can_operate, search_fault
-from django_dbtaskqueue.operations.search import Search
+from django_dbtaskqueue.operations.search.parse import Search
 from django_dbtaskqueue.operations.verbs import REASON_LENGTH, Verb
 
 ADDITION, CHANGE, DELETION = 1, 2, 3  # Django's action flags; the admin need not be installed

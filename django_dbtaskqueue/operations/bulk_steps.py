@@ -12,14 +12,14 @@ from django.db.models import F
 from django.db.models.functions import Coalesce, Now
 from django.utils.translation import gettext as _
 
+from django_dbtaskqueue.db.session import model_named
 from django_dbtaskqueue.models import BulkOperation, BulkSkip
 from django_dbtaskqueue.models.operations import FINISHED, FIRST_WINDOW, RUNNING
-from django_dbtaskqueue.operations.acts import Order, Report, change, note
+from django_dbtaskqueue.models.querysets import TaskQuerySet
+from django_dbtaskqueue.operations.actions import Order, Report, change, note
 from django_dbtaskqueue.operations.audit import CHANGE, Actor, log
-from django_dbtaskqueue.operations.selection import select
+from django_dbtaskqueue.operations.search.query import select
 from django_dbtaskqueue.operations.verbs import BULK_VERBS, Aging
-from django_dbtaskqueue.querysets import TaskQuerySet
-from django_dbtaskqueue.session import model_named
 
 CHUNK = 500  # tasks of one chunk, and so of one transaction
 LARGEST_WINDOW = 1_000_000  # ids looked through by one statement

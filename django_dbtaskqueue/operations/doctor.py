@@ -12,14 +12,15 @@ from django.db.models.functions import Now
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
-from django_dbtaskqueue import checks, conf, registry
+from django_dbtaskqueue import registry
+from django_dbtaskqueue.conf import settings as conf
+from django_dbtaskqueue.db.session import Session
+from django_dbtaskqueue.management.console.output import span
 from django_dbtaskqueue.models import Poller, Queue, Task
-from django_dbtaskqueue.operations import server
-from django_dbtaskqueue.operations.console.words import span
-from django_dbtaskqueue.operations.figures import MISSED, QueueFigures, alive, heads, overview, places_of
-from django_dbtaskqueue.operations.findings import Finding
-from django_dbtaskqueue.operators import Location
-from django_dbtaskqueue.session import Session
+from django_dbtaskqueue.operations import checks, doctor_server
+from django_dbtaskqueue.operations.finding import Finding
+from django_dbtaskqueue.operations.lookup import Location
+from django_dbtaskqueue.operations.stats.overview import MISSED, QueueFigures, alive, heads, overview, places_of
 
 __all__ = ["Finding", "examine"]
 
@@ -35,7 +36,7 @@ def examine(using: str | None = None) -> list[Finding]:
     """
     alias = using or router.db_for_write(Task)
     found: list[Finding] = []
-    for look in (_unmigrated, _settings, _places, _clock, _queues, _pollers, _parked, server.examine):
+    for look in (_unmigrated, _settings, _places, _clock, _queues, _pollers, _parked, doctor_server.examine):
         found += _looked(look, alias)
         if look is _unmigrated and found:
             return found

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from django_dbtaskqueue import conf
+from django_dbtaskqueue.conf import settings as conf
 
 MASKED = "•••"
 JOINTS = re.compile(r"[\s_.-]+")

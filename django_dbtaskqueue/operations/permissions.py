@@ -14,8 +14,8 @@ from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import import_string
 from django.utils.translation import gettext as _
 
-from django_dbtaskqueue import conf
-from django_dbtaskqueue.operations.search import Search, reads_payload
+from django_dbtaskqueue.conf import settings as conf
+from django_dbtaskqueue.operations.search.parse import Search, reads_payload
 from django_dbtaskqueue.operations.verbs import VERBS, VIEW_PAYLOAD, Verb
 
 APP = "dbtaskqueue"

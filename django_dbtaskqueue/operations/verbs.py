@@ -14,14 +14,14 @@ from django.db.models.functions import Coalesce, Now
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext, ngettext_lazy
 
+from django_dbtaskqueue.core.states import BY_VERB, Status
+from django_dbtaskqueue.models.querysets import TaskQuerySet
 from django_dbtaskqueue.operations.paginators import Count, bounded_count
-from django_dbtaskqueue.operations.pausing import IN_EFFECT as IN_EFFECT
-from django_dbtaskqueue.operations.pausing import REASON_LENGTH as REASON_LENGTH
-from django_dbtaskqueue.operations.pausing import ensure_rows as ensure_rows
-from django_dbtaskqueue.operations.pausing import pause as pause
-from django_dbtaskqueue.operations.pausing import resume as resume
-from django_dbtaskqueue.querysets import TaskQuerySet
-from django_dbtaskqueue.status import BY_VERB, Status
+from django_dbtaskqueue.operations.pause import IN_EFFECT as IN_EFFECT
+from django_dbtaskqueue.operations.pause import REASON_LENGTH as REASON_LENGTH
+from django_dbtaskqueue.operations.pause import ensure_rows as ensure_rows
+from django_dbtaskqueue.operations.pause import pause as pause
+from django_dbtaskqueue.operations.pause import resume as resume
 
 MOST_KICKED = 2**31 - 1  # no bound but the selection
 

@@ -9,7 +9,7 @@ from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
-from django_dbtaskqueue.exceptions import JobOptionError, near_match
+from django_dbtaskqueue.core.exceptions import JobOptionError, near_match
 
 UNITS = {"ms": "milliseconds", "s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 

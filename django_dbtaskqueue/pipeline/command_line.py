@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, Protocol, TextIO
 
-from django_dbtaskqueue.exceptions import CheckFailed, JobOptionError, PipelineError
+from django_dbtaskqueue.core.exceptions import CheckFailed, JobOptionError, PipelineError
 from django_dbtaskqueue.pipeline.arguments import Argument, complete, pair
 from django_dbtaskqueue.pipeline.database import Database
-from django_dbtaskqueue.pipeline.faults import one_paragraph
-from django_dbtaskqueue.pipeline.interrupts import is_interrupt, unlogged
 from django_dbtaskqueue.pipeline.jobs import JOBS, Context, Job, job
 from django_dbtaskqueue.pipeline.plain import as_json, write_whole
-from django_dbtaskqueue.pipeline.progress import shown_on
+from django_dbtaskqueue.pipeline.spark.faults import one_paragraph
+from django_dbtaskqueue.pipeline.spark.interrupts import is_interrupt, unlogged
+from django_dbtaskqueue.pipeline.spark.progress import shown_on
 
 DONE, FAILED, WRONG_OPTIONS, CHECK_FAILED, INTERRUPTED = 0, 1, 2, 3, 130
 CODES = "Exit codes: 0 done; 1 the job failed; 2 wrong options; 3 a check found faults; 130 interrupted (Ctrl-C)."

@@ -13,10 +13,10 @@ from urllib.parse import quote, unquote, urlencode, urlsplit
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from django_dbtaskqueue.exceptions import PipelineError
-from django_dbtaskqueue.flow.sql.base import Tables
-from django_dbtaskqueue.flow.sql.dialects import DIALECTS, Dialect
-from django_dbtaskqueue.flow.sql.statements import Statements
+from django_dbtaskqueue.core.exceptions import PipelineError
+from django_dbtaskqueue.core.sql.base import Tables
+from django_dbtaskqueue.core.sql.dialects import DIALECTS, Dialect
+from django_dbtaskqueue.core.sql.statements import Statements
 
 if TYPE_CHECKING:
     from adbc_driver_manager.dbapi import Connection

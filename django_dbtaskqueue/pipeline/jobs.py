@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from django_dbtaskqueue.exceptions import JobOptionError, PipelineError, near_match
+from django_dbtaskqueue.core.exceptions import JobOptionError, PipelineError, near_match
 from django_dbtaskqueue.pipeline.arguments import Argument, complete
 from django_dbtaskqueue.pipeline.database import Database
-from django_dbtaskqueue.pipeline.session import DEFAULTS, spark_session
+from django_dbtaskqueue.pipeline.spark.session import DEFAULTS, spark_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

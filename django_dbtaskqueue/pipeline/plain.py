@@ -10,7 +10,7 @@ from datetime import date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from django_dbtaskqueue.exceptions import PipelineError
+from django_dbtaskqueue.core.exceptions import PipelineError
 
 
 def as_json(result: Any) -> str:

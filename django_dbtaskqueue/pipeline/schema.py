@@ -19,7 +19,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from django_dbtaskqueue.exceptions import PipelineError, near_match
+from django_dbtaskqueue.core.exceptions import PipelineError, near_match
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from typing import Any
 
 from django_dbtaskqueue import registry
+from django_dbtaskqueue.core.lease import Lease
+from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow import checkout, move, settle
-from django_dbtaskqueue.lease import Lease
-from django_dbtaskqueue.poller.lane import Lane
-from django_dbtaskqueue.session import Session
+from django_dbtaskqueue.poller.queue_state import Lane
 
 logger = logging.getLogger("django_dbtaskqueue")
 

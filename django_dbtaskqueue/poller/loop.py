@@ -15,22 +15,23 @@ from uuid import uuid4
 
 from django.db import connections
 
-from django_dbtaskqueue import conf, listeners, registry
+from django_dbtaskqueue import listeners, registry
+from django_dbtaskqueue.conf import settings as conf
+from django_dbtaskqueue.core.lease import Lease
+from django_dbtaskqueue.core.outcomes import Fail
+from django_dbtaskqueue.db.listen import Wakeup
+from django_dbtaskqueue.db.session import aliases_of, model_for
 from django_dbtaskqueue.flow import checkout, observe, settle
-from django_dbtaskqueue.flow.door import SettleDoor
 from django_dbtaskqueue.flow.enqueue import queue_settings
-from django_dbtaskqueue.lease import Lease
-from django_dbtaskqueue.outcomes import Fail
-from django_dbtaskqueue.poller.carrier import Carrier
+from django_dbtaskqueue.flow.settle_port import SettleDoor
+from django_dbtaskqueue.poller.connections import Carrier
 from django_dbtaskqueue.poller.executors import Done, Executor, Run, shared
-from django_dbtaskqueue.poller.intake import Intake
-from django_dbtaskqueue.poller.lane import Lane
+from django_dbtaskqueue.poller.executors.pool_of_executors import Places
+from django_dbtaskqueue.poller.fetch import Intake
 from django_dbtaskqueue.poller.options import Options
-from django_dbtaskqueue.poller.places import Places
+from django_dbtaskqueue.poller.queue_state import Lane
 from django_dbtaskqueue.poller.renew import Renewer
-from django_dbtaskqueue.poller.settler import FLUSH, Counts, Settler
-from django_dbtaskqueue.poller.wakeup import Wakeup
-from django_dbtaskqueue.session import aliases_of, model_for
+from django_dbtaskqueue.poller.settle_batches import FLUSH, Counts, Settler
 
 logger = logging.getLogger("django_dbtaskqueue")
 

@@ -14,9 +14,9 @@ from time import monotonic
 
 from django.db.utils import Error
 
-from django_dbtaskqueue.lease import Lease
-from django_dbtaskqueue.poller.lane import Lane
-from django_dbtaskqueue.session import Session
+from django_dbtaskqueue.core.lease import Lease
+from django_dbtaskqueue.db.session import Session
+from django_dbtaskqueue.poller.queue_state import Lane
 
 logger = logging.getLogger(__name__)
 RETRY = 1.0  # seconds after a renewal that could not reach the database

@@ -12,11 +12,12 @@ from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
 
-from django_dbtaskqueue import conf, retry
-from django_dbtaskqueue.conf import QueueSettings
-from django_dbtaskqueue.durations import iso
+from django_dbtaskqueue.conf import settings as conf
+from django_dbtaskqueue.conf.settings import QueueSettings
+from django_dbtaskqueue.core import retry
+from django_dbtaskqueue.core.durations import iso
 from django_dbtaskqueue.models import Queue
-from django_dbtaskqueue.poller.lane import Lane
+from django_dbtaskqueue.poller.queue_state import Lane
 
 logger = logging.getLogger("django_dbtaskqueue")
 

@@ -8,13 +8,13 @@ from typing import Any, TypedDict, Unpack
 
 from django.db.models import Count
 
-from django_dbtaskqueue import codecs
-from django_dbtaskqueue import payload as json_payload
-from django_dbtaskqueue.exceptions import PayloadError, near_match
+from django_dbtaskqueue.core import codecs
+from django_dbtaskqueue.core import json as json_payload
+from django_dbtaskqueue.core.exceptions import PayloadError, near_match
+from django_dbtaskqueue.core.states import Status
+from django_dbtaskqueue.db.session import aliases_of, model_for
 from django_dbtaskqueue.flow.enqueue import queue_settings
 from django_dbtaskqueue.models import AbstractTask
-from django_dbtaskqueue.session import aliases_of, model_for
-from django_dbtaskqueue.status import Status
 
 MOST_SHOWN = 10
 EXACT = timedelta(seconds=1)  # two delays that differ by less are the same

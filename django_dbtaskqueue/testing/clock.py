@@ -8,9 +8,10 @@ from django.apps import apps
 from django.db import connections, router
 from django.db.models import DateTimeField, Model
 
-from django_dbtaskqueue import conf, registry
+from django_dbtaskqueue import registry
+from django_dbtaskqueue.conf import settings as conf
+from django_dbtaskqueue.db.session import Session, aliases_of
 from django_dbtaskqueue.models import AbstractTask, Task
-from django_dbtaskqueue.session import Session, aliases_of
 
 
 def advance(delta: timedelta | str, *, using: str | None = None) -> None:

@@ -13,18 +13,19 @@ from django.db import connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import QuerySet
 
-from django_dbtaskqueue import codecs, listeners, registry
-from django_dbtaskqueue.exceptions import TaskQueueError
+from django_dbtaskqueue import listeners, registry
+from django_dbtaskqueue.core import codecs
+from django_dbtaskqueue.core.exceptions import TaskQueueError
+from django_dbtaskqueue.core.lease import Lease
+from django_dbtaskqueue.core.outcomes import Fail, Outcome, Poison, Reenqueue
+from django_dbtaskqueue.core.states import Status
+from django_dbtaskqueue.db.session import Row, Session, model_for
 from django_dbtaskqueue.flow import checkout, enqueue, move, observe, process, settle
-from django_dbtaskqueue.flow.door import SettleDoor
 from django_dbtaskqueue.flow.process import Processor
-from django_dbtaskqueue.lease import Lease
+from django_dbtaskqueue.flow.settle_port import SettleDoor
 from django_dbtaskqueue.models import AbstractTask, Attempt, TaskHistory
-from django_dbtaskqueue.outcomes import Fail, Outcome, Poison, Reenqueue
-from django_dbtaskqueue.poller.control import rescue
-from django_dbtaskqueue.poller.lane import Lane
-from django_dbtaskqueue.session import Row, Session, model_for
-from django_dbtaskqueue.status import Status
+from django_dbtaskqueue.poller.heartbeat import rescue
+from django_dbtaskqueue.poller.queue_state import Lane
 
 INSTANCE = "testing"
 

@@ -9,11 +9,11 @@ from datetime import timedelta
 
 from django.db import connections
 
-from django_dbtaskqueue import notifier
-from django_dbtaskqueue.exceptions import TaskQueueError
+from django_dbtaskqueue.core.exceptions import TaskQueueError
+from django_dbtaskqueue.db import notify
+from django_dbtaskqueue.db.session import aliases_of
 from django_dbtaskqueue.poller.loop import Poller
 from django_dbtaskqueue.poller.options import Options
-from django_dbtaskqueue.session import aliases_of
 
 PATIENCE = timedelta(seconds=30)
 
@@ -40,7 +40,7 @@ def run_poller(
         if not poller.wait(timeout.total_seconds()):
             poller.cancel()
         poller.close()
-        notifier.flush()
+        notify.flush()
 
 
 def _refuse_transaction(aliases: set[str]) -> None:

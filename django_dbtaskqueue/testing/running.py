@@ -11,12 +11,12 @@ from typing import Any
 from django.db import transaction
 
 from django_dbtaskqueue import registry
-from django_dbtaskqueue.exceptions import LeaseLost, TaskQueueError
+from django_dbtaskqueue.core.exceptions import LeaseLost, TaskQueueError
+from django_dbtaskqueue.core.lease import Lease
+from django_dbtaskqueue.core.outcomes import Fail, Outcome
+from django_dbtaskqueue.db.session import aliases_of
 from django_dbtaskqueue.flow import enqueue, move
 from django_dbtaskqueue.flow.process import Processor
-from django_dbtaskqueue.lease import Lease
-from django_dbtaskqueue.outcomes import Fail, Outcome
-from django_dbtaskqueue.session import aliases_of
 from django_dbtaskqueue.testing.clock import advance, known_queues
 from django_dbtaskqueue.testing.line import Line
 

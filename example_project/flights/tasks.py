@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 from django_dbtaskqueue import Complete, Fail, Geometric, Poison, processor
-from django_dbtaskqueue.lease import Lease
+from django_dbtaskqueue.core.lease import Lease
 from example_project.flights import rules
 from example_project.flights.desk import QUEUE, FlightClaim
 from example_project.flights.models import Claim, Flight

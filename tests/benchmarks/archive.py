@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from django_dbtaskqueue.pipeline.archive import Archive
 from django_dbtaskqueue.pipeline.database import Database
-from django_dbtaskqueue.pipeline.session import spark_session
+from django_dbtaskqueue.pipeline.lake.archive import Archive
+from django_dbtaskqueue.pipeline.spark.session import spark_session
 from tests.benchmarks.server import Server, cpu_of, serving
 from tests.benchmarks.spark import FILL
 

@@ -23,7 +23,7 @@ ID, TOKEN = 0, 5  # columns of a leased row
 
 def show(server: Server, title: str) -> None:
     """Explain each statement in a transaction that is rolled back."""
-    from django_dbtaskqueue.session import Session
+    from django_dbtaskqueue.db.session import Session
 
     session = Session.open("default")
     try:

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 import psycopg
 
-from django_dbtaskqueue.contrib.embedded import EmbeddedPostgres
+from django_dbtaskqueue.contrib.embedded.server import EmbeddedPostgres
 from tests.benchmarks.report import BEGIN, END, put_into, table
 
 # What a server on such a machine would be set to; commits of the builder need not survive a crash.

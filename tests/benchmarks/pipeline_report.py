@@ -17,9 +17,9 @@ from time import perf_counter
 from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as F
 
-from django_dbtaskqueue.pipeline.lake import LAKE_TASKS, DataFile, Entry, Lake
-from django_dbtaskqueue.pipeline.report import Report
-from django_dbtaskqueue.pipeline.session import spark_session
+from django_dbtaskqueue.pipeline.lake.lake import LAKE_TASKS, DataFile, Entry, Lake
+from django_dbtaskqueue.pipeline.reports.report import Report
+from django_dbtaskqueue.pipeline.spark.session import spark_session
 
 DAYS = 90
 BEGAN = 1_767_225_600  # 2026-01-01

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 import psutil
 import psycopg
 
-from django_dbtaskqueue.contrib.embedded import EmbeddedPostgres
+from django_dbtaskqueue.contrib.embedded.server import EmbeddedPostgres
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 # Durability is PostgreSQL's default. The rest keeps a checkpoint from falling into one run and not into another.

@@ -18,8 +18,8 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 from django_dbtaskqueue.pipeline.database import Database
-from django_dbtaskqueue.pipeline.session import spark_session
-from django_dbtaskqueue.pipeline.source import open_snapshot, read_tasks, write_tasks
+from django_dbtaskqueue.pipeline.source.source import open_snapshot, read_tasks, write_tasks
+from django_dbtaskqueue.pipeline.spark.session import spark_session
 from tests.benchmarks.report import table
 from tests.benchmarks.server import Server, serving
 

@@ -7,7 +7,9 @@ from typing import Any
 
 from django.db.models.functions import Now
 
-from django_dbtaskqueue.histogram import class_of
+from django_dbtaskqueue.core.states import COMPLETED, CREATED, ERROR, POISON, PROCESSING
+from django_dbtaskqueue.db.session import Session
+from django_dbtaskqueue.metrics.histogram import class_of
 from django_dbtaskqueue.models import (
     Attempt,
     AuditEntry,
@@ -23,8 +25,6 @@ from django_dbtaskqueue.models import (
     TaskHistory,
 )
 from django_dbtaskqueue.operations.verbs import pause
-from django_dbtaskqueue.session import Session
-from django_dbtaskqueue.status import COMPLETED, CREATED, ERROR, POISON, PROCESSING
 from tests.factories import make_task
 
 HOST = "worker-3.example.org"

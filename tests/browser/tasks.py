@@ -7,7 +7,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from django_dbtaskqueue import Complete, Fixed, processor
-from django_dbtaskqueue.lease import Lease
+from django_dbtaskqueue.core.lease import Lease
 from tests.browser.policy import REPAIRED
 
 

@@ -11,7 +11,7 @@ import signal
 import threading
 from typing import Any, NoReturn
 
-from django_dbtaskqueue.session import Session
+from django_dbtaskqueue.db.session import Session
 
 POINT = os.environ.get("CHAOS_KILL")
 # The point -> the statements watched, the name of the thread they run on, and whether they have committed by then.

@@ -29,7 +29,7 @@ from typing import Any
 from django.db.models import F
 
 from django_dbtaskqueue import Complete, processor
-from django_dbtaskqueue.lease import Lease
+from django_dbtaskqueue.core.lease import Lease
 from tests.chaos import crashing
 from tests.testapp import tasks as testapp
 from tests.testapp.models import Booking

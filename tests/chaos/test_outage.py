@@ -16,7 +16,7 @@ from django.db import connections, transaction
 from django.db.models import Sum
 
 from django_dbtaskqueue import enqueue, enqueue_many
-from django_dbtaskqueue.contrib.embedded import EmbeddedPostgres
+from django_dbtaskqueue.contrib.embedded.server import EmbeddedPostgres
 from django_dbtaskqueue.models import Attempt, Task
 from tests.chaos.conftest import Start
 from tests.chaos.load import conserved, producers

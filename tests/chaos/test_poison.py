@@ -51,7 +51,7 @@ def test_poison_among_good_tasks(
     for task in poison:
         last = Attempt.objects.filter(task_id=task.pk).order_by("total_attempt").last()
         assert last is not None
-        wanted = RAISERS.get(str(task.reference), "django_dbtaskqueue.exceptions.ProcessDied")
+        wanted = RAISERS.get(str(task.reference), "django_dbtaskqueue.core.exceptions.ProcessDied")
         assert (last.attempt, last.error_type) == (3, wanted)
     assert watched.problems() == []
 

@@ -16,7 +16,7 @@ from django.db import connection
 from django.db.models import Max, Sum
 
 from django_dbtaskqueue import enqueue_many, registry
-from django_dbtaskqueue.lease import Lease
+from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.models import Attempt, Task
 from django_dbtaskqueue.poller.loop import Poller
 from django_dbtaskqueue.poller.options import Options

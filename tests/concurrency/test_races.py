@@ -14,14 +14,14 @@ from django.db.models.functions import Now
 from django.db.utils import OperationalError
 
 from django_dbtaskqueue import Complete, DuplicateTask, LeaseLost, enqueue
+from django_dbtaskqueue.core.lease import Lease
+from django_dbtaskqueue.core.states import COMPLETED, CREATED, ERROR, POISON, PROCESSING
+from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow import checkout as stage
 from django_dbtaskqueue.flow import move, settle
-from django_dbtaskqueue.flow.door import SettleDoor
-from django_dbtaskqueue.lease import Lease
+from django_dbtaskqueue.flow.settle_port import SettleDoor
 from django_dbtaskqueue.models import DeletedTasks, Queue, Task
 from django_dbtaskqueue.poller.renew import renew
-from django_dbtaskqueue.session import Session
-from django_dbtaskqueue.status import COMPLETED, CREATED, ERROR, POISON, PROCESSING
 from tests.factories import LEASE, age, make_task
 from tests.support import Actor, Audit, actors, backend_pid, until_blocked
 

@@ -11,11 +11,11 @@ import pytest
 from pytest_django import DjangoDbBlocker
 
 from django_dbtaskqueue import enqueue
+from django_dbtaskqueue.core.lease import Lease
+from django_dbtaskqueue.core.states import Status
+from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow import settle
-from django_dbtaskqueue.lease import Lease
 from django_dbtaskqueue.models import Attempt, DeletedTasks, Task, TaskHistory
-from django_dbtaskqueue.session import Session
-from django_dbtaskqueue.status import Status
 from tests import factories
 from tests.support import Audit
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from django_dbtaskqueue.db.session import Row, Session
 from django_dbtaskqueue.flow.checkout import Line
-from django_dbtaskqueue.flow.door import SettleDoor
-from django_dbtaskqueue.flow.sharing import Part, rows_of_many
-from django_dbtaskqueue.session import Row, Session
+from django_dbtaskqueue.flow.checkout_many import Part, rows_of_many
+from django_dbtaskqueue.flow.settle_port import SettleDoor
 
 
 class Plain:

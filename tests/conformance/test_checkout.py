@@ -11,11 +11,11 @@ from django.db.models.functions import Now
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from django_dbtaskqueue import conf
+from django_dbtaskqueue.conf import settings as conf
+from django_dbtaskqueue.core.states import CREATED, ERROR, POISON, PROCESSING
 from django_dbtaskqueue.flow import checkout as stage
-from django_dbtaskqueue.flow.door import SettleDoor
+from django_dbtaskqueue.flow.settle_port import SettleDoor
 from django_dbtaskqueue.models import Queue
-from django_dbtaskqueue.status import CREATED, ERROR, POISON, PROCESSING
 from tests.conformance.conftest import CHECKOUTS, FIRST, SECOND, World
 from tests.factories import LEASE
 from tests.support import ended, eventually

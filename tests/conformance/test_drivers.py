@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from django.core.exceptions import ImproperlyConfigured
 
-from django_dbtaskqueue.exceptions import TaskQueueError
+from django_dbtaskqueue.core.exceptions import TaskQueueError
+from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow.checkout import strategy_for
-from django_dbtaskqueue.session import Session
 
 
 @pytest.mark.django_db

@@ -11,12 +11,12 @@ import pytest
 from django.db import connections
 
 from django_dbtaskqueue import Complete, CompleteDelete, DuplicateTask, Fail, Poison, Reenqueue
+from django_dbtaskqueue.core.lease import Lease
+from django_dbtaskqueue.core.states import BY_VERB, CREATED, EDGES, ERROR, POISON, PROCESSING, sources
 from django_dbtaskqueue.flow import move, settle
 from django_dbtaskqueue.flow.settle import Park, Release, settle_surely
-from django_dbtaskqueue.lease import Lease
 from django_dbtaskqueue.models import Task
 from django_dbtaskqueue.poller.renew import renew
-from django_dbtaskqueue.status import BY_VERB, CREATED, EDGES, ERROR, POISON, PROCESSING, sources
 from tests.conformance.conftest import FIRST, SECOND, World
 from tests.factories import LEASE
 from tests.support import Audit, counted

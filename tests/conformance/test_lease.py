@@ -8,10 +8,10 @@ import pytest
 from django.db.models.functions import Now
 
 from django_dbtaskqueue import Complete, LeaseLost
+from django_dbtaskqueue.core.states import COMPLETED, CREATED, PROCESSING
 from django_dbtaskqueue.flow import move, settle
 from django_dbtaskqueue.flow.settle import Park
 from django_dbtaskqueue.poller.renew import renew
-from django_dbtaskqueue.status import COMPLETED, CREATED, PROCESSING
 from tests.conformance.conftest import SECOND, World
 from tests.conformance.test_settle import NOW, At
 from tests.factories import LEASE

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from django_dbtaskqueue import Complete, Fail, Fixed, Poison, QueueFull, Reenqueue, enqueue_many
+from django_dbtaskqueue.core.lease import Lease
+from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.flow.checkout import START, Line
 from django_dbtaskqueue.flow.settle import Release
-from django_dbtaskqueue.lease import Lease
 from django_dbtaskqueue.models import Task
-from django_dbtaskqueue.status import Status
 from tests.conformance.conftest import World
 
 pytestmark = pytest.mark.django_db(databases=["default", "sqlite"])

@@ -15,13 +15,13 @@ from django.db.utils import InternalError
 from django.utils import timezone
 
 from django_dbtaskqueue import Complete, CompleteDelete, Fail, LeaseLost, Poison, Reenqueue
-from django_dbtaskqueue.exceptions import TaskQueueError
+from django_dbtaskqueue.core.exceptions import TaskQueueError
+from django_dbtaskqueue.core.lease import Lease
+from django_dbtaskqueue.core.states import COMPLETED, CREATED, ERROR, POISON, PROCESSING
 from django_dbtaskqueue.flow import settle
-from django_dbtaskqueue.flow.failures import kind_of
+from django_dbtaskqueue.flow.failure_signature import kind_of
 from django_dbtaskqueue.flow.settle import Park, Release, settle_surely
-from django_dbtaskqueue.lease import Lease
 from django_dbtaskqueue.models import Attempt, DeletedTasks, TaskHistory
-from django_dbtaskqueue.status import COMPLETED, CREATED, ERROR, POISON, PROCESSING
 from tests.conformance.conftest import SECOND, World
 from tests.factories import LEASE, QUEUE
 from tests.support import counted

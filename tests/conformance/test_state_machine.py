@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from django_dbtaskqueue import Complete, CompleteDelete, DuplicateTask, Fail, Fixed, Poison, QueueFull, Reenqueue
+from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.flow.settle import Release, Settlement
-from django_dbtaskqueue.lease import Lease
 from django_dbtaskqueue.models import DeletedTasks, Queue, TaskHistory
 from tests.conformance import model
 from tests.conformance.conftest import World

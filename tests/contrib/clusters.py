@@ -14,7 +14,7 @@ from time import monotonic
 import psutil
 import pyspark
 
-from django_dbtaskqueue.pipeline.session import find_java
+from django_dbtaskqueue.pipeline.spark.session import find_java
 
 PATIENCE = 200.0  # seconds
 # For the poller as well: everything is on this machine, and small.

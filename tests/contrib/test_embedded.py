@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
-from django_dbtaskqueue.contrib.embedded import (
+from django_dbtaskqueue.contrib.embedded.server import (
     EmbeddedPostgres,
     EmbeddedPostgresError,
     PostgresNotFound,

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING
 from django.db import connection
 from packaging.requirements import Requirement
 
-from django_dbtaskqueue import conf
+from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.management.commands.runtaskpoller import Command
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from django_dbtaskqueue import notifier
+from django_dbtaskqueue.db import notify
 from tests.docs.pages import FENCE, REPOSITORY, Block, Reader, blocks
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def reader(
     if SPARK.search(page.read_text()):
         request.getfixturevalue("spark")  # what the page asks for is then the session that runs
     yield Reader(page, folder, postgres_process_database, settings)
-    notifier.flush()
+    notify.flush()
 
 
 @pytest.mark.slow

@@ -14,14 +14,17 @@ import pytest
 from django.core.management.base import BaseCommand
 
 import django_dbtaskqueue
-from django_dbtaskqueue import checks, conf, exceptions, retry, testing
+from django_dbtaskqueue import testing
+from django_dbtaskqueue.conf import settings as conf
+from django_dbtaskqueue.core import exceptions, retry
+from django_dbtaskqueue.core.states import EDGES, Edge, Status
 from django_dbtaskqueue.management.commands.buildtasks import Command as BuildTasks
 from django_dbtaskqueue.management.commands.housekeeptasks import Command as HousekeepTasks
 from django_dbtaskqueue.management.commands.runtaskpoller import Command as RunTaskPoller
+from django_dbtaskqueue.operations import checks
 from django_dbtaskqueue.pipeline.arguments import Argument
 from django_dbtaskqueue.pipeline.command_line import Face, parser
 from django_dbtaskqueue.pipeline.jobs import JOBS, job
-from django_dbtaskqueue.status import EDGES, Edge, Status
 from example_project.flights.management.commands.demo import Command as Demo
 from tests.docs.pages import REPOSITORY, blocks
 

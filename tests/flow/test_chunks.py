@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from django_dbtaskqueue import DuplicateTask, EnqueueReport, context, enqueue, enqueue_many, signals
-from django_dbtaskqueue.exceptions import EnqueueError, PayloadError
+from django_dbtaskqueue import DuplicateTask, EnqueueReport, enqueue, enqueue_many, signals
+from django_dbtaskqueue.core import context
+from django_dbtaskqueue.core.exceptions import EnqueueError, PayloadError
 from django_dbtaskqueue.flow import chunks
 from django_dbtaskqueue.flow.enqueue import queue_settings
 from django_dbtaskqueue.models import Task

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from django_dbtaskqueue.core.lease import Lease
+from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow import checkout
-from django_dbtaskqueue.flow.door import SettleDoor
-from django_dbtaskqueue.lease import Lease
+from django_dbtaskqueue.flow.settle_port import SettleDoor
 from django_dbtaskqueue.models import Task
-from django_dbtaskqueue.session import Session
 from tests.factories import make_task
 
 pytestmark = pytest.mark.django_db

@@ -12,7 +12,8 @@ import psycopg
 import pytest
 from django.db import connections, transaction
 
-from django_dbtaskqueue import enqueue, enqueue_many, notifier
+from django_dbtaskqueue import enqueue, enqueue_many
+from django_dbtaskqueue.db import notify
 from django_dbtaskqueue.models import Task
 from tests.factories import make_task
 from tests.support import until
@@ -25,10 +26,10 @@ PATIENCE = 10.0
 def heard() -> Iterator[list[str]]:
     """The queues woken in this process."""
     queues: list[str] = []
-    notifier.listen(queues.append)
+    notify.listen(queues.append)
     yield queues
-    notifier.unlisten(queues.append)
-    notifier.flush()
+    notify.unlisten(queues.append)
+    notify.flush()
 
 
 class Ear:
@@ -42,7 +43,7 @@ class Ear:
         )
         self._heard: list[str] = []
         self.connection.add_notify_handler(lambda note: self._heard.append(note.payload))
-        self.connection.execute(f"LISTEN {notifier.CHANNEL}")
+        self.connection.execute(f"LISTEN {notify.CHANNEL}")
 
     def hear(self, number: int = 1) -> list[str]:
         """Return what is heard, as soon as there are ``number``."""
@@ -64,8 +65,8 @@ def quiet() -> None:
     """Wait until all is sent: no thread is at work, however slow the machine."""
 
     def none_at_work() -> bool:
-        notifier.flush()
-        return all(one._thread is None for one in notifier._notifiers.values())
+        notify.flush()
+        return all(one._thread is None for one in notify._notifiers.values())
 
     until(none_at_work, timeout=3 * PATIENCE)
 
@@ -150,9 +151,9 @@ def test_it_can_be_turned_off(settings: Any, ear: Ear, heard: list[str]) -> None
 
 def test_flush_leaves_neither_thread_nor_connection(ear: Ear) -> None:
     enqueue("parcels")
-    notifier.flush()
+    notify.flush()
     assert ear.hear(1) == ["parcels"]
-    assert not [thread for thread in threading.enumerate() if thread.name == f"{notifier.CHANNEL}-notifier"]
+    assert not [thread for thread in threading.enumerate() if thread.name == f"{notify.CHANNEL}-notifier"]
     sent = "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'SELECT pg_notify%' AND datname = current_database()"
 
     def closed() -> bool:
@@ -168,10 +169,10 @@ def test_a_test_database_is_left_at_once(name: str) -> None:
     """Given a database of a test run, then the notifier leaves it by itself, so that it can be dropped."""
     settings = connections.settings["default"]
     connections.settings["ci"] = {**settings, "TEST": {**settings["TEST"], "NAME": settings["NAME"]}}
-    assert notifier._is_for_tests({"NAME": name, "TEST": {"NAME": "site_for_ci"}})
-    assert not notifier._is_for_tests({"NAME": "site", "TEST": {"NAME": None}})
+    assert notify._is_for_tests({"NAME": name, "TEST": {"NAME": "site_for_ci"}})
+    assert not notify._is_for_tests({"NAME": "site", "TEST": {"NAME": None}})
     try:
-        sender = notifier.Notifier("ci")
+        sender = notify.Notifier("ci")
         sender.notify("parcels")
         until(lambda: sender._thread is None, timeout=3 * PATIENCE)
     finally:
@@ -180,7 +181,7 @@ def test_a_test_database_is_left_at_once(name: str) -> None:
 
 def test_however_slow_the_server_is_the_last_task_is_told_of(monkeypatch: pytest.MonkeyPatch, ear: Ear) -> None:
     """Given NOTIFYs that count as slow, when many tasks come, then the wake-up of none is dropped."""
-    monkeypatch.setattr(notifier, "SHARE", 10**6)
+    monkeypatch.setattr(notify, "SHARE", 10**6)
     for _ in range(50):
         enqueue("parcels")
     assert set(ear.hear(1) + ear.rest()) == {"parcels"}
@@ -191,7 +192,7 @@ def test_however_slow_the_server_is_the_last_task_is_told_of(monkeypatch: pytest
 def test_it_goes_on_after_a_flush(ear: Ear) -> None:
     for _ in range(3):
         enqueue("parcels")
-        notifier.flush()
+        notify.flush()
         assert ear.hear(1) == ["parcels"]
 
 
@@ -199,13 +200,13 @@ def test_a_listener_that_raises_is_not_the_caller_s_trouble(alias: str, caplog: 
     def broken(queue: str) -> None:
         raise RuntimeError("broken listener")
 
-    notifier.listen(broken)
+    notify.listen(broken)
     try:
         with transaction.atomic(using=alias):
             task = enqueue("parcels", using=alias)
         assert Task.objects.using(alias).filter(pk=task.pk).exists()
     finally:
-        notifier.unlisten(broken)
+        notify.unlisten(broken)
 
 
 def test_a_database_that_is_away_is_not_the_caller_s_trouble(settings: Any) -> None:
@@ -213,7 +214,7 @@ def test_a_database_that_is_away_is_not_the_caller_s_trouble(settings: Any) -> N
     wrong = {**connections.settings["default"], "PORT": "1", "HOST": "127.0.0.1"}
     connections.settings["away"] = wrong
     try:
-        sender = notifier.Notifier("away")
+        sender = notify.Notifier("away")
         sender.notify("parcels")
         sender.flush(PATIENCE)
         assert sender._thread is None
@@ -225,7 +226,7 @@ def test_it_survives_a_fork(ear: Ear) -> None:
     """Given a process whose notifier has run, when it forks, then the child's wake-ups are sent too."""
     enqueue("parcels")
     assert ear.hear(1) == ["parcels"]
-    alive = notifier._notifiers["default"]
+    alive = notify._notifiers["default"]
     with alive._changed:
         alive._thread = threading.current_thread()  # as if it were at work: in the child it is not
     try:
@@ -234,8 +235,8 @@ def test_it_survives_a_fork(ear: Ear) -> None:
             child = os.fork()
         if child == 0:
             try:
-                notifier.notify("default", "postgresql", "letters")
-                notifier.flush()
+                notify.notify("default", "postgresql", "letters")
+                notify.flush()
             finally:
                 os._exit(0)
         os.waitpid(child, 0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import psycopg
 
-from django_dbtaskqueue import notifier
+from django_dbtaskqueue.db import notify
 from tests.conftest import ProcessDatabase
 
 PROGRAM = """
@@ -19,7 +19,7 @@ enqueue("claims")
 def test_a_short_command_wakes_pollers(postgres_process_database: ProcessDatabase) -> None:
     """Given a command that enqueues as the last thing it does, then its wake-up is sent before it ends."""
     with psycopg.connect(postgres_process_database.url, autocommit=True) as ear:
-        ear.execute(f"LISTEN {notifier.CHANNEL}")
+        ear.execute(f"LISTEN {notify.CHANNEL}")
         heard: list[str] = []
         ear.add_notify_handler(lambda note: heard.append(note.payload))
         postgres_process_database.run("shell", "--command", PROGRAM)

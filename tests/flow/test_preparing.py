@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from django.db import connection, transaction
 
-from django_dbtaskqueue import DuplicateTask, enqueue, preparing
+from django_dbtaskqueue import DuplicateTask, enqueue
+from django_dbtaskqueue.db import prepared as preparing
+from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.models import Task
-from django_dbtaskqueue.session import Session
 
 pytestmark = pytest.mark.django_db(transaction=True)
 RENAME = "UPDATE dbtaskqueue_task SET reference_number = %(new)s WHERE reference_number = %(old)s"

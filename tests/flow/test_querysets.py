@@ -12,9 +12,9 @@ from django.db.models import F, Q
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from django_dbtaskqueue.exceptions import TaskQueueError
+from django_dbtaskqueue.core.exceptions import TaskQueueError
+from django_dbtaskqueue.core.states import COMPLETED, CREATED, ERROR, POISON, PROCESSING
 from django_dbtaskqueue.models import DeletedTasks, Task, TaskHistory
-from django_dbtaskqueue.status import COMPLETED, CREATED, ERROR, POISON, PROCESSING
 from tests.factories import make_task
 from tests.support import counted, ended
 

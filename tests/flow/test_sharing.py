@@ -9,11 +9,11 @@ import pytest
 from django.db import connection
 from django.db.models.functions import Now
 
+from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow import checkout
-from django_dbtaskqueue.flow.door import SettleDoor
-from django_dbtaskqueue.flow.sharing import Part, next_due_of_many, take_of_many
+from django_dbtaskqueue.flow.checkout_many import Part, next_due_of_many, take_of_many
+from django_dbtaskqueue.flow.settle_port import SettleDoor
 from django_dbtaskqueue.models import Queue, Task
-from django_dbtaskqueue.session import Session
 from tests.factories import LEASE, make_task
 
 pytestmark = pytest.mark.django_db

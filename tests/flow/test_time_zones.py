@@ -13,11 +13,11 @@ from django.test import override_settings
 from django.utils import timezone
 
 from django_dbtaskqueue import LeaseLost, enqueue, enqueue_many
+from django_dbtaskqueue.core.states import COMPLETED, PROCESSING
+from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow import checkout as stage
-from django_dbtaskqueue.flow.door import SettleDoor
+from django_dbtaskqueue.flow.settle_port import SettleDoor
 from django_dbtaskqueue.models import Attempt, Task, TaskHistory
-from django_dbtaskqueue.session import Session
-from django_dbtaskqueue.status import COMPLETED, PROCESSING
 from tests.factories import age
 from tests.support import eventually
 

@@ -10,7 +10,7 @@ from django.db import connections, transaction
 from django.db.utils import DatabaseError
 
 from django_dbtaskqueue import enqueue, enqueue_many, registry
-from django_dbtaskqueue.exceptions import EnqueueError
+from django_dbtaskqueue.core.exceptions import EnqueueError
 from django_dbtaskqueue.models import Task
 from django_dbtaskqueue.poller.loop import Poller
 from django_dbtaskqueue.poller.options import Options

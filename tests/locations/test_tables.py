@@ -13,10 +13,10 @@ from django.core.management.base import SystemCheckError
 from django.db import connection
 
 from django_dbtaskqueue import DuplicateTask, LeaseLost, enqueue, enqueue_many, registry
+from django_dbtaskqueue.db.session import model_named
 from django_dbtaskqueue.models import Attempt, Task, TaskHistory, TemporaryTask
 from django_dbtaskqueue.poller.loop import Poller
 from django_dbtaskqueue.poller.options import Options
-from django_dbtaskqueue.session import model_named
 from tests.testapp.models import Parcel
 
 LEASE = timedelta(seconds=60)

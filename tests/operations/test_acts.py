@@ -12,14 +12,14 @@ from django.core.exceptions import ImproperlyConfigured, PermissionDenied
 from django.db import IntegrityError
 from django.utils import timezone
 
-from django_dbtaskqueue import overrides
-from django_dbtaskqueue.exceptions import OperationRefused, TaskQueueError, UnknownQueue
+from django_dbtaskqueue.conf import overrides
+from django_dbtaskqueue.core.exceptions import OperationRefused, TaskQueueError, UnknownQueue
+from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.models import AuditEntry, DeletedTasks, Queue, Task
-from django_dbtaskqueue.operations import acts, queue_acts
-from django_dbtaskqueue.operations.acts import Order, act, act_on_ids
+from django_dbtaskqueue.operations import actions, queue_actions
+from django_dbtaskqueue.operations.actions import Order, act, act_on_ids
 from django_dbtaskqueue.operations.audit import Actor
 from django_dbtaskqueue.operations.verbs import DELETE, REPROCESS
-from django_dbtaskqueue.status import Status
 from tests.factories import QUEUE, make_task
 
 pytestmark = pytest.mark.django_db
@@ -67,7 +67,7 @@ def test_without_the_record_there_is_no_act() -> None:
 
 
 def test_too_many_tasks_are_a_bulk_operation(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(acts, "MOST", 1)
+    monkeypatch.setattr(actions, "MOST", 1)
     tasks = [make_task(Status.ERROR) for _ in range(2)]
     with pytest.raises(OperationRefused, match="is a bulk operation"):
         act(Task.objects.all(), Order(REPROCESS), Actor())
@@ -95,16 +95,16 @@ def test_on_sqlite(ada: User) -> None:
 
 def test_settings_are_changed_one_by_one_and_the_difference_is_recorded(ada: User) -> None:
     actor = Actor(ada, "admin")
-    assert queue_acts.change_settings(QUEUE, {"batch_size": 7, "lease": "2m"}, actor, reason="slow") == {
+    assert queue_actions.change_settings(QUEUE, {"batch_size": 7, "lease": "2m"}, actor, reason="slow") == {
         "batch_size": 7, "lease": "2m",
     }  # fmt: skip
     assert overrides.in_force(QUEUE, "default").batch_size == 7
-    assert queue_acts.change_settings(QUEUE, {}, actor, back=["batch_size"]) == {"lease": "2m"}
+    assert queue_actions.change_settings(QUEUE, {}, actor, back=["batch_size"]) == {"lease": "2m"}
     assert overrides.in_force(QUEUE, "default").batch_size == 500
     first, second = AuditEntry.objects.order_by("pk")
     assert (first.reason, first.details["before"], second.details["after"]) == ("slow", {}, {"lease": "2m"})
     assert LogEntry.objects.count() == 2
-    queue_acts.change_settings(QUEUE, {"concurrency": None}, actor)
+    queue_actions.change_settings(QUEUE, {"concurrency": None}, actor)
     assert Queue.objects.get().overrides == {"lease": "2m", "concurrency": None}, "none is a value, too"
 
 
@@ -120,19 +120,19 @@ def test_settings_that_cannot_be_change_nothing(
     queue: str, values: dict[str, Any], error: type[Exception], words: str
 ) -> None:
     with pytest.raises(error, match=words):
-        queue_acts.change_settings(queue, values, Actor())
+        queue_actions.change_settings(queue, values, Actor())
     assert not Queue.objects.exists() and not AuditEntry.objects.exists()
 
 
 def test_a_pause_of_several_queues_is_asked_for_each_before_any(settings: Any, ada: User) -> None:
     settings.DBTASKQUEUE = {**settings.DBTASKQUEUE, "CAN_OPERATE": f"{__name__}.not_letters"}
     with pytest.raises(PermissionDenied, match="ada may not use pause on queue letters"):
-        queue_acts.pause([QUEUE, "letters"], Actor(ada))
+        queue_actions.pause([QUEUE, "letters"], Actor(ada))
     assert not Queue.objects.exists()
     with pytest.raises(TaskQueueError, match="would end before it begins"):
-        queue_acts.pause([QUEUE], Actor(ada), until=timezone.now() - timedelta(minutes=1))
+        queue_actions.pause([QUEUE], Actor(ada), until=timezone.now() - timedelta(minutes=1))
     assert not AuditEntry.objects.exists()
-    assert queue_acts.resume([QUEUE], Actor(ada)) == 0
+    assert queue_actions.resume([QUEUE], Actor(ada)) == 0
     assert not AuditEntry.objects.exists(), "it was not paused"
 
 

@@ -14,14 +14,14 @@ from django.db import connection, transaction
 from django.test import Client
 from django.urls import include, path
 
-from django_dbtaskqueue import bulk_operations
+from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.models import Attempt, AuditEntry, BulkOperation, Queue, Task, TemporaryTask
-from django_dbtaskqueue.operations.pausing import IN_EFFECT
-from django_dbtaskqueue.status import Status
+from django_dbtaskqueue.operations import bulk
+from django_dbtaskqueue.operations.pause import IN_EFFECT
 from tests.factories import QUEUE, make_task
 from tests.support import PATIENCE, actors
 
-urlpatterns = [path("api/", include("django_dbtaskqueue.operations.urls"))]
+urlpatterns = [path("api/", include("django_dbtaskqueue.api.urls"))]
 pytestmark = [pytest.mark.django_db, pytest.mark.urls(__name__)]
 TOKEN = "a-token"
 EVERYTHING = "view_task", "view_queue", "view_bulkoperation", "view_payload", "reprocess_task", "delete_task"
@@ -209,7 +209,7 @@ def test_a_search_is_previewed_then_ordered_watched_and_cancelled() -> None:
     assert [answer.status_code for answer in ordered] == [202, 202]
     first, second = (answer.json()["operation"] for answer in ordered)
     assert post(ada, f"operations/{second}/cancel", reason="twice").json()["state"] == "CANCELLED"
-    while bulk_operations.turn("default"):
+    while bulk.turn("default"):
         pass
     shown = ada.get(f"/api/operations/{first}").json()
     assert (shown["state"], shown["changed"], shown["skips"]) == ("FINISHED", 1, {"in COMPLETED, not in ERROR": 1})
@@ -222,7 +222,7 @@ def test_purge_repeats_the_queue_s_name_and_gives_a_reason() -> None:
     assert post(ada, f"queues/{QUEUE}/purge", reason="test data").status_code == 400
     assert post(ada, f"queues/{QUEUE}/purge", confirm=QUEUE).status_code == 400
     assert post(ada, f"queues/{QUEUE}/purge", confirm=QUEUE, reason="test data").status_code == 202
-    while bulk_operations.turn("default"):
+    while bulk.turn("default"):
         pass
     assert not Task.objects.exists()
 

@@ -16,13 +16,12 @@ from django.contrib.auth.models import Permission, User
 from django.core.exceptions import PermissionDenied
 from django.db import OperationalError, connection, transaction
 
-from django_dbtaskqueue import bulk_operations
-from django_dbtaskqueue.exceptions import OperationRefused, SearchError
+from django_dbtaskqueue.core.exceptions import OperationRefused, SearchError
+from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.models import AuditEntry, BulkOperation, BulkSkip, DeletedTasks, Task, TaskHistory
 from django_dbtaskqueue.models.operations import CANCELLED, FAILED, FINISHED, RUNNING, WAITING
-from django_dbtaskqueue.operations import bulk_steps
+from django_dbtaskqueue.operations import bulk, bulk_steps
 from django_dbtaskqueue.operations.verbs import Aging
-from django_dbtaskqueue.status import Status
 from tests.conftest import REPOSITORY, ProcessDatabase
 from tests.factories import QUEUE, age, make_task
 from tests.poller.processes import runtaskpoller
@@ -44,7 +43,7 @@ def chunks_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
 def run(using: str = "default") -> int:
     """Take turns until there is nothing left to do; return their number."""
     turns = 0
-    while bulk_operations.turn(using):
+    while bulk.turn(using):
         turns += 1
     return turns
 
@@ -65,7 +64,7 @@ def of(operation: BulkOperation) -> BulkOperation:
 def test_a_preview_counts_says_the_effect_and_writes_nothing() -> None:
     failures(3)
     make_task(Status.COMPLETED)
-    seen = bulk_operations.preview("reprocess", f"queue:{QUEUE}")
+    seen = bulk.preview("reprocess", f"queue:{QUEUE}")
     assert (str(seen.selected), str(seen.eligible)) == ("4", "3")
     assert seen.sentences[1:] == ["4 tasks match.", "3 would change; the others are skipped: not in ERROR."]
     assert not BulkOperation.objects.exists() and not AuditEntry.objects.exists()
@@ -74,9 +73,9 @@ def test_a_preview_counts_says_the_effect_and_writes_nothing() -> None:
 @pytest.mark.django_db
 def test_a_preview_counts_to_a_bound_and_estimates_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
     failures(3)
-    count = bulk_operations.bounded_count
-    monkeypatch.setattr(bulk_operations, "bounded_count", lambda tasks: count(tasks, 2))
-    seen = bulk_operations.preview("reprocess", f"queue:{QUEUE}")
+    count = bulk.bounded_count
+    monkeypatch.setattr(bulk, "bounded_count", lambda tasks: count(tasks, 2))
+    seen = bulk.preview("reprocess", f"queue:{QUEUE}")
     assert seen.selected is not None and str(seen.selected) == "2+"
     assert isinstance(seen.about, int)
     assert any("≈" in sentence for sentence in seen.sentences)
@@ -98,14 +97,14 @@ def test_a_preview_counts_to_a_bound_and_estimates_behind_it(monkeypatch: pytest
 )
 def test_an_order_that_cannot_be_is_refused_and_nothing_is_written(verb: str, q: str, reason: str, words: str) -> None:
     with pytest.raises(OperationRefused, match=words):
-        bulk_operations.start(verb, q, None, reason)
+        bulk.start(verb, q, None, reason)
     assert not BulkOperation.objects.exists() and not AuditEntry.objects.exists()
 
 
 @pytest.mark.django_db
 def test_a_search_that_cannot_be_read_is_refused() -> None:
     with pytest.raises(SearchError, match="Did you mean 'status'"):
-        bulk_operations.start("reprocess", "stauts:ERROR", None)
+        bulk.start("reprocess", "stauts:ERROR", None)
 
 
 # -- the work ----------------------------------------------------------------------------------------------------------
@@ -117,11 +116,11 @@ def test_all_that_match_are_changed_in_chunks_and_each_skipped_task_has_its_reas
     # Given five failed tasks among others, and an order for all of them
     wanted = failures(5)
     done, other = make_task(Status.COMPLETED).pk, make_task(Status.ERROR, queue="letters").pk
-    operation = bulk_operations.start("reprocess", f"queue:{QUEUE}", None, "fixed")
+    operation = bulk.start("reprocess", f"queue:{QUEUE}", None, "fixed")
     assert (operation.state, operation.estimate, operation.progress) == (WAITING, 6, 0.0)
     late = failures(1)
     # When the first chunk is done, then it is under way
-    assert bulk_operations.turn("default")
+    assert bulk.turn("default")
     assert (of(operation).state, operation.changed) == (RUNNING, 2)
     assert 0 < operation.progress < 1
     # When it has ended, then all that were there at the start are in line, and the others as they were
@@ -136,7 +135,7 @@ def test_all_that_match_are_changed_in_chunks_and_each_skipped_task_has_its_reas
     entry = AuditEntry.objects.get()
     assert (entry.verb, entry.query, entry.reason, entry.queue) == ("reprocess", f"queue:{QUEUE}", "fixed", QUEUE)
     assert (entry.changed, entry.skipped, entry.operation) == (5, 1, operation)
-    assert not bulk_operations.turn("default")
+    assert not bulk.turn("default")
 
 
 @pytest.mark.django_db
@@ -157,7 +156,7 @@ def test_all_that_match_are_changed_in_chunks_and_each_skipped_task_has_its_reas
 def test_every_verb_can_run_in_bulk(verb: str, source: str, target: str | None) -> None:
     pk = make_task(source, queue=QUEUE).pk
     make_task(source, queue="letters")
-    operation = bulk_operations.start(verb, f"queue:{QUEUE}", None, "why", aging=Aging(timedelta(0)))
+    operation = bulk.start(verb, f"queue:{QUEUE}", None, "why", aging=Aging(timedelta(0)))
     run()
     assert (of(operation).changed, operation.note) == (1, "")
     assert list(Task.objects.filter(pk=pk).values_list("status", flat=True)) == ([target] if target else [])
@@ -170,7 +169,7 @@ def test_every_verb_can_run_in_bulk(verb: str, source: str, target: str | None) 
 def test_housekeep_in_bulk_leaves_what_is_too_young() -> None:
     old, young = failures(2)
     age(timedelta(days=15), pk=old)
-    operation = bulk_operations.start("housekeep", "status:ERROR", None, aging=Aging(to="delete"))
+    operation = bulk.start("housekeep", "status:ERROR", None, aging=Aging(to="delete"))
     run()
     assert list(Task.objects.values_list("pk", flat=True)) == [young]
     assert of(operation).skips == {"not finished, or finished less than 14 days ago": 1}
@@ -180,7 +179,7 @@ def test_housekeep_in_bulk_leaves_what_is_too_young() -> None:
 @pytest.mark.usefixtures("chunks_of_two")
 def test_an_operation_can_be_bounded() -> None:
     failures(6)
-    operation = bulk_operations.start("reprocess", "status:ERROR", None, most=3)
+    operation = bulk.start("reprocess", "status:ERROR", None, most=3)
     run()
     assert (of(operation).state, operation.changed) == (FINISHED, 3)
     assert Task.objects.filter(status="ERROR").count() == 3
@@ -191,9 +190,9 @@ def test_an_operation_can_be_bounded() -> None:
 def test_operations_take_turns() -> None:
     failures(4)
     failures(4, queue="letters")
-    both = [bulk_operations.start("reprocess", f"queue:{queue}", None) for queue in (QUEUE, "letters")]
-    bulk_operations.turn("default")
-    bulk_operations.turn("default")
+    both = [bulk.start("reprocess", f"queue:{queue}", None) for queue in (QUEUE, "letters")]
+    bulk.turn("default")
+    bulk.turn("default")
     assert [of(operation).changed for operation in both] == [2, 2]
 
 
@@ -202,14 +201,14 @@ def test_gaps_between_ids_and_windows_without_a_match_are_passed_over() -> None:
     make_task(Status.COMPLETED)
     far = make_task(Status.ERROR)
     Task.objects.filter(pk=far.pk).update(id=far.pk + 10**12)
-    operation = bulk_operations.start("reprocess", "status:ERROR", None)
+    operation = bulk.start("reprocess", "status:ERROR", None)
     assert run() <= 2
     assert of(operation).changed == 1
 
 
 @pytest.mark.django_db
 def test_an_operation_over_an_empty_table_ends() -> None:
-    operation = bulk_operations.start("reprocess", "status:ERROR", None)
+    operation = bulk.start("reprocess", "status:ERROR", None)
     run()
     assert (of(operation).state, operation.changed, operation.progress) == (FINISHED, 0, 1.0)
 
@@ -225,8 +224,8 @@ def test_a_worker_that_dies_in_a_chunk_leaves_nothing_of_it_and_the_next_one_goe
 ) -> None:
     # Given an operation with one chunk done
     failures(5)
-    operation = bulk_operations.start("reprocess", "status:ERROR", None)
-    bulk_operations.turn("default")
+    operation = bulk.start("reprocess", "status:ERROR", None)
+    bulk.turn("default")
     cursor = of(operation).cursor
 
     # When the connection dies in the next one, after its effect
@@ -238,7 +237,7 @@ def test_a_worker_that_dies_in_a_chunk_leaves_nothing_of_it_and_the_next_one_goe
 
     with monkeypatch.context() as patch, pytest.raises(OperationalError):
         patch.setattr(bulk_steps, place, dies)
-        bulk_operations.turn("default")
+        bulk.turn("default")
     # Then nothing of it stands: neither effect nor cursor
     assert (of(operation).cursor, operation.changed, operation.state) == (cursor, 2, RUNNING)
     assert Task.objects.filter(status="ERROR").count() == 3
@@ -252,7 +251,7 @@ def test_a_worker_that_dies_in_a_chunk_leaves_nothing_of_it_and_the_next_one_goe
 def test_a_chunk_under_way_is_not_run_by_a_second_worker() -> None:
     # Given a worker that has taken the only operation, and not committed yet
     failures(4)
-    operation = bulk_operations.start("reprocess", "status:ERROR", None)
+    operation = bulk.start("reprocess", "status:ERROR", None)
     taken, go_on = threading.Event(), threading.Event()
 
     def slow() -> None:
@@ -265,7 +264,7 @@ def test_a_chunk_under_way_is_not_run_by_a_second_worker() -> None:
         held = worker.do(slow)
         assert taken.wait(PATIENCE)
         # Then a second one finds nothing to do, at once
-        assert not bulk_operations.turn("default")
+        assert not bulk.turn("default")
         go_on.set()
         held.result(PATIENCE)
     assert of(operation).changed == 0
@@ -276,7 +275,7 @@ def test_a_chunk_under_way_is_not_run_by_a_second_worker() -> None:
 def test_four_workers_change_each_task_once() -> None:
     failures(24)
     before = set(Task.objects.values_list("pk", "total_attempt"))
-    operation = bulk_operations.start("reprocess", "status:ERROR", None)
+    operation = bulk.start("reprocess", "status:ERROR", None)
     turns = at_once(4, lambda _index: run())
     run()
     assert (of(operation).state, operation.changed, operation.skipped) == (FINISHED, 24, 0)
@@ -287,7 +286,7 @@ def test_four_workers_change_each_task_once() -> None:
 @pytest.mark.django_db(transaction=True)
 def test_a_task_that_somebody_has_locked_is_skipped_and_nobody_waits() -> None:
     first, second = failures(2)
-    operation = bulk_operations.start("reprocess", "status:ERROR", None)
+    operation = bulk.start("reprocess", "status:ERROR", None)
     taken, go_on = threading.Event(), threading.Event()
 
     def hold() -> None:
@@ -313,7 +312,7 @@ def test_on_sqlite() -> None:
     for _ in range(3):
         make_task(Status.ERROR, using="sqlite")
     make_task(Status.POISON, using="sqlite")
-    operation = bulk_operations.start("reprocess", "-status:COMPLETED", None, using="sqlite")
+    operation = bulk.start("reprocess", "-status:COMPLETED", None, using="sqlite")
     assert run("sqlite") >= 2
     assert run("default") == 0
     operation.refresh_from_db()
@@ -333,10 +332,10 @@ def test_a_user_needs_the_verb_s_permission_to_start_and_is_named_in_django_s_lo
     ada = User.objects.create_user("ada")
     failures(1)
     with pytest.raises(PermissionDenied, match="ada may not use reprocess"):
-        bulk_operations.start("reprocess", "status:ERROR", ada)
+        bulk.start("reprocess", "status:ERROR", ada)
     assert not BulkOperation.objects.exists() and not LogEntry.objects.exists()
     ada = allow(ada, "reprocess_task")
-    operation = bulk_operations.start("reprocess", "status:ERROR", ada, "fixed")
+    operation = bulk.start("reprocess", "status:ERROR", ada, "fixed")
     assert LogEntry.objects.get().change_message == "Reprocess (fixed): status:ERROR"
     run()
     assert [entry.user for entry in LogEntry.objects.all()] == [ada, ada]
@@ -349,8 +348,8 @@ def test_a_user_needs_the_verb_s_permission_to_start_and_is_named_in_django_s_lo
 def test_rights_taken_away_stop_the_operation_at_the_next_chunk(how: str) -> None:
     ada = allow(User.objects.create_user("ada"), "reprocess_task")
     failures(4)
-    operation = bulk_operations.start("reprocess", "status:ERROR", ada)
-    bulk_operations.turn("default")
+    operation = bulk.start("reprocess", "status:ERROR", ada)
+    bulk.turn("default")
     if how == "permission":
         allow(ada)
     elif how == "account":
@@ -374,8 +373,8 @@ def test_tasks_of_queues_the_user_may_not_touch_are_skipped(settings: Any) -> No
     failures(1)
     failures(1, queue="letters")
     with pytest.raises(PermissionDenied, match="ada may not use reprocess on queue letters"):
-        bulk_operations.start("reprocess", "queue:letters", ada)
-    operation = bulk_operations.start("reprocess", "status:ERROR", ada)
+        bulk.start("reprocess", "queue:letters", ada)
+    operation = bulk.start("reprocess", "status:ERROR", ada)
     run()
     assert (of(operation).changed, operation.skips) == (1, {"not permitted on queue letters": 1})
 
@@ -385,22 +384,22 @@ def test_tasks_of_queues_the_user_may_not_touch_are_skipped(settings: Any) -> No
 def test_a_cancelled_operation_stops_and_keeps_what_is_done() -> None:
     failures(4)
     bob = User.objects.create_user("bob")
-    operation = bulk_operations.start("reprocess", "status:ERROR", None)
-    bulk_operations.turn("default")
+    operation = bulk.start("reprocess", "status:ERROR", None)
+    bulk.turn("default")
     with pytest.raises(PermissionDenied):
-        bulk_operations.cancel(operation.pk, bob)
-    assert bulk_operations.cancel(operation.pk, allow(bob, "reprocess_task"), "wrong queue")
-    assert not bulk_operations.turn("default")
+        bulk.cancel(operation.pk, bob)
+    assert bulk.cancel(operation.pk, allow(bob, "reprocess_task"), "wrong queue")
+    assert not bulk.turn("default")
     assert (of(operation).state, operation.changed) == (CANCELLED, 2)
     assert operation.note == "cancelled by bob: wrong queue"
-    assert not bulk_operations.cancel(operation.pk, None), "it had ended"
+    assert not bulk.cancel(operation.pk, None), "it had ended"
     assert [entry.reason for entry in AuditEntry.objects.order_by("pk")] == ["", "wrong queue"]
 
 
 @pytest.mark.django_db
 def test_an_operation_that_cannot_go_on_fails_aloud_and_lets_others_pass(caplog: pytest.LogCaptureFixture) -> None:
     failures(1)
-    bad, good = (bulk_operations.start("reprocess", "status:ERROR", None) for _ in range(2))
+    bad, good = (bulk.start("reprocess", "status:ERROR", None) for _ in range(2))
     BulkOperation.objects.filter(pk=bad.pk).update(query="stauts:ERROR")
     run()
     assert (of(bad).state, of(good).state, good.changed) == (FAILED, FINISHED, 1)
@@ -412,13 +411,13 @@ def test_an_operation_that_cannot_go_on_fails_aloud_and_lets_others_pass(caplog:
 def test_a_turn_without_an_operation_is_one_cheap_question(django_assert_num_queries: Any) -> None:
     assert connection.vendor == "postgresql"
     with django_assert_num_queries(1):
-        assert not bulk_operations.turn("default")
+        assert not bulk.turn("default")
 
 
 def test_a_killed_process_leaves_nothing_of_its_chunk(postgres_process_database: ProcessDatabase) -> None:
     """A real process, killed after a chunk's effect and before its commit."""
     failures(3)
-    operation = bulk_operations.start("reprocess", "status:ERROR", None)
+    operation = bulk.start("reprocess", "status:ERROR", None)
     command = [sys.executable, str(REPOSITORY / "manage.py"), "taskqueue", "bulk", "run"]
     with transaction.atomic():
         # Given a worker that waits for the audit, the last thing that a chunk writes
@@ -440,7 +439,7 @@ def test_real_pollers_carry_it_out_and_process_what_they_reprocessed(
     postgres_process_database: ProcessDatabase,
 ) -> None:
     failures(5, queue="work", payload={"do": "ok"})
-    operation = bulk_operations.start("reprocess", "status:ERROR queue:work", None, "mended")
+    operation = bulk.start("reprocess", "status:ERROR queue:work", None, "mended")
     with ExitStack() as stack:
         command = (postgres_process_database, "--queue", "work")
         pollers = [stack.enter_context(runtaskpoller(*command)) for _ in range(2)]

@@ -14,7 +14,7 @@ from django.utils import timezone
 
 from django_dbtaskqueue import enqueue, registry
 from django_dbtaskqueue.models import Poller, Queue, Task, TaskHistory
-from django_dbtaskqueue.operations import doctor, server
+from django_dbtaskqueue.operations import doctor, doctor_server
 from django_dbtaskqueue.operations.doctor import Finding, examine
 from tests.conftest import ProcessDatabase
 from tests.factories import make_task
@@ -134,8 +134,8 @@ def test_an_old_transaction_dead_rows_and_missing_migrations(
     postgres_process_database: ProcessDatabase, settings: Any, monkeypatch: Any
 ) -> None:
     settings.DBTASKQUEUE = {"QUEUES": {"parcels": {}}}
-    monkeypatch.setattr(server, "PINNED", -1)
-    monkeypatch.setattr(server, "FEW", 0)
+    monkeypatch.setattr(doctor_server, "PINNED", -1)
+    monkeypatch.setattr(doctor_server, "FEW", 0)
     reading, done = threading.Event(), threading.Event()
 
     def read() -> None:
@@ -161,7 +161,7 @@ def test_an_old_transaction_dead_rows_and_missing_migrations(
 
 @pytest.mark.django_db
 def test_a_question_that_is_refused_is_a_finding(monkeypatch: Any) -> None:
-    monkeypatch.setattr(server, "LISTENERS", "SELECT * FROM nowhere")
+    monkeypatch.setattr(doctor_server, "LISTENERS", "SELECT * FROM nowhere")
     poller()
     with transaction.atomic():
         assert "nowhere" in {finding.id: finding.words for finding in examine()}["doctor.refused"]

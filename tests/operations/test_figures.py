@@ -14,13 +14,13 @@ from django.db.models.functions import Now
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from django_dbtaskqueue.flow import calls
+from django_dbtaskqueue.core.states import Status
+from django_dbtaskqueue.flow import usage
 from django_dbtaskqueue.models import CallCount, Metric, Poller, Queue, Task
-from django_dbtaskqueue.operations import figures
-from django_dbtaskqueue.operations.failures import failure_groups
-from django_dbtaskqueue.operations.figures import Amount, overview
-from django_dbtaskqueue.operations.series import series
-from django_dbtaskqueue.status import Status
+from django_dbtaskqueue.operations.stats import overview as figures
+from django_dbtaskqueue.operations.stats.failures import failure_groups
+from django_dbtaskqueue.operations.stats.overview import Amount, overview
+from django_dbtaskqueue.operations.stats.series import series
 from tests.conftest import ProcessDatabase
 from tests.factories import make_task
 
@@ -63,7 +63,7 @@ def test_the_grid_counts_every_queue_and_status(alias: str) -> None:
 
 @both
 def test_ages_rates_pollers_and_pauses(alias: str) -> None:
-    calls.counter.store(alias)  # what earlier tests of this process did, which a thread would store at any moment
+    usage.counter.store(alias)  # what earlier tests of this process did, which a thread would store at any moment
     CallCount.objects.using(alias).all().delete()
     make_task(priority=0, using=alias)
     make_task(priority=5, ready_time=-HOUR, using=alias)

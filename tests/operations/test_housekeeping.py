@@ -15,10 +15,11 @@ from django.db import connection, transaction
 from django.db.migrations.executor import MigrationExecutor
 from django.utils import timezone
 
-from django_dbtaskqueue import conf, partitions
-from django_dbtaskqueue.housekeeping import HISTORY, Ages, Housekeeper
+from django_dbtaskqueue.conf import settings as conf
+from django_dbtaskqueue.core.states import COMPLETED, CREATED, ERROR, POISON, PROCESSING
+from django_dbtaskqueue.db import partitions
 from django_dbtaskqueue.models import Attempt, AuditEntry, BulkOperation, BulkSkip, DeletedTasks, Task, TaskHistory
-from django_dbtaskqueue.status import COMPLETED, CREATED, ERROR, POISON, PROCESSING
+from django_dbtaskqueue.operations.retention import HISTORY, Ages, Housekeeper
 from tests.conftest import ProcessDatabase
 from tests.factories import make_task
 from tests.poller.processes import polling
@@ -66,7 +67,7 @@ def test_each_status_leaves_at_its_own_age(alias: str) -> None:
 
 @both
 def test_a_walk_goes_through_many_batches_and_past_tasks_that_may_not_go_yet(alias: str, monkeypatch: Any) -> None:
-    monkeypatch.setattr("django_dbtaskqueue.flow.aging.BATCH", 3)
+    monkeypatch.setattr("django_dbtaskqueue.flow.retention.BATCH", 3)
     then = timezone.now() - 10 * DAY
     for number in range(20):
         finish = then if number % 2 else timezone.now()
@@ -97,7 +98,7 @@ def test_history_and_attempts_end_in_turn(alias: str) -> None:
 @both
 def test_the_audit_ends_at_its_age_but_not_what_still_runs(alias: str, monkeypatch: Any) -> None:
     """Given acts and bulk operations of long ago and of today, then in batches of two only the ended old ones go."""
-    monkeypatch.setattr("django_dbtaskqueue.flow.aging.BATCH", 2)
+    monkeypatch.setattr("django_dbtaskqueue.flow.retention.BATCH", 2)
     ended, running, young = (
         BulkOperation.objects.using(alias).create(
             verb="reprocess", query=name, state=state, update_time=timezone.now() - days * DAY
@@ -215,7 +216,7 @@ def test_partitioning_keeps_rows_and_can_be_taken_back(history: None) -> None:
 
 
 def test_a_poller_keeps_house_when_it_is_told_to(history: None, settings: Any, monkeypatch: Any) -> None:
-    monkeypatch.setattr("django_dbtaskqueue.poller.maintenance.UNASKED", 0.05)
+    monkeypatch.setattr("django_dbtaskqueue.poller.periodic.UNASKED", 0.05)
     settings.DBTASKQUEUE = {"QUEUES": {"parcels": {}}, "HOUSEKEEPING": "100ms"}
     old(COMPLETED, 30)
     with polling({"parcels": 1}):

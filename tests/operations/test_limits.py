@@ -9,10 +9,10 @@ import pytest
 from django.core.exceptions import ImproperlyConfigured
 from django.db import OperationalError, connections
 
-from django_dbtaskqueue import conf
-from django_dbtaskqueue.exceptions import SearchTooSlow
-from django_dbtaskqueue.operations.limits import bounded
+from django_dbtaskqueue.conf import settings as conf
+from django_dbtaskqueue.core.exceptions import SearchTooSlow
 from django_dbtaskqueue.operations.permissions import can_operate
+from django_dbtaskqueue.operations.timeouts import bounded
 
 FOR_EVER = {
     "default": "SELECT pg_sleep(600)",

@@ -13,12 +13,12 @@ from django.db.models.expressions import RawSQL
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
+from django_dbtaskqueue.core.states import CREATED, ERROR, PROCESSING
 from django_dbtaskqueue.models import Queue, Task
-from django_dbtaskqueue.operations import looking
-from django_dbtaskqueue.operations.looking import Look, among, in_hand, page_in_hand, page_of, whole_page
-from django_dbtaskqueue.operations.search import parse
-from django_dbtaskqueue.operations.selection import select
-from django_dbtaskqueue.status import CREATED, ERROR, PROCESSING
+from django_dbtaskqueue.operations.search import window
+from django_dbtaskqueue.operations.search.parse import parse
+from django_dbtaskqueue.operations.search.query import select
+from django_dbtaskqueue.operations.search.window import Look, among, in_hand, page_in_hand, page_of, whole_page
 from tests.factories import QUEUE, make_task
 
 pytestmark = pytest.mark.django_db
@@ -29,8 +29,8 @@ SLOW = RawSQL("pg_sleep(0.02) IS NOT NULL", [], output_field=BooleanField())
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """A page may take 10 ms and look through three rows."""
-    monkeypatch.setattr(looking, "AT_ONCE", timedelta(milliseconds=10))
-    monkeypatch.setattr(looking, "WINDOW", 3)
+    monkeypatch.setattr(window, "AT_ONCE", timedelta(milliseconds=10))
+    monkeypatch.setattr(window, "WINDOW", 3)
 
 
 def tasks(number: int) -> list[int]:
@@ -68,7 +68,7 @@ def test_windows_lead_through_all_rows_and_back() -> None:
 
 @pytest.mark.usefixtures("few")
 def test_a_page_that_is_found_at_once_has_no_window(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(looking, "AT_ONCE", timedelta(seconds=60))
+    monkeypatch.setattr(window, "AT_ONCE", timedelta(seconds=60))
     everything = tasks(10)
     look = page_of(Task.objects.filter(tag="rare"), Task.objects.all(), 2)
     assert (ids(look), look.window) == (everything[::4][::-1][:2], 0)
@@ -77,8 +77,8 @@ def test_a_page_that_is_found_at_once_has_no_window(monkeypatch: pytest.MonkeyPa
 def test_the_page_says_how_far_it_looked_and_can_look_to_the_end(
     admin_user: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(looking, "AT_ONCE", timedelta(milliseconds=1))
-    monkeypatch.setattr(looking, "WINDOW", 5000)
+    monkeypatch.setattr(window, "AT_ONCE", timedelta(milliseconds=1))
+    monkeypatch.setattr(window, "WINDOW", 5000)
     found = make_task(CREATED, payload={"find": "UA-15"}, reference="the-one")
     with connection.cursor() as cursor:
         cursor.execute("INSERT INTO dbtaskqueue_task (queue_name) SELECT %s FROM generate_series(1, 20000)", [QUEUE])
@@ -124,8 +124,8 @@ def test_what_is_in_hand_is_found_at_the_heads_of_the_lines(monkeypatch: pytest.
     assert ids(page_in_hand(rows, (QUEUE,), 50)) == held[::-1]
     assert ids(page_in_hand(rows, (QUEUE,), 2, before=held[-1])) == held[1::-1]
     # When a line is longer than what is looked at, then the page knows
-    monkeypatch.setattr(looking, "FEWEST", 3)
-    monkeypatch.setattr(looking, "WINDOW", 3)
+    monkeypatch.setattr(window, "FEWEST", 3)
+    monkeypatch.setattr(window, "WINDOW", 3)
     assert page_in_hand(rows, (QUEUE,), 50).first == 3
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_dbtaskqueue import conf
+from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.operations.masking import MASKED, is_secret, masked, masked_text
 
 SECRET = "hunter2"

@@ -22,18 +22,17 @@ from django.db import transaction
 from django.test import Client
 from django.urls import include, path
 
-from django_dbtaskqueue import bulk_operations
 from django_dbtaskqueue.models import AuditEntry, Poller, Queue, Task
-from django_dbtaskqueue.operations import acts, poller_acts, queue_acts
+from django_dbtaskqueue.operations import actions, bulk, poller_actions, queue_actions
 from django_dbtaskqueue.operations.audit import Actor
-from django_dbtaskqueue.operations.pausing import IN_EFFECT, pause
+from django_dbtaskqueue.operations.pause import IN_EFFECT, pause
 from django_dbtaskqueue.operations.permissions import can_operate
 from django_dbtaskqueue.operations.verbs import TASK_VERBS, VERBS, Aging, Verb
 from tests.factories import QUEUE, make_task
 
 urlpatterns = [
     path("admin/", admin.site.urls),
-    path("api/", include("django_dbtaskqueue.operations.urls")),
+    path("api/", include("django_dbtaskqueue.api.urls")),
 ]
 pytestmark = [pytest.mark.django_db, pytest.mark.urls(__name__)]
 OURS = "dbtaskqueue"
@@ -199,23 +198,23 @@ def by_api_start(user: Any, verb: Verb, task: Task) -> None:
 
 
 def by_act(user: Any, verb: Verb, task: Task) -> None:
-    acts.act(Task.objects.filter(pk=task.pk), acts.Order(TASK_VERBS[verb.name], "why", NOW), Actor(user, "code"))
+    actions.act(Task.objects.filter(pk=task.pk), actions.Order(TASK_VERBS[verb.name], "why", NOW), Actor(user, "code"))
 
 
 def by_bulk(user: Any, verb: Verb, task: Task) -> None:
     q = f"queue:{QUEUE}" if verb.name == "purge" else f"id:{task.pk}"
-    bulk_operations.start(verb.name, q, user, "why", aging=NOW, way="code")
+    bulk.start(verb.name, q, user, "why", aging=NOW, way="code")
 
 
 def by_queue_act(user: Any, verb: Verb, task: Task) -> None:
     if verb.name == "change_settings":
-        queue_acts.change_settings(QUEUE, {"batch_size": 7}, Actor(user, "code"))
+        queue_actions.change_settings(QUEUE, {"batch_size": 7}, Actor(user, "code"))
     else:
-        {"pause": queue_acts.pause, "resume": queue_acts.resume}[verb.name]([QUEUE], Actor(user, "code"))
+        {"pause": queue_actions.pause, "resume": queue_actions.resume}[verb.name]([QUEUE], Actor(user, "code"))
 
 
 def by_poller_act(user: Any, verb: Verb, task: Task) -> None:
-    poller_acts.tell(["p1"], "drain", Actor(user, "code"))
+    poller_actions.tell(["p1"], "drain", Actor(user, "code"))
 
 
 @dataclass(frozen=True)
@@ -276,7 +275,7 @@ def happened(way: Way, verb: Verb, user: Any) -> bool:
         task = situation(verb.name)
         with suppress(PermissionDenied):
             way.use(user, verb, task)
-        while bulk_operations.turn("default"):
+        while bulk.turn("default"):
             pass
         done = EFFECTS[verb.name][1]()
         assert done == any(entry.changed for entry in AuditEntry.objects.filter(verb=verb.name))

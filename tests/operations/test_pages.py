@@ -18,9 +18,10 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
 import django_dbtaskqueue
-from django_dbtaskqueue import conf
 from django_dbtaskqueue.admin import lists
 from django_dbtaskqueue.admin.charts import ended
+from django_dbtaskqueue.conf import settings as conf
+from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.models import (
     Attempt,
     AuditEntry,
@@ -34,10 +35,9 @@ from django_dbtaskqueue.models import (
     SavedSearch,
     Task,
 )
-from django_dbtaskqueue.operations import looking
-from django_dbtaskqueue.operations.series import Point
+from django_dbtaskqueue.operations.search import window
+from django_dbtaskqueue.operations.stats.series import Point
 from django_dbtaskqueue.operations.verbs import pause
-from django_dbtaskqueue.status import Status
 from tests.factories import HOLDER, QUEUE, make_task
 from tests.poller.processes import polling
 from tests.support import until
@@ -58,7 +58,7 @@ def _known_queues(settings: Any) -> None:
 def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy machine may take its time: what is counted or found late would be shown otherwise."""
     monkeypatch.setattr(lists, "COUNTING", timedelta(seconds=60))
-    monkeypatch.setattr(looking, "AT_ONCE", timedelta(seconds=60))
+    monkeypatch.setattr(window, "AT_ONCE", timedelta(seconds=60))
 
 
 @pytest.fixture

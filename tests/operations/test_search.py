@@ -12,11 +12,11 @@ from django.utils import timezone
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_dbtaskqueue.exceptions import SearchError
+from django_dbtaskqueue.core.exceptions import SearchError
+from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.models import Task
-from django_dbtaskqueue.operations.filters import TaskFilter
-from django_dbtaskqueue.operations.kinds import STATES, Match
-from django_dbtaskqueue.operations.search import (
+from django_dbtaskqueue.operations.search.filterset import TaskFilter
+from django_dbtaskqueue.operations.search.parse import (
     DOCUMENTS,
     QUALIFIERS,
     Search,
@@ -26,8 +26,8 @@ from django_dbtaskqueue.operations.search import (
     to_text,
     to_url,
 )
-from django_dbtaskqueue.operations.selection import select, tasks_for
-from django_dbtaskqueue.status import Status
+from django_dbtaskqueue.operations.search.query import select, tasks_for
+from django_dbtaskqueue.operations.search.values import STATES, Match
 from tests.factories import make_task
 
 # -- the words --------------------------------------------------------------------------------------------------------

@@ -17,7 +17,10 @@ from django.core.management import call_command
 from django.core.management.base import CommandError
 from django.db import connection, transaction
 
+from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.management.commands import taskqueue
+from django_dbtaskqueue.management.console import verbs
+from django_dbtaskqueue.management.console.output import printable, span
 from django_dbtaskqueue.models import (
     Attempt,
     AuditEntry,
@@ -28,12 +31,9 @@ from django_dbtaskqueue.models import (
     TaskHistory,
     TemporaryTask,
 )
-from django_dbtaskqueue.operations import acts, bulk_steps
-from django_dbtaskqueue.operations.console import acting
-from django_dbtaskqueue.operations.console.words import printable, span
-from django_dbtaskqueue.operations.pausing import IN_EFFECT
-from django_dbtaskqueue.operations.selection import select
-from django_dbtaskqueue.status import Status
+from django_dbtaskqueue.operations import actions, bulk_steps
+from django_dbtaskqueue.operations.pause import IN_EFFECT
+from django_dbtaskqueue.operations.search.query import select
 from tests.factories import QUEUE, age, make_task
 from tests.support import PATIENCE, actors
 
@@ -233,7 +233,7 @@ def test_each_verb(command: str, source: str, target: str | None, how: str) -> N
 
 
 def test_a_large_act_becomes_a_bulk_operation_and_is_followed_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(acting, "MOST", 3)
+    monkeypatch.setattr(verbs, "MOST", 3)
     monkeypatch.setattr(bulk_steps, "CHUNK", 2)
     for _ in range(4):
         make_task(Status.ERROR)
@@ -393,4 +393,4 @@ def test_a_length_of_time_in_two_units(seconds: int, words: str) -> None:
 
 def test_control_signs_of_a_row_do_not_command_the_terminal() -> None:
     assert printable("a\x1b[2Jb\nç") == "a\\x1b[2Jb\\nç"
-    assert acts.MOST == 1000
+    assert actions.MOST == 1000

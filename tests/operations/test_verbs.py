@@ -9,7 +9,8 @@ import pytest
 from django.contrib.auth.models import AnonymousUser, Permission, User
 from django.utils import timezone
 
-from django_dbtaskqueue.exceptions import TaskQueueError, UnknownQueue
+from django_dbtaskqueue.core.exceptions import TaskQueueError, UnknownQueue
+from django_dbtaskqueue.core.states import BY_VERB, Status
 from django_dbtaskqueue.models import Queue, Task
 from django_dbtaskqueue.operations.permissions import can_operate
 from django_dbtaskqueue.operations.verbs import (
@@ -23,7 +24,6 @@ from django_dbtaskqueue.operations.verbs import (
     pause,
     resume,
 )
-from django_dbtaskqueue.status import BY_VERB, Status
 from tests.factories import QUEUE, age, make_task
 
 ALL: list[Verb] = [*TASK_VERBS.values(), *QUEUE_VERBS.values()]

@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
+from django_dbtaskqueue.pipeline.reports.transforms import COLUMNS
 from django_dbtaskqueue.pipeline.schema import TASKS, schema_of
-from django_dbtaskqueue.pipeline.transforms import COLUMNS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

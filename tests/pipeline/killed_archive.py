@@ -11,8 +11,8 @@ import signal
 import sys
 from typing import TYPE_CHECKING
 
-from django_dbtaskqueue.pipeline.archive import Archive
-from django_dbtaskqueue.pipeline.session import spark_session
+from django_dbtaskqueue.pipeline.lake.archive import Archive
+from django_dbtaskqueue.pipeline.spark.session import spark_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

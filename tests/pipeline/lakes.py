@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.parquet as pq
 
 from django_dbtaskqueue.models import Attempt, DeletedTasks, Task, TaskHistory
-from django_dbtaskqueue.pipeline.archive import Archive
-from django_dbtaskqueue.pipeline.lake import Lake
+from django_dbtaskqueue.pipeline.lake.archive import Archive
+from django_dbtaskqueue.pipeline.lake.lake import Lake
 from tests.factories import make_task
 
 if TYPE_CHECKING:

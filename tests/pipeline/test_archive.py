@@ -14,12 +14,12 @@ from django.db.models.functions import Now
 from pyspark import TaskContext
 from pyspark.sql import functions as F
 
-from django_dbtaskqueue.exceptions import CheckFailed, LakeError, PipelineError
+from django_dbtaskqueue.core.exceptions import CheckFailed, LakeError, PipelineError
 from django_dbtaskqueue.models import ArchiveBatch, Attempt, Task, TaskHistory
-from django_dbtaskqueue.pipeline.archive import Archive
-from django_dbtaskqueue.pipeline.archive_files import Export
-from django_dbtaskqueue.pipeline.archive_write import WRITTEN, RowWriter
-from django_dbtaskqueue.pipeline.lake import Lake, read_lake
+from django_dbtaskqueue.pipeline.lake.archive import Archive
+from django_dbtaskqueue.pipeline.lake.archive_files import Export
+from django_dbtaskqueue.pipeline.lake.archive_write import WRITTEN, RowWriter
+from django_dbtaskqueue.pipeline.lake.lake import Lake, read_lake
 from django_dbtaskqueue.pipeline.schema import TASKS
 from tests.factories import make_task
 from tests.pipeline.lakes import Census, archive, fill

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from django_dbtaskqueue.models import ArchiveBatch, Attempt, Task
-from django_dbtaskqueue.pipeline.lake import Lake, read_lake
+from django_dbtaskqueue.pipeline.lake.lake import Lake, read_lake
 from tests.conftest import REPOSITORY
 from tests.factories import make_task
 from tests.pipeline.lakes import MEANWHILE, Census, archive, fill, ids, to_history

@@ -18,12 +18,13 @@ import pytest
 from django.core.management import CommandError, call_command
 from py4j import java_gateway
 
-from django_dbtaskqueue.exceptions import CheckFailed, PipelineError
+from django_dbtaskqueue.core.exceptions import CheckFailed, PipelineError
 from django_dbtaskqueue.management.commands.runtaskpipeline import database_of_alias
 from django_dbtaskqueue.models import Queue
-from django_dbtaskqueue.pipeline import command_line, interrupts, jobs
+from django_dbtaskqueue.pipeline import command_line, jobs
 from django_dbtaskqueue.pipeline.arguments import Argument
 from django_dbtaskqueue.pipeline.command_line import Face, perform
+from django_dbtaskqueue.pipeline.spark import interrupts
 from tests.conftest import REPOSITORY
 from tests.factories import make_task
 

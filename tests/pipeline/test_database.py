@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from django_dbtaskqueue.exceptions import PipelineError
+from django_dbtaskqueue.core.exceptions import PipelineError
 from django_dbtaskqueue.pipeline.database import Database
 
 URLS = [

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from django_dbtaskqueue.exceptions import DuplicateTask, JobOptionError, PipelineError
+from django_dbtaskqueue.core.exceptions import DuplicateTask, JobOptionError, PipelineError
 from django_dbtaskqueue.models import Task
-from django_dbtaskqueue.pipeline.enqueue_job import Enqueue, guessed, mapped
+from django_dbtaskqueue.pipeline.source.enqueue_job import Enqueue, guessed, mapped
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

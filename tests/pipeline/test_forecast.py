@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from django_dbtaskqueue.exceptions import PipelineError
+from django_dbtaskqueue.core.exceptions import PipelineError
 from django_dbtaskqueue.models import PipelineReport, Poller, Task
-from django_dbtaskqueue.pipeline import forecasting as f
-from django_dbtaskqueue.pipeline.forecast import Forecast, sentence
-from django_dbtaskqueue.pipeline.forecasting import Need, Service, Target
+from django_dbtaskqueue.pipeline.reports import forecasting as f
+from django_dbtaskqueue.pipeline.reports.forecast import Forecast, sentence
+from django_dbtaskqueue.pipeline.reports.forecasting import Need, Service, Target
 from tests.factories import make_task
 from tests.pipeline.histories import HOUR, MONDAY
 

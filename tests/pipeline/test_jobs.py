@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 
-from django_dbtaskqueue.exceptions import CheckFailed, JobOptionError, PipelineError
-from django_dbtaskqueue.pipeline import arguments, faults, plain
+from django_dbtaskqueue.core.exceptions import CheckFailed, JobOptionError, PipelineError
+from django_dbtaskqueue.pipeline import arguments, plain
 from django_dbtaskqueue.pipeline.arguments import Argument, complete
 from django_dbtaskqueue.pipeline.jobs import JOBS, job
-from django_dbtaskqueue.pipeline.objectives import Objective, by_queue, objective
-from django_dbtaskqueue.pipeline.progress import shown_on
+from django_dbtaskqueue.pipeline.reports.objectives import Objective, by_queue, objective
+from django_dbtaskqueue.pipeline.spark import faults
+from django_dbtaskqueue.pipeline.spark.progress import shown_on
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,11 +12,11 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.testing import assertDataFrameEqual
 
-from django_dbtaskqueue.exceptions import LakeError, PipelineError
-from django_dbtaskqueue.pipeline.archive_compact import compact
-from django_dbtaskqueue.pipeline.archive_files import data_file
-from django_dbtaskqueue.pipeline.lake import LAKE_TASKS, Entry, Lake, read_lake
-from django_dbtaskqueue.pipeline.lake_files import exclusive
+from django_dbtaskqueue.core.exceptions import LakeError, PipelineError
+from django_dbtaskqueue.pipeline.lake.archive_compact import compact
+from django_dbtaskqueue.pipeline.lake.archive_files import data_file
+from django_dbtaskqueue.pipeline.lake.lake import LAKE_TASKS, Entry, Lake, read_lake
+from django_dbtaskqueue.pipeline.lake.lake_files import exclusive
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

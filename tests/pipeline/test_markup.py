@@ -7,8 +7,8 @@ from datetime import timedelta
 
 import pytest
 
-from django_dbtaskqueue.pipeline import charts, markup
-from django_dbtaskqueue.pipeline.report_page import ended_bars
+from django_dbtaskqueue.pipeline.reports import charts, markup
+from django_dbtaskqueue.pipeline.reports.report_page import ended_bars
 from tests.pipeline.histories import MONDAY
 
 

@@ -8,8 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from django_dbtaskqueue.exceptions import CheckFailed
-from django_dbtaskqueue.pipeline.quality import TWICE, Check, daily, drift, gaps, rule_breaks, twice, violations
+from django_dbtaskqueue.core.exceptions import CheckFailed
+from django_dbtaskqueue.pipeline.reports.quality import (
+    TWICE,
+    Check,
+    daily,
+    drift,
+    gaps,
+    rule_breaks,
+    twice,
+    violations,
+)
 from tests.factories import make_task
 from tests.pipeline.lakes import archive, fill
 

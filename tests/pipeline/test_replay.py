@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from django_dbtaskqueue.exceptions import JobOptionError
+from django_dbtaskqueue.core.exceptions import JobOptionError
 from django_dbtaskqueue.models import Task
-from django_dbtaskqueue.pipeline.lake import read_lake
-from django_dbtaskqueue.pipeline.replay import Replay
+from django_dbtaskqueue.pipeline.lake.lake import read_lake
+from django_dbtaskqueue.pipeline.lake.replay import Replay
 from tests.factories import make_task
 from tests.pipeline.lakes import DAY, MEANWHILE, archive
 

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import duckdb
 import pytest
 
-from django_dbtaskqueue.exceptions import JobOptionError, PipelineError
+from django_dbtaskqueue.core.exceptions import JobOptionError, PipelineError
 from django_dbtaskqueue.models import Attempt, PipelineReport, TaskHistory
 from django_dbtaskqueue.pipeline.database import Database
-from django_dbtaskqueue.pipeline.objectives import Objective
-from django_dbtaskqueue.pipeline.report import Report
+from django_dbtaskqueue.pipeline.reports.objectives import Objective
+from django_dbtaskqueue.pipeline.reports.report import Report
 from tests.factories import make_task
 from tests.pipeline.histories import MONDAY
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from django.db import models
 
-from django_dbtaskqueue.exceptions import PipelineError
+from django_dbtaskqueue.core.exceptions import PipelineError
 from django_dbtaskqueue.models import Attempt, Task, TaskHistory
 from django_dbtaskqueue.pipeline.schema import SCHEMAS, schema_of
 

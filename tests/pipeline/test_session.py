@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from django_dbtaskqueue.exceptions import PipelineError
-from django_dbtaskqueue.pipeline import java, session
-from django_dbtaskqueue.pipeline.class_data import ClassData
+from django_dbtaskqueue.core.exceptions import PipelineError
+from django_dbtaskqueue.pipeline.spark import java, session
+from django_dbtaskqueue.pipeline.spark.class_data import ClassData
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

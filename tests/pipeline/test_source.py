@@ -12,12 +12,12 @@ from django.db import connection
 from pyspark.sql import functions as F
 
 from django_dbtaskqueue import enqueue_many
-from django_dbtaskqueue.exceptions import PipelineError
+from django_dbtaskqueue.core.exceptions import PipelineError
 from django_dbtaskqueue.models import Attempt, Task, TaskHistory
 from django_dbtaskqueue.pipeline.database import Database
 from django_dbtaskqueue.pipeline.schema import ATTEMPTS, HISTORY, TASKS
-from django_dbtaskqueue.pipeline.source import open_snapshot, read_tasks, register
-from django_dbtaskqueue.pipeline.source_read import Selection, TaskReader
+from django_dbtaskqueue.pipeline.source.source import open_snapshot, read_tasks, register
+from django_dbtaskqueue.pipeline.source.source_read import Selection, TaskReader
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

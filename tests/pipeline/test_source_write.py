@@ -15,13 +15,13 @@ from django.db import connection
 from pyspark.sql import functions as F
 
 from django_dbtaskqueue import enqueue, enqueue_many
-from django_dbtaskqueue.exceptions import DuplicateTask, PipelineError
+from django_dbtaskqueue.core.exceptions import DuplicateTask, PipelineError
 from django_dbtaskqueue.models import StreamLedger, Task
 from django_dbtaskqueue.pipeline.database import Database
-from django_dbtaskqueue.pipeline.source import register, write_tasks
-from django_dbtaskqueue.pipeline.staging import Plan, fill, finish, open_staging
-from django_dbtaskqueue.pipeline.staging_rows import Rules
-from django_dbtaskqueue.pipeline.sweep import sweep_staging
+from django_dbtaskqueue.pipeline.lake.sweep import sweep_staging
+from django_dbtaskqueue.pipeline.source.source import register, write_tasks
+from django_dbtaskqueue.pipeline.source.staging import Plan, fill, finish, open_staging
+from django_dbtaskqueue.pipeline.source.staging_rows import Rules
 from tests.pipeline.executors import dying_once
 
 if TYPE_CHECKING:
@@ -211,8 +211,8 @@ def test_what_a_killed_driver_leaves_is_swept(postgres_process_database: Any, pg
     program = (
         "import os, signal, pyarrow as pa\n"
         "from django_dbtaskqueue.pipeline.database import Database\n"
-        "from django_dbtaskqueue.pipeline.staging import Plan, fill, open_staging\n"
-        "from django_dbtaskqueue.pipeline.staging_rows import Rules\n"
+        "from django_dbtaskqueue.pipeline.source.staging import Plan, fill, open_staging\n"
+        "from django_dbtaskqueue.pipeline.source.staging_rows import Rules\n"
         "database = Database.from_url(os.environ['DATABASE_URL'])\n"
         "plan = Plan(database, open_staging(database), Rules(queue='other'))\n"
         "fill(plan, [pa.RecordBatch.from_pydict({'reference': pa.array(['a'])})], 1)\n"

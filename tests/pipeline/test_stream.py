@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from django_dbtaskqueue.exceptions import PipelineError
+from django_dbtaskqueue.core.exceptions import PipelineError
 from django_dbtaskqueue.models import Task
-from django_dbtaskqueue.pipeline.lake import Lake, read_lake
+from django_dbtaskqueue.pipeline.lake.lake import Lake, read_lake
 from django_dbtaskqueue.pipeline.schema import TASKS
-from django_dbtaskqueue.pipeline.stream import Sink, Stream, checkpoint
+from django_dbtaskqueue.pipeline.source.stream import Sink, Stream, checkpoint
 from tests.factories import make_task
 
 if TYPE_CHECKING:

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from django_dbtaskqueue import enqueue_many
-from django_dbtaskqueue.exceptions import PipelineError
+from django_dbtaskqueue.core.exceptions import PipelineError
 from django_dbtaskqueue.models import Task
 from django_dbtaskqueue.pipeline.database import Database
 from django_dbtaskqueue.pipeline.schema import schema_of
-from django_dbtaskqueue.pipeline.source import stream_tasks
-from django_dbtaskqueue.pipeline.source_read import Selection
-from django_dbtaskqueue.pipeline.source_stream import TaskStreamReader
+from django_dbtaskqueue.pipeline.source.source import stream_tasks
+from django_dbtaskqueue.pipeline.source.source_read import Selection
+from django_dbtaskqueue.pipeline.source.source_stream import TaskStreamReader
 
 if TYPE_CHECKING:
     from pathlib import Path

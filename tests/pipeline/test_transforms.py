@@ -10,9 +10,9 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from pyspark.testing import assertDataFrameEqual
 
-from django_dbtaskqueue.pipeline import transforms as T
-from django_dbtaskqueue.pipeline import transforms_failures as failures
-from django_dbtaskqueue.pipeline.objectives import Objective
+from django_dbtaskqueue.pipeline.reports import transforms as T
+from django_dbtaskqueue.pipeline.reports import transforms_failures as failures
+from django_dbtaskqueue.pipeline.reports.objectives import Objective
 from django_dbtaskqueue.pipeline.schema import schema_of
 from tests.pipeline import histories
 from tests.pipeline.histories import MONDAY, Row, frame, row

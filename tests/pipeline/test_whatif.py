@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from django_dbtaskqueue.exceptions import JobOptionError
+from django_dbtaskqueue.core.exceptions import JobOptionError
 from django_dbtaskqueue.models import PipelineReport
-from django_dbtaskqueue.pipeline import simulation
-from django_dbtaskqueue.pipeline.simulation import Job, replay
-from django_dbtaskqueue.pipeline.whatif import WhatIf
+from django_dbtaskqueue.pipeline.reports import simulation
+from django_dbtaskqueue.pipeline.reports.simulation import Job, replay
+from django_dbtaskqueue.pipeline.reports.whatif import WhatIf
 from tests.factories import make_task
 from tests.pipeline.histories import MONDAY
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from django_dbtaskqueue import models
-from django_dbtaskqueue.poller.control import Control
+from django_dbtaskqueue.poller.heartbeat import Control
 from django_dbtaskqueue.poller.loop import Poller
 from django_dbtaskqueue.poller.options import Options
 from tests.conftest import REPOSITORY, ProcessDatabase

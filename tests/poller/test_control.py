@@ -19,13 +19,14 @@ from django.db.backends.signals import connection_created
 from django.db.models import F
 from django.db.models.functions import Now
 
-from django_dbtaskqueue import LeaseLost, __version__, conf, enqueue
+from django_dbtaskqueue import LeaseLost, __version__, enqueue
+from django_dbtaskqueue.conf import settings as conf
+from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow.checkout import Line
-from django_dbtaskqueue.flow.door import SettleDoor
+from django_dbtaskqueue.flow.settle_port import SettleDoor
 from django_dbtaskqueue.models import Attempt, Poller, Task
-from django_dbtaskqueue.poller import control
-from django_dbtaskqueue.poller.lane import Lane
-from django_dbtaskqueue.session import Session
+from django_dbtaskqueue.poller import heartbeat
+from django_dbtaskqueue.poller.queue_state import Lane
 from tests.conftest import ProcessDatabase
 from tests.factories import make_task
 from tests.poller.processes import lines, polling, runtaskpoller
@@ -116,7 +117,7 @@ def test_a_task_whose_process_died_on_its_last_attempt_ends_in_error(process_dat
     assert task.finish_time and "died or never answered during attempt 3 of 3" in (task.process_result or "")
     attempt = Attempt.objects.get()
     assert (attempt.task_id, attempt.total_attempt, attempt.poller_instance) == (task.pk, 3, task.poller_instance)
-    assert attempt.error_type == "django_dbtaskqueue.exceptions.ProcessDied"
+    assert attempt.error_type == "django_dbtaskqueue.core.exceptions.ProcessDied"
 
 
 def test_the_end_comes_within_a_fifth_of_the_lease(process_database: ProcessDatabase) -> None:
@@ -138,16 +139,16 @@ def test_leases_that_stand_and_attempts_that_are_left_are_no_business_of_rescue(
     spent(timedelta(seconds=1), attempt=2, total_attempt=2, reference="attempt left")
     spent(timedelta(seconds=1), queue="other", reference="other queue")
     lane = lane_of("brief")
-    assert control.rescue(Session.on("default"), lane) == []
+    assert heartbeat.rescue(Session.on("default"), lane) == []
     assert set(Task.objects.values_list("status", flat=True)) == {"PROCESSING"}
 
 
 def test_a_holder_that_comes_back_after_the_rescue_changes_nothing(process_database: ProcessDatabase) -> None:
     spent(timedelta(seconds=1))
     session, lane = Session.on("default"), lane_of("brief")
-    (lease,) = control.rescue(session, lane)
+    (lease,) = heartbeat.rescue(session, lane)
     with pytest.raises(LeaseLost):
-        SettleDoor("default").settle(lease, control.Fail("late"))
+        SettleDoor("default").settle(lease, heartbeat.Fail("late"))
     assert Task.objects.get().status == "ERROR"
     assert Attempt.objects.count() == 1
 
@@ -155,7 +156,7 @@ def test_a_holder_that_comes_back_after_the_rescue_changes_nothing(process_datab
 def test_more_tasks_than_one_batch_are_rescued_at_one_go(process_database: ProcessDatabase) -> None:
     for number in range(130):
         spent(timedelta(seconds=1), reference=str(number))
-    control.Rescuer([lane_of("brief")]).look()
+    heartbeat.Rescuer([lane_of("brief")]).look()
     assert Counter(Task.objects.values_list("status", flat=True)) == {"ERROR": 130}
     assert Attempt.objects.count() == 130
 
@@ -164,14 +165,14 @@ def test_many_queues_are_looked_into_together(
     process_database: ProcessDatabase, django_assert_num_queries: Any
 ) -> None:
     """Given more queues than one statement takes, then in each what is dead is found, and nothing else."""
-    lanes = [lane_of("brief") for _ in range(control.TOGETHER + 5)]
+    lanes = [lane_of("brief") for _ in range(heartbeat.TOGETHER + 5)]
     for number, lane in enumerate(lanes):
         lane.queue = f"brief-{number:03}"
-    with django_assert_num_queries(1 if connection.vendor == "postgresql" else control.TOGETHER):
-        control.Rescuer(lanes).look()
-    dead = [spent(timedelta(seconds=1), queue=lanes[number].queue).pk for number in (0, 7, control.TOGETHER + 3)]
+    with django_assert_num_queries(1 if connection.vendor == "postgresql" else heartbeat.TOGETHER):
+        heartbeat.Rescuer(lanes).look()
+    dead = [spent(timedelta(seconds=1), queue=lanes[number].queue).pk for number in (0, 7, heartbeat.TOGETHER + 3)]
     make_task("PROCESSING", queue="brief-009", max_attempts=1, attempt=1, next_process_time=timedelta(minutes=5))
-    rescuer = control.Rescuer(lanes)
+    rescuer = heartbeat.Rescuer(lanes)
     rescuer.look()
     assert rescuer.look() > 0
     assert sorted(Task.objects.filter(status="ERROR").values_list("pk", flat=True)) == dead
@@ -183,9 +184,9 @@ def test_two_rescuers_write_one_attempt(postgres_process_database: ProcessDataba
     lane = lane_of("brief")
     first, second = Session.open("default"), Session.open("default")
     with first.atomic():
-        assert len(control.move.spent(first, "brief")) == 1
-        assert control.rescue(second, lane) == []  # locked by the first, and not waited for
-    assert len(control.rescue(second, lane)) == 1
+        assert len(heartbeat.move.spent(first, "brief")) == 1
+        assert heartbeat.rescue(second, lane) == []  # locked by the first, and not waited for
+    assert len(heartbeat.rescue(second, lane)) == 1
     first.close()
     second.close()
 

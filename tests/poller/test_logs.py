@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from django_dbtaskqueue.poller import logs
+from django_dbtaskqueue.poller.process import logs
 
 HOSTILE = "one\r\n12:00:00 INFO forged\x1b[2J\u2028end"
 

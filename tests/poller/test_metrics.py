@@ -12,15 +12,16 @@ import pytest
 from django.db.models import Sum
 from django.utils import timezone
 
-from django_dbtaskqueue import Complete, CompleteDelete, Fail, Poison, Reenqueue, enqueue_many, merging, registry
-from django_dbtaskqueue.flow.failures import kind_of, normalised
-from django_dbtaskqueue.histogram import class_of, quantile, upper
-from django_dbtaskqueue.lease import Lease
-from django_dbtaskqueue.metrics import Collector
+from django_dbtaskqueue import Complete, CompleteDelete, Fail, Poison, Reenqueue, enqueue_many, registry
+from django_dbtaskqueue.core.lease import Lease
+from django_dbtaskqueue.flow.failure_signature import kind_of, normalised
+from django_dbtaskqueue.metrics import rollup
+from django_dbtaskqueue.metrics.collector import Collector
+from django_dbtaskqueue.metrics.histogram import class_of, quantile, upper
 from django_dbtaskqueue.models import Attempt, FailureCount, FailureGroup, Metric, Task
-from django_dbtaskqueue.operations.failures import failure_groups
-from django_dbtaskqueue.operations.figures import overview
-from django_dbtaskqueue.operations.series import series
+from django_dbtaskqueue.operations.stats.failures import failure_groups
+from django_dbtaskqueue.operations.stats.overview import overview
+from django_dbtaskqueue.operations.stats.series import series
 from tests.conftest import ProcessDatabase
 from tests.factories import make_task
 from tests.poller.processes import polling
@@ -108,9 +109,9 @@ def test_merging_changes_no_sum(alias: str, counted: None) -> None:
     before = Metric.objects.using(alias).aggregate(**sums)
     total = len(list(Metric.objects.using(alias).all()))
 
-    gone = merging.merge(alias)
+    gone = rollup.merge(alias)
 
-    assert gone > 0 and merging.merge(alias) == 0
+    assert gone > 0 and rollup.merge(alias) == 0
     assert Metric.objects.using(alias).aggregate(**sums) == before
     assert Metric.objects.using(alias).count() < total
     assert FailureCount.objects.using(alias).aggregate(n=Sum("count"))["n"] == 27

@@ -20,7 +20,7 @@ from django.db import DEFAULT_DB_ALIAS, connection, connections, transaction
 from pytest_django import DjangoDbBlocker
 
 from django_dbtaskqueue import enqueue, enqueue_many, registry
-from django_dbtaskqueue.contrib.postgres_programs import free_port
+from django_dbtaskqueue.contrib.embedded.programs import free_port
 from django_dbtaskqueue.models import Task
 from django_dbtaskqueue.operations import verbs
 from example_project.database import database_from_url

@@ -12,11 +12,11 @@ import pytest
 from django.db.backends.signals import connection_created
 
 from django_dbtaskqueue import enqueue, processor
-from django_dbtaskqueue.conf import overlay, queue_settings
-from django_dbtaskqueue.lease import Lease
+from django_dbtaskqueue.conf.settings import overlay, queue_settings
+from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.models import Task
-from django_dbtaskqueue.poller.lane import Lane
 from django_dbtaskqueue.poller.loop import Poller
+from django_dbtaskqueue.poller.queue_state import Lane
 from django_dbtaskqueue.poller.renew import Renewer
 from django_dbtaskqueue.testing import TaskQueueKit
 from tests.support import until

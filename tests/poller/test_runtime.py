@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from django_dbtaskqueue import enqueue, enqueue_many, registry
-from django_dbtaskqueue.lease import Lease
+from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.models import Poller, Queue, Task
 from django_dbtaskqueue.poller.loop import Poller as Loop
 from django_dbtaskqueue.poller.options import Options

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from django_dbtaskqueue import enqueue
-from django_dbtaskqueue.poller import status_line
-from django_dbtaskqueue.poller.status_line import PlainLine, RichLine, Snapshot, StatusLine
+from django_dbtaskqueue.poller.process import status_line
+from django_dbtaskqueue.poller.process.status_line import PlainLine, RichLine, Snapshot, StatusLine
 from tests.conftest import REPOSITORY, ProcessDatabase
 
 

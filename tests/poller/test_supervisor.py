@@ -12,8 +12,8 @@ import pytest
 
 from django_dbtaskqueue import enqueue, enqueue_many
 from django_dbtaskqueue.models import Attempt, Poller, Task
-from django_dbtaskqueue.poller.shutdown import DRAIN, Stops
-from django_dbtaskqueue.poller.supervisor import Supervisor, words
+from django_dbtaskqueue.poller.process.shutdown import DRAIN, Stops
+from django_dbtaskqueue.poller.process.supervisor import Supervisor, words
 from tests.conftest import ProcessDatabase
 from tests.poller.processes import alive, lines, pids, runtaskpoller
 from tests.support import until
@@ -85,7 +85,7 @@ def test_a_task_that_kills_its_process_ends_in_error_after_its_budget(
     killer.refresh_from_db()
     assert (killer.status, killer.attempt, len(lines(mark))) == ("ERROR", 3, 3)
     attempt = Attempt.objects.get(task_id=killer.pk)
-    assert (attempt.attempt, attempt.error_type) == (3, "django_dbtaskqueue.exceptions.ProcessDied")
+    assert (attempt.attempt, attempt.error_type) == (3, "django_dbtaskqueue.core.exceptions.ProcessDied")
     assert "died or never answered during attempt 3 of 3" in attempt.message
     assert "died or never answered" in (killer.process_result or "")
     assert Task.objects.filter(status="COMPLETED", attempt=1).count() == 100

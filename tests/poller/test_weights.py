@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from django.core.exceptions import ImproperlyConfigured
 
-from django_dbtaskqueue import UnknownQueue, conf, processor, registry
-from django_dbtaskqueue.poller import weights
+from django_dbtaskqueue import UnknownQueue, processor, registry
+from django_dbtaskqueue.conf import settings as conf
+from django_dbtaskqueue.poller.process import queue_selection
 
 
 @pytest.mark.parametrize(
@@ -21,47 +22,47 @@ from django_dbtaskqueue.poller import weights
     ],
 )
 def test_what_they_mean(texts: list[str], excluded: list[str], wanted: dict[str, int]) -> None:
-    assert weights.parse(texts, excluded) == wanted
+    assert queue_selection.parse(texts, excluded) == wanted
 
 
 def test_without_words_every_queue_that_has_a_processor() -> None:
-    assert weights.parse([]) == dict.fromkeys(registry.queues(), 1)
-    assert set(weights.parse([], ["work", "other"])) == set(registry.queues()) - {"work", "other"}
+    assert queue_selection.parse([]) == dict.fromkeys(registry.queues(), 1)
+    assert set(queue_selection.parse([], ["work", "other"])) == set(registry.queues()) - {"work", "other"}
 
 
 def test_a_queue_may_have_a_colon_in_its_name(taskqueue_registry: None) -> None:
     processor("mail:8")(print)
-    assert weights.parse(["mail:8"]) == {"mail:8": 1}
-    assert weights.parse(["mail:8:2"]) == {"mail:8": 2}
+    assert queue_selection.parse(["mail:8"]) == {"mail:8": 1}
+    assert queue_selection.parse(["mail:8:2"]) == {"mail:8": 2}
 
 
 @pytest.mark.parametrize("weight", ["0", "-1", "x", "1.5", ""])
 def test_a_weight_is_a_whole_number(weight: str) -> None:
     with pytest.raises(ImproperlyConfigured, match="whole number of at least 1, as in work:2"):
-        weights.parse([f"work:{weight}"])
+        queue_selection.parse([f"work:{weight}"])
 
 
 def test_an_unknown_queue_is_named_with_the_nearest() -> None:
     with pytest.raises(UnknownQueue, match=r"Unknown queue 'wrok'\. Did you mean 'work'\?"):
-        weights.parse(["wrok"])
+        queue_selection.parse(["wrok"])
 
 
 def test_a_queue_nobody_processes_is_refused(taskqueue_registry: None) -> None:
     registry.restore(registry.Snapshot({}, {}))
     assert "claims" in conf.known_queues()  # it stands in the settings
     with pytest.raises(ImproperlyConfigured, match="Queue 'claims' has no processor in this project"):
-        weights.parse(["claims"])
+        queue_selection.parse(["claims"])
 
 
 def test_nothing_to_poll_is_said(taskqueue_registry: None) -> None:
     with pytest.raises(ImproperlyConfigured, match="--exclude leaves none of work"):
-        weights.parse(["work"], ["work"])
+        queue_selection.parse(["work"], ["work"])
     registry.restore(registry.Snapshot({}, {}))
     with pytest.raises(ImproperlyConfigured, match="no processor is registered"):
-        weights.parse([])
+        queue_selection.parse([])
 
 
 def test_an_unknown_queue_is_told_from_all_that_are_known(settings: Any) -> None:
     settings.DBTASKQUEUE = {"QUEUES": {"letters": {}}}
     with pytest.raises(UnknownQueue, match=r"Did you mean 'letters'\?"):
-        weights.parse(["leters"])
+        queue_selection.parse(["leters"])

@@ -6,10 +6,10 @@ import asyncio
 from contextlib import suppress
 from typing import Any
 
-from django_dbtaskqueue.lease import Lease
+from django_dbtaskqueue.core.lease import Lease
+from django_dbtaskqueue.core.outcomes import Outcome
 from django_dbtaskqueue.listeners import Listener
 from django_dbtaskqueue.models import Task
-from django_dbtaskqueue.outcomes import Outcome
 
 HOOKS_OF_TASKS = ("picked", "started", "executed", "crashed", "finished")
 

@@ -12,7 +12,7 @@ from typing import Any
 import django
 from django.db import connections
 
-from django_dbtaskqueue.lease import Lease
+from django_dbtaskqueue.core.lease import Lease
 from tests.support import PATIENCE
 
 

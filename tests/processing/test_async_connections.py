@@ -8,7 +8,7 @@ import pytest
 from django.db import connection
 
 from django_dbtaskqueue import Fixed, processor
-from django_dbtaskqueue.lease import Lease
+from django_dbtaskqueue.core.lease import Lease
 from tests.processing.conftest import QUEUE, Site
 from tests.support import until
 from tests.testapp.models import Booking

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from django_dbtaskqueue import Complete, Fail, Fixed, Poison, enqueue_many, processor
-from django_dbtaskqueue.lease import Lease
+from django_dbtaskqueue.core.lease import Lease
 from tests.processing.conftest import QUEUE, Site
 from tests.support import PATIENCE, actors
 from tests.testapp.models import Booking

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from django_dbtaskqueue import EnqueueReport, aenqueue, context, enqueue_many, processor
-from django_dbtaskqueue.exceptions import EnqueueError
-from django_dbtaskqueue.lease import Lease
+from django_dbtaskqueue import EnqueueReport, aenqueue, enqueue_many, processor
+from django_dbtaskqueue.core import context
+from django_dbtaskqueue.core.exceptions import EnqueueError
+from django_dbtaskqueue.core.lease import Lease
 from tests.processing.conftest import QUEUE, Site
 from tests.support import PATIENCE
 

@@ -16,7 +16,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 
 from django_dbtaskqueue import Fixed, processor
-from django_dbtaskqueue.lease import Lease
+from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.poller.loop import Poller
 from tests.conftest import ProcessDatabase
 from tests.processing import pools

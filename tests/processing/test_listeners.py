@@ -25,7 +25,7 @@ from django_dbtaskqueue import (
     processor,
     signals,
 )  # fmt: skip
-from django_dbtaskqueue.lease import Lease
+from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.poller.loop import Poller
 from tests.processing.conftest import QUEUE, Site
 from tests.processing.listening import Diary

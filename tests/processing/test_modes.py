@@ -14,7 +14,7 @@ from django.db import connections, transaction
 from django.test import override_settings
 
 from django_dbtaskqueue import Complete, Fail, LeaseLost, Reenqueue, enqueue, processor
-from django_dbtaskqueue.lease import Lease
+from django_dbtaskqueue.core.lease import Lease
 from tests.processing.conftest import QUEUE, Site
 from tests.support import PATIENCE, until
 from tests.testapp.models import Booking

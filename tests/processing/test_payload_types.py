@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 from django.core.exceptions import ImproperlyConfigured
 
-from django_dbtaskqueue import conf, enqueue, enqueue_many, processor, registry
-from django_dbtaskqueue.lease import Lease
+from django_dbtaskqueue import enqueue, enqueue_many, processor, registry
+from django_dbtaskqueue.conf import settings as conf
+from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.models import Task
 from tests.processing.conftest import QUEUE, Site
 from tests.support import PATIENCE, at_once, until

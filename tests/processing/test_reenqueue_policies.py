@@ -10,8 +10,8 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import transaction
 
 from django_dbtaskqueue import Arithmetic, Fixed, Reenqueue, Staged, processor, registry
-from django_dbtaskqueue.exceptions import ReenqueueDelayMissing
-from django_dbtaskqueue.lease import Lease
+from django_dbtaskqueue.core.exceptions import ReenqueueDelayMissing
+from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.models import Queue, Task
 from django_dbtaskqueue.poller.loop import Poller
 from django_dbtaskqueue.poller.runtime import apply_overrides

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from django_dbtaskqueue import notifier, queue
-from django_dbtaskqueue.flow import calls
-from django_dbtaskqueue.pull import QueueHandle
+from django_dbtaskqueue import queue
+from django_dbtaskqueue.db import notify
+from django_dbtaskqueue.flow import usage
+from django_dbtaskqueue.pull.handle import QueueHandle
 from django_dbtaskqueue.signals import task_changed
 from tests.conftest import ProcessDatabase
 
@@ -37,8 +38,8 @@ def configure(_queues: Callable[..., None]) -> Callable[..., None]:
 def mail(process_database: ProcessDatabase) -> Iterator[QueueHandle]:
     """The queue ``mail``."""
     yield queue("mail")
-    notifier.flush()
-    calls.counter.forget("default", "mail")
+    notify.flush()
+    usage.counter.forget("default", "mail")
 
 
 @pytest.fixture

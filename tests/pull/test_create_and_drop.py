@@ -10,10 +10,10 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import transaction
 
 from django_dbtaskqueue import Fixed, QueueFull, TaskQueueError, UnknownQueue, enqueue, queue
+from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.flow.enqueue import queue_settings
-from django_dbtaskqueue.lease import Lease
 from django_dbtaskqueue.models import CallCount, DeletedTasks, Queue, Task
-from django_dbtaskqueue.pull import QueueHandle
+from django_dbtaskqueue.pull.handle import QueueHandle
 from tests.conftest import ProcessDatabase
 from tests.factories import age, make_task
 from tests.pull.test_verbs import take

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from django.db.models.functions import Now
 
-from django_dbtaskqueue import LeaseLost, TaskQueueError, UnknownQueue, enqueue, operators, queue
+from django_dbtaskqueue import LeaseLost, TaskQueueError, UnknownQueue, enqueue, queue
+from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.models import DeletedTasks, Task, TemporaryTask
-from django_dbtaskqueue.status import Status
+from django_dbtaskqueue.operations import lookup
 from tests.factories import age, make_task
 from tests.pull.test_verbs import take
 
@@ -49,49 +50,49 @@ def make(status: str, alias: str, **columns: Any) -> Task:
 
 def test_exists_and_find(alias: str) -> None:
     task = enqueue("mail", "r-1", {"a": 1})
-    assert operators.exists("mail", "r-1") and not operators.exists("other", "r-1")
-    found = operators.find("mail", "r-1")
+    assert lookup.exists("mail", "r-1") and not lookup.exists("other", "r-1")
+    found = lookup.find("mail", "r-1")
     assert found is not None and (found.pk, found.payload) == (task.pk, {"a": 1})
-    assert operators.find("mail", "r-2") is None
-    assert operators.find("scratch", "r-1") is None
+    assert lookup.find("mail", "r-2") is None
+    assert lookup.find("scratch", "r-1") is None
 
 
 def test_a_queue_s_own_table_is_looked_at(alias: str) -> None:
     task = enqueue("scratch", "r-1")
-    found = operators.find("scratch", "r-1")
+    found = lookup.find("scratch", "r-1")
     assert isinstance(found, TemporaryTask) and found.pk == task.pk
-    assert operators.delete("scratch", "r-1")
+    assert lookup.delete("scratch", "r-1")
     assert not TemporaryTask.objects.using(alias).exists()
 
 
 @pytest.mark.parametrize("status", list(Status))
 def test_reprocess_by_reference_only_from_error(alias: str, status: str) -> None:
     task = make(status, alias, reference="r-1")
-    assert operators.reprocess("mail", "r-1") is (status == "ERROR")
+    assert lookup.reprocess("mail", "r-1") is (status == "ERROR")
     task.refresh_from_db(using=alias)
     assert task.status == ("CREATED" if status == "ERROR" else status)
-    assert operators.reprocess("mail", "r-2") is False
+    assert lookup.reprocess("mail", "r-2") is False
 
 
 @pytest.mark.parametrize("status", list(Status))
 def test_delete_by_reference_in_any_status_and_counted(alias: str, status: str) -> None:
     make(status, alias, reference="r-1")
     make(status, alias, reference="r-1", queue="other")
-    assert operators.delete("mail", "r-1") is True
-    assert operators.delete("mail", "r-1") is False
+    assert lookup.delete("mail", "r-1") is True
+    assert lookup.delete("mail", "r-1") is False
     assert DeletedTasks.objects.using(alias).get().queue == "mail"
-    assert operators.exists("other", "r-1")
+    assert lookup.exists("other", "r-1")
 
 
 def test_delete_by_reference_revokes_the_lease(alias: str) -> None:
     enqueue("mail", "r-1")
     task = take(queue("mail"))
-    assert operators.delete("mail", "r-1")
+    assert lookup.delete("mail", "r-1")
     with pytest.raises(LeaseLost):
         task.complete()
 
 
-@pytest.mark.parametrize("verb", [operators.exists, operators.find, operators.reprocess, operators.delete])
+@pytest.mark.parametrize("verb", [lookup.exists, lookup.find, lookup.reprocess, lookup.delete])
 def test_an_unknown_queue_is_no_empty_one(verb: Any) -> None:
     with pytest.raises(UnknownQueue, match="Did you mean 'mail'"):
         verb("mial", "r-1")
@@ -110,7 +111,7 @@ def test_search_by_everything(alias: str) -> None:
     hour_ago = Task.objects.using(alias).values_list(Now() - HOUR, flat=True)[0]
 
     def ids(*arguments: str, **given: Any) -> list[int]:
-        return [task.pk for task in operators.search(*arguments, **given)]
+        return [task.pk for task in lookup.search(*arguments, **given)]
 
     assert ids("mail") == [done.pk, new.pk, old.pk]
     assert ids(status="ERROR") == [other.pk, new.pk, old.pk]
@@ -120,9 +121,9 @@ def test_search_by_everything(alias: str) -> None:
     assert ids(reference="r-1") == [other.pk, old.pk]
     assert ids("other", status="POISON") == []
     with pytest.raises(ValueError, match="no status"):
-        operators.search(status="DONE")
+        lookup.search(status="DONE")
     with pytest.raises(UnknownQueue):
-        operators.search("mial")
+        lookup.search("mial")
 
 
 def test_what_is_found_can_be_acted_on(alias: str) -> None:
@@ -130,15 +131,15 @@ def test_what_is_found_can_be_acted_on(alias: str) -> None:
     failed = [make("ERROR", alias).pk for _ in range(3)]
     make("COMPLETED", alias)
     make("ERROR", alias, queue="other")
-    assert operators.search("mail", status="ERROR").filter(pk__in=failed[:1]).reprocess() == 1
-    assert operators.search("mail").mark_poison() == 2
-    assert operators.search("mail").kick(1) == 1
-    assert operators.search("mail").unpoison() == 1
-    assert operators.search(status="ERROR").reprocess() == 2
-    assert operators.search("mail").cancel() == 3
-    assert operators.search("mail").housekeep(older_than=timedelta(0), to="delete") == 4
-    assert operators.search().purge() == 1
-    assert operators.search().reprocess() == 0
+    assert lookup.search("mail", status="ERROR").filter(pk__in=failed[:1]).reprocess() == 1
+    assert lookup.search("mail").mark_poison() == 2
+    assert lookup.search("mail").kick(1) == 1
+    assert lookup.search("mail").unpoison() == 1
+    assert lookup.search(status="ERROR").reprocess() == 2
+    assert lookup.search("mail").cancel() == 3
+    assert lookup.search("mail").housekeep(older_than=timedelta(0), to="delete") == 4
+    assert lookup.search().purge() == 1
+    assert lookup.search().reprocess() == 0
 
 
 def test_count_by_queue_and_status(alias: str) -> None:
@@ -149,8 +150,8 @@ def test_count_by_queue_and_status(alias: str) -> None:
     enqueue("sites")
     enqueue("scratch")
     none = dict.fromkeys(map(str, Status), 0)
-    assert operators.count_by_status("mail") == {"mail": {**none, "ERROR": 2}}
-    counts = operators.count_by_status()
+    assert lookup.count_by_status("mail") == {"mail": {**none, "ERROR": 2}}
+    counts = lookup.count_by_status()
     assert {name: counts[name] for name in ("mail", "other", "sites", "scratch")} == {
         "mail": {**none, "ERROR": 2},
         "other": {**none, "CREATED": 1},
@@ -158,7 +159,7 @@ def test_count_by_queue_and_status(alias: str) -> None:
         "scratch": {**none, "CREATED": 1},
     }
     with pytest.raises(UnknownQueue):
-        operators.count_by_status("mial")
+        lookup.count_by_status("mial")
 
 
 def test_over_shards(settings: Any) -> None:
@@ -167,9 +168,9 @@ def test_over_shards(settings: Any) -> None:
     references = [f"r-{n}" for n in range(8)]
     for reference in references:
         enqueue("mail", reference)
-    assert all(operators.exists("mail", reference) for reference in references)
-    assert operators.count_by_status("mail")["mail"]["CREATED"] == 8
+    assert all(lookup.exists("mail", reference) for reference in references)
+    assert lookup.count_by_status("mail")["mail"]["CREATED"] == 8
     with pytest.raises(TaskQueueError, match="has shards"):
-        operators.search("mail")
-    assert sum(operators.search("mail", using=shard).cancel() for shard in ("default", "sqlite")) == 8
-    assert all(operators.delete("mail", reference) for reference in references)
+        lookup.search("mail")
+    assert sum(lookup.search("mail", using=shard).cancel() for shard in ("default", "sqlite")) == 8
+    assert all(lookup.delete("mail", reference) for reference in references)

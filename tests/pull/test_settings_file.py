@@ -13,9 +13,12 @@ from typing import Any
 import pytest
 from django.core.exceptions import ImproperlyConfigured
 
-from django_dbtaskqueue import Fixed, UnknownQueue, checks, conf, enqueue, settings_file
+from django_dbtaskqueue import Fixed, UnknownQueue, enqueue
+from django_dbtaskqueue.conf import settings as conf
+from django_dbtaskqueue.conf import toml_file
 from django_dbtaskqueue.flow.enqueue import queue_settings
 from django_dbtaskqueue.models import Queue, Task
+from django_dbtaskqueue.operations import checks
 from tests.conftest import ProcessDatabase
 from tests.poller.processes import polling
 from tests.support import until
@@ -277,12 +280,12 @@ def test_the_row_goes_over_the_file(process_database: ProcessDatabase, file: Pat
 
 
 def test_the_reader_is_patient_with_a_file_that_is_being_written(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(settings_file, "WRITING", 3600.0)
-    monkeypatch.setattr(settings_file, "LOOK", 0.0)
+    monkeypatch.setattr(toml_file, "WRITING", 3600.0)
+    monkeypatch.setattr(toml_file, "LOOK", 0.0)
     assert lease() == timedelta(minutes=15)
     file.write_text("")  # truncated, the rest is to come
     assert lease() == timedelta(minutes=15)
     file.write_text('[queues.mail]\nlease = "2m"')
-    monkeypatch.setattr(settings_file, "WRITING", 0.0)
+    monkeypatch.setattr(toml_file, "WRITING", 0.0)
     monkeypatch.setattr(conf._state.file, "_next_look", 0.0)  # type: ignore[union-attr]
     assert lease() == timedelta(minutes=2)

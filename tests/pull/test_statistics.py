@@ -9,9 +9,9 @@ import pytest
 from django.db import connection, transaction
 
 from django_dbtaskqueue import enqueue, enqueue_many, queue
-from django_dbtaskqueue.flow import calls
+from django_dbtaskqueue.flow import usage
 from django_dbtaskqueue.models import CallCount
-from django_dbtaskqueue.pull import QueueHandle
+from django_dbtaskqueue.pull.handle import QueueHandle
 from tests.conftest import ProcessDatabase
 from tests.factories import age, make_task
 from tests.pull.conftest import Told
@@ -85,8 +85,8 @@ def test_they_outlive_processes_and_add_up_over_them(process_database: ProcessDa
 
 
 def test_a_living_process_appends_by_itself(mail: QueueHandle, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calls, "EVERY", 0.01)
-    monkeypatch.setattr(calls, "counter", calls.Calls())
+    monkeypatch.setattr(usage, "EVERY", 0.01)
+    monkeypatch.setattr(usage, "counter", usage.Calls())
     before = datetime.now(UTC)
     mail.put()
     until(CallCount.objects.exists)
@@ -97,8 +97,8 @@ def test_a_living_process_appends_by_itself(mail: QueueHandle, monkeypatch: pyte
 
 
 def test_what_cannot_be_stored_is_stored_later(mail: QueueHandle, monkeypatch: pytest.MonkeyPatch) -> None:
-    counter = calls.Calls()
-    monkeypatch.setattr(calls, "counter", counter)
+    counter = usage.Calls()
+    monkeypatch.setattr(usage, "counter", counter)
     mail.put()
     with connection.schema_editor() as editor:
         editor.execute("ALTER TABLE dbtaskqueue_callcount RENAME TO away")
@@ -149,12 +149,12 @@ def test_old_rows_are_merged_and_nothing_is_lost(mail: QueueHandle) -> None:
             start = midnight if old >= timedelta(days=1) else now.replace(second=0, microsecond=0)
             CallCount.objects.create(queue="mail", minute=start - old, call=call, count=2)
     # When they are merged
-    gone = calls.merge("default")
+    gone = usage.merge("default")
     # Then the latest stand, old minutes are one row each, old days too, and the sums are as before
     assert CallCount.objects.filter(call="put").count() == 2 + 1 + 1 + 1
     assert gone == 2 * (len(ages) - 5)
     assert mail.statistics().by_call == {"put": 2 * len(ages), "take": 2 * len(ages)}
-    assert calls.merge("default") == 0
+    assert usage.merge("default") == 0
 
 
 def test_the_signal_is_sent_for_every_verb(mail: QueueHandle, told: Told) -> None:

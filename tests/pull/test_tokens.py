@@ -8,9 +8,9 @@ import pytest
 from django.db import connection
 
 from django_dbtaskqueue import LeaseLost, TaskQueueError, queue
-from django_dbtaskqueue.lease import Lease
+from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.models import Task
-from django_dbtaskqueue.pull import QueueHandle
+from django_dbtaskqueue.pull.handle import QueueHandle
 from tests.conftest import ProcessDatabase
 from tests.factories import age
 from tests.support import actors

@@ -18,9 +18,9 @@ from django_dbtaskqueue import (
     processor,
     queue,
 )
-from django_dbtaskqueue.lease import Lease
+from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.models import Attempt, DeletedTasks, Task
-from django_dbtaskqueue.pull import QueueHandle
+from django_dbtaskqueue.pull.handle import QueueHandle
 from tests.factories import age, make_task
 from tests.pull.conftest import Told
 
@@ -142,8 +142,8 @@ def test_a_task_whose_holder_died_on_its_last_attempt_ends_without_a_poller(
     take(mail)
     age(HOUR)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("django_dbtaskqueue.pull.RESCUE", 0.0)
-        patch.setattr("django_dbtaskqueue.pull._next_rescue", {})
+        patch.setattr("django_dbtaskqueue.pull.handle.RESCUE", 0.0)
+        patch.setattr("django_dbtaskqueue.pull.handle._next_rescue", {})
         assert mail.take() is None
     assert status(task) == "ERROR"
     assert Attempt.objects.get().error_type.endswith("ProcessDied")

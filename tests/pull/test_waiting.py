@@ -12,10 +12,11 @@ import pytest
 from django.db import connection, transaction
 from django.db.utils import OperationalError
 
-from django_dbtaskqueue import UnknownQueue, enqueue_many, queue, waiting
-from django_dbtaskqueue.lease import Lease
+from django_dbtaskqueue import UnknownQueue, enqueue_many, queue
+from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.models import Queue, Task
-from django_dbtaskqueue.pull import QueueHandle
+from django_dbtaskqueue.pull import blocking
+from django_dbtaskqueue.pull.handle import QueueHandle
 from tests.conftest import ProcessDatabase
 from tests.support import PATIENCE, Actor, actors, at_once, backend_pid, until
 
@@ -48,7 +49,7 @@ def waiter(mail: QueueHandle) -> Iterator[Callable[..., Future[Lease | None]]]:
 
 
 def waiters(handle: QueueHandle) -> int:
-    return waiting.waiters(handle.name, ["default"])
+    return blocking.waiters(handle.name, ["default"])
 
 
 def got(future: Future[Lease | None]) -> int:
@@ -212,7 +213,7 @@ def test_a_waiter_of_a_queue_that_goes_is_told(mail: QueueHandle, waiter: Any) -
     brief = queue("brief-queue").create()
     future = waiter(brief)
     Queue.objects.filter(pk="brief-queue").delete()
-    waiting.wake("brief-queue")
+    blocking.wake("brief-queue")
     with pytest.raises(UnknownQueue):
         future.result(SOON)
 

@@ -49,7 +49,7 @@ from typing import Any
 from django.db import transaction
 
 from django_dbtaskqueue import Complete, CompleteDelete, Fail, Fixed, Poison, Reenqueue, enqueue, processor
-from django_dbtaskqueue.lease import Lease
+from django_dbtaskqueue.core.lease import Lease
 from tests.testapp.models import Booking
 
 LOOK = 0.01  # seconds between two looks for a file

@@ -26,13 +26,13 @@ from django.db import connections
 from pyspark import SparkContext, cloudpickle
 
 from django_dbtaskqueue.contrib.spark.entry import ANSWERS_IN_SPARK, ROWS, on_worker
-from django_dbtaskqueue.exceptions import PipelineError
+from django_dbtaskqueue.core.exceptions import PipelineError
+from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow.settle import resolve
-from django_dbtaskqueue.pipeline.faults import one_paragraph, without_secrets
-from django_dbtaskqueue.pipeline.session import spark_session
+from django_dbtaskqueue.pipeline.spark.faults import one_paragraph, without_secrets
+from django_dbtaskqueue.pipeline.spark.session import spark_session
 from django_dbtaskqueue.poller.executors import Job
 from django_dbtaskqueue.poller.executors.pool import Answer
-from django_dbtaskqueue.session import Session
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

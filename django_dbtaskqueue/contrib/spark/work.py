@@ -16,16 +16,17 @@ from typing import Any
 
 from django.db import close_old_connections
 
-from django_dbtaskqueue import conf, registry
-from django_dbtaskqueue.exceptions import TaskQueueError
-from django_dbtaskqueue.flow.failures import Told
+from django_dbtaskqueue import registry
+from django_dbtaskqueue.conf import settings as conf
+from django_dbtaskqueue.core.exceptions import TaskQueueError
+from django_dbtaskqueue.core.lease import Lease
+from django_dbtaskqueue.core.outcomes import Complete, CompleteDelete, Fail, Outcome, Reenqueue
+from django_dbtaskqueue.db.session import Session
+from django_dbtaskqueue.flow.failure_signature import Told
 from django_dbtaskqueue.flow.settle import Pair, resolve, settle_surely
-from django_dbtaskqueue.lease import Lease
-from django_dbtaskqueue.outcomes import Complete, CompleteDelete, Fail, Outcome, Reenqueue
 from django_dbtaskqueue.poller.executors import Job, perform_job
 from django_dbtaskqueue.poller.executors.pool import Answer
 from django_dbtaskqueue.poller.executors.thread import tidy
-from django_dbtaskqueue.session import Session
 
 logger = logging.getLogger("django_dbtaskqueue")
 

@@ -8,10 +8,10 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import connections, router
 
-from django_dbtaskqueue.flow.building import PREFIX, build
+from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.management.arguments import positive
 from django_dbtaskqueue.models import Task
-from django_dbtaskqueue.session import Session
+from django_dbtaskqueue.testing.loadgen import PREFIX, build
 
 MOST = 99  # queues
 

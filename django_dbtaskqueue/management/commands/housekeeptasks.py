@@ -11,9 +11,9 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DatabaseError, connections
 
-from django_dbtaskqueue import conf
-from django_dbtaskqueue.exceptions import TaskQueueError
-from django_dbtaskqueue.housekeeping import Ages, Housekeeper, known
+from django_dbtaskqueue.conf import settings as conf
+from django_dbtaskqueue.core.exceptions import TaskQueueError
+from django_dbtaskqueue.operations.retention import Ages, Housekeeper, known
 
 NEVER = "never"
 AGES = {

@@ -13,13 +13,13 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import connections
 from psycopg import pq
 
-from django_dbtaskqueue import conf
-from django_dbtaskqueue.exceptions import JobOptionError, near_match
+from django_dbtaskqueue.conf import settings as conf
+from django_dbtaskqueue.core.exceptions import JobOptionError, near_match
+from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.models import Queue as QueueRow
 from django_dbtaskqueue.pipeline.arguments import Argument
 from django_dbtaskqueue.pipeline.command_line import USAGE, Face, perform
 from django_dbtaskqueue.pipeline.database import Database
-from django_dbtaskqueue.session import Session
 
 LIBPQ = {option.keyword.decode() for option in pq.Conninfo.get_defaults()}
 NAMES = {"NAME": "dbname", "USER": "user", "PASSWORD": "password", "HOST": "host", "PORT": "port"}

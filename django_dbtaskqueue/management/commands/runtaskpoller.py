@@ -17,14 +17,14 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import connections
 from django.utils.autoreload import get_child_arguments
 
-from django_dbtaskqueue import conf
-from django_dbtaskqueue.exceptions import TaskQueueError
+from django_dbtaskqueue.conf import settings as conf
+from django_dbtaskqueue.core.exceptions import TaskQueueError
 from django_dbtaskqueue.management.arguments import duration, positive
-from django_dbtaskqueue.poller import banner, logs, shutdown, supervisor, weights
-from django_dbtaskqueue.poller.lifeline import Lifeline
 from django_dbtaskqueue.poller.loop import Poller
 from django_dbtaskqueue.poller.options import Options, named_executor
-from django_dbtaskqueue.poller.status_line import Snapshot, StatusLine
+from django_dbtaskqueue.poller.process import banner, logs, queue_selection, shutdown, supervisor
+from django_dbtaskqueue.poller.process.child_channel import Lifeline
+from django_dbtaskqueue.poller.process.status_line import Snapshot, StatusLine
 
 logger = logging.getLogger("django_dbtaskqueue")
 
@@ -106,7 +106,7 @@ class Command(BaseCommand):
         """Run to the end; exit with one of the codes in the help."""
         work = self._supervise if options["processes"] and options["child"] is None else self._poll
         try:
-            queues = weights.parse(options["queue"], options["exclude"])
+            queues = queue_selection.parse(options["queue"], options["exclude"])
             banner.check_databases(queues, options["database"])
             with self._logging(queues, options) as status, tuned_interpreter():
                 code = work(queues, options, status)

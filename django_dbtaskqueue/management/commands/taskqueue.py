@@ -12,10 +12,12 @@ from typing import Any
 from django.core.exceptions import ImproperlyConfigured, PermissionDenied
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
-from django_dbtaskqueue.exceptions import SearchError, SearchTooSlow, TaskQueueError
+from django_dbtaskqueue.core.exceptions import SearchError, SearchTooSlow, TaskQueueError
 from django_dbtaskqueue.management.arguments import duration, positive
-from django_dbtaskqueue.operations.console import acting, checking, indexing, reading
-from django_dbtaskqueue.operations.console.words import Screen
+from django_dbtaskqueue.management.console import doctor, verbs
+from django_dbtaskqueue.management.console import index as indexing
+from django_dbtaskqueue.management.console import show as reading
+from django_dbtaskqueue.management.console.output import Screen
 from django_dbtaskqueue.operations.verbs import TASK_VERBS
 
 REFUSED, USAGE, CONFIGURATION, TOO_SLOW = 1, 2, 3, 4
@@ -84,9 +86,9 @@ class Command(BaseCommand):
         if name == "token":
             return _token(screen, options["user"])
         asked = {**options, "verb": VERBS.get(name, name)}
-        return ACTING.get(name, acting.verb)(screen, asked, self._ask(options))
+        return ACTING.get(name, verbs.verb)(screen, asked, self._ask(options))
 
-    def _ask(self, options: dict[str, Any]) -> acting.Ask:
+    def _ask(self, options: dict[str, Any]) -> verbs.Ask:
         """Return how to ask before an act: on a terminal; elsewhere ``--yes`` must have been said."""
 
         def ask(question: str) -> bool:
@@ -104,14 +106,14 @@ READING: dict[str, Callable[[Screen, dict[str, Any]], int]] = {
     "list": reading.list_tasks,
     "show": reading.show,
     "tail": reading.tail,
-    "doctor": checking.doctor,
+    "doctor": doctor.doctor,
     "index": indexing.index,
 }
-ACTING: dict[str, Callable[[Screen, dict[str, Any], acting.Ask], int]] = {
-    "pause": acting.pause,
-    "resume": acting.resume,
-    "purge": acting.purge,
-    "bulk": acting.bulk,
+ACTING: dict[str, Callable[[Screen, dict[str, Any], verbs.Ask], int]] = {
+    "pause": verbs.pause,
+    "resume": verbs.resume,
+    "purge": verbs.purge,
+    "bulk": verbs.bulk,
 }
 
 

@@ -6,10 +6,10 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
 
+from django_dbtaskqueue.core.lease import Lease
+from django_dbtaskqueue.core.outcomes import Outcome
 from django_dbtaskqueue.flow.process import Processor, perform, perform_batch
 from django_dbtaskqueue.flow.settle import Release, Settlement
-from django_dbtaskqueue.lease import Lease
-from django_dbtaskqueue.outcomes import Outcome
 
 
 class Job(NamedTuple):

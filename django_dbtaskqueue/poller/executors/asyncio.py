@@ -17,12 +17,12 @@ from time import monotonic
 from asgiref.sync import sync_to_async
 from django.db import connections
 
+from django_dbtaskqueue.core.outcomes import Fail
 from django_dbtaskqueue.flow import observe
 from django_dbtaskqueue.flow.process import perform_async, perform_batch_async
 from django_dbtaskqueue.flow.settle import Release, Settlement
-from django_dbtaskqueue.outcomes import Fail
 from django_dbtaskqueue.poller.executors import Done, Finish, Job, Run, shared, still_held
-from django_dbtaskqueue.poller.executors.gates import Gates
+from django_dbtaskqueue.poller.executors.concurrency import Gates
 from django_dbtaskqueue.poller.executors.thread import tidy
 
 logger = logging.getLogger(__name__)

@@ -21,13 +21,13 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import close_old_connections
 from django.utils.module_loading import import_string
 
+from django_dbtaskqueue.core.lease import Lease
+from django_dbtaskqueue.core.outcomes import Fail, Outcome
 from django_dbtaskqueue.flow import observe
 from django_dbtaskqueue.flow.process import Processor
 from django_dbtaskqueue.flow.settle import Release, Settlement
-from django_dbtaskqueue.lease import Lease
-from django_dbtaskqueue.outcomes import Fail, Outcome
 from django_dbtaskqueue.poller.executors import Finish, Job, Run, perform_job, shared, still_held
-from django_dbtaskqueue.poller.executors.gates import Gates
+from django_dbtaskqueue.poller.executors.concurrency import Gates
 from django_dbtaskqueue.poller.executors.thread import tidy
 
 

@@ -22,7 +22,7 @@ from django_dbtaskqueue.flow import observe
 from django_dbtaskqueue.flow.process import perform
 from django_dbtaskqueue.flow.settle import Release
 from django_dbtaskqueue.poller.executors import Done, Finish, Job, Run, perform_job, shared, still_held
-from django_dbtaskqueue.poller.executors.gates import Gates
+from django_dbtaskqueue.poller.executors.concurrency import Gates
 
 logger = logging.getLogger(__name__)
 STUCK = 0.005  # seconds in one job after which others do not wait for its thread

@@ -9,8 +9,8 @@ from typing import Any
 
 from django.db.models import Count, DurationField, ExpressionWrapper, F, Sum
 
+from django_dbtaskqueue.core.states import TERMINAL, Status
 from django_dbtaskqueue.models import Attempt, DeletedTasks, Task, TaskHistory
-from django_dbtaskqueue.status import TERMINAL, Status
 from example_project.flights.demo.setup import Database
 from example_project.flights.desk import QUEUE
 from example_project.flights.models import Filing

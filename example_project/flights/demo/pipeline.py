@@ -10,15 +10,16 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from django_dbtaskqueue import codecs, conf
-from django_dbtaskqueue.exceptions import TaskQueueError
+from django_dbtaskqueue.conf import settings as conf
+from django_dbtaskqueue.core import codecs
+from django_dbtaskqueue.core.exceptions import TaskQueueError
 from django_dbtaskqueue.management.commands.runtaskpipeline import database_of_alias
-from django_dbtaskqueue.pipeline.archive import Archive
-from django_dbtaskqueue.pipeline.enqueue_job import Enqueue
 from django_dbtaskqueue.pipeline.jobs import Context, Job
-from django_dbtaskqueue.pipeline.lake import Lake, read_lake
-from django_dbtaskqueue.pipeline.report import Report
-from django_dbtaskqueue.pipeline.session import spark_session
+from django_dbtaskqueue.pipeline.lake.archive import Archive
+from django_dbtaskqueue.pipeline.lake.lake import Lake, read_lake
+from django_dbtaskqueue.pipeline.reports.report import Report
+from django_dbtaskqueue.pipeline.source.enqueue_job import Enqueue
+from django_dbtaskqueue.pipeline.spark.session import spark_session
 from example_project.flights import data, timetable
 from example_project.flights.demo import setup
 from example_project.flights.desk import QUEUE, FlightClaim

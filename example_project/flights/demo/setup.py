@@ -12,7 +12,7 @@ from django.conf import settings
 from django.contrib.auth import get_user_model
 from django.db import connection
 
-from django_dbtaskqueue.pipeline.lake import Lake
+from django_dbtaskqueue.pipeline.lake.lake import Lake
 
 OPERATOR = "operator"
 

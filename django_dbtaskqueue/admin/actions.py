@@ -1,0 +1,109 @@
+"""Acting on tasks: the question with its numbers and a reason, then the act or the bulk operation, and the answer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib import messages
+from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
+from django.core.exceptions import BadRequest
+from django.db import router
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
+
+from django_dbtaskqueue.admin.base import id_of
+from django_dbtaskqueue.admin.confirm import Question, ask, bound_form, check, confirmed, form_for
+from django_dbtaskqueue.core.exceptions import OperationRefused, SearchError
+from django_dbtaskqueue.models import BulkOperation
+from django_dbtaskqueue.models.querysets import TaskQuerySet
+from django_dbtaskqueue.operations import actions, bulk
+from django_dbtaskqueue.operations.audit import Actor
+from django_dbtaskqueue.operations.search.parse import to_text
+from django_dbtaskqueue.operations.search.query import tasks_for
+from django_dbtaskqueue.operations.verbs import TASK_VERBS, Aging, Preview, TaskVerb
+
+SHOWN = 20  # tasks named on the confirmation page
+WAY = "admin"
+
+
+def act(page: Any, request: HttpRequest) -> HttpResponse:
+    """Ask, or once confirmed do it and say what really changed; what was refused stands on the page it came from."""
+    verb = TASK_VERBS.get(request.POST.get("action", ""))
+    if verb is None:
+        raise BadRequest(f"Tasks know no act {request.POST.get('action')!r}.")
+    check(request, verb)
+    try:
+        return _all(page, request, verb) if request.POST.get("select_across") == "1" else _ticked(page, request, verb)
+    except (OperationRefused, SearchError) as error:
+        page.message_user(request, str(error), messages.ERROR)
+        return HttpResponseRedirect(request.get_full_path())
+
+
+def _all(page: Any, request: HttpRequest, verb: TaskVerb) -> HttpResponse:
+    """All that match the address: a bulk operation."""
+    search = page.search_of(request)
+    if tasks_for(search).model is not page.model._meta.concrete_model:
+        raise OperationRefused(_("Name one queue of this table in the search: queue:NAME."))
+    form = bound_form(request, form_for(verb))
+    aging = form.aging()
+    if not confirmed(request, form):
+        preview = bulk.preview(verb, search, aging=aging)
+        possible = preview.eligible is None or bool(preview.eligible)
+        sentences = [
+            *preview.sentences[1:],
+            _("This runs in the background, in steps; its page shows how far it is, and it can be stopped there."),
+        ]
+        return ask(page, request, Question(verb, sentences, [to_text(search)], form, possible))
+    operation = bulk.start(verb, search, request.user, form.reason(), way=WAY, aging=aging)
+    page.message_user(request, _("The bulk operation has begun."), messages.SUCCESS)
+    return HttpResponseRedirect(page.url(BulkOperation, "change", operation.pk) or request.get_full_path())
+
+
+def _ticked(page: Any, request: HttpRequest, verb: TaskVerb) -> HttpResponse:
+    """The rows that were ticked, or the one whose page it is: at once."""
+    # Statuses are judged, and rows changed, where they are written: a replica may lag behind.
+    tasks = chosen(page, request)
+    form = bound_form(request, form_for(verb))
+    aging = form.aging()
+    preview = verb.preview(tasks, aging)
+    if not confirmed(request, form):
+        items = [f"{task} · {task.status}" for task in tasks.only("queue", "reference", "status")[:SHOWN]]
+        unnamed = preview.selected.number > SHOWN
+        sentences = _sentences(verb, preview, aging)
+        return ask(page, request, Question(verb, sentences, items, form, bool(preview.eligible), unnamed))
+    order = actions.Order(verb, form.reason(), aging, to_text(page.search_of(request)))
+    report = actions.act(tasks, order, Actor(request.user, WAY))
+    page.message_user(request, answer(verb, report), messages.SUCCESS if report.changed else messages.WARNING)
+    back = "" if verb.removes else page.back(request)
+    return HttpResponseRedirect(back or request.get_full_path())
+
+
+def chosen(page: Any, request: HttpRequest) -> TaskQuerySet:
+    """Return the tasks that were ticked, on the database that is written."""
+    ids = [id_of(text) for text in request.POST.getlist(ACTION_CHECKBOX_NAME)]
+    rows: TaskQuerySet = page.model._meta.concrete_model._default_manager.using(router.db_for_write(page.model))
+    return rows.filter(pk__in=[number for number in ids if number is not None])
+
+
+def _sentences(verb: TaskVerb, preview: Preview, aging: Aging) -> list[str]:
+    selected = ngettext("%(count)s task is selected.", "%(count)s tasks are selected.", preview.selected.number)
+    changing = ngettext("%(count)s would change.", "%(count)s would change.", preview.eligible.number)
+    lines = [selected % {"count": preview.selected}, changing % {"count": preview.eligible}]
+    if preview.skipped:
+        text = ngettext("%(count)s is skipped: %(reason)s.", "%(count)s are skipped: %(reason)s.", preview.skipped)
+        lines.append(text % {"count": preview.skipped, "reason": verb.skipped(aging)})
+    return lines
+
+
+def answer(verb: TaskVerb, report: actions.Report) -> str:
+    """Return what came of an act: what really changed, how many were skipped, and each reason why."""
+    done = str(verb.done % {"number": report.changed})
+    if not report.skips:
+        return f"{done}."
+    reasons = ", ".join(f"{reason}: {len(ids)}" for reason, ids in report.skips.items())
+    return _("%(done)s, %(count)s skipped (%(reasons)s).") % {
+        "done": done,
+        "count": report.skipped,
+        "reasons": reasons,
+    }

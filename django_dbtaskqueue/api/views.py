@@ -1,0 +1,241 @@
+"""The JSON API: search, count and look; verbs by ids or by a search; pause and start. Routes are in ``urls``."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.core.exceptions import PermissionDenied
+from django.db.models import Model
+from django.db.models.functions import Now
+from django.http import Http404, HttpRequest
+from django.utils import timezone
+from django.utils.translation import gettext as _
+
+from django_dbtaskqueue.api.auth import Fault, body, endpoint, typed
+from django_dbtaskqueue.conf import settings as conf
+from django_dbtaskqueue.db.session import alias_for
+from django_dbtaskqueue.models import Attempt, BulkOperation, Queue
+from django_dbtaskqueue.models.querysets import TaskQuerySet
+from django_dbtaskqueue.operations import bulk, queue_actions
+from django_dbtaskqueue.operations.actions import Order, act_on_ids
+from django_dbtaskqueue.operations.audit import Actor, check, check_search
+from django_dbtaskqueue.operations.paginators import bounded_count
+from django_dbtaskqueue.operations.search.filterset import TaskFilter
+from django_dbtaskqueue.operations.search.parse import QUALIFIERS, Search, of_queue, to_text
+from django_dbtaskqueue.operations.search.query import tasks_for
+from django_dbtaskqueue.operations.serializers import LONG, attempt_of, detail, operation_document, summary
+from django_dbtaskqueue.operations.timeouts import bounded
+from django_dbtaskqueue.operations.verbs import BULK_VERBS, IN_EFFECT, VIEW_PAYLOAD, Aging
+
+PAGE, LARGEST_PAGE = 50, 500
+
+
+@endpoint("GET")
+def tasks(request: HttpRequest, actor: Actor) -> dict[str, Any]:
+    """The newest tasks that match ``q`` (or any qualifier as a parameter), ``limit`` of them, ``before`` an id."""
+    chosen, found = _searched(request, actor)
+    limit = min(_number(request, "limit", PAGE), LARGEST_PAGE)
+    if before := _number(request, "before", 0):
+        found = found.filter(pk__lt=before)
+    with bounded(found.db):
+        rows = list(found.defer(*LONG).order_by("-pk")[: limit + 1])
+    seen = {queue: actor.may(VIEW_PAYLOAD, queue) for queue in {row.queue for row in rows}}
+    return {
+        "query": to_text(chosen.search),
+        "tasks": [summary(row, payload=seen[row.queue]) for row in rows[:limit]],
+        "before": rows[limit - 1].pk if len(rows) > limit else None,
+    }
+
+
+@endpoint("GET")
+def count(request: HttpRequest, actor: Actor) -> dict[str, Any]:
+    """How many tasks match, counted to 10,000; ``more`` says that there are more."""
+    chosen, found = _searched(request, actor)
+    with bounded(found.db):
+        counted = bounded_count(found)
+    return {"query": to_text(chosen.search), "count": counted.number, "more": counted.more}
+
+
+@endpoint("GET")
+def task(request: HttpRequest, actor: Actor, pk: int) -> dict[str, Any]:
+    """One task with its failed attempts; payload, results and tracebacks for those who may see them, secrets masked."""
+    rows = _table(request.GET.get("queue", "")).filter(pk=pk)
+    _may_view(actor, rows.model)
+    found: Any = rows.annotate(clock=Now()).first()
+    if found is None:
+        raise Http404(f"There is no task {pk}. For a queue with a table of its own, name it: ?queue=…")
+    attempts = Attempt.objects.using(rows.db).filter(location=rows.model._meta.label_lower, task_id=pk)
+    payload = actor.may(VIEW_PAYLOAD, found.queue)
+    document = detail(found, payload=payload)
+    return document | {
+        "attempts": [attempt_of(row, payload=payload) for row in attempts.order_by("-total_attempt")[:50]]
+    }
+
+
+@endpoint("POST")
+def on_ids(request: HttpRequest, actor: Actor, verb: str) -> dict[str, Any]:
+    """A verb on up to 1,000 tasks by ``ids``, now, in one transaction."""
+    given = body(request, "ids", "queue", "reason", "older_than", "to")
+    ids = typed(given, "ids", list, [])
+    if not ids or not all(type(one) is int for one in ids):
+        raise Fault(400, f"'ids' must be a list of whole numbers, and not empty, not {ids!r}.")
+    found = _table(typed(given, "queue", str, ""))
+    order = Order(_verb(verb), _reason(given), _aging(given))
+    report = act_on_ids(found.model, found.db, ids, order, actor)
+    return {"changed": report.changed, "skipped": report.skipped, "skips": report.skips}
+
+
+@endpoint("POST")
+def preview(request: HttpRequest, actor: Actor, verb: str) -> dict[str, Any]:
+    """What a verb on all that match ``q`` would do, from bounded counts; changes nothing."""
+    given = body(request, "q", "older_than", "to")
+    order, search = bulk.order_of(_verb(verb), typed(given, "q", str, ""), aging=_aging(given))
+    _may_view(actor, tasks_for(search).model)
+    check(order.verb, "previewed", actor)
+    check_search(search, actor)
+    seen = bulk.preview(order.verb, search, aging=order.aging)
+    numbers = {"selected": seen.selected, "would_change": seen.eligible}
+    return {
+        "query": order.query,
+        **{name: None if one is None else {"count": one.number, "more": one.more} for name, one in numbers.items()},
+        "estimate": seen.about,
+        "words": seen.sentences,
+    }
+
+
+@endpoint("POST", created=True)
+def on_search(request: HttpRequest, actor: Actor, verb: str) -> dict[str, Any]:
+    """A verb on all that match ``q``: ordered as a bulk operation, which pollers carry out."""
+    given = body(request, "q", "reason", "older_than", "to", "limit")
+    most = typed(given, "limit", int, None)
+    operation = bulk.start(
+        _verb(verb), typed(given, "q", str, ""), actor.user, _reason(given), way="api", aging=_aging(given), most=most
+    )
+    return operation_document(operation)
+
+
+@endpoint("GET")
+def operation(request: HttpRequest, actor: Actor, pk: int) -> dict[str, Any]:
+    """How far a bulk operation is."""
+    _may_view(actor, BulkOperation)
+    return operation_document(_operation(pk))
+
+
+@endpoint("POST")
+def cancel(request: HttpRequest, actor: Actor, pk: int) -> dict[str, Any]:
+    """Stop a bulk operation; what is done stays done."""
+    reason = _reason(body(request, "reason"))
+    found = _operation(pk)
+    done = bulk.cancel(pk, actor.user, reason, way="api")
+    found.refresh_from_db()
+    return operation_document(found) | {"cancelled": done}
+
+
+@endpoint("GET")
+def queues(request: HttpRequest, actor: Actor) -> dict[str, Any]:
+    """The known queues, and which are paused, since when, why and until when."""
+    _may_view(actor, Queue)
+    rows = {row.name: row for row in Queue.objects.using(alias_for("", None, write=False)).filter(IN_EFFECT)[:500]}
+    names = sorted({*conf.known_queues(), *rows})
+    return {"queues": [{"queue": name, "paused": _paused(rows.get(name))} for name in names]}
+
+
+@endpoint("POST")
+def pause(request: HttpRequest, actor: Actor, queue: str) -> dict[str, Any]:
+    """Pause a queue, ``for`` a time such as "30m", ``until`` one, or until it is started."""
+    given = body(request, "reason", "for", "until")
+    return {"paused": queue_actions.pause([queue], actor, reason=_reason(given), until=_until(given))}
+
+
+@endpoint("POST")
+def start(request: HttpRequest, actor: Actor, queue: str) -> dict[str, Any]:
+    """End a queue's pause."""
+    return {"started": queue_actions.resume([queue], actor, reason=_reason(body(request, "reason")))}
+
+
+@endpoint("POST", created=True)
+def purge(request: HttpRequest, actor: Actor, queue: str) -> dict[str, Any]:
+    """Delete every task of a queue; ``confirm`` repeats its name. Ordered as a bulk operation."""
+    given = body(request, "confirm", "reason")
+    if given.get("confirm") != queue:
+        raise Fault(400, f'This deletes every task of the queue. Say so: "confirm": "{queue}".')
+    ordered = bulk.start("purge", of_queue(queue), actor.user, _reason(given), way="api")
+    return operation_document(ordered)
+
+
+# -- what was asked ----------------------------------------------------------------------------------------------------
+
+
+def _searched(request: HttpRequest, actor: Actor) -> tuple[TaskFilter, TaskQuerySet]:
+    for name in request.GET:
+        if name not in ("q", "limit", "before", *QUALIFIERS):
+            raise Fault(400, f"There is no parameter {name!r}: put a search into q, such as ?q=status:ERROR.")
+    search = TaskFilter(request.GET, queryset=tasks_for(Search())).checked().search
+    tasks = tasks_for(search)
+    _may_view(actor, tasks.model)
+    check_search(search, actor)
+    chosen = TaskFilter(request.GET, queryset=tasks).checked()
+    return chosen, chosen.qs
+
+
+def _may_view(actor: Actor, model: type[Model]) -> None:
+    """By the model's own permission: a table of a queue's own has one, too."""
+    permission = f"{model._meta.app_label}.view_{model._meta.model_name}"
+    if not actor.user.has_perm(permission):
+        words = _("%(who)s needs the permission %(permission)s.")
+        raise PermissionDenied(words % {"who": actor.name, "permission": permission})
+
+
+def _table(queue: str) -> TaskQuerySet:
+    return tasks_for(of_queue(queue) if queue else Search(), write=True)
+
+
+def _verb(name: str) -> Any:
+    if name not in BULK_VERBS:
+        raise Http404(f"There is no verb {name!r}; they are {', '.join(BULK_VERBS)}.")
+    return BULK_VERBS[name]
+
+
+def _operation(pk: int) -> BulkOperation:
+    found = BulkOperation.objects.using(alias_for("", None)).filter(pk=pk).first()
+    if found is None:
+        raise Http404(f"There is no bulk operation {pk}.")
+    return found
+
+
+def _reason(given: dict[str, Any]) -> str:
+    return str(typed(given, "reason", str, ""))
+
+
+def _aging(given: dict[str, Any]) -> Aging:
+    older_than = conf.duration(given.get("older_than", "14d"), where="'older_than'")
+    to = given.get("to", "history")
+    if to not in ("history", "delete"):
+        raise Fault(400, f'\'to\' must be "history" or "delete", not {to!r}.')
+    return Aging(max(older_than, timedelta(0)), to)
+
+
+def _until(given: dict[str, Any]) -> datetime | None:
+    if "for" in given:
+        return timezone.now() + conf.duration(given["for"], where="'for'")
+    if "until" not in given:
+        return None
+    try:
+        until = datetime.fromisoformat(str(given["until"]))
+    except ValueError:
+        raise Fault(400, f"'until' must be a time such as 2026-11-20T08:00+00:00, not {given['until']!r}.") from None
+    return until if until.tzinfo else timezone.make_aware(until)
+
+
+def _number(request: HttpRequest, name: str, default: int) -> int:
+    text = request.GET.get(name, str(default))
+    if not text.isdecimal() or len(text) > 18:
+        raise Fault(400, f"{name!r} must be a whole number, not {text!r}.")
+    return int(text)
+
+
+def _paused(row: Queue | None) -> dict[str, Any] | None:
+    if row is None:
+        return None
+    return {"since": row.paused_time, "until": row.paused_until, "by": row.paused_by, "reason": row.paused_reason}

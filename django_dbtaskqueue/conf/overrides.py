@@ -1,0 +1,106 @@
+"""What a queue is set to with the runtime overrides of its ``Queue`` row laid over, as producers see it.
+
+The row is read at most once a second per queue and process; a change made in this process counts at once.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from time import monotonic
+from typing import Any
+
+from django.core.exceptions import ImproperlyConfigured
+from django.core.signals import setting_changed
+from django.db import connections
+from django.db.models.signals import post_delete, post_save
+from django.db.utils import InterfaceError, OperationalError
+
+from django_dbtaskqueue.conf import settings as conf
+from django_dbtaskqueue.core.exceptions import UnknownQueue
+from django_dbtaskqueue.models import Queue
+
+logger = logging.getLogger("django_dbtaskqueue")
+
+FRESH = 1.0  # seconds a row is remembered
+MOST = 4096  # rows remembered
+Key = tuple[str, str, str]  # alias, name of the database behind it, queue
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A queue's row as last read; ``values`` None: there is none. ``settings`` are ``base`` with the values over it."""
+
+    until: float
+    values: dict[str, Any] | None
+    base: conf.QueueSettings
+    settings: conf.QueueSettings
+
+
+_rows: dict[Key, Row] = {}
+_quiet_until = 0.0  # after a change that may still be rolled back, nothing read in a transaction is remembered
+
+
+def in_force(queue: str, alias: str) -> conf.QueueSettings:
+    """Return what ``queue`` is set to; raise ``UnknownQueue`` when it is neither in the settings nor has a row."""
+    if not conf.is_name(queue):
+        raise UnknownQueue(queue, conf.known_queues())
+    known = conf.is_known(queue)
+    key = (alias, str(connections[alias].settings_dict["NAME"]), queue)
+    row = _rows.get(key)
+    if row is None or monotonic() >= row.until or not (known or row.values is not None):
+        row = _remember(key, _read(queue, alias, known=known))
+    if row.values is None and not known:
+        raise UnknownQueue(queue, conf.known_queues())
+    if row.base is not conf.default_settings(queue):  # the settings changed under it
+        row = _remember(key, row.values)
+    return row.settings
+
+
+def forget(**_: Any) -> None:
+    """Read all rows anew."""
+    global _quiet_until
+    _quiet_until = monotonic() + FRESH
+    _rows.clear()
+
+
+def _remember(key: Key, values: dict[str, Any] | None) -> Row:
+    alias, _, queue = key
+    base = conf.default_settings(queue)
+    old = _rows.get(key)
+    settings = base
+    try:
+        settings = conf.overlay(base, values) if values else base
+    except ImproperlyConfigured as error:
+        if old is None or old.values != values:
+            logger.error("Overrides of queue %s are not applied: %s", queue, error)
+    row = Row(monotonic() + FRESH, values, base, settings)
+    if monotonic() >= _quiet_until or not connections[alias].in_atomic_block:
+        if len(_rows) >= MOST:
+            _rows.clear()
+        _rows[key] = row
+    return row
+
+
+def _read(queue: str, alias: str, *, known: bool) -> dict[str, Any] | None:
+    rows = Queue.objects.using(alias).filter(pk=queue).order_by()
+    try:
+        found = list(rows.values_list("overrides", flat=True))
+    except (OperationalError, InterfaceError):
+        if not known or connections[alias].in_atomic_block:
+            raise
+        connections[alias].close()  # a queue with shards may have another database that is up
+        return None
+    return (found[0] or {}) if found else None
+
+
+def _reset(*, setting: str, **_: Any) -> None:
+    global _quiet_until
+    if setting == "DBTASKQUEUE":
+        _quiet_until = 0.0
+        _rows.clear()
+
+
+post_save.connect(forget, sender=Queue)
+post_delete.connect(forget, sender=Queue)
+setting_changed.connect(_reset)

@@ -1,0 +1,173 @@
+"""What one queue can be set to: the settings, their rules, and how they are read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from datetime import timedelta
+from typing import Any
+
+from django.core.exceptions import ImproperlyConfigured
+
+from django_dbtaskqueue.core import retry
+from django_dbtaskqueue.core.durations import duration, iso
+from django_dbtaskqueue.core.exceptions import near_match
+
+QUEUE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:\-]{0,199}")
+NAME_RULE = (
+    "cannot be a queue's name: use 1 to 200 letters, digits, '_', '.', ':' or '-', "
+    "beginning with a letter, a digit or '_'."
+)
+PLACE = ("database", "shards", "model", "temporary")  # where a queue's tasks live
+
+
+@dataclass(frozen=True, slots=True)
+class QueueSettings:
+    """What one queue is set to. Durations are ``timedelta``, or text such as ``"15m"`` or ``"PT15M"``."""
+
+    lease: timedelta = timedelta(seconds=60)
+    timeout: timedelta | None = None  # of one run of the processor; None: as long as it holds its lease
+    retry: Any = retry.DEFAULT
+    reenqueue: Any = None  # the policy of a reenqueue() without a delay; None or "manual": such a one is an error
+    max_attempts: int = 5
+    keep: str = "keep"  # COMPLETED rows: "keep" in TASKS, move to "history", or "delete"
+    settle: str = "batch"  # "batch": many outcomes in one commit; "each": a commit per outcome
+    settle_interval: timedelta = timedelta(milliseconds=50)  # the longest an outcome waits for its batch
+    batch_size: int = 500  # the most tasks one checkout takes
+    concurrency: int | None = None  # the most tasks of this queue that one poller holds; 0: none; None: by its slots
+    paused: bool = False  # a queue nobody has paused or resumed yet starts paused
+    poll_interval: timedelta = timedelta(seconds=1)  # of a poller that finds nothing, at first
+    idle_interval: timedelta = timedelta(seconds=5)  # and at most; neither is ever over a tenth of the lease
+    ttl: timedelta | None = None  # how long after it is due a task may still be started
+    expired: str = "poison"  # what becomes of a task past its ttl: "poison" or "delete"
+    capacity: int | None = None  # the most live (CREATED or PROCESSING) tasks
+    group_retry: str = "hold"  # a retry keeps its group waiting ("hold") or lets the next task pass ("skip")
+    max_wait: timedelta | None = None  # a priority whose head has waited longer goes first; None: strict priorities
+    strategy: str = "auto"  # "skip_locked", "optimistic", or what the database does best
+    database: str = "default"
+    shards: Sequence[str] = ()  # aliases the queue is spread over
+    router: Any = None  # (reference, payload, shards) -> alias, or its dotted path; None: by the reference's hash
+    model: str = "dbtaskqueue.Task"  # the task table: an AbstractTask subclass, as "app.Model"
+    temporary: bool = False  # an UNLOGGED table: fast, and emptied by a crash of the server
+
+    def __post_init__(self) -> None:
+        for name, test, wanted in RULES:
+            if not test(getattr(self, name)):
+                raise ImproperlyConfigured(f"{name}={getattr(self, name)!r} is not valid: {wanted}.")
+
+
+def _positive(value: Any) -> bool:
+    return isinstance(value, timedelta) and value > timedelta(0)
+
+
+STRATEGIES = ("auto", "skip_locked", "optimistic")
+RULES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
+    ("lease", lambda v: isinstance(v, timedelta) and v >= timedelta(milliseconds=100), "a duration of at least 100 ms"),
+    ("timeout", lambda v: v is None or _positive(v), "None or a positive duration"),
+    ("retry", callable, "a retry policy, e.g. Geometric(timedelta(seconds=10))"),
+    ("reenqueue", lambda v: v is None or callable(v), 'a retry policy, or None or "manual" for none'),
+    ("max_attempts", lambda v: isinstance(v, int) and 1 <= v <= 32_767, "a whole number from 1 to 32767"),
+    ("keep", lambda v: v in ("keep", "history", "delete"), '"keep", "history" or "delete"'),
+    ("settle", lambda v: v in ("batch", "each"), '"batch" or "each"'),
+    ("settle_interval", _positive, "a positive duration"),
+    ("batch_size", lambda v: isinstance(v, int) and 1 <= v <= 5000, "a whole number from 1 to 5000"),
+    ("concurrency", lambda v: v is None or (isinstance(v, int) and v >= 0), "None or a whole number from 0"),
+    ("paused", lambda v: isinstance(v, bool), "True or False"),
+    ("poll_interval", _positive, "a positive duration"),
+    ("idle_interval", _positive, "a positive duration"),
+    ("ttl", lambda v: v is None or _positive(v), "None or a positive duration"),
+    ("expired", lambda v: v in ("poison", "delete"), '"poison" or "delete"'),
+    ("capacity", lambda v: v is None or (isinstance(v, int) and v >= 1), "None or a whole number of at least 1"),
+    ("group_retry", lambda v: v in ("hold", "skip"), '"hold" or "skip"'),
+    ("max_wait", lambda v: v is None or _positive(v), "None or a positive duration"),
+    (
+        "strategy",
+        lambda v: isinstance(v, str) and (v in STRATEGIES or "." in v),
+        '"auto", "skip_locked", "optimistic", or the dotted path of a driver',
+    ),
+    ("shards", lambda v: isinstance(v, (list, tuple)) and all(isinstance(x, str) for x in v), "a list of aliases"),
+    ("router", lambda v: v is None or callable(v) or isinstance(v, str), "a callable, or its dotted path"),
+    ("model", lambda v: isinstance(v, str) and v.count(".") == 1, 'a model as "app.Model"'),
+    ("temporary", lambda v: isinstance(v, bool), "True or False"),
+    ("database", lambda v: isinstance(v, str), "an alias of DATABASES"),
+)
+DURATIONS = ("lease", "timeout", "ttl", "max_wait", "settle_interval", "poll_interval", "idle_interval")
+QUEUE_KEYS = tuple(f.name for f in fields(QueueSettings))
+
+
+def queue_values(given: Mapping[str, Any], *, where: str) -> dict[str, Any]:
+    """Return one queue's settings checked and parsed; ``where`` names their place in an error."""
+    if not isinstance(given, Mapping):
+        raise ImproperlyConfigured(f"{where} must be a dict of settings, not {given!r}.")
+    values: dict[str, Any] = {}
+    for raw, value in given.items():
+        key = str(raw).lower()
+        if key not in QUEUE_KEYS:
+            raise ImproperlyConfigured(f"{where} has no setting {raw!r}.{near_match(key, QUEUE_KEYS)}")
+        values[key] = parse(key, value, where=f"{where}[{raw!r}]")
+    try:
+        QueueSettings(**values)
+    except ImproperlyConfigured as error:
+        raise ImproperlyConfigured(f"{where}: {error}") from None
+    return values
+
+
+def parse(key: str, value: Any, *, where: str) -> Any:
+    """Return a queue setting in its proper type: text durations and retry policies parsed."""
+    if key in DURATIONS and value is not None:
+        return duration(value, where=where)
+    if key == "reenqueue" and value in (None, "manual"):
+        return None
+    if key in ("retry", "reenqueue"):
+        try:
+            return retry.normalise(value)
+        except (TypeError, ValueError) as error:
+            raise ImproperlyConfigured(f"{where}: {error}") from None
+    return value
+
+
+def is_name(name: Any) -> bool:
+    """Whether a queue can have this name."""
+    return isinstance(name, str) and QUEUE_NAME.fullmatch(name) is not None
+
+
+def valid_name(name: Any) -> str:
+    """Return a queue's name, or raise ``ImproperlyConfigured`` for one no queue can have."""
+    if not is_name(name):
+        raise ImproperlyConfigured(f"{name!r} {NAME_RULE}")
+    return str(name)
+
+
+def overlay(base: QueueSettings, overrides: Mapping[str, Any]) -> QueueSettings:
+    """Return ``base`` with runtime overrides (of a ``Queue`` row, so in JSON) laid over it; check them."""
+    return replace(base, **queue_values(overrides, where="Queue.overrides"))
+
+
+def stored(settings: Mapping[str, Any], *, where: str, fixed: Sequence[str] = ()) -> dict[str, Any]:
+    """Return settings as a ``Queue`` row keeps them, in JSON; check them, and refuse those of ``fixed``."""
+    for name in fixed:
+        if name in settings:
+            raise ImproperlyConfigured(
+                f'{where}: {name} says where tasks live, and a row cannot. Set it in DBTASKQUEUE["QUEUES"] or in the '
+                "settings file."
+            )
+    values = queue_values(settings, where=where)
+    return {name: _json(name, value, where=where) for name, value in values.items()}
+
+
+def _json(name: str, value: Any, *, where: str) -> Any:
+    if isinstance(value, timedelta):
+        return iso(value)
+    if name not in ("retry", "reenqueue") or value is None:
+        return value
+    text = retry.describe(value)
+    try:
+        if retry.parse(text) == value:
+            return text
+    except ValueError:
+        pass
+    raise ImproperlyConfigured(
+        f"{where}: {name}={text} can be said only in code. Give it to @processor, or one that text can say, e.g. "
+        '"geometric:10s,x2,max=1h".'
+    )

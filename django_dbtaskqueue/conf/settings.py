@@ -1,0 +1,292 @@
+"""Settings: the ``DBTASKQUEUE`` dict of the project, read into frozen objects.
+
+What a queue is set to is decided in this order: the settings file (``DBTASKQUEUE["FILE"]``), the project's
+``DBTASKQUEUE["QUEUES"]``, then what its processor declares in code, then ``DBTASKQUEUE["DEFAULTS"]``, then the
+defaults below. The ``Queue`` row's runtime overrides are laid over the result (``overrides``; pollers by themselves).
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from django.conf import settings as django_settings
+from django.core.exceptions import ImproperlyConfigured
+from django.core.signals import setting_changed
+
+from django_dbtaskqueue.conf.queue import NAME_RULE as NAME_RULE
+from django_dbtaskqueue.conf.queue import PLACE as PLACE
+from django_dbtaskqueue.conf.queue import QUEUE_KEYS as QUEUE_KEYS
+from django_dbtaskqueue.conf.queue import QueueSettings as QueueSettings
+from django_dbtaskqueue.conf.queue import is_name as is_name
+from django_dbtaskqueue.conf.queue import overlay as overlay
+from django_dbtaskqueue.conf.queue import parse as parse
+from django_dbtaskqueue.conf.queue import queue_values as queue_values
+from django_dbtaskqueue.conf.queue import valid_name as valid_name
+from django_dbtaskqueue.conf.toml_file import SettingsFile, tables
+from django_dbtaskqueue.core import retry
+from django_dbtaskqueue.core.durations import duration as duration
+from django_dbtaskqueue.core.exceptions import UnknownQueue, near_match
+
+MASK = ("password", "passwd", "token", "secret", "authorization", "api_key", "private_key", "credential", "cookie")
+MOST_REMEMBERED = 4096  # queues whose settings are kept worked out
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The whole ``DBTASKQUEUE`` dict."""
+
+    queues: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    database: str = "default"
+    threads: int = 4  # handler threads of one poller
+    notify: bool = True  # LISTEN/NOTIFY wake-up on PostgreSQL
+    listen: Mapping[str, str] = field(default_factory=dict)  # alias behind a transaction pooler -> direct alias
+    prepare: bool = True  # prepared statements on the poller's own connections; False behind a transaction pooler
+    heartbeat: timedelta = timedelta(seconds=5)
+    payload_max_bytes: int = 1_048_576
+    listeners: Sequence[str] = ()  # dotted paths of listeners.Listener classes
+    objectives: Mapping[str, str] = field(default_factory=dict)  # of the pipeline's report: queue or "*" -> "99%/5m"
+    can_operate: str | None = None  # dotted path of (user, verb, queue) -> bool: narrows permissions per queue
+    mask: Sequence[str] = MASK  # parts of keys whose values no face shows
+    api: bool = False  # whether the JSON API answers at all
+    api_tokens: Mapping[str, str] = field(default_factory=dict)  # user name -> hash, of ``taskqueue token``
+    operations_timeout: timedelta = timedelta(seconds=3)  # of one statement of a page, the API or the command line
+    housekeeping: timedelta | None = None  # between two turns of the pollers' own; None: by housekeeptasks only
+    keep_completed: timedelta | None = timedelta(days=7)  # in TASKS, then history; None: for ever, as in the next ones
+    keep_error: timedelta | None = None
+    keep_poison: timedelta | None = timedelta(days=14)
+    keep_history: timedelta | None = None  # in the history, then deleted
+    keep_attempts: timedelta | None = timedelta(days=90)  # records of failed attempts, then deleted
+    keep_audit: timedelta | None = timedelta(days=365)  # the audit and finished bulk operations, then deleted
+    file: str | os.PathLike[str] | None = None  # TOML, laid over ``queues`` and followed; relative to BASE_DIR
+
+    def __post_init__(self) -> None:
+        for name, test, wanted in TOP_RULES:
+            value = getattr(self, name)
+            if not test(value):
+                raise ImproperlyConfigured(f"DBTASKQUEUE[{name.upper()!r}]={value!r} is not valid: {wanted}.")
+
+
+def _is_switch(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
+def _are_texts(value: Any) -> bool:
+    return not isinstance(value, str) and isinstance(value, Sequence) and all(isinstance(one, str) for one in value)
+
+
+def _is_text_by_name(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(isinstance(one, str) for pair in value.items() for one in pair)
+
+
+AGES = ("housekeeping", *(f"keep_{what}" for what in ("completed", "error", "poison", "history", "attempts", "audit")))
+TOP_RULES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
+    ("database", lambda v: isinstance(v, str), "an alias of DATABASES"),
+    ("threads", lambda v: type(v) is int and v >= 1, "a whole number of at least 1"),
+    ("notify", _is_switch, "True or False"),
+    ("listen", _is_text_by_name, 'a dict of alias to the alias past its pooler, such as {"default": "direct"}'),
+    ("prepare", _is_switch, "True or False"),
+    ("can_operate", lambda v: v is None or isinstance(v, str), "the dotted path of (user, verb, queue) -> bool"),
+    ("mask", _are_texts, 'a list of parts of keys such as "password"'),
+    ("api", _is_switch, "True or False"),
+    ("api_tokens", _is_text_by_name, "a dict of user name to the hash that manage.py taskqueue token prints"),
+    ("operations_timeout", lambda v: v > timedelta(0), "a positive duration"),
+    ("heartbeat", lambda v: v > timedelta(0), "a positive duration"),
+    ("payload_max_bytes", lambda v: type(v) is int and v >= 1, "a whole number of at least 1"),
+    ("objectives", _is_text_by_name, 'a dict of queue (or "*") to text such as "99.9%/5m"'),
+    *[(name, lambda v: v is None or v > timedelta(0), "None or a positive duration") for name in AGES],
+)
+
+TOP_KEYS = {f.name.upper(): f.name for f in fields(Settings)}
+_declared: dict[str, dict[str, Any]] = {}
+
+
+@dataclass(frozen=True)
+class _State:
+    """The settings in force; what was worked out from them lives and dies with them."""
+
+    settings: Settings
+    file: SettingsFile[Settings] | None = None
+    queues: dict[str, QueueSettings] = field(default_factory=dict)
+
+
+_state: _State | None = None
+_changing = threading.RLock()
+
+
+def settings() -> Settings:
+    """Return the settings in force; raise ``ImproperlyConfigured`` naming the key, the value and the fix.
+
+    The settings file is looked at once a second. A bad edit of it is logged and leaves the settings as they were.
+    """
+    return _in_force().settings
+
+
+def _in_force() -> _State:
+    global _state
+    state = _state
+    if state is None:
+        with _changing:
+            _state = state = _state or _load()
+    elif state.file is not None and (edited := state.file.reload()) is not None:
+        with _changing:
+            _state = state = _State(edited, state.file)
+    return state
+
+
+def _load() -> _State:
+    plain = _from_dict(getattr(django_settings, "DBTASKQUEUE", {}))
+    if plain.file is None:
+        return _State(plain)
+    path = Path(getattr(django_settings, "BASE_DIR", "")) / plain.file
+    file = SettingsFile(path, partial(_laid_over, plain))
+    return _State(file.load(), file)
+
+
+def _laid_over(plain: Settings, document: Mapping[str, Any]) -> tuple[Settings, list[str]]:
+    """Return the settings with the file's tables over those of the dict, and the file's faults."""
+    found, faults = tables(document, queue_values)
+    faults += [f"[queues.{name}] {NAME_RULE}" for name in found if not is_name(name)]
+    queues = {name: {**plain.queues.get(name, {}), **values} for name, values in found.items()}
+    laid = replace(plain, queues={**plain.queues, **queues})
+    if _state is not None:
+        faults += _moved(_state.settings, laid)
+    return laid, faults
+
+
+def _moved(old: Settings, new: Settings) -> list[str]:
+    """Return what a running process cannot follow: tasks do not move with their queue's setting."""
+    return [
+        f"[queues.{queue}] {key} = {getattr(after, key)!r} cannot change while processes run. Put "
+        f"{getattr(before, key)!r} back, or start all processes anew with the file as it is."
+        for queue in {**old.queues, **_declared}
+        for before, after in [(_layered(old, queue), _layered(new, queue))]
+        for key in PLACE
+        if getattr(before, key) != getattr(after, key)
+    ]
+
+
+def _from_dict(raw: Any) -> Settings:
+    if not isinstance(raw, Mapping):
+        raise ImproperlyConfigured(f"DBTASKQUEUE must be a dict, not {type(raw).__name__}.")
+    values: dict[str, Any] = {}
+    for key, value in raw.items():
+        if key not in TOP_KEYS:
+            raise ImproperlyConfigured(f"DBTASKQUEUE has no key {key!r}.{near_match(str(key), TOP_KEYS)}")
+        values[TOP_KEYS[key]] = value
+    values["defaults"] = queue_values(values.get("defaults", {}), where='DBTASKQUEUE["DEFAULTS"]')
+    queues = values.get("queues", {})
+    if not isinstance(queues, Mapping):
+        raise ImproperlyConfigured(f'DBTASKQUEUE["QUEUES"] must be a dict of name to settings, not {queues!r}.')
+    values["queues"] = {
+        valid_name(name): queue_values(given, where=f'DBTASKQUEUE["QUEUES"][{name!r}]')
+        for name, given in queues.items()
+    }
+    listeners = values.get("listeners", ())
+    if isinstance(listeners, str) or not all(isinstance(path, str) for path in listeners):
+        raise ImproperlyConfigured(f'DBTASKQUEUE["LISTENERS"] must be a list of dotted paths, not {listeners!r}.')
+    for name in {"heartbeat", "operations_timeout", *[name for name in AGES if values.get(name)]} & values.keys():
+        values[name] = duration(values[name], where=f'DBTASKQUEUE["{name.upper()}"]')
+    if not isinstance(values.get("file"), str | os.PathLike | None):
+        raise ImproperlyConfigured(f'DBTASKQUEUE["FILE"] must be the path of a TOML file, not {values["file"]!r}.')
+    return Settings(**values)
+
+
+def declare(queue: str, **values: Any) -> None:
+    """Make ``queue`` known with what its processor says in code; the project's settings still win."""
+    _declared[valid_name(queue)] = queue_values(values, where=f"@processor({queue!r})")
+    _forget_queues()
+
+
+def forget(queue: str) -> None:
+    """Take back ``declare``."""
+    _declared.pop(queue, None)
+    _forget_queues()
+
+
+def declared() -> dict[str, dict[str, Any]]:
+    """Return what processors say in code, for ``redeclare``."""
+    return {queue: dict(values) for queue, values in _declared.items()}
+
+
+def redeclare(saved: Mapping[str, Mapping[str, Any]]) -> None:
+    """Put back what ``declared`` returned."""
+    _declared.clear()
+    _declared.update({queue: dict(values) for queue, values in saved.items()})
+    _forget_queues()
+
+
+def known_queues() -> Iterator[str]:
+    """Yield the queues known without asking the database."""
+    yield from {**settings().queues, **_declared}
+
+
+def is_known(queue: str) -> bool:
+    """Whether ``queue`` is known without asking the database."""
+    return queue in settings().queues or queue in _declared
+
+
+def queue_settings(queue: str) -> QueueSettings:
+    """Return what ``queue`` is set to; raise ``UnknownQueue`` with the nearest name."""
+    if not is_known(queue):
+        raise UnknownQueue(queue, known_queues())
+    return default_settings(queue)
+
+
+def retry_policy(queue: str, declared: Any) -> Any:
+    """Return how failures on ``queue`` are retried by a processor that declares ``declared`` (or None)."""
+    conf = settings()
+    given = conf.queues.get(queue)
+    if given is not None and "retry" in given:
+        return given["retry"]
+    return declared or conf.defaults.get("retry", retry.DEFAULT)
+
+
+def reenqueue_policy(queue: str, declared: Any) -> Any:
+    """Return the policy of a reenqueue without a delay, as ``retry_policy`` does; None is "manual"."""
+    conf = settings()
+    given = conf.queues.get(queue)
+    if given is not None and "reenqueue" in given:
+        return given["reenqueue"]
+    return declared or conf.defaults.get("reenqueue")
+
+
+def default_settings(queue: str) -> QueueSettings:
+    """Return what ``queue`` is set to, known or not: for a queue that stands only in the ``Queue`` table."""
+    state = _in_force()
+    found = state.queues.get(queue)
+    if found is None:
+        if len(state.queues) >= MOST_REMEMBERED:
+            state.queues.clear()
+        state.queues[queue] = found = _layered(state.settings, queue)
+    return found
+
+
+def _layered(conf: Settings, queue: str) -> QueueSettings:
+    layers = {**conf.defaults, **_declared.get(queue, {}), **conf.queues.get(queue, {})}
+    return replace(QueueSettings(database=conf.database), **layers)
+
+
+def _forget_queues() -> None:
+    """What was worked out holds no more. A thread still at work with the old state keeps its answers there."""
+    global _state
+    with _changing:
+        if _state is not None:
+            _state = _State(_state.settings, _state.file)
+
+
+def _reset(*, setting: str, **_: Any) -> None:
+    global _state
+    if setting in ("DBTASKQUEUE", "BASE_DIR"):
+        with _changing:
+            _state = None
+
+
+setting_changed.connect(_reset)

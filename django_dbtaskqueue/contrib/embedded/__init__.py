@@ -1,0 +1,1 @@
+"""A PostgreSQL server for development and tests, from a wheel or from PATH."""

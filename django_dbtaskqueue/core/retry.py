@@ -1,0 +1,300 @@
+"""When a failed task is tried again. Deciding is pure: nothing here reads a clock or a database.
+
+A policy is any callable ``(attempt, error) -> timedelta | None``: ``attempt`` is 1 at the first failure, None means
+"give up". The policies below never raise and never exceed 365 days, whatever the attempt. ``jitter=0.3`` spreads each
+delay evenly over 70 % to 130 % of it, after any maximum was applied; ``jitter=0`` keeps the schedule exact.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import random
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from datetime import timedelta
+from typing import Any, TypeGuard
+
+from django_dbtaskqueue.core.exceptions import near_match
+from django_dbtaskqueue.core.outcomes import Fail
+
+logger = logging.getLogger("django_dbtaskqueue.core.retry")
+
+Policy = Callable[[int, BaseException | None], timedelta | None]
+AnyPolicy = Policy | Mapping[type[BaseException], "Policy | str | None"] | str | None
+ZERO, LONGEST = timedelta(0), timedelta(days=365)
+JITTER = 0.3
+LAST_ATTEMPT = 2**31 - 1  # what the attempt columns hold
+
+
+@dataclass(frozen=True)
+class _Schedule(ABC):
+    jitter: float = field(default=JITTER, kw_only=True)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.jitter <= 1:
+            raise ValueError(f"{type(self).__name__}: jitter must be between 0 (exact) and 1, not {self.jitter!r}.")
+        for entry in fields(self):
+            value = getattr(self, entry.name)
+            if entry.name in {"interval", "initial", "step", "maximum"} and (value, entry.default) != (None, None):
+                self._check(entry.name, value)
+
+    def _check(self, name: str, delay: object) -> None:
+        where = f"{type(self).__name__}: {name}"
+        if not isinstance(delay, timedelta):
+            raise TypeError(f"{where} must be a timedelta, not {delay!r}. Write timedelta(seconds=10).")
+        if not ZERO <= delay <= LONGEST:
+            raise ValueError(f"{where} must be between 0 and 365 days, not {delay}.")
+
+    def __call__(self, attempt: int, error: BaseException | None = None) -> timedelta | None:
+        exact = self.delay(attempt)
+        if not exact or not self.jitter:
+            return exact
+        return min(exact * random.uniform(1 - self.jitter, 1 + self.jitter), LONGEST)
+
+    def delay(self, attempt: int) -> timedelta | None:
+        """Return the delay after failure number ``attempt`` without jitter; None to give up."""
+        try:
+            exact = self._delay(min(max(attempt, 1), LAST_ATTEMPT))
+        except OverflowError:
+            return LONGEST
+        return exact if exact is None else min(exact, LONGEST)
+
+    @abstractmethod
+    def _delay(self, attempt: int) -> timedelta | None: ...
+
+
+@dataclass(frozen=True)
+class Fixed(_Schedule):
+    """The same delay each time: I, I, I, …"""
+
+    interval: timedelta
+
+    def _delay(self, attempt: int) -> timedelta:
+        return self.interval
+
+
+Linear = Fixed
+
+
+@dataclass(frozen=True)
+class Arithmetic(_Schedule):
+    """``initial``, then ``step`` more each time. Without a step it is twice the initial delay: I, 3I, 5I, …"""
+
+    initial: timedelta
+    step: timedelta | None = None
+
+    def _delay(self, attempt: int) -> timedelta:
+        step = 2 * self.initial if self.step is None else self.step
+        return self.initial + step * (attempt - 1)
+
+
+@dataclass(frozen=True)
+class Geometric(_Schedule):
+    """``initial``, then ``ratio`` times as long each time, up to ``maximum``: I, 2I, 4I, …"""
+
+    initial: timedelta
+    ratio: float = 2
+    maximum: timedelta | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.ratio < math.inf:
+            raise ValueError(f"Geometric: ratio must be a number above 0, not {self.ratio!r}. 2 doubles the delay.")
+
+    def _delay(self, attempt: int) -> timedelta:
+        top = LONGEST if self.maximum is None else self.maximum
+        try:
+            return min(self.initial * float(self.ratio) ** (attempt - 1), top)
+        except OverflowError:
+            return top if self.initial else ZERO
+
+
+@dataclass(frozen=True, init=False)
+class Sequence(_Schedule):
+    """A plan, whose last delay then lasts for ever: ``Sequence(timedelta(0), timedelta(minutes=1))``."""
+
+    delays: tuple[timedelta, ...]
+
+    def __init__(self, *delays: timedelta, jitter: float = JITTER) -> None:
+        _fill(self, delays=delays, jitter=jitter)
+        if not delays:
+            raise ValueError("Sequence: give at least one delay, e.g. Sequence(timedelta(seconds=10)).")
+        for number, delay in enumerate(delays, 1):
+            self._check(f"delay {number}", delay)
+
+    def _delay(self, attempt: int) -> timedelta:
+        return self.delays[min(attempt, len(self.delays)) - 1]
+
+
+@dataclass(frozen=True, init=False)
+class Staged(_Schedule):
+    """Delays by ranges of attempts: ``Staged((3, timedelta(seconds=10)), (None, timedelta(minutes=5)))``.
+
+    Each stage is (last attempt, delay); None is "all later ones", and after a numbered last stage the policy gives up.
+    """
+
+    stages: tuple[tuple[int | None, timedelta], ...]
+
+    def __init__(self, *stages: tuple[int | None, timedelta], jitter: float = JITTER) -> None:
+        _fill(self, stages=stages, jitter=jitter)
+        if not stages:
+            raise ValueError("Staged: give at least one stage, e.g. Staged((None, timedelta(seconds=10))).")
+        before = 0
+        for number, (last, delay) in enumerate(stages, 1):
+            self._check(f"delay of stage {number}", delay)
+            if last is None and number == len(stages):
+                return
+            if not isinstance(last, int) or last <= before:
+                raise ValueError(
+                    f"Staged: stage {number} must end after attempt {before}, not {last!r}; None ends all."
+                )
+            before = last
+
+    def _delay(self, attempt: int) -> timedelta | None:
+        return next((delay for last, delay in self.stages if last is None or attempt <= last), None)
+
+
+def _fill(policy: _Schedule, **values: Any) -> None:
+    for name, value in values.items():
+        object.__setattr__(policy, name, value)  # frozen, and dataclass makes no __init__ of *args
+    policy.__post_init__()
+
+
+DEFAULT = Geometric(timedelta(seconds=10), maximum=timedelta(hours=1))
+
+
+@dataclass(frozen=True)
+class PerException:
+    """A policy per exception class: the most specific wins, None is "never"; without any match ``retry.DEFAULT``."""
+
+    policies: Mapping[type[BaseException], Policy | None] = field(hash=False)
+
+    def __call__(self, attempt: int, error: BaseException | None = None) -> timedelta | None:
+        known = (cls for cls in type(error).__mro__ if cls in self.policies)
+        policy = self.policies.get(next(known, Exception), DEFAULT)
+        return None if policy is None else policy(attempt, error)
+
+
+def normalise(policy: AnyPolicy) -> Policy:
+    """Return a policy from a policy, a mapping per exception class, text for ``parse``, or None (the default).
+
+    Raises TypeError or ValueError for anything else, before a task depends on it.
+    """
+    if policy is None or isinstance(policy, str):
+        return DEFAULT if policy is None else parse(policy)
+    if isinstance(policy, Mapping):
+        if wrong := [cls for cls in policy if not (isinstance(cls, type) and issubclass(cls, BaseException))]:
+            raise TypeError(f"A mapping of retry policies has exception classes as keys, not {wrong[0]!r}.")
+        return PerException({cls: None if entry is None else normalise(entry) for cls, entry in policy.items()})
+    if callable(policy) and not isinstance(policy, type):
+        return policy
+    raise TypeError(f"{policy!r} is no retry policy. Give Fixed(timedelta(seconds=10)) or a function (attempt, error).")
+
+
+def decide(
+    error: BaseException | Fail, *, attempt: int, max_attempts: int, policy: AnyPolicy = None
+) -> timedelta | None:
+    """Return the delay before the next attempt, or None when the task must end in ERROR. Never raises.
+
+    The budget comes first, then ``Fail.retry``, then ``Fail.delay`` (exact, without jitter), then the policy.
+    """
+    fail = error if isinstance(error, Fail) else Fail(error)
+    if attempt >= max_attempts or not fail.retry:
+        return None
+    if _is_delay(fail.delay):
+        return min(fail.delay, LONGEST)
+    if fail.delay is not None:
+        logger.error("Fail(delay=%r) is no timedelta of 0 or more; the retry policy decides.", fail.delay)
+    return next_delay(policy, attempt, fail.error if isinstance(fail.error, BaseException) else None)
+
+
+def next_delay(policy: AnyPolicy, attempt: int, error: BaseException | None = None) -> timedelta | None:
+    """Return what ``policy`` says. Never raises: what a faulty policy does is logged, and DEFAULT decides."""
+    try:
+        delay = normalise(policy)(attempt, error)
+        if delay is None or _is_delay(delay):
+            return delay and min(delay, LONGEST)
+        raise TypeError(f"it returned {delay!r}, neither None nor a timedelta of 0 or more")
+    except Exception:
+        logger.exception("Retry policy %r failed at attempt %r; the default policy decides.", policy, attempt)
+        return DEFAULT(attempt)
+
+
+def _is_delay(value: object) -> TypeGuard[timedelta]:
+    return isinstance(value, timedelta) and value >= ZERO
+
+
+_NAMED = (Fixed, Arithmetic, Geometric, Sequence, Staged)
+_KINDS: dict[str, Callable[..., Policy]] = {"linear": Fixed, **{cls.__name__.lower(): cls for cls in _NAMED}}
+_EXAMPLES = (
+    "fixed:10s | arithmetic:10s,step=5s | geometric:10s,x2,max=1h | sequence:0s,10s,1m30s | staged:3=10s,5=1m,rest=5m, "
+    "each with ,jitter=0 if wanted; units d h m s ms us"
+)
+_UNITS = {"d": 86_400_000_000, "h": 3_600_000_000, "m": 60_000_000, "s": 1_000_000, "ms": 1_000, "us": 1}
+
+
+def parse(text: str) -> Policy:
+    """Return the policy that ``text`` describes, e.g. ``"geometric:10s,x2,max=1h"``; ValueError shows the forms."""
+    kind, _, rest = "".join(text.lower().split()).partition(":")
+    if kind not in _KINDS:
+        raise ValueError(f"{text!r} names no retry policy.{near_match(kind, _KINDS)} The forms are: {_EXAMPLES}.")
+    try:
+        return _build(kind, [re.sub("^x", "ratio=", word).partition("=") for word in rest.split(",")])
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ValueError(
+            f"{text!r} is no retry policy: {str(error).rstrip('.')}. The forms are: {_EXAMPLES}."
+        ) from error
+
+
+def _build(kind: str, words: list[tuple[str, str, str]]) -> Policy:
+    options: dict[str, Any] = {name: float(value) for name, _, value in words if name in {"jitter", "ratio"}}
+    words = [word for word in words if word[0] not in options]
+    if kind == "staged":
+        return Staged(*((None if last == "rest" else int(last), _duration(text)) for last, _, text in words), **options)
+    options |= {"maximum" if name == "max" else name: _duration(text) for name, equals, text in words if equals}
+    return _KINDS[kind](*(_duration(text) for text, equals, _ in words if not equals), **options)
+
+
+def _duration(text: str) -> timedelta:
+    if not re.fullmatch(r"([0-9.]+(d|h|ms|us|m|s))+", text):
+        raise ValueError(f"{text!r} is no duration such as 10s, 1m30s or 500ms")
+    parts = re.findall(r"([0-9.]+)([a-z]+)", text)
+    return sum((timedelta(microseconds=float(number) * _UNITS[unit]) for number, unit in parts), ZERO)
+
+
+def describe(policy: Policy) -> str:
+    """Return the text that ``parse`` reads as ``policy``; for what only code can express, a line for people."""
+    if isinstance(policy, PerException):
+        entries = policy.policies.items()
+        return "; ".join(f"{cls.__qualname__} -> {describe(entry) if entry else 'never'}" for cls, entry in entries)
+    if not isinstance(policy, _Schedule):
+        return f"{policy.__module__}.{getattr(policy, '__qualname__', type(policy).__qualname__)}"
+    jitter = "" if policy.jitter == JITTER else f",jitter={policy.jitter!r}"
+    return f"{type(policy).__name__.lower()}:{','.join(_words(policy))}{jitter}"
+
+
+def _words(policy: _Schedule) -> list[str]:
+    match policy:
+        case Sequence():
+            return [_text(delay) for delay in policy.delays]
+        case Staged():
+            return [f"{'rest' if last is None else last}={_text(delay)}" for last, delay in policy.stages]
+        case Geometric():
+            top = [] if policy.maximum is None else [f"max={_text(policy.maximum)}"]
+            return [_text(policy.initial), f"x{policy.ratio!r}".removesuffix(".0"), *top]
+        case Arithmetic():
+            return [_text(policy.initial), *([] if policy.step is None else [f"step={_text(policy.step)}"])]
+        case Fixed():
+            return [_text(policy.interval)]
+    return []
+
+
+def _text(delay: timedelta) -> str:
+    left, parts = delay // timedelta(microseconds=1), []
+    for unit, size in _UNITS.items():
+        count, left = divmod(left, size)
+        parts += [f"{count}{unit}"] if count else []
+    return "".join(parts) or "0s"

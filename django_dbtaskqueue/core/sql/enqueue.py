@@ -1,0 +1,155 @@
+"""Into the table."""
+
+from __future__ import annotations
+
+from functools import cached_property, lru_cache
+
+from django_dbtaskqueue.core.sql.base import GROUP, Group
+from django_dbtaskqueue.core.states import sql_sources
+
+GIVEN = {  # what enqueue writes, with PostgreSQL types
+    "reference_number": "text",
+    "payload": "jsonb",
+    "payload_type": "text",
+    "priority": "smallint",
+    "group_key": "text",
+    "tag": "text",
+    "context": "jsonb",
+    "max_attempts": "int",
+    "lease_seconds": "float8",
+}
+RETURNED = (
+    "id", "create_time", "next_process_time", "ready_time", "attempt", "reenqueue_attempt", "total_attempt",
+)  # fmt: skip
+ALIKE = ("reference_number", "payload")
+PLACE = "next_process_time, ready_time, parked_by, expire_time"
+
+
+class Enqueueing(Group):
+    """Inserts, and what becomes of a taken reference."""
+
+    @lru_cache(maxsize=64)  # noqa: B019 -- one object per location, alive as long as the process
+    def insert(
+        self, on_duplicate: str, *, timed: bool, grouped: bool, keep_due: bool = False, referenced: bool = True
+    ) -> str:
+        """Insert one task; answers ``returned``, or nothing when the reference is taken and nothing was written.
+
+        Without a reference nothing can be in the way, and PostgreSQL need not look first.
+        """
+        due = self._due("%(delay)s", "%(run_at)s") if timed else self.dialect.now
+        expire = self.dialect.maybe_later("%(ttl)s", start=due) if timed else "NULL"
+        values = ", ".join(f"%({name})s" for name in GIVEN)
+        ready, parked = ("NULL", f"'{GROUP}'") if grouped else (due, "NULL")
+        return self.tables.rename(
+            f"INSERT INTO {self.tables.task} AS t (queue_name, {', '.join(GIVEN)}, {PLACE})"
+            f" VALUES (%(queue_name)s, {values}, {due}, {ready}, {parked}, {expire})"
+            f" {self._conflict(on_duplicate, keep_due=keep_due) if referenced else ''}"
+            f" RETURNING {', '.join(self.returned(on_duplicate, timed=timed))}"
+        )
+
+    @staticmethod
+    def returned(on_duplicate: str, *, timed: bool) -> tuple[str, ...]:
+        """Return the columns ``insert`` answers with: those that do not follow from the others in a new row."""
+        if on_duplicate == "replace":
+            return RETURNED
+        return RETURNED[:3] if timed else RETURNED[:2]
+
+    @lru_cache(maxsize=64)  # noqa: B019 -- as above
+    def insert_alike(self, *, referenced: bool, ordered: bool, ids: bool) -> str:
+        """Insert tasks that differ in ``references`` and ``payloads`` alone, two JSON arrays, where these are free.
+
+        For PostgreSQL. ``ordered``: the references ascend by code point already. With ``ids`` it returns what
+        ``insert_many`` does, else nothing: how many were written is in the answer of any INSERT.
+        """
+        same = ", ".join(f"%({name})s::{kind}" for name, kind in GIVEN.items() if name not in ALIKE)
+        other = ", ".join(name for name in GIVEN if name not in ALIKE)
+        arrays = "jsonb_array_elements_text(%(references)s::jsonb), jsonb_array_elements(%(payloads)s::jsonb)"
+        key, source = "", f"ROWS FROM ({arrays}) AS u(r, p)"
+        if referenced and not ordered:
+            key, source = self._ordered(source, "u.r")
+        now = self.dialect.now
+        insert = (
+            f"INSERT INTO {self.tables.task} AS t ({key}queue_name, {', '.join(ALIKE)}, {other}, {PLACE})"
+            f" SELECT {key and 'u.id, '}%(queue_name)s, u.r, nullif(u.p, 'null'), {same}, {now}, {now}, NULL, NULL"
+            f" FROM {source} {self._conflict('ignore') if referenced else ''}"
+        )
+        return self._counted(insert) if ids else self.tables.rename(insert)
+
+    @lru_cache(maxsize=64)  # noqa: B019 -- as above
+    def insert_many(self, on_duplicate: str, *, timed: bool, grouped: bool, keep_due: bool = False) -> str:
+        """Insert the JSON array ``rows``; returns (number written, of these new, ids of these or NULL)."""
+        columns = {**GIVEN, "delay": "float8", "run_at": "text", "ttl": "float8"} if timed else GIVEN
+        due = self._due("u.delay", "u.run_at") if timed else self.dialect.now
+        expire = self.dialect.maybe_later("u.ttl", start=due) if timed else "NULL"
+        picked = ", ".join(f"u.{name}" for name in GIVEN)
+        ready, parked = due, "NULL"
+        if grouped:
+            ready = f"CASE WHEN u.group_key IS NULL THEN {due} END"
+            parked = f"CASE WHEN u.group_key IS NOT NULL THEN '{GROUP}' END"
+        key, source = self._ordered(self.dialect.rows(columns))
+        return self._counted(
+            f"INSERT INTO {self.tables.task} AS t ({key}queue_name, {', '.join(GIVEN)}, {PLACE})"
+            f" SELECT {key and 'u.id, '}%(queue_name)s, {picked}, {due}, {ready}, {parked}, {expire} FROM {source}"
+            f" {self._conflict(on_duplicate, keep_due=keep_due)}"
+        )
+
+    def _counted(self, insert: str) -> str:
+        """Let PostgreSQL count: a row for each task would cost as much as the rest of the answer."""
+        returning = f"{insert} RETURNING id, last_update_time = create_time"
+        if self.dialect.vendor != "postgresql":
+            return self.tables.rename(returning)
+        return self.tables.rename(
+            f"WITH w AS ({returning} AS u) SELECT count(*), count(*) FILTER (WHERE u),"
+            " array_agg(id) FILTER (WHERE %(ids)s) FROM w"
+        )
+
+    def _ordered(self, rows: str, reference: str = "u.reference_number") -> tuple[str, str]:
+        """Return the rows' source so that references are locked in one order everywhere, and ids follow the items.
+
+        Two producers of the same references in another order would otherwise wait for each other: a deadlock.
+        """
+        if self.dialect.vendor != "postgresql":
+            return "", f"{rows} WHERE true"
+        sequence = f"(SELECT pg_get_serial_sequence('{self.tables.task}', 'id'))::regclass"
+        numbered = f"(SELECT nextval({sequence}) AS id, u.* FROM {rows}) AS u"
+        return "id, ", f'{numbered} ORDER BY {reference} COLLATE "C"'
+
+    def _due(self, delay: str, run_at: str) -> str:
+        base = f"{self.dialect.greatest}({self.dialect.now}, coalesce({self.dialect.time(run_at)}, {self.dialect.now}))"
+        return self.dialect.later(f"coalesce({delay}, 0)", start=base)
+
+    def _conflict(self, on_duplicate: str, *, keep_due: bool = False) -> str:
+        if on_duplicate != "replace":
+            return "ON CONFLICT (reference_number, queue_name) DO NOTHING"
+        # A task stays in its group: to move it, cancel it and enqueue another.
+        names = ["payload", "payload_type", "priority", "tag", "context", "lease_seconds"]
+        names += [] if keep_due else ["next_process_time", "expire_time"]
+        changes = ", ".join(f"{name} = excluded.{name}" for name in names)
+        # A smaller budget leaves one attempt at least: without one nobody could ever take the task.
+        changes += f", max_attempts = {self.dialect.greatest}(excluded.max_attempts, t.attempt + 1)"
+        if not keep_due:  # a parked task stays parked
+            changes += ", ready_time = CASE WHEN t.parked_by IS NULL THEN excluded.next_process_time END"
+        # Later than create_time by construction, which is how a replaced row is told from a new one.
+        touched = f"{self.dialect.greatest}({self.dialect.now}, {self.dialect.later('0.001', start='t.create_time')})"
+        return (
+            f"ON CONFLICT (reference_number, queue_name) DO UPDATE SET {changes}, last_update_time = {touched}"
+            f" WHERE t.status IN ({sql_sources('replace')})"
+            " AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')"
+        )
+
+    @cached_property
+    def live(self) -> str:
+        """How many tasks of a queue are CREATED or PROCESSING, counted no further than ``limit``."""
+        return self.tables.rename(
+            f"SELECT count(*) FROM (SELECT 1 FROM {self.tables.task} WHERE queue_name = %(queue_name)s"
+            f" AND ready_time IS NOT NULL UNION ALL SELECT 1 FROM {self.tables.task}"
+            " WHERE queue_name = %(queue_name)s AND parked_by IS NOT NULL LIMIT %(limit)s) AS x"
+        )
+
+    @cached_property
+    def find(self) -> str:
+        """The task that holds a reference."""
+        return self.tables.rename(
+            f"SELECT id, status FROM {self.tables.task} WHERE reference_number = %(reference_number)s"
+            " AND queue_name = %(queue_name)s"
+        )

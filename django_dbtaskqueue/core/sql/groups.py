@@ -1,0 +1,68 @@
+"""Groups: of each, one task is in line; the others are parked behind it."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+from django_dbtaskqueue.core.sql.base import GROUP, Group
+
+
+class Grouping(Group):
+    """Who is the head of a group. All of it runs under the groups' locks."""
+
+    @cached_property
+    def lock_groups(self) -> str:
+        """Lock groups to the end of the transaction, in one order everywhere. Nothing to do with a single writer."""
+        return (
+            "SELECT pg_advisory_xact_lock(hashtextextended(%(queue_name)s || ' ' || g, 0))"
+            " FROM (SELECT g FROM unnest(%(groups)s::text[]) AS g ORDER BY g) AS x"
+            if self.dialect.vendor == "postgresql"
+            else "SELECT 1"
+        )
+
+    @cached_property
+    def heads(self) -> str:
+        """Of each group: its tasks in line, and the first parked one: due, or else to become due.
+
+        As (group, id, whether in line, whether processing, whether a failed attempt is being retried, seconds until it
+        is due, priority).
+        """
+        now = self.dialect.now
+        groups = (
+            "unnest(%(groups)s::text[]) AS g(name)"
+            if self.dialect.vendor == "postgresql"
+            else "(SELECT value AS name FROM json_each(%(groups)s)) AS g"
+        )
+        wait = f"{self.dialect.greatest}({self.dialect.seconds_between(now, 't.next_process_time')}, 0)"
+        columns = (
+            f"t.group_key, t.id, t.ready_time IS NOT NULL, t.status = 'PROCESSING', t.attempt > 0, {wait}, t.priority"
+        )
+        parked = (
+            f"SELECT p.id FROM {self.tables.task} AS p WHERE p.queue_name = %(queue_name)s AND p.group_key = g.name"
+            f" AND p.parked_by = '{GROUP}' AND p.next_process_time"
+        )
+        due = f"({parked} <= {now} ORDER BY p.priority, p.id LIMIT 1)"
+        later = f"({parked} > {now} ORDER BY p.next_process_time, p.priority, p.id LIMIT 1)"
+        return self.tables.rename(
+            f"SELECT {columns} FROM {groups} JOIN {self.tables.task} AS t ON t.queue_name = %(queue_name)s"
+            " AND t.group_key = g.name AND t.ready_time IS NOT NULL"
+            f" UNION ALL SELECT {columns} FROM {self.tables.task} AS t"
+            f" WHERE t.id IN (SELECT coalesce({due}, {later}) FROM {groups})"
+        )
+
+    @cached_property
+    def enter_line(self) -> str:
+        """Put heads of groups in line."""
+        place = f"{self.dialect.greatest}({self.dialect.now}, next_process_time)"
+        return self.tables.rename(
+            f"UPDATE {self.tables.task} SET parked_by = NULL, ready_time = {place}"
+            f" WHERE id IN ({self.dialect.each('ids')}) AND parked_by = '{GROUP}' RETURNING id"
+        )
+
+    @cached_property
+    def leave_line(self) -> str:
+        """Park tasks behind the head of their group."""
+        return self.tables.rename(
+            f"UPDATE {self.tables.task} SET parked_by = '{GROUP}', ready_time = NULL"
+            f" WHERE id IN ({self.dialect.each('ids')}) AND status = 'CREATED' RETURNING id"
+        )

@@ -1,0 +1,95 @@
+"""Out of the tables by age. Every statement takes a bounded number of rows and passes over those others have locked."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+from django_dbtaskqueue.core.sql.base import Group
+from django_dbtaskqueue.core.sql.settle import MOVED
+from django_dbtaskqueue.core.states import sql_sources
+
+KEPT = f"{MOVED}, status, process_result, result, finish_time, last_update_time"  # what the history keeps of a task
+
+
+class Aging(Group):
+    """What housekeeping does, a batch at a time."""
+
+    @cached_property
+    def look(self) -> str:
+        """The next finished tasks of a queue and status behind an id: (id, seconds since it ended, since it was made).
+
+        Ids grow with time, so whoever walks them can stop at the first task that was made too late.
+        """
+        now, ended = self.dialect.now, "coalesce(finish_time, last_update_time)"
+        return self.tables.rename(
+            f"SELECT id, {self.dialect.seconds_between(ended, now)},"
+            f" {self.dialect.seconds_between('create_time', now)}"
+            f" FROM {self.tables.task} WHERE queue_name = %(queue_name)s AND final_status = %(status)s"
+            " AND id > %(after)s ORDER BY id LIMIT %(limit)s"
+        )
+
+    @cached_property
+    def lock(self) -> str:
+        """Lock those of the given tasks that are still finished as they were."""
+        return self.tables.rename(
+            f"SELECT t.id FROM {self.tables.task} AS t WHERE t.id IN ({self.dialect.each('ids')})"
+            f" AND t.final_status = %(status)s AND t.status IN ({sql_sources('housekeep')})"
+            f" ORDER BY t.id {self.passing}"
+        )
+
+    @cached_property
+    def keep(self) -> str:
+        """Copy locked tasks into the history."""
+        return self.tables.rename(
+            f"INSERT INTO {self.tables.history} (location, task_id, {KEPT}) SELECT %(location)s, t.id,"
+            f" {', '.join('t.' + name for name in KEPT.split(', '))} FROM {self.tables.task} AS t"
+            f" WHERE t.id IN ({self.dialect.each('ids')})"
+        )
+
+    @cached_property
+    def count(self) -> str:
+        """Count locked tasks that are about to be deleted for good."""
+        return self.tables.rename(
+            f"INSERT INTO {self.tables.deleted} (queue_name, count) SELECT t.queue_name, count(*)"
+            f" FROM {self.tables.task} AS t WHERE t.id IN ({self.dialect.each('ids')}) GROUP BY t.queue_name"
+        )
+
+    @cached_property
+    def remove(self) -> str:
+        """Take locked tasks out of the table."""
+        return self.tables.rename(
+            f"DELETE FROM {self.tables.task} WHERE id IN ({self.dialect.each('ids')}) RETURNING id"
+        )
+
+    @cached_property
+    def old_history(self) -> str:
+        """Some rows of a table of the history that moved there long ago; locks them."""
+        return (
+            f"SELECT id FROM {{table}} AS t WHERE moved_time <= {self.dialect.later('%(age)s')}"
+            f" ORDER BY id LIMIT %(limit)s {self.passing}"
+        )
+
+    @cached_property
+    def forget(self) -> tuple[str, str]:
+        """Count rows of the history, and delete them."""
+        chosen = f"WHERE id IN ({self.dialect.each('ids')})"
+        return (
+            f"INSERT INTO {self.tables.deleted} (queue_name, count) SELECT queue_name, count(*) FROM {{table}} {chosen}"
+            " GROUP BY queue_name",
+            f"DELETE FROM {{table}} {chosen} RETURNING id",
+        )
+
+    @cached_property
+    def count_all(self) -> str:
+        """Count all rows of a month of the history, which is about to be dropped."""
+        counted = "SELECT queue_name, count(*) FROM {table} GROUP BY 1"
+        return f"INSERT INTO {self.tables.deleted} (queue_name, count) {counted}"
+
+    @cached_property
+    def forget_attempts(self) -> str:
+        """Delete the oldest records of failed attempts, as far as they are old."""
+        oldest = f"SELECT id FROM {self.tables.attempt} AS t ORDER BY id LIMIT %(limit)s {self.passing}"
+        return (
+            f"DELETE FROM {self.tables.attempt} WHERE id IN ({oldest})"
+            f" AND finish_time <= {self.dialect.later('%(age)s')} RETURNING id"
+        )

@@ -1,0 +1,161 @@
+"""What pages show, at a cost that does not grow with the tables: bounded counts, heads of lines, names by skipping.
+
+Each statement answers for many queues at once, so that a page makes the same number of queries whatever it shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+
+from django_dbtaskqueue.core.sql.base import Group
+from django_dbtaskqueue.core.sql.dialects import Dialect
+
+TERMINAL = ("COMPLETED", "ERROR", "POISON")
+MOST_NAMES = 1000  # queues that pages find by themselves
+
+
+class Reading(Group):
+    """Questions of the operations pages."""
+
+    def _names(self, condition: str) -> str:
+        """Distinct queue names, found by skipping through an index that begins with them."""
+        first = f"SELECT queue_name FROM {self.tables.task} WHERE {condition}"
+        return (
+            f"SELECT n FROM (WITH RECURSIVE s(n) AS (({first} ORDER BY queue_name LIMIT 1) UNION ALL"
+            f" SELECT ({first} AND queue_name > s.n ORDER BY queue_name LIMIT 1) FROM s WHERE s.n IS NOT NULL)"
+            f" SELECT n FROM s WHERE n IS NOT NULL LIMIT {MOST_NAMES}) AS x"
+        )
+
+    @cached_property
+    def names(self) -> str:
+        """The names of the queues that have tasks."""
+        if self.dialect.vendor != "postgresql":
+            return self.tables.rename(f"SELECT DISTINCT queue_name FROM {self.tables.task} LIMIT {MOST_NAMES}")
+        places = ("ready_time IS NOT NULL", "final_status IS NOT NULL", "parked_by IS NOT NULL")
+        return self.tables.rename(" UNION ".join(map(self._names, places)))
+
+    def counts(self, most: int) -> str:
+        """Of each queue, counted no further than ``most``: (name, in line, of them held, parked, one per end status).
+
+        Held tasks stand at the head of the line, so that is where they are counted.
+        """
+        ended = ", ".join(
+            f"(SELECT count(*) FROM (SELECT 1 FROM {self.tables.task} WHERE queue_name = q.n AND final_status ="
+            f" '{status}' LIMIT {most}) AS x)"
+            for status in TERMINAL
+        )
+        parked = (
+            f"SELECT count(*) FROM (SELECT 1 FROM {self.tables.task} WHERE queue_name = q.n AND parked_by IS NOT NULL"
+            f" LIMIT {most}) AS x"
+        )
+        line = (
+            f"SELECT status FROM {self.tables.task} WHERE queue_name = q.n AND ready_time IS NOT NULL"
+            f" ORDER BY priority, ready_time, id LIMIT {most}"  # a number, for the planner believes in plans by it
+        )
+        return self.tables.rename(
+            f"SELECT q.n, l.line, l.held, ({parked}), {ended} FROM unnest(%(names)s::text[]) AS q(n)"
+            " CROSS JOIN LATERAL (SELECT count(*) AS line, count(*) FILTER (WHERE h.status = 'PROCESSING') AS held"
+            f" FROM ({line}) AS h) AS l"
+        )
+
+    @cached_property
+    def counts_exact(self) -> str:
+        """The same where there is no lateral join, counted to the end: (name, status, whether parked, number)."""
+        return self.tables.rename(
+            f"SELECT queue_name, status, parked_by IS NOT NULL, count(*) FROM {self.tables.task} GROUP BY 1, 2, 3"
+        )
+
+    @cached_property
+    def heads(self) -> str:
+        """Of each queue and priority with something to take: (name, priority, seconds its head has been due)."""
+        now = self.dialect.now
+        age = self.dialect.seconds_between("x.ready_time", now)
+        due = f"ready_time <= {now} AND next_process_time <= {now} AND attempt < max_attempts AND status = 'CREATED'"
+        if self.dialect.vendor != "postgresql":
+            return self.tables.rename(
+                f"SELECT x.queue_name, x.priority, max({age}) FROM {self.tables.task} AS x"
+                f" WHERE x.ready_time IS NOT NULL AND {due} GROUP BY 1, 2"
+            )
+        head = (
+            f"SELECT ready_time FROM {self.tables.task} WHERE queue_name = q.n AND priority = b.p AND {due}"
+            " ORDER BY ready_time, id LIMIT 1"
+        )
+        return self.tables.rename(
+            f"SELECT q.n, b.p, {age} FROM unnest(%(names)s::text[]) AS q(n) CROSS JOIN LATERAL {self._priorities} AS b"
+            f" CROSS JOIN LATERAL ({head}) AS x"
+        )
+
+    @property
+    def _priorities(self) -> str:
+        """The priorities in the line of a queue ``q.n``, found by skipping."""
+        first = f"SELECT priority AS p FROM {self.tables.task} WHERE queue_name = q.n AND ready_time IS NOT NULL"
+        return (
+            f"(WITH RECURSIVE s AS (({first} ORDER BY priority LIMIT 1) UNION ALL SELECT ({first} AND priority > s.p"
+            " ORDER BY priority LIMIT 1) FROM s WHERE s.p IS NOT NULL) SELECT p FROM s WHERE p IS NOT NULL LIMIT 100)"
+        )
+
+    def in_hand(self, most: int, in_all: int) -> str:
+        """Of each line's first ``most`` tasks, and no more than ``in_all``: (how many, ids of those PROCESSING).
+
+        A line is a queue's priority. PostgreSQL only.
+        """
+        heads = (
+            f"SELECT id, status FROM {self.tables.task} WHERE queue_name = q.n AND priority = b.p"
+            f" AND ready_time IS NOT NULL ORDER BY ready_time, id LIMIT {most}"
+        )
+        return self.tables.rename(
+            "SELECT count(*), array_agg(x.id) FILTER (WHERE x.status = 'PROCESSING') FROM (SELECT q.n, b.p, h.*"
+            f" FROM unnest(%(names)s::text[]) AS q(n) CROSS JOIN LATERAL {self._priorities} AS b"
+            f" CROSS JOIN LATERAL ({heads}) AS h LIMIT {in_all}) AS x GROUP BY x.n, x.p"
+        )
+
+    def estimates(self, cells: int) -> str:
+        """Ask the planner for the size of many cells at once; the answer names them ``c0``, ``c1`` and so on."""
+        one = f"SELECT 1 FROM {self.tables.task} AS c{{0}} WHERE queue_name = %(q{{0}})s AND status = %(s{{0}})s"
+        wanted = " UNION ALL ".join(one.format(number) for number in range(cells))
+        return self.tables.rename(f"EXPLAIN (FORMAT JSON) {wanted}")
+
+    def open_failures(self, most: int) -> str:
+        """Of each fingerprint: (fingerprint, tasks that stand in ERROR or POISON for it, up to ``most``)."""
+        tasks = (
+            f"SELECT 1 FROM {self.tables.task} AS t WHERE t.fingerprint = f.f"
+            f" AND t.final_status IN ('ERROR', 'POISON') LIMIT {most}"
+        )
+        source = (
+            "unnest(%(prints)s::text[]) AS f(f)"
+            if self.dialect.vendor == "postgresql"
+            else "(SELECT value AS f FROM json_each(%(prints)s)) AS f"
+        )
+        return self.tables.rename(f"SELECT f.f, (SELECT count(*) FROM ({tasks}) AS x) FROM {source}")
+
+
+def series_sql(dialect: Dialect, metric: str) -> tuple[str, str]:
+    """Return two questions to the per-minute counts, by step of time: outcomes, and one histogram (``{kind}``)."""
+    postgresql, step = dialect.vendor == "postgresql", _step(dialect)
+    queue = "%(queue)s::text" if postgresql else "%(queue)s"
+    wanted = f"minute >= {dialect.time('%(start)s')} AND ({queue} IS NULL OR queue_name = {queue})"
+    each = "jsonb_each_text({kind}) AS h" if postgresql else "json_each({kind}) AS h"
+    number = "sum(h.value::bigint)::bigint" if postgresql else "sum(h.value)"
+    return (
+        f"SELECT {step}, outcome, CAST(sum(count) AS bigint), sum(run_seconds), sum(wait_seconds) FROM {metric}"
+        f" WHERE {wanted} GROUP BY 1, 2",
+        f"SELECT {step}, h.key, {number} FROM {metric}, {each} WHERE {wanted} GROUP BY 1, 2",
+    )
+
+
+def crowded_sql(dialect: Dialect, table: str, keys: Sequence[str]) -> str:
+    """Return the question in which steps of time, of those between two times, a key has more than one row."""
+    key = " || ' ' || ".join(keys)
+    return (
+        f"SELECT {_step(dialect)} FROM {table} WHERE minute >= {dialect.time('%(start)s')}"
+        f" AND minute <= {dialect.time('%(end)s')} GROUP BY 1 HAVING count(*) > count(DISTINCT {key})"
+        " ORDER BY 1 LIMIT %(limit)s"
+    )
+
+
+def _step(dialect: Dialect) -> str:
+    """Return which step of time a row's minute lies in, counted from 1970."""
+    if dialect.vendor == "postgresql":
+        return "floor(extract(epoch FROM minute) / %(step)s::int)::bigint"
+    return "CAST(strftime('%%s', minute) AS integer) / %(step)s"

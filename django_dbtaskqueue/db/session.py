@@ -1,0 +1,284 @@
+"""One database connection, spoken to in plain statements.
+
+A session over the thread's Django connection takes part in the caller's transaction. A session of the poller owns its
+connection: autocommit, prepared statements, and plans that do not flip with the statistics.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from copy import copy
+from datetime import UTC, datetime
+from functools import lru_cache
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from django.apps import apps
+from django.conf import settings as django_settings
+from django.core.exceptions import ImproperlyConfigured
+from django.db import DEFAULT_DB_ALIAS, connections, router, transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.utils.dateparse import parse_datetime
+from django.utils.timezone import make_aware, make_naive
+
+from django_dbtaskqueue.conf import settings as conf
+from django_dbtaskqueue.db import prepared
+from django_dbtaskqueue.db.statements import statements
+from django_dbtaskqueue.models import AbstractTask, Task, TemporaryTask
+
+Row = tuple[Any, ...]
+Params = Mapping[str, Any]
+NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
+NAME_RULE = "use 1 to 63 letters, digits and '_', not beginning with a digit"
+TIMESTAMPTZ = 1184  # PostgreSQL's type number
+# Custom plans flip to sequential scans as statistics lag behind a queue. And whoever waits for a
+# row that a processor keeps locked in its own transaction cannot work for all others meanwhile.
+TUNED = "SELECT set_config('plan_cache_mode', 'force_generic_plan', false), set_config('lock_timeout', '250ms', false)"
+_cursors: WeakKeyDictionary[BaseDatabaseWrapper, Any] = WeakKeyDictionary()  # the one kept for each connection
+
+
+class Session:
+    """Runs the flow's statements on one connection of one thread at a time."""
+
+    def __init__(
+        self, connection: BaseDatabaseWrapper, model: type[AbstractTask] = Task, *, owned: bool = False
+    ) -> None:
+        self.connection = connection
+        self.model = model
+        self.owned = owned
+        self.ends = False  # whether the one statement to be repeated is the last of the caller's transaction
+        self.location: str = model._meta.label_lower
+        self.postgresql = connection.vendor == "postgresql"
+        self.sql = statements(model, connection.vendor)
+
+    @classmethod
+    def on(cls, using: str, model: type[AbstractTask] = Task) -> Session:
+        """Return a session over the calling thread's Django connection."""
+        return cls(connections[using], model)
+
+    @classmethod
+    def open(cls, using: str, model: type[AbstractTask] = Task) -> Session:
+        """Return a session over a connection of its own. It connects at its first statement; close it at the end."""
+        connection = connections.create_connection(using)
+        options = connection.settings_dict["OPTIONS"]
+        if options.get("pool"):  # kept as long as the poller runs, and set up in its own way: not one to be shared
+            connection.settings_dict = {**connection.settings_dict, "OPTIONS": {**options, "pool": False}}
+        connection.inc_thread_sharing()
+        return cls(connection, model, owned=True)
+
+    @classmethod
+    def of(cls, queue: str, using: str | None = None) -> Session:
+        """Return a session over the calling thread's connection to where ``queue``'s tasks live."""
+        return cls.on(alias_for(queue, using), model_for(queue))
+
+    def narrowed(self) -> Session:
+        """Return a session on the same connection whose checkouts leave out the payload types in ``without``."""
+        twin = copy(self)
+        twin.sql = self.sql.narrowed
+        return twin
+
+    def close(self) -> None:
+        """Close an owned connection; the next statement connects again."""
+        if self.owned:
+            self.connection.close()
+
+    def run(self, sql: str, params: Params) -> list[Row]:
+        """Execute one statement; return its rows."""
+        watched = self._watched()
+        if not self.postgresql or (watched and not self.owned):
+            with self.connection.cursor() as cursor:
+                cursor.execute(sql, params)
+                return list(cursor.fetchall()) if cursor.description else []
+        cursor = self._shown(self._cursor()) if watched else self._cursor()
+        with self.connection.wrap_database_errors:
+            return _rows(cursor.execute(sql, params))
+
+    def count(self, sql: str, params: Params) -> int:
+        """Execute one statement; return how many rows it wrote."""
+        if self._watched() or not self.postgresql:
+            with self.connection.cursor() as cursor:
+                cursor.execute(sql, params)
+                return int(cursor.rowcount)
+        with self.connection.wrap_database_errors:
+            return int(self._cursor().execute(sql, params).rowcount)
+
+    def repeat(self, sql: str, params: Params) -> list[Row]:
+        """``run`` a statement that comes again and again: prepared, once this connection has seen a few of them."""
+        raw = None if self.owned or not self.postgresql or self._watched() else self._raw()
+        if raw is None or not prepared.pays(self.connection):
+            return self.run(sql, params)
+        cursor = self._cursor()
+        with self.connection.wrap_database_errors:
+            prepared.execute(cursor, sql, params, ends=self.ends)
+            return _rows(cursor)
+
+    def together(self, batch: Sequence[tuple[str, Params]]) -> list[list[Row]]:
+        """Execute statements in one transaction; return their rows. On an owned connection: in one round trip."""
+        if len(batch) == 1 and (self.owned or self.connection.in_atomic_block):
+            return [self.repeat(*batch[0])]
+        if not (self.owned and self.postgresql):
+            with self.atomic():
+                return [self.repeat(sql, params) for sql, params in batch]
+        raw = self._raw()
+        # Statements between two syncs of a pipeline form one implicit transaction.
+        with self.connection.wrap_database_errors, raw.pipeline() as pipeline:
+            cursors = [raw.cursor() for _ in batch]
+            for cursor, (sql, params) in zip(cursors, batch, strict=True):
+                cursor.execute(sql, params)
+            pipeline.sync()  # before it, a cursor does not know yet whether it has rows
+            return [cursor.fetchall() if cursor.description else [] for cursor in cursors]
+
+    @contextmanager
+    def atomic(self) -> Iterator[None]:
+        """A transaction (a savepoint inside the caller's)."""
+        if not self.owned:
+            with transaction.atomic(using=self.connection.alias):
+                yield
+        elif self.postgresql:
+            with self.connection.wrap_database_errors, self._raw().transaction():
+                yield
+        else:
+            with _immediate(self.connection):
+                yield
+
+    def time(self, value: Any) -> datetime:
+        """Return a time read by ``run`` as the site's models would show it."""
+        parsed = value if isinstance(value, datetime) else parse_datetime(value)
+        if parsed is None:
+            raise ValueError(f"{value!r} in a time column of {self.location} is not a time.")
+        if parsed.tzinfo is None and django_settings.USE_TZ:
+            return make_aware(parsed, self.connection.timezone or UTC)
+        return parsed if django_settings.USE_TZ else parsed.replace(tzinfo=None)  # as written in the site's zone
+
+    def time_text(self, value: datetime) -> str:
+        """Return ``value`` as the text this database compares its times with."""
+        if value.tzinfo is None:
+            value = make_aware(value)
+        if self.postgresql:
+            return value.isoformat()
+        return make_naive(value, UTC).isoformat(sep=" ", timespec="milliseconds")
+
+    def stored_time(self, value: datetime) -> datetime:
+        """Return ``value`` as a model must hold it so that the database's clock can be compared with it.
+
+        Without USE_TZ, Django writes the site's local time into SQLite, whose clock says UTC.
+        """
+        if self.postgresql or django_settings.USE_TZ:
+            return value
+        return make_naive(make_aware(value) if value.tzinfo is None else value, UTC)
+
+    def is_past(self, value: datetime) -> bool:
+        """Whether ``value`` is over by the database's clock."""
+        dialect = self.sql.dialect
+        sql = f"SELECT {dialect.time('%(value)s')} <= {dialect.now}"
+        return bool(self.run(sql, {"value": self.time_text(value)})[0][0])
+
+    def _watched(self) -> bool:
+        """Somebody wants to see the queries (DEBUG, a test, a tracer): take Django's slower cursor."""
+        return bool(self.connection.queries_logged or self.connection.execute_wrappers)
+
+    def _shown(self, cursor: Any) -> Any:
+        """Wrap our cursor as Django does its own, which cannot work beside the loader of an owned connection."""
+        connection = self.connection
+        return connection.make_debug_cursor(cursor) if connection.queries_logged else connection.make_cursor(cursor)
+
+    def _cursor(self) -> Any:
+        raw = self._raw()
+        cursor = _cursors.get(self.connection)
+        if cursor is None or cursor.closed or cursor.connection is not raw:
+            import psycopg
+
+            _cursors[self.connection] = cursor = psycopg.Cursor(raw)
+            _load_times_fast(cursor)
+        return cursor
+
+    def _raw(self) -> Any:
+        connection = self.connection
+        if connection.connection is None or (self.owned and connection.connection.closed):
+            self._connect()
+        connection.validate_no_broken_transaction()
+        return connection.connection
+
+    def _connect(self) -> None:
+        if self.owned:
+            self.connection.close()
+        with self.connection.wrap_database_errors:
+            self.connection.connect()
+        if not self.owned:
+            return
+        import psycopg
+
+        raw: Any = self.connection.connection
+        raw.cursor_factory = psycopg.Cursor
+        _load_times_fast(raw)
+        if conf.settings().prepare:
+            raw.prepare_threshold = 0
+            with self.connection.wrap_database_errors:
+                raw.execute(TUNED)
+
+
+def _rows(cursor: Any) -> list[Row]:
+    return list(cursor.fetchall()) if cursor.rownumber is not None else []  # cheaper to ask for than a description
+
+
+def _load_times_fast(context: Any) -> None:
+    """Django's loader, in Python, costs a checkout more than the database does."""
+    if django_settings.USE_TZ:
+        import psycopg
+
+        loader = psycopg.adapters.get_loader(TIMESTAMPTZ, psycopg.pq.Format.TEXT)
+        context.adapters.register_loader(TIMESTAMPTZ, loader)
+
+
+@contextmanager
+def _immediate(connection: BaseDatabaseWrapper) -> Iterator[None]:
+    """A SQLite transaction that takes the write lock at once: a later upgrade would fail instead of waiting."""
+    with connection.cursor() as cursor:
+        cursor.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        except BaseException:
+            cursor.execute("ROLLBACK")
+            raise
+        cursor.execute("COMMIT")
+
+
+@lru_cache(maxsize=1024)
+def model_named(label: str) -> type[AbstractTask]:
+    """Return the task table named ``app.Model``, or raise ``ImproperlyConfigured``."""
+    try:
+        model = apps.get_model(label)
+    except (LookupError, ValueError) as error:
+        raise ImproperlyConfigured(f"model={label!r} is no model of an installed app: {error}") from None
+    if not issubclass(model, AbstractTask):
+        raise ImproperlyConfigured(f"model={label!r} must be a subclass of django_dbtaskqueue.models.AbstractTask.")
+    for name in (model._meta.db_table, *(str(field.column) for field in model._meta.concrete_fields)):
+        if not NAME.fullmatch(name):
+            raise ImproperlyConfigured(
+                f"model={label!r}: {name!r} cannot be a table's or column's name here: {NAME_RULE}."
+            )
+    return model
+
+
+def model_for(queue: str) -> type[AbstractTask]:
+    """Return the table ``queue``'s tasks live in."""
+    settings = conf.default_settings(queue)
+    return TemporaryTask if settings.temporary else model_named(settings.model)
+
+
+def aliases_of(queue: str, using: str | None = None) -> tuple[str, ...]:
+    """Return every database ``queue``'s tasks live in: its shards, or the one there is."""
+    shards = conf.default_settings(queue).shards if using is None else ()
+    return tuple(shards) or (alias_for(queue, using),)
+
+
+def alias_for(queue: str, using: str | None, *, write: bool = True) -> str:
+    """Return the database alias of ``queue``: the caller's choice, the queue's setting, or the site's router."""
+    if using is not None:
+        return using
+    alias = conf.default_settings(queue).database
+    if alias != DEFAULT_DB_ALIAS:
+        return alias
+    return router.db_for_write(Task) if write else router.db_for_read(Task)

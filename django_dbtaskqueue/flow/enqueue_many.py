@@ -1,0 +1,184 @@
+"""Enqueue many: one statement per 5,000 rows, one transaction for all of them."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import lru_cache
+from typing import Any, NamedTuple, NoReturn, Self
+
+from asgiref.sync import sync_to_async
+from django.db import transaction
+
+from django_dbtaskqueue.core.exceptions import DuplicateTask
+from django_dbtaskqueue.db import notify
+from django_dbtaskqueue.db.session import Session, aliases_of, model_for
+from django_dbtaskqueue.flow import groups, usage
+from django_dbtaskqueue.flow.arguments import ON_DUPLICATE, check_choice
+from django_dbtaskqueue.flow.capacity import room
+from django_dbtaskqueue.flow.chunks import Alike, Chunks, Rejection, Row, Share
+from django_dbtaskqueue.flow.enqueue import queue_settings
+
+
+@dataclass(frozen=True, slots=True)
+class EnqueueReport:
+    """What ``enqueue_many`` did, in numbers; ``rejections`` says why items were left out."""
+
+    enqueued: int = 0
+    ignored: int = 0
+    replaced: int = 0
+    rejections: tuple[Rejection, ...] = ()
+
+    @property
+    def rejected(self) -> int:
+        """The number of items left out."""
+        return len(self.rejections)
+
+
+def enqueue_many(
+    queue: str,
+    items: Iterable[Any],
+    *,
+    on_duplicate: str = "error",
+    keep_due: bool = False,
+    on_invalid: str = "error",
+    timeout: timedelta | None = None,
+    using: str | None = None,
+) -> EnqueueReport:
+    """Insert many tasks in one transaction (the caller's, if there is one): all of them or none.
+
+    An item is a mapping of ``enqueue``'s arguments (``{"reference": …, "payload": …, "delay": …}``), a pair
+    ``(reference, payload)``, or a payload object of its own class (dataclass or pydantic model). ``items`` may be an
+    endless-looking iterator: it is read in chunks of 5,000 rows.
+
+    On a queue with shards each shard has a transaction of its own: all or none per shard.
+
+    A bad item raises ``EnqueueError``, for its payload ``PayloadError``, naming the item and the path, and nothing is
+    written; ``on_invalid="reject"`` leaves it out and says so in the report instead. Of items with the same reference
+    ``on_duplicate="replace"`` keeps the last one.
+    """
+    check_choice("on_duplicate", on_duplicate, ON_DUPLICATE)
+    check_choice("on_invalid", on_invalid, ("error", "reject"))
+    sessions = {alias: Session.on(alias, model_for(queue)) for alias in aliases_of(queue, using)}
+    settings = queue_settings(queue, next(iter(sessions)))
+    rejections: list[Rejection] = []
+    chunks = Chunks(items, settings, list(sessions), rejections if on_invalid == "reject" else None)
+    done = Counter(enqueued=0, ignored=0, replaced=0)
+    with ExitStack() as stack:
+        for alias in sessions:
+            stack.enter_context(transaction.atomic(using=alias))
+        for shares in chunks:
+            for alias, share in shares.items():
+                with room(sessions[alias], queue, settings.capacity, len(share), timeout):
+                    done.update(_insert(sessions[alias], queue, share, on_duplicate, keep_due=keep_due))
+        if done["enqueued"] or done["replaced"]:
+            for session in sessions.values():
+                notify.after_commit(session.connection, queue)
+    return EnqueueReport(**done, rejections=tuple(rejections))
+
+
+class _Written(NamedTuple):
+    """What one statement wrote, of these new ones, and the ids if they were asked for."""
+
+    number: int
+    new: int
+    ids: list[int]
+
+    @classmethod
+    def of(cls, session: Session, answer: list[tuple[Any, ...]]) -> Self:
+        if session.postgresql:
+            number, new, ids = answer[0]
+            return cls(number, new, ids or [])
+        return cls(len(answer), sum(is_new for _, is_new in answer), [task_id for task_id, _ in answer])
+
+
+def _insert(session: Session, queue: str, share: Share, on_duplicate: str, *, keep_due: bool) -> Counter[str]:
+    """Write one statement's tasks; return how many items were enqueued, ignored and replaced."""
+    if not share:
+        return Counter()
+    if isinstance(share, Alike) and session.postgresql and on_duplicate != "replace":
+        references = share.references
+        written = _insert_alike(session, queue, share, on_duplicate)
+    else:
+        rows = share.rows() if isinstance(share, Alike) else share
+        if on_duplicate == "replace":  # one statement may not touch a row twice: the last one wins
+            rows = list({row["reference_number"] or id(row): row for row in rows}.values())
+        references = [row["reference_number"] for row in rows]
+        written = _insert_rows(session, queue, rows, on_duplicate, keep_due=keep_due)
+    if written.number:
+        usage.after_commit(session.connection, queue, "put", written.number, written.ids)
+    missing = len(references) - written.number
+    if missing and on_duplicate != "ignore":
+        _raise_duplicate(session, queue, references, set(written.ids))
+    replaced = written.number - written.new + len(share) - len(references)
+    return Counter(enqueued=written.new, ignored=missing, replaced=replaced)
+
+
+def _insert_alike(session: Session, queue: str, share: Alike, on_duplicate: str) -> _Written:
+    referenced = any(share.references)
+    ids = usage.watched() or (referenced and on_duplicate == "error")
+    sql = session.sql.insert_alike(referenced=referenced, ordered=referenced and share.ordered, ids=ids)
+    params = {**share.columns(), "queue_name": queue, "ids": ids}
+    if ids:
+        return _Written.of(session, session.run(sql, params))
+    number = session.count(sql, params)
+    return _Written(number, number, [])
+
+
+def _insert_rows(session: Session, queue: str, rows: list[Row], on_duplicate: str, *, keep_due: bool) -> _Written:
+    timed = any(row["delay"] is not None or row["run_at"] is not None or row["ttl"] is not None for row in rows)
+    grouped = {row["group_key"] for row in rows if row["group_key"] is not None}
+    sql = session.sql.insert_many(on_duplicate, timed=timed, grouped=bool(grouped), keep_due=keep_due)
+    ids = usage.watched() or on_duplicate != "ignore"
+    groups.lock(session, queue, grouped)
+    params = {"queue_name": queue, "rows": _json(session, rows, timed=timed), "ids": ids}
+    written = _Written.of(session, session.run(sql, params))
+    groups.regroup(session, queue, grouped)
+    return written
+
+
+def _raise_duplicate(session: Session, queue: str, references: list[str | None], written: set[int]) -> NoReturn:
+    """Name the first reference that was held by a task before, or that stands twice among the items."""
+    named = [reference for reference in references if reference is not None]
+    tasks = session.model._default_manager.using(session.connection.alias)
+    holder = (
+        tasks.filter(queue=queue, reference__in=named)
+        .exclude(pk__in=written)
+        .values("reference", "pk", "status")
+        .first()
+    )
+    if holder is not None:
+        raise DuplicateTask(queue, holder["reference"], task_id=holder["pk"], status=holder["status"])
+    twice = (reference for reference, times in Counter(named).items() if times > 1)
+    raise DuplicateTask(queue, next(twice, named[0]))  # no longer held by anybody: it was, at the insert
+
+
+def _json(session: Session, rows: list[Row], *, timed: bool) -> str:
+    """Return rows as one JSON array; payloads are JSON text already and are not parsed again."""
+    parts = []
+    for row in rows:
+        part = (
+            f'{{"reference_number":{_text(row["reference_number"])},"payload":{row["payload"] or "null"},'
+            f'"payload_type":{_known(row["payload_type"])},"priority":{row["priority"]},'
+            f'"group_key":{_known(row["group_key"])},"tag":{_known(row["tag"])},'
+            f'"context":{row["context"] or "null"},"max_attempts":{row["max_attempts"]},'
+            f'"lease_seconds":{_known(row["lease_seconds"])}'
+        )
+        if timed:
+            run_at = None if row["run_at"] is None else session.time_text(row["run_at"])
+            part += f',"delay":{_known(row["delay"])},"run_at":{_known(run_at)},"ttl":{_known(row["ttl"])}'
+        parts.append(part + "}")
+    return f"[{','.join(parts)}]"
+
+
+_text = json.JSONEncoder(ensure_ascii=False).encode
+_known = lru_cache(maxsize=1024)(_text)  # the same values come again and again
+
+
+async def aenqueue_many(queue: str, items: Iterable[Any], **options: Any) -> EnqueueReport:
+    """The async twin of ``enqueue_many``, with the same arguments and promises."""
+    return await sync_to_async(enqueue_many)(queue, items, **options)

@@ -1,0 +1,114 @@
+"""An error as text that any database accepts, and what it has in common with others. Nothing here can fail."""
+
+from __future__ import annotations
+
+import re
+import sysconfig
+import traceback
+from hashlib import blake2b
+from pathlib import Path
+from typing import NamedTuple
+
+from django_dbtaskqueue.core import json as json_payload
+
+TRACEBACK_BYTES = 16_000
+OWN = str(Path(__file__).parents[1])
+FOREIGN = tuple(
+    f"{place}/" for place in {OWN, *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))}
+)
+# What differs between two failures of one kind: quoted values, then addresses and ids, then numbers.
+VARYING = (
+    (re.compile(r"'[^'\n]{0,200}'|\"[^\"\n]{0,200}\""), "'…'"),
+    (re.compile(r"\b[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\b|\b0x[0-9a-fA-F]+\b"), "#"),
+    (re.compile(r"\b(?=[0-9a-fA-F]*[0-9])[0-9a-fA-F]{12,}\b"), "#"),
+    (re.compile(r"[0-9][0-9.,:_-]*"), "#"),
+)
+SHOWN = 500  # characters of a group's message
+COMPARED = 200  # of them that make the fingerprint
+
+
+class Kind(NamedTuple):
+    """What failures of one group have in common; ``fingerprint`` stands for all of it and the queue."""
+
+    fingerprint: str
+    error_type: str
+    frame: str  # module:function of the project's innermost call, or ''
+    message: str  # with what varies replaced
+
+
+class Told(str):
+    """An error's text that came from another process, with the kind that was found there, where its frames were."""
+
+    kind: Kind
+
+    @classmethod
+    def of(cls, error: BaseException | str, queue: str) -> Told:
+        """Return what another process is to be told of an error. Never raises."""
+        name, message = _said(error)
+        told = cls(json_payload.clean_text(f"{name.rpartition('.')[2]}: {message}" if name else message))
+        told.kind = kind_of(error, queue)
+        return told
+
+
+def describe(error: BaseException | str, queue: str) -> dict[str, str]:
+    """Return an error as text any database accepts: type, message, traceback, fingerprint. Never raises."""
+    name, message = _said(error)
+    frames = ""
+    if not isinstance(error, str):
+        try:
+            frames = "".join(traceback.format_exception(error))
+        except BaseException as hostile:
+            message = frames = _hostile(name, hostile)
+    clean = json_payload.clean_text
+    return {
+        "t": clean(name)[:200],
+        "m": clean(message)[:4000],
+        "b": json_payload.tail_bytes(clean(frames), TRACEBACK_BYTES) or "",
+        "f": kind_of(error, queue).fingerprint,
+    }
+
+
+def kind_of(error: BaseException | str, queue: str) -> Kind:
+    """Return which failures this one belongs to. Never raises."""
+    if isinstance(error, Told):
+        return error.kind
+    name, message = _said(error)
+    clean = json_payload.clean_text
+    name, frame, message = clean(name)[:200], clean(_frame(error))[:300], clean(normalised(message[:4000]))[:SHOWN]
+    text = "\0".join((queue, name, frame, message[:COMPARED]))
+    digest = blake2b(text.encode("utf-8", "replace"), digest_size=20).hexdigest()
+    return Kind(digest, name, frame, message)
+
+
+def normalised(message: str) -> str:
+    """Return the first line of a message with what varies from case to case replaced."""
+    line = message.strip().partition("\n")[0]
+    for pattern, stand_in in VARYING:
+        line = pattern.sub(stand_in, line)
+    return line
+
+
+def _said(error: BaseException | str) -> tuple[str, str]:
+    """Return an error's type and message."""
+    if isinstance(error, str):
+        return "", error
+    name = f"{type(error).__module__}.{type(error).__qualname__}"
+    try:
+        return name, str(error)
+    except BaseException as hostile:
+        return name, _hostile(name, hostile)
+
+
+def _hostile(name: str, hostile: BaseException) -> str:
+    return f"<{name}; its text raised {type(hostile).__name__}>"
+
+
+def _frame(error: BaseException | str) -> str:
+    """Return the innermost place of the project's own code the error came through."""
+    found, step = "", None if isinstance(error, str) else error.__traceback__
+    while step is not None:
+        code = step.tb_frame.f_code
+        if not code.co_filename.startswith((*FOREIGN, "<frozen")):
+            found = f"{step.tb_frame.f_globals.get('__name__', '?')}:{code.co_qualname}"
+        step = step.tb_next
+    return found

@@ -1,0 +1,1 @@
+"""What the ``taskqueue`` command prints and does."""

@@ -1,0 +1,1 @@
+"""Counts and times of what processors did, for every minute and queue."""

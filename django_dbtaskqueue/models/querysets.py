@@ -1,0 +1,113 @@
+"""The manager and queryset of a task table: reads here, verbs handed to ``flow/``.
+
+The flow lies above this layer, so it introduces itself at start-up (``bind``) rather than being imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from django.db import models
+from django.db.models.functions import Now
+
+from django_dbtaskqueue.core.lease import Lease
+from django_dbtaskqueue.core.states import TERMINAL, Status
+
+if TYPE_CHECKING:
+    from django_dbtaskqueue.models import AbstractTask
+
+
+_flow: dict[str, Any] = {}
+
+
+def bind(**stages: Any) -> None:
+    """Called once, by the app's ``ready()``, with the modules of ``flow/`` that hold the verbs."""
+    _flow.update(stages)
+
+
+class TaskQuerySet(models.QuerySet["AbstractTask"]):
+    """Tasks, and the operator's verbs over a selection of them.
+
+    Each verb is atomic, changes only rows whose status allows it, and returns the number of rows really changed;
+    over an empty selection it is a no-op.
+    """
+
+    def due(self) -> TaskQuerySet:
+        """Tasks a checkout could take now, in line order: due, attempts left, and not under a live lease."""
+        return self.filter(
+            ready_time__lte=Now(), next_process_time__lte=Now(), attempt__lt=models.F("max_attempts")
+        ).order_by("priority", "ready_time", "id")
+
+    def stale(self) -> TaskQuerySet:
+        """Tasks whose lease ran out: the next checkout takes them, or rescue ends them when no attempt is left."""
+        return self.filter(status=Status.PROCESSING, next_process_time__lte=Now())
+
+    def finished(self) -> TaskQuerySet:
+        """Tasks in a terminal status."""
+        return self.filter(status__in=TERMINAL)
+
+    def reprocess(self) -> int:
+        """ERROR → CREATED, due now, with a new budget of attempts."""
+        return int(_flow["move"].reprocess(self))
+
+    def mark_poison(self) -> int:
+        """ERROR → POISON."""
+        return int(_flow["move"].mark_poison(self))
+
+    def unpoison(self) -> int:
+        """POISON → ERROR."""
+        return int(_flow["move"].unpoison(self))
+
+    def kick(self, n: int) -> int:
+        """POISON → CREATED for at most ``n`` tasks, the oldest first."""
+        return int(_flow["move"].kick(self, n))
+
+    def cancel(self) -> int:
+        """CREATED → POISON."""
+        return int(_flow["move"].cancel(self))
+
+    def release_all(self) -> int:
+        """PROCESSING → CREATED, due now. Revokes live leases: their holders get ``LeaseLost``."""
+        return int(_flow["move"].release_all(self))
+
+    def purge(self) -> int:
+        """Delete the tasks and count the deletions. Revokes live leases."""
+        return int(_flow["move"].delete(self))
+
+    def housekeep(self, *, older_than: timedelta, statuses: Iterable[str] = TERMINAL, to: str = "history") -> int:
+        """Move finished tasks of that age or older to the history, or delete and count them (``to="delete"``)."""
+        return int(_flow["housekeep"].housekeep(self, older_than=older_than, statuses=statuses, to=to))
+
+
+class TaskManager(models.Manager.from_queryset(TaskQuerySet)):  # type: ignore[misc]
+    """``Task.objects``: the queue for people who think in models."""
+
+    def enqueue(self, queue: str, reference: str | None = None, payload: Any = None, **options: Any) -> AbstractTask:
+        """Insert a task on the caller's connection; see ``django_dbtaskqueue.enqueue``."""
+        return _flow["enqueue"].enqueue(queue, reference, payload, using=options.pop("using", self._db), **options)  # type: ignore[no-any-return]
+
+    def enqueue_many(self, queue: str, items: Iterable[Any], **options: Any) -> Any:
+        """Insert many tasks in one transaction; see ``django_dbtaskqueue.enqueue_many``."""
+        return _flow["bulk"].enqueue_many(queue, items, using=options.pop("using", self._db), **options)
+
+    def checkout(
+        self,
+        queue: str,
+        *,
+        poller_instance: str,
+        limit: int = 1,
+        lease: timedelta | None = None,
+        tags: Sequence[str] = (),
+    ) -> list[Lease]:
+        """Take at most ``limit`` due tasks under a lease, in line order, charging an attempt each.
+
+        Tasks with a tag are taken only when it is among ``tags``.
+
+        Atomic: no task is ever handed to two callers while a lease lives. The tasks' payloads are decoded.
+        """
+        leases: list[Lease] = _flow["checkout"].checkout(
+            queue, poller_instance=poller_instance, limit=limit, lease=lease, tags=tags, using=self._db
+        )
+        return leases

@@ -1,0 +1,174 @@
+"""System checks: what can be known to be wrong before a task is lost by it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from django.conf import settings as django_settings
+from django.core.checks import CheckMessage, Error, Warning, register
+from django.core.exceptions import ImproperlyConfigured
+from django.utils.module_loading import import_string
+
+from django_dbtaskqueue import listeners, registry
+from django_dbtaskqueue.conf import settings as conf
+from django_dbtaskqueue.db.session import aliases_of, model_for
+from django_dbtaskqueue.flow.process import Processor
+
+STRICT = {3: "REPEATABLE READ", 4: "SERIALIZABLE"}  # isolation levels, as psycopg numbers them
+
+
+@register("dbtaskqueue")
+def check_settings(**_: Any) -> list[CheckMessage]:
+    """E001: DBTASKQUEUE cannot be read. E002: a queue has an unknown database. E003: or an unknown table."""
+    try:
+        queues = {name: conf.default_settings(name) for name in conf.known_queues()}
+    except ImproperlyConfigured as error:
+        return [Error(str(error), id="dbtaskqueue.E001")]
+    for name in queues:
+        try:
+            model_for(name)
+        except ImproperlyConfigured as error:
+            return [Error(f"Queue {name!r}: {error}", id="dbtaskqueue.E003")]
+    return [
+        Error(
+            f"Queue {name!r} lives on database {queue.database!r}, which is not in DATABASES.",
+            hint=f"Aliases: {', '.join(django_settings.DATABASES)}.",
+            id="dbtaskqueue.E002",
+        )
+        for name, queue in queues.items()
+        if queue.database not in django_settings.DATABASES
+    ]
+
+
+@register("dbtaskqueue")
+def check_processors(**_: Any) -> list[CheckMessage]:
+    """E004: an atomic processor writes to another database than its queue's. E005: an executor cannot be imported."""
+    if not _readable():
+        return []
+    found = [processor for queue in registry.queues() for processor in registry.processors(queue)]
+    return [problem for processor in found for problem in _problems(processor)]
+
+
+def _problems(processor: Processor) -> Iterator[CheckMessage]:
+    who, aliases = f"{processor.name} of queue {processor.queue!r}", aliases_of(processor.queue)
+    if processor.mode == "atomic" and processor.using is not None and aliases != (processor.using,):
+        yield Error(
+            f"{who} is mode='atomic' and writes to database {processor.using!r}, but the queue lives on "
+            f"{', '.join(map(repr, aliases))}: one transaction cannot span both.",
+            hint="Use mode='separate' and make the processor idempotent, or set the queue's database to "
+            f"{processor.using!r}.",
+            id="dbtaskqueue.E004",
+        )
+    if isinstance(processor.executor, str) and (reason := _cannot_import(processor.executor)):
+        yield Error(
+            f"{who}: executor={processor.executor!r} cannot be imported: {reason}",
+            hint="Give the dotted path of an object with submit(), or of a callable that returns one.",
+            id="dbtaskqueue.E005",
+        )
+
+
+@register("dbtaskqueue")
+def check_listeners(**_: Any) -> list[CheckMessage]:
+    """E006: DBTASKQUEUE["LISTENERS"] names what is no listener."""
+    if not _readable():
+        return []
+    try:
+        for path in conf.settings().listeners:
+            listeners.made(path)
+    except ImproperlyConfigured as error:
+        return [Error(str(error), id="dbtaskqueue.E006")]
+    return []
+
+
+@register("dbtaskqueue")
+def check_sense(**_: Any) -> list[CheckMessage]:
+    """W001: settings of a queue contradict each other. W002: an isolation level that makes checkouts fail.
+
+    W003: wake-ups would be lost in a transaction pooler.
+    """
+    if not _readable():
+        return []
+    found: list[CheckMessage] = [
+        Warning(f"Queue {name!r}: {words}", hint=hint, id="dbtaskqueue.W001")
+        for name in conf.known_queues()
+        for words, hint in contradictions(conf.default_settings(name))
+    ]
+    aliases = {
+        alias for name in conf.known_queues() for alias in aliases_of(name) if alias in django_settings.DATABASES
+    }
+    for alias in sorted(aliases):
+        found += [
+            Warning(
+                f"Database {alias!r} is set to the isolation level {level}.",
+                hint="Use READ COMMITTED: above it a checkout fails whenever another one was faster.",
+                id="dbtaskqueue.W002",
+            )
+            for level in isolation_levels(alias)
+        ]
+    settings = conf.settings()
+    if settings.notify and not settings.prepare and not settings.listen:
+        found.append(
+            Warning(
+                "PREPARE is False, as behind a pooler in transaction mode, and NOTIFY is on: it swallows LISTEN.",
+                hint='Give DBTASKQUEUE["LISTEN"] an alias that leads to the server itself, or set NOTIFY to False.',
+                id="dbtaskqueue.W003",
+            )
+        )
+    return found
+
+
+def contradictions(settings: conf.QueueSettings) -> Iterator[tuple[str, str]]:
+    """Yield what in a queue's settings cannot be meant, each with the remedy."""
+    if settings.poll_interval > settings.idle_interval:
+        yield (
+            f"poll_interval={settings.poll_interval} is longer than idle_interval="
+            f"{settings.idle_interval}, the longest pause.",
+            "Make idle_interval at least as long as poll_interval.",
+        )
+    if settings.settle_interval * 2 > settings.lease:
+        yield (
+            f"settle_interval={settings.settle_interval} is more than half of lease="
+            f"{settings.lease}: outcomes would wait until their lease is over.",
+            "Make the lease longer or settle_interval shorter.",
+        )
+    if settings.ttl is not None and settings.ttl < settings.poll_interval:
+        yield (
+            f"ttl={settings.ttl} is shorter than poll_interval={settings.poll_interval}: tasks can expire "
+            "before a poller has looked once.",
+            "Make ttl longer, or poll_interval shorter.",
+        )
+    if settings.capacity is not None and settings.shards:
+        yield (
+            "capacity is counted in each shard by itself.",
+            "Give the capacity that one shard may hold, or leave shards out.",
+        )
+    if settings.paused and settings.concurrency == 0:
+        yield (
+            "paused=True and concurrency=0 both stop the queue: resuming it would start nothing.",
+            "Leave one of them out.",
+        )
+
+
+def isolation_levels(alias: str) -> list[str]:
+    """Return the isolation level a database's OPTIONS ask for, if it is one that a queue should not run with."""
+    level = django_settings.DATABASES[alias].get("OPTIONS", {}).get("isolation_level")
+    name = STRICT.get(level, str(level).upper())
+    return [name] if name in STRICT.values() else []
+
+
+def _readable() -> bool:
+    """Whether the settings can be read; E001 says why not."""
+    try:
+        conf.settings()
+    except ImproperlyConfigured:
+        return False
+    return True
+
+
+def _cannot_import(path: str) -> str:
+    try:
+        import_string(path)
+    except ImportError as error:
+        return str(error)
+    return ""

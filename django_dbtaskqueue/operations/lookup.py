@@ -1,0 +1,150 @@
+"""What an operator asks and does, as functions: search and count, and the verbs by business key.
+
+Verbs over a selection are the queryset's: ``search("mail", status="ERROR").reprocess()``, and so ``mark_poison``,
+``unpoison``, ``kick``, ``cancel``, ``release_all``, ``purge`` and ``housekeep``; ``.filter(pk__in=ids)`` selects by id.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from datetime import datetime
+
+from django.db import connections, transaction
+from django.db.models import Count, Value
+
+from django_dbtaskqueue.conf import settings as conf
+from django_dbtaskqueue.core.exceptions import TaskQueueError
+from django_dbtaskqueue.core.states import Status
+from django_dbtaskqueue.db.session import Session, alias_for, aliases_of, model_for
+from django_dbtaskqueue.flow import usage
+from django_dbtaskqueue.flow.enqueue import queue_settings
+from django_dbtaskqueue.models import AbstractTask, Queue, Task
+from django_dbtaskqueue.models.querysets import TaskQuerySet
+
+Location = tuple[str, type[AbstractTask]]
+
+
+def search(
+    queue: str | None = None,
+    *,
+    status: str | None = None,
+    reference: str | None = None,
+    created_after: datetime | None = None,
+    created_before: datetime | None = None,
+    using: str | None = None,
+) -> TaskQuerySet:
+    """Return the tasks that fit all that is given, the newest first: a queryset, so read it in pages or use its verbs.
+
+    ``created_after`` is included, ``created_before`` is not. Without a queue: all queues in the common table; name a
+    queue that has a table or a database of its own, and with ``using`` the shard. Raises ``UnknownQueue``, and
+    ``ValueError`` for a status that is none.
+    """
+    if status is not None and status not in tuple(Status):
+        raise ValueError(f"{status!r} is no status; they are {', '.join(Status)}.")
+    tasks = _all_of(queue, using) if queue is not None else _tasks(alias_for("", using), Task)
+    given = {
+        "queue": queue,
+        "status": status,
+        "reference": reference,
+        "create_time__gte": created_after and _comparable(created_after, tasks.db),
+        "create_time__lt": created_before and _comparable(created_before, tasks.db),
+    }
+    return tasks.filter(**{name: value for name, value in given.items() if value is not None}).order_by("-pk")
+
+
+def count_by_status(queue: str | None = None) -> dict[str, dict[str, int]]:
+    """Return how many tasks each queue has in each status, over all its databases: ``{queue: {status: number}}``.
+
+    Every known queue and every status is there, with 0 if need be; without a queue, all of them. One pass over each
+    table: meant for people, not for a loop.
+    """
+    if queue is not None:
+        _known(queue)
+    places = set(_places(queue)) if queue is not None else set(locations())
+    names = [queue] if queue is not None else conf.known_queues()
+    counts: defaultdict[str, dict[str, int]] = defaultdict(lambda: dict.fromkeys(map(str, Status), 0))
+    for name in names:
+        counts[name]
+    for alias, model in places:
+        tasks = _tasks(alias, model).order_by()
+        tasks = tasks if queue is None else tasks.filter(queue=queue)
+        for name, status, number in tasks.values_list("queue", "status").annotate(number=Count("pk")):
+            counts[name][status] += number
+    return dict(counts)
+
+
+def locations() -> Iterator[Location]:
+    """Yield each (database, table) that a known queue has tasks in, once."""
+    seen: set[Location] = set()
+    common = alias_for("", None)
+    made = Queue.objects.using(common).values_list("name", flat=True)
+    for name in ["", *conf.known_queues(), *made]:
+        for place in _places(name):
+            if place not in seen:
+                seen.add(place)
+                yield place
+
+
+def exists(queue: str, reference: str) -> bool:
+    """Whether the queue has a task with this reference, in any status. Raises ``UnknownQueue``, as all of these do."""
+    return find(queue, reference) is not None
+
+
+def find(queue: str, reference: str) -> AbstractTask | None:
+    """Return the task with this reference, or None. One in the history is not found: its reference is free again."""
+    _known(queue)
+    for alias, model in _places(queue):
+        task = _tasks(alias, model).filter(queue=queue, reference=reference).first()
+        if task is not None:
+            return task
+    return None
+
+
+def reprocess(queue: str, reference: str) -> bool:
+    """ERROR → CREATED, due now, with a new budget of attempts. False when there is no such task, or not in ERROR."""
+    return _change(queue, reference, "reprocess", TaskQuerySet.reprocess)
+
+
+def delete(queue: str, reference: str) -> bool:
+    """Delete the task in any status and count the deletion; a holder gets ``LeaseLost``. False: there is none."""
+    return _change(queue, reference, "delete", TaskQuerySet.purge)
+
+
+def _change(queue: str, reference: str, call: str, verb: Callable[[TaskQuerySet], int]) -> bool:
+    found = find(queue, reference)
+    if found is None:
+        return False
+    alias = str(found._state.db)
+    with transaction.atomic(using=alias):
+        changed = verb(_tasks(alias, type(found)).filter(pk=found.pk, reference=reference))
+        if changed:
+            usage.after_commit(connections[alias], queue, call, 1, (found.pk,))
+    return bool(changed)
+
+
+def _known(queue: str) -> None:
+    queue_settings(queue, aliases_of(queue)[0])
+
+
+def _places(queue: str) -> list[Location]:
+    return [(alias, model_for(queue)) for alias in aliases_of(queue)]
+
+
+def _all_of(queue: str, using: str | None) -> TaskQuerySet:
+    _known(queue)
+    aliases = aliases_of(queue, using)
+    if len(aliases) > 1:
+        raise TaskQueueError(f"Queue {queue!r} has shards. Search each: using= one of {', '.join(aliases)}.")
+    return _tasks(aliases[0], model_for(queue))
+
+
+def _comparable(time: datetime, alias: str) -> datetime | Value:
+    """Return a time as the database compares it: where times are text, to the millisecond, as they are written."""
+    session = Session.on(alias)
+    return time if session.postgresql else Value(session.time_text(time))
+
+
+def _tasks(alias: str, model: type[AbstractTask]) -> TaskQuerySet:
+    found: TaskQuerySet = model._default_manager.using(alias).all()
+    return found

@@ -1,0 +1,213 @@
+"""Housekeeping: finished tasks move to the history when their time is over; history, attempts and audit end in turn.
+
+Done by ``manage.py housekeeptasks``, by ``manage.py taskqueue housekeep``, or by pollers (``HOUSEKEEPING``). Any number
+may do it at the same time: each batch passes over what others have locked.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, fields
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from time import monotonic
+
+from django.db import DatabaseError, connections, transaction
+
+from django_dbtaskqueue.conf import settings as conf
+from django_dbtaskqueue.core.exceptions import UnknownQueue
+from django_dbtaskqueue.core.sql.stats import Reading
+from django_dbtaskqueue.core.states import COMPLETED, ERROR, POISON
+from django_dbtaskqueue.db.partitions import is_partitioned, make_ahead, months
+from django_dbtaskqueue.db.session import Session
+from django_dbtaskqueue.flow import retention
+from django_dbtaskqueue.flow.retention import Walk
+from django_dbtaskqueue.models import TaskHistory
+from django_dbtaskqueue.operations.lookup import Location, locations
+
+logger = logging.getLogger("django_dbtaskqueue")
+
+HISTORY = TaskHistory._meta.db_table
+TURN = timedelta(seconds=30)  # of one turn of a poller; it goes on from there the next time
+
+
+@dataclass(frozen=True)
+class Ages:
+    """How long everything stays; None: for ever. ``of_settings`` reads them from ``DBTASKQUEUE``."""
+
+    completed: timedelta | None = None
+    error: timedelta | None = None
+    poison: timedelta | None = None
+    history: timedelta | None = None
+    attempts: timedelta | None = None
+    audit: timedelta | None = None  # audit entries, and bulk operations that have ended
+
+    @classmethod
+    def of_settings(cls) -> Ages:
+        """Return what the settings say."""
+        found = conf.settings()
+        return cls(**{age.name: getattr(found, f"keep_{age.name}") for age in fields(cls)})
+
+    def by_status(self) -> Iterator[tuple[str, timedelta]]:
+        """Yield the statuses that age, and at which age they leave."""
+        for status, age in ((COMPLETED, self.completed), (ERROR, self.error), (POISON, self.poison)):
+            if age is not None:
+                yield str(status), age
+
+
+@dataclass
+class Swept:
+    """What one turn did."""
+
+    moved: int = 0  # tasks, to the history
+    deleted: int = 0  # tasks, for good and counted, from the table or the history
+    attempts: int = 0
+    audit: int = 0  # audit entries and bulk operations
+    partitions: list[str] = field(default_factory=list)  # made
+    dropped: list[str] = field(default_factory=list)
+    over: bool = True  # nothing was left for want of time
+
+    def __str__(self) -> str:
+        months_of = f"; made {', '.join(self.partitions)}" if self.partitions else ""
+        months_of += f"; dropped {', '.join(self.dropped)}" if self.dropped else ""
+        rest = "" if self.over else "; more is left for the next turn"
+        return (
+            f"moved {self.moved} tasks to the history, deleted {self.deleted} tasks, {self.attempts} attempts"
+            f" and {self.audit} records of operators' acts"
+            f"{months_of}{rest}"
+        )
+
+
+class Housekeeper:
+    """Keeps the tables small, a turn at a time, on the calling thread's connections. Remembers how far it came."""
+
+    def __init__(self) -> None:
+        self._walks: dict[tuple[Location, str, str], Walk] = {}
+
+    def turn(
+        self,
+        ages: Ages,
+        *,
+        using: str | None = None,
+        queues: Iterable[str] | None = None,
+        to: str = "history",
+        within: timedelta | None = None,
+    ) -> Swept:
+        """Do what is due, for ``within`` at most; raises the database's errors, each batch done before stays done."""
+        clock = _Clock(within)
+        swept = Swept()
+        places = [place for place in locations() if using in (None, place[0])]
+        for alias in sorted({alias for alias, _ in places}):
+            swept.partitions += _months_ahead(alias)
+        for place in places:
+            self._tasks(place, ages, swept, clock, queues, to)
+        for alias in sorted({alias for alias, _ in places}):
+            _end_history(alias, ages, swept, clock)
+        swept.over = not clock.late
+        return swept
+
+    def _tasks(
+        self, place: Location, ages: Ages, swept: Swept, clock: _Clock, queues: Iterable[str] | None, to: str
+    ) -> None:
+        session = Session.on(*place)
+        for queue in _queues(session) if queues is None else queues:
+            for status, age in ages.by_status():
+                walk = self._walks.setdefault((place, queue, status), Walk(queue, status))
+                number = 0
+                while clock.goes_on():
+                    number += retention.age_out(session, walk, older_than=age, to=to)
+                    if walk.over:
+                        break
+                if to == "history":
+                    swept.moved += number
+                else:
+                    swept.deleted += number
+
+
+def known(queues: Iterable[str] | None, using: str | None = None) -> list[str] | None:
+    """Return the names, or raise ``UnknownQueue`` for one that is neither known nor has tasks."""
+    if queues is None:
+        return None
+    wanted = list(queues)
+    strangers = [name for name in wanted if not conf.is_known(name)]
+    if strangers:
+        places = [place for place in locations() if using in (None, place[0])]
+        there = {name for place in places for name in _queues(Session.on(*place))}
+        for name in strangers:
+            if name not in there:
+                raise UnknownQueue(name, {*there, *conf.known_queues()})
+    return wanted
+
+
+class _Clock:
+    """Says when a turn's time is over, and remembers that it was."""
+
+    def __init__(self, within: timedelta | None) -> None:
+        self._end = float("inf") if within is None else monotonic() + within.total_seconds()
+        self.late = False
+
+    def goes_on(self) -> bool:
+        """Whether there is time for another batch."""
+        self.late = self.late or monotonic() > self._end
+        return not self.late
+
+
+def _queues(session: Session) -> list[str]:
+    return [row[0] for row in session.run(Reading(session.sql.tables, session.sql.dialect).names, {})]
+
+
+def _months_ahead(alias: str) -> list[str]:
+    """Make the history's next partitions. Where that fails, the default partition takes their rows."""
+    if not is_partitioned(connections[alias], HISTORY):
+        return []
+    try:
+        with transaction.atomic(using=alias):
+            return make_ahead(connections[alias], HISTORY)
+    except DatabaseError as error:
+        logger.warning("The history's next partitions could not be made: %s", _line(error))
+        return []
+
+
+def _end_history(alias: str, ages: Ages, swept: Swept, clock: _Clock) -> None:
+    session = Session.on(alias)
+    if ages.history is not None:
+        table = _drop_months(session, ages.history, swept, clock)
+        forget = partial(retention.forget_history, session, older_than=ages.history, table=table)
+        swept.deleted += _repeat(clock, forget)
+    if ages.attempts is not None:
+        swept.attempts += _repeat(clock, partial(retention.forget_attempts, session, older_than=ages.attempts))
+    if ages.audit is not None:
+        for batch in (retention.forget_audit, retention.forget_skips, retention.forget_operations):
+            swept.audit += _repeat(clock, partial(batch, alias, older_than=ages.audit))
+
+
+def _drop_months(session: Session, age: timedelta, swept: Swept, clock: _Clock) -> str:
+    """Drop the months that are old enough; return the table whose rows are to be deleted one by one."""
+    if not is_partitioned(session.connection, HISTORY):
+        return ""
+    now = _now(session)
+    for partition in months(session.connection, HISTORY):
+        if partition.end <= now - age and clock.goes_on():
+            try:
+                swept.deleted += retention.drop_month(session, partition.name)
+                swept.dropped.append(partition.name)
+            except DatabaseError as error:
+                logger.warning("%s could not be dropped, trying again later: %s", partition.name, _line(error))
+    return f"{HISTORY}_default"
+
+
+def _now(session: Session) -> datetime:
+    found = session.run("SELECT statement_timestamp()", {})[0][0]
+    return found.astimezone(UTC) if found.tzinfo else found.replace(tzinfo=UTC)  # type: ignore[no-any-return]
+
+
+def _repeat(clock: _Clock, batch: Callable[[], int]) -> int:
+    total = 0
+    while clock.goes_on() and (number := batch()):
+        total += number
+    return total
+
+
+def _line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]

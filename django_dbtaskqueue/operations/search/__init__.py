@@ -1,0 +1,1 @@
+"""The search text of lists, commands and the API: parsing, values, query, windows."""

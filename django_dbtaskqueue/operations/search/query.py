@@ -1,0 +1,206 @@
+"""From the words of a search to rows: what each qualifier asks the database.
+
+Terminal statuses are asked for by ``final_status``, live ones within what the checkout indexes hold, so that an index
+answers. Times are compared with the database's clock. Nothing here counts, sorts or reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta
+from functools import reduce
+from operator import or_
+from typing import Any
+
+from django.conf import settings
+from django.db import connections
+from django.db.models import Case, CharField, F, Func, IntegerField, Q, Value, When
+from django.db.models.fields.json import KeyTransform, compile_json_path  # type: ignore[attr-defined]  # missing in the stubs
+from django.db.models.functions import Now
+from django.utils.timezone import make_aware
+
+from django_dbtaskqueue.core.states import TERMINAL, Status
+from django_dbtaskqueue.db.session import Session, alias_for, model_for
+from django_dbtaskqueue.models import AbstractTask
+from django_dbtaskqueue.models.querysets import TaskQuerySet
+from django_dbtaskqueue.operations.search.parse import Search, Term, parse
+from django_dbtaskqueue.operations.search.values import JSON_NUMBER, Match, span_of
+
+LOOKUPS = {"=": "exact", "^": "startswith", ">": "gt", ">=": "gte", "<": "lt", "<=": "lte"}
+AGO = {">": "<", ">=": "<=", "<": ">", "<=": ">="}  # longer ago is earlier
+TEXTS = {
+    "": "reference",
+    "queue": "queue",
+    "ref": "reference",
+    "fingerprint": "fingerprint",
+    "group": "group_key",
+    "tag": "tag",
+    "type": "payload_type",
+    "poller": "poller_instance",
+    "parked": "parked_by",
+}
+NUMBERS = {"id": "id", "attempt": "attempt", "total": "total_attempt", "priority": "priority"}
+TIMES = {"age": "create_time", "created": "create_time", "started": "start_time", "finished": "finish_time"}
+# What a checkout index can answer; the rest of the table is not read for it.
+IN_INDEX = Q(ready_time__isnull=False) | Q(parked_by__isnull=False)
+# Tasks whose last word was an error, if any: not those that are COMPLETED.
+FAILED = Q(final_status__in=[Status.ERROR, Status.POISON]) | IN_INDEX
+# Every task: said so that the partial indexes, which begin with the queue, can answer for all of a queue's tasks.
+ANYWHERE = Q(final_status__isnull=False) | IN_INDEX
+HELD = Q(status=Status.PROCESSING, ready_time__isnull=False)
+STATES: dict[str, Q] = {
+    "due": Q(ready_time__lte=Now(), next_process_time__lte=Now(), attempt__lt=F("max_attempts")),
+    "held": HELD & Q(next_process_time__gt=Now()),
+    "parked": Q(parked_by__isnull=False),
+    "scheduled": Q(status=Status.CREATED, ready_time__isnull=False, next_process_time__gt=Now()),
+    "stale": HELD & Q(next_process_time__lte=Now()),
+}
+JSON_NUMBERS, JSON_TEXTS = ("number", "integer", "real"), ("string", "text")  # as databases name them
+WORDS: dict[str, Any] = {"true": True, "false": False}
+
+
+def tasks_for(search: Search, using: str | None = None, *, write: bool = False) -> TaskQuerySet:
+    """Return all tasks of the table and database a search looks in: that of the one queue it names, or the common one.
+
+    Not filtered yet. A queue with shards needs ``using``; without, the first database it has is looked in.
+    """
+    queues = search.queues()
+    queue = queues[0] if len(queues) == 1 else ""
+    model: type[AbstractTask] = model_for(queue)
+    found: TaskQuerySet = model._default_manager.using(alias_for(queue, using, write=write)).all()
+    return found
+
+
+def select(search: Search | str, tasks: TaskQuerySet) -> TaskQuerySet:
+    """Return those of ``tasks`` that fit all terms. Raises ``SearchError``; reads nothing."""
+    found = parse(search) if isinstance(search, str) else search
+    for place, term in enumerate(found.terms):
+        tasks = _json(term, tasks, f"search_{place}") if "." in term.name else tasks.filter(_condition(term, tasks.db))
+    return tasks
+
+
+def by_status(statuses: Sequence[str]) -> Q:
+    """Return the condition for tasks in one of these statuses that the indexes answer."""
+    ended = [status for status in statuses if status in TERMINAL]
+    live = [status for status in statuses if status not in TERMINAL]
+    condition = Q(final_status__in=ended) if ended else Q()
+    return condition | (Q(status__in=live) & IN_INDEX) if live else condition
+
+
+def _condition(term: Term, alias: str) -> Q:
+    values = [match.value for match in term.matches]
+    if term.name == "status":
+        condition = by_status(values)
+    elif term.name == "is":
+        condition = _any(STATES[value] for value in values)
+    elif term.name == "error":
+        condition = FAILED & _any(Q(process_result__icontains=value) for value in values)
+    elif term.name == "fingerprint" and not term.negated:
+        condition = Q(final_status__in=[Status.ERROR, Status.POISON], fingerprint__isnull=False)
+        condition &= _any(_compared("fingerprint", match, str) for match in term.matches)
+    elif term.name in TEXTS:
+        condition = _any(_compared(TEXTS[term.name], match, str) for match in term.matches)
+        condition &= ANYWHERE if term.name == "queue" and not term.negated else Q()
+    elif term.name in NUMBERS:
+        condition = _any(_compared(NUMBERS[term.name], match, int) for match in term.matches)
+    else:
+        condition = _any(_time(TIMES[term.name], match, alias) for match in term.matches)
+    return ~condition if term.negated else condition
+
+
+def _any(conditions: Any) -> Q:
+    found: Q = reduce(or_, conditions)
+    return found
+
+
+def _compared(column: str, match: Match, value: Callable[[str], Any]) -> Q:
+    if match.op == "..":
+        return Q(**{f"{column}__gte": value(match.value), f"{column}__lte": value(match.high)})
+    return Q(**{f"{column}__{LOOKUPS[match.op]}": value(match.value)})
+
+
+# -- times -------------------------------------------------------------------------------------------------------------
+
+
+def _time(column: str, match: Match, alias: str) -> Q:
+    if match.op == "=":  # a day
+        return _within(column, match.value, match.value, alias)
+    if match.op != "..":
+        return _bound(column, match.op, match.value, alias)
+    if span_of(match.value) is not None and span_of(match.high) is not None:
+        return _bound(column, ">=", match.value, alias) & _bound(column, "<=", match.high, alias)
+    return _within(column, match.value, match.high, alias)
+
+
+def _within(column: str, low: str, high: str, alias: str) -> Q:
+    """From one time to another; a day lasts to its end."""
+    first, last = ("<=" if span_of(low) is not None else ">="), (">=" if span_of(high) is not None else "<=")
+    return _bound(column, first, low, alias) & _bound(column, last, high, alias)
+
+
+def _bound(column: str, op: str, value: str, alias: str) -> Q:
+    span = span_of(value)
+    if span is not None:
+        return Q(**{f"{column}__{LOOKUPS[AGO[op]]}": Now() - span})
+    moment = datetime.fromisoformat(value)
+    if len(value) == len("2026-11-20") and op in (">", "<="):  # after that day, or up to its end
+        moment, op = moment + timedelta(days=1), {">": ">=", "<=": "<"}[op]
+    return Q(**{f"{column}__{LOOKUPS[op]}": _comparable(moment, alias)})
+
+
+def _comparable(moment: datetime, alias: str) -> datetime | Value:
+    """Return a time as the database compares it: where times are text, to the millisecond, as they are written."""
+    session = Session.on(alias)
+    if not session.postgresql:
+        return Value(session.time_text(moment))
+    return moment if moment.tzinfo or not settings.USE_TZ else make_aware(moment)
+
+
+# -- JSON --------------------------------------------------------------------------------------------------------------
+
+
+def _json(term: Term, tasks: TaskQuerySet, name: str) -> TaskQuerySet:
+    """Filter by a value inside a JSON column. A key that is not there fits no term, and so every negated one."""
+    column, *path = term.name.split(".")
+    key: Any = F(column)
+    for step in path:
+        key = KeyTransform(step, key)
+    if connections[tasks.db].vendor == "postgresql":
+        kind = Func(key, function="JSONB_TYPEOF", output_field=CharField())
+    else:
+        kind = Func(column, Value(compile_json_path(path)), function="JSON_TYPE", output_field=CharField())
+    tasks = tasks.alias(**{name: key, f"{name}_kind": kind})
+    condition = _any(_json_match(name, column, path, match, tasks.db) for match in term.matches)
+    if not term.negated:
+        return tasks.filter(condition)
+    fits = Case(When(condition, then=Value(1)), default=Value(0), output_field=IntegerField())
+    return tasks.alias(**{f"{name}_fits": fits}).filter(**{f"{name}_fits": 0})
+
+
+def _json_match(name: str, column: str, path: Sequence[str], match: Match, alias: str) -> Q:
+    if match.op == "^":
+        return Q(**{f"{name}__startswith": match.value}) if match.value else Q(**{f"{name}__isnull": False})
+    if match.op == "=":
+        return _any(_json_equals(name, column, path, value, alias) for value in _readings(match.value))
+    low = _readings(match.value)[0]
+    low = match.value if isinstance(low, bool) else low
+    kind = Q(**{f"{name}_kind__in": JSON_TEXTS if isinstance(low, str) else JSON_NUMBERS})
+    if match.op == "..":
+        return kind & Q(**{f"{name}__gte": low, f"{name}__lte": _readings(match.high)[0]})
+    return kind & Q(**{f"{name}__{LOOKUPS[match.op]}": low})
+
+
+def _json_equals(name: str, column: str, path: Sequence[str], value: Any, alias: str) -> Q:
+    if connections[alias].vendor != "postgresql":
+        return Q(**{name: value})
+    inside = value
+    for step in reversed(path):
+        inside = {step: inside}
+    return Q(**{f"{column}__contains": inside})  # what a GIN index of the column answers
+
+
+def _readings(text: str) -> list[Any]:
+    """Return what a bare word can mean: a number, true or false, and always the text itself."""
+    if JSON_NUMBER.fullmatch(text):
+        return [float(text) if "." in text else int(text), text]
+    return [WORDS[text], text] if text in WORDS else [text]

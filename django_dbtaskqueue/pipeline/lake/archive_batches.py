@@ -1,0 +1,260 @@
+"""The archive's side of the database: one row for each batch, and the one transaction that deletes it."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import uuid
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import psycopg
+import pyarrow as pa
+import pyarrow.csv as pa_csv
+
+from django_dbtaskqueue.core.exceptions import PipelineError
+from django_dbtaskqueue.core.sql.archive import ATTEMPT_KEYS, CREATE, KEYS, OPEN_BATCHES, Archiving
+
+if TYPE_CHECKING:
+    from django_dbtaskqueue.pipeline.database import Database
+
+MISSING = (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn, sqlite3.OperationalError)
+# Shorter than PostgreSQL's own wait before it looks for a deadlock: it is we who give way, never an operator.
+PATIENCE = "SET LOCAL lock_timeout = '500ms'"
+ROOM = "SET LOCAL work_mem = '128MB'"
+ALONE = "SELECT pg_try_advisory_lock(hashtext('dbtaskqueue archive'), hashtext(%(location)s))"
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which finished tasks to archive. No queues means all of them."""
+
+    statuses: tuple[str, ...]
+    queues: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows of ``task`` or ``history`` by a range of ids and a predicate, frozen under a token."""
+
+    token: str
+    location: str
+    source: str
+    lake: str
+    state: str
+    first_id: int
+    last_id: int
+    cutoff: datetime
+    wanted: Wanted
+    withdrawn: tuple[tuple[str, int], ...] = ()
+
+
+@dataclass(frozen=True)
+class Deleted:
+    """What one delete took out of the database, and the exported tasks (location, id) it left in it."""
+
+    tasks: int
+    attempts: int
+    withdrawn: tuple[tuple[str, int], ...]
+
+
+class Changed(Exception):
+    """Somebody has written to a row since it was exported."""
+
+
+class Batches:
+    """The batches of one database, as a context manager: inside it nobody else archives that database's tasks."""
+
+    def __init__(self, database: Database) -> None:
+        self.database = database
+        self.sql = Archiving(database.tables, database.dialect)
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Batches:
+        self.link = self._stack.enter_context(self.database.open())
+        if self.link.postgresql and not self._run(ALONE, location=self.database.location)[0][0]:
+            self._stack.close()
+            raise PipelineError(
+                f"Another archive of {self.database!r} is running. Wait for it to end; what it has begun is never lost."
+            )
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def under_way(self) -> list[Batch]:
+        """Return the batches of this location that were frozen and not ended, the oldest first."""
+        return [one for one in self._open() if one.location == self.database.location]
+
+    def tokens_under_way(self) -> list[str]:
+        """Return the tokens of the batches of all locations that were frozen and not ended."""
+        return [one.token for one in self._open()]
+
+    def _open(self) -> list[Batch]:
+        return [self._batch(row) for row in self._run(OPEN_BATCHES)]
+
+    def cutoff(self, age: timedelta) -> datetime:
+        """Return the time that long ago, by the database's clock."""
+        return _moment(self._run(self.sql.cutoff, age=age.total_seconds())[0][0])
+
+    def next(self, source: str, *, after: int, limit: int, cutoff: datetime, wanted: Wanted) -> tuple[int, int, int]:
+        """Return (first id, last id, number) of at most ``limit`` rows that a batch would take next."""
+        first, last, number = self._run(
+            self.sql.frozen(source),
+            after=after,
+            limit=limit,
+            cutoff=self._text(cutoff),
+            **self._params(wanted),
+        )[0]
+        return first or 0, last or 0, number
+
+    def _params(self, wanted: Wanted) -> dict[str, Any]:
+        array = self.sql.dialect.array
+        return {"statuses": array(wanted.statuses), "queues": array(wanted.queues), "every": not wanted.queues}
+
+    def freeze(self, source: str, ids: tuple[int, int], *, lake: str, cutoff: datetime, wanted: Wanted) -> Batch:
+        """Write one row that says which tasks are archived next; no task is touched."""
+        values = {
+            "token": uuid.uuid4().hex,
+            "location": self.database.location,
+            "source": source,
+            "lake": lake,
+            "first_id": ids[0],
+            "last_id": ids[1],
+            "cutoff": self._text(cutoff),
+            "statuses": json.dumps(wanted.statuses),
+            "queues": json.dumps(wanted.queues),
+        }
+        self._run(CREATE, **values)
+        return next(one for one in self.under_way() if one.token == values["token"])
+
+    def failed_attempts(self, batch: Batch) -> int:
+        """Return how many failed attempts the tasks in the batch's range may have."""
+        if batch.source == "history":  # its ids are not those of the tasks
+            return 1
+        facts = {"location": batch.location, "first_id": batch.first_id, "last_id": batch.last_id}
+        return int(self._run(self.sql.attempts_in, **facts)[0][0])
+
+    def delete(
+        self, batch: Batch, keys: pa.Table, attempts: pa.Table, *, size: int, horizon: int | None = None
+    ) -> Deleted:
+        """Delete the exported rows that nobody has changed, and say so in the batch, in one transaction.
+
+        A row that another transaction has locked, or that is no longer what was exported, stays: it is withdrawn.
+        With the ``horizon`` of the export's snapshot, a batch that nobody has written to since is deleted in less than
+        half the time; when there are others among its rows, this first try is rolled back.
+        """
+        try:
+            with suppress(Changed):
+                if horizon is not None:
+                    return self._delete_old(batch, keys, attempts, size=size, horizon=horizon)
+            return self._delete(batch, keys, attempts, size=size, passing=False)
+        except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected):
+            return self._delete(batch, keys, attempts, size=size, passing=True)
+
+    def _delete_old(self, batch: Batch, keys: pa.Table, attempts: pa.Table, *, size: int, horizon: int) -> Deleted:
+        with self.link.transaction():
+            self._run(PATIENCE)
+            facts = {"first_id": batch.first_id, "last_id": batch.last_id, "cutoff": self._text(batch.cutoff)}
+            found = self._run(self.sql.remove_old(batch.source, horizon), **facts, **self._params(batch.wanted))
+            if tuple(map(int, found[0])) != _checksums(keys):
+                raise Changed
+            removed = 0
+            if attempts.num_rows:
+                self._run(self.sql.temporary[1])
+                self._copy("archived_attempt", attempts.select(ATTEMPT_KEYS))
+                removed = self.link.change(self.sql.remove_exported_attempts)
+            deleted = Deleted(keys.num_rows, removed, ())
+            self._say_deleted(batch, deleted, size)
+        return deleted
+
+    def _delete(self, batch: Batch, keys: pa.Table, attempts: pa.Table, *, size: int, passing: bool) -> Deleted:
+        with self.link.transaction():
+            self._load(keys, attempts, passing=passing)
+            if passing:
+                self._run(self.sql.lock(batch.source))
+            else:
+                self._run(self.sql.remove(batch.source))
+            if passing or not self.link.postgresql:
+                self._run(self.sql.remove_locked(batch.source))
+            removed = self.link.change(self.sql.remove_attempts) if attempts.num_rows else 0
+            gone = self._run(self.sql.counted)[0][0]
+            stayed = self._run(self.sql.withdrawn) if gone < keys.num_rows else []
+            deleted = Deleted(gone, removed, tuple((location, task) for location, task in stayed))
+            self._say_deleted(batch, deleted, size)
+        return deleted
+
+    def _load(self, keys: pa.Table, attempts: pa.Table, *, passing: bool) -> None:
+        if self.link.postgresql:
+            self._run(ROOM)
+            if not passing:
+                self._run(PATIENCE)
+        else:  # they live as long as the connection
+            for name in ("archived_key", "archived_attempt", "archived_gone"):
+                self._run(f"DROP TABLE IF EXISTS temp.{name}")
+        for statement in self.sql.temporary:
+            self._run(statement)
+        self._copy("archived_key", keys.select(KEYS))
+        self._copy("archived_attempt", attempts.select(ATTEMPT_KEYS))
+
+    def _say_deleted(self, batch: Batch, deleted: Deleted, size: int) -> None:
+        facts = {"tasks": deleted.tasks, "attempts": deleted.attempts, "withdrawn": json.dumps(deleted.withdrawn)}
+        if not self.link.change(self.sql.batch_deleted, {"token": batch.token, "size": size, **facts}):
+            raise PipelineError(f"Batch {batch.token} was ended by somebody else: nothing was deleted. Start again.")
+
+    def end(self, batch: Batch, state: str, *, before: str, note: str = "") -> None:
+        """Close or abandon a batch that is in the state ``before``."""
+        self._run(self.sql.batch_ended, token=batch.token, state=state, before=before, note=note)
+
+    def _copy(self, table: str, rows: pa.Table) -> None:
+        columns = ", ".join(rows.column_names)
+        if not self.link.postgresql:
+            marks = ", ".join("?" * rows.num_columns)
+            plain = [tuple(map(_sqlite, row.values())) for row in rows.to_pylist()]
+            self.link.connection.executemany(f"INSERT INTO {table} ({columns}) VALUES ({marks})", plain)
+            return
+        with self.link.connection.cursor().copy(f"COPY {table} ({columns}) FROM STDIN (FORMAT csv)") as copy:
+            for piece in rows.to_batches(max_chunksize=100_000):
+                text = pa.BufferOutputStream()
+                pa_csv.write_csv(piece, text, pa_csv.WriteOptions(include_header=False))
+                copy.write(text.getvalue())
+        self._run(f"ANALYZE {table}")
+
+    def _run(self, sql: str, **values: Any) -> list[tuple[Any, ...]]:
+        try:
+            return self.link.run(sql, values)
+        except MISSING as error:
+            raise PipelineError(f"{self.database!r} cannot be archived: {error}. Run manage.py migrate.") from error
+
+    def _text(self, moment: datetime) -> datetime | str:
+        return moment if self.link.postgresql else _sqlite(moment)
+
+    def _batch(self, row: Sequence[Any]) -> Batch:
+        _id, token, location, source, lake, state, first, last, cutoff, *lists = row
+        statuses, queues, withdrawn = (json.loads(one) if isinstance(one, str) else one for one in lists)
+        wanted = Wanted(tuple(statuses), tuple(queues))
+        stayed = tuple((place, task) for place, task in withdrawn)
+        return Batch(token, location, source, lake, state, first, last, _moment(cutoff), wanted, stayed)
+
+
+def _checksums(keys: pa.Table) -> tuple[int, int, int, int]:
+    """Return what `Archiving.remove_old` answers when it has deleted exactly these tasks."""
+    ids, attempts = (keys[name].to_numpy() for name in ("id", "total_attempt"))
+    whole = [int(part.sum(dtype=object)) if len(part) else 0 for part in (ids, attempts)]
+    return len(ids), whole[0], int(np.bitwise_xor.reduce(ids)) if len(ids) else 0, whole[1]
+
+
+def _moment(value: datetime | str) -> datetime:
+    return value if isinstance(value, datetime) else datetime.fromisoformat(value).replace(tzinfo=UTC)
+
+
+def _sqlite(value: Any) -> Any:
+    """Return a time as Django writes it on SQLite, anything else as it is."""
+    return value.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S.%f") if isinstance(value, datetime) else value

@@ -1,0 +1,1 @@
+"""What the pipeline learns from the history: report, quality, forecast."""

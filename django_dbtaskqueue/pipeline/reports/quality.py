@@ -1,0 +1,227 @@
+"""The job ``check``: are the tasks in database and lake what they must be? Its rules also gate ``archive``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import reduce
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import DataFrame, Window
+from pyspark.sql import functions as F
+
+from django_dbtaskqueue.core.exceptions import CheckFailed, LakeError
+from django_dbtaskqueue.core.states import Status
+from django_dbtaskqueue.pipeline.arguments import Argument, count
+from django_dbtaskqueue.pipeline.jobs import Context, Job
+from django_dbtaskqueue.pipeline.lake.lake import Lake, read_lake
+from django_dbtaskqueue.pipeline.lake.lake_files import intact
+from django_dbtaskqueue.pipeline.source.source import read_tasks
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pyspark.sql import Column
+
+# Name of a finding -> SQL that is true for a row that has it.
+RULES = {
+    "no id": "id IS NULL",
+    "no queue": "queue_name IS NULL OR queue_name = ''",
+    "unknown status": f"status IS NULL OR status NOT IN ({', '.join(repr(str(one)) for one in Status)})",
+    "finished before it started": "finish_time < start_time",
+}
+TWICE, GAP, DRIFT, DAMAGED = "the same id twice", "days without a task", "unusual number of tasks", "damaged file"
+ERRORS = (*RULES, TWICE, DAMAGED)
+COLUMNS = ("id", "queue_name", "status", "start_time", "finish_time", "last_update_time")
+SHOWN = 200  # findings of one kind
+USUAL = 28  # days that say what is usual
+LEAST = 7  # of them, before a day can be unusual
+SPREAD = 1.4826  # the median deviation of a normal distribution, as its standard deviation
+
+
+def rule_breaks(tasks: pa.Table) -> dict[str, int]:
+    """Return how many rows in memory break which of RULES, and how many stand twice; rules nobody breaks are left out.
+
+    It says what ``violations`` and ``twice`` say, without a Spark job.
+    """
+    queue, status = pc.fill_null(tasks["queue_name"], ""), pc.fill_null(tasks["status"], "")
+    known = pc.is_in(status, value_set=pa.array([str(one) for one in Status]))
+    broken = (
+        pc.is_null(tasks["id"]),
+        pc.equal(queue, ""),
+        pc.invert(known),
+        pc.less(tasks["finish_time"], tasks["start_time"]),
+    )
+    found = {name: pc.sum(rows).as_py() or 0 for name, rows in zip(RULES, broken, strict=True)}
+    found[TWICE] = tasks.num_rows - tasks.group_by(["location", "id"]).aggregate([]).num_rows
+    return {name: number for name, number in found.items() if number}
+
+
+def violations(tasks: DataFrame) -> DataFrame:
+    """Return (check, place, queue_name, rows): how many rows break which of RULES."""
+    one = reduce(
+        DataFrame.unionAll,
+        [
+            tasks.filter(F.expr(rule)).select(F.lit(name).alias("check"), "place", "queue_name")
+            for name, rule in RULES.items()
+        ],
+    )
+    return one.groupBy("check", "place", "queue_name").agg(F.count("*").alias("rows"))
+
+
+def twice(tasks: DataFrame) -> DataFrame:
+    """Return (location, id, rows, places) of tasks that stand in more than one row."""
+    return (
+        tasks.groupBy("location", "id")
+        .agg(F.count("*").alias("rows"), F.array_sort(F.collect_set("place")).alias("places"))
+        .filter("rows > 1")
+        .select("location", "id", "rows", "places")
+    )
+
+
+def daily(tasks: DataFrame) -> DataFrame:
+    """Return (queue_name, day, tasks): how many tasks finished on each day that has any."""
+    day = F.to_date(F.coalesce("finish_time", "last_update_time")).alias("day")
+    ended = tasks.filter("status IN ('COMPLETED', 'ERROR', 'POISON')").select("queue_name", day)
+    return ended.groupBy("queue_name", "day").agg(F.count("*").alias("tasks"))
+
+
+def gaps(days: DataFrame, *, longest: int) -> DataFrame:
+    """Return (queue_name, after, until, missing): stretches of more than ``longest`` days without a finished task."""
+    before = F.lag("day").over(Window.partitionBy("queue_name").orderBy("day"))
+    missing = F.datediff("until", "after") - 1
+    return (
+        days.select("queue_name", before.alias("after"), F.col("day").alias("until"))
+        .filter(missing > longest)
+        .select("queue_name", "after", "until", missing.alias("missing"))
+    )
+
+
+def drift(days: DataFrame, *, threshold: float) -> DataFrame:
+    """Return (queue_name, day, tasks, usual): days whose number is further from the usual than ``threshold`` spreads.
+
+    Usual is the median of up to 28 earlier days that have tasks; the spread is the median deviation from it, and at
+    least the square root of it, which chance alone gives.
+    """
+    earlier = Window.partitionBy("queue_name").orderBy("day").rowsBetween(-USUAL, -1)
+    past = days.select("queue_name", "day", "tasks", F.collect_list("tasks").over(earlier).alias("past"))
+    usual = past.filter(F.size("past") >= LEAST).withColumn("usual", _median(F.col("past")))
+    off = F.abs(F.col("tasks") - F.col("usual"))
+    deviation = _median(F.transform("past", lambda number: F.abs(number - F.col("usual"))))
+    chance = F.sqrt(F.greatest(F.col("usual"), F.lit(1.0)))
+    return usual.filter(off > threshold * F.greatest(deviation * SPREAD, chance)).select(
+        "queue_name", "day", "tasks", "usual"
+    )
+
+
+def _median(numbers: Column) -> Column:
+    ordered = F.sort_array(numbers)
+    size = F.size(numbers)
+    low = F.element_at(ordered, ((size + 1) / 2).cast("int"))
+    return (low + F.element_at(ordered, (size / 2 + 1).cast("int"))) / F.lit(2.0)
+
+
+def placed(context: Context) -> DataFrame:
+    """Return the COLUMNS of every task in database and lake, with its ``place``: task, history or lake."""
+    frames = []
+    if context.database is not None:
+        database = context.database
+        here = F.lit(database.location).alias("location")
+        hot = read_tasks(context.spark, database, columns=list(COLUMNS), table="task")
+        frames.append(hot.select(F.lit("task").alias("place"), here, *COLUMNS))
+        names = ["location", "task_id", *COLUMNS[1:]]
+        history = read_tasks(context.spark, database, columns=names, table="history")
+        history = history.withColumnRenamed("task_id", "id")
+        frames.append(history.select(F.lit("history").alias("place"), "location", *COLUMNS))
+    if context.lake:
+        archived = read_lake(context.spark, context.lake, database=context.database)
+        frames.append(archived.select(F.lit("lake").alias("place"), "location", *COLUMNS))
+    return reduce(DataFrame.unionAll, frames)
+
+
+class Check(Job):
+    """Reads the tasks in the database, its history and the lake (where --lake is given), and looks for faults.
+
+    Faults are: no id, no queue, an unknown status, a finish before the start, an id that stands twice, a file of the
+    lake whose bytes are not those that were written. They fail the job (exit code 3). A gap of days, and a day with
+    an unusual number of tasks, are only reported, unless --strict is given. Nothing is written.
+    """
+
+    name = "check"
+    summary = "look for faults in the tasks of database and lake"
+    arguments = (
+        Argument("longest_gap", "days without a finished task that are no gap yet", count, 3),
+        Argument("threshold", "how many spreads from the usual a day's number of tasks may be", float, 6.0),
+        Argument("strict", "fail for gaps and unusual days too", bool, False),
+    )
+
+    def run(self, context: Context) -> Mapping[str, Any]:
+        """Return ``rows`` and ``findings``. Raises CheckFailed, with the same as its result, when there are faults."""
+        if not context.lake:
+            context.need_database()
+        found: list[dict[str, Any]] = [*_files(context)]
+        if not found:  # Spark would stumble over a damaged file
+            context.progress("reading tasks", 0, 0)
+            tasks = placed(context).cache()
+            try:
+                rows = tasks.count()
+                found += [*_findings(tasks, context.options)]
+            finally:
+                tasks.unpersist()
+        else:
+            rows = 0
+        faults = [one for one in found if context.options["strict"] or one["check"] in ERRORS]
+        result = {"rows": rows, "faults": len(faults), "findings": found}
+        if faults:
+            raise CheckFailed(f"The data has faults.\n{table(found)}", result)
+        return result
+
+    def say(self, result: Mapping[str, Any]) -> str:
+        """Return the findings as a table."""
+        return f"{result['rows']:,} tasks checked\n{table(result['findings'])}"
+
+
+def _findings(tasks: DataFrame, options: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    for row in violations(tasks).orderBy("check", "place", "queue_name").limit(SHOWN).collect():
+        yield finding(row.check, row.place, row.queue_name, row.rows)
+    for row in twice(tasks).orderBy("location", "id").limit(SHOWN).collect():
+        yield finding(TWICE, " and ".join(row.places), "", row.rows, f"{row.location} {row.id}")
+    days = daily(tasks).cache()
+    today = F.current_date()  # is not over
+    for row in gaps(days, longest=options["longest_gap"]).orderBy("queue_name", "until").limit(SHOWN).collect():
+        yield finding(GAP, "", row.queue_name, 0, f"{row.missing} days between {row.after} and {row.until}")
+    unusual = drift(days.filter(F.col("day") < today), threshold=options["threshold"])
+    for row in unusual.orderBy("queue_name", "day").limit(SHOWN).collect():
+        yield finding(DRIFT, "", row.queue_name, row.tasks, f"{row.day}: usual are {row.usual:,.0f}")
+    days.unpersist()
+
+
+def _files(context: Context) -> Iterator[dict[str, Any]]:
+    """Read every file that counts, and compare it with the lake's log."""
+    if not context.lake:
+        return
+    lake = Lake.at(context.lake)
+    files = [one for name in ("tasks", "attempts", "finished") for one in lake.files(name)]
+    for done, one in enumerate(files):
+        context.progress("reading files", done, len(files))
+        try:
+            intact(lake.root / one.path, one.sha256)
+        except LakeError as error:
+            yield finding(DAMAGED, "lake", "", one.rows, str(error))
+
+
+def finding(check: str, place: str, queue: str | None, rows: int, detail: str = "") -> dict[str, Any]:
+    """Return one line of the table of findings."""
+    return {"check": check, "place": place, "queue": queue or "", "rows": rows, "detail": detail}
+
+
+def table(findings: Sequence[Mapping[str, Any]]) -> str:
+    """Return findings as a table of text."""
+    if not findings:
+        return "no findings"
+    head = list(findings[0])
+    cells = [head, *[[str(value) for value in one.values()] for one in findings]]
+    widths = [max(len(line[index]) for line in cells) for index in range(len(head))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in cells]
+    return "\n".join([lines[0], "  ".join("-" * width for width in widths), *lines[1:]])

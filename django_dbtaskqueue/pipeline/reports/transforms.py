@@ -1,0 +1,290 @@
+"""Service levels out of tasks. Every function is pure: DataFrame in, DataFrame out, and it ends in a ``select``.
+
+Two small tables are made of the tasks, and all others of these two:
+
+* `hours`: counts by queue and hour, arrivals in the hour of the creation and all else in the hour of the end
+* `histogram`: waits (creation to start, of tasks taken once) and runs (last start to end) by queue, in logarithmic
+  buckets, which can be added up to percentiles over any number of queues and hours
+
+Percentiles of single hours would need a histogram for each: `hourly_times` makes them in a pass of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as F
+
+from django_dbtaskqueue.core.states import COMPLETED, ERROR, POISON, PROCESSING, TERMINAL
+from django_dbtaskqueue.pipeline.reports.objectives import EVERY_QUEUE, Objective, by_queue
+
+GROWTH = 1.02  # one bucket's upper edge over that of the one before: times are told within 1 %
+FINEST = 1000  # microseconds: the upper edge of bucket 0
+HOUR = 3_600_000_000  # microseconds
+PERCENTILES = {"p50": 0.50, "p95": 0.95, "p99": 0.99}
+TIMES = ("wait", "run")
+RANKS = 1000
+COUNTS = (
+    "arrived", "ended", "completed", "errors", "poisoned", "good", "attempts", "retried", "retries", "run_seconds",
+    "useful_seconds",
+)  # fmt: skip
+STATUSES = tuple(str(status) for status in TERMINAL)
+# What the report reads of a task.
+COLUMNS = (
+    "queue_name", "reference_number", "status", "tag", "total_attempt", "reenqueue_attempt", "process_result",
+    "create_time", "start_time", "finish_time",
+)  # fmt: skip
+
+
+# What of it the times and counts are made of.
+TIMED = (
+    "queue_name", "status", "total_attempt", "reenqueue_attempt", "create_time", "start_time", "finish_time",
+)  # fmt: skip
+
+
+def as_of(tasks: DataFrame, until: datetime) -> DataFrame:
+    """Return the tasks as they stood at a time: what was created later is left out, what ended later had not ended."""
+    later = F.col("finish_time") >= F.lit(until)
+    status = F.when(later, F.lit(str(PROCESSING))).otherwise(F.col("status"))
+    finish = F.when(~later, F.col("finish_time"))
+    changed = {"status": status, "finish_time": finish}
+    return tasks.where(F.col("create_time") < F.lit(until)).select(
+        *(changed[name].alias(name) if name in changed else name for name in tasks.columns)
+    )
+
+
+def measured(tasks: DataFrame) -> DataFrame:
+    """Return queue, status, attempts, retries, and in microseconds: created, ended (null if not), wait, run, lead."""
+    times = tasks.select(
+        F.col("queue_name").alias("queue"),
+        "status",
+        F.col("total_attempt").alias("attempts"),
+        F.greatest(F.col("total_attempt") - F.col("reenqueue_attempt") - 1, F.lit(0)).alias("retries"),
+        F.unix_micros("create_time").alias("created"),
+        F.unix_micros("start_time").alias("started"),
+        F.when(F.col("status").isin(*STATUSES), F.unix_micros("finish_time")).alias("ended"),
+    )
+    created, started, ended = F.col("created"), F.col("started"), F.col("ended")
+    return times.select(
+        "queue",
+        "status",
+        "attempts",
+        "retries",
+        "created",
+        "ended",
+        F.when(ended.isNotNull() & (F.col("attempts") == 1), _not_negative(started - created)).alias("wait"),
+        _not_negative(ended - started).alias("run"),
+        _not_negative(ended - created).alias("lead"),
+    )
+
+
+def hours(tasks: DataFrame, objectives: Sequence[Objective] = ()) -> DataFrame:
+    """Return counts and seconds (`COUNTS`) by queue and hour, a whole number of hours since 1970."""
+    rows = measured(tasks)
+    within = _by_queue({queue: one.within and _micros(one) for queue, one in by_queue(objectives).items()}, "bigint")
+    completed = F.col("status") == str(COMPLETED)
+    sums = {
+        "ended": F.count("*"),
+        "completed": F.count_if(completed),
+        "errors": F.count_if(F.col("status") == str(ERROR)),
+        "poisoned": F.count_if(F.col("status") == str(POISON)),
+        "good": F.count_if(completed & (within.isNull() | (F.col("lead") <= within))),
+        "attempts": F.sum("attempts"),
+        "retried": F.count_if(F.col("retries") > 0),
+        "retries": F.sum("retries"),
+        "run_seconds": F.sum("run"),
+        "useful_seconds": F.sum(F.when(completed, F.col("run"))),
+    }
+    # Both hours in one pass over the tasks: most of them end in the hour they arrive in, or in the next.
+    both = rows.groupBy("queue", hour_of(F.col("created")).alias("came"), hour_of(F.col("ended")).alias("went")).agg(
+        F.count("*").alias("arrived"), *(value.alias(name) for name, value in sums.items())
+    )
+    nothing = [F.lit(0).cast("bigint").alias(name) for name in sums]
+    arrivals = F.struct(F.col("came").alias("hour"), "arrived", *nothing)
+    ends = F.struct(F.col("went").alias("hour"), F.lit(0).cast("bigint").alias("arrived"), *sums)
+    parts = both.select("queue", F.explode(F.array(arrivals, F.when(F.col("went").isNotNull(), ends))).alias("part"))
+    counted = (
+        parts.where(F.col("part").isNotNull())
+        .select("queue", "part.*")
+        .groupBy("queue", "hour")
+        .agg(*(F.coalesce(F.sum(name), F.lit(0)).alias(name) for name in COUNTS))
+    )
+    return counted.select(
+        "queue", "hour",
+        *((F.col(name) / 1_000_000).alias(name) if name.endswith("_seconds") else F.col(name) for name in COUNTS),
+    )  # fmt: skip
+
+
+def histogram(tasks: DataFrame) -> DataFrame:
+    """Return queue, measure (``wait`` or ``run``), bucket, tasks, seconds: of all hours together."""
+    each = F.array(*(F.struct(F.lit(time).alias("measure"), F.col(time).alias("micros")) for time in TIMES))
+    return (
+        measured(tasks)
+        .where(F.col("ended").isNotNull())
+        .select("queue", F.explode(each).alias("part"))
+        .select("queue", "part.measure", "part.micros")
+        .where(F.col("micros").isNotNull())
+        .groupBy("queue", "measure", bucket(F.col("micros")).alias("bucket"))
+        .agg(F.count("*").alias("tasks"), (F.sum("micros") / 1_000_000).alias("seconds"))
+        .select("queue", "measure", "bucket", "tasks", "seconds")
+    )
+
+
+def hour_of(micros: Column) -> Column:
+    """Return the number of the hour since 1970 that a time in microseconds lies in."""
+    return F.floor(micros / HOUR)
+
+
+def bucket(micros: Column) -> Column:
+    """Return the bucket of a time in microseconds; ``seconds_of`` is its way back."""
+    return F.when(micros <= FINEST, 0).otherwise(F.ceil(F.log(micros / FINEST) / math.log(GROWTH))).cast("int")
+
+
+def seconds_of(place: Column) -> Column:
+    """Return the time of a bucket in seconds: its geometric middle, at most 1 % from any time in it."""
+    middle = F.pow(F.lit(GROWTH), place - 0.5) * (FINEST / 1_000_000)
+    return F.when(place == 0, 0.0).otherwise(middle)
+
+
+def service_levels(hours: DataFrame, times: DataFrame, *by: str) -> DataFrame:
+    """Return counts, rates and percentiles by queue and hour, by queue, or over all.
+
+    ``times`` are the percentiles: `hourly_times` for single hours, else `percentiles`. Times are in seconds; rates are
+    null where nothing ended. ``throughput`` is ended tasks per second of the hours in which any of these tasks arrived
+    or ended.
+    """
+    keys = list(by) or ["all"]
+    counted = (
+        hours.select("*", F.lit("all").alias("all"))
+        .groupBy(*keys)
+        .agg(*(F.sum(name).alias(name) for name in COUNTS), F.count_distinct("hour").alias("_hours"))
+    )
+    ended = F.col("ended")
+    return counted.join(times, keys, "left").select(
+        *(F.timestamp_seconds(F.col(name) * 3600).alias(name) if name == "hour" else F.col(name) for name in by),
+        *COUNTS,
+        F.try_divide(ended, F.col("_hours") * 3600).alias("throughput"),
+        F.try_divide("completed", ended).alias("success_rate"),
+        F.try_divide("retried", ended).alias("retry_rate"),
+        F.try_divide(F.col("errors") + F.col("poisoned"), ended).alias("failure_rate"),
+        *(f"{time}_{p}" for time in TIMES for p in PERCENTILES),
+    )
+
+
+def hourly_times(tasks: DataFrame) -> DataFrame:
+    """Return p50, p95 and p99 of wait and run in seconds, by queue and hour (whole hours since 1970) of the end.
+
+    Of more than a thousand tasks in an hour the rank may be off by one in a thousand.
+    """
+    shares = list(PERCENTILES.values())
+    found = (
+        measured(tasks)
+        .where(F.col("ended").isNotNull())
+        .groupBy("queue", hour_of(F.col("ended")).alias("hour"))
+        .agg(*(F.percentile_approx(time, shares, RANKS).alias(time) for time in TIMES))
+    )
+    return found.select(
+        "queue",
+        "hour",
+        *(
+            (F.col(time)[place] / 1_000_000).alias(f"{time}_{name}")
+            for time in TIMES
+            for place, name in enumerate(PERCENTILES)
+        ),
+    )
+
+
+def percentiles(histogram: DataFrame, *by: str) -> DataFrame:
+    """Return p50, p95 and p99 of wait and run in seconds, by queue or over all: the least time that so many kept."""
+    keys = list(by) or ["all"]
+    buckets = (
+        histogram.select("*", F.lit("all").alias("all"))
+        .groupBy(*keys, "measure", "bucket")
+        .agg(F.sum("tasks").alias("tasks"))
+    )
+    every = Window.partitionBy(*keys, "measure")
+    so_far, total = F.sum("tasks").over(every.orderBy("bucket")), F.sum("tasks").over(every)
+    placed = buckets.select(*keys, "measure", "bucket", so_far.alias("so_far"), total.alias("total"))
+
+    def reached(time: str, share: float) -> Column:
+        there = (F.col("measure") == time) & (F.col("so_far") >= F.col("total") * share)
+        return seconds_of(F.min(F.when(there, F.col("bucket"))))
+
+    found = [reached(time, p).alias(f"{time}_{name}") for time in TIMES for name, p in PERCENTILES.items()]
+    return placed.groupBy(*keys).agg(*found).select(*keys, *(f"{time}_{p}" for time in TIMES for p in PERCENTILES))
+
+
+def backlog(hours: DataFrame) -> DataFrame:
+    """Return queue, hour and the backlog at the end of that hour: tasks that had arrived and not ended.
+
+    Hours without arrivals and ends are left out: the backlog stayed as it was.
+    """
+    until_then = Window.partitionBy("queue").orderBy("hour")
+    return hours.select(
+        "queue",
+        F.timestamp_seconds(F.col("hour") * 3600).alias("hour"),
+        F.sum(F.col("arrived") - F.col("ended")).over(until_then).alias("backlog"),
+    )
+
+
+def error_budgets(levels: DataFrame, objectives: Sequence[Objective] = ()) -> DataFrame:
+    """Return, for the levels by queue, what each queue may get wrong, and how much of it is spent.
+
+    ``spent`` is 1 when the budget is used up; it is null when a budget of nothing was touched.
+    """
+    known = by_queue(objectives)
+    wanted = _by_queue({queue: one.share for queue, one in known.items()}, "double")
+    bad = F.col("ended") - F.col("good")
+    allowed = F.col("ended") * (1 - wanted)
+    return levels.where(F.col("ended") > 0).select(
+        "queue",
+        _by_queue({queue: str(one) for queue, one in known.items()}, "string").alias("objective"),
+        wanted.alias("wanted"),
+        F.try_divide("good", "ended").alias("reached"),
+        "ended",
+        bad.alias("bad"),
+        allowed.alias("allowed"),
+        F.when(bad == 0, 0.0).otherwise(F.try_divide(bad, allowed)).alias("spent"),
+    )
+
+
+def noisy_queues(levels: DataFrame) -> DataFrame:
+    """Return each queue's share of all run time, attempts and unsuccessful attempts, for the levels by queue.
+
+    ``noisy`` marks a queue that has at least twice its share of the tasks in the unsuccessful attempts of all.
+    """
+    everything = Window.partitionBy()
+    unsuccessful = F.col("attempts") - F.col("completed")
+
+    def part(value: Column) -> Column:
+        return F.try_divide(value, F.sum(value).over(everything))
+
+    shares = levels.select(
+        "queue", "ended", "attempts",
+        unsuccessful.alias("unsuccessful_attempts"),
+        part(F.col("ended")).alias("share_of_tasks"),
+        part(F.col("run_seconds")).alias("share_of_run_time"),
+        part(unsuccessful).alias("share_of_unsuccessful"),
+    )  # fmt: skip
+    noisy = F.coalesce(F.col("share_of_unsuccessful") >= 2 * F.col("share_of_tasks"), F.lit(False))
+    return shares.select("*", (noisy & (F.col("unsuccessful_attempts") > 0)).alias("noisy"))
+
+
+def _by_queue(values: Mapping[str, object], kind: str) -> Column:
+    """Return the value of the row's queue, else that of every other queue."""
+    found = F.lit(values[EVERY_QUEUE]).cast(kind)
+    for queue, value in values.items():
+        if queue != EVERY_QUEUE:
+            found = F.when(F.col("queue") == queue, F.lit(value).cast(kind)).otherwise(found)
+    return found
+
+
+def _micros(one: Objective) -> int | None:
+    return None if one.within is None else round(one.within.total_seconds() * 1_000_000)
+
+
+def _not_negative(time: Column) -> Column:
+    return F.when(time > 0, time).when(time <= 0, 0)  # greatest() would make 0 of null

@@ -1,0 +1,1 @@
+"""Reading and writing the task table with Spark."""

@@ -1,0 +1,1 @@
+"""The processes of ``runtaskpoller``: supervisor, children, shutdown, screen."""

@@ -1,0 +1,1 @@
+"""The pull API: take tasks, settle and administer them without a poller."""

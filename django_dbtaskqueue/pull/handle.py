@@ -1,0 +1,218 @@
+"""The pull API: a queue for people who bring their own loop.
+
+::
+
+    mail = queue("mail")
+    mail.put({"to": "ada@example.org"})
+    while task := mail.take(timeout=timedelta(minutes=1)):
+        send(task.payload)
+        mail.ack(task)
+
+Everything runs on the calling thread's database connection, so it takes part in the caller's transaction if there is
+one. Ownership is the lease: whoever holds it, or its token, may ack, release and touch, from any connection or process.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from time import monotonic
+from typing import Any
+from uuid import uuid4
+
+from django.db import connections
+
+from django_dbtaskqueue.conf import settings as conf
+from django_dbtaskqueue.core.exceptions import TaskQueueError
+from django_dbtaskqueue.core.lease import Lease
+from django_dbtaskqueue.core.outcomes import Complete, Outcome, Poison, Reenqueue
+from django_dbtaskqueue.core.states import sources
+from django_dbtaskqueue.flow.enqueue import enqueue, queue_settings
+from django_dbtaskqueue.models import Task
+from django_dbtaskqueue.models.querysets import TaskQuerySet
+from django_dbtaskqueue.pull import blocking, checkout, lease_token
+from django_dbtaskqueue.pull.lease_token import HandDoor
+from django_dbtaskqueue.pull.queue_admin import Keeper
+
+RESCUE = 5.0  # seconds between two looks, in one process, for tasks whose holder died on the last attempt
+REMEMBERED = 4096
+JITTER = (0.8, 1.2)
+_next_rescue: dict[tuple[str, str], float] = {}
+_names: dict[str, Any] = {}
+
+
+def queue(name: str, *, using: str | None = None, tags: Sequence[str] = ()) -> QueueHandle:
+    """Return the handle of a queue, which need not exist yet. Cheap: nothing is read.
+
+    ``using``: one database, of a queue with shards one shard. ``tags``: take tasks with these tags, too. Raises
+    ``ImproperlyConfigured`` for a name no queue can have.
+    """
+    return QueueHandle(conf.valid_name(name), using, tuple(sorted(set(tags))))
+
+
+@dataclass(frozen=True, slots=True)
+class QueueHandle(Keeper):
+    """A queue to put into and take from. Handles hold no state: make them anew or share them between threads.
+
+    Every verb raises ``UnknownQueue`` when there is no such queue. Where a task is asked for, a lease or its token
+    will do.
+    """
+
+    tags: tuple[str, ...] = ()
+
+    # -- producers ---------------------------------------------------------------------------------------------------
+
+    def put(self, payload: Any = None, reference: str | None = None, **options: Any) -> Task:
+        """Insert a task; the options and errors are those of ``enqueue``."""
+        return enqueue(self.name, reference, payload, using=self.using, **options)
+
+    # -- consumers ---------------------------------------------------------------------------------------------------
+
+    def take(self, timeout: timedelta | None = None) -> Lease | None:
+        """Take the first due task under a lease; None when there is none, or none came within ``timeout``.
+
+        The attempt is charged. A task past its time to live, or whose payload cannot be read, is settled and passed
+        over. The threads of one process are served in the order they came; between processes the database decides.
+        A waiting thread is woken by the put's commit (on SQLite from the same process only; otherwise it looks again
+        every ``poll_interval``).
+
+        Inside a transaction the lease is the transaction's: rolled back with it, and a thread there gives way to
+        nobody, for it may hold what the others wait for. Where nothing new can become visible in the transaction (on
+        SQLite, or when it is stricter than READ COMMITTED) there is no waiting. The lease is not renewed: ``touch``.
+        """
+        until = None if timeout is None else monotonic() + _checked("timeout", timeout).total_seconds()
+        aliases = self._aliases()
+        inside = any(connections[alias].in_atomic_block for alias in aliases)
+        if inside and not all(_sees_news(alias) for alias in aliases):
+            until = None
+        place = blocking.Place(self.name, aliases, self.tags)
+        return blocking.take(place, partial(self._look, aliases), until, partial(self._pause, aliases), alone=inside)
+
+    def ack(self, task: Lease | str, result: Any = None) -> None:
+        """Settle as COMPLETED, or as the queue's ``keep`` setting says. Raises ``LeaseLost``."""
+        self._settle(task, Complete(result))
+
+    def release(self, task: Lease | str, delay: timedelta | None = None) -> None:
+        """Give the task back: uncharged and in its place, or due after ``delay`` with a new budget of attempts.
+
+        Raises ``LeaseLost``.
+        """
+        if delay is not None:
+            self._settle(task, Reenqueue(_checked("delay", delay)))
+            return
+        lease = self._held(task)
+        lease.touched = True
+        self._door(lease).release(lease)
+
+    def touch(self, task: Lease | str, delta: timedelta) -> None:
+        """Extend the lease, and the task's time to live if it has one, by ``delta``; zero is a no-op.
+
+        Raises ``TypeError`` for None, ``ValueError`` for a negative delta, ``LeaseLost``.
+        """
+        if _checked("delta", delta):
+            lease = self._held(task)
+            self._door(lease).touch(lease, delta)
+
+    def bury(self, task: Lease | str | int, reason: str = "") -> bool:
+        """Put a task aside, until ``kick``: POISON. By its holder, or by id while it is CREATED.
+
+        Returns whether it was changed: by id, a task in any other status is not. Raises ``LeaseLost`` to the holder.
+        """
+        if isinstance(task, int):
+            return self._one(task, "bury", TaskQuerySet.cancel, sources("cancel"))
+        self._settle(task, Poison(reason))
+        return True
+
+    def token(self, task: Lease) -> str:
+        """Return text that stands for the lease in any process with the same SECRET_KEY. Treat it as a secret."""
+        return lease_token.token(self._held(task))
+
+    def from_token(self, token: str) -> Lease:
+        """Return the lease a token stands for. Raises ``LeaseLost`` when it is gone."""
+        held = lease_token.read_token(token)
+        if held.queue != self.name or held.alias not in self._aliases():
+            raise TaskQueueError(f"The token is of queue {held.queue!r} on database {held.alias!r}, not of {self}.")
+        return checkout.resume(held)
+
+    def peek(self, id: int) -> Task | None:
+        """Return a task without changing it; None when there is none with this id."""
+        return self._tasks(self._only_alias()).filter(pk=id).first()  # type: ignore[return-value]
+
+    # -- what the verbs are made of ----------------------------------------------------------------------------------
+
+    def _look(self, aliases: tuple[str, ...]) -> Lease | None:
+        """Look once, on a queue with shards at each, beginning anywhere."""
+        first = random.randrange(len(aliases))
+        for alias in aliases[first:] + aliases[:first]:
+            task = checkout.take_one(self.name, alias, poller_instance=_instance(), tags=self.tags)
+            if task is not None:
+                return task
+            self._rescue(alias)
+        return None
+
+    def _rescue(self, alias: str) -> None:
+        now = monotonic()
+        if now >= _next_rescue.get((alias, self.name), 0.0):
+            if len(_next_rescue) >= REMEMBERED:
+                _next_rescue.clear()
+            _next_rescue[alias, self.name] = now + RESCUE
+            checkout.rescue_spent(self.name, alias)
+
+    def _pause(self, aliases: tuple[str, ...]) -> float:
+        """Return the seconds until the next look when no wake-up comes."""
+        settings = queue_settings(self.name, aliases[0])
+        seconds = min(settings.poll_interval, settings.lease / 10).total_seconds() * random.uniform(*JITTER)
+        due = [wait for alias in aliases if (wait := checkout.next_due(self.name, alias)) is not None]
+        return min([seconds, *[max(0.0, wait) + 0.001 for wait in due]])
+
+    def _held(self, task: Lease | str) -> Lease:
+        if isinstance(task, str):
+            return self.from_token(task)
+        if not isinstance(task, Lease):
+            raise TypeError(f"{task!r:.80} is neither a lease, as take() returns it, nor the token of one.")
+        if task.queue != self.name:
+            raise TaskQueueError(f"Task {task.id} is of queue {task.queue!r}, not of {self.name!r}.")
+        return task
+
+    def _door(self, lease: Lease) -> HandDoor:
+        if isinstance(lease.door, HandDoor):
+            return lease.door
+        alias = lease.door.alias
+        return HandDoor.of(self.name, alias, queue_settings(self.name, alias))
+
+    def _settle(self, task: Lease | str, outcome: Outcome) -> None:
+        lease = self._held(task)
+        lease.touched = True
+        self._door(lease).settle(lease, outcome)
+
+
+def _instance() -> str:
+    """Return who holds what this process takes; another one after a fork."""
+    if _names.get("pid") != os.getpid():
+        _names.update(pid=os.getpid(), name=f"{socket.gethostname()}:{os.getpid()}:pull-{uuid4().hex[:12]}"[-200:])
+    return str(_names["name"])
+
+
+def _checked(name: str, value: Any) -> timedelta:
+    if not isinstance(value, timedelta):
+        raise TypeError(f"{name}={value!r} must be a timedelta, e.g. timedelta(seconds=30).")
+    if value < timedelta(0):
+        raise ValueError(f"{name}={value!r} must not be negative.")
+    return value
+
+
+def _sees_news(alias: str) -> bool:
+    """Whether something committed by others can become visible in the current transaction."""
+    connection = connections[alias]
+    if not connection.in_atomic_block:
+        return True
+    if connection.vendor != "postgresql":
+        return False
+    with connection.cursor() as cursor:
+        cursor.execute("SHOW transaction_isolation")
+        return bool(cursor.fetchone()[0] == "read committed")

@@ -1,0 +1,123 @@
+"""Building: made-up tasks in every status, copied straight into the table. For benchmarks and trials only."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.db import transaction
+
+from django_dbtaskqueue.core.states import COMPLETED, CREATED, ERROR, POISON, PROCESSING
+from django_dbtaskqueue.db.session import Session
+from django_dbtaskqueue.flow.failure_signature import kind_of
+from django_dbtaskqueue.flow.sql.building import COPY
+from django_dbtaskqueue.models import Attempt, FailureCount, FailureGroup, Metric
+
+PREFIX = "built-"
+BLOCK = 1000  # rows that share their times
+SPAN = timedelta(days=30)  # over which the tasks were created
+# Of a thousand tasks. The rest is COMPLETED, as in a table that has been at work for a month.
+SHARES = ((PROCESSING, 1), (POISON, 3), (ERROR, 20), (CREATED, 100))
+REASONS = ("no answer from host", "row is locked", "amount is negative", "unknown parcel", "quota used up")
+KINDS = 40  # groups of failures
+NULL = r"\N"
+
+
+def build(session: Session, number: int, queues: int, progress: Callable[[int], None] = lambda done: None) -> None:
+    """Insert ``number`` tasks over so many queues ``built-00`` and on, in one transaction, and what pages show of them.
+
+    The first queue has half of all tasks, each next one half of the rest, and the last a handful. PostgreSQL only.
+    """
+    names = [f"{PREFIX}{one:02}" for one in range(queues)]
+    kinds = [kind_of(f"{REASONS[at % len(REASONS)]} {chr(97 + at % 26) * (at // 26 + 1)}", "") for at in range(KINDS)]
+    now = session.time(session.run("SELECT statement_timestamp()", {})[0][0])
+    table = session.connection.ops.quote_name(session.model._meta.db_table)
+    with transaction.atomic(using=session.connection.alias):
+        # A commit that is not on disk yet keeps the VACUUM after it from marking pages as visible to all.
+        session.run("SELECT set_config('synchronous_commit', 'on', true)", {})
+        with session.connection.cursor() as cursor, cursor.cursor.copy(COPY.format(table=table)) as copy:
+            for start in range(0, number, BLOCK):
+                made = now - SPAN * (1 - start / number)
+                rows = _rows(range(start, min(number, start + BLOCK)), names, made, now, kinds)
+                copy.write("".join(rows))
+                progress(start)
+        _counts(session.connection.alias, names, kinds, now)
+
+
+def _rows(numbers: range, names: list[str], made: datetime, now: datetime, kinds: list[Any]) -> Iterator[str]:
+    created, ended = made.isoformat(), min(now, made + timedelta(minutes=2)).isoformat()
+    later = (now + timedelta(days=1)).isoformat()
+    for number in numbers:
+        queue, status = _queue(number, names), _status(number)
+        payload = f'{{"number": {number}, "carrier": "{"UA" if number % 3 else "DL"}"}}'
+        head = f"{queue}\tb-{number}\t{status}"
+        if status == CREATED:
+            due = later if number % 4 else created
+            tail = f"{NULL}\t0\t0\t{number % 3}\t{payload}\t{NULL}\t{NULL}\t{NULL}\t{created}\t{due}\t{due}\t{created}"
+            yield f"{head}\t{tail}\t{NULL}\t{NULL}\n"
+        elif status == PROCESSING:
+            tail = f"{NULL}\t1\t1\t0\t{payload}\t{NULL}\t{NULL}\tbuilt:1:1\t{created}\t{created}\t{later}\t{ended}"
+            yield f"{head}\t{tail}\t{ended}\t{NULL}\n"
+        else:
+            failed = status != COMPLETED
+            kind = kinds[number % KINDS] if failed else None
+            said = (kind.message, kind.fingerprint) if kind else (NULL, NULL)
+            tail = f"{status}\t1\t1\t0\t{payload}\t{said[0]}\t{said[1]}\tbuilt:1:1\t{created}\t{NULL}\t{ended}\t{ended}"
+            yield f"{head}\t{tail}\t{created}\t{ended}\n"
+
+
+def _queue(number: int, names: list[str]) -> str:
+    """Half of all in the first queue, half of the rest in the second; what nothing chose in the last."""
+    mixed = (number * 2_654_435_761) % 2**32
+    zeros = 32 - mixed.bit_length()
+    return names[min(zeros, len(names) - 1)]
+
+
+def _status(number: int) -> str:
+    place = (number * 7919) % 1000
+    for status, share in SHARES:
+        if place < share:
+            return str(status)
+        place -= share
+    return str(COMPLETED)
+
+
+def _counts(alias: str, names: list[str], kinds: list[Any], now: datetime) -> None:
+    """A day of metrics by the minute, and failures by the hour."""
+    minute = now.replace(second=0, microsecond=0)
+    Metric.objects.using(alias).bulk_create(
+        [
+            Metric(
+                queue=name, minute=minute - timedelta(minutes=10 * step if step > 180 else step), outcome=outcome,
+                count=random.randint(1, 500), run_seconds=1.5, wait_seconds=20.0,
+                runs={"14": 90, "20": 9, "30": 1}, waits={"30": 50, "34": 50},
+            )
+            for name in names for step in range(300) for outcome in ("completed", "retried")
+        ],
+        batch_size=2000,
+    )  # fmt: skip
+    groups = [
+        FailureGroup(
+            fingerprint=kind.fingerprint, queue=names[at % len(names)], error_type="built.Error",
+            frame="built.tasks:run",
+            message=kind.message, first_seen=minute - SPAN, last_seen=minute - timedelta(hours=at),
+        )
+        for at, kind in enumerate(kinds)
+    ]  # fmt: skip
+    FailureGroup.objects.using(alias).bulk_create(groups, ignore_conflicts=True)
+    hours = [(group, minute - timedelta(hours=hour)) for group in groups for hour in range(168)]
+    FailureCount.objects.using(alias).bulk_create(
+        [FailureCount(fingerprint=group.fingerprint, minute=time, count=3) for group, time in hours], batch_size=5000
+    )
+    Attempt.objects.using(alias).bulk_create(
+        [
+            Attempt(
+                queue=group.queue, task_id=number, attempt=1, total_attempt=1, error_type=group.error_type,
+                message=group.message, traceback="made up", fingerprint=group.fingerprint,
+            )
+            for number, group in enumerate(groups * 25)
+        ],
+        batch_size=5000,
+    )  # fmt: skip
