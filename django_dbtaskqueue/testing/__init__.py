@@ -6,18 +6,31 @@ leases are not renewed and timeouts not enforced; everything runs on the calling
 tasks of every tag are taken; a batch processor gets them one by one; and where a processor breaks the test's own
 transaction with a database error, all it wrote in that run is taken back.
 
+Names are resolved on first use, because pytest imports this package before Django is set up.
+
 Under pytest the fixture ``taskqueue`` has these functions as methods; under unittest ``TaskQueueTestCase`` has them.
 """
 
 from __future__ import annotations
 
-from django.test import TestCase
+from importlib import import_module
+from typing import TYPE_CHECKING
 
-from django_dbtaskqueue import registry
-from django_dbtaskqueue.testing.asserting import Wanted, assert_enqueued, refute_enqueued
-from django_dbtaskqueue.testing.clock import advance
-from django_dbtaskqueue.testing.polling import run_poller
-from django_dbtaskqueue.testing.running import DrainReport, drain, perform
+if TYPE_CHECKING:
+    from django_dbtaskqueue.testing.asserting import Wanted, assert_enqueued, refute_enqueued
+    from django_dbtaskqueue.testing.clock import advance
+    from django_dbtaskqueue.testing.kit import TaskQueueKit, TaskQueueTestCase
+    from django_dbtaskqueue.testing.polling import run_poller
+    from django_dbtaskqueue.testing.running import DrainReport, drain, perform
+
+_MODULES = {
+    "asserting": ("Wanted", "assert_enqueued", "refute_enqueued"),
+    "clock": ("advance",),
+    "kit": ("TaskQueueKit", "TaskQueueTestCase"),
+    "polling": ("run_poller",),
+    "running": ("DrainReport", "drain", "perform"),
+}
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
     "DrainReport",
@@ -33,21 +46,7 @@ __all__ = [
 ]
 
 
-class TaskQueueKit:
-    """The functions of this package as methods; mix it into any ``unittest`` class."""
-
-    advance = staticmethod(advance)
-    assert_enqueued = staticmethod(assert_enqueued)
-    drain = staticmethod(drain)
-    perform = staticmethod(perform)
-    refute_enqueued = staticmethod(refute_enqueued)
-    run_poller = staticmethod(run_poller)
-
-
-class TaskQueueTestCase(TaskQueueKit, TestCase):
-    """Django's ``TestCase`` with the kit. Processors that a test registers are gone after it."""
-
-    def setUp(self) -> None:
-        """Remember the processors."""
-        super().setUp()
-        self.addCleanup(registry.restore, registry.snapshot())
+def __getattr__(name: str) -> object:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
