@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from operator import methodcaller
 from typing import Any
@@ -21,9 +21,9 @@ from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.sql.statements import NO_HANDLER
 from django_dbtaskqueue.core.states import BY_VERB, TERMINAL, sources
 from django_dbtaskqueue.db import notify
-from django_dbtaskqueue.db.session import Row, Session
+from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow.groups import lock, regroup
-from django_dbtaskqueue.flow.selection import Tasks, chosen, lockable, plain, remove
+from django_dbtaskqueue.flow.selection import Tasks, as_filterable, base_rows, delete_and_count, lockable
 
 BATCH = 10_000  # ids in one statement: databases bound the number of its parameters
 BACK_IN_LINE: dict[str, Any] = {
@@ -65,23 +65,23 @@ def kick(tasks: Tasks, n: int) -> int:
     """POISON → CREATED for at most ``n`` tasks, the oldest first."""
     if n < 0:
         raise ValueError(f"kick({n}) needs a number of tasks that is not negative.")
-    tasks = chosen(tasks).filter(status__in=sources("kick"))
+    tasks = as_filterable(tasks).filter(status__in=sources("kick"))
     with transaction.atomic(using=tasks.db):
         return _move(lockable(tasks)[:n], "kick", attempt=0, **BACK_IN_LINE)
 
 
 def delete(tasks: Tasks) -> int:
     """Delete tasks in any status and count the deletions in the same transaction; the holders get ``LeaseLost``."""
-    tasks = chosen(tasks)
+    tasks = as_filterable(tasks)
     with transaction.atomic(using=tasks.db):
-        return _regroup(tasks, partial(_locked, tasks, remove))
+        return _regroup(tasks, partial(_locked, tasks, delete_and_count))
 
 
 def _locked(tasks: Tasks, act: Callable[[Tasks], int]) -> int:
     """Lock rows in order of id, then act on them in batches. One statement for both has plans that take for ever."""
     ids = list(lockable(tasks, wait=True).values_list("pk", flat=True))
     batches = [ids[start : start + BATCH] for start in range(0, len(ids), BATCH)]
-    return sum(act(plain(tasks).filter(pk__in=batch)) for batch in batches)
+    return sum(act(base_rows(tasks).filter(pk__in=batch)) for batch in batches)
 
 
 def _regroup(tasks: Tasks, change: Callable[[], int]) -> int:
@@ -104,7 +104,7 @@ def _move(tasks: Tasks, verb: str, **changes: Any) -> int:
     edge = BY_VERB[verb]
     if edge.target is None:
         raise ValueError(f"{verb} takes rows out of the table; it is not a change of status.")
-    allowed = chosen(tasks).filter(status__in=edge.sources)
+    allowed = as_filterable(tasks).filter(status__in=edge.sources)
     with transaction.atomic(using=allowed.db):
         final = edge.target if edge.target in TERMINAL else None
         update = methodcaller("update", status=edge.target, final_status=final, last_update_time=Now(), **changes)
@@ -117,29 +117,6 @@ def _move(tasks: Tasks, verb: str, **changes: Any) -> int:
             for queue in queues:
                 notify.after_commit(transaction.get_connection(allowed.db), queue)
     return changed
-
-
-def spent_in(session: Session, queue: str) -> float | None:
-    """Return the seconds until the first lease on a last attempt runs out: negative when it has, None without one."""
-    left: float | None = session.run(session.sql.spent_in, {"queue_name": queue})[0][0]
-    return left
-
-
-def spent_in_each(session: Session, queues: Sequence[str]) -> dict[str, float]:
-    """Return ``spent_in`` of several queues, those that have such a lease.
-
-    On PostgreSQL one statement passes over the queues without anything in line. Not more than that: a plan for names
-    it does not know reads the whole table for each.
-    """
-    if session.postgresql and len(queues) > 1:
-        queues = list(dict(session.run(session.sql.priorities_of_many, {"queues": list(queues)})))
-    found = {queue: spent_in(session, queue) for queue in queues}
-    return {queue: left for queue, left in found.items() if left is not None}
-
-
-def spent(session: Session, queue: str, *, limit: int = 100) -> list[Row]:
-    """Return leases of tasks whose process died on their last attempt, as columns, locked: call it in ``atomic``."""
-    return session.run(session.sql.spent, {"queue_name": queue, "limit": limit})
 
 
 def without_outcome(session: Session, leases: list[Lease]) -> set[int]:

@@ -24,11 +24,9 @@ from django.db.utils import Error
 
 from django_dbtaskqueue import __version__, models, registry
 from django_dbtaskqueue.conf import settings as conf
-from django_dbtaskqueue.core.exceptions import ProcessDied
-from django_dbtaskqueue.core.lease import Lease
-from django_dbtaskqueue.core.outcomes import Fail
 from django_dbtaskqueue.db.session import Session
-from django_dbtaskqueue.flow import checkout, move, observe, settle
+from django_dbtaskqueue.flow import move, observe
+from django_dbtaskqueue.flow.rescue import rescue, seconds_until_exhausted, seconds_until_exhausted_by_queue
 from django_dbtaskqueue.metrics.collector import Collector
 from django_dbtaskqueue.poller.executors import Done
 from django_dbtaskqueue.poller.executors.thread import tidy
@@ -227,7 +225,7 @@ class Rescuer:
 
     def _look_into(self, lanes: list[Lane]) -> None:
         session = Session.on(lanes[0].door.alias, lanes[0].door.model)
-        left = move.spent_in_each(session, [lane.queue for lane in lanes])
+        left = seconds_until_exhausted_by_queue(session, [lane.queue for lane in lanes])
         waits = {lane: rescue_due(session, lane, left.get(lane.queue), self._metrics) for lane in lanes}
         now = monotonic()
         for lane, wait in waits.items():
@@ -237,39 +235,19 @@ class Rescuer:
 def rescue_due(session: Session, lane: Lane, left: float | None, metrics: Collector | None) -> float:
     """Write ERROR for a lane's tasks whose process died on their last attempt; return when to look again.
 
-    ``left`` is what ``move.spent_in`` says. It tells of the leases that still run, too, and so when the first of them
-    can run out: an idle look every few seconds is enough to end an orphan within a tenth of its lease.
+    ``left`` is what ``seconds_until_exhausted`` says. It counts the leases that still run, too: an idle look every few
+    seconds is enough to end an orphan within a tenth of its lease.
     """
-    while left is not None and left <= 0 and (ended := rescue(session, lane)):
+    while left is not None and left <= 0 and (ended := rescue(session, lane.queue, lane.door, keep=lane.settings.keep)):
         if metrics is not None:
-            dead = [Done(lease, Fail(_death(lease), retry=False), 0.0) for lease in ended]
+            dead = [Done(lease, outcome, 0.0) for lease, outcome in ended]
             metrics.add(lane.door.alias, lane.queue, dead)
-        left = move.spent_in(session, lane.queue)
+        left = seconds_until_exhausted(session, lane.queue)
     lease = lane.settings.lease.total_seconds()
     wait = min(RESCUE, lease / 3) * random.uniform(0.8, 1.0)
     if left is not None:
         wait = min(wait, left + lease * random.uniform(0.02, 0.1) if left > 0 else LOCKED)
     return wait
-
-
-def rescue(session: Session, lane: Lane) -> list[Lease]:
-    """Settle up to 100 such tasks as ERROR, with an ``Attempt`` row each; return those really settled.
-
-    The leases are locked and judged again in the transaction that settles them: a holder that comes back to life
-    either renewed before, and keeps its task, or finds its lease gone.
-    """
-    with session.atomic():
-        dead = checkout.leases(move.spent(session, lane.queue), lane.door, 0.0)
-        pairs = [(lease, Fail(_death(lease), retry=False)) for lease in dead]
-        settled = settle.settle(session, pairs, keep=lane.settings.keep) if pairs else set()
-    rescued = [(lease, outcome) for lease, outcome in pairs if lease.id in settled]
-    for lease, outcome in rescued:
-        observe.finished(lease, outcome)
-    return [lease for lease, _ in rescued]
-
-
-def _death(lease: Lease) -> ProcessDied:
-    return ProcessDied(lease.poller_instance, lease.attempt, lease.max_attempts)
 
 
 def _prune(alias: str) -> float:

@@ -19,7 +19,7 @@ from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.metrics import rollup
 from django_dbtaskqueue.metrics.collector import Collector
 from django_dbtaskqueue.operations import bulk, retention
-from django_dbtaskqueue.operations.retention import Ages, Housekeeper
+from django_dbtaskqueue.operations.retention import Housekeeper, RetentionPolicy
 
 logger = logging.getLogger("django_dbtaskqueue")
 
@@ -79,10 +79,10 @@ class Maintenance:
         every = conf.settings().housekeeping
         if every is None:
             return UNASKED
-        swept = self._housekeeper.turn(Ages.of_settings(), using=alias, within=retention.TURN)
-        if swept.moved or swept.deleted or swept.attempts or swept.partitions:
-            logger.info("Housekeeping: %s", swept)
-        return every.total_seconds() if swept.over else IDLE
+        report = self._housekeeper.turn(RetentionPolicy.of_settings(), using=alias, within=retention.TURN)
+        if report.moved or report.deleted or report.attempts or report.partitions:
+            logger.info("Housekeeping: %s", report)
+        return every.total_seconds() if report.over else IDLE
 
 
 class _Chore:

@@ -15,9 +15,8 @@ from django_dbtaskqueue.flow import checkout as stage
 from django_dbtaskqueue.flow import usage
 from django_dbtaskqueue.flow.enqueue import queue_settings
 from django_dbtaskqueue.flow.process import Processor, expiry, prepare
+from django_dbtaskqueue.flow.rescue import rescue
 from django_dbtaskqueue.flow.settle_port import SettleDoor
-from django_dbtaskqueue.poller.heartbeat import rescue
-from django_dbtaskqueue.poller.queue_state import Lane
 from django_dbtaskqueue.pull.lease_token import HandDoor, Token, lease_of
 
 HEADS = 50  # tasks at the head of the line that are looked through for expired leases
@@ -95,12 +94,11 @@ def next_due(queue: str, alias: str) -> float | None:
     return seconds
 
 
-def rescue_spent(queue: str, alias: str) -> None:
+def rescue_exhausted(queue: str, alias: str) -> None:
     """Write ERROR for tasks whose holder died on their last attempt: no checkout will take them again."""
     settings = queue_settings(queue, alias)
     door = HandDoor.of(queue, alias, settings)
-    lane = Lane(queue=queue, settings=settings, door=door, line=stage.Line(queue))
-    for task in rescue(Session.on(alias, door.model), lane):
+    for task, _ in rescue(Session.on(alias, door.model), queue, door, keep=settings.keep):
         door.tell(task, "lease_expired")
 
 

@@ -161,7 +161,7 @@ class QueueHandle(Keeper):
             if len(_next_rescue) >= REMEMBERED:
                 _next_rescue.clear()
             _next_rescue[alias, self.name] = now + RESCUE
-            checkout.rescue_spent(self.name, alias)
+            checkout.rescue_exhausted(self.name, alias)
 
     def _pause(self, aliases: tuple[str, ...]) -> float:
         """Return the seconds until the next look when no wake-up comes."""

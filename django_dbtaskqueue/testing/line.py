@@ -22,10 +22,9 @@ from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.db.session import Row, Session, model_for
 from django_dbtaskqueue.flow import checkout, enqueue, move, observe, process, settle
 from django_dbtaskqueue.flow.process import Processor
+from django_dbtaskqueue.flow.rescue import rescue
 from django_dbtaskqueue.flow.settle_port import SettleDoor
 from django_dbtaskqueue.models import AbstractTask, Attempt, TaskHistory
-from django_dbtaskqueue.poller.heartbeat import rescue
-from django_dbtaskqueue.poller.queue_state import Lane
 
 INSTANCE = "testing"
 
@@ -81,7 +80,7 @@ class Line:
         self._find_tags()
         untyped = registry.find(self.queue, None) is not None
         move.unpark(self.session, self.queue, registry.payload_types(self.queue), untyped=untyped)
-        return rescue(self.session, Lane(self.queue, self.settings, self.door, checkout.Line(self.queue)))
+        return [lease for lease, _ in rescue(self.session, self.queue, self.door, keep=self.settings.keep)]
 
     def take(self) -> Lease | None:
         """Check out the head of the line, whatever its tag."""

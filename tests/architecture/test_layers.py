@@ -46,6 +46,8 @@ LAYERS: dict[str, tuple[str, ...]] = {
 STAGES = ("enqueue", "checkout", "process", "settle", "observe", "move", "housekeep")
 # The package's lazy names, Django's start-up, and what pytest loads before Django: they import when they are called.
 LAZY = ("", "apps", "pytest_plugin")
+# The manager's verbs are functions of layers above the models: each imports its function when it is called.
+LAZY += ("models.querysets",)
 # A manager's type names its model, whose manager it is; for type checkers only.
 MUTUAL = {"querysets": {"models", "models.tasks"}}
 

@@ -18,7 +18,7 @@ from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.states import COMPLETED, CREATED, ERROR, POISON, PROCESSING
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow import checkout as stage
-from django_dbtaskqueue.flow import move, settle
+from django_dbtaskqueue.flow import rescue, settle
 from django_dbtaskqueue.flow.settle_port import SettleDoor
 from django_dbtaskqueue.models import DeletedTasks, Queue, Task
 from django_dbtaskqueue.poller.renew import renew
@@ -242,21 +242,21 @@ def test_rescue_passes_over_a_holder_that_is_settling(other: Actor) -> None:
     lease = dying()
     with transaction.atomic():
         assert settles(lease)
-        assert other.do(lambda: move.spent(Session.on("default"), "parcels")).result(10) == []
+        assert other.do(lambda: rescue.exhausted(Session.on("default"), "parcels")).result(10) == []
     assert status() == COMPLETED
 
 
 def test_a_holder_back_to_life_waits_for_the_rescue_and_finds_its_lease_gone(other: Actor) -> None:
     lease = dying()
 
-    def rescue() -> None:
+    def end_it() -> None:
         session = Session.on("default")
-        (row,) = move.spent(session, "parcels")
+        (row,) = rescue.exhausted(session, "parcels")
         assert row[0] == lease.id
         copy = Lease(*row, lease.door, 0.0)
         assert settle.settle(session, [(copy, settle.Fail("died", retry=False))]) == {lease.id}
 
-    with while_we_hold(rescue, other, lambda: settles(lease)) as late:
+    with while_we_hold(end_it, other, lambda: settles(lease)) as late:
         assert late.result(10) is False
     assert status() == ERROR
 

@@ -9,7 +9,7 @@ from django.db.models.functions import Now
 
 from django_dbtaskqueue import Complete, LeaseLost
 from django_dbtaskqueue.core.states import COMPLETED, CREATED, PROCESSING
-from django_dbtaskqueue.flow import move, settle
+from django_dbtaskqueue.flow import move, rescue, settle
 from django_dbtaskqueue.flow.settle import Park
 from django_dbtaskqueue.poller.renew import renew
 from tests.conformance.conftest import SECOND, World
@@ -140,18 +140,18 @@ def test_spent_finds_dead_tasks_on_their_last_attempt(world: World) -> None:
     world.make(PROCESSING, attempt=5, next_process_time=over, queue="other")
     world.make(CREATED, attempt=5)
     dead = [world.make(PROCESSING, attempt=5, next_process_time=over).id for _ in range(3)]
-    assert sorted(row[0] for row in move.spent(world.session, "parcels")) == dead
-    assert len(move.spent(world.session, "parcels", limit=2)) == 2
-    left = move.spent_in(world.session, "parcels")
+    assert sorted(row[0] for row in rescue.exhausted(world.session, "parcels")) == dead
+    assert len(rescue.exhausted(world.session, "parcels", limit=2)) == 2
+    left = rescue.seconds_until_exhausted(world.session, "parcels")
     assert left is not None
     assert -5 < left < 0
 
 
-def test_spent_in_says_when_to_look_again(world: World) -> None:
-    assert move.spent_in(world.session, "parcels") is None
+def test_seconds_until_exhausted_says_when_to_look_again(world: World) -> None:
+    assert rescue.seconds_until_exhausted(world.session, "parcels") is None
     world.make(PROCESSING, attempt=5, next_process_time=timedelta(seconds=30))
     world.make(PROCESSING, attempt=1)
-    left = move.spent_in(world.session, "parcels")
+    left = rescue.seconds_until_exhausted(world.session, "parcels")
     assert left is not None
     assert 25 < left <= 30
 

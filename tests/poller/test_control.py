@@ -23,6 +23,7 @@ from django_dbtaskqueue import LeaseLost, __version__, enqueue
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow.checkout import Line
+from django_dbtaskqueue.flow.rescue import exhausted, rescue
 from django_dbtaskqueue.flow.settle_port import SettleDoor
 from django_dbtaskqueue.models import Attempt, Poller, Task
 from django_dbtaskqueue.poller import heartbeat
@@ -139,14 +140,14 @@ def test_leases_that_stand_and_attempts_that_are_left_are_no_business_of_rescue(
     spent(timedelta(seconds=1), attempt=2, total_attempt=2, reference="attempt left")
     spent(timedelta(seconds=1), queue="other", reference="other queue")
     lane = lane_of("brief")
-    assert heartbeat.rescue(Session.on("default"), lane) == []
+    assert rescue(Session.on("default"), "brief", lane.door) == []
     assert set(Task.objects.values_list("status", flat=True)) == {"PROCESSING"}
 
 
 def test_a_holder_that_comes_back_after_the_rescue_changes_nothing(process_database: ProcessDatabase) -> None:
     spent(timedelta(seconds=1))
     session, lane = Session.on("default"), lane_of("brief")
-    (lease,) = heartbeat.rescue(session, lane)
+    ((lease, _),) = rescue(session, "brief", lane.door)
     with pytest.raises(LeaseLost):
         SettleDoor("default").settle(lease, heartbeat.Fail("late"))
     assert Task.objects.get().status == "ERROR"
@@ -184,9 +185,9 @@ def test_two_rescuers_write_one_attempt(postgres_process_database: ProcessDataba
     lane = lane_of("brief")
     first, second = Session.open("default"), Session.open("default")
     with first.atomic():
-        assert len(heartbeat.move.spent(first, "brief")) == 1
-        assert heartbeat.rescue(second, lane) == []  # locked by the first, and not waited for
-    assert len(heartbeat.rescue(second, lane)) == 1
+        assert len(exhausted(first, "brief")) == 1
+        assert rescue(second, "brief", lane.door) == []  # locked by the first, and not waited for
+    assert len(rescue(second, "brief", lane.door)) == 1
     first.close()
     second.close()
 

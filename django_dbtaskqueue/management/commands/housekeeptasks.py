@@ -13,7 +13,7 @@ from django.db import DatabaseError, connections
 
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.exceptions import TaskQueueError
-from django_dbtaskqueue.operations.retention import Ages, Housekeeper, known
+from django_dbtaskqueue.operations.retention import Housekeeper, RetentionPolicy, known
 
 NEVER = "never"
 AGES = {
@@ -31,7 +31,7 @@ class Command(BaseCommand):
 
     help = (
         "Move finished tasks to the history, delete what is old there and in the audit, and make the history's next "
-        "partitions. Ages "
+        "partitions. RetentionPolicy "
         "are those of the settings (KEEP_COMPLETED and so on) unless given here. Batches are small and wait for nobody."
     )
 
@@ -50,10 +50,10 @@ class Command(BaseCommand):
         """Do it, and say what was done."""
         given = {name: options[name] for name in AGES if options[name] is not None}
         try:
-            ages = replace(Ages.of_settings(), **{name: found.after for name, found in given.items()})
+            ages = replace(RetentionPolicy.of_settings(), **{name: found.after for name, found in given.items()})
             if options["database"] is not None and options["database"] not in connections:
                 raise CommandError(f"There is no database {options['database']!r}; {', '.join(connections)}.")
-            swept = Housekeeper().turn(
+            report = Housekeeper().turn(
                 ages,
                 using=options["database"],
                 queues=known(options["queue"], options["database"]),
@@ -65,9 +65,9 @@ class Command(BaseCommand):
         except DatabaseError as error:
             raise CommandError(f"The database did not answer: {error}".strip(), returncode=4) from error
         if options["verbosity"]:
-            self.stdout.write(f"Done: {swept}.")
+            self.stdout.write(f"Done: {report}.")
             if options["verbosity"] > 1:
-                self.stdout.write(f"Ages: {asdict(ages)}")
+                self.stdout.write(f"RetentionPolicy: {asdict(ages)}")
 
 
 class Age:
