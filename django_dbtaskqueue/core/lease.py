@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from typing import Any, Protocol
 
 from django_dbtaskqueue.core.exceptions import LeaseLost
-from django_dbtaskqueue.core.outcomes import Complete, CompleteDelete, Fail, Outcome, Poison, Reenqueue
+from django_dbtaskqueue.core.outcomes import Complete, CompleteDelete, Fail, Outcome, Poison, Reenqueue, Settlement
 
 
 class Door(Protocol):
@@ -77,10 +77,9 @@ class Lease:
     context: dict[str, Any] = field(default_factory=dict)
     policy: Any = None  # how a failure is retried, as set while running; None: as the queue and its processor say
     processor: Any = None  # whoever runs it (flow.process.Processor), for the policies it declares
-    outcome: Outcome | None = None  # what the processor settled by itself; stored once ``settled``
+    outcome: Settlement | None = None  # what the processor settled by itself; stored once ``settled``
     settled: bool = False  # an outcome of this lease is committed
     touched: bool = False  # the processor tried to settle by itself
-    retried: bool | None = None  # whether the failure last written is to be tried again; None: written elsewhere
     lost: str = ""  # what could not be written, for the lease was gone
 
     @property

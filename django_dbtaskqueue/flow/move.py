@@ -18,7 +18,6 @@ from django.db.models import F
 from django.db.models.functions import Least, Now
 
 from django_dbtaskqueue.core.lease import Lease
-from django_dbtaskqueue.core.sql.statements import NO_HANDLER
 from django_dbtaskqueue.core.states import BY_VERB, TERMINAL, sources
 from django_dbtaskqueue.db import notify
 from django_dbtaskqueue.db.session import Session
@@ -141,8 +140,3 @@ def unpark(session: Session, queue: str, payload_types: list[str], *, untyped: b
         lock(session, queue, groups)
         regroup(session, queue, groups)
     return len(back)
-
-
-def no_handler(queue: str, payload_type: str | None) -> str:
-    """Return the parking reason of a task no processor here can take."""
-    return f"{NO_HANDLER} for payload type {payload_type or 'plain JSON'} on queue {queue}"

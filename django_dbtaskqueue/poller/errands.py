@@ -8,6 +8,7 @@ from typing import Any
 
 from django_dbtaskqueue import registry
 from django_dbtaskqueue.core.lease import Lease
+from django_dbtaskqueue.core.outcomes import Release
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow import checkout, move, settle
 from django_dbtaskqueue.poller.queue_state import Lane
@@ -24,7 +25,7 @@ def clear_up(session: Session, lane: Lane, instance: str, held: Iterable[Lease])
     known = {(lease.id, lease.total_attempt) for lease in held}
     leases = checkout.leases(rows, lane.door, 0.0)
     unknown = [lease for lease in leases if (lease.id, lease.total_attempt) not in known]
-    pairs: list[settle.Pair] = [(lease, settle.Release()) for lease in unknown]
+    pairs: list[settle.Pair] = [(lease, Release()) for lease in unknown]
     lost = settle.settle_surely(session, pairs) if pairs else set()
     lane.doubtful = False
     if lost:

@@ -10,9 +10,11 @@ from time import monotonic
 
 from django_dbtaskqueue import registry
 from django_dbtaskqueue.core.lease import Lease
-from django_dbtaskqueue.flow import checkout, move, observe, settle
-from django_dbtaskqueue.flow.checkout_many import Part
-from django_dbtaskqueue.flow.process import Processor, expiry
+from django_dbtaskqueue.core.outcomes import Park, Settlement
+from django_dbtaskqueue.flow import checkout, observe
+from django_dbtaskqueue.flow.checkout import QueueShare
+from django_dbtaskqueue.flow.run import Processor, refusal
+from django_dbtaskqueue.flow.scan import SCAN_NOW
 from django_dbtaskqueue.poller import errands
 from django_dbtaskqueue.poller.connections import Carrier
 from django_dbtaskqueue.poller.crash_isolation import Suspects
@@ -224,7 +226,7 @@ class Intake:
             lane.strategy = checkout.strategy_for(session, lane.settings.strategy)
         line = lane.line_without(without)
         if self._suspects.around():
-            line.next_walk = checkout.NOW
+            line.next_full_scan = SCAN_NOW
         return checkout.take(
             session,
             line,
@@ -237,7 +239,7 @@ class Intake:
             without=without,
         )
 
-    def _hand_over(self, carrier: Carrier, lanes: list[Lane], parts: list[Part], asked: int) -> None:
+    def _hand_over(self, carrier: Carrier, lanes: list[Lane], parts: list[QueueShare], asked: int) -> None:
         """Run what was taken of several lanes as one batch."""
         taken = [lease for part in parts for lease in part.taken]
         if not taken:
@@ -268,10 +270,9 @@ class Intake:
             if lease.lease_seconds is not None:
                 self._expect(lane, lease.lease_seconds)
             processor = registry.find(lease.queue, lease.payload_type)
-            if (expired := expiry(lease, lane.settings.expired)) is not None:
-                self.settler.finish(Done(lease, expired, 0.0), idle=True)
-            elif processor is None:
-                self._park(lease)
+            refused = refusal(lease, processor, lane.settings.expired)
+            if refused is not None or processor is None:
+                self._refuse(lease, refused)
             elif processor.plain:
                 jobs.append(Job(lease, processor))
             else:
@@ -280,10 +281,10 @@ class Intake:
             self.places.submit_special(processor, batch)
         return jobs
 
-    def _park(self, lease: Lease) -> None:
-        reason = move.no_handler(lease.queue, lease.payload_type)
-        logger.warning("Task %s parked: %s", lease.id, reason, extra=observe.fields(lease))
-        self.settler.finish(Done(lease, settle.Park(reason), 0.0), idle=True)
+    def _refuse(self, lease: Lease, refused: Settlement | None) -> None:
+        if isinstance(refused, Park):
+            logger.warning("Task %s parked: %s", lease.id, refused.reason, extra=observe.fields(lease))
+        self.settler.finish(Done(lease, refused, 0.0), idle=True)
 
     def _drained(self, carrier: Carrier, lane: Lane) -> bool:
         if not self.options.drain or any(lease.door is lane.door for lease in self.settler.held.copy()):

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from django_dbtaskqueue.flow import checkout_many
-from django_dbtaskqueue.flow.checkout import SkipLocked
-from django_dbtaskqueue.flow.checkout_many import Part
+from django_dbtaskqueue.flow.checkout import QueueShare, SkipLocked, next_due_by_queue, take_many
 from django_dbtaskqueue.poller.connections import Carrier
 from django_dbtaskqueue.poller.free_slots import FIRST, Kind, Rooms
 from django_dbtaskqueue.poller.options import Options
@@ -58,10 +56,10 @@ class Company:
                 if found == MOST or more >= asked:
                     return
 
-    def take(self, carrier: Carrier, lanes: list[Lane], asked: int) -> list[Part]:
+    def take(self, carrier: Carrier, lanes: list[Lane], asked: int) -> list[QueueShare]:
         """Check out of ``lanes`` together; return what came of each."""
-        parts = [Part(lane.line, lane.door, self._share(lane, asked)) for lane in lanes]
-        checkout_many.take_of_many(
+        parts = [QueueShare(lane.line, lane.door, self._share(lane, asked)) for lane in lanes]
+        take_many(
             carrier.session(lanes[0]),
             parts,
             poller_instance=self._instance,
@@ -77,7 +75,7 @@ class Company:
     def next_dues(self, carrier: Carrier, lanes: list[Lane]) -> dict[str, float]:
         """Return, by queue, the seconds until the first task that is scheduled for later is due, if there is one."""
         priorities = [(lane.queue, priority) for lane in lanes for priority in lane.priorities()]
-        return checkout_many.next_due_of_many(carrier.session(lanes[0]), priorities) if priorities else {}
+        return next_due_by_queue(carrier.session(lanes[0]), priorities) if priorities else {}
 
 
 def _sociable(lane: Lane) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from django_dbtaskqueue import registry
-from django_dbtaskqueue.flow.process import Processor
+from django_dbtaskqueue.flow.run import Processor
 from django_dbtaskqueue.poller.executors import Executor
 from django_dbtaskqueue.poller.executors.pool_of_executors import Places
 from django_dbtaskqueue.poller.queue_state import Lane

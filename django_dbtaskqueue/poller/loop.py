@@ -18,11 +18,13 @@ from django.db import connections
 from django_dbtaskqueue import listeners, registry
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.lease import Lease
-from django_dbtaskqueue.core.outcomes import Fail
+from django_dbtaskqueue.core.outcomes import Fail, Release
 from django_dbtaskqueue.db.listen import Wakeup
 from django_dbtaskqueue.db.session import aliases_of, model_for
-from django_dbtaskqueue.flow import checkout, observe, settle
+from django_dbtaskqueue.flow import observe
+from django_dbtaskqueue.flow.decide import decide
 from django_dbtaskqueue.flow.enqueue import queue_settings
+from django_dbtaskqueue.flow.scan import ScanCursor
 from django_dbtaskqueue.flow.settle_port import SettleDoor
 from django_dbtaskqueue.poller.connections import Carrier
 from django_dbtaskqueue.poller.executors import Done, Executor, Run, shared
@@ -244,7 +246,7 @@ class Poller:
         """Give back what has not started; end when nothing is held any more."""
         for job in self.places.withdraw():
             for lease in job.leases:
-                self.settler.finish(Done(lease, settle.Release(), 0.0), idle=False)
+                self.settler.finish(Done(lease, Release(), 0.0), idle=False)
         self.settler.settle(carrier)
         if not self.settler.held and not self.settler.done and not self.intake.pending():
             self._ended.set()
@@ -273,7 +275,8 @@ class Poller:
 
     def _give_up(self, executor: Executor, run: Run, failure: Fail) -> None:
         if executor.overrun(run):
-            for done in shared(run.job, [failure] * len(run.job.leases), monotonic() - run.started):
+            decided = [decide(lease, failure) for lease in run.job.leases]
+            for done in shared(run.job, decided, monotonic() - run.started):
                 self.settler.finish(done, idle=True)
 
     def _waiting(self) -> int:
@@ -292,4 +295,4 @@ def _lane(queue: str, weight: int, alias: str) -> Lane:
     settings = queue_settings(queue, alias)
     key = f"{queue}@{alias}" if settings.shards else queue
     door = SettleDoor(alias, model_for(queue), key=key, keep=settings.keep, group_retry=settings.group_retry)
-    return Lane(queue=queue, settings=settings, door=door, line=checkout.Line(queue, settings.max_wait), weight=weight)
+    return Lane(queue=queue, settings=settings, door=door, line=ScanCursor(queue, settings.max_wait), weight=weight)

@@ -8,8 +8,9 @@ from time import monotonic
 from typing import Any
 
 from django_dbtaskqueue.conf.settings import QueueSettings
-from django_dbtaskqueue.flow.checkout import Line, Strategy
-from django_dbtaskqueue.flow.process import Processor
+from django_dbtaskqueue.flow.checkout import Strategy
+from django_dbtaskqueue.flow.run import Processor
+from django_dbtaskqueue.flow.scan import ScanCursor
 from django_dbtaskqueue.flow.settle_port import SettleDoor
 
 DEEP = 4  # batches that may wait: one is done while one is settled, one on its way and one at hand
@@ -27,7 +28,7 @@ class Lane:
     queue: str
     settings: QueueSettings
     door: SettleDoor
-    line: Line
+    line: ScanCursor
     strategy: Strategy | None = None
     weight: int = 1
     turn: float = 0.0  # when it is next, in turns; see Intake
@@ -44,7 +45,7 @@ class Lane:
     doubtful: bool = False  # a checkout failed, and may have taken tasks all the same
     unpark: bool = True  # tasks may be parked that have a handler by now
     closed: frozenset[Processor] = frozenset()  # those of several processors that had no room at the last checkout
-    lines: dict[tuple[str, ...], Line] = field(default_factory=dict)  # by the payload types left out
+    lines: dict[tuple[str, ...], ScanCursor] = field(default_factory=dict)  # by the payload types left out
 
     def apply(self, settings: QueueSettings) -> None:
         """Go on with other settings from the next checkout and settle on."""
@@ -54,17 +55,17 @@ class Lane:
         self.door.group_retry = settings.group_retry
         self.door.reenqueue = settings.reenqueue if "reenqueue" in self.overrides else None
 
-    def line_without(self, types: tuple[str, ...]) -> Line:
+    def line_without(self, types: tuple[str, ...]) -> ScanCursor:
         """Return the line that leaves out some payload types: how far it was taken is another matter."""
         if not types:
             return self.line
-        line = self.lines.setdefault(types, Line(self.queue))
+        line = self.lines.setdefault(types, ScanCursor(self.queue))
         line.max_wait = self.line.max_wait
         return line
 
     def priorities(self) -> list[int]:
         """Return the priorities met so far."""
-        return sorted({priority for line in (self.line, *self.lines.values()) for priority in line.bounds})
+        return sorted({priority for line in (self.line, *self.lines.values()) for priority in line.watermarks})
 
     @property
     def key(self) -> str:
@@ -102,9 +103,9 @@ class Lane:
         tenth = self.settings.lease.total_seconds() / 10  # who looks as often starts an orphan soon after its lease
         base = min(self.settings.poll_interval.total_seconds(), tenth)
         most = max(base, min(self.settings.idle_interval.total_seconds(), tenth))
-        if not self.walked and self.line.next_walk > now:
+        if not self.walked and self.line.next_full_scan > now:
             self.walked = True  # what came to stand behind the bound is found by one more walk, soon
-            wait = self.line.next_walk - now
+            wait = self.line.next_full_scan - now
         else:
             self.idle = min(most, self.idle * 2 or base)
             wait = self.idle * random.uniform(*JITTER)

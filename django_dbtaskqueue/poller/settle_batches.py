@@ -10,9 +10,9 @@ from time import monotonic
 
 from django_dbtaskqueue import registry
 from django_dbtaskqueue.core.lease import Lease
-from django_dbtaskqueue.core.outcomes import CompleteDelete, Fail, Reenqueue
+from django_dbtaskqueue.core.outcomes import COMPLETE, facts
 from django_dbtaskqueue.flow import observe, settle
-from django_dbtaskqueue.flow.settle import Pair
+from django_dbtaskqueue.flow.settle import Decided
 from django_dbtaskqueue.metrics.collector import Collector
 from django_dbtaskqueue.poller.connections import Carrier
 from django_dbtaskqueue.poller.executors import Done
@@ -109,7 +109,7 @@ class Settler:
             self.held.difference_update([done.lease for done in ended])
             self._account(self._lanes[key], ended)
 
-    def _write(self, carrier: Carrier, lane: Lane, pairs: list[Pair]) -> set[int]:
+    def _write(self, carrier: Carrier, lane: Lane, pairs: list[Decided]) -> set[int]:
         """Settle pairs as ``lane`` has it; return the ids of those that have to wait, as their rows are locked."""
         session, settings = carrier.session(lane), lane.settings
         chunks = [pairs] if settings.settle == "batch" else [[pair] for pair in pairs]
@@ -118,22 +118,22 @@ class Settler:
             settled |= settle.settle_surely(session, chunk, keep=settings.keep, group_retry=settings.group_retry)
         return self._explain(_missing(pairs, settled), carrier, lane) if len(settled) < len(pairs) else set()
 
-    def _explain(self, missing: list[Pair], carrier: Carrier, lane: Lane) -> set[int]:
+    def _explain(self, missing: list[Decided], carrier: Carrier, lane: Lane) -> set[int]:
         """Tell a lease that was lost from an outcome that was stored before, by the processor or by a lost reply.
 
         Return the ids of the others: somebody keeps their rows locked, so they have to wait.
         """
         stored, standing = settle.resolve(carrier.session(lane), [lease for lease, _ in missing])
         for lease, outcome in missing:
-            gone = isinstance(outcome, CompleteDelete | settle.Release | settle.Park) or lease.touched
+            gone = facts(outcome).deletes_or_returns or lease.touched
             if lease.id in stored:
                 lease.settled = lease.outcome is not None  # by the processor, whose commit was answered to nobody
             elif lease.id not in standing and not gone:
-                lease.lost = type(outcome).__name__.lower()
+                lease.lost = facts(outcome).verb
         return standing
 
     def _account(self, lane: Lane, batch: list[Done]) -> None:
-        ran = [done for done in batch if not isinstance(done.settlement, settle.Release | settle.Park)]
+        ran = [done for done in batch if done.settlement is None or facts(done.settlement).counts_as]
         if len(ran) < len(batch):
             _look_after_parked(lane, batch)
         if not ran:
@@ -153,10 +153,11 @@ class Settler:
                 continue
             if outcome is None or lease.settled:
                 outcome = lease.outcome  # by which the processor settled it by itself
-            self._counts.failed += isinstance(outcome, Fail)
-            if isinstance(outcome, Fail | Reenqueue) or lease.group is not None:
+            known = COMPLETE if outcome is None else facts(outcome)
+            self._counts.failed += known.error is not None
+            if known.wakes or lease.group is not None:
                 lane.wake()  # it may be due again soon, or the next of its group is in line
-            if watched or isinstance(outcome, Fail):
+            if watched or known.error is not None:
                 observe.finished(lease, outcome)
 
 
@@ -165,7 +166,7 @@ def _way(lane: Lane) -> Hashable:
     return lane.door.alias, lane.door.model, lane.settings.keep, lane.settings.settle
 
 
-def _missing(pairs: list[Pair], settled: set[int]) -> list[Pair]:
+def _missing(pairs: list[Decided], settled: set[int]) -> list[Decided]:
     """Return what was not settled: of two leases of one task (this poller took its own lost one) the older one."""
     newest: dict[int, int] = {}
     for lease, _ in pairs:
@@ -179,7 +180,7 @@ def _missing(pairs: list[Pair], settled: set[int]) -> list[Pair]:
 
 def _look_after_parked(lane: Lane, batch: list[Done]) -> None:
     """A processor may have been registered between the look for one and the parking."""
-    parked = [done.lease for done in batch if isinstance(done.settlement, settle.Park)]
+    parked = [done.lease for done in batch if done.settlement is not None and facts(done.settlement).parks]
     if any(registry.find(lease.queue, lease.payload_type) for lease in parked):
         lane.unpark = True
         lane.wake()

@@ -9,13 +9,15 @@ from typing import Any
 from django_dbtaskqueue import registry
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.lease import Lease
+from django_dbtaskqueue.core.outcomes import CompleteDelete, Poison
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow import checkout as stage
 from django_dbtaskqueue.flow import usage
 from django_dbtaskqueue.flow.enqueue import queue_settings
-from django_dbtaskqueue.flow.process import Processor, expiry, prepare
 from django_dbtaskqueue.flow.rescue import rescue
+from django_dbtaskqueue.flow.run import Processor, prepare, refusal
+from django_dbtaskqueue.flow.scan import ScanCursor
 from django_dbtaskqueue.flow.settle_port import SettleDoor
 from django_dbtaskqueue.pull.lease_token import HandDoor, Token, lease_of
 
@@ -43,7 +45,7 @@ def checkout(
     door = SettleDoor(alias, session.model, keep=settings.keep, group_retry=settings.group_retry)
     taken = stage.take(
         session,
-        stage.Line(queue, settings.max_wait),
+        ScanCursor(queue, settings.max_wait),
         strategy=stage.strategy_for(session, settings.strategy),
         poller_instance=poller_instance,
         limit=limit,
@@ -51,7 +53,7 @@ def checkout(
         door=door,
         tags=tags,
     )
-    return [task for task in taken if _live(task, settings) and _readable(task, settings)]
+    return [task for task in taken if _fit(task, settings)]
 
 
 def take_one(queue: str, alias: str, *, poller_instance: str, tags: Sequence[str] = ()) -> Lease | None:
@@ -66,7 +68,7 @@ def take_one(queue: str, alias: str, *, poller_instance: str, tags: Sequence[str
         dead = _dead(session, queue) if usage.watched() else {}
         taken = stage.take(
             session,
-            stage.Line(queue, settings.max_wait),
+            ScanCursor(queue, settings.max_wait),
             strategy=stage.strategy_for(session, settings.strategy),
             poller_instance=poller_instance,
             limit=1,
@@ -80,7 +82,7 @@ def take_one(queue: str, alias: str, *, poller_instance: str, tags: Sequence[str
         if dead.get(task.id) == task.total_attempt - 1:
             door.tell(task, "lease_expired")
         door.tell(task, "take")
-        if _live(task, settings) and _readable(task, settings):
+        if _fit(task, settings):
             return task
 
 
@@ -109,14 +111,6 @@ def _dead(session: Session, queue: str) -> dict[int, int]:
     return {task_id: total for task_id, status, total in heads if status == Status.PROCESSING}
 
 
-def _live(task: Lease, settings: conf.QueueSettings) -> bool:
-    expired = expiry(task, settings.expired)
-    if expired is not None:
-        door = task.door
-        (door.expire if isinstance(door, HandDoor) else door.settle)(task, expired)
-    return expired is None
-
-
 def resume(held: Token) -> Lease:
     """Return the lease that a token stands for, as its holder had it; raise ``LeaseLost`` when it is gone."""
     settings = queue_settings(held.queue, held.alias)
@@ -125,10 +119,16 @@ def resume(held: Token) -> Lease:
     return task
 
 
-def _readable(task: Lease, settings: conf.QueueSettings) -> bool:
-    unreadable = prepare(task, _processor(task, settings))
+def _fit(task: Lease, settings: conf.QueueSettings) -> bool:
+    """Decode a task. Settle one that is expired or cannot be decoded, and return False."""
+    processor, door = _processor(task, settings), task.door
+    refused = refusal(task, processor, settings.expired)
+    if isinstance(refused, CompleteDelete | Poison):
+        (door.expire if isinstance(door, HandDoor) else door.settle)(task, refused)
+        return False
+    unreadable = prepare(task, processor)
     if unreadable is not None:
-        task.door.settle(task, unreadable)
+        door.settle(task, unreadable)
     return unreadable is None
 
 

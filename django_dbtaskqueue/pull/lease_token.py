@@ -13,20 +13,13 @@ from django.core.signing import BadSignature, Signer
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.exceptions import LeaseLost, TaskQueueError
 from django_dbtaskqueue.core.lease import Lease
-from django_dbtaskqueue.core.outcomes import Complete, CompleteDelete, Fail, Outcome, Poison, Reenqueue
+from django_dbtaskqueue.core.outcomes import Outcome, facts
 from django_dbtaskqueue.db import notify
 from django_dbtaskqueue.db.session import Session, model_for
 from django_dbtaskqueue.flow import checkout, settle, usage
 from django_dbtaskqueue.flow.settle_port import SettleDoor
 
 SIGNER = Signer(salt="django_dbtaskqueue.lease")
-CALLS: dict[type, str] = {
-    Complete: "ack",
-    CompleteDelete: "ack",
-    Reenqueue: "release",
-    Fail: "fail",
-    Poison: "bury",
-}
 
 
 class HandDoor(SettleDoor):
@@ -44,7 +37,7 @@ class HandDoor(SettleDoor):
         """Write outcomes of one queue in one transaction, or none."""
         super().settle_all(pairs)
         for lease, outcome in pairs:
-            self.tell(lease, CALLS[type(outcome)])
+            self.tell(lease, facts(outcome).call)
 
     def touch(self, lease: Lease, delta: timedelta) -> None:
         """Extend the lease, and the time to live if there is one, or raise ``LeaseLost``."""

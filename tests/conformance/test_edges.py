@@ -12,9 +12,10 @@ from django.db import connections
 
 from django_dbtaskqueue import Complete, CompleteDelete, DuplicateTask, Fail, Poison, Reenqueue
 from django_dbtaskqueue.core.lease import Lease
+from django_dbtaskqueue.core.outcomes import Park, Release
 from django_dbtaskqueue.core.states import BY_VERB, CREATED, EDGES, ERROR, POISON, PROCESSING, sources
 from django_dbtaskqueue.flow import move, rescue, settle
-from django_dbtaskqueue.flow.settle import Park, Release, settle_surely
+from django_dbtaskqueue.flow.settle import settle_surely
 from django_dbtaskqueue.models import Task
 from django_dbtaskqueue.poller.renew import renew
 from tests.conformance.conftest import FIRST, SECOND, World

@@ -8,9 +8,9 @@ import pytest
 from django.db.models.functions import Now
 
 from django_dbtaskqueue import Complete, LeaseLost
+from django_dbtaskqueue.core.outcomes import Park
 from django_dbtaskqueue.core.states import COMPLETED, CREATED, PROCESSING
 from django_dbtaskqueue.flow import move, rescue, settle
-from django_dbtaskqueue.flow.settle import Park
 from django_dbtaskqueue.poller.renew import renew
 from tests.conformance.conftest import SECOND, World
 from tests.conformance.test_settle import NOW, At

@@ -21,9 +21,10 @@ from django.db.models.functions import Now
 
 from django_dbtaskqueue import LeaseLost, __version__, enqueue
 from django_dbtaskqueue.conf import settings as conf
+from django_dbtaskqueue.core.outcomes import Fail
 from django_dbtaskqueue.db.session import Session
-from django_dbtaskqueue.flow.checkout import Line
 from django_dbtaskqueue.flow.rescue import exhausted, rescue
+from django_dbtaskqueue.flow.scan import ScanCursor
 from django_dbtaskqueue.flow.settle_port import SettleDoor
 from django_dbtaskqueue.models import Attempt, Poller, Task
 from django_dbtaskqueue.poller import heartbeat
@@ -43,7 +44,7 @@ def spent(ago: timedelta, **columns: Any) -> Task:
 
 
 def lane_of(queue: str) -> Lane:
-    return Lane(queue, conf.queue_settings(queue), SettleDoor("default"), Line(queue))
+    return Lane(queue, conf.queue_settings(queue), SettleDoor("default"), ScanCursor(queue))
 
 
 # -- heartbeat --------------------------------------------------------------------------------------------------------
@@ -149,7 +150,7 @@ def test_a_holder_that_comes_back_after_the_rescue_changes_nothing(process_datab
     session, lane = Session.on("default"), lane_of("brief")
     ((lease, _),) = rescue(session, "brief", lane.door)
     with pytest.raises(LeaseLost):
-        SettleDoor("default").settle(lease, heartbeat.Fail("late"))
+        SettleDoor("default").settle(lease, Fail("late"))
     assert Task.objects.get().status == "ERROR"
     assert Attempt.objects.count() == 1
 

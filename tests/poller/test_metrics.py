@@ -14,6 +14,7 @@ from django.utils import timezone
 
 from django_dbtaskqueue import Complete, CompleteDelete, Fail, Poison, Reenqueue, enqueue_many, registry
 from django_dbtaskqueue.core.lease import Lease
+from django_dbtaskqueue.core.outcomes import Failed
 from django_dbtaskqueue.flow.failure_signature import kind_of, normalised
 from django_dbtaskqueue.metrics import rollup
 from django_dbtaskqueue.metrics.collector import Collector
@@ -57,7 +58,7 @@ def ended(settlement: Any, *, seconds: float = 0.01, waited: float = 2.0, lost: 
 OUTCOMES = {
     "completed": Complete(),
     "deleted": CompleteDelete(),
-    "retried": Fail("no"),
+    "retried": Failed(Fail("no"), timedelta(seconds=1)),
     "poisoned": Poison("no"),
     "reenqueued": Reenqueue(HOUR),
 }
@@ -68,7 +69,7 @@ def test_each_outcome_is_counted_under_its_name_and_sampled_durations_speak_for_
     metrics = Collector()
     for outcome in OUTCOMES.values():
         metrics.add(alias, "counted", [ended(outcome)] * 100)
-    metrics.add(alias, "counted", [ended(Fail("no"), attempt=2), ended(Complete(), lost="complete")])
+    metrics.add(alias, "counted", [ended(Failed(Fail("no")), attempt=2), ended(Complete(), lost="complete")])
     metrics.store(alias)
     metrics.store(alias)  # nothing is stored twice
 

@@ -31,7 +31,7 @@ class Command(BaseCommand):
 
     help = (
         "Move finished tasks to the history, delete what is old there and in the audit, and make the history's next "
-        "partitions. RetentionPolicy "
+        "partitions. Ages "
         "are those of the settings (KEEP_COMPLETED and so on) unless given here. Batches are small and wait for nobody."
     )
 
@@ -67,7 +67,7 @@ class Command(BaseCommand):
         if options["verbosity"]:
             self.stdout.write(f"Done: {report}.")
             if options["verbosity"] > 1:
-                self.stdout.write(f"RetentionPolicy: {asdict(ages)}")
+                self.stdout.write(f"Ages: {asdict(ages)}")
 
 
 class Age:

@@ -7,9 +7,8 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 from django_dbtaskqueue.core.lease import Lease
-from django_dbtaskqueue.core.outcomes import Outcome
-from django_dbtaskqueue.flow.process import Processor, perform, perform_batch
-from django_dbtaskqueue.flow.settle import Release, Settlement
+from django_dbtaskqueue.core.outcomes import Release, Settlement
+from django_dbtaskqueue.flow.run import Processor
 
 
 class Job(NamedTuple):
@@ -89,13 +88,6 @@ def still_held(job: Job, now: float, finish: Finish) -> Job | None:
         if now >= lease.deadline:
             finish(Done(lease, Release(), 0.0), idle=True)
     return job._replace(lease=held[0], rest=tuple(held[1:])) if held else None
-
-
-def perform_job(job: Job) -> list[Outcome | None]:
-    """Run a job of a plain function to the outcomes of its leases. Never raises."""
-    if job.processor.batch is not None:
-        return perform_batch(job.leases, job.processor)
-    return [perform(job.lease, job.processor)]
 
 
 def shared(job: Job, settlements: Sequence[Settlement | None], seconds: float) -> Iterator[Done]:

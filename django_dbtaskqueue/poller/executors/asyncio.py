@@ -17,10 +17,10 @@ from time import monotonic
 from asgiref.sync import sync_to_async
 from django.db import connections
 
-from django_dbtaskqueue.core.outcomes import Fail
+from django_dbtaskqueue.core.outcomes import Fail, Release, Settlement, facts
 from django_dbtaskqueue.flow import observe
-from django_dbtaskqueue.flow.process import perform_async, perform_batch_async
-from django_dbtaskqueue.flow.settle import Release, Settlement
+from django_dbtaskqueue.flow.decide import decide
+from django_dbtaskqueue.flow.run import run_all_async, run_async
 from django_dbtaskqueue.poller.executors import Done, Finish, Job, Run, shared, still_held
 from django_dbtaskqueue.poller.executors.concurrency import Gates
 from django_dbtaskqueue.poller.executors.thread import tidy
@@ -131,14 +131,14 @@ class AsyncExecutor:
         self._runs[task] = (job, started)
         observe.started(lease)
         try:
-            settlement: Settlement | None = await perform_async(lease, job.processor)
+            settlement: Settlement | None = await run_async(lease, job.processor)
         except BaseException as error:
-            settlement = _ended_by(task, error)
+            settlement = decide(lease, _ended_by(task, error))
         del self._runs[task]
         ended = monotonic()
         if not self._given_up or not self._is_late(Run(job, started)):
             self._finish(Done(lease, settlement, ended - started), idle=not self.todo)
-        if isinstance(settlement, Fail):
+        if settlement is not None and facts(settlement).error is not None:
             await _tidy()
         return ended
 
@@ -159,7 +159,7 @@ class AsyncExecutor:
         if not self._is_late(run):
             for done in shared(held, settlements, seconds):
                 self._finish(done, idle=not self.todo)
-        if any(isinstance(settlement, Fail) for settlement in settlements):
+        if any(settlement is not None and facts(settlement).error is not None for settlement in settlements):
             await _tidy()
 
     def _is_late(self, run: Run) -> bool:
@@ -184,11 +184,10 @@ def _close_connections() -> None:
 async def _perform(task: asyncio.Task[None], job: Job) -> Sequence[Settlement | None]:
     """Run a job to the outcomes of its leases. Never raises."""
     try:
-        if job.processor.batch is not None:
-            return await perform_batch_async(job.leases, job.processor)
-        return [await perform_async(job.lease, job.processor)]
+        return await run_all_async(job.leases, job.processor)
     except BaseException as error:
-        return [_ended_by(task, error)] * len(job.leases)
+        failure = _ended_by(task, error)
+        return [decide(lease, failure) for lease in job.leases]
 
 
 def _ended_by(task: asyncio.Task[None], error: BaseException) -> Fail:

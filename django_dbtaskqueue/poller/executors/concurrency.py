@@ -6,7 +6,7 @@ import threading
 from collections import deque
 from dataclasses import dataclass, field
 
-from django_dbtaskqueue.flow.process import Processor
+from django_dbtaskqueue.flow.run import Processor
 from django_dbtaskqueue.poller.executors import Job
 
 AHEAD = 0.1  # seconds of work that may wait in memory

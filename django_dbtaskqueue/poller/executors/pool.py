@@ -22,11 +22,10 @@ from django.db import close_old_connections
 from django.utils.module_loading import import_string
 
 from django_dbtaskqueue.core.lease import Lease
-from django_dbtaskqueue.core.outcomes import Fail, Outcome
+from django_dbtaskqueue.core.outcomes import Fail, Outcome, Release, Settlement, facts
 from django_dbtaskqueue.flow import observe
-from django_dbtaskqueue.flow.process import Processor
-from django_dbtaskqueue.flow.settle import Release, Settlement
-from django_dbtaskqueue.poller.executors import Finish, Job, Run, perform_job, shared, still_held
+from django_dbtaskqueue.flow.run import Processor, decide_all, perform_all
+from django_dbtaskqueue.poller.executors import Finish, Job, Run, shared, still_held
 from django_dbtaskqueue.poller.executors.concurrency import Gates
 from django_dbtaskqueue.poller.executors.thread import tidy
 
@@ -34,8 +33,8 @@ from django_dbtaskqueue.poller.executors.thread import tidy
 class Answer(NamedTuple):
     """What came of one lease, wherever it was processed."""
 
-    outcome: Outcome | None
-    settled: Outcome | None  # what the processor settled by itself
+    outcome: Outcome | Settlement | None
+    settled: Settlement | None  # what the processor settled by itself
     lost: str
     seconds: float = 0.0  # it ran, where the executor says so; 0: as long as the call was under way
 
@@ -133,7 +132,7 @@ class PoolExecutor:
 
     def _ended(self, run: Run, future: Future[list[Answer]]) -> None:
         leases = run.job.leases
-        settlements: Sequence[Settlement | None]
+        settlements: Sequence[Outcome | Settlement | None]
         seconds = 0.0
         try:
             answers = future.result()
@@ -146,7 +145,7 @@ class PoolExecutor:
         self._end(run, settlements, seconds)
         self.nudge()
 
-    def _end(self, run: Run, settlements: Sequence[Settlement | None], seconds: float = 0.0) -> None:
+    def _end(self, run: Run, outcomes: Sequence[Outcome | Settlement | None], seconds: float = 0.0) -> None:
         self._runs.pop(run, None)
         _note_processor(run.job)
         seconds = seconds or monotonic() - run.started
@@ -154,7 +153,7 @@ class PoolExecutor:
         if run in self._given_up:
             self._given_up.discard(run)
             return
-        for done in shared(run.job, settlements, seconds):
+        for done in shared(run.job, decide_all(run.job.leases, outcomes), seconds):
             self._finish(done, idle=not self.todo)
 
     def _submitted(self, job: Job) -> Future[list[Answer]]:
@@ -186,7 +185,7 @@ def made(given: Any) -> tuple[Any, bool]:
 
 def there(job: Job) -> list[Answer]:
     """Run a job where the user's executor runs it. Never raises."""
-    outcomes = perform_job(job)
+    outcomes = perform_all(job.leases, job.processor)
     tidy()
     close_old_connections()  # nobody tells these threads when they end
     for outcome in outcomes:
@@ -199,7 +198,7 @@ def there(job: Job) -> list[Answer]:
 
 def _keep_traceback(outcome: Outcome | None) -> None:
     """A traceback does not travel from process to process; its text does."""
-    error = outcome.error if isinstance(outcome, Fail) else None
+    error = None if outcome is None else facts(outcome).error
     if isinstance(error, BaseException) and error.__traceback__ and multiprocessing.parent_process() is not None:
         error.add_note("".join(traceback.format_tb(error.__traceback__)))
 
@@ -215,7 +214,7 @@ def _note_processor(job: Job) -> None:
         lease.processor = job.processor
 
 
-def _taken_in(lease: Lease, answer: Answer) -> Settlement | None:
+def _taken_in(lease: Lease, answer: Answer) -> Outcome | Settlement | None:
     """Note on our lease what happened to its twin elsewhere."""
     lease.lost = answer.lost
     if answer.settled is not None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from django_dbtaskqueue import registry
 from django_dbtaskqueue.core.lease import Lease
-from django_dbtaskqueue.flow.process import Processor
+from django_dbtaskqueue.flow.run import Processor
 from django_dbtaskqueue.poller.executors import Executor, Finish, Job
 from django_dbtaskqueue.poller.executors.asyncio import AsyncExecutor
 from django_dbtaskqueue.poller.executors.concurrency import Gates

@@ -18,10 +18,10 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
 from django.dispatch import receiver
 
+from django_dbtaskqueue.core.outcomes import Release
 from django_dbtaskqueue.flow import observe
-from django_dbtaskqueue.flow.process import perform
-from django_dbtaskqueue.flow.settle import Release
-from django_dbtaskqueue.poller.executors import Done, Finish, Job, Run, perform_job, shared, still_held
+from django_dbtaskqueue.flow.run import run, run_all
+from django_dbtaskqueue.poller.executors import Done, Finish, Job, Run, shared, still_held
 from django_dbtaskqueue.poller.executors.concurrency import Gates
 
 logger = logging.getLogger(__name__)
@@ -134,7 +134,7 @@ class ThreadExecutor:
             return
         self._since[slot], self._jobs[slot] = started, job
         observe.started(lease)
-        settlement = perform(lease, job.processor)
+        settlement = run(lease, job.processor)
         self._jobs[slot] = None
         if not self._given_up or not self._is_late(Run(job, started)):
             self._finish(Done(lease, settlement, monotonic() - started), idle=not self.todo)
@@ -150,7 +150,7 @@ class ThreadExecutor:
         self._since[slot], self._jobs[slot] = started, held
         for lease in held.leases:
             observe.started(lease)
-        settlements = perform_job(held)
+        settlements = run_all(held.leases, held.processor)
         self._jobs[slot] = None
         tidy()
         seconds = monotonic() - started
