@@ -11,7 +11,7 @@ from django_dbtaskqueue.core.exceptions import LeaseLost
 from django_dbtaskqueue.core.outcomes import Complete, CompleteDelete, Fail, Outcome, Poison, Reenqueue, Settlement
 
 
-class Door(Protocol):
+class Port(Protocol):
     """The one way out of PROCESSING, and the way to its database; given to the lease by whoever checked it out."""
 
     alias: str  # the database the task lives in
@@ -71,7 +71,7 @@ class Lease:
     group: str | None
     expire_text: str | None
     lease_seconds: float | None
-    door: Door
+    port: Port
     deadline: float = 0.0  # time.monotonic() at which the lease, as last granted or renewed, runs out
     payload: Any = None
     context: dict[str, Any] = field(default_factory=dict)
@@ -85,27 +85,27 @@ class Lease:
     @property
     def create_time(self) -> datetime:
         """When the task was enqueued."""
-        return self.door.time(self.create_text)
+        return self.port.time(self.create_text)
 
     @property
     def start_time(self) -> datetime:
         """When this checkout took it."""
-        return self.door.time(self.start_text)
+        return self.port.time(self.start_text)
 
     @property
     def lease_until(self) -> datetime:
         """When the lease, as granted or last touched, runs out."""
-        return self.door.time(self.until_text)
+        return self.port.time(self.until_text)
 
     @property
     def ready_time(self) -> datetime:
         """The task's place in line."""
-        return self.door.time(self.ready_text)
+        return self.port.time(self.ready_text)
 
     @property
     def expire_time(self) -> datetime | None:
         """When its time to live is over, if it has one."""
-        return None if self.expire_text is None else self.door.time(self.expire_text)
+        return None if self.expire_text is None else self.port.time(self.expire_text)
 
     def complete(self, result: Any = None) -> None:
         """Settle as COMPLETED."""
@@ -136,11 +136,11 @@ class Lease:
         if delta < timedelta(0):
             raise ValueError(f"touch() extends a lease; {delta!r} is negative. Use reenqueue() to give the task back.")
         if delta:
-            self.door.touch(self, delta)
+            self.port.touch(self, delta)
 
     def report_progress(self, done: float, note: str = "") -> None:
         """Store progress (``done`` from 0 to 1) where an operator sees it. Not part of any outcome."""
-        self.door.report_progress(self, done, note)
+        self.port.report_progress(self, done, note)
 
     def gone(self, verb: str) -> LeaseLost:
         """Return the error of a ``verb`` that found the lease gone, which is reported whoever catches that error."""
@@ -149,4 +149,4 @@ class Lease:
 
     def _settle(self, outcome: Outcome) -> None:
         self.touched = True
-        self.door.settle(self, outcome)
+        self.port.settle(self, outcome)

@@ -19,7 +19,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import import_string
 
 from django_dbtaskqueue.core.exceptions import TaskQueueError
-from django_dbtaskqueue.core.lease import Door, Lease
+from django_dbtaskqueue.core.lease import Lease, Port
 from django_dbtaskqueue.db.session import Row, Session
 from django_dbtaskqueue.flow.scan import READY_ORDER, SCAN_NOW, Scan, ScanCursor, Watermarks, take_rows
 
@@ -31,7 +31,7 @@ class QueueShare:
     """One queue's part in a checkout of several (``take_many``), and what came of it."""
 
     cursor: ScanCursor
-    door: Door
+    port: Port
     limit: int  # the most tasks to take of it
     reached: bool = False  # False: the queues before it gave all that was asked for, and this one was not read
     taken: list[Lease] = field(default_factory=list)
@@ -68,7 +68,7 @@ class SkipLocked:
 
 
 class Optimistic:
-    """Read candidates without locks, then update those that have not changed meanwhile; the loser of a race takes nothing."""
+    """Read candidates without locks, then update those that have not changed meanwhile."""
 
     def take(self, session: Session, cursor: ScanCursor, params: dict[str, Any]) -> list[Row]:
         """Take the first tasks. After a lost race pick at random among more, or all pollers fight for the same rows."""
@@ -161,7 +161,7 @@ def take(
     poller_instance: str,
     limit: int,
     lease: timedelta,
-    door: Door,
+    port: Port,
     tags: Sequence[str] = (),
     without: Sequence[str] = (),
 ) -> list[Lease]:
@@ -174,7 +174,7 @@ def take(
     if without:
         session, params["without"] = session.narrowed(), session.sql.dialect.array(without)
     since = monotonic()  # before the statement is sent, so that a deadline is never later than the database's
-    return _granted(strategy.take(session, cursor, params), door, since, params["lease"])
+    return _granted(strategy.take(session, cursor, params), port, since, params["lease"])
 
 
 def take_many(
@@ -196,7 +196,7 @@ def take_many(
     scans = [Scan(share.cursor, share.limit) for share in shares]
     got = take_rows_of_many(session, scans, params, limit)
     for share, scan in zip(shares, scans, strict=True):
-        share.reached, share.taken = scan.reached, _granted(scan.rows, share.door, since, params["lease"])
+        share.reached, share.taken = scan.reached, _granted(scan.rows, share.port, since, params["lease"])
     return got
 
 
@@ -252,15 +252,15 @@ def _params(session: Session, poller_instance: str, lease: timedelta, tags: Sequ
     }
 
 
-def _granted(rows: Iterable[Row], door: Door, since: float, seconds: float) -> list[Lease]:
+def _granted(rows: Iterable[Row], port: Port, since: float, seconds: float) -> list[Lease]:
     """Return leased rows as leases granted at ``since`` for ``seconds``, or for what the task's own lease says."""
-    granted = leases(rows, door, since + seconds)
+    granted = leases(rows, port, since + seconds)
     for task in granted:
         if task.lease_seconds is not None:
             task.deadline = since + task.lease_seconds
     return granted
 
 
-def leases(rows: Iterable[Row], door: Door, deadline: float) -> list[Lease]:
+def leases(rows: Iterable[Row], port: Port, deadline: float) -> list[Lease]:
     """Return leased rows as leases that run out at ``deadline``."""
-    return [Lease(*row, door, deadline) for row in rows]  # type: ignore[call-arg]  # a row is as long as LEASED
+    return [Lease(*row, port, deadline) for row in rows]  # type: ignore[call-arg]  # a row is as long as LEASED

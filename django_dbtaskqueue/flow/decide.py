@@ -47,7 +47,7 @@ def _decide_failure(lease: Lease, outcome: Fail) -> Failed:
 
 def _decide_reenqueue(lease: Lease, outcome: Reenqueue) -> Reenqueue:
     number = lease.reenqueue_attempt + 1
-    policy = lease.door.reenqueue or conf.reenqueue_policy(lease.queue, lease.processor and lease.processor.reenqueue)
+    policy = lease.port.reenqueue or conf.reenqueue_policy(lease.queue, lease.processor and lease.processor.reenqueue)
     delay = None if policy is None else retry.next_delay(policy, number)
     if delay is None:
         raise ReenqueueDelayMissing(lease.queue, number, ended=policy is not None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from django_dbtaskqueue.core.exceptions import ProcessDied
-from django_dbtaskqueue.core.lease import Door, Lease
+from django_dbtaskqueue.core.lease import Lease, Port
 from django_dbtaskqueue.core.outcomes import Fail, Failed
 from django_dbtaskqueue.db.session import Row, Session
 from django_dbtaskqueue.flow import observe
@@ -15,14 +15,14 @@ from django_dbtaskqueue.flow.settle import settle
 MAX_TASKS_PER_RESCUE = 100
 
 
-def rescue(session: Session, queue: str, door: Door, *, keep: str = "keep") -> list[tuple[Lease, Failed]]:
+def rescue(session: Session, queue: str, port: Port, *, keep: str = "keep") -> list[tuple[Lease, Failed]]:
     """Settle at most 100 such tasks of a queue as ERROR, with an ``Attempt`` row each; return those really settled.
 
     The rows are locked, and their leases judged again, in the transaction that settles them. A holder that comes back
     to life either renewed its lease before, and keeps the task, or finds that the lease is gone.
     """
     with session.atomic():
-        dead = leases(exhausted(session, queue), door, 0.0)
+        dead = leases(exhausted(session, queue), port, 0.0)
         pairs = [(lease, Failed(Fail(_process_died(lease), retry=False))) for lease in dead]
         settled = settle(session, pairs, keep=keep) if pairs else set()
     rescued = [(lease, outcome) for lease, outcome in pairs if lease.id in settled]

@@ -185,10 +185,10 @@ def _call(lease: Lease, processor: Processor) -> Outcome | None:
 
 def _call_atomic(lease: Lease, processor: Processor) -> None:
     """The processor's writes and the settle commit together, or neither does."""
-    with transaction.atomic(using=lease.door.alias):
+    with transaction.atomic(using=lease.port.alias):
         outcome = as_outcome(processor.function(lease))
         if _is_open(lease):
-            lease.door.settle_last(lease, outcome)
+            lease.port.settle_last(lease, outcome)
 
 
 def _is_open(lease: Lease) -> bool:
@@ -198,7 +198,7 @@ def _is_open(lease: Lease) -> bool:
     """
     if lease.lost:
         raise lease.gone(lease.lost)
-    return not lease.touched or lease.door.stands(lease)
+    return not lease.touched or lease.port.stands(lease)
 
 
 async def perform_async(lease: Lease, processor: Processor) -> Outcome | None:
@@ -301,13 +301,13 @@ def _each(value: Any, leases: list[Lease]) -> Sequence[Any]:
 
 def _atomic_batch(leases: list[Lease], processor: Processor) -> Sequence[Outcome | None]:
     try:
-        with transaction.atomic(using=leases[0].door.alias):
+        with transaction.atomic(using=leases[0].port.alias):
             outcomes = map(as_outcome, _each(processor.function(leases), leases))
             pairs = [pair for pair in zip(leases, outcomes, strict=True) if _is_open(pair[0])]
             if len(pairs) == 1:
-                leases[0].door.settle(*pairs[0])
+                leases[0].port.settle(*pairs[0])
             elif pairs:
-                leases[0].door.settle_all(pairs)
+                leases[0].port.settle_all(pairs)
         return [None] * len(leases)
     except BaseException as error:
         if len(leases) == 1 or not isinstance(error, Exception):

@@ -1,7 +1,7 @@
-"""Settle: the one door out of PROCESSING for a lease holder.
+"""Settle: the only way out of PROCESSING for a lease holder.
 
-Every statement tests id, ``total_attempt`` and status. A row that does not match is not changed: whoever holds a newer
-lease, or the operator who revoked this one, has the last word.
+Every statement tests id, ``total_attempt`` and status. A row that does not match is not changed: another process holds
+a newer lease, or an operator has revoked this one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The door a processor settles through by itself."""
+"""The port through which a processor settles by itself."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from django_dbtaskqueue.flow.settle import resolve, settle
 from django_dbtaskqueue.models import AbstractTask, Task
 
 
-class SettleDoor:
-    """The door a processor settles through by itself: the calling thread's Django connection, its transaction."""
+class SettlePort:
+    """Settles on the calling thread's Django connection, in the transaction of that thread."""
 
     def __init__(
         self,

@@ -18,9 +18,9 @@ class Carrier:
 
     def session(self, lane: Lane) -> Session:
         """Return this carrier's session for a lane; it connects at its first statement."""
-        key = (lane.door.alias, lane.door.model._meta.label)
+        key = (lane.port.alias, lane.port.model._meta.label)
         if key not in self.sessions:
-            self.sessions[key] = Session.open(lane.door.alias, lane.door.model)
+            self.sessions[key] = Session.open(lane.port.alias, lane.port.model)
         return self.sessions[key]
 
     def close(self) -> None:

@@ -51,7 +51,7 @@ class Suspects:
         suspects = [lease for lease in leases if lease.id in wanting]
         if not suspects:
             if len(leases) == 1:  # of a larger batch, asked for before, it says nothing
-                self._lanes.discard(leases[0].door.key)
+                self._lanes.discard(leases[0].port.key)
             return leases
         innocent = [lease for lease in leases if lease.id not in wanting]
         chosen = suspects[:1] if alone and not innocent and not self._busy() else []
@@ -63,7 +63,7 @@ class Suspects:
                 "Attempts of %s ended without an outcome, as when a process dies: running those tasks one by one",
                 suspects[0].queue,
             )
-        self._lanes.update(lease.door.key for lease in suspects)
+        self._lanes.update(lease.port.key for lease in suspects)
         self._until = monotonic() + _probation(suspects[0])
         self._patience = monotonic() + PATIENCE
         return innocent + chosen

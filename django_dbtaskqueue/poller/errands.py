@@ -23,7 +23,7 @@ def clear_up(session: Session, lane: Lane, instance: str, held: Iterable[Lease])
     """
     rows = session.run(session.sql.leased_to, {"queue_name": lane.queue, "poller_instance": instance})
     known = {(lease.id, lease.total_attempt) for lease in held}
-    leases = checkout.leases(rows, lane.door, 0.0)
+    leases = checkout.leases(rows, lane.port, 0.0)
     unknown = [lease for lease in leases if (lease.id, lease.total_attempt) not in known]
     pairs: list[settle.Pair] = [(lease, Release()) for lease in unknown]
     lost = settle.settle_surely(session, pairs) if pairs else set()

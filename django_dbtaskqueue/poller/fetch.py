@@ -133,7 +133,7 @@ class Intake:
         wakes = lane.wakes
         try:
             if lane.doubtful and lane.reserved == asked:
-                held = [lease for lease in self.settler.held.copy() if lease.door is lane.door]
+                held = [lease for lease in self.settler.held.copy() if lease.port is lane.port]
                 errands.clear_up(carrier.session(lane), lane, self.instance, held)
             if lane.unpark:
                 errands.unpark(carrier.session(lane), lane)
@@ -234,7 +234,7 @@ class Intake:
             poller_instance=self.instance,
             limit=asked,
             lease=lane.settings.lease,
-            door=lane.door,
+            port=lane.port,
             tags=self.options.tags,
             without=without,
         )
@@ -287,7 +287,7 @@ class Intake:
         self.settler.finish(Done(lease, refused, 0.0), idle=True)
 
     def _drained(self, carrier: Carrier, lane: Lane) -> bool:
-        if not self.options.drain or any(lease.door is lane.door for lease in self.settler.held.copy()):
+        if not self.options.drain or any(lease.port is lane.port for lease in self.settler.held.copy()):
             return False
         session = carrier.session(lane)
         tags = session.sql.dialect.array(self.options.tags)

@@ -34,7 +34,7 @@ class Company:
     def _companions(self, leader: Lane, asked: int, due: list[Lane]) -> Iterator[Lane]:
         if len(due) == 1 or leader.more >= asked or self._options.once or not _sociable(leader):
             return
-        wanted, door, lease = self._rooms.kind(leader), leader.door, leader.settings.lease
+        wanted, port, lease = self._rooms.kind(leader), leader.port, leader.settings.lease
         if wanted is None:
             return
         found, more = 1, leader.more
@@ -42,7 +42,7 @@ class Company:
         for lane in due:
             if lane is leader or not _sociable(lane) or lane.settings.lease != lease:
                 continue
-            if lane.door.model is not door.model or lane.door.alias != door.alias:
+            if lane.port.model is not port.model or lane.port.alias != port.alias:
                 continue
             kind = self._rooms.kind(lane)
             if kind is None or kind[0] is not wanted[0]:  # somebody may be waiting for room elsewhere
@@ -58,7 +58,7 @@ class Company:
 
     def take(self, carrier: Carrier, lanes: list[Lane], asked: int) -> list[QueueShare]:
         """Check out of ``lanes`` together; return what came of each."""
-        parts = [QueueShare(lane.line, lane.door, self._share(lane, asked)) for lane in lanes]
+        parts = [QueueShare(lane.line, lane.port, self._share(lane, asked)) for lane in lanes]
         take_many(
             carrier.session(lanes[0]),
             parts,

@@ -39,7 +39,7 @@ class Rooms:
         else:
             room = self.of_processor(lane, processors[0] if processors else None)
         if lane.settings.concurrency is not None:
-            held = sum(lease.door is lane.door for lease in self._settler.held.copy())
+            held = sum(lease.port is lane.port for lease in self._settler.held.copy())
             room = min(room, lane.settings.concurrency - held - lane.reserved)
         return room
 

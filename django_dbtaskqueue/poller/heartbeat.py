@@ -73,7 +73,7 @@ class Control:
 
     def __init__(self, poller: Poller) -> None:
         self._poller = poller
-        aliases = {lane.door.alias for lane in poller.lanes.values()}
+        aliases = {lane.port.alias for lane in poller.lanes.values()}
         self._maintenance = Maintenance(aliases, poller.settler.metrics)
         self._ended = threading.Event()
         self._duties = list(self._all_duties())
@@ -97,14 +97,14 @@ class Control:
 
     def _all_duties(self) -> Iterator[Duty]:
         lanes = self._poller.lanes.values()
-        for alias in sorted({lane.door.alias for lane in lanes}):
+        for alias in sorted({lane.port.alias for lane in lanes}):
             yield Duty(alias, partial(self._report, alias))
             yield Duty(alias, partial(_prune, alias))
             yield Duty(alias, partial(self._obey, alias))
         tables: dict[tuple[str, type], list[Lane]] = {}
         for lane in lanes:
-            yield Duty(lane.door.alias, partial(self._unpark, lane))
-            tables.setdefault((lane.door.alias, lane.door.model), []).append(lane)
+            yield Duty(lane.port.alias, partial(self._unpark, lane))
+            tables.setdefault((lane.port.alias, lane.port.model), []).append(lane)
         for (alias, _), those in tables.items():
             yield Duty(alias, Rescuer(those, self._poller.settler.metrics).look)
 
@@ -172,7 +172,7 @@ class Control:
 
     def _obey(self, alias: str) -> float:
         """Apply what an operator changed on the queues' rows."""
-        lanes = [lane for lane in self._poller.lanes.values() if lane.door.alias == alias]
+        lanes = [lane for lane in self._poller.lanes.values() if lane.port.alias == alias]
         applied = apply_overrides(lanes, alias)
         if applied:
             models.Poller.objects.using(alias).filter(pk=self._poller.instance).update(applied="\n".join(applied))
@@ -197,7 +197,7 @@ class Control:
 
     def _unpark(self, lane: Lane) -> float:
         """Tasks that waited for a handler have one now."""
-        session = Session.on(lane.door.alias, lane.door.model)
+        session = Session.on(lane.port.alias, lane.port.model)
         untyped = registry.find(lane.queue, None) is not None
         back = move.unpark(session, lane.queue, registry.payload_types(lane.queue), untyped=untyped)
         if back:
@@ -224,7 +224,7 @@ class Rescuer:
         return max(min(self._due.values()) - now, SHARE * (now - began))
 
     def _look_into(self, lanes: list[Lane]) -> None:
-        session = Session.on(lanes[0].door.alias, lanes[0].door.model)
+        session = Session.on(lanes[0].port.alias, lanes[0].port.model)
         left = seconds_until_exhausted_by_queue(session, [lane.queue for lane in lanes])
         waits = {lane: rescue_due(session, lane, left.get(lane.queue), self._metrics) for lane in lanes}
         now = monotonic()
@@ -238,10 +238,10 @@ def rescue_due(session: Session, lane: Lane, left: float | None, metrics: Collec
     ``left`` is what ``seconds_until_exhausted`` says. It counts the leases that still run, too: an idle look every few
     seconds is enough to end an orphan within a tenth of its lease.
     """
-    while left is not None and left <= 0 and (ended := rescue(session, lane.queue, lane.door, keep=lane.settings.keep)):
+    while left is not None and left <= 0 and (ended := rescue(session, lane.queue, lane.port, keep=lane.settings.keep)):
         if metrics is not None:
             dead = [Done(lease, outcome, 0.0) for lease, outcome in ended]
-            metrics.add(lane.door.alias, lane.queue, dead)
+            metrics.add(lane.port.alias, lane.queue, dead)
         left = seconds_until_exhausted(session, lane.queue)
     lease = lane.settings.lease.total_seconds()
     wait = min(RESCUE, lease / 3) * random.uniform(0.8, 1.0)

@@ -25,7 +25,7 @@ from django_dbtaskqueue.flow import observe
 from django_dbtaskqueue.flow.decide import decide
 from django_dbtaskqueue.flow.enqueue import queue_settings
 from django_dbtaskqueue.flow.scan import ScanCursor
-from django_dbtaskqueue.flow.settle_port import SettleDoor
+from django_dbtaskqueue.flow.settle_port import SettlePort
 from django_dbtaskqueue.poller.connections import Carrier
 from django_dbtaskqueue.poller.executors import Done, Executor, Run, shared
 from django_dbtaskqueue.poller.executors.pool_of_executors import Places
@@ -73,7 +73,7 @@ class Poller:
         self.intake = Intake(
             self.instance, self.lanes, self.places, self.settler, self._renewer.expect, self.counts, self.options
         )
-        self._wakeups = [Wakeup(alias, self.wake) for alias in {lane.door.alias for lane in self.lanes.values()}]
+        self._wakeups = [Wakeup(alias, self.wake) for alias in {lane.port.alias for lane in self.lanes.values()}]
 
     # -- life --------------------------------------------------------------------------------------------------------
 
@@ -268,7 +268,7 @@ class Poller:
         now = monotonic()
         for executor in self.executors:
             for run in executor.running():
-                limit = run.job.processor.timeout or self.lanes[run.job.lease.door.key].settings.timeout
+                limit = run.job.processor.timeout or self.lanes[run.job.lease.port.key].settings.timeout
                 if limit is not None and now - run.started > limit.total_seconds():
                     error = TimeoutError(f"The processor ran longer than its timeout of {limit}")
                     self._give_up(executor, run, Fail(error))
@@ -283,7 +283,7 @@ class Poller:
         return sum([len(executor.todo) for executor in self.executors])
 
     def _held_of(self, lane: Lane) -> list[Lease]:
-        return [lease for lease in self.settler.held.copy() if lease.door is lane.door]
+        return [lease for lease in self.settler.held.copy() if lease.port is lane.port]
 
     def _lost(self, lease: Lease) -> None:
         """A lease could not be renewed because it is not ours any more; what has not started will not."""
@@ -294,5 +294,5 @@ class Poller:
 def _lane(queue: str, weight: int, alias: str) -> Lane:
     settings = queue_settings(queue, alias)
     key = f"{queue}@{alias}" if settings.shards else queue
-    door = SettleDoor(alias, model_for(queue), key=key, keep=settings.keep, group_retry=settings.group_retry)
-    return Lane(queue=queue, settings=settings, door=door, line=ScanCursor(queue, settings.max_wait), weight=weight)
+    port = SettlePort(alias, model_for(queue), key=key, keep=settings.keep, group_retry=settings.group_retry)
+    return Lane(queue=queue, settings=settings, port=port, line=ScanCursor(queue, settings.max_wait), weight=weight)

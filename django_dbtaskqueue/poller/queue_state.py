@@ -11,7 +11,7 @@ from django_dbtaskqueue.conf.settings import QueueSettings
 from django_dbtaskqueue.flow.checkout import Strategy
 from django_dbtaskqueue.flow.run import Processor
 from django_dbtaskqueue.flow.scan import ScanCursor
-from django_dbtaskqueue.flow.settle_port import SettleDoor
+from django_dbtaskqueue.flow.settle_port import SettlePort
 
 DEEP = 4  # batches that may wait: one is done while one is settled, one on its way and one at hand
 AHEAD = 0.1  # seconds of work that may wait in memory, so that few leases age there
@@ -27,7 +27,7 @@ class Lane:
 
     queue: str
     settings: QueueSettings
-    door: SettleDoor
+    port: SettlePort
     line: ScanCursor
     strategy: Strategy | None = None
     weight: int = 1
@@ -51,9 +51,9 @@ class Lane:
         """Go on with other settings from the next checkout and settle on."""
         self.settings = settings
         self.line.max_wait = settings.max_wait
-        self.door.keep = settings.keep
-        self.door.group_retry = settings.group_retry
-        self.door.reenqueue = settings.reenqueue if "reenqueue" in self.overrides else None
+        self.port.keep = settings.keep
+        self.port.group_retry = settings.group_retry
+        self.port.reenqueue = settings.reenqueue if "reenqueue" in self.overrides else None
 
     def line_without(self, types: tuple[str, ...]) -> ScanCursor:
         """Return the line that leaves out some payload types: how far it was taken is another matter."""
@@ -70,7 +70,7 @@ class Lane:
     @property
     def key(self) -> str:
         """The lane's name in its poller: the queue, and its shard if it has any."""
-        return self.door.key
+        return self.port.key
 
     def ahead(self, pace: float | None = None) -> int:
         """Return how many tasks may wait in memory beyond those that run: many of fast ones, none of slow ones.

@@ -54,7 +54,7 @@ class Renewer:
             self._bell.set()
 
     def _loop(self) -> None:
-        tables = {(lane.door.alias, lane.door.model) for lane in self._lanes}
+        tables = {(lane.port.alias, lane.port.model) for lane in self._lanes}
         sessions = {table: Session.open(*table) for table in tables}  # one connection, however many queues
         while not self._ended:
             self._bell.wait(max(0.01, min(self._due.values()) - monotonic()))
@@ -62,7 +62,7 @@ class Renewer:
             for lane in self._lanes:
                 if monotonic() >= self._due[lane.key]:
                     self._due[lane.key] = float("inf")  # a lease taken meanwhile brings it forward
-                    self._bring_forward(lane, self._renew(lane, sessions[lane.door.alias, lane.door.model]))
+                    self._bring_forward(lane, self._renew(lane, sessions[lane.port.alias, lane.port.model]))
         for session in sessions.values():
             session.close()
 

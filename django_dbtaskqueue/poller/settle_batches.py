@@ -61,7 +61,7 @@ class Settler:
             first = self.done[0]
         except IndexError:  # nothing, or the other carrier took it a moment ago
             return False
-        interval = self._lanes[first.lease.door.key].settings.settle_interval
+        interval = self._lanes[first.lease.port.key].settings.settle_interval
         return monotonic() - self._settled_at >= interval.total_seconds()
 
     def settle(self, carrier: Carrier) -> None:
@@ -87,9 +87,9 @@ class Settler:
             except IndexError:  # the other carrier was faster
                 break
             lease = done.lease
-            queues.setdefault(lease.door.key, []).append(done)
+            queues.setdefault(lease.port.key, []).append(done)
             if lease.group is not None:
-                grouped.add(lease.door.key)
+                grouped.add(lease.port.key)
         batches: dict[Hashable, Batch] = {}
         for key, ended in queues.items():
             # Groups are locked and moved up by queue.
@@ -138,7 +138,7 @@ class Settler:
             _look_after_parked(lane, batch)
         if not ran:
             return
-        self.metrics.add(lane.door.alias, lane.queue, ran)
+        self.metrics.add(lane.port.alias, lane.queue, ran)
         seconds = sum([done.seconds for done in ran])
         with self._lock:
             lane.learn(seconds, len(ran))
@@ -163,7 +163,7 @@ class Settler:
 
 def _way(lane: Lane) -> Hashable:
     """Return what queues have in common whose outcomes may be written together."""
-    return lane.door.alias, lane.door.model, lane.settings.keep, lane.settings.settle
+    return lane.port.alias, lane.port.model, lane.settings.keep, lane.settings.settle
 
 
 def _missing(pairs: list[Decided], settled: set[int]) -> list[Decided]:

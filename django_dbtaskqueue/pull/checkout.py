@@ -18,8 +18,8 @@ from django_dbtaskqueue.flow.enqueue import queue_settings
 from django_dbtaskqueue.flow.rescue import rescue
 from django_dbtaskqueue.flow.run import Processor, prepare, refusal
 from django_dbtaskqueue.flow.scan import ScanCursor
-from django_dbtaskqueue.flow.settle_port import SettleDoor
-from django_dbtaskqueue.pull.lease_token import HandDoor, Token, lease_of
+from django_dbtaskqueue.flow.settle_port import SettlePort
+from django_dbtaskqueue.pull.lease_token import ManualSettlePort, Token, lease_of
 
 HEADS = 50  # tasks at the head of the line that are looked through for expired leases
 
@@ -42,7 +42,7 @@ def checkout(
     session = Session.of(queue, using)
     alias = session.connection.alias
     settings = queue_settings(queue, alias)
-    door = SettleDoor(alias, session.model, keep=settings.keep, group_retry=settings.group_retry)
+    port = SettlePort(alias, session.model, keep=settings.keep, group_retry=settings.group_retry)
     taken = stage.take(
         session,
         ScanCursor(queue, settings.max_wait),
@@ -50,7 +50,7 @@ def checkout(
         poller_instance=poller_instance,
         limit=limit,
         lease=lease or settings.lease,
-        door=door,
+        port=port,
         tags=tags,
     )
     return [task for task in taken if _fit(task, settings)]
@@ -62,8 +62,8 @@ def take_one(queue: str, alias: str, *, poller_instance: str, tags: Sequence[str
     Also ends what nobody else would where no poller runs: tasks whose holder died on their last attempt.
     """
     settings = queue_settings(queue, alias)
-    door = HandDoor.of(queue, alias, settings)
-    session = Session.on(alias, door.model)
+    port = ManualSettlePort.of(queue, alias, settings)
+    session = Session.on(alias, port.model)
     while True:
         dead = _dead(session, queue) if usage.watched() else {}
         taken = stage.take(
@@ -73,15 +73,15 @@ def take_one(queue: str, alias: str, *, poller_instance: str, tags: Sequence[str
             poller_instance=poller_instance,
             limit=1,
             lease=settings.lease,
-            door=door,
+            port=port,
             tags=tags,
         )
         if not taken:
             return None
         (task,) = taken
         if dead.get(task.id) == task.total_attempt - 1:
-            door.tell(task, "lease_expired")
-        door.tell(task, "take")
+            port.tell(task, "lease_expired")
+        port.tell(task, "take")
         if _fit(task, settings):
             return task
 
@@ -99,9 +99,9 @@ def next_due(queue: str, alias: str) -> float | None:
 def rescue_exhausted(queue: str, alias: str) -> None:
     """Write ERROR for tasks whose holder died on their last attempt: no checkout will take them again."""
     settings = queue_settings(queue, alias)
-    door = HandDoor.of(queue, alias, settings)
-    for task, _ in rescue(Session.on(alias, door.model), queue, door, keep=settings.keep):
-        door.tell(task, "lease_expired")
+    port = ManualSettlePort.of(queue, alias, settings)
+    for task, _ in rescue(Session.on(alias, port.model), queue, port, keep=settings.keep):
+        port.tell(task, "lease_expired")
 
 
 def _dead(session: Session, queue: str) -> dict[int, int]:
@@ -114,21 +114,21 @@ def _dead(session: Session, queue: str) -> dict[int, int]:
 def resume(held: Token) -> Lease:
     """Return the lease that a token stands for, as its holder had it; raise ``LeaseLost`` when it is gone."""
     settings = queue_settings(held.queue, held.alias)
-    task = lease_of(held, HandDoor.of(held.queue, held.alias, settings))
+    task = lease_of(held, ManualSettlePort.of(held.queue, held.alias, settings))
     prepare(task, _processor(task, settings))
     return task
 
 
 def _fit(task: Lease, settings: conf.QueueSettings) -> bool:
     """Decode a task. Settle one that is expired or cannot be decoded, and return False."""
-    processor, door = _processor(task, settings), task.door
+    processor, port = _processor(task, settings), task.port
     refused = refusal(task, processor, settings.expired)
     if isinstance(refused, CompleteDelete | Poison):
-        (door.expire if isinstance(door, HandDoor) else door.settle)(task, refused)
+        (port.expire if isinstance(port, ManualSettlePort) else port.settle)(task, refused)
         return False
     unreadable = prepare(task, processor)
     if unreadable is not None:
-        door.settle(task, unreadable)
+        port.settle(task, unreadable)
     return unreadable is None
 
 

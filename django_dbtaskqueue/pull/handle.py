@@ -36,7 +36,7 @@ from django_dbtaskqueue.flow.enqueue import enqueue, queue_settings
 from django_dbtaskqueue.models import Task
 from django_dbtaskqueue.models.querysets import TaskQuerySet
 from django_dbtaskqueue.pull import blocking, checkout, lease_token
-from django_dbtaskqueue.pull.lease_token import HandDoor
+from django_dbtaskqueue.pull.lease_token import ManualSettlePort
 from django_dbtaskqueue.pull.queue_admin import Keeper
 
 RESCUE = 5.0  # seconds between two looks, in one process, for tasks whose holder died on the last attempt
@@ -107,7 +107,7 @@ class QueueHandle(Keeper):
             return
         lease = self._held(task)
         lease.touched = True
-        self._door(lease).release(lease)
+        self._port(lease).release(lease)
 
     def touch(self, task: Lease | str, delta: timedelta) -> None:
         """Extend the lease, and the task's time to live if it has one, by ``delta``; zero is a no-op.
@@ -116,7 +116,7 @@ class QueueHandle(Keeper):
         """
         if _checked("delta", delta):
             lease = self._held(task)
-            self._door(lease).touch(lease, delta)
+            self._port(lease).touch(lease, delta)
 
     def bury(self, task: Lease | str | int, reason: str = "") -> bool:
         """Put a task aside, until ``kick``: POISON. By its holder, or by id while it is CREATED.
@@ -179,16 +179,16 @@ class QueueHandle(Keeper):
             raise TaskQueueError(f"Task {task.id} is of queue {task.queue!r}, not of {self.name!r}.")
         return task
 
-    def _door(self, lease: Lease) -> HandDoor:
-        if isinstance(lease.door, HandDoor):
-            return lease.door
-        alias = lease.door.alias
-        return HandDoor.of(self.name, alias, queue_settings(self.name, alias))
+    def _port(self, lease: Lease) -> ManualSettlePort:
+        if isinstance(lease.port, ManualSettlePort):
+            return lease.port
+        alias = lease.port.alias
+        return ManualSettlePort.of(self.name, alias, queue_settings(self.name, alias))
 
     def _settle(self, task: Lease | str, outcome: Outcome) -> None:
         lease = self._held(task)
         lease.touched = True
-        self._door(lease).settle(lease, outcome)
+        self._port(lease).settle(lease, outcome)
 
 
 def _instance() -> str:

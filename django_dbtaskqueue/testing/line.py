@@ -23,7 +23,7 @@ from django_dbtaskqueue.flow import checkout, enqueue, move, observe, run, settl
 from django_dbtaskqueue.flow.rescue import rescue
 from django_dbtaskqueue.flow.run import Processor
 from django_dbtaskqueue.flow.scan import ScanCursor
-from django_dbtaskqueue.flow.settle_port import SettleDoor
+from django_dbtaskqueue.flow.settle_port import SettlePort
 from django_dbtaskqueue.models import AbstractTask, Attempt, TaskHistory
 
 INSTANCE = "testing"
@@ -57,7 +57,7 @@ class Line:
         self.alias = alias
         self.session = Session.on(alias, model_for(queue))
         self.settings = enqueue.queue_settings(queue, alias)
-        self.door = SettleDoor(
+        self.port = SettlePort(
             alias,
             self.session.model,
             key=f"{queue}@{alias}" if self.settings.shards else queue,
@@ -80,7 +80,7 @@ class Line:
         self._find_tags()
         untyped = registry.find(self.queue, None) is not None
         move.unpark(self.session, self.queue, registry.payload_types(self.queue), untyped=untyped)
-        return [lease for lease, _ in rescue(self.session, self.queue, self.door, keep=self.settings.keep)]
+        return [lease for lease, _ in rescue(self.session, self.queue, self.port, keep=self.settings.keep)]
 
     def take(self) -> Lease | None:
         """Check out the head of the line, whatever its tag."""
@@ -111,7 +111,7 @@ class Line:
             poller_instance=INSTANCE,
             limit=1,
             lease=self.settings.lease,
-            door=self.door,
+            port=self.port,
             tags=sorted(self.tags),
         )
         observe.picked(taken)
@@ -170,9 +170,9 @@ class Line:
         return None if standing else lease.outcome
 
     def _settled(self, lease: Lease, outcome: Settlement) -> bool:
-        door = self.door
+        port = self.port
         return bool(
-            settle.settle_surely(self.session, [(lease, outcome)], keep=door.keep, group_retry=door.group_retry)
+            settle.settle_surely(self.session, [(lease, outcome)], keep=port.keep, group_retry=port.group_retry)
         )
 
 

@@ -21,7 +21,7 @@ from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow import checkout as stage
 from django_dbtaskqueue.flow import rescue, settle
 from django_dbtaskqueue.flow.scan import ScanCursor
-from django_dbtaskqueue.flow.settle_port import SettleDoor
+from django_dbtaskqueue.flow.settle_port import SettlePort
 from django_dbtaskqueue.models import DeletedTasks, Queue, Task
 from django_dbtaskqueue.poller.renew import renew
 from tests.factories import LEASE, age, make_task
@@ -119,7 +119,7 @@ class AfterCandidates:
 def optimistic(line: ScanCursor, limit: int) -> list[Lease]:
     return stage.take(
         Session.on("default"), line, strategy=stage.Optimistic(), poller_instance="first", limit=limit, lease=LEASE,
-        door=SettleDoor("default"),
+        port=SettlePort("default"),
     )  # fmt: skip
 
 
@@ -255,7 +255,7 @@ def test_a_holder_back_to_life_waits_for_the_rescue_and_finds_its_lease_gone(oth
         session = Session.on("default")
         (row,) = rescue.exhausted(session, "parcels")
         assert row[0] == lease.id
-        copy = Lease(*row, lease.door, 0.0)
+        copy = Lease(*row, lease.port, 0.0)
         assert settle.settle(session, [(copy, Fail("died", retry=False))]) == {lease.id}
 
     with while_we_hold(end_it, other, lambda: settles(lease)) as late:

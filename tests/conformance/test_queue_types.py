@@ -80,7 +80,7 @@ def test_a_retry_lets_others_pass_where_the_queue_says_skip(two_groups: World) -
     two_groups.configure(group_retry="skip")
     head = two_groups.checkout(1)[0]
     head.policy = Fixed(timedelta(hours=1), jitter=0)
-    head.door.settle(head, Fail("later"))
+    head.port.settle(head, Fail("later"))
     assert taken(two_groups.checkout(10)) == ["a2", "b1", "free"]
 
 

@@ -12,7 +12,7 @@ from django.db.models.functions import Now
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow.checkout import QueueShare, next_due_by_queue, take_many
 from django_dbtaskqueue.flow.scan import ScanCursor
-from django_dbtaskqueue.flow.settle_port import SettleDoor
+from django_dbtaskqueue.flow.settle_port import SettlePort
 from django_dbtaskqueue.models import Queue, Task
 from tests.factories import LEASE, make_task
 
@@ -29,7 +29,7 @@ def lines() -> Lines:
 
 def take(lines: Lines, limit: int = 100, shares: dict[str, int] | None = None) -> list[QueueShare]:
     shares = shares or {}
-    parts = [QueueShare(line, SettleDoor("default"), shares.get(queue, limit)) for queue, line in lines.items()]
+    parts = [QueueShare(line, SettlePort("default"), shares.get(queue, limit)) for queue, line in lines.items()]
     got = take_many(Session.on("default"), parts, poller_instance="p", limit=limit, lease=LEASE)
     assert got == sum(len(part.taken) for part in parts)
     return parts
@@ -47,7 +47,7 @@ def test_the_lines_are_served_in_their_order_up_to_the_limit(lines: Lines) -> No
     assert ids(parts) == [made["letters"], made["other"][:2], []]
     assert [part.reached for part in parts] == [True, True, False]
     assert Task.objects.filter(queue="parcels", status="CREATED", attempt=0).count() == 4
-    assert [part.taken[0].door for part in parts if part.taken] == [part.door for part in parts if part.taken]
+    assert [part.taken[0].port for part in parts if part.taken] == [part.port for part in parts if part.taken]
     assert ids(take(lines, 6)) == [[], made["other"][2:], made["parcels"]]
 
 

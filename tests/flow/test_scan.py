@@ -12,7 +12,7 @@ from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow import checkout
 from django_dbtaskqueue.flow.scan import FULL_SCAN_MAX_INTERVAL_S, SCAN_NOW, Scan, ScanCursor, take_rows
-from django_dbtaskqueue.flow.settle_port import SettleDoor
+from django_dbtaskqueue.flow.settle_port import SettlePort
 from django_dbtaskqueue.models import Task
 from tests.factories import make_task
 
@@ -25,7 +25,7 @@ def take(cursor: ScanCursor, limit: int = 10) -> list[int]:
     strategy = checkout.strategy_for(session)
     taken: list[Lease] = checkout.take(
         session, cursor, strategy=strategy, poller_instance="p", limit=limit, lease=timedelta(minutes=1),
-        door=SettleDoor("default", Task),
+        port=SettlePort("default", Task),
     )  # fmt: skip
     return [lease.id for lease in taken]
 

@@ -25,7 +25,7 @@ from django_dbtaskqueue.core.outcomes import Fail
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow.rescue import exhausted, rescue
 from django_dbtaskqueue.flow.scan import ScanCursor
-from django_dbtaskqueue.flow.settle_port import SettleDoor
+from django_dbtaskqueue.flow.settle_port import SettlePort
 from django_dbtaskqueue.models import Attempt, Poller, Task
 from django_dbtaskqueue.poller import heartbeat
 from django_dbtaskqueue.poller.queue_state import Lane
@@ -44,7 +44,7 @@ def spent(ago: timedelta, **columns: Any) -> Task:
 
 
 def lane_of(queue: str) -> Lane:
-    return Lane(queue, conf.queue_settings(queue), SettleDoor("default"), ScanCursor(queue))
+    return Lane(queue, conf.queue_settings(queue), SettlePort("default"), ScanCursor(queue))
 
 
 # -- heartbeat --------------------------------------------------------------------------------------------------------
@@ -141,16 +141,16 @@ def test_leases_that_stand_and_attempts_that_are_left_are_no_business_of_rescue(
     spent(timedelta(seconds=1), attempt=2, total_attempt=2, reference="attempt left")
     spent(timedelta(seconds=1), queue="other", reference="other queue")
     lane = lane_of("brief")
-    assert rescue(Session.on("default"), "brief", lane.door) == []
+    assert rescue(Session.on("default"), "brief", lane.port) == []
     assert set(Task.objects.values_list("status", flat=True)) == {"PROCESSING"}
 
 
 def test_a_holder_that_comes_back_after_the_rescue_changes_nothing(process_database: ProcessDatabase) -> None:
     spent(timedelta(seconds=1))
     session, lane = Session.on("default"), lane_of("brief")
-    ((lease, _),) = rescue(session, "brief", lane.door)
+    ((lease, _),) = rescue(session, "brief", lane.port)
     with pytest.raises(LeaseLost):
-        SettleDoor("default").settle(lease, Fail("late"))
+        SettlePort("default").settle(lease, Fail("late"))
     assert Task.objects.get().status == "ERROR"
     assert Attempt.objects.count() == 1
 
@@ -187,8 +187,8 @@ def test_two_rescuers_write_one_attempt(postgres_process_database: ProcessDataba
     first, second = Session.open("default"), Session.open("default")
     with first.atomic():
         assert len(exhausted(first, "brief")) == 1
-        assert rescue(second, "brief", lane.door) == []  # locked by the first, and not waited for
-    assert len(rescue(second, "brief", lane.door)) == 1
+        assert rescue(second, "brief", lane.port) == []  # locked by the first, and not waited for
+    assert len(rescue(second, "brief", lane.port)) == 1
     first.close()
     second.close()
 

@@ -270,8 +270,8 @@ def _standing(calls: list[Call]) -> set[int]:
     found: set[int] = set()
     try:
         for call in calls:
-            door: Any = call.job.lease.door
-            found |= resolve(Session.on(door.alias, door.model), call.job.leases)[1]
+            port: Any = call.job.lease.port
+            found |= resolve(Session.on(port.alias, port.model), call.job.leases)[1]
     finally:
         connections.close_all()
     return found

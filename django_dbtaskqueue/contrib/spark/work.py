@@ -78,7 +78,7 @@ class Desk:
                 settled = _summary(lease.outcome, lease.queue) if lease.outcome is not None and lease.settled else None
                 self.answers[lease] = Answer(None, settled, lease.lost)
             else:
-                self._open[lease.door.alias, lease.door.key].append((lease, outcome))
+                self._open[lease.port.alias, lease.port.key].append((lease, outcome))
         tidy()
         now = monotonic()
         each = conf.default_settings(leases[0].queue).settle == "each"
@@ -100,9 +100,9 @@ class Desk:
         self._settled_at = monotonic()
 
     def _settle(self, pairs: list[Decided]) -> None:
-        door: Any = pairs[0][0].door
-        session = Session.on(door.alias, door.model)
-        settled = settle_surely(session, pairs, keep=door.keep, group_retry=door.group_retry)
+        port: Any = pairs[0][0].port
+        session = Session.on(port.alias, port.model)
+        settled = settle_surely(session, pairs, keep=port.keep, group_retry=port.group_retry)
         missing = [lease for lease, _ in pairs if lease.id not in settled]
         stored, standing = resolve(session, missing) if missing else (set(), set())
         for lease, outcome in pairs:
@@ -118,7 +118,7 @@ def _standing(leases: Iterable[Lease]) -> set[Lease]:
     """Return the leases that are neither settled nor lost."""
     by_place: defaultdict[tuple[str, Any], list[Lease]] = defaultdict(list)
     for lease in leases:
-        by_place[lease.door.alias, lease.door.model].append(lease)  # type: ignore[attr-defined]
+        by_place[lease.port.alias, lease.port.model].append(lease)  # type: ignore[attr-defined]
     found: set[Lease] = set()
     for (alias, model), group in by_place.items():
         standing = resolve(Session.on(alias, model), group)[1]

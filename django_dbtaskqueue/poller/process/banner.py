@@ -22,7 +22,7 @@ USUAL = QueueSettings()
 
 def opening(poller: Poller) -> Iterator[str]:
     """Yield two lines; raise ``ImproperlyConfigured`` for a database that has no task table."""
-    found = {lane.door.alias: lane.door.model._meta.db_table for lane in poller.lanes.values()}
+    found = {lane.port.alias: lane.port.model._meta.db_table for lane in poller.lanes.values()}
     databases = ", ".join(f"{database(alias, table)} ({alias})" for alias, table in found.items())
     options = poller.options
     yield f"django-dbtaskqueue {__version__} on {databases}, instance {poller.instance}"
