@@ -1,7 +1,8 @@
-"""Durations as people write them."""
+"""Durations as people write them, and the pause between two attempts."""
 
 from __future__ import annotations
 
+import random
 import re
 from datetime import timedelta
 from typing import Any
@@ -43,3 +44,13 @@ def iso(value: timedelta) -> str:
     rest = f"{seconds % 60:.6f}".rstrip("0").rstrip(".")
     time += f"{rest}S" if float(rest) or not (time or value.days) else ""
     return f"P{f'{value.days}D' if value.days else ''}{f'T{time}' if time else ''}"
+
+
+def next_pause(pause: float, first: float, longest: float) -> float:
+    """Return the seconds to wait after one more failure: twice the last ``pause`` (0: none yet), within the limits."""
+    return min(longest, 2 * pause or first)
+
+
+def jittered(seconds: float) -> float:
+    """Return between half and one and a half times ``seconds``, so that processes do not retry all at once."""
+    return seconds * random.uniform(0.5, 1.5)
