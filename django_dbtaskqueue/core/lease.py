@@ -15,7 +15,7 @@ class Port(Protocol):
     """The one way out of PROCESSING, and the way to its database; given to the lease by whoever checked it out."""
 
     alias: str  # the database the task lives in
-    key: str  # the lane: the queue, and its shard if it has any
+    key: str  # the queue, and its shard if it has any
     reenqueue: Any  # the runtime override of the reenqueue policy, or None
 
     def time(self, text: str) -> datetime:

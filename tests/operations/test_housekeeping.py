@@ -216,7 +216,7 @@ def test_partitioning_keeps_rows_and_can_be_taken_back(history: None) -> None:
 
 
 def test_a_poller_keeps_house_when_it_is_told_to(history: None, settings: Any, monkeypatch: Any) -> None:
-    monkeypatch.setattr("django_dbtaskqueue.poller.periodic.UNASKED", 0.05)
+    monkeypatch.setattr("django_dbtaskqueue.poller.periodic.RETENTION_OFF_SECONDS", 0.05)
     settings.DBTASKQUEUE = {"QUEUES": {"parcels": {}}, "HOUSEKEEPING": "100ms"}
     old(COMPLETED, 30)
     with polling({"parcels": 1}):

@@ -35,7 +35,7 @@ def queues(settings: Any) -> Iterator[list[str]]:
 
 def looked(*pollers: Poller) -> None:
     """Wait until pollers have looked into all their queues once."""
-    until(lambda: all(lane.idle > 0 for poller in pollers for lane in poller.lanes.values()), timeout=60)
+    until(lambda: all(queue.idle_pause > 0 for poller in pollers for queue in poller.queues.values()), timeout=60)
 
 
 def fill(queues: list[str], each: int = EACH) -> None:
