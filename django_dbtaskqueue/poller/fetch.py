@@ -158,7 +158,7 @@ class Fetcher:
                 continue
             if queue.port.model is not port.model or queue.port.alias != port.alias:
                 continue
-            if place(queue, self.capacity.executors).executor is not executor:  # another queue may wait for that one
+            if place(queue, self.capacity.executors).executor is not executor:  # another queue may have its turn there
                 continue
             key = equal_limits(queue, self.capacity)
             if key is None:

@@ -178,7 +178,7 @@ def test_what_waits_for_a_limit_is_given_back_at_a_stop(site: Site) -> None:
 
 
 def taken(site: Site, poller: Any, number: int) -> list[Lease]:
-    """Check out more than a limit lets in, as two carriers at once might."""
+    """Check out more than a concurrency limit admits, as two fetch threads at once might."""
     manager = Task.objects.db_manager(site.alias)
     leases: list[Lease] = manager.checkout(QUEUE, poller_instance=poller.instance, limit=number)
     for lease in leases:

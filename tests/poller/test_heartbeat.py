@@ -1,4 +1,4 @@
-"""Heartbeat, rescue, unparking, timeouts: what a poller does beside its work. On threads of the test's own process."""
+"""Heartbeat, rescue, unparking and timeouts, on threads of the test's own process."""
 
 from __future__ import annotations
 
