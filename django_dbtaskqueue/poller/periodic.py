@@ -40,7 +40,7 @@ class Periodic:
     """A job on one database. ``run`` returns the seconds until its next run."""
 
     alias: str
-    name: str  # "heartbeat" in "The heartbeat fails"
+    name: str  # as its failures are logged
     run: Callable[[], float]
     due: float = 0.0  # time.monotonic()
     pause: float = 0.0  # before the next attempt; 0 while the job works
@@ -64,12 +64,12 @@ class PeriodicJobs:
 
     def run(self, after_each_round: Callable[[], None] = lambda: None) -> None:
         """Run the jobs that are due, and wait for the next ones."""
-        while not self._ended.is_set():
+        while self._jobs and not self._ended.is_set():
             for job in self._jobs:
                 if monotonic() >= job.due and not self._ended.is_set():
                     job.due = monotonic() + self.attempt(job)
             after_each_round()
-            self._ended.wait(max(0.0, min([job.due for job in self._jobs], default=0.0) - monotonic()))
+            self._ended.wait(max(0.0, min([job.due for job in self._jobs]) - monotonic()))
 
     def attempt(self, job: Periodic) -> float:
         """Run a job once; return the seconds until the next time. Never raises."""
@@ -91,8 +91,8 @@ class PeriodicJobs:
 
     def _log(self, job: Periodic, error: Exception) -> None:
         database_error = isinstance(error, Error)
-        logged_before = self._fails(job.alias) if database_error else bool(job.pause)
-        log = logger.debug if logged_before or self._ended.is_set() else logger.warning
+        quiet = self._fails(job.alias) or self._ended.is_set() if database_error else bool(job.pause)
+        log = logger.debug if quiet else logger.warning
         text = f"{type(error).__name__}: {error}".replace("\n", " ").strip()
         log("%s fail, trying again: %s: %s", self._title, job.name, text, exc_info=not database_error)
 
