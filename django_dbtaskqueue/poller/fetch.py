@@ -71,6 +71,8 @@ class Fetcher:
         """
         with self._lock:
             due = sorted(self._due(), key=NEXT_TURN)
+            if not due:
+                return None
             queue, asked = self._first_with_free_slots(due)
             if queue is None:
                 return None
@@ -198,13 +200,37 @@ class Fetcher:
         """Check out what was chosen and hand it to the executors; return whether there was as much as asked for."""
         if len(queues) > 1:
             return self._take_of_many(connections, queues, asked)
-        return self._take_of_one(connections, queues[0], asked)
+        queue = queues[0]
+        wakes = queue.wakes
+        try:
+            session = connections.session(queue)
+            if queue.reply_lost and queue.reserved == asked:
+                self._release_unknown(session, queue)
+            if queue.unpark_due:
+                unpark(session, queue)
+            if queue.placement.one_limit:
+                got = self._take(session, queue, asked)
+            else:
+                got = self._take_by_processor(session, queue, asked)
+        except Exception:
+            queue.reply_lost = True
+            raise
+        finally:
+            with self._lock:
+                self._reserve([queue], -asked)
+        next_due = None if got else find_next_due(session, queue)
+        with self._lock:
+            queue.fetched(got=got, asked=asked, wakes=wakes, next_due=next_due)
+        options = self.capacity.options
+        if options.once or (options.drain and not got and not queue.unpark_due and self._is_drained(session, queue)):
+            queue.exhausted = True
+        return got == asked
 
     def _take_of_many(self, connections: ConnectionSet, queues: list[QueueState], asked: int) -> bool:
         wakes = [queue.wakes for queue in queues]
-        session = connections.session(queues[0])
-        parts = [QueueShare(queue.cursor, queue.port, _share(queue, asked)) for queue in queues]
         try:
+            session = connections.session(queues[0])
+            parts = [QueueShare(queue.cursor, queue.port, _share(queue, asked)) for queue in queues]
             checkout.take_many(
                 session,
                 parts,
@@ -247,31 +273,6 @@ class Fetcher:
         for queue, leases in given:
             jobs += self._jobs(queue, [lease for lease in leases if lease not in released] if released else leases)
         self.capacity.executors.submit(jobs, fast=all(_is_fast(queue) for queue, _ in given))
-
-    def _take_of_one(self, connections: ConnectionSet, queue: QueueState, asked: int) -> bool:
-        wakes, session = queue.wakes, connections.session(queue)
-        try:
-            if queue.reply_lost and queue.reserved == asked:
-                self._release_unknown(session, queue)
-            if queue.unpark_due:
-                unpark(session, queue)
-            if queue.placement.one_limit:
-                got = self._take(session, queue, asked)
-            else:
-                got = self._take_by_processor(session, queue, asked)
-        except Exception:
-            queue.reply_lost = True
-            raise
-        finally:
-            with self._lock:
-                self._reserve([queue], -asked)
-        next_due = None if got else find_next_due(session, queue)
-        with self._lock:
-            queue.fetched(got=got, asked=asked, wakes=wakes, next_due=next_due)
-        options = self.capacity.options
-        if options.once or (options.drain and not got and not queue.unpark_due and self._is_drained(session, queue)):
-            queue.exhausted = True
-        return got == asked
 
     def _take_by_processor(self, session: Session, queue: QueueState, asked: int) -> int:
         """Take tasks so that no processor gets more than its free slots, and a full one does not block the others.
