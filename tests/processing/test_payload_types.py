@@ -182,7 +182,7 @@ def taken(site: Site, poller: Any, number: int) -> list[Lease]:
     manager = Task.objects.db_manager(site.alias)
     leases: list[Lease] = manager.checkout(QUEUE, poller_instance=poller.instance, limit=number)
     for lease in leases:
-        lease.door = poller.queues[QUEUE].door
+        lease.port = poller.queues[QUEUE].port
     poller.settler.held.update(leases)
     return leases
 
