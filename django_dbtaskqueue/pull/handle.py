@@ -90,8 +90,8 @@ class QueueHandle(Keeper):
         inside = any(connections[alias].in_atomic_block for alias in aliases)
         if inside and not all(_sees_news(alias) for alias in aliases):
             until = None
-        place = blocking.Place(self.name, aliases, self.tags)
-        return blocking.take(place, partial(self._look, aliases), until, partial(self._pause, aliases), alone=inside)
+        key = blocking.WaitKey(self.name, aliases, self.tags)
+        return blocking.take(key, partial(self._look, aliases), until, partial(self._pause, aliases), alone=inside)
 
     def ack(self, task: Lease | str, result: Any = None) -> None:
         """Settle as COMPLETED, or as the queue's ``keep`` setting says. Raises ``LeaseLost``."""
