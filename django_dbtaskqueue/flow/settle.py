@@ -56,7 +56,7 @@ def settle(session: Session, pairs: Sequence[Pair], *, keep: str = "keep", group
 
 
 def _decided(pairs: Iterable[Pair]) -> list[Decided]:
-    return [(lease, decide(lease, outcome)) for lease, outcome in pairs]
+    return [(lease, outcome if isinstance(outcome, Complete) else decide(lease, outcome)) for lease, outcome in pairs]
 
 
 def _settle(session: Session, pairs: Sequence[Decided], *, keep: str, group_retry: str) -> set[int]:

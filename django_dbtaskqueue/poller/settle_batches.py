@@ -154,6 +154,8 @@ class Settler:
             if outcome is None or lease.settled:
                 outcome = lease.outcome  # by which the processor settled it by itself
             known = COMPLETE if outcome is None else facts(outcome)
+            if known is COMPLETE and not watched and lease.group is None:
+                continue
             self._counts.failed += known.error is not None
             if known.wakes or lease.group is not None:
                 lane.wake()  # it may be due again soon, or the next of its group is in line
