@@ -11,6 +11,7 @@ from datetime import datetime, timedelta
 from typing import Any, cast
 
 from asgiref.sync import sync_to_async
+from django.db import connections
 from django.db.models import Model
 from django.db.models import signals as model_signals
 from django.db.models.base import ModelState
@@ -19,11 +20,10 @@ from django_dbtaskqueue.conf import overrides
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core import json as json_payload
 from django_dbtaskqueue.core.exceptions import DuplicateTask
-from django_dbtaskqueue.db.session import Session, alias_for, model_for
+from django_dbtaskqueue.db.session import Session, alias_for, model_of
 from django_dbtaskqueue.flow import groups, usage
 from django_dbtaskqueue.flow.arguments import ON_DUPLICATE, check_choice, row_of
-from django_dbtaskqueue.flow.capacity import room
-from django_dbtaskqueue.flow.shards import route, with_fail_over
+from django_dbtaskqueue.flow.placement import room, route, with_fail_over
 from django_dbtaskqueue.models import Task
 
 
@@ -59,7 +59,7 @@ def enqueue(
     Raises ``UnknownQueue``, ``PayloadError``, ``DuplicateTask``, ``QueueFull`` before or instead of any write.
     """
     alias = alias_for(queue, using)
-    settings = queue_settings(queue, alias)
+    settings = overrides.in_force(queue, alias)
     row = row_of(
         {
             "reference": reference, "payload": payload, "delay": delay, "run_at": run_at, "priority": priority,
@@ -67,10 +67,11 @@ def enqueue(
         },
         settings,
     )  # fmt: skip
-    check_choice("on_duplicate", on_duplicate, ON_DUPLICATE)
+    if on_duplicate not in ON_DUPLICATE:
+        check_choice("on_duplicate", on_duplicate, ON_DUPLICATE)
 
     def insert(alias: str) -> Task:
-        session = Session.on(alias, model_for(queue))
+        session = Session(connections[alias], model_of(settings))
         if settings.capacity is None and row["group_key"] is None:
             return _insert(session, queue, row, on_duplicate, keep_due=keep_due)
         with room(session, queue, settings.capacity, 1, timeout):

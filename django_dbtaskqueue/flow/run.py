@@ -121,13 +121,13 @@ def prepare(lease: Lease, processor: Processor) -> Fail | None:
 def run(lease: Lease, processor: Processor) -> Settlement | None:
     """``perform``, decided: what is to be written; None for nothing. Never raises."""
     outcome = perform(lease, processor)
-    return None if outcome is None else decide_call(lease, outcome)
+    return outcome if outcome is None or outcome is DONE else decide_call(lease, outcome)
 
 
 async def run_async(lease: Lease, processor: Processor) -> Settlement | None:
     """``run`` for an async processor; a cancellation is left to the caller."""
     outcome = await perform_async(lease, processor)
-    return None if outcome is None else decide_call(lease, outcome)
+    return outcome if outcome is None or outcome is DONE else decide_call(lease, outcome)
 
 
 def run_all(leases: Sequence[Lease], processor: Processor) -> list[Settlement | None]:

@@ -16,6 +16,7 @@ from django.db.utils import DatabaseError, OperationalError
 
 from django_dbtaskqueue.core import json as json_payload
 from django_dbtaskqueue.core.exceptions import TaskQueueError
+from django_dbtaskqueue.core.failure_signature import describe
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import (
     Complete,
@@ -33,7 +34,6 @@ from django_dbtaskqueue.core.sql.statements import Statements
 from django_dbtaskqueue.db.session import Row, Session
 from django_dbtaskqueue.flow import groups
 from django_dbtaskqueue.flow.decide import decide
-from django_dbtaskqueue.flow.failure_signature import describe
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ def settle(session: Session, pairs: Sequence[Pair], *, keep: str = "keep", group
 
 
 def _decided(pairs: Iterable[Pair]) -> list[Decided]:
-    return [(lease, decide(lease, outcome)) for lease, outcome in pairs]
+    return [(lease, outcome if isinstance(outcome, Complete) else decide(lease, outcome)) for lease, outcome in pairs]
 
 
 def _settle(session: Session, pairs: Sequence[Decided], *, keep: str, group_retry: str) -> set[int]:

@@ -16,10 +16,10 @@ from typing import Any, NamedTuple, Protocol
 
 from django.db import transaction
 
+from django_dbtaskqueue.core.failure_signature import FailureSignature, signature_of
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import COMPLETE, Settlement, facts
 from django_dbtaskqueue.db.session import Session
-from django_dbtaskqueue.flow.failure_signature import Kind, kind_of
 from django_dbtaskqueue.metrics.histogram import class_of
 from django_dbtaskqueue.models import FailureCount, FailureGroup, Metric
 
@@ -89,7 +89,7 @@ class Failure(NamedTuple):
     """One group of failures, and how many attempts it had."""
 
     queue: str
-    kind: Kind
+    kind: FailureSignature
     number: int
 
 
@@ -144,7 +144,7 @@ class Collector:
             name, error = _counted(done)
             by_outcome[name].append(done)
             if error is not None:
-                failed.append(Failure(queue, kind_of(error, queue), 1))
+                failed.append(Failure(queue, signature_of(error, queue), 1))
         with self._lock:
             for name, batch in by_outcome.items():
                 self._sums.setdefault(Key(alias, queue, name), Sums()).add(batch)

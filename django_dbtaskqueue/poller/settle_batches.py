@@ -155,6 +155,8 @@ class Settler:
             if outcome is None or lease.settled:
                 outcome = lease.outcome  # the processor settled it itself
             known = COMPLETE if outcome is None else facts(outcome)
+            if known is COMPLETE and not watched and lease.group is None:
+                continue
             self._counts.failed += known.error is not None
             if known.wakes or lease.group is not None:
                 queue.wake()  # it may be due again soon, or the next task of its group is ready

@@ -37,10 +37,10 @@ from django_dbtaskqueue.models import Task
 from django_dbtaskqueue.models.querysets import TaskQuerySet
 from django_dbtaskqueue.pull import blocking, checkout, lease_token
 from django_dbtaskqueue.pull.lease_token import ManualSettlePort
-from django_dbtaskqueue.pull.queue_admin import Keeper
+from django_dbtaskqueue.pull.queue_admin import QueueAdmin
 
-RESCUE = 5.0  # seconds between two looks, in one process, for tasks whose holder died on the last attempt
-REMEMBERED = 4096
+RESCUE_INTERVAL_S = 5.0  # between two rescues of one queue in one process
+MAX_REMEMBERED_QUEUES = 4096
 JITTER = (0.8, 1.2)
 _next_rescue: dict[tuple[str, str], float] = {}
 _names: dict[str, Any] = {}
@@ -56,7 +56,7 @@ def queue(name: str, *, using: str | None = None, tags: Sequence[str] = ()) -> Q
 
 
 @dataclass(frozen=True, slots=True)
-class QueueHandle(Keeper):
+class QueueHandle(QueueAdmin):
     """A queue to put into and take from. Handles hold no state: make them anew or share them between threads.
 
     Every verb raises ``UnknownQueue`` when there is no such queue. Where a task is asked for, a lease or its token
@@ -90,8 +90,8 @@ class QueueHandle(Keeper):
         inside = any(connections[alias].in_atomic_block for alias in aliases)
         if inside and not all(_sees_news(alias) for alias in aliases):
             until = None
-        place = blocking.Place(self.name, aliases, self.tags)
-        return blocking.take(place, partial(self._look, aliases), until, partial(self._pause, aliases), alone=inside)
+        key = blocking.WaitKey(self.name, aliases, self.tags)
+        return blocking.take(key, partial(self._look, aliases), until, partial(self._pause, aliases), alone=inside)
 
     def ack(self, task: Lease | str, result: Any = None) -> None:
         """Settle as COMPLETED, or as the queue's ``keep`` setting says. Raises ``LeaseLost``."""
@@ -158,9 +158,9 @@ class QueueHandle(Keeper):
     def _rescue(self, alias: str) -> None:
         now = monotonic()
         if now >= _next_rescue.get((alias, self.name), 0.0):
-            if len(_next_rescue) >= REMEMBERED:
+            if len(_next_rescue) >= MAX_REMEMBERED_QUEUES:
                 _next_rescue.clear()
-            _next_rescue[alias, self.name] = now + RESCUE
+            _next_rescue[alias, self.name] = now + RESCUE_INTERVAL_S
             checkout.rescue_exhausted(self.name, alias)
 
     def _pause(self, aliases: tuple[str, ...]) -> float:

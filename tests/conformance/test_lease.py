@@ -10,7 +10,7 @@ from django.db.models.functions import Now
 from django_dbtaskqueue import Complete, LeaseLost
 from django_dbtaskqueue.core.outcomes import Park
 from django_dbtaskqueue.core.states import COMPLETED, CREATED, PROCESSING
-from django_dbtaskqueue.flow import move, rescue, settle
+from django_dbtaskqueue.flow import move, rescue, run, settle
 from django_dbtaskqueue.poller.renew import renew
 from tests.conformance.conftest import SECOND, World
 from tests.conformance.test_settle import NOW, At
@@ -101,7 +101,7 @@ def test_release_keeps_the_place_and_does_not_charge(world: World) -> None:
 
 def test_a_parked_task_waits_uncharged_until_it_is_unparked(world: World) -> None:
     lease = world.take(payload_type="Alien")
-    reason = move.no_handler("parcels", "Alien")
+    reason = run.no_handler("parcels", "Alien")
     assert world.settle(lease, Park(reason))
     row = world.row(lease)
     assert (row["status"], row["attempt"], row["parked_by"], row["ready_time"]) == (CREATED, 0, reason, None)
@@ -120,14 +120,14 @@ def test_a_parked_task_waits_uncharged_until_it_is_unparked(world: World) -> Non
 
 def test_unpark_leaves_alone_what_waits_for_something_else(world: World) -> None:
     world.make(parked_by="capacity")
-    plain = world.make(parked_by=move.no_handler("parcels", None))
+    plain = world.make(parked_by=run.no_handler("parcels", None))
     assert move.unpark(world.session, "parcels", ["Alien"], untyped=False) == 0
     assert move.unpark(world.session, "parcels", ["Alien"]) == 1
     assert world.row(plain)["parked_by"] is None
 
 
 def test_unpark_never_makes_a_task_due_before_its_time(world: World) -> None:
-    parked = world.make(parked_by=move.no_handler("parcels", None), next_process_time=timedelta(hours=1))
+    parked = world.make(parked_by=run.no_handler("parcels", None), next_process_time=timedelta(hours=1))
     assert move.unpark(world.session, "parcels", []) == 1
     assert world.row(parked)["ready_time"] == At(timedelta(hours=1))
     assert world.checkout() == []

@@ -16,11 +16,11 @@ from django.utils import timezone
 
 from django_dbtaskqueue import Complete, CompleteDelete, Fail, LeaseLost, Poison, Reenqueue
 from django_dbtaskqueue.core.exceptions import TaskQueueError
+from django_dbtaskqueue.core.failure_signature import signature_of
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import Outcome, Park, Release, Settlement
 from django_dbtaskqueue.core.states import COMPLETED, CREATED, ERROR, POISON, PROCESSING
 from django_dbtaskqueue.flow import settle
-from django_dbtaskqueue.flow.failure_signature import kind_of
 from django_dbtaskqueue.flow.settle import settle_surely
 from django_dbtaskqueue.models import Attempt, DeletedTasks, TaskHistory
 from tests.conformance.conftest import SECOND, World
@@ -62,7 +62,7 @@ class Effect:
         if changed.get("finish_time") is not None:
             changed["final_status"] = changed["status"]
         if self.failed:
-            changed["fingerprint"] = kind_of("no", QUEUE).fingerprint
+            changed["fingerprint"] = signature_of("no", QUEUE).fingerprint
         return changed
 
 

@@ -18,10 +18,10 @@ from django.db import close_old_connections
 from django_dbtaskqueue import registry
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.exceptions import TaskQueueError
+from django_dbtaskqueue.core.failure_signature import RemoteError
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import Fail, Outcome, Settlement, facts, with_error, without_result
 from django_dbtaskqueue.db.session import Session
-from django_dbtaskqueue.flow.failure_signature import Told
 from django_dbtaskqueue.flow.run import decide_all, run_all
 from django_dbtaskqueue.flow.settle import Decided, resolve, settle_surely
 from django_dbtaskqueue.poller.executors.pool import Answer
@@ -142,7 +142,7 @@ def _outcomes(leases: list[Lease]) -> list[Settlement | None]:
 def _summary(outcome: Settlement, queue: str) -> Settlement:
     """Return an outcome that is stored, without what is of any size: it has to travel."""
     error = facts(outcome).error
-    return without_result(outcome) if error is None else with_error(outcome, Told.of(error, queue))
+    return without_result(outcome) if error is None else with_error(outcome, RemoteError.of(error, queue))
 
 
 def _portable(outcome: Settlement, queue: str) -> Outcome | Settlement:
@@ -153,5 +153,5 @@ def _portable(outcome: Settlement, queue: str) -> Outcome | Settlement:
         error = facts(outcome).error
         if error is None:
             return Fail(f"{type(outcome).__name__} with a result that is not JSON could not be stored.")
-        return with_error(outcome, Told.of(error, queue))
+        return with_error(outcome, RemoteError.of(error, queue))
     return outcome
