@@ -1,4 +1,4 @@
-"""Start-up: introduce the flow to the manager, find the processors."""
+"""Start-up: register the system checks, find the processors."""
 
 from __future__ import annotations
 
@@ -16,11 +16,7 @@ class TaskQueueConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        """Bind the flow, register the system checks, import every installed app's ``tasks.py``."""
-        from django_dbtaskqueue.flow import enqueue, enqueue_many, housekeep, move
-        from django_dbtaskqueue.models import querysets
+        """Register the system checks, import every installed app's ``tasks.py``."""
         from django_dbtaskqueue.operations import checks  # noqa: F401 -- checks registers itself
-        from django_dbtaskqueue.pull import checkout
 
-        querysets.bind(enqueue=enqueue, bulk=enqueue_many, checkout=checkout, move=move, housekeep=housekeep)
         autodiscover_modules("tasks")

@@ -12,7 +12,7 @@ from django.core.exceptions import ImproperlyConfigured
 
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core import codecs
-from django_dbtaskqueue.flow.process import Processor
+from django_dbtaskqueue.flow.run import Processor
 
 F = TypeVar("F", bound=Callable[..., Any])
 MODES = ("separate", "atomic")

@@ -1,7 +1,8 @@
-"""Durations as text: one grammar to read, one spelling for people, one spelling for machines. Standard library only."""
+"""Durations as text, with one grammar and two spellings, and the pause between two attempts. Standard library only."""
 
 from __future__ import annotations
 
+import random
 import re
 from datetime import timedelta
 from decimal import Decimal
@@ -115,3 +116,13 @@ def _precision(rest: int) -> int:
 def _decimal(number: int, size: int) -> str:
     """Return ``number / size`` with every digit; ``size`` is a power of ten."""
     return format(Decimal(number) / size, "f")
+
+
+def next_pause(pause: float, first: float, longest: float) -> float:
+    """Return the seconds to wait after one more failure: twice the last ``pause`` (0: none yet), within the limits."""
+    return min(longest, 2 * pause or first)
+
+
+def jittered(seconds: float) -> float:
+    """Return between half and one and a half times ``seconds``, so that processes do not retry all at once."""
+    return seconds * random.uniform(0.5, 1.5)

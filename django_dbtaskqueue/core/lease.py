@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from django_dbtaskqueue.core.columns import COLUMNS, Column
 from django_dbtaskqueue.core.exceptions import LeaseLost
-from django_dbtaskqueue.core.outcomes import Complete, CompleteDelete, Fail, Outcome, Poison, Reenqueue
+from django_dbtaskqueue.core.outcomes import Complete, CompleteDelete, Fail, Outcome, Poison, Reenqueue, Settlement
 from django_dbtaskqueue.core.retry import AnyPolicy
 
 
@@ -25,11 +25,11 @@ class Policies(Protocol):
         """When a task that is reenqueued without a delay is due."""
 
 
-class Door(Protocol):
+class Port(Protocol):
     """The one way out of PROCESSING, and the way to its database; given to the lease by whoever checked it out."""
 
     alias: str  # the database the task lives in
-    key: str  # the lane: the queue, and its shard if it has any
+    key: str  # the queue, and its shard if it has any
     reenqueue: AnyPolicy  # the runtime override of the reenqueue policy, or None
 
     def time(self, text: str) -> datetime:
@@ -85,42 +85,41 @@ class Lease:
     group: str | None
     expire_text: str | None
     lease_seconds: float | None
-    door: Door
+    port: Port
     deadline: float = 0.0  # time.monotonic() at which the lease, as last granted or renewed, runs out
     payload: Any = None  # an instance of the processor's payload class, or plain JSON
     context: dict[str, object] = field(default_factory=dict)
-    policy: AnyPolicy = None  # the runtime override of the retry policy; None: that of the queue or the processor
-    processor: Policies | None = None  # the processor that runs it
-    outcome: Outcome | None = None  # what the processor settled by itself; stored once ``settled``
+    policy: AnyPolicy = None  # how a failure is retried, as set while running; None: as the queue and its processor say
+    processor: Policies | None = None  # the processor that runs it, for the policies it declares
+    outcome: Settlement | None = None  # what the processor settled by itself; stored once ``settled``
     settled: bool = False  # an outcome of this lease is committed
     touched: bool = False  # the processor tried to settle by itself
-    retried: bool | None = None  # whether the failure last written is to be tried again; None: written elsewhere
     lost: str = ""  # what could not be written, for the lease was gone
 
     @property
     def create_time(self) -> datetime:
         """When the task was enqueued."""
-        return self.door.time(self.create_text)
+        return self.port.time(self.create_text)
 
     @property
     def start_time(self) -> datetime:
         """When this checkout took it."""
-        return self.door.time(self.start_text)
+        return self.port.time(self.start_text)
 
     @property
     def lease_until(self) -> datetime:
         """When the lease, as granted or last touched, runs out."""
-        return self.door.time(self.until_text)
+        return self.port.time(self.until_text)
 
     @property
     def ready_time(self) -> datetime:
         """The task's place in line."""
-        return self.door.time(self.ready_text)
+        return self.port.time(self.ready_text)
 
     @property
     def expire_time(self) -> datetime | None:
         """When its time to live is over, if it has one."""
-        return None if self.expire_text is None else self.door.time(self.expire_text)
+        return None if self.expire_text is None else self.port.time(self.expire_text)
 
     def complete(self, result: object = None) -> None:
         """Settle as COMPLETED."""
@@ -151,11 +150,11 @@ class Lease:
         if delta < timedelta(0):
             raise ValueError(f"touch() extends a lease; {delta!r} is negative. Use reenqueue() to give the task back.")
         if delta:
-            self.door.touch(self, delta)
+            self.port.touch(self, delta)
 
     def report_progress(self, done: float, note: str = "") -> None:
         """Store progress (``done`` from 0 to 1) where an operator sees it. Not part of any outcome."""
-        self.door.report_progress(self, done, note)
+        self.port.report_progress(self, done, note)
 
     def gone(self, verb: str) -> LeaseLost:
         """Return the error of a ``verb`` that found the lease gone, which is reported whoever catches that error."""
@@ -164,7 +163,7 @@ class Lease:
 
     def _settle(self, outcome: Outcome) -> None:
         self.touched = True
-        self.door.settle(self, outcome)
+        self.port.settle(self, outcome)
 
 
 def _leased() -> tuple[Column, ...]:
@@ -175,6 +174,6 @@ def _leased() -> tuple[Column, ...]:
     return tuple(by_field[name] for name in names)
 
 
-# The columns a checkout returns, in the order of Lease's fields: ``Lease(*row, door, deadline)``.
+# The columns a checkout returns, in the order of Lease's fields: ``Lease(*row, port, deadline)``.
 LEASED = _leased()
 POSITION = {column.name: place for place, column in enumerate(LEASED)}

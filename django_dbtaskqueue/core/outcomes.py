@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
+from typing import NamedTuple, assert_never
 
 CENTURY = timedelta(days=36_525)  # a later time may be after year 9999, which Python cannot read back
 
@@ -65,3 +66,88 @@ class Poison:
 
 Outcome = Complete | CompleteDelete | Reenqueue | Fail | Poison
 OUTCOMES = (Complete, CompleteDelete, Reenqueue, Fail, Poison)
+
+
+# -- what a processor cannot say ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A failure that ``flow.decide`` has decided: the next attempt is due after ``delay``; None: ERROR."""
+
+    said: Fail
+    delay: timedelta | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Give back a task that did not start: the attempt is not charged, the place in the ready order is kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class Park:
+    """Give back, uncharged, a task that cannot be taken here. It is out of the ready order until the reason is gone."""
+
+    reason: str
+
+
+Settlement = Complete | CompleteDelete | Reenqueue | Poison | Failed | Release | Park  # what can be written
+
+
+class Facts(NamedTuple):
+    """What everyone else needs to know of an outcome."""
+
+    verb: str  # in messages and signals
+    counts_as: str  # in the metrics; "" for what is no attempt
+    call: str  # in the usage counters of the pull API
+    wakes: bool = False  # the task may be due again soon
+    deletes_or_returns: bool = False  # the row says nothing of this outcome afterwards
+    parks: bool = False
+    error: BaseException | str | None = None
+
+
+COMPLETE = Facts("complete", "completed", "ack")
+COMPLETE_DELETE = Facts("completedelete", "deleted", "ack", deletes_or_returns=True)
+REENQUEUE = Facts("reenqueue", "reenqueued", "release", wakes=True)
+POISON = Facts("poison", "poisoned", "bury")
+RELEASE = Facts("release", "", "release", deletes_or_returns=True)
+PARK = Facts("park", "", "release", deletes_or_returns=True, parks=True)
+
+
+def facts(outcome: Outcome | Settlement) -> Facts:
+    """Return the facts of an outcome: the one place that tells outcomes apart for those that do not write them."""
+    if outcome.__class__ is Complete:  # nearly every one is, and the match below costs more
+        return COMPLETE
+    match outcome:
+        case Complete():
+            return COMPLETE
+        case CompleteDelete():
+            return COMPLETE_DELETE
+        case Reenqueue():
+            return REENQUEUE
+        case Poison():
+            return POISON
+        case Failed(said, delay):
+            return Facts("fail", "failed" if delay is None else "retried", "fail", wakes=True, error=said.error)
+        case Fail(error):
+            return Facts("fail", "failed", "fail", wakes=True, error=error)
+        case Release():
+            return RELEASE
+        case Park():
+            return PARK
+    assert_never(outcome)
+
+
+def said(outcome: Outcome | Settlement) -> Outcome | Release | Park:
+    """Return an outcome as the processor said it, before it was decided."""
+    return outcome.said if isinstance(outcome, Failed) else outcome
+
+
+def with_error(outcome: Settlement, error: BaseException | str) -> Settlement:
+    """Return a failure with another error, for its own cannot travel to another process. Others stay as they are."""
+    return replace(outcome, said=replace(outcome.said, error=error)) if isinstance(outcome, Failed) else outcome
+
+
+def without_result(outcome: Settlement) -> Settlement:
+    """Return an outcome without its result, which may be large."""
+    return replace(outcome, result=None) if isinstance(outcome, Complete | Reenqueue) else outcome

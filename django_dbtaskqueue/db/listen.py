@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import logging
-import random
 import threading
 from collections.abc import Callable
 from typing import Any
 
 from django_dbtaskqueue.conf import settings as conf
+from django_dbtaskqueue.core.durations import jittered, next_pause
 from django_dbtaskqueue.db import notify
 from django_dbtaskqueue.db.session import Session
 
 logger = logging.getLogger(__name__)
 BEAT = 1.0  # seconds between two looks at whether to end
-MOST_PAUSE = 5.0  # seconds between two attempts to connect
+RETRY_SECONDS = 0.1, 5.0  # between two attempts to connect: the first and the longest pause
 
 
 class Wakeup:
@@ -41,16 +41,16 @@ class Wakeup:
             self._thread.join(timeout=2 * BEAT)
 
     def _loop(self) -> None:
-        pause = 0.1
+        pause = 0.0
         while not self._ended.is_set():
             try:
                 self._listen()
-                pause = 0.1
+                pause = 0.0
             except Exception as error:
                 logger.debug("Listening broke off, polling goes on: %s", error)
                 self._session.close()
-                self._ended.wait(pause * random.uniform(0.5, 1.5))
-                pause = min(2 * pause, MOST_PAUSE)
+                pause = next_pause(pause, *RETRY_SECONDS)
+                self._ended.wait(jittered(pause))
         self._session.close()
 
     def _listen(self) -> None:

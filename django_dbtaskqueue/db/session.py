@@ -264,7 +264,11 @@ def model_named(label: str) -> type[AbstractTask]:
 
 def model_for(queue: str) -> type[AbstractTask]:
     """Return the table ``queue``'s tasks live in."""
-    settings = conf.default_settings(queue)
+    return model_of(conf.default_settings(queue))
+
+
+def model_of(settings: conf.QueueSettings) -> type[AbstractTask]:
+    """Return the table the tasks of a queue with these settings live in."""
     return TemporaryTask if settings.temporary else model_named(settings.model)
 
 

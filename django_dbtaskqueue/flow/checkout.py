@@ -1,6 +1,7 @@
 """Checkout: due rows under a lease. The attempt is charged in the same statement that takes the row.
 
-Two strategies, one signature. Order is (priority, ready_time, id) among the rows visible at checkout.
+Tasks are taken in the ready order: (priority, ready_time, id) among the rows visible at checkout. A strategy takes from
+one queue; ``take_many`` takes from several queues in one statement. Where they begin to read, ``flow.scan`` says.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from operator import itemgetter
+from itertools import accumulate
 from time import monotonic
 from typing import Any, Protocol
 
@@ -18,82 +19,22 @@ from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import import_string
 
 from django_dbtaskqueue.core.exceptions import TaskQueueError
-from django_dbtaskqueue.core.lease import POSITION, Door, Lease
+from django_dbtaskqueue.core.lease import Lease, Port
 from django_dbtaskqueue.db.session import Row, Session
+from django_dbtaskqueue.flow.scan import READY_ORDER, SCAN_NOW, Scan, ScanCursor, Watermarks, take_rows
 
-START = ("-infinity", 0)  # the front of the line
-WALK_PAUSE = 0.05  # seconds, at least, between two walks from the front while there is something behind the bounds
-WALK_SHARE = 20  # what a walk costs more than a checkout that begins at the bounds may be a twentieth of the time,
-WALK_MOST = 1.0  # seconds, at most, before the next may begin all the same: nothing waits longer behind a bound
-TELLING = 50  # rows whose checkout tells what a row takes
-SMOOTHING = 0.2
-NOW = 0.0  # a walk that lets no checkout go first
-CROWD = 48  # an optimistic checkout that lost a race picks among this many
-PRIORITY, READY_TIME, ID = (POSITION[name] for name in ("priority", "ready_time", "id"))
-LINE_ORDER = itemgetter(PRIORITY, READY_TIME, ID)
+CANDIDATE_POOL_SIZE = 48  # tasks from which an optimistic checkout that lost a race picks at random
 
 
-Bounds = dict[int, tuple[str, int]]  # of each priority the last row taken: its place in line as text, its id
+@dataclass(slots=True, eq=False)
+class QueueShare:
+    """One queue's part in a checkout of several (``take_many``), and what came of it."""
 
-
-@dataclass(slots=True)
-class Line:
-    """What one process remembers of one queue's line: how far it took it, per priority.
-
-    Dead rows pile up at the front while a snapshot pins them; starting behind them keeps checkout fast. Whatever
-    comes to stand behind a bound (a late commit, a reprocess, an expired lease) is found by a walk from the front.
-    """
-
-    queue: str
-    max_wait: timedelta | None = None  # a priority whose head has waited longer is served first
-    bounds: Bounds = field(default_factory=dict)  # replaced, never changed: two threads share a line
-    next_walk: float = NOW  # when the next walk is due,
-    may_walk: float = NOW  # and when there may be one before, because nothing stands behind the bounds
-    overdue: bool = False
-    walking: bool = False  # one of the threads that share a line walks, not all
-    row_seconds: float | None = None  # what one row of a checkout that begins at the bounds takes, smoothed
-    lost_races: int = 0
-    aged: list[int] = field(default_factory=list)  # priorities past max_wait, the longest wait first
-
-    def params(self, bounds: Bounds) -> dict[str, Any]:
-        """Return bounds as statement parameters, in the order the priorities are to be served."""
-        aged = [priority for priority in self.aged if priority in bounds]
-        order = aged + [priority for priority in sorted(bounds) if priority not in aged]
-        return {
-            "queue_name": self.queue,
-            "priorities": order,
-            "times": [bounds[priority][0] for priority in order],
-            "ids": [bounds[priority][1] for priority in order],
-        }
-
-    def in_order(self, rows: list[Row]) -> list[Row]:
-        """Return rows in line order: RETURNING has none."""
-        if not self.aged:
-            return sorted(rows, key=LINE_ORDER)
-        last = len(self.aged)
-        rank = {priority: place for place, priority in enumerate(self.aged)}
-        return sorted(rows, key=lambda row: (rank.get(row[PRIORITY], last), *LINE_ORDER(row)))
-
-    def advance(self, bounds: Bounds, rows: list[Row]) -> None:
-        """Remember ``bounds``, and of each priority taken the last row; ``rows`` are in line order."""
-        last = {row[PRIORITY]: (row[READY_TIME], row[ID]) for row in rows}
-        self.bounds = {**bounds, **last}
-
-    def learn(self, seconds: float, rows: int) -> None:
-        """Remember what a checkout that began at the bounds took; of few rows most is the round trip."""
-        if rows < TELLING:
-            return
-        latest = seconds / rows
-        self.row_seconds = (
-            latest if self.row_seconds is None else (self.row_seconds + SMOOTHING * (latest - self.row_seconds))
-        )
-
-    def rest(self, begun: float, rows: int) -> None:
-        """Decide how long nobody walks after a walk that began at ``begun`` and took ``rows``."""
-        now = monotonic()
-        cost = now - begun - rows * (self.row_seconds or 0.0)
-        self.may_walk = now + min(WALK_MOST, WALK_SHARE * max(0.0, cost))
-        self.next_walk = max(self.may_walk, begun + WALK_PAUSE)
+    cursor: ScanCursor
+    port: Port
+    limit: int  # the most tasks to take of it
+    reached: bool = False  # False: the queues before it gave all that was asked for, and this one was not read
+    taken: list[Lease] = field(default_factory=list)
 
 
 class Strategy(Protocol):
@@ -104,8 +45,8 @@ class Strategy(Protocol):
     charged with the lease, never more than the limit, nothing of a paused queue.
     """
 
-    def take(self, session: Session, line: Line, params: dict[str, Any]) -> list[Row]:
-        """Take at most ``params["limit"]`` due rows of ``line.queue`` in one atomic step.
+    def take(self, session: Session, cursor: ScanCursor, params: dict[str, Any]) -> list[Row]:
+        """Take at most ``params["limit"]`` due rows of ``cursor.queue`` in one atomic step.
 
         ``params`` also hold ``poller_instance``, ``lease`` (seconds) and ``tags``, as the statements of ``session.sql``
         name them. Return the columns ``core.lease.LEASED``, in the order the tasks are to be processed.
@@ -115,92 +56,74 @@ class Strategy(Protocol):
 class SkipLocked:
     """Lock due rows, passing over locked ones, and lease them in the same statement."""
 
-    def take(self, session: Session, line: Line, params: dict[str, Any]) -> list[Row]:
-        """Take from behind the bounds, and walk from the front when there is nothing there or it is time to."""
-        return take_or_walk(line, session, lambda bounds: self._bounded(session, line, params, bounds))
+    def take(self, session: Session, cursor: ScanCursor, params: dict[str, Any]) -> list[Row]:
+        """Take what is behind the watermarks, or scan from the start."""
+        return _take_one(session, cursor, params, self._take_behind)
 
-    def _bounded(self, session: Session, line: Line, params: dict[str, Any], bounds: Bounds) -> list[Row]:
-        find_aged(session, line, params, bounds)
-        return line.in_order(session.run(session.sql.checkout_skip_locked, {**params, **line.params(bounds)}))
+    def _take_behind(
+        self, session: Session, cursor: ScanCursor, params: dict[str, Any], watermarks: Watermarks
+    ) -> list[Row]:
+        find_aged(session, cursor, params, watermarks)
+        return cursor.in_order(session.run(session.sql.checkout_skip_locked, {**params, **cursor.params(watermarks)}))
 
 
 class Optimistic:
-    """Read candidates without locks, then update those that nobody changed meanwhile; losers take nothing."""
+    """Read candidates without locks, then update those that have not changed meanwhile."""
 
-    def take(self, session: Session, line: Line, params: dict[str, Any]) -> list[Row]:
-        """Take the head; after a lost race pick at random among the first few dozen, or all fight for one head."""
-        return take_or_walk(line, session, lambda bounds: self._bounded(session, line, params, bounds))
+    def take(self, session: Session, cursor: ScanCursor, params: dict[str, Any]) -> list[Row]:
+        """Take the first tasks. After a lost race pick at random among more, or all pollers fight for the same rows."""
+        return _take_one(session, cursor, params, self._take_behind)
 
-    def _bounded(self, session: Session, line: Line, params: dict[str, Any], bounds: Bounds) -> list[Row]:
+    def _take_behind(
+        self, session: Session, cursor: ScanCursor, params: dict[str, Any], watermarks: Watermarks
+    ) -> list[Row]:
         limit = params["limit"]
-        find_aged(session, line, params, bounds)
-        wanted = {**params, **line.params(bounds), "limit": max(limit, CROWD) + limit if line.lost_races else limit}
-        found = session.run(session.sql.candidates, wanted)
-        if line.lost_races and len(found) > limit:
+        find_aged(session, cursor, params, watermarks)
+        wanted = max(limit, CANDIDATE_POOL_SIZE) + limit if cursor.lost_races else limit
+        found = session.run(session.sql.candidates, {**params, **cursor.params(watermarks), "limit": wanted})
+        if cursor.lost_races and len(found) > limit:
             found = random.sample(found, limit)
         if not found:
             return []
         fenced = json.dumps([{"i": task_id, "k": token} for task_id, token, *_ in sorted(found)])
-        rows = session.run(session.sql.checkout_optimistic, {**params, "queue_name": line.queue, "rows": fenced})
-        line.lost_races = len(found) - len(rows)
-        if line.lost_races:
-            line.next_walk = NOW  # what was picked past is behind the bound
-        return line.in_order(rows)
+        rows = session.run(session.sql.checkout_optimistic, {**params, "queue_name": cursor.queue, "rows": fenced})
+        cursor.lost_races = len(found) - len(rows)
+        if cursor.lost_races:
+            cursor.next_full_scan = SCAN_NOW  # the candidates that were not picked are before the watermarks
+        return cursor.in_order(rows)
 
 
 class SingleWriter:
-    """The optimistic strategy where the database lets one writer in at a time: nobody can change rows meanwhile."""
+    """The optimistic strategy where the database lets one writer in at a time: no row can change meanwhile."""
 
-    def take(self, session: Session, line: Line, params: dict[str, Any]) -> list[Row]:
-        """Take the head of the line."""
-        find_aged(session, line, params, {})
-        sql = session.sql.checkout_single_writer(aged=bool(line.aged))
-        return line.in_order(session.run(sql, {**params, "queue_name": line.queue, "aged": json.dumps(line.aged)}))
+    def take(self, session: Session, cursor: ScanCursor, params: dict[str, Any]) -> list[Row]:
+        """Take the first tasks of the ready order."""
+        find_aged(session, cursor, params, {})
+        sql = session.sql.checkout_single_writer(aged=bool(cursor.aged))
+        return cursor.in_order(
+            session.run(sql, {**params, "queue_name": cursor.queue, "aged": json.dumps(cursor.aged)})
+        )
 
 
-def find_aged(session: Session, line: Line, params: dict[str, Any], bounds: Bounds) -> None:
+def find_aged(session: Session, cursor: ScanCursor, params: dict[str, Any], watermarks: Watermarks) -> None:
     """See which priorities have waited past ``max_wait``. Strict priorities, the default, ask nothing."""
-    if line.max_wait is None:
+    if cursor.max_wait is None:
         return
-    longest = line.max_wait.total_seconds()
-    ages = session.run(session.sql.ages, {**params, **line.params(bounds)})
+    longest = cursor.max_wait.total_seconds()
+    ages = session.run(session.sql.ages, {**params, **cursor.params(watermarks)})
     late = sorted([(-age, priority) for priority, age in ages if age > longest])
-    line.aged = [priority for _, priority in late]
+    cursor.aged = [priority for _, priority in late]
 
 
-def take_or_walk(line: Line, session: Session, take_from: Callable[[Bounds], list[Row]]) -> list[Row]:
-    """Take behind the bounds; from the front when there is nothing, or when the pause between walks is over.
-
-    A walk that is due lets one checkout go first: what was just enqueued on a quiet queue need not wait for it.
-    """
-    begun = monotonic()
-    due = begun >= line.next_walk
-    at_once = due and (line.overdue or line.next_walk == NOW)
-    bounds = line.bounds
-    rows = take_from(bounds) if bounds and not at_once else []
-    line.overdue = due and bool(rows)
-    if rows:
-        line.learn(monotonic() - begun, len(rows))
-    elif not line.walking and (begun := monotonic()) >= min(line.may_walk, line.next_walk):
-        line.walking = True
-        try:
-            bounds, rows = _walked(line, session, take_from, bounds)
-        finally:
-            line.walking = False
-        line.rest(begun, len(rows))
-    line.advance(bounds, rows)
-    return rows
-
-
-def _walked(
-    line: Line, session: Session, take_from: Callable[[Bounds], list[Row]], bounds: Bounds
-) -> tuple[Bounds, list[Row]]:
-    """Take from the front of every priority there is; return where that began, and what was there."""
-    known = session.run(session.sql.priorities, {"queue_name": line.queue})
-    if not known:
-        return bounds, []
-    front = {priority: START for (priority,) in known}
-    return front, take_from(front)
+def _take_one(
+    session: Session,
+    cursor: ScanCursor,
+    params: dict[str, Any],
+    take: Callable[[Session, ScanCursor, dict[str, Any], Watermarks], list[Row]],
+) -> list[Row]:
+    scan = Scan(cursor, params["limit"])
+    take_rows(session, [scan], scan.limit, lambda _: take(session, cursor, params, scan.watermarks))
+    return scan.rows
 
 
 def strategy_for(session: Session, name: str = "auto") -> Strategy:
@@ -232,37 +155,112 @@ def _driver(path: str) -> Strategy:
 
 def take(
     session: Session,
-    line: Line,
+    cursor: ScanCursor,
     *,
     strategy: Strategy,
     poller_instance: str,
     limit: int,
     lease: timedelta,
-    door: Door,
+    port: Port,
     tags: Sequence[str] = (),
     without: Sequence[str] = (),
 ) -> list[Lease]:
-    """Take at most ``limit`` due tasks of one line, leaving out payload types ``without`` ('' is "none").
+    """Take at most ``limit`` due tasks of one queue, leaving out payload types ``without`` ('' is "none").
 
     Their payloads are still text.
     """
-    since = monotonic()  # before the statement is sent, so that a deadline is never later than the database's
-    seconds = lease.total_seconds()
-    params = {
-        "poller_instance": poller_instance,
-        "limit": limit,
-        "lease": seconds,
-        "tags": session.sql.dialect.array(tags),
-    }
+    params = _params(session, poller_instance, lease, tags)
+    params["limit"] = limit
     if without:
         session, params["without"] = session.narrowed(), session.sql.dialect.array(without)
-    taken = leases(strategy.take(session, line, params), door, since + seconds)
-    for task in taken:
+    since = monotonic()  # before the statement is sent, so that a deadline is never later than the database's
+    return _granted(strategy.take(session, cursor, params), port, since, params["lease"])
+
+
+def take_many(
+    session: Session,
+    shares: Sequence[QueueShare],
+    *,
+    poller_instance: str,
+    limit: int,
+    lease: timedelta,
+    tags: Sequence[str] = (),
+) -> int:
+    """Take due tasks of several queues of one PostgreSQL table, in the order of ``shares``; return how many.
+
+    At most ``limit`` in all, and of each queue at most what its share says: what ``SkipLocked`` would take of one
+    after the other. The queues have no ``max_wait``. A paused queue gives nothing. Payloads are still text.
+    """
+    params = _params(session, poller_instance, lease, tags)
+    since = monotonic()  # before the statement is sent, so that a deadline is never later than the database's
+    scans = [Scan(share.cursor, share.limit) for share in shares]
+    got = take_rows_of_many(session, scans, params, limit)
+    for share, scan in zip(shares, scans, strict=True):
+        share.reached, share.taken = scan.reached, _granted(scan.rows, share.port, since, params["lease"])
+    return got
+
+
+def take_rows_of_many(session: Session, scans: Sequence[Scan], params: dict[str, Any], limit: int) -> int:
+    """``take_many`` by rows: ``params`` hold ``poller_instance``, ``lease`` (seconds) and ``tags``."""
+
+    def take_behind(asked: list[Scan]) -> list[Row]:
+        rows = session.run(session.sql.checkout_of_many, {**params, **_watermarks_of_many(asked), "limit": left[0]})
+        left[0] -= len(rows)
+        return sorted(rows, key=READY_ORDER)
+
+    left = [limit]
+    return take_rows(session, scans, limit, take_behind)
+
+
+def _watermarks_of_many(scans: list[Scan]) -> dict[str, Any]:
+    """Return watermarks as statement parameters: the queues in order, of each its priorities in order."""
+    marks = [(priority, *scan.watermarks[priority]) for scan in scans for priority in sorted(scan.watermarks)]
+    lasts = list(accumulate(len(scan.watermarks) for scan in scans))
+    return {
+        "queues": [scan.cursor.queue for scan in scans],
+        "limits": _array([scan.limit for scan in scans]),
+        "firsts": _array([last - len(scan.watermarks) + 1 for scan, last in zip(scans, lasts, strict=True)]),
+        "lasts": _array(lasts),
+        "priorities": _array([priority for priority, _, _ in marks]),
+        "times": _array([f'"{time}"' for _, time, _ in marks]),
+        "ids": _array([number for _, _, number in marks]),
+    }
+
+
+def _array(values: Iterable[int | str]) -> str:
+    """Return an array as PostgreSQL writes it: psycopg takes many times as long for a list."""
+    return f"{{{','.join(map(str, values))}}}"
+
+
+def next_due_by_queue(session: Session, priorities: Iterable[tuple[str, int]]) -> dict[str, float]:
+    """Return, by queue, the seconds until the first task of its priorities scheduled for later is due, if there is one.
+
+    ``priorities`` are pairs of queue and priority.
+    """
+    pairs = list(priorities)
+    if not pairs:
+        return {}
+    queues, numbers = [queue for queue, _ in pairs], [number for _, number in pairs]
+    return dict(session.run(session.sql.next_due_of_many, {"queues": queues, "priorities": numbers}))
+
+
+def _params(session: Session, poller_instance: str, lease: timedelta, tags: Sequence[str]) -> dict[str, Any]:
+    return {
+        "poller_instance": poller_instance,
+        "lease": lease.total_seconds(),
+        "tags": session.sql.dialect.array(tags),
+    }
+
+
+def _granted(rows: Iterable[Row], port: Port, since: float, seconds: float) -> list[Lease]:
+    """Return leased rows as leases granted at ``since`` for ``seconds``, or for what the task's own lease says."""
+    granted = leases(rows, port, since + seconds)
+    for task in granted:
         if task.lease_seconds is not None:
             task.deadline = since + task.lease_seconds
-    return taken
+    return granted
 
 
-def leases(rows: Iterable[Row], door: Door, deadline: float) -> list[Lease]:
+def leases(rows: Iterable[Row], port: Port, deadline: float) -> list[Lease]:
     """Return leased rows as leases that run out at ``deadline``."""
-    return [Lease(*row, door, deadline) for row in rows]  # type: ignore[call-arg]  # a row is as long as LEASED
+    return [Lease(*row, port, deadline) for row in rows]  # type: ignore[call-arg]  # a row is as long as LEASED

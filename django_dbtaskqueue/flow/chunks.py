@@ -25,7 +25,7 @@ from django_dbtaskqueue.flow.arguments import (
     options_of,
     row_of,
 )
-from django_dbtaskqueue.flow.shards import route
+from django_dbtaskqueue.flow.placement import route
 
 Row = dict[str, Any]
 

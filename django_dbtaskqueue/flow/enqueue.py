@@ -11,6 +11,7 @@ from datetime import datetime, timedelta
 from typing import Any, cast
 
 from asgiref.sync import sync_to_async
+from django.db import connections
 from django.db.models import Model
 from django.db.models import signals as model_signals
 from django.db.models.base import ModelState
@@ -20,11 +21,10 @@ from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core import json as json_payload
 from django_dbtaskqueue.core.columns import COPIED, ENQUEUED
 from django_dbtaskqueue.core.exceptions import DuplicateTask
-from django_dbtaskqueue.db.session import Session, alias_for, model_for
+from django_dbtaskqueue.db.session import Session, alias_for, model_of
 from django_dbtaskqueue.flow import groups, usage
 from django_dbtaskqueue.flow.arguments import ON_DUPLICATE, check_choice, row_of
-from django_dbtaskqueue.flow.capacity import room
-from django_dbtaskqueue.flow.shards import route, with_fail_over
+from django_dbtaskqueue.flow.placement import room, route, with_fail_over
 from django_dbtaskqueue.models import AbstractTask, Task
 
 PLAIN = tuple((column.name, column.db) for column in ENQUEUED if column.type != "jsonb")
@@ -64,12 +64,13 @@ def enqueue(
     """
     options = locals()  # the arguments by name, of which row_of takes those that make the row
     alias = alias_for(queue, using)
-    settings = queue_settings(queue, alias)
+    settings = overrides.in_force(queue, alias)
     row = row_of(options, settings)
-    check_choice("on_duplicate", on_duplicate, ON_DUPLICATE)
+    if on_duplicate not in ON_DUPLICATE:
+        check_choice("on_duplicate", on_duplicate, ON_DUPLICATE)
 
     def insert(alias: str) -> Task:
-        session = Session.on(alias, model_for(queue))
+        session = Session(connections[alias], model_of(settings))
         if settings.capacity is None and row["group_key"] is None:
             return _insert(session, queue, row, on_duplicate, keep_due=keep_due)
         with room(session, queue, settings.capacity, 1, timeout):
@@ -86,14 +87,14 @@ def enqueue_copy(task: AbstractTask) -> AbstractTask:
     Its time to live is that of ``task`` from creation to expiry.
     """
     alias = str(task._state.db)
-    settings = queue_settings(task.queue, alias)
+    settings = overrides.in_force(task.queue, alias)
     options = {column.option: getattr(task, column.name) for column in COPIED if column.option}
     options["lease"] = None if task.lease_seconds is None else timedelta(seconds=task.lease_seconds)
     options["ttl"] = None if task.expire_time is None else max(timedelta(0), task.expire_time - task.create_time)
     row = row_of(options, settings)
     # The payload is JSON already, so its type cannot be seen from it; and the budget is no argument.
     row |= {column.db: getattr(task, column.name) for column in COPIED if not column.option}
-    session = Session.on(alias, model_for(task.queue))
+    session = Session(connections[alias], model_of(settings))
     with room(session, task.queue, settings.capacity, 1, None):
         return _insert_grouped(session, task.queue, row, "error", keep_due=False)
 

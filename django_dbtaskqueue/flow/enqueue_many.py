@@ -21,9 +21,9 @@ from django_dbtaskqueue.db import notify
 from django_dbtaskqueue.db.session import Session, aliases_of, model_for
 from django_dbtaskqueue.flow import groups, usage
 from django_dbtaskqueue.flow.arguments import ON_DUPLICATE, check_choice
-from django_dbtaskqueue.flow.capacity import room
 from django_dbtaskqueue.flow.chunks import Alike, Chunks, Rejection, Row, Share
 from django_dbtaskqueue.flow.enqueue import queue_settings
+from django_dbtaskqueue.flow.placement import room
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,12 +17,11 @@ from django.db.models import F
 from django.db.models.functions import Least, Now
 
 from django_dbtaskqueue.core.lease import Lease
-from django_dbtaskqueue.core.sql import NO_HANDLER
 from django_dbtaskqueue.core.states import BY_VERB, TERMINAL, sources
 from django_dbtaskqueue.db import notify
-from django_dbtaskqueue.db.session import Row, Session
+from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow.groups import lock, regroup
-from django_dbtaskqueue.flow.selection import Tasks, chosen, lockable, plain, remove, same_rows
+from django_dbtaskqueue.flow.selection import Tasks, as_filterable, base_rows, delete_and_count, lockable, same_rows
 from django_dbtaskqueue.models import AbstractTask
 
 Groups = Mapping[str, set[str]]  # the keys of groups, by queue
@@ -74,17 +73,17 @@ def kick(tasks: Tasks, n: int) -> int:
     """POISON → CREATED for at most ``n`` tasks, the oldest first."""
     if n < 0:
         raise ValueError(f"kick({n}) needs a number of tasks that is not negative.")
-    tasks = chosen(tasks).filter(status__in=sources("kick"))
+    tasks = as_filterable(tasks).filter(status__in=sources("kick"))
     with transaction.atomic(using=tasks.db):
         return _move(lockable(tasks)[:n], "kick")
 
 
 def delete(tasks: Tasks) -> int:
     """Delete tasks in any status and count the deletions in the same transaction; the holders get ``LeaseLost``."""
-    tasks = chosen(tasks)
+    tasks = as_filterable(tasks)
     with transaction.atomic(using=tasks.db):
         groups = _groups(tasks.filter(group_key__isnull=False))
-        return _regroup(tasks, groups, partial(_locked, tasks, remove))
+        return _regroup(tasks, groups, partial(_locked, tasks, delete_and_count))
 
 
 def change_locked(rows: Sequence[AbstractTask], verb: str) -> int:
@@ -97,12 +96,12 @@ def change_locked(rows: Sequence[AbstractTask], verb: str) -> int:
     for row in rows:
         groups[row.queue].update([row.group_key] if row.group_key is not None else [])
     if BY_VERB[verb].target is None:
-        return _regroup(tasks, groups, partial(remove, tasks))
+        return _regroup(tasks, groups, partial(delete_and_count, tasks))
     return _change(tasks, verb, groups, partial(_update, verb, tasks))
 
 
 def _move(tasks: Tasks, verb: str) -> int:
-    allowed = chosen(tasks).filter(status__in=sources(verb))
+    allowed = as_filterable(tasks).filter(status__in=sources(verb))
     with transaction.atomic(using=allowed.db):
         groups = _groups(allowed) if "ready_time" in CHANGES[verb] else {}
         return _change(allowed, verb, groups, partial(_locked, allowed, partial(_update, verb)))
@@ -131,7 +130,7 @@ def _locked(tasks: Tasks, act: Callable[[Tasks], int]) -> int:
     """Lock rows in order of id, then act on them in batches. One statement for both has plans that take for ever."""
     ids = list(lockable(tasks, wait=True).values_list("pk", flat=True))
     batches = [ids[start : start + BATCH] for start in range(0, len(ids), BATCH)]
-    return sum(act(plain(tasks).filter(pk__in=batch)) for batch in batches)
+    return sum(act(base_rows(tasks).filter(pk__in=batch)) for batch in batches)
 
 
 def _groups(tasks: Tasks) -> Groups:
@@ -151,29 +150,6 @@ def _regroup(tasks: Tasks, groups: Groups, change: Callable[[], int]) -> int:
     for queue in sorted(groups):
         regroup(session, queue, groups[queue])
     return number
-
-
-def spent_in(session: Session, queue: str) -> float | None:
-    """Return the seconds until the first lease on a last attempt runs out: negative when it has, None without one."""
-    left: float | None = session.run(session.sql.spent_in, {"queue_name": queue})[0][0]
-    return left
-
-
-def spent_in_each(session: Session, queues: Sequence[str]) -> dict[str, float]:
-    """Return ``spent_in`` of several queues, those that have such a lease.
-
-    On PostgreSQL one statement passes over the queues without anything in line. Not more than that: a plan for names
-    it does not know reads the whole table for each.
-    """
-    if session.postgresql and len(queues) > 1:
-        queues = list(dict(session.run(session.sql.priorities_of_many, {"queues": list(queues)})))
-    found = {queue: spent_in(session, queue) for queue in queues}
-    return {queue: left for queue, left in found.items() if left is not None}
-
-
-def spent(session: Session, queue: str, *, limit: int = 100) -> list[Row]:
-    """Return leases of tasks whose process died on their last attempt, as columns, locked: call it in ``atomic``."""
-    return session.run(session.sql.spent, {"queue_name": queue, "limit": limit})
 
 
 def without_outcome(session: Session, leases: list[Lease]) -> set[int]:
@@ -198,8 +174,3 @@ def unpark(session: Session, queue: str, payload_types: list[str], *, untyped: b
         lock(session, queue, groups)
         regroup(session, queue, groups)
     return len(back)
-
-
-def no_handler(queue: str, payload_type: str | None) -> str:
-    """Return the parking reason of a task no processor here can take."""
-    return f"{NO_HANDLER} for payload type {payload_type or 'plain JSON'} on queue {queue}"

@@ -1,10 +1,12 @@
-"""Aging: finished tasks, history, attempts and audit leave in small batches, without a look at the rest of the table.
+"""Retention: finished tasks, history, failed attempts and audit records leave in small batches.
 
-Rows that others have locked are passed over, so a batch waits for nobody and nobody deadlocks with it.
+A batch reads only the oldest rows, never the whole table. It passes over rows that another transaction has locked, so
+it does not wait and cannot deadlock. A task under a live lease is never touched.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import lru_cache
@@ -12,78 +14,131 @@ from typing import Any
 
 from django.db import transaction
 from django.db.models import Model, Q, QuerySet
-from django.db.models.functions import Now
+from django.db.models.functions import Coalesce, Now
+from django.db.models.lookups import LessThanOrEqual
 
+from django_dbtaskqueue.core.exceptions import TaskQueueError
 from django_dbtaskqueue.core.sql.retention import Aging
 from django_dbtaskqueue.core.states import sources
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.db.statements import statements
-from django_dbtaskqueue.models import AbstractTask, AuditEntry, BulkOperation, BulkSkip, TaskHistory
+from django_dbtaskqueue.flow.selection import Tasks, as_filterable, base_rows, delete_and_count, lockable
+from django_dbtaskqueue.models import AbstractTask, AuditEntry, BulkOperation, BulkSkip, TaskColumns, TaskHistory
 from django_dbtaskqueue.models.operations import UNFINISHED
 
-BATCH = 1000
+ROWS_PER_BATCH = 1000
+FINISHED = sources("housekeep")
+HISTORY_FIELDS = [field.name for field in TaskColumns._meta.get_fields()]
+
+
+# -- tasks of a selection, which an operator made ----------------------------------------------------------------------
+
+
+def housekeep(tasks: Tasks, *, older_than: timedelta, statuses: Iterable[str] = FINISHED, to: str = "history") -> int:
+    """Move (``to="history"``) or delete and count (``to="delete"``) finished tasks of at least that age.
+
+    Batches of 1,000, each atomic; returns the number of tasks that really left. Ages by the time a task finished.
+    """
+    wanted = [statuses] if isinstance(statuses, str) else list(statuses)
+    for status in wanted:
+        if status not in FINISHED:
+            raise TaskQueueError(f"housekeep() ages out finished tasks ({', '.join(FINISHED)}); {status!r} is not one.")
+    if to not in ("history", "delete"):
+        raise TaskQueueError(f'housekeep(to={to!r}) must be "history" or "delete".')
+    old = as_filterable(tasks).filter(finished_before(older_than), status__in=wanted)
+    total = 0
+    while moved := _housekeep_batch(old, to):
+        total += moved
+    return total
+
+
+def finished_before(age: timedelta) -> Q:
+    """Return the condition that a task finished at least this long ago."""
+    return Q(LessThanOrEqual(Coalesce("finish_time", "last_update_time"), Now() - age))
+
+
+def _housekeep_batch(old: Tasks, to: str) -> int:
+    with transaction.atomic(using=old.db):
+        rows = list(lockable(old)[:ROWS_PER_BATCH])
+        if not rows:
+            return 0
+        leaving = base_rows(old).filter(pk__in=[row.pk for row in rows])
+        if to == "delete":
+            return delete_and_count(leaving)
+        location = old.model._meta.label_lower
+        TaskHistory.objects.using(old.db).bulk_create(
+            TaskHistory(location=location, task_id=row.pk, **{name: getattr(row, name) for name in HISTORY_FIELDS})
+            for row in rows
+        )
+        return leaving._raw_delete(old.db)
+
+
+# -- all tasks of a queue and status, by the settings ------------------------------------------------------------------
 
 
 @dataclass(slots=True)
-class Walk:
-    """How far the finished tasks of one queue and status were looked through; they are in the order of their ids."""
+class RetentionCursor:
+    """How far the finished tasks of one queue and status were read, in the order of their ids."""
 
     queue: str
     status: str
     after: int = 0
-    over: bool = False  # nothing older is left behind it; the next walk begins at the start
+    at_end: bool = False  # no older task is left behind the cursor; the next batch begins at the first task
 
 
-def age_out(
-    session: Session, walk: Walk, *, older_than: timedelta, to: str = "history", batch: int | None = None
+def housekeep_batch(
+    session: Session, cursor: RetentionCursor, *, older_than: timedelta, to: str = "history", batch: int | None = None
 ) -> int:
-    """Look through the next ``batch`` tasks of a walk, and move or delete and count those that ended long enough ago.
+    """Read the next ``batch`` tasks behind a cursor; move, or delete and count, those that ended long enough ago.
 
     One transaction; returns how many really left. Only for statuses that ``housekeep`` may take.
     """
-    if walk.status not in sources("housekeep"):
-        raise ValueError(f"Tasks in {walk.status} are not finished; only {', '.join(sources('housekeep'))} age out.")
-    sql, limit = _sql(session.model, session.connection.vendor), batch or BATCH
-    params = {"queue_name": walk.queue, "status": walk.status, "after": walk.after, "limit": limit}
+    if cursor.status not in FINISHED:
+        raise ValueError(f"Tasks in {cursor.status} are not finished; only {', '.join(FINISHED)} age out.")
+    sql, limit = _sql(session.model, session.connection.vendor), batch or ROWS_PER_BATCH
+    params = {"queue_name": cursor.queue, "status": cursor.status, "after": cursor.after, "limit": limit}
     seen, seconds = session.run(sql.look, params), older_than.total_seconds()
-    walk.over = len(seen) < limit or seen[-1][2] < seconds
-    walk.after = 0 if walk.over else seen[-1][0]
+    cursor.at_end = len(seen) < limit or seen[-1][2] < seconds
+    cursor.after = 0 if cursor.at_end else seen[-1][0]
     old = [number for number, ended, _ in seen if ended >= seconds]
-    return _leave(session, sql, old, walk, to) if old else 0
+    return _housekeep_ids(session, sql, old, cursor, to) if old else 0
 
 
-def _leave(session: Session, sql: Aging, ids: list[int], walk: Walk, to: str) -> int:
+def _housekeep_ids(session: Session, sql: Aging, ids: list[int], cursor: RetentionCursor, to: str) -> int:
     array = session.sql.dialect.array
     with session.atomic():
-        locked = [row[0] for row in session.run(sql.lock, {"ids": array(ids), "status": walk.status})]
+        locked = [row[0] for row in session.run(sql.lock, {"ids": array(ids), "status": cursor.status})]
         if not locked:
             return 0
-        chosen = {"ids": array(locked)}
+        selected = {"ids": array(locked)}
         if to == "history":
-            session.run(sql.keep, {**chosen, "location": session.location})
+            session.run(sql.keep, {**selected, "location": session.location})
         else:
-            session.run(sql.count, chosen)
-        return len(session.run(sql.remove, chosen))
+            session.run(sql.count, selected)
+        return len(session.run(sql.remove, selected))
 
 
-def forget_history(session: Session, *, older_than: timedelta, table: str = "", batch: int | None = None) -> int:
+# -- history, failed attempts, audit -----------------------------------------------------------------------------------
+
+
+def delete_history(session: Session, *, older_than: timedelta, table: str = "", batch: int | None = None) -> int:
     """Delete and count a batch of rows that have been in the history for so long; return how many.
 
     ``table`` names one partition of it; without, the whole.
     """
     sql, name = _sql(session.model, session.connection.vendor), _quoted(session, table or _table(TaskHistory))
     with session.atomic():
-        params = {"age": -older_than.total_seconds(), "limit": batch or BATCH}
+        params = {"age": -older_than.total_seconds(), "limit": batch or ROWS_PER_BATCH}
         ids = [row[0] for row in session.run(sql.old_history.format(table=name), params)]
         if not ids:
             return 0
-        chosen = {"ids": session.sql.dialect.array(ids)}
+        selected = {"ids": session.sql.dialect.array(ids)}
         count, delete = sql.forget
-        session.run(count.format(table=name), chosen)
-        return len(session.run(delete.format(table=name), chosen))
+        session.run(count.format(table=name), selected)
+        return len(session.run(delete.format(table=name), selected))
 
 
-def drop_month(session: Session, table: str) -> int:
+def delete_month(session: Session, table: str) -> int:
     """Drop one month of the history and count its tasks as deleted, in one transaction; return how many there were.
 
     Waits a second at most for those who use it, and then raises ``OperationalError``. Needs the table's owner.
@@ -98,36 +153,36 @@ def drop_month(session: Session, table: str) -> int:
     return number
 
 
-def forget_attempts(session: Session, *, older_than: timedelta, batch: int | None = None) -> int:
+def delete_attempts(session: Session, *, older_than: timedelta, batch: int | None = None) -> int:
     """Delete a batch of records of failed attempts that are that old; return how many."""
     sql = _sql(session.model, session.connection.vendor)
-    return len(session.run(sql.forget_attempts, {"age": -older_than.total_seconds(), "limit": batch or BATCH}))
+    return len(session.run(sql.forget_attempts, {"age": -older_than.total_seconds(), "limit": batch or ROWS_PER_BATCH}))
 
 
-def forget_audit(alias: str, *, older_than: timedelta, batch: int | None = None) -> int:
+def delete_audit(alias: str, *, older_than: timedelta, batch: int | None = None) -> int:
     """Delete a batch of audit entries that are that old; return how many. Those of a running bulk operation stay."""
     rows = AuditEntry.objects.using(alias)
     old = Q(time__lte=Now() - older_than) & ~Q(operation__state__in=UNFINISHED)
-    return _forget(rows, rows.filter(old), batch)
+    return _delete_oldest(rows, rows.filter(old), batch)
 
 
-def forget_skips(alias: str, *, older_than: timedelta, batch: int | None = None) -> int:
+def delete_skips(alias: str, *, older_than: timedelta, batch: int | None = None) -> int:
     """Delete a batch of what bulk operations that ended so long ago had skipped; return how many."""
     rows = BulkSkip.objects.using(alias)
     ended = Q(operation__update_time__lte=Now() - older_than) & ~Q(operation__state__in=UNFINISHED)
-    return _forget(rows, rows.filter(ended), batch)
+    return _delete_oldest(rows, rows.filter(ended), batch)
 
 
-def forget_operations(alias: str, *, older_than: timedelta, batch: int | None = None) -> int:
+def delete_operations(alias: str, *, older_than: timedelta, batch: int | None = None) -> int:
     """Delete a batch of bulk operations that ended so long ago, and of which nothing is left; return how many."""
     rows = BulkOperation.objects.using(alias)
     ended = Q(update_time__lte=Now() - older_than) & ~Q(state__in=UNFINISHED)
-    return _forget(rows, rows.filter(ended, skipped_tasks__isnull=True, audit__isnull=True), batch)
+    return _delete_oldest(rows, rows.filter(ended, skipped_tasks__isnull=True, audit__isnull=True), batch)
 
 
-def _forget(rows: QuerySet[Any], old: QuerySet[Any], batch: int | None) -> int:
+def _delete_oldest(rows: QuerySet[Any], old: QuerySet[Any], batch: int | None) -> int:
     """Delete those of the oldest rows that are old: whoever looks further would read the whole table for nothing."""
-    oldest = list(rows.order_by("pk").values_list("pk", flat=True)[: batch or BATCH])
+    oldest = list(rows.order_by("pk").values_list("pk", flat=True)[: batch or ROWS_PER_BATCH])
     with transaction.atomic(using=rows.db):
         leaving = list(_locked(old.filter(pk__in=oldest)).values_list("pk", flat=True))
         return rows.filter(pk__in=leaving)._raw_delete(rows.db) if leaving else 0

@@ -1,4 +1,4 @@
-"""Selections of task rows, as the verbs of ``move`` and ``housekeep`` need them."""
+"""Selections of task rows, as the verbs of ``move`` and ``retention`` need them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from django_dbtaskqueue.models import AbstractTask, DeletedTasks
 Tasks = QuerySet[AbstractTask]
 
 
-def plain(tasks: Tasks) -> Tasks:
+def base_rows(tasks: Tasks) -> Tasks:
     """Return all tasks of the same table, on the database it is written to: a replica may show what was."""
     pinned = tasks.all()
     pinned._for_write = True  # type: ignore[attr-defined]  # what Django's own update() and delete() do
@@ -24,12 +24,12 @@ def same_rows(rows: Sequence[AbstractTask]) -> Tasks:
     return type(rows[0])._base_manager.using(rows[0]._state.db).filter(pk__in=[row.pk for row in rows])
 
 
-def chosen(tasks: Tasks) -> Tasks:
+def as_filterable(tasks: Tasks) -> Tasks:
     """Return a selection of any kind as one that can be filtered, ordered, locked, updated and deleted.
 
     A slice is settled here and now: what remains must not move up into it between two statements.
     """
-    everything = plain(tasks)
+    everything = base_rows(tasks)
     selection = tasks.using(everything.db)
     if tasks.query.is_sliced:
         return everything.filter(pk__in=list(selection.values_list("pk", flat=True)))
@@ -50,16 +50,17 @@ def _is_a_filter(tasks: Tasks) -> bool:
 
 
 def lockable(tasks: Tasks, *, wait: bool = False) -> Tasks:
-    """Return what ``chosen`` gave so that reading it locks the rows, in order of id as all do who wait for locks.
+    """Return what ``as_filterable`` gave so that reading it locks the rows, in the order of their ids.
 
-    Rows others have locked are passed over, or waited for.
+    All that wait for row locks lock in this order, so there are no deadlocks. Rows that another transaction has locked
+    are skipped, or waited for (``wait``).
     """
     if transaction.get_connection(tasks.db).features.has_select_for_update_skip_locked:
         tasks = tasks.select_for_update(skip_locked=not wait)
     return tasks.order_by("pk")
 
 
-def remove(tasks: Tasks) -> int:
+def delete_and_count(tasks: Tasks) -> int:
     """Delete rows this transaction has locked, and count them per queue in the same transaction."""
     counts = tasks.order_by().values("queue").annotate(number=Count("pk")).values_list("queue", "number")
     DeletedTasks.objects.using(tasks.db).bulk_create(

@@ -1,7 +1,7 @@
-"""Settle: the one door out of PROCESSING for a lease holder.
+"""Settle: the only way out of PROCESSING for a lease holder.
 
-Every statement tests id, ``total_attempt`` and status. A row that does not match is not changed: whoever holds a newer
-lease, or the operator who revoked this one, has the last word.
+Every statement tests id, ``total_attempt`` and status. A row that does not match is not changed: another process holds
+a newer lease, or an operator has revoked this one.
 """
 
 from __future__ import annotations
@@ -10,22 +10,30 @@ import json
 import logging
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
-from datetime import timedelta
-from typing import Any
+from typing import Any, Never
 
 from django.db.utils import DatabaseError, OperationalError
 
-from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core import json as json_payload
-from django_dbtaskqueue.core import retry
 from django_dbtaskqueue.core.exceptions import TaskQueueError
+from django_dbtaskqueue.core.failure_signature import describe
 from django_dbtaskqueue.core.lease import Lease
-from django_dbtaskqueue.core.outcomes import Complete, CompleteDelete, Fail, Outcome, Poison, Reenqueue
+from django_dbtaskqueue.core.outcomes import (
+    Complete,
+    CompleteDelete,
+    Fail,
+    Failed,
+    Outcome,
+    Park,
+    Poison,
+    Reenqueue,
+    Release,
+    Settlement,
+)
 from django_dbtaskqueue.core.sql import Statements
 from django_dbtaskqueue.db.session import Row, Session
 from django_dbtaskqueue.flow import groups
-from django_dbtaskqueue.flow.failure_signature import describe
+from django_dbtaskqueue.flow.decide import decide
 
 logger = logging.getLogger(__name__)
 
@@ -34,28 +42,24 @@ LOCKED = "55P03"  # what PostgreSQL calls a wait that was longer than lock_timeo
 READ_ONLY = "25"  # and its class of writes refused, as after a fail-over
 
 
-@dataclass(frozen=True, slots=True)
-class Release:
-    """Give back a task that did not start: the attempt is not charged, the place in line is kept."""
-
-
-@dataclass(frozen=True, slots=True)
-class Park:
-    """Give back, uncharged, a task that cannot be taken here, and say why; out of the line until that changes."""
-
-    reason: str
-
-
-Settlement = Outcome | Release | Park
-Pair = tuple[Lease, Settlement]
+Pair = tuple[Lease, Outcome | Settlement]
+Decided = tuple[Lease, Settlement]
 
 
 def settle(session: Session, pairs: Sequence[Pair], *, keep: str = "keep", group_retry: str = "hold") -> set[int]:
     """Write outcomes in one transaction; return the ids of the tasks really settled.
 
-    All of one queue. An id that is missing from the answer lost its lease. Failures are decided here against the
-    budget on the row: retried by the lease's policy, or ERROR. Raises the database's errors; nothing is written then.
+    All of one queue. An id that is missing from the answer lost its lease. An outcome that is not decided yet is
+    decided first (``flow.decide``). Raises the database's errors; nothing is written then.
     """
+    return _settle(session, _decided(pairs), keep=keep, group_retry=group_retry)
+
+
+def _decided(pairs: Iterable[Pair]) -> list[Decided]:
+    return [(lease, outcome if isinstance(outcome, Complete) else decide(lease, outcome)) for lease, outcome in pairs]
+
+
+def _settle(session: Session, pairs: Sequence[Decided], *, keep: str, group_retry: str) -> set[int]:
     batch = plan(session, pairs, keep=keep)
     if any(lease.group is not None for lease, _ in pairs):
         answers = _settle_grouped(session, pairs, batch, hold_retries=group_retry == "hold")
@@ -65,9 +69,9 @@ def settle(session: Session, pairs: Sequence[Pair], *, keep: str = "keep", group
 
 
 def _settle_grouped(
-    session: Session, pairs: Sequence[Pair], batch: list[Statement], *, hold_retries: bool
+    session: Session, pairs: Sequence[Decided], batch: list[Statement], *, hold_retries: bool
 ) -> list[list[Row]]:
-    """Settle under the groups' locks, and put the next head of each group in line in the same transaction."""
+    """Settle under the groups' locks, and put the next head of each group into the ready order in this transaction."""
     queue = pairs[0][0].queue
     members = {lease.group: outcome for lease, outcome in pairs if lease.group is not None}
     back = {group for group, outcome in members.items() if isinstance(outcome, Reenqueue)}
@@ -79,41 +83,46 @@ def _settle_grouped(
     return answers
 
 
-def plan(session: Session, pairs: Iterable[Pair], *, keep: str = "keep") -> list[Statement]:
+def plan(session: Session, pairs: Iterable[Decided], *, keep: str = "keep") -> list[Statement]:
     """Return the statements that settle ``pairs``; each answers with the ids it settled."""
-    completed: list[Pair] = []
-    deleted: list[Pair] = []
-    written: list[Pair] = []
-    for pair in sorted(pairs, key=_id_of):  # rows are locked in this order, as by all who wait for locks: no deadlocks
-        kind = type(pair[1])
-        if kind is Complete:
-            (deleted if keep == "delete" else completed).append(pair)
-        else:
-            (deleted if kind is CompleteDelete else written).append(pair)
+    completed: list[tuple[Lease, Complete]] = []
+    deleted: list[Decided] = []
+    written: list[tuple[Lease, Reenqueue | Poison | Failed | Release | Park]] = []
+    for lease, outcome in sorted(pairs, key=_id_of):  # everyone that waits for row locks locks by id: no deadlocks
+        match outcome:
+            case Complete():
+                if keep == "delete":
+                    deleted.append((lease, outcome))
+                else:
+                    completed.append((lease, outcome))
+            case CompleteDelete():
+                deleted.append((lease, outcome))
+            case _:
+                written.append((lease, outcome))
     statements: list[Statement] = []
     if completed:
         statements += _completions(session, completed, history=keep == "history")
     if deleted:
-        sql, rows = _rows(session, list(map(_fence, deleted)))
+        sql, rows = _rows(session, [_fence(lease) for lease, _ in deleted])
         statements += [(sql.count_deleted, rows), (sql.remove, rows)]
     if written:
         statements += _writes(session, written)
     return statements
 
 
-def _id_of(pair: Pair) -> int:
+def _id_of(pair: Decided) -> int:
     return pair[0].id
 
 
-def _completions(session: Session, pairs: list[Pair], *, history: bool) -> list[Statement]:
+def _completions(session: Session, pairs: list[tuple[Lease, Complete]], *, history: bool) -> list[Statement]:
     if history:
-        sql, rows = _rows(session, list(map(_completion, pairs)))
+        sql, rows = _rows(session, [{**_fence(lease), **_result(outcome.result)} for lease, outcome in pairs])
         return [(sql.to_history, {**rows, "location": session.location}), (sql.remove, rows)]
-    if any(outcome.result is not None for _, outcome in pairs):  # type: ignore[union-attr]
-        sql, rows = _rows(session, list(map(_completion, pairs)))
+    if any(outcome.result is not None for _, outcome in pairs):
+        sql, rows = _rows(session, [{**_fence(lease), **_result(outcome.result)} for lease, outcome in pairs])
         return [(sql.complete, rows)]
     if not session.postgresql or len(pairs) == 1:
-        sql, rows = _rows(session, list(map(_fence, pairs)))
+        sql, rows = _rows(session, [_fence(lease) for lease, _ in pairs])
         return [(sql.complete_plain, rows)]
     # Array literals: a list of ints costs psycopg twice what the join does.
     ids = ",".join([str(lease.id) for lease, _ in pairs])
@@ -129,12 +138,8 @@ def _rows(session: Session, rows: list[dict[str, Any]]) -> tuple[Statements, dic
     return session.sql.one, row if row.get("r") is None else {**row, "r": json.dumps(row["r"])}
 
 
-def _fence(pair: Pair) -> dict[str, Any]:
-    return {"i": pair[0].id, "k": pair[0].total_attempt}
-
-
-def _completion(pair: Pair) -> dict[str, Any]:
-    return {**_fence(pair), **_result(pair[1].result)}  # type: ignore[union-attr]
+def _fence(lease: Lease) -> dict[str, Any]:
+    return {"i": lease.id, "k": lease.total_attempt}
 
 
 def _result(result: Any) -> dict[str, Any]:
@@ -146,13 +151,17 @@ def _result(result: Any) -> dict[str, Any]:
     return {"p": json_payload.cut_bytes(text), "r": stored}
 
 
-def _writes(session: Session, pairs: list[Pair]) -> list[Statement]:
+def _writes(
+    session: Session, pairs: list[tuple[Lease, Reenqueue | Poison | Failed | Release | Park]]
+) -> list[Statement]:
     rows, failures = [], []
     for lease, outcome in pairs:
-        row, failure = write(lease, outcome)
-        rows.append({**_fence((lease, outcome)), **row})
-        if failure is not None:
-            failures.append({**_fence((lease, outcome)), **failure})
+        if isinstance(outcome, Failed):
+            failure = describe(outcome.said.error, lease.queue)
+            failures.append({**_fence(lease), **failure})
+            rows.append({**_fence(lease), **_failed_columns(outcome, failure)})
+        else:
+            rows.append({**_fence(lease), **_columns(lease, outcome)})
     sql, params = _rows(session, rows)
     statements = [(sql.write, params)]
     if failures:  # first, while the leases stand
@@ -161,63 +170,69 @@ def _writes(session: Session, pairs: list[Pair]) -> list[Statement]:
     return statements
 
 
-def write(lease: Lease, outcome: Settlement) -> tuple[dict[str, Any], dict[str, Any] | None]:
-    """Return the columns one outcome changes, and the failed attempt to record, if it is one."""
-    unchanged = {"d": None, "a": 0, "e": 0, "p": None, "r": None, "w": None, "f": None}
+UNCHANGED = {"d": None, "a": 0, "e": 0, "p": None, "r": None, "w": None, "f": None}
+
+
+def _columns(lease: Lease, outcome: Reenqueue | Poison | Release | Park) -> dict[str, Any]:
+    """Return the columns that an outcome changes."""
     match outcome:
         case Release():
-            return {**unchanged, "s": "CREATED", "a": -1}, None
+            return {**UNCHANGED, "s": "CREATED", "a": -1}
         case Park(reason):
-            return {**unchanged, "s": "CREATED", "a": -1, "w": reason[:200]}, None
+            return {**UNCHANGED, "s": "CREATED", "a": -1, "w": reason[:200]}
         case Reenqueue(delay, result, keep_attempts):
-            seconds = (delay or timedelta(0)).total_seconds()
-            # The last attempt is given back: in line without an attempt left, nobody could ever take the task.
+            seconds = 0.0 if delay is None else delay.total_seconds()
+            # The last attempt is given back: without one left, no checkout could ever take the task.
             kept = min(0, lease.max_attempts - 1 - lease.attempt)
             change = {"d": seconds, "a": kept if keep_attempts else None, "e": 1, **_result(result)}
-            return {**unchanged, "s": "CREATED", **change}, None
+            return {**UNCHANGED, "s": "CREATED", **change}
         case Poison(reason):
             why = reason if isinstance(reason, str) else json_payload.short_repr(reason)
-            return {**unchanged, "s": "POISON", "p": json_payload.cut_bytes(why) or None}, None
-        case Fail():
-            delay = retry.decide(
-                outcome,
-                attempt=lease.attempt,
-                max_attempts=lease.max_attempts,
-                policy=lease.policy or conf.retry_policy(lease.queue, lease.processor and lease.processor.policy),
-            )
-            lease.retried = delay is not None
-            failure = describe(outcome.error, lease.queue)
-            text = json_payload.tail_bytes(failure["b"] or failure["m"] or failure["t"])
-            if delay is None:
-                return {**unchanged, "s": "ERROR", "p": text, "f": failure["f"]}, failure
-            return {**unchanged, "s": "CREATED", "d": delay.total_seconds(), "p": text, "f": failure["f"]}, failure
-    raise TaskQueueError(f"{outcome!r} is not an outcome.")
+            return {**UNCHANGED, "s": "POISON", "p": json_payload.cut_bytes(why) or None}
+    raise TaskQueueError(f"{_unknown(outcome)!r} is not an outcome.")
+
+
+def _unknown(outcome: Never) -> object:
+    """Return what is none of the outcomes; a type checker finds the outcome that no case above names."""
+    return outcome
+
+
+def _failed_columns(outcome: Failed, failure: dict[str, str]) -> dict[str, Any]:
+    change = {"p": json_payload.tail_bytes(failure["b"] or failure["m"] or failure["t"]), "f": failure["f"]}
+    if outcome.delay is None:
+        return {**UNCHANGED, "s": "ERROR", **change}
+    return {**UNCHANGED, "s": "CREATED", "d": outcome.delay.total_seconds(), **change}
 
 
 def settle_surely(
     session: Session, pairs: Sequence[Pair], *, keep: str = "keep", group_retry: str = "hold"
 ) -> set[int]:
-    """``settle``, where one bad row never fails its batch: alone on error, then halved, then in the least of words.
+    """``settle``, where one bad row never fails its batch: a batch that fails is halved, and halved again.
 
-    Rows that somebody keeps locked (a processor that hangs in its own transaction) are left out after a short wait:
-    their leases stand. Raises only when the database cannot be reached, or takes no writes.
+    A single outcome that cannot be stored ends in ERROR with a short fixed text. Rows that another transaction keeps
+    locked are left out after a short wait, and their leases stand. Raises only when the database cannot be reached, or
+    takes no writes.
     """
+    return _settle_surely(session, _decided(pairs), keep=keep, group_retry=group_retry)
+
+
+def _settle_surely(session: Session, pairs: Sequence[Decided], *, keep: str, group_retry: str) -> set[int]:
     # Inside the caller's transaction a statement that fails would take all that follow with it.
     guard = session.atomic() if session.connection.in_atomic_block else nullcontext()
     try:
         with guard:
-            return settle(session, pairs, keep=keep, group_retry=group_retry)
+            return _settle(session, pairs, keep=keep, group_retry=group_retry)
     except DatabaseError as error:
         parts = _parts(session, pairs, error)
         if parts is not None:
-            return set().union(*[settle_surely(session, part, keep=keep, group_retry=group_retry) for part in parts])
+            return set().union(*[_settle_surely(session, part, keep=keep, group_retry=group_retry) for part in parts])
         lease = pairs[0][0]
         logger.error("Outcome of task %s could not be stored (%s); storing a plain failure.", lease.id, error)
         plain = f"Outcome could not be stored: {type(error).__name__}"
-        return settle(session, [(lease, Fail(plain, retry=False))], keep=keep)
+        return _settle(session, [(lease, Failed(Fail(plain, retry=False)))], keep=keep, group_retry="hold")
 
 
-def _parts(session: Session, pairs: Sequence[Pair], error: DatabaseError) -> list[Sequence[Pair]] | None:
+def _parts(session: Session, pairs: Sequence[Decided], error: DatabaseError) -> list[Sequence[Decided]] | None:
     """Return which parts of a batch that failed to try again, if any; None for a single outcome that is at fault.
 
     Raises the error when no outcome is at fault.

@@ -1,4 +1,4 @@
-"""The door a processor settles through by itself."""
+"""The port through which a processor settles by itself."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from django.db import transaction
 
 from django_dbtaskqueue.core import json as json_payload
 from django_dbtaskqueue.core.lease import Lease
-from django_dbtaskqueue.core.outcomes import Fail, Outcome, Reenqueue
+from django_dbtaskqueue.core.outcomes import Outcome, Settlement, facts
 from django_dbtaskqueue.db import notify
 from django_dbtaskqueue.db.session import Session
-from django_dbtaskqueue.flow import reenqueue
+from django_dbtaskqueue.flow.decide import decide
 from django_dbtaskqueue.flow.settle import resolve, settle
 from django_dbtaskqueue.models import AbstractTask, Task
 
 
-class SettleDoor:
-    """The door a processor settles through by itself: the calling thread's Django connection, its transaction."""
+class SettlePort:
+    """Settles on the calling thread's Django connection, in the transaction of that thread."""
 
     def __init__(
         self,
@@ -50,27 +50,27 @@ class SettleDoor:
         """``settle`` as the last act of the calling thread's outermost transaction."""
         session = Session.on(self.alias, self.model)
         session.ends = True
-        self._settle(session, [(lease, reenqueue.timed(lease, outcome))])
+        self._settle(session, [(lease, decide(lease, outcome))])
 
     def settle_all(self, pairs: Sequence[tuple[Lease, Outcome]]) -> None:
         """Write outcomes of one queue in one transaction, or none and raise as ``settle`` does."""
         session = Session.on(self.alias, self.model)
-        timed = [(lease, reenqueue.timed(lease, outcome)) for lease, outcome in pairs]
-        if len(timed) == 1:
-            self._settle(session, timed)
+        decided = [(lease, decide(lease, outcome)) for lease, outcome in pairs]
+        if len(decided) == 1:
+            self._settle(session, decided)
             return
         with transaction.atomic(using=self.alias, savepoint=False):
-            self._settle(session, timed)
+            self._settle(session, decided)
 
-    def _settle(self, session: Session, pairs: Sequence[tuple[Lease, Outcome]]) -> None:
+    def _settle(self, session: Session, pairs: Sequence[tuple[Lease, Settlement]]) -> None:
         settled = settle(session, pairs, keep=self.keep, group_retry=self.group_retry)
         for lease, outcome in pairs:
             if lease.id not in settled:
-                raise lease.gone(type(outcome).__name__.lower())
+                raise lease.gone(facts(outcome).verb)
         for lease, outcome in pairs:
             lease.outcome = outcome
         notify.on_commit(session.connection, partial(_settled, pairs))
-        if any(lease.group is not None or isinstance(outcome, Reenqueue | Fail) for lease, outcome in pairs):
+        if any(lease.group is not None or facts(outcome).wakes for lease, outcome in pairs):
             notify.after_commit(session.connection, pairs[0][0].queue)
 
     def stands(self, lease: Lease) -> bool:
@@ -96,6 +96,6 @@ class SettleDoor:
             raise lease.gone("report_progress")
 
 
-def _settled(pairs: Sequence[tuple[Lease, Outcome]]) -> None:
+def _settled(pairs: Sequence[tuple[Lease, Settlement]]) -> None:
     for lease, _ in pairs:
         lease.settled = True

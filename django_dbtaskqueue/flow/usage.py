@@ -63,7 +63,9 @@ def put_after_commit(connection: BaseDatabaseWrapper, queue: str, number: int, i
         try:
             notify.notify(key.alias, connection.vendor, queue)
         finally:
-            _happened(key, number, ids)
+            counter.add(key, number)
+            if signals.task_changed.receivers:
+                _send(key, ids)
 
     notify.on_commit(connection, put)
 
@@ -75,8 +77,11 @@ def watched() -> bool:
 
 def _happened(key: Key, number: int, ids: Sequence[int]) -> None:
     counter.add(key, number)
-    if not watched():
-        return
+    if watched():
+        _send(key, ids)
+
+
+def _send(key: Key, ids: Sequence[int]) -> None:
     send(signals.task_changed, key.queue, call=key.call, task_ids=tuple(ids), using=key.alias)
 
 
@@ -110,8 +115,8 @@ class Calls:
                     self._pending.update(batch)
                 raise
 
-    def forget(self, alias: str, queue: str) -> None:
-        """The queue is gone."""
+    def delete(self, alias: str, queue: str) -> None:
+        """Do not store what was counted of a queue: it is gone."""
         with self._changed:
             for key in [key for key in self._pending if key.alias == alias and key.queue == queue]:
                 del self._pending[key]

@@ -16,13 +16,10 @@ from typing import Any, NamedTuple, Protocol
 
 from django.db import transaction
 
-from django_dbtaskqueue.conf import settings as conf
-from django_dbtaskqueue.core import retry
+from django_dbtaskqueue.core.failure_signature import FailureSignature, signature_of
 from django_dbtaskqueue.core.lease import Lease
-from django_dbtaskqueue.core.outcomes import Complete, CompleteDelete, Fail, Poison, Reenqueue
+from django_dbtaskqueue.core.outcomes import COMPLETE, Settlement, facts
 from django_dbtaskqueue.db.session import Session
-from django_dbtaskqueue.flow.failure_signature import Kind, kind_of
-from django_dbtaskqueue.flow.settle import Settlement
 from django_dbtaskqueue.metrics.histogram import class_of
 from django_dbtaskqueue.models import FailureCount, FailureGroup, Metric
 
@@ -30,7 +27,6 @@ logger = logging.getLogger("django_dbtaskqueue")
 
 SAMPLE = 8  # attempts of a batch whose durations go into the histograms
 MOST_KINDS = 1000  # groups of failures between two writes
-NAMES = {Complete: "completed", CompleteDelete: "deleted", Poison: "poisoned", Reenqueue: "reenqueued"}
 
 
 class Ended(Protocol):
@@ -93,7 +89,7 @@ class Failure(NamedTuple):
     """One group of failures, and how many attempts it had."""
 
     queue: str
-    kind: Kind
+    kind: FailureSignature
     number: int
 
 
@@ -113,12 +109,15 @@ class Collector:
             logger.exception("Attempts of %s were not counted", queue)
 
     def _add(self, alias: str, queue: str, ended: Sequence[Ended]) -> None:
-        plain = [done for done in ended if done.settlement.__class__ is Complete and not done.lease.lost]
-        if plain:
+        completed: list[Ended] = []
+        others: list[Ended] = []
+        for done in ended:
+            plain = done.settlement is not None and facts(done.settlement) is COMPLETE and not done.lease.lost
+            (completed if plain else others).append(done)
+        if completed:
             with self._lock:
-                self._sums.setdefault(Key(alias, queue, "completed"), Sums()).add(plain)
-        if len(plain) < len(ended):
-            others = [done for done in ended if done.settlement.__class__ is not Complete or done.lease.lost]
+                self._sums.setdefault(Key(alias, queue, COMPLETE.counts_as), Sums()).add(completed)
+        if others:
             self._add_others(alias, queue, others)
 
     def aliases(self) -> set[str]:
@@ -142,10 +141,10 @@ class Collector:
         by_outcome: defaultdict[str, list[Ended]] = defaultdict(list)
         failed: list[Failure] = []
         for done in ended:
-            name, outcome = _what(done)
+            name, error = _counted(done)
             by_outcome[name].append(done)
-            if isinstance(outcome, Fail):
-                failed.append(Failure(queue, kind_of(outcome.error, queue), 1))
+            if error is not None:
+                failed.append(Failure(queue, signature_of(error, queue), 1))
         with self._lock:
             for name, batch in by_outcome.items():
                 self._sums.setdefault(Key(alias, queue, name), Sums()).add(batch)
@@ -173,23 +172,14 @@ class Collector:
             self._fail(alias, failure)
 
 
-def _what(done: Ended) -> tuple[str, Settlement | None]:
-    """Return how an attempt ended, by name, and its outcome unless that was lost."""
+def _counted(done: Ended) -> tuple[str, BaseException | str | None]:
+    """Return what an attempt counts as, and the error it failed with."""
     lease = done.lease
     if lease.lost and not lease.settled:
         return "lost", None
     outcome = lease.outcome if done.settlement is None or lease.settled else done.settlement
-    if isinstance(outcome, Fail):
-        return "retried" if _retried(lease, outcome) else "failed", outcome
-    return NAMES.get(type(outcome), "completed"), outcome
-
-
-def _retried(lease: Lease, failure: Fail) -> bool:
-    """Whether a failure is tried again: as settle decided, for a policy of the site's own is asked once."""
-    if lease.retried is not None:
-        return lease.retried
-    policy = lease.policy or conf.retry_policy(lease.queue, lease.processor and lease.processor.policy)
-    return retry.decide(failure, attempt=lease.attempt, max_attempts=lease.max_attempts, policy=policy) is not None
+    known = COMPLETE if outcome is None else facts(outcome)
+    return known.counts_as, known.error
 
 
 def _waited(lease: Lease) -> float:

@@ -1,6 +1,6 @@
-"""The manager and queryset of a task table: reads here, verbs handed to ``flow/``.
+"""The manager and queryset of a task table. Reads are made here; the verbs are functions of ``flow/`` and ``pull/``.
 
-The flow lies above this layer, so it introduces itself at start-up (``bind``) rather than being imported.
+Those import the models. Each verb therefore imports its function when it is called.
 """
 
 from __future__ import annotations
@@ -16,15 +16,8 @@ from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.states import TERMINAL, Status
 
 if TYPE_CHECKING:
+    from django_dbtaskqueue.flow.enqueue_many import EnqueueReport
     from django_dbtaskqueue.models import AbstractTask
-
-
-_flow: dict[str, Any] = {}
-
-
-def bind(**stages: Any) -> None:
-    """Called once, by the app's ``ready()``, with the modules of ``flow/`` that hold the verbs."""
-    _flow.update(stages)
 
 
 class TaskQuerySet(models.QuerySet["AbstractTask"]):
@@ -50,35 +43,51 @@ class TaskQuerySet(models.QuerySet["AbstractTask"]):
 
     def reprocess(self) -> int:
         """ERROR → CREATED, due now, with a new budget of attempts."""
-        return int(_flow["move"].reprocess(self))
+        from django_dbtaskqueue.flow import move
+
+        return move.reprocess(self)
 
     def mark_poison(self) -> int:
         """ERROR → POISON."""
-        return int(_flow["move"].mark_poison(self))
+        from django_dbtaskqueue.flow import move
+
+        return move.mark_poison(self)
 
     def unpoison(self) -> int:
         """POISON → ERROR."""
-        return int(_flow["move"].unpoison(self))
+        from django_dbtaskqueue.flow import move
+
+        return move.unpoison(self)
 
     def kick(self, n: int) -> int:
         """POISON → CREATED for at most ``n`` tasks, the oldest first."""
-        return int(_flow["move"].kick(self, n))
+        from django_dbtaskqueue.flow import move
+
+        return move.kick(self, n)
 
     def cancel(self) -> int:
         """CREATED → POISON."""
-        return int(_flow["move"].cancel(self))
+        from django_dbtaskqueue.flow import move
+
+        return move.cancel(self)
 
     def release_all(self) -> int:
         """PROCESSING → CREATED, due now. Revokes live leases: their holders get ``LeaseLost``."""
-        return int(_flow["move"].release_all(self))
+        from django_dbtaskqueue.flow import move
+
+        return move.release_all(self)
 
     def purge(self) -> int:
         """Delete the tasks and count the deletions. Revokes live leases."""
-        return int(_flow["move"].delete(self))
+        from django_dbtaskqueue.flow import move
+
+        return move.delete(self)
 
     def housekeep(self, *, older_than: timedelta, statuses: Iterable[str] = TERMINAL, to: str = "history") -> int:
         """Move finished tasks of that age or older to the history, or delete and count them (``to="delete"``)."""
-        return int(_flow["housekeep"].housekeep(self, older_than=older_than, statuses=statuses, to=to))
+        from django_dbtaskqueue.flow import retention
+
+        return retention.housekeep(self, older_than=older_than, statuses=statuses, to=to)
 
 
 class TaskManager(models.Manager.from_queryset(TaskQuerySet)):  # type: ignore[misc]
@@ -86,11 +95,15 @@ class TaskManager(models.Manager.from_queryset(TaskQuerySet)):  # type: ignore[m
 
     def enqueue(self, queue: str, reference: str | None = None, payload: Any = None, **options: Any) -> AbstractTask:
         """Insert a task on the caller's connection; see ``django_dbtaskqueue.enqueue``."""
-        return _flow["enqueue"].enqueue(queue, reference, payload, using=options.pop("using", self._db), **options)  # type: ignore[no-any-return]
+        from django_dbtaskqueue.flow.enqueue import enqueue
 
-    def enqueue_many(self, queue: str, items: Iterable[Any], **options: Any) -> Any:
+        return enqueue(queue, reference, payload, using=options.pop("using", self._db), **options)
+
+    def enqueue_many(self, queue: str, items: Iterable[Any], **options: Any) -> EnqueueReport:
         """Insert many tasks in one transaction; see ``django_dbtaskqueue.enqueue_many``."""
-        return _flow["bulk"].enqueue_many(queue, items, using=options.pop("using", self._db), **options)
+        from django_dbtaskqueue.flow.enqueue_many import enqueue_many
+
+        return enqueue_many(queue, items, using=options.pop("using", self._db), **options)
 
     def checkout(
         self,
@@ -107,7 +120,6 @@ class TaskManager(models.Manager.from_queryset(TaskQuerySet)):  # type: ignore[m
 
         Atomic: no task is ever handed to two callers while a lease lives. The tasks' payloads are decoded.
         """
-        leases: list[Lease] = _flow["checkout"].checkout(
-            queue, poller_instance=poller_instance, limit=limit, lease=lease, tags=tags, using=self._db
-        )
-        return leases
+        from django_dbtaskqueue.pull.checkout import checkout
+
+        return checkout(queue, poller_instance=poller_instance, limit=limit, lease=lease, tags=tags, using=self._db)

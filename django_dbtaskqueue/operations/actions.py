@@ -16,7 +16,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from django_dbtaskqueue.core.exceptions import OperationRefused
-from django_dbtaskqueue.flow.selection import plain
+from django_dbtaskqueue.flow.selection import base_rows
 from django_dbtaskqueue.models import AbstractTask
 from django_dbtaskqueue.models.querysets import TaskQuerySet
 from django_dbtaskqueue.operations.audit import CHANGE, DELETION, Actor, check, log, record, recorded
@@ -57,7 +57,7 @@ def act(tasks: TaskQuerySet, order: Order, actor: Actor) -> Report:
     many tasks. Tasks of queues the actor may not touch are skipped with that reason, like all that do not fit.
     """
     check(order.verb, order.reason, actor)
-    tasks = tasks.using(plain(tasks).db)  # statuses are judged where they are written: a replica may lag behind
+    tasks = tasks.using(base_rows(tasks).db)  # statuses are judged where they are written: a replica may lag behind
     # Not ordered by the database: with a bound, it could walk through the whole table in that order.
     ids = sorted(tasks.order_by().values_list("pk", flat=True)[: MOST + 1])
     if len(ids) > MOST:

@@ -13,7 +13,7 @@ from django.utils.module_loading import import_string
 from django_dbtaskqueue import registry, signals
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.db.session import aliases_of, model_for
-from django_dbtaskqueue.flow.process import Processor
+from django_dbtaskqueue.flow.run import Processor
 
 STRICT = {3: "REPEATABLE READ", 4: "SERIALIZABLE"}  # isolation levels, as psycopg numbers them
 

@@ -22,7 +22,7 @@ from django_dbtaskqueue.core.states import COMPLETED, ERROR, POISON
 from django_dbtaskqueue.db.partitions import is_partitioned, make_ahead, months
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow import retention
-from django_dbtaskqueue.flow.retention import Walk
+from django_dbtaskqueue.flow.retention import RetentionCursor
 from django_dbtaskqueue.models import TaskHistory
 from django_dbtaskqueue.operations.lookup import Location, locations
 
@@ -33,7 +33,7 @@ TURN = timedelta(seconds=30)  # of one turn of a poller; it goes on from there t
 
 
 @dataclass(frozen=True)
-class Ages:
+class RetentionPolicy:
     """How long everything stays; None: for ever. ``of_settings`` reads them from ``DBTASKQUEUE``."""
 
     completed: timedelta | None = None
@@ -44,7 +44,7 @@ class Ages:
     audit: timedelta | None = None  # audit entries, and bulk operations that have ended
 
     @classmethod
-    def of_settings(cls) -> Ages:
+    def of_settings(cls) -> RetentionPolicy:
         """Return what the settings say."""
         found = conf.settings()
         return cls(**{age.name: getattr(found, f"keep_{age.name}") for age in fields(cls)})
@@ -57,7 +57,7 @@ class Ages:
 
 
 @dataclass
-class Swept:
+class RetentionReport:
     """What one turn did."""
 
     moved: int = 0  # tasks, to the history
@@ -83,46 +83,52 @@ class Housekeeper:
     """Keeps the tables small, a turn at a time, on the calling thread's connections. Remembers how far it came."""
 
     def __init__(self) -> None:
-        self._walks: dict[tuple[Location, str, str], Walk] = {}
+        self._cursors: dict[tuple[Location, str, str], RetentionCursor] = {}
 
     def turn(
         self,
-        ages: Ages,
+        policy: RetentionPolicy,
         *,
         using: str | None = None,
         queues: Iterable[str] | None = None,
         to: str = "history",
         within: timedelta | None = None,
-    ) -> Swept:
+    ) -> RetentionReport:
         """Do what is due, for ``within`` at most; raises the database's errors, each batch done before stays done."""
         clock = _Clock(within)
-        swept = Swept()
+        report = RetentionReport()
         places = [place for place in locations() if using in (None, place[0])]
         for alias in sorted({alias for alias, _ in places}):
-            swept.partitions += _months_ahead(alias)
+            report.partitions += _months_ahead(alias)
         for place in places:
-            self._tasks(place, ages, swept, clock, queues, to)
+            self._tasks(place, policy, report, clock, queues, to)
         for alias in sorted({alias for alias, _ in places}):
-            _end_history(alias, ages, swept, clock)
-        swept.over = not clock.late
-        return swept
+            _end_history(alias, policy, report, clock)
+        report.over = not clock.late
+        return report
 
     def _tasks(
-        self, place: Location, ages: Ages, swept: Swept, clock: _Clock, queues: Iterable[str] | None, to: str
+        self,
+        place: Location,
+        policy: RetentionPolicy,
+        report: RetentionReport,
+        clock: _Clock,
+        queues: Iterable[str] | None,
+        to: str,
     ) -> None:
         session = Session.on(*place)
         for queue in _queues(session) if queues is None else queues:
-            for status, age in ages.by_status():
-                walk = self._walks.setdefault((place, queue, status), Walk(queue, status))
+            for status, age in policy.by_status():
+                cursor = self._cursors.setdefault((place, queue, status), RetentionCursor(queue, status))
                 number = 0
                 while clock.goes_on():
-                    number += retention.age_out(session, walk, older_than=age, to=to)
-                    if walk.over:
+                    number += retention.housekeep_batch(session, cursor, older_than=age, to=to)
+                    if cursor.at_end:
                         break
                 if to == "history":
-                    swept.moved += number
+                    report.moved += number
                 else:
-                    swept.deleted += number
+                    report.deleted += number
 
 
 def known(queues: Iterable[str] | None, using: str | None = None) -> list[str] | None:
@@ -169,20 +175,20 @@ def _months_ahead(alias: str) -> list[str]:
         return []
 
 
-def _end_history(alias: str, ages: Ages, swept: Swept, clock: _Clock) -> None:
+def _end_history(alias: str, policy: RetentionPolicy, report: RetentionReport, clock: _Clock) -> None:
     session = Session.on(alias)
-    if ages.history is not None:
-        table = _drop_months(session, ages.history, swept, clock)
-        forget = partial(retention.forget_history, session, older_than=ages.history, table=table)
-        swept.deleted += _repeat(clock, forget)
-    if ages.attempts is not None:
-        swept.attempts += _repeat(clock, partial(retention.forget_attempts, session, older_than=ages.attempts))
-    if ages.audit is not None:
-        for batch in (retention.forget_audit, retention.forget_skips, retention.forget_operations):
-            swept.audit += _repeat(clock, partial(batch, alias, older_than=ages.audit))
+    if policy.history is not None:
+        table = _drop_months(session, policy.history, report, clock)
+        delete = partial(retention.delete_history, session, older_than=policy.history, table=table)
+        report.deleted += _repeat(clock, delete)
+    if policy.attempts is not None:
+        report.attempts += _repeat(clock, partial(retention.delete_attempts, session, older_than=policy.attempts))
+    if policy.audit is not None:
+        for batch in (retention.delete_audit, retention.delete_skips, retention.delete_operations):
+            report.audit += _repeat(clock, partial(batch, alias, older_than=policy.audit))
 
 
-def _drop_months(session: Session, age: timedelta, swept: Swept, clock: _Clock) -> str:
+def _drop_months(session: Session, age: timedelta, report: RetentionReport, clock: _Clock) -> str:
     """Drop the months that are old enough; return the table whose rows are to be deleted one by one."""
     if not is_partitioned(session.connection, HISTORY):
         return ""
@@ -190,8 +196,8 @@ def _drop_months(session: Session, age: timedelta, swept: Swept, clock: _Clock) 
     for partition in months(session.connection, HISTORY):
         if partition.end <= now - age and clock.goes_on():
             try:
-                swept.deleted += retention.drop_month(session, partition.name)
-                swept.dropped.append(partition.name)
+                report.deleted += retention.delete_month(session, partition.name)
+                report.dropped.append(partition.name)
             except DatabaseError as error:
                 logger.warning("%s could not be dropped, trying again later: %s", partition.name, _line(error))
     return f"{HISTORY}_default"

@@ -1,5 +1,6 @@
-"""The poller: the loop that checks tasks out, has them processed, and settles them.
+"""The poller: it fetches tasks, runs their processors, and settles the outcomes.
 
-``loop`` polls; ``lane`` is one queue as the loop sees it; ``executors`` run processors; ``renew`` keeps leases alive;
-``wakeup`` listens; ``control`` reports and obeys; ``supervisor`` keeps child processes running.
+``loop`` polls. ``fetch`` chooses queues and checks out, as many tasks as ``free_slots`` says; ``queue_state`` is one
+polled queue. ``executors`` run processors, ``settle_batches`` writes outcomes, ``renew`` extends leases. ``heartbeat``
+reports, obeys operators and rescues; ``periodic`` runs such jobs; ``process`` keeps child processes alive.
 """

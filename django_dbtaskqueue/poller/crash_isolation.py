@@ -1,7 +1,7 @@
-"""A task that may have killed its process is run alone, so that it takes nobody with it when it does so again.
+"""Crash isolation: a task that may have killed its process runs alone.
 
-An attempt that ended without an outcome makes a task suspect: its process died, with all it held. One of those tasks
-may be to blame, so the others would go down with it at each attempt, until none has an attempt left.
+A process that dies ends the attempts of all its tasks without an outcome. One of those tasks may be the cause. If it
+ran together with the others again, it would take one attempt of each of them with every crash, until none is left.
 """
 
 from __future__ import annotations
@@ -16,62 +16,65 @@ from django_dbtaskqueue.poller.settle_batches import Settler
 
 logger = logging.getLogger("django_dbtaskqueue")
 
-# Seconds a suspect is left alone: what kills mostly kills at once, and the others must not wait long.
-PROBATION = (0.2, 1.0)
-SHARE = 40  # of a lease, within those bounds
-PATIENCE = 5.0  # seconds until those given back are taken to be with another poller
+# Seconds a suspect runs alone. A deadly task mostly kills soon after its start, and the other tasks must not wait long.
+MIN_QUARANTINE_SECONDS, MAX_QUARANTINE_SECONDS = 0.2, 1.0
+QUARANTINE_LEASE_SHARE = 1 / 40  # of the lease, within those limits
+RELEASED_SUSPECT_TIMEOUT_SECONDS = 5.0  # then we assume that another poller took the suspects that we released
 
 
-class Suspects:
-    """Decides how much a poller may take while there are suspects, and gives back those that have to wait."""
+class CrashIsolation:
+    """Limits what a poller takes while suspects wait, and releases the suspects that must not run now."""
 
     def __init__(self, settler: Settler) -> None:
         self._settler = settler
-        self._lanes: set[str] = set()  # where some were given back that nobody has seen since
-        self._patience = 0.0  # until when those are waited for
-        self._until = 0.0  # when what is held now need not be waited for any more
+        self._queues: set[str] = set()  # keys of queues with released suspects that no fetch has found since
+        self._active_until = 0.0
+        self._quarantine_until = 0.0
 
-    def around(self) -> bool:
-        """Whether there are any to be taken one by one, from the front of their line, where they were given back to."""
-        return bool(self._lanes) and monotonic() < self._patience
+    def active(self) -> bool:
+        """Whether suspects wait to run one by one. They wait at the front of their queues, before any watermark."""
+        return bool(self._queues) and monotonic() < self._active_until
 
     def limit(self, reserved: int) -> int | None:
-        """Return how many tasks the next checkout may take; None is any number. ``reserved``: under way already."""
-        if not self.around():
+        """Return how many tasks a fetch may take: 1, 0 while a quarantined task may still kill, None for no limit.
+
+        ``reserved`` is the number of tasks that fetches under way asked for.
+        """
+        if not self._queues or monotonic() >= self._active_until:  # as ``active``, without a call
             return None
         busy = reserved or self._settler.held or self._settler.done
-        return 0 if busy and monotonic() < self._until else 1
+        return 0 if busy and monotonic() < self._quarantine_until else 1
 
     def sift(self, session: Session, leases: list[Lease], *, alone: bool) -> list[Lease]:
-        """Return the leases to run now; the others are given back, uncharged, and will be taken one by one.
+        """Return the leases to run now; release the others without a charge, to be taken one by one.
 
-        ``alone``: nothing else is being taken.
+        ``alone`` is true if no other fetch is under way.
         """
-        wanting = move.without_outcome(session, leases)
-        suspects = [lease for lease in leases if lease.id in wanting]
-        if not suspects:
-            if len(leases) == 1:  # of a larger batch, asked for before, it says nothing
-                self._lanes.discard(leases[0].door.key)
+        ids = move.without_outcome(session, leases)
+        if not ids:
+            if len(leases) == 1:  # a larger batch was asked for before isolation began, so it tells nothing
+                self._queues.discard(leases[0].port.key)
             return leases
-        innocent = [lease for lease in leases if lease.id not in wanting]
-        chosen = suspects[:1] if alone and not innocent and not self._busy() else []
-        # Before anything of this batch starts: what is given back later may be charged by a death.
+        suspects = [lease for lease in leases if lease.id in ids]
+        others = [lease for lease in leases if lease.id not in ids]
+        chosen = suspects[:1] if alone and not others and not self._busy() else []
+        # Release before any task of this batch starts: a crash would charge the suspects that are still leased.
         for queue in {lease.queue for lease in suspects}:
             settle.release(session, [lease for lease in suspects[len(chosen) :] if lease.queue == queue])
-        if not self.around():
+        if not self.active():
             logger.warning(
                 "Attempts of %s ended without an outcome, as when a process dies: running those tasks one by one",
                 suspects[0].queue,
             )
-        self._lanes.update(lease.door.key for lease in suspects)
-        self._until = monotonic() + _probation(suspects[0])
-        self._patience = monotonic() + PATIENCE
-        return innocent + chosen
+        self._queues.update(lease.port.key for lease in suspects)
+        self._quarantine_until = monotonic() + _quarantine_seconds(suspects[0])
+        self._active_until = monotonic() + RELEASED_SUSPECT_TIMEOUT_SECONDS
+        return others + chosen
 
     def _busy(self) -> bool:
-        return bool(self._settler.held or self._settler.done) and monotonic() < self._until
+        return bool(self._settler.held or self._settler.done) and monotonic() < self._quarantine_until
 
 
-def _probation(lease: Lease) -> float:
-    seconds = (lease.lease_until - lease.start_time).total_seconds()
-    return min(max(seconds / SHARE, PROBATION[0]), PROBATION[1])
+def _quarantine_seconds(lease: Lease) -> float:
+    seconds = (lease.lease_until - lease.start_time).total_seconds() * QUARANTINE_LEASE_SHARE
+    return min(max(seconds, MIN_QUARANTINE_SECONDS), MAX_QUARANTINE_SECONDS)

@@ -1,300 +1,397 @@
-"""The way in: whose turn it is, how much there is room for, and who processes what was taken."""
+"""Fetch: which queues are next, how many tasks to take, the checkout, and the way to the executors."""
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from operator import attrgetter
 from time import monotonic
 
 from django_dbtaskqueue import registry
 from django_dbtaskqueue.core.lease import Lease
-from django_dbtaskqueue.flow import checkout, move, observe, settle
-from django_dbtaskqueue.flow.checkout_many import Part
-from django_dbtaskqueue.flow.process import Processor, expiry
-from django_dbtaskqueue.poller import errands
-from django_dbtaskqueue.poller.connections import Carrier
-from django_dbtaskqueue.poller.crash_isolation import Suspects
+from django_dbtaskqueue.core.outcomes import Park, Release, Settlement
+from django_dbtaskqueue.db.session import Session
+from django_dbtaskqueue.flow import checkout, observe, settle
+from django_dbtaskqueue.flow.checkout import QueueShare
+from django_dbtaskqueue.flow.run import Processor, refusal
+from django_dbtaskqueue.flow.scan import SCAN_NOW
+from django_dbtaskqueue.poller.crash_isolation import CrashIsolation
 from django_dbtaskqueue.poller.executors import Done, Executor, Job
-from django_dbtaskqueue.poller.executors.pool_of_executors import Places
-from django_dbtaskqueue.poller.fetch_many import Company
-from django_dbtaskqueue.poller.free_slots import Kind, Rooms
+from django_dbtaskqueue.poller.executors.placement import Executors
+from django_dbtaskqueue.poller.free_slots import (
+    PROBE_TASKS,
+    Capacity,
+    equal_limits,
+    free_calls,
+    free_slots,
+    place,
+    processor_slots,
+)
 from django_dbtaskqueue.poller.options import Options
-from django_dbtaskqueue.poller.queue_state import Lane
+from django_dbtaskqueue.poller.queue_state import ConnectionSet, QueueState, find_next_due, unpark
 from django_dbtaskqueue.poller.settle_batches import Counts, Settler
 
 logger = logging.getLogger("django_dbtaskqueue")
 
-SOON = 5.0  # seconds: a draining poller waits for what becomes due within them
-TURN = attrgetter("turn")
-FAST = 0.0002  # seconds of a task so short that waking a second thread for it costs more than running it
+MAX_QUEUES_PER_STATEMENT = 50
+DRAIN_HORIZON_SECONDS = 5.0  # a draining poller waits for tasks that are due within this time
+FAST_TASK_SECONDS = 0.0002  # below this, one thread runs a task sooner than a second thread wakes
+NEXT_TURN = attrgetter("next_turn")
 
 
-class Intake:
-    """Takes tasks out of the lanes, by weight, as far as the executors have room."""
+class Fetcher:
+    """Takes tasks from the queues, by weight, as many as the executors have room for."""
 
     def __init__(
         self,
         instance: str,
-        lanes: Mapping[str, Lane],
-        places: Places,
+        queues: Mapping[str, QueueState],
+        executors: Executors,
         settler: Settler,
-        expect: Callable[[Lane, float], None],
+        expect_lease: Callable[[QueueState, float], None],
         counts: Counts,
         options: Options,
     ) -> None:
         self.instance = instance
-        self.lanes = lanes
-        self.places = places
-        self.settler = settler
-        self._expect = expect
-        self.counts = counts
-        self.options = options
+        self.queues = queues
+        self._settler = settler
+        self._expect_lease = expect_lease
         self._lock = threading.Lock()
-        self._rooms = Rooms(places, settler)
-        self._time = 0.0  # in turns: that of the lane that had the last one
-        self._suspects = Suspects(settler)
-        self._company = Company(instance, self._rooms, options)
+        self._isolation = CrashIsolation(settler)
+        self.capacity = Capacity(executors, settler, self._isolation, counts, options)
+        self._last_turn = 0.0  # of the queue that had the last turn
 
-    def choose(self) -> tuple[list[Lane], int] | None:
-        """Return the lanes whose turn it is and how much to take of them in all, reserved.
+    # -- choose ------------------------------------------------------------------------------------------------------
 
-        None when no lane is due and has room.
+    def choose(self) -> tuple[list[QueueState], int] | None:
+        """Reserve the next fetch: return its queues and how many tasks to take from them in all.
+
+        None if no queue is due and has free slots. Turns follow stride scheduling: a turn costs a queue 1 / weight.
         """
         with self._lock:
-            most = self._suspects.limit(self._rooms.reserved)
-            if most == 0:
+            due = sorted(self._due(), key=NEXT_TURN)
+            if not due:
                 return None
-            due = sorted(self._due(), key=TURN)
-            lane, room = self._turn(due)
-            if lane is None:
+            queue, asked = self._first_with_free_slots(due)
+            if queue is None:
                 return None
-            self._time = max(lane.turn, self._time)  # no turns are saved up while there is nothing to take
-            lanes, asked = self._company.of(lane, room, due) if most is None else ([lane], min(room, most))
-            for each in lanes:
-                each.turn = max(each.turn, self._time) + 1 / each.weight
-            self._rooms.reserve(lanes, asked)
-            return lanes, asked
+            self._last_turn = max(queue.next_turn, self._last_turn)  # an empty queue does not save up turns
+            queues = [queue]
+            if len(due) > 1 and self._can_share(queue) and not self._isolation.active():
+                total = min(free_slots(queue, self.capacity, shared=True), queue.settings.batch_size)
+                queues += self._companions(queue, total, due)
+                asked = total if len(queues) > 1 else asked
+            for each in queues:
+                each.next_turn = max(each.next_turn, self._last_turn) + 1 / each.weight
+            self._reserve(queues, asked)
+            return queues, asked
 
-    def _turn(self, due: list[Lane]) -> tuple[Lane | None, int]:
-        """Return whose turn it is, and the room there is. The weights are kept by stride: a turn costs 1 / weight.
+    def _due(self) -> list[QueueState]:
+        due, now = [], monotonic()
+        for queue in self.queues.values():
+            if queue.exhausted or not (queue.next_poll <= now or queue.full_processors):
+                continue
+            if queue.settings.concurrency == 0:  # an operator's new setting wakes it
+                queue.next_poll = now + queue.settings.poll_interval.total_seconds()
+                queue.exhausted = self.capacity.options.drain or self.capacity.options.once
+            elif queue.next_poll <= now or self._has_slots_again(queue):
+                due.append(queue)
+        return due
 
-        Nobody takes the turn of a lane that only waits for others' tasks to get done: one of slow tasks lets none of
-        them wait in memory, and refills of a fast one would keep it out for ever.
+    def _has_slots_again(self, queue: QueueState) -> bool:
+        return any(processor_slots(queue, processor, self.capacity) > 0 for processor in queue.full_processors)
+
+    def _first_with_free_slots(self, due: list[QueueState]) -> tuple[QueueState | None, int]:
+        """Return the first due queue with free slots, and their number.
+
+        A queue keeps its turn while it only waits for the end of other queues' tasks: no queue after it on the same
+        executor is chosen. Otherwise a queue of slow tasks, which buffers nothing, would starve behind a fast one.
         """
         blocked: set[Executor] = set()
-        full: set[Kind | None] = set()  # of many lanes most are of one kind
-        for lane in due:
-            kind = self._rooms.kind(lane)
-            if (kind is not None and kind in full) or (blocked and not blocked.isdisjoint(self._rooms.places(lane))):
+        full: set[Hashable] = set()  # of many queues, most have equal limits
+        for queue in due:
+            placement = place(queue, self.capacity.executors)
+            if blocked and not blocked.isdisjoint(placement.executors):
                 continue
-            room = self._room(lane)
-            if room > 0:
-                return lane, room
-            full.add(kind)
-            if self._rooms.behind(lane):
-                blocked |= self._rooms.places(lane)
-                if blocked >= self._rooms.everywhere:
+            key = equal_limits(queue, self.capacity) if len(due) > 1 else None
+            if key in full:
+                continue
+            free = free_slots(queue, self.capacity)
+            if free > 0:
+                return queue, free
+            if key is not None:
+                full.add(key)
+            if self._waits_for_slots(queue):
+                blocked |= placement.executors
+                if blocked >= self.capacity.executors.placed:
                     break
         return None, 0
 
-    def take(self, carrier: Carrier, lanes: list[Lane], asked: int) -> bool:
-        """Check out and hand to the executors; return whether there was as much as asked for."""
-        return self._take_of_many(carrier, lanes, asked) if len(lanes) > 1 else self._take_of(carrier, lanes[0], asked)
+    def _waits_for_slots(self, queue: QueueState) -> bool:
+        """Whether a queue gets free slots as soon as the jobs that wait in its executors are done."""
+        executors = self.capacity.executors
+        return any(
+            executors.of(processor).todo and free_calls(processor, executors) != 0
+            for processor in queue.placement.processors or (None,)
+        )
 
-    def _take_of_many(self, carrier: Carrier, lanes: list[Lane], asked: int) -> bool:
-        wakes = [lane.wakes for lane in lanes]
+    def _can_share(self, queue: QueueState) -> bool:
+        """Whether one statement can serve a queue together with others: it needs no statement of its own."""
+        return (
+            type(queue.strategy) is checkout.SkipLocked
+            and queue.settings.max_wait is None
+            and not (queue.unpark_due or queue.reply_lost or queue.full_processors or self.capacity.options.once)
+        )
+
+    def _companions(self, first: QueueState, asked: int, due: list[QueueState]) -> Iterator[QueueState]:
+        """Yield the due queues to serve in one statement with the first one, in the order of their turns.
+
+        Each has free slots for the whole batch, so it does not matter how many tasks each of them gives. A queue that
+        probably fills the batch is served alone.
+        """
+        key = equal_limits(first, self.capacity)
+        if key is None or first.likely_ready >= asked:
+            return
+        port, lease, executor = first.port, first.settings.lease, first.placement.executor
+        found, likely_ready, has_slots = 1, first.likely_ready, {key: True}
+        for queue in due:
+            if queue is first or not self._can_share(queue) or queue.settings.lease != lease:
+                continue
+            if queue.port.model is not port.model or queue.port.alias != port.alias:
+                continue
+            if place(queue, self.capacity.executors).executor is not executor:  # another queue may have its turn there
+                continue
+            key = equal_limits(queue, self.capacity)
+            if key is None:
+                continue
+            if key not in has_slots:
+                has_slots[key] = free_slots(queue, self.capacity, shared=True) >= asked
+            if has_slots[key]:
+                yield queue
+                found += 1
+                likely_ready += queue.likely_ready
+                if found == MAX_QUEUES_PER_STATEMENT or likely_ready >= asked:
+                    return
+
+    def _reserve(self, queues: Iterable[QueueState], tasks: int) -> None:
+        """Count tasks as asked for; a negative number ends that. Call it under the lock."""
+        for queue in queues:
+            queue.reserved += tasks
+        self.capacity.reserved += tasks
+
+    def is_fetching(self) -> bool:
+        """Whether a fetch is under way."""
+        return self.capacity.reserved > 0
+
+    def is_exhausted(self) -> bool:
+        """Whether a run that ends by itself has nothing more to take."""
+        most = self.capacity.options.max_tasks
+        if most is not None and self.capacity.counts.started >= most:
+            return True
+        for queue in self.queues.values():  # noqa: SIM110 -- a generator costs a call for each queue, at each poll
+            if not queue.exhausted:
+                return False
+        return True
+
+    # -- fetch -------------------------------------------------------------------------------------------------------
+
+    def fetch(self, connections: ConnectionSet, queues: list[QueueState], asked: int) -> bool:
+        """Check out what was chosen and hand it to the executors; return whether there was as much as asked for."""
+        if len(queues) > 1:
+            return self._take_of_many(connections, queues, asked)
+        queue = queues[0]
+        wakes = queue.wakes
         try:
-            parts = self._company.take(carrier, lanes, asked)
-            self._hand_over(carrier, lanes, parts, asked)
+            session = connections.session(queue)
+            if queue.reply_lost and queue.reserved == asked:
+                self._release_unknown(session, queue)
+            if queue.unpark_due:
+                unpark(session, queue)
+            if queue.placement.one_limit:
+                got = self._take(session, queue, asked)
+            else:
+                got = self._take_by_processor(session, queue, asked)
         except Exception:
-            for lane in lanes:
-                lane.doubtful = True
+            queue.reply_lost = True
             raise
         finally:
             with self._lock:
-                self._rooms.reserve(lanes, -asked)
-        empty = [lane for lane, part in zip(lanes, parts, strict=True) if part.reached and not part.taken]
-        dues = self._company.next_dues(carrier, empty)
+                self._reserve([queue], -asked)
+        next_due = None if got else find_next_due(session, queue)
         with self._lock:
-            for lane, part, before in zip(lanes, parts, wakes, strict=True):
-                if part.reached:
-                    lane.taken(got=len(part.taken), asked=part.limit, wakes=before, next_due=dues.get(lane.queue))
-                else:
-                    lane.turn -= 1 / lane.weight
-        for lane in empty:
-            lane.over = not lane.unpark and self._drained(carrier, lane)
-        return sum([len(part.taken) for part in parts]) == asked
-
-    def _take_of(self, carrier: Carrier, lane: Lane, asked: int) -> bool:
-        wakes = lane.wakes
-        try:
-            if lane.doubtful and lane.reserved == asked:
-                held = [lease for lease in self.settler.held.copy() if lease.door is lane.door]
-                errands.clear_up(carrier.session(lane), lane, self.instance, held)
-            if lane.unpark:
-                errands.unpark(carrier.session(lane), lane)
-            got = self._take(carrier, lane, asked)
-        except Exception:
-            lane.doubtful = True
-            raise
-        finally:
-            with self._lock:
-                self._rooms.reserve([lane], -asked)
-        next_due = None if got else errands.next_due(carrier.session(lane), lane)
-        with self._lock:
-            lane.taken(got=got, asked=asked, wakes=wakes, next_due=next_due)
-        if self.options.once or (not got and not lane.unpark and self._drained(carrier, lane)):
-            lane.over = True
+            queue.fetched(got=got, asked=asked, wakes=wakes, next_due=next_due)
+        options = self.capacity.options
+        if options.once or (options.drain and not got and not queue.unpark_due and self._is_drained(session, queue)):
+            queue.exhausted = True
         return got == asked
 
-    def _take(self, carrier: Carrier, lane: Lane, asked: int) -> int:
-        processors = registry.processors(lane.queue)
-        if not self._rooms.differ(processors):
-            return self._take_some(carrier, lane, asked)
-        return self._take_by_room(carrier, lane, asked, processors)
+    def _take_of_many(self, connections: ConnectionSet, queues: list[QueueState], asked: int) -> bool:
+        wakes = [queue.wakes for queue in queues]
+        try:
+            session = connections.session(queues[0])
+            parts = [QueueShare(queue.cursor, queue.port, _share(queue, asked)) for queue in queues]
+            checkout.take_many(
+                session,
+                parts,
+                poller_instance=self.instance,
+                limit=asked,
+                lease=queues[0].settings.lease,
+                tags=self.capacity.options.tags,
+            )
+            self._run_shared(session, queues, parts, asked)
+        except Exception:
+            for queue in queues:
+                queue.reply_lost = True
+            raise
+        finally:
+            with self._lock:
+                self._reserve(queues, -asked)
+        empty = [queue for queue, part in zip(queues, parts, strict=True) if part.reached and not part.taken]
+        priorities = [(queue.name, priority) for queue in empty for priority in queue.priorities()]
+        next_dues = checkout.next_due_by_queue(session, priorities)
+        with self._lock:
+            for queue, part, before in zip(queues, parts, wakes, strict=True):
+                if part.reached:
+                    next_due = next_dues.get(queue.name)
+                    queue.fetched(got=len(part.taken), asked=part.limit, wakes=before, next_due=next_due)
+                else:
+                    queue.next_turn -= 1 / queue.weight
+        for queue in empty:
+            queue.exhausted = not queue.unpark_due and self.capacity.options.drain and self._is_drained(session, queue)
+        return sum([len(part.taken) for part in parts]) == asked
 
-    def _take_by_room(self, carrier: Carrier, lane: Lane, asked: int, processors: Sequence[Processor]) -> int:
-        """Take tasks so that no processor gets more than it has room for; full ones keep nobody from his turn.
+    def _run_shared(self, session: Session, queues: list[QueueState], parts: list[QueueShare], asked: int) -> None:
+        """Run the tasks of several queues as one batch."""
+        taken = [lease for part in parts for lease in part.taken]
+        if not taken:
+            return
+        kept = self._isolation.sift(session, taken, alone=self.capacity.reserved == asked)
+        released = set(taken).difference(kept) if len(kept) < len(taken) else ()
+        jobs: list[Job] = []
+        given = [(queue, part.taken) for queue, part in zip(queues, parts, strict=True) if part.taken]
+        for queue, leases in given:
+            jobs += self._jobs(queue, [lease for lease in leases if lease not in released] if released else leases)
+        self.capacity.executors.submit(jobs, fast=all(_is_fast(queue) for queue, _ in given))
 
-        Each statement asks for as many as the processor with the least room can have, and leaves out those without.
+    def _take_by_processor(self, session: Session, queue: QueueState, asked: int) -> int:
+        """Take tasks so that no processor gets more than its free slots, and a full one does not block the others.
+
+        Each statement asks for the smallest number of free slots among the processors, and leaves out the full ones.
         """
-        got, passed = 0, set[Processor]()
+        got, served = 0, set[Processor]()
+        processors = queue.placement.processors
         while True:
-            rooms = {processor: self._rooms.of_processor(lane, processor, mine=asked) for processor in processors}
-            fitting = {which: room for which, room in rooms.items() if room > 0 and which not in passed}
-            lane.closed = frozenset(processors) - fitting.keys()
+            free = {each: processor_slots(queue, each, self.capacity, own=asked) for each in processors}
+            fitting = {each: slots for each, slots in free.items() if slots > 0 and each not in served}
+            queue.full_processors = frozenset(processors) - fitting.keys()
             limit = min([asked - got, *fitting.values()]) if fitting else 0
             if limit <= 0:
                 return got
-            taken = self._take_some(carrier, lane, limit, lane.closed)
+            without = tuple(sorted([processor.payload_type or "" for processor in queue.full_processors]))
+            taken = self._take(session, queue, limit, without)
             got += taken
             if taken < limit:
                 return got
             least = min(fitting.values())
-            passed |= {which for which, room in fitting.items() if room == least}
+            served |= {each for each, slots in fitting.items() if slots == least}
 
-    def pending(self) -> bool:
-        """Whether a checkout is under way."""
-        return self._rooms.reserved > 0
-
-    def spent(self) -> bool:
-        """Whether a run that ends by itself has nothing more to take."""
-        most = self.options.max_tasks
-        return all(lane.over for lane in self.lanes.values()) or (most is not None and self.counts.started >= most)
-
-    def _due(self) -> list[Lane]:
-        now = monotonic()
-        return [
-            lane
-            for lane in self.lanes.values()
-            if (lane.next_poll <= now or lane.closed)
-            and not lane.over
-            and (lane.settings.concurrency != 0 or not self._shut(lane, now))
-            and (lane.next_poll <= now or self._rooms.reopened(lane))
-        ]
-
-    def _shut(self, lane: Lane, now: float) -> bool:
-        """Close a lane that has been resized to nothing; it opens by a setting, which wakes it."""
-        lane.next_poll = now + lane.settings.poll_interval.total_seconds()
-        lane.over = self.options.drain or self.options.once
-        return True
-
-    def _room(self, lane: Lane) -> int:
-        """Return how many tasks to take from a lane now."""
-        room, most = self._rooms.of_lane(lane), self.options.max_tasks
-        return room if most is None else min(room, most - self.counts.started - self._rooms.reserved)
-
-    def _take_some(self, carrier: Carrier, lane: Lane, asked: int, closed: Iterable[Processor] = ()) -> int:
-        without = tuple(sorted(processor.payload_type or "" for processor in closed))
-        leases = self._checkout(carrier, lane, asked, without)
-        if leases and not self.options.once:
-            alone = self._rooms.reserved == asked
-            self._dispatch(lane, self._suspects.sift(carrier.session(lane), leases, alone=alone))
-        else:
-            self._dispatch(lane, leases)
+    def _take(self, session: Session, queue: QueueState, asked: int, without: tuple[str, ...] = ()) -> int:
+        """Check out of one queue and submit to the executors; return how many tasks there were."""
+        leases = self._checkout(session, queue, asked, without)
+        if not leases:
+            return 0
+        kept = leases
+        if not self.capacity.options.once:
+            kept = self._isolation.sift(session, leases, alone=self.capacity.reserved == asked)
+        if kept and (jobs := self._jobs(queue, kept)):
+            self.capacity.executors.submit(jobs, fast=_is_fast(queue))
         return len(leases)
 
-    def _checkout(self, carrier: Carrier, lane: Lane, asked: int, without: tuple[str, ...]) -> list[Lease]:
-        session = carrier.session(lane)
-        if lane.strategy is None:
-            if lane.settings.paused:
-                session.run(session.sql.start_paused, {"queue_name": lane.queue})
-            lane.strategy = checkout.strategy_for(session, lane.settings.strategy)
-        line = lane.line_without(without)
-        if self._suspects.around():
-            line.next_walk = checkout.NOW
+    def _checkout(self, session: Session, queue: QueueState, asked: int, without: tuple[str, ...]) -> list[Lease]:
+        if queue.strategy is None:
+            if queue.settings.paused:
+                session.run(session.sql.start_paused, {"queue_name": queue.name})
+            queue.strategy = checkout.strategy_for(session, queue.settings.strategy)
+        cursor = queue.cursor_without(without) if without else queue.cursor
+        if self._isolation.active():
+            cursor.next_full_scan = SCAN_NOW
         return checkout.take(
             session,
-            line,
-            strategy=lane.strategy,
+            cursor,
+            strategy=queue.strategy,
             poller_instance=self.instance,
             limit=asked,
-            lease=lane.settings.lease,
-            door=lane.door,
-            tags=self.options.tags,
+            lease=queue.settings.lease,
+            port=queue.port,
+            tags=self.capacity.options.tags,
             without=without,
         )
 
-    def _hand_over(self, carrier: Carrier, lanes: list[Lane], parts: list[Part], asked: int) -> None:
-        """Run what was taken of several lanes as one batch."""
-        taken = [lease for part in parts for lease in part.taken]
-        if not taken:
-            return
-        kept = self._suspects.sift(carrier.session(lanes[0]), taken, alone=self._rooms.reserved == asked)
-        left_out = set(taken).difference(kept) if len(kept) < len(taken) else ()
-        jobs: list[Job] = []
-        given = [(lane, part.taken) for lane, part in zip(lanes, parts, strict=True) if part.taken]
-        for lane, leases in given:
-            jobs += self._jobs(lane, [lease for lease in leases if lease not in left_out] if left_out else leases)
-        self.places.submit(jobs, fast=all(_is_fast(lane) for lane, _ in given))
-
-    def _dispatch(self, lane: Lane, leases: list[Lease]) -> None:
-        self.places.submit(self._jobs(lane, leases), fast=_is_fast(lane))
-
-    def _jobs(self, lane: Lane, leases: list[Lease]) -> list[Job]:
-        """Return plain processors' jobs; other processors are given theirs."""
-        self.settler.held.update(leases)
-        self.counts.started += len(leases)
-        if "retry" in lane.overrides:
+    def _jobs(self, queue: QueueState, leases: list[Lease]) -> list[Job]:
+        """Return the jobs of plain processors; submit those of other processors."""
+        self._settler.held.update(leases)
+        self.capacity.counts.started += len(leases)
+        if "retry" in queue.overrides:
             for lease in leases:
-                lease.policy = lane.settings.retry
+                lease.policy = queue.settings.retry
         observe.checked_out(leases)
-        self._expect(lane, lane.settings.lease.total_seconds())  # it may be shorter than when renewal was planned
+        self._expect_lease(queue, queue.settings.lease.total_seconds())  # it may be shorter than the last renewal knew
         jobs: list[Job] = []
         special: dict[Processor, list[Lease]] = {}
         for lease in leases:
             if lease.lease_seconds is not None:
-                self._expect(lane, lease.lease_seconds)
+                self._expect_lease(queue, lease.lease_seconds)
             processor = registry.find(lease.queue, lease.payload_type)
-            if (expired := expiry(lease, lane.settings.expired)) is not None:
-                self.settler.finish(Done(lease, expired, 0.0), idle=True)
-            elif processor is None:
-                self._park(lease)
+            refused = refusal(lease, processor, queue.settings.expired)
+            if refused is not None or processor is None:
+                self._refuse(lease, refused)
             elif processor.plain:
                 jobs.append(Job(lease, processor))
             else:
                 special.setdefault(processor, []).append(lease)
         for processor, batch in special.items():
-            self.places.submit_special(processor, batch)
+            self.capacity.executors.submit_special(processor, batch)
         return jobs
 
-    def _park(self, lease: Lease) -> None:
-        reason = move.no_handler(lease.queue, lease.payload_type)
-        logger.warning("Task %s parked: %s", lease.id, reason, extra=observe.fields(lease))
-        self.settler.finish(Done(lease, settle.Park(reason), 0.0), idle=True)
+    def _refuse(self, lease: Lease, refused: Settlement | None) -> None:
+        if isinstance(refused, Park):
+            logger.warning("Task %s parked: %s", lease.id, refused.reason, extra=observe.fields(lease))
+        self._settler.finish(Done(lease, refused, 0.0), idle=True)
 
-    def _drained(self, carrier: Carrier, lane: Lane) -> bool:
-        if not self.options.drain or any(lease.door is lane.door for lease in self.settler.held.copy()):
+    def _is_drained(self, session: Session, queue: QueueState) -> bool:
+        """Whether a draining run has nothing left in an empty queue, neither here nor due soon."""
+        if any(lease.port is queue.port for lease in self._settler.held.copy()):
             return False
-        session = carrier.session(lane)
-        tags = session.sql.dialect.array(self.options.tags)
-        if not session.run(session.sql.soon, {"queue_name": lane.queue, "horizon": SOON, "tags": tags}):
+        tags = session.sql.dialect.array(self.capacity.options.tags)
+        params = {"queue_name": queue.name, "horizon": DRAIN_HORIZON_SECONDS, "tags": tags}
+        if not session.run(session.sql.soon, params):
             return True
-        lane.next_poll = min(lane.next_poll, monotonic() + lane.settings.poll_interval.total_seconds())
+        queue.next_poll = min(queue.next_poll, monotonic() + queue.settings.poll_interval.total_seconds())
         return False
 
+    def _release_unknown(self, session: Session, queue: QueueState) -> None:
+        """Release, without a charge, the tasks of a checkout whose reply was lost.
 
-def _is_fast(lane: Lane) -> bool:
-    return lane.mean is not None and lane.mean < FAST
+        No poller would take them before their leases run out.
+        """
+        params = {"queue_name": queue.name, "poller_instance": self.instance}
+        leases = checkout.leases(session.run(session.sql.leased_to, params), queue.port, 0.0)
+        held = {(lease.id, lease.total_attempt) for lease in self._settler.held.copy() if lease.port is queue.port}
+        pairs: list[settle.Pair] = [
+            (lease, Release()) for lease in leases if (lease.id, lease.total_attempt) not in held
+        ]
+        released = settle.settle_surely(session, pairs) if pairs else set()
+        queue.reply_lost = False
+        if released:
+            logger.info("Released %s tasks of %s: the reply to their checkout was lost", len(released), queue.name)
+
+
+def _share(queue: QueueState, asked: int) -> int:
+    """Return how many tasks of a shared statement a queue may give."""
+    known = queue.run_seconds is not None or queue.probed
+    return min(asked, queue.settings.batch_size if known else PROBE_TASKS)
+
+
+def _is_fast(queue: QueueState) -> bool:
+    return queue.run_seconds is not None and queue.run_seconds < FAST_TASK_SECONDS

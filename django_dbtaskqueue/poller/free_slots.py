@@ -1,103 +1,135 @@
-"""How many tasks there is room for: in a lane, and for each of its processors."""
+"""How many tasks a queue may take now."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable
+from dataclasses import dataclass
 
 from django_dbtaskqueue import registry
-from django_dbtaskqueue.flow.process import Processor
-from django_dbtaskqueue.poller.executors import Executor
-from django_dbtaskqueue.poller.executors.pool_of_executors import Places
-from django_dbtaskqueue.poller.queue_state import Lane
-from django_dbtaskqueue.poller.settle_batches import Settler
+from django_dbtaskqueue.flow.run import Processor
+from django_dbtaskqueue.poller.crash_isolation import CrashIsolation
+from django_dbtaskqueue.poller.executors import BUFFER_SECONDS, MAX_BUFFERED_CALLS
+from django_dbtaskqueue.poller.executors.placement import UNPLACED, Executors, Placement
+from django_dbtaskqueue.poller.options import Options
+from django_dbtaskqueue.poller.queue_state import QueueState
+from django_dbtaskqueue.poller.settle_batches import Counts, Settler
 
-Kind = tuple[Executor, int, int]
-FIRST = 2  # tasks of a queue nobody knows yet, when there is no slot free for more
+MAX_BUFFERED_BATCHES = 4  # one runs, one is settled, one is on its way, and one is next
+MAX_UNKNOWN_BUFFERED_TASKS = 100  # of a queue without timing data
+MIN_RUN_SECONDS = 1e-6  # assumed, so that nothing is divided by 0
+PROBE_TASKS = 2  # the first fetch of such a queue when no more slots are free
 
 
-class Rooms:
-    """Measures what may be taken now, and keeps count of what checkouts under way have asked for."""
+@dataclass(slots=True)
+class Capacity:
+    """What ``free_slots`` reads besides the queue. ``reserved`` changes under the fetcher's lock."""
 
-    def __init__(self, places: Places, settler: Settler) -> None:
-        self._places = places
-        self._settler = settler
-        self._known: dict[Lane, tuple[tuple[Processor, ...], set[Executor], Executor | None]] = {}
-        self.everywhere: set[Executor] = set()  # where tasks of any lane looked at so far run
-        self.reserved = 0  # tasks asked for by checkouts under way, in all lanes
+    executors: Executors
+    settler: Settler
+    isolation: CrashIsolation
+    counts: Counts
+    options: Options
+    reserved: int = 0  # tasks that fetches under way asked for, in all queues
 
-    def reserve(self, lanes: Iterable[Lane], tasks: int) -> None:
-        """Count ``tasks`` as asked for in lanes; a negative number takes them back. Called under the intake's lock."""
-        for lane in lanes:
-            lane.reserved += tasks
-        self.reserved += tasks
 
-    def of_lane(self, lane: Lane) -> int:
-        """Return how many tasks to take from a lane now."""
-        processors = registry.processors(lane.queue)
-        if self.differ(processors):
-            room = 0 if lane.reserved else sum(max(0, self.of_processor(lane, each)) for each in processors)
-        else:
-            room = self.of_processor(lane, processors[0] if processors else None)
-        if lane.settings.concurrency is not None:
-            held = sum(lease.door is lane.door for lease in self._settler.held.copy())
-            room = min(room, lane.settings.concurrency - held - lane.reserved)
-        return room
+def free_slots(queue: QueueState, capacity: Capacity, *, shared: bool = False) -> int:
+    """Return how many tasks ``queue`` may take now; 0 or less means none.
 
-    def of_processor(self, lane: Lane, processor: Processor | None, *, mine: int = 0) -> int:
-        """Return how many tasks of a processor to take from a lane now, by who has reserved ``mine`` already."""
-        reserved = self.reserved - mine
-        ahead = self._ahead(lane)
-        room = self._places.slots(processor) + ahead - len(self._settler.done) - reserved
-        if (reserved or self._places.waiting(processor)) and room < min(lane.settings.batch_size, ahead / 2):
-            return 0  # worth a statement only when the slots run dry or half of what may wait fits
-        allowed = self._places.allowed(processor)
-        return room if allowed is None else min(room, allowed - lane.reserved + mine)
+    ``place`` must have set the queue's placement. These are the rules, for each processor of the queue:
 
-    def most(self, lane: Lane) -> int:
-        """Return how many tasks to take at a time from a lane with room: few until it is known how long they take."""
-        executor = self._of(lane)[2]
-        if lane.mean is not None or executor is None:
-            return lane.settings.batch_size
-        free = executor.slots - len(executor.todo) - executor.busy()
-        return min(lane.settings.batch_size, max(free, FIRST))
+    1. Slots: a task may take a free slot of the executor that runs its processor. A slot runs ``batch`` tasks of a
+       batch processor. A task without a processor counts as one for a thread.
+    2. Buffer: more tasks may wait in memory if they take ``BUFFER_SECONDS`` by the queue's mean run time, and at most
+       ``MAX_BUFFERED_BATCHES``. The first fetch of a queue without timing data assumes the poller's mean.
+    3. Tasks that wait for their settle, and tasks that fetches under way asked for, count as taken.
+    4. Worth a statement: while jobs wait for a slot or a fetch is under way, less than a batch and less than half of
+       the buffer is not worth a statement, and counts as none.
+    5. Processor concurrency: not more than its limit, plus the calls that may wait for it by its own mean run time.
 
-    def differ(self, processors: Sequence[Processor]) -> bool:
-        """Whether a queue's processors have room for different numbers of tasks."""
-        if len(processors) < 2:
-            return False
-        places = {self._places.of(processor) for processor in processors}
-        return len(places) > 1 or not all(processor.plain for processor in processors)
+    And for the whole queue:
 
-    def reopened(self, lane: Lane) -> bool:
-        """Whether a processor that had no room at the lane's last checkout has some now."""
-        return any(self.of_processor(lane, processor) > 0 for processor in lane.closed)
+    6. Processors with different limits: the sum of theirs, and only one fetch at a time.
+    7. Queue concurrency: not more than its limit, less the tasks that this poller holds or asks for.
+    8. ``max_tasks``: not more than the run has left.
+    9. Crash isolation: one task while suspects wait, none while a suspect is in quarantine.
+    10. Batch size.
+    11. Probe: a queue without timing data gets the free slots, or ``PROBE_TASKS`` if there are fewer.
 
-    def behind(self, lane: Lane) -> bool:
-        """Whether a lane without room gets some as soon as what waits where it runs is done."""
-        processors = registry.processors(lane.queue) or (None,)
-        return any(self._places.waiting(each) and self._places.allowed(each) != 0 for each in processors)
+    ``shared``: for a statement that serves several queues. Rules 10 and 11 then limit each queue's share of it.
+    """
+    placement, settings, options = queue.placement, queue.settings, capacity.options
+    if placement.one_limit:
+        free = processor_slots(queue, placement.processors[0] if placement.processors else None, capacity)
+    elif queue.reserved:
+        free = 0
+    else:
+        free = sum([max(0, processor_slots(queue, each, capacity)) for each in placement.processors])
+    if settings.concurrency is not None:
+        held = sum([lease.port is queue.port for lease in capacity.settler.held.copy()])
+        free = min(free, settings.concurrency - held - queue.reserved)
+    if options.max_tasks is not None:
+        free = min(free, options.max_tasks - capacity.counts.started - capacity.reserved)
+    limit = capacity.isolation.limit(capacity.reserved)
+    if limit is not None:
+        free = min(free, limit)
+    if shared:
+        return free
+    if queue.run_seconds is None and (executor := placement.executor) is not None:
+        free = min(free, max(executor.slots - len(executor.todo) - executor.busy(), PROBE_TASKS))
+    return min(free, settings.batch_size)
 
-    def places(self, lane: Lane) -> set[Executor]:
-        """Return where a lane's tasks run."""
-        return self._of(lane)[1]
 
-    def kind(self, lane: Lane) -> Kind | None:
-        """Return what lanes have in common that have the same room; None for one that has its own."""
-        executor = self._of(lane)[2]
-        if executor is None or lane.settings.concurrency is not None:
-            return None
-        return executor, lane.ahead(self._settler.pace), lane.settings.batch_size
+def processor_slots(queue: QueueState, processor: Processor | None, capacity: Capacity, *, own: int = 0) -> int:
+    """Return how many tasks of one processor may be taken: rules 1 to 5 of ``free_slots``.
 
-    def _ahead(self, lane: Lane) -> int:
-        return lane.ahead(None if self._of(lane)[2] is None else self._settler.pace)
+    ``own`` is what the calling fetch has reserved itself.
+    """
+    executor = queue.placement.executor or capacity.executors.of(processor)
+    batch = 1 if processor is None else processor.batch or 1
+    buffer = buffered_tasks(queue, capacity.settler.mean_run_seconds)
+    reserved = capacity.reserved - own
+    slots = (executor.slots - len(executor.todo) - executor.busy()) * batch
+    free = slots + buffer - len(capacity.settler.done) - reserved
+    if (reserved or executor.todo) and free < min(queue.settings.batch_size, buffer / 2):
+        return 0
+    calls = None if processor is None or processor.plain else free_calls(processor, capacity.executors)
+    return free if calls is None else min(free, calls * batch - queue.reserved + own)
 
-    def _of(self, lane: Lane) -> tuple[tuple[Processor, ...], set[Executor], Executor | None]:
-        """Return a lane's processors, where they run, and that place if one plain processor does all."""
-        processors = registry.processors(lane.queue)
-        known = self._known.get(lane)
-        if known is None or known[0] != processors:
-            places = {self._places.of(each) for each in processors or (None,)}
-            simple = len(processors) < 2 and all(each.plain for each in processors)
-            known = self._known[lane] = (processors, places, next(iter(places)) if simple else None)
-            self.everywhere |= places
-        return known
+
+def buffered_tasks(queue: QueueState, mean_run_seconds: float | None) -> int:
+    """Return how many tasks of a queue may wait in memory: rule 2 of ``free_slots``.
+
+    ``mean_run_seconds`` is the mean of all queues of the poller.
+    """
+    run_seconds, limit = queue.run_seconds, MAX_BUFFERED_BATCHES * queue.settings.batch_size
+    if run_seconds is None and not queue.probed and queue.placement.executor is not None:
+        run_seconds, limit = mean_run_seconds, MAX_UNKNOWN_BUFFERED_TASKS
+    return 0 if run_seconds is None else min(limit, int(BUFFER_SECONDS / max(run_seconds, MIN_RUN_SECONDS)))
+
+
+def free_calls(processor: Processor | None, executors: Executors) -> int | None:
+    """Return how many more calls of a processor may run or wait: rule 5 of ``free_slots``. None for no limit."""
+    if processor is None or processor.concurrency is None:
+        return None
+    taken, call_seconds = executors.limiter.load(processor)
+    if call_seconds is None:
+        return processor.concurrency - taken
+    buffer = min(MAX_BUFFERED_CALLS, int(BUFFER_SECONDS / max(call_seconds, MIN_RUN_SECONDS)))
+    return processor.concurrency + buffer - taken
+
+
+def equal_limits(queue: QueueState, capacity: Capacity) -> Hashable | None:
+    """Return a key: queues with the same key have the same ``free_slots(shared=True)``. None for a queue of its own."""
+    executor = queue.placement.executor
+    if executor is None or queue.settings.concurrency is not None:
+        return None
+    return executor, buffered_tasks(queue, capacity.settler.mean_run_seconds), queue.settings.batch_size
+
+
+def place(queue: QueueState, executors: Executors) -> Placement:
+    """Return where the queue's processors run; look it up again only if the processors have changed."""
+    processors = registry.processors(queue.name)
+    placement = queue.placement
+    if placement is UNPLACED or placement.processors != processors:
+        placement = queue.placement = executors.place(processors)
+    return placement

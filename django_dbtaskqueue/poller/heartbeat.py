@@ -1,7 +1,7 @@
-"""What a poller does beside its work: it enforces timeouts, reports, and rescues what dead processes left behind.
+"""Heartbeat: a poller reports, obeys operators, unparks, enforces timeouts, and rescues the tasks of dead processes.
 
-Two threads. ``watch`` never waits for the database, so that a timeout is noticed on time; ``tend`` has the calling
-thread's Django connections to itself and outlives every outage.
+It has two threads. One enforces timeouts and never waits for the database. The other runs the periodic jobs, with
+Django connections of its own; a database that is away never ends it.
 """
 
 from __future__ import annotations
@@ -11,45 +11,46 @@ import random
 import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import fields
 from datetime import timedelta
 from functools import partial
 from os import getpid
 from time import monotonic
 from typing import Any
 
+from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 from django.db.models.functions import Now
-from django.db.utils import Error
 
-from django_dbtaskqueue import models, registry
+from django_dbtaskqueue import models
 from django_dbtaskqueue.conf import settings as conf
-from django_dbtaskqueue.core import __version__
-from django_dbtaskqueue.core.exceptions import ProcessDied
-from django_dbtaskqueue.core.lease import Lease
-from django_dbtaskqueue.core.outcomes import Fail
+from django_dbtaskqueue.conf.settings import QueueSettings
+from django_dbtaskqueue.core import __version__, retry
+from django_dbtaskqueue.core.durations import format_duration
 from django_dbtaskqueue.db.session import Session
-from django_dbtaskqueue.flow import checkout, move, observe, settle
+from django_dbtaskqueue.flow import observe
+from django_dbtaskqueue.flow.rescue import rescue, seconds_until_exhausted, seconds_until_exhausted_by_queue
 from django_dbtaskqueue.metrics.collector import Collector
 from django_dbtaskqueue.poller.executors import Done
 from django_dbtaskqueue.poller.executors.thread import tidy
 from django_dbtaskqueue.poller.loop import Poller
-from django_dbtaskqueue.poller.periodic import Maintenance
-from django_dbtaskqueue.poller.queue_state import Lane
-from django_dbtaskqueue.poller.runtime import apply_overrides
+from django_dbtaskqueue.poller.periodic import Maintenance, Periodic, PeriodicJobs
+from django_dbtaskqueue.poller.queue_state import QueueState, unpark
 
 logger = logging.getLogger("django_dbtaskqueue")
 
-TICK = 0.25  # seconds between two looks for tasks whose time is over
-UNPARK = 30.0  # seconds between two looks for parked tasks that have a handler here
-SHOWN = 20  # running tasks that one heartbeat names
-RESCUE = 5.0  # seconds, at most, between two looks for tasks to rescue
-EARLY = 0.2  # of that time: how much before its time a queue is looked at along with others
-TOGETHER = 50  # queues looked at in one statement
-LOCKED = 1.0  # seconds before a second look at a lease that ran out but is locked
-SHARE = 20  # looking for tasks to rescue may cost a twentieth of the time
-MOST_PAUSE = 5.0  # seconds between two attempts while the database is away
-KEPT = timedelta(days=1)  # how long the row of a poller that died stays
+TIMEOUT_CHECK_SECONDS = 0.25
+UNPARK_SECONDS = 30.0  # between two checks for parked tasks that have a processor by now
+MAX_RUNNING_SHOWN = 20  # running tasks in one heartbeat
+RESCUE_SECONDS = 5.0  # at most, between two checks of one queue for tasks to rescue
+EARLY_RESCUE_SHARE = 0.2  # of that time: a queue may be checked so much earlier, together with other queues
+MAX_QUEUES_PER_RESCUE = 50  # in one statement
+LOCKED_RESCUE_SECONDS = 1.0  # before the next check of a lease that ran out but is locked
+RESCUE_TIME_SHARE = 1 / 20  # of the time, at most, for these checks
+HEARTBEAT_RETRY_SECONDS = 0.5, 5.0
+DEAD_POLLER_RETENTION = timedelta(days=1)  # of the row of a poller that died
+# Settings that a running poller cannot change: they say where and how the tasks are stored.
+FIXED_SETTINGS = ("database", "model", "temporary", "strategy")
 COMMANDS: dict[str, Callable[[Poller], None]] = {
     "pause": Poller.pause,
     "start": Poller.resume,
@@ -61,28 +62,20 @@ REPORTED = (
 )  # fmt: skip
 
 
-@dataclass(slots=True, eq=False)
-class Duty:
-    """Something to do again and again on one database; ``run`` returns the seconds until the next time."""
-
-    alias: str
-    run: Callable[[], float]
-    due: float = 0.0
-    pause: float = 0.0  # seconds of the present back-off; 0 while it works
-
-
-class Control:
-    """Looks after one poller, from ``start`` to ``stop``. A database that is away never ends it."""
+class Heartbeat:
+    """Runs the heartbeat's threads and the maintenance of one poller, from ``start`` to ``stop``."""
 
     def __init__(self, poller: Poller) -> None:
         self._poller = poller
-        aliases = {lane.door.alias for lane in poller.lanes.values()}
-        self._maintenance = Maintenance(aliases, poller.settler.metrics)
+        self._aliases = sorted({queue.port.alias for queue in poller.queues.values()})
+        self._maintenance = Maintenance(self._aliases, poller.settler.metrics)
         self._ended = threading.Event()
-        self._duties = list(self._all_duties())
+        self._jobs = PeriodicJobs(
+            "Heartbeat and rescue", list(self._all_jobs()), self._ended, retry=HEARTBEAT_RETRY_SECONDS
+        )
         self._threads = [
-            threading.Thread(target=work, name=f"dbtaskqueue-{work.__name__.strip('_')}", daemon=True)
-            for work in (self._watch, self._tend)
+            threading.Thread(target=self._enforce_timeouts, name="dbtaskqueue-timeouts", daemon=True),
+            threading.Thread(target=self._run_jobs, name="dbtaskqueue-heartbeat", daemon=True),
         ]
 
     def start(self) -> None:
@@ -95,61 +88,35 @@ class Control:
         """Report a last time, as STOPPED, and end."""
         self._ended.set()
         for thread in self._threads:
-            thread.join(timeout=MOST_PAUSE)
+            thread.join(timeout=HEARTBEAT_RETRY_SECONDS[1])
         self._maintenance.stop()
 
-    def _all_duties(self) -> Iterator[Duty]:
-        lanes = self._poller.lanes.values()
-        for alias in sorted({lane.door.alias for lane in lanes}):
-            yield Duty(alias, partial(self._report, alias))
-            yield Duty(alias, partial(_prune, alias))
-            yield Duty(alias, partial(self._obey, alias))
-        tables: dict[tuple[str, type], list[Lane]] = {}
-        for lane in lanes:
-            yield Duty(lane.door.alias, partial(self._unpark, lane))
-            tables.setdefault((lane.door.alias, lane.door.model), []).append(lane)
-        for (alias, _), those in tables.items():
-            yield Duty(alias, Rescuer(those, self._poller.settler.metrics).look)
+    def _all_jobs(self) -> Iterator[Periodic]:
+        for alias in self._aliases:
+            yield Periodic(alias, "heartbeat", partial(self._report, alias))
+            yield Periodic(alias, "deleting dead pollers", partial(_delete_dead_pollers, alias))
+            yield Periodic(alias, "operators' changes", partial(self._obey, alias))
+        tables: dict[tuple[str, type], list[QueueState]] = {}
+        for queue in self._poller.queues.values():
+            yield Periodic(queue.port.alias, f"unparking {queue.name}", partial(self._unpark, queue))
+            tables.setdefault((queue.port.alias, queue.port.model), []).append(queue)
+        for (alias, _), queues in tables.items():
+            yield Periodic(alias, "rescue", Rescuer(queues, self._poller.settler.metrics).look)
 
-    def _watch(self) -> None:
-        while not self._ended.wait(TICK):
+    def _enforce_timeouts(self) -> None:
+        while not self._ended.wait(TIMEOUT_CHECK_SECONDS):
             try:
                 self._poller.overdue()
-            except Exception:  # without this thread no timeout would ever be enforced again
+            except Exception:  # of any kind: without this thread no timeout would be enforced again
                 logger.exception("Timeouts could not be enforced, trying again")
 
-    def _tend(self) -> None:
-        while not self._ended.is_set():
-            for duty in self._duties:
-                if monotonic() >= duty.due and not self._ended.is_set():
-                    duty.due = monotonic() + self._attempt(duty)
-            tidy()
-            self._ended.wait(max(0.0, min(duty.due for duty in self._duties) - monotonic()))
-        for alias in {duty.alias for duty in self._duties}:
-            self._attempt(Duty(alias, partial(self._report, alias, "STOPPED")))
+    def _run_jobs(self) -> None:
+        self._jobs.run(after_each_round=tidy)
+        for alias in self._aliases:
+            self._jobs.attempt(Periodic(alias, "last heartbeat", partial(self._report, alias, "STOPPED")))
         connections.close_all()
 
-    def _attempt(self, duty: Duty) -> float:
-        """Do a duty, whatever happens to the database; return the seconds until the next time."""
-        try:
-            seconds = duty.run()
-        except Exception as error:
-            connections[duty.alias].close()
-            if not self._failing(duty.alias) and not self._ended.is_set():
-                bug = not isinstance(error, Error)
-                logger.warning("Heartbeat and rescue fail, trying again: %s", _said(error), exc_info=bug)
-            duty.pause = min(MOST_PAUSE, 2 * duty.pause or 0.5)
-            return duty.pause * random.uniform(0.5, 1.5)
-        if duty.pause:
-            duty.pause = 0.0
-            if not self._failing(duty.alias):
-                logger.info("Heartbeat and rescue work again")
-        return seconds
-
-    def _failing(self, alias: str) -> bool:
-        return any(duty.pause for duty in self._duties if duty.alias == alias)
-
-    # -- duties ------------------------------------------------------------------------------------------------------
+    # -- jobs --------------------------------------------------------------------------------------------------------
 
     def _report(self, alias: str, state: str | None = None) -> float:
         """Write this poller's row, in one statement."""
@@ -159,7 +126,7 @@ class Control:
             host=socket.gethostname()[:200],
             pid=getpid(),
             version=__version__,
-            queues=[{"queue": lane.queue, "weight": lane.weight} for lane in poller.lanes.values()],
+            queues=[{"queue": queue.name, "weight": queue.weight} for queue in poller.queues.values()],
             state=state or poller.state,
             slots=poller.slots(),
             held=len(poller.settler.held),
@@ -174,112 +141,131 @@ class Control:
         return conf.settings().heartbeat.total_seconds() * random.uniform(0.9, 1.0)
 
     def _obey(self, alias: str) -> float:
-        """Apply what an operator changed on the queues' rows."""
-        lanes = [lane for lane in self._poller.lanes.values() if lane.door.alias == alias]
-        applied = apply_overrides(lanes, alias)
+        """Apply the settings and the command that operators stored."""
+        queues = [queue for queue in self._poller.queues.values() if queue.port.alias == alias]
+        applied = apply_overrides(queues, alias)
         if applied:
             models.Poller.objects.using(alias).filter(pk=self._poller.instance).update(
                 applied_settings="\n".join(applied)
             )
             self._poller.wake("")
-        self._follow(alias)
+        self._run_command(alias)
         return conf.settings().heartbeat.total_seconds() * random.uniform(0.8, 1.0)
 
-    def _follow(self, alias: str) -> None:
+    def _run_command(self, alias: str) -> None:
         """Run the command that an operator requested, once."""
         rows = models.Poller.objects.using(alias).filter(pk=self._poller.instance).exclude(requested_command="")
-        command = rows.values_list("requested_command", flat=True).first()
-        if command in COMMANDS:
-            logger.info("Told by an operator to %s", command)
-            COMMANDS[command](self._poller)
-            rows.filter(requested_command=command).update(requested_command="")
+        requested = rows.values_list("requested_command", flat=True).first()
+        if requested in COMMANDS:
+            logger.info("An operator requested: %s", requested)
+            COMMANDS[requested](self._poller)
+            rows.filter(requested_command=requested).update(requested_command="")
             self._report(alias)
 
     def _running(self) -> list[dict[str, Any]]:
         now = monotonic()
-        longest = sorted(self._poller.running(), key=lambda run: run.started)[:SHOWN]
+        longest = sorted(self._poller.running(), key=lambda run: run.started)[:MAX_RUNNING_SHOWN]
         return [{**observe.fields(run.job.lease), "seconds": round(now - run.started, 1)} for run in longest]
 
-    def _unpark(self, lane: Lane) -> float:
-        """Tasks that waited for a handler have one now."""
-        session = Session.on(lane.door.alias, lane.door.model)
-        untyped = registry.find(lane.queue, None) is not None
-        back = move.unpark(session, lane.queue, registry.payload_types(lane.queue), untyped=untyped)
-        if back:
-            logger.info("%s parked tasks of %s have a handler here and are back in line", back, lane.queue)
-            self._poller.wake(lane.queue)
-        return UNPARK * random.uniform(0.9, 1.1)
+    def _unpark(self, queue: QueueState) -> float:
+        if unpark(Session.on(queue.port.alias, queue.port.model), queue):
+            self._poller.wake(queue.name)
+        return UNPARK_SECONDS * random.uniform(0.9, 1.1)
+
+
+# -- operators' settings -----------------------------------------------------------------------------------------------
+
+
+def apply_overrides(queues: list[QueueState], alias: str) -> list[str]:
+    """Bring queues to the settings in force; return the differences applied, like ``claims: lease=PT5M<PT15M``.
+
+    The overrides come from the queues' rows and the settings file. Invalid ones are logged and change nothing.
+    """
+    rows = models.Queue.objects.using(alias).filter(pk__in=[queue.name for queue in queues])
+    overrides = dict(rows.values_list("name", "overrides"))
+    return [change for queue in queues for change in _apply(queue, overrides.get(queue.name) or {})]
+
+
+def _apply(queue: QueueState, overrides: dict[str, Any]) -> list[str]:
+    new, queue.overrides = overrides != queue.overrides, overrides
+    try:
+        settings = conf.overlay(conf.default_settings(queue.name), overrides)
+    except ImproperlyConfigured as error:
+        if new:
+            logger.error("Overrides of queue %s are not applied: %s", queue.name, error)
+        return []
+    changes = list(_differences(queue.settings, settings))
+    if changes or new:
+        queue.apply(settings)
+    if changes:
+        logger.info("Queue %s: %s", queue.name, " ".join(changes))
+    return [f"{queue.name}: {change}" for change in changes]
+
+
+def _differences(old: QueueSettings, new: QueueSettings) -> Iterator[str]:
+    """Yield each change as ``name=new<old``."""
+    for field in fields(QueueSettings):
+        before, after = getattr(old, field.name), getattr(new, field.name)
+        if field.name not in FIXED_SETTINGS and before != after:
+            yield f"{field.name}={_shown(after)}<{_shown(before)}"
+
+
+def _shown(value: Any) -> str:
+    """Return a setting's value as people write it."""
+    if isinstance(value, timedelta):
+        return format_duration(value)
+    return retry.describe(value) if callable(value) else str(value)
+
+
+# -- rescue ------------------------------------------------------------------------------------------------------------
 
 
 class Rescuer:
-    """Looks for tasks to rescue in the lanes of one table, in each when it is due."""
+    """Checks the queues of one table for tasks to rescue, each when it is due."""
 
-    def __init__(self, lanes: Iterable[Lane], metrics: Collector | None = None) -> None:
-        self._due = dict.fromkeys(lanes, 0.0)
+    def __init__(self, queues: Iterable[QueueState], metrics: Collector | None = None) -> None:
+        self._due = dict.fromkeys(queues, 0.0)
         self._metrics = metrics
 
     def look(self) -> float:
-        """Look into the lanes that are due, and those that are soon; return the seconds until the next look."""
+        """Check the queues that are due now or soon; return the seconds until the next check."""
         began = monotonic()
         if min(self._due.values()) <= began:
-            soon = began + EARLY * RESCUE
-            lanes = sorted([lane for lane, due in self._due.items() if due <= soon], key=self._due.__getitem__)
-            self._look_into(lanes[:TOGETHER])
+            soon = began + EARLY_RESCUE_SHARE * RESCUE_SECONDS
+            queues = sorted([queue for queue, due in self._due.items() if due <= soon], key=self._due.__getitem__)
+            self._look_into(queues[:MAX_QUEUES_PER_RESCUE])
         now = monotonic()
-        return max(min(self._due.values()) - now, SHARE * (now - began))
+        return max(min(self._due.values()) - now, (now - began) / RESCUE_TIME_SHARE)
 
-    def _look_into(self, lanes: list[Lane]) -> None:
-        session = Session.on(lanes[0].door.alias, lanes[0].door.model)
-        left = move.spent_in_each(session, [lane.queue for lane in lanes])
-        waits = {lane: rescue_due(session, lane, left.get(lane.queue), self._metrics) for lane in lanes}
+    def _look_into(self, queues: list[QueueState]) -> None:
+        session = Session.on(queues[0].port.alias, queues[0].port.model)
+        left = seconds_until_exhausted_by_queue(session, [queue.name for queue in queues])
+        waits = {queue: rescue_due(session, queue, left.get(queue.name), self._metrics) for queue in queues}
         now = monotonic()
-        for lane, wait in waits.items():
-            self._due[lane] = now + wait
+        for queue, wait in waits.items():
+            self._due[queue] = now + wait
 
 
-def rescue_due(session: Session, lane: Lane, left: float | None, metrics: Collector | None) -> float:
-    """Write ERROR for a lane's tasks whose process died on their last attempt; return when to look again.
+def rescue_due(session: Session, queue: QueueState, left: float | None, metrics: Collector | None) -> float:
+    """Write ERROR for a queue's tasks whose process died on their last attempt; return the seconds to the next check.
 
-    ``left`` is what ``move.spent_in`` says. It tells of the leases that still run, too, and so when the first of them
-    can run out: an idle look every few seconds is enough to end an orphan within a tenth of its lease.
+    ``left`` is the result of ``seconds_until_exhausted``. It covers the leases that still run: it says when the first
+    of them can run out. So a check every few seconds is enough to end an orphan within a tenth of its lease.
     """
-    while left is not None and left <= 0 and (ended := rescue(session, lane)):
+    while (
+        left is not None and left <= 0 and (ended := rescue(session, queue.name, queue.port, keep=queue.settings.keep))
+    ):
         if metrics is not None:
-            dead = [Done(lease, Fail(_death(lease), retry=False), 0.0) for lease in ended]
-            metrics.add(lane.door.alias, lane.queue, dead)
-        left = move.spent_in(session, lane.queue)
-    lease = lane.settings.lease.total_seconds()
-    wait = min(RESCUE, lease / 3) * random.uniform(0.8, 1.0)
+            dead = [Done(lease, outcome, 0.0) for lease, outcome in ended]
+            metrics.add(queue.port.alias, queue.name, dead)
+        left = seconds_until_exhausted(session, queue.name)
+    lease = queue.settings.lease.total_seconds()
+    wait = min(RESCUE_SECONDS, lease / 3) * random.uniform(0.8, 1.0)
     if left is not None:
-        wait = min(wait, left + lease * random.uniform(0.02, 0.1) if left > 0 else LOCKED)
+        wait = min(wait, left + lease * random.uniform(0.02, 0.1) if left > 0 else LOCKED_RESCUE_SECONDS)
     return wait
 
 
-def rescue(session: Session, lane: Lane) -> list[Lease]:
-    """Settle up to 100 such tasks as ERROR, with an ``Attempt`` row each; return those really settled.
-
-    The leases are locked and judged again in the transaction that settles them: a holder that comes back to life
-    either renewed before, and keeps its task, or finds its lease gone.
-    """
-    with session.atomic():
-        dead = checkout.leases(move.spent(session, lane.queue), lane.door, 0.0)
-        pairs = [(lease, Fail(_death(lease), retry=False)) for lease in dead]
-        settled = settle.settle(session, pairs, keep=lane.settings.keep) if pairs else set()
-    rescued = [(lease, outcome) for lease, outcome in pairs if lease.id in settled]
-    for lease, outcome in rescued:
-        observe.finished(lease, outcome)
-    return [lease for lease, _ in rescued]
-
-
-def _death(lease: Lease) -> ProcessDied:
-    return ProcessDied(lease.poller_instance, lease.attempt, lease.max_attempts)
-
-
-def _prune(alias: str) -> float:
-    """Forget pollers that have not reported for a day."""
-    models.Poller.objects.using(alias).filter(heartbeat_time__lt=Now() - KEPT).delete()
+def _delete_dead_pollers(alias: str) -> float:
+    models.Poller.objects.using(alias).filter(heartbeat_time__lt=Now() - DEAD_POLLER_RETENTION).delete()
     return float("inf")
-
-
-def _said(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".replace("\n", " ").strip()

@@ -1,11 +1,10 @@
-"""The loop: settle what is done, check out what there is room for, and say how long to wait before the next time."""
+"""The poll loop: settle outcomes, fetch tasks, and compute the wait until the next poll."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import os
-import random
 import socket
 import threading
 from collections.abc import Mapping
@@ -17,28 +16,32 @@ from django.db import connections
 
 from django_dbtaskqueue import registry, signals
 from django_dbtaskqueue.conf import settings as conf
+from django_dbtaskqueue.core.durations import jittered, next_pause
 from django_dbtaskqueue.core.lease import Lease
-from django_dbtaskqueue.core.outcomes import Fail
+from django_dbtaskqueue.core.outcomes import Fail, Release
 from django_dbtaskqueue.db.listen import Wakeup
 from django_dbtaskqueue.db.session import aliases_of, model_for
-from django_dbtaskqueue.flow import checkout, observe, settle
+from django_dbtaskqueue.flow import observe
+from django_dbtaskqueue.flow.decide import decide
 from django_dbtaskqueue.flow.enqueue import queue_settings
-from django_dbtaskqueue.flow.settle_port import SettleDoor
-from django_dbtaskqueue.poller.connections import Carrier
-from django_dbtaskqueue.poller.executors import Done, Executor, Run, shared
-from django_dbtaskqueue.poller.executors.pool_of_executors import Places
-from django_dbtaskqueue.poller.fetch import Intake
+from django_dbtaskqueue.flow.scan import ScanCursor
+from django_dbtaskqueue.flow.settle_port import SettlePort
+from django_dbtaskqueue.poller.executors import Done, Executor, Run, done_by_lease
+from django_dbtaskqueue.poller.executors.placement import Executors
+from django_dbtaskqueue.poller.fetch import Fetcher
 from django_dbtaskqueue.poller.options import Options
-from django_dbtaskqueue.poller.queue_state import Lane
+from django_dbtaskqueue.poller.queue_state import ConnectionSet, QueueState
 from django_dbtaskqueue.poller.renew import Renewer
-from django_dbtaskqueue.poller.settle_batches import FLUSH, Counts, Settler
+from django_dbtaskqueue.poller.settle_batches import FULL_BATCH_OUTCOMES, Counts, Settler
 
 logger = logging.getLogger("django_dbtaskqueue")
 
-CARRIERS = 2
-TICK = 0.05  # seconds between two looks while tasks run
-PAUSED = 5.0  # seconds between two looks while nothing is to be taken
-MOST_PAUSE = 2.0  # seconds between two attempts while the database is away: it works again 3 s after it is back
+FETCH_THREADS = 2  # while the database works on the batch of one, the other handles its own
+BUSY_POLL_SECONDS = 0.05  # between two polls while tasks run
+PAUSED_POLL_SECONDS = 5.0  # between two polls of a paused poller
+MIN_POLL_SECONDS = 0.001
+# Between two attempts while the database is away. With the jitter, polling goes on at most 3 s after it is back.
+POLL_RETRY_SECONDS = 0.1, 2.0
 
 
 class Poller:
@@ -51,27 +54,29 @@ class Poller:
     def __init__(self, weights: Mapping[str, int], options: Options | None = None, *, using: str | None = None) -> None:
         self.options = options or Options(threads=conf.settings().threads)
         self.instance = f"{self.options.name or socket.gethostname()}:{os.getpid()}:{uuid4().hex[:12]}"[-200:]
-        lanes = [_lane(queue, weight, alias) for queue, weight in weights.items() for alias in aliases_of(queue, using)]
-        self.lanes = {lane.key: lane for lane in lanes}
-        self._of_queue: dict[str, list[Lane]] = {}
-        for lane in lanes:
-            self._of_queue.setdefault(lane.queue, []).append(lane)
+        queues = [
+            _queue_state(name, weight, alias) for name, weight in weights.items() for alias in aliases_of(name, using)
+        ]
+        self.queues = {queue.port.key: queue for queue in queues}
+        self._by_name: dict[str, list[QueueState]] = {}  # a queue has one state for each of its shards
+        for queue in queues:
+            self._by_name.setdefault(queue.name, []).append(queue)
         self.counts = Counts()
         self.state = "INIT"
         self.stopping = False
         self.paused = False
-        self._bell = threading.Event()
-        self._busy = threading.Event()
+        self._wake_first = threading.Event()
+        self._wake_second = threading.Event()
         self._ended = threading.Event()
         self._threads: list[threading.Thread] = []
-        self.settler = Settler(self.lanes, self.counts, self._bell.set)
-        self.places = Places(self.options.threads, self.options.coroutines, self.settler.finish, self.options.executor)
-        self.executors = self.places.executors
-        self._renewer = Renewer(self.lanes.values(), self._held_of, self._lost)
-        self.intake = Intake(
-            self.instance, self.lanes, self.places, self.settler, self._renewer.expect, self.counts, self.options
+        self.settler = Settler(self.queues, self.counts, self._wake_first.set)
+        options = self.options
+        self.executors = Executors(options.threads, options.coroutines, self.settler.finish, options.executor)
+        self._renewer = Renewer(self.queues.values(), self._held_of, self._lost)
+        self.fetcher = Fetcher(
+            self.instance, self.queues, self.executors, self.settler, self._renewer.expect, self.counts, options
         )
-        self._wakeups = [Wakeup(alias, self.wake) for alias in {lane.door.alias for lane in self.lanes.values()}]
+        self._wakeups = [Wakeup(alias, self.wake) for alias in {queue.port.alias for queue in queues}]
 
     # -- life --------------------------------------------------------------------------------------------------------
 
@@ -81,70 +86,70 @@ class Poller:
             raise RuntimeError(f"Poller {self.instance} is {self.state} and cannot be started again.")
         signals.load()
         self.state = "ENDING" if self.stopping else "STARTUP"
-        registry.watch(self._appeared)
+        registry.watch(self._registered)
         observe.of_poller("poller_started", self)
         self._renewer.start()
         for wakeup in self._wakeups:
             wakeup.start()
-        for number in range(CARRIERS):
-            name = f"dbtaskqueue-carry-{number}"
-            thread = threading.Thread(target=self._carry, args=[Carrier(number)], name=name, daemon=True)
+        for number in range(FETCH_THREADS):
+            name = f"dbtaskqueue-fetch-{number}"
+            thread = threading.Thread(target=self._fetch_until_end, args=[number], name=name, daemon=True)
             self._threads.append(thread)
             thread.start()
 
     def stop(self) -> None:
-        """Check nothing out any more, give back what has not started, let what runs finish. Returns at once."""
+        """Fetch no more tasks, release those that have not started, let the others finish. Returns at once."""
         self.stopping = True
         self.state = "ENDING"
-        self._bell.set()
-        self._busy.set()
+        self._wake_first.set()
+        self._wake_second.set()
 
     def pause(self) -> None:
-        """Take nothing more until ``resume``; what is held goes on."""
+        """Fetch no more tasks until ``resume``; tasks that are held go on."""
         self.paused = True
         if self.state == "RUNNING":
             self.state = "PAUSED"
 
     def resume(self) -> None:
-        """Take tasks again after ``pause``."""
+        """Fetch again after ``pause``."""
         self.paused = False
         if self.state == "PAUSED":
             self.state = "RUNNING"
-        self._bell.set()
+        self._wake_first.set()
 
     def cancel(self) -> None:
-        """Do not wait for what runs: async tasks are cancelled, threads left behind. Their attempts stay charged."""
+        """Do not wait for running tasks: cancel async ones, leave threads alone. Their attempts stay charged."""
         self.stop()
-        for executor in self.executors:
+        for executor in self.executors.all:
             executor.cancel()
             for run in executor.running():
                 self._give_up(executor, run, Fail("Cancelled while the poller was stopping", delay=timedelta(0)))
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until the loop has ended; False when it has not within ``timeout`` seconds."""
+        """Wait until the loop has ended; return False if ``timeout`` seconds were not enough."""
         return self._ended.wait(timeout)
 
     def close(self) -> None:
-        """Stop the helper threads, after the loop has ended or has been given up."""
+        """Stop the helper threads, after the loop has ended or was given up."""
         closed = self.state == "STOPPED"
         self._ended.set()
         self.stop()
         self._renewer.stop()
         for wakeup in self._wakeups:
             wakeup.stop()
-        for executor in self.executors:
+        for executor in self.executors.all:
             executor.close()
         for thread in self._threads:
             thread.join(timeout=5)
         if self._threads and not closed:
-            registry.unwatch(self._appeared)
+            registry.unwatch(self._registered)
             observe.of_poller("poller_finished", self)
         self.state = "STOPPED"
 
     async def shutdown(self, timeout: timedelta) -> list[Lease]:
-        """Stop, wait for what runs without blocking the event loop, and return what is still alive after ``timeout``.
+        """Stop and wait for running tasks without blocking the event loop; return the leases still running then.
 
-        Empty when all has ended; the poller is then closed. What is left keeps its lease, renewed until ``close``.
+        If all have ended, the poller is closed. The leases returned are renewed until ``close``.
         """
         self.stop()
         if await asyncio.to_thread(self.wait, timeout.total_seconds()):
@@ -153,143 +158,142 @@ class Poller:
         return [lease for run in self.running() for lease in run.job.leases]
 
     def wake(self, queue: str) -> None:
-        """There may be something to take: in ``queue``, or in any when it is empty."""
-        lanes = self._of_queue.get(queue, ()) if queue else self.lanes.values()
-        for lane in lanes:
-            lane.wake()
-        if lanes:
-            self._bell.set()
+        """Fetch soon: there may be a task in ``queue``, or in any queue if the name is empty."""
+        queues = self._by_name.get(queue, ()) if queue else self.queues.values()
+        for state in queues:
+            state.wake()
+        if queues:
+            self._wake_first.set()
 
-    def _appeared(self, queue: str) -> None:
-        """A processor was registered in this process: tasks may have been parked for want of it."""
-        for lane in self.lanes.values():
-            if lane.queue == queue:
-                lane.unpark = True
+    def _registered(self, queue: str) -> None:
+        """Unpark the queue's tasks: a processor for them was registered in this process."""
+        for state in self._by_name.get(queue, ()):
+            state.unpark_due = True
         self.wake(queue)
 
     # -- the loop ----------------------------------------------------------------------------------------------------
 
-    def _carry(self, carrier: Carrier) -> None:
-        """The first carrier always polls; the second joins while there is enough to do for two."""
-        first = carrier.number == 0
-        bell = self._bell if first else self._busy
+    def _fetch_until_end(self, number: int) -> None:
+        """Poll until the poller ends. The second thread polls only while there is enough work for two."""
+        first = number == 0
+        wakeup = self._wake_first if first else self._wake_second
         delay: float | None = 0.0 if first else None
+        connection_set, pause = ConnectionSet(), 0.0
         while not self._ended.is_set():
             if delay is None or delay > 0:
-                bell.wait(delay)
-                bell.clear()
-            delay = self._attempt(carrier)
+                wakeup.wait(delay)
+                wakeup.clear()
+            try:
+                delay = self.poll(connection_set)
+            except Exception as error:
+                connection_set.close()
+                connections.close_all()
+                self._poll_failed(error)
+                pause = next_pause(pause, *POLL_RETRY_SECONDS)
+                self._ended.wait(jittered(pause))
+                delay = 0.0
+                continue
+            pause = 0.0
+            if self.state != "RUNNING":
+                self._poll_worked()
             if not first and delay > 0:
                 delay = None
-        carrier.close()
-        connections.close_all()  # what listeners opened on this thread
+        connection_set.close()
+        connections.close_all()  # those that listeners opened on this thread
 
-    def _attempt(self, carrier: Carrier) -> float:
-        """``poll``, whatever happens to the database."""
-        try:
-            delay = self.poll(carrier)
-        except Exception as error:
-            self._trouble(carrier, error)
-            return 0.0
-        carrier.pause = 0.0
-        if self.state == "WAITING":
-            logger.info("The database is back, polling goes on")
-        if self.state in ("STARTUP", "WAITING"):
-            self.state = "RUNNING"
-        return delay
-
-    def _trouble(self, carrier: Carrier, error: Exception) -> None:
-        carrier.close()
-        connections.close_all()
+    def _poll_failed(self, error: Exception) -> None:
         observe.of_poller("poll_failed", self, error=error)
         if self.state in ("STARTUP", "RUNNING"):
             self.state = "WAITING"
             logger.warning("Polling failed, trying again until it works: %s: %s", type(error).__name__, error)
-        carrier.pause = min(MOST_PAUSE, carrier.pause * 2 or 0.1)
-        self._ended.wait(carrier.pause * random.uniform(0.5, 1.5))
 
-    def poll(self, carrier: Carrier) -> float:
-        """Settle what is done, check out what there is room for; return the seconds until the next poll."""
+    def _poll_worked(self) -> None:
+        if self.state == "WAITING":
+            logger.info("The database is back, polling goes on")
+        if self.state in ("STARTUP", "WAITING"):
+            self.state = "RUNNING"
+
+    def poll(self, connection_set: ConnectionSet) -> float:
+        """Settle outcomes, fetch what free slots allow; return the seconds until the next poll."""
         if self.stopping:
-            return self._wind_up(carrier)
-        if self.settler.is_due() or not self._waiting():
-            if len(self.settler.done) >= FLUSH:
-                self._busy.set()  # there is work for two: the other refills while this one settles
-            self.settler.settle(carrier)
-        turn = None if self.paused else self.intake.choose()
-        if turn is None:
-            return self._pause()
+            return self._wind_up(connection_set)
+        if self.settler.is_due() or not self.executors.waiting():
+            if len(self.settler.done) >= FULL_BATCH_OUTCOMES:
+                self._wake_second.set()  # it fetches while this thread settles
+            self.settler.settle(connection_set)
+        chosen = None if self.paused else self.fetcher.choose()
+        if chosen is None:
+            return self._seconds_until_next_poll()
         before = self.counts.started
-        if self.intake.take(carrier, *turn):
-            self._busy.set()
+        if self.fetcher.fetch(connection_set, *chosen):
+            self._wake_second.set()
         if self.counts.started > before:
             observe.of_poller("poller_executed", self, tasks=self.counts.started - before)
         return 0.0
 
-    def _pause(self) -> float:
-        """Return how long there is nothing to do unless the bell rings."""
-        if self.settler.held or self.intake.pending() or self.running():
-            self.places.nudge()
-            return TICK
+    def _seconds_until_next_poll(self) -> float:
+        """Return how long there is nothing to do, unless the poller is woken."""
+        if self.settler.held or self.fetcher.is_fetching() or self.running():
+            self.executors.nudge()
+            return BUSY_POLL_SECONDS
         if self.paused:
-            return PAUSED
-        if self.intake.spent():
+            return PAUSED_POLL_SECONDS
+        if self.fetcher.is_exhausted():
             self.stop()
             return 0.0
         observe.of_poller("poller_idle", self)
         now = monotonic()
-        return max(0.001, min((lane.next_poll for lane in self.lanes.values() if not lane.over), default=now) - now)
+        polls = [queue.next_poll for queue in self.queues.values() if not queue.exhausted]
+        return max(MIN_POLL_SECONDS, min(polls, default=now) - now)
 
-    def _wind_up(self, carrier: Carrier) -> float:
-        """Give back what has not started; end when nothing is held any more."""
-        for job in self.places.withdraw():
+    def _wind_up(self, connection_set: ConnectionSet) -> float:
+        """Release the tasks that have not started; end the loop as soon as no task is held."""
+        for job in self.executors.withdraw():
             for lease in job.leases:
-                self.settler.finish(Done(lease, settle.Release(), 0.0), idle=False)
-        self.settler.settle(carrier)
-        if not self.settler.held and not self.settler.done and not self.intake.pending():
+                self.settler.finish(Done(lease, Release(), 0.0), idle=False)
+        self.settler.settle(connection_set)
+        if not self.settler.held and not self.settler.done and not self.fetcher.is_fetching():
             self._ended.set()
-            self._busy.set()
-        return TICK
+            self._wake_second.set()
+        return BUSY_POLL_SECONDS
 
-    # -- what others ask ---------------------------------------------------------------------------------------------
+    # -- state and timeouts ------------------------------------------------------------------------------------------
 
     def running(self) -> list[Run]:
-        """Return what runs now, for the heartbeat and the status line."""
-        return [run for executor in self.executors for run in executor.running()]
+        """Return the running jobs, for the heartbeat and the status line."""
+        return [run for executor in self.executors.all for run in executor.running()]
 
     def slots(self) -> int:
-        """Return how many tasks can run at the same time, in the executors that have processors."""
-        return sum(executor.slots for executor in self.places.used({lane.queue for lane in self.lanes.values()}))
+        """Return how many jobs can run at a time, in the executors that the polled queues use."""
+        return self.executors.slots(self._by_name)
 
     def overdue(self) -> None:
-        """Fail, with the fence, the tasks whose time is over. Their slots free when they really end."""
+        """Fail the tasks past their timeout, with the fence. Their slots become free when they really end."""
         now = monotonic()
-        for executor in self.executors:
+        for executor in self.executors.all:
             for run in executor.running():
-                limit = run.job.processor.timeout or self.lanes[run.job.lease.door.key].settings.timeout
+                limit = run.job.processor.timeout or self.queues[run.job.lease.port.key].settings.timeout
                 if limit is not None and now - run.started > limit.total_seconds():
                     error = TimeoutError(f"The processor ran longer than its timeout of {limit}")
                     self._give_up(executor, run, Fail(error))
 
     def _give_up(self, executor: Executor, run: Run, failure: Fail) -> None:
         if executor.overrun(run):
-            for done in shared(run.job, [failure] * len(run.job.leases), monotonic() - run.started):
+            decided = [decide(lease, failure) for lease in run.job.leases]
+            for done in done_by_lease(run.job, decided, monotonic() - run.started):
                 self.settler.finish(done, idle=True)
 
-    def _waiting(self) -> int:
-        return sum([len(executor.todo) for executor in self.executors])
-
-    def _held_of(self, lane: Lane) -> list[Lease]:
-        return [lease for lease in self.settler.held.copy() if lease.door is lane.door]
+    def _held_of(self, queue: QueueState) -> list[Lease]:
+        return [lease for lease in self.settler.held.copy() if lease.port is queue.port]
 
     def _lost(self, lease: Lease) -> None:
-        """A lease could not be renewed because it is not ours any more; what has not started will not."""
+        """Note that a lease is not ours any more: if its task has not started, it will not."""
         if lease in self.settler.held:
             lease.deadline = 0.0
 
 
-def _lane(queue: str, weight: int, alias: str) -> Lane:
-    settings = queue_settings(queue, alias)
-    key = f"{queue}@{alias}" if settings.shards else queue
-    door = SettleDoor(alias, model_for(queue), key=key, keep=settings.keep, group_retry=settings.group_retry)
-    return Lane(queue=queue, settings=settings, door=door, line=checkout.Line(queue, settings.max_wait), weight=weight)
+def _queue_state(name: str, weight: int, alias: str) -> QueueState:
+    settings = queue_settings(name, alias)
+    key = f"{name}@{alias}" if settings.shards else name
+    port = SettlePort(alias, model_for(name), key=key, keep=settings.keep, group_retry=settings.group_retry)
+    return QueueState(name, settings, port, ScanCursor(name, settings.max_wait), weight=weight)

@@ -1,6 +1,7 @@
-"""What a poller does beside its tasks and could do without: it stores metrics, keeps house, does bulk operations.
+"""Periodic jobs of a poller, each tried again with a growing pause while it fails; and the maintenance jobs.
 
-One thread with Django connections of its own. Whatever fails here is tried again later, and no task notices.
+Maintenance stores metrics, deletes old tasks and metrics, and works on bulk operations. A poller can run without it.
+It has one thread with Django connections of its own. A failure is tried again later and does not touch any task.
 """
 
 from __future__ import annotations
@@ -8,7 +9,8 @@ from __future__ import annotations
 import logging
 import random
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from time import monotonic
 
@@ -16,30 +18,95 @@ from django.db import connections
 from django.db.utils import Error
 
 from django_dbtaskqueue.conf import settings as conf
+from django_dbtaskqueue.core.durations import jittered, next_pause
 from django_dbtaskqueue.metrics import rollup
 from django_dbtaskqueue.metrics.collector import Collector
 from django_dbtaskqueue.operations import bulk, retention
-from django_dbtaskqueue.operations.retention import Ages, Housekeeper
+from django_dbtaskqueue.operations.retention import Housekeeper, RetentionPolicy
 
 logger = logging.getLogger("django_dbtaskqueue")
 
-STORE = 10.0  # seconds between two writes of metrics
-MERGE = 120.0  # seconds between two looks for metrics to merge
-FORGET = 3600.0  # seconds between two looks for metrics to delete
-IDLE = 3.0  # seconds between two looks for bulk operations
-BUSY = 0.05  # and between two chunks of one
-UNASKED = 60.0  # seconds between two looks whether housekeeping has been switched on
-PAUSE = (1.0, 60.0)  # seconds before something that failed is tried again, at first and at most
+STORE_METRICS_SECONDS = 10.0
+ROLL_UP_SECONDS = 120.0
+DELETE_METRICS_SECONDS = 3600.0
+IDLE_BULK_SECONDS = 3.0  # between two polls for bulk operations
+BUSY_BULK_SECONDS = 0.05  # between two chunks of one
+RETENTION_OFF_SECONDS = 60.0  # between two checks whether retention has been switched on
+MAINTENANCE_RETRY_SECONDS = 1.0, 60.0
+
+
+@dataclass(slots=True, eq=False)
+class Periodic:
+    """A job on one database. ``run`` returns the seconds until its next run."""
+
+    alias: str
+    name: str  # as its failures are logged
+    run: Callable[[], float]
+    due: float = 0.0  # time.monotonic()
+    pause: float = 0.0  # before the next attempt; 0 while the job works
+
+
+class PeriodicJobs:
+    """Runs jobs on one thread until ``ended`` is set. An exception never ends it.
+
+    A database that is away is logged once, by the first job that notices; every other kind of failure once for each
+    job, with its traceback.
+    """
+
+    def __init__(
+        self, title: str, jobs: Sequence[Periodic], ended: threading.Event, *, retry: tuple[float, float]
+    ) -> None:
+        """``retry``: the first and the longest pause, in seconds, after failures in a row."""
+        self._title = title
+        self._jobs = jobs
+        self._ended = ended
+        self._retry = retry
+
+    def run(self, after_each_round: Callable[[], None] = lambda: None) -> None:
+        """Run the jobs that are due, and wait for the next ones."""
+        while self._jobs and not self._ended.is_set():
+            for job in self._jobs:
+                if monotonic() >= job.due and not self._ended.is_set():
+                    job.due = monotonic() + self.attempt(job)
+            after_each_round()
+            self._ended.wait(max(0.0, min([job.due for job in self._jobs]) - monotonic()))
+
+    def attempt(self, job: Periodic) -> float:
+        """Run a job once; return the seconds until the next time. Never raises."""
+        try:
+            seconds = job.run()
+        except Exception as error:
+            connections[job.alias].close()
+            self._log(job, error)
+            job.pause = next_pause(job.pause, *self._retry)
+            return jittered(job.pause)
+        if job.pause:
+            job.pause = 0.0
+            if not self._fails(job.alias):
+                logger.info("%s work again", self._title)
+        return seconds
+
+    def _fails(self, alias: str) -> bool:
+        return any(job.pause for job in self._jobs if job.alias == alias)
+
+    def _log(self, job: Periodic, error: Exception) -> None:
+        database_error = isinstance(error, Error)
+        quiet = self._fails(job.alias) or self._ended.is_set() if database_error else bool(job.pause)
+        log = logger.debug if quiet else logger.warning
+        text = f"{type(error).__name__}: {error}".replace("\n", " ").strip()
+        log("%s fail, trying again: %s: %s", self._title, job.name, text, exc_info=not database_error)
 
 
 class Maintenance:
-    """Looks after the databases of one poller, from ``start`` to ``stop``."""
+    """Runs the maintenance jobs of one poller, from ``start`` to ``stop``."""
 
     def __init__(self, aliases: Iterable[str], metrics: Collector) -> None:
         self._metrics = metrics
         self._housekeeper = Housekeeper()
         self._ended = threading.Event()
-        self._chores = list(self._all_chores(sorted(set(aliases))))
+        self._aliases = sorted(set(aliases))
+        title = "Metrics, retention and bulk operations"
+        self._jobs = PeriodicJobs(title, list(self._all_jobs()), self._ended, retry=MAINTENANCE_RETRY_SECONDS)
         self._thread = threading.Thread(target=self._run, name="dbtaskqueue-maintain", daemon=True)
 
     def start(self) -> None:
@@ -47,82 +114,56 @@ class Maintenance:
         self._thread.start()
 
     def stop(self, timeout: float = 5.0) -> None:
-        """Store the last metrics and end; a database that is away keeps nobody longer than ``timeout`` seconds."""
+        """Store the last metrics and end; wait at most ``timeout`` seconds if the database is away."""
         self._ended.set()
         if self._thread.is_alive():
             self._thread.join(timeout)
 
-    def _all_chores(self, aliases: Iterable[str]) -> Iterator[_Chore]:
-        for alias in aliases:
-            yield _Chore(alias, "metrics", partial(self._store, alias), STORE)
-            yield _Chore(alias, "merging metrics", partial(_merge, alias), MERGE)
-            yield _Chore(alias, "old metrics", partial(_forget, alias), FORGET)
-            yield _Chore(alias, "housekeeping", partial(self._housekeep, alias), UNASKED)
-            yield _Chore(alias, "bulk operations", partial(_bulk, alias), IDLE)
+    def _all_jobs(self) -> Iterator[Periodic]:
+        for alias in self._aliases:
+            for name, run, first in (
+                ("metrics", self._store, STORE_METRICS_SECONDS),
+                ("roll-up of metrics", _roll_up, ROLL_UP_SECONDS),
+                ("deleting metrics", _delete_metrics, DELETE_METRICS_SECONDS),
+                ("retention", self._apply_retention, RETENTION_OFF_SECONDS),
+                ("bulk operations", _bulk, IDLE_BULK_SECONDS),
+            ):
+                yield Periodic(alias, name, partial(run, alias), monotonic() + first * random.uniform(0.5, 1.0))
 
     def _run(self) -> None:
-        while not self._ended.is_set():
-            for chore in self._chores:
-                if not self._ended.is_set():
-                    chore.look()
-            self._ended.wait(max(0.0, min(chore.due for chore in self._chores) - monotonic()))
-        for chore in self._chores:
-            if chore.name == "metrics":
-                chore.look(last=True)
+        self._jobs.run()
+        for alias in self._aliases:
+            self._jobs.attempt(Periodic(alias, "metrics", partial(self._store, alias)))
         connections.close_all()
 
     def _store(self, alias: str) -> float:
         self._metrics.store(alias)
-        return STORE
+        return _spread(STORE_METRICS_SECONDS)
 
-    def _housekeep(self, alias: str) -> float:
+    def _apply_retention(self, alias: str) -> float:
         every = conf.settings().housekeeping
         if every is None:
-            return UNASKED
-        swept = self._housekeeper.turn(Ages.of_settings(), using=alias, within=retention.TURN)
-        if swept.moved or swept.deleted or swept.attempts or swept.partitions:
-            logger.info("Housekeeping: %s", swept)
-        return every.total_seconds() if swept.over else IDLE
+            return _spread(RETENTION_OFF_SECONDS)
+        report = self._housekeeper.turn(RetentionPolicy.of_settings(), using=alias, within=retention.TURN)
+        if report.moved or report.deleted or report.attempts or report.partitions:
+            logger.info("Housekeeping: %s", report)
+        return _spread(every.total_seconds() if report.over else IDLE_BULK_SECONDS)
 
 
-class _Chore:
-    """Something to do again and again; ``run`` returns the seconds until the next time."""
-
-    def __init__(self, alias: str, name: str, run: Callable[[], float], first: float) -> None:
-        self.alias = alias
-        self.name = name
-        self._run = run
-        self.due = monotonic() + first * random.uniform(0.5, 1.0)
-        self._pause = 0.0
-
-    def look(self, *, last: bool = False) -> None:
-        """Do it when it is due, whatever happens to the database."""
-        if monotonic() < self.due and not last:
-            return
-        try:
-            wait = self._run() * random.uniform(0.9, 1.0)
-            self._pause = 0.0
-        except Exception as error:
-            connections[self.alias].close()
-            first, most = PAUSE
-            level = logging.DEBUG if self._pause else logging.WARNING
-            self._pause = wait = min(most, 2 * self._pause or first)
-            told = f"{type(error).__name__}: {error}".strip().partition("\n")[0]
-            logger.log(
-                level, "Failed and tried again later: %s: %s", self.name, told, exc_info=not isinstance(error, Error)
-            )
-        self.due = monotonic() + wait
-
-
-def _merge(alias: str) -> float:
+def _roll_up(alias: str) -> float:
     rollup.merge(alias)
-    return MERGE
+    return _spread(ROLL_UP_SECONDS)
 
 
-def _forget(alias: str) -> float:
+def _delete_metrics(alias: str) -> float:
     rollup.forget(alias)
-    return FORGET
+    return _spread(DELETE_METRICS_SECONDS)
 
 
 def _bulk(alias: str) -> float:
-    return BUSY if bulk.turn(alias) else IDLE
+    return _spread(BUSY_BULK_SECONDS if bulk.turn(alias) else IDLE_BULK_SECONDS)
+
+
+def _spread(seconds: float) -> float:
+    """Return a little less than ``seconds``, so that pollers do not all work at the same time."""
+    return seconds * random.uniform(0.9, 1.0)

@@ -1,118 +1,147 @@
-"""One queue as the loop sees it: its settings in force, its line, when to look again, how much to take."""
+"""One polled queue: its settings in force, its scan cursor, its timing data, and when to fetch from it again."""
 
 from __future__ import annotations
 
+import logging
 import random
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any
 
+from django_dbtaskqueue import registry
 from django_dbtaskqueue.conf.settings import QueueSettings
-from django_dbtaskqueue.flow.checkout import Line, Strategy
-from django_dbtaskqueue.flow.process import Processor
-from django_dbtaskqueue.flow.settle_port import SettleDoor
+from django_dbtaskqueue.core.durations import next_pause
+from django_dbtaskqueue.db.session import Session
+from django_dbtaskqueue.flow import move
+from django_dbtaskqueue.flow.checkout import Strategy
+from django_dbtaskqueue.flow.run import Processor
+from django_dbtaskqueue.flow.scan import ScanCursor
+from django_dbtaskqueue.flow.settle_port import SettlePort
+from django_dbtaskqueue.models import AbstractTask
+from django_dbtaskqueue.poller.executors.placement import UNPLACED, Placement
 
-DEEP = 4  # batches that may wait: one is done while one is settled, one on its way and one at hand
-AHEAD = 0.1  # seconds of work that may wait in memory, so that few leases age there
-SMOOTHING = 0.3
-FEW = 20  # tasks supposed where there are any
-CAREFUL = 100  # tasks, at most, of queues whose tasks nobody knows yet
-JITTER = (0.8, 1.2)
+logger = logging.getLogger("django_dbtaskqueue")
+
+MIN_LIKELY_READY_TASKS = 20  # that a full fetch suggests are left
+POLL_JITTER = (0.8, 1.2)  # factors of the idle pause
+DUE_MARGIN_SECONDS = 0.001  # after a scheduled task's time
 
 
 @dataclass(slots=True, eq=False)
-class Lane:
-    """State of one queue in one poller. Written under the poller's lock."""
+class QueueState:
+    """State of one queue in one poller. Change it under the fetcher's lock."""
 
-    queue: str
+    name: str
     settings: QueueSettings
-    door: SettleDoor
-    line: Line
+    port: SettlePort
+    cursor: ScanCursor
     strategy: Strategy | None = None
     weight: int = 1
-    turn: float = 0.0  # when it is next, in turns; see Intake
+    next_turn: float = 0.0  # its place in the order of turns; see ``Fetcher.choose``
     next_poll: float = 0.0
-    idle: float = 0.0  # seconds of the present back-off
-    walked: bool = False  # whether the walk after the last find has been waited for
-    mean: float | None = None  # seconds one task takes, smoothed
-    tried: bool = False  # tasks were taken
-    more: int = 0  # tasks that are probably there: the last checkout gave all that was asked for
-    reserved: int = 0  # tasks asked for by a checkout under way
-    over: bool = False  # nothing more to take in a run that ends
+    idle_pause: float = 0.0  # seconds; grows while the queue is empty
+    full_scan_awaited: bool = False  # a poll was planned for the full scan that is due after the last task
+    run_seconds: float | None = None  # mean run time of one task, smoothed
+    probed: bool = False  # tasks were taken
+    likely_ready: int = 0  # tasks that are probably left, because the last fetch got all it asked for
+    reserved: int = 0  # tasks that fetches under way asked for
+    exhausted: bool = False  # a run that ends has nothing more to take here
     wakes: int = 0
     overrides: dict[str, Any] = field(default_factory=dict)  # of the queue's row, as last applied
-    doubtful: bool = False  # a checkout failed, and may have taken tasks all the same
-    unpark: bool = True  # tasks may be parked that have a handler by now
-    closed: frozenset[Processor] = frozenset()  # those of several processors that had no room at the last checkout
-    lines: dict[tuple[str, ...], Line] = field(default_factory=dict)  # by the payload types left out
+    reply_lost: bool = False  # a fetch failed, but may have taken tasks
+    unpark_due: bool = True  # parked tasks may have a processor by now
+    full_processors: frozenset[Processor] = frozenset()  # those without a free slot at the last fetch
+    cursors: dict[tuple[str, ...], ScanCursor] = field(default_factory=dict)  # by the payload types left out
+    placement: Placement = UNPLACED  # its processors and executors, as of the last fetch
 
     def apply(self, settings: QueueSettings) -> None:
-        """Go on with other settings from the next checkout and settle on."""
+        """Use other settings from the next checkout and settle on."""
         self.settings = settings
-        self.line.max_wait = settings.max_wait
-        self.door.keep = settings.keep
-        self.door.group_retry = settings.group_retry
-        self.door.reenqueue = settings.reenqueue if "reenqueue" in self.overrides else None
+        self.cursor.max_wait = settings.max_wait
+        self.port.keep = settings.keep
+        self.port.group_retry = settings.group_retry
+        self.port.reenqueue = settings.reenqueue if "reenqueue" in self.overrides else None
 
-    def line_without(self, types: tuple[str, ...]) -> Line:
-        """Return the line that leaves out some payload types: how far it was taken is another matter."""
+    def cursor_without(self, types: tuple[str, ...]) -> ScanCursor:
+        """Return the scan cursor of fetches that leave out some payload types: they scan from elsewhere."""
         if not types:
-            return self.line
-        line = self.lines.setdefault(types, Line(self.queue))
-        line.max_wait = self.line.max_wait
-        return line
+            return self.cursor
+        cursor = self.cursors.setdefault(types, ScanCursor(self.name))
+        cursor.max_wait = self.cursor.max_wait
+        return cursor
 
     def priorities(self) -> list[int]:
-        """Return the priorities met so far."""
-        return sorted({priority for line in (self.line, *self.lines.values()) for priority in line.bounds})
-
-    @property
-    def key(self) -> str:
-        """The lane's name in its poller: the queue, and its shard if it has any."""
-        return self.door.key
-
-    def ahead(self, pace: float | None = None) -> int:
-        """Return how many tasks may wait in memory beyond those that run: many of fast ones, none of slow ones.
-
-        ``pace`` is the mean of all the poller's tasks: what is not known yet is taken to be like them, once.
-        """
-        if self.mean is not None:
-            return min(DEEP * self.settings.batch_size, int(AHEAD / max(self.mean, 1e-6)))
-        return 0 if pace is None or self.tried else min(CAREFUL, int(AHEAD / max(pace, 1e-6)))
-
-    def learn(self, seconds: float, tasks: int) -> None:
-        """Take ``tasks`` runs that lasted ``seconds`` in all into the mean."""
-        self.mean = smoothed(self.mean, seconds / tasks)
+        """Return the priorities found so far."""
+        return sorted({priority for cursor in (self.cursor, *self.cursors.values()) for priority in cursor.watermarks})
 
     def wake(self) -> None:
-        """There may be something to take now."""
+        """Fetch soon: there may be a task."""
         self.wakes += 1
-        self.idle, self.walked = 0.0, False
+        self.idle_pause, self.full_scan_awaited = 0.0, False
         self.next_poll = 0.0
 
-    def taken(self, *, got: int, asked: int, wakes: int, next_due: float | None) -> None:
-        """Decide when to look again after a checkout; ``wakes`` is the count before it began."""
+    def fetched(self, *, got: int, asked: int, wakes: int, next_due: float | None) -> None:
+        """Decide after a fetch when to fetch again; ``wakes`` is the count before the fetch began."""
         now = monotonic()
-        self.tried = self.tried or got > 0
-        self.more = max(got, FEW) if got == asked else 0
+        self.probed = self.probed or got > 0
+        self.likely_ready = max(got, MIN_LIKELY_READY_TASKS) if got == asked else 0
         if got or wakes != self.wakes:
-            self.idle, self.walked = 0.0, False
+            self.idle_pause, self.full_scan_awaited = 0.0, False
             self.next_poll = now
             return
-        tenth = self.settings.lease.total_seconds() / 10  # who looks as often starts an orphan soon after its lease
-        base = min(self.settings.poll_interval.total_seconds(), tenth)
-        most = max(base, min(self.settings.idle_interval.total_seconds(), tenth))
-        if not self.walked and self.line.next_walk > now:
-            self.walked = True  # what came to stand behind the bound is found by one more walk, soon
-            wait = self.line.next_walk - now
+        tenth = self.settings.lease.total_seconds() / 10  # so that an orphan starts soon after its lease ran out
+        first = min(self.settings.poll_interval.total_seconds(), tenth)
+        longest = max(first, min(self.settings.idle_interval.total_seconds(), tenth))
+        if not self.full_scan_awaited and self.cursor.next_full_scan > now:
+            self.full_scan_awaited = True  # one more full scan soon finds the rows behind the watermark
+            wait = self.cursor.next_full_scan - now
         else:
-            self.idle = min(most, self.idle * 2 or base)
-            wait = self.idle * random.uniform(*JITTER)
+            self.idle_pause = next_pause(self.idle_pause, first, longest)
+            wait = self.idle_pause * random.uniform(*POLL_JITTER)
         if next_due is not None:
-            wait = min(wait, max(0.0, next_due) + 0.001)
+            wait = min(wait, max(0.0, next_due) + DUE_MARGIN_SECONDS)
         self.next_poll = now + wait
 
 
-def smoothed(mean: float | None, latest: float) -> float:
-    """Return a mean that follows what comes in."""
-    return latest if mean is None else mean + SMOOTHING * (latest - mean)
+def unpark(session: Session, queue: QueueState) -> int:
+    """Make parked tasks ready again that have a processor by now; return how many there were."""
+    queue.unpark_due = False
+    types, untyped = registry.payload_types(queue.name), registry.find(queue.name, None) is not None
+    try:
+        count = move.unpark(session, queue.name, types, untyped=untyped)
+    except Exception:
+        queue.unpark_due = True
+        raise
+    if count:
+        logger.info("%s parked tasks of %s have a processor in this poller and are ready again", count, queue.name)
+    return count
+
+
+def find_next_due(session: Session, queue: QueueState) -> float | None:
+    """Return the seconds until the queue's first scheduled task is due; None if there is none."""
+    params: dict[str, Any] = {"queue_name": queue.name}
+    if session.postgresql:  # on SQLite, Django's DEBUG log cannot print a list
+        params["priorities"] = queue.priorities()
+        if not params["priorities"]:
+            return None
+    return session.run(session.sql.next_due, params)[0][0]  # type: ignore[no-any-return]
+
+
+@dataclass(slots=True)
+class ConnectionSet:
+    """The database connections of one fetch thread, one for each table."""
+
+    sessions: dict[tuple[str, type[AbstractTask]], Session] = field(default_factory=dict)
+
+    def session(self, queue: QueueState) -> Session:
+        """Return this thread's session for a queue; it connects at its first statement."""
+        key = (queue.port.alias, queue.port.model)
+        session = self.sessions.get(key)
+        if session is None:
+            session = self.sessions[key] = Session.open(*key)
+        return session
+
+    def close(self) -> None:
+        """Close the connections; the next statement opens them again."""
+        for session in self.sessions.values():
+            session.close()

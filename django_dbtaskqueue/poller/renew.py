@@ -1,7 +1,7 @@
-"""Leases are renewed on a thread and a connection of their own, at a third of the lease.
+"""Renew leases, on a thread and a connection of their own, each third of the lease.
 
-Neither a busy handler nor a slow settle can then let a lease run out, and a renewal never waits for a row that a
-handler has locked itself.
+So neither a busy processor nor a slow settle lets a lease run out. A renewal never waits for a locked row: the
+processor may have locked it itself.
 """
 
 from __future__ import annotations
@@ -16,24 +16,23 @@ from django.db.utils import Error
 
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.db.session import Session
-from django_dbtaskqueue.poller.queue_state import Lane
+from django_dbtaskqueue.poller.queue_state import ConnectionSet, QueueState
 
 logger = logging.getLogger(__name__)
-RETRY = 1.0  # seconds after a renewal that could not reach the database
+RETRY_SECONDS = 1.0  # after a renewal that could not reach the database
 
 
 class Renewer:
-    """Keeps the leases that ``held`` reports alive; tells ``lost`` of each that is gone."""
+    """Renews the leases that ``held`` returns; calls ``lost`` for each lease that is gone."""
 
     def __init__(
-        self, lanes: Iterable[Lane], held: Callable[[Lane], list[Lease]], lost: Callable[[Lease], None]
+        self, queues: Iterable[QueueState], held: Callable[[QueueState], list[Lease]], lost: Callable[[Lease], None]
     ) -> None:
-        self._lanes = list(lanes)
         self._held = held
         self._lost = lost
-        self._due = {lane.key: 0.0 for lane in self._lanes}
+        self._due = dict.fromkeys(queues, 0.0)
         self._lock = threading.Lock()  # of _due
-        self._bell = threading.Event()
+        self._wakeup = threading.Event()
         self._ended = False
         self._thread = threading.Thread(target=self._loop, name="dbtaskqueue-renew", daemon=True)
 
@@ -42,63 +41,61 @@ class Renewer:
         self._thread.start()
 
     def stop(self) -> None:
-        """End; leases still held run out by themselves."""
+        """End; leases that are still held run out."""
         self._ended = True
-        self._bell.set()
+        self._wakeup.set()
         if self._thread.is_alive():
             self._thread.join(timeout=2)
 
-    def expect(self, lane: Lane, seconds: float) -> None:
-        """A lease of only so many seconds was taken: renew in time for it."""
-        if self._bring_forward(lane, seconds / 3):
-            self._bell.set()
+    def expect(self, queue: QueueState, seconds: float) -> None:
+        """Renew in time for a lease of ``seconds``, which was just taken."""
+        if monotonic() + seconds / 3 < self._due[queue] and self._bring_forward(queue, seconds / 3):
+            self._wakeup.set()
 
     def _loop(self) -> None:
-        tables = {(lane.door.alias, lane.door.model) for lane in self._lanes}
-        sessions = {table: Session.open(*table) for table in tables}  # one connection, however many queues
+        connections = ConnectionSet()
         while not self._ended:
-            self._bell.wait(max(0.01, min(self._due.values()) - monotonic()))
-            self._bell.clear()
-            for lane in self._lanes:
-                if monotonic() >= self._due[lane.key]:
-                    self._due[lane.key] = float("inf")  # a lease taken meanwhile brings it forward
-                    self._bring_forward(lane, self._renew(lane, sessions[lane.door.alias, lane.door.model]))
-        for session in sessions.values():
-            session.close()
+            self._wakeup.wait(max(0.01, min(self._due.values()) - monotonic()))
+            self._wakeup.clear()
+            for queue in self._due:
+                if monotonic() >= self._due[queue]:
+                    self._due[queue] = float("inf")  # a lease taken from now on brings it forward
+                    self._bring_forward(queue, self._renew(queue, connections.session(queue)))
+        connections.close()
 
-    def _bring_forward(self, lane: Lane, seconds: float) -> bool:
-        """Renew in so many seconds, or before if that was the plan; return whether it was not."""
+    def _bring_forward(self, queue: QueueState, seconds: float) -> bool:
+        """Renew in ``seconds`` or, if planned, earlier; return whether this is earlier than planned."""
         with self._lock:
             due = monotonic() + seconds
-            sooner = due < self._due[lane.key]
-            self._due[lane.key] = min(due, self._due[lane.key])
+            sooner = due < self._due[queue]
+            self._due[queue] = min(due, self._due[queue])
         return sooner
 
-    def _renew(self, lane: Lane, session: Session) -> float:
+    def _renew(self, queue: QueueState, session: Session) -> float:
         """Renew one queue's leases; return the seconds until the next time."""
-        leases = self._held(lane)
-        seconds = lane.settings.lease.total_seconds()
+        leases = self._held(queue)
+        seconds = queue.settings.lease.total_seconds()
         third = min([lease.lease_seconds or seconds for lease in leases], default=seconds) / 3
         if not leases:
             return third
         try:
             for lease in renew(session, leases, seconds):
                 self._lost(lease)
-        except Exception as error:  # whatever it is: without this thread every lease would run out
+        except Exception as error:  # of any kind: without this thread every lease would run out
             logger.log(
                 logging.DEBUG if isinstance(error, Error) else logging.ERROR,
-                "Leases of %s not renewed: %s", lane.queue, error,
+                "Leases of %s not renewed: %s", queue.name, error,
                 exc_info=not isinstance(error, Error),
             )  # fmt: skip
             session.close()
-            return min(RETRY, third)
+            return min(RETRY_SECONDS, third)
         return third
 
 
 def renew(session: Session, leases: list[Lease], seconds: float) -> list[Lease]:
     """Extend leases to ``seconds`` (or their own length) from now; return those that are gone.
 
-    A lease whose row is locked (by its own handler's transaction) is neither extended nor gone.
+    A lease whose row is locked (by its processor's transaction) is neither extended nor gone.
     """
     now = monotonic()
     rows = json.dumps([{"i": lease.id, "k": lease.total_attempt} for lease in leases])
@@ -112,5 +109,5 @@ def renew(session: Session, leases: list[Lease], seconds: float) -> list[Lease]:
     if not missing:
         return []
     rows = json.dumps([{"i": lease.id, "k": lease.total_attempt} for lease in missing])
-    standing = {row[0] for row in session.run(session.sql.held, {"rows": rows})}
-    return [lease for lease in missing if lease.id not in standing]
+    held = {row[0] for row in session.run(session.sql.held, {"rows": rows})}
+    return [lease for lease in missing if lease.id not in held]

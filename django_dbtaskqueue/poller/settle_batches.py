@@ -1,4 +1,4 @@
-"""The way out: outcomes wait here for their batch, and leave it settled."""
+"""Settle: outcomes wait here for their batch and are written together."""
 
 from __future__ import annotations
 
@@ -6,26 +6,27 @@ import threading
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from time import monotonic
 
 from django_dbtaskqueue import registry
 from django_dbtaskqueue.core.lease import Lease
-from django_dbtaskqueue.core.outcomes import CompleteDelete, Fail, Reenqueue
+from django_dbtaskqueue.core.outcomes import COMPLETE, facts
 from django_dbtaskqueue.flow import observe, settle
-from django_dbtaskqueue.flow.settle import Pair
+from django_dbtaskqueue.flow.settle import Decided
 from django_dbtaskqueue.metrics.collector import Collector
-from django_dbtaskqueue.poller.connections import Carrier
-from django_dbtaskqueue.poller.executors import Done
-from django_dbtaskqueue.poller.queue_state import Lane, smoothed
+from django_dbtaskqueue.poller.executors import Done, smoothed
+from django_dbtaskqueue.poller.queue_state import ConnectionSet, QueueState
 
-FLUSH = 500  # outcomes that make a batch worth its commit
-MOST = 1000  # outcomes in one commit
-Batch = dict[str, list[Done]]  # by lane, what is settled together
+FULL_BATCH_OUTCOMES = 500  # that are worth a commit at once
+MAX_BATCH_OUTCOMES = 1000  # in one commit
+LEASE, SECONDS = attrgetter("lease"), attrgetter("seconds")
+Batch = dict[str, list[Done]]  # by queue key: what is settled together
 
 
 @dataclass(slots=True)
 class Counts:
-    """What one poller did."""
+    """How many tasks one poller started, finished, failed and lost."""
 
     started: int = 0
     finished: int = 0
@@ -34,42 +35,42 @@ class Counts:
 
 
 class Settler:
-    """Collects outcomes and settles them in batches, from any carrier; the fence makes a repeat harmless."""
+    """Collects outcomes and settles them in batches, on any fetch thread. The fence makes a repeat harmless."""
 
-    def __init__(self, lanes: Mapping[str, Lane], counts: Counts, ring: Callable[[], None]) -> None:
-        self.held: set[Lease] = set()  # leases a processor may still settle
+    def __init__(self, queues: Mapping[str, QueueState], counts: Counts, wake: Callable[[], None]) -> None:
+        self.held: set[Lease] = set()  # leases that have no stored outcome yet
         self.done: deque[Done] = deque()
         self.metrics = Collector()
-        self.pace: float | None = None  # seconds a task takes, of whichever queue; smoothed
-        self._lanes = lanes
+        self.mean_run_seconds: float | None = None  # of one task of any queue, smoothed
+        self._queues = queues
         self._counts = counts
-        self._ring = ring
+        self._wake = wake
         self._lock = threading.Lock()
         self._settled_at = monotonic()
 
     def finish(self, done: Done, *, idle: bool) -> None:
-        """A processor is done with a lease; ``idle`` when nothing waits for its slot. On the processor's own thread."""
+        """Take an outcome; ``idle`` if no job waits for the slot. Called on the processor's own thread."""
         self.done.append(done)
-        if idle or len(self.done) >= FLUSH:
-            self._ring()
+        if idle or len(self.done) >= FULL_BATCH_OUTCOMES:
+            self._wake()
 
     def is_due(self) -> bool:
-        """Whether what is done has waited for its batch long enough."""
-        if len(self.done) >= FLUSH:
+        """Whether the outcomes have waited long enough for their batch, or fill it."""
+        if len(self.done) >= FULL_BATCH_OUTCOMES:
             return True
         try:
             first = self.done[0]
-        except IndexError:  # nothing, or the other carrier took it a moment ago
+        except IndexError:  # no outcome, or the other fetch thread has just taken it
             return False
-        interval = self._lanes[first.lease.door.key].settings.settle_interval
+        interval = self._queues[first.lease.port.key].settings.settle_interval
         return monotonic() - self._settled_at >= interval.total_seconds()
 
-    def settle(self, carrier: Carrier) -> None:
-        """Settle what is done, in one transaction what may. On an error it is all kept for the next time."""
+    def settle(self, connections: ConnectionSet) -> None:
+        """Settle all outcomes, with as few transactions as possible. After an error they wait for the next call."""
         pending = self._batches()
         try:
             while pending:
-                self._settle_batch(carrier, pending[-1])
+                self._settle_batch(connections, pending[-1])
                 pending.pop()
         finally:
             for batch in pending:
@@ -78,71 +79,71 @@ class Settler:
             self._settled_at = monotonic()
 
     def _batches(self) -> list[Batch]:
-        """Take what is done, by queue, those queues together that are settled alike."""
-        queues: Batch = {}
+        """Take the outcomes by queue, and put queues together that are settled by the same rules."""
+        by_queue: Batch = {}
         grouped: set[str] = set()
-        for _ in range(min(len(self.done), MOST)):
+        for _ in range(min(len(self.done), MAX_BATCH_OUTCOMES)):
             try:
                 done = self.done.popleft()
-            except IndexError:  # the other carrier was faster
+            except IndexError:  # the other fetch thread was faster
                 break
             lease = done.lease
-            queues.setdefault(lease.door.key, []).append(done)
+            by_queue.setdefault(lease.port.key, []).append(done)
             if lease.group is not None:
-                grouped.add(lease.door.key)
+                grouped.add(lease.port.key)
         batches: dict[Hashable, Batch] = {}
-        for key, ended in queues.items():
-            # Groups are locked and moved up by queue.
-            batches.setdefault(key if key in grouped else _way(self._lanes[key]), {})[key] = ended
+        for key, ended in by_queue.items():
+            # Groups are locked, and their next tasks made ready, by queue.
+            batches.setdefault(key if key in grouped else _settle_rules(self._queues[key]), {})[key] = ended
         return list(batches.values())
 
-    def _settle_batch(self, carrier: Carrier, batch: Batch) -> None:
-        lane = self._lanes[next(iter(batch))]
+    def _settle_batch(self, connections: ConnectionSet, batch: Batch) -> None:
+        queue = self._queues[next(iter(batch))]
         pairs = [
             (done.lease, done.settlement) for ended in batch.values() for done in ended if done.settlement is not None
         ]
-        locked = self._write(carrier, lane, pairs) if pairs else None
+        locked = self._write(connections, queue, pairs) if pairs else None
         for key, ended in batch.items():
             if locked:
                 self.done.extend([done for done in ended if done.lease.id in locked])
                 ended = [done for done in ended if done.lease.id not in locked]
-            self.held.difference_update([done.lease for done in ended])
-            self._account(self._lanes[key], ended)
+            self.held.difference_update(map(LEASE, ended))
+            self._account(self._queues[key], ended)
 
-    def _write(self, carrier: Carrier, lane: Lane, pairs: list[Pair]) -> set[int]:
-        """Settle pairs as ``lane`` has it; return the ids of those that have to wait, as their rows are locked."""
-        session, settings = carrier.session(lane), lane.settings
+    def _write(self, connections: ConnectionSet, queue: QueueState, pairs: list[Decided]) -> set[int]:
+        """Settle pairs by the settings of ``queue``; return the ids that wait because their rows are locked."""
+        session, settings = connections.session(queue), queue.settings
         chunks = [pairs] if settings.settle == "batch" else [[pair] for pair in pairs]
         settled: set[int] = set()
         for chunk in chunks:
             settled |= settle.settle_surely(session, chunk, keep=settings.keep, group_retry=settings.group_retry)
-        return self._explain(_missing(pairs, settled), carrier, lane) if len(settled) < len(pairs) else set()
+        return self._explain(_missing(pairs, settled), connections, queue) if len(settled) < len(pairs) else set()
 
-    def _explain(self, missing: list[Pair], carrier: Carrier, lane: Lane) -> set[int]:
-        """Tell a lease that was lost from an outcome that was stored before, by the processor or by a lost reply.
+    def _explain(self, missing: list[Decided], connections: ConnectionSet, queue: QueueState) -> set[int]:
+        """Mark the leases that are lost. The others have a stored outcome: the processor's, or ours with a lost reply.
 
-        Return the ids of the others: somebody keeps their rows locked, so they have to wait.
+        Return the ids of the leases that are still held: another transaction locks their rows, so they have to wait.
         """
-        stored, standing = settle.resolve(carrier.session(lane), [lease for lease, _ in missing])
+        stored, held = settle.resolve(connections.session(queue), [lease for lease, _ in missing])
         for lease, outcome in missing:
-            gone = isinstance(outcome, CompleteDelete | settle.Release | settle.Park) or lease.touched
+            gone = facts(outcome).deletes_or_returns or lease.touched
             if lease.id in stored:
-                lease.settled = lease.outcome is not None  # by the processor, whose commit was answered to nobody
-            elif lease.id not in standing and not gone:
-                lease.lost = type(outcome).__name__.lower()
-        return standing
+                lease.settled = lease.outcome is not None  # by the processor, which lost the reply to its commit
+            elif lease.id not in held and not gone:
+                lease.lost = facts(outcome).verb
+        return held
 
-    def _account(self, lane: Lane, batch: list[Done]) -> None:
-        ran = [done for done in batch if not isinstance(done.settlement, settle.Release | settle.Park)]
+    def _account(self, queue: QueueState, batch: list[Done]) -> None:
+        ran = [done for done in batch if done.settlement is None or facts(done.settlement).counts_as]
         if len(ran) < len(batch):
-            _look_after_parked(lane, batch)
+            _unpark_soon(queue, batch)
         if not ran:
             return
-        self.metrics.add(lane.door.alias, lane.queue, ran)
-        seconds = sum([done.seconds for done in ran])
+        self.metrics.add(queue.port.alias, queue.name, ran)
+        seconds = sum(map(SECONDS, ran))
         with self._lock:
-            lane.learn(seconds, len(ran))
-            self.pace = smoothed(self.pace, seconds / len(ran))
+            queue.run_seconds = smoothed(queue.run_seconds, seconds / len(ran))
+            self.mean_run_seconds = smoothed(self.mean_run_seconds, seconds / len(ran))
             self._counts.finished += len(ran)
         watched = observe.watched()
         for done in ran:
@@ -152,21 +153,24 @@ class Settler:
                 observe.lost(lease, lease.lost)
                 continue
             if outcome is None or lease.settled:
-                outcome = lease.outcome  # by which the processor settled it by itself
-            self._counts.failed += isinstance(outcome, Fail)
-            if isinstance(outcome, Fail | Reenqueue) or lease.group is not None:
-                lane.wake()  # it may be due again soon, or the next of its group is in line
-            if watched or isinstance(outcome, Fail):
+                outcome = lease.outcome  # the processor settled it itself
+            known = COMPLETE if outcome is None else facts(outcome)
+            if known is COMPLETE and not watched and lease.group is None:
+                continue
+            self._counts.failed += known.error is not None
+            if known.wakes or lease.group is not None:
+                queue.wake()  # it may be due again soon, or the next task of its group is ready
+            if watched or known.error is not None:
                 observe.finished(lease, outcome)
 
 
-def _way(lane: Lane) -> Hashable:
-    """Return what queues have in common whose outcomes may be written together."""
-    return lane.door.alias, lane.door.model, lane.settings.keep, lane.settings.settle
+def _settle_rules(queue: QueueState) -> Hashable:
+    """Return a key: outcomes of queues with the same key may be written together."""
+    return queue.port.alias, queue.port.model, queue.settings.keep, queue.settings.settle
 
 
-def _missing(pairs: list[Pair], settled: set[int]) -> list[Pair]:
-    """Return what was not settled: of two leases of one task (this poller took its own lost one) the older one."""
+def _missing(pairs: list[Decided], settled: set[int]) -> list[Decided]:
+    """Return the pairs that were not settled. Of two leases of one task, that is the older one, which was lost."""
     newest: dict[int, int] = {}
     for lease, _ in pairs:
         newest[lease.id] = max(lease.total_attempt, newest.get(lease.id, 0))
@@ -177,9 +181,9 @@ def _missing(pairs: list[Pair], settled: set[int]) -> list[Pair]:
     ]
 
 
-def _look_after_parked(lane: Lane, batch: list[Done]) -> None:
-    """A processor may have been registered between the look for one and the parking."""
-    parked = [done.lease for done in batch if isinstance(done.settlement, settle.Park)]
+def _unpark_soon(queue: QueueState, batch: list[Done]) -> None:
+    """Have tasks unparked whose processor was registered after the poller had looked for it."""
+    parked = [done.lease for done in batch if done.settlement is not None and facts(done.settlement).parks]
     if any(registry.find(lease.queue, lease.payload_type) for lease in parked):
-        lane.unpark = True
-        lane.wake()
+        queue.unpark_due = True
+        queue.wake()

@@ -1,8 +1,8 @@
-"""Waiting for a task, first come first served.
+"""Blocking ``take``: threads wait for a task, first come, first served.
 
-Of all takers of a queue in this process only the one who came first looks into the database; the others wait for their
-turn without asking anybody. The first one sleeps until a wake-up comes (from this process, or through LISTEN from any)
-or until it is time to look again, for polling is the truth. Between processes the database decides, not the order.
+Of the threads of this process that wait for the same tasks, only the first one polls the database. It sleeps until a
+wake-up comes (from this process, or by NOTIFY from another one) or until its next poll is due: a lost wake-up costs
+time, and no task. Between processes the database decides who gets a task.
 """
 
 from __future__ import annotations
@@ -22,222 +22,209 @@ from django_dbtaskqueue.db import notify
 from django_dbtaskqueue.db.listen import Wakeup
 
 T = TypeVar("T")
-PATIENCE = 1.0  # seconds a taker that does not want to wait gives way to one that is looking
-LINGER = 10.0  # seconds the listening connection outlives the last waiter
+GIVE_WAY_S = 1.0  # a thread that does not want to wait lets those before it poll first, for at most this long
+LISTENER_LINGER_S = 10.0  # the listening connection outlives the last waiting thread
 
 
-class Place(NamedTuple):
-    """What a line of takers stands for: takers who see the same tasks."""
+class WaitKey(NamedTuple):
+    """Threads with the same key wait for the same tasks."""
 
     queue: str
     aliases: tuple[str, ...]
     tags: tuple[str, ...]
 
 
-class Takers:
-    """The takers at one place."""
+class WaitQueue:
+    """The threads of one key, in the order they came."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._line: deque[object] = deque()
-        self._wakes = 0
-        self._begun = 0  # looks begun
-        self._vain = 0  # the number of the last look that found nothing
-        self.entered = 0  # threads inside ``take``; guarded by _all_changed
+        self._waiting: deque[object] = deque()
+        self._wakeups = 0
+        self._polls = 0  # begun so far
+        self._last_empty_poll = 0  # its number
+        self.entered = 0  # threads inside ``take``; guarded by _wait_queues_lock
 
     def wake(self) -> None:
-        """There may be something to take."""
+        """There may be something to take: let the first thread poll now."""
         with self._changed:
-            self._wakes += 1
+            self._wakeups += 1
             self._changed.notify_all()
 
-    def take(
-        self, look: Callable[[], T | None], until: float | None, pause: Callable[[], float], *, alone: bool
-    ) -> T | None:
-        """Return what ``look`` finds, when it is this thread's turn; None when nothing was found by ``until``.
+    def take(self, poll: Callable[[], T | None], until: float | None, pause: Callable[[], float]) -> T | None:
+        """Return what ``poll`` finds when it is this thread's turn; None when nothing was found by ``until``.
 
-        ``until`` None: do not wait. ``pause`` says how many seconds to sleep at most before the next look. ``alone``:
-        look out of turn, for this thread may hold locks that the others wait for.
+        ``until`` None: do not wait. ``pause`` returns the seconds to sleep at most before the next poll.
         """
-        if alone:
-            return self._look(look, until, pause, lambda: True, lambda number: None)
         me = object()
-        fresh = self._join(me, ring=until is None)
+        with self._changed:
+            self._waiting.append(me)
+            next_poll = self._polls + 1
+        if until is None:
+            self.wake()
         try:
-            return self._look(look, until, pause, partial(self._turn, me, fresh, until), self._found_nothing)
+            return self.poll(poll, until, pause) if self._is_our_turn(me, until, next_poll) else None
         finally:
             with self._changed:
-                self._line.remove(me)
+                self._waiting.remove(me)
                 self._changed.notify_all()
 
-    def _look(
-        self,
-        look: Callable[[], T | None],
-        until: float | None,
-        pause: Callable[[], float],
-        turn: Callable[[], bool],
-        found_nothing: Callable[[int], None],
-    ) -> T | None:
-        while turn():
-            wakes, number = self._begin()
-            found = look()
-            if found is not None:
-                return found
-            found_nothing(number)
-            if until is None or monotonic() >= until:
-                return None
-            self._sleep(wakes, min(until - monotonic(), pause()))
-        return None
+    def _is_our_turn(self, me: object, until: float | None, next_poll: int) -> bool:
+        """Wait until this thread is the first.
 
-    def _join(self, me: object, *, ring: bool) -> int:
-        """Go to the end of the line; return the number of the next look to begin. ``ring``: it is to begin now."""
-        with self._changed:
-            self._line.append(me)
-            if ring and self._line[0] is not me:
-                self._wakes += 1
-                self._changed.notify_all()
-            return self._begun + 1
-
-    def _turn(self, me: object, fresh: int, until: float | None) -> bool:
-        """Wait for the head of the line; False when the time is over, or a look begun since was in vain for all."""
+        False on timeout. A thread that does not want to wait gets False, too, when a poll that began after it came
+        found nothing; it polls out of turn when those before it take too long.
+        """
         with self._changed:
             if until is None:
-                self._changed.wait_for(lambda: self._line[0] is me or self._vain >= fresh, PATIENCE)
-                return self._line[0] is me or self._vain < fresh
-            while self._line[0] is not me:
-                left = until - monotonic()
-                if left <= 0:
-                    return False
-                self._changed.wait(left)
-            return True
+                self._changed.wait_for(lambda: self._waiting[0] is me or self._last_empty_poll >= next_poll, GIVE_WAY_S)
+                return self._waiting[0] is me or self._last_empty_poll < next_poll
+            return self._changed.wait_for(lambda: self._waiting[0] is me, max(0.0, until - monotonic()))
 
-    def _begin(self) -> tuple[int, int]:
-        with self._changed:
-            self._begun += 1
-            return self._wakes, self._begun
+    def poll(
+        self,
+        poll: Callable[[], T | None],
+        until: float | None,
+        pause: Callable[[], float],
+        *,
+        for_all: bool = True,
+    ) -> T | None:
+        """Poll, and sleep until a wake-up or the next poll, until something is found or the time is over.
 
-    def _found_nothing(self, number: int) -> None:
-        with self._changed:
-            self._vain = max(self._vain, number)
-            self._changed.notify_all()
+        ``for_all``: a poll that found nothing tells the other threads that there is nothing for them either.
+        """
+        while True:
+            with self._changed:
+                wakeups = self._wakeups
+                self._polls += 1
+                number = self._polls
+            found = poll()
+            if found is not None:
+                return found
+            with self._changed:
+                if for_all:
+                    self._last_empty_poll = max(self._last_empty_poll, number)
+                    self._changed.notify_all()
+            if until is None or monotonic() >= until:
+                return None
+            seconds = min(until - monotonic(), pause())
+            with self._changed:
+                self._changed.wait_for(partial(self._woken_since, wakeups), seconds)
 
-    def _sleep(self, wakes: int, seconds: float) -> None:
-        with self._changed:
-            self._changed.wait_for(lambda: self._wakes != wakes, seconds)
+    def _woken_since(self, wakeups: int) -> bool:
+        return self._wakeups != wakeups
 
 
-class Ear:
-    """Hears the wake-ups of other processes, on a connection of its own, while somebody waits and a little longer."""
+class NotifyListener:
+    """Receives the wake-ups of other processes on its own connection, while a thread waits and a little longer."""
 
-    def __init__(self, alias: str, database: str) -> None:
+    def __init__(self, alias: str, linger_s: float) -> None:
         self._alias = alias
-        # A test database cannot be dropped while somebody is connected to it.
-        self._linger = 0.0 if database.startswith("test_") else LINGER
+        self._linger_s = linger_s
         self._lock = threading.Lock()
         self._users = 0
-        self._idle_since = 0.0
         self._wakeup: Wakeup | None = None
-        self._closing = False
+        self._stopping: threading.Timer | None = None
 
     @contextmanager
-    def open(self) -> Iterator[None]:
+    def listening(self) -> Iterator[None]:
         """Listen for the time of a ``with`` block."""
         with self._lock:
             self._users += 1
+            if self._stopping is not None:
+                self._stopping.cancel()
             if self._wakeup is None:
-                self._wakeup = Wakeup(self._alias, partial(wake))  # wakes once more when it is connected
+                self._wakeup = Wakeup(self._alias, wake)  # wakes once more when it is connected
                 self._wakeup.start()
         try:
             yield
         finally:
             with self._lock:
                 self._users -= 1
-                self._idle_since = monotonic()
-                if not self._users and not self._closing:
-                    self._closing = True
-                    threading.Thread(target=self._close, name="dbtaskqueue-ear", daemon=True).start()
+                if not self._users:
+                    self._stopping = threading.Timer(self._linger_s, self._stop)
+                    self._stopping.daemon = True
+                    self._stopping.start()
 
-    def _close(self) -> None:
-        while True:
-            with self._lock:
-                left = self._idle_since + self._linger - monotonic()
-                if self._users or left <= 0:
-                    self._closing = False
-                    gone, self._wakeup = (None, self._wakeup) if self._users else (self._wakeup, None)
-                    break
-            threading.Event().wait(left)
-        if gone is not None:
-            gone.stop()
+    def _stop(self) -> None:
+        with self._lock:
+            if self._users:
+                return
+            wakeup, self._wakeup = self._wakeup, None
+        if wakeup is not None:
+            wakeup.stop()
 
 
-_all_changed = threading.Lock()
-_all: dict[Place, Takers] = {}
-_ears: dict[tuple[str, str], Ear] = {}
+_wait_queues_lock = threading.Lock()
+_wait_queues: dict[WaitKey, WaitQueue] = {}
+_listeners: dict[tuple[str, str], NotifyListener] = {}
 
 
 def take(
-    place: Place,
-    look: Callable[[], T | None],
-    until: float | None,
-    pause: Callable[[], float],
-    *,
-    alone: bool = False,
+    key: WaitKey, poll: Callable[[], T | None], until: float | None, pause: Callable[[], float], *, alone: bool = False
 ) -> T | None:
-    """``Takers.take`` at a place, listening for wake-ups as long as there is somebody to wake."""
-    ears: list[Ear] = []
-    with _inside(place) as takers, ExitStack() as stack:
+    """``WaitQueue.take`` of a key, listening for wake-ups from the first pause on.
+
+    ``alone``: poll out of turn, because this thread may hold locks that the others wait for.
+    """
+    with _entered(key) as wait_queue, ExitStack() as stack:
         notify.listen(wake)
+        listening: list[NotifyListener] = []
 
         def listening_pause() -> float:
-            if not ears:  # a take that finds something at once needs none
-                ears.extend(map(_ear, place.aliases))
-                for ear in ears:
-                    stack.enter_context(ear.open())
+            if not listening:  # a take that finds something at once needs no listener
+                listening.extend(map(_listener, key.aliases))
+                for listener in listening:
+                    stack.enter_context(listener.listening())
             return pause()
 
-        return takers.take(look, until, listening_pause, alone=alone)
+        if alone:
+            return wait_queue.poll(poll, until, listening_pause, for_all=False)
+        return wait_queue.take(poll, until, listening_pause)
 
 
-def _ear(alias: str) -> Ear:
+def _listener(alias: str) -> NotifyListener:
     database = str(connections[alias].settings_dict["NAME"])
-    return _ears.setdefault((alias, database), Ear(alias, database))
+    # A test database cannot be dropped while a connection to it is open.
+    linger_s = 0.0 if database.startswith("test_") else LISTENER_LINGER_S
+    return _listeners.setdefault((alias, database), NotifyListener(alias, linger_s))
 
 
 def wake(queue: str) -> None:
-    """Wake the takers of ``queue``, or all when it is empty."""
-    with _all_changed:
-        takers = [found for place, found in _all.items() if not queue or place.queue == queue]
-    for found in takers:
-        found.wake()
+    """Wake the threads that wait for ``queue``, or all when it is empty."""
+    with _wait_queues_lock:
+        found = [wait_queue for key, wait_queue in _wait_queues.items() if not queue or key.queue == queue]
+    for wait_queue in found:
+        wait_queue.wake()
 
 
 def waiters(queue: str, aliases: Sequence[str]) -> int:
     """Return how many threads of this process are inside ``take`` for a queue."""
-    with _all_changed:
-        found = [takers for place, takers in _all.items() if place.queue == queue and {*place.aliases} & {*aliases}]
-        return sum(takers.entered for takers in found)
+    with _wait_queues_lock:
+        found = [one for key, one in _wait_queues.items() if key.queue == queue and {*key.aliases} & {*aliases}]
+        return sum(wait_queue.entered for wait_queue in found)
 
 
 @contextmanager
-def _inside(place: Place) -> Iterator[Takers]:
-    with _all_changed:
-        takers = _all.setdefault(place, Takers())
-        takers.entered += 1
+def _entered(key: WaitKey) -> Iterator[WaitQueue]:
+    with _wait_queues_lock:
+        wait_queue = _wait_queues.setdefault(key, WaitQueue())
+        wait_queue.entered += 1
     try:
-        yield takers
+        yield wait_queue
     finally:
-        with _all_changed:
-            takers.entered -= 1
-            if not takers.entered:
-                _all.pop(place, None)
+        with _wait_queues_lock:
+            wait_queue.entered -= 1
+            if not wait_queue.entered:
+                _wait_queues.pop(key, None)
 
 
 def _after_fork() -> None:
     # The waiting threads and the connections stayed with the parent.
-    global _all_changed
-    _all_changed = threading.Lock()
-    _all.clear()
-    _ears.clear()
+    global _wait_queues_lock
+    _wait_queues_lock = threading.Lock()
+    _wait_queues.clear()
+    _listeners.clear()
 
 
 if hasattr(os, "register_at_fork"):

@@ -9,16 +9,17 @@ from typing import Any
 from django_dbtaskqueue import registry
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.lease import Lease
+from django_dbtaskqueue.core.outcomes import CompleteDelete, Poison
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow import checkout as stage
 from django_dbtaskqueue.flow import usage
 from django_dbtaskqueue.flow.enqueue import queue_settings
-from django_dbtaskqueue.flow.process import Processor, expiry, prepare
-from django_dbtaskqueue.flow.settle_port import SettleDoor
-from django_dbtaskqueue.poller.heartbeat import rescue
-from django_dbtaskqueue.poller.queue_state import Lane
-from django_dbtaskqueue.pull.lease_token import HandDoor, Token, lease_of
+from django_dbtaskqueue.flow.rescue import rescue
+from django_dbtaskqueue.flow.run import Processor, prepare, refusal
+from django_dbtaskqueue.flow.scan import ScanCursor
+from django_dbtaskqueue.flow.settle_port import SettlePort
+from django_dbtaskqueue.pull.lease_token import ManualSettlePort, Token, lease_of
 
 HEADS = 50  # tasks at the head of the line that are looked through for expired leases
 
@@ -41,18 +42,18 @@ def checkout(
     session = Session.of(queue, using)
     alias = session.connection.alias
     settings = queue_settings(queue, alias)
-    door = SettleDoor(alias, session.model, keep=settings.keep, group_retry=settings.group_retry)
+    port = SettlePort(alias, session.model, keep=settings.keep, group_retry=settings.group_retry)
     taken = stage.take(
         session,
-        stage.Line(queue, settings.max_wait),
+        ScanCursor(queue, settings.max_wait),
         strategy=stage.strategy_for(session, settings.strategy),
         poller_instance=poller_instance,
         limit=limit,
         lease=lease or settings.lease,
-        door=door,
+        port=port,
         tags=tags,
     )
-    return [task for task in taken if _live(task, settings) and _readable(task, settings)]
+    return [task for task in taken if _fit(task, settings)]
 
 
 def take_one(queue: str, alias: str, *, poller_instance: str, tags: Sequence[str] = ()) -> Lease | None:
@@ -61,27 +62,27 @@ def take_one(queue: str, alias: str, *, poller_instance: str, tags: Sequence[str
     Also ends what nobody else would where no poller runs: tasks whose holder died on their last attempt.
     """
     settings = queue_settings(queue, alias)
-    door = HandDoor.of(queue, alias, settings)
-    session = Session.on(alias, door.model)
+    port = ManualSettlePort.of(queue, alias, settings)
+    session = Session.on(alias, port.model)
     while True:
         dead = _dead(session, queue) if usage.watched() else {}
         taken = stage.take(
             session,
-            stage.Line(queue, settings.max_wait),
+            ScanCursor(queue, settings.max_wait),
             strategy=stage.strategy_for(session, settings.strategy),
             poller_instance=poller_instance,
             limit=1,
             lease=settings.lease,
-            door=door,
+            port=port,
             tags=tags,
         )
         if not taken:
             return None
         (task,) = taken
         if dead.get(task.id) == task.total_attempt - 1:
-            door.tell(task, "lease_expired")
-        door.tell(task, "take")
-        if _live(task, settings) and _readable(task, settings):
+            port.tell(task, "lease_expired")
+        port.tell(task, "take")
+        if _fit(task, settings):
             return task
 
 
@@ -95,13 +96,12 @@ def next_due(queue: str, alias: str) -> float | None:
     return seconds
 
 
-def rescue_spent(queue: str, alias: str) -> None:
+def rescue_exhausted(queue: str, alias: str) -> None:
     """Write ERROR for tasks whose holder died on their last attempt: no checkout will take them again."""
     settings = queue_settings(queue, alias)
-    door = HandDoor.of(queue, alias, settings)
-    lane = Lane(queue=queue, settings=settings, door=door, line=stage.Line(queue))
-    for task in rescue(Session.on(alias, door.model), lane):
-        door.tell(task, "lease_expired")
+    port = ManualSettlePort.of(queue, alias, settings)
+    for task, _ in rescue(Session.on(alias, port.model), queue, port, keep=settings.keep):
+        port.tell(task, "lease_expired")
 
 
 def _dead(session: Session, queue: str) -> dict[int, int]:
@@ -111,26 +111,24 @@ def _dead(session: Session, queue: str) -> dict[int, int]:
     return {task_id: total for task_id, status, total in heads if status == Status.PROCESSING}
 
 
-def _live(task: Lease, settings: conf.QueueSettings) -> bool:
-    expired = expiry(task, settings.expired)
-    if expired is not None:
-        door = task.door
-        (door.expire if isinstance(door, HandDoor) else door.settle)(task, expired)
-    return expired is None
-
-
 def resume(held: Token) -> Lease:
     """Return the lease that a token stands for, as its holder had it; raise ``LeaseLost`` when it is gone."""
     settings = queue_settings(held.queue, held.alias)
-    task = lease_of(held, HandDoor.of(held.queue, held.alias, settings))
+    task = lease_of(held, ManualSettlePort.of(held.queue, held.alias, settings))
     prepare(task, _processor(task, settings))
     return task
 
 
-def _readable(task: Lease, settings: conf.QueueSettings) -> bool:
-    unreadable = prepare(task, _processor(task, settings))
+def _fit(task: Lease, settings: conf.QueueSettings) -> bool:
+    """Decode a task. Settle one that is expired or cannot be decoded, and return False."""
+    processor, port = _processor(task, settings), task.port
+    refused = refusal(task, processor, settings.expired)
+    if isinstance(refused, CompleteDelete | Poison):
+        (port.expire if isinstance(port, ManualSettlePort) else port.settle)(task, refused)
+        return False
+    unreadable = prepare(task, processor)
     if unreadable is not None:
-        task.door.settle(task, unreadable)
+        port.settle(task, unreadable)
     return unreadable is None
 
 

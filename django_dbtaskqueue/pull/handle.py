@@ -36,11 +36,11 @@ from django_dbtaskqueue.flow.enqueue import enqueue, queue_settings
 from django_dbtaskqueue.models import Task
 from django_dbtaskqueue.models.querysets import TaskQuerySet
 from django_dbtaskqueue.pull import blocking, checkout, lease_token
-from django_dbtaskqueue.pull.lease_token import HandDoor
-from django_dbtaskqueue.pull.queue_admin import Keeper
+from django_dbtaskqueue.pull.lease_token import ManualSettlePort
+from django_dbtaskqueue.pull.queue_admin import QueueAdmin
 
-RESCUE = 5.0  # seconds between two looks, in one process, for tasks whose holder died on the last attempt
-REMEMBERED = 4096
+RESCUE_INTERVAL_S = 5.0  # between two rescues of one queue in one process
+MAX_REMEMBERED_QUEUES = 4096
 JITTER = (0.8, 1.2)
 _next_rescue: dict[tuple[str, str], float] = {}
 _names: dict[str, Any] = {}
@@ -56,7 +56,7 @@ def queue(name: str, *, using: str | None = None, tags: Sequence[str] = ()) -> Q
 
 
 @dataclass(frozen=True, slots=True)
-class QueueHandle(Keeper):
+class QueueHandle(QueueAdmin):
     """A queue to put into and take from. Handles hold no state: make them anew or share them between threads.
 
     Every verb raises ``UnknownQueue`` when there is no such queue. Where a task is asked for, a lease or its token
@@ -90,8 +90,8 @@ class QueueHandle(Keeper):
         inside = any(connections[alias].in_atomic_block for alias in aliases)
         if inside and not all(_sees_news(alias) for alias in aliases):
             until = None
-        place = blocking.Place(self.name, aliases, self.tags)
-        return blocking.take(place, partial(self._look, aliases), until, partial(self._pause, aliases), alone=inside)
+        key = blocking.WaitKey(self.name, aliases, self.tags)
+        return blocking.take(key, partial(self._look, aliases), until, partial(self._pause, aliases), alone=inside)
 
     def ack(self, task: Lease | str, result: Any = None) -> None:
         """Settle as COMPLETED, or as the queue's ``keep`` setting says. Raises ``LeaseLost``."""
@@ -107,7 +107,7 @@ class QueueHandle(Keeper):
             return
         lease = self._held(task)
         lease.touched = True
-        self._door(lease).release(lease)
+        self._port(lease).release(lease)
 
     def touch(self, task: Lease | str, delta: timedelta) -> None:
         """Extend the lease, and the task's time to live if it has one, by ``delta``; zero is a no-op.
@@ -116,7 +116,7 @@ class QueueHandle(Keeper):
         """
         if _checked("delta", delta):
             lease = self._held(task)
-            self._door(lease).touch(lease, delta)
+            self._port(lease).touch(lease, delta)
 
     def bury(self, task: Lease | str | int, reason: str = "") -> bool:
         """Put a task aside, until ``kick``: POISON. By its holder, or by id while it is CREATED.
@@ -158,10 +158,10 @@ class QueueHandle(Keeper):
     def _rescue(self, alias: str) -> None:
         now = monotonic()
         if now >= _next_rescue.get((alias, self.name), 0.0):
-            if len(_next_rescue) >= REMEMBERED:
+            if len(_next_rescue) >= MAX_REMEMBERED_QUEUES:
                 _next_rescue.clear()
-            _next_rescue[alias, self.name] = now + RESCUE
-            checkout.rescue_spent(self.name, alias)
+            _next_rescue[alias, self.name] = now + RESCUE_INTERVAL_S
+            checkout.rescue_exhausted(self.name, alias)
 
     def _pause(self, aliases: tuple[str, ...]) -> float:
         """Return the seconds until the next look when no wake-up comes."""
@@ -179,16 +179,16 @@ class QueueHandle(Keeper):
             raise TaskQueueError(f"Task {task.id} is of queue {task.queue!r}, not of {self.name!r}.")
         return task
 
-    def _door(self, lease: Lease) -> HandDoor:
-        if isinstance(lease.door, HandDoor):
-            return lease.door
-        alias = lease.door.alias
-        return HandDoor.of(self.name, alias, queue_settings(self.name, alias))
+    def _port(self, lease: Lease) -> ManualSettlePort:
+        if isinstance(lease.port, ManualSettlePort):
+            return lease.port
+        alias = lease.port.alias
+        return ManualSettlePort.of(self.name, alias, queue_settings(self.name, alias))
 
     def _settle(self, task: Lease | str, outcome: Outcome) -> None:
         lease = self._held(task)
         lease.touched = True
-        self._door(lease).settle(lease, outcome)
+        self._port(lease).settle(lease, outcome)
 
 
 def _instance() -> str:

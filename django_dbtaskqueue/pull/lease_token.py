@@ -1,4 +1,4 @@
-"""What somebody who took a task by hand holds: a lease whose door tells of each call, and a token of it as text."""
+"""The lease of a task that the pull API took: its port counts each call, and a token stands for it as text."""
 
 from __future__ import annotations
 
@@ -13,38 +13,31 @@ from django.core.signing import BadSignature, Signer
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.exceptions import LeaseLost, TaskQueueError
 from django_dbtaskqueue.core.lease import Lease
-from django_dbtaskqueue.core.outcomes import Complete, CompleteDelete, Fail, Outcome, Poison, Reenqueue
+from django_dbtaskqueue.core.outcomes import Outcome, facts
 from django_dbtaskqueue.db import notify
 from django_dbtaskqueue.db.session import Session, model_for
 from django_dbtaskqueue.flow import checkout, settle, usage
-from django_dbtaskqueue.flow.settle_port import SettleDoor
+from django_dbtaskqueue.flow.settle_port import SettlePort
 
 SIGNER = Signer(salt="django_dbtaskqueue.lease")
-CALLS: dict[type, str] = {
-    Complete: "ack",
-    CompleteDelete: "ack",
-    Reenqueue: "release",
-    Fail: "fail",
-    Poison: "bury",
-}
 
 
-class HandDoor(SettleDoor):
-    """The door of a lease taken by hand: on the calling thread's connection, each call counted and told."""
+class ManualSettlePort(SettlePort):
+    """The port of a lease that the pull API took: each call is counted, and sent as a signal."""
 
     @classmethod
-    def of(cls, queue: str, alias: str, settings: conf.QueueSettings) -> HandDoor:
-        """Return the door of a queue with these settings."""
-        door = cls(alias, model_for(queue), key=queue, keep=settings.keep, group_retry=settings.group_retry)
+    def of(cls, queue: str, alias: str, settings: conf.QueueSettings) -> ManualSettlePort:
+        """Return the port of a queue with these settings."""
+        port = cls(alias, model_for(queue), key=queue, keep=settings.keep, group_retry=settings.group_retry)
         if settings.reenqueue is not conf.default_settings(queue).reenqueue:
-            door.reenqueue = settings.reenqueue
-        return door
+            port.reenqueue = settings.reenqueue
+        return port
 
     def settle_all(self, pairs: Sequence[tuple[Lease, Outcome]]) -> None:
         """Write outcomes of one queue in one transaction, or none."""
         super().settle_all(pairs)
         for lease, outcome in pairs:
-            self.tell(lease, CALLS[type(outcome)])
+            self.tell(lease, facts(outcome).call)
 
     def touch(self, lease: Lease, delta: timedelta) -> None:
         """Extend the lease, and the time to live if there is one, or raise ``LeaseLost``."""
@@ -80,7 +73,7 @@ class Token(NamedTuple):
 
 def token(lease: Lease) -> str:
     """Return text that stands for the lease, signed with the site's SECRET_KEY: who has it holds the lease."""
-    return SIGNER.sign_object(Token(lease.door.alias, lease.queue, lease.id, lease.total_attempt))
+    return SIGNER.sign_object(Token(lease.port.alias, lease.queue, lease.id, lease.total_attempt))
 
 
 def read_token(text: str) -> Token:
@@ -94,13 +87,13 @@ def read_token(text: str) -> Token:
         ) from None
 
 
-def lease_of(held: Token, door: HandDoor) -> Lease:
+def lease_of(held: Token, port: ManualSettlePort) -> Lease:
     """Return the lease a token stands for, its payload still text; raise ``LeaseLost`` when it is gone."""
-    session = Session.on(door.alias, door.model)
+    session = Session.on(port.alias, port.model)
     rows = json.dumps([{"i": held.id, "k": held.total_attempt}])
     found = session.run(session.sql.standing, {"rows": rows})
     if not found:
         raise LeaseLost(held.id, held.total_attempt, "from_token")
     *columns, left = found[0]
-    (lease,) = checkout.leases([tuple(columns)], door, monotonic() + left)
+    (lease,) = checkout.leases([tuple(columns)], port, monotonic() + left)
     return lease

@@ -1,4 +1,4 @@
-"""A queue's keeper: what an operator does with it as a whole, and what it knows of itself. ``pull`` adds the rest."""
+"""What an operator does with a queue as a whole, and its statistics. ``pull.handle`` adds the verbs of consumers."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Statistics:
 
 
 @dataclass(frozen=True, slots=True)
-class Keeper:
+class QueueAdmin:
     """A queue by name, in all its shards or in the database ``using``."""
 
     name: str
@@ -141,7 +141,7 @@ class Keeper:
                 dropped += self._each("delete", TaskQuerySet.purge, tuple(Status), (alias,))
                 CallCount.objects.using(alias).filter(queue=self.name).delete()
                 Queue.objects.using(alias).filter(pk=self.name).delete()
-                transaction.on_commit(partial(usage.counter.forget, alias, self.name), alias)
+                transaction.on_commit(partial(usage.counter.delete, alias, self.name), alias)
         return dropped
 
     def _lock(self, alias: str) -> None:

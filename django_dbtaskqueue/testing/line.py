@@ -17,15 +17,14 @@ from django_dbtaskqueue import registry, signals
 from django_dbtaskqueue.core import codecs
 from django_dbtaskqueue.core.exceptions import TaskQueueError
 from django_dbtaskqueue.core.lease import Lease
-from django_dbtaskqueue.core.outcomes import Fail, Outcome, Poison, Reenqueue
-from django_dbtaskqueue.core.states import Status
+from django_dbtaskqueue.core.outcomes import OUTCOMES, Outcome, Settlement, facts, said
 from django_dbtaskqueue.db.session import Row, Session, model_for
-from django_dbtaskqueue.flow import checkout, enqueue, move, observe, process, settle
-from django_dbtaskqueue.flow.process import Processor
-from django_dbtaskqueue.flow.settle_port import SettleDoor
+from django_dbtaskqueue.flow import checkout, enqueue, move, observe, run, settle
+from django_dbtaskqueue.flow.rescue import rescue
+from django_dbtaskqueue.flow.run import Processor
+from django_dbtaskqueue.flow.scan import ScanCursor
+from django_dbtaskqueue.flow.settle_port import SettlePort
 from django_dbtaskqueue.models import AbstractTask, Attempt, TaskHistory
-from django_dbtaskqueue.poller.heartbeat import rescue
-from django_dbtaskqueue.poller.queue_state import Lane
 
 INSTANCE = "testing"
 
@@ -45,7 +44,7 @@ class _Exactly:
     def __init__(self, task_id: int, total_attempt: int) -> None:
         self.rows = json.dumps([{"i": task_id, "k": total_attempt}])
 
-    def take(self, session: Session, line: checkout.Line, params: dict[str, Any]) -> list[Row]:
+    def take(self, session: Session, line: ScanCursor, params: dict[str, Any]) -> list[Row]:
         """Take it, if it is due."""
         return session.run(session.sql.checkout_optimistic, {**params, "queue_name": line.queue, "rows": self.rows})
 
@@ -58,7 +57,7 @@ class Line:
         self.alias = alias
         self.session = Session.on(alias, model_for(queue))
         self.settings = enqueue.queue_settings(queue, alias)
-        self.door = SettleDoor(
+        self.port = SettlePort(
             alias,
             self.session.model,
             key=f"{queue}@{alias}" if self.settings.shards else queue,
@@ -81,7 +80,7 @@ class Line:
         self._find_tags()
         untyped = registry.find(self.queue, None) is not None
         move.unpark(self.session, self.queue, registry.payload_types(self.queue), untyped=untyped)
-        return rescue(self.session, Lane(self.queue, self.settings, self.door, checkout.Line(self.queue)))
+        return [lease for lease, _ in rescue(self.session, self.queue, self.port, keep=self.settings.keep)]
 
     def take(self) -> Lease | None:
         """Check out the head of the line, whatever its tag."""
@@ -107,12 +106,12 @@ class Line:
     def _take(self, strategy: checkout.Strategy) -> Lease | None:
         taken = checkout.take(
             self.session,
-            checkout.Line(self.queue, max_wait=self.settings.max_wait),
+            ScanCursor(self.queue, max_wait=self.settings.max_wait),
             strategy=strategy,
             poller_instance=INSTANCE,
             limit=1,
             lease=self.settings.lease,
-            door=self.door,
+            port=self.port,
             tags=sorted(self.tags),
         )
         observe.checked_out(taken)
@@ -142,61 +141,60 @@ class Line:
 
     def run(self, lease: Lease, processor: Processor | None) -> Ran:
         """Process and settle one lease."""
-        expired = process.expiry(lease, self.settings.expired)
-        if expired is not None:
-            stored = self._store(lease, expired)
-            observe.finished(lease, stored)
-            return Ran("expired", stored)
-        if processor is None:
-            settle.settle(self.session, [(lease, settle.Park(move.no_handler(lease.queue, lease.payload_type)))])
-            return Ran("parked")
+        refused = run.refusal(lease, processor, self.settings.expired)
+        if refused is not None or processor is None:
+            return self._refuse(lease, refused)
         observe.started(lease)
         returned: list[Any] = []
         with _sheltered():
             outcome = _call(lease, _watched(processor, returned))
         stored = self._store(lease, outcome)
         if stored is None:
-            observe.lost(lease, lease.lost or type(outcome).__name__.lower())
+            observe.lost(lease, lease.lost or (facts(outcome).verb if outcome is not None else ""))
             return Ran("lost")
         observe.finished(lease, stored)
-        return Ran(self._kind(lease, stored), stored, self._raised(lease, stored, returned))
+        return _ran(lease, stored, returned)
 
-    def _raised(self, lease: Lease, stored: Outcome, returned: list[Any]) -> BaseException | None:
-        """Return the exception behind a failure that the processor neither returned nor settled by itself."""
-        own = stored is lease.outcome or any(stored is value for value in returned)
-        error = stored.error if isinstance(stored, Fail) else None
-        return error if isinstance(error, BaseException) and not own else None
+    def _refuse(self, lease: Lease, refused: Settlement | None) -> Ran:
+        stored = self._store(lease, refused)
+        if stored is None or facts(stored).parks:
+            return Ran("parked")
+        observe.finished(lease, stored)
+        return Ran("expired", _outcome(stored))
 
-    def _store(self, lease: Lease, outcome: Outcome | None) -> Outcome | None:
+    def _store(self, lease: Lease, outcome: Settlement | None) -> Settlement | None:
         """Settle. Return what is stored: the outcome, or what the processor settled by itself, or nothing."""
         if outcome is not None and self._settled(lease, outcome):
             return outcome
         _, standing = settle.resolve(self.session, [lease])
         return None if standing else lease.outcome
 
-    def _settled(self, lease: Lease, outcome: Outcome) -> bool:
-        door = self.door
+    def _settled(self, lease: Lease, outcome: Settlement) -> bool:
+        port = self.port
         return bool(
-            settle.settle_surely(self.session, [(lease, outcome)], keep=door.keep, group_retry=door.group_retry)
+            settle.settle_surely(self.session, [(lease, outcome)], keep=port.keep, group_retry=port.group_retry)
         )
 
-    def _kind(self, lease: Lease, outcome: Outcome) -> str:
-        match outcome:
-            case Reenqueue():
-                return "reenqueued"
-            case Poison():
-                return "poisoned"
-            case Fail():
-                ended = self.tasks.filter(pk=lease.id, status=Status.ERROR).exists()
-                return "failed" if ended else "retried"
-        return "completed"
+
+def _ran(lease: Lease, stored: Settlement, returned: list[Any]) -> Ran:
+    """Return what became of a run; ``raised`` if the processor neither returned nor settled the failure by itself."""
+    outcome, error = _outcome(stored), facts(stored).error
+    own = stored is lease.outcome or any(outcome is value for value in returned)
+    kind = facts(stored).counts_as
+    kind = "completed" if kind == "deleted" else kind
+    return Ran(kind, outcome, error if isinstance(error, BaseException) and not own else None)
 
 
-def _call(lease: Lease, processor: Processor) -> Outcome | None:
+def _outcome(stored: Settlement) -> Outcome | None:
+    outcome = said(stored)
+    return outcome if isinstance(outcome, OUTCOMES) else None
+
+
+def _call(lease: Lease, processor: Processor) -> Settlement | None:
     if processor.is_async:
-        return async_to_sync(process.perform_async)(lease, processor)
-    outcome = process.perform(lease, processor)
-    error = outcome.error if isinstance(outcome, Fail) else None
+        return async_to_sync(run.run_async)(lease, processor)
+    outcome = run.run(lease, processor)
+    error = None if outcome is None else facts(outcome).error
     if isinstance(error, BaseException) and not isinstance(error, Exception | SystemExit):
         raise error  # Ctrl-C, or the test framework ending the test
     return outcome

@@ -9,10 +9,17 @@ from typing import Any
 
 from django.db import transaction
 
+from django_dbtaskqueue.core.failure_signature import signature_of
 from django_dbtaskqueue.core.states import COMPLETED, CREATED, ERROR, POISON, PROCESSING
 from django_dbtaskqueue.db.session import Session
-from django_dbtaskqueue.flow.failure_signature import kind_of
 from django_dbtaskqueue.models import Attempt, FailureCount, FailureGroup, Metric
+
+COLUMNS = (
+    "queue_name", "reference_number", "status", "final_status", "attempt", "total_attempt", "priority", "payload",
+    "process_result", "fingerprint", "poller_instance", "create_time", "ready_time", "next_process_time",
+    "last_update_time", "start_time", "finish_time",
+)  # fmt: skip
+COPY = "COPY {table} (" + ", ".join(COLUMNS) + ") FROM STDIN"
 
 PREFIX = "built-"
 BLOCK = 1000  # rows that share their times
@@ -36,7 +43,9 @@ def build(session: Session, number: int, queues: int, progress: Callable[[int], 
     The first queue has half of all tasks, each next one half of the rest, and the last a handful. PostgreSQL only.
     """
     names = [f"{PREFIX}{one:02}" for one in range(queues)]
-    kinds = [kind_of(f"{REASONS[at % len(REASONS)]} {chr(97 + at % 26) * (at // 26 + 1)}", "") for at in range(KINDS)]
+    kinds = [
+        signature_of(f"{REASONS[at % len(REASONS)]} {chr(97 + at % 26) * (at // 26 + 1)}", "") for at in range(KINDS)
+    ]
     now = session.time(session.run("SELECT statement_timestamp()", {})[0][0])
     table = session.connection.ops.quote_name(session.model._meta.db_table)
     with transaction.atomic(using=session.connection.alias):

@@ -53,9 +53,9 @@ def _refuse_transaction(aliases: set[str]) -> None:
 
 
 def _drain(poller: Poller, timeout: timedelta) -> None:
-    poller.options = poller.intake.options = replace(poller.options, drain=True)
+    poller.options = poller.fetcher.capacity.options = replace(poller.options, drain=True)
     poller.wake("")
     if not poller.wait(timeout.total_seconds()):
         running = [f"{run.job.lease.queue}/{run.job.lease.reference or run.job.lease.id}" for run in poller.running()]
         state = f"{poller.state}, running {', '.join(running) or 'nothing'}"
-        raise AssertionError(f"The poller of {', '.join(poller.lanes)} was not done after {timeout}: {state}.")
+        raise AssertionError(f"The poller of {', '.join(poller.queues)} was not done after {timeout}: {state}.")

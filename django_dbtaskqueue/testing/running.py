@@ -15,8 +15,8 @@ from django_dbtaskqueue.core.exceptions import LeaseLost, TaskQueueError
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import Fail, Outcome
 from django_dbtaskqueue.db.session import aliases_of
-from django_dbtaskqueue.flow import enqueue, move
-from django_dbtaskqueue.flow.process import Processor
+from django_dbtaskqueue.flow import enqueue
+from django_dbtaskqueue.flow.run import Processor, no_handler
 from django_dbtaskqueue.testing.clock import advance, known_queues
 from django_dbtaskqueue.testing.line import Line
 
@@ -109,7 +109,7 @@ def perform(
     if raising and ran.raised is not None:
         raise ran.raised
     if ran.kind == "parked":
-        raise TaskQueueError(f"perform(): {move.no_handler(lease.queue, lease.payload_type)}.")
+        raise TaskQueueError(f"perform(): {no_handler(lease.queue, lease.payload_type)}.")
     if ran.outcome is None:
         raise LeaseLost(lease.id, lease.total_attempt, "settle")
     return ran.outcome

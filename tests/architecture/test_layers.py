@@ -40,13 +40,15 @@ NEVER = {
     "testing": {"admin", "api"},
     "pipeline": set(ORDER) - {"core", "pipeline"},
 }
-STAGES = ("enqueue", "enqueue_many", "checkout", "checkout_many", "process", "settle", "observe", "move", "retention")
+# ``decide`` is pure, and ``rescue`` is a checkout and a settle: neither is a stage.
+STAGES = ("enqueue", "enqueue_many", "checkout", "run", "settle", "observe", "move", "retention")
 # These may use another: many tasks are enqueued and checked out as one is.
-USES_STAGE = {"flow.enqueue_many": {"flow.enqueue"}, "flow.checkout_many": {"flow.checkout"}}
+USES_STAGE = {"flow.enqueue_many": {"flow.enqueue"}}
 # Django's start-up, and what pytest loads before Django: they import when they are called. So do lazy packages.
 LAZY = {
     "apps",
     "testing.plugin",
+    "models.querysets",  # the manager's verbs are functions of the flow: each imports its function when it is called
     *(module.name for module in MODULES if "__getattr__" in [getattr(node, "name", "") for node in module.tree.body]),
 }
 

@@ -6,8 +6,8 @@ import ast
 import re
 
 import pytest
-from django_dbtaskqueue.status import BY_VERB, EDGES, TERMINAL, Status
 
+from django_dbtaskqueue.core.states import BY_VERB, EDGES, TERMINAL, Status
 from tests.architecture.source import MODULES, Module
 
 WRITING = re.compile(r"(UPDATE|INSERT INTO)\s+\W*(dbtaskqueue_task\b|\{[^}]*task[^}]*\})", re.IGNORECASE)

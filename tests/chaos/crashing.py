@@ -16,13 +16,13 @@ from django_dbtaskqueue.db.session import Session
 POINT = os.environ.get("CHAOS_KILL")
 # The point -> the statements watched, the name of the thread they run on, and whether they have committed by then.
 POINTS: dict[str, tuple[set[str], str, bool]] = {
-    "before checkout's commit": ({"checkout"}, "carry", False),
-    "after checkout's commit": ({"checkout"}, "carry", True),
+    "before checkout's commit": ({"checkout"}, "fetch", False),
+    "after checkout's commit": ({"checkout"}, "fetch", True),
     "in the handler": (set(), "", False),
-    "before the outcome's commit": ({"outcome"}, "carry", False),
-    "after the outcome's commit": ({"outcome"}, "carry", True),
+    "before the outcome's commit": ({"outcome"}, "fetch", False),
+    "after the outcome's commit": ({"outcome"}, "fetch", True),
     "in renewal": ({"renew"}, "renew", False),
-    "in rescue": ({"write"}, "tend", False),
+    "in rescue": ({"write"}, "heartbeat", False),
 }
 
 

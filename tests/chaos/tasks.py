@@ -53,7 +53,7 @@ def _hold(task: Lease, payload: dict[str, Any]) -> Complete:
 
 
 def _bump(task: Lease, payload: dict[str, Any]) -> Complete:
-    Booking.objects.using(task.door.alias).filter(reference=task.reference).update(amount=F("amount") + 1)
+    Booking.objects.using(task.port.alias).filter(reference=task.reference).update(amount=F("amount") + 1)
     return Complete()
 
 

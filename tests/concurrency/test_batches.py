@@ -12,9 +12,9 @@ import pytest
 
 from django_dbtaskqueue import Complete, Fail, Poison, Reenqueue, enqueue_many
 from django_dbtaskqueue.core.lease import Lease
+from django_dbtaskqueue.core.outcomes import Release
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow import move, settle
-from django_dbtaskqueue.flow.settle import Release
 from django_dbtaskqueue.models import Task
 from django_dbtaskqueue.poller.renew import renew
 from tests.factories import LEASE

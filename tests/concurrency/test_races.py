@@ -15,11 +15,13 @@ from django.db.utils import OperationalError
 
 from django_dbtaskqueue import Complete, DuplicateTask, LeaseLost, enqueue
 from django_dbtaskqueue.core.lease import Lease
+from django_dbtaskqueue.core.outcomes import Fail
 from django_dbtaskqueue.core.states import COMPLETED, CREATED, ERROR, POISON, PROCESSING
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow import checkout as stage
-from django_dbtaskqueue.flow import move, settle
-from django_dbtaskqueue.flow.settle_port import SettleDoor
+from django_dbtaskqueue.flow import rescue, settle
+from django_dbtaskqueue.flow.scan import ScanCursor
+from django_dbtaskqueue.flow.settle_port import SettlePort
 from django_dbtaskqueue.models import DeletedTasks, Queue, Task
 from django_dbtaskqueue.poller.renew import renew
 from tests.factories import LEASE, age, make_task
@@ -114,17 +116,17 @@ class AfterCandidates:
         return answer
 
 
-def optimistic(line: stage.Line, limit: int) -> list[Lease]:
+def optimistic(line: ScanCursor, limit: int) -> list[Lease]:
     return stage.take(
         Session.on("default"), line, strategy=stage.Optimistic(), poller_instance="first", limit=limit, lease=LEASE,
-        door=SettleDoor("default"),
+        port=SettlePort("default"),
     )  # fmt: skip
 
 
 def test_an_optimistic_checkout_takes_nothing_that_changed_since_it_looked(other: Actor) -> None:
     """Given ten candidates of which another takes four, then six are taken, and the race is remembered."""
     ids = [make_task().pk for _ in range(10)]
-    line = stage.Line("parcels")
+    line = ScanCursor("parcels")
     with connection.execute_wrapper(AfterCandidates(lambda: other.do(checkout, 4, "second").result(10))):
         ours = optimistic(line, 10)
     assert [lease.id for lease in ours] == ids[4:]
@@ -144,14 +146,14 @@ CHANGES: dict[str, Callable[[], Any]] = {
 @pytest.mark.parametrize("change", CHANGES)
 def test_an_optimistic_checkout_tests_everything_again(other: Actor, change: str) -> None:
     make_task(reference="r")
-    line = stage.Line("parcels")
+    line = ScanCursor("parcels")
     with connection.execute_wrapper(AfterCandidates(lambda: other.do(CHANGES[change]).result(10))):
         assert optimistic(line, 1) == []
 
 
 def test_after_a_lost_race_it_picks_among_the_crowd_and_still_gets_all(other: Actor) -> None:
     ids = {make_task().pk for _ in range(120)}
-    line = stage.Line("parcels")
+    line = ScanCursor("parcels")
     line.lost_races = 1
     firsts = []
     got: set[int] = set()
@@ -159,7 +161,7 @@ def test_after_a_lost_race_it_picks_among_the_crowd_and_still_gets_all(other: Ac
         firsts.append(batch[0].id)
         assert len(batch) <= 3
         got |= {lease.id for lease in batch}
-        line.lost_races, line.next_walk = 1, 0.0
+        line.lost_races, line.next_full_scan = 1, 0.0
     assert got == ids
     assert firsts != sorted(firsts)
 
@@ -189,7 +191,7 @@ def test_a_take_over_passes_over_a_row_that_is_being_settled(other: Actor) -> No
 def test_an_optimistic_take_over_passes_over_a_row_that_is_being_settled(other: Actor) -> None:
     lease = taken()
     age(2 * LEASE)
-    line = stage.Line("parcels")
+    line = ScanCursor("parcels")
     with transaction.atomic():
         assert settles(lease)
         assert other.do(optimistic, line, 1).result(10) == []
@@ -242,21 +244,21 @@ def test_rescue_passes_over_a_holder_that_is_settling(other: Actor) -> None:
     lease = dying()
     with transaction.atomic():
         assert settles(lease)
-        assert other.do(lambda: move.spent(Session.on("default"), "parcels")).result(10) == []
+        assert other.do(lambda: rescue.exhausted(Session.on("default"), "parcels")).result(10) == []
     assert status() == COMPLETED
 
 
 def test_a_holder_back_to_life_waits_for_the_rescue_and_finds_its_lease_gone(other: Actor) -> None:
     lease = dying()
 
-    def rescue() -> None:
+    def end_it() -> None:
         session = Session.on("default")
-        (row,) = move.spent(session, "parcels")
+        (row,) = rescue.exhausted(session, "parcels")
         assert row[0] == lease.id
-        copy = Lease(*row, lease.door, 0.0)
-        assert settle.settle(session, [(copy, settle.Fail("died", retry=False))]) == {lease.id}
+        copy = Lease(*row, lease.port, 0.0)
+        assert settle.settle(session, [(copy, Fail("died", retry=False))]) == {lease.id}
 
-    with while_we_hold(rescue, other, lambda: settles(lease)) as late:
+    with while_we_hold(end_it, other, lambda: settles(lease)) as late:
         assert late.result(10) is False
     assert status() == ERROR
 

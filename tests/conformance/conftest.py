@@ -12,6 +12,7 @@ from pytest_django import DjangoDbBlocker
 
 from django_dbtaskqueue import enqueue
 from django_dbtaskqueue.core.lease import Lease
+from django_dbtaskqueue.core.outcomes import Outcome, Settlement
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow import settle
@@ -78,7 +79,7 @@ class World:
         taken = self.checkout(50, poller=SECOND, **options)
         return next(other for other in taken if other.id == lease.id)
 
-    def settle(self, lease: Lease, outcome: settle.Settlement, *, keep: str = "keep") -> bool:
+    def settle(self, lease: Lease, outcome: Outcome | Settlement, *, keep: str = "keep") -> bool:
         """Settle as a poller does; return whether anything was written."""
         return lease.id in settle.settle(self.session, [(lease, outcome)], keep=keep)
 

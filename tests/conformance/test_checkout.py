@@ -14,7 +14,8 @@ from django.utils import timezone
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.states import CREATED, ERROR, POISON, PROCESSING
 from django_dbtaskqueue.flow import checkout as stage
-from django_dbtaskqueue.flow.settle_port import SettleDoor
+from django_dbtaskqueue.flow.scan import ScanCursor
+from django_dbtaskqueue.flow.settle_port import SettlePort
 from django_dbtaskqueue.models import Queue
 from tests.conformance.conftest import CHECKOUTS, FIRST, SECOND, World
 from tests.factories import LEASE
@@ -254,7 +255,7 @@ def test_a_payload_that_cannot_be_decoded_ends_alone(world: World) -> None:
 
 def test_what_comes_to_stand_behind_the_remembered_bound_is_found(world: World) -> None:
     """Given a line whose front was taken, when an older place and a new priority appear, then both are taken."""
-    line = stage.Line("parcels")
+    line = ScanCursor("parcels")
     settings = conf.queue_settings("parcels")
 
     def taken() -> list[int]:
@@ -265,7 +266,7 @@ def test_what_comes_to_stand_behind_the_remembered_bound_is_found(world: World) 
             poller_instance=FIRST,
             limit=2,
             lease=LEASE,
-            door=SettleDoor(world.alias),
+            port=SettlePort(world.alias),
         )
         return [lease.id for lease in leases]
 

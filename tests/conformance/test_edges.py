@@ -12,9 +12,10 @@ from django.db import connections
 
 from django_dbtaskqueue import Complete, CompleteDelete, DuplicateTask, Fail, Poison, Reenqueue
 from django_dbtaskqueue.core.lease import Lease
+from django_dbtaskqueue.core.outcomes import Park, Release
 from django_dbtaskqueue.core.states import BY_VERB, CREATED, EDGES, ERROR, POISON, PROCESSING, sources
-from django_dbtaskqueue.flow import move, settle
-from django_dbtaskqueue.flow.settle import Park, Release, settle_surely
+from django_dbtaskqueue.flow import move, rescue, settle
+from django_dbtaskqueue.flow.settle import settle_surely
 from django_dbtaskqueue.models import Task
 from django_dbtaskqueue.poller.renew import renew
 from tests.conformance.conftest import FIRST, SECOND, World
@@ -27,7 +28,7 @@ NO_TIME = timedelta(0)
 
 def rescued(world: World) -> None:
     world.make(PROCESSING, attempt=5, next_process_time=-LEASE)
-    dead = {row[0]: row[5] for row in move.spent(world.session, "parcels")}
+    dead = {row[0]: row[5] for row in rescue.exhausted(world.session, "parcels")}
     assert len(dead) == 1
     lease = world.take()
     lease.id, lease.total_attempt = next(iter(dead.items()))
@@ -217,7 +218,7 @@ def test_whatever_happens_nothing_is_lost_and_no_rule_is_broken(world: World, au
     walk.unpark()
     for lease in world.checkout(500, poller=SECOND):
         assert world.settle(lease, Complete())
-    for row in move.spent(world.session, "parcels", limit=500):
+    for row in rescue.exhausted(world.session, "parcels", limit=500):
         assert row[3] >= row[6]
         world.tasks.filter(pk=row[0]).release_all()
     for lease in world.checkout(500):

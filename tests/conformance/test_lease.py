@@ -8,9 +8,9 @@ import pytest
 from django.db.models.functions import Now
 
 from django_dbtaskqueue import Complete, LeaseLost
+from django_dbtaskqueue.core.outcomes import Park
 from django_dbtaskqueue.core.states import COMPLETED, CREATED, PROCESSING
-from django_dbtaskqueue.flow import move, settle
-from django_dbtaskqueue.flow.settle import Park
+from django_dbtaskqueue.flow import move, rescue, run, settle
 from django_dbtaskqueue.poller.renew import renew
 from tests.conformance.conftest import SECOND, World
 from tests.conformance.test_settle import NOW, At
@@ -101,7 +101,7 @@ def test_release_keeps_the_place_and_does_not_charge(world: World) -> None:
 
 def test_a_parked_task_waits_uncharged_until_it_is_unparked(world: World) -> None:
     lease = world.take(payload_type="Alien")
-    reason = move.no_handler("parcels", "Alien")
+    reason = run.no_handler("parcels", "Alien")
     assert world.settle(lease, Park(reason))
     row = world.row(lease)
     assert (row["status"], row["attempt"], row["parked_by"], row["ready_time"]) == (CREATED, 0, reason, None)
@@ -120,14 +120,14 @@ def test_a_parked_task_waits_uncharged_until_it_is_unparked(world: World) -> Non
 
 def test_unpark_leaves_alone_what_waits_for_something_else(world: World) -> None:
     world.make(parked_by="capacity")
-    plain = world.make(parked_by=move.no_handler("parcels", None))
+    plain = world.make(parked_by=run.no_handler("parcels", None))
     assert move.unpark(world.session, "parcels", ["Alien"], untyped=False) == 0
     assert move.unpark(world.session, "parcels", ["Alien"]) == 1
     assert world.row(plain)["parked_by"] is None
 
 
 def test_unpark_never_makes_a_task_due_before_its_time(world: World) -> None:
-    parked = world.make(parked_by=move.no_handler("parcels", None), next_process_time=timedelta(hours=1))
+    parked = world.make(parked_by=run.no_handler("parcels", None), next_process_time=timedelta(hours=1))
     assert move.unpark(world.session, "parcels", []) == 1
     assert world.row(parked)["ready_time"] == At(timedelta(hours=1))
     assert world.checkout() == []
@@ -140,18 +140,18 @@ def test_spent_finds_dead_tasks_on_their_last_attempt(world: World) -> None:
     world.make(PROCESSING, attempt=5, next_process_time=over, queue="other")
     world.make(CREATED, attempt=5)
     dead = [world.make(PROCESSING, attempt=5, next_process_time=over).id for _ in range(3)]
-    assert sorted(row[0] for row in move.spent(world.session, "parcels")) == dead
-    assert len(move.spent(world.session, "parcels", limit=2)) == 2
-    left = move.spent_in(world.session, "parcels")
+    assert sorted(row[0] for row in rescue.exhausted(world.session, "parcels")) == dead
+    assert len(rescue.exhausted(world.session, "parcels", limit=2)) == 2
+    left = rescue.seconds_until_exhausted(world.session, "parcels")
     assert left is not None
     assert -5 < left < 0
 
 
-def test_spent_in_says_when_to_look_again(world: World) -> None:
-    assert move.spent_in(world.session, "parcels") is None
+def test_seconds_until_exhausted_says_when_to_look_again(world: World) -> None:
+    assert rescue.seconds_until_exhausted(world.session, "parcels") is None
     world.make(PROCESSING, attempt=5, next_process_time=timedelta(seconds=30))
     world.make(PROCESSING, attempt=1)
-    left = move.spent_in(world.session, "parcels")
+    left = rescue.seconds_until_exhausted(world.session, "parcels")
     assert left is not None
     assert 25 < left <= 30
 

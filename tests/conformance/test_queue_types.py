@@ -10,9 +10,9 @@ import pytest
 
 from django_dbtaskqueue import Complete, Fail, Fixed, Poison, QueueFull, Reenqueue, enqueue_many
 from django_dbtaskqueue.core.lease import Lease
+from django_dbtaskqueue.core.outcomes import Release
 from django_dbtaskqueue.core.states import Status
-from django_dbtaskqueue.flow.checkout import START, Line
-from django_dbtaskqueue.flow.settle import Release
+from django_dbtaskqueue.flow.scan import START, ScanCursor
 from django_dbtaskqueue.models import Task
 from tests.conformance.conftest import World
 
@@ -80,7 +80,7 @@ def test_a_retry_lets_others_pass_where_the_queue_says_skip(two_groups: World) -
     two_groups.configure(group_retry="skip")
     head = two_groups.checkout(1)[0]
     head.policy = Fixed(timedelta(hours=1), jitter=0)
-    head.door.settle(head, Fail("later"))
+    head.port.settle(head, Fail("later"))
     assert taken(two_groups.checkout(10)) == ["a2", "b1", "free"]
 
 
@@ -136,9 +136,9 @@ def rows_looked_at(world: World) -> int:
     """How many tasks PostgreSQL looks at to find the head of the line; SQLite does not tell."""
     if world.alias == "sqlite":
         return 0
-    session, line = world.session, Line("parcels", bounds={0: START})
+    session, line = world.session, ScanCursor("parcels", watermarks={0: START})
     session.run("ANALYZE dbtaskqueue_task", {})
-    params = {"tags": [], "limit": 50, **line.params(line.bounds)}
+    params = {"tags": [], "limit": 50, **line.params(line.watermarks)}
     (answer,) = session.run(f"EXPLAIN (ANALYZE, FORMAT JSON) {session.sql.candidates}", params)[0]
     return looked_at((json.loads(answer) if isinstance(answer, str) else answer)[0]["Plan"])
 

@@ -16,11 +16,12 @@ from django.utils import timezone
 
 from django_dbtaskqueue import Complete, CompleteDelete, Fail, LeaseLost, Poison, Reenqueue
 from django_dbtaskqueue.core.exceptions import TaskQueueError
+from django_dbtaskqueue.core.failure_signature import signature_of
 from django_dbtaskqueue.core.lease import Lease
+from django_dbtaskqueue.core.outcomes import Outcome, Park, Release, Settlement
 from django_dbtaskqueue.core.states import COMPLETED, CREATED, ERROR, POISON, PROCESSING
 from django_dbtaskqueue.flow import settle
-from django_dbtaskqueue.flow.failure_signature import kind_of
-from django_dbtaskqueue.flow.settle import Park, Release, settle_surely
+from django_dbtaskqueue.flow.settle import settle_surely
 from django_dbtaskqueue.models import Attempt, DeletedTasks, TaskHistory
 from tests.conformance.conftest import SECOND, World
 from tests.factories import LEASE, QUEUE
@@ -52,7 +53,7 @@ NOW = At()
 class Effect:
     """An outcome, and the columns it leaves different; all others stay as they were."""
 
-    outcome: settle.Settlement
+    outcome: Outcome | Settlement
     columns: dict[str, Any] = field(default_factory=dict)
     failed: bool = False  # leaves a row in Attempt
 
@@ -61,7 +62,7 @@ class Effect:
         if changed.get("finish_time") is not None:
             changed["final_status"] = changed["status"]
         if self.failed:
-            changed["fingerprint"] = kind_of("no", QUEUE).fingerprint
+            changed["fingerprint"] = signature_of("no", QUEUE).fingerprint
         return changed
 
 
@@ -546,6 +547,28 @@ def refuse_results(world: World) -> None:
                 "CREATE TRIGGER refuse BEFORE UPDATE ON dbtaskqueue_task FOR EACH ROW"
                 f" WHEN ({when}) EXECUTE FUNCTION refuse()"
             )
+
+
+def test_the_retry_policy_is_asked_once_for_a_batch_that_is_halved(world: World) -> None:
+    """Given a batch with a bad row, then each failure in it is decided once, and not again for each half."""
+    refuse_results(world)
+    for _ in range(8):
+        world.make()
+    leases = world.checkout(8)
+    asked: list[int] = []
+
+    def policy(attempt: int, error: BaseException | None) -> timedelta:
+        asked.append(attempt)
+        return timedelta(minutes=len(asked))
+
+    for lease in leases:
+        lease.policy = policy
+    pairs: list[settle.Pair] = [
+        (lease, Complete("x") if index == 3 else Fail("no")) for index, lease in enumerate(leases)
+    ]
+
+    assert settle_surely(world.session, pairs) == {lease.id for lease in leases}
+    assert len(asked) == 7
 
 
 def test_what_the_database_refuses_ends_alone_in_the_least_of_words(world: World) -> None:

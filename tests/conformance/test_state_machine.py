@@ -18,7 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 
 from django_dbtaskqueue import Complete, CompleteDelete, DuplicateTask, Fail, Fixed, Poison, QueueFull, Reenqueue
 from django_dbtaskqueue.core.lease import Lease
-from django_dbtaskqueue.flow.settle import Release, Settlement
+from django_dbtaskqueue.core.outcomes import Release, Settlement
 from django_dbtaskqueue.models import DeletedTasks, Queue, TaskHistory
 from tests.conformance import model
 from tests.conformance.conftest import World

@@ -16,7 +16,8 @@ from django_dbtaskqueue import LeaseLost, enqueue, enqueue_many
 from django_dbtaskqueue.core.states import COMPLETED, PROCESSING
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow import checkout as stage
-from django_dbtaskqueue.flow.settle_port import SettleDoor
+from django_dbtaskqueue.flow.scan import ScanCursor
+from django_dbtaskqueue.flow.settle_port import SettlePort
 from django_dbtaskqueue.models import Attempt, Task, TaskHistory
 from tests.factories import age
 from tests.support import eventually
@@ -115,12 +116,12 @@ def test_the_poller_s_own_connection_reads_the_same_times(alias: str, site: Any)
     try:
         (lease,) = stage.take(
             session,
-            stage.Line("parcels"),
+            ScanCursor("parcels"),
             strategy=stage.strategy_for(session),
             poller_instance="p",
             limit=1,
             lease=MINUTE,
-            door=SettleDoor(alias),
+            port=SettlePort(alias),
         )
     finally:
         session.close()

@@ -108,6 +108,6 @@ def test_one_poller_drains_all_shards(sharded: None) -> None:
     poller.start()
     assert poller.wait(20)
     poller.close()
-    assert sorted(poller.lanes) == ["spread@default", "spread@sqlite"]
+    assert sorted(poller.queues) == ["spread@default", "spread@sqlite"]
     assert sorted(seen) == sorted(f"r{number}" for number in range(50))
     assert {t.status for alias in SHARDS for t in Task.objects.using(alias)} == {"COMPLETED"}

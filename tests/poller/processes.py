@@ -1,4 +1,4 @@
-"""Pollers for tests: as real processes, or as threads of the test's own process with their control."""
+"""Pollers for tests: as real processes, or as threads of the test's own process with their heartbeat."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from django_dbtaskqueue import models
-from django_dbtaskqueue.poller.heartbeat import Control
+from django_dbtaskqueue.poller.heartbeat import Heartbeat
 from django_dbtaskqueue.poller.loop import Poller
 from django_dbtaskqueue.poller.options import Options
 from tests.conftest import REPOSITORY, ProcessDatabase
@@ -63,17 +63,17 @@ def runtaskpoller(database: ProcessDatabase, *options: str) -> Iterator[PollerPr
 
 @contextmanager
 def polling(weights: dict[str, int], *, settle: float = ENDING, **options: Any) -> Iterator[Poller]:
-    """A poller and its control, in threads; stopped and closed on the way out."""
+    """A poller and its heartbeat, in threads; stopped and closed on the way out."""
     poller = Poller(weights, Options(**options))
-    control = Control(poller)
+    heartbeat = Heartbeat(poller)
     poller.start()
-    control.start()
+    heartbeat.start()
     try:
         yield poller
     finally:
         poller.stop()
         ended = poller.wait(settle)
-        control.stop()
+        heartbeat.stop()
         poller.close()
     assert ended, f"the poller still holds {poller.settler.held}"
 

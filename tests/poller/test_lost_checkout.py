@@ -1,4 +1,4 @@
-"""A checkout whose answer was lost: the tasks are leased to a poller that knows nothing of it."""
+"""A checkout whose reply was lost: the poller does not know of the tasks that are leased to it."""
 
 from __future__ import annotations
 

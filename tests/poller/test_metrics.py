@@ -13,8 +13,9 @@ from django.db.models import Sum
 from django.utils import timezone
 
 from django_dbtaskqueue import Complete, CompleteDelete, Fail, Poison, Reenqueue, enqueue_many, registry
+from django_dbtaskqueue.core.failure_signature import normalised, signature_of
 from django_dbtaskqueue.core.lease import Lease
-from django_dbtaskqueue.flow.failure_signature import kind_of, normalised
+from django_dbtaskqueue.core.outcomes import Failed
 from django_dbtaskqueue.metrics import rollup
 from django_dbtaskqueue.metrics.collector import Collector
 from django_dbtaskqueue.metrics.histogram import class_of, quantile, upper
@@ -57,7 +58,7 @@ def ended(settlement: Any, *, seconds: float = 0.01, waited: float = 2.0, lost: 
 OUTCOMES = {
     "completed": Complete(),
     "deleted": CompleteDelete(),
-    "retried": Fail("no"),
+    "retried": Failed(Fail("no"), timedelta(seconds=1)),
     "poisoned": Poison("no"),
     "reenqueued": Reenqueue(HOUR),
 }
@@ -68,7 +69,7 @@ def test_each_outcome_is_counted_under_its_name_and_sampled_durations_speak_for_
     metrics = Collector()
     for outcome in OUTCOMES.values():
         metrics.add(alias, "counted", [ended(outcome)] * 100)
-    metrics.add(alias, "counted", [ended(Fail("no"), attempt=2), ended(Complete(), lost="complete")])
+    metrics.add(alias, "counted", [ended(Failed(Fail("no")), attempt=2), ended(Complete(), lost="complete")])
     metrics.store(alias)
     metrics.store(alias)  # nothing is stored twice
 
@@ -160,10 +161,14 @@ def failing(error: Exception) -> Exception:
 
 def test_the_same_failure_of_other_tasks_has_the_same_fingerprint() -> None:
     one, other = failing(ValueError("row 17 of 'a.csv' at 0xBEEF")), failing(ValueError("row 9 of 'b.csv' at 0xF00D"))
-    assert kind_of(one, "q") == kind_of(other, "q")
-    assert kind_of(one, "q").frame.startswith("tests.poller.test_metrics:")
-    different = [kind_of(one, "p"), kind_of(failing(KeyError("row")), "q"), kind_of(ValueError("row 17"), "q")]
-    assert len({kind.fingerprint for kind in [kind_of(one, "q"), *different]}) == 4
+    assert signature_of(one, "q") == signature_of(other, "q")
+    assert signature_of(one, "q").frame.startswith("tests.poller.test_metrics:")
+    different = [
+        signature_of(one, "p"),
+        signature_of(failing(KeyError("row")), "q"),
+        signature_of(ValueError("row 17"), "q"),
+    ]
+    assert len({kind.fingerprint for kind in [signature_of(one, "q"), *different]}) == 4
 
 
 class Hostile(Exception):
@@ -173,7 +178,7 @@ class Hostile(Exception):
 
 @pytest.mark.parametrize("error", [Hostile(), "", "x" * 10_000, ValueError("\ud800\x00")])
 def test_a_fingerprint_can_be_taken_of_any_error(error: Exception | str) -> None:
-    kind = kind_of(error, "q")
+    kind = signature_of(error, "q")
     assert len(kind.fingerprint) == 40
     assert len(kind.message) <= 500 and "\x00" not in kind.message
 

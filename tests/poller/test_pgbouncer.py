@@ -172,8 +172,8 @@ def test_a_wake_up_comes_past_the_pooler(settings: Any) -> None:
     settings.DBTASKQUEUE = settings.DBTASKQUEUE | {"DEFAULTS": slow}
     registry.register("pooled", lambda task: None)
     with polling({"pooled": 1}) as poller:
-        lane = poller.lanes["pooled"]
-        until(lambda: lane.wakes and lane.idle)  # it listens, and has looked since
+        queue = poller.queues["pooled"]
+        until(lambda: queue.wakes and queue.idle_pause)  # it listens, and has looked since
         with transaction.atomic(), connection.cursor() as cursor:  # as another process does
             cursor.execute("INSERT INTO dbtaskqueue_task (queue_name) VALUES ('pooled')")
             cursor.execute("SELECT pg_notify('dbtaskqueue', 'pooled')")

@@ -16,7 +16,7 @@ from django_dbtaskqueue.conf.settings import overlay, queue_settings
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.models import Task
 from django_dbtaskqueue.poller.loop import Poller
-from django_dbtaskqueue.poller.queue_state import Lane
+from django_dbtaskqueue.poller.queue_state import QueueState
 from django_dbtaskqueue.poller.renew import Renewer
 from django_dbtaskqueue.testing import TaskQueueKit
 from tests.support import until
@@ -75,7 +75,7 @@ def test_a_lease_made_shorter_while_running_is_renewed_in_time(taskqueue: TaskQu
 
     with taskqueue.run_poller("long") as poller:
         until(lambda: poller.state == "RUNNING")
-        poller.lanes["long"].apply(overlay(queue_settings("long"), {"lease": "600ms"}))
+        poller.queues["long"].apply(overlay(queue_settings("long"), {"lease": "600ms"}))
         task = enqueue("long")
         until(lambda: Task.objects.filter(pk=task.pk, status="PROCESSING").exists())
         first = Task.objects.get(pk=task.pk).next_process_time
@@ -90,16 +90,16 @@ def test_a_short_lease_taken_during_a_renewal_is_renewed_in_time(settings: Any) 
     """Given a renewal under way whose next one is far off, then a short lease taken meanwhile brings it forward."""
     settings.DBTASKQUEUE = {"QUEUES": {"long": {}}}
     poller = Poller({"long": 1})
-    [lane] = poller.lanes.values()
+    [queue] = poller.queues.values()
     asked: list[float] = []
 
-    def held(_lane: Lane) -> list[Lease]:
+    def held(_queue: QueueState) -> list[Lease]:
         asked.append(monotonic())
         if len(asked) == 1:
-            renewer.expect(lane, 0.3)  # by a checkout, while the renewal looks at what is held
+            renewer.expect(queue, 0.3)  # by a checkout, while the renewal looks at what is held
         return []
 
-    renewer = Renewer([lane], held, lambda lease: None)
+    renewer = Renewer([queue], held, lambda lease: None)
     renewer.start()
     until(lambda: len(asked) >= 2, timeout=10)
     renewer.stop()

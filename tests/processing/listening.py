@@ -68,7 +68,7 @@ def status_of(task: Lease) -> str | None:
     with suppress(RuntimeError):
         asyncio.get_running_loop()
         return "PROCESSING"
-    found = Task.objects.using(task.door.alias).filter(pk=task.id)
+    found = Task.objects.using(task.port.alias).filter(pk=task.id)
     return found.values_list("status", flat=True).first()
 
 

@@ -76,7 +76,7 @@ def test_it_is_given_no_more_than_it_has_slots_and_the_line_keeps_the_rest(
         site.enqueue()
     with site.poller(threads=8) as poller:
         assert all(started.acquire(timeout=PATIENCE) for _ in range(2))
-        until(lambda: poller.lanes[QUEUE].next_poll)  # the poller has looked again since
+        until(lambda: poller.queues[QUEUE].next_poll)  # the poller has looked again since
         assert len(poller.running()) == 2 and poller.slots() == 2
         assert site.tasks(status="PROCESSING").count() == 2
         assert not started.acquire(blocking=False)

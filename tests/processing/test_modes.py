@@ -24,7 +24,7 @@ ONCE: dict[str, Any] = {"max_attempts": 1}
 
 
 def book(task: Lease) -> None:
-    Booking.objects.using(task.door.alias).create(reference=task.reference or "none")
+    Booking.objects.using(task.port.alias).create(reference=task.reference or "none")
 
 
 def booked(site: Site) -> list[str]:
@@ -173,7 +173,7 @@ def test_atomic_an_outcome_rolled_back_with_a_savepoint_is_settled_by_what_is_re
     @processor(QUEUE, mode="atomic", **ONCE)
     def change_of_mind(task: Lease) -> str:
         book(task)
-        with suppress(ValueError), transaction.atomic(using=task.door.alias):
+        with suppress(ValueError), transaction.atomic(using=task.port.alias):
             task.complete("first")
             raise ValueError("not this way")
         return "second"

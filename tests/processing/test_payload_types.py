@@ -169,7 +169,7 @@ def test_what_waits_for_a_limit_is_given_back_at_a_stop(site: Site) -> None:
     enqueue_many(QUEUE, [{"payload": {"n": index}} for index in range(5)], using=site.alias)
     with pytest.raises(KeyboardInterrupt), site.poller() as poller:
         assert meter.started.acquire(timeout=PATIENCE)
-        poller.places.submit_special(registry.processors(QUEUE)[0], taken(site, poller, 2))
+        poller.executors.submit_special(registry.processors(QUEUE)[0], taken(site, poller, 2))
         poller.stop()
         until(lambda: site.tasks(status="CREATED").count() == 4)
         meter.gate.set()
@@ -178,11 +178,11 @@ def test_what_waits_for_a_limit_is_given_back_at_a_stop(site: Site) -> None:
 
 
 def taken(site: Site, poller: Any, number: int) -> list[Lease]:
-    """Check out more than a limit lets in, as two carriers at once might."""
+    """Check out more than a concurrency limit admits, as two fetch threads at once might."""
     manager = Task.objects.db_manager(site.alias)
     leases: list[Lease] = manager.checkout(QUEUE, poller_instance=poller.instance, limit=number)
     for lease in leases:
-        lease.door = poller.lanes[QUEUE].door
+        lease.port = poller.queues[QUEUE].port
     poller.settler.held.update(leases)
     return leases
 

@@ -13,8 +13,8 @@ from django_dbtaskqueue import Arithmetic, Fixed, Reenqueue, Staged, processor, 
 from django_dbtaskqueue.core.exceptions import ReenqueueDelayMissing
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.models import Queue, Task
+from django_dbtaskqueue.poller.heartbeat import apply_overrides
 from django_dbtaskqueue.poller.loop import Poller
-from django_dbtaskqueue.poller.runtime import apply_overrides
 from tests.processing.conftest import QUEUE, Site
 from tests.support import PATIENCE, until
 
@@ -142,7 +142,7 @@ def test_an_operator_changes_it_at_runtime(site: Site) -> None:
     Queue.objects.using(site.alias).create(name=QUEUE, overrides={"reenqueue": "fixed:2m,jitter=0"})
     task = site.enqueue()
     poller = Poller({QUEUE: 1}, using=site.alias)
-    apply_overrides(list(poller.lanes.values()), site.alias)  # as at a heartbeat
+    apply_overrides(list(poller.queues.values()), site.alias)  # as at a heartbeat
     poller.start()
     try:
         until(lambda: site.task(task).reenqueue_attempt == 1)

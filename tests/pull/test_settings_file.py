@@ -265,10 +265,10 @@ def test_pollers_follow_and_show_what_they_applied(
     path.write_text('[queues.work]\nlease = "1m"')
     settings.DBTASKQUEUE = {"FILE": path, "HEARTBEAT": "100ms"}
     with polling({"work": 1}) as poller:
-        (lane,) = poller.lanes.values()
-        assert lane.settings.lease == timedelta(minutes=1)
+        (queue,) = poller.queues.values()
+        assert queue.settings.lease == timedelta(minutes=1)
         path.write_text('[queues.work]\nlease = "5m"')
-        until(lambda: lane.settings.lease == timedelta(minutes=5))
+        until(lambda: queue.settings.lease == timedelta(minutes=5))
         until(lambda: "Queue work: lease=5m<1m" in caplog.text)
 
 

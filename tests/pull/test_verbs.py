@@ -419,7 +419,7 @@ def test_a_queue_with_shards_is_pulled_from_all_of_them(settings: Any) -> None:
         mail.put()
     assert mail.statistics().by_status["CREATED"] == 4
     tasks = [take(mail) for _ in range(4)]
-    assert {task.door.alias for task in tasks} == {"default", "sqlite"}
+    assert {task.port.alias for task in tasks} == {"default", "sqlite"}
     assert mail.take() is None
     with pytest.raises(TaskQueueError, match=r"has shards.*using='default'"):
         mail.peek(1)

@@ -144,19 +144,19 @@ def _stop(task: Lease, payload: dict[str, Any]) -> Complete:
 
 
 def _book(task: Lease, payload: dict[str, Any]) -> Any:
-    Booking.objects.using(task.door.alias).create(reference=task.reference, amount=task.attempt)
+    Booking.objects.using(task.port.alias).create(reference=task.reference, amount=task.attempt)
     then = payload.get("then", {})
     return VERBS[then.get("do", "ok")](task, then)
 
 
 def _enqueue(task: Lease, payload: dict[str, Any]) -> Complete:
-    enqueue(payload["queue"], payload.get("reference"), payload.get("payload"), using=task.door.alias)
+    enqueue(payload["queue"], payload.get("reference"), payload.get("payload"), using=task.port.alias)
     return Complete()
 
 
 def _settle(task: Lease, payload: dict[str, Any]) -> None:
-    with transaction.atomic(using=task.door.alias):
-        Booking.objects.using(task.door.alias).create(reference=task.reference, amount=task.attempt)
+    with transaction.atomic(using=task.port.alias):
+        Booking.objects.using(task.port.alias).create(reference=task.reference, amount=task.attempt)
         task.complete(payload.get("result"))
 
 

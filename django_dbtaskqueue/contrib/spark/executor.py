@@ -271,7 +271,7 @@ def _unsettled(calls: list[Call]) -> set[int]:
     found: set[int] = set()
     try:
         for call in calls:
-            port: Any = call.job.lease.door
+            port: Any = call.job.lease.port
             found |= resolve(Session.on(port.alias, port.model), call.job.leases)[1]
     finally:
         connections.close_all()

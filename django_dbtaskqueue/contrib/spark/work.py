@@ -10,7 +10,6 @@ import logging
 import pickle
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import replace
 from time import monotonic
 from typing import Any
 
@@ -19,12 +18,12 @@ from django.db import close_old_connections
 from django_dbtaskqueue import registry
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.exceptions import TaskQueueError
+from django_dbtaskqueue.core.failure_signature import RemoteError
 from django_dbtaskqueue.core.lease import Lease
-from django_dbtaskqueue.core.outcomes import Complete, CompleteDelete, Fail, Outcome, Reenqueue
+from django_dbtaskqueue.core.outcomes import Fail, Outcome, Settlement, facts, with_error, without_result
 from django_dbtaskqueue.db.session import Session
-from django_dbtaskqueue.flow.failure_signature import Told
-from django_dbtaskqueue.flow.settle import Pair, resolve, settle_surely
-from django_dbtaskqueue.poller.executors import Job, perform_job
+from django_dbtaskqueue.flow.run import decide_all, run_all
+from django_dbtaskqueue.flow.settle import Decided, resolve, settle_surely
 from django_dbtaskqueue.poller.executors.pool import Answer
 from django_dbtaskqueue.poller.executors.thread import tidy
 
@@ -68,7 +67,7 @@ class Desk:
 
     def __init__(self) -> None:
         self.answers: dict[Lease, Answer] = {}
-        self._open: defaultdict[tuple[str, str], list[Pair]] = defaultdict(list)
+        self._open: defaultdict[tuple[str, str], list[Decided]] = defaultdict(list)
         self._settled_at = monotonic()
 
     def perform(self, leases: list[Lease]) -> None:
@@ -76,10 +75,10 @@ class Desk:
         began = monotonic()
         for lease, outcome in zip(leases, _outcomes(leases), strict=True):
             if outcome is None:
-                settled = _summary(lease.outcome, lease.queue) if lease.settled else None
+                settled = _summary(lease.outcome, lease.queue) if lease.outcome is not None and lease.settled else None
                 self.answers[lease] = Answer(None, settled, lease.lost)
             else:
-                self._open[lease.door.alias, lease.door.key].append((lease, outcome))
+                self._open[lease.port.alias, lease.port.key].append((lease, outcome))
         tidy()
         now = monotonic()
         each = conf.default_settings(leases[0].queue).settle == "each"
@@ -100,26 +99,26 @@ class Desk:
         self._open.clear()
         self._settled_at = monotonic()
 
-    def _settle(self, pairs: list[Pair]) -> None:
-        door: Any = pairs[0][0].door
-        session = Session.on(door.alias, door.model)
-        settled = settle_surely(session, pairs, keep=door.keep, group_retry=door.group_retry)
+    def _settle(self, pairs: list[Decided]) -> None:
+        port: Any = pairs[0][0].port
+        session = Session.on(port.alias, port.model)
+        settled = settle_surely(session, pairs, keep=port.keep, group_retry=port.group_retry)
         missing = [lease for lease, _ in pairs if lease.id not in settled]
         stored, standing = resolve(session, missing) if missing else (set(), set())
         for lease, outcome in pairs:
             if lease.id in standing:  # somebody keeps the row locked
                 self.answers[lease] = Answer(_portable(outcome, lease.queue), None, "")
-            elif lease.id in settled or lease.id in stored or isinstance(outcome, CompleteDelete):
+            elif lease.id in settled or lease.id in stored or facts(outcome).deletes_or_returns:
                 self.answers[lease] = Answer(None, _summary(outcome, lease.queue), "")
             else:
-                self.answers[lease] = Answer(None, None, type(outcome).__name__.lower())
+                self.answers[lease] = Answer(None, None, facts(outcome).verb)
 
 
 def _standing(leases: Iterable[Lease]) -> set[Lease]:
     """Return the leases that are neither settled nor lost."""
     by_place: defaultdict[tuple[str, Any], list[Lease]] = defaultdict(list)
     for lease in leases:
-        by_place[lease.door.alias, lease.door.model].append(lease)  # type: ignore[attr-defined]
+        by_place[lease.port.alias, lease.port.model].append(lease)  # type: ignore[attr-defined]
     found: set[Lease] = set()
     for (alias, model), group in by_place.items():
         standing = resolve(Session.on(alias, model), group)[1]
@@ -127,37 +126,32 @@ def _standing(leases: Iterable[Lease]) -> set[Lease]:
     return found
 
 
-def _outcomes(leases: list[Lease]) -> list[Outcome | None]:
+def _outcomes(leases: list[Lease]) -> list[Settlement | None]:
     """Run a job with the processor that is registered here, never with one that a row names. Never raises."""
-    lease, *rest = leases
+    lease = leases[0]
     processor = registry.find(lease.queue, lease.payload_type)
     if processor is None:
         reason = TaskQueueError(
             f"Queue {lease.queue!r} has no processor for payload {lease.payload_type or 'plain JSON'} on this Spark "
             "worker, though its poller has one. Give the cluster the same code and settings as the poller."
         )
-        return [Fail(reason)] * len(leases)
-    return perform_job(Job(lease, processor, tuple(rest)))
+        return decide_all(leases, [Fail(reason)] * len(leases))
+    return run_all(leases, processor)
 
 
-def _summary(outcome: Any, queue: str) -> Any:
+def _summary(outcome: Settlement, queue: str) -> Settlement:
     """Return an outcome that is stored, without what is of any size: it has to travel."""
-    match outcome:
-        case Complete():
-            return Complete()
-        case Reenqueue():
-            return replace(outcome, result=None)
-        case Fail():
-            return replace(outcome, error=Told.of(outcome.error, queue))
-    return outcome
+    error = facts(outcome).error
+    return without_result(outcome) if error is None else with_error(outcome, RemoteError.of(error, queue))
 
 
-def _portable(outcome: Any, queue: str) -> Any:
+def _portable(outcome: Settlement, queue: str) -> Outcome | Settlement:
     """Return an outcome that is not stored yet as one that can travel; an error that cannot becomes its text."""
     try:
         pickle.loads(pickle.dumps(outcome))  # noqa: S301 -- made in the same line
     except Exception:
-        if not isinstance(outcome, Fail):
+        error = facts(outcome).error
+        if error is None:
             return Fail(f"{type(outcome).__name__} with a result that is not JSON could not be stored.")
-        return replace(outcome, error=Told.of(outcome.error, queue))
+        return with_error(outcome, RemoteError.of(error, queue))
     return outcome

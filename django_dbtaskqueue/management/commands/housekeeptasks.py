@@ -13,7 +13,7 @@ from django.db import DatabaseError, connections
 from django_dbtaskqueue.core.durations import format_duration
 from django_dbtaskqueue.core.exceptions import TaskQueueError
 from django_dbtaskqueue.management.arguments import positive_duration
-from django_dbtaskqueue.operations.retention import Ages, Housekeeper, known
+from django_dbtaskqueue.operations.retention import Housekeeper, RetentionPolicy, known
 
 NEVER = "never"
 AGES = {
@@ -52,10 +52,10 @@ class Command(BaseCommand):
         """Do it, and say what was done."""
         given = {name: options[name] for name in AGES if options[name] is not None}
         try:
-            ages = replace(Ages.of_settings(), **{name: found.after for name, found in given.items()})
+            ages = replace(RetentionPolicy.of_settings(), **{name: found.after for name, found in given.items()})
             if options["database"] is not None and options["database"] not in connections:
                 raise CommandError(f"There is no database {options['database']!r}; {', '.join(connections)}.")
-            swept = Housekeeper().turn(
+            report = Housekeeper().turn(
                 ages,
                 using=options["database"],
                 queues=known(options["queue"], options["database"]),
@@ -67,7 +67,7 @@ class Command(BaseCommand):
         except DatabaseError as error:
             raise CommandError(f"The database did not answer: {error}".strip(), returncode=4) from error
         if options["verbosity"]:
-            self.stdout.write(f"Done: {swept}.")
+            self.stdout.write(f"Done: {report}.")
             if options["verbosity"] > 1:
                 shown = {
                     name: NEVER if value is None else format_duration(value) for name, value in asdict(ages).items()

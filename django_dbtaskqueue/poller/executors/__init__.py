@@ -1,15 +1,23 @@
-"""Where processors run. An executor takes jobs and hands back what became of them; it never writes."""
+"""What all executors share: the job, its outcomes, and the limit of a processor's concurrent calls.
+
+An executor runs jobs and returns their outcomes. It never writes to the database.
+"""
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from django_dbtaskqueue.core.lease import Lease
-from django_dbtaskqueue.core.outcomes import Outcome
-from django_dbtaskqueue.flow.process import Processor, perform, perform_batch
-from django_dbtaskqueue.flow.settle import Release, Settlement
+from django_dbtaskqueue.core.outcomes import Release, Settlement
+from django_dbtaskqueue.flow.run import Processor
+
+BUFFER_SECONDS = 0.1  # work that may wait in memory, in seconds of run time: few leases age there
+MAX_BUFFERED_CALLS = 1000  # calls of one processor with a concurrency limit
+MEAN_SMOOTHING = 0.3  # weight of the latest value in a mean
 
 
 class Job(NamedTuple):
@@ -26,7 +34,7 @@ class Job(NamedTuple):
 
 
 class Done(NamedTuple):
-    """One lease's outcome; None when the processor settled it by itself. ``seconds`` is the time it ran."""
+    """One lease's outcome; None if the processor settled the task itself. ``seconds`` is the run time."""
 
     lease: Lease
     settlement: Settlement | None
@@ -34,14 +42,14 @@ class Done(NamedTuple):
 
 
 class Run(NamedTuple):
-    """One job under way; ``started`` is of ``time.monotonic()``."""
+    """One job that runs now; ``started`` is a ``time.monotonic()``."""
 
     job: Job
     started: float
 
 
 class Executor(Protocol):
-    """What the loop asks of a place where processors run."""
+    """What the poller needs of an executor."""
 
     @property
     def slots(self) -> int:
@@ -52,36 +60,104 @@ class Executor(Protocol):
         """The jobs that wait for a slot."""
 
     def submit(self, jobs: list[Job], *, fast: bool) -> None:
-        """Run these, in order as slots come free. ``fast`` hints that one slot will be done before another wakes."""
+        """Run jobs in order, as slots become free. ``fast`` jobs end before a second slot could start one."""
 
     def nudge(self) -> None:
-        """See that waiting jobs find a free slot."""
+        """Start waiting jobs if slots are free."""
 
     def busy(self) -> int:
         """Return how many slots are taken."""
 
     def running(self) -> list[Run]:
-        """Return what runs now, overrun jobs included: their slots are taken until they really end."""
+        """Return the running jobs. A job past its timeout counts: it takes its slot until it really ends."""
 
     def overrun(self, run: Run) -> bool:
-        """Give up on a job whose time is over; False if it just ended by itself. Its slot frees when it ends."""
+        """Give up a job past its timeout; False if it has just ended. Its slot becomes free when it ends."""
 
     def cancel(self) -> None:
-        """Interrupt what can be interrupted."""
+        """Interrupt the jobs that can be interrupted."""
 
     def close(self) -> None:
-        """Take no more jobs; let idle slots end."""
+        """Take no more jobs and end idle slots."""
 
 
 class Finish(Protocol):
-    """Where an executor hands its outcomes."""
+    """The function that receives an executor's outcomes."""
 
     def __call__(self, done: Done, *, idle: bool) -> None:
-        """Take an outcome; ``idle`` when no job waits for the slot that came free."""
+        """Take an outcome; ``idle`` if no job waits for the slot that became free."""
+
+
+@dataclass(slots=True)
+class _Calls:
+    """The calls of one processor. A running call has a slot or waits for a slot only."""
+
+    running: int = 0
+    waiting: deque[Job] = field(default_factory=deque)
+    mean_seconds: float | None = None  # of one call, smoothed
+
+
+class ConcurrencyLimiter:
+    """Limits each processor's concurrent calls. Calls over the limit wait here and take no slot.
+
+    It counts by queue and payload type, so a processor that is registered again keeps the count.
+    """
+
+    def __init__(self) -> None:
+        self._calls: dict[tuple[str, type | None], _Calls] = {}
+        self._lock = threading.Lock()
+
+    def admit(self, jobs: list[Job]) -> list[Job]:
+        """Return the jobs of one processor that may run now; the others wait."""
+        limit = jobs[0].processor.concurrency
+        if limit is None:
+            return jobs
+        with self._lock:
+            calls = self._calls_of(jobs[0].processor)
+            admitted = jobs[: max(0, limit - calls.running)]
+            calls.running += len(admitted)
+            calls.waiting.extend(jobs[len(admitted) :])
+        return admitted
+
+    def release(self, processor: Processor, seconds: float | None) -> list[Job]:
+        """Note that a call ended after ``seconds`` (None: it never began); return the jobs that may run instead."""
+        if processor.concurrency is None:
+            return []
+        with self._lock:
+            calls = self._calls_of(processor)
+            calls.running -= 1
+            if seconds is not None:
+                calls.mean_seconds = smoothed(calls.mean_seconds, seconds)
+            free = max(0, processor.concurrency - calls.running)
+            admitted = [calls.waiting.popleft() for _ in range(min(free, len(calls.waiting)))]
+            calls.running += len(admitted)
+        return admitted
+
+    def load(self, processor: Processor) -> tuple[int, float | None]:
+        """Return how many calls of a processor run or wait, and the mean seconds of one."""
+        with self._lock:
+            calls = self._calls_of(processor)
+            return calls.running + len(calls.waiting), calls.mean_seconds
+
+    def withdraw(self) -> list[Job]:
+        """Take back and return all waiting jobs."""
+        with self._lock:
+            jobs = [job for calls in self._calls.values() for job in calls.waiting]
+            for calls in self._calls.values():
+                calls.waiting.clear()
+        return jobs
+
+    def _calls_of(self, processor: Processor) -> _Calls:
+        return self._calls.setdefault((processor.queue, processor.payload), _Calls())
+
+
+def smoothed(mean: float | None, latest: float) -> float:
+    """Return an exponentially smoothed mean."""
+    return latest if mean is None else mean + MEAN_SMOOTHING * (latest - mean)
 
 
 def still_held(job: Job, now: float, finish: Finish) -> Job | None:
-    """Return the job without leases that ran out while they waited: somebody else may hold those by now."""
+    """Return the job without leases that ran out while they waited: another poller may hold them by now."""
     held = [lease for lease in job.leases if now < lease.deadline]
     if len(held) == len(job.leases):
         return job
@@ -91,14 +167,7 @@ def still_held(job: Job, now: float, finish: Finish) -> Job | None:
     return job._replace(lease=held[0], rest=tuple(held[1:])) if held else None
 
 
-def perform_job(job: Job) -> list[Outcome | None]:
-    """Run a job of a plain function to the outcomes of its leases. Never raises."""
-    if job.processor.batch is not None:
-        return perform_batch(job.leases, job.processor)
-    return [perform(job.lease, job.processor)]
-
-
-def shared(job: Job, settlements: Sequence[Settlement | None], seconds: float) -> Iterator[Done]:
-    """Yield what became of each lease of a job that took so long."""
+def done_by_lease(job: Job, settlements: Sequence[Settlement | None], seconds: float) -> Iterator[Done]:
+    """Yield the outcome of each lease of a job, with an equal part of the job's seconds."""
     for lease, settlement in zip(job.leases, settlements, strict=True):
         yield Done(lease, settlement, seconds / len(settlements))

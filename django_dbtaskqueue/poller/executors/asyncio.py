@@ -1,7 +1,7 @@
-"""Async processors on one event loop in a thread of its own.
+"""Async processors on one event loop, which has its own thread.
 
-A consumer is one slot: an asyncio task that processes job after job, so that a job costs no task of its own. Consumers
-are started one by one as those before them wait for something.
+A consumer is one slot: an asyncio task that runs one job after another, so that a job needs no task of its own. The
+next consumer starts when the ones before it wait for something.
 """
 
 from __future__ import annotations
@@ -17,28 +17,27 @@ from time import monotonic
 from asgiref.sync import sync_to_async
 from django.db import connections
 
-from django_dbtaskqueue.core.outcomes import Fail
+from django_dbtaskqueue.core.outcomes import Fail, Release, Settlement, facts
 from django_dbtaskqueue.flow import observe
-from django_dbtaskqueue.flow.process import perform_async, perform_batch_async
-from django_dbtaskqueue.flow.settle import Release, Settlement
-from django_dbtaskqueue.poller.executors import Done, Finish, Job, Run, shared, still_held
-from django_dbtaskqueue.poller.executors.concurrency import Gates
+from django_dbtaskqueue.flow.decide import decide
+from django_dbtaskqueue.flow.run import run_all_async, run_async
+from django_dbtaskqueue.poller.executors import ConcurrencyLimiter, Done, Finish, Job, Run, done_by_lease, still_held
 from django_dbtaskqueue.poller.executors.thread import tidy
 
 logger = logging.getLogger(__name__)
 
-TURN = 0.005  # seconds a consumer may go on without letting the loop do anything else
+MAX_TURN_SECONDS = 0.005  # before a consumer yields to the event loop
 
 
 class AsyncExecutor:
     """Runs jobs as at most ``slots`` coroutines at a time."""
 
-    def __init__(self, slots: int, finish: Finish, gates: Gates) -> None:
+    def __init__(self, slots: int, finish: Finish, limiter: ConcurrencyLimiter) -> None:
         self.slots = slots
         self.todo: deque[Job] = deque()
         self._finish = finish
-        self._gates = gates
-        self._runs: dict[asyncio.Task[None], tuple[Job, float]] = {}  # what each consumer runs, and since when
+        self._limiter = limiter
+        self._runs: dict[asyncio.Task[None], tuple[Job, float]] = {}  # the job of each consumer, and its start
         self._given_up: set[Run] = set()
         self._consumers: set[asyncio.Task[None]] = set()
         self._starting = False
@@ -46,7 +45,7 @@ class AsyncExecutor:
         self._thread: threading.Thread | None = None
 
     def submit(self, jobs: list[Job], *, fast: bool) -> None:
-        """Queue jobs and see that a consumer takes them."""
+        """Append jobs and start a consumer for them."""
         self.todo.extend(jobs)
         if self._thread is None:
             self._thread = threading.Thread(target=self._serve, name="dbtaskqueue-loop", daemon=True)
@@ -54,7 +53,7 @@ class AsyncExecutor:
         self.nudge()
 
     def nudge(self) -> None:
-        """Start one more consumer when jobs wait."""
+        """Start one more consumer if jobs wait."""
         if self.todo and self._thread is not None:
             self._loop.call_soon_threadsafe(self._start)
 
@@ -63,7 +62,7 @@ class AsyncExecutor:
         return len(self._runs)
 
     def running(self) -> list[Run]:
-        """Return what runs now."""
+        """Return the running jobs."""
         return [Run(*current) for current in self._runs.copy().values()]
 
     def overrun(self, run: Run) -> bool:
@@ -81,18 +80,18 @@ class AsyncExecutor:
             self._loop.call_soon_threadsafe(lambda: [task.cancel() for task in tuple(self._runs)])
 
     def close(self) -> None:
-        """Stop the loop, and close it: an open one holds sockets."""
+        """Stop the event loop and close it, because an open loop holds sockets."""
         if self._thread is None:
             self._loop.close()
         else:
-            with suppress(Exception):  # its thread is busy: then a processor still runs
+            with suppress(Exception):  # fails while a processor still runs on that thread
                 closed = asyncio.run_coroutine_threadsafe(sync_to_async(_close_connections)(), self._loop)
                 closed.result(timeout=1)
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(timeout=1)
 
     def _cancel(self, task: asyncio.Task[None], run: Run) -> None:
-        if self._runs.get(task) == run:  # and not the next one already
+        if self._runs.get(task) == run:  # it may run its next job already
             task.cancel()
 
     def _serve(self) -> None:
@@ -110,13 +109,13 @@ class AsyncExecutor:
         self._starting = False
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 -- for the type checker; a coroutine on a loop has a task
-        turn = monotonic() + TURN
+        turn = monotonic() + MAX_TURN_SECONDS
         while self.todo:
             job = self.todo.popleft()
-            self._start()  # the next consumer, in case this job waits for something
+            self._start()  # the next consumer; it gets its turn if this job waits for something
             if await self._run(task, job) >= turn:
                 await asyncio.sleep(0)
-                turn = monotonic() + TURN
+                turn = monotonic() + MAX_TURN_SECONDS
 
     async def _run(self, task: asyncio.Task[None], job: Job) -> float:
         """Run a job; return when it ended."""
@@ -126,28 +125,28 @@ class AsyncExecutor:
         lease = job.lease
         started = monotonic()
         if started >= lease.deadline:
-            self._finish(Done(lease, Release(), 0.0), idle=not self.todo)  # somebody else may hold it by now
+            self._finish(Done(lease, Release(), 0.0), idle=not self.todo)  # another poller may hold it by now
             return started
         self._runs[task] = (job, started)
         observe.started(lease)
         try:
-            settlement: Settlement | None = await perform_async(lease, job.processor)
+            settlement: Settlement | None = await run_async(lease, job.processor)
         except BaseException as error:
-            settlement = _ended_by(task, error)
+            settlement = decide(lease, _ended_by(task, error))
         del self._runs[task]
         ended = monotonic()
         if not self._given_up or not self._is_late(Run(job, started)):
             self._finish(Done(lease, settlement, ended - started), idle=not self.todo)
-        if isinstance(settlement, Fail):
+        if settlement is not None and facts(settlement).error is not None:
             await _tidy()
         return ended
 
     async def _run_special(self, task: asyncio.Task[None], job: Job) -> None:
-        """Run a batch, or a call of a processor that may have only so many."""
+        """Run a batch, or a call of a processor with a concurrency limit."""
         started = monotonic()
         held = still_held(job, started, self._finish)
         if held is None:
-            self._enter(self._gates.leave(job.processor, None))
+            self._put_first(self._limiter.release(job.processor, None))
             return
         run = self._runs[task] = Run(held, started)
         for lease in held.leases:
@@ -155,40 +154,39 @@ class AsyncExecutor:
         settlements = await _perform(task, held)
         del self._runs[task]
         seconds = monotonic() - started
-        self._enter(self._gates.leave(job.processor, seconds))
+        self._put_first(self._limiter.release(job.processor, seconds))
         if not self._is_late(run):
-            for done in shared(held, settlements, seconds):
+            for done in done_by_lease(held, settlements, seconds):
                 self._finish(done, idle=not self.todo)
-        if any(isinstance(settlement, Fail) for settlement in settlements):
+        if any(settlement is not None and facts(settlement).error is not None for settlement in settlements):
             await _tidy()
 
     def _is_late(self, run: Run) -> bool:
-        """Whether the run was given up meanwhile, and its failure written."""
+        """Whether the run was given up before it ended; its failure is then already written."""
         if run not in self._given_up:
             return False
         self._given_up.discard(run)
         return True
 
-    def _enter(self, jobs: list[Job]) -> None:
-        """Put jobs that a gate let in first in line."""
+    def _put_first(self, jobs: list[Job]) -> None:
+        """Put jobs that the limiter admitted before all others."""
         self.todo.extendleft(reversed(jobs))
 
 
 def _close_connections() -> None:
-    """Those of the thread of Django's async ORM, which outlives us."""
+    """Close the connections of Django's async ORM thread, which lives longer than this executor."""
     for connection in connections.all(initialized_only=True):
         if not connection.in_atomic_block:
             connection.close()
 
 
 async def _perform(task: asyncio.Task[None], job: Job) -> Sequence[Settlement | None]:
-    """Run a job to the outcomes of its leases. Never raises."""
+    """Run a job; return the outcomes of its leases. Never raises."""
     try:
-        if job.processor.batch is not None:
-            return await perform_batch_async(job.leases, job.processor)
-        return [await perform_async(job.lease, job.processor)]
+        return await run_all_async(job.leases, job.processor)
     except BaseException as error:
-        return [_ended_by(task, error)] * len(job.leases)
+        failure = _ended_by(task, error)
+        return [decide(lease, failure) for lease in job.leases]
 
 
 def _ended_by(task: asyncio.Task[None], error: BaseException) -> Fail:
@@ -199,6 +197,6 @@ def _ended_by(task: asyncio.Task[None], error: BaseException) -> Fail:
 
 
 async def _tidy() -> None:
-    """On the thread of Django's async ORM: its connection may be what broke."""
+    """Close broken connections of Django's async ORM thread: they may be the reason for the failure."""
     with suppress(Exception):
         await sync_to_async(tidy)()

@@ -1,7 +1,7 @@
-"""Processors on an executor of the user's: threads or processes of ``concurrent.futures``, or a cluster.
+"""Processors on an executor that the site provides: threads or processes of ``concurrent.futures``, or a cluster.
 
-It gets no more calls than it has slots, so that none waits in there where nobody counts it. Leases are renewed and
-outcomes settled by the poller: a process pool needs no connection of the queue's.
+It gets at most as many calls as it has slots, because the poller cannot count calls that wait inside it. The poller
+renews the leases and settles the outcomes: a process pool needs no connection to the queue's database.
 """
 
 from __future__ import annotations
@@ -22,42 +22,47 @@ from django.db import close_old_connections
 from django.utils.module_loading import import_string
 
 from django_dbtaskqueue.core.lease import Lease
-from django_dbtaskqueue.core.outcomes import Fail, Outcome
+from django_dbtaskqueue.core.outcomes import Fail, Outcome, Release, Settlement, facts
 from django_dbtaskqueue.flow import observe
-from django_dbtaskqueue.flow.process import Processor
-from django_dbtaskqueue.flow.settle import Release, Settlement
-from django_dbtaskqueue.poller.executors import Finish, Job, Run, perform_job, shared, still_held
-from django_dbtaskqueue.poller.executors.concurrency import Gates
+from django_dbtaskqueue.flow.run import Processor, decide_all, perform_all
+from django_dbtaskqueue.poller.executors import (
+    ConcurrencyLimiter,
+    Finish,
+    Job,
+    Run,
+    done_by_lease,
+    still_held,
+)
 from django_dbtaskqueue.poller.executors.thread import tidy
 
 
 class Answer(NamedTuple):
-    """What came of one lease, wherever it was processed."""
+    """The outcome of one lease, as it comes back from another process or host."""
 
-    outcome: Outcome | None
-    settled: Outcome | None  # what the processor settled by itself
+    outcome: Outcome | Settlement | None
+    settled: Settlement | None  # by the processor itself
     lost: str
-    seconds: float = 0.0  # it ran, where the executor says so; 0: as long as the call was under way
+    seconds: float = 0.0  # run time, if the executor measured it; 0: use the time between submit and answer
 
 
 class PoolExecutor:
-    """Runs jobs on what ``executor=`` of a processor names; one for all processors that name the same."""
+    """Runs jobs on the executor that ``executor=`` names; all processors that name the same one share it."""
 
-    def __init__(self, given: Any, finish: Finish, gates: Gates) -> None:
+    def __init__(self, given: Any, finish: Finish, limiter: ConcurrencyLimiter) -> None:
         self.todo: deque[Job] = deque()
         self._given = given
         self._finish = finish
-        self._gates = gates
+        self._limiter = limiter
         self._pool, self._owned = made(given)
         self._runs: dict[Run, Future[list[Answer]] | None] = {}
         self._given_up: set[Run] = set()
         self._feeding = threading.Lock()
         self._closed = False
-        self.slots  # noqa: B018 -- raises early for an executor that does not say how many calls it takes
+        self.slots  # noqa: B018 -- raises early if the executor does not report its slots
 
     @property
     def slots(self) -> int:
-        """How many calls the user's executor takes at a time, as it says now."""
+        """How many calls the site's executor takes at a time; it may change."""
         for name in ("slots", "_max_workers"):
             slots = getattr(self._pool, name, None)
             if isinstance(slots, int) and slots > 0:
@@ -67,34 +72,34 @@ class PoolExecutor:
         )
 
     def submit(self, jobs: list[Job], *, fast: bool) -> None:
-        """Queue jobs and hand over as many as there are slots for."""
+        """Append jobs and submit as many as slots are free."""
         self.todo.extend(jobs)
         self.nudge()
 
     def nudge(self) -> None:
-        """Hand over what there are slots for. One thread at a time does, and looks again before it ends."""
-        while self._has_room() and self._feeding.acquire(blocking=False):
+        """Submit as many jobs as slots are free. One thread at a time does this, and checks again before it ends."""
+        while self._has_free_slot() and self._feeding.acquire(blocking=False):
             try:
-                while self._has_room():
-                    self._hand_over(self.todo.popleft())
-            except IndexError:  # taken back meanwhile
+                while self._has_free_slot():
+                    self._submit_one(self.todo.popleft())
+            except IndexError:  # another thread withdrew it
                 continue
             finally:
                 self._feeding.release()
 
-    def _has_room(self) -> bool:
+    def _has_free_slot(self) -> bool:
         return bool(self.todo) and not self._closed and len(self._runs) < self.slots
 
     def busy(self) -> int:
-        """Return how many calls are under way."""
+        """Return how many calls run."""
         return len(self._runs)
 
     def running(self) -> list[Run]:
-        """Return what is under way."""
+        """Return the running jobs."""
         return list(self._runs.copy())
 
     def overrun(self, run: Run) -> bool:
-        """Forget a run: what others run cannot be stopped from here, so its slot stays taken until it ends."""
+        """Give up a run. It cannot be stopped from here: its slot stays taken until it ends."""
         if run in self._given_up or run not in self._runs:
             return False
         self._given_up.add(run)
@@ -102,22 +107,22 @@ class PoolExecutor:
         return True
 
     def cancel(self) -> None:
-        """Take back what has not begun."""
+        """Cancel the calls that have not begun."""
         self._closed = True
         for future in self._runs.copy().values():
             if future is not None:
                 future.cancel()
 
     def close(self) -> None:
-        """Shut the user's executor down if it was made here; one that was given is its owner's."""
+        """Shut the executor down if it was created here. The site shuts down an executor that it provided."""
         if self._owned and hasattr(self._pool, "shutdown"):
             self._pool.shutdown(wait=False)
 
-    def _hand_over(self, job: Job) -> None:
+    def _submit_one(self, job: Job) -> None:
         started = monotonic()
         held = still_held(job, started, self._finish)
         if held is None:
-            self.todo.extendleft(reversed(self._gates.leave(job.processor, None)))
+            self.todo.extendleft(reversed(self._limiter.release(job.processor, None)))
             return
         run = Run(held, started)
         self._runs[run] = None
@@ -133,45 +138,45 @@ class PoolExecutor:
 
     def _ended(self, run: Run, future: Future[list[Answer]]) -> None:
         leases = run.job.leases
-        settlements: Sequence[Settlement | None]
+        settlements: Sequence[Outcome | Settlement | None]
         seconds = 0.0
         try:
             answers = future.result()
             seconds = sum(answer.seconds for answer in answers)
-            settlements = [_taken_in(lease, answer) for lease, answer in zip(leases, answers, strict=True)]
+            settlements = [_apply_answer(lease, answer) for lease, answer in zip(leases, answers, strict=True)]
         except CancelledError:
             settlements = [Release()] * len(leases)
-        except BaseException as error:  # the pool broke, or could not carry the call or its answer
+        except BaseException as error:  # the pool broke, or could not transport the call or its answer
             settlements = [Fail(error)] * len(leases)
         self._end(run, settlements, seconds)
         self.nudge()
 
-    def _end(self, run: Run, settlements: Sequence[Settlement | None], seconds: float = 0.0) -> None:
+    def _end(self, run: Run, outcomes: Sequence[Outcome | Settlement | None], seconds: float = 0.0) -> None:
         self._runs.pop(run, None)
         _note_processor(run.job)
         seconds = seconds or monotonic() - run.started
-        self.todo.extendleft(reversed(self._gates.leave(run.job.processor, seconds)))
+        self.todo.extendleft(reversed(self._limiter.release(run.job.processor, seconds)))
         if run in self._given_up:
             self._given_up.discard(run)
             return
-        for done in shared(run.job, settlements, seconds):
+        for done in done_by_lease(run.job, decide_all(run.job.leases, outcomes), seconds):
             self._finish(done, idle=not self.todo)
 
     def _submitted(self, job: Job) -> Future[list[Answer]]:
         try:
-            return self._pool.submit(there, job)  # type: ignore[no-any-return]
+            return self._pool.submit(run_remotely, job)  # type: ignore[no-any-return]
         except Exception:
             if not self._owned:
                 raise
-        self.close()  # its processes died, and it takes nothing any more
+        self.close()  # its processes died, and it accepts no more calls
         self._pool, self._owned = made(self._given)
-        return self._pool.submit(there, job)  # type: ignore[no-any-return]
+        return self._pool.submit(run_remotely, job)  # type: ignore[no-any-return]
 
 
 def made(given: Any) -> tuple[Any, bool]:
-    """Return the executor that ``executor=`` names, and whether it was made here and now.
+    """Return the executor that ``executor=`` names, and whether this call created it.
 
-    Raises ``ImproperlyConfigured`` for what is no executor.
+    Raises ``ImproperlyConfigured`` if it is not an executor.
     """
     try:
         found = import_string(given) if isinstance(given, str) else given
@@ -184,11 +189,11 @@ def made(given: Any) -> tuple[Any, bool]:
     return pool, owned
 
 
-def there(job: Job) -> list[Answer]:
-    """Run a job where the user's executor runs it. Never raises."""
-    outcomes = perform_job(job)
+def run_remotely(job: Job) -> list[Answer]:
+    """Run a job in a thread or process of the site's executor. Never raises."""
+    outcomes = perform_all(job.leases, job.processor)
     tidy()
-    close_old_connections()  # nobody tells these threads when they end
+    close_old_connections()  # these threads get no signal when they end
     for outcome in outcomes:
         _keep_traceback(outcome)
     return [
@@ -198,25 +203,25 @@ def there(job: Job) -> list[Answer]:
 
 
 def _keep_traceback(outcome: Outcome | None) -> None:
-    """A traceback does not travel from process to process; its text does."""
-    error = outcome.error if isinstance(outcome, Fail) else None
+    """Add the traceback as text, because a traceback object cannot be pickled."""
+    error = None if outcome is None else facts(outcome).error
     if isinstance(error, BaseException) and error.__traceback__ and multiprocessing.parent_process() is not None:
         error.add_note("".join(traceback.format_tb(error.__traceback__)))
 
 
 def _portable(processor: Processor) -> Processor:
-    """Return the processor without what cannot go to another process and is not needed there."""
+    """Return the processor without the fields that cannot be pickled; the other process does not need them."""
     return replace(processor, executor=None, declared={})
 
 
 def _note_processor(job: Job) -> None:
-    """Have failures retried as the processor declares: it was noted on the leases elsewhere, if at all."""
+    """Set the processor on the leases, for its retry policy: the other process had copies of them."""
     for lease in job.leases:
         lease.processor = job.processor
 
 
-def _taken_in(lease: Lease, answer: Answer) -> Settlement | None:
-    """Note on our lease what happened to its twin elsewhere."""
+def _apply_answer(lease: Lease, answer: Answer) -> Outcome | Settlement | None:
+    """Copy to the lease what happened to its copy in the other process; return the outcome."""
     lease.lost = answer.lost
     if answer.settled is not None:
         lease.settled, lease.outcome = True, answer.settled

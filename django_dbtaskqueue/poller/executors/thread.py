@@ -1,7 +1,7 @@
 """Sync processors on threads.
 
-Threads take single jobs from a shared deque, whose ends are atomic, so that a slow job never holds up others and a
-fast one costs no lock.
+Threads take single jobs from one shared deque. Its ends are atomic, so a fast job costs no lock, and a slow job does
+not delay other jobs.
 """
 
 from __future__ import annotations
@@ -19,35 +19,42 @@ from django.db.backends.signals import connection_created
 from django.dispatch import receiver
 
 from django_dbtaskqueue.core.durations import format_seconds
+from django_dbtaskqueue.core.outcomes import Release
 from django_dbtaskqueue.flow import observe
-from django_dbtaskqueue.flow.process import perform
-from django_dbtaskqueue.flow.settle import Release
-from django_dbtaskqueue.poller.executors import Done, Finish, Job, Run, perform_job, shared, still_held
-from django_dbtaskqueue.poller.executors.concurrency import Gates
+from django_dbtaskqueue.flow.run import run, run_all
+from django_dbtaskqueue.poller.executors import (
+    ConcurrencyLimiter,
+    Done,
+    Finish,
+    Job,
+    Run,
+    done_by_lease,
+    still_held,
+)
 
 logger = logging.getLogger(__name__)
-STUCK = 0.005  # seconds in one job after which others do not wait for its thread
+BLOCKED_AFTER_SECONDS = 0.005  # in one job: from then on, waiting jobs get another thread
 
 
 class ThreadExecutor:
-    """Runs jobs on ``slots`` daemon threads, started as they are needed."""
+    """Runs jobs on at most ``slots`` daemon threads. A thread starts when it is needed."""
 
-    def __init__(self, slots: int, finish: Finish, gates: Gates) -> None:
+    def __init__(self, slots: int, finish: Finish, limiter: ConcurrencyLimiter) -> None:
         self.slots = slots
         self.todo: deque[Job] = deque()
         self._finish = finish
-        self._gates = gates
-        self._jobs: list[Job | None] = [None] * slots  # what each thread runs, and
-        self._since = [0.0] * slots  # since when; written first, so that no job is ever seen older than it is
+        self._limiter = limiter
+        self._jobs: list[Job | None] = [None] * slots  # the job of each thread
+        self._since = [0.0] * slots  # its start; written before the job, so that a job never seems older than it is
         self._given_up: set[Run] = set()
-        self._tokens: SimpleQueue[bool] = SimpleQueue()
+        self._wakeups: SimpleQueue[bool] = SimpleQueue()
         self._threads: list[threading.Thread] = []
-        self._resting: set[int] = set()
+        self._idle: set[int] = set()
         self._closed = False
         self._lock = threading.Lock()  # only for starting threads
 
     def submit(self, jobs: list[Job], *, fast: bool) -> None:
-        """Queue jobs and wake as many threads as they can use."""
+        """Append jobs and wake as many threads as they can use."""
         self.todo.extend(jobs)
         if fast:
             self.nudge()
@@ -55,46 +62,49 @@ class ThreadExecutor:
             self._wake(len(jobs))
 
     def nudge(self) -> None:
-        """Wake one more thread when jobs wait and the one woken before is stuck in a slow job.
+        """Wake one more thread if jobs wait and all running threads are in slow jobs.
 
-        Two threads that run fast jobs only take the interpreter from each other.
+        Two threads that run fast jobs compete for the interpreter and are no faster than one.
         """
-        stuck = monotonic() - STUCK
-        going = (job is not None and since >= stuck for job, since in zip(self._jobs, self._since, strict=True))
-        if self.todo and not any(going):
-            self._wake(1)
+        if not self.todo:
+            return
+        blocked = monotonic() - BLOCKED_AFTER_SECONDS
+        for job, since in zip(self._jobs, self._since, strict=True):
+            if job is not None and since >= blocked:
+                return
+        self._wake(1)
 
     def busy(self) -> int:
         """Return how many threads run a job."""
         return self.slots - self._jobs.count(None)
 
     def running(self) -> list[Run]:
-        """Return what runs now."""
+        """Return the running jobs."""
         return [Run(job, since) for job, since in zip(self._jobs, self._since, strict=True) if job is not None]
 
     def overrun(self, run: Run) -> bool:
-        """Forget a run: a thread cannot be stopped, so its slot stays taken until it ends."""
+        """Give up a run. A thread cannot be stopped: its slot stays taken until the run ends."""
         if run in self._given_up or run not in self.running():
             return False
         self._given_up.add(run)
         return True
 
     def cancel(self) -> None:
-        """Nothing to do: Python cannot interrupt a thread."""
+        """Do nothing: Python cannot interrupt a thread."""
 
     def close(self) -> None:
-        """Let idle threads end, and with them their connections. A thread stuck in a task is left behind."""
+        """End idle threads and their connections. A thread that runs a task is left alone."""
         self._closed = True
         for _ in self._threads:
-            self._tokens.put(False)
+            self._wakeups.put(False)
         for slot, thread in enumerate(self._threads):
             if self._jobs[slot] is None:
                 thread.join(timeout=1)
 
     def _wake(self, wanted: int) -> None:
-        idle = len(self._resting) - self._tokens.qsize()
+        idle = len(self._idle) - self._wakeups.qsize()
         for _ in range(min(wanted, max(idle, 0))):
-            self._tokens.put(True)
+            self._wakeups.put(True)
         if wanted > idle and len(self._threads) < self.slots:
             self._start(wanted - idle)
 
@@ -110,19 +120,19 @@ class ThreadExecutor:
             try:
                 job = self.todo.popleft()
             except IndexError:
-                if not self._rest(slot):
+                if not self._wait_for_job(slot):
                     connections.close_all()
                     return
                 continue
             self._run(slot, job)
 
-    def _rest(self, slot: int) -> bool:
-        """Wait for work; False at the end."""
-        self._resting.add(slot)
+    def _wait_for_job(self, slot: int) -> bool:
+        """Wait; return False if the thread has to end."""
+        self._idle.add(slot)
         try:
-            return self._tokens.get() and not self._closed
+            return self._wakeups.get() and not self._closed
         finally:
-            self._resting.discard(slot)
+            self._idle.discard(slot)
 
     def _run(self, slot: int, job: Job) -> None:
         if not job.processor.plain:
@@ -131,43 +141,43 @@ class ThreadExecutor:
         lease = job.lease
         started = monotonic()
         if started >= lease.deadline:
-            self._finish(Done(lease, Release(), 0.0), idle=not self.todo)  # somebody else may hold it by now
+            self._finish(Done(lease, Release(), 0.0), idle=not self.todo)  # another poller may hold it by now
             return
         self._since[slot], self._jobs[slot] = started, job
         observe.started(lease)
-        settlement = perform(lease, job.processor)
+        settlement = run(lease, job.processor)
         self._jobs[slot] = None
         if not self._given_up or not self._is_late(Run(job, started)):
             self._finish(Done(lease, settlement, monotonic() - started), idle=not self.todo)
         tidy()
 
     def _run_special(self, slot: int, job: Job) -> None:
-        """Run a batch, or a call of a processor that may have only so many."""
+        """Run a batch, or a call of a processor with a concurrency limit."""
         started = monotonic()
         held = still_held(job, started, self._finish)
         if held is None:
-            self._enter(self._gates.leave(job.processor, None))
+            self._put_first(self._limiter.release(job.processor, None))
             return
         self._since[slot], self._jobs[slot] = started, held
         for lease in held.leases:
             observe.started(lease)
-        settlements = perform_job(held)
+        settlements = run_all(held.leases, held.processor)
         self._jobs[slot] = None
         tidy()
         seconds = monotonic() - started
-        self._enter(self._gates.leave(job.processor, seconds))
+        self._put_first(self._limiter.release(job.processor, seconds))
         if not self._is_late(Run(held, started)):
-            for done in shared(held, settlements, seconds):
+            for done in done_by_lease(held, settlements, seconds):
                 self._finish(done, idle=not self.todo)
 
-    def _enter(self, jobs: list[Job]) -> None:
-        """Put jobs that a gate let in first in line; this thread goes on with the first of them."""
+    def _put_first(self, jobs: list[Job]) -> None:
+        """Put jobs that the limiter admitted before all others; this thread takes the first of them."""
         self.todo.extendleft(reversed(jobs))
         if len(jobs) > 1:
             self._wake(len(jobs) - 1)
 
     def _is_late(self, run: Run) -> bool:
-        """Whether the run was given up meanwhile, and its failure written."""
+        """Whether the run was given up before it ended; its failure is then already written."""
         if run not in self._given_up:
             return False
         self._given_up.discard(run)
@@ -177,11 +187,11 @@ class ThreadExecutor:
 
 
 class _Opened(threading.local):
-    """The connections a thread has opened so far, and whether it opened one since it last looked."""
+    """The Django connections of a thread; ``changed`` if it opened one since the list was made."""
 
     def __init__(self) -> None:
         self.connections: list[BaseDatabaseWrapper] = []
-        self.anew = True
+        self.changed = True
 
 
 _opened = _Opened()
@@ -189,26 +199,26 @@ _opened = _Opened()
 
 @receiver(connection_created)
 def _note(**_: object) -> None:
-    _opened.anew = True
+    _opened.changed = True
 
 
 def tidy() -> None:
-    """Leave no connection behind that the next task would stumble over: broken, aged, or in an open transaction."""
-    if _opened.anew:
-        _opened.connections, _opened.anew = list(connections.all(initialized_only=True)), False
+    """Close each connection that would harm the next task: broken, too old, or in an open transaction."""
+    if _opened.changed:
+        _opened.connections, _opened.changed = list(connections.all(initialized_only=True)), False
     for connection in _opened.connections:
         if connection.connection is None:
             continue
         if connection.in_atomic_block or not connection.autocommit:
-            with suppress(Exception):  # a connection this broken may not even close
+            with suppress(Exception):  # even close() may fail on a broken connection
                 connection.in_atomic_block = connection.closed_in_transaction = False
                 connection.close()
         elif connection.settings_dict["OPTIONS"].get("pool"):
-            connection.close()  # back into the pool: there may be fewer connections in it than threads
+            connection.close()  # back to the pool, which may hold fewer connections than there are threads
         elif connection.errors_occurred or _aged(connection):
             connection.close_if_unusable_or_obsolete()
 
 
 def _aged(connection: BaseDatabaseWrapper) -> bool:
-    """Whether a persistent connection is past its age. CONN_MAX_AGE 0 keeps it: tasks follow each other."""
+    """Whether a connection is older than CONN_MAX_AGE. With 0 it is kept, because the next task follows at once."""
     return bool(connection.settings_dict["CONN_MAX_AGE"] and connection.close_at and monotonic() >= connection.close_at)

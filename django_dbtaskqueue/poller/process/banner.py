@@ -16,18 +16,18 @@ from django_dbtaskqueue.core.durations import format_duration, format_seconds
 from django_dbtaskqueue.core.exceptions import near_match
 from django_dbtaskqueue.db.session import alias_for
 from django_dbtaskqueue.poller.loop import Poller
-from django_dbtaskqueue.poller.queue_state import Lane
+from django_dbtaskqueue.poller.queue_state import QueueState
 
 USUAL = QueueSettings()
 
 
 def opening(poller: Poller) -> Iterator[str]:
     """Yield two lines; raise ``ImproperlyConfigured`` for a database that has no task table."""
-    found = {lane.door.alias: lane.door.model._meta.db_table for lane in poller.lanes.values()}
+    found = {queue.port.alias: queue.port.model._meta.db_table for queue in poller.queues.values()}
     databases = ", ".join(f"{database(alias, table)} ({alias})" for alias, table in found.items())
     options = poller.options
     yield f"django-dbtaskqueue {__version__} on {databases}, instance {poller.instance}"
-    queues = ", ".join(map(_queue, poller.lanes.values()))
+    queues = ", ".join(map(_queue, poller.queues.values()))
     yield f"Queues: {queues}. Slots: {options.threads} threads, {options.coroutines} coroutines"
 
 
@@ -68,13 +68,13 @@ def check_databases(queues: Iterable[str], using: str | None) -> None:
             )
 
 
-def _queue(lane: Lane) -> str:
-    words = [f"weight {lane.weight}"] if lane.weight != 1 else []
+def _queue(queue: QueueState) -> str:
+    words = [f"weight {queue.weight}"] if queue.weight != 1 else []
     for field in fields(QueueSettings):
-        value = getattr(lane.settings, field.name)
+        value = getattr(queue.settings, field.name)
         if value != getattr(USUAL, field.name):
             words.append(f"{field.name} {_text(value)}")
-    return f"{lane.queue} ({', '.join(words)})" if words else lane.queue
+    return f"{queue.name} ({', '.join(words)})" if words else queue.name
 
 
 def _text(value: object) -> str:

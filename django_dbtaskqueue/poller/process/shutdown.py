@@ -17,7 +17,7 @@ from types import FrameType
 
 from django_dbtaskqueue.core.durations import format_seconds
 from django_dbtaskqueue.db import notify
-from django_dbtaskqueue.poller.heartbeat import Control
+from django_dbtaskqueue.poller.heartbeat import Heartbeat
 from django_dbtaskqueue.poller.loop import Poller
 
 logger = logging.getLogger("django_dbtaskqueue")
@@ -71,15 +71,15 @@ def run(
 
     ``timeout`` counts from the first request to stop, or from the end of a run that ends by itself.
     """
-    control = Control(poller)
+    heartbeat = Heartbeat(poller)
     poller.start()
-    control.start()
+    heartbeat.start()
     try:
         deadline = _until_end(poller, stops, timeout.total_seconds(), look)
         _wait_for_threads(poller, stops, deadline)
         return _left(poller)
     finally:
-        control.stop()
+        heartbeat.stop()
         poller.close()
         notify.flush()
 

@@ -19,7 +19,7 @@ from functools import partial
 from time import monotonic
 from typing import IO
 
-from django_dbtaskqueue.core.durations import format_seconds
+from django_dbtaskqueue.core.durations import format_seconds, next_pause
 from django_dbtaskqueue.poller.process import child_channel
 from django_dbtaskqueue.poller.process.shutdown import DRAIN, GO_ON, LOOK, Stops
 from django_dbtaskqueue.poller.process.status_line import Snapshot
@@ -163,7 +163,7 @@ class Supervisor:
     def _replace(self, child: Child, pid: int, code: int) -> None:
         young = monotonic() - child.started < YOUNG
         pause = child.pause if young else PAUSE[0]
-        child.pause = min(PAUSE[1], 2 * pause)
+        child.pause = next_pause(pause, *PAUSE)
         child.start_at = monotonic() + pause
         log = logger.info if code == 0 else logger.error
         log("Child %s ended: %s. Starting another one in %s", pid, words(code), format_seconds(pause))

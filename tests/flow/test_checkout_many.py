@@ -10,32 +10,32 @@ from django.db import connection
 from django.db.models.functions import Now
 
 from django_dbtaskqueue.db.session import Session
-from django_dbtaskqueue.flow import checkout
-from django_dbtaskqueue.flow.checkout_many import Part, next_due_of_many, take_of_many
-from django_dbtaskqueue.flow.settle_port import SettleDoor
+from django_dbtaskqueue.flow.checkout import QueueShare, next_due_by_queue, take_many
+from django_dbtaskqueue.flow.scan import ScanCursor
+from django_dbtaskqueue.flow.settle_port import SettlePort
 from django_dbtaskqueue.models import Queue, Task
 from tests.factories import LEASE, make_task
 
 pytestmark = pytest.mark.django_db
 PAST, FUTURE = 0.001, float("inf")
 QUEUES = ("letters", "other", "parcels")
-Lines = dict[str, checkout.Line]
+Lines = dict[str, ScanCursor]
 
 
 @pytest.fixture
 def lines() -> Lines:
-    return {queue: checkout.Line(queue) for queue in QUEUES}
+    return {queue: ScanCursor(queue) for queue in QUEUES}
 
 
-def take(lines: Lines, limit: int = 100, shares: dict[str, int] | None = None) -> list[Part]:
+def take(lines: Lines, limit: int = 100, shares: dict[str, int] | None = None) -> list[QueueShare]:
     shares = shares or {}
-    parts = [Part(line, SettleDoor("default"), shares.get(queue, limit)) for queue, line in lines.items()]
-    got = take_of_many(Session.on("default"), parts, poller_instance="p", limit=limit, lease=LEASE)
+    parts = [QueueShare(line, SettlePort("default"), shares.get(queue, limit)) for queue, line in lines.items()]
+    got = take_many(Session.on("default"), parts, poller_instance="p", limit=limit, lease=LEASE)
     assert got == sum(len(part.taken) for part in parts)
     return parts
 
 
-def ids(parts: list[Part]) -> list[list[int]]:
+def ids(parts: list[QueueShare]) -> list[list[int]]:
     return [[lease.id for lease in part.taken] for part in parts]
 
 
@@ -47,7 +47,7 @@ def test_the_lines_are_served_in_their_order_up_to_the_limit(lines: Lines) -> No
     assert ids(parts) == [made["letters"], made["other"][:2], []]
     assert [part.reached for part in parts] == [True, True, False]
     assert Task.objects.filter(queue="parcels", status="CREATED", attempt=0).count() == 4
-    assert [part.taken[0].door for part in parts if part.taken] == [part.door for part in parts if part.taken]
+    assert [part.taken[0].port for part in parts if part.taken] == [part.port for part in parts if part.taken]
     assert ids(take(lines, 6)) == [[], made["other"][2:], made["parcels"]]
 
 
@@ -72,44 +72,44 @@ def test_a_paused_line_gives_nothing_and_holds_up_nobody(lines: Lines) -> None:
 
 
 def test_what_is_there_costs_one_statement_and_nothing_two(lines: Lines, django_assert_num_queries: Any) -> None:
-    """Given lines that were looked at before: behind their bounds, and once more from the front."""
+    """Given lines that were looked at before: behind their watermarks, and in one more full scan."""
     for queue in QUEUES:
         make_task(queue=queue)
     take(lines)
     made = [[make_task(queue=queue).pk] for queue in QUEUES]
     for line in lines.values():
-        line.next_walk = PAST
+        line.next_full_scan = PAST
     with django_assert_num_queries(1):
         assert ids(take(lines)) == made
     for line in lines.values():
-        line.may_walk = line.next_walk = FUTURE
+        line.may_full_scan = line.next_full_scan = FUTURE
     with django_assert_num_queries(1):
         assert ids(take(lines)) == [[], [], []]
     Task.objects.all().delete()
     for line in lines.values():
-        line.may_walk = PAST
+        line.may_full_scan = PAST
     with django_assert_num_queries(2):
         assert ids(take(lines)) == [[], [], []]
 
 
-def test_a_walk_that_is_due_lets_one_checkout_go_first_and_no_more(lines: Lines) -> None:
+def test_a_full_scan_that_is_due_lets_one_checkout_go_first_and_no_more(lines: Lines) -> None:
     make_task(queue="other", ready_time=timedelta(hours=-1))
     take(lines)
     line = lines["other"]
     behind, ahead = make_task(queue="other", ready_time=timedelta(hours=-2)), make_task(queue="other")
-    line.may_walk, line.next_walk = FUTURE, PAST
+    line.may_full_scan, line.next_full_scan = FUTURE, PAST
     assert ids(take(lines, 1)) == [[], [ahead.pk], []]
     assert ids(take(lines, 1)) == [[], [behind.pk], []]
 
 
-def test_a_walk_that_was_not_reached_is_still_due(lines: Lines) -> None:
+def test_a_full_scan_that_was_not_reached_is_still_due(lines: Lines) -> None:
     make_task(queue="other", ready_time=timedelta(hours=-1))
     take(lines)
     behind = make_task(queue="other", ready_time=timedelta(hours=-2))
-    lines["other"].may_walk = lines["other"].next_walk = PAST
-    lines["other"].overdue = True
+    lines["other"].may_full_scan = lines["other"].next_full_scan = PAST
+    lines["other"].full_scan_overdue = True
     make_task(queue="letters")
-    lines["letters"].may_walk = PAST
+    lines["letters"].may_full_scan = PAST
 
     parts = take(lines, 1)
     assert [part.reached for part in parts] == [True, False, False]
@@ -122,11 +122,11 @@ def test_the_next_due_of_each_queue_that_has_one() -> None:
     make_task(queue="other")
     pairs = [("letters", 0), ("letters", 3), ("other", 0), ("parcels", 0)]
 
-    found = next_due_of_many(Session.on("default"), pairs)
+    found = next_due_by_queue(Session.on("default"), pairs)
 
     assert list(found) == ["letters"]
     assert 60 < found["letters"] <= 120
-    assert next_due_of_many(Session.on("default"), []) == {}
+    assert next_due_by_queue(Session.on("default"), []) == {}
 
 
 def test_it_is_a_hot_update(lines: Lines) -> None:

@@ -1,4 +1,4 @@
-"""A poller of many queues: what several have waiting is taken and settled together, and each keeps its own rules."""
+"""A poller of many queues fetches and settles tasks of several queues together; each queue keeps its own rules."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def queues(settings: Any) -> Iterator[list[str]]:
     registry.restore(before)
 
 
-def looked(*pollers: Poller) -> None:
-    """Wait until pollers have looked into all their queues once."""
-    until(lambda: all(lane.idle > 0 for poller in pollers for lane in poller.lanes.values()), timeout=60)
+def polled(*pollers: Poller) -> None:
+    """Wait until pollers have polled all their queues once."""
+    until(lambda: all(queue.idle_pause > 0 for poller in pollers for queue in poller.queues.values()), timeout=60)
 
 
 def fill(queues: list[str], each: int = EACH) -> None:
-    """Put tasks into queues, and let them be taken all at once."""
+    """Put tasks into paused queues, then resume all queues at once."""
     verbs.pause(queues, by="test")
     for queue in queues:
         enqueue_many(queue, ({"payload": number} for number in range(each)))
@@ -53,13 +53,13 @@ def completed() -> int:
 def test_tasks_of_many_queues_share_checkouts_and_settles(
     postgres_process_database: ProcessDatabase, queues: list[str]
 ) -> None:
-    """Three pollers, many queues: each task runs once, and a batch is no longer than a queue needs one of its own."""
+    """Given three pollers and many queues, then each task runs once, and queues share checkouts and settles."""
     ran: list[int] = []
     for queue in queues:
         registry.register(queue, lambda task: ran.append(task.id))
     with ExitStack() as stack:
         pollers = [stack.enter_context(polling(dict.fromkeys(queues, 1))) for _ in range(3)]
-        looked(*pollers)
+        polled(*pollers)
         fill(queues)
         until(lambda: completed() == len(queues) * EACH, timeout=60)
     assert Counter(ran) == Counter(Task.objects.values_list("pk", flat=True))
@@ -70,8 +70,8 @@ def test_tasks_of_many_queues_share_checkouts_and_settles(
     assert len({row[:2] for row in settles}) < len(settles), "each queue had a settle of its own"
 
 
-def test_each_queue_keeps_its_own_way_out(postgres_process_database: ProcessDatabase, settings: Any) -> None:
-    """Deleted, kept one by one, in a group, unable to be stored, lost: nobody's outcome is another's."""
+def test_each_queue_settles_by_its_own_rules(postgres_process_database: ProcessDatabase, settings: Any) -> None:
+    """Given queues that delete, settle one by one, have groups, or fail, then no outcome affects another."""
     own = {
         "gone": {"keep": "delete"},
         "each": {"settle": "each"},
@@ -88,7 +88,7 @@ def test_each_queue_keeps_its_own_way_out(postgres_process_database: ProcessData
     registry.register("failing", lambda task: 1 / 0)
     try:
         with polling(dict.fromkeys(own, 1)) as poller:
-            looked(poller)
+            polled(poller)
             verbs.pause(list(own), by="test")
             for queue in own:
                 group = "one" if queue == "grouped" else None
@@ -105,12 +105,12 @@ def test_each_queue_keeps_its_own_way_out(postgres_process_database: ProcessData
 def test_suspects_of_several_queues_run_alone_and_all_get_done(
     postgres_process_database: ProcessDatabase, queues: list[str]
 ) -> None:
-    """Given tasks whose process died, in queues that are taken together, then none is passed to and fro for ever."""
+    """Given tasks of dead processes in queues that share fetches, then each runs, and none is released for ever."""
     some = queues[:6]
     for queue in some:
         registry.register(queue, lambda task: None)
     with polling(dict.fromkeys(some, 1)) as poller:
-        looked(poller)
+        polled(poller)
         verbs.pause(some, by="test")
         for queue in some:
             make_task(queue=queue, attempt=1, total_attempt=1, group_key="g" if queue == some[0] else None)
@@ -120,22 +120,22 @@ def test_suspects_of_several_queues_run_alone_and_all_get_done(
     assert Task.objects.filter(attempt=2).count() == 6
 
 
-def test_of_a_queue_nobody_knows_yet_few_are_taken(
+def test_of_a_queue_without_timing_data_few_are_taken(
     postgres_process_database: ProcessDatabase, queues: list[str]
 ) -> None:
-    """Given many quick tasks, and others that turn out to be slow, then hardly any of those wait in memory."""
+    """Given many fast tasks, and others that turn out to be slow, then at most two of the slow ones wait per queue."""
     go, slow = threading.Event(), queues[:3]
     registry.register("part-39", lambda task: None)
     for queue in slow:
         registry.register(queue, lambda task: go.wait(60))
     with polling(dict.fromkeys([*slow, "part-39"], 1), threads=2) as poller:
-        looked(poller)
+        polled(poller)
         enqueue_many("part-39", ({"payload": number} for number in range(200)))
         until(lambda: completed() == 200, timeout=60)
         fill(slow, each=50)
         try:
             until(lambda: len(poller.running()) == 2)
-            for _ in range(20):  # whoever took more would do so at once
+            for _ in range(20):  # a poller that takes more does so at once
                 held = Counter(lease.queue for lease in poller.settler.held.copy())
                 assert max(held.values()) <= 4
                 threading.Event().wait(0.02)

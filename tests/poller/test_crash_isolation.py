@@ -1,4 +1,4 @@
-"""A task that may have killed its process is run alone, and soon."""
+"""Crash isolation: a task that may have killed its process runs alone, and soon."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def flood(settings: Any) -> Iterator[str]:
 
 
 def test_it_is_not_put_off_while_there_is_plenty_to_do(postgres_process_database: ProcessDatabase, flood: str) -> None:
-    """Given an orphan behind the bound of a queue that is being drained, then it runs before the drain is over."""
+    """Given an orphan behind the watermark while a queue is drained, then it runs before the drain is over."""
     pause = threading.Event()
     registry.register(flood, lambda task: pause.wait(0.001) and None)
     enqueue_many(flood, ({"payload": number} for number in range(MANY)))
@@ -41,7 +41,7 @@ def test_it_is_not_put_off_while_there_is_plenty_to_do(postgres_process_database
         )
         until(lambda: tasks.filter(status="COMPLETED").count() == MANY + 1, timeout=60)
     orphan.refresh_from_db()
-    assert orphan.total_attempt < 10  # taken among many and given back, then taken alone; not again and again
+    assert orphan.total_attempt < 10  # taken with many and released, then taken alone; not again and again
     last = tasks.exclude(pk=orphan.pk).aggregate(last=Max("start_time"))["last"]
     assert orphan.start_time is not None
     assert orphan.start_time < last

@@ -1,4 +1,4 @@
-"""Heartbeat, rescue, unparking, timeouts: what a poller does beside its work. On threads of the test's own process."""
+"""Heartbeat, rescue, unparking and timeouts, on threads of the test's own process."""
 
 from __future__ import annotations
 
@@ -21,12 +21,14 @@ from django.db.models.functions import Now
 
 from django_dbtaskqueue import LeaseLost, __version__, enqueue
 from django_dbtaskqueue.conf import settings as conf
+from django_dbtaskqueue.core.outcomes import Fail
 from django_dbtaskqueue.db.session import Session
-from django_dbtaskqueue.flow.checkout import Line
-from django_dbtaskqueue.flow.settle_port import SettleDoor
+from django_dbtaskqueue.flow.rescue import exhausted, rescue
+from django_dbtaskqueue.flow.scan import ScanCursor
+from django_dbtaskqueue.flow.settle_port import SettlePort
 from django_dbtaskqueue.models import Attempt, Poller, Task
 from django_dbtaskqueue.poller import heartbeat
-from django_dbtaskqueue.poller.queue_state import Lane
+from django_dbtaskqueue.poller.queue_state import QueueState
 from tests.conftest import ProcessDatabase
 from tests.factories import make_task
 from tests.poller.processes import lines, polling, runtaskpoller
@@ -41,8 +43,8 @@ def spent(ago: timedelta, **columns: Any) -> Task:
     return make_task("PROCESSING", next_process_time=-ago, **given)
 
 
-def lane_of(queue: str) -> Lane:
-    return Lane(queue, conf.queue_settings(queue), SettleDoor("default"), Line(queue))
+def state_of(queue: str) -> QueueState:
+    return QueueState(queue, conf.queue_settings(queue), SettlePort("default"), ScanCursor(queue))
 
 
 # -- heartbeat --------------------------------------------------------------------------------------------------------
@@ -138,17 +140,17 @@ def test_leases_that_stand_and_attempts_that_are_left_are_no_business_of_rescue(
     make_task("PROCESSING", queue="brief", max_attempts=1, attempt=1, reference="held")
     spent(timedelta(seconds=1), attempt=2, total_attempt=2, reference="attempt left")
     spent(timedelta(seconds=1), queue="other", reference="other queue")
-    lane = lane_of("brief")
-    assert heartbeat.rescue(Session.on("default"), lane) == []
+    queue = state_of("brief")
+    assert rescue(Session.on("default"), "brief", queue.port) == []
     assert set(Task.objects.values_list("status", flat=True)) == {"PROCESSING"}
 
 
 def test_a_holder_that_comes_back_after_the_rescue_changes_nothing(process_database: ProcessDatabase) -> None:
     spent(timedelta(seconds=1))
-    session, lane = Session.on("default"), lane_of("brief")
-    (lease,) = heartbeat.rescue(session, lane)
+    session, queue = Session.on("default"), state_of("brief")
+    ((lease, _),) = rescue(session, "brief", queue.port)
     with pytest.raises(LeaseLost):
-        SettleDoor("default").settle(lease, heartbeat.Fail("late"))
+        SettlePort("default").settle(lease, Fail("late"))
     assert Task.objects.get().status == "ERROR"
     assert Attempt.objects.count() == 1
 
@@ -156,7 +158,7 @@ def test_a_holder_that_comes_back_after_the_rescue_changes_nothing(process_datab
 def test_more_tasks_than_one_batch_are_rescued_at_one_go(process_database: ProcessDatabase) -> None:
     for number in range(130):
         spent(timedelta(seconds=1), reference=str(number))
-    heartbeat.Rescuer([lane_of("brief")]).look()
+    heartbeat.Rescuer([state_of("brief")]).look()
     assert Counter(Task.objects.values_list("status", flat=True)) == {"ERROR": 130}
     assert Attempt.objects.count() == 130
 
@@ -165,14 +167,15 @@ def test_many_queues_are_looked_into_together(
     process_database: ProcessDatabase, django_assert_num_queries: Any
 ) -> None:
     """Given more queues than one statement takes, then in each what is dead is found, and nothing else."""
-    lanes = [lane_of("brief") for _ in range(heartbeat.TOGETHER + 5)]
-    for number, lane in enumerate(lanes):
-        lane.queue = f"brief-{number:03}"
-    with django_assert_num_queries(1 if connection.vendor == "postgresql" else heartbeat.TOGETHER):
-        heartbeat.Rescuer(lanes).look()
-    dead = [spent(timedelta(seconds=1), queue=lanes[number].queue).pk for number in (0, 7, heartbeat.TOGETHER + 3)]
+    queues = [state_of("brief") for _ in range(heartbeat.MAX_QUEUES_PER_RESCUE + 5)]
+    for number, queue in enumerate(queues):
+        queue.name = f"brief-{number:03}"
+    at_once = heartbeat.MAX_QUEUES_PER_RESCUE
+    with django_assert_num_queries(1 if connection.vendor == "postgresql" else at_once):
+        heartbeat.Rescuer(queues).look()
+    dead = [spent(timedelta(seconds=1), queue=queues[number].name).pk for number in (0, 7, at_once + 3)]
     make_task("PROCESSING", queue="brief-009", max_attempts=1, attempt=1, next_process_time=timedelta(minutes=5))
-    rescuer = heartbeat.Rescuer(lanes)
+    rescuer = heartbeat.Rescuer(queues)
     rescuer.look()
     assert rescuer.look() > 0
     assert sorted(Task.objects.filter(status="ERROR").values_list("pk", flat=True)) == dead
@@ -181,12 +184,12 @@ def test_many_queues_are_looked_into_together(
 
 def test_two_rescuers_write_one_attempt(postgres_process_database: ProcessDatabase) -> None:
     spent(timedelta(seconds=1))
-    lane = lane_of("brief")
+    queue = state_of("brief")
     first, second = Session.open("default"), Session.open("default")
     with first.atomic():
-        assert len(heartbeat.move.spent(first, "brief")) == 1
-        assert heartbeat.rescue(second, lane) == []  # locked by the first, and not waited for
-    assert len(heartbeat.rescue(second, lane)) == 1
+        assert len(exhausted(first, "brief")) == 1
+        assert rescue(second, "brief", queue.port) == []  # locked by the first, and not waited for
+    assert len(rescue(second, "brief", queue.port)) == 1
     first.close()
     second.close()
 
@@ -261,7 +264,7 @@ def counted_queries() -> Iterator[list[str]]:
 @pytest.mark.slow
 def test_an_idle_poller_asks_little(process_database: ProcessDatabase) -> None:
     with counted_queries() as seen, polling({"work": 1, "other": 1}) as poller:
-        until(lambda: poller.lanes["work"].idle >= 4)  # the back-off has grown
+        until(lambda: poller.queues["work"].idle_pause >= 4)  # the back-off has grown
         del seen[:]
         begun = monotonic()
         poller.wait(6)

@@ -39,16 +39,16 @@ def test_each_poller_applies_an_override_within_a_heartbeat_and_shows_the_differ
     registry.register("sized", lambda task: None)
     with polling({"sized": 1}) as poller:
         override(lease="PT15M", batch_size=7)
-        until(lambda: poller.lanes["sized"].settings.lease == timedelta(minutes=15))
+        until(lambda: poller.queues["sized"].settings.lease == timedelta(minutes=15))
         until(lambda: "sized: lease=15m<1m" in Poller.objects.get(pk=poller.instance).applied_settings)
         assert "Queue sized: lease=15m<1m batch_size=7<500" in caplog.text
         # A bad override is said and changes nothing
         override(leese="PT1M")
         until(lambda: "has no setting 'leese'. Did you mean 'lease'?" in caplog.text)
-        assert poller.lanes["sized"].settings.lease == timedelta(minutes=15)
+        assert poller.queues["sized"].settings.lease == timedelta(minutes=15)
         # Without the row all is as before
         Queue.objects.all().delete()
-        until(lambda: poller.lanes["sized"].settings.lease == timedelta(minutes=1))
+        until(lambda: poller.queues["sized"].settings.lease == timedelta(minutes=1))
 
 
 def test_workers_grow_from_nothing_and_shrink_to_nothing_without_losing_a_running_task(
@@ -66,7 +66,7 @@ def test_workers_grow_from_nothing_and_shrink_to_nothing_without_losing_a_runnin
     enqueue_many("sized", ({"reference": str(n)} for n in range(6)))
     with polling({"sized": 1}, threads=4) as poller:
         # Given a poller resized to nothing: it takes nothing
-        until(lambda: poller.lanes["sized"].settings.concurrency == 0)
+        until(lambda: poller.queues["sized"].settings.concurrency == 0)
         assert Task.objects.filter(status="CREATED").count() + len(started) == 6
         before = len(started)
         # When it grows, it runs at once, and no more than that
@@ -74,7 +74,7 @@ def test_workers_grow_from_nothing_and_shrink_to_nothing_without_losing_a_runnin
         until(lambda: len(started) == before + 2)
         # When it shrinks to nothing again, what runs is not interrupted, and nothing new starts
         override(concurrency=0)
-        until(lambda: poller.lanes["sized"].settings.concurrency == 0)
+        until(lambda: poller.queues["sized"].settings.concurrency == 0)
         go.set()
         until(lambda: Task.objects.filter(status="COMPLETED").count() == before + 2)
         assert len(started) == before + 2

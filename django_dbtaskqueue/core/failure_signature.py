@@ -27,7 +27,7 @@ SHOWN = 500  # characters of a group's message
 COMPARED = 200  # of them that make the fingerprint
 
 
-class Kind(NamedTuple):
+class FailureSignature(NamedTuple):
     """What failures of one group have in common; ``fingerprint`` stands for all of it and the queue."""
 
     fingerprint: str
@@ -36,18 +36,18 @@ class Kind(NamedTuple):
     message: str  # with what varies replaced
 
 
-class Told(str):
-    """An error's text that came from another process, with the kind that was found there, where its frames were."""
+class RemoteError(str):
+    """An error's text that came from another process, with the signature that was found there, by its frames."""
 
-    kind: Kind
+    signature: FailureSignature
 
     @classmethod
-    def of(cls, error: BaseException | str, queue: str) -> Told:
+    def of(cls, error: BaseException | str, queue: str) -> RemoteError:
         """Return what another process is to be told of an error. Never raises."""
         name, message = _said(error)
-        told = cls(json_payload.clean_text(f"{name.rpartition('.')[2]}: {message}" if name else message))
-        told.kind = kind_of(error, queue)
-        return told
+        remote = cls(json_payload.clean_text(f"{name.rpartition('.')[2]}: {message}" if name else message))
+        remote.signature = signature_of(error, queue)
+        return remote
 
 
 def describe(error: BaseException | str, queue: str) -> dict[str, str]:
@@ -58,26 +58,26 @@ def describe(error: BaseException | str, queue: str) -> dict[str, str]:
         try:
             frames = "".join(traceback.format_exception(error))
         except BaseException as hostile:
-            message = frames = _hostile(name, hostile)
+            message = frames = _repr_failed(name, hostile)
     clean = json_payload.clean_text
     return {
         "t": clean(name)[:200],
         "m": clean(message)[:4000],
         "b": json_payload.tail_bytes(clean(frames), TRACEBACK_BYTES) or "",
-        "f": kind_of(error, queue).fingerprint,
+        "f": signature_of(error, queue).fingerprint,
     }
 
 
-def kind_of(error: BaseException | str, queue: str) -> Kind:
+def signature_of(error: BaseException | str, queue: str) -> FailureSignature:
     """Return which failures this one belongs to. Never raises."""
-    if isinstance(error, Told):
-        return error.kind
+    if isinstance(error, RemoteError):
+        return error.signature
     name, message = _said(error)
     clean = json_payload.clean_text
     name, frame, message = clean(name)[:200], clean(_frame(error))[:300], clean(normalised(message[:4000]))[:SHOWN]
     text = "\0".join((queue, name, frame, message[:COMPARED]))
     digest = blake2b(text.encode("utf-8", "replace"), digest_size=20).hexdigest()
-    return Kind(digest, name, frame, message)
+    return FailureSignature(digest, name, frame, message)
 
 
 def normalised(message: str) -> str:
@@ -96,11 +96,11 @@ def _said(error: BaseException | str) -> tuple[str, str]:
     try:
         return name, str(error)
     except BaseException as hostile:
-        return name, _hostile(name, hostile)
+        return name, _repr_failed(name, hostile)
 
 
-def _hostile(name: str, hostile: BaseException) -> str:
-    return f"<{name}; its text raised {type(hostile).__name__}>"
+def _repr_failed(name: str, hostile: BaseException) -> str:
+    return f"<{name}; repr failed with {type(hostile).__name__}>"
 
 
 def _frame(error: BaseException | str) -> str:

@@ -1,6 +1,13 @@
-"""Process: a lease becomes an outcome. Decode, call the processor, decide; nothing is written here but in atomic mode.
+"""Run: a lease becomes an outcome. The life of a run, for the poller, the pull API, the test kit and Spark's workers:
 
-An exception means failure and nothing else; every other wish of a processor is an outcome it returns.
+1. ``refusal``   is the task expired, or is there no processor for it here? Then it does not start.
+2. ``prepare``   decode the payload and the context; what cannot be decoded fails for good.
+3. ``perform``   call the processor; an exception means failure, everything else is an outcome it returns.
+4. ``run``       the three together, decided (``flow.decide``): what is to be written.
+
+Nothing is written here, except in atomic mode: there the outcome and the processor's writes commit together.
+``perform_all`` and ``run_all`` take the leases of one call, which are several for a processor with ``batch=``. Each has
+an async twin.
 """
 
 from __future__ import annotations
@@ -16,10 +23,11 @@ from django.db import transaction
 
 from django_dbtaskqueue.core import codecs, context
 from django_dbtaskqueue.core import json as json_payload
-from django_dbtaskqueue.core.exceptions import LeaseLost, PayloadError, ReenqueueDelayMissing, TaskQueueError
+from django_dbtaskqueue.core.exceptions import LeaseLost, TaskQueueError
 from django_dbtaskqueue.core.lease import Lease
-from django_dbtaskqueue.core.outcomes import OUTCOMES, Complete, CompleteDelete, Fail, Outcome, Poison
-from django_dbtaskqueue.flow.reenqueue import timed
+from django_dbtaskqueue.core.outcomes import OUTCOMES, Complete, CompleteDelete, Fail, Outcome, Park, Poison, Settlement
+from django_dbtaskqueue.core.sql import NO_HANDLER
+from django_dbtaskqueue.flow.decide import decide_call, failure
 
 logger = logging.getLogger("django_dbtaskqueue")
 DONE = Complete()  # what nearly every processor means
@@ -79,38 +87,76 @@ def _mapping(context: Any) -> dict[str, Any]:
     return context or {}
 
 
-def expiry(lease: Lease, expired: str) -> Outcome | None:
-    """Return what becomes of a task whose time to live was over when it was taken; None while it lives."""
-    if lease.expire_time is None or lease.expire_time > lease.start_time:
-        return None
-    if expired == "delete":
-        return CompleteDelete()
-    return Poison(f"Expired at {lease.expire_time.isoformat()}, before it could be started")
+def refusal(lease: Lease, processor: Processor | None, expired: str) -> CompleteDelete | Poison | Park | None:
+    """Return what becomes of a task that is not to start here: expired, or without a processor. None: it can start.
+
+    ``expired`` is the queue's setting. A task is expired when its time to live was over at the checkout.
+    """
+    if lease.expire_text is not None and lease.expire_time is not None and lease.expire_time <= lease.start_time:
+        if expired == "delete":
+            return CompleteDelete()
+        return Poison(f"Expired at {lease.expire_time.isoformat()}, before it could be started")
+    return Park(no_handler(lease.queue, lease.payload_type)) if processor is None else None
 
 
-def decide(value: Any) -> Outcome:
+def no_handler(queue: str, payload_type: str | None) -> str:
+    """Return the parking reason of a task no processor here can take."""
+    return f"{NO_HANDLER} for payload type {payload_type or 'plain JSON'} on queue {queue}"
+
+
+def as_outcome(value: Any) -> Outcome:
     """Return what a processor's return value means: an outcome itself, anything else is a result."""
     return value if isinstance(value, OUTCOMES) else Complete(value)
 
 
-def failure(error: BaseException) -> Fail:
-    """Return what an exception means: a failure, retried unless the reenqueue policy gave up."""
-    return Fail(error, retry=not (isinstance(error, ReenqueueDelayMissing) and error.ended))
-
-
-def prepare(lease: Lease, processor: Processor) -> Outcome | None:
+def prepare(lease: Lease, processor: Processor) -> Fail | None:
     """Decode; return the outcome of a task whose payload cannot be: ERROR at once, for no retry can mend it."""
     try:
         decode(lease, processor)
-    except PayloadError as error:
-        return Fail(error, retry=False)
     except Exception as error:
         return Fail(error, retry=False)
     return None
 
 
+def run(lease: Lease, processor: Processor) -> Settlement | None:
+    """``perform``, decided: what is to be written; None for nothing. Never raises."""
+    outcome = perform(lease, processor)
+    return outcome if outcome is None or outcome is DONE else decide_call(lease, outcome)
+
+
+async def run_async(lease: Lease, processor: Processor) -> Settlement | None:
+    """``run`` for an async processor; a cancellation is left to the caller."""
+    outcome = await perform_async(lease, processor)
+    return outcome if outcome is None or outcome is DONE else decide_call(lease, outcome)
+
+
+def run_all(leases: Sequence[Lease], processor: Processor) -> list[Settlement | None]:
+    """``run`` for the leases of one call. Never raises."""
+    return decide_all(leases, perform_all(leases, processor))
+
+
+async def run_all_async(leases: Sequence[Lease], processor: Processor) -> list[Settlement | None]:
+    """``run_all`` for an async processor; a cancellation is left to the caller."""
+    if processor.batch is not None:
+        return decide_all(leases, await perform_batch_async(leases, processor))
+    return [await run_async(lease, processor) for lease in leases]
+
+
+def decide_all(leases: Sequence[Lease], outcomes: Sequence[Outcome | Settlement | None]) -> list[Settlement | None]:
+    """Return what is to be written of each lease's outcome."""
+    pairs = zip(leases, outcomes, strict=True)
+    return [None if outcome is None else decide_call(lease, outcome) for lease, outcome in pairs]
+
+
+def perform_all(leases: Sequence[Lease], processor: Processor) -> list[Outcome | None]:
+    """``perform`` for the leases of one call, not decided yet. Never raises."""
+    if processor.batch is not None:
+        return perform_batch(leases, processor)
+    return [perform(lease, processor) for lease in leases]
+
+
 def perform(lease: Lease, processor: Processor) -> Outcome | None:
-    """Run one task to its outcome; None when it is already settled, or its lease is lost. Never raises."""
+    """Decode and call; None when the task is already settled, or its lease is lost. Never raises."""
     if processor.batch is not None:
         return perform_batch([lease], processor)[0]
     unreadable = prepare(lease, processor)
@@ -129,7 +175,7 @@ def _call(lease: Lease, processor: Processor) -> Outcome | None:
             _call_atomic(lease, processor)
             return None
         value = processor.function(lease)
-        outcome = DONE if value is None else timed(lease, decide(value))
+        outcome = DONE if value is None else as_outcome(value)
     except BaseException as error:
         return _failed(lease, error)
     finally:
@@ -139,10 +185,10 @@ def _call(lease: Lease, processor: Processor) -> Outcome | None:
 
 def _call_atomic(lease: Lease, processor: Processor) -> None:
     """The processor's writes and the settle commit together, or neither does."""
-    with transaction.atomic(using=lease.door.alias):
-        outcome = decide(processor.function(lease))
+    with transaction.atomic(using=lease.port.alias):
+        outcome = as_outcome(processor.function(lease))
         if _is_open(lease):
-            lease.door.settle_last(lease, outcome)
+            lease.port.settle_last(lease, outcome)
 
 
 def _is_open(lease: Lease) -> bool:
@@ -152,7 +198,7 @@ def _is_open(lease: Lease) -> bool:
     """
     if lease.lost:
         raise lease.gone(lease.lost)
-    return not lease.touched or lease.door.stands(lease)
+    return not lease.touched or lease.port.stands(lease)
 
 
 async def perform_async(lease: Lease, processor: Processor) -> Outcome | None:
@@ -172,7 +218,7 @@ async def _call_async(lease: Lease, processor: Processor) -> Outcome | None:
     token = current_lease.set(lease)
     try:
         value = await processor.function(lease)
-        outcome = DONE if value is None else timed(lease, decide(value))
+        outcome = DONE if value is None else as_outcome(value)
     except Exception as error:
         return _failed(lease, error)
     finally:
@@ -223,7 +269,7 @@ async def perform_batch_async(leases: Sequence[Lease], processor: Processor) -> 
 
 def _sorted_out(leases: Iterable[Lease], processor: Processor) -> tuple[dict[Lease, Outcome | None], list[Lease]]:
     """Decode; return what cannot be, with its outcomes, and what can."""
-    prepared = {lease: prepare(lease, processor) for lease in leases}
+    prepared: dict[Lease, Outcome | None] = {lease: prepare(lease, processor) for lease in leases}
     readable = [lease for lease, outcome in prepared.items() if outcome is None]
     return prepared, readable
 
@@ -237,13 +283,8 @@ def _separate_batch(leases: list[Lease], processor: Processor) -> Sequence[Outco
 
 def _shared_out(value: Any, leases: list[Lease]) -> list[Outcome | None]:
     """Return each task's outcome: its own of a list, or the one for all; None where it is settled already."""
-    outcomes: list[Outcome | None] = []
-    for lease, own in zip(leases, _each(value, leases), strict=True):
-        try:
-            outcomes.append(None if lease.settled else timed(lease, decide(own)))
-        except ReenqueueDelayMissing as error:
-            outcomes.append(failure(error))
-    return outcomes
+    pairs = zip(leases, _each(value, leases), strict=True)
+    return [None if lease.settled else as_outcome(own) for lease, own in pairs]
 
 
 def _each(value: Any, leases: list[Lease]) -> Sequence[Any]:
@@ -260,13 +301,13 @@ def _each(value: Any, leases: list[Lease]) -> Sequence[Any]:
 
 def _atomic_batch(leases: list[Lease], processor: Processor) -> Sequence[Outcome | None]:
     try:
-        with transaction.atomic(using=leases[0].door.alias):
-            outcomes = map(decide, _each(processor.function(leases), leases))
+        with transaction.atomic(using=leases[0].port.alias):
+            outcomes = map(as_outcome, _each(processor.function(leases), leases))
             pairs = [pair for pair in zip(leases, outcomes, strict=True) if _is_open(pair[0])]
             if len(pairs) == 1:
-                leases[0].door.settle(*pairs[0])
+                leases[0].port.settle(*pairs[0])
             elif pairs:
-                leases[0].door.settle_all(pairs)
+                leases[0].port.settle_all(pairs)
         return [None] * len(leases)
     except BaseException as error:
         if len(leases) == 1 or not isinstance(error, Exception):

@@ -1,0 +1,54 @@
+"""Decide: when a failed or reenqueued task is due again. The policies are asked here, before anything is written."""
+
+from __future__ import annotations
+
+from django_dbtaskqueue.conf import settings as conf
+from django_dbtaskqueue.core import retry
+from django_dbtaskqueue.core.exceptions import ReenqueueDelayMissing
+from django_dbtaskqueue.core.lease import Lease
+from django_dbtaskqueue.core.outcomes import Fail, Failed, Outcome, Reenqueue, Settlement
+
+
+def decide(lease: Lease, outcome: Outcome | Settlement) -> Settlement:
+    """Return what is to be written of an outcome. One that is decided already is returned as it is.
+
+    Raises ``ReenqueueDelayMissing`` for a reenqueue without a delay when no policy gives one.
+    """
+    match outcome:
+        case Fail():
+            return _decide_failure(lease, outcome)
+        case Reenqueue(delay=None):
+            return _decide_reenqueue(lease, outcome)
+    return outcome
+
+
+def decide_call(lease: Lease, outcome: Outcome | Settlement) -> Settlement:
+    """``decide`` for what a call ended with: a reenqueue that nobody can date is a failure. Never raises."""
+    try:
+        return decide(lease, outcome)
+    except ReenqueueDelayMissing as error:
+        return decide(lease, failure(error))
+
+
+def failure(error: BaseException) -> Fail:
+    """Return what an exception means: a failure, retried unless the reenqueue policy gave up."""
+    return Fail(error, retry=not (isinstance(error, ReenqueueDelayMissing) and error.ended))
+
+
+def _decide_failure(lease: Lease, outcome: Fail) -> Failed:
+    delay = retry.decide(
+        outcome,
+        attempt=lease.attempt,
+        max_attempts=lease.max_attempts,
+        policy=lease.policy or conf.retry_policy(lease.queue, lease.processor and lease.processor.policy),
+    )
+    return Failed(outcome, delay)
+
+
+def _decide_reenqueue(lease: Lease, outcome: Reenqueue) -> Reenqueue:
+    number = lease.reenqueue_attempt + 1
+    policy = lease.port.reenqueue or conf.reenqueue_policy(lease.queue, lease.processor and lease.processor.reenqueue)
+    delay = None if policy is None else retry.next_delay(policy, number)
+    if delay is None:
+        raise ReenqueueDelayMissing(lease.queue, number, ended=policy is not None)
+    return Reenqueue(delay, outcome.result, outcome.keep_attempts)

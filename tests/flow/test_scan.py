@@ -1,0 +1,102 @@
+"""The scan cursor of a queue: a task behind the watermarks is taken at once, one before them soon."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from time import monotonic
+from typing import Any
+
+import pytest
+
+from django_dbtaskqueue.core.lease import Lease
+from django_dbtaskqueue.db.session import Session
+from django_dbtaskqueue.flow import checkout
+from django_dbtaskqueue.flow.scan import FULL_SCAN_MAX_INTERVAL_S, SCAN_NOW, Scan, ScanCursor, take_rows
+from django_dbtaskqueue.flow.settle_port import SettlePort
+from django_dbtaskqueue.models import Task
+from tests.factories import make_task
+
+pytestmark = pytest.mark.django_db
+PAST, FUTURE = 0.001, float("inf")
+
+
+def take(cursor: ScanCursor, limit: int = 10) -> list[int]:
+    session = Session.on("default")
+    strategy = checkout.strategy_for(session)
+    taken: list[Lease] = checkout.take(
+        session, cursor, strategy=strategy, poller_instance="p", limit=limit, lease=timedelta(minutes=1),
+        port=SettlePort("default", Task),
+    )  # fmt: skip
+    return [lease.id for lease in taken]
+
+
+def test_on_a_quiet_queue_one_statement_takes_what_came(django_assert_num_queries: Any) -> None:
+    """Given a queue that was empty at the last full scan, then the next task needs no full scan, though one is due."""
+    cursor = ScanCursor("parcels")
+    first = make_task()
+    assert take(cursor) == [first.pk]
+    cursor.next_full_scan = SCAN_NOW
+    assert take(cursor) == []
+    second = make_task()
+    cursor.next_full_scan = PAST
+    with django_assert_num_queries(1):
+        assert take(cursor) == [second.pk]
+
+
+def test_a_full_scan_that_is_due_lets_one_checkout_go_first_and_no_more() -> None:
+    cursor = ScanCursor("parcels")
+    make_task(ready_time=timedelta(hours=-1))
+    assert len(take(cursor)) == 1
+    cursor.next_full_scan = cursor.may_full_scan = FUTURE
+    behind, ahead = make_task(ready_time=timedelta(hours=-2)), [make_task().pk for _ in range(4)]
+    cursor.next_full_scan = PAST
+    assert take(cursor, 1) == ahead[:1]
+    assert take(cursor, 1) == [behind.pk]
+    assert take(cursor, 9) == ahead[1:]
+
+
+def test_when_nothing_stands_behind_the_watermarks_it_scans_before_it_is_due() -> None:
+    cursor = ScanCursor("parcels")
+    make_task(ready_time=timedelta(hours=-1))
+    assert len(take(cursor)) == 1
+    behind = make_task(ready_time=timedelta(hours=-2))
+    cursor.next_full_scan, cursor.may_full_scan = FUTURE, FUTURE
+    assert take(cursor) == []
+    cursor.may_full_scan = PAST
+    assert take(cursor) == [behind.pk]
+
+
+def test_one_of_those_who_share_a_cursor_scans_and_the_others_do_not_wait_for_it() -> None:
+    """Given two threads that find nothing behind the watermarks, then the second returns while the first scans."""
+    cursor, session, scans = ScanCursor("parcels"), Session.on("default"), []
+    make_task()
+
+    def take_behind(asked: list[Scan]) -> list[Any]:
+        scans.extend(asked)
+        if len(scans) == 1:
+            assert take_rows(session, [Scan(cursor, 10)], 10, take_behind) == 0
+        return []
+
+    take_rows(session, [Scan(cursor, 10)], 10, take_behind)
+    assert len(scans) == 1
+
+
+def test_a_full_scan_that_fails_is_still_due() -> None:
+    cursor, session = ScanCursor("parcels"), Session.on("default")
+    task = make_task()
+
+    def fail(asked: list[Scan]) -> list[Any]:
+        raise OSError("the connection is gone")
+
+    with pytest.raises(OSError, match="gone"):
+        take_rows(session, [Scan(cursor, 10)], 10, fail)
+    assert take(cursor) == [task.pk]
+
+
+@pytest.mark.parametrize(("rows", "pause"), [(0, FULL_SCAN_MAX_INTERVAL_S), (100, 0.0)])
+def test_a_full_scan_is_charged_what_it_costs_beyond_a_checkout_of_as_many(rows: int, pause: float) -> None:
+    cursor = ScanCursor("parcels")
+    cursor.sample_cost(seconds=1.0, rows=100)
+    began = monotonic() - 1.0
+    cursor.schedule_full_scan(began, rows)
+    assert cursor.may_full_scan - (began + 1.0) == pytest.approx(pause, abs=0.5)
