@@ -262,15 +262,33 @@ LINE = {
     "tags": [],
 }  # fmt: skip
 TAKE = {"lease": 60.0, "poller_instance": HOLDER}
-LEASES = [{"i": 100 * number + 61, "k": 1} for number in range(1, 501)]
-RESULTS = json.dumps([{**lease, "p": "x", "r": "x"} for lease in LEASES])
-WRITES = json.dumps([{**lease, "s": "ERROR", "d": None, "a": 0, "e": 0, "p": "x", "r": None} for lease in LEASES])
-FAILURES = json.dumps([{**lease, "t": "t", "m": "m", "b": "b", "f": "f"} for lease in LEASES])
+LEASES = [{"task_id": 100 * number + 61, "token": 1} for number in range(1, 501)]
+RESULTS = json.dumps([{**lease, "result_text": "x", "result_value": "x"} for lease in LEASES])
+WRITES = json.dumps(
+    [
+        {
+            **lease,
+            "new_status": "ERROR",
+            "delay": None,
+            "attempts_added": 0,
+            "reenqueues_added": 0,
+            "result_text": "x",
+            "result_value": None,
+        }
+        for lease in LEASES
+    ]
+)
+FAILURES = json.dumps(
+    [{**lease, "error_type": "t", "message": "m", "traceback": "b", "failure_key": "f"} for lease in LEASES]
+)
 FENCED = {"rows": json.dumps(LEASES)}
 PLACE = {"location": "dbtaskqueue.task"}
 ONE = {"id": 161, "total_attempt": 1}
 BY_LINE, BY_KEY = {"dbtaskqueue_task_rdy"}, {"dbtaskqueue_task_pkey"}
-ARRAYS = {name: f"{{{','.join(str(lease[key]) for lease in LEASES)}}}" for name, key in (("ids", "i"), ("tokens", "k"))}
+ARRAYS = {
+    name: f"{{{','.join(str(lease[key]) for lease in LEASES)}}}"
+    for name, key in (("ids", "task_id"), ("tokens", "token"))
+}
 LINES = {
     "queues": ["nothing", "parcels"], "limits": [500, 500], "firsts": [1, 2], "lasts": [1, 6],
     "priorities": [0, 0, 1, 2, 3, 4], "times": ["-infinity"] * 6, "ids": [0] * 6,

@@ -61,10 +61,10 @@ def describe(error: BaseException | str, queue: str) -> dict[str, str]:
             message = frames = _repr_failed(name, hostile)
     clean = json_payload.clean_text
     return {
-        "t": clean(name)[:200],
-        "m": clean(message)[:4000],
-        "b": json_payload.tail_bytes(clean(frames), TRACEBACK_BYTES) or "",
-        "f": signature_of(error, queue).fingerprint,
+        "error_type": clean(name)[:200],
+        "message": clean(message)[:4000],
+        "traceback": json_payload.tail_bytes(clean(frames), TRACEBACK_BYTES) or "",
+        "failure_key": signature_of(error, queue).fingerprint,
     }
 
 

@@ -85,7 +85,7 @@ class Optimistic:
             found = random.sample(found, limit)
         if not found:
             return []
-        fenced = json.dumps([{"i": task_id, "k": token} for task_id, token, *_ in sorted(found)])
+        fenced = json.dumps([{"task_id": task_id, "token": token} for task_id, token, *_ in sorted(found)])
         rows = session.run(session.sql.checkout_optimistic, {**params, "queue_name": cursor.queue, "rows": fenced})
         cursor.lost_races = len(found) - len(rows)
         if cursor.lost_races:

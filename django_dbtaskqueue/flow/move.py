@@ -157,7 +157,7 @@ def without_outcome(session: Session, leases: list[Lease]) -> set[int]:
     again = [lease for lease in leases if lease.attempt > 1 and not lease.reenqueue_attempt]
     if not again:
         return set()
-    rows = json.dumps([{"i": lease.id} for lease in again])
+    rows = json.dumps([{"task_id": lease.id} for lease in again])
     failed: dict[int, int] = dict(session.run(session.sql.last_failures, {"rows": rows, "location": session.location}))
     return {lease.id for lease in again if failed.get(lease.id) != lease.attempt - 1}
 

@@ -135,20 +135,23 @@ def _rows(session: Session, rows: list[dict[str, Any]]) -> tuple[Statements, dic
     if len(rows) > 1:
         return session.sql, {"rows": json.dumps(rows)}
     row = rows[0]
-    return session.sql.one, row if row.get("r") is None else {**row, "r": json.dumps(row["r"])}
+    return session.sql.one, row if row.get("result_value") is None else {
+        **row,
+        "result_value": json.dumps(row["result_value"]),
+    }
 
 
 def _fence(lease: Lease) -> dict[str, Any]:
-    return {"i": lease.id, "k": lease.total_attempt}
+    return {"task_id": lease.id, "token": lease.total_attempt}
 
 
 def _result(result: Any) -> dict[str, Any]:
     """Return a result as JSON for ``result`` and as text, cut at 4000 bytes, for ``process_result``."""
     if result is None:
-        return {"p": None, "r": None}
+        return {"result_text": None, "result_value": None}
     stored = json.loads(json_payload.safe_json(result))
     text = stored if isinstance(stored, str) else json.dumps(stored, ensure_ascii=False)
-    return {"p": json_payload.cut_bytes(text), "r": stored}
+    return {"result_text": json_payload.cut_bytes(text), "result_value": stored}
 
 
 def _writes(
@@ -170,25 +173,38 @@ def _writes(
     return statements
 
 
-UNCHANGED = {"d": None, "a": 0, "e": 0, "p": None, "r": None, "w": None, "f": None}
+UNCHANGED = {
+    "delay": None,
+    "attempts_added": 0,
+    "reenqueues_added": 0,
+    "result_text": None,
+    "result_value": None,
+    "park_reason": None,
+    "failure_key": None,
+}
 
 
 def _columns(lease: Lease, outcome: Reenqueue | Poison | Release | Park) -> dict[str, Any]:
     """Return the columns that an outcome changes."""
     match outcome:
         case Release():
-            return {**UNCHANGED, "s": "CREATED", "a": -1}
+            return {**UNCHANGED, "new_status": "CREATED", "attempts_added": -1}
         case Park(reason):
-            return {**UNCHANGED, "s": "CREATED", "a": -1, "w": reason[:200]}
+            return {**UNCHANGED, "new_status": "CREATED", "attempts_added": -1, "park_reason": reason[:200]}
         case Reenqueue(delay, result, keep_attempts):
             seconds = 0.0 if delay is None else delay.total_seconds()
             # The last attempt is given back: without one left, no checkout could ever take the task.
             kept = min(0, lease.max_attempts - 1 - lease.attempt)
-            change = {"d": seconds, "a": kept if keep_attempts else None, "e": 1, **_result(result)}
-            return {**UNCHANGED, "s": "CREATED", **change}
+            change = {
+                "delay": seconds,
+                "attempts_added": kept if keep_attempts else None,
+                "reenqueues_added": 1,
+                **_result(result),
+            }
+            return {**UNCHANGED, "new_status": "CREATED", **change}
         case Poison(reason):
             why = reason if isinstance(reason, str) else json_payload.short_repr(reason)
-            return {**UNCHANGED, "s": "POISON", "p": json_payload.cut_bytes(why) or None}
+            return {**UNCHANGED, "new_status": "POISON", "result_text": json_payload.cut_bytes(why) or None}
     raise TaskQueueError(f"{_unknown(outcome)!r} is not an outcome.")
 
 
@@ -198,10 +214,13 @@ def _unknown(outcome: Never) -> object:
 
 
 def _failed_columns(outcome: Failed, failure: dict[str, str]) -> dict[str, Any]:
-    change = {"p": json_payload.tail_bytes(failure["b"] or failure["m"] or failure["t"]), "f": failure["f"]}
+    change = {
+        "result_text": json_payload.tail_bytes(failure["traceback"] or failure["message"] or failure["error_type"]),
+        "failure_key": failure["failure_key"],
+    }
     if outcome.delay is None:
-        return {**UNCHANGED, "s": "ERROR", **change}
-    return {**UNCHANGED, "s": "CREATED", "d": outcome.delay.total_seconds(), **change}
+        return {**UNCHANGED, "new_status": "ERROR", **change}
+    return {**UNCHANGED, "new_status": "CREATED", "delay": outcome.delay.total_seconds(), **change}
 
 
 def settle_surely(
@@ -242,7 +261,7 @@ def _parts(session: Session, pairs: Sequence[Decided], error: DatabaseError) -> 
     if code.startswith(READ_ONLY) or (isinstance(error, OperationalError) and not locked):
         raise error
     if locked:
-        rows = json.dumps([{"i": lease.id, "k": lease.total_attempt} for lease, _ in pairs])
+        rows = json.dumps([{"task_id": lease.id, "token": lease.total_attempt} for lease, _ in pairs])
         free = {row[0] for row in session.run(session.sql.unlocked, {"rows": rows})}
         if len(free) < len(pairs):
             return [[pair for pair in pairs if pair[0].id in free]] if free else []
@@ -258,7 +277,7 @@ def resolve(session: Session, leases: Iterable[Lease]) -> tuple[set[int], set[in
     Only the holder writes under its token, so a row that carries the token and is no longer PROCESSING was settled by
     us. A row that is gone was deleted or moved by us, unless somebody took it over; then it is in neither set.
     """
-    rows = json.dumps([{"i": lease.id, "k": lease.total_attempt} for lease in leases])
+    rows = json.dumps([{"task_id": lease.id, "token": lease.total_attempt} for lease in leases])
     found = session.run(session.sql.outcome_of, {"rows": rows})
     standing = {task_id for task_id, status in found if status == "PROCESSING"}
     return {task_id for task_id, _ in found} - standing, standing

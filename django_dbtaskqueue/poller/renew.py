@@ -98,7 +98,7 @@ def renew(session: Session, leases: list[Lease], seconds: float) -> list[Lease]:
     A lease whose row is locked (by its processor's transaction) is neither extended nor gone.
     """
     now = monotonic()
-    rows = json.dumps([{"i": lease.id, "k": lease.total_attempt} for lease in leases])
+    rows = json.dumps([{"task_id": lease.id, "token": lease.total_attempt} for lease in leases])
     extended = {row[0] for row in session.run(session.sql.renew, {"rows": rows, "lease": seconds})}
     missing = []
     for lease in leases:
@@ -108,6 +108,6 @@ def renew(session: Session, leases: list[Lease], seconds: float) -> list[Lease]:
             missing.append(lease)
     if not missing:
         return []
-    rows = json.dumps([{"i": lease.id, "k": lease.total_attempt} for lease in missing])
+    rows = json.dumps([{"task_id": lease.id, "token": lease.total_attempt} for lease in missing])
     held = {row[0] for row in session.run(session.sql.held, {"rows": rows})}
     return [lease for lease in missing if lease.id not in held]

@@ -90,7 +90,7 @@ def read_token(text: str) -> Token:
 def lease_of(held: Token, port: ManualSettlePort) -> Lease:
     """Return the lease a token stands for, its payload still text; raise ``LeaseLost`` when it is gone."""
     session = Session.on(port.alias, port.model)
-    rows = json.dumps([{"i": held.id, "k": held.total_attempt}])
+    rows = json.dumps([{"task_id": held.id, "token": held.total_attempt}])
     found = session.run(session.sql.standing, {"rows": rows})
     if not found:
         raise LeaseLost(held.id, held.total_attempt, "from_token")

@@ -42,7 +42,7 @@ class _Exactly:
     """A checkout strategy that takes one task, wherever in the line it stands."""
 
     def __init__(self, task_id: int, total_attempt: int) -> None:
-        self.rows = json.dumps([{"i": task_id, "k": total_attempt}])
+        self.rows = json.dumps([{"task_id": task_id, "token": total_attempt}])
 
     def take(self, session: Session, line: ScanCursor, params: dict[str, Any]) -> list[Row]:
         """Take it, if it is due."""

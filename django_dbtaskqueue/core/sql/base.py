@@ -101,7 +101,7 @@ DIALECTS = {dialect.vendor: dialect for dialect in (POSTGRESQL, SQLITE)}
 # Values handed over, singly or as the rows ``u`` of a JSON array: named by us, not by the table.
 PARAMETERS = r"%\(\w+\)s|\bu\.\w+|jsonb_to_recordset\(.*?\) AS u\(.*?\)|\(SELECT (?:nullif|value).*?\) AS u\b"
 GROUP = "group"  # the parking reason of a task behind the head of its group
-FENCED = {"i": "bigint", "k": "bigint"}  # a lease: id and token
+FENCED = {"task_id": "bigint", "token": "bigint"}  # a lease; ``token`` is its total_attempt
 
 
 @dataclass(frozen=True)
@@ -150,8 +150,8 @@ class Group:
     def fenced(self, verb: str, columns: Mapping[str, str] = FENCED) -> str:
         """Return the FROM and WHERE that join ``rows`` to the leases that still stand."""
         return (
-            f"{self.tables.task} AS t JOIN {self.dialect.rows(columns)} ON t.id = u.i AND t.total_attempt = u.k"
-            f" WHERE t.status IN ({sql_sources(verb)})"
+            f"{self.tables.task} AS t JOIN {self.dialect.rows(columns)} ON t.id = u.task_id"
+            f" AND t.total_attempt = u.token WHERE t.status IN ({sql_sources(verb)})"
         )
 
     @property

@@ -297,8 +297,9 @@ class Tending(Group):
     def last_failures(self) -> str:
         """The failed attempts of the given tasks: (id, number of the attempt), the last one last."""
         return (
-            f"SELECT a.task_id, a.attempt FROM {self.tables.attempt} AS a JOIN {self.dialect.rows({'i': 'bigint'})}"
-            " ON a.task_id = u.i WHERE a.location = %(location)s ORDER BY a.total_attempt"
+            f"SELECT a.task_id, a.attempt FROM {self.tables.attempt} AS a"
+            f" JOIN {self.dialect.rows({'task_id': 'bigint'})}"
+            " ON a.task_id = u.task_id WHERE a.location = %(location)s ORDER BY a.total_attempt"
         )
 
     @cached_property

@@ -6,20 +6,20 @@ from django_dbtaskqueue.core.columns import HISTORY
 from django_dbtaskqueue.core.sql.base import FENCED, Group, statement
 from django_dbtaskqueue.core.states import sql_sources
 
-WRITTEN = {  # one row: id, token, status, delay, changes of attempt and reenqueue, texts, parking reason, fingerprint
-    "i": "bigint",
-    "k": "bigint",
-    "s": "text",
-    "d": "float8",
-    "a": "int",
-    "e": "int",
-    "p": "text",
-    "r": "jsonb",
-    "w": "text",
-    "f": "text",
+# The keys of rows handed to statements. None is a column of a task: such a name would be ambiguous beside one.
+WRITTEN = {
+    **FENCED,
+    "new_status": "text",
+    "delay": "float8",  # seconds; NULL keeps the place in the ready order
+    "attempts_added": "int",  # NULL sets the attempts to 0
+    "reenqueues_added": "int",
+    "result_text": "text",
+    "result_value": "jsonb",
+    "park_reason": "text",
+    "failure_key": "text",  # the fingerprint
 }
-FAILED = {"i": "bigint", "k": "bigint", "t": "text", "m": "text", "b": "text", "f": "text"}
-COMPLETED = {"i": "bigint", "k": "bigint", "p": "text", "r": "jsonb"}
+FAILED = {**FENCED, "error_type": "text", "message": "text", "traceback": "text", "failure_key": "text"}
+COMPLETED = {**FENCED, "result_text": "text", "result_value": "jsonb"}
 
 
 class Settling(Group):
@@ -31,7 +31,7 @@ class Settling(Group):
         return self._complete(
             # Inside a SELECT the planner cannot count the array, and takes the primary key whatever the statistics say:
             # they know hardly any PROCESSING, and a scan for those would be compared with each element.
-            "unnest((SELECT %(ids)s::bigint[]), (SELECT %(tokens)s::bigint[])) AS u(i, k)"
+            "unnest((SELECT %(ids)s::bigint[]), (SELECT %(tokens)s::bigint[])) AS u(task_id, token)"
             if self.dialect.vendor == "postgresql" and not self.dialect.single
             else self.dialect.rows(FENCED),
             "NULL",
@@ -41,7 +41,7 @@ class Settling(Group):
     @statement
     def complete(self) -> str:
         """COMPLETED with results."""
-        return self._complete(self.dialect.rows(COMPLETED), "u.p", "u.r")
+        return self._complete(self.dialect.rows(COMPLETED), "u.result_text", "u.result_value")
 
     def _complete(self, source: str, process_result: str, result: str) -> str:
         now = self.dialect.now
@@ -49,29 +49,35 @@ class Settling(Group):
             f"UPDATE {self.tables.task} AS t SET status = 'COMPLETED', final_status = 'COMPLETED', ready_time = NULL,"
             f" finish_time = {now}, last_update_time = {now}, process_result = {process_result}, result = {result}"
             f" FROM {source}"
-            f" WHERE t.id = u.i AND t.total_attempt = u.k AND t.status IN ({sql_sources('complete')}) RETURNING id"
+            " WHERE t.id = u.task_id AND t.total_attempt = u.token"
+            f" AND t.status IN ({sql_sources('complete')}) RETURNING id"
         )
 
     @statement
     def write(self) -> str:
         """Every other way out of PROCESSING that keeps the row. A NULL delay keeps the place in line (release)."""
         now = self.dialect.now
-        left = f"{self.dialect.least}(t.attempt + u.a, t.max_attempts - 1)"  # without one left nobody could take it
+        # Without an attempt left no poller could take the task.
+        left = f"{self.dialect.least}(t.attempt + u.attempts_added, t.max_attempts - 1)"
         return (
-            f"UPDATE {self.tables.task} AS t SET status = u.s, last_update_time = {now}, parked_by = u.w,"
-            " ready_time = CASE WHEN u.s <> 'CREATED' OR u.w IS NOT NULL THEN NULL WHEN u.d IS NULL THEN t.ready_time"
-            f" ELSE {self.dialect.later('u.d')} END,"
-            f" next_process_time = CASE WHEN u.s = 'CREATED' THEN {self.dialect.later('coalesce(u.d, 0)')}"
+            f"UPDATE {self.tables.task} AS t SET status = u.new_status, last_update_time = {now},"
+            " parked_by = u.park_reason,"
+            " ready_time = CASE WHEN u.new_status <> 'CREATED' OR u.park_reason IS NOT NULL THEN NULL"
+            f" WHEN u.delay IS NULL THEN t.ready_time ELSE {self.dialect.later('u.delay')} END,"
+            f" next_process_time = CASE WHEN u.new_status = 'CREATED' THEN {self.dialect.later('coalesce(u.delay, 0)')}"
             " ELSE t.next_process_time END,"
-            f" attempt = CASE WHEN u.a IS NULL THEN 0 WHEN u.s = 'CREATED' THEN {left} ELSE t.attempt + u.a END,"
-            " reenqueue_attempt = t.reenqueue_attempt + u.e,"
-            " process_result = CASE WHEN u.s = 'CREATED' AND u.d IS NULL THEN t.process_result ELSE u.p END,"
-            " result = CASE WHEN u.s = 'CREATED' AND u.d IS NULL THEN t.result ELSE u.r END,"
-            " poller_instance = CASE WHEN u.s = 'CREATED' THEN NULL ELSE t.poller_instance END,"
-            f" finish_time = CASE WHEN u.s = 'CREATED' THEN NULL ELSE {now} END,"
-            " final_status = nullif(u.s, 'CREATED'), fingerprint = coalesce(u.f, t.fingerprint)"
+            f" attempt = CASE WHEN u.attempts_added IS NULL THEN 0 WHEN u.new_status = 'CREATED' THEN {left}"
+            " ELSE t.attempt + u.attempts_added END,"
+            " reenqueue_attempt = t.reenqueue_attempt + u.reenqueues_added,"
+            " process_result = CASE WHEN u.new_status = 'CREATED' AND u.delay IS NULL THEN t.process_result"
+            " ELSE u.result_text END,"
+            " result = CASE WHEN u.new_status = 'CREATED' AND u.delay IS NULL THEN t.result ELSE u.result_value END,"
+            " poller_instance = CASE WHEN u.new_status = 'CREATED' THEN NULL ELSE t.poller_instance END,"
+            f" finish_time = CASE WHEN u.new_status = 'CREATED' THEN NULL ELSE {now} END,"
+            " final_status = nullif(u.new_status, 'CREATED'), fingerprint = coalesce(u.failure_key, t.fingerprint)"
             f" FROM {self.dialect.rows(WRITTEN)}"
-            f" WHERE t.id = u.i AND t.total_attempt = u.k AND t.status IN ({sql_sources('fail')}) RETURNING id"
+            " WHERE t.id = u.task_id AND t.total_attempt = u.token"
+            f" AND t.status IN ({sql_sources('fail')}) RETURNING id"
         )
 
     @statement
@@ -81,7 +87,8 @@ class Settling(Group):
             f"INSERT INTO {self.tables.attempt} (location, task_id, queue_name, attempt, total_attempt,"
             " poller_instance, start_time, error_type, message, traceback, fingerprint)"
             " SELECT %(location)s, t.id, t.queue_name, t.attempt, t.total_attempt, t.poller_instance, t.start_time,"
-            f" u.t, u.m, u.b, u.f FROM {self.fenced('fail', FAILED)} {self.dialect.lock}"
+            " u.error_type, u.message, u.traceback, u.failure_key"
+            f" FROM {self.fenced('fail', FAILED)} {self.dialect.lock}"
         )
 
     @statement
@@ -89,7 +96,7 @@ class Settling(Group):
         """Copy rows about to leave as COMPLETED into the history; locks them."""
         now = self.dialect.now
         values = {column.db: f"t.{column.db}" for column in HISTORY} | {
-            "status": "'COMPLETED'", "process_result": "u.p", "result": "u.r", "finish_time": now,
+            "status": "'COMPLETED'", "process_result": "u.result_text", "result": "u.result_value", "finish_time": now,
             "last_update_time": now,
         }  # fmt: skip
         return (
@@ -120,5 +127,5 @@ class Settling(Group):
         """What became of the given leases, for a commit whose reply was lost: (id, status) while the token stands."""
         return (
             f"SELECT t.id, t.status FROM {self.tables.task} AS t JOIN {self.dialect.rows(FENCED)}"
-            " ON t.id = u.i AND t.total_attempt = u.k"
+            " ON t.id = u.task_id AND t.total_attempt = u.token"
         )

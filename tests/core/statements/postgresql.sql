@@ -28,18 +28,19 @@ CROSS JOIN LATERAL (
 -- Statements.attempts
 INSERT INTO "dbtaskqueue_attempt" (location, task_id, queue_name, attempt, total_attempt, poller_instance,
     start_time, error_type, message, traceback, fingerprint)
-SELECT %(location)s, t.id, t.queue_name, t.attempt, t.total_attempt, t.poller_instance, t.start_time, u.t,
-    u.m, u.b, u.f
+SELECT %(location)s, t.id, t.queue_name, t.attempt, t.total_attempt, t.poller_instance, t.start_time,
+    u.error_type, u.message, u.traceback, u.failure_key
 FROM "dbtaskqueue_task" AS t
 JOIN (
     SELECT *
-    FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(i bigint, k bigint, t text, m text, b text, f text)
+    FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(task_id bigint, token bigint, error_type text, message text,
+        traceback text, failure_key text)
     LIMIT (
         SELECT 1000000
     )
 ) AS u
-ON t.id = u.i
-AND t.total_attempt = u.k
+ON t.id = u.task_id
+AND t.total_attempt = u.token
 WHERE t.status IN ('PROCESSING')
 FOR NO KEY UPDATE OF t;
 
@@ -121,13 +122,13 @@ WHERE id = ANY(ARRAY(
     FROM "dbtaskqueue_task" AS t
     JOIN (
         SELECT *
-        FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(i bigint, k bigint)
+        FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(task_id bigint, token bigint)
         LIMIT (
             SELECT 1000000
         )
     ) AS u
-    ON t.id = u.i
-    AND t.total_attempt = u.k
+    ON t.id = u.task_id
+    AND t.total_attempt = u.token
     WHERE t.status IN ('CREATED', 'PROCESSING')
     AND ready_time <= statement_timestamp()
     AND next_process_time <= statement_timestamp()
@@ -185,16 +186,17 @@ RETURNING id, queue_name, reference_number, attempt, reenqueue_attempt, total_at
 -- Statements.complete
 UPDATE "dbtaskqueue_task" AS t
 SET status = 'COMPLETED', final_status = 'COMPLETED', ready_time = NULL, finish_time = statement_timestamp(),
-    last_update_time = statement_timestamp(), process_result = u.p, result = u.r
+    last_update_time = statement_timestamp(), process_result = u.result_text, result = u.result_value
 FROM (
     SELECT *
-    FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(i bigint, k bigint, p text, r jsonb)
+    FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(task_id bigint, token bigint, result_text text, result_value
+        jsonb)
     LIMIT (
         SELECT 1000000
     )
 ) AS u
-WHERE t.id = u.i
-AND t.total_attempt = u.k
+WHERE t.id = u.task_id
+AND t.total_attempt = u.token
 AND t.status IN ('PROCESSING')
 RETURNING id;
 
@@ -206,9 +208,9 @@ FROM unnest((
     SELECT %(ids)s::bigint[]
 ), (
     SELECT %(tokens)s::bigint[]
-)) AS u(i, k)
-WHERE t.id = u.i
-AND t.total_attempt = u.k
+)) AS u(task_id, token)
+WHERE t.id = u.task_id
+AND t.total_attempt = u.token
 AND t.status IN ('PROCESSING')
 RETURNING id;
 
@@ -220,13 +222,13 @@ FROM (
     FROM "dbtaskqueue_task" AS t
     JOIN (
         SELECT *
-        FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(i bigint, k bigint)
+        FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(task_id bigint, token bigint)
         LIMIT (
             SELECT 1000000
         )
     ) AS u
-    ON t.id = u.i
-    AND t.total_attempt = u.k
+    ON t.id = u.task_id
+    AND t.total_attempt = u.token
     WHERE t.status IN ('PROCESSING')
     FOR NO KEY UPDATE OF t
 ) AS x
@@ -287,13 +289,13 @@ SELECT t.id
 FROM "dbtaskqueue_task" AS t
 JOIN (
     SELECT *
-    FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(i bigint, k bigint)
+    FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(task_id bigint, token bigint)
     LIMIT (
         SELECT 1000000
     )
 ) AS u
-ON t.id = u.i
-AND t.total_attempt = u.k
+ON t.id = u.task_id
+AND t.total_attempt = u.token
 WHERE t.status IN ('PROCESSING');
 
 -- Statements.insert (error)
@@ -670,12 +672,12 @@ SELECT a.task_id, a.attempt
 FROM "dbtaskqueue_attempt" AS a
 JOIN (
     SELECT *
-    FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(i bigint)
+    FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(task_id bigint)
     LIMIT (
         SELECT 1000000
     )
 ) AS u
-ON a.task_id = u.i
+ON a.task_id = u.task_id
 WHERE a.location = %(location)s
 ORDER BY a.total_attempt;
 
@@ -753,13 +755,13 @@ SELECT t.id, t.status
 FROM "dbtaskqueue_task" AS t
 JOIN (
     SELECT *
-    FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(i bigint, k bigint)
+    FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(task_id bigint, token bigint)
     LIMIT (
         SELECT 1000000
     )
 ) AS u
-ON t.id = u.i
-AND t.total_attempt = u.k;
+ON t.id = u.task_id
+AND t.total_attempt = u.token;
 
 -- Statements.priorities
 WITH RECURSIVE p AS ((
@@ -823,13 +825,13 @@ WHERE id IN (
     FROM "dbtaskqueue_task" AS t
     JOIN (
         SELECT *
-        FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(i bigint, k bigint)
+        FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(task_id bigint, token bigint)
         LIMIT (
             SELECT 1000000
         )
     ) AS u
-    ON t.id = u.i
-    AND t.total_attempt = u.k
+    ON t.id = u.task_id
+    AND t.total_attempt = u.token
     WHERE t.status IN ('PROCESSING')
 )
 RETURNING id;
@@ -842,13 +844,13 @@ WHERE id IN (
     FROM "dbtaskqueue_task" AS t
     JOIN (
         SELECT *
-        FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(i bigint, k bigint)
+        FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(task_id bigint, token bigint)
         LIMIT (
             SELECT 1000000
         )
     ) AS u
-    ON t.id = u.i
-    AND t.total_attempt = u.k
+    ON t.id = u.task_id
+    AND t.total_attempt = u.token
     WHERE t.status IN ('PROCESSING')
     FOR NO KEY UPDATE OF t SKIP LOCKED
 )
@@ -902,13 +904,13 @@ SELECT id, queue_name, reference_number, attempt, reenqueue_attempt, total_attem
 FROM "dbtaskqueue_task" AS t
 JOIN (
     SELECT *
-    FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(i bigint, k bigint)
+    FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(task_id bigint, token bigint)
     LIMIT (
         SELECT 1000000
     )
 ) AS u
-ON t.id = u.i
-AND t.total_attempt = u.k
+ON t.id = u.task_id
+AND t.total_attempt = u.token
 WHERE t.status IN ('PROCESSING');
 
 -- Statements.start_paused
@@ -922,19 +924,20 @@ INSERT INTO "dbtaskqueue_taskhistory" (location, task_id, queue_name, reference_
     context, group_key, tag, poller_instance, create_time, next_process_time, last_update_time, lease_seconds,
     expire_time, start_time, finish_time)
 SELECT %(location)s, t.id, t.queue_name, t.reference_number, 'COMPLETED', t.attempt, t.reenqueue_attempt,
-    t.total_attempt, t.max_attempts, t.priority, t.payload, t.payload_type, u.r, u.p, t.context, t.group_key,
-    t.tag, t.poller_instance, t.create_time, t.next_process_time, statement_timestamp(), t.lease_seconds,
-    t.expire_time, t.start_time, statement_timestamp()
+    t.total_attempt, t.max_attempts, t.priority, t.payload, t.payload_type, u.result_value, u.result_text,
+    t.context, t.group_key, t.tag, t.poller_instance, t.create_time, t.next_process_time,
+    statement_timestamp(), t.lease_seconds, t.expire_time, t.start_time, statement_timestamp()
 FROM "dbtaskqueue_task" AS t
 JOIN (
     SELECT *
-    FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(i bigint, k bigint, p text, r jsonb)
+    FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(task_id bigint, token bigint, result_text text, result_value
+        jsonb)
     LIMIT (
         SELECT 1000000
     )
 ) AS u
-ON t.id = u.i
-AND t.total_attempt = u.k
+ON t.id = u.task_id
+AND t.total_attempt = u.token
 WHERE t.status IN ('PROCESSING')
 FOR NO KEY UPDATE OF t;
 
@@ -952,13 +955,13 @@ SELECT t.id
 FROM "dbtaskqueue_task" AS t
 JOIN (
     SELECT *
-    FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(i bigint, k bigint)
+    FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(task_id bigint, token bigint)
     LIMIT (
         SELECT 1000000
     )
 ) AS u
-ON t.id = u.i
-AND t.total_attempt = u.k
+ON t.id = u.task_id
+AND t.total_attempt = u.token
 WHERE t.status IN ('PROCESSING')
 FOR NO KEY UPDATE OF t SKIP LOCKED;
 
@@ -974,26 +977,29 @@ RETURNING id, group_key;
 
 -- Statements.write
 UPDATE "dbtaskqueue_task" AS t
-SET status = u.s, last_update_time = statement_timestamp(), parked_by = u.w, ready_time = CASE WHEN u.s <>
-    'CREATED' OR u.w IS NOT NULL THEN NULL WHEN u.d IS NULL THEN t.ready_time ELSE statement_timestamp() + u.d
-    * interval '1 second' END, next_process_time = CASE WHEN u.s = 'CREATED' THEN statement_timestamp() +
-    coalesce(u.d, 0) * interval '1 second' ELSE t.next_process_time END, attempt = CASE WHEN u.a IS NULL THEN
-    0 WHEN u.s = 'CREATED' THEN least(t.attempt + u.a, t.max_attempts - 1) ELSE t.attempt + u.a END,
-    reenqueue_attempt = t.reenqueue_attempt + u.e, process_result = CASE WHEN u.s = 'CREATED' AND u.d IS NULL
-    THEN t.process_result ELSE u.p END, result = CASE WHEN u.s = 'CREATED' AND u.d IS NULL THEN t.result ELSE
-    u.r END, poller_instance = CASE WHEN u.s = 'CREATED' THEN NULL ELSE t.poller_instance END, finish_time =
-    CASE WHEN u.s = 'CREATED' THEN NULL ELSE statement_timestamp() END, final_status = nullif(u.s, 'CREATED'),
-    fingerprint = coalesce(u.f, t.fingerprint)
+SET status = u.new_status, last_update_time = statement_timestamp(), parked_by = u.park_reason, ready_time =
+    CASE WHEN u.new_status <> 'CREATED' OR u.park_reason IS NOT NULL THEN NULL WHEN u.delay IS NULL THEN
+    t.ready_time ELSE statement_timestamp() + u.delay * interval '1 second' END, next_process_time = CASE WHEN
+    u.new_status = 'CREATED' THEN statement_timestamp() + coalesce(u.delay, 0) * interval '1 second' ELSE
+    t.next_process_time END, attempt = CASE WHEN u.attempts_added IS NULL THEN 0 WHEN u.new_status = 'CREATED'
+    THEN least(t.attempt + u.attempts_added, t.max_attempts - 1) ELSE t.attempt + u.attempts_added END,
+    reenqueue_attempt = t.reenqueue_attempt + u.reenqueues_added, process_result = CASE WHEN u.new_status =
+    'CREATED' AND u.delay IS NULL THEN t.process_result ELSE u.result_text END, result = CASE WHEN
+    u.new_status = 'CREATED' AND u.delay IS NULL THEN t.result ELSE u.result_value END, poller_instance = CASE
+    WHEN u.new_status = 'CREATED' THEN NULL ELSE t.poller_instance END, finish_time = CASE WHEN u.new_status =
+    'CREATED' THEN NULL ELSE statement_timestamp() END, final_status = nullif(u.new_status, 'CREATED'),
+    fingerprint = coalesce(u.failure_key, t.fingerprint)
 FROM (
     SELECT *
-    FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(i bigint, k bigint, s text, d float8, a int, e int, p text,
-        r jsonb, w text, f text)
+    FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(task_id bigint, token bigint, new_status text, delay float8,
+        attempts_added int, reenqueues_added int, result_text text, result_value jsonb, park_reason text,
+        failure_key text)
     LIMIT (
         SELECT 1000000
     )
 ) AS u
-WHERE t.id = u.i
-AND t.total_attempt = u.k
+WHERE t.id = u.task_id
+AND t.total_attempt = u.token
 AND t.status IN ('PROCESSING')
 RETURNING id;
 
@@ -1669,15 +1675,15 @@ WHERE NOT EXISTS (
 -- Statements.attempts (one row)
 INSERT INTO "dbtaskqueue_attempt" (location, task_id, queue_name, attempt, total_attempt, poller_instance,
     start_time, error_type, message, traceback, fingerprint)
-SELECT %(location)s, t.id, t.queue_name, t.attempt, t.total_attempt, t.poller_instance, t.start_time, u.t,
-    u.m, u.b, u.f
+SELECT %(location)s, t.id, t.queue_name, t.attempt, t.total_attempt, t.poller_instance, t.start_time,
+    u.error_type, u.message, u.traceback, u.failure_key
 FROM "dbtaskqueue_task" AS t
 JOIN (
-    SELECT %(i)s::bigint AS i, %(k)s::bigint AS k, %(t)s::text AS t, %(m)s::text AS m, %(b)s::text AS b,
-        %(f)s::text AS f
+    SELECT %(task_id)s::bigint AS task_id, %(token)s::bigint AS token, %(error_type)s::text AS error_type,
+        %(message)s::text AS message, %(traceback)s::text AS traceback, %(failure_key)s::text AS failure_key
 ) AS u
-ON t.id = u.i
-AND t.total_attempt = u.k
+ON t.id = u.task_id
+AND t.total_attempt = u.token
 WHERE t.status IN ('PROCESSING')
 FOR NO KEY UPDATE OF t;
 
@@ -1690,10 +1696,10 @@ WHERE id = ANY(ARRAY(
     SELECT t.id
     FROM "dbtaskqueue_task" AS t
     JOIN (
-        SELECT %(i)s::bigint AS i, %(k)s::bigint AS k
+        SELECT %(task_id)s::bigint AS task_id, %(token)s::bigint AS token
     ) AS u
-    ON t.id = u.i
-    AND t.total_attempt = u.k
+    ON t.id = u.task_id
+    AND t.total_attempt = u.token
     WHERE t.status IN ('CREATED', 'PROCESSING')
     AND ready_time <= statement_timestamp()
     AND next_process_time <= statement_timestamp()
@@ -1715,12 +1721,13 @@ RETURNING id, queue_name, reference_number, attempt, reenqueue_attempt, total_at
 -- Statements.complete (one row)
 UPDATE "dbtaskqueue_task" AS t
 SET status = 'COMPLETED', final_status = 'COMPLETED', ready_time = NULL, finish_time = statement_timestamp(),
-    last_update_time = statement_timestamp(), process_result = u.p, result = u.r
+    last_update_time = statement_timestamp(), process_result = u.result_text, result = u.result_value
 FROM (
-    SELECT %(i)s::bigint AS i, %(k)s::bigint AS k, %(p)s::text AS p, %(r)s::jsonb AS r
+    SELECT %(task_id)s::bigint AS task_id, %(token)s::bigint AS token, %(result_text)s::text AS result_text,
+        %(result_value)s::jsonb AS result_value
 ) AS u
-WHERE t.id = u.i
-AND t.total_attempt = u.k
+WHERE t.id = u.task_id
+AND t.total_attempt = u.token
 AND t.status IN ('PROCESSING')
 RETURNING id;
 
@@ -1729,10 +1736,10 @@ UPDATE "dbtaskqueue_task" AS t
 SET status = 'COMPLETED', final_status = 'COMPLETED', ready_time = NULL, finish_time = statement_timestamp(),
     last_update_time = statement_timestamp(), process_result = NULL, result = NULL
 FROM (
-    SELECT %(i)s::bigint AS i, %(k)s::bigint AS k
+    SELECT %(task_id)s::bigint AS task_id, %(token)s::bigint AS token
 ) AS u
-WHERE t.id = u.i
-AND t.total_attempt = u.k
+WHERE t.id = u.task_id
+AND t.total_attempt = u.token
 AND t.status IN ('PROCESSING')
 RETURNING id;
 
@@ -1743,10 +1750,10 @@ FROM (
     SELECT t.queue_name AS q
     FROM "dbtaskqueue_task" AS t
     JOIN (
-        SELECT %(i)s::bigint AS i, %(k)s::bigint AS k
+        SELECT %(task_id)s::bigint AS task_id, %(token)s::bigint AS token
     ) AS u
-    ON t.id = u.i
-    AND t.total_attempt = u.k
+    ON t.id = u.task_id
+    AND t.total_attempt = u.token
     WHERE t.status IN ('PROCESSING')
     FOR NO KEY UPDATE OF t
 ) AS x
@@ -1756,10 +1763,10 @@ GROUP BY x.q;
 SELECT t.id
 FROM "dbtaskqueue_task" AS t
 JOIN (
-    SELECT %(i)s::bigint AS i, %(k)s::bigint AS k
+    SELECT %(task_id)s::bigint AS task_id, %(token)s::bigint AS token
 ) AS u
-ON t.id = u.i
-AND t.total_attempt = u.k
+ON t.id = u.task_id
+AND t.total_attempt = u.token
 WHERE t.status IN ('PROCESSING');
 
 -- Statements.insert (error) (one row)
@@ -1966,9 +1973,9 @@ FROM w;
 SELECT a.task_id, a.attempt
 FROM "dbtaskqueue_attempt" AS a
 JOIN (
-    SELECT %(i)s::bigint AS i
+    SELECT %(task_id)s::bigint AS task_id
 ) AS u
-ON a.task_id = u.i
+ON a.task_id = u.task_id
 WHERE a.location = %(location)s
 ORDER BY a.total_attempt;
 
@@ -1976,10 +1983,10 @@ ORDER BY a.total_attempt;
 SELECT t.id, t.status
 FROM "dbtaskqueue_task" AS t
 JOIN (
-    SELECT %(i)s::bigint AS i, %(k)s::bigint AS k
+    SELECT %(task_id)s::bigint AS task_id, %(token)s::bigint AS token
 ) AS u
-ON t.id = u.i
-AND t.total_attempt = u.k;
+ON t.id = u.task_id
+AND t.total_attempt = u.token;
 
 -- Statements.remove (one row)
 DELETE
@@ -1988,10 +1995,10 @@ WHERE id IN (
     SELECT t.id
     FROM "dbtaskqueue_task" AS t
     JOIN (
-        SELECT %(i)s::bigint AS i, %(k)s::bigint AS k
+        SELECT %(task_id)s::bigint AS task_id, %(token)s::bigint AS token
     ) AS u
-    ON t.id = u.i
-    AND t.total_attempt = u.k
+    ON t.id = u.task_id
+    AND t.total_attempt = u.token
     WHERE t.status IN ('PROCESSING')
 )
 RETURNING id;
@@ -2003,10 +2010,10 @@ WHERE id IN (
     SELECT t.id
     FROM "dbtaskqueue_task" AS t
     JOIN (
-        SELECT %(i)s::bigint AS i, %(k)s::bigint AS k
+        SELECT %(task_id)s::bigint AS task_id, %(token)s::bigint AS token
     ) AS u
-    ON t.id = u.i
-    AND t.total_attempt = u.k
+    ON t.id = u.task_id
+    AND t.total_attempt = u.token
     WHERE t.status IN ('PROCESSING')
     FOR NO KEY UPDATE OF t SKIP LOCKED
 )
@@ -2019,10 +2026,10 @@ SELECT id, queue_name, reference_number, attempt, reenqueue_attempt, total_attem
     next_process_time - statement_timestamp())::float8
 FROM "dbtaskqueue_task" AS t
 JOIN (
-    SELECT %(i)s::bigint AS i, %(k)s::bigint AS k
+    SELECT %(task_id)s::bigint AS task_id, %(token)s::bigint AS token
 ) AS u
-ON t.id = u.i
-AND t.total_attempt = u.k
+ON t.id = u.task_id
+AND t.total_attempt = u.token
 WHERE t.status IN ('PROCESSING');
 
 -- Statements.to_history (one row)
@@ -2031,15 +2038,16 @@ INSERT INTO "dbtaskqueue_taskhistory" (location, task_id, queue_name, reference_
     context, group_key, tag, poller_instance, create_time, next_process_time, last_update_time, lease_seconds,
     expire_time, start_time, finish_time)
 SELECT %(location)s, t.id, t.queue_name, t.reference_number, 'COMPLETED', t.attempt, t.reenqueue_attempt,
-    t.total_attempt, t.max_attempts, t.priority, t.payload, t.payload_type, u.r, u.p, t.context, t.group_key,
-    t.tag, t.poller_instance, t.create_time, t.next_process_time, statement_timestamp(), t.lease_seconds,
-    t.expire_time, t.start_time, statement_timestamp()
+    t.total_attempt, t.max_attempts, t.priority, t.payload, t.payload_type, u.result_value, u.result_text,
+    t.context, t.group_key, t.tag, t.poller_instance, t.create_time, t.next_process_time,
+    statement_timestamp(), t.lease_seconds, t.expire_time, t.start_time, statement_timestamp()
 FROM "dbtaskqueue_task" AS t
 JOIN (
-    SELECT %(i)s::bigint AS i, %(k)s::bigint AS k, %(p)s::text AS p, %(r)s::jsonb AS r
+    SELECT %(task_id)s::bigint AS task_id, %(token)s::bigint AS token, %(result_text)s::text AS result_text,
+        %(result_value)s::jsonb AS result_value
 ) AS u
-ON t.id = u.i
-AND t.total_attempt = u.k
+ON t.id = u.task_id
+AND t.total_attempt = u.token
 WHERE t.status IN ('PROCESSING')
 FOR NO KEY UPDATE OF t;
 
@@ -2047,31 +2055,35 @@ FOR NO KEY UPDATE OF t;
 SELECT t.id
 FROM "dbtaskqueue_task" AS t
 JOIN (
-    SELECT %(i)s::bigint AS i, %(k)s::bigint AS k
+    SELECT %(task_id)s::bigint AS task_id, %(token)s::bigint AS token
 ) AS u
-ON t.id = u.i
-AND t.total_attempt = u.k
+ON t.id = u.task_id
+AND t.total_attempt = u.token
 WHERE t.status IN ('PROCESSING')
 FOR NO KEY UPDATE OF t SKIP LOCKED;
 
 -- Statements.write (one row)
 UPDATE "dbtaskqueue_task" AS t
-SET status = u.s, last_update_time = statement_timestamp(), parked_by = u.w, ready_time = CASE WHEN u.s <>
-    'CREATED' OR u.w IS NOT NULL THEN NULL WHEN u.d IS NULL THEN t.ready_time ELSE statement_timestamp() + u.d
-    * interval '1 second' END, next_process_time = CASE WHEN u.s = 'CREATED' THEN statement_timestamp() +
-    coalesce(u.d, 0) * interval '1 second' ELSE t.next_process_time END, attempt = CASE WHEN u.a IS NULL THEN
-    0 WHEN u.s = 'CREATED' THEN least(t.attempt + u.a, t.max_attempts - 1) ELSE t.attempt + u.a END,
-    reenqueue_attempt = t.reenqueue_attempt + u.e, process_result = CASE WHEN u.s = 'CREATED' AND u.d IS NULL
-    THEN t.process_result ELSE u.p END, result = CASE WHEN u.s = 'CREATED' AND u.d IS NULL THEN t.result ELSE
-    u.r END, poller_instance = CASE WHEN u.s = 'CREATED' THEN NULL ELSE t.poller_instance END, finish_time =
-    CASE WHEN u.s = 'CREATED' THEN NULL ELSE statement_timestamp() END, final_status = nullif(u.s, 'CREATED'),
-    fingerprint = coalesce(u.f, t.fingerprint)
+SET status = u.new_status, last_update_time = statement_timestamp(), parked_by = u.park_reason, ready_time =
+    CASE WHEN u.new_status <> 'CREATED' OR u.park_reason IS NOT NULL THEN NULL WHEN u.delay IS NULL THEN
+    t.ready_time ELSE statement_timestamp() + u.delay * interval '1 second' END, next_process_time = CASE WHEN
+    u.new_status = 'CREATED' THEN statement_timestamp() + coalesce(u.delay, 0) * interval '1 second' ELSE
+    t.next_process_time END, attempt = CASE WHEN u.attempts_added IS NULL THEN 0 WHEN u.new_status = 'CREATED'
+    THEN least(t.attempt + u.attempts_added, t.max_attempts - 1) ELSE t.attempt + u.attempts_added END,
+    reenqueue_attempt = t.reenqueue_attempt + u.reenqueues_added, process_result = CASE WHEN u.new_status =
+    'CREATED' AND u.delay IS NULL THEN t.process_result ELSE u.result_text END, result = CASE WHEN
+    u.new_status = 'CREATED' AND u.delay IS NULL THEN t.result ELSE u.result_value END, poller_instance = CASE
+    WHEN u.new_status = 'CREATED' THEN NULL ELSE t.poller_instance END, finish_time = CASE WHEN u.new_status =
+    'CREATED' THEN NULL ELSE statement_timestamp() END, final_status = nullif(u.new_status, 'CREATED'),
+    fingerprint = coalesce(u.failure_key, t.fingerprint)
 FROM (
-    SELECT %(i)s::bigint AS i, %(k)s::bigint AS k, %(s)s::text AS s, %(d)s::float8 AS d, %(a)s::int AS a,
-        %(e)s::int AS e, %(p)s::text AS p, %(r)s::jsonb AS r, %(w)s::text AS w, %(f)s::text AS f
+    SELECT %(task_id)s::bigint AS task_id, %(token)s::bigint AS token, %(new_status)s::text AS new_status,
+        %(delay)s::float8 AS delay, %(attempts_added)s::int AS attempts_added, %(reenqueues_added)s::int AS
+        reenqueues_added, %(result_text)s::text AS result_text, %(result_value)s::jsonb AS result_value,
+        %(park_reason)s::text AS park_reason, %(failure_key)s::text AS failure_key
 ) AS u
-WHERE t.id = u.i
-AND t.total_attempt = u.k
+WHERE t.id = u.task_id
+AND t.total_attempt = u.token
 AND t.status IN ('PROCESSING')
 RETURNING id;
 
@@ -2181,13 +2193,13 @@ WHERE id = ANY(ARRAY(
     FROM "dbtaskqueue_task" AS t
     JOIN (
         SELECT *
-        FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(i bigint, k bigint)
+        FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(task_id bigint, token bigint)
         LIMIT (
             SELECT 1000000
         )
     ) AS u
-    ON t.id = u.i
-    AND t.total_attempt = u.k
+    ON t.id = u.task_id
+    AND t.total_attempt = u.token
     WHERE t.status IN ('CREATED', 'PROCESSING')
     AND ready_time <= statement_timestamp()
     AND next_process_time <= statement_timestamp()

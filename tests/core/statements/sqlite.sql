@@ -25,16 +25,17 @@ GROUP BY x.priority;
 -- Statements.attempts
 INSERT INTO "dbtaskqueue_attempt" (location, task_id, queue_name, attempt, total_attempt, poller_instance,
     start_time, error_type, message, traceback, fingerprint)
-SELECT %(location)s, t.id, t.queue_name, t.attempt, t.total_attempt, t.poller_instance, t.start_time, u.t,
-    u.m, u.b, u.f
+SELECT %(location)s, t.id, t.queue_name, t.attempt, t.total_attempt, t.poller_instance, t.start_time,
+    u.error_type, u.message, u.traceback, u.failure_key
 FROM "dbtaskqueue_task" AS t
 JOIN (
-    SELECT value ->> '$.i' AS i, value ->> '$.k' AS k, value ->> '$.t' AS t, value ->> '$.m' AS m, value ->>
-        '$.b' AS b, value ->> '$.f' AS f
+    SELECT value ->> '$.task_id' AS task_id, value ->> '$.token' AS token, value ->> '$.error_type' AS
+        error_type, value ->> '$.message' AS message, value ->> '$.traceback' AS traceback, value ->>
+        '$.failure_key' AS failure_key
     FROM json_each(%(rows)s)
 ) AS u
-ON t.id = u.i
-AND t.total_attempt = u.k
+ON t.id = u.task_id
+AND t.total_attempt = u.token
 WHERE t.status IN ('PROCESSING');
 
 -- Statements.checkout_optimistic
@@ -47,11 +48,11 @@ WHERE id IN (
     SELECT t.id
     FROM "dbtaskqueue_task" AS t
     JOIN (
-        SELECT value ->> '$.i' AS i, value ->> '$.k' AS k
+        SELECT value ->> '$.task_id' AS task_id, value ->> '$.token' AS token
         FROM json_each(%(rows)s)
     ) AS u
-    ON t.id = u.i
-    AND t.total_attempt = u.k
+    ON t.id = u.task_id
+    AND t.total_attempt = u.token
     WHERE t.status IN ('CREATED', 'PROCESSING')
     AND ready_time <= strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')
     AND next_process_time <= strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')
@@ -144,15 +145,15 @@ RETURNING id, queue_name, reference_number, attempt, reenqueue_attempt, total_at
 -- Statements.complete
 UPDATE "dbtaskqueue_task" AS t
 SET status = 'COMPLETED', final_status = 'COMPLETED', ready_time = NULL, finish_time = strftime('%%Y-%%m-%%d
-    %%H:%%M:%%f', 'now'), last_update_time = strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), process_result = u.p,
-    result = u.r
+    %%H:%%M:%%f', 'now'), last_update_time = strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), process_result =
+    u.result_text, result = u.result_value
 FROM (
-    SELECT value ->> '$.i' AS i, value ->> '$.k' AS k, value ->> '$.p' AS p, nullif(value -> '$.r', 'null') AS
-        r
+    SELECT value ->> '$.task_id' AS task_id, value ->> '$.token' AS token, value ->> '$.result_text' AS
+        result_text, nullif(value -> '$.result_value', 'null') AS result_value
     FROM json_each(%(rows)s)
 ) AS u
-WHERE t.id = u.i
-AND t.total_attempt = u.k
+WHERE t.id = u.task_id
+AND t.total_attempt = u.token
 AND t.status IN ('PROCESSING')
 RETURNING id;
 
@@ -162,11 +163,11 @@ SET status = 'COMPLETED', final_status = 'COMPLETED', ready_time = NULL, finish_
     %%H:%%M:%%f', 'now'), last_update_time = strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), process_result =
     NULL, result = NULL
 FROM (
-    SELECT value ->> '$.i' AS i, value ->> '$.k' AS k
+    SELECT value ->> '$.task_id' AS task_id, value ->> '$.token' AS token
     FROM json_each(%(rows)s)
 ) AS u
-WHERE t.id = u.i
-AND t.total_attempt = u.k
+WHERE t.id = u.task_id
+AND t.total_attempt = u.token
 AND t.status IN ('PROCESSING')
 RETURNING id;
 
@@ -177,11 +178,11 @@ FROM (
     SELECT t.queue_name AS q
     FROM "dbtaskqueue_task" AS t
     JOIN (
-        SELECT value ->> '$.i' AS i, value ->> '$.k' AS k
+        SELECT value ->> '$.task_id' AS task_id, value ->> '$.token' AS token
         FROM json_each(%(rows)s)
     ) AS u
-    ON t.id = u.i
-    AND t.total_attempt = u.k
+    ON t.id = u.task_id
+    AND t.total_attempt = u.token
     WHERE t.status IN ('PROCESSING')
 ) AS x
 GROUP BY x.q;
@@ -249,11 +250,11 @@ WHERE t.id IN (
 SELECT t.id
 FROM "dbtaskqueue_task" AS t
 JOIN (
-    SELECT value ->> '$.i' AS i, value ->> '$.k' AS k
+    SELECT value ->> '$.task_id' AS task_id, value ->> '$.token' AS token
     FROM json_each(%(rows)s)
 ) AS u
-ON t.id = u.i
-AND t.total_attempt = u.k
+ON t.id = u.task_id
+AND t.total_attempt = u.token
 WHERE t.status IN ('PROCESSING');
 
 -- Statements.insert (error)
@@ -507,10 +508,10 @@ RETURNING id, last_update_time = create_time;
 SELECT a.task_id, a.attempt
 FROM "dbtaskqueue_attempt" AS a
 JOIN (
-    SELECT value ->> '$.i' AS i
+    SELECT value ->> '$.task_id' AS task_id
     FROM json_each(%(rows)s)
 ) AS u
-ON a.task_id = u.i
+ON a.task_id = u.task_id
 WHERE a.location = %(location)s
 ORDER BY a.total_attempt;
 
@@ -562,11 +563,11 @@ AND ready_time > strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now');
 SELECT t.id, t.status
 FROM "dbtaskqueue_task" AS t
 JOIN (
-    SELECT value ->> '$.i' AS i, value ->> '$.k' AS k
+    SELECT value ->> '$.task_id' AS task_id, value ->> '$.token' AS token
     FROM json_each(%(rows)s)
 ) AS u
-ON t.id = u.i
-AND t.total_attempt = u.k;
+ON t.id = u.task_id
+AND t.total_attempt = u.token;
 
 -- Statements.progress
 UPDATE "dbtaskqueue_task"
@@ -583,11 +584,11 @@ WHERE id IN (
     SELECT t.id
     FROM "dbtaskqueue_task" AS t
     JOIN (
-        SELECT value ->> '$.i' AS i, value ->> '$.k' AS k
+        SELECT value ->> '$.task_id' AS task_id, value ->> '$.token' AS token
         FROM json_each(%(rows)s)
     ) AS u
-    ON t.id = u.i
-    AND t.total_attempt = u.k
+    ON t.id = u.task_id
+    AND t.total_attempt = u.token
     WHERE t.status IN ('PROCESSING')
 )
 RETURNING id;
@@ -600,11 +601,11 @@ WHERE id IN (
     SELECT t.id
     FROM "dbtaskqueue_task" AS t
     JOIN (
-        SELECT value ->> '$.i' AS i, value ->> '$.k' AS k
+        SELECT value ->> '$.task_id' AS task_id, value ->> '$.token' AS token
         FROM json_each(%(rows)s)
     ) AS u
-    ON t.id = u.i
-    AND t.total_attempt = u.k
+    ON t.id = u.task_id
+    AND t.total_attempt = u.token
     WHERE t.status IN ('PROCESSING')
 )
 RETURNING id;
@@ -658,11 +659,11 @@ SELECT id, queue_name, reference_number, attempt, reenqueue_attempt, total_attem
     %%H:%%M:%%f', 'now'))) * 86400.0
 FROM "dbtaskqueue_task" AS t
 JOIN (
-    SELECT value ->> '$.i' AS i, value ->> '$.k' AS k
+    SELECT value ->> '$.task_id' AS task_id, value ->> '$.token' AS token
     FROM json_each(%(rows)s)
 ) AS u
-ON t.id = u.i
-AND t.total_attempt = u.k
+ON t.id = u.task_id
+AND t.total_attempt = u.token
 WHERE t.status IN ('PROCESSING');
 
 -- Statements.start_paused
@@ -676,17 +677,18 @@ INSERT INTO "dbtaskqueue_taskhistory" (location, task_id, queue_name, reference_
     context, group_key, tag, poller_instance, create_time, next_process_time, last_update_time, lease_seconds,
     expire_time, start_time, finish_time)
 SELECT %(location)s, t.id, t.queue_name, t.reference_number, 'COMPLETED', t.attempt, t.reenqueue_attempt,
-    t.total_attempt, t.max_attempts, t.priority, t.payload, t.payload_type, u.r, u.p, t.context, t.group_key,
-    t.tag, t.poller_instance, t.create_time, t.next_process_time, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'),
-    t.lease_seconds, t.expire_time, t.start_time, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')
+    t.total_attempt, t.max_attempts, t.priority, t.payload, t.payload_type, u.result_value, u.result_text,
+    t.context, t.group_key, t.tag, t.poller_instance, t.create_time, t.next_process_time,
+    strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), t.lease_seconds, t.expire_time, t.start_time,
+    strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')
 FROM "dbtaskqueue_task" AS t
 JOIN (
-    SELECT value ->> '$.i' AS i, value ->> '$.k' AS k, value ->> '$.p' AS p, nullif(value -> '$.r', 'null') AS
-        r
+    SELECT value ->> '$.task_id' AS task_id, value ->> '$.token' AS token, value ->> '$.result_text' AS
+        result_text, nullif(value -> '$.result_value', 'null') AS result_value
     FROM json_each(%(rows)s)
 ) AS u
-ON t.id = u.i
-AND t.total_attempt = u.k
+ON t.id = u.task_id
+AND t.total_attempt = u.token
 WHERE t.status IN ('PROCESSING');
 
 -- Statements.touch
@@ -703,11 +705,11 @@ RETURNING next_process_time;
 SELECT t.id
 FROM "dbtaskqueue_task" AS t
 JOIN (
-    SELECT value ->> '$.i' AS i, value ->> '$.k' AS k
+    SELECT value ->> '$.task_id' AS task_id, value ->> '$.token' AS token
     FROM json_each(%(rows)s)
 ) AS u
-ON t.id = u.i
-AND t.total_attempt = u.k
+ON t.id = u.task_id
+AND t.total_attempt = u.token
 WHERE t.status IN ('PROCESSING');
 
 -- Statements.unpark
@@ -726,25 +728,29 @@ RETURNING id, group_key;
 
 -- Statements.write
 UPDATE "dbtaskqueue_task" AS t
-SET status = u.s, last_update_time = strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), parked_by = u.w, ready_time =
-    CASE WHEN u.s <> 'CREATED' OR u.w IS NOT NULL THEN NULL WHEN u.d IS NULL THEN t.ready_time ELSE
-    strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', printf('%%.3f seconds', u.d)) END, next_process_time = CASE
-    WHEN u.s = 'CREATED' THEN strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', printf('%%.3f seconds', coalesce(u.d,
-    0))) ELSE t.next_process_time END, attempt = CASE WHEN u.a IS NULL THEN 0 WHEN u.s = 'CREATED' THEN
-    min(t.attempt + u.a, t.max_attempts - 1) ELSE t.attempt + u.a END, reenqueue_attempt = t.reenqueue_attempt
-    + u.e, process_result = CASE WHEN u.s = 'CREATED' AND u.d IS NULL THEN t.process_result ELSE u.p END,
-    result = CASE WHEN u.s = 'CREATED' AND u.d IS NULL THEN t.result ELSE u.r END, poller_instance = CASE WHEN
-    u.s = 'CREATED' THEN NULL ELSE t.poller_instance END, finish_time = CASE WHEN u.s = 'CREATED' THEN NULL
-    ELSE strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now') END, final_status = nullif(u.s, 'CREATED'), fingerprint =
-    coalesce(u.f, t.fingerprint)
+SET status = u.new_status, last_update_time = strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), parked_by =
+    u.park_reason, ready_time = CASE WHEN u.new_status <> 'CREATED' OR u.park_reason IS NOT NULL THEN NULL
+    WHEN u.delay IS NULL THEN t.ready_time ELSE strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', printf('%%.3f
+    seconds', u.delay)) END, next_process_time = CASE WHEN u.new_status = 'CREATED' THEN strftime('%%Y-%%m-%%d
+    %%H:%%M:%%f', 'now', printf('%%.3f seconds', coalesce(u.delay, 0))) ELSE t.next_process_time END, attempt
+    = CASE WHEN u.attempts_added IS NULL THEN 0 WHEN u.new_status = 'CREATED' THEN min(t.attempt +
+    u.attempts_added, t.max_attempts - 1) ELSE t.attempt + u.attempts_added END, reenqueue_attempt =
+    t.reenqueue_attempt + u.reenqueues_added, process_result = CASE WHEN u.new_status = 'CREATED' AND u.delay
+    IS NULL THEN t.process_result ELSE u.result_text END, result = CASE WHEN u.new_status = 'CREATED' AND
+    u.delay IS NULL THEN t.result ELSE u.result_value END, poller_instance = CASE WHEN u.new_status =
+    'CREATED' THEN NULL ELSE t.poller_instance END, finish_time = CASE WHEN u.new_status = 'CREATED' THEN NULL
+    ELSE strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now') END, final_status = nullif(u.new_status, 'CREATED'),
+    fingerprint = coalesce(u.failure_key, t.fingerprint)
 FROM (
-    SELECT value ->> '$.i' AS i, value ->> '$.k' AS k, value ->> '$.s' AS s, value ->> '$.d' AS d, value ->>
-        '$.a' AS a, value ->> '$.e' AS e, value ->> '$.p' AS p, nullif(value -> '$.r', 'null') AS r, value ->>
-        '$.w' AS w, value ->> '$.f' AS f
+    SELECT value ->> '$.task_id' AS task_id, value ->> '$.token' AS token, value ->> '$.new_status' AS
+        new_status, value ->> '$.delay' AS delay, value ->> '$.attempts_added' AS attempts_added, value ->>
+        '$.reenqueues_added' AS reenqueues_added, value ->> '$.result_text' AS result_text, nullif(value ->
+        '$.result_value', 'null') AS result_value, value ->> '$.park_reason' AS park_reason, value ->>
+        '$.failure_key' AS failure_key
     FROM json_each(%(rows)s)
 ) AS u
-WHERE t.id = u.i
-AND t.total_attempt = u.k
+WHERE t.id = u.task_id
+AND t.total_attempt = u.token
 AND t.status IN ('PROCESSING')
 RETURNING id;
 
@@ -1186,14 +1192,15 @@ WHERE NOT EXISTS (
 -- Statements.attempts (one row)
 INSERT INTO "dbtaskqueue_attempt" (location, task_id, queue_name, attempt, total_attempt, poller_instance,
     start_time, error_type, message, traceback, fingerprint)
-SELECT %(location)s, t.id, t.queue_name, t.attempt, t.total_attempt, t.poller_instance, t.start_time, u.t,
-    u.m, u.b, u.f
+SELECT %(location)s, t.id, t.queue_name, t.attempt, t.total_attempt, t.poller_instance, t.start_time,
+    u.error_type, u.message, u.traceback, u.failure_key
 FROM "dbtaskqueue_task" AS t
 JOIN (
-    SELECT %(i)s AS i, %(k)s AS k, %(t)s AS t, %(m)s AS m, %(b)s AS b, %(f)s AS f
+    SELECT %(task_id)s AS task_id, %(token)s AS token, %(error_type)s AS error_type, %(message)s AS message,
+        %(traceback)s AS traceback, %(failure_key)s AS failure_key
 ) AS u
-ON t.id = u.i
-AND t.total_attempt = u.k
+ON t.id = u.task_id
+AND t.total_attempt = u.token
 WHERE t.status IN ('PROCESSING');
 
 -- Statements.checkout_optimistic (one row)
@@ -1206,10 +1213,10 @@ WHERE id IN (
     SELECT t.id
     FROM "dbtaskqueue_task" AS t
     JOIN (
-        SELECT %(i)s AS i, %(k)s AS k
+        SELECT %(task_id)s AS task_id, %(token)s AS token
     ) AS u
-    ON t.id = u.i
-    AND t.total_attempt = u.k
+    ON t.id = u.task_id
+    AND t.total_attempt = u.token
     WHERE t.status IN ('CREATED', 'PROCESSING')
     AND ready_time <= strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')
     AND next_process_time <= strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')
@@ -1233,13 +1240,14 @@ RETURNING id, queue_name, reference_number, attempt, reenqueue_attempt, total_at
 -- Statements.complete (one row)
 UPDATE "dbtaskqueue_task" AS t
 SET status = 'COMPLETED', final_status = 'COMPLETED', ready_time = NULL, finish_time = strftime('%%Y-%%m-%%d
-    %%H:%%M:%%f', 'now'), last_update_time = strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), process_result = u.p,
-    result = u.r
+    %%H:%%M:%%f', 'now'), last_update_time = strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), process_result =
+    u.result_text, result = u.result_value
 FROM (
-    SELECT %(i)s AS i, %(k)s AS k, %(p)s AS p, %(r)s AS r
+    SELECT %(task_id)s AS task_id, %(token)s AS token, %(result_text)s AS result_text, %(result_value)s AS
+        result_value
 ) AS u
-WHERE t.id = u.i
-AND t.total_attempt = u.k
+WHERE t.id = u.task_id
+AND t.total_attempt = u.token
 AND t.status IN ('PROCESSING')
 RETURNING id;
 
@@ -1249,10 +1257,10 @@ SET status = 'COMPLETED', final_status = 'COMPLETED', ready_time = NULL, finish_
     %%H:%%M:%%f', 'now'), last_update_time = strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), process_result =
     NULL, result = NULL
 FROM (
-    SELECT %(i)s AS i, %(k)s AS k
+    SELECT %(task_id)s AS task_id, %(token)s AS token
 ) AS u
-WHERE t.id = u.i
-AND t.total_attempt = u.k
+WHERE t.id = u.task_id
+AND t.total_attempt = u.token
 AND t.status IN ('PROCESSING')
 RETURNING id;
 
@@ -1263,10 +1271,10 @@ FROM (
     SELECT t.queue_name AS q
     FROM "dbtaskqueue_task" AS t
     JOIN (
-        SELECT %(i)s AS i, %(k)s AS k
+        SELECT %(task_id)s AS task_id, %(token)s AS token
     ) AS u
-    ON t.id = u.i
-    AND t.total_attempt = u.k
+    ON t.id = u.task_id
+    AND t.total_attempt = u.token
     WHERE t.status IN ('PROCESSING')
 ) AS x
 GROUP BY x.q;
@@ -1275,10 +1283,10 @@ GROUP BY x.q;
 SELECT t.id
 FROM "dbtaskqueue_task" AS t
 JOIN (
-    SELECT %(i)s AS i, %(k)s AS k
+    SELECT %(task_id)s AS task_id, %(token)s AS token
 ) AS u
-ON t.id = u.i
-AND t.total_attempt = u.k
+ON t.id = u.task_id
+AND t.total_attempt = u.token
 WHERE t.status IN ('PROCESSING');
 
 -- Statements.insert (error) (one row)
@@ -1435,9 +1443,9 @@ RETURNING id, last_update_time = create_time;
 SELECT a.task_id, a.attempt
 FROM "dbtaskqueue_attempt" AS a
 JOIN (
-    SELECT %(i)s AS i
+    SELECT %(task_id)s AS task_id
 ) AS u
-ON a.task_id = u.i
+ON a.task_id = u.task_id
 WHERE a.location = %(location)s
 ORDER BY a.total_attempt;
 
@@ -1445,10 +1453,10 @@ ORDER BY a.total_attempt;
 SELECT t.id, t.status
 FROM "dbtaskqueue_task" AS t
 JOIN (
-    SELECT %(i)s AS i, %(k)s AS k
+    SELECT %(task_id)s AS task_id, %(token)s AS token
 ) AS u
-ON t.id = u.i
-AND t.total_attempt = u.k;
+ON t.id = u.task_id
+AND t.total_attempt = u.token;
 
 -- Statements.remove (one row)
 DELETE
@@ -1457,10 +1465,10 @@ WHERE id IN (
     SELECT t.id
     FROM "dbtaskqueue_task" AS t
     JOIN (
-        SELECT %(i)s AS i, %(k)s AS k
+        SELECT %(task_id)s AS task_id, %(token)s AS token
     ) AS u
-    ON t.id = u.i
-    AND t.total_attempt = u.k
+    ON t.id = u.task_id
+    AND t.total_attempt = u.token
     WHERE t.status IN ('PROCESSING')
 )
 RETURNING id;
@@ -1473,10 +1481,10 @@ WHERE id IN (
     SELECT t.id
     FROM "dbtaskqueue_task" AS t
     JOIN (
-        SELECT %(i)s AS i, %(k)s AS k
+        SELECT %(task_id)s AS task_id, %(token)s AS token
     ) AS u
-    ON t.id = u.i
-    AND t.total_attempt = u.k
+    ON t.id = u.task_id
+    AND t.total_attempt = u.token
     WHERE t.status IN ('PROCESSING')
 )
 RETURNING id;
@@ -1488,10 +1496,10 @@ SELECT id, queue_name, reference_number, attempt, reenqueue_attempt, total_attem
     %%H:%%M:%%f', 'now'))) * 86400.0
 FROM "dbtaskqueue_task" AS t
 JOIN (
-    SELECT %(i)s AS i, %(k)s AS k
+    SELECT %(task_id)s AS task_id, %(token)s AS token
 ) AS u
-ON t.id = u.i
-AND t.total_attempt = u.k
+ON t.id = u.task_id
+AND t.total_attempt = u.token
 WHERE t.status IN ('PROCESSING');
 
 -- Statements.to_history (one row)
@@ -1500,46 +1508,52 @@ INSERT INTO "dbtaskqueue_taskhistory" (location, task_id, queue_name, reference_
     context, group_key, tag, poller_instance, create_time, next_process_time, last_update_time, lease_seconds,
     expire_time, start_time, finish_time)
 SELECT %(location)s, t.id, t.queue_name, t.reference_number, 'COMPLETED', t.attempt, t.reenqueue_attempt,
-    t.total_attempt, t.max_attempts, t.priority, t.payload, t.payload_type, u.r, u.p, t.context, t.group_key,
-    t.tag, t.poller_instance, t.create_time, t.next_process_time, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'),
-    t.lease_seconds, t.expire_time, t.start_time, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')
+    t.total_attempt, t.max_attempts, t.priority, t.payload, t.payload_type, u.result_value, u.result_text,
+    t.context, t.group_key, t.tag, t.poller_instance, t.create_time, t.next_process_time,
+    strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), t.lease_seconds, t.expire_time, t.start_time,
+    strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')
 FROM "dbtaskqueue_task" AS t
 JOIN (
-    SELECT %(i)s AS i, %(k)s AS k, %(p)s AS p, %(r)s AS r
+    SELECT %(task_id)s AS task_id, %(token)s AS token, %(result_text)s AS result_text, %(result_value)s AS
+        result_value
 ) AS u
-ON t.id = u.i
-AND t.total_attempt = u.k
+ON t.id = u.task_id
+AND t.total_attempt = u.token
 WHERE t.status IN ('PROCESSING');
 
 -- Statements.unlocked (one row)
 SELECT t.id
 FROM "dbtaskqueue_task" AS t
 JOIN (
-    SELECT %(i)s AS i, %(k)s AS k
+    SELECT %(task_id)s AS task_id, %(token)s AS token
 ) AS u
-ON t.id = u.i
-AND t.total_attempt = u.k
+ON t.id = u.task_id
+AND t.total_attempt = u.token
 WHERE t.status IN ('PROCESSING');
 
 -- Statements.write (one row)
 UPDATE "dbtaskqueue_task" AS t
-SET status = u.s, last_update_time = strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), parked_by = u.w, ready_time =
-    CASE WHEN u.s <> 'CREATED' OR u.w IS NOT NULL THEN NULL WHEN u.d IS NULL THEN t.ready_time ELSE
-    strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', printf('%%.3f seconds', u.d)) END, next_process_time = CASE
-    WHEN u.s = 'CREATED' THEN strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', printf('%%.3f seconds', coalesce(u.d,
-    0))) ELSE t.next_process_time END, attempt = CASE WHEN u.a IS NULL THEN 0 WHEN u.s = 'CREATED' THEN
-    min(t.attempt + u.a, t.max_attempts - 1) ELSE t.attempt + u.a END, reenqueue_attempt = t.reenqueue_attempt
-    + u.e, process_result = CASE WHEN u.s = 'CREATED' AND u.d IS NULL THEN t.process_result ELSE u.p END,
-    result = CASE WHEN u.s = 'CREATED' AND u.d IS NULL THEN t.result ELSE u.r END, poller_instance = CASE WHEN
-    u.s = 'CREATED' THEN NULL ELSE t.poller_instance END, finish_time = CASE WHEN u.s = 'CREATED' THEN NULL
-    ELSE strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now') END, final_status = nullif(u.s, 'CREATED'), fingerprint =
-    coalesce(u.f, t.fingerprint)
+SET status = u.new_status, last_update_time = strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), parked_by =
+    u.park_reason, ready_time = CASE WHEN u.new_status <> 'CREATED' OR u.park_reason IS NOT NULL THEN NULL
+    WHEN u.delay IS NULL THEN t.ready_time ELSE strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', printf('%%.3f
+    seconds', u.delay)) END, next_process_time = CASE WHEN u.new_status = 'CREATED' THEN strftime('%%Y-%%m-%%d
+    %%H:%%M:%%f', 'now', printf('%%.3f seconds', coalesce(u.delay, 0))) ELSE t.next_process_time END, attempt
+    = CASE WHEN u.attempts_added IS NULL THEN 0 WHEN u.new_status = 'CREATED' THEN min(t.attempt +
+    u.attempts_added, t.max_attempts - 1) ELSE t.attempt + u.attempts_added END, reenqueue_attempt =
+    t.reenqueue_attempt + u.reenqueues_added, process_result = CASE WHEN u.new_status = 'CREATED' AND u.delay
+    IS NULL THEN t.process_result ELSE u.result_text END, result = CASE WHEN u.new_status = 'CREATED' AND
+    u.delay IS NULL THEN t.result ELSE u.result_value END, poller_instance = CASE WHEN u.new_status =
+    'CREATED' THEN NULL ELSE t.poller_instance END, finish_time = CASE WHEN u.new_status = 'CREATED' THEN NULL
+    ELSE strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now') END, final_status = nullif(u.new_status, 'CREATED'),
+    fingerprint = coalesce(u.failure_key, t.fingerprint)
 FROM (
-    SELECT %(i)s AS i, %(k)s AS k, %(s)s AS s, %(d)s AS d, %(a)s AS a, %(e)s AS e, %(p)s AS p, %(r)s AS r,
-        %(w)s AS w, %(f)s AS f
+    SELECT %(task_id)s AS task_id, %(token)s AS token, %(new_status)s AS new_status, %(delay)s AS delay,
+        %(attempts_added)s AS attempts_added, %(reenqueues_added)s AS reenqueues_added, %(result_text)s AS
+        result_text, %(result_value)s AS result_value, %(park_reason)s AS park_reason, %(failure_key)s AS
+        failure_key
 ) AS u
-WHERE t.id = u.i
-AND t.total_attempt = u.k
+WHERE t.id = u.task_id
+AND t.total_attempt = u.token
 AND t.status IN ('PROCESSING')
 RETURNING id;
 
@@ -1579,11 +1593,11 @@ WHERE id IN (
     SELECT t.id
     FROM "dbtaskqueue_task" AS t
     JOIN (
-        SELECT value ->> '$.i' AS i, value ->> '$.k' AS k
+        SELECT value ->> '$.task_id' AS task_id, value ->> '$.token' AS token
         FROM json_each(%(rows)s)
     ) AS u
-    ON t.id = u.i
-    AND t.total_attempt = u.k
+    ON t.id = u.task_id
+    AND t.total_attempt = u.token
     WHERE t.status IN ('CREATED', 'PROCESSING')
     AND ready_time <= strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')
     AND next_process_time <= strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')
