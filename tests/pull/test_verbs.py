@@ -142,7 +142,7 @@ def test_a_task_whose_holder_died_on_its_last_attempt_ends_without_a_poller(
     take(mail)
     age(HOUR)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("django_dbtaskqueue.pull.handle.RESCUE", 0.0)
+        patch.setattr("django_dbtaskqueue.pull.handle.RESCUE_INTERVAL_S", 0.0)
         patch.setattr("django_dbtaskqueue.pull.handle._next_rescue", {})
         assert mail.take() is None
     assert status(task) == "ERROR"
