@@ -103,7 +103,7 @@ def test_a_replay_of_real_rows_shows_what_more_slots_would_do(spark: SparkSessio
     assert (found["now"]["max"], found["then"]["max"]) == (50, 20)
     assert "instead of 50s: shorter." in found["summary"]
     assert "Wait curve" in PipelineReport.objects.get(kind="whatif").html
-    assert "wait max: 50s now, 20s then" in WhatIf().say(found)
+    assert "wait max: 50s now, 20s then" in WhatIf().as_text(found)
     with pytest.raises(JobOptionError, match=r"no task of a queue 'mails'\. Queues: claims"):
         WhatIf().run(WhatIf.context(spark=spark, database=database, priority="mails=-1"))
 
