@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
+from django_dbtaskqueue.core.durations import format_duration, parse_length
 from django_dbtaskqueue.core.exceptions import JobOptionError, near_match
+
+EVERY_QUEUE = "*"
 
 
 @dataclass(frozen=True)
@@ -103,3 +106,34 @@ def pair(text: str) -> tuple[str, str]:
     if not (name and equals and value):
         raise ValueError(f"{text!r} is no NAME=VALUE")
     return name, value
+
+
+@dataclass(frozen=True)
+class Objective:
+    """At least ``share`` (0 to 1) of the ended tasks of ``queue`` complete, ``within`` a time of their creation."""
+
+    queue: str
+    share: float
+    within: timedelta | None = None
+
+    def __str__(self) -> str:
+        text = f"{self.share * 100:g}%"
+        return text if self.within is None else f"{text} within {format_duration(self.within)}"
+
+
+DEFAULT_OBJECTIVE = Objective(EVERY_QUEUE, 0.99)
+
+
+def objective(text: str) -> Objective:
+    """Return the objective of "claims=99.9%/5m", or of "*=99%" for every queue. Raises ValueError with a reason."""
+    try:
+        queue, rest = pair(text)
+    except ValueError:
+        raise ValueError(f'{text!r} is no objective. Write it as "claims=99.9%/5m" or "*=99%"') from None
+    wanted, _, within = rest.partition("/")
+    return Objective(queue, share(wanted), parse_length(within) if within else None)
+
+
+def by_queue(objectives: Iterable[Objective]) -> dict[str, Objective]:
+    """Return the objectives by queue, with one for ``*`` always among them. A later one wins."""
+    return {EVERY_QUEUE: DEFAULT_OBJECTIVE, **{one.queue: one for one in objectives}}

@@ -13,7 +13,7 @@ from typing import Any, NoReturn, Protocol, TextIO
 from django_dbtaskqueue.core.exceptions import CheckFailed, JobOptionError, PipelineError
 from django_dbtaskqueue.pipeline.arguments import Argument, complete, pair
 from django_dbtaskqueue.pipeline.database import Database
-from django_dbtaskqueue.pipeline.jobs import JOBS, Context, Job, job
+from django_dbtaskqueue.pipeline.jobs import JOBS, Context, Job, RenderPage, job
 from django_dbtaskqueue.pipeline.plain import as_json, write_whole
 from django_dbtaskqueue.pipeline.spark.faults import one_paragraph
 from django_dbtaskqueue.pipeline.spark.interrupts import is_interrupt, unlogged
@@ -51,6 +51,7 @@ class Face:
     out: Writer
     err: TextIO
     defaults: Callable[[str, Mapping[str, Any]], Mapping[str, Any]] = lambda name, given: {}
+    render_page: RenderPage | None = None
 
 
 class Parser(argparse.ArgumentParser):
@@ -183,6 +184,7 @@ def context_of(found: Job, asked: Mapping[str, Any], face: Face) -> Context:
         database=face.find_database(asked[face.database.name]),
         lake=asked["lake"],
         dry_run=asked["dry_run"],
+        render_page=face.render_page,
         session={**session, **({"conf": conf} if conf else {})},
     )
 
@@ -193,4 +195,4 @@ def _tell(found: Job, result: Mapping[str, Any], target: str | None, face: Face)
         return
     if target:
         write_whole(Path(target), f"{as_json(result)}\n")
-    face.out.write(f"{found.say(result)}\n")
+    face.out.write(f"{found.describe(result)}\n")

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 Progress = Callable[[str, int, int], None]
+RenderPage = Callable[[str, Mapping[str, Any]], str]
 
 # Name -> "module:Class" inside this package. A job's module is imported when the job is asked for.
 JOBS: dict[str, str] = {
@@ -47,6 +48,7 @@ class Context:
     """What a job works with. ``options`` holds a value for every argument of the job.
 
     ``progress(stage, done, total)`` may be called as often as one likes; a total of 0 means that nobody knows it.
+    ``render_page(job, figures)`` returns the HTML page of a report; it needs Django, which the pipeline does not have.
     """
 
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -54,6 +56,7 @@ class Context:
     lake: str | None = None
     dry_run: bool = False
     progress: Progress = silent
+    render_page: RenderPage | None = None
     session: Mapping[str, Any] = field(default_factory=dict)  # arguments of spark_session()
     started: SparkSession | None = None
 
@@ -113,6 +116,7 @@ class Job:
         spark: SparkSession | None = None,
         dry_run: bool = False,
         progress: Progress = silent,
+        render_page: RenderPage | None = None,
         session: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> Context:
@@ -123,6 +127,7 @@ class Job:
             lake=os.fspath(lake) if lake is not None else None,
             dry_run=dry_run,
             progress=progress,
+            render_page=render_page,
             session=session or {},
             started=spark,
         )
@@ -139,7 +144,7 @@ class Job:
         """Do the work and return its result."""
         raise PipelineError(f"The job {type(self).__name__} has no run().")
 
-    def say(self, result: Mapping[str, Any]) -> str:
+    def describe(self, result: Mapping[str, Any]) -> str:
         """Return the result as lines for people."""
         return "\n".join(f"{name.replace('_', ' ')}: {shown(value)}" for name, value in result.items())
 

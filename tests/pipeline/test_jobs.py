@@ -13,9 +13,8 @@ import pytest
 
 from django_dbtaskqueue.core.exceptions import CheckFailed, JobOptionError, PipelineError
 from django_dbtaskqueue.pipeline import arguments, plain
-from django_dbtaskqueue.pipeline.arguments import Argument, complete
+from django_dbtaskqueue.pipeline.arguments import Argument, Objective, by_queue, complete, objective
 from django_dbtaskqueue.pipeline.jobs import JOBS, job
-from django_dbtaskqueue.pipeline.reports.objectives import Objective, by_queue, objective
 from django_dbtaskqueue.pipeline.spark import faults
 from django_dbtaskqueue.pipeline.spark.progress import shown_on
 

@@ -120,7 +120,7 @@ def test_sound_data_pass(spark: SparkSession, database: Database, folder: Path) 
     archive(spark, database, folder, source="task")
     found = check(spark, database, folder)
     assert found == {"rows": number, "faults": 0, "findings": []}
-    assert Check().say(found) == f"{number} tasks checked\nno findings"
+    assert Check().describe(found) == f"{number} tasks checked\nno findings"
 
 
 def test_faults_of_the_database_fail_the_job(spark: SparkSession, pg: Database) -> None:
