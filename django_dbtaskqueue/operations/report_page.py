@@ -20,8 +20,7 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import override
 
-from django_dbtaskqueue.core.durations import format_seconds
-from django_dbtaskqueue.core.numbers import format_number, format_percent
+from django_dbtaskqueue.core.numbers import UNKNOWN, number, percent, seconds
 from django_dbtaskqueue.operations.masking import masked
 
 PACKAGE_FOLDER = Path(__file__).parents[1]
@@ -36,6 +35,14 @@ MAX_HEAT_LEVEL = 9
 Figures = Mapping[str, Any]
 
 register = Library()
+for form in (number, percent, seconds):
+    register.filter(form)
+
+
+@register.filter
+def minute(value: str | None) -> str:
+    """Return a time of JSON to the minute, in UTC."""
+    return UNKNOWN if value is None else f"{datetime.fromisoformat(value).astimezone(UTC):%Y-%m-%d %H:%M}"
 
 
 def report_body(kind: str, figures: Figures) -> SafeString | None:
@@ -59,14 +66,22 @@ def html_file(kind: str, figures: Figures) -> str:
     body = report_body(kind, figures)
     if body is None:
         raise ValueError(f"These are no figures of {' or '.join(CONTEXTS)}, or of another version.")
-    context = Context({"body": body, "kind": kind, "policy": policy(), "styles": _styles(), "scripts": _scripts()})
+    context = Context(
+        {
+            "body": body,
+            "kind": kind,
+            "policy": policy(),
+            "styles": _contents(STYLE_FILES),
+            "scripts": _contents(SCRIPT_FILES),
+        }
+    )
     return _engine().get_template("admin/dbtaskqueue/reports/file.html").render(context)
 
 
 @cache
 def policy() -> str:
     """Return the Content-Security-Policy of the HTML file: it fetches nothing, and runs no script but its own."""
-    hashes = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in _scripts())
+    hashes = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in _contents(SCRIPT_FILES))
     scripts = " ".join(f"'sha256-{one}'" for one in hashes)
     return (
         f"default-src 'none'; script-src {scripts}; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; "
@@ -81,40 +96,8 @@ def _engine() -> Engine:
 
 
 @cache
-def _scripts() -> list[str]:
-    return [(STATIC_FOLDER / name).read_text(encoding="utf-8") for name in SCRIPT_FILES]
-
-
-@cache
-def _styles() -> list[str]:
-    return [(STATIC_FOLDER / name).read_text(encoding="utf-8") for name in STYLE_FILES]
-
-
-# -- how templates write values: a value that is unknown is a dash -----------------------------------------------------
-
-
-@register.filter
-def number(value: float | None) -> str:
-    """Return a number."""
-    return "-" if value is None else format_number(value)
-
-
-@register.filter
-def percent(value: float | None) -> str:
-    """Return a share as a percentage."""
-    return "-" if value is None else format_percent(value)
-
-
-@register.filter
-def seconds(value: float | None) -> str:
-    """Return a number of seconds as a duration."""
-    return "-" if value is None else format_seconds(value)
-
-
-@register.filter
-def minute(value: str | None) -> str:
-    """Return a time of JSON to the minute, in UTC."""
-    return "-" if value is None else f"{datetime.fromisoformat(value).astimezone(UTC):%Y-%m-%d %H:%M}"
+def _contents(names: tuple[str, ...]) -> list[str]:
+    return [(STATIC_FOLDER / name).read_text(encoding="utf-8") for name in names]
 
 
 # -- charts and maps ---------------------------------------------------------------------------------------------------
@@ -220,7 +203,7 @@ def _week(values: Mapping[int, float]) -> list[tuple[str, list[tuple[str, int]]]
     most = max(values.values(), default=0) or 1
     sizes = {hour: math.ceil(MAX_HEAT_LEVEL * value / most) for hour, value in values.items()}
     hours = range(DAY_HOURS * len(DAY_NAMES))
-    cells = [(format_number(values[hour]) if hour in values else "", sizes.get(hour, 0)) for hour in hours]
+    cells = [(number(values[hour]) if hour in values else "", sizes.get(hour, 0)) for hour in hours]
     return [(day, cells[DAY_HOURS * place :][:DAY_HOURS]) for place, day in enumerate(DAY_NAMES)]
 
 

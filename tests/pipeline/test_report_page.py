@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from django.core.management import CommandError, call_command
 
-from django_dbtaskqueue.core.durations import format_seconds
-from django_dbtaskqueue.core.numbers import format_number, format_percent
+from django_dbtaskqueue.core.numbers import number, percent, seconds
 from django_dbtaskqueue.operations.report_page import html_file, report_body
 from django_dbtaskqueue.pipeline.reports.report import MAX_CHART_STEPS, Steps, over_time
 from tests.pipeline.histories import HOUR, MONDAY
@@ -38,7 +37,7 @@ HOSTILE = "<script>alert(1)</script>\"'&"
     ],
 )
 def test_times(value: float, text: str) -> None:
-    assert format_seconds(value) == text
+    assert seconds(value) == text
 
 
 @pytest.mark.parametrize(
@@ -46,12 +45,12 @@ def test_times(value: float, text: str) -> None:
 )
 def test_shares(value: float, text: str) -> None:
     """What is not quite all is not written as all."""
-    assert format_percent(value) == text
+    assert percent(value) == text
 
 
 @pytest.mark.parametrize(("value", "text"), [(12_345, "12,345"), (0.12345, "0.123"), (1234.5, "1,234"), (7, "7")])
 def test_numbers(value: float, text: str) -> None:
-    assert format_number(value) == text
+    assert number(value) == text
 
 
 # -- figures of the charts ---------------------------------------------------------------------------------------------

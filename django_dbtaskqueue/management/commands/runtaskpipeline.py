@@ -26,9 +26,9 @@ from django_dbtaskqueue.pipeline.database import Database
 from django_dbtaskqueue.pipeline.plain import write_whole
 
 LIBPQ = {option.keyword.decode() for option in pq.Conninfo.get_defaults()}
-NAMES = {"NAME": "dbname", "USER": "user", "PASSWORD": "password", "HOST": "host", "PORT": "port"}
+CONNINFO_NAMES = {"NAME": "dbname", "USER": "user", "PASSWORD": "password", "HOST": "host", "PORT": "port"}
 
-PAGE = "page"
+PAGE_COMMAND = "page"
 
 
 class Command(BaseCommand):
@@ -52,7 +52,7 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Run to the end. In a process of its own, exit with the job's code; else raise CommandError unless it is 0."""
-        if options["job"] == PAGE:
+        if options["job"] == PAGE_COMMAND:
             self.stdout.write(f"page: {write_page(options['arguments'])}")
             return
         alias = Argument("database", "the tasks' database, an alias of DATABASES", metavar="ALIAS")
@@ -105,7 +105,7 @@ def database_of_alias(alias: str | None) -> Database:
     if connection.vendor == "sqlite":
         return Database("sqlite", {"dbname": str(settings["NAME"])}, session.sql.tables, session.location)
     if connection.vendor == "postgresql":
-        named = {ours: settings[name] for name, ours in NAMES.items() if settings.get(name)}
+        named = {ours: settings[name] for name, ours in CONNINFO_NAMES.items() if settings.get(name)}
         more = {name: value for name, value in settings.get("OPTIONS", {}).items() if name in LIBPQ}
         conninfo = {name: str(value) for name, value in {**more, **named}.items()}
         return Database("postgresql", conninfo, session.sql.tables, session.location)

@@ -7,10 +7,11 @@ tasks arrive and how much their run times differ. It says what a steady hour nee
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +20,7 @@ from pyspark.sql import functions as F
 
 from django_dbtaskqueue.core.durations import format_duration, parse_length
 from django_dbtaskqueue.core.exceptions import PipelineError
-from django_dbtaskqueue.core.numbers import format_number
+from django_dbtaskqueue.core.numbers import number
 from django_dbtaskqueue.pipeline.arguments import Argument, count, share
 from django_dbtaskqueue.pipeline.jobs import Context
 from django_dbtaskqueue.pipeline.reports import report_job
@@ -44,6 +45,7 @@ MIN_SEASON_VALUES = 3  # a median of fewer values is not used
 MAX_UNEVENNESS = 25.0
 
 Hourly = dict[datetime, float]
+Deviation = Callable[[datetime, float], float]
 Numbers = npt.NDArray[np.float64]
 
 
@@ -97,8 +99,8 @@ class Forecast(ReportJob):
     def details(self, result: Row) -> Iterable[str]:
         """Return the most unusual hours."""
         return (
-            f"  {one['hour']:%a %Y-%m-%d %H:%M} {one['queue']}: {one['measure']} {format_number(one['value'])}, "
-            f"usually {format_number(one['usual'])} (score {one['score']:+.1f})"
+            f"  {one['hour']:%a %Y-%m-%d %H:%M} {one['queue']}: {one['measure']} {number(one['value'])}, "
+            f"usually {number(one['usual'])} (score {one['score']:+.1f})"
             for one in result["anomalies"][:MAX_PRINTED_ANOMALIES]
         )
 
@@ -141,10 +143,9 @@ def fleet(context: Context) -> tuple[int, int]:
 
 def arrivals_of(rows: Rows) -> dict[datetime, int]:
     """Return the arrivals of all queues by hour."""
-    found: dict[datetime, int] = {}
+    found: Counter[datetime] = Counter()
     for row in rows:
-        hour = row["hour"].astimezone(UTC)
-        found[hour] = found.get(hour, 0) + row["arrived"]
+        found[row["hour"].astimezone(UTC)] += row["arrived"]
     return found
 
 
@@ -152,30 +153,21 @@ def unusual_hours(rows: Rows, threshold: float) -> Iterator[Anomaly]:
     """Yield the anomalies of every queue in arrivals, wait and failures."""
     for queue in sorted({row["queue"] for row in rows}):
         own = {row["hour"].astimezone(UTC): row for row in rows if row["queue"] == queue}
-        arrivals: Hourly = {}
-        hour, last = min(own), max(own)
-        while hour <= last:
-            arrivals[hour] = own[hour]["arrived"] if hour in own else 0
-            hour += ONE_HOUR
+        hours = (min(own) + ONE_HOUR * step for step in range((max(own) - min(own)) // ONE_HOUR + 1))
+        arrivals = {hour: own[hour]["arrived"] if hour in own else 0 for hour in hours}
         waits = {hour: row["wait_p95"] for hour, row in own.items() if row["wait_p95"] is not None}
         failed = {hour: row["failure_rate"] for hour, row in own.items() if row["ended"]}
-        ended = {hour: row["ended"] for hour, row in own.items()}
-
-        def of_arrivals(hour: datetime, usual: float) -> float:
-            return math.sqrt(max(usual, 1))
-
-        def of_waits(hour: datetime, usual: float) -> float:
-            return 0.1 * usual + 1
-
-        def of_failures(hour: datetime, usual: float, ended: Mapping[datetime, int] = ended) -> float:
-            return math.sqrt(max(usual * (1 - usual), 0.01) / ended[hour])
-
-        for measure, values, least in (
-            ("arrivals", arrivals, of_arrivals),
-            ("wait_p95", waits, of_waits),
-            ("failure_rate", failed, of_failures),
-        ):
+        smallest_deviations: dict[str, tuple[Hourly, Deviation]] = {
+            "arrivals": (arrivals, lambda _hour, usual: math.sqrt(max(usual, 1))),
+            "wait_p95": (waits, lambda _hour, usual: 0.1 * usual + 1),
+            "failure_rate": (failed, partial(_chance_of_failures, own)),
+        }
+        for measure, (values, least) in smallest_deviations.items():
             yield from anomalies(queue, measure, values, least=least, threshold=threshold)
+
+
+def _chance_of_failures(levels: Mapping[datetime, Row], hour: datetime, usual: float) -> float:
+    return math.sqrt(max(usual * (1 - usual), 0.01) / float(levels[hour]["ended"]))
 
 
 def sentence(stretches: Sequence[Stretch], found: Sequence[Need], *, have: int, slots: int, options: Row) -> str:
@@ -229,8 +221,8 @@ def erlang_c(servers: int, load: float) -> float:
     if load >= servers:
         return 1.0
     blocked = 1.0  # Erlang B by its recursion, which no load overflows
-    for number in range(1, servers + 1):
-        blocked = load * blocked / (number + load * blocked)
+    for server in range(1, servers + 1):
+        blocked = load * blocked / (server + load * blocked)
     return blocked / (1 - load / servers * (1 - blocked))
 
 
@@ -355,7 +347,7 @@ def anomalies(
     measure: str,
     values: Mapping[datetime, float],
     *,
-    least: Callable[[datetime, float], float],
+    least: Deviation,
     threshold: float,
 ) -> Iterable[Anomaly]:
     """Yield the hours whose robust seasonal score reaches the threshold.
@@ -363,7 +355,10 @@ def anomalies(
     The season of an hour is its hour of the week where three weeks are known, else its hour of the day, else all.
     ``least(hour, usual)`` is the smallest deviation worth calling one standard deviation.
     """
-    seasons = _seasons(values)
+    seasons: dict[tuple[str, int], list[float]] = defaultdict(list)
+    for hour, value in values.items():
+        for key in _keys(hour):
+            seasons[key].append(value)
     for hour, value in sorted(values.items()):
         season = next((one for key in _keys(hour) if len(one := seasons[key]) >= MIN_SEASON_VALUES), None)
         if season is None:
@@ -377,11 +372,3 @@ def anomalies(
 
 def _keys(hour: datetime) -> tuple[tuple[str, int], ...]:
     return ("week", hour.weekday() * 24 + hour.hour), ("day", hour.hour), ("all", 0)
-
-
-def _seasons(values: Mapping[datetime, float]) -> dict[tuple[str, int], list[float]]:
-    seasons: dict[tuple[str, int], list[float]] = defaultdict(list)
-    for hour, value in values.items():
-        for key in _keys(hour):
-            seasons[key].append(value)
-    return seasons

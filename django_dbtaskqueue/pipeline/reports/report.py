@@ -10,8 +10,7 @@ from datetime import datetime, timedelta
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
-from django_dbtaskqueue.core.durations import format_seconds
-from django_dbtaskqueue.core.numbers import format_number, format_percent
+from django_dbtaskqueue.core.numbers import number, percent, seconds
 from django_dbtaskqueue.pipeline.arguments import Argument, count, objective
 from django_dbtaskqueue.pipeline.jobs import Context
 from django_dbtaskqueue.pipeline.reports import report_job
@@ -62,20 +61,10 @@ class Report(ReportJob):
     def details(self, result: Row) -> Iterable[str]:
         """Return a line for each queue."""
         return (
-            f"  {row['queue']}: {format_number(row['ended'])} ended, {percent(row['success_rate'])} completed, "
+            f"  {row['queue']}: {number(row['ended'])} ended, {percent(row['success_rate'])} completed, "
             f"p95 wait {seconds(row['wait_p95'])}, p95 run {seconds(row['run_p95'])}"
             for row in result["queues"]
         )
-
-
-def percent(share: float | None) -> str:
-    """Return a share as text, "-" when it is unknown."""
-    return "-" if share is None else format_percent(share)
-
-
-def seconds(time: float | None) -> str:
-    """Return a time as text, "-" when it is unknown."""
-    return "-" if time is None else format_seconds(time)
 
 
 def _computed(context: Context, period: Period, tasks: DataFrame, attempts: DataFrame) -> dict[str, pa.Table]:
@@ -139,10 +128,10 @@ def _spent(row: Row) -> float:
 def summary(found: Figures) -> str:
     """Return the report in three sentences."""
     total = found["everything"]
-    rate = "none" if total["success_rate"] is None else format_percent(total["success_rate"])
-    text = f"{format_number(total['ended'])} tasks ended, {rate} of them COMPLETED"
+    rate = "none" if total["success_rate"] is None else percent(total["success_rate"])
+    text = f"{number(total['ended'])} tasks ended, {rate} of them COMPLETED"
     if total["wait_p95"] is not None:
-        text += f"; 95 % of those taken once waited at most {format_seconds(total['wait_p95'])}"
+        text += f"; 95 % of those taken once waited at most {seconds(total['wait_p95'])}"
     broken = [row["queue"] for row in found["budgets"] if _spent(row) > 1 + 1e-9]
     budget = f" Beyond their error budget: {', '.join(broken)}." if broken else " Every queue keeps its objective."
     never = len(found["never_succeeding"])

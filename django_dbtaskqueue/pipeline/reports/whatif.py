@@ -15,8 +15,8 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from django_dbtaskqueue.core import retry
-from django_dbtaskqueue.core.durations import format_seconds
 from django_dbtaskqueue.core.exceptions import JobOptionError
+from django_dbtaskqueue.core.numbers import seconds
 from django_dbtaskqueue.core.states import TERMINAL
 from django_dbtaskqueue.pipeline.arguments import Argument, count, pair
 from django_dbtaskqueue.pipeline.jobs import Context
@@ -137,7 +137,7 @@ class WhatIf(ReportJob):
     def details(self, result: Row) -> Iterable[str]:
         """Return the waits."""
         return (
-            f"  wait {name}: {format_seconds(result['now'][name])} now, {format_seconds(result['then'][name])} then"
+            f"  wait {name}: {seconds(result['now'][name])} now, {seconds(result['then'][name])} then"
             for name in PRINTED_WAITS
         )
 
@@ -191,7 +191,7 @@ def changed(arrivals: Arrivals, rows: Rows, priorities: Mapping[str, int]) -> Ar
 def sentence(before: float, after: float) -> str:
     """Return the result in one sentence, from the p95 of the wait."""
     word = "shorter" if after < before else "longer" if after > before else "the same"
-    waits = f"95 % of the tasks would have waited at most {format_seconds(after)} instead of {format_seconds(before)}"
+    waits = f"95 % of the tasks would have waited at most {seconds(after)} instead of {seconds(before)}"
     return f"{waits}: {word}."
 
 

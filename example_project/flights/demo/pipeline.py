@@ -74,7 +74,7 @@ class Engineer:
         return int(done["enqueued"])
 
     def report(self, folder: Path) -> str:
-        """Report on the queue; return it in a sentence. The page stands in ``folder`` and in the database."""
+        """Report on the queue and return the summary. The page is in ``folder``, the figures also in the database."""
         done = self._run(Report, out=str(folder), since=timedelta(days=1), render_page=html_file)
         self.found["report"] = {"summary": done["summary"], "folder": str(folder)}
         return str(done["summary"])
