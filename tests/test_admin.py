@@ -208,9 +208,7 @@ def one_of_everything(canary: str = "plain") -> list[Model]:
     )
     SavedSearch.objects.create(owner=short, name=canary[:100], query=canary, shared=True)
     Metric.objects.create(queue=short, minute=timezone.now(), outcome=short[:30], count=1)
-    report = PipelineReport.objects.create(
-        kind=short[:30], summary=canary, data={canary: canary}, html=canary, location=canary
-    )
+    report = PipelineReport.objects.create(kind=short[:30], summary=canary, data={canary: canary}, location=canary)
     return [held, failed, parked, poller, attempt, shown, gone, queue, group, bulk, entry, report]
 
 

@@ -21,7 +21,7 @@ from django_dbtaskqueue.core.durations import (
 )
 from django_dbtaskqueue.management import arguments
 from django_dbtaskqueue.operations.search.values import span_of
-from django_dbtaskqueue.pipeline.reports.objectives import objective
+from django_dbtaskqueue.pipeline.jobs import objective
 
 MINUTE_AND_A_HALF = timedelta(seconds=90)
 READERS: dict[str, Callable[[str], timedelta | None]] = {

@@ -1,4 +1,4 @@
-"""Reports of the data pipeline: the list, and each report's page, which runs nothing and reaches nothing."""
+"""Reports of the data pipeline: the list, and each report's page, also as a file that works offline."""
 
 from __future__ import annotations
 
@@ -9,16 +9,15 @@ from django.core.exceptions import PermissionDenied
 from django.http import Http404, HttpRequest, HttpResponse
 from django.urls import URLPattern, path
 from django.utils.translation import gettext_lazy
-from django.views.decorators.clickjacking import xframe_options_sameorigin
 
 from django_dbtaskqueue.admin.display import ago, json_box, stamp
 from django_dbtaskqueue.admin.filters import ReportFilter
 from django_dbtaskqueue.admin.lists import ListAdmin
+from django_dbtaskqueue.operations.report_page import html_file, policy, report_body
 from django_dbtaskqueue.operations.serializers import message_of
 
-# A report is a file of its own with its styles inside; whatever else it holds is text to the browser.
-SANDBOX = "sandbox; default-src 'none'; style-src 'unsafe-inline'; img-src data:"
-LONGEST_FIGURES = 20_000  # characters shown of a report's figures
+CHART_FIGURES = ("over_time", "curve")
+MAX_FIGURES_CHARS = 20_000  # longer figures are not shown as JSON
 
 
 class PipelineReportAdmin(ListAdmin):
@@ -29,30 +28,37 @@ class PipelineReportAdmin(ListAdmin):
     empty = gettext_lazy("No report yet. Make one with: manage.py runtaskpipeline report")
     list_display = ("id", "kind", "made", "span_from", "span_to", "says")
     list_display_links = ("id", "kind")
-    long_columns = ("data", "html")
+    long_columns = ("data",)
     page_lines = ("kind", "made", "span_from", "span_to", "summary", "location")
 
     def get_urls(self) -> list[URLPattern]:
         """With the report by itself."""
-        view = self.admin_site.admin_view(self.alone)
+        view = self.admin_site.admin_view(self.file)
         own = path("<int:pk>/report/", view, name="dbtaskqueue_pipelinereport_report")
         return [own, *super().get_urls()]
 
-    def alone(self, request: HttpRequest, pk: int) -> HttpResponse:
-        """The report as it was written, in a sandbox: no script runs, nothing is fetched, no cookie is seen."""
+    def file(self, request: HttpRequest, pk: int) -> HttpResponse:
+        """The report as a file to save: in a sandbox, in which only the file's own scripts run."""
         if not self.has_view_permission(request):
             raise PermissionDenied
-        html = self.get_queryset(request).filter(pk=pk).values_list("html", flat=True).first()
+        row = self.get_queryset(request).filter(pk=pk).first()
+        try:
+            html = html_file(row.kind, row.data) if row else ""
+        except ValueError as error:
+            raise Http404(str(error)) from error
         if not html:
             raise Http404
-        response = HttpResponse(html, headers={"Content-Security-Policy": SANDBOX})
-        return xframe_options_sameorigin(lambda _request: response)(request)
+        return HttpResponse(html, headers={"Content-Security-Policy": f"sandbox allow-scripts; {policy()}"})
 
     def page_facts(self, request: HttpRequest, row: Any) -> dict[str, Any]:
-        """Where the report stands by itself, and its figures."""
-        figures = json_box(row.data or None)
-        url = self.url(self.model, "report", row.pk) if row.html else ""
-        return {"report_url": url, "figures": figures if len(figures) <= LONGEST_FIGURES else ""}
+        """The report, where it stands by itself, and its figures without those of the charts."""
+        report = report_body(row.kind, row.data)
+        figures = json_box({key: row.data[key] for key in row.data if key not in CHART_FIGURES} or None)
+        return {
+            "report": report,
+            "report_url": self.url(self.model, "report", row.pk),
+            "figures": figures if len(figures) <= MAX_FIGURES_CHARS else "",
+        }
 
     @admin.display(description=gettext_lazy("made"))
     def made(self, report: Any) -> str:

@@ -422,7 +422,6 @@ class Migration(migrations.Migration):
                 ("until", models.DateTimeField("to", null=True, blank=True)),
                 ("summary", models.TextField("summary", db_default="", blank=True)),
                 ("data", models.JSONField("figures", db_default=empty({}), blank=True)),
-                ("html", models.TextField("page", db_default="", blank=True)),
                 ("location", models.TextField("files", db_default="", blank=True)),
             ],
             options={"verbose_name": "pipeline report", "verbose_name_plural": "pipeline reports"},

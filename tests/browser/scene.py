@@ -26,6 +26,7 @@ from django_dbtaskqueue.models import (
 )
 from django_dbtaskqueue.operations.verbs import pause
 from tests.factories import make_task
+from tests.report_figures import report_figures
 
 HOST = "worker-3.example.org"
 HOLDER = f"{HOST}:4711:0a1b2c3d4e5f"
@@ -199,20 +200,14 @@ def _pollers() -> None:
         Poller.objects.create(instance=instance, state=state, start_time=Now() - timedelta(days=1), **facts)
 
 
-REPORT = """<!DOCTYPE html><html><head><style>body { font: 16px sans-serif; margin: 2em; }</style></head><body>
-<h1>Service levels</h1><p>claims: 99.2 % within 5 minutes</p><p id="ran">no</p>
-<script>document.getElementById("ran").textContent = "yes"</script></body></html>"""
-
-
 def _reports() -> None:
     PipelineReport.objects.create(
         kind="report",
         since=Now() - timedelta(days=7),
         until=Now(),
         summary="claims: 99.2 % within 5 minutes, target 99 %",
-        data={"claims": {"within": 0.992}},
-        html=REPORT,
-        location="/lake/reports/report-2026-11-21.html",
+        data=report_figures("<b>claims</b>"),
+        location="/lake/reports/report-2026-11-21",
     )
 
 

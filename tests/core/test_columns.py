@@ -117,7 +117,7 @@ try:
 except ImportError:
     pass
 else:
-    from django_dbtaskqueue.pipeline.lake.lake import LAKE_TASKS
+    from django_dbtaskqueue.pipeline.lake import LAKE_TASKS
     from django_dbtaskqueue.pipeline.schema import HISTORY, TASKS
     from django_dbtaskqueue.pipeline.source.source_write import CURES, TYPES
     from django_dbtaskqueue.pipeline.source.staging_rows import COLUMNS

@@ -35,11 +35,13 @@ from django_dbtaskqueue.models import (
     SavedSearch,
     Task,
 )
+from django_dbtaskqueue.operations.report_page import html_file
 from django_dbtaskqueue.operations.search import window
 from django_dbtaskqueue.operations.stats.series import Point
 from django_dbtaskqueue.operations.verbs import pause
 from tests.factories import HOLDER, QUEUE, make_task
 from tests.poller.processes import polling
+from tests.report_figures import report_figures
 from tests.support import until
 
 pytestmark = pytest.mark.django_db
@@ -424,20 +426,31 @@ def test_a_queue_is_emptied_only_after_its_name_was_typed_with_a_reason(op: Clie
 # -- reports ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_report_stands_in_a_sandbox(op: Client) -> None:
-    report = PipelineReport.objects.create(kind="report", summary="fine", html="<p>all<script>alert(1)</script></p>")
+def test_a_report_is_a_page_and_a_file_that_runs_nothing_foreign(op: Client) -> None:
+    report = PipelineReport.objects.create(
+        kind="report", summary="fine", data=report_figures("<script>alert(1)</script>")
+    )
     page = f"{ADMIN}pipelinereport/{report.pk}/change/"
     shown = text(op.get(page))
-    assert "alert(1)" not in shown
-    assert f'sandbox src="{ADMIN}pipelinereport/{report.pk}/report/"' in shown
+    assert "<script>alert(1)" not in shown
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in shown
+    assert f'href="{ADMIN}pipelinereport/{report.pk}/report/"' in shown
+    assert 'id="dbtq-wait-chart"' in shown
     alone = op.get(f"{ADMIN}pipelinereport/{report.pk}/report/")
-    assert "alert(1)" in alone.content.decode()
+    assert alone.content.decode() == html_file("report", report.data)
     policy = alone.headers["Content-Security-Policy"]
-    assert policy.startswith("sandbox; default-src 'none'")
-    assert "allow-scripts" not in policy
-    assert alone.headers["X-Frame-Options"] == "SAMEORIGIN"
+    assert policy.startswith("sandbox allow-scripts; default-src 'none'")
     assert Client().get(f"{ADMIN}pipelinereport/{report.pk}/report/").status_code == 302
     assert staff("view_task").get(f"{ADMIN}pipelinereport/{report.pk}/report/").status_code == 403
+
+
+def test_a_report_of_another_version_is_shown_as_its_figures(op: Client) -> None:
+    report = PipelineReport.objects.create(kind="report", summary="fine", data={"older": 1})
+    shown = text(op.get(f"{ADMIN}pipelinereport/{report.pk}/change/"))
+    assert "&quot;older&quot;: 1" in shown
+    assert "dbtq-report" not in shown
+    assert op.get(f"{ADMIN}pipelinereport/{report.pk}/report/").status_code == 404
+    assert op.get(f"{ADMIN}pipelinereport/{report.pk + 1}/report/").status_code == 404
 
 
 # -- pollers ----------------------------------------------------------------------------------------------------------

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
+import json
 import sys
 from argparse import REMAINDER
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
@@ -14,21 +16,24 @@ from django.db import connections
 from psycopg import pq
 
 from django_dbtaskqueue.conf import settings as conf
-from django_dbtaskqueue.core.exceptions import JobOptionError, near_match
+from django_dbtaskqueue.core.exceptions import JobOptionError, PipelineError, near_match
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.models import Queue as QueueRow
+from django_dbtaskqueue.operations.report_page import html_file
 from django_dbtaskqueue.pipeline.command_line import USAGE, Face, perform
 from django_dbtaskqueue.pipeline.database import Database
-from django_dbtaskqueue.pipeline.jobs import Argument
+from django_dbtaskqueue.pipeline.jobs import Argument, write_whole
 
 LIBPQ = {option.keyword.decode() for option in pq.Conninfo.get_defaults()}
-NAMES = {"NAME": "dbname", "USER": "user", "PASSWORD": "password", "HOST": "host", "PORT": "port"}
+CONNINFO_NAMES = {"NAME": "dbname", "USER": "user", "PASSWORD": "password", "HOST": "host", "PORT": "port"}
+
+PAGE_COMMAND = "page"
 
 
 class Command(BaseCommand):
     """Parse the first word, and let the jobs' own command line do the rest."""
 
-    help = f"Run a job of the data pipeline. {USAGE}"
+    help = f"Run a job of the data pipeline. {USAGE}\npage FILE.json        write the HTML page of a report's figures"
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -36,7 +41,7 @@ class Command(BaseCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Declare the job and what is left to it."""
-        parser.add_argument("job", nargs="?", default="--help", help="list, explain, or the name of a job")
+        parser.add_argument("job", nargs="?", default="--help", help="list, explain, page, or the name of a job")
         parser.add_argument("arguments", nargs=REMAINDER, help="options of the job")
 
     def run_from_argv(self, argv: list[str]) -> None:
@@ -46,10 +51,13 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Run to the end. In a process of its own, exit with the job's code; else raise CommandError unless it is 0."""
+        if options["job"] == PAGE_COMMAND:
+            self.stdout.write(f"page: {write_page(options['arguments'])}")
+            return
         alias = Argument("database", "the tasks' database, an alias of DATABASES", metavar="ALIAS")
         said = io.StringIO()
         err = sys.stderr if self._own_process else said
-        face = Face("manage.py runtaskpipeline", alias, database_of_alias, self.stdout, err, defaults)
+        face = Face("manage.py runtaskpipeline", alias, database_of_alias, self.stdout, err, defaults, html_file)
         code = perform([options["job"], *options["arguments"]], face)
         if code and self._own_process:
             sys.exit(code)
@@ -70,6 +78,20 @@ def defaults(job: str, given: Mapping[str, Any]) -> Mapping[str, Any]:
     return {}
 
 
+def write_page(files: Sequence[str]) -> Path:
+    """Write the HTML page of a report's figures, a JSON file, beside it, and return where. Raises CommandError."""
+    if len(files) != 1:
+        raise CommandError("page needs one file: the figures that report, forecast or whatif wrote", returncode=2)
+    file = Path(files[0])
+    try:
+        figures = json.loads(file.read_text(encoding="utf-8"))
+        page = html_file(str(figures["kind"]), figures)
+        write_whole(file.with_suffix(".html"), page)
+    except (OSError, ValueError, LookupError, TypeError, PipelineError) as error:
+        raise CommandError(f"{file} cannot be made a page: {error}") from error
+    return file.with_suffix(".html")
+
+
 def database_of_alias(alias: str | None) -> Database:
     """Return a database of ``DATABASES`` for the pipeline. Raises JobOptionError for one it cannot use."""
     alias = alias or conf.settings().database
@@ -82,7 +104,7 @@ def database_of_alias(alias: str | None) -> Database:
     if connection.vendor == "sqlite":
         return Database("sqlite", {"dbname": str(settings["NAME"])}, session.sql.tables, session.location)
     if connection.vendor == "postgresql":
-        named = {ours: settings[name] for name, ours in NAMES.items() if settings.get(name)}
+        named = {ours: settings[name] for name, ours in CONNINFO_NAMES.items() if settings.get(name)}
         more = {name: value for name, value in settings.get("OPTIONS", {}).items() if name in LIBPQ}
         conninfo = {name: str(value) for name, value in {**more, **named}.items()}
         return Database("postgresql", conninfo, session.sql.tables, session.location)
