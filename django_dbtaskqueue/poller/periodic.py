@@ -16,7 +16,7 @@ from django.db import connections
 from django.db.utils import Error
 
 from django_dbtaskqueue.conf import settings as conf
-from django_dbtaskqueue.metrics import rollup
+from django_dbtaskqueue.db.minute_counts import delete_old, roll_up
 from django_dbtaskqueue.metrics.collector import Collector
 from django_dbtaskqueue.operations import bulk, retention
 from django_dbtaskqueue.operations.retention import Ages, Housekeeper
@@ -115,12 +115,12 @@ class _Chore:
 
 
 def _merge(alias: str) -> float:
-    rollup.merge(alias)
+    roll_up(alias)
     return MERGE
 
 
 def _forget(alias: str) -> float:
-    rollup.forget(alias)
+    delete_old(alias)
     return FORGET
 
 

@@ -14,7 +14,6 @@ from django_dbtaskqueue.models import (
     Attempt,
     AuditEntry,
     BulkOperation,
-    CallCount,
     FailureCount,
     FailureGroup,
     Metric,
@@ -23,6 +22,7 @@ from django_dbtaskqueue.models import (
     SavedSearch,
     Task,
     TaskHistory,
+    UsageCount,
 )
 from django_dbtaskqueue.operations.verbs import pause
 from tests.factories import make_task
@@ -170,7 +170,7 @@ def _metrics() -> None:
             wave = rate + (37 * ago) % 90 - (60 if 20 < ago < 28 else 0)
             failed = 3 + ago % 5 + (40 if 20 < ago < 28 else 0)
             time = minute - timedelta(minutes=ago)
-            CallCount.objects.create(queue=queue, minute=time, call="put", count=wave + failed - 11)
+            UsageCount.objects.create(queue=queue, minute=time, call="put", count=wave + failed - 11)
             for outcome, count in (("completed", wave), ("failed", failed)):
                 Metric.objects.create(
                     queue=queue,

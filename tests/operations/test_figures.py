@@ -16,7 +16,7 @@ from django.utils import timezone
 
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.flow import usage
-from django_dbtaskqueue.models import CallCount, Metric, Poller, Queue, Task
+from django_dbtaskqueue.models import Metric, Poller, Queue, Task, UsageCount
 from django_dbtaskqueue.operations.stats import overview as figures
 from django_dbtaskqueue.operations.stats.failures import failure_groups
 from django_dbtaskqueue.operations.stats.overview import Amount, overview
@@ -64,12 +64,12 @@ def test_the_grid_counts_every_queue_and_status(alias: str) -> None:
 @both
 def test_ages_rates_pollers_and_pauses(alias: str) -> None:
     usage.counter.store(alias)  # what earlier tests of this process did, which a thread would store at any moment
-    CallCount.objects.using(alias).all().delete()
+    UsageCount.objects.using(alias).all().delete()
     make_task(priority=0, using=alias)
     make_task(priority=5, ready_time=-HOUR, using=alias)
     make_task(ready_time=HOUR, queue="letters", using=alias)
     minute = timezone.now().replace(second=0, microsecond=0)
-    CallCount.objects.using(alias).create(queue="parcels", call="put", minute=minute, count=300)
+    UsageCount.objects.using(alias).create(queue="parcels", call="put", minute=minute, count=300)
     for outcome, count in (("completed", 600), ("failed", 300), ("retried", 7)):
         Metric.objects.using(alias).create(queue="parcels", minute=minute, outcome=outcome, count=count)
     Poller.objects.using(alias).create(instance="a", state="RUNNING", queues=[{"queue": "parcels", "weight": 1}])

@@ -21,7 +21,7 @@ from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.sql.stats import Reading
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.db.session import Session, aliases_of, model_for
-from django_dbtaskqueue.models import CallCount, Metric, Poller, Queue, Task
+from django_dbtaskqueue.models import Metric, Poller, Queue, Task, UsageCount
 from django_dbtaskqueue.operations.lookup import Location, locations
 from django_dbtaskqueue.operations.planner_hints import by_index
 from django_dbtaskqueue.operations.stats.failures import FailureFigures as FailureFigures
@@ -166,7 +166,7 @@ class _Context:
 
     def _read(self, alias: str) -> None:
         over = RATE.total_seconds()
-        puts = CallCount.objects.using(alias).filter(queue__in=self.names, minute__gte=Now() - RATE, call="put")
+        puts = UsageCount.objects.using(alias).filter(queue__in=self.names, minute__gte=Now() - RATE, call="put")
         for name, number in puts.values_list("queue").annotate(number=Sum("count")).order_by():
             self.rates_in[name] += number / over
         done = Metric.objects.using(alias).filter(minute__gte=Now() - RATE, outcome__in=FINAL)
