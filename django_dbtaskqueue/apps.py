@@ -19,7 +19,6 @@ class TaskQueueConfig(AppConfig):
         """Bind the flow, register the system checks, import every installed app's ``tasks.py``."""
         from django_dbtaskqueue.flow import enqueue, enqueue_many, housekeep, move
         from django_dbtaskqueue.models import querysets
-        from django_dbtaskqueue.operations import checks  # noqa: F401 -- checks registers itself
         from django_dbtaskqueue.pull import checkout
 
         querysets.bind(enqueue=enqueue, bulk=enqueue_many, checkout=checkout, move=move, housekeep=housekeep)

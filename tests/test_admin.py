@@ -41,10 +41,10 @@ from django_dbtaskqueue.models import (
     TaskHistory,
     TemporaryTask,
 )
-from django_dbtaskqueue.operations import actions
-from django_dbtaskqueue.operations.search import window
+from django_dbtaskqueue.operations import actions, paging
+from django_dbtaskqueue.operations.queue_control import pause
 from django_dbtaskqueue.operations.serializers import message_of, short_error
-from django_dbtaskqueue.operations.verbs import QUEUE_VERBS, TASK_VERBS, pause
+from django_dbtaskqueue.operations.verbs import QUEUE_VERBS, TASK_VERBS
 from tests.factories import HOLDER, QUEUE, age, make_task
 
 pytestmark = pytest.mark.django_db
@@ -75,7 +75,7 @@ def _known_queues(settings: Any) -> None:
 def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy machine may take its time: what is counted or found late would be shown otherwise."""
     monkeypatch.setattr(lists, "COUNTING", timedelta(seconds=60))
-    monkeypatch.setattr(window, "AT_ONCE", timedelta(seconds=60))
+    monkeypatch.setattr(paging, "WHOLE_SEARCH_TIMEOUT", timedelta(seconds=60))
 
 
 @pytest.fixture
@@ -690,7 +690,7 @@ def test_a_confirmed_act_on_one_task_reads_it_once(verb: str, status: Status, ow
 
 
 def test_more_than_a_thousand_ticked_tasks_are_refused(op: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(actions, "MOST", 2)
+    monkeypatch.setattr(actions, "MAX_TASKS_PER_ACTION", 2)
     tasks = [make_task(Status.ERROR) for _ in range(3)]
     shown = text_of(op.get(confirm(op, "mark_poison", tasks).headers["Location"]))
     assert "takes up to 2 ids at once, not 3" in shown

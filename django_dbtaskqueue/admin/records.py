@@ -20,7 +20,7 @@ from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.db.session import model_for
 from django_dbtaskqueue.models import AbstractTask
 from django_dbtaskqueue.operations.permissions import can_operate
-from django_dbtaskqueue.operations.poller_actions import POLLER_VERBS, STOPPED
+from django_dbtaskqueue.operations.queue_control import POLLER_VERBS, STOPPED
 from django_dbtaskqueue.operations.serializers import message_of, short_error
 from django_dbtaskqueue.operations.verbs import Verb
 

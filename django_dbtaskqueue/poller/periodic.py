@@ -18,8 +18,8 @@ from django.db.utils import Error
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.db.minute_counts import delete_old, roll_up
 from django_dbtaskqueue.metrics.collector import Collector
-from django_dbtaskqueue.operations import bulk, retention
-from django_dbtaskqueue.operations.retention import Ages, Housekeeper
+from django_dbtaskqueue.operations import bulk, housekeeping
+from django_dbtaskqueue.operations.housekeeping import Housekeeper, RetentionPolicy
 
 logger = logging.getLogger("django_dbtaskqueue")
 
@@ -79,7 +79,7 @@ class Maintenance:
         every = conf.settings().housekeeping
         if every is None:
             return UNASKED
-        swept = self._housekeeper.turn(Ages.of_settings(), using=alias, within=retention.TURN)
+        swept = self._housekeeper.turn(RetentionPolicy.of_settings(), using=alias, within=housekeeping.MAX_TURN)
         if swept.moved or swept.deleted or swept.attempts or swept.partitions:
             logger.info("Housekeeping: %s", swept)
         return every.total_seconds() if swept.over else IDLE

@@ -24,7 +24,7 @@ from django_dbtaskqueue.models import (
     TaskHistory,
     UsageCount,
 )
-from django_dbtaskqueue.operations.verbs import pause
+from django_dbtaskqueue.operations.queue_control import pause
 from tests.factories import make_task
 
 HOST = "worker-3.example.org"

@@ -19,7 +19,7 @@ from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.states import COMPLETED, CREATED, ERROR, POISON, PROCESSING
 from django_dbtaskqueue.db import partitions
 from django_dbtaskqueue.models import Attempt, AuditEntry, BulkOperation, BulkSkip, DeletedTasks, Task, TaskHistory
-from django_dbtaskqueue.operations.retention import HISTORY, Ages, Housekeeper
+from django_dbtaskqueue.operations.housekeeping import HISTORY, Housekeeper, RetentionPolicy
 from tests.conftest import ProcessDatabase
 from tests.factories import make_task
 from tests.poller.processes import polling
@@ -53,15 +53,15 @@ def test_each_status_leaves_at_its_own_age(alias: str) -> None:
         make_task(status, reference=status, create_time=timezone.now() - 90 * DAY, using=alias)
     late = make_task(COMPLETED, create_time=timezone.now() - 90 * DAY, reference="just now", using=alias)
 
-    swept = Housekeeper().turn(Ages(completed=7 * DAY, poison=14 * DAY), using=alias)
+    swept = Housekeeper().turn(RetentionPolicy(completed=7 * DAY, poison=14 * DAY), using=alias)
 
     assert (swept.moved, swept.deleted, swept.over) == (3, 0, True)
     gone = {"COMPLETED-10", "COMPLETED-20", "POISON-20"}
     assert set(TaskHistory.objects.using(alias).values_list("reference", flat=True)) == gone
     assert late.reference in set(Task.objects.using(alias).values_list("reference", flat=True))
     assert counted(alias) == 12
-    assert Housekeeper().turn(Ages(completed=7 * DAY), using=alias, to="delete").deleted == 0
-    assert Housekeeper().turn(Ages(error=7 * DAY), using=alias, to="delete").deleted == 2
+    assert Housekeeper().turn(RetentionPolicy(completed=7 * DAY), using=alias, to="delete").deleted == 0
+    assert Housekeeper().turn(RetentionPolicy(error=7 * DAY), using=alias, to="delete").deleted == 2
     assert counted(alias) == 12
 
 
@@ -73,8 +73,8 @@ def test_a_walk_goes_through_many_batches_and_past_tasks_that_may_not_go_yet(ali
         finish = then if number % 2 else timezone.now()
         make_task(COMPLETED, create_time=then, finish_time=finish, reference=str(number), using=alias)
     keeper = Housekeeper()
-    assert keeper.turn(Ages(completed=DAY), using=alias).moved == 10
-    assert keeper.turn(Ages(completed=DAY), using=alias).moved == 0
+    assert keeper.turn(RetentionPolicy(completed=DAY), using=alias).moved == 10
+    assert keeper.turn(RetentionPolicy(completed=DAY), using=alias).moved == 0
     moved = TaskHistory.objects.using(alias).values("location", "finish_time", "status")
     assert all(row == {"location": "dbtaskqueue.task", "finish_time": then, "status": "COMPLETED"} for row in moved)
 
@@ -88,7 +88,7 @@ def test_history_and_attempts_end_in_turn(alias: str) -> None:
         Attempt.objects.using(alias).create(
             queue="parcels", task_id=1, attempt=1, total_attempt=1, finish_time=time, message=str(days)
         )
-    swept = Housekeeper().turn(Ages(history=30 * DAY, attempts=30 * DAY), using=alias)
+    swept = Housekeeper().turn(RetentionPolicy(history=30 * DAY, attempts=30 * DAY), using=alias)
     assert (swept.deleted, swept.attempts) == (1, 1)
     assert [row.moved_time > then for row in TaskHistory.objects.using(alias).all()] == [True]
     assert list(DeletedTasks.objects.using(alias).values_list("queue", "count")) == [("parcels", 1)]
@@ -111,7 +111,7 @@ def test_the_audit_ends_at_its_age_but_not_what_still_runs(alias: str, monkeypat
     for operation in (ended, ended, ended, young):
         BulkSkip.objects.using(alias).create(operation=operation, reason="too young", count=1, task_ids=[1])
 
-    swept = Housekeeper().turn(Ages(audit=365 * DAY), using=alias)
+    swept = Housekeeper().turn(RetentionPolicy(audit=365 * DAY), using=alias)
 
     assert swept.audit == 3 + 3 + 1
     assert "and 7 records of operators' acts" in str(swept)
@@ -119,8 +119,8 @@ def test_the_audit_ends_at_its_age_but_not_what_still_runs(alias: str, monkeypat
     assert list(left) == ["running", "young", None]
     assert set(BulkOperation.objects.using(alias).values_list("query", flat=True)) == {"running", "young"}
     assert [skip.operation_id for skip in BulkSkip.objects.using(alias).all()] == [young.pk]
-    assert Housekeeper().turn(Ages(), using=alias).audit == 0
-    assert Ages.of_settings().audit == 365 * DAY
+    assert Housekeeper().turn(RetentionPolicy(), using=alias).audit == 0
+    assert RetentionPolicy.of_settings().audit == 365 * DAY
 
 
 def test_two_housekeepers_and_an_operator_at_once_lose_and_double_nothing(
@@ -142,7 +142,7 @@ def test_two_housekeepers_and_an_operator_at_once_lose_and_double_nothing(
     with actors(3) as (operator, first, second):
         holding = operator.do(hold)
         assert locked.wait(20)
-        turns = [actor.do(lambda: Housekeeper().turn(Ages(error=DAY)).moved) for actor in (first, second)]
+        turns = [actor.do(lambda: Housekeeper().turn(RetentionPolicy(error=DAY)).moved) for actor in (first, second)]
         moved = sum(turn.result(60) for turn in turns)
         done.set()
         holding.result(60)
@@ -183,7 +183,7 @@ def test_history_lies_in_one_table_a_month_made_ahead_and_dropped_when_old(histo
         TaskHistory.objects.create(queue=queue, task_id=3, moved_time=datetime(2020, 12, 5, tzinfo=UTC))
     assert counted() == 5
 
-    swept = Housekeeper().turn(Ages(history=90 * DAY))
+    swept = Housekeeper().turn(RetentionPolicy(history=90 * DAY))
 
     assert (swept.partitions, swept.dropped) == ([others[-1].name], [f"{HISTORY}_y2020m12"])
     assert (swept.deleted, counted()) == (4, 5)
@@ -253,7 +253,7 @@ def test_the_command_refuses_what_makes_no_sense(options: list[str], said: str) 
 def test_housekeeping_settings_are_checked(settings: Any) -> None:
     settings.DBTASKQUEUE = {"KEEP_POISON": "2d", "KEEP_COMPLETED": None}
     assert (conf.settings().keep_poison, conf.settings().keep_completed) == (2 * DAY, None)
-    assert Ages.of_settings().poison == 2 * DAY
+    assert RetentionPolicy.of_settings().poison == 2 * DAY
     settings.DBTASKQUEUE = {"KEEP_POISON": timedelta(0)}
     with pytest.raises(ImproperlyConfigured, match=r"KEEP_POISON.*positive"):
         conf.settings()

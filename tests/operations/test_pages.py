@@ -35,9 +35,9 @@ from django_dbtaskqueue.models import (
     SavedSearch,
     Task,
 )
-from django_dbtaskqueue.operations.search import window
-from django_dbtaskqueue.operations.stats.series import Point
-from django_dbtaskqueue.operations.verbs import pause
+from django_dbtaskqueue.operations import paging
+from django_dbtaskqueue.operations.queue_control import pause
+from django_dbtaskqueue.operations.stats.trends import Point
 from tests.factories import HOLDER, QUEUE, make_task
 from tests.poller.processes import polling
 from tests.support import until
@@ -58,7 +58,7 @@ def _known_queues(settings: Any) -> None:
 def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy machine may take its time: what is counted or found late would be shown otherwise."""
     monkeypatch.setattr(lists, "COUNTING", timedelta(seconds=60))
-    monkeypatch.setattr(window, "AT_ONCE", timedelta(seconds=60))
+    monkeypatch.setattr(paging, "WHOLE_SEARCH_TIMEOUT", timedelta(seconds=60))
 
 
 @pytest.fixture

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from django_dbtaskqueue.core.exceptions import SearchError
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.models import Task
-from django_dbtaskqueue.operations.search.filterset import TaskFilter
 from django_dbtaskqueue.operations.search.parse import (
     DOCUMENTS,
     QUALIFIERS,
@@ -26,7 +25,7 @@ from django_dbtaskqueue.operations.search.parse import (
     to_text,
     to_url,
 )
-from django_dbtaskqueue.operations.search.query import select, tasks_for
+from django_dbtaskqueue.operations.search.query import TaskFilter, select, tasks_for
 from django_dbtaskqueue.operations.search.values import STATES, Match
 from tests.factories import make_task
 

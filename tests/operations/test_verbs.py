@@ -13,21 +13,12 @@ from django_dbtaskqueue.core.exceptions import TaskQueueError, UnknownQueue
 from django_dbtaskqueue.core.states import BY_VERB, Status
 from django_dbtaskqueue.models import Queue, Task
 from django_dbtaskqueue.operations.permissions import can_operate
-from django_dbtaskqueue.operations.verbs import (
-    IN_EFFECT,
-    QUEUE_VERBS,
-    TASK_VERBS,
-    Aging,
-    TaskVerb,
-    Verb,
-    ensure_rows,
-    pause,
-    resume,
-)
+from django_dbtaskqueue.operations.queue_control import IN_EFFECT, ensure_rows, pause, resume
+from django_dbtaskqueue.operations.verbs import QUEUE_VERBS, TASK_VERBS, HousekeepOptions, TaskVerb, Verb
 from tests.factories import QUEUE, age, make_task
 
 ALL: list[Verb] = [*TASK_VERBS.values(), *QUEUE_VERBS.values()]
-NOW = Aging(timedelta(0))
+NOW = HousekeepOptions(timedelta(0))
 
 
 @pytest.fixture(autouse=True)
@@ -74,23 +65,23 @@ def test_housekeep_counts_and_takes_only_tasks_of_the_age() -> None:
     old, young = make_task(Status.ERROR), make_task(Status.ERROR)
     age(timedelta(days=15), pk=old.pk)
     verb = TASK_VERBS["housekeep"]
-    assert str(verb.preview(Task.objects.all(), Aging()).eligible) == "1"
-    assert verb.run([old, young], Aging(to="delete")) == 1
+    assert str(verb.preview(Task.objects.all(), HousekeepOptions()).eligible) == "1"
+    assert verb.run([old, young], HousekeepOptions(to="delete")) == 1
     assert [task.pk for task in Task.objects.all()] == [young.pk]
 
 
 @pytest.mark.parametrize(
     ("verb", "aging", "words"),
     [
-        ("reprocess", Aging(), "not in ERROR"),
-        ("unpoison", Aging(), "not in POISON"),
+        ("reprocess", HousekeepOptions(), "not in ERROR"),
+        ("unpoison", HousekeepOptions(), "not in POISON"),
         ("housekeep", NOW, "not finished"),
-        ("housekeep", Aging(timedelta(days=1)), "not finished, or finished less than 1 day ago"),
-        ("housekeep", Aging(), "not finished, or finished less than 14 days ago"),
+        ("housekeep", HousekeepOptions(timedelta(days=1)), "not finished, or finished less than 1 day ago"),
+        ("housekeep", HousekeepOptions(), "not finished, or finished less than 14 days ago"),
     ],
 )
-def test_a_verb_says_why_it_skips(verb: str, aging: Aging, words: str) -> None:
-    assert TASK_VERBS[verb].skipped(aging) == words
+def test_a_verb_says_why_it_skips(verb: str, options: HousekeepOptions, words: str) -> None:
+    assert TASK_VERBS[verb].skipped(options) == words
 
 
 @pytest.mark.parametrize("verb", ALL, ids=lambda verb: verb.name)

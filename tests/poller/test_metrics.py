@@ -19,9 +19,8 @@ from django_dbtaskqueue.flow.failure_signature import kind_of, normalised
 from django_dbtaskqueue.metrics.collector import Collector, OutcomeKey
 from django_dbtaskqueue.metrics.histogram import class_of, quantile, upper
 from django_dbtaskqueue.models import Attempt, FailureCount, FailureGroup, Metric, Task
-from django_dbtaskqueue.operations.stats.failures import failure_groups
-from django_dbtaskqueue.operations.stats.overview import overview
-from django_dbtaskqueue.operations.stats.series import series
+from django_dbtaskqueue.operations.stats.queue_stats import overview
+from django_dbtaskqueue.operations.stats.trends import failure_groups, series
 from tests.conftest import ProcessDatabase
 from tests.factories import make_task
 from tests.poller.processes import polling

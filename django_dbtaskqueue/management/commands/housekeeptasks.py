@@ -13,7 +13,7 @@ from django.db import DatabaseError, connections
 from django_dbtaskqueue.core.durations import format_duration
 from django_dbtaskqueue.core.exceptions import TaskQueueError
 from django_dbtaskqueue.management.arguments import positive_duration
-from django_dbtaskqueue.operations.retention import Ages, Housekeeper, known
+from django_dbtaskqueue.operations.housekeeping import Housekeeper, RetentionPolicy, known
 
 NEVER = "never"
 AGES = {
@@ -52,7 +52,7 @@ class Command(BaseCommand):
         """Do it, and say what was done."""
         given = {name: options[name] for name in AGES if options[name] is not None}
         try:
-            ages = replace(Ages.of_settings(), **{name: found.after for name, found in given.items()})
+            ages = replace(RetentionPolicy.of_settings(), **{name: found.after for name, found in given.items()})
             if options["database"] is not None and options["database"] not in connections:
                 raise CommandError(f"There is no database {options['database']!r}; {', '.join(connections)}.")
             swept = Housekeeper().turn(

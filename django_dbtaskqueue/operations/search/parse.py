@@ -130,7 +130,7 @@ def from_url(query: str) -> Search:
     return parse(" ".join(parse_qs(query.removeprefix("?")).get("q", [])))
 
 
-def term(name: str, value: str, *, negated: bool = False) -> Term:
+def parse_term(name: str, value: str, *, negated: bool = False) -> Term:
     """Return one term from a qualifier and the text after its colon: for faces with a field for each."""
     kind = kind_of(name, f"{name}:{value}")
     return Term(name, tuple(_matches(kind, value, f"{name}:{value}")), negated)

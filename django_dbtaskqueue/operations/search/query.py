@@ -1,4 +1,4 @@
-"""From the words of a search to rows: what each qualifier asks the database.
+"""From a search to rows: what each qualifier asks the database, and the filter set that pages, API and commands share.
 
 Terminal statuses are asked for by ``final_status``, live ones within what the checkout indexes hold, so that an index
 answers. Times are compared with the database's clock. Nothing here counts, sorts or reads.
@@ -9,21 +9,27 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from functools import reduce
-from operator import or_
+from operator import and_, or_
 from typing import Any
 
+import django_filters
+from django import forms
 from django.conf import settings
+from django.core.exceptions import ValidationError
 from django.db import connections
 from django.db.models import Case, CharField, F, Func, IntegerField, Q, Value, When
 from django.db.models.fields.json import KeyTransform, compile_json_path  # type: ignore[attr-defined]  # missing in the stubs
 from django.db.models.functions import Now
 from django.utils.timezone import make_aware
+from django.utils.translation import gettext_lazy as _
 
+from django_dbtaskqueue.core.exceptions import SearchError
 from django_dbtaskqueue.core.states import TERMINAL, Status
 from django_dbtaskqueue.db.session import Session, alias_for, model_for
 from django_dbtaskqueue.models import AbstractTask
 from django_dbtaskqueue.models.querysets import TaskQuerySet
-from django_dbtaskqueue.operations.search.parse import Search, Term, parse
+from django_dbtaskqueue.operations.permissions import search_fault
+from django_dbtaskqueue.operations.search.parse import QUALIFIERS, Search, Term, parse, parse_term
 from django_dbtaskqueue.operations.search.values import JSON_NUMBER, Match, span_of
 
 LOOKUPS = {"=": "exact", "^": "startswith", ">": "gt", ">=": "gte", "<": "lt", "<=": "lte"}
@@ -74,8 +80,8 @@ def tasks_for(search: Search, using: str | None = None, *, write: bool = False) 
 def select(search: Search | str, tasks: TaskQuerySet) -> TaskQuerySet:
     """Return those of ``tasks`` that fit all terms. Raises ``SearchError``; reads nothing."""
     found = parse(search) if isinstance(search, str) else search
-    for place, term in enumerate(found.terms):
-        tasks = _json(term, tasks, f"search_{place}") if "." in term.name else tasks.filter(_condition(term, tasks.db))
+    for place, one in enumerate(found.terms):
+        tasks = _json(one, tasks, f"search_{place}") if "." in one.name else tasks.filter(_condition(one, tasks.db))
     return tasks
 
 
@@ -204,3 +210,95 @@ def _readings(text: str) -> list[Any]:
     if JSON_NUMBER.fullmatch(text):
         return [float(text) if "." in text else int(text), text]
     return [WORDS[text], text] if text in WORDS else [text]
+
+
+# -- the filter set ----------------------------------------------------------------------------------------------------
+
+
+class SearchField(forms.CharField):
+    """A field whose clean value is a search: a whole one, or with ``qualifier`` what stands after its colon."""
+
+    def __init__(self, *, qualifier: str = "", **options: Any) -> None:
+        super().__init__(**options)
+        self.qualifier = qualifier
+
+    def clean(self, value: str | None) -> Search:
+        """Read the search; a ``SearchError`` becomes an error of the field."""
+        text = str(super().clean(value))
+        try:
+            if not text or not self.qualifier:
+                return parse(text)
+            return Search((parse_term(self.qualifier, text.removeprefix("-"), negated=text.startswith("-")),))
+        except SearchError as error:
+            words = _("Search %(part)s: %(reason)s")
+            raise ValidationError(words, params={"part": repr(error.part), "reason": error.reason}) from error
+
+
+class SearchFilter(django_filters.Filter):  # type: ignore[misc]  # it publishes no types
+    """Filters by the search in its field."""
+
+    field_class = SearchField
+
+    def filter(self, qs: TaskQuerySet, value: Search) -> TaskQuerySet:
+        """Return the tasks that fit."""
+        return select(value, qs)
+
+
+class SearchForm(forms.Form):
+    """Reads every field of a filter set as a part of one search."""
+
+    user: Any = None  # who searches; None may see everything
+
+    @property
+    def search(self) -> Search:
+        """All valid fields, as one search."""
+        return reduce(and_, self.cleaned_data.values(), Search())
+
+    def clean(self) -> None:
+        """Refuse a search in payloads that the user may not see."""
+        if fault := search_fault(self.user, self.search):
+            raise ValidationError(fault)
+
+
+class TaskFilter(django_filters.FilterSet):  # type: ignore[misc]  # it publishes no types
+    """``TaskFilter({"q": "status:ERROR", "queue": "claims"}, queryset=Task.objects.all()).qs``.
+
+    ``q`` is a search. Each qualifier is also a filter of its own, with what stands after its colon. A filter set with
+    an error selects no task and says why in ``errors``; ``checked()`` raises the error instead.
+    """
+
+    q = SearchFilter(label=_("Search"))
+
+    class Meta:
+        form = SearchForm
+
+    @classmethod
+    def get_filters(cls) -> dict[str, SearchFilter]:
+        """Return ``q`` and one filter for each qualifier."""
+        named = {
+            name: SearchFilter(name, label=name, help_text=one.help, qualifier=name) for name, one in QUALIFIERS.items()
+        }
+        return {**super().get_filters(), **named}
+
+    @property
+    def form(self) -> SearchForm:
+        """The form; with a ``request``, its user cannot search in what they may not see."""
+        found: SearchForm = super().form
+        found.user = getattr(self.request, "user", None)
+        return found
+
+    def filter_queryset(self, queryset: TaskQuerySet) -> TaskQuerySet:
+        """Return the tasks that fit; none when the filter set has an error."""
+        found: TaskQuerySet = queryset.none() if self.errors else super().filter_queryset(queryset)
+        return found
+
+    @property
+    def search(self) -> Search:
+        """All that was asked for, as one search: its text and address are ``search.to_text`` and ``to_url`` of it."""
+        return self.form.search if self.is_bound and not self.errors else Search()
+
+    def checked(self) -> TaskFilter:
+        """Return this filter set; raise ``SearchError`` with its first error."""
+        for name, faults in self.errors.items() if self.is_bound else ():
+            raise SearchError(str(self.data.get(name, "")), str(faults[0]).partition(": ")[2] or str(faults[0]))
+        return self

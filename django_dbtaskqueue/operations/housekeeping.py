@@ -1,7 +1,7 @@
-"""Housekeeping: finished tasks move to the history when their time is over; history, attempts and audit end in turn.
+"""Housekeeping: runs the batches of ``flow.retention`` by the retention settings, one turn at a time.
 
-Done by ``manage.py housekeeptasks``, by ``manage.py taskqueue housekeep``, or by pollers (``HOUSEKEEPING``). Any number
-may do it at the same time: each batch passes over what others have locked.
+``manage.py housekeeptasks`` and pollers (``HOUSEKEEPING``) do it. Any number of processes may do it at the same time:
+each batch skips rows that another process has locked.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from django_dbtaskqueue.operations.lookup import Location, locations
 logger = logging.getLogger("django_dbtaskqueue")
 
 HISTORY = TaskHistory._meta.db_table
-TURN = timedelta(seconds=30)  # of one turn of a poller; it goes on from there the next time
+MAX_TURN = timedelta(seconds=30)  # of a poller; its next turn continues there
 
 
 @dataclass(frozen=True)
-class Ages:
-    """How long everything stays; None: for ever. ``of_settings`` reads them from ``DBTASKQUEUE``."""
+class RetentionPolicy:
+    """How long rows are kept; None: for ever. ``of_settings`` reads them from ``DBTASKQUEUE``."""
 
     completed: timedelta | None = None
     error: timedelta | None = None
@@ -44,7 +44,7 @@ class Ages:
     audit: timedelta | None = None  # audit entries, and bulk operations that have ended
 
     @classmethod
-    def of_settings(cls) -> Ages:
+    def of_settings(cls) -> RetentionPolicy:
         """Return what the settings say."""
         found = conf.settings()
         return cls(**{age.name: getattr(found, f"keep_{age.name}") for age in fields(cls)})
@@ -57,7 +57,7 @@ class Ages:
 
 
 @dataclass
-class Swept:
+class RetentionReport:
     """What one turn did."""
 
     moved: int = 0  # tasks, to the history
@@ -66,7 +66,7 @@ class Swept:
     audit: int = 0  # audit entries and bulk operations
     partitions: list[str] = field(default_factory=list)  # made
     dropped: list[str] = field(default_factory=list)
-    over: bool = True  # nothing was left for want of time
+    over: bool = True  # False: the time was up before all was done
 
     def __str__(self) -> str:
         months_of = f"; made {', '.join(self.partitions)}" if self.partitions else ""
@@ -74,80 +74,86 @@ class Swept:
         rest = "" if self.over else "; more is left for the next turn"
         return (
             f"moved {self.moved} tasks to the history, deleted {self.deleted} tasks, {self.attempts} attempts"
-            f" and {self.audit} records of operators' acts"
+            f" and {self.audit} records of operators' actions"
             f"{months_of}{rest}"
         )
 
 
 class Housekeeper:
-    """Keeps the tables small, a turn at a time, on the calling thread's connections. Remembers how far it came."""
+    """Does the turns on the calling thread's connections, and remembers where the last turn ended."""
 
     def __init__(self) -> None:
-        self._walks: dict[tuple[Location, str, str], Walk] = {}
+        self._cursors: dict[tuple[Location, str, str], Walk] = {}
 
     def turn(
         self,
-        ages: Ages,
+        policy: RetentionPolicy,
         *,
         using: str | None = None,
         queues: Iterable[str] | None = None,
         to: str = "history",
         within: timedelta | None = None,
-    ) -> Swept:
+    ) -> RetentionReport:
         """Do what is due, for ``within`` at most; raises the database's errors, each batch done before stays done."""
-        clock = _Clock(within)
-        swept = Swept()
+        clock = _TurnTime(within)
+        report = RetentionReport()
         places = [place for place in locations() if using in (None, place[0])]
         for alias in sorted({alias for alias, _ in places}):
-            swept.partitions += _months_ahead(alias)
+            report.partitions += _months_ahead(alias)
         for place in places:
-            self._tasks(place, ages, swept, clock, queues, to)
+            self._tasks(place, policy, report, clock, queues, to)
         for alias in sorted({alias for alias, _ in places}):
-            _end_history(alias, ages, swept, clock)
-        swept.over = not clock.late
-        return swept
+            _delete_old(alias, policy, report, clock)
+        report.over = not clock.late
+        return report
 
     def _tasks(
-        self, place: Location, ages: Ages, swept: Swept, clock: _Clock, queues: Iterable[str] | None, to: str
+        self,
+        place: Location,
+        policy: RetentionPolicy,
+        report: RetentionReport,
+        clock: _TurnTime,
+        queues: Iterable[str] | None,
+        to: str,
     ) -> None:
         session = Session.on(*place)
         for queue in _queues(session) if queues is None else queues:
-            for status, age in ages.by_status():
-                walk = self._walks.setdefault((place, queue, status), Walk(queue, status))
+            for status, age in policy.by_status():
+                cursor = self._cursors.setdefault((place, queue, status), Walk(queue, status))
                 number = 0
-                while clock.goes_on():
-                    number += retention.age_out(session, walk, older_than=age, to=to)
-                    if walk.over:
+                while clock.is_left():
+                    number += retention.age_out(session, cursor, older_than=age, to=to)
+                    if cursor.over:
                         break
                 if to == "history":
-                    swept.moved += number
+                    report.moved += number
                 else:
-                    swept.deleted += number
+                    report.deleted += number
 
 
 def known(queues: Iterable[str] | None, using: str | None = None) -> list[str] | None:
-    """Return the names, or raise ``UnknownQueue`` for one that is neither known nor has tasks."""
+    """Return the names; raise ``UnknownQueue`` for a queue that is not known and has no tasks."""
     if queues is None:
         return None
     wanted = list(queues)
-    strangers = [name for name in wanted if not conf.is_known(name)]
-    if strangers:
+    unknown = [name for name in wanted if not conf.is_known(name)]
+    if unknown:
         places = [place for place in locations() if using in (None, place[0])]
         there = {name for place in places for name in _queues(Session.on(*place))}
-        for name in strangers:
+        for name in unknown:
             if name not in there:
                 raise UnknownQueue(name, {*there, *conf.known_queues()})
     return wanted
 
 
-class _Clock:
-    """Says when a turn's time is over, and remembers that it was."""
+class _TurnTime:
+    """The time of one turn, and whether it was up."""
 
     def __init__(self, within: timedelta | None) -> None:
         self._end = float("inf") if within is None else monotonic() + within.total_seconds()
         self.late = False
 
-    def goes_on(self) -> bool:
+    def is_left(self) -> bool:
         """Whether there is time for another batch."""
         self.late = self.late or monotonic() > self._end
         return not self.late
@@ -158,7 +164,7 @@ def _queues(session: Session) -> list[str]:
 
 
 def _months_ahead(alias: str) -> list[str]:
-    """Make the history's next partitions. Where that fails, the default partition takes their rows."""
+    """Make the history's next partitions. If that fails, the default partition takes their rows."""
     if not is_partitioned(connections[alias], HISTORY):
         return []
     try:
@@ -169,29 +175,29 @@ def _months_ahead(alias: str) -> list[str]:
         return []
 
 
-def _end_history(alias: str, ages: Ages, swept: Swept, clock: _Clock) -> None:
+def _delete_old(alias: str, policy: RetentionPolicy, report: RetentionReport, clock: _TurnTime) -> None:
     session = Session.on(alias)
-    if ages.history is not None:
-        table = _drop_months(session, ages.history, swept, clock)
-        forget = partial(retention.forget_history, session, older_than=ages.history, table=table)
-        swept.deleted += _repeat(clock, forget)
-    if ages.attempts is not None:
-        swept.attempts += _repeat(clock, partial(retention.forget_attempts, session, older_than=ages.attempts))
-    if ages.audit is not None:
+    if policy.history is not None:
+        table = _drop_months(session, policy.history, report, clock)
+        delete = partial(retention.forget_history, session, older_than=policy.history, table=table)
+        report.deleted += _repeat(clock, delete)
+    if policy.attempts is not None:
+        report.attempts += _repeat(clock, partial(retention.forget_attempts, session, older_than=policy.attempts))
+    if policy.audit is not None:
         for batch in (retention.forget_audit, retention.forget_skips, retention.forget_operations):
-            swept.audit += _repeat(clock, partial(batch, alias, older_than=ages.audit))
+            report.audit += _repeat(clock, partial(batch, alias, older_than=policy.audit))
 
 
-def _drop_months(session: Session, age: timedelta, swept: Swept, clock: _Clock) -> str:
-    """Drop the months that are old enough; return the table whose rows are to be deleted one by one."""
+def _drop_months(session: Session, age: timedelta, report: RetentionReport, clock: _TurnTime) -> str:
+    """Drop the partitions that are old enough; return the table whose rows are to be deleted one by one."""
     if not is_partitioned(session.connection, HISTORY):
         return ""
     now = _now(session)
     for partition in months(session.connection, HISTORY):
-        if partition.end <= now - age and clock.goes_on():
+        if partition.end <= now - age and clock.is_left():
             try:
-                swept.deleted += retention.drop_month(session, partition.name)
-                swept.dropped.append(partition.name)
+                report.deleted += retention.drop_month(session, partition.name)
+                report.dropped.append(partition.name)
             except DatabaseError as error:
                 logger.warning("%s could not be dropped, trying again later: %s", partition.name, _line(error))
     return f"{HISTORY}_default"
@@ -202,9 +208,9 @@ def _now(session: Session) -> datetime:
     return found.astimezone(UTC) if found.tzinfo else found.replace(tzinfo=UTC)  # type: ignore[no-any-return]
 
 
-def _repeat(clock: _Clock, batch: Callable[[], int]) -> int:
+def _repeat(clock: _TurnTime, batch: Callable[[], int]) -> int:
     total = 0
-    while clock.goes_on() and (number := batch()):
+    while clock.is_left() and (number := batch()):
         total += number
     return total
 
