@@ -545,7 +545,7 @@ def test_a_question_says_what_would_change_and_changes_nothing(op: Client) -> No
     tasks = [make_task(Status.ERROR), make_task(Status.ERROR), make_task(Status.COMPLETED), make_task(Status.POISON)]
     before = list(Task.objects.order_by("pk").values())
     shown = text_of(post(op, "reprocess", tasks, index="0"))
-    for words in ("4 tasks are selected.", "2 would change.", "2 are skipped: not in ERROR.", "ERROR to CREATED"):
+    for words in ("4 tasks match.", "2 would change; the others are skipped: not in ERROR.", "ERROR to CREATED"):
         assert words in shown
     assert list(Task.objects.order_by("pk").values()) == before
     assert not LogEntry.objects.exists()
@@ -553,7 +553,7 @@ def test_a_question_says_what_would_change_and_changes_nothing(op: Client) -> No
 
 def test_a_question_that_leads_to_nothing_has_no_button(op: Client) -> None:
     shown = text_of(post(op, "reprocess", [make_task()]))
-    assert "0 would change." in shown
+    assert "0 would change; the others are skipped" in shown
     assert 'name="confirm"' not in shown
 
 
@@ -716,7 +716,7 @@ def test_housekeeping_asks_for_age_and_destination(op: Client) -> None:
     # Then the question begins with fourteen days and the history, and counts again for another age
     shown = text_of(post(op, "housekeep", both))
     assert 'name="days" value="14"' in shown
-    assert "1 would change." in shown
+    assert "1 would change;" in shown
     assert "2 would change." in text_of(post(op, "housekeep", both, recount="yes", days="0", to="history"))
     # and an age that is none is refused, and nothing happens
     for wrong in ("", "-1", "x", "99999999999"):

@@ -63,13 +63,14 @@ def _ticked(page: Any, request: HttpRequest, verb: TaskVerb) -> HttpResponse:
     # Statuses are judged, and rows changed, where they are written: a replica may lag behind.
     model, alias, ids = chosen(page, request)
     form = bound_form(request, form_for(verb))
-    wanted = actions.ActionRequest(verb, form.reason(), form.options(), to_text(page.search_of(request)))
+    options = form.options()
     if not confirmed(request, form):
         tasks = model._default_manager.using(alias).filter(pk__in=ids)
-        preview = actions.preview(tasks, wanted)
+        preview = actions.preview(tasks, actions.ActionRequest(verb, options=options))
         items = [f"{task} · {task.status}" for task in tasks.only("queue", "reference", "status")[:SHOWN]]
         unnamed = len(ids) > SHOWN
         return ask(page, request, Question(verb, preview.sentences[1:], items, form, bool(preview.eligible), unnamed))
+    wanted = actions.ActionRequest(verb, form.reason(), options, to_text(page.search_of(request)))
     report = actions.act_on_ids(model, alias, ids, wanted, Actor(request.user, SOURCE))
     page.message_user(request, answer(verb, report), messages.SUCCESS if report.changed else messages.WARNING)
     back = "" if verb.deletes else page.back(request)

@@ -21,7 +21,8 @@ from django_dbtaskqueue.core.durations import format_duration
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.db.session import model_for
 from django_dbtaskqueue.models import FailureGroup, Poller, Queue, Task
-from django_dbtaskqueue.operations.stats.queue_stats import ApproxCount, Overview, QueueStats, health, overview
+from django_dbtaskqueue.operations.bounded_reads import ApproxCount
+from django_dbtaskqueue.operations.stats.queue_stats import Overview, QueueStats, health, overview
 
 MOST = 100  # queues in the grid; those that need care come first, others are found by name
 NAME = "name"

@@ -13,7 +13,7 @@ from django.utils.translation import ngettext
 
 from django_dbtaskqueue.admin.confirm import PlainForm, Question, ask, bound_form, check, confirmed
 from django_dbtaskqueue.operations.permissions import Actor
-from django_dbtaskqueue.operations.queue_control import POLLER_VERBS, STOPPED, command_pollers
+from django_dbtaskqueue.operations.queue_control import POLLER_VERBS, STOPPED_STATE, command_pollers
 
 MOST = 500  # pollers of one act
 
@@ -25,7 +25,7 @@ def tell_pollers(page: Any, request: HttpRequest) -> HttpResponse:
         raise BadRequest(f"Pollers know no act {request.POST.get('action')!r}.")
     check(request, verb)
     rows = page.get_queryset(request).filter(pk__in=request.POST.getlist(ACTION_CHECKBOX_NAME)[:MOST])
-    running = [poller.instance for poller in rows if poller.state != STOPPED]
+    running = [poller.instance for poller in rows if poller.state != STOPPED_STATE]
     form = bound_form(request, PlainForm)
     if not confirmed(request, form):
         words = ngettext("%(count)s poller would follow.", "%(count)s pollers would follow.", len(running))

@@ -100,7 +100,7 @@ def change_settings(page: Any, request: HttpRequest) -> HttpResponse:
         if value:
             values = stored({key: _read(key, value)}, where=_("Queue %(name)s") % {"name": name}, fixed=FIXED)
         back, reason = [] if value else [key], request.POST.get("reason", "")
-        queue_control.change_settings(name, values, Actor(request.user, "admin"), back=back, reason=reason)
+        queue_control.change_settings(name, values, Actor(request.user, "admin"), reset=back, reason=reason)
     except (ImproperlyConfigured, OperationRefused, TypeError, ValueError) as error:
         page.message_user(request, str(error), messages.ERROR)
         return HttpResponseRedirect(page.page_of(queue))

@@ -190,7 +190,7 @@ def _searched(request: HttpRequest, actor: Actor) -> tuple[TaskFilter, TaskQuery
 def _may_view(actor: Actor, model: type[Model]) -> None:
     """By the model's own permission: a table of a queue's own has one, too."""
     permission = f"{model._meta.app_label}.view_{model._meta.model_name}"
-    if not actor.user.has_perm(permission):
+    if actor.user is not None and not actor.user.has_perm(permission):
         words = _("%(who)s needs the permission %(permission)s.")
         raise PermissionDenied(words % {"who": actor.name, "permission": permission})
 

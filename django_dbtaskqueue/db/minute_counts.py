@@ -140,7 +140,7 @@ UP_TO_HOURS = (
     Level(3600, timedelta(days=2), timedelta(days=4)),
 )
 UP_TO_DAYS = (*UP_TO_HOURS, Level(86_400, timedelta(days=4), None))
-RULES: dict[type[Model], Rule] = {
+ROLL_UP_RULES: dict[type[Model], Rule] = {
     Metric: Rule(("queue", "outcome"), UP_TO_HOURS),
     FailureCount: Rule(("fingerprint",), UP_TO_HOURS),
     UsageCount: Rule(("queue", "call"), UP_TO_DAYS),
@@ -154,8 +154,8 @@ def roll_up(alias: str, *models: type[Model]) -> int:
     """
     session = Session.on(alias)
     gone = 0
-    for model in models or RULES:
-        rule = RULES[model]
+    for model in models or ROLL_UP_RULES:
+        rule = ROLL_UP_RULES[model]
         for level in rule.levels:
             for start in _crowded(session, model, rule.keys, level):
                 gone += _merge(session, model, rule.keys, start, timedelta(seconds=level.seconds))

@@ -74,7 +74,9 @@ class Preview:
             lines.append(_("%(count)s tasks match.") % {"count": self.selected})
         if self.estimate is not None:
             lines.append(_("The database estimates ≈%(number)s.") % {"number": f"{self.estimate:,}"})
-        if self.eligible is not None:
+        if self.eligible and self.eligible == self.selected:
+            lines.append(_("%(count)s would change.") % {"count": self.eligible})
+        elif self.eligible is not None:
             reason = self.request.verb.skipped(self.request.options)
             lines.append(
                 _("%(count)s would change; the others are skipped: %(reason)s.")

@@ -21,6 +21,7 @@ from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.exceptions import SearchTooSlow
 from django_dbtaskqueue.db.session import Session
 
+Rows = QuerySet[Any]  # of any model
 MAX_COUNTED_ROWS = 10_000
 COUNTS_PER_STATEMENT = 400  # SQLite takes at most 500 terms
 SET_TIMEOUT = """\
@@ -139,13 +140,13 @@ class ApproxCount:
         return ApproxCount(self.number + other.number, self.more or other.more, self.estimated or other.estimated)
 
 
-def bounded_count(rows: QuerySet[Any], bound: int = MAX_COUNTED_ROWS) -> ApproxCount:
+def bounded_count(rows: Rows, bound: int = MAX_COUNTED_ROWS) -> ApproxCount:
     """Return the number of rows, reading no more than ``bound`` + 1 that match."""
     return approx(_head(rows, bound).count(), bound)
 
 
 def bounded_counts(
-    selections: Sequence[QuerySet[Any]], *, within: timedelta, bound: int = MAX_COUNTED_ROWS
+    selections: Sequence[Rows], *, within: timedelta, bound: int = MAX_COUNTED_ROWS
 ) -> list[ApproxCount] | list[None]:
     """Return the bounded counts of many selections of one database, in one statement per 400.
 
@@ -167,7 +168,7 @@ def bounded_counts(
     return found
 
 
-def count_in_time(rows: QuerySet[Any]) -> ApproxCount | None:
+def count_in_time(rows: Rows) -> ApproxCount | None:
     """Return the bounded number of rows; None when the count takes longer than ``OPERATIONS_TIMEOUT``."""
     try:
         with statement_timeout(rows.db):
@@ -181,7 +182,7 @@ def approx(number: int, bound: int) -> ApproxCount:
     return ApproxCount(min(number, bound), more=number > bound)
 
 
-def estimate(rows: QuerySet[Any]) -> int | None:
+def estimate(rows: Rows) -> int | None:
     """Return about how many rows there are, as PostgreSQL's planner thinks; None on another database."""
     if connections[rows.db].vendor != "postgresql":
         return None
@@ -189,11 +190,11 @@ def estimate(rows: QuerySet[Any]) -> int | None:
     return int(plan["Plan"]["Plan Rows"])
 
 
-def _head(rows: QuerySet[Any], bound: int) -> QuerySet[Any]:
+def _head(rows: Rows, bound: int) -> Rows:
     return rows.order_by().values("pk")[: bound + 1]
 
 
-def _numbers(selections: Sequence[QuerySet[Any]], alias: str, bound: int) -> list[int]:
+def _numbers(selections: Sequence[Rows], alias: str, bound: int) -> list[int]:
     terms, params = [], []
     for place, rows in enumerate(selections):
         inner, values = _head(rows, bound).query.get_compiler(using=alias).as_sql()

@@ -153,7 +153,7 @@ def _places(alias: str) -> Iterator[Finding]:
             "database.isolation",
             "warning",
             _("The connection %(alias)s asks for the isolation level %(level)s.") % {"alias": alias, "level": level},
-            _("Use READ COMMITTED: above it a checkout fails whenever another one was faster."),
+            _("Use READ COMMITTED: with a stricter level a checkout fails when another one commits first."),
         )
 
 
@@ -376,7 +376,7 @@ def _durability(session: Session) -> Iterator[Finding]:
             "database.isolation",
             "warning",
             _("The server's isolation level is %(level)s.") % {"level": isolation},
-            _("Use READ COMMITTED: above it a checkout fails whenever another one was faster."),
+            _("Use READ COMMITTED: with a stricter level a checkout fails when another one commits first."),
         )
 
 

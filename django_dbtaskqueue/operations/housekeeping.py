@@ -28,7 +28,7 @@ from django_dbtaskqueue.operations.lookup import Location, locations
 
 logger = logging.getLogger("django_dbtaskqueue")
 
-HISTORY = TaskHistory._meta.db_table
+HISTORY_TABLE = TaskHistory._meta.db_table
 MAX_TURN = timedelta(seconds=30)  # of a poller; its next turn continues there
 
 
@@ -165,11 +165,11 @@ def _queues(session: Session) -> list[str]:
 
 def _months_ahead(alias: str) -> list[str]:
     """Make the history's next partitions. If that fails, the default partition takes their rows."""
-    if not is_partitioned(connections[alias], HISTORY):
+    if not is_partitioned(connections[alias], HISTORY_TABLE):
         return []
     try:
         with transaction.atomic(using=alias):
-            return make_ahead(connections[alias], HISTORY)
+            return make_ahead(connections[alias], HISTORY_TABLE)
     except DatabaseError as error:
         logger.warning("The history's next partitions could not be made: %s", _line(error))
         return []
@@ -190,17 +190,17 @@ def _delete_old(alias: str, policy: RetentionPolicy, report: RetentionReport, cl
 
 def _drop_months(session: Session, age: timedelta, report: RetentionReport, clock: _TurnTime) -> str:
     """Drop the partitions that are old enough; return the table whose rows are to be deleted one by one."""
-    if not is_partitioned(session.connection, HISTORY):
+    if not is_partitioned(session.connection, HISTORY_TABLE):
         return ""
     now = _now(session)
-    for partition in months(session.connection, HISTORY):
+    for partition in months(session.connection, HISTORY_TABLE):
         if partition.end <= now - age and clock.is_left():
             try:
                 report.deleted += retention.drop_month(session, partition.name)
                 report.dropped.append(partition.name)
             except DatabaseError as error:
                 logger.warning("%s could not be dropped, trying again later: %s", partition.name, _line(error))
-    return f"{HISTORY}_default"
+    return f"{HISTORY_TABLE}_default"
 
 
 def _now(session: Session) -> datetime:

@@ -1,4 +1,4 @@
-"""What an operator asks and does, as functions: search and count, and the verbs by business key.
+"""Look up tasks as an operator does: search, count, and the verbs by business key, as functions.
 
 Verbs over a selection are the queryset's: ``search("mail", status="ERROR").reprocess()``, and so ``mark_poison``,
 ``unpoison``, ``kick``, ``cancel``, ``release_all``, ``purge`` and ``housekeep``; ``.filter(pk__in=ids)`` selects by id.
@@ -34,14 +34,14 @@ def search(
     created_before: datetime | None = None,
     using: str | None = None,
 ) -> TaskQuerySet:
-    """Return the tasks that fit all that is given, the newest first: a queryset, so read it in pages or use its verbs.
+    """Return the tasks that match all arguments, the newest first: a queryset, so read it in pages or use its verbs.
 
     ``created_after`` is included, ``created_before`` is not. Without a queue: all queues in the common table; name a
     queue that has a table or a database of its own, and with ``using`` the shard. Raises ``UnknownQueue``, and
-    ``ValueError`` for a status that is none.
+    ``ValueError`` for an unknown status.
     """
     if status is not None and status not in tuple(Status):
-        raise ValueError(f"{status!r} is no status; they are {', '.join(Status)}.")
+        raise ValueError(f"{status!r} is not a status. Statuses are {', '.join(Status)}.")
     tasks = _all_of(queue, using) if queue is not None else _tasks(alias_for("", using), Task)
     given = {
         "queue": queue,
@@ -56,8 +56,8 @@ def search(
 def count_by_status(queue: str | None = None) -> dict[str, dict[str, int]]:
     """Return how many tasks each queue has in each status, over all its databases: ``{queue: {status: number}}``.
 
-    Every known queue and every status is there, with 0 if need be; without a queue, all of them. One pass over each
-    table: meant for people, not for a loop.
+    Every known queue and every status is there, also with 0; without a queue, all of them. Reads each table once: use
+    it for people, not in a loop.
     """
     if queue is not None:
         _known(queue)
@@ -92,7 +92,7 @@ def exists(queue: str, reference: str) -> bool:
 
 
 def find(queue: str, reference: str) -> AbstractTask | None:
-    """Return the task with this reference, or None. One in the history is not found: its reference is free again."""
+    """Return the task with this reference, or None. A task in the history is not found: its reference is free again."""
     _known(queue)
     for alias, model in _places(queue):
         task = _tasks(alias, model).filter(queue=queue, reference=reference).first()
@@ -107,7 +107,7 @@ def reprocess(queue: str, reference: str) -> bool:
 
 
 def delete(queue: str, reference: str) -> bool:
-    """Delete the task in any status and count the deletion; a holder gets ``LeaseLost``. False: there is none."""
+    """Delete the task in any status and count the deletion; its poller gets ``LeaseLost``. False: there is none."""
     return _change(queue, reference, "delete", TaskQuerySet.purge)
 
 

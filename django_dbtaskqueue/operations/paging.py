@@ -12,7 +12,7 @@ from datetime import timedelta
 from typing import Any
 
 from django.db import OperationalError, connections
-from django.db.models import BooleanField, QuerySet
+from django.db.models import BooleanField
 from django.db.models.expressions import RawSQL
 
 from django_dbtaskqueue.conf import settings as conf
@@ -20,7 +20,7 @@ from django_dbtaskqueue.core.sql.stats import Reading
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.models.querysets import TaskQuerySet
-from django_dbtaskqueue.operations.bounded_reads import prefer_indexes, time_limit, timed_out
+from django_dbtaskqueue.operations.bounded_reads import Rows, prefer_indexes, time_limit, timed_out
 from django_dbtaskqueue.operations.search.parse import Search
 from django_dbtaskqueue.operations.search.query import select
 
@@ -49,7 +49,7 @@ class Page:
     first: int = 0  # only this many ready tasks of each queue and priority were read; 0: all
 
 
-def slice_of(rows: QuerySet[Any], size: int, *, before: int | None = None, after: int | None = None) -> Slice:
+def slice_of(rows: Rows, size: int, *, before: int | None = None, after: int | None = None) -> Slice:
     """Return ``size`` rows, the newest first: those before an id, those after one, or the newest.
 
     Reads no row of another page, however far back the page lies.
@@ -71,9 +71,7 @@ def _first(shown: list[Any], *, newer: bool) -> int | None:
 # -- windowed search ---------------------------------------------------------------------------------------------------
 
 
-def page_of(
-    rows: QuerySet[Any], among: QuerySet[Any], size: int, *, before: int | None = None, after: int | None = None
-) -> Page:
+def page_of(rows: Rows, among: Rows, size: int, *, before: int | None = None, after: int | None = None) -> Page:
     """Return one page of ``rows``, the newest first; if that takes long, of the next ``WINDOW_ROWS`` of ``among``.
 
     ``among`` holds all of ``rows``, and an index finds it. On another database than PostgreSQL the search runs to its
@@ -92,7 +90,7 @@ def page_of(
     return _older(_only(rows, ids), ids, size, before)
 
 
-def whole_page(rows: QuerySet[Any], size: int, *, before: int | None = None, after: int | None = None) -> Page:
+def whole_page(rows: Rows, size: int, *, before: int | None = None, after: int | None = None) -> Page:
     """Return one page of ``rows``, the newest first, however long that takes."""
     return Page(slice_of(rows, size, before=before, after=after))
 
@@ -139,11 +137,11 @@ def indexed_part(search: Search, tasks: TaskQuerySet) -> TaskQuerySet:
     return select(Search(tuple(known)), tasks)
 
 
-def _ids(rows: QuerySet[Any]) -> list[int]:
+def _ids(rows: Rows) -> list[int]:
     return list(rows.values_list("pk", flat=True)[:WINDOW_ROWS])
 
 
-def _only(rows: QuerySet[Any], ids: list[int]) -> QuerySet[Any]:
+def _only(rows: Rows, ids: list[int]) -> Rows:
     """Return those of ``rows`` with these ids, given as one array: a long list of values takes long to parse."""
     quote = connections[rows.db].ops.quote_name
     column = f"{quote(rows.model._meta.db_table)}.{quote(rows.model._meta.pk.column)}"
@@ -151,7 +149,7 @@ def _only(rows: QuerySet[Any], ids: list[int]) -> QuerySet[Any]:
     return rows.filter(RawSQL(f"{column} = ANY(%s::bigint[])", [array], output_field=BooleanField()))  # noqa: S611 -- names of the model's own, the ids apart
 
 
-def _older(rows: QuerySet[Any], ids: list[int], size: int, before: int | None) -> Page:
+def _older(rows: Rows, ids: list[int], size: int, before: int | None) -> Page:
     found = list(rows.order_by("-pk")[: size + 1])
     shown = found[:size]
     further = ids[-1] if len(ids) == WINDOW_ROWS else None
@@ -160,7 +158,7 @@ def _older(rows: QuerySet[Any], ids: list[int], size: int, before: int | None) -
     return Page(Slice(shown, newer, older), window=len(ids) if further else 0)
 
 
-def _newer(rows: QuerySet[Any], ids: list[int], size: int, after: int) -> Page:
+def _newer(rows: Rows, ids: list[int], size: int, after: int) -> Page:
     found = list(rows.order_by("pk")[: size + 1])[::-1]
     shown = found[-size:]
     further = ids[-1] if len(ids) == WINDOW_ROWS else None

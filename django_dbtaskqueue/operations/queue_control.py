@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from django.db import connections, transaction
 from django.db.models import Case, F, Q, When
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from django_dbtaskqueue.operations.verbs import Text
 
 IN_EFFECT = Q(paused_time__isnull=False) & (Q(paused_until__isnull=True) | Q(paused_until__gt=Now()))
-STOPPED = "STOPPED"
+STOPPED_STATE = "STOPPED"
 
 
 # -- queues ------------------------------------------------------------------------------------------------------------
@@ -70,13 +70,13 @@ def resume_queues(queues: Sequence[str], actor: Actor, *, reason: str = "", usin
 
 def change_settings(
     queue: str,
-    values: dict[str, Any],
+    values: dict[str, object],
     actor: Actor,
     *,
     reset: Sequence[str] = (),
     reason: str = "",
     using: str | None = None,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Set ``values`` in a queue's runtime overrides, remove those named in ``reset``, record it; return all overrides.
 
     Pollers follow within a heartbeat. Raises ``ImproperlyConfigured`` for an unknown setting or a bad value, and
@@ -212,7 +212,7 @@ def command_pollers(
     verb = POLLER_VERBS[command]
     check(verb, reason, actor)
     with recorded(using):
-        rows = Poller.objects.using(using).filter(pk__in=instances).exclude(state=STOPPED)
+        rows = Poller.objects.using(using).filter(pk__in=instances).exclude(state=STOPPED_STATE)
         found = list(rows.select_for_update().order_by("pk"))
         for poller in found:
             details = {"poller": poller.instance, "command": command}

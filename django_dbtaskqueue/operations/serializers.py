@@ -11,11 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import timedelta
 from functools import lru_cache
-from typing import Any
 
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.states import Status
-from django_dbtaskqueue.models import Attempt, BulkOperation, TaskHistory
+from django_dbtaskqueue.models import AbstractTask, Attempt, BulkOperation, TaskHistory
 from django_dbtaskqueue.operations.stats.queue_stats import Overview, QueueStats, health
 
 LONG = ("payload", "result", "context")
@@ -26,18 +25,19 @@ FIELDS = (
 )  # fmt: skip
 MESSAGE_WIDTH = 160  # characters of a message in one line
 FRAME = '  File "'  # how a line of a traceback begins
+Document = dict[str, object]
 MASKED = "•••"
 KEY_JOINTS = re.compile(r"[\s_.-]+")
 URL_PASSWORD = re.compile(r"(?<=://)([^\s:/@]*):[^\s/@]+@")
 
 
-def summary(task: Any, *, payload: bool = True) -> dict[str, Any]:
+def summary(task: AbstractTask | TaskHistory, *, payload: bool = True) -> Document:
     """Return what a list says of a task; without ``payload`` no result, but the one line of an error."""
     message = message_of(task.process_result) if payload or task.status != Status.COMPLETED else ""
     return {name: getattr(task, name, None) for name in FIELDS} | {"message": message}
 
 
-def detail(task: Any, *, payload: bool) -> dict[str, Any]:
+def detail(task: AbstractTask | TaskHistory, *, payload: bool) -> Document:
     """Return all of a task, secrets masked; what was enqueued and what came of it only with ``payload``."""
     document = summary(task, payload=payload)
     if payload:
@@ -46,12 +46,12 @@ def detail(task: Any, *, payload: bool) -> dict[str, Any]:
     return document
 
 
-def detail_of_history(row: TaskHistory, *, payload: bool) -> dict[str, Any]:
+def detail_of_history(row: TaskHistory, *, payload: bool) -> Document:
     """Return the same of a task that left its table, and when it did; what only a table knows is None."""
     return detail(row, payload=payload) | {"id": row.task_id, "moved_time": row.moved_time}
 
 
-def attempt_of(row: Attempt, *, payload: bool = True) -> dict[str, Any]:
+def attempt_of(row: Attempt, *, payload: bool = True) -> Document:
     """Return a failed attempt, secrets masked; without ``payload`` the one line of its error only."""
     document = {
         "task_id": row.task_id,
@@ -95,7 +95,7 @@ def short_error(line: str) -> str:
     return kind.rpartition(".")[2] + colon + message if re.fullmatch(r"[\w.]+", kind) else line
 
 
-def operation_document(operation: BulkOperation) -> dict[str, Any]:
+def operation_document(operation: BulkOperation) -> Document:
     """Return a bulk operation as data."""
     return {
         "operation": operation.pk,
@@ -114,7 +114,7 @@ def operation_document(operation: BulkOperation) -> dict[str, Any]:
     }
 
 
-def overview_document(view: Overview, rows: Sequence[QueueStats]) -> dict[str, Any]:
+def overview_document(view: Overview, rows: Sequence[QueueStats]) -> Document:
     """Return queues at a glance; a number that is an estimate is not ``exact``."""
     return {
         "as_of": view.as_of,
@@ -145,7 +145,7 @@ def _seconds(value: timedelta | None) -> float | None:
 # -- secrets -----------------------------------------------------------------------------------------------------------
 
 
-def masked(value: Any, patterns: Sequence[str] | None = None) -> Any:
+def masked(value: object, patterns: Sequence[str] | None = None) -> object:
     """Return a JSON value with the values of secret keys replaced, however deep; the value itself stays as it is.
 
     Text inside it is treated as ``masked_text`` does.
@@ -167,7 +167,7 @@ def is_secret(key: str, patterns: Sequence[str] | None = None) -> bool:
     return _is_secret(key, _parts(patterns))
 
 
-def _masked(value: Any, parts: tuple[str, ...], pattern: re.Pattern[str]) -> Any:
+def _masked(value: object, parts: tuple[str, ...], pattern: re.Pattern[str]) -> object:
     if isinstance(value, Mapping):
         return {
             key: MASKED if _is_secret(str(key), parts) else _masked(inner, parts, pattern)

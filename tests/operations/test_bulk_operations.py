@@ -20,7 +20,7 @@ from django_dbtaskqueue.core.exceptions import OperationRefused, SearchError
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.models import AuditEntry, BulkOperation, BulkSkip, DeletedTasks, Task, TaskHistory
 from django_dbtaskqueue.models.operations import CANCELLED, FAILED, FINISHED, RUNNING, WAITING
-from django_dbtaskqueue.operations import bulk
+from django_dbtaskqueue.operations import bounded_reads, bulk
 from django_dbtaskqueue.operations.verbs import HousekeepOptions
 from tests.conftest import REPOSITORY, ProcessDatabase
 from tests.factories import QUEUE, age, make_task
@@ -67,14 +67,18 @@ def test_a_preview_counts_says_the_effect_and_writes_nothing() -> None:
     seen = bulk.preview("reprocess", f"queue:{QUEUE}")
     assert (str(seen.selected), str(seen.eligible)) == ("4", "3")
     assert seen.sentences[1:] == ["4 tasks match.", "3 would change; the others are skipped: not in ERROR."]
+    assert bulk.preview("reprocess", f"queue:{QUEUE} status:ERROR").sentences[1:] == [
+        "3 tasks match.",
+        "3 would change.",
+    ]
     assert not BulkOperation.objects.exists() and not AuditEntry.objects.exists()
 
 
 @pytest.mark.django_db
 def test_a_preview_counts_to_a_bound_and_estimates_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
     failures(3)
-    count = bulk.bounded_count
-    monkeypatch.setattr(bulk, "bounded_count", lambda tasks: count(tasks, 2))
+    count = bounded_reads.bounded_count
+    monkeypatch.setattr(bounded_reads, "bounded_count", lambda tasks: count(tasks, 2))
     seen = bulk.preview("reprocess", f"queue:{QUEUE}")
     assert seen.selected is not None and str(seen.selected) == "2+"
     assert isinstance(seen.estimate, int)
@@ -90,9 +94,9 @@ def test_a_preview_counts_to_a_bound_and_estimates_behind_it(monkeypatch: pytest
         ("reprocess", "  ", "", "An empty search would reprocess every task"),
         ("delete", "status:ERROR", " ", "delete needs a reason"),
         ("purge", "queue:parcels", "", "purge needs a reason"),
-        ("purge", "queue:parcels status:ERROR", "gone", "purge empties one whole queue"),
-        ("purge", "-queue:parcels", "gone", "purge empties one whole queue"),
-        ("cancel", "status:CREATED", "x" * 501, "up to 500 characters"),
+        ("purge", "queue:parcels status:ERROR", "gone", "purge deletes one whole queue"),
+        ("purge", "-queue:parcels", "gone", "purge deletes one whole queue"),
+        ("cancel", "status:CREATED", "x" * 501, "at most 500 characters"),
     ],
 )
 def test_an_order_that_cannot_be_is_refused_and_nothing_is_written(verb: str, q: str, reason: str, words: str) -> None:
@@ -301,7 +305,7 @@ def test_a_task_that_somebody_has_locked_is_skipped_and_nobody_waits() -> None:
         run()
         go_on.set()
         held.result(PATIENCE)
-    assert of(operation).skips == {"somebody else is changing it": 1}
+    assert of(operation).skips == {"another transaction is changing it": 1}
     assert BulkSkip.objects.get().task_ids == [first]
     assert Task.objects.get(pk=second).status == Status.CREATED
 

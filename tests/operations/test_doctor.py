@@ -118,7 +118,7 @@ def test_an_index_that_is_missing_comes_with_the_statement_that_makes_it() -> No
 @pytest.mark.django_db
 def test_clocks_apart_deaf_pollers_and_a_history_without_a_month(monkeypatch: Any) -> None:
     poller()
-    assert "nobody listens" in found()["poller.deaf"].words
+    assert "no session listens" in found()["poller.deaf"].words
     monkeypatch.setattr(doctor, "MAX_CLOCK_SKEW", timedelta(seconds=-1))
     assert "apart" in found()["host.clock"].words
     TaskHistory.objects.create(queue="parcels", task_id=1, moved_time=timezone.now() - timedelta(days=2000))

@@ -282,9 +282,9 @@ def test_payloads_are_seen_and_searched_by_queue(settings: Any) -> None:
     reader = staff("view_task", "view_payload")
     for search, rows, words in (
         (f"payload.card:4242 queue:{QUEUE}", 1, ""),
-        ("payload.card:4242 queue:letters", 0, "Name one where you may"),
-        (f"error:card queue:{QUEUE},letters", 0, "Name one where you may"),
-        ("payload.card:4242", 0, "Name one where you may"),
+        ("payload.card:4242 queue:letters", 0, "Name a queue that you may see"),
+        (f"error:card queue:{QUEUE},letters", 0, "Name a queue that you may see"),
+        ("payload.card:4242", 0, "Name a queue that you may see"),
         ("status:ERROR", 2, ""),
     ):
         response = reader.get(TASKS, {"q": search})

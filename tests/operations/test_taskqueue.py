@@ -245,7 +245,7 @@ def test_each_verb(command: str, source: str, target: str | None, how: str) -> N
 
 
 def test_a_large_act_becomes_a_bulk_operation_and_is_followed_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verbs, "MOST", 3)
+    monkeypatch.setattr(verbs, "MAX_TASKS_PER_ACTION", 3)
     monkeypatch.setattr(bulk, "TASKS_PER_CHUNK", 2)
     for _ in range(4):
         make_task(Status.ERROR)

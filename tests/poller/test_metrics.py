@@ -16,8 +16,7 @@ from django_dbtaskqueue import Complete, CompleteDelete, Fail, Poison, Reenqueue
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.db.minute_counts import roll_up
 from django_dbtaskqueue.flow.failure_signature import kind_of, normalised
-from django_dbtaskqueue.metrics.collector import Collector, OutcomeKey
-from django_dbtaskqueue.metrics.histogram import class_of, quantile, upper
+from django_dbtaskqueue.metrics.collector import Collector, OutcomeKey, class_of, quantile, upper
 from django_dbtaskqueue.models import Attempt, FailureCount, FailureGroup, Metric, Task
 from django_dbtaskqueue.operations.stats.queue_stats import overview
 from django_dbtaskqueue.operations.stats.trends import failure_groups, series

@@ -6,7 +6,6 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any
 
 from django.db.models import Q, Sum
 from django.db.models.functions import Now
@@ -14,7 +13,7 @@ from django.db.models.functions import Now
 from django_dbtaskqueue.core.exceptions import TaskQueueError
 from django_dbtaskqueue.core.sql.stats import Reading, series_sql
 from django_dbtaskqueue.db.session import Session, alias_for
-from django_dbtaskqueue.metrics.histogram import quantile
+from django_dbtaskqueue.metrics.collector import quantile
 from django_dbtaskqueue.models import Attempt, FailureCount, FailureGroup, Metric, Task
 from django_dbtaskqueue.operations.bounded_reads import ApproxCount, approx, prefer_indexes
 from django_dbtaskqueue.operations.lookup import locations
@@ -176,7 +175,7 @@ def series(using: str | None, since: timedelta, queue: str | None = None) -> lis
     return list(points.values())
 
 
-def _fill(session: Session, points: Mapping[int, Point], params: dict[str, Any]) -> None:
+def _fill(session: Session, points: Mapping[int, Point], params: Mapping[str, object]) -> None:
     counts, histogram = series_sql(session.sql.dialect, f'"{Metric._meta.db_table}"')
     for at, outcome, number, run_seconds, wait_seconds in session.run(counts, params):
         if at in points:
