@@ -25,6 +25,7 @@ from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.models import FailureCount, FailureGroup, Metric, UsageCount
 
 SPANS_PER_ROLL_UP = 50  # spans of time that one roll-up takes on in each level
+METRICS = (Metric, FailureCount)  # what pollers count
 METRICS_MAX_AGE = timedelta(days=90)  # of metrics and groups of failures; usage counts are kept for ever
 STORE_WAIT_S = 1.0  # seconds that a reader waits for a batch that another thread is storing
 
@@ -111,7 +112,7 @@ class MinuteCounter(Generic[K, V]):
 
 def minute_of(session: Session) -> datetime:
     """Return the present minute by the database's clock, as a model holds it."""
-    return session.stored_time(_now(session).replace(second=0, microsecond=0))
+    return session.stored_time(database_now(session).replace(second=0, microsecond=0))
 
 
 # -- roll-up -----------------------------------------------------------------------------------------------------------
@@ -123,7 +124,7 @@ class Level:
 
     seconds: int
     age: timedelta
-    until: timedelta | None  # the age at which the next level takes over; None: there is none
+    until: timedelta  # the age at which the next level takes over
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +140,7 @@ UP_TO_HOURS = (
     Level(600, timedelta(hours=3), timedelta(days=2)),
     Level(3600, timedelta(days=2), timedelta(days=4)),
 )
-UP_TO_DAYS = (*UP_TO_HOURS, Level(86_400, timedelta(days=4), None))
+UP_TO_DAYS = (*UP_TO_HOURS, Level(86_400, timedelta(days=4), timedelta(days=30)))
 ROLL_UP_RULES: dict[type[Model], Rule] = {
     Metric: Rule(("queue", "outcome"), UP_TO_HOURS),
     FailureCount: Rule(("fingerprint",), UP_TO_HOURS),
@@ -148,13 +149,13 @@ ROLL_UP_RULES: dict[type[Model], Rule] = {
 
 
 def roll_up(alias: str, *models: type[Model]) -> int:
-    """Roll up what is due on one database, of all models or of these; return how many rows went.
+    """Roll up what is due of these models on one database; return how many rows went.
 
     Passes over rows that another process is rolling up, so it never waits, and nothing is counted twice.
     """
     session = Session.on(alias)
     gone = 0
-    for model in models or ROLL_UP_RULES:
+    for model in models:
         rule = ROLL_UP_RULES[model]
         for level in rule.levels:
             for start in _crowded(session, model, rule.keys, level):
@@ -172,21 +173,21 @@ def delete_old(alias: str) -> int:
     return sum(rows.delete()[0] for rows in old)
 
 
-def _now(session: Session) -> datetime:
+def database_now(session: Session) -> datetime:
+    """Return the time by the database's clock."""
     return session.time(session.run(f"SELECT {session.sql.dialect.now}", {})[0][0])
 
 
 def _crowded(session: Session, model: type[Model], keys: Iterable[str], level: Level) -> list[datetime]:
     """Return the beginnings of spans in which one key has several rows."""
-    now = _now(session)
+    now = database_now(session)
     columns = [str(model._meta.get_field(name).column) for name in keys]  # type: ignore[union-attr]
     last = now.timestamp() - level.age.total_seconds()
     # Whole spans only: otherwise a span would be rolled up again and again while it ages.
     end = datetime.fromtimestamp(last // level.seconds * level.seconds, tz=UTC)
-    start = datetime(2000, 1, 1, tzinfo=UTC) if level.until is None else now - level.until - timedelta(hours=1)
     params = {
         "step": level.seconds,
-        "start": session.time_text(start),
+        "start": session.time_text(now - level.until - timedelta(hours=1)),
         "end": session.time_text(end - timedelta(milliseconds=1)),
         "limit": SPANS_PER_ROLL_UP,
     }

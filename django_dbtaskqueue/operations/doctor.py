@@ -20,12 +20,11 @@ from django_dbtaskqueue.db import partitions
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.models import Attempt, FailureCount, Metric, Poller, Queue, Task, TaskHistory
 from django_dbtaskqueue.operations import checks
-from django_dbtaskqueue.operations.lookup import Location
+from django_dbtaskqueue.operations.lookup import Location, locations_on
 from django_dbtaskqueue.operations.stats.queue_stats import (
     MISSED_HEARTBEATS,
     QueueStats,
     alive,
-    locations_on,
     overview,
     waits_by_priority,
 )
@@ -72,6 +71,18 @@ class Finding:
     remedy: str  # a sentence or a command
 
 
+def _error(id: str, words: str, remedy: str) -> Finding:
+    return Finding(id, "error", words, remedy)
+
+
+def _warning(id: str, words: str, remedy: str) -> Finding:
+    return Finding(id, "warning", words, remedy)
+
+
+def _info(id: str, words: str, remedy: str) -> Finding:
+    return Finding(id, "info", words, remedy)
+
+
 def examine(using: str | None = None) -> list[Finding]:
     """Examine one database (by default the one that new tasks go to) and its queues; return findings, the worst first.
 
@@ -94,9 +105,8 @@ def _answers(look: Callable[[str], Iterator[Finding]], alias: str) -> list[Findi
     except DatabaseError as error:
         line = str(error).strip().partition("\n")[0]
         return [
-            Finding(
+            _info(
                 "doctor.refused",
-                "info",
                 _("The database did not answer one question: %(error)s") % {"error": line},
                 _("Grant the role of this process the right to read, or run the doctor as the owner of the tables."),
             )
@@ -108,9 +118,8 @@ def _unmigrated(alias: str) -> Iterator[Finding]:
     targets = [key for key in executor.loader.graph.leaf_nodes() if key[0] == Task._meta.app_label]
     missing = [migration.name for migration, _backwards in executor.migration_plan(targets)]
     if missing:
-        yield Finding(
+        yield _error(
             "database.migrations",
-            "error",
             _("Migrations are missing on %(alias)s: %(names)s.") % {"alias": alias, "names": ", ".join(missing)},
             f"python manage.py migrate --database {alias}",
         )
@@ -125,33 +134,30 @@ def _settings(alias: str) -> Iterator[Finding]:
         try:
             settings = conf.overlay(conf.default_settings(name), rows.get(name) or {})
         except ImproperlyConfigured as error:
-            yield Finding(
+            yield _error(
                 "settings.overrides",
-                "error",
                 _("The runtime overrides of queue %(queue)s are not applied: %(error)s")
                 % {"queue": name, "error": error},
                 _("Correct them on the queue's page, or with manage.py taskqueue."),
             )
             continue
         for words, remedy in checks.contradictions(settings):
-            yield Finding("settings.contradiction", "warning", f"{name}: {words}", remedy)
+            yield _warning("settings.contradiction", f"{name}: {words}", remedy)
 
 
 def _places(alias: str) -> Iterator[Finding]:
     away = sorted(name for name in conf.known_queues() if conf.default_settings(name).database != DEFAULT_DB_ALIAS)
     if away:
-        yield Finding(
+        yield _info(
             "database.apart",
-            "info",
             _("%(queues)s: these queues are not in the database %(alias)s.")
             % {"queues": ", ".join(away), "alias": DEFAULT_DB_ALIAS},
             _("A task is not part of a transaction on %(alias)s: enqueue after the commit, or move the queue.")
             % {"alias": DEFAULT_DB_ALIAS},
         )
     for level in sorted(checks.isolation_levels(alias)):
-        yield Finding(
+        yield _warning(
             "database.isolation",
-            "warning",
             _("The connection %(alias)s asks for the isolation level %(level)s.") % {"alias": alias, "level": level},
             _("Use READ COMMITTED: with a stricter level a checkout fails when another one commits first."),
         )
@@ -164,9 +170,8 @@ def _clock(alias: str) -> Iterator[Finding]:
     here = datetime.now(UTC) if there.tzinfo else datetime.now()
     skew = abs(here - there)
     if skew > MAX_CLOCK_SKEW:
-        yield Finding(
+        yield _warning(
             "host.clock",
-            "warning",
             _("This host's clock and the database's are %(time)s apart.") % {"time": format_duration(skew, rough=True)},
             _("Tasks use the database's clock, so they are safe. Synchronise both with NTP, or ages look wrong."),
         )
@@ -189,23 +194,20 @@ def _queue(row: QueueStats) -> Iterator[Finding]:
     age = {"queue": row.queue, "age": format_duration(row.oldest, rough=True)}
     if row.paused:
         if row.overdue:
-            yield Finding(
+            yield _info(
                 "queue.paused",
-                "info",
                 _("Queue %(queue)s is paused, and its oldest task has been due for %(age)s.") % age,
                 _("Resume it on the queue's page when the reason for the pause no longer exists."),
             )
     elif not row.pollers:
-        yield Finding(
+        yield _error(
             "queue.no_poller",
-            "error",
             _("No poller serves queue %(queue)s, and its oldest task has been due for %(age)s.") % age,
             f"python manage.py runtaskpoller --queue {row.queue}",
         )
     elif row.late:
-        yield Finding(
+        yield _warning(
             "queue.late",
-            "warning",
             _("Queue %(queue)s is late: its oldest task has been due for %(age)s.") % age,
             _("If the processors wait for I/O, add pollers, processes or threads; otherwise make them faster."),
         )
@@ -216,9 +218,8 @@ def _starved(place: Location, names: list[str]) -> Iterator[Finding]:
         first = min(waits)
         late = [priority for priority, seconds in waits.items() if priority > first and seconds > MAX_PRIORITY_WAIT_S]
         if late and waits[first] < MAX_PRIORITY_WAIT_S and conf.default_settings(name).max_wait is None:
-            yield Finding(
+            yield _warning(
                 "queue.starved",
-                "warning",
                 ngettext(
                     "Queue %(queue)s: tasks of priority %(priorities)s do not get their turn.",
                     "Queue %(queue)s: tasks of priorities %(priorities)s do not get their turn.",
@@ -234,9 +235,8 @@ def _pollers(alias: str) -> Iterator[Finding]:
     running = Poller.objects.using(alias).exclude(state="STOPPED")
     silent = running.filter(heartbeat_time__lte=Now() - MISSED_HEARTBEATS * interval).order_by("instance")
     for instance in silent.values_list("instance", flat=True)[:10]:
-        yield Finding(
+        yield _warning(
             "poller.silent",
-            "warning",
             _("Poller %(poller)s has not reported for over %(time)s.")
             % {"poller": instance, "time": format_duration(MISSED_HEARTBEATS * interval)},
             _("It died or lost the database; see its log. Others take its tasks when their leases expire."),
@@ -244,9 +244,8 @@ def _pollers(alias: str) -> Iterator[Finding]:
     known = set(registry.queues())
     for instance, names in sorted(alive(alias).items())[:100]:
         if strange := sorted(names - known):
-            yield Finding(
+            yield _warning(
                 "poller.no_processor",
-                "warning",
                 _("Poller %(poller)s serves %(queues)s, for which this code has no processor.")
                 % {"poller": instance, "queues": ", ".join(strange)},
                 _("Bring both to the same version of the project, or leave the queue out with --exclude."),
@@ -258,9 +257,8 @@ def _parked(alias: str) -> Iterator[Finding]:
         parked = model._base_manager.using(alias).filter(parked_by__startswith=NO_PROCESSOR)
         reasons = sorted({str(reason) for reason in parked.values_list("parked_by", flat=True)[:1000]})
         for reason in reasons[:10]:
-            yield Finding(
+            yield _warning(
                 "task.parked",
-                "warning",
                 _("Tasks are parked: %(reason)s.") % {"reason": reason},
                 _("Start pollers whose code has a processor for them; then the tasks are unparked automatically."),
             )
@@ -296,9 +294,8 @@ def _indexes(session: Session) -> Iterator[Finding]:
                 words = (
                     _("Index %(name)s of %(table)s is not valid.") if broken else _("%(table)s has no index %(name)s.")
                 )
-                yield Finding(
+                yield _error(
                     "database.index",
-                    "error",
                     words % {"table": model._meta.db_table, "name": index.name},
                     _create(session, model, index, broken=broken),
                 )
@@ -317,9 +314,8 @@ def _dead_rows(session: Session) -> Iterator[Finding]:
     for table, name, live, dead in session.run(
         DEAD_ROWS, {"tables": tables, "min_rows": MIN_DEAD_ROWS, "share": MAX_DEAD_ROWS_SHARE}
     ):
-        yield Finding(
+        yield _warning(
             "database.dead_rows",
-            "warning",
             _("%(table)s has %(dead)s dead rows beside %(live)s live ones: vacuum does not keep up.")
             % {"table": name, "dead": f"{dead:,}", "live": f"{live:,}"},
             f"VACUUM (ANALYZE) {table};",
@@ -328,9 +324,8 @@ def _dead_rows(session: Session) -> Iterator[Finding]:
 
 def _old_transactions(session: Session) -> Iterator[Finding]:
     for kind, who, seconds in session.run(OLD_TRANSACTIONS, {"seconds": MAX_TRANSACTION_S}):
-        yield Finding(
+        yield _warning(
             "database.pinned",
-            "warning",
             _("A %(kind)s of %(who)s has been open for %(time)s; vacuum cannot remove rows deleted since then.")
             % {"kind": kind, "who": who, "time": format_seconds(seconds)},
             _("End it, and set idle_in_transaction_session_timeout. Until then checkouts get slower."),
@@ -344,16 +339,14 @@ def _listeners(session: Session) -> Iterator[Finding]:
         return
     (number,), (full,) = session.run(LISTENERS, {})[0], session.run("SELECT pg_notification_queue_usage()", {})[0]
     if not number:
-        yield Finding(
+        yield _warning(
             "poller.deaf",
-            "warning",
             _("Pollers run, but no session listens for NOTIFY: pollers find new tasks by polling, a little later."),
             _('A pooler in transaction mode loses LISTEN: set DBTASKQUEUE["LISTEN"] to a direct connection.'),
         )
     if full > MAX_NOTIFY_QUEUE_SHARE:
-        yield Finding(
+        yield _error(
             "database.notifications",
-            "error",
             _("The server's notification queue is %(percent)s %% full; when it is full, commits with NOTIFY fail.")
             % {"percent": int(full * 100)},
             _("End the session that listens and keeps an old transaction open; see pg_stat_activity."),
@@ -364,17 +357,15 @@ def _durability(session: Session) -> Iterator[Finding]:
     names = ("fsync", "synchronous_commit", "transaction_isolation")
     fsync, synchronous, isolation = session.run(f"SELECT {', '.join(map(SETTING.format, names))}", {})[0]
     if "off" in (fsync, synchronous):
-        yield Finding(
+        yield _info(
             "database.durability",
-            "info",
             _("fsync is %(fsync)s and synchronous_commit is %(commit)s: a crash of the server loses its last commits.")
             % {"fsync": fsync, "commit": synchronous},
             _("Set both to on where a task must not be lost."),
         )
     if isolation != "read committed":
-        yield Finding(
+        yield _warning(
             "database.isolation",
-            "warning",
             _("The server's isolation level is %(level)s.") % {"level": isolation},
             _("Use READ COMMITTED: with a stricter level a checkout fails when another one commits first."),
         )
@@ -387,12 +378,11 @@ def _months(session: Session) -> Iterator[Finding]:
     remedy = "python manage.py housekeeptasks"
     now = session.time(session.run("SELECT statement_timestamp() + interval '1 day'", {})[0][0])
     if not any(month.first <= now < month.end for month in partitions.months(session.connection, table)):
-        yield Finding("history.month", "warning", _("The history has no partition for tomorrow."), remedy)
+        yield _warning("history.month", _("The history has no partition for tomorrow."), remedy)
     default = session.connection.ops.quote_name(f"{table}_default")
     if session.run(f"SELECT 1 FROM {default} LIMIT 1", {}):  # noqa: S608 -- the name of a partition
-        yield Finding(
+        yield _info(
             "history.default",
-            "info",
             _("Part of the history is in its default partition, where old rows are deleted one by one."),
             _("Run housekeeptasks regularly: it creates the partitions of the next three months."),
         )

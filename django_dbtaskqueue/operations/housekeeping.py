@@ -97,7 +97,7 @@ class Housekeeper:
         """Do what is due, for ``within`` at most; raises the database's errors, each batch done before stays done."""
         clock = _TurnTime(within)
         report = RetentionReport()
-        places = [place for place in locations() if using in (None, place[0])]
+        places = list(locations(using))
         for alias in sorted({alias for alias, _ in places}):
             report.partitions += _months_ahead(alias)
         for place in places:
@@ -138,7 +138,7 @@ def known(queues: Iterable[str] | None, using: str | None = None) -> list[str] |
     wanted = list(queues)
     unknown = [name for name in wanted if not conf.is_known(name)]
     if unknown:
-        places = [place for place in locations() if using in (None, place[0])]
+        places = list(locations(using))
         there = {name for place in places for name in _queues(Session.on(*place))}
         for name in unknown:
             if name not in there:

@@ -10,8 +10,10 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from datetime import datetime
 
+from django.conf import settings
 from django.db import connections, transaction
 from django.db.models import Count, Value
+from django.utils.timezone import make_aware
 
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.exceptions import TaskQueueError
@@ -47,8 +49,8 @@ def search(
         "queue": queue,
         "status": status,
         "reference": reference,
-        "create_time__gte": created_after and _comparable(created_after, tasks.db),
-        "create_time__lt": created_before and _comparable(created_before, tasks.db),
+        "create_time__gte": created_after and comparable_time(created_after, tasks.db),
+        "create_time__lt": created_before and comparable_time(created_before, tasks.db),
     }
     return tasks.filter(**{name: value for name, value in given.items() if value is not None}).order_by("-pk")
 
@@ -74,16 +76,21 @@ def count_by_status(queue: str | None = None) -> dict[str, dict[str, int]]:
     return dict(counts)
 
 
-def locations() -> Iterator[Location]:
-    """Yield each (database, table) that a known queue has tasks in, once."""
+def locations(using: str | None = None) -> Iterator[Location]:
+    """Yield each (database, table) that a known queue has tasks in, once; of all databases or of one."""
     seen: set[Location] = set()
     common = alias_for("", None)
     made = Queue.objects.using(common).values_list("name", flat=True)
     for name in ["", *conf.known_queues(), *made]:
         for place in _places(name):
-            if place not in seen:
+            if place not in seen and using in (None, place[0]):
                 seen.add(place)
                 yield place
+
+
+def locations_on(using: str | None) -> list[Location]:
+    """Return the databases and tables to look at, at least the common one."""
+    return list(locations(using)) or [(str(using), Task)]
 
 
 def exists(queue: str, reference: str) -> bool:
@@ -139,10 +146,12 @@ def _all_of(queue: str, using: str | None) -> TaskQuerySet:
     return _tasks(aliases[0], model_for(queue))
 
 
-def _comparable(time: datetime, alias: str) -> datetime | Value:
-    """Return a time as the database compares it: where times are text, to the millisecond, as they are written."""
+def comparable_time(time: datetime, alias: str) -> datetime | Value:
+    """Return a time as the database compares it: SQLite compares text, written to the millisecond."""
     session = Session.on(alias)
-    return time if session.postgresql else Value(session.time_text(time))
+    if not session.postgresql:
+        return Value(session.time_text(time))
+    return time if time.tzinfo or not settings.USE_TZ else make_aware(time)
 
 
 def _tasks(alias: str, model: type[AbstractTask]) -> TaskQuerySet:

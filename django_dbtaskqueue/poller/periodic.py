@@ -16,7 +16,7 @@ from django.db import connections
 from django.db.utils import Error
 
 from django_dbtaskqueue.conf import settings as conf
-from django_dbtaskqueue.db.minute_counts import delete_old, roll_up
+from django_dbtaskqueue.db.minute_counts import METRICS, delete_old, roll_up
 from django_dbtaskqueue.metrics.collector import Collector
 from django_dbtaskqueue.operations import bulk, housekeeping
 from django_dbtaskqueue.operations.housekeeping import Housekeeper, RetentionPolicy
@@ -115,7 +115,7 @@ class _Chore:
 
 
 def _merge(alias: str) -> float:
-    roll_up(alias)
+    roll_up(alias, *METRICS)
     return MERGE
 
 

@@ -11,9 +11,8 @@ from django.db.models.functions import Now
 from django_dbtaskqueue.db.session import alias_for, model_for
 from django_dbtaskqueue.models import TaskHistory
 from django_dbtaskqueue.operations.bounded_reads import statement_timeout
-from django_dbtaskqueue.operations.lookup import Location
+from django_dbtaskqueue.operations.lookup import Location, locations_on
 from django_dbtaskqueue.operations.serializers import detail, detail_of_history
-from django_dbtaskqueue.operations.stats.queue_stats import locations_on
 
 
 def one(name: str, using: str | None, queue: str | None) -> tuple[Any, dict[str, Any]]:

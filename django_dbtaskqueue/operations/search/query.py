@@ -14,20 +14,19 @@ from typing import Any
 
 import django_filters
 from django import forms
-from django.conf import settings
 from django.core.exceptions import ValidationError
 from django.db import connections
 from django.db.models import Case, CharField, F, Func, IntegerField, Q, Value, When
 from django.db.models.fields.json import KeyTransform, compile_json_path  # type: ignore[attr-defined]  # missing in the stubs
 from django.db.models.functions import Now
-from django.utils.timezone import make_aware
 from django.utils.translation import gettext_lazy as _
 
 from django_dbtaskqueue.core.exceptions import SearchError
 from django_dbtaskqueue.core.states import TERMINAL, Status
-from django_dbtaskqueue.db.session import Session, alias_for, model_for
+from django_dbtaskqueue.db.session import alias_for, model_for
 from django_dbtaskqueue.models import AbstractTask
 from django_dbtaskqueue.models.querysets import TaskQuerySet
+from django_dbtaskqueue.operations.lookup import comparable_time
 from django_dbtaskqueue.operations.permissions import User, search_fault
 from django_dbtaskqueue.operations.search.parse import QUALIFIERS, Search, Term, parse, parse_term
 from django_dbtaskqueue.operations.search.values import JSON_NUMBER, Match, span_of
@@ -152,15 +151,7 @@ def _bound(column: str, op: str, value: str, alias: str) -> Q:
     moment = datetime.fromisoformat(value)
     if len(value) == len("2026-11-20") and op in (">", "<="):  # after that day, or up to its end
         moment, op = moment + timedelta(days=1), {">": ">=", "<=": "<"}[op]
-    return Q(**{f"{column}__{LOOKUPS[op]}": _comparable(moment, alias)})
-
-
-def _comparable(moment: datetime, alias: str) -> datetime | Value:
-    """Return a time as the database compares it: where times are text, to the millisecond, as they are written."""
-    session = Session.on(alias)
-    if not session.postgresql:
-        return Value(session.time_text(moment))
-    return moment if moment.tzinfo or not settings.USE_TZ else make_aware(moment)
+    return Q(**{f"{column}__{LOOKUPS[op]}": comparable_time(moment, alias)})
 
 
 # -- JSON --------------------------------------------------------------------------------------------------------------

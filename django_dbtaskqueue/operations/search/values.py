@@ -7,12 +7,17 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from difflib import get_close_matches
+from typing import TYPE_CHECKING
 
 from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
 
 from django_dbtaskqueue.core.durations import parse_duration
 from django_dbtaskqueue.core.exceptions import SearchError
 from django_dbtaskqueue.core.states import Status
+
+if TYPE_CHECKING:
+    from django.utils.functional import _StrPromise
 
 MAX_BIGINT = 2**63 - 1
 WHOLE_NUMBER = re.compile(r"-?\d{1,19}")
@@ -79,28 +84,18 @@ class Text(ValueType):
         return quote(match.value) + ("*" if match.op == "^" else "")
 
 
-class Word(ValueType):
-    """A prefix of a text."""
+@dataclass(frozen=True)
+class Fragment(ValueType):
+    """The beginning of a text (``^``), or any part of it, in any case (``=``). A star at the end changes nothing."""
+
+    op: str
+    when_empty: str | _StrPromise
 
     def read(self, piece: Piece, written: str) -> Match:
-        """A star at the end means the same."""
+        """Refuse an empty text."""
         if not piece.text:
-            raise SearchError(written, _("say how the reference begins."))
-        return Match("^", piece.text)
-
-    def write(self, match: Match, quote: Quote) -> str:
-        """Quoted where necessary."""
-        return quote(match.value)
-
-
-class Part(ValueType):
-    """A part of a text, in any case."""
-
-    def read(self, piece: Piece, written: str) -> Match:
-        """A star at the end changes nothing."""
-        if not piece.text:
-            raise SearchError(written, _("say which words to look for."))
-        return Match("=", piece.text)
+            raise SearchError(written, str(self.when_empty))
+        return Match(self.op, piece.text)
 
     def write(self, match: Match, quote: Quote) -> str:
         """Quoted where necessary."""
@@ -245,8 +240,8 @@ def span_of(text: str) -> timedelta | None:
 
 VALUE_TYPES: dict[str, ValueType] = {
     "text": Text(),
-    "word": Word(),
-    "part": Part(),
+    "word": Fragment("^", gettext_lazy("say how the reference begins.")),
+    "part": Fragment("=", gettext_lazy("say which words to look for.")),
     "json": Json(),
     "status": Choice(tuple(str(status) for status in Status)),
     "state": Choice(STATE_NAMES),

@@ -22,10 +22,11 @@ from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.durations import format_duration
 from django_dbtaskqueue.core.sql.stats import Reading
 from django_dbtaskqueue.core.states import Status
+from django_dbtaskqueue.db.minute_counts import database_now
 from django_dbtaskqueue.db.session import Session, aliases_of, model_for
-from django_dbtaskqueue.models import Metric, Poller, Queue, Task, UsageCount
+from django_dbtaskqueue.models import Metric, Poller, Queue, UsageCount
 from django_dbtaskqueue.operations.bounded_reads import ApproxCount, prefer_indexes
-from django_dbtaskqueue.operations.lookup import Location, locations
+from django_dbtaskqueue.operations.lookup import Location, locations_on
 
 MAX_ROWS_PER_TABLE = 20_000  # that one overview counts in each table and status
 MIN_ROWS_PER_QUEUE, MAX_ROWS_PER_QUEUE = 50, 10_000  # that it counts of one queue in one status
@@ -128,11 +129,6 @@ def stats_of_queue(name: str) -> QueueStats:
     return context.row(name, cells, max(waits, default=None))
 
 
-def locations_on(using: str | None) -> list[Location]:
-    """Return the databases and tables to look at: all that known queues have, or those of one database."""
-    return [place for place in locations() if using in (None, place[0])] or [(str(using), Task)]
-
-
 class _Context:
     """What the other tables say: rates, pauses, pollers."""
 
@@ -146,7 +142,7 @@ class _Context:
         for alias in aliases:
             self._read(alias)
         session = Session.on(aliases[0] if aliases else "default")
-        self.as_of = session.time(session.run(f"SELECT {session.sql.dialect.now}", {})[0][0])
+        self.as_of = database_now(session)
 
     def _read(self, alias: str) -> None:
         over = RATE_PERIOD.total_seconds()

@@ -12,11 +12,12 @@ from django.db.models.functions import Now
 
 from django_dbtaskqueue.core.exceptions import TaskQueueError
 from django_dbtaskqueue.core.sql.stats import Reading, series_sql
+from django_dbtaskqueue.db.minute_counts import database_now
 from django_dbtaskqueue.db.session import Session, alias_for
 from django_dbtaskqueue.metrics.collector import quantile
-from django_dbtaskqueue.models import Attempt, FailureCount, FailureGroup, Metric, Task
+from django_dbtaskqueue.models import Attempt, FailureCount, FailureGroup, Metric
 from django_dbtaskqueue.operations.bounded_reads import ApproxCount, approx, prefer_indexes
-from django_dbtaskqueue.operations.lookup import locations
+from django_dbtaskqueue.operations.lookup import locations_on
 
 WINDOWS = {
     "1h": timedelta(hours=1),
@@ -105,8 +106,7 @@ def _counts(prints: Sequence[str], alias: str) -> dict[str, dict[str, int]]:
 
 def _open(prints: Sequence[str], alias: str) -> dict[str, ApproxCount]:
     numbers: defaultdict[str, int] = defaultdict(int)
-    places = [place for place in locations() if place[0] == alias] or [(alias, Task)]
-    for place in places if prints else ():
+    for place in locations_on(alias) if prints else ():
         session = Session.on(*place)
         sql = Reading(session.sql.tables, session.sql.dialect).open_failures(MAX_OPEN_TASKS_COUNTED + 1)
         with prefer_indexes(session):
@@ -162,7 +162,7 @@ def series(using: str | None, since: timedelta, queue: str | None = None) -> lis
         raise TaskQueueError(f"series(since={since!r}) must be a positive duration.")
     session = Session.on(alias_for(queue or "", using, write=False))
     step = next((one for one in POINT_SECONDS if since.total_seconds() <= one * MAX_POINTS), POINT_SECONDS[-1])
-    now = session.time(session.run(f"SELECT {session.sql.dialect.now}", {})[0][0])
+    now = database_now(session)
     last = int(now.timestamp()) // step
     first = last - max(1, round(since.total_seconds() / step)) + 1
     points = {
