@@ -41,10 +41,10 @@ from django_dbtaskqueue.models import (
     TaskHistory,
     TemporaryTask,
 )
-from django_dbtaskqueue.operations import actions
-from django_dbtaskqueue.operations.search import window
+from django_dbtaskqueue.operations import actions, paging
+from django_dbtaskqueue.operations.queue_control import pause
 from django_dbtaskqueue.operations.serializers import message_of, short_error
-from django_dbtaskqueue.operations.verbs import QUEUE_VERBS, TASK_VERBS, pause
+from django_dbtaskqueue.operations.verbs import QUEUE_VERBS, TASK_VERBS
 from tests.factories import HOLDER, QUEUE, age, make_task
 
 pytestmark = pytest.mark.django_db
@@ -75,7 +75,7 @@ def _known_queues(settings: Any) -> None:
 def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy machine may take its time: what is counted or found late would be shown otherwise."""
     monkeypatch.setattr(lists, "COUNTING", timedelta(seconds=60))
-    monkeypatch.setattr(window, "AT_ONCE", timedelta(seconds=60))
+    monkeypatch.setattr(paging, "WHOLE_SEARCH_TIMEOUT", timedelta(seconds=60))
 
 
 @pytest.fixture
@@ -543,7 +543,7 @@ def test_a_question_says_what_would_change_and_changes_nothing(op: Client) -> No
     tasks = [make_task(Status.ERROR), make_task(Status.ERROR), make_task(Status.COMPLETED), make_task(Status.POISON)]
     before = list(Task.objects.order_by("pk").values())
     shown = text_of(post(op, "reprocess", tasks, index="0"))
-    for words in ("4 tasks are selected.", "2 would change.", "2 are skipped: not in ERROR.", "ERROR to CREATED"):
+    for words in ("4 tasks match.", "2 would change; the others are skipped: not in ERROR.", "ERROR to CREATED"):
         assert words in shown
     assert list(Task.objects.order_by("pk").values()) == before
     assert not LogEntry.objects.exists()
@@ -551,7 +551,7 @@ def test_a_question_says_what_would_change_and_changes_nothing(op: Client) -> No
 
 def test_a_question_that_leads_to_nothing_has_no_button(op: Client) -> None:
     shown = text_of(post(op, "reprocess", [make_task()]))
-    assert "0 would change." in shown
+    assert "0 would change; the others are skipped" in shown
     assert 'name="confirm"' not in shown
 
 
@@ -688,7 +688,7 @@ def test_a_confirmed_act_on_one_task_reads_it_once(verb: str, status: Status, ow
 
 
 def test_more_than_a_thousand_ticked_tasks_are_refused(op: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(actions, "MOST", 2)
+    monkeypatch.setattr(actions, "MAX_TASKS_PER_ACTION", 2)
     tasks = [make_task(Status.ERROR) for _ in range(3)]
     shown = text_of(op.get(confirm(op, "mark_poison", tasks).headers["Location"]))
     assert "takes up to 2 ids at once, not 3" in shown
@@ -714,7 +714,7 @@ def test_housekeeping_asks_for_age_and_destination(op: Client) -> None:
     # Then the question begins with fourteen days and the history, and counts again for another age
     shown = text_of(post(op, "housekeep", both))
     assert 'name="days" value="14"' in shown
-    assert "1 would change." in shown
+    assert "1 would change;" in shown
     assert "2 would change." in text_of(post(op, "housekeep", both, recount="yes", days="0", to="history"))
     # and an age that is none is refused, and nothing happens
     for wrong in ("", "-1", "x", "99999999999"):

@@ -10,17 +10,16 @@ from django.core.exceptions import BadRequest
 from django.db import router
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.utils.translation import gettext as _
-from django.utils.translation import ngettext
 
 from django_dbtaskqueue.admin.base import id_of
 from django_dbtaskqueue.admin.confirm import Question, ask, bound_form, check, confirmed, form_for
 from django_dbtaskqueue.core.exceptions import OperationRefused, SearchError
 from django_dbtaskqueue.models import AbstractTask, BulkOperation
 from django_dbtaskqueue.operations import actions, bulk
-from django_dbtaskqueue.operations.audit import Actor
+from django_dbtaskqueue.operations.permissions import Actor
 from django_dbtaskqueue.operations.search.parse import to_text
 from django_dbtaskqueue.operations.search.query import tasks_for
-from django_dbtaskqueue.operations.verbs import TASK_VERBS, Aging, Preview, TaskVerb
+from django_dbtaskqueue.operations.verbs import TASK_VERBS, TaskVerb
 
 SHOWN = 20  # tasks named on the confirmation page
 SOURCE = "admin"
@@ -45,16 +44,16 @@ def _all(page: Any, request: HttpRequest, verb: TaskVerb) -> HttpResponse:
     if tasks_for(search).model is not page.model._meta.concrete_model:
         raise OperationRefused(_("Name one queue of this table in the search: queue:NAME."))
     form = bound_form(request, form_for(verb))
-    aging = form.aging()
+    options = form.options()
     if not confirmed(request, form):
-        preview = bulk.preview(verb, search, aging=aging)
+        preview = bulk.preview(verb, search, options=options)
         possible = preview.eligible is None or bool(preview.eligible)
         sentences = [
             *preview.sentences[1:],
             _("This runs in the background, in steps; its page shows how far it is, and it can be stopped there."),
         ]
         return ask(page, request, Question(verb, sentences, [to_text(search)], form, possible))
-    operation = bulk.start(verb, search, request.user, form.reason(), source=SOURCE, aging=aging)
+    operation = bulk.start(verb, search, request.user, form.reason(), source=SOURCE, options=options)
     page.message_user(request, _("The bulk operation has begun."), messages.SUCCESS)
     return HttpResponseRedirect(page.url(BulkOperation, "change", operation.pk) or request.get_full_path())
 
@@ -64,18 +63,17 @@ def _ticked(page: Any, request: HttpRequest, verb: TaskVerb) -> HttpResponse:
     # Statuses are judged, and rows changed, where they are written: a replica may lag behind.
     model, alias, ids = chosen(page, request)
     form = bound_form(request, form_for(verb))
-    aging = form.aging()
+    options = form.options()
     if not confirmed(request, form):
         tasks = model._default_manager.using(alias).filter(pk__in=ids)
-        preview = verb.preview(tasks, aging)
+        preview = actions.preview(tasks, actions.ActionRequest(verb, options=options))
         items = [f"{task} · {task.status}" for task in tasks.only("queue", "reference", "status")[:SHOWN]]
-        unnamed = preview.selected.number > SHOWN
-        sentences = _sentences(verb, preview, aging)
-        return ask(page, request, Question(verb, sentences, items, form, bool(preview.eligible), unnamed))
-    order = actions.Order(verb, form.reason(), aging, to_text(page.search_of(request)))
-    report = actions.act_on_ids(model, alias, ids, order, Actor(request.user, SOURCE))
+        unnamed = len(ids) > SHOWN
+        return ask(page, request, Question(verb, preview.sentences[1:], items, form, bool(preview.eligible), unnamed))
+    wanted = actions.ActionRequest(verb, form.reason(), options, to_text(page.search_of(request)))
+    report = actions.act_on_ids(model, alias, ids, wanted, Actor(request.user, SOURCE))
     page.message_user(request, answer(verb, report), messages.SUCCESS if report.changed else messages.WARNING)
-    back = "" if verb.removes else page.back(request)
+    back = "" if verb.deletes else page.back(request)
     return HttpResponseRedirect(back or request.get_full_path())
 
 
@@ -84,16 +82,6 @@ def chosen(page: Any, request: HttpRequest) -> tuple[type[AbstractTask], str, li
     ids = [id_of(text) for text in request.POST.getlist(ACTION_CHECKBOX_NAME)]
     model = page.model._meta.concrete_model
     return model, router.db_for_write(page.model), [number for number in ids if number is not None]
-
-
-def _sentences(verb: TaskVerb, preview: Preview, aging: Aging) -> list[str]:
-    selected = ngettext("%(count)s task is selected.", "%(count)s tasks are selected.", preview.selected.number)
-    changing = ngettext("%(count)s would change.", "%(count)s would change.", preview.eligible.number)
-    lines = [selected % {"count": preview.selected}, changing % {"count": preview.eligible}]
-    if preview.skipped:
-        text = ngettext("%(count)s is skipped: %(reason)s.", "%(count)s are skipped: %(reason)s.", preview.skipped)
-        lines.append(text % {"count": preview.skipped, "reason": verb.skipped(aging)})
-    return lines
 
 
 def answer(verb: TaskVerb, report: actions.Report) -> str:

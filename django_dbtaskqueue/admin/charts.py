@@ -11,7 +11,7 @@ from django.utils.formats import date_format, number_format
 from django.utils.translation import gettext as _
 
 from django_dbtaskqueue.admin.display import local, stamp
-from django_dbtaskqueue.operations.stats.series import Point, series
+from django_dbtaskqueue.operations.stats.trends import Point, series
 
 SPAN = timedelta(hours=1)
 

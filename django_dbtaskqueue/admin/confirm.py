@@ -17,7 +17,7 @@ from django.utils.translation import gettext_lazy as _
 
 from django_dbtaskqueue.admin.pages import surroundings
 from django_dbtaskqueue.operations.permissions import can_operate
-from django_dbtaskqueue.operations.verbs import REASON_LENGTH, Aging, TaskVerb, Verb
+from django_dbtaskqueue.operations.verbs import REASON_MAX_LENGTH, HousekeepOptions, TaskVerb, Verb
 
 LONGEST_AGE = 36_500  # days
 
@@ -31,7 +31,7 @@ class PlainForm(forms.Form):
         super().__init__(*args, **kwargs)
         self.fields["reason"] = forms.CharField(
             label=_("Reason"),
-            max_length=REASON_LENGTH,
+            max_length=REASON_MAX_LENGTH,
             required=self.reason_needed,
             widget=forms.TextInput(attrs={"size": 60}),
             help_text=_("For the audit. This cannot be undone, so say why.")
@@ -43,9 +43,9 @@ class PlainForm(forms.Form):
         """Return why, as it was written."""
         return str(self.cleaned_data["reason"]).strip()
 
-    def aging(self) -> Aging:
+    def options(self) -> HousekeepOptions:
         """Return how old tasks must be; of no meaning here."""
-        return Aging()
+        return HousekeepOptions()
 
 
 class ReasonForm(PlainForm):
@@ -67,12 +67,12 @@ class HousekeepForm(PlainForm):
         widget=forms.RadioSelect,
     )
 
-    def aging(self) -> Aging:
+    def options(self) -> HousekeepOptions:
         """Return what was asked for; what the form suggests while it is not filled in, or not rightly."""
         given = self.cleaned_data if self.is_bound and self.is_valid() else {}
         fields = self.fields
         days = int(given.get("days", fields["days"].initial))
-        return Aging(timedelta(days=days), given.get("to", fields["to"].initial))
+        return HousekeepOptions(timedelta(days=days), given.get("to", fields["to"].initial))
 
 
 def form_for(verb: TaskVerb) -> type[PlainForm]:

@@ -14,7 +14,7 @@ from django.utils.translation import gettext as _
 
 from django_dbtaskqueue.core.durations import format_duration
 from django_dbtaskqueue.core.states import Status
-from django_dbtaskqueue.operations.masking import masked, masked_text
+from django_dbtaskqueue.operations.serializers import masked, masked_text
 
 NOTHING = "-"
 ICONS = {

@@ -15,8 +15,8 @@ from django_dbtaskqueue.admin.confirm import PlainForm, Question, ask, bound_for
 from django_dbtaskqueue.core.exceptions import TaskQueueError
 from django_dbtaskqueue.flow.enqueue import enqueue_copy
 from django_dbtaskqueue.models import AbstractTask
-from django_dbtaskqueue.operations.audit import ADDITION, Actor, log, record, recorded
-from django_dbtaskqueue.operations.permissions import can_operate
+from django_dbtaskqueue.operations.actions import ADDITION, log, record, recorded
+from django_dbtaskqueue.operations.permissions import Actor, can_operate
 from django_dbtaskqueue.operations.verbs import Verb
 
 ENQUEUE_AGAIN = Verb(

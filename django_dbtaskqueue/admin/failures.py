@@ -18,11 +18,10 @@ from django_dbtaskqueue.admin.lists import SmallListAdmin
 from django_dbtaskqueue.admin.searching import text_of
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.models import Attempt, FailureGroup, Task
-from django_dbtaskqueue.operations.masking import masked_text
+from django_dbtaskqueue.operations.paging import Page
 from django_dbtaskqueue.operations.permissions import can_operate
-from django_dbtaskqueue.operations.search.window import Look
-from django_dbtaskqueue.operations.serializers import short_error
-from django_dbtaskqueue.operations.stats.failures import WINDOWS, FailureFigures, figures_of
+from django_dbtaskqueue.operations.serializers import masked_text, short_error
+from django_dbtaskqueue.operations.stats.trends import WINDOWS, FailureStats, stats_of_groups
 from django_dbtaskqueue.operations.verbs import TASK_VERBS, Verb
 
 
@@ -57,7 +56,7 @@ class FailureGroupAdmin(SmallListAdmin):
 
     def look(
         self, request: HttpRequest, filterset: Any, rows: QuerySet[Any], before: int | None, after: int | None
-    ) -> Look:
+    ) -> Page:
         """The groups seen last, with their counts."""
         found = super().look(request, filterset, rows, before, after)
         fill(found.slice.rows)
@@ -111,11 +110,11 @@ class FailureGroupAdmin(SmallListAdmin):
 def fill(groups: Sequence[FailureGroup]) -> None:
     """Read what goes with the groups of a page, all at once."""
     if groups:
-        for group, found in zip(groups, figures_of(groups, str(groups[0]._state.db)), strict=True):
+        for group, found in zip(groups, stats_of_groups(groups, str(groups[0]._state.db)), strict=True):
             vars(group)["figures"] = found
 
 
-def figures(group: FailureGroup) -> FailureFigures:
+def figures(group: FailureGroup) -> FailureStats:
     """Return what ``fill`` read."""
-    found: FailureFigures = vars(group)["figures"]
+    found: FailureStats = vars(group)["figures"]
     return found

@@ -15,8 +15,8 @@ from django.utils.translation import gettext as _
 from django_dbtaskqueue.admin.base import ReadOnlyAdmin, id_of
 from django_dbtaskqueue.admin.pages import LIVE, show
 from django_dbtaskqueue.admin.tables import table_of
-from django_dbtaskqueue.operations.paginators import Slice, bounded_counts, estimate
-from django_dbtaskqueue.operations.search.window import Look, page_of, whole_page
+from django_dbtaskqueue.operations.bounded_reads import bounded_counts, estimate
+from django_dbtaskqueue.operations.paging import Page, Slice, page_of, whole_page
 from django_dbtaskqueue.operations.verbs import Verb
 
 PAGE = 50  # rows
@@ -92,7 +92,7 @@ class ListAdmin(ReadOnlyAdmin):
 
     def look(
         self, request: HttpRequest, filterset: Any, rows: QuerySet[Any], before: int | None, after: int | None
-    ) -> Look:
+    ) -> Page:
         """Return one page of the rows, and how far it was looked for them."""
         if WHOLE in request.GET:
             return whole_page(rows, PAGE, before=before, after=after)
@@ -110,7 +110,7 @@ class ListAdmin(ReadOnlyAdmin):
             return self._of(2, str(count or "?"))
         return self._of(rough, f"≈ {number_format(_rounded(rough), force_grouping=True)}")
 
-    def _of_window(self, look: Look, place: int | None) -> str:
+    def _of_window(self, look: Page, place: int | None) -> str:
         """Say how many rows there are of which not all were looked for."""
         number = len(look.slice.rows)
         more = place is not None or look.slice.older is not None or look.first
@@ -125,16 +125,16 @@ class SmallListAdmin(ListAdmin):
 
     def look(
         self, request: HttpRequest, filterset: Any, rows: QuerySet[Any], before: int | None, after: int | None
-    ) -> Look:
+    ) -> Page:
         """All of them."""
-        return Look(Slice(list(rows.order_by(*self.ordering)[:MOST]), None, None))
+        return Page(Slice(list(rows.order_by(*self.ordering)[:MOST]), None, None))
 
 
-def _to_the_end(look: Look) -> bool:
+def _to_the_end(look: Page) -> bool:
     return not look.window and not look.first
 
 
-def _looked(look: Look) -> str:
+def _looked(look: Page) -> str:
     """Say how far it was looked, when that was not to the end."""
     if look.window:
         words = _("No index answers this search: for this page %(count)s rows were looked through. Older goes on.")

@@ -21,8 +21,8 @@ from django_dbtaskqueue.core.durations import format_duration
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.db.session import model_for
 from django_dbtaskqueue.models import FailureGroup, Poller, Queue, Task
-from django_dbtaskqueue.operations.health import health
-from django_dbtaskqueue.operations.stats.overview import Amount, Overview, QueueFigures, overview
+from django_dbtaskqueue.operations.bounded_reads import ApproxCount
+from django_dbtaskqueue.operations.stats.queue_stats import Overview, QueueStats, health, overview
 
 MOST = 100  # queues in the grid; those that need care come first, others are found by name
 NAME = "name"
@@ -69,7 +69,7 @@ class OverviewAdmin(ReadOnlyAdmin):
         ]
 
 
-def row_of(page: Any, row: QueueFigures) -> dict[str, Any]:
+def row_of(page: Any, row: QueueStats) -> dict[str, Any]:
     """Return the figures of a queue as a row of the grid, each number with a link to the tasks it counts."""
     model = model_for(row.queue)
     cells = [_cell(page, number, model, queue=row.queue, status=status) for status, number in row.statuses.items()]
@@ -86,13 +86,13 @@ def row_of(page: Any, row: QueueFigures) -> dict[str, Any]:
     }
 
 
-def _cell(page: Any, number: Amount, model: Any, **search: str) -> dict[str, Any]:
+def _cell(page: Any, number: ApproxCount, model: Any, **search: str) -> dict[str, Any]:
     address = page.url(model, "changelist")
     url = f"{address}?{urlencode({'q': text_of(**search)})}" if address and search else address
     return {"text": str(number), "some": bool(number), "url": url}
 
 
-def _care(row: QueueFigures) -> tuple[Any, ...]:
+def _care(row: QueueStats) -> tuple[Any, ...]:
     """Late queues first, then those with failures, then those with work, then by name."""
     oldest = row.oldest or timedelta(0)
     return (
@@ -104,7 +104,7 @@ def _care(row: QueueFigures) -> tuple[Any, ...]:
     )
 
 
-def _marks(row: QueueFigures) -> list[str]:
+def _marks(row: QueueStats) -> list[str]:
     if row.paused:
         return [badge("paused", "‖", _("paused"))]
     marks: list[str] = [badge("late", "✕", _("late"))] if row.late else []
@@ -117,7 +117,7 @@ def _age(value: timedelta | None) -> str:
     return NOTHING if value is None else format_duration(value, rough=True)
 
 
-def _drain(row: QueueFigures) -> str:
+def _drain(row: QueueStats) -> str:
     if row.drain is not None:
         return _age(row.drain)
     return _("never, at this rate") if row.oldest is not None and not row.paused else NOTHING

@@ -21,7 +21,7 @@ from django.utils.translation import gettext_lazy
 
 from django_dbtaskqueue.core.exceptions import SearchTooSlow
 from django_dbtaskqueue.db.session import Session
-from django_dbtaskqueue.operations.timeouts import bounded
+from django_dbtaskqueue.operations.bounded_reads import statement_timeout
 
 INTERVALS = (2, 5, 15, 60)  # seconds between refreshes that a viewer can choose
 LIVE = "_live"  # the query key that asks for the part of a page that refreshes
@@ -129,7 +129,7 @@ def show(
 def within_time(page: Any, request: HttpRequest, alias: str, answer: Callable[[], HttpResponse]) -> HttpResponse:
     """Return ``answer()``, rendered; when a statement of it takes too long, the page that says so."""
     try:
-        with bounded(alias):
+        with statement_timeout(alias):
             return answer()
     except SearchTooSlow:
         return too_slow(page, request)

@@ -26,12 +26,10 @@ from django_dbtaskqueue.core.exceptions import TaskQueueError
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.db.session import alias_for, model_for
 from django_dbtaskqueue.models import Queue
-from django_dbtaskqueue.operations import queue_actions
-from django_dbtaskqueue.operations.audit import Actor
-from django_dbtaskqueue.operations.paginators import Slice
-from django_dbtaskqueue.operations.permissions import can_operate
-from django_dbtaskqueue.operations.search.window import Look
-from django_dbtaskqueue.operations.stats.overview import of_queue
+from django_dbtaskqueue.operations import queue_control
+from django_dbtaskqueue.operations.paging import Page, Slice
+from django_dbtaskqueue.operations.permissions import Actor, can_operate
+from django_dbtaskqueue.operations.stats.queue_stats import stats_of_queue
 from django_dbtaskqueue.operations.verbs import CHANGE_SETTINGS, PAUSE, PURGE, QUEUE_VERBS, Verb
 
 MOST_SHOWN = 200  # queues on one page; others are found by name
@@ -66,9 +64,9 @@ class QueueAdmin(SmallListAdmin):
 
     def look(
         self, request: HttpRequest, filterset: Any, rows: QuerySet[Any], before: int | None, after: int | None
-    ) -> Look:
+    ) -> Page:
         """Rows, and queues that have none."""
-        return Look(Slice(list(rows[:MOST_SHOWN]), None, None))
+        return Page(Slice(list(rows[:MOST_SHOWN]), None, None))
 
     def filtered(self, request: HttpRequest) -> Any:
         """All known queues, with a row or without."""
@@ -123,7 +121,7 @@ class QueueAdmin(SmallListAdmin):
         """Every setting, and where it comes from."""
         user, name = request.user, row.name
         return {
-            "rows": [row_of(self, of_queue(name))],
+            "rows": [row_of(self, stats_of_queue(name))],
             "statuses": [str(status) for status in Status],
             "settings": settings_of(row),
             "charts": charts(alias_for(name, None, write=False), name),
@@ -188,9 +186,9 @@ def act(model_admin: Any, request: HttpRequest, verb: Verb) -> HttpResponse | No
     actor, reason = Actor(request.user, "admin"), form.reason()
     try:
         if verb is PAUSE:
-            changed = queue_actions.pause(names, actor, reason=reason, until=form.cleaned_data["until"])
+            changed = queue_control.pause_queues(names, actor, reason=reason, until=form.cleaned_data["until"])
         else:
-            changed = queue_actions.resume(names, actor, reason=reason)
+            changed = queue_control.resume_queues(names, actor, reason=reason)
     except TaskQueueError as error:
         model_admin.message_user(request, str(error), messages.ERROR)
         return None

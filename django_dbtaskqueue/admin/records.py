@@ -20,7 +20,7 @@ from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.db.session import model_for
 from django_dbtaskqueue.models import AbstractTask
 from django_dbtaskqueue.operations.permissions import can_operate
-from django_dbtaskqueue.operations.poller_actions import POLLER_VERBS, STOPPED
+from django_dbtaskqueue.operations.queue_control import POLLER_VERBS, STOPPED_STATE
 from django_dbtaskqueue.operations.serializers import message_of, short_error
 from django_dbtaskqueue.operations.verbs import Verb
 
@@ -69,7 +69,7 @@ class PollerAdmin(SmallListAdmin):
 
     def page_verbs(self, request: HttpRequest, row: Any) -> Sequence[Verb]:
         """The same, while it runs."""
-        return [] if row.state == STOPPED else self.list_verbs(request)
+        return [] if row.state == STOPPED_STATE else self.list_verbs(request)
 
     def act(self, request: HttpRequest) -> HttpResponse:
         """Ask, or tell the ticked pollers."""
@@ -81,7 +81,7 @@ class PollerAdmin(SmallListAdmin):
         if poller.requested_command:
             facts = {"state": poller.state, "command": poller.requested_command}
             return badge("paused", "◌", _("%(state)s, %(command)s requested") % facts)
-        if poller.state == STOPPED:
+        if poller.state == STOPPED_STATE:
             return badge("stopped", "▪", poller.state)
         if is_late(poller):
             return badge("late", "✕", _("%(state)s, late") % {"state": poller.state})

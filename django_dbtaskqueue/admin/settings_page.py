@@ -20,8 +20,8 @@ from django_dbtaskqueue.core.durations import format_duration, parse_duration
 from django_dbtaskqueue.core.exceptions import OperationRefused
 from django_dbtaskqueue.core.retry import describe
 from django_dbtaskqueue.models import BulkOperation, Queue
-from django_dbtaskqueue.operations import bulk, queue_actions
-from django_dbtaskqueue.operations.audit import Actor
+from django_dbtaskqueue.operations import bulk, queue_control
+from django_dbtaskqueue.operations.permissions import Actor
 from django_dbtaskqueue.operations.verbs import CHANGE_SETTINGS, PURGE
 
 FIXED = (*PLACE, "strategy", "router", "paused")  # where tasks live cannot change; pausing has a page of its own
@@ -100,7 +100,7 @@ def change_settings(page: Any, request: HttpRequest) -> HttpResponse:
         if value:
             values = stored({key: _read(key, value)}, where=_("Queue %(name)s") % {"name": name}, fixed=FIXED)
         back, reason = [] if value else [key], request.POST.get("reason", "")
-        queue_actions.change_settings(name, values, Actor(request.user, "admin"), back=back, reason=reason)
+        queue_control.change_settings(name, values, Actor(request.user, "admin"), reset=back, reason=reason)
     except (ImproperlyConfigured, OperationRefused, TypeError, ValueError) as error:
         page.message_user(request, str(error), messages.ERROR)
         return HttpResponseRedirect(page.page_of(queue))

@@ -27,13 +27,14 @@ from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.db.session import alias_for
 from django_dbtaskqueue.models import AbstractTask, Attempt, Poller, Queue, Task
 from django_dbtaskqueue.models.querysets import TaskQuerySet
+from django_dbtaskqueue.operations import paging
+from django_dbtaskqueue.operations.paging import Page
 from django_dbtaskqueue.operations.permissions import can_operate
-from django_dbtaskqueue.operations.search import window
-from django_dbtaskqueue.operations.search.filterset import TaskFilter
+from django_dbtaskqueue.operations.queue_control import IN_EFFECT
 from django_dbtaskqueue.operations.search.parse import Search, parse
-from django_dbtaskqueue.operations.search.window import Look
+from django_dbtaskqueue.operations.search.query import TaskFilter
 from django_dbtaskqueue.operations.serializers import error_of, message_of
-from django_dbtaskqueue.operations.verbs import IN_EFFECT, TASK_VERBS, Verb
+from django_dbtaskqueue.operations.verbs import TASK_VERBS, Verb
 
 MOST_ATTEMPTS = 50  # failed attempts on the page of a task
 
@@ -91,14 +92,18 @@ class TaskAdmin(ListAdmin):
 
     def look(
         self, request: HttpRequest, filterset: Any, rows: QuerySet[Any], before: int | None, after: int | None
-    ) -> Look:
+    ) -> Page:
         """A search that no index answers looks through some of the tasks that the rest of it leaves."""
         if WHOLE in request.GET:
             return super().look(request, filterset, rows, before, after)
         place = {"before": before, "after": after}
-        if filterset.search and window.in_hand(filterset.search) and connections[rows.db].vendor == "postgresql":
-            return window.page_in_hand(cast(TaskQuerySet, rows), filterset.search.queues(), lists.PAGE, **place)
-        return window.page_of(rows, window.among(filterset.search, filterset.queryset), lists.PAGE, **place)
+        if (
+            filterset.search
+            and paging.finds_processing_only(filterset.search)
+            and connections[rows.db].vendor == "postgresql"
+        ):
+            return paging.page_of_processing(cast(TaskQuerySet, rows), filterset.search.queues(), lists.PAGE, **place)
+        return paging.page_of(rows, paging.indexed_part(filterset.search, filterset.queryset), lists.PAGE, **place)
 
     # -- columns -----------------------------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ from django.views.decorators.csrf import csrf_exempt, csrf_protect
 
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.exceptions import SearchTooSlow, TaskQueueError, near_match
-from django_dbtaskqueue.operations.audit import Actor
+from django_dbtaskqueue.operations.permissions import Actor
 
 SCHEME = "Bearer "
 View = Callable[..., dict[str, Any]]

@@ -19,18 +19,16 @@ from django_dbtaskqueue.core.columns import LONG
 from django_dbtaskqueue.db.session import alias_for
 from django_dbtaskqueue.models import Attempt, BulkOperation, Queue
 from django_dbtaskqueue.models.querysets import TaskQuerySet
-from django_dbtaskqueue.operations import bulk, queue_actions
-from django_dbtaskqueue.operations.actions import Order, act_on_ids
-from django_dbtaskqueue.operations.audit import Actor, check, check_search
-from django_dbtaskqueue.operations.health import health
-from django_dbtaskqueue.operations.paginators import bounded_count
-from django_dbtaskqueue.operations.search.filterset import TaskFilter
+from django_dbtaskqueue.operations import bulk, queue_control
+from django_dbtaskqueue.operations.actions import ActionRequest, act_on_ids
+from django_dbtaskqueue.operations.bounded_reads import bounded_count, statement_timeout
+from django_dbtaskqueue.operations.permissions import Actor, check, check_search
+from django_dbtaskqueue.operations.queue_control import IN_EFFECT
 from django_dbtaskqueue.operations.search.parse import QUALIFIERS, Search, of_queue, to_text
-from django_dbtaskqueue.operations.search.query import tasks_for
+from django_dbtaskqueue.operations.search.query import TaskFilter, tasks_for
 from django_dbtaskqueue.operations.serializers import attempt_of, detail, operation_document, summary
-from django_dbtaskqueue.operations.stats.overview import overview
-from django_dbtaskqueue.operations.timeouts import bounded
-from django_dbtaskqueue.operations.verbs import BULK_VERBS, IN_EFFECT, VIEW_PAYLOAD, Aging
+from django_dbtaskqueue.operations.stats.queue_stats import health, overview
+from django_dbtaskqueue.operations.verbs import BULK_VERBS, VIEW_PAYLOAD, HousekeepOptions
 
 PAGE, LARGEST_PAGE = 50, 500
 
@@ -42,7 +40,7 @@ def tasks(request: HttpRequest, actor: Actor) -> dict[str, Any]:
     limit = min(_number(request, "limit", PAGE), LARGEST_PAGE)
     if before := _number(request, "before", 0):
         found = found.filter(pk__lt=before)
-    with bounded(found.db):
+    with statement_timeout(found.db):
         rows = list(found.defer(*LONG).order_by("-pk")[: limit + 1])
     seen = {queue: actor.may(VIEW_PAYLOAD, queue) for queue in {row.queue for row in rows}}
     return {
@@ -56,7 +54,7 @@ def tasks(request: HttpRequest, actor: Actor) -> dict[str, Any]:
 def count(request: HttpRequest, actor: Actor) -> dict[str, Any]:
     """How many tasks match, counted to 10,000; ``more`` says that there are more."""
     chosen, found = _searched(request, actor)
-    with bounded(found.db):
+    with statement_timeout(found.db):
         counted = bounded_count(found)
     return {"query": to_text(chosen.search), "count": counted.number, "more": counted.more}
 
@@ -85,7 +83,7 @@ def on_ids(request: HttpRequest, actor: Actor, verb: str) -> dict[str, Any]:
     if not ids or not all(type(one) is int for one in ids):
         raise Fault(400, f"'ids' must be a list of whole numbers, and not empty, not {ids!r}.")
     found = _table(typed(given, "queue", str, ""))
-    order = Order(_verb(verb), _reason(given), _aging(given))
+    order = ActionRequest(_verb(verb), _reason(given), _aging(given))
     report = act_on_ids(found.model, found.db, ids, order, actor)
     return {"changed": report.changed, "skipped": report.skipped, "skips": report.skips}
 
@@ -94,16 +92,16 @@ def on_ids(request: HttpRequest, actor: Actor, verb: str) -> dict[str, Any]:
 def preview(request: HttpRequest, actor: Actor, verb: str) -> dict[str, Any]:
     """What a verb on all that match ``q`` would do, from bounded counts; changes nothing."""
     given = body(request, "q", "older_than", "to")
-    order, search = bulk.order_of(_verb(verb), typed(given, "q", str, ""), aging=_aging(given))
+    order, search = bulk.request_of(_verb(verb), typed(given, "q", str, ""), options=_aging(given))
     _may_view(actor, tasks_for(search).model)
     check(order.verb, "previewed", actor)
     check_search(search, actor)
-    seen = bulk.preview(order.verb, search, aging=order.aging)
+    seen = bulk.preview(order.verb, search, options=order.options)
     numbers = {"selected": seen.selected, "would_change": seen.eligible}
     return {
         "query": order.query,
         **{name: None if one is None else {"count": one.number, "more": one.more} for name, one in numbers.items()},
-        "estimate": seen.about,
+        "estimate": seen.estimate,
         "words": seen.sentences,
     }
 
@@ -119,7 +117,7 @@ def on_search(request: HttpRequest, actor: Actor, verb: str) -> dict[str, Any]:
         actor.user,
         _reason(given),
         source="api",
-        aging=_aging(given),
+        options=_aging(given),
         max_tasks=max_tasks,
     )
     return operation_document(operation)
@@ -156,13 +154,13 @@ def queues(request: HttpRequest, actor: Actor) -> dict[str, Any]:
 def pause(request: HttpRequest, actor: Actor, queue: str) -> dict[str, Any]:
     """Pause a queue, ``for`` a time such as "30m", ``until`` one, or until it is started."""
     given = body(request, "reason", "for", "until")
-    return {"paused": queue_actions.pause([queue], actor, reason=_reason(given), until=_until(given))}
+    return {"paused": queue_control.pause_queues([queue], actor, reason=_reason(given), until=_until(given))}
 
 
 @endpoint("POST")
 def start(request: HttpRequest, actor: Actor, queue: str) -> dict[str, Any]:
     """End a queue's pause."""
-    return {"started": queue_actions.resume([queue], actor, reason=_reason(body(request, "reason")))}
+    return {"started": queue_control.resume_queues([queue], actor, reason=_reason(body(request, "reason")))}
 
 
 @endpoint("POST", created=True)
@@ -193,7 +191,7 @@ def _searched(request: HttpRequest, actor: Actor) -> tuple[TaskFilter, TaskQuery
 def _may_view(actor: Actor, model: type[Model]) -> None:
     """By the model's own permission: a table of a queue's own has one, too."""
     permission = f"{model._meta.app_label}.view_{model._meta.model_name}"
-    if not actor.user.has_perm(permission):
+    if actor.user is not None and not actor.user.has_perm(permission):
         words = _("%(who)s needs the permission %(permission)s.")
         raise PermissionDenied(words % {"who": actor.name, "permission": permission})
 
@@ -219,12 +217,12 @@ def _reason(given: dict[str, Any]) -> str:
     return str(typed(given, "reason", str, ""))
 
 
-def _aging(given: dict[str, Any]) -> Aging:
+def _aging(given: dict[str, Any]) -> HousekeepOptions:
     older_than = conf.duration(given.get("older_than", "14d"), where="'older_than'")
     to = given.get("to", "history")
     if to not in ("history", "delete"):
         raise Fault(400, f'\'to\' must be "history" or "delete", not {to!r}.')
-    return Aging(max(older_than, timedelta(0)), to)
+    return HousekeepOptions(max(older_than, timedelta(0)), to)
 
 
 def _until(given: dict[str, Any]) -> datetime | None:

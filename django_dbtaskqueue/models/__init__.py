@@ -1,7 +1,7 @@
 """The tables. ``tasks``: TASKS and what it leaves; ``control``: queues, pollers and their counters;
 ``metrics``: what pollers count; ``operations``: what operators did and do; ``pipeline``: what Spark's jobs keep."""
 
-from django_dbtaskqueue.models.control import CallCount, DeletedTasks, Poller, Queue
+from django_dbtaskqueue.models.control import DeletedTasks, Poller, Queue, UsageCount
 from django_dbtaskqueue.models.metrics import FailureCount, FailureGroup, Metric
 from django_dbtaskqueue.models.operations import AuditEntry, BulkOperation, BulkSkip, SavedSearch
 from django_dbtaskqueue.models.pages import Doctor, Overview, PoisonTask
@@ -30,7 +30,6 @@ __all__ = [
     "AuditEntry",
     "BulkOperation",
     "BulkSkip",
-    "CallCount",
     "DeletedTasks",
     "Doctor",
     "FailureCount",
@@ -47,4 +46,5 @@ __all__ = [
     "TaskColumns",
     "TaskHistory",
     "TemporaryTask",
+    "UsageCount",
 ]

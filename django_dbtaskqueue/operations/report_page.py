@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from django.template import Context, Engine, Library
 from django.utils.html import format_html
@@ -21,7 +21,7 @@ from django.utils.safestring import SafeString
 from django.utils.translation import override
 
 from django_dbtaskqueue.core.numbers import UNKNOWN, number, percent, seconds
-from django_dbtaskqueue.operations.masking import masked
+from django_dbtaskqueue.operations.serializers import masked
 
 PACKAGE_FOLDER = Path(__file__).parents[1]
 STATIC_FOLDER = PACKAGE_FOLDER / "static" / "dbtaskqueue"
@@ -52,7 +52,7 @@ def report_body(kind: str, figures: Figures) -> SafeString | None:
     """
     if kind not in CONTEXTS:
         return None
-    found = masked(figures)
+    found: Figures = cast("Figures", masked(figures))
     try:
         context = Context({"figures": found, **CONTEXTS[kind](found)})
     except (AttributeError, LookupError, TypeError, ValueError):

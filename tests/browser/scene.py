@@ -9,12 +9,11 @@ from django.db.models.functions import Now
 
 from django_dbtaskqueue.core.states import COMPLETED, CREATED, ERROR, POISON, PROCESSING
 from django_dbtaskqueue.db.session import Session
-from django_dbtaskqueue.metrics.histogram import class_of
+from django_dbtaskqueue.metrics.collector import class_of
 from django_dbtaskqueue.models import (
     Attempt,
     AuditEntry,
     BulkOperation,
-    CallCount,
     FailureCount,
     FailureGroup,
     Metric,
@@ -23,8 +22,9 @@ from django_dbtaskqueue.models import (
     SavedSearch,
     Task,
     TaskHistory,
+    UsageCount,
 )
-from django_dbtaskqueue.operations.verbs import pause
+from django_dbtaskqueue.operations.queue_control import pause
 from tests.factories import make_task
 from tests.report_figures import report_figures
 
@@ -171,7 +171,7 @@ def _metrics() -> None:
             wave = rate + (37 * ago) % 90 - (60 if 20 < ago < 28 else 0)
             failed = 3 + ago % 5 + (40 if 20 < ago < 28 else 0)
             time = minute - timedelta(minutes=ago)
-            CallCount.objects.create(queue=queue, minute=time, call="put", count=wave + failed - 11)
+            UsageCount.objects.create(queue=queue, minute=time, call="put", count=wave + failed - 11)
             for outcome, count in (("completed", wave), ("failed", failed)):
                 Metric.objects.create(
                     queue=queue,

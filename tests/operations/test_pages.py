@@ -35,10 +35,10 @@ from django_dbtaskqueue.models import (
     SavedSearch,
     Task,
 )
+from django_dbtaskqueue.operations import paging
+from django_dbtaskqueue.operations.queue_control import pause
 from django_dbtaskqueue.operations.report_page import html_file
-from django_dbtaskqueue.operations.search import window
-from django_dbtaskqueue.operations.stats.series import Point
-from django_dbtaskqueue.operations.verbs import pause
+from django_dbtaskqueue.operations.stats.trends import Point
 from tests.factories import HOLDER, QUEUE, make_task
 from tests.poller.processes import polling
 from tests.report_figures import report_figures
@@ -60,7 +60,7 @@ def _known_queues(settings: Any) -> None:
 def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy machine may take its time: what is counted or found late would be shown otherwise."""
     monkeypatch.setattr(lists, "COUNTING", timedelta(seconds=60))
-    monkeypatch.setattr(window, "AT_ONCE", timedelta(seconds=60))
+    monkeypatch.setattr(paging, "WHOLE_SEARCH_TIMEOUT", timedelta(seconds=60))
 
 
 @pytest.fixture
@@ -284,9 +284,9 @@ def test_payloads_are_seen_and_searched_by_queue(settings: Any) -> None:
     reader = staff("view_task", "view_payload")
     for search, rows, words in (
         (f"payload.card:4242 queue:{QUEUE}", 1, ""),
-        ("payload.card:4242 queue:letters", 0, "Name one where you may"),
-        (f"error:card queue:{QUEUE},letters", 0, "Name one where you may"),
-        ("payload.card:4242", 0, "Name one where you may"),
+        ("payload.card:4242 queue:letters", 0, "Name a queue that you may see"),
+        (f"error:card queue:{QUEUE},letters", 0, "Name a queue that you may see"),
+        ("payload.card:4242", 0, "Name a queue that you may see"),
         ("status:ERROR", 2, ""),
     ):
         response = reader.get(TASKS, {"q": search})

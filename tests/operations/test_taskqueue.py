@@ -31,8 +31,8 @@ from django_dbtaskqueue.models import (
     TaskHistory,
     TemporaryTask,
 )
-from django_dbtaskqueue.operations import actions, bulk_steps
-from django_dbtaskqueue.operations.pause import IN_EFFECT
+from django_dbtaskqueue.operations import actions, bulk
+from django_dbtaskqueue.operations.queue_control import IN_EFFECT
 from django_dbtaskqueue.operations.search.query import select
 from tests.factories import QUEUE, age, make_task
 from tests.support import PATIENCE, actors
@@ -245,8 +245,8 @@ def test_each_verb(command: str, source: str, target: str | None, how: str) -> N
 
 
 def test_a_large_act_becomes_a_bulk_operation_and_is_followed_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verbs, "MOST", 3)
-    monkeypatch.setattr(bulk_steps, "CHUNK", 2)
+    monkeypatch.setattr(verbs, "MAX_TASKS_PER_ACTION", 3)
+    monkeypatch.setattr(bulk, "TASKS_PER_CHUNK", 2)
     for _ in range(4):
         make_task(Status.ERROR)
     make_task(Status.COMPLETED)
@@ -398,4 +398,4 @@ def test_every_subcommand_and_option_is_documented() -> None:
 
 def test_control_signs_of_a_row_do_not_command_the_terminal() -> None:
     assert printable("a\x1b[2Jb\nç") == "a\\x1b[2Jb\\nç"
-    assert actions.MOST == 1000
+    assert actions.MAX_TASKS_PER_ACTION == 1000

@@ -13,7 +13,7 @@ from django.db import DatabaseError, connections
 from django_dbtaskqueue.core.durations import format_duration
 from django_dbtaskqueue.core.exceptions import TaskQueueError
 from django_dbtaskqueue.management.arguments import positive_duration
-from django_dbtaskqueue.operations.retention import Housekeeper, RetentionPolicy, known
+from django_dbtaskqueue.operations.housekeeping import Housekeeper, RetentionPolicy, known
 
 NEVER = "never"
 AGES = {

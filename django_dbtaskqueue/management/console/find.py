@@ -10,10 +10,9 @@ from django.db.models.functions import Now
 
 from django_dbtaskqueue.db.session import alias_for, model_for
 from django_dbtaskqueue.models import TaskHistory
-from django_dbtaskqueue.operations.lookup import Location
+from django_dbtaskqueue.operations.bounded_reads import statement_timeout
+from django_dbtaskqueue.operations.lookup import Location, locations_on
 from django_dbtaskqueue.operations.serializers import detail, detail_of_history
-from django_dbtaskqueue.operations.stats.overview import places_of
-from django_dbtaskqueue.operations.timeouts import bounded
 
 
 def one(name: str, using: str | None, queue: str | None) -> tuple[Any, dict[str, Any]]:
@@ -25,7 +24,7 @@ def one(name: str, using: str | None, queue: str | None) -> tuple[Any, dict[str,
     named, slash, reference = name.partition("/")
     queue = named if slash else queue
     by: dict[str, Any] = {"queue": queue} if queue else {}
-    places = [_place(queue, using)] if queue else list(dict.fromkeys(places_of(using)))
+    places = [_place(queue, using)] if queue else list(dict.fromkeys(locations_on(using)))
     by |= {"reference": reference} if slash else {"pk": int(name) if name.isdecimal() else -1}
     if live := _found([model._default_manager.using(alias).filter(**by) for alias, model in places]):
         return _only(live, name), detail(live[0], payload=True)
@@ -45,7 +44,7 @@ def _place(queue: str, using: str | None) -> Location:
 def _found(selections: list[QuerySet[Any]]) -> list[Any]:
     found = []
     for rows in selections:
-        with bounded(rows.db):
+        with statement_timeout(rows.db):
             found += list(rows.annotate(clock=Now())[:1])
     return found
 

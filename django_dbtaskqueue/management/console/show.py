@@ -1,4 +1,4 @@
-"""``taskqueue status``, ``list``, ``show`` and ``tail``: bounded questions, however large the table."""
+"""``taskqueue status``, ``list``, ``show`` and ``tail``: their cost is bounded, however large the table."""
 
 from __future__ import annotations
 
@@ -19,10 +19,9 @@ from django_dbtaskqueue.management.console.find import one
 from django_dbtaskqueue.management.console.output import Screen, ago, facts, printable
 from django_dbtaskqueue.models import Attempt
 from django_dbtaskqueue.models.querysets import TaskQuerySet
-from django_dbtaskqueue.operations.health import health
-from django_dbtaskqueue.operations.search.filterset import TaskFilter
+from django_dbtaskqueue.operations.bounded_reads import statement_timeout
 from django_dbtaskqueue.operations.search.parse import parse, to_text
-from django_dbtaskqueue.operations.search.query import tasks_for
+from django_dbtaskqueue.operations.search.query import TaskFilter, tasks_for
 from django_dbtaskqueue.operations.serializers import (
     attempt_of,
     error_of,
@@ -30,8 +29,7 @@ from django_dbtaskqueue.operations.serializers import (
     overview_document,
     summary,
 )
-from django_dbtaskqueue.operations.stats.overview import Overview, overview
-from django_dbtaskqueue.operations.timeouts import bounded
+from django_dbtaskqueue.operations.stats.queue_stats import Overview, health, overview
 
 AT_ONCE = 200  # rows of one look of ``tail``
 WIDTH = 72  # characters of a message in a line of a table or of ``tail``
@@ -93,7 +91,7 @@ def list_tasks(screen: Screen, options: dict[str, Any]) -> int:
     if options["before"]:
         tasks = tasks.filter(pk__lt=options["before"])
     limit = options["limit"] or 20
-    with bounded(tasks.db):
+    with statement_timeout(tasks.db):
         rows = list(tasks.defer(*LONG).annotate(clock=Now()).order_by("-pk")[: limit + 1])
     shown = rows[:limit]
     screen.data([summary(task) for task in shown])
@@ -134,7 +132,7 @@ def tail(screen: Screen, options: dict[str, Any]) -> int:
     fresh, failing = Fresh(tasks.defer(*LONG)), Fresh(failed)
     looks, pause = options["count"], threading.Event()
     while looks is None or looks > 0:
-        with bounded(tasks.db):
+        with statement_timeout(tasks.db):
             for task in fresh.read():
                 screen.data({"event": "task", **summary(task)})
                 screen.say(f"{task.create_time:%H:%M:%S}  {task.pk}  {printable(str(task))}  {task.status}")

@@ -15,13 +15,13 @@ from django_dbtaskqueue.management.console.output import Screen, ago, facts, pri
 from django_dbtaskqueue.models import BulkOperation
 from django_dbtaskqueue.models.operations import FAILED, UNFINISHED
 from django_dbtaskqueue.operations import bulk as bulk_operations
-from django_dbtaskqueue.operations import queue_actions
-from django_dbtaskqueue.operations.actions import MOST, Order, Report, act, act_on_ids
-from django_dbtaskqueue.operations.audit import Actor
+from django_dbtaskqueue.operations import queue_control
+from django_dbtaskqueue.operations.actions import MAX_TASKS_PER_ACTION, ActionRequest, Report, act, act_on_ids, preview
+from django_dbtaskqueue.operations.permissions import Actor
 from django_dbtaskqueue.operations.search.parse import of_queue, parse, to_text
 from django_dbtaskqueue.operations.search.query import select, tasks_for
 from django_dbtaskqueue.operations.serializers import operation_document
-from django_dbtaskqueue.operations.verbs import BULK_VERBS, PAUSE, RESUME, Aging
+from django_dbtaskqueue.operations.verbs import BULK_VERBS, PAUSE, RESUME, HousekeepOptions
 
 FAILED_CODE = 1
 Ask = Callable[[str], bool]
@@ -29,18 +29,20 @@ Ask = Callable[[str], bool]
 
 def verb(screen: Screen, options: dict[str, Any], ask: Ask) -> int:
     """A verb over ids or a search: what would happen, the question, the act, and what came of it."""
-    name, aging = options["verb"], _aging(options)
+    name, housekeep = options["verb"], _housekeep_options(options)
     words = " ".join(options["filter"])
     if bool(words) == bool(options["id"]):
         raise CommandError("Say on which tasks: --filter SEARCH (such as 'status:ERROR queue:claims'), or --id N.")
     return (
-        _on_ids(screen, options, aging, ask) if options["id"] else _on_search(screen, options, words, name, aging, ask)
+        _on_ids(screen, options, housekeep, ask)
+        if options["id"]
+        else _on_search(screen, options, words, name, housekeep, ask)
     )
 
 
 def purge(screen: Screen, options: dict[str, Any], ask: Ask) -> int:
     """Every task of a queue."""
-    return _on_search(screen, options, to_text(of_queue(options["queue"])), "purge", Aging(), ask)
+    return _on_search(screen, options, to_text(of_queue(options["queue"])), "purge", HousekeepOptions(), ask)
 
 
 def pause(screen: Screen, options: dict[str, Any], ask: Ask) -> int:
@@ -49,7 +51,7 @@ def pause(screen: Screen, options: dict[str, Any], ask: Ask) -> int:
     until = None if span is None else timezone.now() + span
     if options["dry_run"]:
         return _said(screen, {"would_pause": options["queue"]}, f"Would pause {', '.join(options['queue'])}.")
-    number = queue_actions.pause(
+    number = queue_control.pause_queues(
         options["queue"], Actor(), reason=options["reason"], until=until, using=options["database"]
     )
     end = f" until {until:%Y-%m-%d %H:%M:%S %Z}" if until else ""
@@ -60,7 +62,7 @@ def resume(screen: Screen, options: dict[str, Any], ask: Ask) -> int:
     """Resume queues."""
     if options["dry_run"]:
         return _said(screen, {"would_resume": options["queue"]}, f"Would resume {', '.join(options['queue'])}.")
-    number = queue_actions.resume(options["queue"], Actor(), reason=options["reason"], using=options["database"])
+    number = queue_control.resume_queues(options["queue"], Actor(), reason=options["reason"], using=options["database"])
     return _said(screen, {"resumed": number}, f"{RESUME.done % {'number': number}}.")
 
 
@@ -118,10 +120,11 @@ def _listed(screen: Screen, alias: str, limit: int) -> int:
 # -- acts on tasks -----------------------------------------------------------------------------------------------------
 
 
-def _on_ids(screen: Screen, options: dict[str, Any], aging: Aging, ask: Ask) -> int:
+def _on_ids(screen: Screen, options: dict[str, Any], housekeep: HousekeepOptions, ask: Ask) -> int:
     ids, chosen = sorted(set(options["id"])), BULK_VERBS[options["verb"]]
     tasks = tasks_for(parse(""), options["database"], write=True)
-    seen = chosen.preview(tasks.filter(pk__in=ids), aging)
+    request = ActionRequest(chosen, options["reason"], housekeep)
+    seen = preview(tasks.filter(pk__in=ids), request)
     screen.say(str(chosen.effect))
     screen.say(f"{seen.selected} of {len(ids)} tasks are there, {seen.eligible} would change.")
     if options["dry_run"]:
@@ -129,27 +132,28 @@ def _on_ids(screen: Screen, options: dict[str, Any], aging: Aging, ask: Ask) -> 
         return 0
     if not ask(f"{chosen.label} {seen.eligible} tasks?"):
         return _said(screen, {"changed": 0}, "Nothing was changed.", FAILED_CODE)
-    order = Order(chosen, options["reason"], aging)
-    return _told(screen, chosen, act_on_ids(tasks.model, tasks.db, ids, order, Actor()))
+    return _told(screen, chosen, act_on_ids(tasks.model, tasks.db, ids, request, Actor()))
 
 
-def _on_search(screen: Screen, options: dict[str, Any], words: str, name: str, aging: Aging, ask: Ask) -> int:
-    seen = bulk_operations.preview(name, words, options["database"], aging=aging)
+def _on_search(
+    screen: Screen, options: dict[str, Any], words: str, name: str, housekeep: HousekeepOptions, ask: Ask
+) -> int:
+    seen = bulk_operations.preview(name, words, options["database"], options=housekeep)
     for sentence in seen.sentences:
         screen.say(sentence)
     if options["dry_run"]:
         counts = {"selected": seen.selected, "would_change": seen.eligible}
         told = {key: None if count is None else str(count) for key, count in counts.items()}
-        screen.data({"dry_run": True, "query": seen.order.query, **told, "estimate": seen.about})
+        screen.data({"dry_run": True, "query": seen.request.query, **told, "estimate": seen.estimate})
         return 0
-    chosen = seen.order.verb
+    chosen = seen.request.verb
     if not ask(f"{chosen.label} {'all that match' if seen.eligible is None else f'{seen.eligible} tasks'}?"):
         return _said(screen, {"changed": 0}, "Nothing was changed.", FAILED_CODE)
-    few = seen.selected is not None and not seen.selected.more and seen.selected.number <= MOST
+    few = seen.selected is not None and not seen.selected.more and seen.selected.number <= MAX_TASKS_PER_ACTION
     if few and not options["background"] and not options["limit"]:
         search = parse(words)
         tasks = select(search, tasks_for(search, options["database"], write=True))
-        order = Order(chosen, options["reason"], aging, seen.order.query)
+        order = ActionRequest(chosen, options["reason"], housekeep, seen.request.query)
         return _told(screen, chosen, act(tasks, order, Actor()))
     operation = bulk_operations.start(
         name,
@@ -158,7 +162,7 @@ def _on_search(screen: Screen, options: dict[str, Any], words: str, name: str, a
         options["reason"],
         options["database"],
         source="command",
-        aging=aging,
+        options=housekeep,
         max_tasks=options["limit"],
     )
     screen.say(f"Bulk operation {operation.pk} ordered; to stop it: taskqueue bulk cancel {operation.pk}")
@@ -206,5 +210,7 @@ def _said(screen: Screen, data: dict[str, Any], words: str, code: int = 0) -> in
     return code
 
 
-def _aging(options: dict[str, Any]) -> Aging:
-    return Aging(options["older_than"], options["to"]) if options["verb"] == "housekeep" else Aging()
+def _housekeep_options(options: dict[str, Any]) -> HousekeepOptions:
+    return (
+        HousekeepOptions(options["older_than"], options["to"]) if options["verb"] == "housekeep" else HousekeepOptions()
+    )

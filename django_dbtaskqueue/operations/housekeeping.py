@@ -1,7 +1,7 @@
-"""Housekeeping: finished tasks move to the history when their time is over; history, attempts and audit end in turn.
+"""Housekeeping: runs the batches of ``flow.retention`` by the retention settings, one turn at a time.
 
-Done by ``manage.py housekeeptasks``, by ``manage.py taskqueue housekeep``, or by pollers (``HOUSEKEEPING``). Any number
-may do it at the same time: each batch passes over what others have locked.
+``manage.py housekeeptasks`` and pollers (``HOUSEKEEPING``) do it. Any number of processes may do it at the same time:
+each batch skips rows that another process has locked.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from django_dbtaskqueue.operations.lookup import Location, locations
 
 logger = logging.getLogger("django_dbtaskqueue")
 
-HISTORY = TaskHistory._meta.db_table
-TURN = timedelta(seconds=30)  # of one turn of a poller; it goes on from there the next time
+HISTORY_TABLE = TaskHistory._meta.db_table
+MAX_TURN = timedelta(seconds=30)  # of a poller; its next turn continues there
 
 
 @dataclass(frozen=True)
 class RetentionPolicy:
-    """How long everything stays; None: for ever. ``of_settings`` reads them from ``DBTASKQUEUE``."""
+    """How long rows are kept; None: for ever. ``of_settings`` reads them from ``DBTASKQUEUE``."""
 
     completed: timedelta | None = None
     error: timedelta | None = None
@@ -66,7 +66,7 @@ class RetentionReport:
     audit: int = 0  # audit entries and bulk operations
     partitions: list[str] = field(default_factory=list)  # made
     dropped: list[str] = field(default_factory=list)
-    over: bool = True  # nothing was left for want of time
+    over: bool = True  # False: the time was up before all was done
 
     def __str__(self) -> str:
         months_of = f"; made {', '.join(self.partitions)}" if self.partitions else ""
@@ -74,13 +74,13 @@ class RetentionReport:
         rest = "" if self.over else "; more is left for the next turn"
         return (
             f"moved {self.moved} tasks to the history, deleted {self.deleted} tasks, {self.attempts} attempts"
-            f" and {self.audit} records of operators' acts"
+            f" and {self.audit} records of operators' actions"
             f"{months_of}{rest}"
         )
 
 
 class Housekeeper:
-    """Keeps the tables small, a turn at a time, on the calling thread's connections. Remembers how far it came."""
+    """Does the turns on the calling thread's connections, and remembers where the last turn ended."""
 
     def __init__(self) -> None:
         self._cursors: dict[tuple[Location, str, str], RetentionCursor] = {}
@@ -95,15 +95,15 @@ class Housekeeper:
         within: timedelta | None = None,
     ) -> RetentionReport:
         """Do what is due, for ``within`` at most; raises the database's errors, each batch done before stays done."""
-        clock = _Clock(within)
+        clock = _TurnTime(within)
         report = RetentionReport()
-        places = [place for place in locations() if using in (None, place[0])]
+        places = list(locations(using))
         for alias in sorted({alias for alias, _ in places}):
             report.partitions += _months_ahead(alias)
         for place in places:
             self._tasks(place, policy, report, clock, queues, to)
         for alias in sorted({alias for alias, _ in places}):
-            _end_history(alias, policy, report, clock)
+            _delete_old(alias, policy, report, clock)
         report.over = not clock.late
         return report
 
@@ -112,7 +112,7 @@ class Housekeeper:
         place: Location,
         policy: RetentionPolicy,
         report: RetentionReport,
-        clock: _Clock,
+        clock: _TurnTime,
         queues: Iterable[str] | None,
         to: str,
     ) -> None:
@@ -121,7 +121,7 @@ class Housekeeper:
             for status, age in policy.by_status():
                 cursor = self._cursors.setdefault((place, queue, status), RetentionCursor(queue, status))
                 number = 0
-                while clock.goes_on():
+                while clock.is_left():
                     number += retention.housekeep_batch(session, cursor, older_than=age, to=to)
                     if cursor.at_end:
                         break
@@ -132,28 +132,28 @@ class Housekeeper:
 
 
 def known(queues: Iterable[str] | None, using: str | None = None) -> list[str] | None:
-    """Return the names, or raise ``UnknownQueue`` for one that is neither known nor has tasks."""
+    """Return the names; raise ``UnknownQueue`` for a queue that is not known and has no tasks."""
     if queues is None:
         return None
     wanted = list(queues)
-    strangers = [name for name in wanted if not conf.is_known(name)]
-    if strangers:
-        places = [place for place in locations() if using in (None, place[0])]
+    unknown = [name for name in wanted if not conf.is_known(name)]
+    if unknown:
+        places = list(locations(using))
         there = {name for place in places for name in _queues(Session.on(*place))}
-        for name in strangers:
+        for name in unknown:
             if name not in there:
                 raise UnknownQueue(name, {*there, *conf.known_queues()})
     return wanted
 
 
-class _Clock:
-    """Says when a turn's time is over, and remembers that it was."""
+class _TurnTime:
+    """The time of one turn, and whether it was up."""
 
     def __init__(self, within: timedelta | None) -> None:
         self._end = float("inf") if within is None else monotonic() + within.total_seconds()
         self.late = False
 
-    def goes_on(self) -> bool:
+    def is_left(self) -> bool:
         """Whether there is time for another batch."""
         self.late = self.late or monotonic() > self._end
         return not self.late
@@ -164,18 +164,18 @@ def _queues(session: Session) -> list[str]:
 
 
 def _months_ahead(alias: str) -> list[str]:
-    """Make the history's next partitions. Where that fails, the default partition takes their rows."""
-    if not is_partitioned(connections[alias], HISTORY):
+    """Make the history's next partitions. If that fails, the default partition takes their rows."""
+    if not is_partitioned(connections[alias], HISTORY_TABLE):
         return []
     try:
         with transaction.atomic(using=alias):
-            return make_ahead(connections[alias], HISTORY)
+            return make_ahead(connections[alias], HISTORY_TABLE)
     except DatabaseError as error:
         logger.warning("The history's next partitions could not be made: %s", _line(error))
         return []
 
 
-def _end_history(alias: str, policy: RetentionPolicy, report: RetentionReport, clock: _Clock) -> None:
+def _delete_old(alias: str, policy: RetentionPolicy, report: RetentionReport, clock: _TurnTime) -> None:
     session = Session.on(alias)
     if policy.history is not None:
         table = _drop_months(session, policy.history, report, clock)
@@ -188,19 +188,19 @@ def _end_history(alias: str, policy: RetentionPolicy, report: RetentionReport, c
             report.audit += _repeat(clock, partial(batch, alias, older_than=policy.audit))
 
 
-def _drop_months(session: Session, age: timedelta, report: RetentionReport, clock: _Clock) -> str:
-    """Drop the months that are old enough; return the table whose rows are to be deleted one by one."""
-    if not is_partitioned(session.connection, HISTORY):
+def _drop_months(session: Session, age: timedelta, report: RetentionReport, clock: _TurnTime) -> str:
+    """Drop the partitions that are old enough; return the table whose rows are to be deleted one by one."""
+    if not is_partitioned(session.connection, HISTORY_TABLE):
         return ""
     now = _now(session)
-    for partition in months(session.connection, HISTORY):
-        if partition.end <= now - age and clock.goes_on():
+    for partition in months(session.connection, HISTORY_TABLE):
+        if partition.end <= now - age and clock.is_left():
             try:
                 report.deleted += retention.delete_month(session, partition.name)
                 report.dropped.append(partition.name)
             except DatabaseError as error:
                 logger.warning("%s could not be dropped, trying again later: %s", partition.name, _line(error))
-    return f"{HISTORY}_default"
+    return f"{HISTORY_TABLE}_default"
 
 
 def _now(session: Session) -> datetime:
@@ -208,9 +208,9 @@ def _now(session: Session) -> datetime:
     return found.astimezone(UTC) if found.tzinfo else found.replace(tzinfo=UTC)  # type: ignore[no-any-return]
 
 
-def _repeat(clock: _Clock, batch: Callable[[], int]) -> int:
+def _repeat(clock: _TurnTime, batch: Callable[[], int]) -> int:
     total = 0
-    while clock.goes_on() and (number := batch()):
+    while clock.is_left() and (number := batch()):
         total += number
     return total
 
