@@ -392,7 +392,13 @@ def test_every_subcommand_and_option_is_documented() -> None:
     common = {"--help", "--version", "--settings", "--pythonpath", "--traceback", "--no-color", "--force-color",
               "--verbosity", "--skip-checks"}  # fmt: skip
     assert [option for option in options - common if f"`{option}" not in text] == []
-    for code in (0, taskqueue.REFUSED_CODE, taskqueue.USAGE_ERROR_CODE, taskqueue.SETTINGS_CODE, taskqueue.TOO_SLOW_CODE):
+    for code in (
+        0,
+        taskqueue.REFUSED_CODE,
+        taskqueue.USAGE_ERROR_CODE,
+        taskqueue.SETTINGS_CODE,
+        taskqueue.TOO_SLOW_CODE,
+    ):
         assert f"\n| {code} |" in text
 
 

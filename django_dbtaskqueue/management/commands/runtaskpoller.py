@@ -55,8 +55,8 @@ class Command(BaseCommand):
         """Declare the options."""
         parser.add_argument(
             "--queue", action="append", default=[], metavar="NAME[:WEIGHT]",
-            help="Queue to poll. Repeat it, or separate names by commas. A queue of weight 2 is polled twice as often as "
-            "one of weight 1. Default: every queue that has a processor, with weight 1.",
+            help="Queue to poll. Repeat it, or separate names by commas. A queue of weight 2 is polled twice as often "
+            "as one of weight 1. Default: every queue that has a processor, with weight 1.",
         )  # fmt: skip
         parser.add_argument("--exclude", action="append", default=[], metavar="NAME", help="Queue to leave out.")
         parser.add_argument(
