@@ -526,7 +526,7 @@ def test_the_page_of_a_task_tells_its_story(op: Client) -> None:
     # Then everything known of it stands there, in order of time
     assert [event.what for event in response.context["events"]] == [
         "created",
-        "last taken",
+        "last checked out",
         "finished",
         "attempt 1 failed",
         "attempt 2 failed",

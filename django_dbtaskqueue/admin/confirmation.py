@@ -94,7 +94,7 @@ class PauseForm(PlainForm):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.fields["until"].help_text = _("Time zone: %(zone)s. Empty: until somebody resumes the queue.") % {
+        self.fields["until"].help_text = _("Time zone: %(zone)s. Empty: until a user resumes the queue.") % {
             "zone": get_current_timezone_name()
         }
 

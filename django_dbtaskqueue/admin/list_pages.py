@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import timedelta
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import django_tables2 as tables
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
@@ -54,12 +54,13 @@ class TickColumn(tables.CheckBoxColumn):  # type: ignore[misc]  # publishes no t
         )
 
 
-class PageColumn(tables.Column):  # type: ignore[misc]
+class PageColumn(tables.Column):  # type: ignore[misc]  # publishes no types
     """A column of ``list_display``: a method of the admin class, or a field of the row."""
 
     def __init__(self, page: ReadOnlyAdmin, name: str) -> None:
         method = getattr(page, name, None)
-        title = method.short_description if method else page.opts.get_field(name).verbose_name  # type: ignore[union-attr]
+        field: Any = method or page.opts.get_field(name)
+        title = field.short_description if method else field.verbose_name
         super().__init__(verbose_name=title, accessor="pk", empty_values=(), orderable=False)
         self._value = method or attrgetter(name)
         self._page_of = page.page_of if name in (page.list_display_links or ()) else None
@@ -74,7 +75,7 @@ class PageColumn(tables.Column):  # type: ignore[misc]
         return shown if isinstance(shown, SafeString) else str(shown)
 
 
-class PageTable(tables.Table):  # type: ignore[misc]
+class PageTable(tables.Table):  # type: ignore[misc]  # publishes no types
     """The rows of a list page. Its columns are those of ``list_display``; a detail page shows the same methods."""
 
     tick = TickColumn(accessor="pk", orderable=False)
@@ -82,7 +83,7 @@ class PageTable(tables.Table):  # type: ignore[misc]
     class Meta:
         template_name = "admin/dbtaskqueue/table.html"
         orderable = False
-        attrs = {"class": "dbtq-table"}  # noqa: RUF012
+        attrs: ClassVar[dict[str, str]] = {"class": "dbtq-table"}
 
 
 def table_of(page: ReadOnlyAdmin, rows: Sequence[Model], *, caption: str, tickable: bool) -> PageTable:
@@ -207,10 +208,10 @@ def _is_complete(page: Look) -> bool:
 def _searched(page: Look) -> str:
     """Return how much of the table was searched; empty for all of it."""
     if page.window:
-        text = _("No index answers this search: for this page %(count)s rows were looked through. Older goes on.")
+        text = _("No index supports this search: this page comes from %(count)s rows. Older continues.")
         return text % {"count": number(page.window)}
     if page.first:
-        text = _("The first %(count)s tasks of each line were looked at; what is being processed stands there.")
+        text = _("Only the first %(count)s tasks of each queue in ready order were searched.")
         return text % {"count": number(page.first)}
     return ""
 

@@ -151,7 +151,7 @@ class AuditEntryAdmin(ListAdmin):
     plural = gettext_lazy("audit entries")
 
     filterset = AuditFilter
-    empty = gettext_lazy("Nobody has acted yet.")
+    empty = gettext_lazy("No action yet.")
     list_display = ("id", "when", "actor", "what", "target", "changed_tasks", "skipped_tasks", "reason", "source")
     list_display_links = ("id",)
     page_lines = (

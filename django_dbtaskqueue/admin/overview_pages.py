@@ -67,7 +67,7 @@ def charts(using: str, queue: str | None = None) -> list[Chart]:
     )
     return [
         _chart("throughput", _("Attempts per minute, last hour"), "", throughput, points),
-        _chart("latency", _("Seconds to run, and waited in line, last hour"), " s", latency, points),
+        _chart("latency", _("Run time and wait time in seconds, last hour"), " s", latency, points),
     ]
 
 

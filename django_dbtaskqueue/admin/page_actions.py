@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from django.contrib import messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
@@ -25,6 +25,7 @@ from django_dbtaskqueue.admin.confirmation import (
     confirmed,
     form_for,
 )
+from django_dbtaskqueue.admin.list_pages import ListAdmin
 from django_dbtaskqueue.admin.read_only import ReadOnlyAdmin, id_of, may_see
 from django_dbtaskqueue.core.exceptions import OperationRefused, SearchError, TaskQueueError
 from django_dbtaskqueue.flow.enqueue import enqueue
@@ -37,16 +38,12 @@ from django_dbtaskqueue.operations.search.parse import to_text
 from django_dbtaskqueue.operations.search.query import tasks_for
 from django_dbtaskqueue.operations.verbs import PAUSE, TASK_VERBS, Aging, Preview, TaskVerb, Verb
 
-if TYPE_CHECKING:
-    from django_dbtaskqueue.admin.queue_pages import QueueAdmin as QueuePage
-    from django_dbtaskqueue.admin.task_pages import TaskAdmin as TaskPage
-
 MAX_NAMED_TASKS = 20  # on the confirmation page
 MAX_COMMANDED_POLLERS = 500  # in one action
 AUDIT_SOURCE = "admin"
 
 
-def act_on_tasks(page: TaskPage, request: HttpRequest) -> HttpResponse:
+def act_on_tasks(page: Any, request: HttpRequest) -> HttpResponse:
     """Ask for a confirmation; once confirmed, act and report. A refusal is shown on the page of origin."""
     verb = TASK_VERBS.get(request.POST.get("action", ""))
     if verb is None:
@@ -63,7 +60,7 @@ def act_on_tasks(page: TaskPage, request: HttpRequest) -> HttpResponse:
         return HttpResponseRedirect(request.get_full_path())
 
 
-def _act_on_all(page: TaskPage, request: HttpRequest, verb: TaskVerb) -> HttpResponse:
+def _act_on_all(page: Any, request: HttpRequest, verb: TaskVerb) -> HttpResponse:
     """Apply the verb to all tasks that match the address, as a bulk operation."""
     search = page.search_of(request)
     if tasks_for(search).model is not page.model._meta.concrete_model:
@@ -79,11 +76,11 @@ def _act_on_all(page: TaskPage, request: HttpRequest, verb: TaskVerb) -> HttpRes
         ]
         return ask(page, request, Question(verb, sentences, [to_text(search)], form, possible))
     operation = bulk.start(verb, search, request.user, form.reason(), source=AUDIT_SOURCE, aging=retention)
-    page.message_user(request, _("The bulk operation has begun."), messages.SUCCESS)
+    page.message_user(request, _("The bulk operation has started."), messages.SUCCESS)
     return HttpResponseRedirect(page.url(BulkOperation, "change", operation.pk) or request.get_full_path())
 
 
-def _act_on_ticked(page: TaskPage, request: HttpRequest, verb: TaskVerb) -> HttpResponse:
+def _act_on_ticked(page: Any, request: HttpRequest, verb: TaskVerb) -> HttpResponse:
     """Apply the verb to the ticked rows, or to the row of the page, at once."""
     # Read from the database that is written: a replica may lag behind.
     model, alias, ids = ticked_tasks(page, request)
@@ -103,7 +100,7 @@ def _act_on_ticked(page: TaskPage, request: HttpRequest, verb: TaskVerb) -> Http
     return HttpResponseRedirect(back or request.get_full_path())
 
 
-def ticked_tasks(page: TaskPage, request: HttpRequest) -> tuple[type[AbstractTask], str, list[int]]:
+def ticked_tasks(page: Any, request: HttpRequest) -> tuple[type[AbstractTask], str, list[int]]:
     """Return the table of the ticked tasks, the database that is written, and their ids."""
     ids = [id_of(text) for text in request.POST.getlist(ACTION_CHECKBOX_NAME)]
     model = page.model._meta.concrete_model
@@ -156,8 +153,8 @@ ENQUEUE_COPY = Verb(
     name="enqueue_again",
     label=gettext_lazy("Enqueue again as new"),
     effect=gettext_lazy(
-        "A new task with the same queue, payload, priority, group and tag, and no reference, is put in line. The old "
-        "one stays as it is. The processor runs with all it does."
+        "A new task with the same queue, payload, priority, group and tag, and without a reference, is enqueued. The "
+        "old task stays as it is. The processor runs again, with all its effects."
     ),
     done=ngettext_lazy("%(number)s task enqueued", "%(number)s tasks enqueued", "number"),
     permission="add_task",
@@ -210,7 +207,7 @@ def _enqueued(task: AbstractTask, actor: Actor, reason: str) -> AbstractTask:
 # -- queues ------------------------------------------------------------------------------------------------------------
 
 
-def act_on_queues(page: QueuePage, request: HttpRequest, verb: Verb) -> HttpResponse | None:
+def act_on_queues(page: ListAdmin, request: HttpRequest, verb: Verb) -> HttpResponse | None:
     """Ask for a confirmation; once confirmed, pause or resume the queues and report."""
     check(request, verb)
     queues = _selected_queues(page, request)
@@ -236,7 +233,7 @@ def act_on_queues(page: QueuePage, request: HttpRequest, verb: Verb) -> HttpResp
     return HttpResponseRedirect(back) if back else None
 
 
-def _selected_queues(page: QueuePage, request: HttpRequest) -> list[Queue]:
+def _selected_queues(page: ListAdmin, request: HttpRequest) -> list[Queue]:
     """Return the selected queues. A queue without a row can be selected, too."""
     known = list(page.selection(request))
     if request.POST.get("select_across") == "1":

@@ -278,7 +278,7 @@ def purge(page: QueueAdmin, request: HttpRequest) -> HttpResponse:
     except OperationRefused as error:
         page.message_user(request, str(error), messages.ERROR)
         return HttpResponseRedirect(page.page_of(queue))
-    page.message_user(request, _("The bulk operation has begun."), messages.SUCCESS)
+    page.message_user(request, _("The bulk operation has started."), messages.SUCCESS)
     return HttpResponseRedirect(page.url(BulkOperation, "change", operation.pk) or page.page_of(queue))
 
 

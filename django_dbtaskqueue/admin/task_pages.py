@@ -141,10 +141,10 @@ class TaskAdmin(ListAdmin):
         if task.parked_by:
             return _("Parked: %(reason)s.") % {"reason": task.parked_by}
         if Queue.objects.using(alias_for(task.queue, None, write=False)).filter(IN_EFFECT, name=task.queue).exists():
-            return _("In line, but the queue is paused.")
+            return _("Ready, but the queue is paused.")
         if task.next_process_time <= task.clock:
             return _within(_("Due %(time)s, waiting for a poller."), when)
-        return _within(_("In line, due %(time)s."), when)
+        return _within(_("Scheduled, due %(time)s."), when)
 
     @admin.display(description=gettext_lazy("poller"))
     def poller(self, task: Any) -> str:
@@ -157,7 +157,7 @@ class TaskAdmin(ListAdmin):
     @admin.display(description=gettext_lazy("attempts"))
     def attempts_made(self, task: Any) -> str:
         """Show the three counters in a sentence."""
-        return _("%(attempt)s of %(most)s; taken %(total)s times in all, put back %(reenqueued)s times") % {
+        return _("%(attempt)s of %(most)s; checked out %(total)s times in all, reenqueued %(reenqueued)s times") % {
             "attempt": task.attempt,
             "most": task.max_attempts,
             "total": task.total_attempt,
@@ -195,7 +195,7 @@ class PoisonTaskAdmin(TaskAdmin):
     """The tasks in POISON."""
 
     view_permission = "view_task"
-    empty = gettext_lazy("Nothing is put aside.")
+    empty = gettext_lazy("No task is in POISON.")
     plural = gettext_lazy("poison tasks")
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
@@ -225,8 +225,8 @@ def timeline(task: Any, failed: list[Attempt], *, traces: bool) -> list[Event]:
     """Return the known events of a task, past and future, in order of time."""
     known: list[tuple[datetime | None, Any, str]] = [
         (task.create_time, _("created"), ""),
-        (task.ready_time if task.status == Status.CREATED else None, _("in line from"), ""),
-        (task.start_time, _("last taken"), task.poller_instance or ""),
+        (task.ready_time if task.status == Status.CREATED else None, _("ready from"), ""),
+        (task.start_time, _("last checked out"), task.poller_instance or ""),
         (task.next_process_time if task.status == Status.PROCESSING else None, _("lease ends"), ""),
         (task.finish_time, _("finished"), task.status),
         (task.expire_time, _("expires"), ""),

@@ -31,8 +31,8 @@ class Command(BaseCommand):
 
     help = (
         "Move finished tasks to the history, delete old rows of the history and the audit, and create the history's "
-        "next partitions. The settings (KEEP_COMPLETED and so on) give the ages that no option gives. Batches are small "
-        "and wait for no lock."
+        "next partitions. The settings (KEEP_COMPLETED and so on) give the ages that no option gives. Batches are "
+        "small and wait for no lock."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
