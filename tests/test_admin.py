@@ -22,8 +22,8 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import path, reverse
 from django.utils import timezone
 
-from django_dbtaskqueue.admin import TaskAdmin, lists
-from django_dbtaskqueue.admin.display import json_box, status_badge
+from django_dbtaskqueue.admin import TaskAdmin, list_pages
+from django_dbtaskqueue.admin.read_only import json_box, status_badge
 from django_dbtaskqueue.core.states import BY_VERB, Status
 from django_dbtaskqueue.models import (
     Attempt,
@@ -74,7 +74,7 @@ def _known_queues(settings: Any) -> None:
 @pytest.fixture(autouse=True)
 def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy machine may take its time: what is counted or found late would be shown otherwise."""
-    monkeypatch.setattr(lists, "COUNTING", timedelta(seconds=60))
+    monkeypatch.setattr(list_pages, "COUNT_TIMEOUT", timedelta(seconds=60))
     monkeypatch.setattr(paging, "WHOLE_SEARCH_TIMEOUT", timedelta(seconds=60))
 
 
@@ -373,7 +373,7 @@ def assert_harmless(shown: str, where: str) -> None:
 def test_the_number_of_queries_of_a_list_does_not_grow(
     op: Client, model: type[Model], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lists, "PAGE", 3)
+    monkeypatch.setattr(list_pages, "PAGE_ROWS", 3)
     url = reverse(f"admin:dbtaskqueue_{model._meta.model_name}_changelist")
     counts = []
     for round_ in range(2):
@@ -435,7 +435,7 @@ def test_a_search_that_is_not_understood_says_what_was_meant(op: Client) -> None
 
 def test_pages_of_a_list_lead_to_each_other_without_counting(op: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     # Given five tasks on pages of two
-    monkeypatch.setattr(lists, "PAGE", 2)
+    monkeypatch.setattr(list_pages, "PAGE_ROWS", 2)
     tasks = [make_task().pk for _ in range(5)]
     make_task(queue="letters")
     seen, url, way = [], f"{TASKS}?q=queue:{QUEUE}", []
@@ -524,7 +524,7 @@ def test_the_page_of_a_task_tells_its_story(op: Client) -> None:
     # Then everything known of it stands there, in order of time
     assert [event.what for event in response.context["events"]] == [
         "created",
-        "last taken",
+        "last checked out",
         "finished",
         "attempt 1 failed",
         "attempt 2 failed",

@@ -88,7 +88,7 @@ def test_ages_rates_pollers_and_pauses(alias: str) -> None:
 def many(postgres_process_database: ProcessDatabase, settings: Any) -> Iterator[None]:
     settings.DBTASKQUEUE = {"QUEUES": {"parcels": {}}}
     out = StringIO()
-    call_command("buildtasks", "--tasks", "20000", "--queues", "4", stdout=out)
+    call_command("generatetasks", "--tasks", "20000", "--queues", "4", stdout=out)
     assert "20,000 tasks in" in out.getvalue()
     yield
 
@@ -140,12 +140,12 @@ def scans() -> int:
 @pytest.mark.django_db(databases=["default", "sqlite"])
 def test_building_is_refused_where_it_would_harm_or_cannot_work() -> None:
     with pytest.raises(CommandError, match="needs PostgreSQL"):
-        call_command("buildtasks", "--database", "sqlite")
+        call_command("generatetasks", "--database", "sqlite")
     with pytest.raises(CommandError, match="no database 'nowhere'"):
-        call_command("buildtasks", "--database", "nowhere")
+        call_command("generatetasks", "--database", "nowhere")
     with pytest.raises(CommandError, match="at most 99"):
-        call_command("buildtasks", "--queues", "100")
+        call_command("generatetasks", "--queues", "100")
     make_task(queue="built-00")
     with pytest.raises(CommandError, match="Purge them first"):
-        call_command("buildtasks", "--tasks", "1")
+        call_command("generatetasks", "--tasks", "1")
     assert Task.objects.count() == 1

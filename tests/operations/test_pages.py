@@ -18,8 +18,8 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
 import django_dbtaskqueue
-from django_dbtaskqueue.admin import lists
-from django_dbtaskqueue.admin.charts import ended
+from django_dbtaskqueue.admin import list_pages
+from django_dbtaskqueue.admin.overview_pages import ended
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.models import (
@@ -59,7 +59,7 @@ def _known_queues(settings: Any) -> None:
 @pytest.fixture(autouse=True)
 def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy machine may take its time: what is counted or found late would be shown otherwise."""
-    monkeypatch.setattr(lists, "COUNTING", timedelta(seconds=60))
+    monkeypatch.setattr(list_pages, "COUNT_TIMEOUT", timedelta(seconds=60))
     monkeypatch.setattr(paging, "WHOLE_SEARCH_TIMEOUT", timedelta(seconds=60))
 
 
@@ -212,7 +212,7 @@ def test_what_did_not_change_is_not_sent_again(op: Client, url: str) -> None:
 def test_the_part_that_refreshes_is_the_part_of_the_page(op: Client) -> None:
     make_task(Status.ERROR, reference="UA-15")
     whole, part = text(op.get(TASKS)), text(live(op, TASKS))
-    assert part.split('class="dbtq-scroll"')[1][:200] == whole.split('class="dbtq-scroll"')[1][:200]
+    assert part.split('class="table-container"')[1][:200] == whole.split('class="table-container"')[1][:200]
 
 
 # -- too slow ---------------------------------------------------------------------------------------------------------

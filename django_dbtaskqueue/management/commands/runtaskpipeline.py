@@ -24,14 +24,14 @@ from django_dbtaskqueue.pipeline.command_line import USAGE, Face, perform
 from django_dbtaskqueue.pipeline.database import Database
 from django_dbtaskqueue.pipeline.jobs import Argument, write_whole
 
-LIBPQ = {option.keyword.decode() for option in pq.Conninfo.get_defaults()}
-CONNINFO_NAMES = {"NAME": "dbname", "USER": "user", "PASSWORD": "password", "HOST": "host", "PORT": "port"}
+LIBPQ_OPTIONS = {option.keyword.decode() for option in pq.Conninfo.get_defaults()}
+LIBPQ_NAMES = {"NAME": "dbname", "USER": "user", "PASSWORD": "password", "HOST": "host", "PORT": "port"}
 
 PAGE_COMMAND = "page"
 
 
 class Command(BaseCommand):
-    """Parse the first word, and let the jobs' own command line do the rest."""
+    """Parse the name of the job; the job's own command line parses the rest."""
 
     help = f"Run a job of the data pipeline. {USAGE}\npage FILE.json        write the HTML page of a report's figures"
 
@@ -40,12 +40,12 @@ class Command(BaseCommand):
         self._own_process = False
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Declare the job and what is left to it."""
+        """Declare the job and its options."""
         parser.add_argument("job", nargs="?", default="--help", help="list, explain, page, or the name of a job")
         parser.add_argument("arguments", nargs=REMAINDER, help="options of the job")
 
     def run_from_argv(self, argv: list[str]) -> None:
-        """Remember that this process is ours: its exit code is the job's."""
+        """Remember that this process runs only the job: it ends with the job's exit code."""
         self._own_process = True
         super().run_from_argv(argv)
 
@@ -55,18 +55,18 @@ class Command(BaseCommand):
             self.stdout.write(f"page: {write_page(options['arguments'])}")
             return
         alias = Argument("database", "the tasks' database, an alias of DATABASES", metavar="ALIAS")
-        said = io.StringIO()
-        err = sys.stderr if self._own_process else said
+        errors = io.StringIO()
+        err = sys.stderr if self._own_process else errors
         face = Face("manage.py runtaskpipeline", alias, database_of_alias, self.stdout, err, defaults, html_file)
         code = perform([options["job"], *options["arguments"]], face)
         if code and self._own_process:
             sys.exit(code)
         if code:
-            raise CommandError(said.getvalue().strip().splitlines()[-1], returncode=code)
+            raise CommandError(errors.getvalue().strip().splitlines()[-1], returncode=code)
 
 
 def defaults(job: str, given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return what the project's settings say of a job's options; ``given`` are those on the command line."""
+    """Return the options that the project's settings give a job; ``given`` are those on the command line."""
     if job == "enqueue":
         rows = QueueRow.objects.using(conf.settings().database).values_list("name", flat=True)
         known = sorted({*conf.known_queues(), *rows})
@@ -104,8 +104,8 @@ def database_of_alias(alias: str | None) -> Database:
     if connection.vendor == "sqlite":
         return Database("sqlite", {"dbname": str(settings["NAME"])}, session.sql.tables, session.location)
     if connection.vendor == "postgresql":
-        named = {ours: settings[name] for name, ours in CONNINFO_NAMES.items() if settings.get(name)}
-        more = {name: value for name, value in settings.get("OPTIONS", {}).items() if name in LIBPQ}
+        named = {ours: settings[name] for name, ours in LIBPQ_NAMES.items() if settings.get(name)}
+        more = {name: value for name, value in settings.get("OPTIONS", {}).items() if name in LIBPQ_OPTIONS}
         conninfo = {name: str(value) for name, value in {**more, **named}.items()}
         return Database("postgresql", conninfo, session.sql.tables, session.location)
     raise ImproperlyConfigured(

@@ -1,20 +1,30 @@
-"""A status line at the bottom of the terminal: running tasks, finished tasks, and the rate."""
+"""What a poller shows its operator: the opening lines, a status line at the bottom of the terminal, a closing line."""
 
 from __future__ import annotations
 
 import shutil
 import threading
 from collections import deque
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, fields, is_dataclass
+from datetime import timedelta
 from time import monotonic
 from typing import TextIO
 
+from django.core.exceptions import ImproperlyConfigured
+from django.db import connections
+from django.db.utils import OperationalError
+
+from django_dbtaskqueue.conf.settings import QueueSettings
+from django_dbtaskqueue.core import __version__
+from django_dbtaskqueue.core.durations import format_duration, format_seconds
 from django_dbtaskqueue.poller.loop import Poller
+from django_dbtaskqueue.poller.queue_state import QueueState
 
 RATE_PERIOD_S = 5.0
 REDRAW_INTERVAL_S = 0.25
-CLEAR = "\r\x1b[K"  # back to the first column, and clear to the end of the line
+CLEAR_LINE = "\r\x1b[K"  # back to the first column, and clear to the end of the line
+DEFAULT_QUEUE_SETTINGS = QueueSettings()
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +93,7 @@ class StatusLine:
     def _rewrite(self, above: str = "", *, shown: str | None = None) -> None:
         with self._lock:
             self._shown = self._shown if shown is None else shown
-            self._terminal.write(CLEAR + above + self._shown)
+            self._terminal.write(CLEAR_LINE + above + self._shown)
             self._terminal.flush()
 
     def _text(self, now: Snapshot) -> str:
@@ -100,11 +110,69 @@ class StatusLine:
 
 
 def _doing(now: Snapshot) -> str:
-    words = {
+    texts = {
         "INIT": "starting",
         "STARTUP": "starting",
         "WAITING": "waiting for the database",
         "ENDING": "draining",
-        "STOPPED": "stopped",
+        "STOPPED_STATE": "stopped",
     }
-    return words.get(now.state) or ("working" if now.running else "idle")
+    return texts.get(now.state) or ("working" if now.running else "idle")
+
+
+# -- opening and closing lines -----------------------------------------------------------------------------------------
+
+
+def opening(poller: Poller) -> Iterator[str]:
+    """Yield the two opening lines; raise ``ImproperlyConfigured`` for a database that has no task table."""
+    ports = [state.port for state in poller.queues.values()]
+    found = {port.alias: port.model._meta.db_table for port in ports}
+    databases = ", ".join(f"{database(alias, table)} ({alias})" for alias, table in found.items())
+    options = poller.options
+    yield f"django-dbtaskqueue {__version__} on {databases}, instance {poller.instance}"
+    queues = ", ".join(map(_queue, poller.queues.values()))
+    yield f"Queues: {queues}. Slots: {options.threads} threads, {options.coroutines} coroutines"
+
+
+def closing(poller: Poller, seconds: float) -> str:
+    """Return the closing line."""
+    counts = poller.counts
+    rate = counts.finished / seconds if seconds else 0.0
+    return (
+        f"Stopped: {counts.finished} finished, {counts.failed} failed, {counts.lost} lost in {format_seconds(seconds)}"
+        f" ({rate:.1f}/s)"
+    )
+
+
+def database(alias: str, table: str) -> str:
+    """Return the vendor and version of a database that holds ``table``, or that it cannot be reached."""
+    connection = connections.create_connection(alias)
+    try:
+        version = ".".join(map(str, connection.get_database_version()))
+        missing = table not in connection.introspection.table_names()
+    except OperationalError:
+        return f"{connection.display_name}, not reachable yet"
+    finally:
+        connection.close()
+    if missing:
+        raise ImproperlyConfigured(
+            f"Database {alias!r} has no table {table}. Run: manage.py migrate --database {alias}"
+        )
+    return f"{connection.display_name} {version}"
+
+
+def _queue(state: QueueState) -> str:
+    parts = [f"weight {state.weight}"] if state.weight != 1 else []
+    for field in fields(QueueSettings):
+        value = getattr(state.settings, field.name)
+        if value != getattr(DEFAULT_QUEUE_SETTINGS, field.name):
+            parts.append(f"{field.name} {_text(value)}")
+    return f"{state.name} ({', '.join(parts)})" if parts else state.name
+
+
+def _text(value: object) -> str:
+    if isinstance(value, timedelta):
+        return format_duration(value)
+    if is_dataclass(value):  # a retry policy
+        return type(value).__name__
+    return str(value)

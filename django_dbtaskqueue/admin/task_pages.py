@@ -15,13 +15,12 @@ from django.utils.html import format_html
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from django_dbtaskqueue.admin import lists, searching
-from django_dbtaskqueue.admin.actions import act
-from django_dbtaskqueue.admin.base import may_see
-from django_dbtaskqueue.admin.display import NOTHING, ago, box, stamp
-from django_dbtaskqueue.admin.enqueue_copy import can_enqueue, enqueue_again
-from django_dbtaskqueue.admin.lists import WHOLE, ListAdmin
-from django_dbtaskqueue.core.columns import LONG, SHOWN_IF_SET
+from django_dbtaskqueue.admin import list_pages
+from django_dbtaskqueue.admin.filters import change_saved_searches, saved_searches, search_context, statuses_of, text_of
+from django_dbtaskqueue.admin.list_pages import FULL_SEARCH_KEY, ListAdmin
+from django_dbtaskqueue.admin.page_actions import act_on_tasks, can_enqueue, enqueue_copy
+from django_dbtaskqueue.admin.read_only import EMPTY_VALUE, ago, box, may_see, stamp
+from django_dbtaskqueue.core.columns import SHOWN_IF_SET
 from django_dbtaskqueue.core.durations import format_duration
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.db.session import alias_for
@@ -36,12 +35,12 @@ from django_dbtaskqueue.operations.search.query import TaskFilter
 from django_dbtaskqueue.operations.serializers import error_of, message_of
 from django_dbtaskqueue.operations.verbs import TASK_VERBS, Verb
 
-MOST_ATTEMPTS = 50  # failed attempts on the page of a task
+MAX_TIMELINE_ATTEMPTS = 50
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that happened to a task, or will."""
+    """An event of a task, in the past or in the future."""
 
     time: datetime
     shown: str
@@ -54,7 +53,7 @@ class Event:
 
 
 class TaskAdmin(ListAdmin):
-    """A task table. Rows change by the verbs only: by hand they would break the flow."""
+    """A task table. Only the verbs change rows."""
 
     detail_template = "task"
     list_template = "tasks"
@@ -62,59 +61,59 @@ class TaskAdmin(ListAdmin):
     filterset = TaskFilter
     list_display = ("id", "status_badge", "reference", "queue_link", "attempts", "says", "when", "created")
     list_display_links = ("id", "reference")
-    long_columns = LONG
+    long_columns = ("payload", "result", "context")
     secrets = ("process_result_box", "payload_box", "result_box", "context_box")
     empty = gettext_lazy("No task matches.")
 
     def list_verbs(self, request: HttpRequest) -> Sequence[Verb]:
-        """The verbs that apply to a status searched for and that the user may use; each act asks again."""
-        wanted = searching.statuses_of(self.filtered(request).search)
-        fitting = [verb for verb in TASK_VERBS.values() if wanted & set(verb.sources)]
+        """Return the verbs that the user may use and that apply to a status of the search."""
+        statuses = statuses_of(self.filtered(request).search)
+        fitting = [verb for verb in TASK_VERBS.values() if statuses & set(verb.sources)]
         return [verb for verb in fitting if can_operate(request.user, verb)]
 
     def act(self, request: HttpRequest) -> HttpResponse:
-        """Ask, or do what was confirmed, with the ticked rows or with all that match the address."""
+        """Save a search, enqueue a copy, or act on the ticked rows or on all that match the address."""
         if {"save_view", "forget_view"} & request.POST.keys():
-            return searching.change_views(self, request)
-        return enqueue_again(self, request) if "again" in request.POST else act(self, request)
+            return change_saved_searches(self, request)
+        return enqueue_copy(self, request) if "again" in request.POST else act_on_tasks(self, request)
 
     def search_of(self, request: HttpRequest) -> Search:
-        """Return what the address asks for; raise ``SearchError`` when it is not understood."""
+        """Return the search of the address; raise ``SearchError`` if it has an error."""
         found: Search = self.filtered(request).checked().search
         return found
 
-    def list_facts(self, request: HttpRequest) -> dict[str, Any]:
-        """With the search in words."""
-        facts = super().list_facts(request)
-        saved = searching.saved_views(request.user, self.get_queryset(request).db)
-        found = searching.facts(facts["filterset"], request.path)
-        return {**facts, **found, "saved": saved, "can_save": bool(found["chips"])}
+    def list_context(self, request: HttpRequest) -> dict[str, Any]:
+        """Add the search and the saved searches."""
+        context = super().list_context(request)
+        saved = saved_searches(request.user, self.get_queryset(request).db)
+        found = search_context(context["filterset"], request.path)
+        return {**context, **found, "saved": saved, "can_save": bool(found["chips"])}
 
-    def look(
+    def read_page(
         self, request: HttpRequest, filterset: Any, rows: QuerySet[Any], before: int | None, after: int | None
     ) -> Page:
-        """A search that no index answers looks through some of the tasks that the rest of it leaves."""
-        if WHOLE in request.GET:
-            return super().look(request, filterset, rows, before, after)
-        place = {"before": before, "after": after}
+        """Return one page. A search without an index reads a limited number of rows."""
+        if FULL_SEARCH_KEY in request.GET:
+            return super().read_page(request, filterset, rows, before, after)
+        size, place = list_pages.PAGE_ROWS, {"before": before, "after": after}
         if (
             filterset.search
             and paging.finds_processing_only(filterset.search)
             and connections[rows.db].vendor == "postgresql"
         ):
-            return paging.page_of_processing(cast(TaskQuerySet, rows), filterset.search.queues(), lists.PAGE, **place)
-        return paging.page_of(rows, paging.indexed_part(filterset.search, filterset.queryset), lists.PAGE, **place)
+            return paging.page_of_processing(cast(TaskQuerySet, rows), filterset.search.queues(), size, **place)
+        return paging.page_of(rows, paging.indexed_part(filterset.search, filterset.queryset), size, **place)
 
     # -- columns -----------------------------------------------------------------------------------------------------
 
     @admin.display(description=gettext_lazy("queue"))
     def queue_link(self, task: Any) -> str:
-        """The queue, as a link to its tasks."""
-        return self.link(task.queue, self.url(self.model, "changelist", q=searching.text_of(queue=task.queue)))
+        """Link to the tasks of the queue."""
+        return self.link(task.queue, self.url(self.model, "changelist", q=text_of(queue=task.queue)))
 
     @admin.display(description=gettext_lazy("when"))
     def when(self, task: Any) -> str:
-        """When it can be taken, how long it is held, or when it ended."""
+        """Show when the task is due, when its lease ends, or when it finished."""
         if task.parked_by:
             return _("parked")
         if task.status == Status.CREATED:
@@ -127,14 +126,14 @@ class TaskAdmin(ListAdmin):
 
     @admin.display(description=gettext_lazy("progress or error"))
     def says(self, task: Any) -> str:
-        """One line of it; what came of a task that is done is for those who may see payloads, on its page."""
+        """Show one line. The result of a COMPLETED task needs the permission to see payloads, on its page."""
         return "" if task.status == Status.COMPLETED else message_of(task.process_result)
 
     # -- the page of one task ----------------------------------------------------------------------------------------
 
     @admin.display(description=gettext_lazy("now"))
     def situation(self, task: Any) -> str:
-        """Where the task stands, in a sentence."""
+        """Show the state of the task in a sentence."""
         when = ago(task.next_process_time, task.clock)
         if task.status == Status.PROCESSING:
             over = task.next_process_time <= task.clock
@@ -147,23 +146,23 @@ class TaskAdmin(ListAdmin):
         if task.parked_by:
             return _("Parked: %(reason)s.") % {"reason": task.parked_by}
         if Queue.objects.using(alias_for(task.queue, None, write=False)).filter(IN_EFFECT, name=task.queue).exists():
-            return _("In line, but the queue is paused.")
+            return _("Ready, but the queue is paused.")
         if task.next_process_time <= task.clock:
             return _within(_("Due %(time)s, waiting for a poller."), when)
-        return _within(_("In line, due %(time)s."), when)
+        return _within(_("Scheduled, due %(time)s."), when)
 
     @admin.display(description=gettext_lazy("poller"))
     def poller(self, task: Any) -> str:
-        """Who holds it, or held it last."""
+        """Link to the poller that holds the task, or held it last."""
         if not task.poller_instance:
-            return NOTHING
+            return EMPTY_VALUE
         known = Poller.objects.filter(pk=task.poller_instance).exists()
         return self.link(task.poller_instance, self.url(Poller, "change", task.poller_instance) if known else "")
 
     @admin.display(description=gettext_lazy("attempts"))
     def attempts_made(self, task: Any) -> str:
-        """The three counters, in words."""
-        return _("%(attempt)s of %(most)s; taken %(total)s times in all, put back %(reenqueued)s times") % {
+        """Show the three counters in a sentence."""
+        return _("%(attempt)s of %(most)s; checked out %(total)s times in all, reenqueued %(reenqueued)s times") % {
             "attempt": task.attempt,
             "most": task.max_attempts,
             "total": task.total_attempt,
@@ -171,19 +170,19 @@ class TaskAdmin(ListAdmin):
         }
 
     def page_fields(self, row: Any) -> Sequence[str]:
-        """What there is to say of this task; columns that are empty for most tasks only when they are not."""
+        """Return the facts of this task; optional ones only if they have a value."""
         filled = [name for name in SHOWN_IF_SET if getattr(row, name)]
         names = ("status_badge", "situation", "queue_link", "reference", "attempts_made", "poller", "priority")
         return (*names, *filled, *(["group_link"] if row.fingerprint else []))
 
     @admin.display(description=gettext_lazy("failure group"))
     def group_link(self, task: Any) -> str:
-        """All that failed for the same reason."""
-        query = searching.text_of(fingerprint=task.fingerprint)
+        """Link to the tasks with the same failure."""
+        query = text_of(fingerprint=task.fingerprint)
         return self.link(_("Tasks that failed for the same reason"), self.url(self.model, "changelist", q=query))
 
     def page_verbs(self, request: HttpRequest, row: Any) -> Sequence[Verb]:
-        """The verbs that apply to the task's status and that the user may use."""
+        """Return the verbs that the user may use and that apply to the task's status."""
         return [
             verb
             for verb in TASK_VERBS.values()
@@ -191,48 +190,48 @@ class TaskAdmin(ListAdmin):
         ]
 
     def page_facts(self, request: HttpRequest, row: Any) -> dict[str, Any]:
-        """The timeline."""
+        """Add the timeline."""
         seen = may_see(request, row)
         events = timeline(row, list(failed_attempts(row)), traces=seen)
         return {"events": events, "may_enqueue": seen and can_enqueue(request.user, row)}
 
 
 class PoisonTaskAdmin(TaskAdmin):
-    """The tasks put aside, with what can be done about them."""
+    """The tasks in POISON."""
 
     view_permission = "view_task"
-    empty = gettext_lazy("Nothing is put aside.")
-    several = gettext_lazy("poison tasks")
+    empty = gettext_lazy("No task is in POISON.")
+    plural = gettext_lazy("poison tasks")
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
-        """POISON only."""
+        """Return the tasks in POISON."""
         return super().get_queryset(request).filter(final_status=Status.POISON)
 
     def list_verbs(self, request: HttpRequest) -> Sequence[Verb]:
-        """What acts on POISON."""
+        """Return the verbs that apply to POISON."""
         return [verb for verb in super().list_verbs(request) if Status.POISON in TASK_VERBS[verb.name].sources]
 
     def search_of(self, request: HttpRequest) -> Search:
-        """With the status that all of these have."""
+        """Add the status to the search."""
         return parse("status:POISON") & super().search_of(request)
 
     def page_of(self, row: Any) -> str:
-        """The task's own page."""
+        """Return the address of the task's own page."""
         return self.url(Task, "change", row.pk)
 
 
 def failed_attempts(task: AbstractTask) -> QuerySet[Attempt]:
     """Return the last failed attempts of a task, the newest first."""
     location = task._meta.label_lower
-    return Attempt.objects.filter(location=location, task_id=task.pk).order_by("-total_attempt")[:MOST_ATTEMPTS]
+    return Attempt.objects.filter(location=location, task_id=task.pk).order_by("-total_attempt")[:MAX_TIMELINE_ATTEMPTS]
 
 
 def timeline(task: Any, failed: list[Attempt], *, traces: bool) -> list[Event]:
-    """Return what is known to have happened to a task and what is to come, in order of time."""
+    """Return the known events of a task, past and future, in order of time."""
     known: list[tuple[datetime | None, Any, str]] = [
         (task.create_time, _("created"), ""),
-        (task.ready_time if task.status == Status.CREATED else None, _("in line from"), ""),
-        (task.start_time, _("last taken"), task.poller_instance or ""),
+        (task.ready_time if task.status == Status.CREATED else None, _("ready from"), ""),
+        (task.start_time, _("last checked out"), task.poller_instance or ""),
         (task.next_process_time if task.status == Status.PROCESSING else None, _("lease ends"), ""),
         (task.finish_time, _("finished"), task.status),
         (task.expire_time, _("expires"), ""),
@@ -244,12 +243,12 @@ def timeline(task: Any, failed: list[Attempt], *, traces: bool) -> list[Event]:
 
 def _failure(row: Attempt, *, traces: bool) -> Event:
     took = row.finish_time - row.start_time if row.start_time else None
-    said = message_of(error_of(row))
+    message = message_of(error_of(row))
     return Event(
         row.finish_time,
         stamp(row.finish_time),
         _("attempt %(n)s failed") % {"n": row.attempt},
-        said,
+        message,
         bad=True,
         took="" if took is None else _("after %(time)s") % {"time": format_duration(took, rough=True)},
         trace=box(row.traceback) if traces and row.traceback else "",
