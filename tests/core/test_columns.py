@@ -108,7 +108,7 @@ drain("parcels")
 assert sorted(seen, key=str) == [("a", "west"), ("b", "north"), (None, "north")], seen
 assert TaskHistory.objects.get(reference="a").region == "west"
 
-from django_dbtaskqueue.core.sql.base import POSTGRESQL, Tables
+from django_dbtaskqueue.core.sql.dialects import POSTGRESQL, Tables
 from django_dbtaskqueue.core.sql.pipeline import Staging
 
 assert "region_name text" in Staging(Tables("t"), POSTGRESQL).create("s")

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cached_property
 
-from django_dbtaskqueue.core.sql.base import Tables
 from django_dbtaskqueue.core.sql.checkout import NO_HANDLER, Checkouts, Tending
+from django_dbtaskqueue.core.sql.dialects import Tables
 from django_dbtaskqueue.core.sql.enqueue import Enqueueing
 from django_dbtaskqueue.core.sql.groups import Grouping
 from django_dbtaskqueue.core.sql.settle import Settling

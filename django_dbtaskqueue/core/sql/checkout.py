@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cached_property, lru_cache
 
 from django_dbtaskqueue.core.lease import LEASED
-from django_dbtaskqueue.core.sql.base import GROUP, Dialect, Group, Tables, renamed, statement
+from django_dbtaskqueue.core.sql.dialects import GROUP, Dialect, Group, Tables, renamed, statement
 from django_dbtaskqueue.core.states import sql_sources
 
 NO_HANDLER = "no handler"  # how the parking reason of a task without a processor begins

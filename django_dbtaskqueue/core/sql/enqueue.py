@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from django_dbtaskqueue.core.columns import ENQUEUED, TIMING
-from django_dbtaskqueue.core.sql.base import GROUP, Group, renamed, statement
+from django_dbtaskqueue.core.sql.dialects import GROUP, Group, renamed, statement
 from django_dbtaskqueue.core.states import sql_sources
 
 GIVEN = {column.db: column.type for column in ENQUEUED}  # what enqueue writes, with PostgreSQL types

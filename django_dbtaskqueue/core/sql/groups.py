@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cached_property
 
-from django_dbtaskqueue.core.sql.base import GROUP, Group, statement
+from django_dbtaskqueue.core.sql.dialects import GROUP, Group, statement
 
 
 class Grouping(Group):

@@ -14,7 +14,7 @@ from __future__ import annotations
 from functools import cached_property
 
 from django_dbtaskqueue.core.columns import TIMING
-from django_dbtaskqueue.core.sql.base import GROUP, Group, renamed
+from django_dbtaskqueue.core.sql.dialects import GROUP, Group, renamed
 from django_dbtaskqueue.core.sql.enqueue import GIVEN, PLACE
 from django_dbtaskqueue.core.states import TERMINAL, sql_sources
 

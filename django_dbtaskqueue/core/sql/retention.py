@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cached_property
 
 from django_dbtaskqueue.core.columns import HISTORY
-from django_dbtaskqueue.core.sql.base import Group, statement
+from django_dbtaskqueue.core.sql.dialects import Group, statement
 from django_dbtaskqueue.core.states import sql_sources
 
 

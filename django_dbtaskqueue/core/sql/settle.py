@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from django_dbtaskqueue.core.columns import HISTORY
-from django_dbtaskqueue.core.sql.base import FENCED, Group, statement
+from django_dbtaskqueue.core.sql.dialects import FENCED, Group, statement
 from django_dbtaskqueue.core.states import sql_sources
 
 # The keys of rows handed to statements. None is a column of a task: such a name would be ambiguous beside one.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from django_dbtaskqueue.core.sql.base import Dialect, Group, renamed, statement
+from django_dbtaskqueue.core.sql.dialects import Dialect, Group, renamed, statement
 
 TERMINAL = ("COMPLETED", "ERROR", "POISON")
 MOST_NAMES = 1000  # queues that pages find by themselves

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from django_dbtaskqueue.core.sql import Statements, pipeline, stats
-from django_dbtaskqueue.core.sql.base import DIALECTS, Dialect, Group, Tables
+from django_dbtaskqueue.core.sql.dialects import DIALECTS, Dialect, Group, Tables
 from django_dbtaskqueue.core.sql.pipeline import Archiving, Staging
 from django_dbtaskqueue.core.sql.retention import Aging
 from django_dbtaskqueue.core.sql.stats import Reading
