@@ -21,7 +21,7 @@ from django_dbtaskqueue.core.exceptions import TaskQueueError
 from django_dbtaskqueue.core.sql.retention import Aging
 from django_dbtaskqueue.core.states import sources
 from django_dbtaskqueue.db.session import Session
-from django_dbtaskqueue.db.statements import statements
+from django_dbtaskqueue.db.statements import statements_of
 from django_dbtaskqueue.flow.selection import Tasks, as_filterable, base_rows, delete_and_count, lockable
 from django_dbtaskqueue.models import AbstractTask, AuditEntry, BulkOperation, BulkSkip, TaskColumns, TaskHistory
 from django_dbtaskqueue.models.operations import UNFINISHED
@@ -197,7 +197,7 @@ def _locked(rows: QuerySet[Any]) -> QuerySet[Any]:
 
 @lru_cache(maxsize=256)
 def _sql(model: type[AbstractTask], vendor: str) -> Aging:
-    known = statements(model, vendor)
+    known = statements_of(model, vendor)
     return Aging(known.tables, known.dialect)
 
 
