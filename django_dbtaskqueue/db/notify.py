@@ -42,7 +42,7 @@ SELECT set_config('synchronous_commit', 'off', true), pg_notify('{CHANNEL}', q) 
 
 
 class Notifier:
-    """Sends the wake-ups of one alias and one process. Its thread starts with the first one, and ends when it is idle."""
+    """Sends one alias's wake-ups in one process. Its thread starts with the first one and ends when it is idle."""
 
     def __init__(self, alias: str) -> None:
         self.alias = alias

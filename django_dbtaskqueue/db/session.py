@@ -32,8 +32,8 @@ Params = Mapping[str, Any]
 TABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
 TABLE_NAME_RULE = "use 1 to 63 letters, digits and '_', not beginning with a digit"
 TIMESTAMPTZ_OID = 1184
-# Custom plans flip to sequential scans as statistics lag behind a queue. And whoever waits for a
-# row that a processor keeps locked in its own transaction cannot work for all others meanwhile.
+# Custom plans flip to sequential scans, because statistics lag behind a queue. And a poller that waits for a row that
+# a processor has locked in its own transaction cannot work for the other tasks.
 OWN_SESSION_SQL = (
     "SELECT set_config('plan_cache_mode', 'force_generic_plan', false), set_config('lock_timeout', '250ms', false)"
 )

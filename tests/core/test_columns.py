@@ -17,7 +17,7 @@ from django.db.models import Field
 from django_dbtaskqueue import enqueue
 from django_dbtaskqueue.core.columns import COLUMNS, HISTORY, OPTIONS
 from django_dbtaskqueue.models import Task, TaskHistory
-from django_dbtaskqueue.testing.asserting import ASSERTABLE, Wanted
+from django_dbtaskqueue.testing.kit import ASSERTABLE, Wanted
 from tests.architecture.source import PACKAGE, REPOSITORY
 
 TYPES = {
