@@ -99,7 +99,7 @@ def lease_of(held: Token, port: ManualSettlePort) -> Lease:
     """Return the lease a token stands for, its payload still text; raise ``LeaseLost`` when it is gone."""
     session = Session.on(port.alias, port.model)
     rows = json.dumps([{"task_id": held.id, "token": held.total_attempt}])
-    found = session.run(session.sql.standing, {"rows": rows})
+    found = session.run(session.sql.held_leases, {"rows": rows})
     if not found:
         raise LeaseLost(held.id, held.total_attempt, "from_token")
     *columns, left = found[0]

@@ -109,9 +109,9 @@ assert sorted(seen, key=str) == [("a", "west"), ("b", "north"), (None, "north")]
 assert TaskHistory.objects.get(reference="a").region == "west"
 
 from django_dbtaskqueue.core.sql.dialects import POSTGRESQL, Tables
-from django_dbtaskqueue.core.sql.pipeline import Staging
+from django_dbtaskqueue.core.sql.pipeline import StagingStatements
 
-assert "region_name text" in Staging(Tables("t"), POSTGRESQL).create("s")
+assert "region_name text" in StagingStatements(Tables("t"), POSTGRESQL).create("s")
 try:
     import pyspark
 except ImportError:
