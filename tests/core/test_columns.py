@@ -57,12 +57,12 @@ EDITS = (
             search=("region",),
         ),
     """),
-    ("core/lease.py", "    door: Door", "    region: str | None\n"),
+    ("core/lease.py", "    port: Port", "    region: str | None\n"),
     ("models/tasks.py", "    tag = models", """\
         region = models.CharField("region", max_length=200, null=True, blank=True, db_column="region_name")
     """),
     ("flow/enqueue.py", "    tag: str | None = None,", "    region: str | None = None,\n"),
-    ("testing/asserting.py", "    tag: Any", "    region: Any\n"),
+    ("testing/kit.py", "    tag: Any", "    region: Any\n"),
 )  # fmt: skip
 # Run with the changed package, on SQLite.
 SCRIPT = """
@@ -117,9 +117,9 @@ try:
 except ImportError:
     pass
 else:
-    from django_dbtaskqueue.pipeline.lake.lake import LAKE_TASKS
+    from django_dbtaskqueue.pipeline.lake import LAKE_TASKS
     from django_dbtaskqueue.pipeline.schema import HISTORY, TASKS
-    from django_dbtaskqueue.pipeline.source.source_write import CURES, TYPES
+    from django_dbtaskqueue.pipeline.source.task_writer import CURES, TYPES
     from django_dbtaskqueue.pipeline.source.staging_rows import COLUMNS
 
     assert all("region_name" in schema.names for schema in (TASKS, HISTORY, LAKE_TASKS))
@@ -149,7 +149,7 @@ def test_a_new_option_on_the_row_is_found_everywhere(changed: Path) -> None:
     """Given one line in the table of columns and what the type checker asks for, then each list has the option.
 
     Eight files: ``core/columns.py``, ``core/lease.py`` (if processors see it), ``models/tasks.py`` and its migration,
-    ``flow/enqueue.py`` (the signature), ``testing/asserting.py``, and the two files of statements, which are written by
+    ``flow/enqueue.py`` (the signature), ``testing/kit.py``, and the two files of statements, which are written by
     ``python -m tests.core.statements --write``. Documentation comes on top, and ``flow/arguments.py`` if the value is
     neither a text nor a timedelta.
     """
