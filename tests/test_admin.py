@@ -22,8 +22,8 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import path, reverse
 from django.utils import timezone
 
-from django_dbtaskqueue.admin import TaskAdmin, lists
-from django_dbtaskqueue.admin.display import json_box, status_badge
+from django_dbtaskqueue.admin import TaskAdmin, list_pages
+from django_dbtaskqueue.admin.read_only import json_box, status_badge
 from django_dbtaskqueue.core.states import BY_VERB, Status
 from django_dbtaskqueue.models import (
     Attempt,
@@ -41,10 +41,10 @@ from django_dbtaskqueue.models import (
     TaskHistory,
     TemporaryTask,
 )
-from django_dbtaskqueue.operations import actions
-from django_dbtaskqueue.operations.search import window
+from django_dbtaskqueue.operations import actions, paging
+from django_dbtaskqueue.operations.queue_control import pause
 from django_dbtaskqueue.operations.serializers import message_of, short_error
-from django_dbtaskqueue.operations.verbs import QUEUE_VERBS, TASK_VERBS, pause
+from django_dbtaskqueue.operations.verbs import QUEUE_VERBS, TASK_VERBS
 from tests.factories import HOLDER, QUEUE, age, make_task
 
 pytestmark = pytest.mark.django_db
@@ -74,8 +74,8 @@ def _known_queues(settings: Any) -> None:
 @pytest.fixture(autouse=True)
 def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy machine may take its time: what is counted or found late would be shown otherwise."""
-    monkeypatch.setattr(lists, "COUNTING", timedelta(seconds=60))
-    monkeypatch.setattr(window, "AT_ONCE", timedelta(seconds=60))
+    monkeypatch.setattr(list_pages, "COUNT_TIMEOUT", timedelta(seconds=60))
+    monkeypatch.setattr(paging, "WHOLE_SEARCH_TIMEOUT", timedelta(seconds=60))
 
 
 @pytest.fixture
@@ -208,9 +208,7 @@ def one_of_everything(canary: str = "plain") -> list[Model]:
     )
     SavedSearch.objects.create(owner=short, name=canary[:100], query=canary, shared=True)
     Metric.objects.create(queue=short, minute=timezone.now(), outcome=short[:30], count=1)
-    report = PipelineReport.objects.create(
-        kind=short[:30], summary=canary, data={canary: canary}, html=canary, location=canary
-    )
+    report = PipelineReport.objects.create(kind=short[:30], summary=canary, data={canary: canary}, location=canary)
     return [held, failed, parked, poller, attempt, shown, gone, queue, group, bulk, entry, report]
 
 
@@ -375,7 +373,7 @@ def assert_harmless(shown: str, where: str) -> None:
 def test_the_number_of_queries_of_a_list_does_not_grow(
     op: Client, model: type[Model], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lists, "PAGE", 3)
+    monkeypatch.setattr(list_pages, "PAGE_ROWS", 3)
     url = reverse(f"admin:dbtaskqueue_{model._meta.model_name}_changelist")
     counts = []
     for round_ in range(2):
@@ -437,7 +435,7 @@ def test_a_search_that_is_not_understood_says_what_was_meant(op: Client) -> None
 
 def test_pages_of_a_list_lead_to_each_other_without_counting(op: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     # Given five tasks on pages of two
-    monkeypatch.setattr(lists, "PAGE", 2)
+    monkeypatch.setattr(list_pages, "PAGE_ROWS", 2)
     tasks = [make_task().pk for _ in range(5)]
     make_task(queue="letters")
     seen, url, way = [], f"{TASKS}?q=queue:{QUEUE}", []
@@ -526,7 +524,7 @@ def test_the_page_of_a_task_tells_its_story(op: Client) -> None:
     # Then everything known of it stands there, in order of time
     assert [event.what for event in response.context["events"]] == [
         "created",
-        "last taken",
+        "last checked out",
         "finished",
         "attempt 1 failed",
         "attempt 2 failed",
@@ -545,7 +543,7 @@ def test_a_question_says_what_would_change_and_changes_nothing(op: Client) -> No
     tasks = [make_task(Status.ERROR), make_task(Status.ERROR), make_task(Status.COMPLETED), make_task(Status.POISON)]
     before = list(Task.objects.order_by("pk").values())
     shown = text_of(post(op, "reprocess", tasks, index="0"))
-    for words in ("4 tasks are selected.", "2 would change.", "2 are skipped: not in ERROR.", "ERROR to CREATED"):
+    for words in ("4 tasks match.", "2 would change; the others are skipped: not in ERROR.", "ERROR to CREATED"):
         assert words in shown
     assert list(Task.objects.order_by("pk").values()) == before
     assert not LogEntry.objects.exists()
@@ -553,7 +551,7 @@ def test_a_question_says_what_would_change_and_changes_nothing(op: Client) -> No
 
 def test_a_question_that_leads_to_nothing_has_no_button(op: Client) -> None:
     shown = text_of(post(op, "reprocess", [make_task()]))
-    assert "0 would change." in shown
+    assert "0 would change; the others are skipped" in shown
     assert 'name="confirm"' not in shown
 
 
@@ -690,7 +688,7 @@ def test_a_confirmed_act_on_one_task_reads_it_once(verb: str, status: Status, ow
 
 
 def test_more_than_a_thousand_ticked_tasks_are_refused(op: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(actions, "MOST", 2)
+    monkeypatch.setattr(actions, "MAX_TASKS_PER_ACTION", 2)
     tasks = [make_task(Status.ERROR) for _ in range(3)]
     shown = text_of(op.get(confirm(op, "mark_poison", tasks).headers["Location"]))
     assert "takes up to 2 ids at once, not 3" in shown
@@ -716,7 +714,7 @@ def test_housekeeping_asks_for_age_and_destination(op: Client) -> None:
     # Then the question begins with fourteen days and the history, and counts again for another age
     shown = text_of(post(op, "housekeep", both))
     assert 'name="days" value="14"' in shown
-    assert "1 would change." in shown
+    assert "1 would change;" in shown
     assert "2 would change." in text_of(post(op, "housekeep", both, recount="yes", days="0", to="history"))
     # and an age that is none is refused, and nothing happens
     for wrong in ("", "-1", "x", "99999999999"):

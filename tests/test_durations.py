@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from django_dbtaskqueue import management
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core import retry
 from django_dbtaskqueue.core.durations import (
@@ -19,15 +20,14 @@ from django_dbtaskqueue.core.durations import (
     parse_duration,
     parse_length,
 )
-from django_dbtaskqueue.management import arguments
 from django_dbtaskqueue.operations.search.values import span_of
-from django_dbtaskqueue.pipeline.reports.objectives import objective
+from django_dbtaskqueue.pipeline.jobs import objective
 
 MINUTE_AND_A_HALF = timedelta(seconds=90)
 READERS: dict[str, Callable[[str], timedelta | None]] = {
     "settings, overrides, API": lambda text: conf.overlay(conf.QueueSettings(), {"lease": text}).lease,
     "retry policy": lambda text: retry.parse(f"fixed:{text},jitter=0")(1, None),
-    "command line": arguments.duration,
+    "command line": management.duration,
     "search": span_of,
     "pipeline": lambda text: objective(f"claims=99%/{text}").within,
 }
@@ -79,7 +79,7 @@ def test_refusals_say_why() -> None:
     with pytest.raises(ValueError, match=r"'-5s' is negative\. Write a duration of 0 or more"):
         parse_length("-5s")
     with pytest.raises(ArgumentTypeError, match="'0s' must be more than 0"):
-        arguments.positive_duration("0s")
+        management.positive_duration("0s")
 
 
 @given(st.timedeltas())

@@ -171,7 +171,7 @@ def test_pages_speak_the_languages_of_their_readers(op: Client, spoken: str) -> 
 
 
 def test_a_fault_in_a_search_is_told_in_the_readers_language() -> None:
-    with override("de"), pytest.raises(SearchError, match=r"'EROR' ist nichts davon.*Meinten Sie 'ERROR'"):
+    with override("de"), pytest.raises(SearchError, match=r"'EROR' ist keiner der Werte.*Meinten Sie 'ERROR'"):
         parse("status:EROR")
     with override("zh-hans"), pytest.raises(SearchError, match="逗号"):
         parse("queue:a,,b")

@@ -1,4 +1,4 @@
-"""The Django admin of the queue: look at everything, act through the operator's verbs, edit nothing by hand.
+"""The Django admin of the queue: pages to read everything, and the operator's verbs. No row is edited by hand.
 
 The classes work on any ``AdminSite``; ``register`` puts all of them on a site of a project's own.
 """
@@ -7,14 +7,16 @@ from __future__ import annotations
 
 from django.contrib import admin
 
-from django_dbtaskqueue.admin.activity import AuditEntryAdmin, BulkOperationAdmin
-from django_dbtaskqueue.admin.doctor import DoctorAdmin
-from django_dbtaskqueue.admin.failures import FailureGroupAdmin
-from django_dbtaskqueue.admin.overview import OverviewAdmin
-from django_dbtaskqueue.admin.queues import QueueAdmin
-from django_dbtaskqueue.admin.records import AttemptAdmin, PollerAdmin, TaskHistoryAdmin
-from django_dbtaskqueue.admin.reports import PipelineReportAdmin
-from django_dbtaskqueue.admin.tasks import PoisonTaskAdmin, TaskAdmin
+from django_dbtaskqueue.admin.operation_pages import AuditEntryAdmin, BulkOperationAdmin, PollerAdmin
+from django_dbtaskqueue.admin.overview_pages import DoctorAdmin, OverviewAdmin
+from django_dbtaskqueue.admin.queue_pages import QueueAdmin
+from django_dbtaskqueue.admin.record_pages import (
+    AttemptAdmin,
+    FailureGroupAdmin,
+    PipelineReportAdmin,
+    TaskHistoryAdmin,
+)
+from django_dbtaskqueue.admin.task_pages import PoisonTaskAdmin, TaskAdmin
 from django_dbtaskqueue.models import (
     Attempt,
     AuditEntry,
@@ -33,7 +35,7 @@ from django_dbtaskqueue.models import (
 
 __all__ = ["AttemptAdmin", "PollerAdmin", "QueueAdmin", "TaskAdmin", "TaskHistoryAdmin", "register"]
 
-PAGES = {
+ADMIN_CLASSES = {
     Overview: OverviewAdmin,
     FailureGroup: FailureGroupAdmin,
     Task: TaskAdmin,
@@ -51,9 +53,9 @@ PAGES = {
 
 
 def register(site: admin.AdminSite) -> None:
-    """Put every page on ``site``, in its index."""
-    for model, page in PAGES.items():
-        site.register(model, page)
+    """Register every admin class on ``site``."""
+    for model, admin_class in ADMIN_CLASSES.items():
+        site.register(model, admin_class)
 
 
 register(admin.site)

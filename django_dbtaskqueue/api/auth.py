@@ -1,4 +1,4 @@
-"""The door of the JSON API: closed by default, a session with CSRF or a token, JSON in and out, errors that teach."""
+"""Authentication and errors of the JSON API: off by default; a session with CSRF, or a token; JSON in and out."""
 
 from __future__ import annotations
 
@@ -17,109 +17,112 @@ from django.views.decorators.csrf import csrf_exempt, csrf_protect
 
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.exceptions import SearchTooSlow, TaskQueueError, near_match
-from django_dbtaskqueue.operations.audit import Actor
+from django_dbtaskqueue.operations.permissions import Actor
 
-SCHEME = "Bearer "
-View = Callable[..., dict[str, Any]]
+AUTH_SCHEME = "Bearer "
+JsonObject = dict[str, Any]
+View = Callable[..., JsonObject]
 Entry = Callable[..., HttpResponseBase]
 
 
-class Fault(Exception):
-    """A request that cannot be answered, with its HTTP status."""
+class ApiError(Exception):
+    """The error of a request, with its HTTP status."""
 
-    def __init__(self, status: int, words: str) -> None:
-        self.code = status
-        super().__init__(words)
+    def __init__(self, status: int, message: str) -> None:
+        self.status = status
+        super().__init__(message)
 
 
 def endpoint(method: str, *, created: bool = False) -> Callable[[View], Entry]:
-    """Make a view of ``function(request, actor, **place) -> JSON``.
+    """Make a view of ``function(request, actor, **arguments) -> JSON``.
 
-    404 while ``DBTASKQUEUE["API"]`` is not True. A request with a token is its user's, whatever cookies it brings; any
-    other is its session's, and then CSRF is checked like everywhere. ``created``: the answer has status 202.
+    It answers 404 while ``DBTASKQUEUE["API"]`` is not True. With a token the request acts for the token's user, and
+    cookies are ignored. Without one it acts for the session's user, and CSRF is checked. ``created``: status 202.
     """
 
     def decorate(view: View) -> Entry:
-        def answer(request: HttpRequest, **place: Any) -> HttpResponse:
+        def answer(request: HttpRequest, **arguments: Any) -> HttpResponse:
             user = getattr(request, "user", None)
             if request.method != method:
-                return _fault(405, f"Use {method}.", Allow=method)
+                return _error(405, f"Use {method}.", Allow=method)
             if user is None or not user.is_authenticated:
-                return _fault(401, "Log in, or send a token: Authorization: Bearer …", **{"WWW-Authenticate": "Bearer"})
-            return _answered(lambda: view(request, Actor(user, "api"), **place), created=created)
+                return _error(401, "Log in, or send a token: Authorization: Bearer …", **{"WWW-Authenticate": "Bearer"})
+            return _answer(lambda: view(request, Actor(user, "api"), **arguments), created=created)
 
         protected = csrf_protect(answer)
 
-        # Exempt from the middlewares only: without a token the same checks are made here.
+        # The middlewares skip this view; without a token it makes the same checks itself.
         @csrf_exempt
         @login_not_required
         @wraps(view)
-        def entry(request: HttpRequest, **place: Any) -> HttpResponseBase:
+        def entry(request: HttpRequest, **arguments: Any) -> HttpResponseBase:
             if not conf.settings().api:
                 raise Http404('DBTASKQUEUE["API"] is not True.')
             token = request.headers.get("Authorization", "")
-            if not token.startswith(SCHEME):
-                return protected(request, **place)
-            request.user = _user_of(token.removeprefix(SCHEME).strip())
-            return answer(request, **place)
+            if not token.startswith(AUTH_SCHEME):
+                return protected(request, **arguments)
+            request.user = _user_of(token.removeprefix(AUTH_SCHEME).strip())
+            return answer(request, **arguments)
 
         return entry
 
     return decorate
 
 
-def body(request: HttpRequest, *allowed: str) -> dict[str, Any]:
-    """Return the JSON object of a request; raise ``Fault`` for anything else, and for a key that is not allowed."""
+def body(request: HttpRequest, *allowed: str) -> JsonObject:
+    """Return the JSON object of a request; raise ``ApiError`` for anything else, and for a key that is not allowed."""
     try:
         given = json.loads(request.body or b"{}")
     except ValueError as error:
-        raise Fault(400, f"The body is no JSON: {error}") from None
+        raise ApiError(400, f"The body is not JSON: {error}") from None
     if not isinstance(given, dict):
-        raise Fault(400, f"The body must be a JSON object, not {type(given).__name__}.")
+        raise ApiError(400, f"The body must be a JSON object, not {type(given).__name__}.")
     for key in given:
         if key not in allowed:
-            raise Fault(400, f"There is no key {key!r} here.{near_match(key, allowed)} Known are {', '.join(allowed)}.")
+            raise ApiError(
+                400, f"There is no key {key!r} here.{near_match(key, allowed)} Known are {', '.join(allowed)}."
+            )
     return given
 
 
-def typed(given: dict[str, Any], key: str, kind: type, default: Any) -> Any:
-    """Return a value of the body, or ``Fault`` when it is of another type."""
+def typed(given: JsonObject, key: str, kind: type, default: Any) -> Any:
+    """Return a value of the body, or ``ApiError`` when it is of another type."""
     value = given.get(key, default)
     if value is not default and (not isinstance(value, kind) or (kind is int and isinstance(value, bool))):
-        raise Fault(400, f"{key!r} must be of type {kind.__name__}, not {value!r}.")
+        raise ApiError(400, f"{key!r} must be of type {kind.__name__}, not {value!r}.")
     return value
 
 
-def _answered(ask: Callable[[], dict[str, Any]], *, created: bool) -> HttpResponse:
+def _answer(get_document: Callable[[], JsonObject], *, created: bool) -> HttpResponse:
     try:
-        return _json(ask(), 202 if created else 200)
-    except Fault as error:
-        return _fault(error.code, str(error))
+        return _json(get_document(), 202 if created else 200)
+    except ApiError as error:
+        return _error(error.status, str(error))
     except SearchTooSlow as error:
-        return _fault(503, str(error), **{"Retry-After": "10"})
+        return _error(503, str(error), **{"Retry-After": "10"})
     except PermissionDenied as error:
-        return _fault(403, str(error))
+        return _error(403, str(error))
     except Http404 as error:
-        return _fault(404, str(error))
+        return _error(404, str(error))
     except (TaskQueueError, ImproperlyConfigured) as error:
-        return _fault(400, str(error))
+        return _error(400, str(error))
 
 
-def _json(document: dict[str, Any], status: int) -> HttpResponse:
+def _json(document: JsonObject, status: int) -> HttpResponse:
     response = JsonResponse(document, status=status, json_dumps_params={"ensure_ascii": False})
     response["Cache-Control"] = "no-store"
     return response
 
 
-def _fault(status: int, words: str, **headers: str) -> HttpResponse:
-    response = _json({"error": words}, status)
+def _error(status: int, message: str, **headers: str) -> HttpResponse:
+    response = _json({"error": message}, status)
     for name, value in headers.items():
         response[name] = value
     return response
 
 
 def _user_of(token: str) -> Any:
-    """Return the active user a token belongs to, or None. Only hashes are compared, and all of them."""
+    """Return the active user of a token, or None. Compares hashes, and always all of them."""
     digest = hashlib.sha256(token.encode(errors="replace")).hexdigest()
     found = [name for name, known in conf.settings().api_tokens.items() if constant_time_compare(known, digest)]
     if not found:

@@ -1,32 +1,36 @@
 """Metrics: what became of attempts, by queue and minute, and failures by what they have in common.
 
-Counted in a poller's memory for each settled batch, appended in one transaction every few seconds. A killed poller
-loses what it counted since; nothing else depends on it.
+A poller counts each settled batch in memory and appends the counts every few seconds. A killed poller loses what it
+counted since then; nothing else depends on it.
 """
 
 from __future__ import annotations
 
 import logging
-import threading
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, NamedTuple, Protocol
+from math import log10
+from typing import NamedTuple, Protocol
 
 from django.db import transaction
 
 from django_dbtaskqueue.core.failure_signature import FailureSignature, signature_of
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import COMPLETE, Settlement, facts
+from django_dbtaskqueue.db.minute_counts import MinuteCounter, minute_of
 from django_dbtaskqueue.db.session import Session
-from django_dbtaskqueue.metrics.histogram import class_of
 from django_dbtaskqueue.models import FailureCount, FailureGroup, Metric
 
 logger = logging.getLogger("django_dbtaskqueue")
 
-SAMPLE = 8  # attempts of a batch whose durations go into the histograms
-MOST_KINDS = 1000  # groups of failures between two writes
+SAMPLED_ATTEMPTS = 8  # of a batch, whose durations go into the histograms
+MAX_FAILURE_GROUPS = 1000  # between two writes
+# Histograms: each class of durations is a third wider than the one before. Right to about 15 %.
+MIN_SECONDS = 0.0001  # shorter durations count as this
+CLASSES_PER_DECADE = 8
+LAST_CLASS = 96  # 10**8 seconds
 
 
 class Ended(Protocol):
@@ -45,8 +49,8 @@ class Ended(Protocol):
         """How long it ran."""
 
 
-class Key(NamedTuple):
-    """What is counted."""
+class OutcomeKey(NamedTuple):
+    """What attempts are counted by."""
 
     alias: str
     queue: str
@@ -67,7 +71,7 @@ class Sums:
         """Count a batch. The histograms get a sample of it, weighted so that they speak for all."""
         self.count += len(ended)
         self.run_seconds += sum([done.seconds for done in ended])
-        step = -(-len(ended) // SAMPLE)
+        step = -(-len(ended) // SAMPLED_ATTEMPTS)
         for start in range(0, len(ended), step):
             done, weight = ended[start], min(step, len(ended) - start)
             waited = _waited(done.lease)
@@ -75,101 +79,84 @@ class Sums:
             self.waits[class_of(waited)] += weight
             self.wait_seconds += waited * weight
 
-    def update(self, other: Sums) -> None:
-        """Add what was counted elsewhere."""
+    def update(self, other: Sums) -> Sums:
+        """Add what was counted elsewhere; return these sums."""
         self.count += other.count
         self.run_seconds += other.run_seconds
         self.wait_seconds += other.wait_seconds
         for mine, theirs in ((self.runs, other.runs), (self.waits, other.waits)):
             for number, count in theirs.items():
                 mine[number] += count
+        return self
 
 
-class Failure(NamedTuple):
-    """One group of failures, and how many attempts it had."""
+class FailureKey(NamedTuple):
+    """What failed attempts are counted by."""
+
+    alias: str
+    fingerprint: str
+
+
+class Failures(NamedTuple):
+    """The failed attempts of one group."""
 
     queue: str
     kind: FailureSignature
     number: int
+
+    def plus(self, other: Failures) -> Failures:
+        """Return the failures of both."""
+        return self._replace(number=self.number + other.number)
 
 
 class Collector:
     """Counts of one poller that are not stored yet. Any thread may add."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._sums: dict[Key, Sums] = {}
-        self._failures: dict[tuple[str, str], Failure] = {}  # by alias and fingerprint
+        self.outcomes: MinuteCounter[OutcomeKey, Sums] = MinuteCounter(Sums.update, _append_outcomes)
+        self.failures: MinuteCounter[FailureKey, Failures] = MinuteCounter(
+            Failures.plus, _append_failures, MAX_FAILURE_GROUPS
+        )
 
     def add(self, alias: str, queue: str, ended: Sequence[Ended]) -> None:
         """Count the attempts of a batch of one queue, once they are settled. Never raises."""
         try:
-            self._add(alias, queue, ended)
+            completed: list[Ended] = []
+            others: list[Ended] = []
+            for done in ended:
+                plain = done.settlement is not None and facts(done.settlement) is COMPLETE and not done.lease.lost
+                (completed if plain else others).append(done)
+            if completed:
+                self._count(OutcomeKey(alias, queue, COMPLETE.counts_as), completed)
+            if others:
+                self._add_others(alias, queue, others)
         except Exception:
             logger.exception("Attempts of %s were not counted", queue)
 
-    def _add(self, alias: str, queue: str, ended: Sequence[Ended]) -> None:
-        completed: list[Ended] = []
-        others: list[Ended] = []
-        for done in ended:
-            plain = done.settlement is not None and facts(done.settlement) is COMPLETE and not done.lease.lost
-            (completed if plain else others).append(done)
-        if completed:
-            with self._lock:
-                self._sums.setdefault(Key(alias, queue, COMPLETE.counts_as), Sums()).add(completed)
-        if others:
-            self._add_others(alias, queue, others)
-
     def aliases(self) -> set[str]:
         """Return the databases with something to store."""
-        with self._lock:
-            return {key.alias for key in self._sums} | {alias for alias, _ in self._failures}
+        return self.outcomes.aliases() | self.failures.aliases()
 
     def store(self, alias: str) -> None:
         """Append what was counted on one database, on the calling thread's connection. Raises its errors."""
-        sums, failures = self._take(alias)
-        if not sums and not failures:
-            return
-        try:
-            _append(alias, sums, failures)
-        except BaseException:
-            with self._lock:
-                self._put_back(alias, sums, failures)
-            raise
+        self.outcomes.store(alias)
+        self.failures.store(alias)
 
-    def _add_others(self, alias: str, queue: str, ended: Iterable[Ended]) -> None:
+    def _add_others(self, alias: str, queue: str, ended: Sequence[Ended]) -> None:
         by_outcome: defaultdict[str, list[Ended]] = defaultdict(list)
-        failed: list[Failure] = []
         for done in ended:
             name, error = _counted(done)
             by_outcome[name].append(done)
             if error is not None:
-                failed.append(Failure(queue, signature_of(error, queue), 1))
-        with self._lock:
-            for name, batch in by_outcome.items():
-                self._sums.setdefault(Key(alias, queue, name), Sums()).add(batch)
-            for failure in failed:
-                self._fail(alias, failure)
+                signature = signature_of(error, queue)
+                self.failures.add(FailureKey(alias, signature.fingerprint), Failures(queue, signature, 1))
+        for name, batch in by_outcome.items():
+            self._count(OutcomeKey(alias, queue, name), batch)
 
-    def _fail(self, alias: str, failure: Failure) -> None:
-        place = (alias, failure.kind.fingerprint)
-        known = self._failures.get(place)
-        if known is not None:
-            self._failures[place] = known._replace(number=known.number + failure.number)
-        elif len(self._failures) < MOST_KINDS:
-            self._failures[place] = failure
-
-    def _take(self, alias: str) -> tuple[dict[Key, Sums], list[Failure]]:
-        with self._lock:
-            sums = {key: self._sums.pop(key) for key in [key for key in self._sums if key.alias == alias]}
-            places = [place for place in self._failures if place[0] == alias]
-            return sums, [self._failures.pop(place) for place in places]
-
-    def _put_back(self, alias: str, sums: dict[Key, Sums], failures: Iterable[Failure]) -> None:
-        for key, counted in sums.items():
-            self._sums.setdefault(key, Sums()).update(counted)
-        for failure in failures:
-            self._fail(alias, failure)
+    def _count(self, key: OutcomeKey, batch: Sequence[Ended]) -> None:
+        sums = Sums()
+        sums.add(batch)
+        self.outcomes.add(key, sums)
 
 
 def _counted(done: Ended) -> tuple[str, BaseException | str | None]:
@@ -187,40 +174,31 @@ def _waited(lease: Lease) -> float:
     return max(0.0, (_time(lease.start_text) - _time(lease.ready_text)).total_seconds())
 
 
-def _time(value: Any) -> datetime:
+def _time(value: str | datetime) -> datetime:
     """Return a time as the database wrote it; SQLite's are read already."""
     return datetime.fromisoformat(value) if isinstance(value, str) else value
 
 
-def minute_of(session: Session) -> datetime:
-    """Return the present minute by the database's clock, as a model holds it."""
-    now = session.time(session.run(f"SELECT {session.sql.dialect.now}", {})[0][0])
-    return session.stored_time(now.replace(second=0, microsecond=0))
-
-
-def _append(alias: str, sums: dict[Key, Sums], failures: Sequence[Failure]) -> None:
-    session = Session.on(alias)
-    with transaction.atomic(using=alias):
-        minute = minute_of(session)
-        Metric.objects.using(alias).bulk_create(
-            Metric(
-                queue=key.queue,
-                minute=minute,
-                outcome=key.outcome,
-                count=one.count,
-                run_seconds=one.run_seconds,
-                wait_seconds=one.wait_seconds,
-                runs=dict(one.runs),
-                waits=dict(one.waits),
-            )
-            for key, one in sums.items()
+def _append_outcomes(alias: str, counts: Mapping[OutcomeKey, Sums]) -> None:
+    minute = minute_of(Session.on(alias))
+    Metric.objects.using(alias).bulk_create(
+        Metric(
+            queue=key.queue,
+            minute=minute,
+            outcome=key.outcome,
+            count=one.count,
+            run_seconds=one.run_seconds,
+            wait_seconds=one.wait_seconds,
+            runs=dict(one.runs),
+            waits=dict(one.waits),
         )
-        _append_failures(alias, minute, failures)
+        for key, one in counts.items()
+    )
 
 
-def _append_failures(alias: str, minute: datetime, failures: Sequence[Failure]) -> None:
-    if not failures:
-        return
+def _append_failures(alias: str, counts: Mapping[FailureKey, Failures]) -> None:
+    minute = minute_of(Session.on(alias))
+    ordered = [counts[key] for key in sorted(counts)]  # rows are locked in one order everywhere
     groups = [
         FailureGroup(
             fingerprint=kind.fingerprint,
@@ -231,11 +209,44 @@ def _append_failures(alias: str, minute: datetime, failures: Sequence[Failure]) 
             first_seen=minute,
             last_seen=minute,
         )
-        for queue, kind, _ in sorted(failures, key=lambda one: one.kind.fingerprint)  # locked in one order everywhere
+        for queue, kind, _ in ordered
     ]
-    FailureGroup.objects.using(alias).bulk_create(
-        groups, update_conflicts=True, unique_fields=["fingerprint"], update_fields=["last_seen"]
-    )
-    FailureCount.objects.using(alias).bulk_create(
-        FailureCount(fingerprint=kind.fingerprint, minute=minute, count=count) for _, kind, count in failures
-    )
+    with transaction.atomic(using=alias):
+        FailureGroup.objects.using(alias).bulk_create(
+            groups, update_conflicts=True, unique_fields=["fingerprint"], update_fields=["last_seen"]
+        )
+        FailureCount.objects.using(alias).bulk_create(
+            FailureCount(fingerprint=kind.fingerprint, minute=minute, count=number) for _, kind, number in ordered
+        )
+
+
+# -- histograms --------------------------------------------------------------------------------------------------------
+
+
+def class_of(seconds: float) -> int:
+    """Return the class a duration falls into, from 0."""
+    if seconds <= MIN_SECONDS:
+        return 0
+    return min(LAST_CLASS, int(CLASSES_PER_DECADE * log10(seconds / MIN_SECONDS)) + 1)
+
+
+def upper(number: int) -> float:
+    """Return the longest duration of a class, in seconds."""
+    return float(MIN_SECONDS * 10 ** (number / CLASSES_PER_DECADE))
+
+
+def quantile(counts: Mapping[int, int], share: float) -> float | None:
+    """Return the duration that ``share`` of all stay within, in seconds; None when nothing was counted.
+
+    Within its class the durations are taken to be spread evenly.
+    """
+    wanted = share * sum(counts.values())
+    if not wanted:
+        return None
+    seen = 0.0
+    for number in sorted(counts):
+        seen += counts[number]
+        if seen >= wanted:
+            low = upper(number - 1) if number else 0.0
+            return low + (upper(number) - low) * (1 - (seen - wanted) / counts[number])
+    return upper(max(counts))

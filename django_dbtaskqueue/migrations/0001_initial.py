@@ -157,7 +157,7 @@ class Migration(migrations.Migration):
             options={"verbose_name": "deleted tasks", "verbose_name_plural": "deleted tasks"},
         ),
         migrations.CreateModel(
-            name="CallCount",
+            name="UsageCount",
             fields=[
                 *key(),
                 ("queue", models.CharField("queue", max_length=200, db_column="queue_name")),
@@ -168,7 +168,7 @@ class Migration(migrations.Migration):
             options={
                 "verbose_name": "calls in a minute",
                 "verbose_name_plural": "calls by the minute",
-                "indexes": [models.Index(fields=["queue", "minute"], name="dbtaskqueue_callcount_minute")],
+                "indexes": [models.Index(fields=["queue", "minute"], name="dbtaskqueue_usagecount_minute")],
             },
         ),
         migrations.CreateModel(
@@ -422,7 +422,6 @@ class Migration(migrations.Migration):
                 ("until", models.DateTimeField("to", null=True, blank=True)),
                 ("summary", models.TextField("summary", db_default="", blank=True)),
                 ("data", models.JSONField("figures", db_default=empty({}), blank=True)),
-                ("html", models.TextField("page", db_default="", blank=True)),
                 ("location", models.TextField("files", db_default="", blank=True)),
             ],
             options={"verbose_name": "pipeline report", "verbose_name_plural": "pipeline reports"},

@@ -2,7 +2,7 @@
 ``metrics``: what pollers count; ``operations``: what operators did and do; ``archive``: what Spark's jobs keep."""
 
 from django_dbtaskqueue.models.archive import ArchiveBatch, PipelineReport, StreamLedger
-from django_dbtaskqueue.models.control import CallCount, DeletedTasks, Doctor, Overview, Poller, Queue
+from django_dbtaskqueue.models.control import DeletedTasks, Doctor, Overview, Poller, Queue, UsageCount
 from django_dbtaskqueue.models.metrics import FailureCount, FailureGroup, Metric
 from django_dbtaskqueue.models.operations import AuditEntry, BulkOperation, BulkSkip, SavedSearch
 from django_dbtaskqueue.models.tasks import (
@@ -22,7 +22,6 @@ __all__ = [
     "AuditEntry",
     "BulkOperation",
     "BulkSkip",
-    "CallCount",
     "DeletedTasks",
     "Doctor",
     "FailureCount",
@@ -39,4 +38,5 @@ __all__ = [
     "TaskColumns",
     "TaskHistory",
     "TemporaryTask",
+    "UsageCount",
 ]

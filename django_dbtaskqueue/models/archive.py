@@ -80,7 +80,7 @@ class StreamLedger(models.Model):
 
 
 class PipelineReport(models.Model):
-    """What ``report``, ``forecast`` or ``whatif`` found: its figures, and the page that shows them."""
+    """The figures that ``report``, ``forecast`` or ``whatif`` found; the admin shows them as a page."""
 
     id = models.BigAutoField(primary_key=True)
     kind = models.CharField(_("job"), max_length=30)
@@ -89,7 +89,6 @@ class PipelineReport(models.Model):
     until = models.DateTimeField(_("to"), null=True, blank=True)
     summary = models.TextField(_("summary"), db_default="", blank=True)
     data = models.JSONField(_("figures"), db_default=models.Value({}, models.JSONField()), blank=True)
-    html = models.TextField(_("page"), db_default="", blank=True)
     location = models.TextField(_("files"), db_default="", blank=True)
 
     class Meta:

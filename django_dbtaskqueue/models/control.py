@@ -77,7 +77,7 @@ class DeletedTasks(models.Model):
         return f"{self.queue}: {self.count}"
 
 
-class CallCount(models.Model):
+class UsageCount(models.Model):
     """How often a verb was used on a queue in one minute. Appended by each process: no producer waits for a row.
 
     Several rows may stand for the same minute; older ones are merged, in the end into one per day.
@@ -93,7 +93,7 @@ class CallCount(models.Model):
         verbose_name = _("calls in a minute")
         verbose_name_plural = _("calls by the minute")
         indexes: ClassVar[list[models.Index]] = [
-            models.Index(fields=["queue", "minute"], name="dbtaskqueue_callcount_minute"),
+            models.Index(fields=["queue", "minute"], name="dbtaskqueue_usagecount_minute"),
         ]
 
     def __str__(self) -> str:

@@ -1,44 +1,49 @@
-"""One act of an operator: who does what to which tasks, why, what came of it, and the record of it.
+"""Actions of operators on tasks, each with its report and its record: the audit entry and Django's ``LogEntry``.
 
-Every face acts through here. Permission and reason are asked for before anything is written; the change, the audit
-and Django's ``LogEntry`` are one transaction (where users live in another database, one there and one here).
+Pages, commands and the API act through here. Permission and reason are checked before anything is written. The change
+and its record are one transaction; if users are in another database, one there and one here.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from typing import Any
 
-from django.db import transaction
-from django.db.models import BooleanField, ExpressionWrapper
+from django.apps import apps
+from django.db import router, transaction
+from django.db.models import BooleanField, ExpressionWrapper, Model
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from django_dbtaskqueue.core.exceptions import OperationRefused
 from django_dbtaskqueue.flow.selection import base_rows
-from django_dbtaskqueue.models import AbstractTask
+from django_dbtaskqueue.models import AbstractTask, AuditEntry
 from django_dbtaskqueue.models.querysets import TaskQuerySet
-from django_dbtaskqueue.operations.audit import CHANGE, DELETION, Actor, check, log, record, recorded
-from django_dbtaskqueue.operations.verbs import Aging, TaskVerb
+from django_dbtaskqueue.operations.bounded_reads import ApproxCount, bounded_count
+from django_dbtaskqueue.operations.permissions import Actor, check
+from django_dbtaskqueue.operations.verbs import HousekeepOptions, TaskVerb, Verb
 
-MOST = 1000  # tasks of one act; more are a bulk operation
-NAMED = 100  # ids that an audit entry names
+MAX_TASKS_PER_ACTION = 1000  # more are a bulk operation
+MAX_IDS_IN_AUDIT = 100  # that an audit entry names
+ADDITION, CHANGE, DELETION = 1, 2, 3  # Django's action flags; the admin need not be installed
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
-    """What is to be done. ``query`` is how the tasks were found, for the record."""
+class ActionRequest:
+    """What is to be done. ``query`` is how the tasks were found; it goes to the record."""
 
     verb: TaskVerb
     reason: str = ""
-    aging: Aging = field(default_factory=Aging)
+    options: HousekeepOptions = field(default_factory=HousekeepOptions)
     query: str = ""
 
 
 @dataclass(slots=True)
 class Report:
-    """What came of an act: the tasks changed, and for each reason those left as they were."""
+    """What an action did: the tasks it changed, and for each reason the tasks it skipped."""
 
     changed: int = 0
     skips: dict[str, list[int]] = field(default_factory=dict)
@@ -46,49 +51,88 @@ class Report:
 
     @property
     def skipped(self) -> int:
-        """How many were left as they were."""
+        """How many were skipped."""
         return sum(map(len, self.skips.values()))
 
 
-def act(tasks: TaskQuerySet, order: Order, actor: Actor) -> Report:
-    """Carry an order out on up to 1,000 tasks and record it, in one transaction.
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """What a request would do, from bounded counts; None where counting took too long."""
 
-    Raises ``PermissionDenied`` without the verb's permission, and ``OperationRefused`` for want of a reason or for too
-    many tasks. Tasks of queues the actor may not touch are skipped with that reason, like all that do not fit.
+    request: ActionRequest
+    selected: ApproxCount | None
+    eligible: ApproxCount | None
+    estimate: int | None = None  # of the selection, by the planner, where it was not counted to its end
+
+    @property
+    def sentences(self) -> list[str]:
+        """The effect and the numbers, in words."""
+        lines = [str(self.request.verb.effect)]
+        if self.selected is None:
+            lines.append(_("More tasks match than could be counted in time."))
+        else:
+            lines.append(_("%(count)s tasks match.") % {"count": self.selected})
+        if self.estimate is not None:
+            lines.append(_("The database estimates ≈%(number)s.") % {"number": f"{self.estimate:,}"})
+        if self.eligible and self.eligible == self.selected:
+            lines.append(_("%(count)s would change.") % {"count": self.eligible})
+        elif self.eligible is not None:
+            reason = self.request.verb.skipped(self.request.options)
+            lines.append(
+                _("%(count)s would change; the others are skipped: %(reason)s.")
+                % {"count": self.eligible, "reason": reason}
+            )
+        return lines
+
+
+def preview(tasks: TaskQuerySet, request: ActionRequest) -> Preview:
+    """Count what is selected and what would change; two bounded counts."""
+    return Preview(request, bounded_count(tasks), bounded_count(request.verb.eligible(tasks, request.options)))
+
+
+def act(tasks: TaskQuerySet, request: ActionRequest, actor: Actor) -> Report:
+    """Carry out a request on up to 1,000 tasks and record it, in one transaction.
+
+    Raises ``PermissionDenied`` without the verb's permission, and ``OperationRefused`` without a reason that is needed
+    or for too many tasks. Tasks that do not fit, or of a queue that the actor may not change, are skipped.
     """
-    check(order.verb, order.reason, actor)
+    check(request.verb, request.reason, actor)
     tasks = tasks.using(base_rows(tasks).db)  # statuses are judged where they are written: a replica may lag behind
-    # Not ordered by the database: with a bound, it could walk through the whole table in that order.
-    ids = sorted(tasks.order_by().values_list("pk", flat=True)[: MOST + 1])
-    if len(ids) > MOST:
+    # Not ordered by the database: with a limit, it could read the whole table in that order.
+    ids = sorted(tasks.order_by().values_list("pk", flat=True)[: MAX_TASKS_PER_ACTION + 1])
+    if len(ids) > MAX_TASKS_PER_ACTION:
         raise OperationRefused(
             _("%(verb)s on more than %(most)s tasks is a bulk operation: start one, or narrow the search.")
-            % {"verb": order.verb.name, "most": f"{MOST:,}"}
+            % {"verb": request.verb.name, "most": f"{MAX_TASKS_PER_ACTION:,}"}
         )
-    return _recorded(tasks.model, tasks.db, ids, order, actor)
+    return _recorded(tasks.model, tasks.db, ids, request, actor)
 
 
-def act_on_ids(model: type[AbstractTask], alias: str, ids: Sequence[int], order: Order, actor: Actor) -> Report:
+def act_on_ids(
+    model: type[AbstractTask], alias: str, ids: Sequence[int], request: ActionRequest, actor: Actor
+) -> Report:
     """As ``act``, on tasks by id; an id without a task is skipped with that reason."""
-    check(order.verb, order.reason, actor)
-    if len(ids) > MOST:
+    check(request.verb, request.reason, actor)
+    if len(ids) > MAX_TASKS_PER_ACTION:
         words = _("%(verb)s takes up to %(most)s ids at once, not %(number)s.")
-        raise OperationRefused(words % {"verb": order.verb.name, "most": f"{MOST:,}", "number": f"{len(ids):,}"})
-    return _recorded(model, alias, sorted(set(ids)), order, actor)
+        raise OperationRefused(
+            words % {"verb": request.verb.name, "most": f"{MAX_TASKS_PER_ACTION:,}", "number": f"{len(ids):,}"}
+        )
+    return _recorded(model, alias, sorted(set(ids)), request, actor)
 
 
-def change(model: type[AbstractTask], alias: str, ids: Sequence[int], order: Order, actor: Actor) -> Report:
-    """Change what can be changed of these tasks and say why the others cannot. Call it in ``atomic``; no record.
+def change(model: type[AbstractTask], alias: str, ids: Sequence[int], request: ActionRequest, actor: Actor) -> Report:
+    """Change those of these tasks that can be changed, and say why the others cannot. Call it in ``atomic``; no record.
 
     Each task that can be changed is read once, and locked by that. Rows that another transaction has locked are
-    skipped: this never waits for a processor's transaction.
+    skipped: an action never waits for a processor's transaction.
     """
     rows = model._default_manager.using(alias)
-    locked = {row.pk: row for row in _lock(order.verb.eligible(rows.filter(pk__in=ids), order.aging))}
+    locked = {row.pk: row for row in _lock(request.verb.eligible(rows.filter(pk__in=ids), request.options))}
     left = [pk for pk in ids if pk not in locked]
-    why = _reasons_for_others(rows.filter(pk__in=left), order) if left else {}
+    why = _reasons_for_others(rows.filter(pk__in=left), request) if left else {}
     queues = {row.queue for row in locked.values()} | {queue for queue, _reason in why.values()}
-    denied = {queue for queue in queues if not actor.may(order.verb, queue)}
+    denied = {queue for queue in queues if not actor.may(request.verb, queue)}
     report, skips = Report(), defaultdict(list)
     for pk in ids:
         queue, reason = (locked[pk].queue, "") if pk in locked else why.get(pk, ("", _("there is no such task")))
@@ -98,55 +142,83 @@ def change(model: type[AbstractTask], alias: str, ids: Sequence[int], order: Ord
             skips[reason].append(pk)
         else:
             report.tasks.append(locked[pk])
-    report.changed = order.verb.run(report.tasks, order.aging) if report.tasks else 0
+    report.changed = request.verb.run(report.tasks, request.options) if report.tasks else 0
     report.skips = dict(skips)
     return report
 
 
-def _recorded(model: type[AbstractTask], alias: str, ids: Sequence[int], order: Order, actor: Actor) -> Report:
+def _recorded(
+    model: type[AbstractTask], alias: str, ids: Sequence[int], request: ActionRequest, actor: Actor
+) -> Report:
     with recorded(alias):
-        # First a write: where there are no row locks, it is what keeps others from changing what is read next.
-        entry = record(alias, actor, order.verb, query=order.query, reason=order.reason)
-        report = change(model, alias, ids, order, actor)
-        log(actor, report.tasks, DELETION if order.verb.removes else CHANGE, note(order))
+        # First a write: on SQLite it keeps other transactions from changing what is read next.
+        entry = record(alias, actor, request.verb, query=request.query, reason=request.reason)
+        report = change(model, alias, ids, request, actor)
+        log(actor, report.tasks, DELETION if request.verb.deletes else CHANGE, note(request))
         queues = {row.queue for row in report.tasks}
         entry.queue = queues.pop() if len(queues) == 1 else ""
         entry.changed, entry.skipped = report.changed, report.skipped
         skips = {reason: len(ids) for reason, ids in report.skips.items()}
-        entry.details = {"task_ids": [row.pk for row in report.tasks][:NAMED], "skips": skips}
+        entry.details = {"task_ids": [row.pk for row in report.tasks][:MAX_IDS_IN_AUDIT], "skips": skips}
         entry.save(using=alias, update_fields=["queue", "changed", "skipped", "details"])
     return report
 
 
-def note(order: Order) -> str:
-    """Return an order in words, for Django's log."""
-    words = str(order.verb.label)
-    if order.verb.ages:
-        days = order.aging.older_than.days
+def note(request: ActionRequest) -> str:
+    """Return a request in words, for Django's log."""
+    words = str(request.verb.label)
+    if request.verb.ages:
+        days = request.options.older_than.days
         age = ngettext("older than %(days)s day", "older than %(days)s days", days) % {"days": days}
-        words += f": {age}, {order.aging.to}"
-    return f"{words} ({order.reason})" if order.reason else words
+        words += f": {age}, {request.options.to}"
+    return f"{words} ({request.reason})" if request.reason else words
 
 
-def _reasons_for_others(tasks: TaskQuerySet, order: Order) -> dict[int, tuple[str, str]]:
+def _reasons_for_others(tasks: TaskQuerySet, request: ActionRequest) -> dict[int, tuple[str, str]]:
     """Return the queue of each task that could not be locked, and why the verb does not change it."""
-    verb = order.verb
-    fits = ExpressionWrapper(verb.condition(order.aging), output_field=BooleanField())
+    verb = request.verb
+    fits = ExpressionWrapper(verb.condition(request.options), output_field=BooleanField())
     wanted = ", ".join(sorted(verb.sources))
 
     def reason(status: str, *, fits: bool) -> str:
         if status not in verb.sources:
             return _("in %(status)s, not in %(wanted)s") % {"status": status, "wanted": wanted}
-        return _("somebody else is changing it") if fits else verb.skipped(order.aging)
+        return _("another transaction is changing it") if fits else verb.skipped(request.options)
 
     read = tasks.annotate(fits=fits).values_list("pk", "queue", "status", "fits")
     return {pk: (queue, reason(status, fits=fits)) for pk, queue, status, fits in read}
 
 
 def _lock(tasks: TaskQuerySet) -> TaskQuerySet:
-    """Return the rows that no other transaction has locked, with what an act needs; reading them locks them."""
+    """Return the rows that no other transaction has locked, with what an action needs; reading them locks them."""
     features = transaction.get_connection(tasks.db).features
     tasks = tasks.only("queue", "group_key", "reference").order_by("pk")
     if not features.has_select_for_update_skip_locked:
         return tasks
     return tasks.select_for_update(skip_locked=True, of=("self",) * features.has_select_for_update_of)
+
+
+# -- the record --------------------------------------------------------------------------------------------------------
+
+
+def record(alias: str, actor: Actor, verb: Verb, **columns: Any) -> AuditEntry:
+    """Write an audit entry on the database of the action."""
+    return AuditEntry.objects.using(alias).create(
+        actor=actor.name[:200], actor_id=actor.key, source=actor.source, verb=verb.name, **columns
+    )
+
+
+def log(actor: Actor, rows: Sequence[Model], flag: int, message: str) -> None:
+    """Write Django's log entries, if there is a user and the admin is installed."""
+    if actor.user is not None and rows and apps.is_installed("django.contrib.admin"):
+        entries: Any = apps.get_model("admin", "LogEntry")
+        entries.objects.log_actions(actor.user.pk, rows, flag, message)
+
+
+@contextmanager
+def recorded(alias: str) -> Iterator[None]:
+    """A transaction on the tasks' database for an action and its record, inside one on the database of Django's log."""
+    installed = apps.is_installed("django.contrib.admin")
+    outer = router.db_for_write(apps.get_model("admin", "LogEntry")) if installed else alias
+    with transaction.atomic(using=outer), transaction.atomic(using=alias) if outer != alias else nullcontext():
+        yield

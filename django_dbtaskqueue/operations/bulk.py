@@ -1,70 +1,58 @@
-"""Bulk operations: a verb over all tasks that match a search, in chunks, by whoever has time.
+"""Bulk operations: a verb over all tasks that match a search, in chunks, carried out by any poller.
 
-``preview`` says what would happen, ``start`` orders it, and each ``turn`` carries out one chunk: its effect, the
-operation's cursor (an id), its counts, the reason of every skipped task and the audit are one transaction under the
-operation's row lock. So no chunk is done twice or by two workers at once, and after a kill the next worker goes on
-where the last chunk ended. Tasks enqueued after the start are not touched.
+``preview`` says what would happen, ``start`` orders it, and each ``turn`` carries out one chunk. One transaction, under
+the lock of the operation's row, holds the chunk's effect, the operation's cursor (an id), its counts, the reason of
+every skipped task, and the audit. So no chunk is done twice or by two workers at once. After a crash the next worker
+continues where the last chunk ended. Tasks enqueued after the start are not changed.
 """
 
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
-from typing import Any
+from datetime import timedelta
+from time import monotonic
 
+from django.contrib.auth import get_user_model
+from django.core.exceptions import PermissionDenied
 from django.db import OperationalError, connections, transaction
-from django.db.models import Max, QuerySet
-from django.db.models.functions import Now
+from django.db.models import F, Max, QuerySet
+from django.db.models.functions import Coalesce, Now
 from django.utils.translation import gettext as _
 
-from django_dbtaskqueue.core.exceptions import OperationRefused, SearchTooSlow
-from django_dbtaskqueue.models import BulkOperation
-from django_dbtaskqueue.models.operations import CANCELLED, FAILED, UNFINISHED
+from django_dbtaskqueue.core.exceptions import OperationRefused
+from django_dbtaskqueue.db.session import model_named
+from django_dbtaskqueue.models import BulkOperation, BulkSkip
+from django_dbtaskqueue.models.operations import CANCELLED, FAILED, FINISHED, FIRST_WINDOW, RUNNING, UNFINISHED
 from django_dbtaskqueue.models.querysets import TaskQuerySet
-from django_dbtaskqueue.operations.actions import Order, note
-from django_dbtaskqueue.operations.audit import ADDITION, CHANGE, Actor, check, check_search, log, record, recorded
-from django_dbtaskqueue.operations.bulk_steps import end, step
-from django_dbtaskqueue.operations.paginators import Count, bounded_count, estimate
+from django_dbtaskqueue.operations.actions import (
+    ADDITION,
+    CHANGE,
+    ActionRequest,
+    Preview,
+    Report,
+    change,
+    log,
+    note,
+    record,
+    recorded,
+)
+from django_dbtaskqueue.operations.bounded_reads import count_in_time, estimate
+from django_dbtaskqueue.operations.permissions import Actor, User, check, check_search
 from django_dbtaskqueue.operations.search.parse import Search, parse, to_text
 from django_dbtaskqueue.operations.search.query import select, tasks_for
-from django_dbtaskqueue.operations.timeouts import bounded
-from django_dbtaskqueue.operations.verbs import BULK_VERBS, PURGE, Aging, TaskVerb
+from django_dbtaskqueue.operations.verbs import BULK_VERBS, PURGE, HousekeepOptions, TaskVerb
 
 logger = logging.getLogger("django_dbtaskqueue")
 
-
-@dataclass(frozen=True, slots=True)
-class Preview:
-    """What an operation would do, from bounded counts; None where counting took too long."""
-
-    order: Order
-    selected: Count | None
-    eligible: Count | None
-    about: int | None  # the planner's estimate of the selection, where it was not counted to its end
-
-    @property
-    def sentences(self) -> list[str]:
-        """The effect and the numbers, in words."""
-        lines = [str(self.order.verb.effect)]
-        if self.selected is None:
-            lines.append(_("More tasks match than could be counted in time."))
-        else:
-            lines.append(_("%(count)s tasks match.") % {"count": self.selected})
-        if self.about is not None:
-            lines.append(_("The database thinks about ≈%(number)s.") % {"number": f"{self.about:,}"})
-        if self.eligible is not None:
-            reason = self.order.verb.skipped(self.order.aging)
-            lines.append(
-                _("%(count)s would change; the others are skipped: %(reason)s.")
-                % {"count": self.eligible, "reason": reason}
-            )
-        return lines
+TASKS_PER_CHUNK = 500  # and so per transaction
+MAX_IDS_PER_WINDOW = 1_000_000  # that one statement reads
+MAX_EMPTY_SEARCH_S = 1.0  # of one turn, spent on ids where nothing matches
 
 
-def order_of(
-    verb: str | TaskVerb, q: str | Search, *, reason: str = "", aging: Aging | None = None
-) -> tuple[Order, Search]:
-    """Return an order and its search, read and checked. Raises ``SearchError`` and ``OperationRefused``."""
+def request_of(
+    verb: str | TaskVerb, q: str | Search, *, reason: str = "", options: HousekeepOptions | None = None
+) -> tuple[ActionRequest, Search]:
+    """Return a request and its search, read and checked. Raises ``SearchError`` and ``OperationRefused``."""
     name = verb if isinstance(verb, str) else verb.name
     if name not in BULK_VERBS:
         words = _("There is no verb %(verb)s for tasks; they are %(names)s.")
@@ -77,53 +65,55 @@ def order_of(
         )
         raise OperationRefused(words % {"verb": name})
     if name == PURGE.name and not (len(search.terms) == 1 and len(search.queues()) == 1):
-        raise OperationRefused(_("purge empties one whole queue: queue:claims. To delete a part of one, use delete."))
-    return Order(BULK_VERBS[name], reason.strip(), aging or Aging(), to_text(search)), search
+        raise OperationRefused(_("purge deletes one whole queue: queue:claims. To delete a part of one, use delete."))
+    return ActionRequest(BULK_VERBS[name], reason.strip(), options or HousekeepOptions(), to_text(search)), search
 
 
-def preview(verb: str | TaskVerb, q: str | Search, using: str | None = None, *, aging: Aging | None = None) -> Preview:
+def preview(
+    verb: str | TaskVerb, q: str | Search, using: str | None = None, *, options: HousekeepOptions | None = None
+) -> Preview:
     """Count what matches and what would change, each up to 10,000 and within ``OPERATIONS_TIMEOUT``. Writes nothing."""
-    order, search = order_of(verb, q, aging=aging)
+    request, search = request_of(verb, q, options=options)
     tasks = select(search, tasks_for(search, using, write=True))
-    selected = _counted(tasks)
-    eligible = _counted(order.verb.eligible(tasks, order.aging))
+    selected = count_in_time(tasks)
+    eligible = count_in_time(request.verb.eligible(tasks, request.options))
     about = estimate(tasks) if selected is None or selected.more else None
-    return Preview(order, selected, eligible, about)
+    return Preview(request, selected, eligible, about)
 
 
 def start(
     verb: str | TaskVerb,
     q: str | Search,
-    user: Any,
+    user: User | None,
     reason: str = "",
     using: str | None = None,
     *,
     source: str = "admin",
-    aging: Aging | None = None,
+    options: HousekeepOptions | None = None,
     max_tasks: int | None = None,
 ) -> BulkOperation:
-    """Order a bulk operation and record who did; pollers carry it out. ``max_tasks``: look at no more tasks.
+    """Order a bulk operation and record who did; pollers carry it out. ``max_tasks``: change or skip at most this many.
 
     ``user`` None is the command line. Raises ``PermissionDenied``, ``OperationRefused`` (no reason for a verb that
     needs one, an empty search) and ``SearchError``; nothing is written then.
     """
-    order, search = order_of(verb, q, reason=reason, aging=aging)
+    request, search = request_of(verb, q, reason=reason, options=options)
     actor = Actor(user, source)
     queues = search.queues()
-    check(order.verb, order.reason, actor, queues[0] if len(queues) == 1 else None)
+    check(request.verb, request.reason, actor, queues[0] if len(queues) == 1 else None)
     check_search(search, actor)
     tasks = tasks_for(search, using, write=True)
-    expected = preview(order.verb, search, tasks.db, aging=order.aging).selected
+    expected = preview(request.verb, search, tasks.db, options=request.options).selected
     last_id = int(tasks.aggregate(last=Max("pk"))["last"] or 0)
     first_id = int(tasks.order_by("pk").values_list("pk", flat=True).first() or 1) - 1
     with recorded(tasks.db):
         operation = BulkOperation(
-            verb=order.verb.name,
-            query=order.query,
+            verb=request.verb.name,
+            query=request.query,
             location=tasks.model._meta.label_lower,
-            options={"older_than": order.aging.older_than.total_seconds(), "to": order.aging.to},
+            options={"older_than": request.options.older_than.total_seconds(), "to": request.options.to},
             max_tasks=max_tasks,
-            reason=order.reason,
+            reason=request.reason,
             actor=actor.name[:200],
             actor_id=actor.key,
             source=source,
@@ -136,12 +126,14 @@ def start(
         operation.save(using=tasks.db, force_insert=True)
         operation.refresh_from_db(using=tasks.db)
         queue = queues[0] if len(queues) == 1 else ""
-        record(tasks.db, actor, order.verb, query=order.query, reason=order.reason, queue=queue, operation=operation)
-        log(actor, [operation], ADDITION, f"{note(order)}: {order.query}")
+        record(
+            tasks.db, actor, request.verb, query=request.query, reason=request.reason, queue=queue, operation=operation
+        )
+        log(actor, [operation], ADDITION, f"{note(request)}: {request.query}")
     return operation
 
 
-def cancel(pk: int, user: Any, reason: str = "", using: str | None = None, *, source: str = "admin") -> bool:
+def cancel(pk: int, user: User | None, reason: str = "", using: str | None = None, *, source: str = "admin") -> bool:
     """Stop an operation between two chunks; what is done stays done. False: it had ended.
 
     Needs the permission of the operation's verb.
@@ -168,8 +160,8 @@ def cancel(pk: int, user: Any, reason: str = "", using: str | None = None, *, so
 def turn(using: str) -> bool:
     """Carry out one chunk of one unfinished operation; return whether there was one to carry out.
 
-    Operations take turns. One whose search, verb or user is no longer valid ends as FAILED, with the reason. A database
-    that is away, or a deadlock, is raised; the chunk is undone, and the next turn does it again.
+    Operations take turns. One whose search, verb or user is no longer valid ends as FAILED, with the reason. A lost
+    connection or a deadlock is raised; the chunk is rolled back, and the next turn does it again.
     """
     waiting = BulkOperation.objects.using(using).filter(state__in=UNFINISHED).order_by("update_time", "pk")
     due = waiting.values_list("pk", flat=True).first()
@@ -191,7 +183,7 @@ def turn(using: str) -> bool:
 
 
 def _taken(waiting: QuerySet[BulkOperation], due: int) -> BulkOperation | None:
-    """Lock the operation whose turn it is; None when somebody else has it."""
+    """Lock the operation whose turn it is; None when another process has it."""
     connection = connections[waiting.db]
     if connection.features.has_select_for_update_skip_locked:
         return waiting.select_for_update(skip_locked=True).first()
@@ -206,9 +198,97 @@ def _failed(pk: int, using: str, words: str) -> None:
     rows.update(state=FAILED, note=words, finish_time=Now(), update_time=Now())
 
 
-def _counted(tasks: TaskQuerySet) -> Count | None:
-    try:
-        with bounded(tasks.db):
-            return bounded_count(tasks)
-    except SearchTooSlow:
-        return None
+# -- one chunk, inside the transaction that holds the operation's row --------------------------------------------------
+
+
+def step(operation: BulkOperation) -> None:
+    """Carry out the next chunk and write what came of it; end the operation after the last one.
+
+    Raises ``PermissionDenied`` when the user who ordered it may no longer do so.
+    """
+    verb, actor, alias = BULK_VERBS[operation.verb], _actor(operation), str(operation._state.db)
+    if not actor.may(verb):
+        words = _("%(who)s may not use %(verb)s any more.")
+        raise PermissionDenied(words % {"who": operation.actor, "verb": verb.name})
+    if operation.start_time is None:
+        operation.start_time = Now()
+    operation.state = RUNNING
+    options = HousekeepOptions(timedelta(seconds=operation.options["older_than"]), operation.options["to"])
+    request = ActionRequest(verb, operation.reason, options, operation.query)
+    tasks: TaskQuerySet = model_named(operation.location)._default_manager.using(alias).all()
+    ids = _next_chunk(operation, tasks, select(operation.query, tasks))
+    report = change(tasks.model, alias, ids, request, actor) if ids else Report()
+    _count_in(operation, report)
+    if operation.cursor >= operation.last_id or _remaining(operation) == 0:
+        end(operation, FINISHED)
+        log(actor, [operation], CHANGE, f"{note(request)}: {operation.changed} / {operation.skipped}")
+    operation.update_time = Now()
+    operation.save(using=alias)
+
+
+def _next_chunk(operation: BulkOperation, tasks: TaskQuerySet, matching: TaskQuerySet) -> list[int]:
+    """Return the ids of the next tasks that match, and move the cursor to where the search for them ended.
+
+    Reads windows of ids, one per statement, whatever the search is. Windows grow while nothing is found; gaps between
+    ids cost nothing.
+    """
+    deadline = monotonic() + MAX_EMPTY_SEARCH_S
+    size = min(TASKS_PER_CHUNK, _remaining(operation))
+    while operation.cursor < operation.last_id:
+        rest = tasks.filter(pk__gt=operation.cursor, pk__lte=operation.last_id).order_by("pk")
+        first = rest.values_list("pk", flat=True).first()
+        if first is None:
+            operation.cursor = operation.last_id
+            break
+        last = min(first + operation.window_size - 1, operation.last_id)
+        found = matching.filter(pk__gte=first, pk__lte=last).order_by("pk")
+        ids = list(found.values_list("pk", flat=True)[:size])
+        operation.cursor = ids[-1] if len(ids) == size else last
+        if ids:
+            operation.window_size = FIRST_WINDOW
+            return ids
+        operation.window_size = min(operation.window_size * 2, MAX_IDS_PER_WINDOW)
+        if monotonic() > deadline:
+            break
+    return []
+
+
+def _remaining(operation: BulkOperation) -> int:
+    return (
+        TASKS_PER_CHUNK if operation.max_tasks is None else operation.max_tasks - operation.changed - operation.skipped
+    )
+
+
+def _count_in(operation: BulkOperation, report: Report) -> None:
+    alias = str(operation._state.db)
+    operation.changed += report.changed
+    operation.skipped += report.skipped
+    skips = dict(operation.skips)
+    for reason, ids in report.skips.items():
+        skips[reason] = skips.get(reason, 0) + len(ids)
+    operation.skips = skips
+    BulkSkip.objects.using(alias).bulk_create(
+        BulkSkip(operation=operation, reason=reason[:500], count=len(ids), task_ids=ids)
+        for reason, ids in report.skips.items()
+    )
+    ordered = operation.audit.using(alias).order_by("pk").values_list("pk", flat=True)[:1]
+    operation.audit.using(alias).filter(pk__in=list(ordered)).update(
+        changed=F("changed") + report.changed, skipped=F("skipped") + report.skipped
+    )
+
+
+def end(operation: BulkOperation, state: str, words: str = "") -> None:
+    """Set an operation's end; the caller saves it."""
+    operation.state = state
+    operation.note = words or operation.note
+    operation.finish_time = Coalesce(F("finish_time"), Now())
+
+
+def _actor(operation: BulkOperation) -> Actor:
+    """Return the user who ordered it, with the permissions of now: a permission that was revoked ends the operation."""
+    if not operation.actor_id:
+        return Actor(None, operation.source)
+    user = get_user_model()._default_manager.filter(pk=operation.actor_id).first()
+    if user is None:
+        raise PermissionDenied(_("The user %(who)s, who ordered it, no longer exists.") % {"who": operation.actor})
+    return Actor(user, operation.source)

@@ -1,9 +1,8 @@
-"""System checks: what can be known to be wrong before a task is lost by it."""
+"""System checks: errors in the settings that Django reports before any task is enqueued."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from django.conf import settings as django_settings
 from django.core.checks import CheckMessage, Error, Warning, register
@@ -15,11 +14,11 @@ from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.db.session import aliases_of, model_for
 from django_dbtaskqueue.flow.run import Processor
 
-STRICT = {3: "REPEATABLE READ", 4: "SERIALIZABLE"}  # isolation levels, as psycopg numbers them
+STRICT_LEVELS = {3: "REPEATABLE READ", 4: "SERIALIZABLE"}  # isolation levels, as psycopg numbers them
 
 
 @register("dbtaskqueue")
-def check_settings(**_: Any) -> list[CheckMessage]:
+def check_settings(**_: object) -> list[CheckMessage]:
     """E001: DBTASKQUEUE cannot be read. E002: a queue has an unknown database. E003: or an unknown table."""
     try:
         queues = {name: conf.default_settings(name) for name in conf.known_queues()}
@@ -32,7 +31,7 @@ def check_settings(**_: Any) -> list[CheckMessage]:
             return [Error(f"Queue {name!r}: {error}", id="dbtaskqueue.E003")]
     return [
         Error(
-            f"Queue {name!r} lives on database {queue.database!r}, which is not in DATABASES.",
+            f"Queue {name!r} is on database {queue.database!r}, which is not in DATABASES.",
             hint=f"Aliases: {', '.join(django_settings.DATABASES)}.",
             id="dbtaskqueue.E002",
         )
@@ -42,7 +41,7 @@ def check_settings(**_: Any) -> list[CheckMessage]:
 
 
 @register("dbtaskqueue")
-def check_processors(**_: Any) -> list[CheckMessage]:
+def check_processors(**_: object) -> list[CheckMessage]:
     """E004: an atomic processor writes to another database than its queue's. E005: an executor cannot be imported."""
     if not _readable():
         return []
@@ -54,7 +53,7 @@ def _problems(processor: Processor) -> Iterator[CheckMessage]:
     who, aliases = f"{processor.name} of queue {processor.queue!r}", aliases_of(processor.queue)
     if processor.mode == "atomic" and processor.using is not None and aliases != (processor.using,):
         yield Error(
-            f"{who} is mode='atomic' and writes to database {processor.using!r}, but the queue lives on "
+            f"{who} is mode='atomic' and writes to database {processor.using!r}, but the queue is on "
             f"{', '.join(map(repr, aliases))}: one transaction cannot span both.",
             hint="Use mode='separate' and make the processor idempotent, or set the queue's database to "
             f"{processor.using!r}.",
@@ -69,8 +68,8 @@ def _problems(processor: Processor) -> Iterator[CheckMessage]:
 
 
 @register("dbtaskqueue")
-def check_listeners(**_: Any) -> list[CheckMessage]:
-    """E006: DBTASKQUEUE["LISTENERS"] names what is no listener."""
+def check_listeners(**_: object) -> list[CheckMessage]:
+    """E006: DBTASKQUEUE["LISTENERS"] names something that is not a listener."""
     if not _readable():
         return []
     try:
@@ -82,7 +81,7 @@ def check_listeners(**_: Any) -> list[CheckMessage]:
 
 
 @register("dbtaskqueue")
-def check_sense(**_: Any) -> list[CheckMessage]:
+def check_sense(**_: object) -> list[CheckMessage]:
     """W001: settings of a queue contradict each other. W002: an isolation level that makes checkouts fail.
 
     W003: wake-ups would be lost in a transaction pooler.
@@ -101,7 +100,7 @@ def check_sense(**_: Any) -> list[CheckMessage]:
         found += [
             Warning(
                 f"Database {alias!r} is set to the isolation level {level}.",
-                hint="Use READ COMMITTED: above it a checkout fails whenever another one was faster.",
+                hint="Use READ COMMITTED: with a stricter level a checkout fails when another one commits first.",
                 id="dbtaskqueue.W002",
             )
             for level in isolation_levels(alias)
@@ -110,7 +109,7 @@ def check_sense(**_: Any) -> list[CheckMessage]:
     if settings.notify and not settings.prepare and not settings.listen:
         found.append(
             Warning(
-                "PREPARE is False, as behind a pooler in transaction mode, and NOTIFY is on: it swallows LISTEN.",
+                "PREPARE is False, as behind a pooler in transaction mode, and NOTIFY is on: the pooler loses LISTEN.",
                 hint='Give DBTASKQUEUE["LISTEN"] an alias that leads to the server itself, or set NOTIFY to False.',
                 id="dbtaskqueue.W003",
             )
@@ -119,7 +118,7 @@ def check_sense(**_: Any) -> list[CheckMessage]:
 
 
 def contradictions(settings: conf.QueueSettings) -> Iterator[tuple[str, str]]:
-    """Yield what in a queue's settings cannot be meant, each with the remedy."""
+    """Yield the settings of a queue that contradict each other, each with the remedy."""
     if settings.poll_interval > settings.idle_interval:
         yield (
             f"poll_interval={settings.poll_interval} is longer than idle_interval="
@@ -129,18 +128,18 @@ def contradictions(settings: conf.QueueSettings) -> Iterator[tuple[str, str]]:
     if settings.settle_interval * 2 > settings.lease:
         yield (
             f"settle_interval={settings.settle_interval} is more than half of lease="
-            f"{settings.lease}: outcomes would wait until their lease is over.",
+            f"{settings.lease}: outcomes would wait until their lease has expired.",
             "Make the lease longer or settle_interval shorter.",
         )
     if settings.ttl is not None and settings.ttl < settings.poll_interval:
         yield (
             f"ttl={settings.ttl} is shorter than poll_interval={settings.poll_interval}: tasks can expire "
-            "before a poller has looked once.",
+            "before a poller has checked once.",
             "Make ttl longer, or poll_interval shorter.",
         )
     if settings.capacity is not None and settings.shards:
         yield (
-            "capacity is counted in each shard by itself.",
+            "capacity is counted in each shard separately.",
             "Give the capacity that one shard may hold, or leave shards out.",
         )
     if settings.paused and settings.concurrency == 0:
@@ -151,10 +150,10 @@ def contradictions(settings: conf.QueueSettings) -> Iterator[tuple[str, str]]:
 
 
 def isolation_levels(alias: str) -> list[str]:
-    """Return the isolation level a database's OPTIONS ask for, if it is one that a queue should not run with."""
+    """Return the isolation level in a database's OPTIONS, if a queue should not run with it."""
     level = django_settings.DATABASES[alias].get("OPTIONS", {}).get("isolation_level")
-    name = STRICT.get(level, str(level).upper())
-    return [name] if name in STRICT.values() else []
+    name = STRICT_LEVELS.get(level, str(level).upper())
+    return [name] if name in STRICT_LEVELS.values() else []
 
 
 def _readable() -> bool:

@@ -1,12 +1,13 @@
-"""The doctor: what is wrong with the queues, their pollers and their database, in words, each with what helps."""
+"""The doctor: what is wrong with the queues, their pollers and their database, each finding with its remedy."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from django.core.exceptions import ImproperlyConfigured
-from django.db import DEFAULT_DB_ALIAS, DatabaseError, connections, router, transaction
+from django.db import DEFAULT_DB_ALIAS, DatabaseError, connections, models, router, transaction
 from django.db.migrations.executor import MigrationExecutor
 from django.db.models.functions import Now
 from django.utils.translation import gettext as _
@@ -14,48 +15,100 @@ from django.utils.translation import ngettext
 
 from django_dbtaskqueue import registry
 from django_dbtaskqueue.conf import settings as conf
-from django_dbtaskqueue.core.durations import format_duration
+from django_dbtaskqueue.core.durations import format_duration, format_seconds
+from django_dbtaskqueue.db import partitions
 from django_dbtaskqueue.db.session import Session
-from django_dbtaskqueue.models import Poller, Queue, Task
-from django_dbtaskqueue.operations import checks, doctor_server
-from django_dbtaskqueue.operations.finding import Finding
-from django_dbtaskqueue.operations.lookup import Location
-from django_dbtaskqueue.operations.stats.overview import MISSED, QueueFigures, alive, heads, overview, places_of
+from django_dbtaskqueue.models import Attempt, FailureCount, Metric, Poller, Queue, Task, TaskHistory
+from django_dbtaskqueue.operations import checks
+from django_dbtaskqueue.operations.lookup import Location, locations_on
+from django_dbtaskqueue.operations.stats.queue_stats import (
+    MISSED_HEARTBEATS,
+    QueueStats,
+    alive,
+    overview,
+    waits_by_priority,
+)
 
-__all__ = ["Finding", "examine"]
+MAX_CLOCK_SKEW = timedelta(seconds=2)  # between this host's clock and the database's
+MAX_PRIORITY_WAIT_S = 600.0  # of the first task of a priority, while other priorities are served
+NO_PROCESSOR = "no handler"  # how the parking reason of a task without a processor begins
+MAX_TRANSACTION_S = 300  # that a transaction may be open
+MAX_DEAD_ROWS_SHARE = 0.2  # of a table's rows; autovacuum starts long before
+MIN_DEAD_ROWS = 50_000  # fewer do not matter
+MAX_NOTIFY_QUEUE_SHARE = 0.5  # of the server's notification queue
 
-SKEW = timedelta(seconds=2)  # between this host's clock and the database's
-STARVED = 600.0  # seconds that the head of a priority may wait while others overtake it
-NO_HANDLER = "no handler"  # how the parking reason of a task without a processor begins
+OLD_TRANSACTIONS = """\
+SELECT kind, who, seconds FROM (
+    SELECT 'transaction' AS kind, coalesce(nullif(application_name, ''), usename, '?') || ' (' || pid || ')' AS who,
+        extract(epoch FROM statement_timestamp() - xact_start)::int AS seconds, backend_xmin IS NOT NULL AS pins
+    FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()
+    UNION ALL SELECT 'prepared transaction', gid, extract(epoch FROM statement_timestamp() - prepared)::int, true
+    FROM pg_prepared_xacts WHERE database = current_database()
+) AS x WHERE pins AND seconds > %(seconds)s ORDER BY seconds DESC LIMIT 5
+"""
+DEAD_ROWS = """\
+SELECT t.name, s.relname, s.n_live_tup, s.n_dead_tup FROM unnest(%(tables)s::text[]) WITH ORDINALITY AS t(name, place)
+JOIN pg_stat_user_tables s ON s.relid = to_regclass(t.name)
+WHERE s.n_dead_tup > %(min_rows)s AND s.n_dead_tup > %(share)s * s.n_live_tup ORDER BY t.place
+"""
+INDEXES = """\
+SELECT t.name, c.relname, i.indisvalid FROM unnest(%(tables)s::text[]) AS t(name)
+JOIN pg_index i ON i.indrelid = to_regclass(t.name) JOIN pg_class c ON c.oid = i.indexrelid
+"""
+SETTING = "current_setting('{}')"
+LISTENERS = """\
+SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND query ILIKE 'LISTEN %%'
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is wrong, or worth knowing."""
+
+    id: str  # stable, such as "queue.no_poller"
+    level: str  # "error", "warning" or "info"
+    words: str
+    remedy: str  # a sentence or a command
+
+
+def _error(id: str, words: str, remedy: str) -> Finding:
+    return Finding(id, "error", words, remedy)
+
+
+def _warning(id: str, words: str, remedy: str) -> Finding:
+    return Finding(id, "warning", words, remedy)
+
+
+def _info(id: str, words: str, remedy: str) -> Finding:
+    return Finding(id, "info", words, remedy)
 
 
 def examine(using: str | None = None) -> list[Finding]:
-    """Look at one database (the one new tasks go to by default) and its queues; return what is wrong, the worst first.
+    """Examine one database (by default the one that new tasks go to) and its queues; return findings, the worst first.
 
-    A question the database refuses or fails to answer becomes a finding itself. The cost does not grow with the tables.
+    A question that the database refuses or fails to answer becomes a finding. The cost does not grow with the tables.
     """
     alias = using or router.db_for_write(Task)
     found: list[Finding] = []
-    for look in (_unmigrated, _settings, _places, _clock, _queues, _pollers, _parked, doctor_server.examine):
-        found += _looked(look, alias)
+    for look in (_unmigrated, _settings, _places, _clock, _queues, _pollers, _parked, _server):
+        found += _answers(look, alias)
         if look is _unmigrated and found:
             return found
     order = ("error", "warning", "info")
     return sorted(found, key=lambda finding: order.index(finding.level))
 
 
-def _looked(look: Callable[[str], Iterator[Finding]], alias: str) -> list[Finding]:
+def _answers(look: Callable[[str], Iterator[Finding]], alias: str) -> list[Finding]:
     try:
         with transaction.atomic(using=alias):
             return list(look(alias))
     except DatabaseError as error:
         line = str(error).strip().partition("\n")[0]
         return [
-            Finding(
+            _info(
                 "doctor.refused",
-                "info",
                 _("The database did not answer one question: %(error)s") % {"error": line},
-                _("Give the role of this process the right to look, or run the doctor as the owner of the tables."),
+                _("Grant the role of this process the right to read, or run the doctor as the owner of the tables."),
             )
         ]
 
@@ -65,9 +118,8 @@ def _unmigrated(alias: str) -> Iterator[Finding]:
     targets = [key for key in executor.loader.graph.leaf_nodes() if key[0] == Task._meta.app_label]
     missing = [migration.name for migration, _backwards in executor.migration_plan(targets)]
     if missing:
-        yield Finding(
+        yield _error(
             "database.migrations",
-            "error",
             _("Migrations are missing on %(alias)s: %(names)s.") % {"alias": alias, "names": ", ".join(missing)},
             f"python manage.py migrate --database {alias}",
         )
@@ -82,34 +134,32 @@ def _settings(alias: str) -> Iterator[Finding]:
         try:
             settings = conf.overlay(conf.default_settings(name), rows.get(name) or {})
         except ImproperlyConfigured as error:
-            yield Finding(
+            yield _error(
                 "settings.overrides",
-                "error",
-                _("What was changed for queue %(queue)s at run time is not in force: %(error)s")
+                _("The runtime overrides of queue %(queue)s are not applied: %(error)s")
                 % {"queue": name, "error": error},
-                _("Correct it on the queue's page, or with manage.py taskqueue."),
+                _("Correct them on the queue's page, or with manage.py taskqueue."),
             )
             continue
         for words, remedy in checks.contradictions(settings):
-            yield Finding("settings.contradiction", "warning", f"{name}: {words}", remedy)
+            yield _warning("settings.contradiction", f"{name}: {words}", remedy)
 
 
 def _places(alias: str) -> Iterator[Finding]:
     away = sorted(name for name in conf.known_queues() if conf.default_settings(name).database != DEFAULT_DB_ALIAS)
     if away:
-        yield Finding(
+        yield _info(
             "database.apart",
-            "info",
-            _("%(queues)s: these queues are not in the database %(alias)s of the other data.")
+            _("%(queues)s: these queues are not in the database %(alias)s.")
             % {"queues": ", ".join(away), "alias": DEFAULT_DB_ALIAS},
-            _("A task enqueued in a transaction there is not part of it: enqueue after the commit, or move the queue."),
+            _("A task is not part of a transaction on %(alias)s: enqueue after the commit, or move the queue.")
+            % {"alias": DEFAULT_DB_ALIAS},
         )
     for level in sorted(checks.isolation_levels(alias)):
-        yield Finding(
+        yield _warning(
             "database.isolation",
-            "warning",
             _("The connection %(alias)s asks for the isolation level %(level)s.") % {"alias": alias, "level": level},
-            _("Use READ COMMITTED: above it a checkout fails whenever another one was faster."),
+            _("Use READ COMMITTED: with a stricter level a checkout fails when another one commits first."),
         )
 
 
@@ -119,12 +169,11 @@ def _clock(alias: str) -> Iterator[Finding]:
     there = session.time(session.run(sql, {})[0][0])
     here = datetime.now(UTC) if there.tzinfo else datetime.now()
     skew = abs(here - there)
-    if skew > SKEW:
-        yield Finding(
+    if skew > MAX_CLOCK_SKEW:
+        yield _warning(
             "host.clock",
-            "warning",
             _("This host's clock and the database's are %(time)s apart.") % {"time": format_duration(skew, rough=True)},
-            _("Tasks go by the database's clock, so they are safe; keep both in time with NTP, or ages look wrong."),
+            _("Tasks use the database's clock, so they are safe. Synchronise both with NTP, or ages look wrong."),
         )
 
 
@@ -135,74 +184,68 @@ def _queues(alias: str) -> Iterator[Finding]:
     found = overview(alias)
     for row in found.queues:
         yield from _queue(row)
-    for place in places_of(alias):
+    for place in locations_on(alias):
         yield from _starved(place, [row.queue for row in found.queues if not row.paused])
 
 
-def _queue(row: QueueFigures) -> Iterator[Finding]:
+def _queue(row: QueueStats) -> Iterator[Finding]:
     if row.oldest is None:
         return
     age = {"queue": row.queue, "age": format_duration(row.oldest, rough=True)}
     if row.paused:
         if row.overdue:
-            yield Finding(
+            yield _info(
                 "queue.paused",
-                "info",
                 _("Queue %(queue)s is paused, and its oldest task has been due for %(age)s.") % age,
-                _("Resume it on the queue's page when the reason is gone."),
+                _("Resume it on the queue's page when the reason for the pause no longer exists."),
             )
     elif not row.pollers:
-        yield Finding(
+        yield _error(
             "queue.no_poller",
-            "error",
             _("No poller serves queue %(queue)s, and its oldest task has been due for %(age)s.") % age,
             f"python manage.py runtaskpoller --queue {row.queue}",
         )
     elif row.late:
-        yield Finding(
+        yield _warning(
             "queue.late",
-            "warning",
             _("Queue %(queue)s is late: its oldest task has been due for %(age)s.") % age,
-            _("More pollers, processes or threads help when the processors wait; else look at what they do so long."),
+            _("If the processors wait for I/O, add pollers, processes or threads; otherwise make them faster."),
         )
 
 
 def _starved(place: Location, names: list[str]) -> Iterator[Finding]:
-    for name, waits in sorted(heads(place, names).items()):
+    for name, waits in sorted(waits_by_priority(place, names).items()):
         first = min(waits)
-        late = [priority for priority, seconds in waits.items() if priority > first and seconds > STARVED]
-        if late and waits[first] < STARVED and conf.default_settings(name).max_wait is None:
-            yield Finding(
+        late = [priority for priority, seconds in waits.items() if priority > first and seconds > MAX_PRIORITY_WAIT_S]
+        if late and waits[first] < MAX_PRIORITY_WAIT_S and conf.default_settings(name).max_wait is None:
+            yield _warning(
                 "queue.starved",
-                "warning",
                 ngettext(
-                    "Queue %(queue)s: tasks of priority %(priorities)s are overtaken again and again.",
-                    "Queue %(queue)s: tasks of priorities %(priorities)s are overtaken again and again.",
+                    "Queue %(queue)s: tasks of priority %(priorities)s do not get their turn.",
+                    "Queue %(queue)s: tasks of priorities %(priorities)s do not get their turn.",
                     len(late),
                 )
                 % {"queue": name, "priorities": ", ".join(map(str, sorted(late)))},
-                _("Set max_wait for this queue: a priority that has waited longer then goes first."),
+                _("Set max_wait for this queue: then tasks that have waited longer go first."),
             )
 
 
 def _pollers(alias: str) -> Iterator[Finding]:
-    beat = conf.settings().heartbeat
+    interval = conf.settings().heartbeat
     running = Poller.objects.using(alias).exclude(state="STOPPED")
-    silent = running.filter(heartbeat_time__lte=Now() - MISSED * beat).order_by("instance")
+    silent = running.filter(heartbeat_time__lte=Now() - MISSED_HEARTBEATS * interval).order_by("instance")
     for instance in silent.values_list("instance", flat=True)[:10]:
-        yield Finding(
+        yield _warning(
             "poller.silent",
-            "warning",
             _("Poller %(poller)s has not reported for over %(time)s.")
-            % {"poller": instance, "time": format_duration(MISSED * beat)},
-            _("It died or lost the database. Its tasks are taken over when their leases end; see its log."),
+            % {"poller": instance, "time": format_duration(MISSED_HEARTBEATS * interval)},
+            _("It died or lost the database; see its log. Others take its tasks when their leases expire."),
         )
     known = set(registry.queues())
     for instance, names in sorted(alive(alias).items())[:100]:
         if strange := sorted(names - known):
-            yield Finding(
+            yield _warning(
                 "poller.no_processor",
-                "warning",
                 _("Poller %(poller)s serves %(queues)s, for which this code has no processor.")
                 % {"poller": instance, "queues": ", ".join(strange)},
                 _("Bring both to the same version of the project, or leave the queue out with --exclude."),
@@ -210,13 +253,136 @@ def _pollers(alias: str) -> Iterator[Finding]:
 
 
 def _parked(alias: str) -> Iterator[Finding]:
-    for _alias, model in places_of(alias):
-        parked = model._base_manager.using(alias).filter(parked_by__startswith=NO_HANDLER)
+    for _alias, model in locations_on(alias):
+        parked = model._base_manager.using(alias).filter(parked_by__startswith=NO_PROCESSOR)
         reasons = sorted({str(reason) for reason in parked.values_list("parked_by", flat=True)[:1000]})
         for reason in reasons[:10]:
-            yield Finding(
+            yield _warning(
                 "task.parked",
-                "warning",
                 _("Tasks are parked: %(reason)s.") % {"reason": reason},
-                _("Start pollers whose code has a processor for them; they are unparked by themselves."),
+                _("Start pollers whose code has a processor for them; then the tasks are unparked automatically."),
             )
+
+
+# -- the PostgreSQL server ---------------------------------------------------------------------------------------------
+
+
+def _server(alias: str) -> Iterator[Finding]:
+    """Yield the findings of a PostgreSQL server; nothing for another database."""
+    session = Session.on(alias)
+    if session.postgresql:
+        for look in (_indexes, _dead_rows, _old_transactions, _listeners, _durability, _months):
+            yield from look(session)
+
+
+def _tables(alias: str) -> list[type[models.Model]]:
+    tables = [model for _, model in locations_on(alias)]
+    return [*dict.fromkeys(tables), TaskHistory, Attempt, Metric, FailureCount]
+
+
+def _named(session: Session, model: type[models.Model]) -> str:
+    return session.connection.ops.quote_name(model._meta.db_table)
+
+
+def _indexes(session: Session) -> Iterator[Finding]:
+    models_of = {_named(session, model): model for model in _tables(session.connection.alias)}
+    found = {(table, name): valid for table, name, valid in session.run(INDEXES, {"tables": list(models_of)})}
+    for table, model in models_of.items():
+        for index in model._meta.indexes:
+            if not found.get((table, index.name), False):
+                broken = (table, index.name) in found
+                words = (
+                    _("Index %(name)s of %(table)s is not valid.") if broken else _("%(table)s has no index %(name)s.")
+                )
+                yield _error(
+                    "database.index",
+                    words % {"table": model._meta.db_table, "name": index.name},
+                    _create(session, model, index, broken=broken),
+                )
+
+
+def _create(session: Session, model: type[models.Model], index: models.Index, *, broken: bool) -> str:
+    """Return the statement that makes an index without a stop of the work."""
+    with session.connection.schema_editor(collect_sql=True) as editor:
+        text = str(index.create_sql(model, editor))
+    made = text.replace("CREATE INDEX", "CREATE INDEX CONCURRENTLY", 1) + ";"
+    return f"DROP INDEX CONCURRENTLY {session.connection.ops.quote_name(index.name)}; {made}" if broken else made
+
+
+def _dead_rows(session: Session) -> Iterator[Finding]:
+    tables = [_named(session, model) for model in _tables(session.connection.alias)]
+    for table, name, live, dead in session.run(
+        DEAD_ROWS, {"tables": tables, "min_rows": MIN_DEAD_ROWS, "share": MAX_DEAD_ROWS_SHARE}
+    ):
+        yield _warning(
+            "database.dead_rows",
+            _("%(table)s has %(dead)s dead rows beside %(live)s live ones: vacuum does not keep up.")
+            % {"table": name, "dead": f"{dead:,}", "live": f"{live:,}"},
+            f"VACUUM (ANALYZE) {table};",
+        )
+
+
+def _old_transactions(session: Session) -> Iterator[Finding]:
+    for kind, who, seconds in session.run(OLD_TRANSACTIONS, {"seconds": MAX_TRANSACTION_S}):
+        yield _warning(
+            "database.pinned",
+            _("A %(kind)s of %(who)s has been open for %(time)s; vacuum cannot remove rows deleted since then.")
+            % {"kind": kind, "who": who, "time": format_seconds(seconds)},
+            _("End it, and set idle_in_transaction_session_timeout. Until then checkouts get slower."),
+        )
+
+
+def _listeners(session: Session) -> Iterator[Finding]:
+    settings = conf.settings()
+    running = alive(session.connection.alias)
+    if not settings.notify or not running:
+        return
+    (number,), (full,) = session.run(LISTENERS, {})[0], session.run("SELECT pg_notification_queue_usage()", {})[0]
+    if not number:
+        yield _warning(
+            "poller.deaf",
+            _("Pollers run, but no session listens for NOTIFY: pollers find new tasks by polling, a little later."),
+            _('A pooler in transaction mode loses LISTEN: set DBTASKQUEUE["LISTEN"] to a direct connection.'),
+        )
+    if full > MAX_NOTIFY_QUEUE_SHARE:
+        yield _error(
+            "database.notifications",
+            _("The server's notification queue is %(percent)s %% full; when it is full, commits with NOTIFY fail.")
+            % {"percent": int(full * 100)},
+            _("End the session that listens and keeps an old transaction open; see pg_stat_activity."),
+        )
+
+
+def _durability(session: Session) -> Iterator[Finding]:
+    names = ("fsync", "synchronous_commit", "transaction_isolation")
+    fsync, synchronous, isolation = session.run(f"SELECT {', '.join(map(SETTING.format, names))}", {})[0]
+    if "off" in (fsync, synchronous):
+        yield _info(
+            "database.durability",
+            _("fsync is %(fsync)s and synchronous_commit is %(commit)s: a crash of the server loses its last commits.")
+            % {"fsync": fsync, "commit": synchronous},
+            _("Set both to on where a task must not be lost."),
+        )
+    if isolation != "read committed":
+        yield _warning(
+            "database.isolation",
+            _("The server's isolation level is %(level)s.") % {"level": isolation},
+            _("Use READ COMMITTED: with a stricter level a checkout fails when another one commits first."),
+        )
+
+
+def _months(session: Session) -> Iterator[Finding]:
+    table = TaskHistory._meta.db_table
+    if not partitions.is_partitioned(session.connection, table):
+        return
+    remedy = "python manage.py housekeeptasks"
+    now = session.time(session.run("SELECT statement_timestamp() + interval '1 day'", {})[0][0])
+    if not any(month.first <= now < month.end for month in partitions.months(session.connection, table)):
+        yield _warning("history.month", _("The history has no partition for tomorrow."), remedy)
+    default = session.connection.ops.quote_name(f"{table}_default")
+    if session.run(f"SELECT 1 FROM {default} LIMIT 1", {}):  # noqa: S608 -- the name of a partition
+        yield _info(
+            "history.default",
+            _("Part of the history is in its default partition, where old rows are deleted one by one."),
+            _("Run housekeeptasks regularly: it creates the partitions of the next three months."),
+        )

@@ -1,4 +1,4 @@
-"""What an operator asks and does, as functions: search and count, and the verbs by business key.
+"""Look up tasks as an operator does: search, count, and the verbs by business key, as functions.
 
 Verbs over a selection are the queryset's: ``search("mail", status="ERROR").reprocess()``, and so ``mark_poison``,
 ``unpoison``, ``kick``, ``cancel``, ``release_all``, ``purge`` and ``housekeep``; ``.filter(pk__in=ids)`` selects by id.
@@ -10,8 +10,10 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from datetime import datetime
 
+from django.conf import settings
 from django.db import connections, transaction
 from django.db.models import Count, Value
+from django.utils.timezone import make_aware
 
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.exceptions import TaskQueueError
@@ -34,21 +36,21 @@ def search(
     created_before: datetime | None = None,
     using: str | None = None,
 ) -> TaskQuerySet:
-    """Return the tasks that fit all that is given, the newest first: a queryset, so read it in pages or use its verbs.
+    """Return the tasks that match all arguments, the newest first: a queryset, so read it in pages or use its verbs.
 
     ``created_after`` is included, ``created_before`` is not. Without a queue: all queues in the common table; name a
     queue that has a table or a database of its own, and with ``using`` the shard. Raises ``UnknownQueue``, and
-    ``ValueError`` for a status that is none.
+    ``ValueError`` for an unknown status.
     """
     if status is not None and status not in tuple(Status):
-        raise ValueError(f"{status!r} is no status; they are {', '.join(Status)}.")
+        raise ValueError(f"{status!r} is not a status. Statuses are {', '.join(Status)}.")
     tasks = _all_of(queue, using) if queue is not None else _tasks(alias_for("", using), Task)
     given = {
         "queue": queue,
         "status": status,
         "reference": reference,
-        "create_time__gte": created_after and _comparable(created_after, tasks.db),
-        "create_time__lt": created_before and _comparable(created_before, tasks.db),
+        "create_time__gte": created_after and comparable_time(created_after, tasks.db),
+        "create_time__lt": created_before and comparable_time(created_before, tasks.db),
     }
     return tasks.filter(**{name: value for name, value in given.items() if value is not None}).order_by("-pk")
 
@@ -56,8 +58,8 @@ def search(
 def count_by_status(queue: str | None = None) -> dict[str, dict[str, int]]:
     """Return how many tasks each queue has in each status, over all its databases: ``{queue: {status: number}}``.
 
-    Every known queue and every status is there, with 0 if need be; without a queue, all of them. One pass over each
-    table: meant for people, not for a loop.
+    Every known queue and every status is there, also with 0; without a queue, all of them. Reads each table once: use
+    it for people, not in a loop.
     """
     if queue is not None:
         _known(queue)
@@ -74,16 +76,21 @@ def count_by_status(queue: str | None = None) -> dict[str, dict[str, int]]:
     return dict(counts)
 
 
-def locations() -> Iterator[Location]:
-    """Yield each (database, table) that a known queue has tasks in, once."""
+def locations(using: str | None = None) -> Iterator[Location]:
+    """Yield each (database, table) that a known queue has tasks in, once; of all databases or of one."""
     seen: set[Location] = set()
     common = alias_for("", None)
     made = Queue.objects.using(common).values_list("name", flat=True)
     for name in ["", *conf.known_queues(), *made]:
         for place in _places(name):
-            if place not in seen:
+            if place not in seen and using in (None, place[0]):
                 seen.add(place)
                 yield place
+
+
+def locations_on(using: str | None) -> list[Location]:
+    """Return the databases and tables to look at, at least the common one."""
+    return list(locations(using)) or [(str(using), Task)]
 
 
 def exists(queue: str, reference: str) -> bool:
@@ -92,7 +99,7 @@ def exists(queue: str, reference: str) -> bool:
 
 
 def find(queue: str, reference: str) -> AbstractTask | None:
-    """Return the task with this reference, or None. One in the history is not found: its reference is free again."""
+    """Return the task with this reference, or None. A task in the history is not found: its reference is free again."""
     _known(queue)
     for alias, model in _places(queue):
         task = _tasks(alias, model).filter(queue=queue, reference=reference).first()
@@ -107,7 +114,7 @@ def reprocess(queue: str, reference: str) -> bool:
 
 
 def delete(queue: str, reference: str) -> bool:
-    """Delete the task in any status and count the deletion; a holder gets ``LeaseLost``. False: there is none."""
+    """Delete the task in any status and count the deletion; its poller gets ``LeaseLost``. False: there is none."""
     return _change(queue, reference, "delete", TaskQuerySet.purge)
 
 
@@ -139,10 +146,12 @@ def _all_of(queue: str, using: str | None) -> TaskQuerySet:
     return _tasks(aliases[0], model_for(queue))
 
 
-def _comparable(time: datetime, alias: str) -> datetime | Value:
-    """Return a time as the database compares it: where times are text, to the millisecond, as they are written."""
+def comparable_time(time: datetime, alias: str) -> datetime | Value:
+    """Return a time as the database compares it: SQLite compares text, written to the millisecond."""
     session = Session.on(alias)
-    return time if session.postgresql else Value(session.time_text(time))
+    if not session.postgresql:
+        return Value(session.time_text(time))
+    return time if time.tzinfo or not settings.USE_TZ else make_aware(time)
 
 
 def _tasks(alias: str, model: type[AbstractTask]) -> TaskQuerySet:

@@ -1,4 +1,4 @@
-"""Who may do what: one question, asked by every face before it acts.
+"""Who may do what: every page, command and API call asks here before it acts.
 
 Each verb has a permission of its own, and none implies another. A project narrows it per queue with
 ``DBTASKQUEUE["CAN_OPERATE"]``: the dotted path of ``(user, verb name, queue) -> bool``, asked only about what the
@@ -7,18 +7,77 @@ user's permissions allow.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+import getpass
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, cast
 
-from django.core.exceptions import ImproperlyConfigured
+from django.core.exceptions import ImproperlyConfigured, PermissionDenied
 from django.utils.module_loading import import_string
 from django.utils.translation import gettext as _
 
 from django_dbtaskqueue.conf import settings as conf
+from django_dbtaskqueue.core.exceptions import OperationRefused
 from django_dbtaskqueue.operations.search.parse import Search, reads_payload
-from django_dbtaskqueue.operations.verbs import VERBS, VIEW_PAYLOAD, Verb
+from django_dbtaskqueue.operations.verbs import REASON_MAX_LENGTH, VERBS, VIEW_PAYLOAD, Verb
 
 APP = "dbtaskqueue"
+Rule = Callable[["User", str, str], bool]
+
+
+class User(Protocol):
+    """What is asked of the site's user model."""
+
+    @property
+    def pk(self) -> object:
+        """The primary key."""
+
+    def get_username(self) -> str:
+        """Return the name."""
+
+    def has_perm(self, perm: str) -> bool:
+        """Whether the user is active and has the permission."""
+
+
+@dataclass(frozen=True, slots=True)
+class Actor:
+    """The user who acts, and where the action comes from. Without a user it is the command line: it may do all."""
+
+    user: User | None = None
+    source: str = "command"
+
+    @property
+    def name(self) -> str:
+        """The user's name; of the command line, the system's user."""
+        return str(self.user.get_username()) if self.user is not None else _system_user()
+
+    @property
+    def key(self) -> str:
+        """The user's primary key as text, or nothing."""
+        return "" if self.user is None else str(self.user.pk)
+
+    def may(self, verb: Verb, queue: str | None = None) -> bool:
+        """Whether the actor may use the verb, on a queue or at all."""
+        return self.user is None or can_operate(self.user, verb, queue)
+
+
+def check(verb: Verb, reason: str, actor: Actor, queue: str | None = None) -> None:
+    """Raise ``PermissionDenied`` or ``OperationRefused`` unless the actor may begin, with this reason."""
+    if not actor.may(verb, queue):
+        words = _("%(who)s may not use %(verb)s on queue %(queue)s.") if queue else _("%(who)s may not use %(verb)s.")
+        raise PermissionDenied(words % {"who": actor.name, "verb": verb.name, "queue": queue})
+    if verb.needs_reason and not reason.strip():
+        words = _("%(verb)s needs a reason, because it cannot be undone. The reason is kept in the audit.")
+        raise OperationRefused(words % {"verb": verb.name})
+    if len(reason) > REASON_MAX_LENGTH:
+        words = _("A reason has at most %(most)s characters, not %(number)s.")
+        raise OperationRefused(words % {"most": REASON_MAX_LENGTH, "number": len(reason)})
+
+
+def check_search(search: Search, actor: Actor) -> None:
+    """Raise ``PermissionDenied`` unless the actor may see what the search reveals of payloads."""
+    if fault := search_fault(actor.user, search):
+        raise PermissionDenied(fault)
 
 
 def permission_name(verb: Verb | str) -> str:
@@ -26,10 +85,10 @@ def permission_name(verb: Verb | str) -> str:
     return f"{APP}.{_verb(verb).permission}"
 
 
-def can_operate(user: Any, verb: Verb | str, queue: str | None = None) -> bool:
+def can_operate(user: User, verb: Verb | str, queue: str | None = None) -> bool:
     """Whether ``user`` is active, has the verb's own permission, and the project's rule allows it on ``queue``.
 
-    Without a queue: whether on any queue at all, as far as permissions say. An act then asks again for each queue.
+    Without a queue: whether on any queue at all, as far as permissions say. An action asks again for each queue.
     """
     verb = _verb(verb)
     if not user.has_perm(permission_name(verb)):
@@ -38,8 +97,8 @@ def can_operate(user: Any, verb: Verb | str, queue: str | None = None) -> bool:
     return path is None or queue is None or bool(_rule(path)(user, verb.name, queue))
 
 
-def search_fault(user: Any, search: Search) -> str:
-    """Return why ``user`` may not ask for this search, or nothing: what it finds can tell what stands in payloads.
+def search_fault(user: User | None, search: Search) -> str:
+    """Return why ``user`` may not ask for this search, or nothing: its matches can reveal what payloads contain.
 
     Such a search needs ``view_payload`` in each queue that it names; when it names none, in all that are known. The
     command line (None) may search for everything.
@@ -50,23 +109,27 @@ def search_fault(user: Any, search: Search) -> str:
         return _("Searching in payloads, results and errors needs the permission to see them.")
     if all(can_operate(user, VIEW_PAYLOAD, queue) for queue in search.queues() or conf.known_queues()):
         return ""
-    return _("You may not see the payloads of all queues this search looks in. Name one where you may: queue:NAME.")
-
-
-def denied_queues(user: Any, verb: Verb | str, queues: Iterable[str]) -> set[str]:
-    """Return those of ``queues`` that ``user`` may not use the verb on."""
-    return {queue for queue in set(queues) if not can_operate(user, verb, queue)}
+    return _(
+        "You may not see the payloads of all queues this search looks in. Name a queue that you may see: queue:NAME."
+    )
 
 
 def _verb(verb: Verb | str) -> Verb:
     return VERBS[verb] if isinstance(verb, str) else verb
 
 
-def _rule(path: str) -> Any:
+def _rule(path: str) -> Rule:
     try:
         rule = import_string(path)
     except ImportError as error:
         raise ImproperlyConfigured(f'DBTASKQUEUE["CAN_OPERATE"]={path!r} cannot be imported: {error}') from None
     if not callable(rule):
         raise ImproperlyConfigured(f'DBTASKQUEUE["CAN_OPERATE"]={path!r} is not callable: (user, verb, queue) -> bool.')
-    return rule
+    return cast(Rule, rule)
+
+
+def _system_user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container's user without a name
+        return "command line"

@@ -1,31 +1,38 @@
-"""Tasks as data, for the command line's JSON and for the API: secrets masked, no payload where none may be seen."""
+"""Tasks as data, for the command line's JSON and for the API, with secrets masked before they are shown or exported.
+
+A secret is recognised by the name of its key: ``DBTASKQUEUE["MASK"]`` lists parts of keys, in any case and however the
+key joins its words. ``api_key`` masks ``X-Api-Key`` and ``apiKey``.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import timedelta
-from typing import Any
+from functools import lru_cache
 
+from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.columns import LISTED, LONG
 from django_dbtaskqueue.core.states import Status
-from django_dbtaskqueue.models import Attempt, BulkOperation, TaskHistory
-from django_dbtaskqueue.operations.health import health
-from django_dbtaskqueue.operations.masking import masked, masked_text
-from django_dbtaskqueue.operations.stats.overview import Overview, QueueFigures
+from django_dbtaskqueue.models import AbstractTask, Attempt, BulkOperation, TaskHistory
+from django_dbtaskqueue.operations.stats.queue_stats import Overview, QueueStats, health
 
 MESSAGE_WIDTH = 160  # characters of a message in one line
 FRAME = '  File "'  # how a line of a traceback begins
+Document = dict[str, object]
+MASKED = "•••"
+KEY_JOINTS = re.compile(r"[\s_.-]+")
+URL_PASSWORD = re.compile(r"(?<=://)([^\s:/@]*):[^\s/@]+@")
 
 
-def summary(task: Any, *, payload: bool = True) -> dict[str, Any]:
+def summary(task: AbstractTask | TaskHistory, *, payload: bool = True) -> Document:
     """Return what a list says of a task; without ``payload`` no result, but the one line of an error."""
     message = message_of(task.process_result) if payload or task.status != Status.COMPLETED else ""
     return {name: getattr(task, name, None) for name in LISTED} | {"message": message}
 
 
-def detail(task: Any, *, payload: bool) -> dict[str, Any]:
+def detail(task: AbstractTask | TaskHistory, *, payload: bool) -> Document:
     """Return all of a task, secrets masked; what was enqueued and what came of it only with ``payload``."""
     document = summary(task, payload=payload)
     if payload:
@@ -34,12 +41,12 @@ def detail(task: Any, *, payload: bool) -> dict[str, Any]:
     return document
 
 
-def detail_of_history(row: TaskHistory, *, payload: bool) -> dict[str, Any]:
+def detail_of_history(row: TaskHistory, *, payload: bool) -> Document:
     """Return the same of a task that left its table, and when it did; what only a table knows is None."""
     return detail(row, payload=payload) | {"id": row.task_id, "moved_time": row.moved_time}
 
 
-def attempt_of(row: Attempt, *, payload: bool = True) -> dict[str, Any]:
+def attempt_of(row: Attempt, *, payload: bool = True) -> Document:
     """Return a failed attempt, secrets masked; without ``payload`` the one line of its error only."""
     document = {
         "task_id": row.task_id,
@@ -83,7 +90,7 @@ def short_error(line: str) -> str:
     return kind.rpartition(".")[2] + colon + message if re.fullmatch(r"[\w.]+", kind) else line
 
 
-def operation_document(operation: BulkOperation) -> dict[str, Any]:
+def operation_document(operation: BulkOperation) -> Document:
     """Return a bulk operation as data."""
     return {
         "operation": operation.pk,
@@ -102,7 +109,7 @@ def operation_document(operation: BulkOperation) -> dict[str, Any]:
     }
 
 
-def overview_document(view: Overview, rows: Sequence[QueueFigures]) -> dict[str, Any]:
+def overview_document(view: Overview, rows: Sequence[QueueStats]) -> Document:
     """Return queues at a glance; a number that is an estimate is not ``exact``."""
     return {
         "as_of": view.as_of,
@@ -128,3 +135,76 @@ def overview_document(view: Overview, rows: Sequence[QueueFigures]) -> dict[str,
 
 def _seconds(value: timedelta | None) -> float | None:
     return None if value is None else value.total_seconds()
+
+
+# -- secrets -----------------------------------------------------------------------------------------------------------
+
+
+def masked(value: object, patterns: Sequence[str] | None = None) -> object:
+    """Return a JSON value with the values of secret keys replaced, however deep; the value itself stays as it is.
+
+    Text inside it is treated as ``masked_text`` does.
+    """
+    parts = _parts(patterns)
+    return _masked(value, parts, _pattern(parts))
+
+
+def masked_text(text: str, patterns: Sequence[str] | None = None) -> str:
+    """Return a text, such as a traceback, with what stands after secret keys replaced, and passwords in addresses.
+
+    ``password=x``, ``password: x``, ``"password": "x"``, ``Authorization: Bearer x``.
+    """
+    return _masked_text(text, _pattern(_parts(patterns)))
+
+
+def is_secret(key: str, patterns: Sequence[str] | None = None) -> bool:
+    """Whether the value of a key is not shown."""
+    return _is_secret(key, _parts(patterns))
+
+
+def _masked(value: object, parts: tuple[str, ...], pattern: re.Pattern[str]) -> object:
+    if isinstance(value, Mapping):
+        return {
+            key: MASKED if _is_secret(str(key), parts) else _masked(inner, parts, pattern)
+            for key, inner in value.items()
+        }
+    if isinstance(value, list | tuple):
+        return [_masked(inner, parts, pattern) for inner in value]
+    return _masked_text(value, pattern) if isinstance(value, str) else value
+
+
+def _masked_text(text: str, pattern: re.Pattern[str]) -> str:
+    return URL_PASSWORD.sub(rf"\1:{MASKED}@", pattern.sub(_mask, text))
+
+
+def _is_secret(key: str, parts: tuple[str, ...]) -> bool:
+    plain = KEY_JOINTS.sub("", key).lower()
+    return any(part in plain for part in parts)
+
+
+def _parts(patterns: Sequence[str] | None) -> tuple[str, ...]:
+    chosen = conf.settings().mask if patterns is None else patterns
+    return tuple(part for part in (KEY_JOINTS.sub("", one).lower() for one in chosen) if part)
+
+
+@lru_cache(maxsize=16)
+def _pattern(parts: tuple[str, ...]) -> re.Pattern[str]:
+    """Find a key with a secret part, and what joins it to its value: ``before``; the value; a closing quote: ``after``.
+
+    A bare value ends at the next gap. After a bare key and a colon, as in a header, it ends with the line, because its
+    real end is not known: too much masked is better than too little.
+    """
+    words = "|".join(r"[\s_.-]?".join(re.escape(part)) for part in parts) or r"(?!)"
+    key = rf"""(?:{words})[\w.-]{{0,64}}"""  # what stands before it in the key stays as it is
+    quoted = r"""[bru]*(?P<quote>\\?["'])"""
+    kinds = (
+        rf"""(?P<before>{key}\\?["']?\s*(?:=>|[=:])\s*{quoted})(?:(?!(?P=quote))(?:\\.|.))*(?P<after>(?P=quote)|\Z)""",
+        rf"""(?P<before_2>{key}(?:\\?["']\s*:|\s*=>?)\s*)[^\s,;&)}}\]"']+""",
+        rf"""(?P<before_3>{key}\s*:[^\S\n]*)[^\n]+""",
+    )
+    return re.compile("|".join(kinds), re.IGNORECASE | re.DOTALL)
+
+
+def _mask(found: re.Match[str]) -> str:
+    before = found["before"] or found["before_2"] or found["before_3"]
+    return f"{before}{MASKED}{found['after'] or ''}"

@@ -1,6 +1,6 @@
 """The operator's verbs as data: the admin, the command line and the API all read them here.
 
-Nothing here asks who is acting: a face asks ``permissions.can_operate`` first.
+Permissions are not checked here: callers ask ``permissions.can_operate`` first.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING
 
 from django.db.models import Q
 from django.utils.translation import gettext as _
@@ -20,17 +20,18 @@ from django_dbtaskqueue.flow.retention import finished_before, housekeep
 from django_dbtaskqueue.flow.selection import same_rows
 from django_dbtaskqueue.models import AbstractTask
 from django_dbtaskqueue.models.querysets import TaskQuerySet
-from django_dbtaskqueue.operations.paginators import Count, bounded_count
-from django_dbtaskqueue.operations.pause import IN_EFFECT as IN_EFFECT
-from django_dbtaskqueue.operations.pause import REASON_LENGTH as REASON_LENGTH
-from django_dbtaskqueue.operations.pause import ensure_rows as ensure_rows
-from django_dbtaskqueue.operations.pause import pause as pause
-from django_dbtaskqueue.operations.pause import resume as resume
+
+REASON_MAX_LENGTH = 500  # characters
+
+if TYPE_CHECKING:
+    from django.utils.functional import _StrPromise
+
+    Text = str | _StrPromise
 
 
 @dataclass(frozen=True, slots=True)
-class Aging:
-    """What ``housekeep`` asks for: how long ago a task must have finished, and where it goes."""
+class HousekeepOptions:
+    """The options of ``housekeep``: how long ago a task must have finished, and where it goes."""
 
     older_than: timedelta = timedelta(days=14)
     to: str = "history"  # or "delete"
@@ -41,9 +42,9 @@ class Verb:
     """One thing an operator can do. Texts are translated when they are shown."""
 
     name: str
-    label: Any
-    effect: Any  # what happens, in words
-    done: Any  # "%(number)s tasks reprocessed"
+    label: Text
+    effect: Text  # what happens, in words
+    done: Text  # "%(number)s tasks reprocessed"
     permission: str  # codename of the permission it needs
     needs_reason: bool = field(default=False, kw_only=True)
 
@@ -52,7 +53,7 @@ class Verb:
 class TaskVerb(Verb):
     """A verb over a selection of tasks."""
 
-    ages: bool = False  # asks for ``Aging``
+    ages: bool = False  # asks for ``HousekeepOptions``
     edge: str = ""  # its name in ``status.EDGES``, where that is another
 
     @property
@@ -61,31 +62,31 @@ class TaskVerb(Verb):
         return BY_VERB[self.edge or self.name].sources
 
     @property
-    def removes(self) -> bool:
+    def deletes(self) -> bool:
         """Whether the tasks leave the table."""
         return BY_VERB[self.edge or self.name].target is None
 
-    def condition(self, aging: Aging) -> Q:
+    def condition(self, options: HousekeepOptions) -> Q:
         """Return what a task must fulfil for the verb to change it."""
         status = Q(status__in=self.sources)
-        return status & finished_before(aging.older_than) if self.ages else status
+        return status & finished_before(options.older_than) if self.ages else status
 
-    def eligible(self, tasks: TaskQuerySet, aging: Aging) -> TaskQuerySet:
+    def eligible(self, tasks: TaskQuerySet, options: HousekeepOptions) -> TaskQuerySet:
         """Return those of ``tasks`` that the verb would change now."""
-        return tasks.filter(self.condition(aging))
+        return tasks.filter(self.condition(options))
 
-    def run(self, tasks: Sequence[AbstractTask], aging: Aging) -> int:
+    def run(self, tasks: Sequence[AbstractTask], options: HousekeepOptions) -> int:
         """Change tasks of one table that this transaction has locked; return how many really changed."""
         if self.ages:
-            return housekeep(same_rows(tasks), older_than=aging.older_than, to=aging.to)
+            return housekeep(same_rows(tasks), older_than=options.older_than, to=options.to)
         return change_locked(tasks, self.edge or self.name)
 
-    def skipped(self, aging: Aging) -> str:
+    def skipped(self, options: HousekeepOptions) -> str:
         """Return why a task is skipped, in words."""
-        if self.ages and not aging.older_than:
+        if self.ages and not options.older_than:
             return _("not finished")
         if self.ages:
-            days = aging.older_than.days
+            days = options.older_than.days
             return ngettext(
                 "not finished, or finished less than %(days)s day ago",
                 "not finished, or finished less than %(days)s days ago",
@@ -93,30 +94,13 @@ class TaskVerb(Verb):
             ) % {"days": days}
         return _("not in %(statuses)s") % {"statuses": ", ".join(self.sources)}
 
-    def preview(self, tasks: TaskQuerySet, aging: Aging) -> Preview:
-        """Count what is selected and what would change; two bounded counts."""
-        return Preview(bounded_count(tasks), bounded_count(self.eligible(tasks, aging)))
-
-
-@dataclass(frozen=True, slots=True)
-class Preview:
-    """What a verb would do."""
-
-    selected: Count
-    eligible: Count
-
-    @property
-    def skipped(self) -> int | None:
-        """How many would be skipped; None when there is too much to know."""
-        return None if self.selected.more else self.selected.number - self.eligible.number
-
 
 REPROCESS = TaskVerb(
     name="reprocess",
     label=gettext_lazy("Reprocess"),
     effect=gettext_lazy(
-        "The tasks go back in line (ERROR to CREATED), due now, with all their attempts. Their processor runs again, "
-        "with all it does."
+        "The tasks become ready again (ERROR to CREATED), due now, with a new budget of attempts. Their processor runs "
+        "again, with all its effects."
     ),
     done=ngettext_lazy("%(number)s task reprocessed", "%(number)s tasks reprocessed", "number"),
     permission="reprocess_task",
@@ -125,8 +109,8 @@ MARK_POISON = TaskVerb(
     name="mark_poison",
     label=gettext_lazy("Mark as poison"),
     effect=gettext_lazy(
-        "The tasks are put aside (ERROR to POISON): nothing processes them, and reprocess passes them over, until "
-        "somebody takes them back to ERROR."
+        "The tasks are set aside (ERROR to POISON). Nothing processes them, and reprocess skips them, until an "
+        "operator takes them back to ERROR."
     ),
     done=ngettext_lazy("%(number)s task marked as poison", "%(number)s tasks marked as poison", "number"),
     permission="mark_poison_task",
@@ -142,8 +126,8 @@ KICK = TaskVerb(
     name="kick",
     label=gettext_lazy("Kick"),
     effect=gettext_lazy(
-        "The tasks go from POISON straight back in line (CREATED), due now, with all their attempts. Their processor "
-        "runs again, with all it does."
+        "The tasks become ready again (POISON to CREATED), due now, with a new budget of attempts. Their processor "
+        "runs again, with all its effects."
     ),
     done=ngettext_lazy("%(number)s task kicked", "%(number)s tasks kicked", "number"),
     permission="kick_task",
@@ -151,7 +135,7 @@ KICK = TaskVerb(
 CANCEL = TaskVerb(
     name="cancel",
     label=gettext_lazy("Cancel"),
-    effect=gettext_lazy("The tasks that wait are put aside (CREATED to POISON): nothing processes them any more."),
+    effect=gettext_lazy("The waiting tasks are set aside (CREATED to POISON). Nothing processes them any more."),
     done=ngettext_lazy("%(number)s task cancelled", "%(number)s tasks cancelled", "number"),
     permission="cancel_task",
 )
@@ -159,8 +143,8 @@ RELEASE = TaskVerb(
     name="release",
     label=gettext_lazy("Release"),
     effect=gettext_lazy(
-        "The tasks are taken from the pollers that hold them (PROCESSING to CREATED), due now. What a holder still "
-        "does changes nothing any more, but its effects elsewhere can happen twice."
+        "The pollers that hold the tasks lose their leases (PROCESSING to CREATED), and the tasks are due now. The "
+        "result of a running processor is discarded, but its effects elsewhere can happen twice."
     ),
     done=ngettext_lazy("%(number)s task released", "%(number)s tasks released", "number"),
     permission="release_task",
@@ -170,8 +154,8 @@ DELETE = TaskVerb(
     name="delete",
     label=gettext_lazy("Delete"),
     effect=gettext_lazy(
-        "The tasks leave the table for good, whatever their status, and are counted as deleted. What their holders "
-        "still do is lost. Nothing brings them back."
+        "The tasks are deleted, whatever their status, and counted as deleted. The result of a running processor is "
+        "discarded. This cannot be undone."
     ),
     done=ngettext_lazy("%(number)s task deleted", "%(number)s tasks deleted", "number"),
     permission="delete_task",
@@ -181,8 +165,7 @@ PURGE = TaskVerb(
     name="purge",
     label=gettext_lazy("Purge"),
     effect=gettext_lazy(
-        "Every task of the queue leaves the table for good, whatever its status, and is counted as deleted. Nothing "
-        "brings them back."
+        "Every task of the queue is deleted, whatever its status, and counted as deleted. This cannot be undone."
     ),
     done=DELETE.done,
     permission="purge_queue",
@@ -193,8 +176,8 @@ HOUSEKEEP = TaskVerb(
     name="housekeep",
     label=gettext_lazy("Housekeep"),
     effect=gettext_lazy(
-        "Finished tasks (COMPLETED, ERROR, POISON) of the given age leave the table: into the history, or deleted for "
-        "good and counted as deleted."
+        "Finished tasks (COMPLETED, ERROR, POISON) of the given age are moved to the history, or deleted and counted "
+        "as deleted."
     ),
     done=ngettext_lazy("%(number)s task housekept", "%(number)s tasks housekept", "number"),
     permission="housekeep_task",
@@ -204,8 +187,7 @@ PAUSE = Verb(
     name="pause",
     label=gettext_lazy("Pause"),
     effect=gettext_lazy(
-        "No poller takes a task of the queue from now on. What is being processed goes on, and tasks can still be "
-        "enqueued."
+        "From now on no poller takes a task of the queue. Running tasks go on, and tasks can still be enqueued."
     ),
     done=ngettext_lazy("%(number)s queue paused", "%(number)s queues paused", "number"),
     permission="pause_queue",
@@ -213,7 +195,7 @@ PAUSE = Verb(
 RESUME = Verb(
     name="resume",
     label=gettext_lazy("Resume"),
-    effect=gettext_lazy("Pollers take the queue's tasks again, at once."),
+    effect=gettext_lazy("Pollers take tasks of the queue again, at once."),
     done=ngettext_lazy("%(number)s queue resumed", "%(number)s queues resumed", "number"),
     permission="pause_queue",
 )
@@ -228,7 +210,7 @@ CONTROL_POLLERS = Verb(
     name="control_pollers",
     label=gettext_lazy("Control pollers"),
     effect=gettext_lazy("The pollers drain, stop, pause or start again."),
-    done=ngettext_lazy("%(number)s poller told", "%(number)s pollers told", "number"),
+    done=ngettext_lazy("Command sent to %(number)s poller", "Command sent to %(number)s pollers", "number"),
     permission="control_poller",
 )
 VIEW_PAYLOAD = Verb(

@@ -12,7 +12,18 @@ from typing import Any, NoReturn, Protocol, TextIO
 
 from django_dbtaskqueue.core.exceptions import CheckFailed, JobOptionError, PipelineError
 from django_dbtaskqueue.pipeline.database import Database
-from django_dbtaskqueue.pipeline.jobs import JOBS, Argument, Context, Job, as_json, complete, job, pair, write_whole
+from django_dbtaskqueue.pipeline.jobs import (
+    JOBS,
+    Argument,
+    Context,
+    Job,
+    RenderPage,
+    as_json,
+    complete,
+    job,
+    pair,
+    write_whole,
+)
 from django_dbtaskqueue.pipeline.spark.terminal import is_interrupt, one_paragraph, py4j_silenced, shown_on
 
 EXIT_DONE, EXIT_FAILED, EXIT_WRONG_OPTIONS, EXIT_CHECK_FAILED, EXIT_INTERRUPTED = 0, 1, 2, 3, 130
@@ -49,6 +60,7 @@ class Face:
     out: TextSink
     err: TextIO
     defaults: Callable[[str, Mapping[str, Any]], Mapping[str, Any]] = lambda name, given: {}
+    render_page: RenderPage | None = None
 
 
 class Parser(argparse.ArgumentParser):
@@ -181,6 +193,7 @@ def context_of(found: Job, asked: Mapping[str, Any], face: Face) -> Context:
         database=face.find_database(asked[face.database.name]),
         lake=asked["lake"],
         dry_run=asked["dry_run"],
+        render_page=face.render_page,
         session={**session, **({"conf": conf} if conf else {})},
     )
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 Vendor = Literal["postgresql", "sqlite"]
 URL_FORMS = "postgresql://USER:PASSWORD@HOST:PORT/NAME?OPTION=VALUE or sqlite:///PATH"
 SECRET_KEYWORDS = ("password", "sslpassword")
+DEFAULT_LOCATION = "dbtaskqueue.task"
 DEFAULT_TABLES = Tables('"dbtaskqueue_task"')
 SESSION_SETTINGS = "SET timezone = 'UTC'; SET datestyle = 'ISO'; SET intervalstyle = 'postgres'"
 
@@ -37,10 +38,10 @@ class Database:
     vendor: Vendor
     conninfo: Mapping[str, str] = field(repr=False)
     tables: Tables = field(default=DEFAULT_TABLES, repr=False)
-    location: str = "dbtaskqueue.task"
+    location: str = DEFAULT_LOCATION
 
     @classmethod
-    def from_url(cls, url: str, *, tables: Tables = DEFAULT_TABLES, location: str = "dbtaskqueue.task") -> Database:
+    def from_url(cls, url: str, *, tables: Tables = DEFAULT_TABLES, location: str = DEFAULT_LOCATION) -> Database:
         """Return the database of a URL like ``DATABASE_URL``; `PipelineError` for one of another form."""
         parts = urlsplit(url)
         if parts.scheme in ("postgres", "postgresql"):

@@ -11,7 +11,7 @@ import inspect
 import json
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
@@ -19,7 +19,7 @@ from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from django_dbtaskqueue.core.durations import format_duration
+from django_dbtaskqueue.core.durations import format_duration, parse_length
 from django_dbtaskqueue.core.exceptions import JobOptionError, PipelineError, near_match
 from django_dbtaskqueue.pipeline.database import Database
 from django_dbtaskqueue.pipeline.spark import SPARK_DEFAULTS, spark_session
@@ -27,6 +27,8 @@ from django_dbtaskqueue.pipeline.spark.terminal import Progress, silent
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+RenderPage = Callable[[str, Mapping[str, Any]], str]
 
 # Name -> "module:Class" inside this package. A job's module is imported when the job is asked for.
 JOBS: dict[str, str] = {
@@ -138,6 +140,38 @@ def pair(text: str) -> tuple[str, str]:
     return name, value
 
 
+@dataclass(frozen=True)
+class Objective:
+    """At least ``share`` (0 to 1) of the ended tasks of ``queue`` complete, ``within`` a time of their creation."""
+
+    queue: str
+    share: float
+    within: timedelta | None = None
+
+    def __str__(self) -> str:
+        text = f"{self.share * 100:g}%"
+        return text if self.within is None else f"{text} within {format_duration(self.within)}"
+
+
+EVERY_QUEUE = "*"
+DEFAULT_OBJECTIVE = Objective(EVERY_QUEUE, 0.99)
+
+
+def objective(text: str) -> Objective:
+    """Return the objective of "claims=99.9%/5m", or of "*=99%" for every queue. Raises ValueError with a reason."""
+    try:
+        queue, rest = pair(text)
+    except ValueError:
+        raise ValueError(f'{text!r} is no objective. Write it as "claims=99.9%/5m" or "*=99%"') from None
+    wanted, _, within = rest.partition("/")
+    return Objective(queue, share(wanted), parse_length(within) if within else None)
+
+
+def by_queue(objectives: Iterable[Objective]) -> dict[str, Objective]:
+    """Return the objectives by queue, with one for ``*`` always among them. A later one wins."""
+    return {EVERY_QUEUE: DEFAULT_OBJECTIVE, **{one.queue: one for one in objectives}}
+
+
 # -- what a job is -----------------------------------------------------------------------------------------------------
 
 
@@ -146,6 +180,7 @@ class Context:
     """What a job works with. ``options`` holds a value for every argument of the job.
 
     A job may call ``progress(stage, done, total)`` at any time; a total of 0 is an unknown one.
+    ``render_page(job, figures)`` returns the HTML page of a report; it needs Django, which the pipeline does not have.
     """
 
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -153,6 +188,7 @@ class Context:
     lake: str | None = None
     dry_run: bool = False
     progress: Progress = silent
+    render_page: RenderPage | None = None
     session: Mapping[str, Any] = field(default_factory=dict)  # arguments of spark_session()
     started: SparkSession | None = None
 
@@ -208,6 +244,7 @@ class Job:
         spark: SparkSession | None = None,
         dry_run: bool = False,
         progress: Progress = silent,
+        render_page: RenderPage | None = None,
         session: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> Context:
@@ -218,6 +255,7 @@ class Job:
             lake=os.fspath(lake) if lake is not None else None,
             dry_run=dry_run,
             progress=progress,
+            render_page=render_page,
             session=session or {},
             started=spark,
         )
@@ -277,7 +315,7 @@ def as_json(result: object) -> str:
     return json.dumps(plain(result), indent=2, allow_nan=False)
 
 
-def plain(value: object) -> object:
+def plain(value: object) -> Any:
     """Return the value as JSON can hold it."""
     if isinstance(value, Mapping):
         return {str(name): plain(one) for name, one in value.items()}

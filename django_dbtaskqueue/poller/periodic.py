@@ -19,10 +19,10 @@ from django.db.utils import Error
 
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.durations import jittered, next_pause
-from django_dbtaskqueue.metrics import rollup
+from django_dbtaskqueue.db.minute_counts import METRICS, delete_old, roll_up
 from django_dbtaskqueue.metrics.collector import Collector
-from django_dbtaskqueue.operations import bulk, retention
-from django_dbtaskqueue.operations.retention import Housekeeper, RetentionPolicy
+from django_dbtaskqueue.operations import bulk, housekeeping
+from django_dbtaskqueue.operations.housekeeping import Housekeeper, RetentionPolicy
 
 logger = logging.getLogger("django_dbtaskqueue")
 
@@ -144,19 +144,19 @@ class Maintenance:
         every = conf.settings().housekeeping
         if every is None:
             return _spread(RETENTION_OFF_SECONDS)
-        report = self._housekeeper.turn(RetentionPolicy.of_settings(), using=alias, within=retention.TURN)
+        report = self._housekeeper.turn(RetentionPolicy.of_settings(), using=alias, within=housekeeping.MAX_TURN)
         if report.moved or report.deleted or report.attempts or report.partitions:
             logger.info("Housekeeping: %s", report)
         return _spread(every.total_seconds() if report.over else IDLE_BULK_SECONDS)
 
 
 def _roll_up(alias: str) -> float:
-    rollup.merge(alias)
+    roll_up(alias, *METRICS)
     return _spread(ROLL_UP_SECONDS)
 
 
 def _delete_metrics(alias: str) -> float:
-    rollup.forget(alias)
+    delete_old(alias)
     return _spread(DELETE_METRICS_SECONDS)
 
 

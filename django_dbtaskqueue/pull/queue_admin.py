@@ -20,7 +20,7 @@ from django_dbtaskqueue.db.session import alias_for, aliases_of, model_for
 from django_dbtaskqueue.flow import usage
 from django_dbtaskqueue.flow.enqueue import queue_settings
 from django_dbtaskqueue.flow.selection import lockable
-from django_dbtaskqueue.models import CallCount, Queue, Task
+from django_dbtaskqueue.models import Queue, Task, UsageCount
 from django_dbtaskqueue.models.querysets import TaskQuerySet
 from django_dbtaskqueue.pull import blocking
 
@@ -139,9 +139,9 @@ class QueueAdmin:
             for alias in aliases:
                 self._lock(alias)
                 dropped += self._each("delete", TaskQuerySet.purge, tuple(Status), (alias,))
-                CallCount.objects.using(alias).filter(queue=self.name).delete()
+                UsageCount.objects.using(alias).filter(queue=self.name).delete()
                 Queue.objects.using(alias).filter(pk=self.name).delete()
-                transaction.on_commit(partial(usage.counter.delete, alias, self.name), alias)
+                transaction.on_commit(partial(usage.discard, alias, self.name), alias)
         return dropped
 
     def _lock(self, alias: str) -> None:

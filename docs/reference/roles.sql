@@ -44,5 +44,5 @@ GRANT SELECT ON dbtaskqueue_task_overview, dbtaskqueue_queue, dbtaskqueue_poller
     TO dbtaskqueue_reader;
 
 -- Statistics of the pull API: appended, and old rows merged. Without it nothing breaks; calls are then not counted.
-GRANT SELECT, INSERT, UPDATE, DELETE ON dbtaskqueue_callcount TO dbtaskqueue_producer, dbtaskqueue_poller;
-GRANT SELECT ON dbtaskqueue_callcount TO dbtaskqueue_reader;
+GRANT SELECT, INSERT, UPDATE, DELETE ON dbtaskqueue_usagecount TO dbtaskqueue_producer, dbtaskqueue_poller;
+GRANT SELECT ON dbtaskqueue_usagecount TO dbtaskqueue_reader;

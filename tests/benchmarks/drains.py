@@ -67,9 +67,9 @@ class Drain:
     def fill(self) -> None:
         """Put tasks with references into queues that are paused."""
         from django_dbtaskqueue import enqueue_many
-        from django_dbtaskqueue.operations import verbs
+        from django_dbtaskqueue.operations import queue_control
 
-        verbs.pause(self.queues, by="benchmarks")
+        queue_control.pause(self.queues, by="benchmarks")
         share = self.tasks // len(self.queues)
         for queue in self.queues:
             items = (
@@ -87,9 +87,9 @@ class Drain:
 
     def resume(self) -> int:
         """Let the poller begin, and wait until nothing is left; return how often that was looked at."""
-        from django_dbtaskqueue.operations import verbs
+        from django_dbtaskqueue.operations import queue_control
 
-        verbs.resume(self.queues)
+        queue_control.resume(self.queues)
         with self.server.connect() as connection:
             left = [list(self.queues), self.priorities]
             looks = wait_for(

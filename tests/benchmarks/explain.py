@@ -68,7 +68,7 @@ def main() -> None:
         import django
 
         django.setup()
-        from django_dbtaskqueue.operations import verbs
+        from django_dbtaskqueue.operations import queue_control
 
         for title, around in (("free", nullcontext), ("pinned", snapshot)):
             empty(server)
@@ -76,7 +76,7 @@ def main() -> None:
                 Pinned(server, 0, CHURN, snapshot).churned(server)
                 Drain(server, 50_000, first=CHURN).fill()
                 server.calm(TABLE)
-                verbs.resume(["nothing"])
+                queue_control.resume(["nothing"])
                 show(server, title)
 
 

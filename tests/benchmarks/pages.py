@@ -1,6 +1,6 @@
 """How long the operations pages take at size: ``python -m tests.benchmarks.pages --tasks 10000000``.
 
-Builds the tasks with ``buildtasks`` in a PostgreSQL of its own, kept in ``--folder`` for the next time, and asks for
+Builds the tasks with ``generatetasks`` in a PostgreSQL of its own, kept in ``--folder`` for the next time, and asks for
 each page in turns, through Django's whole stack. Prints the time that 95 % of the requests stayed within, and the
 statements of one request, those that begin and end transactions among them. Nobody else should use the machine.
 """
@@ -118,7 +118,7 @@ def _fill(tasks: int) -> None:
         there = cursor.fetchone()[0]
     if there < 0.9 * tasks:
         call_command("flush", verbosity=0, interactive=False)
-        call_command("buildtasks", tasks=tasks, verbosity=2)
+        call_command("generatetasks", tasks=tasks, verbosity=2)
     Queue.objects.get_or_create(name="built-00")  # a queue that is known has a page
 
 

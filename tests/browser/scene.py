@@ -9,12 +9,11 @@ from django.db.models.functions import Now
 
 from django_dbtaskqueue.core.states import COMPLETED, CREATED, ERROR, POISON, PROCESSING
 from django_dbtaskqueue.db.session import Session
-from django_dbtaskqueue.metrics.histogram import class_of
+from django_dbtaskqueue.metrics.collector import class_of
 from django_dbtaskqueue.models import (
     Attempt,
     AuditEntry,
     BulkOperation,
-    CallCount,
     FailureCount,
     FailureGroup,
     Metric,
@@ -23,9 +22,11 @@ from django_dbtaskqueue.models import (
     SavedSearch,
     Task,
     TaskHistory,
+    UsageCount,
 )
-from django_dbtaskqueue.operations.verbs import pause
+from django_dbtaskqueue.operations.queue_control import pause
 from tests.factories import make_task
+from tests.report_figures import report_figures
 
 HOST = "worker-3.example.org"
 HOLDER = f"{HOST}:4711:0a1b2c3d4e5f"
@@ -170,7 +171,7 @@ def _metrics() -> None:
             wave = rate + (37 * ago) % 90 - (60 if 20 < ago < 28 else 0)
             failed = 3 + ago % 5 + (40 if 20 < ago < 28 else 0)
             time = minute - timedelta(minutes=ago)
-            CallCount.objects.create(queue=queue, minute=time, call="put", count=wave + failed - 11)
+            UsageCount.objects.create(queue=queue, minute=time, call="put", count=wave + failed - 11)
             for outcome, count in (("completed", wave), ("failed", failed)):
                 Metric.objects.create(
                     queue=queue,
@@ -199,20 +200,14 @@ def _pollers() -> None:
         Poller.objects.create(instance=instance, state=state, start_time=Now() - timedelta(days=1), **facts)
 
 
-REPORT = """<!DOCTYPE html><html><head><style>body { font: 16px sans-serif; margin: 2em; }</style></head><body>
-<h1>Service levels</h1><p>claims: 99.2 % within 5 minutes</p><p id="ran">no</p>
-<script>document.getElementById("ran").textContent = "yes"</script></body></html>"""
-
-
 def _reports() -> None:
     PipelineReport.objects.create(
         kind="report",
         since=Now() - timedelta(days=7),
         until=Now(),
         summary="claims: 99.2 % within 5 minutes, target 99 %",
-        data={"claims": {"within": 0.992}},
-        html=REPORT,
-        location="/lake/reports/report-2026-11-21.html",
+        data=report_figures("<b>claims</b>"),
+        location="/lake/reports/report-2026-11-21",
     )
 
 

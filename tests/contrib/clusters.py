@@ -14,7 +14,8 @@ from time import monotonic
 import psutil
 import pyspark
 
-from django_dbtaskqueue.pipeline.spark import find_java
+from django_dbtaskqueue.pipeline.spark import scratch
+from django_dbtaskqueue.pipeline.spark.java import find_java
 
 PATIENCE = 200.0  # seconds
 # For the poller as well: everything is on this machine, and small.
@@ -48,7 +49,7 @@ class Cluster:
         log = self._folder / f"daemon-{len(list(self._folder.glob('daemon-*')))}"
         env = {
             **os.environ,
-            "JAVA_HOME": str(find_java()),
+            "JAVA_HOME": str(find_java(scratch())),
             "SPARK_DAEMON_MEMORY": "256m",
             "SPARK_LOCAL_IP": "127.0.0.1",
             "PYSPARK_PYTHON": sys.executable,

@@ -18,7 +18,7 @@ from django_dbtaskqueue import testing
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core import exceptions, retry
 from django_dbtaskqueue.core.states import EDGES, Edge, Status
-from django_dbtaskqueue.management.commands.buildtasks import Command as BuildTasks
+from django_dbtaskqueue.management.commands.generatetasks import Command as GenerateTasks
 from django_dbtaskqueue.management.commands.housekeeptasks import Command as HousekeepTasks
 from django_dbtaskqueue.management.commands.runtaskpoller import Command as RunTaskPoller
 from django_dbtaskqueue.operations import checks
@@ -117,7 +117,7 @@ def test_every_key_of_dbtaskqueue_is_documented_with_its_default() -> None:
     [
         ("## runtaskpoller", RunTaskPoller()),
         ("## housekeeptasks", HousekeepTasks()),
-        ("## buildtasks", BuildTasks()),
+        ("## generatetasks", GenerateTasks()),
         ("## demo", Demo()),
     ],
 )

@@ -16,9 +16,9 @@ from django_dbtaskqueue.conf import overrides
 from django_dbtaskqueue.core.exceptions import OperationRefused, TaskQueueError, UnknownQueue
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.models import AuditEntry, DeletedTasks, Queue, Task
-from django_dbtaskqueue.operations import actions, queue_actions
-from django_dbtaskqueue.operations.actions import Order, act, act_on_ids
-from django_dbtaskqueue.operations.audit import Actor
+from django_dbtaskqueue.operations import actions, queue_control
+from django_dbtaskqueue.operations.actions import ActionRequest, act, act_on_ids
+from django_dbtaskqueue.operations.permissions import Actor
 from django_dbtaskqueue.operations.verbs import DELETE, REPROCESS
 from tests.factories import QUEUE, make_task
 
@@ -37,7 +37,7 @@ def ada() -> User:
 
 def test_an_act_is_recorded_with_who_what_how_many_and_why(ada: User) -> None:
     failed, done = make_task(Status.ERROR, reference="A"), make_task(Status.COMPLETED)
-    report = act(Task.objects.all(), Order(REPROCESS, "fixed", query="status:ERROR"), Actor(ada, "admin"))
+    report = act(Task.objects.all(), ActionRequest(REPROCESS, "fixed", query="status:ERROR"), Actor(ada, "admin"))
     assert (report.changed, report.skips) == (1, {"in COMPLETED, not in ERROR": [done.pk]})
     entry = AuditEntry.objects.get()
     assert (entry.actor, entry.source, entry.verb, entry.queue) == ("ada", "admin", "reprocess", QUEUE)
@@ -50,7 +50,7 @@ def test_an_act_is_recorded_with_who_what_how_many_and_why(ada: User) -> None:
 
 def test_deletions_are_logged_as_such_and_counted(ada: User) -> None:
     tasks = [make_task(), make_task(queue="letters")]
-    act_on_ids(Task, "default", [task.pk for task in tasks], Order(DELETE, "test data"), Actor(ada))
+    act_on_ids(Task, "default", [task.pk for task in tasks], ActionRequest(DELETE, "test data"), Actor(ada))
     assert {entry.action_flag for entry in LogEntry.objects.all()} == {DELETION}
     assert AuditEntry.objects.get().queue == "", "it was of two queues"
     assert sum(DeletedTasks.objects.values_list("count", flat=True)) == 2
@@ -61,24 +61,24 @@ def test_without_the_record_there_is_no_act() -> None:
     task = make_task(Status.ERROR)
     nobody = User(pk=987654, username="nobody", is_superuser=True)  # Django's log knows no such user
     with pytest.raises(IntegrityError):
-        act(Task.objects.all(), Order(REPROCESS), Actor(nobody))
+        act(Task.objects.all(), ActionRequest(REPROCESS), Actor(nobody))
     assert Task.objects.get(pk=task.pk).status == Status.ERROR
     assert not AuditEntry.objects.exists() and not LogEntry.objects.exists()
 
 
 def test_too_many_tasks_are_a_bulk_operation(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(actions, "MOST", 1)
+    monkeypatch.setattr(actions, "MAX_TASKS_PER_ACTION", 1)
     tasks = [make_task(Status.ERROR) for _ in range(2)]
     with pytest.raises(OperationRefused, match="is a bulk operation"):
-        act(Task.objects.all(), Order(REPROCESS), Actor())
+        act(Task.objects.all(), ActionRequest(REPROCESS), Actor())
     with pytest.raises(OperationRefused, match="up to 1 ids at once, not 2"):
-        act_on_ids(Task, "default", [task.pk for task in tasks], Order(REPROCESS), Actor())
+        act_on_ids(Task, "default", [task.pk for task in tasks], ActionRequest(REPROCESS), Actor())
     assert not AuditEntry.objects.exists()
 
 
 def test_the_command_line_is_named_by_the_system_s_user_and_not_in_django_s_log() -> None:
     make_task(Status.ERROR)
-    assert act(Task.objects.all(), Order(REPROCESS), Actor()).changed == 1
+    assert act(Task.objects.all(), ActionRequest(REPROCESS), Actor()).changed == 1
     assert AuditEntry.objects.get().actor and AuditEntry.objects.get().actor_id == ""
     assert not LogEntry.objects.exists()
 
@@ -87,7 +87,7 @@ def test_the_command_line_is_named_by_the_system_s_user_and_not_in_django_s_log(
 def test_on_sqlite(ada: User) -> None:
     task = make_task(Status.ERROR, using="sqlite")
     make_task(Status.POISON, using="sqlite")
-    assert act(Task.objects.using("sqlite").all(), Order(REPROCESS), Actor(ada)).changed == 1
+    assert act(Task.objects.using("sqlite").all(), ActionRequest(REPROCESS), Actor(ada)).changed == 1
     assert Task.objects.using("sqlite").get(pk=task.pk).status == Status.CREATED
     assert AuditEntry.objects.using("sqlite").get().skipped == 1
     assert LogEntry.objects.get().user == ada
@@ -95,16 +95,16 @@ def test_on_sqlite(ada: User) -> None:
 
 def test_settings_are_changed_one_by_one_and_the_difference_is_recorded(ada: User) -> None:
     actor = Actor(ada, "admin")
-    assert queue_actions.change_settings(QUEUE, {"batch_size": 7, "lease": "2m"}, actor, reason="slow") == {
+    assert queue_control.change_settings(QUEUE, {"batch_size": 7, "lease": "2m"}, actor, reason="slow") == {
         "batch_size": 7, "lease": "2m",
     }  # fmt: skip
     assert overrides.in_force(QUEUE, "default").batch_size == 7
-    assert queue_actions.change_settings(QUEUE, {}, actor, back=["batch_size"]) == {"lease": "2m"}
+    assert queue_control.change_settings(QUEUE, {}, actor, reset=["batch_size"]) == {"lease": "2m"}
     assert overrides.in_force(QUEUE, "default").batch_size == 500
     first, second = AuditEntry.objects.order_by("pk")
     assert (first.reason, first.details["before"], second.details["after"]) == ("slow", {}, {"lease": "2m"})
     assert LogEntry.objects.count() == 2
-    queue_actions.change_settings(QUEUE, {"concurrency": None}, actor)
+    queue_control.change_settings(QUEUE, {"concurrency": None}, actor)
     assert Queue.objects.get().overrides == {"lease": "2m", "concurrency": None}, "none is a value, too"
 
 
@@ -120,19 +120,19 @@ def test_settings_that_cannot_be_change_nothing(
     queue: str, values: dict[str, Any], error: type[Exception], words: str
 ) -> None:
     with pytest.raises(error, match=words):
-        queue_actions.change_settings(queue, values, Actor())
+        queue_control.change_settings(queue, values, Actor())
     assert not Queue.objects.exists() and not AuditEntry.objects.exists()
 
 
 def test_a_pause_of_several_queues_is_asked_for_each_before_any(settings: Any, ada: User) -> None:
     settings.DBTASKQUEUE = {**settings.DBTASKQUEUE, "CAN_OPERATE": f"{__name__}.not_letters"}
     with pytest.raises(PermissionDenied, match="ada may not use pause on queue letters"):
-        queue_actions.pause([QUEUE, "letters"], Actor(ada))
+        queue_control.pause_queues([QUEUE, "letters"], Actor(ada))
     assert not Queue.objects.exists()
     with pytest.raises(TaskQueueError, match="would end before it begins"):
-        queue_actions.pause([QUEUE], Actor(ada), until=timezone.now() - timedelta(minutes=1))
+        queue_control.pause_queues([QUEUE], Actor(ada), until=timezone.now() - timedelta(minutes=1))
     assert not AuditEntry.objects.exists()
-    assert queue_actions.resume([QUEUE], Actor(ada)) == 0
+    assert queue_control.resume_queues([QUEUE], Actor(ada)) == 0
     assert not AuditEntry.objects.exists(), "it was not paused"
 
 

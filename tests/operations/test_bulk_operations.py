@@ -20,8 +20,8 @@ from django_dbtaskqueue.core.exceptions import OperationRefused, SearchError
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.models import AuditEntry, BulkOperation, BulkSkip, DeletedTasks, Task, TaskHistory
 from django_dbtaskqueue.models.operations import CANCELLED, FAILED, FINISHED, RUNNING, WAITING
-from django_dbtaskqueue.operations import bulk, bulk_steps
-from django_dbtaskqueue.operations.verbs import Aging
+from django_dbtaskqueue.operations import bounded_reads, bulk
+from django_dbtaskqueue.operations.verbs import HousekeepOptions
 from tests.conftest import REPOSITORY, ProcessDatabase
 from tests.factories import QUEUE, age, make_task
 from tests.poller.processes import runtaskpoller
@@ -37,7 +37,7 @@ def _known(settings: Any) -> None:
 
 @pytest.fixture
 def chunks_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bulk_steps, "CHUNK", 2)
+    monkeypatch.setattr(bulk, "TASKS_PER_CHUNK", 2)
 
 
 def run(using: str = "default") -> int:
@@ -67,17 +67,21 @@ def test_a_preview_counts_says_the_effect_and_writes_nothing() -> None:
     seen = bulk.preview("reprocess", f"queue:{QUEUE}")
     assert (str(seen.selected), str(seen.eligible)) == ("4", "3")
     assert seen.sentences[1:] == ["4 tasks match.", "3 would change; the others are skipped: not in ERROR."]
+    assert bulk.preview("reprocess", f"queue:{QUEUE} status:ERROR").sentences[1:] == [
+        "3 tasks match.",
+        "3 would change.",
+    ]
     assert not BulkOperation.objects.exists() and not AuditEntry.objects.exists()
 
 
 @pytest.mark.django_db
 def test_a_preview_counts_to_a_bound_and_estimates_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
     failures(3)
-    count = bulk.bounded_count
-    monkeypatch.setattr(bulk, "bounded_count", lambda tasks: count(tasks, 2))
+    count = bounded_reads.bounded_count
+    monkeypatch.setattr(bounded_reads, "bounded_count", lambda tasks: count(tasks, 2))
     seen = bulk.preview("reprocess", f"queue:{QUEUE}")
     assert seen.selected is not None and str(seen.selected) == "2+"
-    assert isinstance(seen.about, int)
+    assert isinstance(seen.estimate, int)
     assert any("≈" in sentence for sentence in seen.sentences)
 
 
@@ -90,9 +94,9 @@ def test_a_preview_counts_to_a_bound_and_estimates_behind_it(monkeypatch: pytest
         ("reprocess", "  ", "", "An empty search would reprocess every task"),
         ("delete", "status:ERROR", " ", "delete needs a reason"),
         ("purge", "queue:parcels", "", "purge needs a reason"),
-        ("purge", "queue:parcels status:ERROR", "gone", "purge empties one whole queue"),
-        ("purge", "-queue:parcels", "gone", "purge empties one whole queue"),
-        ("cancel", "status:CREATED", "x" * 501, "up to 500 characters"),
+        ("purge", "queue:parcels status:ERROR", "gone", "purge deletes one whole queue"),
+        ("purge", "-queue:parcels", "gone", "purge deletes one whole queue"),
+        ("cancel", "status:CREATED", "x" * 501, "at most 500 characters"),
     ],
 )
 def test_an_order_that_cannot_be_is_refused_and_nothing_is_written(verb: str, q: str, reason: str, words: str) -> None:
@@ -156,7 +160,7 @@ def test_all_that_match_are_changed_in_chunks_and_each_skipped_task_has_its_reas
 def test_every_verb_can_run_in_bulk(verb: str, source: str, target: str | None) -> None:
     pk = make_task(source, queue=QUEUE).pk
     make_task(source, queue="letters")
-    operation = bulk.start(verb, f"queue:{QUEUE}", None, "why", aging=Aging(timedelta(0)))
+    operation = bulk.start(verb, f"queue:{QUEUE}", None, "why", options=HousekeepOptions(timedelta(0)))
     run()
     assert (of(operation).changed, operation.note) == (1, "")
     assert list(Task.objects.filter(pk=pk).values_list("status", flat=True)) == ([target] if target else [])
@@ -169,7 +173,7 @@ def test_every_verb_can_run_in_bulk(verb: str, source: str, target: str | None) 
 def test_housekeep_in_bulk_leaves_what_is_too_young() -> None:
     old, young = failures(2)
     age(timedelta(days=15), pk=old)
-    operation = bulk.start("housekeep", "status:ERROR", None, aging=Aging(to="delete"))
+    operation = bulk.start("housekeep", "status:ERROR", None, options=HousekeepOptions(to="delete"))
     run()
     assert list(Task.objects.values_list("pk", flat=True)) == [young]
     assert of(operation).skips == {"not finished, or finished less than 14 days ago": 1}
@@ -229,14 +233,14 @@ def test_a_worker_that_dies_in_a_chunk_leaves_nothing_of_it_and_the_next_one_goe
     cursor = of(operation).cursor
 
     # When the connection dies in the next one, after its effect
-    whole = getattr(bulk_steps, place)
+    whole = getattr(bulk, place)
 
     def dies(*arguments: Any) -> None:
         whole(*arguments)
         raise OperationalError("server closed the connection unexpectedly")
 
     with monkeypatch.context() as patch, pytest.raises(OperationalError):
-        patch.setattr(bulk_steps, place, dies)
+        patch.setattr(bulk, place, dies)
         bulk.turn("default")
     # Then nothing of it stands: neither effect nor cursor
     assert (of(operation).cursor, operation.changed, operation.state) == (cursor, 2, RUNNING)
@@ -301,7 +305,7 @@ def test_a_task_that_somebody_has_locked_is_skipped_and_nobody_waits() -> None:
         run()
         go_on.set()
         held.result(PATIENCE)
-    assert of(operation).skips == {"somebody else is changing it": 1}
+    assert of(operation).skips == {"another transaction is changing it": 1}
     assert BulkSkip.objects.get().task_ids == [first]
     assert Task.objects.get(pk=second).status == Status.CREATED
 

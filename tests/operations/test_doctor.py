@@ -14,7 +14,7 @@ from django.utils import timezone
 
 from django_dbtaskqueue import enqueue, registry
 from django_dbtaskqueue.models import Poller, Queue, Task, TaskHistory
-from django_dbtaskqueue.operations import doctor, doctor_server
+from django_dbtaskqueue.operations import doctor
 from django_dbtaskqueue.operations.doctor import Finding, examine
 from tests.conftest import ProcessDatabase
 from tests.factories import make_task
@@ -118,8 +118,8 @@ def test_an_index_that_is_missing_comes_with_the_statement_that_makes_it() -> No
 @pytest.mark.django_db
 def test_clocks_apart_deaf_pollers_and_a_history_without_a_month(monkeypatch: Any) -> None:
     poller()
-    assert "nobody listens" in found()["poller.deaf"].words
-    monkeypatch.setattr(doctor, "SKEW", timedelta(seconds=-1))
+    assert "no session listens" in found()["poller.deaf"].words
+    monkeypatch.setattr(doctor, "MAX_CLOCK_SKEW", timedelta(seconds=-1))
     assert "apart" in found()["host.clock"].words
     TaskHistory.objects.create(queue="parcels", task_id=1, moved_time=timezone.now() - timedelta(days=2000))
     assert found()["history.default"].level == "info"
@@ -134,8 +134,8 @@ def test_an_old_transaction_dead_rows_and_missing_migrations(
     postgres_process_database: ProcessDatabase, settings: Any, monkeypatch: Any
 ) -> None:
     settings.DBTASKQUEUE = {"QUEUES": {"parcels": {}}}
-    monkeypatch.setattr(doctor_server, "PINNED", -1)
-    monkeypatch.setattr(doctor_server, "FEW", 0)
+    monkeypatch.setattr(doctor, "MAX_TRANSACTION_S", -1)
+    monkeypatch.setattr(doctor, "MIN_DEAD_ROWS", 0)
     reading, done = threading.Event(), threading.Event()
 
     def read() -> None:
@@ -161,7 +161,7 @@ def test_an_old_transaction_dead_rows_and_missing_migrations(
 
 @pytest.mark.django_db
 def test_a_question_that_is_refused_is_a_finding(monkeypatch: Any) -> None:
-    monkeypatch.setattr(doctor_server, "LISTENERS", "SELECT * FROM nowhere")
+    monkeypatch.setattr(doctor, "LISTENERS", "SELECT * FROM nowhere")
     poller()
     with transaction.atomic():
         assert "nowhere" in {finding.id: finding.words for finding in examine()}["doctor.refused"]

@@ -16,11 +16,10 @@ from django.utils import timezone
 
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.flow import usage
-from django_dbtaskqueue.models import CallCount, Metric, Poller, Queue, Task
-from django_dbtaskqueue.operations.stats import overview as figures
-from django_dbtaskqueue.operations.stats.failures import failure_groups
-from django_dbtaskqueue.operations.stats.overview import Amount, overview
-from django_dbtaskqueue.operations.stats.series import series
+from django_dbtaskqueue.models import Metric, Poller, Queue, Task, UsageCount
+from django_dbtaskqueue.operations.stats import queue_stats as figures
+from django_dbtaskqueue.operations.stats.queue_stats import ApproxCount, overview
+from django_dbtaskqueue.operations.stats.trends import failure_groups, series
 from tests.conftest import ProcessDatabase
 from tests.factories import make_task
 
@@ -38,7 +37,7 @@ def _queues(settings: Any) -> None:
     settings.DBTASKQUEUE = {"QUEUES": {"parcels": {}, "letters": {}}}
 
 
-def row_of(alias: str, queue: str) -> figures.QueueFigures:
+def row_of(alias: str, queue: str) -> figures.QueueStats:
     (found,) = [row for row in overview(alias).queues if row.queue == queue]
     return found
 
@@ -55,21 +54,21 @@ def test_the_grid_counts_every_queue_and_status(alias: str) -> None:
 
     assert {"letters", "parcels", "unheard of"} <= {row.queue for row in found.queues}
     wanted = {"CREATED": 2, "PROCESSING": 2, "COMPLETED": 3, "ERROR": 4, "POISON": 5}
-    assert row_of(alias, "parcels").statuses == {status: Amount(number) for status, number in wanted.items()}
+    assert row_of(alias, "parcels").statuses == {status: ApproxCount(number) for status, number in wanted.items()}
     assert (str(row_of(alias, "parcels").total), str(found.total)) == ("16", "17")
-    assert found.statuses["CREATED"] == Amount(3)
-    assert row_of(alias, "letters").total == Amount(0) and not row_of(alias, "letters").total
+    assert found.statuses["CREATED"] == ApproxCount(3)
+    assert row_of(alias, "letters").total == ApproxCount(0) and not row_of(alias, "letters").total
 
 
 @both
 def test_ages_rates_pollers_and_pauses(alias: str) -> None:
     usage.counter.store(alias)  # what earlier tests of this process did, which a thread would store at any moment
-    CallCount.objects.using(alias).all().delete()
+    UsageCount.objects.using(alias).all().delete()
     make_task(priority=0, using=alias)
     make_task(priority=5, ready_time=-HOUR, using=alias)
     make_task(ready_time=HOUR, queue="letters", using=alias)
     minute = timezone.now().replace(second=0, microsecond=0)
-    CallCount.objects.using(alias).create(queue="parcels", call="put", minute=minute, count=300)
+    UsageCount.objects.using(alias).create(queue="parcels", call="put", minute=minute, count=300)
     for outcome, count in (("completed", 600), ("failed", 300), ("retried", 7)):
         Metric.objects.using(alias).create(queue="parcels", minute=minute, outcome=outcome, count=count)
     Poller.objects.using(alias).create(instance="a", state="RUNNING", queues=[{"queue": "parcels", "weight": 1}])
@@ -89,7 +88,7 @@ def test_ages_rates_pollers_and_pauses(alias: str) -> None:
 def many(postgres_process_database: ProcessDatabase, settings: Any) -> Iterator[None]:
     settings.DBTASKQUEUE = {"QUEUES": {"parcels": {}}}
     out = StringIO()
-    call_command("buildtasks", "--tasks", "20000", "--queues", "4", stdout=out)
+    call_command("generatetasks", "--tasks", "20000", "--queues", "4", stdout=out)
     assert "20,000 tasks in" in out.getvalue()
     yield
 
@@ -102,7 +101,7 @@ def plain_counts() -> dict[tuple[str, str], int]:
 
 def test_large_numbers_are_estimates_and_small_ones_are_counted(many: None, monkeypatch: Any) -> None:
     """Given a bound of 200 rows, then what is beyond is about right, and what is below is exact."""
-    monkeypatch.setattr(figures, "READ", 800)
+    monkeypatch.setattr(figures, "MAX_ROWS_PER_TABLE", 800)
     truth = plain_counts()
     cells = {(row.queue, status): row.statuses[status] for row in overview().queues for status in row.statuses}
     for cell, number in truth.items():
@@ -141,12 +140,12 @@ def scans() -> int:
 @pytest.mark.django_db(databases=["default", "sqlite"])
 def test_building_is_refused_where_it_would_harm_or_cannot_work() -> None:
     with pytest.raises(CommandError, match="needs PostgreSQL"):
-        call_command("buildtasks", "--database", "sqlite")
+        call_command("generatetasks", "--database", "sqlite")
     with pytest.raises(CommandError, match="no database 'nowhere'"):
-        call_command("buildtasks", "--database", "nowhere")
+        call_command("generatetasks", "--database", "nowhere")
     with pytest.raises(CommandError, match="at most 99"):
-        call_command("buildtasks", "--queues", "100")
+        call_command("generatetasks", "--queues", "100")
     make_task(queue="built-00")
     with pytest.raises(CommandError, match="Purge them first"):
-        call_command("buildtasks", "--tasks", "1")
+        call_command("generatetasks", "--tasks", "1")
     assert Task.objects.count() == 1

@@ -19,7 +19,7 @@ from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.states import COMPLETED, CREATED, ERROR, POISON, PROCESSING
 from django_dbtaskqueue.db import partitions
 from django_dbtaskqueue.models import Attempt, AuditEntry, BulkOperation, BulkSkip, DeletedTasks, Task, TaskHistory
-from django_dbtaskqueue.operations.retention import HISTORY, Housekeeper, RetentionPolicy
+from django_dbtaskqueue.operations.housekeeping import HISTORY_TABLE, Housekeeper, RetentionPolicy
 from tests.conftest import ProcessDatabase
 from tests.factories import make_task
 from tests.poller.processes import polling
@@ -66,15 +66,15 @@ def test_each_status_leaves_at_its_own_age(alias: str) -> None:
 
 
 @both
-def test_a_walk_goes_through_many_batches_and_past_tasks_that_may_not_go_yet(alias: str, monkeypatch: Any) -> None:
+def test_a_turn_goes_through_many_batches_and_past_tasks_that_may_not_go_yet(alias: str, monkeypatch: Any) -> None:
     monkeypatch.setattr("django_dbtaskqueue.flow.retention.ROWS_PER_BATCH", 3)
     then = timezone.now() - 10 * DAY
     for number in range(20):
         finish = then if number % 2 else timezone.now()
         make_task(COMPLETED, create_time=then, finish_time=finish, reference=str(number), using=alias)
-    keeper = Housekeeper()
-    assert keeper.turn(RetentionPolicy(completed=DAY), using=alias).moved == 10
-    assert keeper.turn(RetentionPolicy(completed=DAY), using=alias).moved == 0
+    housekeeper = Housekeeper()
+    assert housekeeper.turn(RetentionPolicy(completed=DAY), using=alias).moved == 10
+    assert housekeeper.turn(RetentionPolicy(completed=DAY), using=alias).moved == 0
     moved = TaskHistory.objects.using(alias).values("location", "finish_time", "status")
     assert all(row == {"location": "dbtaskqueue.task", "finish_time": then, "status": "COMPLETED"} for row in moved)
 
@@ -114,7 +114,7 @@ def test_the_audit_ends_at_its_age_but_not_what_still_runs(alias: str, monkeypat
     report = Housekeeper().turn(RetentionPolicy(audit=365 * DAY), using=alias)
 
     assert report.audit == 3 + 3 + 1
-    assert "and 7 records of operators' acts" in str(report)
+    assert "and 7 records of operators' actions" in str(report)
     left = AuditEntry.objects.using(alias).order_by("pk").values_list("operation__query", flat=True)
     assert list(left) == ["running", "young", None]
     assert set(BulkOperation.objects.using(alias).values_list("query", flat=True)) == {"running", "young"}
@@ -167,17 +167,17 @@ def where(row: TaskHistory) -> str:
 
 
 def test_history_lies_in_one_table_a_month_made_ahead_and_dropped_when_old(history: None) -> None:
-    first, *others = partitions.months(connection, HISTORY)
+    first, *others = partitions.months(connection, HISTORY_TABLE)
     assert len(others) == partitions.AHEAD
     row = TaskHistory.objects.create(queue="parcels", task_id=1)
     assert where(row) == first.name and first.first <= row.moved_time < first.end
     # A month that nobody made goes to the default partition, and from there row by row
     stray = TaskHistory.objects.create(queue="parcels", task_id=2, moved_time=first.first - 300 * DAY)
-    assert where(stray) == f"{HISTORY}_default"
+    assert where(stray) == f"{HISTORY_TABLE}_default"
     # Given a month of long ago
     with connection.cursor() as cursor:
         month = "FOR VALUES FROM ('2020-12-01+00') TO ('2021-01-01+00')"
-        cursor.execute(f"CREATE TABLE {HISTORY}_y2020m12 PARTITION OF {HISTORY} {month}")
+        cursor.execute(f"CREATE TABLE {HISTORY_TABLE}_y2020m12 PARTITION OF {HISTORY_TABLE} {month}")
         cursor.execute(f"DROP TABLE {others[-1].name}")
     for queue in ("parcels", "parcels", "letters"):
         TaskHistory.objects.create(queue=queue, task_id=3, moved_time=datetime(2020, 12, 5, tzinfo=UTC))
@@ -185,7 +185,7 @@ def test_history_lies_in_one_table_a_month_made_ahead_and_dropped_when_old(histo
 
     report = Housekeeper().turn(RetentionPolicy(history=90 * DAY))
 
-    assert (report.partitions, report.dropped) == ([others[-1].name], [f"{HISTORY}_y2020m12"])
+    assert (report.partitions, report.dropped) == ([others[-1].name], [f"{HISTORY_TABLE}_y2020m12"])
     assert (report.deleted, counted()) == (4, 5)
     assert sorted(DeletedTasks.objects.values_list("queue", "count")) == [
         ("letters", 1),
@@ -193,7 +193,10 @@ def test_history_lies_in_one_table_a_month_made_ahead_and_dropped_when_old(histo
         ("parcels", 2),
     ]
     assert [found.pk for found in TaskHistory.objects.all()] == [row.pk]
-    assert [month.name for month in partitions.months(connection, HISTORY)] == [first.name, *[m.name for m in others]]
+    assert [month.name for month in partitions.months(connection, HISTORY_TABLE)] == [
+        first.name,
+        *[m.name for m in others],
+    ]
 
 
 def test_partitioning_keeps_rows_and_can_be_taken_back(history: None) -> None:
@@ -204,11 +207,11 @@ def test_partitioning_keeps_rows_and_can_be_taken_back(history: None) -> None:
     for change, partitioned in ((step.database_backwards, False), (step.database_forwards, True)):
         with connection.schema_editor() as editor:
             change("dbtaskqueue", editor, state, state)
-        assert partitions.is_partitioned(connection, HISTORY) is partitioned
+        assert partitions.is_partitioned(connection, HISTORY_TABLE) is partitioned
         assert sorted(TaskHistory.objects.values_list("pk", flat=True)) == rows
         rows.append(TaskHistory.objects.create(queue="parcels", task_id=9).pk)
         with connection.cursor() as cursor:
-            names = connection.introspection.get_constraints(cursor, HISTORY)
+            names = connection.introspection.get_constraints(cursor, HISTORY_TABLE)
         assert {"dbtaskqueue_history_task", "dbtaskqueue_history_finished"} <= names.keys()
 
 

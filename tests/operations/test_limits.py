@@ -11,8 +11,8 @@ from django.db import OperationalError, connections
 
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.exceptions import SearchTooSlow
+from django_dbtaskqueue.operations.bounded_reads import statement_timeout
 from django_dbtaskqueue.operations.permissions import can_operate
-from django_dbtaskqueue.operations.timeouts import bounded
 
 FOR_EVER = {
     "default": "SELECT pg_sleep(600)",
@@ -30,24 +30,24 @@ def ask(alias: str, sql: str) -> Any:
 @pytest.mark.parametrize("alias", ["default", "sqlite"])
 def test_what_takes_too_long_is_given_up_and_the_connection_goes_on(alias: str) -> None:
     words = r"within 50ms.*Narrow the search: name a queue"
-    with pytest.raises(SearchTooSlow, match=words), bounded(alias, timedelta(milliseconds=50)):
+    with pytest.raises(SearchTooSlow, match=words), statement_timeout(alias, timedelta(milliseconds=50)):
         ask(alias, FOR_EVER[alias])
     assert ask(alias, "SELECT 1") == 1
-    with bounded(alias):
+    with statement_timeout(alias):
         assert ask(alias, "SELECT 2") == 2
 
 
 @pytest.mark.django_db
 def test_the_limit_ends_with_the_block() -> None:
     before = ask("default", "SHOW statement_timeout")
-    with bounded("default", timedelta(seconds=7)):
+    with statement_timeout("default", timedelta(seconds=7)):
         assert ask("default", "SHOW statement_timeout") == "7s"
     assert ask("default", "SHOW statement_timeout") == before
 
 
 @pytest.mark.django_db
 def test_another_error_stays_what_it_is() -> None:
-    with pytest.raises(OperationalError, match="somebody else"), bounded("default"):
+    with pytest.raises(OperationalError, match="somebody else"), statement_timeout("default"):
         raise OperationalError("somebody else")
 
 

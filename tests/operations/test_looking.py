@@ -15,10 +15,17 @@ from django.test.utils import CaptureQueriesContext
 
 from django_dbtaskqueue.core.states import CREATED, ERROR, PROCESSING
 from django_dbtaskqueue.models import Queue, Task
-from django_dbtaskqueue.operations.search import window
+from django_dbtaskqueue.operations import paging
+from django_dbtaskqueue.operations.paging import (
+    Page,
+    finds_processing_only,
+    indexed_part,
+    page_of,
+    page_of_processing,
+    whole_page,
+)
 from django_dbtaskqueue.operations.search.parse import parse
 from django_dbtaskqueue.operations.search.query import select
-from django_dbtaskqueue.operations.search.window import Look, among, in_hand, page_in_hand, page_of, whole_page
 from tests.factories import QUEUE, make_task
 
 pytestmark = pytest.mark.django_db
@@ -29,8 +36,8 @@ SLOW = RawSQL("pg_sleep(0.02) IS NOT NULL", [], output_field=BooleanField())
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """A page may take 10 ms and look through three rows."""
-    monkeypatch.setattr(window, "AT_ONCE", timedelta(milliseconds=10))
-    monkeypatch.setattr(window, "WINDOW", 3)
+    monkeypatch.setattr(paging, "WHOLE_SEARCH_TIMEOUT", timedelta(milliseconds=10))
+    monkeypatch.setattr(paging, "WINDOW_ROWS", 3)
 
 
 def tasks(number: int) -> list[int]:
@@ -38,7 +45,7 @@ def tasks(number: int) -> list[int]:
     return [make_task(CREATED, reference=str(n), tag="rare" if n % 4 == 0 else None).pk for n in range(number)]
 
 
-def ids(look: Look) -> list[int]:
+def ids(look: Page) -> list[int]:
     return [row.pk for row in look.slice.rows]
 
 
@@ -68,7 +75,7 @@ def test_windows_lead_through_all_rows_and_back() -> None:
 
 @pytest.mark.usefixtures("few")
 def test_a_page_that_is_found_at_once_has_no_window(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(window, "AT_ONCE", timedelta(seconds=60))
+    monkeypatch.setattr(paging, "WHOLE_SEARCH_TIMEOUT", timedelta(seconds=60))
     everything = tasks(10)
     look = page_of(Task.objects.filter(tag="rare"), Task.objects.all(), 2)
     assert (ids(look), look.window) == (everything[::4][::-1][:2], 0)
@@ -77,15 +84,15 @@ def test_a_page_that_is_found_at_once_has_no_window(monkeypatch: pytest.MonkeyPa
 def test_the_page_says_how_far_it_looked_and_can_look_to_the_end(
     admin_user: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(window, "AT_ONCE", timedelta(milliseconds=1))
-    monkeypatch.setattr(window, "WINDOW", 5000)
+    monkeypatch.setattr(paging, "WHOLE_SEARCH_TIMEOUT", timedelta(milliseconds=1))
+    monkeypatch.setattr(paging, "WINDOW_ROWS", 5000)
     found = make_task(CREATED, payload={"find": "UA-15"}, reference="the-one")
     with connection.cursor() as cursor:
         cursor.execute("INSERT INTO dbtaskqueue_task (queue_name) SELECT %s FROM generate_series(1, 20000)", [QUEUE])
     client = Client()
     client.force_login(admin_user)
     page = client.get("/admin/dbtaskqueue/task/?q=payload.find:UA-15").content.decode()
-    assert "5,000 rows were looked through" in page
+    assert "this page comes from 5,000 rows" in page
     assert "the-one" not in page
     older = re.search(r'href="([^"]*before=\d+)"', page)
     assert older is not None
@@ -109,7 +116,7 @@ def test_the_page_says_how_far_it_looked_and_can_look_to_the_end(
     ],
 )
 def test_which_searches_look_at_the_heads_of_the_lines(search: str, found: bool) -> None:
-    assert in_hand(parse(search)) is found
+    assert finds_processing_only(parse(search)) is found
 
 
 def test_what_is_in_hand_is_found_at_the_heads_of_the_lines(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,14 +126,14 @@ def test_what_is_in_hand_is_found_at_the_heads_of_the_lines(monkeypatch: pytest.
     make_task(ERROR)
     tasks(4)
     rows = select("status:PROCESSING", Task.objects.all())
-    look = page_in_hand(rows, (), 50)
+    look = page_of_processing(rows, (), 50)
     assert (ids(look), look.first) == ([other, *held[::-1]], 0)
-    assert ids(page_in_hand(rows, (QUEUE,), 50)) == held[::-1]
-    assert ids(page_in_hand(rows, (QUEUE,), 2, before=held[-1])) == held[1::-1]
+    assert ids(page_of_processing(rows, (QUEUE,), 50)) == held[::-1]
+    assert ids(page_of_processing(rows, (QUEUE,), 2, before=held[-1])) == held[1::-1]
     # When a line is longer than what is looked at, then the page knows
-    monkeypatch.setattr(window, "FEWEST", 3)
-    monkeypatch.setattr(window, "WINDOW", 3)
-    assert page_in_hand(rows, (QUEUE,), 50).first == 3
+    monkeypatch.setattr(paging, "MIN_ROWS_PER_PRIORITY", 3)
+    monkeypatch.setattr(paging, "WINDOW_ROWS", 3)
+    assert page_of_processing(rows, (QUEUE,), 50).first == 3
 
 
 def test_windows_go_through_what_indexes_leave() -> None:
@@ -134,8 +141,8 @@ def test_windows_go_through_what_indexes_leave() -> None:
     failed = make_task(ERROR, process_result="Timeout", reference="UA-1").pk
     make_task(ERROR, queue="letters")
     search = parse(f"status:ERROR queue:{QUEUE} ref:UA-* -tag:x error:nothing attempt:>=3 status:ERROR,CREATED")
-    assert [row.pk for row in among(search, Task.objects.all())] == [failed]
-    assert among(parse("error:nothing -queue:letters"), Task.objects.all()).count() == 3
+    assert [row.pk for row in indexed_part(search, Task.objects.all())] == [failed]
+    assert indexed_part(parse("error:nothing -queue:letters"), Task.objects.all()).count() == 3
 
 
 SEARCHES = ("", "status:PROCESSING", "is:stale", "is:due", "error:Timeout", "attempt:>=3", "payload.a:1", "-queue:x")

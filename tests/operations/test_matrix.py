@@ -23,11 +23,10 @@ from django.test import Client
 from django.urls import include, path
 
 from django_dbtaskqueue.models import AuditEntry, Poller, Queue, Task
-from django_dbtaskqueue.operations import actions, bulk, poller_actions, queue_actions
-from django_dbtaskqueue.operations.audit import Actor
-from django_dbtaskqueue.operations.pause import IN_EFFECT, pause
-from django_dbtaskqueue.operations.permissions import can_operate
-from django_dbtaskqueue.operations.verbs import TASK_VERBS, VERBS, Aging, Verb
+from django_dbtaskqueue.operations import actions, bulk, queue_control
+from django_dbtaskqueue.operations.permissions import Actor, can_operate
+from django_dbtaskqueue.operations.queue_control import IN_EFFECT, pause
+from django_dbtaskqueue.operations.verbs import TASK_VERBS, VERBS, HousekeepOptions, Verb
 from tests.factories import QUEUE, make_task
 
 urlpatterns = [
@@ -37,7 +36,7 @@ urlpatterns = [
 pytestmark = [pytest.mark.django_db, pytest.mark.urls(__name__)]
 OURS = "dbtaskqueue"
 TOKEN = "a-token"
-NOW = Aging(older_than=timedelta(0))
+NOW = HousekeepOptions(older_than=timedelta(0))
 
 
 # -- what a verb does when it is allowed -------------------------------------------------------------------------------
@@ -177,8 +176,8 @@ def by_admin_poller(user: Any, verb: Verb, task: Task) -> None:
 
 
 def by_api_ids(user: Any, verb: Verb, task: Task) -> None:
-    aging = {"older_than": "0s"} if verb.name == "housekeep" else {}
-    posted(user, f"/api/tasks/{verb.name}/ids", ids=[task.pk], reason="why", **aging)
+    options = {"older_than": "0s"} if verb.name == "housekeep" else {}
+    posted(user, f"/api/tasks/{verb.name}/ids", ids=[task.pk], reason="why", **options)
 
 
 def by_api_search(user: Any, verb: Verb, task: Task) -> None:
@@ -198,23 +197,27 @@ def by_api_start(user: Any, verb: Verb, task: Task) -> None:
 
 
 def by_act(user: Any, verb: Verb, task: Task) -> None:
-    actions.act(Task.objects.filter(pk=task.pk), actions.Order(TASK_VERBS[verb.name], "why", NOW), Actor(user, "code"))
+    actions.act(
+        Task.objects.filter(pk=task.pk), actions.ActionRequest(TASK_VERBS[verb.name], "why", NOW), Actor(user, "code")
+    )
 
 
 def by_bulk(user: Any, verb: Verb, task: Task) -> None:
     q = f"queue:{QUEUE}" if verb.name == "purge" else f"id:{task.pk}"
-    bulk.start(verb.name, q, user, "why", aging=NOW, source="code")
+    bulk.start(verb.name, q, user, "why", options=NOW, source="code")
 
 
 def by_queue_act(user: Any, verb: Verb, task: Task) -> None:
     if verb.name == "change_settings":
-        queue_actions.change_settings(QUEUE, {"batch_size": 7}, Actor(user, "code"))
+        queue_control.change_settings(QUEUE, {"batch_size": 7}, Actor(user, "code"))
     else:
-        {"pause": queue_actions.pause, "resume": queue_actions.resume}[verb.name]([QUEUE], Actor(user, "code"))
+        {"pause": queue_control.pause_queues, "resume": queue_control.resume_queues}[verb.name](
+            [QUEUE], Actor(user, "code")
+        )
 
 
 def by_poller_act(user: Any, verb: Verb, task: Task) -> None:
-    poller_actions.tell(["p1"], "drain", Actor(user, "code"))
+    queue_control.command_pollers(["p1"], "drain", Actor(user, "code"))
 
 
 @dataclass(frozen=True)

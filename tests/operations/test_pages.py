@@ -18,8 +18,8 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
 import django_dbtaskqueue
-from django_dbtaskqueue.admin import lists
-from django_dbtaskqueue.admin.charts import ended
+from django_dbtaskqueue.admin import list_pages
+from django_dbtaskqueue.admin.overview_pages import ended
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.models import (
@@ -35,11 +35,13 @@ from django_dbtaskqueue.models import (
     SavedSearch,
     Task,
 )
-from django_dbtaskqueue.operations.search import window
-from django_dbtaskqueue.operations.stats.series import Point
-from django_dbtaskqueue.operations.verbs import pause
+from django_dbtaskqueue.operations import paging
+from django_dbtaskqueue.operations.queue_control import pause
+from django_dbtaskqueue.operations.report_page import html_file
+from django_dbtaskqueue.operations.stats.trends import Point
 from tests.factories import HOLDER, QUEUE, make_task
 from tests.poller.processes import polling
+from tests.report_figures import report_figures
 from tests.support import until
 
 pytestmark = pytest.mark.django_db
@@ -57,8 +59,8 @@ def _known_queues(settings: Any) -> None:
 @pytest.fixture(autouse=True)
 def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy machine may take its time: what is counted or found late would be shown otherwise."""
-    monkeypatch.setattr(lists, "COUNTING", timedelta(seconds=60))
-    monkeypatch.setattr(window, "AT_ONCE", timedelta(seconds=60))
+    monkeypatch.setattr(list_pages, "COUNT_TIMEOUT", timedelta(seconds=60))
+    monkeypatch.setattr(paging, "WHOLE_SEARCH_TIMEOUT", timedelta(seconds=60))
 
 
 @pytest.fixture
@@ -210,7 +212,7 @@ def test_what_did_not_change_is_not_sent_again(op: Client, url: str) -> None:
 def test_the_part_that_refreshes_is_the_part_of_the_page(op: Client) -> None:
     make_task(Status.ERROR, reference="UA-15")
     whole, part = text(op.get(TASKS)), text(live(op, TASKS))
-    assert part.split('class="dbtq-scroll"')[1][:200] == whole.split('class="dbtq-scroll"')[1][:200]
+    assert part.split('class="table-container"')[1][:200] == whole.split('class="table-container"')[1][:200]
 
 
 # -- too slow ---------------------------------------------------------------------------------------------------------
@@ -282,9 +284,9 @@ def test_payloads_are_seen_and_searched_by_queue(settings: Any) -> None:
     reader = staff("view_task", "view_payload")
     for search, rows, words in (
         (f"payload.card:4242 queue:{QUEUE}", 1, ""),
-        ("payload.card:4242 queue:letters", 0, "Name one where you may"),
-        (f"error:card queue:{QUEUE},letters", 0, "Name one where you may"),
-        ("payload.card:4242", 0, "Name one where you may"),
+        ("payload.card:4242 queue:letters", 0, "Name a queue that you may see"),
+        (f"error:card queue:{QUEUE},letters", 0, "Name a queue that you may see"),
+        ("payload.card:4242", 0, "Name a queue that you may see"),
         ("status:ERROR", 2, ""),
     ):
         response = reader.get(TASKS, {"q": search})
@@ -424,20 +426,31 @@ def test_a_queue_is_emptied_only_after_its_name_was_typed_with_a_reason(op: Clie
 # -- reports ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_report_stands_in_a_sandbox(op: Client) -> None:
-    report = PipelineReport.objects.create(kind="report", summary="fine", html="<p>all<script>alert(1)</script></p>")
+def test_a_report_is_a_page_and_a_file_that_runs_nothing_foreign(op: Client) -> None:
+    report = PipelineReport.objects.create(
+        kind="report", summary="fine", data=report_figures("<script>alert(1)</script>")
+    )
     page = f"{ADMIN}pipelinereport/{report.pk}/change/"
     shown = text(op.get(page))
-    assert "alert(1)" not in shown
-    assert f'sandbox src="{ADMIN}pipelinereport/{report.pk}/report/"' in shown
+    assert "<script>alert(1)" not in shown
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in shown
+    assert f'href="{ADMIN}pipelinereport/{report.pk}/report/"' in shown
+    assert 'id="dbtq-wait-chart"' in shown
     alone = op.get(f"{ADMIN}pipelinereport/{report.pk}/report/")
-    assert "alert(1)" in alone.content.decode()
+    assert alone.content.decode() == html_file("report", report.data)
     policy = alone.headers["Content-Security-Policy"]
-    assert policy.startswith("sandbox; default-src 'none'")
-    assert "allow-scripts" not in policy
-    assert alone.headers["X-Frame-Options"] == "SAMEORIGIN"
+    assert policy.startswith("sandbox allow-scripts; default-src 'none'")
     assert Client().get(f"{ADMIN}pipelinereport/{report.pk}/report/").status_code == 302
     assert staff("view_task").get(f"{ADMIN}pipelinereport/{report.pk}/report/").status_code == 403
+
+
+def test_a_report_of_another_version_is_shown_as_its_figures(op: Client) -> None:
+    report = PipelineReport.objects.create(kind="report", summary="fine", data={"older": 1})
+    shown = text(op.get(f"{ADMIN}pipelinereport/{report.pk}/change/"))
+    assert "&quot;older&quot;: 1" in shown
+    assert "dbtq-report" not in shown
+    assert op.get(f"{ADMIN}pipelinereport/{report.pk}/report/").status_code == 404
+    assert op.get(f"{ADMIN}pipelinereport/{report.pk + 1}/report/").status_code == 404
 
 
 # -- pollers ----------------------------------------------------------------------------------------------------------

@@ -11,7 +11,8 @@ from django.db.models import QuerySet
 from django.test.utils import CaptureQueriesContext
 
 from django_dbtaskqueue.models import Task
-from django_dbtaskqueue.operations.paginators import Count, bounded_count, bounded_counts, estimate, slice_of
+from django_dbtaskqueue.operations.bounded_reads import ApproxCount, bounded_count, bounded_counts, estimate
+from django_dbtaskqueue.operations.paging import slice_of
 from tests.factories import make_task
 
 SOON = timedelta(seconds=10)
@@ -30,7 +31,7 @@ def test_a_count_is_exact_up_to_its_bound(rows: int, expected: str) -> None:
 
 
 def test_large_counts_are_readable() -> None:
-    assert str(Count(10_000, more=True)) == "10,000+"
+    assert str(ApproxCount(10_000, more=True)) == "10,000+"
 
 
 def test_a_count_reads_no_more_rows_than_its_bound() -> None:
@@ -50,7 +51,7 @@ def test_many_counts_are_one_statement_and_agree_with_single_ones() -> None:
         counts = bounded_counts(selections, within=SOON, bound=3)
     # Then each count is what a count of its own would say
     assert counts == [bounded_count(selection, bound=3) for selection in selections] == [
-        Count(2), Count(3, more=True), Count(0)
+        ApproxCount(2), ApproxCount(3, more=True), ApproxCount(0)
     ]  # fmt: skip
     assert sum("COUNT(*)" in query["sql"] for query in queries) == 1
 
@@ -58,7 +59,7 @@ def test_many_counts_are_one_statement_and_agree_with_single_ones() -> None:
 def test_more_counts_than_one_statement_takes() -> None:
     tasks(1)
     selections = [Task.objects.filter(pk__gt=-number) for number in range(450)]
-    assert bounded_counts(selections, within=SOON) == [Count(1)] * 450
+    assert bounded_counts(selections, within=SOON) == [ApproxCount(1)] * 450
 
 
 def test_no_selections_no_statement(django_assert_num_queries: Any) -> None:
@@ -88,7 +89,7 @@ def test_the_time_limit_ends_with_the_counting() -> None:
 @pytest.mark.django_db(databases=["default", "sqlite"])
 def test_counts_on_sqlite() -> None:
     make_task(using="sqlite")
-    assert bounded_counts([Task.objects.using("sqlite").all()], within=SOON) == [Count(1)]
+    assert bounded_counts([Task.objects.using("sqlite").all()], within=SOON) == [ApproxCount(1)]
 
 
 def test_slices_lead_to_each_other_and_read_no_row_of_another() -> None:

@@ -16,7 +16,6 @@ from django_dbtaskqueue.core.columns import LONG
 from django_dbtaskqueue.core.exceptions import SearchError
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.models import Task
-from django_dbtaskqueue.operations.search.filterset import TaskFilter
 from django_dbtaskqueue.operations.search.parse import (
     QUALIFIERS,
     Search,
@@ -26,8 +25,8 @@ from django_dbtaskqueue.operations.search.parse import (
     to_text,
     to_url,
 )
-from django_dbtaskqueue.operations.search.query import select, tasks_for
-from django_dbtaskqueue.operations.search.values import STATES, Match
+from django_dbtaskqueue.operations.search.query import TaskFilter, select, tasks_for
+from django_dbtaskqueue.operations.search.values import STATE_NAMES, Match
 from tests.factories import make_task
 
 # -- the words --------------------------------------------------------------------------------------------------------
@@ -46,7 +45,7 @@ MATCHES: dict[str, st.SearchStrategy[Match]] = {
     "json": st.builds(Match, COMPARED | st.sampled_from("=^"), TEXT)
     | st.builds(Match, st.just(".."), st.integers(-99, 99).map(str), st.floats(0, 9).map(lambda n: f"{n:.3f}")),
     "status": st.builds(Match, st.just("="), st.sampled_from([str(status) for status in Status])),
-    "state": st.builds(Match, st.just("="), st.sampled_from(STATES)),
+    "state": st.builds(Match, st.just("="), st.sampled_from(STATE_NAMES)),
     "number": st.builds(Match, COMPARED | st.just("="), INTEGERS) | st.builds(Match, st.just(".."), INTEGERS, INTEGERS),
     "span": st.builds(Match, COMPARED, SPANS) | st.builds(Match, st.just(".."), SPANS, SPANS),
     "time": st.builds(Match, COMPARED, MOMENTS | DAYS)
@@ -97,25 +96,25 @@ def test_what_an_operator_types() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("stauts:ERROR", r"no qualifier 'stauts'. Did you mean 'status'\?"),
-        ("status:EROR", r"'EROR' is none of CREATED, .* Did you mean 'ERROR'\?"),
-        ("is:du", r"'du' is none of due, .* Did you mean 'due'\?"),
+        ("stauts:ERROR", r"'stauts' is not a qualifier. Did you mean 'status'\?"),
+        ("status:EROR", r"'EROR' is not one of CREATED, .* Did you mean 'ERROR'\?"),
+        ("is:du", r"'du' is not one of due, .* Did you mean 'due'\?"),
         ("age:10m", "say older, age:>10m, or younger, age:<10m"),
-        ("age:>ten", "'ten' is no length of time. Write >10m"),
-        ("attempt:many", "'many' is no whole number. Write 3, >=3, or 1..5"),
-        ("id:99999999999999999999", "is no whole number"),
-        ("finished:yesterday", "'yesterday' is no time. Write <1h"),
-        ("finished:2026-13-01", "is no time"),
+        ("age:>ten", "'ten' is not a length of time. Write >10m"),
+        ("attempt:many", "'many' is not a whole number. Write 3, >=3, or 1..5"),
+        ("id:99999999999999999999", "is not a whole number"),
+        ("finished:yesterday", "'yesterday' is not a time. Write <1h"),
+        ("finished:2026-13-01", "is not a time"),
         ("finished:1h", "say before or after: <1h or >1h"),
-        ("queue:", "nothing stands after the :. Write it as in queue:something"),
+        ("queue:", "there is no value after the :. Write it as in queue:something"),
         ("status:", "queue|status:ERROR"),
-        ("-", "nothing stands after the -"),
-        ('ref:"UA', "a quote is open"),
-        ("queue:a,,b", "a comma stands between two values"),
+        ("-", "there is no value after the -"),
+        ('ref:"UA', "a quote is not closed"),
+        ("queue:a,,b", "a comma separates two values"),
         ("payload:UA", "say which key: payload.carrier:UA"),
         ("payload.n:1..x", "a range is of two numbers"),
-        ("http://x", "A reference with a colon goes in quotes"),
-        ("ref:a\0b", "no task holds a NUL"),
+        ("http://x", "Put a reference with a colon in quotes"),
+        ("ref:a\0b", "no task contains a NUL"),
         ("error:*", "say which words to look for"),
         ('""', "say how the reference begins"),
     ],

@@ -19,7 +19,7 @@ from django.db import connection, transaction
 
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.management.commands import taskqueue
-from django_dbtaskqueue.management.console import verbs
+from django_dbtaskqueue.management.console import changes
 from django_dbtaskqueue.management.console.output import printable
 from django_dbtaskqueue.models import (
     Attempt,
@@ -31,8 +31,8 @@ from django_dbtaskqueue.models import (
     TaskHistory,
     TemporaryTask,
 )
-from django_dbtaskqueue.operations import actions, bulk_steps
-from django_dbtaskqueue.operations.pause import IN_EFFECT
+from django_dbtaskqueue.operations import actions, bulk
+from django_dbtaskqueue.operations.queue_control import IN_EFFECT
 from django_dbtaskqueue.operations.search.query import select
 from tests.factories import QUEUE, age, make_task
 from tests.support import PATIENCE, actors
@@ -245,8 +245,8 @@ def test_each_verb(command: str, source: str, target: str | None, how: str) -> N
 
 
 def test_a_large_act_becomes_a_bulk_operation_and_is_followed_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verbs, "MOST", 3)
-    monkeypatch.setattr(bulk_steps, "CHUNK", 2)
+    monkeypatch.setattr(changes, "MAX_TASKS_PER_ACTION", 3)
+    monkeypatch.setattr(bulk, "TASKS_PER_CHUNK", 2)
     for _ in range(4):
         make_task(Status.ERROR)
     make_task(Status.COMPLETED)
@@ -266,15 +266,15 @@ def test_a_bulk_operation_is_cancelled() -> None:
     number = str(BulkOperation.objects.get().pk)
     assert "CANCELLED" in run("bulk", "cancel", number, "--reason", "wrong")
     assert data("bulk", "run")["chunks"] == 0
-    assert code_of("bulk", "cancel", number) == taskqueue.REFUSED
-    with pytest.raises(CommandError, match="Say which: taskqueue bulk cancel N"):
+    assert code_of("bulk", "cancel", number) == taskqueue.REFUSED_CODE
+    with pytest.raises(CommandError, match="Give its number: taskqueue bulk cancel N"):
         run("bulk", "cancel")
 
 
 def test_without_a_terminal_an_act_needs_yes_and_on_one_it_asks(monkeypatch: pytest.MonkeyPatch) -> None:
     task = make_task(Status.ERROR)
     monkeypatch.setattr("sys.stdin", io.StringIO())
-    with pytest.raises(CommandError, match="say --yes"):
+    with pytest.raises(CommandError, match="add --yes"):
         run("reprocess", "--id", str(task.pk))
 
     class Terminal(io.StringIO):
@@ -282,7 +282,7 @@ def test_without_a_terminal_an_act_needs_yes_and_on_one_it_asks(monkeypatch: pyt
             return True
 
     monkeypatch.setattr("sys.stdin", Terminal("n\n"))
-    assert code_of("reprocess", "--id", str(task.pk)) == taskqueue.REFUSED
+    assert code_of("reprocess", "--id", str(task.pk)) == taskqueue.REFUSED_CODE
     assert Task.objects.get().status == Status.ERROR
     monkeypatch.setattr("sys.stdin", Terminal("y\n"))
     assert "1 task reprocessed." in run("reprocess", "--id", str(task.pk))
@@ -306,7 +306,7 @@ def test_pause_resume_and_purge() -> None:
     assert Queue.objects.filter(IN_EFFECT, paused_until__isnull=False).count() == 2
     assert data("resume", QUEUE, "--dry-run") == {"would_resume": [QUEUE]}
     assert data("resume", QUEUE) == {"resumed": 1}
-    assert code_of("purge", QUEUE, "--yes") == taskqueue.REFUSED
+    assert code_of("purge", QUEUE, "--yes") == taskqueue.REFUSED_CODE
     assert "1 task deleted" in run("purge", QUEUE, "--yes", "--reason", "test data")
     assert [task.queue for task in Task.objects.all()] == ["letters"]
     assert list(AuditEntry.objects.order_by("pk").values_list("verb", "queue")) == [
@@ -319,12 +319,12 @@ def test_pause_resume_and_purge() -> None:
 
 def test_exit_codes(settings: Any) -> None:
     make_task(Status.ERROR)
-    assert code_of("list", "--filter", "stauts:ERROR") == taskqueue.USAGE
-    assert code_of("reprocess", "--yes") == taskqueue.REFUSED
-    assert code_of("delete", "--filter", "status:ERROR", "--yes") == taskqueue.REFUSED
-    assert code_of("pause", "nobody-knows") == taskqueue.REFUSED
+    assert code_of("list", "--filter", "stauts:ERROR") == taskqueue.USAGE_ERROR_CODE
+    assert code_of("reprocess", "--yes") == taskqueue.REFUSED_CODE
+    assert code_of("delete", "--filter", "status:ERROR", "--yes") == taskqueue.REFUSED_CODE
+    assert code_of("pause", "nobody-knows") == taskqueue.REFUSED_CODE
     settings.DBTASKQUEUE = {"QEUES": {}}
-    assert code_of("status") == taskqueue.CONFIGURATION
+    assert code_of("status") == taskqueue.SETTINGS_CODE
 
 
 @pytest.mark.django_db(transaction=True)
@@ -341,7 +341,7 @@ def test_a_search_that_takes_too_long_is_given_up(settings: Any) -> None:
     with actors(1) as (other,):
         held = other.do(lock)
         assert locked.wait(PATIENCE)
-        assert code_of("list", "--filter", "status:ERROR") == taskqueue.TOO_SLOW
+        assert code_of("list", "--filter", "status:ERROR") == taskqueue.TOO_SLOW_CODE
         go_on.set()
         held.result(PATIENCE)
 
@@ -366,7 +366,7 @@ def test_searches_of_payloads_go_by_an_index_for_those_who_want_it() -> None:
 
 @pytest.mark.django_db(databases=["default", "sqlite"])
 def test_an_index_of_payloads_is_of_postgresql_only() -> None:
-    with pytest.raises(CommandError, match="is no PostgreSQL"):
+    with pytest.raises(CommandError, match="is not PostgreSQL"):
         run("index", "--database", "sqlite")
 
 
@@ -392,10 +392,16 @@ def test_every_subcommand_and_option_is_documented() -> None:
     common = {"--help", "--version", "--settings", "--pythonpath", "--traceback", "--no-color", "--force-color",
               "--verbosity", "--skip-checks"}  # fmt: skip
     assert [option for option in options - common if f"`{option}" not in text] == []
-    for code in (0, taskqueue.REFUSED, taskqueue.USAGE, taskqueue.CONFIGURATION, taskqueue.TOO_SLOW):
+    for code in (
+        0,
+        taskqueue.REFUSED_CODE,
+        taskqueue.USAGE_ERROR_CODE,
+        taskqueue.SETTINGS_CODE,
+        taskqueue.TOO_SLOW_CODE,
+    ):
         assert f"\n| {code} |" in text
 
 
 def test_control_signs_of_a_row_do_not_command_the_terminal() -> None:
     assert printable("a\x1b[2Jb\nç") == "a\\x1b[2Jb\\nç"
-    assert actions.MOST == 1000
+    assert actions.MAX_TASKS_PER_ACTION == 1000

@@ -12,22 +12,14 @@ from django.utils import timezone
 from django_dbtaskqueue.core.exceptions import TaskQueueError, UnknownQueue
 from django_dbtaskqueue.core.states import BY_VERB, Status
 from django_dbtaskqueue.models import Queue, Task
+from django_dbtaskqueue.operations.actions import ActionRequest, preview
 from django_dbtaskqueue.operations.permissions import can_operate
-from django_dbtaskqueue.operations.verbs import (
-    IN_EFFECT,
-    QUEUE_VERBS,
-    TASK_VERBS,
-    Aging,
-    TaskVerb,
-    Verb,
-    ensure_rows,
-    pause,
-    resume,
-)
+from django_dbtaskqueue.operations.queue_control import IN_EFFECT, ensure_rows, pause, resume
+from django_dbtaskqueue.operations.verbs import QUEUE_VERBS, TASK_VERBS, HousekeepOptions, TaskVerb, Verb
 from tests.factories import QUEUE, age, make_task
 
 ALL: list[Verb] = [*TASK_VERBS.values(), *QUEUE_VERBS.values()]
-NOW = Aging(timedelta(0))
+NOW = HousekeepOptions(timedelta(0))
 
 
 @pytest.fixture(autouse=True)
@@ -49,11 +41,11 @@ def test_a_verb_changes_what_its_preview_counts(verb: TaskVerb, status: Status) 
         make_task(other)
     only = Task.objects.filter(pk=task.pk)
     # When the verb is previewed, and then used on one of them
-    preview = verb.preview(only, NOW)
+    seen = preview(only, ActionRequest(verb, options=NOW))
     changed = verb.run(list(only), NOW)
     # Then both say the same, which is what the edges say, and the task stands where they lead
-    assert changed == preview.eligible.number == int(status in BY_VERB[verb.name].sources)
-    assert preview.skipped == 1 - changed
+    assert seen.selected is not None and seen.eligible is not None and seen.selected.number == 1
+    assert changed == seen.eligible.number == int(status in BY_VERB[verb.name].sources)
     expected = BY_VERB[verb.name].target if changed else status
     assert list(only.values_list("status", flat=True)) == ([] if expected is None else [expected])
 
@@ -74,23 +66,23 @@ def test_housekeep_counts_and_takes_only_tasks_of_the_age() -> None:
     old, young = make_task(Status.ERROR), make_task(Status.ERROR)
     age(timedelta(days=15), pk=old.pk)
     verb = TASK_VERBS["housekeep"]
-    assert str(verb.preview(Task.objects.all(), Aging()).eligible) == "1"
-    assert verb.run([old, young], Aging(to="delete")) == 1
+    assert str(preview(Task.objects.all(), ActionRequest(verb)).eligible) == "1"
+    assert verb.run([old, young], HousekeepOptions(to="delete")) == 1
     assert [task.pk for task in Task.objects.all()] == [young.pk]
 
 
 @pytest.mark.parametrize(
-    ("verb", "aging", "words"),
+    ("verb", "options", "words"),
     [
-        ("reprocess", Aging(), "not in ERROR"),
-        ("unpoison", Aging(), "not in POISON"),
+        ("reprocess", HousekeepOptions(), "not in ERROR"),
+        ("unpoison", HousekeepOptions(), "not in POISON"),
         ("housekeep", NOW, "not finished"),
-        ("housekeep", Aging(timedelta(days=1)), "not finished, or finished less than 1 day ago"),
-        ("housekeep", Aging(), "not finished, or finished less than 14 days ago"),
+        ("housekeep", HousekeepOptions(timedelta(days=1)), "not finished, or finished less than 1 day ago"),
+        ("housekeep", HousekeepOptions(), "not finished, or finished less than 14 days ago"),
     ],
 )
-def test_a_verb_says_why_it_skips(verb: str, aging: Aging, words: str) -> None:
-    assert TASK_VERBS[verb].skipped(aging) == words
+def test_a_verb_says_why_it_skips(verb: str, options: HousekeepOptions, words: str) -> None:
+    assert TASK_VERBS[verb].skipped(options) == words
 
 
 @pytest.mark.parametrize("verb", ALL, ids=lambda verb: verb.name)

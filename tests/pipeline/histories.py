@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from django_dbtaskqueue.pipeline.reports.transforms import COLUMNS
+from django_dbtaskqueue.pipeline.reports.transforms import REPORT_COLUMNS
 from django_dbtaskqueue.pipeline.schema import TASKS, schema_of
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class Row:
     finish_time: datetime | None = MONDAY
 
 
-assert tuple(field.name for field in fields(Row)) == COLUMNS
+assert tuple(field.name for field in fields(Row)) == REPORT_COLUMNS
 
 
 def row(*, created: float = 0, waited: float | None = 1, ran: float | None = 1, **columns: Any) -> Row:
@@ -49,10 +49,10 @@ def row(*, created: float = 0, waited: float | None = 1, ran: float | None = 1, 
 
 def frame(spark: SparkSession, rows: Iterable[Row]) -> DataFrame:
     """Return the tasks as a DataFrame."""
-    return spark.createDataFrame([tuple(asdict(one).values()) for one in rows], schema_of("task", COLUMNS))
+    return spark.createDataFrame([tuple(asdict(one).values()) for one in rows], schema_of("task", REPORT_COLUMNS))
 
 
-assert set(COLUMNS) <= set(TASKS.names)
+assert set(REPORT_COLUMNS) <= set(TASKS.names)
 
 
 def hour_of(time: datetime) -> datetime:

@@ -116,7 +116,7 @@ def test_each_end_has_its_exit_code_and_one_paragraph(end: str, code: int, said:
         (["echo", "--text"], "expected one argument"),
         (["explain"], "which job?"),
         (["echo", "--conf", "a"], "--conf: 'a' is no NAME=VALUE"),
-        (["echo", "--database-url", "postgresql://me:sesame@db/x"], "can read a password in a process list"),
+        (["echo", "--database-url", "postgresql://me:sesame@db/x"], "can read a password in the process list"),
         (["report", "--since", "soon"], "--since: 'soon' is neither a time"),
     ],
 )

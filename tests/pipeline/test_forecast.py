@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from django_dbtaskqueue.core.exceptions import PipelineError
 from django_dbtaskqueue.models import PipelineReport, Poller, Task
-from django_dbtaskqueue.pipeline.reports import forecasting as f
-from django_dbtaskqueue.pipeline.reports.forecast import Forecast, sentence
-from django_dbtaskqueue.pipeline.reports.forecasting import Need, Service, Target
+from django_dbtaskqueue.operations.report_page import report_body
+from django_dbtaskqueue.pipeline.reports import forecast as f
+from django_dbtaskqueue.pipeline.reports.forecast import Forecast, Need, Service, Target, sentence
 from tests.factories import make_task
 from tests.pipeline.histories import HOUR, MONDAY
 
@@ -134,7 +134,8 @@ def test_it_says_in_one_sentence_where_pollers_are_missing(spark: SparkSession, 
         "Add 1 poller Monday 09-10 UTC, to keep 95 % of the waits within 30s: it needs 2"
     )
     assert {one["when"] for one in found["stretches"]} == {"Monday 09-10"}
-    assert "Pollers needed" in PipelineReport.objects.get().html
+    row = PipelineReport.objects.get()
+    assert ">Pollers needed<" in str(report_body(row.kind, row.data))
     assert Forecast().as_text(found).startswith(found["summary"])
 
 

@@ -13,8 +13,7 @@ import pytest
 
 from django_dbtaskqueue.core.exceptions import CheckFailed, JobOptionError, PipelineError
 from django_dbtaskqueue.pipeline import jobs
-from django_dbtaskqueue.pipeline.jobs import JOBS, Argument, complete, job
-from django_dbtaskqueue.pipeline.reports.objectives import Objective, by_queue, objective
+from django_dbtaskqueue.pipeline.jobs import JOBS, Argument, Objective, by_queue, complete, job, objective
 from django_dbtaskqueue.pipeline.spark import terminal
 from django_dbtaskqueue.pipeline.spark.terminal import shown_on
 

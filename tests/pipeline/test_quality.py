@@ -10,7 +10,7 @@ import pytest
 
 from django_dbtaskqueue.core.exceptions import CheckFailed
 from django_dbtaskqueue.pipeline.reports.quality import (
-    TWICE,
+    DUPLICATE_ID,
     Check,
     daily,
     drift,
@@ -79,7 +79,7 @@ def test_rows_that_break_rules_are_counted(spark: SparkSession) -> None:
 def test_an_id_in_two_places_is_found(spark: SparkSession) -> None:
     tasks = placed(spark, *[(place, 7, "q", "ERROR", T, T) for place in ("lake", "task")], ("task", 8, "q", "X", T, T))
     assert [tuple(row) for row in twice(tasks).collect()] == [("l", 7, 2, ["lake", "task"])]
-    assert rule_breaks(tasks.toArrow())[TWICE] == 1
+    assert rule_breaks(tasks.toArrow())[DUPLICATE_ID] == 1
 
 
 def test_days_without_a_task_are_gaps(spark: SparkSession) -> None:

@@ -9,7 +9,7 @@ import pytest
 from django_dbtaskqueue.core.exceptions import PipelineError
 from django_dbtaskqueue.models import Task
 from django_dbtaskqueue.pipeline.lake import Lake, read_lake
-from django_dbtaskqueue.pipeline.lake.stream_job import Sink, Stream, checkpoint
+from django_dbtaskqueue.pipeline.lake.stream_job import LakeSink, Stream, checkpoint
 from django_dbtaskqueue.pipeline.schema import TASKS
 from tests.factories import make_task
 
@@ -62,7 +62,7 @@ def test_a_micro_batch_whose_commit_was_lost_adds_nothing(spark: SparkSession, p
 
 def test_a_micro_batch_cut_off_is_finished(spark: SparkSession, tmp_path: Path) -> None:
     lake = Lake.at(tmp_path, create=True)
-    sink = Sink(lake.root, "a stream", "dbtaskqueue.task")
+    sink = LakeSink(lake.root, "a stream", "dbtaskqueue.task")
     rows: DataFrame = spark.createDataFrame([], TASKS)
     sink(rows, 0)
     assert lake.entries() == []

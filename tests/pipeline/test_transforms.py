@@ -10,9 +10,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from pyspark.testing import assertDataFrameEqual
 
+from django_dbtaskqueue.pipeline.jobs import Objective
 from django_dbtaskqueue.pipeline.reports import transforms as T
-from django_dbtaskqueue.pipeline.reports import transforms_failures as failures
-from django_dbtaskqueue.pipeline.reports.objectives import Objective
 from django_dbtaskqueue.pipeline.schema import schema_of
 from tests.pipeline import histories
 from tests.pipeline.histories import MONDAY, Row, frame, row
@@ -31,7 +30,7 @@ def attempts(spark: SparkSession, *rows: tuple[str, float, str, str]) -> DataFra
         ("dbtaskqueue.task", 1, queue, MONDAY, MONDAY + timedelta(seconds=seconds), kind, message)
         for queue, seconds, kind, message in rows
     ]
-    return spark.createDataFrame(values, schema_of("attempt", failures.ATTEMPT_COLUMNS))
+    return spark.createDataFrame(values, schema_of("attempt", T.ATTEMPT_COLUMNS))
 
 
 def by(tasks: DataFrame, *keys: str, objectives: Sequence[Objective] = ()) -> DataFrame:
@@ -156,7 +155,7 @@ def test_the_queue_with_most_of_the_trouble_is_noisy(spark: SparkSession) -> Non
 
 def test_retry_waste_is_the_time_of_failed_attempts(spark: SparkSession) -> None:
     levels = by(frame(spark, [row(ran=6), row(ran=50, status="ERROR")]), "queue")
-    found = failures.retry_waste(attempts(spark, ("claims", 1, "", ""), ("claims", 1, "", "")), levels)
+    found = T.retry_waste(attempts(spark, ("claims", 1, "", ""), ("claims", 1, "", "")), levels)
     assertDataFrameEqual(found, spark.createDataFrame([("claims", 2, 2.0, 0.25)], found.schema))
 
 
@@ -166,7 +165,7 @@ TRACEBACK = 'Traceback (most recent call last):\n  File "a.py", line 7\nshop.err
 def test_failures_of_one_kind_are_one_cluster(spark: SparkSession) -> None:
     rows = [row(status="ERROR", process_result=TRACEBACK), row(status="POISON", process_result="not ours")]
     rows += [row(process_result="done 17")]
-    found = failures.failure_clusters(
+    found = T.failure_clusters(
         frame(spark, rows),
         attempts(
             spark,
@@ -194,14 +193,14 @@ def test_failures_of_one_kind_are_one_cluster(spark: SparkSession) -> None:
 )
 def test_what_differs_between_two_of_a_kind_is_left_out(spark: SparkSession, one: str, other: str) -> None:
     said = spark.createDataFrame([(one,), (other,)], "said string")
-    assert said.select(failures.normalised(said["said"]).alias("kind")).distinct().count() == 1
+    assert said.select(T.normalised(said["said"]).alias("kind")).distinct().count() == 1
 
 
 def test_a_kind_that_only_fails_is_found(spark: SparkSession) -> None:
     rows = [row(reference_number=f"nightly-{day}", status="ERROR", tag="a") for day in range(3)]
     rows += [row(reference_number=f"hourly-{hour}", status="ERROR") for hour in range(3)]
     rows += [row(reference_number="hourly-99"), row(reference_number="rare-1", status="ERROR")]
-    found = failures.never_succeeding(frame(spark, rows))
+    found = T.never_succeeding(frame(spark, rows))
     last = MONDAY + timedelta(seconds=2)
     expected = spark.createDataFrame([("claims", "a", "nightly-", 3, last, "nightly-2")], found.schema)
     assertDataFrameEqual(found, expected)

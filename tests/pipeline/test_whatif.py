@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from django_dbtaskqueue.core.exceptions import JobOptionError
 from django_dbtaskqueue.models import PipelineReport
-from django_dbtaskqueue.pipeline.reports import simulation
-from django_dbtaskqueue.pipeline.reports.simulation import Job, replay
-from django_dbtaskqueue.pipeline.reports.whatif import WhatIf
+from django_dbtaskqueue.operations.report_page import report_body
+from django_dbtaskqueue.pipeline.reports.whatif import Arrival, WhatIf, most_at_once, replay
 from tests.factories import make_task
 from tests.pipeline.histories import MONDAY
 
@@ -32,63 +31,64 @@ def never(attempt: int) -> None:
     return None
 
 
-def waits(*jobs: Job, slots: int = 1) -> list[float]:
-    return [one.wait for one in replay(jobs, slots=slots, back_off=tenths)]
+def waits(*arrivals: Arrival, slots: int = 1) -> list[float]:
+    return [one.wait for one in replay(arrivals, slots=slots, back_off=tenths)]
 
 
 def test_tasks_wait_for_a_slot_in_their_order() -> None:
-    assert waits(Job(0, 5), Job(1, 5), Job(2, 5)) == [0, 4, 8]
-    assert waits(Job(0, 5), Job(1, 5), Job(2, 5), slots=2) == [0, 0, 3]
-    assert waits(Job(0, 5), Job(100, 5)) == [0, 0]
+    assert waits(Arrival(0, 5), Arrival(1, 5), Arrival(2, 5)) == [0, 4, 8]
+    assert waits(Arrival(0, 5), Arrival(1, 5), Arrival(2, 5), slots=2) == [0, 0, 3]
+    assert waits(Arrival(0, 5), Arrival(100, 5)) == [0, 0]
 
 
 def test_a_lower_number_goes_first() -> None:
-    assert waits(Job(0, 5), Job(1, 5), Job(2, 5, priority=-1)) == [0, 9, 3]
+    assert waits(Arrival(0, 5), Arrival(1, 5), Arrival(2, 5, priority=-1)) == [0, 9, 3]
 
 
 def test_a_failed_task_comes_back_after_its_delay_and_others_go_meanwhile() -> None:
-    first, other = replay([Job(0, 2, failures=2), Job(1, 1)], slots=1, back_off=tenths)
+    first, other = replay([Arrival(0, 2, failures=2), Arrival(1, 1)], slots=1, back_off=tenths)
     assert (first.wait, first.lead) == (0, 2 + 10 + 2 + 20 + 2)
     assert (other.wait, other.lead) == (1, 2)
-    (given_up,) = replay([Job(0, 2, failures=2)], slots=1, back_off=never)
+    (given_up,) = replay([Arrival(0, 2, failures=2)], slots=1, back_off=never)
     assert given_up.lead == 2
 
 
 @settings(max_examples=50, deadline=None)
 @given(
-    jobs=st.lists(
-        st.builds(Job, st.floats(0, 100), st.floats(0.1, 20), st.integers(0, 2), st.integers(-1, 1)), max_size=30
+    arrivals=st.lists(
+        st.builds(Arrival, st.floats(0, 100), st.floats(0.1, 20), st.integers(0, 2), st.integers(-1, 1)), max_size=30
     ),
     slots=st.integers(1, 4),
 )
-def test_no_task_is_lost_and_never_do_more_run_than_there_are_slots(jobs: list[Job], slots: int) -> None:
-    served = replay(jobs, slots=slots, back_off=tenths)
-    assert len(served) == len(jobs)
-    for job, one in zip(jobs, served, strict=True):
+def test_no_task_is_lost_and_never_do_more_run_than_there_are_slots(arrivals: list[Arrival], slots: int) -> None:
+    served = replay(arrivals, slots=slots, back_off=tenths)
+    assert len(served) == len(arrivals)
+    for arrival, one in zip(arrivals, served, strict=True):
         assert one.wait >= 0
-        assert one.lead >= one.wait + job.run * (job.failures + 1) + 10 * sum(range(1, job.failures + 1)) - 1e-6
+        ran, paused = arrival.run * (arrival.failures + 1), 10 * sum(range(1, arrival.failures + 1))
+        assert one.lead >= one.wait + ran + paused - 1e-6
     once = [
-        (job.arrival + one.wait + 1e-9, job.arrival + one.lead)
-        for job, one in zip(jobs, served, strict=True)
-        if not job.failures
+        (arrival.time + one.wait + 1e-9, arrival.time + one.lead)
+        for arrival, one in zip(arrivals, served, strict=True)
+        if not arrival.failures
     ]
-    assert simulation.most_at_once(once) <= slots
+    assert most_at_once(once) <= slots
 
 
 def test_it_agrees_with_the_queueing_formula() -> None:
     """M/M/1 at half load: the mean wait is as long as the mean run."""
-    chance, time, jobs = random.Random(7), 0.0, []
+    chance, time, arrivals = random.Random(7), 0.0, []
     for _ in range(60_000):
         time += chance.expovariate(0.5)
-        jobs.append(Job(time, chance.expovariate(1.0)))
-    served = replay(jobs, slots=1, back_off=tenths)
+        arrivals.append(Arrival(time, chance.expovariate(1.0)))
+    served = replay(arrivals, slots=1, back_off=tenths)
     assert sum(one.wait for one in served) / len(served) == pytest.approx(1.0, rel=0.1)
 
 
 def test_the_most_at_once_counts_what_touches_as_apart() -> None:
-    assert simulation.most_at_once([(0, 1), (1, 2)]) == 1
-    assert simulation.most_at_once([(0, 2), (1, 3), (1, 4)]) == 3
-    assert simulation.most_at_once([]) == 1
+    assert most_at_once([(0, 1), (1, 2)]) == 1
+    assert most_at_once([(0, 2), (1, 3), (1, 4)]) == 3
+    assert most_at_once([]) == 1
 
 
 def test_a_replay_of_real_rows_shows_what_more_slots_would_do(spark: SparkSession, database: Database) -> None:
@@ -102,8 +102,9 @@ def test_a_replay_of_real_rows_shows_what_more_slots_would_do(spark: SparkSessio
     assert found["recorded"] == {**found["now"], "mean_lead": 0.0}
     assert (found["now"]["max"], found["then"]["max"]) == (50, 20)
     assert "instead of 50s: shorter." in found["summary"]
-    assert "Wait curve" in PipelineReport.objects.get(kind="whatif").html
-    assert "wait max: 50s now, 20s then" in WhatIf().say(found)
+    row = PipelineReport.objects.get(kind="whatif")
+    assert "Longest wait by share of tasks" in str(report_body(row.kind, row.data))
+    assert "wait max: 50s now, 20s then" in WhatIf().as_text(found)
     with pytest.raises(JobOptionError, match=r"no task of a queue 'mails'\. Queues: claims"):
         WhatIf().run(WhatIf.context(spark=spark, database=database, priority="mails=-1"))
 

@@ -13,7 +13,7 @@ from django.db.models import Max
 
 from django_dbtaskqueue import enqueue, enqueue_many, registry
 from django_dbtaskqueue.models import Task
-from django_dbtaskqueue.operations import verbs
+from django_dbtaskqueue.operations import queue_control
 from django_dbtaskqueue.poller.loop import Poller
 from tests.conftest import ProcessDatabase
 from tests.factories import make_task
@@ -40,10 +40,10 @@ def polled(*pollers: Poller) -> None:
 
 def fill(queues: list[str], each: int = EACH) -> None:
     """Put tasks into paused queues, then resume all queues at once."""
-    verbs.pause(queues, by="test")
+    queue_control.pause(queues, by="test")
     for queue in queues:
         enqueue_many(queue, ({"payload": number} for number in range(each)))
-    verbs.resume(queues)
+    queue_control.resume(queues)
 
 
 def completed() -> int:
@@ -89,11 +89,11 @@ def test_each_queue_settles_by_its_own_rules(postgres_process_database: ProcessD
     try:
         with polling(dict.fromkeys(own, 1)) as poller:
             polled(poller)
-            verbs.pause(list(own), by="test")
+            queue_control.pause(list(own), by="test")
             for queue in own:
                 group = "one" if queue == "grouped" else None
                 enqueue_many(queue, ({"payload": number, "group": group} for number in range(3)))
-            verbs.resume(list(own))
+            queue_control.resume(list(own))
             until(lambda: not Task.objects.filter(final_status=None).exists(), timeout=60)
     finally:
         registry.restore(before)
@@ -111,11 +111,11 @@ def test_suspects_of_several_queues_run_alone_and_all_get_done(
         registry.register(queue, lambda task: None)
     with polling(dict.fromkeys(some, 1)) as poller:
         polled(poller)
-        verbs.pause(some, by="test")
+        queue_control.pause(some, by="test")
         for queue in some:
             make_task(queue=queue, attempt=1, total_attempt=1, group_key="g" if queue == some[0] else None)
             enqueue(queue)
-        verbs.resume(some)
+        queue_control.resume(some)
         until(lambda: completed() == 12, timeout=60)
     assert Task.objects.filter(attempt=2).count() == 6
 

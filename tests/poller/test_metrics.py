@@ -16,13 +16,11 @@ from django_dbtaskqueue import Complete, CompleteDelete, Fail, Poison, Reenqueue
 from django_dbtaskqueue.core.failure_signature import normalised, signature_of
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import Failed
-from django_dbtaskqueue.metrics import rollup
-from django_dbtaskqueue.metrics.collector import Collector
-from django_dbtaskqueue.metrics.histogram import class_of, quantile, upper
+from django_dbtaskqueue.db.minute_counts import METRICS, roll_up
+from django_dbtaskqueue.metrics.collector import Collector, OutcomeKey, class_of, quantile, upper
 from django_dbtaskqueue.models import Attempt, FailureCount, FailureGroup, Metric, Task
-from django_dbtaskqueue.operations.stats.failures import failure_groups
-from django_dbtaskqueue.operations.stats.overview import overview
-from django_dbtaskqueue.operations.stats.series import series
+from django_dbtaskqueue.operations.stats.queue_stats import overview
+from django_dbtaskqueue.operations.stats.trends import failure_groups, series
 from tests.conftest import ProcessDatabase
 from tests.factories import make_task
 from tests.poller.processes import polling
@@ -93,7 +91,7 @@ def test_what_could_not_be_stored_is_kept(alias: str) -> None:
     with pytest.raises(Exception, match="nowhere"):
         metrics.store("nowhere")
     assert metrics.aliases() == {"nowhere"}
-    assert metrics._sums[("nowhere", "counted", "completed")].count == 1
+    assert metrics.outcomes.pending()[OutcomeKey("nowhere", "counted", "completed")].count == 1
 
 
 @both
@@ -110,9 +108,9 @@ def test_merging_changes_no_sum(alias: str, counted: None) -> None:
     before = Metric.objects.using(alias).aggregate(**sums)
     total = len(list(Metric.objects.using(alias).all()))
 
-    gone = rollup.merge(alias)
+    gone = roll_up(alias, *METRICS)
 
-    assert gone > 0 and rollup.merge(alias) == 0
+    assert gone > 0 and roll_up(alias, *METRICS) == 0
     assert Metric.objects.using(alias).aggregate(**sums) == before
     assert Metric.objects.using(alias).count() < total
     assert FailureCount.objects.using(alias).aggregate(n=Sum("count"))["n"] == 27

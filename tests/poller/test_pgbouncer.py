@@ -22,7 +22,7 @@ from pytest_django import DjangoDbBlocker
 from django_dbtaskqueue import enqueue, enqueue_many, registry
 from django_dbtaskqueue.contrib.embedded.programs import free_port
 from django_dbtaskqueue.models import Task
-from django_dbtaskqueue.operations import verbs
+from django_dbtaskqueue.operations import queue_control
 from example_project.database import database_from_url
 from tests.conftest import ProcessDatabase
 from tests.poller.processes import polling
@@ -157,11 +157,11 @@ def test_every_way_to_process_works_through_the_pooler(function: Any, ways: dict
 def test_a_pause_holds_through_the_pooler() -> None:
     registry.register("pooled", lambda task: None)
     with polling({"pooled": 1}):
-        verbs.pause(["pooled"], by="night shift")
+        queue_control.pause(["pooled"], by="night shift")
         enqueue("pooled", "waiting")
         enqueue("pooled", "too")
         assert completed() == 0
-        verbs.resume(["pooled"])
+        queue_control.resume(["pooled"])
         until(lambda: completed() == 2)
 
 

@@ -121,7 +121,7 @@ def test_a_task_without_a_handler_is_parked_uncharged(process_database: ProcessD
         (["--queue", "work", "--exclude", "work"], 3, "--exclude leaves none of work"),
         (["--database", "defalt"], 3, "There is no database 'defalt' in DATABASES"),
         (["--threads", "0"], 2, "'0' is not a whole number of at least 1"),
-        (["--shutdown-timeout", "soon"], 2, "not 'soon'"),
+        (["--shutdown-timeout", "soon"], 2, "'soon' is not a duration"),
         (["--once", "--drain"], 2, "not allowed with"),
     ],
 )

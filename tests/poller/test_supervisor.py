@@ -12,8 +12,8 @@ import pytest
 
 from django_dbtaskqueue import enqueue, enqueue_many
 from django_dbtaskqueue.models import Attempt, Poller, Task
-from django_dbtaskqueue.poller.process.shutdown import DRAIN, Stops
-from django_dbtaskqueue.poller.process.supervisor import Supervisor, words
+from django_dbtaskqueue.poller.process.shutdown import DRAIN, ShutdownRequest
+from django_dbtaskqueue.poller.process.supervisor import Supervisor, exit_text
 from tests.conftest import ProcessDatabase
 from tests.poller.processes import alive, lines, pids, runtaskpoller
 from tests.support import until
@@ -95,12 +95,12 @@ def test_a_task_that_kills_its_process_ends_in_error_after_its_budget(
     ("code", "text"), [(7, "exit code 7"), (-9, "killed by SIGKILL"), (-77, "killed by signal 77")]
 )
 def test_exit_codes_in_words(code: int, text: str) -> None:
-    assert words(code) == text
+    assert exit_text(code) == text
 
 
 # -- the supervisor alone, over small programs -----------------------------------------------------------------------
 
-BEAT = 'os.write(int(sys.argv[-1]), b"{}\\n")'
+SNAPSHOT = 'os.write(int(sys.argv[-1]), b"{}\\n")'
 
 
 def supervisor(tmp_path: Path, program: str, *, count: int = 1, endless: bool = False) -> Supervisor:
@@ -109,7 +109,7 @@ def supervisor(tmp_path: Path, program: str, *, count: int = 1, endless: bool = 
     return Supervisor(
         [sys.executable, str(script)],
         count,
-        Stops(),
+        ShutdownRequest(),
         endless=endless,
         heartbeat=timedelta(milliseconds=300),
         timeout=timedelta(seconds=5),
@@ -122,7 +122,7 @@ def first_time(then: str) -> str:
 
 
 def test_a_stopped_child_is_killed_and_replaced(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    assert supervisor(tmp_path, first_time(f"{BEAT}; os.kill(os.getpid(), signal.SIGSTOP)")).run() == 0
+    assert supervisor(tmp_path, first_time(f"{SNAPSHOT}; os.kill(os.getpid(), signal.SIGSTOP)")).run() == 0
     assert "gave no sign of life" in caplog.text
     assert "killed by SIGKILL" in caplog.text
 
@@ -137,12 +137,12 @@ def test_a_wrong_configuration_is_not_tried_again(tmp_path: Path) -> None:
 
 def test_the_worst_exit_code_wins_after_a_stop(tmp_path: Path) -> None:
     # Given two children, the first of which will fail when it is asked to stop
-    asked = f"{BEAT}; socket.socket(fileno=int(sys.argv[-1])).recv(1)\n"
+    asked = f"{SNAPSHOT}; socket.socket(fileno=int(sys.argv[-1])).recv(1)\n"
     pair = supervisor(tmp_path, first_time(f"{asked.strip()}; sys.exit(1)") + asked, count=2, endless=True)
 
     def stop_once_they_live(_: object) -> None:
-        if all(child.heard for child in pair.children):
-            pair.stops.tell(DRAIN)
+        if all(child.last_seen for child in pair.children):
+            pair.shutdown.request(DRAIN)
 
     # Then that is what the supervisor ends with
     assert pair.run(stop_once_they_live) == 1
@@ -156,7 +156,7 @@ def test_children_write_their_log_above_the_status_line(tmp_path: Path) -> None:
     Supervisor(
         [sys.executable, str(script)],
         1,
-        Stops(),
+        ShutdownRequest(),
         endless=False,
         heartbeat=timedelta(seconds=5),
         timeout=timedelta(seconds=5),

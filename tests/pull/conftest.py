@@ -39,7 +39,7 @@ def mail(process_database: ProcessDatabase) -> Iterator[QueueHandle]:
     """The queue ``mail``."""
     yield queue("mail")
     notify.flush()
-    usage.counter.delete("default", "mail")
+    usage.discard("default", "mail")
 
 
 @pytest.fixture

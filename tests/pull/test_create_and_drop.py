@@ -12,7 +12,7 @@ from django.db import transaction
 from django_dbtaskqueue import Fixed, QueueFull, TaskQueueError, UnknownQueue, enqueue, queue
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.flow.enqueue import queue_settings
-from django_dbtaskqueue.models import CallCount, DeletedTasks, Queue, Task
+from django_dbtaskqueue.models import DeletedTasks, Queue, Task, UsageCount
 from django_dbtaskqueue.pull.handle import QueueHandle
 from tests.conftest import ProcessDatabase
 from tests.factories import age, make_task
@@ -113,7 +113,7 @@ def test_drop_takes_tasks_row_and_counters(process_database: ProcessDatabase) ->
         make_task(status, queue="sites")
     assert sites.statistics().by_call == {"put": 1}
     assert sites.drop() == 4
-    assert not Task.objects.exists() and not Queue.objects.exists() and not CallCount.objects.exists()
+    assert not Task.objects.exists() and not Queue.objects.exists() and not UsageCount.objects.exists()
     assert sum(DeletedTasks.objects.filter(queue="sites").values_list("count", flat=True)) == 4
     for verb in (sites.put, sites.take, sites.drop, sites.statistics, sites.truncate):
         with pytest.raises(UnknownQueue):

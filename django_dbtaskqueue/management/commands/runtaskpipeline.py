@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
+import json
 import sys
 from argparse import REMAINDER
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
@@ -14,51 +16,57 @@ from django.db import connections
 from psycopg import pq
 
 from django_dbtaskqueue.conf import settings as conf
-from django_dbtaskqueue.core.exceptions import JobOptionError, near_match
+from django_dbtaskqueue.core.exceptions import JobOptionError, PipelineError, near_match
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.models import Queue as QueueRow
+from django_dbtaskqueue.operations.report_page import html_file
 from django_dbtaskqueue.pipeline.command_line import USAGE, Face, perform
 from django_dbtaskqueue.pipeline.database import Database
-from django_dbtaskqueue.pipeline.jobs import Argument
+from django_dbtaskqueue.pipeline.jobs import Argument, write_whole
 
-LIBPQ = {option.keyword.decode() for option in pq.Conninfo.get_defaults()}
-NAMES = {"NAME": "dbname", "USER": "user", "PASSWORD": "password", "HOST": "host", "PORT": "port"}
+LIBPQ_OPTIONS = {option.keyword.decode() for option in pq.Conninfo.get_defaults()}
+LIBPQ_NAMES = {"NAME": "dbname", "USER": "user", "PASSWORD": "password", "HOST": "host", "PORT": "port"}
+
+PAGE_COMMAND = "page"
 
 
 class Command(BaseCommand):
-    """Parse the first word, and let the jobs' own command line do the rest."""
+    """Parse the name of the job; the job's own command line parses the rest."""
 
-    help = f"Run a job of the data pipeline. {USAGE}"
+    help = f"Run a job of the data pipeline. {USAGE}\npage FILE.json        write the HTML page of a report's figures"
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._own_process = False
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Declare the job and what is left to it."""
-        parser.add_argument("job", nargs="?", default="--help", help="list, explain, or the name of a job")
+        """Declare the job and its options."""
+        parser.add_argument("job", nargs="?", default="--help", help="list, explain, page, or the name of a job")
         parser.add_argument("arguments", nargs=REMAINDER, help="options of the job")
 
     def run_from_argv(self, argv: list[str]) -> None:
-        """Remember that this process is ours: its exit code is the job's."""
+        """Remember that this process runs only the job: it ends with the job's exit code."""
         self._own_process = True
         super().run_from_argv(argv)
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Run to the end. In a process of its own, exit with the job's code; else raise CommandError unless it is 0."""
+        if options["job"] == PAGE_COMMAND:
+            self.stdout.write(f"page: {write_page(options['arguments'])}")
+            return
         alias = Argument("database", "the tasks' database, an alias of DATABASES", metavar="ALIAS")
-        said = io.StringIO()
-        err = sys.stderr if self._own_process else said
-        face = Face("manage.py runtaskpipeline", alias, database_of_alias, self.stdout, err, defaults)
+        errors = io.StringIO()
+        err = sys.stderr if self._own_process else errors
+        face = Face("manage.py runtaskpipeline", alias, database_of_alias, self.stdout, err, defaults, html_file)
         code = perform([options["job"], *options["arguments"]], face)
         if code and self._own_process:
             sys.exit(code)
         if code:
-            raise CommandError(said.getvalue().strip().splitlines()[-1], returncode=code)
+            raise CommandError(errors.getvalue().strip().splitlines()[-1], returncode=code)
 
 
 def defaults(job: str, given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return what the project's settings say of a job's options; ``given`` are those on the command line."""
+    """Return the options that the project's settings give a job; ``given`` are those on the command line."""
     if job == "enqueue":
         rows = QueueRow.objects.using(conf.settings().database).values_list("name", flat=True)
         known = sorted({*conf.known_queues(), *rows})
@@ -68,6 +76,20 @@ def defaults(job: str, given: Mapping[str, Any]) -> Mapping[str, Any]:
     if job == "report" and objectives:
         return {"objective": tuple(f"{queue}={text}" for queue, text in objectives.items())}
     return {}
+
+
+def write_page(files: Sequence[str]) -> Path:
+    """Write the HTML page of a report's figures, a JSON file, beside it, and return where. Raises CommandError."""
+    if len(files) != 1:
+        raise CommandError("page needs one file: the figures that report, forecast or whatif wrote", returncode=2)
+    file = Path(files[0])
+    try:
+        figures = json.loads(file.read_text(encoding="utf-8"))
+        page = html_file(str(figures["kind"]), figures)
+        write_whole(file.with_suffix(".html"), page)
+    except (OSError, ValueError, LookupError, TypeError, PipelineError) as error:
+        raise CommandError(f"{file} cannot be made a page: {error}") from error
+    return file.with_suffix(".html")
 
 
 def database_of_alias(alias: str | None) -> Database:
@@ -82,8 +104,8 @@ def database_of_alias(alias: str | None) -> Database:
     if connection.vendor == "sqlite":
         return Database("sqlite", {"dbname": str(settings["NAME"])}, session.sql.tables, session.location)
     if connection.vendor == "postgresql":
-        named = {ours: settings[name] for name, ours in NAMES.items() if settings.get(name)}
-        more = {name: value for name, value in settings.get("OPTIONS", {}).items() if name in LIBPQ}
+        named = {ours: settings[name] for name, ours in LIBPQ_NAMES.items() if settings.get(name)}
+        more = {name: value for name, value in settings.get("OPTIONS", {}).items() if name in LIBPQ_OPTIONS}
         conninfo = {name: str(value) for name, value in {**more, **named}.items()}
         return Database("postgresql", conninfo, session.sql.tables, session.location)
     raise ImproperlyConfigured(

@@ -1,4 +1,4 @@
-"""``manage.py runtaskpoller``: check tasks out, process and settle them, until told to stop."""
+"""``manage.py runtaskpoller``: check tasks out, process and settle them, until a signal requests the end."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from django.utils.autoreload import get_child_arguments
 
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.exceptions import TaskQueueError
-from django_dbtaskqueue.management.arguments import duration, positive
+from django_dbtaskqueue.management import duration, positive
 from django_dbtaskqueue.poller.loop import Poller
 from django_dbtaskqueue.poller.options import Options, named_executor
-from django_dbtaskqueue.poller.process import banner, logs, queue_selection, shutdown, supervisor
-from django_dbtaskqueue.poller.process.child_channel import Lifeline
-from django_dbtaskqueue.poller.process.status_line import Snapshot, StatusLine
+from django_dbtaskqueue.poller.process import logs, progress, queue_selection, supervisor
+from django_dbtaskqueue.poller.process.progress import Snapshot, StatusLine
+from django_dbtaskqueue.poller.process.shutdown import RUN, ShutdownRequest, run
 
 logger = logging.getLogger("django_dbtaskqueue")
 
-LEFT = 1  # exit code: something was left running, or a child failed
-# Seconds a thread may keep the interpreter. With Python's own 5 ms a busy processor adds 5 ms to each of the round
-# trips that check out, settle and renew.
-SWITCH = 0.0005
-GARBAGE = (5000, 20, 20)  # objects made before each generation of them is collected
-COROUTINES = Options().coroutines
-CODES = """\
+LEFT_RUNNING_CODE = 1  # exit code
+# A thread may keep the interpreter for this time. With Python's default of 5 ms a busy processor adds 5 ms to each
+# round trip that checks out, settles or renews.
+SWITCH_INTERVAL_S = 0.0005
+GC_THRESHOLDS = (5000, 20, 20)
+DEFAULT_COROUTINES = Options().coroutines
+RUN_EXIT_CODES = """\
 Exit codes: 0 ended as asked; 1 something was left running, or a child process failed; 2 wrong usage;
 3 wrong configuration (unknown queue, no processor, no database, not migrated).
 The first SIGTERM or SIGINT drains: what runs finishes, what has not started is given back uncharged. A second one
@@ -44,19 +44,19 @@ cancels what runs."""
 class Command(BaseCommand):
     """Run a poller, or with ``--processes`` a supervisor and its children."""
 
-    help = f"Process tasks until told to stop. {CODES}"
+    help = f"Process tasks until a signal requests the end. {RUN_EXIT_CODES}"
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._stops = shutdown.Stops()
+        self._shutdown = ShutdownRequest()
         self._arguments: list[str] | None = None  # how this process was started; None inside call_command
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Declare the options."""
         parser.add_argument(
             "--queue", action="append", default=[], metavar="NAME[:WEIGHT]",
-            help="Queue to poll, again or comma separated for more, with how often it has its turn beside the others. "
-            "Default: every queue that has a processor.",
+            help="Queue to poll. Repeat it, or separate names by commas. A queue of weight 2 is polled twice as often "
+            "as one of weight 1. Default: every queue that has a processor, with weight 1.",
         )  # fmt: skip
         parser.add_argument("--exclude", action="append", default=[], metavar="NAME", help="Queue to leave out.")
         parser.add_argument(
@@ -65,7 +65,7 @@ class Command(BaseCommand):
         )  # fmt: skip
         parser.add_argument("--threads", type=positive, metavar="M", help="Sync tasks at the same time (THREADS: 4).")
         parser.add_argument(
-            "--async", type=positive, nargs="?", const=COROUTINES, default=COROUTINES, metavar="N",
+            "--async", type=positive, nargs="?", const=DEFAULT_COROUTINES, default=DEFAULT_COROUTINES, metavar="N",
             dest="coroutines", help="Async tasks at the same time (%(default)s).",
         )  # fmt: skip
         _add_executor(parser)
@@ -87,19 +87,19 @@ class Command(BaseCommand):
             help='How long a stop waits for running tasks, such as "30s" or "5m" (30s).',
         )  # fmt: skip
         parser.add_argument(
-            "--log-format", choices=logs.FORMATS, default="text",
+            "--log-format", choices=logs.LOG_FORMATS, default="text",
             help="Format of the log on standard error; LOGGING wins where it has a handler for us.",
         )  # fmt: skip
-        parser.add_argument(supervisor.FLAG, type=int, dest="child", help="For the supervisor's own use.")
+        parser.add_argument(supervisor.CHILD_FLAG, type=int, dest="child", help="For the supervisor's own use.")
 
     def run_from_argv(self, argv: list[str]) -> None:
-        """Remember that this process is ours: it may end itself, and children are started the same way."""
+        """Remember how this process was started: it may end itself, and children are started the same way."""
         self._arguments = argv
         super().run_from_argv(argv)
 
     def execute(self, *args: Any, **options: Any) -> str | None:
-        """Take signals from here on, before system checks and anything else that takes time."""
-        with self._stops.on_signals():
+        """Handle signals from here on, before system checks and anything else that takes time."""
+        with self._shutdown.on_signals():
             return super().execute(*args, **options)
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -107,65 +107,65 @@ class Command(BaseCommand):
         work = self._supervise if options["processes"] and options["child"] is None else self._poll
         try:
             queues = queue_selection.parse(options["queue"], options["exclude"])
-            banner.check_databases(queues, options["database"])
+            queue_selection.check_databases(queues, options["database"])
             with self._logging(queues, options) as status, tuned_interpreter():
                 code = work(queues, options, status)
         except (ImproperlyConfigured, TaskQueueError) as error:
-            raise CommandError(str(error), returncode=supervisor.CONFIGURATION) from error
+            raise CommandError(str(error), returncode=supervisor.CONFIGURATION_CODE) from error
         if code and self._arguments is None:
             raise CommandError(f"runtaskpoller ended with exit code {code}; the log says why.", returncode=code)
         if code:
             leave(code)
 
     def _poll(self, queues: dict[str, int], options: dict[str, Any], status: StatusLine | None) -> int:
-        """One poller, in this process."""
+        """Run one poller in this process."""
         with named_executor(options["executor"], executor_options(options)) as executor:
             return self._poll_with(executor, queues, options, status)
 
     def _poll_with(
         self, executor: Any, queues: dict[str, int], options: dict[str, Any], status: StatusLine | None
     ) -> int:
-        line = None
+        channel = None
         if options["child"] is not None:
-            line = Lifeline(options["child"], self._stops, conf.settings().heartbeat)
-            line.start()
-        poller = Poller(queues, chosen(options, executor), using=options["database"])
-        for text in banner.opening(poller):
+            channel = supervisor.ChildChannel(options["child"], self._shutdown, conf.settings().heartbeat)
+            channel.start()
+        poller = Poller(queues, poller_options(options, executor), using=options["database"])
+        for text in progress.opening(poller):
             logger.info("%s", text)
         if self._arguments is not None:
-            connections.close_all()  # each thread has its own; the main thread needs none any more
-        if line is not None:
-            line.snapshot = lambda: Snapshot.of(poller).facts()
-        if self._stops.level > shutdown.GO_ON:
+            connections.close_all()  # each thread has its own; the main thread needs none from here on
+        if channel is not None:
+            channel.snapshot = lambda: Snapshot.of(poller)
+        if self._shutdown.level > RUN:
             return 0
         began = monotonic()
-        left = shutdown.run(
+        left = run(
             poller,
-            self._stops,
+            self._shutdown,
             timeout=options["shutdown_timeout"],
-            look=lambda poller: status.draw(Snapshot.of(poller)) if status else None,
+            on_tick=lambda poller: status.draw(Snapshot.of(poller)) if status else None,
         )
         for text in left:
             logger.error("%s", text)
-        logger.info("%s", banner.closing(poller, monotonic() - began))
-        return LEFT if left else 0
+        logger.info("%s", progress.closing(poller, monotonic() - began))
+        return LEFT_RUNNING_CODE if left else 0
 
     def _supervise(self, queues: dict[str, int], options: dict[str, Any], status: StatusLine | None) -> int:
-        """Child processes, each started as this one was."""
+        """Run child processes, each started as this one was."""
         if self._arguments is None:
             raise CommandError("--processes needs a process of its own: run manage.py, not call_command().")
         base = get_child_arguments()
         command = base[: len(base) - len(sys.argv[1:])] + self._arguments[1:]
-        keeper = supervisor.Supervisor(
+        parent = supervisor.Supervisor(
             command,
             options["processes"],
-            self._stops,
+            self._shutdown,
             endless=not (options["once"] or options["drain"] or options["max_tasks"]),
             heartbeat=conf.settings().heartbeat,
             timeout=options["shutdown_timeout"],
             above=status.above if status else None,
         )
-        return keeper.run(look=lambda snapshot: status.draw(snapshot) if status else None)
+        return parent.run(on_tick=lambda snapshot: status.draw(snapshot) if status else None)
 
     @contextmanager
     def _logging(self, queues: dict[str, int], options: dict[str, Any]) -> Iterator[StatusLine | None]:
@@ -186,11 +186,11 @@ class Command(BaseCommand):
 
 @contextmanager
 def tuned_interpreter() -> Iterator[None]:
-    """Let threads switch faster meanwhile, and garbage wait for more: a batch is objects by the thousand."""
+    """Let threads switch faster inside the block, and collect garbage less often: a batch has thousands of objects."""
     before = sys.getswitchinterval(), gc.get_threshold()
-    sys.setswitchinterval(SWITCH)
-    gc.set_threshold(*GARBAGE)
-    gc.freeze()  # what was loaded by now stays for good: no collection needs to walk it again
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    gc.set_threshold(*GC_THRESHOLDS)
+    gc.freeze()  # the loaded modules stay: no collection needs to look at them
     try:
         yield
     finally:
@@ -242,7 +242,7 @@ def _variable(name: str) -> str:
     return os.environ[name]
 
 
-def chosen(options: dict[str, Any], executor: Any = None) -> Options:
+def poller_options(options: dict[str, Any], executor: Any = None) -> Options:
     """Return the options of one poller."""
     return Options(
         threads=options["threads"] or conf.settings().threads,

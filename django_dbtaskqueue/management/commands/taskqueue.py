@@ -1,4 +1,4 @@
-"""``manage.py taskqueue``: what an operator looks at and does, from a terminal or a script."""
+"""``manage.py taskqueue``: read queues and tasks, and act on them, from a terminal or a script."""
 
 from __future__ import annotations
 
@@ -13,35 +13,33 @@ from django.core.exceptions import ImproperlyConfigured, PermissionDenied
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from django_dbtaskqueue.core.exceptions import SearchError, SearchTooSlow, TaskQueueError
-from django_dbtaskqueue.management.arguments import duration, positive
-from django_dbtaskqueue.management.console import doctor, verbs
-from django_dbtaskqueue.management.console import index as indexing
-from django_dbtaskqueue.management.console import show as reading
-from django_dbtaskqueue.management.console.output import Screen
+from django_dbtaskqueue.management import duration, positive
+from django_dbtaskqueue.management.console import changes, reading
+from django_dbtaskqueue.management.console.output import Output
 from django_dbtaskqueue.operations.verbs import TASK_VERBS
 
-REFUSED, USAGE, CONFIGURATION, TOO_SLOW = 1, 2, 3, 4
-CODES = """\
+REFUSED_CODE, USAGE_ERROR_CODE, SETTINGS_CODE, TOO_SLOW_CODE, INTERRUPTED_CODE = 1, 2, 3, 4, 130
+EXIT_CODES = """\
 Exit codes: 0 done; 1 refused, or something is wrong (a task that is not there, an operation that failed, a finding of
 the doctor); 2 wrong usage, or a search that cannot be read; 3 wrong configuration; 4 the database did not answer
 within DBTASKQUEUE["OPERATIONS_TIMEOUT"]."""
-# As operators say them, and as the verbs are named.
-VERBS = {"poison": "mark_poison", **{name: name for name in TASK_VERBS if name != "mark_poison"}}
+# The subcommand, and the name of its verb.
+VERB_OF_COMMAND = {"poison": "mark_poison", **{name: name for name in TASK_VERBS if name != "mark_poison"}}
 
 
 class Command(BaseCommand):
-    """Look at queues and tasks, and act on them."""
+    """Read queues and tasks, and act on them."""
 
-    help = f"Look at queues and tasks, and act on them. {CODES}"
+    help = f"Read queues and tasks, and act on them. {EXIT_CODES}"
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Declare the subcommands."""
         commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-        def add(name: str, words: str) -> CommandParser:
-            one: CommandParser = commands.add_parser(name, help=words, description=f"{words} {CODES}")
+        def add(name: str, text: str) -> CommandParser:
+            one: CommandParser = commands.add_parser(name, help=text, description=f"{text} {EXIT_CODES}")
             one.add_argument("--json", action="store_true", dest="as_json", help="Answer with one JSON document.")
-            one.add_argument("--database", metavar="ALIAS", help="Database to look in. Default: that of the queue.")
+            one.add_argument("--database", metavar="ALIAS", help="Database to use. Default: that of the queue.")
             return one
 
         _add_reading(add)
@@ -50,101 +48,104 @@ class Command(BaseCommand):
         self._add_rest(add)
 
     def _add_rest(self, add: Callable[[str, str], CommandParser]) -> None:
-        bulk = add("bulk", "List, show, cancel bulk operations, or carry out what is waiting.")
+        bulk = add("bulk", "List, show, cancel bulk operations, or carry out those that are waiting.")
         bulk.add_argument("what", choices=("list", "show", "cancel", "run"))
         bulk.add_argument("number", nargs="?", type=positive)
         bulk.add_argument("--limit", type=positive, metavar="N", help="How many to list (20).")
         bulk.add_argument("--reason", default="", help="Why it is cancelled, for the audit.")
-        index = add("index", "Make the index that searches of payloads go by (PostgreSQL). It costs each enqueue.")
-        index.add_argument("--queue", metavar="NAME", help="Of this queue's table. Default: the common one.")
-        index.add_argument("--drop", action="store_true", help="Take it away.")
-        token = add("token", "Make a token for the JSON API; only its hash is kept, in the settings.")
-        token.add_argument("user", help="Name of the user whose permissions it carries.")
+        index = add("index", "Create the index for searches of payloads (PostgreSQL). It slows enqueue down.")
+        index.add_argument("--queue", metavar="NAME", help="On the table of this queue. Default: the common table.")
+        index.add_argument("--drop", action="store_true", help="Drop the index.")
+        token = add("token", "Make a token for the JSON API. The settings keep only its hash.")
+        token.add_argument("user", help="Name of the user whose permissions the token has.")
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Run one subcommand; exit with one of the codes in the help."""
-        screen = Screen(self.stdout, self.style, as_json=options["as_json"])
+        output = Output(self.stdout, self.style, as_json=options["as_json"])
         try:
-            code = self._run(screen, options)
+            code = self._run(output, options)
         except SearchTooSlow as error:
-            raise CommandError(str(error), returncode=TOO_SLOW) from error
+            raise CommandError(str(error), returncode=TOO_SLOW_CODE) from error
         except SearchError as error:
-            raise CommandError(str(error), returncode=USAGE) from error
+            raise CommandError(str(error), returncode=USAGE_ERROR_CODE) from error
         except ImproperlyConfigured as error:
-            raise CommandError(str(error), returncode=CONFIGURATION) from error
+            raise CommandError(str(error), returncode=SETTINGS_CODE) from error
         except (TaskQueueError, PermissionDenied) as error:
-            raise CommandError(str(error), returncode=REFUSED) from error
+            raise CommandError(str(error), returncode=REFUSED_CODE) from error
         except KeyboardInterrupt:
-            raise CommandError("Stopped.", returncode=130) from None
+            raise CommandError("Stopped.", returncode=INTERRUPTED_CODE) from None
         if code:
             sys.exit(code)
 
-    def _run(self, screen: Screen, options: dict[str, Any]) -> int:
+    def _run(self, output: Output, options: dict[str, Any]) -> int:
         name = options["command"]
-        if name in READING:
-            return READING[name](screen, options)
+        if name in READ_COMMANDS:
+            return READ_COMMANDS[name](output, options)
         if name == "token":
-            return _token(screen, options["user"])
-        asked = {**options, "verb": VERBS.get(name, name)}
-        return ACTING.get(name, verbs.verb)(screen, asked, self._ask(options))
-
-    def _ask(self, options: dict[str, Any]) -> verbs.Ask:
-        """Return how to ask before an act: on a terminal; elsewhere ``--yes`` must have been said."""
-
-        def ask(question: str) -> bool:
-            if options["yes"]:
-                return True
-            if not sys.stdin.isatty():
-                raise CommandError("Nobody is there to ask: say --yes, or look first with --dry-run.")
-            return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
-
-        return ask
+            return _token(output, options["user"])
+        with_verb = {**options, "verb": VERB_OF_COMMAND.get(name, name)}
+        return CHANGE_COMMANDS.get(name, changes.verb)(output, with_verb, _ask(options))
 
 
-READING: dict[str, Callable[[Screen, dict[str, Any]], int]] = {
+def _ask(options: dict[str, Any]) -> changes.Ask:
+    """Return how to ask the operator: on a terminal. Elsewhere ``--yes`` is required."""
+
+    def ask(question: str) -> bool:
+        if options.get("yes"):
+            return True
+        if not sys.stdin.isatty():
+            raise CommandError("There is no terminal to ask on: add --yes, or try --dry-run first.")
+        return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
+
+    return ask
+
+
+READ_COMMANDS: dict[str, Callable[[Output, dict[str, Any]], int]] = {
     "status": reading.status,
     "list": reading.list_tasks,
     "show": reading.show,
     "tail": reading.tail,
-    "doctor": doctor.doctor,
-    "index": indexing.index,
+    "doctor": reading.doctor,
 }
-ACTING: dict[str, Callable[[Screen, dict[str, Any], verbs.Ask], int]] = {
-    "pause": verbs.pause,
-    "resume": verbs.resume,
-    "purge": verbs.purge,
-    "bulk": verbs.bulk,
+CHANGE_COMMANDS: dict[str, Callable[[Output, dict[str, Any], changes.Ask], int]] = {
+    "pause": changes.pause,
+    "resume": changes.resume,
+    "purge": changes.purge,
+    "bulk": changes.bulk,
+    "index": changes.index,
 }
 
 
 def _add_reading(add: Callable[[str, str], CommandParser]) -> None:
     status = add("status", "Health in a sentence, then each queue: pause, oldest wait, rates, tasks by status.")
-    status.add_argument("--queue", action="append", default=[], metavar="NAME", help="Only this queue; again for more.")
+    status.add_argument(
+        "--queue", action="append", default=[], metavar="NAME", help="Only this queue. Repeat it for more."
+    )
     tasks = add("list", "The newest tasks that match.")
-    _filter(tasks)
+    _add_filter(tasks)
     tasks.add_argument("--limit", type=positive, metavar="N", help="How many (20).")
-    tasks.add_argument("--before", type=positive, metavar="ID", help="Only those enqueued before this one.")
+    tasks.add_argument("--before", type=positive, metavar="ID", help="Only tasks with a smaller id.")
     show = add("show", "One task, in a table or in the history: facts, failed attempts, payload with secrets masked.")
     show.add_argument("task", help="An id, or queue/reference.")
     show.add_argument("--queue", metavar="NAME", help="Only in this queue's table. Default: in all known ones.")
     add("doctor", "What is wrong with queues, pollers, settings and the database, and what helps.")
     tail = add("tail", "Tasks as they are enqueued, and attempts as they fail, until stopped.")
-    _filter(tail)
+    _add_filter(tail)
     tail.add_argument(
-        "--interval", type=duration, default=timedelta(seconds=2), metavar="TIME", help="Between looks (2s)."
+        "--interval", type=duration, default=timedelta(seconds=2), metavar="TIME", help="Between queries (2s)."
     )
-    tail.add_argument("--count", type=positive, metavar="N", help="End after N looks.")
+    tail.add_argument("--count", type=positive, metavar="N", help="End after N queries.")
 
 
 def _add_verbs(add: Callable[[str, str], CommandParser]) -> None:
-    for name, verb in VERBS.items():
+    for name, verb in VERB_OF_COMMAND.items():
         one = add(name, str(TASK_VERBS[verb].effect))
-        _filter(one)
+        _add_filter(one)
         one.add_argument(
-            "--id", action="append", type=positive, default=[], metavar="N", help="This task; again for more."
+            "--id", action="append", type=positive, default=[], metavar="N", help="This task. Repeat it for more."
         )
-        one.add_argument("--limit", type=positive, metavar="N", help="Look at N tasks at most.")
-        _acting(one)
+        one.add_argument("--limit", type=positive, metavar="N", help="Stop after N matching tasks.")
+        _add_confirmation(one)
         if TASK_VERBS[verb].ages:
             one.add_argument(
                 "--older-than",
@@ -157,40 +158,40 @@ def _add_verbs(add: Callable[[str, str], CommandParser]) -> None:
 
 
 def _add_queues(add: Callable[[str, str], CommandParser]) -> None:
-    for name, words in (("pause", "Give no task of a queue to any poller."), ("resume", "Give its tasks again.")):
-        one = add(name, words)
+    for name, text in (("pause", "Let no poller check out tasks of a queue."), ("resume", "End the pause of a queue.")):
+        one = add(name, text)
         one.add_argument("queue", nargs="+")
         one.add_argument("--reason", default="", help="Why, for the audit and for colleagues.")
         one.add_argument("--dry-run", action="store_true", help="Say what would happen; change nothing.")
         if name == "pause":
             one.add_argument(
-                "--for", type=duration, dest="for_time", metavar="TIME", help="Resume by itself after this time."
+                "--for", type=duration, dest="for_time", metavar="TIME", help="End the pause after this time."
             )
     purge = add("purge", "Delete every task of a queue, whatever its status.")
     purge.add_argument("queue")
-    _acting(purge)
+    _add_confirmation(purge)
     purge.set_defaults(limit=None)
 
 
-def _filter(parser: CommandParser) -> None:
+def _add_filter(parser: CommandParser) -> None:
     parser.add_argument(
         "--filter", action="append", default=[], metavar="SEARCH",
-        help="Such as 'status:ERROR queue:claims age:>10m'; again for more. With a minus at its beginning: "
+        help="Such as 'status:ERROR queue:claims age:>10m'. Repeat it for more. A search that begins with a minus: "
         "--filter=-queue:x.",
     )  # fmt: skip
 
 
-def _acting(parser: CommandParser) -> None:
+def _add_confirmation(parser: CommandParser) -> None:
     parser.add_argument("--reason", default="", help="Why, for the audit; delete and purge need one.")
     parser.add_argument("--dry-run", action="store_true", help="Say what would happen; change nothing.")
-    parser.add_argument("--yes", action="store_true", help="Do not ask. Needed where there is no terminal.")
+    parser.add_argument("--yes", action="store_true", help="Do not ask. Required without a terminal.")
     parser.add_argument("--background", action="store_true", help="Leave the work to the pollers.")
 
 
-def _token(screen: Screen, user: str) -> int:
+def _token(output: Output, user: str) -> int:
     token = secrets.token_urlsafe(32)
     digest = hashlib.sha256(token.encode()).hexdigest()
-    screen.data({"user": user, "token": token, "hash": digest})
-    screen.say(f"Send this, and keep it nowhere else:  Authorization: Bearer {token}")
-    screen.say(f'Put this into DBTASKQUEUE["API_TOKENS"]:  {{"{user}": "{digest}"}}')
+    output.data({"user": user, "token": token, "hash": digest})
+    output.write(f"Send this with each request, and store it nowhere else:  Authorization: Bearer {token}")
+    output.write(f'Put this into DBTASKQUEUE["API_TOKENS"]:  {{"{user}": "{digest}"}}')
     return 0

@@ -1,1 +1,1 @@
-"""What the ``taskqueue`` command prints and does."""
+"""The subcommands of ``taskqueue``."""

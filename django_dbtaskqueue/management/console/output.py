@@ -1,4 +1,4 @@
-"""How the command line speaks: tables that fit, ages in two units, one line of an error; or JSON."""
+"""What the ``taskqueue`` command writes: lines, tables and ages as text, or one JSON document."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 
 from django.core.management.base import OutputWrapper
 from django.core.management.color import Style
@@ -14,38 +13,51 @@ from django.core.serializers.json import DjangoJSONEncoder
 
 from django_dbtaskqueue.core.durations import format_duration
 
-NOTHING = "-"
-STYLES = {"ERROR": "ERROR", "POISON": "WARNING", "COMPLETED": "SUCCESS", "PROCESSING": "NOTICE", "paused": "WARNING"}
+EMPTY_CELL = "-"
+STYLE_OF_WORD = {
+    "ERROR": "ERROR",
+    "POISON": "WARNING",
+    "COMPLETED": "SUCCESS",
+    "PROCESSING": "NOTICE",
+    "paused": "WARNING",
+}
 
 
 @dataclass(frozen=True, slots=True)
-class Screen:
-    """Where answers go: as words with colours, or as one JSON document."""
+class Output:
+    """Writes answers, as text with colours or as one JSON document."""
 
     out: OutputWrapper
     style: Style
     as_json: bool = False
 
-    def say(self, text: str = "") -> None:
-        """Write a line; nothing where JSON is wanted."""
+    def write(self, text: str = "") -> None:
+        """Write a line of text; with ``as_json`` nothing."""
         if not self.as_json:
             self.out.write(text)
 
-    def data(self, value: Any) -> None:
-        """Write a JSON document; nothing where words are wanted."""
+    def data(self, value: object) -> None:
+        """Write a JSON document; without ``as_json`` nothing."""
         if self.as_json:
             self.out.write(json.dumps(value, cls=DjangoJSONEncoder, ensure_ascii=False))
 
-    def table(self, head: Sequence[str], rows: Sequence[Sequence[Any]], *, right: Sequence[str] = ()) -> None:
-        """Write rows under their heads, each column as wide as it must be; ``right`` names columns of numbers."""
+    def table(self, head: Sequence[str], rows: Sequence[Sequence[object]], *, right: Sequence[str] = ()) -> None:
+        """Write a table, each column as wide as its longest cell; ``right`` names the columns of numbers."""
         cells = [[_cell(value) for value in row] for row in rows]
         widths = [max(len(line[place]) for line in [list(head), *cells]) for place in range(len(head))]
-        self.say(self.style.MIGRATE_HEADING(_line(head, widths, head, right)))
+        self.write(self.style.MIGRATE_HEADING(_line(head, widths, head, right)))
         for cell in cells:
-            self.say(_line(cell, widths, head, right, self._coloured))
+            self.write(_line(cell, widths, head, right, self._coloured))
+
+    def facts(self, pairs: Mapping[str, object]) -> None:
+        """Write names and values, one pair per line, without the empty ones."""
+        shown = {name: _cell(value) for name, value in pairs.items() if value not in (None, "", [], {})}
+        width = max(map(len, shown), default=0)
+        for name, value in shown.items():
+            self.write(f"{name.rjust(width)}  {self._coloured(value)}")
 
     def _coloured(self, text: str) -> str:
-        name = STYLES.get(text.strip())
+        name = STYLE_OF_WORD.get(text.strip())
         return str(getattr(self.style, name)(text)) if name else text
 
 
@@ -63,26 +75,18 @@ def _line(
     return "  ".join(paint(text) for text in padded).rstrip()
 
 
-def _cell(value: Any) -> str:
-    return NOTHING if value is None or value == "" else printable(str(value))
+def _cell(value: object) -> str:
+    return EMPTY_CELL if value is None or value == "" else printable(str(value))
 
 
 def printable(text: str) -> str:
-    """Return text that cannot command a terminal: control signs are shown, not sent."""
-    return "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in text)
+    """Return text without control characters for the terminal: each is shown as its escape sequence."""
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
 def ago(value: datetime | None, now: datetime) -> str:
     """Return a time as its distance from now."""
     if value is None:
-        return NOTHING
+        return EMPTY_CELL
     age = format_duration(abs(now - value), rough=True)
     return f"{age} ago" if value <= now else f"in {age}"
-
-
-def facts(screen: Screen, pairs: Mapping[str, Any]) -> None:
-    """Write names and values under each other; what is empty is left out."""
-    shown = {name: _cell(value) for name, value in pairs.items() if value not in (None, "", [], {})}
-    width = max(map(len, shown), default=0)
-    for name, value in shown.items():
-        screen.say(f"{name.rjust(width)}  {screen._coloured(value)}")

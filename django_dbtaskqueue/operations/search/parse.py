@@ -2,9 +2,8 @@
 
 ``status:ERROR queue:claims ref:UA-15 error:Timeout age:>10m attempt:>=3 payload.carrier:UA -queue:bulk``
 
-Terms are joined by AND, comma separated values by OR; ``-`` turns a term round; quotes hold what has spaces, commas or
-a star at its end; a plain word is how a reference begins. What is read here is words only: ``selection`` asks the
-database for them.
+Terms are joined by AND, comma separated values by OR; ``-`` negates a term; quotes hold what has spaces, commas or
+a star at its end; a plain word is the beginning of a reference. Only text is read here: ``query`` asks the database.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, urlencode
 
 from django.utils.translation import gettext
@@ -20,7 +19,10 @@ from django.utils.translation import gettext_lazy as _
 
 from django_dbtaskqueue.core.columns import LONG, WHOLE_TYPES, searched
 from django_dbtaskqueue.core.exceptions import SearchError
-from django_dbtaskqueue.operations.search.values import KINDS, Kind, Match, Piece, meant
+from django_dbtaskqueue.operations.search.values import VALUE_TYPES, Match, Piece, ValueType, meant
+
+if TYPE_CHECKING:
+    from django.utils.functional import _StrPromise
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,15 +30,17 @@ class Qualifier:
     """What may stand before a colon."""
 
     name: str
-    kind: str  # a key of ``kinds.KINDS``
-    help: Any  # translated when it is shown
+    kind: str  # a key of ``values.VALUE_TYPES``
+    help: str | _StrPromise  # translated when it is shown
 
 
 QUALIFIERS = {
     qualifier.name: qualifier
     for qualifier in (
         Qualifier("status", "status", _("CREATED, PROCESSING, COMPLETED, ERROR or POISON")),
-        Qualifier("is", "state", _("due, held (under a live lease), parked, scheduled or stale (its lease ran out)")),
+        Qualifier(
+            "is", "state", _("due, held (under a live lease), parked, scheduled or stale (its lease has expired)")
+        ),
         Qualifier("queue", "text", _("the queue's name")),
         Qualifier("ref", "text", _("the reference")),
         Qualifier("id", "number", _("the task's id")),
@@ -44,16 +48,16 @@ QUALIFIERS = {
         Qualifier("fingerprint", "text", _("the failure group, of tasks in ERROR or POISON")),
         Qualifier("age", "span", _("how long ago it was enqueued")),
         Qualifier("created", "time", _("when it was enqueued: how long ago, or a date")),
-        Qualifier("started", "time", _("when it was taken last")),
+        Qualifier("started", "time", _("when its last attempt began")),
         Qualifier("finished", "time", _("when it ended")),
         Qualifier("attempt", "number", _("attempts made of its budget")),
-        Qualifier("total", "number", _("how often it was taken in all")),
+        Qualifier("total", "number", _("how many attempts it had in all")),
         Qualifier("priority", "number", _("its priority")),
         Qualifier("group", "text", _("its group")),
         Qualifier("tag", "text", _("its tag")),
         Qualifier("type", "text", _("its payload type")),
-        Qualifier("poller", "text", _("who holds it, or held it last")),
-        Qualifier("parked", "text", _("why it cannot be taken yet")),
+        Qualifier("poller", "text", _("the poller that holds it, or held it last")),
+        Qualifier("parked", "text", _("why pollers cannot take it yet")),
     )
 }
 TYPES = {"text": ("text",), "number": WHOLE_TYPES, "time": ("timestamptz",)}  # of columns, by kind
@@ -66,8 +70,8 @@ QUALIFIERS |= {  # those of the table of columns that have no help of their own;
 
 QUOTED = r'"(?:[^"\\]|\\.)*"'
 TERM = re.compile(rf'(-?)(?:([A-Za-z_][^\s":,]*):)?((?:{QUOTED}|[^\s"])*)', re.DOTALL)
-PIECE = re.compile(rf'(?:{QUOTED}|[^\s",])+', re.DOTALL)
-PART = re.compile(rf'({QUOTED})|[^\s"]+', re.DOTALL)
+VALUE = re.compile(rf'(?:{QUOTED}|[^\s",])+', re.DOTALL)
+QUOTED_OR_BARE = re.compile(rf'({QUOTED})|[^\s"]+', re.DOTALL)
 BARE = re.compile(r"[\w./@+#=~$-]+")
 
 
@@ -113,7 +117,7 @@ def of_queue(queue: str) -> Search:
 
 
 def reads_payload(search: Search) -> bool:
-    """Whether a search tells what stands in payloads, results or errors: for those only who may see them."""
+    """Whether a search reveals payloads, results or errors: only users who may see them may search so."""
     return any(one.name == "error" or one.name.partition(".")[0] in LONG for one in search.terms)
 
 
@@ -137,28 +141,28 @@ def from_url(query: str) -> Search:
     return parse(" ".join(parse_qs(query.removeprefix("?")).get("q", [])))
 
 
-def term(name: str, value: str, *, negated: bool = False) -> Term:
-    """Return one term from a qualifier and the text after its colon: for faces with a field for each."""
+def parse_term(name: str, value: str, *, negated: bool = False) -> Term:
+    """Return one term from a qualifier and the text after its colon."""
     kind = kind_of(name, f"{name}:{value}")
     return Term(name, tuple(_matches(kind, value, f"{name}:{value}")), negated)
 
 
-def kind_of(name: str, written: str) -> Kind:
+def kind_of(name: str, written: str) -> ValueType:
     """Return how the values of a qualifier are read."""
     if not name:
-        return KINDS["word"]
+        return VALUE_TYPES["word"]
     column, dot, path = name.partition(".")
     if column in LONG:
         if not dot or not all(path.split(".")):
             words = gettext("say which key: %(column)s.carrier:UA, or %(column)s.sender.name:Ada.")
             raise SearchError(written, words % {"column": column})
-        return KINDS["json"]
+        return VALUE_TYPES["json"]
     if name not in QUALIFIERS:
         known = [*QUALIFIERS, *(f"{document}.…" for document in LONG)]
-        unknown = gettext("there is no qualifier %(name)s.") % {"name": repr(name)} + meant(name, QUALIFIERS)
-        others = gettext("Known are %(names)s. A reference with a colon goes in quotes.") % {"names": ", ".join(known)}
+        unknown = gettext("%(name)s is not a qualifier.") % {"name": repr(name)} + meant(name, QUALIFIERS)
+        others = gettext("Known are %(names)s. Put a reference with a colon in quotes.") % {"names": ", ".join(known)}
         raise SearchError(written, f"{unknown} {others}")
-    return KINDS[QUALIFIERS[name].kind]
+    return VALUE_TYPES[QUALIFIERS[name].kind]
 
 
 def _terms(text: str) -> Iterator[Term]:
@@ -171,7 +175,7 @@ def _terms(text: str) -> Iterator[Term]:
         found = TERM.match(text, place)
         if found is None or found.end() == place or text[found.end() : found.end() + 1] == '"':
             raise SearchError(
-                text[place:], gettext('a quote is open: close it with ", or write \\" for the sign itself.')
+                text[place:], gettext('a quote is not closed: close it with ", or write \\" for the character itself.')
             )
         yield _term(found[1], found[2] or "", found[3], found[0])
         place = found.end()
@@ -180,21 +184,19 @@ def _terms(text: str) -> Iterator[Term]:
 def _term(minus: str, name: str, value: str, written: str) -> Term:
     if not value:
         example = f"{name}:{'ERROR' if name == 'status' else 'something'}" if name else "-queue:bulk"
-        words = gettext("nothing stands after the %(sign)s. Write it as in %(example)s.")
+        words = gettext("there is no value after the %(sign)s. Write it as in %(example)s.")
         raise SearchError(written, words % {"sign": ":" if name else "-", "example": example})
     if "\0" in value:
-        raise SearchError(written, gettext("no task holds a NUL character; leave it out."))
+        raise SearchError(written, gettext("no task contains a NUL character; leave it out."))
     return Term(name, tuple(_matches(kind_of(name, written), value, written)), bool(minus))
 
 
-def _matches(kind: Kind, value: str, written: str) -> Iterator[Match]:
+def _matches(kind: ValueType, value: str, written: str) -> Iterator[Match]:
     place = 0
     while True:
-        found = PIECE.match(value, place)
+        found = VALUE.match(value, place)
         if found is None:
-            raise SearchError(
-                written, gettext("a comma stands between two values; a value with a comma goes in quotes.")
-            )
+            raise SearchError(written, gettext("a comma separates two values; put a value with a comma in quotes."))
         yield kind.read(_piece(found[0]), written)
         place = found.end() + 1
         if found.end() >= len(value):
@@ -202,8 +204,8 @@ def _matches(kind: Kind, value: str, written: str) -> Iterator[Match]:
 
 
 def _piece(text: str) -> Piece:
-    """Take quotes off: what was quoted is never an operator, a range or a star."""
-    parts = [(found[0], bool(found[1])) for found in PART.finditer(text)]
+    """Remove quotes: quoted text is never an operator, a range or a star."""
+    parts = [(found[0], bool(found[1])) for found in QUOTED_OR_BARE.finditer(text)]
     last, quoted = parts[-1]
     star = not quoted and last.endswith("*")
     if star:

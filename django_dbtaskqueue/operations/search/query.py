@@ -1,4 +1,4 @@
-"""From the words of a search to rows: what each qualifier asks the database.
+"""From a search to rows: what each qualifier asks the database, and the filter set that pages, API and commands share.
 
 Terminal statuses are asked for by ``final_status``, live ones within what the checkout indexes hold, so that an index
 answers. Times are compared with the database's clock. Nothing here counts, sorts or reads.
@@ -6,46 +6,52 @@ answers. Times are compared with the database's clock. Nothing here counts, sort
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timedelta
 from functools import reduce
-from operator import or_
+from operator import and_, or_
 from typing import Any
 
-from django.conf import settings
+import django_filters
+from django import forms
+from django.core.exceptions import ValidationError
 from django.db import connections
 from django.db.models import Case, CharField, F, Func, IntegerField, Q, Value, When
 from django.db.models.fields.json import KeyTransform, compile_json_path  # type: ignore[attr-defined]  # missing in the stubs
 from django.db.models.functions import Now
-from django.utils.timezone import make_aware
+from django.utils.translation import gettext_lazy as _
 
 from django_dbtaskqueue.core.columns import WHOLE_TYPES, searched
+from django_dbtaskqueue.core.exceptions import SearchError
 from django_dbtaskqueue.core.states import TERMINAL, Status
-from django_dbtaskqueue.db.session import Session, alias_for, model_for
+from django_dbtaskqueue.db.session import alias_for, model_for
 from django_dbtaskqueue.models import AbstractTask
 from django_dbtaskqueue.models.querysets import TaskQuerySet
-from django_dbtaskqueue.operations.search.parse import Search, Term, parse
+from django_dbtaskqueue.operations.lookup import comparable_time
+from django_dbtaskqueue.operations.permissions import User, search_fault
+from django_dbtaskqueue.operations.search.parse import QUALIFIERS, Search, Term, parse, parse_term
 from django_dbtaskqueue.operations.search.values import JSON_NUMBER, Match, span_of
 
+JsonScalar = str | int | float | bool
 LOOKUPS = {"=": "exact", "^": "startswith", ">": "gt", ">=": "gte", "<": "lt", "<=": "lte"}
-AGO = {">": "<", ">=": "<=", "<": ">", "<=": ">="}  # longer ago is earlier
+LOOKUP_OF_AGE = {">": "<", ">=": "<=", "<": ">", "<=": ">="}  # longer ago is earlier
 TEXTS, NUMBERS, TIMES = searched("text"), searched(*WHOLE_TYPES), searched("timestamptz")
 # What a checkout index can answer; the rest of the table is not read for it.
 IN_INDEX = Q(ready_time__isnull=False) | Q(parked_by__isnull=False)
-# Tasks whose last word was an error, if any: not those that are COMPLETED.
-FAILED = Q(final_status__in=[Status.ERROR, Status.POISON]) | IN_INDEX
-# Every task: said so that the partial indexes, which begin with the queue, can answer for all of a queue's tasks.
-ANYWHERE = Q(final_status__isnull=False) | IN_INDEX
-HELD = Q(status=Status.PROCESSING, ready_time__isnull=False)
-STATES: dict[str, Q] = {
+# Tasks that can have an error: all but the COMPLETED ones.
+MAY_HAVE_ERROR = Q(final_status__in=[Status.ERROR, Status.POISON]) | IN_INDEX
+# Every task, expressed so that the partial indexes, which begin with the queue, can find all tasks of a queue.
+ALL_TASKS = Q(final_status__isnull=False) | IN_INDEX
+HELD_TASKS = Q(status=Status.PROCESSING, ready_time__isnull=False)
+STATE_CONDITIONS: dict[str, Q] = {
     "due": Q(ready_time__lte=Now(), next_process_time__lte=Now(), attempt__lt=F("max_attempts")),
-    "held": HELD & Q(next_process_time__gt=Now()),
+    "held": HELD_TASKS & Q(next_process_time__gt=Now()),
     "parked": Q(parked_by__isnull=False),
     "scheduled": Q(status=Status.CREATED, ready_time__isnull=False, next_process_time__gt=Now()),
-    "stale": HELD & Q(next_process_time__lte=Now()),
+    "stale": HELD_TASKS & Q(next_process_time__lte=Now()),
 }
 JSON_NUMBERS, JSON_TEXTS = ("number", "integer", "real"), ("string", "text")  # as databases name them
-WORDS: dict[str, Any] = {"true": True, "false": False}
+JSON_WORDS: dict[str, JsonScalar] = {"true": True, "false": False}
 
 
 def tasks_for(search: Search, using: str | None = None, *, write: bool = False) -> TaskQuerySet:
@@ -61,10 +67,10 @@ def tasks_for(search: Search, using: str | None = None, *, write: bool = False) 
 
 
 def select(search: Search | str, tasks: TaskQuerySet) -> TaskQuerySet:
-    """Return those of ``tasks`` that fit all terms. Raises ``SearchError``; reads nothing."""
+    """Return those of ``tasks`` that match all terms. Raises ``SearchError``; reads nothing."""
     found = parse(search) if isinstance(search, str) else search
-    for place, term in enumerate(found.terms):
-        tasks = _json(term, tasks, f"search_{place}") if "." in term.name else tasks.filter(_condition(term, tasks.db))
+    for place, one in enumerate(found.terms):
+        tasks = _json(one, tasks, f"search_{place}") if "." in one.name else tasks.filter(_condition(one, tasks.db))
     return tasks
 
 
@@ -81,15 +87,15 @@ def _condition(term: Term, alias: str) -> Q:
     if term.name == "status":
         condition = by_status(values)
     elif term.name == "is":
-        condition = _any(STATES[value] for value in values)
+        condition = _any(STATE_CONDITIONS[value] for value in values)
     elif term.name == "error":
-        condition = FAILED & _any(Q(process_result__icontains=value) for value in values)
+        condition = MAY_HAVE_ERROR & _any(Q(process_result__icontains=value) for value in values)
     elif term.name == "fingerprint" and not term.negated:
         condition = Q(final_status__in=[Status.ERROR, Status.POISON], fingerprint__isnull=False)
         condition &= _any(_compared("fingerprint", match, str) for match in term.matches)
     elif term.name in TEXTS:
         condition = _any(_compared(TEXTS[term.name], match, str) for match in term.matches)
-        condition &= ANYWHERE if term.name == "queue" and not term.negated else Q()
+        condition &= ALL_TASKS if term.name == "queue" and not term.negated else Q()
     elif term.name in NUMBERS:
         condition = _any(_compared(NUMBERS[term.name], match, int) for match in term.matches)
     else:
@@ -97,12 +103,12 @@ def _condition(term: Term, alias: str) -> Q:
     return ~condition if term.negated else condition
 
 
-def _any(conditions: Any) -> Q:
+def _any(conditions: Iterable[Q]) -> Q:
     found: Q = reduce(or_, conditions)
     return found
 
 
-def _compared(column: str, match: Match, value: Callable[[str], Any]) -> Q:
+def _compared(column: str, match: Match, value: Callable[[str], str | int]) -> Q:
     if match.op == "..":
         return Q(**{f"{column}__gte": value(match.value), f"{column}__lte": value(match.high)})
     return Q(**{f"{column}__{LOOKUPS[match.op]}": value(match.value)})
@@ -130,26 +136,18 @@ def _within(column: str, low: str, high: str, alias: str) -> Q:
 def _bound(column: str, op: str, value: str, alias: str) -> Q:
     span = span_of(value)
     if span is not None:
-        return Q(**{f"{column}__{LOOKUPS[AGO[op]]}": Now() - span})
+        return Q(**{f"{column}__{LOOKUPS[LOOKUP_OF_AGE[op]]}": Now() - span})
     moment = datetime.fromisoformat(value)
     if len(value) == len("2026-11-20") and op in (">", "<="):  # after that day, or up to its end
         moment, op = moment + timedelta(days=1), {">": ">=", "<=": "<"}[op]
-    return Q(**{f"{column}__{LOOKUPS[op]}": _comparable(moment, alias)})
-
-
-def _comparable(moment: datetime, alias: str) -> datetime | Value:
-    """Return a time as the database compares it: where times are text, to the millisecond, as they are written."""
-    session = Session.on(alias)
-    if not session.postgresql:
-        return Value(session.time_text(moment))
-    return moment if moment.tzinfo or not settings.USE_TZ else make_aware(moment)
+    return Q(**{f"{column}__{LOOKUPS[op]}": comparable_time(moment, alias)})
 
 
 # -- JSON --------------------------------------------------------------------------------------------------------------
 
 
 def _json(term: Term, tasks: TaskQuerySet, name: str) -> TaskQuerySet:
-    """Filter by a value inside a JSON column. A key that is not there fits no term, and so every negated one."""
+    """Filter by a value inside a JSON column. A missing key matches no term, and so every negated one."""
     column, *path = term.name.split(".")
     key: Any = F(column)
     for step in path:
@@ -179,17 +177,109 @@ def _json_match(name: str, column: str, path: Sequence[str], match: Match, alias
     return kind & Q(**{f"{name}__{LOOKUPS[match.op]}": low})
 
 
-def _json_equals(name: str, column: str, path: Sequence[str], value: Any, alias: str) -> Q:
+def _json_equals(name: str, column: str, path: Sequence[str], value: JsonScalar, alias: str) -> Q:
     if connections[alias].vendor != "postgresql":
         return Q(**{name: value})
-    inside = value
+    inside: object = value
     for step in reversed(path):
         inside = {step: inside}
     return Q(**{f"{column}__contains": inside})  # what a GIN index of the column answers
 
 
-def _readings(text: str) -> list[Any]:
+def _readings(text: str) -> list[JsonScalar]:
     """Return what a bare word can mean: a number, true or false, and always the text itself."""
     if JSON_NUMBER.fullmatch(text):
         return [float(text) if "." in text else int(text), text]
-    return [WORDS[text], text] if text in WORDS else [text]
+    return [JSON_WORDS[text], text] if text in JSON_WORDS else [text]
+
+
+# -- the filter set ----------------------------------------------------------------------------------------------------
+
+
+class SearchField(forms.CharField):
+    """A field whose clean value is a search: a whole one, or with ``qualifier`` what stands after its colon."""
+
+    def __init__(self, *, qualifier: str = "", **options: Any) -> None:
+        super().__init__(**options)
+        self.qualifier = qualifier
+
+    def clean(self, value: str | None) -> Search:
+        """Read the search; a ``SearchError`` becomes an error of the field."""
+        text = str(super().clean(value))
+        try:
+            if not text or not self.qualifier:
+                return parse(text)
+            return Search((parse_term(self.qualifier, text.removeprefix("-"), negated=text.startswith("-")),))
+        except SearchError as error:
+            words = _("Search %(part)s: %(reason)s")
+            raise ValidationError(words, params={"part": repr(error.part), "reason": error.reason}) from error
+
+
+class SearchFilter(django_filters.Filter):  # type: ignore[misc]  # it publishes no types
+    """Filters by the search in its field."""
+
+    field_class = SearchField
+
+    def filter(self, qs: TaskQuerySet, value: Search) -> TaskQuerySet:
+        """Return the tasks that fit."""
+        return select(value, qs)
+
+
+class SearchForm(forms.Form):
+    """Reads every field of a filter set as a part of one search."""
+
+    user: User | None = None  # who searches; None may see everything
+
+    @property
+    def search(self) -> Search:
+        """All valid fields, as one search."""
+        return reduce(and_, self.cleaned_data.values(), Search())
+
+    def clean(self) -> None:
+        """Refuse a search in payloads that the user may not see."""
+        if fault := search_fault(self.user, self.search):
+            raise ValidationError(fault)
+
+
+class TaskFilter(django_filters.FilterSet):  # type: ignore[misc]  # it publishes no types
+    """``TaskFilter({"q": "status:ERROR", "queue": "claims"}, queryset=Task.objects.all()).qs``.
+
+    ``q`` is a search. Each qualifier is also a filter of its own, with what stands after its colon. A filter set with
+    an error selects no task and says why in ``errors``; ``checked()`` raises the error instead.
+    """
+
+    q = SearchFilter(label=_("Search"))
+
+    class Meta:
+        form = SearchForm
+
+    @classmethod
+    def get_filters(cls) -> dict[str, SearchFilter]:
+        """Return ``q`` and one filter for each qualifier."""
+        named = {
+            name: SearchFilter(name, label=name, help_text=one.help, qualifier=name) for name, one in QUALIFIERS.items()
+        }
+        return {**super().get_filters(), **named}
+
+    @property
+    def form(self) -> SearchForm:
+        """The form; with a ``request``, its user cannot search in what they may not see."""
+        found: SearchForm = super().form
+        found.user = getattr(self.request, "user", None)
+        return found
+
+    def filter_queryset(self, queryset: TaskQuerySet) -> TaskQuerySet:
+        """Return the tasks that fit; none when the filter set has an error."""
+        found: TaskQuerySet = queryset.none() if self.errors else super().filter_queryset(queryset)
+        return found
+
+    @property
+    def search(self) -> Search:
+        """All that was asked for, as one search: its text and address are ``search.to_text`` and ``to_url`` of it."""
+        return self.form.search if self.is_bound and not self.errors else Search()
+
+    def checked(self) -> TaskFilter:
+        """Return this filter set; raise ``SearchError`` with its first error."""
+        for name, faults in self.errors.items() if self.is_bound else ():
+            raise SearchError(str(self.data.get(name, "")), str(faults[0]).partition(": ")[2] or str(faults[0]))
+        return self

@@ -1,4 +1,4 @@
-"""How the values of a search are read and written, by the kind of what they are compared with."""
+"""Search values: how each type of value is read from a search and written to it."""
 
 from __future__ import annotations
 
@@ -7,19 +7,24 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from difflib import get_close_matches
+from typing import TYPE_CHECKING
 
 from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
 
 from django_dbtaskqueue.core.durations import parse_duration
 from django_dbtaskqueue.core.exceptions import SearchError
 from django_dbtaskqueue.core.states import Status
 
-MOST = 2**63 - 1
-NUMBER = re.compile(r"-?\d{1,19}")
+if TYPE_CHECKING:
+    from django.utils.functional import _StrPromise
+
+MAX_BIGINT = 2**63 - 1
+WHOLE_NUMBER = re.compile(r"-?\d{1,19}")
 JSON_NUMBER = re.compile(r"-?\d{1,18}(\.\d{1,18})?")
-LONGEST = timedelta(days=36_500)
+MAX_SPAN = timedelta(days=36_500)
 COMPARISONS = (">=", "<=", ">", "<")
-STATES = ("due", "held", "parked", "scheduled", "stale")
+STATE_NAMES = ("due", "held", "parked", "scheduled", "stale")
 
 Quote = Callable[[str], str]
 
@@ -49,16 +54,16 @@ class Piece:
 
     @property
     def whole(self) -> str:
-        """With the star, for kinds that know none."""
+        """With the star, for value types without a star."""
         return self.text + "*" * self.star
 
 
-class Kind:
+class ValueType:
     """Reads a value and writes it again, so that reading what was written gives the same."""
 
     def read(self, piece: Piece, written: str) -> Match:
         """Return the match of one value, or raise ``SearchError`` naming the term as it was ``written``."""
-        raise SearchError(written, f"{piece.whole!r} cannot be looked for.")
+        raise SearchError(written, f"{piece.whole!r} cannot be searched for.")
 
     def write(self, match: Match, quote: Quote) -> str:
         """Return the value as a search holds it."""
@@ -67,48 +72,38 @@ class Kind:
         return f"{'' if match.op == '=' else match.op}{match.value}"
 
 
-class Text(Kind):
-    """A text: the same, or with a star at the end how it begins."""
+class Text(ValueType):
+    """A text: equal, or with a star at the end a prefix."""
 
     def read(self, piece: Piece, written: str) -> Match:
-        """Every sign but a star at the end stands for itself."""
+        """Every character but a star at the end is literal."""
         return Match("^" if piece.star else "=", piece.text)
 
     def write(self, match: Match, quote: Quote) -> str:
-        """Quoted where need be."""
+        """Quoted where necessary."""
         return quote(match.value) + ("*" if match.op == "^" else "")
 
 
-class Word(Kind):
-    """How a text begins."""
+@dataclass(frozen=True)
+class Fragment(ValueType):
+    """The beginning of a text (``^``), or any part of it, in any case (``=``). A star at the end changes nothing."""
+
+    op: str
+    when_empty: str | _StrPromise
 
     def read(self, piece: Piece, written: str) -> Match:
-        """A star at the end says the same."""
+        """Refuse an empty text."""
         if not piece.text:
-            raise SearchError(written, _("say how the reference begins."))
-        return Match("^", piece.text)
+            raise SearchError(written, str(self.when_empty))
+        return Match(self.op, piece.text)
 
     def write(self, match: Match, quote: Quote) -> str:
-        """Quoted where need be."""
-        return quote(match.value)
-
-
-class Part(Kind):
-    """A part of a text, in any case."""
-
-    def read(self, piece: Piece, written: str) -> Match:
-        """A star at the end changes nothing."""
-        if not piece.text:
-            raise SearchError(written, _("say which words to look for."))
-        return Match("=", piece.text)
-
-    def write(self, match: Match, quote: Quote) -> str:
-        """Quoted where need be."""
+        """Quoted where necessary."""
         return quote(match.value)
 
 
 @dataclass(frozen=True)
-class Choice(Kind):
+class Choice(ValueType):
     """One of a few words, in any case."""
 
     words: tuple[str, ...]
@@ -121,27 +116,27 @@ class Choice(Kind):
                 return Match("=", word)
         known = {"value": repr(text), "words": ", ".join(self.words)}
         near = meant(text.upper(), self.words) or meant(text.lower(), self.words)
-        raise SearchError(written, _("%(value)s is none of %(words)s.") % known + near)
+        raise SearchError(written, _("%(value)s is not one of %(words)s.") % known + near)
 
 
-class Ordered(Kind):
+class Ordered(ValueType):
     """A value that can be compared: ``3``, ``>=3``, ``1..5``."""
 
     example = ""
 
     def read(self, piece: Piece, written: str) -> Match:
-        """Take the operator off, and judge what is left."""
+        """Split the operator off, and check the rest."""
         op, text = split(piece)
         low, dots, high = text.partition("..")
         if dots and not op:
             return Match("..", self.value(low, written), self.value(high, written))
-        return self.judged(Match(op or "=", self.value(text, written)), written)
+        return self.checked(Match(op or "=", self.value(text, written)), written)
 
     def value(self, text: str, written: str) -> str:
         """Return a value in its one form, or raise ``SearchError``."""
         raise SearchError(written, f"{text!r} cannot be compared.")
 
-    def judged(self, match: Match, written: str) -> Match:
+    def checked(self, match: Match, written: str) -> Match:
         """Return the match, or raise ``SearchError`` for an operator that makes no sense."""
         return match
 
@@ -151,9 +146,9 @@ class Number(Ordered):
 
     def value(self, text: str, written: str) -> str:
         """As the database's bigint holds it."""
-        if not NUMBER.fullmatch(text) or abs(int(text)) > MOST:
+        if not WHOLE_NUMBER.fullmatch(text) or abs(int(text)) > MAX_BIGINT:
             raise SearchError(
-                written, _("%(value)s is no whole number. Write 3, >=3, or 1..5.") % {"value": repr(text)}
+                written, _("%(value)s is not a whole number. Write 3, >=3, or 1..5.") % {"value": repr(text)}
             )
         return str(int(text))
 
@@ -164,11 +159,11 @@ class Span(Ordered):
     def value(self, text: str, written: str) -> str:
         """As people write it."""
         if span_of(text) is None:
-            words = _("%(value)s is no length of time. Write >10m, <2h, or 1d..7d.")
+            words = _("%(value)s is not a length of time. Write >10m, <2h, or 1d..7d.")
             raise SearchError(written, words % {"value": repr(text)})
         return text
 
-    def judged(self, match: Match, written: str) -> Match:
+    def checked(self, match: Match, written: str) -> Match:
         """Nothing is exactly ten minutes old."""
         if match.op == "=":
             name = written.lstrip("-").partition(":")[0]
@@ -189,11 +184,11 @@ class Time(Ordered):
                 return date.fromisoformat(text).isoformat()
             return datetime.fromisoformat(text).isoformat()
         except ValueError:
-            words = _("%(value)s is no time. Write <1h (less than an hour ago), 2026-11-20, or >=2026-11-20T08:00.")
+            words = _("%(value)s is not a time. Write <1h (less than an hour ago), 2026-11-20, or >=2026-11-20T08:00.")
             raise SearchError(written, words % {"value": repr(text)}) from None
 
-    def judged(self, match: Match, written: str) -> Match:
-        """A day is a time to be in, a moment is not."""
+    def checked(self, match: Match, written: str) -> Match:
+        """A day is a range of time, a moment is not."""
         if match.op == "=" and len(match.value) != len("2026-11-20"):
             words = _("say before or after: <%(value)s or >%(value)s.")
             raise SearchError(written, words % {"value": match.value})
@@ -216,7 +211,7 @@ class Json(Text):
         return Match("..", low, high)
 
     def write(self, match: Match, quote: Quote) -> str:
-        """Quoted where need be."""
+        """Quoted where necessary."""
         if match.op in ("=", "^"):
             return super().write(match, quote)
         return f"{match.value}..{match.high}" if match.op == ".." else f"{match.op}{quote(match.value)}"
@@ -235,21 +230,21 @@ def split(piece: Piece) -> tuple[str, str]:
 
 
 def span_of(text: str) -> timedelta | None:
-    """Return a length of time, or None when it is none."""
+    """Return a length of time, or None."""
     try:
         found = parse_duration(text, needs_unit=True)
     except ValueError:
         return None
-    return found if timedelta(0) <= found <= LONGEST else None
+    return found if timedelta(0) <= found <= MAX_SPAN else None
 
 
-KINDS: dict[str, Kind] = {
+VALUE_TYPES: dict[str, ValueType] = {
     "text": Text(),
-    "word": Word(),
-    "part": Part(),
+    "word": Fragment("^", gettext_lazy("say how the reference begins.")),
+    "part": Fragment("=", gettext_lazy("say which words to look for.")),
     "json": Json(),
     "status": Choice(tuple(str(status) for status in Status)),
-    "state": Choice(STATES),
+    "state": Choice(STATE_NAMES),
     "number": Number(),
     "span": Span(),
     "time": Time(),

@@ -1,1 +1,1 @@
-"""Figures that the admin, the command line and the API show."""
+"""Statistics that the admin, the command line and the API show."""

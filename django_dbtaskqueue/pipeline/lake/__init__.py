@@ -109,24 +109,20 @@ class Lake:
     def at(cls, path: str | os.PathLike[str], *, create: bool = False) -> Lake:
         """Return the lake in a local folder (a path or a ``file:`` URL); ``create`` makes one. Raises LakeError."""
         lake = cls(local_path(path))
-        version = lake.own / "lake.json"
-        if not version.exists():
-            lake._refuse_other_data()
+        file, versions = lake.own / "lake.json", {"layout": LAYOUT_VERSION, "schema_version": SCHEMA_VERSION}
+        found = json_of(file) if file.exists() else {}
+        if not found:
+            if lake.root.is_dir() and any(lake.root.iterdir()) and not lake.own.exists():
+                raise LakeError(lake.root, "holds other data", "Give the lake a folder of its own")
             if not create:
                 raise LakeError(lake.root, "is no lake", "Check the path; `archive` and `stream` make a lake")
+        for name, known in versions.items():
+            refuse_newer(file, found.get(name, 0), known)
+        if create and found != versions:
             with writing(lake.root):
                 lake.log.mkdir(parents=True, exist_ok=True)
-                write_safely(version, json.dumps({"layout": LAYOUT_VERSION, "schema_version": SCHEMA_VERSION}))
-        found = json_of(version)
-        refuse_newer(version, found.get("layout", 0), LAYOUT_VERSION)
-        refuse_newer(version, found.get("schema_version", 0), SCHEMA_VERSION)
-        if create and found["schema_version"] < SCHEMA_VERSION:
-            write_safely(version, json.dumps({"layout": LAYOUT_VERSION, "schema_version": SCHEMA_VERSION}))
+                write_safely(file, json.dumps(versions))
         return lake
-
-    def _refuse_other_data(self) -> None:
-        if self.root.is_dir() and any(self.root.iterdir()) and not self.own.exists():
-            raise LakeError(self.root, "holds other data", "Give the lake a folder of its own")
 
     def staging(self, token: str) -> Path:
         """Return the folder for files that are not published yet."""
@@ -153,13 +149,9 @@ class Lake:
         found = self._named()
         if len(found) <= longer_than:
             return
-        entries = found.values()
-        removed = {path for entry in entries for path in entry.removed}
-        files = tuple(one for entry in entries for one in entry.files if one.path not in removed)
-        recent = [token for entry in entries for token in (*entry.facts.get("recent", ()), entry.token)]
-        self.commit(
-            Entry(uuid.uuid4().hex, "fold", files, facts={"folds": [*found], "recent": recent[-MAX_FOLDED_TOKENS:]})
-        )
+        recent = [token for entry in found.values() for token in (*entry.facts.get("recent", ()), entry.token)]
+        facts = {"folds": [*found], "recent": recent[-MAX_FOLDED_TOKENS:]}
+        self.commit(Entry(uuid.uuid4().hex, "fold", tuple(self.files()), facts=facts))
         for path in self.log.glob("*.json"):
             if path.name in found:
                 path.unlink()
@@ -170,12 +162,12 @@ class Lake:
         with writing(self.root):
             write_safely(self.log / f"{stamp}-{entry.kind}-{entry.token}.json", entry.text())
 
-    def files(self, table: str, *, without: Collection[str] = ()) -> list[DataFile]:
-        """Return a table's files that count, except those added by changes of the tokens ``without``."""
+    def files(self, table: str | None = None, *, without: Collection[str] = ()) -> list[DataFile]:
+        """Return the files of a table that count, or of all; not those that changes of the tokens ``without`` added."""
         entries = self.entries()
         removed = {path for entry in entries for path in entry.removed}
-        counting = [one for entry in entries for one in entry.files if one.table == table and one.path not in removed]
-        return [one for one in counting if one.token not in without]
+        counting = [one for entry in entries for one in entry.files if one.path not in removed]
+        return [one for one in counting if table in (None, one.table) and one.token not in without]
 
     def sweep(self) -> None:
         """Remove the files that a committed change has replaced."""
@@ -277,21 +269,16 @@ def exclusive(path: Path) -> Iterator[None]:
 
 def write_safely(path: Path, text: str) -> None:
     """Write a small file: it is on the disk after this call, and no reader ever sees a part of it."""
-    half = path.with_name(f".{path.name}.{os.getpid()}")
-    with half.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    half.replace(path)
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    write_bytes(part, text.encode())
+    part.replace(path)
     sync(path.parent)
 
 
 def write_bytes(path: Path, content: bytes | memoryview) -> None:
     """Write a file: it is on the disk after this call."""
-    with path.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
+    path.write_bytes(content)
+    sync(path)
 
 
 def sync(path: Path) -> None:

@@ -66,7 +66,7 @@ MERGE_BATCH_ROWS = 131_072
 MAX_LOG_ENTRIES = 200  # of more the log is folded
 SOURCES = ("history", "task")
 RESULT_COUNTS = ("tasks", "attempts", "withdrawn", "batches", "resumed", "bytes", "files_compacted")
-STATUSES = tuple(str(status) for status in TERMINAL)
+TERMINAL_STATUSES = tuple(str(status) for status in TERMINAL)
 
 
 class Archive(Job):
@@ -82,7 +82,7 @@ class Archive(Job):
     arguments = (
         Argument("older_than", "archive what finished at least so long ago", parse_length, timedelta(days=1)),
         Argument("queue", "only this queue; may be given again", many=True),
-        Argument("status", "only tasks that ended so; may be given again", many=True, choices=STATUSES),
+        Argument("status", "only tasks that ended so; may be given again", many=True, choices=TERMINAL_STATUSES),
         Argument("source", "only this table; may be given again", many=True, choices=SOURCES),
         Argument("batch_size", "tasks in one batch, that is in one transaction", count, 500_000),
         Argument("limit", "stop after about so many tasks", count),
@@ -94,7 +94,7 @@ class Archive(Job):
     def run(self, context: Context) -> Mapping[str, Any]:
         """Archive, and return how many ``tasks`` and ``attempts`` left the database in how many ``batches``."""
         database, path = context.need_database(), context.need_lake()
-        filters = TaskFilters(context.options["status"] or STATUSES, context.options["queue"])
+        filters = TaskFilters(context.options["status"] or TERMINAL_STATUSES, context.options["queue"])
         if context.dry_run:
             local_path(path)
             with Batches(database) as batches:

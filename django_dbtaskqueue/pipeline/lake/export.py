@@ -1,4 +1,8 @@
-"""The archive's side of the lake: export a batch, verify it by reading it again, publish it, withdraw from it."""
+"""The archive in the lake: export a batch, verify it by reading it again, publish it, withdraw rows from it.
+
+A Spark task reads its slice of the database, writes it, reads each file again and compares it with its rows. Rows go as
+Arrow from the database to the file, past the JVM: that takes a third of the work.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import hashlib
 import io
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -50,7 +55,7 @@ NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"  # as Spark names it
 
 @dataclass
 class Export:
-    """One change of the lake in the making: files in its staging folder, and the manifest that describes them."""
+    """A change of the lake before it is published: files in its staging folder, and their manifest."""
 
     lake: Lake
     token: str
@@ -62,25 +67,24 @@ class Export:
 
     @property
     def manifest(self) -> Path:
-        """The file that says that everything is written, and what."""
+        """The file that lists all written files. It is written last."""
         return self.folder / "manifest.json"
 
     def found(self) -> Entry | None:
-        """Return the manifest of an export that a killed run finished; remove what an unfinished one left."""
+        """Return the manifest of an export that a killed run finished; remove the files of an unfinished one."""
         if self.manifest.exists():
             return Entry.read(self.manifest)
-        with writing(self.lake.root):
-            if self.folder.exists():
-                shutil.rmtree(self.folder)
+        with writing(self.lake.root), suppress(FileNotFoundError):
+            shutil.rmtree(self.folder)
         return None
 
     @property
     def writer(self) -> Writer:
-        """What writes in Spark's tasks."""
+        """The writer for Spark's tasks."""
         return Writer(str(self.folder), self.token)
 
     def describe(self, kind: str, written: DataFrame, facts: Mapping[str, Any]) -> Entry:
-        """Run the tasks that write, remove what failed tries left, and write the manifest of the rest."""
+        """Run the tasks that write, remove the files of failed attempts, and write the manifest of the others."""
         with writing(self.lake.root):
             self.folder.mkdir(parents=True, exist_ok=True)
         files = tuple(sorted((DataFile(**row.asDict()) for row in written.collect()), key=lambda one: one.path))
@@ -108,7 +112,7 @@ class Export:
             refuse(broken)
 
     def _staged(self, file: DataFile) -> Path:
-        """Return a file's path in the staging folder: a killed run may have moved it to its place already."""
+        """Return a file's path in the staging folder; move it back if a killed run has moved it to its place."""
         staged, place = self.folder / file.path, self.lake.root / file.path
         if place.exists() and not staged.exists():
             with writing(self.lake.root):
@@ -117,7 +121,7 @@ class Export:
         return staged
 
     def publish(self, entry: Entry) -> None:
-        """Move the files to their places and make the change. May be cut off anywhere and done again."""
+        """Move the files to their places and write the log entry. It can be repeated after a kill at any point."""
         folders = set()
         with writing(self.lake.root):
             for one in entry.files:
@@ -134,7 +138,7 @@ class Export:
 
 
 def refuse(broken: Mapping[str, int]) -> None:
-    """Raise CheckFailed for the rules that rows break, and how many do."""
+    """Raise CheckFailed, which names the rules that rows break and how many rows do."""
     table = "; ".join(f"{name}: {number:,} rows" for name, number in broken.items())
     raise CheckFailed(
         f"The rows to archive break rules ({table}). Nothing was deleted. See them with `check`, mend or delete them, "
@@ -152,7 +156,7 @@ def data_file(root: Path, path: Path) -> DataFile:
 
 
 def keys(lake: Lake, entry: Entry) -> tuple[pa.Table, pa.Table]:
-    """Return what names the tasks and the attempts of a change, read from its files. Raises LakeError."""
+    """Return the keys of the tasks and the attempts of a change, read from its files. Raises LakeError."""
     return _columns(lake, entry, "tasks", TASK_KEYS), _columns(lake, entry, "attempts", ATTEMPT_KEYS)
 
 
@@ -166,7 +170,7 @@ def _columns(lake: Lake, entry: Entry, table: str, names: tuple[str, ...]) -> pa
 
 
 def withdraw(lake: Lake, entry: Entry, withdrawn: tuple[tuple[str, int], ...]) -> None:
-    """Take the tasks (location, id) that stayed in the database, and their attempts, out of a published change."""
+    """Remove the tasks (location, id) that stayed in the database, and their attempts, from a published change."""
     token = f"{entry.token}w"
     if withdrawn and lake.entry(token) is None:
         added, removed = [], []
@@ -206,7 +210,7 @@ def stored(table: str) -> pa.Schema:
 
 
 def lake_tasks(rows: pa.Table, location: str) -> pa.Table:
-    """Return rows of the task table or the history as the lake's tasks, each with the day it finished."""
+    """Return rows of the task table or the history as tasks of the lake, each with the day it finished."""
     if "task_id" in rows.column_names:
         rows = rows.drop_columns("id").rename_columns({"task_id": "id"})
     else:
@@ -215,7 +219,7 @@ def lake_tasks(rows: pa.Table, location: str) -> pa.Table:
 
 
 def _conformed(rows: pa.Table, table: str) -> pa.Table:
-    """Return the rows with exactly the columns of a table's files; those that it does not have are null."""
+    """Return the rows with exactly the columns of a table's files; a missing column is null."""
     rows = rows.append_column("schema_version", pa.repeat(pa.scalar(SCHEMA_VERSION, pa.int32()), rows.num_rows))
     schema = stored(table)
     columns = [
@@ -253,13 +257,13 @@ def pieces(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
 
 @dataclass(frozen=True)
 class Writer:
-    """Writes files into one staging folder, under names that begin with the token of the change they belong to."""
+    """Writes files into one staging folder. Their names begin with the token of their change."""
 
     folder: str
     token: str
 
     def write(self, table: str, rows: pa.Table, name: str) -> Iterator[DataFile]:
-        """Write the rows of each partition into a file of its own. Raises LakeError when it reads others back."""
+        """Write the rows of each partition into one file. Raises LakeError if it does not read the same rows back."""
         queues = rows["queue"] if "queue" in rows.column_names else rows["queue_name"]
         rows = rows.select(stored(table).names).append_column("_day", rows["finished_date"])
         rows = rows.append_column("_queue", queues).sort_by(
@@ -285,7 +289,7 @@ class Writer:
 
 
 def encodings(schema: pa.Schema) -> dict[str, Any]:
-    """Return the options of Parquet files: as differences, ids and times take a tenth of the room."""
+    """Return the options of Parquet files. Ids and times are stored as differences, in a tenth of the bytes."""
     numbers = [one.name for one in schema if pa.types.is_integer(one.type) or pa.types.is_timestamp(one.type)]
     return {
         "compression": "zstd",
@@ -321,7 +325,7 @@ class SliceWriter:
     slices: tuple[tuple[int, int], ...]
 
     def __call__(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield what was written."""
+        """Yield descriptions of the written files."""
         for batch in numbers:
             for number in batch.column(0).to_pylist():
                 yield described(self._slice(*self.slices[number]))
@@ -357,7 +361,7 @@ class RowWriter:
     location: str
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield what was written."""
+        """Yield descriptions of the written files."""
         for index, rows in enumerate(pieces(batches)):
             if rows.num_rows:
                 tasks = lake_tasks(rows, self.location)

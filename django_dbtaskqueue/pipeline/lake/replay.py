@@ -21,8 +21,8 @@ from django_dbtaskqueue.pipeline.source import write_tasks
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-STATUSES = tuple(str(status) for status in TERMINAL)
-SAMPLE = 5  # references a dry run names
+TERMINAL_STATUSES = tuple(str(status) for status in TERMINAL)
+MAX_SHOWN_REFERENCES = 5  # by a dry run
 
 
 def per_second(text: str) -> float:
@@ -37,7 +37,7 @@ def per_second(text: str) -> float:
 
 
 def chosen(tasks: DataFrame, options: Mapping[str, Any]) -> DataFrame:
-    """Return the archived tasks that fit: by queue, status, reference, days of their finish, and SQL of the user's."""
+    """Return the archived tasks by queue, status, reference, day of their finish, and the user's SQL."""
     for column, name in (("queue_name", "queue"), ("status", "status"), ("reference_number", "reference")):
         if options[name]:
             tasks = tasks.filter(F.col(column).isin(*options[name]))
@@ -54,7 +54,7 @@ def chosen(tasks: DataFrame, options: Mapping[str, Any]) -> DataFrame:
 
 def _condition(tasks: DataFrame, sql: str) -> Column:
     try:
-        tasks.filter(sql).schema  # noqa: B018 -- asks Spark what it makes of the text
+        tasks.filter(sql).schema  # noqa: B018 -- Spark analyses the text
     except (AnalysisException, ParseException) as error:
         raise JobOptionError("--where", f"Spark cannot use {sql!r}: {str(error).splitlines()[0]}") from None
     return F.expr(sql)
@@ -67,10 +67,10 @@ def _copied(column: TaskColumn) -> Column:
 
 
 def as_new(tasks: DataFrame, *, to: str | None = None, start: datetime | None = None, rate: float = 1.0) -> DataFrame:
-    """Return archived tasks as new ones, one for each (queue, reference): what was archived last.
+    """Return archived tasks as new ones; of each (queue, reference) the one that was archived last.
 
     A task without a reference gets one made of its old id, so that replaying it twice adds one task. With ``start``
-    they are due one after the other, ``rate`` in a second.
+    ``rate`` tasks become due per second.
     """
     named = F.concat_ws(":", F.lit("replay"), "location", "id")
     columns = [
@@ -94,16 +94,16 @@ def as_new(tasks: DataFrame, *, to: str | None = None, start: datetime | None = 
 class Replay(Job):
     """Enqueues archived tasks again, as new tasks with the old reference, payload, priority, group and tag.
 
-    A task whose reference is taken in its queue, by a task of any status, is left out; so replaying twice adds nothing
-    as long as the first replay's tasks stand. Tasks archived without a reference get one of their old id. The archive
-    keeps what it holds. --dry-run counts and names the first few.
+    A task whose reference is taken in its queue, by a task of any status, is left out: so a second replay adds nothing
+    while the first one's tasks exist. A task without a reference gets one made of its old id. The archive is not
+    changed. --dry-run counts the tasks and shows the first references.
     """
 
     name = "replay"
     summary = "enqueue archived tasks again"
     arguments = (
         Argument("queue", "only tasks of this queue; may be given again", many=True),
-        Argument("status", "only tasks that ended so; may be given again", many=True, choices=STATUSES),
+        Argument("status", "only tasks that ended so; may be given again", many=True, choices=TERMINAL_STATUSES),
         Argument("reference", "only the task of this reference; may be given again", many=True),
         Argument("since", "only tasks that finished on this day or later", day),
         Argument("until", "only tasks that finished on this day or earlier", day),
@@ -133,7 +133,7 @@ class Replay(Job):
 
 
 def _first(new: DataFrame) -> list[str]:
-    rows = new.select("queue", "reference").orderBy("queue", "reference").limit(SAMPLE).collect()
+    rows = new.select("queue", "reference").orderBy("queue", "reference").limit(MAX_SHOWN_REFERENCES).collect()
     return [f"{row['queue']}/{row['reference']}" for row in rows]
 
 

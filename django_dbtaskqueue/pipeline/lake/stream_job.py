@@ -1,4 +1,4 @@
-"""The job ``stream``: a copy of each finish goes to the lake as it happens; the tasks stay where they are."""
+"""The job ``stream``: copies each finish of a task to the lake; the tasks stay in the database."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Sink:
-    """Writes micro-batches into the lake's ``finished``, each one once, however often Spark hands it over."""
+class LakeSink:
+    """Writes each micro-batch once into the lake's ``finished``, also if Spark repeats it."""
 
     root: Path
     stream: str
@@ -48,9 +48,9 @@ class Sink:
 
 
 def checkpoint(lake: Lake, location: str) -> tuple[Path, str]:
-    """Return the folder in which the stream of a location keeps its place, and the stream's name, which stands in it.
+    """Return the checkpoint folder of a location's stream, and the stream's name, which is stored in it.
 
-    Who removes the folder starts a new stream, whose micro-batches are not those of the old one.
+    If the folder is removed, a new stream starts, whose micro-batches differ from the old one's.
     """
     folder = lake.own / "streams" / location
     name = folder / "dbtaskqueue-stream"
@@ -64,10 +64,9 @@ def checkpoint(lake: Lake, location: str) -> tuple[Path, str]:
 class Stream(Job):
     """Copies each finish of a task into the lake's `finished`, in micro-batches, until it is stopped with Ctrl-C.
 
-    With --once it copies what has finished since the last time, and ends. Each micro-batch is one change of the lake,
-    made once: after a kill the next start goes on where this one stopped, and no finish is missing or there twice.
-    A task that is reprocessed and finishes again stands there twice, with another total_attempt. Nothing is deleted:
-    what counts as archived is only what `archive` moved.
+    With --once it copies what has finished since the last time, and ends. Each micro-batch is one change of the lake.
+    After a kill the next start continues: no finish is missing or copied twice. A task that is reprocessed and finishes
+    again is copied again, with another total_attempt. Nothing is deleted: only `archive` archives tasks.
     """
 
     name = "stream"
@@ -88,7 +87,7 @@ class Stream(Job):
         place, name = checkpoint(lake, database.location)
         before = {one.path for one in lake.files("finished")}
         rows = stream_tasks(context.spark, database)
-        writer = rows.writeStream.foreachBatch(Sink(lake.root, name, database.location))
+        writer = rows.writeStream.foreachBatch(LakeSink(lake.root, name, database.location))
         writer = writer.option("checkpointLocation", str(place))
         interval = f"{context.options['interval'].total_seconds()} seconds"
         once = context.options["once"]

@@ -1,4 +1,4 @@
-"""The job ``check``: are the tasks in database and lake what they must be? Its rules also gate ``archive``."""
+"""The job ``check``: finds faults in the tasks of database and lake. ``archive`` applies its rules too."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from django_dbtaskqueue.core.exceptions import CheckFailed, LakeError
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.pipeline.jobs import Argument, Context, Job, count
 from django_dbtaskqueue.pipeline.lake import Lake, intact, read_lake
+from django_dbtaskqueue.pipeline.reports.transforms import MAD_TO_SIGMA
 from django_dbtaskqueue.pipeline.source import read_tasks
 
 if TYPE_CHECKING:
@@ -23,26 +24,27 @@ if TYPE_CHECKING:
     from pyspark.sql import Column
 
 # Name of a finding -> SQL that is true for a row that has it.
-RULES = {
+ROW_RULES = {
     "no id": "id IS NULL",
     "no queue": "queue_name IS NULL OR queue_name = ''",
     "unknown status": f"status IS NULL OR status NOT IN ({', '.join(repr(str(one)) for one in Status)})",
     "finished before it started": "finish_time < start_time",
 }
-TWICE, GAP, DRIFT, DAMAGED = "the same id twice", "days without a task", "unusual number of tasks", "damaged file"
-ERRORS = (*RULES, TWICE, DAMAGED)
-COLUMNS = ("id", "queue_name", "status", "start_time", "finish_time", "last_update_time")
-SHOWN = 200  # findings of one kind
-USUAL = 28  # days that say what is usual
-LEAST = 7  # of them, before a day can be unusual
-SPREAD = 1.4826  # the median deviation of a normal distribution, as its standard deviation
+DUPLICATE_ID, GAP, DRIFT, DAMAGED_FILE = (
+    "the same id twice",
+    "days without a task",
+    "unusual number of tasks",
+    "damaged file",
+)
+FAULTS = (*ROW_RULES, DUPLICATE_ID, DAMAGED_FILE)
+CHECKED_COLUMNS = ("id", "queue_name", "status", "start_time", "finish_time", "last_update_time")
+MAX_FINDINGS = 200
+USUAL_DAYS = 28  # the usual number of tasks is that of these earlier days
+MIN_USUAL_DAYS = 7  # with fewer earlier days no day is unusual
 
 
 def rule_breaks(tasks: pa.Table) -> dict[str, int]:
-    """Return how many rows in memory break which of RULES, and how many stand twice; rules nobody breaks are left out.
-
-    It says what ``violations`` and ``twice`` say, without a Spark job.
-    """
+    """Return how many rows in memory break each rule, as ``violations`` and ``twice`` do with Spark; 0 is left out."""
     queue, status = pc.fill_null(tasks["queue_name"], ""), pc.fill_null(tasks["status"], "")
     known = pc.is_in(status, value_set=pa.array([str(one) for one in Status]))
     broken = (
@@ -51,18 +53,18 @@ def rule_breaks(tasks: pa.Table) -> dict[str, int]:
         pc.invert(known),
         pc.less(tasks["finish_time"], tasks["start_time"]),
     )
-    found = {name: pc.sum(rows).as_py() or 0 for name, rows in zip(RULES, broken, strict=True)}
-    found[TWICE] = tasks.num_rows - tasks.group_by(["location", "id"]).aggregate([]).num_rows
+    found = {name: pc.sum(rows).as_py() or 0 for name, rows in zip(ROW_RULES, broken, strict=True)}
+    found[DUPLICATE_ID] = tasks.num_rows - tasks.group_by(["location", "id"]).aggregate([]).num_rows
     return {name: number for name, number in found.items() if number}
 
 
 def violations(tasks: DataFrame) -> DataFrame:
-    """Return (check, place, queue_name, rows): how many rows break which of RULES."""
+    """Return (check, place, queue_name, rows): how many rows break which of ROW_RULES."""
     one = reduce(
         DataFrame.unionAll,
         [
             tasks.filter(F.expr(rule)).select(F.lit(name).alias("check"), "place", "queue_name")
-            for name, rule in RULES.items()
+            for name, rule in ROW_RULES.items()
         ],
     )
     return one.groupBy("check", "place", "queue_name").agg(F.count("*").alias("rows"))
@@ -102,13 +104,13 @@ def drift(days: DataFrame, *, threshold: float) -> DataFrame:
     Usual is the median of up to 28 earlier days that have tasks; the spread is the median deviation from it, and at
     least the square root of it, which chance alone gives.
     """
-    earlier = Window.partitionBy("queue_name").orderBy("day").rowsBetween(-USUAL, -1)
+    earlier = Window.partitionBy("queue_name").orderBy("day").rowsBetween(-USUAL_DAYS, -1)
     past = days.select("queue_name", "day", "tasks", F.collect_list("tasks").over(earlier).alias("past"))
-    usual = past.filter(F.size("past") >= LEAST).withColumn("usual", _median(F.col("past")))
+    usual = past.filter(F.size("past") >= MIN_USUAL_DAYS).withColumn("usual", _median(F.col("past")))
     off = F.abs(F.col("tasks") - F.col("usual"))
     deviation = _median(F.transform("past", lambda number: F.abs(number - F.col("usual"))))
     chance = F.sqrt(F.greatest(F.col("usual"), F.lit(1.0)))
-    return usual.filter(off > threshold * F.greatest(deviation * SPREAD, chance)).select(
+    return usual.filter(off > threshold * F.greatest(deviation * MAD_TO_SIGMA, chance)).select(
         "queue_name", "day", "tasks", "usual"
     )
 
@@ -121,20 +123,20 @@ def _median(numbers: Column) -> Column:
 
 
 def placed(context: Context) -> DataFrame:
-    """Return the COLUMNS of every task in database and lake, with its ``place``: task, history or lake."""
+    """Return the CHECKED_COLUMNS of every task in database and lake, with its ``place``: task, history or lake."""
     frames = []
     if context.database is not None:
         database = context.database
         here = F.lit(database.location).alias("location")
-        hot = read_tasks(context.spark, database, columns=list(COLUMNS), table="task")
-        frames.append(hot.select(F.lit("task").alias("place"), here, *COLUMNS))
-        names = ["location", "task_id", *COLUMNS[1:]]
+        hot = read_tasks(context.spark, database, columns=list(CHECKED_COLUMNS), table="task")
+        frames.append(hot.select(F.lit("task").alias("place"), here, *CHECKED_COLUMNS))
+        names = ["location", "task_id", *CHECKED_COLUMNS[1:]]
         history = read_tasks(context.spark, database, columns=names, table="history")
         history = history.withColumnRenamed("task_id", "id")
-        frames.append(history.select(F.lit("history").alias("place"), "location", *COLUMNS))
+        frames.append(history.select(F.lit("history").alias("place"), "location", *CHECKED_COLUMNS))
     if context.lake:
         archived = read_lake(context.spark, context.lake, database=context.database)
-        frames.append(archived.select(F.lit("lake").alias("place"), "location", *COLUMNS))
+        frames.append(archived.select(F.lit("lake").alias("place"), "location", *CHECKED_COLUMNS))
     return reduce(DataFrame.unionAll, frames)
 
 
@@ -159,7 +161,7 @@ class Check(Job):
         if not context.lake:
             context.need_database()
         found: list[dict[str, Any]] = [*_files(context)]
-        if not found:  # Spark would stumble over a damaged file
+        if not found:  # Spark cannot read a damaged file
             context.progress("reading tasks", 0, 0)
             tasks = placed(context).cache()
             try:
@@ -169,7 +171,7 @@ class Check(Job):
                 tasks.unpersist()
         else:
             rows = 0
-        faults = [one for one in found if context.options["strict"] or one["check"] in ERRORS]
+        faults = [one for one in found if context.options["strict"] or one["check"] in FAULTS]
         result = {"rows": rows, "faults": len(faults), "findings": found}
         if faults:
             raise CheckFailed(f"The data has faults.\n{table(found)}", result)
@@ -181,16 +183,16 @@ class Check(Job):
 
 
 def _findings(tasks: DataFrame, options: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    for row in violations(tasks).orderBy("check", "place", "queue_name").limit(SHOWN).collect():
+    for row in violations(tasks).orderBy("check", "place", "queue_name").limit(MAX_FINDINGS).collect():
         yield finding(row.check, row.place, row.queue_name, row.rows)
-    for row in twice(tasks).orderBy("location", "id").limit(SHOWN).collect():
-        yield finding(TWICE, " and ".join(row.places), "", row.rows, f"{row.location} {row.id}")
+    for row in twice(tasks).orderBy("location", "id").limit(MAX_FINDINGS).collect():
+        yield finding(DUPLICATE_ID, " and ".join(row.places), "", row.rows, f"{row.location} {row.id}")
     days = daily(tasks).cache()
-    today = F.current_date()  # is not over
-    for row in gaps(days, longest=options["longest_gap"]).orderBy("queue_name", "until").limit(SHOWN).collect():
+    today = F.current_date()  # incomplete
+    for row in gaps(days, longest=options["longest_gap"]).orderBy("queue_name", "until").limit(MAX_FINDINGS).collect():
         yield finding(GAP, "", row.queue_name, 0, f"{row.missing} days between {row.after} and {row.until}")
     unusual = drift(days.filter(F.col("day") < today), threshold=options["threshold"])
-    for row in unusual.orderBy("queue_name", "day").limit(SHOWN).collect():
+    for row in unusual.orderBy("queue_name", "day").limit(MAX_FINDINGS).collect():
         yield finding(DRIFT, "", row.queue_name, row.tasks, f"{row.day}: usual are {row.usual:,.0f}")
     days.unpersist()
 
@@ -206,7 +208,7 @@ def _files(context: Context) -> Iterator[dict[str, Any]]:
         try:
             intact(lake.root / one.path, one.sha256)
         except LakeError as error:
-            yield finding(DAMAGED, "lake", "", one.rows, str(error))
+            yield finding(DAMAGED_FILE, "lake", "", one.rows, str(error))
 
 
 def finding(check: str, place: str, queue: str | None, rows: int, detail: str = "") -> dict[str, Any]:

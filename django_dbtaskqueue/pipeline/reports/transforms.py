@@ -1,6 +1,6 @@
-"""Service levels out of tasks. Every function is pure: DataFrame in, DataFrame out, and it ends in a ``select``.
+"""Service levels and failures of tasks. Every function is pure: from DataFrame to DataFrame, and ends in a ``select``.
 
-Two small tables are made of the tasks, and all others of these two:
+Two small tables are made from the tasks; the other service levels are made from these two:
 
 * `hours`: counts by queue and hour, arrivals in the hour of the creation and all else in the hour of the end
 * `histogram`: waits (creation to start, of tasks taken once) and runs (last start to end) by queue, in logarithmic
@@ -18,31 +18,45 @@ from datetime import datetime
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
+from django_dbtaskqueue.core.durations import MICROSECOND
 from django_dbtaskqueue.core.states import COMPLETED, ERROR, POISON, PROCESSING, TERMINAL
-from django_dbtaskqueue.pipeline.reports.objectives import EVERY_QUEUE, Objective, by_queue
+from django_dbtaskqueue.pipeline.jobs import EVERY_QUEUE, Objective, by_queue
 
-GROWTH = 1.02  # one bucket's upper edge over that of the one before: times are told within 1 %
-FINEST = 1000  # microseconds: the upper edge of bucket 0
-HOUR = 3_600_000_000  # microseconds
+BUCKET_GROWTH = 1.02  # upper edge of a bucket over that of the bucket before: times are exact within 1 %
+FIRST_BUCKET_US = 1000  # the upper edge of bucket 0
+HOUR_US = 3_600_000_000
 PERCENTILES = {"p50": 0.50, "p95": 0.95, "p99": 0.99}
-TIMES = ("wait", "run")
-RANKS = 1000
-COUNTS = (
+MEASURES = ("wait", "run")
+PERCENTILE_ACCURACY = 1000
+MAD_TO_SIGMA = 1.4826  # standard deviation of a normal distribution over its median absolute deviation
+COUNTED = (
     "arrived", "ended", "completed", "errors", "poisoned", "good", "attempts", "retried", "retries", "run_seconds",
     "useful_seconds",
 )  # fmt: skip
-STATUSES = tuple(str(status) for status in TERMINAL)
+TERMINAL_NAMES = tuple(str(status) for status in TERMINAL)
 # What the report reads of a task.
-COLUMNS = (
+REPORT_COLUMNS = (
     "queue_name", "reference_number", "status", "tag", "total_attempt", "reenqueue_attempt", "process_result",
     "create_time", "start_time", "finish_time",
 )  # fmt: skip
-
-
-# What of it the times and counts are made of.
-TIMED = (
+# What the times and counts are made of.
+TIMED_COLUMNS = (
     "queue_name", "status", "total_attempt", "reenqueue_attempt", "create_time", "start_time", "finish_time",
 )  # fmt: skip
+
+MAX_MESSAGE_PATTERN_CHARS = 200
+# (pattern, replacement), in this order: what differs between two failures of one kind.
+MESSAGE_PATTERNS = (
+    (r"[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}", "<id>"),
+    (r"0x[0-9a-fA-F]+|\b(?=[0-9a-f]*[0-9])(?=[0-9a-f]*[a-f])[0-9a-f]{12,}\b", "<hex>"),
+    (r"'[^']*'|\"[^\"]*\"", "<text>"),
+    (r"[0-9]+(?:[.,:/-][0-9]+)*", "<n>"),
+    (r"\s+", " "),
+)
+ATTEMPT_COLUMNS = ("location", "task_id", "queue_name", "start_time", "finish_time", "error_type", "message")
+KIND_COLUMNS = ("queue", "tag", "reference")  # tasks of one kind share these
+MAX_REFERENCE_PREFIX_CHARS = 60  # the reference up to its first digit tells the kind
+MIN_ENDED_TASKS = 3  # fewer ended tasks of one kind do not prove that it never succeeds
 
 
 def as_of(tasks: DataFrame, until: datetime) -> DataFrame:
@@ -65,16 +79,11 @@ def measured(tasks: DataFrame) -> DataFrame:
         F.greatest(F.col("total_attempt") - F.col("reenqueue_attempt") - 1, F.lit(0)).alias("retries"),
         F.unix_micros("create_time").alias("created"),
         F.unix_micros("start_time").alias("started"),
-        F.when(F.col("status").isin(*STATUSES), F.unix_micros("finish_time")).alias("ended"),
+        F.when(F.col("status").isin(*TERMINAL_NAMES), F.unix_micros("finish_time")).alias("ended"),
     )
     created, started, ended = F.col("created"), F.col("started"), F.col("ended")
     return times.select(
-        "queue",
-        "status",
-        "attempts",
-        "retries",
-        "created",
-        "ended",
+        *("queue", "status", "attempts", "retries", "created", "ended"),
         F.when(ended.isNotNull() & (F.col("attempts") == 1), _not_negative(started - created)).alias("wait"),
         _not_negative(ended - started).alias("run"),
         _not_negative(ended - created).alias("lead"),
@@ -82,9 +91,11 @@ def measured(tasks: DataFrame) -> DataFrame:
 
 
 def hours(tasks: DataFrame, objectives: Sequence[Objective] = ()) -> DataFrame:
-    """Return counts and seconds (`COUNTS`) by queue and hour, a whole number of hours since 1970."""
+    """Return counts and seconds (`COUNTED`) by queue and hour, a whole number of hours since 1970."""
     rows = measured(tasks)
-    within = _by_queue({queue: one.within and _micros(one) for queue, one in by_queue(objectives).items()}, "bigint")
+    within = _by_queue(
+        {queue: one.within and one.within // MICROSECOND for queue, one in by_queue(objectives).items()}, "bigint"
+    )
     completed = F.col("status") == str(COMPLETED)
     sums = {
         "ended": F.count("*"),
@@ -110,17 +121,17 @@ def hours(tasks: DataFrame, objectives: Sequence[Objective] = ()) -> DataFrame:
         parts.where(F.col("part").isNotNull())
         .select("queue", "part.*")
         .groupBy("queue", "hour")
-        .agg(*(F.coalesce(F.sum(name), F.lit(0)).alias(name) for name in COUNTS))
+        .agg(*(F.coalesce(F.sum(name), F.lit(0)).alias(name) for name in COUNTED))
     )
     return counted.select(
         "queue", "hour",
-        *((F.col(name) / 1_000_000).alias(name) if name.endswith("_seconds") else F.col(name) for name in COUNTS),
+        *((F.col(name) / 1_000_000).alias(name) if name.endswith("_seconds") else F.col(name) for name in COUNTED),
     )  # fmt: skip
 
 
 def histogram(tasks: DataFrame) -> DataFrame:
     """Return queue, measure (``wait`` or ``run``), bucket, tasks, seconds: of all hours together."""
-    each = F.array(*(F.struct(F.lit(time).alias("measure"), F.col(time).alias("micros")) for time in TIMES))
+    each = F.array(*(F.struct(F.lit(time).alias("measure"), F.col(time).alias("micros")) for time in MEASURES))
     return (
         measured(tasks)
         .where(F.col("ended").isNotNull())
@@ -135,17 +146,21 @@ def histogram(tasks: DataFrame) -> DataFrame:
 
 def hour_of(micros: Column) -> Column:
     """Return the number of the hour since 1970 that a time in microseconds lies in."""
-    return F.floor(micros / HOUR)
+    return F.floor(micros / HOUR_US)
 
 
 def bucket(micros: Column) -> Column:
     """Return the bucket of a time in microseconds; ``seconds_of`` is its way back."""
-    return F.when(micros <= FINEST, 0).otherwise(F.ceil(F.log(micros / FINEST) / math.log(GROWTH))).cast("int")
+    return (
+        F.when(micros <= FIRST_BUCKET_US, 0)
+        .otherwise(F.ceil(F.log(micros / FIRST_BUCKET_US) / math.log(BUCKET_GROWTH)))
+        .cast("int")
+    )
 
 
 def seconds_of(place: Column) -> Column:
     """Return the time of a bucket in seconds: its geometric middle, at most 1 % from any time in it."""
-    middle = F.pow(F.lit(GROWTH), place - 0.5) * (FINEST / 1_000_000)
+    middle = F.pow(F.lit(BUCKET_GROWTH), place - 0.5) * (FIRST_BUCKET_US / 1_000_000)
     return F.when(place == 0, 0.0).otherwise(middle)
 
 
@@ -160,17 +175,17 @@ def service_levels(hours: DataFrame, times: DataFrame, *by: str) -> DataFrame:
     counted = (
         hours.select("*", F.lit("all").alias("all"))
         .groupBy(*keys)
-        .agg(*(F.sum(name).alias(name) for name in COUNTS), F.count_distinct("hour").alias("_hours"))
+        .agg(*(F.sum(name).alias(name) for name in COUNTED), F.count_distinct("hour").alias("_hours"))
     )
     ended = F.col("ended")
     return counted.join(times, keys, "left").select(
         *(F.timestamp_seconds(F.col(name) * 3600).alias(name) if name == "hour" else F.col(name) for name in by),
-        *COUNTS,
+        *COUNTED,
         F.try_divide(ended, F.col("_hours") * 3600).alias("throughput"),
         F.try_divide("completed", ended).alias("success_rate"),
         F.try_divide("retried", ended).alias("retry_rate"),
         F.try_divide(F.col("errors") + F.col("poisoned"), ended).alias("failure_rate"),
-        *(f"{time}_{p}" for time in TIMES for p in PERCENTILES),
+        *(f"{time}_{p}" for time in MEASURES for p in PERCENTILES),
     )
 
 
@@ -184,14 +199,13 @@ def hourly_times(tasks: DataFrame) -> DataFrame:
         measured(tasks)
         .where(F.col("ended").isNotNull())
         .groupBy("queue", hour_of(F.col("ended")).alias("hour"))
-        .agg(*(F.percentile_approx(time, shares, RANKS).alias(time) for time in TIMES))
+        .agg(*(F.percentile_approx(time, shares, PERCENTILE_ACCURACY).alias(time) for time in MEASURES))
     )
     return found.select(
-        "queue",
-        "hour",
+        *("queue", "hour"),
         *(
             (F.col(time)[place] / 1_000_000).alias(f"{time}_{name}")
-            for time in TIMES
+            for time in MEASURES
             for place, name in enumerate(PERCENTILES)
         ),
     )
@@ -213,8 +227,8 @@ def percentiles(histogram: DataFrame, *by: str) -> DataFrame:
         there = (F.col("measure") == time) & (F.col("so_far") >= F.col("total") * share)
         return seconds_of(F.min(F.when(there, F.col("bucket"))))
 
-    found = [reached(time, p).alias(f"{time}_{name}") for time in TIMES for name, p in PERCENTILES.items()]
-    return placed.groupBy(*keys).agg(*found).select(*keys, *(f"{time}_{p}" for time in TIMES for p in PERCENTILES))
+    found = [reached(time, p).alias(f"{time}_{name}") for time in MEASURES for name, p in PERCENTILES.items()]
+    return placed.groupBy(*keys).agg(*found).select(*keys, *(f"{time}_{p}" for time in MEASURES for p in PERCENTILES))
 
 
 def backlog(hours: DataFrame) -> DataFrame:
@@ -274,7 +288,7 @@ def noisy_queues(levels: DataFrame) -> DataFrame:
 
 
 def _by_queue(values: Mapping[str, object], kind: str) -> Column:
-    """Return the value of the row's queue, else that of every other queue."""
+    """Return the value of the row's queue, else the one for every other queue."""
     found = F.lit(values[EVERY_QUEUE]).cast(kind)
     for queue, value in values.items():
         if queue != EVERY_QUEUE:
@@ -282,9 +296,105 @@ def _by_queue(values: Mapping[str, object], kind: str) -> Column:
     return found
 
 
-def _micros(one: Objective) -> int | None:
-    return None if one.within is None else round(one.within.total_seconds() * 1_000_000)
-
-
 def _not_negative(time: Column) -> Column:
     return F.when(time > 0, time).when(time <= 0, 0)  # greatest() would make 0 of null
+
+
+# -- failures ----------------------------------------------------------------------------------------------------------
+
+
+def normalised(message: Column) -> Column:
+    """Return a message without what makes it unique: ids, numbers, quoted text. Null stays null."""
+    for pattern, replacement in MESSAGE_PATTERNS:
+        message = F.regexp_replace(message, pattern, replacement)
+    return F.substring(F.trim(message), 1, MAX_MESSAGE_PATTERN_CHARS)
+
+
+def last_line(text: Column) -> Column:
+    """Return the last line that is not empty: of a traceback, the exception."""
+    return F.regexp_extract(F.rtrim(text, F.lit(" \n\r\t")), r"([^\n]*)\z", 1)
+
+
+def failure_clusters(tasks: DataFrame, attempts: DataFrame) -> DataFrame:
+    """Return the failures by queue and normalised message.
+
+    ``tasks_ended`` counts the tasks that ended so, ``attempts_failed`` the recorded failed attempts of any task.
+    ``example`` is one of the messages, unchanged.
+    """
+    ended = tasks.where(F.col("status").isin(str(ERROR), str(POISON))).select(
+        F.col("queue_name").alias("queue"),
+        last_line(F.coalesce("process_result", F.lit(""))).alias("text"),
+        F.col("finish_time").alias("time"),
+        F.lit(1).alias("ended"),
+    )
+    failed = attempts.select(
+        F.col("queue_name").alias("queue"),
+        last_line(F.concat_ws(": ", _short("error_type"), F.nullif("message", F.lit("")))).alias("text"),
+        F.col("finish_time").alias("time"),
+        F.lit(0).alias("ended"),
+    )
+    message = F.when(F.col("text") == "", "(no message)").otherwise(normalised(F.col("text")))
+    return (
+        ended.unionByName(failed)
+        .groupBy("queue", message.alias("message"))
+        .agg(
+            F.sum("ended").alias("tasks_ended"),
+            F.sum(1 - F.col("ended")).alias("attempts_failed"),
+            F.min("time").alias("first"),
+            F.max("time").alias("last"),
+            F.max("text").alias("example"),
+        )
+        .select("queue", "message", "tasks_ended", "attempts_failed", "first", "last", "example")
+    )
+
+
+def _short(error_type: str) -> Column:
+    return F.nullif(F.regexp_replace(error_type, r"^builtins\.", ""), F.lit(""))
+
+
+def retry_waste(attempts: DataFrame, levels: DataFrame) -> DataFrame:
+    """Return, by queue, the failed attempts, the seconds they ran, and those as a share of all seconds worked.
+
+    ``levels`` are those by queue: all seconds worked are these and the seconds of the attempts that completed a task.
+    """
+    seconds = F.greatest(F.unix_micros("finish_time") - F.unix_micros("start_time"), F.lit(0)) / 1_000_000
+    wasted = attempts.groupBy(F.col("queue_name").alias("queue")).agg(
+        F.count("*").alias("failed_attempts"), F.coalesce(F.sum(seconds), F.lit(0.0)).alias("wasted_seconds")
+    )
+    whole = F.coalesce(F.col("useful_seconds"), F.lit(0.0)) + F.col("wasted_seconds")
+    return wasted.join(levels.select("queue", "useful_seconds"), "queue", "left").select(
+        "queue",
+        "failed_attempts",
+        "wasted_seconds",
+        F.try_divide("wasted_seconds", whole).alias("share_of_work"),
+    )
+
+
+def never_succeeding(tasks: DataFrame, *, enough: int = MIN_ENDED_TASKS) -> DataFrame:
+    """Return the kinds of tasks that ended at least ``enough`` times and never COMPLETED.
+
+    Tasks are of one kind when queue, tag, and their references up to the first digit are the same: those of one
+    schedule, one producer, or one business object.
+    """
+    kind = F.regexp_extract(F.coalesce("reference_number", F.lit("")), f"^[^0-9]{{0,{MAX_REFERENCE_PREFIX_CHARS}}}", 0)
+    ended = tasks.where(F.col("status").isin(*TERMINAL)).select(
+        F.col("queue_name").alias("queue"),
+        "tag",
+        kind.alias("reference"),
+        F.col("reference_number").alias("example"),
+        (F.col("status") == str(COMPLETED)).alias("completed"),
+        F.col("finish_time").alias("last"),
+    )
+    never = (
+        ended.groupBy(*KIND_COLUMNS)
+        .agg(F.count("*").alias("ended"), F.count_if("completed").alias("completed"), F.max("last").alias("last"))
+        .where((F.col("ended") >= enough) & (F.col("completed") == 0))
+    )
+    # max() of a text makes Spark sort its rows: it gets the tasks that did not complete only.
+    examples = ended.where(~F.col("completed")).groupBy(*KIND_COLUMNS).agg(F.max("example").alias("example"))
+    same = [F.col(f"n.{name}").eqNullSafe(F.col(f"e.{name}")) for name in KIND_COLUMNS]
+    return (
+        never.alias("n")
+        .join(examples.alias("e"), same)
+        .select(*(f"n.{name}" for name in KIND_COLUMNS), "n.ended", "n.last", "e.example")
+    )

@@ -15,7 +15,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 from pyspark.sql.types import StructType
 
 from django_dbtaskqueue.core.exceptions import PipelineError, near_match
-from django_dbtaskqueue.pipeline.database import Database
+from django_dbtaskqueue.pipeline.database import DEFAULT_LOCATION, Database
 from django_dbtaskqueue.pipeline.schema import schema_of
 from django_dbtaskqueue.pipeline.source.task_reader import (
     PARTITION_IDS,
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 __all__ = ["TaskSource", "open_snapshot", "read_tasks", "register", "stream_tasks", "write_tasks"]
 
 FORMAT_NAME = "dbtaskqueue"
-DEFAULT_LOCATION = "dbtaskqueue.task"
 TimeRange = tuple[datetime | None, datetime | None]
 SOURCE_OPTIONS = (
     "url", "location", "table", "where", "snapshot", "slice_ids", "queue", "on_duplicate", "on_invalid", "once",
@@ -219,9 +218,7 @@ def _conditions(
 
 
 def _to_text(conditions: list[Condition]) -> str:
-    times = [(name, op, {"time": value.isoformat()}) for name, op, value in conditions if isinstance(value, datetime)]
-    others = [one for one in conditions if not isinstance(one[2], datetime)]
-    return json.dumps([*others, *times])
+    return json.dumps(conditions, default=lambda time: {"time": time.isoformat()})
 
 
 def _from_text(text: str) -> tuple[Condition, ...]:

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 NESTED = (StructType, ArrayType, MapType)
 WHOLE_TYPES = (ByteType, ShortType, IntegerType, LongType)
-PART = "part string"
+PART_DDL = "part string"
 TYPES: dict[str, tuple[type[DataType], ...]] = {
     **dict.fromkeys(TEXTS, (StringType,)),
     **dict.fromkeys(JSONS, (StringType,)),
@@ -110,7 +110,7 @@ def write_tasks(
         once=None if once is None else (once, batch),
     )
     try:
-        parts = [_part(row.part) for row in df.mapInArrow(partial(_fill_rows, plan), PART).collect()]
+        parts = [_part(row.part) for row in df.mapInArrow(partial(_fill_rows, plan), PART_DDL).collect()]
     except BaseException:
         drop_staging(database, plan.table)
         raise

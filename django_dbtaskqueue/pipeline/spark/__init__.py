@@ -20,14 +20,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from django_dbtaskqueue.core.exceptions import PipelineError
-from django_dbtaskqueue.pipeline.spark.java import ClassData, put
-from django_dbtaskqueue.pipeline.spark.java import find_java as java_below
+from django_dbtaskqueue.pipeline.spark.java import ClassData, find_java, put
 from django_dbtaskqueue.pipeline.spark.terminal import interrupts_delayed
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-__all__ = ["find_java", "scratch", "spark_session"]
 
 REQUIRED_PACKAGES = ("pyspark", "pandas", "pyarrow", "psycopg", "adbc_driver_postgresql")
 INSTALL_COMMAND = 'pip install "django-dbtaskqueue[spark]"'
@@ -83,7 +80,7 @@ def spark_session(
     if active := SparkSession.getActiveSession():
         return active
     folder = scratch()
-    java = java_below(folder)
+    java = find_java(folder)
     classes = ClassData.of(java, folder)
     settings = _settings(master, memory, folder, classes, conf or {})
     builder = SparkSession.builder.master(master).appName(app_name)
@@ -98,11 +95,6 @@ def spark_session(
             ) from error
     classes.save_at_exit(session)
     return session
-
-
-def find_java() -> Path:
-    """Return a folder to use as Spark's ``JAVA_HOME``: `java.find_java` in our own folder."""
-    return java_below(scratch())
 
 
 def scratch() -> Path:

@@ -1,1 +1,1 @@
-"""The processes of ``runtaskpoller``: supervisor, children, shutdown, screen."""
+"""The processes of ``runtaskpoller``: supervisor, children, shutdown, logs and the status line."""

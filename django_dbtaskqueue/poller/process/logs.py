@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from _typeshed import SupportsWrite
 
-FORMATS = ("text", "json")
-FIELDS = ("task_id", "queue", "reference", "attempt")  # of flow.observe.fields
-LEVELS = (logging.WARNING, logging.INFO, logging.DEBUG)  # by verbosity
+LOG_FORMATS = ("text", "json")
+TASK_FIELDS = ("task_id", "queue", "reference", "attempt")  # of flow.observe.fields
+LEVEL_BY_VERBOSITY = (logging.WARNING, logging.INFO, logging.DEBUG)
 # A reference or an error text may hold line ends that fake a log line, or control codes for the terminal.
-ESCAPES = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))} | {
+CONTROL_ESCAPES = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))} | {
     ord("\r"): "\\r",
     ord("\n"): "\\n",
     ord("\t"): "\t",
@@ -34,10 +34,10 @@ class TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Return the line."""
         when = datetime.fromtimestamp(record.created).strftime("%H:%M:%S")
-        line = f"{when} {record.levelname:<7} {record.getMessage().translate(ESCAPES)}"
+        line = f"{when} {record.levelname:<7} {record.getMessage().translate(CONTROL_ESCAPES)}"
         if record.exc_info:
             frames = self.formatException(record.exc_info).splitlines()
-            line = "\n".join([line, *("    " + frame.translate(ESCAPES) for frame in frames)])
+            line = "\n".join([line, *("    " + frame.translate(CONTROL_ESCAPES) for frame in frames)])
         return line
 
 
@@ -52,7 +52,7 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
-        facts |= {name: getattr(record, name) for name in FIELDS if hasattr(record, name)}
+        facts |= {name: getattr(record, name) for name in TASK_FIELDS if hasattr(record, name)}
         if record.exc_info:
             facts["exception"] = self.formatException(record.exc_info)
         return json.dumps(facts, default=str)
@@ -78,7 +78,7 @@ def configured(kind: str, verbosity: int, stream: SupportsWrite[str] | None = No
     before = root.level, ours.level
     root.addHandler(handler)
     root.setLevel(logging.INFO if verbosity > 1 else logging.WARNING)
-    ours.setLevel(LEVELS[min(verbosity, len(LEVELS) - 1)])
+    ours.setLevel(LEVEL_BY_VERBOSITY[min(verbosity, len(LEVEL_BY_VERBOSITY) - 1)])
     try:
         yield
     finally:

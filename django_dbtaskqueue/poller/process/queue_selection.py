@@ -1,48 +1,62 @@
-"""Which queues a poller serves, and how often each has its turn: ``--queue mail:8,default:4 --exclude slow``."""
+"""Which queues a poller serves, and with which weight: ``--queue mail:8,default:4 --exclude slow``."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
 from django.core.exceptions import ImproperlyConfigured
+from django.db import connections
 
 from django_dbtaskqueue import registry
 from django_dbtaskqueue.conf import settings as conf
-from django_dbtaskqueue.core.exceptions import UnknownQueue
+from django_dbtaskqueue.core.exceptions import UnknownQueue, near_match
+from django_dbtaskqueue.db.session import alias_for
 
 
 def parse(texts: Iterable[str], excluded: Iterable[str] = ()) -> dict[str, int]:
     """Return queue names and weights (1 if not given) from texts; all queues with a processor if there are none.
 
-    Raises ``UnknownQueue`` with the nearest name, and ``ImproperlyConfigured`` for a queue nobody here processes, for a
+    Raises ``UnknownQueue`` with the nearest name, and ``ImproperlyConfigured`` for a queue without a processor, for a
     bad weight, and when no queue is left.
     """
-    wanted = dict(_pair(word) for word in _words(texts)) or dict.fromkeys(registry.queues(), 1)
-    if not wanted:
+    requested = dict(_pair(text) for text in _names(texts)) or dict.fromkeys(registry.queues(), 1)
+    if not requested:
         raise ImproperlyConfigured(
             "There is nothing to poll: no processor is registered. Write one with @processor(...) in the tasks.py of "
             "an installed app."
         )
-    left_out = set(_words(excluded))
-    for queue in [*wanted, *left_out]:
+    excluded_names = set(_names(excluded))
+    for queue in [*requested, *excluded_names]:
         _check(queue)
-    chosen = {queue: weight for queue, weight in wanted.items() if queue not in left_out}
-    if not chosen:
-        raise ImproperlyConfigured(f"There is nothing to poll: --exclude leaves none of {', '.join(sorted(wanted))}.")
-    return chosen
+    selected = {queue: weight for queue, weight in requested.items() if queue not in excluded_names}
+    if not selected:
+        raise ImproperlyConfigured(
+            f"There is nothing to poll: --exclude leaves none of {', '.join(sorted(requested))}."
+        )
+    return selected
 
 
-def _words(texts: Iterable[str]) -> Iterator[str]:
+def check_databases(queues: Iterable[str], using: str | None) -> None:
+    """Raise ``ImproperlyConfigured`` for a database that ``DATABASES`` does not have."""
+    for queue in queues:
+        alias = alias_for(queue, using)
+        if alias not in connections:
+            raise ImproperlyConfigured(
+                f"There is no database {alias!r} in DATABASES for queue {queue!r}.{near_match(alias, connections)}"
+            )
+
+
+def _names(texts: Iterable[str]) -> Iterator[str]:
     for text in texts:
         yield from filter(None, map(str.strip, text.split(",")))
 
 
-def _pair(word: str) -> tuple[str, int]:
-    name, colon, weight = word.rpartition(":")
-    if not colon or word in registry.queues():  # a name may hold colons of its own
-        return word, 1
+def _pair(text: str) -> tuple[str, int]:
+    name, colon, weight = text.rpartition(":")
+    if not colon or text in registry.queues():  # a name may hold colons of its own
+        return text, 1
     if not weight.isdecimal() or int(weight) < 1:
-        raise ImproperlyConfigured(f"{word!r}: the weight of a queue is a whole number of at least 1, as in {name}:2.")
+        raise ImproperlyConfigured(f"{text!r}: the weight of a queue is a whole number of at least 1, as in {name}:2.")
     return name, int(weight)
 
 

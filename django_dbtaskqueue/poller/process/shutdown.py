@@ -1,7 +1,7 @@
-"""How a poller ends: signals ask, the main thread obeys.
+"""How a poller stops. A signal only counts; the main thread stops the poller.
 
-The first request drains: nothing more is checked out, what has not started is given back uncharged, what runs
-finishes. The second one cancels. After the shutdown timeout nothing is waited for any more.
+The first request drains: the poller checks nothing out, gives back uncharged what has not started, and waits for what
+runs. The second request cancels what runs. After the shutdown timeout the poller waits for nothing.
 """
 
 from __future__ import annotations
@@ -22,38 +22,38 @@ from django_dbtaskqueue.poller.loop import Poller
 
 logger = logging.getLogger("django_dbtaskqueue")
 
-GO_ON, DRAIN, CANCEL = range(3)
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
-LOOK = 0.1  # seconds between two looks at what was asked
-GRACE = 1.0  # seconds that what was cancelled gets to end
+RUN, DRAIN, CANCEL = range(3)
+SHUTDOWN_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+REQUEST_POLL_INTERVAL_S = 0.1
+CANCEL_GRACE_S = 1.0  # time that cancelled tasks get to end
 
 
-class Stops:
-    """What was asked so far: ``GO_ON``, ``DRAIN`` or ``CANCEL``; it only ever grows.
+class ShutdownRequest:
+    """The requested level: ``RUN``, ``DRAIN`` or ``CANCEL``. It never goes down.
 
-    A signal handler may interrupt the main thread anywhere, under any lock. So it only counts.
+    A signal handler may interrupt the main thread anywhere, under any lock. So the handler only counts.
     """
 
     def __init__(self) -> None:
         self._signals = 0
-        self._told = GO_ON
+        self._requested = RUN
 
     @property
     def level(self) -> int:
-        """Return what is asked now."""
-        return max(self._told, min(self._signals, CANCEL))
+        """Return the level that is requested now."""
+        return max(self._requested, min(self._signals, CANCEL))
 
-    def tell(self, level: int) -> None:
-        """Ask for ``level``, from any thread. Asking twice is asking once."""
-        self._told = max(self._told, level)
+    def request(self, level: int) -> None:
+        """Request ``level``. Any thread may call this, and may call it twice."""
+        self._requested = max(self._requested, level)
 
     @contextmanager
     def on_signals(self) -> Iterator[None]:
-        """Count SIGTERM and SIGINT meanwhile; only where Python lets us, in the main thread."""
+        """Count SIGTERM and SIGINT inside the block. Python allows this in the main thread only."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        before = {number: signal.signal(number, self._count) for number in SIGNALS}
+        before = {number: signal.signal(number, self._count) for number in SHUTDOWN_SIGNALS}
         try:
             yield
         finally:
@@ -65,18 +65,22 @@ class Stops:
 
 
 def run(
-    poller: Poller, stops: Stops, *, timeout: timedelta, look: Callable[[Poller], None] = lambda poller: None
+    poller: Poller,
+    shutdown: ShutdownRequest,
+    *,
+    timeout: timedelta,
+    on_tick: Callable[[Poller], None] = lambda poller: None,
 ) -> list[str]:
-    """Run a poller to its end, calling ``look`` now and then; return, in words, what had to be left behind.
+    """Run a poller to its end and call ``on_tick`` regularly; return a sentence for each thing that was left behind.
 
-    ``timeout`` counts from the first request to stop, or from the end of a run that ends by itself.
+    ``timeout`` counts from the first request, or from the end of a run that ends by itself.
     """
     heartbeat = Heartbeat(poller)
     poller.start()
     heartbeat.start()
     try:
-        deadline = _until_end(poller, stops, timeout.total_seconds(), look)
-        _wait_for_threads(poller, stops, deadline)
+        deadline = _wait_for_end(poller, shutdown, timeout.total_seconds(), on_tick)
+        _wait_for_threads(poller, shutdown, deadline)
         return _left(poller)
     finally:
         heartbeat.stop()
@@ -84,19 +88,21 @@ def run(
         notify.flush()
 
 
-def _until_end(poller: Poller, stops: Stops, timeout: float, look: Callable[[Poller], None]) -> float:
-    """Obey until the loop has ended or time is up; return when time is up."""
-    done, deadline = GO_ON, float("inf")
-    while not poller.wait(LOOK) and monotonic() < deadline:
-        look(poller)
-        if stops.level > done:
+def _wait_for_end(
+    poller: Poller, shutdown: ShutdownRequest, timeout: float, on_tick: Callable[[Poller], None]
+) -> float:
+    """Pass requests on until the loop has ended or the timeout is over; return the deadline."""
+    done, deadline = RUN, float("inf")
+    while not poller.wait(REQUEST_POLL_INTERVAL_S) and monotonic() < deadline:
+        on_tick(poller)
+        if shutdown.level > done:
             deadline = min(deadline, monotonic() + timeout)
-            done = stops.level
-            _obey(poller, done, timeout)
+            done = shutdown.level
+            _stop(poller, done, timeout)
     return min(deadline, monotonic() + timeout)
 
 
-def _obey(poller: Poller, level: int, timeout: float) -> None:
+def _stop(poller: Poller, level: int, timeout: float) -> None:
     if level == DRAIN:
         logger.info("Stopping: waiting at most %s for %s running tasks", format_seconds(timeout), len(poller.running()))
         poller.stop()
@@ -105,14 +111,14 @@ def _obey(poller: Poller, level: int, timeout: float) -> None:
         poller.cancel()
 
 
-def _wait_for_threads(poller: Poller, stops: Stops, deadline: float) -> None:
-    """Wait for the tasks that were given up: their threads run on after their failure was written."""
+def _wait_for_threads(poller: Poller, shutdown: ShutdownRequest, deadline: float) -> None:
+    """Wait for cancelled tasks: their threads run on after the failure was written."""
     pause = threading.Event()
-    asked = monotonic()
+    began = monotonic()
     while poller.running() and monotonic() < deadline:
-        if stops.level == CANCEL and monotonic() > asked + GRACE:
+        if shutdown.level == CANCEL and monotonic() > began + CANCEL_GRACE_S:
             break
-        pause.wait(LOOK)
+        pause.wait(REQUEST_POLL_INTERVAL_S)
 
 
 def _left(poller: Poller) -> list[str]:

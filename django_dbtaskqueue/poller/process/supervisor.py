@@ -1,67 +1,117 @@
-"""The parent of ``--processes``: it starts children, replaces those that die, and passes on what signals ask.
+"""``--processes``: a supervisor starts child processes, replaces those that die, and passes shutdown requests on.
 
-It never touches the database and runs no processor, so that nothing but a signal can take it away.
+The supervisor never touches the database and runs no processor, so that only a signal can end it. A socket connects it
+with each child. The child writes snapshots, one JSON object per line; each is also a sign of life. The supervisor
+writes the requested shutdown level, one digit each. The end of the stream means that the other side has died.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import selectors
 import signal
 import socket
 import subprocess
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
+from select import select
 from time import monotonic
 from typing import IO
 
 from django_dbtaskqueue.core.durations import format_seconds, next_pause
-from django_dbtaskqueue.poller.process import child_channel
-from django_dbtaskqueue.poller.process.shutdown import DRAIN, GO_ON, LOOK, Stops
-from django_dbtaskqueue.poller.process.status_line import Snapshot
+from django_dbtaskqueue.poller.process.progress import Snapshot
+from django_dbtaskqueue.poller.process.shutdown import (
+    DRAIN,
+    REQUEST_POLL_INTERVAL_S,
+    RUN,
+    ShutdownRequest,
+)
 
 logger = logging.getLogger("django_dbtaskqueue")
 
-BOOT = 60.0  # seconds until the first sign of life of a child that loads a large project
-MISSED = 3  # heartbeats without a sign of life that make a child a wedged one
-YOUNG = 10.0  # seconds; a child that dies younger is replaced more slowly each time
-PAUSE = (0.1, 5.0)  # seconds before it is, at first and at most
-MARGIN = timedelta(seconds=10)  # that children get beyond their own shutdown timeout
-USAGE, CONFIGURATION = 2, 3  # exit codes that no new child could improve on
-FLAG = "--child"
+CHILD_BOOT_TIMEOUT_S = 60.0  # until the first sign of life of a child that loads a large project
+MAX_SILENT_HEARTBEATS = 3  # after this many heartbeats without a sign of life a child is killed
+MAX_SNAPSHOT_INTERVAL_S = 1.0
+EARLY_EXIT_S = 10.0  # a child that dies earlier than this is replaced more slowly each time
+MIN_RESTART_DELAY_S, MAX_RESTART_DELAY_S = 0.1, 5.0
+SHUTDOWN_MARGIN = timedelta(seconds=10)  # that children get beyond their own shutdown timeout
+USAGE_CODE, CONFIGURATION_CODE = 2, 3  # exit codes that a new child would end with, too
+CHILD_FLAG = "--child"
+RECEIVE_BYTES = 65_536
+
+
+class ChildChannel:
+    """The child's end of the socket. It shows that this process runs its threads; the heartbeat row shows the rest."""
+
+    def __init__(self, fd: int, shutdown: ShutdownRequest, heartbeat: timedelta) -> None:
+        self.snapshot: Callable[[], Snapshot] = Snapshot
+        self._shutdown = shutdown
+        self._interval = min(MAX_SNAPSHOT_INTERVAL_S, heartbeat.total_seconds() / 3)
+        os.set_inheritable(fd, False)  # a program started by a processor must not keep it open
+        self._socket = socket.socket(fileno=fd)
+        self._thread = threading.Thread(target=self._loop, name="dbtaskqueue-child-channel", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread; it ends with the process."""
+        self._thread.start()
+
+    def _loop(self) -> None:
+        while True:
+            self._send()
+            if not select([self._socket], [], [], self._interval)[0]:
+                continue
+            received = self._receive()
+            if not received:
+                break
+            self._shutdown.request(max(int(digit) for digit in received.decode()))
+        logger.warning("The supervisor is gone: stopping")
+        self._shutdown.request(DRAIN)
+
+    def _send(self) -> None:
+        line = json.dumps(self.snapshot().facts()).encode() + b"\n"
+        with suppress(OSError):  # the supervisor is gone, or stopped and its buffer is full
+            self._socket.send(line, socket.MSG_DONTWAIT)
+
+    def _receive(self) -> bytes:
+        try:
+            return self._socket.recv(RECEIVE_BYTES)
+        except OSError:
+            return b""
 
 
 @dataclass(slots=True, eq=False)
 class Child:
-    """One place for a child process, and who is in it now."""
+    """One child process, and what is known of those that ran in its place before."""
 
     process: subprocess.Popen[bytes] | None = None
-    wire: socket.socket | None = None
+    channel: socket.socket | None = None
     started: float = 0.0
-    heard: float | None = None  # when it last gave a sign of life
+    last_seen: float | None = None  # time of the last sign of life
     start_at: float = 0.0
-    pause: float = PAUSE[0]
-    told: int = GO_ON
+    restart_delay: float = MIN_RESTART_DELAY_S
+    requested: int = RUN
     killed: bool = False
-    code: int | None = None  # how the last one ended, when no other is to follow
+    code: int | None = None  # exit code of the last process, when no other follows
     latest: Snapshot = field(default_factory=Snapshot)
-    before: tuple[int, int] = (0, 0)  # finished and failed by those that were here before
-    rest: bytes = b""  # what it sent of an unfinished line
-    text: bytes = b""  # the same of its log
+    earlier: Snapshot = field(default_factory=Snapshot)  # what earlier processes finished and failed
+    partial_snapshot: bytes = b""  # the beginning of an unfinished line
+    partial_log: bytes = b""
 
 
 class Supervisor:
-    """Keeps ``count`` children running ``command`` until they are to end."""
+    """Keeps ``count`` children running ``command`` until a shutdown is requested, or until they have ended."""
 
     def __init__(
         self,
         command: Sequence[str],
         count: int,
-        stops: Stops,
+        shutdown: ShutdownRequest,
         *,
         endless: bool,
         heartbeat: timedelta,
@@ -71,37 +121,36 @@ class Supervisor:
         """``above`` takes the children's log lines; without it they write to standard error themselves."""
         self._command = list(command)
         self._above = above
-        self.stops = stops
+        self.shutdown = shutdown
         self._endless = endless
-        self._silence = MISSED * heartbeat.total_seconds()
-        self._patience = (timeout + MARGIN).total_seconds()
+        self._silence_limit = MAX_SILENT_HEARTBEATS * heartbeat.total_seconds()
+        self._stop_timeout = (timeout + SHUTDOWN_MARGIN).total_seconds()
         self._deadline = float("inf")
         self._selector = selectors.DefaultSelector()
         self.children = [Child() for _ in range(count)]
 
-    def run(self, look: Callable[[Snapshot], None] = lambda snapshot: None) -> int:
+    def run(self, on_tick: Callable[[Snapshot], None] = lambda snapshot: None) -> int:
         """Supervise until every child has ended for good; return the worst exit code of the last ones."""
         while any(child.code is None for child in self.children):
-            self._listen()  # first, so that nobody is judged by what has not been read yet
+            self._read_sockets()  # first: a sign of life may wait there
             for child in self.children:
                 if child.code is None:
-                    self._tend(child)
-            self._pass_on()
-            look(self.snapshot())
+                    self._check(child)
+            self._pass_request_on()
+            on_tick(self.snapshot())
         self._selector.close()
         return max(child.code or 0 for child in self.children)
 
     def snapshot(self) -> Snapshot:
-        """Return all children taken together, with what their predecessors did."""
-        parts = [child.latest for child in self.children if child.code is None]
-        done = [Snapshot(finished=child.before[0], failed=child.before[1]) for child in self.children]
-        return Snapshot.total([*parts, *done])
+        """Return the sum of all children, with what earlier processes did."""
+        running = [child.latest for child in self.children if child.code is None]
+        return Snapshot.total([*running, *(child.earlier for child in self.children)])
 
     # -- one child ---------------------------------------------------------------------------------------------------
 
-    def _tend(self, child: Child) -> None:
+    def _check(self, child: Child) -> None:
         if child.process is None:
-            if self.stops.level > GO_ON:
+            if self.shutdown.level > RUN:
                 child.code = 0
             elif monotonic() >= child.start_at:
                 self._try_start(child)
@@ -110,74 +159,77 @@ class Supervisor:
         if code is not None:
             self._ended(child, child.process.pid, code)
         elif not child.killed:
-            self._judge(child, child.process)
+            self._kill_if_stuck(child, child.process)
 
     def _try_start(self, child: Child) -> None:
         try:
             self._start(child)
         except OSError as error:  # the machine is out of processes or memory
-            child.start_at = monotonic() + PAUSE[1]
-            logger.error("Cannot start a child, trying again in %s: %s", format_seconds(PAUSE[1]), error)
+            child.start_at = monotonic() + MAX_RESTART_DELAY_S
+            logger.error("Cannot start a child, trying again in %s: %s", format_seconds(MAX_RESTART_DELAY_S), error)
 
     def _start(self, child: Child) -> None:
-        ours, theirs = child_channel.open_pair()
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
         with theirs:
             fd = theirs.fileno()
-            # A process group of its own: a Ctrl-C at the terminal reaches the supervisor alone, and so counts once.
+            # A process group of its own: a Ctrl-C at the terminal reaches only the supervisor, and so counts once.
             child.process = subprocess.Popen(
-                [*self._command, FLAG, str(fd)],
+                [*self._command, CHILD_FLAG, str(fd)],
                 pass_fds=[fd],
                 process_group=0,
                 stdin=subprocess.DEVNULL,
                 stderr=subprocess.PIPE if self._above else None,
             )
-        child.wire, child.started, child.heard, child.rest = ours, monotonic(), None, b""
-        child.told, child.killed, child.latest = GO_ON, False, Snapshot()
-        self._selector.register(ours, selectors.EVENT_READ, partial(self._hear, child))
+        child.channel, child.started, child.last_seen, child.partial_snapshot = ours, monotonic(), None, b""
+        child.requested, child.killed, child.latest = RUN, False, Snapshot()
+        self._selector.register(ours, selectors.EVENT_READ, partial(self._receive, child))
         if log := child.process.stderr:
             os.set_blocking(log.fileno(), False)
-            self._selector.register(log, selectors.EVENT_READ, partial(self._relay, child, log))
+            self._selector.register(log, selectors.EVENT_READ, partial(self._relay_log, child, log))
         logger.info("Started child %s", child.process.pid)
 
     def _ended(self, child: Child, pid: int, code: int) -> None:
-        self._hear(child)
-        self._hang_up(child)
+        self._receive(child)
+        self._close(child)
         if child.process and (log := child.process.stderr):
-            while self._relay(child, log):
+            while self._relay_log(child, log):
                 pass
         child.process = None
-        child.before = child.before[0] + child.latest.finished, child.before[1] + child.latest.failed
+        done = Snapshot(finished=child.latest.finished, failed=child.latest.failed)
+        child.earlier = Snapshot.total([child.earlier, done])
         child.latest = Snapshot()
-        if code in (USAGE, CONFIGURATION):
+        if code in (USAGE_CODE, CONFIGURATION_CODE):
             child.code = code
-            self.stops.tell(DRAIN)
-        elif self.stops.level > GO_ON:
+            self.shutdown.request(DRAIN)
+        elif self.shutdown.level > RUN:
             child.code = int(code not in (0, -signal.SIGTERM, -signal.SIGINT))  # a signal may come before the handlers
         elif code == 0 and not self._endless:
             child.code = 0
         else:
             self._replace(child, pid, code)
         if child.code:
-            logger.error("Child %s ended: %s", pid, words(code))
+            logger.error("Child %s ended: %s", pid, exit_text(code))
 
     def _replace(self, child: Child, pid: int, code: int) -> None:
-        young = monotonic() - child.started < YOUNG
-        pause = child.pause if young else PAUSE[0]
-        child.pause = next_pause(pause, *PAUSE)
-        child.start_at = monotonic() + pause
+        early = monotonic() - child.started < EARLY_EXIT_S
+        delay = child.restart_delay if early else MIN_RESTART_DELAY_S
+        child.restart_delay = next_pause(delay, MIN_RESTART_DELAY_S, MAX_RESTART_DELAY_S)
+        child.start_at = monotonic() + delay
         log = logger.info if code == 0 else logger.error
-        log("Child %s ended: %s. Starting another one in %s", pid, words(code), format_seconds(pause))
+        log("Child %s ended: %s. Starting another one in %s", pid, exit_text(code), format_seconds(delay))
 
-    def _judge(self, child: Child, process: subprocess.Popen[bytes]) -> None:
+    def _kill_if_stuck(self, child: Child, process: subprocess.Popen[bytes]) -> None:
         """Kill a child that gives no sign of life, or does not end in time."""
         now = monotonic()
-        silent = now - child.started - BOOT if child.heard is None else now - child.heard - self._silence
-        if silent > 0:
+        limit = CHILD_BOOT_TIMEOUT_S if child.last_seen is None else self._silence_limit
+        silence = now - (child.last_seen or child.started)
+        if silence > limit:
             logger.error(
                 "Child %s gave no sign of life for %s: it is stopped, or a processor holds the interpreter. "
                 "Killing it; its tasks are taken again when their leases run out",
                 process.pid,
-                format_seconds(silent + (BOOT if child.heard is None else self._silence)),
+                format_seconds(silence),
             )
         elif now > self._deadline:
             logger.error("Child %s did not end in time. Killing it", process.pid)
@@ -186,44 +238,45 @@ class Supervisor:
         process.kill()
         child.killed = True
 
-    # -- the lines to the children -----------------------------------------------------------------------------------
+    # -- sockets and logs of the children ----------------------------------------------------------------------------
 
-    def _listen(self) -> None:
-        for key, _ in self._selector.select(LOOK):
+    def _read_sockets(self) -> None:
+        for key, _ in self._selector.select(REQUEST_POLL_INTERVAL_S):
             key.data()
 
-    def _hear(self, child: Child) -> None:
-        if child.wire is None:
+    def _receive(self, child: Child) -> None:
+        if child.channel is None:
             return
         try:
-            received = child.wire.recv(child_channel.TAKEN)
+            received = child.channel.recv(RECEIVE_BYTES)
         except BlockingIOError:
             return
         except OSError:
             received = b""
         if not received:
-            self._hang_up(child)
+            self._close(child)
             return
-        found, child.rest = child_channel.beats(child.rest + received)
-        child.heard = monotonic()
-        for facts in found:
-            child.latest = Snapshot(**facts)
+        child.last_seen = monotonic()
+        *lines, child.partial_snapshot = (child.partial_snapshot + received).split(b"\n")
+        for line in lines:
+            with suppress(ValueError):  # cut short because the socket was full
+                child.latest = Snapshot(**json.loads(line))
 
-    def _hang_up(self, child: Child) -> None:
-        if child.wire is not None:
-            self._selector.unregister(child.wire)
-            child.wire.close()
-            child.wire = None
+    def _close(self, child: Child) -> None:
+        if child.channel is not None:
+            self._selector.unregister(child.channel)
+            child.channel.close()
+            child.channel = None
 
-    def _relay(self, child: Child, log: IO[bytes]) -> bool:
+    def _relay_log(self, child: Child, log: IO[bytes]) -> bool:
         """Pass on what a child logged; return whether there was anything."""
         if log.closed or self._above is None:
             return False
         try:
-            received = os.read(log.fileno(), child_channel.TAKEN)
+            received = os.read(log.fileno(), RECEIVE_BYTES)
         except BlockingIOError:
             return False
-        *lines, child.text = (child.text + received).split(b"\n")
+        *lines, child.partial_log = (child.partial_log + received).split(b"\n")
         for line in lines:
             self._above(line.decode(errors="replace"))
         if not received:
@@ -231,23 +284,23 @@ class Supervisor:
             log.close()
         return bool(received)
 
-    def _pass_on(self) -> None:
-        """Tell the children what is asked, once per level: a service manager may have signalled them, too."""
-        level = self.stops.level
-        if level == GO_ON:
+    def _pass_request_on(self) -> None:
+        """Send the requested level to the children, once per level: a service manager may have signalled them, too."""
+        level = self.shutdown.level
+        if level == RUN:
             return
         if self._deadline == float("inf"):
-            self._deadline = monotonic() + self._patience
+            self._deadline = monotonic() + self._stop_timeout
             logger.info("Stopping %s children", sum(child.process is not None for child in self.children))
         for child in self.children:
-            if child.told < level and child.wire is not None:
-                child.told = level
+            if child.requested < level and child.channel is not None:
+                child.requested = level
                 with suppress(OSError):  # it has just ended
-                    child.wire.send(str(level).encode())
+                    child.channel.send(str(level).encode())
 
 
-def words(code: int) -> str:
-    """Return what an exit code of ``subprocess`` means."""
+def exit_text(code: int) -> str:
+    """Return an exit code of ``subprocess`` as text."""
     if code >= 0:
         return f"exit code {code}"
     try:

@@ -3,14 +3,14 @@
     "use strict";
     const root = document.getElementById("dbtq");
     if (!root) return;
-    const words = JSON.parse(root.dataset.words);
+    const texts = JSON.parse(root.dataset.texts);
     const live = document.getElementById("dbtq-live");
     const note = document.getElementById("dbtq-note");
     const asOf = document.getElementById("dbtq-as-of");
     const help = document.getElementById("dbtq-help");
     const picker = document.getElementById("dbtq-interval");
 
-    function say(text, values) {
+    function fill(text, values) {
         return text.replace(/%\((\w+)\)s/g, (_, name) => values[name]);
     }
 
@@ -38,7 +38,7 @@
     function showAges(now) {
         root.querySelectorAll("time.dbtq-ago").forEach((time) => {
             const seconds = (now - Date.parse(time.dateTime)) / 1000;
-            const text = say(seconds >= 0 ? words.ago : words.within, {time: span(Math.abs(seconds))});
+            const text = fill(seconds >= 0 ? texts.ago : texts.within, {time: span(Math.abs(seconds))});
             if (time.textContent !== text) time.textContent = text;
         });
     }
@@ -62,7 +62,7 @@
     }
 
     function turn() {
-        if (ticked()) note.textContent = words.held;
+        if (ticked()) note.textContent = texts.held;
         else if (!busy() && !asking && Date.now() >= waitUntil) { refresh(); return; }
         plan();
     }
@@ -80,7 +80,7 @@
             const answer = await fetch(address(), {headers: etag ? {"If-None-Match": etag} : {}, cache: "no-store"});
             await take(answer);
         } catch (unreachable) {
-            note.textContent = say(words.lost, {time: asOf.textContent});
+            note.textContent = fill(texts.lost, {time: asOf.textContent});
             note.classList.add("dbtq-warning");
         }
         asking = false;
@@ -90,7 +90,7 @@
     async function take(answer) {
         if (answer.redirected || answer.status === 401 || answer.status === 403) {
             stopped = true;
-            note.textContent = words.gone;
+            note.textContent = texts.gone;
             note.classList.add("dbtq-warning");
             return;
         }
@@ -134,7 +134,7 @@
         live.replaceChildren(fresh.content);
         live.querySelectorAll(".dbtq-script").forEach((part) => { part.hidden = false; });
         if (focused && document.getElementById(focused)) document.getElementById(focused).focus({preventScroll: true});
-        const body = live.querySelector("table[data-ticks] tbody");
+        const body = live.querySelector("table.dbtq-table tbody");
         if (rows >= 0 && body && body.children[rows]) body.children[rows].classList.add("dbtq-here");
         document.dispatchEvent(new CustomEvent("dbtq:refreshed"));
     }
@@ -153,8 +153,8 @@
     function count() {
         const label = document.getElementById("dbtq-ticked");
         const number = ticked();
-        if (label) label.textContent = number ? say(words.ticked, {number: number}) : "";
-        if (note && !number && note.textContent === words.held) note.textContent = "";
+        if (label) label.textContent = number ? fill(texts.ticked, {number: number}) : "";
+        if (note && !number && note.textContent === texts.held) note.textContent = "";
     }
 
     root.addEventListener("change", (event) => {
@@ -174,7 +174,7 @@
         const text = document.getElementById(button.dataset.copy).textContent;
         if (await copied(text)) {
             const before = button.textContent;
-            button.textContent = words.copied;
+            button.textContent = texts.copied;
             window.setTimeout(() => { button.textContent = before; }, 1500);
         }
     });

@@ -14,6 +14,7 @@ from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core import codecs
 from django_dbtaskqueue.core.exceptions import TaskQueueError
 from django_dbtaskqueue.management.commands.runtaskpipeline import database_of_alias
+from django_dbtaskqueue.operations.report_page import html_file
 from django_dbtaskqueue.pipeline.jobs import Context, Job
 from django_dbtaskqueue.pipeline.lake import Lake, read_lake
 from django_dbtaskqueue.pipeline.lake.archive_job import Archive
@@ -73,8 +74,8 @@ class Engineer:
         return int(done["enqueued"])
 
     def report(self, folder: Path) -> str:
-        """Report on the queue; return it in a sentence. The page stands in ``folder`` and in the database."""
-        done = self._run(Report, out=str(folder), since=timedelta(days=1))
+        """Report on the queue and return the summary. The page is in ``folder``, the figures also in the database."""
+        done = self._run(Report, out=str(folder), since=timedelta(days=1), render_page=html_file)
         self.found["report"] = {"summary": done["summary"], "folder": str(folder)}
         return str(done["summary"])
 

@@ -1,0 +1,182 @@
+"""What all pages of the operations area share: navigation, the part that refreshes, and a statement timeout."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from django.contrib.admin import AdminSite
+from django.http import HttpRequest, HttpResponse, HttpResponseNotModified
+from django.template.response import TemplateResponse
+from django.urls import reverse
+from django.utils.http import parse_etags
+from django.utils.text import capfirst
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
+
+from django_dbtaskqueue.core.exceptions import SearchTooSlow
+from django_dbtaskqueue.db.session import Session
+from django_dbtaskqueue.operations.bounded_reads import statement_timeout
+
+if TYPE_CHECKING:
+    from django.contrib.admin import ModelAdmin
+    from django_stubs_ext import StrOrPromise
+
+    PageAdmin = ModelAdmin[Any]
+
+REFRESH_INTERVALS_S = (2, 5, 15, 60)
+LIVE_KEY = "_live"  # the query key that asks for the part of a page that refreshes
+# These differ between two responses with the same facts: ages, which the browser keeps up to date, and tokens.
+VOLATILE_HTML = re.compile(rb'(<time[^>]*dbtq-ago[^>]*>)[^<]*|<input type="hidden" name="csrfmiddlewaretoken"[^>]*>')
+
+
+APP_LABEL = "dbtaskqueue"
+
+
+@dataclass(frozen=True, slots=True)
+class NavEntry:
+    """A link of the navigation."""
+
+    key: str  # after "g"
+    model: str  # whose list it is
+    label: StrOrPromise
+    url: str = ""
+    current: bool = False
+
+
+NAV_ENTRIES = (
+    NavEntry("o", "overview", gettext_lazy("Overview")),
+    NavEntry("t", "task", gettext_lazy("Tasks")),
+    NavEntry("f", "failuregroup", gettext_lazy("Failures")),
+    NavEntry("p", "poisontask", gettext_lazy("Poison")),
+    NavEntry("q", "queue", gettext_lazy("Queues")),
+    NavEntry("l", "poller", gettext_lazy("Pollers")),
+    NavEntry("b", "bulkoperation", gettext_lazy("Bulk operations")),
+    NavEntry("h", "taskhistory", gettext_lazy("History")),
+    NavEntry("a", "auditentry", gettext_lazy("Audit")),
+    NavEntry("r", "pipelinereport", gettext_lazy("Reports")),
+    NavEntry("d", "doctor", gettext_lazy("Doctor")),
+)
+SHORTCUTS = (
+    ("/", gettext_lazy("Search")),
+    ("j", gettext_lazy("Next row")),
+    ("k", gettext_lazy("Previous row")),
+    ("x", gettext_lazy("Tick the row")),
+    ("Enter", gettext_lazy("Open the row")),
+    ("r", gettext_lazy("Refresh now")),
+    ("q", gettext_lazy("Queues")),
+    ("?", gettext_lazy("These keys")),
+    ("Esc", gettext_lazy("Leave the search box, or close this")),
+)
+
+
+def nav_entries(request: HttpRequest, site: AdminSite, here: str | None) -> Iterator[NavEntry]:
+    """Yield the pages that the site has and the user may see."""
+    shown = {
+        model._meta.model_name: admin for model, admin in site._registry.items() if model._meta.app_label == APP_LABEL
+    }
+    for entry in NAV_ENTRIES:
+        admin: Any = shown.get(entry.model)
+        if admin is not None and admin.has_view_permission(request):
+            url = reverse(f"admin:{APP_LABEL}_{entry.model}_changelist", current_app=site.name)
+            yield NavEntry(entry.key, entry.model, entry.label, url, entry.model == here)
+
+
+def browser_texts() -> str:
+    """Return, as JSON, the texts that the browser fills in."""
+    texts = {
+        "ago": _("%(time)s ago"),
+        "within": _("in %(time)s"),
+        "ticked": _("%(number)s ticked"),
+        "held": _("not refreshed while rows are ticked"),
+        "lost": _("no answer since %(time)s"),
+        "gone": _("You are no longer logged in: load the page again."),
+        "copied": _("Copied"),
+        "time": _("Time"),
+        "key": _("g %(key)s"),
+    }
+    return json.dumps(texts)
+
+
+def frame_context(request: HttpRequest, site: AdminSite, here: str | None) -> dict[str, Any]:
+    """Return the context of what stands around a page: navigation, refresh intervals, shortcuts."""
+    return {
+        "nav_entries": list(nav_entries(request, site, here)),
+        "intervals": REFRESH_INTERVALS_S,
+        "keys": SHORTCUTS,
+        "texts": browser_texts(),
+    }
+
+
+def show(
+    page: PageAdmin, request: HttpRequest, template: str, context: Callable[[], Mapping[str, Any]], *, status: int = 200
+) -> HttpResponse:
+    """Return a page, or its part that refreshes when that was asked for.
+
+    ``DBTASKQUEUE["OPERATIONS_TIMEOUT"]`` limits each statement. After that a page says how to narrow the search.
+    """
+    request.current_app = page.admin_site.name
+    live = LIVE_KEY in request.GET
+    name = f"admin/dbtaskqueue/{template}{'_live' if live else ''}.html"
+    alias = page.get_queryset(request).db
+
+    def answer() -> HttpResponse:
+        as_of = database_time(alias)
+        filled = {**_frame(page, request, live=live), "as_of": as_of, **context()}
+        response = TemplateResponse(request, name, filled, status=status).render()
+        return _fragment(request, response, as_of) if live else response
+
+    return with_timeout(page, request, alias, answer)
+
+
+def with_timeout(page: PageAdmin, request: HttpRequest, alias: str, answer: Callable[[], HttpResponse]) -> HttpResponse:
+    """Return ``answer()``, or the page that says that a statement took too long."""
+    try:
+        with statement_timeout(alias):
+            return answer()
+    except SearchTooSlow:
+        return too_slow(page, request)
+
+
+def database_time(alias: str) -> datetime:
+    """Return the database's time."""
+    session = Session.on(alias)
+    return session.time(session.run("SELECT CURRENT_TIMESTAMP", {})[0][0])
+
+
+def too_slow(page: PageAdmin, request: HttpRequest) -> HttpResponse:
+    """Return the page that says how to narrow a search that takes too long."""
+    context = {
+        **_frame(page, request, live=False),
+        "title": _("This takes too long"),
+        "message": _("The database did not answer in time, and the question was given up."),
+        "plain": request.path,
+    }
+    response = TemplateResponse(request, "admin/dbtaskqueue/too_slow.html", context, status=503)
+    response.headers["Retry-After"] = "60"  # for the browser's automatic refresh
+    return response.render()
+
+
+def _frame(page: PageAdmin, request: HttpRequest, *, live: bool) -> dict[str, Any]:
+    own = {"opts": page.opts, "page": page}
+    if live:
+        return own
+    site = page.admin_site
+    around = {**site.each_context(request), **frame_context(request, site, page.opts.model_name)}
+    return {**around, **own, "title": capfirst(str(page.opts.verbose_name_plural)), "media": page.media}
+
+
+def _fragment(request: HttpRequest, response: HttpResponse, as_of: datetime) -> HttpResponse:
+    digest = hashlib.sha256(VOLATILE_HTML.sub(rb"\1", response.content)).hexdigest()
+    etag = f'"{digest[:32]}"'
+    if etag in parse_etags(request.headers.get("If-None-Match", "")):
+        response = HttpResponseNotModified()
+    response.headers["ETag"] = etag
+    response.headers["X-As-Of"] = as_of.isoformat()
+    response.headers["Cache-Control"] = "private, no-cache"
+    return response

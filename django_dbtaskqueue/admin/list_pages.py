@@ -1,0 +1,247 @@
+"""Lists of any size: the address holds the search, pages go by id, and counts are bounded or estimated."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import django_tables2 as tables
+from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
+from django.core.exceptions import PermissionDenied, SuspiciousOperation
+from django.db.models import Model, QuerySet
+from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed
+from django.utils.formats import number_format
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
+from django.utils.translation import gettext as _
+
+from django_dbtaskqueue.admin.frame import LIVE_KEY, show
+from django_dbtaskqueue.admin.read_only import ReadOnlyAdmin, id_of, number
+from django_dbtaskqueue.operations.bounded_reads import bounded_counts, estimate
+from django_dbtaskqueue.operations.paging import Page, Slice, page_of, whole_page
+from django_dbtaskqueue.operations.verbs import Verb
+
+if TYPE_CHECKING:
+    from django_stubs_ext import StrOrPromise
+
+PAGE_ROWS = 50
+COUNT_TIMEOUT = timedelta(milliseconds=60)  # after that the number of rows is estimated
+MAX_SMALL_LIST_ROWS = 500
+BEFORE_KEY, AFTER_KEY = "before", "after"  # query keys: the ids at which a page begins
+FULL_SEARCH_KEY = "whole"  # query key: search to the end, as long as OPERATIONS_TIMEOUT allows
+DJANGO_KEYS = ("_changelist_filters", "_facets", "_popup", "e")  # what Django's admin puts into addresses
+
+
+class TickColumn(tables.CheckBoxColumn):  # type: ignore[misc]  # publishes no types
+    """A box in each row, to apply an action to the row, and one in the head for all rows of the page."""
+
+    @property
+    def header(self) -> SafeString:
+        """Return the box for all rows."""
+        label = _("Tick all rows of this page")
+        return format_html('<input type="checkbox" class="dbtq-all dbtq-script" hidden aria-label="{}">', label)
+
+    def render(self, record: Model, bound_row: tables.rows.BoundRow) -> SafeString:
+        """Return the box of a row."""
+        return format_html(
+            '<input type="checkbox" name="{}" value="{}" id="dbtq-tick-{}" aria-label="{}">',
+            ACTION_CHECKBOX_NAME,
+            record.pk,
+            bound_row.row_counter + 1,
+            _("Tick %(what)s") % {"what": record},
+        )
+
+
+class PageColumn(tables.Column):  # type: ignore[misc]  # publishes no types
+    """A column of ``list_display``: a method of the admin class, or a field of the row."""
+
+    def __init__(self, page: ReadOnlyAdmin, name: str) -> None:
+        method = getattr(page, name, None)
+        field: Any = method or page.opts.get_field(name)
+        title = field.short_description if method else field.verbose_name
+        super().__init__(verbose_name=title, accessor="pk", empty_values=(), orderable=False)
+        self._value = method or attrgetter(name)
+        self._page_of = page.page_of if name in (page.list_display_links or ()) else None
+        self._link = page.link
+
+    def render(self, record: Model) -> str:
+        """Return the cell. The template escapes text from a row."""
+        value = self._value(record)
+        shown = "" if value is None else value
+        if self._page_of and shown != "":
+            shown = self._link(shown, self._page_of(record))
+        return shown if isinstance(shown, SafeString) else str(shown)
+
+
+class PageTable(tables.Table):  # type: ignore[misc]  # publishes no types
+    """The rows of a list page. Its columns are those of ``list_display``; a detail page shows the same methods."""
+
+    tick = TickColumn(accessor="pk", orderable=False)
+
+    class Meta:
+        template_name = "admin/dbtaskqueue/table.html"
+        orderable = False
+        attrs: ClassVar[dict[str, str]] = {"class": "dbtq-table"}
+
+
+def table_of(page: ReadOnlyAdmin, rows: Sequence[Model], *, caption: str, tickable: bool) -> PageTable:
+    """Return a page's rows as a table; with ``tickable`` each row has a box."""
+    columns = [(str(name), PageColumn(page, str(name))) for name in page.list_display]
+    table = PageTable(rows, extra_columns=columns, exclude=() if tickable else ("tick",))
+    table.caption = caption
+    return table
+
+
+class ListAdmin(ReadOnlyAdmin):
+    """A list with a search. A later page costs no more than the first."""
+
+    filterset: Any  # a FilterSet; its fields are all that may stand in the query string
+    empty: StrOrPromise = ""  # what a list without rows says
+    plural: StrOrPromise = ""  # the name of several rows; empty: the model's name
+    list_template = "list"
+    list_across = False  # whether an action can apply to all rows that match
+
+    def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
+        """Return the list or its part that refreshes, or do the action that was posted."""
+        if not self.has_view_permission(request):
+            raise PermissionDenied
+        if request.method == "POST":
+            return self.act(request)
+        return show(self, request, self.list_template, lambda: self.list_context(request))
+
+    def act(self, request: HttpRequest) -> HttpResponse:
+        """Do the action that was posted to the list."""
+        return HttpResponseNotAllowed(["GET"])
+
+    def list_verbs(self, request: HttpRequest) -> Sequence[Verb]:
+        """Return the verbs that the user may apply to rows of the list."""
+        return ()
+
+    def filtered(self, request: HttpRequest) -> Any:
+        """Return the bound FilterSet of an address; refuse an address with an unknown key."""
+        unknown = (
+            set(request.GET)
+            - set(self.filterset.base_filters)
+            - {BEFORE_KEY, AFTER_KEY, FULL_SEARCH_KEY, LIVE_KEY, *DJANGO_KEYS}
+        )
+        if unknown:
+            raise SuspiciousOperation(f"{self.opts.label} cannot be searched by {', '.join(sorted(unknown))}.")
+        return self.filterset(request.GET, queryset=self.get_queryset(request), request=request)
+
+    def selection(self, request: HttpRequest) -> QuerySet[Any]:
+        """Return the rows that the address selects; none if the search has an error."""
+        filterset = self.filtered(request)
+        rows: QuerySet[Any] = filterset.qs if filterset.is_valid() else filterset.queryset.none()
+        return rows
+
+    def list_context(self, request: HttpRequest) -> dict[str, Any]:
+        """Return the context of the list's template."""
+        filterset = self.filtered(request)
+        rows = filterset.qs if filterset.is_valid() else filterset.queryset.none()
+        before, after = _id(request, BEFORE_KEY), _id(request, AFTER_KEY)
+        page = self.read_page(request, filterset, rows.defer(*self.long_columns), before, after)
+        found, place = page.slice, before or after
+        verbs = self.list_verbs(request)
+        names = str(self.opts.verbose_name_plural)
+        return {
+            "filterset": filterset,
+            "has_q": "q" in filterset.filters,
+            "narrowed": any(request.GET.get(name) for name in filterset.filters),
+            "plain": request.path,
+            "here": _address(request),
+            "verbs": verbs,
+            "slice": found,
+            "table": table_of(self, found.rows, caption=names, tickable=bool(verbs)),
+            "found": self._number(rows, found, place) if _is_complete(page) else self._of_window(page, place),
+            "searched": _searched(page),
+            "full_search_url": _address(request, **{FULL_SEARCH_KEY: 1}),
+            "empty": self.empty or _("None."),
+            **_neighbours(request, found),
+        }
+
+    def read_page(
+        self, request: HttpRequest, filterset: Any, rows: QuerySet[Any], before: int | None, after: int | None
+    ) -> Page:
+        """Return one page of the rows, and how many rows were searched for it."""
+        if FULL_SEARCH_KEY in request.GET:
+            return whole_page(rows, PAGE_ROWS, before=before, after=after)
+        return page_of(rows, filterset.queryset, PAGE_ROWS, before=before, after=after)
+
+    def _number(self, rows: QuerySet[Any], found: Slice, place: int | None) -> str:
+        """Return how many rows there are: exact up to 10,000; estimated above that, or if counting takes too long."""
+        if place is None and found.older is None:
+            return self._of(len(found.rows), number_format(len(found.rows)))
+        (count,) = bounded_counts([rows], within=COUNT_TIMEOUT)
+        if count is not None and not count.more:
+            return self._of(count.number, str(count))
+        rough = estimate(rows)
+        if rough is None or (count is not None and rough <= count.number):
+            return self._of(2, str(count or "?"))
+        return self._of(rough, f"≈ {number(_rounded(rough))}")
+
+    def _of_window(self, page: Page, place: int | None) -> str:
+        """Return how many rows a partial search found."""
+        shown = len(page.slice.rows)
+        more = place is not None or page.slice.older is not None or page.first
+        return self._of(2 if more else shown, f"{number_format(shown)}{'+' if more else ''}")
+
+    def _of(self, count: int, text: str) -> str:
+        return f"{text} {self.opts.verbose_name if count == 1 else self.plural or self.opts.verbose_name_plural}"
+
+
+class SmallListAdmin(ListAdmin):
+    """A short list: at most 500 rows on one page, in the order of ``ordering``."""
+
+    def read_page(
+        self, request: HttpRequest, filterset: Any, rows: QuerySet[Any], before: int | None, after: int | None
+    ) -> Page:
+        """Return all rows."""
+        return Page(Slice(list(rows.order_by(*self.ordering)[:MAX_SMALL_LIST_ROWS]), None, None))
+
+
+def _is_complete(page: Page) -> bool:
+    return not page.window and not page.first
+
+
+def _searched(page: Page) -> str:
+    """Return how much of the table was searched; empty for all of it."""
+    if page.window:
+        text = _("No index supports this search: this page comes from %(count)s rows. Older continues.")
+        return text % {"count": number(page.window)}
+    if page.first:
+        text = _("Only the first %(count)s tasks of each queue in ready order were searched.")
+        return text % {"count": number(page.first)}
+    return ""
+
+
+def _rounded(number: int) -> int:
+    """Round an estimate to its two first digits."""
+    unit: int = 10 ** max(len(str(number)) - 2, 0)
+    return round(number / unit) * unit
+
+
+def _id(request: HttpRequest, key: str) -> int | None:
+    if key not in request.GET:
+        return None
+    found = id_of(request.GET[key])
+    if found is None:
+        raise SuspiciousOperation(f"{key}={request.GET[key]!r} is not an id.")
+    return found
+
+
+def _address(request: HttpRequest, **changes: int | None) -> str:
+    query = request.GET.copy()
+    for key in (LIVE_KEY, BEFORE_KEY, AFTER_KEY, *([FULL_SEARCH_KEY] if FULL_SEARCH_KEY in changes else [])):
+        query.pop(key, None)
+    query.update({key: str(value) for key, value in changes.items() if value is not None})
+    return f"{request.path}?{query.urlencode()}" if query else request.path
+
+
+def _neighbours(request: HttpRequest, found: Slice) -> dict[str, str]:
+    return {
+        "first_url": _address(request),
+        "newer_url": _address(request, after=found.newer),
+        "older_url": _address(request, before=found.older),
+    }

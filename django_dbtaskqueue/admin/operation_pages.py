@@ -1,0 +1,304 @@
+"""Pollers, bulk operations and the audit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from time import monotonic
+from typing import Any
+
+from django.contrib import admin
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
+from django.utils.html import format_html, format_html_join
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
+
+from django_dbtaskqueue.admin.confirmation import check
+from django_dbtaskqueue.admin.filters import AuditFilter, BulkFilter, NameFilter
+from django_dbtaskqueue.admin.list_pages import ListAdmin, SmallListAdmin
+from django_dbtaskqueue.admin.page_actions import command_pollers
+from django_dbtaskqueue.admin.read_only import (
+    EMPTY_VALUE,
+    age_column,
+    badge,
+    box,
+    box_column,
+    id_of,
+    json_box,
+    number,
+    number_column,
+)
+from django_dbtaskqueue.conf import settings as conf
+from django_dbtaskqueue.db.session import model_for
+from django_dbtaskqueue.models import AbstractTask, BulkOperation, Task
+from django_dbtaskqueue.models.operations import CANCELLED, FAILED, FINISHED, RUNNING, UNFINISHED, WAITING
+from django_dbtaskqueue.operations import bulk
+from django_dbtaskqueue.operations.permissions import can_operate
+from django_dbtaskqueue.operations.queue_control import POLLER_VERBS, STOPPED_STATE
+from django_dbtaskqueue.operations.verbs import VERBS, Verb
+
+WORK_TIME_S = 2.0  # in which a request carries out steps
+MAX_SHOWN_SKIPS = 100  # steps whose skipped tasks are shown
+MAX_MISSED_HEARTBEATS = 3  # before a poller counts as late
+RUNNING_STATE = "RUNNING"  # of a poller; it starts or stops in any other state
+OPERATION_BADGES = {
+    WAITING: ("created", "○"),
+    RUNNING: ("processing", "◐"),
+    FINISHED: ("completed", "✓"),
+    CANCELLED: ("stopped", "▪"),
+    FAILED: ("error", "✕"),
+}
+
+
+def verb_label(name: str) -> str:
+    """Return the label of a verb."""
+    return str(VERBS[name].label) if name in VERBS else name
+
+
+class BulkOperationAdmin(ListAdmin):
+    """Actions on all tasks that match a search, in steps."""
+
+    detail_template = "operation"
+    filterset = BulkFilter
+    empty = gettext_lazy("No bulk operation yet. Tick “all that match” on the task list to begin one.")
+    list_display = ("id", "what", "state_badge", "bar", "changed_tasks", "skipped_tasks", "actor", "ordered")
+    list_display_links = ("id",)
+    page_lines = (
+        "what",
+        "state_badge",
+        "bar",
+        "changed_tasks",
+        "skipped_tasks",
+        "reason",
+        "note",
+        "actor",
+        "source",
+        "ordered",
+        "started",
+        "ended",
+    )
+
+    def act(self, request: HttpRequest) -> HttpResponse:
+        """Cancel an operation, or carry out steps of unfinished operations in this request."""
+        number = id_of(request.POST.get("operation", ""))
+        operation = None if number is None else self.get_queryset(request).filter(pk=number).first()
+        if operation is None:
+            raise Http404
+        alias = self.get_queryset(request).db
+        if "cancel" in request.POST:
+            done = bulk.cancel(operation.pk, request.user, using=alias)
+            self.message_user(request, _("It is cancelled.") if done else _("It had ended already."))
+        else:
+            check(request, VERBS[operation.verb])
+            deadline = monotonic() + WORK_TIME_S
+            while bulk.turn(alias) and monotonic() < deadline:
+                pass
+        return HttpResponseRedirect(self.page_of(operation))
+
+    def page_facts(self, request: HttpRequest, row: Any) -> dict[str, Any]:
+        """Add whether it can be cancelled, and the skipped tasks."""
+        known = VERBS.get(row.verb)
+        may = known is not None and can_operate(request.user, known)
+        skips = row.skipped_tasks.order_by("pk")[:MAX_SHOWN_SKIPS]
+        return {"unfinished": may and row.state in UNFINISHED, "skips": skips, "task_url": self.url(Task, "changelist")}
+
+    @admin.display(description=gettext_lazy("what"))
+    def what(self, operation: Any) -> str:
+        """Show the verb and the search."""
+        return format_html("{} <code>{}</code>", verb_label(operation.verb), operation.query)
+
+    @admin.display(description=gettext_lazy("state"))
+    def state_badge(self, operation: Any) -> str:
+        """Show the state as icon, word and colour."""
+        kind, icon = OPERATION_BADGES.get(operation.state, ("unknown", "?"))
+        return badge(kind, icon, operation.get_state_display())
+
+    @admin.display(description=gettext_lazy("progress"))
+    def bar(self, operation: Any) -> str:
+        """Show which part of the table is done."""
+        percent = int(100 * operation.progress)
+        return format_html(
+            '<progress max="100" value="{}" aria-label="{}">{}%</progress> {}%',
+            percent,
+            _("progress"),
+            percent,
+            percent,
+        )
+
+    @admin.display(description=gettext_lazy("changed"))
+    def changed_tasks(self, operation: Any) -> str:
+        """Show how many tasks changed, of how many expected."""
+        if operation.estimate is None:
+            return number(operation.changed)
+        expected = number(operation.estimate) + ("+" if operation.estimate_more else "")
+        return _("%(changed)s of %(expected)s") % {"changed": number(operation.changed), "expected": expected}
+
+    @admin.display(description=gettext_lazy("skipped"))
+    def skipped_tasks(self, operation: Any) -> str:
+        """Show how many tasks were skipped, and why."""
+        if not operation.skipped:
+            return number(operation.skipped)
+        reasons = ", ".join(f"{reason}: {number(count)}" for reason, count in (operation.skips or {}).items())
+        return f"{number(operation.skipped)} ({reasons})" if reasons else number(operation.skipped)
+
+    ordered = age_column(gettext_lazy("ordered"), "create_time")
+
+    ended = age_column(gettext_lazy("ended"), "finish_time")
+
+
+class AuditEntryAdmin(ListAdmin):
+    """The audit: user, verb, search, numbers and reason of each action."""
+
+    plural = gettext_lazy("audit entries")
+
+    filterset = AuditFilter
+    empty = gettext_lazy("No action yet.")
+    list_display = ("id", "when", "actor", "what", "target", "changed_tasks", "skipped_tasks", "reason", "source")
+    list_display_links = ("id",)
+    page_lines = (
+        "when",
+        "actor",
+        "what",
+        "target",
+        "changed_tasks",
+        "skipped_tasks",
+        "reason",
+        "source",
+        "operation_link",
+        "details_box",
+    )
+
+    when = age_column(gettext_lazy("when"), "time")
+
+    @admin.display(description=gettext_lazy("verb"))
+    def what(self, entry: Any) -> str:
+        """Show the verb."""
+        return verb_label(entry.verb)
+
+    @admin.display(description=gettext_lazy("to what"))
+    def target(self, entry: Any) -> str:
+        """Show the search or the queue."""
+        return format_html("<code>{}</code>", entry.query or entry.queue) if entry.query or entry.queue else EMPTY_VALUE
+
+    changed_tasks = number_column(gettext_lazy("changed"), "changed")
+
+    skipped_tasks = number_column(gettext_lazy("skipped"), "skipped")
+
+    @admin.display(description=gettext_lazy("bulk operation"))
+    def operation_link(self, entry: Any) -> str:
+        """Link to the bulk operation."""
+        key = entry.operation_id
+        return self.link(key, self.url(BulkOperation, "change", key)) if key else EMPTY_VALUE
+
+    details_box = box_column(gettext_lazy("details"), "details", lambda details: json_box(details or None))
+
+
+class PollerAdmin(SmallListAdmin):
+    """Pollers, as they last reported."""
+
+    filterset = NameFilter
+    empty = gettext_lazy("No poller has reported yet. Start one with: manage.py runtaskpoller")
+
+    list_display = (
+        "instance",
+        "state_badge",
+        "heartbeat",
+        "version",
+        "queue_names",
+        "held_of",
+        "finished",
+        "failed",
+        "runs",
+    )
+    list_display_links = ("instance",)
+    ordering = ("-heartbeat_time",)
+    page_lines = (
+        "instance",
+        "host",
+        "pid",
+        "version",
+        "state_badge",
+        "heartbeat",
+        "started",
+        "queue_names",
+        "held_of",
+        "finished",
+        "failed",
+        "runs",
+        "applied_box",
+    )
+
+    def list_verbs(self, request: HttpRequest) -> Sequence[Verb]:
+        """Return the commands that the user may send."""
+        return [verb for verb in POLLER_VERBS.values() if can_operate(request.user, verb)]
+
+    def page_verbs(self, request: HttpRequest, row: Any) -> Sequence[Verb]:
+        """Return the commands, unless the poller has stopped."""
+        return [] if row.state == STOPPED_STATE else self.list_verbs(request)
+
+    def act(self, request: HttpRequest) -> HttpResponse:
+        """Send a command to the ticked pollers."""
+        return command_pollers(self, request)
+
+    @admin.display(description=gettext_lazy("state"))
+    def state_badge(self, poller: Any) -> str:
+        """Show the reported state, a requested command, and whether it is late."""
+        if poller.requested_command:
+            facts = {"state": poller.state, "command": poller.requested_command}
+            return badge("paused", "◌", _("%(state)s, %(command)s requested") % facts)
+        if poller.state == STOPPED_STATE:
+            return badge("stopped", "▪", poller.state)
+        if is_late(poller):
+            return badge("late", "✕", _("%(state)s, late") % {"state": poller.state})
+        return (
+            badge("running", "▸", poller.state) if poller.state == RUNNING_STATE else badge("paused", "◌", poller.state)
+        )
+
+    heartbeat = age_column(gettext_lazy("heartbeat"), "heartbeat_time")
+
+    @admin.display(description=gettext_lazy("queues"))
+    def queue_names(self, poller: Any) -> str:
+        """Show the queues it polls."""
+        return ", ".join(map(queue_name, as_list(poller.queues))) or EMPTY_VALUE
+
+    @admin.display(description=gettext_lazy("held / slots"))
+    def held_of(self, poller: Any) -> str:
+        """Show held leases and slots."""
+        return f"{poller.held}/{poller.slots}"
+
+    @admin.display(description=gettext_lazy("tasks finished"))
+    def finished(self, poller: Any) -> str:
+        """Show the tasks finished since it started."""
+        return str(poller.finished)
+
+    @admin.display(description=gettext_lazy("running"))
+    def runs(self, poller: Any) -> str:
+        """Link to the running tasks."""
+        links = ((self.link(number, self.url(model, "change", number)),) for number, model in running(poller))
+        return format_html_join(", ", "{}", links) or EMPTY_VALUE
+
+    applied_box = box_column(gettext_lazy("applied settings"), "applied_settings", box)
+
+
+def is_late(poller: Any) -> bool:
+    """Return whether the poller missed three heartbeats."""
+    return bool(poller.clock - poller.heartbeat_time > MAX_MISSED_HEARTBEATS * conf.settings().heartbeat)
+
+
+def as_list(value: Any) -> list[Any]:
+    """Return a JSON list, or an empty list for any other value."""
+    return value if isinstance(value, list) else []
+
+
+def queue_name(item: Any) -> str:
+    """Return a queue as a poller reports it: by name, or with its weight when that is not 1."""
+    if not isinstance(item, dict):
+        return str(item)
+    weight = item.get("weight", 1)
+    return str(item.get("queue")) if weight == 1 else f"{item.get('queue')}:{weight}"
+
+
+def running(poller: Any) -> Iterator[tuple[int, type[AbstractTask]]]:
+    """Yield the id and the table of each task that the poller reports as running."""
+    for item in as_list(poller.running):
+        if isinstance(item, dict) and isinstance(item.get("task_id"), int):
+            yield item["task_id"], model_for(str(item.get("queue")))

@@ -1,0 +1,248 @@
+"""The overview with its charts, and the doctor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+from urllib.parse import urlencode
+
+from django.core.exceptions import PermissionDenied
+from django.db.models import Model
+from django.http import HttpRequest, HttpResponse
+from django.utils.formats import date_format, number_format
+from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
+
+from django_dbtaskqueue.admin.filters import text_of
+from django_dbtaskqueue.admin.frame import show
+from django_dbtaskqueue.admin.read_only import EMPTY_VALUE, ReadOnlyAdmin, badge, local, stamp
+from django_dbtaskqueue.core.durations import format_duration
+from django_dbtaskqueue.core.states import Status
+from django_dbtaskqueue.db.session import model_for
+from django_dbtaskqueue.models import FailureGroup, Poller, Queue, Task
+from django_dbtaskqueue.operations.bounded_reads import ApproxCount
+from django_dbtaskqueue.operations.doctor import Finding, examine
+from django_dbtaskqueue.operations.stats.queue_stats import Overview, QueueStats, health, overview
+from django_dbtaskqueue.operations.stats.trends import Point, series
+
+CHART_SPAN = timedelta(hours=1)
+
+
+@dataclass(frozen=True, slots=True)
+class ChartLine:
+    """One line of a chart. A value of None leaves a gap."""
+
+    label: str
+    colour: str  # a CSS variable
+    value: Callable[[Point], float | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """A chart and its table."""
+
+    name: str
+    title: str
+    unit: str
+    heads: Sequence[ChartLine]
+    rows: Sequence[dict[str, Any]]  # the newest first
+
+
+def charts(using: str, queue: str | None = None) -> list[Chart]:
+    """Return throughput and latency of the last hour, of one queue or of all."""
+    points = ended(series(using, CHART_SPAN, queue))
+    throughput = (
+        ChartLine(_("completed"), "--dbtq-good", lambda point: 60 * point.rate_of("completed", "deleted")),
+        ChartLine(_("failed"), "--dbtq-bad", lambda point: 60 * point.rate_of("failed", "retried")),
+        ChartLine(_("poison"), "--dbtq-aside", lambda point: 60 * point.rate_of("poisoned")),
+        ChartLine(_("put back"), "--dbtq-warn", lambda point: 60 * point.rate_of("reenqueued")),
+    )
+    latency = (
+        ChartLine(_("run p50"), "--dbtq-busy", lambda point: point.run(0.5)),
+        ChartLine(_("run p95"), "--dbtq-aside", lambda point: point.run(0.95)),
+        ChartLine(_("wait p50"), "--dbtq-good", lambda point: point.wait(0.5)),
+        ChartLine(_("wait p95"), "--dbtq-warn", lambda point: point.wait(0.95)),
+    )
+    return [
+        _chart("throughput", _("Attempts per minute, last hour"), "", throughput, points),
+        _chart("latency", _("Run time and wait time in seconds, last hour"), " s", latency, points),
+    ]
+
+
+def ended(points: list[Point]) -> list[Point]:
+    """Leave out the current minute: pollers have not reported all of it, so it would look as if work had stopped."""
+    if any(point.total for point in points[:-1]):
+        return points[:-1]
+    return points if points[-1].total else []
+
+
+def _chart(name: str, title: str, unit: str, lines: Sequence[ChartLine], points: Sequence[Point]) -> Chart:
+    rows = [
+        {
+            "time": stamp(point.time, date_format(local(point.time), "H:i")),
+            "cells": [_cell(line.value(point)) for line in lines],
+        }
+        for point in reversed(points)
+    ]
+    return Chart(name, title, unit, lines, rows)
+
+
+def _cell(value: float | None) -> dict[str, str]:
+    if value is None:
+        return {"raw": "", "text": "-"}
+    digits = 0 if value >= 100 else 1 if value >= 10 else 3
+    return {"raw": f"{value:.4g}", "text": number_format(round(value, digits), force_grouping=True)}
+
+
+MAX_GRID_QUEUES = 100  # those with problems come first; others are found by name
+NAME_KEY = "name"  # query key
+
+
+class OverviewAdmin(ReadOnlyAdmin):
+    """The overview: health in a sentence, every queue by status, rates and charts."""
+
+    view_permission = "view_queue"
+
+    def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
+        """Return the page, or its part that refreshes."""
+        if not self.has_view_permission(request):
+            raise PermissionDenied
+        return show(self, request, "overview", lambda: self._context(request))
+
+    def _context(self, request: HttpRequest) -> dict[str, Any]:
+        found, part = overview(), request.GET.get(NAME_KEY, "").strip()
+        queues = [row for row in found.queues if part.lower() in row.queue.lower()]
+        shown = sorted(queues, key=_care)[:MAX_GRID_QUEUES]
+        return {
+            "health": health(found),
+            "cards": self._cards(found),
+            "statuses": [str(status) for status in Status],
+            "rows": [row_of(self, row) for row in shown],
+            "totals": [_count_cell(self, number, Task, status=status) for status, number in found.statuses.items()]
+            + [_count_cell(self, found.total, Task)]
+            if len(found.queues) > 1
+            else [],
+            "left": _left(len(queues), len(shown)),
+            "part": part,
+            "charts": charts(self.get_queryset(request).db),
+        }
+
+    def _cards(self, found: Overview) -> list[tuple[str, str]]:
+        pollers = self.link(found.pollers, self.url(Poller, "changelist"))
+        failed = self.link(number_format(found.failed, force_grouping=True), self.url(FailureGroup, "changelist"))
+        return [
+            (_("oldest due"), _age(found.oldest)),
+            (_("in / min"), per_minute(sum(row.rate_in for row in found.queues))),
+            (_("out / min"), per_minute(sum(row.rate_out for row in found.queues))),
+            (_("attempts failed in the last hour"), failed),
+            (_("pollers alive"), pollers),
+        ]
+
+
+def row_of(page: ReadOnlyAdmin, row: QueueStats) -> dict[str, Any]:
+    """Return the figures of a queue as a row of the grid, each number with a link to the tasks it counts."""
+    model = model_for(row.queue)
+    cells = [
+        _count_cell(page, number, model, queue=row.queue, status=status) for status, number in row.statuses.items()
+    ]
+    return {
+        "name": row.queue,
+        "url": page.url(Queue, "change", row.queue),
+        "late": row.late,
+        "marks": _marks(row),
+        "cells": [*cells, _count_cell(page, row.total, model, queue=row.queue)],
+        "rate_in": per_minute(row.rate_in),
+        "rate_out": per_minute(row.rate_out),
+        "oldest": _age(row.oldest),
+        "drain": _drain(row),
+    }
+
+
+def _count_cell(page: ReadOnlyAdmin, number: ApproxCount, model: type[Model], **search: str) -> dict[str, Any]:
+    address = page.url(model, "changelist")
+    url = f"{address}?{urlencode({'q': text_of(**search)})}" if address and search else address
+    return {"text": str(number), "some": bool(number), "url": url}
+
+
+def _care(row: QueueStats) -> tuple[Any, ...]:
+    """Sort late queues first, then those with failures, then those with tasks, then by name."""
+    oldest = row.oldest or timedelta(0)
+    return (
+        not row.late,
+        -oldest if row.late else timedelta(0),
+        not row.statuses[Status.ERROR],
+        not row.total,
+        row.queue,
+    )
+
+
+def _marks(row: QueueStats) -> list[str]:
+    if row.paused:
+        return [badge("paused", "‖", _("paused"))]
+    marks: list[str] = [badge("late", "✕", _("late"))] if row.late else []
+    if row.unserved:
+        marks.append(badge("paused", "!", _("no poller")))
+    return marks
+
+
+def _age(value: timedelta | None) -> str:
+    return EMPTY_VALUE if value is None else format_duration(value, rough=True)
+
+
+def _drain(row: QueueStats) -> str:
+    if row.drain is not None:
+        return _age(row.drain)
+    return _("never, at this rate") if row.oldest is not None and not row.paused else EMPTY_VALUE
+
+
+def _left(all_of_them: int, shown: int) -> str:
+    left = all_of_them - shown
+    text = ngettext("%(count)s more queue: search by name.", "%(count)s more queues: search by name.", left)
+    return text % {"count": left} if left else ""
+
+
+def per_minute(rate: float) -> str:
+    """Return a rate per second as one per minute, to two digits below ten."""
+    value = 60 * rate
+    return number_format(round(value, 1) if 0 < value < 10 else round(value), force_grouping=True)
+
+
+FINDING_BADGES = {"error": ("error", "✕"), "warning": ("paused", "!"), "info": ("created", "i")}
+
+
+class DoctorAdmin(ReadOnlyAdmin):
+    """The doctor: what is wrong with the queues and the database, and what helps."""
+
+    view_permission = "view_queue"
+
+    def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
+        """Return all findings, the worst first."""
+        if not self.has_view_permission(request):
+            raise PermissionDenied
+        # Before the page's transaction: an error of the database would end it.
+        found = examine(self.get_queryset(request).db)
+        return show(self, request, "doctor", lambda: self._context(found))
+
+    def _context(self, found: list[Finding]) -> dict[str, Any]:
+        serious = [finding for finding in found if finding.level != "info"]
+        text = ngettext("%(count)s thing needs care.", "%(count)s things need care.", len(serious))
+        return {
+            "findings": [
+                {
+                    "level": one.level,
+                    "badge": badge(*FINDING_BADGES[one.level], level_text(one.level)),
+                    "text": one.words,
+                }
+                | {"remedy": one.remedy, "id": one.id}
+                for one in found
+            ],
+            "worst": "" if not serious else "late" if serious[0].level == "error" else "warned",
+            "sentence": text % {"count": len(serious)} if serious else _("All is well."),
+        }
+
+
+def level_text(level: str) -> str:
+    """Return the name of a level."""
+    return {"error": _("error"), "warning": _("warning"), "info": _("note")}[level]

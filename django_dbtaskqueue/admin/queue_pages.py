@@ -1,0 +1,289 @@
+"""Queues: settings and where they come from, pause and resume, purge."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, fields
+from datetime import timedelta
+from typing import Any
+
+from django.contrib import admin, messages
+from django.core.exceptions import BadRequest, ImproperlyConfigured
+from django.db.models import QuerySet
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy, ngettext
+
+from django_dbtaskqueue.admin.confirmation import check
+from django_dbtaskqueue.admin.filters import NameFilter, text_of
+from django_dbtaskqueue.admin.list_pages import SmallListAdmin
+from django_dbtaskqueue.admin.overview_pages import charts, row_of
+from django_dbtaskqueue.admin.page_actions import act_on_queues, is_paused
+from django_dbtaskqueue.admin.read_only import EMPTY_VALUE, badge, local
+from django_dbtaskqueue.conf import settings as conf
+from django_dbtaskqueue.conf.queue import DURATIONS, PLACE, QueueSettings, stored
+from django_dbtaskqueue.core.durations import format_duration, parse_duration
+from django_dbtaskqueue.core.exceptions import OperationRefused
+from django_dbtaskqueue.core.retry import describe
+from django_dbtaskqueue.core.states import Status
+from django_dbtaskqueue.db.session import alias_for, model_for
+from django_dbtaskqueue.models import BulkOperation, Queue
+from django_dbtaskqueue.operations import bulk, queue_control
+from django_dbtaskqueue.operations.paging import Page, Slice
+from django_dbtaskqueue.operations.permissions import Actor, can_operate
+from django_dbtaskqueue.operations.stats.queue_stats import stats_of_queue
+from django_dbtaskqueue.operations.verbs import CHANGE_SETTINGS, PAUSE, PURGE, QUEUE_VERBS, Verb
+
+MAX_SHOWN_QUEUES = 200  # on one page; others are found by name
+FIXED_SETTINGS = (
+    *PLACE,
+    "strategy",
+    "router",
+    "paused",
+)  # where tasks live cannot change; pausing has a page of its own
+
+
+class QueueAdmin(SmallListAdmin):
+    """The queues; a ``Queue`` row is made when the first one is paused."""
+
+    detail_template = "queue"
+    list_across = True
+    filterset = NameFilter
+    empty = gettext_lazy("No queue has this name.")
+    list_display = ("name", "state", "pause", "changed_settings", "tasks")
+    list_display_links = ("name",)
+    ordering = ("name",)
+    page_lines = ("state", "pause", "tasks")
+
+    def list_verbs(self, request: HttpRequest) -> Sequence[Verb]:
+        """Return the verbs that the user may use on any queue."""
+        return [verb for verb in QUEUE_VERBS.values() if can_operate(request.user, verb)]
+
+    def act(self, request: HttpRequest) -> HttpResponse:
+        """Pause or resume, change a setting, or purge."""
+        if "set" in request.POST:
+            return change_settings(self, request)
+        if "purge" in request.POST:
+            return purge(self, request)
+        verb = QUEUE_VERBS.get(request.POST.get("action", ""))
+        if verb is None:
+            raise BadRequest(f"Queues have no action {request.POST.get('action')!r}.")
+        return act_on_queues(self, request, verb) or HttpResponseRedirect(request.get_full_path())
+
+    def read_page(
+        self, request: HttpRequest, filterset: Any, rows: QuerySet[Any], before: int | None, after: int | None
+    ) -> Page:
+        """Return the first queues by name."""
+        return Page(Slice(list(rows[:MAX_SHOWN_QUEUES]), None, None))
+
+    def filtered(self, request: HttpRequest) -> Any:
+        """Search all known queues, with a row or without."""
+        filterset = super().filtered(request)
+        part = filterset.form.cleaned_data.get("name", "") if filterset.is_valid() else ""
+        found = all_queues(filterset.queryset)
+        return QueueSearch(filterset, [queue for queue in found if part.lower() in queue.name.lower()])
+
+    def _number(self, rows: Any, found: Slice, place: int | None) -> str:
+        text = ngettext("%(number)s queue", "%(number)s queues", len(rows)) % {"number": len(rows)}
+        if len(rows) > len(found.rows):
+            return _("%(words)s; the first %(shown)s by name: search for others") % {
+                "words": text,
+                "shown": len(found.rows),
+            }
+        return text
+
+    def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Queue | None:
+        """Return the row, or a known queue without one."""
+        rows: QuerySet[Queue] = self.get_queryset(request)
+        found = {queue.name: queue for queue in all_queues(rows, name=object_id)}
+        return found.get(object_id)
+
+    # -- columns -----------------------------------------------------------------------------------------------------
+
+    @admin.display(description=gettext_lazy("state"))
+    def state(self, queue: Any) -> str:
+        """Show running or paused."""
+        return badge("paused", "‖", _("paused")) if is_paused(queue) else badge("running", "▸", _("running"))
+
+    @admin.display(description=gettext_lazy("pause"))
+    def pause(self, queue: Any) -> str:
+        """Show the reason, the user, and the end."""
+        if not is_paused(queue):
+            return EMPTY_VALUE
+        parts = [queue.paused_reason or _("no reason given"), _("by %(who)s") % {"who": queue.paused_by or "?"}]
+        if queue.paused_until:
+            parts.append(_("until %(time)s") % {"time": f"{local(queue.paused_until):%Y-%m-%d %H:%M}"})
+        return ", ".join(parts)
+
+    @admin.display(description=gettext_lazy("tasks"))
+    def tasks(self, queue: Any) -> str:
+        """Link to its tasks."""
+        return self.link(_("Tasks"), self.url(model_for(queue.name), "changelist", q=text_of(queue=queue.name)))
+
+    @admin.display(description=gettext_lazy("changed while running"))
+    def changed_settings(self, queue: Any) -> str:
+        """Show the settings that an operator changed."""
+        return changes_of(queue) or EMPTY_VALUE
+
+    def page_facts(self, request: HttpRequest, row: Any) -> dict[str, Any]:
+        """Add figures, charts, and every setting with its source."""
+        user, name = request.user, row.name
+        return {
+            "rows": [row_of(self, stats_of_queue(name))],
+            "statuses": [str(status) for status in Status],
+            "settings": settings_of(row),
+            "charts": charts(alias_for(name, None, write=False), name),
+            "may_set": can_operate(user, CHANGE_SETTINGS, name),
+            "may_purge": can_operate(user, PURGE, name),
+        }
+
+    def page_verbs(self, request: HttpRequest, row: Any) -> Sequence[Verb]:
+        """Return pause, and for a paused queue resume."""
+        fitting = QUEUE_VERBS.values() if is_paused(row) else [PAUSE]
+        return [verb for verb in fitting if can_operate(request.user, verb, row.name)]
+
+
+class QueueSearch:
+    """A bound FilterSet whose rows are not all in the database."""
+
+    def __init__(self, filterset: Any, found: list[Queue]) -> None:
+        self.form, self.filters, self.queryset = filterset.form, filterset.filters, filterset.queryset
+        self._valid, self.qs = filterset.is_valid(), QueueList(found)
+
+    def is_valid(self) -> bool:
+        """Return whether the search has no error."""
+        return bool(self._valid)
+
+
+class QueueList(list[Queue]):
+    """Queues in place of a queryset."""
+
+    def defer(self, *_columns: str) -> QueueList:
+        """Do nothing: all columns have been read."""
+        return self
+
+
+def all_queues(rows: QuerySet[Queue], **only: str) -> list[Queue]:
+    """Return the rows, on every database that has queues, and the known queues without a row, by name."""
+    homes = {name: alias_for(name, None, write=False) for name in conf.known_queues()}
+    found = {name: _without_row(name) for name in homes}
+    for alias in sorted({rows.db, *homes.values()}):
+        found |= {row.name: row for row in rows.using(alias).filter(**only) if homes.get(row.name, alias) == alias}
+    return [queue for _name, queue in sorted(found.items())]
+
+
+def _without_row(name: str) -> Queue:
+    return Queue(name=name, overrides={}, paused_time=None, paused_until=None, paused_by="", paused_reason="")
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One setting of a queue as its page shows it."""
+
+    name: str
+    value: str
+    source: str
+    changed: bool  # by an operator
+    changeable: bool
+
+
+def settings_of(queue: Queue) -> list[Setting]:
+    """Return every setting in force and its source."""
+    base = conf.default_settings(queue.name)
+    overrides = queue.overrides or {}
+    try:
+        found = conf.overlay(base, overrides)
+    except ImproperlyConfigured:
+        found = base
+    return [
+        Setting(
+            field.name,
+            setting_text(getattr(found, field.name)),
+            _source(queue.name, field.name, overrides),
+            field.name in overrides,
+            field.name not in FIXED_SETTINGS,
+        )
+        for field in fields(QueueSettings)
+    ]
+
+
+def changes_of(queue: Queue) -> str:
+    """Return the settings that an operator changed, such as ``lease=5m``."""
+    return ", ".join(f"{name}={_as_text(name, value)}" for name, value in (queue.overrides or {}).items())
+
+
+def _as_text(name: str, value: Any) -> Any:
+    """Return a stored override as a person writes it. The row holds a duration in ISO 8601."""
+    with suppress(ValueError):
+        return format_duration(parse_duration(value)) if name in DURATIONS else value
+    return value
+
+
+def _source(queue: str, name: str, overrides: dict[str, Any]) -> str:
+    settings = conf.settings()
+    if name in overrides:
+        return _("changed here, while running")
+    if name in settings.queues.get(queue, {}):
+        return _("the project's settings or settings file") if settings.file else _("the project's settings")
+    if name in conf.declared().get(queue, {}):
+        return _("the processor")
+    return _("the project's default") if name in settings.defaults else _("built in")
+
+
+def setting_text(value: object) -> str:
+    """Return a setting's value as a person writes it."""
+    if isinstance(value, timedelta):
+        return format_duration(value)
+    return describe(value) if callable(value) else str(value)
+
+
+def change_settings(page: QueueAdmin, request: HttpRequest) -> HttpResponse:
+    """Set one setting of a queue; an empty value restores the project's."""
+    name, key, value = (request.POST.get(part, "").strip() for part in ("queue", "set", "value"))
+    queue = page.get_object(request, name)
+    if queue is None:
+        raise Http404
+    check(request, CHANGE_SETTINGS, queue.name)
+    try:
+        values: dict[str, Any] = {}
+        if value:
+            values = stored({key: _read(key, value)}, where=_("Queue %(name)s") % {"name": name}, fixed=FIXED_SETTINGS)
+        back, reason = [] if value else [key], request.POST.get("reason", "")
+        queue_control.change_settings(name, values, Actor(request.user, "admin"), reset=back, reason=reason)
+    except (ImproperlyConfigured, OperationRefused, TypeError, ValueError) as error:
+        page.message_user(request, str(error), messages.ERROR)
+        return HttpResponseRedirect(page.page_of(queue))
+    changed = _("%(key)s is %(value)s now.") if value else _("%(key)s is what the project says again.")
+    text = changed % {"key": key, "value": value}
+    page.message_user(request, text + " " + _("Pollers follow within a heartbeat."), messages.SUCCESS)
+    return HttpResponseRedirect(page.page_of(queue))
+
+
+def purge(page: QueueAdmin, request: HttpRequest) -> HttpResponse:
+    """Start the bulk deletion of every task of a queue, after its name was typed."""
+    name = request.POST.get("purge", "")
+    queue = page.get_object(request, name)
+    if queue is None:
+        raise Http404
+    check(request, PURGE, name)
+    if request.POST.get("typed", "").strip() != name:
+        page.message_user(request, _("Type %(name)s to delete all its tasks.") % {"name": name}, messages.ERROR)
+        return HttpResponseRedirect(page.page_of(queue))
+    try:
+        reason = request.POST.get("reason", "").strip()
+        operation = bulk.start(PURGE, text_of(queue=name), request.user, reason)
+    except OperationRefused as error:
+        page.message_user(request, str(error), messages.ERROR)
+        return HttpResponseRedirect(page.page_of(queue))
+    page.message_user(request, _("The bulk operation has started."), messages.SUCCESS)
+    return HttpResponseRedirect(page.url(BulkOperation, "change", operation.pk) or page.page_of(queue))
+
+
+def _read(key: str, value: str) -> Any:
+    """Return the typed text as None, a bool, an int, or text."""
+    if value.lower() in ("none", "null"):
+        return None
+    if value.lower() in ("true", "false"):
+        return value.lower() == "true"
+    return int(value) if value.isdecimal() and key not in DURATIONS else value

@@ -1,0 +1,290 @@
+"""Read-only admin classes, and how they show values. Everything from a row is escaped."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from django.contrib import admin
+from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
+from django.contrib.admin.utils import quote, unquote
+from django.core.exceptions import PermissionDenied
+from django.db.models import Model, QuerySet
+from django.db.models.functions import Now
+from django.http import HttpRequest, HttpResponse
+from django.urls import NoReverseMatch, reverse
+from django.utils.formats import date_format, number_format
+from django.utils.html import format_html
+from django.utils.http import urlencode
+from django.utils.safestring import SafeString
+from django.utils.timezone import localtime
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
+
+from django_dbtaskqueue.admin.frame import show
+from django_dbtaskqueue.core.durations import format_duration
+from django_dbtaskqueue.core.states import Status
+from django_dbtaskqueue.operations.permissions import can_operate
+from django_dbtaskqueue.operations.serializers import masked, masked_text
+from django_dbtaskqueue.operations.verbs import VIEW_PAYLOAD, Verb
+
+if TYPE_CHECKING:
+    from django_stubs_ext import StrOrPromise
+
+    ModelAdmin = admin.ModelAdmin[Any]
+else:
+    ModelAdmin = admin.ModelAdmin
+
+MAX_ID = 2**63 - 1
+EMPTY_VALUE = "-"
+STATUS_ICONS = {
+    Status.CREATED: "○",
+    Status.PROCESSING: "◐",
+    Status.COMPLETED: "✓",
+    Status.ERROR: "✕",
+    Status.POISON: "◆",
+}
+
+
+def badge(kind: str, icon: str, word: object) -> SafeString:
+    """Return an icon and a word in the colour of ``kind``."""
+    return format_html(
+        '<span class="dbtq-badge dbtq-{}"><span class="dbtq-icon" aria-hidden="true">{}</span>{}</span>',
+        kind,
+        icon,
+        word,
+    )
+
+
+def status_badge(status: str) -> SafeString:
+    """Return a status as icon, word and colour."""
+    known = status in STATUS_ICONS
+    return badge(status.lower() if known else "unknown", STATUS_ICONS[Status(status)] if known else "?", status)
+
+
+def local(value: datetime) -> datetime:
+    """Return a time in the viewer's time zone."""
+    return localtime(value) if value.tzinfo else value
+
+
+def stamp(value: datetime | None, text: str | None = None, *, ages: bool = False) -> str:
+    """Return a time as ``<time>``: to the second, or as ``text`` with the full time as its title.
+
+    With ``ages`` the text is an age, which the browser keeps up to date.
+    """
+    if value is None:
+        return EMPTY_VALUE
+    shown = local(value)
+    exact = f"{date_format(shown, 'Y-m-d H:i:s')}{shown:%z}"
+    return format_html(
+        '<time class="dbtq-time{}" datetime="{}" title="{}">{}</time>',
+        " dbtq-ago" if ages else "",
+        value.isoformat(),
+        exact,
+        date_format(shown, "Y-m-d H:i:s") if text is None else text,
+    )
+
+
+def ago(value: datetime | None, now: datetime) -> str:
+    """Return how long ago a time was, or in how long it will be."""
+    if value is None:
+        return EMPTY_VALUE
+    age = timedelta(seconds=int(abs(now - value).total_seconds()))  # as the browser shows it
+    words = _("%(time)s ago") if value <= now else _("in %(time)s")
+    return stamp(value, words % {"time": format_duration(age, rough=True)}, ages=True)
+
+
+def box(text: str | None) -> str:
+    """Return a long text in a box that scrolls, its secrets masked."""
+    return _box(masked_text(text)) if text else EMPTY_VALUE
+
+
+def json_box(value: Any) -> str:
+    """Return a JSON value, indented, in a box that scrolls, its secrets masked."""
+    return EMPTY_VALUE if value is None else _box(json.dumps(masked(value), indent=2, ensure_ascii=False))
+
+
+def _box(text: str) -> str:
+    return format_html('<pre class="dbtq-box" tabindex="0">{}</pre>', text)
+
+
+Column = Callable[[Any, Any], str]  # a method of an admin class: the row as text
+
+
+def age_column(title: StrOrPromise, field: str) -> Column:
+    """Return a column that shows how long ago a time was."""
+
+    @admin.display(description=title)
+    def column(_page: object, row: Any) -> str:
+        return ago(getattr(row, field), row.clock)
+
+    return column
+
+
+def box_column(title: StrOrPromise, field: str, show_value: Callable[[Any], str]) -> Column:
+    """Return a column that shows a long value in a box: ``show_value`` is ``box`` or ``json_box``."""
+
+    @admin.display(description=title)
+    def column(_page: object, row: Any) -> str:
+        return show_value(getattr(row, field))
+
+    return column
+
+
+def number_column(title: StrOrPromise, field: str) -> Column:
+    """Return a column that shows a number."""
+
+    @admin.display(description=title)
+    def column(_page: object, row: Any) -> str:
+        return number(getattr(row, field))
+
+    return column
+
+
+def number(value: int | None) -> str:
+    """Return a number with thousands separators."""
+    return EMPTY_VALUE if value is None else number_format(value, force_grouping=True)
+
+
+class ReadOnlyAdmin(ModelAdmin):
+    """A list and a detail page without form fields, for tables of any size."""
+
+    actions: Any = None
+    ordering = ("-pk",)
+    show_facets = admin.ShowFacets.NEVER  # a full count per choice
+    long_columns: tuple[str, ...] = ()  # not read for a list
+    secrets: tuple[str, ...] = ()  # boxes for users who may see payloads
+    page_lines: tuple[str, ...] = ()  # facts on the page of a row
+    detail_template = "detail"
+    view_permission = ""  # another codename than the model's own
+
+    def has_add_permission(self, request: HttpRequest, obj: Model | None = None) -> bool:
+        """No user adds a row by hand."""
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: Model | None = None) -> bool:
+        """No user changes a row by hand."""
+        return False
+
+    def has_delete_permission(self, request: HttpRequest, obj: Model | None = None) -> bool:
+        """No user deletes a row by hand."""
+        return False
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
+        """Add the database's time to each row as ``clock``. The web server's clock may differ."""
+        rows: QuerySet[Any] = super().get_queryset(request).annotate(clock=Now())
+        return rows
+
+    def has_view_permission(self, request: HttpRequest, obj: Model | None = None) -> bool:
+        """Check the model's own permission, or ``view_permission``."""
+        if not self.view_permission:
+            return bool(super().has_view_permission(request, obj))
+        return request.user.has_perm(f"{self.opts.app_label}.{self.view_permission}")
+
+    def has_module_permission(self, request: HttpRequest) -> bool:
+        """Show the page in the index to users who may see it."""
+        return self.has_view_permission(request)
+
+    def url(self, model: type[Model], page: str, *args: int | str, **query: int | str) -> str:
+        """Return the address of a page of this admin site; empty when the site does not show that model."""
+        name = f"admin:{model._meta.app_label}_{model._meta.model_name}_{page}"
+        try:
+            address = reverse(name, args=[quote(arg) for arg in args], current_app=self.admin_site.name)
+        except NoReverseMatch:
+            return ""
+        return f"{address}?{urlencode(query)}" if query else address
+
+    def link(self, text: object, address: str) -> str:
+        """Return a link, or the bare text when there is no address."""
+        return format_html('<a href="{}">{}</a>', address, text) if address else str(text)
+
+    def page_of(self, row: Model) -> str:
+        """Return the address of the page of a row."""
+        return self.url(self.model, "change", row.pk)
+
+    # -- the page of one row -----------------------------------------------------------------------------------------
+
+    def page_verbs(self, request: HttpRequest, row: Any) -> Sequence[Verb]:
+        """Return the verbs that the page of a row offers."""
+        return ()
+
+    def page_facts(self, request: HttpRequest, row: Any) -> dict[str, Any]:
+        """Return more context for the page's template."""
+        return {}
+
+    def page_fields(self, row: Any) -> Sequence[str]:
+        """Return the names of the facts that the page shows."""
+        return self.page_lines
+
+    def change_view(
+        self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: dict[str, Any] | None = None
+    ) -> HttpResponse:
+        """Return the page of one row, or its part that refreshes."""
+        row: Any = self.get_object(request, unquote(object_id))
+        if not self.has_view_permission(request, row) or request.method == "POST":
+            raise PermissionDenied
+        if row is None:
+            return self._get_obj_does_not_exist_redirect(request, self.opts, object_id)  # type: ignore[attr-defined, no-any-return]
+        return show(self, request, self.detail_template, lambda: self._detail(request, row))
+
+    def _detail(self, request: HttpRequest, row: Any) -> dict[str, Any]:
+        seen = may_see(request, row)
+        return {
+            "title": str(row),
+            "original": row,
+            "is_page_of_a_row": True,
+            "verbs": self.page_verbs(request, row),
+            "act_url": self.url(self.model, "changelist"),
+            "log_url": self.url(self.model, "history", row.pk),
+            "facts": [self._fact(row, name) for name in self.page_fields(row)],
+            "boxes": [self._fact(row, name) for name in self.secrets] if seen else [],
+            "withheld": bool(self.secrets) and not seen,
+            **self.page_facts(request, row),
+        }
+
+    def _fact(self, row: Any, name: str) -> tuple[str, Any, str]:
+        method = getattr(self, name, None)
+        if method:
+            return str(method.short_description), method(row), name
+        field: Any = self.opts.get_field(name)
+        value = getattr(row, name)
+        text = stamp(value) if isinstance(value, datetime) else value
+        return str(field.verbose_name), EMPTY_VALUE if text in (None, "") else text, name
+
+    def back(self, request: HttpRequest) -> str:
+        """Return the page of the row if the action began there; empty if it began on the list."""
+        selected = request.POST.getlist(ACTION_CHECKBOX_NAME)
+        return self.url(self.model, "change", selected[0]) if request.POST.get("origin") == "page" and selected else ""
+
+    # -- columns that several tables have ----------------------------------------------------------------------------
+
+    @admin.display(description=gettext_lazy("status"))
+    def status_badge(self, row: Any) -> str:
+        """Show the status as icon, word and colour."""
+        return status_badge(row.status)
+
+    @admin.display(description=gettext_lazy("attempts"))
+    def attempts(self, row: Any) -> str:
+        """Show attempts used and allowed."""
+        return f"{row.attempt}/{row.max_attempts}"
+
+    created = age_column(gettext_lazy("created"), "create_time")
+    started = age_column(gettext_lazy("started"), "start_time")
+    finished = age_column(gettext_lazy("finished"), "finish_time")
+    payload_box = box_column(gettext_lazy("payload"), "payload", json_box)
+    result_box = box_column(gettext_lazy("result"), "result", json_box)
+    context_box = box_column(gettext_lazy("context"), "context", json_box)
+    process_result_box = box_column(gettext_lazy("process result"), "process_result", box)
+
+
+def may_see(request: HttpRequest, row: Any = None) -> bool:
+    """Return whether the user may see payloads, results and tracebacks: of a row's queue, or of any queue."""
+    return can_operate(request.user, VIEW_PAYLOAD, getattr(row, "queue", None))
+
+
+def id_of(term: str) -> int | None:
+    """Return the text as an id, or None if it cannot be one."""
+    digits = term.isascii() and term.isdecimal() and len(term) <= len(str(MAX_ID))
+    return int(term) if digits and int(term) <= MAX_ID else None

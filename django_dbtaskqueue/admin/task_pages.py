@@ -1,0 +1,268 @@
+"""Tasks: the list, the page of one task, and what can be done to them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, cast
+
+from django.contrib import admin
+from django.db import connections
+from django.db.models import QuerySet
+from django.http import HttpRequest, HttpResponse
+from django.utils.html import format_html
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
+
+from django_dbtaskqueue.admin import list_pages
+from django_dbtaskqueue.admin.filters import change_saved_searches, saved_searches, search_context, statuses_of, text_of
+from django_dbtaskqueue.admin.list_pages import FULL_SEARCH_KEY, ListAdmin
+from django_dbtaskqueue.admin.page_actions import act_on_tasks, can_enqueue, enqueue_copy
+from django_dbtaskqueue.admin.read_only import EMPTY_VALUE, ago, box, may_see, stamp
+from django_dbtaskqueue.core.columns import SHOWN_IF_SET
+from django_dbtaskqueue.core.durations import format_duration
+from django_dbtaskqueue.core.states import Status
+from django_dbtaskqueue.db.session import alias_for
+from django_dbtaskqueue.models import AbstractTask, Attempt, Poller, Queue, Task
+from django_dbtaskqueue.models.querysets import TaskQuerySet
+from django_dbtaskqueue.operations import paging
+from django_dbtaskqueue.operations.paging import Page
+from django_dbtaskqueue.operations.permissions import can_operate
+from django_dbtaskqueue.operations.queue_control import IN_EFFECT
+from django_dbtaskqueue.operations.search.parse import Search, parse
+from django_dbtaskqueue.operations.search.query import TaskFilter
+from django_dbtaskqueue.operations.serializers import error_of, message_of
+from django_dbtaskqueue.operations.verbs import TASK_VERBS, Verb
+
+MAX_TIMELINE_ATTEMPTS = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """An event of a task, in the past or in the future."""
+
+    time: datetime
+    shown: str
+    what: str
+    note: str = ""
+    bad: bool = False
+    took: str = ""
+    trace: str = ""
+    key: int = 0
+
+
+class TaskAdmin(ListAdmin):
+    """A task table. Only the verbs change rows."""
+
+    detail_template = "task"
+    list_template = "tasks"
+    list_across = True
+    filterset = TaskFilter
+    list_display = ("id", "status_badge", "reference", "queue_link", "attempts", "says", "when", "created")
+    list_display_links = ("id", "reference")
+    long_columns = ("payload", "result", "context")
+    secrets = ("process_result_box", "payload_box", "result_box", "context_box")
+    empty = gettext_lazy("No task matches.")
+
+    def list_verbs(self, request: HttpRequest) -> Sequence[Verb]:
+        """Return the verbs that the user may use and that apply to a status of the search."""
+        statuses = statuses_of(self.filtered(request).search)
+        fitting = [verb for verb in TASK_VERBS.values() if statuses & set(verb.sources)]
+        return [verb for verb in fitting if can_operate(request.user, verb)]
+
+    def act(self, request: HttpRequest) -> HttpResponse:
+        """Save a search, enqueue a copy, or act on the ticked rows or on all that match the address."""
+        if {"save_view", "forget_view"} & request.POST.keys():
+            return change_saved_searches(self, request)
+        return enqueue_copy(self, request) if "again" in request.POST else act_on_tasks(self, request)
+
+    def search_of(self, request: HttpRequest) -> Search:
+        """Return the search of the address; raise ``SearchError`` if it has an error."""
+        found: Search = self.filtered(request).checked().search
+        return found
+
+    def list_context(self, request: HttpRequest) -> dict[str, Any]:
+        """Add the search and the saved searches."""
+        context = super().list_context(request)
+        saved = saved_searches(request.user, self.get_queryset(request).db)
+        found = search_context(context["filterset"], request.path)
+        return {**context, **found, "saved": saved, "can_save": bool(found["chips"])}
+
+    def read_page(
+        self, request: HttpRequest, filterset: Any, rows: QuerySet[Any], before: int | None, after: int | None
+    ) -> Page:
+        """Return one page. A search without an index reads a limited number of rows."""
+        if FULL_SEARCH_KEY in request.GET:
+            return super().read_page(request, filterset, rows, before, after)
+        size, place = list_pages.PAGE_ROWS, {"before": before, "after": after}
+        if (
+            filterset.search
+            and paging.finds_processing_only(filterset.search)
+            and connections[rows.db].vendor == "postgresql"
+        ):
+            return paging.page_of_processing(cast(TaskQuerySet, rows), filterset.search.queues(), size, **place)
+        return paging.page_of(rows, paging.indexed_part(filterset.search, filterset.queryset), size, **place)
+
+    # -- columns -----------------------------------------------------------------------------------------------------
+
+    @admin.display(description=gettext_lazy("queue"))
+    def queue_link(self, task: Any) -> str:
+        """Link to the tasks of the queue."""
+        return self.link(task.queue, self.url(self.model, "changelist", q=text_of(queue=task.queue)))
+
+    @admin.display(description=gettext_lazy("when"))
+    def when(self, task: Any) -> str:
+        """Show when the task is due, when its lease ends, or when it finished."""
+        if task.parked_by:
+            return _("parked")
+        if task.status == Status.CREATED:
+            return _within(_("due %(time)s"), ago(task.next_process_time, task.clock))
+        if task.status == Status.PROCESSING:
+            over = task.next_process_time <= task.clock
+            words = _("lease ran out %(time)s") if over else _("lease ends %(time)s")
+            return _within(words, ago(task.next_process_time, task.clock))
+        return _within(_("finished %(time)s"), ago(task.finish_time or task.last_update_time, task.clock))
+
+    @admin.display(description=gettext_lazy("progress or error"))
+    def says(self, task: Any) -> str:
+        """Show one line. The result of a COMPLETED task needs the permission to see payloads, on its page."""
+        return "" if task.status == Status.COMPLETED else message_of(task.process_result)
+
+    # -- the page of one task ----------------------------------------------------------------------------------------
+
+    @admin.display(description=gettext_lazy("now"))
+    def situation(self, task: Any) -> str:
+        """Show the state of the task in a sentence."""
+        when = ago(task.next_process_time, task.clock)
+        if task.status == Status.PROCESSING:
+            over = task.next_process_time <= task.clock
+            return _within(_over(task) if over else _("Being processed; the lease ends %(time)s."), when)
+        if task.status == Status.CREATED:
+            return self._waiting(task, when)
+        return _within(_("Finished %(time)s."), ago(task.finish_time or task.last_update_time, task.clock))
+
+    def _waiting(self, task: Any, when: str) -> str:
+        if task.parked_by:
+            return _("Parked: %(reason)s.") % {"reason": task.parked_by}
+        if Queue.objects.using(alias_for(task.queue, None, write=False)).filter(IN_EFFECT, name=task.queue).exists():
+            return _("Ready, but the queue is paused.")
+        if task.next_process_time <= task.clock:
+            return _within(_("Due %(time)s, waiting for a poller."), when)
+        return _within(_("Scheduled, due %(time)s."), when)
+
+    @admin.display(description=gettext_lazy("poller"))
+    def poller(self, task: Any) -> str:
+        """Link to the poller that holds the task, or held it last."""
+        if not task.poller_instance:
+            return EMPTY_VALUE
+        known = Poller.objects.filter(pk=task.poller_instance).exists()
+        return self.link(task.poller_instance, self.url(Poller, "change", task.poller_instance) if known else "")
+
+    @admin.display(description=gettext_lazy("attempts"))
+    def attempts_made(self, task: Any) -> str:
+        """Show the three counters in a sentence."""
+        return _("%(attempt)s of %(most)s; checked out %(total)s times in all, reenqueued %(reenqueued)s times") % {
+            "attempt": task.attempt,
+            "most": task.max_attempts,
+            "total": task.total_attempt,
+            "reenqueued": task.reenqueue_attempt,
+        }
+
+    def page_fields(self, row: Any) -> Sequence[str]:
+        """Return the facts of this task; optional ones only if they have a value."""
+        filled = [name for name in SHOWN_IF_SET if getattr(row, name)]
+        names = ("status_badge", "situation", "queue_link", "reference", "attempts_made", "poller", "priority")
+        return (*names, *filled, *(["group_link"] if row.fingerprint else []))
+
+    @admin.display(description=gettext_lazy("failure group"))
+    def group_link(self, task: Any) -> str:
+        """Link to the tasks with the same failure."""
+        query = text_of(fingerprint=task.fingerprint)
+        return self.link(_("Tasks that failed for the same reason"), self.url(self.model, "changelist", q=query))
+
+    def page_verbs(self, request: HttpRequest, row: Any) -> Sequence[Verb]:
+        """Return the verbs that the user may use and that apply to the task's status."""
+        return [
+            verb
+            for verb in TASK_VERBS.values()
+            if row.status in verb.sources and can_operate(request.user, verb, row.queue)
+        ]
+
+    def page_facts(self, request: HttpRequest, row: Any) -> dict[str, Any]:
+        """Add the timeline."""
+        seen = may_see(request, row)
+        events = timeline(row, list(failed_attempts(row)), traces=seen)
+        return {"events": events, "may_enqueue": seen and can_enqueue(request.user, row)}
+
+
+class PoisonTaskAdmin(TaskAdmin):
+    """The tasks in POISON."""
+
+    view_permission = "view_task"
+    empty = gettext_lazy("No task is in POISON.")
+    plural = gettext_lazy("poison tasks")
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
+        """Return the tasks in POISON."""
+        return super().get_queryset(request).filter(final_status=Status.POISON)
+
+    def list_verbs(self, request: HttpRequest) -> Sequence[Verb]:
+        """Return the verbs that apply to POISON."""
+        return [verb for verb in super().list_verbs(request) if Status.POISON in TASK_VERBS[verb.name].sources]
+
+    def search_of(self, request: HttpRequest) -> Search:
+        """Add the status to the search."""
+        return parse("status:POISON") & super().search_of(request)
+
+    def page_of(self, row: Any) -> str:
+        """Return the address of the task's own page."""
+        return self.url(Task, "change", row.pk)
+
+
+def failed_attempts(task: AbstractTask) -> QuerySet[Attempt]:
+    """Return the last failed attempts of a task, the newest first."""
+    location = task._meta.label_lower
+    return Attempt.objects.filter(location=location, task_id=task.pk).order_by("-total_attempt")[:MAX_TIMELINE_ATTEMPTS]
+
+
+def timeline(task: Any, failed: list[Attempt], *, traces: bool) -> list[Event]:
+    """Return the known events of a task, past and future, in order of time."""
+    known: list[tuple[datetime | None, Any, str]] = [
+        (task.create_time, _("created"), ""),
+        (task.ready_time if task.status == Status.CREATED else None, _("ready from"), ""),
+        (task.start_time, _("last checked out"), task.poller_instance or ""),
+        (task.next_process_time if task.status == Status.PROCESSING else None, _("lease ends"), ""),
+        (task.finish_time, _("finished"), task.status),
+        (task.expire_time, _("expires"), ""),
+    ]
+    events = [Event(time, stamp(time), what, note) for time, what, note in known if time is not None]
+    events += [_failure(row, traces=traces) for row in failed]
+    return sorted(events, key=lambda event: (event.time, not event.bad))
+
+
+def _failure(row: Attempt, *, traces: bool) -> Event:
+    took = row.finish_time - row.start_time if row.start_time else None
+    message = message_of(error_of(row))
+    return Event(
+        row.finish_time,
+        stamp(row.finish_time),
+        _("attempt %(n)s failed") % {"n": row.attempt},
+        message,
+        bad=True,
+        took="" if took is None else _("after %(time)s") % {"time": format_duration(took, rough=True)},
+        trace=box(row.traceback) if traces and row.traceback else "",
+        key=row.total_attempt,
+    )
+
+
+def _over(task: Any) -> str:
+    if task.attempt < task.max_attempts:
+        return _("The lease ran out %(time)s: the next checkout takes the task over.")
+    return _("The lease ran out %(time)s on the last attempt: a poller will write ERROR.")
+
+
+def _within(words: str, time: str) -> str:
+    """Put a ``<time>`` into a sentence."""
+    before, _placeholder, after = words.partition("%(time)s")
+    return format_html("{}{}{}", before, time, after)

@@ -1,0 +1,236 @@
+"""Counters by the minute: counted in memory, appended in batches, and rolled up as they get older.
+
+Each process appends its own rows, so it never waits for another process. Several rows can stand for one minute. The
+roll-up makes one row of them, first for each minute, in the end for each hour or day. The sums stay the same.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, Generic, Protocol, TypeVar
+
+from django.conf import settings
+from django.db import connections, transaction
+from django.db.models import Model
+from django.db.models.functions import Now
+from django.utils.timezone import make_naive
+
+from django_dbtaskqueue.core.sql.stats import crowded_sql
+from django_dbtaskqueue.db.session import Session
+from django_dbtaskqueue.models import FailureCount, FailureGroup, Metric, UsageCount
+
+SPANS_PER_ROLL_UP = 50  # spans of time that one roll-up takes on in each level
+METRICS = (Metric, FailureCount)  # what pollers count
+METRICS_MAX_AGE = timedelta(days=90)  # of metrics and groups of failures; usage counts are kept for ever
+STORE_WAIT_S = 1.0  # seconds that a reader waits for a batch that another thread is storing
+
+
+class CountKey(Protocol):
+    """What is counted; hashable."""
+
+    @property
+    def alias(self) -> str:
+        """The database that the count is appended to."""
+
+
+K = TypeVar("K", bound=CountKey)
+V = TypeVar("V")
+
+
+class MinuteCounter(Generic[K, V]):
+    """Counts of this process that are not stored yet. Any thread may add.
+
+    ``add_up`` returns the sum of two counts, ``append`` writes a batch. With ``max_keys`` a further key is not counted.
+    """
+
+    def __init__(
+        self, add_up: Callable[[V, V], V], append: Callable[[str, Mapping[K, V]], None], max_keys: int | None = None
+    ) -> None:
+        self._add_up, self._append, self._max_keys = add_up, append, max_keys
+        self._pending: dict[K, V] = {}
+        self._changed = threading.Condition()
+        self._storing = threading.Lock()  # held from taking counts out of memory until they are committed
+
+    def add(self, key: K, value: V) -> None:
+        """Count. Returns at once."""
+        with self._changed:
+            self._add(key, value)
+
+    def aliases(self) -> set[str]:
+        """Return the databases with counts to store."""
+        with self._changed:
+            return {key.alias for key in self._pending}
+
+    def pending(self) -> dict[K, V]:
+        """Return what is not stored yet."""
+        with self._changed:
+            return dict(self._pending)
+
+    def discard(self, unwanted: Callable[[K], bool]) -> None:
+        """Forget counts that are not to be stored."""
+        with self._changed:
+            self._pending = {key: value for key, value in self._pending.items() if not unwanted(key)}
+
+    def store(self, alias: str) -> None:
+        """Append what was counted on one database, on the calling thread's connection. Raises its errors."""
+        with self._storing:
+            with self._changed:
+                batch = {key: value for key, value in self._pending.items() if key.alias == alias}
+                for key in batch:
+                    del self._pending[key]
+            try:
+                if batch:
+                    self._append(alias, batch)
+            except BaseException:
+                with self._changed:
+                    for key, value in batch.items():
+                        self._add(key, value)
+                raise
+
+    @contextmanager
+    def not_storing(self) -> Iterator[None]:
+        """Wait a moment for a batch that another thread is storing: it is neither in memory nor committed."""
+        waited = self._storing.acquire(timeout=STORE_WAIT_S)
+        try:
+            yield
+        finally:
+            if waited:
+                self._storing.release()
+
+    def _add(self, key: K, value: V) -> None:
+        known = self._pending.get(key)
+        if known is not None:
+            self._pending[key] = self._add_up(known, value)
+        elif self._max_keys is None or len(self._pending) < self._max_keys:
+            self._pending[key] = value
+
+
+def minute_of(session: Session) -> datetime:
+    """Return the present minute by the database's clock, as a model holds it."""
+    return session.stored_time(database_now(session).replace(second=0, microsecond=0))
+
+
+# -- roll-up -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """Rows that are older than ``age`` become one row for each span of ``seconds``."""
+
+    seconds: int
+    age: timedelta
+    until: timedelta  # the age at which the next level takes over
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """How the rows of one model are rolled up: ``keys`` name the columns that tell counts apart."""
+
+    keys: tuple[str, ...]
+    levels: tuple[Level, ...]
+
+
+UP_TO_HOURS = (
+    Level(60, timedelta(minutes=3), timedelta(hours=3)),
+    Level(600, timedelta(hours=3), timedelta(days=2)),
+    Level(3600, timedelta(days=2), timedelta(days=4)),
+)
+UP_TO_DAYS = (*UP_TO_HOURS, Level(86_400, timedelta(days=4), timedelta(days=30)))
+ROLL_UP_RULES: dict[type[Model], Rule] = {
+    Metric: Rule(("queue", "outcome"), UP_TO_HOURS),
+    FailureCount: Rule(("fingerprint",), UP_TO_HOURS),
+    UsageCount: Rule(("queue", "call"), UP_TO_DAYS),
+}
+
+
+def roll_up(alias: str, *models: type[Model]) -> int:
+    """Roll up what is due of these models on one database; return how many rows went.
+
+    Passes over rows that another process is rolling up, so it never waits, and nothing is counted twice.
+    """
+    session = Session.on(alias)
+    gone = 0
+    for model in models:
+        rule = ROLL_UP_RULES[model]
+        for level in rule.levels:
+            for start in _crowded(session, model, rule.keys, level):
+                gone += _merge(session, model, rule.keys, start, timedelta(seconds=level.seconds))
+    return gone
+
+
+def delete_old(alias: str) -> int:
+    """Delete metrics and groups of failures that are older than three months; return how many rows went."""
+    old = [
+        Metric.objects.using(alias).filter(minute__lt=Now() - METRICS_MAX_AGE),
+        FailureCount.objects.using(alias).filter(minute__lt=Now() - METRICS_MAX_AGE),
+        FailureGroup.objects.using(alias).filter(last_seen__lt=Now() - METRICS_MAX_AGE),
+    ]
+    return sum(rows.delete()[0] for rows in old)
+
+
+def database_now(session: Session) -> datetime:
+    """Return the time by the database's clock."""
+    return session.time(session.run(f"SELECT {session.sql.dialect.now}", {})[0][0])
+
+
+def _crowded(session: Session, model: type[Model], keys: Iterable[str], level: Level) -> list[datetime]:
+    """Return the beginnings of spans in which one key has several rows."""
+    now = database_now(session)
+    columns = [str(model._meta.get_field(name).column) for name in keys]  # type: ignore[union-attr]
+    last = now.timestamp() - level.age.total_seconds()
+    # Whole spans only: otherwise a span would be rolled up again and again while it ages.
+    end = datetime.fromtimestamp(last // level.seconds * level.seconds, tz=UTC)
+    params = {
+        "step": level.seconds,
+        "start": session.time_text(now - level.until - timedelta(hours=1)),
+        "end": session.time_text(end - timedelta(milliseconds=1)),
+        "limit": SPANS_PER_ROLL_UP,
+    }
+    sql = crowded_sql(session.sql.dialect, f'"{model._meta.db_table}"', columns)
+    return [datetime.fromtimestamp(row[0] * level.seconds, tz=UTC) for row in session.run(sql, params)]
+
+
+def _merge(session: Session, model: Any, keys: tuple[str, ...], start: datetime, length: timedelta) -> int:
+    alias = session.connection.alias
+    first, end = _as_stored(session, start), _as_stored(session, start + length)
+    with transaction.atomic(using=alias):
+        rows = model.objects.using(alias).filter(minute__gte=first, minute__lt=end)
+        if connections[alias].features.has_select_for_update_skip_locked:
+            rows = rows.select_for_update(skip_locked=True)
+        groups: defaultdict[tuple[str, ...], list[Model]] = defaultdict(list)
+        for row in rows.order_by("pk"):
+            groups[tuple(getattr(row, name) for name in keys)].append(row)
+        several = [group for group in groups.values() if len(group) > 1]
+        going = [row.pk for group in several for row in group]
+        model.objects.using(alias).filter(pk__in=going).delete()
+        model.objects.using(alias).bulk_create(_sum(group, first) for group in several)
+    return len(going) - len(several)
+
+
+def _as_stored(session: Session, time: datetime) -> datetime:
+    return session.stored_time(time if settings.USE_TZ else make_naive(time))
+
+
+def _sum(group: list[Any], minute: datetime) -> Any:
+    """Return one row with the sums of several."""
+    total = type(group[0])(**{field.name: getattr(group[0], field.name) for field in group[0]._meta.concrete_fields})
+    total.pk, total.minute = None, minute
+    total.count = sum(row.count for row in group)
+    if isinstance(total, Metric):
+        total.run_seconds = sum(row.run_seconds for row in group)
+        total.wait_seconds = sum(row.wait_seconds for row in group)
+        total.runs, total.waits = _add_up(row.runs for row in group), _add_up(row.waits for row in group)
+    return total
+
+
+def _add_up(histograms: Iterable[dict[str, int]]) -> dict[str, int]:
+    total: defaultdict[str, int] = defaultdict(int)
+    for histogram in histograms:
+        for number, count in histogram.items():
+            total[number] += count
+    return dict(total)

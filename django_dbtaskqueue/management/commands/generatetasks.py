@@ -1,0 +1,63 @@
+"""``manage.py generatetasks``: fill the table with generated tasks, to try pages and pollers at size."""
+
+from __future__ import annotations
+
+from time import monotonic
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.db import connections, router
+
+from django_dbtaskqueue.core.durations import format_seconds
+from django_dbtaskqueue.db.session import Session
+from django_dbtaskqueue.management import positive
+from django_dbtaskqueue.models import Task
+from django_dbtaskqueue.testing.loadgen import PREFIX, build
+
+MAX_GENERATED_QUEUES = 99
+
+
+class Command(BaseCommand):
+    """Copy generated tasks into TASKS."""
+
+    help = (
+        "Insert generated tasks in every status, with COPY, into queues built-00, built-01 and so on, and analyse the "
+        "table. For benchmarks and trials on a database of their own. PostgreSQL only."
+    )
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        """Declare the options."""
+        parser.add_argument("--tasks", type=positive, default=10_000_000, metavar="N", help="How many (%(default)s).")
+        parser.add_argument("--queues", type=positive, default=20, metavar="N", help="Number of queues (%(default)s).")
+        parser.add_argument("--database", metavar="ALIAS", help="Database to fill. Default: that of new tasks.")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        """Fill the table."""
+        alias = options["database"] or router.db_for_write(Task)
+        if alias not in connections:
+            raise CommandError(f"There is no database {alias!r}; there are {', '.join(connections)}.")
+        session = Session.on(alias)
+        if not session.postgresql:
+            raise CommandError(f"generatetasks needs PostgreSQL for COPY; {alias} is {session.connection.vendor}.")
+        if Task.objects.using(alias).filter(queue__startswith=PREFIX).exists():
+            raise CommandError(f"{alias} has queues {PREFIX}… already. Purge them first, or use another database.")
+        if options["queues"] > MAX_GENERATED_QUEUES:
+            raise CommandError(f"--queues {options['queues']} is too many: at most {MAX_GENERATED_QUEUES}.")
+        began = monotonic()
+        build(
+            session,
+            options["tasks"],
+            options["queues"],
+            self._progress if options["verbosity"] > 1 else lambda done: None,
+        )
+        copied = monotonic() - began
+        with session.connection.cursor() as cursor:
+            cursor.execute(f"VACUUM (ANALYZE) {session.connection.ops.quote_name(Task._meta.db_table)}")
+        self.stdout.write(
+            f"{options['tasks']:,} tasks in {format_seconds(copied)}, "
+            f"analysed after {format_seconds(monotonic() - began)} in all."
+        )
+
+    def _progress(self, done: int) -> None:
+        if done % 1_000_000 == 0:
+            self.stdout.write(f"{done:,}")

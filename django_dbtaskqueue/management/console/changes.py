@@ -1,0 +1,242 @@
+"""``taskqueue reprocess`` and the other verbs, ``pause``, ``resume``, ``purge``, ``bulk`` and ``index``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+from django.contrib.postgres.indexes import GinIndex
+from django.core.management.base import CommandError
+from django.db import connections
+from django.db.models.functions import Now
+from django.utils import timezone
+
+from django_dbtaskqueue.db.session import alias_for, model_for
+from django_dbtaskqueue.management.console.output import Output, ago, printable
+from django_dbtaskqueue.models import BulkOperation
+from django_dbtaskqueue.models.operations import FAILED, UNFINISHED
+from django_dbtaskqueue.operations import bulk as bulk_operations
+from django_dbtaskqueue.operations import queue_control
+from django_dbtaskqueue.operations.actions import MAX_TASKS_PER_ACTION, ActionRequest, Report, act, act_on_ids, preview
+from django_dbtaskqueue.operations.permissions import Actor
+from django_dbtaskqueue.operations.search.parse import of_queue, parse, to_text
+from django_dbtaskqueue.operations.search.query import select, tasks_for
+from django_dbtaskqueue.operations.serializers import operation_document
+from django_dbtaskqueue.operations.verbs import BULK_VERBS, PAUSE, RESUME, HousekeepOptions
+
+FAILED_CODE = 1  # exit code
+DEFAULT_BULK_ROWS = 20
+Ask = Callable[[str], bool]  # asks the operator for a yes
+Options = dict[str, Any]  # of argparse
+
+
+def verb(output: Output, options: Options, ask: Ask) -> int:
+    """Apply a verb to ids or to a search: preview, question, action, report."""
+    name, retention = options["verb"], _retention(options)
+    search = " ".join(options["filter"])
+    if bool(search) == bool(options["id"]):
+        raise CommandError("Name the tasks: --filter SEARCH (such as 'status:ERROR queue:claims'), or --id N.")
+    return (
+        _on_ids(output, options, retention, ask)
+        if options["id"]
+        else _on_search(output, options, search, name, retention, ask)
+    )
+
+
+def purge(output: Output, options: Options, ask: Ask) -> int:
+    """Delete every task of a queue."""
+    return _on_search(output, options, to_text(of_queue(options["queue"])), "purge", HousekeepOptions(), ask)
+
+
+def pause(output: Output, options: Options, ask: Ask) -> int:
+    """Pause queues."""
+    span: timedelta | None = options["for_time"]
+    until = None if span is None else timezone.now() + span
+    if options["dry_run"]:
+        return _answered(output, {"would_pause": options["queue"]}, f"Would pause {', '.join(options['queue'])}.")
+    number = queue_control.pause_queues(
+        options["queue"], Actor(), reason=options["reason"], until=until, using=options["database"]
+    )
+    end = f" until {until:%Y-%m-%d %H:%M:%S %Z}" if until else ""
+    return _answered(output, {"paused": number}, f"{PAUSE.done % {'number': number}}{end}.")
+
+
+def resume(output: Output, options: Options, ask: Ask) -> int:
+    """Resume queues."""
+    if options["dry_run"]:
+        return _answered(output, {"would_resume": options["queue"]}, f"Would resume {', '.join(options['queue'])}.")
+    number = queue_control.resume_queues(options["queue"], Actor(), reason=options["reason"], using=options["database"])
+    return _answered(output, {"resumed": number}, f"{RESUME.done % {'number': number}}.")
+
+
+# -- bulk operations ---------------------------------------------------------------------------------------------------
+
+
+def bulk(output: Output, options: Options, ask: Ask) -> int:
+    """``bulk list``, ``bulk show N``, ``bulk cancel N``, ``bulk run``."""
+    alias = alias_for("", options["database"])
+    what, number = options["what"], options["number"]
+    if what in ("show", "cancel") and number is None:
+        raise CommandError(f"Give its number: taskqueue bulk {what} N, with a number from taskqueue bulk list.")
+    if what == "list":
+        return _listed(output, alias, options["limit"] or DEFAULT_BULK_ROWS)
+    if what == "run":
+        return _run_all(output, alias)
+    operation = BulkOperation.objects.using(alias).filter(pk=number).first()
+    if operation is None:
+        raise CommandError(f"There is no bulk operation {number}. See taskqueue bulk list.")
+    if what == "cancel" and not bulk_operations.cancel(operation.pk, None, options["reason"], alias, source="command"):
+        return _answered(
+            output,
+            operation_document(operation),
+            f"Bulk operation {number} has ended already: {operation.state}.",
+            FAILED_CODE,
+        )
+    operation.refresh_from_db()
+    output.data(operation_document(operation))
+    output.facts({**operation_document(operation), "skips": None})
+    for reason, count in operation.skips.items():
+        output.write(f"skipped {count}: {printable(reason)}")
+    return 0
+
+
+def _run_all(output: Output, alias: str) -> int:
+    turns = 0
+    while bulk_operations.turn(alias):
+        turns += 1
+    left = BulkOperation.objects.using(alias).filter(state__in=UNFINISHED).count()
+    return _answered(
+        output, {"chunks": turns, "unfinished": left}, f"{turns} chunks done, {left} operations unfinished."
+    )
+
+
+def _listed(output: Output, alias: str, limit: int) -> int:
+    rows: list[Any] = list(BulkOperation.objects.using(alias).annotate(clock=Now()).order_by("-pk")[:limit])
+    output.data([operation_document(row) for row in rows])
+    if not rows:
+        output.write("There is no bulk operation.")
+        return 0
+    head = ("id", "state", "done", "changed", "skipped", "ordered", "verb", "search")
+    table = [
+        (r.pk, r.state, f"{r.progress:.0%}", r.changed, r.skipped, ago(r.create_time, r.clock), r.verb, r.query)
+        for r in rows
+    ]
+    output.table(head, table, right=("id", "done", "changed", "skipped", "ordered"))
+    return 0
+
+
+def index(output: Output, options: Options, ask: Ask) -> int:
+    """Create or drop the payload index, without blocking reads and writes. It slows enqueue down, but not checkout."""
+    queue = options["queue"] or ""
+    model, alias = model_for(queue), alias_for(queue, options["database"])
+    connection = connections[alias]
+    if connection.vendor != "postgresql":
+        raise CommandError(f"Database {alias!r} is not PostgreSQL. Only PostgreSQL has an index on JSON payloads.")
+    gin = GinIndex(fields=["payload"], opclasses=["jsonb_path_ops"], name=f"{model._meta.db_table[:40]}_payload_in")
+    with connection.cursor() as cursor:
+        exists = gin.name in connection.introspection.get_constraints(cursor, model._meta.db_table)
+    done = "There is nothing to do."
+    if exists == bool(options["drop"]):
+        with connection.schema_editor(atomic=False) as editor:
+            change: Any = editor.remove_index if options["drop"] else editor.add_index
+            change(model, gin, concurrently=True)
+        done = f"Index {gin.name} {'dropped' if exists else 'created: searches for payload.KEY:VALUE use it'}."
+    return _answered(output, {"index": gin.name, "done": done}, done)
+
+
+# -- actions on tasks --------------------------------------------------------------------------------------------------
+
+
+def _on_ids(output: Output, options: Options, retention: HousekeepOptions, ask: Ask) -> int:
+    ids, chosen = sorted(set(options["id"])), BULK_VERBS[options["verb"]]
+    tasks = tasks_for(parse(""), options["database"], write=True)
+    request = ActionRequest(chosen, options["reason"], retention)
+    seen = preview(tasks.filter(pk__in=ids), request)
+    output.write(str(chosen.effect))
+    output.write(f"{seen.selected} of {len(ids)} tasks are there, {seen.eligible} would change.")
+    if options["dry_run"]:
+        output.data({"dry_run": True, "selected": str(seen.selected), "would_change": str(seen.eligible)})
+        return 0
+    if not ask(f"{chosen.label} {seen.eligible} tasks?"):
+        return _answered(output, {"changed": 0}, "Nothing was changed.", FAILED_CODE)
+    return _reported(output, chosen, act_on_ids(tasks.model, tasks.db, ids, request, Actor()))
+
+
+def _on_search(output: Output, options: Options, words: str, name: str, retention: HousekeepOptions, ask: Ask) -> int:
+    seen = bulk_operations.preview(name, words, options["database"], options=retention)
+    for sentence in seen.sentences:
+        output.write(sentence)
+    if options["dry_run"]:
+        counts = {"selected": seen.selected, "would_change": seen.eligible}
+        counted = {key: None if count is None else str(count) for key, count in counts.items()}
+        output.data({"dry_run": True, "query": seen.request.query, **counted, "estimate": seen.estimate})
+        return 0
+    chosen = seen.request.verb
+    if not ask(f"{chosen.label} {'all that match' if seen.eligible is None else f'{seen.eligible} tasks'}?"):
+        return _answered(output, {"changed": 0}, "Nothing was changed.", FAILED_CODE)
+    at_once = seen.selected is not None and not seen.selected.more and seen.selected.number <= MAX_TASKS_PER_ACTION
+    if at_once and not options["background"] and not options["limit"]:
+        search = parse(words)
+        tasks = select(search, tasks_for(search, options["database"], write=True))
+        request = ActionRequest(chosen, options["reason"], retention, seen.request.query)
+        return _reported(output, chosen, act(tasks, request, Actor()))
+    operation = bulk_operations.start(
+        name,
+        words,
+        None,
+        options["reason"],
+        options["database"],
+        source="command",
+        options=retention,
+        max_tasks=options["limit"],
+    )
+    output.write(f"Bulk operation {operation.pk} ordered; to stop it: taskqueue bulk cancel {operation.pk}")
+    return _ordered(output, operation) if options["background"] else _followed(output, operation)
+
+
+def _ordered(output: Output, operation: BulkOperation) -> int:
+    return _answered(output, operation_document(operation), "Pollers carry it out; or taskqueue bulk run.")
+
+
+def _followed(output: Output, operation: BulkOperation) -> int:
+    """Carry the operation out in this process, beside the pollers, to its end."""
+    alias, written = str(operation._state.db), 0
+    while operation.state in UNFINISHED:
+        worked = bulk_operations.turn(alias)
+        operation.refresh_from_db()
+        if int(operation.progress * 10) > written:
+            written = int(operation.progress * 10)
+            output.write(f"{operation.progress:4.0%}  {operation.changed:,} changed, {operation.skipped:,} skipped")
+        if not worked and operation.state in UNFINISHED:
+            return _ordered(output, operation)  # a poller carries it out
+    output.data(operation_document(operation))
+    _skips(output, operation.skips)
+    done = BULK_VERBS[operation.verb].done % {"number": operation.changed}
+    output.write(f"{done}. {operation.note}".strip())
+    return FAILED_CODE if operation.state == FAILED else 0
+
+
+def _reported(output: Output, chosen: Any, report: Report) -> int:
+    skips = {reason: len(ids) for reason, ids in report.skips.items()}
+    output.data({"changed": report.changed, "skipped": report.skipped, "skips": skips})
+    _skips(output, skips)
+    output.write(f"{chosen.done % {'number': report.changed}}.")
+    return 0
+
+
+def _skips(output: Output, skips: dict[str, int]) -> None:
+    for reason, count in skips.items():
+        output.write(f"skipped {count:,}: {printable(reason)}")
+
+
+def _answered(output: Output, data: dict[str, Any], words: str, code: int = 0) -> int:
+    output.data(data)
+    output.write(words)
+    return code
+
+
+def _retention(options: Options) -> HousekeepOptions:
+    return (
+        HousekeepOptions(options["older_than"], options["to"]) if options["verb"] == "housekeep" else HousekeepOptions()
+    )

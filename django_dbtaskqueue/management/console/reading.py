@@ -1,0 +1,255 @@
+"""``taskqueue status``, ``list``, ``show``, ``tail`` and ``doctor``: they change nothing, and each query is bounded."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.core.management.base import CommandError
+from django.db.models import QuerySet
+from django.db.models.functions import Now
+
+from django_dbtaskqueue.core.columns import LISTED, LONG
+from django_dbtaskqueue.core.durations import format_duration
+from django_dbtaskqueue.core.exceptions import UnknownQueue
+from django_dbtaskqueue.core.states import Status
+from django_dbtaskqueue.db.session import alias_for, model_for
+from django_dbtaskqueue.management.console.output import Output, ago, printable
+from django_dbtaskqueue.models import Attempt, TaskHistory
+from django_dbtaskqueue.models.querysets import TaskQuerySet
+from django_dbtaskqueue.operations.bounded_reads import statement_timeout
+from django_dbtaskqueue.operations.doctor import examine
+from django_dbtaskqueue.operations.lookup import Location, locations_on
+from django_dbtaskqueue.operations.search.parse import parse, to_text
+from django_dbtaskqueue.operations.search.query import TaskFilter, tasks_for
+from django_dbtaskqueue.operations.serializers import (
+    attempt_of,
+    detail,
+    detail_of_history,
+    error_of,
+    message_of,
+    overview_document,
+    summary,
+)
+from django_dbtaskqueue.operations.stats.queue_stats import Overview, health, overview
+
+MAX_TAIL_ROWS = 200  # of one query
+MESSAGE_WIDTH = 72  # characters of a message in a line of a table or of ``tail``
+DEFAULT_LIST_ROWS = 20
+MAX_SHOWN_ATTEMPTS = 20
+DOCTOR_ERROR_CODE = 1  # exit code when a finding is an error
+
+
+def matching(terms: Sequence[str], using: str | None) -> tuple[TaskFilter, TaskQuerySet]:
+    """Return the filter of a search and the tasks that match it, as pages and API do."""
+    text = " ".join(terms)
+    tasks = tasks_for(parse(text), using)
+    task_filter = TaskFilter({"q": text}, queryset=tasks).checked()
+    return task_filter, task_filter.qs
+
+
+def status(output: Output, options: dict[str, Any]) -> int:
+    """Write the health in a sentence, then each queue: tasks by status, oldest wait, rates, and time to drain."""
+    view = overview(options["database"])
+    requested = set(options["queue"])
+    rows = [row for row in view.queues if not requested or row.queue in requested]
+    if unknown := requested - {row.queue for row in rows}:
+        raise UnknownQueue(sorted(unknown)[0], [row.queue for row in view.queues])
+    output.data(overview_document(view, rows))
+    if not rows:
+        output.write("No queue is known: neither in DBTASKQUEUE nor by a processor.")
+        return 0
+    output.write(_summary(view))
+    head = ("queue", "state", "oldest", "in/s", "out/s", "drained in", *map(str, Status), "TOTAL")
+    table = [
+        (
+            row.queue,
+            "paused" if row.paused else "running" if row.pollers else "no poller",
+            _age(row.oldest),
+            f"{row.rate_in:.1f}",
+            f"{row.rate_out:.1f}",
+            _age(row.drain),
+            *row.statuses.values(),
+            row.total,
+        )
+        for row in rows
+    ]
+    output.table(head, table, right=head[2:])
+    return 0
+
+
+def _summary(view: Overview) -> str:
+    """Return "2 queues late, oldest 4m12s; 3 pollers alive, 5 attempts failed in the last hour", then the notes."""
+    found = health(view)
+    alive = f"{view.pollers} {'poller' if view.pollers == 1 else 'pollers'} alive"
+    first = f"{found.sentence.rstrip('.')}; {alive}, {view.failed:,} attempts failed in the last hour"
+    return "\n".join([first, *map(printable, found.notes)])
+
+
+def _age(value: timedelta | None) -> str | None:
+    return None if value is None else format_duration(value, rough=True)
+
+
+def list_tasks(output: Output, options: dict[str, Any]) -> int:
+    """Write the newest tasks that match, and how to see the next ones."""
+    task_filter, tasks = matching(options["filter"], options["database"])
+    if options["before"]:
+        tasks = tasks.filter(pk__lt=options["before"])
+    limit = options["limit"] or DEFAULT_LIST_ROWS
+    with statement_timeout(tasks.db):
+        rows = list(tasks.defer(*LONG).annotate(clock=Now()).order_by("-pk")[: limit + 1])
+    shown = rows[:limit]
+    output.data([summary(task) for task in shown])
+    if not shown:
+        output.write(f"No task matches {to_text(task_filter.search) or 'anything'}.")
+        return 0
+    head = ("id", "status", "queue", "reference", "attempt", "enqueued", "result or error")
+    output.table(head, [_row(task) for task in shown], right=("id", "attempt", "enqueued"))
+    if len(rows) > limit:
+        output.write(f"More follow: --before {shown[-1].pk}")
+    return 0
+
+
+def show(output: Output, options: dict[str, Any]) -> int:
+    """Write one task: its facts, its failed attempts, its payload with secrets masked."""
+    task, document = find_task(options["task"], options["database"], options["queue"])
+    location = getattr(task, "location", task._meta.label_lower)
+    attempts = Attempt.objects.using(task._state.db).filter(location=location, task_id=document["id"])
+    document["attempts"] = [attempt_of(row) for row in attempts.order_by("-total_attempt")[:MAX_SHOWN_ATTEMPTS]]
+    output.data(document)
+    names = [*LISTED, *(["moved_time"] if "moved_time" in document else [])]
+    plain = {name: _shown(name, document[name], task.clock) for name in names}
+    output.facts(plain | {"message": message_of(task.process_result)})
+    for name in LONG:
+        if document[name] is not None:
+            output.write(
+                f"\n{name}:\n{_indented(json.dumps(document[name], indent=2, ensure_ascii=False, default=str))}"
+            )
+    for row in document["attempts"]:
+        output.write(f"\nattempt {row['attempt']} failed: {printable(row['error'])}")
+        output.write(_indented(row["traceback"]))
+    return 0
+
+
+def tail(output: Output, options: dict[str, Any]) -> int:
+    """Write tasks as they are enqueued and attempts as they fail, until stopped (or for ``--count`` queries)."""
+    task_filter, tasks = matching(options["filter"], options["database"])
+    queues = task_filter.search.queues()
+    failed = Attempt.objects.using(tasks.db).filter(**({"queue__in": queues} if queues else {}))
+    fresh, failing = NewRows(tasks.defer(*LONG)), NewRows(failed)
+    remaining, pause = options["count"], threading.Event()
+    while remaining is None or remaining > 0:
+        with statement_timeout(tasks.db):
+            for task in fresh.read():
+                output.data({"event": "task", **summary(task)})
+                output.write(f"{task.create_time:%H:%M:%S}  {task.pk}  {printable(str(task))}  {task.status}")
+            for row in failing.read():
+                output.data({"event": "failed", **attempt_of(row)})
+                message = message_of(error_of(row), MESSAGE_WIDTH)
+                text = f"{row.task_id}  {row.queue}  attempt {row.attempt} failed: {message}"
+                output.write(f"{row.finish_time:%H:%M:%S}  {printable(text)}")
+        remaining = None if remaining is None else remaining - 1
+        pause.wait(options["interval"].total_seconds() if remaining != 0 else 0)
+    return 0
+
+
+def doctor(output: Output, options: dict[str, Any]) -> int:
+    """Write each finding with its remedy, the worst first; return 1 when one of them is an error."""
+    findings = examine(options["database"])
+    output.data([asdict(finding) for finding in findings])
+    for finding in findings:
+        paint = {"error": output.style.ERROR, "warning": output.style.WARNING}.get(finding.level, str)
+        output.write(f"{paint(finding.level.upper())}  {printable(finding.words)}  [{finding.id}]")
+        output.write(f"    {printable(finding.remedy)}")
+    if not findings:
+        output.write("Nothing is wrong.")
+    return DOCTOR_ERROR_CODE if any(finding.level == "error" for finding in findings) else 0
+
+
+class NewRows:
+    """The rows inserted since the last query. Each query reads new rows only, also when few of them match."""
+
+    def __init__(self, rows: QuerySet[Any]) -> None:
+        self._rows = rows
+        self._ids = rows.model._default_manager.using(rows.db).order_by("-pk").values_list("pk", flat=True)
+        self._last_read = self._last()
+
+    def read(self) -> list[Any]:
+        """Return up to 200 of them, the oldest first."""
+        last = self._last()
+        found = list(self._rows.filter(pk__gt=self._last_read, pk__lte=last).order_by("pk")[:MAX_TAIL_ROWS])
+        self._last_read = found[-1].pk if len(found) == MAX_TAIL_ROWS else last
+        return found
+
+    def _last(self) -> int:
+        return int(self._ids.first() or 0)
+
+
+def _row(task: Any) -> tuple[Any, ...]:
+    attempts = f"{task.attempt}/{task.max_attempts}"
+    when = ago(task.create_time, task.clock)
+    return (
+        task.pk,
+        task.status,
+        task.queue,
+        task.reference,
+        attempts,
+        when,
+        message_of(task.process_result, MESSAGE_WIDTH),
+    )
+
+
+def _shown(name: str, value: Any, now: datetime) -> Any:
+    return f"{value:%Y-%m-%d %H:%M:%S} ({ago(value, now)})" if isinstance(value, datetime) else value
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"    {printable(line)}" for line in text.splitlines())
+
+
+# -- one task by its name ------------------------------------------------------------------------------------------
+
+
+def find_task(name: str, using: str | None, queue: str | None) -> tuple[Any, dict[str, Any]]:
+    """Return a task and its document, by an id or ``queue/reference``; the history is searched last.
+
+    Searches the table of ``queue``, or the tables of all known queues. Raises ``CommandError`` when no task is found,
+    or when more than one table has a task of that id.
+    """
+    named, slash, reference = name.partition("/")
+    queue = named if slash else queue
+    by: dict[str, Any] = {"queue": queue} if queue else {}
+    locations = [_location(queue, using)] if queue else list(dict.fromkeys(locations_on(using)))
+    by |= {"reference": reference} if slash else {"pk": int(name) if name.isdecimal() else -1}
+    if live := _found([model._default_manager.using(alias).filter(**by) for alias, model in locations]):
+        return _only(live, name), detail(live[0], payload=True)
+    if "pk" in by:
+        by["task_id"] = by.pop("pk")
+    aliases = dict.fromkeys(alias for alias, _model in locations)
+    moved = _found([TaskHistory.objects.using(alias).filter(**by).order_by("-pk") for alias in aliases])
+    if not moved:
+        raise CommandError(f"There is no task {name!r}, not in the history either. Give an id, or queue/reference.")
+    return moved[0], detail_of_history(moved[0], payload=True)
+
+
+def _location(queue: str, using: str | None) -> Location:
+    return alias_for(queue, using, write=False), model_for(queue)
+
+
+def _found(selections: list[QuerySet[Any]]) -> list[Any]:
+    found = []
+    for rows in selections:
+        with statement_timeout(rows.db):
+            found += list(rows.annotate(clock=Now())[:1])
+    return found
+
+
+def _only(found: list[Any], name: str) -> Any:
+    if len(found) > 1:
+        tables = ", ".join(f"{task._meta.db_table} on {task._state.db} ({task.queue})" for task in found)
+        raise CommandError(f"More than one table has a task {name}: {tables}. Say which with --queue or --database.")
+    return found[0]

@@ -1,0 +1,219 @@
+"""Housekeeping: runs the batches of ``flow.retention`` by the retention settings, one turn at a time.
+
+``manage.py housekeeptasks`` and pollers (``HOUSEKEEPING``) do it. Any number of processes may do it at the same time:
+each batch skips rows that another process has locked.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, fields
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from time import monotonic
+
+from django.db import DatabaseError, connections, transaction
+
+from django_dbtaskqueue.conf import settings as conf
+from django_dbtaskqueue.core.exceptions import UnknownQueue
+from django_dbtaskqueue.core.sql.stats import Reading
+from django_dbtaskqueue.core.states import COMPLETED, ERROR, POISON
+from django_dbtaskqueue.db.partitions import is_partitioned, make_ahead, months
+from django_dbtaskqueue.db.session import Session
+from django_dbtaskqueue.flow import retention
+from django_dbtaskqueue.flow.retention import RetentionCursor
+from django_dbtaskqueue.models import TaskHistory
+from django_dbtaskqueue.operations.lookup import Location, locations
+
+logger = logging.getLogger("django_dbtaskqueue")
+
+HISTORY_TABLE = TaskHistory._meta.db_table
+MAX_TURN = timedelta(seconds=30)  # of a poller; its next turn continues there
+
+
+@dataclass(frozen=True)
+class RetentionPolicy:
+    """How long rows are kept; None: for ever. ``of_settings`` reads them from ``DBTASKQUEUE``."""
+
+    completed: timedelta | None = None
+    error: timedelta | None = None
+    poison: timedelta | None = None
+    history: timedelta | None = None
+    attempts: timedelta | None = None
+    audit: timedelta | None = None  # audit entries, and bulk operations that have ended
+
+    @classmethod
+    def of_settings(cls) -> RetentionPolicy:
+        """Return what the settings say."""
+        found = conf.settings()
+        return cls(**{age.name: getattr(found, f"keep_{age.name}") for age in fields(cls)})
+
+    def by_status(self) -> Iterator[tuple[str, timedelta]]:
+        """Yield the statuses that age, and at which age they leave."""
+        for status, age in ((COMPLETED, self.completed), (ERROR, self.error), (POISON, self.poison)):
+            if age is not None:
+                yield str(status), age
+
+
+@dataclass
+class RetentionReport:
+    """What one turn did."""
+
+    moved: int = 0  # tasks, to the history
+    deleted: int = 0  # tasks, for good and counted, from the table or the history
+    attempts: int = 0
+    audit: int = 0  # audit entries and bulk operations
+    partitions: list[str] = field(default_factory=list)  # made
+    dropped: list[str] = field(default_factory=list)
+    over: bool = True  # False: the time was up before all was done
+
+    def __str__(self) -> str:
+        months_of = f"; made {', '.join(self.partitions)}" if self.partitions else ""
+        months_of += f"; dropped {', '.join(self.dropped)}" if self.dropped else ""
+        rest = "" if self.over else "; more is left for the next turn"
+        return (
+            f"moved {self.moved} tasks to the history, deleted {self.deleted} tasks, {self.attempts} attempts"
+            f" and {self.audit} records of operators' actions"
+            f"{months_of}{rest}"
+        )
+
+
+class Housekeeper:
+    """Does the turns on the calling thread's connections, and remembers where the last turn ended."""
+
+    def __init__(self) -> None:
+        self._cursors: dict[tuple[Location, str, str], RetentionCursor] = {}
+
+    def turn(
+        self,
+        policy: RetentionPolicy,
+        *,
+        using: str | None = None,
+        queues: Iterable[str] | None = None,
+        to: str = "history",
+        within: timedelta | None = None,
+    ) -> RetentionReport:
+        """Do what is due, for ``within`` at most; raises the database's errors, each batch done before stays done."""
+        clock = _TurnTime(within)
+        report = RetentionReport()
+        places = list(locations(using))
+        for alias in sorted({alias for alias, _ in places}):
+            report.partitions += _months_ahead(alias)
+        for place in places:
+            self._tasks(place, policy, report, clock, queues, to)
+        for alias in sorted({alias for alias, _ in places}):
+            _delete_old(alias, policy, report, clock)
+        report.over = not clock.late
+        return report
+
+    def _tasks(
+        self,
+        place: Location,
+        policy: RetentionPolicy,
+        report: RetentionReport,
+        clock: _TurnTime,
+        queues: Iterable[str] | None,
+        to: str,
+    ) -> None:
+        session = Session.on(*place)
+        for queue in _queues(session) if queues is None else queues:
+            for status, age in policy.by_status():
+                cursor = self._cursors.setdefault((place, queue, status), RetentionCursor(queue, status))
+                number = 0
+                while clock.is_left():
+                    number += retention.housekeep_batch(session, cursor, older_than=age, to=to)
+                    if cursor.at_end:
+                        break
+                if to == "history":
+                    report.moved += number
+                else:
+                    report.deleted += number
+
+
+def known(queues: Iterable[str] | None, using: str | None = None) -> list[str] | None:
+    """Return the names; raise ``UnknownQueue`` for a queue that is not known and has no tasks."""
+    if queues is None:
+        return None
+    wanted = list(queues)
+    unknown = [name for name in wanted if not conf.is_known(name)]
+    if unknown:
+        places = list(locations(using))
+        there = {name for place in places for name in _queues(Session.on(*place))}
+        for name in unknown:
+            if name not in there:
+                raise UnknownQueue(name, {*there, *conf.known_queues()})
+    return wanted
+
+
+class _TurnTime:
+    """The time of one turn, and whether it was up."""
+
+    def __init__(self, within: timedelta | None) -> None:
+        self._end = float("inf") if within is None else monotonic() + within.total_seconds()
+        self.late = False
+
+    def is_left(self) -> bool:
+        """Whether there is time for another batch."""
+        self.late = self.late or monotonic() > self._end
+        return not self.late
+
+
+def _queues(session: Session) -> list[str]:
+    return [row[0] for row in session.run(Reading(session.sql.tables, session.sql.dialect).names, {})]
+
+
+def _months_ahead(alias: str) -> list[str]:
+    """Make the history's next partitions. If that fails, the default partition takes their rows."""
+    if not is_partitioned(connections[alias], HISTORY_TABLE):
+        return []
+    try:
+        with transaction.atomic(using=alias):
+            return make_ahead(connections[alias], HISTORY_TABLE)
+    except DatabaseError as error:
+        logger.warning("The history's next partitions could not be made: %s", _line(error))
+        return []
+
+
+def _delete_old(alias: str, policy: RetentionPolicy, report: RetentionReport, clock: _TurnTime) -> None:
+    session = Session.on(alias)
+    if policy.history is not None:
+        table = _drop_months(session, policy.history, report, clock)
+        delete = partial(retention.delete_history, session, older_than=policy.history, table=table)
+        report.deleted += _repeat(clock, delete)
+    if policy.attempts is not None:
+        report.attempts += _repeat(clock, partial(retention.delete_attempts, session, older_than=policy.attempts))
+    if policy.audit is not None:
+        for batch in (retention.delete_audit, retention.delete_skips, retention.delete_operations):
+            report.audit += _repeat(clock, partial(batch, alias, older_than=policy.audit))
+
+
+def _drop_months(session: Session, age: timedelta, report: RetentionReport, clock: _TurnTime) -> str:
+    """Drop the partitions that are old enough; return the table whose rows are to be deleted one by one."""
+    if not is_partitioned(session.connection, HISTORY_TABLE):
+        return ""
+    now = _now(session)
+    for partition in months(session.connection, HISTORY_TABLE):
+        if partition.end <= now - age and clock.is_left():
+            try:
+                report.deleted += retention.delete_month(session, partition.name)
+                report.dropped.append(partition.name)
+            except DatabaseError as error:
+                logger.warning("%s could not be dropped, trying again later: %s", partition.name, _line(error))
+    return f"{HISTORY_TABLE}_default"
+
+
+def _now(session: Session) -> datetime:
+    found = session.run("SELECT statement_timestamp()", {})[0][0]
+    return found.astimezone(UTC) if found.tzinfo else found.replace(tzinfo=UTC)  # type: ignore[no-any-return]
+
+
+def _repeat(clock: _TurnTime, batch: Callable[[], int]) -> int:
+    total = 0
+    while clock.is_left() and (number := batch()):
+        total += number
+    return total
+
+
+def _line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]

@@ -1,0 +1,166 @@
+"""Pages of rows by id, and windowed search: pages of a search that no index answers.
+
+A search first runs as it is. When that takes too long, the page holds the matches among the next ``WINDOW_ROWS`` tasks,
+and says so. No page reads a large table to its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from django.db import OperationalError, connections
+from django.db.models import BooleanField
+from django.db.models.expressions import RawSQL
+
+from django_dbtaskqueue.conf import settings as conf
+from django_dbtaskqueue.core.sql.stats import Reading
+from django_dbtaskqueue.core.states import Status
+from django_dbtaskqueue.db.session import Session
+from django_dbtaskqueue.models.querysets import TaskQuerySet
+from django_dbtaskqueue.operations.bounded_reads import Rows, prefer_indexes, time_limit, timed_out
+from django_dbtaskqueue.operations.search.parse import Search
+from django_dbtaskqueue.operations.search.query import select
+
+WHOLE_SEARCH_TIMEOUT = timedelta(milliseconds=100)  # for a page to be found without a window
+WINDOW_ROWS = 20_000  # that one page reads at most
+MIN_ROWS_PER_PRIORITY = 100  # of the ready tasks of each queue and priority, read for the tasks that are PROCESSING
+INDEXED_QUALIFIERS = ("", "queue", "ref", "id", "fingerprint")  # an index finds their rows, when not negated
+FAILED_STATUSES = {str(Status.ERROR), str(Status.POISON)}
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Rows in the order of their ids, and the ids where the neighbour pages begin; None: there is no such page."""
+
+    rows: list[Any]
+    newer: int | None
+    older: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """One page of rows, and how many rows the search read for it."""
+
+    slice: Slice
+    window: int = 0  # only this many rows were read; 0: the pages hold all matches
+    first: int = 0  # only this many ready tasks of each queue and priority were read; 0: all
+
+
+def slice_of(rows: Rows, size: int, *, before: int | None = None, after: int | None = None) -> Slice:
+    """Return ``size`` rows, the newest first: those before an id, those after one, or the newest.
+
+    Reads no row of another page, however far back the page lies.
+    """
+    if after is not None:
+        found = list(rows.filter(pk__gt=after).order_by("pk")[: size + 1])[::-1]
+        shown = found[-size:]
+        return Slice(shown, _first(shown, newer=len(found) > size), shown[-1].pk if shown else None)
+    chosen = rows if before is None else rows.filter(pk__lt=before)
+    found = list(chosen.order_by("-pk")[: size + 1])
+    shown = found[:size]
+    return Slice(shown, _first(shown, newer=before is not None), shown[-1].pk if len(found) > size else None)
+
+
+def _first(shown: list[Any], *, newer: bool) -> int | None:
+    return shown[0].pk if shown and newer else None
+
+
+# -- windowed search ---------------------------------------------------------------------------------------------------
+
+
+def page_of(rows: Rows, among: Rows, size: int, *, before: int | None = None, after: int | None = None) -> Page:
+    """Return one page of ``rows``, the newest first; if that takes long, of the next ``WINDOW_ROWS`` of ``among``.
+
+    ``among`` holds all of ``rows``, and an index finds it. On another database than PostgreSQL the search runs to its
+    end.
+    """
+    try:
+        with time_limit(rows.db, min(WHOLE_SEARCH_TIMEOUT, conf.settings().operations_timeout)):
+            return whole_page(rows, size, before=before, after=after)
+    except OperationalError as error:
+        if not timed_out(error):
+            raise
+    if after is not None:
+        ids = _ids(among.filter(pk__gt=after).order_by("pk"))
+        return _newer(_only(rows, ids), ids, size, after)
+    ids = _ids((among if before is None else among.filter(pk__lt=before)).order_by("-pk"))
+    return _older(_only(rows, ids), ids, size, before)
+
+
+def whole_page(rows: Rows, size: int, *, before: int | None = None, after: int | None = None) -> Page:
+    """Return one page of ``rows``, the newest first, however long that takes."""
+    return Page(slice_of(rows, size, before=before, after=after))
+
+
+def page_of_processing(rows: TaskQuerySet, names: Sequence[str], size: int, **place: int | None) -> Page:
+    """Return one page of those of ``rows`` that are PROCESSING. Such tasks are the first in ready order.
+
+    Reads the first tasks of each priority, in the queues ``names`` or in all.
+    """
+    session = Session.on(rows.db, rows.model)
+    sql = Reading(session.sql.tables, session.sql.dialect)
+    with prefer_indexes(session):
+        queues = list(names) or [row[0] for row in session.run(sql.names, {})]
+        most = max(MIN_ROWS_PER_PRIORITY, WINDOW_ROWS // max(len(queues), 1))
+        found = session.run(sql.in_hand(most, WINDOW_ROWS), {"names": queues})
+    seen = sum(number for number, _ids in found)
+    ids = [one for _number, part in found for one in part or ()]
+    cut = seen >= WINDOW_ROWS or any(number >= most for number, _ids in found)
+    return Page(slice_of(_only(rows, ids), size, **place), first=most if cut else 0)
+
+
+def finds_processing_only(search: Search) -> bool:
+    """Whether a search finds only PROCESSING tasks, and no index answers it."""
+    if any(term.name in ("ref", "id", "") for term in search.terms):
+        return False
+    wanted = {"status": {str(Status.PROCESSING)}, "is": {"held", "stale"}}
+    return any(
+        not term.negated and {match.value for match in term.matches} <= wanted.get(term.name, set())
+        for term in search.terms
+    )
+
+
+def indexed_part(search: Search, tasks: TaskQuerySet) -> TaskQuerySet:
+    """Return the tasks that fit as much of a search as indexes answer."""
+
+    def answered(name: str, values: set[str]) -> bool:
+        return name in INDEXED_QUALIFIERS or (name == "status" and values <= FAILED_STATUSES)
+
+    known = [
+        term
+        for term in search.terms
+        if not term.negated and answered(term.name, {match.value for match in term.matches})
+    ]
+    return select(Search(tuple(known)), tasks)
+
+
+def _ids(rows: Rows) -> list[int]:
+    return list(rows.values_list("pk", flat=True)[:WINDOW_ROWS])
+
+
+def _only(rows: Rows, ids: list[int]) -> Rows:
+    """Return those of ``rows`` with these ids, given as one array: a long list of values takes long to parse."""
+    quote = connections[rows.db].ops.quote_name
+    column = f"{quote(rows.model._meta.db_table)}.{quote(rows.model._meta.pk.column)}"
+    array = "{" + ",".join(map(str, ids)) + "}"
+    return rows.filter(RawSQL(f"{column} = ANY(%s::bigint[])", [array], output_field=BooleanField()))  # noqa: S611 -- names of the model's own, the ids apart
+
+
+def _older(rows: Rows, ids: list[int], size: int, before: int | None) -> Page:
+    found = list(rows.order_by("-pk")[: size + 1])
+    shown = found[:size]
+    further = ids[-1] if len(ids) == WINDOW_ROWS else None
+    older = shown[-1].pk if len(found) > size else further
+    newer = None if before is None else shown[0].pk if shown else before - 1
+    return Page(Slice(shown, newer, older), window=len(ids) if further else 0)
+
+
+def _newer(rows: Rows, ids: list[int], size: int, after: int) -> Page:
+    found = list(rows.order_by("pk")[: size + 1])[::-1]
+    shown = found[-size:]
+    further = ids[-1] if len(ids) == WINDOW_ROWS else None
+    newer = shown[0].pk if len(found) > size else further
+    return Page(Slice(shown, newer, shown[-1].pk if shown else after + 1), window=len(ids) if further else 0)

@@ -1,0 +1,222 @@
+"""What operators change while queues and pollers run: pause, resume, settings of queues, commands to pollers.
+
+Permission is checked first. The change and its record are one transaction. Every process follows: a checkout that
+starts after the commit sees a pause, and a poller reads settings and commands at its next heartbeat.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from django.db import connections, transaction
+from django.db.models import Case, F, Q, When
+from django.db.models.functions import Now
+from django.utils.translation import gettext_lazy as _
+
+from django_dbtaskqueue.conf import overrides
+from django_dbtaskqueue.conf import settings as conf
+from django_dbtaskqueue.core.exceptions import TaskQueueError, UnknownQueue
+from django_dbtaskqueue.db import notify
+from django_dbtaskqueue.db.session import Session, alias_for
+from django_dbtaskqueue.models import Poller, Queue
+from django_dbtaskqueue.operations.actions import CHANGE, log, record, recorded
+from django_dbtaskqueue.operations.permissions import Actor, check
+from django_dbtaskqueue.operations.verbs import CHANGE_SETTINGS, CONTROL_POLLERS, PAUSE, REASON_MAX_LENGTH, RESUME, Verb
+
+if TYPE_CHECKING:
+    from django_dbtaskqueue.operations.verbs import Text
+
+IN_EFFECT = Q(paused_time__isnull=False) & (Q(paused_until__isnull=True) | Q(paused_until__gt=Now()))
+STOPPED_STATE = "STOPPED"
+
+
+# -- queues ------------------------------------------------------------------------------------------------------------
+
+
+def pause_queues(
+    queues: Sequence[str], actor: Actor, *, reason: str = "", until: datetime | None = None, using: str | None = None
+) -> int:
+    """Pause queues as ``pause`` does, and record it for each."""
+    for queue in queues:
+        check(PAUSE, reason, actor, queue)
+    changed = 0
+    for queue in queues:
+        alias = alias_for(queue, using)
+        with recorded(alias):
+            changed += pause([queue], by=actor.name, reason=reason, until=until, using=alias)
+            details = {"until": until.isoformat()} if until else {}
+            record(alias, actor, PAUSE, queue=queue, reason=reason, changed=1, details=details)
+            log(actor, [Queue(name=queue)], CHANGE, f"{PAUSE.label} {reason}".strip())
+    return changed
+
+
+def resume_queues(queues: Sequence[str], actor: Actor, *, reason: str = "", using: str | None = None) -> int:
+    """Resume queues, and record it for each that was paused."""
+    for queue in queues:
+        check(RESUME, reason, actor, queue)
+    changed = 0
+    for queue in queues:
+        alias = alias_for(queue, using)
+        with recorded(alias):
+            if resume([queue], using=alias):
+                record(alias, actor, RESUME, queue=queue, reason=reason, changed=1)
+                log(actor, [Queue(name=queue)], CHANGE, str(RESUME.label))
+                changed += 1
+    return changed
+
+
+def change_settings(
+    queue: str,
+    values: dict[str, object],
+    actor: Actor,
+    *,
+    reset: Sequence[str] = (),
+    reason: str = "",
+    using: str | None = None,
+) -> dict[str, object]:
+    """Set ``values`` in a queue's runtime overrides, remove those named in ``reset``, record it; return all overrides.
+
+    Pollers follow within a heartbeat. Raises ``ImproperlyConfigured`` for an unknown setting or a bad value, and
+    ``UnknownQueue`` for an unknown queue.
+    """
+    check(CHANGE_SETTINGS, reason, actor, queue)
+    alias = alias_for(queue, using)
+    with recorded(alias):
+        ensure_rows([queue], alias)
+        row = Queue.objects.using(alias).select_for_update().get(pk=queue)
+        before = dict(row.overrides or {})
+        row.overrides = {name: value for name, value in {**before, **values}.items() if name not in reset}
+        conf.overlay(conf.default_settings(queue), row.overrides)
+        row.save(using=alias, update_fields=["overrides"])
+        details = {"before": before, "after": row.overrides}
+        record(alias, actor, CHANGE_SETTINGS, queue=queue, reason=reason, changed=1, details=details)
+        log(actor, [row], CHANGE, f"{CHANGE_SETTINGS.label}: {', '.join([*values, *reset])}")
+    overrides.forget()
+    return dict(row.overrides)
+
+
+def pause(
+    queues: Iterable[str], *, by: str, reason: str = "", until: datetime | None = None, using: str | None = None
+) -> int:
+    """Pause queues until ``until``, or until an operator resumes them; return the number of queues paused by this call.
+
+    Holds for every checkout that starts after the commit, anywhere. A queue that is paused already stays paused since
+    when it was, with the new reason and end. Atomic per database. Raises ``UnknownQueue``, and ``TaskQueueError`` for
+    an end that is not in the future by the database's clock.
+    """
+    changed = 0
+    for alias, names in _by_alias(queues, using).items():
+        with transaction.atomic(using=alias):
+            ensure_rows(names, alias)
+            end = None if until is None else _stored(until, alias)
+            changed += (
+                Queue.objects.using(alias)
+                .filter(name__in=names)
+                .update(
+                    paused_time=Case(When(IN_EFFECT, then=F("paused_time")), default=Now()),
+                    paused_until=end,
+                    paused_by=by[:200],
+                    paused_reason=reason[:REASON_MAX_LENGTH],
+                )
+            )
+    return changed
+
+
+def resume(queues: Iterable[str], *, using: str | None = None) -> int:
+    """Resume queues and wake their pollers; return the number that really were paused. Atomic per database."""
+    changed = 0
+    for alias, names in _by_alias(queues, using).items():
+        with transaction.atomic(using=alias):
+            paused = Queue.objects.using(alias).filter(IN_EFFECT, name__in=names)
+            changed += paused.update(paused_time=None, paused_until=None, paused_by="", paused_reason="")
+            for name in names:
+                notify.after_commit(connections[alias], name)
+    return changed
+
+
+def ensure_rows(names: Iterable[str], alias: str) -> None:
+    """Make the ``Queue`` rows of known queues that have none yet; raise ``UnknownQueue`` for an unknown queue."""
+    wanted = set(names)
+    rows = Queue.objects.using(alias)
+    missing = wanted - set(rows.filter(name__in=wanted).values_list("name", flat=True))
+    known = set(conf.known_queues())
+    for name in sorted(missing - known):
+        raise UnknownQueue(name, known)
+    rows.bulk_create([Queue(name=name) for name in sorted(missing)], ignore_conflicts=True)
+
+
+def _by_alias(queues: Iterable[str], using: str | None) -> dict[str, list[str]]:
+    found: defaultdict[str, list[str]] = defaultdict(list)
+    for name in sorted(set(queues)):
+        found[alias_for(name, using)].append(name)
+    return found
+
+
+def _stored(until: datetime, alias: str) -> datetime:
+    """Return the end of a pause as the database's clock will be compared with it."""
+    session = Session.on(alias)
+    if session.is_past(until):
+        raise TaskQueueError(
+            f"A pause until {until} would end before it begins, by the clock of database {alias!r}. "
+            "Give a later time, or none to pause until an operator resumes the queue."
+        )
+    return session.stored_time(until)
+
+
+# -- pollers -----------------------------------------------------------------------------------------------------------
+
+
+def _command(name: str, label: Text, effect: Text) -> Verb:
+    return Verb(name=name, label=label, effect=effect, done=CONTROL_POLLERS.done, permission=CONTROL_POLLERS.permission)
+
+
+POLLER_VERBS: Mapping[str, Verb] = {
+    verb.name: verb
+    for verb in (
+        _command(
+            "pause",
+            _("Pause"),
+            _("The pollers take no more tasks until they are started again; running tasks go on."),
+        ),
+        _command("start", _("Start"), _("Pollers that were paused take tasks again.")),
+        _command(
+            "drain",
+            _("Drain"),
+            _(
+                "The pollers take no more tasks, return the tasks that have not begun, finish the running ones, and "
+                "end. A supervisor or service manager may start new pollers."
+            ),
+        ),
+        _command(
+            "stop",
+            _("Stop"),
+            _(
+                "The pollers end without waiting: async tasks are cancelled and threads are abandoned. Their attempts "
+                "count and are repeated. A supervisor or service manager may start new pollers."
+            ),
+        ),
+    )
+}
+
+
+def command_pollers(
+    instances: Sequence[str], command: str, actor: Actor, *, reason: str = "", using: str = "default"
+) -> int:
+    """Send a command to pollers and record it for each; return how many got it. A poller that has ended is skipped.
+
+    Raises ``PermissionDenied`` without the permission, and KeyError for an unknown command.
+    """
+    verb = POLLER_VERBS[command]
+    check(verb, reason, actor)
+    with recorded(using):
+        rows = Poller.objects.using(using).filter(pk__in=instances).exclude(state=STOPPED_STATE)
+        found = list(rows.select_for_update().order_by("pk"))
+        for poller in found:
+            details = {"poller": poller.instance, "command": command}
+            record(using, actor, CONTROL_POLLERS, reason=reason, changed=1, details=details)
+        rows.filter(pk__in=[poller.pk for poller in found]).update(requested_command=command)
+        log(actor, found, CHANGE, f"{verb.label} {reason}".strip())
+    return len(found)

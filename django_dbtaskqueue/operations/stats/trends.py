@@ -1,0 +1,188 @@
+"""What happened over time, from the counts by the minute: rates, durations, and groups of failures."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+from django.db.models import Q, Sum
+from django.db.models.functions import Now
+
+from django_dbtaskqueue.core.exceptions import TaskQueueError
+from django_dbtaskqueue.core.sql.stats import Reading, series_sql
+from django_dbtaskqueue.db.minute_counts import database_now
+from django_dbtaskqueue.db.session import Session, alias_for
+from django_dbtaskqueue.metrics.collector import quantile
+from django_dbtaskqueue.models import Attempt, FailureCount, FailureGroup, Metric
+from django_dbtaskqueue.operations.bounded_reads import ApproxCount, approx, prefer_indexes
+from django_dbtaskqueue.operations.lookup import locations_on
+
+WINDOWS = {
+    "1h": timedelta(hours=1),
+    "3h": timedelta(hours=3),
+    "24h": timedelta(days=1),
+    "3d": timedelta(days=3),
+    "7d": timedelta(days=7),
+}
+MAX_FAILURE_GROUPS_SHOWN = 100  # on a page
+MAX_OPEN_TASKS_COUNTED = 1000  # of one group
+POINT_SECONDS = (60, 300, 600, 3600, 6 * 3600, 86_400)  # that one point of a series may stand for
+MAX_POINTS = 150  # of a series, unless the longest step gives more
+HISTOGRAMS = ("runs", "waits")
+
+
+@dataclass(frozen=True, slots=True)
+class FailureStats:
+    """One group of failures."""
+
+    fingerprint: str
+    queue: str
+    error_type: str
+    frame: str  # module:function of the project's innermost call, or ''
+    message: str  # with what varies replaced
+    first_seen: datetime
+    last_seen: datetime
+    counts: Mapping[str, int]  # attempts that failed, by window: "1h", "3h", "24h", "3d", "7d"
+    open: ApproxCount  # tasks that are in ERROR or POISON because of it
+
+    @property
+    def error(self) -> str:
+        """The exception's class without its module."""
+        return self.error_type.rpartition(".")[2]
+
+
+def failure_groups(
+    using: str | None = None, *, queue: str | None = None, limit: int = MAX_FAILURE_GROUPS_SHOWN
+) -> list[FailureStats]:
+    """Return the groups that failed last, the latest first, over the last seven days; of one queue, or of all.
+
+    A constant number of queries for each task table, whatever there is.
+    """
+    alias = alias_for(queue or "", using, write=False)
+    wanted = Q(last_seen__gte=Now() - WINDOWS["7d"])
+    if queue is not None:
+        wanted &= Q(queue=queue)
+    groups = list(FailureGroup.objects.using(alias).filter(wanted).order_by("-last_seen", "fingerprint")[:limit])
+    return stats_of_groups(groups, alias)
+
+
+def stats_of_groups(groups: Sequence[FailureGroup], alias: str) -> list[FailureStats]:
+    """Return the statistics of these groups, in their order."""
+    prints = [group.fingerprint for group in groups]
+    counts, waiting = _counts(prints, alias), _open(prints, alias)
+    return [
+        FailureStats(
+            group.fingerprint,
+            group.queue,
+            group.error_type,
+            group.frame,
+            group.message,
+            group.first_seen,
+            group.last_seen,
+            counts[group.fingerprint],
+            waiting[group.fingerprint],
+        )
+        for group in groups
+    ]
+
+
+def sample(fingerprint: str, using: str | None = None) -> Attempt | None:
+    """Return the latest failed attempt of a group, with its traceback, or None when it is gone."""
+    attempts = Attempt.objects.using(alias_for("", using, write=False))
+    return attempts.filter(fingerprint=fingerprint).order_by("-pk").first()
+
+
+def _counts(prints: Sequence[str], alias: str) -> dict[str, dict[str, int]]:
+    found = {one: dict.fromkeys(WINDOWS, 0) for one in prints}
+    if prints:
+        rows = FailureCount.objects.using(alias).filter(fingerprint__in=prints, minute__gte=Now() - WINDOWS["7d"])
+        sums = {f"in_{name}": Sum("count", filter=Q(minute__gte=Now() - span)) for name, span in WINDOWS.items()}
+        for one, *numbers in rows.values_list("fingerprint").annotate(**sums).order_by():
+            found[one] = {name: number or 0 for name, number in zip(WINDOWS, numbers, strict=True)}
+    return found
+
+
+def _open(prints: Sequence[str], alias: str) -> dict[str, ApproxCount]:
+    numbers: defaultdict[str, int] = defaultdict(int)
+    for place in locations_on(alias) if prints else ():
+        session = Session.on(*place)
+        sql = Reading(session.sql.tables, session.sql.dialect).open_failures(MAX_OPEN_TASKS_COUNTED + 1)
+        with prefer_indexes(session):
+            for name, number in session.run(sql, {"prints": session.sql.dialect.array(prints)}):
+                numbers[name] += number
+    return {one: approx(numbers[one], MAX_OPEN_TASKS_COUNTED) for one in prints}
+
+
+# -- rates and durations -----------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Point:
+    """What happened in one step of time."""
+
+    time: datetime  # its beginning
+    seconds: float  # its length
+    outcomes: dict[str, int] = field(default_factory=lambda: defaultdict(int))  # attempts by outcome; see ``Metric``
+    run_seconds: float = 0.0  # spent in processors
+    wait_seconds: float = 0.0  # waited by the sampled tasks, from due to checkout
+    runs: dict[int, int] = field(default_factory=lambda: defaultdict(int))  # histogram of run times
+    waits: dict[int, int] = field(default_factory=lambda: defaultdict(int))  # histogram of waits
+
+    @property
+    def total(self) -> int:
+        """Attempts that ended."""
+        return sum(self.outcomes.values())
+
+    @property
+    def rate(self) -> float:
+        """Attempts that ended, per second."""
+        return self.total / self.seconds
+
+    def rate_of(self, *outcomes: str) -> float:
+        """Attempts that ended in one of these ways, per second."""
+        return sum(self.outcomes.get(outcome, 0) for outcome in outcomes) / self.seconds
+
+    def run(self, share: float) -> float | None:
+        """The run time in seconds that ``share`` of the attempts stayed within, e.g. 0.95."""
+        return quantile(self.runs, share)
+
+    def wait(self, share: float) -> float | None:
+        """The same of the time between due and checkout."""
+        return quantile(self.waits, share)
+
+
+def series(using: str | None, since: timedelta, queue: str | None = None) -> list[Point]:
+    """Return what happened from ``since`` ago until now, the oldest first: at most about 150 points, none left out.
+
+    Over all queues of a database, or of one. Reads only the counts by the minute.
+    """
+    if since <= timedelta(0):
+        raise TaskQueueError(f"series(since={since!r}) must be a positive duration.")
+    session = Session.on(alias_for(queue or "", using, write=False))
+    step = next((one for one in POINT_SECONDS if since.total_seconds() <= one * MAX_POINTS), POINT_SECONDS[-1])
+    now = database_now(session)
+    last = int(now.timestamp()) // step
+    first = last - max(1, round(since.total_seconds() / step)) + 1
+    points = {
+        at: Point(datetime.fromtimestamp(at * step, tz=now.tzinfo), min(step, max(now.timestamp() - at * step, 1)))
+        for at in range(first, last + 1)
+    }
+    # A little before, because SQLite compares texts; what is too old fits no point.
+    start = datetime.fromtimestamp(first * step, tz=now.tzinfo) - timedelta(seconds=1)
+    _fill(session, points, {"start": session.time_text(start), "step": step, "queue": queue})
+    return list(points.values())
+
+
+def _fill(session: Session, points: Mapping[int, Point], params: Mapping[str, object]) -> None:
+    counts, histogram = series_sql(session.sql.dialect, f'"{Metric._meta.db_table}"')
+    for at, outcome, number, run_seconds, wait_seconds in session.run(counts, params):
+        if at in points:
+            points[at].outcomes[outcome] += int(number)
+            points[at].run_seconds += run_seconds
+            points[at].wait_seconds += wait_seconds
+    for kind in HISTOGRAMS:
+        for at, number, count in session.run(histogram.format(kind=kind), params):
+            if at in points:
+                getattr(points[at], kind)[int(number)] += int(count)

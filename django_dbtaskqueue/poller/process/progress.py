@@ -1,0 +1,178 @@
+"""What a poller shows its operator: the opening lines, a status line at the bottom of the terminal, a closing line."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, fields, is_dataclass
+from datetime import timedelta
+from time import monotonic
+from typing import TextIO
+
+from django.core.exceptions import ImproperlyConfigured
+from django.db import connections
+from django.db.utils import OperationalError
+
+from django_dbtaskqueue.conf.settings import QueueSettings
+from django_dbtaskqueue.core import __version__
+from django_dbtaskqueue.core.durations import format_duration, format_seconds
+from django_dbtaskqueue.poller.loop import Poller
+from django_dbtaskqueue.poller.queue_state import QueueState
+
+RATE_PERIOD_S = 5.0
+REDRAW_INTERVAL_S = 0.25
+CLEAR_LINE = "\r\x1b[K"  # back to the first column, and clear to the end of the line
+DEFAULT_QUEUE_SETTINGS = QueueSettings()
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The figures of one poller, or the sum of several pollers, at one moment."""
+
+    state: str = "INIT"
+    running: int = 0
+    slots: int = 0
+    finished: int = 0
+    failed: int = 0
+
+    @classmethod
+    def of(cls, poller: Poller) -> Snapshot:
+        """Return the figures of a poller."""
+        counts = poller.counts
+        return cls(poller.state, len(poller.running()), poller.slots(), counts.finished, counts.failed)
+
+    @classmethod
+    def total(cls, parts: Iterable[Snapshot]) -> Snapshot:
+        """Return the sum of several. Its state is the most alarming one of theirs."""
+        found = list(parts)
+        states = {part.state for part in found}
+        state = next((state for state in ("WAITING", "ENDING", "RUNNING") if state in states), "INIT")
+        sums = [sum(getattr(part, name) for part in found) for name in ("running", "slots", "finished", "failed")]
+        return cls(state, *sums)
+
+    def facts(self) -> dict[str, str | int]:
+        """Return the fields as a dict, which is sent to another process."""
+        return asdict(self)
+
+
+class StatusLine:
+    """Keeps one status line at the bottom of a terminal. Log lines written to it appear above. Any thread may write."""
+
+    def __init__(self, terminal: TextIO, queues: Iterable[str]) -> None:
+        self._terminal = terminal
+        self._queues = ", ".join(queues)
+        self._lock = threading.Lock()
+        self._shown = ""
+        self._drawn = 0.0
+        self._past: deque[tuple[float, int]] = deque()
+
+    def draw(self, now: Snapshot) -> None:
+        """Show a snapshot, unless the last one was shown less than ``REDRAW_INTERVAL_S`` ago."""
+        if monotonic() - self._drawn >= REDRAW_INTERVAL_S:
+            self._drawn = monotonic()
+            width = shutil.get_terminal_size().columns
+            self._rewrite(shown=self._text(now)[: max(1, width - 1)])
+
+    def above(self, line: str) -> None:
+        """Write a whole line above the status line."""
+        self._rewrite(f"{line}\n")
+
+    def close(self) -> None:
+        """Remove the status line."""
+        self._rewrite(shown="")
+
+    def write(self, text: str) -> None:
+        """Take what a ``logging.StreamHandler`` writes: one line with its end, or a line and its traceback."""
+        self.above(text.removesuffix("\n"))
+
+    def flush(self) -> None:
+        """Do nothing: every write is flushed."""
+
+    def _rewrite(self, above: str = "", *, shown: str | None = None) -> None:
+        with self._lock:
+            self._shown = self._shown if shown is None else shown
+            self._terminal.write(CLEAR_LINE + above + self._shown)
+            self._terminal.flush()
+
+    def _text(self, now: Snapshot) -> str:
+        parts = [f"{now.running}/{now.slots} running", f"{now.finished} done", f"{now.failed} failed"]
+        return " | ".join([self._queues, *parts, f"{self._rate(now.finished):.0f}/s", _doing(now)])
+
+    def _rate(self, finished: int) -> float:
+        now = monotonic()
+        self._past.append((now, finished))
+        while len(self._past) > 2 and self._past[0][0] < now - RATE_PERIOD_S:
+            self._past.popleft()
+        since, before = self._past[0]
+        return max(0, finished - before) / (now - since) if now > since else 0.0
+
+
+def _doing(now: Snapshot) -> str:
+    texts = {
+        "INIT": "starting",
+        "STARTUP": "starting",
+        "WAITING": "waiting for the database",
+        "ENDING": "draining",
+        "STOPPED_STATE": "stopped",
+    }
+    return texts.get(now.state) or ("working" if now.running else "idle")
+
+
+# -- opening and closing lines -----------------------------------------------------------------------------------------
+
+
+def opening(poller: Poller) -> Iterator[str]:
+    """Yield the two opening lines; raise ``ImproperlyConfigured`` for a database that has no task table."""
+    ports = [state.port for state in poller.queues.values()]
+    found = {port.alias: port.model._meta.db_table for port in ports}
+    databases = ", ".join(f"{database(alias, table)} ({alias})" for alias, table in found.items())
+    options = poller.options
+    yield f"django-dbtaskqueue {__version__} on {databases}, instance {poller.instance}"
+    queues = ", ".join(map(_queue, poller.queues.values()))
+    yield f"Queues: {queues}. Slots: {options.threads} threads, {options.coroutines} coroutines"
+
+
+def closing(poller: Poller, seconds: float) -> str:
+    """Return the closing line."""
+    counts = poller.counts
+    rate = counts.finished / seconds if seconds else 0.0
+    return (
+        f"Stopped: {counts.finished} finished, {counts.failed} failed, {counts.lost} lost in {format_seconds(seconds)}"
+        f" ({rate:.1f}/s)"
+    )
+
+
+def database(alias: str, table: str) -> str:
+    """Return the vendor and version of a database that holds ``table``, or that it cannot be reached."""
+    connection = connections.create_connection(alias)
+    try:
+        version = ".".join(map(str, connection.get_database_version()))
+        missing = table not in connection.introspection.table_names()
+    except OperationalError:
+        return f"{connection.display_name}, not reachable yet"
+    finally:
+        connection.close()
+    if missing:
+        raise ImproperlyConfigured(
+            f"Database {alias!r} has no table {table}. Run: manage.py migrate --database {alias}"
+        )
+    return f"{connection.display_name} {version}"
+
+
+def _queue(state: QueueState) -> str:
+    parts = [f"weight {state.weight}"] if state.weight != 1 else []
+    for field in fields(QueueSettings):
+        value = getattr(state.settings, field.name)
+        if value != getattr(DEFAULT_QUEUE_SETTINGS, field.name):
+            parts.append(f"{field.name} {_text(value)}")
+    return f"{state.name} ({', '.join(parts)})" if parts else state.name
+
+
+def _text(value: object) -> str:
+    if isinstance(value, timedelta):
+        return format_duration(value)
+    if is_dataclass(value):  # a retry policy
+        return type(value).__name__
+    return str(value)

@@ -1,0 +1,181 @@
+"""Reports as pages: numbers for people, charts from figures, and a file that needs nothing and runs nothing foreign."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from datetime import timedelta
+from html.parser import HTMLParser
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from django.core.management import CommandError, call_command
+
+from django_dbtaskqueue.core.numbers import number, percent, seconds
+from django_dbtaskqueue.operations.report_page import html_file, report_body
+from django_dbtaskqueue.pipeline.reports.report import MAX_CHART_STEPS, Steps, over_time
+from tests.pipeline.histories import HOUR, MONDAY
+from tests.report_figures import forecast_figures, report_figures, whatif_figures
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+HOSTILE = "<script>alert(1)</script>\"'&"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.0123, "12.3ms"),
+        (3.456, "3.45s"),
+        (119.0, "1m59s"),
+        (300.0, "5m"),
+        (9000.0, "2h30m"),
+        (864_000.0, "10d"),
+    ],
+)
+def test_times(value: float, text: str) -> None:
+    assert seconds(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(1.0, "100 %"), (0.999_999, "> 99.99 %"), (0.97, "97 %"), (0.0, "0 %"), (0.12345, "12.35 %")]
+)
+def test_shares(value: float, text: str) -> None:
+    """What is not quite all is not written as all."""
+    assert percent(value) == text
+
+
+@pytest.mark.parametrize(("value", "text"), [(12_345, "12,345"), (0.12345, "0.123"), (1234.5, "1,234"), (7, "7")])
+def test_numbers(value: float, text: str) -> None:
+    assert number(value) == text
+
+
+# -- figures of the charts ---------------------------------------------------------------------------------------------
+
+
+def level(hour: int, **columns: Any) -> dict[str, Any]:
+    counts = {"ended": 2, "completed": 1, "errors": 1, "poisoned": 0, "wait_p95": None, "run_p95": None}
+    return {"queue": "claims", "hour": MONDAY + HOUR * hour, "failure_rate": 0.5, **counts, **columns}
+
+
+def test_a_chart_has_as_many_steps_as_can_be_told_apart_and_keeps_the_peaks() -> None:
+    levels = [level(hour, wait_p95=9.0 if hour == 77 else 1.0) for hour in range(24 * 100)]
+    found = over_time(levels, [])
+    assert len(found["times"]) <= MAX_CHART_STEPS
+    assert found["times"][:2] == [MONDAY, MONDAY + timedelta(days=1)]
+    assert (found["completed"][0], sum(found["completed"]), sum(found["failed"])) == (24, 2400, 2400)
+    (waits,) = found["wait_p95"]
+    assert (waits["name"], waits["values"][:5]) == ("claims", [1.0, 1.0, 1.0, 9.0, 1.0])
+    assert found["run_p95"] == found["backlog"] == []
+
+
+def test_a_backlog_stays_as_it_was_where_nothing_happened() -> None:
+    steps = Steps.over([MONDAY, MONDAY + HOUR * 4])
+    rows = [{"hour": MONDAY + HOUR * hour, "backlog": backlog} for hour, backlog in ((-9, 30), (-8, 5), (1, 7), (3, 2))]
+    assert steps.backlog(rows) == [5, 7, 7, 2, 2]
+    assert steps.backlog([]) == [None] * 5
+    assert steps.backlog([{"hour": MONDAY + HOUR * 2, "backlog": 1}]) == [None, None, 1, 1, 1]
+
+
+# -- pages -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_page_has_the_figures_as_people_write_them() -> None:
+    page = str(report_body("report", report_figures(since=None)))
+    assert '<td class="number">12,345</td>' in page
+    assert '<td class="number">1m1s</td>' in page
+    assert "the beginning to 2026-01-12 00:00 UTC" in page
+    assert '<td class="number">-</td>' in page, "what is unknown is a dash"
+    assert page.count('class="dbtq-broken"') == 3, "two budgets and one noisy queue"
+    assert "all, and there was none" in page
+    assert '<p class="quiet">None.</p>' in page
+    assert '<time datetime="2026-01-05T01:00:00+00:00">2026-01-05 01:00</time>' in page
+    assert re.search('<td class="number" data-value="2.4[0-9]*">2.4[0-9]* %</td>', page)
+    assert re.findall('id="dbtq-([a-z]+)-chart"', page) == ["ended", "wait", "backlog", "failures"], "none is empty"
+
+
+def test_a_forecast_is_a_map_of_the_week() -> None:
+    page = str(report_body("forecast", forecast_figures()))
+    assert page.count('<tr><th scope="row">Mon</th>') == 2
+    assert "dbtq-heat-9" in page
+    assert '<td class="number dbtq-heat-0"></td>' in page, "of an hour that was not seen nothing is said"
+    assert "Sunday 10-14" in page
+
+
+def test_a_replay_shows_its_waits() -> None:
+    page = str(report_body("whatif", whatif_figures()))
+    assert re.findall('id="dbtq-([a-z]+)-chart"', page) == ["wait", "curve"]
+    assert '<th scope="row"><data value="100">100 %</data></th>' in page
+    row = '<th scope="row">p95</th><td class="number">3m</td><td class="number">2m</td><td class="number">30s</td>'
+    assert row in page
+    assert "mean_lead" not in page
+
+
+def test_names_are_text_and_secrets_are_masked() -> None:
+    page = str(report_body("report", report_figures(HOSTILE)))
+    assert "<script" not in page
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;&quot;&#x27;&amp;" in page
+    assert "sesame" not in str(report_body("report", report_figures("password=sesame")))
+    assert "alert(1)</script>" not in html_file("report", report_figures(HOSTILE))
+
+
+@pytest.mark.parametrize(("kind", "found"), [("other", {}), ("report", {}), ("whatif", {"over_time": []})])
+def test_figures_of_another_kind_or_version_are_no_page(kind: str, found: dict[str, Any]) -> None:
+    assert report_body(kind, found) is None
+    with pytest.raises(ValueError, match="no figures of report or forecast or whatif"):
+        html_file(kind, found)
+
+
+class Tags(HTMLParser):
+    """The elements of a page, its attributes, and its scripts."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.depth, self.attributes, self.names, self.scripts = 0, set[str](), set[str](), list[str]()
+        self.policy, self.inside = "", ""
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.depth += tag != "meta"
+        self.inside = tag
+        self.names.add(tag)
+        self.attributes |= {name for name, _ in attributes}
+        if dict(attributes).get("http-equiv"):
+            self.policy = str(dict(attributes)["content"])
+
+    def handle_data(self, data: str) -> None:
+        if self.inside == "script" and data.strip():
+            self.scripts.append(data)
+
+    def handle_endtag(self, tag: str) -> None:
+        self.depth -= tag != "meta"
+        self.inside = ""
+
+
+def test_a_file_stands_alone_and_runs_no_script_but_its_own() -> None:
+    page = html_file("report", report_figures(HOSTILE))
+    tags = Tags(page)
+    assert tags.depth == 0
+    assert not tags.names & {"link", "img", "iframe", "object", "embed", "base", "form"}
+    assert not tags.attributes & {"src", "href", "srcset", "style", "onload", "onclick"}
+    assert not re.search(r"url\(|@import", page)
+    assert "prefers-color-scheme: dark" in page and "@media print" in page
+    hashes = [base64.b64encode(hashlib.sha256(one.encode()).digest()).decode() for one in tags.scripts]
+    assert re.findall(r"'sha256-([^']+)'", tags.policy) == hashes
+    assert len(hashes) == 2
+    assert tags.policy.startswith("default-src 'none';")
+
+
+def test_a_command_makes_the_page_of_figures(tmp_path: Path) -> None:
+    file = tmp_path / "report.json"
+    file.write_text(json.dumps(report_figures()))
+    call_command("runtaskpipeline", "page", str(file))
+    assert (tmp_path / "report.html").read_text() == html_file("report", report_figures())
+    file.write_text(json.dumps({"rows": 1}))
+    with pytest.raises(CommandError, match=r"report\.json cannot be made a page"):
+        call_command("runtaskpipeline", "page", str(file))
+    with pytest.raises(CommandError, match="page needs one file"):
+        call_command("runtaskpipeline", "page")

@@ -1,0 +1,105 @@
+"""Figures of reports as their JSON has them, made without Spark: a week of two queues."""
+
+from __future__ import annotations
+
+import math
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+START = datetime(2026, 1, 5, tzinfo=UTC)
+HOURS = [(START + timedelta(hours=hour)).isoformat() for hour in range(7 * 24)]
+PERIOD = {"since": START.isoformat(), "until": (START + timedelta(days=7)).isoformat()}
+
+
+def wave(height: float, hour: int) -> float:
+    """Return a value that is high in the middle of each day, and higher every day."""
+    return round(height * (1.2 + math.sin((hour - 6) / 12 * math.pi)) * (1 + hour / 100), 3)
+
+
+def report_figures(name: str = "claims", **changes: Any) -> dict[str, Any]:
+    """Return the figures of a service report on queues of this name and of "mail"."""
+    queues = (name, "mail")
+    times = {
+        f"{time}_{p}": value for time in ("wait", "run") for p, value in (("p50", 0.42), ("p95", 61.5), ("p99", 8123.0))
+    }
+    rates = {"success_rate": 0.97, "retry_rate": None, "failure_rate": 0.03}
+    total = {"arrived": 12_345, "ended": 12_001, **times, **rates}
+    error = f"ValueError: no gate for {name}"
+    last = {"queue": name, "last": HOURS[30], "example": f"{error} 4711"}
+    shares = {"share_of_tasks": 0.1, "share_of_run_time": 0.25, "share_of_unsuccessful": 0.9}
+
+    def lines(height: float) -> list[dict[str, Any]]:
+        heights = zip(queues, (height, height / 3), strict=True)
+        return [{"name": queue, "values": [wave(one, hour) for hour in range(len(HOURS))]} for queue, one in heights]
+
+    return {
+        "kind": "report",
+        **PERIOD,
+        "summary": f"12,001 tasks ended, 97 % of them COMPLETED. Beyond their error budget: {name}.",
+        "everything": total,
+        "queues": [{"queue": queue, **total} for queue in queues],
+        "budgets": [
+            {"queue": queue, "objective": "99%", "reached": 0.97, "bad": 361, "allowed": 120.01, "spent": spent}
+            for queue, spent in ((name, None), (name, 3.008), ("mail", 0.4))
+        ],
+        "failures": [{**last, "message": f"{error} <n>", "tasks_ended": 1, "attempts_failed": 3}],
+        "never_succeeding": [{**last, "tag": None, "reference": name, "ended": 3}],
+        "noisy": [{"queue": name, "attempts": 12_400, "unsuccessful_attempts": 399, **shares, "noisy": True}],
+        "retry_waste": [],
+        "over_time": {
+            "times": HOURS,
+            "completed": [round(wave(60, hour)) for hour in range(len(HOURS))],
+            "failed": [round(wave(9, hour)) for hour in range(len(HOURS))],
+            "wait_p95": lines(90.0),
+            "run_p95": [],
+            "backlog": lines(400.0),
+            "failure_rate": lines(0.02),
+        },
+        **changes,
+    }
+
+
+def forecast_figures() -> dict[str, Any]:
+    """Return the figures of a forecast that misses pollers on Sunday."""
+    hours = [
+        {"hour": hour, "arrivals": wave(300, hour), "servers": round(wave(6, hour)), "least": 1, "most": 40}
+        for hour in range(len(HOURS) - 5)
+    ]
+    return {
+        "kind": "forecast",
+        **PERIOD,
+        "summary": "Add 2 pollers Sunday 10-14 UTC.",
+        "pollers": 6,
+        "slots": 4,
+        "run_seconds": 20.0,
+        "unevenness_of_arrivals": 1.7,
+        "unevenness_of_run_times": 1.0,
+        "stretches": [{"when": "Sunday 10-14", "start": 154, "end": 158, "pollers": 8, "least": 7, "most": 9}],
+        "hours": hours,
+        "anomalies": [
+            {"queue": "mail", "hour": HOURS[8], "measure": "arrivals", "value": 9000.0, "usual": 31.5, "score": 12.3}
+        ],
+    }
+
+
+def whatif_figures() -> dict[str, Any]:
+    """Return the figures of a replay with more slots."""
+    waits = {"p50": 1.0, "p95": 60.0, "max": 7200.0}
+    found = {"recorded": 3.0, "now": 2.0, "then": 0.5}
+    return {
+        "kind": "whatif",
+        **PERIOD,
+        "summary": "95 % of the tasks would have waited at most 30s instead of 2m: shorter.",
+        "tasks": 1484,
+        "slots_now": 1,
+        "slots_then": 3,
+        **{
+            replay: {**{name: wait * factor for name, wait in waits.items()}, "mean_lead": 5.0}
+            for replay, factor in found.items()
+        },
+        "over_time": {
+            "times": HOURS,
+            **{name: [wave(90 * found[name], hour) for hour in range(len(HOURS))] for name in ("now", "then")},
+        },
+        "curve": {name: [found[name] * (share / 20) ** 4 for share in range(101)] for name in ("now", "then")},
+    }
