@@ -304,8 +304,8 @@ PLANS: dict[str, tuple[dict[str, Any], set[str]]] = {
     "next_due": ({}, BY_LINE),
     "next_due_of_many": ({"queues": ["parcels"] * 5}, BY_LINE),
     "soon": ({"horizon": 5.0}, BY_LINE),
-    "spent": ({}, BY_LINE),
-    "spent_in": ({}, BY_LINE),
+    "exhausted": ({}, BY_LINE),
+    "seconds_until_exhausted": ({}, BY_LINE),
     "find": ({"reference_number": "r-777"}, {"dbtaskqueue_task_reference"}),
     "renew": (FENCED, BY_KEY),
     "held": (FENCED, BY_KEY),
@@ -317,7 +317,7 @@ PLANS: dict[str, tuple[dict[str, Any], set[str]]] = {
     "attempts": ({"rows": FAILURES, **PLACE}, BY_KEY),
     "to_history": ({"rows": RESULTS, **PLACE}, BY_KEY),
     "count_deleted": (FENCED, BY_KEY),
-    "remove": (FENCED, BY_KEY),
+    "delete_settled": (FENCED, BY_KEY),
     "outcome_of": (FENCED, BY_KEY),
 }
 

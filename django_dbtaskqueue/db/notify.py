@@ -1,7 +1,7 @@
-"""The wake-up of pollers: sent after commit, coalesced, and never needed, for polling is the truth.
+"""The wake-up of pollers by NOTIFY and LISTEN. A lost wake-up costs only time, because pollers poll as well.
 
 NOTIFY inside the caller's transaction would make all commits of the server take turns. So the commit only marks the
-queue, and a daemon thread with a connection of its own sends at most one NOTIFY per 5 ms, fewer on a busy machine.
+queue, and a daemon thread with its own connection sends at most one NOTIFY per 5 ms, fewer on a busy machine.
 """
 
 from __future__ import annotations
@@ -21,30 +21,33 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.base.creation import TEST_DATABASE_PREFIX
 
 from django_dbtaskqueue.conf import settings as conf
+from django_dbtaskqueue.core.durations import jittered, next_pause
 from django_dbtaskqueue.db.session import Session
 
 logger = logging.getLogger(__name__)
 
 CHANNEL = "dbtaskqueue"
-COALESCE = 0.005  # seconds between two NOTIFYs
-SHARE = 40  # and on average as many times what one takes: on a busy machine they cost the enqueueing little
-BURST = 0.2  # seconds saved up in quiet times, so that one slow NOTIFY does not delay the next
-MOST = 0.1  # seconds, however slow they are
-LINGER = 1.0  # seconds the idle connection is kept
-FLUSH = 2.0  # seconds a process waits at its end for its last wake-up
-# A notification does not survive a crash of the server, so that nobody need wait until its commit does.
-SEND = f"""
+NOTIFY_INTERVAL_S = 0.005  # between two NOTIFYs
+NOTIFY_PAUSE_FACTOR = 40  # pause on average 40 times as long as a NOTIFY takes: a busy machine sends fewer
+MAX_SAVED_PAUSE_S = 0.2  # quiet times count as pauses up to this much, so that one slow NOTIFY delays no other
+MAX_NOTIFY_PAUSE_S = 0.1  # however slow a NOTIFY is
+NOTIFIER_LINGER_S = 1.0  # the notifier keeps its idle connection for this time
+FLUSH_TIMEOUT_S = 2.0  # a process waits at its end at most this long for its last wake-up
+LISTEN_CHECK_INTERVAL_S = 1.0  # between two looks at whether to end
+RECONNECT_PAUSES_S = 0.1, 5.0  # between two attempts to connect: the first pause and the longest
+# A notification does not survive a crash of the server, so the sender need not wait until its commit is on disk.
+NOTIFY_SQL = f"""
 SELECT set_config('synchronous_commit', 'off', true), pg_notify('{CHANNEL}', q) FROM unnest(%(queues)s::text[]) AS q
 """
 
 
 class Notifier:
-    """One alias's wake-ups in one process. Its thread starts with the first and ends when idle."""
+    """Sends one alias's wake-ups in one process. Its thread starts with the first one and ends when it is idle."""
 
     def __init__(self, alias: str) -> None:
         self.alias = alias
         self._pending: set[str] = set()
-        self._linger = LINGER
+        self._linger = NOTIFIER_LINGER_S
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
 
@@ -57,7 +60,7 @@ class Notifier:
                 self._thread.start()
             self._changed.notify_all()
 
-    def flush(self, timeout: float = FLUSH) -> None:
+    def flush(self, timeout: float = FLUSH_TIMEOUT_S) -> None:
         """Wait until all is sent and the connection is closed."""
         deadline = monotonic() + timeout
         with self._changed:
@@ -68,17 +71,17 @@ class Notifier:
 
     def _send(self) -> None:
         session = Session(connections.create_connection(self.alias))  # nothing of a session is set: it may be pooled
-        self._linger = 0.0 if _is_for_tests(session.connection.settings_dict) else LINGER
+        self._linger = 0.0 if _is_for_tests(session.connection.settings_dict) else NOTIFIER_LINGER_S
         owed, begun = 0.0, monotonic()
         while queues := self._take(session):
-            owed, begun = max(owed - (monotonic() - begun), -BURST), monotonic()
+            owed, begun = max(owed - (monotonic() - begun), -MAX_SAVED_PAUSE_S), monotonic()
             try:
-                session.repeat(SEND, {"queues": sorted(queues)})
-            except Exception as error:  # whatever it is: a thread that died would leave this process without wake-ups
+                session.repeat(NOTIFY_SQL, {"queues": sorted(queues)})
+            except Exception as error:  # if the thread died, this process would send no more wake-ups
                 logger.debug("Wake-up of %s not sent, polling will find the tasks: %s", queues, error)
                 _close(session)
-            owed += SHARE * (monotonic() - begun)
-            threading.Event().wait(min(max(owed, COALESCE), MOST))
+            owed += NOTIFY_PAUSE_FACTOR * (monotonic() - begun)
+            threading.Event().wait(min(max(owed, NOTIFY_INTERVAL_S), MAX_NOTIFY_PAUSE_S))
 
     def _take(self, session: Session) -> set[str]:
         """Return the queues to wake; empty when the thread is to end, which it then has."""
@@ -102,7 +105,7 @@ def _close(session: Session) -> None:
 
 
 def _is_for_tests(settings: Mapping[str, Any]) -> bool:
-    """Whether this is a test database, which cannot be dropped while somebody is connected to it."""
+    """Whether this is a test database, which cannot be dropped while a connection to it is open."""
     name = str(settings["NAME"])
     return name.startswith(TEST_DATABASE_PREFIX) or name == settings["TEST"].get("NAME")
 
@@ -116,17 +119,17 @@ def after_commit(connection: BaseDatabaseWrapper, queue: str) -> None:
     on_commit(connection, partial(notify, connection.alias, connection.vendor, queue))
 
 
-def on_commit(connection: BaseDatabaseWrapper, tell: Callable[[], object]) -> None:
-    """Call ``tell`` once the current transaction commits, or now when there is none; what it raises is logged.
+def on_commit(connection: BaseDatabaseWrapper, call: Callable[[], object]) -> None:
+    """Call ``call`` when the current transaction commits, or now if there is none; what it raises is logged.
 
-    Nobody is told when a transaction without autocommit (``set_autocommit(False)``) ends: there it is never called.
+    Without autocommit (``set_autocommit(False)``) Django does not say when a transaction ends: ``call`` is not called.
     """
 
-    def told() -> None:  # Django names a hook that raised by its __qualname__, which a partial has not
-        tell()
+    def hook() -> None:  # Django logs the __qualname__ of a hook that raised, and a partial has none
+        call()
 
     if connection.in_atomic_block or connection.get_autocommit():
-        connection.on_commit(told, robust=True)
+        connection.on_commit(hook, robust=True)
 
 
 def notify(alias: str, vendor: str, queue: str) -> None:
@@ -154,6 +157,54 @@ def flush() -> None:
     """Wait until every wake-up of this process is sent and no connection of a notifier is open."""
     for notifier in tuple(_notifiers.values()):
         notifier.flush()
+
+
+class Wakeup:
+    """Calls ``wake(queue)`` for each wake-up, from this process or, on PostgreSQL, from any."""
+
+    def __init__(self, alias: str, wake: Callable[[str], None]) -> None:
+        self._session = Session.open(conf.settings().listen.get(alias, alias))
+        self._wake = wake
+        self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Begin to listen."""
+        listen(self._wake)
+        if self._session.postgresql and conf.settings().notify:
+            self._thread = threading.Thread(target=self._loop, name="dbtaskqueue-listen", daemon=True)
+            self._thread.start()
+
+    def stop(self) -> None:
+        """Stop listening."""
+        unlisten(self._wake)
+        self._ended.set()
+        if self._thread is not None:
+            self._thread.join(timeout=2 * LISTEN_CHECK_INTERVAL_S)
+
+    def _loop(self) -> None:
+        pause = 0.0
+        while not self._ended.is_set():
+            try:
+                self._listen()
+                pause = 0.0
+            except Exception as error:
+                logger.debug("Listening broke off, polling goes on: %s", error)
+                self._session.close()
+                pause = next_pause(pause, *RECONNECT_PAUSES_S)
+                self._ended.wait(jittered(pause))
+        self._session.close()
+
+    def _listen(self) -> None:
+        raw = self._connect()
+        self._wake("")  # a wake-up may have been sent before we listened
+        while not self._ended.is_set():
+            for notification in raw.notifies(timeout=LISTEN_CHECK_INTERVAL_S):
+                self._wake(notification.payload)
+
+    def _connect(self) -> Any:
+        self._session.run(f"LISTEN {CHANNEL}", {})
+        return self._session.connection.connection
 
 
 def _after_fork() -> None:

@@ -24,18 +24,19 @@ from django.utils.dateparse import parse_datetime
 from django.utils.timezone import make_aware, make_naive
 
 from django_dbtaskqueue.conf import settings as conf
-from django_dbtaskqueue.db import prepared
-from django_dbtaskqueue.db.statements import statements
+from django_dbtaskqueue.db.statements import execute_prepared, should_prepare, statements_of
 from django_dbtaskqueue.models import AbstractTask, Task, TemporaryTask
 
 Row = tuple[Any, ...]
 Params = Mapping[str, Any]
-NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
-NAME_RULE = "use 1 to 63 letters, digits and '_', not beginning with a digit"
-TIMESTAMPTZ = 1184  # PostgreSQL's type number
-# Custom plans flip to sequential scans as statistics lag behind a queue. And whoever waits for a
-# row that a processor keeps locked in its own transaction cannot work for all others meanwhile.
-TUNED = "SELECT set_config('plan_cache_mode', 'force_generic_plan', false), set_config('lock_timeout', '250ms', false)"
+TABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
+TABLE_NAME_RULE = "use 1 to 63 letters, digits and '_', not beginning with a digit"
+TIMESTAMPTZ_OID = 1184
+# Custom plans flip to sequential scans, because statistics lag behind a queue. And a poller that waits for a row that
+# a processor has locked in its own transaction cannot work for the other tasks.
+OWN_SESSION_SQL = (
+    "SELECT set_config('plan_cache_mode', 'force_generic_plan', false), set_config('lock_timeout', '250ms', false)"
+)
 _cursors: WeakKeyDictionary[BaseDatabaseWrapper, Any] = WeakKeyDictionary()  # the one kept for each connection
 
 
@@ -51,7 +52,7 @@ class Session:
         self.ends = False  # whether the one statement to be repeated is the last of the caller's transaction
         self.location: str = model._meta.label_lower
         self.postgresql = connection.vendor == "postgresql"
-        self.sql = statements(model, connection.vendor)
+        self.sql = statements_of(model, connection.vendor)
 
     @classmethod
     def on(cls, using: str, model: type[AbstractTask] = Task) -> Session:
@@ -107,11 +108,11 @@ class Session:
     def repeat(self, sql: str, params: Params) -> list[Row]:
         """``run`` a statement that comes again and again: prepared, once this connection has seen a few of them."""
         raw = None if self.owned or not self.postgresql or self._watched() else self._raw()
-        if raw is None or not prepared.pays(self.connection):
+        if raw is None or not should_prepare(self.connection):
             return self.run(sql, params)
         cursor = self._cursor()
         with self.connection.wrap_database_errors:
-            prepared.execute(cursor, sql, params, ends=self.ends)
+            execute_prepared(cursor, sql, params, ends=self.ends)
             return _rows(cursor)
 
     def together(self, batch: Sequence[tuple[str, Params]]) -> list[list[Row]]:
@@ -216,7 +217,7 @@ class Session:
         if conf.settings().prepare:
             raw.prepare_threshold = 0
             with self.connection.wrap_database_errors:
-                raw.execute(TUNED)
+                raw.execute(OWN_SESSION_SQL)
 
 
 def _rows(cursor: Any) -> list[Row]:
@@ -228,8 +229,8 @@ def _load_times_fast(context: Any) -> None:
     if django_settings.USE_TZ:
         import psycopg
 
-        loader = psycopg.adapters.get_loader(TIMESTAMPTZ, psycopg.pq.Format.TEXT)
-        context.adapters.register_loader(TIMESTAMPTZ, loader)
+        loader = psycopg.adapters.get_loader(TIMESTAMPTZ_OID, psycopg.pq.Format.TEXT)
+        context.adapters.register_loader(TIMESTAMPTZ_OID, loader)
 
 
 @contextmanager
@@ -255,9 +256,9 @@ def model_named(label: str) -> type[AbstractTask]:
     if not issubclass(model, AbstractTask):
         raise ImproperlyConfigured(f"model={label!r} must be a subclass of django_dbtaskqueue.models.AbstractTask.")
     for name in (model._meta.db_table, *(str(field.column) for field in model._meta.concrete_fields)):
-        if not NAME.fullmatch(name):
+        if not TABLE_NAME.fullmatch(name):
             raise ImproperlyConfigured(
-                f"model={label!r}: {name!r} cannot be a table's or column's name here: {NAME_RULE}."
+                f"model={label!r}: {name!r} cannot be a table's or column's name here: {TABLE_NAME_RULE}."
             )
     return model
 

@@ -16,7 +16,7 @@ from django.db import transaction
 
 from django_dbtaskqueue.core.columns import TIMING
 from django_dbtaskqueue.core.exceptions import DuplicateTask
-from django_dbtaskqueue.core.sql.enqueue import GIVEN
+from django_dbtaskqueue.core.sql.enqueue import ENQUEUED_TYPES
 from django_dbtaskqueue.db import notify
 from django_dbtaskqueue.db.session import Session, aliases_of, model_for
 from django_dbtaskqueue.flow import groups, usage
@@ -104,7 +104,7 @@ def _insert(session: Session, queue: str, share: Share, on_duplicate: str, *, ke
         return Counter()
     if isinstance(share, Alike) and session.postgresql and on_duplicate != "replace":
         references = share.references
-        written = _insert_alike(session, queue, share, on_duplicate)
+        written = _insert_uniform(session, queue, share, on_duplicate)
     else:
         rows = share.rows() if isinstance(share, Alike) else share
         if on_duplicate == "replace":  # one statement may not touch a row twice: the last one wins
@@ -120,10 +120,10 @@ def _insert(session: Session, queue: str, share: Share, on_duplicate: str, *, ke
     return Counter(enqueued=written.new, ignored=missing, replaced=replaced)
 
 
-def _insert_alike(session: Session, queue: str, share: Alike, on_duplicate: str) -> _Written:
+def _insert_uniform(session: Session, queue: str, share: Alike, on_duplicate: str) -> _Written:
     referenced = any(share.references)
     ids = usage.watched() or (referenced and on_duplicate == "error")
-    sql = session.sql.insert_alike(referenced=referenced, ordered=referenced and share.ordered, ids=ids)
+    sql = session.sql.insert_uniform(referenced=referenced, ordered=referenced and share.ordered, ids=ids)
     params = {**share.columns(), "queue_name": queue, "ids": ids}
     if ids:
         return _Written.of(session, session.run(sql, params))
@@ -184,7 +184,7 @@ _VALUES = {  # by column or type; whole numbers are not cached, because 1 and 1.
     "float8": "known(row['{0}'])",
     "timestamptz": "known(row['{0}'] and time(row['{0}']))",
 }
-_WRITE, _WRITE_TIMED = _writer(GIVEN), _writer({**GIVEN, **TIMING})
+_WRITE, _WRITE_TIMED = _writer(ENQUEUED_TYPES), _writer({**ENQUEUED_TYPES, **TIMING})
 
 
 async def aenqueue_many(queue: str, items: Iterable[Any], **options: Any) -> EnqueueReport:

@@ -18,7 +18,7 @@ class Member(NamedTuple):
     """A task that is, or may become, the head of its group."""
 
     id: int
-    in_line: bool
+    ready: bool
     processing: bool
     retrying: bool  # an attempt failed and it waits for the next
     wait: float  # seconds until it is due
@@ -42,17 +42,17 @@ def regroup(session: Session, queue: str, groups: Iterable[str], *, hold_retries
         return 0
     members: dict[str, list[Member]] = defaultdict(list)
     for group, task_id, *flags, wait, priority in session.run(session.sql.heads, _params(session, queue, wanted)):
-        in_line, processing, retrying = map(bool, flags)
-        members[group].append(Member(task_id, in_line, processing, retrying, wait, priority))
+        ready, processing, retrying = map(bool, flags)
+        members[group].append(Member(task_id, ready, processing, retrying, wait, priority))
     enter, leave = [], []
     for of_group in members.values():
         head = choose(of_group, hold_retries=hold_retries)
-        enter += [member.id for member in of_group if member is head and not member.in_line]
-        leave += [member.id for member in of_group if member is not head and member.in_line and not member.processing]
+        enter += [member.id for member in of_group if member is head and not member.ready]
+        leave += [member.id for member in of_group if member is not head and member.ready and not member.processing]
     if leave:
-        session.run(session.sql.leave_line, {"ids": session.sql.dialect.array(leave)})
+        session.run(session.sql.park, {"ids": session.sql.dialect.array(leave)})
     if enter:
-        session.run(session.sql.enter_line, {"ids": session.sql.dialect.array(enter)})
+        session.run(session.sql.make_ready, {"ids": session.sql.dialect.array(enter)})
     return len(enter)
 
 
@@ -62,7 +62,7 @@ def choose(members: list[Member], *, hold_retries: bool) -> Member:
     """
 
     def rank(member: Member) -> tuple[bool, bool, float, int, int]:
-        held = hold_retries and member.in_line and member.retrying
+        held = hold_retries and member.ready and member.retrying
         return (not member.processing, not held, member.wait, member.priority, member.id)
 
     return min(members, key=rank)

@@ -33,12 +33,12 @@ def rescue(session: Session, queue: str, port: Port, *, keep: str = "keep") -> l
 
 def exhausted(session: Session, queue: str, *, limit: int = MAX_TASKS_PER_RESCUE) -> list[Row]:
     """Return and lock the leased rows whose lease ran out on the last attempt. Call it in ``atomic``."""
-    return session.run(session.sql.spent, {"queue_name": queue, "limit": limit})
+    return session.run(session.sql.exhausted, {"queue_name": queue, "limit": limit})
 
 
 def seconds_until_exhausted(session: Session, queue: str) -> float | None:
     """Return the seconds until the first lease on a last attempt runs out: negative when it has, None without one."""
-    left: float | None = session.run(session.sql.spent_in, {"queue_name": queue})[0][0]
+    left: float | None = session.run(session.sql.seconds_until_exhausted, {"queue_name": queue})[0][0]
     return left
 
 

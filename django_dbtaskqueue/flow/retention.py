@@ -18,10 +18,10 @@ from django.db.models.functions import Coalesce, Now
 from django.db.models.lookups import LessThanOrEqual
 
 from django_dbtaskqueue.core.exceptions import TaskQueueError
-from django_dbtaskqueue.core.sql.retention import Aging
+from django_dbtaskqueue.core.sql.retention import RetentionStatements
 from django_dbtaskqueue.core.states import sources
 from django_dbtaskqueue.db.session import Session
-from django_dbtaskqueue.db.statements import statements
+from django_dbtaskqueue.db.statements import statements_of
 from django_dbtaskqueue.flow.selection import Tasks, as_filterable, base_rows, delete_and_count, lockable
 from django_dbtaskqueue.models import AbstractTask, AuditEntry, BulkOperation, BulkSkip, TaskColumns, TaskHistory
 from django_dbtaskqueue.models.operations import UNFINISHED
@@ -97,14 +97,14 @@ def housekeep_batch(
         raise ValueError(f"Tasks in {cursor.status} are not finished; only {', '.join(FINISHED)} age out.")
     sql, limit = _sql(session.model, session.connection.vendor), batch or ROWS_PER_BATCH
     params = {"queue_name": cursor.queue, "status": cursor.status, "after": cursor.after, "limit": limit}
-    seen, seconds = session.run(sql.look, params), older_than.total_seconds()
+    seen, seconds = session.run(sql.finished, params), older_than.total_seconds()
     cursor.at_end = len(seen) < limit or seen[-1][2] < seconds
     cursor.after = 0 if cursor.at_end else seen[-1][0]
     old = [number for number, ended, _ in seen if ended >= seconds]
     return _housekeep_ids(session, sql, old, cursor, to) if old else 0
 
 
-def _housekeep_ids(session: Session, sql: Aging, ids: list[int], cursor: RetentionCursor, to: str) -> int:
+def _housekeep_ids(session: Session, sql: RetentionStatements, ids: list[int], cursor: RetentionCursor, to: str) -> int:
     array = session.sql.dialect.array
     with session.atomic():
         locked = [row[0] for row in session.run(sql.lock, {"ids": array(ids), "status": cursor.status})]
@@ -115,7 +115,7 @@ def _housekeep_ids(session: Session, sql: Aging, ids: list[int], cursor: Retenti
             session.run(sql.keep, {**selected, "location": session.location})
         else:
             session.run(sql.count, selected)
-        return len(session.run(sql.remove, selected))
+        return len(session.run(sql.delete, selected))
 
 
 # -- history, failed attempts, audit -----------------------------------------------------------------------------------
@@ -133,7 +133,7 @@ def delete_history(session: Session, *, older_than: timedelta, table: str = "", 
         if not ids:
             return 0
         selected = {"ids": session.sql.dialect.array(ids)}
-        count, delete = sql.forget
+        count, delete = sql.delete_history
         session.run(count.format(table=name), selected)
         return len(session.run(delete.format(table=name), selected))
 
@@ -156,7 +156,7 @@ def delete_month(session: Session, table: str) -> int:
 def delete_attempts(session: Session, *, older_than: timedelta, batch: int | None = None) -> int:
     """Delete a batch of records of failed attempts that are that old; return how many."""
     sql = _sql(session.model, session.connection.vendor)
-    return len(session.run(sql.forget_attempts, {"age": -older_than.total_seconds(), "limit": batch or ROWS_PER_BATCH}))
+    return len(session.run(sql.delete_attempts, {"age": -older_than.total_seconds(), "limit": batch or ROWS_PER_BATCH}))
 
 
 def delete_audit(alias: str, *, older_than: timedelta, batch: int | None = None) -> int:
@@ -196,9 +196,9 @@ def _locked(rows: QuerySet[Any]) -> QuerySet[Any]:
 
 
 @lru_cache(maxsize=256)
-def _sql(model: type[AbstractTask], vendor: str) -> Aging:
-    known = statements(model, vendor)
-    return Aging(known.tables, known.dialect)
+def _sql(model: type[AbstractTask], vendor: str) -> RetentionStatements:
+    known = statements_of(model, vendor)
+    return RetentionStatements(known.tables, known.dialect)
 
 
 def _table(model: type[Model]) -> str:

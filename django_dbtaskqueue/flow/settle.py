@@ -104,7 +104,7 @@ def plan(session: Session, pairs: Iterable[Decided], *, keep: str = "keep") -> l
         statements += _completions(session, completed, history=keep == "history")
     if deleted:
         sql, rows = _rows(session, [_fence(lease) for lease, _ in deleted])
-        statements += [(sql.count_deleted, rows), (sql.remove, rows)]
+        statements += [(sql.count_deleted, rows), (sql.delete_settled, rows)]
     if written:
         statements += _writes(session, written)
     return statements
@@ -117,7 +117,7 @@ def _id_of(pair: Decided) -> int:
 def _completions(session: Session, pairs: list[tuple[Lease, Complete]], *, history: bool) -> list[Statement]:
     if history:
         sql, rows = _rows(session, [{**_fence(lease), **_result(outcome.result)} for lease, outcome in pairs])
-        return [(sql.to_history, {**rows, "location": session.location}), (sql.remove, rows)]
+        return [(sql.to_history, {**rows, "location": session.location}), (sql.delete_settled, rows)]
     if any(outcome.result is not None for _, outcome in pairs):
         sql, rows = _rows(session, [{**_fence(lease), **_result(outcome.result)} for lease, outcome in pairs])
         return [(sql.complete, rows)]

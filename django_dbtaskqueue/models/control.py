@@ -98,3 +98,24 @@ class UsageCount(models.Model):
 
     def __str__(self) -> str:
         return f"{self.queue}: {self.count} {self.call}"
+
+
+# The admin's index lists a page under the name of a model. These models store nothing.
+class Overview(Queue):
+    """All queues at a glance."""
+
+    class Meta:
+        proxy = True
+        default_permissions = ()
+        verbose_name = _("overview")
+        verbose_name_plural = _("overview")
+
+
+class Doctor(Queue):
+    """What is wrong, and what helps."""
+
+    class Meta:
+        proxy = True
+        default_permissions = ()
+        verbose_name = _("doctor")
+        verbose_name_plural = _("doctor")

@@ -120,6 +120,6 @@ class TaskManager(models.Manager.from_queryset(TaskQuerySet)):  # type: ignore[m
 
         Atomic: no task is ever handed to two callers while a lease lives. The tasks' payloads are decoded.
         """
-        from django_dbtaskqueue.pull.checkout import checkout
+        from django_dbtaskqueue.pull.leases import checkout
 
         return checkout(queue, poller_instance=poller_instance, limit=limit, lease=lease, tags=tags, using=self._db)

@@ -17,9 +17,9 @@ from django_dbtaskqueue.core.states import TERMINAL, Status
 from django_dbtaskqueue.models.querysets import TaskManager
 
 STATUS_CHOICES = [(str(status), str(status)) for status in Status]
-STATUSES = [str(status) for status in Status]
-ENDED = [str(status) for status in TERMINAL]
-FAILED = [str(Status.ERROR), str(Status.POISON)]
+STATUS_VALUES = [str(status) for status in Status]
+TERMINAL_VALUES = [str(status) for status in TERMINAL]
+FAILURE_VALUES = [str(Status.ERROR), str(Status.POISON)]
 
 
 class TaskColumns(models.Model):
@@ -74,19 +74,20 @@ class AbstractTask(TaskColumns):
                 # By bytes, so that how a reference begins can be looked up in a database of any collation.
                 opclasses=["varchar_pattern_ops", "varchar_ops"],
             ),
-            models.CheckConstraint(condition=Q(status__in=STATUSES), name="%(app_label)s_%(class)s_status"),
+            models.CheckConstraint(condition=Q(status__in=STATUS_VALUES), name="%(app_label)s_%(class)s_status"),
             models.CheckConstraint(
                 # A task has a ready time only while a poller may take it, so the checkout index holds no other task.
                 # It has a final status only when it is finished, so pages and retention find it by that column.
                 condition=Q(ready_time__isnull=False, parked_by__isnull=True, final_status__isnull=True)
-                & ~Q(status__in=ENDED)
-                | Q(ready_time__isnull=True, status__in=ENDED, parked_by__isnull=True)
+                & ~Q(status__in=TERMINAL_VALUES)
+                | Q(ready_time__isnull=True, status__in=TERMINAL_VALUES, parked_by__isnull=True)
                 & Q(final_status__isnull=False, final_status=models.F("status"))
                 | Q(ready_time__isnull=True, status="CREATED", parked_by__isnull=False, final_status__isnull=True),
                 name="%(app_label)s_%(class)s_ready_time",
             ),
             models.CheckConstraint(
-                condition=Q(finish_time__isnull=True) | Q(status__in=ENDED), name="%(app_label)s_%(class)s_finished"
+                condition=Q(finish_time__isnull=True) | Q(status__in=TERMINAL_VALUES),
+                name="%(app_label)s_%(class)s_finished",
             ),
             models.CheckConstraint(
                 condition=~Q(status="CREATED") | Q(poller_instance__isnull=True),
@@ -128,12 +129,12 @@ class AbstractTask(TaskColumns):
             # The hot path writes neither of these: only failures stand here.
             models.Index(
                 fields=["final_status", "id"],
-                condition=Q(final_status__in=FAILED),
+                condition=Q(final_status__in=FAILURE_VALUES),
                 name="%(app_label)s_%(class)s_fail",
             ),
             models.Index(
                 fields=["fingerprint", "id"],
-                condition=Q(final_status__in=FAILED, fingerprint__isnull=False),
+                condition=Q(final_status__in=FAILURE_VALUES, fingerprint__isnull=False),
                 name="%(app_label)s_%(class)s_fp",
             ),
         ]
@@ -158,6 +159,16 @@ class Task(AbstractTask):
             ("housekeep_task", "Can move or delete finished tasks"),
             ("view_payload", "Can see payloads, results and tracebacks"),
         ]
+
+
+class PoisonTask(Task):
+    """The name of the page of poison tasks in the admin's index. It stores nothing."""
+
+    class Meta:
+        proxy = True
+        default_permissions = ()
+        verbose_name = _("poison task")
+        verbose_name_plural = _("poison")
 
 
 class TemporaryTask(AbstractTask):

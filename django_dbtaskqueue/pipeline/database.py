@@ -15,7 +15,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from django_dbtaskqueue.core.exceptions import PipelineError
 from django_dbtaskqueue.core.sql import Statements
-from django_dbtaskqueue.core.sql.base import DIALECTS, Dialect, Tables
+from django_dbtaskqueue.core.sql.dialects import DIALECTS, Dialect, Tables
 
 if TYPE_CHECKING:
     from adbc_driver_manager.dbapi import Connection

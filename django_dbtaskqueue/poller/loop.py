@@ -19,7 +19,7 @@ from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.durations import jittered, next_pause
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import Fail, Release
-from django_dbtaskqueue.db.listen import Wakeup
+from django_dbtaskqueue.db.notify import Wakeup
 from django_dbtaskqueue.db.session import aliases_of, model_for
 from django_dbtaskqueue.flow import observe
 from django_dbtaskqueue.flow.decide import decide

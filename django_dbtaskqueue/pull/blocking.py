@@ -19,7 +19,7 @@ from typing import NamedTuple, TypeVar
 from django.db import connections
 
 from django_dbtaskqueue.db import notify
-from django_dbtaskqueue.db.listen import Wakeup
+from django_dbtaskqueue.db.notify import Wakeup
 
 T = TypeVar("T")
 GIVE_WAY_S = 1.0  # a thread that does not want to wait lets those before it poll first, for at most this long

@@ -35,13 +35,13 @@ from django_dbtaskqueue.core.states import sources
 from django_dbtaskqueue.flow.enqueue import enqueue, queue_settings
 from django_dbtaskqueue.models import Task
 from django_dbtaskqueue.models.querysets import TaskQuerySet
-from django_dbtaskqueue.pull import blocking, checkout, lease_token
-from django_dbtaskqueue.pull.lease_token import ManualSettlePort
+from django_dbtaskqueue.pull import blocking, leases
+from django_dbtaskqueue.pull.leases import ManualSettlePort
 from django_dbtaskqueue.pull.queue_admin import QueueAdmin
 
 RESCUE_INTERVAL_S = 5.0  # between two rescues of one queue in one process
 MAX_REMEMBERED_QUEUES = 4096
-JITTER = (0.8, 1.2)
+POLL_JITTER = (0.8, 1.2)
 _next_rescue: dict[tuple[str, str], float] = {}
 _names: dict[str, Any] = {}
 
@@ -130,14 +130,14 @@ class QueueHandle(QueueAdmin):
 
     def token(self, task: Lease) -> str:
         """Return text that stands for the lease in any process with the same SECRET_KEY. Treat it as a secret."""
-        return lease_token.token(self._held(task))
+        return leases.token(self._held(task))
 
     def from_token(self, token: str) -> Lease:
         """Return the lease a token stands for. Raises ``LeaseLost`` when it is gone."""
-        held = lease_token.read_token(token)
+        held = leases.read_token(token)
         if held.queue != self.name or held.alias not in self._aliases():
             raise TaskQueueError(f"The token is of queue {held.queue!r} on database {held.alias!r}, not of {self}.")
-        return checkout.resume(held)
+        return leases.resume(held)
 
     def peek(self, id: int) -> Task | None:
         """Return a task without changing it; None when there is none with this id."""
@@ -149,7 +149,7 @@ class QueueHandle(QueueAdmin):
         """Look once, on a queue with shards at each, beginning anywhere."""
         first = random.randrange(len(aliases))
         for alias in aliases[first:] + aliases[:first]:
-            task = checkout.take_one(self.name, alias, poller_instance=_instance(), tags=self.tags)
+            task = leases.take_one(self.name, alias, poller_instance=_instance(), tags=self.tags)
             if task is not None:
                 return task
             self._rescue(alias)
@@ -161,13 +161,13 @@ class QueueHandle(QueueAdmin):
             if len(_next_rescue) >= MAX_REMEMBERED_QUEUES:
                 _next_rescue.clear()
             _next_rescue[alias, self.name] = now + RESCUE_INTERVAL_S
-            checkout.rescue_exhausted(self.name, alias)
+            leases.rescue_exhausted(self.name, alias)
 
     def _pause(self, aliases: tuple[str, ...]) -> float:
         """Return the seconds until the next look when no wake-up comes."""
         settings = queue_settings(self.name, aliases[0])
-        seconds = min(settings.poll_interval, settings.lease / 10).total_seconds() * random.uniform(*JITTER)
-        due = [wait for alias in aliases if (wait := checkout.next_due(self.name, alias)) is not None]
+        seconds = min(settings.poll_interval, settings.lease / 10).total_seconds() * random.uniform(*POLL_JITTER)
+        due = [wait for alias in aliases if (wait := leases.next_due(self.name, alias)) is not None]
         return min([seconds, *[max(0.0, wait) + 0.001 for wait in due]])
 
     def _held(self, task: Lease | str) -> Lease:

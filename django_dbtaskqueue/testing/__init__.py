@@ -17,17 +17,20 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from django_dbtaskqueue.testing.asserting import Wanted, assert_enqueued, refute_enqueued
     from django_dbtaskqueue.testing.clock import advance
-    from django_dbtaskqueue.testing.kit import TaskQueueKit, TaskQueueTestCase
-    from django_dbtaskqueue.testing.polling import run_poller
+    from django_dbtaskqueue.testing.kit import (
+        TaskQueueKit,
+        TaskQueueTestCase,
+        Wanted,
+        assert_enqueued,
+        refute_enqueued,
+        run_poller,
+    )
     from django_dbtaskqueue.testing.running import DrainReport, drain, perform
 
 _MODULES = {
-    "asserting": ("Wanted", "assert_enqueued", "refute_enqueued"),
     "clock": ("advance",),
-    "kit": ("TaskQueueKit", "TaskQueueTestCase"),
-    "polling": ("run_poller",),
+    "kit": ("TaskQueueKit", "TaskQueueTestCase", "Wanted", "assert_enqueued", "refute_enqueued", "run_poller"),
     "running": ("DrainReport", "drain", "perform"),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}

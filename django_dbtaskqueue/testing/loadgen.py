@@ -14,27 +14,20 @@ from django_dbtaskqueue.core.states import COMPLETED, CREATED, ERROR, POISON, PR
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.models import Attempt, FailureCount, FailureGroup, Metric
 
-COLUMNS = (
-    "queue_name", "reference_number", "status", "final_status", "attempt", "total_attempt", "priority", "payload",
-    "process_result", "fingerprint", "poller_instance", "create_time", "ready_time", "next_process_time",
-    "last_update_time", "start_time", "finish_time",
-)  # fmt: skip
-COPY = "COPY {table} (" + ", ".join(COLUMNS) + ") FROM STDIN"
-
 PREFIX = "built-"
-BLOCK = 1000  # rows that share their times
-SPAN = timedelta(days=30)  # over which the tasks were created
+ROWS_PER_BLOCK = 1000  # rows that share their times
+CREATION_PERIOD = timedelta(days=30)  # over which the tasks were created
 # Of a thousand tasks. The rest is COMPLETED, as in a table that has been at work for a month.
-SHARES = ((PROCESSING, 1), (POISON, 3), (ERROR, 20), (CREATED, 100))
-REASONS = ("no answer from host", "row is locked", "amount is negative", "unknown parcel", "quota used up")
-KINDS = 40  # groups of failures
+STATUS_SHARES = ((PROCESSING, 1), (POISON, 3), (ERROR, 20), (CREATED, 100))
+FAILURE_REASONS = ("no answer from host", "row is locked", "amount is negative", "unknown parcel", "quota used up")
+FAILURE_GROUPS = 40  # groups of failures
 NULL = r"\N"
-COLUMNS = (
+COPIED_COLUMNS = (
     "queue_name", "reference_number", "status", "final_status", "attempt", "total_attempt", "priority", "payload",
     "process_result", "fingerprint", "poller_instance", "create_time", "ready_time", "next_process_time",
     "last_update_time", "start_time", "finish_time",
 )  # fmt: skip
-COPY = "COPY {table} (" + ", ".join(COLUMNS) + ") FROM STDIN"
+COPY_SQL = "COPY {table} (" + ", ".join(COPIED_COLUMNS) + ") FROM STDIN"
 
 
 def build(session: Session, number: int, queues: int, progress: Callable[[int], None] = lambda done: None) -> None:
@@ -43,18 +36,16 @@ def build(session: Session, number: int, queues: int, progress: Callable[[int], 
     The first queue has half of all tasks, each next one half of the rest, and the last a handful. PostgreSQL only.
     """
     names = [f"{PREFIX}{one:02}" for one in range(queues)]
-    kinds = [
-        signature_of(f"{REASONS[at % len(REASONS)]} {chr(97 + at % 26) * (at // 26 + 1)}", "") for at in range(KINDS)
-    ]
+    kinds = [signature_of(_failure_message(number), "") for number in range(FAILURE_GROUPS)]
     now = session.time(session.run("SELECT statement_timestamp()", {})[0][0])
     table = session.connection.ops.quote_name(session.model._meta.db_table)
     with transaction.atomic(using=session.connection.alias):
         # A commit that is not on disk yet keeps the VACUUM after it from marking pages as visible to all.
         session.run("SELECT set_config('synchronous_commit', 'on', true)", {})
-        with session.connection.cursor() as cursor, cursor.cursor.copy(COPY.format(table=table)) as copy:
-            for start in range(0, number, BLOCK):
-                made = now - SPAN * (1 - start / number)
-                rows = _rows(range(start, min(number, start + BLOCK)), names, made, now, kinds)
+        with session.connection.cursor() as cursor, cursor.cursor.copy(COPY_SQL.format(table=table)) as copy:
+            for start in range(0, number, ROWS_PER_BLOCK):
+                made = now - CREATION_PERIOD * (1 - start / number)
+                rows = _rows(range(start, min(number, start + ROWS_PER_BLOCK)), names, made, now, kinds)
                 copy.write("".join(rows))
                 progress(start)
         _counts(session.connection.alias, names, kinds, now)
@@ -76,10 +67,14 @@ def _rows(numbers: range, names: list[str], made: datetime, now: datetime, kinds
             yield f"{head}\t{tail}\t{ended}\t{NULL}\n"
         else:
             failed = status != COMPLETED
-            kind = kinds[number % KINDS] if failed else None
+            kind = kinds[number % FAILURE_GROUPS] if failed else None
             said = (kind.message, kind.fingerprint) if kind else (NULL, NULL)
             tail = f"{status}\t1\t1\t0\t{payload}\t{said[0]}\t{said[1]}\tbuilt:1:1\t{created}\t{NULL}\t{ended}\t{ended}"
             yield f"{head}\t{tail}\t{created}\t{ended}\n"
+
+
+def _failure_message(number: int) -> str:
+    return f"{FAILURE_REASONS[number % len(FAILURE_REASONS)]} {chr(97 + number % 26) * (number // 26 + 1)}"
 
 
 def _queue(number: int, names: list[str]) -> str:
@@ -91,7 +86,7 @@ def _queue(number: int, names: list[str]) -> str:
 
 def _status(number: int) -> str:
     place = (number * 7919) % 1000
-    for status, share in SHARES:
+    for status, share in STATUS_SHARES:
         if place < share:
             return str(status)
         place -= share
@@ -116,7 +111,7 @@ def _counts(alias: str, names: list[str], kinds: list[Any], now: datetime) -> No
         FailureGroup(
             fingerprint=kind.fingerprint, queue=names[at % len(names)], error_type="built.Error",
             frame="built.tasks:run",
-            message=kind.message, first_seen=minute - SPAN, last_seen=minute - timedelta(hours=at),
+            message=kind.message, first_seen=minute - CREATION_PERIOD, last_seen=minute - timedelta(hours=at),
         )
         for at, kind in enumerate(kinds)
     ]  # fmt: skip

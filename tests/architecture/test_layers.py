@@ -126,7 +126,7 @@ def test_importing_the_package_imports_neither_django_nor_settings() -> None:
         "import sys\n"
         "import django_dbtaskqueue\n"
         f"from django_dbtaskqueue.core import {core}\n"
-        "from django_dbtaskqueue.core.sql import base, pipeline\n"
+        "from django_dbtaskqueue.core.sql import dialects, pipeline\n"
         "from django_dbtaskqueue import Complete, Geometric, TaskQueueError, __version__\n"
         "assert 'enqueue' in dir(django_dbtaskqueue)\n"
         "found = sorted(name for name in sys.modules if name.split('.')[0] in ('django', 'psycopg'))\n"

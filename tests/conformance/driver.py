@@ -22,7 +22,7 @@ class Plain:
             f"WITH head AS MATERIALIZED (SELECT id AS head_id FROM {sql.tables.task}"
             f" WHERE queue_name = %(queue_name)s AND ready_time IS NOT NULL AND {sql.due_now}"
             " ORDER BY priority, ready_time, id LIMIT %(limit)s FOR NO KEY UPDATE SKIP LOCKED)"
-            f" UPDATE {sql.tables.task} SET {sql.taken} FROM head WHERE id = head_id RETURNING {sql.leased}"
+            f" UPDATE {sql.tables.task} SET {sql.claim_set} FROM head WHERE id = head_id RETURNING {sql.leased}"
         )
         return cursor.in_order(session.run(statement, {**params, "queue_name": cursor.queue}))
 

@@ -17,7 +17,7 @@ from django.db.models import Field
 from django_dbtaskqueue import enqueue
 from django_dbtaskqueue.core.columns import COLUMNS, HISTORY, OPTIONS
 from django_dbtaskqueue.models import Task, TaskHistory
-from django_dbtaskqueue.testing.asserting import ASSERTABLE, Wanted
+from django_dbtaskqueue.testing.kit import ASSERTABLE, Wanted
 from tests.architecture.source import PACKAGE, REPOSITORY
 
 TYPES = {
@@ -57,12 +57,12 @@ EDITS = (
             search=("region",),
         ),
     """),
-    ("core/lease.py", "    door: Door", "    region: str | None\n"),
+    ("core/lease.py", "    port: Port", "    region: str | None\n"),
     ("models/tasks.py", "    tag = models", """\
         region = models.CharField("region", max_length=200, null=True, blank=True, db_column="region_name")
     """),
     ("flow/enqueue.py", "    tag: str | None = None,", "    region: str | None = None,\n"),
-    ("testing/asserting.py", "    tag: Any", "    region: Any\n"),
+    ("testing/kit.py", "    tag: Any", "    region: Any\n"),
 )  # fmt: skip
 # Run with the changed package, on SQLite.
 SCRIPT = """
@@ -108,10 +108,10 @@ drain("parcels")
 assert sorted(seen, key=str) == [("a", "west"), ("b", "north"), (None, "north")], seen
 assert TaskHistory.objects.get(reference="a").region == "west"
 
-from django_dbtaskqueue.core.sql.base import POSTGRESQL, Tables
-from django_dbtaskqueue.core.sql.pipeline import Staging
+from django_dbtaskqueue.core.sql.dialects import POSTGRESQL, Tables
+from django_dbtaskqueue.core.sql.pipeline import StagingStatements
 
-assert "region_name text" in Staging(Tables("t"), POSTGRESQL).create("s")
+assert "region_name text" in StagingStatements(Tables("t"), POSTGRESQL).create("s")
 try:
     import pyspark
 except ImportError:
@@ -119,7 +119,7 @@ except ImportError:
 else:
     from django_dbtaskqueue.pipeline.lake import LAKE_TASKS
     from django_dbtaskqueue.pipeline.schema import HISTORY, TASKS
-    from django_dbtaskqueue.pipeline.source.source_write import CURES, TYPES
+    from django_dbtaskqueue.pipeline.source.task_writer import CURES, TYPES
     from django_dbtaskqueue.pipeline.source.staging_rows import COLUMNS
 
     assert all("region_name" in schema.names for schema in (TASKS, HISTORY, LAKE_TASKS))
@@ -149,7 +149,7 @@ def test_a_new_option_on_the_row_is_found_everywhere(changed: Path) -> None:
     """Given one line in the table of columns and what the type checker asks for, then each list has the option.
 
     Eight files: ``core/columns.py``, ``core/lease.py`` (if processors see it), ``models/tasks.py`` and its migration,
-    ``flow/enqueue.py`` (the signature), ``testing/asserting.py``, and the two files of statements, which are written by
+    ``flow/enqueue.py`` (the signature), ``testing/kit.py``, and the two files of statements, which are written by
     ``python -m tests.core.statements --write``. Documentation comes on top, and ``flow/arguments.py`` if the value is
     neither a text nor a timedelta.
     """

@@ -6,7 +6,7 @@ from difflib import unified_diff
 
 import pytest
 
-from django_dbtaskqueue.core.sql.base import DIALECTS
+from django_dbtaskqueue.core.sql.dialects import DIALECTS
 from tests.core.statements import file_of, text_of
 from tests.core.statements.layout import laid_out
 

@@ -181,7 +181,7 @@ def test_a_test_database_is_left_at_once(name: str) -> None:
 
 def test_however_slow_the_server_is_the_last_task_is_told_of(monkeypatch: pytest.MonkeyPatch, ear: Ear) -> None:
     """Given NOTIFYs that count as slow, when many tasks come, then the wake-up of none is dropped."""
-    monkeypatch.setattr(notify, "SHARE", 10**6)
+    monkeypatch.setattr(notify, "NOTIFY_PAUSE_FACTOR", 10**6)
     for _ in range(50):
         enqueue("parcels")
     assert set(ear.hear(1) + ear.rest()) == {"parcels"}

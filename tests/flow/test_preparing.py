@@ -10,8 +10,8 @@ import pytest
 from django.db import connection, transaction
 
 from django_dbtaskqueue import DuplicateTask, enqueue
-from django_dbtaskqueue.db import prepared as preparing
 from django_dbtaskqueue.db.session import Session
+from django_dbtaskqueue.db.statements import MIN_STATEMENTS_TO_PREPARE
 from django_dbtaskqueue.models import Task
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -35,19 +35,19 @@ def prepared() -> int:
 
 
 def test_a_few_go_first_and_then_it_is_prepared_once() -> None:
-    for number in range(preparing.FEW):
+    for number in range(MIN_STATEMENTS_TO_PREPARE):
         enqueue("parcels", f"r-{number}")
     assert prepared() == 0
     for number in range(5):
         enqueue("parcels", f"s-{number}")
     assert prepared() == 1
     assert connection.connection.prepare_threshold is None  # the site's own statements are prepared as it wishes
-    assert Task.objects.count() == preparing.FEW + 5
+    assert Task.objects.count() == MIN_STATEMENTS_TO_PREPARE + 5
 
 
 def test_not_where_the_settings_say_no(settings: Any) -> None:
     settings.DBTASKQUEUE = {"QUEUES": {"parcels": {}}, "PREPARE": False}
-    for _ in range(2 * preparing.FEW):
+    for _ in range(2 * MIN_STATEMENTS_TO_PREPARE):
         enqueue("parcels")
     assert prepared() == 0
 
@@ -56,15 +56,15 @@ def test_not_behind_a_pooler_in_transaction_mode(monkeypatch: pytest.MonkeyPatch
     """Given a connection that knows its server process by another number than the server, then nothing is prepared."""
     enqueue("parcels")
     monkeypatch.setattr(type(connection.connection), "info", SimpleNamespace(backend_pid=1), raising=True)
-    for _ in range(2 * preparing.FEW):
+    for _ in range(2 * MIN_STATEMENTS_TO_PREPARE):
         enqueue("parcels")
     monkeypatch.undo()
     assert prepared() == 0
-    assert Task.objects.count() == 1 + 2 * preparing.FEW
+    assert Task.objects.count() == 1 + 2 * MIN_STATEMENTS_TO_PREPARE
 
 
 def test_a_prepared_statement_survives_a_refusal_and_a_rollback() -> None:
-    for number in range(2 * preparing.FEW):
+    for number in range(2 * MIN_STATEMENTS_TO_PREPARE):
         enqueue("parcels", f"r-{number}")
     with pytest.raises(DuplicateTask):
         enqueue("parcels", "r-0")
@@ -79,7 +79,7 @@ def test_a_prepared_statement_survives_a_refusal_and_a_rollback() -> None:
 @pytest.mark.parametrize("wrote_before", [False, True])
 def test_the_last_statement_ends_a_transaction_that_has_no_other(*, wrote_before: bool) -> None:
     """Given the one statement of a transaction, it is committed without BEGIN and COMMIT; after others it waits."""
-    for number in range(2 * preparing.FEW):
+    for number in range(2 * MIN_STATEMENTS_TO_PREPARE):
         enqueue("parcels", f"r-{number}")
     session = Session.on("default")
     session.ends = True

@@ -9,17 +9,17 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cached_property
 
-from django_dbtaskqueue.core.sql.base import Tables
-from django_dbtaskqueue.core.sql.checkout import NO_HANDLER, Checkouts, Tending
-from django_dbtaskqueue.core.sql.enqueue import Enqueueing
-from django_dbtaskqueue.core.sql.groups import Grouping
-from django_dbtaskqueue.core.sql.settle import Settling
+from django_dbtaskqueue.core.sql.checkout import NO_HANDLER, CheckoutStatements, LeaseStatements
+from django_dbtaskqueue.core.sql.dialects import Tables
+from django_dbtaskqueue.core.sql.enqueue import EnqueueStatements
+from django_dbtaskqueue.core.sql.groups import GroupStatements
+from django_dbtaskqueue.core.sql.settle import SettleStatements
 
 __all__ = ["NO_HANDLER", "Statements", "Tables"]
 COALESCED = "coalesce(payload_type, '')"
 
 
-class Statements(Enqueueing, Checkouts, Grouping, Tending, Settling):
+class Statements(EnqueueStatements, CheckoutStatements, GroupStatements, LeaseStatements, SettleStatements):
     """The groups side by side: texts only, no state."""
 
     @cached_property

@@ -1,19 +1,23 @@
-"""Out of the line, under a lease."""
+"""Statements that check tasks out, and those about leases."""
 
 from __future__ import annotations
 
 from functools import cached_property, lru_cache
 
 from django_dbtaskqueue.core.lease import LEASED
-from django_dbtaskqueue.core.sql.base import GROUP, Dialect, Group, Tables, renamed, statement
+from django_dbtaskqueue.core.sql.dialects import GROUP, Dialect, Group, Tables, renamed, statement
 from django_dbtaskqueue.core.states import sql_sources
 
 NO_HANDLER = "no handler"  # how the parking reason of a task without a processor begins
-# Remembered bounds, one per priority, in the order the priorities are to be served.
-BOUNDS = "unnest(%(priorities)s::smallint[], %(times)s::timestamptz[], %(ids)s::bigint[]) AS b(p, bound_time, bound_id)"
-# Several lines in the order they are to be served: of each the most tasks to take, and which bounds are its own.
-LINES = "unnest(%(queues)s::text[], %(limits)s::int[], %(firsts)s::int[], %(lasts)s::int[]) AS l(q, most, b1, b2)"
-BOUNDS_OF_LINE = (
+# The watermark of each priority, in the order in which the priorities are served.
+WATERMARKS = (
+    "unnest(%(priorities)s::smallint[], %(times)s::timestamptz[], %(ids)s::bigint[]) AS b(p, bound_time, bound_id)"
+)
+# Queues in the order in which they are served: of each its limit, and which watermarks are its own.
+QUEUE_SHARES = (
+    "unnest(%(queues)s::text[], %(limits)s::int[], %(firsts)s::int[], %(lasts)s::int[]) AS l(q, most, b1, b2)"
+)
+WATERMARKS_OF_QUEUE = (
     "unnest((%(priorities)s::smallint[])[l.b1:l.b2], (%(times)s::timestamptz[])[l.b1:l.b2],"
     " (%(ids)s::bigint[])[l.b1:l.b2]) AS b(p, bound_time, bound_id)"
 )
@@ -26,15 +30,15 @@ def leased(dialect: Dialect) -> str:
     )
 
 
-class Checkouts(Group):
-    """The checkout strategies, and questions about the line."""
+class CheckoutStatements(Group):
+    """The checkout strategies, and questions about the ready order."""
 
     def __init__(self, tables: Tables, dialect: Dialect) -> None:
         super().__init__(tables, dialect)
         self.leased = leased(dialect)
 
     @cached_property
-    def taken(self) -> str:
+    def claim_set(self) -> str:
         """The SET of every checkout: charge the attempt and grant the lease."""
         return (
             "status = 'PROCESSING', attempt = attempt + 1, total_attempt = total_attempt + 1,"
@@ -72,13 +76,13 @@ class Checkouts(Group):
     def _in_pause(self) -> str:
         return f"q.paused_time IS NOT NULL AND (q.paused_until IS NULL OR q.paused_until > {self.dialect.now})"
 
-    def _line(self, columns: str, lock: str) -> str:
-        """The head of the line behind remembered bounds, one index range per priority, never more than ``limit``."""
-        line = self._line_of(columns, f"ORDER BY ready_time, id LIMIT %(limit)s {lock}")
-        return f"SELECT x.* FROM {BOUNDS} CROSS JOIN LATERAL ({line}) AS x LIMIT %(limit)s"
+    def _ready_tasks(self, columns: str, lock: str) -> str:
+        """The first ready tasks behind the watermarks, one index range per priority, at most ``limit``."""
+        ready = self._ready_tasks_of(columns, f"ORDER BY ready_time, id LIMIT %(limit)s {lock}")
+        return f"SELECT x.* FROM {WATERMARKS} CROSS JOIN LATERAL ({ready}) AS x LIMIT %(limit)s"
 
-    def _line_of(self, columns: str, order: str) -> str:
-        """One priority's line behind its bound."""
+    def _ready_tasks_of(self, columns: str, order: str) -> str:
+        """The ready tasks of one priority behind its watermark."""
         return (
             f"SELECT {columns} FROM {self.tables.task} WHERE queue_name = %(queue_name)s AND priority = b.p"
             f" AND (ready_time, id) > (b.bound_time, b.bound_id) AND {self.due_now} {order}"
@@ -90,54 +94,58 @@ class Checkouts(Group):
 
         The array of ctids is an InitPlan that runs once, so LIMIT cannot be overrun and a TID scan has no rival plan.
         """
-        line = self._line("ctid", "FOR NO KEY UPDATE SKIP LOCKED")
-        return f"UPDATE {self.tables.task} SET {self.taken} WHERE ctid = ANY(ARRAY({line})) RETURNING {self.leased}"
+        ready = self._ready_tasks("ctid", "FOR NO KEY UPDATE SKIP LOCKED")
+        return (
+            f"UPDATE {self.tables.task} SET {self.claim_set} WHERE ctid = ANY(ARRAY({ready})) RETURNING {self.leased}"
+        )
 
     @statement
     def checkout_of_many(self) -> str:
-        """``checkout_skip_locked`` of several lines: in their order, of none more than its share, nor ``limit`` in all.
+        """``checkout_skip_locked`` of several queues in order: of each at most its share, in all ``limit``.
 
-        What stands behind the limit is not looked at, and not locked: the outer LIMIT stops all that feeds it.
+        Rows behind the limit are neither read nor locked: the outer LIMIT stops the joins that feed it.
         """
-        # The names of paused queues are an InitPlan; asked by line, the planner could join, and lose the order.
+        # The names of paused queues are an InitPlan. With one test per queue the planner could join and lose the order.
         paused = f"SELECT q.name FROM {self.tables.queue} AS q WHERE q.name = ANY(%(queues)s) AND {self._in_pause}"
-        head = (
+        first = (
             f"SELECT ctid FROM {self.tables.task} WHERE queue_name = l.q AND priority = b.p"
             f" AND (ready_time, id) > (b.bound_time, b.bound_id) AND {self._takeable}"
             " ORDER BY ready_time, id LIMIT l.most FOR NO KEY UPDATE SKIP LOCKED"
         )
-        line = f"SELECT x.* FROM {BOUNDS_OF_LINE} CROSS JOIN LATERAL ({head}) AS x LIMIT l.most"
-        taken = (
-            f"SELECT y.* FROM {LINES} CROSS JOIN LATERAL ({line}) AS y WHERE l.q <> ALL(ARRAY({paused}))"
+        ready = f"SELECT x.* FROM {WATERMARKS_OF_QUEUE} CROSS JOIN LATERAL ({first}) AS x LIMIT l.most"
+        chosen = (
+            f"SELECT y.* FROM {QUEUE_SHARES} CROSS JOIN LATERAL ({ready}) AS y WHERE l.q <> ALL(ARRAY({paused}))"
             " LIMIT %(limit)s"
         )
-        return f"UPDATE {self.tables.task} SET {self.taken} WHERE ctid = ANY(ARRAY({taken})) RETURNING {self.leased}"
+        return (
+            f"UPDATE {self.tables.task} SET {self.claim_set} WHERE ctid = ANY(ARRAY({chosen})) RETURNING {self.leased}"
+        )
 
     @statement
     def candidates(self) -> str:
-        """The head of the line without a lock: (id, total_attempt), for the optimistic strategy."""
-        return self._line("id, total_attempt, priority, ready_time", "")
+        """The first ready tasks without a lock: (id, total_attempt), for the optimistic strategy."""
+        return self._ready_tasks("id, total_attempt, priority, ready_time", "")
 
     @statement
     def checkout_optimistic(self) -> str:
-        """Take those candidates that nobody changed since they were read, or is changing; losers take nothing.
+        """Take the candidates that have not changed since they were read, and are not locked.
 
-        They are locked first, past those that others hold: an UPDATE alone locks in no order, and two would deadlock.
+        A SELECT locks them first, in order and past locked rows. An UPDATE alone has no lock order and could deadlock.
         """
-        ours = f"SELECT t.id FROM {self.fenced('checkout')} AND {self.due_now} {self.passing}"
+        ours = f"SELECT t.id FROM {self.fenced('checkout')} AND {self.due_now} {self.skipping}"
         chosen = f"= ANY(ARRAY({ours}))" if self.dialect.vendor == "postgresql" else f"IN ({ours})"
-        return f"UPDATE {self.tables.task} SET {self.taken} WHERE id {chosen} RETURNING {self.leased}"
+        return f"UPDATE {self.tables.task} SET {self.claim_set} WHERE id {chosen} RETURNING {self.leased}"
 
     @lru_cache(maxsize=2)  # noqa: B019 -- one object per location, alive as long as the process
     @renamed
     def checkout_single_writer(self, *, aged: bool = False) -> str:
-        """Take the head of the line in one statement, where the database lets one writer in at a time (SQLite).
+        """Take the first ready tasks in one statement, where the database has one writer at a time (SQLite).
 
         ``aged``: the priorities named in the parameter of that name go first.
         """
         first = "priority NOT IN (SELECT value FROM json_each(%(aged)s)), " if aged else ""
         return (
-            f"UPDATE {self.tables.task} SET {self.taken} WHERE id IN (SELECT id FROM {self.tables.task}"
+            f"UPDATE {self.tables.task} SET {self.claim_set} WHERE id IN (SELECT id FROM {self.tables.task}"
             f" WHERE queue_name = %(queue_name)s AND ready_time IS NOT NULL AND {self.due_now}"
             f" AND status IN ({sql_sources('checkout')})"
             f" ORDER BY {first}priority, ready_time, id LIMIT %(limit)s) RETURNING {self.leased}"
@@ -145,12 +153,12 @@ class Checkouts(Group):
 
     @statement
     def ages(self) -> str:
-        """Of each priority with something to take: (priority, seconds its head has been waiting)."""
+        """Of each priority with a due task: (priority, seconds its first task has been due)."""
         now = self.dialect.now
         age = self.dialect.seconds_between("x.ready_time", now)
         if self.dialect.vendor == "postgresql":
-            line = self._line_of("ready_time", "ORDER BY ready_time, id LIMIT 1")
-            return f"SELECT b.p, {age} FROM {BOUNDS} CROSS JOIN LATERAL ({line}) AS x"
+            ready = self._ready_tasks_of("ready_time", "ORDER BY ready_time, id LIMIT 1")
+            return f"SELECT b.p, {age} FROM {WATERMARKS} CROSS JOIN LATERAL ({ready}) AS x"
         return (
             f"SELECT x.priority, max({age}) FROM {self.tables.task} AS x WHERE queue_name = %(queue_name)s"
             f" AND ready_time IS NOT NULL AND {self.due_now} GROUP BY x.priority"
@@ -158,7 +166,7 @@ class Checkouts(Group):
 
     @statement
     def priorities(self) -> str:
-        """The distinct priorities in line, found by skipping through the index (PostgreSQL has no loose scan)."""
+        """The distinct priorities of ready tasks, found by skipping in the index (PostgreSQL has no loose scan)."""
         return self._priorities_in("%(queue_name)s")
 
     @statement
@@ -204,7 +212,7 @@ class Checkouts(Group):
 
     @statement
     def soon(self) -> str:
-        """Whether a task is in line that is being processed, or can be taken within ``horizon`` seconds; not paused."""
+        """Whether a ready task is being processed or can be taken within ``horizon`` seconds; false while paused."""
         horizon = self.dialect.later("%(horizon)s")
         return (
             f"SELECT 1 FROM {self.tables.task} WHERE queue_name = %(queue_name)s AND ready_time <= {horizon}"
@@ -214,7 +222,7 @@ class Checkouts(Group):
         )
 
 
-class Tending(Group):
+class LeaseStatements(Group):
     """Renewal, touch, rescue, parking."""
 
     @statement
@@ -223,12 +231,12 @@ class Tending(Group):
         return (
             f"UPDATE {self.tables.task} SET next_process_time ="
             f" {self.dialect.later('coalesce(lease_seconds, %(lease)s)')} WHERE id IN"
-            f" (SELECT t.id FROM {self.fenced('renew')} {self.passing}) RETURNING id"
+            f" (SELECT t.id FROM {self.fenced('renew')} {self.skipping}) RETURNING id"
         )
 
     @statement
     def leased_to(self) -> str:
-        """The leases of a queue that stand in the name of one poller."""
+        """The leases of a queue that one poller holds."""
         return (
             f"SELECT {leased(self.dialect)} FROM {self.tables.task}"
             " WHERE queue_name = %(queue_name)s AND ready_time IS NOT NULL"
@@ -237,19 +245,19 @@ class Tending(Group):
 
     @statement
     def held(self) -> str:
-        """Which of the given leases still stand."""
+        """Which of the given leases still hold."""
         return f"SELECT t.id FROM {self.fenced('renew')}"
 
     @statement
-    def standing(self) -> str:
-        """The given leases that still stand, as checkout returns them, and the seconds each has left."""
+    def held_leases(self) -> str:
+        """The given leases that still hold, as checkout returns them, and the seconds each has left."""
         left = self.dialect.seconds_between(self.dialect.now, "next_process_time")
         return f"SELECT {leased(self.dialect)}, {left} FROM {self.fenced('touch')}"
 
     @statement
     def unlocked(self) -> str:
-        """Which of the given leases still stand, their rows locked by nobody; locks them."""
-        return f"SELECT t.id FROM {self.fenced('renew')} {self.passing}"
+        """Which of the given leases still hold, if their rows are not locked; locks them."""
+        return f"SELECT t.id FROM {self.fenced('renew')} {self.skipping}"
 
     @statement
     def touch(self) -> str:
@@ -279,18 +287,18 @@ class Tending(Group):
         )
 
     @statement
-    def spent_in(self) -> str:
+    def seconds_until_exhausted(self) -> str:
         """Seconds until the first lease on a last attempt runs out: negative when it has, NULL without such a lease."""
         left = self.dialect.seconds_between(self.dialect.now, "min(t.next_process_time)")
         return f"SELECT {left} {self._last_attempt}"
 
     @statement
-    def spent(self) -> str:
+    def exhausted(self) -> str:
         """Expired leases of tasks with no attempt left: their process died on the last one. Locks them."""
         return (
             f"SELECT {leased(self.dialect)} {self._last_attempt} AND t.next_process_time <= {self.dialect.now}"
             # In the index's order, or the planner reads the whole table.
-            f" ORDER BY t.priority, t.ready_time, t.id LIMIT %(limit)s {self.passing}"
+            f" ORDER BY t.priority, t.ready_time, t.id LIMIT %(limit)s {self.skipping}"
         )
 
     @cached_property
@@ -304,7 +312,7 @@ class Tending(Group):
 
     @cached_property
     def start_paused(self) -> str:
-        """Pause a queue that has no row yet: nobody has paused or resumed it."""
+        """Pause a queue that has no row yet: no operator has paused or resumed it."""
         return (
             f"INSERT INTO {self.tables.queue} (name, paused_time, paused_by, paused_reason)"
             f" VALUES (%(queue_name)s, {self.dialect.now}, 'settings', 'starts paused') ON CONFLICT (name) DO NOTHING"
@@ -312,7 +320,7 @@ class Tending(Group):
 
     @statement
     def unpark(self) -> str:
-        """Put tasks that waited for a handler back in line, now that this poller has one for their type."""
+        """Make parked tasks ready again, when this poller has a processor for their type."""
         now = self.dialect.now
         return (
             f"UPDATE {self.tables.task} SET parked_by = CASE WHEN group_key IS NOT NULL THEN '{GROUP}' END,"

@@ -1,26 +1,26 @@
-"""Into the table."""
+"""Statements that insert tasks."""
 
 from __future__ import annotations
 
 from functools import lru_cache
 
 from django_dbtaskqueue.core.columns import ENQUEUED, TIMING
-from django_dbtaskqueue.core.sql.base import GROUP, Group, renamed, statement
+from django_dbtaskqueue.core.sql.dialects import GROUP, Group, renamed, statement
 from django_dbtaskqueue.core.states import sql_sources
 
-GIVEN = {column.db: column.type for column in ENQUEUED}  # what enqueue writes, with PostgreSQL types
+ENQUEUED_TYPES = {column.db: column.type for column in ENQUEUED}  # what enqueue writes, with PostgreSQL types
 RETURNED = (
     "id", "create_time", "next_process_time", "ready_time", "attempt", "reenqueue_attempt", "total_attempt",
 )  # fmt: skip
-ALIKE = ("reference_number", "payload")
+VARYING_COLUMNS = ("reference_number", "payload")
 # The reference names the row; a task stays in its group (to move it, cancel it and enqueue another); the budget has a
 # rule of its own.
 NOT_REPLACED = ("reference_number", "group_key", "max_attempts")
-PLACE = "next_process_time, ready_time, parked_by, expire_time"
+READY_COLUMNS = "next_process_time, ready_time, parked_by, expire_time"
 
 
-class Enqueueing(Group):
-    """Inserts, and what becomes of a taken reference."""
+class EnqueueStatements(Group):
+    """Inserts, and what happens when a reference is taken."""
 
     @lru_cache(maxsize=64)  # noqa: B019 -- one object per location, alive as long as the process
     @renamed
@@ -29,14 +29,14 @@ class Enqueueing(Group):
     ) -> str:
         """Insert one task; answers ``returned``, or nothing when the reference is taken and nothing was written.
 
-        Without a reference nothing can be in the way, and PostgreSQL need not look first.
+        A task without a reference is never a duplicate, so PostgreSQL need not look first.
         """
         due = self._due("%(delay)s", "%(run_at)s") if timed else self.dialect.now
         expire = self.dialect.maybe_later("%(ttl)s", start=due) if timed else "NULL"
-        values = ", ".join(f"%({name})s" for name in GIVEN)
+        values = ", ".join(f"%({name})s" for name in ENQUEUED_TYPES)
         ready, parked = ("NULL", f"'{GROUP}'") if grouped else (due, "NULL")
         return (
-            f"INSERT INTO {self.tables.task} AS t (queue_name, {', '.join(GIVEN)}, {PLACE})"
+            f"INSERT INTO {self.tables.task} AS t (queue_name, {', '.join(ENQUEUED_TYPES)}, {READY_COLUMNS})"
             f" VALUES (%(queue_name)s, {values}, {due}, {ready}, {parked}, {expire})"
             f" {self._conflict(on_duplicate, keep_due=keep_due) if referenced else ''}"
             f" RETURNING {', '.join(self.returned(on_duplicate, timed=timed))}"
@@ -51,21 +51,22 @@ class Enqueueing(Group):
 
     @lru_cache(maxsize=64)  # noqa: B019 -- as above
     @renamed
-    def insert_alike(self, *, referenced: bool, ordered: bool, ids: bool) -> str:
+    def insert_uniform(self, *, referenced: bool, ordered: bool, ids: bool) -> str:
         """Insert tasks that differ in ``references`` and ``payloads`` alone, two JSON arrays, where these are free.
 
         For PostgreSQL. ``ordered``: the references ascend by code point already. With ``ids`` it returns what
         ``insert_many`` does, else nothing: how many were written is in the answer of any INSERT.
         """
-        same = ", ".join(f"%({name})s::{kind}" for name, kind in GIVEN.items() if name not in ALIKE)
-        other = ", ".join(name for name in GIVEN if name not in ALIKE)
+        same = ", ".join(f"%({name})s::{kind}" for name, kind in ENQUEUED_TYPES.items() if name not in VARYING_COLUMNS)
+        other = ", ".join(name for name in ENQUEUED_TYPES if name not in VARYING_COLUMNS)
         arrays = "jsonb_array_elements_text(%(references)s::jsonb), jsonb_array_elements(%(payloads)s::jsonb)"
         key, source = "", f"ROWS FROM ({arrays}) AS u(r, p)"
         if referenced and not ordered:
             key, source = self._ordered(source, "u.r")
         now = self.dialect.now
         insert = (
-            f"INSERT INTO {self.tables.task} AS t ({key}queue_name, {', '.join(ALIKE)}, {other}, {PLACE})"
+            f"INSERT INTO {self.tables.task} AS t ({key}queue_name, {', '.join(VARYING_COLUMNS)}, {other},"
+            f" {READY_COLUMNS})"
             f" SELECT {key and 'u.id, '}%(queue_name)s, u.r, nullif(u.p, 'null'), {same}, {now}, {now}, NULL, NULL"
             f" FROM {source} {self._conflict('ignore') if referenced else ''}"
         )
@@ -75,17 +76,17 @@ class Enqueueing(Group):
     @renamed
     def insert_many(self, on_duplicate: str, *, timed: bool, grouped: bool, keep_due: bool = False) -> str:
         """Insert the JSON array ``rows``; returns (number written, of these new, ids of these or NULL)."""
-        columns = {**GIVEN, **TIMING, "run_at": "text"} if timed else GIVEN
+        columns = {**ENQUEUED_TYPES, **TIMING, "run_at": "text"} if timed else ENQUEUED_TYPES
         due = self._due("u.delay", "u.run_at") if timed else self.dialect.now
         expire = self.dialect.maybe_later("u.ttl", start=due) if timed else "NULL"
-        picked = ", ".join(f"u.{name}" for name in GIVEN)
+        picked = ", ".join(f"u.{name}" for name in ENQUEUED_TYPES)
         ready, parked = due, "NULL"
         if grouped:
             ready = f"CASE WHEN u.group_key IS NULL THEN {due} END"
             parked = f"CASE WHEN u.group_key IS NOT NULL THEN '{GROUP}' END"
         key, source = self._ordered(self.dialect.rows(columns))
         return self._counted(
-            f"INSERT INTO {self.tables.task} AS t ({key}queue_name, {', '.join(GIVEN)}, {PLACE})"
+            f"INSERT INTO {self.tables.task} AS t ({key}queue_name, {', '.join(ENQUEUED_TYPES)}, {READY_COLUMNS})"
             f" SELECT {key and 'u.id, '}%(queue_name)s, {picked}, {due}, {ready}, {parked}, {expire} FROM {source}"
             f" {self._conflict(on_duplicate, keep_due=keep_due)}"
         )
@@ -118,10 +119,10 @@ class Enqueueing(Group):
     def _conflict(self, on_duplicate: str, *, keep_due: bool = False) -> str:
         if on_duplicate != "replace":
             return "ON CONFLICT (reference_number, queue_name) DO NOTHING"
-        names = [name for name in GIVEN if name not in NOT_REPLACED]
+        names = [name for name in ENQUEUED_TYPES if name not in NOT_REPLACED]
         names += [] if keep_due else ["next_process_time", "expire_time"]
         changes = ", ".join(f"{name} = excluded.{name}" for name in names)
-        # A smaller budget leaves one attempt at least: without one nobody could ever take the task.
+        # A smaller budget leaves at least one attempt: without one no poller could take the task.
         changes += f", max_attempts = {self.dialect.greatest}(excluded.max_attempts, t.attempt + 1)"
         if not keep_due:  # a parked task stays parked
             changes += ", ready_time = CASE WHEN t.parked_by IS NULL THEN excluded.next_process_time END"

@@ -1,14 +1,14 @@
-"""Groups: of each, one task is in line; the others are parked behind it."""
+"""Statements of groups: one task of each group is ready, and the others are parked behind it."""
 
 from __future__ import annotations
 
 from functools import cached_property
 
-from django_dbtaskqueue.core.sql.base import GROUP, Group, statement
+from django_dbtaskqueue.core.sql.dialects import GROUP, Group, statement
 
 
-class Grouping(Group):
-    """Who is the head of a group. All of it runs under the groups' locks."""
+class GroupStatements(Group):
+    """The head of each group. Callers hold the groups' locks."""
 
     @cached_property
     def lock_groups(self) -> str:
@@ -22,9 +22,9 @@ class Grouping(Group):
 
     @statement
     def heads(self) -> str:
-        """Of each group: its tasks in line, and the first parked one: due, or else to become due.
+        """Of each group: its ready tasks, and the first parked one: due, or else the next to become due.
 
-        As (group, id, whether in line, whether processing, whether a failed attempt is being retried, seconds until it
+        As (group, id, whether ready, whether processing, whether a failed attempt is being retried, seconds until it
         is due, priority).
         """
         now = self.dialect.now
@@ -51,16 +51,16 @@ class Grouping(Group):
         )
 
     @statement
-    def enter_line(self) -> str:
-        """Put heads of groups in line."""
-        place = f"{self.dialect.greatest}({self.dialect.now}, next_process_time)"
+    def make_ready(self) -> str:
+        """Make heads of groups ready."""
+        ready = f"{self.dialect.greatest}({self.dialect.now}, next_process_time)"
         return (
-            f"UPDATE {self.tables.task} SET parked_by = NULL, ready_time = {place}"
+            f"UPDATE {self.tables.task} SET parked_by = NULL, ready_time = {ready}"
             f" WHERE id IN ({self.dialect.each('ids')}) AND parked_by = '{GROUP}' RETURNING id"
         )
 
     @statement
-    def leave_line(self) -> str:
+    def park(self) -> str:
         """Park tasks behind the head of their group."""
         return (
             f"UPDATE {self.tables.task} SET parked_by = '{GROUP}', ready_time = NULL"

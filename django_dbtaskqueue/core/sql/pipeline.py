@@ -14,17 +14,17 @@ from __future__ import annotations
 from functools import cached_property
 
 from django_dbtaskqueue.core.columns import TIMING
-from django_dbtaskqueue.core.sql.base import GROUP, Group, renamed
-from django_dbtaskqueue.core.sql.enqueue import GIVEN, PLACE
-from django_dbtaskqueue.core.states import TERMINAL, sql_sources
+from django_dbtaskqueue.core.sql.dialects import GROUP, Group, renamed
+from django_dbtaskqueue.core.sql.enqueue import ENQUEUED_TYPES, READY_COLUMNS
+from django_dbtaskqueue.core.states import sql_sources
 
-PREFIX = "dbtaskqueue_stg_"
-STAMP = 14  # digits of the time in a staging table's name, in UTC
-STAGED = {"queue_name": "text", **GIVEN, **TIMING}
-LEDGER = '"dbtaskqueue_streamledger"'
+STAGING_PREFIX = "dbtaskqueue_stg_"
+STAMP_DIGITS = 14  # of the time in a staging table's name, in UTC
+STAGED = {"queue_name": "text", **ENQUEUED_TYPES, **TIMING}
+LEDGER_TABLE = '"dbtaskqueue_streamledger"'
 
 
-class Staging(Group):
+class StagingStatements(Group):
     """Statements about staging tables; ``table`` is a quoted name."""
 
     @cached_property
@@ -39,10 +39,10 @@ class Staging(Group):
         """The names of all staging tables."""
         if self.dialect.vendor == "postgresql":
             return (
-                f"SELECT relname FROM pg_class WHERE relkind = 'r' AND relname ~ '^{PREFIX}[0-9]{{{STAMP}}}_'"
-                " AND pg_table_is_visible(oid) ORDER BY relname"
+                f"SELECT relname FROM pg_class WHERE relkind = 'r' AND"
+                f" relname ~ '^{STAGING_PREFIX}[0-9]{{{STAMP_DIGITS}}}_' AND pg_table_is_visible(oid) ORDER BY relname"
             )
-        return f"SELECT name FROM sqlite_master WHERE type = 'table' AND name LIKE '{PREFIX}%%' ORDER BY name"
+        return f"SELECT name FROM sqlite_master WHERE type = 'table' AND name LIKE '{STAGING_PREFIX}%%' ORDER BY name"
 
     def create(self, table: str) -> str:
         """Make a staging table; what a crash of the server would lose, the lost job writes again."""
@@ -66,9 +66,10 @@ class Staging(Group):
         byte_wise = ' COLLATE "C"' if self.dialect.vendor == "postgresql" else ""
         conflict = " ON CONFLICT (reference_number, queue_name) DO NOTHING" if ignore else ""
         return (
-            f"INSERT INTO {self.tables.task} (queue_name, {', '.join(GIVEN)}, {PLACE})"
-            f" SELECT u.queue_name, {', '.join(f'u.{name}' for name in GIVEN)}, {due}, {ready}, {parked}, {expire}"
-            f" FROM {self._counted(table)} ORDER BY u.reference_number{byte_wise}, u.queue_name{byte_wise}{conflict}"
+            f"INSERT INTO {self.tables.task} (queue_name, {', '.join(ENQUEUED_TYPES)}, {READY_COLUMNS})"
+            f" SELECT u.queue_name, {', '.join(f'u.{name}' for name in ENQUEUED_TYPES)}, {due}, {ready}, {parked},"
+            f" {expire} FROM {self._counted(table)}"
+            f" ORDER BY u.reference_number{byte_wise}, u.queue_name{byte_wise}{conflict}"
         )
 
     def _due(self) -> str:
@@ -79,7 +80,7 @@ class Staging(Group):
         return f"{table} AS u WHERE u._attempt IN ({self.dialect.each('attempts')})"
 
     @renamed
-    def taken(self, table: str) -> str:
+    def conflicts(self, table: str) -> str:
         """The first staged reference that a task holds, as (queue, reference, task, status)."""
         return (
             f"SELECT u.queue_name, u.reference_number, t.id, t.status FROM {table} AS u JOIN {self.tables.task} AS t"
@@ -110,12 +111,12 @@ class Staging(Group):
 
     @cached_property
     def lock_table(self) -> str:
-        """Let nobody else write tasks until the end of the transaction: when there are too many groups to lock."""
+        """Block other writers of tasks until the end of the transaction, when there are too many groups to lock."""
         return f"LOCK TABLE {self.tables.task} IN SHARE ROW EXCLUSIVE MODE"
 
     @renamed
     def misplaced(self, table: str) -> str:
-        """Of the groups just written: (id, whether in line) of heads not in line, and of others that are.
+        """Of the groups just written: (id, whether ready) of heads that are not ready, and of others that are.
 
         The head is the one being processed, the one being retried, else the first that is due (``groups.choose``).
         """
@@ -125,30 +126,29 @@ class Staging(Group):
             f" ELSE 2 END, {wait}, t.priority, t.id"
         )
         return (
-            "SELECT m.id, m.in_line FROM (SELECT t.id AS id, t.ready_time IS NOT NULL AS in_line,"
+            "SELECT m.id, m.ready FROM (SELECT t.id AS id, t.ready_time IS NOT NULL AS ready,"
             f" t.status AS s, row_number() OVER (PARTITION BY t.queue_name, t.group_key ORDER BY {rank}) AS place"
             f" FROM {self.tables.task} AS t JOIN ({self._groups(table)}) AS g"
             f" ON t.queue_name = g.q AND t.group_key = g.k WHERE t.ready_time IS NOT NULL OR t.parked_by = '{GROUP}'"
-            ") AS m WHERE m.place = 1 AND NOT m.in_line OR m.place > 1 AND m.in_line AND m.s <> 'PROCESSING'"
+            ") AS m WHERE m.place = 1 AND NOT m.ready OR m.place > 1 AND m.ready AND m.s <> 'PROCESSING'"
         )
 
     @cached_property
     def enter(self) -> str:
         """Enter (``query``, ``batch``) in the ledger; no row is written when it stands there."""
         return (
-            f"INSERT INTO {LEDGER} (query, batch, rows) VALUES (%(query)s, %(batch)s, 0)"
+            f"INSERT INTO {LEDGER_TABLE} (query, batch, rows) VALUES (%(query)s, %(batch)s, 0)"
             " ON CONFLICT (query, batch) DO NOTHING"
         )
 
     @cached_property
     def entered(self) -> str:
         """Say in the ledger how many rows were written."""
-        return f"UPDATE {LEDGER} SET rows = %(rows)s WHERE query = %(query)s AND batch = %(batch)s"
+        return f"UPDATE {LEDGER_TABLE} SET rows = %(rows)s WHERE query = %(query)s AND batch = %(batch)s"
 
 
-HORIZON = "SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint"
-ROUND = 2**32  # a row holds the low half of its writer's transaction id
-FINISHED = ", ".join(f"'{status}'" for status in sorted(TERMINAL))
+HORIZON_SQL = "SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint"
+XID_EPOCH = 2**32  # a row holds the low half of its writer's transaction id
 
 
 def window(since: int, until: int, *, finished: bool) -> str:
@@ -156,7 +156,7 @@ def window(since: int, until: int, *, finished: bool) -> str:
 
     From 0 on: all but those that later windows bring. ``finished``: rows of TASKS that are terminal.
     """
-    tests = [f"status IN ({FINISHED})"] if finished else []
+    tests = [f"status IN ({TERMINAL_SQL})"] if finished else []
     if since:
         tests.append(f"{_distance(since)} < {until - since}")
     else:  # a row so old that its id has come round again stands in no other window for a long time
@@ -168,31 +168,31 @@ def window(since: int, until: int, *, finished: bool) -> str:
 def older(horizon: int) -> str:
     """Return the test for rows last written by transactions below ``horizon``, 64 bits wide.
 
-    It fails for all rows once so many transactions have begun since that a younger row could pass for an older one.
+    It fails for all rows when, after many later transactions, a younger row could look like an older one.
     """
     ahead = f"pg_snapshot_xmax(pg_current_snapshot())::text::bigint - {horizon}"
-    return f"{ahead} < {ROUND // 2} AND {_distance(horizon)} >= {ROUND // 2}"
+    return f"{ahead} < {XID_EPOCH // 2} AND {_distance(horizon)} >= {XID_EPOCH // 2}"
 
 
 def _distance(start: int) -> str:
     """Return how many transactions after ``start`` a row was written, all the way round."""
-    return f"mod(xmin::text::bigint - {start % ROUND} + {ROUND}, {ROUND})"
+    return f"mod(xmin::text::bigint - {start % XID_EPOCH} + {XID_EPOCH}, {XID_EPOCH})"
 
 
-BATCH = '"dbtaskqueue_archivebatch"'
-FINISHED = sql_sources("housekeep")  # to archive is to housekeep into the lake
-COLUMNS = "id, token, location, source, lake, state, first_id, last_id, cutoff, statuses, queues, withdrawn"
-KEYS = ("location", "id", "total_attempt", "status", "last_update_time")
+BATCH_TABLE = '"dbtaskqueue_archivebatch"'
+TERMINAL_SQL = sql_sources("housekeep")  # to archive is to housekeep into the lake
+BATCH_COLUMNS = "id, token, location, source, lake, state, first_id, last_id, cutoff, statuses, queues, withdrawn"
+TASK_KEYS = ("location", "id", "total_attempt", "status", "last_update_time")
 ATTEMPT_KEYS = ("id", "location", "task_id")
-OPEN_BATCHES = f"SELECT {COLUMNS} FROM {BATCH} WHERE state IN ('open', 'deleted') ORDER BY id"
-CREATE = (
-    f"INSERT INTO {BATCH} (token, location, source, lake, first_id, last_id, cutoff, statuses, queues)"
+OPEN_BATCHES = f"SELECT {BATCH_COLUMNS} FROM {BATCH_TABLE} WHERE state IN ('open', 'deleted') ORDER BY id"
+CREATE_BATCH = (
+    f"INSERT INTO {BATCH_TABLE} (token, location, source, lake, first_id, last_id, cutoff, statuses, queues)"
     " VALUES (%(token)s, %(location)s, %(source)s, %(lake)s, %(first_id)s, %(last_id)s, %(cutoff)s, %(statuses)s,"
     " %(queues)s)"
 )
 
 
-class Archiving(Group):
+class ArchiveStatements(Group):
     """Statements of the archive for the tables of one location."""
 
     @property
@@ -221,7 +221,7 @@ class Archiving(Group):
     def _wanted(self) -> str:
         """The test for rows that a batch takes."""
         return (
-            f"status IN ({FINISHED}) AND {self.dialect.one_of('status', 'statuses')}"
+            f"status IN ({TERMINAL_SQL}) AND {self.dialect.one_of('status', 'statuses')}"
             f" AND coalesce(finish_time, last_update_time) < {self.dialect.time('%(cutoff)s')}"
             f" AND (%(every)s OR {self.dialect.one_of('queue_name', 'queues')})"
         )
@@ -265,21 +265,21 @@ class Archiving(Group):
         )
 
     def _unchanged(self, source: str) -> str:
-        """Return the join of rows ``t`` to the exported keys ``k`` that holds while nobody has changed the row."""
+        """Return the join of rows ``t`` to the exported keys ``k`` that holds until the row is changed."""
         key = "t.id = k.id" if source == "task" else "t.task_id = k.id AND t.location = k.location"
         time = "t.last_update_time = k.last_update_time"
         if self.dialect.vendor == "sqlite":  # texts of one time differ; a change moves it by more than a millisecond
             time = "abs(julianday(t.last_update_time) - julianday(k.last_update_time)) < 1e-8"
         return (
             f"{key} AND t.total_attempt = k.total_attempt AND t.status = k.status AND {time}"
-            f" AND t.status IN ({FINISHED})"
+            f" AND t.status IN ({TERMINAL_SQL})"
         )
 
     def _gone(self, rows: str) -> str:
         return f"INSERT INTO archived_gone (location, id, row_id) {rows}"
 
     def remove(self, source: str) -> str:
-        """Delete the rows exported that are still what they were; waits for rows others have locked."""
+        """Delete the rows exported that are still what they were; waits for locked rows."""
         table = {"task": self.tables.task, "history": self.tables.history}[source]
         if self.dialect.vendor == "sqlite":
             sql = self._gone(f"SELECT k.location, k.id, t.id FROM {table} AS t, archived_key AS k"
@@ -292,7 +292,7 @@ class Archiving(Group):
         return self._renamed(source, sql)
 
     def lock(self, source: str) -> str:
-        """Lock the same rows, passing over those that others have locked: they stay."""
+        """Lock the same rows, and skip locked ones: they stay."""
         table = {"task": self.tables.task, "history": self.tables.history}[source]
         sql = self._gone(
             f"SELECT k.location, k.id, t.id FROM {table} AS t JOIN archived_key AS k ON {self._unchanged(source)}"
@@ -331,7 +331,7 @@ class Archiving(Group):
     def batch_deleted(self) -> str:
         """Say, in the transaction that deletes, that a batch's rows are gone; fenced by its state."""
         return (
-            f"UPDATE {BATCH} SET state = 'deleted', tasks = %(tasks)s, attempts = %(attempts)s,"
+            f"UPDATE {BATCH_TABLE} SET state = 'deleted', tasks = %(tasks)s, attempts = %(attempts)s,"
             " withdrawn = %(withdrawn)s, size = %(size)s WHERE token = %(token)s AND state = 'open'"
         )
 
@@ -339,6 +339,6 @@ class Archiving(Group):
     def batch_ended(self) -> str:
         """Close or abandon a batch; fenced by the state it must be in."""
         return (
-            f"UPDATE {BATCH} SET state = %(state)s, note = %(note)s, close_time = {self.dialect.now}"
+            f"UPDATE {BATCH_TABLE} SET state = %(state)s, note = %(note)s, close_time = {self.dialect.now}"
             " WHERE token = %(token)s AND state = %(before)s"
         )

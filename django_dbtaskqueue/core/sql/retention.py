@@ -1,22 +1,22 @@
-"""Out of the tables by age. Every statement takes a bounded number of rows and passes over those others have locked."""
+"""Statements of retention. Each one takes a bounded number of rows and skips locked ones."""
 
 from __future__ import annotations
 
 from functools import cached_property
 
 from django_dbtaskqueue.core.columns import HISTORY
-from django_dbtaskqueue.core.sql.base import Group, statement
+from django_dbtaskqueue.core.sql.dialects import Group, statement
 from django_dbtaskqueue.core.states import sql_sources
 
 
-class Aging(Group):
-    """What housekeeping does, a batch at a time."""
+class RetentionStatements(Group):
+    """What housekeeping does, one batch at a time."""
 
     @statement
-    def look(self) -> str:
+    def finished(self) -> str:
         """The next finished tasks of a queue and status behind an id: (id, seconds since it ended, since it was made).
 
-        Ids grow with time, so whoever walks them can stop at the first task that was made too late.
+        Ids grow with time, so the caller can stop at the first task that was created too late.
         """
         now, ended = self.dialect.now, "coalesce(finish_time, last_update_time)"
         return (
@@ -32,7 +32,7 @@ class Aging(Group):
         return (
             f"SELECT t.id FROM {self.tables.task} AS t WHERE t.id IN ({self.dialect.each('ids')})"
             f" AND t.final_status = %(status)s AND t.status IN ({sql_sources('housekeep')})"
-            f" ORDER BY t.id {self.passing}"
+            f" ORDER BY t.id {self.skipping}"
         )
 
     @statement
@@ -53,8 +53,8 @@ class Aging(Group):
         )
 
     @statement
-    def remove(self) -> str:
-        """Take locked tasks out of the table."""
+    def delete(self) -> str:
+        """Delete locked tasks."""
         return f"DELETE FROM {self.tables.task} WHERE id IN ({self.dialect.each('ids')}) RETURNING id"
 
     @cached_property
@@ -62,11 +62,11 @@ class Aging(Group):
         """Some rows of a table of the history that moved there long ago; locks them."""
         return (
             f"SELECT id FROM {{table}} AS t WHERE moved_time <= {self.dialect.later('%(age)s')}"
-            f" ORDER BY id LIMIT %(limit)s {self.passing}"
+            f" ORDER BY id LIMIT %(limit)s {self.skipping}"
         )
 
     @cached_property
-    def forget(self) -> tuple[str, str]:
+    def delete_history(self) -> tuple[str, str]:
         """Count rows of the history, and delete them."""
         chosen = f"WHERE id IN ({self.dialect.each('ids')})"
         return (
@@ -82,9 +82,9 @@ class Aging(Group):
         return f"INSERT INTO {self.tables.deleted} (queue_name, count) {counted}"
 
     @cached_property
-    def forget_attempts(self) -> str:
+    def delete_attempts(self) -> str:
         """Delete the oldest records of failed attempts, as far as they are old."""
-        oldest = f"SELECT id FROM {self.tables.attempt} AS t ORDER BY id LIMIT %(limit)s {self.passing}"
+        oldest = f"SELECT id FROM {self.tables.attempt} AS t ORDER BY id LIMIT %(limit)s {self.skipping}"
         return (
             f"DELETE FROM {self.tables.attempt} WHERE id IN ({oldest})"
             f" AND finish_time <= {self.dialect.later('%(age)s')} RETURNING id"

@@ -1,13 +1,13 @@
-"""Out of PROCESSING: every statement here is fenced by id, ``total_attempt`` and status."""
+"""Statements that write outcomes. Each one is fenced by id, ``total_attempt`` and status."""
 
 from __future__ import annotations
 
 from django_dbtaskqueue.core.columns import HISTORY
-from django_dbtaskqueue.core.sql.base import FENCED, Group, statement
+from django_dbtaskqueue.core.sql.dialects import FENCED, Group, statement
 from django_dbtaskqueue.core.states import sql_sources
 
 # The keys of rows handed to statements. None is a column of a task: such a name would be ambiguous beside one.
-WRITTEN = {
+OUTCOME_TYPES = {
     **FENCED,
     "new_status": "text",
     "delay": "float8",  # seconds; NULL keeps the place in the ready order
@@ -18,16 +18,16 @@ WRITTEN = {
     "park_reason": "text",
     "failure_key": "text",  # the fingerprint
 }
-FAILED = {**FENCED, "error_type": "text", "message": "text", "traceback": "text", "failure_key": "text"}
-COMPLETED = {**FENCED, "result_text": "text", "result_value": "jsonb"}
+FAILURE_TYPES = {**FENCED, "error_type": "text", "message": "text", "traceback": "text", "failure_key": "text"}
+COMPLETION_TYPES = {**FENCED, "result_text": "text", "result_value": "jsonb"}
 
 
-class Settling(Group):
+class SettleStatements(Group):
     """Every way to write an outcome."""
 
     @statement
     def complete_plain(self) -> str:
-        """COMPLETED without a result, by arrays: what nearly every batch is."""
+        """COMPLETED without a result, by arrays: most batches are such."""
         return self._complete(
             # Inside a SELECT the planner cannot count the array, and takes the primary key whatever the statistics say:
             # they know hardly any PROCESSING, and a scan for those would be compared with each element.
@@ -41,7 +41,7 @@ class Settling(Group):
     @statement
     def complete(self) -> str:
         """COMPLETED with results."""
-        return self._complete(self.dialect.rows(COMPLETED), "u.result_text", "u.result_value")
+        return self._complete(self.dialect.rows(COMPLETION_TYPES), "u.result_text", "u.result_value")
 
     def _complete(self, source: str, process_result: str, result: str) -> str:
         now = self.dialect.now
@@ -55,7 +55,7 @@ class Settling(Group):
 
     @statement
     def write(self) -> str:
-        """Every other way out of PROCESSING that keeps the row. A NULL delay keeps the place in line (release)."""
+        """Every other way out of PROCESSING that keeps the row. A NULL delay keeps the ready time (release)."""
         now = self.dialect.now
         # Without an attempt left no poller could take the task.
         left = f"{self.dialect.least}(t.attempt + u.attempts_added, t.max_attempts - 1)"
@@ -75,7 +75,7 @@ class Settling(Group):
             " poller_instance = CASE WHEN u.new_status = 'CREATED' THEN NULL ELSE t.poller_instance END,"
             f" finish_time = CASE WHEN u.new_status = 'CREATED' THEN NULL ELSE {now} END,"
             " final_status = nullif(u.new_status, 'CREATED'), fingerprint = coalesce(u.failure_key, t.fingerprint)"
-            f" FROM {self.dialect.rows(WRITTEN)}"
+            f" FROM {self.dialect.rows(OUTCOME_TYPES)}"
             " WHERE t.id = u.task_id AND t.total_attempt = u.token"
             f" AND t.status IN ({sql_sources('fail')}) RETURNING id"
         )
@@ -88,7 +88,7 @@ class Settling(Group):
             " poller_instance, start_time, error_type, message, traceback, fingerprint)"
             " SELECT %(location)s, t.id, t.queue_name, t.attempt, t.total_attempt, t.poller_instance, t.start_time,"
             " u.error_type, u.message, u.traceback, u.failure_key"
-            f" FROM {self.fenced('fail', FAILED)} {self.dialect.lock}"
+            f" FROM {self.fenced('fail', FAILURE_TYPES)} {self.dialect.lock}"
         )
 
     @statement
@@ -102,12 +102,12 @@ class Settling(Group):
         return (
             f"INSERT INTO {self.tables.history} (location, task_id, {', '.join(values)})"
             f" SELECT %(location)s, t.id, {', '.join(values.values())}"
-            f" FROM {self.fenced('complete', COMPLETED)} {self.dialect.lock}"
+            f" FROM {self.fenced('complete', COMPLETION_TYPES)} {self.dialect.lock}"
         )
 
     @statement
     def count_deleted(self) -> str:
-        """Count rows about to be deleted by their holders; locks them."""
+        """Count the rows that their holders are about to delete; locks them."""
         return (
             f"INSERT INTO {self.tables.deleted} (queue_name, count) SELECT x.q, count(*) FROM"
             f" (SELECT t.queue_name AS q FROM {self.fenced('complete_delete')} {self.dialect.lock}) AS x"
@@ -115,7 +115,7 @@ class Settling(Group):
         )
 
     @statement
-    def remove(self) -> str:
+    def delete_settled(self) -> str:
         """Delete leased rows; returns the ids really deleted."""
         return (
             f"DELETE FROM {self.tables.task} WHERE id IN (SELECT t.id FROM {self.fenced('complete_delete')})"

@@ -1,16 +1,16 @@
-"""What pages show, at a cost that does not grow with the tables: bounded counts, heads of lines, names by skipping.
+"""Statements of statistics, at a cost that does not grow with the tables: bounded counts, and names by skipping.
 
-Each statement answers for many queues at once, so that a page makes the same number of queries whatever it shows.
+Each statement answers for many queues, so the number of queries of a page does not depend on the number of queues.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from django_dbtaskqueue.core.sql.base import Dialect, Group, renamed, statement
+from django_dbtaskqueue.core.sql.dialects import Dialect, Group, renamed, statement
 
-TERMINAL = ("COMPLETED", "ERROR", "POISON")
-MOST_NAMES = 1000  # queues that pages find by themselves
+COUNTED_STATUSES = ("COMPLETED", "ERROR", "POISON")
+MAX_QUEUE_NAMES = 1000  # queues; others are found by name
 
 
 class Reading(Group):
@@ -22,40 +22,40 @@ class Reading(Group):
         return (
             f"SELECT n FROM (WITH RECURSIVE s(n) AS (({first} ORDER BY queue_name LIMIT 1) UNION ALL"
             f" SELECT ({first} AND queue_name > s.n ORDER BY queue_name LIMIT 1) FROM s WHERE s.n IS NOT NULL)"
-            f" SELECT n FROM s WHERE n IS NOT NULL LIMIT {MOST_NAMES}) AS x"
+            f" SELECT n FROM s WHERE n IS NOT NULL LIMIT {MAX_QUEUE_NAMES}) AS x"
         )
 
     @statement
     def names(self) -> str:
         """The names of the queues that have tasks."""
         if self.dialect.vendor != "postgresql":
-            return f"SELECT DISTINCT queue_name FROM {self.tables.task} LIMIT {MOST_NAMES}"
+            return f"SELECT DISTINCT queue_name FROM {self.tables.task} LIMIT {MAX_QUEUE_NAMES}"
         places = ("ready_time IS NOT NULL", "final_status IS NOT NULL", "parked_by IS NOT NULL")
         return " UNION ".join(map(self._names, places))
 
     @renamed
     def counts(self, most: int) -> str:
-        """Of each queue, counted no further than ``most``: (name, in line, of them held, parked, one per end status).
+        """Of each queue, counted up to ``most``: (name, ready or leased, of them leased, parked, one per end status).
 
-        Held tasks stand at the head of the line, so that is where they are counted.
+        Leased tasks come first in the ready order, so they are counted there.
         """
         ended = ", ".join(
             f"(SELECT count(*) FROM (SELECT 1 FROM {self.tables.task} WHERE queue_name = q.n AND final_status ="
             f" '{status}' LIMIT {most}) AS x)"
-            for status in TERMINAL
+            for status in COUNTED_STATUSES
         )
         parked = (
             f"SELECT count(*) FROM (SELECT 1 FROM {self.tables.task} WHERE queue_name = q.n AND parked_by IS NOT NULL"
             f" LIMIT {most}) AS x"
         )
-        line = (
+        ready = (
             f"SELECT status FROM {self.tables.task} WHERE queue_name = q.n AND ready_time IS NOT NULL"
-            f" ORDER BY priority, ready_time, id LIMIT {most}"  # a number, for the planner believes in plans by it
+            f" ORDER BY priority, ready_time, id LIMIT {most}"  # a number, because the planner chooses by it
         )
         return (
             f"SELECT q.n, l.line, l.held, ({parked}), {ended} FROM unnest(%(names)s::text[]) AS q(n)"
             " CROSS JOIN LATERAL (SELECT count(*) AS line, count(*) FILTER (WHERE h.status = 'PROCESSING') AS held"
-            f" FROM ({line}) AS h) AS l"
+            f" FROM ({ready}) AS h) AS l"
         )
 
     @statement
@@ -65,7 +65,7 @@ class Reading(Group):
 
     @statement
     def heads(self) -> str:
-        """Of each queue and priority with something to take: (name, priority, seconds its head has been due)."""
+        """Of each queue and priority with something to take: (name, priority, seconds its first task has been due)."""
         now = self.dialect.now
         age = self.dialect.seconds_between("x.ready_time", now)
         due = f"ready_time <= {now} AND next_process_time <= {now} AND attempt < max_attempts AND status = 'CREATED'"
@@ -85,7 +85,7 @@ class Reading(Group):
 
     @property
     def _priorities(self) -> str:
-        """The priorities in the line of a queue ``q.n``, found by skipping."""
+        """The priorities of the ready tasks of a queue ``q.n``, found by skipping."""
         first = f"SELECT priority AS p FROM {self.tables.task} WHERE queue_name = q.n AND ready_time IS NOT NULL"
         return (
             f"(WITH RECURSIVE s AS (({first} ORDER BY priority LIMIT 1) UNION ALL SELECT ({first} AND priority > s.p"
@@ -94,9 +94,9 @@ class Reading(Group):
 
     @renamed
     def in_hand(self, most: int, in_all: int) -> str:
-        """Of each line's first ``most`` tasks, and no more than ``in_all``: (how many, ids of those PROCESSING).
+        """Of the first ``most`` tasks of each queue and priority, in all ``in_all``: (number, ids of PROCESSING).
 
-        A line is a queue's priority. PostgreSQL only.
+        PostgreSQL only.
         """
         heads = (
             f"SELECT id, status FROM {self.tables.task} WHERE queue_name = q.n AND priority = b.p"

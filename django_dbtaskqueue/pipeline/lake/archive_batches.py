@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 
 from django_dbtaskqueue.core.exceptions import PipelineError
-from django_dbtaskqueue.core.sql.pipeline import ATTEMPT_KEYS, CREATE, KEYS, OPEN_BATCHES, Archiving
+from django_dbtaskqueue.core.sql.pipeline import ATTEMPT_KEYS, CREATE_BATCH, OPEN_BATCHES, TASK_KEYS, ArchiveStatements
 
 if TYPE_CHECKING:
     from django_dbtaskqueue.pipeline.database import Database
@@ -72,7 +72,7 @@ class Batches:
 
     def __init__(self, database: Database) -> None:
         self.database = database
-        self.sql = Archiving(database.tables, database.dialect)
+        self.sql = ArchiveStatements(database.tables, database.dialect)
         self._stack = ExitStack()
 
     def __enter__(self) -> Batches:
@@ -129,7 +129,7 @@ class Batches:
             "statuses": json.dumps(filters.statuses),
             "queues": json.dumps(filters.queues),
         }
-        self._run(CREATE, **values)
+        self._run(CREATE_BATCH, **values)
         return next(one for one in self.under_way() if one.token == values["token"])
 
     def failed_attempts(self, batch: Batch) -> int:
@@ -198,7 +198,7 @@ class Batches:
                 self._run(f"DROP TABLE IF EXISTS temp.{name}")
         for statement in self.sql.temporary:
             self._run(statement)
-        self._copy("archived_key", keys.select(KEYS))
+        self._copy("archived_key", keys.select(TASK_KEYS))
         self._copy("archived_attempt", attempts.select(ATTEMPT_KEYS))
 
     def _mark_deleted(self, batch: Batch, deleted: Deleted, size: int) -> None:
@@ -242,7 +242,7 @@ class Batches:
 
 
 def _checksums(keys: pa.Table) -> tuple[int, int, int, int]:
-    """Return what `Archiving.remove_old` returns if it deleted exactly these tasks."""
+    """Return what `ArchiveStatements.remove_old` returns if it deleted exactly these tasks."""
     ids, attempts = (keys[name].to_numpy() for name in ("id", "total_attempt"))
     whole = [int(part.sum(dtype=object)) if len(part) else 0 for part in (ids, attempts)]
     return len(ids), whole[0], int(np.bitwise_xor.reduce(ids)) if len(ids) else 0, whole[1]

@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 from pyspark.sql.types import DataType, DateType
 
 from django_dbtaskqueue.core.exceptions import CheckFailed, LakeError
-from django_dbtaskqueue.core.sql.pipeline import ATTEMPT_KEYS, KEYS
+from django_dbtaskqueue.core.sql.pipeline import ATTEMPT_KEYS, TASK_KEYS
 from django_dbtaskqueue.pipeline.lake import (
     LAKE_SCHEMAS,
     PARTITION_SCHEMA,
@@ -157,7 +157,7 @@ def data_file(root: Path, path: Path) -> DataFile:
 
 def keys(lake: Lake, entry: Entry) -> tuple[pa.Table, pa.Table]:
     """Return the keys of the tasks and the attempts of a change, read from its files. Raises LakeError."""
-    return _columns(lake, entry, "tasks", KEYS), _columns(lake, entry, "attempts", ATTEMPT_KEYS)
+    return _columns(lake, entry, "tasks", TASK_KEYS), _columns(lake, entry, "attempts", ATTEMPT_KEYS)
 
 
 def _columns(lake: Lake, entry: Entry, table: str, names: tuple[str, ...]) -> pa.Table:

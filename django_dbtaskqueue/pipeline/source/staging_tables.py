@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 import pyarrow.csv
 
 from django_dbtaskqueue.core.exceptions import DuplicateTask, PipelineError, TaskQueueError
-from django_dbtaskqueue.core.sql.pipeline import PREFIX, STAMP, Staging
+from django_dbtaskqueue.core.sql.pipeline import STAGING_PREFIX, STAMP_DIGITS, StagingStatements
 from django_dbtaskqueue.pipeline.database import Database, Link
 from django_dbtaskqueue.pipeline.source.staging_rows import Reject, Rules, stage
 
@@ -78,10 +78,10 @@ class WriteReport:
 
 def open_staging(database: Database) -> str:
     """Make a staging table and return its quoted name; drop those that were abandoned a day ago."""
-    sql = Staging(database.tables, database.dialect)
+    sql = StagingStatements(database.tables, database.dialect)
     sweep_staging(database)
     with database.open() as link:
-        name = f'"{PREFIX}{link.run(sql.stamp)[0][0]}_{secrets.token_hex(6)}"'
+        name = f'"{STAGING_PREFIX}{link.run(sql.stamp)[0][0]}_{secrets.token_hex(6)}"'
         link.run(sql.create(name))
     return name
 
@@ -181,7 +181,7 @@ def _check(plan: Plan, parts: Sequence[Part]) -> None:
 
 
 def _move(plan: Plan, link: Link, parts: Sequence[Part]) -> WriteReport:
-    sql = Staging(plan.database.tables, plan.database.dialect)
+    sql = StagingStatements(plan.database.tables, plan.database.dialect)
     params = {"attempts": plan.database.dialect.array([part.attempt for part in parts])}
     staged = sum(part.rows for part in parts)
     rejects = tuple(reject for part in parts for reject in part.rejects)
@@ -208,7 +208,7 @@ def _move(plan: Plan, link: Link, parts: Sequence[Part]) -> WriteReport:
     return WriteReport(enqueued, staged - enqueued, rejects)
 
 
-def _lock_groups(plan: Plan, link: Link, sql: Staging, params: dict[str, Any]) -> None:
+def _lock_groups(plan: Plan, link: Link, sql: StagingStatements, params: dict[str, Any]) -> None:
     if not link.postgresql:
         return  # SQLite has a single writer
     if link.run(sql.groups(plan.table), params)[0][0] > MAX_GROUP_LOCKS:
@@ -217,17 +217,17 @@ def _lock_groups(plan: Plan, link: Link, sql: Staging, params: dict[str, Any]) -
         link.run(sql.lock_groups_of(plan.table), params)
 
 
-def _regroup(plan: Plan, link: Link, sql: Staging, params: dict[str, Any]) -> None:
+def _regroup(plan: Plan, link: Link, sql: StagingStatements, params: dict[str, Any]) -> None:
     """Make the first task of each group ready, and park the others."""
     moves = link.run(sql.misplaced(plan.table), params)
-    for ready, statement in ((True, plan.database.sql.leave_line), (False, plan.database.sql.enter_line)):
+    for ready, statement in ((True, plan.database.sql.park), (False, plan.database.sql.make_ready)):
         ids = [task_id for task_id, was_ready in moves if bool(was_ready) is ready]
         if ids:
             link.run(statement, {"ids": plan.database.dialect.array(ids)})
 
 
-def _duplicate(plan: Plan, link: Link, sql: Staging, params: dict[str, Any]) -> TaskQueueError:
-    if held := link.run(sql.taken(plan.table), params):
+def _duplicate(plan: Plan, link: Link, sql: StagingStatements, params: dict[str, Any]) -> TaskQueueError:
+    if held := link.run(sql.conflicts(plan.table), params):
         queue, reference, task_id, status = held[0]
         return DuplicateTask(queue, reference, task_id=task_id, status=status)
     if twice := link.run(sql.twice(plan.table), params):
@@ -243,12 +243,12 @@ def sweep_staging(database: Database, *, older_than: timedelta = ABANDONED_AFTER
 
     A table that is being written to is left alone. A write that takes longer than ``older_than`` can fail as a whole.
     """
-    sql = Staging(database.tables, database.dialect)
+    sql = StagingStatements(database.tables, database.dialect)
     dropped = []
     with database.open() as link:
         now = _time(link.run(sql.stamp)[0][0])
         for (name,) in link.run(sql.existing):
-            if now - _time(name.removeprefix(PREFIX)) < older_than:
+            if now - _time(name.removeprefix(STAGING_PREFIX)) < older_than:
                 continue
             try:
                 with link.transaction():
@@ -262,4 +262,4 @@ def sweep_staging(database: Database, *, older_than: timedelta = ABANDONED_AFTER
 
 
 def _time(stamp: str) -> datetime:
-    return datetime.strptime(stamp[:STAMP], STAMP_FORMAT)
+    return datetime.strptime(stamp[:STAMP_DIGITS], STAMP_FORMAT)

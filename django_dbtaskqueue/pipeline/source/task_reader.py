@@ -39,7 +39,7 @@ from pyspark.sql.types import (
 )
 
 from django_dbtaskqueue.core.exceptions import PipelineError
-from django_dbtaskqueue.core.sql.pipeline import HORIZON, window
+from django_dbtaskqueue.core.sql.pipeline import HORIZON_SQL, window
 from django_dbtaskqueue.pipeline.database import Database, Link
 
 if TYPE_CHECKING:
@@ -306,7 +306,7 @@ def open_snapshot(database: Database) -> Iterator[Snapshot]:
     with database.open() as link, link.transaction():
         link.run(f"SET TRANSACTION {READ_ONE_STATE}")
         link.run("SET LOCAL idle_in_transaction_session_timeout = 0")
-        yield Snapshot(database, link.run("SELECT pg_export_snapshot()")[0][0], link.run(HORIZON)[0][0])
+        yield Snapshot(database, link.run("SELECT pg_export_snapshot()")[0][0], link.run(HORIZON_SQL)[0][0])
 
 
 # -- streams of what finishes ------------------------------------------------------------------------------------------
@@ -349,7 +349,7 @@ class TaskStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _horizon(self) -> int:
         with self.database.open() as link:
-            return int(link.run(HORIZON)[0][0])
+            return int(link.run(HORIZON_SQL)[0][0])
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
         """Return one slice; the first micro-batch, which reads all rows, is cut by ids."""

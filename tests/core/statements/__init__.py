@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from django_dbtaskqueue.core.sql import Statements, pipeline, stats
-from django_dbtaskqueue.core.sql.base import DIALECTS, Dialect, Group, Tables
-from django_dbtaskqueue.core.sql.pipeline import Archiving, Staging
-from django_dbtaskqueue.core.sql.retention import Aging
+from django_dbtaskqueue.core.sql.dialects import DIALECTS, Dialect, Group, Tables
+from django_dbtaskqueue.core.sql.pipeline import ArchiveStatements, StagingStatements
+from django_dbtaskqueue.core.sql.retention import RetentionStatements
 from django_dbtaskqueue.core.sql.stats import Reading
 from tests.core.statements.layout import laid_out
 
@@ -36,7 +36,7 @@ VARIANTS: dict[str, Variants] = {
         *_all(on_duplicate=["error"], timed=[False], grouped=[False], referenced=[False]),
         *_all(on_duplicate=["replace"], timed=[True], grouped=[False], keep_due=FLAG),
     ],
-    "Statements.insert_alike": _all(referenced=[True], ordered=FLAG, ids=FLAG)
+    "Statements.insert_uniform": _all(referenced=[True], ordered=FLAG, ids=FLAG)
     + _all(referenced=[False], ordered=[False], ids=[False]),
     "Statements.insert_many": [
         *_all(on_duplicate=["error"], timed=FLAG, grouped=FLAG),
@@ -47,23 +47,24 @@ VARIANTS: dict[str, Variants] = {
     "Reading.estimates": _all(cells=[2]),
     "Reading.in_hand": _all(most=[100], in_all=[1000]),
     "Reading.open_failures": _all(most=[1000]),
-    "Staging.create": _all(table=[TABLE]),
-    "Staging.groups": _all(table=[TABLE]),
-    "Staging.insert": _all(table=[TABLE], ignore=FLAG, timed=[True], grouped=FLAG),
-    "Staging.lock_groups_of": _all(table=[TABLE]),
-    "Staging.misplaced": _all(table=[TABLE]),
-    "Staging.taken": _all(table=[TABLE]),
-    "Staging.twice": _all(table=[TABLE]),
-    "Archiving.frozen": _all(source=["task", "history"]),
-    "Archiving.lock": _all(source=["task", "history"]),
-    "Archiving.remove": _all(source=["task", "history"]),
-    "Archiving.remove_locked": _all(source=["task", "history"]),
-    "Archiving.remove_old": _all(source=["task", "history"], horizon=[1000]),
+    "StagingStatements.create": _all(table=[TABLE]),
+    "StagingStatements.groups": _all(table=[TABLE]),
+    "StagingStatements.insert": _all(table=[TABLE], ignore=FLAG, timed=[True], grouped=FLAG),
+    "StagingStatements.lock_groups_of": _all(table=[TABLE]),
+    "StagingStatements.misplaced": _all(table=[TABLE]),
+    "StagingStatements.conflicts": _all(table=[TABLE]),
+    "StagingStatements.twice": _all(table=[TABLE]),
+    "ArchiveStatements.frozen": _all(source=["task", "history"]),
+    "ArchiveStatements.lock": _all(source=["task", "history"]),
+    "ArchiveStatements.remove": _all(source=["task", "history"]),
+    "ArchiveStatements.remove_locked": _all(source=["task", "history"]),
+    "ArchiveStatements.remove_old": _all(source=["task", "history"], horizon=[1000]),
 }
-PARTS = {"returned", "fenced", "passing", "taken", "due_now", "leased", "one", "narrowed", "seconds_left"}
+PARTS = {"returned", "fenced", "skipping", "claim_set", "due_now", "leased", "one", "narrowed", "seconds_left"}
 ONLY_POSTGRESQL = {
     "checkout_skip_locked", "checkout_of_many", "candidates", "priorities", "priorities_of_many", "next_due_of_many",
-    "insert_alike", "counts", "in_hand", "estimates", "remove_old", "lock_table", "lock_groups_of", "Archiving.lock",
+    "insert_uniform", "counts", "in_hand", "estimates", "remove_old", "lock_table", "lock_groups_of",
+    "ArchiveStatements.lock",
 }  # fmt: skip
 ONLY_SQLITE = {"checkout_single_writer", "counts_exact"}
 
@@ -73,8 +74,8 @@ def statements_of(vendor: str) -> dict[str, str]:
     dialect = DIALECTS[vendor]
     found = Statements(TABLES, dialect)
     named: dict[str, str] = {}
-    for group in (found, Aging(TABLES, dialect), Reading(TABLES, dialect), Staging(TABLES, dialect),
-                  Archiving(TABLES, dialect)):  # fmt: skip
+    groups = (RetentionStatements, Reading, StagingStatements, ArchiveStatements)
+    for group in (found, *(kind(TABLES, dialect) for kind in groups)):
         named.update(_of(group, type(group).__name__))
     for title, other in (("one row", found.one), ("without some payload types", found.narrowed)):
         for name, sql in _of(other, "Statements"):
@@ -114,9 +115,9 @@ def _others(dialect: Dialect) -> Iterator[tuple[str, str]]:
     yield from _texts("series_sql", stats.series_sql(dialect, metric))
     yield "crowded_sql", stats.crowded_sql(dialect, metric, ("queue_name", "outcome"))
     yield "pipeline.OPEN_BATCHES", pipeline.OPEN_BATCHES
-    yield "pipeline.CREATE", pipeline.CREATE
+    yield "pipeline.CREATE_BATCH", pipeline.CREATE_BATCH
     if dialect.vendor == "postgresql":
-        yield "pipeline.HORIZON", pipeline.HORIZON
+        yield "pipeline.HORIZON_SQL", pipeline.HORIZON_SQL
         yield "pipeline.window", pipeline.window(1000, 2000, finished=True)
         yield "pipeline.window (from the beginning)", pipeline.window(0, 2000, finished=False)
         yield "pipeline.older", pipeline.older(1000)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from django_dbtaskqueue.core.sql.base import DIALECTS
+from django_dbtaskqueue.core.sql.dialects import DIALECTS
 from tests.core.statements import file_of, text_of
 
 for vendor in DIALECTS:

@@ -234,14 +234,38 @@ FROM (
 ) AS x
 GROUP BY x.q;
 
--- Statements.enter_line
-UPDATE "dbtaskqueue_task"
-SET parked_by = NULL, ready_time = greatest(statement_timestamp(), next_process_time)
+-- Statements.delete_settled
+DELETE
+FROM "dbtaskqueue_task"
 WHERE id IN (
-    SELECT unnest(%(ids)s::bigint[])
+    SELECT t.id
+    FROM "dbtaskqueue_task" AS t
+    JOIN (
+        SELECT *
+        FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(task_id bigint, token bigint)
+        LIMIT (
+            SELECT 1000000
+        )
+    ) AS u
+    ON t.id = u.task_id
+    AND t.total_attempt = u.token
+    WHERE t.status IN ('PROCESSING')
 )
-AND parked_by = 'group'
 RETURNING id;
+
+-- Statements.exhausted
+SELECT id, queue_name, reference_number, attempt, reenqueue_attempt, total_attempt, max_attempts, priority,
+    payload_type, payload::text, context::text, create_time::text, start_time::text, next_process_time::text,
+    poller_instance, ready_time::text, group_key, expire_time::text, lease_seconds
+FROM "dbtaskqueue_task" AS t
+WHERE t.queue_name = %(queue_name)s
+AND t.ready_time <= statement_timestamp()
+AND t.attempt >= t.max_attempts
+AND t.status IN ('PROCESSING')
+AND t.next_process_time <= statement_timestamp()
+ORDER BY t.priority, t.ready_time, t.id
+LIMIT %(limit)s
+FOR NO KEY UPDATE OF t SKIP LOCKED;
 
 -- Statements.find
 SELECT id, status
@@ -286,6 +310,23 @@ WHERE t.id IN (
 
 -- Statements.held
 SELECT t.id
+FROM "dbtaskqueue_task" AS t
+JOIN (
+    SELECT *
+    FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(task_id bigint, token bigint)
+    LIMIT (
+        SELECT 1000000
+    )
+) AS u
+ON t.id = u.task_id
+AND t.total_attempt = u.token
+WHERE t.status IN ('PROCESSING');
+
+-- Statements.held_leases
+SELECT id, queue_name, reference_number, attempt, reenqueue_attempt, total_attempt, max_attempts, priority,
+    payload_type, payload::text, context::text, create_time::text, start_time::text, next_process_time::text,
+    poller_instance, ready_time::text, group_key, expire_time::text, lease_seconds, extract(epoch FROM
+    next_process_time - statement_timestamp())::float8
 FROM "dbtaskqueue_task" AS t
 JOIN (
     SELECT *
@@ -383,85 +424,6 @@ SET priority = excluded.priority, payload = excluded.payload, payload_type = exc
 WHERE t.status IN ('CREATED')
 AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
 RETURNING id, create_time, next_process_time, ready_time, attempt, reenqueue_attempt, total_attempt;
-
--- Statements.insert_alike (referenced)
-INSERT INTO "dbtaskqueue_task" AS t (id, queue_name, reference_number, payload, max_attempts, priority,
-    payload_type, context, group_key, tag, lease_seconds, next_process_time, ready_time, parked_by,
-    expire_time)
-SELECT u.id, %(queue_name)s, u.r, nullif(u.p, 'null'), %(max_attempts)s::int, %(priority)s::smallint,
-    %(payload_type)s::text, %(context)s::jsonb, %(group_key)s::text, %(tag)s::text, %(lease_seconds)s::float8,
-    statement_timestamp(), statement_timestamp(), NULL, NULL
-FROM (
-    SELECT nextval((
-        SELECT pg_get_serial_sequence('"dbtaskqueue_task"', 'id')
-    )::regclass) AS id, u.*
-    FROM ROWS
-    FROM (jsonb_array_elements_text(%(references)s::jsonb), jsonb_array_elements(%(payloads)s::jsonb)) AS u(r,
-        p)
-) AS u
-ORDER BY u.r COLLATE "C"
-ON CONFLICT (reference_number, queue_name) DO NOTHING;
-
--- Statements.insert_alike (referenced, ids)
-WITH w AS (
-    INSERT INTO "dbtaskqueue_task" AS t (id, queue_name, reference_number, payload, max_attempts, priority,
-        payload_type, context, group_key, tag, lease_seconds, next_process_time, ready_time, parked_by,
-        expire_time)
-    SELECT u.id, %(queue_name)s, u.r, nullif(u.p, 'null'), %(max_attempts)s::int, %(priority)s::smallint,
-        %(payload_type)s::text, %(context)s::jsonb, %(group_key)s::text, %(tag)s::text,
-        %(lease_seconds)s::float8, statement_timestamp(), statement_timestamp(), NULL, NULL
-    FROM (
-        SELECT nextval((
-            SELECT pg_get_serial_sequence('"dbtaskqueue_task"', 'id')
-        )::regclass) AS id, u.*
-        FROM ROWS
-        FROM (jsonb_array_elements_text(%(references)s::jsonb), jsonb_array_elements(%(payloads)s::jsonb)) AS
-            u(r, p)
-    ) AS u
-    ORDER BY u.r COLLATE "C"
-    ON CONFLICT (reference_number, queue_name) DO NOTHING
-    RETURNING id, last_update_time = create_time AS u
-)
-SELECT count(*), count(*) FILTER (WHERE u), array_agg(id) FILTER (WHERE %(ids)s)
-FROM w;
-
--- Statements.insert_alike (referenced, ordered)
-INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, payload, max_attempts, priority,
-    payload_type, context, group_key, tag, lease_seconds, next_process_time, ready_time, parked_by,
-    expire_time)
-SELECT %(queue_name)s, u.r, nullif(u.p, 'null'), %(max_attempts)s::int, %(priority)s::smallint,
-    %(payload_type)s::text, %(context)s::jsonb, %(group_key)s::text, %(tag)s::text, %(lease_seconds)s::float8,
-    statement_timestamp(), statement_timestamp(), NULL, NULL
-FROM ROWS
-FROM (jsonb_array_elements_text(%(references)s::jsonb), jsonb_array_elements(%(payloads)s::jsonb)) AS u(r, p)
-ON CONFLICT (reference_number, queue_name) DO NOTHING;
-
--- Statements.insert_alike (referenced, ordered, ids)
-WITH w AS (
-    INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, payload, max_attempts, priority,
-        payload_type, context, group_key, tag, lease_seconds, next_process_time, ready_time, parked_by,
-        expire_time)
-    SELECT %(queue_name)s, u.r, nullif(u.p, 'null'), %(max_attempts)s::int, %(priority)s::smallint,
-        %(payload_type)s::text, %(context)s::jsonb, %(group_key)s::text, %(tag)s::text,
-        %(lease_seconds)s::float8, statement_timestamp(), statement_timestamp(), NULL, NULL
-    FROM ROWS
-    FROM (jsonb_array_elements_text(%(references)s::jsonb), jsonb_array_elements(%(payloads)s::jsonb)) AS u(r,
-        p)
-    ON CONFLICT (reference_number, queue_name) DO NOTHING
-    RETURNING id, last_update_time = create_time AS u
-)
-SELECT count(*), count(*) FILTER (WHERE u), array_agg(id) FILTER (WHERE %(ids)s)
-FROM w;
-
--- Statements.insert_alike
-INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, payload, max_attempts, priority,
-    payload_type, context, group_key, tag, lease_seconds, next_process_time, ready_time, parked_by,
-    expire_time)
-SELECT %(queue_name)s, u.r, nullif(u.p, 'null'), %(max_attempts)s::int, %(priority)s::smallint,
-    %(payload_type)s::text, %(context)s::jsonb, %(group_key)s::text, %(tag)s::text, %(lease_seconds)s::float8,
-    statement_timestamp(), statement_timestamp(), NULL, NULL
-FROM ROWS
-FROM (jsonb_array_elements_text(%(references)s::jsonb), jsonb_array_elements(%(payloads)s::jsonb)) AS u(r, p);
 
 -- Statements.insert_many (error)
 WITH w AS (
@@ -667,6 +629,85 @@ WITH w AS (
 SELECT count(*), count(*) FILTER (WHERE u), array_agg(id) FILTER (WHERE %(ids)s)
 FROM w;
 
+-- Statements.insert_uniform (referenced)
+INSERT INTO "dbtaskqueue_task" AS t (id, queue_name, reference_number, payload, max_attempts, priority,
+    payload_type, context, group_key, tag, lease_seconds, next_process_time, ready_time, parked_by,
+    expire_time)
+SELECT u.id, %(queue_name)s, u.r, nullif(u.p, 'null'), %(max_attempts)s::int, %(priority)s::smallint,
+    %(payload_type)s::text, %(context)s::jsonb, %(group_key)s::text, %(tag)s::text, %(lease_seconds)s::float8,
+    statement_timestamp(), statement_timestamp(), NULL, NULL
+FROM (
+    SELECT nextval((
+        SELECT pg_get_serial_sequence('"dbtaskqueue_task"', 'id')
+    )::regclass) AS id, u.*
+    FROM ROWS
+    FROM (jsonb_array_elements_text(%(references)s::jsonb), jsonb_array_elements(%(payloads)s::jsonb)) AS u(r,
+        p)
+) AS u
+ORDER BY u.r COLLATE "C"
+ON CONFLICT (reference_number, queue_name) DO NOTHING;
+
+-- Statements.insert_uniform (referenced, ids)
+WITH w AS (
+    INSERT INTO "dbtaskqueue_task" AS t (id, queue_name, reference_number, payload, max_attempts, priority,
+        payload_type, context, group_key, tag, lease_seconds, next_process_time, ready_time, parked_by,
+        expire_time)
+    SELECT u.id, %(queue_name)s, u.r, nullif(u.p, 'null'), %(max_attempts)s::int, %(priority)s::smallint,
+        %(payload_type)s::text, %(context)s::jsonb, %(group_key)s::text, %(tag)s::text,
+        %(lease_seconds)s::float8, statement_timestamp(), statement_timestamp(), NULL, NULL
+    FROM (
+        SELECT nextval((
+            SELECT pg_get_serial_sequence('"dbtaskqueue_task"', 'id')
+        )::regclass) AS id, u.*
+        FROM ROWS
+        FROM (jsonb_array_elements_text(%(references)s::jsonb), jsonb_array_elements(%(payloads)s::jsonb)) AS
+            u(r, p)
+    ) AS u
+    ORDER BY u.r COLLATE "C"
+    ON CONFLICT (reference_number, queue_name) DO NOTHING
+    RETURNING id, last_update_time = create_time AS u
+)
+SELECT count(*), count(*) FILTER (WHERE u), array_agg(id) FILTER (WHERE %(ids)s)
+FROM w;
+
+-- Statements.insert_uniform (referenced, ordered)
+INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, payload, max_attempts, priority,
+    payload_type, context, group_key, tag, lease_seconds, next_process_time, ready_time, parked_by,
+    expire_time)
+SELECT %(queue_name)s, u.r, nullif(u.p, 'null'), %(max_attempts)s::int, %(priority)s::smallint,
+    %(payload_type)s::text, %(context)s::jsonb, %(group_key)s::text, %(tag)s::text, %(lease_seconds)s::float8,
+    statement_timestamp(), statement_timestamp(), NULL, NULL
+FROM ROWS
+FROM (jsonb_array_elements_text(%(references)s::jsonb), jsonb_array_elements(%(payloads)s::jsonb)) AS u(r, p)
+ON CONFLICT (reference_number, queue_name) DO NOTHING;
+
+-- Statements.insert_uniform (referenced, ordered, ids)
+WITH w AS (
+    INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, payload, max_attempts, priority,
+        payload_type, context, group_key, tag, lease_seconds, next_process_time, ready_time, parked_by,
+        expire_time)
+    SELECT %(queue_name)s, u.r, nullif(u.p, 'null'), %(max_attempts)s::int, %(priority)s::smallint,
+        %(payload_type)s::text, %(context)s::jsonb, %(group_key)s::text, %(tag)s::text,
+        %(lease_seconds)s::float8, statement_timestamp(), statement_timestamp(), NULL, NULL
+    FROM ROWS
+    FROM (jsonb_array_elements_text(%(references)s::jsonb), jsonb_array_elements(%(payloads)s::jsonb)) AS u(r,
+        p)
+    ON CONFLICT (reference_number, queue_name) DO NOTHING
+    RETURNING id, last_update_time = create_time AS u
+)
+SELECT count(*), count(*) FILTER (WHERE u), array_agg(id) FILTER (WHERE %(ids)s)
+FROM w;
+
+-- Statements.insert_uniform
+INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, payload, max_attempts, priority,
+    payload_type, context, group_key, tag, lease_seconds, next_process_time, ready_time, parked_by,
+    expire_time)
+SELECT %(queue_name)s, u.r, nullif(u.p, 'null'), %(max_attempts)s::int, %(priority)s::smallint,
+    %(payload_type)s::text, %(context)s::jsonb, %(group_key)s::text, %(tag)s::text, %(lease_seconds)s::float8,
+    statement_timestamp(), statement_timestamp(), NULL, NULL
+FROM ROWS
+FROM (jsonb_array_elements_text(%(references)s::jsonb), jsonb_array_elements(%(payloads)s::jsonb)) AS u(r, p);
+
 -- Statements.last_failures
 SELECT a.task_id, a.attempt
 FROM "dbtaskqueue_attempt" AS a
@@ -691,15 +732,6 @@ AND ready_time IS NOT NULL
 AND status IN ('PROCESSING')
 AND poller_instance = %(poller_instance)s;
 
--- Statements.leave_line
-UPDATE "dbtaskqueue_task"
-SET parked_by = 'group', ready_time = NULL
-WHERE id IN (
-    SELECT unnest(%(ids)s::bigint[])
-)
-AND status = 'CREATED'
-RETURNING id;
-
 -- Statements.live
 SELECT count(*)
 FROM (
@@ -722,6 +754,15 @@ FROM (
     FROM unnest(%(groups)s::text[]) AS g
     ORDER BY g
 ) AS x;
+
+-- Statements.make_ready
+UPDATE "dbtaskqueue_task"
+SET parked_by = NULL, ready_time = greatest(statement_timestamp(), next_process_time)
+WHERE id IN (
+    SELECT unnest(%(ids)s::bigint[])
+)
+AND parked_by = 'group'
+RETURNING id;
 
 -- Statements.next_due
 SELECT extract(epoch FROM min(x.ready_time) - statement_timestamp())::float8
@@ -762,6 +803,15 @@ JOIN (
 ) AS u
 ON t.id = u.task_id
 AND t.total_attempt = u.token;
+
+-- Statements.park
+UPDATE "dbtaskqueue_task"
+SET parked_by = 'group', ready_time = NULL
+WHERE id IN (
+    SELECT unnest(%(ids)s::bigint[])
+)
+AND status = 'CREATED'
+RETURNING id;
 
 -- Statements.priorities
 WITH RECURSIVE p AS ((
@@ -817,25 +867,6 @@ AND total_attempt = %(total_attempt)s
 AND status IN ('PROCESSING')
 RETURNING id;
 
--- Statements.remove
-DELETE
-FROM "dbtaskqueue_task"
-WHERE id IN (
-    SELECT t.id
-    FROM "dbtaskqueue_task" AS t
-    JOIN (
-        SELECT *
-        FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(task_id bigint, token bigint)
-        LIMIT (
-            SELECT 1000000
-        )
-    ) AS u
-    ON t.id = u.task_id
-    AND t.total_attempt = u.token
-    WHERE t.status IN ('PROCESSING')
-)
-RETURNING id;
-
 -- Statements.renew
 UPDATE "dbtaskqueue_task"
 SET next_process_time = statement_timestamp() + coalesce(lease_seconds, %(lease)s) * interval '1 second'
@@ -856,6 +887,14 @@ WHERE id IN (
 )
 RETURNING id;
 
+-- Statements.seconds_until_exhausted
+SELECT extract(epoch FROM min(t.next_process_time) - statement_timestamp())::float8
+FROM "dbtaskqueue_task" AS t
+WHERE t.queue_name = %(queue_name)s
+AND t.ready_time <= statement_timestamp()
+AND t.attempt >= t.max_attempts
+AND t.status IN ('PROCESSING');
+
 -- Statements.soon
 SELECT 1
 FROM "dbtaskqueue_task"
@@ -873,45 +912,6 @@ AND NOT EXISTS (
 )
 ORDER BY priority, ready_time, id
 LIMIT 1;
-
--- Statements.spent
-SELECT id, queue_name, reference_number, attempt, reenqueue_attempt, total_attempt, max_attempts, priority,
-    payload_type, payload::text, context::text, create_time::text, start_time::text, next_process_time::text,
-    poller_instance, ready_time::text, group_key, expire_time::text, lease_seconds
-FROM "dbtaskqueue_task" AS t
-WHERE t.queue_name = %(queue_name)s
-AND t.ready_time <= statement_timestamp()
-AND t.attempt >= t.max_attempts
-AND t.status IN ('PROCESSING')
-AND t.next_process_time <= statement_timestamp()
-ORDER BY t.priority, t.ready_time, t.id
-LIMIT %(limit)s
-FOR NO KEY UPDATE OF t SKIP LOCKED;
-
--- Statements.spent_in
-SELECT extract(epoch FROM min(t.next_process_time) - statement_timestamp())::float8
-FROM "dbtaskqueue_task" AS t
-WHERE t.queue_name = %(queue_name)s
-AND t.ready_time <= statement_timestamp()
-AND t.attempt >= t.max_attempts
-AND t.status IN ('PROCESSING');
-
--- Statements.standing
-SELECT id, queue_name, reference_number, attempt, reenqueue_attempt, total_attempt, max_attempts, priority,
-    payload_type, payload::text, context::text, create_time::text, start_time::text, next_process_time::text,
-    poller_instance, ready_time::text, group_key, expire_time::text, lease_seconds, extract(epoch FROM
-    next_process_time - statement_timestamp())::float8
-FROM "dbtaskqueue_task" AS t
-JOIN (
-    SELECT *
-    FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(task_id bigint, token bigint)
-    LIMIT (
-        SELECT 1000000
-    )
-) AS u
-ON t.id = u.task_id
-AND t.total_attempt = u.token
-WHERE t.status IN ('PROCESSING');
 
 -- Statements.start_paused
 INSERT INTO "dbtaskqueue_queue" (name, paused_time, paused_by, paused_reason)
@@ -1003,7 +1003,7 @@ AND t.total_attempt = u.token
 AND t.status IN ('PROCESSING')
 RETURNING id;
 
--- Aging.count
+-- RetentionStatements.count
 INSERT INTO "dbtaskqueue_deletedtasks" (queue_name, count)
 SELECT t.queue_name, count(*)
 FROM "dbtaskqueue_task" AS t
@@ -1012,30 +1012,21 @@ WHERE t.id IN (
 )
 GROUP BY t.queue_name;
 
--- Aging.count_all
+-- RetentionStatements.count_all
 INSERT INTO "dbtaskqueue_deletedtasks" (queue_name, count)
 SELECT queue_name, count(*)
 FROM {table}
 GROUP BY 1;
 
--- Aging.forget [1]
-INSERT INTO "dbtaskqueue_deletedtasks" (queue_name, count)
-SELECT queue_name, count(*)
-FROM {table}
-WHERE id IN (
-    SELECT unnest(%(ids)s::bigint[])
-)
-GROUP BY queue_name;
-
--- Aging.forget [2]
+-- RetentionStatements.delete
 DELETE
-FROM {table}
+FROM "dbtaskqueue_task"
 WHERE id IN (
     SELECT unnest(%(ids)s::bigint[])
 )
 RETURNING id;
 
--- Aging.forget_attempts
+-- RetentionStatements.delete_attempts
 DELETE
 FROM "dbtaskqueue_attempt"
 WHERE id IN (
@@ -1048,7 +1039,34 @@ WHERE id IN (
 AND finish_time <= statement_timestamp() + %(age)s * interval '1 second'
 RETURNING id;
 
--- Aging.keep
+-- RetentionStatements.delete_history [1]
+INSERT INTO "dbtaskqueue_deletedtasks" (queue_name, count)
+SELECT queue_name, count(*)
+FROM {table}
+WHERE id IN (
+    SELECT unnest(%(ids)s::bigint[])
+)
+GROUP BY queue_name;
+
+-- RetentionStatements.delete_history [2]
+DELETE
+FROM {table}
+WHERE id IN (
+    SELECT unnest(%(ids)s::bigint[])
+)
+RETURNING id;
+
+-- RetentionStatements.finished
+SELECT id, extract(epoch FROM statement_timestamp() - coalesce(finish_time, last_update_time))::float8,
+    extract(epoch FROM statement_timestamp() - create_time)::float8
+FROM "dbtaskqueue_task"
+WHERE queue_name = %(queue_name)s
+AND final_status = %(status)s
+AND id > %(after)s
+ORDER BY id
+LIMIT %(limit)s;
+
+-- RetentionStatements.keep
 INSERT INTO "dbtaskqueue_taskhistory" (location, task_id, queue_name, reference_number, status, attempt,
     reenqueue_attempt, total_attempt, max_attempts, priority, payload, payload_type, result, process_result,
     context, group_key, tag, poller_instance, create_time, next_process_time, last_update_time, lease_seconds,
@@ -1062,7 +1080,7 @@ WHERE t.id IN (
     SELECT unnest(%(ids)s::bigint[])
 );
 
--- Aging.lock
+-- RetentionStatements.lock
 SELECT t.id
 FROM "dbtaskqueue_task" AS t
 WHERE t.id IN (
@@ -1073,31 +1091,13 @@ AND t.status IN ('COMPLETED', 'ERROR', 'POISON')
 ORDER BY t.id
 FOR NO KEY UPDATE OF t SKIP LOCKED;
 
--- Aging.look
-SELECT id, extract(epoch FROM statement_timestamp() - coalesce(finish_time, last_update_time))::float8,
-    extract(epoch FROM statement_timestamp() - create_time)::float8
-FROM "dbtaskqueue_task"
-WHERE queue_name = %(queue_name)s
-AND final_status = %(status)s
-AND id > %(after)s
-ORDER BY id
-LIMIT %(limit)s;
-
--- Aging.old_history
+-- RetentionStatements.old_history
 SELECT id
 FROM {table} AS t
 WHERE moved_time <= statement_timestamp() + %(age)s * interval '1 second'
 ORDER BY id
 LIMIT %(limit)s
 FOR NO KEY UPDATE OF t SKIP LOCKED;
-
--- Aging.remove
-DELETE
-FROM "dbtaskqueue_task"
-WHERE id IN (
-    SELECT unnest(%(ids)s::bigint[])
-)
-RETURNING id;
 
 -- Reading.counts
 SELECT q.n, l.line, l.held, (
@@ -1320,24 +1320,36 @@ SELECT f.f, (
 )
 FROM unnest(%(prints)s::text[]) AS f(f);
 
--- Staging.create
+-- StagingStatements.conflicts
+SELECT u.queue_name, u.reference_number, t.id, t.status
+FROM "dbtaskqueue_stg_20260131000000_x" AS u
+JOIN "dbtaskqueue_task" AS t
+ON t.reference_number = u.reference_number
+AND t.queue_name = u.queue_name
+WHERE u._attempt IN (
+    SELECT unnest(%(attempts)s::bigint[])
+)
+ORDER BY 2, 1
+LIMIT 1;
+
+-- StagingStatements.create
 CREATE UNLOGGED TABLE "dbtaskqueue_stg_20260131000000_x" (_attempt bigint, queue_name text, reference_number
     text, max_attempts int, priority smallint, payload jsonb, payload_type text, context jsonb, group_key
     text, tag text, lease_seconds float8, delay float8, run_at timestamptz, ttl float8)
 WITH (autovacuum_enabled = false);
 
--- Staging.enter
+-- StagingStatements.enter
 INSERT INTO "dbtaskqueue_streamledger" (query, batch, rows)
 VALUES (%(query)s, %(batch)s, 0)
 ON CONFLICT (query, batch) DO NOTHING;
 
--- Staging.entered
+-- StagingStatements.entered
 UPDATE "dbtaskqueue_streamledger"
 SET rows = %(rows)s
 WHERE query = %(query)s
 AND batch = %(batch)s;
 
--- Staging.existing
+-- StagingStatements.existing
 SELECT relname
 FROM pg_class
 WHERE relkind = 'r'
@@ -1345,7 +1357,7 @@ AND relname ~ '^dbtaskqueue_stg_[0-9]{14}_'
 AND pg_table_is_visible(oid)
 ORDER BY relname;
 
--- Staging.groups
+-- StagingStatements.groups
 SELECT count(*)
 FROM (
     SELECT DISTINCT u.queue_name AS q, u.group_key AS k
@@ -1356,7 +1368,7 @@ FROM (
     AND u.group_key > ''
 ) AS g;
 
--- Staging.insert (timed)
+-- StagingStatements.insert (timed)
 INSERT INTO "dbtaskqueue_task" (queue_name, reference_number, max_attempts, priority, payload, payload_type,
     context, group_key, tag, lease_seconds, next_process_time, ready_time, parked_by, expire_time)
 SELECT u.queue_name, u.reference_number, u.max_attempts, u.priority, u.payload, u.payload_type, u.context,
@@ -1371,7 +1383,7 @@ WHERE u._attempt IN (
 )
 ORDER BY u.reference_number COLLATE "C", u.queue_name COLLATE "C";
 
--- Staging.insert (timed, grouped)
+-- StagingStatements.insert (timed, grouped)
 INSERT INTO "dbtaskqueue_task" (queue_name, reference_number, max_attempts, priority, payload, payload_type,
     context, group_key, tag, lease_seconds, next_process_time, ready_time, parked_by, expire_time)
 SELECT u.queue_name, u.reference_number, u.max_attempts, u.priority, u.payload, u.payload_type, u.context,
@@ -1387,7 +1399,7 @@ WHERE u._attempt IN (
 )
 ORDER BY u.reference_number COLLATE "C", u.queue_name COLLATE "C";
 
--- Staging.insert (ignore, timed)
+-- StagingStatements.insert (ignore, timed)
 INSERT INTO "dbtaskqueue_task" (queue_name, reference_number, max_attempts, priority, payload, payload_type,
     context, group_key, tag, lease_seconds, next_process_time, ready_time, parked_by, expire_time)
 SELECT u.queue_name, u.reference_number, u.max_attempts, u.priority, u.payload, u.payload_type, u.context,
@@ -1403,7 +1415,7 @@ WHERE u._attempt IN (
 ORDER BY u.reference_number COLLATE "C", u.queue_name COLLATE "C"
 ON CONFLICT (reference_number, queue_name) DO NOTHING;
 
--- Staging.insert (ignore, timed, grouped)
+-- StagingStatements.insert (ignore, timed, grouped)
 INSERT INTO "dbtaskqueue_task" (queue_name, reference_number, max_attempts, priority, payload, payload_type,
     context, group_key, tag, lease_seconds, next_process_time, ready_time, parked_by, expire_time)
 SELECT u.queue_name, u.reference_number, u.max_attempts, u.priority, u.payload, u.payload_type, u.context,
@@ -1420,7 +1432,7 @@ WHERE u._attempt IN (
 ORDER BY u.reference_number COLLATE "C", u.queue_name COLLATE "C"
 ON CONFLICT (reference_number, queue_name) DO NOTHING;
 
--- Staging.lock_groups_of
+-- StagingStatements.lock_groups_of
 SELECT pg_advisory_xact_lock(hashtextextended(x.q || ' ' || x.k, 0))
 FROM (
     SELECT DISTINCT u.queue_name AS q, u.group_key AS k
@@ -1432,13 +1444,13 @@ FROM (
     ORDER BY q, k
 ) AS x;
 
--- Staging.lock_table
+-- StagingStatements.lock_table
 LOCK TABLE "dbtaskqueue_task" IN SHARE ROW EXCLUSIVE MODE;
 
--- Staging.misplaced
-SELECT m.id, m.in_line
+-- StagingStatements.misplaced
+SELECT m.id, m.ready
 FROM (
-    SELECT t.id AS id, t.ready_time IS NOT NULL AS in_line, t.status AS s, row_number() OVER (PARTITION BY
+    SELECT t.id AS id, t.ready_time IS NOT NULL AS ready, t.status AS s, row_number() OVER (PARTITION BY
         t.queue_name, t.group_key ORDER BY CASE WHEN t.status = 'PROCESSING' THEN 0 WHEN t.ready_time IS NOT
         NULL AND t.attempt > 0 THEN 1 ELSE 2 END, greatest(extract(epoch FROM t.next_process_time -
         statement_timestamp())::float8, 0), t.priority, t.id) AS place
@@ -1456,14 +1468,14 @@ FROM (
     WHERE t.ready_time IS NOT NULL OR t.parked_by = 'group'
 ) AS m
 WHERE m.place = 1
-AND NOT m.in_line OR m.place > 1
-AND m.in_line
+AND NOT m.ready OR m.place > 1
+AND m.ready
 AND m.s <> 'PROCESSING';
 
--- Staging.stamp
+-- StagingStatements.stamp
 SELECT to_char(statement_timestamp() AT TIME ZONE 'UTC', 'YYYYMMDDHH24MISS');
 
--- Staging.twice
+-- StagingStatements.twice
 SELECT u.queue_name, u.reference_number
 FROM "dbtaskqueue_stg_20260131000000_x" AS u
 WHERE u._attempt IN (
@@ -1475,32 +1487,32 @@ HAVING count(*) > 1
 ORDER BY 2, 1
 LIMIT 1;
 
--- Archiving.attempts_in
+-- ArchiveStatements.attempts_in
 SELECT count(*)
 FROM "dbtaskqueue_attempt"
 WHERE location = %(location)s
 AND task_id BETWEEN %(first_id)s AND %(last_id)s;
 
--- Archiving.batch_deleted
+-- ArchiveStatements.batch_deleted
 UPDATE "dbtaskqueue_archivebatch"
 SET state = 'deleted', tasks = %(tasks)s, attempts = %(attempts)s, withdrawn = %(withdrawn)s, size = %(size)s
 WHERE token = %(token)s
 AND state = 'open';
 
--- Archiving.batch_ended
+-- ArchiveStatements.batch_ended
 UPDATE "dbtaskqueue_archivebatch"
 SET state = %(state)s, note = %(note)s, close_time = statement_timestamp()
 WHERE token = %(token)s
 AND state = %(before)s;
 
--- Archiving.counted
+-- ArchiveStatements.counted
 SELECT count(*)
 FROM archived_gone;
 
--- Archiving.cutoff
+-- ArchiveStatements.cutoff
 SELECT statement_timestamp() + -%(age)s * interval '1 second';
 
--- Archiving.frozen (task)
+-- ArchiveStatements.frozen (task)
 SELECT min(x.id), max(x.id), count(*)
 FROM (
     SELECT id
@@ -1514,7 +1526,7 @@ FROM (
     LIMIT %(limit)s
 ) AS x;
 
--- Archiving.frozen (history)
+-- ArchiveStatements.frozen (history)
 SELECT min(x.id), max(x.id), count(*)
 FROM (
     SELECT id
@@ -1528,7 +1540,7 @@ FROM (
     LIMIT %(limit)s
 ) AS x;
 
--- Archiving.lock (task)
+-- ArchiveStatements.lock (task)
 INSERT INTO archived_gone (location, id, row_id)
 SELECT k.location, k.id, t.id
 FROM "dbtaskqueue_task" AS t
@@ -1540,7 +1552,7 @@ AND t.last_update_time = k.last_update_time
 AND t.status IN ('COMPLETED', 'ERROR', 'POISON')
 FOR UPDATE OF t SKIP LOCKED;
 
--- Archiving.lock (history)
+-- ArchiveStatements.lock (history)
 INSERT INTO archived_gone (location, id, row_id)
 SELECT k.location, k.id, t.id
 FROM "dbtaskqueue_taskhistory" AS t
@@ -1553,7 +1565,7 @@ AND t.last_update_time = k.last_update_time
 AND t.status IN ('COMPLETED', 'ERROR', 'POISON')
 FOR UPDATE OF t SKIP LOCKED;
 
--- Archiving.remove (task)
+-- ArchiveStatements.remove (task)
 WITH gone AS (
     DELETE
     FROM "dbtaskqueue_task" AS t USING archived_key AS k
@@ -1567,7 +1579,7 @@ WITH gone AS (
 SELECT location, task_id, id
 FROM gone;
 
--- Archiving.remove (history)
+-- ArchiveStatements.remove (history)
 WITH gone AS (
     DELETE
     FROM "dbtaskqueue_taskhistory" AS t USING archived_key AS k
@@ -1582,7 +1594,7 @@ WITH gone AS (
 SELECT location, task_id, id
 FROM gone;
 
--- Archiving.remove_attempts
+-- ArchiveStatements.remove_attempts
 DELETE
 FROM "dbtaskqueue_attempt"
 WHERE id IN (
@@ -1593,7 +1605,7 @@ WHERE id IN (
     AND a.location = g.location
 );
 
--- Archiving.remove_exported_attempts
+-- ArchiveStatements.remove_exported_attempts
 DELETE
 FROM "dbtaskqueue_attempt"
 WHERE id IN (
@@ -1601,7 +1613,7 @@ WHERE id IN (
     FROM archived_attempt
 );
 
--- Archiving.remove_locked (task)
+-- ArchiveStatements.remove_locked (task)
 DELETE
 FROM "dbtaskqueue_task"
 WHERE id IN (
@@ -1609,7 +1621,7 @@ WHERE id IN (
     FROM archived_gone
 );
 
--- Archiving.remove_locked (history)
+-- ArchiveStatements.remove_locked (history)
 DELETE
 FROM "dbtaskqueue_taskhistory"
 WHERE id IN (
@@ -1617,7 +1629,7 @@ WHERE id IN (
     FROM archived_gone
 );
 
--- Archiving.remove_old (task)
+-- ArchiveStatements.remove_old (task)
 WITH gone AS (
     DELETE
     FROM "dbtaskqueue_task"
@@ -1633,7 +1645,7 @@ WITH gone AS (
 SELECT count(*), coalesce(sum(k), 0), coalesce(bit_xor(k), 0), coalesce(sum(n), 0)
 FROM gone;
 
--- Archiving.remove_old (history)
+-- ArchiveStatements.remove_old (history)
 WITH gone AS (
     DELETE
     FROM "dbtaskqueue_taskhistory"
@@ -1649,20 +1661,20 @@ WITH gone AS (
 SELECT count(*), coalesce(sum(k), 0), coalesce(bit_xor(k), 0), coalesce(sum(n), 0)
 FROM gone;
 
--- Archiving.temporary [1]
+-- ArchiveStatements.temporary [1]
 CREATE TEMPORARY TABLE archived_key (location text, id bigint, total_attempt bigint, status text,
     last_update_time timestamptz)
 ON COMMIT DROP;
 
--- Archiving.temporary [2]
+-- ArchiveStatements.temporary [2]
 CREATE TEMPORARY TABLE archived_attempt (id bigint, location text, task_id bigint)
 ON COMMIT DROP;
 
--- Archiving.temporary [3]
+-- ArchiveStatements.temporary [3]
 CREATE TEMPORARY TABLE archived_gone (location text, id bigint, row_id bigint)
 ON COMMIT DROP;
 
--- Archiving.withdrawn
+-- ArchiveStatements.withdrawn
 SELECT k.location, k.id
 FROM archived_key AS k
 WHERE NOT EXISTS (
@@ -1759,8 +1771,36 @@ FROM (
 ) AS x
 GROUP BY x.q;
 
+-- Statements.delete_settled (one row)
+DELETE
+FROM "dbtaskqueue_task"
+WHERE id IN (
+    SELECT t.id
+    FROM "dbtaskqueue_task" AS t
+    JOIN (
+        SELECT %(task_id)s::bigint AS task_id, %(token)s::bigint AS token
+    ) AS u
+    ON t.id = u.task_id
+    AND t.total_attempt = u.token
+    WHERE t.status IN ('PROCESSING')
+)
+RETURNING id;
+
 -- Statements.held (one row)
 SELECT t.id
+FROM "dbtaskqueue_task" AS t
+JOIN (
+    SELECT %(task_id)s::bigint AS task_id, %(token)s::bigint AS token
+) AS u
+ON t.id = u.task_id
+AND t.total_attempt = u.token
+WHERE t.status IN ('PROCESSING');
+
+-- Statements.held_leases (one row)
+SELECT id, queue_name, reference_number, attempt, reenqueue_attempt, total_attempt, max_attempts, priority,
+    payload_type, payload::text, context::text, create_time::text, start_time::text, next_process_time::text,
+    poller_instance, ready_time::text, group_key, expire_time::text, lease_seconds, extract(epoch FROM
+    next_process_time - statement_timestamp())::float8
 FROM "dbtaskqueue_task" AS t
 JOIN (
     SELECT %(task_id)s::bigint AS task_id, %(token)s::bigint AS token
@@ -1988,21 +2028,6 @@ JOIN (
 ON t.id = u.task_id
 AND t.total_attempt = u.token;
 
--- Statements.remove (one row)
-DELETE
-FROM "dbtaskqueue_task"
-WHERE id IN (
-    SELECT t.id
-    FROM "dbtaskqueue_task" AS t
-    JOIN (
-        SELECT %(task_id)s::bigint AS task_id, %(token)s::bigint AS token
-    ) AS u
-    ON t.id = u.task_id
-    AND t.total_attempt = u.token
-    WHERE t.status IN ('PROCESSING')
-)
-RETURNING id;
-
 -- Statements.renew (one row)
 UPDATE "dbtaskqueue_task"
 SET next_process_time = statement_timestamp() + coalesce(lease_seconds, %(lease)s) * interval '1 second'
@@ -2018,19 +2043,6 @@ WHERE id IN (
     FOR NO KEY UPDATE OF t SKIP LOCKED
 )
 RETURNING id;
-
--- Statements.standing (one row)
-SELECT id, queue_name, reference_number, attempt, reenqueue_attempt, total_attempt, max_attempts, priority,
-    payload_type, payload::text, context::text, create_time::text, start_time::text, next_process_time::text,
-    poller_instance, ready_time::text, group_key, expire_time::text, lease_seconds, extract(epoch FROM
-    next_process_time - statement_timestamp())::float8
-FROM "dbtaskqueue_task" AS t
-JOIN (
-    SELECT %(task_id)s::bigint AS task_id, %(token)s::bigint AS token
-) AS u
-ON t.id = u.task_id
-AND t.total_attempt = u.token
-WHERE t.status IN ('PROCESSING');
 
 -- Statements.to_history (one row)
 INSERT INTO "dbtaskqueue_taskhistory" (location, task_id, queue_name, reference_number, status, attempt,
@@ -2297,13 +2309,13 @@ FROM "dbtaskqueue_archivebatch"
 WHERE state IN ('open', 'deleted')
 ORDER BY id;
 
--- pipeline.CREATE
+-- pipeline.CREATE_BATCH
 INSERT INTO "dbtaskqueue_archivebatch" (token, location, source, lake, first_id, last_id, cutoff, statuses,
     queues)
 VALUES (%(token)s, %(location)s, %(source)s, %(lake)s, %(first_id)s, %(last_id)s, %(cutoff)s, %(statuses)s,
     %(queues)s);
 
--- pipeline.HORIZON
+-- pipeline.HORIZON_SQL
 SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint;
 
 -- pipeline.window

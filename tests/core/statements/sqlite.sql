@@ -187,15 +187,34 @@ FROM (
 ) AS x
 GROUP BY x.q;
 
--- Statements.enter_line
-UPDATE "dbtaskqueue_task"
-SET parked_by = NULL, ready_time = max(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), next_process_time)
+-- Statements.delete_settled
+DELETE
+FROM "dbtaskqueue_task"
 WHERE id IN (
-    SELECT value
-    FROM json_each(%(ids)s)
+    SELECT t.id
+    FROM "dbtaskqueue_task" AS t
+    JOIN (
+        SELECT value ->> '$.task_id' AS task_id, value ->> '$.token' AS token
+        FROM json_each(%(rows)s)
+    ) AS u
+    ON t.id = u.task_id
+    AND t.total_attempt = u.token
+    WHERE t.status IN ('PROCESSING')
 )
-AND parked_by = 'group'
 RETURNING id;
+
+-- Statements.exhausted
+SELECT id, queue_name, reference_number, attempt, reenqueue_attempt, total_attempt, max_attempts, priority,
+    payload_type, payload, context, create_time, start_time, next_process_time, poller_instance, ready_time,
+    group_key, expire_time, lease_seconds
+FROM "dbtaskqueue_task" AS t
+WHERE t.queue_name = %(queue_name)s
+AND t.ready_time <= strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')
+AND t.attempt >= t.max_attempts
+AND t.status IN ('PROCESSING')
+AND t.next_process_time <= strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')
+ORDER BY t.priority, t.ready_time, t.id
+LIMIT %(limit)s;
 
 -- Statements.find
 SELECT id, status
@@ -248,6 +267,20 @@ WHERE t.id IN (
 
 -- Statements.held
 SELECT t.id
+FROM "dbtaskqueue_task" AS t
+JOIN (
+    SELECT value ->> '$.task_id' AS task_id, value ->> '$.token' AS token
+    FROM json_each(%(rows)s)
+) AS u
+ON t.id = u.task_id
+AND t.total_attempt = u.token
+WHERE t.status IN ('PROCESSING');
+
+-- Statements.held_leases
+SELECT id, queue_name, reference_number, attempt, reenqueue_attempt, total_attempt, max_attempts, priority,
+    payload_type, payload, context, create_time, start_time, next_process_time, poller_instance, ready_time,
+    group_key, expire_time, lease_seconds, (julianday(next_process_time) - julianday(strftime('%%Y-%%m-%%d
+    %%H:%%M:%%f', 'now'))) * 86400.0
 FROM "dbtaskqueue_task" AS t
 JOIN (
     SELECT value ->> '$.task_id' AS task_id, value ->> '$.token' AS token
@@ -525,16 +558,6 @@ AND ready_time IS NOT NULL
 AND status IN ('PROCESSING')
 AND poller_instance = %(poller_instance)s;
 
--- Statements.leave_line
-UPDATE "dbtaskqueue_task"
-SET parked_by = 'group', ready_time = NULL
-WHERE id IN (
-    SELECT value
-    FROM json_each(%(ids)s)
-)
-AND status = 'CREATED'
-RETURNING id;
-
 -- Statements.live
 SELECT count(*)
 FROM (
@@ -553,6 +576,16 @@ FROM (
 -- Statements.lock_groups
 SELECT 1;
 
+-- Statements.make_ready
+UPDATE "dbtaskqueue_task"
+SET parked_by = NULL, ready_time = max(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), next_process_time)
+WHERE id IN (
+    SELECT value
+    FROM json_each(%(ids)s)
+)
+AND parked_by = 'group'
+RETURNING id;
+
 -- Statements.next_due
 SELECT (julianday(min(x.ready_time)) - julianday(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))) * 86400.0
 FROM "dbtaskqueue_task" AS x
@@ -569,28 +602,22 @@ JOIN (
 ON t.id = u.task_id
 AND t.total_attempt = u.token;
 
+-- Statements.park
+UPDATE "dbtaskqueue_task"
+SET parked_by = 'group', ready_time = NULL
+WHERE id IN (
+    SELECT value
+    FROM json_each(%(ids)s)
+)
+AND status = 'CREATED'
+RETURNING id;
+
 -- Statements.progress
 UPDATE "dbtaskqueue_task"
 SET process_result = %(note)s, last_update_time = strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')
 WHERE id = %(id)s
 AND total_attempt = %(total_attempt)s
 AND status IN ('PROCESSING')
-RETURNING id;
-
--- Statements.remove
-DELETE
-FROM "dbtaskqueue_task"
-WHERE id IN (
-    SELECT t.id
-    FROM "dbtaskqueue_task" AS t
-    JOIN (
-        SELECT value ->> '$.task_id' AS task_id, value ->> '$.token' AS token
-        FROM json_each(%(rows)s)
-    ) AS u
-    ON t.id = u.task_id
-    AND t.total_attempt = u.token
-    WHERE t.status IN ('PROCESSING')
-)
 RETURNING id;
 
 -- Statements.renew
@@ -609,6 +636,14 @@ WHERE id IN (
     WHERE t.status IN ('PROCESSING')
 )
 RETURNING id;
+
+-- Statements.seconds_until_exhausted
+SELECT (julianday(min(t.next_process_time)) - julianday(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))) * 86400.0
+FROM "dbtaskqueue_task" AS t
+WHERE t.queue_name = %(queue_name)s
+AND t.ready_time <= strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')
+AND t.attempt >= t.max_attempts
+AND t.status IN ('PROCESSING');
 
 -- Statements.soon
 SELECT 1
@@ -630,41 +665,6 @@ AND NOT EXISTS (
 )
 ORDER BY priority, ready_time, id
 LIMIT 1;
-
--- Statements.spent
-SELECT id, queue_name, reference_number, attempt, reenqueue_attempt, total_attempt, max_attempts, priority,
-    payload_type, payload, context, create_time, start_time, next_process_time, poller_instance, ready_time,
-    group_key, expire_time, lease_seconds
-FROM "dbtaskqueue_task" AS t
-WHERE t.queue_name = %(queue_name)s
-AND t.ready_time <= strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')
-AND t.attempt >= t.max_attempts
-AND t.status IN ('PROCESSING')
-AND t.next_process_time <= strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')
-ORDER BY t.priority, t.ready_time, t.id
-LIMIT %(limit)s;
-
--- Statements.spent_in
-SELECT (julianday(min(t.next_process_time)) - julianday(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))) * 86400.0
-FROM "dbtaskqueue_task" AS t
-WHERE t.queue_name = %(queue_name)s
-AND t.ready_time <= strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')
-AND t.attempt >= t.max_attempts
-AND t.status IN ('PROCESSING');
-
--- Statements.standing
-SELECT id, queue_name, reference_number, attempt, reenqueue_attempt, total_attempt, max_attempts, priority,
-    payload_type, payload, context, create_time, start_time, next_process_time, poller_instance, ready_time,
-    group_key, expire_time, lease_seconds, (julianday(next_process_time) - julianday(strftime('%%Y-%%m-%%d
-    %%H:%%M:%%f', 'now'))) * 86400.0
-FROM "dbtaskqueue_task" AS t
-JOIN (
-    SELECT value ->> '$.task_id' AS task_id, value ->> '$.token' AS token
-    FROM json_each(%(rows)s)
-) AS u
-ON t.id = u.task_id
-AND t.total_attempt = u.token
-WHERE t.status IN ('PROCESSING');
 
 -- Statements.start_paused
 INSERT INTO "dbtaskqueue_queue" (name, paused_time, paused_by, paused_reason)
@@ -754,7 +754,7 @@ AND t.total_attempt = u.token
 AND t.status IN ('PROCESSING')
 RETURNING id;
 
--- Aging.count
+-- RetentionStatements.count
 INSERT INTO "dbtaskqueue_deletedtasks" (queue_name, count)
 SELECT t.queue_name, count(*)
 FROM "dbtaskqueue_task" AS t
@@ -764,32 +764,22 @@ WHERE t.id IN (
 )
 GROUP BY t.queue_name;
 
--- Aging.count_all
+-- RetentionStatements.count_all
 INSERT INTO "dbtaskqueue_deletedtasks" (queue_name, count)
 SELECT queue_name, count(*)
 FROM {table}
 GROUP BY 1;
 
--- Aging.forget [1]
-INSERT INTO "dbtaskqueue_deletedtasks" (queue_name, count)
-SELECT queue_name, count(*)
-FROM {table}
-WHERE id IN (
-    SELECT value
-    FROM json_each(%(ids)s)
-)
-GROUP BY queue_name;
-
--- Aging.forget [2]
+-- RetentionStatements.delete
 DELETE
-FROM {table}
+FROM "dbtaskqueue_task"
 WHERE id IN (
     SELECT value
     FROM json_each(%(ids)s)
 )
 RETURNING id;
 
--- Aging.forget_attempts
+-- RetentionStatements.delete_attempts
 DELETE
 FROM "dbtaskqueue_attempt"
 WHERE id IN (
@@ -801,7 +791,37 @@ WHERE id IN (
 AND finish_time <= strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', printf('%%.3f seconds', %(age)s))
 RETURNING id;
 
--- Aging.keep
+-- RetentionStatements.delete_history [1]
+INSERT INTO "dbtaskqueue_deletedtasks" (queue_name, count)
+SELECT queue_name, count(*)
+FROM {table}
+WHERE id IN (
+    SELECT value
+    FROM json_each(%(ids)s)
+)
+GROUP BY queue_name;
+
+-- RetentionStatements.delete_history [2]
+DELETE
+FROM {table}
+WHERE id IN (
+    SELECT value
+    FROM json_each(%(ids)s)
+)
+RETURNING id;
+
+-- RetentionStatements.finished
+SELECT id, (julianday(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')) - julianday(coalesce(finish_time,
+    last_update_time))) * 86400.0, (julianday(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')) -
+    julianday(create_time)) * 86400.0
+FROM "dbtaskqueue_task"
+WHERE queue_name = %(queue_name)s
+AND final_status = %(status)s
+AND id > %(after)s
+ORDER BY id
+LIMIT %(limit)s;
+
+-- RetentionStatements.keep
 INSERT INTO "dbtaskqueue_taskhistory" (location, task_id, queue_name, reference_number, status, attempt,
     reenqueue_attempt, total_attempt, max_attempts, priority, payload, payload_type, result, process_result,
     context, group_key, tag, poller_instance, create_time, next_process_time, last_update_time, lease_seconds,
@@ -816,7 +836,7 @@ WHERE t.id IN (
     FROM json_each(%(ids)s)
 );
 
--- Aging.lock
+-- RetentionStatements.lock
 SELECT t.id
 FROM "dbtaskqueue_task" AS t
 WHERE t.id IN (
@@ -827,32 +847,12 @@ AND t.final_status = %(status)s
 AND t.status IN ('COMPLETED', 'ERROR', 'POISON')
 ORDER BY t.id;
 
--- Aging.look
-SELECT id, (julianday(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')) - julianday(coalesce(finish_time,
-    last_update_time))) * 86400.0, (julianday(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')) -
-    julianday(create_time)) * 86400.0
-FROM "dbtaskqueue_task"
-WHERE queue_name = %(queue_name)s
-AND final_status = %(status)s
-AND id > %(after)s
-ORDER BY id
-LIMIT %(limit)s;
-
--- Aging.old_history
+-- RetentionStatements.old_history
 SELECT id
 FROM {table} AS t
 WHERE moved_time <= strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', printf('%%.3f seconds', %(age)s))
 ORDER BY id
 LIMIT %(limit)s;
-
--- Aging.remove
-DELETE
-FROM "dbtaskqueue_task"
-WHERE id IN (
-    SELECT value
-    FROM json_each(%(ids)s)
-)
-RETURNING id;
 
 -- Reading.counts_exact
 SELECT queue_name, status, parked_by IS NOT NULL, count(*)
@@ -891,30 +891,43 @@ FROM (
     FROM json_each(%(prints)s)
 ) AS f;
 
--- Staging.create
+-- StagingStatements.conflicts
+SELECT u.queue_name, u.reference_number, t.id, t.status
+FROM "dbtaskqueue_stg_20260131000000_x" AS u
+JOIN "dbtaskqueue_task" AS t
+ON t.reference_number = u.reference_number
+AND t.queue_name = u.queue_name
+WHERE u._attempt IN (
+    SELECT value
+    FROM json_each(%(attempts)s)
+)
+ORDER BY 2, 1
+LIMIT 1;
+
+-- StagingStatements.create
 CREATE TABLE "dbtaskqueue_stg_20260131000000_x" (_attempt bigint, queue_name text, reference_number text,
     max_attempts int, priority smallint, payload jsonb, payload_type text, context jsonb, group_key text, tag
     text, lease_seconds float8, delay float8, run_at timestamptz, ttl float8);
 
--- Staging.enter
+-- StagingStatements.enter
 INSERT INTO "dbtaskqueue_streamledger" (query, batch, rows)
 VALUES (%(query)s, %(batch)s, 0)
 ON CONFLICT (query, batch) DO NOTHING;
 
--- Staging.entered
+-- StagingStatements.entered
 UPDATE "dbtaskqueue_streamledger"
 SET rows = %(rows)s
 WHERE query = %(query)s
 AND batch = %(batch)s;
 
--- Staging.existing
+-- StagingStatements.existing
 SELECT name
 FROM sqlite_master
 WHERE type = 'table'
 AND name LIKE 'dbtaskqueue_stg_%%'
 ORDER BY name;
 
--- Staging.groups
+-- StagingStatements.groups
 SELECT count(*)
 FROM (
     SELECT DISTINCT u.queue_name AS q, u.group_key AS k
@@ -926,7 +939,7 @@ FROM (
     AND u.group_key > ''
 ) AS g;
 
--- Staging.insert (timed)
+-- StagingStatements.insert (timed)
 INSERT INTO "dbtaskqueue_task" (queue_name, reference_number, max_attempts, priority, payload, payload_type,
     context, group_key, tag, lease_seconds, next_process_time, ready_time, parked_by, expire_time)
 SELECT u.queue_name, u.reference_number, u.max_attempts, u.priority, u.payload, u.payload_type, u.context,
@@ -945,7 +958,7 @@ WHERE u._attempt IN (
 )
 ORDER BY u.reference_number, u.queue_name;
 
--- Staging.insert (timed, grouped)
+-- StagingStatements.insert (timed, grouped)
 INSERT INTO "dbtaskqueue_task" (queue_name, reference_number, max_attempts, priority, payload, payload_type,
     context, group_key, tag, lease_seconds, next_process_time, ready_time, parked_by, expire_time)
 SELECT u.queue_name, u.reference_number, u.max_attempts, u.priority, u.payload, u.payload_type, u.context,
@@ -965,7 +978,7 @@ WHERE u._attempt IN (
 )
 ORDER BY u.reference_number, u.queue_name;
 
--- Staging.insert (ignore, timed)
+-- StagingStatements.insert (ignore, timed)
 INSERT INTO "dbtaskqueue_task" (queue_name, reference_number, max_attempts, priority, payload, payload_type,
     context, group_key, tag, lease_seconds, next_process_time, ready_time, parked_by, expire_time)
 SELECT u.queue_name, u.reference_number, u.max_attempts, u.priority, u.payload, u.payload_type, u.context,
@@ -985,7 +998,7 @@ WHERE u._attempt IN (
 ORDER BY u.reference_number, u.queue_name
 ON CONFLICT (reference_number, queue_name) DO NOTHING;
 
--- Staging.insert (ignore, timed, grouped)
+-- StagingStatements.insert (ignore, timed, grouped)
 INSERT INTO "dbtaskqueue_task" (queue_name, reference_number, max_attempts, priority, payload, payload_type,
     context, group_key, tag, lease_seconds, next_process_time, ready_time, parked_by, expire_time)
 SELECT u.queue_name, u.reference_number, u.max_attempts, u.priority, u.payload, u.payload_type, u.context,
@@ -1006,10 +1019,10 @@ WHERE u._attempt IN (
 ORDER BY u.reference_number, u.queue_name
 ON CONFLICT (reference_number, queue_name) DO NOTHING;
 
--- Staging.misplaced
-SELECT m.id, m.in_line
+-- StagingStatements.misplaced
+SELECT m.id, m.ready
 FROM (
-    SELECT t.id AS id, t.ready_time IS NOT NULL AS in_line, t.status AS s, row_number() OVER (PARTITION BY
+    SELECT t.id AS id, t.ready_time IS NOT NULL AS ready, t.status AS s, row_number() OVER (PARTITION BY
         t.queue_name, t.group_key ORDER BY CASE WHEN t.status = 'PROCESSING' THEN 0 WHEN t.ready_time IS NOT
         NULL AND t.attempt > 0 THEN 1 ELSE 2 END, max((julianday(t.next_process_time) -
         julianday(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))) * 86400.0, 0), t.priority, t.id) AS place
@@ -1028,14 +1041,14 @@ FROM (
     WHERE t.ready_time IS NOT NULL OR t.parked_by = 'group'
 ) AS m
 WHERE m.place = 1
-AND NOT m.in_line OR m.place > 1
-AND m.in_line
+AND NOT m.ready OR m.place > 1
+AND m.ready
 AND m.s <> 'PROCESSING';
 
--- Staging.stamp
+-- StagingStatements.stamp
 SELECT strftime('%%Y%%m%%d%%H%%M%%S', 'now');
 
--- Staging.twice
+-- StagingStatements.twice
 SELECT u.queue_name, u.reference_number
 FROM "dbtaskqueue_stg_20260131000000_x" AS u
 WHERE u._attempt IN (
@@ -1048,32 +1061,32 @@ HAVING count(*) > 1
 ORDER BY 2, 1
 LIMIT 1;
 
--- Archiving.attempts_in
+-- ArchiveStatements.attempts_in
 SELECT count(*)
 FROM "dbtaskqueue_attempt"
 WHERE location = %(location)s
 AND task_id BETWEEN %(first_id)s AND %(last_id)s;
 
--- Archiving.batch_deleted
+-- ArchiveStatements.batch_deleted
 UPDATE "dbtaskqueue_archivebatch"
 SET state = 'deleted', tasks = %(tasks)s, attempts = %(attempts)s, withdrawn = %(withdrawn)s, size = %(size)s
 WHERE token = %(token)s
 AND state = 'open';
 
--- Archiving.batch_ended
+-- ArchiveStatements.batch_ended
 UPDATE "dbtaskqueue_archivebatch"
 SET state = %(state)s, note = %(note)s, close_time = strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')
 WHERE token = %(token)s
 AND state = %(before)s;
 
--- Archiving.counted
+-- ArchiveStatements.counted
 SELECT count(*)
 FROM archived_gone;
 
--- Archiving.cutoff
+-- ArchiveStatements.cutoff
 SELECT strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', printf('%%.3f seconds', -%(age)s));
 
--- Archiving.frozen (task)
+-- ArchiveStatements.frozen (task)
 SELECT min(x.id), max(x.id), count(*)
 FROM (
     SELECT id
@@ -1093,7 +1106,7 @@ FROM (
     LIMIT %(limit)s
 ) AS x;
 
--- Archiving.frozen (history)
+-- ArchiveStatements.frozen (history)
 SELECT min(x.id), max(x.id), count(*)
 FROM (
     SELECT id
@@ -1113,7 +1126,7 @@ FROM (
     LIMIT %(limit)s
 ) AS x;
 
--- Archiving.remove (task)
+-- ArchiveStatements.remove (task)
 INSERT INTO archived_gone (location, id, row_id)
 SELECT k.location, k.id, t.id
 FROM "dbtaskqueue_task" AS t, archived_key AS k
@@ -1123,7 +1136,7 @@ AND t.status = k.status
 AND abs(julianday(t.last_update_time) - julianday(k.last_update_time)) < 1e-8
 AND t.status IN ('COMPLETED', 'ERROR', 'POISON');
 
--- Archiving.remove (history)
+-- ArchiveStatements.remove (history)
 INSERT INTO archived_gone (location, id, row_id)
 SELECT k.location, k.id, t.id
 FROM "dbtaskqueue_taskhistory" AS t, archived_key AS k
@@ -1134,7 +1147,7 @@ AND t.status = k.status
 AND abs(julianday(t.last_update_time) - julianday(k.last_update_time)) < 1e-8
 AND t.status IN ('COMPLETED', 'ERROR', 'POISON');
 
--- Archiving.remove_attempts
+-- ArchiveStatements.remove_attempts
 DELETE
 FROM "dbtaskqueue_attempt"
 WHERE id IN (
@@ -1145,7 +1158,7 @@ WHERE id IN (
     AND a.location = g.location
 );
 
--- Archiving.remove_exported_attempts
+-- ArchiveStatements.remove_exported_attempts
 DELETE
 FROM "dbtaskqueue_attempt"
 WHERE id IN (
@@ -1153,7 +1166,7 @@ WHERE id IN (
     FROM archived_attempt
 );
 
--- Archiving.remove_locked (task)
+-- ArchiveStatements.remove_locked (task)
 DELETE
 FROM "dbtaskqueue_task"
 WHERE id IN (
@@ -1161,7 +1174,7 @@ WHERE id IN (
     FROM archived_gone
 );
 
--- Archiving.remove_locked (history)
+-- ArchiveStatements.remove_locked (history)
 DELETE
 FROM "dbtaskqueue_taskhistory"
 WHERE id IN (
@@ -1169,17 +1182,17 @@ WHERE id IN (
     FROM archived_gone
 );
 
--- Archiving.temporary [1]
+-- ArchiveStatements.temporary [1]
 CREATE TEMPORARY TABLE archived_key (location text, id bigint, total_attempt bigint, status text,
     last_update_time text);
 
--- Archiving.temporary [2]
+-- ArchiveStatements.temporary [2]
 CREATE TEMPORARY TABLE archived_attempt (id bigint, location text, task_id bigint);
 
--- Archiving.temporary [3]
+-- ArchiveStatements.temporary [3]
 CREATE TEMPORARY TABLE archived_gone (location text, id bigint, row_id bigint);
 
--- Archiving.withdrawn
+-- ArchiveStatements.withdrawn
 SELECT k.location, k.id
 FROM archived_key AS k
 WHERE NOT EXISTS (
@@ -1279,8 +1292,36 @@ FROM (
 ) AS x
 GROUP BY x.q;
 
+-- Statements.delete_settled (one row)
+DELETE
+FROM "dbtaskqueue_task"
+WHERE id IN (
+    SELECT t.id
+    FROM "dbtaskqueue_task" AS t
+    JOIN (
+        SELECT %(task_id)s AS task_id, %(token)s AS token
+    ) AS u
+    ON t.id = u.task_id
+    AND t.total_attempt = u.token
+    WHERE t.status IN ('PROCESSING')
+)
+RETURNING id;
+
 -- Statements.held (one row)
 SELECT t.id
+FROM "dbtaskqueue_task" AS t
+JOIN (
+    SELECT %(task_id)s AS task_id, %(token)s AS token
+) AS u
+ON t.id = u.task_id
+AND t.total_attempt = u.token
+WHERE t.status IN ('PROCESSING');
+
+-- Statements.held_leases (one row)
+SELECT id, queue_name, reference_number, attempt, reenqueue_attempt, total_attempt, max_attempts, priority,
+    payload_type, payload, context, create_time, start_time, next_process_time, poller_instance, ready_time,
+    group_key, expire_time, lease_seconds, (julianday(next_process_time) - julianday(strftime('%%Y-%%m-%%d
+    %%H:%%M:%%f', 'now'))) * 86400.0
 FROM "dbtaskqueue_task" AS t
 JOIN (
     SELECT %(task_id)s AS task_id, %(token)s AS token
@@ -1458,21 +1499,6 @@ JOIN (
 ON t.id = u.task_id
 AND t.total_attempt = u.token;
 
--- Statements.remove (one row)
-DELETE
-FROM "dbtaskqueue_task"
-WHERE id IN (
-    SELECT t.id
-    FROM "dbtaskqueue_task" AS t
-    JOIN (
-        SELECT %(task_id)s AS task_id, %(token)s AS token
-    ) AS u
-    ON t.id = u.task_id
-    AND t.total_attempt = u.token
-    WHERE t.status IN ('PROCESSING')
-)
-RETURNING id;
-
 -- Statements.renew (one row)
 UPDATE "dbtaskqueue_task"
 SET next_process_time = strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', printf('%%.3f seconds',
@@ -1488,19 +1514,6 @@ WHERE id IN (
     WHERE t.status IN ('PROCESSING')
 )
 RETURNING id;
-
--- Statements.standing (one row)
-SELECT id, queue_name, reference_number, attempt, reenqueue_attempt, total_attempt, max_attempts, priority,
-    payload_type, payload, context, create_time, start_time, next_process_time, poller_instance, ready_time,
-    group_key, expire_time, lease_seconds, (julianday(next_process_time) - julianday(strftime('%%Y-%%m-%%d
-    %%H:%%M:%%f', 'now'))) * 86400.0
-FROM "dbtaskqueue_task" AS t
-JOIN (
-    SELECT %(task_id)s AS task_id, %(token)s AS token
-) AS u
-ON t.id = u.task_id
-AND t.total_attempt = u.token
-WHERE t.status IN ('PROCESSING');
 
 -- Statements.to_history (one row)
 INSERT INTO "dbtaskqueue_taskhistory" (location, task_id, queue_name, reference_number, status, attempt,
@@ -1740,7 +1753,7 @@ FROM "dbtaskqueue_archivebatch"
 WHERE state IN ('open', 'deleted')
 ORDER BY id;
 
--- pipeline.CREATE
+-- pipeline.CREATE_BATCH
 INSERT INTO "dbtaskqueue_archivebatch" (token, location, source, lake, first_id, last_id, cutoff, statuses,
     queues)
 VALUES (%(token)s, %(location)s, %(source)s, %(lake)s, %(first_id)s, %(last_id)s, %(cutoff)s, %(statuses)s,

@@ -1,7 +1,6 @@
-"""What every group of statements starts from: the databases' dialects, and the names of one location's tables.
+"""What all groups of statements share: the dialects of the databases, and the names of one location's tables.
 
-The texts use the seed's column names. A table with other names gets them replaced word by word, so what stands in the
-statements reads true for the default table and holds for every other.
+The statements use the column names of the default table. For a table with other names, each name is replaced.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from django_dbtaskqueue.core.states import sql_sources
 
 G = TypeVar("G", bound="Group")
 P = ParamSpec("P")
-MANY = 1_000_000  # rows: more than any batch
+MAX_ROWS = 1_000_000  # rows: more than any batch
 SQLITE_FORMAT = "%%Y-%%m-%%d %%H:%%M:%%f"
 
 
@@ -59,9 +58,11 @@ class Dialect:
             return f"(SELECT {picked}) AS u"
         if self.vendor == "postgresql":
             typed = ", ".join(f"{name} {kind}" for name, kind in columns.items())
-            # A LIMIT of unknown size makes the planner expect ten rows, and fetch what they join by primary key. Of
-            # more it would rather scan the table for the status, of which the statistics know hardly any row.
-            return f"(SELECT * FROM jsonb_to_recordset(%({param})s::jsonb) AS u({typed}) LIMIT (SELECT {MANY})) AS u"
+            # A LIMIT of unknown size makes the planner expect ten rows, so it joins by primary key. For more rows it
+            # would scan the table for the status, because the statistics hardly know any row with it.
+            return (
+                f"(SELECT * FROM jsonb_to_recordset(%({param})s::jsonb) AS u({typed}) LIMIT (SELECT {MAX_ROWS})) AS u"
+            )
         # ->> turns JSON true into 1 and null into NULL; -> keeps a value as JSON text
         picked = ", ".join(
             f"nullif(value -> '$.{name}', 'null') AS {name}" if kind == "jsonb" else f"value ->> '$.{name}' AS {name}"
@@ -155,6 +156,6 @@ class Group:
         )
 
     @property
-    def passing(self) -> str:
-        """What a SELECT adds to lock its rows and pass over those others have locked."""
+    def skipping(self) -> str:
+        """What a SELECT adds to lock its rows and skip locked ones."""
         return f"{self.dialect.lock} SKIP LOCKED" if self.dialect.skip_locked else ""
