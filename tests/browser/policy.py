@@ -25,3 +25,6 @@ def csp(get_response: Callable[[HttpRequest], HttpResponse]) -> Callable[[HttpRe
     def middleware(request: HttpRequest) -> HttpResponse:
         response = get_response(request)
         response.headers.setdefault("Content-Security-Policy", POLICY)  # the file of a report brings a stricter one
+        return response
+
+    return middleware
