@@ -83,7 +83,7 @@ class QueueHandle(QueueAdmin):
 
         Inside a transaction the lease is the transaction's: rolled back with it. A thread in it does not wait for
         its turn, because it may hold locks that others wait for. Where no new row can become visible in the transaction
-        (on SQLite, or when it is stricter than READ COMMITTED) ``take`` does not wait. To extend the lease, ``touch`` it.
+        (on SQLite, or when it is stricter than READ COMMITTED) ``take`` does not wait. ``touch`` extends the lease.
         """
         until = None if timeout is None else monotonic() + _checked("timeout", timeout).total_seconds()
         aliases = self._aliases()
