@@ -28,8 +28,8 @@ Entry = Callable[..., HttpResponseBase]
 class ApiError(Exception):
     """The error of a request, with its HTTP status."""
 
-    def __init__(self, status: int, message: str) -> None:
-        self.status = status
+    def __init__(self, code: int, message: str) -> None:
+        self.code = code
         super().__init__(message)
 
 
@@ -97,7 +97,7 @@ def _answer(get_document: Callable[[], JsonObject], *, created: bool) -> HttpRes
     try:
         return _json(get_document(), 202 if created else 200)
     except ApiError as error:
-        return _error(error.status, str(error))
+        return _error(error.code, str(error))
     except SearchTooSlow as error:
         return _error(503, str(error), **{"Retry-After": "10"})
     except PermissionDenied as error:

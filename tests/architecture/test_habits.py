@@ -62,7 +62,7 @@ def test_nobody_sleeps_where_an_event_can_be_waited_for(path: Path) -> None:
 
 PYTHON_S_CLOCK = re.compile(r"\b(timezone\.now|datetime\.now|datetime\.utcnow|time\.time)\(")
 DECIDING = ("core", "models", "db", "flow", "poller", "pull")
-MAY_READ_THE_CLOCK = ("poller.process.logs", "poller.process.progress")
+MAY_READ_THE_CLOCK = ("poller.process.logs", "poller.process.status_lines")
 
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda module: module.name)

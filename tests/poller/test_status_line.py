@@ -13,8 +13,8 @@ from contextlib import suppress
 import pytest
 
 from django_dbtaskqueue import enqueue
-from django_dbtaskqueue.poller.process import progress
-from django_dbtaskqueue.poller.process.progress import Snapshot, StatusLine
+from django_dbtaskqueue.poller.process import status_lines
+from django_dbtaskqueue.poller.process.status_lines import Snapshot, StatusLine
 from tests.conftest import REPOSITORY, ProcessDatabase
 
 
@@ -25,7 +25,7 @@ class Terminal(io.StringIO):
 
 def test_it_says_queues_slots_counts_rate_and_state(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([100.0, 101.0, 102.0, 103.0, 104.0, 105.0])
-    monkeypatch.setattr(progress, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(status_lines, "monotonic", lambda: next(clock))
     monkeypatch.setenv("COLUMNS", "120")
     stream = Terminal()
     line = StatusLine(stream, ["work", "other"])
@@ -50,7 +50,7 @@ def test_log_lines_stand_whole_above_it() -> None:
     handler.emit(logging.LogRecord("ours", logging.INFO, __file__, 1, "from this process", (), None))
     line.close()
     line.above("at the end")
-    shown = stream.getvalue().split(progress.CLEAR_LINE)
+    shown = stream.getvalue().split(status_lines.CLEAR_LINE)
     assert [part.partition("\n")[0] for part in shown] == [
         "", "work | 0/0 running | 0 done | 0 failed | 0/s | idle", "from a child process", "from this process", "",
         "at the end",

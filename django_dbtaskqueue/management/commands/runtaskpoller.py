@@ -22,9 +22,9 @@ from django_dbtaskqueue.core.exceptions import TaskQueueError
 from django_dbtaskqueue.management import duration, positive
 from django_dbtaskqueue.poller.loop import Poller
 from django_dbtaskqueue.poller.options import Options, named_executor
-from django_dbtaskqueue.poller.process import logs, progress, queue_selection, supervisor
-from django_dbtaskqueue.poller.process.progress import Snapshot, StatusLine
+from django_dbtaskqueue.poller.process import logs, queue_selection, status_lines, supervisor
 from django_dbtaskqueue.poller.process.shutdown import RUN, ShutdownRequest, run
+from django_dbtaskqueue.poller.process.status_lines import Snapshot, StatusLine
 
 logger = logging.getLogger("django_dbtaskqueue")
 
@@ -130,7 +130,7 @@ class Command(BaseCommand):
             channel = supervisor.ChildChannel(options["child"], self._shutdown, conf.settings().heartbeat)
             channel.start()
         poller = Poller(queues, poller_options(options, executor), using=options["database"])
-        for text in progress.opening(poller):
+        for text in status_lines.opening(poller):
             logger.info("%s", text)
         if self._arguments is not None:
             connections.close_all()  # each thread has its own; the main thread needs none from here on
@@ -147,7 +147,7 @@ class Command(BaseCommand):
         )
         for text in left:
             logger.error("%s", text)
-        logger.info("%s", progress.closing(poller, monotonic() - began))
+        logger.info("%s", status_lines.closing(poller, monotonic() - began))
         return LEFT_RUNNING_CODE if left else 0
 
     def _supervise(self, queues: dict[str, int], options: dict[str, Any], status: StatusLine | None) -> int:

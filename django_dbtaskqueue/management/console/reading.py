@@ -38,7 +38,7 @@ from django_dbtaskqueue.operations.serializers import (
 from django_dbtaskqueue.operations.stats.queue_stats import Overview, health, overview
 
 MAX_TAIL_ROWS = 200  # of one query
-MESSAGE_WIDTH = 72  # characters of a message in a line of a table or of ``tail``
+TABLE_MESSAGE_WIDTH = 72  # characters of a message in a line of a table or of ``tail``
 DEFAULT_LIST_ROWS = 20
 MAX_SHOWN_ATTEMPTS = 20
 DOCTOR_ERROR_CODE = 1  # exit code when a finding is an error
@@ -149,7 +149,7 @@ def tail(output: Output, options: dict[str, Any]) -> int:
                 output.write(f"{task.create_time:%H:%M:%S}  {task.pk}  {printable(str(task))}  {task.status}")
             for row in failing.read():
                 output.data({"event": "failed", **attempt_of(row)})
-                message = message_of(error_of(row), MESSAGE_WIDTH)
+                message = message_of(error_of(row), TABLE_MESSAGE_WIDTH)
                 text = f"{row.task_id}  {row.queue}  attempt {row.attempt} failed: {message}"
                 output.write(f"{row.finish_time:%H:%M:%S}  {printable(text)}")
         remaining = None if remaining is None else remaining - 1
@@ -199,7 +199,7 @@ def _row(task: Any) -> tuple[Any, ...]:
         task.reference,
         attempts,
         when,
-        message_of(task.process_result, MESSAGE_WIDTH),
+        message_of(task.process_result, TABLE_MESSAGE_WIDTH),
     )
 
 

@@ -85,9 +85,9 @@ class Archive(Job):
         Argument("status", "only tasks that ended so; may be given again", many=True, choices=TERMINAL_STATUSES),
         Argument("source", "only this table; may be given again", many=True, choices=SOURCES),
         Argument("batch_size", "tasks in one batch, that is in one transaction", count, 500_000),
-        Argument("limit", "stop after about so many tasks", count),
+        Argument("limit", "stop after about N tasks", count),
         Argument("no_check", "archive rows that break a rule of `check` too", bool, False),
-        Argument("compact", "merge the small files of a day and queue once there are so many", count, MIN_SMALL_FILES),
+        Argument("compact", "merge the small files of a day and queue once there are N", count, MIN_SMALL_FILES),
         Argument("no_compact", "leave small files as they are", bool, False),
     )
 

@@ -108,9 +108,9 @@ class Replay(Job):
         Argument("since", "only tasks that finished on this day or later", day),
         Argument("until", "only tasks that finished on this day or earlier", day),
         Argument("where", "only tasks for which this SQL is true, such as \"process_result LIKE '%Kyiv%'\""),
-        Argument("limit", "at most so many tasks, the oldest first", count),
+        Argument("limit", "at most N tasks, the oldest first", count),
         Argument("to", "the queue to put them into; default: each task's own"),
-        Argument("rate", "spread them: so many become due in a second", per_second),
+        Argument("rate", "spread them: N become due in a second", per_second),
     )
 
     def run(self, context: Context) -> Mapping[str, Any]:

@@ -70,7 +70,7 @@ class Enqueue(Job):
                  default="error"),
         Argument("require_reference", "refuse rows without a reference", type=bool, default=False),
         Argument("rejects", "file for rows that cannot be tasks, as JSON lines", metavar="FILE"),
-        Argument("rate", "at most so many tasks per second", type=count, metavar="N"),
+        Argument("rate", "at most N tasks per second", type=count, metavar="N"),
         Argument("chunk", "rows of one transaction. Default: all; with --rate or --resume 50,000", type=count,
                  metavar="N"),
         Argument("resume", "name of this load; run again with it to go on after a stop", metavar="NAME"),

@@ -25,13 +25,13 @@ from time import monotonic
 from typing import IO
 
 from django_dbtaskqueue.core.durations import format_seconds, next_pause
-from django_dbtaskqueue.poller.process.progress import Snapshot
 from django_dbtaskqueue.poller.process.shutdown import (
     DRAIN,
     REQUEST_POLL_INTERVAL_S,
     RUN,
     ShutdownRequest,
 )
+from django_dbtaskqueue.poller.process.status_lines import Snapshot
 
 logger = logging.getLogger("django_dbtaskqueue")
 
