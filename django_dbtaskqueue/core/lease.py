@@ -178,4 +178,3 @@ def _leased() -> tuple[Column, ...]:
 
 # The columns a checkout returns, in the order of Lease's fields: ``Lease(*row, port, deadline)``.
 LEASED = _leased()
-POSITION = {column.name: place for place, column in enumerate(LEASED)}

@@ -82,7 +82,7 @@ from django.core.management import call_command
 
 call_command("migrate", run_syncdb=True, verbosity=0)
 from django_dbtaskqueue import Reenqueue, enqueue, enqueue_many, processor
-from django_dbtaskqueue.admin.tasks import TaskAdmin
+from django_dbtaskqueue.admin.task_pages import TaskAdmin
 from django_dbtaskqueue.flow.enqueue import enqueue_copy
 from django_dbtaskqueue.models import Task, TaskHistory
 from django_dbtaskqueue.operations import serializers
