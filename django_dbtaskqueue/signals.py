@@ -1,4 +1,4 @@
-"""What pollers and tasks do, told to your code after the fact is stored: listeners and Django signals.
+"""What pollers and tasks do, sent to your code after the fact is stored: listeners and Django signals.
 
 Neither can change an outcome; what a hook or a receiver raises is logged.
 
@@ -80,14 +80,14 @@ class Listener:
         """The poller has ended."""
 
 
-registered: list[Listener] = []  # in order; falsy as long as nobody listens, and then listening costs nothing
+registered: list[Listener] = []  # in order; while it is empty, the hooks cost nothing
 _from_settings: dict[str, Listener] = {}
 
 
 def register(listener: Listener) -> None:
     """Add a listener to this process, behind those that are there. Twice is once."""
     if not isinstance(listener, Listener):
-        raise TypeError(f"{listener!r} is no Listener. Subclass django_dbtaskqueue.listeners.Listener, give an object.")
+        raise TypeError(f"{listener!r} is not a Listener. Give an object of a subclass of signals.Listener.")
     if listener not in registered:
         registered.append(listener)
 
@@ -122,15 +122,15 @@ def made(path: str) -> Listener:
     except (ImportError, TypeError) as error:
         raise ImproperlyConfigured(f'DBTASKQUEUE["LISTENERS"]: {path!r} cannot be made: {error}') from error
     if not isinstance(listener, Listener):
-        raise ImproperlyConfigured(f'DBTASKQUEUE["LISTENERS"]: {path!r} is no django_dbtaskqueue.listeners.Listener.')
+        raise ImproperlyConfigured(f'DBTASKQUEUE["LISTENERS"]: {path!r} is not a django_dbtaskqueue.signals.Listener.')
     return listener
 
 
-def _forget(*, setting: str, **_: Any) -> None:
+def _reset(*, setting: str, **_: Any) -> None:
     if setting == "DBTASKQUEUE":
         for listener in _from_settings.values():
             unregister(listener)
         _from_settings.clear()
 
 
-setting_changed.connect(_forget)
+setting_changed.connect(_reset)

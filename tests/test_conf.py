@@ -39,10 +39,10 @@ from django_dbtaskqueue.testing import TaskQueueKit
             {"QUEUES": {"a": {"lease": "1ms"}}},
             "lease=datetime.timedelta(microseconds=1000) is not valid",
         ),
-        ({"QUEUES": {"a": {"retry": 5}}}, "DBTASKQUEUE[\"QUEUES\"]['a']['retry']: 5 is no retry policy"),
+        ({"QUEUES": {"a": {"retry": 5}}}, "DBTASKQUEUE[\"QUEUES\"]['a']['retry']: 5 is not a retry policy"),
         (
             {"QUEUES": {"a": {"retry": "geo:1s"}}},
-            "['a']['retry']: 'geo:1s' names no retry policy",
+            "['a']['retry']: 'geo:1s' is not a retry policy",
         ),
         ({"DEFAULTS": {"keep": "no"}}, "DBTASKQUEUE[\"DEFAULTS\"]: keep='no' is not valid"),
     ],
@@ -54,7 +54,7 @@ def test_a_bad_setting_is_named(settings: Any, given: Any, words: str) -> None:
 
 
 def test_a_bad_override_is_no_other_error() -> None:
-    with pytest.raises(ImproperlyConfigured, match="names no retry policy"):
+    with pytest.raises(ImproperlyConfigured, match="is not a retry policy"):
         conf.overlay(conf.QueueSettings(), {"retry": "nonsense"})
 
 
@@ -69,7 +69,7 @@ def test_a_processor_says_durations_and_policies_as_the_settings_do(taskqueue_re
 
 
 def test_a_bad_policy_of_a_processor_is_named(taskqueue: TaskQueueKit) -> None:
-    with pytest.raises(ImproperlyConfigured, match=re.escape("@processor('letters'), retry: 5 is no retry policy")):
+    with pytest.raises(ImproperlyConfigured, match=re.escape("@processor('letters'), retry: 5 is not a retry policy")):
 
         @processor("letters", retry=5)
         def write(task: Lease) -> None: ...

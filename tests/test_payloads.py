@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_dbtaskqueue.core.exceptions import PayloadError
-from django_dbtaskqueue.core.json import Limits, dumps
-from django_dbtaskqueue.core.payloads import dumps_many, text_array
+from django_dbtaskqueue.core.json import Limits, dumps, dumps_many, text_array
 
 ODD = ["\0", "\ud800", math.nan, math.inf, 1e16, 2**70, (1,), UUID(int=1), {1: 2}, "1e16", '\\"e1', b"x"]
 odd = st.sampled_from(ODD)

@@ -205,9 +205,9 @@ def test_describe(policy: Any, text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", "'' names no retry policy. The forms are: fixed:10s | arithmetic:"),
-        ("10s", "'10s' names no retry policy."),
-        ("fixd:10s", "names no retry policy. Did you mean 'fixed'?"),
+        ("", "'' is not a retry policy. The forms are: fixed:10s | arithmetic:"),
+        ("10s", "'10s' is not a retry policy."),
+        ("fixd:10s", "is not a retry policy. Did you mean 'fixed'?"),
         ("fixed", "'' is not a duration. Write numbers with a unit"),
         ("fixed:", "'' is not a duration"),
         ("fixed:10 parsecs", "'10parsecs' is not a duration"),

@@ -22,8 +22,8 @@ from django_dbtaskqueue.models import Queue
 
 logger = logging.getLogger("django_dbtaskqueue")
 
-FRESH = 1.0  # seconds a row is remembered
-MOST = 4096  # rows remembered
+ROW_CACHE_S = 1.0  # seconds a row is remembered
+MAX_CACHED_ROWS = 4096  # rows remembered
 Key = tuple[str, str, str]  # alias, name of the database behind it, queue
 
 
@@ -57,10 +57,10 @@ def in_force(queue: str, alias: str) -> conf.QueueSettings:
     return row.settings
 
 
-def forget(**_: Any) -> None:
+def clear_cache(**_: Any) -> None:
     """Read all rows anew."""
     global _quiet_until
-    _quiet_until = monotonic() + FRESH
+    _quiet_until = monotonic() + ROW_CACHE_S
     _rows.clear()
 
 
@@ -74,9 +74,9 @@ def _remember(key: Key, values: dict[str, Any] | None) -> Row:
     except ImproperlyConfigured as error:
         if old is None or old.values != values:
             logger.error("Overrides of queue %s are not applied: %s", queue, error)
-    row = Row(monotonic() + FRESH, values, base, settings)
+    row = Row(monotonic() + ROW_CACHE_S, values, base, settings)
     if monotonic() >= _quiet_until or not connections[alias].in_atomic_block:
-        if len(_rows) >= MOST:
+        if len(_rows) >= MAX_CACHED_ROWS:
             _rows.clear()
         _rows[key] = row
     return row
@@ -101,6 +101,6 @@ def _reset(*, setting: str, **_: Any) -> None:
         _rows.clear()
 
 
-post_save.connect(forget, sender=Queue)
-post_delete.connect(forget, sender=Queue)
+post_save.connect(clear_cache, sender=Queue)
+post_delete.connect(clear_cache, sender=Queue)
 setting_changed.connect(_reset)

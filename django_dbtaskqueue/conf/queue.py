@@ -15,7 +15,7 @@ from django_dbtaskqueue.core.durations import iso_duration, parse_duration
 from django_dbtaskqueue.core.exceptions import near_match
 
 QUEUE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:\-]{0,199}")
-NAME_RULE = (
+QUEUE_NAME_RULE = (
     "cannot be a queue's name: use 1 to 200 letters, digits, '_', '.', ':' or '-', "
     "beginning with a letter, a digit or '_'."
 )
@@ -52,7 +52,7 @@ class QueueSettings:
     temporary: bool = False  # an UNLOGGED table: fast, and emptied by a crash of the server
 
     def __post_init__(self) -> None:
-        for name, test, wanted in RULES:
+        for name, test, wanted in QUEUE_RULES:
             if not test(getattr(self, name)):
                 raise ImproperlyConfigured(f"{name}={getattr(self, name)!r} is not valid: {wanted}.")
 
@@ -62,7 +62,7 @@ def _positive(value: Any) -> bool:
 
 
 STRATEGIES = ("auto", "skip_locked", "optimistic")
-RULES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
+QUEUE_RULES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("lease", lambda v: isinstance(v, timedelta) and v >= timedelta(milliseconds=100), "a duration of at least 100 ms"),
     ("timeout", lambda v: v is None or _positive(v), "None or a positive duration"),
     ("retry", callable, "a retry policy, e.g. Geometric(timedelta(seconds=10))"),
@@ -143,7 +143,7 @@ def is_name(name: Any) -> bool:
 def valid_name(name: Any) -> str:
     """Return a queue's name, or raise ``ImproperlyConfigured`` for one no queue can have."""
     if not is_name(name):
-        raise ImproperlyConfigured(f"{name!r} {NAME_RULE}")
+        raise ImproperlyConfigured(f"{name!r} {QUEUE_NAME_RULE}")
     return str(name)
 
 

@@ -20,9 +20,9 @@ from django.conf import settings as django_settings
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 
-from django_dbtaskqueue.conf.queue import NAME_RULE as NAME_RULE
 from django_dbtaskqueue.conf.queue import PLACE as PLACE
 from django_dbtaskqueue.conf.queue import QUEUE_KEYS as QUEUE_KEYS
+from django_dbtaskqueue.conf.queue import QUEUE_NAME_RULE as QUEUE_NAME_RULE
 from django_dbtaskqueue.conf.queue import QueueSettings as QueueSettings
 from django_dbtaskqueue.conf.queue import duration as duration
 from django_dbtaskqueue.conf.queue import is_name as is_name
@@ -34,8 +34,18 @@ from django_dbtaskqueue.conf.toml_file import SettingsFile, tables
 from django_dbtaskqueue.core import retry
 from django_dbtaskqueue.core.exceptions import UnknownQueue, near_match
 
-MASK = ("password", "passwd", "token", "secret", "authorization", "api_key", "private_key", "credential", "cookie")
-MOST_REMEMBERED = 4096  # queues whose settings are kept worked out
+MASKED_KEYS = (
+    "password",
+    "passwd",
+    "token",
+    "secret",
+    "authorization",
+    "api_key",
+    "private_key",
+    "credential",
+    "cookie",
+)
+MAX_CACHED_QUEUES = 4096  # whose settings are remembered
 
 
 @dataclass(frozen=True)
@@ -54,7 +64,7 @@ class Settings:
     listeners: Sequence[str] = ()  # dotted paths of signals.Listener classes
     objectives: Mapping[str, str] = field(default_factory=dict)  # of the pipeline's report: queue or "*" -> "99%/5m"
     can_operate: str | None = None  # dotted path of (user, verb, queue) -> bool: narrows permissions per queue
-    mask: Sequence[str] = MASK  # parts of keys whose values no face shows
+    mask: Sequence[str] = MASKED_KEYS  # parts of keys whose values no face shows
     api: bool = False  # whether the JSON API answers at all
     api_tokens: Mapping[str, str] = field(default_factory=dict)  # user name -> hash, of ``taskqueue token``
     operations_timeout: timedelta = timedelta(seconds=3)  # of one statement of a page, the API or the command line
@@ -86,7 +96,10 @@ def _is_text_by_name(value: Any) -> bool:
     return isinstance(value, Mapping) and all(isinstance(one, str) for pair in value.items() for one in pair)
 
 
-AGES = ("housekeeping", *(f"keep_{what}" for what in ("completed", "error", "poison", "history", "attempts", "audit")))
+AGE_SETTINGS = (
+    "housekeeping",
+    *(f"keep_{what}" for what in ("completed", "error", "poison", "history", "attempts", "audit")),
+)
 TOP_RULES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("database", lambda v: isinstance(v, str), "an alias of DATABASES"),
     ("threads", lambda v: type(v) is int and v >= 1, "a whole number of at least 1"),
@@ -101,7 +114,7 @@ TOP_RULES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("heartbeat", lambda v: v > timedelta(0), "a positive duration"),
     ("payload_max_bytes", lambda v: type(v) is int and v >= 1, "a whole number of at least 1"),
     ("objectives", _is_text_by_name, 'a dict of queue (or "*") to text such as "99.9%/5m"'),
-    *[(name, lambda v: v is None or v > timedelta(0), "None or a positive duration") for name in AGES],
+    *[(name, lambda v: v is None or v > timedelta(0), "None or a positive duration") for name in AGE_SETTINGS],
 )
 
 TOP_KEYS = {f.name.upper(): f.name for f in fields(Settings)}
@@ -110,7 +123,7 @@ _declared: dict[str, dict[str, Any]] = {}
 
 @dataclass(frozen=True)
 class _State:
-    """The settings in force; what was worked out from them lives and dies with them."""
+    """The settings in force, and the settings of queues that follow from them."""
 
     settings: Settings
     file: SettingsFile[Settings] | None = None
@@ -124,7 +137,7 @@ _changing = threading.RLock()
 def settings() -> Settings:
     """Return the settings in force; raise ``ImproperlyConfigured`` naming the key, the value and the fix.
 
-    The settings file is looked at once a second. A bad edit of it is logged and leaves the settings as they were.
+    The settings file is checked once a second. A bad edit is logged, and the settings stay as they were.
     """
     return _in_force().settings
 
@@ -153,7 +166,7 @@ def _load() -> _State:
 def _laid_over(plain: Settings, document: Mapping[str, Any]) -> tuple[Settings, list[str]]:
     """Return the settings with the file's tables over those of the dict, and the file's faults."""
     found, faults = tables(document, queue_values)
-    faults += [f"[queues.{name}] {NAME_RULE}" for name in found if not is_name(name)]
+    faults += [f"[queues.{name}] {QUEUE_NAME_RULE}" for name in found if not is_name(name)]
     queues = {name: {**plain.queues.get(name, {}), **values} for name, values in found.items()}
     laid = replace(plain, queues={**plain.queues, **queues})
     if _state is not None:
@@ -162,7 +175,7 @@ def _laid_over(plain: Settings, document: Mapping[str, Any]) -> tuple[Settings, 
 
 
 def _moved(old: Settings, new: Settings) -> list[str]:
-    """Return what a running process cannot follow: tasks do not move with their queue's setting."""
+    """Return the changes that a running process cannot apply: tasks do not move when a queue's database changes."""
     return [
         f"[queues.{queue}] {key} = {getattr(after, key)!r} cannot change while processes run. Put "
         f"{getattr(before, key)!r} back, or start all processes anew with the file as it is."
@@ -192,7 +205,11 @@ def _from_dict(raw: Any) -> Settings:
     listeners = values.get("listeners", ())
     if isinstance(listeners, str) or not all(isinstance(path, str) for path in listeners):
         raise ImproperlyConfigured(f'DBTASKQUEUE["LISTENERS"] must be a list of dotted paths, not {listeners!r}.')
-    for name in {"heartbeat", "operations_timeout", *[name for name in AGES if values.get(name)]} & values.keys():
+    for name in {
+        "heartbeat",
+        "operations_timeout",
+        *[name for name in AGE_SETTINGS if values.get(name)],
+    } & values.keys():
         values[name] = duration(values[name], where=f'DBTASKQUEUE["{name.upper()}"]')
     if not isinstance(values.get("file"), str | os.PathLike | None):
         raise ImproperlyConfigured(f'DBTASKQUEUE["FILE"] must be the path of a TOML file, not {values["file"]!r}.')
@@ -202,13 +219,7 @@ def _from_dict(raw: Any) -> Settings:
 def declare(queue: str, **values: Any) -> None:
     """Make ``queue`` known with what its processor says in code; the project's settings still win."""
     _declared[valid_name(queue)] = queue_values(values, where=f"@processor({queue!r})")
-    _forget_queues()
-
-
-def forget(queue: str) -> None:
-    """Take back ``declare``."""
-    _declared.pop(queue, None)
-    _forget_queues()
+    _clear_queues()
 
 
 def declared() -> dict[str, dict[str, Any]]:
@@ -220,7 +231,7 @@ def redeclare(saved: Mapping[str, Mapping[str, Any]]) -> None:
     """Put back what ``declared`` returned."""
     _declared.clear()
     _declared.update({queue: dict(values) for queue, values in saved.items()})
-    _forget_queues()
+    _clear_queues()
 
 
 def known_queues() -> Iterator[str]:
@@ -263,7 +274,7 @@ def default_settings(queue: str) -> QueueSettings:
     state = _in_force()
     found = state.queues.get(queue)
     if found is None:
-        if len(state.queues) >= MOST_REMEMBERED:
+        if len(state.queues) >= MAX_CACHED_QUEUES:
             state.queues.clear()
         state.queues[queue] = found = _layered(state.settings, queue)
     return found
@@ -274,8 +285,8 @@ def _layered(conf: Settings, queue: str) -> QueueSettings:
     return replace(QueueSettings(database=conf.database), **layers)
 
 
-def _forget_queues() -> None:
-    """What was worked out holds no more. A thread still at work with the old state keeps its answers there."""
+def _clear_queues() -> None:
+    """Drop the remembered settings of queues. A thread that works with the old state keeps that state."""
     global _state
     with _changing:
         if _state is not None:

@@ -21,9 +21,9 @@ from django_dbtaskqueue.core.exceptions import near_match
 logger = logging.getLogger("django_dbtaskqueue")
 T = TypeVar("T")
 
-LOOK = 1.0  # seconds between two looks at whether the file changed
-WRITING = 0.1  # seconds: a file that changed less than this ago may be half written
-NONE = "none"  # how the file says None, which TOML lacks
+CHECK_INTERVAL_S = 1.0  # seconds between two looks at whether the file changed
+HALF_WRITTEN_S = 0.1  # seconds: a file that changed less than this ago may be half written
+NONE_TEXT = "none"  # how the file says None, which TOML lacks
 
 
 class SettingsFile(Generic[T]):
@@ -40,7 +40,7 @@ class SettingsFile(Generic[T]):
     def load(self) -> T:
         """Read the file; raise ``ImproperlyConfigured`` that lists every fault with its place, value and fix."""
         self._seen = self._signature()
-        self._next_look = monotonic() + LOOK
+        self._next_look = monotonic() + CHECK_INTERVAL_S
         self._text = self._read()
         return self._checked(self._text)
 
@@ -49,7 +49,7 @@ class SettingsFile(Generic[T]):
         if monotonic() < self._next_look or not self._looking.acquire(blocking=False):
             return None
         try:
-            self._next_look = monotonic() + LOOK
+            self._next_look = monotonic() + CHECK_INTERVAL_S
             return self._look()
         finally:
             self._looking.release()
@@ -58,8 +58,8 @@ class SettingsFile(Generic[T]):
         seen = self._signature()
         if seen == self._seen:
             return None
-        if seen is not None and 0 <= time() - seen[0] / 1e9 < WRITING:
-            self._next_look = monotonic() + WRITING
+        if seen is not None and 0 <= time() - seen[0] / 1e9 < HALF_WRITTEN_S:
+            self._next_look = monotonic() + HALF_WRITTEN_S
             return None
         self._seen = seen
         try:
@@ -135,7 +135,7 @@ def _table(
     faults = []
     for key, value in table.items():
         try:
-            values |= check({key: None if value == NONE else value}, where=where)
+            values |= check({key: None if value == NONE_TEXT else value}, where=where)
         except (ImproperlyConfigured, TypeError, ValueError) as error:
             why = str(error).removeprefix(where).removeprefix(f"[{key!r}]").lstrip(": ")
             faults.append(f"{where} {key} = {value!r}: {why}")

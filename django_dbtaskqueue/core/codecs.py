@@ -26,8 +26,8 @@ from django_dbtaskqueue.core.durations import iso_duration, parse_duration
 from django_dbtaskqueue.core.exceptions import PayloadError, near_match
 from django_dbtaskqueue.core.json import path_of, short_repr
 
-NONE = type(None)
-JSON_TYPES: Set[type] = frozenset({dict, list, str, int, float, bool, NONE})
+NONE_TYPE = type(None)
+JSON_TYPES: Set[type] = frozenset({dict, list, str, int, float, bool, NONE_TYPE})
 Step = Callable[[Any], object]  # each step takes values of its own type only
 K = TypeVar("K")
 
@@ -130,7 +130,7 @@ _codecs: dict[object, _Codec] = {
     int: _leaf(int, int, _same, _same, but=bool, rank=1),
     float: replace(_codec("float", {float, int}, {float}, float, float, _fits_float), same={float}, rank=2),
     bool: _leaf(bool, bool, _same, _same),
-    NONE: replace(_codec("None", {NONE}, {NONE}, _same, _same), same={NONE}, rank=3),
+    NONE_TYPE: replace(_codec("None", {NONE_TYPE}, {NONE_TYPE}, _same, _same), same={NONE_TYPE}, rank=3),
     datetime: _leaf(datetime, str, datetime.isoformat, datetime.fromisoformat),
     date: _leaf(date, str, date.isoformat, date.fromisoformat, but=datetime),
     time: _leaf(time, str, time.isoformat, time.fromisoformat),
@@ -178,7 +178,7 @@ def _choice(name: str, pairs: list[tuple[object, object]]) -> _Codec:
     return _codec(name, kinds, exact, lambda v: written[type(v), v], lambda p: known[type(p), p])
 
 
-def _walk(verb: str, items: Iterable[tuple[K, _Codec, object]]) -> dict[K, object]:
+def _convert_each(verb: str, items: Iterable[tuple[K, _Codec, object]]) -> dict[K, object]:
     done: dict[K, object] = {}
     for key, codec, value in items:
         try:
@@ -190,13 +190,13 @@ def _walk(verb: str, items: Iterable[tuple[K, _Codec, object]]) -> dict[K, objec
 
 
 def _array(cls: type, items: list[_Codec], *, fixed: bool) -> _Codec:
-    def walk(verb: str, values: Sequence[object] | Set[object]) -> Iterable[object]:
+    def convert(verb: str, values: Sequence[object] | Set[object]) -> Iterable[object]:
         if fixed and len(values) != len(items):
             raise ValueError(f"{len(items)} items are expected, and there are {len(values)}")
-        return _walk(verb, zip(count(), items if fixed else cycle(items), values, strict=False)).values()
+        return _convert_each(verb, zip(count(), items if fixed else cycle(items), values, strict=False)).values()
 
     name = f"{cls.__name__}[{', '.join(item.name for item in items)}]"
-    return _codec(name, {list}, {cls}, lambda v: list(walk("encode", v)), lambda p: cls(walk("decode", p)))
+    return _codec(name, {list}, {cls}, lambda v: list(convert("encode", v)), lambda p: cls(convert("decode", p)))
 
 
 def _dict(key: _Codec, item: _Codec) -> _Codec:
@@ -204,10 +204,10 @@ def _dict(key: _Codec, item: _Codec) -> _Codec:
 
     def write(value: dict[object, object]) -> dict[object, object]:
         keys = [key.encode(one) if as_text else json.dumps(key.encode(one)) for one in value]
-        return _walk("encode", ((name, item, one) for name, one in zip(keys, value.values(), strict=True)))
+        return _convert_each("encode", ((name, item, one) for name, one in zip(keys, value.values(), strict=True)))
 
     def read(plain: dict[str, object]) -> dict[object, object]:
-        values = _walk("decode", ((name, item, one) for name, one in plain.items())).values()
+        values = _convert_each("decode", ((name, item, one) for name, one in plain.items())).values()
         return dict(zip((key.decode(one if as_text else json.loads(one)) for one in plain), values, strict=True))
 
     return _codec(f"dict[{key.name}, {item.name}]", {dict}, {dict}, write, read)
@@ -221,7 +221,7 @@ def _union(members: list[_Codec]) -> _Codec:
     claims = [kind for codec in members if codec.rank < 2 for kind in codec.kinds]
     tagged = len(claims) > len(set(claims))
     by_kind = {kind: codec for codec in reversed(members) for kind in codec.kinds}  # int goes to int before float
-    by_kind |= {NONE: by_name["None"]} if "None" in by_name else {}
+    by_kind |= {NONE_TYPE: by_name["None"]} if "None" in by_name else {}
 
     def write(value: object) -> object:
         errors = []
@@ -238,7 +238,7 @@ def _union(members: list[_Codec]) -> _Codec:
             return by_name[plain["@type"]].decode(plain["@value"])
         return by_kind[type(plain)].decode(plain)
 
-    kinds = {dict, *by_kind} & {dict, NONE} if tagged else {*by_kind}
+    kinds = {dict, *by_kind} & {dict, NONE_TYPE} if tagged else {*by_kind}
     same = {cls for codec in members for cls in codec.same if not tagged}
     return replace(_codec(" | ".join(by_name), kinds, set(), write, read, lambda value: True), same=same)
 
@@ -252,21 +252,21 @@ def _record(cls: type, memo: dict[object, _Codec]) -> _Codec:
     hints, optional = _fields_of(cls)
     codecs: dict[str, _Codec] = {}
 
-    def walk(verb: str, given: dict[str, object]) -> dict[str, object]:
+    def convert(verb: str, given: dict[str, object]) -> dict[str, object]:
         if given.keys() != codecs.keys():
             for name in given.keys() - codecs.keys():
                 raise ValueError(f"there is no field {name!r}.{near_match(name, codecs)}")
             for name in codecs.keys() - given.keys() - optional:
                 raise ValueError(f"field {name!r} is missing")
-        return _walk(verb, ((name, codecs[name], value) for name, value in given.items()))
+        return _convert_each(verb, ((name, codecs[name], value) for name, value in given.items()))
 
     def write(value: object) -> dict[str, object]:
         if isinstance(value, dict):
-            return walk("encode", value)
-        return _walk("encode", ((name, codec, getattr(value, name)) for name, codec in codecs.items()))
+            return convert("encode", value)
+        return _convert_each("encode", ((name, codec, getattr(value, name)) for name, codec in codecs.items()))
 
     exact = {dict if typing.is_typeddict(cls) else cls}
-    memo[cls] = _codec(type_name(cls), {dict}, exact, write, lambda plain: cls(**walk("decode", plain)))
+    memo[cls] = _codec(type_name(cls), {dict}, exact, write, lambda plain: cls(**convert("decode", plain)))
     for name, hint in hints.items():  # after memo[cls] is set: a field may refer to its own class
         try:
             codecs[name] = _build(hint, memo)

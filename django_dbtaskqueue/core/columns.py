@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-WHOLE_TYPES = ("bigint", "int", "smallint")
+INTEGER_TYPES = ("bigint", "int", "smallint")
 
 
 class Shown(Enum):
@@ -47,7 +47,7 @@ class Column:
         return self.option or self.name
 
 
-COLUMNS = (
+TASK_COLUMNS = (
     Column("id", "bigint", leased="id", shown=Shown.ALWAYS, search=("id",), history=False),
     Column("queue", "text", "queue_name", leased="queue", shown=Shown.ALWAYS, search=("queue",)),
     Column(
@@ -85,18 +85,18 @@ COLUMNS = (
     Column("final_status", "text", history=False, archived=False),
     Column("fingerprint", "text", search=("fingerprint",), history=False, archived=False),
 )  # fmt: skip
-BY_NAME = {column.name: column for column in COLUMNS}
-ENQUEUED = tuple(column for column in COLUMNS if column.enqueued)
+BY_NAME = {column.name: column for column in TASK_COLUMNS}
+ENQUEUED = tuple(column for column in TASK_COLUMNS if column.enqueued)
 # Arguments of enqueue() that are not stored as they are: they set next_process_time, ready_time and expire_time.
 TIMING = {"delay": "float8", "run_at": "timestamptz", "ttl": "float8"}
 OPTIONS = (*(column.option for column in ENQUEUED if column.option), *TIMING)
 COPIED = tuple(column for column in ENQUEUED if column.copied)
-HISTORY = tuple(column for column in COLUMNS if column.history)
-LISTED = tuple(column.name for column in COLUMNS if column.shown in (Shown.ALWAYS, Shown.IF_SET))
-SHOWN_IF_SET = tuple(column.name for column in COLUMNS if column.shown is Shown.IF_SET)
-LONG = tuple(column.name for column in COLUMNS if column.shown is Shown.LONG)
+HISTORY_COLUMNS = tuple(column for column in TASK_COLUMNS if column.history)
+LISTED = tuple(column.name for column in TASK_COLUMNS if column.shown in (Shown.ALWAYS, Shown.IF_SET))
+SHOWN_IF_SET = tuple(column.name for column in TASK_COLUMNS if column.shown is Shown.IF_SET)
+LONG = tuple(column.name for column in TASK_COLUMNS if column.shown is Shown.LONG)
 
 
 def searched(*types: str) -> dict[str, str]:
     """Return, by qualifier, the columns of the given types that a search can name."""
-    return {qualifier: column.name for column in COLUMNS if column.type in types for qualifier in column.search}
+    return {qualifier: column.name for column in TASK_COLUMNS if column.type in types for qualifier in column.search}

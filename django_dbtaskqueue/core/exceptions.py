@@ -8,8 +8,6 @@ from __future__ import annotations
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
-from django_dbtaskqueue.core.durations import format_seconds
-
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
@@ -153,7 +151,7 @@ class SearchTooSlow(TaskQueueError):
 
     def __init__(self, seconds: float) -> None:
         super().__init__(
-            f"The database did not answer within {format_seconds(seconds)}, and the question was given up. "
+            f"The database did not answer within {seconds:g}s, and the question was given up. "
             "Narrow the search: name a queue (queue:claims), a status (status:ERROR), a whole reference (ref:UA-15) or "
             "an age (age:<1h)."
         )

@@ -12,19 +12,19 @@ from typing import NamedTuple
 from django_dbtaskqueue.core import json as json_payload
 
 TRACEBACK_BYTES = 16_000
-OWN = str(Path(__file__).parents[1])
-FOREIGN = tuple(
-    f"{place}/" for place in {OWN, *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))}
+OWN_FOLDER = str(Path(__file__).parents[1])
+LIBRARY_FOLDERS = tuple(
+    f"{place}/" for place in {OWN_FOLDER, *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))}
 )
 # What differs between two failures of one kind: quoted values, then addresses and ids, then numbers.
-VARYING = (
+VARYING_PATTERNS = (
     (re.compile(r"'[^'\n]{0,200}'|\"[^\"\n]{0,200}\""), "'…'"),
     (re.compile(r"\b[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\b|\b0x[0-9a-fA-F]+\b"), "#"),
     (re.compile(r"\b(?=[0-9a-fA-F]*[0-9])[0-9a-fA-F]{12,}\b"), "#"),
     (re.compile(r"[0-9][0-9.,:_-]*"), "#"),
 )
-SHOWN = 500  # characters of a group's message
-COMPARED = 200  # of them that make the fingerprint
+MAX_MESSAGE_CHARS = 500  # of a group's message
+COMPARED_CHARS = 200  # of the message, for the fingerprint
 
 
 class FailureSignature(NamedTuple):
@@ -57,8 +57,8 @@ def describe(error: BaseException | str, queue: str) -> dict[str, str]:
     if not isinstance(error, str):
         try:
             frames = "".join(traceback.format_exception(error))
-        except BaseException as hostile:
-            message = frames = _repr_failed(name, hostile)
+        except BaseException as repr_failed:
+            message = frames = _repr_failed(name, repr_failed)
     clean = json_payload.clean_text
     return {
         "error_type": clean(name)[:200],
@@ -74,8 +74,12 @@ def signature_of(error: BaseException | str, queue: str) -> FailureSignature:
         return error.signature
     name, message = _said(error)
     clean = json_payload.clean_text
-    name, frame, message = clean(name)[:200], clean(_frame(error))[:300], clean(normalised(message[:4000]))[:SHOWN]
-    text = "\0".join((queue, name, frame, message[:COMPARED]))
+    name, frame, message = (
+        clean(name)[:200],
+        clean(_frame(error))[:300],
+        clean(normalised(message[:4000]))[:MAX_MESSAGE_CHARS],
+    )
+    text = "\0".join((queue, name, frame, message[:COMPARED_CHARS]))
     digest = blake2b(text.encode("utf-8", "replace"), digest_size=20).hexdigest()
     return FailureSignature(digest, name, frame, message)
 
@@ -83,7 +87,7 @@ def signature_of(error: BaseException | str, queue: str) -> FailureSignature:
 def normalised(message: str) -> str:
     """Return the first line of a message with what varies from case to case replaced."""
     line = message.strip().partition("\n")[0]
-    for pattern, stand_in in VARYING:
+    for pattern, stand_in in VARYING_PATTERNS:
         line = pattern.sub(stand_in, line)
     return line
 
@@ -95,12 +99,12 @@ def _said(error: BaseException | str) -> tuple[str, str]:
     name = f"{type(error).__module__}.{type(error).__qualname__}"
     try:
         return name, str(error)
-    except BaseException as hostile:
-        return name, _repr_failed(name, hostile)
+    except BaseException as repr_failed:
+        return name, _repr_failed(name, repr_failed)
 
 
-def _repr_failed(name: str, hostile: BaseException) -> str:
-    return f"<{name}; repr failed with {type(hostile).__name__}>"
+def _repr_failed(name: str, repr_failed: BaseException) -> str:
+    return f"<{name}; repr failed with {type(repr_failed).__name__}>"
 
 
 def _frame(error: BaseException | str) -> str:
@@ -108,7 +112,7 @@ def _frame(error: BaseException | str) -> str:
     found, step = "", None if isinstance(error, str) else error.__traceback__
     while step is not None:
         code = step.tb_frame.f_code
-        if not code.co_filename.startswith((*FOREIGN, "<frozen")):
+        if not code.co_filename.startswith((*LIBRARY_FOLDERS, "<frozen")):
             found = f"{step.tb_frame.f_globals.get('__name__', '?')}:{code.co_qualname}"
         step = step.tb_next
     return found

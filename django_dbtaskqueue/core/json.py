@@ -297,3 +297,37 @@ def tail_bytes(text: str | None, limit: int = 4000) -> str | None:
         return None
     raw = clean_text(text[max(len(text) - limit, 0) :]).encode()
     return raw[max(len(raw) - limit, 0) :].decode(errors="ignore")
+
+
+def dumps_many(values: list[object], *, limits: Limits = DEFAULT_LIMITS) -> list[bytes] | None:
+    """Return what ``dumps`` returns for each value, as UTF-8. A few checks cover all values together.
+
+    None if one of them is refused or needs the careful check: ``dumps`` of each then tells which one, and where in it.
+    """
+    try:
+        return _one_by_one(values, limits) if orjson is None else _together(values, limits)
+    except (TypeError, ValueError, RecursionError, PayloadError):
+        return None
+
+
+def _together(values: list[object], limits: Limits) -> list[bytes] | None:
+    write, options = orjson.dumps, ORJSON_OPTIONS
+    raws = [write(value, None, options) for value in values]
+    together = b"[" + b",".join(raws) + b"]"
+    if b"\\u0000" in together or orjson.loads(together) != values:
+        return None
+    if BIG_EXPONENT(together) is not None and BIG_EXPONENT(STRINGS.sub(b"", together)) is not None:
+        return None
+    for raw in raws:
+        if len(raw) > 2 * limits.depth and raw.count(b"[") + raw.count(b"{") > limits.depth:
+            return None
+    return None if len(together) > limits.size and any(len(raw) > limits.size for raw in raws) else raws
+
+
+def _one_by_one(values: list[object], limits: Limits) -> list[bytes]:
+    return [dumps(value, limits=limits).encode() for value in values]
+
+
+def text_array(texts: list[str | None]) -> str:
+    """Return a JSON array of texts, which must be without lone surrogates."""
+    return json.dumps(texts, ensure_ascii=False) if orjson is None else orjson.dumps(texts).decode()

@@ -1,16 +1,18 @@
-"""The lease: the right to settle one attempt of one task, and all that a processor sees of that task."""
+"""The lease: the right to settle one attempt of one task, and what a processor sees of that task."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from datetime import datetime, timedelta
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from django_dbtaskqueue.core.columns import COLUMNS, Column
+from django_dbtaskqueue.core.columns import TASK_COLUMNS, Column
 from django_dbtaskqueue.core.exceptions import LeaseLost
 from django_dbtaskqueue.core.outcomes import Complete, CompleteDelete, Fail, Outcome, Poison, Reenqueue, Settlement
-from django_dbtaskqueue.core.retry import AnyPolicy
+
+if TYPE_CHECKING:
+    from django_dbtaskqueue.core.retry import AnyPolicy
 
 
 class Policies(Protocol):
@@ -26,7 +28,7 @@ class Policies(Protocol):
 
 
 class Port(Protocol):
-    """The one way out of PROCESSING, and the way to its database; given to the lease by whoever checked it out."""
+    """The one way out of PROCESSING, and the way to its database; given to the lease by its checkout."""
 
     alias: str  # the database the task lives in
     key: str  # the queue, and its shard if it has any
@@ -94,7 +96,7 @@ class Lease:
     outcome: Settlement | None = None  # what the processor settled by itself; stored once ``settled``
     settled: bool = False  # an outcome of this lease is committed
     touched: bool = False  # the processor tried to settle by itself
-    lost: str = ""  # what could not be written, for the lease was gone
+    lost: str = ""  # the verb that could not be written, because the lease was gone
 
     @property
     def create_time(self) -> datetime:
@@ -113,7 +115,7 @@ class Lease:
 
     @property
     def ready_time(self) -> datetime:
-        """The task's place in line."""
+        """The task's place in the ready order."""
         return self.port.time(self.ready_text)
 
     @property
@@ -157,7 +159,7 @@ class Lease:
         self.port.report_progress(self, done, note)
 
     def gone(self, verb: str) -> LeaseLost:
-        """Return the error of a ``verb`` that found the lease gone, which is reported whoever catches that error."""
+        """Return the error of a ``verb`` that found the lease gone. It is reported even if caught."""
         self.lost = verb
         return LeaseLost(self.id, self.total_attempt, verb)
 
@@ -167,7 +169,7 @@ class Lease:
 
 
 def _leased() -> tuple[Column, ...]:
-    by_field = {column.leased: column for column in COLUMNS if column.leased}
+    by_field = {column.leased: column for column in TASK_COLUMNS if column.leased}
     names = [one.name for one in fields(Lease)][: len(by_field)]
     if set(names) != set(by_field):
         raise TypeError(f"Lease must begin with the leased columns {sorted(by_field)}; it begins with {names}.")
@@ -176,4 +178,3 @@ def _leased() -> tuple[Column, ...]:
 
 # The columns a checkout returns, in the order of Lease's fields: ``Lease(*row, port, deadline)``.
 LEASED = _leased()
-POSITION = {column.name: place for place, column in enumerate(LEASED)}

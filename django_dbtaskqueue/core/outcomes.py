@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import NamedTuple, assert_never
 
-CENTURY = timedelta(days=36_525)  # a later time may be after year 9999, which Python cannot read back
+MAX_DELAY = timedelta(days=36_525)  # a later time may be after year 9999, which Python cannot read back
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Reenqueue:
     def __post_init__(self) -> None:
         if self.delay is not None and not isinstance(self.delay, timedelta):
             raise TypeError(f"Reenqueue(delay={self.delay!r}) needs a timedelta, e.g. timedelta(minutes=5).")
-        if self.delay is not None and not timedelta(0) <= self.delay <= CENTURY:
+        if self.delay is not None and not timedelta(0) <= self.delay <= MAX_DELAY:
             raise ValueError(f"Reenqueue(delay={self.delay!r}) must be from zero to a hundred years.")
 
 
@@ -106,35 +106,35 @@ class Facts(NamedTuple):
     error: BaseException | str | None = None
 
 
-COMPLETE = Facts("complete", "completed", "ack")
-COMPLETE_DELETE = Facts("completedelete", "deleted", "ack", deletes_or_returns=True)
-REENQUEUE = Facts("reenqueue", "reenqueued", "release", wakes=True)
-POISON = Facts("poison", "poisoned", "bury")
-RELEASE = Facts("release", "", "release", deletes_or_returns=True)
-PARK = Facts("park", "", "release", deletes_or_returns=True, parks=True)
+COMPLETE_FACTS = Facts("complete", "completed", "ack")
+COMPLETE_DELETE_FACTS = Facts("completedelete", "deleted", "ack", deletes_or_returns=True)
+REENQUEUE_FACTS = Facts("reenqueue", "reenqueued", "release", wakes=True)
+POISON_FACTS = Facts("poison", "poisoned", "bury")
+RELEASE_FACTS = Facts("release", "", "release", deletes_or_returns=True)
+PARK_FACTS = Facts("park", "", "release", deletes_or_returns=True, parks=True)
 
 
 def facts(outcome: Outcome | Settlement) -> Facts:
     """Return the facts of an outcome: the one place that tells outcomes apart for those that do not write them."""
     if outcome.__class__ is Complete:  # nearly every one is, and the match below costs more
-        return COMPLETE
+        return COMPLETE_FACTS
     match outcome:
         case Complete():
-            return COMPLETE
+            return COMPLETE_FACTS
         case CompleteDelete():
-            return COMPLETE_DELETE
+            return COMPLETE_DELETE_FACTS
         case Reenqueue():
-            return REENQUEUE
+            return REENQUEUE_FACTS
         case Poison():
-            return POISON
+            return POISON_FACTS
         case Failed(said, delay):
             return Facts("fail", "failed" if delay is None else "retried", "fail", wakes=True, error=said.error)
         case Fail(error):
             return Facts("fail", "failed", "fail", wakes=True, error=error)
         case Release():
-            return RELEASE
+            return RELEASE_FACTS
         case Park():
-            return PARK
+            return PARK_FACTS
     assert_never(outcome)
 
 

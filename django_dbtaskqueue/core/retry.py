@@ -192,7 +192,9 @@ def normalise(policy: AnyPolicy) -> Policy:
         return PerException({cls: None if entry is None else normalise(entry) for cls, entry in policy.items()})
     if callable(policy) and not isinstance(policy, type):
         return policy
-    raise TypeError(f"{policy!r} is no retry policy. Give Fixed(timedelta(seconds=10)) or a function (attempt, error).")
+    raise TypeError(
+        f"{policy!r} is not a retry policy. Give Fixed(timedelta(seconds=10)) or (attempt, error) -> delay."
+    )
 
 
 def decide(
@@ -208,7 +210,7 @@ def decide(
     if _is_delay(fail.delay):
         return min(fail.delay, LONGEST)
     if fail.delay is not None:
-        logger.error("Fail(delay=%r) is no timedelta of 0 or more; the retry policy decides.", fail.delay)
+        logger.error("Fail(delay=%r) is not a timedelta of 0 or more; the retry policy decides.", fail.delay)
     return next_delay(policy, attempt, fail.error if isinstance(fail.error, BaseException) else None)
 
 
@@ -228,9 +230,12 @@ def _is_delay(value: object) -> TypeGuard[timedelta]:
     return isinstance(value, timedelta) and value >= ZERO
 
 
-_NAMED = (Fixed, Arithmetic, Geometric, Sequence, Staged)
-_KINDS: dict[str, Callable[..., Policy]] = {"linear": Fixed, **{cls.__name__.lower(): cls for cls in _NAMED}}
-_EXAMPLES = (
+_NAMED_POLICIES = (Fixed, Arithmetic, Geometric, Sequence, Staged)
+_POLICY_BY_NAME: dict[str, Callable[..., Policy]] = {
+    "linear": Fixed,
+    **{cls.__name__.lower(): cls for cls in _NAMED_POLICIES},
+}
+_POLICY_EXAMPLES = (
     "fixed:10s | arithmetic:10s,step=5s | geometric:10s,x2,max=1h | sequence:0s,10s,1m30s | staged:3=10s,5=1m,rest=5m, "
     "each with ,jitter=0 if wanted; a duration is also read in ISO 8601, such as PT1M30S"
 )
@@ -239,13 +244,15 @@ _EXAMPLES = (
 def parse(text: str) -> Policy:
     """Return the policy that ``text`` describes, e.g. ``"geometric:10s,x2,max=1h"``; ValueError shows the forms."""
     kind, _, rest = "".join(text.lower().split()).partition(":")
-    if kind not in _KINDS:
-        raise ValueError(f"{text!r} names no retry policy.{near_match(kind, _KINDS)} The forms are: {_EXAMPLES}.")
+    if kind not in _POLICY_BY_NAME:
+        raise ValueError(
+            f"{text!r} is not a retry policy.{near_match(kind, _POLICY_BY_NAME)} The forms are: {_POLICY_EXAMPLES}."
+        )
     try:
         return _build(kind, [re.sub("^x", "ratio=", word).partition("=") for word in rest.split(",")])
     except (TypeError, ValueError, OverflowError) as error:
         raise ValueError(
-            f"{text!r} is no retry policy: {str(error).rstrip('.')}. The forms are: {_EXAMPLES}."
+            f"{text!r} is not a retry policy: {str(error).rstrip('.')}. The forms are: {_POLICY_EXAMPLES}."
         ) from error
 
 
@@ -257,7 +264,7 @@ def _build(kind: str, words: list[tuple[str, str, str]]) -> Policy:
             *((None if last == "rest" else int(last), parse_length(text)) for last, _, text in words), **options
         )
     delays = {"maximum" if name == "max" else name: parse_length(text) for name, equals, text in words if equals}
-    return _KINDS[kind](*(parse_length(text) for text, equals, _ in words if not equals), **options, **delays)
+    return _POLICY_BY_NAME[kind](*(parse_length(text) for text, equals, _ in words if not equals), **options, **delays)
 
 
 def describe(policy: Policy) -> str:

@@ -252,7 +252,7 @@ def model_named(label: str) -> type[AbstractTask]:
     try:
         model = apps.get_model(label)
     except (LookupError, ValueError) as error:
-        raise ImproperlyConfigured(f"model={label!r} is no model of an installed app: {error}") from None
+        raise ImproperlyConfigured(f"model={label!r} is not a model of an installed app: {error}") from None
     if not issubclass(model, AbstractTask):
         raise ImproperlyConfigured(f"model={label!r} must be a subclass of django_dbtaskqueue.models.AbstractTask.")
     for name in (model._meta.db_table, *(str(field.column) for field in model._meta.concrete_fields)):

@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_dbtaskqueue.conf import settings as conf
-from django_dbtaskqueue.core.columns import COLUMNS
+from django_dbtaskqueue.core.columns import TASK_COLUMNS
 from django_dbtaskqueue.core.sql import Statements, Tables
 from django_dbtaskqueue.core.sql.dialects import DIALECTS, SQLITE
 from django_dbtaskqueue.models import AbstractTask, Attempt, DeletedTasks, Queue, TaskHistory
@@ -42,7 +42,7 @@ def statements_of(model: type[AbstractTask], vendor: str) -> Statements:
 
 def _columns(model: type[AbstractTask]) -> dict[str, str]:
     fields = {field.name: field for field in model._meta.concrete_fields}
-    return {column.db: str(fields[column.name].column) for column in COLUMNS}
+    return {column.db: str(fields[column.name].column) for column in TASK_COLUMNS}
 
 
 def should_prepare(connection: BaseDatabaseWrapper) -> bool:

@@ -13,7 +13,7 @@ from django_dbtaskqueue.core import codecs, context
 from django_dbtaskqueue.core import json as json_payload
 from django_dbtaskqueue.core.columns import ENQUEUED, OPTIONS
 from django_dbtaskqueue.core.exceptions import EnqueueError, PayloadError, near_match
-from django_dbtaskqueue.core.outcomes import CENTURY
+from django_dbtaskqueue.core.outcomes import MAX_DELAY
 
 LAST_YEAR = 9000
 LONGEST = 200  # characters of a reference, group or tag
@@ -124,7 +124,7 @@ def _text(name: str, value: Any) -> str:
 def _seconds(name: str, value: Any) -> float | None:
     if value is None:
         return None
-    if not isinstance(value, timedelta) or not timedelta(0) <= value <= CENTURY:
+    if not isinstance(value, timedelta) or not timedelta(0) <= value <= MAX_DELAY:
         raise EnqueueError(f"{name}={value!r} must be a timedelta from zero to a hundred years.")
     return value.total_seconds()
 

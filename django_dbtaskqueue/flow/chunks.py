@@ -14,8 +14,9 @@ from typing import Any
 
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.conf.settings import QueueSettings
-from django_dbtaskqueue.core import codecs, payloads
+from django_dbtaskqueue.core import codecs
 from django_dbtaskqueue.core.exceptions import EnqueueError, PayloadError
+from django_dbtaskqueue.core.json import dumps_many, text_array
 from django_dbtaskqueue.flow.arguments import (
     LONGEST,
     constants,
@@ -65,7 +66,7 @@ class Alike:
     def columns(self) -> Row:
         """Return the parameters of ``insert_alike``."""
         written = (b"[" + b",".join(self.payloads) + b"]").decode()
-        return {**self.same, "references": payloads.text_array(self.references), "payloads": written}
+        return {**self.same, "references": text_array(self.references), "payloads": written}
 
     def rows(self) -> list[Row]:
         """Return one row each."""
@@ -135,7 +136,7 @@ class Chunks:
             payload_type, plain = _encoded(values)
         except PayloadError:
             return None
-        written = payloads.dumps_many(plain, limits=self._limits)
+        written = dumps_many(plain, limits=self._limits)
         if written is None:
             return None
         return Alike(references, written, {**self._same, "payload_type": payload_type})

@@ -18,7 +18,7 @@ from django.db import transaction
 
 from django_dbtaskqueue.core.failure_signature import FailureSignature, signature_of
 from django_dbtaskqueue.core.lease import Lease
-from django_dbtaskqueue.core.outcomes import COMPLETE, Settlement, facts
+from django_dbtaskqueue.core.outcomes import COMPLETE_FACTS, Settlement, facts
 from django_dbtaskqueue.db.minute_counts import MinuteCounter, minute_of
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.models import FailureCount, FailureGroup, Metric
@@ -124,10 +124,10 @@ class Collector:
             completed: list[Ended] = []
             others: list[Ended] = []
             for done in ended:
-                plain = done.settlement is not None and facts(done.settlement) is COMPLETE and not done.lease.lost
+                plain = done.settlement is not None and facts(done.settlement) is COMPLETE_FACTS and not done.lease.lost
                 (completed if plain else others).append(done)
             if completed:
-                self._count(OutcomeKey(alias, queue, COMPLETE.counts_as), completed)
+                self._count(OutcomeKey(alias, queue, COMPLETE_FACTS.counts_as), completed)
             if others:
                 self._add_others(alias, queue, others)
         except Exception:
@@ -165,7 +165,7 @@ def _counted(done: Ended) -> tuple[str, BaseException | str | None]:
     if lease.lost and not lease.settled:
         return "lost", None
     outcome = lease.outcome if done.settlement is None or lease.settled else done.settlement
-    known = COMPLETE if outcome is None else facts(outcome)
+    known = COMPLETE_FACTS if outcome is None else facts(outcome)
     return known.counts_as, known.error
 
 

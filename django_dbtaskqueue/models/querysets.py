@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 from django.db import models
 from django.db.models.functions import Now
 
-from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.states import TERMINAL, Status
 
 if TYPE_CHECKING:
+    from django_dbtaskqueue.core.lease import Lease
     from django_dbtaskqueue.flow.enqueue_many import EnqueueReport
     from django_dbtaskqueue.models import AbstractTask
 
@@ -28,13 +28,13 @@ class TaskQuerySet(models.QuerySet["AbstractTask"]):
     """
 
     def due(self) -> TaskQuerySet:
-        """Tasks a checkout could take now, in line order: due, attempts left, and not under a live lease."""
+        """Tasks a checkout could take now, in ready order: due, attempts left, and not under a live lease."""
         return self.filter(
             ready_time__lte=Now(), next_process_time__lte=Now(), attempt__lt=models.F("max_attempts")
         ).order_by("priority", "ready_time", "id")
 
     def stale(self) -> TaskQuerySet:
-        """Tasks whose lease ran out: the next checkout takes them, or rescue ends them when no attempt is left."""
+        """Tasks whose lease ran out: the next checkout takes them, or rescue ends them if no attempt is left."""
         return self.filter(status=Status.PROCESSING, next_process_time__lte=Now())
 
     def finished(self) -> TaskQuerySet:
@@ -91,7 +91,7 @@ class TaskQuerySet(models.QuerySet["AbstractTask"]):
 
 
 class TaskManager(models.Manager.from_queryset(TaskQuerySet)):  # type: ignore[misc]
-    """``Task.objects``: the queue for people who think in models."""
+    """``Task.objects``: the queue's verbs on the model."""
 
     def enqueue(self, queue: str, reference: str | None = None, payload: Any = None, **options: Any) -> AbstractTask:
         """Insert a task on the caller's connection; see ``django_dbtaskqueue.enqueue``."""
@@ -114,7 +114,7 @@ class TaskManager(models.Manager.from_queryset(TaskQuerySet)):  # type: ignore[m
         lease: timedelta | None = None,
         tags: Sequence[str] = (),
     ) -> list[Lease]:
-        """Take at most ``limit`` due tasks under a lease, in line order, charging an attempt each.
+        """Take at most ``limit`` due tasks under a lease, in ready order, charging an attempt each.
 
         Tasks with a tag are taken only when it is among ``tags``.
 

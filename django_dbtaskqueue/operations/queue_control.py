@@ -94,7 +94,7 @@ def change_settings(
         details = {"before": before, "after": row.overrides}
         record(alias, actor, CHANGE_SETTINGS, queue=queue, reason=reason, changed=1, details=details)
         log(actor, [row], CHANGE, f"{CHANGE_SETTINGS.label}: {', '.join([*values, *reset])}")
-    overrides.forget()
+    overrides.clear_cache()
     return dict(row.overrides)
 
 

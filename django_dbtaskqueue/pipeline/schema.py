@@ -19,7 +19,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from django_dbtaskqueue.core.columns import COLUMNS
+from django_dbtaskqueue.core.columns import TASK_COLUMNS
 from django_dbtaskqueue.core.exceptions import PipelineError, near_match
 
 if TYPE_CHECKING:
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 SCHEMA_VERSION = 1  # grows when a column of TASKS or ATTEMPTS is added, changes its type, or goes
 
 TEXT, LONG, INT, SHORT, TIME = StringType(), LongType(), IntegerType(), ShortType(), TimestampType()
-TYPES: dict[str, DataType] = {
+SPARK_TYPES: dict[str, DataType] = {
     "text": TEXT, "jsonb": TEXT, "bigint": LONG, "int": INT, "smallint": SHORT, "float8": DoubleType(),
     "timestamptz": TIME,
 }  # fmt: skip
-ARCHIVED = tuple(column for column in COLUMNS if column.archived)
+ARCHIVED = tuple(column for column in TASK_COLUMNS if column.archived)
 
 
 def _struct(*columns: tuple[str, DataType]) -> StructType:
@@ -40,10 +40,10 @@ def _struct(*columns: tuple[str, DataType]) -> StructType:
     return StructType([StructField(name, kind) for name, kind in columns])
 
 
-TASKS = _struct(*((column.db, TYPES[column.type]) for column in ARCHIVED))
+TASKS = _struct(*((column.db, SPARK_TYPES[column.type]) for column in ARCHIVED))
 HISTORY = _struct(
     ("id", LONG), ("location", TEXT), ("task_id", LONG), ("moved_time", TIME),
-    *((column.db, TYPES[column.type]) for column in ARCHIVED if column.history),
+    *((column.db, SPARK_TYPES[column.type]) for column in ARCHIVED if column.history),
 )  # fmt: skip
 ATTEMPTS = _struct(
     ("id", LONG),

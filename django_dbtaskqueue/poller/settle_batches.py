@@ -11,7 +11,7 @@ from time import monotonic
 
 from django_dbtaskqueue import registry
 from django_dbtaskqueue.core.lease import Lease
-from django_dbtaskqueue.core.outcomes import COMPLETE, facts
+from django_dbtaskqueue.core.outcomes import COMPLETE_FACTS, facts
 from django_dbtaskqueue.flow import observe, settle
 from django_dbtaskqueue.flow.settle import Decided
 from django_dbtaskqueue.metrics.collector import Collector
@@ -154,8 +154,8 @@ class Settler:
                 continue
             if outcome is None or lease.settled:
                 outcome = lease.outcome  # the processor settled it itself
-            known = COMPLETE if outcome is None else facts(outcome)
-            if known is COMPLETE and not watched and lease.group is None:
+            known = COMPLETE_FACTS if outcome is None else facts(outcome)
+            if known is COMPLETE_FACTS and not watched and lease.group is None:
                 continue
             self._counts.failed += known.error is not None
             if known.wakes or lease.group is not None:

@@ -1,4 +1,4 @@
-"""The pull API: a queue for people who bring their own loop.
+"""The pull API: a queue for code with its own loop, without a poller.
 
 ::
 
@@ -9,7 +9,7 @@
         mail.ack(task)
 
 Everything runs on the calling thread's database connection, so it takes part in the caller's transaction if there is
-one. Ownership is the lease: whoever holds it, or its token, may ack, release and touch, from any connection or process.
+one. Ownership is the lease: the code that has the lease or its token may ack, release and touch it, from any process.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def queue(name: str, *, using: str | None = None, tags: Sequence[str] = ()) -> Q
 
 @dataclass(frozen=True, slots=True)
 class QueueHandle(QueueAdmin):
-    """A queue to put into and take from. Handles hold no state: make them anew or share them between threads.
+    """A queue to put into and take from. A handle has no state and may be shared between threads.
 
     Every verb raises ``UnknownQueue`` when there is no such queue. Where a task is asked for, a lease or its token
     will do.
@@ -78,12 +78,12 @@ class QueueHandle(QueueAdmin):
 
         The attempt is charged. A task past its time to live, or whose payload cannot be read, is settled and passed
         over. The threads of one process are served in the order they came; between processes the database decides.
-        A waiting thread is woken by the put's commit (on SQLite from the same process only; otherwise it looks again
+        A waiting thread is woken by the put's commit (on SQLite only from the same process; otherwise it polls
         every ``poll_interval``).
 
-        Inside a transaction the lease is the transaction's: rolled back with it, and a thread there gives way to
-        nobody, for it may hold what the others wait for. Where nothing new can become visible in the transaction (on
-        SQLite, or when it is stricter than READ COMMITTED) there is no waiting. The lease is not renewed: ``touch``.
+        Inside a transaction the lease is the transaction's: rolled back with it. A thread in it does not wait for
+        its turn, because it may hold locks that others wait for. Where no new row can become visible in the transaction
+        (on SQLite, or when it is stricter than READ COMMITTED) ``take`` does not wait. ``touch`` extends the lease.
         """
         until = None if timeout is None else monotonic() + _checked("timeout", timeout).total_seconds()
         aliases = self._aliases()
@@ -91,7 +91,7 @@ class QueueHandle(QueueAdmin):
         if inside and not all(_sees_news(alias) for alias in aliases):
             until = None
         key = blocking.WaitKey(self.name, aliases, self.tags)
-        return blocking.take(key, partial(self._look, aliases), until, partial(self._pause, aliases), alone=inside)
+        return blocking.take(key, partial(self._poll, aliases), until, partial(self._pause, aliases), alone=inside)
 
     def ack(self, task: Lease | str, result: Any = None) -> None:
         """Settle as COMPLETED, or as the queue's ``keep`` setting says. Raises ``LeaseLost``."""
@@ -145,8 +145,8 @@ class QueueHandle(QueueAdmin):
 
     # -- what the verbs are made of ----------------------------------------------------------------------------------
 
-    def _look(self, aliases: tuple[str, ...]) -> Lease | None:
-        """Look once, on a queue with shards at each, beginning anywhere."""
+    def _poll(self, aliases: tuple[str, ...]) -> Lease | None:
+        """Poll once; on a queue with shards each shard, beginning with a random one."""
         first = random.randrange(len(aliases))
         for alias in aliases[first:] + aliases[:first]:
             task = leases.take_one(self.name, alias, poller_instance=_instance(), tags=self.tags)
@@ -164,7 +164,7 @@ class QueueHandle(QueueAdmin):
             leases.rescue_exhausted(self.name, alias)
 
     def _pause(self, aliases: tuple[str, ...]) -> float:
-        """Return the seconds until the next look when no wake-up comes."""
+        """Return the seconds until the next poll when no wake-up comes."""
         settings = queue_settings(self.name, aliases[0])
         seconds = min(settings.poll_interval, settings.lease / 10).total_seconds() * random.uniform(*POLL_JITTER)
         due = [wait for alias in aliases if (wait := leases.next_due(self.name, alias)) is not None]
@@ -192,7 +192,7 @@ class QueueHandle(QueueAdmin):
 
 
 def _instance() -> str:
-    """Return who holds what this process takes; another one after a fork."""
+    """Return the instance name under which this process takes tasks; a fork gets another one."""
     if _names.get("pid") != os.getpid():
         _names.update(pid=os.getpid(), name=f"{socket.gethostname()}:{os.getpid()}:pull-{uuid4().hex[:12]}"[-200:])
     return str(_names["name"])

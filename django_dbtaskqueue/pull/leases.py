@@ -66,7 +66,7 @@ class ManualSettlePort(SettlePort):
         self.tell(lease, "ttl")
 
     def tell(self, lease: Lease, call: str) -> None:
-        """Count a call and tell of it, once it is committed."""
+        """Count a call and send its signal, once it is committed."""
         usage.after_commit(Session.on(self.alias).connection, lease.queue, call, 1, (lease.id,))
 
 
@@ -80,7 +80,7 @@ class Token(NamedTuple):
 
 
 def token(lease: Lease) -> str:
-    """Return text that stands for the lease, signed with the site's SECRET_KEY: who has it holds the lease."""
+    """Return text that stands for the lease, signed with SECRET_KEY: a process that has it holds the lease."""
     return SIGNER.sign_object(Token(lease.port.alias, lease.queue, lease.id, lease.total_attempt))
 
 
@@ -90,8 +90,8 @@ def read_token(text: str) -> Token:
         return Token(*SIGNER.unsign_object(text))
     except (BadSignature, TypeError, ValueError):
         raise TaskQueueError(
-            f"{text!r:.80} is no token of a lease: pass what queue(…).token(lease) returned, unchanged, to a process "
-            "with the same SECRET_KEY."
+            f"{text!r:.80} is not the token of a lease: pass what queue(…).token(lease) returned, unchanged, to a "
+            "process with the same SECRET_KEY."
         ) from None
 
 
@@ -140,9 +140,9 @@ def checkout(
 
 
 def take_one(queue: str, alias: str, *, poller_instance: str, tags: Sequence[str] = ()) -> Lease | None:
-    """Take the first due task that is fit to be processed, or None; settle and pass over those that are not.
+    """Take the first due task that can be processed, or None; settle the tasks before it that cannot.
 
-    Also ends what nobody else would where no poller runs: tasks whose holder died on their last attempt.
+    Also counts the expired lease of a task whose holder died, if usage is watched.
     """
     settings = queue_settings(queue, alias)
     port = ManualSettlePort.of(queue, alias, settings)
@@ -180,7 +180,7 @@ def next_due(queue: str, alias: str) -> float | None:
 
 
 def rescue_exhausted(queue: str, alias: str) -> None:
-    """Write ERROR for tasks whose holder died on their last attempt: no checkout will take them again."""
+    """Write ERROR for tasks whose holder died on the last attempt: no checkout takes them again."""
     settings = queue_settings(queue, alias)
     port = ManualSettlePort.of(queue, alias, settings)
     for task, _ in rescue(Session.on(alias, port.model), queue, port, keep=settings.keep):
@@ -188,14 +188,14 @@ def rescue_exhausted(queue: str, alias: str) -> None:
 
 
 def _dead(session: Session, queue: str) -> dict[int, int]:
-    """Return the tasks at the head of the line whose lease ran out, and the token it had."""
+    """Return the first due tasks whose lease ran out, with the number of the lease."""
     due = session.model._default_manager.using(session.connection.alias).filter(queue=queue).due()
     heads = due.values_list("pk", "status", "total_attempt")[:MAX_EXPIRED_LEASES]
     return {task_id: total for task_id, status, total in heads if status == Status.PROCESSING}
 
 
 def resume(held: Token) -> Lease:
-    """Return the lease that a token stands for, as its holder had it; raise ``LeaseLost`` when it is gone."""
+    """Return the lease that a token stands for; raise ``LeaseLost`` when it is gone."""
     settings = queue_settings(held.queue, held.alias)
     task = lease_of(held, ManualSettlePort.of(held.queue, held.alias, settings))
     prepare(task, _processor(task, settings))
@@ -216,8 +216,8 @@ def _fit(task: Lease, settings: conf.QueueSettings) -> bool:
 
 
 def _processor(task: Lease, settings: conf.QueueSettings) -> Processor:
-    """Return who would process the task, for the payload's type and the retries."""
+    """Return the processor of the task, for the type of the payload and the retry policy."""
     if settings.retry is not conf.default_settings(task.queue).retry:
-        task.policy = settings.retry  # the runtime override goes before what the processor declares
+        task.policy = settings.retry  # the runtime override wins over the processor's declaration
     known = registry.find(task.queue, task.payload_type)
     return known or Processor(task.queue, lambda _: None, policy=settings.retry)

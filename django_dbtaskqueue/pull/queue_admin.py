@@ -24,13 +24,13 @@ from django_dbtaskqueue.models import Queue, Task, UsageCount
 from django_dbtaskqueue.models.querysets import TaskQuerySet
 from django_dbtaskqueue.pull import blocking
 
-CHUNK = 1000  # tasks that one transaction of a verb changes
+BATCH_TASKS = 1000  # tasks that one transaction of a verb changes
 Verb = Callable[[TaskQuerySet], int]
 
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """Where a queue stands. ``by_status`` has every status and ``total``, which counts no COMPLETED task.
+    """Where a queue stands. ``by_status`` has every status and ``total``, which does not count COMPLETED tasks.
 
     ``by_call`` counts tasks by the verb used on them (put, take, ack, …) since the queue was made, in all processes.
     """
@@ -51,19 +51,19 @@ class QueueAdmin:
         return self._one(id, "delete", TaskQuerySet.purge, tuple(Status))
 
     def kick(self, n: int) -> int:
-        """Put at most ``n`` buried tasks back in line, the oldest first; return how many."""
+        """Put at most ``n`` buried tasks back in the ready order, the oldest first; return how many."""
         if n < 0:
             raise ValueError(f"kick({n}) needs a number of tasks that is not negative.")
         done = 0
         for alias in self._aliases():
             buried = self._tasks(alias).filter(status__in=sources("kick"))
-            kick = partial(self._change, buried, "kick", lambda tasks: tasks.kick(CHUNK))
-            while kicked := kick(limit=min(CHUNK, n - done)):
+            kick = partial(self._change, buried, "kick", lambda tasks: tasks.kick(BATCH_TASKS))
+            while kicked := kick(limit=min(BATCH_TASKS, n - done)):
                 done += kicked
         return done
 
     def release_all(self) -> int:
-        """Put every task being processed back in line; the holders get ``LeaseLost``. Return how many."""
+        """Make every task that is being processed ready again; the holders get ``LeaseLost``. Return how many."""
         return self._each("release", TaskQuerySet.release_all, sources("release_all"))
 
     def truncate(self) -> int:
@@ -75,12 +75,12 @@ class QueueAdmin:
             return self._each("delete", TaskQuerySet.purge, tuple(Status))
 
     def tasks_by_status(self, status: str) -> Iterator[Task]:
-        """Iterate over the tasks in a status, oldest first, in pages: a long way through needs no long transaction."""
+        """Iterate over the tasks in a status, oldest first, in pages, so that no long transaction is needed."""
         if status not in tuple(Status):
-            raise ValueError(f"{status!r} is no status; they are {', '.join(Status)}.")
+            raise ValueError(f"{status!r} is not a status; they are {', '.join(Status)}.")
         for alias in self._aliases():
             last = 0
-            while page := list(self._tasks(alias).filter(status=status, pk__gt=last).order_by("pk")[:CHUNK]):
+            while page := list(self._tasks(alias).filter(status=status, pk__gt=last).order_by("pk")[:BATCH_TASKS]):
                 yield from page  # type: ignore[misc]
                 last = page[-1].pk
 
@@ -128,7 +128,7 @@ class QueueAdmin:
         """Delete the queue's tasks, counters and row; return the number of tasks. All or nothing.
 
         Raises ``TaskQueueError`` while there are live leases, or threads of this process inside ``take``. A thread of
-        another process that waits gets ``UnknownQueue`` when it looks again. A queue in ``DBTASKQUEUE`` or with a
+        another process that waits gets ``UnknownQueue`` at its next poll. A queue in ``DBTASKQUEUE`` or with a
         processor remains known, empty.
         """
         aliases = self._aliases()
@@ -145,7 +145,7 @@ class QueueAdmin:
         return dropped
 
     def _lock(self, alias: str) -> None:
-        """Lock the queue and all its tasks, so that nobody can take one, or raise for a live lease."""
+        """Lock the queue and all its tasks, so that no task can be taken, or raise for a live lease."""
         list(Queue.objects.using(alias).select_for_update().filter(pk=self.name))
         tasks = self._tasks(alias)
         list(lockable(tasks, wait=True).order_by("pk").values_list("pk", flat=True))
@@ -193,11 +193,13 @@ class QueueAdmin:
         for alias in aliases or self._aliases():
             tasks = self._tasks(alias).filter(status__in=statuses)
             ids = list(tasks.order_by("pk").values_list("pk", flat=True))
-            for start in range(0, len(ids), CHUNK):
-                done += self._change(tasks.filter(pk__in=ids[start : start + CHUNK]), call, verb, wait=True)
+            for start in range(0, len(ids), BATCH_TASKS):
+                done += self._change(tasks.filter(pk__in=ids[start : start + BATCH_TASKS]), call, verb, wait=True)
         return done
 
-    def _change(self, tasks: TaskQuerySet, call: str, verb: Verb, *, limit: int = CHUNK, wait: bool = False) -> int:
+    def _change(
+        self, tasks: TaskQuerySet, call: str, verb: Verb, *, limit: int = BATCH_TASKS, wait: bool = False
+    ) -> int:
         """Run a verb over the first ``limit`` tasks that can be locked, count it and tell of it."""
         with transaction.atomic(using=tasks.db):
             locked = lockable(tasks, wait=wait).order_by("pk")

@@ -15,7 +15,7 @@ import pytest
 from django.db.models import Field
 
 from django_dbtaskqueue import enqueue
-from django_dbtaskqueue.core.columns import COLUMNS, HISTORY, OPTIONS
+from django_dbtaskqueue.core.columns import HISTORY_COLUMNS, OPTIONS, TASK_COLUMNS
 from django_dbtaskqueue.models import Task, TaskHistory
 from django_dbtaskqueue.testing.kit import ASSERTABLE, Wanted
 from tests.architecture.source import PACKAGE, REPOSITORY
@@ -32,14 +32,14 @@ def declared(fields: list[Field]) -> set[tuple[str, str, str]]:
 
 
 def test_the_model_and_the_table_of_columns_agree() -> None:
-    table = {(column.name, column.db, column.type) for column in COLUMNS}
+    table = {(column.name, column.db, column.type) for column in TASK_COLUMNS}
     assert declared(Task._meta.concrete_fields) == table
 
 
 def test_the_history_has_the_columns_that_move_there() -> None:
     own = {"id", "location", "task_id", "moved_time"}
     moved = [field for field in TaskHistory._meta.concrete_fields if field.name not in own]
-    assert declared(moved) == {(column.name, column.db, column.type) for column in HISTORY}
+    assert declared(moved) == {(column.name, column.db, column.type) for column in HISTORY_COLUMNS}
 
 
 def test_enqueue_takes_every_option_and_assertions_know_it() -> None:
@@ -83,6 +83,7 @@ from django.core.management import call_command
 call_command("migrate", run_syncdb=True, verbosity=0)
 from django_dbtaskqueue import Reenqueue, enqueue, enqueue_many, processor
 from django_dbtaskqueue.admin import TaskAdmin
+from django_dbtaskqueue.admin.task_pages import TaskAdmin
 from django_dbtaskqueue.flow.enqueue import enqueue_copy
 from django_dbtaskqueue.models import Task, TaskHistory
 from django_dbtaskqueue.operations import serializers
@@ -119,12 +120,12 @@ except ImportError:
 else:
     from django_dbtaskqueue.pipeline.lake import LAKE_TASKS
     from django_dbtaskqueue.pipeline.schema import HISTORY, TASKS
-    from django_dbtaskqueue.pipeline.source.task_writer import CURES, TYPES
+    from django_dbtaskqueue.pipeline.source.task_writer import ACCEPTED_TYPES, CURES
     from django_dbtaskqueue.pipeline.source.staging_rows import COLUMNS
 
     assert all("region_name" in schema.names for schema in (TASKS, HISTORY, LAKE_TASKS))
     assert COLUMNS["region"] == "region_name"
-    assert "region" in TYPES and "region" in CURES
+    assert "region" in ACCEPTED_TYPES and "region" in CURES
     from django_dbtaskqueue.core.columns import COPIED
 
     assert "region" in [column.argument for column in COPIED]

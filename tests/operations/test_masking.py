@@ -80,7 +80,7 @@ def test_a_secret_between_quotes_never_shows(before: str, secret: str) -> None:
 def test_a_project_says_what_its_secrets_are(settings: Any) -> None:
     settings.DBTASKQUEUE = {"MASK": ["iban"]}
     assert masked({"IBAN": "DE1", "password": "x"}) == {"IBAN": MASKED, "password": "x"}
-    settings.DBTASKQUEUE = {"MASK": [*conf.MASK, "iban"]}
+    settings.DBTASKQUEUE = {"MASK": [*conf.MASKED_KEYS, "iban"]}
     assert masked_text("iban=DE1 password=x") == f"iban={MASKED} password={MASKED}"
     settings.DBTASKQUEUE = {"MASK": []}
     assert masked_text("password=x") == "password=x"

@@ -114,5 +114,5 @@ def test_what_is_to_be_other_must_be_said() -> None:
         WhatIf().run(WhatIf.context(lake="nowhere"))
     with pytest.raises(JobOptionError, match="--priority: 'high' is no whole number"):
         WhatIf.context(priority="mails=high")
-    with pytest.raises(JobOptionError, match="--back-off: 'slow' names no retry policy"):
+    with pytest.raises(JobOptionError, match="--back-off: 'slow' is not a retry policy"):
         WhatIf.context(back_off="slow")

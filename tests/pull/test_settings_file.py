@@ -104,7 +104,7 @@ def test_all_faults_are_told_together_with_place_value_and_fix(file: Path) -> No
         "[queues.mail] lease = 'soon': ",
         "[queues.mail] max_atempts = 3: has no setting 'max_atempts'. Did you mean 'max_attempts'?",
         '[queues.mail] keep = \'forever\': keep=\'forever\' is not valid: "keep", "history" or "delete"',
-        "[queues.mail] retry = 'sometimes': 'sometimes' names no retry policy. ",
+        "[queues.mail] retry = 'sometimes': 'sometimes' is not a retry policy. ",
         "[queues.no spaces] cannot be a queue's name: use 1 to 200 letters",
         "[queues.letters] capacity = 0: capacity=0 is not valid: None or a whole number of at least 1",
         "[queues.letters] database = 7: database=7 is not valid: an alias of DATABASES",
@@ -280,12 +280,12 @@ def test_the_row_goes_over_the_file(process_database: ProcessDatabase, file: Pat
 
 
 def test_the_reader_is_patient_with_a_file_that_is_being_written(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(toml_file, "WRITING", 3600.0)
-    monkeypatch.setattr(toml_file, "LOOK", 0.0)
+    monkeypatch.setattr(toml_file, "HALF_WRITTEN_S", 3600.0)
+    monkeypatch.setattr(toml_file, "CHECK_INTERVAL_S", 0.0)
     assert lease() == timedelta(minutes=15)
     file.write_text("")  # truncated, the rest is to come
     assert lease() == timedelta(minutes=15)
     file.write_text('[queues.mail]\nlease = "2m"')
-    monkeypatch.setattr(toml_file, "WRITING", 0.0)
+    monkeypatch.setattr(toml_file, "HALF_WRITTEN_S", 0.0)
     monkeypatch.setattr(conf._state.file, "_next_look", 0.0)  # type: ignore[union-attr]
     assert lease() == timedelta(minutes=2)

@@ -29,8 +29,8 @@ from django_dbtaskqueue.poller.executors.thread import tidy
 
 logger = logging.getLogger("django_dbtaskqueue")
 
-SHORT = 0.005  # seconds of a job so short that its outcomes wait for others to share a commit
-TOGETHER = 0.05  # seconds that outcomes wait for others at most, while jobs are short
+SHORT_JOB_S = 0.005  # seconds of a job so short that its outcomes wait for others to share a commit
+MAX_SETTLE_WAIT_S = 0.05  # seconds that outcomes wait for others at most, while jobs are short
 
 
 def perform_rows(rows: list[dict[str, Any]], *, again: bool) -> list[dict[str, Any]]:
@@ -39,15 +39,15 @@ def perform_rows(rows: list[dict[str, Any]], *, again: bool) -> list[dict[str, A
     ``again`` when Spark has run this partition before, and whatever was settled may have been settled by that run.
     """
     jobs: dict[int, list[Lease]] = {row["number"]: pickle.loads(row["leases"]) for row in rows}  # noqa: S301 -- made by our own driver
-    standing = _standing([lease for leases in jobs.values() for lease in leases])
+    held_leases = _held([lease for leases in jobs.values() for lease in leases])
     desk = Desk()
     seconds: dict[int, float] = {}
     for number, leases in jobs.items():
         began = monotonic()
         for lease in leases:
-            if lease not in standing:
+            if lease not in held_leases:
                 desk.answers[lease] = Answer(None, None, "" if again else "start")
-        if held := [lease for lease in leases if lease in standing]:
+        if held := [lease for lease in leases if lease in held_leases]:
             desk.perform(held)
         seconds[number] = monotonic() - began
     desk.settle()
@@ -82,7 +82,7 @@ class Desk:
         tidy()
         now = monotonic()
         each = conf.default_settings(leases[0].queue).settle == "each"
-        if each or now - began >= SHORT or now - self._settled_at >= TOGETHER:
+        if each or now - began >= SHORT_JOB_S or now - self._settled_at >= MAX_SETTLE_WAIT_S:
             self.settle()
 
     def settle(self) -> None:
@@ -104,9 +104,9 @@ class Desk:
         session = Session.on(port.alias, port.model)
         settled = settle_surely(session, pairs, keep=port.keep, group_retry=port.group_retry)
         missing = [lease for lease, _ in pairs if lease.id not in settled]
-        stored, standing = resolve(session, missing) if missing else (set(), set())
+        stored, held_leases = resolve(session, missing) if missing else (set(), set())
         for lease, outcome in pairs:
-            if lease.id in standing:  # somebody keeps the row locked
+            if lease.id in held_leases:  # somebody keeps the row locked
                 self.answers[lease] = Answer(_portable(outcome, lease.queue), None, "")
             elif lease.id in settled or lease.id in stored or facts(outcome).deletes_or_returns:
                 self.answers[lease] = Answer(None, _summary(outcome, lease.queue), "")
@@ -114,15 +114,15 @@ class Desk:
                 self.answers[lease] = Answer(None, None, facts(outcome).verb)
 
 
-def _standing(leases: Iterable[Lease]) -> set[Lease]:
+def _held(leases: Iterable[Lease]) -> set[Lease]:
     """Return the leases that are neither settled nor lost."""
     by_place: defaultdict[tuple[str, Any], list[Lease]] = defaultdict(list)
     for lease in leases:
         by_place[lease.port.alias, lease.port.model].append(lease)  # type: ignore[attr-defined]
     found: set[Lease] = set()
     for (alias, model), group in by_place.items():
-        standing = resolve(Session.on(alias, model), group)[1]
-        found |= {lease for lease in group if lease.id in standing}
+        held_leases = resolve(Session.on(alias, model), group)[1]
+        found |= {lease for lease in group if lease.id in held_leases}
     return found
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cached_property
 
-from django_dbtaskqueue.core.columns import HISTORY
+from django_dbtaskqueue.core.columns import HISTORY_COLUMNS
 from django_dbtaskqueue.core.sql.dialects import Group, statement
 from django_dbtaskqueue.core.states import sql_sources
 
@@ -38,7 +38,10 @@ class RetentionStatements(Group):
     @statement
     def keep(self) -> str:
         """Copy locked tasks into the history."""
-        names, values = ", ".join(column.db for column in HISTORY), ", ".join(f"t.{column.db}" for column in HISTORY)
+        names, values = (
+            ", ".join(column.db for column in HISTORY_COLUMNS),
+            ", ".join(f"t.{column.db}" for column in HISTORY_COLUMNS),
+        )
         return (
             f"INSERT INTO {self.tables.history} (location, task_id, {names}) SELECT %(location)s, t.id, {values}"
             f" FROM {self.tables.task} AS t WHERE t.id IN ({self.dialect.each('ids')})"

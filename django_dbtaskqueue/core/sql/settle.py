@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from django_dbtaskqueue.core.columns import HISTORY
+from django_dbtaskqueue.core.columns import HISTORY_COLUMNS
 from django_dbtaskqueue.core.sql.dialects import FENCED, Group, statement
 from django_dbtaskqueue.core.states import sql_sources
 
@@ -95,7 +95,7 @@ class SettleStatements(Group):
     def to_history(self) -> str:
         """Copy rows about to leave as COMPLETED into the history; locks them."""
         now = self.dialect.now
-        values = {column.db: f"t.{column.db}" for column in HISTORY} | {
+        values = {column.db: f"t.{column.db}" for column in HISTORY_COLUMNS} | {
             "status": "'COMPLETED'", "process_result": "u.result_text", "result": "u.result_value", "finish_time": now,
             "last_update_time": now,
         }  # fmt: skip

@@ -17,7 +17,7 @@ from urllib.parse import parse_qs, urlencode
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from django_dbtaskqueue.core.columns import LONG, WHOLE_TYPES, searched
+from django_dbtaskqueue.core.columns import INTEGER_TYPES, LONG, searched
 from django_dbtaskqueue.core.exceptions import SearchError
 from django_dbtaskqueue.operations.search.values import VALUE_TYPES, Match, Piece, ValueType, meant
 
@@ -60,7 +60,7 @@ QUALIFIERS = {
         Qualifier("parked", "text", _("why pollers cannot take it yet")),
     )
 }
-TYPES = {"text": ("text",), "number": WHOLE_TYPES, "time": ("timestamptz",)}  # of columns, by kind
+TYPES = {"text": ("text",), "number": INTEGER_TYPES, "time": ("timestamptz",)}  # of columns, by kind
 QUALIFIERS |= {  # those of the table of columns that have no help of their own; "" is a plain word
     name: Qualifier(name, kind, column)
     for kind, types in TYPES.items()

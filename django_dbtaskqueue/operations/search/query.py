@@ -21,7 +21,7 @@ from django.db.models.fields.json import KeyTransform, compile_json_path  # type
 from django.db.models.functions import Now
 from django.utils.translation import gettext_lazy as _
 
-from django_dbtaskqueue.core.columns import WHOLE_TYPES, searched
+from django_dbtaskqueue.core.columns import INTEGER_TYPES, searched
 from django_dbtaskqueue.core.exceptions import SearchError
 from django_dbtaskqueue.core.states import TERMINAL, Status
 from django_dbtaskqueue.db.session import alias_for, model_for
@@ -35,7 +35,7 @@ from django_dbtaskqueue.operations.search.values import JSON_NUMBER, Match, span
 JsonScalar = str | int | float | bool
 LOOKUPS = {"=": "exact", "^": "startswith", ">": "gt", ">=": "gte", "<": "lt", "<=": "lte"}
 LOOKUP_OF_AGE = {">": "<", ">=": "<=", "<": ">", "<=": ">="}  # longer ago is earlier
-TEXTS, NUMBERS, TIMES = searched("text"), searched(*WHOLE_TYPES), searched("timestamptz")
+TEXTS, NUMBERS, TIMES = searched("text"), searched(*INTEGER_TYPES), searched("timestamptz")
 # What a checkout index can answer; the rest of the table is not read for it.
 IN_INDEX = Q(ready_time__isnull=False) | Q(parked_by__isnull=False)
 # Tasks that can have an error: all but the COMPLETED ones.

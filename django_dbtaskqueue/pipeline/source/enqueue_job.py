@@ -20,7 +20,15 @@ from django_dbtaskqueue.core.durations import parse_length
 from django_dbtaskqueue.core.exceptions import JobOptionError, PipelineError, near_match
 from django_dbtaskqueue.pipeline.jobs import Argument, Context, Job, count, pair, write_whole
 from django_dbtaskqueue.pipeline.source import write_tasks
-from django_dbtaskqueue.pipeline.source.staging_rows import COLUMNS, SPANS, TEXTS, WHOLE, Reject, Rules, stage
+from django_dbtaskqueue.pipeline.source.staging_rows import (
+    COLUMNS,
+    STAGED_DURATIONS,
+    STAGED_TEXTS,
+    WHOLE,
+    Reject,
+    Rules,
+    stage,
+)
 from django_dbtaskqueue.pipeline.source.task_writer import prepared
 
 FILE_FORMATS = ("csv", "json", "parquet", "orc", "text")
@@ -146,11 +154,11 @@ def _value(frame: DataFrame, name: str, value: str) -> Column:
 
 
 def _typed(name: str, column: Column) -> Column:
-    if name in TEXTS:
+    if name in STAGED_TEXTS:
         return column.cast("string")
     if name in WHOLE:
         return column.cast("int")
-    if name in SPANS:  # a number is of seconds
+    if name in STAGED_DURATIONS:  # a number is of seconds
         return F.make_dt_interval(secs=column.cast("decimal(18,6)"))
     return column.cast("timestamp") if name == "run_at" else column
 

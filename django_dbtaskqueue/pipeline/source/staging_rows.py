@@ -18,14 +18,14 @@ import pyarrow.compute as pc
 from django_dbtaskqueue.core import json as json_payload
 from django_dbtaskqueue.core.columns import BY_NAME, ENQUEUED, TIMING
 from django_dbtaskqueue.core.exceptions import PayloadError
-from django_dbtaskqueue.core.outcomes import CENTURY
+from django_dbtaskqueue.core.outcomes import MAX_DELAY
 
 RANGES = {"smallint": (-32768, 32767), "int": (1, 2**31 - 1)}  # of whole numbers; an int is a count
 GIVEN = (BY_NAME["queue"], *ENQUEUED)
 COLUMNS = {column.argument: column.db for column in GIVEN} | {name: name for name in TIMING}  # DataFrame's -> staging's
-TEXTS = tuple(column.argument for column in GIVEN if column.type == "text")
+STAGED_TEXTS = tuple(column.argument for column in GIVEN if column.type == "text")
 JSONS = tuple(column.argument for column in GIVEN if column.type == "jsonb")
-SPANS = (*(column.argument for column in GIVEN if column.type == "float8"), "delay", "ttl")
+STAGED_DURATIONS = (*(column.argument for column in GIVEN if column.type == "float8"), "delay", "ttl")
 WHOLE = {column.argument: RANGES[column.type] for column in GIVEN if column.type in RANGES}
 LAST_TIME = datetime(9000, 12, 31, tzinfo=UTC)
 PREVIEW = 200  # characters of a rejected row's payload
@@ -72,12 +72,12 @@ def stage(batch: pa.RecordBatch, rules: Rules) -> tuple[dict[str, pa.Array], lis
 def _faults(name: str, column: pa.Array, rules: Rules) -> Iterable[tuple[int, str]]:
     if name in JSONS:
         return _json_faults(name, column, rules.limits)
-    if name in TEXTS:
+    if name in STAGED_TEXTS:
         return _text_faults(name, column, rules)
-    if name in SPANS:
+    if name in STAGED_DURATIONS:
         seconds = _seconds(column)
         low = pc.less_equal(seconds, 0.0) if name == "lease" else pc.less(seconds, 0.0)
-        bad = pc.or_(low, pc.greater(seconds, CENTURY.total_seconds()))
+        bad = pc.or_(low, pc.greater(seconds, MAX_DELAY.total_seconds()))
         return _said(bad, lambda row: f"{name}: {column[row].as_py()} is not between zero and a hundred years")
     if name in WHOLE:
         least, most = WHOLE[name]
@@ -132,8 +132,10 @@ def _reject(given: dict[str, pa.Array], row: int, reason: str) -> Reject:
 
 
 def _converted(given: dict[str, pa.Array], rules: Rules, count: int) -> dict[str, pa.Array]:
-    """Return the staging table's columns, defaults filled in; a column that nobody gave is left out."""
-    columns = {COLUMNS[name]: _seconds(column) if name in SPANS else column for name, column in given.items()}
+    """Return the staging table's columns, defaults filled in; a column that is not given is left out."""
+    columns = {
+        COLUMNS[name]: _seconds(column) if name in STAGED_DURATIONS else column for name, column in given.items()
+    }
     for name, value in {"priority": 0, "max_attempts": rules.max_attempts}.items():
         column = columns.get(name, pa.nulls(count, pa.int64()))
         columns[name] = pc.fill_null(column.cast(pa.int64()), value)

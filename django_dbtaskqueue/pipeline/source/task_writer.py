@@ -28,7 +28,15 @@ from pyspark.sql.types import (
 from django_dbtaskqueue.core.exceptions import PipelineError, near_match
 from django_dbtaskqueue.core.json import DEFAULT_LIMITS, Limits
 from django_dbtaskqueue.pipeline.database import Database
-from django_dbtaskqueue.pipeline.source.staging_rows import COLUMNS, JSONS, SPANS, TEXTS, WHOLE, Reject, Rules
+from django_dbtaskqueue.pipeline.source.staging_rows import (
+    COLUMNS,
+    JSONS,
+    STAGED_DURATIONS,
+    STAGED_TEXTS,
+    WHOLE,
+    Reject,
+    Rules,
+)
 from django_dbtaskqueue.pipeline.source.staging_tables import (
     Part,
     Plan,
@@ -44,19 +52,19 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 NESTED = (StructType, ArrayType, MapType)
-WHOLE_TYPES = (ByteType, ShortType, IntegerType, LongType)
+WHOLE_NUMBER_TYPES = (ByteType, ShortType, IntegerType, LongType)
 PART_DDL = "part string"
-TYPES: dict[str, tuple[type[DataType], ...]] = {
-    **dict.fromkeys(TEXTS, (StringType,)),
+ACCEPTED_TYPES: dict[str, tuple[type[DataType], ...]] = {
+    **dict.fromkeys(STAGED_TEXTS, (StringType,)),
     **dict.fromkeys(JSONS, (StringType,)),
-    **dict.fromkeys(SPANS, (DayTimeIntervalType,)),
-    **dict.fromkeys(WHOLE, WHOLE_TYPES),
+    **dict.fromkeys(STAGED_DURATIONS, (DayTimeIntervalType,)),
+    **dict.fromkeys(WHOLE, WHOLE_NUMBER_TYPES),
     "run_at": (TimestampType,),
 }
 CURES = {
-    **dict.fromkeys(TEXTS, 'col.cast("string")'),
+    **dict.fromkeys(STAGED_TEXTS, 'col.cast("string")'),
     **dict.fromkeys(JSONS, "to_json(col)"),
-    **dict.fromkeys(SPANS, "make_dt_interval(secs=col), or lit(timedelta(minutes=5))"),
+    **dict.fromkeys(STAGED_DURATIONS, "make_dt_interval(secs=col), or lit(timedelta(minutes=5))"),
     **dict.fromkeys(WHOLE, 'col.cast("int")'),
     "run_at": 'col.cast("timestamp")',
 }
@@ -147,10 +155,10 @@ def check_schema(schema: StructType, queue: str | None) -> None:
                 f"Known: {', '.join(COLUMNS)}. Put other values into the payload, "
                 f'as in struct("{field.name}").alias("payload"), or drop them.'
             )
-        if not isinstance(field.dataType, TYPES[field.name]):
+        if not isinstance(field.dataType, ACCEPTED_TYPES[field.name]):
             raise PipelineError(
                 f"The column {field.name!r} is of type {field.dataType.simpleString()}, and must be "
-                f"{' or '.join(kind.typeName() for kind in TYPES[field.name])}: use {CURES[field.name]}."
+                f"{' or '.join(kind.typeName() for kind in ACCEPTED_TYPES[field.name])}: use {CURES[field.name]}."
             )
     if queue is None and "queue" not in schema.names:
         raise PipelineError("Which queue? Give queue=, or a column named queue.")
