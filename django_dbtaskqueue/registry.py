@@ -50,9 +50,9 @@ def processor(
     function and its outcome are one transaction on the queue's database, begun after the checkout was committed; an
     exception rolls all of it back, and only then is the failure stored: database effects are exactly once. Only for
     plain functions. ``using`` is the database the function writes to, when it is not the queue's: in atomic mode that
-    is an error of the system checks, for one transaction cannot span two databases.
+    is an error of the system checks, because one transaction cannot span two databases.
 
-    ``batch=n``: the function gets a list of up to n tasks (what is at hand, nobody waits for more; never more than the
+    ``batch=n``: the function gets a list of up to n tasks (those at hand, without waiting; never more than the
     queue's ``batch_size``) and returns one outcome for all or a list with one for each, in order. An exception fails
     each of them by its own budget; in atomic mode they are first tried one by one.
     ``concurrency=k``: at most k calls at a time in one poller process; tasks beyond wait in the line or in memory
@@ -214,7 +214,7 @@ def _check(made: Processor) -> None:
         )
     if made.executor is not None and made.is_async:
         raise ImproperlyConfigured(
-            f"{where}: {made.name} is async and would be a coroutine nobody awaits in executor={made.executor!r}. "
+            f"{where}: {made.name} is async, a coroutine that is not awaited by executor={made.executor!r}. "
             "Make it a plain function, or leave executor= out: async processors run on the poller's event loop."
         )
     if not (made.executor is None or isinstance(made.executor, str) or callable(made.executor)) and not hasattr(

@@ -37,7 +37,7 @@ task_crashed = Signal()  # task, error: a failed attempt is stored, or an outcom
 task_finished = Signal()  # task, outcome, error: the attempt is over; outcome None if the lease was lost
 lease_lost = Signal()  # task, verb: an outcome came too late and changed nothing
 poller_started = Signal()  # poller
-poller_executed = Signal()  # poller, tasks: a checkout took so many
+poller_executed = Signal()  # poller, tasks: a checkout took this many
 poller_idle = Signal()  # poller: nothing to take, nothing under way
 poll_failed = Signal()  # poller, error: one poll failed; the poller goes on
 poller_stopped = Signal()  # poller
@@ -68,7 +68,7 @@ class Listener:
         """A ``poller.loop.Poller`` begins."""
 
     def poller_executed(self, poller: Any, tasks: int) -> None:
-        """A checkout took so many tasks."""
+        """A checkout took this many tasks."""
 
     def poller_idle(self, poller: Any) -> None:
         """There is nothing to take and nothing under way; the poller waits."""
@@ -93,7 +93,7 @@ def register(listener: Listener) -> None:
 
 
 def unregister(listener: Listener) -> None:
-    """Take a listener away; one that is not there is no error."""
+    """Take a listener away; an unknown one is ignored."""
     if listener in registered:
         registered.remove(listener)
 

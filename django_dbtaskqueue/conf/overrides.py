@@ -22,8 +22,8 @@ from django_dbtaskqueue.models import Queue
 
 logger = logging.getLogger("django_dbtaskqueue")
 
-ROW_CACHE_S = 1.0  # seconds a row is remembered
-MAX_CACHED_ROWS = 4096  # rows remembered
+ROW_CACHE_S = 1.0  # how long a row is remembered
+MAX_CACHED_ROWS = 4096
 Key = tuple[str, str, str]  # alias, name of the database behind it, queue
 
 

@@ -36,7 +36,7 @@ class QueueSettings:
     settle_interval: timedelta = timedelta(milliseconds=50)  # the longest an outcome waits for its batch
     batch_size: int = 500  # the most tasks one checkout takes
     concurrency: int | None = None  # the most tasks of this queue that one poller holds; 0: none; None: by its slots
-    paused: bool = False  # a queue nobody has paused or resumed yet starts paused
+    paused: bool = False  # a queue that no operator has paused or resumed yet starts paused
     poll_interval: timedelta = timedelta(seconds=1)  # of a poller that finds nothing, at first
     idle_interval: timedelta = timedelta(seconds=5)  # and at most; neither is ever over a tenth of the lease
     ttl: timedelta | None = None  # how long after it is due a task may still be started
@@ -176,6 +176,6 @@ def _json(name: str, value: Any, *, where: str) -> Any:
     except ValueError:
         pass
     raise ImproperlyConfigured(
-        f"{where}: {name}={text} can be said only in code. Give it to @processor, or one that text can say, e.g. "
+        f"{where}: {name}={text} can only be written in code. Give it to @processor, or use one with a text form: "
         '"geometric:10s,x2,max=1h".'
     )

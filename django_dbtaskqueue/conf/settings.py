@@ -69,7 +69,9 @@ class Settings:
     api_tokens: Mapping[str, str] = field(default_factory=dict)  # user name -> hash, of ``taskqueue token``
     operations_timeout: timedelta = timedelta(seconds=3)  # of one statement of a page, the API or the command line
     housekeeping: timedelta | None = None  # between two turns of the pollers' own; None: by housekeeptasks only
-    keep_completed: timedelta | None = timedelta(days=7)  # in TASKS, then history; None: for ever, as in the next ones
+    keep_completed: timedelta | None = timedelta(
+        days=7
+    )  # in TASKS, then history; None: without limit, as in the next ones
     keep_error: timedelta | None = None
     keep_poison: timedelta | None = timedelta(days=14)
     keep_history: timedelta | None = None  # in the history, then deleted

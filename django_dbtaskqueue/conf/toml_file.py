@@ -21,8 +21,8 @@ from django_dbtaskqueue.core.exceptions import near_match
 logger = logging.getLogger("django_dbtaskqueue")
 T = TypeVar("T")
 
-CHECK_INTERVAL_S = 1.0  # seconds between two looks at whether the file changed
-HALF_WRITTEN_S = 0.1  # seconds: a file that changed less than this ago may be half written
+CHECK_INTERVAL_S = 1.0  # between two checks whether the file changed
+HALF_WRITTEN_S = 0.1  # a file that changed less than this time ago may be half written
 NONE_TEXT = "none"  # how the file says None, which TOML lacks
 
 
@@ -94,7 +94,7 @@ class SettingsFile(Generic[T]):
         try:
             document = tomllib.loads(text)
         except tomllib.TOMLDecodeError as error:
-            raise ImproperlyConfigured(f"{self.path} is no valid TOML: {error}.") from None
+            raise ImproperlyConfigured(f"{self.path} is not valid TOML: {error}.") from None
         value, faults = self._check(document)
         if faults:
             number = f"{len(faults)} faults" if len(faults) > 1 else "1 fault"

@@ -98,7 +98,7 @@ class Facts(NamedTuple):
     """What everyone else needs to know of an outcome."""
 
     verb: str  # in messages and signals
-    counts_as: str  # in the metrics; "" for what is no attempt
+    counts_as: str  # in the metrics; "" if it does not count as an attempt
     call: str  # in the usage counters of the pull API
     wakes: bool = False  # the task may be due again soon
     deletes_or_returns: bool = False  # the row says nothing of this outcome afterwards
@@ -144,7 +144,7 @@ def said(outcome: Outcome | Settlement) -> Outcome | Release | Park:
 
 
 def with_error(outcome: Settlement, error: BaseException | str) -> Settlement:
-    """Return a failure with another error, for its own cannot travel to another process. Others stay as they are."""
+    """Return a failure with another error, because a process cannot send its own. Other outcomes stay."""
     return replace(outcome, said=replace(outcome.said, error=error)) if isinstance(outcome, Failed) else outcome
 
 

@@ -24,7 +24,7 @@ FIRST_WINDOW = 20_000  # ids that a bulk operation looks through at first
 
 
 class BulkOperation(models.Model):
-    """A verb over all tasks that match a search, carried out in chunks by whoever has time.
+    """A verb over all tasks that match a search, run in chunks by an idle poller or the caller.
 
     ``cursor`` moves in the transaction of each chunk's effect: a chunk is done and counted, or neither.
     """

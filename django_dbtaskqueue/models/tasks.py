@@ -40,7 +40,7 @@ class TaskColumns(models.Model):
     context = models.JSONField(_("context"), null=True, blank=True)
     group_key = models.CharField(_("group"), max_length=200, null=True, blank=True)  # noqa: DJ001 -- NULL is "no group"
     tag = models.CharField(_("tag"), max_length=200, null=True, blank=True)  # noqa: DJ001 -- NULL is "any host"
-    poller_instance = models.CharField(_("poller"), max_length=200, null=True, blank=True)  # noqa: DJ001 -- NULL is "nobody"
+    poller_instance = models.CharField(_("poller"), max_length=200, null=True, blank=True)  # noqa: DJ001 -- NULL is "no poller"
     create_time = models.DateTimeField(_("created"), db_default=Now())
     next_process_time = models.DateTimeField(_("next process time"), db_default=Now())
     last_update_time = models.DateTimeField(_("last update"), db_default=Now())

@@ -31,7 +31,7 @@ COPY_SQL = "COPY {table} (" + ", ".join(COPIED_COLUMNS) + ") FROM STDIN"
 
 
 def build(session: Session, number: int, queues: int, progress: Callable[[int], None] = lambda done: None) -> None:
-    """Insert ``number`` tasks over so many queues ``built-00`` and on, in one transaction, and what pages show of them.
+    """Insert ``number`` tasks over ``queues`` queues, ``built-00`` and on in one transaction, and their statistics.
 
     The first queue has half of all tasks, each next one half of the rest, and the last a handful. PostgreSQL only.
     """

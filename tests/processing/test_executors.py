@@ -249,7 +249,7 @@ def test_a_process_that_dies_fails_the_attempt_and_the_next_one_finds_new_proces
 def test_an_async_processor_has_no_executor(pool: ThreadPoolExecutor) -> None:
     async def process(task: Lease) -> None: ...
 
-    with pytest.raises(ImproperlyConfigured, match="coroutine nobody awaits"):
+    with pytest.raises(ImproperlyConfigured, match="coroutine that is not awaited"):
         processor(QUEUE, executor=pool)(process)
 
 

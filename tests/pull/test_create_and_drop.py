@@ -80,7 +80,7 @@ def test_a_second_create_is_an_error_unless_it_may_exist(mail: QueueHandle) -> N
         ({"capacity": 0}, "capacity=0 is not valid"),
         ({"database": "sqlite"}, "database says where tasks live"),
         ({"temporary": True}, "temporary says where tasks live"),
-        ({"retry": lambda attempt, error: SECOND}, "can be said only in code"),
+        ({"retry": lambda attempt, error: SECOND}, "can only be written in code"),
     ],
 )
 def test_a_bad_setting_is_an_error_and_no_queue(

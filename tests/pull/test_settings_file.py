@@ -115,7 +115,7 @@ def test_all_faults_are_told_together_with_place_value_and_fix(file: Path) -> No
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[queues.mail\n[", r"is no valid TOML: .*line 1"),
+        ("[queues.mail\n[", r"is not valid TOML: .*line 1"),
         ("queues = 5", r"queues = 5 must be tables"),
         ("[queues]\nmail = 5", r"queues.mail = 5 must be a table"),
         ("[queue.mail]\nttl = '1h'", r"'queue' is not known here. Did you mean 'queues'\?"),

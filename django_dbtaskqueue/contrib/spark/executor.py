@@ -139,7 +139,7 @@ class SparkExecutor:
             try:
                 if calls:
                     self._process(calls)
-            except Exception as error:  # without this thread the tasks would be leased for ever
+            except Exception as error:  # without this thread the tasks would stay leased
                 logger.exception("The answers of Spark's workers could not be taken in")
                 for call in calls:
                     if not call.future.done():
@@ -260,7 +260,7 @@ def _answers(row: dict[str, Any]) -> list[Answer]:
 
 
 def _sliced(rows: list[dict[str, Any]], slices: int) -> pa.Table:
-    """Return the rows as a table of at most so many batches; each becomes a partition."""
+    """Return the rows as a table of at most ``slices`` batches; each becomes a partition."""
     size = -(-len(rows) // slices)
     starts = range(0, len(rows), size)
     return pa.Table.from_batches([pa.RecordBatch.from_pylist(rows[at : at + size], schema=JOB_SCHEMA) for at in starts])

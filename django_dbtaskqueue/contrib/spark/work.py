@@ -29,8 +29,8 @@ from django_dbtaskqueue.poller.executors.thread import tidy
 
 logger = logging.getLogger("django_dbtaskqueue")
 
-SHORT_JOB_S = 0.005  # seconds of a job so short that its outcomes wait for others to share a commit
-MAX_SETTLE_WAIT_S = 0.05  # seconds that outcomes wait for others at most, while jobs are short
+SHORT_JOB_S = 0.005  # outcomes of shorter jobs wait for others to share a commit
+MAX_SETTLE_WAIT_S = 0.05  # how long the outcomes of short jobs wait
 
 
 def perform_rows(rows: list[dict[str, Any]], *, again: bool) -> list[dict[str, Any]]:
@@ -63,7 +63,7 @@ def perform_rows(rows: list[dict[str, Any]], *, again: bool) -> list[dict[str, A
 
 
 class Desk:
-    """Performs jobs and settles what came of them; ``answers`` tell the poller what is left to do: nothing, mostly."""
+    """Performs jobs and settles what came of them; ``answers`` tell the poller what is left to do."""
 
     def __init__(self) -> None:
         self.answers: dict[Lease, Answer] = {}
@@ -106,7 +106,7 @@ class Desk:
         missing = [lease for lease, _ in pairs if lease.id not in settled]
         stored, held_leases = resolve(session, missing) if missing else (set(), set())
         for lease, outcome in pairs:
-            if lease.id in held_leases:  # somebody keeps the row locked
+            if lease.id in held_leases:  # the row is locked
                 self.answers[lease] = Answer(_portable(outcome, lease.queue), None, "")
             elif lease.id in settled or lease.id in stored or facts(outcome).deletes_or_returns:
                 self.answers[lease] = Answer(None, _summary(outcome, lease.queue), "")

@@ -60,7 +60,7 @@ class Reading(Group):
 
     @statement
     def counts_exact(self) -> str:
-        """The same where there is no lateral join, counted to the end: (name, status, whether parked, number)."""
+        """The same for databases without lateral joins, counted exactly: (name, status, whether parked, number)."""
         return f"SELECT queue_name, status, parked_by IS NOT NULL, count(*) FROM {self.tables.task} GROUP BY 1, 2, 3"
 
     @statement
