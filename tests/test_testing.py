@@ -73,7 +73,7 @@ def status(reference: str, alias: str = "default") -> str:
 
 @both
 @on_both
-def test_drain_runs_what_is_due_in_line_order_and_counts(alias: str) -> None:
+def test_drain_runs_what_is_due_in_ready_order_and_counts(alias: str) -> None:
     seen: list[tuple[str | None, Any]] = []
 
     @processor("labour", max_attempts=1)

@@ -47,7 +47,7 @@ class Rejection:
 
 
 @dataclass(frozen=True, slots=True)
-class Alike:
+class UniformRows:
     """Tasks that differ in reference and payload alone; ``same`` are their other column values."""
 
     references: list[str | None]
@@ -75,8 +75,8 @@ class Alike:
         return [{**self.same, "reference_number": reference, "payload": payload} for reference, payload in pairs]
 
 
-Share = Alike | list[Row]
-Sliced = Alike | list[tuple[str, Row]]
+Batch = UniformRows | list[Row]
+Sliced = UniformRows | list[tuple[str, Row]]
 
 
 class Chunks:
@@ -97,7 +97,7 @@ class Chunks:
         self._step = max(1, min(SLICE, SLICE_BYTES // conf.settings().payload_max_bytes))
         self._same = constants(settings) if len(aliases) == 1 else None
 
-    def __iter__(self) -> Iterator[dict[str, Share]]:
+    def __iter__(self) -> Iterator[dict[str, Batch]]:
         while slices := self._chunk():
             yield self._shares(slices)
 
@@ -105,29 +105,29 @@ class Chunks:
         slices: list[Sliced] = []
         rows = size = 0
         while rows < CHUNK and size < BYTES and (items := list(islice(self._items, min(self._step, CHUNK - rows)))):
-            some = self._alike(items) or list(self._rows(items))
+            some = self._uniform(items) or list(self._rows(items))
             self._read += len(items)
             rows += len(items)
             size += _size(some)
             slices.append(some)
         return slices
 
-    def _shares(self, slices: list[Sliced]) -> dict[str, Share]:
-        alike = [one for one in slices if isinstance(one, Alike)]
-        if len(alike) == len(slices) and all(one.same == alike[0].same for one in alike):
-            references = list(chain.from_iterable(one.references for one in alike))
-            written = list(chain.from_iterable(one.payloads for one in alike))
-            return {self._aliases[0]: Alike(references, written, alike[0].same)}
+    def _shares(self, slices: list[Sliced]) -> dict[str, Batch]:
+        uniform = [one for one in slices if isinstance(one, UniformRows)]
+        if len(uniform) == len(slices) and all(one.same == uniform[0].same for one in uniform):
+            references = list(chain.from_iterable(one.references for one in uniform))
+            written = list(chain.from_iterable(one.payloads for one in uniform))
+            return {self._aliases[0]: UniformRows(references, written, uniform[0].same)}
         shares: dict[str, list[Row]] = {alias: [] for alias in self._aliases}
         for one in slices:
-            if isinstance(one, Alike):
+            if isinstance(one, UniformRows):
                 shares[self._aliases[0]] += one.rows()
             else:
                 for alias, row in one:
                     shares[alias].append(row)
         return {**shares}
 
-    def _alike(self, items: list[Any]) -> Alike | None:
+    def _uniform(self, items: list[Any]) -> UniformRows | None:
         """Return items that are no more than references and payloads; None for others, and for those with a fault."""
         if self._same is None or (columns := _columns(items)) is None or not _are_references(columns[0]):
             return None
@@ -139,7 +139,7 @@ class Chunks:
         written = dumps_many(plain, limits=self._limits)
         if written is None:
             return None
-        return Alike(references, written, {**self._same, "payload_type": payload_type})
+        return UniformRows(references, written, {**self._same, "payload_type": payload_type})
 
     def _rows(self, items: list[Any]) -> Iterator[tuple[str, Row]]:
         """Check items one by one and yield (where to, row)."""
@@ -205,7 +205,7 @@ def _are_references(references: list[Any]) -> bool:
 
 
 def _size(some: Sliced) -> int:
-    if isinstance(some, Alike):
+    if isinstance(some, UniformRows):
         return sum(map(len, some.payloads))
     return sum(len(row["payload"] or "") for _, row in some)
 

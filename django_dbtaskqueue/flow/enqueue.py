@@ -24,11 +24,11 @@ from django_dbtaskqueue.core.exceptions import DuplicateTask
 from django_dbtaskqueue.db.session import Session, alias_for, model_of
 from django_dbtaskqueue.flow import groups, usage
 from django_dbtaskqueue.flow.arguments import ON_DUPLICATE, check_choice, row_of
-from django_dbtaskqueue.flow.placement import room, route, with_fail_over
+from django_dbtaskqueue.flow.placement import free_capacity, route, with_fail_over
 from django_dbtaskqueue.models import AbstractTask, Task
 
-PLAIN = tuple((column.name, column.db) for column in ENQUEUED if column.type != "jsonb")
-JSON = tuple((column.name, column.db) for column in ENQUEUED if column.type == "jsonb")
+PLAIN_COLUMNS = tuple((column.name, column.db) for column in ENQUEUED if column.type != "jsonb")
+JSON_COLUMNS = tuple((column.name, column.db) for column in ENQUEUED if column.type == "jsonb")
 
 
 def enqueue(
@@ -73,7 +73,7 @@ def enqueue(
         session = Session(connections[alias], model_of(settings))
         if settings.capacity is None and row["group_key"] is None:
             return _insert(session, queue, row, on_duplicate, keep_due=keep_due)
-        with room(session, queue, settings.capacity, 1, timeout):
+        with free_capacity(session, queue, settings.capacity, 1, timeout):
             return _insert_grouped(session, queue, row, on_duplicate, keep_due=keep_due)
 
     if settings.shards and using is None:
@@ -95,7 +95,7 @@ def enqueue_copy(task: AbstractTask) -> AbstractTask:
     # The payload is JSON already, so its type cannot be seen from it; and the budget is no argument.
     row |= {column.db: getattr(task, column.name) for column in COPIED if not column.option}
     session = Session(connections[alias], model_of(settings))
-    with room(session, task.queue, settings.capacity, 1, None):
+    with free_capacity(session, task.queue, settings.capacity, 1, None):
         return _insert_grouped(session, task.queue, row, "error", keep_due=False)
 
 
@@ -140,8 +140,8 @@ def _task(session: Session, queue: str, row: dict[str, Any], written: dict[str, 
     values.setdefault("ready_time", values.setdefault("next_process_time", values["create_time"]))
     if row["group_key"] is not None:
         del values["ready_time"]  # whether it is the head of its group is decided next
-    values |= {"queue": queue, "status": "CREATED"} | {name: row[column] for name, column in PLAIN}
-    for name, column in JSON:
+    values |= {"queue": queue, "status": "CREATED"} | {name: row[column] for name, column in PLAIN_COLUMNS}
+    for name, column in JSON_COLUMNS:
         values[name] = None if row[column] is None else json_payload.loads(row[column])
     return _instance(session, values)
 

@@ -21,9 +21,9 @@ from django_dbtaskqueue.db import notify
 from django_dbtaskqueue.db.session import Session, aliases_of, model_for
 from django_dbtaskqueue.flow import groups, usage
 from django_dbtaskqueue.flow.arguments import ON_DUPLICATE, check_choice
-from django_dbtaskqueue.flow.chunks import Alike, Chunks, Rejection, Row, Share
+from django_dbtaskqueue.flow.chunks import Batch, Chunks, Rejection, Row, UniformRows
 from django_dbtaskqueue.flow.enqueue import queue_settings
-from django_dbtaskqueue.flow.placement import room
+from django_dbtaskqueue.flow.placement import free_capacity
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ def enqueue_many(
             stack.enter_context(transaction.atomic(using=alias))
         for shares in chunks:
             for alias, share in shares.items():
-                with room(sessions[alias], queue, settings.capacity, len(share), timeout):
+                with free_capacity(sessions[alias], queue, settings.capacity, len(share), timeout):
                     done.update(_insert(sessions[alias], queue, share, on_duplicate, keep_due=keep_due))
         if done["enqueued"] or done["replaced"]:
             for session in sessions.values():
@@ -98,15 +98,15 @@ class _Written(NamedTuple):
         return cls(len(answer), sum(is_new for _, is_new in answer), [task_id for task_id, _ in answer])
 
 
-def _insert(session: Session, queue: str, share: Share, on_duplicate: str, *, keep_due: bool) -> Counter[str]:
+def _insert(session: Session, queue: str, share: Batch, on_duplicate: str, *, keep_due: bool) -> Counter[str]:
     """Write one statement's tasks; return how many items were enqueued, ignored and replaced."""
     if not share:
         return Counter()
-    if isinstance(share, Alike) and session.postgresql and on_duplicate != "replace":
+    if isinstance(share, UniformRows) and session.postgresql and on_duplicate != "replace":
         references = share.references
         written = _insert_uniform(session, queue, share, on_duplicate)
     else:
-        rows = share.rows() if isinstance(share, Alike) else share
+        rows = share.rows() if isinstance(share, UniformRows) else share
         if on_duplicate == "replace":  # one statement may not touch a row twice: the last one wins
             rows = list({row["reference_number"] or id(row): row for row in rows}.values())
         references = [row["reference_number"] for row in rows]
@@ -120,7 +120,7 @@ def _insert(session: Session, queue: str, share: Share, on_duplicate: str, *, ke
     return Counter(enqueued=written.new, ignored=missing, replaced=replaced)
 
 
-def _insert_uniform(session: Session, queue: str, share: Alike, on_duplicate: str) -> _Written:
+def _insert_uniform(session: Session, queue: str, share: UniformRows, on_duplicate: str) -> _Written:
     referenced = any(share.references)
     ids = usage.watched() or (referenced and on_duplicate == "error")
     sql = session.sql.insert_uniform(referenced=referenced, ordered=referenced and share.ordered, ids=ids)

@@ -21,12 +21,19 @@ from django_dbtaskqueue.core.states import BY_VERB, TERMINAL, sources
 from django_dbtaskqueue.db import notify
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow.groups import lock, regroup
-from django_dbtaskqueue.flow.selection import Tasks, as_filterable, base_rows, delete_and_count, lockable, same_rows
+from django_dbtaskqueue.flow.selection import (
+    Tasks,
+    as_filterable,
+    base_rows,
+    delete_and_count,
+    same_rows,
+    with_row_locks,
+)
 from django_dbtaskqueue.models import AbstractTask
 
 Groups = Mapping[str, set[str]]  # the keys of groups, by queue
 BATCH = 10_000  # ids in one statement: databases bound the number of its parameters
-BACK_IN_LINE: dict[str, Any] = {
+READY_AGAIN: dict[str, Any] = {
     "ready_time": Now(),
     "next_process_time": Now(),
     "poller_instance": None,
@@ -34,13 +41,13 @@ BACK_IN_LINE: dict[str, Any] = {
 }
 # The columns that a verb changes beside the status. A verb that changes ``ready_time`` changes groups' heads, too.
 CHANGES: dict[str, dict[str, Any]] = {
-    "reprocess": {"attempt": 0, **BACK_IN_LINE},
+    "reprocess": {"attempt": 0, **READY_AGAIN},
     "mark_poison": {},
     "unpoison": {},
     "cancel": {"ready_time": None, "parked_by": None, "finish_time": Now()},
     # A last attempt is given back: without an attempt left no poller could ever take the task.
-    "release_all": {"attempt": Least(F("attempt"), F("max_attempts") - 1), **BACK_IN_LINE},
-    "kick": {"attempt": 0, **BACK_IN_LINE},
+    "release_all": {"attempt": Least(F("attempt"), F("max_attempts") - 1), **READY_AGAIN},
+    "kick": {"attempt": 0, **READY_AGAIN},
 }
 
 
@@ -75,7 +82,7 @@ def kick(tasks: Tasks, n: int) -> int:
         raise ValueError(f"kick({n}) needs a number of tasks that is not negative.")
     tasks = as_filterable(tasks).filter(status__in=sources("kick"))
     with transaction.atomic(using=tasks.db):
-        return _move(lockable(tasks)[:n], "kick")
+        return _move(with_row_locks(tasks)[:n], "kick")
 
 
 def delete(tasks: Tasks) -> int:
@@ -128,7 +135,7 @@ def _update(verb: str, tasks: Tasks) -> int:
 
 def _locked(tasks: Tasks, act: Callable[[Tasks], int]) -> int:
     """Lock rows in order of id, then act on them in batches. One statement for both has plans that take for ever."""
-    ids = list(lockable(tasks, wait=True).values_list("pk", flat=True))
+    ids = list(with_row_locks(tasks, wait=True).values_list("pk", flat=True))
     batches = [ids[start : start + BATCH] for start in range(0, len(ids), BATCH)]
     return sum(act(base_rows(tasks).filter(pk__in=batch)) for batch in batches)
 

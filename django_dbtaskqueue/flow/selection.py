@@ -49,7 +49,7 @@ def _is_a_filter(tasks: Tasks) -> bool:
     return not any(more) and set(query.alias_map) <= {tasks.model._meta.db_table}
 
 
-def lockable(tasks: Tasks, *, wait: bool = False) -> Tasks:
+def with_row_locks(tasks: Tasks, *, wait: bool = False) -> Tasks:
     """Return what ``as_filterable`` gave so that reading it locks the rows, in the order of their ids.
 
     All that wait for row locks lock in this order, so there are no deadlocks. Rows that another transaction has locked

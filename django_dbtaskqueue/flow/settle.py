@@ -279,8 +279,8 @@ def resolve(session: Session, leases: Iterable[Lease]) -> tuple[set[int], set[in
     """
     rows = json.dumps([{"task_id": lease.id, "token": lease.total_attempt} for lease in leases])
     found = session.run(session.sql.outcome_of, {"rows": rows})
-    standing = {task_id for task_id, status in found if status == "PROCESSING"}
-    return {task_id for task_id, _ in found} - standing, standing
+    valid = {task_id for task_id, status in found if status == "PROCESSING"}
+    return {task_id for task_id, _ in found} - valid, valid
 
 
 def release(session: Session, leases: Iterable[Lease]) -> set[int]:

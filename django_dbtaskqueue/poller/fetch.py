@@ -18,7 +18,7 @@ from django_dbtaskqueue.flow.run import Processor, refusal
 from django_dbtaskqueue.flow.scan import SCAN_NOW
 from django_dbtaskqueue.poller.crash_isolation import CrashIsolation
 from django_dbtaskqueue.poller.executors import Done, Executor, Job
-from django_dbtaskqueue.poller.executors.placement import Executors
+from django_dbtaskqueue.poller.executors.executor_set import Executors
 from django_dbtaskqueue.poller.free_slots import (
     PROBE_TASKS,
     Capacity,
@@ -80,7 +80,7 @@ class Fetcher:
             queues = [queue]
             if len(due) > 1 and self._can_share(queue) and not self._isolation.active():
                 total = min(free_slots(queue, self.capacity, shared=True), queue.settings.batch_size)
-                queues += self._companions(queue, total, due)
+                queues += self._sharing_queues(queue, total, due)
                 asked = total if len(queues) > 1 else asked
             for each in queues:
                 each.next_turn = max(each.next_turn, self._last_turn) + 1 / each.weight
@@ -144,7 +144,7 @@ class Fetcher:
             and not (queue.unpark_due or queue.reply_lost or queue.full_processors or self.capacity.options.once)
         )
 
-    def _companions(self, first: QueueState, asked: int, due: list[QueueState]) -> Iterator[QueueState]:
+    def _sharing_queues(self, first: QueueState, asked: int, due: list[QueueState]) -> Iterator[QueueState]:
         """Yield the due queues to serve in one statement with the first one, in the order of their turns.
 
         Each has free slots for the whole batch, so it does not matter how many tasks each of them gives. A queue that

@@ -9,7 +9,7 @@ from django_dbtaskqueue import registry
 from django_dbtaskqueue.flow.run import Processor
 from django_dbtaskqueue.poller.crash_isolation import CrashIsolation
 from django_dbtaskqueue.poller.executors import BUFFER_SECONDS, MAX_BUFFERED_CALLS
-from django_dbtaskqueue.poller.executors.placement import UNPLACED, Executors, Placement
+from django_dbtaskqueue.poller.executors.executor_set import UNPLACED, Executors, Placement
 from django_dbtaskqueue.poller.options import Options
 from django_dbtaskqueue.poller.queue_state import QueueState
 from django_dbtaskqueue.poller.settle_batches import Counts, Settler

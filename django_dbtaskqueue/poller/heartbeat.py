@@ -34,7 +34,7 @@ from django_dbtaskqueue.metrics.collector import Collector
 from django_dbtaskqueue.poller.executors import Done
 from django_dbtaskqueue.poller.executors.thread import tidy
 from django_dbtaskqueue.poller.loop import Poller
-from django_dbtaskqueue.poller.periodic import Maintenance, Periodic, PeriodicJobs
+from django_dbtaskqueue.poller.periodic import Periodic, PeriodicJobs, PeriodicThread
 from django_dbtaskqueue.poller.queue_state import QueueState, unpark
 
 logger = logging.getLogger("django_dbtaskqueue")
@@ -50,7 +50,7 @@ RESCUE_TIME_SHARE = 1 / 20  # of the time, at most, for these checks
 HEARTBEAT_RETRY_SECONDS = 0.5, 5.0
 DEAD_POLLER_RETENTION = timedelta(days=1)  # of the row of a poller that died
 # Settings that a running poller cannot change: they say where and how the tasks are stored.
-FIXED_SETTINGS = ("database", "model", "temporary", "strategy")
+RESTART_SETTINGS = ("database", "model", "temporary", "strategy")
 COMMANDS: dict[str, Callable[[Poller], None]] = {
     "pause": Poller.pause,
     "start": Poller.resume,
@@ -68,7 +68,7 @@ class Heartbeat:
     def __init__(self, poller: Poller) -> None:
         self._poller = poller
         self._aliases = sorted({queue.port.alias for queue in poller.queues.values()})
-        self._maintenance = Maintenance(self._aliases, poller.settler.metrics)
+        self._periodic_thread = PeriodicThread(self._aliases, poller.settler.metrics)
         self._ended = threading.Event()
         self._jobs = PeriodicJobs(
             "Heartbeat and rescue", list(self._all_jobs()), self._ended, retry=HEARTBEAT_RETRY_SECONDS
@@ -82,20 +82,20 @@ class Heartbeat:
         """Begin."""
         for thread in self._threads:
             thread.start()
-        self._maintenance.start()
+        self._periodic_thread.start()
 
     def stop(self) -> None:
         """Report a last time, as STOPPED, and end."""
         self._ended.set()
         for thread in self._threads:
             thread.join(timeout=HEARTBEAT_RETRY_SECONDS[1])
-        self._maintenance.stop()
+        self._periodic_thread.stop()
 
     def _all_jobs(self) -> Iterator[Periodic]:
         for alias in self._aliases:
             yield Periodic(alias, "heartbeat", partial(self._report, alias))
             yield Periodic(alias, "deleting dead pollers", partial(_delete_dead_pollers, alias))
-            yield Periodic(alias, "operators' changes", partial(self._obey, alias))
+            yield Periodic(alias, "operators' changes", partial(self._apply_changes, alias))
         tables: dict[tuple[str, type], list[QueueState]] = {}
         for queue in self._poller.queues.values():
             yield Periodic(queue.port.alias, f"unparking {queue.name}", partial(self._unpark, queue))
@@ -140,7 +140,7 @@ class Heartbeat:
         )
         return conf.settings().heartbeat.total_seconds() * random.uniform(0.9, 1.0)
 
-    def _obey(self, alias: str) -> float:
+    def _apply_changes(self, alias: str) -> float:
         """Apply the settings and the command that operators stored."""
         queues = [queue for queue in self._poller.queues.values() if queue.port.alias == alias]
         applied = apply_overrides(queues, alias)
@@ -206,7 +206,7 @@ def _differences(old: QueueSettings, new: QueueSettings) -> Iterator[str]:
     """Yield each change as ``name=new<old``."""
     for field in fields(QueueSettings):
         before, after = getattr(old, field.name), getattr(new, field.name)
-        if field.name not in FIXED_SETTINGS and before != after:
+        if field.name not in RESTART_SETTINGS and before != after:
             yield f"{field.name}={_shown(after)}<{_shown(before)}"
 
 

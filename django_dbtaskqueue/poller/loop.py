@@ -27,7 +27,7 @@ from django_dbtaskqueue.flow.enqueue import queue_settings
 from django_dbtaskqueue.flow.scan import ScanCursor
 from django_dbtaskqueue.flow.settle_port import SettlePort
 from django_dbtaskqueue.poller.executors import Done, Executor, Run, done_by_lease
-from django_dbtaskqueue.poller.executors.placement import Executors
+from django_dbtaskqueue.poller.executors.executor_set import Executors
 from django_dbtaskqueue.poller.fetch import Fetcher
 from django_dbtaskqueue.poller.options import Options
 from django_dbtaskqueue.poller.queue_state import ConnectionSet, QueueState

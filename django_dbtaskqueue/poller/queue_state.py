@@ -18,7 +18,7 @@ from django_dbtaskqueue.flow.run import Processor
 from django_dbtaskqueue.flow.scan import ScanCursor
 from django_dbtaskqueue.flow.settle_port import SettlePort
 from django_dbtaskqueue.models import AbstractTask
-from django_dbtaskqueue.poller.executors.placement import UNPLACED, Placement
+from django_dbtaskqueue.poller.executors.executor_set import UNPLACED, Placement
 
 logger = logging.getLogger("django_dbtaskqueue")
 

@@ -34,7 +34,7 @@ def audit(place: str, transactional_db: None) -> Iterator[Audit]:
     assert one.problems() == []
 
 
-class Crowd:
+class Group:
     """Six actors over one set of tasks, each in another order every time."""
 
     def __init__(self, alias: str) -> None:
@@ -87,10 +87,10 @@ class Crowd:
 
 
 def test_six_kinds_of_writers_over_the_same_rows(place: str, audit: Audit) -> None:
-    crowd = Crowd(place)
+    group = Group(place)
     enqueue_many("parcels", [{"reference": f"r-{n}", "priority": n % 10} for n in range(TASKS)], using=place)
     writers: list[Callable[[random.Random], None]] = [
-        crowd.takes, crowd.settles, crowd.settles, crowd.renews, crowd.operates, crowd.cleans, crowd.produces,
+        group.takes, group.settles, group.settles, group.renews, group.operates, group.cleans, group.produces,
     ]  # fmt: skip
 
     def write(index: int) -> int:

@@ -151,7 +151,7 @@ def test_an_optimistic_checkout_tests_everything_again(other: Actor, change: str
         assert optimistic(line, 1) == []
 
 
-def test_after_a_lost_race_it_picks_among_the_crowd_and_still_gets_all(other: Actor) -> None:
+def test_after_a_lost_race_it_picks_among_the_candidates_and_still_gets_all(other: Actor) -> None:
     ids = {make_task().pk for _ in range(120)}
     line = ScanCursor("parcels")
     line.lost_races = 1

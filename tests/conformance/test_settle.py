@@ -154,12 +154,12 @@ def gone_finished(world: World, lease: Lease) -> None:
     world.take_over(lease).complete("by the other")
 
 
-def gone_back_in_line(world: World, lease: Lease) -> None:
+def became_ready_again(world: World, lease: Lease) -> None:
     assert world.tasks.filter(pk=lease.id).release_all() == 1
 
 
 def gone_taken_by_the_same_poller(world: World, lease: Lease) -> None:
-    gone_back_in_line(world, lease)
+    became_ready_again(world, lease)
     assert len(world.checkout()) == 1
 
 
@@ -172,7 +172,7 @@ def gone_settled_before(world: World, lease: Lease) -> None:
 
 
 GONE = [
-    gone_running, gone_finished, gone_back_in_line, gone_taken_by_the_same_poller, gone_deleted, gone_settled_before,
+    gone_running, gone_finished, became_ready_again, gone_taken_by_the_same_poller, gone_deleted, gone_settled_before,
 ]  # fmt: skip
 
 
@@ -591,15 +591,15 @@ def test_what_the_database_refuses_ends_alone_in_the_least_of_words(world: World
 
 
 def test_resolve_tells_what_became_of_leases(world: World) -> None:
-    settled, standing, deleted, taken_over = leases = [world.take() for _ in range(4)]
+    settled, still_valid, deleted, taken_over = leases = [world.take() for _ in range(4)]
     settled.complete()
     deleted.complete_delete()
     world.age(LEASE)
-    world.tasks.filter(pk=standing.id).update(next_process_time=timezone.now() + LEASE)
+    world.tasks.filter(pk=still_valid.id).update(next_process_time=timezone.now() + LEASE)
     world.checkout(poller=SECOND)
     assert world.row(taken_over)["total_attempt"] == 2
 
-    assert settle.resolve(world.session, leases) == ({settled.id}, {standing.id})
+    assert settle.resolve(world.session, leases) == ({settled.id}, {still_valid.id})
 
 
 def test_a_repeated_settle_changes_nothing(world: World) -> None:

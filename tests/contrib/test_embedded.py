@@ -202,15 +202,15 @@ def test_a_killed_server_starts_again(root: Path) -> None:
 def test_a_pid_file_naming_another_live_process_does_not_hinder(root: Path) -> None:
     EmbeddedPostgres.start(root).close()
     # Given what a machine that lost power leaves, when the id has since gone to another process of the same user
-    with user_process(root / "other") as innocent, socket.create_server(("127.0.0.1", 0)) as listener:
-        url_of(innocent)
+    with user_process(root / "other") as other, socket.create_server(("127.0.0.1", 0)) as listener:
+        url_of(other)
         port = listener.getsockname()[1]
-        (root / "data" / "postmaster.pid").write_text(f"{innocent.pid}\n{root / 'data'}\n0\n{port}\n\n127.0.0.1\n")
+        (root / "data" / "postmaster.pid").write_text(f"{other.pid}\n{root / 'data'}\n0\n{port}\n\n127.0.0.1\n")
         server = EmbeddedPostgres.start(root)
         assert serves(server.url)
         server.close()
-        assert innocent.poll() is None
-        leave(innocent)
+        assert other.poll() is None
+        leave(other)
 
 
 def test_a_failing_start_shows_the_servers_log(root: Path) -> None:

@@ -32,7 +32,7 @@ def heard() -> Iterator[list[str]]:
     notify.flush()
 
 
-class Ear:
+class WakeupRecorder:
     """Another process's connection, listening."""
 
     def __init__(self) -> None:
@@ -72,9 +72,9 @@ def quiet() -> None:
 
 
 @pytest.fixture
-def ear() -> Iterator[Ear]:
+def recorder() -> Iterator[WakeupRecorder]:
     quiet()  # what earlier tests have still to say
-    one = Ear()
+    one = WakeupRecorder()
     yield one
     quiet()
     one.connection.close()
@@ -110,7 +110,7 @@ def test_many_tasks_are_one_wake_up_and_nothing_is_none(alias: str, heard: list[
     assert heard == ["parcels"]
 
 
-def test_verbs_that_put_tasks_in_line_wake_and_others_do_not(alias: str, heard: list[str]) -> None:
+def test_verbs_that_make_tasks_ready_wake_and_others_do_not(alias: str, heard: list[str]) -> None:
     for status in ("ERROR", "POISON", "PROCESSING", "CREATED"):
         make_task(status, using=alias)
     tasks = Task.objects.using(alias)
@@ -123,36 +123,36 @@ def test_verbs_that_put_tasks_in_line_wake_and_others_do_not(alias: str, heard: 
     assert heard == ["parcels", "parcels"]
 
 
-def test_other_processes_hear_of_it_through_the_database(ear: Ear) -> None:
+def test_other_processes_hear_of_it_through_the_database(recorder: WakeupRecorder) -> None:
     with transaction.atomic():
         enqueue("parcels")
         enqueue("parcels")
         enqueue("letters")
-        assert ear.rest() == []
-    heard = [*ear.hear(2), *ear.rest()]
+        assert recorder.rest() == []
+    heard = [*recorder.hear(2), *recorder.rest()]
     assert set(heard) == {"letters", "parcels"}
     assert len(heard) <= 3
 
 
-def test_a_storm_of_commits_is_a_trickle_of_wake_ups(ear: Ear) -> None:
+def test_a_storm_of_commits_is_a_trickle_of_wake_ups(recorder: WakeupRecorder) -> None:
     for _ in range(300):
         enqueue("parcels")
-    heard = [*ear.hear(1), *ear.rest()]
+    heard = [*recorder.hear(1), *recorder.rest()]
     assert set(heard) == {"parcels"}
     assert len(heard) < 150
 
 
-def test_it_can_be_turned_off(settings: Any, ear: Ear, heard: list[str]) -> None:
+def test_it_can_be_turned_off(settings: Any, recorder: WakeupRecorder, heard: list[str]) -> None:
     settings.DBTASKQUEUE = {"QUEUES": {"parcels": {}}, "NOTIFY": False}
     enqueue("parcels")
     assert heard == ["parcels"]
-    assert ear.rest() == []
+    assert recorder.rest() == []
 
 
-def test_flush_leaves_neither_thread_nor_connection(ear: Ear) -> None:
+def test_flush_leaves_neither_thread_nor_connection(recorder: WakeupRecorder) -> None:
     enqueue("parcels")
     notify.flush()
-    assert ear.hear(1) == ["parcels"]
+    assert recorder.hear(1) == ["parcels"]
     assert not [thread for thread in threading.enumerate() if thread.name == f"{notify.CHANNEL}-notifier"]
     sent = "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'SELECT pg_notify%' AND datname = current_database()"
 
@@ -179,21 +179,23 @@ def test_a_test_database_is_left_at_once(name: str) -> None:
         del connections.settings["ci"]
 
 
-def test_however_slow_the_server_is_the_last_task_is_told_of(monkeypatch: pytest.MonkeyPatch, ear: Ear) -> None:
+def test_however_slow_the_server_is_the_last_task_is_told_of(
+    monkeypatch: pytest.MonkeyPatch, recorder: WakeupRecorder
+) -> None:
     """Given NOTIFYs that count as slow, when many tasks come, then the wake-up of none is dropped."""
     monkeypatch.setattr(notify, "NOTIFY_PAUSE_FACTOR", 10**6)
     for _ in range(50):
         enqueue("parcels")
-    assert set(ear.hear(1) + ear.rest()) == {"parcels"}
+    assert set(recorder.hear(1) + recorder.rest()) == {"parcels"}
     enqueue("letters")
-    assert "letters" in ear.hear(1)
+    assert "letters" in recorder.hear(1)
 
 
-def test_it_goes_on_after_a_flush(ear: Ear) -> None:
+def test_it_goes_on_after_a_flush(recorder: WakeupRecorder) -> None:
     for _ in range(3):
         enqueue("parcels")
         notify.flush()
-        assert ear.hear(1) == ["parcels"]
+        assert recorder.hear(1) == ["parcels"]
 
 
 def test_a_listener_that_raises_is_not_the_caller_s_trouble(alias: str, caplog: pytest.LogCaptureFixture) -> None:
@@ -222,10 +224,10 @@ def test_a_database_that_is_away_is_not_the_caller_s_trouble(settings: Any) -> N
         del connections.settings["away"]
 
 
-def test_it_survives_a_fork(ear: Ear) -> None:
+def test_it_survives_a_fork(recorder: WakeupRecorder) -> None:
     """Given a process whose notifier has run, when it forks, then the child's wake-ups are sent too."""
     enqueue("parcels")
-    assert ear.hear(1) == ["parcels"]
+    assert recorder.hear(1) == ["parcels"]
     alive = notify._notifiers["default"]
     with alive._changed:
         alive._thread = threading.current_thread()  # as if it were at work: in the child it is not
@@ -243,7 +245,7 @@ def test_it_survives_a_fork(ear: Ear) -> None:
     finally:
         with alive._changed:
             alive._thread = None
-    assert ear.hear(1) == ["letters"]
+    assert recorder.hear(1) == ["letters"]
 
 
 def test_a_transaction_by_hand_can_enqueue_and_settle(alias: str, heard: list[str]) -> None:

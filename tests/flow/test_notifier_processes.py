@@ -18,10 +18,10 @@ enqueue("claims")
 
 def test_a_short_command_wakes_pollers(postgres_process_database: ProcessDatabase) -> None:
     """Given a command that enqueues as the last thing it does, then its wake-up is sent before it ends."""
-    with psycopg.connect(postgres_process_database.url, autocommit=True) as ear:
-        ear.execute(f"LISTEN {notify.CHANNEL}")
+    with psycopg.connect(postgres_process_database.url, autocommit=True) as recorder:
+        recorder.execute(f"LISTEN {notify.CHANNEL}")
         heard: list[str] = []
-        ear.add_notify_handler(lambda note: heard.append(note.payload))
+        recorder.add_notify_handler(lambda note: heard.append(note.payload))
         postgres_process_database.run("shell", "--command", PROGRAM)
-        ear.execute("SELECT 1")
+        recorder.execute("SELECT 1")
         assert heard == ["claims"]

@@ -251,7 +251,7 @@ def test_threads_see_one_or_the_other_and_never_a_mixture(edit: Callable[[str], 
 # -- in force --------------------------------------------------------------------------------------------------------
 
 
-def test_producers_and_takers_follow(process_database: ProcessDatabase, edit: Callable[[str], None]) -> None:
+def test_producers_and_waiters_follow(process_database: ProcessDatabase, edit: Callable[[str], None]) -> None:
     assert enqueue("mail").max_attempts == 3
     edit("[queues.mail]\nmax_attempts = 8")
     until(lambda: enqueue("mail").max_attempts == 8)

@@ -152,7 +152,7 @@ def test_a_newcomer_gets_what_the_waiters_leave(mail: QueueHandle, waiter: Waite
     assert second is not None and second.id == last
 
 
-def test_takers_of_other_tags_do_not_wait_for_each_other(mail: QueueHandle, waiter: Any) -> None:
+def test_waiters_of_other_tags_do_not_wait_for_each_other(mail: QueueHandle, waiter: Any) -> None:
     plain = waiter()
     with actors(1) as (actor,):
         tagged = actor.do(queue("mail", tags=["eu"]).take, LONG)
@@ -164,7 +164,7 @@ def test_takers_of_other_tags_do_not_wait_for_each_other(mail: QueueHandle, wait
         assert got(plain) == other.pk
 
 
-def test_many_takers_get_every_task_once(mail: QueueHandle) -> None:
+def test_many_waiters_get_every_task_once(mail: QueueHandle) -> None:
     enqueue_many("mail", [{} for _ in range(60)])
 
     def drain(_: int) -> list[int]:

@@ -37,7 +37,7 @@ DUPLICATE_ID, GAP, DRIFT, DAMAGED_FILE = (
     "damaged file",
 )
 FAULTS = (*ROW_RULES, DUPLICATE_ID, DAMAGED_FILE)
-CHECKED_COLUMNS = ("id", "queue_name", "status", "start_time", "finish_time", "last_update_time")
+QUALITY_COLUMNS = ("id", "queue_name", "status", "start_time", "finish_time", "last_update_time")
 MAX_FINDINGS = 200
 USUAL_DAYS = 28  # the usual number of tasks is that of these earlier days
 MIN_USUAL_DAYS = 7  # with fewer earlier days no day is unusual
@@ -123,20 +123,20 @@ def _median(numbers: Column) -> Column:
 
 
 def placed(context: Context) -> DataFrame:
-    """Return the CHECKED_COLUMNS of every task in database and lake, with its ``place``: task, history or lake."""
+    """Return the QUALITY_COLUMNS of every task in database and lake, with its ``place``: task, history or lake."""
     frames = []
     if context.database is not None:
         database = context.database
         here = F.lit(database.location).alias("location")
-        hot = read_tasks(context.spark, database, columns=list(CHECKED_COLUMNS), table="task")
-        frames.append(hot.select(F.lit("task").alias("place"), here, *CHECKED_COLUMNS))
-        names = ["location", "task_id", *CHECKED_COLUMNS[1:]]
+        hot = read_tasks(context.spark, database, columns=list(QUALITY_COLUMNS), table="task")
+        frames.append(hot.select(F.lit("task").alias("place"), here, *QUALITY_COLUMNS))
+        names = ["location", "task_id", *QUALITY_COLUMNS[1:]]
         history = read_tasks(context.spark, database, columns=names, table="history")
         history = history.withColumnRenamed("task_id", "id")
-        frames.append(history.select(F.lit("history").alias("place"), "location", *CHECKED_COLUMNS))
+        frames.append(history.select(F.lit("history").alias("place"), "location", *QUALITY_COLUMNS))
     if context.lake:
         archived = read_lake(context.spark, context.lake, database=context.database)
-        frames.append(archived.select(F.lit("lake").alias("place"), "location", *CHECKED_COLUMNS))
+        frames.append(archived.select(F.lit("lake").alias("place"), "location", *QUALITY_COLUMNS))
     return reduce(DataFrame.unionAll, frames)
 
 

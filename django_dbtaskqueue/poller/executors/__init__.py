@@ -89,7 +89,7 @@ class Finish(Protocol):
 
 
 @dataclass(slots=True)
-class _Calls:
+class _RunningCalls:
     """The calls of one processor. A running call has a slot or waits for a slot only."""
 
     running: int = 0
@@ -104,7 +104,7 @@ class ConcurrencyLimiter:
     """
 
     def __init__(self) -> None:
-        self._calls: dict[tuple[str, type | None], _Calls] = {}
+        self._calls: dict[tuple[str, type | None], _RunningCalls] = {}
         self._lock = threading.Lock()
 
     def admit(self, jobs: list[Job]) -> list[Job]:
@@ -147,8 +147,8 @@ class ConcurrencyLimiter:
                 calls.waiting.clear()
         return jobs
 
-    def _calls_of(self, processor: Processor) -> _Calls:
-        return self._calls.setdefault((processor.queue, processor.payload), _Calls())
+    def _calls_of(self, processor: Processor) -> _RunningCalls:
+        return self._calls.setdefault((processor.queue, processor.payload), _RunningCalls())
 
 
 def smoothed(mean: float | None, latest: float) -> float:
