@@ -22,7 +22,7 @@ from django_dbtaskqueue.core.sql.retention import Aging
 from django_dbtaskqueue.core.states import sources
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.db.statements import statements
-from django_dbtaskqueue.flow.selection import Tasks, as_filterable, base_rows, delete_and_count, lockable
+from django_dbtaskqueue.flow.move import Tasks, as_filterable, base_rows, delete_and_count, lockable
 from django_dbtaskqueue.models import AbstractTask, AuditEntry, BulkOperation, BulkSkip, TaskColumns, TaskHistory
 from django_dbtaskqueue.models.operations import UNFINISHED
 

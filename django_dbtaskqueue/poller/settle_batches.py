@@ -1,25 +1,37 @@
-"""Settle: outcomes wait here for their batch and are written together."""
+"""The leases a poller holds: renewed while their tasks wait and run, settled in batches afterwards.
+
+Leases are renewed on a thread and a connection of their own, each third of the lease. So neither a busy processor nor a
+slow settle lets a lease run out. A renewal never waits for a locked row: the processor may have locked it itself.
+"""
 
 from __future__ import annotations
 
+import json
+import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
 from time import monotonic
 
+from django.db.utils import Error
+
 from django_dbtaskqueue import registry
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import COMPLETE, facts
+from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow import observe, settle
 from django_dbtaskqueue.flow.settle import Decided
 from django_dbtaskqueue.metrics.collector import Collector
 from django_dbtaskqueue.poller.executors import Done, smoothed
 from django_dbtaskqueue.poller.queue_state import ConnectionSet, QueueState
 
+logger = logging.getLogger(__name__)
+
 FULL_BATCH_OUTCOMES = 500  # that are worth a commit at once
 MAX_BATCH_OUTCOMES = 1000  # in one commit
+RENEWAL_RETRY_SECONDS = 1.0  # after a renewal that could not reach the database
 LEASE, SECONDS = attrgetter("lease"), attrgetter("seconds")
 Batch = dict[str, list[Done]]  # by queue key: what is settled together
 
@@ -187,3 +199,94 @@ def _unpark_soon(queue: QueueState, batch: list[Done]) -> None:
     if any(registry.find(lease.queue, lease.payload_type) for lease in parked):
         queue.unpark_due = True
         queue.wake()
+
+
+class Renewer:
+    """Renews the leases that ``held`` returns; calls ``lost`` for each lease that is gone."""
+
+    def __init__(
+        self, queues: Iterable[QueueState], held: Callable[[QueueState], list[Lease]], lost: Callable[[Lease], None]
+    ) -> None:
+        self._held = held
+        self._lost = lost
+        self._due = dict.fromkeys(queues, 0.0)
+        self._lock = threading.Lock()  # of _due
+        self._wakeup = threading.Event()
+        self._ended = False
+        self._thread = threading.Thread(target=self._loop, name="dbtaskqueue-renew", daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End; leases that are still held run out."""
+        self._ended = True
+        self._wakeup.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout=2)
+
+    def expect(self, queue: QueueState, seconds: float) -> None:
+        """Renew in time for a lease of ``seconds``, which was just taken."""
+        if monotonic() + seconds / 3 < self._due[queue] and self._bring_forward(queue, seconds / 3):
+            self._wakeup.set()
+
+    def _loop(self) -> None:
+        connections = ConnectionSet()
+        while not self._ended:
+            self._wakeup.wait(max(0.01, min(self._due.values()) - monotonic()))
+            self._wakeup.clear()
+            for queue in self._due:
+                if monotonic() >= self._due[queue]:
+                    self._due[queue] = float("inf")  # a lease taken from now on brings it forward
+                    self._bring_forward(queue, self._renew(queue, connections.session(queue)))
+        connections.close()
+
+    def _bring_forward(self, queue: QueueState, seconds: float) -> bool:
+        """Renew in ``seconds`` or, if planned, earlier; return whether this is earlier than planned."""
+        with self._lock:
+            due = monotonic() + seconds
+            sooner = due < self._due[queue]
+            self._due[queue] = min(due, self._due[queue])
+        return sooner
+
+    def _renew(self, queue: QueueState, session: Session) -> float:
+        """Renew one queue's leases; return the seconds until the next time."""
+        leases = self._held(queue)
+        seconds = queue.settings.lease.total_seconds()
+        third = min([lease.lease_seconds or seconds for lease in leases], default=seconds) / 3
+        if not leases:
+            return third
+        try:
+            for lease in renew(session, leases, seconds):
+                self._lost(lease)
+        except Exception as error:  # of any kind: without this thread every lease would run out
+            logger.log(
+                logging.DEBUG if isinstance(error, Error) else logging.ERROR,
+                "Leases of %s not renewed: %s", queue.name, error,
+                exc_info=not isinstance(error, Error),
+            )  # fmt: skip
+            session.close()
+            return min(RENEWAL_RETRY_SECONDS, third)
+        return third
+
+
+def renew(session: Session, leases: list[Lease], seconds: float) -> list[Lease]:
+    """Extend leases to ``seconds`` (or their own length) from now; return those that are gone.
+
+    A lease whose row is locked (by its processor's transaction) is neither extended nor gone.
+    """
+    now = monotonic()
+    rows = json.dumps([{"task_id": lease.id, "token": lease.total_attempt} for lease in leases])
+    extended = {row[0] for row in session.run(session.sql.renew, {"rows": rows, "lease": seconds})}
+    missing = []
+    for lease in leases:
+        if lease.id in extended:
+            lease.deadline = now + (lease.lease_seconds or seconds)
+        else:
+            missing.append(lease)
+    if not missing:
+        return []
+    rows = json.dumps([{"task_id": lease.id, "token": lease.total_attempt} for lease in missing])
+    held = {row[0] for row in session.run(session.sql.held, {"rows": rows})}
+    return [lease for lease in missing if lease.id not in held]

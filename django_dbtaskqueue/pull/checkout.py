@@ -18,7 +18,7 @@ from django_dbtaskqueue.flow.enqueue import queue_settings
 from django_dbtaskqueue.flow.rescue import rescue
 from django_dbtaskqueue.flow.run import Processor, prepare, refusal
 from django_dbtaskqueue.flow.scan import ScanCursor
-from django_dbtaskqueue.flow.settle_port import SettlePort
+from django_dbtaskqueue.flow.settle import SettlePort
 from django_dbtaskqueue.pull.lease_token import ManualSettlePort, Token, lease_of
 
 HEADS = 50  # tasks at the head of the line that are looked through for expired leases

@@ -17,7 +17,7 @@ from django_dbtaskqueue.core.outcomes import Outcome, facts
 from django_dbtaskqueue.db import notify
 from django_dbtaskqueue.db.session import Session, model_for
 from django_dbtaskqueue.flow import checkout, settle, usage
-from django_dbtaskqueue.flow.settle_port import SettlePort
+from django_dbtaskqueue.flow.settle import SettlePort
 
 SIGNER = Signer(salt="django_dbtaskqueue.lease")
 

@@ -19,7 +19,7 @@ from django_dbtaskqueue.core.states import COMPLETED, PROCESSING, Status, source
 from django_dbtaskqueue.db.session import alias_for, aliases_of, model_for
 from django_dbtaskqueue.flow import usage
 from django_dbtaskqueue.flow.enqueue import queue_settings
-from django_dbtaskqueue.flow.selection import lockable
+from django_dbtaskqueue.flow.move import lockable
 from django_dbtaskqueue.models import CallCount, Queue, Task
 from django_dbtaskqueue.models.querysets import TaskQuerySet
 from django_dbtaskqueue.pull import blocking

@@ -13,7 +13,7 @@ from django_dbtaskqueue.core.exceptions import TaskQueueError
 from django_dbtaskqueue.db import notify
 from django_dbtaskqueue.db.session import aliases_of
 from django_dbtaskqueue.poller.loop import Poller
-from django_dbtaskqueue.poller.options import Options
+from django_dbtaskqueue.poller.queue_state import Options
 
 PATIENCE = timedelta(seconds=30)
 

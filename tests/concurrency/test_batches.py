@@ -16,7 +16,7 @@ from django_dbtaskqueue.core.outcomes import Release
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow import move, settle
 from django_dbtaskqueue.models import Task
-from django_dbtaskqueue.poller.renew import renew
+from django_dbtaskqueue.poller.settle_batches import renew
 from tests.factories import LEASE
 from tests.support import Audit, at_once, counted
 

@@ -21,9 +21,9 @@ from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow import checkout as stage
 from django_dbtaskqueue.flow import rescue, settle
 from django_dbtaskqueue.flow.scan import ScanCursor
-from django_dbtaskqueue.flow.settle_port import SettlePort
+from django_dbtaskqueue.flow.settle import SettlePort
 from django_dbtaskqueue.models import DeletedTasks, Queue, Task
-from django_dbtaskqueue.poller.renew import renew
+from django_dbtaskqueue.poller.settle_batches import renew
 from tests.factories import LEASE, age, make_task
 from tests.support import Actor, Audit, actors, backend_pid, until_blocked
 

@@ -17,7 +17,7 @@ from django_dbtaskqueue.core.states import BY_VERB, CREATED, EDGES, ERROR, POISO
 from django_dbtaskqueue.flow import move, rescue, settle
 from django_dbtaskqueue.flow.settle import settle_surely
 from django_dbtaskqueue.models import Task
-from django_dbtaskqueue.poller.renew import renew
+from django_dbtaskqueue.poller.settle_batches import renew
 from tests.conformance.conftest import FIRST, SECOND, World
 from tests.factories import LEASE
 from tests.support import Audit, counted

@@ -11,7 +11,7 @@ from django_dbtaskqueue import Complete, LeaseLost
 from django_dbtaskqueue.core.outcomes import Park
 from django_dbtaskqueue.core.states import COMPLETED, CREATED, PROCESSING
 from django_dbtaskqueue.flow import move, rescue, run, settle
-from django_dbtaskqueue.poller.renew import renew
+from django_dbtaskqueue.poller.settle_batches import renew
 from tests.conformance.conftest import SECOND, World
 from tests.conformance.test_settle import NOW, At
 from tests.factories import LEASE

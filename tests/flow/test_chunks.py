@@ -12,7 +12,7 @@ import pytest
 from django_dbtaskqueue import DuplicateTask, EnqueueReport, enqueue, enqueue_many, signals
 from django_dbtaskqueue.core import context
 from django_dbtaskqueue.core.exceptions import EnqueueError, PayloadError
-from django_dbtaskqueue.flow import chunks
+from django_dbtaskqueue.flow import enqueue_many as chunks
 from django_dbtaskqueue.flow.enqueue import queue_settings
 from django_dbtaskqueue.models import Task
 

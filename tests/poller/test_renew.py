@@ -17,7 +17,7 @@ from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.models import Task
 from django_dbtaskqueue.poller.loop import Poller
 from django_dbtaskqueue.poller.queue_state import QueueState
-from django_dbtaskqueue.poller.renew import Renewer
+from django_dbtaskqueue.poller.settle_batches import Renewer
 from django_dbtaskqueue.testing import TaskQueueKit
 from tests.support import until
 
