@@ -126,7 +126,8 @@ def settings() -> Settings:
 
     The settings file is looked at once a second. A bad edit of it is logged and leaves the settings as they were.
     """
-    return _in_force().settings
+    state = _state
+    return (_in_force() if state is None or state.file is not None else state).settings
 
 
 def _in_force() -> _State:
@@ -260,7 +261,9 @@ def reenqueue_policy(queue: str, declared: Any) -> Any:
 
 def default_settings(queue: str) -> QueueSettings:
     """Return what ``queue`` is set to, known or not: for a queue that stands only in the ``Queue`` table."""
-    state = _in_force()
+    state = _state
+    if state is None or state.file is not None:
+        state = _in_force()
     found = state.queues.get(queue)
     if found is None:
         if len(state.queues) >= MOST_REMEMBERED:

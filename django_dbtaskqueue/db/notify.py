@@ -122,11 +122,14 @@ def on_commit(connection: BaseDatabaseWrapper, tell: Callable[[], object]) -> No
     Nobody is told when a transaction without autocommit (``set_autocommit(False)``) ends: there it is never called.
     """
 
-    def told() -> None:  # Django names a hook that raised by its __qualname__, which a partial has not
-        tell()
-
+    if not hasattr(tell, "__qualname__"):  # Django names by it a hook that raised, and a partial has none
+        tell = _named(tell)
     if connection.in_atomic_block or connection.get_autocommit():
-        connection.on_commit(told, robust=True)
+        connection.on_commit(tell, robust=True)
+
+
+def _named(tell: Callable[[], object]) -> Callable[[], object]:
+    return lambda: tell()
 
 
 def notify(alias: str, vendor: str, queue: str) -> None:
