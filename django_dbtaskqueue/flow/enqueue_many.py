@@ -26,7 +26,7 @@ from django_dbtaskqueue.db import notify
 from django_dbtaskqueue.db.session import Session, aliases_of, model_for
 from django_dbtaskqueue.flow import groups, usage
 from django_dbtaskqueue.flow.enqueue import (
-    LONGEST,
+    MAX_KEY_LENGTH,
     ON_DUPLICATE,
     check_choice,
     constants,
@@ -37,15 +37,15 @@ from django_dbtaskqueue.flow.enqueue import (
     queue_settings,
     row_of,
 )
-from django_dbtaskqueue.flow.placement import room, route
+from django_dbtaskqueue.flow.placement import free_capacity, route
 
 Row = dict[str, Any]
 
-CHUNK = 5000  # rows of one statement: what bounds the memory of an enqueue_many
-BYTES = 16 * 2**20  # of payload in one statement, give or take a slice
-SLICE = 500  # items looked at together, fewer where payloads may be large:
-SLICE_BYTES = 128 * 2**20  # PostgreSQL takes an array of 256 MiB
-NONE = type(None)
+MAX_ROWS_PER_STATEMENT = 5000  # this bounds the memory of an enqueue_many
+MAX_PAYLOAD_BYTES_PER_STATEMENT = 16 * 2**20  # of payload in one statement, give or take a slice
+MAX_SLICE_ITEMS = 500  # items looked at together, fewer where payloads may be large:
+MAX_SLICE_BYTES = 128 * 2**20  # PostgreSQL takes an array of 256 MiB
+NONE_TYPE = type(None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Rejection:
 
 
 @dataclass(frozen=True, slots=True)
-class Alike:
+class UniformRows:
     """Tasks that differ in reference and payload alone; ``same`` are their other column values."""
 
     references: list[str | None]
@@ -86,8 +86,8 @@ class Alike:
         return [{**self.same, "reference_number": reference, "payload": payload} for reference, payload in pairs]
 
 
-Share = Alike | list[Row]
-Sliced = Alike | list[tuple[str, Row]]
+Batch = UniformRows | list[Row]
+Sliced = UniformRows | list[tuple[str, Row]]
 
 
 class Chunks:
@@ -105,40 +105,44 @@ class Chunks:
         self._aliases = aliases
         self._rejections = rejections
         self._limits = limits_in_force()
-        self._step = max(1, min(SLICE, SLICE_BYTES // conf.settings().payload_max_bytes))
+        self._step = max(1, min(MAX_SLICE_ITEMS, MAX_SLICE_BYTES // conf.settings().payload_max_bytes))
         self._same = constants(settings) if len(aliases) == 1 else None
 
-    def __iter__(self) -> Iterator[dict[str, Share]]:
+    def __iter__(self) -> Iterator[dict[str, Batch]]:
         while slices := self._chunk():
             yield self._shares(slices)
 
     def _chunk(self) -> list[Sliced]:
         slices: list[Sliced] = []
         rows = size = 0
-        while rows < CHUNK and size < BYTES and (items := list(islice(self._items, min(self._step, CHUNK - rows)))):
-            some = self._alike(items) or list(self._rows(items))
+        while (
+            rows < MAX_ROWS_PER_STATEMENT
+            and size < MAX_PAYLOAD_BYTES_PER_STATEMENT
+            and (items := list(islice(self._items, min(self._step, MAX_ROWS_PER_STATEMENT - rows))))
+        ):
+            some = self._uniform(items) or list(self._rows(items))
             self._read += len(items)
             rows += len(items)
             size += _size(some)
             slices.append(some)
         return slices
 
-    def _shares(self, slices: list[Sliced]) -> dict[str, Share]:
-        alike = [one for one in slices if isinstance(one, Alike)]
-        if len(alike) == len(slices) and all(one.same == alike[0].same for one in alike):
-            references = list(chain.from_iterable(one.references for one in alike))
-            written = list(chain.from_iterable(one.payloads for one in alike))
-            return {self._aliases[0]: Alike(references, written, alike[0].same)}
+    def _shares(self, slices: list[Sliced]) -> dict[str, Batch]:
+        uniform = [one for one in slices if isinstance(one, UniformRows)]
+        if len(uniform) == len(slices) and all(one.same == uniform[0].same for one in uniform):
+            references = list(chain.from_iterable(one.references for one in uniform))
+            written = list(chain.from_iterable(one.payloads for one in uniform))
+            return {self._aliases[0]: UniformRows(references, written, uniform[0].same)}
         shares: dict[str, list[Row]] = {alias: [] for alias in self._aliases}
         for one in slices:
-            if isinstance(one, Alike):
+            if isinstance(one, UniformRows):
                 shares[self._aliases[0]] += one.rows()
             else:
                 for alias, row in one:
                     shares[alias].append(row)
         return {**shares}
 
-    def _alike(self, items: list[Any]) -> Alike | None:
+    def _uniform(self, items: list[Any]) -> UniformRows | None:
         """Return items that are no more than references and payloads; None for others, and for those with a fault."""
         if self._same is None or (columns := _columns(items)) is None or not _are_references(columns[0]):
             return None
@@ -150,7 +154,7 @@ class Chunks:
         written = payloads.dumps_many(plain, limits=self._limits)
         if written is None:
             return None
-        return Alike(references, written, {**self._same, "payload_type": payload_type})
+        return UniformRows(references, written, {**self._same, "payload_type": payload_type})
 
     def _rows(self, items: list[Any]) -> Iterator[tuple[str, Row]]:
         """Check items one by one and yield (where to, row)."""
@@ -200,13 +204,13 @@ def _encoded(values: list[Any]) -> tuple[str | None, list[Any]]:
 def _are_references(references: list[Any]) -> bool:
     """Return whether these can be stored; False also when ``row_of`` has to have a closer look."""
     kinds = set(map(type, references))
-    if kinds == {NONE}:
+    if kinds == {NONE_TYPE}:
         return True
-    if not kinds <= {str, NONE}:
+    if not kinds <= {str, NONE_TYPE}:
         return False
-    texts = [text for text in references if text is not None] if NONE in kinds else references
+    texts = [text for text in references if text is not None] if NONE_TYPE in kinds else references
     together = "".join(texts)
-    if not all(texts) or max(map(len, texts)) > LONGEST or "\0" in together:
+    if not all(texts) or max(map(len, texts)) > MAX_KEY_LENGTH or "\0" in together:
         return False
     try:
         together.encode()
@@ -216,7 +220,7 @@ def _are_references(references: list[Any]) -> bool:
 
 
 def _size(some: Sliced) -> int:
-    if isinstance(some, Alike):
+    if isinstance(some, UniformRows):
         return sum(map(len, some.payloads))
     return sum(len(row["payload"] or "") for _, row in some)
 
@@ -278,7 +282,7 @@ def enqueue_many(
             stack.enter_context(transaction.atomic(using=alias))
         for shares in chunks:
             for alias, share in shares.items():
-                with room(sessions[alias], queue, settings.capacity, len(share), timeout):
+                with free_capacity(sessions[alias], queue, settings.capacity, len(share), timeout):
                     done.update(_insert(sessions[alias], queue, share, on_duplicate, keep_due=keep_due))
         if done["enqueued"] or done["replaced"]:
             for session in sessions.values():
@@ -301,15 +305,15 @@ class _Written(NamedTuple):
         return cls(len(answer), sum(is_new for _, is_new in answer), [task_id for task_id, _ in answer])
 
 
-def _insert(session: Session, queue: str, share: Share, on_duplicate: str, *, keep_due: bool) -> Counter[str]:
+def _insert(session: Session, queue: str, share: Batch, on_duplicate: str, *, keep_due: bool) -> Counter[str]:
     """Write one statement's tasks; return how many items were enqueued, ignored and replaced."""
     if not share:
         return Counter()
-    if isinstance(share, Alike) and session.postgresql and on_duplicate != "replace":
+    if isinstance(share, UniformRows) and session.postgresql and on_duplicate != "replace":
         references = share.references
-        written = _insert_alike(session, queue, share, on_duplicate)
+        written = _insert_uniform(session, queue, share, on_duplicate)
     else:
-        rows = share.rows() if isinstance(share, Alike) else share
+        rows = share.rows() if isinstance(share, UniformRows) else share
         if on_duplicate == "replace":  # one statement may not touch a row twice: the last one wins
             rows = list({row["reference_number"] or id(row): row for row in rows}.values())
         references = [row["reference_number"] for row in rows]
@@ -323,7 +327,7 @@ def _insert(session: Session, queue: str, share: Share, on_duplicate: str, *, ke
     return Counter(enqueued=written.new, ignored=missing, replaced=replaced)
 
 
-def _insert_alike(session: Session, queue: str, share: Alike, on_duplicate: str) -> _Written:
+def _insert_uniform(session: Session, queue: str, share: UniformRows, on_duplicate: str) -> _Written:
     referenced = any(share.references)
     ids = usage.watched() or (referenced and on_duplicate == "error")
     sql = session.sql.insert_alike(referenced=referenced, ordered=referenced and share.ordered, ids=ids)

@@ -1,4 +1,4 @@
-"""Move: what operators do to tasks, and what pollers do for tasks nobody holds any more.
+"""Move: what operators do to tasks, and what pollers do for tasks without a lease.
 
 Each verb changes only rows whose status allows it, judged by the database at that moment, and returns how many it
 really changed.
@@ -12,78 +12,26 @@ from functools import partial
 from typing import Any
 
 from django.db import transaction
-from django.db.models import Count, F, QuerySet
+from django.db.models import F
 from django.db.models.functions import Least, Now
 
 from django_dbtaskqueue.core.states import BY_VERB, TERMINAL, sources
 from django_dbtaskqueue.db import notify
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow.groups import lock, regroup
-from django_dbtaskqueue.models import AbstractTask, DeletedTasks
-
-Tasks = QuerySet[AbstractTask]
-
-
-def base_rows(tasks: Tasks) -> Tasks:
-    """Return all tasks of the same table, on the database it is written to: a replica may show what was."""
-    pinned = tasks.all()
-    pinned._for_write = True  # type: ignore[attr-defined]  # what Django's own update() and delete() do
-    return tasks.model._base_manager.using(pinned.db)
-
-
-def same_rows(rows: Sequence[AbstractTask]) -> Tasks:
-    """Return rows of one table, at least one, as a selection on the database they were read from."""
-    return type(rows[0])._base_manager.using(rows[0]._state.db).filter(pk__in=[row.pk for row in rows])
-
-
-def as_filterable(tasks: Tasks) -> Tasks:
-    """Return a selection of any kind as one that can be filtered, ordered, locked, updated and deleted.
-
-    A slice is settled here and now: what remains must not move up into it between two statements.
-    """
-    everything = base_rows(tasks)
-    selection = tasks.using(everything.db)
-    if tasks.query.is_sliced:
-        return everything.filter(pk__in=list(selection.values_list("pk", flat=True)))
-    if _is_a_filter(tasks):
-        everything.query.where = tasks.query.where.clone()
-        return everything
-    return everything.filter(pk__in=selection.order_by().values("pk"))
-
-
-def _is_a_filter(tasks: Tasks) -> bool:
-    """Return whether a selection is this table with a condition and no more, which needs no query inside the query.
-
-    Two looks at one table are compared row by row where PostgreSQL still holds it for empty: 40,000 tasks take minutes.
-    """
-    query = tasks.query
-    more = (query.distinct, query.combinator, query.annotations, query.extra, query.group_by)
-    return not any(more) and set(query.alias_map) <= {tasks.model._meta.db_table}
-
-
-def lockable(tasks: Tasks, *, wait: bool = False) -> Tasks:
-    """Return what ``as_filterable`` gave so that reading it locks the rows, in the order of their ids.
-
-    All that wait for row locks lock in this order, so there are no deadlocks. Rows that another transaction has locked
-    are skipped, or waited for (``wait``).
-    """
-    if transaction.get_connection(tasks.db).features.has_select_for_update_skip_locked:
-        tasks = tasks.select_for_update(skip_locked=not wait)
-    return tasks.order_by("pk")
-
-
-def delete_and_count(tasks: Tasks) -> int:
-    """Delete rows this transaction has locked, and count them per queue in the same transaction."""
-    counts = tasks.order_by().values("queue").annotate(number=Count("pk")).values_list("queue", "number")
-    DeletedTasks.objects.using(tasks.db).bulk_create(
-        [DeletedTasks(queue=queue, count=number) for queue, number in counts]
-    )
-    return int(tasks._raw_delete(tasks.db) or 0)  # None where Django sees that nothing can match
-
+from django_dbtaskqueue.flow.selection import (
+    Tasks,
+    as_filterable,
+    base_rows,
+    delete_and_count,
+    same_rows,
+    with_row_locks,
+)
+from django_dbtaskqueue.models import AbstractTask
 
 Groups = Mapping[str, set[str]]  # the keys of groups, by queue
-BATCH = 10_000  # ids in one statement: databases bound the number of its parameters
-BACK_IN_LINE: dict[str, Any] = {
+IDS_PER_STATEMENT = 10_000  # ids in one statement: databases bound the number of its parameters
+READY_NOW: dict[str, Any] = {
     "ready_time": Now(),
     "next_process_time": Now(),
     "poller_instance": None,
@@ -91,13 +39,13 @@ BACK_IN_LINE: dict[str, Any] = {
 }
 # The columns that a verb changes beside the status. A verb that changes ``ready_time`` changes groups' heads, too.
 CHANGES: dict[str, dict[str, Any]] = {
-    "reprocess": {"attempt": 0, **BACK_IN_LINE},
+    "reprocess": {"attempt": 0, **READY_NOW},
     "mark_poison": {},
     "unpoison": {},
     "cancel": {"ready_time": None, "parked_by": None, "finish_time": Now()},
     # A last attempt is given back: without an attempt left no poller could ever take the task.
-    "release_all": {"attempt": Least(F("attempt"), F("max_attempts") - 1), **BACK_IN_LINE},
-    "kick": {"attempt": 0, **BACK_IN_LINE},
+    "release_all": {"attempt": Least(F("attempt"), F("max_attempts") - 1), **READY_NOW},
+    "kick": {"attempt": 0, **READY_NOW},
 }
 
 
@@ -132,7 +80,7 @@ def kick(tasks: Tasks, n: int) -> int:
         raise ValueError(f"kick({n}) needs a number of tasks that is not negative.")
     tasks = as_filterable(tasks).filter(status__in=sources("kick"))
     with transaction.atomic(using=tasks.db):
-        return _move(lockable(tasks)[:n], "kick")
+        return _move(with_row_locks(tasks)[:n], "kick")
 
 
 def delete(tasks: Tasks) -> int:
@@ -185,8 +133,8 @@ def _update(verb: str, tasks: Tasks) -> int:
 
 def _locked(tasks: Tasks, act: Callable[[Tasks], int]) -> int:
     """Lock rows in order of id, then act on them in batches. One statement for both has plans that take for ever."""
-    ids = list(lockable(tasks, wait=True).values_list("pk", flat=True))
-    batches = [ids[start : start + BATCH] for start in range(0, len(ids), BATCH)]
+    ids = list(with_row_locks(tasks, wait=True).values_list("pk", flat=True))
+    batches = [ids[start : start + IDS_PER_STATEMENT] for start in range(0, len(ids), IDS_PER_STATEMENT)]
     return sum(act(base_rows(tasks).filter(pk__in=batch)) for batch in batches)
 
 
@@ -210,7 +158,7 @@ def _regroup(tasks: Tasks, groups: Groups, change: Callable[[], int]) -> int:
 
 
 def unpark(session: Session, queue: str, payload_types: list[str], *, untyped: bool = True) -> int:
-    """Put tasks parked for want of a handler back in line; return how many. Uncharged, never due in the past.
+    """Make tasks ready again that were parked without a processor; return how many. Uncharged, never due in the past.
 
     ``untyped`` says whether rows without a payload type have a handler too.
     """

@@ -27,7 +27,7 @@ from django_dbtaskqueue.models import Queue
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
-ROOM_POLL_INTERVAL_S = 0.05
+CAPACITY_POLL_INTERVAL_S = 0.05
 _turn = [0]
 
 
@@ -65,7 +65,9 @@ def with_fail_over(chosen: str, shards: Sequence[str], insert: Callable[[str], T
 
 
 @contextmanager
-def room(session: Session, queue: str, capacity: int | None, wanted: int, timeout: timedelta | None) -> Iterator[None]:
+def free_capacity(
+    session: Session, queue: str, capacity: int | None, wanted: int, timeout: timedelta | None
+) -> Iterator[None]:
     """Give ``wanted`` places in the queue to the block, or raise ``QueueFull`` after ``timeout``.
 
     Inside a SQLite transaction no room can appear, so it is raised at once.
@@ -84,7 +86,7 @@ def room(session: Session, queue: str, capacity: int | None, wanted: int, timeou
         except QueueFull:
             if monotonic() >= deadline:
                 raise
-        threading.Event().wait(ROOM_POLL_INTERVAL_S)  # the savepoint is rolled back, so others can settle meanwhile
+        threading.Event().wait(CAPACITY_POLL_INTERVAL_S)  # without the lock, so that others can settle
 
 
 def _claim(session: Session, queue: str, capacity: int, wanted: int) -> None:

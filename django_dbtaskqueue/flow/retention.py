@@ -22,7 +22,7 @@ from django_dbtaskqueue.core.sql.retention import Aging
 from django_dbtaskqueue.core.states import sources
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.db.statements import statements
-from django_dbtaskqueue.flow.move import Tasks, as_filterable, base_rows, delete_and_count, lockable
+from django_dbtaskqueue.flow.selection import Tasks, as_filterable, base_rows, delete_and_count, with_row_locks
 from django_dbtaskqueue.models import AbstractTask, AuditEntry, BulkOperation, BulkSkip, TaskColumns, TaskHistory
 from django_dbtaskqueue.models.operations import UNFINISHED
 
@@ -59,7 +59,7 @@ def finished_before(age: timedelta) -> Q:
 
 def _housekeep_batch(old: Tasks, to: str) -> int:
     with transaction.atomic(using=old.db):
-        rows = list(lockable(old)[:ROWS_PER_BATCH])
+        rows = list(with_row_locks(old)[:ROWS_PER_BATCH])
         if not rows:
             return 0
         leaving = base_rows(old).filter(pk__in=[row.pk for row in rows])

@@ -16,7 +16,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from django_dbtaskqueue.core.exceptions import OperationRefused
-from django_dbtaskqueue.flow.move import base_rows
+from django_dbtaskqueue.flow.selection import base_rows
 from django_dbtaskqueue.models import AbstractTask
 from django_dbtaskqueue.models.querysets import TaskQuerySet
 from django_dbtaskqueue.operations.audit import CHANGE, DELETION, Actor, check, log, record, recorded

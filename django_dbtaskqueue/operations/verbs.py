@@ -15,8 +15,9 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext, ngettext_lazy
 
 from django_dbtaskqueue.core.states import BY_VERB, Status
-from django_dbtaskqueue.flow.move import change_locked, same_rows
+from django_dbtaskqueue.flow.move import change_locked
 from django_dbtaskqueue.flow.retention import finished_before, housekeep
+from django_dbtaskqueue.flow.selection import same_rows
 from django_dbtaskqueue.models import AbstractTask
 from django_dbtaskqueue.models.querysets import TaskQuerySet
 from django_dbtaskqueue.operations.paginators import Count, bounded_count

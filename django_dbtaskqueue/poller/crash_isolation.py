@@ -9,31 +9,34 @@ from __future__ import annotations
 import json
 import logging
 from time import monotonic
+from typing import TYPE_CHECKING
 
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow import settle
-from django_dbtaskqueue.poller.settle_batches import Settler
+
+if TYPE_CHECKING:
+    from django_dbtaskqueue.poller.settle_batches import Settler
 
 logger = logging.getLogger("django_dbtaskqueue")
 
-# Seconds a suspect runs alone. A deadly task mostly kills soon after its start, and the other tasks must not wait long.
+# A deadly task mostly kills soon after its start, and the other tasks must not wait long.
 MIN_QUARANTINE_SECONDS, MAX_QUARANTINE_SECONDS = 0.2, 1.0
 QUARANTINE_LEASE_SHARE = 1 / 40  # of the lease, within those limits
-RELEASED_SUSPECT_TIMEOUT_SECONDS = 5.0  # then we assume that another poller took the suspects that we released
+RELEASED_TASK_TIMEOUT_SECONDS = 5.0  # then we assume that another poller took the tasks that we released
 
 
 class CrashIsolation:
-    """Limits what a poller takes while suspects wait, and releases the suspects that must not run now."""
+    """Limits what a poller takes while isolated tasks wait, and releases those that must not run now."""
 
     def __init__(self, settler: Settler) -> None:
         self._settler = settler
-        self._queues: set[str] = set()  # keys of queues with released suspects that no fetch has found since
+        self._queues: set[str] = set()  # keys of queues with released tasks that no fetch has found since
         self._active_until = 0.0
         self._quarantine_until = 0.0
 
     def active(self) -> bool:
-        """Whether suspects wait to run one by one. They wait at the front of their queues, before any watermark."""
+        """Whether isolated tasks wait, to run one by one. They wait behind the watermarks of their queues."""
         return bool(self._queues) and monotonic() < self._active_until
 
     def limit(self, reserved: int) -> int | None:
@@ -56,20 +59,20 @@ class CrashIsolation:
             if len(leases) == 1:  # a larger batch was asked for before isolation began, so it tells nothing
                 self._queues.discard(leases[0].port.key)
             return leases
-        suspects = [lease for lease in leases if lease.id in ids]
+        isolated = [lease for lease in leases if lease.id in ids]
         others = [lease for lease in leases if lease.id not in ids]
-        chosen = suspects[:1] if alone and not others and not self._busy() else []
-        # Release before any task of this batch starts: a crash would charge the suspects that are still leased.
-        for queue in {lease.queue for lease in suspects}:
-            settle.release(session, [lease for lease in suspects[len(chosen) :] if lease.queue == queue])
+        chosen = isolated[:1] if alone and not others and not self._busy() else []
+        # Release before any task of this batch starts: a crash would charge the isolated tasks that are still leased.
+        for queue in {lease.queue for lease in isolated}:
+            settle.release(session, [lease for lease in isolated[len(chosen) :] if lease.queue == queue])
         if not self.active():
             logger.warning(
                 "Attempts of %s ended without an outcome, as when a process dies: running those tasks one by one",
-                suspects[0].queue,
+                isolated[0].queue,
             )
-        self._queues.update(lease.port.key for lease in suspects)
-        self._quarantine_until = monotonic() + _quarantine_seconds(suspects[0])
-        self._active_until = monotonic() + RELEASED_SUSPECT_TIMEOUT_SECONDS
+        self._queues.update(lease.port.key for lease in isolated)
+        self._quarantine_until = monotonic() + _quarantine_seconds(isolated[0])
+        self._active_until = monotonic() + RELEASED_TASK_TIMEOUT_SECONDS
         return others + chosen
 
     def _busy(self) -> bool:

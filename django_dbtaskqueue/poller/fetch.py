@@ -10,11 +10,11 @@ from time import monotonic
 
 from django_dbtaskqueue import registry
 from django_dbtaskqueue.core.lease import Lease
-from django_dbtaskqueue.core.outcomes import Park, Release, Settlement
+from django_dbtaskqueue.core.outcomes import Release, Settlement, facts
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow import checkout, observe, settle
 from django_dbtaskqueue.flow.checkout import QueueShare
-from django_dbtaskqueue.flow.run import Processor, refusal
+from django_dbtaskqueue.flow.run import Processor, no_handler, refusal
 from django_dbtaskqueue.flow.scan import SCAN_NOW
 from django_dbtaskqueue.poller.crash_isolation import CrashIsolation
 from django_dbtaskqueue.poller.executors import Done, Executor, Job
@@ -79,7 +79,7 @@ class Fetcher:
             queues = [queue]
             if len(due) > 1 and self._can_share(queue) and not self._isolation.active():
                 total = min(free_slots(queue, self.capacity, shared=True), queue.settings.batch_size)
-                queues += self._companions(queue, total, due)
+                queues += self._sharing_queues(queue, total, due)
                 asked = total if len(queues) > 1 else asked
             for each in queues:
                 each.next_turn = max(each.next_turn, self._last_turn) + 1 / each.weight
@@ -143,7 +143,7 @@ class Fetcher:
             and not (queue.unpark_due or queue.reply_lost or queue.full_processors or self.capacity.options.once)
         )
 
-    def _companions(self, first: QueueState, asked: int, due: list[QueueState]) -> Iterator[QueueState]:
+    def _sharing_queues(self, first: QueueState, asked: int, due: list[QueueState]) -> Iterator[QueueState]:
         """Yield the due queues to serve in one statement with the first one, in the order of their turns.
 
         Each has free slots for the whole batch, so it does not matter how many tasks each of them gives. A queue that
@@ -178,10 +178,6 @@ class Fetcher:
         for queue in queues:
             queue.reserved += tasks
         self.capacity.reserved += tasks
-
-    def is_fetching(self) -> bool:
-        """Whether a fetch is under way."""
-        return self.capacity.reserved > 0
 
     def is_exhausted(self) -> bool:
         """Whether a run that ends by itself has nothing more to take."""
@@ -354,8 +350,9 @@ class Fetcher:
         return jobs
 
     def _refuse(self, lease: Lease, refused: Settlement | None) -> None:
-        if isinstance(refused, Park):
-            logger.warning("Task %s parked: %s", lease.id, refused.reason, extra=observe.fields(lease))
+        if refused is not None and facts(refused).parks:
+            reason = no_handler(lease.queue, lease.payload_type)
+            logger.warning("Task %s parked: %s", lease.id, reason, extra=observe.fields(lease))
         self._settler.finish(Done(lease, refused, 0.0), idle=True)
 
     def _is_drained(self, session: Session, queue: QueueState) -> bool:
@@ -377,7 +374,7 @@ class Fetcher:
         params = {"queue_name": queue.name, "poller_instance": self.instance}
         leases = checkout.leases(session.run(session.sql.leased_to, params), queue.port, 0.0)
         held = {(lease.id, lease.total_attempt) for lease in self._settler.held.copy() if lease.port is queue.port}
-        pairs: list[settle.Pair] = [
+        pairs: list[settle.Decided] = [
             (lease, Release()) for lease in leases if (lease.id, lease.total_attempt) not in held
         ]
         released = settle.settle_surely(session, pairs) if pairs else set()

@@ -34,7 +34,7 @@ from django_dbtaskqueue.metrics.collector import Collector
 from django_dbtaskqueue.poller.executors import Done
 from django_dbtaskqueue.poller.executors.thread import tidy
 from django_dbtaskqueue.poller.loop import Poller
-from django_dbtaskqueue.poller.periodic import Maintenance, Periodic, PeriodicJobs
+from django_dbtaskqueue.poller.periodic import Periodic, PeriodicJobs, PeriodicThread
 from django_dbtaskqueue.poller.queue_state import QueueState, unpark
 
 logger = logging.getLogger("django_dbtaskqueue")
@@ -68,7 +68,7 @@ class Heartbeat:
     def __init__(self, poller: Poller) -> None:
         self._poller = poller
         self._aliases = sorted({queue.port.alias for queue in poller.queues.values()})
-        self._maintenance = Maintenance(self._aliases, poller.settler.metrics)
+        self._periodic = PeriodicThread(self._aliases, poller.settler.metrics)
         self._ended = threading.Event()
         self._jobs = PeriodicJobs(
             "Heartbeat and rescue", list(self._all_jobs()), self._ended, retry=HEARTBEAT_RETRY_SECONDS
@@ -82,20 +82,20 @@ class Heartbeat:
         """Begin."""
         for thread in self._threads:
             thread.start()
-        self._maintenance.start()
+        self._periodic.start()
 
     def stop(self) -> None:
         """Report a last time, as STOPPED, and end."""
         self._ended.set()
         for thread in self._threads:
             thread.join(timeout=HEARTBEAT_RETRY_SECONDS[1])
-        self._maintenance.stop()
+        self._periodic.stop()
 
     def _all_jobs(self) -> Iterator[Periodic]:
         for alias in self._aliases:
             yield Periodic(alias, "heartbeat", partial(self._report, alias))
             yield Periodic(alias, "deleting dead pollers", partial(_delete_dead_pollers, alias))
-            yield Periodic(alias, "operators' changes", partial(self._obey, alias))
+            yield Periodic(alias, "operators' changes", partial(self._execute_command, alias))
         tables: dict[tuple[str, type], list[QueueState]] = {}
         for queue in self._poller.queues.values():
             yield Periodic(queue.port.alias, f"unparking {queue.name}", partial(self._unpark, queue))
@@ -140,7 +140,7 @@ class Heartbeat:
         )
         return conf.settings().heartbeat.total_seconds() * random.uniform(0.9, 1.0)
 
-    def _obey(self, alias: str) -> float:
+    def _execute_command(self, alias: str) -> float:
         """Apply the settings and the command that operators stored."""
         queues = [queue for queue in self._poller.queues.values() if queue.port.alias == alias]
         applied = apply_overrides(queues, alias)

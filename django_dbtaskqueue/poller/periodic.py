@@ -32,7 +32,7 @@ DELETE_METRICS_SECONDS = 3600.0
 IDLE_BULK_SECONDS = 3.0  # between two polls for bulk operations
 BUSY_BULK_SECONDS = 0.05  # between two chunks of one
 RETENTION_OFF_SECONDS = 60.0  # between two checks whether retention has been switched on
-MAINTENANCE_RETRY_SECONDS = 1.0, 60.0
+PERIODIC_JOB_RETRY_SECONDS = 1.0, 60.0
 
 
 @dataclass(slots=True, eq=False)
@@ -97,7 +97,7 @@ class PeriodicJobs:
         log("%s fail, trying again: %s: %s", self._title, job.name, text, exc_info=not database_error)
 
 
-class Maintenance:
+class PeriodicThread:
     """Runs the maintenance jobs of one poller, from ``start`` to ``stop``."""
 
     def __init__(self, aliases: Iterable[str], metrics: Collector) -> None:
@@ -106,7 +106,7 @@ class Maintenance:
         self._ended = threading.Event()
         self._aliases = sorted(set(aliases))
         title = "Metrics, retention and bulk operations"
-        self._jobs = PeriodicJobs(title, list(self._all_jobs()), self._ended, retry=MAINTENANCE_RETRY_SECONDS)
+        self._jobs = PeriodicJobs(title, list(self._all_jobs()), self._ended, retry=PERIODIC_JOB_RETRY_SECONDS)
         self._thread = threading.Thread(target=self._run, name="dbtaskqueue-maintain", daemon=True)
 
     def start(self) -> None:

@@ -18,13 +18,14 @@ from time import monotonic
 from django.db.utils import Error
 
 from django_dbtaskqueue import registry
+from django_dbtaskqueue.core.durations import smoothed
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import COMPLETE, facts
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow import observe, settle
 from django_dbtaskqueue.flow.settle import Decided
 from django_dbtaskqueue.metrics.collector import Collector
-from django_dbtaskqueue.poller.executors import Done, smoothed
+from django_dbtaskqueue.poller.executors import Done
 from django_dbtaskqueue.poller.queue_state import ConnectionSet, QueueState
 
 logger = logging.getLogger(__name__)

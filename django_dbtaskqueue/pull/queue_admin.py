@@ -19,7 +19,7 @@ from django_dbtaskqueue.core.states import COMPLETED, PROCESSING, Status, source
 from django_dbtaskqueue.db.session import alias_for, aliases_of, model_for
 from django_dbtaskqueue.flow import usage
 from django_dbtaskqueue.flow.enqueue import queue_settings
-from django_dbtaskqueue.flow.move import lockable
+from django_dbtaskqueue.flow.selection import with_row_locks
 from django_dbtaskqueue.models import CallCount, Queue, Task
 from django_dbtaskqueue.models.querysets import TaskQuerySet
 from django_dbtaskqueue.pull import blocking
@@ -148,7 +148,7 @@ class QueueAdmin:
         """Lock the queue and all its tasks, so that nobody can take one, or raise for a live lease."""
         list(Queue.objects.using(alias).select_for_update().filter(pk=self.name))
         tasks = self._tasks(alias)
-        list(lockable(tasks, wait=True).order_by("pk").values_list("pk", flat=True))
+        list(with_row_locks(tasks, wait=True).order_by("pk").values_list("pk", flat=True))
         if live := tasks.filter(status=PROCESSING, next_process_time__gt=Now()).count():
             raise TaskQueueError(
                 f"Queue {self.name!r} cannot be dropped: {live} tasks are being processed. Wait for them, or call "
@@ -200,7 +200,7 @@ class QueueAdmin:
     def _change(self, tasks: TaskQuerySet, call: str, verb: Verb, *, limit: int = CHUNK, wait: bool = False) -> int:
         """Run a verb over the first ``limit`` tasks that can be locked, count it and tell of it."""
         with transaction.atomic(using=tasks.db):
-            locked = lockable(tasks, wait=wait).order_by("pk")
+            locked = with_row_locks(tasks, wait=wait).order_by("pk")
             ids = list(locked.values_list("pk", flat=True)[:limit])
             if not ids:
                 return 0

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 from asgiref.sync import async_to_sync
 from django.db import connections, transaction
@@ -17,7 +17,7 @@ from django_dbtaskqueue import registry, signals
 from django_dbtaskqueue.core import codecs
 from django_dbtaskqueue.core.exceptions import TaskQueueError
 from django_dbtaskqueue.core.lease import Lease
-from django_dbtaskqueue.core.outcomes import OUTCOMES, Outcome, Settlement, facts, said
+from django_dbtaskqueue.core.outcomes import Outcome, Settlement, facts, said
 from django_dbtaskqueue.db.session import Row, Session, model_for
 from django_dbtaskqueue.flow import checkout, enqueue, move, observe, run, settle
 from django_dbtaskqueue.flow.rescue import rescue
@@ -186,8 +186,7 @@ def _ran(lease: Lease, stored: Settlement, returned: list[Any]) -> Ran:
 
 
 def _outcome(stored: Settlement) -> Outcome | None:
-    outcome = said(stored)
-    return outcome if isinstance(outcome, OUTCOMES) else None
+    return cast(Outcome, said(stored)) if facts(stored).counts_as else None  # a release and a park are no attempts
 
 
 def _call(lease: Lease, processor: Processor) -> Settlement | None:

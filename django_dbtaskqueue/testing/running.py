@@ -13,7 +13,7 @@ from django.db import transaction
 from django_dbtaskqueue import registry
 from django_dbtaskqueue.core.exceptions import LeaseLost, TaskQueueError
 from django_dbtaskqueue.core.lease import Lease
-from django_dbtaskqueue.core.outcomes import Fail, Outcome
+from django_dbtaskqueue.core.outcomes import Outcome, facts
 from django_dbtaskqueue.db.session import aliases_of
 from django_dbtaskqueue.flow import enqueue
 from django_dbtaskqueue.flow.run import Processor, no_handler
@@ -41,7 +41,7 @@ class DrainReport:
     @property
     def errors(self) -> list[BaseException | str]:
         """What the failed attempts failed with."""
-        return [outcome.error for outcome in self.outcomes if isinstance(outcome, Fail)]
+        return [error for outcome in self.outcomes if (error := facts(outcome).error) is not None]
 
     def __str__(self) -> str:
         kinds = ("completed", "reenqueued", "retried", "failed", "poisoned", "expired", "parked", "lost")

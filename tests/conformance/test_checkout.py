@@ -28,7 +28,7 @@ pytestmark = [
 SECOND_LONG = timedelta(seconds=1)
 
 
-def test_order_is_priority_then_place_in_line_then_id(world: World) -> None:
+def test_order_is_priority_then_ready_time_then_id(world: World) -> None:
     wanted = [
         world.make(priority=priority, ready_time=timedelta(minutes=-minutes)).id
         for priority in (-5, 0, 7)
@@ -125,7 +125,7 @@ def test_tasks_due_later_do_not_hide_those_due_now(world: World) -> None:
     assert [lease.id for lease in world.checkout(10)] == [due.id]
 
 
-def test_a_retry_waits_although_its_place_in_line_is_old(world: World) -> None:
+def test_a_retry_waits_although_its_ready_time_is_old(world: World) -> None:
     world.make(ready_time=timedelta(hours=-1), next_process_time=timedelta(minutes=1))
     assert world.checkout() == []
 

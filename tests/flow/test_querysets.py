@@ -104,7 +104,7 @@ def test_a_second_time_changes_nothing(alias: str, verb: str) -> None:
 
 
 @pytest.mark.parametrize(("verb", "status"), [("reprocess", ERROR), ("kick", POISON)])
-def test_back_in_line_with_a_new_budget(alias: str, verb: str, status: str) -> None:
+def test_ready_again_with_a_new_budget(alias: str, verb: str, status: str) -> None:
     task = make_task(status, attempt=5, total_attempt=9, process_result="why", using=alias)
     VERBS[verb][1](tasks_of(alias))
     row = tasks_of(alias).get(pk=task.pk)

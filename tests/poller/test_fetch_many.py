@@ -102,7 +102,7 @@ def test_each_queue_settles_by_its_own_rules(postgres_process_database: ProcessD
     assert ends == {**fine, ("failing", "ERROR"): 3}
 
 
-def test_suspects_of_several_queues_run_alone_and_all_get_done(
+def test_isolated_tasks_of_several_queues_run_alone_and_all_get_done(
     postgres_process_database: ProcessDatabase, queues: list[str]
 ) -> None:
     """Given tasks of dead processes in queues that share fetches, then each runs, and none is released for ever."""
