@@ -149,9 +149,9 @@ class SearchError(TaskQueueError):
 class SearchTooSlow(TaskQueueError):
     """A query of the task table took longer than ``DBTASKQUEUE["OPERATIONS_TIMEOUT"]`` and was cancelled."""
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, timeout: str) -> None:
         super().__init__(
-            f"The database did not answer within {seconds:g}s, and the question was given up. "
+            f"The database did not answer within {timeout}, and the question was given up. "
             "Narrow the search: name a queue (queue:claims), a status (status:ERROR), a whole reference (ref:UA-15) or "
             "an age (age:<1h)."
         )

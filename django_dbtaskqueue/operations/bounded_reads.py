@@ -18,6 +18,7 @@ from django.db.models import QuerySet
 from django.utils.formats import number_format
 
 from django_dbtaskqueue.conf import settings as conf
+from django_dbtaskqueue.core.durations import format_duration
 from django_dbtaskqueue.core.exceptions import SearchTooSlow
 from django_dbtaskqueue.db.session import Session
 
@@ -57,7 +58,7 @@ def statement_timeout(alias: str, within: timedelta | None = None) -> Iterator[N
             yield
     except OperationalError as error:
         if timed_out(error) or str(error) == "interrupted":
-            raise SearchTooSlow(limit.total_seconds()) from error
+            raise SearchTooSlow(format_duration(limit)) from error
         raise
 
 

@@ -264,7 +264,7 @@ def test_listeners_that_are_no_list(settings: Any) -> None:
 
 
 def test_what_is_no_listener_is_refused() -> None:
-    with pytest.raises(TypeError, match="Subclass"):
+    with pytest.raises(TypeError, match="Give an object of a subclass"):
         signals.register(Diary)  # type: ignore[arg-type]
 
 
