@@ -25,7 +25,7 @@ from django_dbtaskqueue.flow import observe
 from django_dbtaskqueue.flow.decide import decide
 from django_dbtaskqueue.flow.enqueue import queue_settings
 from django_dbtaskqueue.flow.scan import ScanCursor
-from django_dbtaskqueue.flow.settle_port import SettlePort
+from django_dbtaskqueue.flow.settle import SettlePort
 from django_dbtaskqueue.poller.executors import Done, Executor, Run, done_by_lease
 from django_dbtaskqueue.poller.executors.executor_set import Executors
 from django_dbtaskqueue.poller.fetch import Fetcher

@@ -16,7 +16,7 @@ from django_dbtaskqueue.flow import move
 from django_dbtaskqueue.flow.checkout import Strategy
 from django_dbtaskqueue.flow.run import Processor
 from django_dbtaskqueue.flow.scan import ScanCursor
-from django_dbtaskqueue.flow.settle_port import SettlePort
+from django_dbtaskqueue.flow.settle import SettlePort
 from django_dbtaskqueue.models import AbstractTask
 from django_dbtaskqueue.poller.executors.executor_set import UNPLACED, Placement
 

@@ -24,7 +24,7 @@ from django_dbtaskqueue.flow.enqueue import queue_settings
 from django_dbtaskqueue.flow.rescue import rescue
 from django_dbtaskqueue.flow.run import Processor, prepare, refusal
 from django_dbtaskqueue.flow.scan import ScanCursor
-from django_dbtaskqueue.flow.settle_port import SettlePort
+from django_dbtaskqueue.flow.settle import SettlePort
 
 SIGNER = Signer(salt="django_dbtaskqueue.lease")
 MAX_EXPIRED_LEASES = 50  # the first tasks of a queue, which are searched for expired leases

@@ -21,7 +21,7 @@ from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow import checkout as stage
 from django_dbtaskqueue.flow import rescue, settle
 from django_dbtaskqueue.flow.scan import ScanCursor
-from django_dbtaskqueue.flow.settle_port import SettlePort
+from django_dbtaskqueue.flow.settle import SettlePort
 from django_dbtaskqueue.models import DeletedTasks, Queue, Task
 from django_dbtaskqueue.poller.renew import renew
 from tests.factories import LEASE, age, make_task

@@ -12,8 +12,8 @@ import pytest
 from django_dbtaskqueue import DuplicateTask, EnqueueReport, enqueue, enqueue_many, signals
 from django_dbtaskqueue.core import context
 from django_dbtaskqueue.core.exceptions import EnqueueError, PayloadError
-from django_dbtaskqueue.flow import chunks
-from django_dbtaskqueue.flow.enqueue import queue_settings
+from django_dbtaskqueue.flow.enqueue import options_of, queue_settings
+from django_dbtaskqueue.flow.enqueue_many import Batch, Chunks, UniformRows
 from django_dbtaskqueue.models import Task
 
 pytestmark = pytest.mark.django_db(databases=["default", "sqlite"])
@@ -29,10 +29,10 @@ class Card:
     to: str
 
 
-def shares(items: Any) -> list[chunks.Batch]:
+def shares(items: Any) -> list[Batch]:
     return [
         share
-        for one in chunks.Chunks(items, queue_settings("parcels", "default"), ["default"], None)
+        for one in Chunks(items, queue_settings("parcels", "default"), ["default"], None)
         for share in one.values()
     ]
 
@@ -54,7 +54,7 @@ ODD = [[("a", (1, 2))], [("a", 1e16)]]  # which form they take depends on the JS
 @pytest.mark.parametrize("items", UNIFORM_ITEMS)
 def test_items_of_one_form_become_columns(items: list[Any]) -> None:
     [share] = shares(items)
-    assert isinstance(share, chunks.UniformRows)
+    assert isinstance(share, UniformRows)
     assert len(share) == len(items)
 
 
@@ -68,7 +68,7 @@ def test_either_way_many_is_what_one_is(alias: str, items: list[Any]) -> None:
     """Given items of any form, then ``enqueue_many`` writes what ``enqueue`` writes for each."""
     with context.bound(trace="t"):
         for item in items:
-            options = chunks.options_of(0, item)
+            options = options_of(0, item)
             enqueue(
                 "letters",
                 options.get("reference"),
@@ -145,7 +145,7 @@ def test_large_payloads_make_small_statements(settings: Any) -> None:
             yield None, "x" * 2**20
 
     sizes = []
-    for chunk in chunks.Chunks(items(), queue_settings("parcels", "default"), ["default"], None):
+    for chunk in Chunks(items(), queue_settings("parcels", "default"), ["default"], None):
         sizes += map(len, chunk.values())
         assert read == sum(sizes)
     assert sum(sizes) == 50

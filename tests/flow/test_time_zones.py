@@ -17,7 +17,7 @@ from django_dbtaskqueue.core.states import COMPLETED, PROCESSING
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow import checkout as stage
 from django_dbtaskqueue.flow.scan import ScanCursor
-from django_dbtaskqueue.flow.settle_port import SettlePort
+from django_dbtaskqueue.flow.settle import SettlePort
 from django_dbtaskqueue.models import Attempt, Task, TaskHistory
 from tests.factories import age
 from tests.support import eventually
