@@ -35,6 +35,7 @@ class Row:
     values: dict[str, Any] | None
     base: conf.QueueSettings
     settings: conf.QueueSettings
+    known: bool  # without the row
 
 
 _rows: dict[Key, Row] = {}
@@ -43,16 +44,20 @@ _quiet_until = 0.0  # after a change that may still be rolled back, nothing read
 
 def in_force(queue: str, alias: str) -> conf.QueueSettings:
     """Return what ``queue`` is set to; raise ``UnknownQueue`` when it is neither in the settings nor has a row."""
+    key = (alias, str(connections[alias].settings_dict["NAME"]), queue)
+    row = _rows.get(key)
+    base = conf.default_settings(queue)
+    # Other settings, and other queues known, come with another ``base``.
+    if row is not None and row.base is base and monotonic() < row.until and (row.known or row.values is not None):
+        return row.settings
     if not conf.is_name(queue):
         raise UnknownQueue(queue, conf.known_queues())
     known = conf.is_known(queue)
-    key = (alias, str(connections[alias].settings_dict["NAME"]), queue)
-    row = _rows.get(key)
     if row is None or monotonic() >= row.until or not (known or row.values is not None):
         row = _remember(key, _read(queue, alias, known=known))
     if row.values is None and not known:
         raise UnknownQueue(queue, conf.known_queues())
-    if row.base is not conf.default_settings(queue):  # the settings changed under it
+    if row.base is not base or row.known != known:  # the settings changed under it
         row = _remember(key, row.values)
     return row.settings
 
@@ -74,7 +79,7 @@ def _remember(key: Key, values: dict[str, Any] | None) -> Row:
     except ImproperlyConfigured as error:
         if old is None or old.values != values:
             logger.error("Overrides of queue %s are not applied: %s", queue, error)
-    row = Row(monotonic() + ROW_CACHE_S, values, base, settings)
+    row = Row(monotonic() + ROW_CACHE_S, values, base, settings, conf.is_known(queue))
     if monotonic() >= _quiet_until or not connections[alias].in_atomic_block:
         if len(_rows) >= MAX_CACHED_ROWS:
             _rows.clear()

@@ -141,7 +141,8 @@ def settings() -> Settings:
 
     The settings file is checked once a second. A bad edit is logged, and the settings stay as they were.
     """
-    return _in_force().settings
+    state = _state
+    return (_in_force() if state is None or state.file is not None else state).settings
 
 
 def _in_force() -> _State:
@@ -273,7 +274,9 @@ def reenqueue_policy(queue: str, declared: Any) -> Any:
 
 def default_settings(queue: str) -> QueueSettings:
     """Return what ``queue`` is set to, known or not: for a queue that stands only in the ``Queue`` table."""
-    state = _in_force()
+    state = _state
+    if state is None or state.file is not None:
+        state = _in_force()
     found = state.queues.get(queue)
     if found is None:
         if len(state.queues) >= MAX_CACHED_QUEUES:

@@ -25,29 +25,29 @@ from types import MappingProxyType
 
 TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
 EMPTY: Mapping[str, object] = MappingProxyType({})
-_ambient: ContextVar[Mapping[str, object]] = ContextVar("dbtaskqueue_context", default=EMPTY)
+ambient: ContextVar[Mapping[str, object]] = ContextVar("dbtaskqueue_context", default=EMPTY)
 
 
 def current() -> Mapping[str, object]:
     """Return the context in force, read-only: that of the task being processed, and what ``bound`` added."""
-    return _ambient.get()
+    return ambient.get()
 
 
 @contextmanager
 def bound(**values: object) -> Iterator[None]:
     """Add to the context inside a ``with`` block. The values must have a JSON form."""
-    with only({**_ambient.get(), **values}):
+    with only({**ambient.get(), **values}):
         yield
 
 
 @contextmanager
 def only(context: Mapping[str, object]) -> Iterator[None]:
     """Replace the whole context inside a ``with`` block."""
-    token = _ambient.set(MappingProxyType(dict(context)) if context else EMPTY)
+    token = ambient.set(MappingProxyType(dict(context)) if context else EMPTY)
     try:
         yield
     finally:
-        _ambient.reset(token)
+        ambient.reset(token)
 
 
 @contextmanager
@@ -59,10 +59,10 @@ def restored(context: Mapping[str, object]) -> Iterator[None]:
 
 def captured(explicit: Mapping[str, object] | None) -> Mapping[str, object] | None:
     """Return the context of a task enqueued here. ``explicit`` wins over the ambient context and the active span."""
-    ambient, trace = _ambient.get(), _traceparent()
-    if not ambient and trace is None:
+    inherited, trace = ambient.get(), _traceparent() if "opentelemetry.trace" in sys.modules else None
+    if not inherited and trace is None:
         return explicit
-    return {**ambient, **({} if trace is None else {"traceparent": trace}), **(explicit or {})}
+    return {**inherited, **({} if trace is None else {"traceparent": trace}), **(explicit or {})}
 
 
 def _traceparent() -> str | None:

@@ -13,6 +13,7 @@ UNITS = {"d": 86_400_000_000, "h": 3_600_000_000, "m": 60_000_000, "s": 1_000_00
 FORMS = 'Write numbers with a unit of d, h, m, s, ms or us, such as "15m" or "1m30s", or ISO 8601, such as "PT1M30S"'
 WITHOUT_UNIT = '. Text without a unit is read as "HH:MM:SS" or as seconds'
 MAX_TEXT_LENGTH = 100
+MEAN_SMOOTHING_SHARE = 0.3  # weight of the latest value in a mean
 ROUGH_DIGITS = 3
 
 _NUMBER = r"[0-9]*\.?[0-9]+"
@@ -126,3 +127,8 @@ def next_pause(pause: float, first: float, longest: float) -> float:
 def jittered(seconds: float) -> float:
     """Return between half and one and a half times ``seconds``, so that processes do not retry all at once."""
     return seconds * random.uniform(0.5, 1.5)
+
+
+def smoothed(mean: float | None, latest: float) -> float:
+    """Return an exponentially smoothed mean."""
+    return latest if mean is None else mean + MEAN_SMOOTHING_SHARE * (latest - mean)

@@ -68,6 +68,11 @@ Outcome = Complete | CompleteDelete | Reenqueue | Fail | Poison
 OUTCOMES = (Complete, CompleteDelete, Reenqueue, Fail, Poison)
 
 
+def as_outcome(value: object) -> Outcome:
+    """Return what a processor's return value means: an outcome itself, anything else is a result."""
+    return value if isinstance(value, OUTCOMES) else Complete(value)
+
+
 # -- what a processor cannot say ---------------------------------------------------------------------------------------
 
 

@@ -125,11 +125,14 @@ def on_commit(connection: BaseDatabaseWrapper, call: Callable[[], object]) -> No
     Without autocommit (``set_autocommit(False)``) Django does not say when a transaction ends: ``call`` is not called.
     """
 
-    def hook() -> None:  # Django logs the __qualname__ of a hook that raised, and a partial has none
-        call()
-
+    if not hasattr(call, "__qualname__"):  # Django logs the __qualname__ of a hook that raised, and a partial has none
+        call = _with_name(call)
     if connection.in_atomic_block or connection.get_autocommit():
-        connection.on_commit(hook, robust=True)
+        connection.on_commit(call, robust=True)
+
+
+def _with_name(call: Callable[[], object]) -> Callable[[], object]:
+    return lambda: call()
 
 
 def notify(alias: str, vendor: str, queue: str) -> None:

@@ -87,7 +87,8 @@ class Session:
 
     def run(self, sql: str, params: Params) -> list[Row]:
         """Execute one statement; return its rows."""
-        watched = self._watched()
+        # Where somebody wants to see the queries (DEBUG, a test, a tracer), use Django's slower cursor.
+        watched = self.connection.queries_logged or self.connection.execute_wrappers
         if not self.postgresql or (watched and not self.owned):
             with self.connection.cursor() as cursor:
                 cursor.execute(sql, params)
@@ -107,8 +108,10 @@ class Session:
 
     def repeat(self, sql: str, params: Params) -> list[Row]:
         """``run`` a statement that comes again and again: prepared, once this connection has seen a few of them."""
-        raw = None if self.owned or not self.postgresql or self._watched() else self._raw()
-        if raw is None or not should_prepare(self.connection):
+        if self.owned or not self.postgresql or self._watched():
+            return self.run(sql, params)
+        self._raw()  # connects, so that the connection can be asked
+        if not should_prepare(self.connection):
             return self.run(sql, params)
         cursor = self._cursor()
         with self.connection.wrap_database_errors:
@@ -117,7 +120,9 @@ class Session:
 
     def together(self, batch: Sequence[tuple[str, Params]]) -> list[list[Row]]:
         """Execute statements in one transaction; return their rows. On an owned connection: in one round trip."""
-        if len(batch) == 1 and (self.owned or self.connection.in_atomic_block):
+        if len(batch) == 1 and self.owned:
+            return [self.run(*batch[0])]
+        if len(batch) == 1 and self.connection.in_atomic_block:
             return [self.repeat(*batch[0])]
         if not (self.owned and self.postgresql):
             with self.atomic():

@@ -43,6 +43,7 @@ class EnqueueStatements(Group):
         )
 
     @staticmethod
+    @lru_cache(maxsize=8)
     def returned(on_duplicate: str, *, timed: bool) -> tuple[str, ...]:
         """Return the columns ``insert`` answers with: those that do not follow from the others in a new row."""
         if on_duplicate == "replace":
