@@ -57,13 +57,14 @@ class SkipLocked:
     """Lock due rows, passing over locked ones, and lease them in the same statement."""
 
     def take(self, session: Session, cursor: ScanCursor, params: dict[str, Any]) -> list[Row]:
-        """Take what is behind the watermarks, or scan from the start."""
-        return _take_one(session, cursor, params, self._take_behind)
+        """Take what is after the watermarks, or scan from the start."""
+        return _take_one(session, cursor, params, self._take_after)
 
-    def _take_behind(
+    def _take_after(
         self, session: Session, cursor: ScanCursor, params: dict[str, Any], watermarks: Watermarks
     ) -> list[Row]:
-        find_aged(session, cursor, params, watermarks)
+        if cursor.max_wait is not None:
+            find_aged(session, cursor, cursor.max_wait, params, watermarks)
         return cursor.in_order(session.run(session.sql.checkout_skip_locked, {**params, **cursor.params(watermarks)}))
 
 
@@ -72,13 +73,14 @@ class Optimistic:
 
     def take(self, session: Session, cursor: ScanCursor, params: dict[str, Any]) -> list[Row]:
         """Take the first tasks. After a lost race pick at random among more, or all pollers fight for the same rows."""
-        return _take_one(session, cursor, params, self._take_behind)
+        return _take_one(session, cursor, params, self._take_after)
 
-    def _take_behind(
+    def _take_after(
         self, session: Session, cursor: ScanCursor, params: dict[str, Any], watermarks: Watermarks
     ) -> list[Row]:
         limit = params["limit"]
-        find_aged(session, cursor, params, watermarks)
+        if cursor.max_wait is not None:
+            find_aged(session, cursor, cursor.max_wait, params, watermarks)
         wanted = max(limit, CANDIDATE_POOL_SIZE) + limit if cursor.lost_races else limit
         found = session.run(session.sql.candidates, {**params, **cursor.params(watermarks), "limit": wanted})
         if cursor.lost_races and len(found) > limit:
@@ -89,7 +91,7 @@ class Optimistic:
         rows = session.run(session.sql.checkout_optimistic, {**params, "queue_name": cursor.queue, "rows": fenced})
         cursor.lost_races = len(found) - len(rows)
         if cursor.lost_races:
-            cursor.next_full_scan = SCAN_NOW  # the candidates that were not picked are before the watermarks
+            cursor.next_full_scan = SCAN_NOW  # the candidates that were not picked are behind the watermarks
         return cursor.in_order(rows)
 
 
@@ -98,20 +100,19 @@ class SingleWriter:
 
     def take(self, session: Session, cursor: ScanCursor, params: dict[str, Any]) -> list[Row]:
         """Take the first tasks of the ready order."""
-        find_aged(session, cursor, params, {})
+        if cursor.max_wait is not None:
+            find_aged(session, cursor, cursor.max_wait, params, {})
         sql = session.sql.checkout_single_writer(aged=bool(cursor.aged))
-        return cursor.in_order(
-            session.run(sql, {**params, "queue_name": cursor.queue, "aged": json.dumps(cursor.aged)})
-        )
+        rows = session.run(sql, {**params, "queue_name": cursor.queue, "aged": json.dumps(cursor.aged)})
+        return cursor.in_order(rows) if len(rows) > 1 else rows
 
 
-def find_aged(session: Session, cursor: ScanCursor, params: dict[str, Any], watermarks: Watermarks) -> None:
-    """See which priorities have waited past ``max_wait``. Strict priorities, the default, ask nothing."""
-    if cursor.max_wait is None:
-        return
-    longest = cursor.max_wait.total_seconds()
+def find_aged(
+    session: Session, cursor: ScanCursor, max_wait: timedelta, params: dict[str, Any], watermarks: Watermarks
+) -> None:
+    """Find the priorities whose first task has waited longer than the cursor's ``max_wait``."""
     ages = session.run(session.sql.ages, {**params, **cursor.params(watermarks)})
-    late = sorted([(-age, priority) for priority, age in ages if age > longest])
+    late = sorted([(-age, priority) for priority, age in ages if age > max_wait.total_seconds()])
     cursor.aged = [priority for _, priority in late]
 
 
@@ -174,7 +175,8 @@ def take(
     if without:
         session, params["without"] = session.narrowed(), session.sql.dialect.array(without)
     since = monotonic()  # before the statement is sent, so that a deadline is never later than the database's
-    return _granted(strategy.take(session, cursor, params), port, since, params["lease"])
+    rows = strategy.take(session, cursor, params)
+    return _granted(rows, port, since, params["lease"]) if rows else []
 
 
 def take_many(
@@ -203,13 +205,13 @@ def take_many(
 def take_rows_of_many(session: Session, scans: Sequence[Scan], params: dict[str, Any], limit: int) -> int:
     """``take_many`` by rows: ``params`` hold ``poller_instance``, ``lease`` (seconds) and ``tags``."""
 
-    def take_behind(asked: list[Scan]) -> list[Row]:
+    def take_after(asked: list[Scan]) -> list[Row]:
         rows = session.run(session.sql.checkout_of_many, {**params, **_watermarks_of_many(asked), "limit": left[0]})
         left[0] -= len(rows)
         return sorted(rows, key=READY_ORDER)
 
     left = [limit]
-    return take_rows(session, scans, limit, take_behind)
+    return take_rows(session, scans, limit, take_after)
 
 
 def _watermarks_of_many(scans: list[Scan]) -> dict[str, Any]:
@@ -254,7 +256,7 @@ def _params(session: Session, poller_instance: str, lease: timedelta, tags: Sequ
 
 def _granted(rows: Iterable[Row], port: Port, since: float, seconds: float) -> list[Lease]:
     """Return leased rows as leases granted at ``since`` for ``seconds``, or for what the task's own lease says."""
-    granted = leases(rows, port, since + seconds)
+    granted = [Lease(*row, port, since + seconds) for row in rows]  # type: ignore[call-arg]  # as in ``leases``
     for task in granted:
         if task.lease_seconds is not None:
             task.deadline = since + task.lease_seconds

@@ -23,7 +23,7 @@ def decide(lease: Lease, outcome: Outcome | Settlement) -> Settlement:
 
 
 def decide_call(lease: Lease, outcome: Outcome | Settlement) -> Settlement:
-    """``decide`` for what a call ended with: a reenqueue that nobody can date is a failure. Never raises."""
+    """``decide`` for what a call ended with: without a policy's delay a reenqueue fails. Never raises."""
     try:
         return decide(lease, outcome)
     except ReenqueueDelayMissing as error:

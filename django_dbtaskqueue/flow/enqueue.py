@@ -103,7 +103,7 @@ def enqueue_copy(task: AbstractTask) -> AbstractTask:
 
 
 def _insert_grouped(session: Session, queue: str, row: dict[str, Any], on_duplicate: str, *, keep_due: bool) -> Task:
-    """Insert under the group's lock: of each group, one task at most is in line."""
+    """Insert under the group's lock: at most one task of each group is ready."""
     group = row["group_key"]
     if group is None:
         return _insert(session, queue, row, on_duplicate, keep_due=keep_due)
@@ -137,7 +137,7 @@ def _insert(session: Session, queue: str, row: dict[str, Any], on_duplicate: str
 def _task(session: Session, queue: str, row: dict[str, Any], written: dict[str, Any]) -> Task:
     """Return the row just written as a model instance; columns not in hand are loaded when they are read."""
     if not session.postgresql:
-        # A replaced task may be parked: it has no place in line.
+        # A replaced task may be parked: it has no ready time.
         written |= {n: session.time(value) for n, value in written.items() if n.endswith("_time") and value is not None}
     values = {"attempt": 0, "reenqueue_attempt": 0, "total_attempt": 0, **written}
     values.setdefault("ready_time", values.setdefault("next_process_time", values["create_time"]))
@@ -180,9 +180,9 @@ async def aenqueue(queue: str, reference: str | None = None, payload: Any = None
 
 
 LAST_YEAR = 9000
-LONGEST = 200  # characters of a reference, group or tag
-TEXTS = tuple((column.option, column.db) for column in ENQUEUED if column.option and column.type == "text")
-SPANS = tuple((column.option, column.db) for column in ENQUEUED if column.option and column.type == "float8")
+MAX_KEY_LENGTH = 200  # characters of a reference, group or tag
+TEXT_COLUMNS = tuple((column.option, column.db) for column in ENQUEUED if column.option and column.type == "text")
+DURATION_COLUMNS = tuple((column.option, column.db) for column in ENQUEUED if column.option and column.type == "float8")
 ON_DUPLICATE = ("error", "ignore", "replace")
 
 
@@ -227,19 +227,20 @@ def row_of(options: Mapping[str, Any], settings: conf.QueueSettings) -> dict[str
     """Check one task's arguments and return its column values, payload and context as JSON text."""
     get = options.get
     payload_type, plain = codecs.encode(get("payload"))
+    limits = limits_in_force()
     row = {
-        "payload": None if plain is None else json_payload.dumps(plain, limits=limits_in_force()),
+        "payload": None if plain is None else json_payload.dumps(plain, limits=limits),
         "payload_type": payload_type,
         "priority": get("priority") or 0,
-        "context": _context(get("context")),
+        "context": _context(get("context"), limits),
         "max_attempts": settings.max_attempts,
-        "delay": _seconds("delay", get("delay")),
+        "delay": None if (delay := get("delay")) is None else _seconds("delay", delay),
         "run_at": get("run_at"),
-        "ttl": _seconds("ttl", get("ttl") or settings.ttl),
+        "ttl": None if (ttl := get("ttl") or settings.ttl) is None else _seconds("ttl", ttl),
     }
-    for option, column in TEXTS:
+    for option, column in TEXT_COLUMNS:
         row[column] = None if (text := get(option)) is None else _text(option, text)
-    for option, column in SPANS:
+    for option, column in DURATION_COLUMNS:
         row[column] = None if (span := get(option)) is None else _seconds(option, span) or None
     if type(row["priority"]) is not int or not -32768 <= row["priority"] <= 32767:
         raise EnqueueError(f"priority={row['priority']!r} must be a whole number from -32768 to 32767, lower first.")
@@ -258,14 +259,14 @@ def _limits_of(size: int) -> json_payload.Limits:
     return json_payload.Limits(size=size)
 
 
-def _context(value: Any) -> str | None:
+def _context(value: Any, limits: json_payload.Limits) -> str | None:
     if value is not None and not isinstance(value, Mapping):
         raise EnqueueError(f"context={value!r:.80} must be a mapping, e.g. {{'trace': '…'}}.")
     taken_along = context.captured(value)
     if taken_along is None:
         return None
     try:
-        return json_payload.dumps(dict(taken_along), limits=limits_in_force())
+        return json_payload.dumps(dict(taken_along), limits=limits)
     except PayloadError as error:
         raise EnqueueError(f"Context cannot be stored: {joined('context', error.path)}: {error.reason}") from None
 
@@ -276,8 +277,10 @@ def joined(place: str, path: str) -> str:
 
 
 def _text(name: str, value: Any) -> str:
-    if not isinstance(value, str) or not 0 < len(value) <= LONGEST or "\0" in value:
-        raise EnqueueError(f"{name}={value!r:.80} must be None or text of 1 to {LONGEST} characters without NUL.")
+    if not isinstance(value, str) or not 0 < len(value) <= MAX_KEY_LENGTH or "\0" in value:
+        raise EnqueueError(
+            f"{name}={value!r:.80} must be None or text of 1 to {MAX_KEY_LENGTH} characters without NUL."
+        )
     try:
         value.encode()
     except UnicodeEncodeError as error:
@@ -285,9 +288,7 @@ def _text(name: str, value: Any) -> str:
     return value
 
 
-def _seconds(name: str, value: Any) -> float | None:
-    if value is None:
-        return None
+def _seconds(name: str, value: Any) -> float:
     if not isinstance(value, timedelta) or not timedelta(0) <= value <= MAX_DELAY:
         raise EnqueueError(f"{name}={value!r} must be a timedelta from zero to a hundred years.")
     return value.total_seconds()

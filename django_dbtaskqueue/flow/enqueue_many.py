@@ -27,7 +27,7 @@ from django_dbtaskqueue.db import notify
 from django_dbtaskqueue.db.session import Session, aliases_of, model_for
 from django_dbtaskqueue.flow import groups, usage
 from django_dbtaskqueue.flow.enqueue import (
-    LONGEST,
+    MAX_KEY_LENGTH,
     ON_DUPLICATE,
     check_choice,
     constants,
@@ -42,11 +42,11 @@ from django_dbtaskqueue.flow.placement import free_capacity, route
 
 Row = dict[str, Any]
 
-CHUNK = 5000  # rows of one statement: what bounds the memory of an enqueue_many
-BYTES = 16 * 2**20  # of payload in one statement, give or take a slice
-SLICE = 500  # items looked at together, fewer where payloads may be large:
-SLICE_BYTES = 128 * 2**20  # PostgreSQL takes an array of 256 MiB
-NONE = type(None)
+MAX_ROWS_PER_STATEMENT = 5000  # this bounds the memory of an enqueue_many
+MAX_PAYLOAD_BYTES_PER_STATEMENT = 16 * 2**20  # of payload in one statement, give or take a slice
+MAX_SLICE_ITEMS = 500  # items looked at together, fewer where payloads may be large:
+MAX_SLICE_BYTES = 128 * 2**20  # PostgreSQL takes an array of 256 MiB
+NONE_TYPE = type(None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,7 +272,7 @@ class Chunks:
         self._aliases = aliases
         self._rejections = rejections
         self._limits = limits_in_force()
-        self._step = max(1, min(SLICE, SLICE_BYTES // conf.settings().payload_max_bytes))
+        self._step = max(1, min(MAX_SLICE_ITEMS, MAX_SLICE_BYTES // conf.settings().payload_max_bytes))
         self._same = constants(settings) if len(aliases) == 1 else None
 
     def __iter__(self) -> Iterator[dict[str, Batch]]:
@@ -282,7 +282,11 @@ class Chunks:
     def _chunk(self) -> list[Sliced]:
         slices: list[Sliced] = []
         rows = size = 0
-        while rows < CHUNK and size < BYTES and (items := list(islice(self._items, min(self._step, CHUNK - rows)))):
+        while (
+            rows < MAX_ROWS_PER_STATEMENT
+            and size < MAX_PAYLOAD_BYTES_PER_STATEMENT
+            and (items := list(islice(self._items, min(self._step, MAX_ROWS_PER_STATEMENT - rows))))
+        ):
             some = self._uniform(items) or list(self._rows(items))
             self._read += len(items)
             rows += len(items)
@@ -367,13 +371,13 @@ def _encoded(values: list[Any]) -> tuple[str | None, list[Any]]:
 def _are_references(references: list[Any]) -> bool:
     """Return whether these can be stored; False also when ``row_of`` has to have a closer look."""
     kinds = set(map(type, references))
-    if kinds == {NONE}:
+    if kinds == {NONE_TYPE}:
         return True
-    if not kinds <= {str, NONE}:
+    if not kinds <= {str, NONE_TYPE}:
         return False
-    texts = [text for text in references if text is not None] if NONE in kinds else references
+    texts = [text for text in references if text is not None] if NONE_TYPE in kinds else references
     together = "".join(texts)
-    if not all(texts) or max(map(len, texts)) > LONGEST or "\0" in together:
+    if not all(texts) or max(map(len, texts)) > MAX_KEY_LENGTH or "\0" in together:
         return False
     try:
         together.encode()

@@ -1,5 +1,5 @@
-"""Groups: at most one live lease each, strict order inside. Of each group one task is in line, the head; the others
-are parked behind it, so that a busy group costs the line one row.
+"""Groups: at most one live lease each, strict order inside. Of each group one task is ready, the head. The
+others wait out of the ready order, so that a busy group costs it one row.
 
 Whatever may change a group's head does so under the group's lock, in its own transaction: entering (enqueue,
 reprocess, kick) and leaving (settle, cancel, delete). Producers of one group therefore take turns until they commit.
@@ -9,16 +9,17 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from django_dbtaskqueue.db.session import Session
+if TYPE_CHECKING:
+    from django_dbtaskqueue.db.session import Session
 
 
 class Member(NamedTuple):
     """A task that is, or may become, the head of its group."""
 
     id: int
-    ready: bool
+    is_ready: bool
     processing: bool
     retrying: bool  # an attempt failed and it waits for the next
     wait: float  # seconds until it is due
@@ -33,7 +34,7 @@ def lock(session: Session, queue: str, groups: Iterable[str]) -> None:
 
 
 def regroup(session: Session, queue: str, groups: Iterable[str], *, hold_retries: bool = True) -> int:
-    """Put the right head of each group in line and park the others; return how many heads entered the line.
+    """Make the right head of each group ready and take the others out; return how many heads became ready.
 
     The groups must be locked. ``hold_retries``: a task that waits for its next attempt stays the head.
     """
@@ -42,13 +43,13 @@ def regroup(session: Session, queue: str, groups: Iterable[str], *, hold_retries
         return 0
     members: dict[str, list[Member]] = defaultdict(list)
     for group, task_id, *flags, wait, priority in session.run(session.sql.heads, _params(session, queue, wanted)):
-        ready, processing, retrying = map(bool, flags)
-        members[group].append(Member(task_id, ready, processing, retrying, wait, priority))
+        is_ready, processing, retrying = map(bool, flags)
+        members[group].append(Member(task_id, is_ready, processing, retrying, wait, priority))
     enter, leave = [], []
     for of_group in members.values():
         head = choose(of_group, hold_retries=hold_retries)
-        enter += [member.id for member in of_group if member is head and not member.ready]
-        leave += [member.id for member in of_group if member is not head and member.ready and not member.processing]
+        enter += [member.id for member in of_group if member is head and not member.is_ready]
+        leave += [member.id for member in of_group if member is not head and member.is_ready and not member.processing]
     if leave:
         session.run(session.sql.park, {"ids": session.sql.dialect.array(leave)})
     if enter:
@@ -57,12 +58,12 @@ def regroup(session: Session, queue: str, groups: Iterable[str], *, hold_retries
 
 
 def choose(members: list[Member], *, hold_retries: bool) -> Member:
-    """Return who is the head: the one being processed, the one being retried, else the first that is due, in
-    order of priority and age. Pure.
+    """Return the head: the task in process, else the one that waits for a retry, else the first that is due, by
+    priority and age. Pure.
     """
 
     def rank(member: Member) -> tuple[bool, bool, float, int, int]:
-        held = hold_retries and member.ready and member.retrying
+        held = hold_retries and member.is_ready and member.retrying
         return (not member.processing, not held, member.wait, member.priority, member.id)
 
     return min(members, key=rank)

@@ -1,4 +1,4 @@
-"""Move: what operators do to tasks, and what pollers do for tasks nobody holds any more.
+"""Move: what operators do to tasks, and what pollers do for tasks without a lease.
 
 Each verb changes only rows whose status allows it, judged by the database at that moment, and returns how many it
 really changed.
@@ -6,7 +6,6 @@ really changed.
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -16,7 +15,6 @@ from django.db import transaction
 from django.db.models import F
 from django.db.models.functions import Least, Now
 
-from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.states import BY_VERB, TERMINAL, sources
 from django_dbtaskqueue.db import notify
 from django_dbtaskqueue.db.session import Session
@@ -32,8 +30,8 @@ from django_dbtaskqueue.flow.selection import (
 from django_dbtaskqueue.models import AbstractTask
 
 Groups = Mapping[str, set[str]]  # the keys of groups, by queue
-BATCH = 10_000  # ids in one statement: databases bound the number of its parameters
-READY_AGAIN: dict[str, Any] = {
+IDS_PER_STATEMENT = 10_000  # ids in one statement: databases bound the number of its parameters
+READY_NOW: dict[str, Any] = {
     "ready_time": Now(),
     "next_process_time": Now(),
     "poller_instance": None,
@@ -41,13 +39,13 @@ READY_AGAIN: dict[str, Any] = {
 }
 # The columns that a verb changes beside the status. A verb that changes ``ready_time`` changes groups' heads, too.
 CHANGES: dict[str, dict[str, Any]] = {
-    "reprocess": {"attempt": 0, **READY_AGAIN},
+    "reprocess": {"attempt": 0, **READY_NOW},
     "mark_poison": {},
     "unpoison": {},
     "cancel": {"ready_time": None, "parked_by": None, "finish_time": Now()},
     # A last attempt is given back: without an attempt left no poller could ever take the task.
-    "release_all": {"attempt": Least(F("attempt"), F("max_attempts") - 1), **READY_AGAIN},
-    "kick": {"attempt": 0, **READY_AGAIN},
+    "release_all": {"attempt": Least(F("attempt"), F("max_attempts") - 1), **READY_NOW},
+    "kick": {"attempt": 0, **READY_NOW},
 }
 
 
@@ -136,7 +134,7 @@ def _update(verb: str, tasks: Tasks) -> int:
 def _locked(tasks: Tasks, act: Callable[[Tasks], int]) -> int:
     """Lock rows in order of id, then act on them in batches. One statement for both has plans that take for ever."""
     ids = list(with_row_locks(tasks, wait=True).values_list("pk", flat=True))
-    batches = [ids[start : start + BATCH] for start in range(0, len(ids), BATCH)]
+    batches = [ids[start : start + IDS_PER_STATEMENT] for start in range(0, len(ids), IDS_PER_STATEMENT)]
     return sum(act(base_rows(tasks).filter(pk__in=batch)) for batch in batches)
 
 
@@ -159,18 +157,8 @@ def _regroup(tasks: Tasks, groups: Groups, change: Callable[[], int]) -> int:
     return number
 
 
-def without_outcome(session: Session, leases: list[Lease]) -> set[int]:
-    """Return the ids of those tasks whose attempt before this one left no outcome: its process died, as a rule."""
-    again = [lease for lease in leases if lease.attempt > 1 and not lease.reenqueue_attempt]
-    if not again:
-        return set()
-    rows = json.dumps([{"task_id": lease.id} for lease in again])
-    failed: dict[int, int] = dict(session.run(session.sql.last_failures, {"rows": rows, "location": session.location}))
-    return {lease.id for lease in again if failed.get(lease.id) != lease.attempt - 1}
-
-
 def unpark(session: Session, queue: str, payload_types: list[str], *, untyped: bool = True) -> int:
-    """Put tasks parked for want of a handler back in line; return how many. Uncharged, never due in the past.
+    """Make tasks ready again that were parked without a processor; return how many. Uncharged, never due in the past.
 
     ``untyped`` says whether rows without a payload type have a handler too.
     """

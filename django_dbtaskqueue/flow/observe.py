@@ -80,8 +80,10 @@ def started(lease: Lease) -> None:
 
 def of_poller(hook: str, poller: Any, **facts: Any) -> None:
     """Something happened to a poller (a ``poller.loop.Poller``)."""
-    signals.tell(hook, poller, *facts.values(), backwards=hook in AFTERWARDS)
-    send(OF_POLLER[hook], poller.instance, poller=poller, **facts)
+    if signals.registered:
+        signals.tell(hook, poller, *facts.values(), backwards=hook in AFTERWARDS)
+    if OF_POLLER[hook].receivers:
+        send(OF_POLLER[hook], poller.instance, poller=poller, **facts)
 
 
 def _crashed(lease: Lease, error: BaseException | str) -> None:

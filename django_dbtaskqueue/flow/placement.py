@@ -86,7 +86,7 @@ def free_capacity(
         except QueueFull:
             if monotonic() >= deadline:
                 raise
-        threading.Event().wait(CAPACITY_POLL_INTERVAL_S)  # the savepoint is rolled back, so others can settle meanwhile
+        threading.Event().wait(CAPACITY_POLL_INTERVAL_S)  # without the lock, so that others can settle
 
 
 def _claim(session: Session, queue: str, capacity: int, wanted: int) -> None:

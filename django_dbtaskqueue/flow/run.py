@@ -25,7 +25,16 @@ from django_dbtaskqueue.core import codecs, context
 from django_dbtaskqueue.core import json as json_payload
 from django_dbtaskqueue.core.exceptions import LeaseLost, TaskQueueError
 from django_dbtaskqueue.core.lease import Lease
-from django_dbtaskqueue.core.outcomes import OUTCOMES, Complete, CompleteDelete, Fail, Outcome, Park, Poison, Settlement
+from django_dbtaskqueue.core.outcomes import (
+    Complete,
+    CompleteDelete,
+    Fail,
+    Outcome,
+    Park,
+    Poison,
+    Settlement,
+    as_outcome,
+)
 from django_dbtaskqueue.core.sql import NO_HANDLER
 from django_dbtaskqueue.flow.decide import decide_call, failure
 
@@ -68,16 +77,6 @@ class Processor:
         return None if self.payload is None else codecs.type_name(self.payload)
 
 
-def decode(lease: Lease, processor: Processor) -> None:
-    """Fill in the payload, as the processor's type, and the context. Raise ``PayloadError``."""
-    lease.processor = processor
-    text = lease.payload_text
-    plain = None if text is None else json_payload.loads(text)
-    lease.payload = plain if processor.payload is None else codecs.decode(processor.payload, plain)
-    if lease.context_text is not None:
-        lease.context = _mapping(json_payload.loads(lease.context_text))
-
-
 def _mapping(context: Any) -> dict[str, Any]:
     if not isinstance(context, dict | None):
         shown = json_payload.short_repr(context)
@@ -87,15 +86,22 @@ def _mapping(context: Any) -> dict[str, Any]:
     return context or {}
 
 
-def refusal(lease: Lease, processor: Processor | None, expired: str) -> CompleteDelete | Poison | Park | None:
-    """Return what becomes of a task that is not to start here: expired, or without a processor. None: it can start.
+def expiry(lease: Lease, expired: str) -> CompleteDelete | Poison | None:
+    """Return what becomes of a task whose time to live was over at the checkout; None if it was not.
 
-    ``expired`` is the queue's setting. A task is expired when its time to live was over at the checkout.
+    ``expired`` is the queue's setting.
     """
-    if lease.expire_text is not None and lease.expire_time is not None and lease.expire_time <= lease.start_time:
-        if expired == "delete":
-            return CompleteDelete()
-        return Poison(f"Expired at {lease.expire_time.isoformat()}, before it could be started")
+    if lease.expire_time is None or lease.expire_time > lease.start_time:
+        return None
+    if expired == "delete":
+        return CompleteDelete()
+    return Poison(f"Expired at {lease.expire_time.isoformat()}, before it could be started")
+
+
+def refusal(lease: Lease, processor: Processor | None, expired: str) -> CompleteDelete | Poison | Park | None:
+    """Return what becomes of a task that must not start here: expired, or without a processor. None: it can start."""
+    if lease.expire_text is not None and (refused := expiry(lease, expired)) is not None:
+        return refused
     return Park(no_handler(lease.queue, lease.payload_type)) if processor is None else None
 
 
@@ -104,15 +110,18 @@ def no_handler(queue: str, payload_type: str | None) -> str:
     return f"{NO_HANDLER} for payload type {payload_type or 'plain JSON'} on queue {queue}"
 
 
-def as_outcome(value: Any) -> Outcome:
-    """Return what a processor's return value means: an outcome itself, anything else is a result."""
-    return value if isinstance(value, OUTCOMES) else Complete(value)
-
-
 def prepare(lease: Lease, processor: Processor) -> Fail | None:
-    """Decode; return the outcome of a task whose payload cannot be: ERROR at once, for no retry can mend it."""
+    """Decode the payload, as the processor's type, and the context.
+
+    Return the outcome of a task that cannot be decoded: ERROR at once, because no retry can mend it.
+    """
+    lease.processor = processor
     try:
-        decode(lease, processor)
+        text = lease.payload_text
+        plain = None if text is None else json_payload.loads(text)
+        lease.payload = plain if processor.payload is None else codecs.decode(processor.payload, plain)
+        if lease.context_text is not None:
+            lease.context = _mapping(json_payload.loads(lease.context_text))
     except Exception as error:
         return Fail(error, retry=False)
     return None
@@ -162,7 +171,7 @@ def perform(lease: Lease, processor: Processor) -> Outcome | None:
     unreadable = prepare(lease, processor)
     if unreadable is not None:
         return unreadable
-    if lease.context or context.current():
+    if lease.context or context.ambient.get():
         with context.restored(lease.context):
             return _call(lease, processor)
     return _call(lease, processor)
@@ -208,7 +217,7 @@ async def perform_async(lease: Lease, processor: Processor) -> Outcome | None:
     unreadable = prepare(lease, processor)
     if unreadable is not None:
         return unreadable
-    if lease.context or context.current():
+    if lease.context or context.ambient.get():
         with context.restored(lease.context):
             return await _call_async(lease, processor)
     return await _call_async(lease, processor)

@@ -1,9 +1,9 @@
 """The scan of the ready order: where a checkout begins reading, for one queue or for several in one statement.
 
-Dead rows pile up at the head of the ready order while a snapshot pins them. A checkout therefore begins behind its
-watermarks: of each priority the last row that was taken. Rows that come to stand before a watermark (a late commit, a
-reprocess, an expired lease) are found by a full scan. A full scan runs when there is nothing behind the watermarks;
-otherwise full scans may use at most 5 % of the time.
+Dead rows pile up at the start of the ready order while a snapshot pins them. A checkout therefore reads only rows after
+its watermarks: of each priority the last row that was taken. Rows behind a watermark (a late commit, a reprocess, an
+expired lease) are found only by a full scan. A full scan runs when there is nothing after the watermarks; otherwise
+full scans may use at most 5 % of the time.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from typing import Any
 
 from django_dbtaskqueue.db.session import Row, Session
 
-START = ("-infinity", 0)  # the watermark before the first row of a priority
-FULL_SCAN_TIME_SHARE = 1 / 20  # of the time, for what a full scan costs more than a checkout behind the watermarks
-FULL_SCAN_MIN_INTERVAL_S = 0.05  # between two full scans while there is something behind the watermarks
-FULL_SCAN_MAX_INTERVAL_S = 1.0  # a task before a watermark does not wait longer for the next full scan
+START = ("-infinity", 0)  # the watermark of a priority that has all its rows after it
+FULL_SCAN_TIME_SHARE = 1 / 20  # of the time, for what a full scan costs more than a checkout after the watermarks
+FULL_SCAN_MIN_INTERVAL_S = 0.05  # between two full scans while there is something after the watermarks
+FULL_SCAN_MAX_INTERVAL_S = 1.0  # a task behind a watermark waits at most this long for a full scan
 MIN_ROWS_FOR_COST_SAMPLE = 50  # fewer rows give no useful timing: most of it is the round trip
 COST_SMOOTHING = 0.2
 SCAN_NOW = 0.0  # as ``next_full_scan``: the next checkout is a full scan
@@ -38,10 +38,10 @@ class ScanCursor:
     max_wait: timedelta | None = None  # a priority whose first task has waited longer is served first
     watermarks: Watermarks = field(default_factory=dict)  # replaced, never changed in place: threads share the cursor
     next_full_scan: float = SCAN_NOW  # when the next full scan is due (``time.monotonic``)
-    may_full_scan: float = SCAN_NOW  # when a full scan may run before that, because nothing is behind the watermarks
+    may_full_scan: float = SCAN_NOW  # when a full scan may run before that, because nothing is after the watermarks
     full_scan_overdue: bool = False
     scanning: bool = False  # one of the threads that share the cursor scans, not all
-    row_seconds: float | None = None  # what one row behind the watermarks takes, smoothed
+    row_seconds: float | None = None  # seconds per row of checkouts after the watermarks, smoothed
     lost_races: int = 0
     aged: list[int] = field(default_factory=list)  # priorities past max_wait, the longest wait first
 
@@ -67,7 +67,7 @@ class ScanCursor:
     def begins_with_full_scan(self, now: float) -> bool:
         """Whether the next checkout is a full scan.
 
-        A full scan that is due lets one checkout behind the watermarks go first: a task that was just enqueued into a
+        A full scan that is due lets one checkout after the watermarks go first: a task that was just enqueued into a
         quiet queue does not wait for it.
         """
         if not self.watermarks:
@@ -76,7 +76,7 @@ class ScanCursor:
         return due and not self.scanning
 
     def allows_full_scan(self, now: float) -> bool:
-        """Whether a full scan may run now, given that there is nothing behind the watermarks."""
+        """Whether a full scan may run now, given that there is nothing after the watermarks."""
         return not self.scanning and now >= min(self.may_full_scan, self.next_full_scan)
 
     def advance(self, watermarks: Watermarks, rows: list[Row]) -> None:
@@ -85,7 +85,7 @@ class ScanCursor:
         self.watermarks = {**watermarks, **last}
 
     def sample_cost(self, seconds: float, rows: int) -> None:
-        """Remember what a checkout behind the watermarks took."""
+        """Remember what a checkout after the watermarks took."""
         if rows >= MIN_ROWS_FOR_COST_SAMPLE:
             latest = seconds / rows
             mean = latest if self.row_seconds is None else self.row_seconds
@@ -111,13 +111,13 @@ class Scan:
     rows: list[Row] = field(default_factory=list)
 
 
-Take = Callable[[list[Scan]], list[Row]]  # lease rows behind the scans' watermarks; return them in ready order
+Take = Callable[[list[Scan]], list[Row]]  # lease rows after the scans' watermarks; return them in ready order
 
 
 def take_rows(session: Session, scans: Sequence[Scan], limit: int, take: Take) -> int:
     """Take at most ``limit`` rows of some queues, in their order; return how many. Each scan's ``rows`` are its own.
 
-    One statement takes what is behind the watermarks. A second one is a full scan of those queues that gave nothing.
+    One statement takes what is after the watermarks. A second one is a full scan of those queues that gave nothing.
     """
     now = monotonic()
     got = _take(session, scans, [scan.cursor.begins_with_full_scan(now) for scan in scans], limit, take)
@@ -147,7 +147,7 @@ def _take(session: Session, scans: Sequence[Scan], full: list[bool], limit: int,
 
 
 def _find_priorities(session: Session, scans: list[Scan]) -> None:
-    """Let scans begin before the first row of every priority there is."""
+    """Let scans begin at the first row of every priority there is."""
     if len(scans) == 1:
         found = session.run(session.sql.priorities, {"queue_name": scans[0].cursor.queue})
         scans[0].watermarks = {priority: START for (priority,) in found}

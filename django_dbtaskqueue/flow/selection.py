@@ -50,7 +50,7 @@ def _is_a_filter(tasks: Tasks) -> bool:
 
 
 def with_row_locks(tasks: Tasks, *, wait: bool = False) -> Tasks:
-    """Return what ``as_filterable`` gave so that reading it locks the rows, in the order of their ids.
+    """Return what ``as_filterable`` returned, so that reading it locks the rows in the order of their ids.
 
     All that wait for row locks lock in this order, so there are no deadlocks. Rows that another transaction has locked
     are skipped, or waited for (``wait``).

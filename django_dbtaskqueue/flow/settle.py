@@ -48,24 +48,15 @@ LOCKED = "55P03"  # what PostgreSQL calls a wait that was longer than lock_timeo
 READ_ONLY = "25"  # and its class of writes refused, as after a fail-over
 
 
-Pair = tuple[Lease, Outcome | Settlement]
 Decided = tuple[Lease, Settlement]
 
 
-def settle(session: Session, pairs: Sequence[Pair], *, keep: str = "keep", group_retry: str = "hold") -> set[int]:
-    """Write outcomes in one transaction; return the ids of the tasks really settled.
+def settle(session: Session, pairs: Sequence[Decided], *, keep: str = "keep", group_retry: str = "hold") -> set[int]:
+    """Write decided outcomes in one transaction; return the ids of the tasks really settled.
 
-    All of one queue. An id that is missing from the answer lost its lease. An outcome that is not decided yet is
-    decided first (``flow.decide``). Raises the database's errors; nothing is written then.
+    All of one queue. An id that is missing from the answer lost its lease. The caller has asked the policies
+    (``flow.decide``). Raises the database's errors; nothing is written then.
     """
-    return _settle(session, _decided(pairs), keep=keep, group_retry=group_retry)
-
-
-def _decided(pairs: Iterable[Pair]) -> list[Decided]:
-    return [(lease, outcome if isinstance(outcome, Complete) else decide(lease, outcome)) for lease, outcome in pairs]
-
-
-def _settle(session: Session, pairs: Sequence[Decided], *, keep: str, group_retry: str) -> set[int]:
     batch = plan(session, pairs, keep=keep)
     if any(lease.group is not None for lease, _ in pairs):
         answers = _settle_grouped(session, pairs, batch, hold_retries=group_retry == "hold")
@@ -89,12 +80,14 @@ def _settle_grouped(
     return answers
 
 
-def plan(session: Session, pairs: Iterable[Decided], *, keep: str = "keep") -> list[Statement]:
+def plan(session: Session, pairs: Sequence[Decided], *, keep: str = "keep") -> list[Statement]:
     """Return the statements that settle ``pairs``; each answers with the ids it settled."""
     completed: list[tuple[Lease, Complete]] = []
     deleted: list[Decided] = []
     written: list[tuple[Lease, Reenqueue | Poison | Failed | Release | Park]] = []
-    for lease, outcome in sorted(pairs, key=_id_of):  # everyone that waits for row locks locks by id: no deadlocks
+    for lease, outcome in (
+        sorted(pairs, key=_id_of) if len(pairs) > 1 else pairs
+    ):  # all that wait for row locks lock by id: no deadlocks
         match outcome:
             case Complete():
                 if keep == "delete":
@@ -137,7 +130,7 @@ def _completions(session: Session, pairs: list[tuple[Lease, Complete]], *, histo
 
 
 def _rows(session: Session, rows: list[dict[str, Any]]) -> tuple[Statements, dict[str, Any]]:
-    """Return the statements for so many rows, and the rows as their parameters."""
+    """Return the statements for one row or several, and the rows as their parameters."""
     if len(rows) > 1:
         return session.sql, {"rows": json.dumps(rows)}
     row = rows[0]
@@ -230,7 +223,7 @@ def _failed_columns(outcome: Failed, failure: dict[str, str]) -> dict[str, Any]:
 
 
 def settle_surely(
-    session: Session, pairs: Sequence[Pair], *, keep: str = "keep", group_retry: str = "hold"
+    session: Session, pairs: Sequence[Decided], *, keep: str = "keep", group_retry: str = "hold"
 ) -> set[int]:
     """``settle``, where one bad row never fails its batch: a batch that fails is halved, and halved again.
 
@@ -238,23 +231,19 @@ def settle_surely(
     locked are left out after a short wait, and their leases stand. Raises only when the database cannot be reached, or
     takes no writes.
     """
-    return _settle_surely(session, _decided(pairs), keep=keep, group_retry=group_retry)
-
-
-def _settle_surely(session: Session, pairs: Sequence[Decided], *, keep: str, group_retry: str) -> set[int]:
     # Inside the caller's transaction a statement that fails would take all that follow with it.
     guard = session.atomic() if session.connection.in_atomic_block else nullcontext()
     try:
         with guard:
-            return _settle(session, pairs, keep=keep, group_retry=group_retry)
+            return settle(session, pairs, keep=keep, group_retry=group_retry)
     except DatabaseError as error:
         parts = _parts(session, pairs, error)
         if parts is not None:
-            return set().union(*[_settle_surely(session, part, keep=keep, group_retry=group_retry) for part in parts])
+            return set().union(*[settle_surely(session, part, keep=keep, group_retry=group_retry) for part in parts])
         lease = pairs[0][0]
         logger.error("Outcome of task %s could not be stored (%s); storing a plain failure.", lease.id, error)
         plain = f"Outcome could not be stored: {type(error).__name__}"
-        return _settle(session, [(lease, Failed(Fail(plain, retry=False)))], keep=keep, group_retry="hold")
+        return settle(session, [(lease, Failed(Fail(plain, retry=False)))], keep=keep, group_retry="hold")
 
 
 def _parts(session: Session, pairs: Sequence[Decided], error: DatabaseError) -> list[Sequence[Decided]] | None:
@@ -281,17 +270,17 @@ def resolve(session: Session, leases: Iterable[Lease]) -> tuple[set[int], set[in
     """After a commit whose reply was lost: which leases are settled after all, and which still stand.
 
     Only the holder writes under its token, so a row that carries the token and is no longer PROCESSING was settled by
-    us. A row that is gone was deleted or moved by us, unless somebody took it over; then it is in neither set.
+    us. A row that is gone was deleted or moved by us, or another process took it over: it is in neither set.
     """
     rows = json.dumps([{"task_id": lease.id, "token": lease.total_attempt} for lease in leases])
     found = session.run(session.sql.outcome_of, {"rows": rows})
-    valid = {task_id for task_id, status in found if status == "PROCESSING"}
-    return {task_id for task_id, _ in found} - valid, valid
+    held = {task_id for task_id, status in found if status == "PROCESSING"}
+    return {task_id for task_id, _ in found} - held, held
 
 
 def release(session: Session, leases: Iterable[Lease]) -> set[int]:
     """Give back tasks that did not start, uncharged; return the ids of those that were still held."""
-    pairs: list[Pair] = [(lease, Release()) for lease in leases]
+    pairs: list[Decided] = [(lease, Release()) for lease in leases]
     return settle(session, pairs) if pairs else set()
 
 

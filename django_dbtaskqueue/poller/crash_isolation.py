@@ -6,33 +6,37 @@ ran together with the others again, it would take one attempt of each of them wi
 
 from __future__ import annotations
 
+import json
 import logging
 from time import monotonic
+from typing import TYPE_CHECKING
 
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.db.session import Session
-from django_dbtaskqueue.flow import move, settle
-from django_dbtaskqueue.poller.settle_batches import Settler
+from django_dbtaskqueue.flow import settle
+
+if TYPE_CHECKING:
+    from django_dbtaskqueue.poller.settle_batches import Settler
 
 logger = logging.getLogger("django_dbtaskqueue")
 
-# Seconds a suspect runs alone. A deadly task mostly kills soon after its start, and the other tasks must not wait long.
+# A deadly task mostly kills soon after its start, and the other tasks must not wait long.
 MIN_QUARANTINE_SECONDS, MAX_QUARANTINE_SECONDS = 0.2, 1.0
 QUARANTINE_LEASE_SHARE = 1 / 40  # of the lease, within those limits
-RELEASED_TASK_TIMEOUT_SECONDS = 5.0  # then we assume that another poller took the unsettled that we released
+RELEASED_TASK_TIMEOUT_SECONDS = 5.0  # then we assume that another poller took the tasks that we released
 
 
 class CrashIsolation:
-    """Limits what a poller takes while unsettled wait, and releases the unsettled that must not run now."""
+    """Limits what a poller takes while isolated tasks wait, and releases those that must not run now."""
 
     def __init__(self, settler: Settler) -> None:
         self._settler = settler
-        self._queues: set[str] = set()  # keys of queues with released unsettled that no fetch has found since
+        self._queues: set[str] = set()  # keys of queues with released tasks that no fetch has found since
         self._active_until = 0.0
         self._quarantine_until = 0.0
 
     def active(self) -> bool:
-        """Whether unsettled wait to run one by one. They wait at the front of their queues, before any watermark."""
+        """Whether isolated tasks wait, to run one by one. They wait behind the watermarks of their queues."""
         return bool(self._queues) and monotonic() < self._active_until
 
     def limit(self, reserved: int) -> int | None:
@@ -50,24 +54,24 @@ class CrashIsolation:
 
         ``alone`` is true if no other fetch is under way.
         """
-        ids = move.without_outcome(session, leases)
+        ids = _without_outcome(session, leases)
         if not ids:
             if len(leases) == 1:  # a larger batch was asked for before isolation began, so it tells nothing
                 self._queues.discard(leases[0].port.key)
             return leases
-        unsettled = [lease for lease in leases if lease.id in ids]
+        isolated = [lease for lease in leases if lease.id in ids]
         others = [lease for lease in leases if lease.id not in ids]
-        chosen = unsettled[:1] if alone and not others and not self._busy() else []
-        # Release before any task of this batch starts: a crash would charge the unsettled that are still leased.
-        for queue in {lease.queue for lease in unsettled}:
-            settle.release(session, [lease for lease in unsettled[len(chosen) :] if lease.queue == queue])
+        chosen = isolated[:1] if alone and not others and not self._busy() else []
+        # Release before any task of this batch starts: a crash would charge the isolated tasks that are still leased.
+        for queue in {lease.queue for lease in isolated}:
+            settle.release(session, [lease for lease in isolated[len(chosen) :] if lease.queue == queue])
         if not self.active():
             logger.warning(
                 "Attempts of %s ended without an outcome, as when a process dies: running those tasks one by one",
-                unsettled[0].queue,
+                isolated[0].queue,
             )
-        self._queues.update(lease.port.key for lease in unsettled)
-        self._quarantine_until = monotonic() + _quarantine_seconds(unsettled[0])
+        self._queues.update(lease.port.key for lease in isolated)
+        self._quarantine_until = monotonic() + _quarantine_seconds(isolated[0])
         self._active_until = monotonic() + RELEASED_TASK_TIMEOUT_SECONDS
         return others + chosen
 
@@ -78,3 +82,13 @@ class CrashIsolation:
 def _quarantine_seconds(lease: Lease) -> float:
     seconds = (lease.lease_until - lease.start_time).total_seconds() * QUARANTINE_LEASE_SHARE
     return min(max(seconds, MIN_QUARANTINE_SECONDS), MAX_QUARANTINE_SECONDS)
+
+
+def _without_outcome(session: Session, leases: list[Lease]) -> set[int]:
+    """Return the ids of those tasks whose attempt before this one left no outcome: its process died, as a rule."""
+    again = [lease for lease in leases if lease.attempt > 1 and not lease.reenqueue_attempt]
+    if not again:
+        return set()
+    rows = json.dumps([{"task_id": lease.id} for lease in again])
+    failed: dict[int, int] = dict(session.run(session.sql.last_failures, {"rows": rows, "location": session.location}))
+    return {lease.id for lease in again if failed.get(lease.id) != lease.attempt - 1}

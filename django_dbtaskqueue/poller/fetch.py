@@ -10,11 +10,11 @@ from time import monotonic
 
 from django_dbtaskqueue import registry
 from django_dbtaskqueue.core.lease import Lease
-from django_dbtaskqueue.core.outcomes import Park, Release, Settlement
+from django_dbtaskqueue.core.outcomes import Release, Settlement, facts
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow import checkout, observe, settle
 from django_dbtaskqueue.flow.checkout import QueueShare
-from django_dbtaskqueue.flow.run import Processor, refusal
+from django_dbtaskqueue.flow.run import Processor, no_handler, refusal
 from django_dbtaskqueue.flow.scan import SCAN_NOW
 from django_dbtaskqueue.poller.crash_isolation import CrashIsolation
 from django_dbtaskqueue.poller.executors import Done, Executor, Job
@@ -179,10 +179,6 @@ class Fetcher:
         for queue in queues:
             queue.reserved += tasks
         self.capacity.reserved += tasks
-
-    def is_fetching(self) -> bool:
-        """Whether a fetch is under way."""
-        return self.capacity.reserved > 0
 
     def is_exhausted(self) -> bool:
         """Whether a run that ends by itself has nothing more to take."""
@@ -355,8 +351,9 @@ class Fetcher:
         return jobs
 
     def _refuse(self, lease: Lease, refused: Settlement | None) -> None:
-        if isinstance(refused, Park):
-            logger.warning("Task %s parked: %s", lease.id, refused.reason, extra=observe.fields(lease))
+        if refused is not None and facts(refused).parks:
+            reason = no_handler(lease.queue, lease.payload_type)
+            logger.warning("Task %s parked: %s", lease.id, reason, extra=observe.fields(lease))
         self._settler.finish(Done(lease, refused, 0.0), idle=True)
 
     def _is_drained(self, session: Session, queue: QueueState) -> bool:
@@ -378,7 +375,7 @@ class Fetcher:
         params = {"queue_name": queue.name, "poller_instance": self.instance}
         leases = checkout.leases(session.run(session.sql.leased_to, params), queue.port, 0.0)
         held = {(lease.id, lease.total_attempt) for lease in self._settler.held.copy() if lease.port is queue.port}
-        pairs: list[settle.Pair] = [
+        pairs: list[settle.Decided] = [
             (lease, Release()) for lease in leases if (lease.id, lease.total_attempt) not in held
         ]
         released = settle.settle_surely(session, pairs) if pairs else set()

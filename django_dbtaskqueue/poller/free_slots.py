@@ -51,7 +51,7 @@ def free_slots(queue: QueueState, capacity: Capacity, *, shared: bool = False) -
     6. Processors with different limits: the sum of theirs, and only one fetch at a time.
     7. Queue concurrency: not more than its limit, less the tasks that this poller holds or asks for.
     8. ``max_tasks``: not more than the run has left.
-    9. Crash isolation: one task while suspects wait, none while a suspect is in quarantine.
+    9. Crash isolation: one task while isolated tasks wait, none while one is in quarantine.
     10. Batch size.
     11. Probe: a queue without timing data gets the free slots, or ``PROBE_TASKS`` if there are fewer.
 

@@ -45,7 +45,7 @@ POLL_RETRY_SECONDS = 0.1, 2.0
 
 
 class Poller:
-    """Polls queues by weight until told to stop.
+    """Polls queues by weight until it is stopped.
 
     ``start`` returns at once; ``wait`` for the end, then ``close``. ``stop``, ``cancel`` and ``wake`` may be called
     from any thread and from signal handlers.
@@ -217,7 +217,7 @@ class Poller:
         """Settle outcomes, fetch what free slots allow; return the seconds until the next poll."""
         if self.stopping:
             return self._wind_up(connection_set)
-        if self.settler.is_due() or not self.executors.waiting():
+        if self.settler.done and (self.settler.is_due() or not self.executors.waiting()):
             if len(self.settler.done) >= FULL_BATCH_OUTCOMES:
                 self._wake_second.set()  # it fetches while this thread settles
             self.settler.settle(connection_set)
@@ -233,7 +233,7 @@ class Poller:
 
     def _seconds_until_next_poll(self) -> float:
         """Return how long there is nothing to do, unless the poller is woken."""
-        if self.settler.held or self.fetcher.is_fetching() or self.running():
+        if self.settler.held or self.fetcher.capacity.reserved or self.running():
             self.executors.nudge()
             return BUSY_POLL_SECONDS
         if self.paused:
@@ -252,7 +252,7 @@ class Poller:
             for lease in job.leases:
                 self.settler.finish(Done(lease, Release(), 0.0), idle=False)
         self.settler.settle(connection_set)
-        if not self.settler.held and not self.settler.done and not self.fetcher.is_fetching():
+        if not self.settler.held and not self.settler.done and not self.fetcher.capacity.reserved:
             self._ended.set()
             self._wake_second.set()
         return BUSY_POLL_SECONDS

@@ -10,12 +10,13 @@ from operator import attrgetter
 from time import monotonic
 
 from django_dbtaskqueue import registry
+from django_dbtaskqueue.core.durations import smoothed
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import COMPLETE_FACTS, facts
 from django_dbtaskqueue.flow import observe, settle
 from django_dbtaskqueue.flow.settle import Decided
 from django_dbtaskqueue.metrics.collector import Collector
-from django_dbtaskqueue.poller.executors import Done, smoothed
+from django_dbtaskqueue.poller.executors import Done
 from django_dbtaskqueue.poller.queue_state import ConnectionSet, QueueState
 
 FULL_BATCH_OUTCOMES = 500  # that are worth a commit at once

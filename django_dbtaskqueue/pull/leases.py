@@ -14,7 +14,7 @@ from django_dbtaskqueue import registry
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.exceptions import LeaseLost, TaskQueueError
 from django_dbtaskqueue.core.lease import Lease
-from django_dbtaskqueue.core.outcomes import CompleteDelete, Outcome, Poison, facts
+from django_dbtaskqueue.core.outcomes import Outcome, facts
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.db import notify
 from django_dbtaskqueue.db.session import Session, model_for
@@ -22,7 +22,7 @@ from django_dbtaskqueue.flow import checkout as stage
 from django_dbtaskqueue.flow import settle, usage
 from django_dbtaskqueue.flow.enqueue import queue_settings
 from django_dbtaskqueue.flow.rescue import rescue
-from django_dbtaskqueue.flow.run import Processor, prepare, refusal
+from django_dbtaskqueue.flow.run import Processor, expiry, prepare
 from django_dbtaskqueue.flow.scan import ScanCursor
 from django_dbtaskqueue.flow.settle import SettlePort
 
@@ -205,9 +205,9 @@ def resume(held: Token) -> Lease:
 def _fit(task: Lease, settings: conf.QueueSettings) -> bool:
     """Decode a task. Settle one that is expired or cannot be decoded, and return False."""
     processor, port = _processor(task, settings), task.port
-    refused = refusal(task, processor, settings.expired)
-    if isinstance(refused, CompleteDelete | Poison):
-        (port.expire if isinstance(port, ManualSettlePort) else port.settle)(task, refused)
+    expired = expiry(task, settings.expired)
+    if expired is not None:
+        (port.expire if isinstance(port, ManualSettlePort) else port.settle)(task, expired)
         return False
     unreadable = prepare(task, processor)
     if unreadable is not None:

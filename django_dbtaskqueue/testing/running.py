@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 
 from asgiref.sync import async_to_sync
 from django.db import connections, transaction
@@ -19,7 +19,7 @@ from django_dbtaskqueue import registry, signals
 from django_dbtaskqueue.core import codecs
 from django_dbtaskqueue.core.exceptions import LeaseLost, TaskQueueError
 from django_dbtaskqueue.core.lease import Lease
-from django_dbtaskqueue.core.outcomes import OUTCOMES, Fail, Outcome, Settlement, facts, said
+from django_dbtaskqueue.core.outcomes import Outcome, Settlement, facts, said
 from django_dbtaskqueue.db.session import Row, Session, aliases_of, model_for
 from django_dbtaskqueue.flow import checkout, enqueue, move, observe, run, settle
 from django_dbtaskqueue.flow.rescue import rescue
@@ -52,7 +52,7 @@ class DrainReport:
     @property
     def errors(self) -> list[BaseException | str]:
         """What the failed attempts failed with."""
-        return [outcome.error for outcome in self.outcomes if isinstance(outcome, Fail)]
+        return [error for outcome in self.outcomes if (error := facts(outcome).error) is not None]
 
     def __str__(self) -> str:
         kinds = ("completed", "reenqueued", "retried", "failed", "poisoned", "expired", "parked", "lost")
@@ -321,8 +321,7 @@ def _ran(lease: Lease, stored: Settlement, returned: list[Any]) -> Ran:
 
 
 def _outcome(stored: Settlement) -> Outcome | None:
-    outcome = said(stored)
-    return outcome if isinstance(outcome, OUTCOMES) else None
+    return cast(Outcome, said(stored)) if facts(stored).counts_as else None  # a release and a park are no attempts
 
 
 def _call(lease: Lease, processor: Processor) -> Settlement | None:

@@ -15,6 +15,7 @@ from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import Release
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow import move, settle
+from django_dbtaskqueue.flow.decide import decide
 from django_dbtaskqueue.models import Task
 from django_dbtaskqueue.poller.renew import renew
 from tests.factories import LEASE
@@ -34,7 +35,7 @@ def audit(place: str, transactional_db: None) -> Iterator[Audit]:
     assert one.problems() == []
 
 
-class Group:
+class ManyLeases:
     """Six actors over one set of tasks, each in another order every time."""
 
     def __init__(self, alias: str) -> None:
@@ -61,7 +62,7 @@ class Group:
             Complete(), Complete("x"), Fail("no"), Fail("no", retry=False), Poison("no"), Reenqueue(NO_TIME), Release(),
         ]  # fmt: skip
         chosen = {lease.id: lease for lease in self.some(dice)}.values()
-        pairs = [(lease, dice.choice(outcomes)) for lease in chosen]
+        pairs = [(lease, decide(lease, dice.choice(outcomes))) for lease in chosen]
         if pairs:
             settle.settle(Session.on(self.alias), pairs)
 
@@ -87,10 +88,10 @@ class Group:
 
 
 def test_six_kinds_of_writers_over_the_same_rows(place: str, audit: Audit) -> None:
-    group = Group(place)
+    actors = ManyLeases(place)
     enqueue_many("parcels", [{"reference": f"r-{n}", "priority": n % 10} for n in range(TASKS)], using=place)
     writers: list[Callable[[random.Random], None]] = [
-        group.takes, group.settles, group.settles, group.renews, group.operates, group.cleans, group.produces,
+        actors.takes, actors.settles, actors.settles, actors.renews, actors.operates, actors.cleans, actors.produces,
     ]  # fmt: skip
 
     def write(index: int) -> int:

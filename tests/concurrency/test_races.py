@@ -20,6 +20,7 @@ from django_dbtaskqueue.core.states import COMPLETED, CREATED, ERROR, POISON, PR
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow import checkout as stage
 from django_dbtaskqueue.flow import rescue, settle
+from django_dbtaskqueue.flow.decide import decide
 from django_dbtaskqueue.flow.scan import ScanCursor
 from django_dbtaskqueue.flow.settle import SettlePort
 from django_dbtaskqueue.models import DeletedTasks, Queue, Task
@@ -256,7 +257,7 @@ def test_a_holder_back_to_life_waits_for_the_rescue_and_finds_its_lease_gone(oth
         (row,) = rescue.exhausted(session, "parcels")
         assert row[0] == lease.id
         copy = Lease(*row, lease.port, 0.0)
-        assert settle.settle(session, [(copy, Fail("died", retry=False))]) == {lease.id}
+        assert settle.settle(session, [(copy, decide(copy, Fail("died", retry=False)))]) == {lease.id}
 
     with while_we_hold(end_it, other, lambda: settles(lease)) as late:
         assert late.result(10) is False

@@ -16,6 +16,7 @@ from django_dbtaskqueue.core.outcomes import Outcome, Settlement
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow import settle
+from django_dbtaskqueue.flow.decide import decide
 from django_dbtaskqueue.models import Attempt, DeletedTasks, Task, TaskHistory
 from tests import factories
 from tests.support import Audit
@@ -81,7 +82,7 @@ class World:
 
     def settle(self, lease: Lease, outcome: Outcome | Settlement, *, keep: str = "keep") -> bool:
         """Settle as a poller does; return whether anything was written."""
-        return lease.id in settle.settle(self.session, [(lease, outcome)], keep=keep)
+        return lease.id in settle.settle(self.session, [(lease, decide(lease, outcome))], keep=keep)
 
     def age(self, delta: timedelta) -> None:
         """Make all tasks older."""

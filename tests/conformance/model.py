@@ -107,8 +107,8 @@ class Queue:
         return taken
 
     def _is_due(self, row: Row) -> bool:
-        ready_order = row.place is not None and row.place[0] <= self.now
-        return ready_order and row.due <= self.now and row.attempt < row.max_attempts
+        ready = row.place is not None and row.place[0] <= self.now
+        return ready and row.due <= self.now and row.attempt < row.max_attempts
 
     # -- leaving -----------------------------------------------------------------------------------------------------
 

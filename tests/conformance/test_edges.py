@@ -15,6 +15,7 @@ from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import Park, Release
 from django_dbtaskqueue.core.states import BY_VERB, CREATED, EDGES, ERROR, POISON, PROCESSING, sources
 from django_dbtaskqueue.flow import move, rescue, settle
+from django_dbtaskqueue.flow.decide import decide
 from django_dbtaskqueue.flow.settle import settle_surely
 from django_dbtaskqueue.models import Task
 from django_dbtaskqueue.poller.renew import renew
@@ -39,7 +40,7 @@ def select(world: World, status: str, **columns: Any) -> Any:
     return world.tasks.filter(pk=world.make(status, **columns).pk)
 
 
-STEP_LISTS: dict[str, Callable[[World, str], Any]] = {
+EDGE_CALLS: dict[str, Callable[[World, str], Any]] = {
     "enqueue": lambda world, _: world.enqueue(),
     "replace": lambda world, _: [world.enqueue("r", 1), world.enqueue("r", 2, on_duplicate="replace")],
     "checkout": lambda world, source: world.take() if source == CREATED else world.take_over(world.take()),
@@ -71,7 +72,7 @@ TRIPS = [(edge.verb, str(source)) for edge in EDGES for source in edge.sources o
 def test_every_edge_can_be_walked(world: World, audit: Audit, verb: str, source: str) -> None:
     """Given a task in the edge's source, when its verb is called, then it stands at the edge's target."""
     target = BY_VERB[verb].target
-    STEP_LISTS[verb](world, source)
+    EDGE_CALLS[verb](world, source)
     walked = {edge for edge in audit.edges() if edge[0] != edge[1]}
     if source and source != target:
         assert (source, target and str(target)) in walked
@@ -131,7 +132,7 @@ def test_an_operator_s_verb_changes_only_what_it_may(world: World, verb: str) ->
             assert world.row(task) == before[status]
 
 
-class StepList:
+class RandomRun:
     """Anything a producer, two pollers and an operator may do, in any order."""
 
     def __init__(self, world: World, seed: int) -> None:
@@ -169,7 +170,9 @@ class StepList:
 
     def settle_batch(self) -> None:
         batch, self.leases = self.leases[:6], self.leases[6:]
-        pairs: list[settle.Pair] = [(lease, self.outcome()) for lease in {lease.id: lease for lease in batch}.values()]
+        pairs: list[settle.Decided] = [
+            (lease, decide(lease, self.outcome())) for lease in {lease.id: lease for lease in batch}.values()
+        ]
         if pairs:
             settle_surely(self.world.session, pairs)
 
@@ -206,16 +209,16 @@ class StepList:
 
 @pytest.mark.parametrize("seed", range(2))
 def test_whatever_happens_nothing_is_lost_and_no_rule_is_broken(world: World, audit: Audit, seed: int) -> None:
-    steps = StepList(world, seed)
+    random_run = RandomRun(world, seed)
     for _ in range(120):
-        steps.step()
-        assert counted(world.alias) == steps.enqueued
+        random_run.step()
+        assert counted(world.alias) == random_run.enqueued
     assert audit.problems() == []
     assert len(audit.edges()) > 8
 
     # When everybody comes to rest, then every task that is left can still be brought to an end.
     world.age(timedelta(hours=2))
-    steps.unpark()
+    random_run.unpark()
     for lease in world.checkout(500, poller=SECOND):
         assert world.settle(lease, Complete())
     for row in rescue.exhausted(world.session, "parcels", limit=500):

@@ -30,7 +30,7 @@ def taken(leases: list[Lease]) -> list[str]:
     return sorted(str(lease.reference) for lease in leases)
 
 
-def ready_order(world: World) -> list[str]:
+def ready_rows(world: World) -> list[str]:
     return sorted(world.tasks.filter(ready_time__isnull=False).values_list("reference", flat=True))
 
 
@@ -100,7 +100,7 @@ def test_a_task_scheduled_for_later_does_not_block_its_group(world: World) -> No
 def test_enqueue_many_keeps_groups(world: World) -> None:
     rows = [{"reference": f"{group}{n}", "group": group} for n in range(3) for group in "ab"]
     enqueue_many("parcels", rows, using=world.alias)
-    assert ready_order(world) == ["a0", "b0"]
+    assert ready_rows(world) == ["a0", "b0"]
 
 
 def test_operators_verbs_keep_one_head(two_groups: World) -> None:
@@ -109,17 +109,17 @@ def test_operators_verbs_keep_one_head(two_groups: World) -> None:
     two_groups.settle(two_groups.checkout(1)[0], Fail("no", retry=False))
     # When a1 is reprocessed, it goes first again: it is older
     assert tasks.filter(reference="a1").reprocess() == 1
-    assert ready_order(two_groups) == ["a1", "b1", "free"]
+    assert ready_rows(two_groups) == ["a1", "b1", "free"]
     # When it is cancelled, the next has its turn; and so when that is deleted
     assert tasks.filter(reference="a1").cancel() == 1
-    assert ready_order(two_groups) == ["a2", "b1", "free"]
+    assert ready_rows(two_groups) == ["a2", "b1", "free"]
     assert tasks.filter(reference="a2").purge() == 1
-    assert ready_order(two_groups) == ["a3", "b1", "free"]
+    assert ready_rows(two_groups) == ["a3", "b1", "free"]
 
 
 def test_a_parked_group_member_is_replaced_in_its_place(two_groups: World) -> None:
     two_groups.enqueue("a2", {"new": True}, group="a", on_duplicate="replace")
-    assert ready_order(two_groups) == ["a1", "b1", "free"]
+    assert ready_rows(two_groups) == ["a1", "b1", "free"]
 
 
 def test_a_busy_group_in_front_costs_the_others_nothing(world: World) -> None:

@@ -21,6 +21,7 @@ from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import Outcome, Park, Release, Settlement
 from django_dbtaskqueue.core.states import COMPLETED, CREATED, ERROR, POISON, PROCESSING
 from django_dbtaskqueue.flow import settle
+from django_dbtaskqueue.flow.decide import decide
 from django_dbtaskqueue.flow.settle import settle_surely
 from django_dbtaskqueue.models import Attempt, DeletedTasks, TaskHistory
 from tests.conformance.conftest import SECOND, World
@@ -154,12 +155,12 @@ def gone_finished(world: World, lease: Lease) -> None:
     world.take_over(lease).complete("by the other")
 
 
-def became_ready_again(world: World, lease: Lease) -> None:
+def is_ready_again(world: World, lease: Lease) -> None:
     assert world.tasks.filter(pk=lease.id).release_all() == 1
 
 
 def gone_taken_by_the_same_poller(world: World, lease: Lease) -> None:
-    became_ready_again(world, lease)
+    is_ready_again(world, lease)
     assert len(world.checkout()) == 1
 
 
@@ -172,7 +173,7 @@ def gone_settled_before(world: World, lease: Lease) -> None:
 
 
 GONE = [
-    gone_running, gone_finished, became_ready_again, gone_taken_by_the_same_poller, gone_deleted, gone_settled_before,
+    gone_running, gone_finished, is_ready_again, gone_taken_by_the_same_poller, gone_deleted, gone_settled_before,
 ]  # fmt: skip
 
 
@@ -276,7 +277,7 @@ def test_keep_delete_counts_what_it_deletes(world: World) -> None:
     world.configure(keep="delete")
     world.take().complete()
     leases = [world.take() for _ in range(3)]
-    pairs: list[settle.Pair] = [(lease, Complete(lease.id)) for lease in leases]
+    pairs: list[settle.Decided] = [(lease, Complete(lease.id)) for lease in leases]
     settle.settle(world.session, [*pairs[:2], (leases[2], CompleteDelete())], keep="delete")
     assert not world.tasks.exists()
     counts = DeletedTasks.objects.using(world.alias).values_list("queue", "count")
@@ -517,7 +518,7 @@ def test_one_bad_outcome_never_fails_its_batch(world: World, case: str, keep: st
     for _ in range(12):
         world.make()
     leases = world.checkout(12)
-    pairs: list[settle.Pair] = [(lease, Complete(lease.id)) for lease in leases]
+    pairs: list[settle.Decided] = [(lease, Complete(lease.id)) for lease in leases]
     pairs[4] = (leases[4], BAD[case]())
 
     assert settle_surely(world.session, pairs, keep=keep) == {lease.id for lease in leases}
@@ -563,8 +564,8 @@ def test_the_retry_policy_is_asked_once_for_a_batch_that_is_halved(world: World)
 
     for lease in leases:
         lease.policy = policy
-    pairs: list[settle.Pair] = [
-        (lease, Complete("x") if index == 3 else Fail("no")) for index, lease in enumerate(leases)
+    pairs: list[settle.Decided] = [
+        (lease, Complete("x") if index == 3 else decide(lease, Fail("no"))) for index, lease in enumerate(leases)
     ]
 
     assert settle_surely(world.session, pairs) == {lease.id for lease in leases}
@@ -576,7 +577,7 @@ def test_what_the_database_refuses_ends_alone_in_the_least_of_words(world: World
     for _ in range(9):
         world.make()
     leases = world.checkout(9)
-    pairs: list[settle.Pair] = [
+    pairs: list[settle.Decided] = [
         (lease, Complete("x") if index in (3, 8) else Complete()) for index, lease in enumerate(leases)
     ]
 
@@ -591,20 +592,20 @@ def test_what_the_database_refuses_ends_alone_in_the_least_of_words(world: World
 
 
 def test_resolve_tells_what_became_of_leases(world: World) -> None:
-    settled, still_valid, deleted, taken_over = leases = [world.take() for _ in range(4)]
+    settled, held, deleted, taken_over = leases = [world.take() for _ in range(4)]
     settled.complete()
     deleted.complete_delete()
     world.age(LEASE)
-    world.tasks.filter(pk=still_valid.id).update(next_process_time=timezone.now() + LEASE)
+    world.tasks.filter(pk=held.id).update(next_process_time=timezone.now() + LEASE)
     world.checkout(poller=SECOND)
     assert world.row(taken_over)["total_attempt"] == 2
 
-    assert settle.resolve(world.session, leases) == ({settled.id}, {still_valid.id})
+    assert settle.resolve(world.session, leases) == ({settled.id}, {held.id})
 
 
 def test_a_repeated_settle_changes_nothing(world: World) -> None:
     lease = world.take()
-    pairs: list[settle.Pair] = [(lease, Fail("no", retry=False))]
+    pairs: list[settle.Decided] = [(lease, decide(lease, Fail("no", retry=False)))]
     assert settle.settle(world.session, pairs) == {lease.id}
     before = world.everything()
     assert settle.settle(world.session, pairs) == set()
@@ -628,7 +629,7 @@ def test_a_read_only_spell_spoils_no_outcome(world: World) -> None:
     world.age(2 * LEASE)
     taken = world.checkout(3)
     assert len(taken) == len(leases)
-    pairs: list[settle.Pair] = [(lease, Complete()) for lease in taken]
+    pairs: list[settle.Decided] = [(lease, Complete()) for lease in taken]
     with transaction.atomic(using=world.alias):
         world.session.run("SET LOCAL transaction_read_only = on", {})
         with pytest.raises(InternalError, match="read-only"):

@@ -37,13 +37,13 @@ def shares(items: Any) -> list[Batch]:
     ]
 
 
-UNIFORM_ITEMS: list[list[Any]] = [
+UNIFORM: list[list[Any]] = [
     [{"reference": "a", "payload": 1}, {"payload": {"b": []}}, {"reference": "c"}, {}],
     [("a", 1), (None, None)],
     [Letter("me"), Letter("you")],
     [("a", Letter("me")), (None, Letter("you"))],
 ]
-MIXED_ITEMS: list[list[Any]] = [
+NOT_UNIFORM: list[list[Any]] = [
     [("a", 1), {"reference": "b"}],
     [{"reference": "a", "priority": 1}],
     [("a", Letter("me")), ("b", Card("you"))],
@@ -51,19 +51,19 @@ MIXED_ITEMS: list[list[Any]] = [
 ODD = [[("a", (1, 2))], [("a", 1e16)]]  # which form they take depends on the JSON writer that is installed
 
 
-@pytest.mark.parametrize("items", UNIFORM_ITEMS)
+@pytest.mark.parametrize("items", UNIFORM)
 def test_items_of_one_form_become_columns(items: list[Any]) -> None:
     [share] = shares(items)
     assert isinstance(share, UniformRows)
     assert len(share) == len(items)
 
 
-@pytest.mark.parametrize("items", MIXED_ITEMS)
+@pytest.mark.parametrize("items", NOT_UNIFORM)
 def test_others_become_rows(items: list[Any]) -> None:
     assert [type(share) for share in shares(items)] == [list]
 
 
-@pytest.mark.parametrize("items", [*UNIFORM_ITEMS, *MIXED_ITEMS, *ODD])
+@pytest.mark.parametrize("items", [*UNIFORM, *NOT_UNIFORM, *ODD])
 def test_either_way_many_is_what_one_is(alias: str, items: list[Any]) -> None:
     """Given items of any form, then ``enqueue_many`` writes what ``enqueue`` writes for each."""
     with context.bound(trace="t"):

@@ -100,7 +100,7 @@ def test_exit_codes_in_words(code: int, text: str) -> None:
 
 # -- the supervisor alone, over small programs -----------------------------------------------------------------------
 
-SNAPSHOT = 'os.write(int(sys.argv[-1]), b"{}\\n")'
+HEARTBEAT_CODE = 'os.write(int(sys.argv[-1]), b"{}\\n")'
 
 
 def supervisor(tmp_path: Path, program: str, *, count: int = 1, endless: bool = False) -> Supervisor:
@@ -122,7 +122,7 @@ def first_time(then: str) -> str:
 
 
 def test_a_stopped_child_is_killed_and_replaced(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    assert supervisor(tmp_path, first_time(f"{SNAPSHOT}; os.kill(os.getpid(), signal.SIGSTOP)")).run() == 0
+    assert supervisor(tmp_path, first_time(f"{HEARTBEAT_CODE}; os.kill(os.getpid(), signal.SIGSTOP)")).run() == 0
     assert "gave no sign of life" in caplog.text
     assert "killed by SIGKILL" in caplog.text
 
@@ -137,7 +137,7 @@ def test_a_wrong_configuration_is_not_tried_again(tmp_path: Path) -> None:
 
 def test_the_worst_exit_code_wins_after_a_stop(tmp_path: Path) -> None:
     # Given two children, the first of which will fail when it is asked to stop
-    asked = f"{SNAPSHOT}; socket.socket(fileno=int(sys.argv[-1])).recv(1)\n"
+    asked = f"{HEARTBEAT_CODE}; socket.socket(fileno=int(sys.argv[-1])).recv(1)\n"
     pair = supervisor(tmp_path, first_time(f"{asked.strip()}; sys.exit(1)") + asked, count=2, endless=True)
 
     def stop_once_they_live(_: object) -> None:

@@ -107,7 +107,7 @@ def test_a_policy_that_gives_up_ends_in_error(site: Site) -> None:
     assert "gives up at reenqueue 2" in (row.process_result or "")
 
 
-def test_the_settings_decide_last(site: Site, settings: Any) -> None:
+def test_the_settings_override_the_processor(site: Site, settings: Any) -> None:
     settings.DBTASKQUEUE = {"QUEUES": {QUEUE: {"reenqueue": "fixed:2m,jitter=0"}}}
     processor(QUEUE, reenqueue=Fixed(MINUTE))(again)
     task = site.enqueue()

@@ -11,13 +11,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+from django_dbtaskqueue.core.durations import smoothed
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import Release, Settlement
 from django_dbtaskqueue.flow.run import Processor
 
 BUFFER_SECONDS = 0.1  # work that may wait in memory, in seconds of run time: few leases age there
 MAX_BUFFERED_CALLS = 1000  # calls of one processor with a concurrency limit
-MEAN_SMOOTHING = 0.3  # weight of the latest value in a mean
 
 
 class Job(NamedTuple):
@@ -89,7 +89,7 @@ class Finish(Protocol):
 
 
 @dataclass(slots=True)
-class _RunningCalls:
+class _CallState:
     """The calls of one processor. A running call has a slot or waits for a slot only."""
 
     running: int = 0
@@ -104,7 +104,7 @@ class ConcurrencyLimiter:
     """
 
     def __init__(self) -> None:
-        self._calls: dict[tuple[str, type | None], _RunningCalls] = {}
+        self._calls: dict[tuple[str, type | None], _CallState] = {}
         self._lock = threading.Lock()
 
     def admit(self, jobs: list[Job]) -> list[Job]:
@@ -147,13 +147,8 @@ class ConcurrencyLimiter:
                 calls.waiting.clear()
         return jobs
 
-    def _calls_of(self, processor: Processor) -> _RunningCalls:
-        return self._calls.setdefault((processor.queue, processor.payload), _RunningCalls())
-
-
-def smoothed(mean: float | None, latest: float) -> float:
-    """Return an exponentially smoothed mean."""
-    return latest if mean is None else mean + MEAN_SMOOTHING * (latest - mean)
+    def _calls_of(self, processor: Processor) -> _CallState:
+        return self._calls.setdefault((processor.queue, processor.payload), _CallState())
 
 
 def still_held(job: Job, now: float, finish: Finish) -> Job | None:

@@ -39,10 +39,11 @@ class Executors:
         self._default = default
         self.limiter = ConcurrencyLimiter()
         self._threads = ThreadExecutor(threads, finish, self.limiter)
-        self._coroutines = AsyncExecutor(coroutines, finish, self.limiter)
+        self._coroutine_slots = coroutines
+        self._coroutines: AsyncExecutor | None = None  # made for the first async processor
         self._pools: list[tuple[object, PoolExecutor]] = []
         self._lock = threading.Lock()
-        self.all: list[Executor] = [self._threads, self._coroutines]
+        self.all: list[Executor] = [self._threads]  # those in use; threads always are
         self.placed: set[Executor] = set()  # those with a processor of a polled queue
 
     def of(self, processor: Processor | None) -> Executor:
@@ -50,6 +51,10 @@ class Executors:
         if processor is None:
             return self._threads
         if processor.is_async:
+            with self._lock:
+                if self._coroutines is None:
+                    self._coroutines = AsyncExecutor(self._coroutine_slots, self._finish, self.limiter)
+                    self.all.append(self._coroutines)
             return self._coroutines
         wanted = self._default if processor.executor is None else processor.executor
         if wanted is None:
