@@ -18,18 +18,17 @@ from django_dbtaskqueue.flow.run import Processor, no_handler, refusal
 from django_dbtaskqueue.flow.scan import SCAN_NOW
 from django_dbtaskqueue.poller.crash_isolation import CrashIsolation
 from django_dbtaskqueue.poller.executors import Done, Executor, Job
-from django_dbtaskqueue.poller.executors.executor_set import Executors
 from django_dbtaskqueue.poller.free_slots import (
     PROBE_TASKS,
     Capacity,
+    Executors,
     equal_limits,
     free_calls,
     free_slots,
     place,
     processor_slots,
 )
-from django_dbtaskqueue.poller.options import Options
-from django_dbtaskqueue.poller.queue_state import ConnectionSet, QueueState, find_next_due, unpark
+from django_dbtaskqueue.poller.queue_state import ConnectionSet, Options, QueueState, find_next_due, unpark
 from django_dbtaskqueue.poller.settle_batches import Counts, Settler
 
 logger = logging.getLogger("django_dbtaskqueue")

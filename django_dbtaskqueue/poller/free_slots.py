@@ -1,23 +1,128 @@
-"""How many tasks a queue may take now."""
+"""Free slots: how many tasks a queue may take now, and the executors that run them."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+import threading
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
+from operator import attrgetter
 
 from django_dbtaskqueue import registry
+from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.flow.run import Processor
 from django_dbtaskqueue.poller.crash_isolation import CrashIsolation
-from django_dbtaskqueue.poller.executors import BUFFER_SECONDS, MAX_BUFFERED_CALLS
-from django_dbtaskqueue.poller.executors.executor_set import UNPLACED, Executors, Placement
-from django_dbtaskqueue.poller.options import Options
-from django_dbtaskqueue.poller.queue_state import QueueState
+from django_dbtaskqueue.poller.executors import (
+    BUFFER_SECONDS,
+    MAX_BUFFERED_CALLS,
+    ConcurrencyLimiter,
+    Executor,
+    Finish,
+    Job,
+)
+from django_dbtaskqueue.poller.executors.asyncio import AsyncExecutor
+from django_dbtaskqueue.poller.executors.pool import PoolExecutor
+from django_dbtaskqueue.poller.executors.thread import ThreadExecutor
+from django_dbtaskqueue.poller.queue_state import UNPLACED, Options, Placement, QueueState
 from django_dbtaskqueue.poller.settle_batches import Counts, Settler
 
 MAX_BUFFERED_BATCHES = 4  # one runs, one is settled, one is on its way, and one is next
 MAX_UNKNOWN_BUFFERED_TASKS = 100  # of a queue without timing data
 MIN_RUN_SECONDS = 1e-6  # assumed, so that nothing is divided by 0
 PROBE_TASKS = 2  # the first fetch of such a queue when no more slots are free
+PROCESSOR = attrgetter("processor")
+
+
+class Executors:
+    """Threads, one event loop, and one pool for each executor that a processor brings along."""
+
+    def __init__(self, threads: int, coroutines: int, finish: Finish, default: object = None) -> None:
+        """``default`` runs plain functions whose processors name no executor; None: threads of this process."""
+        self._finish = finish
+        self._default = default
+        self.limiter = ConcurrencyLimiter()
+        self._threads = ThreadExecutor(threads, finish, self.limiter)
+        self._coroutine_slots = coroutines
+        self._coroutines: AsyncExecutor | None = None  # made for the first async processor
+        self._pools: list[tuple[object, PoolExecutor]] = []
+        self._lock = threading.Lock()
+        self.all: list[Executor] = [self._threads]  # those in use; threads always are
+        self.placed: set[Executor] = set()  # those with a processor of a polled queue
+
+    def of(self, processor: Processor | None) -> Executor:
+        """Return the executor of a processor; raise ``ImproperlyConfigured`` if ``executor=`` is not an executor."""
+        if processor is None:
+            return self._threads
+        if processor.is_async:
+            with self._lock:
+                if self._coroutines is None:
+                    self._coroutines = AsyncExecutor(self._coroutine_slots, self._finish, self.limiter)
+                    self.all.append(self._coroutines)
+            return self._coroutines
+        wanted = self._default if processor.executor is None else processor.executor
+        if wanted is None:
+            return self._threads
+        with self._lock:
+            for given, pool in self._pools:
+                if given is wanted or (isinstance(given, str) and given == wanted):
+                    return pool
+            pool = PoolExecutor(wanted, self._finish, self.limiter)
+            self._pools.append((wanted, pool))
+            self.all.append(pool)
+        return pool
+
+    def place(self, processors: tuple[Processor, ...]) -> Placement:
+        """Return where the processors of one queue run. Tasks without a processor count as jobs of threads."""
+        executors = frozenset(map(self.of, processors or (None,)))
+        self.placed |= executors
+        plain = all(processor.plain for processor in processors)
+        executor = next(iter(executors)) if len(processors) < 2 and plain else None
+        return Placement(processors, executors, executor, len(processors) < 2 or (len(executors) == 1 and plain))
+
+    def slots(self, queues: Iterable[str]) -> int:
+        """Return how many jobs can run at a time in the executors of these queues' processors."""
+        used = {self.of(processor) for queue in queues for processor in registry.processors(queue)}
+        return sum(executor.slots for executor in used or {self._threads})
+
+    def waiting(self) -> bool:
+        """Whether a job waits for a slot."""
+        for executor in self.all:  # noqa: SIM110 -- a generator costs a call for each executor, at each poll
+            if executor.todo:
+                return True
+        return False
+
+    def submit(self, jobs: list[Job], *, fast: bool) -> None:
+        """Run jobs of plain processors, in order."""
+        processors = set(map(PROCESSOR, jobs))
+        if len(processors) == 1:
+            self.of(jobs[0].processor).submit(jobs, fast=fast)
+            return
+        executors = {processor: self.of(processor) for processor in processors}
+        for executor in set(executors.values()):
+            executor.submit([job for job in jobs if executors[job.processor] is executor], fast=fast)
+
+    def submit_special(self, processor: Processor, leases: list[Lease]) -> None:
+        """Run tasks of a processor that takes batches or has a concurrency limit."""
+        size = processor.batch or 1
+        chunks = [leases[start : start + size] for start in range(0, len(leases), size)]
+        admitted = self.limiter.admit([Job(chunk[0], processor, tuple(chunk[1:])) for chunk in chunks])
+        if admitted:
+            self.of(processor).submit(admitted, fast=False)
+
+    def nudge(self) -> None:
+        """Start waiting jobs if slots are free."""
+        for executor in self.all:
+            executor.nudge()
+
+    def withdraw(self) -> list[Job]:
+        """Take back and return the jobs that have not started."""
+        jobs = self.limiter.withdraw()
+        for executor in self.all:
+            while executor.todo:
+                try:
+                    jobs.append(executor.todo.popleft())
+                except IndexError:
+                    break
+        return jobs
 
 
 @dataclass(slots=True)

@@ -27,10 +27,9 @@ from django_dbtaskqueue.flow.enqueue import queue_settings
 from django_dbtaskqueue.flow.scan import ScanCursor
 from django_dbtaskqueue.flow.settle import SettlePort
 from django_dbtaskqueue.poller.executors import Done, Executor, Run, done_by_lease
-from django_dbtaskqueue.poller.executors.executor_set import Executors
 from django_dbtaskqueue.poller.fetch import Fetcher
-from django_dbtaskqueue.poller.options import Options
-from django_dbtaskqueue.poller.queue_state import ConnectionSet, QueueState
+from django_dbtaskqueue.poller.free_slots import Executors
+from django_dbtaskqueue.poller.queue_state import ConnectionSet, Options, QueueState
 from django_dbtaskqueue.poller.renew import Renewer
 from django_dbtaskqueue.poller.settle_batches import FULL_BATCH_OUTCOMES, Counts, Settler
 

@@ -1,4 +1,4 @@
-"""One polled queue: its settings in force, its scan cursor, its timing data, and when to fetch from it again."""
+"""What one poller is started with, and the state of each queue it polls: settings, scan cursor, timing, next fetch."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 import random
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import Any
+from typing import Any, NamedTuple
 
 from django_dbtaskqueue import registry
 from django_dbtaskqueue.conf.settings import QueueSettings
@@ -18,13 +18,39 @@ from django_dbtaskqueue.flow.run import Processor
 from django_dbtaskqueue.flow.scan import ScanCursor
 from django_dbtaskqueue.flow.settle import SettlePort
 from django_dbtaskqueue.models import AbstractTask
-from django_dbtaskqueue.poller.executors.executor_set import UNPLACED, Placement
+from django_dbtaskqueue.poller.executors import Executor
 
 logger = logging.getLogger("django_dbtaskqueue")
 
 MIN_LIKELY_READY_TASKS = 20  # that a full fetch suggests are left
 POLL_JITTER = (0.8, 1.2)  # factors of the idle pause
 DUE_MARGIN_SECONDS = 0.001  # after a scheduled task's time
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the command line says."""
+
+    threads: int = 4
+    coroutines: int = 100
+    once: bool = False  # one checkout per queue
+    drain: bool = False  # until nothing is due, being processed, or due within five seconds
+    max_tasks: int | None = None
+    name: str = ""
+    executor: Any = None  # where plain functions run whose processors name no executor; None: on threads
+    tags: tuple[str, ...] = ()  # tasks with another tag are left to other pollers
+
+
+class Placement(NamedTuple):
+    """The processors of one queue and their executors."""
+
+    processors: tuple[Processor, ...]
+    executors: frozenset[Executor]
+    executor: Executor | None  # set if the queue has one executor, and at most one processor, which is plain
+    one_limit: bool  # False: the processors have room for different numbers of tasks
+
+
+UNPLACED = Placement((), frozenset(), None, one_limit=True)  # until the first fetch
 
 
 @dataclass(slots=True, eq=False)

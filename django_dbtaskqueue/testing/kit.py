@@ -23,7 +23,7 @@ from django_dbtaskqueue.db.session import aliases_of, model_for
 from django_dbtaskqueue.flow.enqueue import queue_settings
 from django_dbtaskqueue.models import AbstractTask
 from django_dbtaskqueue.poller.loop import Poller
-from django_dbtaskqueue.poller.options import Options
+from django_dbtaskqueue.poller.queue_state import Options
 from django_dbtaskqueue.testing.clock import advance
 from django_dbtaskqueue.testing.running import drain, perform
 

@@ -19,7 +19,7 @@ from django_dbtaskqueue import enqueue_many, registry
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.models import Attempt, Task
 from django_dbtaskqueue.poller.loop import Poller
-from django_dbtaskqueue.poller.options import Options
+from django_dbtaskqueue.poller.queue_state import Options
 from tests.conftest import REPOSITORY, ProcessDatabase
 
 TASKS, POLLERS = 20_000, 4

@@ -300,7 +300,7 @@ def test_a_mixed_batch_is_one_transaction_and_conserves(world: World, keep: str)
         world.make()
     leases = world.checkout(18)
     outcomes = list(SETTLEMENTS.values()) * 2
-    pairs = list(zip(leases, outcomes, strict=True))
+    pairs = [(lease, decide(lease, outcome)) for lease, outcome in zip(leases, outcomes, strict=True)]
 
     assert settle.settle(world.session, pairs, keep=keep) == {lease.id for lease in leases}
 
@@ -519,7 +519,7 @@ def test_one_bad_outcome_never_fails_its_batch(world: World, case: str, keep: st
         world.make()
     leases = world.checkout(12)
     pairs: list[settle.Decided] = [(lease, Complete(lease.id)) for lease in leases]
-    pairs[4] = (leases[4], BAD[case]())
+    pairs[4] = (leases[4], decide(leases[4], BAD[case]()))
 
     assert settle_surely(world.session, pairs, keep=keep) == {lease.id for lease in leases}
 

@@ -13,7 +13,7 @@ from django_dbtaskqueue import enqueue, enqueue_many, registry
 from django_dbtaskqueue.core.exceptions import EnqueueError
 from django_dbtaskqueue.models import Task
 from django_dbtaskqueue.poller.loop import Poller
-from django_dbtaskqueue.poller.options import Options
+from django_dbtaskqueue.poller.queue_state import Options
 
 SHARDS = ("default", "sqlite")
 

@@ -16,7 +16,7 @@ from django_dbtaskqueue import DuplicateTask, LeaseLost, enqueue, enqueue_many, 
 from django_dbtaskqueue.db.session import model_named
 from django_dbtaskqueue.models import Attempt, Task, TaskHistory, TemporaryTask
 from django_dbtaskqueue.poller.loop import Poller
-from django_dbtaskqueue.poller.options import Options
+from django_dbtaskqueue.poller.queue_state import Options
 from tests.testapp.models import Parcel
 
 LEASE = timedelta(seconds=60)

@@ -16,7 +16,7 @@ from typing import IO, Any
 from django_dbtaskqueue import models
 from django_dbtaskqueue.poller.heartbeat import Heartbeat
 from django_dbtaskqueue.poller.loop import Poller
-from django_dbtaskqueue.poller.options import Options
+from django_dbtaskqueue.poller.queue_state import Options
 from tests.conftest import REPOSITORY, ProcessDatabase
 from tests.support import until
 

@@ -13,7 +13,7 @@ from django_dbtaskqueue import enqueue, enqueue_many, registry
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.models import Poller, Queue, Task
 from django_dbtaskqueue.poller.loop import Poller as Loop
-from django_dbtaskqueue.poller.options import Options
+from django_dbtaskqueue.poller.queue_state import Options
 from tests.conftest import ProcessDatabase
 from tests.poller.processes import polling
 from tests.support import until

@@ -20,11 +20,12 @@ from django.utils.autoreload import get_child_arguments
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.exceptions import TaskQueueError
 from django_dbtaskqueue.management import duration, positive
+from django_dbtaskqueue.poller.executors.pool import named_executor
 from django_dbtaskqueue.poller.loop import Poller
-from django_dbtaskqueue.poller.options import Options, named_executor
 from django_dbtaskqueue.poller.process import logs, queue_selection, status_lines, supervisor
 from django_dbtaskqueue.poller.process.shutdown import RUN, ShutdownRequest, run
 from django_dbtaskqueue.poller.process.status_lines import Snapshot, StatusLine
+from django_dbtaskqueue.poller.queue_state import Options
 
 logger = logging.getLogger("django_dbtaskqueue")
 

@@ -10,8 +10,9 @@ import multiprocessing
 import threading
 import traceback
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from time import monotonic
@@ -34,6 +35,8 @@ from django_dbtaskqueue.poller.executors import (
     still_held,
 )
 from django_dbtaskqueue.poller.executors.thread import tidy
+
+SHORT_NAMES = {"spark": "django_dbtaskqueue.contrib.spark.SparkExecutor"}
 
 
 class Answer(NamedTuple):
@@ -226,3 +229,32 @@ def _apply_answer(lease: Lease, answer: Answer) -> Outcome | Settlement | None:
     if answer.settled is not None:
         lease.settled, lease.outcome = True, answer.settled
     return answer.outcome
+
+
+@contextmanager
+def named_executor(path: str | None, given: Mapping[str, Any]) -> Iterator[Any]:
+    """Yield the executor that a command line names, made with what is ``given``; shut down afterwards if made here.
+
+    None where there is no path. Raises ``ImproperlyConfigured`` for what is no executor, or does not take its options.
+    """
+    if path is None:
+        yield None
+        return
+    executor, owned = _made_of(path, given)
+    try:
+        yield executor
+    finally:
+        if owned and hasattr(executor, "shutdown"):
+            executor.shutdown(wait=False)
+
+
+def _made_of(path: str, given: Mapping[str, Any]) -> tuple[Any, bool]:
+    dotted = SHORT_NAMES.get(path, path)
+    if not given:
+        return made(dotted)
+    try:
+        return made(partial(import_string(dotted), **given))
+    except ImportError as error:
+        raise ImproperlyConfigured(f"--executor {path} cannot be imported: {error}") from error
+    except TypeError as error:
+        raise ImproperlyConfigured(f"--executor {path} does not take what it was given: {error}") from error
