@@ -4,14 +4,31 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import NamedTuple, assert_never
+from typing import ClassVar, NamedTuple
 
 MAX_DELAY = timedelta(days=36_525)  # a later time may be after year 9999, which Python cannot read back
+
+
+class Facts(NamedTuple):
+    """What everyone else needs to know of an outcome."""
+
+    verb: str  # in messages and signals
+    counts_as: str  # in the metrics; "" if it does not count as an attempt
+    call: str  # in the usage counters of the pull API
+    wakes: bool = False  # the task may be due again soon
+    deletes_or_returns: bool = False  # the row says nothing of this outcome afterwards
+    parks: bool = False
+    error: BaseException | str | None = None
+
+
+COMPLETE_FACTS = Facts("complete", "completed", "ack")  # of nearly every outcome
 
 
 @dataclass(frozen=True, slots=True)
 class Complete:
     """The work is done. ``result`` is any JSON value; it is kept in ``result`` and, as text, in ``process_result``."""
+
+    facts: ClassVar[Facts] = COMPLETE_FACTS
 
     result: object = None
 
@@ -19,6 +36,8 @@ class Complete:
 @dataclass(frozen=True, slots=True)
 class CompleteDelete:
     """The work is done and the row is deleted, whatever the queue's ``keep`` setting is. The deletion is counted."""
+
+    facts: ClassVar[Facts] = Facts("completedelete", "deleted", "ack", deletes_or_returns=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +52,7 @@ class Reenqueue:
     is not a ``timedelta`` from zero to a hundred years.
     """
 
+    facts: ClassVar[Facts] = Facts("reenqueue", "reenqueued", "release", wakes=True)
     delay: timedelta | None = None
     result: object = None
     keep_attempts: bool = False
@@ -56,11 +76,17 @@ class Fail:
     delay: timedelta | None = None
     retry: bool = True
 
+    @property
+    def facts(self) -> Facts:
+        """What everyone else needs to know of it."""
+        return Facts("fail", "failed", "fail", wakes=True, error=self.error)
+
 
 @dataclass(frozen=True, slots=True)
 class Poison:
     """The task can never succeed: POISON at once, with the reason kept, until an operator decides."""
 
+    facts: ClassVar[Facts] = Facts("poison", "poisoned", "bury")
     reason: str = ""
 
 
@@ -83,64 +109,28 @@ class Failed:
     said: Fail
     delay: timedelta | None = None
 
+    @property
+    def facts(self) -> Facts:
+        """What everyone else needs to know of it."""
+        return Facts("fail", "failed" if self.delay is None else "retried", "fail", wakes=True, error=self.said.error)
+
 
 @dataclass(frozen=True, slots=True)
 class Release:
     """Give back a task that did not start: the attempt is not charged, the place in the ready order is kept."""
+
+    facts: ClassVar[Facts] = Facts("release", "", "release", deletes_or_returns=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Park:
     """Give back, uncharged, a task that cannot be taken here. It is out of the ready order until the reason is gone."""
 
+    facts: ClassVar[Facts] = Facts("park", "", "release", deletes_or_returns=True, parks=True)
     reason: str
 
 
 Settlement = Complete | CompleteDelete | Reenqueue | Poison | Failed | Release | Park  # what can be written
-
-
-class Facts(NamedTuple):
-    """What everyone else needs to know of an outcome."""
-
-    verb: str  # in messages and signals
-    counts_as: str  # in the metrics; "" if it does not count as an attempt
-    call: str  # in the usage counters of the pull API
-    wakes: bool = False  # the task may be due again soon
-    deletes_or_returns: bool = False  # the row says nothing of this outcome afterwards
-    parks: bool = False
-    error: BaseException | str | None = None
-
-
-COMPLETE_FACTS = Facts("complete", "completed", "ack")
-COMPLETE_DELETE_FACTS = Facts("completedelete", "deleted", "ack", deletes_or_returns=True)
-REENQUEUE_FACTS = Facts("reenqueue", "reenqueued", "release", wakes=True)
-POISON_FACTS = Facts("poison", "poisoned", "bury")
-RELEASE_FACTS = Facts("release", "", "release", deletes_or_returns=True)
-PARK_FACTS = Facts("park", "", "release", deletes_or_returns=True, parks=True)
-
-
-def facts(outcome: Outcome | Settlement) -> Facts:
-    """Return the facts of an outcome: the one place that tells outcomes apart for those that do not write them."""
-    if outcome.__class__ is Complete:  # nearly every one is, and the match below costs more
-        return COMPLETE_FACTS
-    match outcome:
-        case Complete():
-            return COMPLETE_FACTS
-        case CompleteDelete():
-            return COMPLETE_DELETE_FACTS
-        case Reenqueue():
-            return REENQUEUE_FACTS
-        case Poison():
-            return POISON_FACTS
-        case Failed(said, delay):
-            return Facts("fail", "failed" if delay is None else "retried", "fail", wakes=True, error=said.error)
-        case Fail(error):
-            return Facts("fail", "failed", "fail", wakes=True, error=error)
-        case Release():
-            return RELEASE_FACTS
-        case Park():
-            return PARK_FACTS
-    assert_never(outcome)
 
 
 def said(outcome: Outcome | Settlement) -> Outcome | Release | Park:

@@ -11,7 +11,7 @@ from django.dispatch import Signal
 from django_dbtaskqueue import signals
 from django_dbtaskqueue.core.exceptions import LeaseLost
 from django_dbtaskqueue.core.lease import Lease
-from django_dbtaskqueue.core.outcomes import Outcome, Settlement, facts, said
+from django_dbtaskqueue.core.outcomes import Outcome, Settlement, said
 
 logger = logging.getLogger("django_dbtaskqueue")
 
@@ -52,7 +52,7 @@ def checked_out(leases: Iterable[Lease]) -> None:
 def finished(lease: Lease, settlement: Outcome | Settlement | None) -> None:
     """One outcome is stored. None: it is not known here."""
     outcome = None if settlement is None else said(settlement)
-    error = None if outcome is None else facts(outcome).error
+    error = None if outcome is None else outcome.facts.error
     if error is not None:
         logger.warning(
             "Task %s of %s failed, attempt %s of %s: %s",

@@ -32,7 +32,6 @@ from django_dbtaskqueue.core.outcomes import (
     Reenqueue,
     Release,
     Settlement,
-    facts,
 )
 from django_dbtaskqueue.core.sql import Statements
 from django_dbtaskqueue.db import notify
@@ -331,11 +330,11 @@ class SettlePort:
         settled = settle(session, pairs, keep=self.keep, group_retry=self.group_retry)
         for lease, outcome in pairs:
             if lease.id not in settled:
-                raise lease.gone(facts(outcome).verb)
+                raise lease.gone(outcome.facts.verb)
         for lease, outcome in pairs:
             lease.outcome = outcome
         notify.on_commit(session.connection, partial(_settled, pairs))
-        if any(lease.group is not None or facts(outcome).wakes for lease, outcome in pairs):
+        if any(lease.group is not None or outcome.facts.wakes for lease, outcome in pairs):
             notify.after_commit(session.connection, pairs[0][0].queue)
 
     def stands(self, lease: Lease) -> bool:

@@ -18,13 +18,14 @@ from django.db import transaction
 
 from django_dbtaskqueue.core.failure_signature import FailureSignature, signature_of
 from django_dbtaskqueue.core.lease import Lease
-from django_dbtaskqueue.core.outcomes import COMPLETE_FACTS, Settlement, facts
+from django_dbtaskqueue.core.outcomes import COMPLETE_FACTS, Facts, Settlement
 from django_dbtaskqueue.db.minute_counts import MinuteCounter, minute_of
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.models import FailureCount, FailureGroup, Metric
 
 logger = logging.getLogger("django_dbtaskqueue")
 
+LOST_FACTS = Facts("lost", "lost", "")  # of an outcome that came too late
 SAMPLED_ATTEMPTS = 8  # of a batch, whose durations go into the histograms
 MAX_FAILURE_GROUPS = 1000  # between two writes
 # Histograms: each class of durations is a third wider than the one before. Right to about 15 %.
@@ -121,15 +122,22 @@ class Collector:
     def add(self, alias: str, queue: str, ended: Sequence[Ended]) -> None:
         """Count the attempts of a batch of one queue, once they are settled. Never raises."""
         try:
-            completed: list[Ended] = []
-            others: list[Ended] = []
+            by_outcome: dict[str, list[Ended]] = {}
             for done in ended:
-                plain = done.settlement is not None and facts(done.settlement) is COMPLETE_FACTS and not done.lease.lost
-                (completed if plain else others).append(done)
-            if completed:
-                self._count(OutcomeKey(alias, queue, COMPLETE_FACTS.counts_as), completed)
-            if others:
-                self._add_others(alias, queue, others)
+                lease, outcome = done.lease, done.settlement
+                if outcome is None or lease.settled:
+                    outcome = lease.outcome  # the processor settled it itself
+                known = COMPLETE_FACTS if outcome is None else outcome.facts
+                if lease.lost and not lease.settled:
+                    known = LOST_FACTS
+                by_outcome.setdefault(known.counts_as, []).append(done)
+                if known.error is not None:
+                    signature = signature_of(known.error, queue)
+                    self.failures.add(FailureKey(alias, signature.fingerprint), Failures(queue, signature, 1))
+            for name, batch in by_outcome.items():
+                sums = Sums()
+                sums.add(batch)
+                self.outcomes.add(OutcomeKey(alias, queue, name), sums)
         except Exception:
             logger.exception("Attempts of %s were not counted", queue)
 
@@ -141,32 +149,6 @@ class Collector:
         """Append what was counted on one database, on the calling thread's connection. Raises its errors."""
         self.outcomes.store(alias)
         self.failures.store(alias)
-
-    def _add_others(self, alias: str, queue: str, ended: Sequence[Ended]) -> None:
-        by_outcome: defaultdict[str, list[Ended]] = defaultdict(list)
-        for done in ended:
-            name, error = _counted(done)
-            by_outcome[name].append(done)
-            if error is not None:
-                signature = signature_of(error, queue)
-                self.failures.add(FailureKey(alias, signature.fingerprint), Failures(queue, signature, 1))
-        for name, batch in by_outcome.items():
-            self._count(OutcomeKey(alias, queue, name), batch)
-
-    def _count(self, key: OutcomeKey, batch: Sequence[Ended]) -> None:
-        sums = Sums()
-        sums.add(batch)
-        self.outcomes.add(key, sums)
-
-
-def _counted(done: Ended) -> tuple[str, BaseException | str | None]:
-    """Return what an attempt counts as, and the error it failed with."""
-    lease = done.lease
-    if lease.lost and not lease.settled:
-        return "lost", None
-    outcome = lease.outcome if done.settlement is None or lease.settled else done.settlement
-    known = COMPLETE_FACTS if outcome is None else facts(outcome)
-    return known.counts_as, known.error
 
 
 def _waited(lease: Lease) -> float:

@@ -10,7 +10,7 @@ from time import monotonic
 
 from django_dbtaskqueue import registry
 from django_dbtaskqueue.core.lease import Lease
-from django_dbtaskqueue.core.outcomes import Release, Settlement, facts
+from django_dbtaskqueue.core.outcomes import Release, Settlement
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow import checkout, observe, settle
 from django_dbtaskqueue.flow.checkout import QueueShare
@@ -350,7 +350,7 @@ class Fetcher:
         return jobs
 
     def _refuse(self, lease: Lease, refused: Settlement | None) -> None:
-        if refused is not None and facts(refused).parks:
+        if refused is not None and refused.facts.parks:
             reason = no_handler(lease.queue, lease.payload_type)
             logger.warning("Task %s parked: %s", lease.id, reason, extra=observe.fields(lease))
         self._settler.finish(Done(lease, refused, 0.0), idle=True)

@@ -12,7 +12,7 @@ from time import monotonic
 from django_dbtaskqueue import registry
 from django_dbtaskqueue.core.durations import smoothed
 from django_dbtaskqueue.core.lease import Lease
-from django_dbtaskqueue.core.outcomes import COMPLETE_FACTS, facts
+from django_dbtaskqueue.core.outcomes import COMPLETE_FACTS
 from django_dbtaskqueue.flow import observe, settle
 from django_dbtaskqueue.flow.settle import Decided
 from django_dbtaskqueue.metrics.collector import Collector
@@ -127,15 +127,15 @@ class Settler:
         """
         stored, held = settle.resolve(connections.session(queue), [lease for lease, _ in missing])
         for lease, outcome in missing:
-            gone = facts(outcome).deletes_or_returns or lease.touched
+            gone = outcome.facts.deletes_or_returns or lease.touched
             if lease.id in stored:
                 lease.settled = lease.outcome is not None  # by the processor, which lost the reply to its commit
             elif lease.id not in held and not gone:
-                lease.lost = facts(outcome).verb
+                lease.lost = outcome.facts.verb
         return held
 
     def _account(self, queue: QueueState, batch: list[Done]) -> None:
-        ran = [done for done in batch if done.settlement is None or facts(done.settlement).counts_as]
+        ran = [done for done in batch if done.settlement is None or done.settlement.facts.counts_as]
         if len(ran) < len(batch):
             _unpark_soon(queue, batch)
         if not ran:
@@ -155,7 +155,7 @@ class Settler:
                 continue
             if outcome is None or lease.settled:
                 outcome = lease.outcome  # the processor settled it itself
-            known = COMPLETE_FACTS if outcome is None else facts(outcome)
+            known = COMPLETE_FACTS if outcome is None else outcome.facts
             if known is COMPLETE_FACTS and not watched and lease.group is None:
                 continue
             self._counts.failed += known.error is not None
@@ -184,7 +184,7 @@ def _missing(pairs: list[Decided], settled: set[int]) -> list[Decided]:
 
 def _unpark_soon(queue: QueueState, batch: list[Done]) -> None:
     """Have tasks unparked whose processor was registered after the poller had looked for it."""
-    parked = [done.lease for done in batch if done.settlement is not None and facts(done.settlement).parks]
+    parked = [done.lease for done in batch if done.settlement is not None and done.settlement.facts.parks]
     if any(registry.find(lease.queue, lease.payload_type) for lease in parked):
         queue.unpark_due = True
         queue.wake()

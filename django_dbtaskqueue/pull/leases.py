@@ -14,7 +14,7 @@ from django_dbtaskqueue import registry
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.exceptions import LeaseLost, TaskQueueError
 from django_dbtaskqueue.core.lease import Lease
-from django_dbtaskqueue.core.outcomes import Outcome, facts
+from django_dbtaskqueue.core.outcomes import Outcome
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.db import notify
 from django_dbtaskqueue.db.session import Session, model_for
@@ -45,7 +45,7 @@ class ManualSettlePort(SettlePort):
         """Write outcomes of one queue in one transaction, or none."""
         super().settle_all(pairs)
         for lease, outcome in pairs:
-            self.tell(lease, facts(outcome).call)
+            self.tell(lease, outcome.facts.call)
 
     def touch(self, lease: Lease, delta: timedelta) -> None:
         """Extend the lease, and the time to live if there is one, or raise ``LeaseLost``."""

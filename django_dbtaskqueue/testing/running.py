@@ -19,7 +19,7 @@ from django_dbtaskqueue import registry, signals
 from django_dbtaskqueue.core import codecs
 from django_dbtaskqueue.core.exceptions import LeaseLost, TaskQueueError
 from django_dbtaskqueue.core.lease import Lease
-from django_dbtaskqueue.core.outcomes import Outcome, Settlement, facts, said
+from django_dbtaskqueue.core.outcomes import Outcome, Settlement, said
 from django_dbtaskqueue.db.session import Row, Session, aliases_of, model_for
 from django_dbtaskqueue.flow import checkout, enqueue, move, observe, run, settle
 from django_dbtaskqueue.flow.rescue import rescue
@@ -52,7 +52,7 @@ class DrainReport:
     @property
     def errors(self) -> list[BaseException | str]:
         """What the failed attempts failed with."""
-        return [error for outcome in self.outcomes if (error := facts(outcome).error) is not None]
+        return [error for outcome in self.outcomes if (error := outcome.facts.error) is not None]
 
     def __str__(self) -> str:
         kinds = ("completed", "reenqueued", "retried", "failed", "poisoned", "expired", "parked", "lost")
@@ -285,14 +285,14 @@ class QueueRunner:
             outcome = _call(lease, _watched(processor, returned))
         stored = self._store(lease, outcome)
         if stored is None:
-            observe.lost(lease, lease.lost or (facts(outcome).verb if outcome is not None else ""))
+            observe.lost(lease, lease.lost or (outcome.facts.verb if outcome is not None else ""))
             return Ran("lost")
         observe.finished(lease, stored)
         return _ran(lease, stored, returned)
 
     def _refuse(self, lease: Lease, refused: Settlement | None) -> Ran:
         stored = self._store(lease, refused)
-        if stored is None or facts(stored).parks:
+        if stored is None or stored.facts.parks:
             return Ran("parked")
         observe.finished(lease, stored)
         return Ran("expired", _outcome(stored))
@@ -313,22 +313,22 @@ class QueueRunner:
 
 def _ran(lease: Lease, stored: Settlement, returned: list[Any]) -> Ran:
     """Return what became of a run; ``raised`` if the processor neither returned nor settled the failure by itself."""
-    outcome, error = _outcome(stored), facts(stored).error
+    outcome, error = _outcome(stored), stored.facts.error
     own = stored is lease.outcome or any(outcome is value for value in returned)
-    kind = facts(stored).counts_as
+    kind = stored.facts.counts_as
     kind = "completed" if kind == "deleted" else kind
     return Ran(kind, outcome, error if isinstance(error, BaseException) and not own else None)
 
 
 def _outcome(stored: Settlement) -> Outcome | None:
-    return cast(Outcome, said(stored)) if facts(stored).counts_as else None  # a release and a park are no attempts
+    return cast(Outcome, said(stored)) if stored.facts.counts_as else None  # a release and a park are no attempts
 
 
 def _call(lease: Lease, processor: Processor) -> Settlement | None:
     if processor.is_async:
         return async_to_sync(run.run_async)(lease, processor)
     outcome = run.run(lease, processor)
-    error = None if outcome is None else facts(outcome).error
+    error = None if outcome is None else outcome.facts.error
     if isinstance(error, BaseException) and not isinstance(error, Exception | SystemExit):
         raise error  # Ctrl-C, or the test framework ending the test
     return outcome

@@ -20,7 +20,7 @@ from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.exceptions import TaskQueueError
 from django_dbtaskqueue.core.failure_signature import RemoteError
 from django_dbtaskqueue.core.lease import Lease
-from django_dbtaskqueue.core.outcomes import Fail, Outcome, Settlement, facts, with_error, without_result
+from django_dbtaskqueue.core.outcomes import Fail, Outcome, Settlement, with_error, without_result
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow.run import decide_all, run_all
 from django_dbtaskqueue.flow.settle import Decided, resolve, settle_surely
@@ -108,10 +108,10 @@ class Desk:
         for lease, outcome in pairs:
             if lease.id in held_leases:  # the row is locked
                 self.answers[lease] = Answer(_portable(outcome, lease.queue), None, "")
-            elif lease.id in settled or lease.id in stored or facts(outcome).deletes_or_returns:
+            elif lease.id in settled or lease.id in stored or outcome.facts.deletes_or_returns:
                 self.answers[lease] = Answer(None, _summary(outcome, lease.queue), "")
             else:
-                self.answers[lease] = Answer(None, None, facts(outcome).verb)
+                self.answers[lease] = Answer(None, None, outcome.facts.verb)
 
 
 def _held(leases: Iterable[Lease]) -> set[Lease]:
@@ -141,7 +141,7 @@ def _outcomes(leases: list[Lease]) -> list[Settlement | None]:
 
 def _summary(outcome: Settlement, queue: str) -> Settlement:
     """Return an outcome that is stored, without what is of any size: it has to travel."""
-    error = facts(outcome).error
+    error = outcome.facts.error
     return without_result(outcome) if error is None else with_error(outcome, RemoteError.of(error, queue))
 
 
@@ -150,7 +150,7 @@ def _portable(outcome: Settlement, queue: str) -> Outcome | Settlement:
     try:
         pickle.loads(pickle.dumps(outcome))  # noqa: S301 -- made in the same line
     except Exception:
-        error = facts(outcome).error
+        error = outcome.facts.error
         if error is None:
             return Fail(f"{type(outcome).__name__} with a result that is not JSON could not be stored.")
         return with_error(outcome, RemoteError.of(error, queue))

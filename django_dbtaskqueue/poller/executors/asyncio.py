@@ -17,7 +17,7 @@ from time import monotonic
 from asgiref.sync import sync_to_async
 from django.db import connections
 
-from django_dbtaskqueue.core.outcomes import Fail, Release, Settlement, facts
+from django_dbtaskqueue.core.outcomes import Fail, Release, Settlement
 from django_dbtaskqueue.flow import observe
 from django_dbtaskqueue.flow.decide import decide
 from django_dbtaskqueue.flow.run import run_all_async, run_async
@@ -137,7 +137,7 @@ class AsyncExecutor:
         ended = monotonic()
         if not self._given_up or not self._is_late(Run(job, started)):
             self._finish(Done(lease, settlement, ended - started), idle=not self.todo)
-        if settlement is not None and facts(settlement).error is not None:
+        if settlement is not None and settlement.facts.error is not None:
             await _tidy()
         return ended
 
@@ -158,7 +158,7 @@ class AsyncExecutor:
         if not self._is_late(run):
             for done in done_by_lease(held, settlements, seconds):
                 self._finish(done, idle=not self.todo)
-        if any(settlement is not None and facts(settlement).error is not None for settlement in settlements):
+        if any(settlement is not None and settlement.facts.error is not None for settlement in settlements):
             await _tidy()
 
     def _is_late(self, run: Run) -> bool:

@@ -23,7 +23,7 @@ from django.db import close_old_connections
 from django.utils.module_loading import import_string
 
 from django_dbtaskqueue.core.lease import Lease
-from django_dbtaskqueue.core.outcomes import Fail, Outcome, Release, Settlement, facts
+from django_dbtaskqueue.core.outcomes import Fail, Outcome, Release, Settlement
 from django_dbtaskqueue.flow import observe
 from django_dbtaskqueue.flow.run import Processor, decide_all, perform_all
 from django_dbtaskqueue.poller.executors import (
@@ -207,7 +207,7 @@ def run_remotely(job: Job) -> list[Answer]:
 
 def _keep_traceback(outcome: Outcome | None) -> None:
     """Add the traceback as text, because a traceback object cannot be pickled."""
-    error = None if outcome is None else facts(outcome).error
+    error = None if outcome is None else outcome.facts.error
     if isinstance(error, BaseException) and error.__traceback__ and multiprocessing.parent_process() is not None:
         error.add_note("".join(traceback.format_tb(error.__traceback__)))
 
