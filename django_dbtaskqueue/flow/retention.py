@@ -20,8 +20,7 @@ from django.db.models.lookups import LessThanOrEqual
 from django_dbtaskqueue.core.exceptions import TaskQueueError
 from django_dbtaskqueue.core.sql.retention import RetentionStatements
 from django_dbtaskqueue.core.states import sources
-from django_dbtaskqueue.db.session import Session
-from django_dbtaskqueue.db.statements import statements_of
+from django_dbtaskqueue.db.session import Session, statements_of
 from django_dbtaskqueue.flow.selection import Tasks, as_filterable, base_rows, delete_and_count, with_row_locks
 from django_dbtaskqueue.models import AbstractTask, AuditEntry, BulkOperation, BulkSkip, TaskColumns, TaskHistory
 from django_dbtaskqueue.models.operations import UNFINISHED

@@ -6,11 +6,11 @@ import threading
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from operator import attrgetter
+from typing import TYPE_CHECKING
 
 from django_dbtaskqueue import registry
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.flow.run import Processor
-from django_dbtaskqueue.poller.crash_isolation import CrashIsolation
 from django_dbtaskqueue.poller.executors import (
     BUFFER_SECONDS,
     MAX_BUFFERED_CALLS,
@@ -23,7 +23,10 @@ from django_dbtaskqueue.poller.executors.asyncio import AsyncExecutor
 from django_dbtaskqueue.poller.executors.pool import PoolExecutor
 from django_dbtaskqueue.poller.executors.thread import ThreadExecutor
 from django_dbtaskqueue.poller.queue_state import UNPLACED, Options, Placement, QueueState
-from django_dbtaskqueue.poller.settle_batches import Counts, Settler
+
+if TYPE_CHECKING:
+    from django_dbtaskqueue.poller.crash_isolation import CrashIsolation
+    from django_dbtaskqueue.poller.settle_batches import Counts, Settler
 
 MAX_BUFFERED_BATCHES = 4  # one runs, one is settled, one is on its way, and one is next
 MAX_UNKNOWN_BUFFERED_TASKS = 100  # of a queue without timing data

@@ -8,6 +8,7 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
 from time import monotonic
+from typing import TYPE_CHECKING
 
 from django_dbtaskqueue import registry
 from django_dbtaskqueue.core.durations import smoothed
@@ -17,7 +18,9 @@ from django_dbtaskqueue.flow import observe, settle
 from django_dbtaskqueue.flow.settle import Decided
 from django_dbtaskqueue.metrics.collector import Collector
 from django_dbtaskqueue.poller.executors import Done
-from django_dbtaskqueue.poller.queue_state import ConnectionSet, QueueState
+
+if TYPE_CHECKING:
+    from django_dbtaskqueue.poller.queue_state import ConnectionSet, QueueState
 
 FULL_BATCH_OUTCOMES = 500  # that are worth a commit at once
 MAX_BATCH_OUTCOMES = 1000  # in one commit

@@ -10,8 +10,7 @@ import pytest
 from django.db import connection, transaction
 
 from django_dbtaskqueue import DuplicateTask, enqueue
-from django_dbtaskqueue.db.session import Session
-from django_dbtaskqueue.db.statements import MIN_STATEMENTS_TO_PREPARE
+from django_dbtaskqueue.db.session import MIN_STATEMENTS_TO_PREPARE, Session
 from django_dbtaskqueue.models import Task
 
 pytestmark = pytest.mark.django_db(transaction=True)

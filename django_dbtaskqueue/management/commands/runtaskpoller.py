@@ -21,6 +21,7 @@ from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.exceptions import TaskQueueError
 from django_dbtaskqueue.management import duration, positive
 from django_dbtaskqueue.poller.executors.pool import named_executor
+from django_dbtaskqueue.poller.heartbeat import Heartbeat
 from django_dbtaskqueue.poller.loop import Poller
 from django_dbtaskqueue.poller.process import logs, queue_selection, status_lines, supervisor
 from django_dbtaskqueue.poller.process.shutdown import RUN, ShutdownRequest, run
@@ -142,6 +143,7 @@ class Command(BaseCommand):
         began = monotonic()
         left = run(
             poller,
+            Heartbeat(poller),
             self._shutdown,
             timeout=options["shutdown_timeout"],
             on_tick=lambda poller: status.draw(Snapshot.of(poller)) if status else None,

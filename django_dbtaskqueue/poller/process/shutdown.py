@@ -14,11 +14,14 @@ from contextlib import contextmanager
 from datetime import timedelta
 from time import monotonic
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from django_dbtaskqueue.core.durations import format_seconds
 from django_dbtaskqueue.db import notify
-from django_dbtaskqueue.poller.heartbeat import Heartbeat
-from django_dbtaskqueue.poller.loop import Poller
+
+if TYPE_CHECKING:
+    from django_dbtaskqueue.poller.heartbeat import Heartbeat
+    from django_dbtaskqueue.poller.loop import Poller
 
 logger = logging.getLogger("django_dbtaskqueue")
 
@@ -66,16 +69,16 @@ class ShutdownRequest:
 
 def run(
     poller: Poller,
+    heartbeat: Heartbeat,
     shutdown: ShutdownRequest,
     *,
     timeout: timedelta,
     on_tick: Callable[[Poller], None] = lambda poller: None,
 ) -> list[str]:
-    """Run a poller to its end and call ``on_tick`` regularly; return a sentence for each thing that was left behind.
+    """Run a poller and its heartbeat to the poller's end; return a sentence for each thing that was left behind.
 
-    ``timeout`` counts from the first request, or from the end of a run that ends by itself.
+    Calls ``on_tick`` regularly. ``timeout`` counts from the first request, or from the end of a run that ends by itself.
     """
-    heartbeat = Heartbeat(poller)
     poller.start()
     heartbeat.start()
     try:

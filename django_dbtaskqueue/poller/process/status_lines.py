@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from datetime import timedelta
 from time import monotonic
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
@@ -18,8 +18,10 @@ from django.db.utils import OperationalError
 from django_dbtaskqueue.conf.settings import QueueSettings
 from django_dbtaskqueue.core import __version__
 from django_dbtaskqueue.core.durations import format_duration, format_seconds
-from django_dbtaskqueue.poller.loop import Poller
-from django_dbtaskqueue.poller.queue_state import QueueState
+
+if TYPE_CHECKING:
+    from django_dbtaskqueue.poller.loop import Poller
+    from django_dbtaskqueue.poller.queue_state import QueueState
 
 RATE_PERIOD_S = 5.0
 REDRAW_INTERVAL_S = 0.25
