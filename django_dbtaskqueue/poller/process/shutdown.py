@@ -77,7 +77,7 @@ def run(
 ) -> list[str]:
     """Run a poller and its heartbeat to the poller's end; return a sentence for each thing that was left behind.
 
-    Calls ``on_tick`` regularly. ``timeout`` counts from the first request, or from the end of a run that ends by itself.
+    Calls ``on_tick`` regularly. ``timeout`` counts from the first request, or from the end of a run without one.
     """
     poller.start()
     heartbeat.start()
