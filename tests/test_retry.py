@@ -393,13 +393,6 @@ def test_decide(error: Any, attempt: int, maximum: int, policy: Any, expected: t
     assert retry.decide(error, attempt=attempt, max_attempts=maximum, policy=policy) == expected
 
 
-@pytest.mark.parametrize("delay", [s(-1), 10, "10s"])
-def test_a_faulty_delay_of_fail_is_logged_and_the_policy_decides(delay: Any, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.ERROR, LOGGER):
-        assert retry.decide(Fail("x", delay=delay), attempt=1, max_attempts=5, policy=EXACT) == s(7)
-    assert "the retry policy decides" in caplog.text
-
-
 def test_the_policy_sees_attempt_and_error() -> None:
     seen: list[Any] = []
 

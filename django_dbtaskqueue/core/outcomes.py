@@ -58,10 +58,8 @@ class Reenqueue:
     keep_attempts: bool = False
 
     def __post_init__(self) -> None:
-        if self.delay is not None and not isinstance(self.delay, timedelta):
-            raise TypeError(f"Reenqueue(delay={self.delay!r}) needs a timedelta, e.g. timedelta(minutes=5).")
-        if self.delay is not None and not timedelta(0) <= self.delay <= MAX_DELAY:
-            raise ValueError(f"Reenqueue(delay={self.delay!r}) must be from zero to a hundred years.")
+        _check_delay("Reenqueue", self.delay)
+        _check("Reenqueue", "keep_attempts", self.keep_attempts, bool, "True or False")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +67,20 @@ class Fail:
     """This attempt failed, as if the processor had raised.
 
     Retried by the processor's policy, or after ``delay`` when given, while attempts are left; ERROR after that.
-    ``retry=False`` ends in ERROR at once. ``error`` is an exception or a message.
+    ``retry=False`` ends in ERROR at once. ``error`` is an exception or a message. Raises ``TypeError`` or
+    ``ValueError`` for anything else, and for a delay that is not a ``timedelta`` of zero or more.
     """
 
     error: BaseException | str = ""
     delay: timedelta | None = None
     retry: bool = True
+
+    def __post_init__(self) -> None:
+        _check(
+            "Fail", "error", self.error, (BaseException, str), "an exception or text, e.g. str(response.status_code)"
+        )
+        _check_delay("Fail", self.delay, timedelta.max)  # cut to a year by the policies' own limit
+        _check("Fail", "retry", self.retry, bool, "True or False")
 
     @property
     def facts(self) -> Facts:
@@ -84,10 +90,33 @@ class Fail:
 
 @dataclass(frozen=True, slots=True)
 class Poison:
-    """The task can never succeed: POISON at once, with the reason kept, until an operator decides."""
+    """The task can never succeed: POISON at once, with the reason (text) kept, until an operator decides."""
 
     facts: ClassVar[Facts] = Facts("poison", "poisoned", "bury")
     reason: str = ""
+
+    def __post_init__(self) -> None:
+        _check("Poison", "reason", self.reason, str, "text")
+
+
+def _check(name: str, argument: str, value: object, kinds: type | tuple[type, ...], wanted: str) -> None:
+    if not isinstance(value, kinds):
+        raise TypeError(f"{name}({argument}={_shown(value)}) needs {wanted}.")
+
+
+def _shown(value: object) -> str:
+    """Return a plain value as it is written, and of any other its class: its repr may fail."""
+    return repr(value)[:80] if type(value) in (bool, bytes, float, int, str, type(None)) else type(value).__name__
+
+
+def _check_delay(name: str, delay: object, longest: timedelta = MAX_DELAY) -> None:
+    if delay is None:
+        return
+    if not isinstance(delay, timedelta):
+        raise TypeError(f"{name}(delay={_shown(delay)}) needs a timedelta, e.g. timedelta(minutes=5).")
+    if not timedelta(0) <= delay <= longest:
+        years = " to a hundred years" if longest == MAX_DELAY else ""
+        raise ValueError(f"{name}(delay={delay!r}) must be from zero{years}.")
 
 
 Outcome = Complete | CompleteDelete | Reenqueue | Fail | Poison
@@ -131,6 +160,13 @@ class Park:
 
 
 Settlement = Complete | CompleteDelete | Reenqueue | Poison | Failed | Release | Park  # what can be written
+
+
+def checked(outcome: Settlement | Outcome) -> Settlement | Outcome:
+    """Return an outcome whose fields are what they must be; raise an error for one that was altered or half made."""
+    if isinstance(outcome, Fail | Reenqueue | Poison):
+        outcome.__post_init__()
+    return outcome
 
 
 def said(outcome: Outcome | Settlement) -> Outcome | Release | Park:

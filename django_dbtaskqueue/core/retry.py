@@ -207,10 +207,8 @@ def decide(
     fail = error if isinstance(error, Fail) else Fail(error)
     if attempt >= max_attempts or not fail.retry:
         return None
-    if _is_delay(fail.delay):
-        return min(fail.delay, LONGEST)
     if fail.delay is not None:
-        logger.error("Fail(delay=%r) is not a timedelta of 0 or more; the retry policy decides.", fail.delay)
+        return min(fail.delay, LONGEST)
     return next_delay(policy, attempt, fail.error if isinstance(fail.error, BaseException) else None)
 
 

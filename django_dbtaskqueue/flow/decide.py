@@ -6,7 +6,7 @@ from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core import retry
 from django_dbtaskqueue.core.exceptions import ReenqueueDelayMissing
 from django_dbtaskqueue.core.lease import Lease
-from django_dbtaskqueue.core.outcomes import Fail, Failed, Outcome, Reenqueue, Settlement
+from django_dbtaskqueue.core.outcomes import Fail, Failed, Outcome, Reenqueue, Settlement, checked
 
 
 def decide(lease: Lease, outcome: Outcome | Settlement) -> Settlement:
@@ -23,10 +23,10 @@ def decide(lease: Lease, outcome: Outcome | Settlement) -> Settlement:
 
 
 def decide_call(lease: Lease, outcome: Outcome | Settlement) -> Settlement:
-    """``decide`` for what a call ended with: without a policy's delay a reenqueue fails. Never raises."""
+    """``decide`` for what a call ended with: an outcome that cannot be decided is a failure. Never raises."""
     try:
-        return decide(lease, outcome)
-    except ReenqueueDelayMissing as error:
+        return decide(lease, checked(outcome))
+    except Exception as error:  # such as a missing delay of a reenqueue, or a field that was altered
         return decide(lease, failure(error))
 
 

@@ -120,6 +120,6 @@ def fields(lease: Lease) -> dict[str, Any]:
 def _short(error: BaseException | str) -> str:
     try:
         text = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
-    except Exception:
+    except BaseException:  # a SystemExit from its text must not end the poller's thread
         text = type(error).__name__
     return text.replace("\n", " ").replace("\r", " ")[:500]

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, Never
 
 from django.db import transaction
-from django.db.utils import DatabaseError, OperationalError
+from django.db.utils import OperationalError
 
 from django_dbtaskqueue.core import json as json_payload
 from django_dbtaskqueue.core.exceptions import TaskQueueError
@@ -201,8 +201,7 @@ def _columns(lease: Lease, outcome: Reenqueue | Poison | Release | Park) -> dict
             }
             return {**UNCHANGED, "new_status": "CREATED", **change}
         case Poison(reason):
-            why = reason if isinstance(reason, str) else json_payload.short_repr(reason)
-            return {**UNCHANGED, "new_status": "POISON", "result_text": json_payload.cut_bytes(why) or None}
+            return {**UNCHANGED, "new_status": "POISON", "result_text": json_payload.cut_bytes(reason) or None}
     raise TaskQueueError(f"{_unknown(outcome)!r} is not an outcome.")
 
 
@@ -235,7 +234,7 @@ def settle_surely(
     try:
         with guard:
             return settle(session, pairs, keep=keep, group_retry=group_retry)
-    except DatabaseError as error:
+    except Exception as error:
         parts = _parts(session, pairs, error)
         if parts is not None:
             return set().union(*[settle_surely(session, part, keep=keep, group_retry=group_retry) for part in parts])
@@ -245,7 +244,7 @@ def settle_surely(
         return settle(session, [(lease, Failed(Fail(plain, retry=False)))], keep=keep, group_retry="hold")
 
 
-def _parts(session: Session, pairs: Sequence[Decided], error: DatabaseError) -> list[Sequence[Decided]] | None:
+def _parts(session: Session, pairs: Sequence[Decided], error: Exception) -> list[Sequence[Decided]] | None:
     """Return which parts of a batch that failed to try again, if any; None for a single outcome that is at fault.
 
     Raises the error when no outcome is at fault.

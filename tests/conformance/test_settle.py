@@ -505,7 +505,6 @@ BAD = {
     "bytes": lambda: Complete(b"\xff"),
     "set": lambda: Complete({1}),
     "retry beyond the calendar": lambda: Fail("no", delay=timedelta.max),
-    "reason that is no text": lambda: Poison(HostileRepr()),  # type: ignore[arg-type]
     "reason with NUL": lambda: Poison("a\0b\ud800"),
     "result of a reenqueue": lambda: Reenqueue(NO_TIME, {"a": math.nan}),
 }
