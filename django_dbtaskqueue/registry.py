@@ -6,15 +6,16 @@ import inspect
 import threading
 from collections.abc import Callable, Iterable
 from datetime import timedelta
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from django.core.exceptions import ImproperlyConfigured
 
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core import codecs
+from django_dbtaskqueue.core.retry import AnyPolicy
 from django_dbtaskqueue.flow.run import Processor
 
-F = TypeVar("F", bound=Callable[..., Any])
+F = TypeVar("F", bound=Callable[..., object])
 MODES = ("separate", "atomic")
 PARSED = {"retry", "timeout", "reenqueue"}  # durations and policies may be text, as in the settings
 OF_QUEUE = {"lease", "max_attempts"}  # declared by a processor, in force for its queue
@@ -28,15 +29,15 @@ def processor(
     queue: str,
     *,
     payload: type | None = None,
-    retry: Any = None,
+    retry: AnyPolicy = None,
     max_attempts: int | None = None,
     lease: timedelta | None = None,
     timeout: timedelta | None = None,
     mode: str = "separate",
-    reenqueue: Any = None,
+    reenqueue: AnyPolicy = None,
     batch: int | None = None,
     concurrency: int | None = None,
-    executor: Any = None,
+    executor: object = None,
     using: str | None = None,
 ) -> Callable[[F], F]:
     """Register the decorated function (sync or async), or class with a ``process(task)`` method, for a queue.
@@ -65,9 +66,21 @@ def processor(
     """
 
     def register_it(function: F) -> F:
-        given = {"retry": retry, "max_attempts": max_attempts, "lease": lease, "timeout": timeout}
-        ways = {"batch": batch, "concurrency": concurrency, "executor": executor, "using": using}
-        register(queue, function, payload=payload, mode=mode, reenqueue=reenqueue, **ways, **given)
+        register(
+            queue,
+            function,
+            payload=payload,
+            mode=mode,
+            batch=batch,
+            concurrency=concurrency,
+            executor=executor,
+            using=using,
+            retry=retry,
+            max_attempts=max_attempts,
+            lease=lease,
+            timeout=timeout,
+            reenqueue=reenqueue,
+        )
         return function
 
     return register_it
@@ -75,15 +88,15 @@ def processor(
 
 def register(
     queue: str,
-    function: Any,
+    function: Callable[..., object],
     *,
     payload: type | None = None,
     mode: str = "separate",
     batch: int | None = None,
     concurrency: int | None = None,
-    executor: Any = None,
+    executor: object = None,
     using: str | None = None,
-    **settings: Any,
+    **settings: object,
 ) -> Processor:
     """What ``@processor`` does, as a call, at any time and from any thread: tasks that waited for it come at once."""
     if payload is not None:
@@ -141,22 +154,15 @@ def unwatch(appeared: Callable[[str], None]) -> None:
 
 
 def find(queue: str, payload_type: str | None) -> Processor | None:
-    """Return who processes this payload type on this queue.
+    """Return the processor of this payload type on this queue.
 
-    A row without a type goes to the queue's processor of plain JSON, or to its only processor. A row of a type waits
-    for a processor of that type: who processes plain JSON does not know what to do with it.
+    A row without a type goes to the queue's processor of plain JSON, or to its only processor. A row with a type waits
+    for a processor of that type, because a processor of plain JSON does not know the type.
     """
-    of_queue = _processors.get(queue)
-    if not of_queue:
-        return None
-    found = of_queue.get(payload_type)
-    if found is not None:
-        return found
-    if len(of_queue) == 1:
-        only = next(iter(of_queue.values()))
-        if payload_type is None:
-            return only
-    return None
+    of_queue = _processors.get(queue, {})
+    if payload_type is None and len(of_queue) == 1:
+        return next(iter(of_queue.values()))
+    return of_queue.get(payload_type)
 
 
 def queues() -> list[str]:
@@ -178,7 +184,7 @@ class Snapshot(NamedTuple):
     """All registrations at one moment."""
 
     processors: dict[str, dict[str | None, Processor]]
-    declared: dict[str, dict[str, Any]]
+    declared: dict[str, dict[str, object]]
 
 
 def snapshot() -> Snapshot:
@@ -198,7 +204,7 @@ def _type(payload: type | None) -> str | None:
     return None if payload is None else codecs.type_name(payload)
 
 
-def _is_async(call: Callable[[Any], Any]) -> bool:
+def _is_async(call: Callable[..., object]) -> bool:
     return inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(getattr(call, "__call__", None))  # noqa: B004 -- an instance whose __call__ is async
 
 
@@ -229,9 +235,9 @@ def _check(made: Processor) -> None:
             raise ImproperlyConfigured(f"{where}: {name}={value!r} must be None or a whole number of at least 1.")
 
 
-def _declarations(processors: Iterable[Processor]) -> dict[str, Any]:
+def _declarations(processors: Iterable[Processor]) -> dict[str, object]:
     """Return what the processors of one queue declare together; two may not say different things of their queue."""
-    declared: dict[str, Any] = {}
+    declared: dict[str, object] = {}
     for made in processors:
         for name in OF_QUEUE & made.declared.keys() & declared.keys():
             if declared[name] != made.declared[name]:
@@ -243,14 +249,14 @@ def _declarations(processors: Iterable[Processor]) -> dict[str, Any]:
     return declared
 
 
-def _callable(function: Any) -> Callable[[Any], Any]:
-    if inspect.isclass(function):
-        instance = function()
-        call = getattr(instance, "process", instance if callable(instance) else None)
-        if call is None:
-            raise ImproperlyConfigured(f"{function.__qualname__} needs a process(task) method to be a processor.")
-        return call
-    return function  # type: ignore[no-any-return]
+def _callable(function: Callable[..., object]) -> Callable[..., object]:
+    if not inspect.isclass(function):
+        return function
+    instance = function()
+    call: object = getattr(instance, "process", instance)
+    if not callable(call):
+        raise ImproperlyConfigured(f"{function.__qualname__} needs a process(task) method to be a processor.")
+    return call
 
 
 def _refuse_second(made: Processor) -> None:

@@ -13,7 +13,7 @@ The same facts are sent as Django signals with ``send_robust``, after the hook o
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import Protocol
 
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
@@ -43,6 +43,13 @@ poll_failed = Signal()  # poller, error: one poll failed; the poller goes on
 poller_stopped = Signal()  # poller
 
 
+class RunningPoller(Protocol):
+    """What hooks can ask of a poller: a ``poller.loop.Poller``."""
+
+    instance: str
+    state: str
+
+
 class Listener:
     """Does nothing; override what you want to know. Hooks run on the poller's threads, so be quick."""
 
@@ -64,19 +71,19 @@ class Listener:
     def finished(self, task: Lease) -> None:
         """After ``executed`` or ``crashed``: nothing more will come of this attempt."""
 
-    def poller_started(self, poller: Any) -> None:
-        """A ``poller.loop.Poller`` begins."""
+    def poller_started(self, poller: RunningPoller) -> None:
+        """A poller begins."""
 
-    def poller_executed(self, poller: Any, tasks: int) -> None:
+    def poller_executed(self, poller: RunningPoller, tasks: int) -> None:
         """A checkout took this many tasks."""
 
-    def poller_idle(self, poller: Any) -> None:
+    def poller_idle(self, poller: RunningPoller) -> None:
         """There is nothing to take and nothing under way; the poller waits."""
 
-    def poll_failed(self, poller: Any, error: Exception) -> None:
+    def poll_failed(self, poller: RunningPoller, error: Exception) -> None:
         """One poll failed, usually because the database is away. The poller goes on."""
 
-    def poller_finished(self, poller: Any) -> None:
+    def poller_finished(self, poller: RunningPoller) -> None:
         """The poller has ended."""
 
 
@@ -106,7 +113,7 @@ def load() -> None:
             register(_from_settings[path])
 
 
-def tell(hook: str, *facts: Any, backwards: bool = False) -> None:
+def tell(hook: str, *facts: object, backwards: bool = False) -> None:
     """Call one hook of every listener; log what it raises."""
     for listener in registered[::-1] if backwards else registered[:]:
         try:
@@ -126,7 +133,7 @@ def made(path: str) -> Listener:
     return listener
 
 
-def _reset(*, setting: str, **_: Any) -> None:
+def _reset(*, setting: str, **_: object) -> None:
     if setting == "DBTASKQUEUE":
         for listener in _from_settings.values():
             unregister(listener)

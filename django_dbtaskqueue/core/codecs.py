@@ -19,7 +19,7 @@ from decimal import Decimal
 from enum import Enum
 from functools import partial
 from itertools import count, cycle
-from typing import Any, NotRequired, Required, TypeVar
+from typing import NotRequired, Protocol, Required, TypeGuard, TypeVar
 from uuid import UUID
 
 from django_dbtaskqueue.core.durations import iso_duration, parse_duration
@@ -28,8 +28,18 @@ from django_dbtaskqueue.core.json import path_of, short_repr
 
 NONE_TYPE = type(None)
 JSON_TYPES: Set[type] = frozenset({dict, list, str, int, float, bool, NONE_TYPE})
-Step = Callable[[Any], object]  # each step takes values of its own type only
+ANY_JSON = typing.Any  # as an annotation: JSON that stays as it is
+Step = Callable[..., object]  # takes one value, and each step takes values of its own type only
 K = TypeVar("K")
+
+
+class _Model(Protocol):
+    """A pydantic model, as far as it is used here."""
+
+    def model_dump(self, **options: object) -> object: ...
+
+    @classmethod
+    def model_validate_json(cls, json_data: str, **options: object) -> object: ...
 
 
 class _Mismatch(Exception):
@@ -57,7 +67,7 @@ def type_name(cls: type) -> str:
 def encode(value: object, declared: object = None) -> tuple[str | None, object]:
     """Return (type name, JSON-ready value). Plain JSON has the name None and is encoded as ``declared``."""
     cls = type(value)
-    if cls not in JSON_TYPES and (_is_record(cls) or issubclass(cls, _model_base())):
+    if cls not in JSON_TYPES and (_is_record(cls) or _is_model(cls)):
         return type_name(cls), _run(prepare(cls).encode, value)
     return None, _run(prepare(declared).encode, value)
 
@@ -69,7 +79,7 @@ def decode(cls: object, plain: object) -> object:
 
 def prepare(cls: object) -> _Codec:
     """Build and cache the codec of a payload class. Raise PayloadError for an annotation that has no JSON form."""
-    hint = Any if cls is None or cls is dict or cls is object else cls
+    hint = ANY_JSON if cls is None or cls is dict or cls is object else cls
     if (codec := _codecs.get(hint)) is None:
         memo = dict(_codecs)  # other threads see the new codecs only when all of them are complete
         codec = _build(hint, memo)
@@ -125,7 +135,7 @@ def _read_duration(text: str) -> timedelta:
 
 _ANY = _Codec("any JSON value", JSON_TYPES, _same, _same, JSON_TYPES)
 _codecs: dict[object, _Codec] = {
-    Any: _ANY,
+    ANY_JSON: _ANY,
     str: _leaf(str, str, _same, _same, rank=1),
     int: _leaf(int, int, _same, _same, but=bool, rank=1),
     float: replace(_codec("float", {float, int}, {float}, float, float, _fits_float), same={float}, rank=2),
@@ -146,7 +156,7 @@ def _build(hint: object, memo: dict[object, _Codec]) -> _Codec:
     return memo[hint] if hint in memo else memo.setdefault(hint, _make(hint, memo))
 
 
-def _make(hint: Any, memo: dict[object, _Codec]) -> _Codec:
+def _make(hint: object, memo: dict[object, _Codec]) -> _Codec:
     origin, args = typing.get_origin(hint) or hint, typing.get_args(hint)
     if target := getattr(hint, "__supertype__", None) or getattr(hint, "__value__", None):  # NewType, type X = ...
         return _build(target, memo)
@@ -155,16 +165,16 @@ def _make(hint: Any, memo: dict[object, _Codec]) -> _Codec:
     if origin is typing.Literal:
         return _choice(str(hint), [(arg, _build(type(arg), memo).encode(arg)) for arg in args])
     if origin in {dict, Mapping}:
-        return _dict(*(_build(arg, memo) for arg in args or (str, Any)))
+        return _dict(*(_build(arg, memo) for arg in args or (str, ANY_JSON)))
     if origin in _ARRAYS:
-        items = [_build(arg, memo) for arg in args or (Any, ...) if arg is not ...]
+        items = [_build(arg, memo) for arg in args or (ANY_JSON, ...) if arg is not ...]
         return _array(_ARRAYS[origin], items, fixed=origin is tuple and bool(args) and args[-1] is not ...)
     if isinstance(hint, type) and issubclass(hint, Enum):
         by_value = {type(member.value) for member in hint} in ({str}, {int})
         return _choice(hint.__qualname__, [(member, member.value if by_value else member.name) for member in hint])
-    if isinstance(hint, type) and issubclass(hint, _model_base()):
-        write = partial(origin.model_dump, mode="json", round_trip=True, warnings="error")
-        read = partial(origin.model_validate_json, by_name=True, by_alias=True)
+    if _is_model(hint):
+        write = partial(hint.model_dump, mode="json", round_trip=True, warnings="error")
+        read = partial(hint.model_validate_json, by_name=True, by_alias=True)
         return _codec(type_name(hint), JSON_TYPES, {hint}, write, lambda plain: read(json.dumps(plain)))
     if isinstance(hint, type) and _is_record(hint):
         return _record(hint, memo)
@@ -233,8 +243,8 @@ def _union(members: list[_Codec]) -> _Codec:
                 errors.append(error)
         raise max(errors, key=lambda error: len(error.steps))
 
-    def read(plain: Any) -> object:
-        if tagged and plain is not None:
+    def read(plain: object) -> object:
+        if tagged and isinstance(plain, dict):
             return by_name[plain["@type"]].decode(plain["@value"])
         return by_kind[type(plain)].decode(plain)
 
@@ -275,7 +285,7 @@ def _record(cls: type, memo: dict[object, _Codec]) -> _Codec:
     return memo[cls]
 
 
-def _fields_of(cls: Any) -> tuple[dict[str, object], Set[str]]:
+def _fields_of(cls: type) -> tuple[dict[str, object], Set[str]]:
     try:
         hints = typing.get_type_hints(cls, localns={cls.__name__: cls})
         marks = typing.get_type_hints(cls, localns={cls.__name__: cls}, include_extras=True)
@@ -283,13 +293,14 @@ def _fields_of(cls: Any) -> tuple[dict[str, object], Set[str]]:
         raise PayloadError(f"{error}. Import it at run time, not under TYPE_CHECKING", path=cls.__qualname__) from error
     if typing.is_typeddict(cls):  # __required_keys__ ignores the marks if annotations are postponed
         marked = {mark: {n for n in marks if typing.get_origin(marks[n]) is mark} for mark in (NotRequired, Required)}
-        return hints, (hints.keys() - cls.__required_keys__ - marked[Required]) | marked[NotRequired]
+        return hints, (hints.keys() - getattr(cls, "__required_keys__", set()) - marked[Required]) | marked[NotRequired]
     if not is_dataclass(cls):
-        return hints, cls._field_defaults.keys()
+        return hints, getattr(cls, "_field_defaults", {}).keys()
     given = {field.name: field for field in fields(cls) if field.init}
     optional = {n for n, field in given.items() if field.default is not MISSING or field.default_factory is not MISSING}
     return {n: hint for n, hint in hints.items() if n in given or isinstance(hint, InitVar)}, optional
 
 
-def _model_base() -> Any:
-    return getattr(sys.modules.get("pydantic"), "BaseModel", ())  # a model exists only if pydantic is imported
+def _is_model(cls: object) -> TypeGuard[type[_Model]]:
+    base = getattr(sys.modules.get("pydantic"), "BaseModel", ())  # a model exists only if pydantic is imported
+    return isinstance(cls, type) and issubclass(cls, base)

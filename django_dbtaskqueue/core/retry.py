@@ -12,10 +12,10 @@ import math
 import random
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
-from typing import TypeGuard
+from typing import Protocol, TypeGuard
 
 from django_dbtaskqueue.core.durations import format_duration, parse_length
 from django_dbtaskqueue.core.exceptions import near_match
@@ -24,7 +24,16 @@ from django_dbtaskqueue.core.outcomes import Fail
 logger = logging.getLogger("django_dbtaskqueue.core.retry")
 
 Policy = Callable[[int, BaseException | None], timedelta | None]
-AnyPolicy = Policy | Mapping[type[BaseException], "Policy | str | None"] | str | None
+
+
+class PolicyByError(Protocol):
+    """A mapping of exception classes to policies. ``Mapping`` would refuse ``dict[type[ValueError], Fixed]``."""
+
+    def items(self) -> Iterable[tuple[type[BaseException], Policy | str | None]]:
+        """Return each class and its policy."""
+
+
+AnyPolicy = Policy | PolicyByError | str | None
 ZERO, LONGEST = timedelta(0), timedelta(days=365)
 JITTER = 0.3
 LAST_ATTEMPT = 2**31 - 1  # what the attempt columns hold
@@ -197,14 +206,11 @@ def normalise(policy: AnyPolicy) -> Policy:
     )
 
 
-def decide(
-    error: BaseException | Fail, *, attempt: int, max_attempts: int, policy: AnyPolicy = None
-) -> timedelta | None:
+def decide(fail: Fail, *, attempt: int, max_attempts: int, policy: AnyPolicy = None) -> timedelta | None:
     """Return the delay before the next attempt, or None when the task must end in ERROR. Never raises.
 
     The budget comes first, then ``Fail.retry``, then ``Fail.delay`` (exact, without jitter), then the policy.
     """
-    fail = error if isinstance(error, Fail) else Fail(error)
     if attempt >= max_attempts or not fail.retry:
         return None
     if fail.delay is not None:

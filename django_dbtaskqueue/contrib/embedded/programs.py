@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from django_dbtaskqueue.core.exceptions import TaskQueueError
 
@@ -112,9 +112,12 @@ class Account:
 
     def run(self, *command: str | Path) -> subprocess.CompletedProcess[str]:
         """Run a program as this account, in a folder that it can reach, without the caller's PG* variables."""
-        identity: dict[str, Any] = {"user": self.uid, "group": self.gid, "extra_groups": []} if self.drop else {}
+        user, group = (self.uid, self.gid) if self.drop else (None, None)
+        groups: list[int] | None = [] if self.drop else None
         env = {name: value for name, value in os.environ.items() if not name.startswith("PG")} | {"LC_ALL": "C"}
-        return subprocess.run(command, capture_output=True, text=True, cwd="/", env=env, check=False, **identity)
+        return subprocess.run(
+            command, capture_output=True, text=True, cwd="/", env=env, user=user, group=group, extra_groups=groups
+        )
 
     def reaches(self, folder: Path) -> bool:
         return not self.drop or self.run("/bin/sh", "-c", 'cd "$1"', "sh", folder).returncode == 0
