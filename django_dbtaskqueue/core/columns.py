@@ -5,10 +5,40 @@ Columns keep the seed systems' names in the database (``queue_name``); models, s
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from enum import Enum
+from typing import TypedDict
 
 INTEGER_TYPES = ("bigint", "int", "smallint")
+
+
+class EnqueueManyOptions(TypedDict, total=False):
+    """The options of ``enqueue_many``."""
+
+    on_duplicate: str
+    keep_due: bool
+    on_invalid: str
+    timeout: timedelta | None
+    using: str | None
+
+
+class EnqueueOptions(TypedDict, total=False):
+    """The options of ``enqueue``."""
+
+    delay: timedelta | None
+    run_at: datetime | None
+    priority: int
+    group: str | None
+    tag: str | None
+    ttl: timedelta | None
+    context: Mapping[str, object] | None
+    on_duplicate: str
+    keep_due: bool
+    lease: timedelta | None
+    timeout: timedelta | None
+    using: str | None
 
 
 class Shown(Enum):

@@ -1,9 +1,18 @@
-"""The tables. ``tasks``: TASKS and what it leaves; ``control``: queues, pollers and their counters;
-``metrics``: what pollers count; ``operations``: what operators did and do; ``archive``: what Spark's jobs keep."""
+"""The tables. ``tasks``: TASKS, its history and failed attempts; ``control``: queues, pollers and what is counted;
+``operations``: what operators did and do; ``archive``: what the data pipeline keeps."""
 
 from django_dbtaskqueue.models.archive import ArchiveBatch, PipelineReport, StreamLedger
-from django_dbtaskqueue.models.control import DeletedTasks, Doctor, Overview, Poller, Queue, UsageCount
-from django_dbtaskqueue.models.metrics import FailureCount, FailureGroup, Metric
+from django_dbtaskqueue.models.control import (
+    DeletedTasks,
+    Doctor,
+    FailureCount,
+    FailureGroup,
+    Metric,
+    Overview,
+    Poller,
+    Queue,
+    UsageCount,
+)
 from django_dbtaskqueue.models.operations import AuditEntry, BulkOperation, BulkSkip, SavedSearch
 from django_dbtaskqueue.models.tasks import (
     AbstractTask,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from django.db import models
 from django.db.models import Q
@@ -43,7 +43,7 @@ class ArchiveBatch(models.Model):
     class Meta:
         verbose_name = _("archive batch")
         verbose_name_plural = _("archive batches")
-        constraints: ClassVar[list[Any]] = [
+        constraints: ClassVar = [
             models.CheckConstraint(
                 condition=Q(state__in=[state for state, _name in BATCH_STATES]), name="dbtaskqueue_archivebatch_state"
             ),
@@ -71,8 +71,8 @@ class StreamLedger(models.Model):
     class Meta:
         verbose_name = _("streamed batch")
         verbose_name_plural = _("streamed batches")
-        constraints: ClassVar[list[Any]] = [
-            models.UniqueConstraint(fields=["query", "batch"], name="dbtaskqueue_streamledger_batch"),
+        constraints: ClassVar = [
+            models.UniqueConstraint(fields=["query", "batch"], name="dbtaskqueue_streamledger_batch")
         ]
 
     def __str__(self) -> str:

@@ -1,8 +1,12 @@
-"""What runs and what an operator changed: queues, pollers, and the counters beside the tasks."""
+"""What runs and what it counts: queues, pollers, usage, outcomes by the minute, failures by what they share.
+
+A process appends its counts as rows of its own, so that none waits for a row. A minute may
+therefore have several rows; retention merges them.
+"""
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from django.db import models
 from django.db.models.functions import Now
@@ -23,7 +27,7 @@ class Queue(models.Model):
     class Meta:
         verbose_name = _("queue")
         verbose_name_plural = _("queues")
-        permissions: ClassVar[list[tuple[str, Any]]] = [
+        permissions: ClassVar = [
             ("pause_queue", "Can pause and resume queues"),
             ("purge_queue", "Can delete every task of a queue"),
             ("change_queue_settings", "Can change settings of queues while they run"),
@@ -55,7 +59,7 @@ class Poller(models.Model):
     class Meta:
         verbose_name = _("poller")
         verbose_name_plural = _("pollers")
-        permissions: ClassVar[list[tuple[str, Any]]] = [("control_poller", "Can drain, stop, pause and start pollers")]
+        permissions: ClassVar = [("control_poller", "Can drain, stop, pause and start pollers")]
 
     def __str__(self) -> str:
         return self.instance
@@ -78,10 +82,7 @@ class DeletedTasks(models.Model):
 
 
 class UsageCount(models.Model):
-    """How often a verb was used on a queue in one minute. Appended by each process: no producer waits for a row.
-
-    Several rows may stand for the same minute; older ones are merged, in the end into one per day.
-    """
+    """How often a verb was used on a queue in one minute. Old rows become one per day."""
 
     id = models.BigAutoField(primary_key=True)
     queue = models.CharField(_("queue"), max_length=200, db_column="queue_name")
@@ -92,12 +93,73 @@ class UsageCount(models.Model):
     class Meta:
         verbose_name = _("calls in a minute")
         verbose_name_plural = _("calls by the minute")
-        indexes: ClassVar[list[models.Index]] = [
-            models.Index(fields=["queue", "minute"], name="dbtaskqueue_usagecount_minute"),
-        ]
+        indexes: ClassVar = [models.Index(fields=["queue", "minute"], name="dbtaskqueue_usagecount_minute")]
 
     def __str__(self) -> str:
         return f"{self.queue}: {self.count} {self.call}"
+
+
+class Metric(models.Model):
+    """What became of a queue's attempts in one minute, by outcome. Old rows become one per hour.
+
+    ``outcome`` is completed, deleted, retried (failed, with another attempt to come), failed (for good), poisoned,
+    reenqueued or lost. The histograms stand for all attempts, but only a sample of them is measured.
+    """
+
+    id = models.BigAutoField(primary_key=True)
+    queue = models.CharField(_("queue"), max_length=200, db_column="queue_name")
+    minute = models.DateTimeField(_("minute"))
+    outcome = models.CharField(_("outcome"), max_length=30)
+    count = models.BigIntegerField(_("count"))
+    run_seconds = models.FloatField(_("seconds of work"), db_default=0.0)
+    wait_seconds = models.FloatField(_("seconds waited"), db_default=0.0)
+    runs = models.JSONField(_("histogram of run times"), db_default=models.Value({}, models.JSONField()))
+    waits = models.JSONField(_("histogram of waits"), db_default=models.Value({}, models.JSONField()))
+
+    class Meta:
+        verbose_name = _("metric")
+        verbose_name_plural = _("metrics")
+        indexes: ClassVar = [models.Index(fields=["minute", "queue"], name="dbtaskqueue_metric_minute")]
+
+    def __str__(self) -> str:
+        return f"{self.queue}: {self.count} {self.outcome}"
+
+
+class FailureGroup(models.Model):
+    """Failures that have queue, exception type, place in the project's code and message in common."""
+
+    fingerprint = models.CharField(_("fingerprint"), max_length=40, primary_key=True)
+    queue = models.CharField(_("queue"), max_length=200, db_column="queue_name")
+    error_type = models.CharField(_("exception"), max_length=200, db_default="")
+    frame = models.CharField(_("place in the code"), max_length=300, db_default="")
+    message = models.CharField(_("message"), max_length=500, db_default="")
+    first_seen = models.DateTimeField(_("first seen"))
+    last_seen = models.DateTimeField(_("last seen"))
+
+    class Meta:
+        verbose_name = _("failure group")
+        verbose_name_plural = _("failure groups")
+        indexes: ClassVar = [models.Index(fields=["last_seen"], name="dbtaskqueue_failure_seen")]
+
+    def __str__(self) -> str:
+        return f"{self.queue}: {self.error_type or self.message}"
+
+
+class FailureCount(models.Model):
+    """How many attempts of one failure group failed in one minute."""
+
+    id = models.BigAutoField(primary_key=True)
+    fingerprint = models.CharField(_("fingerprint"), max_length=40)
+    minute = models.DateTimeField(_("minute"))
+    count = models.BigIntegerField(_("count"))
+
+    class Meta:
+        verbose_name = _("failures in a minute")
+        verbose_name_plural = _("failures by the minute")
+        indexes: ClassVar = [models.Index(fields=["minute", "fingerprint"], name="dbtaskqueue_failure_minute")]
+
+    def __str__(self) -> str:
+        return f"{self.fingerprint}: {self.count}"
 
 
 # The admin's index lists a page under the name of a model. These models store nothing.

@@ -58,7 +58,7 @@ class BulkOperation(models.Model):
     class Meta:
         verbose_name = _("bulk operation")
         verbose_name_plural = _("bulk operations")
-        indexes: ClassVar[list[models.Index]] = [
+        indexes: ClassVar = [
             models.Index(
                 fields=["update_time", "id"],
                 condition=models.Q(state__in=UNFINISHED),
@@ -124,7 +124,7 @@ class AuditEntry(models.Model):
     class Meta:
         verbose_name = _("audit entry")
         verbose_name_plural = _("audit")
-        indexes: ClassVar[list[models.Index]] = [
+        indexes: ClassVar = [
             models.Index(fields=["queue", "id"], name="dbtaskqueue_audit_queue"),
             models.Index(fields=["actor", "id"], name="dbtaskqueue_audit_actor"),
         ]
@@ -146,9 +146,7 @@ class SavedSearch(models.Model):
     class Meta:
         verbose_name = _("saved search")
         verbose_name_plural = _("saved searches")
-        constraints: ClassVar[list[models.BaseConstraint]] = [
-            models.UniqueConstraint(fields=["owner", "name"], name="dbtaskqueue_savedsearch_name"),
-        ]
+        constraints: ClassVar = [models.UniqueConstraint(fields=["owner", "name"], name="dbtaskqueue_savedsearch_name")]
 
     def __str__(self) -> str:
         return self.name

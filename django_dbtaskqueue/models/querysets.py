@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Unpack
 
 from django.db import models
 from django.db.models.functions import Now
@@ -15,6 +15,7 @@ from django.db.models.functions import Now
 from django_dbtaskqueue.core.states import TERMINAL, Status
 
 if TYPE_CHECKING:
+    from django_dbtaskqueue.core.columns import EnqueueManyOptions, EnqueueOptions
     from django_dbtaskqueue.core.lease import Lease
     from django_dbtaskqueue.flow.enqueue_many import EnqueueReport
     from django_dbtaskqueue.models import AbstractTask
@@ -93,17 +94,21 @@ class TaskQuerySet(models.QuerySet["AbstractTask"]):
 class TaskManager(models.Manager.from_queryset(TaskQuerySet)):  # type: ignore[misc]
     """``Task.objects``: the queue's verbs on the model."""
 
-    def enqueue(self, queue: str, reference: str | None = None, payload: Any = None, **options: Any) -> AbstractTask:
+    def enqueue(
+        self, queue: str, reference: str | None = None, payload: object = None, **options: Unpack[EnqueueOptions]
+    ) -> AbstractTask:
         """Insert a task on the caller's connection; see ``django_dbtaskqueue.enqueue``."""
         from django_dbtaskqueue.flow.enqueue import enqueue
 
-        return enqueue(queue, reference, payload, using=options.pop("using", self._db), **options)
+        options.setdefault("using", self._db)
+        return enqueue(queue, reference, payload, **options)
 
-    def enqueue_many(self, queue: str, items: Iterable[Any], **options: Any) -> EnqueueReport:
+    def enqueue_many(self, queue: str, items: Iterable[object], **options: Unpack[EnqueueManyOptions]) -> EnqueueReport:
         """Insert many tasks in one transaction; see ``django_dbtaskqueue.enqueue_many``."""
         from django_dbtaskqueue.flow.enqueue_many import enqueue_many
 
-        return enqueue_many(queue, items, using=options.pop("using", self._db), **options)
+        options.setdefault("using", self._db)
+        return enqueue_many(queue, items, **options)
 
     def checkout(
         self,

@@ -6,7 +6,7 @@ Columns keep the seed systems' names in the database; each has a database defaul
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from django.db import models
 from django.db.models import Q
@@ -22,8 +22,16 @@ TERMINAL_VALUES = [str(status) for status in TERMINAL]
 FAILURE_VALUES = [str(Status.ERROR), str(Status.POISON)]
 
 
+def _check(name: str, condition: Q) -> models.CheckConstraint:
+    return models.CheckConstraint(condition=condition, name=f"%(app_label)s_%(class)s_{name}")
+
+
+def _index(name: str, *fields: str, **rows: object) -> models.Index:
+    return models.Index(fields=fields, condition=Q(**rows), name=f"%(app_label)s_%(class)s_{name}")
+
+
 class TaskColumns(models.Model):
-    """What a task says of itself, in TASKS and in the history."""
+    """The columns that TASKS and the history share."""
 
     queue = models.CharField(_("queue"), max_length=200, db_column="queue_name")
     reference = models.CharField(_("reference"), max_length=200, null=True, blank=True, db_column="reference_number")  # noqa: DJ001 -- NULL means "never a duplicate", '' would be one
@@ -67,76 +75,42 @@ class AbstractTask(TaskColumns):
 
     class Meta:
         abstract = True
-        constraints: ClassVar[list[Any]] = [
+        constraints: ClassVar = [
             models.UniqueConstraint(
                 fields=["reference", "queue"],
                 name="%(app_label)s_%(class)s_reference",
                 # By bytes, so that how a reference begins can be looked up in a database of any collation.
                 opclasses=["varchar_pattern_ops", "varchar_ops"],
             ),
-            models.CheckConstraint(condition=Q(status__in=STATUS_VALUES), name="%(app_label)s_%(class)s_status"),
-            models.CheckConstraint(
-                # A task has a ready time only while a poller may take it, so the checkout index holds no other task.
-                # It has a final status only when it is finished, so pages and retention find it by that column.
-                condition=Q(ready_time__isnull=False, parked_by__isnull=True, final_status__isnull=True)
+            _check("status", Q(status__in=STATUS_VALUES)),
+            # A task has a ready time only while a poller may take it, so the checkout index holds no other task.
+            # It has a final status only when it is finished, so pages and retention find it by that column.
+            _check(
+                "ready_time",
+                Q(ready_time__isnull=False, parked_by__isnull=True, final_status__isnull=True)
                 & ~Q(status__in=TERMINAL_VALUES)
                 | Q(ready_time__isnull=True, status__in=TERMINAL_VALUES, parked_by__isnull=True)
                 & Q(final_status__isnull=False, final_status=models.F("status"))
                 | Q(ready_time__isnull=True, status="CREATED", parked_by__isnull=False, final_status__isnull=True),
-                name="%(app_label)s_%(class)s_ready_time",
             ),
-            models.CheckConstraint(
-                condition=Q(finish_time__isnull=True) | Q(status__in=TERMINAL_VALUES),
-                name="%(app_label)s_%(class)s_finished",
-            ),
-            models.CheckConstraint(
-                condition=~Q(status="CREATED") | Q(poller_instance__isnull=True),
-                name="%(app_label)s_%(class)s_unleased",
-            ),
-            models.CheckConstraint(
-                condition=Q(attempt__gte=0, reenqueue_attempt__gte=0, max_attempts__gte=1)
+            _check("finished", Q(finish_time__isnull=True) | Q(status__in=TERMINAL_VALUES)),
+            _check("unleased", ~Q(status="CREATED") | Q(poller_instance__isnull=True)),
+            _check(
+                "counters",
+                Q(attempt__gte=0, reenqueue_attempt__gte=0, max_attempts__gte=1)
                 & Q(total_attempt__gte=models.F("attempt")),
-                name="%(app_label)s_%(class)s_counters",
             ),
         ]
-        indexes: ClassVar[list[models.Index]] = [
+        indexes: ClassVar = [
             # The ready order. Checkout changes no column of this or of any other index, so that it stays a HOT update.
-            models.Index(
-                fields=["queue", "priority", "ready_time", "id"],
-                condition=Q(ready_time__isnull=False),
-                name="%(app_label)s_%(class)s_rdy",
-            ),
-            models.Index(
-                fields=["queue", "group_key"],
-                condition=Q(group_key__isnull=False, ready_time__isnull=False),
-                name="%(app_label)s_%(class)s_head",
-            ),
-            models.Index(
-                fields=["queue", "group_key", "priority", "id"],
-                condition=Q(parked_by="group"),
-                name="%(app_label)s_%(class)s_grp",
-            ),
-            models.Index(
-                fields=["queue", "payload_type"],
-                condition=Q(parked_by__isnull=False),
-                name="%(app_label)s_%(class)s_park",
-            ),
-            models.Index(
-                fields=["queue", "final_status", "id"],
-                condition=Q(final_status__isnull=False),
-                name="%(app_label)s_%(class)s_end",
-            ),
-            # The hot path writes neither of these: only failures stand here.
-            models.Index(
-                fields=["final_status", "id"],
-                condition=Q(final_status__in=FAILURE_VALUES),
-                name="%(app_label)s_%(class)s_fail",
-            ),
-            models.Index(
-                fields=["fingerprint", "id"],
-                condition=Q(final_status__in=FAILURE_VALUES, fingerprint__isnull=False),
-                name="%(app_label)s_%(class)s_fp",
-            ),
+            _index("rdy", "queue", "priority", "ready_time", "id", ready_time__isnull=False),
+            _index("head", "queue", "group_key", group_key__isnull=False, ready_time__isnull=False),
+            _index("grp", "queue", "group_key", "priority", "id", parked_by="group"),
+            _index("park", "queue", "payload_type", parked_by__isnull=False),
+            _index("end", "queue", "final_status", "id", final_status__isnull=False),
+            # The hot path writes neither of these, because they hold failures only.
+            _index("fail", "final_status", "id", final_status__in=FAILURE_VALUES),
+            _index("fp", "fingerprint", "id", final_status__in=FAILURE_VALUES, fingerprint__isnull=False),
         ]
 
     def __str__(self) -> str:
@@ -149,7 +123,7 @@ class Task(AbstractTask):
     class Meta(AbstractTask.Meta):
         verbose_name = _("task")
         verbose_name_plural = _("tasks")
-        permissions: ClassVar[list[tuple[str, Any]]] = [
+        permissions: ClassVar = [
             ("reprocess_task", "Can reprocess tasks (ERROR to CREATED)"),
             ("mark_poison_task", "Can mark tasks as poison (ERROR to POISON)"),
             ("unpoison_task", "Can take poison back (POISON to ERROR)"),
@@ -193,7 +167,7 @@ class TaskHistory(TaskColumns):
     class Meta:
         verbose_name = _("task in history")
         verbose_name_plural = _("history")
-        indexes: ClassVar[list[models.Index]] = [
+        indexes: ClassVar = [
             models.Index(fields=["location", "task_id"], name="dbtaskqueue_history_task"),
             models.Index(fields=["queue", "finish_time"], name="dbtaskqueue_history_finished"),
         ]
@@ -222,7 +196,7 @@ class Attempt(models.Model):
     class Meta:
         verbose_name = _("failed attempt")
         verbose_name_plural = _("failed attempts")
-        indexes: ClassVar[list[models.Index]] = [
+        indexes: ClassVar = [
             models.Index(fields=["location", "task_id", "total_attempt"], name="dbtaskqueue_attempt_task"),
             models.Index(fields=["fingerprint", "id"], name="dbtaskqueue_attempt_fp"),
         ]

@@ -9,13 +9,14 @@ import shutil
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from django.db.models import Field
 
-from django_dbtaskqueue import enqueue
-from django_dbtaskqueue.core.columns import HISTORY_COLUMNS, OPTIONS, TASK_COLUMNS
+from django_dbtaskqueue import enqueue, enqueue_many
+from django_dbtaskqueue.core.columns import HISTORY_COLUMNS, OPTIONS, TASK_COLUMNS, EnqueueManyOptions, EnqueueOptions
 from django_dbtaskqueue.models import Task, TaskHistory
 from django_dbtaskqueue.testing.kit import ASSERTABLE, Wanted
 from tests.architecture.source import PACKAGE, REPOSITORY
@@ -47,6 +48,12 @@ def test_enqueue_takes_every_option_and_assertions_know_it() -> None:
     assert set(Wanted.__annotations__) == set(ASSERTABLE)
 
 
+@pytest.mark.parametrize(("function", "options"), [(enqueue, EnqueueOptions), (enqueue_many, EnqueueManyOptions)])
+def test_the_types_of_the_options_name_what_the_function_takes(function: Callable[..., object], options: type) -> None:
+    parameters = inspect.signature(function).parameters.values()
+    assert {one.name for one in parameters if one.kind is one.KEYWORD_ONLY} == set(options.__annotations__)
+
+
 # -- a new option ------------------------------------------------------------------------------------------------------
 
 # What a developer writes for a text option ``region``: (file, before which line, what).
@@ -57,6 +64,7 @@ EDITS = (
             search=("region",),
         ),
     """),
+    ("core/columns.py", "    tag: str", "    region: str | None\n"),
     ("core/lease.py", "    port: Port", "    region: str | None\n"),
     ("models/tasks.py", "    tag = models", """\
         region = models.CharField("region", max_length=200, null=True, blank=True, db_column="region_name")
