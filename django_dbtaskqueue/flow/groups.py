@@ -42,7 +42,7 @@ def regroup(session: Session, queue: str, groups: Iterable[str], *, hold_retries
     if not wanted:
         return 0
     members: dict[str, list[Member]] = defaultdict(list)
-    for group, task_id, *flags, wait, priority in session.run(session.sql.heads, _params(session, queue, wanted)):
+    for group, task_id, *flags, wait, priority in session.run(session.sql.group_heads, _params(session, queue, wanted)):
         is_ready, processing, retrying = map(bool, flags)
         members[group].append(Member(task_id, is_ready, processing, retrying, wait, priority))
     enter, leave = [], []

@@ -17,7 +17,7 @@ from django.db import DatabaseError, connections, transaction
 
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.exceptions import UnknownQueue
-from django_dbtaskqueue.core.sql.stats import Reading
+from django_dbtaskqueue.core.sql.stats import StatsStatements
 from django_dbtaskqueue.core.states import COMPLETED, ERROR, POISON
 from django_dbtaskqueue.db.partitions import is_partitioned, make_ahead, months
 from django_dbtaskqueue.db.session import Session
@@ -160,7 +160,7 @@ class _TurnTime:
 
 
 def _queues(session: Session) -> list[str]:
-    return [row[0] for row in session.run(Reading(session.sql.tables, session.sql.dialect).names, {})]
+    return [row[0] for row in session.run(StatsStatements(session.sql.tables, session.sql.dialect).names, {})]
 
 
 def _months_ahead(alias: str) -> list[str]:

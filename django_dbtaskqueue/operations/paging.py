@@ -16,7 +16,7 @@ from django.db.models import BooleanField
 from django.db.models.expressions import RawSQL
 
 from django_dbtaskqueue.conf import settings as conf
-from django_dbtaskqueue.core.sql.stats import Reading
+from django_dbtaskqueue.core.sql.stats import StatsStatements
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.models.querysets import TaskQuerySet
@@ -101,11 +101,11 @@ def page_of_processing(rows: TaskQuerySet, names: Sequence[str], size: int, **pl
     Reads the first tasks of each priority, in the queues ``names`` or in all.
     """
     session = Session.on(rows.db, rows.model)
-    sql = Reading(session.sql.tables, session.sql.dialect)
+    sql = StatsStatements(session.sql.tables, session.sql.dialect)
     with prefer_indexes(session):
         queues = list(names) or [row[0] for row in session.run(sql.names, {})]
         most = max(MIN_ROWS_PER_PRIORITY, WINDOW_ROWS // max(len(queues), 1))
-        found = session.run(sql.in_hand(most, WINDOW_ROWS), {"names": queues})
+        found = session.run(sql.first_tasks(most, WINDOW_ROWS), {"names": queues})
     seen = sum(number for number, _ids in found)
     ids = [one for _number, part in found for one in part or ()]
     cut = seen >= WINDOW_ROWS or any(number >= most for number, _ids in found)

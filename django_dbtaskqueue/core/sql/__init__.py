@@ -20,13 +20,13 @@ COALESCED = "coalesce(payload_type, '')"
 
 
 class Statements(EnqueueStatements, CheckoutStatements, GroupStatements, LeaseStatements, SettleStatements):
-    """The groups side by side: texts only, no state."""
+    """The statements of all groups."""
 
     @cached_property
     def one(self) -> Statements:
-        """The same statements for a single row, by its primary key whatever the statistics say.
+        """The same statements for a single row, found by its primary key.
 
-        A join to rows of unknown number flips to a scan of the table as soon as PROCESSING looks rarer than they.
+        For a join to an unknown number of rows the planner scans the table when it expects fewer PROCESSING rows.
         """
         return Statements(self.tables, replace(self.dialect, single=True))
 

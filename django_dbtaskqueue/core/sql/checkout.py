@@ -15,7 +15,7 @@ WATERMARKS = (
 )
 # Queues in the order in which they are served: of each its limit, and which watermarks are its own.
 QUEUE_SHARES = (
-    "unnest(%(queues)s::text[], %(limits)s::int[], %(firsts)s::int[], %(lasts)s::int[]) AS l(q, most, b1, b2)"
+    "unnest(%(queues)s::text[], %(limits)s::int[], %(firsts)s::int[], %(lasts)s::int[]) AS l(q, max_tasks, b1, b2)"
 )
 WATERMARKS_OF_QUEUE = (
     "unnest((%(priorities)s::smallint[])[l.b1:l.b2], (%(times)s::timestamptz[])[l.b1:l.b2],"
@@ -64,7 +64,7 @@ class CheckoutStatements(Group):
 
     @property
     def _wanted(self) -> str:
-        """What else a task must be; see ``statements.Narrowed``."""
+        """A further condition; see ``Narrowed``."""
         return ""
 
     @property
@@ -110,9 +110,9 @@ class CheckoutStatements(Group):
         first = (
             f"SELECT ctid FROM {self.tables.task} WHERE queue_name = l.q AND priority = b.p"
             f" AND (ready_time, id) > (b.bound_time, b.bound_id) AND {self._takeable}"
-            " ORDER BY ready_time, id LIMIT l.most FOR NO KEY UPDATE SKIP LOCKED"
+            " ORDER BY ready_time, id LIMIT l.max_tasks FOR NO KEY UPDATE SKIP LOCKED"
         )
-        ready = f"SELECT x.* FROM {WATERMARKS_OF_QUEUE} CROSS JOIN LATERAL ({first}) AS x LIMIT l.most"
+        ready = f"SELECT x.* FROM {WATERMARKS_OF_QUEUE} CROSS JOIN LATERAL ({first}) AS x LIMIT l.max_tasks"
         chosen = (
             f"SELECT y.* FROM {QUEUE_SHARES} CROSS JOIN LATERAL ({ready}) AS y WHERE l.q <> ALL(ARRAY({paused}))"
             " LIMIT %(limit)s"
@@ -166,23 +166,14 @@ class CheckoutStatements(Group):
 
     @statement
     def priorities(self) -> str:
-        """The distinct priorities of ready tasks, found by skipping in the index (PostgreSQL has no loose scan)."""
-        return self._priorities_in("%(queue_name)s")
+        """The distinct priorities of ready tasks."""
+        return self.distinct("priority", "queue_name = %(queue_name)s AND ready_time IS NOT NULL")
 
     @statement
     def priorities_of_many(self) -> str:
         """``priorities`` of several queues: (queue, priority)."""
-        found = self._priorities_in("l.q")
+        found = self.distinct("priority", "queue_name = l.q AND ready_time IS NOT NULL")
         return f"SELECT l.q, x.* FROM unnest(%(queues)s::text[]) AS l(q) CROSS JOIN LATERAL ({found}) AS x"
-
-    def _priorities_in(self, queue: str) -> str:
-        first = f"SELECT priority FROM {self.tables.task} WHERE queue_name = {queue} AND ready_time IS NOT NULL"
-        return (
-            f"WITH RECURSIVE p AS (({first} ORDER BY priority LIMIT 1) UNION ALL"
-            f" SELECT ({first} AND priority > p.priority ORDER BY priority LIMIT 1) FROM p"
-            " WHERE p.priority IS NOT NULL)"
-            " SELECT priority FROM p WHERE priority IS NOT NULL"
-        )
 
     @statement
     def next_due(self) -> str:

@@ -59,7 +59,7 @@ class Dialect:
         if self.vendor == "postgresql":
             typed = ", ".join(f"{name} {kind}" for name, kind in columns.items())
             # A LIMIT of unknown size makes the planner expect ten rows, so it joins by primary key. For more rows it
-            # would scan the table for the status, because the statistics hardly know any row with it.
+            # would scan the table for the status, because the statistics know few rows with it.
             return (
                 f"(SELECT * FROM jsonb_to_recordset(%({param})s::jsonb) AS u({typed}) LIMIT (SELECT {MAX_ROWS})) AS u"
             )
@@ -75,6 +75,12 @@ class Dialect:
         if self.vendor == "postgresql":
             return f"{column} = ANY(%({param})s::text[])"
         return f"{column} IN (SELECT value FROM json_each(%({param})s))"
+
+    def texts(self, param: str, alias: str) -> str:
+        """Return a FROM item of the texts of an array parameter (``array``); its column has the name of ``alias``."""
+        if self.vendor == "postgresql":
+            return f"unnest(%({param})s::text[]) AS {alias}({alias})"
+        return f"(SELECT value AS {alias} FROM json_each(%({param})s)) AS {alias}"
 
     def each(self, param: str) -> str:
         """Return a SELECT of the whole numbers of an array parameter (``array``)."""
@@ -99,7 +105,7 @@ POSTGRESQL = Dialect("postgresql", "statement_timestamp()", "greatest", "least",
 SQLITE = Dialect("sqlite", f"strftime('{SQLITE_FORMAT}', 'now')", "max", "min", "", False)
 DIALECTS = {dialect.vendor: dialect for dialect in (POSTGRESQL, SQLITE)}
 
-# Values handed over, singly or as the rows ``u`` of a JSON array: named by us, not by the table.
+# Parameters, single or as the rows ``u`` of a JSON array. This package names them, so they are not renamed.
 PARAMETERS = r"%\(\w+\)s|\bu\.\w+|jsonb_to_recordset\(.*?\) AS u\(.*?\)|\(SELECT (?:nullif|value).*?\) AS u\b"
 GROUP = "group"  # the parking reason of a task behind the head of its group
 FENCED = {"task_id": "bigint", "token": "bigint"}  # a lease; ``token`` is its total_attempt
@@ -114,7 +120,7 @@ class Tables:
     attempt: str = '"dbtaskqueue_attempt"'
     deleted: str = '"dbtaskqueue_deletedtasks"'
     queue: str = '"dbtaskqueue_queue"'
-    columns: Mapping[str, str] = field(default_factory=dict)  # seed's name -> quoted name
+    columns: Mapping[str, str] = field(default_factory=dict)  # name in the default table -> quoted name
 
     def rename(self, sql: str) -> str:
         """Return ``sql`` with this table's column names; parameters and other tables' columns stay as they are."""
@@ -149,10 +155,22 @@ class Group:
         self.dialect = dialect
 
     def fenced(self, verb: str, columns: Mapping[str, str] = FENCED) -> str:
-        """Return the FROM and WHERE that join ``rows`` to the leases that still stand."""
+        """Return the FROM and WHERE that join ``rows`` to the leases that still hold."""
         return (
             f"{self.tables.task} AS t JOIN {self.dialect.rows(columns)} ON t.id = u.task_id"
             f" AND t.total_attempt = u.token WHERE t.status IN ({sql_sources(verb)})"
+        )
+
+    def distinct(self, column: str, condition: str) -> str:
+        """Return a SELECT of a column's distinct values, which skips through an index that begins with the column.
+
+        For PostgreSQL, which has no loose index scan.
+        """
+        first = f"SELECT {column} FROM {self.tables.task} WHERE {condition}"
+        return (
+            f"WITH RECURSIVE s(v) AS (({first} ORDER BY {column} LIMIT 1) UNION ALL"
+            f" SELECT ({first} AND {column} > s.v ORDER BY {column} LIMIT 1) FROM s WHERE s.v IS NOT NULL)"
+            " SELECT v FROM s WHERE v IS NOT NULL"
         )
 
     @property

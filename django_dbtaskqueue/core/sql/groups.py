@@ -8,7 +8,7 @@ from django_dbtaskqueue.core.sql.dialects import GROUP, Group, statement
 
 
 class GroupStatements(Group):
-    """The head of each group. Callers hold the groups' locks."""
+    """The head of each group: its first task. Callers hold the groups' locks."""
 
     @cached_property
     def lock_groups(self) -> str:
@@ -21,31 +21,27 @@ class GroupStatements(Group):
         )
 
     @statement
-    def heads(self) -> str:
+    def group_heads(self) -> str:
         """Of each group: its ready tasks, and the first parked one: due, or else the next to become due.
 
         As (group, id, whether ready, whether processing, whether a failed attempt is being retried, seconds until it
         is due, priority).
         """
         now = self.dialect.now
-        groups = (
-            "unnest(%(groups)s::text[]) AS g(name)"
-            if self.dialect.vendor == "postgresql"
-            else "(SELECT value AS name FROM json_each(%(groups)s)) AS g"
-        )
+        groups = self.dialect.texts("groups", "g")
         wait = f"{self.dialect.greatest}({self.dialect.seconds_between(now, 't.next_process_time')}, 0)"
         columns = (
             f"t.group_key, t.id, t.ready_time IS NOT NULL, t.status = 'PROCESSING', t.attempt > 0, {wait}, t.priority"
         )
         parked = (
-            f"SELECT p.id FROM {self.tables.task} AS p WHERE p.queue_name = %(queue_name)s AND p.group_key = g.name"
+            f"SELECT p.id FROM {self.tables.task} AS p WHERE p.queue_name = %(queue_name)s AND p.group_key = g.g"
             f" AND p.parked_by = '{GROUP}' AND p.next_process_time"
         )
         due = f"({parked} <= {now} ORDER BY p.priority, p.id LIMIT 1)"
         later = f"({parked} > {now} ORDER BY p.next_process_time, p.priority, p.id LIMIT 1)"
         return (
             f"SELECT {columns} FROM {groups} JOIN {self.tables.task} AS t ON t.queue_name = %(queue_name)s"
-            " AND t.group_key = g.name AND t.ready_time IS NOT NULL"
+            " AND t.group_key = g.g AND t.ready_time IS NOT NULL"
             f" UNION ALL SELECT {columns} FROM {self.tables.task} AS t"
             f" WHERE t.id IN (SELECT coalesce({due}, {later}) FROM {groups})"
         )

@@ -29,8 +29,8 @@ class SettleStatements(Group):
     def complete_plain(self) -> str:
         """COMPLETED without a result, by arrays: most batches are such."""
         return self._complete(
-            # Inside a SELECT the planner cannot count the array, and takes the primary key whatever the statistics say:
-            # they know hardly any PROCESSING, and a scan for those would be compared with each element.
+            # Inside a SELECT the planner cannot count the array, so it takes the primary key. The statistics know few
+            # PROCESSING rows; with a count, the planner would scan for those and compare each with each element.
             "unnest((SELECT %(ids)s::bigint[]), (SELECT %(tokens)s::bigint[])) AS u(task_id, token)"
             if self.dialect.vendor == "postgresql" and not self.dialect.single
             else self.dialect.rows(FENCED),
@@ -82,7 +82,7 @@ class SettleStatements(Group):
 
     @statement
     def attempts(self) -> str:
-        """The failed attempts of rows about to be written, while their leases stand; locks them."""
+        """The failed attempts of rows about to be written, while their leases hold; locks them."""
         return (
             f"INSERT INTO {self.tables.attempt} (location, task_id, queue_name, attempt, total_attempt,"
             " poller_instance, start_time, error_type, message, traceback, fingerprint)"
@@ -124,7 +124,7 @@ class SettleStatements(Group):
 
     @statement
     def outcome_of(self) -> str:
-        """What became of the given leases, for a commit whose reply was lost: (id, status) while the token stands."""
+        """What became of the given leases, when the reply to a commit was lost: (id, status) of the same attempt."""
         return (
             f"SELECT t.id, t.status FROM {self.tables.task} AS t JOIN {self.dialect.rows(FENCED)}"
             " ON t.id = u.task_id AND t.total_attempt = u.token"

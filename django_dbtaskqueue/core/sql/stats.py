@@ -1,4 +1,4 @@
-"""Statements of statistics, at a cost that does not grow with the tables: bounded counts, and names by skipping.
+"""Statements of statistics. Their cost does not grow with the tables, because every count has a limit.
 
 Each statement answers for many queues, so the number of queries of a page does not depend on the number of queues.
 """
@@ -11,50 +11,35 @@ from django_dbtaskqueue.core.sql.dialects import Dialect, Group, renamed, statem
 
 COUNTED_STATUSES = ("COMPLETED", "ERROR", "POISON")
 MAX_QUEUE_NAMES = 1000  # queues; others are found by name
+MAX_PRIORITIES = 100  # of one queue
 
 
-class Reading(Group):
-    """Questions of the operations pages."""
-
-    def _names(self, condition: str) -> str:
-        """Distinct queue names, found by skipping through an index that begins with them."""
-        first = f"SELECT queue_name FROM {self.tables.task} WHERE {condition}"
-        return (
-            f"SELECT n FROM (WITH RECURSIVE s(n) AS (({first} ORDER BY queue_name LIMIT 1) UNION ALL"
-            f" SELECT ({first} AND queue_name > s.n ORDER BY queue_name LIMIT 1) FROM s WHERE s.n IS NOT NULL)"
-            f" SELECT n FROM s WHERE n IS NOT NULL LIMIT {MAX_QUEUE_NAMES}) AS x"
-        )
+class StatsStatements(Group):
+    """What pages of statistics ask."""
 
     @statement
     def names(self) -> str:
         """The names of the queues that have tasks."""
         if self.dialect.vendor != "postgresql":
             return f"SELECT DISTINCT queue_name FROM {self.tables.task} LIMIT {MAX_QUEUE_NAMES}"
-        places = ("ready_time IS NOT NULL", "final_status IS NOT NULL", "parked_by IS NOT NULL")
-        return " UNION ".join(map(self._names, places))
+        indexed = ("ready_time IS NOT NULL", "final_status IS NOT NULL", "parked_by IS NOT NULL")
+        found = [f"({self.distinct('queue_name', rows)} LIMIT {MAX_QUEUE_NAMES})" for rows in indexed]
+        return " UNION ".join(found)
 
     @renamed
-    def counts(self, most: int) -> str:
-        """Of each queue, counted up to ``most``: (name, ready or leased, of them leased, parked, one per end status).
+    def counts(self, max_rows: int) -> str:
+        """Of each queue, counted up to ``max_rows``: (name, ready or leased, leased, parked, and each end status).
 
         Leased tasks come first in the ready order, so they are counted there.
         """
-        ended = ", ".join(
-            f"(SELECT count(*) FROM (SELECT 1 FROM {self.tables.task} WHERE queue_name = q.n AND final_status ="
-            f" '{status}' LIMIT {most}) AS x)"
-            for status in COUNTED_STATUSES
-        )
-        parked = (
-            f"SELECT count(*) FROM (SELECT 1 FROM {self.tables.task} WHERE queue_name = q.n AND parked_by IS NOT NULL"
-            f" LIMIT {most}) AS x"
-        )
-        ready = (
-            f"SELECT status FROM {self.tables.task} WHERE queue_name = q.n AND ready_time IS NOT NULL"
-            f" ORDER BY priority, ready_time, id LIMIT {most}"  # a number, because the planner chooses by it
-        )
+        rows = f"{self.tables.task} WHERE queue_name = q.n AND"
+        limited = ("parked_by IS NOT NULL", *(f"final_status = '{status}'" for status in COUNTED_STATUSES))
+        counts = [f"(SELECT count(*) FROM (SELECT 1 FROM {rows} {one} LIMIT {max_rows}) AS x)" for one in limited]
+        # The limit is a number, not a parameter, because the planner chooses by it.
+        ready = f"SELECT status FROM {rows} ready_time IS NOT NULL ORDER BY priority, ready_time, id LIMIT {max_rows}"
         return (
-            f"SELECT q.n, l.line, l.held, ({parked}), {ended} FROM unnest(%(names)s::text[]) AS q(n)"
-            " CROSS JOIN LATERAL (SELECT count(*) AS line, count(*) FILTER (WHERE h.status = 'PROCESSING') AS held"
+            f"SELECT q.n, l.ready, l.leased, {', '.join(counts)} FROM unnest(%(names)s::text[]) AS q(n)"
+            " CROSS JOIN LATERAL (SELECT count(*) AS ready, count(*) FILTER (WHERE h.status = 'PROCESSING') AS leased"
             f" FROM ({ready}) AS h) AS l"
         )
 
@@ -64,7 +49,7 @@ class Reading(Group):
         return f"SELECT queue_name, status, parked_by IS NOT NULL, count(*) FROM {self.tables.task} GROUP BY 1, 2, 3"
 
     @statement
-    def heads(self) -> str:
+    def due_ages(self) -> str:
         """Of each queue and priority with something to take: (name, priority, seconds its first task has been due)."""
         now = self.dialect.now
         age = self.dialect.seconds_between("x.ready_time", now)
@@ -74,38 +59,31 @@ class Reading(Group):
                 f"SELECT x.queue_name, x.priority, max({age}) FROM {self.tables.task} AS x"
                 f" WHERE x.ready_time IS NOT NULL AND {due} GROUP BY 1, 2"
             )
-        head = (
+        first = (
             f"SELECT ready_time FROM {self.tables.task} WHERE queue_name = q.n AND priority = b.p AND {due}"
             " ORDER BY ready_time, id LIMIT 1"
         )
-        return (
-            f"SELECT q.n, b.p, {age} FROM unnest(%(names)s::text[]) AS q(n) CROSS JOIN LATERAL {self._priorities} AS b"
-            f" CROSS JOIN LATERAL ({head}) AS x"
-        )
+        return f"SELECT q.n, b.p, {age} FROM {self._priorities} CROSS JOIN LATERAL ({first}) AS x"
 
     @property
     def _priorities(self) -> str:
-        """The priorities of the ready tasks of a queue ``q.n``, found by skipping."""
-        first = f"SELECT priority AS p FROM {self.tables.task} WHERE queue_name = q.n AND ready_time IS NOT NULL"
-        return (
-            f"(WITH RECURSIVE s AS (({first} ORDER BY priority LIMIT 1) UNION ALL SELECT ({first} AND priority > s.p"
-            " ORDER BY priority LIMIT 1) FROM s WHERE s.p IS NOT NULL) SELECT p FROM s WHERE p IS NOT NULL LIMIT 100)"
-        )
+        """The queues asked for (q.n), each with the priorities of its ready tasks (b.p)."""
+        found = self.distinct("priority", "queue_name = q.n AND ready_time IS NOT NULL")
+        return f"unnest(%(names)s::text[]) AS q(n) CROSS JOIN LATERAL ({found} LIMIT {MAX_PRIORITIES}) AS b(p)"
 
     @renamed
-    def in_hand(self, most: int, in_all: int) -> str:
-        """Of the first ``most`` tasks of each queue and priority, in all ``in_all``: (number, ids of PROCESSING).
+    def first_tasks(self, max_rows: int, max_all: int) -> str:
+        """Of the first ``max_rows`` tasks of each queue and priority, in all ``max_all``: (number, ids of PROCESSING).
 
         PostgreSQL only.
         """
-        heads = (
+        first = (
             f"SELECT id, status FROM {self.tables.task} WHERE queue_name = q.n AND priority = b.p"
-            f" AND ready_time IS NOT NULL ORDER BY ready_time, id LIMIT {most}"
+            f" AND ready_time IS NOT NULL ORDER BY ready_time, id LIMIT {max_rows}"
         )
         return (
-            "SELECT count(*), array_agg(x.id) FILTER (WHERE x.status = 'PROCESSING') FROM (SELECT q.n, b.p, h.*"
-            f" FROM unnest(%(names)s::text[]) AS q(n) CROSS JOIN LATERAL {self._priorities} AS b"
-            f" CROSS JOIN LATERAL ({heads}) AS h LIMIT {in_all}) AS x GROUP BY x.n, x.p"
+            "SELECT count(*), array_agg(x.id) FILTER (WHERE x.status = 'PROCESSING') FROM (SELECT q.n, b.p, h.* FROM"
+            f" {self._priorities} CROSS JOIN LATERAL ({first}) AS h LIMIT {max_all}) AS x GROUP BY x.n, x.p"
         )
 
     @renamed
@@ -116,18 +94,13 @@ class Reading(Group):
         return f"EXPLAIN (FORMAT JSON) {wanted}"
 
     @renamed
-    def open_failures(self, most: int) -> str:
-        """Of each fingerprint: (fingerprint, tasks that stand in ERROR or POISON for it, up to ``most``)."""
+    def open_failures(self, max_rows: int) -> str:
+        """Of each fingerprint: (fingerprint, its tasks in ERROR or POISON, counted up to ``max_rows``)."""
         tasks = (
             f"SELECT 1 FROM {self.tables.task} AS t WHERE t.fingerprint = f.f"
-            f" AND t.final_status IN ('ERROR', 'POISON') LIMIT {most}"
+            f" AND t.final_status IN ('ERROR', 'POISON') LIMIT {max_rows}"
         )
-        source = (
-            "unnest(%(prints)s::text[]) AS f(f)"
-            if self.dialect.vendor == "postgresql"
-            else "(SELECT value AS f FROM json_each(%(prints)s)) AS f"
-        )
-        return f"SELECT f.f, (SELECT count(*) FROM ({tasks}) AS x) FROM {source}"
+        return f"SELECT f.f, (SELECT count(*) FROM ({tasks}) AS x) FROM {self.dialect.texts('prints', 'f')}"
 
 
 def series_sql(dialect: Dialect, metric: str) -> tuple[str, str]:

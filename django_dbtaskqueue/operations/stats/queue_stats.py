@@ -20,7 +20,7 @@ from django.utils.translation import ngettext
 
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.durations import format_duration
-from django_dbtaskqueue.core.sql.stats import Reading
+from django_dbtaskqueue.core.sql.stats import StatsStatements
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.db.minute_counts import database_now
 from django_dbtaskqueue.db.session import Session, aliases_of, model_for
@@ -199,9 +199,9 @@ def _sums(rows: Iterable[QueueStats]) -> tuple[dict[str, ApproxCount], ApproxCou
 # -- the task table ----------------------------------------------------------------------------------------------------
 
 
-def _reading(place: Location) -> tuple[Session, Reading]:
+def _reading(place: Location) -> tuple[Session, StatsStatements]:
     session = Session.on(*place)
-    return session, Reading(session.sql.tables, session.sql.dialect)
+    return session, StatsStatements(session.sql.tables, session.sql.dialect)
 
 
 def waits_by_priority(place: Location, names: Sequence[str]) -> dict[str, dict[int, float]]:
@@ -209,7 +209,7 @@ def waits_by_priority(place: Location, names: Sequence[str]) -> dict[str, dict[i
     session, sql = _reading(place)
     found: defaultdict[str, dict[int, float]] = defaultdict(dict)
     with prefer_indexes(session):
-        for name, priority, seconds in session.run(sql.heads, {"names": list(names)}):
+        for name, priority, seconds in session.run(sql.due_ages, {"names": list(names)}):
             found[name][priority] = seconds
     return found
 
@@ -240,7 +240,7 @@ def _counted(counts: tuple[int, ...], bound: int) -> dict[str, ApproxCount]:
 
 
 def _estimated(
-    session: Session, sql: Reading, found: dict[str, dict[str, ApproxCount]]
+    session: Session, sql: StatsStatements, found: dict[str, dict[str, ApproxCount]]
 ) -> dict[str, dict[str, ApproxCount]]:
     """Put the planner's estimates in place of numbers that were not counted to the end; they are never smaller."""
     open_cells = [(name, status) for name, row in found.items() for status, number in row.items() if not number.exact]

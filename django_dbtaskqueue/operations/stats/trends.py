@@ -11,7 +11,7 @@ from django.db.models import Q, Sum
 from django.db.models.functions import Now
 
 from django_dbtaskqueue.core.exceptions import TaskQueueError
-from django_dbtaskqueue.core.sql.stats import Reading, series_sql
+from django_dbtaskqueue.core.sql.stats import StatsStatements, series_sql
 from django_dbtaskqueue.db.minute_counts import database_now
 from django_dbtaskqueue.db.session import Session, alias_for
 from django_dbtaskqueue.metrics.collector import quantile
@@ -108,7 +108,7 @@ def _open(prints: Sequence[str], alias: str) -> dict[str, ApproxCount]:
     numbers: defaultdict[str, int] = defaultdict(int)
     for place in locations_on(alias) if prints else ():
         session = Session.on(*place)
-        sql = Reading(session.sql.tables, session.sql.dialect).open_failures(MAX_OPEN_TASKS_COUNTED + 1)
+        sql = StatsStatements(session.sql.tables, session.sql.dialect).open_failures(MAX_OPEN_TASKS_COUNTED + 1)
         with prefer_indexes(session):
             for name, number in session.run(sql, {"prints": session.sql.dialect.array(prints)}):
                 numbers[name] += number

@@ -15,7 +15,7 @@ from django_dbtaskqueue.core.sql import Statements, pipeline, stats
 from django_dbtaskqueue.core.sql.dialects import DIALECTS, Dialect, Group, Tables
 from django_dbtaskqueue.core.sql.pipeline import ArchiveStatements, StagingStatements
 from django_dbtaskqueue.core.sql.retention import RetentionStatements
-from django_dbtaskqueue.core.sql.stats import Reading
+from django_dbtaskqueue.core.sql.stats import StatsStatements
 from tests.core.statements.layout import laid_out
 
 FOLDER = Path(__file__).parent
@@ -43,10 +43,10 @@ VARIANTS: dict[str, Variants] = {
         *_all(on_duplicate=["replace"], timed=[True], grouped=[False], keep_due=FLAG),
     ],
     "Statements.checkout_single_writer": _all(aged=FLAG),
-    "Reading.counts": _all(most=[1000]),
-    "Reading.estimates": _all(cells=[2]),
-    "Reading.in_hand": _all(most=[100], in_all=[1000]),
-    "Reading.open_failures": _all(most=[1000]),
+    "StatsStatements.counts": _all(max_rows=[1000]),
+    "StatsStatements.estimates": _all(cells=[2]),
+    "StatsStatements.first_tasks": _all(max_rows=[100], max_all=[1000]),
+    "StatsStatements.open_failures": _all(max_rows=[1000]),
     "StagingStatements.create": _all(table=[TABLE]),
     "StagingStatements.groups": _all(table=[TABLE]),
     "StagingStatements.insert": _all(table=[TABLE], ignore=FLAG, timed=[True], grouped=FLAG),
@@ -60,10 +60,12 @@ VARIANTS: dict[str, Variants] = {
     "ArchiveStatements.remove_locked": _all(source=["task", "history"]),
     "ArchiveStatements.remove_old": _all(source=["task", "history"], horizon=[1000]),
 }
-PARTS = {"returned", "fenced", "skipping", "claim_set", "due_now", "leased", "one", "narrowed", "seconds_left"}
+PARTS = {
+    "returned", "fenced", "skipping", "distinct", "claim_set", "due_now", "leased", "one", "narrowed", "seconds_left",
+}  # fmt: skip
 ONLY_POSTGRESQL = {
     "checkout_skip_locked", "checkout_of_many", "candidates", "priorities", "priorities_of_many", "next_due_of_many",
-    "insert_uniform", "counts", "in_hand", "estimates", "remove_old", "lock_table", "lock_groups_of",
+    "insert_uniform", "counts", "first_tasks", "estimates", "remove_old", "lock_table", "lock_groups_of",
     "ArchiveStatements.lock",
 }  # fmt: skip
 ONLY_SQLITE = {"checkout_single_writer", "counts_exact"}
@@ -74,7 +76,7 @@ def statements_of(vendor: str) -> dict[str, str]:
     dialect = DIALECTS[vendor]
     found = Statements(TABLES, dialect)
     named: dict[str, str] = {}
-    groups = (RetentionStatements, Reading, StagingStatements, ArchiveStatements)
+    groups = (RetentionStatements, StatsStatements, StagingStatements, ArchiveStatements)
     for group in (found, *(kind(TABLES, dialect) for kind in groups)):
         named.update(_of(group, type(group).__name__))
     for title, other in (("one row", found.one), ("without some payload types", found.narrowed)):

@@ -77,8 +77,8 @@ SET status = 'PROCESSING', attempt = attempt + 1, total_attempt = total_attempt 
     + coalesce(lease_seconds, %(lease)s) * interval '1 second', poller_instance = %(poller_instance)s
 WHERE ctid = ANY(ARRAY(
     SELECT y.*
-    FROM unnest(%(queues)s::text[], %(limits)s::int[], %(firsts)s::int[], %(lasts)s::int[]) AS l(q, most, b1,
-        b2)
+    FROM unnest(%(queues)s::text[], %(limits)s::int[], %(firsts)s::int[], %(lasts)s::int[]) AS l(q, max_tasks,
+        b1, b2)
     CROSS JOIN LATERAL (
         SELECT x.*
         FROM unnest((%(priorities)s::smallint[])[l.b1:l.b2], (%(times)s::timestamptz[])[l.b1:l.b2],
@@ -94,10 +94,10 @@ WHERE ctid = ANY(ARRAY(
             AND attempt < max_attempts
             AND (tag IS NULL OR tag = ANY(%(tags)s::text[]))
             ORDER BY ready_time, id
-            LIMIT l.most
+            LIMIT l.max_tasks
             FOR NO KEY UPDATE SKIP LOCKED
         ) AS x
-        LIMIT l.most
+        LIMIT l.max_tasks
     ) AS y
     WHERE l.q <> ALL(ARRAY(
         SELECT q.name
@@ -273,13 +273,13 @@ FROM "dbtaskqueue_task"
 WHERE reference_number = %(reference_number)s
 AND queue_name = %(queue_name)s;
 
--- Statements.heads
+-- Statements.group_heads
 SELECT t.group_key, t.id, t.ready_time IS NOT NULL, t.status = 'PROCESSING', t.attempt > 0,
     greatest(extract(epoch FROM t.next_process_time - statement_timestamp())::float8, 0), t.priority
-FROM unnest(%(groups)s::text[]) AS g(name)
+FROM unnest(%(groups)s::text[]) AS g(g)
 JOIN "dbtaskqueue_task" AS t
 ON t.queue_name = %(queue_name)s
-AND t.group_key = g.name
+AND t.group_key = g.g
 AND t.ready_time IS NOT NULL
 UNION ALL
 SELECT t.group_key, t.id, t.ready_time IS NOT NULL, t.status = 'PROCESSING', t.attempt > 0,
@@ -290,7 +290,7 @@ WHERE t.id IN (
         SELECT p.id
         FROM "dbtaskqueue_task" AS p
         WHERE p.queue_name = %(queue_name)s
-        AND p.group_key = g.name
+        AND p.group_key = g.g
         AND p.parked_by = 'group'
         AND p.next_process_time <= statement_timestamp()
         ORDER BY p.priority, p.id
@@ -299,13 +299,13 @@ WHERE t.id IN (
         SELECT p.id
         FROM "dbtaskqueue_task" AS p
         WHERE p.queue_name = %(queue_name)s
-        AND p.group_key = g.name
+        AND p.group_key = g.g
         AND p.parked_by = 'group'
         AND p.next_process_time > statement_timestamp()
         ORDER BY p.next_process_time, p.priority, p.id
         LIMIT 1
     ))
-    FROM unnest(%(groups)s::text[]) AS g(name)
+    FROM unnest(%(groups)s::text[]) AS g(g)
 );
 
 -- Statements.held
@@ -814,7 +814,7 @@ AND status = 'CREATED'
 RETURNING id;
 
 -- Statements.priorities
-WITH RECURSIVE p AS ((
+WITH RECURSIVE s(v) AS ((
     SELECT priority
     FROM "dbtaskqueue_task"
     WHERE queue_name = %(queue_name)s
@@ -826,19 +826,19 @@ WITH RECURSIVE p AS ((
     FROM "dbtaskqueue_task"
     WHERE queue_name = %(queue_name)s
     AND ready_time IS NOT NULL
-    AND priority > p.priority
+    AND priority > s.v
     ORDER BY priority
     LIMIT 1
-) FROM p WHERE p.priority IS NOT NULL)
-SELECT priority
-FROM p
-WHERE priority IS NOT NULL;
+) FROM s WHERE s.v IS NOT NULL)
+SELECT v
+FROM s
+WHERE v IS NOT NULL;
 
 -- Statements.priorities_of_many
 SELECT l.q, x.*
 FROM unnest(%(queues)s::text[]) AS l(q)
 CROSS JOIN LATERAL (
-    WITH RECURSIVE p AS ((
+    WITH RECURSIVE s(v) AS ((
         SELECT priority
         FROM "dbtaskqueue_task"
         WHERE queue_name = l.q
@@ -850,13 +850,13 @@ CROSS JOIN LATERAL (
         FROM "dbtaskqueue_task"
         WHERE queue_name = l.q
         AND ready_time IS NOT NULL
-        AND priority > p.priority
+        AND priority > s.v
         ORDER BY priority
         LIMIT 1
-    ) FROM p WHERE p.priority IS NOT NULL)
-    SELECT priority
-    FROM p
-    WHERE priority IS NOT NULL
+    ) FROM s WHERE s.v IS NOT NULL)
+    SELECT v
+    FROM s
+    WHERE v IS NOT NULL
 ) AS x;
 
 -- Statements.progress
@@ -1099,8 +1099,8 @@ ORDER BY id
 LIMIT %(limit)s
 FOR NO KEY UPDATE OF t SKIP LOCKED;
 
--- Reading.counts
-SELECT q.n, l.line, l.held, (
+-- StatsStatements.counts
+SELECT q.n, l.ready, l.leased, (
     SELECT count(*)
     FROM (
         SELECT 1
@@ -1139,7 +1139,7 @@ SELECT q.n, l.line, l.held, (
 )
 FROM unnest(%(names)s::text[]) AS q(n)
 CROSS JOIN LATERAL (
-    SELECT count(*) AS line, count(*) FILTER (WHERE h.status = 'PROCESSING') AS held
+    SELECT count(*) AS ready, count(*) FILTER (WHERE h.status = 'PROCESSING') AS leased
     FROM (
         SELECT status
         FROM "dbtaskqueue_task"
@@ -1150,43 +1150,31 @@ CROSS JOIN LATERAL (
     ) AS h
 ) AS l;
 
--- Reading.estimates
-EXPLAIN (FORMAT JSON)
-SELECT 1
-FROM "dbtaskqueue_task" AS c0
-WHERE queue_name = %(q0)s
-AND status = %(s0)s
-UNION ALL
-SELECT 1
-FROM "dbtaskqueue_task" AS c1
-WHERE queue_name = %(q1)s
-AND status = %(s1)s;
-
--- Reading.heads
+-- StatsStatements.due_ages
 SELECT q.n, b.p, extract(epoch FROM statement_timestamp() - x.ready_time)::float8
 FROM unnest(%(names)s::text[]) AS q(n)
 CROSS JOIN LATERAL (
-    WITH RECURSIVE s AS ((
-        SELECT priority AS p
+    WITH RECURSIVE s(v) AS ((
+        SELECT priority
         FROM "dbtaskqueue_task"
         WHERE queue_name = q.n
         AND ready_time IS NOT NULL
         ORDER BY priority
         LIMIT 1
     ) UNION ALL SELECT (
-        SELECT priority AS p
+        SELECT priority
         FROM "dbtaskqueue_task"
         WHERE queue_name = q.n
         AND ready_time IS NOT NULL
-        AND priority > s.p
+        AND priority > s.v
         ORDER BY priority
         LIMIT 1
-    ) FROM s WHERE s.p IS NOT NULL)
-    SELECT p
+    ) FROM s WHERE s.v IS NOT NULL)
+    SELECT v
     FROM s
-    WHERE p IS NOT NULL
+    WHERE v IS NOT NULL
     LIMIT 100
-) AS b
+) AS b(p)
 CROSS JOIN LATERAL (
     SELECT ready_time
     FROM "dbtaskqueue_task"
@@ -1200,33 +1188,45 @@ CROSS JOIN LATERAL (
     LIMIT 1
 ) AS x;
 
--- Reading.in_hand
+-- StatsStatements.estimates
+EXPLAIN (FORMAT JSON)
+SELECT 1
+FROM "dbtaskqueue_task" AS c0
+WHERE queue_name = %(q0)s
+AND status = %(s0)s
+UNION ALL
+SELECT 1
+FROM "dbtaskqueue_task" AS c1
+WHERE queue_name = %(q1)s
+AND status = %(s1)s;
+
+-- StatsStatements.first_tasks
 SELECT count(*), array_agg(x.id) FILTER (WHERE x.status = 'PROCESSING')
 FROM (
     SELECT q.n, b.p, h.*
     FROM unnest(%(names)s::text[]) AS q(n)
     CROSS JOIN LATERAL (
-        WITH RECURSIVE s AS ((
-            SELECT priority AS p
+        WITH RECURSIVE s(v) AS ((
+            SELECT priority
             FROM "dbtaskqueue_task"
             WHERE queue_name = q.n
             AND ready_time IS NOT NULL
             ORDER BY priority
             LIMIT 1
         ) UNION ALL SELECT (
-            SELECT priority AS p
+            SELECT priority
             FROM "dbtaskqueue_task"
             WHERE queue_name = q.n
             AND ready_time IS NOT NULL
-            AND priority > s.p
+            AND priority > s.v
             ORDER BY priority
             LIMIT 1
-        ) FROM s WHERE s.p IS NOT NULL)
-        SELECT p
+        ) FROM s WHERE s.v IS NOT NULL)
+        SELECT v
         FROM s
-        WHERE p IS NOT NULL
+        WHERE v IS NOT NULL
         LIMIT 100
-    ) AS b
+    ) AS b(p)
     CROSS JOIN LATERAL (
         SELECT id, status
         FROM "dbtaskqueue_task"
@@ -1240,10 +1240,9 @@ FROM (
 ) AS x
 GROUP BY x.n, x.p;
 
--- Reading.names
-SELECT n
-FROM (
-    WITH RECURSIVE s(n) AS ((
+-- StatsStatements.names
+(
+    WITH RECURSIVE s(v) AS ((
         SELECT queue_name
         FROM "dbtaskqueue_task"
         WHERE ready_time IS NOT NULL
@@ -1253,19 +1252,17 @@ FROM (
         SELECT queue_name
         FROM "dbtaskqueue_task"
         WHERE ready_time IS NOT NULL
-        AND queue_name > s.n
+        AND queue_name > s.v
         ORDER BY queue_name
         LIMIT 1
-    ) FROM s WHERE s.n IS NOT NULL)
-    SELECT n
+    ) FROM s WHERE s.v IS NOT NULL)
+    SELECT v
     FROM s
-    WHERE n IS NOT NULL
+    WHERE v IS NOT NULL
     LIMIT 1000
-) AS x
-UNION
-SELECT n
-FROM (
-    WITH RECURSIVE s(n) AS ((
+)
+UNION (
+    WITH RECURSIVE s(v) AS ((
         SELECT queue_name
         FROM "dbtaskqueue_task"
         WHERE final_status IS NOT NULL
@@ -1275,19 +1272,17 @@ FROM (
         SELECT queue_name
         FROM "dbtaskqueue_task"
         WHERE final_status IS NOT NULL
-        AND queue_name > s.n
+        AND queue_name > s.v
         ORDER BY queue_name
         LIMIT 1
-    ) FROM s WHERE s.n IS NOT NULL)
-    SELECT n
+    ) FROM s WHERE s.v IS NOT NULL)
+    SELECT v
     FROM s
-    WHERE n IS NOT NULL
+    WHERE v IS NOT NULL
     LIMIT 1000
-) AS x
-UNION
-SELECT n
-FROM (
-    WITH RECURSIVE s(n) AS ((
+)
+UNION (
+    WITH RECURSIVE s(v) AS ((
         SELECT queue_name
         FROM "dbtaskqueue_task"
         WHERE parked_by IS NOT NULL
@@ -1297,17 +1292,17 @@ FROM (
         SELECT queue_name
         FROM "dbtaskqueue_task"
         WHERE parked_by IS NOT NULL
-        AND queue_name > s.n
+        AND queue_name > s.v
         ORDER BY queue_name
         LIMIT 1
-    ) FROM s WHERE s.n IS NOT NULL)
-    SELECT n
+    ) FROM s WHERE s.v IS NOT NULL)
+    SELECT v
     FROM s
-    WHERE n IS NOT NULL
+    WHERE v IS NOT NULL
     LIMIT 1000
-) AS x;
+);
 
--- Reading.open_failures
+-- StatsStatements.open_failures
 SELECT f.f, (
     SELECT count(*)
     FROM (
@@ -2159,8 +2154,8 @@ SET status = 'PROCESSING', attempt = attempt + 1, total_attempt = total_attempt 
     + coalesce(lease_seconds, %(lease)s) * interval '1 second', poller_instance = %(poller_instance)s
 WHERE ctid = ANY(ARRAY(
     SELECT y.*
-    FROM unnest(%(queues)s::text[], %(limits)s::int[], %(firsts)s::int[], %(lasts)s::int[]) AS l(q, most, b1,
-        b2)
+    FROM unnest(%(queues)s::text[], %(limits)s::int[], %(firsts)s::int[], %(lasts)s::int[]) AS l(q, max_tasks,
+        b1, b2)
     CROSS JOIN LATERAL (
         SELECT x.*
         FROM unnest((%(priorities)s::smallint[])[l.b1:l.b2], (%(times)s::timestamptz[])[l.b1:l.b2],
@@ -2177,10 +2172,10 @@ WHERE ctid = ANY(ARRAY(
             AND (tag IS NULL OR tag = ANY(%(tags)s::text[]))
             AND NOT coalesce(payload_type, '') = ANY(%(without)s::text[])
             ORDER BY ready_time, id
-            LIMIT l.most
+            LIMIT l.max_tasks
             FOR NO KEY UPDATE SKIP LOCKED
         ) AS x
-        LIMIT l.most
+        LIMIT l.max_tasks
     ) AS y
     WHERE l.q <> ALL(ARRAY(
         SELECT q.name

@@ -222,17 +222,17 @@ FROM "dbtaskqueue_task"
 WHERE reference_number = %(reference_number)s
 AND queue_name = %(queue_name)s;
 
--- Statements.heads
+-- Statements.group_heads
 SELECT t.group_key, t.id, t.ready_time IS NOT NULL, t.status = 'PROCESSING', t.attempt > 0,
     max((julianday(t.next_process_time) - julianday(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))) * 86400.0,
     0), t.priority
 FROM (
-    SELECT value AS name
+    SELECT value AS g
     FROM json_each(%(groups)s)
 ) AS g
 JOIN "dbtaskqueue_task" AS t
 ON t.queue_name = %(queue_name)s
-AND t.group_key = g.name
+AND t.group_key = g.g
 AND t.ready_time IS NOT NULL
 UNION ALL
 SELECT t.group_key, t.id, t.ready_time IS NOT NULL, t.status = 'PROCESSING', t.attempt > 0,
@@ -244,7 +244,7 @@ WHERE t.id IN (
         SELECT p.id
         FROM "dbtaskqueue_task" AS p
         WHERE p.queue_name = %(queue_name)s
-        AND p.group_key = g.name
+        AND p.group_key = g.g
         AND p.parked_by = 'group'
         AND p.next_process_time <= strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')
         ORDER BY p.priority, p.id
@@ -253,14 +253,14 @@ WHERE t.id IN (
         SELECT p.id
         FROM "dbtaskqueue_task" AS p
         WHERE p.queue_name = %(queue_name)s
-        AND p.group_key = g.name
+        AND p.group_key = g.g
         AND p.parked_by = 'group'
         AND p.next_process_time > strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')
         ORDER BY p.next_process_time, p.priority, p.id
         LIMIT 1
     ))
     FROM (
-        SELECT value AS name
+        SELECT value AS g
         FROM json_each(%(groups)s)
     ) AS g
 );
@@ -854,12 +854,12 @@ WHERE moved_time <= strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', printf('%%.3f sec
 ORDER BY id
 LIMIT %(limit)s;
 
--- Reading.counts_exact
+-- StatsStatements.counts_exact
 SELECT queue_name, status, parked_by IS NOT NULL, count(*)
 FROM "dbtaskqueue_task"
 GROUP BY 1, 2, 3;
 
--- Reading.heads
+-- StatsStatements.due_ages
 SELECT x.queue_name, x.priority, max((julianday(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')) -
     julianday(x.ready_time)) * 86400.0)
 FROM "dbtaskqueue_task" AS x
@@ -870,12 +870,12 @@ AND attempt < max_attempts
 AND status = 'CREATED'
 GROUP BY 1, 2;
 
--- Reading.names
+-- StatsStatements.names
 SELECT DISTINCT queue_name
 FROM "dbtaskqueue_task"
 LIMIT 1000;
 
--- Reading.open_failures
+-- StatsStatements.open_failures
 SELECT f.f, (
     SELECT count(*)
     FROM (
