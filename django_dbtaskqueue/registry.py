@@ -56,12 +56,12 @@ def processor(
     ``batch=n``: the function gets a list of up to n tasks (those at hand, without waiting; never more than the
     queue's ``batch_size``) and returns one outcome for all or a list with one for each, in order. An exception fails
     each of them by its own budget; in atomic mode they are first tried one by one.
-    ``concurrency=k``: at most k calls at a time in one poller process; tasks beyond wait in the line or in memory
+    ``concurrency=k``: at most k calls at a time in one poller process; further tasks stay ready, or wait in memory
     without a slot, and others pass them. ``executor``: an object with ``submit`` (``concurrent.futures``), a callable
     that makes one, or the dotted path of either: the function runs there, in at most as many calls at a time as it has
     ``slots`` (or workers).
 
-    What is None here is taken from the settings; ``DBTASKQUEUE["QUEUES"]`` has the last word. Raises
+    What is None here is taken from the settings; ``DBTASKQUEUE["QUEUES"]`` overrides all of it. Raises
     ``ImproperlyConfigured`` for a second processor of the same payload type, and for what cannot work.
     """
 
@@ -98,7 +98,7 @@ def register(
     using: str | None = None,
     **settings: object,
 ) -> Processor:
-    """What ``@processor`` does, as a call, at any time and from any thread: tasks that waited for it come at once."""
+    """Register a processor by a call, at any time and from any thread. Tasks that waited for it are taken at once."""
     if payload is not None:
         codecs.prepare(payload)
     declared = {key: value for key, value in settings.items() if value is not None}
@@ -132,10 +132,7 @@ def register(
 
 
 def unregister(queue: str, payload: type | None = None) -> None:
-    """Take a processor away. Its tasks wait: they do not fail or vanish. Those that run finish.
-
-    The queue stays known, and is enqueued into as before.
-    """
+    """Remove a processor. Its running tasks finish, and the others wait. The queue still takes new tasks."""
     with _lock:
         of_queue = {name: made for name, made in _processors.get(queue, {}).items() if name != _type(payload)}
         _processors[queue] = of_queue
@@ -236,7 +233,7 @@ def _check(made: Processor) -> None:
 
 
 def _declarations(processors: Iterable[Processor]) -> dict[str, object]:
-    """Return what the processors of one queue declare together; two may not say different things of their queue."""
+    """Return what the processors of one queue declare together. Two that disagree are an error."""
     declared: dict[str, object] = {}
     for made in processors:
         for name in OF_QUEUE & made.declared.keys() & declared.keys():

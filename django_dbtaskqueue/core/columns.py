@@ -1,6 +1,6 @@
 """The columns of a task, one entry each. Every list of columns in the package derives from this table.
 
-Columns keep the seed systems' names in the database (``queue_name``); models, searches and JSON use ``name``.
+Some columns have another name in the database (``queue_name``); models, searches and JSON use ``name``.
 """
 
 from __future__ import annotations

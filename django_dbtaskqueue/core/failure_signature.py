@@ -1,4 +1,4 @@
-"""An error as text that any database accepts, and what it has in common with others. Nothing here can fail."""
+"""An error as text that any database accepts, and what it has in common with others. Nothing here raises."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ COMPARED_CHARS = 200  # of the message, for the fingerprint
 
 
 class FailureSignature(NamedTuple):
-    """What failures of one group have in common; ``fingerprint`` stands for all of it and the queue."""
+    """What failures of one group have in common. ``fingerprint`` is a hash of it and of the queue."""
 
     fingerprint: str
     error_type: str
@@ -37,14 +37,14 @@ class FailureSignature(NamedTuple):
 
 
 class RemoteError(str):
-    """An error's text that came from another process, with the signature that was found there, by its frames."""
+    """The text of an error of another process, with the signature that was found there from its frames."""
 
     signature: FailureSignature
 
     @classmethod
     def of(cls, error: BaseException | str, queue: str) -> RemoteError:
-        """Return what another process is to be told of an error. Never raises."""
-        name, message = _said(error)
+        """Return what to send to another process of an error. Never raises."""
+        name, message = _type_and_message(error)
         remote = cls(json_payload.clean_text(f"{name.rpartition('.')[2]}: {message}" if name else message))
         remote.signature = signature_of(error, queue)
         return remote
@@ -52,7 +52,7 @@ class RemoteError(str):
 
 def describe(error: BaseException | str, queue: str) -> dict[str, str]:
     """Return an error as text any database accepts: type, message, traceback, fingerprint. Never raises."""
-    name, message = _said(error)
+    name, message = _type_and_message(error)
     frames = ""
     if not isinstance(error, str):
         try:
@@ -69,16 +69,13 @@ def describe(error: BaseException | str, queue: str) -> dict[str, str]:
 
 
 def signature_of(error: BaseException | str, queue: str) -> FailureSignature:
-    """Return which failures this one belongs to. Never raises."""
+    """Return the group of failures that an error belongs to. Never raises."""
     if isinstance(error, RemoteError):
         return error.signature
-    name, message = _said(error)
+    name, message = _type_and_message(error)
     clean = json_payload.clean_text
-    name, frame, message = (
-        clean(name)[:200],
-        clean(_frame(error))[:300],
-        clean(normalised(message[:4000]))[:MAX_MESSAGE_CHARS],
-    )
+    name, frame = clean(name)[:200], clean(_frame(error))[:300]
+    message = clean(normalised(message[:4000]))[:MAX_MESSAGE_CHARS]
     text = "\0".join((queue, name, frame, message[:COMPARED_CHARS]))
     digest = blake2b(text.encode("utf-8", "replace"), digest_size=20).hexdigest()
     return FailureSignature(digest, name, frame, message)
@@ -87,12 +84,12 @@ def signature_of(error: BaseException | str, queue: str) -> FailureSignature:
 def normalised(message: str) -> str:
     """Return the first line of a message with what varies from case to case replaced."""
     line = message.strip().partition("\n")[0]
-    for pattern, stand_in in VARYING_PATTERNS:
-        line = pattern.sub(stand_in, line)
+    for pattern, placeholder in VARYING_PATTERNS:
+        line = pattern.sub(placeholder, line)
     return line
 
 
-def _said(error: BaseException | str) -> tuple[str, str]:
+def _type_and_message(error: BaseException | str) -> tuple[str, str]:
     """Return an error's type and message."""
     if isinstance(error, str):
         return "", error

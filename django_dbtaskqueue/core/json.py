@@ -80,7 +80,7 @@ def _careful(value: object, limits: Limits) -> str:
         if "e+" in text:
             text = _spell_out(text)
         size = len(text) if text.isascii() else len(text.encode())
-        # This process may write longer integers than others read.
+        # This process may be set to write longer integers than others read.
         giant = len(text) > INT_DIGITS and sys.get_int_max_str_digits() != INT_DIGITS
         fine = not giant and "\\u0000" not in text and _well_shaped(value, text, limits.depth)
     except (TypeError, ValueError, RecursionError) as error:  # ValueError: NaN, surrogates, integers too long to write
@@ -107,7 +107,7 @@ if c_make_encoder := getattr(json_encoder, "c_make_encoder", None):
 
 
 def _well_shaped(value: object, text: str, depth: int) -> bool:
-    """Return whether nesting is within ``depth``; TypeError for a key that is not str. Looks inside only if it must."""
+    """Return whether nesting is within ``depth``; TypeError for a key that is not str. Looks inside only if needed."""
     objects = text.count("{")
     if objects + text.count("[") <= depth:
         if not objects:
@@ -233,13 +233,13 @@ def _hint(value: object) -> str:
     return f"Use {how}, or a dataclass as the payload: its typed fields are converted"
 
 
-def short_repr(value: object, most: int = 80) -> str:
-    """Return ``repr(value)`` in printable ASCII, cut at ``most`` characters, whatever ``value`` is."""
+def short_repr(value: object, max_chars: int = 80) -> str:
+    """Return ``repr(value)`` in printable ASCII, cut at ``max_chars``. Never raises."""
     try:
         text = ascii(value)
     except Exception:
         return f"<{type(value).__name__} whose repr() fails>"
-    return text if len(text) <= most else f"{text[: most - 3]}..."
+    return text if len(text) <= max_chars else f"{text[: max_chars - 3]}..."
 
 
 _TO_ZEROS = bytes.maketrans(b"123456789", b"000000000")
@@ -272,7 +272,7 @@ def _refuse_number(text: str) -> NoReturn:
 
 
 def safe_json(value: object) -> str:
-    """Return JSON text for ``value``, or for its ``repr``, cut, when ``dumps`` refuses it. Never raises."""
+    """Return JSON text for ``value``, or for its short ``repr`` if ``dumps`` refuses it. Never raises."""
     try:
         return dumps(value)
     except Exception:
@@ -305,7 +305,8 @@ def dumps_many(values: list[object], *, limits: Limits = DEFAULT_LIMITS) -> list
     None if one of them is refused or needs the careful check: ``dumps`` of each then tells which one, and where in it.
     """
     try:
-        return _one_by_one(values, limits) if orjson is None else _together(values, limits)
+        one_by_one = (dumps(value, limits=limits).encode() for value in values)
+        return list(one_by_one) if orjson is None else _together(values, limits)
     except (TypeError, ValueError, RecursionError, PayloadError):
         return None
 
@@ -322,10 +323,6 @@ def _together(values: list[object], limits: Limits) -> list[bytes] | None:
         if len(raw) > 2 * limits.depth and raw.count(b"[") + raw.count(b"{") > limits.depth:
             return None
     return None if len(together) > limits.size and any(len(raw) > limits.size for raw in raws) else raws
-
-
-def _one_by_one(values: list[object], limits: Limits) -> list[bytes]:
-    return [dumps(value, limits=limits).encode() for value in values]
 
 
 def text_array(texts: list[str | None]) -> str:

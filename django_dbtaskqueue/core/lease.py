@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Policies(Protocol):
-    """The policies that a processor declares."""
+    """A processor, as far as it declares policies."""
 
     @property
     def policy(self) -> AnyPolicy:
@@ -28,7 +28,7 @@ class Policies(Protocol):
 
 
 class Port(Protocol):
-    """The one way out of PROCESSING, and the way to its database; given to the lease by its checkout."""
+    """Settles a lease, and knows its database. The checkout gives it to the lease."""
 
     alias: str  # the database the task lives in
     key: str  # the queue, and its shard if it has any
@@ -44,10 +44,10 @@ class Port(Protocol):
         """``settle`` as the last act of the calling thread's outermost transaction."""
 
     def settle_all(self, pairs: Sequence[tuple[Lease, Outcome]]) -> None:
-        """Write several outcomes in one transaction, or none and raise ``LeaseLost`` for the first lease gone."""
+        """Write several outcomes in one transaction, or none: then raise ``LeaseLost`` for the first lost lease."""
 
     def stands(self, lease: Lease) -> bool:
-        """Whether the lease is neither settled nor lost, as the calling thread's transaction sees it."""
+        """Whether the lease still holds, as the calling thread's transaction sees it."""
 
     def touch(self, lease: Lease, delta: timedelta) -> None:
         """Extend the lease, or raise ``LeaseLost``."""
@@ -79,7 +79,7 @@ class Lease:
     payload_type: str | None
     payload_text: str | None
     context_text: str | None
-    create_text: str  # the times as the database wrote them: hardly any processor asks for one
+    create_text: str  # times stay as the database wrote them, because few processors read one
     start_text: str
     until_text: str
     poller_instance: str
@@ -89,7 +89,7 @@ class Lease:
     lease_seconds: float | None
     port: Port
     deadline: float = 0.0  # time.monotonic() at which the lease, as last granted or renewed, runs out
-    payload: Any = None  # an instance of the processor's payload class, or plain JSON
+    payload: Any = None  # an instance of the processor's payload class, or plain JSON: only the processor knows which
     context: dict[str, object] = field(default_factory=dict)
     policy: AnyPolicy = None  # how a failure is retried, as set while running; None: as the queue and its processor say
     processor: Policies | None = None  # the processor that runs it, for the policies it declares
@@ -134,7 +134,7 @@ class Lease:
     def reenqueue(self, delay: timedelta | None = None, result: object = None, *, keep_attempts: bool = False) -> None:
         """Put the task back, due after ``delay``: not a failure.
 
-        Without a delay the queue's or processor's ``reenqueue`` policy says when; ``ReenqueueDelayMissing`` if there
+        Without a delay the ``reenqueue`` policy of the queue or processor gives it; ``ReenqueueDelayMissing`` if there
         is none.
         """
         self._settle(Reenqueue(delay, result, keep_attempts))

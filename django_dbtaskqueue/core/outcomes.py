@@ -10,13 +10,13 @@ MAX_DELAY = timedelta(days=36_525)  # a later time may be after year 9999, which
 
 
 class Facts(NamedTuple):
-    """What everyone else needs to know of an outcome."""
+    """What code that does not write an outcome needs to know of it."""
 
     verb: str  # in messages and signals
     counts_as: str  # in the metrics; "" if it does not count as an attempt
     call: str  # in the usage counters of the pull API
     wakes: bool = False  # the task may be due again soon
-    deletes_or_returns: bool = False  # the row says nothing of this outcome afterwards
+    deletes_or_returns: bool = False  # afterwards the row does not show this outcome
     parks: bool = False
     error: BaseException | str | None = None
 
@@ -35,7 +35,7 @@ class Complete:
 
 @dataclass(frozen=True, slots=True)
 class CompleteDelete:
-    """The work is done and the row is deleted, whatever the queue's ``keep`` setting is. The deletion is counted."""
+    """The work is done and the row is deleted, also if the queue's ``keep`` setting is another. It is counted."""
 
     facts: ClassVar[Facts] = Facts("completedelete", "deleted", "ack", deletes_or_returns=True)
 
@@ -44,9 +44,9 @@ class CompleteDelete:
 class Reenqueue:
     """The work is not done yet. This is not a failure: the task is CREATED again and due after ``delay``.
 
-    Without a delay, what a processor returns is due when the ``reenqueue`` policy of its queue or of itself says; the
-    policy is called with the number of this reenqueue, from 1, and None. By default there is none ("manual"): the
-    attempt then fails with an error that asks for a delay.
+    Without a delay, the ``reenqueue`` policy of the queue or the processor gives it. The policy is called with the
+    number of this reenqueue, from 1, and None. By default there is no policy ("manual"): the attempt then fails with an
+    error that asks for a delay.
     ``reenqueue_attempt`` grows by one and ``attempt`` starts again at 0 unless ``keep_attempts``; of kept attempts the
     last one is given back, so that the task can be taken again. Raises ``TypeError`` or ``ValueError`` for a delay that
     is not a ``timedelta`` from zero to a hundred years.
@@ -84,7 +84,7 @@ class Fail:
 
     @property
     def facts(self) -> Facts:
-        """What everyone else needs to know of it."""
+        """What code that does not write it needs to know of it."""
         return Facts("fail", "failed", "fail", wakes=True, error=self.error)
 
 
@@ -128,7 +128,7 @@ def as_outcome(value: object) -> Outcome:
     return value if isinstance(value, OUTCOMES) else Complete(value)
 
 
-# -- what a processor cannot say ---------------------------------------------------------------------------------------
+# -- what a processor cannot return ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +140,7 @@ class Failed:
 
     @property
     def facts(self) -> Facts:
-        """What everyone else needs to know of it."""
+        """What code that does not write it needs to know of it."""
         return Facts("fail", "failed" if self.delay is None else "retried", "fail", wakes=True, error=self.said.error)
 
 

@@ -1,7 +1,7 @@
 """When a failed task is tried again. Deciding is pure: nothing here reads a clock or a database.
 
 A policy is any callable ``(attempt, error) -> timedelta | None``: ``attempt`` is 1 at the first failure, None means
-"give up". The policies below never raise and never exceed 365 days, whatever the attempt. ``jitter=0.3`` spreads each
+"give up". The policies below never raise and never exceed 365 days, at any attempt. ``jitter=0.3`` spreads each
 delay evenly over 70 % to 130 % of it, after any maximum was applied; ``jitter=0`` keeps the schedule exact.
 """
 
@@ -219,7 +219,7 @@ def decide(fail: Fail, *, attempt: int, max_attempts: int, policy: AnyPolicy = N
 
 
 def next_delay(policy: AnyPolicy, attempt: int, error: BaseException | None = None) -> timedelta | None:
-    """Return what ``policy`` says. Never raises: what a faulty policy does is logged, and DEFAULT decides."""
+    """Return the delay that ``policy`` gives. Never raises: a policy's error is logged, and DEFAULT decides."""
     try:
         delay = normalise(policy)(attempt, error)
         if delay is None or _is_delay(delay):
@@ -272,7 +272,7 @@ def _build(kind: str, words: list[tuple[str, str, str]]) -> Policy:
 
 
 def describe(policy: Policy) -> str:
-    """Return the text that ``parse`` reads as ``policy``; for what only code can express, a line for people."""
+    """Return the text that ``parse`` reads as ``policy``; for a policy that only code can express, a description."""
     if isinstance(policy, PerException):
         entries = policy.policies.items()
         return "; ".join(f"{cls.__qualname__} -> {describe(entry) if entry else 'never'}" for cls, entry in entries)

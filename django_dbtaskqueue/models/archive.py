@@ -16,9 +16,9 @@ STILL_OPEN = ["open", "deleted"]
 class ArchiveBatch(models.Model):
     """Finished tasks on their way into the lake: the rows of one table that fit a frozen range and predicate.
 
-    ``open``: the rows stand in the database, whatever files there are. ``deleted``: they left the database in the same
-    transaction as this state was written; those in ``withdrawn`` were changed meanwhile, stayed, and count no more in
-    the lake. ``closed``: the lake's files say the same. ``abandoned``: nothing left the database, no file was kept.
+    ``open``: the rows are in the database, and there may be files of them. ``deleted``: the rows left the database, in
+    the transaction that wrote this state; those in ``withdrawn`` had been changed, stayed, and no longer count in the
+    lake. ``closed``: the lake's files say the same. ``abandoned``: nothing left the database, no file was kept.
     """
 
     id = models.BigAutoField(primary_key=True)

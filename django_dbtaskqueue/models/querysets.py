@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 class TaskQuerySet(models.QuerySet["AbstractTask"]):
     """Tasks, and the operator's verbs over a selection of them.
 
-    Each verb is atomic, changes only rows whose status allows it, and returns the number of rows really changed;
-    over an empty selection it is a no-op.
+    Each verb is atomic, changes only rows whose status allows it, and returns the number of rows changed.
     """
 
     def due(self) -> TaskQuerySet:

@@ -1,7 +1,7 @@
 """TASKS, its history and the failed attempts. Data only: every change of ``status`` is made in ``flow/``.
 
-Columns keep the seed systems' names in the database; each has a database default, so that a plain
-``INSERT INTO dbtaskqueue_task (queue_name) VALUES ('q')`` is a valid task. Times are the database's clock.
+Some columns have another name in the database, so that tables of older systems fit. Each has a database default, so
+``INSERT INTO dbtaskqueue_task (queue_name) VALUES ('q')`` makes a valid task. Times are by the database's clock.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class TaskColumns(models.Model):
     payload = models.JSONField(_("payload"), null=True, blank=True)
     payload_type = models.CharField(_("payload type"), max_length=200, null=True, blank=True)  # noqa: DJ001 -- NULL is "the queue's default"
     result = models.JSONField(_("result"), null=True, blank=True)
-    process_result = models.TextField(_("process result"), null=True, blank=True)  # noqa: DJ001 -- the seed's column: None stays null
+    process_result = models.TextField(_("process result"), null=True, blank=True)  # noqa: DJ001 -- NULL is "no result"
     context = models.JSONField(_("context"), null=True, blank=True)
     group_key = models.CharField(_("group"), max_length=200, null=True, blank=True)  # noqa: DJ001 -- NULL is "no group"
     tag = models.CharField(_("tag"), max_length=200, null=True, blank=True)  # noqa: DJ001 -- NULL is "any host"
