@@ -8,11 +8,14 @@ reprocess, kick) and leaving (settle, cancel, delete). Producers of one group th
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
     from django_dbtaskqueue.db.session import Session
+
+T = TypeVar("T")
+Groups = Mapping[str, set[str]]  # the keys of groups, by queue
 
 
 class Member(NamedTuple):
@@ -31,6 +34,32 @@ def lock(session: Session, queue: str, groups: Iterable[str]) -> None:
     wanted = sorted(set(groups))
     if wanted:
         session.run(session.sql.lock_groups, _params(session, queue, wanted))
+
+
+class _NotLocked(Exception):
+    """A row was locked before its group."""
+
+
+def lock_in_order(session: Session, lock_rows: Callable[[], tuple[T, Groups]]) -> T:
+    """Lock the groups of some rows, then the rows, to the end of the caller's transaction; return what was locked.
+
+    Groups are locked before rows everywhere. In the other order this transaction would hold a row and wait for its
+    group, while a settle holds the group and waits for the row. ``lock_rows`` locks rows and returns them with their
+    groups. If one of these is not locked yet, a savepoint unlocks the rows, and all is locked again, groups first.
+    """
+    locked: defaultdict[str, set[str]] = defaultdict(set)
+    while True:
+        try:
+            with session.atomic():
+                for queue in sorted(locked):
+                    lock(session, queue, locked[queue])
+                rows, groups = lock_rows()
+                if any(keys - locked[queue] for queue, keys in groups.items()):
+                    raise _NotLocked
+                return rows
+        except _NotLocked:
+            for queue, keys in groups.items():
+                locked[queue] |= keys
 
 
 def regroup(session: Session, queue: str, groups: Iterable[str], *, hold_retries: bool = True) -> int:

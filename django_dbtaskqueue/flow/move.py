@@ -7,7 +7,7 @@ really changed.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -17,8 +17,8 @@ from django.db.models.functions import Least, Now
 
 from django_dbtaskqueue.core.states import BY_VERB, TERMINAL, sources
 from django_dbtaskqueue.db import notify
-from django_dbtaskqueue.db.session import Session
-from django_dbtaskqueue.flow.groups import lock, regroup
+from django_dbtaskqueue.db.session import Row, Session
+from django_dbtaskqueue.flow.groups import Groups, lock, lock_in_order, regroup
 from django_dbtaskqueue.flow.selection import (
     Tasks,
     as_filterable,
@@ -29,7 +29,6 @@ from django_dbtaskqueue.flow.selection import (
 )
 from django_dbtaskqueue.models import AbstractTask
 
-Groups = Mapping[str, set[str]]  # the keys of groups, by queue
 IDS_PER_STATEMENT = 10_000  # ids in one statement: databases bound the number of its parameters
 READY_NOW: dict[str, Any] = {
     "ready_time": Now(),
@@ -80,7 +79,7 @@ def kick(tasks: Tasks, n: int) -> int:
         raise ValueError(f"kick({n}) needs a number of tasks that is not negative.")
     tasks = as_filterable(tasks).filter(status__in=sources("kick"))
     with transaction.atomic(using=tasks.db):
-        return _move(with_row_locks(tasks)[:n], "kick")
+        return change_locked(lock_rows(with_row_locks(tasks)[:n], "kick"), "kick")
 
 
 def delete(tasks: Tasks) -> int:
@@ -91,15 +90,27 @@ def delete(tasks: Tasks) -> int:
         return _regroup(tasks, groups, partial(_locked, tasks, delete_and_count))
 
 
+def lock_rows(tasks: Tasks, verb: str) -> list[AbstractTask]:
+    """Read a selection that locks its rows, for ``change_locked``; if the verb changes groups, lock these first."""
+    if not _changes_groups(verb):
+        return list(tasks)
+
+    def read() -> tuple[list[AbstractTask], Groups]:
+        rows = list(tasks.all())
+        return rows, _groups_of((row.queue, row.group_key) for row in rows)
+
+    return lock_in_order(Session(transaction.get_connection(tasks.db), tasks.model), read)
+
+
 def change_locked(rows: Sequence[AbstractTask], verb: str) -> int:
-    """Do a verb to rows of one table that this transaction has locked and read with their queue and group.
+    """Do a verb to rows of one table that ``lock_rows`` has read with their queue and group.
 
     The rows are not read again. The statement that changes them still tests their status.
     """
+    if not rows:
+        return 0
     tasks = same_rows(rows)
-    groups: dict[str, set[str]] = defaultdict(set)
-    for row in rows:
-        groups[row.queue].update([row.group_key] if row.group_key is not None else [])
+    groups = _groups_of((row.queue, row.group_key) for row in rows)
     if BY_VERB[verb].target is None:
         return _regroup(tasks, groups, partial(delete_and_count, tasks))
     return _change(tasks, verb, groups, partial(_update, verb, tasks))
@@ -108,13 +119,13 @@ def change_locked(rows: Sequence[AbstractTask], verb: str) -> int:
 def _move(tasks: Tasks, verb: str) -> int:
     allowed = as_filterable(tasks).filter(status__in=sources(verb))
     with transaction.atomic(using=allowed.db):
-        groups = _groups(allowed) if "ready_time" in CHANGES[verb] else {}
+        groups = _groups(allowed) if _changes_groups(verb) else {}
         return _change(allowed, verb, groups, partial(_locked, allowed, partial(_update, verb)))
 
 
 def _change(tasks: Tasks, verb: str, groups: Groups, update: Callable[[], int]) -> int:
     """Run an update. Where it changes ``ready_time``, see to the groups' heads and wake the queues' pollers."""
-    if "ready_time" not in CHANGES[verb]:
+    if not _changes_groups(verb):
         return update()
     changed = _regroup(tasks, groups, update)
     if changed and CHANGES[verb]["ready_time"] is not None:
@@ -140,10 +151,18 @@ def _locked(tasks: Tasks, act: Callable[[Tasks], int]) -> int:
 
 def _groups(tasks: Tasks) -> Groups:
     """Return the queues of tasks, each with the groups of its tasks."""
+    return _groups_of(tasks.order_by().values_list("queue", "group_key").distinct())
+
+
+def _groups_of(pairs: Iterable[tuple[str, str | None]]) -> Groups:
     groups: dict[str, set[str]] = defaultdict(set)
-    for queue, group in tasks.order_by().values_list("queue", "group_key").distinct():
+    for queue, group in pairs:
         groups[queue].update([group] if group is not None else [])
     return groups
+
+
+def _changes_groups(verb: str) -> bool:
+    return BY_VERB[verb].target is None or "ready_time" in CHANGES.get(verb, ())
 
 
 def _regroup(tasks: Tasks, groups: Groups, change: Callable[[], int]) -> int:
@@ -163,9 +182,12 @@ def unpark(session: Session, queue: str, payload_types: list[str], *, untyped: b
     ``untyped`` says whether rows without a payload type have a handler too.
     """
     types = session.sql.dialect.array(payload_types)
+
+    def update() -> tuple[list[Row], Groups]:
+        rows = session.run(session.sql.unpark, {"queue_name": queue, "types": types, "untyped": untyped})
+        return rows, _groups_of((queue, group) for _, group in rows)
+
     with session.atomic():
-        back = session.run(session.sql.unpark, {"queue_name": queue, "types": types, "untyped": untyped})
-        groups = {group for _, group in back if group is not None}
-        lock(session, queue, groups)
-        regroup(session, queue, groups)
+        back = lock_in_order(session, update)
+        regroup(session, queue, {group for _, group in back if group is not None})
     return len(back)

@@ -8,7 +8,7 @@ from django_dbtaskqueue.core.exceptions import ProcessDied
 from django_dbtaskqueue.core.lease import Lease, Port
 from django_dbtaskqueue.core.outcomes import Fail, Failed
 from django_dbtaskqueue.db.session import Row, Session
-from django_dbtaskqueue.flow import observe
+from django_dbtaskqueue.flow import groups, observe
 from django_dbtaskqueue.flow.checkout import leases
 from django_dbtaskqueue.flow.settle import settle
 
@@ -21,8 +21,13 @@ def rescue(session: Session, queue: str, port: Port, *, keep: str = "keep") -> l
     The rows are locked, and their leases judged again, in the transaction that settles them. A holder that comes back
     to life either renewed its lease before, and keeps the task, or finds that the lease is gone.
     """
+
+    def lock_rows() -> tuple[list[Lease], groups.Groups]:
+        found = leases(exhausted(session, queue), port, 0.0)
+        return found, {queue: {lease.group for lease in found if lease.group is not None}}
+
     with session.atomic():
-        dead = leases(exhausted(session, queue), port, 0.0)
+        dead = groups.lock_in_order(session, lock_rows)
         pairs = [(lease, Failed(Fail(_process_died(lease), retry=False))) for lease in dead]
         settled = settle(session, pairs, keep=keep) if pairs else set()
     rescued = [(lease, outcome) for lease, outcome in pairs if lease.id in settled]

@@ -128,7 +128,8 @@ def change(model: type[AbstractTask], alias: str, ids: Sequence[int], request: A
     skipped: an action never waits for a processor's transaction.
     """
     rows = model._default_manager.using(alias)
-    locked = {row.pk: row for row in _lock(request.verb.eligible(rows.filter(pk__in=ids), request.options))}
+    rows_to_lock = _with_row_locks(request.verb.eligible(rows.filter(pk__in=ids), request.options))
+    locked = {row.pk: row for row in request.verb.lock(rows_to_lock)}
     left = [pk for pk in ids if pk not in locked]
     why = _reasons_for_others(rows.filter(pk__in=left), request) if left else {}
     queues = {row.queue for row in locked.values()} | {queue for queue, _reason in why.values()}
@@ -189,7 +190,7 @@ def _reasons_for_others(tasks: TaskQuerySet, request: ActionRequest) -> dict[int
     return {pk: (queue, reason(status, fits=fits)) for pk, queue, status, fits in read}
 
 
-def _lock(tasks: TaskQuerySet) -> TaskQuerySet:
+def _with_row_locks(tasks: TaskQuerySet) -> TaskQuerySet:
     """Return the rows that no other transaction has locked, with what an action needs; reading them locks them."""
     features = transaction.get_connection(tasks.db).features
     tasks = tasks.only("queue", "group_key", "reference").order_by("pk")

@@ -15,7 +15,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext, ngettext_lazy
 
 from django_dbtaskqueue.core.states import BY_VERB, Status
-from django_dbtaskqueue.flow.move import change_locked
+from django_dbtaskqueue.flow.move import change_locked, lock_rows
 from django_dbtaskqueue.flow.retention import finished_before, housekeep
 from django_dbtaskqueue.flow.selection import same_rows
 from django_dbtaskqueue.models import AbstractTask
@@ -74,6 +74,10 @@ class TaskVerb(Verb):
     def eligible(self, tasks: TaskQuerySet, options: HousekeepOptions) -> TaskQuerySet:
         """Return those of ``tasks`` that the verb would change now."""
         return tasks.filter(self.condition(options))
+
+    def lock(self, tasks: TaskQuerySet) -> list[AbstractTask]:
+        """Read a selection that locks its rows, for ``run``; a verb that changes groups locks these first."""
+        return list(tasks) if self.ages else lock_rows(tasks, self.edge or self.name)
 
     def run(self, tasks: Sequence[AbstractTask], options: HousekeepOptions) -> int:
         """Change tasks of one table that this transaction has locked; return how many really changed."""

@@ -16,10 +16,11 @@ from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.conf.queue import PLACE, stored
 from django_dbtaskqueue.core.exceptions import TaskQueueError
 from django_dbtaskqueue.core.states import COMPLETED, PROCESSING, Status, sources
-from django_dbtaskqueue.db.session import alias_for, aliases_of, model_for
+from django_dbtaskqueue.db.session import Session, alias_for, aliases_of, model_for
 from django_dbtaskqueue.flow import usage
 from django_dbtaskqueue.flow.enqueue import queue_settings
-from django_dbtaskqueue.flow.selection import with_row_locks
+from django_dbtaskqueue.flow.groups import Groups, lock_in_order
+from django_dbtaskqueue.flow.selection import Tasks, with_row_locks
 from django_dbtaskqueue.models import Queue, Task, UsageCount
 from django_dbtaskqueue.models.querysets import TaskQuerySet
 from django_dbtaskqueue.pull import blocking
@@ -148,7 +149,7 @@ class QueueAdmin:
         """Lock the queue and all its tasks, so that no task can be taken, or raise for a live lease."""
         list(Queue.objects.using(alias).select_for_update().filter(pk=self.name))
         tasks = self._tasks(alias)
-        list(with_row_locks(tasks, wait=True).order_by("pk").values_list("pk", flat=True))
+        self._locked(with_row_locks(tasks, wait=True))
         if live := tasks.filter(status=PROCESSING, next_process_time__gt=Now()).count():
             raise TaskQueueError(
                 f"Queue {self.name!r} cannot be dropped: {live} tasks are being processed. Wait for them, or call "
@@ -202,10 +203,18 @@ class QueueAdmin:
     ) -> int:
         """Run a verb over the first ``limit`` tasks that can be locked, count it and tell of it."""
         with transaction.atomic(using=tasks.db):
-            locked = with_row_locks(tasks, wait=wait).order_by("pk")
-            ids = list(locked.values_list("pk", flat=True)[:limit])
+            ids = self._locked(with_row_locks(tasks, wait=wait)[:limit])
             if not ids:
                 return 0
             number = verb(self._tasks(tasks.db).filter(pk__in=ids))
             usage.after_commit(connections[tasks.db], self.name, call, number, ids)
         return number
+
+    def _locked(self, tasks: Tasks) -> list[int]:
+        """Read a selection that locks its rows, and lock their groups before them; return the ids."""
+
+        def lock_rows() -> tuple[list[int], Groups]:
+            rows = list(tasks.values_list("pk", "group_key"))
+            return [pk for pk, _group in rows], {self.name: {group for _pk, group in rows if group is not None}}
+
+        return lock_in_order(Session(connections[tasks.db], tasks.model), lock_rows)

@@ -13,17 +13,21 @@ from django.db import connection, connections, transaction
 from django.db.models.functions import Now
 from django.db.utils import OperationalError
 
-from django_dbtaskqueue import Complete, DuplicateTask, LeaseLost, enqueue
+from django_dbtaskqueue import Complete, DuplicateTask, LeaseLost, enqueue, queue
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import Fail
 from django_dbtaskqueue.core.states import COMPLETED, CREATED, ERROR, POISON, PROCESSING
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow import checkout as stage
-from django_dbtaskqueue.flow import rescue, settle
+from django_dbtaskqueue.flow import groups, move, rescue, settle
 from django_dbtaskqueue.flow.decide import decide
 from django_dbtaskqueue.flow.scan import ScanCursor
 from django_dbtaskqueue.flow.settle import SettlePort
 from django_dbtaskqueue.models import DeletedTasks, Queue, Task
+from django_dbtaskqueue.operations import actions
+from django_dbtaskqueue.operations.actions import ActionRequest
+from django_dbtaskqueue.operations.permissions import Actor as Operator
+from django_dbtaskqueue.operations.verbs import DELETE, RELEASE, TaskVerb
 from django_dbtaskqueue.poller.renew import renew
 from tests.factories import LEASE, age, make_task
 from tests.support import Actor, Audit, actors, backend_pid, until_blocked
@@ -325,6 +329,61 @@ def test_housekeep_leaves_what_an_operator_is_putting_back(other: Actor) -> None
         assert Task.objects.reprocess() == 1
         assert other.do(lambda: Task.objects.housekeep(older_than=timedelta(0))).result(10) == 0
     assert status() == CREATED
+
+
+# -- the locks of groups come before those of rows ---------------------------------------------------------------------
+
+GROUPED = {"status": PROCESSING, "group_key": "UA", "attempt": 1}
+PAST = timedelta(minutes=-5)
+
+
+def acts(verb: TaskVerb) -> int:
+    ids = list(Task.objects.values_list("pk", flat=True))
+    return actions.act_on_ids(Task, "default", ids, ActionRequest(verb, "test"), Operator()).changed
+
+
+IN_ORDER: dict[str, tuple[dict[str, Any], Callable[[], Any]]] = {
+    "the release of an operator": (GROUPED, lambda: acts(RELEASE)),
+    "the deletion of an operator": (GROUPED, lambda: acts(DELETE)),
+    "the deletion of a consumer": (GROUPED, lambda: queue("parcels").truncate()),
+    "the drop of a queue": ({**GROUPED, "next_process_time": PAST}, lambda: queue("parcels").drop()),
+    "a kick of the queryset": ({"status": POISON, "group_key": "UA"}, lambda: Task.objects.kick(1)),
+    "a kick of a consumer": ({"status": POISON, "group_key": "UA"}, lambda: queue("parcels").kick(1)),
+    "a rescue": (
+        {**GROUPED, "max_attempts": 1, "next_process_time": PAST},
+        lambda: len(rescue.rescue(Session.on("default"), "parcels", SettlePort("default"))),
+    ),
+    "an unpark": (
+        {"group_key": "UA", "parked_by": "no handler for payload type x", "payload_type": "x"},
+        lambda: move.unpark(Session.on("default"), "parcels", ["x"]),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", IN_ORDER)
+def test_who_waits_for_a_group_holds_none_of_its_rows(other: Actor, name: str) -> None:
+    """A settle locks a group, then writes rows of it. A row that is locked before its group makes a deadlock."""
+    columns, changes = IN_ORDER[name]
+    task = make_task(**columns)
+    pid = other.do(backend_pid).result(10)
+    with transaction.atomic():
+        groups.lock(Session.on("default"), "parcels", ["UA"])
+        answer = other.do(changes)
+        until_blocked(pid)
+        assert Task.objects.select_for_update(nowait=True).get() == task
+    assert answer.result(10) == 1
+
+
+def test_a_release_and_a_settle_of_a_grouped_task_make_no_deadlock(other: Actor) -> None:
+    lease = taken(group_key="UA")
+    pid = other.do(backend_pid).result(10)
+    with transaction.atomic():
+        groups.lock(Session.on("default"), "parcels", ["UA"])  # as a settle begins
+        late = other.do(acts, RELEASE)
+        until_blocked(pid)
+        assert settles(lease)
+    assert late.result(10) == 0
+    assert status() == COMPLETED
 
 
 # -- timeouts ----------------------------------------------------------------------------------------------------------
