@@ -20,7 +20,7 @@ from django.utils.translation.template import templatize
 import django_dbtaskqueue
 from django_dbtaskqueue.core.exceptions import SearchError
 from django_dbtaskqueue.core.states import Status
-from django_dbtaskqueue.operations.search.parse import parse
+from django_dbtaskqueue.operations.search import parse
 from django_dbtaskqueue.operations.verbs import REPROCESS
 from tests.factories import make_task
 

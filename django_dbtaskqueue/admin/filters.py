@@ -21,7 +21,7 @@ from django_dbtaskqueue.admin.read_only import id_of
 from django_dbtaskqueue.core.states import TERMINAL, Status
 from django_dbtaskqueue.models import AuditEntry, BulkOperation, FailureGroup, SavedSearch
 from django_dbtaskqueue.models.operations import STATES
-from django_dbtaskqueue.operations.search.parse import QUALIFIERS, Search, Term, to_text
+from django_dbtaskqueue.operations.search import QUALIFIERS, Search, Term, to_text
 from django_dbtaskqueue.operations.search.values import Match
 
 if TYPE_CHECKING:

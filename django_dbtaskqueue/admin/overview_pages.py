@@ -24,8 +24,8 @@ from django_dbtaskqueue.db.session import model_for
 from django_dbtaskqueue.models import FailureGroup, Poller, Queue, Task
 from django_dbtaskqueue.operations.bounded_reads import ApproxCount
 from django_dbtaskqueue.operations.doctor import Finding, examine
-from django_dbtaskqueue.operations.stats.queue_stats import Overview, QueueStats, health, overview
-from django_dbtaskqueue.operations.stats.trends import Point, series
+from django_dbtaskqueue.operations.queue_stats import Overview, QueueStats, health, overview
+from django_dbtaskqueue.operations.trends import Point, series
 
 CHART_SPAN = timedelta(hours=1)
 

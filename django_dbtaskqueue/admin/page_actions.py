@@ -32,7 +32,7 @@ from django_dbtaskqueue.operations import actions, bulk, queue_control
 from django_dbtaskqueue.operations.actions import ADDITION, log, record, recorded
 from django_dbtaskqueue.operations.permissions import Actor, can_operate
 from django_dbtaskqueue.operations.queue_control import POLLER_VERBS, STOPPED_STATE
-from django_dbtaskqueue.operations.search.parse import to_text
+from django_dbtaskqueue.operations.search import to_text
 from django_dbtaskqueue.operations.search.query import tasks_for
 from django_dbtaskqueue.operations.verbs import PAUSE, TASK_VERBS, TaskVerb, Verb
 

@@ -32,7 +32,7 @@ from django_dbtaskqueue.models import BulkOperation, Queue
 from django_dbtaskqueue.operations import bulk, queue_control
 from django_dbtaskqueue.operations.paging import Page, Slice
 from django_dbtaskqueue.operations.permissions import Actor, can_operate
-from django_dbtaskqueue.operations.stats.queue_stats import stats_of_queue
+from django_dbtaskqueue.operations.queue_stats import stats_of_queue
 from django_dbtaskqueue.operations.verbs import CHANGE_SETTINGS, PAUSE, PURGE, QUEUE_VERBS, Verb
 
 MAX_SHOWN_QUEUES = 200  # on one page; others are found by name

@@ -35,7 +35,7 @@ from django_dbtaskqueue.operations.paging import Page
 from django_dbtaskqueue.operations.permissions import can_operate
 from django_dbtaskqueue.operations.report_page import html_file, policy, report_body
 from django_dbtaskqueue.operations.serializers import masked_text, message_of, short_error
-from django_dbtaskqueue.operations.stats.trends import WINDOWS, FailureStats, stats_of_groups
+from django_dbtaskqueue.operations.trends import WINDOWS, FailureStats, stats_of_groups
 from django_dbtaskqueue.operations.verbs import TASK_VERBS, Verb
 
 

@@ -30,7 +30,7 @@ from django_dbtaskqueue.operations import paging
 from django_dbtaskqueue.operations.paging import Page
 from django_dbtaskqueue.operations.permissions import can_operate
 from django_dbtaskqueue.operations.queue_control import IN_EFFECT
-from django_dbtaskqueue.operations.search.parse import Search, parse
+from django_dbtaskqueue.operations.search import Search, parse
 from django_dbtaskqueue.operations.search.query import TaskFilter
 from django_dbtaskqueue.operations.serializers import error_of, message_of
 from django_dbtaskqueue.operations.verbs import TASK_VERBS, Verb

@@ -1,1 +1,234 @@
-"""Counts and times of what processors did, for every minute and queue."""
+"""Metrics: what became of attempts, by queue and minute, and failures by what they have in common.
+
+A poller counts each settled batch in memory and appends the counts every few seconds. A killed poller loses what it
+counted since then; nothing else depends on it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from math import log10
+from typing import NamedTuple, Protocol
+
+from django.db import transaction
+
+from django_dbtaskqueue.core.failure_signature import FailureSignature, signature_of
+from django_dbtaskqueue.core.lease import Lease
+from django_dbtaskqueue.core.outcomes import COMPLETE_FACTS, Facts, Settlement
+from django_dbtaskqueue.db.minute_counts import MinuteCounter, minute_of
+from django_dbtaskqueue.db.session import Session
+from django_dbtaskqueue.models import FailureCount, FailureGroup, Metric
+
+logger = logging.getLogger("django_dbtaskqueue")
+
+LOST_FACTS = Facts("lost", "lost", "")  # of an outcome that came too late
+SAMPLED_ATTEMPTS = 8  # of a batch, whose durations go into the histograms
+MAX_FAILURE_GROUPS = 1000  # between two writes
+# Histograms: each class of durations is a third wider than the one before. Right to about 15 %.
+MIN_SECONDS = 0.0001  # shorter durations count as this
+CLASSES_PER_DECADE = 8
+LAST_CLASS = 96  # 10**8 seconds
+
+
+class Ended(Protocol):
+    """An attempt that ended; ``poller.executors.Done`` is one."""
+
+    @property
+    def lease(self) -> Lease:
+        """Whose attempt it was."""
+
+    @property
+    def settlement(self) -> Settlement | None:
+        """How it ended; None when the processor settled it by itself."""
+
+    @property
+    def seconds(self) -> float:
+        """How long it ran."""
+
+
+class OutcomeKey(NamedTuple):
+    """What attempts are counted by."""
+
+    alias: str
+    queue: str
+    outcome: str
+
+
+@dataclass(slots=True)
+class Sums:
+    """What was counted."""
+
+    count: int = 0
+    run_seconds: float = 0.0
+    wait_seconds: float = 0.0
+    runs: defaultdict[int, int] = field(default_factory=lambda: defaultdict(int))
+    waits: defaultdict[int, int] = field(default_factory=lambda: defaultdict(int))
+
+    def add(self, ended: Sequence[Ended]) -> None:
+        """Count a batch. The histograms get a sample of it, weighted so that they speak for all."""
+        self.count += len(ended)
+        self.run_seconds += sum([done.seconds for done in ended])
+        step = -(-len(ended) // SAMPLED_ATTEMPTS)
+        for start in range(0, len(ended), step):
+            done, weight = ended[start], min(step, len(ended) - start)
+            waited = _waited(done.lease)
+            self.runs[class_of(done.seconds)] += weight
+            self.waits[class_of(waited)] += weight
+            self.wait_seconds += waited * weight
+
+    def update(self, other: Sums) -> Sums:
+        """Add what was counted elsewhere; return these sums."""
+        self.count += other.count
+        self.run_seconds += other.run_seconds
+        self.wait_seconds += other.wait_seconds
+        for mine, theirs in ((self.runs, other.runs), (self.waits, other.waits)):
+            for number, count in theirs.items():
+                mine[number] += count
+        return self
+
+
+class FailureKey(NamedTuple):
+    """What failed attempts are counted by."""
+
+    alias: str
+    fingerprint: str
+
+
+class Failures(NamedTuple):
+    """The failed attempts of one group."""
+
+    queue: str
+    kind: FailureSignature
+    number: int
+
+    def plus(self, other: Failures) -> Failures:
+        """Return the failures of both."""
+        return self._replace(number=self.number + other.number)
+
+
+class Collector:
+    """Counts of one poller that are not stored yet. Any thread may add."""
+
+    def __init__(self) -> None:
+        self.outcomes: MinuteCounter[OutcomeKey, Sums] = MinuteCounter(Sums.update, _append_outcomes)
+        self.failures: MinuteCounter[FailureKey, Failures] = MinuteCounter(
+            Failures.plus, _append_failures, MAX_FAILURE_GROUPS
+        )
+
+    def add(self, alias: str, queue: str, ended: Sequence[Ended]) -> None:
+        """Count the attempts of a batch of one queue, once they are settled. Never raises."""
+        try:
+            by_outcome: dict[str, list[Ended]] = {}
+            for done in ended:
+                lease, outcome = done.lease, done.settlement
+                if outcome is None or lease.settled:
+                    outcome = lease.outcome  # the processor settled it itself
+                known = COMPLETE_FACTS if outcome is None else outcome.facts
+                if lease.lost and not lease.settled:
+                    known = LOST_FACTS
+                by_outcome.setdefault(known.counts_as, []).append(done)
+                if known.error is not None:
+                    signature = signature_of(known.error, queue)
+                    self.failures.add(FailureKey(alias, signature.fingerprint), Failures(queue, signature, 1))
+            for name, batch in by_outcome.items():
+                sums = Sums()
+                sums.add(batch)
+                self.outcomes.add(OutcomeKey(alias, queue, name), sums)
+        except Exception:
+            logger.exception("Attempts of %s were not counted", queue)
+
+    def aliases(self) -> set[str]:
+        """Return the databases with something to store."""
+        return self.outcomes.aliases() | self.failures.aliases()
+
+    def store(self, alias: str) -> None:
+        """Append what was counted on one database, on the calling thread's connection. Raises its errors."""
+        self.outcomes.store(alias)
+        self.failures.store(alias)
+
+
+def _waited(lease: Lease) -> float:
+    """Return the seconds between due and taken; clocks of replicas may disagree, so never less than none."""
+    return max(0.0, (_time(lease.start_text) - _time(lease.ready_text)).total_seconds())
+
+
+def _time(value: str | datetime) -> datetime:
+    """Return a time as the database wrote it; SQLite's are read already."""
+    return datetime.fromisoformat(value) if isinstance(value, str) else value
+
+
+def _append_outcomes(alias: str, counts: Mapping[OutcomeKey, Sums]) -> None:
+    minute = minute_of(Session.on(alias))
+    Metric.objects.using(alias).bulk_create(
+        Metric(
+            queue=key.queue,
+            minute=minute,
+            outcome=key.outcome,
+            count=one.count,
+            run_seconds=one.run_seconds,
+            wait_seconds=one.wait_seconds,
+            runs=dict(one.runs),
+            waits=dict(one.waits),
+        )
+        for key, one in counts.items()
+    )
+
+
+def _append_failures(alias: str, counts: Mapping[FailureKey, Failures]) -> None:
+    minute = minute_of(Session.on(alias))
+    ordered = [counts[key] for key in sorted(counts)]  # rows are locked in one order everywhere
+    groups = [
+        FailureGroup(
+            fingerprint=kind.fingerprint,
+            queue=queue,
+            error_type=kind.error_type,
+            frame=kind.frame,
+            message=kind.message,
+            first_seen=minute,
+            last_seen=minute,
+        )
+        for queue, kind, _ in ordered
+    ]
+    with transaction.atomic(using=alias):
+        FailureGroup.objects.using(alias).bulk_create(
+            groups, update_conflicts=True, unique_fields=["fingerprint"], update_fields=["last_seen"]
+        )
+        FailureCount.objects.using(alias).bulk_create(
+            FailureCount(fingerprint=kind.fingerprint, minute=minute, count=number) for _, kind, number in ordered
+        )
+
+
+# -- histograms --------------------------------------------------------------------------------------------------------
+
+
+def class_of(seconds: float) -> int:
+    """Return the class a duration falls into, from 0."""
+    if seconds <= MIN_SECONDS:
+        return 0
+    return min(LAST_CLASS, int(CLASSES_PER_DECADE * log10(seconds / MIN_SECONDS)) + 1)
+
+
+def upper(number: int) -> float:
+    """Return the longest duration of a class, in seconds."""
+    return float(MIN_SECONDS * 10 ** (number / CLASSES_PER_DECADE))
+
+
+def quantile(counts: Mapping[int, int], share: float) -> float | None:
+    """Return the duration that ``share`` of all stay within, in seconds; None when nothing was counted.
+
+    Within its class the durations are taken to be spread evenly.
+    """
+    wanted = share * sum(counts.values())
+    if not wanted:
+        return None
+    seen = 0.0
+    for number in sorted(counts):
+        seen += counts[number]
+        if seen >= wanted:
+            low = upper(number - 1) if number else 0.0
+            return low + (upper(number) - low) * (1 - (seen - wanted) / counts[number])
+    return upper(max(counts))

@@ -38,7 +38,7 @@ from django_dbtaskqueue.operations.actions import (
 )
 from django_dbtaskqueue.operations.bounded_reads import count_in_time, estimate
 from django_dbtaskqueue.operations.permissions import Actor, User, check, check_search
-from django_dbtaskqueue.operations.search.parse import Search, parse, to_text
+from django_dbtaskqueue.operations.search import Search, parse, to_text
 from django_dbtaskqueue.operations.search.query import select, tasks_for
 from django_dbtaskqueue.operations.verbs import BULK_VERBS, PURGE, HousekeepOptions, TaskVerb
 

@@ -21,7 +21,7 @@ from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.models import Attempt, FailureCount, Metric, Poller, Queue, Task, TaskHistory
 from django_dbtaskqueue.operations import checks
 from django_dbtaskqueue.operations.lookup import Location, locations_on
-from django_dbtaskqueue.operations.stats.queue_stats import (
+from django_dbtaskqueue.operations.queue_stats import (
     MISSED_HEARTBEATS,
     QueueStats,
     alive,

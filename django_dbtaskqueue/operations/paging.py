@@ -21,7 +21,7 @@ from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.models.querysets import TaskQuerySet
 from django_dbtaskqueue.operations.bounded_reads import Rows, prefer_indexes, time_limit, timed_out
-from django_dbtaskqueue.operations.search.parse import Search
+from django_dbtaskqueue.operations.search import Search
 from django_dbtaskqueue.operations.search.query import select
 
 WHOLE_SEARCH_TIMEOUT = timedelta(milliseconds=100)  # for a page to be found without a window

@@ -18,7 +18,7 @@ from django.utils.translation import gettext as _
 
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.exceptions import OperationRefused
-from django_dbtaskqueue.operations.search.parse import Search, reads_payload
+from django_dbtaskqueue.operations.search import Search, reads_payload
 from django_dbtaskqueue.operations.verbs import REASON_MAX_LENGTH, VERBS, VIEW_PAYLOAD, Verb
 
 APP = "dbtaskqueue"

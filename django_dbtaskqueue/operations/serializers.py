@@ -16,7 +16,7 @@ from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.columns import LISTED, LONG
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.models import AbstractTask, Attempt, BulkOperation, TaskHistory
-from django_dbtaskqueue.operations.stats.queue_stats import Overview, QueueStats, health
+from django_dbtaskqueue.operations.queue_stats import Overview, QueueStats, health
 
 MESSAGE_WIDTH = 160  # characters of a message in one line
 FRAME = '  File "'  # how a line of a traceback begins

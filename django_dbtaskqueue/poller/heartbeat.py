@@ -30,7 +30,7 @@ from django_dbtaskqueue.core.durations import format_duration
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow import observe
 from django_dbtaskqueue.flow.rescue import rescue, seconds_until_exhausted, seconds_until_exhausted_by_queue
-from django_dbtaskqueue.metrics.collector import Collector
+from django_dbtaskqueue.metrics import Collector
 from django_dbtaskqueue.poller.executors import Done
 from django_dbtaskqueue.poller.executors.thread import tidy
 from django_dbtaskqueue.poller.loop import Poller

@@ -20,7 +20,7 @@ from django.db.utils import Error
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.durations import jittered, next_pause
 from django_dbtaskqueue.db.minute_counts import METRICS, delete_old, roll_up
-from django_dbtaskqueue.metrics.collector import Collector
+from django_dbtaskqueue.metrics import Collector
 from django_dbtaskqueue.operations import bulk, housekeeping
 from django_dbtaskqueue.operations.housekeeping import Housekeeper, RetentionPolicy
 

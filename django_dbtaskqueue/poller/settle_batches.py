@@ -16,7 +16,7 @@ from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import COMPLETE_FACTS
 from django_dbtaskqueue.flow import observe, settle
 from django_dbtaskqueue.flow.settle import Decided
-from django_dbtaskqueue.metrics.collector import Collector
+from django_dbtaskqueue.metrics import Collector
 from django_dbtaskqueue.poller.executors import Done
 
 if TYPE_CHECKING:

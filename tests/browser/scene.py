@@ -9,7 +9,7 @@ from django.db.models.functions import Now
 
 from django_dbtaskqueue.core.states import COMPLETED, CREATED, ERROR, POISON, PROCESSING
 from django_dbtaskqueue.db.session import Session
-from django_dbtaskqueue.metrics.collector import class_of
+from django_dbtaskqueue.metrics import class_of
 from django_dbtaskqueue.models import (
     Attempt,
     AuditEntry,

@@ -17,9 +17,9 @@ from django.utils import timezone
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.flow import usage
 from django_dbtaskqueue.models import Metric, Poller, Queue, Task, UsageCount
-from django_dbtaskqueue.operations.stats import queue_stats as figures
-from django_dbtaskqueue.operations.stats.queue_stats import ApproxCount, overview
-from django_dbtaskqueue.operations.stats.trends import failure_groups, series
+from django_dbtaskqueue.operations import queue_stats as figures
+from django_dbtaskqueue.operations.queue_stats import ApproxCount, overview
+from django_dbtaskqueue.operations.trends import failure_groups, series
 from tests.conftest import ProcessDatabase
 from tests.factories import make_task
 

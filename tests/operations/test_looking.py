@@ -24,7 +24,7 @@ from django_dbtaskqueue.operations.paging import (
     page_of_processing,
     whole_page,
 )
-from django_dbtaskqueue.operations.search.parse import parse
+from django_dbtaskqueue.operations.search import parse
 from django_dbtaskqueue.operations.search.query import select
 from tests.factories import QUEUE, make_task
 

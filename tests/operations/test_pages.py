@@ -38,7 +38,7 @@ from django_dbtaskqueue.models import (
 from django_dbtaskqueue.operations import paging
 from django_dbtaskqueue.operations.queue_control import pause
 from django_dbtaskqueue.operations.report_page import html_file
-from django_dbtaskqueue.operations.stats.trends import Point
+from django_dbtaskqueue.operations.trends import Point
 from tests.factories import HOLDER, QUEUE, make_task
 from tests.poller.processes import polling
 from tests.report_figures import report_figures

@@ -16,7 +16,7 @@ from django_dbtaskqueue.core.columns import LONG
 from django_dbtaskqueue.core.exceptions import SearchError
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.models import Task
-from django_dbtaskqueue.operations.search.parse import (
+from django_dbtaskqueue.operations.search import (
     QUALIFIERS,
     Search,
     Term,

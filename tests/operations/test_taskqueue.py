@@ -18,9 +18,9 @@ from django.core.management.base import CommandError
 from django.db import connection, transaction
 
 from django_dbtaskqueue.core.states import Status
+from django_dbtaskqueue.management import changes
 from django_dbtaskqueue.management.commands import taskqueue
-from django_dbtaskqueue.management.console import changes
-from django_dbtaskqueue.management.console.output import printable
+from django_dbtaskqueue.management.output import printable
 from django_dbtaskqueue.models import (
     Attempt,
     AuditEntry,

@@ -17,10 +17,10 @@ from django_dbtaskqueue.core.failure_signature import normalised, signature_of
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import Failed
 from django_dbtaskqueue.db.minute_counts import METRICS, roll_up
-from django_dbtaskqueue.metrics.collector import Collector, OutcomeKey, class_of, quantile, upper
+from django_dbtaskqueue.metrics import Collector, OutcomeKey, class_of, quantile, upper
 from django_dbtaskqueue.models import Attempt, FailureCount, FailureGroup, Metric, Task
-from django_dbtaskqueue.operations.stats.queue_stats import overview
-from django_dbtaskqueue.operations.stats.trends import failure_groups, series
+from django_dbtaskqueue.operations.queue_stats import overview
+from django_dbtaskqueue.operations.trends import failure_groups, series
 from tests.conftest import ProcessDatabase
 from tests.factories import make_task
 from tests.poller.processes import polling

@@ -13,9 +13,8 @@ from django.core.exceptions import ImproperlyConfigured, PermissionDenied
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from django_dbtaskqueue.core.exceptions import SearchError, SearchTooSlow, TaskQueueError
-from django_dbtaskqueue.management import duration, positive
-from django_dbtaskqueue.management.console import changes, reading
-from django_dbtaskqueue.management.console.output import Output
+from django_dbtaskqueue.management import changes, duration, positive, reading
+from django_dbtaskqueue.management.output import Output
 from django_dbtaskqueue.operations.verbs import TASK_VERBS
 
 REFUSED_CODE, USAGE_ERROR_CODE, SETTINGS_CODE, TOO_SLOW_CODE, INTERRUPTED_CODE = 1, 2, 3, 4, 130

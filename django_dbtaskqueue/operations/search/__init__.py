@@ -1,1 +1,227 @@
-"""The search text of lists, commands and the API: parsing, values, query, windows."""
+"""The search language of operators: one line of text that a page, the API and the command line all read.
+
+``status:ERROR queue:claims ref:UA-15 error:Timeout age:>10m attempt:>=3 payload.carrier:UA -queue:bulk``
+
+Terms are joined by AND, comma separated values by OR; ``-`` negates a term; quotes hold what has spaces, commas or
+a star at its end; a plain word is the beginning of a reference. Only text is read here: ``query`` asks the database.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from urllib.parse import parse_qs, urlencode
+
+from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
+
+from django_dbtaskqueue.core.columns import INTEGER_TYPES, LONG, searched
+from django_dbtaskqueue.core.exceptions import SearchError
+from django_dbtaskqueue.operations.search.values import VALUE_TYPES, Match, Piece, ValueType, meant
+
+if TYPE_CHECKING:
+    from django.utils.functional import _StrPromise
+
+
+@dataclass(frozen=True, slots=True)
+class Qualifier:
+    """What may stand before a colon."""
+
+    name: str
+    kind: str  # a key of ``values.VALUE_TYPES``
+    help: str | _StrPromise  # translated when it is shown
+
+
+QUALIFIERS = {
+    qualifier.name: qualifier
+    for qualifier in (
+        Qualifier("status", "status", _("CREATED, PROCESSING, COMPLETED, ERROR or POISON")),
+        Qualifier(
+            "is", "state", _("due, held (under a live lease), parked, scheduled or stale (its lease has expired)")
+        ),
+        Qualifier("queue", "text", _("the queue's name")),
+        Qualifier("ref", "text", _("the reference")),
+        Qualifier("id", "number", _("the task's id")),
+        Qualifier("error", "part", _("a part of the last error")),
+        Qualifier("fingerprint", "text", _("the failure group, of tasks in ERROR or POISON")),
+        Qualifier("age", "span", _("how long ago it was enqueued")),
+        Qualifier("created", "time", _("when it was enqueued: how long ago, or a date")),
+        Qualifier("started", "time", _("when its last attempt began")),
+        Qualifier("finished", "time", _("when it ended")),
+        Qualifier("attempt", "number", _("attempts made of its budget")),
+        Qualifier("total", "number", _("how many attempts it had in all")),
+        Qualifier("priority", "number", _("its priority")),
+        Qualifier("group", "text", _("its group")),
+        Qualifier("tag", "text", _("its tag")),
+        Qualifier("type", "text", _("its payload type")),
+        Qualifier("poller", "text", _("the poller that holds it, or held it last")),
+        Qualifier("parked", "text", _("why pollers cannot take it yet")),
+    )
+}
+TYPES = {"text": ("text",), "number": INTEGER_TYPES, "time": ("timestamptz",)}  # of columns, by kind
+QUALIFIERS |= {  # those of the table of columns that have no help of their own; "" is a plain word
+    name: Qualifier(name, kind, column)
+    for kind, types in TYPES.items()
+    for name, column in searched(*types).items()
+    if name not in ("", *QUALIFIERS)
+}
+
+QUOTED = r'"(?:[^"\\]|\\.)*"'
+TERM = re.compile(rf'(-?)(?:([A-Za-z_][^\s":,]*):)?((?:{QUOTED}|[^\s"])*)', re.DOTALL)
+VALUE = re.compile(rf'(?:{QUOTED}|[^\s",])+', re.DOTALL)
+QUOTED_OR_BARE = re.compile(rf'({QUOTED})|[^\s"]+', re.DOTALL)
+BARE = re.compile(r"[\w./@+#=~$-]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """One condition: any of its matches, or with ``negated`` none of them."""
+
+    name: str  # a qualifier, a path such as "payload.carrier", or "" for a plain word
+    matches: tuple[Match, ...]
+    negated: bool = False
+
+    @property
+    def text(self) -> str:
+        """The term as ``parse`` reads it."""
+        kind = kind_of(self.name, self.name)
+        values = ",".join(kind.write(match, _quoted) for match in self.matches)
+        return f"{'-' if self.negated else ''}{self.name}{':' if self.name else ''}{values}"
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """All terms of a search."""
+
+    terms: tuple[Term, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.terms)
+
+    def __and__(self, other: Search) -> Search:
+        return Search(self.terms + tuple(term for term in other.terms if term not in self.terms))
+
+    def queues(self) -> tuple[str, ...]:
+        """Return the queues the search names exactly; empty when it looks in all of them."""
+        for term in self.terms:
+            if term.name == "queue" and not term.negated and all(match.op == "=" for match in term.matches):
+                return tuple(match.value for match in term.matches)
+        return ()
+
+
+def of_queue(queue: str) -> Search:
+    """Return the search for all tasks of one queue, whatever its name."""
+    return Search((Term("queue", (Match("=", queue),)),))
+
+
+def reads_payload(search: Search) -> bool:
+    """Whether a search reveals payloads, results or errors: only users who may see them may search so."""
+    return any(one.name == "error" or one.name.partition(".")[0] in LONG for one in search.terms)
+
+
+def parse(text: str) -> Search:
+    """Return the terms of a search; raise ``SearchError``, which says what was meant instead."""
+    return Search(tuple(_terms(text)))
+
+
+def to_text(search: Search) -> str:
+    """Return the shortest text that ``parse`` reads as ``search``."""
+    return " ".join(term.text for term in search.terms)
+
+
+def to_url(search: Search) -> str:
+    """Return the search as a query string: the address of a page that shows it."""
+    return urlencode({"q": to_text(search)})
+
+
+def from_url(query: str) -> Search:
+    """Return what ``to_url`` wrote; other parameters are passed over."""
+    return parse(" ".join(parse_qs(query.removeprefix("?")).get("q", [])))
+
+
+def parse_term(name: str, value: str, *, negated: bool = False) -> Term:
+    """Return one term from a qualifier and the text after its colon."""
+    kind = kind_of(name, f"{name}:{value}")
+    return Term(name, tuple(_matches(kind, value, f"{name}:{value}")), negated)
+
+
+def kind_of(name: str, written: str) -> ValueType:
+    """Return how the values of a qualifier are read."""
+    if not name:
+        return VALUE_TYPES["word"]
+    column, dot, path = name.partition(".")
+    if column in LONG:
+        if not dot or not all(path.split(".")):
+            words = gettext("say which key: %(column)s.carrier:UA, or %(column)s.sender.name:Ada.")
+            raise SearchError(written, words % {"column": column})
+        return VALUE_TYPES["json"]
+    if name not in QUALIFIERS:
+        known = [*QUALIFIERS, *(f"{document}.…" for document in LONG)]
+        unknown = gettext("%(name)s is not a qualifier.") % {"name": repr(name)} + meant(name, QUALIFIERS)
+        others = gettext("Known are %(names)s. Put a reference with a colon in quotes.") % {"names": ", ".join(known)}
+        raise SearchError(written, f"{unknown} {others}")
+    return VALUE_TYPES[QUALIFIERS[name].kind]
+
+
+def _terms(text: str) -> Iterator[Term]:
+    place = 0
+    while True:
+        while text[place : place + 1].isspace():
+            place += 1
+        if place == len(text):
+            return
+        found = TERM.match(text, place)
+        if found is None or found.end() == place or text[found.end() : found.end() + 1] == '"':
+            raise SearchError(
+                text[place:], gettext('a quote is not closed: close it with ", or write \\" for the character itself.')
+            )
+        yield _term(found[1], found[2] or "", found[3], found[0])
+        place = found.end()
+
+
+def _term(minus: str, name: str, value: str, written: str) -> Term:
+    if not value:
+        example = f"{name}:{'ERROR' if name == 'status' else 'something'}" if name else "-queue:bulk"
+        words = gettext("there is no value after the %(sign)s. Write it as in %(example)s.")
+        raise SearchError(written, words % {"sign": ":" if name else "-", "example": example})
+    if "\0" in value:
+        raise SearchError(written, gettext("no task contains a NUL character; leave it out."))
+    return Term(name, tuple(_matches(kind_of(name, written), value, written)), bool(minus))
+
+
+def _matches(kind: ValueType, value: str, written: str) -> Iterator[Match]:
+    place = 0
+    while True:
+        found = VALUE.match(value, place)
+        if found is None:
+            raise SearchError(written, gettext("a comma separates two values; put a value with a comma in quotes."))
+        yield kind.read(_piece(found[0]), written)
+        place = found.end() + 1
+        if found.end() >= len(value):
+            return
+
+
+def _piece(text: str) -> Piece:
+    """Remove quotes: quoted text is never an operator, a range or a star."""
+    parts = [(found[0], bool(found[1])) for found in QUOTED_OR_BARE.finditer(text)]
+    last, quoted = parts[-1]
+    star = not quoted and last.endswith("*")
+    if star:
+        parts[-1] = (last[:-1], False)
+    bare = "" if parts[0][1] else parts.pop(0)[0]
+    rest = "".join(_unquoted(part) if quoted else part for part, quoted in parts)
+    return Piece(bare, rest, star=star, quoted=bool(parts))
+
+
+def _unquoted(text: str) -> str:
+    return re.sub(r"\\(.)", r"\1", text[1:-1], flags=re.DOTALL)
+
+
+def _quoted(text: str) -> str:
+    """Return a value as it stands in a search: bare when nothing in it could be read otherwise."""
+    if BARE.fullmatch(text) and ".." not in text and not text.startswith("-"):
+        return text
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'

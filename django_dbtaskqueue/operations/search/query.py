@@ -29,7 +29,7 @@ from django_dbtaskqueue.models import AbstractTask
 from django_dbtaskqueue.models.querysets import TaskQuerySet
 from django_dbtaskqueue.operations.lookup import comparable_time
 from django_dbtaskqueue.operations.permissions import User, search_fault
-from django_dbtaskqueue.operations.search.parse import QUALIFIERS, Search, Term, parse, parse_term
+from django_dbtaskqueue.operations.search import QUALIFIERS, Search, Term, parse, parse_term
 from django_dbtaskqueue.operations.search.values import JSON_NUMBER, Match, span_of
 
 JsonScalar = str | int | float | bool

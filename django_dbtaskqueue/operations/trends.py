@@ -14,7 +14,7 @@ from django_dbtaskqueue.core.exceptions import TaskQueueError
 from django_dbtaskqueue.core.sql.stats import StatsStatements, series_sql
 from django_dbtaskqueue.db.minute_counts import database_now
 from django_dbtaskqueue.db.session import Session, alias_for
-from django_dbtaskqueue.metrics.collector import quantile
+from django_dbtaskqueue.metrics import quantile
 from django_dbtaskqueue.models import Attempt, FailureCount, FailureGroup, Metric
 from django_dbtaskqueue.operations.bounded_reads import ApproxCount, approx, prefer_indexes
 from django_dbtaskqueue.operations.lookup import locations_on

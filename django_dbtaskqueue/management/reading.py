@@ -18,13 +18,14 @@ from django_dbtaskqueue.core.durations import format_duration
 from django_dbtaskqueue.core.exceptions import UnknownQueue
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.db.session import alias_for, model_for
-from django_dbtaskqueue.management.console.output import Output, ago, printable
+from django_dbtaskqueue.management.output import Output, ago, printable
 from django_dbtaskqueue.models import Attempt, TaskHistory
 from django_dbtaskqueue.models.querysets import TaskQuerySet
 from django_dbtaskqueue.operations.bounded_reads import statement_timeout
 from django_dbtaskqueue.operations.doctor import examine
 from django_dbtaskqueue.operations.lookup import Location, locations_on
-from django_dbtaskqueue.operations.search.parse import parse, to_text
+from django_dbtaskqueue.operations.queue_stats import Overview, health, overview
+from django_dbtaskqueue.operations.search import parse, to_text
 from django_dbtaskqueue.operations.search.query import TaskFilter, tasks_for
 from django_dbtaskqueue.operations.serializers import (
     attempt_of,
@@ -35,7 +36,6 @@ from django_dbtaskqueue.operations.serializers import (
     overview_document,
     summary,
 )
-from django_dbtaskqueue.operations.stats.queue_stats import Overview, health, overview
 
 MAX_TAIL_ROWS = 200  # of one query
 TABLE_MESSAGE_WIDTH = 72  # characters of a message in a line of a table or of ``tail``

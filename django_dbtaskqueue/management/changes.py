@@ -13,14 +13,14 @@ from django.db.models.functions import Now
 from django.utils import timezone
 
 from django_dbtaskqueue.db.session import alias_for, model_for
-from django_dbtaskqueue.management.console.output import Output, ago, printable
+from django_dbtaskqueue.management.output import Output, ago, printable
 from django_dbtaskqueue.models import BulkOperation
 from django_dbtaskqueue.models.operations import FAILED, UNFINISHED
 from django_dbtaskqueue.operations import bulk as bulk_operations
 from django_dbtaskqueue.operations import queue_control
 from django_dbtaskqueue.operations.actions import MAX_TASKS_PER_ACTION, ActionRequest, Report, act, act_on_ids, preview
 from django_dbtaskqueue.operations.permissions import Actor
-from django_dbtaskqueue.operations.search.parse import of_queue, parse, to_text
+from django_dbtaskqueue.operations.search import of_queue, parse, to_text
 from django_dbtaskqueue.operations.search.query import select, tasks_for
 from django_dbtaskqueue.operations.serializers import operation_document
 from django_dbtaskqueue.operations.verbs import BULK_VERBS, PAUSE, RESUME, HousekeepOptions

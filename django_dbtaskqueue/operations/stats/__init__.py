@@ -1,1 +1,0 @@
-"""Statistics that the admin, the command line and the API show."""
