@@ -653,13 +653,13 @@ def test_deleting_needs_a_reason(op: Client) -> None:
 @pytest.mark.parametrize(
     ("verb", "status", "own"),
     [
-        ("reprocess", Status.ERROR, 1),  # the UPDATE
-        ("mark_poison", Status.ERROR, 1),
+        ("reprocess", Status.ERROR, 2),  # the groups to lock before the row, the UPDATE
+        ("mark_poison", Status.ERROR, 1),  # the UPDATE
         ("unpoison", Status.POISON, 1),
-        ("kick", Status.POISON, 1),
-        ("cancel", Status.CREATED, 1),
-        ("release", Status.PROCESSING, 1),
-        ("delete", Status.ERROR, 3),  # count per queue, record the counts, DELETE
+        ("kick", Status.POISON, 2),
+        ("cancel", Status.CREATED, 2),
+        ("release", Status.PROCESSING, 2),
+        ("delete", Status.ERROR, 4),  # the groups, count per queue, record the counts, DELETE
         ("housekeep", Status.ERROR, 8),  # two rounds with a savepoint each: read, copy and DELETE, then read none
     ],
 )

@@ -13,10 +13,11 @@ from django.contrib.auth.base_user import AbstractBaseUser
 from django.contrib.auth.models import AnonymousUser
 from django.db import router
 from django.db.models import Q, QuerySet
-from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.http import HttpRequest, HttpResponseRedirect
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
+from django_dbtaskqueue.admin.page_actions import TaskPage
 from django_dbtaskqueue.admin.read_only import id_of
 from django_dbtaskqueue.core.states import TERMINAL, Status
 from django_dbtaskqueue.models import AuditEntry, BulkOperation, FailureGroup, SavedSearch
@@ -49,7 +50,6 @@ class TaskIdFilter(FilterSet):
     locations: tuple[str, ...] = ()  # the tables that an admin site shows
 
     def of_task(self, rows: QuerySet[Any], _name: str, value: str) -> QuerySet[Any]:
-        """By the id a task has or had."""
         return rows_of_task(rows, value, self.locations)
 
 
@@ -172,7 +172,7 @@ def saved_searches(user: AbstractBaseUser | AnonymousUser, alias: str) -> list[d
     ]
 
 
-def change_saved_searches(page: Any, request: HttpRequest) -> HttpResponse:
+def change_saved_searches(page: TaskPage, request: HttpRequest) -> HttpResponseRedirect:
     """Save the search of the address under a name, or delete a saved search of the user."""
     mine = SavedSearch.objects.using(router.db_for_write(SavedSearch)).filter(owner=request.user.get_username())
     if "forget_view" in request.POST:
@@ -181,14 +181,12 @@ def change_saved_searches(page: Any, request: HttpRequest) -> HttpResponse:
     name = request.POST.get("view_name", "").strip()[:MAX_SEARCH_NAME_LENGTH]
     search = page.search_of(request)
     if not name or not search:
-        page.message_user(request, _("Give a search and a name for it."), messages.ERROR)
-        return HttpResponseRedirect(request.get_full_path())
+        return page.reply(request, _("Give a search and a name for it."), messages.ERROR)
     shared = request.POST.get("view_shared") == "1"
     mine.update_or_create(
         owner=request.user.get_username(), name=name, defaults={"query": to_text(search), "shared": shared}
     )
-    page.message_user(request, _("Saved as %(name)s.") % {"name": name}, messages.SUCCESS)
-    return HttpResponseRedirect(request.get_full_path())
+    return page.reply(request, _("Saved as %(name)s.") % {"name": name}, messages.SUCCESS)
 
 
 def _without(search: Search, term: Term, path: str) -> str:

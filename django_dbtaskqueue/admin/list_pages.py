@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import django_tables2 as tables
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
-from django.core.exceptions import PermissionDenied, SuspiciousOperation
+from django.core.exceptions import SuspiciousOperation
 from django.db.models import Model, QuerySet
-from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed
+from django.http import HttpRequest
 from django.utils.formats import number_format
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 
-from django_dbtaskqueue.admin.frame import LIVE_KEY, show
+from django_dbtaskqueue.admin.frame import LIVE_KEY
 from django_dbtaskqueue.admin.read_only import ReadOnlyAdmin, id_of, number
 from django_dbtaskqueue.operations.bounded_reads import bounded_counts, estimate
 from django_dbtaskqueue.operations.paging import Page, Slice, page_of, whole_page
@@ -31,7 +31,8 @@ COUNT_TIMEOUT = timedelta(milliseconds=60)  # after that the number of rows is e
 MAX_SMALL_LIST_ROWS = 500
 BEFORE_KEY, AFTER_KEY = "before", "after"  # query keys: the ids at which a page begins
 FULL_SEARCH_KEY = "whole"  # query key: search to the end, as long as OPERATIONS_TIMEOUT allows
-DJANGO_KEYS = ("_changelist_filters", "_facets", "_popup", "e")  # what Django's admin puts into addresses
+# What may stand in an address beside the search; the last four are put there by Django's admin.
+PAGE_KEYS = (BEFORE_KEY, AFTER_KEY, FULL_SEARCH_KEY, LIVE_KEY, "_changelist_filters", "_facets", "_popup", "e")
 
 
 class TickColumn(tables.CheckBoxColumn):  # type: ignore[misc]  # publishes no types
@@ -39,12 +40,10 @@ class TickColumn(tables.CheckBoxColumn):  # type: ignore[misc]  # publishes no t
 
     @property
     def header(self) -> SafeString:
-        """Return the box for all rows."""
         label = _("Tick all rows of this page")
         return format_html('<input type="checkbox" class="dbtq-all dbtq-script" hidden aria-label="{}">', label)
 
     def render(self, record: Model, bound_row: tables.rows.BoundRow) -> SafeString:
-        """Return the box of a row."""
         return format_html(
             '<input type="checkbox" name="{}" value="{}" id="dbtq-tick-{}" aria-label="{}">',
             ACTION_CHECKBOX_NAME,
@@ -100,20 +99,7 @@ class ListAdmin(ReadOnlyAdmin):
     filterset: Any  # a FilterSet; its fields are all that may stand in the query string
     empty: StrOrPromise = ""  # what a list without rows says
     plural: StrOrPromise = ""  # the name of several rows; empty: the model's name
-    list_template = "list"
     list_across = False  # whether an action can apply to all rows that match
-
-    def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
-        """Return the list or its part that refreshes, or do the action that was posted."""
-        if not self.has_view_permission(request):
-            raise PermissionDenied
-        if request.method == "POST":
-            return self.act(request)
-        return show(self, request, self.list_template, lambda: self.list_context(request))
-
-    def act(self, request: HttpRequest) -> HttpResponse:
-        """Do the action that was posted to the list."""
-        return HttpResponseNotAllowed(["GET"])
 
     def list_verbs(self, request: HttpRequest) -> Sequence[Verb]:
         """Return the verbs that the user may apply to rows of the list."""
@@ -121,27 +107,20 @@ class ListAdmin(ReadOnlyAdmin):
 
     def filtered(self, request: HttpRequest) -> Any:
         """Return the bound FilterSet of an address; refuse an address with an unknown key."""
-        unknown = (
-            set(request.GET)
-            - set(self.filterset.base_filters)
-            - {BEFORE_KEY, AFTER_KEY, FULL_SEARCH_KEY, LIVE_KEY, *DJANGO_KEYS}
-        )
-        if unknown:
+        if unknown := set(request.GET) - {*self.filterset.base_filters, *PAGE_KEYS}:
             raise SuspiciousOperation(f"{self.opts.label} cannot be searched by {', '.join(sorted(unknown))}.")
         return self.filterset(request.GET, queryset=self.get_queryset(request), request=request)
 
-    def selection(self, request: HttpRequest) -> QuerySet[Any]:
-        """Return the rows that the address selects; none if the search has an error."""
-        filterset = self.filtered(request)
+    def rows_of(self, filterset: Any) -> QuerySet[Any]:
+        """Return the rows that a bound FilterSet selects; none if it has an error."""
         rows: QuerySet[Any] = filterset.qs if filterset.is_valid() else filterset.queryset.none()
-        return rows
+        return rows.defer(*self.long_columns)
 
     def list_context(self, request: HttpRequest) -> dict[str, Any]:
-        """Return the context of the list's template."""
         filterset = self.filtered(request)
-        rows = filterset.qs if filterset.is_valid() else filterset.queryset.none()
+        rows = self.rows_of(filterset)
         before, after = _id(request, BEFORE_KEY), _id(request, AFTER_KEY)
-        page = self.read_page(request, filterset, rows.defer(*self.long_columns), before, after)
+        page = self.read_page(request, filterset, rows, before, after)
         found, place = page.slice, before or after
         verbs = self.list_verbs(request)
         names = str(self.opts.verbose_name_plural)
@@ -197,7 +176,6 @@ class SmallListAdmin(ListAdmin):
     def read_page(
         self, request: HttpRequest, filterset: Any, rows: QuerySet[Any], before: int | None, after: int | None
     ) -> Page:
-        """Return all rows."""
         return Page(Slice(list(rows.order_by(*self.ordering)[:MAX_SMALL_LIST_ROWS]), None, None))
 
 

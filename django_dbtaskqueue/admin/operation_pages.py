@@ -12,16 +12,16 @@ from django.utils.html import format_html, format_html_join
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from django_dbtaskqueue.admin.confirmation import check
 from django_dbtaskqueue.admin.filters import AuditFilter, BulkFilter, NameFilter
 from django_dbtaskqueue.admin.list_pages import ListAdmin, SmallListAdmin
-from django_dbtaskqueue.admin.page_actions import command_pollers
+from django_dbtaskqueue.admin.page_actions import check, command_pollers
 from django_dbtaskqueue.admin.read_only import (
     EMPTY_VALUE,
     age_column,
     badge,
     box,
     box_column,
+    column,
     id_of,
     json_box,
     number,
@@ -49,6 +49,11 @@ OPERATION_BADGES = {
 }
 
 
+def code(text: str) -> str:
+    """Return a text as code."""
+    return format_html("<code>{}</code>", text) if text else EMPTY_VALUE
+
+
 def verb_label(name: str) -> str:
     """Return the label of a verb."""
     return str(VERBS[name].label) if name in VERBS else name
@@ -62,20 +67,7 @@ class BulkOperationAdmin(ListAdmin):
     empty = gettext_lazy("No bulk operation yet. Tick “all that match” on the task list to begin one.")
     list_display = ("id", "what", "state_badge", "bar", "changed_tasks", "skipped_tasks", "actor", "ordered")
     list_display_links = ("id",)
-    page_lines = (
-        "what",
-        "state_badge",
-        "bar",
-        "changed_tasks",
-        "skipped_tasks",
-        "reason",
-        "note",
-        "actor",
-        "source",
-        "ordered",
-        "started",
-        "ended",
-    )
+    page_lines = (*list_display[1:6], "reason", "note", "actor", "source", "ordered", "started", "ended")
 
     def act(self, request: HttpRequest) -> HttpResponse:
         """Cancel an operation, or carry out steps of unfinished operations in this request."""
@@ -101,28 +93,20 @@ class BulkOperationAdmin(ListAdmin):
         skips = row.skipped_tasks.order_by("pk")[:MAX_SHOWN_SKIPS]
         return {"unfinished": may and row.state in UNFINISHED, "skips": skips, "task_url": self.url(Task, "changelist")}
 
-    @admin.display(description=gettext_lazy("what"))
-    def what(self, operation: Any) -> str:
-        """Show the verb and the search."""
-        return format_html("{} <code>{}</code>", verb_label(operation.verb), operation.query)
+    what = column(gettext_lazy("what"), lambda row: format_html("{} <code>{}</code>", verb_label(row.verb), row.query))
+    ordered = age_column(gettext_lazy("ordered"), "create_time")
+    ended = age_column(gettext_lazy("ended"), "finish_time")
 
     @admin.display(description=gettext_lazy("state"))
     def state_badge(self, operation: Any) -> str:
-        """Show the state as icon, word and colour."""
         kind, icon = OPERATION_BADGES.get(operation.state, ("unknown", "?"))
         return badge(kind, icon, operation.get_state_display())
 
     @admin.display(description=gettext_lazy("progress"))
     def bar(self, operation: Any) -> str:
-        """Show which part of the table is done."""
         percent = int(100 * operation.progress)
-        return format_html(
-            '<progress max="100" value="{}" aria-label="{}">{}%</progress> {}%',
-            percent,
-            _("progress"),
-            percent,
-            percent,
-        )
+        html = '<progress max="100" value="{0}" aria-label="{1}">{0}%</progress> {0}%'
+        return format_html(html, percent, _("progress"))
 
     @admin.display(description=gettext_lazy("changed"))
     def changed_tasks(self, operation: Any) -> str:
@@ -140,10 +124,6 @@ class BulkOperationAdmin(ListAdmin):
         reasons = ", ".join(f"{reason}: {number(count)}" for reason, count in (operation.skips or {}).items())
         return f"{number(operation.skipped)} ({reasons})" if reasons else number(operation.skipped)
 
-    ordered = age_column(gettext_lazy("ordered"), "create_time")
-
-    ended = age_column(gettext_lazy("ended"), "finish_time")
-
 
 class AuditEntryAdmin(ListAdmin):
     """The audit: user, verb, search, numbers and reason of each action."""
@@ -154,42 +134,19 @@ class AuditEntryAdmin(ListAdmin):
     empty = gettext_lazy("No action yet.")
     list_display = ("id", "when", "actor", "what", "target", "changed_tasks", "skipped_tasks", "reason", "source")
     list_display_links = ("id",)
-    page_lines = (
-        "when",
-        "actor",
-        "what",
-        "target",
-        "changed_tasks",
-        "skipped_tasks",
-        "reason",
-        "source",
-        "operation_link",
-        "details_box",
-    )
+    page_lines = (*list_display[1:], "operation_link", "details_box")
 
     when = age_column(gettext_lazy("when"), "time")
-
-    @admin.display(description=gettext_lazy("verb"))
-    def what(self, entry: Any) -> str:
-        """Show the verb."""
-        return verb_label(entry.verb)
-
-    @admin.display(description=gettext_lazy("to what"))
-    def target(self, entry: Any) -> str:
-        """Show the search or the queue."""
-        return format_html("<code>{}</code>", entry.query or entry.queue) if entry.query or entry.queue else EMPTY_VALUE
-
+    what = column(gettext_lazy("verb"), lambda entry: verb_label(entry.verb))
+    target = column(gettext_lazy("to what"), lambda entry: code(entry.query or entry.queue))
     changed_tasks = number_column(gettext_lazy("changed"), "changed")
-
     skipped_tasks = number_column(gettext_lazy("skipped"), "skipped")
+    details_box = box_column(gettext_lazy("details"), "details", lambda details: json_box(details or None))
 
     @admin.display(description=gettext_lazy("bulk operation"))
     def operation_link(self, entry: Any) -> str:
-        """Link to the bulk operation."""
         key = entry.operation_id
         return self.link(key, self.url(BulkOperation, "change", key)) if key else EMPTY_VALUE
-
-    details_box = box_column(gettext_lazy("details"), "details", lambda details: json_box(details or None))
 
 
 class PollerAdmin(SmallListAdmin):
@@ -199,36 +156,21 @@ class PollerAdmin(SmallListAdmin):
     empty = gettext_lazy("No poller has reported yet. Start one with: manage.py runtaskpoller")
 
     list_display = (
-        "instance",
-        "state_badge",
-        "heartbeat",
-        "version",
-        "queue_names",
-        "held_of",
-        "finished",
-        "failed",
-        "runs",
-    )
+        "instance", "state_badge", "heartbeat", "version", "queue_names", "held_of", "finished", "failed", "runs",
+    )  # fmt: skip
     list_display_links = ("instance",)
     ordering = ("-heartbeat_time",)
-    page_lines = (
-        "instance",
-        "host",
-        "pid",
-        "version",
-        "state_badge",
-        "heartbeat",
-        "started",
-        "queue_names",
-        "held_of",
-        "finished",
-        "failed",
-        "runs",
-        "applied_box",
+    page_lines = (*list_display, "host", "pid", "started", "applied_box")
+
+    heartbeat = age_column(gettext_lazy("heartbeat"), "heartbeat_time")
+    queue_names = column(
+        gettext_lazy("queues"), lambda poller: ", ".join(map(queue_name, as_list(poller.queues))) or EMPTY_VALUE
     )
+    held_of = column(gettext_lazy("held / slots"), lambda poller: f"{poller.held}/{poller.slots}")
+    finished = column(gettext_lazy("tasks finished"), lambda poller: poller.finished)
+    applied_box = box_column(gettext_lazy("applied settings"), "applied_settings", box)
 
     def list_verbs(self, request: HttpRequest) -> Sequence[Verb]:
-        """Return the commands that the user may send."""
         return [verb for verb in POLLER_VERBS.values() if can_operate(request.user, verb)]
 
     def page_verbs(self, request: HttpRequest, row: Any) -> Sequence[Verb]:
@@ -236,7 +178,6 @@ class PollerAdmin(SmallListAdmin):
         return [] if row.state == STOPPED_STATE else self.list_verbs(request)
 
     def act(self, request: HttpRequest) -> HttpResponse:
-        """Send a command to the ticked pollers."""
         return command_pollers(self, request)
 
     @admin.display(description=gettext_lazy("state"))
@@ -249,34 +190,13 @@ class PollerAdmin(SmallListAdmin):
             return badge("stopped", "▪", poller.state)
         if is_late(poller):
             return badge("late", "✕", _("%(state)s, late") % {"state": poller.state})
-        return (
-            badge("running", "▸", poller.state) if poller.state == RUNNING_STATE else badge("paused", "◌", poller.state)
-        )
-
-    heartbeat = age_column(gettext_lazy("heartbeat"), "heartbeat_time")
-
-    @admin.display(description=gettext_lazy("queues"))
-    def queue_names(self, poller: Any) -> str:
-        """Show the queues it polls."""
-        return ", ".join(map(queue_name, as_list(poller.queues))) or EMPTY_VALUE
-
-    @admin.display(description=gettext_lazy("held / slots"))
-    def held_of(self, poller: Any) -> str:
-        """Show held leases and slots."""
-        return f"{poller.held}/{poller.slots}"
-
-    @admin.display(description=gettext_lazy("tasks finished"))
-    def finished(self, poller: Any) -> str:
-        """Show the tasks finished since it started."""
-        return str(poller.finished)
+        kind, icon = ("running", "▸") if poller.state == RUNNING_STATE else ("paused", "◌")
+        return badge(kind, icon, poller.state)
 
     @admin.display(description=gettext_lazy("running"))
     def runs(self, poller: Any) -> str:
-        """Link to the running tasks."""
         links = ((self.link(number, self.url(model, "change", number)),) for number, model in running(poller))
         return format_html_join(", ", "{}", links) or EMPTY_VALUE
-
-    applied_box = box_column(gettext_lazy("applied settings"), "applied_settings", box)
 
 
 def is_late(poller: Any) -> bool:

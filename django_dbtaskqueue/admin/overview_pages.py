@@ -72,7 +72,7 @@ def charts(using: str, queue: str | None = None) -> list[Chart]:
 
 
 def ended(points: list[Point]) -> list[Point]:
-    """Leave out the current minute: pollers have not reported all of it, so it would look as if work had stopped."""
+    """Leave out the current minute. Pollers have not reported all of it, so it would look as if work had stopped."""
     if any(point.total for point in points[:-1]):
         return points[:-1]
     return points if points[-1].total else []
@@ -104,14 +104,9 @@ class OverviewAdmin(ReadOnlyAdmin):
     """The overview: health in a sentence, every queue by status, rates and charts."""
 
     view_permission = "view_queue"
+    list_template = "overview"
 
-    def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
-        """Return the page, or its part that refreshes."""
-        if not self.has_view_permission(request):
-            raise PermissionDenied
-        return show(self, request, "overview", lambda: self._context(request))
-
-    def _context(self, request: HttpRequest) -> dict[str, Any]:
+    def list_context(self, request: HttpRequest) -> dict[str, Any]:
         found, part = overview(), request.GET.get(NAME_KEY, "").strip()
         queues = [row for row in found.queues if part.lower() in row.queue.lower()]
         shown = sorted(queues, key=_care)[:MAX_GRID_QUEUES]
@@ -229,15 +224,7 @@ class DoctorAdmin(ReadOnlyAdmin):
         serious = [finding for finding in found if finding.level != "info"]
         text = ngettext("%(count)s thing needs care.", "%(count)s things need care.", len(serious))
         return {
-            "findings": [
-                {
-                    "level": one.level,
-                    "badge": badge(*FINDING_BADGES[one.level], level_text(one.level)),
-                    "text": one.words,
-                }
-                | {"remedy": one.remedy, "id": one.id}
-                for one in found
-            ],
+            "findings": [(one, badge(*FINDING_BADGES[one.level], level_text(one.level))) for one in found],
             "worst": "" if not serious else "late" if serious[0].level == "error" else "warned",
             "sentence": text % {"count": len(serious)} if serious else _("All is well."),
         }

@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
 from typing import Any
 
+from django import forms
 from django.contrib import messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.core.exceptions import BadRequest, PermissionDenied
 from django.db import router
-from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
+from django.http import Http404, HttpRequest, HttpResponse
+from django.template.response import TemplateResponse
+from django.utils.timezone import get_current_timezone_name, now
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy, ngettext, ngettext_lazy
+from django.utils.translation import gettext_lazy, ngettext
 
-from django_dbtaskqueue.admin.confirmation import (
-    PauseForm,
-    PlainForm,
-    Question,
-    ask,
-    bound_form,
-    check,
-    confirmed,
-    form_for,
-)
+from django_dbtaskqueue.admin.frame import frame_context
 from django_dbtaskqueue.admin.list_pages import ListAdmin
 from django_dbtaskqueue.admin.read_only import ReadOnlyAdmin, id_of, may_see
 from django_dbtaskqueue.core.exceptions import OperationRefused, SearchError, TaskQueueError
@@ -32,33 +28,183 @@ from django_dbtaskqueue.operations import actions, bulk, queue_control
 from django_dbtaskqueue.operations.actions import ADDITION, log, record, recorded
 from django_dbtaskqueue.operations.permissions import Actor, can_operate
 from django_dbtaskqueue.operations.queue_control import POLLER_VERBS, STOPPED_STATE
-from django_dbtaskqueue.operations.search import to_text
+from django_dbtaskqueue.operations.search import Search, to_text
 from django_dbtaskqueue.operations.search.query import tasks_for
-from django_dbtaskqueue.operations.verbs import PAUSE, TASK_VERBS, TaskVerb, Verb
+from django_dbtaskqueue.operations.verbs import (
+    ENQUEUE_COPY,
+    PAUSE,
+    REASON_MAX_LENGTH,
+    TASK_VERBS,
+    HousekeepOptions,
+    TaskVerb,
+    Verb,
+)
 
 MAX_NAMED_TASKS = 20  # on the confirmation page
 MAX_COMMANDED_POLLERS = 500  # in one action
 AUDIT_SOURCE = "admin"
+MAX_AGE_DAYS = 36_500
 
 
-def act_on_tasks(page: Any, request: HttpRequest) -> HttpResponse:
+class PlainForm(forms.Form):
+    """Asks for an optional reason."""
+
+    reason_required = False
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.fields["reason"] = forms.CharField(
+            label=gettext_lazy("Reason"),
+            max_length=REASON_MAX_LENGTH,
+            required=self.reason_required,
+            widget=forms.TextInput(attrs={"size": 60}),
+            help_text=gettext_lazy("For the audit. This cannot be undone, so say why.")
+            if self.reason_required
+            else gettext_lazy("For the audit."),
+        )
+
+    def reason(self) -> str:
+        """Return the reason as it was typed."""
+        return str(self.cleaned_data["reason"]).strip()
+
+    def options(self) -> HousekeepOptions:
+        """Return the retention; only ``HousekeepForm`` asks for it."""
+        return HousekeepOptions()
+
+
+class ReasonForm(PlainForm):
+    """Asks for a reason, which is required."""
+
+    reason_required = True
+
+
+class HousekeepForm(PlainForm):
+    """Asks for an age and a destination."""
+
+    days = forms.IntegerField(
+        label=gettext_lazy("Finished at least this many days ago"), min_value=0, max_value=MAX_AGE_DAYS, initial=14
+    )
+    to = forms.ChoiceField(
+        label=gettext_lazy("Where the tasks go"),
+        choices=(("history", gettext_lazy("Into the history")), ("delete", gettext_lazy("Delete for good"))),
+        initial="history",
+        widget=forms.RadioSelect,
+    )
+
+    def options(self) -> HousekeepOptions:
+        """Return the answers; the form's initial values while it is not filled in, or has errors."""
+        given = self.cleaned_data if self.is_bound and self.is_valid() else {}
+        fields = self.fields
+        days = int(given.get("days", fields["days"].initial))
+        return HousekeepOptions(timedelta(days=days), given.get("to", fields["to"].initial))
+
+
+def form_for(verb: TaskVerb) -> type[PlainForm]:
+    """Return the form of a verb."""
+    if verb.ages:
+        return HousekeepForm
+    return ReasonForm if verb.needs_reason else PlainForm
+
+
+class PauseForm(PlainForm):
+    """Asks for a reason and an end."""
+
+    until = forms.DateTimeField(
+        label=gettext_lazy("Until"),
+        required=False,
+        widget=forms.DateTimeInput(attrs={"type": "datetime-local"}, format="%Y-%m-%dT%H:%M"),
+    )
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.fields["until"].help_text = gettext_lazy("Time zone: %(zone)s. Empty: until a user resumes the queue.") % {
+            "zone": get_current_timezone_name()
+        }
+
+    def clean_until(self) -> datetime | None:
+        """Refuse an end in the past."""
+        until: datetime | None = self.cleaned_data["until"]
+        if until is not None and until <= now():
+            raise forms.ValidationError(gettext_lazy("Give a time in the future, or none."))
+        return until
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What a confirmation page shows."""
+
+    verb: Verb
+    sentences: Sequence[str]  # the preview
+    items: Sequence[str]  # the first of the rows
+    form: forms.Form
+    possible: bool  # whether anything would change
+    unnamed: bool = False  # whether there are more rows than items
+
+
+def check(request: HttpRequest, verb: Verb, queue: str | None = None) -> None:
+    """Raise ``PermissionDenied`` unless the user may use the verb, on this queue or on any."""
+    if not can_operate(request.user, verb, queue):
+        raise PermissionDenied
+
+
+def bound_form(request: HttpRequest, kind: type[forms.Form]) -> Any:
+    """Return the form as the confirmation page posted it, or an empty one if the page was not shown yet."""
+    answered = "confirm" in request.POST or "recount" in request.POST
+    return kind(request.POST) if answered else kind()
+
+
+def confirmed(request: HttpRequest, form: forms.Form) -> bool:
+    """Return whether the user confirmed, and the form has no errors."""
+    return "confirm" in request.POST and form.is_bound and form.is_valid()
+
+
+def ask(page: ReadOnlyAdmin, request: HttpRequest, question: Question) -> HttpResponse:
+    """Return the confirmation page. It posts to the same address, with the same selection."""
+    site = page.admin_site
+    context = {
+        **site.each_context(request),
+        **frame_context(request, site, page.opts.model_name),
+        "title": question.verb.label,
+        "opts": page.opts,
+        "page": page,
+        "question": question,
+        "selected": request.POST.getlist(ACTION_CHECKBOX_NAME),
+        "checkbox_name": ACTION_CHECKBOX_NAME,
+        "select_across": request.POST.get("select_across") == "1",
+        "copy_of": request.POST.get("again", ""),
+        "origin": request.POST.get("origin", ""),
+        "back": page.back(request),
+    }
+    request.current_app = site.name
+    return TemplateResponse(request, "admin/dbtaskqueue/confirm.html", context)
+
+
+# -- tasks -------------------------------------------------------------------------------------------------------------
+
+
+class TaskPage(ListAdmin):
+    """A list of tasks with a search of its address."""
+
+    def search_of(self, request: HttpRequest) -> Search:
+        """Return the search of the address; raise ``SearchError`` if it has an error."""
+        found: Search = self.filtered(request).checked().search
+        return found
+
+
+def act_on_tasks(page: TaskPage, request: HttpRequest) -> HttpResponse:
     """Ask for a confirmation; once confirmed, act and report. A refusal is shown on the page of origin."""
     verb = TASK_VERBS.get(request.POST.get("action", ""))
     if verb is None:
         raise BadRequest(f"Tasks have no action {request.POST.get('action')!r}.")
     check(request, verb)
     try:
-        return (
-            _act_on_all(page, request, verb)
-            if request.POST.get("select_across") == "1"
-            else _act_on_ticked(page, request, verb)
-        )
+        act = _act_on_all if request.POST.get("select_across") == "1" else _act_on_ticked
+        return act(page, request, verb)
     except (OperationRefused, SearchError) as error:
-        page.message_user(request, str(error), messages.ERROR)
-        return HttpResponseRedirect(request.get_full_path())
+        return page.reply(request, str(error), messages.ERROR)
 
 
-def _act_on_all(page: Any, request: HttpRequest, verb: TaskVerb) -> HttpResponse:
+def _act_on_all(page: TaskPage, request: HttpRequest, verb: TaskVerb) -> HttpResponse:
     """Apply the verb to all tasks that match the address, as a bulk operation."""
     search = page.search_of(request)
     if tasks_for(search).model is not page.model._meta.concrete_model:
@@ -74,11 +220,11 @@ def _act_on_all(page: Any, request: HttpRequest, verb: TaskVerb) -> HttpResponse
         ]
         return ask(page, request, Question(verb, sentences, [to_text(search)], form, possible))
     operation = bulk.start(verb, search, request.user, form.reason(), source=AUDIT_SOURCE, options=options)
-    page.message_user(request, _("The bulk operation has started."), messages.SUCCESS)
-    return HttpResponseRedirect(page.url(BulkOperation, "change", operation.pk) or request.get_full_path())
+    address = page.url(BulkOperation, "change", operation.pk)
+    return page.reply(request, _("The bulk operation has started."), messages.SUCCESS, address)
 
 
-def _act_on_ticked(page: Any, request: HttpRequest, verb: TaskVerb) -> HttpResponse:
+def _act_on_ticked(page: TaskPage, request: HttpRequest, verb: TaskVerb) -> HttpResponse:
     """Apply the verb to the ticked rows, or to the row of the page, at once."""
     # Read from the database that is written: a replica may lag behind.
     model, alias, ids = ticked_tasks(page, request)
@@ -92,9 +238,8 @@ def _act_on_ticked(page: Any, request: HttpRequest, verb: TaskVerb) -> HttpRespo
         return ask(page, request, Question(verb, preview.sentences[1:], items, form, bool(preview.eligible), unnamed))
     wanted = actions.ActionRequest(verb, form.reason(), options, to_text(page.search_of(request)))
     report = actions.act_on_ids(model, alias, ids, wanted, Actor(request.user, AUDIT_SOURCE))
-    page.message_user(request, task_report(verb, report), messages.SUCCESS if report.changed else messages.WARNING)
-    back = "" if verb.deletes else page.back(request)
-    return HttpResponseRedirect(back or request.get_full_path())
+    level = messages.SUCCESS if report.changed else messages.WARNING
+    return page.reply(request, task_report(verb, report), level, "" if verb.deletes else page.back(request))
 
 
 def ticked_tasks(page: Any, request: HttpRequest) -> tuple[type[AbstractTask], str, list[int]]:
@@ -110,11 +255,8 @@ def task_report(verb: TaskVerb, report: actions.Report) -> str:
     if not report.skips:
         return f"{done}."
     reasons = ", ".join(f"{reason}: {len(ids)}" for reason, ids in report.skips.items())
-    return _("%(done)s, %(count)s skipped (%(reasons)s).") % {
-        "done": done,
-        "count": report.skipped,
-        "reasons": reasons,
-    }
+    facts = {"done": done, "count": report.skipped, "reasons": reasons}
+    return _("%(done)s, %(count)s skipped (%(reasons)s).") % facts
 
 
 def command_pollers(page: ReadOnlyAdmin, request: HttpRequest) -> HttpResponse:
@@ -134,20 +276,7 @@ def command_pollers(page: ReadOnlyAdmin, request: HttpRequest) -> HttpResponse:
     )
     done = str(verb.done % {"number": commanded})
     follow = _("%(done)s: they follow within a heartbeat.") % {"done": done}
-    page.message_user(request, follow, messages.SUCCESS if commanded else messages.WARNING)
-    return HttpResponseRedirect(page.back(request) or request.get_full_path())
-
-
-ENQUEUE_COPY = Verb(
-    name="enqueue_again",
-    label=gettext_lazy("Enqueue again as new"),
-    effect=gettext_lazy(
-        "A new task with the same queue, payload, priority, group and tag, and without a reference, is enqueued. The "
-        "old task stays as it is. The processor runs again, with all its effects."
-    ),
-    done=ngettext_lazy("%(number)s task enqueued", "%(number)s tasks enqueued", "number"),
-    permission="add_task",
-)
+    return page.reply(request, follow, messages.SUCCESS if commanded else messages.WARNING, page.back(request))
 
 
 def can_enqueue(user: Any, task: AbstractTask) -> bool:
@@ -169,10 +298,8 @@ def enqueue_copy(page: ReadOnlyAdmin, request: HttpRequest) -> HttpResponse:
     try:
         fresh = _enqueued(task, Actor(request.user, AUDIT_SOURCE), form.reason())
     except TaskQueueError as error:
-        page.message_user(request, str(error), messages.ERROR)
-        return HttpResponseRedirect(page.page_of(task))
-    page.message_user(request, _("This is the new task."), messages.SUCCESS)
-    return HttpResponseRedirect(page.page_of(fresh))
+        return page.reply(request, str(error), messages.ERROR, page.page_of(task))
+    return page.reply(request, _("This is the new task."), messages.SUCCESS, page.page_of(fresh))
 
 
 def _enqueued(task: AbstractTask, actor: Actor, reason: str) -> AbstractTask:
@@ -188,7 +315,7 @@ def _enqueued(task: AbstractTask, actor: Actor, reason: str) -> AbstractTask:
 # -- queues ------------------------------------------------------------------------------------------------------------
 
 
-def act_on_queues(page: ListAdmin, request: HttpRequest, verb: Verb) -> HttpResponse | None:
+def act_on_queues(page: ListAdmin, request: HttpRequest, verb: Verb) -> HttpResponse:
     """Ask for a confirmation; once confirmed, pause or resume the queues and report."""
     check(request, verb)
     queues = _selected_queues(page, request)
@@ -205,18 +332,14 @@ def act_on_queues(page: ListAdmin, request: HttpRequest, verb: Verb) -> HttpResp
         else:
             changed = queue_control.resume_queues(names, actor, reason=reason)
     except TaskQueueError as error:
-        page.message_user(request, str(error), messages.ERROR)
-        return None
-    page.message_user(
-        request, _queue_report(verb, changed, len(queues) - changed), messages.SUCCESS if changed else messages.WARNING
-    )
-    back = page.back(request)
-    return HttpResponseRedirect(back) if back else None
+        return page.reply(request, str(error), messages.ERROR)
+    report = _queue_report(verb, changed, len(queues) - changed)
+    return page.reply(request, report, messages.SUCCESS if changed else messages.WARNING, page.back(request))
 
 
 def _selected_queues(page: ListAdmin, request: HttpRequest) -> list[Queue]:
     """Return the selected queues. A queue without a row can be selected, too."""
-    known = list(page.selection(request))
+    known = list(page.rows_of(page.filtered(request)))
     if request.POST.get("select_across") == "1":
         return known
     ticked = set(request.POST.getlist(ACTION_CHECKBOX_NAME))

@@ -11,16 +11,15 @@ from typing import Any
 from django.contrib import admin, messages
 from django.core.exceptions import BadRequest, ImproperlyConfigured
 from django.db.models import QuerySet
-from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
+from django.http import Http404, HttpRequest, HttpResponse
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
-from django_dbtaskqueue.admin.confirmation import check
 from django_dbtaskqueue.admin.filters import NameFilter, text_of
 from django_dbtaskqueue.admin.list_pages import SmallListAdmin
 from django_dbtaskqueue.admin.overview_pages import charts, row_of
-from django_dbtaskqueue.admin.page_actions import act_on_queues, is_paused
-from django_dbtaskqueue.admin.read_only import EMPTY_VALUE, badge, local
+from django_dbtaskqueue.admin.page_actions import act_on_queues, check, is_paused
+from django_dbtaskqueue.admin.read_only import EMPTY_VALUE, badge, column, local
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.conf.queue import DURATIONS, PLACE, QueueSettings, stored
 from django_dbtaskqueue.core.durations import format_duration, parse_duration
@@ -36,12 +35,8 @@ from django_dbtaskqueue.operations.queue_stats import stats_of_queue
 from django_dbtaskqueue.operations.verbs import CHANGE_SETTINGS, PAUSE, PURGE, QUEUE_VERBS, Verb
 
 MAX_SHOWN_QUEUES = 200  # on one page; others are found by name
-FIXED_SETTINGS = (
-    *PLACE,
-    "strategy",
-    "router",
-    "paused",
-)  # where tasks live cannot change; pausing has a page of its own
+# Where tasks are stored cannot change; a pause has its own button.
+FIXED_SETTINGS = (*PLACE, "strategy", "router", "paused")
 
 
 class QueueAdmin(SmallListAdmin):
@@ -57,11 +52,9 @@ class QueueAdmin(SmallListAdmin):
     page_lines = ("state", "pause", "tasks")
 
     def list_verbs(self, request: HttpRequest) -> Sequence[Verb]:
-        """Return the verbs that the user may use on any queue."""
         return [verb for verb in QUEUE_VERBS.values() if can_operate(request.user, verb)]
 
     def act(self, request: HttpRequest) -> HttpResponse:
-        """Pause or resume, change a setting, or purge."""
         if "set" in request.POST:
             return change_settings(self, request)
         if "purge" in request.POST:
@@ -69,7 +62,7 @@ class QueueAdmin(SmallListAdmin):
         verb = QUEUE_VERBS.get(request.POST.get("action", ""))
         if verb is None:
             raise BadRequest(f"Queues have no action {request.POST.get('action')!r}.")
-        return act_on_queues(self, request, verb) or HttpResponseRedirect(request.get_full_path())
+        return act_on_queues(self, request, verb)
 
     def read_page(
         self, request: HttpRequest, filterset: Any, rows: QuerySet[Any], before: int | None, after: int | None
@@ -77,12 +70,10 @@ class QueueAdmin(SmallListAdmin):
         """Return the first queues by name."""
         return Page(Slice(list(rows[:MAX_SHOWN_QUEUES]), None, None))
 
-    def filtered(self, request: HttpRequest) -> Any:
-        """Search all known queues, with a row or without."""
-        filterset = super().filtered(request)
+    def rows_of(self, filterset: Any) -> Any:
+        """Return all known queues that match, with a row or without: a list."""
         part = filterset.form.cleaned_data.get("name", "") if filterset.is_valid() else ""
-        found = all_queues(filterset.queryset)
-        return QueueSearch(filterset, [queue for queue in found if part.lower() in queue.name.lower()])
+        return [queue for queue in all_queues(filterset.queryset) if part.lower() in queue.name.lower()]
 
     def _number(self, rows: Any, found: Slice, place: int | None) -> str:
         text = ngettext("%(number)s queue", "%(number)s queues", len(rows)) % {"number": len(rows)}
@@ -103,12 +94,10 @@ class QueueAdmin(SmallListAdmin):
 
     @admin.display(description=gettext_lazy("state"))
     def state(self, queue: Any) -> str:
-        """Show running or paused."""
         return badge("paused", "‖", _("paused")) if is_paused(queue) else badge("running", "▸", _("running"))
 
     @admin.display(description=gettext_lazy("pause"))
     def pause(self, queue: Any) -> str:
-        """Show the reason, the user, and the end."""
         if not is_paused(queue):
             return EMPTY_VALUE
         parts = [queue.paused_reason or _("no reason given"), _("by %(who)s") % {"who": queue.paused_by or "?"}]
@@ -118,13 +107,9 @@ class QueueAdmin(SmallListAdmin):
 
     @admin.display(description=gettext_lazy("tasks"))
     def tasks(self, queue: Any) -> str:
-        """Link to its tasks."""
         return self.link(_("Tasks"), self.url(model_for(queue.name), "changelist", q=text_of(queue=queue.name)))
 
-    @admin.display(description=gettext_lazy("changed while running"))
-    def changed_settings(self, queue: Any) -> str:
-        """Show the settings that an operator changed."""
-        return changes_of(queue) or EMPTY_VALUE
+    changed_settings = column(gettext_lazy("changed while running"), lambda queue: changes_of(queue) or EMPTY_VALUE)
 
     def page_facts(self, request: HttpRequest, row: Any) -> dict[str, Any]:
         """Add figures, charts, and every setting with its source."""
@@ -142,26 +127,6 @@ class QueueAdmin(SmallListAdmin):
         """Return pause, and for a paused queue resume."""
         fitting = QUEUE_VERBS.values() if is_paused(row) else [PAUSE]
         return [verb for verb in fitting if can_operate(request.user, verb, row.name)]
-
-
-class QueueSearch:
-    """A bound FilterSet whose rows are not all in the database."""
-
-    def __init__(self, filterset: Any, found: list[Queue]) -> None:
-        self.form, self.filters, self.queryset = filterset.form, filterset.filters, filterset.queryset
-        self._valid, self.qs = filterset.is_valid(), QueueList(found)
-
-    def is_valid(self) -> bool:
-        """Return whether the search has no error."""
-        return bool(self._valid)
-
-
-class QueueList(list[Queue]):
-    """Queues in place of a queryset."""
-
-    def defer(self, *_columns: str) -> QueueList:
-        """Do nothing: all columns have been read."""
-        return self
 
 
 def all_queues(rows: QuerySet[Queue], **only: str) -> list[Queue]:
@@ -252,12 +217,10 @@ def change_settings(page: QueueAdmin, request: HttpRequest) -> HttpResponse:
         back, reason = [] if value else [key], request.POST.get("reason", "")
         queue_control.change_settings(name, values, Actor(request.user, "admin"), reset=back, reason=reason)
     except (ImproperlyConfigured, OperationRefused, TypeError, ValueError) as error:
-        page.message_user(request, str(error), messages.ERROR)
-        return HttpResponseRedirect(page.page_of(queue))
+        return page.reply(request, str(error), messages.ERROR, page.page_of(queue))
     changed = _("%(key)s is %(value)s now.") if value else _("%(key)s is what the project says again.")
-    text = changed % {"key": key, "value": value}
-    page.message_user(request, text + " " + _("Pollers follow within a heartbeat."), messages.SUCCESS)
-    return HttpResponseRedirect(page.page_of(queue))
+    text = changed % {"key": key, "value": value} + " " + _("Pollers follow within a heartbeat.")
+    return page.reply(request, text, messages.SUCCESS, page.page_of(queue))
 
 
 def purge(page: QueueAdmin, request: HttpRequest) -> HttpResponse:
@@ -268,16 +231,15 @@ def purge(page: QueueAdmin, request: HttpRequest) -> HttpResponse:
         raise Http404
     check(request, PURGE, name)
     if request.POST.get("typed", "").strip() != name:
-        page.message_user(request, _("Type %(name)s to delete all its tasks.") % {"name": name}, messages.ERROR)
-        return HttpResponseRedirect(page.page_of(queue))
+        text = _("Type %(name)s to delete all its tasks.") % {"name": name}
+        return page.reply(request, text, messages.ERROR, page.page_of(queue))
     try:
         reason = request.POST.get("reason", "").strip()
         operation = bulk.start(PURGE, text_of(queue=name), request.user, reason)
     except OperationRefused as error:
-        page.message_user(request, str(error), messages.ERROR)
-        return HttpResponseRedirect(page.page_of(queue))
-    page.message_user(request, _("The bulk operation has started."), messages.SUCCESS)
-    return HttpResponseRedirect(page.url(BulkOperation, "change", operation.pk) or page.page_of(queue))
+        return page.reply(request, str(error), messages.ERROR, page.page_of(queue))
+    address = page.url(BulkOperation, "change", operation.pk) or page.page_of(queue)
+    return page.reply(request, _("The bulk operation has started."), messages.SUCCESS, address)
 
 
 def _read(key: str, value: str) -> Any:

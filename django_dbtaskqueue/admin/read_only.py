@@ -13,7 +13,7 @@ from django.contrib.admin.utils import quote, unquote
 from django.core.exceptions import PermissionDenied
 from django.db.models import Model, QuerySet
 from django.db.models.functions import Now
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseRedirect
 from django.urls import NoReverseMatch, reverse
 from django.utils.formats import date_format, number_format
 from django.utils.html import format_html
@@ -113,34 +113,30 @@ def _box(text: str) -> str:
 Column = Callable[[Any, Any], str]  # a method of an admin class: the row as text
 
 
-def age_column(title: StrOrPromise, field: str) -> Column:
-    """Return a column that shows how long ago a time was."""
+def column(title: StrOrPromise, show_row: Callable[[Any], object]) -> Column:
+    """Return a column that shows what ``show_row`` makes of a row."""
 
     @admin.display(description=title)
-    def column(_page: object, row: Any) -> str:
-        return ago(getattr(row, field), row.clock)
+    def cell(_page: object, row: Any) -> str:
+        shown = show_row(row)
+        return shown if isinstance(shown, str) else str(shown)
 
-    return column
+    return cell
+
+
+def age_column(title: StrOrPromise, field: str) -> Column:
+    """Return a column that shows how long ago a time was."""
+    return column(title, lambda row: ago(getattr(row, field), row.clock))
 
 
 def box_column(title: StrOrPromise, field: str, show_value: Callable[[Any], str]) -> Column:
     """Return a column that shows a long value in a box: ``show_value`` is ``box`` or ``json_box``."""
-
-    @admin.display(description=title)
-    def column(_page: object, row: Any) -> str:
-        return show_value(getattr(row, field))
-
-    return column
+    return column(title, lambda row: show_value(getattr(row, field)))
 
 
 def number_column(title: StrOrPromise, field: str) -> Column:
-    """Return a column that shows a number."""
-
-    @admin.display(description=title)
-    def column(_page: object, row: Any) -> str:
-        return number(getattr(row, field))
-
-    return column
+    """Return a column that shows a number with thousands separators."""
+    return column(title, lambda row: number(getattr(row, field)))
 
 
 def number(value: int | None) -> str:
@@ -149,7 +145,7 @@ def number(value: int | None) -> str:
 
 
 class ReadOnlyAdmin(ModelAdmin):
-    """A list and a detail page without form fields, for tables of any size."""
+    """A list and a detail page for tables of any size. No user adds, changes or deletes a row by hand."""
 
     actions: Any = None
     ordering = ("-pk",)
@@ -157,19 +153,17 @@ class ReadOnlyAdmin(ModelAdmin):
     long_columns: tuple[str, ...] = ()  # not read for a list
     secrets: tuple[str, ...] = ()  # boxes for users who may see payloads
     page_lines: tuple[str, ...] = ()  # facts on the page of a row
+    list_template = "list"
     detail_template = "detail"
     view_permission = ""  # another codename than the model's own
 
     def has_add_permission(self, request: HttpRequest, obj: Model | None = None) -> bool:
-        """No user adds a row by hand."""
         return False
 
     def has_change_permission(self, request: HttpRequest, obj: Model | None = None) -> bool:
-        """No user changes a row by hand."""
         return False
 
     def has_delete_permission(self, request: HttpRequest, obj: Model | None = None) -> bool:
-        """No user deletes a row by hand."""
         return False
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
@@ -201,8 +195,30 @@ class ReadOnlyAdmin(ModelAdmin):
         return format_html('<a href="{}">{}</a>', address, text) if address else str(text)
 
     def page_of(self, row: Model) -> str:
-        """Return the address of the page of a row."""
         return self.url(self.model, "change", row.pk)
+
+    # -- the list ------------------------------------------------------------------------------------------------------
+
+    def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
+        """Return the list or its part that refreshes, or do the action that was posted."""
+        if not self.has_view_permission(request):
+            raise PermissionDenied
+        if request.method == "POST":
+            return self.act(request)
+        return show(self, request, self.list_template, lambda: self.list_context(request))
+
+    def reply(self, request: HttpRequest, text: str, level: int, address: str = "") -> HttpResponseRedirect:
+        """Show a message on the next page: that of ``address``, or this page again."""
+        self.message_user(request, text, level)
+        return HttpResponseRedirect(address or request.get_full_path())
+
+    def act(self, request: HttpRequest) -> HttpResponse:
+        """Do the action that was posted to the list."""
+        return HttpResponseNotAllowed(["GET"])
+
+    def list_context(self, request: HttpRequest) -> dict[str, Any]:
+        """Return the context of the list's template."""
+        return {}
 
     # -- the page of one row -----------------------------------------------------------------------------------------
 
@@ -260,16 +276,8 @@ class ReadOnlyAdmin(ModelAdmin):
 
     # -- columns that several tables have ----------------------------------------------------------------------------
 
-    @admin.display(description=gettext_lazy("status"))
-    def status_badge(self, row: Any) -> str:
-        """Show the status as icon, word and colour."""
-        return status_badge(row.status)
-
-    @admin.display(description=gettext_lazy("attempts"))
-    def attempts(self, row: Any) -> str:
-        """Show attempts used and allowed."""
-        return f"{row.attempt}/{row.max_attempts}"
-
+    status_badge = column(gettext_lazy("status"), lambda row: status_badge(row.status))
+    attempts = column(gettext_lazy("attempts"), lambda row: f"{row.attempt}/{row.max_attempts}")
     created = age_column(gettext_lazy("created"), "create_time")
     started = age_column(gettext_lazy("started"), "start_time")
     finished = age_column(gettext_lazy("finished"), "finish_time")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from django.contrib import admin
@@ -13,22 +13,9 @@ from django.urls import URLPattern, path
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from django_dbtaskqueue.admin.filters import (
-    AttemptFilter,
-    FailureFilter,
-    HistoryFilter,
-    ReportFilter,
-    text_of,
-)
+from django_dbtaskqueue.admin.filters import AttemptFilter, FailureFilter, HistoryFilter, ReportFilter, text_of
 from django_dbtaskqueue.admin.list_pages import ListAdmin, SmallListAdmin
-from django_dbtaskqueue.admin.read_only import (
-    age_column,
-    box,
-    box_column,
-    json_box,
-    number,
-    stamp,
-)
+from django_dbtaskqueue.admin.read_only import Column, age_column, box, box_column, column, json_box, number, stamp
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.models import AbstractTask, Attempt, FailureGroup, Task
 from django_dbtaskqueue.operations.paging import Page
@@ -39,7 +26,17 @@ from django_dbtaskqueue.operations.trends import WINDOWS, FailureStats, stats_of
 from django_dbtaskqueue.operations.verbs import TASK_VERBS, Verb
 
 
-class AttemptAdmin(ListAdmin):
+class LocatedAdmin(ListAdmin):
+    """Rows about tasks of any table."""
+
+    def filtered(self, request: HttpRequest) -> Any:
+        """Search in the task tables that this site shows."""
+        filterset = super().filtered(request)
+        filterset.locations = tuple(task_tables(self.admin_site))
+        return filterset
+
+
+class AttemptAdmin(LocatedAdmin):
     """Failed attempts."""
 
     list_display = ("id", "task_link", "queue", "attempt", "exception", "says", "failed")
@@ -48,45 +45,23 @@ class AttemptAdmin(ListAdmin):
     filterset = AttemptFilter
     secrets = ("message_box", "traceback_box")
     page_lines = (
-        "task_link",
-        "location",
-        "queue",
-        "attempt",
-        "total_attempt",
-        "poller_instance",
-        "started",
-        "failed",
+        "task_link", "location", "queue", "attempt", "total_attempt", "poller_instance", "started", "failed",
         "error_type",
-    )
+    )  # fmt: skip
 
-    def filtered(self, request: HttpRequest) -> Any:
-        """Search in the task tables that this site shows."""
-        return located(super().filtered(request), self.admin_site)
+    exception = column(gettext_lazy("exception"), lambda attempt: short_error(attempt.error_type))
+    says = column(gettext_lazy("message"), lambda attempt: message_of(attempt.message))
+    failed = age_column(gettext_lazy("failed"), "finish_time")
+    message_box = box_column(gettext_lazy("message"), "message", box)
+    traceback_box = box_column(gettext_lazy("traceback"), "traceback", box)
 
     @admin.display(description=gettext_lazy("task"))
     def task_link(self, attempt: Any) -> str:
-        """Link to the task."""
         table = task_tables(self.admin_site).get(attempt.location)
         return self.link(attempt.task_id, self.url(table, "change", attempt.task_id) if table else "")
 
-    @admin.display(description=gettext_lazy("exception"))
-    def exception(self, attempt: Any) -> str:
-        """Show the class of the exception, without the module."""
-        return short_error(attempt.error_type)
 
-    @admin.display(description=gettext_lazy("message"))
-    def says(self, attempt: Any) -> str:
-        """Its first line."""
-        return message_of(attempt.message)
-
-    failed = age_column(gettext_lazy("failed"), "finish_time")
-
-    message_box = box_column(gettext_lazy("message"), "message", box)
-
-    traceback_box = box_column(gettext_lazy("traceback"), "traceback", box)
-
-
-class TaskHistoryAdmin(ListAdmin):
+class TaskHistoryAdmin(LocatedAdmin):
     """Tasks that left TASKS."""
 
     filterset = HistoryFilter
@@ -96,29 +71,16 @@ class TaskHistoryAdmin(ListAdmin):
     list_display_links = ("id", "reference")
     long_columns = ("payload", "result", "context")
     page_lines = (
-        "task_id",
-        "location",
-        "status_badge",
-        "queue",
-        "reference",
-        "attempts",
-        "poller_instance",
-        "created",
-        "started",
-        "finished",
-        "moved",
-    )
-
-    def filtered(self, request: HttpRequest) -> Any:
-        """Search in the task tables that this site shows."""
-        return located(super().filtered(request), self.admin_site)
+        "task_id", "location", "status_badge", "queue", "reference", "attempts", "poller_instance", "created",
+        "started", "finished", "moved",
+    )  # fmt: skip
 
     moved = age_column(gettext_lazy("moved"), "moved_time")
-
-    @admin.display(description=gettext_lazy("error"))
-    def says(self, task: Any) -> str:
-        """Show one line of an error. A result needs the permission to see payloads, on the page of the row."""
-        return "" if task.status == Status.COMPLETED else message_of(task.process_result)
+    # A result needs the permission to see payloads; the page of the row shows it.
+    says = column(
+        gettext_lazy("error"),
+        lambda task: "" if task.status == Status.COMPLETED else message_of(task.process_result),
+    )
 
 
 def task_tables(site: admin.AdminSite) -> dict[str, type[AbstractTask]]:
@@ -127,19 +89,12 @@ def task_tables(site: admin.AdminSite) -> dict[str, type[AbstractTask]]:
     return {model._meta.label_lower: model for model in shown if issubclass(model, AbstractTask)}
 
 
-def located(filterset: Any, site: admin.AdminSite) -> Any:
-    """Return the FilterSet with the task tables that the site shows."""
-    filterset.locations = tuple(task_tables(site))
-    return filterset
+def _window(name: str) -> Column:
+    def count(group: Any) -> str:
+        found = figures(group).counts[name]
+        return number(found) if found else "·"
 
-
-def _window(name: str) -> Callable[[Any, Any], str]:
-    @admin.display(description=f"{name[:-1]} {name[-1]}")
-    def column(_page: Any, group: Any) -> str:
-        count = figures(group).counts[name]
-        return number(count) if count else "·"
-
-    return column
+    return column(f"{name[:-1]} {name[-1]}", count)
 
 
 class FailureGroupAdmin(SmallListAdmin):
@@ -156,7 +111,6 @@ class FailureGroupAdmin(SmallListAdmin):
     in_1h, in_3h, in_24h, in_3d, in_7d = map(_window, WINDOWS)
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Any:
-        """Return the group with its counts."""
         found = super().get_object(request, object_id, from_field)
         if found is not None:
             fill([found])
@@ -165,36 +119,27 @@ class FailureGroupAdmin(SmallListAdmin):
     def read_page(
         self, request: HttpRequest, filterset: Any, rows: QuerySet[Any], before: int | None, after: int | None
     ) -> Page:
-        """Return the latest groups with their counts."""
         found = super().read_page(request, filterset, rows, before, after)
         fill(found.slice.rows)
         return found
 
     @admin.display(description=gettext_lazy("failure"))
     def what(self, group: Any) -> str:
-        """Show the exception and its message."""
         message = masked_text(group.message)
         return f"{short_error(group.error_type)}: {message}" if group.error_type else message or group.fingerprint
 
-    @admin.display(description=gettext_lazy("message"))
-    def says(self, group: Any) -> str:
-        """Show the message, without the parts that differ between failures."""
-        return masked_text(group.message)
-
+    says = column(gettext_lazy("message"), lambda group: masked_text(group.message))
     first = age_column(gettext_lazy("first seen"), "first_seen")
-
     last = age_column(gettext_lazy("last seen"), "last_seen")
 
     @admin.display(description=gettext_lazy("tasks in ERROR or POISON"))
     def tasks(self, group: Any) -> str:
-        """Link to its tasks in ERROR or POISON."""
         found = figures(group).open
         query = text_of(fingerprint=group.fingerprint)
         return self.link(found, self.url(Task, "changelist", q=query)) if found else str(found)
 
     @admin.display(description=gettext_lazy("failed attempts"))
     def attempts(self, group: Any) -> str:
-        """Link to its failed attempts."""
         return self.link(_("all"), self.url(Attempt, "changelist", fingerprint=group.fingerprint))
 
     def page_verbs(self, request: HttpRequest, row: Any) -> Sequence[Verb]:
@@ -238,7 +183,6 @@ class PipelineReportAdmin(ListAdmin):
     page_lines = ("kind", "made", "span_from", "span_to", "summary", "location")
 
     def get_urls(self) -> list[URLPattern]:
-        """Add the address of the report as a file."""
         view = self.admin_site.admin_view(self.file)
         own = path("<int:pk>/report/", view, name="dbtaskqueue_pipelinereport_report")
         return [own, *super().get_urls()]
@@ -266,18 +210,6 @@ class PipelineReportAdmin(ListAdmin):
         }
 
     made = age_column(gettext_lazy("made"), "create_time")
-
-    @admin.display(description=gettext_lazy("from"))
-    def span_from(self, report: Any) -> str:
-        """Where the time it is about begins."""
-        return stamp(report.since)
-
-    @admin.display(description=gettext_lazy("to"))
-    def span_to(self, report: Any) -> str:
-        """Where it ends."""
-        return stamp(report.until)
-
-    @admin.display(description=gettext_lazy("summary"))
-    def says(self, report: Any) -> str:
-        """Its first line."""
-        return message_of(report.summary)
+    span_from = column(gettext_lazy("from"), lambda report: stamp(report.since))
+    span_to = column(gettext_lazy("to"), lambda report: stamp(report.until))
+    says = column(gettext_lazy("summary"), lambda report: message_of(report.summary))

@@ -17,8 +17,8 @@ from django.utils.translation import gettext_lazy
 
 from django_dbtaskqueue.admin import list_pages
 from django_dbtaskqueue.admin.filters import change_saved_searches, saved_searches, search_context, statuses_of, text_of
-from django_dbtaskqueue.admin.list_pages import FULL_SEARCH_KEY, ListAdmin
-from django_dbtaskqueue.admin.page_actions import act_on_tasks, can_enqueue, enqueue_copy
+from django_dbtaskqueue.admin.list_pages import FULL_SEARCH_KEY
+from django_dbtaskqueue.admin.page_actions import TaskPage, act_on_tasks, can_enqueue, enqueue_copy
 from django_dbtaskqueue.admin.read_only import EMPTY_VALUE, ago, box, may_see, stamp
 from django_dbtaskqueue.core.columns import SHOWN_IF_SET
 from django_dbtaskqueue.core.durations import format_duration
@@ -52,7 +52,7 @@ class Event:
     key: int = 0
 
 
-class TaskAdmin(ListAdmin):
+class TaskAdmin(TaskPage):
     """A task table. Only the verbs change rows."""
 
     detail_template = "task"
@@ -76,11 +76,6 @@ class TaskAdmin(ListAdmin):
         if {"save_view", "forget_view"} & request.POST.keys():
             return change_saved_searches(self, request)
         return enqueue_copy(self, request) if "again" in request.POST else act_on_tasks(self, request)
-
-    def search_of(self, request: HttpRequest) -> Search:
-        """Return the search of the address; raise ``SearchError`` if it has an error."""
-        found: Search = self.filtered(request).checked().search
-        return found
 
     def list_context(self, request: HttpRequest) -> dict[str, Any]:
         """Add the search and the saved searches."""
@@ -108,7 +103,6 @@ class TaskAdmin(ListAdmin):
 
     @admin.display(description=gettext_lazy("queue"))
     def queue_link(self, task: Any) -> str:
-        """Link to the tasks of the queue."""
         return self.link(task.queue, self.url(self.model, "changelist", q=text_of(queue=task.queue)))
 
     @admin.display(description=gettext_lazy("when"))
@@ -177,7 +171,6 @@ class TaskAdmin(ListAdmin):
 
     @admin.display(description=gettext_lazy("failure group"))
     def group_link(self, task: Any) -> str:
-        """Link to the tasks with the same failure."""
         query = text_of(fingerprint=task.fingerprint)
         return self.link(_("Tasks that failed for the same reason"), self.url(self.model, "changelist", q=query))
 
@@ -190,7 +183,6 @@ class TaskAdmin(ListAdmin):
         ]
 
     def page_facts(self, request: HttpRequest, row: Any) -> dict[str, Any]:
-        """Add the timeline."""
         seen = may_see(request, row)
         events = timeline(row, list(failed_attempts(row)), traces=seen)
         return {"events": events, "may_enqueue": seen and can_enqueue(request.user, row)}
@@ -204,15 +196,12 @@ class PoisonTaskAdmin(TaskAdmin):
     plural = gettext_lazy("poison tasks")
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
-        """Return the tasks in POISON."""
         return super().get_queryset(request).filter(final_status=Status.POISON)
 
     def list_verbs(self, request: HttpRequest) -> Sequence[Verb]:
-        """Return the verbs that apply to POISON."""
         return [verb for verb in super().list_verbs(request) if Status.POISON in TASK_VERBS[verb.name].sources]
 
     def search_of(self, request: HttpRequest) -> Search:
-        """Add the status to the search."""
         return parse("status:POISON") & super().search_of(request)
 
     def page_of(self, row: Any) -> str:

@@ -79,7 +79,13 @@ def kick(tasks: Tasks, n: int) -> int:
         raise ValueError(f"kick({n}) needs a number of tasks that is not negative.")
     tasks = as_filterable(tasks).filter(status__in=sources("kick"))
     with transaction.atomic(using=tasks.db):
-        return change_locked(lock_rows(with_row_locks(tasks)[:n], "kick"), "kick")
+        ids = lock_in_order(Session(transaction.get_connection(tasks.db), tasks.model), partial(_locked_ids, tasks, n))
+        return _move(base_rows(tasks).filter(pk__in=ids), "kick")
+
+
+def _locked_ids(tasks: Tasks, n: int) -> tuple[list[int], Groups]:
+    rows = list(with_row_locks(tasks).values_list("pk", "queue", "group_key")[:n])
+    return [pk for pk, _queue, _group in rows], _groups_of((queue, group) for _pk, queue, group in rows)
 
 
 def delete(tasks: Tasks) -> int:
@@ -90,25 +96,20 @@ def delete(tasks: Tasks) -> int:
         return _regroup(tasks, groups, partial(_locked, tasks, delete_and_count))
 
 
-def lock_rows(tasks: Tasks, verb: str) -> list[AbstractTask]:
-    """Read a selection that locks its rows, for ``change_locked``; if the verb changes groups, lock these first."""
-    if not _changes_groups(verb):
-        return list(tasks)
-
-    def read() -> tuple[list[AbstractTask], Groups]:
-        rows = list(tasks.all())
-        return rows, _groups_of((row.queue, row.group_key) for row in rows)
-
-    return lock_in_order(Session(transaction.get_connection(tasks.db), tasks.model), read)
+def lock_groups(tasks: Tasks, verb: str) -> None:
+    """Lock the groups of some tasks if the verb changes them. Call it before the rows are locked, as a settle does."""
+    if _changes_groups(verb):
+        _lock(
+            Session(transaction.get_connection(tasks.db), tasks.model), _groups(tasks.filter(group_key__isnull=False))
+        )
 
 
 def change_locked(rows: Sequence[AbstractTask], verb: str) -> int:
-    """Do a verb to rows of one table that ``lock_rows`` has read with their queue and group.
+    """Do a verb to rows of one table that this transaction has locked, after ``lock_groups``.
 
-    The rows are not read again. The statement that changes them still tests their status.
+    They were read with their queue and group, and are not read again. The statement that changes them still tests their
+    status.
     """
-    if not rows:
-        return 0
     tasks = same_rows(rows)
     groups = _groups_of((row.queue, row.group_key) for row in rows)
     if BY_VERB[verb].target is None:
@@ -168,12 +169,16 @@ def _changes_groups(verb: str) -> bool:
 def _regroup(tasks: Tasks, groups: Groups, change: Callable[[], int]) -> int:
     """Run a change of tasks under the locks of their groups, and see to the groups' heads."""
     session = Session(transaction.get_connection(tasks.db), tasks.model)
-    for queue in sorted(groups):
-        lock(session, queue, groups[queue])
+    _lock(session, groups)
     number = change()
     for queue in sorted(groups):
         regroup(session, queue, groups[queue])
     return number
+
+
+def _lock(session: Session, groups: Groups) -> None:
+    for queue in sorted(groups):
+        lock(session, queue, groups[queue])
 
 
 def unpark(session: Session, queue: str, payload_types: list[str], *, untyped: bool = True) -> int:

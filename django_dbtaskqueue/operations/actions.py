@@ -51,7 +51,6 @@ class Report:
 
     @property
     def skipped(self) -> int:
-        """How many were skipped."""
         return sum(map(len, self.skips.values()))
 
 
@@ -128,8 +127,9 @@ def change(model: type[AbstractTask], alias: str, ids: Sequence[int], request: A
     skipped: an action never waits for a processor's transaction.
     """
     rows = model._default_manager.using(alias)
-    rows_to_lock = _with_row_locks(request.verb.eligible(rows.filter(pk__in=ids), request.options))
-    locked = {row.pk: row for row in request.verb.lock(rows_to_lock)}
+    eligible = request.verb.eligible(rows.filter(pk__in=ids), request.options)
+    request.verb.lock_groups(eligible)
+    locked = {row.pk: row for row in _lock(eligible)}
     left = [pk for pk in ids if pk not in locked]
     why = _reasons_for_others(rows.filter(pk__in=left), request) if left else {}
     queues = {row.queue for row in locked.values()} | {queue for queue, _reason in why.values()}
@@ -190,7 +190,7 @@ def _reasons_for_others(tasks: TaskQuerySet, request: ActionRequest) -> dict[int
     return {pk: (queue, reason(status, fits=fits)) for pk, queue, status, fits in read}
 
 
-def _with_row_locks(tasks: TaskQuerySet) -> TaskQuerySet:
+def _lock(tasks: TaskQuerySet) -> TaskQuerySet:
     """Return the rows that no other transaction has locked, with what an action needs; reading them locks them."""
     features = transaction.get_connection(tasks.db).features
     tasks = tasks.only("queue", "group_key", "reference").order_by("pk")

@@ -15,7 +15,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext, ngettext_lazy
 
 from django_dbtaskqueue.core.states import BY_VERB, Status
-from django_dbtaskqueue.flow.move import change_locked, lock_rows
+from django_dbtaskqueue.flow.move import change_locked, lock_groups
 from django_dbtaskqueue.flow.retention import finished_before, housekeep
 from django_dbtaskqueue.flow.selection import same_rows
 from django_dbtaskqueue.models import AbstractTask
@@ -75,9 +75,10 @@ class TaskVerb(Verb):
         """Return those of ``tasks`` that the verb would change now."""
         return tasks.filter(self.condition(options))
 
-    def lock(self, tasks: TaskQuerySet) -> list[AbstractTask]:
-        """Read a selection that locks its rows, for ``run``; a verb that changes groups locks these first."""
-        return list(tasks) if self.ages else lock_rows(tasks, self.edge or self.name)
+    def lock_groups(self, tasks: TaskQuerySet) -> None:
+        """Lock the groups that ``run`` changes. Groups are locked before rows everywhere."""
+        if not self.ages:
+            lock_groups(tasks, self.edge or self.name)
 
     def run(self, tasks: Sequence[AbstractTask], options: HousekeepOptions) -> int:
         """Change tasks of one table that this transaction has locked; return how many really changed."""
@@ -223,6 +224,17 @@ VIEW_PAYLOAD = Verb(
     effect=gettext_lazy("Payloads, results and tracebacks are shown, with secrets masked."),
     done=ngettext_lazy("%(number)s payload shown", "%(number)s payloads shown", "number"),
     permission="view_payload",
+)
+ENQUEUE_COPY = Verb(
+    name="enqueue_again",
+    label=gettext_lazy("Enqueue again as new"),
+    effect=gettext_lazy(
+        "A new task is enqueued with the same queue, payload, priority, group, tag, lease, time to live and budget of "
+        "attempts, and without a reference. The old task stays as it is. The processor runs again, with all its "
+        "effects."
+    ),
+    done=ngettext_lazy("%(number)s task enqueued", "%(number)s tasks enqueued", "number"),
+    permission="add_task",
 )
 # On ticked tasks, and on all that match a search.
 TASK_VERBS: Mapping[str, TaskVerb] = {

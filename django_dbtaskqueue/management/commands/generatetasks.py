@@ -26,13 +26,11 @@ class Command(BaseCommand):
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Declare the options."""
         parser.add_argument("--tasks", type=positive, default=10_000_000, metavar="N", help="How many (%(default)s).")
         parser.add_argument("--queues", type=positive, default=20, metavar="N", help="Number of queues (%(default)s).")
         parser.add_argument("--database", metavar="ALIAS", help="Database to fill. Default: that of new tasks.")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Fill the table."""
         alias = options["database"] or router.db_for_write(Task)
         if alias not in connections:
             raise CommandError(f"There is no database {alias!r}; there are {', '.join(connections)}.")

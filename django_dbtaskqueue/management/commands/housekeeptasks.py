@@ -36,7 +36,6 @@ class Command(BaseCommand):
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Declare the options."""
         for name, what in AGE_OPTIONS.items():
             parser.add_argument(
                 f"--{name}", type=age, metavar="AGE", help=f'How long {what}, such as "7d" or "12h"; "never" for ever.'
@@ -49,7 +48,6 @@ class Command(BaseCommand):
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Run it, and write what was done."""
         given = {name: options[name] for name in AGE_OPTIONS if options[name] is not None}
         try:
             ages = replace(RetentionPolicy.of_settings(), **{name: found.after for name, found in given.items()})

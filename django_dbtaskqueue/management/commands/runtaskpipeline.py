@@ -40,7 +40,6 @@ class Command(BaseCommand):
         self._own_process = False
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Declare the job and its options."""
         parser.add_argument("job", nargs="?", default="--help", help="list, explain, page, or the name of a job")
         parser.add_argument("arguments", nargs=REMAINDER, help="options of the job")
 

@@ -54,7 +54,6 @@ class Command(BaseCommand):
         self._arguments: list[str] | None = None  # how this process was started; None inside call_command
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Declare the options."""
         parser.add_argument(
             "--queue", action="append", default=[], metavar="NAME[:WEIGHT]",
             help="Queue to poll. Repeat it, or separate names by commas. A queue of weight 2 is polled twice as often "

@@ -32,7 +32,6 @@ class Command(BaseCommand):
     help = f"Read queues and tasks, and act on them. {EXIT_CODES}"
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Declare the subcommands."""
         commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
         def add(name: str, text: str) -> CommandParser:

@@ -221,7 +221,6 @@ class SearchFilter(django_filters.Filter):  # type: ignore[misc]  # it publishes
     field_class = SearchField
 
     def filter(self, qs: TaskQuerySet, value: Search) -> TaskQuerySet:
-        """Return the tasks that fit."""
         return select(value, qs)
 
 

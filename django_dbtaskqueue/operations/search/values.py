@@ -80,7 +80,6 @@ class Text(ValueType):
         return Match("^" if piece.star else "=", piece.text)
 
     def write(self, match: Match, quote: Quote) -> str:
-        """Quoted where necessary."""
         return quote(match.value) + ("*" if match.op == "^" else "")
 
 
@@ -92,13 +91,11 @@ class Fragment(ValueType):
     when_empty: str | _StrPromise
 
     def read(self, piece: Piece, written: str) -> Match:
-        """Refuse an empty text."""
         if not piece.text:
             raise SearchError(written, str(self.when_empty))
         return Match(self.op, piece.text)
 
     def write(self, match: Match, quote: Quote) -> str:
-        """Quoted where necessary."""
         return quote(match.value)
 
 
@@ -109,7 +106,6 @@ class Choice(ValueType):
     words: tuple[str, ...]
 
     def read(self, piece: Piece, written: str) -> Match:
-        """Refuse other words, with the nearest one."""
         text = piece.whole
         for word in self.words:
             if word.lower() == text.lower():
@@ -125,7 +121,6 @@ class Ordered(ValueType):
     example = ""
 
     def read(self, piece: Piece, written: str) -> Match:
-        """Split the operator off, and check the rest."""
         op, text = split(piece)
         low, dots, high = text.partition("..")
         if dots and not op:
@@ -145,7 +140,6 @@ class Number(Ordered):
     """A whole number."""
 
     def value(self, text: str, written: str) -> str:
-        """As the database's bigint holds it."""
         if not WHOLE_NUMBER.fullmatch(text) or abs(int(text)) > MAX_BIGINT:
             raise SearchError(
                 written, _("%(value)s is not a whole number. Write 3, >=3, or 1..5.") % {"value": repr(text)}
@@ -211,7 +205,6 @@ class Json(Text):
         return Match("..", low, high)
 
     def write(self, match: Match, quote: Quote) -> str:
-        """Quoted where necessary."""
         if match.op in ("=", "^"):
             return super().write(match, quote)
         return f"{match.value}..{match.high}" if match.op == ".." else f"{match.op}{quote(match.value)}"
