@@ -653,13 +653,13 @@ def test_deleting_needs_a_reason(op: Client) -> None:
 @pytest.mark.parametrize(
     ("verb", "status", "own"),
     [
-        ("reprocess", Status.ERROR, 2),  # the groups to lock before the row, the UPDATE
-        ("mark_poison", Status.ERROR, 1),  # the UPDATE
+        ("reprocess", Status.ERROR, 1),  # the UPDATE
+        ("mark_poison", Status.ERROR, 1),
         ("unpoison", Status.POISON, 1),
-        ("kick", Status.POISON, 2),
-        ("cancel", Status.CREATED, 2),
-        ("release", Status.PROCESSING, 2),
-        ("delete", Status.ERROR, 4),  # the groups, count per queue, record the counts, DELETE
+        ("kick", Status.POISON, 1),
+        ("cancel", Status.CREATED, 1),
+        ("release", Status.PROCESSING, 1),
+        ("delete", Status.ERROR, 3),  # count per queue, record the counts, DELETE
         ("housekeep", Status.ERROR, 8),  # two rounds with a savepoint each: read, copy and DELETE, then read none
     ],
 )
@@ -669,7 +669,10 @@ def test_a_confirmed_act_on_one_task_reads_it_once(verb: str, status: Status, ow
     task = make_task(status)
     with CaptureQueriesContext(connection) as queries:
         confirm(client, verb, [task])
-    shown = [query["sql"] for query in queries]
+    found = [query["sql"] for query in queries]
+    shown = [sql for sql in found if not sql.startswith("SELECT DISTINCT")]
+    # The groups to lock before the task, of a verb that can change the head of a group.
+    assert len(found) - len(shown) == (verb not in ("mark_poison", "unpoison", "housekeep"))
     assert len(shown) == 10 + own, shown
     starts = [
         'SELECT "django_session"', 'SELECT "auth_user"',
