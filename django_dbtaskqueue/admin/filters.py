@@ -20,7 +20,7 @@ from django.utils.translation import gettext_lazy
 from django_dbtaskqueue.admin.page_actions import TaskPage
 from django_dbtaskqueue.admin.read_only import id_of
 from django_dbtaskqueue.core.states import TERMINAL, Status
-from django_dbtaskqueue.models import AuditEntry, BulkOperation, FailureGroup, SavedSearch
+from django_dbtaskqueue.models import SavedSearch
 from django_dbtaskqueue.models.operations import STATES
 from django_dbtaskqueue.operations.search import QUALIFIERS, Search, Term, to_text
 from django_dbtaskqueue.operations.search.values import Match
@@ -77,21 +77,13 @@ class FailureFilter(FilterSet):
     queue = django_filters.CharFilter(label=gettext_lazy("Queue"))
     error_type = django_filters.CharFilter(label=gettext_lazy("Exception"), lookup_expr="icontains")
 
-    class Meta:
-        model = FailureGroup
-        fields = ()
-
 
 class AuditFilter(FilterSet):
-    """Acts."""
+    """Entries of the audit."""
 
     actor = django_filters.CharFilter(label=gettext_lazy("Who"))
     verb = django_filters.CharFilter(label=gettext_lazy("Verb"))
     queue = django_filters.CharFilter(label=gettext_lazy("Queue"))
-
-    class Meta:
-        model = AuditEntry
-        fields = ()
 
 
 class BulkFilter(FilterSet):
@@ -99,10 +91,6 @@ class BulkFilter(FilterSet):
 
     state = django_filters.ChoiceFilter(label=gettext_lazy("State"), choices=STATES, empty_label=gettext_lazy("any"))
     actor = django_filters.CharFilter(label=gettext_lazy("Who"))
-
-    class Meta:
-        model = BulkOperation
-        fields = ()
 
 
 class ReportFilter(FilterSet):

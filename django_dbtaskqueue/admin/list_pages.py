@@ -19,7 +19,7 @@ from django.utils.translation import gettext as _
 
 from django_dbtaskqueue.admin.frame import LIVE_KEY
 from django_dbtaskqueue.admin.read_only import ReadOnlyAdmin, id_of, number
-from django_dbtaskqueue.operations.bounded_reads import bounded_counts, estimate
+from django_dbtaskqueue.operations.bounded_reads import count_within, estimate
 from django_dbtaskqueue.operations.paging import Page, Slice, page_of, whole_page
 from django_dbtaskqueue.operations.verbs import Verb
 
@@ -152,7 +152,7 @@ class ListAdmin(ReadOnlyAdmin):
         """Return how many rows there are: exact up to 10,000; estimated above that, or if counting takes too long."""
         if place is None and found.older is None:
             return self._of(len(found.rows), number_format(len(found.rows)))
-        (count,) = bounded_counts([rows], within=COUNT_TIMEOUT)
+        count = count_within(rows, COUNT_TIMEOUT)
         if count is not None and not count.more:
             return self._of(count.number, str(count))
         rough = estimate(rows)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 from urllib.parse import urlencode
@@ -25,49 +23,32 @@ from django_dbtaskqueue.models import FailureGroup, Poller, Queue, Task
 from django_dbtaskqueue.operations.bounded_reads import ApproxCount
 from django_dbtaskqueue.operations.doctor import Finding, examine
 from django_dbtaskqueue.operations.queue_stats import Overview, QueueStats, health, overview
+from django_dbtaskqueue.operations.report_page import Chart, Line
 from django_dbtaskqueue.operations.trends import Point, series
 
 CHART_SPAN = timedelta(hours=1)
 
 
-@dataclass(frozen=True, slots=True)
-class ChartLine:
-    """One line of a chart. A value of None leaves a gap."""
-
-    label: str
-    colour: str  # a CSS variable
-    value: Callable[[Point], float | None]
-
-
-@dataclass(frozen=True, slots=True)
-class Chart:
-    """A chart and its table."""
-
-    name: str
-    title: str
-    unit: str
-    heads: Sequence[ChartLine]
-    rows: Sequence[dict[str, Any]]  # the newest first
-
-
 def charts(using: str, queue: str | None = None) -> list[Chart]:
     """Return throughput and latency of the last hour, of one queue or of all."""
     points = ended(series(using, CHART_SPAN, queue))
-    throughput = (
-        ChartLine(_("completed"), "--dbtq-good", lambda point: 60 * point.rate_of("completed", "deleted")),
-        ChartLine(_("failed"), "--dbtq-bad", lambda point: 60 * point.rate_of("failed", "retried")),
-        ChartLine(_("poison"), "--dbtq-aside", lambda point: 60 * point.rate_of("poisoned")),
-        ChartLine(_("put back"), "--dbtq-warn", lambda point: 60 * point.rate_of("reenqueued")),
-    )
-    latency = (
-        ChartLine(_("run p50"), "--dbtq-busy", lambda point: point.run(0.5)),
-        ChartLine(_("run p95"), "--dbtq-aside", lambda point: point.run(0.95)),
-        ChartLine(_("wait p50"), "--dbtq-good", lambda point: point.wait(0.5)),
-        ChartLine(_("wait p95"), "--dbtq-warn", lambda point: point.wait(0.95)),
-    )
+    times = [stamp(point.time, date_format(local(point.time), "H:i")) for point in points]
+    throughput = [
+        Line(_("completed"), "--dbtq-good", [60 * point.rate_of("completed", "deleted") for point in points]),
+        Line(_("failed"), "--dbtq-bad", [60 * point.rate_of("failed", "retried") for point in points]),
+        Line(_("poison"), "--dbtq-aside", [60 * point.rate_of("poisoned") for point in points]),
+        Line(_("put back"), "--dbtq-warn", [60 * point.rate_of("reenqueued") for point in points]),
+    ]
+    latency = [
+        Line(_("run p50"), "--dbtq-busy", [point.run(0.5) for point in points]),
+        Line(_("run p95"), "--dbtq-aside", [point.run(0.95) for point in points]),
+        Line(_("wait p50"), "--dbtq-good", [point.wait(0.5) for point in points]),
+        Line(_("wait p95"), "--dbtq-warn", [point.wait(0.95) for point in points]),
+    ]
+    title = _("Run time and wait time in seconds, last hour")
     return [
-        _chart("throughput", _("Attempts per minute, last hour"), "", throughput, points),
-        _chart("latency", _("Run time and wait time in seconds, last hour"), " s", latency, points),
+        Chart("throughput", _("Attempts per minute, last hour"), times, throughput, _figure, axis=""),
+        Chart("latency", title, times, latency, _figure, " s", axis=""),
     ]
 
 
@@ -78,22 +59,11 @@ def ended(points: list[Point]) -> list[Point]:
     return points if points[-1].total else []
 
 
-def _chart(name: str, title: str, unit: str, lines: Sequence[ChartLine], points: Sequence[Point]) -> Chart:
-    rows = [
-        {
-            "time": stamp(point.time, date_format(local(point.time), "H:i")),
-            "cells": [_cell(line.value(point)) for line in lines],
-        }
-        for point in reversed(points)
-    ]
-    return Chart(name, title, unit, lines, rows)
-
-
-def _cell(value: float | None) -> dict[str, str]:
+def _figure(value: float | None) -> str:
     if value is None:
-        return {"raw": "", "text": "-"}
+        return EMPTY_VALUE
     digits = 0 if value >= 100 else 1 if value >= 10 else 3
-    return {"raw": f"{value:.4g}", "text": number_format(round(value, digits), force_grouping=True)}
+    return number_format(round(value, digits), force_grouping=True)
 
 
 MAX_GRID_QUEUES = 100  # those with problems come first; others are found by name

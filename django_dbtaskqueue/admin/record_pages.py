@@ -157,7 +157,8 @@ class FailureGroupAdmin(SmallListAdmin):
 def fill(groups: Sequence[FailureGroup]) -> None:
     """Read the figures of all groups of a page in one query."""
     if groups:
-        for group, found in zip(groups, stats_of_groups(groups, str(groups[0]._state.db)), strict=True):
+        prints = [group.fingerprint for group in groups]
+        for group, found in zip(groups, stats_of_groups(prints, str(groups[0]._state.db)), strict=True):
             vars(group)["figures"] = found
 
 

@@ -6,7 +6,7 @@ A page, a command or an API answer never keeps the database busy for long, howev
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -24,7 +24,6 @@ from django_dbtaskqueue.db.session import Session
 
 Rows = QuerySet[Any]  # of any model
 MAX_COUNTED_ROWS = 10_000
-COUNTS_PER_STATEMENT = 400  # SQLite takes at most 500 terms
 SET_TIMEOUT = """\
 WITH before AS MATERIALIZED (SELECT current_setting('statement_timeout') AS t)
 SELECT t, set_config('statement_timeout', %s, true) FROM before
@@ -85,7 +84,7 @@ def timed_out(error: OperationalError) -> bool:
 
 @contextmanager
 def _sqlite_time_limit(alias: str, limit: timedelta) -> Iterator[None]:
-    """SQLite calls a function now and then, which says whether it must stop."""
+    """On SQLite, call a function from time to time that stops a statement after the limit."""
     connection = connections[alias]
     if connection.vendor != "sqlite":
         yield
@@ -143,30 +142,18 @@ class ApproxCount:
 
 def bounded_count(rows: Rows, bound: int = MAX_COUNTED_ROWS) -> ApproxCount:
     """Return the number of rows, reading no more than ``bound`` + 1 that match."""
-    return approx(_head(rows, bound).count(), bound)
+    return approx(rows.order_by().values("pk")[: bound + 1].count(), bound)
 
 
-def bounded_counts(
-    selections: Sequence[Rows], *, within: timedelta, bound: int = MAX_COUNTED_ROWS
-) -> list[ApproxCount] | list[None]:
-    """Return the bounded counts of many selections of one database, in one statement per 400.
-
-    On PostgreSQL a statement that runs longer than ``within`` is cancelled, and every count is None: not known.
-    """
-    if not selections:
-        return []
-    alias = selections[0].db
-    found: list[ApproxCount] = []
+def count_within(rows: Rows, limit: timedelta) -> ApproxCount | None:
+    """Return the bounded number of rows; on PostgreSQL None when the count takes longer than ``limit``."""
     try:
-        with time_limit(alias, within):
-            for start in range(0, len(selections), COUNTS_PER_STATEMENT):
-                part = selections[start : start + COUNTS_PER_STATEMENT]
-                found += [approx(number, bound) for number in _numbers(part, alias, bound)]
+        with time_limit(rows.db, limit):
+            return bounded_count(rows)
     except OperationalError as error:
-        if not timed_out(error):
-            raise
-        return [None] * len(selections)
-    return found
+        if timed_out(error):
+            return None
+        raise
 
 
 def count_in_time(rows: Rows) -> ApproxCount | None:
@@ -189,18 +176,3 @@ def estimate(rows: Rows) -> int | None:
         return None
     (plan,) = json.loads(rows.order_by().explain(format="json"))
     return int(plan["Plan"]["Plan Rows"])
-
-
-def _head(rows: Rows, bound: int) -> Rows:
-    return rows.order_by().values("pk")[: bound + 1]
-
-
-def _numbers(selections: Sequence[Rows], alias: str, bound: int) -> list[int]:
-    terms, params = [], []
-    for place, rows in enumerate(selections):
-        inner, values = _head(rows, bound).query.get_compiler(using=alias).as_sql()
-        terms.append(f"SELECT {place} AS place, COUNT(*) AS number FROM ({inner}) AS c{place}")  # noqa: S608 -- the ORM's own SQL, values apart
-        params += values
-    with connections[alias].cursor() as cursor:
-        cursor.execute(" UNION ALL ".join(terms), params)
-        return [number for _, number in sorted(cursor.fetchall())]

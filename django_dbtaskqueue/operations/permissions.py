@@ -19,7 +19,7 @@ from django.utils.translation import gettext as _
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.exceptions import OperationRefused
 from django_dbtaskqueue.operations.search import Search, reads_payload
-from django_dbtaskqueue.operations.verbs import REASON_MAX_LENGTH, VERBS, VIEW_PAYLOAD, Verb
+from django_dbtaskqueue.operations.verbs import REASON_MAX_LENGTH, VIEW_PAYLOAD, Verb
 
 APP = "dbtaskqueue"
 Rule = Callable[["User", str, str], bool]
@@ -80,18 +80,12 @@ def check_search(search: Search, actor: Actor) -> None:
         raise PermissionDenied(fault)
 
 
-def permission_name(verb: Verb | str) -> str:
-    """Return the Django permission a verb needs, as ``user.has_perm`` takes it."""
-    return f"{APP}.{_verb(verb).permission}"
-
-
-def can_operate(user: User, verb: Verb | str, queue: str | None = None) -> bool:
+def can_operate(user: User, verb: Verb, queue: str | None = None) -> bool:
     """Whether ``user`` is active, has the verb's own permission, and the project's rule allows it on ``queue``.
 
     Without a queue: whether on any queue at all, as far as permissions say. An action asks again for each queue.
     """
-    verb = _verb(verb)
-    if not user.has_perm(permission_name(verb)):
+    if not user.has_perm(f"{APP}.{verb.permission}"):
         return False
     path = conf.settings().can_operate
     return path is None or queue is None or bool(_rule(path)(user, verb.name, queue))
@@ -112,10 +106,6 @@ def search_fault(user: User | None, search: Search) -> str:
     return _(
         "You may not see the payloads of all queues this search looks in. Name a queue that you may see: queue:NAME."
     )
-
-
-def _verb(verb: Verb | str) -> Verb:
-    return VERBS[verb] if isinstance(verb, str) else verb
 
 
 def _rule(path: str) -> Rule:

@@ -114,11 +114,14 @@ class Line:
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart; the browser draws it from its rows. Values of the unit "duration" are seconds."""
+    """A chart of a page; the browser draws it from its rows. Values of the unit "duration" are seconds.
+
+    Without ``axis`` the times are local, and the template names them.
+    """
 
     name: str
     title: str
-    places: Sequence[SafeString]
+    places: Sequence[str]
     heads: Sequence[Line]
     form: Callable[[float | None], str]
     unit: str = ""

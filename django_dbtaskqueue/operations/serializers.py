@@ -140,26 +140,21 @@ def _seconds(value: timedelta | None) -> float | None:
 # -- secrets -----------------------------------------------------------------------------------------------------------
 
 
-def masked(value: object, patterns: Sequence[str] | None = None) -> object:
+def masked(value: object) -> object:
     """Return a JSON value with the values of secret keys replaced, however deep; the value itself stays as it is.
 
     Text inside it is treated as ``masked_text`` does.
     """
-    parts = _parts(patterns)
+    parts = _parts()
     return _masked(value, parts, _pattern(parts))
 
 
-def masked_text(text: str, patterns: Sequence[str] | None = None) -> str:
+def masked_text(text: str) -> str:
     """Return a text, such as a traceback, with what stands after secret keys replaced, and passwords in addresses.
 
     ``password=x``, ``password: x``, ``"password": "x"``, ``Authorization: Bearer x``.
     """
-    return _masked_text(text, _pattern(_parts(patterns)))
-
-
-def is_secret(key: str, patterns: Sequence[str] | None = None) -> bool:
-    """Whether the value of a key is not shown."""
-    return _is_secret(key, _parts(patterns))
+    return _masked_text(text, _pattern(_parts()))
 
 
 def _masked(value: object, parts: tuple[str, ...], pattern: re.Pattern[str]) -> object:
@@ -182,9 +177,9 @@ def _is_secret(key: str, parts: tuple[str, ...]) -> bool:
     return any(part in plain for part in parts)
 
 
-def _parts(patterns: Sequence[str] | None) -> tuple[str, ...]:
-    chosen = conf.settings().mask if patterns is None else patterns
-    return tuple(part for part in (KEY_JOINTS.sub("", one).lower() for one in chosen) if part)
+def _parts() -> tuple[str, ...]:
+    """Return the parts of secret keys in lower case, without what joins words."""
+    return tuple(part for one in conf.settings().mask if (part := KEY_JOINTS.sub("", one).lower()))
 
 
 @lru_cache(maxsize=16)

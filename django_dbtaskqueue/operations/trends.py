@@ -15,7 +15,7 @@ from django_dbtaskqueue.core.sql.stats import StatsStatements, series_sql
 from django_dbtaskqueue.db.minute_counts import database_now
 from django_dbtaskqueue.db.session import Session, alias_for
 from django_dbtaskqueue.metrics import quantile
-from django_dbtaskqueue.models import Attempt, FailureCount, FailureGroup, Metric
+from django_dbtaskqueue.models import FailureCount, Metric
 from django_dbtaskqueue.operations.bounded_reads import ApproxCount, approx, prefer_indexes
 from django_dbtaskqueue.operations.lookup import locations_on
 
@@ -26,7 +26,6 @@ WINDOWS = {
     "3d": timedelta(days=3),
     "7d": timedelta(days=7),
 }
-MAX_FAILURE_GROUPS_SHOWN = 100  # on a page
 MAX_OPEN_TASKS_COUNTED = 1000  # of one group
 POINT_SECONDS = (60, 300, 600, 3600, 6 * 3600, 86_400)  # that one point of a series may stand for
 MAX_POINTS = 150  # of a series, unless the longest step gives more
@@ -35,63 +34,16 @@ HISTOGRAMS = ("runs", "waits")
 
 @dataclass(frozen=True, slots=True)
 class FailureStats:
-    """One group of failures."""
+    """How often a group of failures occurred, and how many of its tasks still need an operator."""
 
-    fingerprint: str
-    queue: str
-    error_type: str
-    frame: str  # module:function of the project's innermost call, or ''
-    message: str  # with what varies replaced
-    first_seen: datetime
-    last_seen: datetime
     counts: Mapping[str, int]  # attempts that failed, by window: "1h", "3h", "24h", "3d", "7d"
     open: ApproxCount  # tasks that are in ERROR or POISON because of it
 
-    @property
-    def error(self) -> str:
-        """The exception's class without its module."""
-        return self.error_type.rpartition(".")[2]
 
-
-def failure_groups(
-    using: str | None = None, *, queue: str | None = None, limit: int = MAX_FAILURE_GROUPS_SHOWN
-) -> list[FailureStats]:
-    """Return the groups that failed last, the latest first, over the last seven days; of one queue, or of all.
-
-    A constant number of queries for each task table, whatever there is.
-    """
-    alias = alias_for(queue or "", using, write=False)
-    wanted = Q(last_seen__gte=Now() - WINDOWS["7d"])
-    if queue is not None:
-        wanted &= Q(queue=queue)
-    groups = list(FailureGroup.objects.using(alias).filter(wanted).order_by("-last_seen", "fingerprint")[:limit])
-    return stats_of_groups(groups, alias)
-
-
-def stats_of_groups(groups: Sequence[FailureGroup], alias: str) -> list[FailureStats]:
-    """Return the statistics of these groups, in their order."""
-    prints = [group.fingerprint for group in groups]
-    counts, waiting = _counts(prints, alias), _open(prints, alias)
-    return [
-        FailureStats(
-            group.fingerprint,
-            group.queue,
-            group.error_type,
-            group.frame,
-            group.message,
-            group.first_seen,
-            group.last_seen,
-            counts[group.fingerprint],
-            waiting[group.fingerprint],
-        )
-        for group in groups
-    ]
-
-
-def sample(fingerprint: str, using: str | None = None) -> Attempt | None:
-    """Return the latest failed attempt of a group, with its traceback, or None when it is gone."""
-    attempts = Attempt.objects.using(alias_for("", using, write=False))
-    return attempts.filter(fingerprint=fingerprint).order_by("-pk").first()
+def stats_of_groups(fingerprints: Sequence[str], alias: str) -> list[FailureStats]:
+    """Return the statistics of these groups, in their order. A constant number of queries for each task table."""
+    counts, waiting = _counts(fingerprints, alias), _open(fingerprints, alias)
+    return [FailureStats(counts[one], waiting[one]) for one in fingerprints]
 
 
 def _counts(prints: Sequence[str], alias: str) -> dict[str, dict[str, int]]:

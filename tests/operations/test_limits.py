@@ -13,6 +13,7 @@ from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.exceptions import SearchTooSlow
 from django_dbtaskqueue.operations.bounded_reads import statement_timeout
 from django_dbtaskqueue.operations.permissions import can_operate
+from django_dbtaskqueue.operations.verbs import REPROCESS
 
 FOR_EVER = {
     "default": "SELECT pg_sleep(600)",
@@ -80,6 +81,6 @@ NO_RULE = "not callable"
 @pytest.mark.parametrize("path", ["nowhere.rule", f"{__name__}.NO_RULE"])
 def test_a_rule_that_is_none_is_named(settings: Any, admin_user: Any, path: str) -> None:
     settings.DBTASKQUEUE = {"CAN_OPERATE": path}
-    assert can_operate(admin_user, "reprocess"), "no queue, nothing to ask"
+    assert can_operate(admin_user, REPROCESS), "no queue, nothing to ask"
     with pytest.raises(ImproperlyConfigured, match="CAN_OPERATE"):
-        can_operate(admin_user, "reprocess", "claims")
+        can_operate(admin_user, REPROCESS, "claims")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any
 
 import pytest
 from django.db import connection
@@ -11,7 +10,7 @@ from django.db.models import QuerySet
 from django.test.utils import CaptureQueriesContext
 
 from django_dbtaskqueue.models import Task
-from django_dbtaskqueue.operations.bounded_reads import ApproxCount, bounded_count, bounded_counts, estimate
+from django_dbtaskqueue.operations.bounded_reads import ApproxCount, bounded_count, count_within, estimate
 from django_dbtaskqueue.operations.paging import slice_of
 from tests.factories import make_task
 
@@ -43,35 +42,11 @@ def test_a_count_reads_no_more_rows_than_its_bound() -> None:
     assert [query["sql"].count("LIMIT 3") for query in queries] == [1]
 
 
-def test_many_counts_are_one_statement_and_agree_with_single_ones() -> None:
-    # Given selections of different size, one ordered, one with a value that needs quoting
-    selections: list[Any] = [tasks(2, "a"), tasks(4, "b").order_by("-id"), Task.objects.filter(queue="it's; --")]
-    # When all are counted at once
-    with CaptureQueriesContext(connection) as queries:
-        counts = bounded_counts(selections, within=SOON, bound=3)
-    # Then each count is what a count of its own would say
-    assert counts == [bounded_count(selection, bound=3) for selection in selections] == [
-        ApproxCount(2), ApproxCount(3, more=True), ApproxCount(0)
-    ]  # fmt: skip
-    assert sum("COUNT(*)" in query["sql"] for query in queries) == 1
-
-
-def test_more_counts_than_one_statement_takes() -> None:
-    tasks(1)
-    selections = [Task.objects.filter(pk__gt=-number) for number in range(450)]
-    assert bounded_counts(selections, within=SOON) == [ApproxCount(1)] * 450
-
-
-def test_no_selections_no_statement(django_assert_num_queries: Any) -> None:
-    with django_assert_num_queries(0):
-        assert bounded_counts([], within=SOON) == []
-
-
 def test_a_count_that_takes_too_long_is_given_up_and_nothing_else_is() -> None:
     slow = Task.objects.extra(where=["pg_sleep(5) IS NOT NULL"])
     tasks(1)
     # When counting overruns its time inside a transaction
-    assert bounded_counts([slow], within=timedelta(milliseconds=50)) == [None]
+    assert count_within(slow, timedelta(milliseconds=50)) is None
     # Then the transaction is usable, and its statements have no time limit
     with connection.cursor() as cursor:
         cursor.execute("SELECT current_setting('statement_timeout')")
@@ -81,7 +56,7 @@ def test_a_count_that_takes_too_long_is_given_up_and_nothing_else_is() -> None:
 def test_the_time_limit_ends_with_the_counting() -> None:
     with connection.cursor() as cursor:
         cursor.execute("SET LOCAL statement_timeout = '77s'")
-        bounded_counts([tasks(1)], within=SOON)
+        assert count_within(tasks(1), SOON) == ApproxCount(1)
         cursor.execute("SELECT current_setting('statement_timeout')")
         assert cursor.fetchone() == ("77s",)
 
@@ -89,7 +64,7 @@ def test_the_time_limit_ends_with_the_counting() -> None:
 @pytest.mark.django_db(databases=["default", "sqlite"])
 def test_counts_on_sqlite() -> None:
     make_task(using="sqlite")
-    assert bounded_counts([Task.objects.using("sqlite").all()], within=SOON) == [ApproxCount(1)]
+    assert count_within(Task.objects.using("sqlite").all(), SOON) == ApproxCount(1)
 
 
 def test_slices_lead_to_each_other_and_read_no_row_of_another() -> None:
