@@ -10,12 +10,7 @@ from django.contrib import admin
 from django_dbtaskqueue.admin.operation_pages import AuditEntryAdmin, BulkOperationAdmin, PollerAdmin
 from django_dbtaskqueue.admin.overview_pages import DoctorAdmin, OverviewAdmin
 from django_dbtaskqueue.admin.queue_pages import QueueAdmin
-from django_dbtaskqueue.admin.record_pages import (
-    AttemptAdmin,
-    FailureGroupAdmin,
-    PipelineReportAdmin,
-    TaskHistoryAdmin,
-)
+from django_dbtaskqueue.admin.record_pages import AttemptAdmin, FailureGroupAdmin, PipelineReportAdmin, TaskHistoryAdmin
 from django_dbtaskqueue.admin.task_pages import PoisonTaskAdmin, TaskAdmin
 from django_dbtaskqueue.models import (
     Attempt,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
@@ -36,13 +35,6 @@ else:
     FilterSet = django_filters.FilterSet
 
 
-def rows_of_task(rows: QuerySet[Any], term: str, locations: Iterable[str]) -> QuerySet[Any]:
-    """Return the rows about the task with this id; no rows for a text that is not an id."""
-    task_id = id_of(term.strip())
-    # With the locations, because the index begins with them.
-    return rows.none() if task_id is None else rows.filter(location__in=list(locations), task_id=task_id)
-
-
 class TaskIdFilter(FilterSet):
     """Rows about a task, by its id."""
 
@@ -50,12 +42,12 @@ class TaskIdFilter(FilterSet):
     locations: tuple[str, ...] = ()  # the tables that an admin site shows
 
     def of_task(self, rows: QuerySet[Any], _name: str, value: str) -> QuerySet[Any]:
-        return rows_of_task(rows, value, self.locations)
+        task_id = id_of(value.strip())
+        # With the locations, because the index begins with them.
+        return rows.none() if task_id is None else rows.filter(location__in=self.locations, task_id=task_id)
 
 
 class AttemptFilter(TaskIdFilter):
-    """Failed attempts."""
-
     fingerprint = django_filters.CharFilter(label=gettext_lazy("Failure group"))
 
 
@@ -72,30 +64,22 @@ class HistoryFilter(TaskIdFilter):
 
 
 class FailureFilter(FilterSet):
-    """Failure groups."""
-
     queue = django_filters.CharFilter(label=gettext_lazy("Queue"))
     error_type = django_filters.CharFilter(label=gettext_lazy("Exception"), lookup_expr="icontains")
 
 
 class AuditFilter(FilterSet):
-    """Entries of the audit."""
-
     actor = django_filters.CharFilter(label=gettext_lazy("Who"))
     verb = django_filters.CharFilter(label=gettext_lazy("Verb"))
     queue = django_filters.CharFilter(label=gettext_lazy("Queue"))
 
 
 class BulkFilter(FilterSet):
-    """Bulk operations."""
-
     state = django_filters.ChoiceFilter(label=gettext_lazy("State"), choices=STATES, empty_label=gettext_lazy("any"))
     actor = django_filters.CharFilter(label=gettext_lazy("Who"))
 
 
 class ReportFilter(FilterSet):
-    """Reports of the pipeline."""
-
     kind = django_filters.CharFilter(label=gettext_lazy("Job"))
 
 

@@ -125,26 +125,17 @@ def show(
     name = f"admin/dbtaskqueue/{template}{'_live' if live else ''}.html"
     alias = page.get_queryset(request).db
 
-    def answer() -> HttpResponse:
-        as_of = database_time(alias)
-        filled = {**_frame(page, request, live=live), "as_of": as_of, **context()}
-        response = TemplateResponse(request, name, filled, status=status).render()
-        return _fragment(request, response, as_of) if live else response
-
-    return with_timeout(page, request, alias, answer)
-
-
-def with_timeout(page: PageAdmin, request: HttpRequest, alias: str, answer: Callable[[], HttpResponse]) -> HttpResponse:
-    """Return ``answer()``, or the page that says that a statement took too long."""
     try:
         with statement_timeout(alias):
-            return answer()
+            as_of = database_time(alias)
+            filled = {**_frame(page, request, live=live), "as_of": as_of, **context()}
+            response = TemplateResponse(request, name, filled, status=status).render()
+            return _fragment(request, response, as_of) if live else response
     except SearchTooSlow:
         return too_slow(page, request)
 
 
 def database_time(alias: str) -> datetime:
-    """Return the database's time."""
     session = Session.on(alias)
     return session.time(session.run("SELECT CURRENT_TIMESTAMP", {})[0][0])
 

@@ -20,7 +20,7 @@ from django.utils.translation import gettext as _
 from django_dbtaskqueue.admin.frame import LIVE_KEY
 from django_dbtaskqueue.admin.read_only import ReadOnlyAdmin, id_of, number
 from django_dbtaskqueue.operations.bounded_reads import count_within, estimate
-from django_dbtaskqueue.operations.paging import Page, Slice, page_of, whole_page
+from django_dbtaskqueue.operations.paging import Page, page_of, whole_page
 from django_dbtaskqueue.operations.verbs import Verb
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ class ListAdmin(ReadOnlyAdmin):
         rows = self.rows_of(filterset)
         before, after = _id(request, BEFORE_KEY), _id(request, AFTER_KEY)
         page = self.read_page(request, filterset, rows, before, after)
-        found, place = page.slice, before or after
+        place = before or after
         verbs = self.list_verbs(request)
         names = str(self.opts.verbose_name_plural)
         return {
@@ -131,13 +131,15 @@ class ListAdmin(ReadOnlyAdmin):
             "plain": request.path,
             "here": _address(request),
             "verbs": verbs,
-            "slice": found,
-            "table": table_of(self, found.rows, caption=names, tickable=bool(verbs)),
-            "found": self._number(rows, found, place) if _is_complete(page) else self._of_window(page, place),
+            "slice": page,
+            "table": table_of(self, page.rows, caption=names, tickable=bool(verbs)),
+            "found": self._number(rows, page, place) if _is_complete(page) else self._of_window(page, place),
             "searched": _searched(page),
             "full_search_url": _address(request, **{FULL_SEARCH_KEY: 1}),
             "empty": self.empty or _("None."),
-            **_neighbours(request, found),
+            "first_url": _address(request),
+            "newer_url": _address(request, after=page.newer),
+            "older_url": _address(request, before=page.older),
         }
 
     def read_page(
@@ -148,7 +150,7 @@ class ListAdmin(ReadOnlyAdmin):
             return whole_page(rows, PAGE_ROWS, before=before, after=after)
         return page_of(rows, filterset.queryset, PAGE_ROWS, before=before, after=after)
 
-    def _number(self, rows: QuerySet[Any], found: Slice, place: int | None) -> str:
+    def _number(self, rows: QuerySet[Any], found: Page, place: int | None) -> str:
         """Return how many rows there are: exact up to 10,000; estimated above that, or if counting takes too long."""
         if place is None and found.older is None:
             return self._of(len(found.rows), number_format(len(found.rows)))
@@ -162,8 +164,8 @@ class ListAdmin(ReadOnlyAdmin):
 
     def _of_window(self, page: Page, place: int | None) -> str:
         """Return how many rows a partial search found."""
-        shown = len(page.slice.rows)
-        more = place is not None or page.slice.older is not None or page.first
+        shown = len(page.rows)
+        more = place is not None or page.older is not None or page.first
         return self._of(2 if more else shown, f"{number_format(shown)}{'+' if more else ''}")
 
     def _of(self, count: int, text: str) -> str:
@@ -176,7 +178,7 @@ class SmallListAdmin(ListAdmin):
     def read_page(
         self, request: HttpRequest, filterset: Any, rows: QuerySet[Any], before: int | None, after: int | None
     ) -> Page:
-        return Page(Slice(list(rows.order_by(*self.ordering)[:MAX_SMALL_LIST_ROWS]), None, None))
+        return Page(list(rows.order_by(*self.ordering)[:MAX_SMALL_LIST_ROWS]))
 
 
 def _is_complete(page: Page) -> bool:
@@ -215,11 +217,3 @@ def _address(request: HttpRequest, **changes: int | None) -> str:
         query.pop(key, None)
     query.update({key: str(value) for key, value in changes.items() if value is not None})
     return f"{request.path}?{query.urlencode()}" if query else request.path
-
-
-def _neighbours(request: HttpRequest, found: Slice) -> dict[str, str]:
-    return {
-        "first_url": _address(request),
-        "newer_url": _address(request, after=found.newer),
-        "older_url": _address(request, before=found.older),
-    }

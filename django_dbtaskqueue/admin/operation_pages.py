@@ -50,12 +50,10 @@ OPERATION_BADGES = {
 
 
 def code(text: str) -> str:
-    """Return a text as code."""
     return format_html("<code>{}</code>", text) if text else EMPTY_VALUE
 
 
 def verb_label(name: str) -> str:
-    """Return the label of a verb."""
     return str(VERBS[name].label) if name in VERBS else name
 
 

@@ -201,5 +201,4 @@ class DoctorAdmin(ReadOnlyAdmin):
 
 
 def level_text(level: str) -> str:
-    """Return the name of a level."""
     return {"error": _("error"), "warning": _("warning"), "info": _("note")}[level]

@@ -73,8 +73,6 @@ class PlainForm(forms.Form):
 
 
 class ReasonForm(PlainForm):
-    """Asks for a reason, which is required."""
-
     reason_required = True
 
 
@@ -100,7 +98,6 @@ class HousekeepForm(PlainForm):
 
 
 def form_for(verb: TaskVerb) -> type[PlainForm]:
-    """Return the form of a verb."""
     if verb.ages:
         return HousekeepForm
     return ReasonForm if verb.needs_reason else PlainForm
@@ -226,8 +223,10 @@ def _act_on_all(page: TaskPage, request: HttpRequest, verb: TaskVerb) -> HttpRes
 
 def _act_on_ticked(page: TaskPage, request: HttpRequest, verb: TaskVerb) -> HttpResponse:
     """Apply the verb to the ticked rows, or to the row of the page, at once."""
+    numbers = [id_of(text) for text in request.POST.getlist(ACTION_CHECKBOX_NAME)]
+    ids = [number for number in numbers if number is not None]
     # Read from the database that is written: a replica may lag behind.
-    model, alias, ids = ticked_tasks(page, request)
+    model, alias = page.model._meta.concrete_model, router.db_for_write(page.model)
     form = bound_form(request, form_for(verb))
     options = form.options()
     if not confirmed(request, form):
@@ -240,13 +239,6 @@ def _act_on_ticked(page: TaskPage, request: HttpRequest, verb: TaskVerb) -> Http
     report = actions.act_on_ids(model, alias, ids, wanted, Actor(request.user, AUDIT_SOURCE))
     level = messages.SUCCESS if report.changed else messages.WARNING
     return page.reply(request, task_report(verb, report), level, "" if verb.deletes else page.back(request))
-
-
-def ticked_tasks(page: Any, request: HttpRequest) -> tuple[type[AbstractTask], str, list[int]]:
-    """Return the table of the ticked tasks, the database that is written, and their ids."""
-    ids = [id_of(text) for text in request.POST.getlist(ACTION_CHECKBOX_NAME)]
-    model = page.model._meta.concrete_model
-    return model, router.db_for_write(page.model), [number for number in ids if number is not None]
 
 
 def task_report(verb: TaskVerb, report: actions.Report) -> str:

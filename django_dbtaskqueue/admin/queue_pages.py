@@ -29,7 +29,7 @@ from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.db.session import alias_for, model_for
 from django_dbtaskqueue.models import BulkOperation, Queue
 from django_dbtaskqueue.operations import bulk, queue_control
-from django_dbtaskqueue.operations.paging import Page, Slice
+from django_dbtaskqueue.operations.paging import Page
 from django_dbtaskqueue.operations.permissions import Actor, can_operate
 from django_dbtaskqueue.operations.queue_stats import stats_of_queue
 from django_dbtaskqueue.operations.verbs import CHANGE_SETTINGS, PAUSE, PURGE, QUEUE_VERBS, Verb
@@ -68,14 +68,14 @@ class QueueAdmin(SmallListAdmin):
         self, request: HttpRequest, filterset: Any, rows: QuerySet[Any], before: int | None, after: int | None
     ) -> Page:
         """Return the first queues by name."""
-        return Page(Slice(list(rows[:MAX_SHOWN_QUEUES]), None, None))
+        return Page(list(rows[:MAX_SHOWN_QUEUES]))
 
     def rows_of(self, filterset: Any) -> Any:
         """Return all known queues that match, with a row or without: a list."""
         part = filterset.form.cleaned_data.get("name", "") if filterset.is_valid() else ""
         return [queue for queue in all_queues(filterset.queryset) if part.lower() in queue.name.lower()]
 
-    def _number(self, rows: Any, found: Slice, place: int | None) -> str:
+    def _number(self, rows: Any, found: Page, place: int | None) -> str:
         text = ngettext("%(number)s queue", "%(number)s queues", len(rows)) % {"number": len(rows)}
         if len(rows) > len(found.rows):
             return _("%(words)s; the first %(shown)s by name: search for others") % {

@@ -65,7 +65,6 @@ def status_badge(status: str) -> SafeString:
 
 
 def local(value: datetime) -> datetime:
-    """Return a time in the viewer's time zone."""
     return localtime(value) if value.tzinfo else value
 
 
@@ -125,7 +124,6 @@ def column(title: StrOrPromise, show_row: Callable[[Any], object]) -> Column:
 
 
 def age_column(title: StrOrPromise, field: str) -> Column:
-    """Return a column that shows how long ago a time was."""
     return column(title, lambda row: ago(getattr(row, field), row.clock))
 
 
@@ -135,7 +133,6 @@ def box_column(title: StrOrPromise, field: str, show_value: Callable[[Any], str]
 
 
 def number_column(title: StrOrPromise, field: str) -> Column:
-    """Return a column that shows a number with thousands separators."""
     return column(title, lambda row: number(getattr(row, field)))
 
 

@@ -120,7 +120,7 @@ class FailureGroupAdmin(SmallListAdmin):
         self, request: HttpRequest, filterset: Any, rows: QuerySet[Any], before: int | None, after: int | None
     ) -> Page:
         found = super().read_page(request, filterset, rows, before, after)
-        fill(found.slice.rows)
+        fill(found.rows)
         return found
 
     @admin.display(description=gettext_lazy("failure"))
@@ -163,7 +163,6 @@ def fill(groups: Sequence[FailureGroup]) -> None:
 
 
 def figures(group: FailureGroup) -> FailureStats:
-    """Return what ``fill`` read."""
     found: FailureStats = vars(group)["figures"]
     return found
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -27,29 +26,22 @@ from django_dbtaskqueue.operations.verbs import BULK_VERBS, PAUSE, RESUME, House
 
 FAILED_CODE = 1  # exit code
 DEFAULT_BULK_ROWS = 20
-Ask = Callable[[str], bool]  # asks the operator for a yes
 Options = dict[str, Any]  # of argparse
 
 
-def verb(output: Output, options: Options, ask: Ask) -> int:
+def verb(output: Output, options: Options) -> int:
     """Apply a verb to ids or to a search: preview, question, action, report."""
-    name, retention = options["verb"], _retention(options)
-    search = " ".join(options["filter"])
-    if bool(search) == bool(options["id"]):
+    if bool(options["filter"]) == bool(options["id"]):
         raise CommandError("Name the tasks: --filter SEARCH (such as 'status:ERROR queue:claims'), or --id N.")
-    return (
-        _on_ids(output, options, retention, ask)
-        if options["id"]
-        else _on_search(output, options, search, name, retention, ask)
-    )
+    return _on_ids(output, options) if options["id"] else _on_search(output, options)
 
 
-def purge(output: Output, options: Options, ask: Ask) -> int:
+def purge(output: Output, options: Options) -> int:
     """Delete every task of a queue."""
-    return _on_search(output, options, to_text(of_queue(options["queue"])), "purge", HousekeepOptions(), ask)
+    return _on_search(output, {**options, "filter": [to_text(of_queue(options["queue"]))]})
 
 
-def pause(output: Output, options: Options, ask: Ask) -> int:
+def pause(output: Output, options: Options) -> int:
     """Pause queues."""
     span: timedelta | None = options["for_time"]
     until = None if span is None else timezone.now() + span
@@ -62,7 +54,7 @@ def pause(output: Output, options: Options, ask: Ask) -> int:
     return _answered(output, {"paused": number}, f"{PAUSE.done % {'number': number}}{end}.")
 
 
-def resume(output: Output, options: Options, ask: Ask) -> int:
+def resume(output: Output, options: Options) -> int:
     """Resume queues."""
     if options["dry_run"]:
         return _answered(output, {"would_resume": options["queue"]}, f"Would resume {', '.join(options['queue'])}.")
@@ -73,7 +65,7 @@ def resume(output: Output, options: Options, ask: Ask) -> int:
 # -- bulk operations ---------------------------------------------------------------------------------------------------
 
 
-def bulk(output: Output, options: Options, ask: Ask) -> int:
+def bulk(output: Output, options: Options) -> int:
     """``bulk list``, ``bulk show N``, ``bulk cancel N``, ``bulk run``."""
     alias = alias_for("", options["database"])
     what, number = options["what"], options["number"]
@@ -126,7 +118,7 @@ def _listed(output: Output, alias: str, limit: int) -> int:
     return 0
 
 
-def index(output: Output, options: Options, ask: Ask) -> int:
+def index(output: Output, options: Options) -> int:
     """Create or drop the payload index, without blocking reads and writes. It slows enqueue down, but not checkout."""
     queue = options["queue"] or ""
     model, alias = model_for(queue), alias_for(queue, options["database"])
@@ -148,23 +140,24 @@ def index(output: Output, options: Options, ask: Ask) -> int:
 # -- actions on tasks --------------------------------------------------------------------------------------------------
 
 
-def _on_ids(output: Output, options: Options, retention: HousekeepOptions, ask: Ask) -> int:
+def _on_ids(output: Output, options: Options) -> int:
     ids, chosen = sorted(set(options["id"])), BULK_VERBS[options["verb"]]
     tasks = tasks_for(parse(""), options["database"], write=True)
-    request = ActionRequest(chosen, options["reason"], retention)
+    request = ActionRequest(chosen, options["reason"], _retention(options))
     seen = preview(tasks.filter(pk__in=ids), request)
     output.write(str(chosen.effect))
     output.write(f"{seen.selected} of {len(ids)} tasks are there, {seen.eligible} would change.")
     if options["dry_run"]:
         output.data({"dry_run": True, "selected": str(seen.selected), "would_change": str(seen.eligible)})
         return 0
-    if not ask(f"{chosen.label} {seen.eligible} tasks?"):
+    if not output.ask(f"{chosen.label} {seen.eligible} tasks?"):
         return _answered(output, {"changed": 0}, "Nothing was changed.", FAILED_CODE)
     return _reported(output, chosen, act_on_ids(tasks.model, tasks.db, ids, request, Actor()))
 
 
-def _on_search(output: Output, options: Options, words: str, name: str, retention: HousekeepOptions, ask: Ask) -> int:
-    seen = bulk_operations.preview(name, words, options["database"], options=retention)
+def _on_search(output: Output, options: Options) -> int:
+    words, retention = " ".join(options["filter"]), _retention(options)
+    seen = bulk_operations.preview(options["verb"], words, options["database"], options=retention)
     for sentence in seen.sentences:
         output.write(sentence)
     if options["dry_run"]:
@@ -173,7 +166,7 @@ def _on_search(output: Output, options: Options, words: str, name: str, retentio
         output.data({"dry_run": True, "query": seen.request.query, **counted, "estimate": seen.estimate})
         return 0
     chosen = seen.request.verb
-    if not ask(f"{chosen.label} {'all that match' if seen.eligible is None else f'{seen.eligible} tasks'}?"):
+    if not output.ask(f"{chosen.label} {'all that match' if seen.eligible is None else f'{seen.eligible} tasks'}?"):
         return _answered(output, {"changed": 0}, "Nothing was changed.", FAILED_CODE)
     at_once = seen.selected is not None and not seen.selected.more and seen.selected.number <= MAX_TASKS_PER_ACTION
     if at_once and not options["background"] and not options["limit"]:
@@ -182,15 +175,9 @@ def _on_search(output: Output, options: Options, words: str, name: str, retentio
         request = ActionRequest(chosen, options["reason"], retention, seen.request.query)
         return _reported(output, chosen, act(tasks, request, Actor()))
     operation = bulk_operations.start(
-        name,
-        words,
-        None,
-        options["reason"],
-        options["database"],
-        source="command",
-        options=retention,
-        max_tasks=options["limit"],
-    )
+        chosen, words, None, options["reason"], options["database"],
+        source="command", options=retention, max_tasks=options["limit"],
+    )  # fmt: skip
     output.write(f"Bulk operation {operation.pk} ordered; to stop it: taskqueue bulk cancel {operation.pk}")
     return _ordered(output, operation) if options["background"] else _followed(output, operation)
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from django.core.management.base import OutputWrapper
+from django.core.management.base import CommandError, OutputWrapper
 from django.core.management.color import Style
 from django.core.serializers.json import DjangoJSONEncoder
 
@@ -30,6 +31,15 @@ class Output:
     out: OutputWrapper
     style: Style
     as_json: bool = False
+    yes: bool = False  # the operator has confirmed by an option
+
+    def ask(self, question: str) -> bool:
+        """Ask the operator, on a terminal. Elsewhere ``--yes`` is required."""
+        if self.yes:
+            return True
+        if not sys.stdin.isatty():
+            raise CommandError("There is no terminal to ask on: add --yes, or try --dry-run first.")
+        return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
 
     def write(self, text: str = "") -> None:
         """Write a line of text; with ``as_json`` nothing."""

@@ -7,7 +7,7 @@ and says so. No page reads a large table to its end.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
@@ -32,36 +32,29 @@ FAILED_STATUSES = {str(Status.ERROR), str(Status.POISON)}
 
 
 @dataclass(frozen=True, slots=True)
-class Slice:
-    """Rows in the order of their ids, and the ids where the neighbour pages begin; None: there is no such page."""
+class Page:
+    """One page of rows in the order of their ids, and how many rows the search read for it."""
 
     rows: list[Any]
-    newer: int | None
-    older: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class Page:
-    """One page of rows, and how many rows the search read for it."""
-
-    slice: Slice
+    newer: int | None = None  # the id where the page of newer rows begins; None: there is no such page
+    older: int | None = None
     window: int = 0  # only this many rows were read; 0: the pages hold all matches
     first: int = 0  # only this many ready tasks of each queue and priority were read; 0: all
 
 
-def slice_of(rows: Rows, size: int, *, before: int | None = None, after: int | None = None) -> Slice:
-    """Return ``size`` rows, the newest first: those before an id, those after one, or the newest.
+def whole_page(rows: Rows, size: int, *, before: int | None = None, after: int | None = None) -> Page:
+    """Return ``size`` rows, the newest first: those before an id, those after one, or the newest. No time limit.
 
     Reads no row of another page, however far back the page lies.
     """
     if after is not None:
         found = list(rows.filter(pk__gt=after).order_by("pk")[: size + 1])[::-1]
         shown = found[-size:]
-        return Slice(shown, _first(shown, newer=len(found) > size), shown[-1].pk if shown else None)
+        return Page(shown, _first(shown, newer=len(found) > size), shown[-1].pk if shown else None)
     chosen = rows if before is None else rows.filter(pk__lt=before)
     found = list(chosen.order_by("-pk")[: size + 1])
     shown = found[:size]
-    return Slice(shown, _first(shown, newer=before is not None), shown[-1].pk if len(found) > size else None)
+    return Page(shown, _first(shown, newer=before is not None), shown[-1].pk if len(found) > size else None)
 
 
 def _first(shown: list[Any], *, newer: bool) -> int | None:
@@ -85,14 +78,15 @@ def page_of(rows: Rows, among: Rows, size: int, *, before: int | None = None, af
             raise
     if after is not None:
         ids = _ids(among.filter(pk__gt=after).order_by("pk"))
-        return _newer(_only(rows, ids), ids, size, after)
-    ids = _ids((among if before is None else among.filter(pk__lt=before)).order_by("-pk"))
-    return _older(_only(rows, ids), ids, size, before)
-
-
-def whole_page(rows: Rows, size: int, *, before: int | None = None, after: int | None = None) -> Page:
-    """Return one page of ``rows``, the newest first, however long that takes."""
-    return Page(slice_of(rows, size, before=before, after=after))
+    else:
+        ids = _ids((among if before is None else among.filter(pk__lt=before)).order_by("-pk"))
+    found = whole_page(_only(rows, ids), size, before=before, after=after)
+    further = ids[-1] if len(ids) == WINDOW_ROWS else None
+    window = WINDOW_ROWS if further else 0
+    # A window without a match has neighbours, too: they begin at its ends.
+    if after is not None:
+        return replace(found, newer=found.newer or further, older=found.older or after + 1, window=window)
+    return replace(found, newer=found.newer or (before and before - 1), older=found.older or further, window=window)
 
 
 def page_of_processing(rows: TaskQuerySet, names: Sequence[str], size: int, **place: int | None) -> Page:
@@ -109,7 +103,7 @@ def page_of_processing(rows: TaskQuerySet, names: Sequence[str], size: int, **pl
     seen = sum(number for number, _ids in found)
     ids = [one for _number, part in found for one in part or ()]
     cut = seen >= WINDOW_ROWS or any(number >= most for number, _ids in found)
-    return Page(slice_of(_only(rows, ids), size, **place), first=most if cut else 0)
+    return replace(whole_page(_only(rows, ids), size, **place), first=most if cut else 0)
 
 
 def finds_processing_only(search: Search) -> bool:
@@ -147,20 +141,3 @@ def _only(rows: Rows, ids: list[int]) -> Rows:
     column = f"{quote(rows.model._meta.db_table)}.{quote(rows.model._meta.pk.column)}"
     array = "{" + ",".join(map(str, ids)) + "}"
     return rows.filter(RawSQL(f"{column} = ANY(%s::bigint[])", [array], output_field=BooleanField()))  # noqa: S611 -- names of the model's own, the ids apart
-
-
-def _older(rows: Rows, ids: list[int], size: int, before: int | None) -> Page:
-    found = list(rows.order_by("-pk")[: size + 1])
-    shown = found[:size]
-    further = ids[-1] if len(ids) == WINDOW_ROWS else None
-    older = shown[-1].pk if len(found) > size else further
-    newer = None if before is None else shown[0].pk if shown else before - 1
-    return Page(Slice(shown, newer, older), window=len(ids) if further else 0)
-
-
-def _newer(rows: Rows, ids: list[int], size: int, after: int) -> Page:
-    found = list(rows.order_by("pk")[: size + 1])[::-1]
-    shown = found[-size:]
-    further = ids[-1] if len(ids) == WINDOW_ROWS else None
-    newer = shown[0].pk if len(found) > size else further
-    return Page(Slice(shown, newer, shown[-1].pk if shown else after + 1), window=len(ids) if further else 0)

@@ -102,31 +102,31 @@ def overview(using: str | None = None) -> Overview:
     Over all databases, or that of ``using``. A constant number of queries per database and task table.
     """
     places = locations_on(using)
-    cells: defaultdict[str, dict[str, ApproxCount]] = defaultdict(lambda: dict.fromkeys(map(str, Status), NONE_COUNTED))
-    ages: dict[str, float] = {}
-    for name in conf.known_queues():
-        cells[name]
-    for place in places:
-        for name, found in _cells(place).items():
-            cells[name] = {status: cells[name][status] + number for status, number in found.items()}
-        for name, waits in waits_by_priority(place, list(cells)).items():
-            ages[name] = max(*waits.values(), ages.get(name, 0.0))
-    context = _Context(sorted({alias for alias, _ in places}), cells)
-    rows = [context.row(name, cells[name], ages.get(name)) for name in sorted(cells)]
+    context, rows = _read(places, conf.known_queues())
     return Overview(context.as_of, rows, *_sums(rows), pollers=len(context.alive))
 
 
 def stats_of_queue(name: str) -> QueueStats:
     """Return the statistics of one queue, over all databases it has tasks in."""
-    places: list[Location] = [(alias, model_for(name)) for alias in aliases_of(name)]
-    cells = dict.fromkeys(map(str, Status), NONE_COUNTED)
-    waits: list[float] = []
+    _context, (row,) = _read([(alias, model_for(name)) for alias in aliases_of(name)], [name], only=[name])
+    return row
+
+
+def _read(
+    places: Sequence[Location], known: Iterable[str], only: Sequence[str] = ()
+) -> tuple[_Context, list[QueueStats]]:
+    """Read the known queues and those that have tasks, or with ``only`` these; return them by name."""
+    cells = {name: dict.fromkeys(map(str, Status), NONE_COUNTED) for name in known}
+    ages: dict[str, float] = {}
     for place in places:
-        found = _cells(place, [name]).get(name, {})
-        cells = {status: number + found.get(status, NONE_COUNTED) for status, number in cells.items()}
-        waits += waits_by_priority(place, [name]).get(name, {}).values()
-    context = _Context(sorted({alias for alias, _ in places}), [name])
-    return context.row(name, cells, max(waits, default=None))
+        for name, found in _cells(place, only).items():
+            before = cells.get(name, {})
+            cells[name] = {status: before.get(status, NONE_COUNTED) + number for status, number in found.items()}
+        for name, waits in waits_by_priority(place, list(cells)).items():
+            ages[name] = max(*waits.values(), ages.get(name, 0.0))
+    names = only or sorted(cells)
+    context = _Context(sorted({alias for alias, _ in places}), names)
+    return context, [context.row(name, cells[name], ages.get(name)) for name in names]
 
 
 class _Context:

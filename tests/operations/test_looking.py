@@ -46,7 +46,7 @@ def tasks(number: int) -> list[int]:
 
 
 def ids(look: Page) -> list[int]:
-    return [row.pk for row in look.slice.rows]
+    return [row.pk for row in look.rows]
 
 
 @pytest.mark.usefixtures("few")
@@ -58,16 +58,16 @@ def test_windows_lead_through_all_rows_and_back() -> None:
     look, down = page_of(rows, Task.objects.all(), 2), []
     while True:
         down += ids(look)
-        if look.slice.older is None:
+        if look.older is None:
             break
         assert look.window == 3
-        look = page_of(rows, Task.objects.all(), 2, before=look.slice.older)
+        look = page_of(rows, Task.objects.all(), 2, before=look.older)
     assert down == rare
     assert not look.window
 
     up = ids(look)
-    while look.slice.newer is not None:
-        look = page_of(rows, Task.objects.all(), 2, after=look.slice.newer)
+    while look.newer is not None:
+        look = page_of(rows, Task.objects.all(), 2, after=look.newer)
         up = ids(look) + up
     assert up == rare
     assert ids(whole_page(rows, 2)) == rare[:2]

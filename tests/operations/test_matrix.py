@@ -334,10 +334,10 @@ def test_every_verb_has_a_way_in_and_a_permission_of_its_own(verb: str) -> None:
 @pytest.mark.parametrize("verb", VERBS)
 def test_the_one_question_behind_all_of_it(verb: str) -> None:
     users = {role: make_user(role, VERBS[verb]) for role in ROLES}
-    assert {role: can_operate(user, verb, QUEUE) for role, user in users.items()} == {
+    assert {role: can_operate(user, VERBS[verb], QUEUE) for role, user in users.items()} == {
         name: role.anywhere for name, role in ROLES.items()
     }
-    assert not can_operate(AnonymousUser(), verb)
+    assert not can_operate(AnonymousUser(), VERBS[verb])
 
 
 @pytest.mark.parametrize("verb", [*TASK_VERBS, "purge", "pause", "resume"])

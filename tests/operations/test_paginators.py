@@ -11,7 +11,7 @@ from django.test.utils import CaptureQueriesContext
 
 from django_dbtaskqueue.models import Task
 from django_dbtaskqueue.operations.bounded_reads import ApproxCount, bounded_count, count_within, estimate
-from django_dbtaskqueue.operations.paging import slice_of
+from django_dbtaskqueue.operations.paging import whole_page
 from tests.factories import make_task
 
 SOON = timedelta(seconds=10)
@@ -72,17 +72,17 @@ def test_slices_lead_to_each_other_and_read_no_row_of_another() -> None:
     rows = tasks(5)
     ids = list(rows.order_by("-pk").values_list("pk", flat=True))
     # When one goes to the oldest and back
-    first = slice_of(rows, 2)
-    second = slice_of(rows, 2, before=first.older)
+    first = whole_page(rows, 2)
+    second = whole_page(rows, 2, before=first.older)
     with CaptureQueriesContext(connection) as queries:
-        last = slice_of(rows, 2, before=second.older)
-    back = slice_of(rows, 2, after=last.newer)
+        last = whole_page(rows, 2, before=second.older)
+    back = whole_page(rows, 2, after=last.newer)
     # Then each row is in one slice, and the ends say that they are
     assert [[row.pk for row in one.rows] for one in (first, second, last)] == [ids[:2], ids[2:4], ids[4:]]
     assert [row.pk for row in back.rows] == ids[2:4]
     assert (first.newer, last.older) == (None, None)
     assert [query["sql"].count("OFFSET") for query in queries] == [0]
-    assert slice_of(rows.none(), 2).rows == []
+    assert whole_page(rows.none(), 2).rows == []
 
 
 def test_an_estimate_is_the_planner_s() -> None:

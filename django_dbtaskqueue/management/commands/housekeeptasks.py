@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from argparse import SUPPRESS
 from dataclasses import asdict, replace
 from datetime import timedelta
 from typing import Any
@@ -38,7 +39,11 @@ class Command(BaseCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         for name, what in AGE_OPTIONS.items():
             parser.add_argument(
-                f"--{name}", type=age, metavar="AGE", help=f'How long {what}, such as "7d" or "12h"; "never" for ever.'
+                f"--{name}",
+                type=age,
+                metavar="AGE",
+                default=SUPPRESS,
+                help=f'How long {what}, such as "7d" or "12h"; "never": without limit.',
             )
         parser.add_argument("--queue", action="append", metavar="NAME", help="Only this queue. Repeat it for more.")
         parser.add_argument("--database", metavar="ALIAS", help="Only this database. Default: all with queues.")
@@ -48,9 +53,9 @@ class Command(BaseCommand):
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
-        given = {name: options[name] for name in AGE_OPTIONS if options[name] is not None}
+        given = {name: options[name] for name in AGE_OPTIONS if name in options}
         try:
-            ages = replace(RetentionPolicy.of_settings(), **{name: found.after for name, found in given.items()})
+            ages = replace(RetentionPolicy.of_settings(), **given)
             if options["database"] is not None and options["database"] not in connections:
                 raise CommandError(f"There is no database {options['database']!r}; {', '.join(connections)}.")
             report = Housekeeper().turn(
@@ -74,13 +79,6 @@ class Command(BaseCommand):
                 self.stdout.write(f"Ages: {', '.join(f'{name} {value}' for name, value in shown.items())}")
 
 
-class Age:
-    """An age of the command line: a duration, or None for ever."""
-
-    def __init__(self, after: timedelta | None) -> None:
-        self.after = after
-
-
-def age(text: str) -> Age:
-    """Return the value of an option that is an age."""
-    return Age(None if text == NEVER_TEXT else positive_duration(text))
+def age(text: str) -> timedelta | None:
+    """Return the value of an option that is an age: a duration, or None for no limit."""
+    return None if text == NEVER_TEXT else positive_duration(text)

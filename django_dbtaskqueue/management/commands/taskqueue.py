@@ -59,7 +59,7 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Run one subcommand; exit with one of the codes in the help."""
-        output = Output(self.stdout, self.style, as_json=options["as_json"])
+        output = Output(self.stdout, self.style, as_json=options["as_json"], yes=options.get("yes", False))
         try:
             code = self._run(output, options)
         except SearchTooSlow as error:
@@ -77,35 +77,17 @@ class Command(BaseCommand):
 
     def _run(self, output: Output, options: dict[str, Any]) -> int:
         name = options["command"]
-        if name in READ_COMMANDS:
-            return READ_COMMANDS[name](output, options)
         if name == "token":
             return _token(output, options["user"])
-        with_verb = {**options, "verb": VERB_OF_COMMAND.get(name, name)}
-        return CHANGE_COMMANDS.get(name, changes.verb)(output, with_verb, _ask(options))
+        return COMMANDS.get(name, changes.verb)(output, {**options, "verb": VERB_OF_COMMAND.get(name, name)})
 
 
-def _ask(options: dict[str, Any]) -> changes.Ask:
-    """Return how to ask the operator: on a terminal. Elsewhere ``--yes`` is required."""
-
-    def ask(question: str) -> bool:
-        if options.get("yes"):
-            return True
-        if not sys.stdin.isatty():
-            raise CommandError("There is no terminal to ask on: add --yes, or try --dry-run first.")
-        return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
-
-    return ask
-
-
-READ_COMMANDS: dict[str, Callable[[Output, dict[str, Any]], int]] = {
+COMMANDS: dict[str, Callable[[Output, dict[str, Any]], int]] = {
     "status": reading.status,
     "list": reading.list_tasks,
     "show": reading.show,
     "tail": reading.tail,
     "doctor": reading.doctor,
-}
-CHANGE_COMMANDS: dict[str, Callable[[Output, dict[str, Any], changes.Ask], int]] = {
     "pause": changes.pause,
     "resume": changes.resume,
     "purge": changes.purge,
