@@ -7,7 +7,9 @@ from datetime import timedelta
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import django_filters
 import django_tables2 as tables
+from django import forms
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.core.exceptions import SuspiciousOperation
 from django.db.models import Model, QuerySet
@@ -16,6 +18,7 @@ from django.utils.formats import number_format
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
 
 from django_dbtaskqueue.admin.frame import LIVE_KEY
 from django_dbtaskqueue.admin.read_only import ReadOnlyAdmin, id_of, number
@@ -25,6 +28,14 @@ from django_dbtaskqueue.operations.verbs import Verb
 
 if TYPE_CHECKING:
     from django_stubs_ext import StrOrPromise
+
+    class FilterSet:
+        """The class of django-filter, which publishes no types."""
+
+        def __init__(self, data: Any, *, queryset: Any, request: Any) -> None: ...
+
+else:
+    FilterSet = django_filters.FilterSet
 
 PAGE_ROWS = 50
 COUNT_TIMEOUT = timedelta(milliseconds=60)  # after that the number of rows is estimated
@@ -170,6 +181,14 @@ class ListAdmin(ReadOnlyAdmin):
 
     def _of(self, count: int, text: str) -> str:
         return f"{text} {self.opts.verbose_name if count == 1 else self.plural or self.opts.verbose_name_plural}"
+
+
+class NameFilter(FilterSet):
+    """Rows with a name, by a part of it."""
+
+    name = django_filters.CharFilter(
+        label=gettext_lazy("Name"), lookup_expr="icontains", widget=forms.TextInput(attrs={"type": "search"})
+    )
 
 
 class SmallListAdmin(ListAdmin):

@@ -6,14 +6,14 @@ from collections.abc import Iterator, Sequence
 from time import monotonic
 from typing import Any
 
+import django_filters
 from django.contrib import admin
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.utils.html import format_html, format_html_join
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from django_dbtaskqueue.admin.filters import AuditFilter, BulkFilter, NameFilter
-from django_dbtaskqueue.admin.list_pages import ListAdmin, SmallListAdmin
+from django_dbtaskqueue.admin.list_pages import FilterSet, ListAdmin, NameFilter, SmallListAdmin
 from django_dbtaskqueue.admin.page_actions import check, command_pollers
 from django_dbtaskqueue.admin.read_only import (
     EMPTY_VALUE,
@@ -26,19 +26,20 @@ from django_dbtaskqueue.admin.read_only import (
     json_box,
     number,
     number_column,
+    permitted,
 )
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.db.session import model_for
 from django_dbtaskqueue.models import AbstractTask, BulkOperation, Task
-from django_dbtaskqueue.models.operations import CANCELLED, FAILED, FINISHED, RUNNING, UNFINISHED, WAITING
+from django_dbtaskqueue.models.operations import CANCELLED, FAILED, FINISHED, RUNNING, STATES, UNFINISHED, WAITING
 from django_dbtaskqueue.operations import bulk
 from django_dbtaskqueue.operations.permissions import can_operate
 from django_dbtaskqueue.operations.queue_control import POLLER_VERBS, STOPPED_STATE
+from django_dbtaskqueue.operations.queue_stats import MISSED_HEARTBEATS
 from django_dbtaskqueue.operations.verbs import VERBS, Verb
 
 WORK_TIME_S = 2.0  # in which a request carries out steps
 MAX_SHOWN_SKIPS = 100  # steps whose skipped tasks are shown
-MAX_MISSED_HEARTBEATS = 3  # before a poller counts as late
 RUNNING_STATE = "RUNNING"  # of a poller; it starts or stops in any other state
 OPERATION_BADGES = {
     WAITING: ("created", "○"),
@@ -47,6 +48,17 @@ OPERATION_BADGES = {
     CANCELLED: ("stopped", "▪"),
     FAILED: ("error", "✕"),
 }
+
+
+class AuditFilter(FilterSet):
+    actor = django_filters.CharFilter(label=gettext_lazy("Who"))
+    verb = django_filters.CharFilter(label=gettext_lazy("Verb"))
+    queue = django_filters.CharFilter(label=gettext_lazy("Queue"))
+
+
+class BulkFilter(FilterSet):
+    state = django_filters.ChoiceFilter(label=gettext_lazy("State"), choices=STATES, empty_label=gettext_lazy("any"))
+    actor = django_filters.CharFilter(label=gettext_lazy("Who"))
 
 
 def code(text: str) -> str:
@@ -169,7 +181,7 @@ class PollerAdmin(SmallListAdmin):
     applied_box = box_column(gettext_lazy("applied settings"), "applied_settings", box)
 
     def list_verbs(self, request: HttpRequest) -> Sequence[Verb]:
-        return [verb for verb in POLLER_VERBS.values() if can_operate(request.user, verb)]
+        return permitted(request, POLLER_VERBS.values())
 
     def page_verbs(self, request: HttpRequest, row: Any) -> Sequence[Verb]:
         """Return the commands, unless the poller has stopped."""
@@ -199,7 +211,7 @@ class PollerAdmin(SmallListAdmin):
 
 def is_late(poller: Any) -> bool:
     """Return whether the poller missed three heartbeats."""
-    return bool(poller.clock - poller.heartbeat_time > MAX_MISSED_HEARTBEATS * conf.settings().heartbeat)
+    return bool(poller.clock - poller.heartbeat_time > MISSED_HEARTBEATS * conf.settings().heartbeat)
 
 
 def as_list(value: Any) -> list[Any]:

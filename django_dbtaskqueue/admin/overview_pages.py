@@ -13,7 +13,6 @@ from django.utils.formats import date_format, number_format
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
-from django_dbtaskqueue.admin.filters import text_of
 from django_dbtaskqueue.admin.frame import show
 from django_dbtaskqueue.admin.read_only import EMPTY_VALUE, ReadOnlyAdmin, badge, local, stamp
 from django_dbtaskqueue.core.durations import format_duration
@@ -24,6 +23,7 @@ from django_dbtaskqueue.operations.bounded_reads import ApproxCount
 from django_dbtaskqueue.operations.doctor import Finding, examine
 from django_dbtaskqueue.operations.queue_stats import Overview, QueueStats, health, overview
 from django_dbtaskqueue.operations.report_page import Chart, Line
+from django_dbtaskqueue.operations.search import text_of
 from django_dbtaskqueue.operations.trends import Point, series
 
 CHART_SPAN = timedelta(hours=1)

@@ -182,10 +182,12 @@ def ask(page: ReadOnlyAdmin, request: HttpRequest, question: Question) -> HttpRe
 class TaskPage(ListAdmin):
     """A list of tasks with a search of its address."""
 
+    base_search = Search()  # what the page shows without a search
+
     def search_of(self, request: HttpRequest) -> Search:
         """Return the search of the address; raise ``SearchError`` if it has an error."""
         found: Search = self.filtered(request).checked().search
-        return found
+        return self.base_search & found
 
 
 def act_on_tasks(page: TaskPage, request: HttpRequest) -> HttpResponse:

@@ -15,11 +15,10 @@ from django.http import Http404, HttpRequest, HttpResponse
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
-from django_dbtaskqueue.admin.filters import NameFilter, text_of
-from django_dbtaskqueue.admin.list_pages import SmallListAdmin
+from django_dbtaskqueue.admin.list_pages import NameFilter, SmallListAdmin
 from django_dbtaskqueue.admin.overview_pages import charts, row_of
 from django_dbtaskqueue.admin.page_actions import act_on_queues, check, is_paused
-from django_dbtaskqueue.admin.read_only import EMPTY_VALUE, badge, column, local
+from django_dbtaskqueue.admin.read_only import EMPTY_VALUE, badge, column, local, permitted
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.conf.queue import DURATIONS, PLACE, QueueSettings, stored
 from django_dbtaskqueue.core.durations import format_duration, parse_duration
@@ -32,6 +31,7 @@ from django_dbtaskqueue.operations import bulk, queue_control
 from django_dbtaskqueue.operations.paging import Page
 from django_dbtaskqueue.operations.permissions import Actor, can_operate
 from django_dbtaskqueue.operations.queue_stats import stats_of_queue
+from django_dbtaskqueue.operations.search import text_of
 from django_dbtaskqueue.operations.verbs import CHANGE_SETTINGS, PAUSE, PURGE, QUEUE_VERBS, Verb
 
 MAX_SHOWN_QUEUES = 200  # on one page; others are found by name
@@ -52,7 +52,7 @@ class QueueAdmin(SmallListAdmin):
     page_lines = ("state", "pause", "tasks")
 
     def list_verbs(self, request: HttpRequest) -> Sequence[Verb]:
-        return [verb for verb in QUEUE_VERBS.values() if can_operate(request.user, verb)]
+        return permitted(request, QUEUE_VERBS.values())
 
     def act(self, request: HttpRequest) -> HttpResponse:
         if "set" in request.POST:
@@ -125,8 +125,7 @@ class QueueAdmin(SmallListAdmin):
 
     def page_verbs(self, request: HttpRequest, row: Any) -> Sequence[Verb]:
         """Return pause, and for a paused queue resume."""
-        fitting = QUEUE_VERBS.values() if is_paused(row) else [PAUSE]
-        return [verb for verb in fitting if can_operate(request.user, verb, row.name)]
+        return permitted(request, QUEUE_VERBS.values() if is_paused(row) else [PAUSE], row.name)
 
 
 def all_queues(rows: QuerySet[Queue], **only: str) -> list[Queue]:

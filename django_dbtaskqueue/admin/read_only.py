@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from django.contrib import admin
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 else:
     ModelAdmin = admin.ModelAdmin
 
+V = TypeVar("V", bound=Verb)
 MAX_ID = 2**63 - 1
 EMPTY_VALUE = "-"
 STATUS_ICONS = {
@@ -282,6 +283,11 @@ class ReadOnlyAdmin(ModelAdmin):
     result_box = box_column(gettext_lazy("result"), "result", json_box)
     context_box = box_column(gettext_lazy("context"), "context", json_box)
     process_result_box = box_column(gettext_lazy("process result"), "process_result", box)
+
+
+def permitted(request: HttpRequest, verbs: Iterable[V], queue: str | None = None) -> list[V]:
+    """Return those of the verbs that the user may use, on a queue or on any."""
+    return [verb for verb in verbs if can_operate(request.user, verb, queue)]
 
 
 def may_see(request: HttpRequest, row: Any = None) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import django_filters
 from django.contrib import admin
 from django.core.exceptions import PermissionDenied
 from django.db.models import QuerySet
@@ -13,17 +14,55 @@ from django.urls import URLPattern, path
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from django_dbtaskqueue.admin.filters import AttemptFilter, FailureFilter, HistoryFilter, ReportFilter, text_of
-from django_dbtaskqueue.admin.list_pages import ListAdmin, SmallListAdmin
-from django_dbtaskqueue.admin.read_only import Column, age_column, box, box_column, column, json_box, number, stamp
-from django_dbtaskqueue.core.states import Status
+from django_dbtaskqueue.admin.list_pages import FilterSet, ListAdmin, SmallListAdmin
+from django_dbtaskqueue.admin.read_only import (
+    Column,
+    age_column,
+    box,
+    box_column,
+    column,
+    id_of,
+    json_box,
+    number,
+    permitted,
+    stamp,
+)
+from django_dbtaskqueue.core.states import TERMINAL, Status
 from django_dbtaskqueue.models import AbstractTask, Attempt, FailureGroup, Task
 from django_dbtaskqueue.operations.paging import Page
-from django_dbtaskqueue.operations.permissions import can_operate
 from django_dbtaskqueue.operations.report_page import html_file, policy, report_body
+from django_dbtaskqueue.operations.search import text_of
 from django_dbtaskqueue.operations.serializers import masked_text, message_of, short_error
 from django_dbtaskqueue.operations.trends import WINDOWS, FailureStats, stats_of_groups
 from django_dbtaskqueue.operations.verbs import TASK_VERBS, Verb
+
+
+class TaskIdFilter(FilterSet):
+    """Rows about a task, by its id."""
+
+    task_id = django_filters.CharFilter(label=gettext_lazy("Task"), method="of_task")
+    locations: tuple[str, ...] = ()  # the tables that an admin site shows
+
+    def of_task(self, rows: QuerySet[Any], _name: str, value: str) -> QuerySet[Any]:
+        task_id = id_of(value.strip())
+        # With the locations, because the index begins with them.
+        return rows.none() if task_id is None else rows.filter(location__in=self.locations, task_id=task_id)
+
+
+class AttemptFilter(TaskIdFilter):
+    fingerprint = django_filters.CharFilter(label=gettext_lazy("Failure group"))
+
+
+class HistoryFilter(TaskIdFilter):
+    """Tasks that left TASKS."""
+
+    queue = django_filters.CharFilter(label=gettext_lazy("Queue"))
+    status = django_filters.ChoiceFilter(
+        label=gettext_lazy("Status"),
+        choices=[(str(status), str(status)) for status in TERMINAL],
+        empty_label=gettext_lazy("any"),
+    )
+    reference = django_filters.CharFilter(label=gettext_lazy("Reference"))
 
 
 class LocatedAdmin(ListAdmin):
@@ -97,6 +136,11 @@ def _window(name: str) -> Column:
     return column(f"{name[:-1]} {name[-1]}", count)
 
 
+class FailureFilter(FilterSet):
+    queue = django_filters.CharFilter(label=gettext_lazy("Queue"))
+    error_type = django_filters.CharFilter(label=gettext_lazy("Exception"), lookup_expr="icontains")
+
+
 class FailureGroupAdmin(SmallListAdmin):
     """Failures by queue, exception, line of the project's code, and message."""
 
@@ -144,8 +188,7 @@ class FailureGroupAdmin(SmallListAdmin):
 
     def page_verbs(self, request: HttpRequest, row: Any) -> Sequence[Verb]:
         """Return the verbs for all its tasks in ERROR."""
-        fitting = [verb for verb in TASK_VERBS.values() if Status.ERROR in verb.sources]
-        return [verb for verb in fitting if can_operate(request.user, verb, row.queue)]
+        return permitted(request, [verb for verb in TASK_VERBS.values() if Status.ERROR in verb.sources], row.queue)
 
     def page_facts(self, request: HttpRequest, row: Any) -> dict[str, Any]:
         """Add the counts, and the address that actions on the group are posted to."""
@@ -169,6 +212,10 @@ def figures(group: FailureGroup) -> FailureStats:
 
 CHART_FIGURES = ("over_time", "curve")
 MAX_FIGURES_CHARS = 20_000  # longer figures are not shown as JSON
+
+
+class ReportFilter(FilterSet):
+    kind = django_filters.CharFilter(label=gettext_lazy("Job"))
 
 
 class PipelineReportAdmin(ListAdmin):

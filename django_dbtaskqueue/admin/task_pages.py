@@ -6,35 +6,47 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, cast
+from urllib.parse import urlencode
 
-from django.contrib import admin
-from django.db import connections
-from django.db.models import QuerySet
-from django.http import HttpRequest, HttpResponse
+from django.contrib import admin, messages
+from django.contrib.auth.base_user import AbstractBaseUser
+from django.contrib.auth.models import AnonymousUser
+from django.db import connections, router
+from django.db.models import Q, QuerySet
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.utils.html import format_html
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from django_dbtaskqueue.admin import list_pages
-from django_dbtaskqueue.admin.filters import change_saved_searches, saved_searches, search_context, statuses_of, text_of
 from django_dbtaskqueue.admin.list_pages import FULL_SEARCH_KEY
 from django_dbtaskqueue.admin.page_actions import TaskPage, act_on_tasks, can_enqueue, enqueue_copy
-from django_dbtaskqueue.admin.read_only import EMPTY_VALUE, ago, box, may_see, stamp
+from django_dbtaskqueue.admin.read_only import EMPTY_VALUE, ago, box, id_of, may_see, permitted, stamp
 from django_dbtaskqueue.core.columns import SHOWN_IF_SET
 from django_dbtaskqueue.core.durations import format_duration
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.db.session import alias_for
-from django_dbtaskqueue.models import AbstractTask, Attempt, Poller, Queue, Task
+from django_dbtaskqueue.models import AbstractTask, Attempt, Poller, Queue, SavedSearch, Task
 from django_dbtaskqueue.models.querysets import TaskQuerySet
 from django_dbtaskqueue.operations import paging
 from django_dbtaskqueue.operations.paging import Page
-from django_dbtaskqueue.operations.permissions import can_operate
 from django_dbtaskqueue.operations.queue_control import IN_EFFECT
-from django_dbtaskqueue.operations.search import Search, parse
+from django_dbtaskqueue.operations.search import QUALIFIERS, Search, Term, parse, text_of, to_text
 from django_dbtaskqueue.operations.search.query import TaskFilter
 from django_dbtaskqueue.operations.serializers import error_of, message_of
 from django_dbtaskqueue.operations.verbs import TASK_VERBS, Verb
 
+MAX_SAVED_SEARCHES = 100  # on a page
+MAX_SEARCH_NAME_LENGTH = 100
+SEARCH_EXAMPLES = (
+    "status:ERROR",
+    "is:stale",
+    "queue:claims age:>10m",
+    "error:Timeout",
+    "attempt:>=3",
+    "payload.carrier:UA",
+    "-queue:bulk",
+)
 MAX_TIMELINE_ATTEMPTS = 50
 
 
@@ -67,9 +79,8 @@ class TaskAdmin(TaskPage):
 
     def list_verbs(self, request: HttpRequest) -> Sequence[Verb]:
         """Return the verbs that the user may use and that apply to a status of the search."""
-        statuses = statuses_of(self.filtered(request).search)
-        fitting = [verb for verb in TASK_VERBS.values() if statuses & set(verb.sources)]
-        return [verb for verb in fitting if can_operate(request.user, verb)]
+        statuses = statuses_of(self.base_search & self.filtered(request).search)
+        return permitted(request, [verb for verb in TASK_VERBS.values() if statuses & set(verb.sources)])
 
     def act(self, request: HttpRequest) -> HttpResponse:
         """Save a search, enqueue a copy, or act on the ticked rows or on all that match the address."""
@@ -176,11 +187,7 @@ class TaskAdmin(TaskPage):
 
     def page_verbs(self, request: HttpRequest, row: Any) -> Sequence[Verb]:
         """Return the verbs that the user may use and that apply to the task's status."""
-        return [
-            verb
-            for verb in TASK_VERBS.values()
-            if row.status in verb.sources and can_operate(request.user, verb, row.queue)
-        ]
+        return permitted(request, [verb for verb in TASK_VERBS.values() if row.status in verb.sources], row.queue)
 
     def page_facts(self, request: HttpRequest, row: Any) -> dict[str, Any]:
         seen = may_see(request, row)
@@ -192,17 +199,12 @@ class PoisonTaskAdmin(TaskAdmin):
     """The tasks in POISON."""
 
     view_permission = "view_task"
+    base_search = parse("status:POISON")
     empty = gettext_lazy("No task is in POISON.")
     plural = gettext_lazy("poison tasks")
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         return super().get_queryset(request).filter(final_status=Status.POISON)
-
-    def list_verbs(self, request: HttpRequest) -> Sequence[Verb]:
-        return [verb for verb in super().list_verbs(request) if Status.POISON in TASK_VERBS[verb.name].sources]
-
-    def search_of(self, request: HttpRequest) -> Search:
-        return parse("status:POISON") & super().search_of(request)
 
     def page_of(self, row: Any) -> str:
         """Return the address of the task's own page."""
@@ -255,3 +257,63 @@ def _within(words: str, time: str) -> str:
     """Put a ``<time>`` into a sentence."""
     before, _placeholder, after = words.partition("%(time)s")
     return format_html("{}{}{}", before, time, after)
+
+
+# -- the search form and saved searches --------------------------------------------------------------------------------
+
+
+def statuses_of(search: Search) -> set[str]:
+    """Return the statuses that a search can find."""
+    found = {str(status) for status in Status}
+    for term in search.terms:
+        if term.name == "status":
+            named = {match.value for match in term.matches}
+            found = found - named if term.negated else found & named
+    return found
+
+
+def search_context(filterset: Any, path: str) -> dict[str, Any]:
+    """Return what the search form shows of a bound ``TaskFilter``."""
+    search: Search = filterset.search
+    return {
+        "text": to_text(search) if search else filterset.data.get("q", ""),
+        "chips": [(term.text, _without(search, term, path)) for term in search.terms],
+        "errors": [error for errors in filterset.errors.values() for error in errors],
+        "examples": [{"text": text, "query": urlencode({"q": text})} for text in SEARCH_EXAMPLES],
+        "qualifiers": QUALIFIERS.values(),
+    }
+
+
+def saved_searches(user: AbstractBaseUser | AnonymousUser, alias: str) -> list[dict[str, Any]]:
+    """Return the searches the user saved, and those shared by others, by name."""
+    name = user.get_username()
+    rows = (
+        SavedSearch.objects.using(alias)
+        .filter(Q(owner=name) | Q(shared=True))
+        .order_by("name", "pk")[:MAX_SAVED_SEARCHES]
+    )
+    return [
+        {"pk": row.pk, "name": row.name, "own": row.owner == name, "query": urlencode({"q": row.query})} for row in rows
+    ]
+
+
+def change_saved_searches(page: TaskPage, request: HttpRequest) -> HttpResponseRedirect:
+    """Save the search of the address under a name, or delete a saved search of the user."""
+    mine = SavedSearch.objects.using(router.db_for_write(SavedSearch)).filter(owner=request.user.get_username())
+    if "forget_view" in request.POST:
+        mine.filter(pk=id_of(request.POST["forget_view"]) or 0).delete()
+        return HttpResponseRedirect(request.get_full_path())
+    name = request.POST.get("view_name", "").strip()[:MAX_SEARCH_NAME_LENGTH]
+    search = page.search_of(request)
+    if not name or not search:
+        return page.reply(request, _("Give a search and a name for it."), messages.ERROR)
+    shared = request.POST.get("view_shared") == "1"
+    mine.update_or_create(
+        owner=request.user.get_username(), name=name, defaults={"query": to_text(search), "shared": shared}
+    )
+    return page.reply(request, _("Saved as %(name)s.") % {"name": name}, messages.SUCCESS)
+
+
+def _without(search: Search, term: Term, path: str) -> str:
+    rest = Search(tuple(one for one in search.terms if one is not term))
+    return f"{path}?{urlencode({'q': to_text(rest)})}" if rest else path

@@ -28,7 +28,7 @@ from django_dbtaskqueue.operations.queue_stats import health, overview
 from django_dbtaskqueue.operations.search import QUALIFIERS, Search, of_queue, to_text
 from django_dbtaskqueue.operations.search.query import TaskFilter, tasks_for
 from django_dbtaskqueue.operations.serializers import attempt_of, detail, operation_document, summary
-from django_dbtaskqueue.operations.verbs import BULK_VERBS, VIEW_PAYLOAD, HousekeepOptions
+from django_dbtaskqueue.operations.verbs import BULK_VERBS, VIEW_PAYLOAD, HousekeepOptions, TaskVerb
 
 DEFAULT_LIMIT, MAX_LIMIT = 50, 500
 
@@ -110,16 +110,10 @@ def preview(request: HttpRequest, actor: Actor, verb: str) -> JsonObject:
 def on_search(request: HttpRequest, actor: Actor, verb: str) -> JsonObject:
     """Start a bulk operation on all tasks that match ``q``. Pollers carry it out."""
     given = body(request, "q", "reason", "older_than", "to", "limit")
-    max_tasks = typed(given, "limit", int, None)
     operation = bulk.start(
-        _verb(verb),
-        typed(given, "q", str, ""),
-        actor.user,
-        _reason(given),
-        source="api",
-        options=_retention(given),
-        max_tasks=max_tasks,
-    )
+        _verb(verb), typed(given, "q", str, ""), actor.user, _reason(given),
+        source="api", options=_retention(given), max_tasks=typed(given, "limit", int, None),
+    )  # fmt: skip
     return operation_document(operation)
 
 
@@ -200,7 +194,7 @@ def _table(queue: str) -> TaskQuerySet:
     return tasks_for(of_queue(queue) if queue else Search(), write=True)
 
 
-def _verb(name: str) -> Any:
+def _verb(name: str) -> TaskVerb:
     if name not in BULK_VERBS:
         raise Http404(f"There is no verb {name!r}; they are {', '.join(BULK_VERBS)}.")
     return BULK_VERBS[name]

@@ -23,7 +23,7 @@ from django_dbtaskqueue.models import Attempt, TaskHistory
 from django_dbtaskqueue.models.querysets import TaskQuerySet
 from django_dbtaskqueue.operations.bounded_reads import statement_timeout
 from django_dbtaskqueue.operations.doctor import examine
-from django_dbtaskqueue.operations.lookup import Location, locations_on
+from django_dbtaskqueue.operations.lookup import locations_on
 from django_dbtaskqueue.operations.queue_stats import Overview, health, overview
 from django_dbtaskqueue.operations.search import parse, to_text
 from django_dbtaskqueue.operations.search.query import TaskFilter, tasks_for
@@ -126,9 +126,8 @@ def show(output: Output, options: dict[str, Any]) -> int:
     output.facts(plain | {"message": message_of(task.process_result)})
     for name in LONG:
         if document[name] is not None:
-            output.write(
-                f"\n{name}:\n{_indented(json.dumps(document[name], indent=2, ensure_ascii=False, default=str))}"
-            )
+            text = json.dumps(document[name], indent=2, ensure_ascii=False, default=str)
+            output.write(f"\n{name}:\n{_indented(text)}")
     for row in document["attempts"]:
         output.write(f"\nattempt {row['attempt']} failed: {printable(row['error'])}")
         output.write(_indented(row["traceback"]))
@@ -190,17 +189,9 @@ class NewRows:
 
 
 def _row(task: Any) -> tuple[Any, ...]:
-    attempts = f"{task.attempt}/{task.max_attempts}"
-    when = ago(task.create_time, task.clock)
-    return (
-        task.pk,
-        task.status,
-        task.queue,
-        task.reference,
-        attempts,
-        when,
-        message_of(task.process_result, TABLE_MESSAGE_WIDTH),
-    )
+    attempts, when = f"{task.attempt}/{task.max_attempts}", ago(task.create_time, task.clock)
+    message = message_of(task.process_result, TABLE_MESSAGE_WIDTH)
+    return (task.pk, task.status, task.queue, task.reference, attempts, when, message)
 
 
 def _shown(name: str, value: Any, now: datetime) -> Any:
@@ -223,7 +214,8 @@ def find_task(name: str, using: str | None, queue: str | None) -> tuple[Any, dic
     named, slash, reference = name.partition("/")
     queue = named if slash else queue
     by: dict[str, Any] = {"queue": queue} if queue else {}
-    locations = [_location(queue, using)] if queue else list(dict.fromkeys(locations_on(using)))
+    own = [(alias_for(queue, using, write=False), model_for(queue))] if queue else []
+    locations = own or list(dict.fromkeys(locations_on(using)))
     by |= {"reference": reference} if slash else {"pk": int(name) if name.isdecimal() else -1}
     if live := _found([model._default_manager.using(alias).filter(**by) for alias, model in locations]):
         return _only(live, name), detail(live[0], payload=True)
@@ -234,10 +226,6 @@ def find_task(name: str, using: str | None, queue: str | None) -> tuple[Any, dic
     if not moved:
         raise CommandError(f"There is no task {name!r}, not in the history either. Give an id, or queue/reference.")
     return moved[0], detail_of_history(moved[0], payload=True)
-
-
-def _location(queue: str, using: str | None) -> Location:
-    return alias_for(queue, using, write=False), model_for(queue)
 
 
 def _found(selections: list[QuerySet[Any]]) -> list[Any]:

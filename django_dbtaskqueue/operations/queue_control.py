@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
-from typing import TYPE_CHECKING
 
 from django.db import connections, transaction
 from django.db.models import Case, F, Q, When
@@ -25,9 +25,6 @@ from django_dbtaskqueue.models import Poller, Queue
 from django_dbtaskqueue.operations.actions import CHANGE, log, record, recorded
 from django_dbtaskqueue.operations.permissions import Actor, check
 from django_dbtaskqueue.operations.verbs import CHANGE_SETTINGS, CONTROL_POLLERS, PAUSE, REASON_MAX_LENGTH, RESUME, Verb
-
-if TYPE_CHECKING:
-    from django_dbtaskqueue.operations.verbs import Text
 
 IN_EFFECT = Q(paused_time__isnull=False) & (Q(paused_until__isnull=True) | Q(paused_until__gt=Now()))
 STOPPED_STATE = "STOPPED"
@@ -169,20 +166,16 @@ def _stored(until: datetime, alias: str) -> datetime:
 # -- pollers -----------------------------------------------------------------------------------------------------------
 
 
-def _command(name: str, label: Text, effect: Text) -> Verb:
-    return Verb(name=name, label=label, effect=effect, done=CONTROL_POLLERS.done, permission=CONTROL_POLLERS.permission)
-
-
 POLLER_VERBS: Mapping[str, Verb] = {
-    verb.name: verb
-    for verb in (
-        _command(
+    name: replace(CONTROL_POLLERS, name=name, label=label, effect=effect)
+    for name, label, effect in (
+        (
             "pause",
             _("Pause"),
             _("The pollers take no more tasks until they are started again; running tasks go on."),
         ),
-        _command("start", _("Start"), _("Pollers that were paused take tasks again.")),
-        _command(
+        ("start", _("Start"), _("Pollers that were paused take tasks again.")),
+        (
             "drain",
             _("Drain"),
             _(
@@ -190,7 +183,7 @@ POLLER_VERBS: Mapping[str, Verb] = {
                 "end. A supervisor or service manager may start new pollers."
             ),
         ),
-        _command(
+        (
             "stop",
             _("Stop"),
             _(

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
-from django.db.models import Sum
+from django.db.models import QuerySet, Sum
 from django.db.models.functions import Now
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
@@ -147,13 +147,14 @@ class _Context:
     def _read(self, alias: str) -> None:
         over = RATE_PERIOD.total_seconds()
         puts = UsageCount.objects.using(alias).filter(queue__in=self.names, minute__gte=Now() - RATE_PERIOD, call="put")
-        for name, number in puts.values_list("queue").annotate(number=Sum("count")).order_by():
+        ended = Metric.objects.using(alias)
+        done = ended.filter(minute__gte=Now() - RATE_PERIOD, outcome__in=FINAL_OUTCOMES)
+        failed = ended.filter(minute__gte=Now() - timedelta(hours=1), outcome__in=FAILED_OUTCOMES)
+        for name, number in _sums_by_queue(puts):
             self.rates_in[name] += number / over
-        done = Metric.objects.using(alias).filter(minute__gte=Now() - RATE_PERIOD, outcome__in=FINAL_OUTCOMES)
-        for name, number in done.values_list("queue").annotate(number=Sum("count")).order_by():
+        for name, number in _sums_by_queue(done):
             self.rates_out[name] += number / over
-        failed = Metric.objects.using(alias).filter(minute__gte=Now() - timedelta(hours=1), outcome__in=FAILED_OUTCOMES)
-        for name, number in failed.values_list("queue").annotate(number=Sum("count")).order_by():
+        for name, number in _sums_by_queue(failed):
             self.failed[name] += number
         stopped = Queue.objects.using(alias).filter(paused_time__isnull=False).exclude(paused_until__lte=Now())
         self.paused.update(stopped.values_list("name", flat=True))
@@ -176,6 +177,10 @@ class _Context:
             paused=name in self.paused,
             pollers=sum(name in served for served in self.alive.values()),
         )
+
+
+def _sums_by_queue(rows: QuerySet[Any]) -> Iterable[tuple[str, int]]:
+    return rows.values_list("queue").annotate(number=Sum("count")).order_by()
 
 
 def alive(alias: str) -> dict[str, set[str]]:

@@ -11,8 +11,8 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from django.db.models import Q
-from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy, ngettext, ngettext_lazy
+from django.utils.translation import gettext, ngettext, ngettext_lazy
+from django.utils.translation import gettext_lazy as _
 
 from django_dbtaskqueue.core.states import BY_VERB, Status
 from django_dbtaskqueue.flow.move import change_locked, lock_groups
@@ -89,7 +89,7 @@ class TaskVerb(Verb):
     def skipped(self, options: HousekeepOptions) -> str:
         """Return why a task is skipped, in words."""
         if self.ages and not options.older_than:
-            return _("not finished")
+            return gettext("not finished")
         if self.ages:
             days = options.older_than.days
             return ngettext(
@@ -97,13 +97,13 @@ class TaskVerb(Verb):
                 "not finished, or finished less than %(days)s days ago",
                 days,
             ) % {"days": days}
-        return _("not in %(statuses)s") % {"statuses": ", ".join(self.sources)}
+        return gettext("not in %(statuses)s") % {"statuses": ", ".join(self.sources)}
 
 
 REPROCESS = TaskVerb(
     name="reprocess",
-    label=gettext_lazy("Reprocess"),
-    effect=gettext_lazy(
+    label=_("Reprocess"),
+    effect=_(
         "The tasks become ready again (ERROR to CREATED), due now, with a new budget of attempts. Their processor runs "
         "again, with all its effects."
     ),
@@ -112,8 +112,8 @@ REPROCESS = TaskVerb(
 )
 MARK_POISON = TaskVerb(
     name="mark_poison",
-    label=gettext_lazy("Mark as poison"),
-    effect=gettext_lazy(
+    label=_("Mark as poison"),
+    effect=_(
         "The tasks are set aside (ERROR to POISON). Nothing processes them, and reprocess skips them, until an "
         "operator takes them back to ERROR."
     ),
@@ -122,15 +122,15 @@ MARK_POISON = TaskVerb(
 )
 UNPOISON = TaskVerb(
     name="unpoison",
-    label=gettext_lazy("Poison to error"),
-    effect=gettext_lazy("The tasks count as failed again (POISON to ERROR), so that they can be reprocessed."),
+    label=_("Poison to error"),
+    effect=_("The tasks count as failed again (POISON to ERROR), so that they can be reprocessed."),
     done=ngettext_lazy("%(number)s task taken back to ERROR", "%(number)s tasks taken back to ERROR", "number"),
     permission="unpoison_task",
 )
 KICK = TaskVerb(
     name="kick",
-    label=gettext_lazy("Kick"),
-    effect=gettext_lazy(
+    label=_("Kick"),
+    effect=_(
         "The tasks become ready again (POISON to CREATED), due now, with a new budget of attempts. Their processor "
         "runs again, with all its effects."
     ),
@@ -139,15 +139,15 @@ KICK = TaskVerb(
 )
 CANCEL = TaskVerb(
     name="cancel",
-    label=gettext_lazy("Cancel"),
-    effect=gettext_lazy("The waiting tasks are set aside (CREATED to POISON). Nothing processes them any more."),
+    label=_("Cancel"),
+    effect=_("The waiting tasks are set aside (CREATED to POISON). Nothing processes them any more."),
     done=ngettext_lazy("%(number)s task cancelled", "%(number)s tasks cancelled", "number"),
     permission="cancel_task",
 )
 RELEASE = TaskVerb(
     name="release",
-    label=gettext_lazy("Release"),
-    effect=gettext_lazy(
+    label=_("Release"),
+    effect=_(
         "The pollers that hold the tasks lose their leases (PROCESSING to CREATED), and the tasks are due now. The "
         "result of a running processor is discarded, but its effects elsewhere can happen twice."
     ),
@@ -157,8 +157,8 @@ RELEASE = TaskVerb(
 )
 DELETE = TaskVerb(
     name="delete",
-    label=gettext_lazy("Delete"),
-    effect=gettext_lazy(
+    label=_("Delete"),
+    effect=_(
         "The tasks are deleted, whatever their status, and counted as deleted. The result of a running processor is "
         "discarded. This cannot be undone."
     ),
@@ -168,10 +168,8 @@ DELETE = TaskVerb(
 )
 PURGE = TaskVerb(
     name="purge",
-    label=gettext_lazy("Purge"),
-    effect=gettext_lazy(
-        "Every task of the queue is deleted, whatever its status, and counted as deleted. This cannot be undone."
-    ),
+    label=_("Purge"),
+    effect=_("Every task of the queue is deleted, whatever its status, and counted as deleted. This cannot be undone."),
     done=DELETE.done,
     permission="purge_queue",
     edge="delete",
@@ -179,8 +177,8 @@ PURGE = TaskVerb(
 )
 HOUSEKEEP = TaskVerb(
     name="housekeep",
-    label=gettext_lazy("Housekeep"),
-    effect=gettext_lazy(
+    label=_("Housekeep"),
+    effect=_(
         "Finished tasks (COMPLETED, ERROR, POISON) of the given age are moved to the history, or deleted and counted "
         "as deleted."
     ),
@@ -190,45 +188,43 @@ HOUSEKEEP = TaskVerb(
 )
 PAUSE = Verb(
     name="pause",
-    label=gettext_lazy("Pause"),
-    effect=gettext_lazy(
-        "From now on no poller takes a task of the queue. Running tasks go on, and tasks can still be enqueued."
-    ),
+    label=_("Pause"),
+    effect=_("From now on no poller takes a task of the queue. Running tasks go on, and tasks can still be enqueued."),
     done=ngettext_lazy("%(number)s queue paused", "%(number)s queues paused", "number"),
     permission="pause_queue",
 )
 RESUME = Verb(
     name="resume",
-    label=gettext_lazy("Resume"),
-    effect=gettext_lazy("Pollers take tasks of the queue again, at once."),
+    label=_("Resume"),
+    effect=_("Pollers take tasks of the queue again, at once."),
     done=ngettext_lazy("%(number)s queue resumed", "%(number)s queues resumed", "number"),
     permission="pause_queue",
 )
 CHANGE_SETTINGS = Verb(
     name="change_settings",
-    label=gettext_lazy("Change settings"),
-    effect=gettext_lazy("Every poller applies the new settings of the queue within a heartbeat."),
+    label=_("Change settings"),
+    effect=_("Every poller applies the new settings of the queue within a heartbeat."),
     done=ngettext_lazy("Settings of %(number)s queue changed", "Settings of %(number)s queues changed", "number"),
     permission="change_queue_settings",
 )
 CONTROL_POLLERS = Verb(
     name="control_pollers",
-    label=gettext_lazy("Control pollers"),
-    effect=gettext_lazy("The pollers drain, stop, pause or start again."),
+    label=_("Control pollers"),
+    effect=_("The pollers drain, stop, pause or start again."),
     done=ngettext_lazy("Command sent to %(number)s poller", "Command sent to %(number)s pollers", "number"),
     permission="control_poller",
 )
 VIEW_PAYLOAD = Verb(
     name="view_payload",
-    label=gettext_lazy("See payloads"),
-    effect=gettext_lazy("Payloads, results and tracebacks are shown, with secrets masked."),
+    label=_("See payloads"),
+    effect=_("Payloads, results and tracebacks are shown, with secrets masked."),
     done=ngettext_lazy("%(number)s payload shown", "%(number)s payloads shown", "number"),
     permission="view_payload",
 )
 ENQUEUE_COPY = Verb(
     name="enqueue_again",
-    label=gettext_lazy("Enqueue again as new"),
-    effect=gettext_lazy(
+    label=_("Enqueue again as new"),
+    effect=_(
         "A new task is enqueued with the same queue, payload, priority, group, tag, lease, time to live and budget of "
         "attempts, and without a reference. The old task stays as it is. The processor runs again, with all its "
         "effects."
