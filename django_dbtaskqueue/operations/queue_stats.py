@@ -179,8 +179,8 @@ class _Context:
         )
 
 
-def _sums_by_queue(rows: QuerySet[Any]) -> Iterable[tuple[str, int]]:
-    return rows.values_list("queue").annotate(number=Sum("count")).order_by()
+def _sums_by_queue(rows: QuerySet[Any]) -> list[tuple[str, int]]:
+    return list(rows.values_list("queue").annotate(number=Sum("count")).order_by())
 
 
 def alive(alias: str) -> dict[str, set[str]]:

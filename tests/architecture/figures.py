@@ -21,6 +21,7 @@ OUTCOMES = {
     *("Release", "Park"),
     *("Outcome", "OUTCOMES", "Settlement"),
 }
+NOT_CODE = {"__pycache__", "locale", "py.typed", "static", "templates"}
 CONSTANT = re.compile(r"_?[A-Z][A-Z0-9_]+")
 
 
@@ -30,9 +31,9 @@ def lines(module: Module) -> int:
 
 
 def top() -> list[str]:
-    """Return the entries of the package's folder, without hidden and compiled files."""
+    """Return the modules and packages at the package's top: folders of data and the marker of types are none."""
     names = sorted(path.name for path in (REPOSITORY / PACKAGE).iterdir())
-    return [name for name in names if name[0] != "." and name != "__pycache__"]
+    return [name for name in names if name[0] != "." and name not in NOT_CODE]
 
 
 def long_files() -> list[str]:

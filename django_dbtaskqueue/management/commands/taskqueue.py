@@ -79,10 +79,10 @@ class Command(BaseCommand):
         name = options["command"]
         if name == "token":
             return _token(output, options["user"])
-        return COMMANDS.get(name, changes.verb)(output, {**options, "verb": VERB_OF_COMMAND.get(name, name)})
+        return SUBCOMMANDS.get(name, changes.verb)(output, {**options, "verb": VERB_OF_COMMAND.get(name, name)})
 
 
-COMMANDS: dict[str, Callable[[Output, dict[str, Any]], int]] = {
+SUBCOMMANDS: dict[str, Callable[[Output, dict[str, Any]], int]] = {
     "status": reading.status,
     "list": reading.list_tasks,
     "show": reading.show,
