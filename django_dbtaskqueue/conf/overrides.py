@@ -42,8 +42,11 @@ _rows: dict[Key, Row] = {}
 _quiet_until = 0.0  # after a change that may still be rolled back, nothing read in a transaction is remembered
 
 
-def in_force(queue: str, alias: str) -> conf.QueueSettings:
-    """Return what ``queue`` is set to; raise ``UnknownQueue`` when it is neither in the settings nor has a row."""
+def queue_settings(queue: str, alias: str) -> conf.QueueSettings:
+    """Return what ``queue`` is set to, the runtime overrides of its row laid over it; at most a second old.
+
+    A queue made at runtime stands only in the ``Queue`` table. Raises ``UnknownQueue``.
+    """
     key = (alias, str(connections[alias].settings_dict["NAME"]), queue)
     row = _rows.get(key)
     base = conf.default_settings(queue)

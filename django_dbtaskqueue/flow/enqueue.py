@@ -67,7 +67,7 @@ def enqueue(
     """
     options = locals()  # the arguments by name, of which row_of takes those that make the row
     alias = alias_for(queue, using)
-    settings = overrides.in_force(queue, alias)
+    settings = overrides.queue_settings(queue, alias)
     row = row_of(options, settings)
     if on_duplicate not in ON_DUPLICATE:
         check_choice("on_duplicate", on_duplicate, ON_DUPLICATE)
@@ -90,7 +90,7 @@ def enqueue_copy(task: AbstractTask) -> AbstractTask:
     Its time to live is that of ``task`` from creation to expiry.
     """
     alias = str(task._state.db)
-    settings = overrides.in_force(task.queue, alias)
+    settings = overrides.queue_settings(task.queue, alias)
     options = {column.option: getattr(task, column.name) for column in COPIED if column.option}
     options["lease"] = None if task.lease_seconds is None else timedelta(seconds=task.lease_seconds)
     options["ttl"] = None if task.expire_time is None else max(timedelta(0), task.expire_time - task.create_time)
@@ -164,14 +164,6 @@ def _instance(session: Session, values: dict[str, Any]) -> Task:
 
 def _existing(session: Session, task_id: int) -> Task:
     return cast(Task, session.model._default_manager.using(session.connection.alias).get(pk=task_id))
-
-
-def queue_settings(queue: str, alias: str) -> conf.QueueSettings:
-    """Return what ``queue`` is set to, the runtime overrides of its row laid over it; at most a second old.
-
-    A queue made at runtime stands only in the ``Queue`` table. Raises ``UnknownQueue``.
-    """
-    return overrides.in_force(queue, alias)
 
 
 async def aenqueue(queue: str, reference: str | None = None, payload: Any = None, **options: Any) -> Task:

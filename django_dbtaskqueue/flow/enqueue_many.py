@@ -17,6 +17,7 @@ from asgiref.sync import sync_to_async
 from django.db import transaction
 
 from django_dbtaskqueue.conf import settings as conf
+from django_dbtaskqueue.conf.overrides import queue_settings
 from django_dbtaskqueue.conf.settings import QueueSettings
 from django_dbtaskqueue.core import codecs
 from django_dbtaskqueue.core.columns import TIMING
@@ -35,7 +36,6 @@ from django_dbtaskqueue.flow.enqueue import (
     joined,
     limits_in_force,
     options_of,
-    queue_settings,
     row_of,
 )
 from django_dbtaskqueue.flow.placement import free_capacity, route

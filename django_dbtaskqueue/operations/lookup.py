@@ -16,11 +16,11 @@ from django.db.models import Count, Value
 from django.utils.timezone import make_aware
 
 from django_dbtaskqueue.conf import settings as conf
+from django_dbtaskqueue.conf.overrides import queue_settings
 from django_dbtaskqueue.core.exceptions import TaskQueueError
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.db.session import Session, alias_for, aliases_of, model_for
 from django_dbtaskqueue.flow import usage
-from django_dbtaskqueue.flow.enqueue import queue_settings
 from django_dbtaskqueue.models import AbstractTask, Queue, Task
 from django_dbtaskqueue.models.querysets import TaskQuerySet
 

@@ -16,6 +16,7 @@ from django.db import connections
 
 from django_dbtaskqueue import registry, signals
 from django_dbtaskqueue.conf import settings as conf
+from django_dbtaskqueue.conf.overrides import queue_settings
 from django_dbtaskqueue.core.durations import jittered, next_pause
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import Fail, Release
@@ -23,7 +24,6 @@ from django_dbtaskqueue.db.notify import Wakeup
 from django_dbtaskqueue.db.session import aliases_of, model_for
 from django_dbtaskqueue.flow import observe
 from django_dbtaskqueue.flow.decide import decide
-from django_dbtaskqueue.flow.enqueue import queue_settings
 from django_dbtaskqueue.flow.scan import ScanCursor
 from django_dbtaskqueue.flow.settle import SettlePort
 from django_dbtaskqueue.poller.executors import Done, Executor, Run, done_by_lease

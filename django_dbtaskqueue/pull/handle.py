@@ -28,11 +28,12 @@ from uuid import uuid4
 from django.db import connections
 
 from django_dbtaskqueue.conf import settings as conf
+from django_dbtaskqueue.conf.overrides import queue_settings
 from django_dbtaskqueue.core.exceptions import TaskQueueError
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import Complete, Outcome, Poison, Reenqueue
 from django_dbtaskqueue.core.states import sources
-from django_dbtaskqueue.flow.enqueue import enqueue, queue_settings
+from django_dbtaskqueue.flow.enqueue import enqueue
 from django_dbtaskqueue.models import Task
 from django_dbtaskqueue.models.querysets import TaskQuerySet
 from django_dbtaskqueue.pull import blocking, leases

@@ -12,6 +12,7 @@ from django.core.signing import BadSignature, Signer
 
 from django_dbtaskqueue import registry
 from django_dbtaskqueue.conf import settings as conf
+from django_dbtaskqueue.conf.overrides import queue_settings
 from django_dbtaskqueue.core.exceptions import LeaseLost, TaskQueueError
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import Outcome
@@ -20,7 +21,6 @@ from django_dbtaskqueue.db import notify
 from django_dbtaskqueue.db.session import Session, model_for
 from django_dbtaskqueue.flow import checkout as stage
 from django_dbtaskqueue.flow import settle, usage
-from django_dbtaskqueue.flow.enqueue import queue_settings
 from django_dbtaskqueue.flow.rescue import rescue
 from django_dbtaskqueue.flow.run import Processor, expiry, prepare
 from django_dbtaskqueue.flow.scan import ScanCursor

@@ -13,12 +13,12 @@ from django.db.models import Count
 from django.db.models.functions import Now
 
 from django_dbtaskqueue.conf import settings as conf
+from django_dbtaskqueue.conf.overrides import queue_settings
 from django_dbtaskqueue.conf.queue import PLACE, stored
 from django_dbtaskqueue.core.exceptions import TaskQueueError
 from django_dbtaskqueue.core.states import COMPLETED, PROCESSING, Status, sources
 from django_dbtaskqueue.db.session import Session, alias_for, aliases_of, model_for
 from django_dbtaskqueue.flow import usage
-from django_dbtaskqueue.flow.enqueue import queue_settings
 from django_dbtaskqueue.flow.groups import Groups, lock_in_order
 from django_dbtaskqueue.flow.selection import Tasks, with_row_locks
 from django_dbtaskqueue.models import Queue, Task, UsageCount

@@ -13,6 +13,7 @@ from django.db.models import Count
 from django.test import TestCase
 
 from django_dbtaskqueue import registry
+from django_dbtaskqueue.conf.overrides import queue_settings
 from django_dbtaskqueue.core import codecs
 from django_dbtaskqueue.core import json as json_payload
 from django_dbtaskqueue.core.columns import ENQUEUED
@@ -20,7 +21,6 @@ from django_dbtaskqueue.core.exceptions import PayloadError, TaskQueueError, nea
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.db import notify
 from django_dbtaskqueue.db.session import aliases_of, model_for
-from django_dbtaskqueue.flow.enqueue import queue_settings
 from django_dbtaskqueue.models import AbstractTask
 from django_dbtaskqueue.poller.loop import Poller
 from django_dbtaskqueue.poller.queue_state import Options

@@ -16,6 +16,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import QuerySet
 
 from django_dbtaskqueue import registry, signals
+from django_dbtaskqueue.conf.overrides import queue_settings
 from django_dbtaskqueue.core import codecs
 from django_dbtaskqueue.core.exceptions import LeaseLost, TaskQueueError
 from django_dbtaskqueue.core.lease import Lease
@@ -199,7 +200,7 @@ class QueueRunner:
         self.queue = queue
         self.alias = alias
         self.session = Session.on(alias, model_for(queue))
-        self.settings = enqueue.queue_settings(queue, alias)
+        self.settings = queue_settings(queue, alias)
         self.port = SettlePort(
             alias,
             self.session.model,

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from django_dbtaskqueue import DuplicateTask, EnqueueReport, enqueue, enqueue_many, signals
+from django_dbtaskqueue.conf.overrides import queue_settings
 from django_dbtaskqueue.core import context
 from django_dbtaskqueue.core.exceptions import EnqueueError, PayloadError
-from django_dbtaskqueue.flow.enqueue import options_of, queue_settings
+from django_dbtaskqueue.flow.enqueue import options_of
 from django_dbtaskqueue.flow.enqueue_many import Batch, Chunks, UniformRows
 from django_dbtaskqueue.models import Task
 

@@ -13,10 +13,10 @@ from django.db import IntegrityError, connections, transaction
 from django.utils import timezone
 
 from django_dbtaskqueue import DuplicateTask, PayloadError, TaskQueueError, UnknownQueue, enqueue
+from django_dbtaskqueue.conf.overrides import queue_settings
 from django_dbtaskqueue.core import codecs
 from django_dbtaskqueue.core.exceptions import EnqueueError
 from django_dbtaskqueue.core.states import CREATED
-from django_dbtaskqueue.flow.enqueue import queue_settings
 from django_dbtaskqueue.models import Queue, Task
 from tests.factories import make_task
 from tests.support import ended

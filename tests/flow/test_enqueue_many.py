@@ -24,8 +24,8 @@ from django_dbtaskqueue import (
     enqueue,
     enqueue_many,
 )
+from django_dbtaskqueue.conf.overrides import queue_settings
 from django_dbtaskqueue.core.exceptions import EnqueueError
-from django_dbtaskqueue.flow.enqueue import queue_settings
 from django_dbtaskqueue.models import Task
 from tests.factories import make_task
 

@@ -98,9 +98,9 @@ def test_settings_are_changed_one_by_one_and_the_difference_is_recorded(ada: Use
     assert queue_control.change_settings(QUEUE, {"batch_size": 7, "lease": "2m"}, actor, reason="slow") == {
         "batch_size": 7, "lease": "2m",
     }  # fmt: skip
-    assert overrides.in_force(QUEUE, "default").batch_size == 7
+    assert overrides.queue_settings(QUEUE, "default").batch_size == 7
     assert queue_control.change_settings(QUEUE, {}, actor, reset=["batch_size"]) == {"lease": "2m"}
-    assert overrides.in_force(QUEUE, "default").batch_size == 500
+    assert overrides.queue_settings(QUEUE, "default").batch_size == 500
     first, second = AuditEntry.objects.order_by("pk")
     assert (first.reason, first.details["before"], second.details["after"]) == ("slow", {}, {"lease": "2m"})
     assert LogEntry.objects.count() == 2

@@ -10,8 +10,8 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import transaction
 
 from django_dbtaskqueue import Fixed, QueueFull, TaskQueueError, UnknownQueue, enqueue, queue
+from django_dbtaskqueue.conf.overrides import queue_settings
 from django_dbtaskqueue.core.lease import Lease
-from django_dbtaskqueue.flow.enqueue import queue_settings
 from django_dbtaskqueue.models import DeletedTasks, Queue, Task, UsageCount
 from django_dbtaskqueue.pull.handle import QueueHandle
 from tests.conftest import ProcessDatabase

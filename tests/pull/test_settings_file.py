@@ -16,7 +16,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django_dbtaskqueue import Fixed, UnknownQueue, enqueue
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.conf import toml_file
-from django_dbtaskqueue.flow.enqueue import queue_settings
+from django_dbtaskqueue.conf.overrides import queue_settings
 from django_dbtaskqueue.models import Queue, Task
 from django_dbtaskqueue.operations import checks
 from tests.conftest import ProcessDatabase

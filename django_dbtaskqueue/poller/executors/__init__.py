@@ -9,12 +9,14 @@ import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from django_dbtaskqueue.core.durations import smoothed
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import Release, Settlement
-from django_dbtaskqueue.flow.run import Processor
+
+if TYPE_CHECKING:
+    from django_dbtaskqueue.flow.run import Processor
 
 BUFFER_SECONDS = 0.1  # work that may wait in memory, in seconds of run time: few leases age there
 MAX_BUFFERED_CALLS = 1000  # calls of one processor with a concurrency limit
