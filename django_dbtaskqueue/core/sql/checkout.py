@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cached_property, lru_cache
 
 from django_dbtaskqueue.core.lease import LEASED
-from django_dbtaskqueue.core.sql.dialects import GROUP, Dialect, Group, Tables, renamed, statement
+from django_dbtaskqueue.core.sql.dialects import GROUP, Dialect, Group, renamed, statement
 from django_dbtaskqueue.core.states import sql_sources
 
 NO_HANDLER = "no handler"  # how the parking reason of a task without a processor begins
@@ -33,9 +33,10 @@ def leased(dialect: Dialect) -> str:
 class CheckoutStatements(Group):
     """The checkout strategies, and questions about the ready order."""
 
-    def __init__(self, tables: Tables, dialect: Dialect) -> None:
-        super().__init__(tables, dialect)
-        self.leased = leased(dialect)
+    @cached_property
+    def leased(self) -> str:
+        """The columns that every checkout returns."""
+        return leased(self.dialect)
 
     @cached_property
     def claim_set(self) -> str:
@@ -46,6 +47,9 @@ class CheckoutStatements(Group):
             f" next_process_time = {self.dialect.later('coalesce(lease_seconds, %(lease)s)')},"
             " poller_instance = %(poller_instance)s"
         )
+
+    def _take(self, rows: str) -> str:
+        return f"UPDATE {self.tables.task} SET {self.claim_set} WHERE {rows} RETURNING {self.leased}"
 
     @property
     def due_now(self) -> str:
@@ -94,10 +98,7 @@ class CheckoutStatements(Group):
 
         The array of ctids is an InitPlan that runs once, so LIMIT cannot be overrun and a TID scan has no rival plan.
         """
-        ready = self._ready_tasks("ctid", "FOR NO KEY UPDATE SKIP LOCKED")
-        return (
-            f"UPDATE {self.tables.task} SET {self.claim_set} WHERE ctid = ANY(ARRAY({ready})) RETURNING {self.leased}"
-        )
+        return self._take(f"ctid = ANY(ARRAY({self._ready_tasks('ctid', 'FOR NO KEY UPDATE SKIP LOCKED')}))")
 
     @statement
     def checkout_of_many(self) -> str:
@@ -117,9 +118,7 @@ class CheckoutStatements(Group):
             f"SELECT y.* FROM {QUEUE_SHARES} CROSS JOIN LATERAL ({ready}) AS y WHERE l.q <> ALL(ARRAY({paused}))"
             " LIMIT %(limit)s"
         )
-        return (
-            f"UPDATE {self.tables.task} SET {self.claim_set} WHERE ctid = ANY(ARRAY({chosen})) RETURNING {self.leased}"
-        )
+        return self._take(f"ctid = ANY(ARRAY({chosen}))")
 
     @statement
     def candidates(self) -> str:
@@ -133,8 +132,7 @@ class CheckoutStatements(Group):
         A SELECT locks them first, in order and past locked rows. An UPDATE alone has no lock order and could deadlock.
         """
         ours = f"SELECT t.id FROM {self.fenced('checkout')} AND {self.due_now} {self.skipping}"
-        chosen = f"= ANY(ARRAY({ours}))" if self.dialect.vendor == "postgresql" else f"IN ({ours})"
-        return f"UPDATE {self.tables.task} SET {self.claim_set} WHERE id {chosen} RETURNING {self.leased}"
+        return self._take(f"id = ANY(ARRAY({ours}))" if self.dialect.vendor == "postgresql" else f"id IN ({ours})")
 
     @lru_cache(maxsize=2)  # noqa: B019 -- one object per location, alive as long as the process
     @renamed
@@ -144,11 +142,10 @@ class CheckoutStatements(Group):
         ``aged``: the priorities named in the parameter of that name go first.
         """
         first = "priority NOT IN (SELECT value FROM json_each(%(aged)s)), " if aged else ""
-        return (
-            f"UPDATE {self.tables.task} SET {self.claim_set} WHERE id IN (SELECT id FROM {self.tables.task}"
-            f" WHERE queue_name = %(queue_name)s AND ready_time IS NOT NULL AND {self.due_now}"
-            f" AND status IN ({sql_sources('checkout')})"
-            f" ORDER BY {first}priority, ready_time, id LIMIT %(limit)s) RETURNING {self.leased}"
+        return self._take(
+            f"id IN (SELECT id FROM {self.tables.task} WHERE queue_name = %(queue_name)s AND ready_time IS NOT NULL"
+            f" AND {self.due_now} AND status IN ({sql_sources('checkout')})"
+            f" ORDER BY {first}priority, ready_time, id LIMIT %(limit)s)"
         )
 
     @statement
@@ -218,7 +215,7 @@ class LeaseStatements(Group):
 
     @statement
     def renew(self) -> str:
-        """Extend held leases. Skips locked rows: a renewal never waits for a handler's own row lock."""
+        """Extend held leases. Skips locked rows, so a renewal never waits for a processor's own row lock."""
         return (
             f"UPDATE {self.tables.task} SET next_process_time ="
             f" {self.dialect.later('coalesce(lease_seconds, %(lease)s)')} WHERE id IN"
@@ -257,8 +254,7 @@ class LeaseStatements(Group):
             f"UPDATE {self.tables.task} SET next_process_time ="
             f" {self.dialect.later('%(delta)s', start='next_process_time')},"
             f" expire_time = {self.dialect.maybe_later('%(delta)s', start='expire_time')}"
-            f" WHERE id = %(id)s AND total_attempt = %(total_attempt)s AND status IN ({sql_sources('touch')})"
-            f" RETURNING {self.dialect.text('next_process_time')}"
+            f" WHERE {self._one_lease} RETURNING {self.dialect.text('next_process_time')}"
         )
 
     @statement
@@ -266,9 +262,12 @@ class LeaseStatements(Group):
         """Store a progress note under a lease."""
         return (
             f"UPDATE {self.tables.task} SET process_result = %(note)s, last_update_time = {self.dialect.now}"
-            f" WHERE id = %(id)s AND total_attempt = %(total_attempt)s AND status IN ({sql_sources('touch')})"
-            " RETURNING id"
+            f" WHERE {self._one_lease} RETURNING id"
         )
+
+    @property
+    def _one_lease(self) -> str:
+        return f"id = %(id)s AND total_attempt = %(total_attempt)s AND status IN ({sql_sources('touch')})"
 
     @property
     def _last_attempt(self) -> str:
@@ -279,13 +278,13 @@ class LeaseStatements(Group):
 
     @statement
     def seconds_until_exhausted(self) -> str:
-        """Seconds until the first lease on a last attempt runs out: negative when it has, NULL without such a lease."""
+        """Seconds until the first lease on a last attempt expires: negative if it has expired, NULL if none."""
         left = self.dialect.seconds_between(self.dialect.now, "min(t.next_process_time)")
         return f"SELECT {left} {self._last_attempt}"
 
     @statement
     def exhausted(self) -> str:
-        """Expired leases of tasks with no attempt left: their process died on the last one. Locks them."""
+        """Expired leases of tasks without an attempt left: the process died in the last one. Locks them."""
         return (
             f"SELECT {leased(self.dialect)} {self._last_attempt} AND t.next_process_time <= {self.dialect.now}"
             # In the index's order, or the planner reads the whole table.

@@ -109,6 +109,7 @@ DIALECTS = {dialect.vendor: dialect for dialect in (POSTGRESQL, SQLITE)}
 PARAMETERS = r"%\(\w+\)s|\bu\.\w+|jsonb_to_recordset\(.*?\) AS u\(.*?\)|\(SELECT (?:nullif|value).*?\) AS u\b"
 GROUP = "group"  # the parking reason of a task behind the head of its group
 FENCED = {"task_id": "bigint", "token": "bigint"}  # a lease; ``token`` is its total_attempt
+FENCE = "t.id = u.task_id AND t.total_attempt = u.token"  # joins a task to rows of ``FENCED``
 
 
 @dataclass(frozen=True)
@@ -157,8 +158,8 @@ class Group:
     def fenced(self, verb: str, columns: Mapping[str, str] = FENCED) -> str:
         """Return the FROM and WHERE that join ``rows`` to the leases that still hold."""
         return (
-            f"{self.tables.task} AS t JOIN {self.dialect.rows(columns)} ON t.id = u.task_id"
-            f" AND t.total_attempt = u.token WHERE t.status IN ({sql_sources(verb)})"
+            f"{self.tables.task} AS t JOIN {self.dialect.rows(columns)} ON {FENCE}"
+            f" WHERE t.status IN ({sql_sources(verb)})"
         )
 
     def distinct(self, column: str, condition: str) -> str:

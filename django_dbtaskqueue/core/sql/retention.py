@@ -38,10 +38,8 @@ class RetentionStatements(Group):
     @statement
     def keep(self) -> str:
         """Copy locked tasks into the history."""
-        names, values = (
-            ", ".join(column.db for column in HISTORY_COLUMNS),
-            ", ".join(f"t.{column.db}" for column in HISTORY_COLUMNS),
-        )
+        names = ", ".join(column.db for column in HISTORY_COLUMNS)
+        values = ", ".join(f"t.{column.db}" for column in HISTORY_COLUMNS)
         return (
             f"INSERT INTO {self.tables.history} (location, task_id, {names}) SELECT %(location)s, t.id, {values}"
             f" FROM {self.tables.task} AS t WHERE t.id IN ({self.dialect.each('ids')})"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from django_dbtaskqueue.core.columns import HISTORY_COLUMNS
-from django_dbtaskqueue.core.sql.dialects import FENCED, Group, statement
+from django_dbtaskqueue.core.sql.dialects import FENCE, FENCED, Group, statement
 from django_dbtaskqueue.core.states import sql_sources
 
 # The keys of rows handed to statements. None is a column of a task: such a name would be ambiguous beside one.
@@ -48,9 +48,7 @@ class SettleStatements(Group):
         return (
             f"UPDATE {self.tables.task} AS t SET status = 'COMPLETED', final_status = 'COMPLETED', ready_time = NULL,"
             f" finish_time = {now}, last_update_time = {now}, process_result = {process_result}, result = {result}"
-            f" FROM {source}"
-            " WHERE t.id = u.task_id AND t.total_attempt = u.token"
-            f" AND t.status IN ({sql_sources('complete')}) RETURNING id"
+            f" FROM {source} WHERE {FENCE} AND t.status IN ({sql_sources('complete')}) RETURNING id"
         )
 
     @statement
@@ -75,9 +73,8 @@ class SettleStatements(Group):
             " poller_instance = CASE WHEN u.new_status = 'CREATED' THEN NULL ELSE t.poller_instance END,"
             f" finish_time = CASE WHEN u.new_status = 'CREATED' THEN NULL ELSE {now} END,"
             " final_status = nullif(u.new_status, 'CREATED'), fingerprint = coalesce(u.failure_key, t.fingerprint)"
-            f" FROM {self.dialect.rows(OUTCOME_TYPES)}"
-            " WHERE t.id = u.task_id AND t.total_attempt = u.token"
-            f" AND t.status IN ({sql_sources('fail')}) RETURNING id"
+            f" FROM {self.dialect.rows(OUTCOME_TYPES)} WHERE {FENCE} AND t.status IN ({sql_sources('fail')})"
+            " RETURNING id"
         )
 
     @statement
@@ -125,7 +122,4 @@ class SettleStatements(Group):
     @statement
     def outcome_of(self) -> str:
         """What became of the given leases, when the reply to a commit was lost: (id, status) of the same attempt."""
-        return (
-            f"SELECT t.id, t.status FROM {self.tables.task} AS t JOIN {self.dialect.rows(FENCED)}"
-            " ON t.id = u.task_id AND t.total_attempt = u.token"
-        )
+        return f"SELECT t.id, t.status FROM {self.tables.task} AS t JOIN {self.dialect.rows(FENCED)} ON {FENCE}"
