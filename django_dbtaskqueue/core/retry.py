@@ -239,9 +239,9 @@ _POLICY_BY_NAME: dict[str, Callable[..., Policy]] = {
     "linear": Fixed,
     **{cls.__name__.lower(): cls for cls in _NAMED_POLICIES},
 }
-_POLICY_EXAMPLES = (
-    "fixed:10s | arithmetic:10s,step=5s | geometric:10s,x2,max=1h | sequence:0s,10s,1m30s | staged:3=10s,5=1m,rest=5m, "
-    "each with ,jitter=0 if wanted; a duration is also read in ISO 8601, such as PT1M30S"
+_POLICY_FORMS = (
+    "The forms are: fixed:10s | arithmetic:10s,step=5s | geometric:10s,x2,max=1h | sequence:0s,10s,1m30s | "
+    "staged:3=10s,5=1m,rest=5m, each with ,jitter=0 if wanted; a duration is also read in ISO 8601, such as PT1M30S."
 )
 
 
@@ -249,15 +249,11 @@ def parse(text: str) -> Policy:
     """Return the policy that ``text`` describes, e.g. ``"geometric:10s,x2,max=1h"``; ValueError shows the forms."""
     kind, _, rest = "".join(text.lower().split()).partition(":")
     if kind not in _POLICY_BY_NAME:
-        raise ValueError(
-            f"{text!r} is not a retry policy.{near_match(kind, _POLICY_BY_NAME)} The forms are: {_POLICY_EXAMPLES}."
-        )
+        raise ValueError(f"{text!r} is not a retry policy.{near_match(kind, _POLICY_BY_NAME)} {_POLICY_FORMS}")
     try:
         return _build(kind, [re.sub("^x", "ratio=", word).partition("=") for word in rest.split(",")])
     except (TypeError, ValueError, OverflowError) as error:
-        raise ValueError(
-            f"{text!r} is not a retry policy: {str(error).rstrip('.')}. The forms are: {_POLICY_EXAMPLES}."
-        ) from error
+        raise ValueError(f"{text!r} is not a retry policy: {str(error).rstrip('.')}. {_POLICY_FORMS}") from error
 
 
 def _build(kind: str, words: list[tuple[str, str, str]]) -> Policy:
@@ -292,10 +288,8 @@ def _words(policy: _Schedule) -> list[str]:
             top = [] if policy.maximum is None else [f"max={format_duration(policy.maximum)}"]
             return [format_duration(policy.initial), f"x{policy.ratio!r}".removesuffix(".0"), *top]
         case Arithmetic():
-            return [
-                format_duration(policy.initial),
-                *([] if policy.step is None else [f"step={format_duration(policy.step)}"]),
-            ]
+            step = [] if policy.step is None else [f"step={format_duration(policy.step)}"]
+            return [format_duration(policy.initial), *step]
         case Fixed():
             return [format_duration(policy.interval)]
     return []
