@@ -7,43 +7,29 @@ from __future__ import annotations
 
 from django.contrib import admin
 
+from django_dbtaskqueue import models
 from django_dbtaskqueue.admin.operation_pages import AuditEntryAdmin, BulkOperationAdmin, PollerAdmin
 from django_dbtaskqueue.admin.overview_pages import DoctorAdmin, OverviewAdmin
 from django_dbtaskqueue.admin.queue_pages import QueueAdmin
 from django_dbtaskqueue.admin.record_pages import AttemptAdmin, FailureGroupAdmin, PipelineReportAdmin, TaskHistoryAdmin
 from django_dbtaskqueue.admin.task_pages import PoisonTaskAdmin, TaskAdmin
-from django_dbtaskqueue.models import (
-    Attempt,
-    AuditEntry,
-    BulkOperation,
-    Doctor,
-    FailureGroup,
-    Overview,
-    PipelineReport,
-    PoisonTask,
-    Poller,
-    Queue,
-    Task,
-    TaskHistory,
-    TemporaryTask,
-)
 
 __all__ = ["AttemptAdmin", "PollerAdmin", "QueueAdmin", "TaskAdmin", "TaskHistoryAdmin", "register"]
 
 ADMIN_CLASSES = {
-    Overview: OverviewAdmin,
-    FailureGroup: FailureGroupAdmin,
-    Task: TaskAdmin,
-    TemporaryTask: TaskAdmin,
-    PoisonTask: PoisonTaskAdmin,
-    Queue: QueueAdmin,
-    Poller: PollerAdmin,
-    BulkOperation: BulkOperationAdmin,
-    AuditEntry: AuditEntryAdmin,
-    Attempt: AttemptAdmin,
-    TaskHistory: TaskHistoryAdmin,
-    PipelineReport: PipelineReportAdmin,
-    Doctor: DoctorAdmin,
+    models.Overview: OverviewAdmin,
+    models.FailureGroup: FailureGroupAdmin,
+    models.Task: TaskAdmin,
+    models.TemporaryTask: TaskAdmin,
+    models.PoisonTask: PoisonTaskAdmin,
+    models.Queue: QueueAdmin,
+    models.Poller: PollerAdmin,
+    models.BulkOperation: BulkOperationAdmin,
+    models.AuditEntry: AuditEntryAdmin,
+    models.Attempt: AttemptAdmin,
+    models.TaskHistory: TaskHistoryAdmin,
+    models.PipelineReport: PipelineReportAdmin,
+    models.Doctor: DoctorAdmin,
 }
 
 

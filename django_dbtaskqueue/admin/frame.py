@@ -104,7 +104,7 @@ def browser_texts() -> str:
 
 
 def frame_context(request: HttpRequest, site: AdminSite, here: str | None) -> dict[str, Any]:
-    """Return the context of what stands around a page: navigation, refresh intervals, shortcuts."""
+    """Return the context of the frame of a page: navigation, refresh intervals, shortcuts."""
     return {
         "nav_entries": list(nav_entries(request, site, here)),
         "intervals": REFRESH_INTERVALS_S,

@@ -42,7 +42,7 @@ COUNT_TIMEOUT = timedelta(milliseconds=60)  # after that the number of rows is e
 MAX_SMALL_LIST_ROWS = 500
 BEFORE_KEY, AFTER_KEY = "before", "after"  # query keys: the ids at which a page begins
 FULL_SEARCH_KEY = "whole"  # query key: search to the end, as long as OPERATIONS_TIMEOUT allows
-# What may stand in an address beside the search; the last four are put there by Django's admin.
+# Keys that an address may have beside the search; the last four are put there by Django's admin.
 PAGE_KEYS = (BEFORE_KEY, AFTER_KEY, FULL_SEARCH_KEY, LIVE_KEY, "_changelist_filters", "_facets", "_popup", "e")
 
 
@@ -107,8 +107,8 @@ def table_of(page: ReadOnlyAdmin, rows: Sequence[Model], *, caption: str, tickab
 class ListAdmin(ReadOnlyAdmin):
     """A list with a search. A later page costs no more than the first."""
 
-    filterset: Any  # a FilterSet; its fields are all that may stand in the query string
-    empty: StrOrPromise = ""  # what a list without rows says
+    filterset: Any  # a FilterSet; its fields are the keys that the query string may have
+    empty: StrOrPromise = ""  # the text of a list without rows
     plural: StrOrPromise = ""  # the name of several rows; empty: the model's name
     list_across = False  # whether an action can apply to all rows that match
 

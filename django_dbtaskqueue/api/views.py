@@ -66,7 +66,7 @@ def task(request: HttpRequest, actor: Actor, pk: int) -> JsonObject:
     _may_view(actor, rows.model)
     found: Any = rows.annotate(clock=Now()).first()
     if found is None:
-        raise Http404(f"There is no task {pk}. For a queue with a table of its own, name it: ?queue=…")
+        raise Http404(f"There is no task {pk}. If its queue has its own table, name the queue: ?queue=…")
     attempts = Attempt.objects.using(rows.db).filter(location=rows.model._meta.label_lower, task_id=pk)
     payload = actor.may(VIEW_PAYLOAD, found.queue)
     document = detail(found, payload=payload)

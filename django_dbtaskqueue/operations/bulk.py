@@ -24,18 +24,8 @@ from django_dbtaskqueue.db.session import model_named
 from django_dbtaskqueue.models import BulkOperation, BulkSkip
 from django_dbtaskqueue.models.operations import CANCELLED, FAILED, FINISHED, FIRST_WINDOW, RUNNING, UNFINISHED
 from django_dbtaskqueue.models.querysets import TaskQuerySet
-from django_dbtaskqueue.operations.actions import (
-    ADDITION,
-    CHANGE,
-    ActionRequest,
-    Preview,
-    Report,
-    change,
-    log,
-    note,
-    record,
-    recorded,
-)
+from django_dbtaskqueue.operations import actions
+from django_dbtaskqueue.operations.actions import ActionRequest, Preview, Report
 from django_dbtaskqueue.operations.bounded_reads import count_in_time, estimate
 from django_dbtaskqueue.operations.permissions import Actor, User, check, check_search
 from django_dbtaskqueue.operations.search import Search, parse, to_text
@@ -106,7 +96,7 @@ def start(
     expected = preview(request.verb, search, tasks.db, options=request.options).selected
     last_id = int(tasks.aggregate(last=Max("pk"))["last"] or 0)
     first_id = int(tasks.order_by("pk").values_list("pk", flat=True).first() or 1) - 1
-    with recorded(tasks.db):
+    with actions.recorded(tasks.db):
         operation = BulkOperation(
             verb=request.verb.name,
             query=request.query,
@@ -126,10 +116,10 @@ def start(
         operation.save(using=tasks.db, force_insert=True)
         operation.refresh_from_db(using=tasks.db)
         queue = queues[0] if len(queues) == 1 else ""
-        record(
+        actions.record(
             tasks.db, actor, request.verb, query=request.query, reason=request.reason, queue=queue, operation=operation
         )
-        log(actor, [operation], ADDITION, f"{note(request)}: {request.query}")
+        actions.log(actor, [operation], actions.ADDITION, f"{actions.note(request)}: {request.query}")
     return operation
 
 
@@ -140,7 +130,7 @@ def cancel(pk: int, user: User | None, reason: str = "", using: str | None = Non
     """
     alias = using or tasks_for(Search(), None, write=True).db
     actor = Actor(user, source)
-    with recorded(alias):
+    with actions.recorded(alias):
         operation = BulkOperation.objects.using(alias).select_for_update().get(pk=pk)
         check(BULK_VERBS[operation.verb], "cancelled", actor)
         if operation.state not in UNFINISHED:
@@ -149,11 +139,11 @@ def cancel(pk: int, user: User | None, reason: str = "", using: str | None = Non
         end(operation, CANCELLED, f"{words}: {reason}" if reason else words)
         operation.save(using=alias)
         details = {"cancelled": operation.pk, "changed": operation.changed}
-        record(
+        actions.record(
             alias, actor, BULK_VERBS[operation.verb], query=operation.query, reason=reason, details=details,
             operation=operation,
         )  # fmt: skip
-        log(actor, [operation], CHANGE, words)
+        actions.log(actor, [operation], actions.CHANGE, words)
     return True
 
 
@@ -217,11 +207,13 @@ def step(operation: BulkOperation) -> None:
     request = ActionRequest(verb, operation.reason, options, operation.query)
     tasks: TaskQuerySet = model_named(operation.location)._default_manager.using(alias).all()
     ids = _next_chunk(operation, tasks, select(operation.query, tasks))
-    report = change(tasks.model, alias, ids, request, actor) if ids else Report()
+    report = actions.change(tasks.model, alias, ids, request, actor) if ids else Report()
     _count_in(operation, report)
     if operation.cursor >= operation.last_id or _remaining(operation) == 0:
         end(operation, FINISHED)
-        log(actor, [operation], CHANGE, f"{note(request)}: {operation.changed} / {operation.skipped}")
+        actions.log(
+            actor, [operation], actions.CHANGE, f"{actions.note(request)}: {operation.changed} / {operation.skipped}"
+        )
     operation.update_time = Now()
     operation.save(using=alias)
 
@@ -229,7 +221,7 @@ def step(operation: BulkOperation) -> None:
 def _next_chunk(operation: BulkOperation, tasks: TaskQuerySet, matching: TaskQuerySet) -> list[int]:
     """Return the ids of the next tasks that match, and move the cursor to where the search for them ended.
 
-    Reads windows of ids, one per statement, whatever the search is. Windows grow while nothing is found; gaps between
+    Reads windows of ids, one per statement, for any search. Windows grow while nothing is found; gaps between
     ids cost nothing.
     """
     deadline = monotonic() + MAX_EMPTY_SEARCH_S

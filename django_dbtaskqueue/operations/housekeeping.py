@@ -34,7 +34,7 @@ MAX_TURN = timedelta(seconds=30)  # of a poller; its next turn continues there
 
 @dataclass(frozen=True)
 class RetentionPolicy:
-    """How long rows are kept; None: for ever. ``of_settings`` reads them from ``DBTASKQUEUE``."""
+    """How long rows are kept; None: without limit. ``of_settings`` reads them from ``DBTASKQUEUE``."""
 
     completed: timedelta | None = None
     error: timedelta | None = None

@@ -39,7 +39,7 @@ def search(
     """Return the tasks that match all arguments, the newest first: a queryset, so read it in pages or use its verbs.
 
     ``created_after`` is included, ``created_before`` is not. Without a queue: all queues in the common table; name a
-    queue that has a table or a database of its own, and with ``using`` the shard. Raises ``UnknownQueue``, and
+    queue that has its own table or database, and with ``using`` the shard. Raises ``UnknownQueue``, and
     ``ValueError`` for an unknown status.
     """
     if status is not None and status not in tuple(Status):

@@ -1,6 +1,6 @@
-"""Who may do what: every page, command and API call asks here before it acts.
+"""Permissions: every page, command and API call asks here before it acts.
 
-Each verb has a permission of its own, and none implies another. A project narrows it per queue with
+Each verb has its own permission, and none implies another. A project narrows it per queue with
 ``DBTASKQUEUE["CAN_OPERATE"]``: the dotted path of ``(user, verb name, queue) -> bool``, asked only about what the
 user's permissions allow.
 """

@@ -48,7 +48,7 @@ class QueueStats:
     total: ApproxCount
     oldest: timedelta | None  # how long the task that waits longest has been due
     rate_in: float  # tasks put per second, over the last five minutes
-    rate_out: float  # tasks pollers finished per second, whatever became of them
+    rate_out: float  # tasks pollers finished per second, with any outcome
     failed: int  # attempts that failed in the last hour
     drain: timedelta | None  # until nothing is left at this rate; None: never, or nothing to do
     paused: bool

@@ -27,7 +27,7 @@ URL_PASSWORD = re.compile(r"(?<=://)([^\s:/@]*):[^\s/@]+@")
 
 
 def summary(task: AbstractTask | TaskHistory, *, payload: bool = True) -> Document:
-    """Return what a list says of a task; without ``payload`` no result, but the one line of an error."""
+    """Return what a list shows of a task; without ``payload`` no result, but the one line of an error."""
     message = message_of(task.process_result) if payload or task.status != Status.COMPLETED else ""
     return {name: getattr(task, name, None) for name in LISTED} | {"message": message}
 
@@ -62,7 +62,7 @@ def attempt_of(row: Attempt, *, payload: bool = True) -> Document:
 
 
 def error_of(row: Attempt) -> str:
-    """Return what a failed attempt failed of, not masked."""
+    """Return the error of a failed attempt, not masked."""
     return f"{row.error_type}: {row.message}" if row.error_type else row.message
 
 
@@ -150,7 +150,7 @@ def masked(value: object) -> object:
 
 
 def masked_text(text: str) -> str:
-    """Return a text, such as a traceback, with what stands after secret keys replaced, and passwords in addresses.
+    """Return a text, such as a traceback, without the values of secret keys and the passwords in addresses.
 
     ``password=x``, ``password: x``, ``"password": "x"``, ``Authorization: Bearer x``.
     """

@@ -27,7 +27,7 @@ WINDOWS = {
     "7d": timedelta(days=7),
 }
 MAX_OPEN_TASKS_COUNTED = 1000  # of one group
-POINT_SECONDS = (60, 300, 600, 3600, 6 * 3600, 86_400)  # that one point of a series may stand for
+POINT_SECONDS = (60, 300, 600, 3600, 6 * 3600, 86_400)  # that one point of a series may last
 MAX_POINTS = 150  # of a series, unless the longest step gives more
 HISTOGRAMS = ("runs", "waits")
 

@@ -159,7 +159,7 @@ DELETE = TaskVerb(
     name="delete",
     label=_("Delete"),
     effect=_(
-        "The tasks are deleted, whatever their status, and counted as deleted. The result of a running processor is "
+        "The tasks are deleted in any status, and counted as deleted. The result of a running processor is "
         "discarded. This cannot be undone."
     ),
     done=ngettext_lazy("%(number)s task deleted", "%(number)s tasks deleted", "number"),
@@ -169,7 +169,7 @@ DELETE = TaskVerb(
 PURGE = TaskVerb(
     name="purge",
     label=_("Purge"),
-    effect=_("Every task of the queue is deleted, whatever its status, and counted as deleted. This cannot be undone."),
+    effect=_("Every task of the queue is deleted in any status, and counted as deleted. This cannot be undone."),
     done=DELETE.done,
     permission="purge_queue",
     edge="delete",

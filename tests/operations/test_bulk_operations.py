@@ -8,6 +8,7 @@ import sys
 import threading
 from contextlib import ExitStack
 from datetime import timedelta
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -222,9 +223,9 @@ def test_an_operation_over_an_empty_table_ends() -> None:
 
 @pytest.mark.django_db
 @pytest.mark.usefixtures("chunks_of_two")
-@pytest.mark.parametrize("place", ["_count_in", "change"])
+@pytest.mark.parametrize(("module", "place"), [(bulk, "_count_in"), (actions, "change")], ids=["count", "change"])
 def test_a_worker_that_dies_in_a_chunk_leaves_nothing_of_it_and_the_next_one_goes_on(
-    monkeypatch: pytest.MonkeyPatch, place: str
+    monkeypatch: pytest.MonkeyPatch, module: ModuleType, place: str
 ) -> None:
     # Given an operation with one chunk done
     failures(5)
@@ -233,14 +234,14 @@ def test_a_worker_that_dies_in_a_chunk_leaves_nothing_of_it_and_the_next_one_goe
     cursor = of(operation).cursor
 
     # When the connection dies in the next one, after its effect
-    whole = getattr(bulk, place)
+    whole = getattr(module, place)
 
     def dies(*arguments: Any) -> None:
         whole(*arguments)
         raise OperationalError("server closed the connection unexpectedly")
 
     with monkeypatch.context() as patch, pytest.raises(OperationalError):
-        patch.setattr(bulk, place, dies)
+        patch.setattr(module, place, dies)
         bulk.turn("default")
     # Then nothing of it stands: neither effect nor cursor
     assert (of(operation).cursor, operation.changed, operation.state) == (cursor, 2, RUNNING)

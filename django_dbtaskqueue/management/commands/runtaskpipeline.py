@@ -49,7 +49,7 @@ class Command(BaseCommand):
         super().run_from_argv(argv)
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Run to the end. In a process of its own, exit with the job's code; else raise CommandError unless it is 0."""
+        """Run to the end. In its own process, exit with the job's code; else raise CommandError unless it is 0."""
         if options["job"] == PAGE_COMMAND:
             self.stdout.write(f"page: {write_page(options['arguments'])}")
             return

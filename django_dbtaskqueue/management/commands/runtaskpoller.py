@@ -155,7 +155,7 @@ class Command(BaseCommand):
     def _supervise(self, queues: dict[str, int], options: dict[str, Any], status: StatusLine | None) -> int:
         """Run child processes, each started as this one was."""
         if self._arguments is None:
-            raise CommandError("--processes needs a process of its own: run manage.py, not call_command().")
+            raise CommandError("--processes needs its own process: run manage.py, not call_command().")
         base = get_child_arguments()
         command = base[: len(base) - len(sys.argv[1:])] + self._arguments[1:]
         parent = supervisor.Supervisor(

@@ -147,7 +147,7 @@ def _add_queues(add: Callable[[str, str], CommandParser]) -> None:
             one.add_argument(
                 "--for", type=duration, dest="for_time", metavar="TIME", help="End the pause after this time."
             )
-    purge = add("purge", "Delete every task of a queue, whatever its status.")
+    purge = add("purge", "Delete every task of a queue, in any status.")
     purge.add_argument("queue")
     _add_confirmation(purge)
     purge.set_defaults(limit=None)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Qualifier:
-    """What may stand before a colon."""
+    """A name before a colon."""
 
     name: str
     kind: str  # a key of ``values.VALUE_TYPES``

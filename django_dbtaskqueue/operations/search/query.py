@@ -197,7 +197,7 @@ def _readings(text: str) -> list[JsonScalar]:
 
 
 class SearchField(forms.CharField):
-    """A field whose clean value is a search: a whole one, or with ``qualifier`` what stands after its colon."""
+    """A field whose clean value is a search: a whole one, or with ``qualifier`` the text after its colon."""
 
     def __init__(self, *, qualifier: str = "", **options: Any) -> None:
         super().__init__(**options)
@@ -243,7 +243,7 @@ class SearchForm(forms.Form):
 class TaskFilter(django_filters.FilterSet):  # type: ignore[misc]  # it publishes no types
     """``TaskFilter({"q": "status:ERROR", "queue": "claims"}, queryset=Task.objects.all()).qs``.
 
-    ``q`` is a search. Each qualifier is also a filter of its own, with what stands after its colon. A filter set with
+    ``q`` is a search. Each qualifier is also a filter: its value is what follows the colon. A filter set with
     an error selects no task and says why in ``errors``; ``checked()`` raises the error instead.
     """
 
