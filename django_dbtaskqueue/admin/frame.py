@@ -20,6 +20,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from django_dbtaskqueue.core.exceptions import SearchTooSlow
+from django_dbtaskqueue.db.minute_counts import database_now
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.operations.bounded_reads import statement_timeout
 
@@ -127,17 +128,12 @@ def show(
 
     try:
         with statement_timeout(alias):
-            as_of = database_time(alias)
+            as_of = database_now(Session.on(alias))
             filled = {**_frame(page, request, live=live), "as_of": as_of, **context()}
             response = TemplateResponse(request, name, filled, status=status).render()
             return _fragment(request, response, as_of) if live else response
     except SearchTooSlow:
         return too_slow(page, request)
-
-
-def database_time(alias: str) -> datetime:
-    session = Session.on(alias)
-    return session.time(session.run("SELECT CURRENT_TIMESTAMP", {})[0][0])
 
 
 def too_slow(page: PageAdmin, request: HttpRequest) -> HttpResponse:

@@ -144,7 +144,7 @@ class ListAdmin(ReadOnlyAdmin):
             "verbs": verbs,
             "slice": page,
             "table": table_of(self, page.rows, caption=names, tickable=bool(verbs)),
-            "found": self._number(rows, page, place) if _is_complete(page) else self._of_window(page, place),
+            "found": self._of_window(page, place) if page.window or page.first else self._number(rows, page, place),
             "searched": _searched(page),
             "full_search_url": _address(request, **{FULL_SEARCH_KEY: 1}),
             "empty": self.empty or _("None."),
@@ -198,10 +198,6 @@ class SmallListAdmin(ListAdmin):
         self, request: HttpRequest, filterset: Any, rows: QuerySet[Any], before: int | None, after: int | None
     ) -> Page:
         return Page(list(rows.order_by(*self.ordering)[:MAX_SMALL_LIST_ROWS]))
-
-
-def _is_complete(page: Page) -> bool:
-    return not page.window and not page.first
 
 
 def _searched(page: Page) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import partial
 
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DEFAULT_DB_ALIAS, DatabaseError, connections, models, router, transaction
@@ -17,6 +18,7 @@ from django_dbtaskqueue import registry
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.durations import format_duration, format_seconds
 from django_dbtaskqueue.db import partitions
+from django_dbtaskqueue.db.minute_counts import database_now
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.models import Attempt, FailureCount, Metric, Poller, Queue, Task, TaskHistory
 from django_dbtaskqueue.operations import checks
@@ -59,22 +61,13 @@ SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND que
 class Finding:
     """One thing that is wrong, or worth knowing."""
 
-    id: str  # stable, such as "queue.no_poller"
     level: str  # "error", "warning" or "info"
+    id: str  # stable, such as "queue.no_poller"
     words: str
     remedy: str  # a sentence or a command
 
 
-def _error(id: str, words: str, remedy: str) -> Finding:
-    return Finding(id, "error", words, remedy)
-
-
-def _warning(id: str, words: str, remedy: str) -> Finding:
-    return Finding(id, "warning", words, remedy)
-
-
-def _info(id: str, words: str, remedy: str) -> Finding:
-    return Finding(id, "info", words, remedy)
+_error, _warning, _info = (partial(Finding, level) for level in ("error", "warning", "info"))
 
 
 def examine(using: str | None = None) -> list[Finding]:
@@ -84,18 +77,18 @@ def examine(using: str | None = None) -> list[Finding]:
     """
     alias = using or router.db_for_write(Task)
     found: list[Finding] = []
-    for look in (_unmigrated, _settings, _places, _clock, _queues, _pollers, _parked, _server):
-        found += _answers(look, alias)
-        if look is _unmigrated and found:
+    for check in (_unmigrated, _settings, _databases, _clock, _queues, _pollers, _parked, _server):
+        found += _answers(check, alias)
+        if check is _unmigrated and found:
             return found
     order = ("error", "warning", "info")
     return sorted(found, key=lambda finding: order.index(finding.level))
 
 
-def _answers(look: Callable[[str], Iterator[Finding]], alias: str) -> list[Finding]:
+def _answers(check: Callable[[str], Iterator[Finding]], alias: str) -> list[Finding]:
     try:
         with transaction.atomic(using=alias):
-            return list(look(alias))
+            return list(check(alias))
     except DatabaseError as error:
         line = str(error).strip().partition("\n")[0]
         return [
@@ -139,7 +132,7 @@ def _settings(alias: str) -> Iterator[Finding]:
             yield _warning("settings.contradiction", f"{name}: {words}", remedy)
 
 
-def _places(alias: str) -> Iterator[Finding]:
+def _databases(alias: str) -> Iterator[Finding]:
     away = sorted(name for name in conf.known_queues() if conf.default_settings(name).database != DEFAULT_DB_ALIAS)
     if away:
         yield _info(
@@ -158,9 +151,7 @@ def _places(alias: str) -> Iterator[Finding]:
 
 
 def _clock(alias: str) -> Iterator[Finding]:
-    session = Session.on(alias)
-    sql = "SELECT statement_timestamp()" if session.postgresql else f"SELECT {session.sql.dialect.now}"
-    there = session.time(session.run(sql, {})[0][0])
+    there = database_now(Session.on(alias))
     here = datetime.now(UTC) if there.tzinfo else datetime.now()
     skew = abs(here - there)
     if skew > MAX_CLOCK_SKEW:
@@ -265,8 +256,8 @@ def _server(alias: str) -> Iterator[Finding]:
     """Yield the findings of a PostgreSQL server; nothing for another database."""
     session = Session.on(alias)
     if session.postgresql:
-        for look in (_indexes, _dead_rows, _old_transactions, _listeners, _durability, _months):
-            yield from look(session)
+        for check in (_indexes, _dead_rows, _old_transactions, _listeners, _durability, _months):
+            yield from check(session)
 
 
 def _tables(alias: str) -> list[type[models.Model]]:
@@ -296,7 +287,7 @@ def _indexes(session: Session) -> Iterator[Finding]:
 
 
 def _create(session: Session, model: type[models.Model], index: models.Index, *, broken: bool) -> str:
-    """Return the statement that makes an index without a stop of the work."""
+    """Return the statement that makes an index while the table is in use."""
     with session.connection.schema_editor(collect_sql=True) as editor:
         text = str(index.create_sql(model, editor))
     made = text.replace("CREATE INDEX", "CREATE INDEX CONCURRENTLY", 1) + ";"

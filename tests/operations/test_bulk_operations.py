@@ -21,7 +21,7 @@ from django_dbtaskqueue.core.exceptions import OperationRefused, SearchError
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.models import AuditEntry, BulkOperation, BulkSkip, DeletedTasks, Task, TaskHistory
 from django_dbtaskqueue.models.operations import CANCELLED, FAILED, FINISHED, RUNNING, WAITING
-from django_dbtaskqueue.operations import bounded_reads, bulk
+from django_dbtaskqueue.operations import actions, bounded_reads, bulk
 from django_dbtaskqueue.operations.verbs import HousekeepOptions
 from tests.conftest import REPOSITORY, ProcessDatabase
 from tests.factories import QUEUE, age, make_task

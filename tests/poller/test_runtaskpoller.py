@@ -159,7 +159,7 @@ def test_call_command_polls_in_this_process(process_database: ProcessDatabase) -
     enqueue("work", "here")
     call_command("runtaskpoller", queue=["work"], drain=True, threads=1)
     assert statuses() == {"COMPLETED": 1}
-    with pytest.raises(CommandError, match="needs a process of its own"):
+    with pytest.raises(CommandError, match="needs its own process"):
         call_command("runtaskpoller", queue=["work"], processes=2)
     with pytest.raises(CommandError, match="Did you mean 'work'") as refused:
         call_command("runtaskpoller", queue=["wrk"])
