@@ -22,9 +22,11 @@ if TYPE_CHECKING:
 
 Vendor = Literal["postgresql", "sqlite"]
 URL_FORMS = "postgresql://USER:PASSWORD@HOST:PORT/NAME?OPTION=VALUE or sqlite:///PATH"
+DATABASE_ERRORS = (psycopg.Error, sqlite3.Error)
 SECRET_KEYWORDS = ("password", "sslpassword")
 DEFAULT_LOCATION = "dbtaskqueue.task"
 DEFAULT_TABLES = Tables('"dbtaskqueue_task"')
+Params = Mapping[str, object]
 SESSION_SETTINGS = "SET timezone = 'UTC'; SET datestyle = 'ISO'; SET intervalstyle = 'postgres'"
 
 
@@ -79,6 +81,11 @@ class Database:
     def secrets(self) -> dict[str, str]:
         """The part of ``conninfo`` that is never printed."""
         return {name: value for name, value in self.conninfo.items() if name in SECRET_KEYWORDS}
+
+    @property
+    def postgresql(self) -> bool:
+        """Whether it is PostgreSQL, not SQLite."""
+        return self.vendor == "postgresql"
 
     @property
     def dialect(self) -> Dialect:
@@ -148,19 +155,18 @@ class Link:
         self.connection = connection
         self.postgresql = postgresql
 
-    def run(self, sql: str, params: Mapping[str, Any] | None = None) -> list[tuple[Any, ...]]:
+    def run(self, sql: str, params: Params | None = None) -> list[tuple[Any, ...]]:
         """Execute a statement; return its rows."""
-        cursor = self._execute(sql, params or {})
+        cursor = self._execute(sql, params)
         return list(cursor.fetchall()) if cursor.description else []
 
-    def change(self, sql: str, params: Mapping[str, Any] | None = None) -> int:
+    def change(self, sql: str, params: Params | None = None) -> int:
         """Execute a statement; return the number of rows it wrote."""
-        return int(self._execute(sql, params or {}).rowcount)
+        return int(self._execute(sql, params).rowcount)
 
-    def _execute(self, sql: str, params: Mapping[str, Any]) -> Any:
-        if self.postgresql:
-            return self.connection.execute(sql, params)
-        return self.connection.execute(sql % {name: f":{name}" for name in params}, params)
+    def _execute(self, sql: str, params: Params | None) -> Any:
+        text = sql if self.postgresql else sql % {name: f":{name}" for name in params or ()}
+        return self.connection.execute(text, params or {})
 
     @contextmanager
     def transaction(self) -> Iterator[None]:

@@ -37,8 +37,8 @@ JOBS: dict[str, str] = {
     "forecast": "reports.forecast:Forecast",
     "whatif": "reports.whatif:WhatIf",
     "archive": "lake.archive_job:Archive",
-    "replay": "lake.replay:Replay",
-    "stream": "lake.stream_job:Stream",
+    "replay": "lake.copy_jobs:Replay",
+    "stream": "lake.copy_jobs:Stream",
     "check": "reports.quality:Check",
 }
 

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 from pyspark.sql.types import (
     DataType,
+    DateType,
     DoubleType,
     IntegerType,
     LongType,
@@ -21,6 +23,7 @@ from pyspark.sql.types import (
 
 from django_dbtaskqueue.core.columns import TASK_COLUMNS
 from django_dbtaskqueue.core.exceptions import PipelineError, near_match
+from django_dbtaskqueue.core.states import TERMINAL
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -32,6 +35,11 @@ SPARK_TYPES: dict[str, DataType] = {
     "text": TEXT, "jsonb": TEXT, "bigint": LONG, "int": INT, "smallint": SHORT, "float8": DoubleType(),
     "timestamptz": TIME,
 }  # fmt: skip
+ARROW_TYPES: dict[type[DataType], pa.DataType] = {
+    StringType: pa.string(), LongType: pa.int64(), IntegerType: pa.int32(), ShortType: pa.int16(),
+    DoubleType: pa.float64(), TimestampType: pa.timestamp("us", tz="UTC"), DateType: pa.date32(),
+}  # fmt: skip
+TERMINAL_STATUSES = tuple(str(status) for status in TERMINAL)
 ARCHIVED = tuple(column for column in TASK_COLUMNS if column.archived)
 
 
@@ -60,6 +68,11 @@ ATTEMPTS = _struct(
     ("traceback", TEXT),
 )
 SCHEMAS = {"task": TASKS, "history": HISTORY, "attempt": ATTEMPTS}
+
+
+def arrow_schema(fields: Iterable[StructField]) -> pa.Schema:
+    """Return Spark's columns as Arrow's; times are in UTC with microseconds."""
+    return pa.schema([(field.name, ARROW_TYPES[type(field.dataType)]) for field in fields])
 
 
 def schema_of(table: str, columns: Iterable[str] | None = None) -> StructType:

@@ -128,12 +128,12 @@ except ImportError:
 else:
     from django_dbtaskqueue.pipeline.lake import LAKE_TASKS
     from django_dbtaskqueue.pipeline.schema import HISTORY, TASKS
-    from django_dbtaskqueue.pipeline.source.task_writer import ACCEPTED_TYPES, CURES
-    from django_dbtaskqueue.pipeline.source.staging_rows import COLUMNS
+    from django_dbtaskqueue.pipeline.source.task_writer import ACCEPTED
+    from django_dbtaskqueue.pipeline.source.staging import COLUMNS
 
     assert all("region_name" in schema.names for schema in (TASKS, HISTORY, LAKE_TASKS))
     assert COLUMNS["region"] == "region_name"
-    assert "region" in ACCEPTED_TYPES and "region" in CURES
+    assert "region" in ACCEPTED
     from django_dbtaskqueue.core.columns import COPIED
 
     assert "region" in [column.argument for column in COPIED]

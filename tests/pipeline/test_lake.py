@@ -110,7 +110,7 @@ def test_a_file_cut_short_or_gone_is_named(spark: SparkSession, tmp_path: Path, 
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("{", "is no JSON"), ("[]", "holds no JSON object"), ('{"token": "1"}', "is no entry of a lake's log")],
+    [("{", "is not JSON"), ("[]", "is not a JSON object"), ('{"token": "1"}', "is not an entry of a lake's log")],
 )
 def test_a_damaged_log_is_named(tmp_path: Path, text: str, message: str) -> None:
     lake = lake_of(tmp_path, rows(1))
@@ -128,7 +128,7 @@ def test_a_path_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 
 
 def test_paths_that_are_no_lake_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(LakeError, match=r"is no lake\. Check the path"):
+    with pytest.raises(LakeError, match=r"is not a lake\. Check the path"):
         Lake.at(tmp_path)
     (tmp_path / "other.csv").touch()
     with pytest.raises(LakeError, match=r"holds other data\. Give the lake a folder of its own"):

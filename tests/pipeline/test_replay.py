@@ -10,7 +10,7 @@ import pytest
 from django_dbtaskqueue.core.exceptions import JobOptionError
 from django_dbtaskqueue.models import Task
 from django_dbtaskqueue.pipeline.lake import read_lake
-from django_dbtaskqueue.pipeline.lake.replay import Replay
+from django_dbtaskqueue.pipeline.lake.copy_jobs import Replay
 from tests.factories import make_task
 from tests.pipeline.lakes import DAY, MEANWHILE, archive
 
@@ -100,7 +100,7 @@ def test_a_replayed_task_has_the_lease_time_to_live_and_budget_of_the_archived_o
     [
         ({"where": "nonsense = 1"}, "--where: Spark cannot use 'nonsense = 1': .*nonsense"),
         ({"where": "id ="}, "--where: Spark cannot use 'id ='"),
-        ({"rate": "0"}, "--rate: '0' is no number of tasks per second above 0"),
+        ({"rate": "0"}, "--rate: '0' is not a number of tasks per second above 0"),
         ({"since": "2026-02-01", "until": "2026-01-01"}, "--since: 2026-02-01 comes after --until 2026-01-01"),
     ],
 )

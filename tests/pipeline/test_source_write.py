@@ -19,8 +19,7 @@ from django_dbtaskqueue.core.exceptions import DuplicateTask, PipelineError
 from django_dbtaskqueue.models import StreamLedger, Task
 from django_dbtaskqueue.pipeline.database import Database
 from django_dbtaskqueue.pipeline.source import register, write_tasks
-from django_dbtaskqueue.pipeline.source.staging_rows import Rules
-from django_dbtaskqueue.pipeline.source.staging_tables import Plan, fill, finish, open_staging, sweep_staging
+from django_dbtaskqueue.pipeline.source.staging import Plan, Rules, fill, finish, open_staging, sweep_staging
 from tests.pipeline.executors import dying_once
 
 if TYPE_CHECKING:
@@ -210,8 +209,7 @@ def test_what_a_killed_driver_leaves_is_swept(postgres_process_database: Any, pg
     program = (
         "import os, signal, pyarrow as pa\n"
         "from django_dbtaskqueue.pipeline.database import Database\n"
-        "from django_dbtaskqueue.pipeline.source.staging_tables import Plan, fill, open_staging\n"
-        "from django_dbtaskqueue.pipeline.source.staging_rows import Rules\n"
+        "from django_dbtaskqueue.pipeline.source.staging import Plan, Rules, fill, open_staging\n"
         "database = Database.from_url(os.environ['DATABASE_URL'])\n"
         "plan = Plan(database, open_staging(database), Rules(queue='other'))\n"
         "fill(plan, [pa.RecordBatch.from_pydict({'reference': pa.array(['a'])})], 1)\n"

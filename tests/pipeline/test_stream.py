@@ -9,7 +9,7 @@ import pytest
 from django_dbtaskqueue.core.exceptions import PipelineError
 from django_dbtaskqueue.models import Task
 from django_dbtaskqueue.pipeline.lake import Lake, read_lake
-from django_dbtaskqueue.pipeline.lake.stream_job import LakeSink, Stream, checkpoint
+from django_dbtaskqueue.pipeline.lake.copy_jobs import LakeSink, Stream, checkpoint
 from django_dbtaskqueue.pipeline.schema import TASKS
 from tests.factories import make_task
 from tests.support import until

@@ -35,7 +35,7 @@ def attempts(spark: SparkSession, *rows: tuple[str, float, str, str]) -> DataFra
 
 def by(tasks: DataFrame, *keys: str, objectives: Sequence[Objective] = ()) -> DataFrame:
     """Return the service levels by queue, or over all."""
-    return T.service_levels(T.hours(tasks, objectives), T.percentiles(T.histogram(tasks), *keys), *keys)
+    return T.service_levels(T.hours(tasks, objectives), T.percentiles(tasks), *keys)
 
 
 # -- service levels ----------------------------------------------------------------------------------------------------
@@ -64,7 +64,7 @@ waiting = st.builds(
 def test_levels_and_backlog_are_those_of_the_oracle(spark: SparkSession, rows: list[Row]) -> None:
     source = frame(spark, rows).coalesce(1)
     hours = T.hours(source).persist()
-    hourly = T.service_levels(hours, T.hourly_times(source), "queue", "hour")
+    hourly = T.service_levels(hours, T.percentiles(source), "queue", "hour")
     found = {(one["queue"], one["hour"]): one.asDict() for one in hourly.collect()}
     lines = {(one["queue"], one["hour"]): one["backlog"] for one in T.backlog(hours).collect()}
     hours.unpersist()
@@ -211,7 +211,7 @@ def test_hours_are_utc_whatever_the_session_says(spark: SparkSession) -> None:
     spark.conf.set("spark.sql.session.timeZone", "Asia/Kolkata")  # half an hour off every other zone
     try:
         tasks = frame(spark, [row(created=3599, waited=0, ran=0)])
-        (level,) = T.service_levels(T.hours(tasks), T.hourly_times(tasks), "queue", "hour").collect()
+        (level,) = T.service_levels(T.hours(tasks), T.percentiles(tasks), "queue", "hour").collect()
     finally:
         spark.conf.set("spark.sql.session.timeZone", before)
     assert level["hour"].timestamp() == MONDAY.timestamp()

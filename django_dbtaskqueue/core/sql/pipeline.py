@@ -1,12 +1,13 @@
 """The SQL of ``pipeline/``: rows from a staging table into TASKS, and finished rows into the archive.
 
-A staging table is a plain table named by its time of birth. Executors fill it, each attempt of theirs under a number;
-one transaction at the end takes the rows of the attempts that counted, and drops it. Staged columns are named ``u.``.
+The name of a staging table holds the time it was made. Each attempt of a Spark task fills it under a number of its own.
+One transaction at the end takes the rows of the successful attempts, and drops the table. Staged columns are named
+``u.``.
 
-Before a batch of the archive is deleted, its rows are compared with what was exported. In most cases no transaction
-has written any of them since, which the rows themselves say: then ``remove_old`` deletes them by the batch's own
-predicate. Otherwise the exported rows stand in the temporary tables ``archived_key`` (tasks) and ``archived_attempt``,
-and a delete takes those that are still what was exported, by id, fencing token, status and time of the last update.
+The archive deletes only rows that are as they were exported. In most batches no transaction has written to them since,
+as the rows' transaction ids show: ``remove_old`` deletes these by the batch's predicate. Otherwise the temporary tables
+``archived_key`` (tasks) and ``archived_attempt`` hold the exported rows, and the delete compares id, fencing token,
+status and time of the last update.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class StagingStatements(Group):
 
     @cached_property
     def stamp(self) -> str:
-        """Now, as it stands in the name of a staging table."""
+        """The time for the name of a staging table."""
         if self.dialect.vendor == "postgresql":
             return "SELECT to_char(statement_timestamp() AT TIME ZONE 'UTC', 'YYYYMMDDHH24MISS')"
         return "SELECT strftime('%%Y%%m%%d%%H%%M%%S', 'now')"
@@ -45,7 +46,7 @@ class StagingStatements(Group):
         return f"SELECT name FROM sqlite_master WHERE type = 'table' AND name LIKE '{STAGING_PREFIX}%%' ORDER BY name"
 
     def create(self, table: str) -> str:
-        """Make a staging table; what a crash of the server would lose, the lost job writes again."""
+        """Make a staging table. A crash of the server empties it, and ends the connections that fill it."""
         columns = ", ".join(f"{name} {kind}" for name, kind in {"_attempt": "bigint", **STAGED}.items())
         if self.dialect.vendor == "postgresql":
             return f"CREATE UNLOGGED TABLE {table} ({columns}) WITH (autovacuum_enabled = false)"
@@ -53,7 +54,7 @@ class StagingStatements(Group):
 
     @renamed
     def insert(self, table: str, *, ignore: bool, timed: bool, grouped: bool) -> str:
-        """Insert the rows of ``attempts``. In the order of their references: two writers never wait in a circle.
+        """Insert the rows of ``attempts``, ordered by reference so that two writers cannot deadlock.
 
         Without ``ignore`` a taken reference fails the statement.
         """
@@ -73,8 +74,8 @@ class StagingStatements(Group):
         )
 
     def _due(self) -> str:
-        base = f"{self.dialect.greatest}({self.dialect.now}, coalesce(u.run_at, {self.dialect.now}))"
-        return self.dialect.later("coalesce(u.delay, 0)", start=base)
+        start = f"{self.dialect.greatest}({self.dialect.now}, coalesce(u.run_at, {self.dialect.now}))"
+        return self.dialect.later("coalesce(u.delay, 0)", start=start)
 
     def _counted(self, table: str) -> str:
         return f"{table} AS u WHERE u._attempt IN ({self.dialect.each('attempts')})"
@@ -89,7 +90,7 @@ class StagingStatements(Group):
         )
 
     def twice(self, table: str) -> str:
-        """The first reference that stands twice among the staged rows, as (queue, reference)."""
+        """The first reference that two staged rows have, as (queue, reference)."""
         return (
             f"SELECT u.queue_name, u.reference_number FROM {self._counted(table)} AND u.reference_number IS NOT NULL"
             " GROUP BY u.queue_name, u.reference_number HAVING count(*) > 1 ORDER BY 2, 1 LIMIT 1"
@@ -103,7 +104,7 @@ class StagingStatements(Group):
         return f"SELECT DISTINCT u.queue_name AS q, u.group_key AS k FROM {self._counted(table)} AND u.group_key > ''"
 
     def lock_groups_of(self, table: str) -> str:
-        """Lock these groups to the end of the transaction, as ``Grouping.lock_groups`` does and in its order."""
+        """Lock these groups to the end of the transaction, in the order of ``Grouping.lock_groups``."""
         return (
             "SELECT pg_advisory_xact_lock(hashtextextended(x.q || ' ' || x.k, 0))"
             f" FROM ({self._groups(table)} ORDER BY q, k) AS x"
@@ -135,7 +136,7 @@ class StagingStatements(Group):
 
     @cached_property
     def enter(self) -> str:
-        """Enter (``query``, ``batch``) in the ledger; no row is written when it stands there."""
+        """Add (``query``, ``batch``) to the ledger; no row is written if the ledger has it."""
         return (
             f"INSERT INTO {LEDGER_TABLE} (query, batch, rows) VALUES (%(query)s, %(batch)s, 0)"
             " ON CONFLICT (query, batch) DO NOTHING"
@@ -143,25 +144,25 @@ class StagingStatements(Group):
 
     @cached_property
     def entered(self) -> str:
-        """Say in the ledger how many rows were written."""
+        """Store in the ledger how many rows were written."""
         return f"UPDATE {LEDGER_TABLE} SET rows = %(rows)s WHERE query = %(query)s AND batch = %(batch)s"
 
 
 HORIZON_SQL = "SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint"
+XMAX_SQL = "pg_snapshot_xmax(pg_current_snapshot())::text::bigint"
 XID_EPOCH = 2**32  # a row holds the low half of its writer's transaction id
 
 
 def window(since: int, until: int, *, finished: bool) -> str:
     """Return the test for rows last written by transactions from ``since`` to below ``until``, both 64 bits wide.
 
-    From 0 on: all but those that later windows bring. ``finished``: rows of TASKS that are terminal.
+    With ``since`` 0: all rows that are in no later window. ``finished``: rows of TASKS that are terminal.
     """
     tests = [f"status IN ({TERMINAL_SQL})"] if finished else []
     if since:
         tests.append(f"{_distance(since)} < {until - since}")
-    else:  # a row so old that its id has come round again stands in no other window for a long time
-        ahead = f"pg_snapshot_xmax(pg_current_snapshot())::text::bigint - {until}"
-        tests.append(f"{_distance(until)} >= {ahead}")
+    else:  # ids are reused after 2**32 transactions: a row that is so old is in no later window for a long time
+        tests.append(f"{_distance(until)} >= {XMAX_SQL} - {until}")
     return " AND ".join(tests)
 
 
@@ -170,12 +171,11 @@ def older(horizon: int) -> str:
 
     It fails for all rows when, after many later transactions, a younger row could look like an older one.
     """
-    ahead = f"pg_snapshot_xmax(pg_current_snapshot())::text::bigint - {horizon}"
-    return f"{ahead} < {XID_EPOCH // 2} AND {_distance(horizon)} >= {XID_EPOCH // 2}"
+    return f"{XMAX_SQL} - {horizon} < {XID_EPOCH // 2} AND {_distance(horizon)} >= {XID_EPOCH // 2}"
 
 
 def _distance(start: int) -> str:
-    """Return how many transactions after ``start`` a row was written, all the way round."""
+    """Return how many transactions after ``start`` a row was written, modulo 2**32."""
     return f"mod(xmin::text::bigint - {start % XID_EPOCH} + {XID_EPOCH}, {XID_EPOCH})"
 
 
@@ -185,6 +185,7 @@ BATCH_COLUMNS = "id, token, location, source, lake, state, first_id, last_id, cu
 TASK_KEYS = ("location", "id", "total_attempt", "status", "last_update_time")
 ATTEMPT_KEYS = ("id", "location", "task_id")
 OPEN_BATCHES = f"SELECT {BATCH_COLUMNS} FROM {BATCH_TABLE} WHERE state IN ('open', 'deleted') ORDER BY id"
+INSERT_GONE = "INSERT INTO archived_gone (location, id, row_id)"
 CREATE_BATCH = (
     f"INSERT INTO {BATCH_TABLE} (token, location, source, lake, first_id, last_id, cutoff, statuses, queues)"
     " VALUES (%(token)s, %(location)s, %(source)s, %(lake)s, %(first_id)s, %(last_id)s, %(cutoff)s, %(statuses)s,"
@@ -193,11 +194,10 @@ CREATE_BATCH = (
 
 
 class ArchiveStatements(Group):
-    """Statements of the archive for the tables of one location."""
+    """Statements of the archive for the tables of one location; ``source`` is ``task`` or ``history``."""
 
-    @property
-    def _time(self) -> str:
-        return "timestamptz" if self.dialect.vendor == "postgresql" else "text"
+    def _table(self, source: str) -> str:
+        return self.tables.task if source == "task" else self.tables.history
 
     def _renamed(self, source: str, sql: str) -> str:
         """Return the statement with the names of the task table's columns, if that is its source."""
@@ -209,10 +209,9 @@ class ArchiveStatements(Group):
         return f"SELECT {self.dialect.later('-%(age)s')}"
 
     def frozen(self, source: str) -> str:
-        """The next rows of ``task`` or ``history`` that a batch takes: (first id, last id, how many)."""
-        table = {"task": self.tables.task, "history": self.tables.history}[source]
+        """The next rows that a batch takes: (first id, last id, number of rows)."""
         sql = (
-            f"SELECT min(x.id), max(x.id), count(*) FROM (SELECT id FROM {table} WHERE id > %(after)s"
+            f"SELECT min(x.id), max(x.id), count(*) FROM (SELECT id FROM {self._table(source)} WHERE id > %(after)s"
             f" AND {self._wanted} ORDER BY id LIMIT %(limit)s) AS x"
         )
         return self._renamed(source, sql)
@@ -227,22 +226,22 @@ class ArchiveStatements(Group):
         )
 
     def remove_old(self, source: str, horizon: int) -> str:
-        """Delete the rows of a batch that were last written before ``horizon``; return (number, sum of the
-        tasks' ids, their exclusive or, sum of the total attempts).
+        """Delete the rows of a batch that were last written before ``horizon``.
 
-        Whatever it deletes stood in a snapshot of that horizon, word for word. PostgreSQL only.
+        Returns (number, sum of the tasks' ids, their exclusive or, sum of the total attempts). A snapshot of that
+        horizon holds exactly the rows that are deleted. PostgreSQL only.
         """
-        table, key = {"task": (self.tables.task, "id"), "history": (self.tables.history, "task_id")}[source]
+        key = "id" if source == "task" else "task_id"
         sql = (
-            f"WITH gone AS (DELETE FROM {table} WHERE id BETWEEN %(first_id)s AND %(last_id)s AND {self._wanted}"
-            f" AND {older(horizon)} RETURNING {key} AS k, total_attempt AS n)"
+            f"WITH gone AS (DELETE FROM {self._table(source)} WHERE id BETWEEN %(first_id)s AND %(last_id)s"
+            f" AND {self._wanted} AND {older(horizon)} RETURNING {key} AS k, total_attempt AS n)"
             " SELECT count(*), coalesce(sum(k), 0), coalesce(bit_xor(k), 0), coalesce(sum(n), 0) FROM gone"
         )
         return self._renamed(source, sql)
 
     @cached_property
     def remove_exported_attempts(self) -> str:
-        """Delete all the failed attempts exported."""
+        """Delete all exported failed attempts."""
         return f"DELETE FROM {self.tables.attempt} WHERE id IN (SELECT id FROM archived_attempt)"
 
     @cached_property
@@ -256,16 +255,16 @@ class ArchiveStatements(Group):
     @cached_property
     def temporary(self) -> tuple[str, ...]:
         """The temporary tables of one delete."""
-        end = " ON COMMIT DROP" if self.dialect.vendor == "postgresql" else ""
+        time, end = ("timestamptz", " ON COMMIT DROP") if self.dialect.vendor == "postgresql" else ("text", "")
         return (
             f"CREATE TEMPORARY TABLE archived_key (location text, id bigint, total_attempt bigint, status text,"
-            f" last_update_time {self._time}){end}",
+            f" last_update_time {time}){end}",
             f"CREATE TEMPORARY TABLE archived_attempt (id bigint, location text, task_id bigint){end}",
             f"CREATE TEMPORARY TABLE archived_gone (location text, id bigint, row_id bigint){end}",
         )
 
     def _unchanged(self, source: str) -> str:
-        """Return the join of rows ``t`` to the exported keys ``k`` that holds until the row is changed."""
+        """Return the condition that joins rows ``t`` to their exported keys ``k`` unless they have changed."""
         key = "t.id = k.id" if source == "task" else "t.task_id = k.id AND t.location = k.location"
         time = "t.last_update_time = k.last_update_time"
         if self.dialect.vendor == "sqlite":  # texts of one time differ; a change moves it by more than a millisecond
@@ -275,40 +274,36 @@ class ArchiveStatements(Group):
             f" AND t.status IN ({TERMINAL_SQL})"
         )
 
-    def _gone(self, rows: str) -> str:
-        return f"INSERT INTO archived_gone (location, id, row_id) {rows}"
-
     def remove(self, source: str) -> str:
-        """Delete the rows exported that are still what they were; waits for locked rows."""
-        table = {"task": self.tables.task, "history": self.tables.history}[source]
+        """Delete the exported rows that are unchanged; waits for locked rows. SQLite only chooses them."""
+        table = self._table(source)
         if self.dialect.vendor == "sqlite":
-            sql = self._gone(f"SELECT k.location, k.id, t.id FROM {table} AS t, archived_key AS k"
-                             f" WHERE {self._unchanged(source)}")  # fmt: skip
-        else:
-            sql = (
-                f"WITH gone AS (DELETE FROM {table} AS t USING archived_key AS k WHERE {self._unchanged(source)}"
-                f" RETURNING k.location, k.id AS task_id, t.id) {self._gone('SELECT location, task_id, id FROM gone')}"
+            chosen = (
+                f"SELECT k.location, k.id, t.id FROM {table} AS t, archived_key AS k WHERE {self._unchanged(source)}"
             )
+            return self._renamed(source, f"{INSERT_GONE} {chosen}")
+        sql = (
+            f"WITH gone AS (DELETE FROM {table} AS t USING archived_key AS k WHERE {self._unchanged(source)}"
+            f" RETURNING k.location, k.id AS task_id, t.id) {INSERT_GONE} SELECT location, task_id, id FROM gone"
+        )
         return self._renamed(source, sql)
 
     def lock(self, source: str) -> str:
-        """Lock the same rows, and skip locked ones: they stay."""
-        table = {"task": self.tables.task, "history": self.tables.history}[source]
-        sql = self._gone(
-            f"SELECT k.location, k.id, t.id FROM {table} AS t JOIN archived_key AS k ON {self._unchanged(source)}"
-            " FOR UPDATE OF t SKIP LOCKED"
+        """Choose and lock the exported rows that are unchanged, and leave out rows that are locked. PostgreSQL only."""
+        sql = (
+            f"{INSERT_GONE} SELECT k.location, k.id, t.id FROM {self._table(source)} AS t JOIN archived_key AS k"
+            f" ON {self._unchanged(source)} FOR UPDATE OF t SKIP LOCKED"
         )
         return self._renamed(source, sql)
 
     def remove_locked(self, source: str) -> str:
         """Delete the rows that ``lock`` (or, on SQLite, ``remove``) has chosen in this transaction."""
-        table = {"task": self.tables.task, "history": self.tables.history}[source]
-        sql = f"DELETE FROM {table} WHERE id IN (SELECT row_id FROM archived_gone)"
+        sql = f"DELETE FROM {self._table(source)} WHERE id IN (SELECT row_id FROM archived_gone)"
         return self._renamed(source, sql)
 
     @cached_property
     def remove_attempts(self) -> str:
-        """Delete the failed attempts exported of tasks that are gone."""
+        """Delete the exported failed attempts of the deleted tasks."""
         return (
             f"DELETE FROM {self.tables.attempt} WHERE id IN (SELECT a.id FROM archived_attempt AS a"
             " JOIN archived_gone AS g ON a.task_id = g.id AND a.location = g.location)"
@@ -316,12 +311,12 @@ class ArchiveStatements(Group):
 
     @property
     def counted(self) -> str:
-        """How many tasks are gone."""
+        """The number of tasks deleted."""
         return "SELECT count(*) FROM archived_gone"
 
     @property
     def withdrawn(self) -> str:
-        """The exported tasks that are not: (location, id)."""
+        """The exported tasks that were not deleted: (location, id)."""
         return (
             "SELECT k.location, k.id FROM archived_key AS k WHERE NOT EXISTS"
             " (SELECT 1 FROM archived_gone AS g WHERE g.id = k.id AND g.location = k.location)"
@@ -329,7 +324,7 @@ class ArchiveStatements(Group):
 
     @property
     def batch_deleted(self) -> str:
-        """Say, in the transaction that deletes, that a batch's rows are gone; fenced by its state."""
+        """Mark a batch as deleted, in the transaction that deletes; fenced by its state."""
         return (
             f"UPDATE {BATCH_TABLE} SET state = 'deleted', tasks = %(tasks)s, attempts = %(attempts)s,"
             " withdrawn = %(withdrawn)s, size = %(size)s WHERE token = %(token)s AND state = 'open'"

@@ -1,11 +1,11 @@
-"""The lake: finished tasks and failed attempts as Parquet files in a folder, and the log that says which files count.
+"""The lake: finished tasks and failed attempts as Parquet files in a folder, and the log that names the valid files.
 
     LAKE/tasks/finished_date=2026-01-31/queue=claims/….parquet      archived tasks: they left the database
     LAKE/attempts/finished_date=…/queue=…/….parquet                 their failed attempts, in their task's partition
     LAKE/finished/finished_date=…/queue=…/….parquet                 what ``stream`` copied: one row for each finish
     LAKE/_dbtaskqueue/lake.json                                     the version of the layout and of the columns
     LAKE/_dbtaskqueue/log/….json                                    one file for each change: files added, files removed
-    LAKE/_dbtaskqueue/staging/…/                                    files on their way in
+    LAKE/_dbtaskqueue/staging/…/                                    files of changes that are not made yet
 
 A log entry makes a change. It appears whole or not at all, so ``read_lake`` never returns a part of a change, nor a row
 twice. Other programs can read ``LAKE/tasks/**/*.parquet`` while no job is writing.
@@ -19,7 +19,6 @@ import json
 import os
 import re
 import shutil
-import sqlite3
 import uuid
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -29,19 +28,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
-import psycopg
 from pyspark.sql import functions as F
 from pyspark.sql.types import DateType, IntegerType, StringType, StructField, StructType
 
 from django_dbtaskqueue.core.exceptions import LakeError, PipelineError
+from django_dbtaskqueue.pipeline.database import DATABASE_ERRORS, Database
 from django_dbtaskqueue.pipeline.schema import ATTEMPTS, SCHEMA_VERSION, TASKS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from django_dbtaskqueue.pipeline.database import Database
-
-MAX_FOLDED_TOKENS = 1000  # a folded log keeps the tokens of the last changes: a killed run may repeat them
+MAX_FOLDED_TOKENS = 1000  # of the last changes, in a folded log: a killed run may repeat these changes
 LAYOUT_VERSION = 1  # grows when an older program would misread a lake of this one
 LOG_FOLDER = "_dbtaskqueue"
 ENCODED_NON_ASCII = re.compile("%[89A-F]")
@@ -94,7 +91,7 @@ class Entry:
         try:
             return cls(**{**found, "files": tuple(DataFile(**one) for one in found["files"])})
         except (KeyError, TypeError) as error:
-            raise LakeError(path, f"is no entry of a lake's log ({error})", "Restore it from a backup") from None
+            raise LakeError(path, f"is not an entry of a lake's log ({error})", "Restore it from a backup") from None
 
 
 class Lake:
@@ -115,7 +112,7 @@ class Lake:
             if lake.root.is_dir() and any(lake.root.iterdir()) and not lake.own.exists():
                 raise LakeError(lake.root, "holds other data", "Give the lake a folder of its own")
             if not create:
-                raise LakeError(lake.root, "is no lake", "Check the path; `archive` and `stream` make a lake")
+                raise LakeError(lake.root, "is not a lake", "Check the path; `archive` and `stream` make a lake")
         for name, known in versions.items():
             refuse_newer(file, found.get(name, 0), known)
         if create and found != versions:
@@ -215,13 +212,11 @@ def frame_of(spark: SparkSession, root: Path, table: str, files: Iterable[DataFi
 
 def _open_batches(database: Database) -> tuple[list[str], list[tuple[str, int, str]]]:
     """Return the tokens of batches whose rows are still in the database, and the withdrawn rows with their token."""
-    connection = database.connect()
     try:
-        rows = connection.execute(OPEN_BATCHES_SQL).fetchall()
-    except (psycopg.Error, sqlite3.Error) as error:
+        with database.open() as link:
+            rows = link.run(OPEN_BATCHES_SQL)
+    except DATABASE_ERRORS as error:
         raise PipelineError(f"{database!r} cannot be asked for its archive batches: {error}. Run migrate.") from error
-    finally:
-        connection.close()
     stayed = []
     for token, state, withdrawn in rows:
         ids = json.loads(withdrawn) if isinstance(withdrawn, str) else withdrawn
@@ -290,25 +285,28 @@ def sync(path: Path) -> None:
         os.close(handle)
 
 
+@contextmanager
+def _reading(path: Path, remedy: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise LakeError(path, f"cannot be read: {error.strerror}", remedy) from None
+
+
 def sound(path: Path, size: int) -> Path:
     """Return the path of a file of that size. Raises LakeError for one that is missing or of another size."""
-    try:
+    with _reading(path, DAMAGED_FILE_REMEDY):
         found = path.stat().st_size
-    except OSError as error:
-        raise LakeError(path, f"cannot be read: {error.strerror}", DAMAGED_FILE_REMEDY) from None
     if found != size:
-        raise LakeError(
-            path, f"is damaged: {found:,} bytes instead of the {size:,} in the lake's log", DAMAGED_FILE_REMEDY
-        )
+        reason = f"is damaged: {found:,} bytes instead of the {size:,} in the lake's log"
+        raise LakeError(path, reason, DAMAGED_FILE_REMEDY)
     return path
 
 
 def intact(path: Path, sha256: str) -> bytes:
     """Return the bytes of a file. Raises LakeError if they do not have the checksum."""
-    try:
+    with _reading(path, DAMAGED_FILE_REMEDY):
         content = path.read_bytes()
-    except OSError as error:
-        raise LakeError(path, f"cannot be read: {error.strerror}", DAMAGED_FILE_REMEDY) from None
     if hashlib.sha256(content).hexdigest() != sha256:
         raise LakeError(path, "is damaged: its checksum is not the one in the lake's log", DAMAGED_FILE_REMEDY)
     return content
@@ -316,22 +314,19 @@ def intact(path: Path, sha256: str) -> bytes:
 
 def json_of(path: Path) -> dict[str, Any]:
     """Return the JSON object in a file. Raises LakeError."""
+    with _reading(path, "Check that this user may read it"):
+        text = path.read_text()
     try:
-        found = json.loads(path.read_text())
-    except OSError as error:
-        raise LakeError(path, f"cannot be read: {error.strerror}", "Check that this user may read it") from None
+        found = json.loads(text)
     except ValueError as error:
-        raise LakeError(path, f"is no JSON ({error})", "Restore it from a backup") from None
+        raise LakeError(path, f"is not JSON ({error})", "Restore it from a backup") from None
     if not isinstance(found, dict):
-        raise LakeError(path, "holds no JSON object", "Restore it from a backup")
+        raise LakeError(path, "is not a JSON object", "Restore it from a backup")
     return found
 
 
 def refuse_newer(path: Path, found: int, known: int) -> None:
     """Raise LakeError for a file of a newer version than ``known``."""
     if found > known:
-        raise LakeError(
-            path,
-            f"was written by a newer django-dbtaskqueue (version {found}, and this one knows {known})",
-            'Upgrade here: pip install --upgrade "django-dbtaskqueue[spark]"',
-        )
+        reason = f"was written by a newer django-dbtaskqueue (version {found}, and this one knows {known})"
+        raise LakeError(path, reason, 'Upgrade here: pip install --upgrade "django-dbtaskqueue[spark]"')

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import psycopg
 import pyarrow as pa
-import pyarrow.csv as pa_csv
 
 from django_dbtaskqueue.core.exceptions import PipelineError
 from django_dbtaskqueue.core.sql.pipeline import ATTEMPT_KEYS, CREATE_BATCH, OPEN_BATCHES, TASK_KEYS, ArchiveStatements
+from django_dbtaskqueue.pipeline.source.staging import load
 
 if TYPE_CHECKING:
     from django_dbtaskqueue.pipeline.database import Database
@@ -27,6 +27,7 @@ MISSING_TABLE_ERRORS = (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedC
 # Shorter than PostgreSQL's wait before it looks for a deadlock: then the archive gives way, never an operator.
 SET_LOCK_TIMEOUT = "SET LOCAL lock_timeout = '500ms'"
 SET_WORK_MEMORY = "SET LOCAL work_mem = '128MB'"
+COPY_BATCH_ROWS = 100_000
 LOCK_ARCHIVE = "SELECT pg_try_advisory_lock(hashtext('dbtaskqueue archive'), hashtext(%(location)s))"
 
 
@@ -204,25 +205,16 @@ class Batches:
     def _mark_deleted(self, batch: Batch, deleted: Deleted, size: int) -> None:
         facts = {"tasks": deleted.tasks, "attempts": deleted.attempts, "withdrawn": json.dumps(deleted.withdrawn)}
         if not self.link.change(self.sql.batch_deleted, {"token": batch.token, "size": size, **facts}):
-            raise PipelineError(f"Batch {batch.token} was ended by somebody else: nothing was deleted. Start again.")
+            raise PipelineError(f"Batch {batch.token} was ended by another process: nothing was deleted. Start again.")
 
     def end(self, batch: Batch, state: str, *, before: str, note: str = "") -> None:
         """Close or abandon a batch that is in the state ``before``."""
         self._run(self.sql.batch_ended, token=batch.token, state=state, before=before, note=note)
 
     def _copy(self, table: str, rows: pa.Table) -> None:
-        columns = ", ".join(rows.column_names)
-        if not self.link.postgresql:
-            marks = ", ".join("?" * rows.num_columns)
-            plain = [tuple(map(_sqlite, row.values())) for row in rows.to_pylist()]
-            self.link.connection.executemany(f"INSERT INTO {table} ({columns}) VALUES ({marks})", plain)
-            return
-        with self.link.connection.cursor().copy(f"COPY {table} ({columns}) FROM STDIN (FORMAT csv)") as copy:
-            for piece in rows.to_batches(max_chunksize=100_000):
-                text = pa.BufferOutputStream()
-                pa_csv.write_csv(piece, text, pa_csv.WriteOptions(include_header=False))
-                copy.write(text.getvalue())
-        self._run(f"ANALYZE {table}")
+        load(self.link, table, rows.to_batches(max_chunksize=COPY_BATCH_ROWS))
+        if self.link.postgresql:
+            self._run(f"ANALYZE {table}")
 
     def _run(self, sql: str, **values: Any) -> list[tuple[Any, ...]]:
         try:
@@ -231,7 +223,7 @@ class Batches:
             raise PipelineError(f"{self.database!r} cannot be archived: {error}. Run manage.py migrate.") from error
 
     def _text(self, moment: datetime) -> datetime | str:
-        return moment if self.link.postgresql else _sqlite(moment)
+        return moment if self.link.postgresql else moment.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S.%f")
 
     def _batch(self, row: Sequence[Any]) -> Batch:
         _id, token, location, source, lake, state, first, last, cutoff, *lists = row
@@ -250,8 +242,3 @@ def _checksums(keys: pa.Table) -> tuple[int, int, int, int]:
 
 def _moment(value: datetime | str) -> datetime:
     return value if isinstance(value, datetime) else datetime.fromisoformat(value).replace(tzinfo=UTC)
-
-
-def _sqlite(value: Any) -> Any:
-    """Return a time as Django writes it on SQLite, anything else as it is."""
-    return value.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S.%f") if isinstance(value, datetime) else value

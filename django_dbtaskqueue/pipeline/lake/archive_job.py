@@ -28,7 +28,6 @@ import pyarrow.parquet as pq
 
 from django_dbtaskqueue.core.durations import parse_length
 from django_dbtaskqueue.core.exceptions import LakeError, PipelineError
-from django_dbtaskqueue.core.states import TERMINAL
 from django_dbtaskqueue.pipeline.jobs import Argument, Context, Job, count
 from django_dbtaskqueue.pipeline.lake import (
     DAMAGED_FILE_REMEDY,
@@ -51,7 +50,7 @@ from django_dbtaskqueue.pipeline.lake.export import (
     keys,
     withdraw,
 )
-from django_dbtaskqueue.pipeline.schema import ATTEMPTS, SCHEMAS
+from django_dbtaskqueue.pipeline.schema import ATTEMPTS, SCHEMAS, TERMINAL_STATUSES
 from django_dbtaskqueue.pipeline.source.task_reader import Condition, Selection, open_snapshot
 from django_dbtaskqueue.pipeline.spark.terminal import Progress, silent
 
@@ -66,7 +65,6 @@ MERGE_BATCH_ROWS = 131_072
 MAX_LOG_ENTRIES = 200  # of more the log is folded
 SOURCES = ("history", "task")
 RESULT_COUNTS = ("tasks", "attempts", "withdrawn", "batches", "resumed", "bytes", "files_compacted")
-TERMINAL_STATUSES = tuple(str(status) for status in TERMINAL)
 
 
 class Archive(Job):

@@ -20,7 +20,6 @@ from urllib.parse import quote
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from pyspark.sql.types import DataType, DateType
 
 from django_dbtaskqueue.core.exceptions import CheckFailed, LakeError
 from django_dbtaskqueue.core.sql.pipeline import ATTEMPT_KEYS, TASK_KEYS
@@ -37,8 +36,8 @@ from django_dbtaskqueue.pipeline.lake import (
     writing,
 )
 from django_dbtaskqueue.pipeline.reports.quality import rule_breaks
-from django_dbtaskqueue.pipeline.schema import ATTEMPTS, SCHEMA_VERSION
-from django_dbtaskqueue.pipeline.source.task_reader import ARROW_TYPES, Selection, Slice, read_slice, task_attempt_id
+from django_dbtaskqueue.pipeline.schema import ATTEMPTS, SCHEMA_VERSION, arrow_schema
+from django_dbtaskqueue.pipeline.source.task_reader import Selection, Slice, read_slice, task_attempt_id
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -49,7 +48,6 @@ if TYPE_CHECKING:
 CHECKED_COLUMNS = ["location", "id", "queue_name", "status", "start_time", "finish_time"]
 WRITTEN_FILES = "table string, path string, rows long, bytes long, sha256 string"  # a Spark task's answer
 MAX_TABLE_BYTES = 128 * 2**20  # of rows that a task holds at once
-ARROW_LAKE_TYPES: dict[type[DataType], pa.DataType] = {**ARROW_TYPES, DateType: pa.date32()}
 NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"  # as Spark names it
 
 
@@ -205,8 +203,7 @@ def _without(rows: pa.Table, withdrawn: tuple[tuple[str, int], ...], key: str) -
 
 def stored(table: str) -> pa.Schema:
     """Return the Arrow schema of a table's files: all its columns but the partitions."""
-    fields = [one for one in LAKE_SCHEMAS[table].fields if one.name not in PARTITION_SCHEMA.names]
-    return pa.schema([(one.name, ARROW_LAKE_TYPES[type(one.dataType)]) for one in fields])
+    return arrow_schema(one for one in LAKE_SCHEMAS[table] if one.name not in PARTITION_SCHEMA.names)
 
 
 def lake_tasks(rows: pa.Table, location: str) -> pa.Table:
@@ -349,8 +346,7 @@ class SliceWriter:
         assert self.attempts is not None  # noqa: S101 -- asked before
         chosen = Selection(self.attempts.table, self.attempts.schema, near)
         found = list(read_slice(self.database, chosen, Slice(), self.snapshot))
-        schema = pa.schema([(one.name, ARROW_LAKE_TYPES[type(one.dataType)]) for one in ATTEMPTS])
-        return lake_attempts(pa.Table.from_batches(found, schema), tasks)
+        return lake_attempts(pa.Table.from_batches(found, arrow_schema(ATTEMPTS)), tasks)
 
 
 @dataclass(frozen=True)

@@ -1,1 +1,280 @@
-"""What the pipeline learns from the history: report, quality, forecast."""
+"""The reports: what ``report``, ``forecast`` and ``whatif`` share.
+
+A period, the tasks of database and lake, and a place for the figures.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from django_dbtaskqueue.core.durations import parse_length
+from django_dbtaskqueue.core.exceptions import JobOptionError, PipelineError, near_match
+from django_dbtaskqueue.pipeline.database import DATABASE_ERRORS, Database
+from django_dbtaskqueue.pipeline.jobs import Argument, Context, Job, as_json, moment, plain
+from django_dbtaskqueue.pipeline.lake import read_lake
+from django_dbtaskqueue.pipeline.source import read_tasks
+
+Figures = dict[str, Any]
+Tables = Mapping[str, pa.Table]
+Row = Mapping[str, Any]
+Rows = Sequence[Row]
+
+ONE_HOUR = timedelta(hours=1)
+INSERT_REPORT = (
+    "INSERT INTO dbtaskqueue_pipelinereport (kind, since, until, summary, data, location)"
+    " VALUES (%(kind)s, %(since)s, %(until)s, %(summary)s, %(data)s, %(location)s) RETURNING id"
+)
+
+
+def start_of_period(text: str) -> datetime | timedelta:
+    """Return the time, or the duration before the end, of text such as "2026-01-31" or "30d"."""
+    try:
+        return parse_length(text, needs_unit=True)
+    except ValueError:
+        try:
+            return moment(text)
+        except ValueError:
+            raise ValueError(f'{text!r} is neither a time, as 2026-01-31, nor a duration, as "30d"') from None
+
+
+PERIOD_ARGUMENTS = (
+    Argument(
+        "since", "from this time on (2026-01-31), or so long before the end (30d). Default: all", type=start_of_period
+    ),
+    Argument("until", "up to this time. Default: now", type=moment),
+    Argument("queue", "only this queue; repeatable", many=True),
+)
+OUTPUT_ARGUMENTS = (
+    Argument("out", "folder for the page (HTML), the figures (JSON) and the tables (Parquet)", metavar="FOLDER"),
+    Argument("store", "keep the figures in the database too, where the admin shows them", type=bool, default=True),
+)
+
+
+@dataclass(frozen=True)
+class Period:
+    """Whole hours: from ``since`` (None: from the first task) to before ``until``."""
+
+    since: datetime | None
+    until: datetime
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> Period:
+        """Return the period that ``since`` and ``until`` mean. Raises JobOptionError for an empty one."""
+        until = (options["until"] or datetime.now(UTC)).astimezone(UTC)
+        since = options["since"]
+        since = until - since if isinstance(since, timedelta) else since and since.astimezone(UTC)
+        if since is not None and since >= until:
+            raise JobOptionError("--since", f"{since:%Y-%m-%d %H:%M} is not before the end, {until:%Y-%m-%d %H:%M}")
+        return cls(since and _start_of_hour(since), _start_of_hour(until + ONE_HOUR - timedelta(microseconds=1)))
+
+    def __str__(self) -> str:
+        return f"{f'{self.since:%Y-%m-%d %H:%M}' if self.since else 'the beginning'} to {self.until:%Y-%m-%d %H:%M} UTC"
+
+    def only(self, hours: DataFrame) -> DataFrame:
+        """Return the rows of these hours; ``hour`` is a whole number of hours since 1970."""
+        return hours if self.since is None else hours.where(F.col("hour") >= _hours_since_1970(self.since)).select("*")
+
+
+def _start_of_hour(time: datetime) -> datetime:
+    return time.replace(minute=0, second=0, microsecond=0)
+
+
+def _hours_since_1970(time: datetime) -> int:
+    return int(time.timestamp()) // 3600
+
+
+@contextmanager
+def tasks_of(context: Context, columns: Sequence[str], period: Period) -> Iterator[DataFrame]:
+    """Yield these columns of every task that had not ended before the period; each task stands there once.
+
+    The database is read once, whatever is made of the frame. Raises JobOptionError when there is neither a database
+    nor a lake.
+    """
+    if context.database is None and not context.lake:
+        raise JobOptionError("--lake", "there is nothing to read: name a lake, a database, or both")
+    with _read(context, columns, period, ("task", "history"), "tasks") as frame:
+        yield frame
+
+
+@contextmanager
+def attempts_of(context: Context, columns: Sequence[str], period: Period) -> Iterator[DataFrame]:
+    """Yield these columns of every failed attempt in the period. The database is read once."""
+    with _read(context, columns, period, ("attempt",), "attempts") as frame:
+        yield frame.where(F.col("finish_time") < F.lit(period.until)).select(*columns)
+
+
+@contextmanager
+def _read(
+    context: Context, columns: Sequence[str], period: Period, tables: Sequence[str], archived: str
+) -> Iterator[DataFrame]:
+    frames, live = [], None
+    if context.database is not None:
+        parts = [read_tasks(context.spark, context.database, columns, table=table) for table in tables]
+        live = _chosen(reduce(DataFrame.unionByName, parts), context, period).persist()
+        frames.append(live)
+    if context.lake:
+        lake = read_lake(context.spark, context.lake, table=archived, database=context.database)
+        if period.since is not None:
+            lake = lake.where(F.col("finished_date") >= F.lit(period.since.date()))
+        frames.append(_chosen(lake.select(*columns), context, period))
+    try:
+        yield reduce(DataFrame.unionByName, frames).select(*columns)
+    finally:
+        if live is not None:
+            live.unpersist()
+
+
+def _chosen(frame: DataFrame, context: Context, period: Period) -> DataFrame:
+    if queues := context.options.get("queue"):
+        frame = frame.where(F.col("queue_name").isin(*queues))
+    if period.since is not None:
+        frame = frame.where(F.col("finish_time").isNull() | (F.col("finish_time") >= F.lit(period.since)))
+    return frame
+
+
+def raise_no_tasks(context: Context, period: Period) -> None:
+    """Raise the error of a job that found no task: the queue is unknown, or the period has no task."""
+    wanted = context.options.get("queue") or ()
+    everything = Context(database=context.database, lake=context.lake, started=context.spark)
+    with tasks_of(everything, ["queue_name", "finish_time"], Period(None, period.until)) as names:
+        known = sorted(row["queue_name"] for row in names.select("queue_name").distinct().collect())
+    for queue in wanted:
+        if queue not in known:
+            near = near_match(queue, known)
+            raise JobOptionError("--queue", f"no task of a queue {queue!r}.{near} Queues: {', '.join(known) or 'none'}")
+    raise PipelineError(f"There is no task in the time from {period}. Choose another --since or --until.")
+
+
+# -- where the figures go ----------------------------------------------------------------------------------------------
+
+
+class ReportJob(Job):
+    """A job that computes figures and writes them to a folder, and to a row that the admin shows: to both or neither.
+
+    The folder gets a page too where the caller can render one: ``context.render_page`` needs Django.
+    """
+
+    def run(self, context: Context) -> Figures:
+        """Compute, write, and return the figures. Raises PipelineError when there is too little to compute from."""
+        period = Period.of(context.options)
+        check_folder(context.options["out"])
+        found, tables = self.figures(context, period)
+        figures = {"kind": self.name, **found}
+        return {**figures, **({"written": None} if context.dry_run else _written(context, period, figures, tables))}
+
+    def figures(self, context: Context, period: Period) -> tuple[Figures, Tables]:
+        """Return the figures, with a ``summary`` of a sentence or two, and the tables for Parquet."""
+        raise PipelineError(f"The job {type(self).__name__} has no figures().")
+
+    def as_text(self, result: Row) -> str:
+        """Return the summary, the most important figures, and where the rest is."""
+        return "\n".join([result["summary"], *self.details(result), *_places(result)])
+
+    def details(self, result: Row) -> Iterable[str]:
+        """Return the lines that the command prints after the summary."""
+        return ()
+
+
+def _places(result: Row) -> Iterator[str]:
+    if "page" in result:
+        yield f"page: {result['page']}"
+    elif "folder" in result:
+        file = Path(result["folder"], f"{result['kind']}.json")
+        yield f"figures: {file}; for a page: manage.py runtaskpipeline page {file}"
+    if "report_id" in result:
+        yield f"report id: {result['report_id']}"
+
+
+def check_folder(out: str | os.PathLike[str] | None) -> None:
+    """Raise PipelineError for an ``out`` that cannot be written, before the job reads for hours."""
+    if out is None:
+        return
+    folder = Path(out).absolute()
+    if folder.exists() and not (folder.is_dir() and _is_ours(folder)):
+        raise PipelineError(f"{folder} holds other data. Give --out a folder of its own.")
+    there = next(parent for parent in folder.parents if parent.exists())
+    if not (there.is_dir() and os.access(there, os.W_OK)):
+        raise PipelineError(f"{folder} cannot be written: {there} is no folder this user may write to.")
+
+
+def _is_ours(folder: Path) -> bool:
+    names = {path.name for path in folder.iterdir()}
+    return not names or bool(names & {"report.json", "forecast.json", "whatif.json"})
+
+
+def _written(context: Context, period: Period, figures: Figures, tables: Tables) -> Figures:
+    """Write everything, and return where it is. Raises PipelineError when a place cannot be written: nothing is."""
+    context.progress("writing", 0, 0)
+    stored, kind = plain(figures), figures["kind"]
+    folder = Path(context.options["out"]).absolute() if context.options["out"] else None
+    page = context.render_page(kind, stored) if folder and context.render_page else None
+    database = context.database if context.options["store"] else None
+    with (
+        _prepared(folder, stored, page, tables) if folder else nullcontext(lambda: None) as publish,
+        _row(database, period, stored, str(folder or "")) if database else nullcontext() as row_id,
+    ):
+        publish()
+    places = {"report_id": row_id, "folder": folder, "page": folder / f"{kind}.html" if folder and page else None}
+    return {name: plain(place) for name, place in places.items() if place is not None}
+
+
+@contextmanager
+def _prepared(folder: Path, figures: Figures, page: str | None, tables: Tables) -> Iterator[Callable[[], None]]:
+    """Write all files to a folder beside ``folder``, and yield what puts it in the place of an earlier report.
+
+    At the end a folder that was not published is removed.
+    """
+    part, old = (folder.with_name(f".{folder.name}.{os.getpid()}.{end}") for end in ("part", "old"))
+
+    def publish() -> None:
+        if folder.exists():
+            folder.rename(old)
+        part.rename(folder)
+        shutil.rmtree(old, ignore_errors=True)
+
+    try:
+        part.mkdir(parents=True)
+        (part / f"{figures['kind']}.json").write_text(f"{as_json(figures)}\n", encoding="utf-8")
+        if page is not None:
+            (part / f"{figures['kind']}.html").write_text(page, encoding="utf-8")
+        for name, rows in tables.items():
+            pq.write_table(rows, part / f"{name}.parquet", compression="zstd")
+        yield publish
+    except OSError as error:
+        raise PipelineError(f"{folder} cannot be written: {error.strerror or error}. Give another --out.") from error
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+@contextmanager
+def _row(database: Database, period: Period, figures: Figures, location: str) -> Iterator[int]:
+    """Insert the row and yield its id; it is committed when the block ends without an error."""
+    row = {
+        "kind": figures["kind"],
+        "since": period.since and f"{period.since:%Y-%m-%d %H:%M:%S}",  # in UTC, as the session is
+        "until": f"{period.until:%Y-%m-%d %H:%M:%S}",
+        "summary": figures["summary"],
+        "data": json.dumps(figures),
+        "location": location,
+    }
+    try:
+        with database.open() as link, link.transaction():
+            yield int(link.run(INSERT_REPORT, row)[0][0])
+    except DATABASE_ERRORS as error:
+        raise PipelineError(
+            f"The report cannot be kept in {database!r}: {str(error).strip()}. Run migrate, or give --no-store."
+        ) from error

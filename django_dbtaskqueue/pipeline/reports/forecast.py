@@ -22,17 +22,24 @@ from django_dbtaskqueue.core.durations import format_duration, parse_length
 from django_dbtaskqueue.core.exceptions import PipelineError
 from django_dbtaskqueue.core.numbers import number
 from django_dbtaskqueue.pipeline.jobs import Argument, Context, count, share
-from django_dbtaskqueue.pipeline.reports import report_job
+from django_dbtaskqueue.pipeline.reports import (
+    ONE_HOUR,
+    OUTPUT_ARGUMENTS,
+    PERIOD_ARGUMENTS,
+    Figures,
+    Period,
+    ReportJob,
+    Row,
+    Rows,
+    Tables,
+    raise_no_tasks,
+    tasks_of,
+)
 from django_dbtaskqueue.pipeline.reports import transforms as T
-from django_dbtaskqueue.pipeline.reports.report_job import ONE_HOUR, Figures, Period, ReportJob, Row, Rows, Tables
 
-SELECT_LIVE_POLLERS = (
+LIVE_POLLERS = (
     "SELECT count(*), coalesce(max(slots), 0) FROM dbtaskqueue_poller WHERE state <> 'STOPPED' AND heartbeat_time > "
 )
-ONE_MINUTE_AGO = {
-    "postgresql": "statement_timestamp() - interval '1 minute'",
-    "sqlite": "strftime('%Y-%m-%d %H:%M:%f', 'now', '-1 minute')",
-}
 DEFAULT_SLOTS = 4
 MAX_ANOMALIES = 50
 MAX_PRINTED_ANOMALIES = 5
@@ -60,7 +67,7 @@ class Forecast(ReportJob):
     name = "forecast"
     summary = "pollers needed in each hour of the week for a target wait, and anomalies"
     arguments = (
-        *report_job.PERIOD_ARGUMENTS,
+        *PERIOD_ARGUMENTS,
         Argument("target_wait", "wait to keep", type=parse_length, default=timedelta(seconds=30), metavar="TIME"),
         Argument("share", "of the tasks that are to keep it, as 95%", type=share, default=0.95),
         Argument("pollers", "pollers there are now. Default: the running ones in the database, else 1", type=count,
@@ -68,7 +75,7 @@ class Forecast(ReportJob):
         Argument("slots", "tasks one poller runs at the same time. Default: a running one's, else 4", type=count,
                  metavar="N"),
         Argument("threshold", "robust standard deviations from which an hour is an anomaly", type=float, default=5.0),
-        *report_job.OUTPUT_ARGUMENTS,
+        *OUTPUT_ARGUMENTS,
     )  # fmt: skip
 
     def figures(self, context: Context, period: Period) -> tuple[Figures, Tables]:
@@ -106,37 +113,30 @@ class Forecast(ReportJob):
 
 def observed(context: Context, period: Period) -> tuple[Rows, Service]:
     """Return the levels by queue and hour, and how long an attempt runs. Raises PipelineError when nothing ran."""
-    with report_job.tasks_of(context, T.REPORT_COLUMNS, period) as found:
+    with tasks_of(context, T.REPORT_COLUMNS, period) as found:
         tasks = T.as_of(found, period.until).select(*T.TIMED_COLUMNS).persist()
         hours = T.hours(tasks).persist()
         context.progress("reading tasks", 0, 0)
         if hours.isEmpty():
-            report_job.raise_no_tasks(context, period)
-        levels = T.service_levels(period.only(hours), T.hourly_times(tasks), "queue", "hour")
+            raise_no_tasks(context, period)
+        levels = T.service_levels(period.only(hours), T.percentiles(tasks), "queue", "hour")
         rows = levels.orderBy("queue", "hour").toArrow().to_pylist()
-        runs = T.histogram(tasks).where(F.col("measure") == "run").collect()
+        (runs,) = T.measured(tasks).agg(F.avg("run").alias("mean"), F.var_pop("run").alias("variance")).collect()
         hours.unpersist()
         tasks.unpersist()
-    ran, total = sum(row["tasks"] for row in runs), sum(row["seconds"] for row in runs)
-    if not total:
+    if not runs["mean"]:
         raise PipelineError(f"No task ended after it ran, from {period}: nothing says how long tasks run.")
-    mean = total / ran
-    variance = sum(row["tasks"] * (row["seconds"] / row["tasks"] - mean) ** 2 for row in runs) / ran
+    mean = runs["mean"] / 1_000_000
     ended, attempts = sum(row["ended"] for row in rows), sum(row["attempts"] for row in rows)
-    return rows, Service(mean * attempts / ended if ended else mean, variance / mean**2)
+    return rows, Service(mean * attempts / ended if ended else mean, runs["variance"] / runs["mean"] ** 2)
 
 
 def fleet(context: Context) -> tuple[int, int]:
-    """Return the pollers there are and the slots of one: as told, else those running, else one of four."""
+    """Return the number of pollers and the slots of one: the options', else those running, else one poller of four."""
     running = slots = 0
     if context.database is not None:
-        connection = context.database.connect()
-        try:
-            running, slots = connection.execute(
-                SELECT_LIVE_POLLERS + ONE_MINUTE_AGO[context.database.vendor]
-            ).fetchone()
-        finally:
-            connection.close()
+        with context.database.open() as link:
+            running, slots = link.run(LIVE_POLLERS + context.database.dialect.later("-60"))[0]
     return context.options["pollers"] or running or 1, context.options["slots"] or slots or DEFAULT_SLOTS
 
 

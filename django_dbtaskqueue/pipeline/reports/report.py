@@ -12,9 +12,20 @@ from pyspark.sql import DataFrame
 
 from django_dbtaskqueue.core.numbers import number, percent, seconds
 from django_dbtaskqueue.pipeline.jobs import Argument, Context, count, objective
-from django_dbtaskqueue.pipeline.reports import report_job
+from django_dbtaskqueue.pipeline.reports import (
+    OUTPUT_ARGUMENTS,
+    PERIOD_ARGUMENTS,
+    Figures,
+    Period,
+    ReportJob,
+    Row,
+    Rows,
+    Tables,
+    attempts_of,
+    raise_no_tasks,
+    tasks_of,
+)
 from django_dbtaskqueue.pipeline.reports import transforms as T
-from django_dbtaskqueue.pipeline.reports.report_job import Figures, Period, ReportJob, Row, Rows, Tables
 
 MAX_CHART_QUEUES = 6  # queues with a line of their own
 MAX_CHART_STEPS = 200
@@ -24,7 +35,7 @@ MAX_DECIMALS = 6
 
 class Report(ReportJob):
     """Reads each task once (hot table, history, lake) and reports by queue and hour: how many arrived and ended, how
-    many succeeded, were retried and failed, how long they waited and ran (p50, p95, p99, within 1 %), and how many
+    many succeeded, were retried and failed, how long they waited and ran (p50, p95, p99), and how many
     were waiting. Then: what is left of the error budgets, what the failures say, which queues are noisy, what the
     retries cost, and what never succeeds.
 
@@ -36,20 +47,20 @@ class Report(ReportJob):
     name = "report"
     summary = "service levels, error budgets and failures, as a page, JSON and Parquet"
     arguments = (
-        *report_job.PERIOD_ARGUMENTS,
+        *PERIOD_ARGUMENTS,
         Argument(
             "objective", 'what a queue is held to: "claims=99.9%/5m", "*=99%"; repeatable. Default: 99% complete',
             type=objective, many=True, metavar="QUEUE=SHARE[/TIME]",
         ),
         Argument("top", "rows of each list on the page and in the JSON", type=count, default=20, metavar="N"),
-        *report_job.OUTPUT_ARGUMENTS,
+        *OUTPUT_ARGUMENTS,
     )  # fmt: skip
 
     def figures(self, context: Context, period: Period) -> tuple[Figures, Tables]:
         """Return the report. Raises the errors of unreadable sources, and PipelineError when there is no task."""
         with (
-            report_job.tasks_of(context, T.REPORT_COLUMNS, period) as found,
-            report_job.attempts_of(context, T.ATTEMPT_COLUMNS, period) as attempts,
+            tasks_of(context, T.REPORT_COLUMNS, period) as found,
+            attempts_of(context, T.ATTEMPT_COLUMNS, period) as attempts,
         ):
             tables = _computed(context, period, T.as_of(found, period.until), attempts)
         rows = {name: table.to_pylist() for name, table in tables.items()}
@@ -67,18 +78,18 @@ class Report(ReportJob):
 
 
 def _computed(context: Context, period: Period, tasks: DataFrame, attempts: DataFrame) -> dict[str, pa.Table]:
-    # Five passes read the tasks, with few columns each: reading those again from the lake costs less than caching all.
-    hours, histogram = T.hours(tasks, context.options["objective"]).persist(), T.histogram(tasks).persist()
+    # Four passes read the tasks, with few columns each: reading those again from the lake costs less than caching all.
+    hours, times = T.hours(tasks, context.options["objective"]).persist(), T.percentiles(tasks).persist()
     chosen = period.only(hours)
-    by_queue = T.service_levels(chosen, T.percentiles(histogram, "queue"), "queue").persist()
+    by_queue = T.service_levels(chosen, times, "queue").persist()
     try:
         context.progress("reading tasks", 0, 0)
         if chosen.isEmpty():
-            report_job.raise_no_tasks(context, period)
+            raise_no_tasks(context, period)
         plans = {
             "queues": by_queue.orderBy("queue"),
-            "everything": T.service_levels(chosen, T.percentiles(histogram)),
-            "levels": T.service_levels(chosen, T.hourly_times(tasks), "queue", "hour").orderBy("queue", "hour"),
+            "everything": T.service_levels(chosen, times),
+            "levels": T.service_levels(chosen, times, "queue", "hour").orderBy("queue", "hour"),
             "backlog": T.backlog(hours).orderBy("queue", "hour"),
             "budgets": T.error_budgets(by_queue, context.options["objective"]).orderBy("queue"),
             "noisy": T.noisy_queues(by_queue).orderBy("queue"),
@@ -88,7 +99,7 @@ def _computed(context: Context, period: Period, tasks: DataFrame, attempts: Data
         }
         return dict(_collected(context, plans))
     finally:
-        for frame in (by_queue, histogram, hours):
+        for frame in (by_queue, times, hours):
             frame.unpersist()
 
 

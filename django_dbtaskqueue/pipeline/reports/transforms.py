@@ -1,17 +1,13 @@
 """Service levels and failures of tasks. Every function is pure: from DataFrame to DataFrame, and ends in a ``select``.
 
-Two small tables are made from the tasks; the other service levels are made from these two:
+Two small tables are made from the tasks; `service_levels` joins them:
 
 * `hours`: counts by queue and hour, arrivals in the hour of the creation and all else in the hour of the end
-* `histogram`: waits (creation to start, of tasks taken once) and runs (last start to end) by queue, in logarithmic
-  buckets, which can be added up to percentiles over any number of queues and hours
-
-Percentiles of single hours would need a histogram for each: `hourly_times` makes them in a pass of its own.
+* `percentiles` of the waits (creation to start, of tasks taken once) and the runs (last start to end)
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 
@@ -19,21 +15,20 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from django_dbtaskqueue.core.durations import MICROSECOND
-from django_dbtaskqueue.core.states import COMPLETED, ERROR, POISON, PROCESSING, TERMINAL
+from django_dbtaskqueue.core.states import COMPLETED, ERROR, POISON, PROCESSING
 from django_dbtaskqueue.pipeline.jobs import EVERY_QUEUE, Objective, by_queue
+from django_dbtaskqueue.pipeline.schema import TERMINAL_STATUSES
 
-BUCKET_GROWTH = 1.02  # upper edge of a bucket over that of the bucket before: times are exact within 1 %
-FIRST_BUCKET_US = 1000  # the upper edge of bucket 0
 HOUR_US = 3_600_000_000
 PERCENTILES = {"p50": 0.50, "p95": 0.95, "p99": 0.99}
 MEASURES = ("wait", "run")
+PERCENTILE_COLUMNS = tuple(f"{time}_{name}" for time in MEASURES for name in PERCENTILES)
 PERCENTILE_ACCURACY = 1000
 MAD_TO_SIGMA = 1.4826  # standard deviation of a normal distribution over its median absolute deviation
 COUNTED = (
     "arrived", "ended", "completed", "errors", "poisoned", "good", "attempts", "retried", "retries", "run_seconds",
     "useful_seconds",
 )  # fmt: skip
-TERMINAL_NAMES = tuple(str(status) for status in TERMINAL)
 # What the report reads of a task.
 REPORT_COLUMNS = (
     "queue_name", "reference_number", "status", "tag", "total_attempt", "reenqueue_attempt", "process_result",
@@ -79,7 +74,7 @@ def measured(tasks: DataFrame) -> DataFrame:
         F.greatest(F.col("total_attempt") - F.col("reenqueue_attempt") - 1, F.lit(0)).alias("retries"),
         F.unix_micros("create_time").alias("created"),
         F.unix_micros("start_time").alias("started"),
-        F.when(F.col("status").isin(*TERMINAL_NAMES), F.unix_micros("finish_time")).alias("ended"),
+        F.when(F.col("status").isin(*TERMINAL_STATUSES), F.unix_micros("finish_time")).alias("ended"),
     )
     created, started, ended = F.col("created"), F.col("started"), F.col("ended")
     return times.select(
@@ -129,106 +124,49 @@ def hours(tasks: DataFrame, objectives: Sequence[Objective] = ()) -> DataFrame:
     )  # fmt: skip
 
 
-def histogram(tasks: DataFrame) -> DataFrame:
-    """Return queue, measure (``wait`` or ``run``), bucket, tasks, seconds: of all hours together."""
-    each = F.array(*(F.struct(F.lit(time).alias("measure"), F.col(time).alias("micros")) for time in MEASURES))
-    return (
-        measured(tasks)
-        .where(F.col("ended").isNotNull())
-        .select("queue", F.explode(each).alias("part"))
-        .select("queue", "part.measure", "part.micros")
-        .where(F.col("micros").isNotNull())
-        .groupBy("queue", "measure", bucket(F.col("micros")).alias("bucket"))
-        .agg(F.count("*").alias("tasks"), (F.sum("micros") / 1_000_000).alias("seconds"))
-        .select("queue", "measure", "bucket", "tasks", "seconds")
-    )
-
-
 def hour_of(micros: Column) -> Column:
     """Return the number of the hour since 1970 that a time in microseconds lies in."""
     return F.floor(micros / HOUR_US)
 
 
-def bucket(micros: Column) -> Column:
-    """Return the bucket of a time in microseconds; ``seconds_of`` is its way back."""
-    return (
-        F.when(micros <= FIRST_BUCKET_US, 0)
-        .otherwise(F.ceil(F.log(micros / FIRST_BUCKET_US) / math.log(BUCKET_GROWTH)))
-        .cast("int")
+def percentiles(tasks: DataFrame) -> DataFrame:
+    """Return p50, p95 and p99 of wait and run in seconds, by queue and hour of the end, by queue, and over all.
+
+    ``keys`` is 2, 1 or 0: how many of queue and hour (whole hours since 1970) are not null. Of more than a thousand
+    tasks in a group the rank may be off by one in a thousand.
+    """
+    ended = measured(tasks).where(F.col("ended").isNotNull()).withColumn("hour", hour_of(F.col("ended")))
+    shares = list(PERCENTILES.values())
+    found = ended.rollup("queue", "hour").agg(
+        (2 - F.grouping("queue") - F.grouping("hour")).alias("keys"),
+        *(F.percentile_approx(time, shares, PERCENTILE_ACCURACY).alias(time) for time in MEASURES),
     )
-
-
-def seconds_of(place: Column) -> Column:
-    """Return the time of a bucket in seconds: its geometric middle, at most 1 % from any time in it."""
-    middle = F.pow(F.lit(BUCKET_GROWTH), place - 0.5) * (FIRST_BUCKET_US / 1_000_000)
-    return F.when(place == 0, 0.0).otherwise(middle)
+    times = [F.col(time)[place] / 1_000_000 for time in MEASURES for place in range(len(shares))]
+    return found.select(
+        "keys", "queue", "hour", *(time.alias(name) for time, name in zip(times, PERCENTILE_COLUMNS, strict=True))
+    )
 
 
 def service_levels(hours: DataFrame, times: DataFrame, *by: str) -> DataFrame:
-    """Return counts, rates and percentiles by queue and hour, by queue, or over all.
+    """Return counts, rates and `percentiles` (``times``) by queue and hour, by queue, or over all.
 
-    ``times`` are the percentiles: `hourly_times` for single hours, else `percentiles`. Times are in seconds; rates are
-    null where nothing ended. ``throughput`` is ended tasks per second of the hours in which any of these tasks arrived
-    or ended.
+    Times are in seconds; rates are null where nothing ended. ``throughput`` is ended tasks per second of the hours in
+    which any of these tasks arrived or ended.
     """
-    keys = list(by) or ["all"]
-    counted = (
-        hours.select("*", F.lit("all").alias("all"))
-        .groupBy(*keys)
-        .agg(*(F.sum(name).alias(name) for name in COUNTED), F.count_distinct("hour").alias("_hours"))
+    counted = hours.groupBy(*by).agg(
+        *(F.sum(name).alias(name) for name in COUNTED), F.count_distinct("hour").alias("_hours")
     )
+    times = times.where(F.col("keys") == len(by)).select(*by, *PERCENTILE_COLUMNS)
     ended = F.col("ended")
-    return counted.join(times, keys, "left").select(
+    return counted.join(times, list(by) or F.lit(True), "left").select(
         *(F.timestamp_seconds(F.col(name) * 3600).alias(name) if name == "hour" else F.col(name) for name in by),
         *COUNTED,
         F.try_divide(ended, F.col("_hours") * 3600).alias("throughput"),
         F.try_divide("completed", ended).alias("success_rate"),
         F.try_divide("retried", ended).alias("retry_rate"),
         F.try_divide(F.col("errors") + F.col("poisoned"), ended).alias("failure_rate"),
-        *(f"{time}_{p}" for time in MEASURES for p in PERCENTILES),
+        *PERCENTILE_COLUMNS,
     )
-
-
-def hourly_times(tasks: DataFrame) -> DataFrame:
-    """Return p50, p95 and p99 of wait and run in seconds, by queue and hour (whole hours since 1970) of the end.
-
-    Of more than a thousand tasks in an hour the rank may be off by one in a thousand.
-    """
-    shares = list(PERCENTILES.values())
-    found = (
-        measured(tasks)
-        .where(F.col("ended").isNotNull())
-        .groupBy("queue", hour_of(F.col("ended")).alias("hour"))
-        .agg(*(F.percentile_approx(time, shares, PERCENTILE_ACCURACY).alias(time) for time in MEASURES))
-    )
-    return found.select(
-        *("queue", "hour"),
-        *(
-            (F.col(time)[place] / 1_000_000).alias(f"{time}_{name}")
-            for time in MEASURES
-            for place, name in enumerate(PERCENTILES)
-        ),
-    )
-
-
-def percentiles(histogram: DataFrame, *by: str) -> DataFrame:
-    """Return p50, p95 and p99 of wait and run in seconds, by queue or over all: the least time that so many kept."""
-    keys = list(by) or ["all"]
-    buckets = (
-        histogram.select("*", F.lit("all").alias("all"))
-        .groupBy(*keys, "measure", "bucket")
-        .agg(F.sum("tasks").alias("tasks"))
-    )
-    every = Window.partitionBy(*keys, "measure")
-    so_far, total = F.sum("tasks").over(every.orderBy("bucket")), F.sum("tasks").over(every)
-    placed = buckets.select(*keys, "measure", "bucket", so_far.alias("so_far"), total.alias("total"))
-
-    def reached(time: str, share: float) -> Column:
-        there = (F.col("measure") == time) & (F.col("so_far") >= F.col("total") * share)
-        return seconds_of(F.min(F.when(there, F.col("bucket"))))
-
-    found = [reached(time, p).alias(f"{time}_{name}") for time in MEASURES for name, p in PERCENTILES.items()]
-    return placed.groupBy(*keys).agg(*found).select(*keys, *(f"{time}_{p}" for time in MEASURES for p in PERCENTILES))
 
 
 def backlog(hours: DataFrame) -> DataFrame:
@@ -377,7 +315,7 @@ def never_succeeding(tasks: DataFrame, *, enough: int = MIN_ENDED_TASKS) -> Data
     schedule, one producer, or one business object.
     """
     kind = F.regexp_extract(F.coalesce("reference_number", F.lit("")), f"^[^0-9]{{0,{MAX_REFERENCE_PREFIX_CHARS}}}", 0)
-    ended = tasks.where(F.col("status").isin(*TERMINAL)).select(
+    ended = tasks.where(F.col("status").isin(*TERMINAL_STATUSES)).select(
         F.col("queue_name").alias("queue"),
         "tag",
         kind.alias("reference"),

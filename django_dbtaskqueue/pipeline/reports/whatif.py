@@ -19,9 +19,19 @@ from django_dbtaskqueue.core.exceptions import JobOptionError
 from django_dbtaskqueue.core.numbers import seconds
 from django_dbtaskqueue.core.states import TERMINAL
 from django_dbtaskqueue.pipeline.jobs import Argument, Context, count, pair
-from django_dbtaskqueue.pipeline.reports import report_job
+from django_dbtaskqueue.pipeline.reports import (
+    OUTPUT_ARGUMENTS,
+    PERIOD_ARGUMENTS,
+    Figures,
+    Period,
+    ReportJob,
+    Row,
+    Rows,
+    Tables,
+    raise_no_tasks,
+    tasks_of,
+)
 from django_dbtaskqueue.pipeline.reports import transforms as T
-from django_dbtaskqueue.pipeline.reports.report_job import Figures, Period, ReportJob, Row, Rows, Tables
 
 REPLAY_COLUMNS = (
     "queue_name", "status", "priority", "total_attempt", "reenqueue_attempt", "create_time", "start_time",
@@ -83,7 +93,7 @@ class WhatIf(ReportJob):
     name = "whatif"
     summary = "history replayed with other slots, priorities or back-off: what the waits would have been"
     arguments = (
-        *report_job.PERIOD_ARGUMENTS,
+        *PERIOD_ARGUMENTS,
         Argument("slots", "tasks that run at once, over all pollers. Default: as now", type=count, metavar="N"),
         Argument("now_slots", "the slots of now. Default: the most that ran at once", type=count, metavar="N"),
         Argument("priority", "priority of all tasks of a queue, as mails=-5 (low first); repeatable",
@@ -93,7 +103,7 @@ class WhatIf(ReportJob):
         Argument("now_back_off", "the retry policy of now", type=back_off, default="geometric:10s,x2,max=1h",
                  metavar="POLICY"),
         Argument("limit", "the most tasks to replay: the latest ones", type=count, default=200_000, metavar="N"),
-        *report_job.OUTPUT_ARGUMENTS,
+        *OUTPUT_ARGUMENTS,
     )  # fmt: skip
 
     def figures(self, context: Context, period: Period) -> tuple[Figures, Tables]:
@@ -144,11 +154,11 @@ class WhatIf(ReportJob):
 def tasks(context: Context, period: Period) -> Rows:
     """Return the tasks that ran and ended, in the order of their arrival."""
     context.progress("reading tasks", 0, 0)
-    with report_job.tasks_of(context, REPLAY_COLUMNS, period) as found:
+    with tasks_of(context, REPLAY_COLUMNS, period) as found:
         latest = replayable(T.as_of(found, period.until)).orderBy(F.desc("created")).limit(context.options["limit"])
         rows = latest.toArrow().to_pylist()
     if not rows:
-        report_job.raise_no_tasks(context, period)
+        raise_no_tasks(context, period)
     return sorted(rows, key=lambda row: row["created"])
 
 

@@ -93,13 +93,12 @@ class TaskSource(DataSource):
     def streamWriter(self, schema: StructType, overwrite: object) -> StreamWriter:
         """Return a writer that enqueues each micro-batch once."""
         self._check_options()
-        query = self.options.get("once")
-        if not query:
+        if not self.options.get("once"):
             raise PipelineError(
                 "The option once is missing: a name of this stream, under which the ledger counts its micro-batches. "
                 "Keep it as long as the checkpoint."
             )
-        return StreamWriter(plan_of(self.database, schema, self.options), query)
+        return StreamWriter(plan_of(self.database, schema, self.options))
 
     @property
     def _table(self) -> str:
@@ -157,21 +156,18 @@ def read_tasks(
 ) -> DataFrame:
     """Return a DataFrame of ``task``, ``history`` or ``attempt``, of the given columns only (None: all of them).
 
-    Name the columns you need: Spark cannot ask a Python source for fewer, and three columns read three times as fast
-    as all. ``ids``, ``created`` and ``finished`` are ranges from the first value to below the second; None is open, and
-    a time without a zone is UTC. The database applies them, ``queue`` and ``status``, also if they are not among the
-    columns, and comparisons of these columns in a later ``where``.
+    Name the columns you need: Spark cannot ask a Python source for fewer, and three columns are read three times as
+    fast as all. ``ids``, ``created`` and ``finished`` are ranges from the first value to below the second; None is
+    open, and a time without a zone is UTC. The database applies them, ``queue`` and ``status``, also if they are not
+    among the columns, and comparisons of these columns in a later ``where``.
 
     Each action reads one state of the database: that of ``snapshot`` (see ``open_snapshot``), in partitions of 500,000
     ids, or else the state when the action starts, in one partition.
     """
-    register(spark, database)
-    reader = spark.read.format(FORMAT_NAME).schema(schema_of(table, columns))
-    for name, value in _reading(database, table, _conditions(queue, status, ids, created, finished)).items():
-        reader = reader.option(name, value)
+    options = _options(spark, database, table, _conditions(queue, status, ids, created, finished))
     if snapshot is not None and snapshot.name is not None:
-        reader = reader.option("snapshot", snapshot.name)
-    return reader.load()
+        options["snapshot"] = snapshot.name
+    return spark.read.format(FORMAT_NAME).schema(schema_of(table, columns)).options(**options).load()
 
 
 def stream_tasks(
@@ -187,16 +183,16 @@ def stream_tasks(
     It starts with all rows, and returns a row once for each change that left it finished. A transaction that commits
     late delays the stream and is never skipped. See `TaskStreamReader`.
     """
+    options = _options(spark, database, table, _conditions(queue))
+    return spark.readStream.format(FORMAT_NAME).schema(schema_of(table, columns)).options(**options).load()
+
+
+def _options(spark: SparkSession, database: Database, table: str, conditions: list[Condition]) -> dict[str, str]:
     register(spark, database)
-    reader = spark.readStream.format(FORMAT_NAME).schema(schema_of(table, columns))
-    for name, value in _reading(database, table, _conditions(queue)).items():
-        reader = reader.option(name, value)
-    return reader.load()
-
-
-def _reading(database: Database, table: str, conditions: list[Condition]) -> dict[str, str]:
     options = {"url": database.url_without_password, "location": database.location, "table": table}
-    return {**options, "where": _to_text(conditions)} if conditions else options
+    # Times are the only values that JSON does not know.
+    where = json.dumps(conditions, default=lambda time: {"time": time.isoformat()})
+    return {**options, "where": where} if conditions else options
 
 
 def _conditions(
@@ -215,10 +211,6 @@ def _conditions(
         found += [(column, ">=", first)] if first is not None else []
         found += [(column, "<", below)] if below is not None else []
     return found
-
-
-def _to_text(conditions: list[Condition]) -> str:
-    return json.dumps(conditions, default=lambda time: {"time": time.isoformat()})
 
 
 def _from_text(text: str) -> tuple[Condition, ...]:

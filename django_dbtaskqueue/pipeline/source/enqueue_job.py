@@ -20,7 +20,7 @@ from django_dbtaskqueue.core.durations import parse_length
 from django_dbtaskqueue.core.exceptions import JobOptionError, PipelineError, near_match
 from django_dbtaskqueue.pipeline.jobs import Argument, Context, Job, count, pair, write_whole
 from django_dbtaskqueue.pipeline.source import write_tasks
-from django_dbtaskqueue.pipeline.source.staging_rows import (
+from django_dbtaskqueue.pipeline.source.staging import (
     COLUMNS,
     STAGED_DURATIONS,
     STAGED_TEXTS,
@@ -104,10 +104,15 @@ def read(context: Context) -> DataFrame:
         kind = options["format"] or guessed(options["input"])
         reader = context.spark.read.options(**{**READER_DEFAULTS.get(kind, {}), **dict(options["option"])})
         frame = reader.format(kind).load(list(options["input"]))
+    return only(frame, options["where"])
+
+
+def only(frame: DataFrame, where: str | None) -> DataFrame:
+    """Return the rows for which this SQL is true; None means all. Raises JobOptionError for SQL that does not fit."""
     try:
-        return frame.where(options["where"]) if options["where"] else frame
+        return frame.where(where) if where else frame
     except (AnalysisException, ParseException) as error:
-        raise JobOptionError("--where", _short(error)) from None
+        raise JobOptionError("--where", f"Spark cannot use {where!r}: {_short(error)}") from None
 
 
 def guessed(paths: Iterable[str]) -> str:

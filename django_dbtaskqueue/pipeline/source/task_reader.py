@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -27,33 +27,17 @@ from pyspark.sql.datasource import (
     LessThanOrEqual,
 )
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, SupportsTriggerAvailableNow
-from pyspark.sql.types import (
-    DataType,
-    DoubleType,
-    IntegerType,
-    LongType,
-    ShortType,
-    StringType,
-    StructType,
-    TimestampType,
-)
+from pyspark.sql.types import DataType, StringType, StructType, TimestampType
 
 from django_dbtaskqueue.core.exceptions import PipelineError
 from django_dbtaskqueue.core.sql.pipeline import HORIZON_SQL, window
 from django_dbtaskqueue.pipeline.database import Database, Link
+from django_dbtaskqueue.pipeline.schema import ARROW_TYPES, arrow_schema
 
 if TYPE_CHECKING:
     from adbc_driver_manager.dbapi import Connection
 
 
-ARROW_TYPES: dict[type[DataType], pa.DataType] = {
-    StringType: pa.string(),
-    LongType: pa.int64(),
-    IntegerType: pa.int32(),
-    ShortType: pa.int16(),
-    DoubleType: pa.float64(),
-    TimestampType: pa.timestamp("us", tz="UTC"),
-}
 FILTER_OPERATORS: dict[type[Filter], str] = {
     EqualTo: "=",
     GreaterThan: ">",
@@ -137,26 +121,22 @@ class TaskReader(DataSourceReader):
         """Take the filters on queue, status, id and times; yield those that Spark must apply."""
         for one in filters:
             if condition := self._condition(one):
-                chosen = (*self.selection.conditions, condition)
-                self.selection = Selection(self.selection.table, self.selection.schema, chosen)
+                self.selection = replace(self.selection, conditions=(*self.selection.conditions, condition))
             else:
                 yield one
 
     def _condition(self, one: Filter) -> Condition | None:
         operator, value = FILTER_OPERATORS.get(type(one)), getattr(one, "value", None)
         column = ".".join(getattr(one, "attribute", ()))
-        if isinstance(one, IsNotNull) and column in self.selection.schema.names:
+        kinds = {field.name: field.dataType for field in self.selection.schema}
+        if isinstance(one, IsNotNull) and column in kinds:
             return column, "known", True
         if operator is None or value is None:
             return None
-        kind = next((field.dataType for field in self.selection.schema if field.name == column), None)
         if column in PUSHED_TEXT_COLUMNS:
             return (column, operator, list(value) if operator == "in" else value) if operator in ("=", "in") else None
-        if column in ("id", "task_id") and operator != "in":
-            return column, operator, value
-        if isinstance(kind, TimestampType) and operator != "in":
-            return column, operator, value
-        return None
+        ordered = column in ("id", "task_id") or isinstance(kinds.get(column), TimestampType)
+        return (column, operator, value) if ordered and operator != "in" else None
 
     def partitions(self) -> Sequence[InputPartition]:
         """Cut the range of ids into slices; without a snapshot one slice, because it must see one state."""
@@ -205,15 +185,11 @@ def read_slice(
         texts = {field.name for field in selection.schema if isinstance(field.dataType, StringType)}
         columns = [f"{name}::text" if name in texts else name for name in selection.schema.names]
         query = f"SELECT {', '.join(columns)} FROM {selection.table}{where}"
-        yield from copied(database, query, params, _arrow(selection.schema), snapshot)
+        yield from copied(database, query, params, arrow_schema(selection.schema), snapshot)
         return
     query = f"SELECT {', '.join(selection.schema.names)} FROM {selection.table}{where}"
     with database.open() as link, joined(link, None):
         yield from _fetched(link, query, params, selection.schema)
-
-
-def _arrow(schema: StructType) -> pa.Schema:
-    return pa.schema([(field.name, ARROW_TYPES[type(field.dataType)]) for field in schema])
 
 
 def _fetched(link: Link, query: str, params: Mapping[str, Any], schema: StructType) -> Iterator[pa.RecordBatch]:

@@ -28,18 +28,16 @@ from pyspark.sql.types import (
 from django_dbtaskqueue.core.exceptions import PipelineError, near_match
 from django_dbtaskqueue.core.json import DEFAULT_LIMITS, Limits
 from django_dbtaskqueue.pipeline.database import Database
-from django_dbtaskqueue.pipeline.source.staging_rows import (
+from django_dbtaskqueue.pipeline.source.staging import (
     COLUMNS,
     JSONS,
     STAGED_DURATIONS,
     STAGED_TEXTS,
     WHOLE,
-    Reject,
-    Rules,
-)
-from django_dbtaskqueue.pipeline.source.staging_tables import (
     Part,
     Plan,
+    Reject,
+    Rules,
     WriteReport,
     drop_staging,
     fill,
@@ -52,21 +50,17 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 NESTED = (StructType, ArrayType, MapType)
-WHOLE_NUMBER_TYPES = (ByteType, ShortType, IntegerType, LongType)
+TIMED_COLUMNS = {"run_at", "delay", "ttl"}
 PART_DDL = "part string"
-ACCEPTED_TYPES: dict[str, tuple[type[DataType], ...]] = {
-    **dict.fromkeys(STAGED_TEXTS, (StringType,)),
-    **dict.fromkeys(JSONS, (StringType,)),
-    **dict.fromkeys(STAGED_DURATIONS, (DayTimeIntervalType,)),
-    **dict.fromkeys(WHOLE, WHOLE_NUMBER_TYPES),
-    "run_at": (TimestampType,),
-}
-CURES = {
-    **dict.fromkeys(STAGED_TEXTS, 'col.cast("string")'),
-    **dict.fromkeys(JSONS, "to_json(col)"),
-    **dict.fromkeys(STAGED_DURATIONS, "make_dt_interval(secs=col), or lit(timedelta(minutes=5))"),
-    **dict.fromkeys(WHOLE, 'col.cast("int")'),
-    "run_at": 'col.cast("timestamp")',
+# Column -> (the types it may have, how to make one)
+ACCEPTED: dict[str, tuple[tuple[type[DataType], ...], str]] = {
+    **dict.fromkeys(STAGED_TEXTS, ((StringType,), 'col.cast("string")')),
+    **dict.fromkeys(JSONS, ((StringType,), "to_json(col)")),
+    **dict.fromkeys(
+        STAGED_DURATIONS, ((DayTimeIntervalType,), "make_dt_interval(secs=col), or lit(timedelta(minutes=5))")
+    ),
+    **dict.fromkeys(WHOLE, ((ByteType, ShortType, IntegerType, LongType), 'col.cast("int")')),
+    "run_at": ((TimestampType,), 'col.cast("timestamp")'),
 }
 
 
@@ -85,20 +79,19 @@ def write_tasks(
     once: str | None = None,
     batch: int = 0,
 ) -> WriteReport:
-    """Enqueue each row of ``df`` in one transaction: all of them, or none; nobody sees a part of them.
+    """Enqueue each row of ``df`` in one transaction: all of them, or none; no reader sees a part of them.
 
-    Columns are named like ``enqueue``'s arguments (see `staging_rows`); a struct, map or array as ``payload`` or
-    ``context`` is turned into JSON. ``queue`` serves rows without such a column, ``max_attempts`` and ``ttl`` those
-    that say nothing. A taken (queue, reference) raises ``DuplicateTask``, or is passed over with
-    ``on_duplicate="ignore"``; rows that stand twice in ``df`` count as taken as well.
+    Columns are named like ``enqueue``'s arguments (see `staging`); a struct, map or array as ``payload`` or
+    ``context`` is turned into JSON. ``queue`` is for frames without such a column, ``max_attempts`` and ``ttl`` for
+    rows without these values. A taken (queue, reference) raises ``DuplicateTask``; with ``on_duplicate="ignore"`` the
+    row is left out. A second row of ``df`` with the same reference counts as taken too.
 
     A bad row (payload that is not JSON, reference too long, a queue not in ``queues``, null reference with
     ``require_reference``) raises `PipelineError`; ``on_invalid="reject"`` leaves it out, with the reason in the report.
 
-    ``once`` names this write in the ledger, ``batch`` counts within the name: a second write of the same pair, say
-    after a driver that died without an answer, adds nothing and says ``repeated``. Ids follow the references' order.
+    ``once`` names this write in the ledger, ``batch`` counts within the name: a second write of the same pair, for
+    example after the driver died, adds nothing and reports ``repeated``. Ids follow the references' order.
     """
-    _check_choices(on_duplicate, on_invalid)
     df = prepared(df, queue)
     rules = Rules(
         queue=queue,
@@ -108,15 +101,8 @@ def write_tasks(
         ttl=None if ttl is None else ttl.total_seconds(),
         limits=limits,
     )
-    plan = Plan(
-        database,
-        open_staging(database),
-        rules,
-        ignore=on_duplicate == "ignore",
-        most_rejects=0 if on_invalid == "error" else None,
-        timed=ttl is not None or bool({"run_at", "delay", "ttl"}.intersection(df.columns)),
-        once=None if once is None else (once, batch),
-    )
+    named = None if once is None else (once, batch)
+    plan = _plan(database, df.columns, rules, on_duplicate=on_duplicate, on_invalid=on_invalid, once=named)
     try:
         parts = [_part(row.part) for row in df.mapInArrow(partial(_fill_rows, plan), PART_DDL).collect()]
     except BaseException:
@@ -125,23 +111,35 @@ def write_tasks(
     return finish(plan, parts)
 
 
-def _check_choices(on_duplicate: str, on_invalid: str) -> None:
+def _plan(
+    database: Database, columns: Iterable[str], rules: Rules, *,
+    on_duplicate: str, on_invalid: str, once: tuple[str, int] | None,
+) -> Plan:  # fmt: skip
+    """Return the plan of a write, and make its staging table."""
     for name, value, choices in (
         ("on_duplicate", on_duplicate, ("error", "ignore")),
         ("on_invalid", on_invalid, ("error", "reject")),
     ):
         if value not in choices:
             raise PipelineError(f"{name}={value!r} must be one of {', '.join(map(repr, choices))}.")
+    return Plan(
+        database,
+        open_staging(database),
+        rules,
+        ignore=on_duplicate == "ignore",
+        reject=on_invalid == "reject",
+        timed=rules.ttl is not None or not TIMED_COLUMNS.isdisjoint(columns),
+        once=once,
+    )
 
 
 def prepared(df: DataFrame, queue: str | None) -> DataFrame:
     """Return ``df`` with nested payloads and contexts as JSON text; `PipelineError` for a column that does not fit."""
     from pyspark.sql import functions as F
 
-    kinds = {field.name: field.dataType for field in df.schema}
-    for name in JSONS:
-        if isinstance(kinds.get(name), NESTED):
-            df = df.withColumn(name, F.to_json(name, {"ignoreNullFields": "false"}))
+    for field in df.schema:
+        if field.name in JSONS and isinstance(field.dataType, NESTED):
+            df = df.withColumn(field.name, F.to_json(field.name, {"ignoreNullFields": "false"}))
     check_schema(df.schema, queue)
     return df
 
@@ -155,10 +153,11 @@ def check_schema(schema: StructType, queue: str | None) -> None:
                 f"Known: {', '.join(COLUMNS)}. Put other values into the payload, "
                 f'as in struct("{field.name}").alias("payload"), or drop them.'
             )
-        if not isinstance(field.dataType, ACCEPTED_TYPES[field.name]):
+        types, remedy = ACCEPTED[field.name]
+        if not isinstance(field.dataType, types):
             raise PipelineError(
                 f"The column {field.name!r} is of type {field.dataType.simpleString()}, and must be "
-                f"{' or '.join(kind.typeName() for kind in ACCEPTED_TYPES[field.name])}: use {CURES[field.name]}."
+                f"{' or '.join(kind.typeName() for kind in types)}: use {remedy}."
             )
     if queue is None and "queue" not in schema.names:
         raise PipelineError("Which queue? Give queue=, or a column named queue.")
@@ -178,33 +177,25 @@ def _part(text: str) -> Part:
     return part._replace(rejects=[Reject(*values) for values in part.rejects])
 
 
+def plan_of(database: Database, schema: StructType, options: Mapping[str, str]) -> Plan:
+    """Return the plan of a write through ``df.write`` or ``writeStream``, by its options; makes the staging table."""
+    queue, once = options.get("queue"), options.get("once")
+    check_schema(schema, queue)
+    rules = Rules(queue=queue, max_attempts=int(options.get("max_attempts", 5)))
+    choices = {name: options.get(name, "error") for name in ("on_duplicate", "on_invalid")}
+    return _plan(database, schema.names, rules, **choices, once=None if once is None else (once, 0))
+
+
 @dataclass
 class Staged(WriterCommitMessage):
-    """What a task of a write tells the driver: what it staged, and where."""
+    """What a task of a write staged, and where."""
 
     part: Part
     table: str
 
 
-def plan_of(database: Database, schema: StructType, options: Mapping[str, str]) -> Plan:
-    """Return the plan of a write through ``df.write`` or ``writeStream``, by its options; makes the staging table."""
-    on_duplicate, on_invalid = options.get("on_duplicate", "error"), options.get("on_invalid", "error")
-    _check_choices(on_duplicate, on_invalid)
-    queue, once = options.get("queue"), options.get("once")
-    check_schema(schema, queue)
-    return Plan(
-        database,
-        open_staging(database),
-        Rules(queue=queue, max_attempts=int(options.get("max_attempts", 5))),
-        ignore=on_duplicate == "ignore",
-        most_rejects=0 if on_invalid == "error" else None,
-        timed=bool({"run_at", "delay", "ttl"}.intersection(schema.names)),
-        once=None if once is None else (once, 0),
-    )
-
-
-class TaskWriter(DataSourceArrowWriter):
-    """One atomic bulk enqueue."""
+class StagingWriter:
+    """The half of a writer that runs in Spark's tasks."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -213,39 +204,36 @@ class TaskWriter(DataSourceArrowWriter):
         """Stage one task's rows."""
         return Staged(fill(self.plan, iterator, task_attempt_id()), self.plan.table)
 
+
+class TaskWriter(StagingWriter, DataSourceArrowWriter):
+    """One atomic bulk enqueue."""
+
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Enqueue what the successful tasks have staged."""
-        finish(self.plan, _parts(messages))
+        finish(self.plan, [message.part for message in messages if isinstance(message, Staged)])
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Forget what was staged."""
+        """Drop the staging table."""
         drop_staging(self.plan.database, self.plan.table)
 
 
-class StreamWriter(DataSourceStreamArrowWriter):
-    """Micro-batches, each enqueued once: the ledger knows those that were, whatever is run again."""
+class StreamWriter(StagingWriter, DataSourceStreamArrowWriter):
+    """Micro-batches, each enqueued once, also if Spark repeats it: the ledger knows those that were.
 
-    def __init__(self, plan: Plan, query: str) -> None:
-        self.plan = plan
-        self.query = query
-
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
-        """Stage one task's rows."""
-        return Staged(fill(self.plan, iterator, task_attempt_id()), self.plan.table)
+    Spark makes one writer for the tasks and another for the commit, and each has made a staging table.
+    """
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Enqueue the micro-batch, unless the ledger has it."""
-        # Spark makes one writer for the tasks and another for the commit, and each has made a table.
-        table = next((message.table for message in messages if isinstance(message, Staged)), self.plan.table)
-        finish(replace(self.plan, table=table, once=(self.query, batchId)), _parts(messages))
+        assert self.plan.once is not None  # noqa: S101 -- TaskSource asks for the option
+        staged = [message for message in messages if isinstance(message, Staged)]
+        table = staged[0].table if staged else self.plan.table
+        plan = replace(self.plan, table=table, once=(self.plan.once[0], batchId))
+        finish(plan, [message.part for message in staged])
         if self.plan.table != table:
             drop_staging(self.plan.database, self.plan.table)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Forget what was staged; the micro-batch comes again."""
+        """Drop the staging tables; Spark repeats the micro-batch."""
         for table in {self.plan.table, *(message.table for message in messages if isinstance(message, Staged))}:
             drop_staging(self.plan.database, table)
-
-
-def _parts(messages: list[WriterCommitMessage | None]) -> list[Part]:
-    return [message.part for message in messages if isinstance(message, Staged)]

@@ -1,28 +1,116 @@
-"""The job ``replay``: archived tasks are enqueued again, as new tasks."""
+"""The jobs that copy tasks and delete nothing: ``stream`` into the lake, ``replay`` out of it as new tasks."""
 
 from __future__ import annotations
 
+import hashlib
+import uuid
 from collections.abc import Mapping
-from datetime import UTC, date, datetime
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pyspark.errors import AnalysisException, ParseException
 from pyspark.sql import Window
 from pyspark.sql import functions as F
 
 from django_dbtaskqueue.core.columns import COPIED
 from django_dbtaskqueue.core.columns import Column as TaskColumn
-from django_dbtaskqueue.core.exceptions import JobOptionError
-from django_dbtaskqueue.core.states import TERMINAL
+from django_dbtaskqueue.core.durations import parse_length
+from django_dbtaskqueue.core.exceptions import JobOptionError, PipelineError
 from django_dbtaskqueue.pipeline.jobs import Argument, Context, Job, count, day
-from django_dbtaskqueue.pipeline.lake import read_lake
-from django_dbtaskqueue.pipeline.source import write_tasks
+from django_dbtaskqueue.pipeline.lake import Lake, read_lake, write_safely, writing
+from django_dbtaskqueue.pipeline.lake.export import WRITTEN_FILES, Export, RowWriter
+from django_dbtaskqueue.pipeline.schema import TERMINAL_STATUSES
+from django_dbtaskqueue.pipeline.source import stream_tasks, write_tasks
+from django_dbtaskqueue.pipeline.source.enqueue_job import only
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-TERMINAL_STATUSES = tuple(str(status) for status in TERMINAL)
 MAX_SHOWN_REFERENCES = 5  # by a dry run
+
+
+@dataclass(frozen=True)
+class LakeSink:
+    """Writes each micro-batch once into the lake's ``finished``, also if Spark repeats it."""
+
+    root: Path
+    stream: str
+    location: str
+
+    def __call__(self, rows: DataFrame, number: int) -> None:
+        """Write the micro-batch of that number, unless the lake has it."""
+        lake = Lake(self.root)
+        token = hashlib.sha256(f"{self.stream} {number}".encode()).hexdigest()[:32]
+        if lake.entry(token) is not None:
+            return
+        export = Export(lake, token)
+        entry = export.found()
+        if entry is None:
+            written = rows.mapInArrow(RowWriter(export.writer, self.location), WRITTEN_FILES)
+            entry = export.describe("stream", written, {"stream": self.stream, "batch": number})
+        export.verify(entry)
+        if entry.files:
+            export.publish(entry)
+        else:
+            lake.discard(token)
+
+
+def checkpoint(lake: Lake, location: str) -> tuple[Path, str]:
+    """Return the checkpoint folder of a location's stream, and the stream's name, which is stored in it.
+
+    If the folder is removed, a new stream starts, whose micro-batches differ from the old one's.
+    """
+    folder = lake.own / "streams" / location
+    name = folder / "dbtaskqueue-stream"
+    with writing(lake.root):
+        folder.mkdir(parents=True, exist_ok=True)
+        if not name.exists():
+            write_safely(name, uuid.uuid4().hex)
+    return folder, name.read_text()
+
+
+class Stream(Job):
+    """Copies each finish of a task into the lake's `finished`, in micro-batches, until it is stopped with Ctrl-C.
+
+    With --once it copies what has finished since the last time, and ends. Each micro-batch is one change of the lake.
+    After a kill the next start continues: no finish is missing or copied twice. A task that is reprocessed and finishes
+    again is copied again, with another total_attempt. Nothing is deleted: only `archive` archives tasks.
+    """
+
+    name = "stream"
+    summary = "copy finished tasks to the lake, continuously"
+    arguments = (
+        Argument("once", "end when all that has finished by now is copied", bool, False),
+        Argument("interval", "time between two micro-batches", parse_length, timedelta(seconds=10)),
+    )
+
+    def run(self, context: Context) -> Mapping[str, Any]:
+        """Return how many ``rows`` this run copied in how many ``files``."""
+        database, path = context.need_database(), context.need_lake()
+        if database.vendor != "postgresql":
+            raise PipelineError("Finished tasks can be streamed from PostgreSQL only. With SQLite, use `archive`.")
+        lake = Lake.at(path, create=not context.dry_run)
+        if context.dry_run:
+            return {"rows": 0, "files": 0, "dry_run": True}
+        place, name = checkpoint(lake, database.location)
+        before = {one.path for one in lake.files("finished")}
+        rows = stream_tasks(context.spark, database)
+        writer = rows.writeStream.foreachBatch(LakeSink(lake.root, name, database.location))
+        writer = writer.option("checkpointLocation", str(place))
+        interval = f"{context.options['interval'].total_seconds()} seconds"
+        once = context.options["once"]
+        query = (writer.trigger(availableNow=True) if once else writer.trigger(processingTime=interval)).start()
+        context.progress("streaming", 0, 0)
+        try:
+            query.awaitTermination()
+        finally:
+            query.stop()
+        added = [one for one in lake.files("finished") if one.path not in before]
+        return {"rows": sum(one.rows for one in added), "files": len(added)}
+
+
+# -- replay ------------------------------------------------------------------------------------------------------------
 
 
 def per_second(text: str) -> float:
@@ -32,7 +120,7 @@ def per_second(text: str) -> float:
     except ValueError:
         rate = 0.0
     if rate <= 0:
-        raise ValueError(f"{text!r} is no number of tasks per second above 0")
+        raise ValueError(f"{text!r} is not a number of tasks per second above 0")
     return rate
 
 
@@ -45,23 +133,14 @@ def chosen(tasks: DataFrame, options: Mapping[str, Any]) -> DataFrame:
         tasks = tasks.filter(F.col("finished_date") >= F.lit(options["since"]))
     if options["until"]:
         tasks = tasks.filter(F.col("finished_date") <= F.lit(options["until"]))
-    if options["where"]:
-        tasks = tasks.filter(_condition(tasks, options["where"]))
+    tasks = only(tasks, options["where"])
     if options["limit"]:
         tasks = tasks.orderBy("finish_time", "location", "id").limit(options["limit"])
-    return tasks.select("*")
-
-
-def _condition(tasks: DataFrame, sql: str) -> Column:
-    try:
-        tasks.filter(sql).schema  # noqa: B018 -- Spark analyses the text
-    except (AnalysisException, ParseException) as error:
-        raise JobOptionError("--where", f"Spark cannot use {sql!r}: {str(error).splitlines()[0]}") from None
-    return F.expr(sql)
+    return tasks
 
 
 def _copied(column: TaskColumn) -> Column:
-    """Return an archived column under the name ``write_tasks`` gives it; what the table holds in seconds as a span."""
+    """Return an archived column as ``write_tasks`` expects it: with its name, and seconds as an interval."""
     value = F.col(column.db)
     return (F.make_dt_interval(secs=value) if column.type == "float8" else value).alias(column.argument)
 
@@ -77,7 +156,7 @@ def as_new(tasks: DataFrame, *, to: str | None = None, start: datetime | None = 
         (F.lit(to) if to else F.col("queue_name")).alias("queue"),
         F.coalesce("reference_number", named).alias("reference"),
         *[_copied(column) for column in COPIED],
-        # How long it could live from its creation on; the archive knows no more.
+        # The archive has no other trace of the time to live.
         (F.col("expire_time") - F.col("create_time")).alias("ttl"),
         F.coalesce("finish_time", "last_update_time").alias("_ended"),
         F.col("id").alias("_id"),
@@ -87,8 +166,8 @@ def as_new(tasks: DataFrame, *, to: str | None = None, start: datetime | None = 
     if start is not None:
         place = F.row_number().over(Window.orderBy("_ended", "_id")) - 1
         due = F.timestamp_seconds(F.lit(start.timestamp()) + place / F.lit(rate))
-        return new.withColumn("run_at", due).drop("_ended", "_id", "_rank").select("*")
-    return new.drop("_ended", "_id", "_rank").select("*")
+        new = new.withColumn("run_at", due)
+    return new.drop("_ended", "_id", "_rank")
 
 
 class Replay(Job):
@@ -116,7 +195,8 @@ class Replay(Job):
     def run(self, context: Context) -> Mapping[str, Any]:
         """Return how many tasks were ``chosen``, ``enqueued``, and ``already_there``."""
         database, options = context.need_database(), context.options
-        _refuse_backwards(options["since"], options["until"])
+        if options["since"] and options["until"] and options["since"] > options["until"]:
+            raise JobOptionError("--since", f"{options['since']} comes after --until {options['until']}")
         context.progress("reading the archive", 0, 0)
         archived = read_lake(context.spark, context.need_lake(), database=database)
         start = datetime.now(UTC) if options["rate"] else None
@@ -135,8 +215,3 @@ class Replay(Job):
 def _first(new: DataFrame) -> list[str]:
     rows = new.select("queue", "reference").orderBy("queue", "reference").limit(MAX_SHOWN_REFERENCES).collect()
     return [f"{row['queue']}/{row['reference']}" for row in rows]
-
-
-def _refuse_backwards(since: date | None, until: date | None) -> None:
-    if since and until and since > until:
-        raise JobOptionError("--since", f"{since} comes after --until {until}")

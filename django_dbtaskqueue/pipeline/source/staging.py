@@ -1,0 +1,389 @@
+"""Bulk enqueue by a staging table: check and stage the rows in Spark's tasks, then move them into TASKS at once.
+
+``open_staging`` and ``finish`` run on the driver, ``fill`` in a Spark task. Each attempt of a Spark task marks its rows
+with its own number, and the driver moves only the rows of attempts whose answer it got: a retry, a speculative attempt
+or a lost executor never adds a row twice. A driver that dies leaves only a staging table; see `sweep_staging`.
+
+A DataFrame's columns are named like the arguments of ``enqueue``: ``queue`` and ``reference`` (text), ``payload`` and
+``context`` (JSON text), ``priority`` and ``max_attempts`` (whole numbers), ``run_at`` (timestamp), ``delay``, ``ttl``
+and ``lease`` (day-time intervals), ``group``, ``tag`` and ``payload_type`` (text).
+"""
+
+from __future__ import annotations
+
+import secrets
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from itertools import chain
+from typing import NamedTuple
+
+import psycopg
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+
+from django_dbtaskqueue.core import json as json_payload
+from django_dbtaskqueue.core.columns import BY_NAME, ENQUEUED, TIMING
+from django_dbtaskqueue.core.exceptions import DuplicateTask, PayloadError, PipelineError, TaskQueueError
+from django_dbtaskqueue.core.outcomes import MAX_DELAY
+from django_dbtaskqueue.core.sql.pipeline import STAGING_PREFIX, STAMP_DIGITS, StagingStatements
+from django_dbtaskqueue.pipeline.database import DATABASE_ERRORS, Database, Link, Params
+
+RANGES = {"smallint": (-32768, 32767), "int": (1, 2**31 - 1)}  # of whole numbers; an int is a count
+GIVEN = (BY_NAME["queue"], *ENQUEUED)
+COLUMNS = {column.argument: column.db for column in GIVEN} | {name: name for name in TIMING}  # DataFrame's -> staging's
+STAGED_TEXTS = tuple(column.argument for column in GIVEN if column.type == "text")
+JSONS = tuple(column.argument for column in GIVEN if column.type == "jsonb")
+STAGED_DURATIONS = (*(column.argument for column in GIVEN if column.type == "float8"), "delay", "ttl")
+WHOLE = {column.argument: RANGES[column.type] for column in GIVEN if column.type in RANGES}
+LAST_TIME = datetime(9000, 12, 31, tzinfo=UTC)
+PREVIEW_CHARS = 200  # of a rejected row's payload
+CHANNEL = "dbtaskqueue"
+MAX_GROUP_LOCKS = 2000  # of more groups the table is locked: PostgreSQL holds some thousand locks in all
+SORT_MEMORY = "128MB"
+ABANDONED_AFTER = timedelta(days=1)
+STAMP_FORMAT = "%Y%m%d%H%M%S"
+CSV_OPTIONS = pyarrow.csv.WriteOptions(include_header=False, quoting_style="needed")
+
+
+class Reject(NamedTuple):
+    """A row that was not enqueued, and why."""
+
+    queue: str | None
+    reference: str | None
+    reason: str
+    payload: str | None  # its first characters
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What rows are checked against, and the values for columns that are missing or null."""
+
+    queue: str | None = None
+    queues: frozenset[str] | None = None  # the known ones; None: any name
+    require_reference: bool = False
+    max_attempts: int = 5
+    ttl: float | None = None  # seconds
+    limits: json_payload.Limits = json_payload.DEFAULT_LIMITS
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One write: its database, staging table and rules. It is sent to the executors."""
+
+    database: Database
+    table: str
+    rules: Rules
+    ignore: bool = False  # rows whose reference is taken
+    reject: bool = False  # leave bad rows out; else the first one fails the write
+    timed: bool = True  # whether any row has a time
+    once: tuple[str, int] | None = None  # (query, batch) in the ledger
+
+
+class Part(NamedTuple):
+    """The rows that one attempt of a Spark task staged."""
+
+    attempt: int
+    rows: int
+    rejected: int
+    rejects: list[Reject]
+    queues: list[str]
+    grouped: bool  # whether any row names a group
+
+
+@dataclass(frozen=True)
+class WriteReport:
+    """The counts of a write; ``rejects`` says why rows were left out.
+
+    ``repeated``: the ledger has this write already, so it added nothing.
+    """
+
+    enqueued: int = 0
+    ignored: int = 0
+    rejects: tuple[Reject, ...] = ()
+    repeated: bool = False
+
+    @property
+    def rejected(self) -> int:
+        """The number of rows left out."""
+        return len(self.rejects)
+
+
+# -- rows: checked, and the bad ones set aside with the reason ---------------------------------------------------------
+
+
+def stage(batch: pa.RecordBatch, rules: Rules) -> tuple[dict[str, pa.Array], list[Reject]]:
+    """Return the good rows as the staging table's columns, and the bad ones."""
+    given = {name: batch.column(name) for name in batch.schema.names if name in COLUMNS}
+    count = batch.num_rows
+    if "queue" not in given:
+        given["queue"] = pa.array([rules.queue] * count, pa.string())
+    reasons: dict[int, str] = {}
+    for name, column in given.items():
+        for row, reason in _faults(name, column, rules):
+            reasons.setdefault(row, reason)
+    rejects = [_reject(given, row, reasons[row]) for row in sorted(reasons)]
+    if reasons:
+        good = pa.array([row for row in range(count) if row not in reasons], pa.int64())
+        given = {name: column.take(good) for name, column in given.items()}
+    return _converted(given, rules, count - len(reasons)), rejects
+
+
+def _faults(name: str, column: pa.Array, rules: Rules) -> Iterable[tuple[int, str]]:
+    if name in JSONS:
+        return _json_faults(name, column, rules.limits)
+    if name in STAGED_TEXTS:
+        return _text_faults(name, column, rules)
+    if name in STAGED_DURATIONS:
+        seconds = _seconds(column)
+        low = pc.less_equal(seconds, 0.0) if name == "lease" else pc.less(seconds, 0.0)
+        bad = pc.or_(low, pc.greater(seconds, MAX_DELAY.total_seconds()))
+        return _said(bad, lambda row: f"{name}: {column[row].as_py()} is not between zero and a hundred years")
+    if name in WHOLE:
+        least, most = WHOLE[name]
+        bad = pc.or_(pc.less(column, least), pc.greater(column, most))
+        return _said(bad, lambda row: f"{name}: {column[row].as_py()} is not a whole number from {least} to {most}")
+    bad = pc.greater(column, pa.scalar(LAST_TIME, column.type))
+    return _said(bad, lambda row: f"{name}: {column[row]} is later than the year {LAST_TIME.year}")
+
+
+def _said(bad: pa.Array, reason: Callable[[int], str]) -> list[tuple[int, str]]:
+    return [(row, reason(row)) for row in pc.indices_nonzero(bad.fill_null(False)).to_pylist()]
+
+
+def _text_faults(name: str, column: pa.Array, rules: Rules) -> list[tuple[int, str]]:
+    length = pc.utf8_length(column)
+    bad = pc.or_(pc.or_(pc.less(length, 1), pc.greater(length, 200)), pc.match_substring(column, "\0"))
+    faults = _said(bad, lambda row: f"{name}: {column[row].as_py()!r:.80} is not text of 1 to 200 characters")
+    if name == "queue" or (name == "reference" and rules.require_reference):
+        faults += _said(column.is_null(), lambda row: f"{name}: is null, and each row must have one")
+    if name == "queue" and rules.queues is not None:
+        known = pc.or_kleene(pc.is_in(column, pa.array(sorted(rules.queues), pa.string())), column.is_null())
+        names = ", ".join(sorted(rules.queues))
+        faults += _said(pc.invert(known), lambda row: f"queue: {column[row].as_py()!r} is unknown. Known: {names}")
+    return faults
+
+
+def _json_faults(name: str, column: pa.Array, limits: json_payload.Limits) -> list[tuple[int, str]]:
+    faults = []
+    for row, text in enumerate(column.to_pylist()):
+        if text is not None and (reason := json_fault(text, limits, mapping=name == "context")):
+            faults.append((row, f"{name}: {reason}"))
+    return faults
+
+
+def json_fault(text: str, limits: json_payload.Limits, *, mapping: bool = False) -> str | None:
+    """Return why a database cannot hold this JSON text, or None."""
+    try:
+        value = json_payload.loads(text)
+        plain = len(text) <= min(json_payload.INT_DIGITS, limits.size // 4) and "\\u" not in text
+        if not plain or text.count("[") + text.count("{") > limits.depth:
+            json_payload.dumps(value, limits=limits)
+    except PayloadError as error:
+        return f"{error.path}: {error.reason}" if error.path else error.reason
+    return f"is {text:.40}, and must be a JSON object" if mapping and not isinstance(value, dict) else None
+
+
+def _reject(given: dict[str, pa.Array], row: int, reason: str) -> Reject:
+    queue, reference, payload = (
+        given[name][row].as_py() if name in given else None for name in ("queue", "reference", "payload")
+    )
+    return Reject(queue, reference, reason, payload and payload[:PREVIEW_CHARS])
+
+
+def _converted(given: dict[str, pa.Array], rules: Rules, count: int) -> dict[str, pa.Array]:
+    """Return the staging table's columns, defaults filled in; a column that is not given is left out."""
+    columns = {
+        COLUMNS[name]: _seconds(column) if name in STAGED_DURATIONS else column for name, column in given.items()
+    }
+    for name, value in {"priority": 0, "max_attempts": rules.max_attempts}.items():
+        column = columns.get(name, pa.nulls(count, pa.int64()))
+        columns[name] = pc.fill_null(column.cast(pa.int64()), value)
+    if rules.ttl is not None:
+        columns["ttl"] = pc.fill_null(columns.get("ttl", pa.nulls(count, pa.float64())), rules.ttl)
+    return columns
+
+
+def _seconds(column: pa.Array) -> pa.Array:
+    return pc.divide(column.cast(pa.duration("us")).cast(pa.int64()).cast(pa.float64()), 1e6)
+
+
+# -- the staging table -------------------------------------------------------------------------------------------------
+
+
+def open_staging(database: Database) -> str:
+    """Make a staging table and return its quoted name; drop those that were abandoned a day ago."""
+    sql = StagingStatements(database.tables, database.dialect)
+    sweep_staging(database)
+    with database.open() as link:
+        name = f'"{STAGING_PREFIX}{link.run(sql.stamp)[0][0]}_{secrets.token_hex(6)}"'
+        link.run(sql.create(name))
+    return name
+
+
+def drop_staging(database: Database, table: str) -> None:
+    """Drop a staging table; if that fails, a sweep drops it later."""
+    with suppress(TaskQueueError, *DATABASE_ERRORS), database.open() as link:
+        link.run(f"DROP TABLE IF EXISTS {table}")
+
+
+def fill(plan: Plan, batches: Iterable[pa.RecordBatch], attempt: int) -> Part:
+    """Check and stage the rows of one Spark task under the number of its attempt."""
+    rejects: list[Reject] = []
+    queues: set[str] = set()
+    counts = {"rows": 0, "rejected": 0, "grouped": 0}
+
+    def good() -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            columns, bad = stage(batch, plan.rules)
+            number = batch.num_rows - len(bad)
+            counts["rejected"] += len(bad)
+            counts["rows"] += number
+            if plan.reject or not rejects:
+                rejects.extend(bad)
+            if "run_at" in columns and not plan.database.postgresql:  # SQLite's clock has milliseconds
+                columns["run_at"] = columns["run_at"].cast(pa.timestamp("ms", "UTC"), safe=False)
+            if number:
+                queues.update(pc.unique(columns["queue_name"]).to_pylist())
+                group = columns.get("group_key")
+                counts["grouped"] += 0 if group is None else len(group) - group.null_count
+                marks = pa.repeat(pa.scalar(attempt, pa.int64()), number)
+                yield pa.RecordBatch.from_pydict({"_attempt": marks, **columns})
+
+    with plan.database.open() as link:
+        if link.postgresql:
+            load(link, plan.table, good())
+        else:
+            for rows in good():  # SQLite has a single writer: it must not wait for the next batch
+                with link.transaction():
+                    load(link, plan.table, [rows])
+    return Part(attempt, counts["rows"], counts["rejected"], rejects, sorted(queues), counts["grouped"] > 0)
+
+
+def load(link: Link, table: str, batches: Iterable[pa.RecordBatch]) -> None:
+    """Append record batches, all of the same columns, to a table. On SQLite times become text in UTC."""
+    for first in (rest := iter(batches)):
+        columns = ", ".join(first.schema.names)
+        if link.postgresql:
+            with link.connection.cursor().copy(f"COPY {table} ({columns}) FROM STDIN (FORMAT csv)") as copy:
+                for batch in chain((first,), rest):
+                    # No text here is empty, so nothing between two commas is NULL.
+                    sink = pa.BufferOutputStream()
+                    pyarrow.csv.write_csv(batch, sink, CSV_OPTIONS)
+                    copy.write(memoryview(sink.getvalue()))
+        else:
+            insert = f"INSERT INTO {table} ({columns}) VALUES ({', '.join('?' * first.num_columns)})"
+            link.connection.executemany(insert, zip(*map(_sqlite_values, first.columns), strict=True))
+
+
+def _sqlite_values(column: pa.Array) -> list[str | int | float | None]:
+    if pa.types.is_timestamp(column.type):
+        column = column.cast(pa.timestamp(column.type.unit)).cast(pa.string())
+    values: list[str | int | float | None] = column.to_pylist()
+    return values
+
+
+def finish(plan: Plan, parts: Sequence[Part]) -> WriteReport:
+    """Move the staged rows of these parts into TASKS in one transaction, drop the staging table, wake the pollers.
+
+    Raises `DuplicateTask` for a taken reference and `PipelineError` for bad rows; then nothing is written.
+    """
+    try:
+        _check(plan, parts)
+        with plan.database.open() as link:
+            report = _move(plan, link, parts)
+            if link.postgresql and report.enqueued:
+                queues = sorted({queue for part in parts for queue in part.queues})
+                link.run(f"SELECT pg_notify('{CHANNEL}', q) FROM unnest(%(queues)s::text[]) AS q", {"queues": queues})
+    except BaseException:
+        drop_staging(plan.database, plan.table)
+        raise
+    return report
+
+
+def _check(plan: Plan, parts: Sequence[Part]) -> None:
+    rejected = sum(part.rejected for part in parts)
+    if rejected and not plan.reject:
+        first = next(reject for part in parts for reject in part.rejects)
+        raise PipelineError(
+            f'{rejected:,} rows cannot be enqueued (on_invalid="error"), so nothing was written. The first, with '
+            f"reference {first.reference!r} and payload {first.payload!r:.100}: {first.reason}. Correct them, or leave "
+            'them out with on_invalid="reject".'
+        )
+
+
+def _move(plan: Plan, link: Link, parts: Sequence[Part]) -> WriteReport:
+    sql = StagingStatements(plan.database.tables, plan.database.dialect)
+    params = {"attempts": plan.database.dialect.array([part.attempt for part in parts])}
+    staged = sum(part.rows for part in parts)
+    rejects = tuple(reject for part in parts for reject in part.rejects)
+    grouped = any(part.grouped for part in parts)
+    ledger = {"query": plan.once[0], "batch": plan.once[1]} if plan.once else None
+    try:
+        with link.transaction():
+            if link.postgresql:
+                link.run(f"SET LOCAL work_mem = '{SORT_MEMORY}'")
+            if ledger and not link.change(sql.enter, ledger):
+                link.run(f"DROP TABLE {plan.table}")
+                return WriteReport(rejects=rejects, repeated=True)
+            if grouped and link.postgresql:  # SQLite has a single writer
+                many = link.run(sql.groups(plan.table), params)[0][0] > MAX_GROUP_LOCKS
+                link.run(sql.lock_table if many else sql.lock_groups_of(plan.table), params)
+            insert = sql.insert(plan.table, ignore=plan.ignore, timed=plan.timed, grouped=grouped)
+            enqueued = link.change(insert, params) if staged else 0
+            if grouped:
+                _regroup(plan, link, sql, params)
+            if ledger:
+                link.change(sql.entered, {**ledger, "rows": enqueued})
+            link.run(f"DROP TABLE {plan.table}")
+    except (psycopg.errors.UniqueViolation, sqlite3.IntegrityError) as error:
+        raise _duplicate(plan, link, sql, params) from error
+    return WriteReport(enqueued, staged - enqueued, rejects)
+
+
+def _regroup(plan: Plan, link: Link, sql: StagingStatements, params: Params) -> None:
+    """Make the first task of each group ready, and park the others."""
+    moves = link.run(sql.misplaced(plan.table), params)
+    for ready, statement in ((True, plan.database.sql.park), (False, plan.database.sql.make_ready)):
+        ids = [task_id for task_id, was_ready in moves if bool(was_ready) is ready]
+        if ids:
+            link.run(statement, {"ids": plan.database.dialect.array(ids)})
+
+
+def _duplicate(plan: Plan, link: Link, sql: StagingStatements, params: Params) -> TaskQueueError:
+    if held := link.run(sql.conflicts(plan.table), params):
+        queue, reference, task_id, status = held[0]
+        return DuplicateTask(queue, reference, task_id=task_id, status=status)
+    if twice := link.run(sql.twice(plan.table), params):
+        return DuplicateTask(*twice[0])
+    return PipelineError("A reference was taken while the rows were written, and is free again. Write them again.")
+
+
+def sweep_staging(database: Database, *, older_than: timedelta = ABANDONED_AFTER) -> list[str]:
+    """Drop the staging tables that killed drivers left; return their names. Each write drops those older than a day.
+
+    A table that is being written to stays. A write that takes longer than ``older_than`` can fail as a whole.
+    """
+    sql = StagingStatements(database.tables, database.dialect)
+    dropped = []
+    with database.open() as link:
+        now = _time(link.run(sql.stamp)[0][0])
+        for (name,) in link.run(sql.existing):
+            if now - _time(name.removeprefix(STAGING_PREFIX)) < older_than:
+                continue
+            try:
+                with link.transaction():
+                    if link.postgresql:
+                        link.run("SET LOCAL lock_timeout = '100ms'")
+                    link.run(f'DROP TABLE IF EXISTS "{name}"')
+                dropped.append(name)
+            except (psycopg.errors.LockNotAvailable, psycopg.errors.InsufficientPrivilege, sqlite3.OperationalError):
+                continue  # in use, or another user's
+    return dropped
+
+
+def _time(stamp: str) -> datetime:
+    return datetime.strptime(stamp[:STAMP_DIGITS], STAMP_FORMAT)
