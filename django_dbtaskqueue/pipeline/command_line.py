@@ -5,26 +5,18 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn, Protocol, TextIO
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 from django_dbtaskqueue.core.exceptions import CheckFailed, JobOptionError, PipelineError
+from django_dbtaskqueue.pipeline import jobs
 from django_dbtaskqueue.pipeline.database import Database
-from django_dbtaskqueue.pipeline.jobs import (
-    JOBS,
-    Argument,
-    Context,
-    Job,
-    RenderPage,
-    as_json,
-    complete,
-    job,
-    pair,
-    write_whole,
-)
 from django_dbtaskqueue.pipeline.spark.terminal import is_interrupt, one_paragraph, py4j_silenced, shown_on
+
+if TYPE_CHECKING:
+    from _typeshed import SupportsWrite
 
 EXIT_DONE, EXIT_FAILED, EXIT_WRONG_OPTIONS, EXIT_CHECK_FAILED, EXIT_INTERRUPTED = 0, 1, 2, 3, 130
 EXIT_CODES_HELP = (
@@ -43,37 +35,29 @@ PROCESS_LIST_REASON = (
 )
 
 
-class TextSink(Protocol):
-    """What results are written to."""
-
-    def write(self, text: str, /) -> object:
-        """Write text."""
-
-
 @dataclass(frozen=True)
 class Face:
     """How a command line was started: its name, its streams, and how it names a database."""
 
     program: str
-    database: Argument
+    database: jobs.Argument
     find_database: Callable[[str | None], Database | None]
-    out: TextSink
+    out: SupportsWrite[str]
     err: TextIO
-    defaults: Callable[[str, Mapping[str, Any]], Mapping[str, Any]] = lambda name, given: {}
-    render_page: RenderPage | None = None
+    defaults: Callable[[str, jobs.Options], jobs.Options] = lambda name, given: {}
+    render_page: jobs.RenderPage | None = None
 
 
 class Parser(argparse.ArgumentParser):
     """A parser that raises JobOptionError, so that the caller decides how the process ends."""
 
     def error(self, message: str) -> NoReturn:
-        """Raise JobOptionError."""
         raise JobOptionError(self.prog, f"{message}. {self.prog} --help shows the options")
 
 
 def main(argv: Sequence[str]) -> int:
     """Run one command line of ``python -m django_dbtaskqueue.pipeline`` and return its exit code."""
-    url = Argument("database_url", "the tasks' database, without a password. Default: DATABASE_URL", metavar="URL")
+    url = jobs.Argument("database_url", "the tasks' database, without a password. Default: DATABASE_URL", metavar="URL")
     program = "python -m django_dbtaskqueue.pipeline"
     return perform(argv, Face(program, url, database_of_url, sys.stdout, sys.stderr))
 
@@ -108,28 +92,28 @@ def _perform(argv: list[str], face: Face) -> int:
         face.out.write(f"usage: {face.program} ...\n{USAGE}\n")
         return EXIT_DONE
     if word == "list":
-        face.out.write("".join(f"{name:<10} {_summary(name)}\n" for name in JOBS))
+        face.out.write("".join(f"{name:<10} {_summary(name)}\n" for name in jobs.JOBS))
         return EXIT_DONE
     if word == "explain":
         if not rest:
-            raise JobOptionError("explain", f"which job? Jobs: {', '.join(JOBS)}")
+            raise JobOptionError("explain", f"which job? Jobs: {', '.join(jobs.JOBS)}")
         word, rest = rest[0], [*rest[1:], "--explain"]
-    return _run(job(word), rest, face)
+    return _run(jobs.job(word), rest, face)
 
 
 def _summary(name: str) -> str:
     try:
-        return job(name).summary
+        return jobs.job(name).summary
     except PipelineError as error:
         return str(error)
 
 
-def _run(found: Job, words: list[str], face: Face) -> int:
+def _run(found: jobs.Job, words: list[str], face: Face) -> int:
     asked = vars(parser(found, face).parse_args(words))
-    if asked.pop("help"):
+    if asked["help"]:
         face.out.write(parser(found, face).format_help())
         return EXIT_DONE
-    context = context_of(found, asked, face)
+    context = _context_of(found, asked, face)
     if asked["explain"]:
         face.out.write(f"{found.explain(context.options)}\n")
         return EXIT_DONE
@@ -145,7 +129,7 @@ def _run(found: Job, words: list[str], face: Face) -> int:
     return EXIT_DONE
 
 
-def parser(found: Job, face: Face) -> Parser:
+def parser(found: jobs.Job, face: Face) -> Parser:
     """Return the parser of one job's command line."""
     made = Parser(
         prog=f"{face.program} {found.name}", description=found.summary, epilog=EXIT_CODES_HELP,
@@ -167,29 +151,23 @@ def parser(found: Job, face: Face) -> Parser:
     return made
 
 
-def _add(group: argparse._ActionsContainer, argument: Argument) -> None:
+def _add(group: argparse._ActionsContainer, argument: jobs.Argument) -> None:
     # Values stay text here; the job reads them, so that every way to start it reports the same errors.
     options: dict[str, Any] = {"help": argument.help.replace("%", "%%"), "dest": argument.name}
     if argument.type is bool:
         options |= {"action": argparse.BooleanOptionalAction if argument.default else "store_true", "default": None}
     else:
-        options |= {
-            "metavar": argument.metavar or argument.name.upper(),
-            "action": "append" if argument.many else "store",
-        }
+        options["metavar"] = argument.metavar or argument.name.upper()
+        options["action"] = "append" if argument.many else "store"
     group.add_argument(argument.flag, **options)
 
 
-def context_of(found: Job, asked: Mapping[str, Any], face: Face) -> Context:
-    """Return the context that these parsed options ask for. Raises JobOptionError."""
+def _context_of(found: jobs.Job, asked: jobs.Options, face: Face) -> jobs.Context:
     own = {one.name: asked[one.name] for one in found.arguments if asked[one.name] is not None}
     session = {name: asked[name] for name in ("master", "memory") if asked[name]}
-    try:
-        conf = dict(pair(text) for text in asked["conf"])
-    except ValueError as error:
-        raise JobOptionError("--conf", str(error)) from None
-    return Context(
-        options=complete(found.arguments, {**face.defaults(found.name, own), **own}),
+    conf = dict(jobs.Argument("conf", "", type=jobs.pair, many=True).value(asked["conf"]))
+    return jobs.Context(
+        options=jobs.complete(found.arguments, {**face.defaults(found.name, own), **own}),
         database=face.find_database(asked[face.database.name]),
         lake=asked["lake"],
         dry_run=asked["dry_run"],
@@ -198,10 +176,8 @@ def context_of(found: Job, asked: Mapping[str, Any], face: Face) -> Context:
     )
 
 
-def _write_result(found: Job, result: Mapping[str, Any], target: str | None, face: Face) -> None:
-    if target == "-":
-        face.out.write(f"{as_json(result)}\n")
-        return
-    if target:
-        write_whole(Path(target), f"{as_json(result)}\n")
-    face.out.write(f"{found.as_text(result)}\n")
+def _write_result(found: jobs.Job, result: jobs.Result, target: str | None, face: Face) -> None:
+    if target and target != "-":
+        jobs.write_whole(Path(target), f"{jobs.as_json(result)}\n")
+    text = jobs.as_json(result) if target == "-" else found.as_text(result)
+    face.out.write(f"{text}\n")

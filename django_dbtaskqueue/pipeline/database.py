@@ -25,7 +25,6 @@ URL_FORMS = "postgresql://USER:PASSWORD@HOST:PORT/NAME?OPTION=VALUE or sqlite://
 DATABASE_ERRORS = (psycopg.Error, sqlite3.Error)
 SECRET_KEYWORDS = ("password", "sslpassword")
 DEFAULT_LOCATION = "dbtaskqueue.task"
-DEFAULT_TABLES = Tables('"dbtaskqueue_task"')
 Params = Mapping[str, object]
 SESSION_SETTINGS = "SET timezone = 'UTC'; SET datestyle = 'ISO'; SET intervalstyle = 'postgres'"
 
@@ -39,18 +38,18 @@ class Database:
 
     vendor: Vendor
     conninfo: Mapping[str, str] = field(repr=False)
-    tables: Tables = field(default=DEFAULT_TABLES, repr=False)
+    tables: Tables = field(default=Tables('"dbtaskqueue_task"'), repr=False)
     location: str = DEFAULT_LOCATION
 
     @classmethod
-    def from_url(cls, url: str, *, tables: Tables = DEFAULT_TABLES, location: str = DEFAULT_LOCATION) -> Database:
-        """Return the database of a URL like ``DATABASE_URL``; `PipelineError` for one of another form."""
+    def from_url(cls, url: str) -> Database:
+        """Return the database, with the default tables, of a URL like ``DATABASE_URL``. Raises PipelineError."""
         parts = urlsplit(url)
         if parts.scheme in ("postgres", "postgresql"):
-            return cls("postgresql", _conninfo(url), tables, location)
+            return cls("postgresql", _conninfo(url))
         path = unquote(parts.path[1:])
         if parts.scheme == "sqlite" and path and not parts.netloc:
-            return cls("sqlite", {"dbname": str(Path(path).absolute())}, tables, location)
+            return cls("sqlite", {"dbname": str(Path(path).absolute())})
         # The whole address may hold a password.
         raise PipelineError(
             f"A database URL starting with {parts.scheme + '://'!r} is not understood. Write {URL_FORMS}."
@@ -68,7 +67,7 @@ class Database:
             return f"sqlite:///{quote(self.conninfo['dbname'])}"
         user = quote(open_to_all.pop("user", ""), safe="")
         host = open_to_all.pop("host", "")
-        if "/" in host or "," in host:  # a socket's folder, or several hosts: they stand among the options
+        if "/" in host or "," in host:  # a socket's folder, or several hosts: these are options
             open_to_all["host"], host = host, ""
         port = open_to_all.pop("port", "")
         if "," in port:
@@ -84,17 +83,14 @@ class Database:
 
     @property
     def postgresql(self) -> bool:
-        """Whether it is PostgreSQL, not SQLite."""
         return self.vendor == "postgresql"
 
     @property
     def dialect(self) -> Dialect:
-        """The SQL dialect of this kind of database."""
         return DIALECTS[self.vendor]
 
     @property
     def sql(self) -> Statements:
-        """The statements of the flow for these tables."""
         return Statements(self.tables, self.dialect)
 
     def connect(self) -> Any:
@@ -102,50 +98,46 @@ class Database:
 
         Raises `PipelineError` when there is no such database, or it cannot be reached within 10 seconds.
         """
-        return self._postgresql() if self.vendor == "postgresql" else self._sqlite()
+        try:
+            if self.postgresql:
+                connection = psycopg.connect(self._libpq, autocommit=True)
+                connection.execute(SESSION_SETTINGS)
+                return connection
+            uri = f"{Path(self.conninfo['dbname']).as_uri()}?mode=rw"
+            file = sqlite3.connect(uri, uri=True, timeout=120, isolation_level=None)
+            file.execute("SELECT name FROM sqlite_master LIMIT 1").fetchall()
+        except psycopg.Error as error:
+            raise self._unusable(error) from None
+        except sqlite3.Error as error:
+            path = self.conninfo["dbname"]
+            raise PipelineError(f"The SQLite database {path} cannot be used: {error}. Check the path.") from None
+        return file
 
     @contextmanager
     def open(self) -> Iterator[Link]:
         """Connect, as `connect` does, for the statements of ``core.sql``."""
         with closing(self.connect()) as connection:
-            yield Link(connection, postgresql=self.vendor == "postgresql")
+            yield Link(connection, postgresql=self.postgresql)
 
     def connect_arrow(self) -> Connection:
         """Return a new ADBC connection to PostgreSQL in autocommit. Raises PipelineError as `connect` does."""
         import adbc_driver_postgresql.dbapi as adbc
 
         try:
-            connection: Connection = adbc.connect(make_conninfo("", **self._keywords), autocommit=True)
+            connection: Connection = adbc.connect(self._libpq, autocommit=True)
         except adbc.Error as error:
             raise self._unusable(error) from None
         return connection
 
     @property
-    def _keywords(self) -> dict[str, Any]:
-        return {"connect_timeout": "10", "application_name": "dbtaskqueue-pipeline", **self.conninfo}
+    def _libpq(self) -> str:
+        return make_conninfo("", connect_timeout=10, application_name="dbtaskqueue-pipeline", **self.conninfo)
 
     def _unusable(self, error: Exception) -> PipelineError:
         return PipelineError(
             f"The database {self.url_without_password} cannot be used: {str(error).strip()}. Check that the "
             "server runs, that this host may reach it, and the user and password."
         )
-
-    def _postgresql(self) -> psycopg.Connection[Any]:
-        try:
-            connection = psycopg.connect(autocommit=True, **self._keywords)
-            connection.execute(SESSION_SETTINGS)
-        except psycopg.Error as error:
-            raise self._unusable(error) from None
-        return connection
-
-    def _sqlite(self) -> sqlite3.Connection:
-        path = Path(self.conninfo["dbname"])
-        try:
-            connection = sqlite3.connect(f"{path.as_uri()}?mode=rw", uri=True, timeout=120, isolation_level=None)
-            connection.execute("SELECT name FROM sqlite_master LIMIT 1").fetchall()
-        except sqlite3.Error as error:
-            raise PipelineError(f"The SQLite database {path} cannot be used: {error}. Check the path.") from None
-        return connection
 
 
 class Link:

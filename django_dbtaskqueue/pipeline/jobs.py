@@ -1,4 +1,4 @@
-"""The frame of the pipeline's jobs: what a job is, what it is given, and the list of them.
+"""The pipeline's jobs: what a job is, its options and context, and the list of jobs.
 
 A job can be started by ``manage.py runtaskpipeline JOB``, by ``python -m django_dbtaskqueue.pipeline JOB`` (which
 ``spark-submit`` can run), and in a notebook: ``Report().run(Report.context(lake="lake", since="30d"))``.
@@ -12,7 +12,6 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal, InvalidOperation
@@ -22,13 +21,15 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from django_dbtaskqueue.core.durations import format_duration, parse_length
 from django_dbtaskqueue.core.exceptions import JobOptionError, PipelineError, near_match
 from django_dbtaskqueue.pipeline.database import Database
-from django_dbtaskqueue.pipeline.spark import SPARK_DEFAULTS, spark_session
+from django_dbtaskqueue.pipeline.spark import INSTALL_COMMAND, SPARK_DEFAULTS, put, session_of, spark_session
 from django_dbtaskqueue.pipeline.spark.terminal import Progress, silent
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-RenderPage = Callable[[str, Mapping[str, Any]], str]
+Options = Mapping[str, Any]  # values are as the types of the arguments return them
+Result = Mapping[str, Any]  # numbers, texts, times, durations, and lists and mappings of these
+RenderPage = Callable[[str, Result], str]
 
 # Name -> "module:Class" inside this package. A job's module is imported when the job is asked for.
 JOBS: dict[str, str] = {
@@ -43,7 +44,7 @@ JOBS: dict[str, str] = {
 }
 
 
-# -- what a job can be told --------------------------------------------------------------------------------------------
+# -- options -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ class Argument:
     def value(self, given: Any) -> Any:
         """Return the value of what Python code gives; text is read as on the command line. Raises JobOptionError."""
         if self.many:
-            return tuple(self._one(one) for one in ((given,) if isinstance(given, str) else given or ()))
+            return tuple(map(self._one, (given,) if isinstance(given, str) else given or ()))
         return self._one(given)
 
     def _one(self, given: object) -> Any:
@@ -80,11 +81,11 @@ class Argument:
         except ValueError as error:
             raise JobOptionError(self.flag, str(error)) from None
         if self.choices and value is not None and value not in self.choices:
-            raise JobOptionError(self.flag, f"{value!r} is none of {', '.join(self.choices)}")
+            raise JobOptionError(self.flag, f"{value!r} is not one of {', '.join(self.choices)}")
         return value
 
 
-def complete(arguments: Sequence[Argument], given: Mapping[str, Any]) -> dict[str, Any]:
+def complete(arguments: Sequence[Argument], given: Options) -> Options:
     """Return the values of all ``arguments``, given or default. Raises JobOptionError."""
     known = {argument.name: argument for argument in arguments}
     for name in given:
@@ -98,11 +99,11 @@ def complete(arguments: Sequence[Argument], given: Mapping[str, Any]) -> dict[st
 
 
 def moment(text: str) -> datetime:
-    """Return the time of ISO 8601 text, in UTC unless it says otherwise."""
+    """Return the time of ISO 8601 text; without an offset it is in UTC."""
     try:
         found = datetime.fromisoformat(text)
     except ValueError:
-        raise ValueError(f"{text!r} is no time. Write it as 2026-01-31 or 2026-01-31T08:00+01:00") from None
+        raise ValueError(f"{text!r} is not a time. Write it as 2026-01-31 or 2026-01-31T08:00+01:00") from None
     return found if found.tzinfo else found.replace(tzinfo=UTC)
 
 
@@ -111,7 +112,7 @@ def day(text: str) -> date:
     try:
         return date.fromisoformat(text)
     except ValueError:
-        raise ValueError(f"{text!r} is no day. Write it as 2026-01-31") from None
+        raise ValueError(f"{text!r} is not a day. Write it as 2026-01-31") from None
 
 
 def count(text: str) -> int:
@@ -128,7 +129,7 @@ def share(text: str) -> float:
     except InvalidOperation:
         number = Decimal(-1)
     if not 0 <= number <= 1:
-        raise ValueError(f'{text!r} is no share. Write a percentage, as in "99.9%", or a number between 0 and 1')
+        raise ValueError(f'{text!r} is not a share. Write a percentage, as in "99.9%", or a number between 0 and 1')
     return float(number)
 
 
@@ -136,7 +137,7 @@ def pair(text: str) -> tuple[str, str]:
     """Return (NAME, VALUE) of text such as "reference=flight_id"."""
     name, equals, value = text.partition("=")
     if not (name and equals and value):
-        raise ValueError(f"{text!r} is no NAME=VALUE")
+        raise ValueError(f"{text!r} is not NAME=VALUE")
     return name, value
 
 
@@ -159,10 +160,9 @@ DEFAULT_OBJECTIVE = Objective(EVERY_QUEUE, 0.99)
 
 def objective(text: str) -> Objective:
     """Return the objective of "claims=99.9%/5m", or of "*=99%" for every queue. Raises ValueError with a reason."""
-    try:
-        queue, rest = pair(text)
-    except ValueError:
-        raise ValueError(f'{text!r} is no objective. Write it as "claims=99.9%/5m" or "*=99%"') from None
+    queue, equals, rest = text.partition("=")
+    if not (queue and equals and rest):
+        raise ValueError(f'{text!r} is not an objective. Write it as "claims=99.9%/5m" or "*=99%"')
     wanted, _, within = rest.partition("/")
     return Objective(queue, share(wanted), parse_length(within) if within else None)
 
@@ -183,7 +183,7 @@ class Context:
     ``render_page(job, figures)`` returns the HTML page of a report; it needs Django, which the pipeline does not have.
     """
 
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Options = field(default_factory=dict)
     database: Database | None = None
     lake: str | None = None
     dry_run: bool = False
@@ -194,11 +194,11 @@ class Context:
 
     @property
     def spark(self) -> SparkSession:
-        """The Spark session; the first use starts it."""
+        """The Spark session. The first use starts it, with the master and settings of ``spark-submit``."""
         if self.started is None:
             self.progress("starting Spark", 0, 0)
             submitted = "PYSPARK_GATEWAY_PORT" in os.environ and not self.session
-            self.started = _submitted() if submitted else spark_session(**self.session)
+            self.started = session_of(SPARK_DEFAULTS) if submitted else spark_session(**self.session)
         return self.started
 
     def need_database(self) -> Database:
@@ -212,16 +212,6 @@ class Context:
         if not self.lake:
             raise JobOptionError("--lake", "this job needs the folder (or URL) of the lake: --lake PATH")
         return self.lake
-
-
-def _submitted() -> SparkSession:
-    """Return the session of ``spark-submit``, with its master and its settings."""
-    from pyspark.sql import SparkSession
-
-    builder = SparkSession.builder.appName("dbtaskqueue")
-    for name, value in SPARK_DEFAULTS.items():
-        builder = builder.config(name, value)
-    return builder.getOrCreate()
 
 
 class Job:
@@ -260,18 +250,16 @@ class Job:
             started=spark,
         )
 
-    def explain(self, options: Mapping[str, Any]) -> str:
+    def explain(self, options: Options) -> str:
         """Return what the job would do with these options, in a few sentences."""
-        chosen = [f"  {one.flag} {shown(options.get(one.name))}" for one in self.arguments]
-        about = inspect.cleandoc(type(self).__doc__ or "")
-        options_shown = ["", "With these options:", *chosen] if chosen else []
-        return "\n".join([f"{self.name}: {self.summary}", "", about, *options_shown])
+        lines = [f"{self.name}: {self.summary}", "", inspect.getdoc(self) or "", "", "With these options:"]
+        return "\n".join([*lines, *(f"  {one.flag} {shown(options.get(one.name))}" for one in self.arguments)])
 
-    def run(self, context: Context) -> Mapping[str, Any]:
+    def run(self, context: Context) -> Result:
         """Do the work and return its result."""
         raise PipelineError(f"The job {type(self).__name__} has no run().")
 
-    def as_text(self, result: Mapping[str, Any]) -> str:
+    def as_text(self, result: Result) -> str:
         """Return the result as lines of text."""
         return "\n".join(f"{name.replace('_', ' ')}: {shown(value)}" for name, value in result.items())
 
@@ -301,9 +289,8 @@ def job(name: str) -> Job:
     try:
         found: type[Job] = getattr(importlib.import_module(f"{__package__}.{module}"), attribute)
     except ModuleNotFoundError as error:
-        raise PipelineError(
-            f"The job {name} needs {error.name}, which is not installed: pip install 'django-dbtaskqueue[spark]'."
-        ) from error
+        reason = f"The job {name} needs {error.name}, which is not installed: {INSTALL_COMMAND}."
+        raise PipelineError(reason) from error
     return found()
 
 
@@ -332,12 +319,7 @@ def plain(value: object) -> Any:
 
 def write_whole(file: Path, text: str) -> None:
     """Write a file so that no reader ever sees a part of it. Raises PipelineError if it cannot be written."""
-    part = file.with_name(f".{file.name}.{os.getpid()}.part")
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(text, encoding="utf-8")
-        part.replace(file)
+        put(file, text)
     except OSError as error:
-        with suppress(OSError):
-            part.unlink()
         raise PipelineError(f"{file} cannot be written: {error.strerror}. Give another place.") from error

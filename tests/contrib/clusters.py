@@ -14,8 +14,7 @@ from time import monotonic
 import psutil
 import pyspark
 
-from django_dbtaskqueue.pipeline.spark import scratch
-from django_dbtaskqueue.pipeline.spark.java import find_java
+from django_dbtaskqueue.pipeline.spark import find_java, scratch
 
 PATIENCE = 200.0  # seconds
 # For the poller as well: everything is on this machine, and small.

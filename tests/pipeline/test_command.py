@@ -115,7 +115,7 @@ def test_each_end_has_its_exit_code_and_one_paragraph(end: str, code: int, said:
         (["echo", "--txt", "a"], "unrecognized arguments: --txt a. run echo --help shows the options"),
         (["echo", "--text"], "expected one argument"),
         (["explain"], "which job?"),
-        (["echo", "--conf", "a"], "--conf: 'a' is no NAME=VALUE"),
+        (["echo", "--conf", "a"], "--conf: 'a' is not NAME=VALUE"),
         (["echo", "--database-url", "postgresql://me:sesame@db/x"], "can read a password in the process list"),
         (["report", "--since", "soon"], "--since: 'soon' is neither a time"),
     ],

@@ -61,13 +61,13 @@ def test_text_becomes_a_value(read: Callable[[str], Any], text: str, value: obje
 @pytest.mark.parametrize(
     ("read", "text", "reason"),
     [
-        (jobs.moment, "tomorrow", "is no time. Write it as 2026-01-31"),
-        (jobs.day, "31.1.", "is no day. Write it as 2026-01-31"),
+        (jobs.moment, "tomorrow", "is not a time. Write it as 2026-01-31"),
+        (jobs.day, "31.1.", "is not a day. Write it as 2026-01-31"),
         (jobs.count, "0", "is not a whole number of at least 1"),
-        (jobs.share, "120%", "is no share"),
-        (jobs.share, "much", "is no share"),
-        (jobs.pair, "a", "is no NAME=VALUE"),
-        (objective, "99%", 'is no objective. Write it as "claims=99.9%/5m"'),
+        (jobs.share, "120%", "is not a share"),
+        (jobs.share, "much", "is not a share"),
+        (jobs.pair, "a", "is not NAME=VALUE"),
+        (objective, "99%", 'is not an objective. Write it as "claims=99.9%/5m"'),
     ],
 )
 def test_a_wrong_text_is_explained(read: Callable[[str], Any], text: str, reason: str) -> None:
@@ -85,7 +85,7 @@ def test_options_get_their_defaults_and_types() -> None:
     )
     assert complete(known, {"queue": "x"}) == {"rate": 5, "queue": ("x",), "mode": None, "dry": False}
     assert complete(known, {"queue": ["x", "y"], "rate": "7"})["rate"] == 7
-    with pytest.raises(JobOptionError, match="--mode: 'c' is none of a, b"):
+    with pytest.raises(JobOptionError, match="--mode: 'c' is not one of a, b"):
         complete(known, {"mode": "c"})
     with pytest.raises(JobOptionError, match="--name: it is needed: who"):
         complete((Argument("name", "who", required=True),), {})

@@ -12,8 +12,7 @@ import pytest
 
 from django_dbtaskqueue.core.exceptions import PipelineError
 from django_dbtaskqueue.pipeline import spark as session
-from django_dbtaskqueue.pipeline.spark import java
-from django_dbtaskqueue.pipeline.spark.java import ClassData
+from django_dbtaskqueue.pipeline.spark import ClassData
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -53,33 +52,33 @@ def no_java(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A machine without Java."""
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(java, "find_spec", lambda name: None)
+    monkeypatch.setattr(session, "find_spec", lambda name: None)
     return tmp_path
 
 
 def test_without_java_the_extra_is_named(no_java: Path) -> None:
     with pytest.raises(PipelineError, match=r'pip install "django-dbtaskqueue\[spark\]"'):
-        java.find_java(no_java)
+        session.find_java(no_java)
 
 
 def test_an_old_java_is_passed_over(no_java: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     old = fake_java(no_java / "old", 'JAVA_VERSION="1.8.0_392"\n')
     monkeypatch.setenv("JAVA_HOME", str(old))
     with pytest.raises(PipelineError, match="JAVA_HOME is Java 8"):
-        java.find_java(no_java)
+        session.find_java(no_java)
     (no_java / "java").symlink_to(fake_java(no_java / "new", 'JAVA_VERSION="21.0.8"\n') / "bin" / "java")
-    assert java.real_home(java.find_java(no_java / "ours")) == no_java / "new"
+    assert session.real_home(session.find_java(no_java / "ours")) == no_java / "new"
 
 
 def test_spark_s_option_for_a_module_few_have_is_left_out(no_java: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home = fake_java(no_java / "a $HOME 'of' mine", 'JAVA_VERSION="17.0.1"\n')
     monkeypatch.setenv("JAVA_HOME", str(home))
-    ours = java.find_java(no_java / "ours")
+    ours = session.find_java(no_java / "ours")
     command = [ours / "bin" / "java", "-a b", "--add-modules=jdk.incubator.vector", "-c"]
     said = subprocess.run(command, env={"PATH": "/usr/bin:/bin"}, capture_output=True, text=True, check=True).stdout
     assert said == f"{home}/bin/java -a b -c\n"
     monkeypatch.setenv("JAVA_HOME", str(ours))  # as in a process that a session has started
-    assert java.find_java(no_java / "ours") == ours
+    assert session.find_java(no_java / "ours") == ours
 
 
 @pytest.mark.parametrize("name", ["pyspark", "pandas", "pyarrow", "psycopg"])
@@ -95,7 +94,7 @@ def test_class_data_is_kept_once_and_then_used(no_java: Path, monkeypatch: pytes
     (home / "lib" / "server" / "classes.jsa").touch()
     monkeypatch.setenv("JAVA_HOME", str(home))
     monkeypatch.delenv("DBTASKQUEUE_NO_CLASS_DATA", raising=False)
-    ours = java.find_java(no_java)
+    ours = session.find_java(no_java)
     first = ClassData.of(ours, no_java)
     assert first.archive is not None and first.part is not None
     assert f"-XX:ArchiveClassesAtExit={first.part}" in first.options
@@ -113,7 +112,7 @@ def test_class_data_never_fails_a_session(no_java: Path, monkeypatch: pytest.Mon
     (home / "bin" / "java").write_text("#!/bin/sh\nexit 1\n")
     monkeypatch.setenv("JAVA_HOME", str(home))
     monkeypatch.delenv("DBTASKQUEUE_NO_CLASS_DATA", raising=False)
-    assert ClassData.of(java.find_java(no_java), no_java).options == []
+    assert ClassData.of(session.find_java(no_java), no_java).options == []
 
 
 def test_files_go_where_the_settings_say_or_can_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

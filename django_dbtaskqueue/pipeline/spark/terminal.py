@@ -21,11 +21,12 @@ PROGRESS_STEP_PERCENT = 10  # between two lines of one stage
 PY4J = "py4j"  # the package, and its logger
 SECRET_PATTERN = re.compile(r"(?i)(password|passwd|pwd)=('[^']*'|\S+)|(?<=://)([^:/@\s]+):[^@\s]+(?=@)")
 JAVA_TRACE_PATTERN = re.compile(r"\s*(JVM stacktrace:|Driver stacktrace:|\n\tat |SQLSTATE: \w+).*", re.DOTALL)
+PYTHON_ERROR_PATTERN = re.compile(r"^(\w+(?:\.\w+)*(?:Error|Exception|Rejected|Unknown\w*): .+)$", re.MULTILINE)
 SPARK_ERROR_REMEDIES = {
     "PATH_NOT_FOUND": "Check the path; Spark resolves it on the driver and on every executor.",
     "UNRESOLVED_COLUMN": "Check the names of the columns you gave.",
-    "FAILED_READ_FILE": "The file is damaged or no Parquet: restore it, or take it out of the folder.",
-    "CANNOT_READ_FILE_FOOTER": "The file is damaged or no Parquet: restore it, or take it out of the folder.",
+    "FAILED_READ_FILE": "The file is damaged or not Parquet: restore it, or take it out of the folder.",
+    "CANNOT_READ_FILE_FOOTER": "The file is damaged or not Parquet: restore it, or take it out of the folder.",
     "UNABLE_TO_INFER_SCHEMA": "The folder holds no file of that format.",
     "PATH_ALREADY_EXISTS": "Give a path that does not exist yet.",
 }
@@ -93,7 +94,9 @@ def one_paragraph(error: BaseException) -> str:
     kind = type(error)
     text = f"{kind.__name__}: {str(error) or 'no message'}"
     if kind.__module__.startswith(("pyspark", "py4j")):
-        text = _spark(str(error))
+        python = PYTHON_ERROR_PATTERN.findall(str(error))
+        remedies = [remedy for name, remedy in SPARK_ERROR_REMEDIES.items() if name in str(error)]
+        text = " ".join([f"Spark says: {python[-1] if python else error}", *remedies[:1]])
     elif kind.__module__.startswith(("psycopg", "sqlite3", "adbc")):
         text = f"The database says: {error}. Check that it runs, that its address is right, and that it is migrated"
     text = JAVA_TRACE_PATTERN.sub("", text).strip()
@@ -103,12 +106,6 @@ def one_paragraph(error: BaseException) -> str:
 def without_secrets(text: str) -> str:
     """Return the text without passwords of connection strings and URLs."""
     return SECRET_PATTERN.sub(lambda found: f"{found[1]}=***" if found[1] else f"{found[3]}:***", text)
-
-
-def _spark(text: str) -> str:
-    python = re.findall(r"^(\w+(?:\.\w+)*(?:Error|Exception|Rejected|Unknown\w*): .+)$", text, re.MULTILINE)
-    remedies = [remedy for name, remedy in SPARK_ERROR_REMEDIES.items() if name in text]
-    return " ".join([f"Spark says: {python[-1] if python else text}", *remedies[:1]])
 
 
 # -- Ctrl-C ------------------------------------------------------------------------------------------------------------
