@@ -8,18 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
-from pyspark.sql.types import (
-    DataType,
-    DateType,
-    DoubleType,
-    IntegerType,
-    LongType,
-    ShortType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
-)
+from pyspark.sql import types
 
 from django_dbtaskqueue.core.columns import TASK_COLUMNS
 from django_dbtaskqueue.core.exceptions import PipelineError, near_match
@@ -30,22 +19,27 @@ if TYPE_CHECKING:
 
 SCHEMA_VERSION = 1  # grows when a column of TASKS or ATTEMPTS is added, changes its type, or goes
 
-TEXT, LONG, INT, SHORT, TIME = StringType(), LongType(), IntegerType(), ShortType(), TimestampType()
-SPARK_TYPES: dict[str, DataType] = {
-    "text": TEXT, "jsonb": TEXT, "bigint": LONG, "int": INT, "smallint": SHORT, "float8": DoubleType(),
-    "timestamptz": TIME,
+TEXT, LONG, INT, TIME = types.StringType(), types.LongType(), types.IntegerType(), types.TimestampType()
+SPARK_TYPES: dict[str, types.DataType] = {
+    "text": TEXT, "jsonb": TEXT, "timestamptz": TIME, "bigint": LONG, "int": INT,
+    "smallint": types.ShortType(), "float8": types.DoubleType(),
 }  # fmt: skip
-ARROW_TYPES: dict[type[DataType], pa.DataType] = {
-    StringType: pa.string(), LongType: pa.int64(), IntegerType: pa.int32(), ShortType: pa.int16(),
-    DoubleType: pa.float64(), TimestampType: pa.timestamp("us", tz="UTC"), DateType: pa.date32(),
-}  # fmt: skip
+ARROW_TYPES: dict[type[types.DataType], pa.DataType] = {
+    types.StringType: pa.string(),
+    types.LongType: pa.int64(),
+    types.IntegerType: pa.int32(),
+    types.ShortType: pa.int16(),
+    types.DoubleType: pa.float64(),
+    types.TimestampType: pa.timestamp("us", tz="UTC"),
+    types.DateType: pa.date32(),
+}
 TERMINAL_STATUSES = tuple(str(status) for status in TERMINAL)
 ARCHIVED = tuple(column for column in TASK_COLUMNS if column.archived)
 
 
-def _struct(*columns: tuple[str, DataType]) -> StructType:
-    # Nullable all of them: a schema read back from Parquet is, and comparing should not stumble over that.
-    return StructType([StructField(name, kind) for name, kind in columns])
+def _struct(*columns: tuple[str, types.DataType]) -> types.StructType:
+    # All are nullable, as in a schema that is read from Parquet, so that the two are equal.
+    return types.StructType([types.StructField(name, kind) for name, kind in columns])
 
 
 TASKS = _struct(*((column.db, SPARK_TYPES[column.type]) for column in ARCHIVED))
@@ -54,28 +48,19 @@ HISTORY = _struct(
     *((column.db, SPARK_TYPES[column.type]) for column in ARCHIVED if column.history),
 )  # fmt: skip
 ATTEMPTS = _struct(
-    ("id", LONG),
-    ("location", TEXT),
-    ("task_id", LONG),
-    ("queue_name", TEXT),
-    ("attempt", INT),
-    ("total_attempt", LONG),
-    ("poller_instance", TEXT),
-    ("start_time", TIME),
-    ("finish_time", TIME),
-    ("error_type", TEXT),
-    ("message", TEXT),
-    ("traceback", TEXT),
-)
+    ("id", LONG), ("location", TEXT), ("task_id", LONG), ("queue_name", TEXT), ("attempt", INT),
+    ("total_attempt", LONG), ("poller_instance", TEXT), ("start_time", TIME), ("finish_time", TIME),
+    ("error_type", TEXT), ("message", TEXT), ("traceback", TEXT),
+)  # fmt: skip
 SCHEMAS = {"task": TASKS, "history": HISTORY, "attempt": ATTEMPTS}
 
 
-def arrow_schema(fields: Iterable[StructField]) -> pa.Schema:
+def arrow_schema(fields: Iterable[types.StructField]) -> pa.Schema:
     """Return Spark's columns as Arrow's; times are in UTC with microseconds."""
     return pa.schema([(field.name, ARROW_TYPES[type(field.dataType)]) for field in fields])
 
 
-def schema_of(table: str, columns: Iterable[str] | None = None) -> StructType:
+def schema_of(table: str, columns: Iterable[str] | None = None) -> types.StructType:
     """Return the schema of ``task``, ``history`` or ``attempt``, or of some of its columns in the order given.
 
     Raises `PipelineError` for another table, an unknown column, or one named twice.
@@ -93,4 +78,4 @@ def schema_of(table: str, columns: Iterable[str] | None = None) -> StructType:
             )
     if not wanted or len(set(wanted)) < len(wanted):
         raise PipelineError(f"columns={wanted!r} must name at least one column, and none of them twice.")
-    return StructType([whole[name] for name in wanted])
+    return types.StructType([whole[name] for name in wanted])

@@ -205,6 +205,18 @@ def test_rows_of_an_attempt_that_does_not_count_are_left_behind(database: Databa
     assert (Task.objects.count(), staging_tables()) == (2, [])
 
 
+@pytest.mark.parametrize("ignore", [False, True])
+def test_a_write_whose_staged_rows_were_lost_fails(database: Database, ignore: bool) -> None:
+    """PostgreSQL empties a staging table when it recovers from a crash."""
+    plan = Plan(database, open_staging(database), Rules(queue="other"), ignore=ignore, once=("import", 0))
+    part = fill(plan, batch_of("a", "b"), 1)
+    with database.open() as link:
+        link.run(f"DELETE FROM {plan.table} WHERE reference_number = 'b'")
+    with pytest.raises(PipelineError, match=r"has lost staged rows.*Write them again"):
+        finish(plan, [part])
+    assert (Task.objects.count(), StreamLedger.objects.count(), staging_tables()) == (0, 0, [])
+
+
 def test_what_a_killed_driver_leaves_is_swept(postgres_process_database: Any, pg: Database) -> None:
     program = (
         "import os, signal, pyarrow as pa\n"

@@ -46,7 +46,7 @@ class StagingStatements(Group):
         return f"SELECT name FROM sqlite_master WHERE type = 'table' AND name LIKE '{STAGING_PREFIX}%%' ORDER BY name"
 
     def create(self, table: str) -> str:
-        """Make a staging table. A crash of the server empties it, and ends the connections that fill it."""
+        """Make a staging table. A crash of the server empties it."""
         columns = ", ".join(f"{name} {kind}" for name, kind in {"_attempt": "bigint", **STAGED}.items())
         if self.dialect.vendor == "postgresql":
             return f"CREATE UNLOGGED TABLE {table} ({columns}) WITH (autovacuum_enabled = false)"
@@ -79,6 +79,10 @@ class StagingStatements(Group):
 
     def _counted(self, table: str) -> str:
         return f"{table} AS u WHERE u._attempt IN ({self.dialect.each('attempts')})"
+
+    def staged(self, table: str) -> str:
+        """The number of staged rows."""
+        return f"SELECT count(*) FROM {self._counted(table)}"
 
     @renamed
     def conflicts(self, table: str) -> str:

@@ -7,9 +7,9 @@ A password is never an option, because plans and logs show options. It travels i
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, DataSourceWriter
 from pyspark.sql.types import StructType
@@ -24,6 +24,7 @@ from django_dbtaskqueue.pipeline.source.task_reader import (
     Snapshot,
     TaskReader,
     TaskStreamReader,
+    Value,
     open_snapshot,
 )
 from django_dbtaskqueue.pipeline.source.task_writer import StreamWriter, TaskWriter, plan_of, write_tasks
@@ -48,7 +49,6 @@ class TaskSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """Return the name for ``format(...)``."""
         return FORMAT_NAME
 
     @property
@@ -62,7 +62,7 @@ class TaskSource(DataSource):
         database = Database.from_url(url)
         if database.secrets:
             raise PipelineError(
-                "The option url holds a password, which everybody who sees the plan could read. Call "
+                "The option url holds a password, and Spark shows options in its plans. Call "
                 "register(spark, Database.from_url(url)) once, and give the option database.url_without_password."
             )
         return database
@@ -73,13 +73,11 @@ class TaskSource(DataSource):
         return schema_of(self._table)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Return a batch reader of these columns."""
         self._check_options()
         snapshot, slice_ids = self.options.get("snapshot"), int(self.options.get("slice_ids", PARTITION_IDS))
         return TaskReader(self.database, self._selection(schema), snapshot=snapshot, slice_ids=slice_ids)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        """Return a reader of the tasks that finish."""
         self._check_options()
         return TaskStreamReader(self.database, self._selection(schema), self._table)
 
@@ -91,7 +89,6 @@ class TaskSource(DataSource):
         return TaskWriter(plan_of(self.database, schema, self.options))
 
     def streamWriter(self, schema: StructType, overwrite: object) -> StreamWriter:
-        """Return a writer that enqueues each micro-batch once."""
         self._check_options()
         if not self.options.get("once"):
             raise PipelineError(
@@ -164,7 +161,8 @@ def read_tasks(
     Each action reads one state of the database: that of ``snapshot`` (see ``open_snapshot``), in partitions of 500,000
     ids, or else the state when the action starts, in one partition.
     """
-    options = _options(spark, database, table, _conditions(queue, status, ids, created, finished))
+    ranges = {"id": ids, "create_time": created, "finish_time": finished}
+    options = _options(spark, database, table, _conditions({"queue_name": queue, "status": status}, ranges))
     if snapshot is not None and snapshot.name is not None:
         options["snapshot"] = snapshot.name
     return spark.read.format(FORMAT_NAME).schema(schema_of(table, columns)).options(**options).load()
@@ -183,7 +181,7 @@ def stream_tasks(
     It starts with all rows, and returns a row once for each change that left it finished. A transaction that commits
     late delays the stream and is never skipped. See `TaskStreamReader`.
     """
-    options = _options(spark, database, table, _conditions(queue))
+    options = _options(spark, database, table, _conditions({"queue_name": queue}, {}))
     return spark.readStream.format(FORMAT_NAME).schema(schema_of(table, columns)).options(**options).load()
 
 
@@ -196,20 +194,14 @@ def _options(spark: SparkSession, database: Database, table: str, conditions: li
 
 
 def _conditions(
-    queue: str | Iterable[str] | None = None,
-    status: str | Iterable[str] | None = None,
-    ids: tuple[int | None, int | None] = (None, None),
-    created: TimeRange = (None, None),
-    finished: TimeRange = (None, None),
+    among: Mapping[str, str | Iterable[str] | None], ranges: Mapping[str, tuple[Value | None, Value | None]]
 ) -> list[Condition]:
     found: list[Condition] = []
-    for column, wanted in (("queue_name", queue), ("status", status)):
+    for column, wanted in among.items():
         if wanted is not None:
             found.append((column, "in", [wanted] if isinstance(wanted, str) else list(wanted)))
-    ranges: list[tuple[str, tuple[Any, Any]]] = [("id", ids), ("create_time", created), ("finish_time", finished)]
-    for column, (first, below) in ranges:
-        found += [(column, ">=", first)] if first is not None else []
-        found += [(column, "<", below)] if below is not None else []
+    for column, edges in ranges.items():
+        found += [(column, sign, edge) for sign, edge in zip((">=", "<"), edges, strict=True) if edge is not None]
     return found
 
 

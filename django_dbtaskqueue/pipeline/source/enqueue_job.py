@@ -9,7 +9,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from time import monotonic
-from typing import Any
 
 import pyarrow as pa
 from pyspark.errors import AnalysisException, ParseException
@@ -18,21 +17,14 @@ from pyspark.sql import functions as F
 
 from django_dbtaskqueue.core.durations import parse_length
 from django_dbtaskqueue.core.exceptions import JobOptionError, PipelineError, near_match
-from django_dbtaskqueue.pipeline.jobs import Argument, Context, Job, count, pair, write_whole
-from django_dbtaskqueue.pipeline.source import write_tasks
-from django_dbtaskqueue.pipeline.source.staging import (
-    COLUMNS,
-    STAGED_DURATIONS,
-    STAGED_TEXTS,
-    WHOLE,
-    Reject,
-    Rules,
-    stage,
-)
+from django_dbtaskqueue.pipeline.jobs import Argument, Context, Job, Result, count, pair, write_whole
+from django_dbtaskqueue.pipeline.source import staging, write_tasks
 from django_dbtaskqueue.pipeline.source.task_writer import prepared
 
 FILE_FORMATS = ("csv", "json", "parquet", "orc", "text")
+FORMAT_ALIASES = {"jsonl": "json", "ndjson": "json", "tsv": "csv"}
 READER_DEFAULTS = {"csv": {"header": "true", "mode": "FAILFAST"}, "json": {"mode": "FAILFAST"}}
+REJECT_SCHEMA = pa.schema([(name, pa.string()) for name in staging.Reject._fields])
 REJECT_DDL = "queue string, reference string, reason string, payload string"
 MAX_REJECTS_IN_ERROR = 5
 MAX_TRIED_REJECTS = 1000
@@ -49,8 +41,8 @@ class Enqueue(Job):
 
     Each chunk of rows is written in one transaction. A job that was stopped continues when it runs again with the same
     input and the same --resume NAME: it skips the chunks of that name that are done. With references and
-    --on-duplicate ignore a repeated row adds nothing in any case. A row that cannot be a task stops the job; with
-    --rejects FILE such rows are written there, with the reason, and the others are enqueued.
+    --on-duplicate ignore a repeated row never adds a task. A row that cannot be a task stops the job; with --rejects
+    FILE such rows are written there, with the reason, and the others are enqueued.
     """
 
     name = "enqueue"
@@ -63,7 +55,7 @@ class Enqueue(Job):
                  metavar="KEY=VALUE"),
         Argument("table", "table or view of Spark's catalog to read, instead of --input"),
         Argument("where", "SQL condition: only these rows"),
-        Argument("queue", "queue to enqueue in; needed unless --map queue= says it for each row"),
+        Argument("queue", "queue of the tasks; required without --map queue=COLUMN"),
         Argument("map", "what a task is made of, as reference=flight_id or payload=*; repeatable", type=pair,
                  many=True, metavar="NAME=VALUE"),
         Argument("on_duplicate", "of a taken reference: error, or ignore", choices=("error", "ignore"),
@@ -73,20 +65,23 @@ class Enqueue(Job):
         Argument("rate", "at most N tasks per second", type=count, metavar="N"),
         Argument("chunk", "rows of one transaction. Default: all; with --rate or --resume 50,000", type=count,
                  metavar="N"),
-        Argument("resume", "name of this load; run again with it to go on after a stop", metavar="NAME"),
-        Argument("max_attempts", "attempts of a task that says nothing else. Default: the queue's", type=count,
+        Argument("resume", "name of this load; run again with the same name to continue after a stop", metavar="NAME"),
+        Argument("max_attempts", "attempts of a row without max_attempts. Default: the queue's", type=count,
                  default=5, metavar="N"),
         Argument("ttl", "how long after it is due a task may still be started", type=parse_length, metavar="TIME"),
         Argument("known_queue", "name of a queue that exists; others are refused. Default: any, or the project's",
                  many=True, metavar="NAME"),
     )  # fmt: skip
 
-    def run(self, context: Context) -> Mapping[str, Any]:
+    def run(self, context: Context) -> Result:
         """Enqueue, and return the counts. On PipelineError and DuplicateTask the chunk added nothing."""
         options = context.options
         if options["queue"] is None and "queue" not in dict(options["map"]):
             raise JobOptionError("--queue", "which queue? Give --queue NAME, or --map queue=COLUMN")
-        refuse_unknown(options)
+        known, queue = options["known_queue"], options["queue"]
+        if known and queue is not None and queue not in known:
+            near = near_match(queue, known)
+            raise JobOptionError("--queue", f"unknown queue {queue!r}.{near} Known: {', '.join(sorted(known))}")
         tasks = mapped(read(context), dict(options["map"]))
         if context.dry_run:
             return tried(context, tasks)
@@ -116,17 +111,14 @@ def only(frame: DataFrame, where: str | None) -> DataFrame:
 
 
 def guessed(paths: Iterable[str]) -> str:
-    """Return the format by the files' names. Raises JobOptionError if the names do not tell."""
-    for path in paths:
-        folder = Path(path)
-        names = [folder.name, *(one.name for one in (folder.iterdir() if folder.is_dir() else ()))]
-        for name in names:
+    """Return the format by the files' names. Raises JobOptionError if no name has a known ending."""
+    for path in map(Path, paths):
+        for name in (path.name, *(one.name for one in (path.iterdir() if path.is_dir() else ()))):
             for ending in name.split(".")[1:]:
-                if (kind := {"jsonl": "json", "ndjson": "json", "tsv": "csv"}.get(ending, ending)) in FILE_FORMATS:
+                if (kind := FORMAT_ALIASES.get(ending, ending)) in FILE_FORMATS:
                     return kind
-    raise JobOptionError(
-        "--format", f"no name says the format of {', '.join(paths)}: give one of {', '.join(FILE_FORMATS)}"
-    )
+    reason = f"no name says the format of {', '.join(paths)}: give one of {', '.join(FILE_FORMATS)}"
+    raise JobOptionError("--format", reason)
 
 
 def mapped(frame: DataFrame, mapping: Mapping[str, str]) -> DataFrame:
@@ -135,19 +127,20 @@ def mapped(frame: DataFrame, mapping: Mapping[str, str]) -> DataFrame:
     Raises JobOptionError for an argument or a column that does not exist.
     """
     if not mapping and not {"reference", "payload"} & set(frame.columns):
-        columns = ", ".join(frame.columns)
         wanted = "what is a task? Give its reference, its payload or both, as in --map payload=*"
-        raise JobOptionError("--map", f"{wanted}. The columns are {columns}")
+        raise JobOptionError("--map", f"{wanted}. The columns are {', '.join(frame.columns)}")
     chosen = []
-    mapping = mapping or {name: name for name in frame.columns if name in COLUMNS}
+    mapping = mapping or {name: name for name in frame.columns if name in staging.COLUMNS}
     for name, value in mapping.items():
-        if name not in COLUMNS:
-            raise JobOptionError(
-                "--map", f"a task has no {name!r}.{near_match(name, COLUMNS)} It has {', '.join(COLUMNS)}"
-            )
-        column = _typed(name, _value(frame, name, value)).alias(name)
-        _check(frame, column, f"{name}={value}")
-        chosen.append(column)
+        if name not in staging.COLUMNS:
+            near = near_match(name, staging.COLUMNS)
+            raise JobOptionError("--map", f"a task has no {name!r}.{near} It has {', '.join(staging.COLUMNS)}")
+        chosen.append(_typed(name, _value(frame, name, value)).alias(name))
+        try:
+            frame.select(chosen[-1]).schema  # noqa: B018 -- asking for it analyses the column
+        except (AnalysisException, ParseException) as error:
+            reason = f"{_short(error)}.{near_match(value, frame.columns)} The columns are {', '.join(frame.columns)}"
+            raise JobOptionError(f"--map {name}={value}", reason) from None
     return frame.select(*chosen)
 
 
@@ -159,47 +152,26 @@ def _value(frame: DataFrame, name: str, value: str) -> Column:
 
 
 def _typed(name: str, column: Column) -> Column:
-    if name in STAGED_TEXTS:
+    if name in staging.STAGED_TEXTS:
         return column.cast("string")
-    if name in WHOLE:
+    if name in staging.WHOLE:
         return column.cast("int")
-    if name in STAGED_DURATIONS:  # a number is of seconds
+    if name in staging.STAGED_DURATIONS:  # a number is of seconds
         return F.make_dt_interval(secs=column.cast("decimal(18,6)"))
     return column.cast("timestamp") if name == "run_at" else column
-
-
-def _check(frame: DataFrame, column: Column, said: str) -> None:
-    try:
-        frame.select(column).schema  # noqa: B018 -- asking for it analyses the column
-    except (AnalysisException, ParseException) as error:
-        value = said.partition("=")[2]
-        near = near_match(value, frame.columns)
-        columns = ", ".join(frame.columns)
-        raise JobOptionError(f"--map {said}", f"{_short(error)}.{near} The columns are {columns}") from None
 
 
 def _short(error: Exception) -> str:
     return str(error).split(" SQLSTATE")[0].splitlines()[0].rstrip(".")
 
 
-def refuse_unknown(options: Mapping[str, Any]) -> None:
-    """Raise JobOptionError for a queue that is not known."""
-    known = options["known_queue"]
-    if known and options["queue"] is not None and options["queue"] not in known:
-        near = near_match(options["queue"], known)
-        raise JobOptionError("--queue", f"unknown queue {options['queue']!r}.{near} Known: {', '.join(sorted(known))}")
-
-
-# -- writing -----------------------------------------------------------------------------------------------------------
-
-
-def written(context: Context, tasks: DataFrame) -> dict[str, Any]:
+def written(context: Context, tasks: DataFrame) -> Result:
     """Enqueue all chunks, at most at the rate, and return the counts."""
     options, database = context.options, context.need_database()
     name = options["resume"]
     chunks, size = _chunks(context, tasks)
     totals = {"enqueued": 0, "ignored": 0, "rejected": 0, "chunks": chunks, "chunks_done_before": 0}
-    rejects: list[Reject] = []
+    rejects: list[staging.Reject] = []
     for number, chunk in enumerate(_split(tasks, chunks)):
         context.progress("enqueueing", number, chunks)
         began = monotonic()
@@ -223,7 +195,9 @@ def written(context: Context, tasks: DataFrame) -> dict[str, Any]:
         if options["rate"] and number < chunks - 1 and not done.repeated:
             threading.Event().wait(max(0.0, size / options["rate"] - (monotonic() - began)))
     totals["rejected"] = len(rejects)
-    return {**totals, **_kept(rejects, options["rejects"])}
+    if file := options["rejects"]:
+        write_whole(Path(file), "".join(f"{json.dumps(one._asdict(), ensure_ascii=False)}\n" for one in rejects))
+    return {**totals, **({"rejects": file} if file else {})}
 
 
 def _chunks(context: Context, tasks: DataFrame) -> tuple[int, int]:
@@ -249,30 +223,20 @@ def _split(tasks: DataFrame, chunks: int) -> Iterator[DataFrame]:
         yield tasks.where(F.pmod(row, F.lit(chunks)) == number)
 
 
-def _kept(rejects: Iterable[Reject], file: str | None) -> dict[str, Any]:
-    if file is None:
-        return {}
-    write_whole(Path(file), "".join(f"{json.dumps(one._asdict(), ensure_ascii=False)}\n" for one in rejects))
-    return {"rejects": file}
-
-
-# -- dry run -----------------------------------------------------------------------------------------------------------
-
-
-def tried(context: Context, tasks: DataFrame) -> dict[str, Any]:
+def tried(context: Context, tasks: DataFrame) -> Result:
     """Check every row, write nothing, and return the counts.
 
     Raises PipelineError for rows that cannot be tasks, unless a file for rejects is named.
     """
     options = context.options
-    rules = Rules(
+    rules = staging.Rules(
         queue=options["queue"],
         queues=frozenset(options["known_queue"]) or None,
         require_reference=options["require_reference"],
     )
     context.progress("checking rows", 0, 0)
     bad = prepared(tasks, options["queue"]).mapInArrow(partial(_rejects, rules), REJECT_DDL)
-    rejects = [Reject(*row) for row in bad.limit(MAX_TRIED_REJECTS).collect()]
+    rejects = [staging.Reject(*row) for row in bad.limit(MAX_TRIED_REJECTS).collect()]
     if rejects and not options["rejects"]:
         shown = "; ".join(f"{one.reference or one.payload}: {one.reason}" for one in rejects[:MAX_REJECTS_IN_ERROR])
         raise PipelineError(f"At least {len(rejects):,} rows cannot be tasks. {shown}. --rejects FILE sets them aside.")
@@ -280,8 +244,7 @@ def tried(context: Context, tasks: DataFrame) -> dict[str, Any]:
     return {"would_enqueue": rows - len(rejects), "rejected": len(rejects), "columns": ", ".join(tasks.columns)}
 
 
-def _rejects(rules: Rules, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _rejects(rules: staging.Rules, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for batch in batches:
-        _, rejects = stage(batch, rules)
-        columns = [[one[place] for one in rejects] for place in range(len(Reject._fields))]
-        yield pa.RecordBatch.from_arrays([pa.array(values, pa.string()) for values in columns], list(Reject._fields))
+        _, rejects = staging.stage(batch, rules)
+        yield pa.RecordBatch.from_pylist([one._asdict() for one in rejects], REJECT_SCHEMA)

@@ -40,7 +40,7 @@ JSONS = tuple(column.argument for column in GIVEN if column.type == "jsonb")
 STAGED_DURATIONS = (*(column.argument for column in GIVEN if column.type == "float8"), "delay", "ttl")
 WHOLE = {column.argument: RANGES[column.type] for column in GIVEN if column.type in RANGES}
 LAST_TIME = datetime(9000, 12, 31, tzinfo=UTC)
-PREVIEW_CHARS = 200  # of a rejected row's payload
+REJECT_PREVIEW_CHARS = 200  # of a rejected row's payload
 CHANNEL = "dbtaskqueue"
 MAX_GROUP_LOCKS = 2000  # of more groups the table is locked: PostgreSQL holds some thousand locks in all
 SORT_MEMORY = "128MB"
@@ -108,7 +108,6 @@ class WriteReport:
 
     @property
     def rejected(self) -> int:
-        """The number of rows left out."""
         return len(self.rejects)
 
 
@@ -191,7 +190,7 @@ def _reject(given: dict[str, pa.Array], row: int, reason: str) -> Reject:
     queue, reference, payload = (
         given[name][row].as_py() if name in given else None for name in ("queue", "reference", "payload")
     )
-    return Reject(queue, reference, reason, payload and payload[:PREVIEW_CHARS])
+    return Reject(queue, reference, reason, payload and payload[:REJECT_PREVIEW_CHARS])
 
 
 def _converted(given: dict[str, pa.Array], rules: Rules, count: int) -> dict[str, pa.Array]:
@@ -253,13 +252,15 @@ def fill(plan: Plan, batches: Iterable[pa.RecordBatch], attempt: int) -> Part:
                 marks = pa.repeat(pa.scalar(attempt, pa.int64()), number)
                 yield pa.RecordBatch.from_pydict({"_attempt": marks, **columns})
 
-    with plan.database.open() as link:
-        if link.postgresql:
-            load(link, plan.table, good())
-        else:
-            for rows in good():  # SQLite has a single writer: it must not wait for the next batch
-                with link.transaction():
-                    load(link, plan.table, [rows])
+    rows = good()
+    if (first := next(rows, None)) is not None:  # connect when there is something to write
+        with plan.database.open() as link:
+            if link.postgresql:
+                load(link, plan.table, chain([first], rows))
+            else:
+                for one in chain([first], rows):
+                    with link.transaction():  # one each: SQLite has a single writer
+                        load(link, plan.table, [one])
     return Part(attempt, counts["rows"], counts["rejected"], rejects, sorted(queues), counts["grouped"] > 0)
 
 
@@ -269,7 +270,7 @@ def load(link: Link, table: str, batches: Iterable[pa.RecordBatch]) -> None:
         columns = ", ".join(first.schema.names)
         if link.postgresql:
             with link.connection.cursor().copy(f"COPY {table} ({columns}) FROM STDIN (FORMAT csv)") as copy:
-                for batch in chain((first,), rest):
+                for batch in chain([first], rest):
                     # No text here is empty, so nothing between two commas is NULL.
                     sink = pa.BufferOutputStream()
                     pyarrow.csv.write_csv(batch, sink, CSV_OPTIONS)
@@ -305,8 +306,7 @@ def finish(plan: Plan, parts: Sequence[Part]) -> WriteReport:
 
 
 def _check(plan: Plan, parts: Sequence[Part]) -> None:
-    rejected = sum(part.rejected for part in parts)
-    if rejected and not plan.reject:
+    if (rejected := sum(part.rejected for part in parts)) and not plan.reject:
         first = next(reject for part in parts for reject in part.rejects)
         raise PipelineError(
             f'{rejected:,} rows cannot be enqueued (on_invalid="error"), so nothing was written. The first, with '
@@ -334,6 +334,8 @@ def _move(plan: Plan, link: Link, parts: Sequence[Part]) -> WriteReport:
                 link.run(sql.lock_table if many else sql.lock_groups_of(plan.table), params)
             insert = sql.insert(plan.table, ignore=plan.ignore, timed=plan.timed, grouped=grouped)
             enqueued = link.change(insert, params) if staged else 0
+            if enqueued < staged and link.run(sql.staged(plan.table), params)[0][0] < staged:
+                raise PipelineError("The database has lost staged rows, as after a crash. Write them again.")
             if grouped:
                 _regroup(plan, link, sql, params)
             if ledger:
@@ -348,8 +350,7 @@ def _regroup(plan: Plan, link: Link, sql: StagingStatements, params: Params) -> 
     """Make the first task of each group ready, and park the others."""
     moves = link.run(sql.misplaced(plan.table), params)
     for ready, statement in ((True, plan.database.sql.park), (False, plan.database.sql.make_ready)):
-        ids = [task_id for task_id, was_ready in moves if bool(was_ready) is ready]
-        if ids:
+        if ids := [task_id for task_id, was_ready in moves if bool(was_ready) is ready]:
             link.run(statement, {"ids": plan.database.dialect.array(ids)})
 
 

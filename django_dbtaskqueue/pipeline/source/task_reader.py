@@ -2,61 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import psycopg
 import pyarrow as pa
 from psycopg import sql
 from pyspark import TaskContext
-from pyspark.sql.datasource import (
-    DataSourceReader,
-    DataSourceStreamReader,
-    EqualTo,
-    Filter,
-    GreaterThan,
-    GreaterThanOrEqual,
-    In,
-    InputPartition,
-    IsNotNull,
-    LessThan,
-    LessThanOrEqual,
-)
+from pyspark.sql import datasource
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, SupportsTriggerAvailableNow
-from pyspark.sql.types import DataType, StringType, StructType, TimestampType
+from pyspark.sql.types import StringType, StructType, TimestampType
 
 from django_dbtaskqueue.core.exceptions import PipelineError
 from django_dbtaskqueue.core.sql.pipeline import HORIZON_SQL, window
-from django_dbtaskqueue.pipeline.database import Database, Link
-from django_dbtaskqueue.pipeline.schema import ARROW_TYPES, arrow_schema
+from django_dbtaskqueue.pipeline.database import Database, Params
+from django_dbtaskqueue.pipeline.schema import arrow_schema
 
 if TYPE_CHECKING:
     from adbc_driver_manager.dbapi import Connection
 
 
-FILTER_OPERATORS: dict[type[Filter], str] = {
-    EqualTo: "=",
-    GreaterThan: ">",
-    GreaterThanOrEqual: ">=",
-    LessThan: "<",
-    LessThanOrEqual: "<=",
-    In: "in",
+FILTER_OPERATORS: dict[type[datasource.Filter], str] = {
+    datasource.EqualTo: "=",
+    datasource.GreaterThan: ">",
+    datasource.GreaterThanOrEqual: ">=",
+    datasource.LessThan: "<",
+    datasource.LessThanOrEqual: "<=",
+    datasource.In: "in",
 }
 PUSHED_TEXT_COLUMNS = ("queue_name", "status")
 PARTITION_IDS = 500_000
 SQLITE_BATCH_ROWS = 10_000
 ADBC_BATCH_BYTES = 4 * 2**20
 READ_ONE_STATE = "ISOLATION LEVEL REPEATABLE READ, READ ONLY"
+BOUNDS_SCHEMA = pa.schema([("first", pa.int64()), ("last", pa.int64())])
 STREAM_START = 0  # before every transaction
-Condition = tuple[str, str, Any]  # column, operator, value
+Value = bool | int | str | datetime | list[str]
+Condition = tuple[str, str, Value]  # column, operator, value
 
 
 @dataclass
-class Slice(InputPartition):
+class Slice(datasource.InputPartition):
     """The rows with ids from ``low`` to below ``high``."""
 
     low: int | None = None
@@ -71,44 +60,47 @@ class Selection:
     schema: StructType
     conditions: tuple[Condition, ...] = ()
 
-    def where(self, database: Database, part: Slice) -> tuple[str, dict[str, Any]]:
+    def where(self, database: Database, part: Slice) -> tuple[str, dict[str, object]]:
         """Return the WHERE clause of one slice, which may be empty, and its parameters."""
         tests: list[str] = []
-        params: dict[str, Any] = {}
-        bounds = [("id", ">=", part.low), ("id", "<", part.high)]
-        for column, operator, value in (*self.conditions, *(one for one in bounds if one[2] is not None)):
+        params: dict[str, object] = {}
+        bounds = [("id", sign, edge) for sign, edge in ((">=", part.low), ("<", part.high)) if edge is not None]
+        for column, operator, value in (*self.conditions, *bounds):
             name = f"p{len(tests)}"
             if operator == "known":
                 tests.append(f"{column} IS NOT NULL")
-            elif operator == "in":
+            elif isinstance(value, list):
                 params[name] = database.dialect.array(value)
                 tests.append(database.dialect.one_of(column, name))
             else:
-                timed = isinstance(value, datetime)
-                params[name] = _time_param(value, database) if timed else value
-                tests.append(f"{_comparable(column, database) if timed else column} {operator} %({name})s")
+                if isinstance(value, datetime):
+                    column, value = _comparable(column, database), _time_param(value, database)
+                params[name] = value
+                tests.append(f"{column} {operator} %({name})s")
         return f" WHERE {' AND '.join(tests)}" if tests else "", params
 
-    def bounds(self, database: Database, link: Link) -> tuple[int, int] | None:
-        """Return the first and last id, or None if there is no row."""
+    def bounds(self, database: Database, snapshot: str | None = None) -> tuple[int, int] | None:
+        """Return the first and last id, or None if there is no row. PostgreSQL only."""
         where, params = self.where(database, Slice())
-        first, last = link.run(f"SELECT min(id), max(id) FROM {self.table}{where}", params)[0]
+        query = f"SELECT min(id) AS first, max(id) AS last FROM {self.table}{where}"
+        (batch,) = copied(database, query, params, BOUNDS_SCHEMA, snapshot)
+        first, last = (column[0].as_py() for column in batch.columns)
         return None if first is None else (first, last)
 
 
-def _time_param(value: datetime, database: Database) -> Any:
+def _time_param(value: datetime, database: Database) -> datetime | str:
     value = value.astimezone(UTC) if value.tzinfo else value.replace(tzinfo=UTC)
-    return value if database.vendor == "postgresql" else value.strftime("%Y-%m-%d %H:%M:%S.%f")
+    return value if database.postgresql else value.strftime("%Y-%m-%d %H:%M:%S.%f")
 
 
 def _comparable(column: str, database: Database) -> str:
     """Return a time column; SQLite stores text with 0, 3 or 6 digits of a second, which becomes 6."""
-    if database.vendor == "postgresql":
+    if database.postgresql:
         return column
     return f"CASE length({column}) WHEN 19 THEN {column} || '.000000' ELSE substr({column} || '000', 1, 26) END"
 
 
-class TaskReader(DataSourceReader):
+class TaskReader(datasource.DataSourceReader):
     """A batch read: with ``snapshot`` in slices that all see its state, else in one statement."""
 
     def __init__(self, database: Database, selection: Selection, *, snapshot: str | None, slice_ids: int) -> None:
@@ -117,7 +109,7 @@ class TaskReader(DataSourceReader):
         self.snapshot = snapshot
         self.slice_ids = slice_ids
 
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+    def pushFilters(self, filters: list[datasource.Filter]) -> Iterable[datasource.Filter]:
         """Take the filters on queue, status, id and times; yield those that Spark must apply."""
         for one in filters:
             if condition := self._condition(one):
@@ -125,11 +117,11 @@ class TaskReader(DataSourceReader):
             else:
                 yield one
 
-    def _condition(self, one: Filter) -> Condition | None:
+    def _condition(self, one: datasource.Filter) -> Condition | None:
         operator, value = FILTER_OPERATORS.get(type(one)), getattr(one, "value", None)
         column = ".".join(getattr(one, "attribute", ()))
         kinds = {field.name: field.dataType for field in self.selection.schema}
-        if isinstance(one, IsNotNull) and column in kinds:
+        if isinstance(one, datasource.IsNotNull) and column in kinds:
             return column, "known", True
         if operator is None or value is None:
             return None
@@ -138,37 +130,23 @@ class TaskReader(DataSourceReader):
         ordered = column in ("id", "task_id") or isinstance(kinds.get(column), TimestampType)
         return (column, operator, value) if ordered and operator != "in" else None
 
-    def partitions(self) -> Sequence[InputPartition]:
+    def partitions(self) -> Sequence[datasource.InputPartition]:
         """Cut the range of ids into slices; without a snapshot one slice, because it must see one state."""
         if self.snapshot is None:
             return [Slice()]
-        with self.database.open() as link, joined(link, self.snapshot):
-            found = self.selection.bounds(self.database, link)
-        if found is None:
+        first, last = self.selection.bounds(self.database, self.snapshot) or (0, -1)
+        if last < first:
             return [Slice(0, 0)]
-        first, last = found
-        count = (last - first) // self.slice_ids + 1
-        edges = [first + (last + 1 - first) * step // count for step in range(count + 1)]
-        return [Slice(low, high) for low, high in pairwise(edges)]
+        return [Slice(*ids) for ids in even_slices(first, last, (last - first) // self.slice_ids + 1)]
 
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield the slice's rows."""
+    def read(self, partition: datasource.InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, Slice)  # noqa: S101 -- what partitions() returns
         return read_slice(self.database, self.selection, partition, self.snapshot)
 
 
-@contextmanager
-def joined(link: Link, snapshot: str | None) -> Iterator[None]:
-    """Open a read-only transaction, in the state of ``snapshot`` if one is given."""
-    with link.transaction():
-        if link.postgresql:
-            link.run(f"SET TRANSACTION {READ_ONE_STATE}")
-        if snapshot:
-            try:
-                link.run(f"SET TRANSACTION SNAPSHOT '{snapshot}'")
-            except psycopg.Error as error:
-                raise gone(snapshot, error) from None
-        yield
+def even_slices(first: int, last: int, number: int) -> tuple[tuple[int, int], ...]:
+    """Cut a range of ids into pairs (first, below) of about the same length."""
+    return tuple(pairwise(first + (last + 1 - first) * step // number for step in range(number + 1)))
 
 
 def read_slice(
@@ -180,7 +158,7 @@ def read_slice(
     where, params = selection.where(database, part)
     if also:
         where = f"{where} AND {also}" if where else f" WHERE {also}"
-    if database.vendor == "postgresql":
+    if database.postgresql:
         # Text and JSON are read as PostgreSQL prints them.
         texts = {field.name for field in selection.schema if isinstance(field.dataType, StringType)}
         columns = [f"{name}::text" if name in texts else name for name in selection.schema.names]
@@ -188,22 +166,18 @@ def read_slice(
         yield from copied(database, query, params, arrow_schema(selection.schema), snapshot)
         return
     query = f"SELECT {', '.join(selection.schema.names)} FROM {selection.table}{where}"
-    with database.open() as link, joined(link, None):
-        yield from _fetched(link, query, params, selection.schema)
+    schema = arrow_schema(selection.schema)
+    with closing(database.connect()) as connection:
+        cursor = connection.execute(query % {name: f":{name}" for name in params}, params)
+        while rows := cursor.fetchmany(SQLITE_BATCH_ROWS):
+            arrays = [_array(values, one.type) for values, one in zip(zip(*rows, strict=True), schema, strict=True)]
+            yield pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def _fetched(link: Link, query: str, params: Mapping[str, Any], schema: StructType) -> Iterator[pa.RecordBatch]:
-    cursor = link.connection.execute(query % {name: f":{name}" for name in params}, params)
-    while rows := cursor.fetchmany(SQLITE_BATCH_ROWS):
-        columns = zip(*rows, strict=True)
-        arrays = [_array(values, field.dataType) for values, field in zip(columns, schema, strict=True)]
-        yield pa.RecordBatch.from_arrays(arrays, schema.names)
-
-
-def _array(values: Sequence[Any], kind: DataType) -> pa.Array:
-    if isinstance(kind, TimestampType):
-        return pa.array(values, pa.string()).cast(pa.timestamp("us")).cast(ARROW_TYPES[TimestampType])
-    return pa.array(values, ARROW_TYPES[type(kind)])
+def _array(values: Sequence[object], kind: pa.DataType) -> pa.Array:
+    if pa.types.is_timestamp(kind):
+        return pa.array(values, pa.string()).cast(pa.timestamp("us")).cast(kind)
+    return pa.array(values, kind)
 
 
 def task_attempt_id() -> int:
@@ -216,7 +190,7 @@ def task_attempt_id() -> int:
 
 
 def copied(
-    database: Database, query: str, params: Mapping[str, Any], schema: pa.Schema, snapshot: str | None
+    database: Database, query: str, params: Params, schema: pa.Schema, snapshot: str | None
 ) -> Iterator[pa.RecordBatch]:
     """Yield what a query returns in the state of ``snapshot``, with the columns of ``schema`` in that order.
 
@@ -243,15 +217,10 @@ def _join(connection: Connection, snapshot: str) -> None:
         try:
             cursor.execute(f"SET TRANSACTION SNAPSHOT '{snapshot}'")
         except Error as error:
-            raise gone(snapshot, error) from None
-
-
-def gone(snapshot: str, error: Exception) -> PipelineError:
-    """Return the error for a snapshot that the server does not know."""
-    return PipelineError(
-        f"The snapshot {snapshot!r} is gone ({str(error).strip()}). Use the DataFrame inside its `with "
-        "open_snapshot(database) as snapshot:` block, on the same server and database."
-    )
+            raise PipelineError(
+                f"The snapshot {snapshot!r} is gone ({str(error).strip()}). Use the DataFrame inside its `with "
+                "open_snapshot(database) as snapshot:` block, on the same server and database."
+            ) from None
 
 
 # -- snapshots: one state of the database for many connections ---------------------------------------------------------
@@ -259,12 +228,11 @@ def gone(snapshot: str, error: Exception) -> PipelineError:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The name of one state of ``database``; None on SQLite, which reads in one statement.
+    """The name of one state of a database; None on SQLite, which reads in one statement.
 
     All transactions below ``horizon`` had ended.
     """
 
-    database: Database
     name: str | None
     horizon: int | None = None
 
@@ -276,31 +244,31 @@ def open_snapshot(database: Database) -> Iterator[Snapshot]:
     It lives as long as the ``with`` block, on one connection of the driver. Meanwhile the server cannot vacuum rows
     that were deleted since: keep the block as short as the scan. A Spark task that runs again reads the same state.
     """
-    if database.vendor != "postgresql":
-        yield Snapshot(database, None)
+    if not database.postgresql:
+        yield Snapshot(None)
         return
     with database.open() as link, link.transaction():
         link.run(f"SET TRANSACTION {READ_ONE_STATE}")
         link.run("SET LOCAL idle_in_transaction_session_timeout = 0")
-        yield Snapshot(database, link.run("SELECT pg_export_snapshot()")[0][0], link.run(HORIZON_SQL)[0][0])
+        yield Snapshot(link.run("SELECT pg_export_snapshot()")[0][0], link.run(HORIZON_SQL)[0][0])
 
 
 # -- streams of what finishes ------------------------------------------------------------------------------------------
 
 
-class TaskStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+class TaskStreamReader(datasource.DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Finished tasks, rows of the history, or failed attempts, in the order their transactions ended.
 
     An id or a time is set when a row is written, and is visible when it is committed. A reader that remembers the
     greatest one skips a row that commits later. So an offset here is a transaction id, and the next offset is the
     oldest transaction that still runs: all below it have ended. A transaction that stays open delays the stream.
 
-    A row is read once for each change that left it finished: a task that is reprocessed comes again with a greater
-    ``total_attempt``, one that is marked as poison comes again as POISON.
+    A row is read once for each change that left it finished: a task that is reprocessed is read again with a greater
+    ``total_attempt``, one that is marked as poison is read again as POISON.
     """
 
     def __init__(self, database: Database, selection: Selection, table: str) -> None:
-        if database.vendor != "postgresql":
+        if not database.postgresql:
             raise PipelineError("Finished tasks can be streamed from PostgreSQL only: read SQLite in batches.")
         self.database = database
         self.selection = selection
@@ -308,7 +276,6 @@ class TaskStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.last: int | None = None
 
     def initialOffset(self) -> dict[str, int]:
-        """Begin with all rows."""
         return {"transaction": STREAM_START}
 
     def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:
@@ -327,20 +294,18 @@ class TaskStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         with self.database.open() as link:
             return int(link.run(HORIZON_SQL)[0][0])
 
-    def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
+    def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[datasource.InputPartition]:
         """Return one slice; the first micro-batch, which reads all rows, is cut by ids."""
-        if start["transaction"] == end["transaction"]:
-            return []
         since, until = start["transaction"], end["transaction"]
+        if since == until:
+            return []
         if since != STREAM_START:
             return [Window(None, None, since, until)]
-        with self.database.open() as link:
-            first, last = self.selection.bounds(self.database, link) or (0, 0)
+        first, last = self.selection.bounds(self.database) or (0, 0)
         edges = [*range(first, last + 1, PARTITION_IDS), last + 1]
         return [Window(low, high, since, until) for low, high in pairwise(edges)]
 
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of one slice."""
+    def read(self, partition: datasource.InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, Window)  # noqa: S101 -- what partitions() returns
         test = window(partition.since, partition.until, finished=self.finished)
         return read_slice(self.database, self.selection, partition, None, also=test)

@@ -10,57 +10,33 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
+from pyspark.sql import types
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
-from pyspark.sql.types import (
-    ArrayType,
-    ByteType,
-    DataType,
-    DayTimeIntervalType,
-    IntegerType,
-    LongType,
-    MapType,
-    ShortType,
-    StringType,
-    StructType,
-    TimestampType,
-)
 
+from django_dbtaskqueue.core.columns import TIMING
 from django_dbtaskqueue.core.exceptions import PipelineError, near_match
 from django_dbtaskqueue.core.json import DEFAULT_LIMITS, Limits
 from django_dbtaskqueue.pipeline.database import Database
-from django_dbtaskqueue.pipeline.source.staging import (
-    COLUMNS,
-    JSONS,
-    STAGED_DURATIONS,
-    STAGED_TEXTS,
-    WHOLE,
-    Part,
-    Plan,
-    Reject,
-    Rules,
-    WriteReport,
-    drop_staging,
-    fill,
-    finish,
-    open_staging,
-)
+from django_dbtaskqueue.pipeline.source import staging
 from django_dbtaskqueue.pipeline.source.task_reader import task_attempt_id
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-NESTED = (StructType, ArrayType, MapType)
-TIMED_COLUMNS = {"run_at", "delay", "ttl"}
+NESTED = (types.StructType, types.ArrayType, types.MapType)
 PART_DDL = "part string"
 # Column -> (the types it may have, how to make one)
-ACCEPTED: dict[str, tuple[tuple[type[DataType], ...], str]] = {
-    **dict.fromkeys(STAGED_TEXTS, ((StringType,), 'col.cast("string")')),
-    **dict.fromkeys(JSONS, ((StringType,), "to_json(col)")),
+ACCEPTED: dict[str, tuple[tuple[type[types.DataType], ...], str]] = {
+    **dict.fromkeys(staging.STAGED_TEXTS, ((types.StringType,), 'col.cast("string")')),
+    **dict.fromkeys(staging.JSONS, ((types.StringType,), "to_json(col)")),
     **dict.fromkeys(
-        STAGED_DURATIONS, ((DayTimeIntervalType,), "make_dt_interval(secs=col), or lit(timedelta(minutes=5))")
+        staging.STAGED_DURATIONS,
+        ((types.DayTimeIntervalType,), "make_dt_interval(secs=col), or lit(timedelta(minutes=5))"),
     ),
-    **dict.fromkeys(WHOLE, ((ByteType, ShortType, IntegerType, LongType), 'col.cast("int")')),
-    "run_at": ((TimestampType,), 'col.cast("timestamp")'),
+    **dict.fromkeys(
+        staging.WHOLE, ((types.ByteType, types.ShortType, types.IntegerType, types.LongType), 'col.cast("int")')
+    ),
+    "run_at": ((types.TimestampType,), 'col.cast("timestamp")'),
 }
 
 
@@ -78,7 +54,7 @@ def write_tasks(
     limits: Limits = DEFAULT_LIMITS,
     once: str | None = None,
     batch: int = 0,
-) -> WriteReport:
+) -> staging.WriteReport:
     """Enqueue each row of ``df`` in one transaction: all of them, or none; no reader sees a part of them.
 
     Columns are named like ``enqueue``'s arguments (see `staging`); a struct, map or array as ``payload`` or
@@ -93,7 +69,7 @@ def write_tasks(
     example after the driver died, adds nothing and reports ``repeated``. Ids follow the references' order.
     """
     df = prepared(df, queue)
-    rules = Rules(
+    rules = staging.Rules(
         queue=queue,
         queues=None if queues is None else frozenset(queues),
         require_reference=require_reference,
@@ -106,15 +82,15 @@ def write_tasks(
     try:
         parts = [_part(row.part) for row in df.mapInArrow(partial(_fill_rows, plan), PART_DDL).collect()]
     except BaseException:
-        drop_staging(database, plan.table)
+        staging.drop_staging(database, plan.table)
         raise
-    return finish(plan, parts)
+    return staging.finish(plan, parts)
 
 
 def _plan(
-    database: Database, columns: Iterable[str], rules: Rules, *,
+    database: Database, columns: Iterable[str], rules: staging.Rules, *,
     on_duplicate: str, on_invalid: str, once: tuple[str, int] | None,
-) -> Plan:  # fmt: skip
+) -> staging.Plan:  # fmt: skip
     """Return the plan of a write, and make its staging table."""
     for name, value, choices in (
         ("on_duplicate", on_duplicate, ("error", "ignore")),
@@ -122,13 +98,13 @@ def _plan(
     ):
         if value not in choices:
             raise PipelineError(f"{name}={value!r} must be one of {', '.join(map(repr, choices))}.")
-    return Plan(
+    return staging.Plan(
         database,
-        open_staging(database),
+        staging.open_staging(database),
         rules,
         ignore=on_duplicate == "ignore",
         reject=on_invalid == "reject",
-        timed=rules.ttl is not None or not TIMED_COLUMNS.isdisjoint(columns),
+        timed=rules.ttl is not None or not TIMING.keys().isdisjoint(columns),
         once=once,
     )
 
@@ -138,19 +114,21 @@ def prepared(df: DataFrame, queue: str | None) -> DataFrame:
     from pyspark.sql import functions as F
 
     for field in df.schema:
-        if field.name in JSONS and isinstance(field.dataType, NESTED):
+        if field.name in staging.JSONS and isinstance(field.dataType, NESTED):
             df = df.withColumn(field.name, F.to_json(field.name, {"ignoreNullFields": "false"}))
     check_schema(df.schema, queue)
     return df
 
 
-def check_schema(schema: StructType, queue: str | None) -> None:
+def check_schema(schema: types.StructType, queue: str | None) -> None:
     """Refuse columns that are unknown or of a wrong type, and rows without a queue."""
     for field in schema:
-        if field.name not in COLUMNS:
+        if field.name not in staging.COLUMNS:
+            arguments = {column: name for name, column in staging.COLUMNS.items()}
+            near = near_match(arguments.get(field.name, field.name), staging.COLUMNS)
             raise PipelineError(
-                f"The DataFrame has a column {field.name!r}, which is no argument of enqueue().{_near(field.name)} "
-                f"Known: {', '.join(COLUMNS)}. Put other values into the payload, "
+                f"The DataFrame has a column {field.name!r}, which is no argument of enqueue().{near} "
+                f"Known: {', '.join(staging.COLUMNS)}. Put other values into the payload, "
                 f'as in struct("{field.name}").alias("payload"), or drop them.'
             )
         types, remedy = ACCEPTED[field.name]
@@ -163,25 +141,21 @@ def check_schema(schema: StructType, queue: str | None) -> None:
         raise PipelineError("Which queue? Give queue=, or a column named queue.")
 
 
-def _near(name: str) -> str:
-    return near_match({value: key for key, value in COLUMNS.items()}.get(name, name), COLUMNS)
-
-
-def _fill_rows(plan: Plan, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    part = fill(plan, batches, task_attempt_id())
+def _fill_rows(plan: staging.Plan, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    part = staging.fill(plan, batches, task_attempt_id())
     yield pa.RecordBatch.from_pydict({"part": pa.array([json.dumps(part)], pa.string())})
 
 
-def _part(text: str) -> Part:
-    part = Part(*json.loads(text))
-    return part._replace(rejects=[Reject(*values) for values in part.rejects])
+def _part(text: str) -> staging.Part:
+    part = staging.Part(*json.loads(text))
+    return part._replace(rejects=[staging.Reject(*values) for values in part.rejects])
 
 
-def plan_of(database: Database, schema: StructType, options: Mapping[str, str]) -> Plan:
+def plan_of(database: Database, schema: types.StructType, options: Mapping[str, str]) -> staging.Plan:
     """Return the plan of a write through ``df.write`` or ``writeStream``, by its options; makes the staging table."""
     queue, once = options.get("queue"), options.get("once")
     check_schema(schema, queue)
-    rules = Rules(queue=queue, max_attempts=int(options.get("max_attempts", 5)))
+    rules = staging.Rules(queue=queue, max_attempts=int(options.get("max_attempts", 5)))
     choices = {name: options.get(name, "error") for name in ("on_duplicate", "on_invalid")}
     return _plan(database, schema.names, rules, **choices, once=None if once is None else (once, 0))
 
@@ -190,19 +164,18 @@ def plan_of(database: Database, schema: StructType, options: Mapping[str, str]) 
 class Staged(WriterCommitMessage):
     """What a task of a write staged, and where."""
 
-    part: Part
+    part: staging.Part
     table: str
 
 
 class StagingWriter:
     """The half of a writer that runs in Spark's tasks."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: staging.Plan) -> None:
         self.plan = plan
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
-        """Stage one task's rows."""
-        return Staged(fill(self.plan, iterator, task_attempt_id()), self.plan.table)
+        return Staged(staging.fill(self.plan, iterator, task_attempt_id()), self.plan.table)
 
 
 class TaskWriter(StagingWriter, DataSourceArrowWriter):
@@ -210,11 +183,10 @@ class TaskWriter(StagingWriter, DataSourceArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Enqueue what the successful tasks have staged."""
-        finish(self.plan, [message.part for message in messages if isinstance(message, Staged)])
+        staging.finish(self.plan, [message.part for message in messages if isinstance(message, Staged)])
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Drop the staging table."""
-        drop_staging(self.plan.database, self.plan.table)
+        staging.drop_staging(self.plan.database, self.plan.table)
 
 
 class StreamWriter(StagingWriter, DataSourceStreamArrowWriter):
@@ -229,11 +201,11 @@ class StreamWriter(StagingWriter, DataSourceStreamArrowWriter):
         staged = [message for message in messages if isinstance(message, Staged)]
         table = staged[0].table if staged else self.plan.table
         plan = replace(self.plan, table=table, once=(self.plan.once[0], batchId))
-        finish(plan, [message.part for message in staged])
+        staging.finish(plan, [message.part for message in staged])
         if self.plan.table != table:
-            drop_staging(self.plan.database, self.plan.table)
+            staging.drop_staging(self.plan.database, self.plan.table)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Drop the staging tables; Spark repeats the micro-batch."""
         for table in {self.plan.table, *(message.table for message in messages if isinstance(message, Staged))}:
-            drop_staging(self.plan.database, table)
+            staging.drop_staging(self.plan.database, table)

@@ -53,6 +53,7 @@ VARIANTS: dict[str, Variants] = {
     "StagingStatements.lock_groups_of": _all(table=[TABLE]),
     "StagingStatements.misplaced": _all(table=[TABLE]),
     "StagingStatements.conflicts": _all(table=[TABLE]),
+    "StagingStatements.staged": _all(table=[TABLE]),
     "StagingStatements.twice": _all(table=[TABLE]),
     "ArchiveStatements.frozen": _all(source=["task", "history"]),
     "ArchiveStatements.lock": _all(source=["task", "history"]),

@@ -1467,6 +1467,13 @@ AND NOT m.ready OR m.place > 1
 AND m.ready
 AND m.s <> 'PROCESSING';
 
+-- StagingStatements.staged
+SELECT count(*)
+FROM "dbtaskqueue_stg_20260131000000_x" AS u
+WHERE u._attempt IN (
+    SELECT unnest(%(attempts)s::bigint[])
+);
+
 -- StagingStatements.stamp
 SELECT to_char(statement_timestamp() AT TIME ZONE 'UTC', 'YYYYMMDDHH24MISS');
 

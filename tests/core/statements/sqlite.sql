@@ -1045,6 +1045,14 @@ AND NOT m.ready OR m.place > 1
 AND m.ready
 AND m.s <> 'PROCESSING';
 
+-- StagingStatements.staged
+SELECT count(*)
+FROM "dbtaskqueue_stg_20260131000000_x" AS u
+WHERE u._attempt IN (
+    SELECT value
+    FROM json_each(%(attempts)s)
+);
+
 -- StagingStatements.stamp
 SELECT strftime('%%Y%%m%%d%%H%%M%%S', 'now');
 
