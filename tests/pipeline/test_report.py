@@ -135,7 +135,7 @@ def test_what_cannot_be_is_said_before_anything_is_read() -> None:
         Report().run(Report.context(since="2026-02-01", until="2026-01-01", lake="nowhere"))
     with pytest.raises(JobOptionError, match="there is nothing to read: name a lake, a database, or both"):
         Report().run(Report.context())
-    with pytest.raises(JobOptionError, match="--objective: 'claims' is no objective"):
+    with pytest.raises(JobOptionError, match="--objective: 'claims' is not an objective"):
         Report.context(objective="claims")
     with pytest.raises(JobOptionError, match=r"objectiv: there is no such option. Did you mean 'objective'"):
         Report.context(objectiv="claims")

@@ -10,12 +10,13 @@ from datetime import timedelta
 from html.parser import HTMLParser
 from typing import TYPE_CHECKING, Any
 
+import pandas as pd
 import pytest
 from django.core.management import CommandError, call_command
 
 from django_dbtaskqueue.core.numbers import number, percent, seconds
 from django_dbtaskqueue.operations.report_page import html_file, report_body
-from django_dbtaskqueue.pipeline.reports.report import MAX_CHART_STEPS, Steps, over_time
+from django_dbtaskqueue.pipeline.reports.report import MAX_CHART_STEPS, over_time
 from tests.pipeline.histories import HOUR, MONDAY
 from tests.report_figures import forecast_figures, report_figures, whatif_figures
 
@@ -61,9 +62,14 @@ def level(hour: int, **columns: Any) -> dict[str, Any]:
     return {"queue": "claims", "hour": MONDAY + HOUR * hour, "failure_rate": 0.5, **counts, **columns}
 
 
+def backlog_of(values: dict[int, int]) -> pd.DataFrame:
+    rows = {"queue": "claims", "hour": [MONDAY + HOUR * hour for hour in values], "backlog": list(values.values())}
+    return pd.DataFrame(rows).astype({"hour": "datetime64[us, UTC]"})
+
+
 def test_a_chart_has_as_many_steps_as_can_be_told_apart_and_keeps_the_peaks() -> None:
     levels = [level(hour, wait_p95=9.0 if hour == 77 else 1.0) for hour in range(24 * 100)]
-    found = over_time(levels, [])
+    found = over_time(pd.DataFrame(levels), backlog_of({}))
     assert len(found["times"]) <= MAX_CHART_STEPS
     assert found["times"][:2] == [MONDAY, MONDAY + timedelta(days=1)]
     assert (found["completed"][0], sum(found["completed"]), sum(found["failed"])) == (24, 2400, 2400)
@@ -73,11 +79,14 @@ def test_a_chart_has_as_many_steps_as_can_be_told_apart_and_keeps_the_peaks() ->
 
 
 def test_a_backlog_stays_as_it_was_where_nothing_happened() -> None:
-    steps = Steps.over([MONDAY, MONDAY + HOUR * 4])
-    rows = [{"hour": MONDAY + HOUR * hour, "backlog": backlog} for hour, backlog in ((-9, 30), (-8, 5), (1, 7), (3, 2))]
-    assert steps.backlog(rows) == [5, 7, 7, 2, 2]
-    assert steps.backlog([]) == [None] * 5
-    assert steps.backlog([{"hour": MONDAY + HOUR * 2, "backlog": 1}]) == [None, None, 1, 1, 1]
+    quiet = pd.DataFrame([level(0), level(4)])
+
+    def shown(backlog: dict[int, int]) -> list[Any]:
+        return [line["values"] for line in over_time(quiet, backlog_of(backlog))["backlog"]]
+
+    assert shown({-9: 30, -8: 5, 1: 7, 3: 2}) == [[5, 7, 7, 2, 2]]
+    assert shown({}) == []
+    assert shown({2: 1}) == [[None, None, 1, 1, 1]]
 
 
 # -- pages -------------------------------------------------------------------------------------------------------------

@@ -112,7 +112,7 @@ def test_a_replay_of_real_rows_shows_what_more_slots_would_do(spark: SparkSessio
 def test_what_is_to_be_other_must_be_said() -> None:
     with pytest.raises(JobOptionError, match="Give --slots, --priority or --back-off"):
         WhatIf().run(WhatIf.context(lake="nowhere"))
-    with pytest.raises(JobOptionError, match="--priority: 'high' is no whole number"):
+    with pytest.raises(JobOptionError, match="--priority: 'high' is not a whole number"):
         WhatIf.context(priority="mails=high")
     with pytest.raises(JobOptionError, match="--back-off: 'slow' is not a retry policy"):
         WhatIf.context(back_off="slow")

@@ -24,7 +24,7 @@ from pyspark.sql import functions as F
 from django_dbtaskqueue.core.durations import parse_length
 from django_dbtaskqueue.core.exceptions import JobOptionError, PipelineError, near_match
 from django_dbtaskqueue.pipeline.database import DATABASE_ERRORS, Database
-from django_dbtaskqueue.pipeline.jobs import Argument, Context, Job, as_json, moment, plain
+from django_dbtaskqueue.pipeline.jobs import Argument, Context, Job, Options, as_json, moment, plain
 from django_dbtaskqueue.pipeline.lake import read_lake
 from django_dbtaskqueue.pipeline.source import read_tasks
 
@@ -33,6 +33,7 @@ Tables = Mapping[str, pa.Table]
 Row = Mapping[str, Any]
 Rows = Sequence[Row]
 
+REPORT_FILES = {"report.json", "forecast.json", "whatif.json"}
 ONE_HOUR = timedelta(hours=1)
 INSERT_REPORT = (
     "INSERT INTO dbtaskqueue_pipelinereport (kind, since, until, summary, data, location)"
@@ -52,12 +53,11 @@ def start_of_period(text: str) -> datetime | timedelta:
 
 
 PERIOD_ARGUMENTS = (
-    Argument(
-        "since", "from this time on (2026-01-31), or so long before the end (30d). Default: all", type=start_of_period
-    ),
+    Argument("since", "from this time on (2026-01-31), or this long before the end (30d). Default: all",
+             type=start_of_period),
     Argument("until", "up to this time. Default: now", type=moment),
     Argument("queue", "only this queue; repeatable", many=True),
-)
+)  # fmt: skip
 OUTPUT_ARGUMENTS = (
     Argument("out", "folder for the page (HTML), the figures (JSON) and the tables (Parquet)", metavar="FOLDER"),
     Argument("store", "keep the figures in the database too, where the admin shows them", type=bool, default=True),
@@ -72,7 +72,7 @@ class Period:
     until: datetime
 
     @classmethod
-    def of(cls, options: Mapping[str, Any]) -> Period:
+    def of(cls, options: Options) -> Period:
         """Return the period that ``since`` and ``until`` mean. Raises JobOptionError for an empty one."""
         until = (options["until"] or datetime.now(UTC)).astimezone(UTC)
         since = options["since"]
@@ -86,23 +86,18 @@ class Period:
 
     def only(self, hours: DataFrame) -> DataFrame:
         """Return the rows of these hours; ``hour`` is a whole number of hours since 1970."""
-        return hours if self.since is None else hours.where(F.col("hour") >= _hours_since_1970(self.since)).select("*")
+        return hours if self.since is None else hours.where(F.col("hour") >= int(self.since.timestamp()) // 3600)
 
 
 def _start_of_hour(time: datetime) -> datetime:
     return time.replace(minute=0, second=0, microsecond=0)
 
 
-def _hours_since_1970(time: datetime) -> int:
-    return int(time.timestamp()) // 3600
-
-
 @contextmanager
 def tasks_of(context: Context, columns: Sequence[str], period: Period) -> Iterator[DataFrame]:
-    """Yield these columns of every task that had not ended before the period; each task stands there once.
+    """Yield these columns of every task that had not ended before the period; each task is there once.
 
-    The database is read once, whatever is made of the frame. Raises JobOptionError when there is neither a database
-    nor a lake.
+    The database is read once. Raises JobOptionError when there is neither a database nor a lake.
     """
     if context.database is None and not context.lake:
         raise JobOptionError("--lake", "there is nothing to read: name a lake, a database, or both")
@@ -171,7 +166,8 @@ class ReportJob(Job):
     def run(self, context: Context) -> Figures:
         """Compute, write, and return the figures. Raises PipelineError when there is too little to compute from."""
         period = Period.of(context.options)
-        check_folder(context.options["out"])
+        if context.options["out"]:
+            _check_folder(Path(context.options["out"]).absolute())
         found, tables = self.figures(context, period)
         figures = {"kind": self.name, **found}
         return {**figures, **({"written": None} if context.dry_run else _written(context, period, figures, tables))}
@@ -199,21 +195,14 @@ def _places(result: Row) -> Iterator[str]:
         yield f"report id: {result['report_id']}"
 
 
-def check_folder(out: str | os.PathLike[str] | None) -> None:
-    """Raise PipelineError for an ``out`` that cannot be written, before the job reads for hours."""
-    if out is None:
-        return
-    folder = Path(out).absolute()
-    if folder.exists() and not (folder.is_dir() and _is_ours(folder)):
+def _check_folder(folder: Path) -> None:
+    """Raise PipelineError for a folder that cannot be written, before the job reads for hours."""
+    names = {path.name for path in folder.iterdir()} if folder.is_dir() else {""}
+    if folder.exists() and names and not names & REPORT_FILES:
         raise PipelineError(f"{folder} holds other data. Give --out a folder of its own.")
     there = next(parent for parent in folder.parents if parent.exists())
     if not (there.is_dir() and os.access(there, os.W_OK)):
         raise PipelineError(f"{folder} cannot be written: {there} is no folder this user may write to.")
-
-
-def _is_ours(folder: Path) -> bool:
-    names = {path.name for path in folder.iterdir()}
-    return not names or bool(names & {"report.json", "forecast.json", "whatif.json"})
 
 
 def _written(context: Context, period: Period, figures: Figures, tables: Tables) -> Figures:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import reduce
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 
 from django_dbtaskqueue.core.exceptions import CheckFailed, LakeError
 from django_dbtaskqueue.core.states import Status
-from django_dbtaskqueue.pipeline.jobs import Argument, Context, Job, count
+from django_dbtaskqueue.pipeline.jobs import Argument, Context, Job, Options, Result, count
 from django_dbtaskqueue.pipeline.lake import Lake, intact, read_lake
 from django_dbtaskqueue.pipeline.reports.transforms import MAD_TO_SIGMA
 from django_dbtaskqueue.pipeline.source import read_tasks
@@ -30,21 +30,18 @@ ROW_RULES = {
     "unknown status": f"status IS NULL OR status NOT IN ({', '.join(repr(str(one)) for one in Status)})",
     "finished before it started": "finish_time < start_time",
 }
-DUPLICATE_ID, GAP, DRIFT, DAMAGED_FILE = (
-    "the same id twice",
-    "days without a task",
-    "unusual number of tasks",
-    "damaged file",
-)
+DUPLICATE_ID, DAMAGED_FILE = "the same id twice", "damaged file"
+GAP, DRIFT = "days without a task", "unusual number of tasks"
 FAULTS = (*ROW_RULES, DUPLICATE_ID, DAMAGED_FILE)
 QUALITY_COLUMNS = ("id", "queue_name", "status", "start_time", "finish_time", "last_update_time")
 MAX_FINDINGS = 200
+Finding = dict[str, str | int]
 USUAL_DAYS = 28  # the usual number of tasks is that of these earlier days
 MIN_USUAL_DAYS = 7  # with fewer earlier days no day is unusual
 
 
 def rule_breaks(tasks: pa.Table) -> dict[str, int]:
-    """Return how many rows in memory break each rule, as ``violations`` and ``twice`` do with Spark; 0 is left out."""
+    """Return how many rows in memory break each rule of ``violations`` and ``twice``; 0 is left out."""
     queue, status = pc.fill_null(tasks["queue_name"], ""), pc.fill_null(tasks["status"], "")
     known = pc.is_in(status, value_set=pa.array([str(one) for one in Status]))
     broken = (
@@ -60,18 +57,13 @@ def rule_breaks(tasks: pa.Table) -> dict[str, int]:
 
 def violations(tasks: DataFrame) -> DataFrame:
     """Return (check, place, queue_name, rows): how many rows break which of ROW_RULES."""
-    one = reduce(
-        DataFrame.unionAll,
-        [
-            tasks.filter(F.expr(rule)).select(F.lit(name).alias("check"), "place", "queue_name")
-            for name, rule in ROW_RULES.items()
-        ],
-    )
+    broken = F.filter(F.array(*(F.when(F.expr(rule), name) for name, rule in ROW_RULES.items())), F.isnotnull)
+    one = tasks.select(F.explode(broken).alias("check"), "place", "queue_name")
     return one.groupBy("check", "place", "queue_name").agg(F.count("*").alias("rows"))
 
 
 def twice(tasks: DataFrame) -> DataFrame:
-    """Return (location, id, rows, places) of tasks that stand in more than one row."""
+    """Return (location, id, rows, places) of tasks that have more than one row."""
     return (
         tasks.groupBy("location", "id")
         .agg(F.count("*").alias("rows"), F.array_sort(F.collect_set("place")).alias("places"))
@@ -141,11 +133,11 @@ def placed(context: Context) -> DataFrame:
 
 
 class Check(Job):
-    """Reads the tasks in the database, its history and the lake (where --lake is given), and looks for faults.
+    """Reads the tasks in the database, its history and the lake (with --lake), and looks for faults.
 
-    Faults are: no id, no queue, an unknown status, a finish before the start, an id that stands twice, a file of the
-    lake whose bytes are not those that were written. They fail the job (exit code 3). A gap of days, and a day with
-    an unusual number of tasks, are only reported, unless --strict is given. Nothing is written.
+    Faults are: no id, no queue, an unknown status, a finish before the start, an id in two rows, a file of the lake
+    with a wrong checksum. They fail the job (exit code 3). A gap of days, and a day with an unusual number of tasks,
+    are only reported, unless --strict is given. Nothing is written.
     """
 
     name = "check"
@@ -156,11 +148,12 @@ class Check(Job):
         Argument("strict", "fail for gaps and unusual days too", bool, False),
     )
 
-    def run(self, context: Context) -> Mapping[str, Any]:
+    def run(self, context: Context) -> Result:
         """Return ``rows`` and ``findings``. Raises CheckFailed, with the same as its result, when there are faults."""
         if not context.lake:
             context.need_database()
-        found: list[dict[str, Any]] = [*_files(context)]
+        found: list[Finding] = [*_files(context)]
+        rows = 0
         if not found:  # Spark cannot read a damaged file
             context.progress("reading tasks", 0, 0)
             tasks = placed(context).cache()
@@ -169,59 +162,54 @@ class Check(Job):
                 found += [*_findings(tasks, context.options)]
             finally:
                 tasks.unpersist()
-        else:
-            rows = 0
         faults = [one for one in found if context.options["strict"] or one["check"] in FAULTS]
         result = {"rows": rows, "faults": len(faults), "findings": found}
         if faults:
             raise CheckFailed(f"The data has faults.\n{table(found)}", result)
         return result
 
-    def as_text(self, result: Mapping[str, Any]) -> str:
-        """Return the findings as a table."""
+    def as_text(self, result: Result) -> str:
         return f"{result['rows']:,} tasks checked\n{table(result['findings'])}"
 
 
-def _findings(tasks: DataFrame, options: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def _findings(tasks: DataFrame, options: Options) -> Iterator[Finding]:
     for row in violations(tasks).orderBy("check", "place", "queue_name").limit(MAX_FINDINGS).collect():
-        yield finding(row.check, row.place, row.queue_name, row.rows)
+        yield _finding(row.check, row.place, row.queue_name, row.rows)
     for row in twice(tasks).orderBy("location", "id").limit(MAX_FINDINGS).collect():
-        yield finding(DUPLICATE_ID, " and ".join(row.places), "", row.rows, f"{row.location} {row.id}")
+        yield _finding(DUPLICATE_ID, " and ".join(row.places), "", row.rows, f"{row.location} {row.id}")
     days = daily(tasks).cache()
     today = F.current_date()  # incomplete
     for row in gaps(days, longest=options["longest_gap"]).orderBy("queue_name", "until").limit(MAX_FINDINGS).collect():
-        yield finding(GAP, "", row.queue_name, 0, f"{row.missing} days between {row.after} and {row.until}")
+        yield _finding(GAP, "", row.queue_name, 0, f"{row.missing} days between {row.after} and {row.until}")
     unusual = drift(days.filter(F.col("day") < today), threshold=options["threshold"])
     for row in unusual.orderBy("queue_name", "day").limit(MAX_FINDINGS).collect():
-        yield finding(DRIFT, "", row.queue_name, row.tasks, f"{row.day}: usual are {row.usual:,.0f}")
+        yield _finding(DRIFT, "", row.queue_name, row.tasks, f"{row.day}: usual are {row.usual:,.0f}")
     days.unpersist()
 
 
-def _files(context: Context) -> Iterator[dict[str, Any]]:
+def _files(context: Context) -> Iterator[Finding]:
     """Read every file that counts, and compare it with the lake's log."""
     if not context.lake:
         return
     lake = Lake.at(context.lake)
-    files = [one for name in ("tasks", "attempts", "finished") for one in lake.files(name)]
+    files = lake.files()
     for done, one in enumerate(files):
         context.progress("reading files", done, len(files))
         try:
             intact(lake.root / one.path, one.sha256)
         except LakeError as error:
-            yield finding(DAMAGED_FILE, "lake", "", one.rows, str(error))
+            yield _finding(DAMAGED_FILE, "lake", "", one.rows, str(error))
 
 
-def finding(check: str, place: str, queue: str | None, rows: int, detail: str = "") -> dict[str, Any]:
-    """Return one line of the table of findings."""
+def _finding(check: str, place: str, queue: str | None, rows: int, detail: str = "") -> Finding:
     return {"check": check, "place": place, "queue": queue or "", "rows": rows, "detail": detail}
 
 
-def table(findings: Sequence[Mapping[str, Any]]) -> str:
+def table(findings: Sequence[Finding]) -> str:
     """Return findings as a table of text."""
     if not findings:
         return "no findings"
-    head = list(findings[0])
-    cells = [head, *[[str(value) for value in one.values()] for one in findings]]
-    widths = [max(len(line[index]) for line in cells) for index in range(len(head))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in cells]
-    return "\n".join([lines[0], "  ".join("-" * width for width in widths), *lines[1:]])
+    cells = [list(findings[0]), *([str(value) for value in one.values()] for one in findings)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    cells.insert(1, ["-" * width for width in widths])
+    return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in cells)

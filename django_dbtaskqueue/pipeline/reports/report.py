@@ -2,74 +2,61 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import datetime, timedelta
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import timedelta
 
+import pandas as pd
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
 from django_dbtaskqueue.core.numbers import number, percent, seconds
+from django_dbtaskqueue.pipeline import reports
 from django_dbtaskqueue.pipeline.jobs import Argument, Context, count, objective
-from django_dbtaskqueue.pipeline.reports import (
-    OUTPUT_ARGUMENTS,
-    PERIOD_ARGUMENTS,
-    Figures,
-    Period,
-    ReportJob,
-    Row,
-    Rows,
-    Tables,
-    attempts_of,
-    raise_no_tasks,
-    tasks_of,
-)
 from django_dbtaskqueue.pipeline.reports import transforms as T
 
+HOURLY_TABLES = ("levels", "backlog")
 MAX_CHART_QUEUES = 6  # queues with a line of their own
 MAX_CHART_STEPS = 200
 CHART_STEPS = tuple(timedelta(hours=hours) for hours in (1, 2, 4, 8, 24, 48, 168, 672, 8760))
 MAX_DECIMALS = 6
 
 
-class Report(ReportJob):
-    """Reads each task once (hot table, history, lake) and reports by queue and hour: how many arrived and ended, how
-    many succeeded, were retried and failed, how long they waited and ran (p50, p95, p99), and how many
-    were waiting. Then: what is left of the error budgets, what the failures say, which queues are noisy, what the
-    retries cost, and what never succeeds.
+class Report(reports.ReportJob):
+    """Reads each task once (task table, history, lake) and reports by queue and hour: how many arrived and ended, how
+    many succeeded, were retried and failed, how long they waited and ran (p50, p95, p99), and how many were waiting.
+    Then: what is left of the error budgets, the failures by message, noisy queues, the cost of the retries, and what
+    never succeeds.
 
     Waiting times are of tasks taken once, from creation to start; a delay the producer asked for is part of them.
-    Deleted tasks are in no table, so they are in no report. With --out it writes figures, tables and, in a Django
-    project, a page; with a database it keeps the figures there.
+    Deleted tasks are not counted. With --out it writes figures, tables and, in a Django project, a page; with a
+    database it keeps the figures there.
     """
 
     name = "report"
     summary = "service levels, error budgets and failures, as a page, JSON and Parquet"
     arguments = (
-        *PERIOD_ARGUMENTS,
+        *reports.PERIOD_ARGUMENTS,
         Argument(
-            "objective", 'what a queue is held to: "claims=99.9%/5m", "*=99%"; repeatable. Default: 99% complete',
+            "objective", 'objective of a queue: "claims=99.9%/5m", "*=99%"; repeatable. Default: 99% complete',
             type=objective, many=True, metavar="QUEUE=SHARE[/TIME]",
         ),
         Argument("top", "rows of each list on the page and in the JSON", type=count, default=20, metavar="N"),
-        *OUTPUT_ARGUMENTS,
+        *reports.OUTPUT_ARGUMENTS,
     )  # fmt: skip
 
-    def figures(self, context: Context, period: Period) -> tuple[Figures, Tables]:
+    def figures(self, context: Context, period: reports.Period) -> tuple[reports.Figures, reports.Tables]:
         """Return the report. Raises the errors of unreadable sources, and PipelineError when there is no task."""
         with (
-            tasks_of(context, T.REPORT_COLUMNS, period) as found,
-            attempts_of(context, T.ATTEMPT_COLUMNS, period) as attempts,
+            reports.tasks_of(context, T.REPORT_COLUMNS, period) as found,
+            reports.attempts_of(context, T.ATTEMPT_COLUMNS, period) as attempts,
         ):
             tables = _computed(context, period, T.as_of(found, period.until), attempts)
-        rows = {name: table.to_pylist() for name, table in tables.items()}
-        return report_of(rows, period, context.options["top"]), {
+        return report_of(tables, period, context.options["top"]), {
             name: table for name, table in tables.items() if table.num_rows
         }
 
-    def details(self, result: Row) -> Iterable[str]:
-        """Return a line for each queue."""
+    def details(self, result: reports.Row) -> Iterable[str]:
         return (
             f"  {row['queue']}: {number(row['ended'])} ended, {percent(row['success_rate'])} completed, "
             f"p95 wait {seconds(row['wait_p95'])}, p95 run {seconds(row['run_p95'])}"
@@ -77,7 +64,7 @@ class Report(ReportJob):
         )
 
 
-def _computed(context: Context, period: Period, tasks: DataFrame, attempts: DataFrame) -> dict[str, pa.Table]:
+def _computed(context: Context, period: reports.Period, tasks: DataFrame, attempts: DataFrame) -> dict[str, pa.Table]:
     # Four passes read the tasks, with few columns each: reading those again from the lake costs less than caching all.
     hours, times = T.hours(tasks, context.options["objective"]).persist(), T.percentiles(tasks).persist()
     chosen = period.only(hours)
@@ -85,7 +72,7 @@ def _computed(context: Context, period: Period, tasks: DataFrame, attempts: Data
     try:
         context.progress("reading tasks", 0, 0)
         if chosen.isEmpty():
-            raise_no_tasks(context, period)
+            reports.raise_no_tasks(context, period)
         plans = {
             "queues": by_queue.orderBy("queue"),
             "everything": T.service_levels(chosen, times),
@@ -109,8 +96,10 @@ def _collected(context: Context, plans: Mapping[str, DataFrame]) -> Iterator[tup
         yield name, plan.toArrow()
 
 
-def report_of(rows: Mapping[str, Rows], period: Period, top: int) -> Figures:
+def report_of(tables: reports.Tables, period: reports.Period, top: int) -> reports.Figures:
     """Return the report as JSON can hold it: the ``top`` of each list, and of the hours what the charts show."""
+    hourly = [tables[name].to_pandas() for name in HOURLY_TABLES]
+    rows = {name: table.to_pylist() for name, table in tables.items() if name not in HOURLY_TABLES}
     (everything,) = rows["everything"]
     found = {
         "since": period.since,
@@ -122,20 +111,20 @@ def report_of(rows: Mapping[str, Rows], period: Period, top: int) -> Figures:
         "never_succeeding": _most(rows["never_succeeding"], top, "ended"),
         "noisy": _most(rows["noisy"], top, "unsuccessful_attempts"),
         "retry_waste": _most(rows["retry_waste"], top, "wasted_seconds"),
-        "over_time": over_time(rows["levels"], rows["backlog"]),
+        "over_time": over_time(*hourly),
     }
     return {"summary": summary(found), **found}
 
 
-def _most(rows: Rows, top: int, *by: str) -> Rows:
+def _most(rows: reports.Rows, top: int, *by: str) -> reports.Rows:
     return sorted(rows, key=lambda row: [-(row[name] or 0) for name in by])[:top]
 
 
-def _spent(row: Row) -> float:
+def _spent(row: reports.Row) -> float:
     return float("inf") if row["spent"] is None else row["spent"]
 
 
-def summary(found: Figures) -> str:
+def summary(found: reports.Figures) -> str:
     """Return the report in three sentences."""
     total = found["everything"]
     rate = "none" if total["success_rate"] is None else percent(total["success_rate"])
@@ -149,82 +138,34 @@ def summary(found: Figures) -> str:
     return f"{text}.{budget}" + (f" {never} {kinds} never succeeded." if never else "")
 
 
-# -- the charts --------------------------------------------------------------------------------------------------------
+def over_time(levels: pd.DataFrame, backlog: pd.DataFrame) -> reports.Figures:
+    """Return what the charts show, in equal steps of time: sums of the tasks that ended, lines of the busiest queues.
 
+    A line shows the highest value of each step. A step without arrivals and ends keeps the backlog before it.
+    """
+    first, last = levels["hour"].min(), levels["hour"].max()
+    step = next((one for one in CHART_STEPS if (last - first) / one < MAX_CHART_STEPS), CHART_STEPS[-1])
+    first = first.replace(hour=0) if step >= timedelta(days=1) else first
+    steps = range((last - first) // step + 1)
+    levels, backlog = (rows.assign(step=(rows["hour"] - first) // step) for rows in (levels, backlog))
+    sums = levels.groupby("step")[["completed", "errors", "poisoned"]].sum().reindex(steps, fill_value=0)
+    busiest = levels.groupby("queue")["ended"].sum().nlargest(MAX_CHART_QUEUES).index
 
-@dataclass(frozen=True)
-class Steps:
-    """Equal steps of time, at most `MAX_CHART_STEPS`, that a chart shows."""
+    def lines(values: pd.DataFrame) -> reports.Rows:
+        shown = values.reindex(index=steps, columns=busiest).astype(float).round(MAX_DECIMALS).dropna(axis=1, how="all")
+        return [
+            {"name": queue, "values": [None if math.isnan(one) else one for one in shown[queue]]} for queue in shown
+        ]
 
-    first: datetime
-    step: timedelta
-    count: int
+    def peaks(rows: pd.DataFrame, column: str) -> pd.DataFrame:
+        return rows.astype({column: float}).groupby(["step", "queue"])[column].max().unstack()
 
-    @classmethod
-    def over(cls, hours: Sequence[datetime]) -> Steps:
-        """Return the shortest steps that cover these hours."""
-        first, last = min(hours), max(hours)
-        step = next((one for one in CHART_STEPS if (last - first) / one < MAX_CHART_STEPS), CHART_STEPS[-1])
-        if step >= timedelta(days=1):
-            first = first.replace(hour=0)
-        return cls(first, step, (last - first) // step + 1)
-
-    def place(self, hour: datetime) -> int:
-        """Return the number of the step of an hour, below 0 for an hour before the first."""
-        return (hour - self.first) // self.step
-
-    def sums(self, rows: Rows, *columns: str) -> list[int]:
-        """Return the sum of these columns in each step."""
-        values = [0] * self.count
-        for row in rows:
-            values[self.place(row["hour"])] += sum(row[column] for column in columns)
-        return values
-
-    def peaks(self, rows: Rows, column: str) -> list[float | None]:
-        """Return the highest value of each step: a reader looks for peaks."""
-        values: list[float | None] = [None] * self.count
-        for row in rows:
-            place, value = self.place(row["hour"]), row[column]
-            if place >= 0 and value is not None:
-                values[place] = round(max(value, values[place] or 0), MAX_DECIMALS)
-        return values
-
-    def backlog(self, rows: Rows) -> list[float | None]:
-        """Return the highest backlog of each step; ``rows`` are in the order of time.
-
-        A step without arrivals and ends keeps the backlog before it.
-        """
-        values, latest = self.peaks(rows, "backlog"), {self.place(row["hour"]): row["backlog"] for row in rows}
-        now = next((latest[place] for place in reversed(latest) if place < 0), None)
-        for place, value in enumerate(values):
-            values[place] = now if value is None else value
-            now = latest.get(place, now)
-        return values
-
-
-def over_time(levels: Rows, backlog: Rows) -> Figures:
-    """Return what the charts show: sums of the tasks that ended, and lines of the busiest queues."""
-    steps = Steps.over([row["hour"] for row in levels])
-    levels_of, backlog_of = _by_queue(levels), _by_queue(backlog)
-    busiest = sorted(levels_of, key=lambda queue: -sum(row["ended"] for row in levels_of[queue]))[:MAX_CHART_QUEUES]
-    lines = {
-        column: {queue: steps.peaks(levels_of[queue], column) for queue in busiest}
-        for column in ("wait_p95", "run_p95", "failure_rate")
-    }
-    lines["backlog"] = {queue: steps.backlog(backlog_of.get(queue, [])) for queue in busiest}
+    ended = backlog.assign(step=backlog["step"].clip(lower=-1)).groupby(["step", "queue"])["backlog"].last().unstack()
+    ended = ended.reindex(range(-1, len(steps))).ffill()
     return {
-        "times": [steps.first + steps.step * number for number in range(steps.count)],
-        "completed": steps.sums(levels, "completed"),
-        "failed": steps.sums(levels, "errors", "poisoned"),
-        **{
-            column: [{"name": queue, "values": values} for queue, values in found.items() if set(values) != {None}]
-            for column, found in lines.items()
-        },
+        "times": [(first + step * number).to_pydatetime() for number in steps],
+        "completed": sums["completed"].tolist(),
+        "failed": (sums["errors"] + sums["poisoned"]).tolist(),
+        **{column: lines(peaks(levels, column)) for column in ("wait_p95", "run_p95", "failure_rate")},
+        "backlog": lines(peaks(backlog, "backlog").reindex_like(ended).fillna(ended)),
     }
-
-
-def _by_queue(rows: Rows) -> dict[str, list[Row]]:
-    found: dict[str, list[Row]] = defaultdict(list)
-    for row in rows:
-        found[row["queue"]].append(row)
-    return found

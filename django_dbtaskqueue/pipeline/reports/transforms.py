@@ -1,4 +1,4 @@
-"""Service levels and failures of tasks. Every function is pure: from DataFrame to DataFrame, and ends in a ``select``.
+"""Service levels and failures of tasks. Every function is pure: from DataFrame to DataFrame.
 
 Two small tables are made from the tasks; `service_levels` joins them:
 
@@ -57,12 +57,9 @@ MIN_ENDED_TASKS = 3  # fewer ended tasks of one kind do not prove that it never 
 def as_of(tasks: DataFrame, until: datetime) -> DataFrame:
     """Return the tasks as they stood at a time: what was created later is left out, what ended later had not ended."""
     later = F.col("finish_time") >= F.lit(until)
-    status = F.when(later, F.lit(str(PROCESSING))).otherwise(F.col("status"))
+    status = F.when(later, str(PROCESSING)).otherwise(F.col("status"))
     finish = F.when(~later, F.col("finish_time"))
-    changed = {"status": status, "finish_time": finish}
-    return tasks.where(F.col("create_time") < F.lit(until)).select(
-        *(changed[name].alias(name) if name in changed else name for name in tasks.columns)
-    )
+    return tasks.where(F.col("create_time") < F.lit(until)).withColumns({"status": status, "finish_time": finish})
 
 
 def measured(tasks: DataFrame) -> DataFrame:
@@ -88,9 +85,8 @@ def measured(tasks: DataFrame) -> DataFrame:
 def hours(tasks: DataFrame, objectives: Sequence[Objective] = ()) -> DataFrame:
     """Return counts and seconds (`COUNTED`) by queue and hour, a whole number of hours since 1970."""
     rows = measured(tasks)
-    within = _by_queue(
-        {queue: one.within and one.within // MICROSECOND for queue, one in by_queue(objectives).items()}, "bigint"
-    )
+    limits = {queue: one.within and one.within // MICROSECOND for queue, one in by_queue(objectives).items()}
+    within = _by_queue(limits, "bigint")
     completed = F.col("status") == str(COMPLETED)
     sums = {
         "ended": F.count("*"),
@@ -185,7 +181,7 @@ def backlog(hours: DataFrame) -> DataFrame:
 def error_budgets(levels: DataFrame, objectives: Sequence[Objective] = ()) -> DataFrame:
     """Return, for the levels by queue, what each queue may get wrong, and how much of it is spent.
 
-    ``spent`` is 1 when the budget is used up; it is null when a budget of nothing was touched.
+    ``spent`` is 1 when the budget is used up. It is null if the budget is 0 and there are failures.
     """
     known = by_queue(objectives)
     wanted = _by_queue({queue: one.share for queue, one in known.items()}, "double")
@@ -206,7 +202,7 @@ def error_budgets(levels: DataFrame, objectives: Sequence[Objective] = ()) -> Da
 def noisy_queues(levels: DataFrame) -> DataFrame:
     """Return each queue's share of all run time, attempts and unsuccessful attempts, for the levels by queue.
 
-    ``noisy`` marks a queue that has at least twice its share of the tasks in the unsuccessful attempts of all.
+    ``noisy`` marks a queue whose share of the unsuccessful attempts is at least twice its share of the tasks.
     """
     everything = Window.partitionBy()
     unsuccessful = F.col("attempts") - F.col("completed")
@@ -265,9 +261,10 @@ def failure_clusters(tasks: DataFrame, attempts: DataFrame) -> DataFrame:
         F.col("finish_time").alias("time"),
         F.lit(1).alias("ended"),
     )
+    kind = F.regexp_replace("error_type", r"^builtins\.", "")
     failed = attempts.select(
         F.col("queue_name").alias("queue"),
-        last_line(F.concat_ws(": ", _short("error_type"), F.nullif("message", F.lit("")))).alias("text"),
+        last_line(F.concat_ws(": ", F.nullif(kind, F.lit("")), F.nullif("message", F.lit("")))).alias("text"),
         F.col("finish_time").alias("time"),
         F.lit(0).alias("ended"),
     )
@@ -284,10 +281,6 @@ def failure_clusters(tasks: DataFrame, attempts: DataFrame) -> DataFrame:
         )
         .select("queue", "message", "tasks_ended", "attempts_failed", "first", "last", "example")
     )
-
-
-def _short(error_type: str) -> Column:
-    return F.nullif(F.regexp_replace(error_type, r"^builtins\.", ""), F.lit(""))
 
 
 def retry_waste(attempts: DataFrame, levels: DataFrame) -> DataFrame:
@@ -308,8 +301,8 @@ def retry_waste(attempts: DataFrame, levels: DataFrame) -> DataFrame:
     )
 
 
-def never_succeeding(tasks: DataFrame, *, enough: int = MIN_ENDED_TASKS) -> DataFrame:
-    """Return the kinds of tasks that ended at least ``enough`` times and never COMPLETED.
+def never_succeeding(tasks: DataFrame) -> DataFrame:
+    """Return the kinds of tasks that ended at least `MIN_ENDED_TASKS` times and never COMPLETED.
 
     Tasks are of one kind when queue, tag, and their references up to the first digit are the same: those of one
     schedule, one producer, or one business object.
@@ -326,7 +319,7 @@ def never_succeeding(tasks: DataFrame, *, enough: int = MIN_ENDED_TASKS) -> Data
     never = (
         ended.groupBy(*KIND_COLUMNS)
         .agg(F.count("*").alias("ended"), F.count_if("completed").alias("completed"), F.max("last").alias("last"))
-        .where((F.col("ended") >= enough) & (F.col("completed") == 0))
+        .where((F.col("ended") >= MIN_ENDED_TASKS) & (F.col("completed") == 0))
     )
     # max() of a text makes Spark sort its rows: it gets the tasks that did not complete only.
     examples = ended.where(~F.col("completed")).groupBy(*KIND_COLUMNS).agg(F.max("example").alias("example"))
