@@ -20,7 +20,7 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -80,7 +80,6 @@ class Entry:
     time: str = field(default_factory=lambda: datetime.now(UTC).isoformat())
 
     def text(self) -> str:
-        """Return the entry as JSON."""
         return json.dumps(asdict(self), indent=1)
 
     @classmethod
@@ -142,7 +141,7 @@ class Lake:
         return next((one for one in self.entries() if token in one.facts.get("recent", ())), None)
 
     def fold(self, *, longer_than: int) -> None:
-        """Replace a log of more entries by one entry that says the same, so that reading it stays quick."""
+        """Replace a log of more entries by one entry with the same content, so that reading it stays quick."""
         found = self._named()
         if len(found) <= longer_than:
             return
@@ -190,24 +189,18 @@ def read_lake(
         raise PipelineError(f"table={table!r} must be one of {', '.join(map(repr, LAKE_SCHEMAS))}.")
     lake = Lake.at(path)
     under_way, withdrawn = _open_batches(database) if database is not None and table != "finished" else ([], [])
-    files = lake.files(table, without=under_way)
-    frame = frame_of(spark, lake.root, table, files)
-    if not (files and withdrawn):
+    paths = [str(sound(lake.root / one.path, one.bytes)) for one in lake.files(table, without=under_way)]
+    if not paths:
+        return spark.createDataFrame([], LAKE_SCHEMAS[table])
+    frame = spark.read.schema(LAKE_SCHEMAS[table]).option("basePath", str(lake.root / table)).parquet(*paths)
+    if any(map(ENCODED_NON_ASCII.search, paths)):  # Spark decodes a folder's name byte by byte, not as UTF-8
+        frame = frame.withColumn("queue", F.col("queue_name"))
+    if not withdrawn:
         return frame
     key = "task_id" if table == "attempts" else "id"
     stayed = spark.createDataFrame(withdrawn, f"location string, {key} long, _token string")
     frame = frame.withColumn("_token", F.regexp_extract("_metadata.file_name", "^([0-9a-f]+)-", 1))
     return frame.join(F.broadcast(stayed), ["location", key, "_token"], "left_anti").drop("_token")
-
-
-def frame_of(spark: SparkSession, root: Path, table: str, files: Iterable[DataFile]) -> DataFrame:
-    """Return the rows of a table's files below ``root``. Raises LakeError for a file that is missing or cut short."""
-    paths = [str(sound(root / one.path, one.bytes)) for one in files]
-    if not paths:
-        return spark.createDataFrame([], LAKE_SCHEMAS[table])
-    frame = spark.read.schema(LAKE_SCHEMAS[table]).option("basePath", str(root / table)).parquet(*paths)
-    # Spark decodes a folder's name byte by byte, not as UTF-8.
-    return frame.withColumn("queue", F.col("queue_name")) if any(map(ENCODED_NON_ASCII.search, paths)) else frame
 
 
 def _open_batches(database: Database) -> tuple[list[str], list[tuple[str, int, str]]]:

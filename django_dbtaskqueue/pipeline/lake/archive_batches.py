@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import sqlite3
 import uuid
-from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,7 +20,7 @@ from django_dbtaskqueue.core.sql.pipeline import ATTEMPT_KEYS, CREATE_BATCH, OPE
 from django_dbtaskqueue.pipeline.source.staging import load
 
 if TYPE_CHECKING:
-    from django_dbtaskqueue.pipeline.database import Database
+    from django_dbtaskqueue.pipeline.database import Database, Link, Params
 
 MISSING_TABLE_ERRORS = (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn, sqlite3.OperationalError)
 # Shorter than PostgreSQL's wait before it looks for a deadlock: then the archive gives way, never an operator.
@@ -69,36 +68,25 @@ class RowsChanged(Exception):
 
 
 class Batches:
-    """The batches of one database, as a context manager that holds the database's lock of the archive."""
+    """The batches of one database."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, link: Link) -> None:
         self.database = database
+        self.link = link
         self.sql = ArchiveStatements(database.tables, database.dialect)
-        self._stack = ExitStack()
 
-    def __enter__(self) -> Batches:
-        self.link = self._stack.enter_context(self.database.open())
-        if self.link.postgresql and not self._run(LOCK_ARCHIVE, location=self.database.location)[0][0]:
-            self._stack.close()
-            raise PipelineError(
-                f"Another archive of {self.database!r} is running. Wait for it to end; what it has begun is never lost."
-            )
-        return self
+    @classmethod
+    @contextmanager
+    def locked(cls, database: Database) -> Iterator[Batches]:
+        """Hold the database's lock of the archive. Raises PipelineError at once if another archive holds it."""
+        with database.open() as link:
+            batches = cls(database, link)
+            if link.postgresql and not batches._run(LOCK_ARCHIVE, location=database.location)[0][0]:
+                raise PipelineError(f"Another archive of {database!r} is running. Wait for it to end.")
+            yield batches
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stack.close()
-
-    def under_way(self) -> list[Batch]:
-        """Return the batches of this location that were frozen and not ended, the oldest first."""
-        return [one for one in self._open() if one.location == self.database.location]
-
-    def tokens_under_way(self) -> list[str]:
-        """Return the tokens of such batches of all locations."""
-        return [one.token for one in self._open()]
-
-    def _open(self) -> list[Batch]:
+    def unfinished(self) -> list[Batch]:
+        """Return the batches of all locations that were frozen and not ended, the oldest first."""
         return [self._batch(row) for row in self._run(OPEN_BATCHES)]
 
     def cutoff(self, age: timedelta) -> datetime:
@@ -113,25 +101,19 @@ class Batches:
         first, last, number = self._run(self.sql.frozen(source), **params)[0]
         return first or 0, last or 0, number
 
-    def _params(self, filters: TaskFilters) -> dict[str, Any]:
+    def _params(self, filters: TaskFilters) -> Params:
         array = self.sql.dialect.array
         return {"statuses": array(filters.statuses), "queues": array(filters.queues), "every": not filters.queues}
 
     def freeze(self, source: str, ids: tuple[int, int], *, lake: str, cutoff: datetime, filters: TaskFilters) -> Batch:
-        """Write one row that says which tasks are archived next; the tasks are not touched."""
-        values = {
-            "token": uuid.uuid4().hex,
-            "location": self.database.location,
-            "source": source,
-            "lake": lake,
-            "first_id": ids[0],
-            "last_id": ids[1],
-            "cutoff": self._text(cutoff),
-            "statuses": json.dumps(filters.statuses),
-            "queues": json.dumps(filters.queues),
-        }
-        self._run(CREATE_BATCH, **values)
-        return next(one for one in self.under_way() if one.token == values["token"])
+        """Store which tasks are archived next; the tasks are not touched."""
+        token = uuid.uuid4().hex
+        lists = {"statuses": json.dumps(filters.statuses), "queues": json.dumps(filters.queues)}
+        self._run(
+            CREATE_BATCH, token=token, location=self.database.location, source=source, lake=lake, first_id=ids[0],
+            last_id=ids[1], cutoff=self._text(cutoff), **lists,
+        )  # fmt: skip
+        return next(one for one in self.unfinished() if one.token == token)
 
     def failed_attempts(self, batch: Batch) -> int:
         """Return how many failed attempts the tasks in the batch's range may have."""
@@ -153,9 +135,9 @@ class Batches:
             with suppress(RowsChanged):
                 if horizon is not None:
                     return self._delete_old(batch, keys, attempts, size=size, horizon=horizon)
-            return self._delete(batch, keys, attempts, size=size, passing=False)
+            return self._delete(batch, keys, attempts, size=size, skip_locked=False)
         except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected):
-            return self._delete(batch, keys, attempts, size=size, passing=True)
+            return self._delete(batch, keys, attempts, size=size, skip_locked=True)
 
     def _delete_old(self, batch: Batch, keys: pa.Table, attempts: pa.Table, *, size: int, horizon: int) -> Deleted:
         with self.link.transaction():
@@ -173,14 +155,11 @@ class Batches:
             self._mark_deleted(batch, deleted, size)
         return deleted
 
-    def _delete(self, batch: Batch, keys: pa.Table, attempts: pa.Table, *, size: int, passing: bool) -> Deleted:
+    def _delete(self, batch: Batch, keys: pa.Table, attempts: pa.Table, *, size: int, skip_locked: bool) -> Deleted:
         with self.link.transaction():
-            self._load(keys, attempts, passing=passing)
-            if passing:
-                self._run(self.sql.lock(batch.source))
-            else:
-                self._run(self.sql.remove(batch.source))
-            if passing or not self.link.postgresql:
+            self._load(keys, attempts, skip_locked=skip_locked)
+            self._run(self.sql.lock(batch.source) if skip_locked else self.sql.remove(batch.source))
+            if skip_locked or not self.link.postgresql:
                 self._run(self.sql.remove_locked(batch.source))
             removed = self.link.change(self.sql.remove_attempts) if attempts.num_rows else 0
             gone = self._run(self.sql.counted)[0][0]
@@ -189,10 +168,10 @@ class Batches:
             self._mark_deleted(batch, deleted, size)
         return deleted
 
-    def _load(self, keys: pa.Table, attempts: pa.Table, *, passing: bool) -> None:
+    def _load(self, keys: pa.Table, attempts: pa.Table, *, skip_locked: bool) -> None:
         if self.link.postgresql:
             self._run(SET_WORK_MEMORY)
-            if not passing:
+            if not skip_locked:
                 self._run(SET_LOCK_TIMEOUT)
         else:  # they live as long as the connection
             for name in ("archived_key", "archived_attempt", "archived_gone"):
@@ -216,7 +195,7 @@ class Batches:
         if self.link.postgresql:
             self._run(f"ANALYZE {table}")
 
-    def _run(self, sql: str, **values: Any) -> list[tuple[Any, ...]]:
+    def _run(self, sql: str, **values: object) -> list[tuple[Any, ...]]:
         try:
             return self.link.run(sql, values)
         except MISSING_TABLE_ERRORS as error:

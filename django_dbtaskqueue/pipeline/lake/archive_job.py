@@ -16,19 +16,19 @@ from __future__ import annotations
 
 import uuid
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
+import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from django_dbtaskqueue.core.durations import parse_length
 from django_dbtaskqueue.core.exceptions import LakeError, PipelineError
-from django_dbtaskqueue.pipeline.jobs import Argument, Context, Job, count
+from django_dbtaskqueue.pipeline.jobs import Argument, Context, Job, Result, count
 from django_dbtaskqueue.pipeline.lake import (
     DAMAGED_FILE_REMEDY,
     DataFile,
@@ -51,16 +51,17 @@ from django_dbtaskqueue.pipeline.lake.export import (
     withdraw,
 )
 from django_dbtaskqueue.pipeline.schema import ATTEMPTS, SCHEMAS, TERMINAL_STATUSES
-from django_dbtaskqueue.pipeline.source.task_reader import Condition, Selection, open_snapshot
+from django_dbtaskqueue.pipeline.source.task_reader import Condition, Selection, even_slices, open_snapshot
 from django_dbtaskqueue.pipeline.spark.terminal import Progress, silent
 
 if TYPE_CHECKING:
     from datetime import datetime
 
-SLICE_IDS = 250_000  # ids that one Spark task exports
+SLICE_IDS = 250_000  # ids that one Spark task exports, while there are at most MAX_SLICES
+MAX_SLICES = 64
 MIN_SMALL_FILES = 8  # of one partition, before they are merged
 SMALL_FILE_BYTES = 32 * 2**20  # larger files stay as they are
-MERGED_FILE_BYTES = 128 * 2**20  # a merged file is about so large at most
+MERGED_FILE_BYTES = 128 * 2**20  # about the largest size of a merged file
 MERGE_BATCH_ROWS = 131_072
 MAX_LOG_ENTRIES = 200  # of more the log is folded
 SOURCES = ("history", "task")
@@ -78,7 +79,7 @@ class Archive(Job):
     name = "archive"
     summary = "move finished tasks from the database to the lake"
     arguments = (
-        Argument("older_than", "archive what finished at least so long ago", parse_length, timedelta(days=1)),
+        Argument("older_than", "archive tasks that finished at least this long ago", parse_length, timedelta(days=1)),
         Argument("queue", "only this queue; may be given again", many=True),
         Argument("status", "only tasks that ended so; may be given again", many=True, choices=TERMINAL_STATUSES),
         Argument("source", "only this table; may be given again", many=True, choices=SOURCES),
@@ -89,39 +90,25 @@ class Archive(Job):
         Argument("no_compact", "leave small files as they are", bool, False),
     )
 
-    def run(self, context: Context) -> Mapping[str, Any]:
+    def run(self, context: Context) -> Result:
         """Archive, and return how many ``tasks`` and ``attempts`` left the database in how many ``batches``."""
         database, path = context.need_database(), context.need_lake()
         filters = TaskFilters(context.options["status"] or TERMINAL_STATUSES, context.options["queue"])
         if context.dry_run:
             local_path(path)
-            with Batches(database) as batches:
+            with Batches.locked(database) as batches:
                 return {"tasks": _count(context, batches, filters), "dry_run": True}
         lake = Lake.at(path, create=True)
-        with exclusive(lake.own / "lock"), Batches(database) as batches:
+        with exclusive(lake.own / "lock"), Batches.locked(database) as batches:
             run = Run(context, lake, batches)
             run.resume()
             for source in context.options["source"] or SOURCES:
                 run.archive(source, filters)
             if not context.options["no_compact"] and run.done["batches"]:
-                under_way, fewest = batches.tokens_under_way(), context.options["compact"]
-                merged = compact(lake, without=under_way, fewest=fewest, progress=context.progress)
+                tokens, fewest = [one.token for one in batches.unfinished()], context.options["compact"]
+                merged = compact(lake, without=tokens, fewest=fewest, progress=context.progress)
                 run.done["files_compacted"] = merged
         return run.done
-
-
-def _selection(batch: Batch, table: str) -> Selection:
-    conditions: list[Condition] = [("status", "in", list(batch.filters.statuses))]
-    if batch.filters.queues:
-        conditions.append(("queue_name", "in", list(batch.filters.queues)))
-    return Selection(table, SCHEMAS[batch.source], tuple(conditions))
-
-
-def _slices(first: int, last: int) -> tuple[tuple[int, int], ...]:
-    """Cut a range of ids into pairs (first, below), each of them large enough to be worth a query."""
-    count = max(1, min(64, -(-(last - first + 1) // SLICE_IDS)))
-    edges = [first + (last + 1 - first) * step // count for step in range(count + 1)]
-    return tuple(pairwise(edges))
 
 
 def _count(context: Context, batches: Batches, filters: TaskFilters) -> int:
@@ -141,17 +128,18 @@ class Run:
 
     def resume(self) -> None:
         """Finish the batches of a killed run."""
-        for batch in self.batches.under_way():
+        for batch in self.batches.unfinished():
+            if batch.location != self.batches.database.location:
+                continue
             if local_path(batch.lake) != self.lake.root:
                 raise PipelineError(
-                    f"Tasks {batch.first_id}-{batch.last_id} of {batch.location} are on their way into the lake "
-                    f"{batch.lake}. Finish that first: archive --lake {batch.lake}"
+                    f"An archive of tasks {batch.first_id}-{batch.last_id} of {batch.location} into the lake "
+                    f"{batch.lake} is not finished. Finish it first: archive --lake {batch.lake}"
                 )
             self.done["resumed"] += 1
             self.finish(batch)
 
     def archive(self, source: str, filters: TaskFilters) -> None:
-        """Archive what fits, batch after batch."""
         cutoff = self.batches.cutoff(self.context.options["older_than"])
         after = 0
         while (batch := self._freeze(source, after, cutoff, filters)) is not None:
@@ -214,10 +202,13 @@ class Run:
 
     def _export(self, export: Export, batch: Batch) -> Entry:
         spark, database = self.context.spark, self.batches.database
-        slices = _slices(batch.first_id, batch.last_id)
+        number = min(MAX_SLICES, -(-(batch.last_id - batch.first_id + 1) // SLICE_IDS))
+        slices = even_slices(batch.first_id, batch.last_id, number)
         with open_snapshot(database) as snapshot:
             attempts = Selection(database.tables.attempt, ATTEMPTS) if self.batches.failed_attempts(batch) else None
-            tasks = _selection(batch, getattr(database.tables, batch.source))
+            wanted: list[Condition] = [("status", "in", list(batch.filters.statuses))]
+            wanted += [("queue_name", "in", list(batch.filters.queues))] if batch.filters.queues else []
+            tasks = Selection(getattr(database.tables, batch.source), SCHEMAS[batch.source], tuple(wanted))
             writer = SliceWriter(export.writer, database, batch, tasks, attempts, snapshot.name, slices)
             numbers = spark.range(0, len(slices), 1, len(slices))
             facts = {"location": batch.location, "source": batch.source, "ids": [batch.first_id, batch.last_id],
@@ -239,9 +230,6 @@ class Run:
         self.context.progress(name, self.done["tasks"], 0)
 
 
-# -- compaction --------------------------------------------------------------------------------------------------------
-
-
 def compact(
     lake: Lake, *, without: Collection[str] = (), fewest: int = MIN_SMALL_FILES, progress: Progress = silent
 ) -> int:
@@ -250,8 +238,7 @@ def compact(
     Call it under the lake's lock. Files of the changes ``without`` stay, because rows may still be withdrawn from them.
     After a kill either the old files count or the new ones.
     """
-    tables = [lake.files(table, without=without) for table in ("tasks", "attempts", "finished")]
-    groups = [group for files in tables for group in _groups(files, fewest)]
+    groups = [*_groups(lake.files(without=without), fewest)]
     for done, group in enumerate(groups):
         progress("compact", done, len(groups))
         _merge(lake, group)
@@ -290,25 +277,21 @@ def _merge(lake: Lake, files: Sequence[DataFile]) -> None:
     expected = sum(one.rows for one in files)
     if merged.rows != expected:
         place.unlink()
-        raise LakeError(place, f"came to {merged.rows} rows instead of {expected}", "The old files still count")
+        raise LakeError(place, f"has {merged.rows} rows instead of {expected}", "The old files still count")
     lake.commit(Entry(token, "compact", (merged,), tuple(one.path for one in files)))
     lake.discard(token)
 
 
 def _write(half: Path, paths: Sequence[Path]) -> None:
-    schema = pa.unify_schemas([_opened(path).schema_arrow.remove_metadata() for path in paths])
+    schema = pa.unify_schemas([_schema(path) for path in paths])
+    rows = ds.dataset([str(path) for path in paths], schema, format="parquet")  # a missing column is null
     with pq.ParquetWriter(half, schema, **encodings(schema)) as writer:
-        for path in paths:
-            for batch in _opened(path).iter_batches(MERGE_BATCH_ROWS):
-                columns = [
-                    batch[name] if name in batch.schema.names else pa.nulls(batch.num_rows, schema.field(name).type)
-                    for name in schema.names
-                ]
-                writer.write_batch(pa.record_batch(columns, schema=schema))
+        for batch in rows.to_batches(batch_size=MERGE_BATCH_ROWS, use_threads=False):
+            writer.write_batch(batch)
 
 
-def _opened(path: Path) -> pq.ParquetFile:
+def _schema(path: Path) -> pa.Schema:
     try:
-        return pq.ParquetFile(path)
+        return pq.read_schema(path).remove_metadata()
     except (pa.ArrowInvalid, OSError) as error:
         raise LakeError(path, f"is damaged ({error})", DAMAGED_FILE_REMEDY) from error

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import uuid
-from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pyspark.sql import Window
 from pyspark.sql import functions as F
@@ -17,7 +16,7 @@ from django_dbtaskqueue.core.columns import COPIED
 from django_dbtaskqueue.core.columns import Column as TaskColumn
 from django_dbtaskqueue.core.durations import parse_length
 from django_dbtaskqueue.core.exceptions import JobOptionError, PipelineError
-from django_dbtaskqueue.pipeline.jobs import Argument, Context, Job, count, day
+from django_dbtaskqueue.pipeline.jobs import Argument, Context, Job, Options, Result, count, day
 from django_dbtaskqueue.pipeline.lake import Lake, read_lake, write_safely, writing
 from django_dbtaskqueue.pipeline.lake.export import WRITTEN_FILES, Export, RowWriter
 from django_dbtaskqueue.pipeline.schema import TERMINAL_STATUSES
@@ -85,10 +84,10 @@ class Stream(Job):
         Argument("interval", "time between two micro-batches", parse_length, timedelta(seconds=10)),
     )
 
-    def run(self, context: Context) -> Mapping[str, Any]:
+    def run(self, context: Context) -> Result:
         """Return how many ``rows`` this run copied in how many ``files``."""
         database, path = context.need_database(), context.need_lake()
-        if database.vendor != "postgresql":
+        if not database.postgresql:
             raise PipelineError("Finished tasks can be streamed from PostgreSQL only. With SQLite, use `archive`.")
         lake = Lake.at(path, create=not context.dry_run)
         if context.dry_run:
@@ -110,9 +109,6 @@ class Stream(Job):
         return {"rows": sum(one.rows for one in added), "files": len(added)}
 
 
-# -- replay ------------------------------------------------------------------------------------------------------------
-
-
 def per_second(text: str) -> float:
     """Return a rate above 0."""
     try:
@@ -124,7 +120,7 @@ def per_second(text: str) -> float:
     return rate
 
 
-def chosen(tasks: DataFrame, options: Mapping[str, Any]) -> DataFrame:
+def chosen(tasks: DataFrame, options: Options) -> DataFrame:
     """Return the archived tasks by queue, status, reference, day of their finish, and the user's SQL."""
     for column, name in (("queue_name", "queue"), ("status", "status"), ("reference_number", "reference")):
         if options[name]:
@@ -192,7 +188,7 @@ class Replay(Job):
         Argument("rate", "spread them: N become due in a second", per_second),
     )
 
-    def run(self, context: Context) -> Mapping[str, Any]:
+    def run(self, context: Context) -> Result:
         """Return how many tasks were ``chosen``, ``enqueued``, and ``already_there``."""
         database, options = context.need_database(), context.options
         if options["since"] and options["until"] and options["since"] > options["until"]:
@@ -204,14 +200,11 @@ class Replay(Job):
         try:
             number = new.count()
             if context.dry_run:
-                return {"chosen": number, "dry_run": True, "first": _first(new)}
+                names = new.select(F.concat_ws("/", "queue", "reference")).orderBy("queue", "reference")
+                first = [name for (name,) in names.limit(MAX_SHOWN_REFERENCES).collect()]
+                return {"chosen": number, "dry_run": True, "first": first}
             context.progress("enqueueing", 0, number)
             report = write_tasks(new, database, on_duplicate="ignore")
         finally:
             new.unpersist()
         return {"chosen": number, "enqueued": report.enqueued, "already_there": report.ignored}
-
-
-def _first(new: DataFrame) -> list[str]:
-    rows = new.select("queue", "reference").orderBy("queue", "reference").limit(MAX_SHOWN_REFERENCES).collect()
-    return [f"{row['queue']}/{row['reference']}" for row in rows]

@@ -11,10 +11,10 @@ import io
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 import pyarrow as pa
@@ -60,7 +60,6 @@ class Export:
 
     @property
     def folder(self) -> Path:
-        """The staging folder."""
         return self.lake.staging(self.token)
 
     @property
@@ -78,10 +77,9 @@ class Export:
 
     @property
     def writer(self) -> Writer:
-        """The writer for Spark's tasks."""
         return Writer(str(self.folder), self.token)
 
-    def describe(self, kind: str, written: DataFrame, facts: Mapping[str, Any]) -> Entry:
+    def describe(self, kind: str, written: DataFrame, facts: Mapping[str, object]) -> Entry:
         """Run the tasks that write, remove the files of failed attempts, and write the manifest of the others."""
         with writing(self.lake.root):
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -107,7 +105,12 @@ class Export:
             self.lake.discard(self.token)
             raise
         if check and checked and (broken := rule_breaks(pa.concat_tables(checked))):
-            refuse(broken)
+            rules = "; ".join(f"{name}: {number:,} rows" for name, number in broken.items())
+            raise CheckFailed(
+                f"The rows to archive break rules ({rules}). Nothing was deleted. See them with `check`, correct or "
+                "delete them, or archive them as they are with --no-check.",
+                {"broken": broken},
+            )
 
     def _staged(self, file: DataFile) -> Path:
         """Return a file's path in the staging folder; move it back if a killed run has moved it to its place."""
@@ -133,16 +136,6 @@ class Export:
                 sync(folder)
         self.lake.commit(entry)
         self.lake.discard(self.token)
-
-
-def refuse(broken: Mapping[str, int]) -> None:
-    """Raise CheckFailed, which names the rules that rows break and how many rows do."""
-    table = "; ".join(f"{name}: {number:,} rows" for name, number in broken.items())
-    raise CheckFailed(
-        f"The rows to archive break rules ({table}). Nothing was deleted. See them with `check`, mend or delete them, "
-        "or archive them as they are with --no-check.",
-        {"broken": dict(broken)},
-    )
 
 
 def data_file(root: Path, path: Path) -> DataFile:
@@ -184,18 +177,15 @@ def withdraw(lake: Lake, entry: Entry, withdrawn: tuple[tuple[str, int], ...]) -
                     pq.write_table(kept, place, **encodings(kept.schema))
                     sync(place)
                     sync(place.parent)
-                    added.append(replace(data_file(lake.root, place), table=one.table))
+                    added.append(data_file(lake.root, place))
         lake.commit(Entry(token, "withdraw", tuple(added), tuple(removed), {"withdrawn": withdrawn}))
     lake.sweep()
 
 
 def _without(rows: pa.Table, withdrawn: tuple[tuple[str, int], ...], key: str) -> pa.Table:
-    kept = pa.array([True] * rows.num_rows)
-    for location in {place for place, _task in withdrawn}:
-        ids = pa.array([task for place, task in withdrawn if place == location], pa.int64())
-        there = pc.and_(pc.equal(rows["location"], location), pc.is_in(rows[key], value_set=ids))
-        kept = pc.and_not(kept, there)
-    return rows.filter(kept)
+    places, tasks = zip(*withdrawn, strict=True)
+    stayed = pa.table({"location": pa.array(places, pa.string()), key: pa.array(tasks, pa.int64())})
+    return rows.join(stayed, ["location", key], join_type="left anti").sort_by("id")
 
 
 # -- in Spark's tasks: rows become Parquet files below the staging folder ----------------------------------------------
@@ -212,7 +202,9 @@ def lake_tasks(rows: pa.Table, location: str) -> pa.Table:
         rows = rows.drop_columns("id").rename_columns({"task_id": "id"})
     else:
         rows = rows.append_column("location", pa.repeat(pa.scalar(location), rows.num_rows))
-    return _with_day(_conformed(rows, "tasks"), pc.coalesce(rows["finish_time"], rows["last_update_time"]))
+    ended = pc.coalesce(rows["finish_time"], rows["last_update_time"])
+    day = pc.floor_temporal(ended, unit="day").cast(pa.timestamp("us")).cast(pa.date32())
+    return _conformed(rows, "tasks").append_column("finished_date", day)
 
 
 def _conformed(rows: pa.Table, table: str) -> pa.Table:
@@ -224,20 +216,6 @@ def _conformed(rows: pa.Table, table: str) -> pa.Table:
         for one in schema
     ]
     return pa.table(columns, schema=schema)
-
-
-def _with_day(rows: pa.Table, ended: Any) -> pa.Table:
-    day = pc.floor_temporal(ended, unit="day").cast(pa.timestamp("us")).cast(pa.date32())
-    return rows.append_column("finished_date", day)
-
-
-def lake_attempts(attempts: pa.Table, tasks: pa.Table) -> pa.Table:
-    """Return the failed attempts of these tasks, each with the day and the queue of its task."""
-    owners = tasks.select(["location", "id", "finished_date", "queue_name"])
-    owners = owners.rename_columns(["location", "task_id", "finished_date", "owner_queue"])
-    joined = attempts.join(owners, ["location", "task_id"], join_type="inner")
-    found = _conformed(joined, "attempts")
-    return found.append_column("finished_date", joined["finished_date"]).append_column("queue", joined["owner_queue"])
 
 
 def pieces(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
@@ -285,7 +263,7 @@ class Writer:
         return DataFile(table, path, rows.num_rows, len(again), hashlib.sha256(again).hexdigest())
 
 
-def encodings(schema: pa.Schema) -> dict[str, Any]:
+def encodings(schema: pa.Schema) -> dict[str, object]:
     """Return the options of Parquet files. Ids and times are stored as differences, in a tenth of the bytes."""
     numbers = [one.name for one in schema if pa.types.is_integer(one.type) or pa.types.is_timestamp(one.type)]
     return {
@@ -322,10 +300,9 @@ class SliceWriter:
     slices: tuple[tuple[int, int], ...]
 
     def __call__(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield descriptions of the written files."""
         for batch in numbers:
             for number in batch.column(0).to_pylist():
-                yield described(self._slice(*self.slices[number]))
+                yield from described(self._slice(*self.slices[number]))
 
     def _slice(self, low: int, high: int) -> Iterator[DataFile]:
         read = read_slice(self.database, self.tasks, Slice(low, high), self.snapshot)
@@ -341,12 +318,17 @@ class SliceWriter:
                 yield from self.writer.write("attempts", self._attempts_of(tasks), name)
 
     def _attempts_of(self, tasks: pa.Table) -> pa.Table:
+        """Return the failed attempts of these tasks, each with the day and the queue of its task."""
         ends = pc.min_max(tasks["id"]).as_py()
         near = (("task_id", ">=", ends["min"]), ("task_id", "<=", ends["max"]))
         assert self.attempts is not None  # noqa: S101 -- asked before
         chosen = Selection(self.attempts.table, self.attempts.schema, near)
-        found = list(read_slice(self.database, chosen, Slice(), self.snapshot))
-        return lake_attempts(pa.Table.from_batches(found, arrow_schema(ATTEMPTS)), tasks)
+        found = pa.Table.from_batches(read_slice(self.database, chosen, Slice(), self.snapshot), arrow_schema(ATTEMPTS))
+        owners = tasks.select(["location", "id", "finished_date", "queue_name"])
+        owners = owners.rename_columns(["location", "task_id", "finished_date", "queue"])
+        joined = found.join(owners, ["location", "task_id"], join_type="inner")
+        rows = _conformed(joined, "attempts")
+        return rows.append_column("finished_date", joined["finished_date"]).append_column("queue", joined["queue"])
 
 
 @dataclass(frozen=True)
@@ -357,15 +339,13 @@ class RowWriter:
     location: str
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield descriptions of the written files."""
         for index, rows in enumerate(pieces(batches)):
             if rows.num_rows:
                 tasks = lake_tasks(rows, self.location)
-                yield described(self.writer.write("finished", tasks, f"{task_attempt_id()}-{index}"))
+                yield from described(self.writer.write("finished", tasks, f"{task_attempt_id()}-{index}"))
 
 
-def described(files: Iterable[DataFile]) -> pa.RecordBatch:
-    """Return descriptions of files as WRITTEN_FILES."""
-    schema = pa.schema([("table", pa.string()), ("path", pa.string()), ("rows", pa.int64()), ("bytes", pa.int64()),
-                        ("sha256", pa.string())])  # fmt: skip
-    return pa.RecordBatch.from_pylist([asdict(one) for one in files], schema=schema)
+def described(files: Iterable[DataFile]) -> Iterator[pa.RecordBatch]:
+    """Yield descriptions of files as WRITTEN_FILES; nothing without files."""
+    if rows := [asdict(one) for one in files]:
+        yield pa.RecordBatch.from_pylist(rows)
