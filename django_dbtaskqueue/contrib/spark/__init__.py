@@ -22,9 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SparkExecutor"]
 
-JOB_SCHEMA = pa.schema(
-    [("number", pa.int64()), ("queue", pa.string()), ("payload_type", pa.string()), ("leases", pa.binary())]
-)
+JOB_SCHEMA = pa.schema([("number", pa.int64()), ("leases", pa.binary())])
 ANSWER_SCHEMA = pa.schema(
     [("number", pa.int64()), ("answers", pa.binary()), ("seconds", pa.float64()), ("refused", pa.string())]
 )
@@ -45,23 +43,19 @@ def on_worker(
 ) -> Iterator[pa.RecordBatch]:
     """Process and settle the tasks of a partition; yield a summary of each job. ``again``: they were sent before.
 
-    An error that stops this worker, such as a database out of its reach, is returned in ``refused``. If it were raised,
-    Spark would try it again elsewhere and then give up all partitions.
+    An error that stops this worker, such as a database that it cannot reach, is returned in ``refused``. If it were
+    raised, Spark would try again elsewhere and then give up all partitions.
     """
     for batch in batches:
         try:
-            found = _work(environment, batch, again=again)
+            _set_up(dict(environment))
+            context = TaskContext.get()
+            repeated = again or (context is not None and context.attemptNumber() > 0)
+            found = import_string(WORK_FUNCTION)(batch.to_pylist(), again=repeated)
         except Exception:
             refusal = traceback.format_exc(limit=-3)
             found = [{"number": number, "refused": refusal} for number in batch.column("number").to_pylist()]
         yield pa.RecordBatch.from_pylist(found, schema=ANSWER_SCHEMA)
-
-
-def _work(environment: Mapping[str, str], batch: pa.RecordBatch, *, again: bool) -> list[dict[str, object]]:
-    _set_up(dict(environment))
-    context = TaskContext.get()
-    again = again or (context is not None and context.attemptNumber() > 0)
-    return import_string(WORK_FUNCTION)(batch.to_pylist(), again=again)  # type: ignore[no-any-return]
 
 
 def _set_up(environment: dict[str, str]) -> None:

@@ -1,8 +1,8 @@
 """The executor whose processors run on Spark's workers.
 
 It gathers the poller's jobs into Spark jobs of about two seconds. Two run at a time, so that no core waits for the last
-partition of the other. The workers settle by themselves, and an answer only says what happened to a task. So whatever
-Spark loses, repeats or never answers, each task is completed once, by the holder of its lease.
+partition of the other. The workers settle the tasks, and an answer only reports the outcomes. So if Spark loses or
+repeats a partition, or never answers, each task is still completed once, under its lease.
 """
 
 from __future__ import annotations
@@ -11,13 +11,12 @@ import logging
 import os
 import pickle
 import re
-import signal
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError, Future
-from contextlib import contextmanager
 from functools import partial
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
@@ -35,8 +34,6 @@ from django_dbtaskqueue.poller.executors import Job
 from django_dbtaskqueue.poller.executors.pool import Answer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from pyspark.sql import SparkSession
 
 logger = logging.getLogger("django_dbtaskqueue")
@@ -111,7 +108,8 @@ class SparkExecutor:
             waiting = list(self._waiting)
         for call in waiting:
             call.future.cancel()
-        _stop(self._spark)
+        if self._spark is not None:
+            _stop(self._spark)
 
     @property
     def _size(self) -> int:
@@ -123,12 +121,11 @@ class SparkExecutor:
     def _session(self) -> SparkSession:
         """Return Spark's session; a new one if the last has ended, because its master was gone for long."""
         with self._starting:
-            if _has_ended(self._spark):
+            if self._spark is not None and _has_ended(self._spark):
                 _stop(self._spark)
                 self._spark = None
             if self._spark is None:
-                with _own_signals():
-                    self._spark = self._start().newSession()
+                self._spark = self._start().newSession()
                 self._spark.conf.set("spark.sql.execution.arrow.localRelationThreshold", "0")
             self._cores = max(1, self._spark.sparkContext.defaultParallelism)
         return self._spark
@@ -140,7 +137,7 @@ class SparkExecutor:
                 if calls:
                     self._process(calls)
             except Exception as error:  # without this thread the tasks would stay leased
-                logger.exception("The answers of Spark's workers could not be taken in")
+                logger.exception("The answers of Spark's workers could not be read")
                 for call in calls:
                     if not call.future.done():
                         call.future.set_exception(error)
@@ -158,28 +155,22 @@ class SparkExecutor:
         except Exception as error:
             self._failed(calls, error)
             return
-        refusals = {row["refused"] for row in answers if row["refused"]}
-        for refusal in refusals:
-            logger.error("Spark's workers cannot run tasks; they are given back. %s", refusal.strip())
-        if refusals:
+        if refusals := {row["refused"] for row in answers if row["refused"]}:
+            logger.error("Spark's workers cannot run tasks; they are given back. %s", "\n".join(refusals).strip())
             self._ended.wait(REFUSED_PAUSE_S)
         for call, row in zip(calls, answers, strict=True):
             if row["refused"]:
                 call.future.set_exception(CancelledError())
             else:
-                call.future.set_result(_answers(row))
+                found: list[Answer] = pickle.loads(row["answers"])  # noqa: S301 -- made by our own workers
+                call.future.set_result([one._replace(seconds=row["seconds"] / len(found)) for one in found])
         self._learn([row["seconds"] for row in answers if not row["refused"]])
 
     def _run(self, calls: list[Call], *, again: bool) -> list[dict[str, Any]]:
         """Run one Spark job; return its answers in order. Raises whatever Spark raises."""
         spark = self._session()
         rows = [
-            {
-                "number": number,
-                "queue": call.job.lease.queue,
-                "payload_type": call.job.lease.payload_type,
-                "leases": cloudpickle.dumps(call.job.leases),  # type: ignore[no-untyped-call]
-            }
+            {"number": number, "leases": cloudpickle.dumps(call.job.leases)}  # type: ignore[no-untyped-call]
             for number, call in enumerate(calls)
         ]
         frame = spark.createDataFrame(_sliced(rows, PARTITIONS_PER_CORE * self._cores))
@@ -189,7 +180,7 @@ class SparkExecutor:
 
     def _learn(self, seconds: list[float]) -> None:
         if seconds:
-            latest = max(sum(seconds) / len(seconds), 1e-6)
+            latest = max(fmean(seconds), 1e-6)
             self._mean = latest if self._mean is None else self._mean + JOB_SECONDS_WEIGHT * (latest - self._mean)
 
     def _failed(self, calls: list[Call], error: Exception) -> None:
@@ -202,7 +193,7 @@ class SparkExecutor:
         try:
             unsettled = _unsettled(calls) if self._runs() else set()
         except Exception as away:
-            logger.warning("The database does not say which of them are settled: %s", away)
+            logger.warning("The database cannot be asked which of these tasks are settled: %s", away)
             unsettled = None
         if unsettled is None or not self._runs():
             self._ended.wait(REFUSED_PAUSE_S)
@@ -217,27 +208,23 @@ class SparkExecutor:
             left[0].future.set_exception(PipelineError(f"The Spark worker that ran this task ended: {reason}"))
             return
         middle = (len(left) + 1) // 2
-        for half in (left[:middle], left[middle:]):
-            if half:
-                self._process(half, again=True)
+        for half in filter(None, (left[:middle], left[middle:])):
+            self._process(half, again=True)
 
     def _runs(self) -> bool:
-        """Return whether Spark can be asked again."""
         return not self._ended.is_set() and self._spark is not None and not _has_ended(self._spark)
 
 
-def _has_ended(spark: SparkSession | None) -> bool:
+def _has_ended(spark: SparkSession) -> bool:
     """Return whether a session has ended: its master was gone for long, or its JVM died."""
     try:
-        return spark is not None and bool(spark.sparkContext._jsc.sc().isStopped())
+        return bool(spark.sparkContext._jsc.sc().isStopped())
     except Exception:
         return True
 
 
-def _stop(spark: SparkSession | None) -> None:
+def _stop(spark: SparkSession) -> None:
     """Stop a session, so that this process can start a new one."""
-    if spark is None:
-        return
     try:
         spark.stop()
     except Exception:  # its JVM is gone, and PySpark would ask it again
@@ -252,11 +239,6 @@ def _environment(given: Mapping[str, str]) -> dict[str, str]:
 def _reason(error: Exception) -> str:
     found = LOST_TASK_PATTERN.search(str(error))
     return without_secrets(found[1]) if found else one_paragraph(error)
-
-
-def _answers(row: dict[str, Any]) -> list[Answer]:
-    answers: list[Answer] = pickle.loads(row["answers"])  # noqa: S301 -- made by our own workers
-    return [answer._replace(seconds=row["seconds"] / len(answers)) for answer in answers]
 
 
 def _sliced(rows: list[dict[str, Any]], slices: int) -> pa.Table:
@@ -276,15 +258,3 @@ def _unsettled(calls: list[Call]) -> set[int]:
     finally:
         connections.close_all()
     return found
-
-
-@contextmanager
-def _own_signals() -> Iterator[None]:
-    """Keep the poller's handler of Ctrl-C, which drains; Spark sets one of its own."""
-    main = threading.current_thread() is threading.main_thread()
-    before = signal.getsignal(signal.SIGINT)
-    try:
-        yield
-    finally:
-        if main:
-            signal.signal(signal.SIGINT, before)

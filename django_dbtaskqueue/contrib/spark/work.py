@@ -1,7 +1,7 @@
-"""What a Spark worker does with a partition of leased tasks: perform, settle with their fence, sum up.
+"""What a Spark worker does with a partition of leased tasks: run them, settle them with their fence, report outcomes.
 
-Nothing here depends on the answer's arrival. Of a partition that Spark runs again, only those tasks run whose leases
-still stand: what was settled by then is not done twice.
+Nothing here depends on the answer's arrival. Of a partition that Spark runs again, only tasks whose leases are still
+valid run: a settled task does not run twice.
 """
 
 from __future__ import annotations
@@ -34,36 +34,30 @@ MAX_SETTLE_WAIT_S = 0.05  # how long the outcomes of short jobs wait
 
 
 def perform_rows(rows: list[dict[str, Any]], *, again: bool) -> list[dict[str, Any]]:
-    """Perform and settle the jobs of a partition; return a summary of each. Raises only before the first has begun.
+    """Run and settle the jobs of a partition; return a summary of each. Raises only before the first has begun.
 
-    ``again`` when Spark has run this partition before, and whatever was settled may have been settled by that run.
+    ``again``: Spark has run this partition before, and that run may have settled some of the tasks.
     """
     jobs: dict[int, list[Lease]] = {row["number"]: pickle.loads(row["leases"]) for row in rows}  # noqa: S301 -- made by our own driver
     held_leases = _held([lease for leases in jobs.values() for lease in leases])
-    desk = Desk()
+    runner = JobRunner()
     seconds: dict[int, float] = {}
     for number, leases in jobs.items():
         began = monotonic()
         for lease in leases:
             if lease not in held_leases:
-                desk.answers[lease] = Answer(None, None, "" if again else "start")
+                runner.answers[lease] = Answer(None, None, "" if again else "start")
         if held := [lease for lease in leases if lease in held_leases]:
-            desk.perform(held)
+            runner.perform(held)
         seconds[number] = monotonic() - began
-    desk.settle()
+    runner.settle()
     close_old_connections()
-    return [
-        {
-            "number": number,
-            "answers": pickle.dumps([desk.answers[lease] for lease in leases]),
-            "seconds": seconds[number],
-        }
-        for number, leases in jobs.items()
-    ]
+    answers = {number: pickle.dumps([runner.answers[lease] for lease in leases]) for number, leases in jobs.items()}
+    return [{"number": number, "answers": answers[number], "seconds": seconds[number]} for number in jobs]
 
 
-class Desk:
-    """Performs jobs and settles what came of them; ``answers`` tell the poller what is left to do."""
+class JobRunner:
+    """Runs jobs and settles their tasks; ``answers`` tell the poller what is left to do."""
 
     def __init__(self) -> None:
         self.answers: dict[Lease, Answer] = {}
@@ -86,7 +80,7 @@ class Desk:
             self.settle()
 
     def settle(self) -> None:
-        """Store what is not stored yet. Never raises: what cannot be stored here is left to the poller."""
+        """Store the outcomes that are not stored yet. Never raises: the poller stores those that fail here."""
         for pairs in self._open.values():
             try:
                 self._settle(pairs)
@@ -116,11 +110,11 @@ class Desk:
 
 def _held(leases: Iterable[Lease]) -> set[Lease]:
     """Return the leases that are neither settled nor lost."""
-    by_place: defaultdict[tuple[str, Any], list[Lease]] = defaultdict(list)
+    by_location: defaultdict[tuple[str, Any], list[Lease]] = defaultdict(list)
     for lease in leases:
-        by_place[lease.port.alias, lease.port.model].append(lease)  # type: ignore[attr-defined]
+        by_location[lease.port.alias, lease.port.model].append(lease)  # type: ignore[attr-defined]
     found: set[Lease] = set()
-    for (alias, model), group in by_place.items():
+    for (alias, model), group in by_location.items():
         held_leases = resolve(Session.on(alias, model), group)[1]
         found |= {lease for lease in group if lease.id in held_leases}
     return found
@@ -140,13 +134,13 @@ def _outcomes(leases: list[Lease]) -> list[Settlement | None]:
 
 
 def _summary(outcome: Settlement, queue: str) -> Settlement:
-    """Return an outcome that is stored, without what is of any size: it has to travel."""
+    """Return a stored outcome without its large parts, because it is sent to the poller."""
     error = outcome.facts.error
     return without_result(outcome) if error is None else with_error(outcome, RemoteError.of(error, queue))
 
 
 def _portable(outcome: Settlement, queue: str) -> Outcome | Settlement:
-    """Return an outcome that is not stored yet as one that can travel; an error that cannot becomes its text."""
+    """Return an outcome that is not stored yet as one that can be pickled; an error that cannot becomes its text."""
     try:
         pickle.loads(pickle.dumps(outcome))  # noqa: S301 -- made in the same line
     except Exception:
