@@ -9,6 +9,8 @@ import pytest
 from django_dbtaskqueue.pipeline.database import Database
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.conftest import ProcessDatabase
 
 
@@ -29,3 +31,9 @@ def database(request: pytest.FixtureRequest) -> Database:
     """Both, one after the other."""
     found: Database = request.getfixturevalue({"postgresql": "pg", "sqlite": "sqlite"}[request.param])
     return found
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The folder of a lake, which is not made yet."""
+    return tmp_path / "lake"

@@ -36,12 +36,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """Where the lake comes to stand."""
-    return tmp_path / "lake"
-
-
 def test_finished_tasks_and_their_attempts_move_to_the_lake(
     spark: SparkSession, database: Database, folder: Path
 ) -> None:

@@ -31,12 +31,6 @@ if TYPE_CHECKING:
     from django_dbtaskqueue.pipeline.database import Database
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """Where the lake comes to stand."""
-    return tmp_path / "lake"
-
-
 T = datetime(2026, 1, 31, 8, tzinfo=UTC)
 PLACED = (
     "place string, location string, id long, queue_name string, status string, start_time timestamp,"
