@@ -18,7 +18,7 @@ from django_dbtaskqueue.core.exceptions import CheckFailed, LakeError, PipelineE
 from django_dbtaskqueue.models import ArchiveBatch, Attempt, Task, TaskHistory
 from django_dbtaskqueue.pipeline.lake import Lake, read_lake
 from django_dbtaskqueue.pipeline.lake.archive_job import Archive
-from django_dbtaskqueue.pipeline.lake.export import WRITTEN_FILES, Export, RowWriter
+from django_dbtaskqueue.pipeline.lake.export import Export, RowWriter
 from django_dbtaskqueue.pipeline.schema import TASKS
 from tests.factories import make_task
 from tests.pipeline.lakes import Census, archive, fill
@@ -254,7 +254,7 @@ def test_files_that_changed_before_the_delete_stop_it(spark: SparkSession, pg: D
 def test_files_of_a_failed_try_do_not_count(spark: SparkSession, folder: Path) -> None:
     """The session gives each task a second try; both write, and only what the second one wrote is in the manifest."""
     export = Export(Lake.at(folder, create=True), "ab")
-    writer = RowWriter(export.writer, "dbtaskqueue.task")
+    writer = RowWriter(export, "dbtaskqueue.task")
     tried = folder / "tried"
 
     def fail_once(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -267,7 +267,7 @@ def test_files_of_a_failed_try_do_not_count(spark: SparkSession, folder: Path) -
     row = [None] * len(TASKS)
     rows = spark.createDataFrame([[7, "q", "r", "ERROR", *row[4:]]], TASKS)
     rows = rows.withColumn("finish_time", F.lit(datetime(2026, 1, 31, tzinfo=UTC)))
-    entry = export.describe("stream", rows.mapInArrow(fail_once, WRITTEN_FILES), {})
+    entry = export.describe("stream", rows, fail_once, {})
     assert tried.exists()
     assert [str(path.relative_to(export.folder)) for path in export.folder.glob("*/*/*/*")] == [entry.files[0].path]
     assert sum(one.rows for one in entry.files) == 1

@@ -41,15 +41,7 @@ from django_dbtaskqueue.pipeline.lake import (
     writing,
 )
 from django_dbtaskqueue.pipeline.lake.archive_batches import Batch, Batches, TaskFilters
-from django_dbtaskqueue.pipeline.lake.export import (
-    WRITTEN_FILES,
-    Export,
-    SliceWriter,
-    data_file,
-    encodings,
-    keys,
-    withdraw,
-)
+from django_dbtaskqueue.pipeline.lake.export import Export, SliceWriter, data_file, encodings, keys, withdraw
 from django_dbtaskqueue.pipeline.schema import ATTEMPTS, SCHEMAS, TERMINAL_STATUSES
 from django_dbtaskqueue.pipeline.source.task_reader import Condition, Selection, even_slices, open_snapshot
 from django_dbtaskqueue.pipeline.spark.terminal import Progress, silent
@@ -96,8 +88,11 @@ class Archive(Job):
         filters = TaskFilters(context.options["status"] or TERMINAL_STATUSES, context.options["queue"])
         if context.dry_run:
             local_path(path)
+            limit, sources = context.options["limit"] or 2**62, context.options["source"] or SOURCES
             with Batches.locked(database) as batches:
-                return {"tasks": _count(context, batches, filters), "dry_run": True}
+                cutoff = batches.cutoff(context.options["older_than"])
+                found = [batches.next(one, after=0, limit=limit, cutoff=cutoff, filters=filters) for one in sources]
+            return {"tasks": sum(number for _first, _last, number in found), "dry_run": True}
         lake = Lake.at(path, create=True)
         with exclusive(lake.own / "lock"), Batches.locked(database) as batches:
             run = Run(context, lake, batches)
@@ -109,12 +104,6 @@ class Archive(Job):
                 merged = compact(lake, without=tokens, fewest=fewest, progress=context.progress)
                 run.done["files_compacted"] = merged
         return run.done
-
-
-def _count(context: Context, batches: Batches, filters: TaskFilters) -> int:
-    cutoff, limit = batches.cutoff(context.options["older_than"]), context.options["limit"] or 2**62
-    sources = context.options["source"] or SOURCES
-    return sum(batches.next(one, after=0, limit=limit, cutoff=cutoff, filters=filters)[2] for one in sources)
 
 
 @dataclass
@@ -209,11 +198,11 @@ class Run:
             wanted: list[Condition] = [("status", "in", list(batch.filters.statuses))]
             wanted += [("queue_name", "in", list(batch.filters.queues))] if batch.filters.queues else []
             tasks = Selection(getattr(database.tables, batch.source), SCHEMAS[batch.source], tuple(wanted))
-            writer = SliceWriter(export.writer, database, batch, tasks, attempts, snapshot.name, slices)
+            writer = SliceWriter(export, database, batch, tasks, attempts, snapshot.name, slices)
             numbers = spark.range(0, len(slices), 1, len(slices))
             facts = {"location": batch.location, "source": batch.source, "ids": [batch.first_id, batch.last_id],
                      "horizon": snapshot.horizon}  # fmt: skip
-            return export.describe("archive", numbers.mapInArrow(writer, WRITTEN_FILES), facts)
+            return export.describe("archive", numbers, writer, facts)
 
     def _delete(self, batch: Batch, entry: Entry) -> tuple[tuple[str, int], ...]:
         self._step("delete")

@@ -18,7 +18,7 @@ from django_dbtaskqueue.core.durations import parse_length
 from django_dbtaskqueue.core.exceptions import JobOptionError, PipelineError
 from django_dbtaskqueue.pipeline.jobs import Argument, Context, Job, Options, Result, count, day
 from django_dbtaskqueue.pipeline.lake import Lake, read_lake, write_safely, writing
-from django_dbtaskqueue.pipeline.lake.export import WRITTEN_FILES, Export, RowWriter
+from django_dbtaskqueue.pipeline.lake.export import Export, RowWriter
 from django_dbtaskqueue.pipeline.schema import TERMINAL_STATUSES
 from django_dbtaskqueue.pipeline.source import stream_tasks, write_tasks
 from django_dbtaskqueue.pipeline.source.enqueue_job import only
@@ -46,8 +46,8 @@ class LakeSink:
         export = Export(lake, token)
         entry = export.found()
         if entry is None:
-            written = rows.mapInArrow(RowWriter(export.writer, self.location), WRITTEN_FILES)
-            entry = export.describe("stream", written, {"stream": self.stream, "batch": number})
+            facts = {"stream": self.stream, "batch": number}
+            entry = export.describe("stream", rows, RowWriter(export, self.location), facts)
         export.verify(entry)
         if entry.files:
             export.publish(entry)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import io
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import pairwise
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from django_dbtaskqueue.pipeline.database import Database
     from django_dbtaskqueue.pipeline.lake.archive_batches import Batch
 
+BatchWriter = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 CHECKED_COLUMNS = ["location", "id", "queue_name", "status", "start_time", "finish_time"]
 WRITTEN_FILES = "table string, path string, rows long, bytes long, sha256 string"  # a Spark task's answer
 MAX_TABLE_BYTES = 128 * 2**20  # of rows that a task holds at once
@@ -75,15 +76,40 @@ class Export:
             shutil.rmtree(self.folder)
         return None
 
-    @property
-    def writer(self) -> Writer:
-        return Writer(str(self.folder), self.token)
+    def write(self, table: str, rows: pa.Table, name: str) -> Iterator[DataFile]:
+        """Write the rows of each partition into one file, in a Spark task; the files' names begin with the token.
 
-    def describe(self, kind: str, written: DataFrame, facts: Mapping[str, object]) -> Entry:
-        """Run the tasks that write, remove the files of failed attempts, and write the manifest of the others."""
+        Raises LakeError for a file that does not read the same rows back.
+        """
+        queues = rows["queue"] if "queue" in rows.column_names else rows["queue_name"]
+        rows = rows.select(stored(table).names).append_column("_day", rows["finished_date"])
+        rows = rows.append_column("_queue", queues).sort_by(
+            [("_day", "ascending"), ("_queue", "ascending"), ("id", "ascending")]
+        )
+        for part in _partitions(rows):
+            first = part.slice(0, 1).to_pylist()[0]
+            queue = quote(first["_queue"] or "", safe="") or NULL_PARTITION
+            path = f"{table}/finished_date={first['_day']}/queue={queue}/{self.token}-{name}.parquet"
+            yield self._file(table, path, part.drop_columns(["_day", "_queue"]))
+
+    def _file(self, table: str, path: str, rows: pa.Table) -> DataFile:
+        content = io.BytesIO()
+        pq.write_table(rows, content, **encodings(rows.schema))
+        place = self.folder / path
+        with writing(place):
+            place.parent.mkdir(parents=True, exist_ok=True)
+            write_bytes(place, content.getbuffer())
+            again = place.read_bytes()
+        if not pq.read_table(pa.BufferReader(again)).cast(rows.schema).equals(rows):
+            raise LakeError(place, "holds other rows than were written", "Check the disk, then start again")
+        return DataFile(table, path, rows.num_rows, len(again), hashlib.sha256(again).hexdigest())
+
+    def describe(self, kind: str, rows: DataFrame, writer: BatchWriter, facts: Mapping[str, object]) -> Entry:
+        """Write the rows in Spark's tasks, remove the files of failed attempts, write the manifest of the others."""
         with writing(self.lake.root):
             self.folder.mkdir(parents=True, exist_ok=True)
-        files = tuple(sorted((DataFile(**row.asDict()) for row in written.collect()), key=lambda one: one.path))
+        written = rows.mapInArrow(writer, WRITTEN_FILES).collect()
+        files = tuple(sorted((DataFile(**row.asDict()) for row in written), key=lambda one: one.path))
         with writing(self.lake.root):
             named = {self.folder / one.path for one in files}
             for path in self.folder.glob("*/*/*/*.parquet"):
@@ -230,39 +256,6 @@ def pieces(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
         yield pa.Table.from_batches(held)
 
 
-@dataclass(frozen=True)
-class Writer:
-    """Writes files into one staging folder. Their names begin with the token of their change."""
-
-    folder: str
-    token: str
-
-    def write(self, table: str, rows: pa.Table, name: str) -> Iterator[DataFile]:
-        """Write the rows of each partition into one file. Raises LakeError if it does not read the same rows back."""
-        queues = rows["queue"] if "queue" in rows.column_names else rows["queue_name"]
-        rows = rows.select(stored(table).names).append_column("_day", rows["finished_date"])
-        rows = rows.append_column("_queue", queues).sort_by(
-            [("_day", "ascending"), ("_queue", "ascending"), ("id", "ascending")]
-        )
-        for part in _partitions(rows):
-            first = part.slice(0, 1).to_pylist()[0]
-            queue = quote(first["_queue"] or "", safe="") or NULL_PARTITION
-            path = f"{table}/finished_date={first['_day']}/queue={queue}/{self.token}-{name}.parquet"
-            yield self._file(table, path, part.drop_columns(["_day", "_queue"]))
-
-    def _file(self, table: str, path: str, rows: pa.Table) -> DataFile:
-        content = io.BytesIO()
-        pq.write_table(rows, content, **encodings(rows.schema))
-        place = Path(self.folder) / path
-        with writing(place):
-            place.parent.mkdir(parents=True, exist_ok=True)
-            write_bytes(place, content.getbuffer())
-            again = place.read_bytes()
-        if not pq.read_table(pa.BufferReader(again)).cast(rows.schema).equals(rows):
-            raise LakeError(place, "holds other rows than were written", "Check the disk, then start again")
-        return DataFile(table, path, rows.num_rows, len(again), hashlib.sha256(again).hexdigest())
-
-
 def encodings(schema: pa.Schema) -> dict[str, object]:
     """Return the options of Parquet files. Ids and times are stored as differences, in a tenth of the bytes."""
     numbers = [one.name for one in schema if pa.types.is_integer(one.type) or pa.types.is_timestamp(one.type)]
@@ -291,7 +284,7 @@ def _partitions(rows: pa.Table) -> Iterator[pa.Table]:
 class SliceWriter:
     """For ``mapInArrow`` over numbers of slices: writes the tasks of a batch, and their attempts, slice by slice."""
 
-    writer: Writer
+    export: Export
     database: Database
     batch: Batch
     tasks: Selection
@@ -313,9 +306,9 @@ class SliceWriter:
                 continue
             tasks = lake_tasks(old, self.batch.location)
             name = f"{task_attempt_id()}-{index}"
-            yield from self.writer.write("tasks", tasks, name)
+            yield from self.export.write("tasks", tasks, name)
             if self.attempts is not None:
-                yield from self.writer.write("attempts", self._attempts_of(tasks), name)
+                yield from self.export.write("attempts", self._attempts_of(tasks), name)
 
     def _attempts_of(self, tasks: pa.Table) -> pa.Table:
         """Return the failed attempts of these tasks, each with the day and the queue of its task."""
@@ -335,14 +328,14 @@ class SliceWriter:
 class RowWriter:
     """For ``mapInArrow`` over finished tasks: writes them as the lake's ``finished``."""
 
-    writer: Writer
+    export: Export
     location: str
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for index, rows in enumerate(pieces(batches)):
             if rows.num_rows:
                 tasks = lake_tasks(rows, self.location)
-                yield from described(self.writer.write("finished", tasks, f"{task_attempt_id()}-{index}"))
+                yield from described(self.export.write("finished", tasks, f"{task_attempt_id()}-{index}"))
 
 
 def described(files: Iterable[DataFile]) -> Iterator[pa.RecordBatch]:
