@@ -294,9 +294,6 @@ def job(name: str) -> Job:
     return found()
 
 
-# -- results -----------------------------------------------------------------------------------------------------------
-
-
 def as_json(result: object) -> str:
     """Return JSON; times in ISO 8601, durations in seconds, infinities and NaN as null."""
     return json.dumps(plain(result), indent=2, allow_nan=False)

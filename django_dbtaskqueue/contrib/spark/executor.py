@@ -71,7 +71,8 @@ class SparkExecutor:
         environment: Mapping[str, str] | None = None,
     ) -> None:
         self._start = partial(spark_session, master=master, app_name="runtaskpoller", conf=conf)
-        self._environment = _environment(environment or {})
+        module = getattr(settings, "SETTINGS_MODULE", None) or os.environ.get("DJANGO_SETTINGS_MODULE")
+        self._environment = {**({"DJANGO_SETTINGS_MODULE": module} if module else {}), **(environment or {})}
         self._spark: SparkSession | None = None
         self._starting = threading.Lock()
         self._changed = threading.Condition()
@@ -229,11 +230,6 @@ def _stop(spark: SparkSession) -> None:
         spark.stop()
     except Exception:  # its JVM is gone, and PySpark would ask it again
         SparkContext._gateway = SparkContext._jvm = SparkContext._active_spark_context = None
-
-
-def _environment(given: Mapping[str, str]) -> dict[str, str]:
-    module = getattr(settings, "SETTINGS_MODULE", None) or os.environ.get("DJANGO_SETTINGS_MODULE")
-    return {**({"DJANGO_SETTINGS_MODULE": module} if module else {}), **given}
 
 
 def _reason(error: Exception) -> str:

@@ -9,7 +9,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import reduce
@@ -43,13 +43,11 @@ INSERT_REPORT = (
 
 def start_of_period(text: str) -> datetime | timedelta:
     """Return the time, or the duration before the end, of text such as "2026-01-31" or "30d"."""
-    try:
+    with suppress(ValueError):
         return parse_length(text, needs_unit=True)
-    except ValueError:
-        try:
-            return moment(text)
-        except ValueError:
-            raise ValueError(f'{text!r} is neither a time, as 2026-01-31, nor a duration, as "30d"') from None
+    with suppress(ValueError):
+        return moment(text)
+    raise ValueError(f'{text!r} is neither a time, as 2026-01-31, nor a duration, as "30d"')
 
 
 PERIOD_ARGUMENTS = (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable
 from datetime import timedelta
 
 import pandas as pd
@@ -84,16 +84,14 @@ def _computed(context: Context, period: reports.Period, tasks: DataFrame, attemp
             "failures": T.failure_clusters(tasks, attempts).orderBy("queue", "message"),
             "never_succeeding": T.never_succeeding(tasks).orderBy("queue", "tag", "reference"),
         }
-        return dict(_collected(context, plans))
+        found = {}
+        for place, (name, plan) in enumerate(plans.items()):
+            context.progress(name.replace("_", " "), place, len(plans))
+            found[name] = plan.toArrow()
+        return found
     finally:
         for frame in (by_queue, times, hours):
             frame.unpersist()
-
-
-def _collected(context: Context, plans: Mapping[str, DataFrame]) -> Iterator[tuple[str, pa.Table]]:
-    for place, (name, plan) in enumerate(plans.items()):
-        context.progress(name.replace("_", " "), place, len(plans))
-        yield name, plan.toArrow()
 
 
 def report_of(tables: reports.Tables, period: reports.Period, top: int) -> reports.Figures:

@@ -17,16 +17,8 @@ from pyspark.sql.types import StructType
 from django_dbtaskqueue.core.exceptions import PipelineError, near_match
 from django_dbtaskqueue.pipeline.database import DEFAULT_LOCATION, Database
 from django_dbtaskqueue.pipeline.schema import schema_of
-from django_dbtaskqueue.pipeline.source.task_reader import (
-    PARTITION_IDS,
-    Condition,
-    Selection,
-    Snapshot,
-    TaskReader,
-    TaskStreamReader,
-    Value,
-    open_snapshot,
-)
+from django_dbtaskqueue.pipeline.source import task_reader
+from django_dbtaskqueue.pipeline.source.task_reader import Condition, Snapshot, Value, open_snapshot
 from django_dbtaskqueue.pipeline.source.task_writer import StreamWriter, TaskWriter, plan_of, write_tasks
 
 if TYPE_CHECKING:
@@ -74,12 +66,12 @@ class TaskSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         self._check_options()
-        snapshot, slice_ids = self.options.get("snapshot"), int(self.options.get("slice_ids", PARTITION_IDS))
-        return TaskReader(self.database, self._selection(schema), snapshot=snapshot, slice_ids=slice_ids)
+        snapshot, ids = self.options.get("snapshot"), int(self.options.get("slice_ids", task_reader.PARTITION_IDS))
+        return task_reader.TaskReader(self.database, self._selection(schema), snapshot=snapshot, slice_ids=ids)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         self._check_options()
-        return TaskStreamReader(self.database, self._selection(schema), self._table)
+        return task_reader.TaskStreamReader(self.database, self._selection(schema), self._table)
 
     def writer(self, schema: StructType, overwrite: object) -> DataSourceWriter:
         """Return a writer that enqueues. Raises PipelineError for an overwrite."""
@@ -101,7 +93,7 @@ class TaskSource(DataSource):
     def _table(self) -> str:
         return str(self.options.get("table", "task"))
 
-    def _selection(self, schema: StructType) -> Selection:
+    def _selection(self, schema: StructType) -> task_reader.Selection:
         wanted = schema_of(self._table, schema.names)
         for given, ours in zip(schema, wanted, strict=True):
             if given.dataType != ours.dataType:
@@ -110,7 +102,7 @@ class TaskSource(DataSource):
                     f"{given.dataType.simpleString()}: correct .schema(...), or cast it afterwards."
                 )
         conditions = _from_text(self.options.get("where", "[]"))
-        return Selection(getattr(self.database.tables, self._table), schema, conditions)
+        return task_reader.Selection(getattr(self.database.tables, self._table), schema, conditions)
 
     def _check_options(self) -> None:
         for name in self.options:

@@ -111,9 +111,6 @@ class WriteReport:
         return len(self.rejects)
 
 
-# -- rows: checked, and the bad ones set aside with the reason ---------------------------------------------------------
-
-
 def stage(batch: pa.RecordBatch, rules: Rules) -> tuple[dict[str, pa.Array], list[Reject]]:
     """Return the good rows as the staging table's columns, and the bad ones."""
     given = {name: batch.column(name) for name in batch.schema.names if name in COLUMNS}
@@ -167,11 +164,9 @@ def _text_faults(name: str, column: pa.Array, rules: Rules) -> list[tuple[int, s
 
 
 def _json_faults(name: str, column: pa.Array, limits: json_payload.Limits) -> list[tuple[int, str]]:
-    faults = []
-    for row, text in enumerate(column.to_pylist()):
-        if text is not None and (reason := json_fault(text, limits, mapping=name == "context")):
-            faults.append((row, f"{name}: {reason}"))
-    return faults
+    texts = ((row, text) for row, text in enumerate(column.to_pylist()) if text is not None)
+    reasons = ((row, json_fault(text, limits, mapping=name == "context")) for row, text in texts)
+    return [(row, f"{name}: {reason}") for row, reason in reasons if reason]
 
 
 def json_fault(text: str, limits: json_payload.Limits, *, mapping: bool = False) -> str | None:

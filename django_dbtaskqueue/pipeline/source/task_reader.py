@@ -223,9 +223,6 @@ def _join(connection: Connection, snapshot: str) -> None:
             ) from None
 
 
-# -- snapshots: one state of the database for many connections ---------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Snapshot:
     """The name of one state of a database; None on SQLite, which reads in one statement.

@@ -32,9 +32,6 @@ SPARK_ERROR_REMEDIES = {
 }
 
 
-# -- progress ----------------------------------------------------------------------------------------------------------
-
-
 def silent(stage: str, done: int, total: int) -> None:
     """Show no progress."""
 
