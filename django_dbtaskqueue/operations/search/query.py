@@ -6,6 +6,7 @@ answers. Times are compared with the database's clock. Nothing here counts, sort
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timedelta
 from functools import reduce
@@ -17,7 +18,7 @@ from django import forms
 from django.core.exceptions import ValidationError
 from django.db import connections
 from django.db.models import Case, CharField, F, Func, IntegerField, Q, Value, When
-from django.db.models.fields.json import KeyTransform, compile_json_path  # type: ignore[attr-defined]  # missing in the stubs
+from django.db.models.fields.json import KeyTransform
 from django.db.models.functions import Now
 from django.utils.translation import gettext_lazy as _
 
@@ -155,13 +156,18 @@ def _json(term: Term, tasks: TaskQuerySet, name: str) -> TaskQuerySet:
     if connections[tasks.db].vendor == "postgresql":
         kind = Func(key, function="JSONB_TYPEOF", output_field=CharField())
     else:
-        kind = Func(column, Value(compile_json_path(path)), function="JSON_TYPE", output_field=CharField())
+        kind = Func(column, Value(_json_path(path)), function="JSON_TYPE", output_field=CharField())
     tasks = tasks.alias(**{name: key, f"{name}_kind": kind})
     condition = _any(_json_match(name, column, path, match, tasks.db) for match in term.matches)
     if not term.negated:
         return tasks.filter(condition)
     fits = Case(When(condition, then=Value(1)), default=Value(0), output_field=IntegerField())
     return tasks.alias(**{f"{name}_fits": fits}).filter(**{f"{name}_fits": 0})
+
+
+def _json_path(path: Sequence[str]) -> str:
+    """Return the path of SQLite, as ``KeyTransform`` writes it; Django 6 has moved its own function."""
+    return "$" + "".join(f"[{int(step)}]" if step.isdecimal() else f".{json.dumps(step)}" for step in path)
 
 
 def _json_match(name: str, column: str, path: Sequence[str], match: Match, alias: str) -> Q:
