@@ -32,6 +32,8 @@ import psycopg
 import pytest
 from django.conf import settings
 from django.db import connections
+from django.db.backends.signals import connection_created
+from django.dispatch import receiver
 
 from django_dbtaskqueue.contrib.embedded import EmbeddedPostgres
 from example_project.database import database_from_url
@@ -39,6 +41,7 @@ from example_project.database import database_from_url
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from django.db.backends.base.base import BaseDatabaseWrapper
     from pyspark.sql import SparkSession
     from pytest_django import DjangoDbBlocker
     from xdist.scheduler import LoadScopeScheduling
@@ -102,6 +105,12 @@ def group_of(test: str) -> str:
     if HEAVY.search(test):
         return "heavy"
     return test if PAGE in test else test.partition("::")[0]
+
+
+@receiver(connection_created)
+def as_with_debug(connection: BaseDatabaseWrapper, **_: object) -> None:
+    """SQLite runs as in a project with DEBUG: Django quotes each parameter for its log, and refuses a list."""
+    connection.force_debug_cursor = connection.vendor == "sqlite"
 
 
 @pytest.fixture(scope="session", autouse=True)

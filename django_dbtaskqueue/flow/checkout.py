@@ -111,7 +111,8 @@ def find_aged(
     session: Session, cursor: ScanCursor, max_wait: timedelta, params: dict[str, Any], watermarks: Watermarks
 ) -> None:
     """Find the priorities whose first task has waited longer than the cursor's ``max_wait``."""
-    ages = session.run(session.sql.ages, {**params, **cursor.params(watermarks)})
+    marks = cursor.params(watermarks) if session.postgresql else {"queue_name": cursor.queue}  # SQLite has no arrays
+    ages = session.run(session.sql.ages, {**params, **marks})
     late = sorted([(-age, priority) for priority, age in ages if age > max_wait.total_seconds()])
     cursor.aged = [priority for _, priority in late]
 

@@ -214,7 +214,7 @@ def waits_by_priority(place: Location, names: Sequence[str]) -> dict[str, dict[i
     session, sql = _reading(place)
     found: defaultdict[str, dict[int, float]] = defaultdict(dict)
     with prefer_indexes(session):
-        for name, priority, seconds in session.run(sql.due_ages, {"names": list(names)}):
+        for name, priority, seconds in session.run(sql.due_ages, {"names": session.sql.dialect.array(names)}):
             found[name][priority] = seconds
     return found
 
