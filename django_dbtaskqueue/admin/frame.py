@@ -8,9 +8,11 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 from django.contrib.admin import AdminSite
+from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpRequest, HttpResponse, HttpResponseNotModified
 from django.template.response import TemplateResponse
 from django.urls import reverse
@@ -21,7 +23,7 @@ from django.utils.translation import gettext_lazy
 
 from django_dbtaskqueue.core.exceptions import SearchTooSlow
 from django_dbtaskqueue.db.minute_counts import database_now
-from django_dbtaskqueue.db.session import Session
+from django_dbtaskqueue.db.session import Session, migrated
 from django_dbtaskqueue.operations.bounded_reads import statement_timeout
 
 if TYPE_CHECKING:
@@ -138,13 +140,27 @@ def show(
 
 def too_slow(page: PageAdmin, request: HttpRequest) -> HttpResponse:
     """Return the page that says how to narrow a search that takes too long."""
-    context = {
-        **_frame(page, request, live=False),
-        "title": _("This takes too long"),
-        "message": _("The database did not answer in time, and the question was given up."),
-        "plain": request.path,
-    }
-    response = TemplateResponse(request, "admin/dbtaskqueue/too_slow.html", context, status=503)
+    message = _("The database did not answer in time, and the question was given up.")
+    return _no_answer(page, request, {"title": _("This takes too long"), "message": message, "plain": request.path})
+
+
+def when_migrated(page: PageAdmin, view: Callable[..., HttpResponse]) -> Callable[..., HttpResponse]:
+    """Return a view that says what is wrong where the tables are missing, or the settings cannot be read."""
+
+    @wraps(view)
+    def entry(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
+        try:
+            with migrated():
+                return view(request, *args, **kwargs)
+        except ImproperlyConfigured as error:
+            return _no_answer(page, request, {"message": str(error)})
+
+    return entry
+
+
+def _no_answer(page: PageAdmin, request: HttpRequest, context: dict[str, Any]) -> HttpResponse:
+    filled = {**_frame(page, request, live=False), **context}
+    response = TemplateResponse(request, "admin/dbtaskqueue/too_slow.html", filled, status=503)
     response.headers["Retry-After"] = "60"  # for the browser's automatic refresh
     return response.render()
 

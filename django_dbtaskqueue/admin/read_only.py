@@ -14,7 +14,7 @@ from django.core.exceptions import PermissionDenied
 from django.db.models import Model, QuerySet
 from django.db.models.functions import Now
 from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseRedirect
-from django.urls import NoReverseMatch, reverse
+from django.urls import NoReverseMatch, URLPattern, reverse
 from django.utils.formats import date_format, number_format
 from django.utils.html import format_html
 from django.utils.http import urlencode
@@ -23,7 +23,7 @@ from django.utils.timezone import localtime
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from django_dbtaskqueue.admin.frame import show
+from django_dbtaskqueue.admin.frame import show, when_migrated
 from django_dbtaskqueue.core.durations import format_duration
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.operations.permissions import can_operate
@@ -178,6 +178,13 @@ class ReadOnlyAdmin(ModelAdmin):
     def has_module_permission(self, request: HttpRequest) -> bool:
         """Show the page in the index to users who may see it."""
         return self.has_view_permission(request)
+
+    def get_urls(self) -> list[URLPattern]:
+        """Wrap each view: where the tables are missing it says so."""
+        found = super().get_urls()
+        for pattern in found:
+            pattern.callback = when_migrated(self, pattern.callback)
+        return found
 
     def url(self, model: type[Model], page: str, *args: int | str, **query: int | str) -> str:
         """Return the address of a page of this admin site; empty when the site does not show that model."""

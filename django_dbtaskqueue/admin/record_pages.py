@@ -14,6 +14,7 @@ from django.urls import URLPattern, path
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
+from django_dbtaskqueue.admin.frame import when_migrated
 from django_dbtaskqueue.admin.list_pages import FilterSet, ListAdmin, SmallListAdmin
 from django_dbtaskqueue.admin.read_only import (
     Column,
@@ -230,7 +231,7 @@ class PipelineReportAdmin(ListAdmin):
     page_lines = ("kind", "made", "span_from", "span_to", "summary", "location")
 
     def get_urls(self) -> list[URLPattern]:
-        view = self.admin_site.admin_view(self.file)
+        view = self.admin_site.admin_view(when_migrated(self, self.file))
         own = path("<int:pk>/report/", view, name="dbtaskqueue_pipelinereport_report")
         return [own, *super().get_urls()]
 

@@ -17,6 +17,7 @@ from django.views.decorators.csrf import csrf_exempt, csrf_protect
 
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.exceptions import SearchTooSlow, TaskQueueError, near_match
+from django_dbtaskqueue.db.session import migrated
 from django_dbtaskqueue.operations.permissions import Actor
 
 AUTH_SCHEME = "Bearer "
@@ -95,7 +96,8 @@ def typed(given: JsonObject, key: str, kind: type, default: Any) -> Any:
 
 def _answer(get_document: Callable[[], JsonObject], *, created: bool) -> HttpResponse:
     try:
-        return _json(get_document(), 202 if created else 200)
+        with migrated():
+            return _json(get_document(), 202 if created else 200)
     except ApiError as error:
         return _error(error.code, str(error))
     except SearchTooSlow as error:

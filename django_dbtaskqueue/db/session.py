@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 from django.apps import apps
 from django.conf import settings as django_settings
 from django.core.exceptions import ImproperlyConfigured
-from django.db import DEFAULT_DB_ALIAS, connections, router, transaction
+from django.db import DEFAULT_DB_ALIAS, DatabaseError, connections, router, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.utils.dateparse import parse_datetime
 from django.utils.timezone import make_aware, make_naive
@@ -34,6 +34,8 @@ Params = Mapping[str, Any]
 TABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
 TABLE_NAME_RULE = "use 1 to 63 letters, digits and '_', not beginning with a digit"
 TIMESTAMPTZ_OID = 1184
+UNDEFINED_SQLSTATES = ("42P01", "42703")  # a table, a column
+UNDEFINED_IN_SQLITE = ("no such table", "no such column")
 # Custom plans flip to sequential scans, because statistics lag behind a queue. And a poller that waits for a row that
 # a processor has locked in its own transaction cannot work for the other tasks.
 OWN_SESSION_SQL = (
@@ -251,6 +253,18 @@ def _immediate(connection: BaseDatabaseWrapper) -> Iterator[None]:
             cursor.execute("ROLLBACK")
             raise
         cursor.execute("COMMIT")
+
+
+@contextmanager
+def migrated() -> Iterator[None]:
+    """Turn an error about a missing table or column into ``ImproperlyConfigured``, which says what to do."""
+    try:
+        yield
+    except DatabaseError as error:
+        text, sqlstate = str(error).strip().partition("\n")[0], getattr(error.__cause__, "sqlstate", "")
+        if sqlstate not in UNDEFINED_SQLSTATES and not text.startswith(UNDEFINED_IN_SQLITE):
+            raise
+        raise ImproperlyConfigured(f"The database is not migrated ({text}). Run: python manage.py migrate") from error
 
 
 @lru_cache(maxsize=1024)

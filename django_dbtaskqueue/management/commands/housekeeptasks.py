@@ -13,6 +13,7 @@ from django.db import DatabaseError, connections
 
 from django_dbtaskqueue.core.durations import format_duration
 from django_dbtaskqueue.core.exceptions import TaskQueueError
+from django_dbtaskqueue.db.session import migrated
 from django_dbtaskqueue.management import positive_duration
 from django_dbtaskqueue.operations.housekeeping import Housekeeper, RetentionPolicy, known
 
@@ -58,13 +59,14 @@ class Command(BaseCommand):
             ages = replace(RetentionPolicy.of_settings(), **given)
             if options["database"] is not None and options["database"] not in connections:
                 raise CommandError(f"There is no database {options['database']!r}; {', '.join(connections)}.")
-            report = Housekeeper().turn(
-                ages,
-                using=options["database"],
-                queues=known(options["queue"], options["database"]),
-                to="delete" if options["delete"] else "history",
-                within=options["within"],
-            )
+            with migrated():
+                report = Housekeeper().turn(
+                    ages,
+                    using=options["database"],
+                    queues=known(options["queue"], options["database"]),
+                    to="delete" if options["delete"] else "history",
+                    within=options["within"],
+                )
         except (ImproperlyConfigured, TaskQueueError) as error:
             raise CommandError(str(error), returncode=3) from error
         except DatabaseError as error:

@@ -13,6 +13,7 @@ from django.core.exceptions import ImproperlyConfigured, PermissionDenied
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from django_dbtaskqueue.core.exceptions import SearchError, SearchTooSlow, TaskQueueError
+from django_dbtaskqueue.db.session import migrated
 from django_dbtaskqueue.management import changes, duration, positive, reading
 from django_dbtaskqueue.management.output import Output
 from django_dbtaskqueue.operations.verbs import TASK_VERBS
@@ -61,7 +62,8 @@ class Command(BaseCommand):
         """Run one subcommand; exit with one of the codes in the help."""
         output = Output(self.stdout, self.style, as_json=options["as_json"], yes=options.get("yes", False))
         try:
-            code = self._run(output, options)
+            with migrated():
+                code = self._run(output, options)
         except SearchTooSlow as error:
             raise CommandError(str(error), returncode=TOO_SLOW_CODE) from error
         except SearchError as error:
