@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from django.apps import apps
 from django.conf import settings as django_settings
 from django.core.checks import CheckMessage, Error, Warning, register
 from django.core.exceptions import ImproperlyConfigured
@@ -115,6 +116,15 @@ def check_sense(**_: object) -> list[CheckMessage]:
             )
         )
     return found
+
+
+@register("dbtaskqueue")
+def check_apps(**_: object) -> list[CheckMessage]:
+    """E007: an app that the pages in the admin need is not installed."""
+    if not apps.is_installed("django.contrib.admin") or apps.is_installed("django_tables2"):
+        return []
+    hint = "Add 'django_tables2' to INSTALLED_APPS. pip has installed it with django-dbtaskqueue."
+    return [Error("The task queue's pages in the admin need django_tables2.", hint=hint, id="dbtaskqueue.E007")]
 
 
 def contradictions(settings: conf.QueueSettings) -> Iterator[tuple[str, str]]:

@@ -104,6 +104,15 @@ def test_an_isolation_level_above_read_committed(settings: Any, monkeypatch: Any
     assert [check.id for check in run_checks(tags=["dbtaskqueue"])] == ["dbtaskqueue.W002"]
 
 
+def test_an_app_that_the_pages_need_is_named_with_what_to_add(settings: Any) -> None:
+    before = settings.INSTALLED_APPS
+    settings.INSTALLED_APPS = [name for name in before if name != "django_tables2"]
+    (error,) = run_checks(tags=["dbtaskqueue"])
+    assert error.id == "dbtaskqueue.E007" and "Add 'django_tables2' to INSTALLED_APPS" in str(error.hint)
+    settings.INSTALLED_APPS = [name for name in before if name not in ("django_tables2", "django.contrib.admin")]
+    assert not run_checks(tags=["dbtaskqueue"])
+
+
 @pytest.mark.django_db
 def test_an_index_that_is_missing_comes_with_the_statement_that_makes_it() -> None:
     with connection.cursor() as cursor:
