@@ -1,0 +1,96 @@
+"""The Pythons of this machine, and fresh environments with the wheel of this checkout."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from functools import cache
+from itertools import chain
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+PROJECT = "django-dbtaskqueue"
+# Prints the version of a Python that can make an environment.
+USABLE = "import ensurepip, sqlite3, ssl, sys, venv; print(f'{sys.version_info[0]}.{sys.version_info[1]}')"
+# Which Django pip may take with a Python. Where there is no entry: the newest that pip finds.
+DJANGO = {"3.11": "Django~=5.2.0", "3.12": "Django~=6.0.0"}
+PATIENCE_S = 300.0
+
+
+@dataclass(frozen=True)
+class Python:
+    """An interpreter of this machine."""
+
+    version: str
+    program: str
+
+    @property
+    def constraint(self) -> str:
+        """What pip is told about Django."""
+        return DJANGO.get(self.version, "Django>=6.0")
+
+
+@cache
+def pythons() -> dict[str, Python]:
+    """Return one interpreter for each version from 3.11: that of this process, of the PATH, of pyenv, in this order.
+
+    ``STRANGER_PYTHONS`` names more of them, separated like the PATH.
+    """
+    given = os.environ.get("STRANGER_PYTHONS", "").split(os.pathsep)
+    named = (shutil.which(f"python3.{minor}") for minor in range(11, 20))
+    root = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv")
+    found: dict[str, Python] = {}
+    for program in chain([sys.executable], given, named, map(str, sorted(root.glob("versions/3.*/bin/python3")))):
+        version = _version(program) if program else ""
+        if version and tuple(map(int, version.split("."))) >= (3, 11):
+            found.setdefault(version, Python(version, program))
+    return dict(sorted(found.items(), key=lambda item: tuple(map(int, item[0].split(".")))))
+
+
+def _version(program: str) -> str:
+    try:
+        done = subprocess.run([program, "-c", USABLE], capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    except OSError:
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def build_wheel(folder: Path) -> Path:
+    """Build the wheel of this checkout; the checkout itself stays as it is."""
+    execute([sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", str(folder), str(REPOSITORY)])
+    (wheel,) = folder.glob("*.whl")
+    return wheel
+
+
+def make_environment(python: Python, wheel: Path, folder: Path) -> dict[str, str]:
+    """Make a virtual environment with nothing but pip; return the variables of a shell in which it is active.
+
+    In it ``pip install`` takes this project from the wheel, and Django as the pair wants it. A warning is an error.
+    """
+    execute([python.program, "-m", "venv", str(folder)])
+    constraints = folder / "constraints.txt"
+    constraints.write_text(f"{PROJECT}=={wheel.name.split('-')[1]}\n{python.constraint}\n")
+    hidden = {"PYTHONPATH", "PYTHONHOME", "DJANGO_SETTINGS_MODULE", "DATABASE_URL", "PYTEST_ADDOPTS"}
+    return {
+        **{name: value for name, value in os.environ.items() if name not in hidden},
+        "PATH": f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}",
+        "VIRTUAL_ENV": str(folder),
+        "PIP_CONSTRAINT": str(constraints),
+        "PIP_FIND_LINKS": str(wheel.parent),
+        "PIP_QUIET": "1",
+        "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def execute(command: list[str], *, env: dict[str, str] | None = None, cwd: Path | None = None) -> str:
+    """Run a program to its end, and return what it printed; fail with that if it fails."""
+    done = subprocess.run(
+        command, env=env, cwd=cwd, text=True, timeout=PATIENCE_S,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, f"{' '.join(command)}: exit {done.returncode}\n{done.stdout}"
+    return done.stdout

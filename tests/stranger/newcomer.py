@@ -1,0 +1,107 @@
+"""A newcomer, who reads a page from top to bottom and types each block where the text says."""
+
+from __future__ import annotations
+
+import doctest
+import shlex
+import signal
+import subprocess
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.docs.pages import READY, Block, blocks, commands, free_port
+from tests.stranger.environments import PATIENCE_S, execute
+
+VISIT = Path(__file__).with_name("visit.py")
+Step = Callable[[], None]
+
+
+class Newcomer:
+    """Works in one folder, in one environment."""
+
+    def __init__(self, folder: Path, env: dict[str, str]) -> None:
+        self.folder = folder
+        self.env = env
+        self.output = ""
+        self.before: dict[str, Step] = {}  # what to look at before a command is typed
+        self.while_running: dict[str, Callable[[str], None]] = {}  # and while a server runs, given its address
+
+    def read(self, page: Path, *, after: str = "", until: str = "") -> None:
+        """Type every block of a page, or those between two headings."""
+        lines = page.read_text().splitlines()
+        first = lines.index(after) if after else 0
+        last = lines.index(until) if until else len(lines)
+        for block in blocks(page):
+            if first < block.line <= last:
+                try:
+                    getattr(self, f"type_{block.language}")(block)
+                except Exception as error:
+                    error.add_note(f"{page.name}, line {block.line}:\n{block.text}")
+                    raise
+
+    def type_python(self, block: Block) -> None:
+        """Add to the end of the file that the block names, or type into the project's shell."""
+        if block.title is None:
+            self.output = self.run(["python", "manage.py", "shell", "--verbosity", "0", "--command", block.text])
+            return
+        file = self.folder / block.title
+        file.parent.mkdir(exist_ok=True)
+        with file.open("a") as end:
+            end.write(f"\n{block.text}")
+
+    def type_text(self, block: Block) -> None:
+        """Compare with what the block before printed; ``...`` stands for anything."""
+        same = doctest.OutputChecker().check_output(block.text, self.output.rstrip() + "\n", doctest.ELLIPSIS)
+        assert same, f"It printed:\n{self.output}"
+
+    def type_bash(self, block: Block) -> None:
+        """Run each command; what has no end is stopped with Ctrl-C once it is ready."""
+        self.output = "".join([self.command(words) for words in commands(block.text)])
+
+    def command(self, words: list[str]) -> str:
+        """Run one command line as it stands."""
+        if words[0] == "export":
+            name, _, value = words[1].partition("=")
+            self.env[name] = value
+            return ""
+        name = words[2] if words[:2] == ["python", "manage.py"] else ""
+        if step := self.before.pop(name, None):
+            step()
+        if name in READY and not {"--drain", "--once"}.intersection(words):
+            return self.run_until_ready(words, READY[name])
+        return self.run(words)
+
+    def run(self, words: list[str]) -> str:
+        """Run a program to its end; a warning is an error."""
+        return execute(words, env=self._env(words), cwd=self.folder)
+
+    def run_until_ready(self, words: list[str], ready: str) -> str:
+        """Run a program until it says that it is ready, look at it, and stop it with Ctrl-C; it must end well."""
+        address = f"127.0.0.1:{free_port()}"
+        if "runserver" in words:
+            words = [*words, "--noreload", address]
+        process = subprocess.Popen(
+            words, env=self._env(words), cwd=self.folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
+        killer = threading.Timer(PATIENCE_S, process.kill)
+        killer.start()
+        assert process.stdout is not None
+        said = []
+        for line in process.stdout:
+            said.append(line)
+            if ready in line:
+                if look := self.while_running.get(words[2]):
+                    look(f"http://{address}")
+                process.send_signal(signal.SIGINT)
+        killer.cancel()
+        process.stdout.close()
+        assert process.wait() == 0, f"{shlex.join(words)} ended with {process.returncode}:\n{''.join(said)}"
+        return "".join(said)
+
+    def visit(self, stage: str) -> None:
+        """Open every page, command and route of the project; fail with all that is wrong there."""
+        execute(["python", str(VISIT), stage], env=self._env(["python"]), cwd=self.folder)
+
+    def _env(self, words: list[str]) -> dict[str, str]:
+        return {**self.env, "PYTHONWARNINGS": "error"} if words[0] in ("python", "django-admin") else self.env

@@ -1,0 +1,96 @@
+"""README and tutorial, word for word, with each Python of this machine; then everything there is to open is opened."""
+
+from __future__ import annotations
+
+import os
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.conf import settings
+
+from example_project.database import database_from_url
+from tests.conftest import _created, _url_of
+from tests.docs.pages import Block
+from tests.stranger.conftest import Environment
+from tests.stranger.environments import REPOSITORY, Python, pythons
+from tests.stranger.newcomer import Newcomer
+
+pytestmark = [pytest.mark.stranger, pytest.mark.timeout(900)]
+
+README, TUTORIAL = REPOSITORY / "README.md", REPOSITORY / "docs/tutorial.md"
+OPERATIONS = REPOSITORY / "docs/reference/operations.md"
+SHOP = REPOSITORY / "tests/docs/existing_project/shop/models.py"
+ORDER_URL = """
+from shop import views
+
+urlpatterns += [path("order", views.place_order)]
+"""
+SELL = """
+from django.test import Client
+from django_dbtaskqueue import enqueue
+
+print(Client(headers={"host": "localhost"}).post("/order", {"customer": "Ada"}).content)
+enqueue("invoices", "order-0", {"order": 0})
+"""
+
+
+def test_the_newest_django_is_among_those_tried() -> None:
+    newer = [version for version in pythons() if version not in ("3.11", "3.12")]
+    if not newer and "CI" not in os.environ:
+        pytest.skip(f"there is no Python 3.13 here, only {', '.join(pythons())}; name one in STRANGER_PYTHONS")
+    assert newer, f"there is no Python 3.13 here, only {', '.join(pythons())}; name one in STRANGER_PYTHONS"
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database(request: pytest.FixtureRequest) -> Iterator[dict[str, Any] | None]:
+    """The entry in DATABASES that the stranger's project had before; None: as startproject made it."""
+    if request.param == "sqlite":
+        yield None
+        return
+    with _created(settings.SERVER_URL) as name:
+        yield database_from_url(_url_of(settings.SERVER_URL, name))
+
+
+def test_readme(python: Python, database: dict[str, Any] | None, environment: Environment, tmp_path: Path) -> None:
+    """An existing project, made with startproject, that sells something."""
+    newcomer = Newcomer(tmp_path, environment(python, "readme"))
+    had_shop(newcomer, database)
+    newcomer.before["migrate"] = lambda: newcomer.visit("unmigrated")
+    newcomer.read(README, after="## Add it to an existing project", until="## What it promises")
+    newcomer.type_python(Block("python", "mysite/urls.py", ORDER_URL, 0))
+    newcomer.visit("empty")
+    newcomer.run(["python", "manage.py", "shell", "--command", SELL])
+    newcomer.run(["python", "manage.py", "runtaskpoller", "--drain"])
+    newcomer.read(OPERATIONS, after="## The JSON API")
+    newcomer.visit("filled")
+
+
+def had_shop(newcomer: Newcomer, database: dict[str, Any] | None) -> None:
+    """Make the project that README's reader has."""
+    newcomer.run(["pip", "install", "Django"] if database is None else ["pip", "install", "Django", "psycopg[binary]"])
+    newcomer.run(["django-admin", "startproject", "mysite", "."])
+    newcomer.run(["python", "manage.py", "startapp", "shop"])
+    (newcomer.folder / "shop/models.py").write_text(SHOP.read_text())
+    with (newcomer.folder / "mysite/settings.py").open("a") as end:
+        end.write('\nINSTALLED_APPS += ["shop"]\n' + (f'DATABASES["default"] = {database!r}\n' if database else ""))
+    newcomer.run(["python", "manage.py", "makemigrations", "shop"])
+    newcomer.run(["python", "manage.py", "migrate"])
+
+
+def test_tutorial(python: Python, environment: Environment, tmp_path: Path) -> None:
+    """An empty folder; in the end a task has failed, and was corrected."""
+    newcomer = Newcomer(tmp_path, environment(python, "tutorial"))
+    newcomer.while_running["runserver"] = serves_the_admin
+    newcomer.before["createsuperuser"] = lambda: newcomer.visit("filled")
+    newcomer.read(TUTORIAL)
+    newcomer.visit("filled")
+
+
+def serves_the_admin(address: str) -> None:
+    """Open the log-in page and a style sheet from a real server."""
+    for path in ("/admin/login/?next=/admin/dbtaskqueue/task/", "/static/dbtaskqueue/operations.css"):
+        with urllib.request.urlopen(address + path, timeout=60) as answer:  # noqa: S310 -- our own server
+            assert answer.status == 200, path

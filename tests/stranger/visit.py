@@ -1,0 +1,288 @@
+"""Run inside a project, with only Django and the package: open every admin page, API route and ``taskqueue`` command.
+
+``python visit.py STAGE``, in the folder of ``manage.py``. Prints what is wrong, and exits with 1 if anything is.
+
+``unmigrated``  the app's tables are missing: each page, route and command says so in a sentence
+``filled``      or empty: nothing fails, no user sees more than the permissions allow, each static file exists
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import logging
+import os
+import re
+import sys
+import traceback
+import warnings
+from collections.abc import Iterator
+from html import unescape
+from typing import Any
+from urllib.parse import urljoin, urlsplit
+
+STAGE = sys.argv[1]
+MAX_LINKED_PAGES = 60  # that one user opens by following links
+MAX_FAULTS = 25  # that are printed
+LINK = re.compile(r"""(?:href|src|action)="([^"]*)\"""")
+MIGRATE = "manage.py migrate"
+faults: list[str] = []
+
+
+def start() -> None:
+    """Begin as manage.py does."""
+    logging.disable(logging.CRITICAL)  # faults are printed at the end
+    sys.path.insert(0, os.getcwd())
+    with open("manage.py") as file:
+        settings = re.search(r"'(\w+\.settings)'", file.read())
+    assert settings
+    os.environ["DJANGO_SETTINGS_MODULE"] = settings[1]
+    import django
+
+    django.setup()
+
+
+start()
+
+from django.contrib import admin  # noqa: E402 -- Django must be set up first
+from django.contrib.auth.models import Permission, User  # noqa: E402 -- Django must be set up first
+from django.contrib.staticfiles import finders  # noqa: E402 -- Django must be set up first
+from django.core.management import load_command_class  # noqa: E402 -- Django must be set up first
+from django.core.signals import got_request_exception  # noqa: E402 -- Django must be set up first
+from django.test import Client  # noqa: E402 -- Django must be set up first
+from django.urls import NoReverseMatch, get_resolver, reverse  # noqa: E402 -- Django must be set up first
+
+from django_dbtaskqueue.conf.settings import known_queues  # noqa: E402 -- Django must be set up first
+from django_dbtaskqueue.models import Task  # noqa: E402 -- Django must be set up first
+from django_dbtaskqueue.operations.verbs import TASK_VERBS  # noqa: E402 -- Django must be set up first
+
+HARMLESS = "ref:there-is-no-such-reference"
+USAGE_ERROR_CODE = 2
+QUEUE = "a-queue/with a slash"
+API = "dbtaskqueue_api"
+# The arguments of each subcommand of ``taskqueue``.
+COMMANDS: dict[str, list[list[str]]] = {
+    "status": [[]],
+    "list": [[], ["--filter", "status:ERROR payload.order:>1 age:<9d"], ["--limit", "1"]],
+    "show": [["1"], ["claims/UA1545"], ["invoices/order-1"]],
+    "tail": [["--count", "1"]],
+    "doctor": [[]],
+    "pause": [[QUEUE, "--reason", "a visit", "--for", "1m"], [QUEUE, "--dry-run"]],
+    "resume": [[QUEUE], [QUEUE, "--dry-run"]],
+    "purge": [[QUEUE, "--dry-run"], [QUEUE, "--yes", "--reason", "a visit"]],
+    "bulk": [["list"], ["run"], ["show", "1"], ["cancel", "1"]],
+    "index": [[], ["--drop"]],
+    "token": [["superuser"]],
+}
+BODIES: dict[str, dict[str, object]] = {
+    "on_ids": {"ids": [987654], "reason": "a visit"},
+    "preview": {"q": HARMLESS},
+    "on_search": {"q": HARMLESS, "reason": "a visit"},
+    "cancel": {"reason": "a visit"},
+    "pause": {"reason": "a visit", "for": "1m"},
+    "start": {"reason": "a visit"},
+    "purge": {"confirm": QUEUE, "reason": "a visit"},
+}
+
+
+def main() -> int:
+    """Visit everything; return the exit code."""
+    run_commands()
+    for name, user in users().items():
+        visit_pages(name, user)
+        visit_api(name, user)
+    print(*faults[:MAX_FAULTS], f"{len(faults)} faults in {Browser.requests} requests", sep="\n\n")
+    return 1 if faults else 0
+
+
+def users() -> dict[str, User | None]:
+    """Return a superuser, a member of the staff who may see queues and tasks only, one who may see nothing, nobody."""
+    root, _ = User.objects.get_or_create(username="superuser", is_staff=True, is_superuser=True)
+    some, _ = User.objects.get_or_create(username="some", is_staff=True)
+    none, _ = User.objects.get_or_create(username="none", is_staff=True)
+    some.user_permissions.set(Permission.objects.filter(codename__in=["view_task", "view_queue"]))
+    return {"superuser": root, "staff who may see some": some, "staff who may see nothing": none, "nobody": None}
+
+
+# -- pages -------------------------------------------------------------------------------------------------------------
+
+
+class Browser:
+    """A user's browser, which notes what goes wrong."""
+
+    requests = 0  # of all browsers
+
+    def __init__(self, name: str, user: User | None) -> None:
+        self.name = name
+        self.client = Client(raise_request_exception=False)
+        if user is not None:
+            self.client.force_login(user)
+        self.trace = ""
+        got_request_exception.connect(self._failed)
+
+    def _failed(self, **_: object) -> None:
+        self.trace = "".join(traceback.format_exception(*sys.exc_info()))
+
+    def send(self, method: str, address: str, body: object = None) -> Any:
+        """Send a request; a server error is a fault, except the sentence about missing tables."""
+        self.trace = ""
+        Browser.requests += 1
+        options = {} if body is None else {"data": json.dumps(body), "content_type": "application/json"}
+        response = getattr(self.client, method)(address, **options)
+        text = response.content.decode(errors="replace") if not response.streaming else ""
+        said = STAGE == "unmigrated" and MIGRATE in unescape(text)
+        if self.trace or (response.status_code >= 500 and not said):
+            faults.append(f"{self.name}: {method} {address}: {response.status_code}\n{self.trace or text[:2000]}")
+        return response
+
+
+def visit_pages(name: str, user: User | None) -> None:
+    """Open every address of the admin for our models, and every page of them that those pages lead to."""
+    browser, seen, waiting, static = Browser(name, user), set[str](), list(admin_addresses()), set[str]()
+    index = reverse("admin:index")
+    opened, most = 0, len(set(waiting)) + MAX_LINKED_PAGES
+    while waiting and len(seen) < most:
+        address = waiting.pop(0)
+        if address in seen:
+            continue
+        seen.add(address)
+        response = browser.send("get", address)
+        if response.status_code != 200:
+            continue
+        opened += 1
+        if response.streaming or "text/html" not in response["Content-Type"]:
+            continue
+        text = response.content.decode()
+        if user is None:
+            faults.append(f"nobody may open {address}")
+        for link in map(unescape, LINK.findall(text)):
+            found = urlsplit(urljoin(address, link))
+            if found.netloc or found.scheme:
+                continue
+            if found.path.startswith(STATIC_URL):
+                static.add(found.path.removeprefix(STATIC_URL))
+            elif found.path.startswith(f"{index}dbtaskqueue/"):
+                waiting.append(found.path + ("?" + found.query if found.query else ""))
+    faults.extend(f"{name}: static file {file} is missing" for file in sorted(static) if not finders.find(file))
+    if name == "superuser" and STAGE != "unmigrated":
+        if opened < len(OURS):
+            faults.append(f"only {opened} pages were opened: {sorted(seen)}")
+        if not any(file.startswith("dbtaskqueue/") for file in static):
+            faults.append(f"no page uses a static file of ours: {sorted(static)}")
+        ask_for_each_action(browser)
+
+
+def admin_addresses() -> Iterator[str]:
+    """Yield every address that our admin classes have, those of a row with the newest row and with one that is not."""
+    yield reverse("admin:index")
+    yield reverse("admin:app_list", args=["dbtaskqueue"])
+    for model, page in OURS.items():
+        changelist = reverse(f"admin:dbtaskqueue_{model._meta.model_name}_changelist")
+        yield from (changelist + query for query in ("", "?_live=1", "?q=status:ERROR", "?q=no:such", "?page=2"))
+        for name in filter(None, (pattern.name for pattern in page.get_urls())):
+            for pk in ids_of(model):
+                with contextlib.suppress(NoReverseMatch):
+                    address = reverse(f"admin:{name}", args=[pk])
+                    yield from (address, f"{address}?_live=1")
+
+
+def ids_of(model: Any) -> list[object]:
+    """Return the newest row, and one that is not there."""
+    if STAGE == "unmigrated" or not model._meta.db_table:
+        return [987654]
+    return [*model._default_manager.order_by("-pk").values_list("pk", flat=True)[:1], 987654]
+
+
+def ask_for_each_action(browser: Browser) -> None:
+    """Ask for every action on the newest tasks: the page that wants a confirmation changes nothing."""
+    for pk in Task.objects.order_by("-pk").values_list("pk", flat=True)[:3]:
+        for verb in TASK_VERBS:
+            address = reverse("admin:dbtaskqueue_task_changelist")
+            response = browser.client.post(address, {"action": verb, "_selected_action": pk})
+            if response.status_code not in (200, 302):
+                faults.append(f"action {verb} on task {pk}: {response.status_code}\n{browser.trace}")
+
+
+# -- the API -----------------------------------------------------------------------------------------------------------
+
+
+def visit_api(name: str, user: User | None) -> None:
+    """Send both methods to every route of the API, if the project has it among its URLs."""
+    browser = Browser(name, user)
+    for route, address in api_addresses():
+        for method, body in (("get", None), ("post", {}), ("post", BODIES.get(route, {})), ("post", ["no object"])):
+            response = browser.send(method, address, body)
+            if response["Content-Type"] != "application/json":
+                faults.append(f"{name}: {method} {address} answers {response['Content-Type']}")
+            if name == "superuser" and body is BODIES.get(route) and response.status_code == 400:
+                faults.append(f"{method} {address} with {body}: {response.content.decode()}")
+            if user is None and response.status_code not in (401, 405):
+                faults.append(f"nobody: {method} {address}: {response.status_code}")
+
+
+def api_addresses() -> Iterator[tuple[str, str]]:
+    """Yield name and address of every route, for each verb where it has one."""
+    for names, routes in get_resolver().namespace_dict.items():
+        if names == API:
+            for route in {name for name in routes[1].reverse_dict if isinstance(name, str)}:
+                params = routes[1].reverse_dict.getlist(route)[0][0][0][1]
+                verbs = list(TASK_VERBS) if "verb" in params else [""]
+                queue = QUEUE if route == "purge" else next(iter(known_queues()), QUEUE)
+                for verb in verbs:
+                    for pk in (1, 987654) if "pk" in params else (1,):
+                        values = {"pk": pk, "queue": queue, "verb": verb}
+                        yield route, reverse(f"{API}:{route}", kwargs={name: values[name] for name in params})
+
+
+# -- commands ----------------------------------------------------------------------------------------------------------
+
+
+def run_commands() -> None:
+    """Run every subcommand of ``taskqueue``, as text and as JSON, and the commands without arguments."""
+    parser = load_command_class("django_dbtaskqueue", "taskqueue").create_parser("manage.py", "taskqueue")
+    (subparsers,) = [action for action in parser._actions if action.dest == "command"]
+    verbs = {"poison" if name == "mark_poison" else name for name in TASK_VERBS}
+    cases = COMMANDS | {verb: [["--filter", HARMLESS, "--dry-run"], ["--id", "1", "--dry-run"]] for verb in verbs}
+    if set(subparsers.choices) != set(cases):
+        faults.append(f"taskqueue has other subcommands than those visited: {set(subparsers.choices) ^ set(cases)}")
+    for name, calls in cases.items():
+        for arguments in calls:
+            run_command("taskqueue", name, *arguments)
+            run_command("taskqueue", name, "--json", *arguments)
+    run_command("housekeeptasks")
+    run_command("runtaskpipeline", "check")
+    run_command("runtaskpoller", "--once", "--queue", "nosuch")
+
+
+def run_command(name: str, *arguments: str) -> None:
+    """Run a command as from a shell: it may refuse in a sentence, and never with a traceback."""
+    said, code = io.StringIO(), 0
+    words = ["manage.py", name, *arguments]
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        try:
+            load_command_class("django_dbtaskqueue", name).run_from_argv(words)
+        except SystemExit as error:
+            code = int(error.code or 0)
+        except BaseException:
+            faults.append(f"{' '.join(words)}\n{traceback.format_exc()}")
+    text = said.getvalue()
+    needless = any(words in text for words in ("not PostgreSQL", "needs PostgreSQL", "nothing to do"))
+    reads = not {"token", "check", "nosuch"}.intersection(arguments) and arguments[-2:] != (QUEUE, "--dry-run")
+    if STAGE == "unmigrated" and reads and not needless and (not code or MIGRATE not in text):
+        faults.append(f"{' '.join(words)} does not say what to do without tables: exit {code}\n{text}")
+    if code == USAGE_ERROR_CODE and STAGE != "unmigrated":
+        faults.append(f"{' '.join(words)} cannot be read: {text}")
+    if code and not text.strip():
+        faults.append(f"{' '.join(words)} fails without a word: exit {code}")
+    if "Traceback" in text and "show" not in arguments:
+        faults.append(f"{' '.join(words)}\n{text}")
+
+
+warnings.simplefilter("error")
+from django.conf import settings  # noqa: E402 -- Django must be set up first
+
+STATIC_URL = settings.STATIC_URL
+OURS = {model: page for model, page in admin.site._registry.items() if model._meta.app_label == "dbtaskqueue"}
+settings.ALLOWED_HOSTS = ["testserver"]  # as Django's own test runner does
+sys.exit(main())
