@@ -41,13 +41,19 @@ def pythons() -> dict[str, Python]:
     """
     given = os.environ.get("STRANGER_PYTHONS", "").split(os.pathsep)
     named = (shutil.which(f"python3.{minor}") for minor in range(11, 20))
-    root = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv")
+    pyenv = Path(shutil.which("pyenv") or Path.home() / ".pyenv/bin/pyenv").parent.parent
     found: dict[str, Python] = {}
-    for program in chain([sys.executable], given, named, map(str, sorted(root.glob("versions/3.*/bin/python3")))):
+    for program in chain([sys.executable], given, named, map(str, sorted(pyenv.glob("versions/3.*/bin/python3")))):
         version = _version(program) if program else ""
         if version and tuple(map(int, version.split("."))) >= (3, 11):
             found.setdefault(version, Python(version, program))
     return dict(sorted(found.items(), key=lambda item: tuple(map(int, item[0].split(".")))))
+
+
+def main() -> int:
+    """Print the program of each Python; return 1 if the version that is asked for is not among them."""
+    print(*(f"{one.version} {one.program}" for one in pythons().values()), sep="\n")
+    return 0 if set(sys.argv[1:]) <= set(pythons()) else 1
 
 
 def _version(program: str) -> str:
@@ -94,3 +100,7 @@ def execute(command: list[str], *, env: dict[str, str] | None = None, cwd: Path 
     )  # fmt: skip
     assert done.returncode == 0, f"{' '.join(command)}: exit {done.returncode}\n{done.stdout}"
     return done.stdout
+
+
+if __name__ == "__main__":
+    sys.exit(main())

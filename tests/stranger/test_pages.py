@@ -28,6 +28,12 @@ from shop import views
 
 urlpatterns += [path("order", views.place_order)]
 """
+# What a bare install may bring: Django, the driver of PostgreSQL, the libraries of the admin, and what these need.
+BARE = {
+    *("django-dbtaskqueue", "django", "psycopg", "django-filter", "django-tables2"),
+    *("asgiref", "sqlparse", "typing_extensions", "pip", "setuptools"),
+}
+WITHOUT_LIBPQ = {"PSYCOPG_IMPL": "binary"}  # which a bare install lacks: importing psycopg fails, as without libpq
 SELL = """
 from django.test import Client
 from django_dbtaskqueue import enqueue
@@ -66,6 +72,7 @@ def test_readme(python: Python, database: dict[str, Any] | None, environment: En
     newcomer.run(["python", "manage.py", "runtaskpoller", "--drain"])
     newcomer.read(OPERATIONS, after="## The JSON API")
     newcomer.visit("filled")
+    newcomer.run(["python", "manage.py", "makemigrations", "--check", "--dry-run"])
 
 
 def had_shop(newcomer: Newcomer, database: dict[str, Any] | None) -> None:
@@ -82,11 +89,14 @@ def had_shop(newcomer: Newcomer, database: dict[str, Any] | None) -> None:
 
 def test_tutorial(python: Python, environment: Environment, tmp_path: Path) -> None:
     """An empty folder; in the end a task has failed, and was corrected."""
-    newcomer = Newcomer(tmp_path, environment(python, "tutorial"))
+    newcomer = Newcomer(tmp_path, environment(python, "tutorial") | WITHOUT_LIBPQ)
     newcomer.while_running["runserver"] = serves_the_admin
     newcomer.before["createsuperuser"] = lambda: newcomer.visit("filled")
     newcomer.read(TUTORIAL)
     newcomer.visit("filled")
+    newcomer.run(["python", "manage.py", "makemigrations", "--check", "--dry-run"])
+    installed = {line.partition("==")[0].lower() for line in newcomer.run(["pip", "list", "--format=freeze"]).split()}
+    assert installed <= BARE, f"a bare install brings {installed - BARE}"
 
 
 def serves_the_admin(address: str) -> None:

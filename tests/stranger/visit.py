@@ -15,6 +15,7 @@ import logging
 import os
 import re
 import sys
+import tempfile
 import traceback
 import warnings
 from collections.abc import Iterator
@@ -48,9 +49,9 @@ start()
 from django.contrib import admin  # noqa: E402 -- Django must be set up first
 from django.contrib.auth.models import Permission, User  # noqa: E402 -- Django must be set up first
 from django.contrib.staticfiles import finders  # noqa: E402 -- Django must be set up first
-from django.core.management import load_command_class  # noqa: E402 -- Django must be set up first
+from django.core.management import call_command, load_command_class  # noqa: E402 -- Django must be set up first
 from django.core.signals import got_request_exception  # noqa: E402 -- Django must be set up first
-from django.test import Client  # noqa: E402 -- Django must be set up first
+from django.test import Client, override_settings  # noqa: E402 -- Django must be set up first
 from django.urls import NoReverseMatch, get_resolver, reverse  # noqa: E402 -- Django must be set up first
 
 from django_dbtaskqueue.conf.settings import known_queues  # noqa: E402 -- Django must be set up first
@@ -89,6 +90,7 @@ BODIES: dict[str, dict[str, object]] = {
 def main() -> int:
     """Visit everything; return the exit code."""
     run_commands()
+    collect_static_files()
     for name, user in users().items():
         visit_pages(name, user)
         visit_api(name, user)
@@ -204,6 +206,17 @@ def ask_for_each_action(browser: Browser) -> None:
                 faults.append(f"action {verb} on task {pk}: {response.status_code}\n{browser.trace}")
 
 
+def collect_static_files() -> None:
+    """Collect the static files as for production, where each name in a style sheet or script must be found."""
+    manifest = {"BACKEND": "django.contrib.staticfiles.storage.ManifestStaticFilesStorage"}
+    with tempfile.TemporaryDirectory() as root:
+        try:
+            with override_settings(STATIC_ROOT=root, STORAGES={**settings.STORAGES, "staticfiles": manifest}):
+                call_command("collectstatic", interactive=False, verbosity=0)
+        except Exception:
+            faults.append(f"collectstatic\n{traceback.format_exc()}")
+
+
 # -- the API -----------------------------------------------------------------------------------------------------------
 
 
@@ -263,7 +276,8 @@ def run_command(name: str, *arguments: str) -> None:
         try:
             load_command_class("django_dbtaskqueue", name).run_from_argv(words)
         except SystemExit as error:
-            code = int(error.code or 0)
+            code = error.code if isinstance(error.code, int) else int(bool(error.code))
+            print(error.code if isinstance(error.code, str) else "")  # as the interpreter does
         except BaseException:
             faults.append(f"{' '.join(words)}\n{traceback.format_exc()}")
     text = said.getvalue()

@@ -13,7 +13,11 @@ from typing import Any
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import connections
-from psycopg import pq
+
+try:
+    from psycopg import pq
+except ImportError as error:  # a bare install, and no libpq
+    raise SystemExit(f"The pipeline needs psycopg: pip install 'django-dbtaskqueue[spark]'. {error}") from None
 
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.exceptions import JobOptionError, PipelineError, near_match
