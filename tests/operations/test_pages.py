@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -82,6 +83,13 @@ def text(response: Any) -> str:
     assert response.status_code == 200, response
     response.render() if hasattr(response, "render") and not response.is_rendered else None
     return str(response.content.decode())
+
+
+def test_breadcrumbs_are_a_list_as_in_django_6(op: Client) -> None:
+    task = make_task(reference="A-7")
+    (crumbs,) = re.findall(r'<ol class="breadcrumbs">.*?</ol>', text(op.get(f"{TASKS}{task.pk}/change/")), re.DOTALL)
+    shown = [re.sub(r"<[^>]*>", "", item) for item in re.findall(r"<li.*?</li>", crumbs)]
+    assert shown == ["Home", "Task queue", "Tasks", f"{QUEUE}/A-7"]
 
 
 # -- the overview -----------------------------------------------------------------------------------------------------
