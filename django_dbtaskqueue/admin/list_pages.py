@@ -24,7 +24,7 @@ from django_dbtaskqueue.admin.frame import LIVE_KEY
 from django_dbtaskqueue.admin.read_only import ReadOnlyAdmin, id_of, number
 from django_dbtaskqueue.operations.bounded_reads import count_within, estimate
 from django_dbtaskqueue.operations.paging import Page, page_of, whole_page
-from django_dbtaskqueue.operations.verbs import Verb
+from django_dbtaskqueue.operations.permissions import Verb
 
 if TYPE_CHECKING:
     from django_stubs_ext import StrOrPromise

@@ -33,10 +33,10 @@ from django_dbtaskqueue.db.session import model_for
 from django_dbtaskqueue.models import AbstractTask, BulkOperation, Task
 from django_dbtaskqueue.models.operations import CANCELLED, FAILED, FINISHED, RUNNING, STATES, UNFINISHED, WAITING
 from django_dbtaskqueue.operations import bulk
-from django_dbtaskqueue.operations.permissions import can_operate
+from django_dbtaskqueue.operations.permissions import Verb, can_operate
 from django_dbtaskqueue.operations.queue_control import POLLER_VERBS, STOPPED_STATE
 from django_dbtaskqueue.operations.queue_stats import MISSED_HEARTBEATS
-from django_dbtaskqueue.operations.verbs import VERBS, Verb
+from django_dbtaskqueue.operations.verbs import VERBS
 
 WORK_TIME_S = 2.0  # in which a request carries out steps
 MAX_SHOWN_SKIPS = 100  # steps whose skipped tasks are shown

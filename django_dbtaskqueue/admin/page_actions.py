@@ -26,19 +26,11 @@ from django_dbtaskqueue.flow import enqueue
 from django_dbtaskqueue.models import AbstractTask, BulkOperation, Queue
 from django_dbtaskqueue.operations import actions, bulk, queue_control
 from django_dbtaskqueue.operations.actions import ADDITION, log, record, recorded
-from django_dbtaskqueue.operations.permissions import Actor, can_operate
+from django_dbtaskqueue.operations.permissions import REASON_MAX_LENGTH, Actor, Verb, can_operate
 from django_dbtaskqueue.operations.queue_control import POLLER_VERBS, STOPPED_STATE
 from django_dbtaskqueue.operations.search import Search, to_text
 from django_dbtaskqueue.operations.search.query import tasks_for
-from django_dbtaskqueue.operations.verbs import (
-    ENQUEUE_COPY,
-    PAUSE,
-    REASON_MAX_LENGTH,
-    TASK_VERBS,
-    HousekeepOptions,
-    TaskVerb,
-    Verb,
-)
+from django_dbtaskqueue.operations.verbs import ENQUEUE_COPY, PAUSE, TASK_VERBS, HousekeepOptions, TaskVerb
 
 MAX_NAMED_TASKS = 20  # on the confirmation page
 MAX_COMMANDED_POLLERS = 500  # in one action

@@ -29,10 +29,10 @@ from django_dbtaskqueue.db.session import alias_for, model_for
 from django_dbtaskqueue.models import BulkOperation, Queue
 from django_dbtaskqueue.operations import bulk, queue_control
 from django_dbtaskqueue.operations.paging import Page
-from django_dbtaskqueue.operations.permissions import Actor, can_operate
+from django_dbtaskqueue.operations.permissions import Actor, Verb, can_operate
 from django_dbtaskqueue.operations.queue_stats import stats_of_queue
 from django_dbtaskqueue.operations.search import text_of
-from django_dbtaskqueue.operations.verbs import CHANGE_SETTINGS, PAUSE, PURGE, QUEUE_VERBS, Verb
+from django_dbtaskqueue.operations.verbs import CHANGE_SETTINGS, PAUSE, PURGE, QUEUE_VERBS
 
 MAX_SHOWN_QUEUES = 200  # on one page; others are found by name
 # Where tasks are stored cannot change; a pause has its own button.

@@ -26,9 +26,8 @@ from django.utils.translation import gettext_lazy
 from django_dbtaskqueue.admin.frame import show, when_migrated
 from django_dbtaskqueue.core.durations import format_duration
 from django_dbtaskqueue.core.states import Status
-from django_dbtaskqueue.operations.permissions import can_operate
-from django_dbtaskqueue.operations.serializers import masked, masked_text
-from django_dbtaskqueue.operations.verbs import VIEW_PAYLOAD, Verb
+from django_dbtaskqueue.operations.masking import masked, masked_text
+from django_dbtaskqueue.operations.permissions import VIEW_PAYLOAD, Verb, can_operate
 
 if TYPE_CHECKING:
     from django_stubs_ext import StrOrPromise

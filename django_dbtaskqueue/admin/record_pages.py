@@ -30,12 +30,14 @@ from django_dbtaskqueue.admin.read_only import (
 )
 from django_dbtaskqueue.core.states import TERMINAL, Status
 from django_dbtaskqueue.models import AbstractTask, Attempt, FailureGroup, Task
+from django_dbtaskqueue.operations.masking import masked_text
 from django_dbtaskqueue.operations.paging import Page
+from django_dbtaskqueue.operations.permissions import Verb
 from django_dbtaskqueue.operations.report_page import html_file, policy, report_body
 from django_dbtaskqueue.operations.search import text_of
-from django_dbtaskqueue.operations.serializers import masked_text, message_of, short_error
+from django_dbtaskqueue.operations.serializers import message_of, short_error
 from django_dbtaskqueue.operations.trends import WINDOWS, FailureStats, stats_of_groups
-from django_dbtaskqueue.operations.verbs import TASK_VERBS, Verb
+from django_dbtaskqueue.operations.verbs import TASK_VERBS
 
 
 class TaskIdFilter(FilterSet):

@@ -30,11 +30,12 @@ from django_dbtaskqueue.models import AbstractTask, Attempt, Poller, Queue, Save
 from django_dbtaskqueue.models.querysets import TaskQuerySet
 from django_dbtaskqueue.operations import paging
 from django_dbtaskqueue.operations.paging import Page
+from django_dbtaskqueue.operations.permissions import Verb
 from django_dbtaskqueue.operations.queue_control import IN_EFFECT
 from django_dbtaskqueue.operations.search import QUALIFIERS, Search, Term, parse, text_of, to_text
 from django_dbtaskqueue.operations.search.query import TaskFilter
 from django_dbtaskqueue.operations.serializers import error_of, message_of
-from django_dbtaskqueue.operations.verbs import TASK_VERBS, Verb
+from django_dbtaskqueue.operations.verbs import TASK_VERBS
 
 MAX_SAVED_SEARCHES = 100  # on a page
 MAX_SEARCH_NAME_LENGTH = 100

@@ -22,13 +22,13 @@ from django_dbtaskqueue.models.querysets import TaskQuerySet
 from django_dbtaskqueue.operations import bulk, queue_control
 from django_dbtaskqueue.operations.actions import ActionRequest, act_on_ids
 from django_dbtaskqueue.operations.bounded_reads import bounded_count, statement_timeout
-from django_dbtaskqueue.operations.permissions import Actor, check, check_search
+from django_dbtaskqueue.operations.permissions import VIEW_PAYLOAD, Actor, check, check_search
 from django_dbtaskqueue.operations.queue_control import IN_EFFECT
 from django_dbtaskqueue.operations.queue_stats import health, overview
 from django_dbtaskqueue.operations.search import QUALIFIERS, Search, of_queue, to_text
 from django_dbtaskqueue.operations.search.query import TaskFilter, tasks_for
 from django_dbtaskqueue.operations.serializers import attempt_of, detail, operation_document, summary
-from django_dbtaskqueue.operations.verbs import BULK_VERBS, VIEW_PAYLOAD, HousekeepOptions, TaskVerb
+from django_dbtaskqueue.operations.verbs import BULK_VERBS, HousekeepOptions, TaskVerb
 
 DEFAULT_LIMIT, MAX_LIMIT = 50, 500
 

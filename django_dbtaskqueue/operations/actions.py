@@ -23,8 +23,8 @@ from django_dbtaskqueue.flow.selection import base_rows
 from django_dbtaskqueue.models import AbstractTask, AuditEntry
 from django_dbtaskqueue.models.querysets import TaskQuerySet
 from django_dbtaskqueue.operations.bounded_reads import ApproxCount, bounded_count
-from django_dbtaskqueue.operations.permissions import Actor, check
-from django_dbtaskqueue.operations.verbs import HousekeepOptions, TaskVerb, Verb
+from django_dbtaskqueue.operations.permissions import Actor, Verb, check
+from django_dbtaskqueue.operations.verbs import HousekeepOptions, TaskVerb
 
 MAX_TASKS_PER_ACTION = 1000  # more are a bulk operation
 MAX_IDS_IN_AUDIT = 100  # that an audit entry names

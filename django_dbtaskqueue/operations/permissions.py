@@ -9,19 +9,25 @@ from __future__ import annotations
 
 import getpass
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol, cast
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol, cast
 
 from django.core.exceptions import ImproperlyConfigured, PermissionDenied
 from django.utils.module_loading import import_string
 from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy, ngettext_lazy
 
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.exceptions import OperationRefused
 from django_dbtaskqueue.operations.search import Search, reads_payload
-from django_dbtaskqueue.operations.verbs import REASON_MAX_LENGTH, VIEW_PAYLOAD, Verb
+
+if TYPE_CHECKING:
+    from django.utils.functional import _StrPromise
+
+    Text = str | _StrPromise
 
 APP = "dbtaskqueue"
+REASON_MAX_LENGTH = 500  # characters
 Rule = Callable[["User", str, str], bool]
 
 
@@ -37,6 +43,27 @@ class User(Protocol):
 
     def has_perm(self, perm: str) -> bool:
         """Whether the user is active and has the permission."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verb:
+    """One thing an operator can do. Texts are translated when they are shown."""
+
+    name: str
+    label: Text
+    effect: Text  # what happens, in words
+    done: Text  # "%(number)s tasks reprocessed"
+    permission: str  # codename of the permission it needs
+    needs_reason: bool = field(default=False, kw_only=True)
+
+
+VIEW_PAYLOAD = Verb(
+    name="view_payload",
+    label=gettext_lazy("See payloads"),
+    effect=gettext_lazy("Payloads, results and tracebacks are shown, with secrets masked."),
+    done=ngettext_lazy("%(number)s payload shown", "%(number)s payloads shown", "number"),
+    permission="view_payload",
+)
 
 
 @dataclass(frozen=True, slots=True)

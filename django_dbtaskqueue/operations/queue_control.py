@@ -23,8 +23,8 @@ from django_dbtaskqueue.db import notify
 from django_dbtaskqueue.db.session import Session, alias_for
 from django_dbtaskqueue.models import Poller, Queue
 from django_dbtaskqueue.operations.actions import CHANGE, log, record, recorded
-from django_dbtaskqueue.operations.permissions import Actor, check
-from django_dbtaskqueue.operations.verbs import CHANGE_SETTINGS, CONTROL_POLLERS, PAUSE, REASON_MAX_LENGTH, RESUME, Verb
+from django_dbtaskqueue.operations.permissions import REASON_MAX_LENGTH, Actor, Verb, check
+from django_dbtaskqueue.operations.verbs import CHANGE_SETTINGS, CONTROL_POLLERS, PAUSE, RESUME
 
 IN_EFFECT = Q(paused_time__isnull=False) & (Q(paused_until__isnull=True) | Q(paused_until__gt=Now()))
 STOPPED_STATE = "STOPPED"

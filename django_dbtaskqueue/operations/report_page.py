@@ -21,7 +21,7 @@ from django.utils.safestring import SafeString
 from django.utils.translation import override
 
 from django_dbtaskqueue.core.numbers import UNKNOWN, number, percent, seconds
-from django_dbtaskqueue.operations.serializers import masked
+from django_dbtaskqueue.operations.masking import masked
 
 PACKAGE_FOLDER = Path(__file__).parents[1]
 STATIC_FOLDER = PACKAGE_FOLDER / "static" / "dbtaskqueue"

@@ -6,9 +6,8 @@ Permissions are not checked here: callers ask ``permissions.can_operate`` first.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
 from django.db.models import Q
 from django.utils.translation import gettext, ngettext, ngettext_lazy
@@ -20,13 +19,7 @@ from django_dbtaskqueue.flow.retention import finished_before, housekeep
 from django_dbtaskqueue.flow.selection import same_rows
 from django_dbtaskqueue.models import AbstractTask
 from django_dbtaskqueue.models.querysets import TaskQuerySet
-
-REASON_MAX_LENGTH = 500  # characters
-
-if TYPE_CHECKING:
-    from django.utils.functional import _StrPromise
-
-    Text = str | _StrPromise
+from django_dbtaskqueue.operations.permissions import VIEW_PAYLOAD, Verb
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,18 +28,6 @@ class HousekeepOptions:
 
     older_than: timedelta = timedelta(days=14)
     to: str = "history"  # or "delete"
-
-
-@dataclass(frozen=True, slots=True)
-class Verb:
-    """One thing an operator can do. Texts are translated when they are shown."""
-
-    name: str
-    label: Text
-    effect: Text  # what happens, in words
-    done: Text  # "%(number)s tasks reprocessed"
-    permission: str  # codename of the permission it needs
-    needs_reason: bool = field(default=False, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,13 +194,6 @@ CONTROL_POLLERS = Verb(
     effect=_("The pollers drain, stop, pause or start again."),
     done=ngettext_lazy("Command sent to %(number)s poller", "Command sent to %(number)s pollers", "number"),
     permission="control_poller",
-)
-VIEW_PAYLOAD = Verb(
-    name="view_payload",
-    label=_("See payloads"),
-    effect=_("Payloads, results and tracebacks are shown, with secrets masked."),
-    done=ngettext_lazy("%(number)s payload shown", "%(number)s payloads shown", "number"),
-    permission="view_payload",
 )
 ENQUEUE_COPY = Verb(
     name="enqueue_again",

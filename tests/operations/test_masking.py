@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_dbtaskqueue.conf import settings as conf
-from django_dbtaskqueue.operations.serializers import MASKED, masked, masked_text
+from django_dbtaskqueue.operations.masking import MASKED, masked, masked_text
 
 SECRET = "hunter2"
 

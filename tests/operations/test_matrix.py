@@ -24,9 +24,9 @@ from django.urls import include, path
 
 from django_dbtaskqueue.models import AuditEntry, Poller, Queue, Task
 from django_dbtaskqueue.operations import actions, bulk, queue_control
-from django_dbtaskqueue.operations.permissions import Actor, can_operate
+from django_dbtaskqueue.operations.permissions import Actor, Verb, can_operate
 from django_dbtaskqueue.operations.queue_control import IN_EFFECT, pause
-from django_dbtaskqueue.operations.verbs import TASK_VERBS, VERBS, HousekeepOptions, Verb
+from django_dbtaskqueue.operations.verbs import TASK_VERBS, VERBS, HousekeepOptions
 from tests.factories import QUEUE, make_task
 
 urlpatterns = [
