@@ -20,6 +20,7 @@ from django.conf import settings as django_settings
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DEFAULT_DB_ALIAS, DatabaseError, connections, router, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.models import Value
 from django.utils.dateparse import parse_datetime
 from django.utils.timezone import make_aware, make_naive
 
@@ -169,6 +170,12 @@ class Session:
         if self.postgresql:
             return value.isoformat()
         return make_naive(value, UTC).isoformat(sep=" ", timespec="milliseconds")
+
+    def comparable_time(self, time: datetime) -> datetime | Value:
+        """Return a time as a query compares it with a column: SQLite compares text, written to the millisecond."""
+        if not self.postgresql:
+            return Value(self.time_text(time))
+        return time if time.tzinfo or not django_settings.USE_TZ else make_aware(time)
 
     def stored_time(self, value: datetime) -> datetime:
         """Return ``value`` as a model must hold it so that the database's clock can be compared with it.

@@ -10,10 +10,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from datetime import datetime
 
-from django.conf import settings
 from django.db import connections, transaction
-from django.db.models import Count, Value
-from django.utils.timezone import make_aware
+from django.db.models import Count
 
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.conf.overrides import queue_settings
@@ -45,12 +43,13 @@ def search(
     if status is not None and status not in tuple(Status):
         raise ValueError(f"{status!r} is not a status. Statuses are {', '.join(Status)}.")
     tasks = _all_of(queue, using) if queue is not None else _tasks(alias_for("", using), Task)
+    session = Session.on(tasks.db)
     given = {
         "queue": queue,
         "status": status,
         "reference": reference,
-        "create_time__gte": created_after and comparable_time(created_after, tasks.db),
-        "create_time__lt": created_before and comparable_time(created_before, tasks.db),
+        "create_time__gte": created_after and session.comparable_time(created_after),
+        "create_time__lt": created_before and session.comparable_time(created_before),
     }
     return tasks.filter(**{name: value for name, value in given.items() if value is not None}).order_by("-pk")
 
@@ -144,14 +143,6 @@ def _all_of(queue: str, using: str | None) -> TaskQuerySet:
     if len(aliases) > 1:
         raise TaskQueueError(f"Queue {queue!r} has shards. Search each: using= one of {', '.join(aliases)}.")
     return _tasks(aliases[0], model_for(queue))
-
-
-def comparable_time(time: datetime, alias: str) -> datetime | Value:
-    """Return a time as the database compares it: SQLite compares text, written to the millisecond."""
-    session = Session.on(alias)
-    if not session.postgresql:
-        return Value(session.time_text(time))
-    return time if time.tzinfo or not settings.USE_TZ else make_aware(time)
 
 
 def _tasks(alias: str, model: type[AbstractTask]) -> TaskQuerySet:

@@ -25,10 +25,9 @@ from django.utils.translation import gettext_lazy as _
 from django_dbtaskqueue.core.columns import INTEGER_TYPES, searched
 from django_dbtaskqueue.core.exceptions import SearchError
 from django_dbtaskqueue.core.states import TERMINAL, Status
-from django_dbtaskqueue.db.session import alias_for, model_for
+from django_dbtaskqueue.db.session import Session, alias_for, model_for
 from django_dbtaskqueue.models import AbstractTask
 from django_dbtaskqueue.models.querysets import TaskQuerySet
-from django_dbtaskqueue.operations.lookup import comparable_time
 from django_dbtaskqueue.operations.permissions import User, search_fault
 from django_dbtaskqueue.operations.search import QUALIFIERS, Search, Term, parse, parse_term
 from django_dbtaskqueue.operations.search.values import JSON_NUMBER, Match, span_of
@@ -141,7 +140,7 @@ def _bound(column: str, op: str, value: str, alias: str) -> Q:
     moment = datetime.fromisoformat(value)
     if len(value) == len("2026-11-20") and op in (">", "<="):  # after that day, or up to its end
         moment, op = moment + timedelta(days=1), {">": ">=", "<=": "<"}[op]
-    return Q(**{f"{column}__{LOOKUPS[op]}": comparable_time(moment, alias)})
+    return Q(**{f"{column}__{LOOKUPS[op]}": Session.on(alias).comparable_time(moment)})
 
 
 # -- JSON --------------------------------------------------------------------------------------------------------------
