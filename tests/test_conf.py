@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import re
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
 
-from django_dbtaskqueue import UnknownQueue, processor, registry
+from django_dbtaskqueue import UnknownQueue, enqueue, processor, registry, testing
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.lease import Lease
+from django_dbtaskqueue.models import Queue
 from django_dbtaskqueue.testing import TaskQueueKit
 
 
@@ -185,3 +187,51 @@ def test_names_a_queue_can_have(name: str) -> None:
 def test_names_no_queue_can_have(name: Any) -> None:
     with pytest.raises(ImproperlyConfigured, match="cannot be a queue's name"):
         conf.valid_name(name)
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        {"strategy": "os.abort"},
+        {"strategy": "tests.conformance.driver.Plain"},
+        {"router": "doctest.run_docstring_examples"},
+        {"router": "doctest.run_docstring_examples", "shards": ["default"]},
+        {"shards": ["default", "sqlite"]},
+        {"database": "sqlite"},
+        {"model": "auth.User"},
+        {"temporary": True},
+        {"batch_size": 7, "router": "os.system"},
+    ],
+    ids=str,
+)
+def test_a_row_names_no_code_and_no_place(override: dict[str, Any]) -> None:
+    """The documented role of a producer may write the row, so what it says must not be imported or called."""
+    with pytest.raises(ImproperlyConfigured, match=r"Queue\.overrides: .* cannot stand in a queue's row"):
+        conf.overlay(conf.QueueSettings(), override)
+
+
+def test_a_row_chooses_among_our_strategies() -> None:
+    assert conf.overlay(conf.QueueSettings(), {"strategy": "optimistic"}).strategy == "optimistic"
+
+
+@pytest.mark.django_db(databases=["default", "sqlite"])
+@pytest.mark.parametrize("alias", ["default", "sqlite"])
+def test_what_a_row_names_is_not_called_by_enqueue(
+    alias: str, settings: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Given a row written by hand, when a task is enqueued, then it goes where the settings say, and the log tells."""
+    settings.DBTASKQUEUE = {"QUEUES": {"letters": {}}}
+    called = tmp_path / "called"
+    (tmp_path / "hostile_router.py").write_text(
+        f"open({str(called)!r}, 'w').close()\ndef route(*_): return 'default'\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    overrides = {"router": "hostile_router.route", "strategy": "hostile_router.route", "shards": [alias]}
+    Queue.objects.using(alias).create(name="letters", overrides=overrides)
+
+    task = enqueue("letters", using=alias)
+
+    assert task.pk is not None
+    assert testing.drain("letters", using=alias).parked == 1
+    assert not called.exists()
+    assert "Overrides of queue letters are not applied" in caplog.text

@@ -149,19 +149,28 @@ def valid_name(name: Any) -> str:
 
 def overlay(base: QueueSettings, overrides: Mapping[str, Any]) -> QueueSettings:
     """Return ``base`` with runtime overrides (of a ``Queue`` row, so in JSON) laid over it; check them."""
-    return replace(base, **queue_values(overrides, where="Queue.overrides"))
+    return replace(base, **_row_values(overrides, where="Queue.overrides"))
 
 
 def stored(settings: Mapping[str, Any], *, where: str, fixed: Sequence[str] = ()) -> dict[str, Any]:
     """Return settings as a ``Queue`` row keeps them, in JSON; check them, and refuse those of ``fixed``."""
-    for name in fixed:
-        if name in settings:
-            raise ImproperlyConfigured(
-                f'{where}: {name} says where tasks live, and a row cannot. Set it in DBTASKQUEUE["QUEUES"] or in the '
-                "settings file."
-            )
-    values = queue_values(settings, where=where)
+    values = _row_values(settings, where=where, fixed=fixed)
     return {name: _json(name, value, where=where) for name, value in values.items()}
+
+
+def _row_values(given: Mapping[str, Any], *, where: str, fixed: Sequence[str] = ()) -> dict[str, Any]:
+    """Return what a ``Queue`` row may say: numbers, durations, switches and retry text. It names no code and no place.
+
+    The weakest login that enqueues may write the row, and every poller and producer obeys it.
+    """
+    values = queue_values(given, where=where)
+    for name, value in values.items():
+        if name in (*PLACE, "router", *fixed) or (name == "strategy" and value not in STRATEGIES):
+            raise ImproperlyConfigured(
+                f"{where}: {name}={value!r} cannot stand in a queue's row, which names neither code nor the place of "
+                'tasks. Set it in DBTASKQUEUE["QUEUES"] or in the settings file.'
+            )
+    return values
 
 
 def _json(name: str, value: Any, *, where: str) -> Any:

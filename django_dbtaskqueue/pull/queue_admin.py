@@ -14,7 +14,7 @@ from django.db.models.functions import Now
 
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.conf.overrides import queue_settings
-from django_dbtaskqueue.conf.queue import PLACE, stored
+from django_dbtaskqueue.conf.queue import stored
 from django_dbtaskqueue.core.exceptions import TaskQueueError
 from django_dbtaskqueue.core.states import COMPLETED, PROCESSING, Status, sources
 from django_dbtaskqueue.db.session import Session, alias_for, aliases_of, model_for
@@ -112,7 +112,7 @@ class QueueAdmin:
         ``DBTASKQUEUE``.
         """
         where = f"queue({self.name!r}).create()"
-        overrides = stored(settings, where=where, fixed=PLACE)
+        overrides = stored(settings, where=where)
         if conf.is_known(self.name):
             made = False
         else:

@@ -78,8 +78,8 @@ def test_a_second_create_is_an_error_unless_it_may_exist(mail: QueueHandle) -> N
         ({"max_atempts": 2}, "Did you mean 'max_attempts'"),
         ({"lease": "soon"}, "is not a duration"),
         ({"capacity": 0}, "capacity=0 is not valid"),
-        ({"database": "sqlite"}, "database says where tasks live"),
-        ({"temporary": True}, "temporary says where tasks live"),
+        ({"database": "sqlite"}, "database='sqlite' cannot stand in a queue's row"),
+        ({"temporary": True}, "temporary=True cannot stand in a queue's row"),
         ({"retry": lambda attempt, error: SECOND}, "can only be written in code"),
     ],
 )
