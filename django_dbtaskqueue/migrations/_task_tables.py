@@ -1,5 +1,6 @@
 """The task tables as the first migration makes them. A later change of them is a migration of its own."""
 
+from datetime import UTC, datetime
 from typing import Any
 
 from django.db import migrations, models
@@ -9,6 +10,7 @@ from django.db.models.functions import Now
 STATUSES = ["CREATED", "PROCESSING", "COMPLETED", "ERROR", "POISON"]
 ENDED = ["COMPLETED", "ERROR", "POISON"]
 FAILED = ["ERROR", "POISON"]
+READABLE = (datetime(1900, 1, 1, tzinfo=UTC), datetime(9900, 1, 1, tzinfo=UTC))
 
 Fields = list[tuple[str, "models.Field[Any, Any]"]]
 
@@ -57,7 +59,8 @@ def task_constraints(table: str) -> list[models.BaseConstraint]:
     ended &= Q(final_status__isnull=False, final_status=models.F("status"))
     parked = Q(ready_time__isnull=True, status="CREATED", parked_by__isnull=False, final_status__isnull=True)
     counters = Q(attempt__gte=0, reenqueue_attempt__gte=0, max_attempts__gte=1)
-    counters &= Q(total_attempt__gte=models.F("attempt"))
+    counters &= Q(total_attempt__gte=models.F("attempt"), total_attempt__lte=10**15) & Q(reenqueue_attempt__lte=10**9)
+    times = {f"{name}__range": READABLE for name in ("create_time", "next_process_time", "ready_time", "expire_time")}
     return [
         models.UniqueConstraint(
             fields=["reference", "queue"],
@@ -71,6 +74,10 @@ def task_constraints(table: str) -> list[models.BaseConstraint]:
             condition=~Q(status="CREATED") | Q(poller_instance__isnull=True), name=f"{table}_unleased"
         ),
         models.CheckConstraint(condition=counters, name=f"{table}_counters"),
+        models.CheckConstraint(
+            condition=Q(lease_seconds__gt=0, lease_seconds__lte=3_155_760_000), name=f"{table}_lease"
+        ),
+        models.CheckConstraint(condition=Q(**times), name=f"{table}_times"),
     ]
 
 

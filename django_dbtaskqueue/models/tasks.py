@@ -6,6 +6,7 @@ Some columns have another name in the database, so that tables of older systems 
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import ClassVar
 
 from django.db import models
@@ -20,6 +21,11 @@ STATUS_CHOICES = [(str(status), str(status)) for status in Status]
 STATUS_VALUES = [str(status) for status in Status]
 TERMINAL_VALUES = [str(status) for status in TERMINAL]
 FAILURE_VALUES = [str(Status.ERROR), str(Status.POISON)]
+# What a row may hold, so that each poller can read it and count on from it. A table of an older system has old times.
+READABLE_TIMES = (datetime(1900, 1, 1, tzinfo=UTC), datetime(9900, 1, 1, tzinfo=UTC))
+READ_TIMES = ("create_time", "next_process_time", "ready_time", "expire_time")
+MAX_LEASE_SECONDS = 3_155_760_000  # a hundred years
+MAX_TOTAL_ATTEMPT, MAX_REENQUEUE_ATTEMPT = 10**15, 10**9
 
 
 def _check(name: str, condition: Q) -> models.CheckConstraint:
@@ -98,8 +104,12 @@ class AbstractTask(TaskColumns):
             _check(
                 "counters",
                 Q(attempt__gte=0, reenqueue_attempt__gte=0, max_attempts__gte=1)
-                & Q(total_attempt__gte=models.F("attempt")),
+                & Q(total_attempt__gte=models.F("attempt"), total_attempt__lte=MAX_TOTAL_ATTEMPT)
+                & Q(reenqueue_attempt__lte=MAX_REENQUEUE_ATTEMPT),
             ),
+            # NULL passes: a condition that is not known to be false holds.
+            _check("lease", Q(lease_seconds__gt=0, lease_seconds__lte=MAX_LEASE_SECONDS)),
+            _check("times", Q(**{f"{name}__range": READABLE_TIMES for name in READ_TIMES})),
         ]
         indexes: ClassVar = [
             # The ready order. Checkout changes no column of this or of any other index, so that it stays a HOT update.
