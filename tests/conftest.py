@@ -110,7 +110,8 @@ def group_of(test: str) -> str:
 @receiver(connection_created)
 def as_with_debug(connection: BaseDatabaseWrapper, **_: object) -> None:
     """SQLite runs as in a project with DEBUG: Django quotes each parameter for its log, and refuses a list."""
-    connection.force_debug_cursor = connection.vendor == "sqlite"
+    if connection.vendor == "sqlite":
+        connection.force_debug_cursor = True
 
 
 @pytest.fixture(scope="session", autouse=True)

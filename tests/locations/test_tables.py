@@ -115,6 +115,7 @@ def test_a_temporary_queue_is_unlogged_and_an_ordinary_one_is_not() -> None:
         assert dict(cursor.fetchall()) == {"dbtaskqueue_task": "p", "dbtaskqueue_temporarytask": "u"}
 
 
+@pytest.mark.django_db(databases=["default", "sqlite"])  # Django 6.1 checks the databases, too
 def test_a_table_that_is_none_is_refused_at_start(settings: Any) -> None:
     settings.DBTASKQUEUE = {"QUEUES": {"parcels": {"model": "testapp.Booking"}}}
     with pytest.raises(SystemCheckError, match=r"Queue 'parcels'.*AbstractTask.*E003|E003.*parcels"):
