@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from django.apps import apps
 from django.conf import settings as django_settings
@@ -20,37 +20,33 @@ STRICT_LEVELS = {3: "REPEATABLE READ", 4: "SERIALIZABLE"}  # isolation levels, a
 
 @register("dbtaskqueue")
 def check_settings(**_: object) -> list[CheckMessage]:
-    """E001: DBTASKQUEUE cannot be read. E002: a queue has an unknown database. E003: or an unknown table."""
+    """Return what is wrong with apps and settings. E001: DBTASKQUEUE cannot be read, so the rest is not looked at."""
     try:
         queues = {name: conf.default_settings(name) for name in conf.known_queues()}
     except ImproperlyConfigured as error:
         return [Error(str(error), id="dbtaskqueue.E001")]
-    for name in queues:
+    processors = [processor for queue in registry.queues() for processor in registry.processors(queue)]
+    found = [problem for processor in processors for problem in _problems(processor)]
+    return [*_places(queues), *found, *_listeners(), *_doubts(queues), *_apps()]
+
+
+def _places(queues: Mapping[str, conf.QueueSettings]) -> Iterator[CheckMessage]:
+    """E002: a queue has an unknown database. E003: or an unknown table."""
+    for name, queue in queues.items():
         try:
             model_for(name)
         except ImproperlyConfigured as error:
-            return [Error(f"Queue {name!r}: {error}", id="dbtaskqueue.E003")]
-    return [
-        Error(
-            f"Queue {name!r} is on database {queue.database!r}, which is not in DATABASES.",
-            hint=f"Aliases: {', '.join(django_settings.DATABASES)}.",
-            id="dbtaskqueue.E002",
-        )
-        for name, queue in queues.items()
-        if queue.database not in django_settings.DATABASES
-    ]
-
-
-@register("dbtaskqueue")
-def check_processors(**_: object) -> list[CheckMessage]:
-    """E004: an atomic processor writes to another database than its queue's. E005: an executor cannot be imported."""
-    if not _readable():
-        return []
-    found = [processor for queue in registry.queues() for processor in registry.processors(queue)]
-    return [problem for processor in found for problem in _problems(processor)]
+            yield Error(f"Queue {name!r}: {error}", id="dbtaskqueue.E003")
+        if queue.database not in django_settings.DATABASES:
+            yield Error(
+                f"Queue {name!r} is on database {queue.database!r}, which is not in DATABASES.",
+                hint=f"Aliases: {', '.join(django_settings.DATABASES)}.",
+                id="dbtaskqueue.E002",
+            )
 
 
 def _problems(processor: Processor) -> Iterator[CheckMessage]:
+    """E004: an atomic processor writes to another database than its queue's. E005: an executor cannot be imported."""
     who, aliases = f"{processor.name} of queue {processor.queue!r}", aliases_of(processor.queue)
     if processor.mode == "atomic" and processor.using is not None and aliases != (processor.using,):
         yield Error(
@@ -68,63 +64,44 @@ def _problems(processor: Processor) -> Iterator[CheckMessage]:
         )
 
 
-@register("dbtaskqueue")
-def check_listeners(**_: object) -> list[CheckMessage]:
+def _listeners() -> Iterator[CheckMessage]:
     """E006: DBTASKQUEUE["LISTENERS"] names something that is not a listener."""
-    if not _readable():
-        return []
     try:
         for path in conf.settings().listeners:
             signals.made(path)
     except ImproperlyConfigured as error:
-        return [Error(str(error), id="dbtaskqueue.E006")]
-    return []
+        yield Error(str(error), id="dbtaskqueue.E006")
 
 
-@register("dbtaskqueue")
-def check_sense(**_: object) -> list[CheckMessage]:
+def _doubts(queues: Mapping[str, conf.QueueSettings]) -> Iterator[CheckMessage]:
     """W001: settings of a queue contradict each other. W002: an isolation level that makes checkouts fail.
 
     W003: wake-ups would be lost in a transaction pooler.
     """
-    if not _readable():
-        return []
-    found: list[CheckMessage] = [
-        Warning(f"Queue {name!r}: {words}", hint=hint, id="dbtaskqueue.W001")
-        for name in conf.known_queues()
-        for words, hint in contradictions(conf.default_settings(name))
-    ]
-    aliases = {
-        alias for name in conf.known_queues() for alias in aliases_of(name) if alias in django_settings.DATABASES
-    }
-    for alias in sorted(aliases):
-        found += [
-            Warning(
+    for name, queue in queues.items():
+        for words, hint in contradictions(queue):
+            yield Warning(f"Queue {name!r}: {words}", hint=hint, id="dbtaskqueue.W001")
+    for alias in sorted({alias for name in queues for alias in aliases_of(name)} & {*django_settings.DATABASES}):
+        for level in isolation_levels(alias):
+            yield Warning(
                 f"Database {alias!r} is set to the isolation level {level}.",
                 hint="Use READ COMMITTED: with a stricter level a checkout fails when another one commits first.",
                 id="dbtaskqueue.W002",
             )
-            for level in isolation_levels(alias)
-        ]
     settings = conf.settings()
     if settings.notify and not settings.prepare and not settings.listen:
-        found.append(
-            Warning(
-                "PREPARE is False, as behind a pooler in transaction mode, and NOTIFY is on: the pooler loses LISTEN.",
-                hint='Give DBTASKQUEUE["LISTEN"] an alias that leads to the server itself, or set NOTIFY to False.',
-                id="dbtaskqueue.W003",
-            )
+        yield Warning(
+            "PREPARE is False, as behind a pooler in transaction mode, and NOTIFY is on: the pooler loses LISTEN.",
+            hint='Give DBTASKQUEUE["LISTEN"] an alias that leads to the server itself, or set NOTIFY to False.',
+            id="dbtaskqueue.W003",
         )
-    return found
 
 
-@register("dbtaskqueue")
-def check_apps(**_: object) -> list[CheckMessage]:
+def _apps() -> Iterator[CheckMessage]:
     """E007: an app that the pages in the admin need is not installed."""
-    if not apps.is_installed("django.contrib.admin") or apps.is_installed("django_tables2"):
-        return []
-    hint = "Add 'django_tables2' to INSTALLED_APPS. pip has installed it with django-dbtaskqueue."
-    return [Error("The task queue's pages in the admin need django_tables2.", hint=hint, id="dbtaskqueue.E007")]
+    if apps.is_installed("django.contrib.admin") and not apps.is_installed("django_tables2"):
+        hint = "Add 'django_tables2' to INSTALLED_APPS. pip has installed it with django-dbtaskqueue."
+        yield Error("The task queue's pages in the admin need django_tables2.", hint=hint, id="dbtaskqueue.E007")
 
 
 def contradictions(settings: conf.QueueSettings) -> Iterator[tuple[str, str]]:
@@ -164,15 +141,6 @@ def isolation_levels(alias: str) -> list[str]:
     level = django_settings.DATABASES[alias].get("OPTIONS", {}).get("isolation_level")
     name = STRICT_LEVELS.get(level, str(level).upper())
     return [name] if name in STRICT_LEVELS.values() else []
-
-
-def _readable() -> bool:
-    """Whether the settings can be read; E001 says why not."""
-    try:
-        conf.settings()
-    except ImproperlyConfigured:
-        return False
-    return True
 
 
 def _cannot_import(path: str) -> str:
