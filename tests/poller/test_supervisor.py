@@ -8,6 +8,7 @@ import sys
 from datetime import timedelta
 from pathlib import Path
 
+import psutil
 import pytest
 
 from django_dbtaskqueue import enqueue, enqueue_many
@@ -76,7 +77,7 @@ def test_a_task_that_kills_its_process_ends_in_error_after_its_budget(
     # Given a killer among innocents
     process_database: ProcessDatabase = request.getfixturevalue(f"{vendor}_process_database")
     mark = tmp_path / "mark"
-    killer = enqueue("brief", "killer", {"do": how, "mark": str(mark)}, priority=-1)
+    killer = enqueue("brief", "killer", {"do": how, "code": 3, "mark": str(mark)}, priority=-1)
     enqueue_many("brief", [(f"good{n}", {}) for n in range(100)])
     # When a supervised poller drains the queue
     with runtaskpoller(process_database, "--queue", "brief", "--processes", "1", "--threads", "1", "--drain") as poller:
@@ -133,6 +134,23 @@ def test_a_child_that_crashes_is_replaced_until_it_ends_by_itself(tmp_path: Path
 
 def test_a_wrong_configuration_is_not_tried_again(tmp_path: Path) -> None:
     assert supervisor(tmp_path, "sys.exit(3)", count=2, endless=True).run() == 3
+
+
+@pytest.mark.parametrize("end", ["os.kill(os.getpid(), signal.SIGSTOP)", "os._exit(7)"])
+def test_what_a_child_started_ends_with_it(tmp_path: Path, end: str) -> None:
+    """Given a child with a worker process of its own, when it hangs or crashes, then its worker is killed, too."""
+    start = "worker = subprocess.Popen(['sleep', '60']); open(first, 'w').write(str(worker.pid))"
+    program = f"import subprocess\nif not os.path.exists(first):\n    {start}; {HEARTBEAT_CODE}; {end}\n"
+    assert supervisor(tmp_path, program).run() == 0
+    worker = int((tmp_path / "first").read_text())
+    until(lambda: not psutil.pid_exists(worker) or psutil.Process(worker).status() == psutil.STATUS_ZOMBIE)
+
+
+@pytest.mark.parametrize("code", [2, 3])
+def test_an_exit_code_of_a_task_is_no_wrong_configuration(tmp_path: Path, code: int) -> None:
+    """Given a child that polls, when a task calls ``os._exit(3)``, then another child starts."""
+    polls = 'os.write(int(sys.argv[-1]), b\'{"state": "STARTUP"}\\n\')'
+    assert supervisor(tmp_path, first_time(f"{polls}; os._exit({code})"), endless=False).run() == 0
 
 
 def test_the_worst_exit_code_wins_after_a_stop(tmp_path: Path) -> None:

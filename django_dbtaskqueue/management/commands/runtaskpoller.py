@@ -136,7 +136,7 @@ class Command(BaseCommand):
         if self._arguments is not None:
             connections.close_all()  # each thread has its own; the main thread needs none from here on
         if channel is not None:
-            channel.snapshot = lambda: Snapshot.of(poller)
+            channel.polls(lambda: Snapshot.of(poller))
         if self._shutdown.level > RUN:
             return 0
         began = monotonic()

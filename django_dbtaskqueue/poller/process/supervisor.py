@@ -17,7 +17,7 @@ import subprocess
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
 from select import select
@@ -61,9 +61,14 @@ class ChildChannel:
         """Start the thread; it ends with the process."""
         self._thread.start()
 
+    def polls(self, snapshot: Callable[[], Snapshot]) -> None:
+        """Tell the supervisor that this child's settings are right, and send these snapshots from now on."""
+        self.snapshot = snapshot
+        self._send(replace(snapshot(), state="STARTUP"))
+
     def _loop(self) -> None:
         while True:
-            self._send()
+            self._send(self.snapshot())
             if not select([self._socket], [], [], self._interval)[0]:
                 continue
             received = self._receive()
@@ -73,8 +78,8 @@ class ChildChannel:
         logger.warning("The supervisor is gone: stopping")
         self._shutdown.request(DRAIN)
 
-    def _send(self) -> None:
-        line = json.dumps(self.snapshot().facts()).encode() + b"\n"
+    def _send(self, snapshot: Snapshot) -> None:
+        line = json.dumps(snapshot.facts()).encode() + b"\n"
         with suppress(OSError):  # the supervisor is gone, or stopped and its buffer is full
             self._socket.send(line, socket.MSG_DONTWAIT)
 
@@ -97,6 +102,7 @@ class Child:
     restart_delay: float = MIN_RESTART_DELAY_S
     requested: int = RUN
     killed: bool = False
+    polled: bool = False  # its settings are right, so its exit code is not about them: a task may exit with any
     code: int | None = None  # exit code of the last process, when no other follows
     latest: Snapshot = field(default_factory=Snapshot)
     earlier: Snapshot = field(default_factory=Snapshot)  # what earlier processes finished and failed
@@ -182,7 +188,7 @@ class Supervisor:
                 stderr=subprocess.PIPE if self._above else None,
             )
         child.channel, child.started, child.last_seen, child.partial_snapshot = ours, monotonic(), None, b""
-        child.requested, child.killed, child.latest = RUN, False, Snapshot()
+        child.requested, child.killed, child.polled, child.latest = RUN, False, False, Snapshot()
         self._selector.register(ours, selectors.EVENT_READ, partial(self._receive, child))
         if log := child.process.stderr:
             os.set_blocking(log.fileno(), False)
@@ -199,7 +205,7 @@ class Supervisor:
         done = Snapshot(finished=child.latest.finished, failed=child.latest.failed)
         child.earlier = Snapshot.total([child.earlier, done])
         child.latest = Snapshot()
-        if code in (USAGE_CODE, CONFIGURATION_CODE):
+        if code in (USAGE_CODE, CONFIGURATION_CODE) and not child.polled:
             child.code = code
             self.shutdown.request(DRAIN)
         elif self.shutdown.level > RUN:
@@ -208,6 +214,8 @@ class Supervisor:
             child.code = 0
         else:
             self._replace(child, pid, code)
+        if code:
+            _kill_group(pid)  # its pools' worker processes would run for ever
         if child.code:
             logger.error("Child %s ended: %s", pid, exit_text(code))
 
@@ -235,7 +243,7 @@ class Supervisor:
             logger.error("Child %s did not end in time. Killing it", process.pid)
         else:
             return
-        process.kill()
+        _kill_group(process.pid)
         child.killed = True
 
     # -- sockets and logs of the children ----------------------------------------------------------------------------
@@ -261,6 +269,7 @@ class Supervisor:
         for line in lines:
             with suppress(ValueError):  # cut short because the socket was full
                 child.latest = Snapshot(**json.loads(line))
+                child.polled = child.polled or child.latest.state != "INIT"
 
     def _close(self, child: Child) -> None:
         if child.channel is not None:
@@ -307,3 +316,9 @@ def exit_text(code: int) -> str:
         return f"killed by {signal.Signals(-code).name}"
     except ValueError:
         return f"killed by signal {-code}"
+
+
+def _kill_group(pid: int) -> None:
+    """Kill a child and the processes it started: each child has a process group of its own."""
+    with suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
