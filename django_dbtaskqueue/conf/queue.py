@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from datetime import timedelta
 from typing import Any
@@ -52,46 +53,52 @@ class QueueSettings:
     temporary: bool = False  # an UNLOGGED table: fast, and emptied by a crash of the server
 
     def __post_init__(self) -> None:
-        for name, test, wanted in QUEUE_RULES:
-            if not test(getattr(self, name)):
-                raise ImproperlyConfigured(f"{name}={getattr(self, name)!r} is not valid: {wanted}.")
+        check(self, QUEUE_RULES, str)
+
+
+Rule = tuple[Callable[[Any], bool], str]  # the test of a value, and what the value must be
+
+
+def check(settings: object, rules: Mapping[str, Rule], shown: Callable[[str], str]) -> None:
+    """Raise ``ImproperlyConfigured`` for the first setting that breaks its rule; ``shown`` writes its name."""
+    for name, (test, wanted) in rules.items():
+        if not test(value := getattr(settings, name)):
+            raise ImproperlyConfigured(f"{shown(name)}={value!r} is not valid: {wanted}.")
 
 
 def _positive(value: Any) -> bool:
     return isinstance(value, timedelta) and value > timedelta(0)
 
 
+ALIAS: Rule = (lambda v: isinstance(v, str), "an alias of DATABASES")
+SWITCH: Rule = (lambda v: isinstance(v, bool), "True or False")
+POSITIVE: Rule = (_positive, "a positive duration")
+POSITIVE_OR_NONE: Rule = (lambda v: v is None or _positive(v), "None or a positive duration")
 STRATEGIES = ("auto", "skip_locked", "optimistic")
-QUEUE_RULES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
-    ("lease", lambda v: isinstance(v, timedelta) and v >= timedelta(milliseconds=100), "a duration of at least 100 ms"),
-    ("timeout", lambda v: v is None or _positive(v), "None or a positive duration"),
-    ("retry", callable, "a retry policy, e.g. Geometric(timedelta(seconds=10))"),
-    ("reenqueue", lambda v: v is None or callable(v), 'a retry policy, or None or "manual" for none'),
-    ("max_attempts", lambda v: isinstance(v, int) and 1 <= v <= 32_767, "a whole number from 1 to 32767"),
-    ("keep", lambda v: v in ("keep", "history", "delete"), '"keep", "history" or "delete"'),
-    ("settle", lambda v: v in ("batch", "each"), '"batch" or "each"'),
-    ("settle_interval", _positive, "a positive duration"),
-    ("batch_size", lambda v: isinstance(v, int) and 1 <= v <= 5000, "a whole number from 1 to 5000"),
-    ("concurrency", lambda v: v is None or (isinstance(v, int) and v >= 0), "None or a whole number from 0"),
-    ("paused", lambda v: isinstance(v, bool), "True or False"),
-    ("poll_interval", _positive, "a positive duration"),
-    ("idle_interval", _positive, "a positive duration"),
-    ("ttl", lambda v: v is None or _positive(v), "None or a positive duration"),
-    ("expired", lambda v: v in ("poison", "delete"), '"poison" or "delete"'),
-    ("capacity", lambda v: v is None or (isinstance(v, int) and v >= 1), "None or a whole number of at least 1"),
-    ("group_retry", lambda v: v in ("hold", "skip"), '"hold" or "skip"'),
-    ("max_wait", lambda v: v is None or _positive(v), "None or a positive duration"),
-    (
-        "strategy",
+QUEUE_RULES: dict[str, Rule] = {
+    "lease": (lambda v: _positive(v) and v >= timedelta(milliseconds=100), "a duration of at least 100 ms"),
+    "retry": (callable, "a retry policy, e.g. Geometric(timedelta(seconds=10))"),
+    "reenqueue": (lambda v: v is None or callable(v), 'a retry policy, or None or "manual" for none'),
+    "max_attempts": (lambda v: isinstance(v, int) and 1 <= v <= 32_767, "a whole number from 1 to 32767"),
+    "keep": (lambda v: v in ("keep", "history", "delete"), '"keep", "history" or "delete"'),
+    "settle": (lambda v: v in ("batch", "each"), '"batch" or "each"'),
+    "batch_size": (lambda v: isinstance(v, int) and 1 <= v <= 5000, "a whole number from 1 to 5000"),
+    "concurrency": (lambda v: v is None or (isinstance(v, int) and v >= 0), "None or a whole number from 0"),
+    "expired": (lambda v: v in ("poison", "delete"), '"poison" or "delete"'),
+    "capacity": (lambda v: v is None or (isinstance(v, int) and v >= 1), "None or a whole number of at least 1"),
+    "group_retry": (lambda v: v in ("hold", "skip"), '"hold" or "skip"'),
+    "strategy": (
         lambda v: isinstance(v, str) and (v in STRATEGIES or "." in v),
         '"auto", "skip_locked", "optimistic", or the dotted path of a driver',
     ),
-    ("shards", lambda v: isinstance(v, (list, tuple)) and all(isinstance(x, str) for x in v), "a list of aliases"),
-    ("router", lambda v: v is None or callable(v) or isinstance(v, str), "a callable, or its dotted path"),
-    ("model", lambda v: isinstance(v, str) and v.count(".") == 1, 'a model as "app.Model"'),
-    ("temporary", lambda v: isinstance(v, bool), "True or False"),
-    ("database", lambda v: isinstance(v, str), "an alias of DATABASES"),
-)
+    "shards": (lambda v: isinstance(v, (list, tuple)) and all(isinstance(x, str) for x in v), "a list of aliases"),
+    "router": (lambda v: v is None or callable(v) or isinstance(v, str), "a callable, or its dotted path"),
+    "model": (lambda v: isinstance(v, str) and v.count(".") == 1, 'a model as "app.Model"'),
+    "database": ALIAS,
+    **dict.fromkeys(("paused", "temporary"), SWITCH),
+    **dict.fromkeys(("settle_interval", "poll_interval", "idle_interval"), POSITIVE),
+    **dict.fromkeys(("timeout", "ttl", "max_wait"), POSITIVE_OR_NONE),
+}
 DURATIONS = ("lease", "timeout", "ttl", "max_wait", "settle_interval", "poll_interval", "idle_interval")
 QUEUE_KEYS = tuple(f.name for f in fields(QueueSettings))
 
@@ -127,12 +134,10 @@ def parse(key: str, value: Any, *, where: str) -> Any:
         return duration(value, where=where)
     if key == "reenqueue" and value in (None, "manual"):
         return None
-    if key in ("retry", "reenqueue"):
-        try:
-            return retry.normalise(value)
-        except (TypeError, ValueError) as error:
-            raise ImproperlyConfigured(f"{where}: {error}") from None
-    return value
+    try:
+        return retry.normalise(value) if key in ("retry", "reenqueue") else value
+    except (TypeError, ValueError) as error:
+        raise ImproperlyConfigured(f"{where}: {error}") from None
 
 
 def is_name(name: Any) -> bool:
@@ -179,11 +184,9 @@ def _json(name: str, value: Any, *, where: str) -> Any:
     if name not in ("retry", "reenqueue") or value is None:
         return value
     text = retry.describe(value)
-    try:
+    with suppress(ValueError):
         if retry.parse(text) == value:
             return text
-    except ValueError:
-        pass
     raise ImproperlyConfigured(
         f"{where}: {name}={text} can only be written in code. Give it to @processor, or use one with a text form: "
         '"geometric:10s,x2,max=1h".'

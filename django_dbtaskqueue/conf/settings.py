@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
 from functools import partial
@@ -20,15 +20,12 @@ from django.conf import settings as django_settings
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 
-from django_dbtaskqueue.conf.queue import PLACE as PLACE
-from django_dbtaskqueue.conf.queue import QUEUE_KEYS as QUEUE_KEYS
-from django_dbtaskqueue.conf.queue import QUEUE_NAME_RULE as QUEUE_NAME_RULE
+from django_dbtaskqueue.conf import queue as rules
 from django_dbtaskqueue.conf.queue import QueueSettings as QueueSettings
 from django_dbtaskqueue.conf.queue import duration as duration
 from django_dbtaskqueue.conf.queue import is_name as is_name
 from django_dbtaskqueue.conf.queue import overlay as overlay
 from django_dbtaskqueue.conf.queue import parse as parse
-from django_dbtaskqueue.conf.queue import queue_values as queue_values
 from django_dbtaskqueue.conf.queue import valid_name as valid_name
 from django_dbtaskqueue.conf.toml_file import SettingsFile, tables
 from django_dbtaskqueue.core import retry
@@ -69,9 +66,7 @@ class Settings:
     api_tokens: Mapping[str, str] = field(default_factory=dict)  # user name -> hash, of ``taskqueue token``
     operations_timeout: timedelta = timedelta(seconds=3)  # of one statement of a page, the API or the command line
     housekeeping: timedelta | None = None  # between two turns of the pollers' own; None: by housekeeptasks only
-    keep_completed: timedelta | None = timedelta(
-        days=7
-    )  # in TASKS, then history; None: without limit, as in the next ones
+    keep_completed: timedelta | None = timedelta(days=7)  # in TASKS, then in the history; None in each: without limit
     keep_error: timedelta | None = None
     keep_poison: timedelta | None = timedelta(days=14)
     keep_history: timedelta | None = None  # in the history, then deleted
@@ -80,14 +75,7 @@ class Settings:
     file: str | os.PathLike[str] | None = None  # TOML, laid over ``queues`` and followed; relative to BASE_DIR
 
     def __post_init__(self) -> None:
-        for name, test, wanted in TOP_RULES:
-            value = getattr(self, name)
-            if not test(value):
-                raise ImproperlyConfigured(f"DBTASKQUEUE[{name.upper()!r}]={value!r} is not valid: {wanted}.")
-
-
-def _is_switch(value: Any) -> bool:
-    return isinstance(value, bool)
+        rules.check(self, TOP_RULES, lambda name: f"DBTASKQUEUE[{name.upper()!r}]")
 
 
 def _are_texts(value: Any) -> bool:
@@ -98,28 +86,23 @@ def _is_text_by_name(value: Any) -> bool:
     return isinstance(value, Mapping) and all(isinstance(one, str) for pair in value.items() for one in pair)
 
 
-AGE_SETTINGS = (
-    "housekeeping",
-    *(f"keep_{what}" for what in ("completed", "error", "poison", "history", "attempts", "audit")),
-)
-TOP_RULES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
-    ("database", lambda v: isinstance(v, str), "an alias of DATABASES"),
-    ("threads", lambda v: type(v) is int and v >= 1, "a whole number of at least 1"),
-    ("notify", _is_switch, "True or False"),
-    ("listen", _is_text_by_name, 'a dict of alias to the alias past its pooler, such as {"default": "direct"}'),
-    ("prepare", _is_switch, "True or False"),
-    ("can_operate", lambda v: v is None or isinstance(v, str), "the dotted path of (user, verb, queue) -> bool"),
-    ("mask", _are_texts, 'a list of parts of keys such as "password"'),
-    ("api", _is_switch, "True or False"),
-    ("api_tokens", _is_text_by_name, "a dict of user name to the hash that manage.py taskqueue token prints"),
-    ("operations_timeout", lambda v: v > timedelta(0), "a positive duration"),
-    ("heartbeat", lambda v: v > timedelta(0), "a positive duration"),
-    ("payload_max_bytes", lambda v: type(v) is int and v >= 1, "a whole number of at least 1"),
-    ("objectives", _is_text_by_name, 'a dict of queue (or "*") to text such as "99.9%/5m"'),
-    *[(name, lambda v: v is None or v > timedelta(0), "None or a positive duration") for name in AGE_SETTINGS],
-)
-
-TOP_KEYS = {f.name.upper(): f.name for f in fields(Settings)}
+AT_LEAST_ONE: rules.Rule = (lambda v: type(v) is int and v >= 1, "a whole number of at least 1")
+AGE_SETTINGS = ("housekeeping", *(field.name for field in fields(Settings) if field.name.startswith("keep_")))
+TOP_RULES: dict[str, rules.Rule] = {
+    "database": rules.ALIAS,
+    "listen": (_is_text_by_name, 'a dict of alias to the alias past its pooler, such as {"default": "direct"}'),
+    "listeners": (_are_texts, "a list of dotted paths"),
+    "can_operate": (lambda v: v is None or isinstance(v, str), "the dotted path of (user, verb, queue) -> bool"),
+    "mask": (_are_texts, 'a list of parts of keys such as "password"'),
+    "api_tokens": (_is_text_by_name, "a dict of user name to the hash that manage.py taskqueue token prints"),
+    "objectives": (_is_text_by_name, 'a dict of queue (or "*") to text such as "99.9%/5m"'),
+    "file": (lambda v: v is None or isinstance(v, str | os.PathLike), "the path of a TOML file"),
+    **dict.fromkeys(("threads", "payload_max_bytes"), AT_LEAST_ONE),
+    **dict.fromkeys(("notify", "prepare", "api"), rules.SWITCH),
+    **dict.fromkeys(("heartbeat", "operations_timeout"), rules.POSITIVE),
+    **dict.fromkeys(AGE_SETTINGS, rules.POSITIVE_OR_NONE),
+}
+TOP_KEYS = {field.name.upper(): field.name for field in fields(Settings)}
 _declared: dict[str, dict[str, Any]] = {}
 
 
@@ -168,8 +151,8 @@ def _load() -> _State:
 
 def _laid_over(plain: Settings, document: Mapping[str, Any]) -> tuple[Settings, list[str]]:
     """Return the settings with the file's tables over those of the dict, and the file's faults."""
-    found, faults = tables(document, queue_values)
-    faults += [f"[queues.{name}] {QUEUE_NAME_RULE}" for name in found if not is_name(name)]
+    found, faults = tables(document, rules.queue_values)
+    faults += [f"[queues.{name}] {rules.QUEUE_NAME_RULE}" for name in found if not is_name(name)]
     queues = {name: {**plain.queues.get(name, {}), **values} for name, values in found.items()}
     laid = replace(plain, queues={**plain.queues, **queues})
     if _state is not None:
@@ -184,7 +167,7 @@ def _moved(old: Settings, new: Settings) -> list[str]:
         f"{getattr(before, key)!r} back, or start all processes anew with the file as it is."
         for queue in {**old.queues, **_declared}
         for before, after in [(_layered(old, queue), _layered(new, queue))]
-        for key in PLACE
+        for key in rules.PLACE
         if getattr(before, key) != getattr(after, key)
     ]
 
@@ -197,31 +180,23 @@ def _from_dict(raw: Any) -> Settings:
         if key not in TOP_KEYS:
             raise ImproperlyConfigured(f"DBTASKQUEUE has no key {key!r}.{near_match(str(key), TOP_KEYS)}")
         values[TOP_KEYS[key]] = value
-    values["defaults"] = queue_values(values.get("defaults", {}), where='DBTASKQUEUE["DEFAULTS"]')
+    values["defaults"] = rules.queue_values(values.get("defaults", {}), where='DBTASKQUEUE["DEFAULTS"]')
     queues = values.get("queues", {})
     if not isinstance(queues, Mapping):
         raise ImproperlyConfigured(f'DBTASKQUEUE["QUEUES"] must be a dict of name to settings, not {queues!r}.')
     values["queues"] = {
-        valid_name(name): queue_values(given, where=f'DBTASKQUEUE["QUEUES"][{name!r}]')
+        valid_name(name): rules.queue_values(given, where=f'DBTASKQUEUE["QUEUES"][{name!r}]')
         for name, given in queues.items()
     }
-    listeners = values.get("listeners", ())
-    if isinstance(listeners, str) or not all(isinstance(path, str) for path in listeners):
-        raise ImproperlyConfigured(f'DBTASKQUEUE["LISTENERS"] must be a list of dotted paths, not {listeners!r}.')
-    for name in {
-        "heartbeat",
-        "operations_timeout",
-        *[name for name in AGE_SETTINGS if values.get(name)],
-    } & values.keys():
-        values[name] = duration(values[name], where=f'DBTASKQUEUE["{name.upper()}"]')
-    if not isinstance(values.get("file"), str | os.PathLike | None):
-        raise ImproperlyConfigured(f'DBTASKQUEUE["FILE"] must be the path of a TOML file, not {values["file"]!r}.')
+    for name in ("heartbeat", "operations_timeout", *AGE_SETTINGS):
+        if values.get(name):
+            values[name] = duration(values[name], where=f'DBTASKQUEUE["{name.upper()}"]')
     return Settings(**values)
 
 
 def declare(queue: str, **values: Any) -> None:
     """Make ``queue`` known with what its processor says in code; the project's settings still win."""
-    _declared[valid_name(queue)] = queue_values(values, where=f"@processor({queue!r})")
+    _declared[valid_name(queue)] = rules.queue_values(values, where=f"@processor({queue!r})")
     _clear_queues()
 
 
@@ -254,22 +229,16 @@ def queue_settings(queue: str) -> QueueSettings:
     return default_settings(queue)
 
 
-def retry_policy(queue: str, declared: Any) -> Any:
-    """Return how failures on ``queue`` are retried by a processor that declares ``declared`` (or None)."""
-    conf = settings()
-    given = conf.queues.get(queue)
-    if given is not None and "retry" in given:
-        return given["retry"]
-    return declared or conf.defaults.get("retry", retry.DEFAULT)
+def policy(name: str, queue: str, declared: Any) -> Any:
+    """Return the "retry" or "reenqueue" policy of ``queue`` for a processor that declares ``declared`` (or None).
 
-
-def reenqueue_policy(queue: str, declared: Any) -> Any:
-    """Return the policy of a reenqueue without a delay, as ``retry_policy`` does; None is "manual"."""
+    None: a reenqueue needs a delay.
+    """
     conf = settings()
-    given = conf.queues.get(queue)
-    if given is not None and "reenqueue" in given:
-        return given["reenqueue"]
-    return declared or conf.defaults.get("reenqueue")
+    given = conf.queues.get(queue, {})
+    if name in given:
+        return given[name]
+    return declared or conf.defaults.get(name, retry.DEFAULT if name == "retry" else None)
 
 
 def default_settings(queue: str) -> QueueSettings:

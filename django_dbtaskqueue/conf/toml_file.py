@@ -32,47 +32,42 @@ class SettingsFile(Generic[T]):
     def __init__(self, path: Path, check: Callable[[Mapping[str, Any]], tuple[T, list[str]]]) -> None:
         self.path = path
         self._check = check
-        self._looking = threading.Lock()
-        self._next_look = 0.0
+        self._checking = threading.Lock()
+        self._next_check = 0.0
         self._seen: tuple[int, ...] | None = None
         self._text: str | None = None  # as last read, good or bad
 
     def load(self) -> T:
         """Read the file; raise ``ImproperlyConfigured`` that lists every fault with its place, value and fix."""
-        self._seen = self._signature()
-        self._next_look = monotonic() + CHECK_INTERVAL_S
+        self._seen, self._next_check = self._signature(), monotonic() + CHECK_INTERVAL_S
         self._text = self._read()
         return self._checked(self._text)
 
     def reload(self) -> T | None:
-        """Return the new value when the file changed for the good; None otherwise. Looks at most once a second."""
-        if monotonic() < self._next_look or not self._looking.acquire(blocking=False):
+        """Return the new value when the file changed and is good; None otherwise. Checks at most once a second."""
+        if monotonic() < self._next_check or not self._checking.acquire(blocking=False):
             return None
         try:
-            self._next_look = monotonic() + CHECK_INTERVAL_S
-            return self._look()
-        finally:
-            self._looking.release()
-
-    def _look(self) -> T | None:
-        seen = self._signature()
-        if seen == self._seen:
-            return None
-        if seen is not None and 0 <= time() - seen[0] / 1e9 < HALF_WRITTEN_S:
-            self._next_look = monotonic() + HALF_WRITTEN_S
-            return None
-        self._seen = seen
-        try:
-            text = self._read()
-            if text == self._text:
+            self._next_check = monotonic() + CHECK_INTERVAL_S
+            seen = self._signature()
+            if seen == self._seen:
                 return None
-            self._text = text
-            value = self._checked(text)
+            if seen is not None and 0 <= time() - seen[0] / 1e9 < HALF_WRITTEN_S:
+                self._next_check = monotonic() + HALF_WRITTEN_S
+                return None
+            self._seen = seen
+            before, self._text = self._text, None
+            self._text = self._read()
+            if self._text == before:
+                return None
+            value = self._checked(self._text)
+            logger.info("Settings file %s applied", self.path)
+            return value
         except ImproperlyConfigured as error:
             logger.error("The settings stay as they were. %s", error)
             return None
-        logger.info("Settings file %s applied", self.path)
-        return value
+        finally:
+            self._checking.release()
 
     def _signature(self) -> tuple[int, ...] | None:
         try:
@@ -85,7 +80,6 @@ class SettingsFile(Generic[T]):
         try:
             return self.path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            self._text = None
             raise ImproperlyConfigured(
                 f'DBTASKQUEUE["FILE"]: {self.path} cannot be read: {error}. It must be TOML with [queues.NAME] tables.'
             ) from None
@@ -122,21 +116,11 @@ def tables(
         if not isinstance(table, Mapping):
             faults.append(f"queues.{name} = {table!r} must be a table: write [queues.{name}] above its settings.")
             continue
-        found[name], bad = _table(name, table, check)
-        faults += bad
+        where, found[name] = f"[queues.{name}]", {}
+        for key, value in table.items():
+            try:
+                found[name] |= check({key: None if value == NONE_TEXT else value}, where=where)
+            except (ImproperlyConfigured, TypeError, ValueError) as error:
+                why = str(error).removeprefix(where).removeprefix(f"[{key!r}]").lstrip(": ")
+                faults.append(f"{where} {key} = {value!r}: {why}")
     return found, faults
-
-
-def _table(
-    name: str, table: Mapping[str, Any], check: Callable[..., dict[str, Any]]
-) -> tuple[dict[str, Any], list[str]]:
-    where = f"[queues.{name}]"
-    values: dict[str, Any] = {}
-    faults = []
-    for key, value in table.items():
-        try:
-            values |= check({key: None if value == NONE_TEXT else value}, where=where)
-        except (ImproperlyConfigured, TypeError, ValueError) as error:
-            why = str(error).removeprefix(where).removeprefix(f"[{key!r}]").lstrip(": ")
-            faults.append(f"{where} {key} = {value!r}: {why}")
-    return values, faults

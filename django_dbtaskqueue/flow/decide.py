@@ -40,14 +40,15 @@ def _decide_failure(lease: Lease, outcome: Fail) -> Failed:
         outcome,
         attempt=lease.attempt,
         max_attempts=lease.max_attempts,
-        policy=lease.policy or conf.retry_policy(lease.queue, lease.processor and lease.processor.policy),
+        policy=lease.policy or conf.policy("retry", lease.queue, lease.processor and lease.processor.policy),
     )
     return Failed(outcome, delay)
 
 
 def _decide_reenqueue(lease: Lease, outcome: Reenqueue) -> Reenqueue:
     number = lease.reenqueue_attempt + 1
-    policy = lease.port.reenqueue or conf.reenqueue_policy(lease.queue, lease.processor and lease.processor.reenqueue)
+    declared = lease.processor and lease.processor.reenqueue
+    policy = lease.port.reenqueue or conf.policy("reenqueue", lease.queue, declared)
     delay = None if policy is None else retry.next_delay(policy, number)
     if delay is None:
         raise ReenqueueDelayMissing(lease.queue, number, ended=policy is not None)

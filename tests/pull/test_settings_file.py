@@ -144,7 +144,7 @@ def test_a_relative_path_starts_at_base_dir(file: Path, settings: Any) -> None:
 
 def test_file_must_be_a_path(settings: Any) -> None:
     settings.DBTASKQUEUE = {"FILE": 5}
-    with pytest.raises(ImproperlyConfigured, match="must be the path of a TOML file, not 5"):
+    with pytest.raises(ImproperlyConfigured, match=r"'FILE'\]=5 is not valid: the path of a TOML file"):
         conf.settings()
 
 
@@ -181,8 +181,8 @@ def _looks(number: int) -> bool:
     state = conf._state
     assert state is not None and state.file is not None
     for _ in range(number):
-        before = state.file._next_look
-        until(lambda before=before: lease() and state.file is not None and state.file._next_look > before)
+        before = state.file._next_check
+        until(lambda before=before: lease() and state.file is not None and state.file._next_check > before)
     return True
 
 
@@ -287,5 +287,5 @@ def test_the_reader_is_patient_with_a_file_that_is_being_written(file: Path, mon
     assert lease() == timedelta(minutes=15)
     file.write_text('[queues.mail]\nlease = "2m"')
     monkeypatch.setattr(toml_file, "HALF_WRITTEN_S", 0.0)
-    monkeypatch.setattr(conf._state.file, "_next_look", 0.0)  # type: ignore[union-attr]
+    monkeypatch.setattr(conf._state.file, "_next_check", 0.0)  # type: ignore[union-attr]
     assert lease() == timedelta(minutes=2)
