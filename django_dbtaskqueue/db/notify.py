@@ -71,7 +71,7 @@ class Notifier:
 
     def _send(self) -> None:
         session = Session(connections.create_connection(self.alias))  # nothing of a session is set: it may be pooled
-        self._linger = 0.0 if _is_for_tests(session.connection.settings_dict) else NOTIFIER_LINGER_S
+        self._linger = 0.0 if is_for_tests(session.connection.settings_dict) else NOTIFIER_LINGER_S
         owed, begun = 0.0, monotonic()
         while queues := self._take(session):
             owed, begun = max(owed - (monotonic() - begun), -MAX_SAVED_PAUSE_S), monotonic()
@@ -104,7 +104,7 @@ def _close(session: Session) -> None:
         session.connection.close()
 
 
-def _is_for_tests(settings: Mapping[str, Any]) -> bool:
+def is_for_tests(settings: Mapping[str, Any]) -> bool:
     """Whether this is a test database, which cannot be dropped while a connection to it is open."""
     name = str(settings["NAME"])
     return name.startswith(TEST_DATABASE_PREFIX) or name == settings["TEST"].get("NAME")
@@ -124,15 +124,9 @@ def on_commit(connection: BaseDatabaseWrapper, call: Callable[[], object]) -> No
 
     Without autocommit (``set_autocommit(False)``) Django does not say when a transaction ends: ``call`` is not called.
     """
-
-    if not hasattr(call, "__qualname__"):  # Django logs the __qualname__ of a hook that raised, and a partial has none
-        call = _with_name(call)
     if connection.in_atomic_block or connection.get_autocommit():
-        connection.on_commit(call, robust=True)
-
-
-def _with_name(call: Callable[[], object]) -> Callable[[], object]:
-    return lambda: call()
+        # Django logs the __qualname__ of a hook that raised, and a partial has none.
+        connection.on_commit(call if hasattr(call, "__qualname__") else lambda: call(), robust=True)
 
 
 def notify(alias: str, vendor: str, queue: str) -> None:

@@ -12,7 +12,6 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from time import monotonic
 from typing import NamedTuple, TypeVar
 
@@ -82,12 +81,7 @@ class WaitQueue:
             return self._changed.wait_for(lambda: self._waiting[0] is me, max(0.0, until - monotonic()))
 
     def poll(
-        self,
-        poll: Callable[[], T | None],
-        until: float | None,
-        pause: Callable[[], float],
-        *,
-        for_all: bool = True,
+        self, poll: Callable[[], T | None], until: float | None, pause: Callable[[], float], *, for_all: bool = True
     ) -> T | None:
         """Poll, and sleep until a wake-up or the next poll, until something is found or the time is over.
 
@@ -96,10 +90,8 @@ class WaitQueue:
         while True:
             with self._changed:
                 wakeups = self._wakeups
-                self._polls += 1
-                number = self._polls
-            found = poll()
-            if found is not None:
+                number = self._polls = self._polls + 1
+            if (found := poll()) is not None:
                 return found
             with self._changed:
                 if for_all:
@@ -107,12 +99,11 @@ class WaitQueue:
                     self._changed.notify_all()
             if until is None or monotonic() >= until:
                 return None
-            seconds = min(until - monotonic(), pause())
-            with self._changed:
-                self._changed.wait_for(partial(self._woken_since, wakeups), seconds)
+            self._sleep(min(until - monotonic(), pause()), wakeups)
 
-    def _woken_since(self, wakeups: int) -> bool:
-        return self._wakeups != wakeups
+    def _sleep(self, seconds: float, wakeups: int) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._wakeups != wakeups, seconds)
 
 
 class NotifyListener:
@@ -184,10 +175,9 @@ def take(
 
 
 def _listener(alias: str) -> NotifyListener:
-    database = str(connections[alias].settings_dict["NAME"])
-    # A test database cannot be dropped while a connection to it is open.
-    linger_s = 0.0 if database.startswith("test_") else LISTENER_LINGER_S
-    return _listeners.setdefault((alias, database), NotifyListener(alias, linger_s))
+    settings = connections[alias].settings_dict
+    linger_s = 0.0 if notify.is_for_tests(settings) else LISTENER_LINGER_S
+    return _listeners.setdefault((alias, str(settings["NAME"])), NotifyListener(alias, linger_s))
 
 
 def wake(queue: str) -> None:

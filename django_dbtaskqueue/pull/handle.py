@@ -20,7 +20,7 @@ import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import partial
+from functools import lru_cache, partial
 from time import monotonic
 from typing import Any
 from uuid import uuid4
@@ -44,7 +44,6 @@ RESCUE_INTERVAL_S = 5.0  # between two rescues of one queue in one process
 MAX_REMEMBERED_QUEUES = 4096
 POLL_JITTER = (0.8, 1.2)
 _next_rescue: dict[tuple[str, str], float] = {}
-_names: dict[str, Any] = {}
 
 
 def queue(name: str, *, using: str | None = None, tags: Sequence[str] = ()) -> QueueHandle:
@@ -104,8 +103,7 @@ class QueueHandle(QueueAdmin):
         Raises ``LeaseLost``.
         """
         if delay is not None:
-            self._settle(task, Reenqueue(_checked("delay", delay)))
-            return
+            return self._settle(task, Reenqueue(_checked("delay", delay)))
         lease = self._held(task)
         lease.touched = True
         self._port(lease).release(lease)
@@ -150,8 +148,7 @@ class QueueHandle(QueueAdmin):
         """Poll once; on a queue with shards each shard, beginning with a random one."""
         first = random.randrange(len(aliases))
         for alias in aliases[first:] + aliases[:first]:
-            task = leases.take_one(self.name, alias, poller_instance=_instance(), tags=self.tags)
-            if task is not None:
+            if task := leases.take_one(self.name, alias, poller_instance=_instance(os.getpid()), tags=self.tags):
                 return task
             self._rescue(alias)
         return None
@@ -181,10 +178,8 @@ class QueueHandle(QueueAdmin):
         return task
 
     def _port(self, lease: Lease) -> ManualSettlePort:
-        if isinstance(lease.port, ManualSettlePort):
-            return lease.port
-        alias = lease.port.alias
-        return ManualSettlePort.of(self.name, alias, queue_settings(self.name, alias))
+        port = lease.port
+        return port if isinstance(port, ManualSettlePort) else ManualSettlePort.of(self.name, port.alias)
 
     def _settle(self, task: Lease | str, outcome: Outcome) -> None:
         lease = self._held(task)
@@ -192,11 +187,10 @@ class QueueHandle(QueueAdmin):
         self._port(lease).settle(lease, outcome)
 
 
-def _instance() -> str:
+@lru_cache(maxsize=1)
+def _instance(pid: int) -> str:
     """Return the instance name under which this process takes tasks; a fork gets another one."""
-    if _names.get("pid") != os.getpid():
-        _names.update(pid=os.getpid(), name=f"{socket.gethostname()}:{os.getpid()}:pull-{uuid4().hex[:12]}"[-200:])
-    return str(_names["name"])
+    return f"{socket.gethostname()}:{pid}:pull-{uuid4().hex[:12]}"[-200:]
 
 
 def _checked(name: str, value: Any) -> timedelta:

@@ -18,7 +18,7 @@ from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import Outcome
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.db import notify
-from django_dbtaskqueue.db.session import Session, model_for
+from django_dbtaskqueue.db.session import Session, alias_for, model_for
 from django_dbtaskqueue.flow import checkout as stage
 from django_dbtaskqueue.flow import settle, usage
 from django_dbtaskqueue.flow.rescue import rescue
@@ -34,8 +34,9 @@ class ManualSettlePort(SettlePort):
     """The port of a lease that the pull API took: each call is counted, and sent as a signal."""
 
     @classmethod
-    def of(cls, queue: str, alias: str, settings: conf.QueueSettings) -> ManualSettlePort:
-        """Return the port of a queue with these settings."""
+    def of(cls, queue: str, alias: str) -> ManualSettlePort:
+        """Return the port of a queue on one database."""
+        settings = queue_settings(queue, alias)
         port = cls(alias, model_for(queue), key=queue, keep=settings.keep, group_retry=settings.group_retry)
         if settings.reenqueue is not conf.default_settings(queue).reenqueue:
             port.reenqueue = settings.reenqueue
@@ -95,18 +96,6 @@ def read_token(text: str) -> Token:
         ) from None
 
 
-def lease_of(held: Token, port: ManualSettlePort) -> Lease:
-    """Return the lease a token stands for, its payload still text; raise ``LeaseLost`` when it is gone."""
-    session = Session.on(port.alias, port.model)
-    rows = json.dumps([{"task_id": held.id, "token": held.total_attempt}])
-    found = session.run(session.sql.held_leases, {"rows": rows})
-    if not found:
-        raise LeaseLost(held.id, held.total_attempt, "from_token")
-    *columns, left = found[0]
-    (lease,) = stage.leases([tuple(columns)], port, monotonic() + left)
-    return lease
-
-
 def checkout(
     queue: str,
     *,
@@ -122,21 +111,36 @@ def checkout(
     """
     if limit < 1:
         return []
-    session = Session.of(queue, using)
-    alias = session.connection.alias
+    alias = alias_for(queue, using)
     settings = queue_settings(queue, alias)
-    port = SettlePort(alias, session.model, keep=settings.keep, group_retry=settings.group_retry)
-    taken = stage.take(
+    port = SettlePort(alias, model_for(queue), keep=settings.keep, group_retry=settings.group_retry)
+    taken = take(queue, port, settings, poller_instance=poller_instance, limit=limit, lease=lease, tags=tags)
+    return [task for task in taken if _fit(task, settings)]
+
+
+def take(
+    queue: str,
+    port: SettlePort,
+    settings: conf.QueueSettings,
+    *,
+    poller_instance: str,
+    limit: int = 1,
+    lease: timedelta | None = None,
+    tags: Sequence[str] = (),
+    strategy: stage.Strategy | None = None,
+) -> list[Lease]:
+    """Take the first due tasks on the port's database; their payloads are still text."""
+    session = Session.on(port.alias, port.model)
+    return stage.take(
         session,
         ScanCursor(queue, settings.max_wait),
-        strategy=stage.strategy_for(session, settings.strategy),
+        strategy=strategy or stage.strategy_for(session, settings.strategy),
         poller_instance=poller_instance,
         limit=limit,
         lease=lease or settings.lease,
         port=port,
         tags=tags,
     )
-    return [task for task in taken if _fit(task, settings)]
 
 
 def take_one(queue: str, alias: str, *, poller_instance: str, tags: Sequence[str] = ()) -> Lease | None:
@@ -144,22 +148,10 @@ def take_one(queue: str, alias: str, *, poller_instance: str, tags: Sequence[str
 
     Also counts the expired lease of a task whose holder died, if usage is watched.
     """
-    settings = queue_settings(queue, alias)
-    port = ManualSettlePort.of(queue, alias, settings)
-    session = Session.on(alias, port.model)
+    settings, port = queue_settings(queue, alias), ManualSettlePort.of(queue, alias)
     while True:
-        dead = _dead(session, queue) if usage.watched() else {}
-        taken = stage.take(
-            session,
-            ScanCursor(queue, settings.max_wait),
-            strategy=stage.strategy_for(session, settings.strategy),
-            poller_instance=poller_instance,
-            limit=1,
-            lease=settings.lease,
-            port=port,
-            tags=tags,
-        )
-        if not taken:
+        dead = _dead(port, queue) if usage.watched() else {}
+        if not (taken := take(queue, port, settings, poller_instance=poller_instance, tags=tags)):
             return None
         (task,) = taken
         if dead.get(task.id) == task.total_attempt - 1:
@@ -181,36 +173,39 @@ def next_due(queue: str, alias: str) -> float | None:
 
 def rescue_exhausted(queue: str, alias: str) -> None:
     """Write ERROR for tasks whose holder died on the last attempt: no checkout takes them again."""
-    settings = queue_settings(queue, alias)
-    port = ManualSettlePort.of(queue, alias, settings)
-    for task, _ in rescue(Session.on(alias, port.model), queue, port, keep=settings.keep):
+    port = ManualSettlePort.of(queue, alias)
+    for task, _ in rescue(Session.on(alias, port.model), queue, port, keep=port.keep):
         port.tell(task, "lease_expired")
 
 
-def _dead(session: Session, queue: str) -> dict[int, int]:
+def _dead(port: SettlePort, queue: str) -> dict[int, int]:
     """Return the first due tasks whose lease ran out, with the number of the lease."""
-    due = session.model._default_manager.using(session.connection.alias).filter(queue=queue).due()
+    due = port.model._default_manager.using(port.alias).filter(queue=queue).due()
     heads = due.values_list("pk", "status", "total_attempt")[:MAX_EXPIRED_LEASES]
     return {task_id: total for task_id, status, total in heads if status == Status.PROCESSING}
 
 
 def resume(held: Token) -> Lease:
     """Return the lease that a token stands for; raise ``LeaseLost`` when it is gone."""
-    settings = queue_settings(held.queue, held.alias)
-    task = lease_of(held, ManualSettlePort.of(held.queue, held.alias, settings))
-    prepare(task, _processor(task, settings))
+    port = ManualSettlePort.of(held.queue, held.alias)
+    session = Session.on(port.alias, port.model)
+    rows = json.dumps([{"task_id": held.id, "token": held.total_attempt}])
+    found = session.run(session.sql.held_leases, {"rows": rows})
+    if not found:
+        raise LeaseLost(held.id, held.total_attempt, "from_token")
+    *columns, left = found[0]
+    (task,) = stage.leases([tuple(columns)], port, monotonic() + left)
+    prepare(task, _processor(task, queue_settings(held.queue, held.alias)))
     return task
 
 
 def _fit(task: Lease, settings: conf.QueueSettings) -> bool:
     """Decode a task. Settle one that is expired or cannot be decoded, and return False."""
     processor, port = _processor(task, settings), task.port
-    expired = expiry(task, settings.expired)
-    if expired is not None:
+    if expired := expiry(task, settings.expired):
         (port.expire if isinstance(port, ManualSettlePort) else port.settle)(task, expired)
         return False
-    unreadable = prepare(task, processor)
-    if unreadable is not None:
+    if unreadable := prepare(task, processor):
         port.settle(task, unreadable)
     return unreadable is None
 

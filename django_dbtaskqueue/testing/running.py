@@ -6,13 +6,12 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from datetime import timedelta
 from typing import Any, cast
 
 from asgiref.sync import async_to_sync
 from django.db import connections, transaction
-from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import QuerySet
 
 from django_dbtaskqueue import registry, signals
@@ -28,7 +27,7 @@ from django_dbtaskqueue.flow.run import Processor, no_handler
 from django_dbtaskqueue.flow.scan import ScanCursor
 from django_dbtaskqueue.flow.settle import SettlePort
 from django_dbtaskqueue.models import AbstractTask, Attempt, TaskHistory
-from django_dbtaskqueue.pull.leases import next_due
+from django_dbtaskqueue.pull import leases
 from django_dbtaskqueue.testing.clock import advance, known_queues
 
 TEST_INSTANCE = "testing"
@@ -56,8 +55,8 @@ class DrainReport:
         return [error for outcome in self.outcomes if (error := outcome.facts.error) is not None]
 
     def __str__(self) -> str:
-        kinds = ("completed", "reenqueued", "retried", "failed", "poisoned", "expired", "parked", "lost")
-        return ", ".join(f"{getattr(self, kind)} {kind}" for kind in kinds if getattr(self, kind)) or "nothing was due"
+        counts = {field.name: getattr(self, field.name) for field in fields(self)[:-1]}
+        return ", ".join(f"{number} {kind}" for kind, number in counts.items() if number) or "nothing was due"
 
 
 def drain(
@@ -133,7 +132,7 @@ def _due(runners: list[QueueRunner], *, with_scheduled: bool) -> Iterator[tuple[
     while more:
         more = False
         for runner in runners:
-            while (lease := runner.take()) is not None:
+            while lease := runner.take():
                 more = True
                 yield runner, lease
         more = more or (with_scheduled and _wait(runners))
@@ -141,7 +140,7 @@ def _due(runners: list[QueueRunner], *, with_scheduled: bool) -> Iterator[tuple[
 
 def _wait(runners: list[QueueRunner]) -> bool:
     """Let time pass until the next task is due; False when there is none."""
-    waits = [wait for runner in runners if (wait := next_due(runner.queue, runner.alias)) is not None]
+    waits = [wait for runner in runners if (wait := leases.next_due(runner.queue, runner.alias)) is not None]
     for alias in {runner.alias for runner in runners} if waits else ():
         advance(timedelta(seconds=max(0.0, min(waits))) + CLOCK_TICK, using=alias)
     return bool(waits)
@@ -182,11 +181,11 @@ class Ran:
     raised: BaseException | None = None
 
 
+@dataclass(frozen=True, slots=True)
 class _Exactly:
     """A checkout strategy that takes one task, wherever it stands in the ready order."""
 
-    def __init__(self, task_id: int, total_attempt: int) -> None:
-        self.rows = json.dumps([{"task_id": task_id, "token": total_attempt}])
+    rows: str
 
     def take(self, session: Session, cursor: ScanCursor, params: dict[str, Any]) -> list[Row]:
         """Take it, if it is due."""
@@ -200,14 +199,9 @@ class QueueRunner:
         self.queue = queue
         self.alias = alias
         self.session = Session.on(alias, model_for(queue))
-        self.settings = queue_settings(queue, alias)
-        self.port = SettlePort(
-            alias,
-            self.session.model,
-            key=f"{queue}@{alias}" if self.settings.shards else queue,
-            keep=self.settings.keep,
-            group_retry=self.settings.group_retry,
-        )
+        self.settings = settings = queue_settings(queue, alias)
+        key = f"{queue}@{alias}" if settings.shards else queue
+        self.port = SettlePort(alias, self.session.model, key=key, keep=settings.keep, group_retry=settings.group_retry)
         self.tags: set[str] = set()
         signals.load()
 
@@ -222,17 +216,14 @@ class QueueRunner:
         Return the latter; they are in ERROR.
         """
         self._find_tags()
-        untyped = registry.find(self.queue, None) is not None
-        move.unpark(self.session, self.queue, registry.payload_types(self.queue), untyped=untyped)
+        types, untyped = registry.payload_types(self.queue), registry.find(self.queue, None) is not None
+        move.unpark(self.session, self.queue, types, untyped=untyped)
         return [lease for lease, _ in rescue(self.session, self.queue, self.port, keep=self.settings.keep)]
 
     def take(self) -> Lease | None:
         """Check out the first task that is due, whatever its tag."""
-        strategy = checkout.strategy_for(self.session, self.settings.strategy)
-        taken = self._take(strategy)
-        if taken is None and self._find_tags():
-            taken = self._take(strategy)
-        return taken
+        taken = self._take()
+        return self._take() if taken is None and self._find_tags() else taken
 
     def take_task(self, task: AbstractTask, processor: Processor | None, attempt: int, reenqueue_attempt: int) -> Lease:
         """Check out one task that has just been enqueued, as its ``attempt``-th attempt."""
@@ -242,21 +233,15 @@ class QueueRunner:
         if processor is not None and processor.payload is not None:
             before["payload_type"] = codecs.type_name(processor.payload)  # type: ignore[assignment]
         self.tasks.filter(pk=task.pk).update(**before)
-        lease = self._take(_Exactly(task.pk, attempt - 1))
+        lease = self._take(_Exactly(json.dumps([{"task_id": task.pk, "token": attempt - 1}])))
         if lease is None:
             raise TaskQueueError(f"Queue {self.queue!r} is paused, so perform() cannot take a task. Resume it first.")
         return lease
 
-    def _take(self, strategy: checkout.Strategy) -> Lease | None:
-        taken = checkout.take(
-            self.session,
-            ScanCursor(self.queue, max_wait=self.settings.max_wait),
-            strategy=strategy,
-            poller_instance=TEST_INSTANCE,
-            limit=1,
-            lease=self.settings.lease,
-            port=self.port,
-            tags=sorted(self.tags),
+    def _take(self, strategy: checkout.Strategy | None = None) -> Lease | None:
+        tags = sorted(self.tags)
+        taken = leases.take(
+            self.queue, self.port, self.settings, poller_instance=TEST_INSTANCE, tags=tags, strategy=strategy
         )
         observe.checked_out(taken)
         return taken[0] if taken else None
@@ -265,7 +250,7 @@ class QueueRunner:
         """Look which tags tasks carry; whether there are new ones."""
         tagged = self.tasks.filter(queue=self.queue, ready_time__isnull=False, tag__isnull=False)
         before = len(self.tags)
-        self.tags.update(tag for tag in tagged.values_list("tag", flat=True).distinct() if tag is not None)
+        self.tags.update(map(str, tagged.values_list("tag", flat=True).distinct()))
         return len(self.tags) > before
 
     def delete_traces(self, task: AbstractTask) -> None:
@@ -289,7 +274,11 @@ class QueueRunner:
             observe.lost(lease, lease.lost or (outcome.facts.verb if outcome is not None else ""))
             return Ran("lost")
         observe.finished(lease, stored)
-        return _ran(lease, stored, returned)
+        final, error, kind = _outcome(stored), stored.facts.error, stored.facts.counts_as
+        # A failure that the processor returned, or settled by itself, was not raised.
+        own = stored is lease.outcome or any(final is value for value in returned)
+        raised = error if isinstance(error, BaseException) and not own else None
+        return Ran("completed" if kind == "deleted" else kind, final, raised)
 
     def _refuse(self, lease: Lease, refused: Settlement | None) -> Ran:
         stored = self._store(lease, refused)
@@ -300,25 +289,11 @@ class QueueRunner:
 
     def _store(self, lease: Lease, outcome: Settlement | None) -> Settlement | None:
         """Settle. Return what is stored: the outcome, or what the processor settled by itself, or nothing."""
-        if outcome is not None and self._settled(lease, outcome):
+        keep, group_retry = self.port.keep, self.port.group_retry
+        if outcome and settle.settle_surely(self.session, [(lease, outcome)], keep=keep, group_retry=group_retry):
             return outcome
         _, held = settle.resolve(self.session, [lease])
         return None if held else lease.outcome
-
-    def _settled(self, lease: Lease, outcome: Settlement) -> bool:
-        port = self.port
-        return bool(
-            settle.settle_surely(self.session, [(lease, outcome)], keep=port.keep, group_retry=port.group_retry)
-        )
-
-
-def _ran(lease: Lease, stored: Settlement, returned: list[Any]) -> Ran:
-    """Return what became of a run; ``raised`` if the processor neither returned nor settled the failure by itself."""
-    outcome, error = _outcome(stored), stored.facts.error
-    own = stored is lease.outcome or any(outcome is value for value in returned)
-    kind = stored.facts.counts_as
-    kind = "completed" if kind == "deleted" else kind
-    return Ran(kind, outcome, error if isinstance(error, BaseException) and not own else None)
 
 
 def _outcome(stored: Settlement) -> Outcome | None:
@@ -338,15 +313,15 @@ def _call(lease: Lease, processor: Processor) -> Settlement | None:
 def _watched(processor: Processor, returned: list[Any]) -> Processor:
     """Return the processor so that what it returns is noted: what it did not return, it raised."""
 
-    def noted(value: Any) -> Any:
+    def call(task: Any) -> Any:
+        value = processor.function(task)
         returned.extend(value if isinstance(value, list) else [value])  # a batch processor may return a list
         return value
 
-    def call(task: Any) -> Any:
-        return noted(processor.function(task))
-
     async def call_async(task: Any) -> Any:
-        return noted(await processor.function(task))
+        value = await processor.function(task)
+        returned.extend(value if isinstance(value, list) else [value])
+        return value
 
     return replace(processor, function=call_async if processor.is_async else call)
 
@@ -362,14 +337,8 @@ def _sheltered() -> Iterator[None]:
             savepoints.enter_context(savepoint)
         yield
         for connection in around:
-            if _is_broken(connection):
+            raw: Any = connection.connection
+            if connection.needs_rollback or connection.vendor != "postgresql":
+                continue
+            if raw.info.transaction_status.name == "INERROR":
                 transaction.set_rollback(True, using=connection.alias)
-
-
-def _is_broken(connection: BaseDatabaseWrapper) -> bool:
-    if connection.needs_rollback or connection.vendor != "postgresql":
-        return connection.needs_rollback
-    from psycopg.pq import TransactionStatus
-
-    raw: Any = connection.connection
-    return bool(raw.info.transaction_status == TransactionStatus.INERROR)

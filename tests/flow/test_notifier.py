@@ -169,8 +169,8 @@ def test_a_test_database_is_left_at_once(name: str) -> None:
     """Given a database of a test run, then the notifier leaves it by itself, so that it can be dropped."""
     settings = connections.settings["default"]
     connections.settings["ci"] = {**settings, "TEST": {**settings["TEST"], "NAME": settings["NAME"]}}
-    assert notify._is_for_tests({"NAME": name, "TEST": {"NAME": "site_for_ci"}})
-    assert not notify._is_for_tests({"NAME": "site", "TEST": {"NAME": None}})
+    assert notify.is_for_tests({"NAME": name, "TEST": {"NAME": "site_for_ci"}})
+    assert not notify.is_for_tests({"NAME": "site", "TEST": {"NAME": None}})
     try:
         sender = notify.Notifier("ci")
         sender.notify("parcels")
