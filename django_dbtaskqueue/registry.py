@@ -16,7 +16,6 @@ from django_dbtaskqueue.core.retry import AnyPolicy
 from django_dbtaskqueue.flow.run import Processor
 
 F = TypeVar("F", bound=Callable[..., object])
-MODES = ("separate", "atomic")
 PARSED = {"retry", "timeout", "reenqueue"}  # durations and policies may be text, as in the settings
 OF_QUEUE = {"lease", "max_attempts"}  # declared by a processor, in force for its queue
 
@@ -67,20 +66,9 @@ def processor(
 
     def register_it(function: F) -> F:
         register(
-            queue,
-            function,
-            payload=payload,
-            mode=mode,
-            batch=batch,
-            concurrency=concurrency,
-            executor=executor,
-            using=using,
-            retry=retry,
-            max_attempts=max_attempts,
-            lease=lease,
-            timeout=timeout,
-            reenqueue=reenqueue,
-        )
+            queue, function, payload=payload, mode=mode, batch=batch, concurrency=concurrency, executor=executor,
+            using=using, retry=retry, max_attempts=max_attempts, lease=lease, timeout=timeout, reenqueue=reenqueue,
+        )  # fmt: skip
         return function
 
     return register_it
@@ -105,21 +93,12 @@ def register(
     call = _callable(function)
     where = f"@processor({queue!r})"
     parsed = {name: conf.parse(name, declared[name], where=f"{where}, {name}") for name in PARSED & declared.keys()}
+    is_async = inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(getattr(call, "__call__", None))  # noqa: B004 -- an instance whose __call__ is async
     made = Processor(
-        queue=queue,
-        function=call,
-        payload=payload,
-        mode=mode,
-        policy=parsed.get("retry"),
-        timeout=parsed.get("timeout"),
-        is_async=_is_async(call),
-        reenqueue=parsed.get("reenqueue"),
-        batch=batch,
-        concurrency=concurrency,
-        executor=executor,
-        using=using,
-        declared=declared,
-    )
+        queue, call, payload=payload, mode=mode, policy=parsed.get("retry"), timeout=parsed.get("timeout"),
+        is_async=is_async, reenqueue=parsed.get("reenqueue"), batch=batch, concurrency=concurrency, executor=executor,
+        using=using, declared=declared,
+    )  # fmt: skip
     _check(made)
     with _lock:
         _refuse_second(made)
@@ -133,8 +112,9 @@ def register(
 
 def unregister(queue: str, payload: type | None = None) -> None:
     """Remove a processor. Its running tasks finish, and the others wait. The queue still takes new tasks."""
+    unwanted = None if payload is None else codecs.type_name(payload)
     with _lock:
-        of_queue = {name: made for name, made in _processors.get(queue, {}).items() if name != _type(payload)}
+        of_queue = {name: made for name, made in _processors.get(queue, {}).items() if name != unwanted}
         _processors[queue] = of_queue
         if not of_queue:
             del _processors[queue]
@@ -197,39 +177,31 @@ def restore(saved: Snapshot) -> None:
         conf.redeclare(saved.declared)
 
 
-def _type(payload: type | None) -> str | None:
-    return None if payload is None else codecs.type_name(payload)
-
-
-def _is_async(call: Callable[..., object]) -> bool:
-    return inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(getattr(call, "__call__", None))  # noqa: B004 -- an instance whose __call__ is async
-
-
 def _check(made: Processor) -> None:
     """Refuse what cannot work."""
-    where = f"@processor({made.queue!r})"
-    if made.mode not in MODES:
-        raise ImproperlyConfigured(f"{where}: mode={made.mode!r} must be 'separate' or 'atomic'.")
-    if made.mode == "atomic" and made.is_async:
-        raise ImproperlyConfigured(
-            f"{where}: {made.name} is async and Django has no async atomic(). "
+    executor, fault = made.executor, ""
+    if made.mode not in ("separate", "atomic"):
+        fault = f"mode={made.mode!r} must be 'separate' or 'atomic'."
+    elif made.mode == "atomic" and made.is_async:
+        fault = (
+            f"{made.name} is async and Django has no async atomic(). "
             "Make it a plain function, or use mode='separate' and settle inside your own transaction."
         )
-    if made.executor is not None and made.is_async:
-        raise ImproperlyConfigured(
-            f"{where}: {made.name} is async, a coroutine that is not awaited by executor={made.executor!r}. "
+    elif executor is not None and made.is_async:
+        fault = (
+            f"{made.name} is async, a coroutine that is not awaited by executor={executor!r}. "
             "Make it a plain function, or leave executor= out: async processors run on the poller's event loop."
         )
-    if not (made.executor is None or isinstance(made.executor, str) or callable(made.executor)) and not hasattr(
-        made.executor, "submit"
-    ):
-        raise ImproperlyConfigured(
-            f"{where}: executor={made.executor!r} must be an object with submit(), as of concurrent.futures, a "
+    elif not (executor is None or isinstance(executor, str) or callable(executor) or hasattr(executor, "submit")):
+        fault = (
+            f"executor={executor!r} must be an object with submit(), as of concurrent.futures, a "
             "callable that returns one, or the dotted path of either."
         )
     for name, value in (("batch", made.batch), ("concurrency", made.concurrency)):
         if value is not None and (type(value) is not int or value < 1):
-            raise ImproperlyConfigured(f"{where}: {name}={value!r} must be None or a whole number of at least 1.")
+            fault = f"{name}={value!r} must be None or a whole number of at least 1."
+    if fault:
+        raise ImproperlyConfigured(f"@processor({made.queue!r}): {fault}")
 
 
 def _declarations(processors: Iterable[Processor]) -> dict[str, object]:
@@ -250,7 +222,7 @@ def _callable(function: Callable[..., object]) -> Callable[..., object]:
     if not inspect.isclass(function):
         return function
     instance = function()
-    call: object = getattr(instance, "process", instance)
+    call = getattr(instance, "process", instance)
     if not callable(call):
         raise ImproperlyConfigured(f"{function.__qualname__} needs a process(task) method to be a processor.")
     return call
