@@ -7,12 +7,11 @@ roll-up makes one row of them, first for each minute, in the end for each hour o
 from __future__ import annotations
 
 import threading
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from django.conf import settings
 from django.db import connections, transaction
@@ -118,21 +117,12 @@ def minute_of(session: Session) -> datetime:
 # -- roll-up -----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Level:
+class Level(NamedTuple):
     """Rows that are older than ``age`` become one row for each span of ``seconds``."""
 
     seconds: int
     age: timedelta
     until: timedelta  # the age at which the next level takes over
-
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """How the rows of one model are rolled up: ``keys`` name the columns that tell counts apart."""
-
-    keys: tuple[str, ...]
-    levels: tuple[Level, ...]
 
 
 UP_TO_HOURS = (
@@ -141,10 +131,11 @@ UP_TO_HOURS = (
     Level(3600, timedelta(days=2), timedelta(days=4)),
 )
 UP_TO_DAYS = (*UP_TO_HOURS, Level(86_400, timedelta(days=4), timedelta(days=30)))
-ROLL_UP_RULES: dict[type[Model], Rule] = {
-    Metric: Rule(("queue", "outcome"), UP_TO_HOURS),
-    FailureCount: Rule(("fingerprint",), UP_TO_HOURS),
-    UsageCount: Rule(("queue", "call"), UP_TO_DAYS),
+# For each model the columns that tell counts apart, and the levels.
+ROLL_UP_RULES: dict[type[Model], tuple[tuple[str, ...], tuple[Level, ...]]] = {
+    Metric: (("queue", "outcome"), UP_TO_HOURS),
+    FailureCount: (("fingerprint",), UP_TO_HOURS),
+    UsageCount: (("queue", "call"), UP_TO_DAYS),
 }
 
 
@@ -156,21 +147,18 @@ def roll_up(alias: str, *models: type[Model]) -> int:
     session = Session.on(alias)
     gone = 0
     for model in models:
-        rule = ROLL_UP_RULES[model]
-        for level in rule.levels:
-            for start in _crowded(session, model, rule.keys, level):
-                gone += _merge(session, model, rule.keys, start, timedelta(seconds=level.seconds))
+        keys, levels = ROLL_UP_RULES[model]
+        for level in levels:
+            for start in _crowded(session, model, keys, level):
+                gone += _merge(session, model, keys, start, timedelta(seconds=level.seconds))
     return gone
 
 
 def delete_old(alias: str) -> int:
     """Delete metrics and groups of failures that are older than three months; return how many rows went."""
-    old = [
-        Metric.objects.using(alias).filter(minute__lt=Now() - METRICS_MAX_AGE),
-        FailureCount.objects.using(alias).filter(minute__lt=Now() - METRICS_MAX_AGE),
-        FailureGroup.objects.using(alias).filter(last_seen__lt=Now() - METRICS_MAX_AGE),
-    ]
-    return sum(rows.delete()[0] for rows in old)
+    old = [rows.objects.using(alias).filter(minute__lt=Now() - METRICS_MAX_AGE) for rows in METRICS]
+    groups = FailureGroup.objects.using(alias).filter(last_seen__lt=Now() - METRICS_MAX_AGE)
+    return sum(rows.delete()[0] for rows in (*old, groups))
 
 
 def database_now(session: Session) -> datetime:
@@ -229,8 +217,7 @@ def _sum(group: list[Any], minute: datetime) -> Any:
 
 
 def _add_up(histograms: Iterable[dict[str, int]]) -> dict[str, int]:
-    total: defaultdict[str, int] = defaultdict(int)
+    total: Counter[str] = Counter()
     for histogram in histograms:
-        for number, count in histogram.items():
-            total[number] += count
+        total.update(histogram)
     return dict(total)

@@ -11,7 +11,8 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from django.db.backends.base.base import BaseDatabaseWrapper
-from django.db.migrations.operations.base import Operation, OperationCategory
+
+from django_dbtaskqueue.db.storage import TableOperation
 
 AHEAD = 3  # months for which partitions are made in advance
 NAME = re.compile(r"_y(\d{4})m(\d{2})$")
@@ -79,49 +80,28 @@ def _quoted(connection: BaseDatabaseWrapper, name: str) -> str:
     return connection.ops.quote_name(name)
 
 
-class PartitionByMonth(Operation):
+class PartitionByMonth(TableOperation):
     """Turn a table into one partitioned by the month of a column; its rows move over. PostgreSQL only.
 
     The table's key becomes (key, column), as PostgreSQL demands; the model keeps its own. Its indexes keep their names.
     """
 
-    reversible = True
-    category = OperationCategory.ALTERATION
-
     def __init__(self, model_name: str, column: str) -> None:
         self.model_name = model_name
         self.column = column
-
-    def state_forwards(self, app_label: str, state: Any) -> None:
-        """Nothing changes in the models."""
-
-    def database_forwards(self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any) -> None:
-        """Make the partitioned table, move the rows over, drop the old one."""
-        model = to_state.apps.get_model(app_label, self.model_name)
-        if self._applies(schema_editor, model):
-            self._rebuild(schema_editor, model, f"PARTITION BY RANGE ({schema_editor.quote_name(self.column)})")
-
-    def database_backwards(self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any) -> None:
-        """The way back: one plain table."""
-        model = from_state.apps.get_model(app_label, self.model_name)
-        if self._applies(schema_editor, model):
-            self._rebuild(schema_editor, model, "")
 
     def describe(self) -> str:
         """Say what the operation does."""
         return f"Partition {self.model_name} by the month of {self.column}"
 
-    def _applies(self, schema_editor: Any, model: Any) -> bool:
-        alias = schema_editor.connection.alias
-        return schema_editor.connection.vendor == "postgresql" and self.allow_migrate_model(alias, model)
-
-    def _rebuild(self, schema_editor: Any, model: Any, partitioning: str) -> None:
+    def change(self, schema_editor: Any, model: Any, *, back: bool) -> None:
+        """Make the partitioned table (``back``: one plain table), move the rows over, drop the old one."""
+        partitioning = "" if back else f"PARTITION BY RANGE ({schema_editor.quote_name(self.column)})"
         table, column, quote = model._meta.db_table, model._meta.pk.column, schema_editor.quote_name
         old, parent, key, sequence = quote(f"{table}_old"), quote(table), quote(column), quote(f"{table}_{column}_seq")
+        like = f"LIKE {old} INCLUDING DEFAULTS INCLUDING CONSTRAINTS"
         schema_editor.execute(f"ALTER TABLE {parent} RENAME TO {old}")
-        schema_editor.execute(
-            f"CREATE TABLE {parent} (LIKE {old} INCLUDING DEFAULTS INCLUDING CONSTRAINTS) {partitioning}"
-        )
+        schema_editor.execute(f"CREATE TABLE {parent} ({like}) {partitioning}")
         schema_editor.execute(f"ALTER TABLE {parent} ALTER COLUMN {key} DROP DEFAULT")
         if partitioning:
             schema_editor.execute(f"CREATE TABLE {quote(f'{table}_default')} PARTITION OF {parent} DEFAULT")
