@@ -7,9 +7,9 @@ counted since then; nothing else depends on it.
 from __future__ import annotations
 
 import logging
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import datetime
 from math import log10
 from typing import NamedTuple, Protocol
@@ -65,8 +65,8 @@ class Sums:
     count: int = 0
     run_seconds: float = 0.0
     wait_seconds: float = 0.0
-    runs: defaultdict[int, int] = field(default_factory=lambda: defaultdict(int))
-    waits: defaultdict[int, int] = field(default_factory=lambda: defaultdict(int))
+    runs: Counter[int] = field(default_factory=Counter)
+    waits: Counter[int] = field(default_factory=Counter)
 
     def add(self, ended: Sequence[Ended]) -> None:
         """Count a batch. The histograms get a sample of it, weighted so that they speak for all."""
@@ -85,10 +85,12 @@ class Sums:
         self.count += other.count
         self.run_seconds += other.run_seconds
         self.wait_seconds += other.wait_seconds
-        for mine, theirs in ((self.runs, other.runs), (self.waits, other.waits)):
-            for number, count in theirs.items():
-                mine[number] += count
+        self.runs.update(other.runs)
+        self.waits.update(other.waits)
         return self
+
+
+SUMS = tuple(one.name for one in fields(Sums))  # columns of ``Metric``, too
 
 
 class FailureKey(NamedTuple):
@@ -152,7 +154,7 @@ class Collector:
 
 
 def _waited(lease: Lease) -> float:
-    """Return the seconds between due and taken; clocks of replicas may disagree, so never less than none."""
+    """Return the seconds between due and taken, at least 0: clocks of replicas may disagree."""
     return max(0.0, (_time(lease.start_text) - _time(lease.ready_text)).total_seconds())
 
 
@@ -164,17 +166,8 @@ def _time(value: str | datetime) -> datetime:
 def _append_outcomes(alias: str, counts: Mapping[OutcomeKey, Sums]) -> None:
     minute = minute_of(Session.on(alias))
     Metric.objects.using(alias).bulk_create(
-        Metric(
-            queue=key.queue,
-            minute=minute,
-            outcome=key.outcome,
-            count=one.count,
-            run_seconds=one.run_seconds,
-            wait_seconds=one.wait_seconds,
-            runs=dict(one.runs),
-            waits=dict(one.waits),
-        )
-        for key, one in counts.items()
+        Metric(queue=key.queue, minute=minute, outcome=key.outcome, **{name: getattr(sums, name) for name in SUMS})
+        for key, sums in counts.items()
     )
 
 
@@ -183,16 +176,11 @@ def _append_failures(alias: str, counts: Mapping[FailureKey, Failures]) -> None:
     ordered = [counts[key] for key in sorted(counts)]  # rows are locked in one order everywhere
     groups = [
         FailureGroup(
-            fingerprint=kind.fingerprint,
-            queue=queue,
-            error_type=kind.error_type,
-            frame=kind.frame,
-            message=kind.message,
-            first_seen=minute,
-            last_seen=minute,
+            fingerprint=kind.fingerprint, queue=queue, error_type=kind.error_type, frame=kind.frame,
+            message=kind.message, first_seen=minute, last_seen=minute,
         )
         for queue, kind, _ in ordered
-    ]
+    ]  # fmt: skip
     with transaction.atomic(using=alias):
         FailureGroup.objects.using(alias).bulk_create(
             groups, update_conflicts=True, unique_fields=["fingerprint"], update_fields=["last_seen"]
