@@ -7,13 +7,14 @@ from time import monotonic
 from typing import Any
 
 import django_filters
+from django import forms
 from django.contrib import admin
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.utils.html import format_html, format_html_join
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from django_dbtaskqueue.admin.list_pages import FilterSet, ListAdmin, NameFilter, SmallListAdmin
+from django_dbtaskqueue.admin.list_pages import FilterSet, ListAdmin, SmallListAdmin
 from django_dbtaskqueue.admin.page_actions import check, command_pollers
 from django_dbtaskqueue.admin.read_only import (
     EMPTY_VALUE,
@@ -159,10 +160,18 @@ class AuditEntryAdmin(ListAdmin):
         return self.link(key, self.url(BulkOperation, "change", key)) if key else EMPTY_VALUE
 
 
+class PollerFilter(FilterSet):
+    """Pollers with a name, by a part of it."""
+
+    instance = django_filters.CharFilter(
+        label=gettext_lazy("Name"), lookup_expr="icontains", widget=forms.TextInput(attrs={"type": "search"})
+    )
+
+
 class PollerAdmin(SmallListAdmin):
     """Pollers, as they last reported."""
 
-    filterset = NameFilter
+    filterset = PollerFilter
     empty = gettext_lazy("No poller has reported yet. Start one with: manage.py runtaskpoller")
 
     list_display = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import re
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 
 ZERO = timedelta(0)
@@ -13,6 +13,9 @@ UNITS = {"d": 86_400_000_000, "h": 3_600_000_000, "m": 60_000_000, "s": 1_000_00
 FORMS = 'Write numbers with a unit of d, h, m, s, ms or us, such as "15m" or "1m30s", or ISO 8601, such as "PT1M30S"'
 WITHOUT_UNIT = '. Text without a unit is read as "HH:MM:SS" or as seconds'
 MAX_TEXT_LENGTH = 100
+# Times that a row may hold. A table of an older system has old ones; Python cannot read one after the year 9999.
+READABLE_TIMES = (datetime(1900, 1, 1, tzinfo=UTC), datetime(9900, 1, 1, tzinfo=UTC))
+MAX_DURATION = timedelta(days=36_525)  # a later time may be after year 9999, which Python cannot read back
 MEAN_SMOOTHING_SHARE = 0.3  # weight of the latest value in a mean
 ROUGH_DIGITS = 3
 
@@ -42,10 +45,9 @@ def parse_duration(value: object, *, needs_unit: bool = False) -> timedelta:
     if isinstance(value, str) and len(value) <= MAX_TEXT_LENGTH:
         found = _read(value.strip().lower(), needs_unit=needs_unit)
         if found is not None:
-            try:
-                return found * MICROSECOND
-            except OverflowError:
-                raise ValueError(f"{value!r} is longer than the longest duration, {timedelta.max.days} days") from None
+            if abs(found) > MAX_DURATION // MICROSECOND:
+                raise ValueError(f"{value!r} is longer than the longest duration, a hundred years")
+            return found * MICROSECOND
     raise ValueError(f"{repr(value)[:MAX_TEXT_LENGTH]} is not a duration. {FORMS}{'' if needs_unit else WITHOUT_UNIT}")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Any
 
 from django.db.migrations.operations.base import Operation, OperationCategory
@@ -38,9 +39,9 @@ class TableOperation(Operation):
         """Take the change back."""
         self.database_forwards(app_label, schema_editor, to_state, from_state, back=True)
 
+    @abstractmethod
     def change(self, schema_editor: Any, model: Any, *, back: bool) -> None:
         """Change the table of ``model``; with ``back`` take the change back."""
-        raise NotImplementedError
 
 
 class TuneTaskTable(TableOperation):

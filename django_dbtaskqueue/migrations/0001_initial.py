@@ -8,7 +8,7 @@ from django.db.models.functions import Now
 
 from django_dbtaskqueue.db.partitions import PartitionByMonth
 from django_dbtaskqueue.db.storage import TuneTaskTable
-from django_dbtaskqueue.migrations._task_tables import key, task_columns, task_table
+from django_dbtaskqueue.migrations._task_tables import READABLE, key, task_columns, task_table
 
 
 def empty(value: Any) -> models.Value:
@@ -117,6 +117,12 @@ class Migration(migrations.Migration):
                     ("pause_queue", "Can pause and resume queues"),
                     ("purge_queue", "Can delete every task of a queue"),
                     ("change_queue_settings", "Can change settings of queues while they run"),
+                ],
+                "constraints": [
+                    models.CheckConstraint(
+                        condition=models.Q(paused_time__range=READABLE, paused_until__range=READABLE),
+                        name="dbtaskqueue_queue_times",
+                    )
                 ],
             },
         ),

@@ -12,6 +12,8 @@ from django.db import models
 from django.db.models.functions import Now
 from django.utils.translation import gettext_lazy as _
 
+from django_dbtaskqueue.core.durations import READABLE_TIMES
+
 
 class Queue(models.Model):
     """A queue's runtime control: what an operator changed, and whether it is paused."""
@@ -31,6 +33,12 @@ class Queue(models.Model):
             ("pause_queue", "Can pause and resume queues"),
             ("purge_queue", "Can delete every task of a queue"),
             ("change_queue_settings", "Can change settings of queues while they run"),
+        ]
+        constraints: ClassVar = [  # a time that Python cannot read would break each page that shows queues
+            models.CheckConstraint(
+                condition=models.Q(paused_time__range=READABLE_TIMES, paused_until__range=READABLE_TIMES),
+                name="dbtaskqueue_queue_times",
+            )
         ]
 
     def __str__(self) -> str:

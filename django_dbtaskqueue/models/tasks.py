@@ -6,7 +6,6 @@ Some columns have another name in the database, so that tables of older systems 
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import ClassVar
 
 from django.db import models
@@ -14,6 +13,7 @@ from django.db.models import Q
 from django.db.models.functions import Now
 from django.utils.translation import gettext_lazy as _
 
+from django_dbtaskqueue.core.durations import READABLE_TIMES
 from django_dbtaskqueue.core.states import TERMINAL, Status
 from django_dbtaskqueue.models.querysets import TaskManager
 
@@ -21,8 +21,7 @@ STATUS_CHOICES = [(str(status), str(status)) for status in Status]
 STATUS_VALUES = [str(status) for status in Status]
 TERMINAL_VALUES = [str(status) for status in TERMINAL]
 FAILURE_VALUES = [str(Status.ERROR), str(Status.POISON)]
-# What a row may hold, so that each poller can read it and count on from it. A table of an older system has old times.
-READABLE_TIMES = (datetime(1900, 1, 1, tzinfo=UTC), datetime(9900, 1, 1, tzinfo=UTC))
+# What a row may hold, so that each poller can read it and count on from it.
 READ_TIMES = ("create_time", "next_process_time", "ready_time", "expire_time")
 MAX_LEASE_SECONDS = 3_155_760_000  # a hundred years
 MAX_TOTAL_ATTEMPT, MAX_REENQUEUE_ATTEMPT = 10**15, 10**9

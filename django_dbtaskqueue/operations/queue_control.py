@@ -28,6 +28,7 @@ from django_dbtaskqueue.operations.verbs import CHANGE_SETTINGS, CONTROL_POLLERS
 
 IN_EFFECT = Q(paused_time__isnull=False) & (Q(paused_until__isnull=True) | Q(paused_until__gt=Now()))
 STOPPED_STATE = "STOPPED"
+LAST_PAUSE_YEAR = 2200
 
 
 # -- queues ------------------------------------------------------------------------------------------------------------
@@ -155,6 +156,8 @@ def _by_alias(queues: Iterable[str], using: str | None) -> dict[str, list[str]]:
 def _stored(until: datetime, alias: str) -> datetime:
     """Return the end of a pause as the database's clock will be compared with it."""
     session = Session.on(alias)
+    if until.year > LAST_PAUSE_YEAR:
+        raise TaskQueueError(f"A pause until {until} is too long: it ends in the year {LAST_PAUSE_YEAR} at the latest.")
     if session.is_past(until):
         raise TaskQueueError(
             f"A pause until {until} would end before it begins, by the clock of database {alias!r}. "

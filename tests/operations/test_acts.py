@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from django.contrib.admin.models import CHANGE, DELETION, LogEntry
 from django.contrib.auth.models import User
 from django.core.exceptions import ImproperlyConfigured, PermissionDenied
-from django.db import IntegrityError
+from django.db import DatabaseError, IntegrityError, transaction
 from django.utils import timezone
 
 from django_dbtaskqueue.conf import overrides
@@ -138,3 +138,11 @@ def test_a_pause_of_several_queues_is_asked_for_each_before_any(settings: Any, a
 
 def not_letters(user: Any, verb: str, queue: str) -> bool:
     return queue != "letters"
+
+
+@pytest.mark.parametrize("end", ["9999-12-31T23:59:59-12:00", "9999-12-31T23:59:59+00:00", "2201-01-01T00:00:00+00:00"])
+def test_a_pause_has_an_end_that_can_be_read_again(end: str) -> None:
+    with pytest.raises(TaskQueueError, match="too long: it ends in the year 2200 at the latest"):
+        queue_control.pause([QUEUE], by="ada", until=datetime.fromisoformat(end))
+    with pytest.raises(DatabaseError), transaction.atomic():
+        Queue.objects.create(name="by-hand", paused_until=datetime(9999, 12, 31, tzinfo=UTC))

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from django.contrib.admin import site
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import Permission, User
 from django.db import connection
@@ -17,6 +18,7 @@ from django.db.models.functions import Now
 from django.http import HttpResponse
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
+from django.urls import reverse
 
 import django_dbtaskqueue
 from django_dbtaskqueue.admin import list_pages
@@ -504,3 +506,18 @@ def test_a_poller_follows_what_it_is_told(settings: Any) -> None:
         # When it is drained, then it ends
         tell("drain", lambda: poller.wait(0.1))
     assert Poller.objects.get().requested_command == ""
+
+
+HOSTILE_TEXTS = ["x", "", " ", "%", "'", "a:b", "-1", "9" * 30, "\ud800", "a\0b", "9999-12-31", "[" * 500, "é" * 300]
+
+
+@pytest.mark.parametrize("text", HOSTILE_TEXTS, ids=ascii)
+def test_no_filter_of_a_list_answers_500(op: Client, text: str) -> None:
+    """Every filter of every list, with what nobody would type."""
+    lists = [page for page in site._registry.values() if isinstance(page, list_pages.ListAdmin)]
+    assert len(lists) > 8
+    for page in lists:
+        address = reverse(f"admin:{page.opts.app_label}_{page.opts.model_name}_changelist")
+        for name in page.filterset.base_filters:
+            answer = op.get(address, {name: text.encode("utf-8", "surrogatepass")})
+            assert answer.status_code < 500, (address, name, text)

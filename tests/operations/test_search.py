@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import date, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -36,8 +36,8 @@ TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=1
 FULL = TEXT.filter(bool)
 INTEGERS = st.integers(-(2**63 - 1), 2**63 - 1).map(str)
 SPANS = st.builds("{}{}".format, st.integers(0, 5000), st.sampled_from(["ms", "s", "m", "h", "d"]))
-MOMENTS = st.datetimes().map(lambda time: time.isoformat()) | SPANS
-DAYS = st.dates().map(str)
+MOMENTS = st.datetimes(datetime(1970, 1, 1), datetime(2200, 12, 31)).map(lambda time: time.isoformat()) | SPANS
+DAYS = st.dates(date(1970, 1, 1), date(2200, 12, 31)).map(str)
 MATCHES: dict[str, st.SearchStrategy[Match]] = {
     "text": st.builds(Match, st.sampled_from("=^"), TEXT),
     "word": st.builds(Match, st.just("^"), FULL),
@@ -105,6 +105,10 @@ def test_what_an_operator_types() -> None:
         ("id:99999999999999999999", "is not a whole number"),
         ("finished:yesterday", "'yesterday' is not a time. Write <1h"),
         ("finished:2026-13-01", "is not a time"),
+        ("finished:9999-12-31", "is too early or too late. Write a time from the year 1970 to 2200"),
+        ("created:<=9999-12-31", "is too early or too late"),
+        ("created:>1969-12-31T23:59", "is too early or too late"),
+        ("created:<99999999d", "is not a time"),
         ("finished:1h", "say before or after: <1h or >1h"),
         ("queue:", "there is no value after the :. Write it as in queue:something"),
         ("status:", "queue|status:ERROR"),

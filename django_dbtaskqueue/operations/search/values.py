@@ -23,6 +23,7 @@ MAX_BIGINT = 2**63 - 1
 WHOLE_NUMBER = re.compile(r"-?\d{1,19}")
 JSON_NUMBER = re.compile(r"-?\d{1,18}(\.\d{1,18})?")
 MAX_SPAN = timedelta(days=36_500)
+SEARCHED_YEARS = range(1970, 2201)  # with a day more, or in another time zone, Python can still read these
 COMPARISONS = (">=", "<=", ">", "<")
 STATE_NAMES = ("due", "held", "parked", "scheduled", "stale")
 
@@ -173,13 +174,16 @@ class Time(Ordered):
         """A time in ISO 8601, a length of time as it is written."""
         if span_of(text) is not None:
             return text
+        is_day = re.fullmatch(r"\d{4}-\d\d-\d\d", text)
         try:
-            if re.fullmatch(r"\d{4}-\d\d-\d\d", text):
-                return date.fromisoformat(text).isoformat()
-            return datetime.fromisoformat(text).isoformat()
+            found = date.fromisoformat(text) if is_day else datetime.fromisoformat(text)
         except ValueError:
             words = _("%(value)s is not a time. Write <1h (less than an hour ago), 2026-11-20, or >=2026-11-20T08:00.")
             raise SearchError(written, words % {"value": repr(text)}) from None
+        if found.year not in SEARCHED_YEARS:
+            words = _("%(value)s is too early or too late. Write a time from the year 1970 to 2200.")
+            raise SearchError(written, words % {"value": repr(text)})
+        return found.isoformat()
 
     def checked(self, match: Match, written: str) -> Match:
         """A day is a range of time, a moment is not."""
