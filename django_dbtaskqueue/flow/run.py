@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -40,6 +41,7 @@ from django_dbtaskqueue.flow.decide import decide_call, failure
 
 logger = logging.getLogger("django_dbtaskqueue")
 DONE = Complete()  # what nearly every processor means
+NO_CONTEXT = nullcontext()
 current_lease: ContextVar[Lease | None] = ContextVar("dbtaskqueue_lease", default=None)
 
 
@@ -171,24 +173,18 @@ def perform(lease: Lease, processor: Processor) -> Outcome | None:
     unreadable = prepare(lease, processor)
     if unreadable is not None:
         return unreadable
-    if lease.context or context.ambient.get():
-        with context.restored(lease.context):
-            return _call(lease, processor)
-    return _call(lease, processor)
-
-
-def _call(lease: Lease, processor: Processor) -> Outcome | None:
-    token = current_lease.set(lease)
-    try:
-        if processor.mode == "atomic":
-            _call_atomic(lease, processor)
-            return None
-        value = processor.function(lease)
-        outcome = DONE if value is None else as_outcome(value)
-    except BaseException as error:
-        return _failed(lease, error)
-    finally:
-        current_lease.reset(token)
+    with context.restored(lease.context) if lease.context or context.ambient.get() else NO_CONTEXT:
+        token = current_lease.set(lease)
+        try:
+            if processor.mode == "atomic":
+                _call_atomic(lease, processor)
+                return None
+            value = processor.function(lease)
+            outcome = DONE if value is None else as_outcome(value)
+        except BaseException as error:
+            return _failed(lease, error)
+        finally:
+            current_lease.reset(token)
     return None if lease.settled else outcome
 
 
@@ -217,21 +213,15 @@ async def perform_async(lease: Lease, processor: Processor) -> Outcome | None:
     unreadable = prepare(lease, processor)
     if unreadable is not None:
         return unreadable
-    if lease.context or context.ambient.get():
-        with context.restored(lease.context):
-            return await _call_async(lease, processor)
-    return await _call_async(lease, processor)
-
-
-async def _call_async(lease: Lease, processor: Processor) -> Outcome | None:
-    token = current_lease.set(lease)
-    try:
-        value = await processor.function(lease)
-        outcome = DONE if value is None else as_outcome(value)
-    except Exception as error:
-        return _failed(lease, error)
-    finally:
-        current_lease.reset(token)
+    with context.restored(lease.context) if lease.context or context.ambient.get() else NO_CONTEXT:
+        token = current_lease.set(lease)
+        try:
+            value = await processor.function(lease)
+            outcome = DONE if value is None else as_outcome(value)
+        except Exception as error:
+            return _failed(lease, error)
+        finally:
+            current_lease.reset(token)
     return None if lease.settled else outcome
 
 

@@ -6,9 +6,11 @@ An executor runs jobs and returns their outcomes. It never writes to the databas
 from __future__ import annotations
 
 import threading
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from django_dbtaskqueue.core.durations import smoothed
@@ -48,39 +50,6 @@ class Run(NamedTuple):
 
     job: Job
     started: float
-
-
-class Executor(Protocol):
-    """What the poller needs of an executor."""
-
-    @property
-    def slots(self) -> int:
-        """How many jobs may run at a time."""
-
-    @property
-    def todo(self) -> deque[Job]:
-        """The jobs that wait for a slot."""
-
-    def submit(self, jobs: list[Job], *, fast: bool) -> None:
-        """Run jobs in order, as slots become free. ``fast`` jobs end before a second slot could start one."""
-
-    def nudge(self) -> None:
-        """Start waiting jobs if slots are free."""
-
-    def busy(self) -> int:
-        """Return how many slots are taken."""
-
-    def running(self) -> list[Run]:
-        """Return the running jobs. A job past its timeout counts: it takes its slot until it really ends."""
-
-    def overrun(self, run: Run) -> bool:
-        """Give up a job past its timeout; False if it has just ended. Its slot becomes free when it ends."""
-
-    def cancel(self) -> None:
-        """Interrupt the jobs that can be interrupted."""
-
-    def close(self) -> None:
-        """Take no more jobs and end idle slots."""
 
 
 class Finish(Protocol):
@@ -153,18 +122,85 @@ class ConcurrencyLimiter:
         return self._calls.setdefault((processor.queue, processor.payload), _CallState())
 
 
-def still_held(job: Job, now: float, finish: Finish) -> Job | None:
-    """Return the job without leases that ran out while they waited: another poller may hold them by now."""
-    held = [lease for lease in job.leases if now < lease.deadline]
-    if len(held) == len(job.leases):
-        return job
-    for lease in job.leases:
-        if now >= lease.deadline:
-            finish(Done(lease, Release(), 0.0), idle=True)
-    return job._replace(lease=held[0], rest=tuple(held[1:])) if held else None
-
-
 def done_by_lease(job: Job, settlements: Sequence[Settlement | None], seconds: float) -> Iterator[Done]:
     """Yield the outcome of each lease of a job, with an equal part of the job's seconds."""
     for lease, settlement in zip(job.leases, settlements, strict=True):
         yield Done(lease, settlement, seconds / len(settlements))
+
+
+class Executor:
+    """What all executors are: the jobs that wait, those that run, and what a job's beginning and end mean.
+
+    The poller reads ``slots``, how many jobs may run at a time, and ``todo``, the jobs that wait for a slot.
+    """
+
+    slots: int
+
+    def __init__(self, finish: Finish, limiter: ConcurrencyLimiter) -> None:
+        self.todo: deque[Job] = deque()
+        self._finish = finish
+        self._limiter = limiter
+        self._given_up: set[Run] = set()
+
+    def submit(self, jobs: list[Job], *, fast: bool) -> None:
+        """Run jobs in order, as slots become free. ``fast`` jobs end before a second slot could start one."""
+        self.todo.extend(jobs)
+        self.nudge()
+
+    @abstractmethod
+    def nudge(self) -> None:
+        """Start waiting jobs if slots are free."""
+
+    @abstractmethod
+    def busy(self) -> int:
+        """Return how many slots are taken."""
+
+    @abstractmethod
+    def running(self) -> list[Run]:
+        """Return the running jobs. A job past its timeout counts: it takes its slot until it really ends."""
+
+    def overrun(self, run: Run) -> bool:
+        """Give up a job past its timeout; False if it has just ended. Its slot becomes free when it ends."""
+        if run in self._given_up or run not in self.running():
+            return False
+        self._given_up.add(run)
+        return True
+
+    @abstractmethod
+    def cancel(self) -> None:
+        """Interrupt the jobs that can be interrupted."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Take no more jobs and end idle slots."""
+
+    def _begin(self, job: Job) -> Run | None:
+        """Return a job as it starts now, without leases that ran out while they waited: others may hold their tasks."""
+        now = monotonic()
+        held = [lease for lease in job.leases if now < lease.deadline]
+        if len(held) < len(job.leases):
+            for lease in job.leases:
+                if now >= lease.deadline:
+                    self._finish(Done(lease, Release(), 0.0), idle=True)
+            if not held:
+                self._put_first(self._limiter.release(job.processor, None))
+                return None
+            job = job._replace(lease=held[0], rest=tuple(held[1:]))
+        return Run(job, now)
+
+    def _end(self, run: Run, settlements: Sequence[Settlement | None], seconds: float) -> None:
+        """Start the next call of the processor, and report the outcomes."""
+        self._put_first(self._limiter.release(run.job.processor, seconds))
+        if not self._is_late(run):
+            for done in done_by_lease(run.job, settlements, seconds):
+                self._finish(done, idle=not self.todo)
+
+    def _put_first(self, jobs: list[Job]) -> None:
+        """Put jobs that the limiter admitted before all others."""
+        self.todo.extendleft(reversed(jobs))
+
+    def _is_late(self, run: Run) -> bool:
+        """Whether the run was given up before it ended; its failure is then already written."""
+        late = run in self._given_up
+        self._given_up.discard(run)
+        return late

@@ -9,8 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections import deque
-from collections.abc import Sequence
 from contextlib import suppress
 from time import monotonic
 
@@ -21,7 +19,7 @@ from django_dbtaskqueue.core.outcomes import Fail, Release, Settlement
 from django_dbtaskqueue.flow import observe
 from django_dbtaskqueue.flow.decide import decide
 from django_dbtaskqueue.flow.run import run_all_async, run_async
-from django_dbtaskqueue.poller.executors import ConcurrencyLimiter, Done, Finish, Job, Run, done_by_lease, still_held
+from django_dbtaskqueue.poller.executors import ConcurrencyLimiter, Done, Executor, Finish, Job, Run
 from django_dbtaskqueue.poller.executors.thread import tidy
 
 logger = logging.getLogger(__name__)
@@ -29,33 +27,26 @@ logger = logging.getLogger(__name__)
 MAX_TURN_SECONDS = 0.005  # before a consumer yields to the event loop
 
 
-class AsyncExecutor:
+class AsyncExecutor(Executor):
     """Runs jobs as at most ``slots`` coroutines at a time."""
 
     def __init__(self, slots: int, finish: Finish, limiter: ConcurrencyLimiter) -> None:
+        super().__init__(finish, limiter)
         self.slots = slots
-        self.todo: deque[Job] = deque()
-        self._finish = finish
-        self._limiter = limiter
         self._runs: dict[asyncio.Task[None], tuple[Job, float]] = {}  # the job of each consumer, and its start
-        self._given_up: set[Run] = set()
         self._consumers: set[asyncio.Task[None]] = set()
         self._starting = False
         self._loop = asyncio.new_event_loop()
         self._thread: threading.Thread | None = None
 
-    def submit(self, jobs: list[Job], *, fast: bool) -> None:
-        """Append jobs and start a consumer for them."""
-        self.todo.extend(jobs)
+    def nudge(self) -> None:
+        """Start one more consumer if jobs wait."""
+        if not self.todo:
+            return
         if self._thread is None:
             self._thread = threading.Thread(target=self._serve, name="dbtaskqueue-loop", daemon=True)
             self._thread.start()
-        self.nudge()
-
-    def nudge(self) -> None:
-        """Start one more consumer if jobs wait."""
-        if self.todo and self._thread is not None:
-            self._loop.call_soon_threadsafe(self._start)
+        self._loop.call_soon_threadsafe(self._start)
 
     def busy(self) -> int:
         """Return how many coroutines run."""
@@ -67,12 +58,10 @@ class AsyncExecutor:
 
     def overrun(self, run: Run) -> bool:
         """Cancel a run; its slot frees when the coroutine has really ended."""
-        for task, current in self._runs.copy().items():
-            if current == run and run not in self._given_up:
-                self._given_up.add(run)
-                self._loop.call_soon_threadsafe(self._cancel, task, run)
-                return True
-        return False
+        given_up = super().overrun(run)
+        if given_up:
+            self._loop.call_soon_threadsafe(self._cancel, run)
+        return given_up
 
     def cancel(self) -> None:
         """Cancel every run."""
@@ -90,9 +79,10 @@ class AsyncExecutor:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(timeout=1)
 
-    def _cancel(self, task: asyncio.Task[None], run: Run) -> None:
-        if self._runs.get(task) == run:  # it may run its next job already
-            task.cancel()
+    def _cancel(self, run: Run) -> None:
+        for task, current in self._runs.items():
+            if current == run:
+                task.cancel()
 
     def _serve(self) -> None:
         self._loop.run_forever()
@@ -143,34 +133,22 @@ class AsyncExecutor:
 
     async def _run_special(self, task: asyncio.Task[None], job: Job) -> None:
         """Run a batch, or a call of a processor with a concurrency limit."""
-        started = monotonic()
-        held = still_held(job, started, self._finish)
-        if held is None:
-            self._put_first(self._limiter.release(job.processor, None))
+        current = self._begin(job)
+        if current is None:
             return
-        run = self._runs[task] = Run(held, started)
-        for lease in held.leases:
+        self._runs[task] = job, started = current
+        for lease in job.leases:
             observe.started(lease)
-        settlements = await _perform(task, held)
+        settlements: list[Settlement | None]
+        try:
+            settlements = await run_all_async(job.leases, job.processor)
+        except BaseException as error:
+            failure = _ended_by(task, error)
+            settlements = [decide(lease, failure) for lease in job.leases]
         del self._runs[task]
-        seconds = monotonic() - started
-        self._put_first(self._limiter.release(job.processor, seconds))
-        if not self._is_late(run):
-            for done in done_by_lease(held, settlements, seconds):
-                self._finish(done, idle=not self.todo)
+        self._end(current, settlements, monotonic() - started)
         if any(settlement is not None and settlement.facts.error is not None for settlement in settlements):
             await _tidy()
-
-    def _is_late(self, run: Run) -> bool:
-        """Whether the run was given up before it ended; its failure is then already written."""
-        if run not in self._given_up:
-            return False
-        self._given_up.discard(run)
-        return True
-
-    def _put_first(self, jobs: list[Job]) -> None:
-        """Put jobs that the limiter admitted before all others."""
-        self.todo.extendleft(reversed(jobs))
 
 
 def _close_connections() -> None:
@@ -178,15 +156,6 @@ def _close_connections() -> None:
     for connection in connections.all(initialized_only=True):
         if not connection.in_atomic_block:
             connection.close()
-
-
-async def _perform(task: asyncio.Task[None], job: Job) -> Sequence[Settlement | None]:
-    """Run a job; return the outcomes of its leases. Never raises."""
-    try:
-        return await run_all_async(job.leases, job.processor)
-    except BaseException as error:
-        failure = _ended_by(task, error)
-        return [decide(lease, failure) for lease in job.leases]
 
 
 def _ended_by(task: asyncio.Task[None], error: BaseException) -> Fail:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import multiprocessing
 import threading
 import traceback
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import contextmanager
@@ -25,15 +24,8 @@ from django.utils.module_loading import import_string
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import Fail, Outcome, Release, Settlement
 from django_dbtaskqueue.flow import observe
-from django_dbtaskqueue.flow.run import Processor, decide_all, perform_all
-from django_dbtaskqueue.poller.executors import (
-    ConcurrencyLimiter,
-    Finish,
-    Job,
-    Run,
-    done_by_lease,
-    still_held,
-)
+from django_dbtaskqueue.flow.run import decide_all, perform_all
+from django_dbtaskqueue.poller.executors import ConcurrencyLimiter, Executor, Finish, Job, Run
 from django_dbtaskqueue.poller.executors.thread import tidy
 
 SHORT_NAMES = {"spark": "django_dbtaskqueue.contrib.spark.SparkExecutor"}
@@ -48,23 +40,20 @@ class Answer(NamedTuple):
     seconds: float = 0.0  # run time, if the executor measured it; 0: use the time between submit and answer
 
 
-class PoolExecutor:
+class PoolExecutor(Executor):
     """Runs jobs on the executor that ``executor=`` names; all processors that name the same one share it."""
 
     def __init__(self, given: Any, finish: Finish, limiter: ConcurrencyLimiter) -> None:
-        self.todo: deque[Job] = deque()
+        super().__init__(finish, limiter)
         self._given = given
-        self._finish = finish
-        self._limiter = limiter
         self._pool, self._owned = made(given)
         self._runs: dict[Run, Future[list[Answer]] | None] = {}
-        self._given_up: set[Run] = set()
         self._feeding = threading.Lock()
         self._closed = False
         self.slots  # noqa: B018 -- raises early if the executor does not report its slots
 
     @property
-    def slots(self) -> int:
+    def slots(self) -> int:  # type: ignore[override]  # the poller only reads it
         """How many calls the site's executor takes at a time; it may change."""
         for name in ("slots", "_max_workers"):
             slots = getattr(self._pool, name, None)
@@ -73,11 +62,6 @@ class PoolExecutor:
         raise ImproperlyConfigured(
             f"executor={self._given!r} does not say how many calls it takes at a time: give it an attribute slots."
         )
-
-    def submit(self, jobs: list[Job], *, fast: bool) -> None:
-        """Append jobs and submit as many as slots are free."""
-        self.todo.extend(jobs)
-        self.nudge()
 
     def nudge(self) -> None:
         """Submit as many jobs as slots are free. One thread at a time does this, and checks again before it ends."""
@@ -103,11 +87,8 @@ class PoolExecutor:
 
     def overrun(self, run: Run) -> bool:
         """Give up a run. It cannot be stopped from here: its slot stays taken until it ends."""
-        if run in self._given_up or run not in self._runs:
-            return False
-        self._given_up.add(run)
         _note_processor(run.job)
-        return True
+        return super().overrun(run)
 
     def cancel(self) -> None:
         """Cancel the calls that have not begun."""
@@ -122,19 +103,18 @@ class PoolExecutor:
             self._pool.shutdown(wait=False)
 
     def _submit_one(self, job: Job) -> None:
-        started = monotonic()
-        held = still_held(job, started, self._finish)
-        if held is None:
-            self.todo.extendleft(reversed(self._limiter.release(job.processor, None)))
+        run = self._begin(job)
+        if run is None:
             return
-        run = Run(held, started)
         self._runs[run] = None
-        for lease in held.leases:
+        for lease in run.job.leases:
             observe.started(lease)
+        # The other process does not need these fields, which cannot be pickled.
+        portable = replace(run.job.processor, executor=None, declared={})
         try:
-            future = self._submitted(held._replace(processor=_portable(held.processor)))
+            future = self._submitted(run.job._replace(processor=portable))
         except Exception as error:
-            self._end(run, [Fail(error)] * len(held.leases))
+            self._settle(run, [Fail(error)] * len(run.job.leases), 0.0)
             return
         self._runs[run] = future
         future.add_done_callback(partial(self._ended, run))
@@ -151,19 +131,13 @@ class PoolExecutor:
             settlements = [Release()] * len(leases)
         except BaseException as error:  # the pool broke, or could not transport the call or its answer
             settlements = [Fail(error)] * len(leases)
-        self._end(run, settlements, seconds)
+        self._settle(run, settlements, seconds)
         self.nudge()
 
-    def _end(self, run: Run, outcomes: Sequence[Outcome | Settlement | None], seconds: float = 0.0) -> None:
+    def _settle(self, run: Run, outcomes: Sequence[Outcome | Settlement | None], seconds: float) -> None:
         self._runs.pop(run, None)
         _note_processor(run.job)
-        seconds = seconds or monotonic() - run.started
-        self.todo.extendleft(reversed(self._limiter.release(run.job.processor, seconds)))
-        if run in self._given_up:
-            self._given_up.discard(run)
-            return
-        for done in done_by_lease(run.job, decide_all(run.job.leases, outcomes), seconds):
-            self._finish(done, idle=not self.todo)
+        self._end(run, decide_all(run.job.leases, outcomes), seconds or monotonic() - run.started)
 
     def _submitted(self, job: Job) -> Future[list[Answer]]:
         try:
@@ -212,11 +186,6 @@ def _keep_traceback(outcome: Outcome | None) -> None:
         error.add_note("".join(traceback.format_tb(error.__traceback__)))
 
 
-def _portable(processor: Processor) -> Processor:
-    """Return the processor without the fields that cannot be pickled; the other process does not need them."""
-    return replace(processor, executor=None, declared={})
-
-
 def _note_processor(job: Job) -> None:
     """Set the processor on the leases, for its retry policy: the other process had copies of them."""
     for lease in job.leases:
@@ -240,21 +209,15 @@ def named_executor(path: str | None, given: Mapping[str, Any]) -> Iterator[Any]:
     if path is None:
         yield None
         return
-    executor, owned = _made_of(path, given)
+    dotted = SHORT_NAMES.get(path, path)
+    try:
+        executor, owned = made(partial(import_string(dotted), **given) if given else dotted)
+    except ImportError as error:
+        raise ImproperlyConfigured(f"--executor {path} cannot be imported: {error}") from error
+    except TypeError as error:
+        raise ImproperlyConfigured(f"--executor {path} does not take what it was given: {error}") from error
     try:
         yield executor
     finally:
         if owned and hasattr(executor, "shutdown"):
             executor.shutdown(wait=False)
-
-
-def _made_of(path: str, given: Mapping[str, Any]) -> tuple[Any, bool]:
-    dotted = SHORT_NAMES.get(path, path)
-    if not given:
-        return made(dotted)
-    try:
-        return made(partial(import_string(dotted), **given))
-    except ImportError as error:
-        raise ImproperlyConfigured(f"--executor {path} cannot be imported: {error}") from error
-    except TypeError as error:
-        raise ImproperlyConfigured(f"--executor {path} does not take what it was given: {error}") from error

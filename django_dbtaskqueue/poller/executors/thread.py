@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import deque
 from contextlib import suppress
 from queue import SimpleQueue
 from time import monotonic
@@ -22,31 +21,20 @@ from django_dbtaskqueue.core.durations import format_seconds
 from django_dbtaskqueue.core.outcomes import Release
 from django_dbtaskqueue.flow import observe
 from django_dbtaskqueue.flow.run import run, run_all
-from django_dbtaskqueue.poller.executors import (
-    ConcurrencyLimiter,
-    Done,
-    Finish,
-    Job,
-    Run,
-    done_by_lease,
-    still_held,
-)
+from django_dbtaskqueue.poller.executors import ConcurrencyLimiter, Done, Executor, Finish, Job, Run
 
 logger = logging.getLogger(__name__)
 BLOCKED_AFTER_SECONDS = 0.005  # in one job: from then on, waiting jobs get another thread
 
 
-class ThreadExecutor:
+class ThreadExecutor(Executor):
     """Runs jobs on at most ``slots`` daemon threads. A thread starts when it is needed."""
 
     def __init__(self, slots: int, finish: Finish, limiter: ConcurrencyLimiter) -> None:
+        super().__init__(finish, limiter)
         self.slots = slots
-        self.todo: deque[Job] = deque()
-        self._finish = finish
-        self._limiter = limiter
         self._jobs: list[Job | None] = [None] * slots  # the job of each thread
         self._since = [0.0] * slots  # its start; written before the job, so that a job never seems older than it is
-        self._given_up: set[Run] = set()
         self._wakeups: SimpleQueue[bool] = SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._idle: set[int] = set()
@@ -82,13 +70,6 @@ class ThreadExecutor:
         """Return the running jobs."""
         return [Run(job, since) for job, since in zip(self._jobs, self._since, strict=True) if job is not None]
 
-    def overrun(self, run: Run) -> bool:
-        """Give up a run. A thread cannot be stopped: its slot stays taken until the run ends."""
-        if run in self._given_up or run not in self.running():
-            return False
-        self._given_up.add(run)
-        return True
-
     def cancel(self) -> None:
         """Do nothing: Python cannot interrupt a thread."""
 
@@ -105,12 +86,10 @@ class ThreadExecutor:
         idle = len(self._idle) - self._wakeups.qsize()
         for _ in range(min(wanted, max(idle, 0))):
             self._wakeups.put(True)
-        if wanted > idle and len(self._threads) < self.slots:
-            self._start(wanted - idle)
-
-    def _start(self, wanted: int) -> None:
+        if wanted <= idle or len(self._threads) >= self.slots:
+            return
         with self._lock:
-            for slot in range(len(self._threads), min(len(self._threads) + wanted, self.slots)):
+            for slot in range(len(self._threads), min(len(self._threads) + wanted - idle, self.slots)):
                 thread = threading.Thread(target=self._work, args=[slot], name=f"dbtaskqueue-{slot}", daemon=True)
                 self._threads.append(thread)
                 thread.start()
@@ -153,37 +132,29 @@ class ThreadExecutor:
 
     def _run_special(self, slot: int, job: Job) -> None:
         """Run a batch, or a call of a processor with a concurrency limit."""
-        started = monotonic()
-        held = still_held(job, started, self._finish)
-        if held is None:
-            self._put_first(self._limiter.release(job.processor, None))
+        current = self._begin(job)
+        if current is None:
             return
-        self._since[slot], self._jobs[slot] = started, held
-        for lease in held.leases:
+        job, started = current
+        self._since[slot], self._jobs[slot] = started, job
+        for lease in job.leases:
             observe.started(lease)
-        settlements = run_all(held.leases, held.processor)
+        settlements = run_all(job.leases, job.processor)
         self._jobs[slot] = None
         tidy()
-        seconds = monotonic() - started
-        self._put_first(self._limiter.release(job.processor, seconds))
-        if not self._is_late(Run(held, started)):
-            for done in done_by_lease(held, settlements, seconds):
-                self._finish(done, idle=not self.todo)
+        self._end(current, settlements, monotonic() - started)
 
     def _put_first(self, jobs: list[Job]) -> None:
-        """Put jobs that the limiter admitted before all others; this thread takes the first of them."""
-        self.todo.extendleft(reversed(jobs))
-        if len(jobs) > 1:
+        super()._put_first(jobs)
+        if len(jobs) > 1:  # this thread takes the first of them
             self._wake(len(jobs) - 1)
 
     def _is_late(self, run: Run) -> bool:
-        """Whether the run was given up before it ended; its failure is then already written."""
-        if run not in self._given_up:
-            return False
-        self._given_up.discard(run)
-        late = monotonic() - run.started
-        logger.warning("Task %s ended %s after its timeout was written", run.job.lease.id, format_seconds(late))
-        return True
+        late = super()._is_late(run)
+        if late:
+            seconds = format_seconds(monotonic() - run.started)
+            logger.warning("Task %s ended %s after its timeout was written", run.job.lease.id, seconds)
+        return late
 
 
 class _Opened(threading.local):
