@@ -94,12 +94,11 @@ class Fetcher:
             if queue.settings.concurrency == 0:  # an operator's new setting wakes it
                 queue.next_poll = now + queue.settings.poll_interval.total_seconds()
                 queue.exhausted = self.capacity.options.drain or self.capacity.options.once
-            elif queue.next_poll <= now or self._has_slots_again(queue):
+            elif queue.next_poll <= now or any(
+                processor_slots(queue, processor, self.capacity) > 0 for processor in queue.full_processors
+            ):
                 due.append(queue)
         return due
-
-    def _has_slots_again(self, queue: QueueState) -> bool:
-        return any(processor_slots(queue, processor, self.capacity) > 0 for processor in queue.full_processors)
 
     def _first_with_free_slots(self, due: list[QueueState]) -> tuple[QueueState | None, int]:
         """Return the first due queue with free slots, and their number.
@@ -225,7 +224,7 @@ class Fetcher:
         wakes = [queue.wakes for queue in queues]
         try:
             session = connections.session(queues[0])
-            parts = [QueueShare(queue.cursor, queue.port, _share(queue, asked)) for queue in queues]
+            parts = [QueueShare(queue.cursor, _share(queue, asked), port=queue.port) for queue in queues]
             checkout.take_many(
                 session,
                 parts,
@@ -293,17 +292,6 @@ class Fetcher:
 
     def _take(self, session: Session, queue: QueueState, asked: int, without: tuple[str, ...] = ()) -> int:
         """Check out of one queue and submit to the executors; return how many tasks there were."""
-        leases = self._checkout(session, queue, asked, without)
-        if not leases:
-            return 0
-        kept = leases
-        if not self.capacity.options.once:
-            kept = self._isolation.sift(session, leases, alone=self.capacity.reserved == asked)
-        if kept and (jobs := self._jobs(queue, kept)):
-            self.capacity.executors.submit(jobs, fast=_is_fast(queue))
-        return len(leases)
-
-    def _checkout(self, session: Session, queue: QueueState, asked: int, without: tuple[str, ...]) -> list[Lease]:
         if queue.strategy is None:
             if queue.settings.paused:
                 session.run(session.sql.start_paused, {"queue_name": queue.name})
@@ -311,7 +299,7 @@ class Fetcher:
         cursor = queue.cursor_without(without) if without else queue.cursor
         if self._isolation.active():
             cursor.next_full_scan = SCAN_NOW
-        return checkout.take(
+        leases = checkout.take(
             session,
             cursor,
             strategy=queue.strategy,
@@ -322,6 +310,14 @@ class Fetcher:
             tags=self.capacity.options.tags,
             without=without,
         )
+        if not leases:
+            return 0
+        kept = leases
+        if not self.capacity.options.once:
+            kept = self._isolation.sift(session, leases, alone=self.capacity.reserved == asked)
+        if kept and (jobs := self._jobs(queue, kept)):
+            self.capacity.executors.submit(jobs, fast=_is_fast(queue))
+        return len(leases)
 
     def _jobs(self, queue: QueueState, leases: list[Lease]) -> list[Job]:
         """Return the jobs of plain processors; submit those of other processors."""
@@ -374,10 +370,8 @@ class Fetcher:
         params = {"queue_name": queue.name, "poller_instance": self.instance}
         leases = checkout.leases(session.run(session.sql.leased_to, params), queue.port, 0.0)
         held = {(lease.id, lease.total_attempt) for lease in self._settler.held.copy() if lease.port is queue.port}
-        pairs: list[settle.Decided] = [
-            (lease, Release()) for lease in leases if (lease.id, lease.total_attempt) not in held
-        ]
-        released = settle.settle_surely(session, pairs) if pairs else set()
+        unknown = [lease for lease in leases if (lease.id, lease.total_attempt) not in held]
+        released = settle.settle_surely(session, [(lease, Release()) for lease in unknown]) if unknown else set()
         queue.reply_lost = False
         if released:
             logger.info("Released %s tasks of %s: the reply to their checkout was lost", len(released), queue.name)

@@ -19,14 +19,12 @@ from time import monotonic
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
-from django.db import connections
 from django.db.models.functions import Now
 
 from django_dbtaskqueue import models
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.conf.settings import QueueSettings
-from django_dbtaskqueue.core import __version__, retry
-from django_dbtaskqueue.core.durations import format_duration
+from django_dbtaskqueue.core import __version__
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow import observe
 from django_dbtaskqueue.flow.rescue import rescue, seconds_until_exhausted, seconds_until_exhausted_by_queue
@@ -34,8 +32,8 @@ from django_dbtaskqueue.metrics import Collector
 from django_dbtaskqueue.poller.executors import Done
 from django_dbtaskqueue.poller.executors.thread import tidy
 from django_dbtaskqueue.poller.loop import Poller
-from django_dbtaskqueue.poller.periodic import Periodic, PeriodicJobs, PeriodicThread
-from django_dbtaskqueue.poller.queue_state import QueueState, unpark
+from django_dbtaskqueue.poller.periodic import Periodic, PeriodicThread, background_jobs
+from django_dbtaskqueue.poller.queue_state import QueueState, setting_text, unpark
 
 logger = logging.getLogger("django_dbtaskqueue")
 
@@ -68,28 +66,29 @@ class Heartbeat:
     def __init__(self, poller: Poller) -> None:
         self._poller = poller
         self._aliases = sorted({queue.port.alias for queue in poller.queues.values()})
-        self._periodic_thread = PeriodicThread(self._aliases, poller.settler.metrics)
-        self._ended = threading.Event()
-        self._jobs = PeriodicJobs(
-            "Heartbeat and rescue", list(self._all_jobs()), self._ended, retry=HEARTBEAT_RETRY_SECONDS
+        self._background = background_jobs(self._aliases, poller.settler.metrics)
+        self._jobs = PeriodicThread(
+            "Heartbeat and rescue",
+            "dbtaskqueue-heartbeat",
+            self._all_jobs(),
+            last=[
+                Periodic(alias, "last heartbeat", partial(self._report, alias, "STOPPED")) for alias in self._aliases
+            ],
+            retry=HEARTBEAT_RETRY_SECONDS,
+            after_each_round=tidy,
         )
-        self._threads = [
-            threading.Thread(target=self._enforce_timeouts, name="dbtaskqueue-timeouts", daemon=True),
-            threading.Thread(target=self._run_jobs, name="dbtaskqueue-heartbeat", daemon=True),
-        ]
+        self._timeouts = threading.Thread(target=self._enforce_timeouts, name="dbtaskqueue-timeouts", daemon=True)
 
     def start(self) -> None:
         """Begin."""
-        for thread in self._threads:
+        for thread in (self._timeouts, self._jobs, self._background):
             thread.start()
-        self._periodic_thread.start()
 
     def stop(self) -> None:
         """Report a last time, as STOPPED, and end."""
-        self._ended.set()
-        for thread in self._threads:
-            thread.join(timeout=HEARTBEAT_RETRY_SECONDS[1])
-        self._periodic_thread.stop()
+        self._jobs.stop()
+        self._timeouts.join(timeout=HEARTBEAT_RETRY_SECONDS[1])
+        self._background.stop()
 
     def _all_jobs(self) -> Iterator[Periodic]:
         for alias in self._aliases:
@@ -104,17 +103,11 @@ class Heartbeat:
             yield Periodic(alias, "rescue", Rescuer(queues, self._poller.settler.metrics).look)
 
     def _enforce_timeouts(self) -> None:
-        while not self._ended.wait(TIMEOUT_CHECK_SECONDS):
+        while not self._jobs.ended.wait(TIMEOUT_CHECK_SECONDS):
             try:
                 self._poller.overdue()
             except Exception:  # of any kind: without this thread no timeout would be enforced again
                 logger.exception("Timeouts could not be enforced, trying again")
-
-    def _run_jobs(self) -> None:
-        self._jobs.run(after_each_round=tidy)
-        for alias in self._aliases:
-            self._jobs.attempt(Periodic(alias, "last heartbeat", partial(self._report, alias, "STOPPED")))
-        connections.close_all()
 
     # -- jobs --------------------------------------------------------------------------------------------------------
 
@@ -145,9 +138,8 @@ class Heartbeat:
         queues = [queue for queue in self._poller.queues.values() if queue.port.alias == alias]
         applied = apply_overrides(queues, alias)
         if applied:
-            models.Poller.objects.using(alias).filter(pk=self._poller.instance).update(
-                applied_settings="\n".join(applied)
-            )
+            row = models.Poller.objects.using(alias).filter(pk=self._poller.instance)
+            row.update(applied_settings="\n".join(applied))
             self._poller.wake("")
         self._run_command(alias)
         return conf.settings().heartbeat.total_seconds() * random.uniform(0.8, 1.0)
@@ -207,14 +199,7 @@ def _differences(old: QueueSettings, new: QueueSettings) -> Iterator[str]:
     for field in fields(QueueSettings):
         before, after = getattr(old, field.name), getattr(new, field.name)
         if field.name not in RESTART_SETTINGS and before != after:
-            yield f"{field.name}={_shown(after)}<{_shown(before)}"
-
-
-def _shown(value: Any) -> str:
-    """Return a setting's value as people write it."""
-    if isinstance(value, timedelta):
-        return format_duration(value)
-    return retry.describe(value) if callable(value) else str(value)
+            yield f"{field.name}={setting_text(after)}<{setting_text(before)}"
 
 
 # -- rescue ------------------------------------------------------------------------------------------------------------
@@ -233,17 +218,16 @@ class Rescuer:
         if min(self._due.values()) <= began:
             soon = began + EARLY_RESCUE_SHARE * RESCUE_SECONDS
             queues = sorted([queue for queue, due in self._due.items() if due <= soon], key=self._due.__getitem__)
-            self._look_into(queues[:MAX_QUEUES_PER_RESCUE])
+            self._check(queues[:MAX_QUEUES_PER_RESCUE])
         now = monotonic()
         return max(min(self._due.values()) - now, (now - began) / RESCUE_TIME_SHARE)
 
-    def _look_into(self, queues: list[QueueState]) -> None:
+    def _check(self, queues: list[QueueState]) -> None:
         session = Session.on(queues[0].port.alias, queues[0].port.model)
         left = seconds_until_exhausted_by_queue(session, [queue.name for queue in queues])
         waits = {queue: rescue_due(session, queue, left.get(queue.name), self._metrics) for queue in queues}
         now = monotonic()
-        for queue, wait in waits.items():
-            self._due[queue] = now + wait
+        self._due.update({queue: now + wait for queue, wait in waits.items()})
 
 
 def rescue_due(session: Session, queue: QueueState, left: float | None, metrics: Collector | None) -> float:
@@ -252,12 +236,12 @@ def rescue_due(session: Session, queue: QueueState, left: float | None, metrics:
     ``left`` is the result of ``seconds_until_exhausted``. It covers the leases that still run: it says when the first
     of them can run out. So a check every few seconds is enough to end an orphan within a tenth of its lease.
     """
-    while (
-        left is not None and left <= 0 and (ended := rescue(session, queue.name, queue.port, keep=queue.settings.keep))
-    ):
+    while left is not None and left <= 0:
+        ended = rescue(session, queue.name, queue.port, keep=queue.settings.keep)
+        if not ended:
+            break
         if metrics is not None:
-            dead = [Done(lease, outcome, 0.0) for lease, outcome in ended]
-            metrics.add(queue.port.alias, queue.name, dead)
+            metrics.add(queue.port.alias, queue.name, [Done(lease, outcome, 0.0) for lease, outcome in ended])
         left = seconds_until_exhausted(session, queue.name)
     lease = queue.settings.lease.total_seconds()
     wait = min(RESCUE_SECONDS, lease / 3) * random.uniform(0.8, 1.0)

@@ -1,15 +1,11 @@
-"""Periodic jobs of a poller, each tried again with a growing pause while it fails; and the maintenance jobs.
-
-Maintenance stores metrics, deletes old tasks and metrics, and works on bulk operations. A poller can run without it.
-It has one thread with Django connections of its own. A failure is tried again later and does not touch any task.
-"""
+"""Periodic jobs of a poller, each tried again with a growing pause while it fails; and the maintenance jobs."""
 
 from __future__ import annotations
 
 import logging
 import random
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from functools import partial
 from time import monotonic
@@ -46,32 +42,54 @@ class Periodic:
     pause: float = 0.0  # before the next attempt; 0 while the job works
 
 
-class PeriodicJobs:
-    """Runs jobs on one thread until ``ended`` is set. An exception never ends it.
+class PeriodicThread:
+    """Runs jobs from ``start`` to ``stop`` on one thread, with its own Django connections. An exception never ends it.
 
     A database that is away is logged once, by the first job that notices; every other kind of failure once for each
     job, with its traceback.
     """
 
     def __init__(
-        self, title: str, jobs: Sequence[Periodic], ended: threading.Event, *, retry: tuple[float, float]
+        self,
+        title: str,
+        thread_name: str,
+        jobs: Iterable[Periodic],
+        *,
+        last: Iterable[Periodic],
+        retry: tuple[float, float],
+        after_each_round: Callable[[], None] = lambda: None,
     ) -> None:
-        """``retry``: the first and the longest pause, in seconds, after failures in a row."""
+        """``last``: jobs to run once at the end. ``retry``: the first and the longest pause after failures in a row."""
+        self.ended = threading.Event()
         self._title = title
-        self._jobs = jobs
-        self._ended = ended
+        self._jobs = list(jobs)
+        self._last = list(last)
         self._retry = retry
+        self._after_each_round = after_each_round
+        self._thread = threading.Thread(target=self._run, name=thread_name, daemon=True)
 
-    def run(self, after_each_round: Callable[[], None] = lambda: None) -> None:
-        """Run the jobs that are due, and wait for the next ones."""
-        while self._jobs and not self._ended.is_set():
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def stop(self, timeout: float = 5.0) -> None:
+        """Run the last jobs and end; wait at most ``timeout`` seconds if the database is away."""
+        self.ended.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout)
+
+    def _run(self) -> None:
+        while self._jobs and not self.ended.is_set():
             for job in self._jobs:
-                if monotonic() >= job.due and not self._ended.is_set():
-                    job.due = monotonic() + self.attempt(job)
-            after_each_round()
-            self._ended.wait(max(0.0, min([job.due for job in self._jobs]) - monotonic()))
+                if monotonic() >= job.due and not self.ended.is_set():
+                    job.due = monotonic() + self._attempt(job)
+            self._after_each_round()
+            self.ended.wait(max(0.0, min([job.due for job in self._jobs]) - monotonic()))
+        for job in self._last:
+            self._attempt(job)
+        connections.close_all()
 
-    def attempt(self, job: Periodic) -> float:
+    def _attempt(self, job: Periodic) -> float:
         """Run a job once; return the seconds until the next time. Never raises."""
         try:
             seconds = job.run()
@@ -91,63 +109,47 @@ class PeriodicJobs:
 
     def _log(self, job: Periodic, error: Exception) -> None:
         database_error = isinstance(error, Error)
-        quiet = self._fails(job.alias) or self._ended.is_set() if database_error else bool(job.pause)
+        quiet = self._fails(job.alias) or self.ended.is_set() if database_error else bool(job.pause)
         log = logger.debug if quiet else logger.warning
         text = f"{type(error).__name__}: {error}".replace("\n", " ").strip()
         log("%s fail, trying again: %s: %s", self._title, job.name, text, exc_info=not database_error)
 
 
-class PeriodicThread:
-    """Runs the maintenance jobs of one poller, from ``start`` to ``stop``."""
+def background_jobs(aliases: Collection[str], metrics: Collector) -> PeriodicThread:
+    """Return the thread that stores metrics, deletes old tasks and metrics, and works on bulk operations.
 
-    def __init__(self, aliases: Iterable[str], metrics: Collector) -> None:
-        self._metrics = metrics
-        self._housekeeper = Housekeeper()
-        self._ended = threading.Event()
-        self._aliases = sorted(set(aliases))
-        title = "Metrics, retention and bulk operations"
-        self._jobs = PeriodicJobs(title, list(self._all_jobs()), self._ended, retry=PERIODIC_RETRY_SECONDS)
-        self._thread = threading.Thread(target=self._run, name="dbtaskqueue-maintain", daemon=True)
+    A poller can run without it. A failure is tried again later and does not touch any task.
+    """
+    kinds = (
+        ("metrics", partial(_store, metrics), STORE_METRICS_SECONDS),
+        ("roll-up of metrics", _roll_up, ROLL_UP_SECONDS),
+        ("deleting metrics", _delete_metrics, DELETE_METRICS_SECONDS),
+        ("retention", partial(_apply_retention, Housekeeper()), RETENTION_OFF_SECONDS),
+        ("bulk operations", _bulk, IDLE_BULK_SECONDS),
+    )
+    jobs = [
+        Periodic(alias, name, partial(run, alias), monotonic() + first * random.uniform(0.5, 1.0))
+        for alias in aliases
+        for name, run, first in kinds
+    ]
+    last = [Periodic(alias, "metrics", partial(_store, metrics, alias)) for alias in aliases]
+    title = "Metrics, retention and bulk operations"
+    return PeriodicThread(title, "dbtaskqueue-maintain", jobs, last=last, retry=PERIODIC_RETRY_SECONDS)
 
-    def start(self) -> None:
-        """Begin."""
-        self._thread.start()
 
-    def stop(self, timeout: float = 5.0) -> None:
-        """Store the last metrics and end; wait at most ``timeout`` seconds if the database is away."""
-        self._ended.set()
-        if self._thread.is_alive():
-            self._thread.join(timeout)
+def _store(metrics: Collector, alias: str) -> float:
+    metrics.store(alias)
+    return _spread(STORE_METRICS_SECONDS)
 
-    def _all_jobs(self) -> Iterator[Periodic]:
-        for alias in self._aliases:
-            for name, run, first in (
-                ("metrics", self._store, STORE_METRICS_SECONDS),
-                ("roll-up of metrics", _roll_up, ROLL_UP_SECONDS),
-                ("deleting metrics", _delete_metrics, DELETE_METRICS_SECONDS),
-                ("retention", self._apply_retention, RETENTION_OFF_SECONDS),
-                ("bulk operations", _bulk, IDLE_BULK_SECONDS),
-            ):
-                yield Periodic(alias, name, partial(run, alias), monotonic() + first * random.uniform(0.5, 1.0))
 
-    def _run(self) -> None:
-        self._jobs.run()
-        for alias in self._aliases:
-            self._jobs.attempt(Periodic(alias, "metrics", partial(self._store, alias)))
-        connections.close_all()
-
-    def _store(self, alias: str) -> float:
-        self._metrics.store(alias)
-        return _spread(STORE_METRICS_SECONDS)
-
-    def _apply_retention(self, alias: str) -> float:
-        every = conf.settings().housekeeping
-        if every is None:
-            return _spread(RETENTION_OFF_SECONDS)
-        report = self._housekeeper.turn(RetentionPolicy.of_settings(), using=alias, within=housekeeping.MAX_TURN)
-        if report.moved or report.deleted or report.attempts or report.partitions:
-            logger.info("Housekeeping: %s", report)
-        return _spread(every.total_seconds() if report.over else IDLE_BULK_SECONDS)
+def _apply_retention(housekeeper: Housekeeper, alias: str) -> float:
+    every = conf.settings().housekeeping
+    if every is None:
+        return _spread(RETENTION_OFF_SECONDS)
+    report = housekeeper.turn(RetentionPolicy.of_settings(), using=alias, within=housekeeping.MAX_TURN)
+    if report.moved or report.deleted or report.attempts or report.partitions:
+        logger.info("Housekeeping: %s", report)
+    return _spread(every.total_seconds() if report.over else IDLE_BULK_SECONDS)
 
 
 def _roll_up(alias: str) -> float:

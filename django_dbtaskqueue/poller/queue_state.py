@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 import random
 from dataclasses import dataclass, field
+from datetime import timedelta
 from time import monotonic
 from typing import Any, NamedTuple
 
 from django_dbtaskqueue import registry
 from django_dbtaskqueue.conf.settings import QueueSettings
-from django_dbtaskqueue.core.durations import next_pause
+from django_dbtaskqueue.core import retry
+from django_dbtaskqueue.core.durations import format_duration, next_pause
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow import move
 from django_dbtaskqueue.flow.checkout import Strategy
@@ -90,8 +92,6 @@ class QueueState:
 
     def cursor_without(self, types: tuple[str, ...]) -> ScanCursor:
         """Return the scan cursor of fetches that leave out some payload types: they scan from elsewhere."""
-        if not types:
-            return self.cursor
         cursor = self.cursors.setdefault(types, ScanCursor(self.name))
         cursor.max_wait = self.cursor.max_wait
         return cursor
@@ -127,6 +127,13 @@ class QueueState:
         if next_due is not None:
             wait = min(wait, max(0.0, next_due) + DUE_MARGIN_SECONDS)
         self.next_poll = now + wait
+
+
+def setting_text(value: object) -> str:
+    """Return a setting's value as people write it."""
+    if isinstance(value, timedelta):
+        return format_duration(value)
+    return retry.describe(value) if callable(value) else str(value)
 
 
 def unpark(session: Session, queue: QueueState) -> int:

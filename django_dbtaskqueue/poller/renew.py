@@ -82,11 +82,9 @@ class Renewer:
             for lease in renew(session, leases, seconds):
                 self._lost(lease)
         except Exception as error:  # of any kind: without this thread every lease would run out
-            logger.log(
-                logging.DEBUG if isinstance(error, Error) else logging.ERROR,
-                "Leases of %s not renewed: %s", queue.name, error,
-                exc_info=not isinstance(error, Error),
-            )  # fmt: skip
+            expected = isinstance(error, Error)
+            level = logging.DEBUG if expected else logging.ERROR
+            logger.log(level, "Leases of %s not renewed: %s", queue.name, error, exc_info=not expected)
             session.close()
             return min(RETRY_SECONDS, third)
         return third
@@ -99,15 +97,10 @@ def renew(session: Session, leases: list[Lease], seconds: float) -> list[Lease]:
     """
     now = monotonic()
     rows = json.dumps([{"task_id": lease.id, "token": lease.total_attempt} for lease in leases])
-    extended = {row[0] for row in session.run(session.sql.renew, {"rows": rows, "lease": seconds})}
-    missing = []
+    kept = {row[0] for row in session.run(session.sql.renew, {"rows": rows, "lease": seconds})}
     for lease in leases:
-        if lease.id in extended:
+        if lease.id in kept:
             lease.deadline = now + (lease.lease_seconds or seconds)
-        else:
-            missing.append(lease)
-    if not missing:
-        return []
-    rows = json.dumps([{"task_id": lease.id, "token": lease.total_attempt} for lease in missing])
-    held = {row[0] for row in session.run(session.sql.held, {"rows": rows})}
-    return [lease for lease in missing if lease.id not in held]
+    if len(kept) < len(leases):
+        kept |= {row[0] for row in session.run(session.sql.held, {"rows": rows})}
+    return [lease for lease in leases if lease.id not in kept]

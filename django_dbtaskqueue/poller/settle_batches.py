@@ -6,6 +6,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from operator import attrgetter
 from time import monotonic
 from typing import TYPE_CHECKING
@@ -98,14 +99,15 @@ class Settler:
         batches: dict[Hashable, Batch] = {}
         for key, ended in by_queue.items():
             # Groups are locked, and their next tasks made ready, by queue.
-            batches.setdefault(key if key in grouped else _settle_rules(self._queues[key]), {})[key] = ended
+            port, settings = self._queues[key].port, self._queues[key].settings
+            rules = (port.alias, port.model, settings.keep, settings.settle)
+            batches.setdefault(key if key in grouped else rules, {})[key] = ended
         return list(batches.values())
 
     def _settle_batch(self, connections: ConnectionSet, batch: Batch) -> None:
         queue = self._queues[next(iter(batch))]
-        pairs = [
-            (done.lease, done.settlement) for ended in batch.values() for done in ended if done.settlement is not None
-        ]
+        every = chain.from_iterable(batch.values())
+        pairs = [(done.lease, done.settlement) for done in every if done.settlement is not None]
         locked = self._write(connections, queue, pairs) if pairs else None
         for key, ended in batch.items():
             if locked:
@@ -168,21 +170,12 @@ class Settler:
                 observe.finished(lease, outcome)
 
 
-def _settle_rules(queue: QueueState) -> Hashable:
-    """Return a key: outcomes of queues with the same key may be written together."""
-    return queue.port.alias, queue.port.model, queue.settings.keep, queue.settings.settle
-
-
 def _missing(pairs: list[Decided], settled: set[int]) -> list[Decided]:
     """Return the pairs that were not settled. Of two leases of one task, that is the older one, which was lost."""
     newest: dict[int, int] = {}
     for lease, _ in pairs:
         newest[lease.id] = max(lease.total_attempt, newest.get(lease.id, 0))
-    return [
-        (lease, outcome)
-        for lease, outcome in pairs
-        if lease.id not in settled or lease.total_attempt < newest[lease.id]
-    ]
+    return [pair for pair in pairs if pair[0].id not in settled or pair[0].total_attempt < newest[pair[0].id]]
 
 
 def _unpark_soon(queue: QueueState, batch: list[Done]) -> None:

@@ -39,7 +39,7 @@ def test_drain_processes_everything_and_ends(process_database: ProcessDatabase, 
     assert len(lines(mark)) == 20
     assert Attempt.objects.filter(queue="other").count() == 3
     assert "Stopped: 27 finished, 3 failed, 0 lost" in log
-    assert "other (weight 2, retry Fixed, max_attempts 3)" in log
+    assert "other (weight 2, retry fixed:50ms, max_attempts 3)" in log
     row = Poller.objects.get()
     assert (row.state, row.finished, row.failed, row.held, row.running) == ("STOPPED", 27, 3, 0, [])
 

@@ -9,6 +9,7 @@ import pty
 import subprocess
 import sys
 from contextlib import suppress
+from dataclasses import asdict
 
 import pytest
 
@@ -38,7 +39,7 @@ def test_it_says_queues_slots_counts_rate_and_state(monkeypatch: pytest.MonkeyPa
 def test_several_pollers_are_added_up_and_the_worst_state_shows() -> None:
     parts = [Snapshot("RUNNING", 1, 4, 10, 1), Snapshot("WAITING", 2, 4, 5, 0), Snapshot(finished=7)]
     assert Snapshot.total(parts) == Snapshot("WAITING", 3, 8, 22, 1)
-    assert Snapshot(**parts[0].facts()) == parts[0]
+    assert Snapshot(**asdict(parts[0])) == parts[0]
 
 
 def test_log_lines_stand_whole_above_it() -> None:

@@ -6,8 +6,7 @@ import shutil
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, fields, is_dataclass
-from datetime import timedelta
+from dataclasses import dataclass, fields
 from time import monotonic
 from typing import TYPE_CHECKING, TextIO
 
@@ -17,7 +16,8 @@ from django.db.utils import OperationalError
 
 from django_dbtaskqueue.conf.settings import QueueSettings
 from django_dbtaskqueue.core import __version__
-from django_dbtaskqueue.core.durations import format_duration, format_seconds
+from django_dbtaskqueue.core.durations import format_seconds
+from django_dbtaskqueue.poller.queue_state import setting_text
 
 if TYPE_CHECKING:
     from django_dbtaskqueue.poller.loop import Poller
@@ -53,10 +53,6 @@ class Snapshot:
         state = next((state for state in ("WAITING", "ENDING", "RUNNING") if state in states), "INIT")
         sums = [sum(getattr(part, name) for part in found) for name in ("running", "slots", "finished", "failed")]
         return cls(state, *sums)
-
-    def facts(self) -> dict[str, str | int]:
-        """Return the fields as a dict, which is sent to another process."""
-        return asdict(self)
 
 
 class StatusLine:
@@ -112,13 +108,7 @@ class StatusLine:
 
 
 def _doing(now: Snapshot) -> str:
-    texts = {
-        "INIT": "starting",
-        "STARTUP": "starting",
-        "WAITING": "waiting for the database",
-        "ENDING": "draining",
-        "STOPPED_STATE": "stopped",
-    }
+    texts = {"INIT": "starting", "STARTUP": "starting", "WAITING": "waiting for the database", "ENDING": "draining"}
     return texts.get(now.state) or ("working" if now.running else "idle")
 
 
@@ -138,12 +128,9 @@ def opening(poller: Poller) -> Iterator[str]:
 
 def closing(poller: Poller, seconds: float) -> str:
     """Return the closing line."""
-    counts = poller.counts
+    counts, time = poller.counts, format_seconds(seconds)
     rate = counts.finished / seconds if seconds else 0.0
-    return (
-        f"Stopped: {counts.finished} finished, {counts.failed} failed, {counts.lost} lost in {format_seconds(seconds)}"
-        f" ({rate:.1f}/s)"
-    )
+    return f"Stopped: {counts.finished} finished, {counts.failed} failed, {counts.lost} lost in {time} ({rate:.1f}/s)"
 
 
 def database(alias: str, table: str) -> str:
@@ -168,13 +155,5 @@ def _queue(state: QueueState) -> str:
     for field in fields(QueueSettings):
         value = getattr(state.settings, field.name)
         if value != getattr(DEFAULT_QUEUE_SETTINGS, field.name):
-            parts.append(f"{field.name} {_text(value)}")
+            parts.append(f"{field.name} {setting_text(value)}")
     return f"{state.name} ({', '.join(parts)})" if parts else state.name
-
-
-def _text(value: object) -> str:
-    if isinstance(value, timedelta):
-        return format_duration(value)
-    if is_dataclass(value):  # a retry policy
-        return type(value).__name__
-    return str(value)

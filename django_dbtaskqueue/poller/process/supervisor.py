@@ -17,7 +17,7 @@ import subprocess
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
 from functools import partial
 from select import select
@@ -25,12 +25,7 @@ from time import monotonic
 from typing import IO
 
 from django_dbtaskqueue.core.durations import format_seconds, next_pause
-from django_dbtaskqueue.poller.process.shutdown import (
-    DRAIN,
-    REQUEST_POLL_INTERVAL_S,
-    RUN,
-    ShutdownRequest,
-)
+from django_dbtaskqueue.poller.process.shutdown import DRAIN, REQUEST_POLL_INTERVAL_S, RUN, ShutdownRequest
 from django_dbtaskqueue.poller.process.status_lines import Snapshot
 
 logger = logging.getLogger("django_dbtaskqueue")
@@ -79,7 +74,7 @@ class ChildChannel:
         self._shutdown.request(DRAIN)
 
     def _send(self, snapshot: Snapshot) -> None:
-        line = json.dumps(snapshot.facts()).encode() + b"\n"
+        line = json.dumps(asdict(snapshot)).encode() + b"\n"
         with suppress(OSError):  # the supervisor is gone, or stopped and its buffer is full
             self._socket.send(line, socket.MSG_DONTWAIT)
 
@@ -138,7 +133,8 @@ class Supervisor:
     def run(self, on_tick: Callable[[Snapshot], None] = lambda snapshot: None) -> int:
         """Supervise until every child has ended for good; return the worst exit code of the last ones."""
         while any(child.code is None for child in self.children):
-            self._read_sockets()  # first: a sign of life may wait there
+            for key, _ in self._selector.select(REQUEST_POLL_INTERVAL_S):  # first: a sign of life may wait there
+                key.data()
             for child in self.children:
                 if child.code is None:
                     self._check(child)
@@ -247,10 +243,6 @@ class Supervisor:
         child.killed = True
 
     # -- sockets and logs of the children ----------------------------------------------------------------------------
-
-    def _read_sockets(self) -> None:
-        for key, _ in self._selector.select(REQUEST_POLL_INTERVAL_S):
-            key.data()
 
     def _receive(self, child: Child) -> None:
         if child.channel is None:
