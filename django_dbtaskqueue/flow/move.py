@@ -30,12 +30,7 @@ from django_dbtaskqueue.flow.selection import (
 from django_dbtaskqueue.models import AbstractTask
 
 IDS_PER_STATEMENT = 10_000  # ids in one statement: databases bound the number of its parameters
-READY_NOW: dict[str, Any] = {
-    "ready_time": Now(),
-    "next_process_time": Now(),
-    "poller_instance": None,
-    "finish_time": None,
-}
+READY_NOW = {"ready_time": Now(), "next_process_time": Now(), "poller_instance": None, "finish_time": None}
 # The columns that a verb changes beside the status. A verb that changes ``ready_time`` changes groups' heads, too.
 CHANGES: dict[str, dict[str, Any]] = {
     "reprocess": {"attempt": 0, **READY_NOW},
@@ -48,29 +43,12 @@ CHANGES: dict[str, dict[str, Any]] = {
 }
 
 
-def reprocess(tasks: Tasks) -> int:
-    """ERROR → CREATED, due now, with a new budget of attempts."""
-    return _move(tasks, "reprocess")
-
-
-def mark_poison(tasks: Tasks) -> int:
-    """ERROR → POISON."""
-    return _move(tasks, "mark_poison")
-
-
-def unpoison(tasks: Tasks) -> int:
-    """POISON → ERROR."""
-    return _move(tasks, "unpoison")
-
-
-def cancel(tasks: Tasks) -> int:
-    """CREATED → POISON."""
-    return _move(tasks, "cancel")
-
-
-def release_all(tasks: Tasks) -> int:
-    """PROCESSING → CREATED, due now; the holders get ``LeaseLost``. A last attempt is given back."""
-    return _move(tasks, "release_all")
+def change(tasks: Tasks, verb: str) -> int:
+    """Do one of ``CHANGES`` to a selection: from the verb's statuses to its target (``core.states``)."""
+    allowed = as_filterable(tasks).filter(status__in=sources(verb))
+    with transaction.atomic(using=allowed.db):
+        groups = _groups(allowed) if _changes_groups(verb) else {}
+        return _change(allowed, verb, groups, partial(_locked, allowed, partial(_update, verb)))
 
 
 def kick(tasks: Tasks, n: int) -> int:
@@ -79,8 +57,8 @@ def kick(tasks: Tasks, n: int) -> int:
         raise ValueError(f"kick({n}) needs a number of tasks that is not negative.")
     tasks = as_filterable(tasks).filter(status__in=sources("kick"))
     with transaction.atomic(using=tasks.db):
-        ids = lock_in_order(Session(transaction.get_connection(tasks.db), tasks.model), partial(_locked_ids, tasks, n))
-        return _move(base_rows(tasks).filter(pk__in=ids), "kick")
+        ids = lock_in_order(_session(tasks), partial(_locked_ids, tasks, n))
+        return change(base_rows(tasks).filter(pk__in=ids), "kick")
 
 
 def _locked_ids(tasks: Tasks, n: int) -> tuple[list[int], Groups]:
@@ -99,9 +77,7 @@ def delete(tasks: Tasks) -> int:
 def lock_groups(tasks: Tasks, verb: str) -> None:
     """Lock the groups of some tasks if the verb changes them. Call it before the rows are locked, as a settle does."""
     if _changes_groups(verb):
-        _lock(
-            Session(transaction.get_connection(tasks.db), tasks.model), _groups(tasks.filter(group_key__isnull=False))
-        )
+        _lock(_session(tasks), _groups(tasks.filter(group_key__isnull=False)))
 
 
 def change_locked(rows: Sequence[AbstractTask], verb: str) -> int:
@@ -115,13 +91,6 @@ def change_locked(rows: Sequence[AbstractTask], verb: str) -> int:
     if BY_VERB[verb].target is None:
         return _regroup(tasks, groups, partial(delete_and_count, tasks))
     return _change(tasks, verb, groups, partial(_update, verb, tasks))
-
-
-def _move(tasks: Tasks, verb: str) -> int:
-    allowed = as_filterable(tasks).filter(status__in=sources(verb))
-    with transaction.atomic(using=allowed.db):
-        groups = _groups(allowed) if _changes_groups(verb) else {}
-        return _change(allowed, verb, groups, partial(_locked, allowed, partial(_update, verb)))
 
 
 def _change(tasks: Tasks, verb: str, groups: Groups, update: Callable[[], int]) -> int:
@@ -144,7 +113,7 @@ def _update(verb: str, tasks: Tasks) -> int:
 
 
 def _locked(tasks: Tasks, act: Callable[[Tasks], int]) -> int:
-    """Lock rows in order of id, then act on them in batches. One statement for both has plans that take for ever."""
+    """Lock rows in order of id, then act on them in batches. One statement for both has very slow plans."""
     ids = list(with_row_locks(tasks, wait=True).values_list("pk", flat=True))
     batches = [ids[start : start + IDS_PER_STATEMENT] for start in range(0, len(ids), IDS_PER_STATEMENT)]
     return sum(act(base_rows(tasks).filter(pk__in=batch)) for batch in batches)
@@ -168,12 +137,16 @@ def _changes_groups(verb: str) -> bool:
 
 def _regroup(tasks: Tasks, groups: Groups, change: Callable[[], int]) -> int:
     """Run a change of tasks under the locks of their groups, and see to the groups' heads."""
-    session = Session(transaction.get_connection(tasks.db), tasks.model)
+    session = _session(tasks)
     _lock(session, groups)
     number = change()
     for queue in sorted(groups):
         regroup(session, queue, groups[queue])
     return number
+
+
+def _session(tasks: Tasks) -> Session:
+    return Session(transaction.get_connection(tasks.db), tasks.model)
 
 
 def _lock(session: Session, groups: Groups) -> None:

@@ -21,13 +21,12 @@ from django_dbtaskqueue.core.exceptions import TaskQueueError
 from django_dbtaskqueue.core.sql.retention import RetentionStatements
 from django_dbtaskqueue.core.states import sources
 from django_dbtaskqueue.db.session import Session, statements_of
-from django_dbtaskqueue.flow.selection import Tasks, as_filterable, base_rows, delete_and_count, with_row_locks
-from django_dbtaskqueue.models import AbstractTask, AuditEntry, BulkOperation, BulkSkip, TaskColumns, TaskHistory
+from django_dbtaskqueue.flow.selection import Tasks, as_filterable, with_row_locks
+from django_dbtaskqueue.models import AbstractTask, AuditEntry, BulkOperation, BulkSkip, TaskHistory
 from django_dbtaskqueue.models.operations import UNFINISHED
 
 ROWS_PER_BATCH = 1000
 FINISHED = sources("housekeep")
-HISTORY_FIELDS = [field.name for field in TaskColumns._meta.get_fields()]
 
 
 # -- tasks of a selection, which an operator made ----------------------------------------------------------------------
@@ -57,19 +56,20 @@ def finished_before(age: timedelta) -> Q:
 
 
 def _housekeep_batch(old: Tasks, to: str) -> int:
-    with transaction.atomic(using=old.db):
-        rows = list(with_row_locks(old)[:ROWS_PER_BATCH])
-        if not rows:
-            return 0
-        leaving = base_rows(old).filter(pk__in=[row.pk for row in rows])
-        if to == "delete":
-            return delete_and_count(leaving)
-        location = old.model._meta.label_lower
-        TaskHistory.objects.using(old.db).bulk_create(
-            TaskHistory(location=location, task_id=row.pk, **{name: getattr(row, name) for name in HISTORY_FIELDS})
-            for row in rows
-        )
-        return leaving._raw_delete(old.db)
+    session = Session(transaction.get_connection(old.db), old.model)
+    with session.atomic():
+        ids = list(with_row_locks(old).values_list("pk", flat=True)[:ROWS_PER_BATCH])
+        return _delete_locked(session, ids, to) if ids else 0
+
+
+def _delete_locked(session: Session, ids: list[int], to: str) -> int:
+    """Move, or delete and count, locked tasks; return how many."""
+    sql, selected = _sql(session.model, session.connection.vendor), {"ids": session.sql.dialect.array(ids)}
+    if to == "history":
+        session.run(sql.keep, {**selected, "location": session.location})
+    else:
+        session.run(sql.count, selected)
+    return len(session.run(sql.delete, selected))
 
 
 # -- all tasks of a queue and status, by the settings ------------------------------------------------------------------
@@ -85,49 +85,38 @@ class RetentionCursor:
     at_end: bool = False  # no older task is left behind the cursor; the next batch begins at the first task
 
 
-def housekeep_batch(
-    session: Session, cursor: RetentionCursor, *, older_than: timedelta, to: str = "history", batch: int | None = None
-) -> int:
-    """Read the next ``batch`` tasks behind a cursor; move, or delete and count, those that ended long enough ago.
+def housekeep_batch(session: Session, cursor: RetentionCursor, *, older_than: timedelta, to: str = "history") -> int:
+    """Read the next tasks behind a cursor; move, or delete and count, those that ended long enough ago.
 
     One transaction; returns how many really left. Only for statuses that ``housekeep`` may take.
     """
     if cursor.status not in FINISHED:
         raise ValueError(f"Tasks in {cursor.status} are not finished; only {', '.join(FINISHED)} age out.")
-    sql, limit = _sql(session.model, session.connection.vendor), batch or ROWS_PER_BATCH
-    params = {"queue_name": cursor.queue, "status": cursor.status, "after": cursor.after, "limit": limit}
+    sql = _sql(session.model, session.connection.vendor)
+    params = {"queue_name": cursor.queue, "status": cursor.status, "after": cursor.after, "limit": ROWS_PER_BATCH}
     seen, seconds = session.run(sql.finished, params), older_than.total_seconds()
-    cursor.at_end = len(seen) < limit or seen[-1][2] < seconds
+    cursor.at_end = len(seen) < ROWS_PER_BATCH or seen[-1][2] < seconds
     cursor.after = 0 if cursor.at_end else seen[-1][0]
     old = [number for number, ended, _ in seen if ended >= seconds]
-    return _housekeep_ids(session, sql, old, cursor, to) if old else 0
-
-
-def _housekeep_ids(session: Session, sql: RetentionStatements, ids: list[int], cursor: RetentionCursor, to: str) -> int:
-    array = session.sql.dialect.array
+    if not old:
+        return 0
     with session.atomic():
-        locked = [row[0] for row in session.run(sql.lock, {"ids": array(ids), "status": cursor.status})]
-        if not locked:
-            return 0
-        selected = {"ids": array(locked)}
-        if to == "history":
-            session.run(sql.keep, {**selected, "location": session.location})
-        else:
-            session.run(sql.count, selected)
-        return len(session.run(sql.delete, selected))
+        selected = {"ids": session.sql.dialect.array(old), "status": cursor.status}
+        locked = [row[0] for row in session.run(sql.lock, selected)]
+        return _delete_locked(session, locked, to) if locked else 0
 
 
 # -- history, failed attempts, audit -----------------------------------------------------------------------------------
 
 
-def delete_history(session: Session, *, older_than: timedelta, table: str = "", batch: int | None = None) -> int:
+def delete_history(session: Session, *, older_than: timedelta, table: str = "") -> int:
     """Delete and count a batch of rows that have been in the history for so long; return how many.
 
     ``table`` names one partition of it; without, the whole.
     """
-    sql, name = _sql(session.model, session.connection.vendor), _quoted(session, table or _table(TaskHistory))
+    sql, name = _sql(session.model, session.connection.vendor), _quoted(session, table or TaskHistory._meta.db_table)
     with session.atomic():
-        params = {"age": -older_than.total_seconds(), "limit": batch or ROWS_PER_BATCH}
+        params = {"age": -older_than.total_seconds(), "limit": ROWS_PER_BATCH}
         ids = [row[0] for row in session.run(sql.old_history.format(table=name), params)]
         if not ids:
             return 0
@@ -140,50 +129,44 @@ def delete_history(session: Session, *, older_than: timedelta, table: str = "", 
 def delete_month(session: Session, table: str) -> int:
     """Drop one month of the history and count its tasks as deleted, in one transaction; return how many there were.
 
-    Waits a second at most for those who use it, and then raises ``OperationalError``. Needs the table's owner.
+    Waits at most a second while the table is in use, and then raises ``OperationalError``. Needs the table's owner.
     """
     sql, name = _sql(session.model, session.connection.vendor), _quoted(session, table)
     with session.atomic():
         session.run("SELECT set_config('lock_timeout', '1s', true)", {})
-        session.run(f"LOCK TABLE {name} IN SHARE MODE", {})  # nobody adds to it between the count and the end
+        session.run(f"LOCK TABLE {name} IN SHARE MODE", {})  # its count stays the same until it is dropped
         number = int(session.run(f"SELECT count(*) FROM {name}", {})[0][0])  # noqa: S608 -- the name of a partition
         session.run(sql.count_all.format(table=name), {})
         session.run(f"DROP TABLE {name}", {})
     return number
 
 
-def delete_attempts(session: Session, *, older_than: timedelta, batch: int | None = None) -> int:
+def delete_attempts(session: Session, *, older_than: timedelta) -> int:
     """Delete a batch of records of failed attempts that are that old; return how many."""
     sql = _sql(session.model, session.connection.vendor)
-    return len(session.run(sql.delete_attempts, {"age": -older_than.total_seconds(), "limit": batch or ROWS_PER_BATCH}))
+    return len(session.run(sql.delete_attempts, {"age": -older_than.total_seconds(), "limit": ROWS_PER_BATCH}))
 
 
-def delete_audit(alias: str, *, older_than: timedelta, batch: int | None = None) -> int:
-    """Delete a batch of audit entries that are that old; return how many. Those of a running bulk operation stay."""
-    rows = AuditEntry.objects.using(alias)
-    old = Q(time__lte=Now() - older_than) & ~Q(operation__state__in=UNFINISHED)
-    return _delete_oldest(rows, rows.filter(old), batch)
+def delete_audit(alias: str, *, older_than: timedelta) -> int:
+    """Delete a batch of audit entries that are that old, and of bulk operations that ended so long ago.
+
+    Return how many rows went. Entries of a running operation stay; an operation stays until its own rows are gone.
+    """
+    limit, ended = Now() - older_than, ~Q(operation__state__in=UNFINISHED)
+    empty = Q(skipped_tasks__isnull=True, audit__isnull=True) & ~Q(state__in=UNFINISHED)
+    batches: list[tuple[type[Model], Q]] = [
+        (AuditEntry, Q(time__lte=limit) & ended),
+        (BulkSkip, Q(operation__update_time__lte=limit) & ended),
+        (BulkOperation, Q(update_time__lte=limit) & empty),
+    ]
+    return sum(_delete_oldest(model._base_manager.using(alias), old) for model, old in batches)
 
 
-def delete_skips(alias: str, *, older_than: timedelta, batch: int | None = None) -> int:
-    """Delete a batch of what bulk operations that ended so long ago had skipped; return how many."""
-    rows = BulkSkip.objects.using(alias)
-    ended = Q(operation__update_time__lte=Now() - older_than) & ~Q(operation__state__in=UNFINISHED)
-    return _delete_oldest(rows, rows.filter(ended), batch)
-
-
-def delete_operations(alias: str, *, older_than: timedelta, batch: int | None = None) -> int:
-    """Delete a batch of bulk operations that ended so long ago, and of which nothing is left; return how many."""
-    rows = BulkOperation.objects.using(alias)
-    ended = Q(update_time__lte=Now() - older_than) & ~Q(state__in=UNFINISHED)
-    return _delete_oldest(rows, rows.filter(ended, skipped_tasks__isnull=True, audit__isnull=True), batch)
-
-
-def _delete_oldest(rows: QuerySet[Any], old: QuerySet[Any], batch: int | None) -> int:
-    """Delete those of the oldest rows that are old: whoever looks further would read the whole table for nothing."""
-    oldest = list(rows.order_by("pk").values_list("pk", flat=True)[: batch or ROWS_PER_BATCH])
+def _delete_oldest(rows: QuerySet[Any], old: Q) -> int:
+    """Delete those of the oldest rows that are old. A longer search would read the whole table for nothing."""
+    oldest = list(rows.order_by("pk").values_list("pk", flat=True)[:ROWS_PER_BATCH])
     with transaction.atomic(using=rows.db):
-        leaving = list(_locked(old.filter(pk__in=oldest)).values_list("pk", flat=True))
+        leaving = list(_locked(rows.filter(old, pk__in=oldest)).values_list("pk", flat=True))
         return rows.filter(pk__in=leaving)._raw_delete(rows.db) if leaving else 0
 
 
@@ -198,10 +181,6 @@ def _locked(rows: QuerySet[Any]) -> QuerySet[Any]:
 def _sql(model: type[AbstractTask], vendor: str) -> RetentionStatements:
     known = statements_of(model, vendor)
     return RetentionStatements(known.tables, known.dialect)
-
-
-def _table(model: type[Model]) -> str:
-    return model._meta.db_table
 
 
 def _quoted(session: Session, name: str) -> str:

@@ -45,19 +45,19 @@ class TaskQuerySet(models.QuerySet["AbstractTask"]):
         """ERROR → CREATED, due now, with a new budget of attempts."""
         from django_dbtaskqueue.flow import move
 
-        return move.reprocess(self)
+        return move.change(self, "reprocess")
 
     def mark_poison(self) -> int:
         """ERROR → POISON."""
         from django_dbtaskqueue.flow import move
 
-        return move.mark_poison(self)
+        return move.change(self, "mark_poison")
 
     def unpoison(self) -> int:
         """POISON → ERROR."""
         from django_dbtaskqueue.flow import move
 
-        return move.unpoison(self)
+        return move.change(self, "unpoison")
 
     def kick(self, n: int) -> int:
         """POISON → CREATED for at most ``n`` tasks, the oldest first."""
@@ -69,13 +69,13 @@ class TaskQuerySet(models.QuerySet["AbstractTask"]):
         """CREATED → POISON."""
         from django_dbtaskqueue.flow import move
 
-        return move.cancel(self)
+        return move.change(self, "cancel")
 
     def release_all(self) -> int:
         """PROCESSING → CREATED, due now. Revokes live leases: their holders get ``LeaseLost``."""
         from django_dbtaskqueue.flow import move
 
-        return move.release_all(self)
+        return move.change(self, "release_all")
 
     def purge(self) -> int:
         """Delete the tasks and count the deletions. Revokes live leases."""

@@ -184,8 +184,7 @@ def _delete_old(alias: str, policy: RetentionPolicy, report: RetentionReport, cl
     if policy.attempts is not None:
         report.attempts += _repeat(clock, partial(retention.delete_attempts, session, older_than=policy.attempts))
     if policy.audit is not None:
-        for batch in (retention.delete_audit, retention.delete_skips, retention.delete_operations):
-            report.audit += _repeat(clock, partial(batch, alias, older_than=policy.audit))
+        report.audit += _repeat(clock, partial(retention.delete_audit, alias, older_than=policy.audit))
 
 
 def _drop_months(session: Session, age: timedelta, report: RetentionReport, clock: _TurnTime) -> str:
