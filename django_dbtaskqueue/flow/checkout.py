@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Iterable, Sequence
+from abc import abstractmethod
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import accumulate
@@ -27,13 +28,10 @@ CANDIDATE_POOL_SIZE = 48  # tasks from which an optimistic checkout that lost a 
 
 
 @dataclass(slots=True, eq=False)
-class QueueShare:
-    """One queue's part in a checkout of several (``take_many``), and what came of it."""
+class QueueShare(Scan):
+    """One queue's scan in a checkout of several (``take_many``), and the leases that came of it."""
 
-    cursor: ScanCursor
-    port: Port
-    limit: int  # the most tasks to take of it
-    reached: bool = False  # False: the queues before it gave all that was asked for, and this one was not read
+    port: Port = field(kw_only=True)
     taken: list[Lease] = field(default_factory=list)
 
 
@@ -53,46 +51,53 @@ class Strategy(Protocol):
         """
 
 
-class SkipLocked:
+class _FromWatermarks:
+    """Takes what is after the watermarks, or scans from the start."""
+
+    def take(self, session: Session, cursor: ScanCursor, params: dict[str, Any]) -> list[Row]:
+        """See ``Strategy``."""
+
+        def take_after(_: list[Scan]) -> list[Row]:
+            if cursor.max_wait is not None:
+                find_aged(session, cursor, cursor.max_wait, params, scan.watermarks)
+            return cursor.in_order(self._take_after(session, cursor, {**params, **cursor.params(scan.watermarks)}))
+
+        scan = Scan(cursor, params["limit"])
+        take_rows(session, [scan], scan.limit, take_after)
+        return scan.rows
+
+    @abstractmethod
+    def _take_after(self, session: Session, cursor: ScanCursor, params: dict[str, Any]) -> list[Row]:
+        """Take rows after the watermarks, which ``params`` hold, in any order."""
+
+
+class SkipLocked(_FromWatermarks):
     """Lock due rows, passing over locked ones, and lease them in the same statement."""
 
-    def take(self, session: Session, cursor: ScanCursor, params: dict[str, Any]) -> list[Row]:
-        """Take what is after the watermarks, or scan from the start."""
-        return _take_one(session, cursor, params, self._take_after)
-
-    def _take_after(
-        self, session: Session, cursor: ScanCursor, params: dict[str, Any], watermarks: Watermarks
-    ) -> list[Row]:
-        if cursor.max_wait is not None:
-            find_aged(session, cursor, cursor.max_wait, params, watermarks)
-        return cursor.in_order(session.run(session.sql.checkout_skip_locked, {**params, **cursor.params(watermarks)}))
+    def _take_after(self, session: Session, cursor: ScanCursor, params: dict[str, Any]) -> list[Row]:
+        return session.run(session.sql.checkout_skip_locked, params)
 
 
-class Optimistic:
-    """Read candidates without locks, then update those that have not changed meanwhile."""
+class Optimistic(_FromWatermarks):
+    """Read candidates without locks, then update those that have not changed meanwhile.
 
-    def take(self, session: Session, cursor: ScanCursor, params: dict[str, Any]) -> list[Row]:
-        """Take the first tasks. After a lost race pick at random among more, or all pollers fight for the same rows."""
-        return _take_one(session, cursor, params, self._take_after)
+    After a lost race it picks at random among more candidates, or all pollers would fight for the same rows.
+    """
 
-    def _take_after(
-        self, session: Session, cursor: ScanCursor, params: dict[str, Any], watermarks: Watermarks
-    ) -> list[Row]:
+    def _take_after(self, session: Session, cursor: ScanCursor, params: dict[str, Any]) -> list[Row]:
         limit = params["limit"]
-        if cursor.max_wait is not None:
-            find_aged(session, cursor, cursor.max_wait, params, watermarks)
         wanted = max(limit, CANDIDATE_POOL_SIZE) + limit if cursor.lost_races else limit
-        found = session.run(session.sql.candidates, {**params, **cursor.params(watermarks), "limit": wanted})
+        found = session.run(session.sql.candidates, {**params, "limit": wanted})
         if cursor.lost_races and len(found) > limit:
             found = random.sample(found, limit)
         if not found:
             return []
         fenced = json.dumps([{"task_id": task_id, "token": token} for task_id, token, *_ in sorted(found)])
-        rows = session.run(session.sql.checkout_optimistic, {**params, "queue_name": cursor.queue, "rows": fenced})
+        rows = session.run(session.sql.checkout_optimistic, {**params, "rows": fenced})
         cursor.lost_races = len(found) - len(rows)
         if cursor.lost_races:
             cursor.next_full_scan = SCAN_NOW  # the candidates that were not picked are behind the watermarks
-        return cursor.in_order(rows)
+        return rows
 
 
 class SingleWriter:
@@ -115,17 +120,6 @@ def find_aged(
     ages = session.run(session.sql.ages, {**params, **marks})
     late = sorted([(-age, priority) for priority, age in ages if age > max_wait.total_seconds()])
     cursor.aged = [priority for _, priority in late]
-
-
-def _take_one(
-    session: Session,
-    cursor: ScanCursor,
-    params: dict[str, Any],
-    take: Callable[[Session, ScanCursor, dict[str, Any], Watermarks], list[Row]],
-) -> list[Row]:
-    scan = Scan(cursor, params["limit"])
-    take_rows(session, [scan], scan.limit, lambda _: take(session, cursor, params, scan.watermarks))
-    return scan.rows
 
 
 def strategy_for(session: Session, name: str = "auto") -> Strategy:
@@ -196,10 +190,9 @@ def take_many(
     """
     params = _params(session, poller_instance, lease, tags)
     since = monotonic()  # before the statement is sent, so that a deadline is never later than the database's
-    scans = [Scan(share.cursor, share.limit) for share in shares]
-    got = take_rows_of_many(session, scans, params, limit)
-    for share, scan in zip(shares, scans, strict=True):
-        share.reached, share.taken = scan.reached, _granted(scan.rows, share.port, since, params["lease"])
+    got = take_rows_of_many(session, shares, params, limit)
+    for share in shares:
+        share.taken = _granted(share.rows, share.port, since, params["lease"])
     return got
 
 
@@ -243,16 +236,13 @@ def next_due_by_queue(session: Session, priorities: Iterable[tuple[str, int]]) -
     pairs = list(priorities)
     if not pairs:
         return {}
-    queues, numbers = [queue for queue, _ in pairs], [number for _, number in pairs]
-    return dict(session.run(session.sql.next_due_of_many, {"queues": queues, "priorities": numbers}))
+    params = {"queues": [queue for queue, _ in pairs], "priorities": [number for _, number in pairs]}
+    return dict(session.run(session.sql.next_due_of_many, params))
 
 
 def _params(session: Session, poller_instance: str, lease: timedelta, tags: Sequence[str]) -> dict[str, Any]:
-    return {
-        "poller_instance": poller_instance,
-        "lease": lease.total_seconds(),
-        "tags": session.sql.dialect.array(tags),
-    }
+    array = session.sql.dialect.array(tags)
+    return {"poller_instance": poller_instance, "lease": lease.total_seconds(), "tags": array}
 
 
 def _granted(rows: Iterable[Row], port: Port, since: float, seconds: float) -> list[Lease]:

@@ -124,11 +124,12 @@ def _insert(session: Session, queue: str, row: dict[str, Any], on_duplicate: str
     for _ in range(3):  # the row in the way may go between the two statements
         written = session.repeat(sql, params)
         if written:
-            usage.put_after_commit(session.connection, queue, 1, written[0][:1])
+            usage.after_commit(session.connection, queue, "put", 1, written[0][:1], wake=True)
             return _task(session, queue, row, dict(zip(returned, written[0], strict=True)))
         found = session.run(session.sql.find, params)
         if found and on_duplicate == "ignore":
-            return _existing(session, found[0][0])
+            tasks = session.model._default_manager.using(session.connection.alias)
+            return cast(Task, tasks.get(pk=found[0][0]))
         if found:
             raise DuplicateTask(queue, row["reference_number"], task_id=found[0][0], status=found[0][1])
     raise DuplicateTask(queue, row["reference_number"])
@@ -160,10 +161,6 @@ def _instance(session: Session, values: dict[str, Any]) -> Task:
     task._state.adding, task._state.db = False, alias
     task.__dict__.update(values)
     return cast(Task, task)
-
-
-def _existing(session: Session, task_id: int) -> Task:
-    return cast(Task, session.model._default_manager.using(session.connection.alias).get(pk=task_id))
 
 
 async def aenqueue(queue: str, reference: str | None = None, payload: Any = None, **options: Any) -> Task:

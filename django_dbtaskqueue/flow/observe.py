@@ -36,7 +36,7 @@ def send(signal: Signal, sender: Any, **facts: Any) -> None:
 
 
 def watched() -> bool:
-    """Whether anybody wants to know of each finished task."""
+    """Whether a listener or a receiver wants to know of each finished task."""
     return bool(signals.registered) or any(signal.receivers for signal in ENDINGS)
 
 
@@ -54,15 +54,8 @@ def finished(lease: Lease, settlement: Outcome | Settlement | None) -> None:
     outcome = None if settlement is None else said(settlement)
     error = None if outcome is None else outcome.facts.error
     if error is not None:
-        logger.warning(
-            "Task %s of %s failed, attempt %s of %s: %s",
-            lease.id,
-            lease.queue,
-            lease.attempt,
-            lease.max_attempts,
-            _short(error),
-            extra=fields(lease),
-        )
+        facts = (lease.id, lease.queue, lease.attempt, lease.max_attempts, _short(error))
+        logger.warning("Task %s of %s failed, attempt %s of %s: %s", *facts, extra=fields(lease))
         _crashed(lease, error)
     else:
         signals.tell("executed", lease, outcome, backwards=True)
@@ -98,14 +91,8 @@ def _over(lease: Lease, outcome: Any, error: BaseException | str | None) -> None
 
 def lost(lease: Lease, verb: str) -> None:
     """An outcome came too late and changed nothing."""
-    logger.warning(
-        "Lease %s of task %s of %s is gone; its outcome (%s) changed nothing",
-        lease.total_attempt,
-        lease.id,
-        lease.queue,
-        verb,
-        extra=fields(lease),
-    )
+    text = "Lease %s of task %s of %s is gone; its outcome (%s) changed nothing"
+    logger.warning(text, lease.total_attempt, lease.id, lease.queue, verb, extra=fields(lease))
     send(signals.lease_lost, lease.queue, task=lease, verb=verb)
     error = LeaseLost(lease.id, lease.total_attempt, verb)
     _crashed(lease, error)

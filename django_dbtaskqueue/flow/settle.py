@@ -43,11 +43,10 @@ from django_dbtaskqueue.models import AbstractTask, Task
 logger = logging.getLogger(__name__)
 
 Statement = tuple[str, dict[str, Any]]
+Decided = tuple[Lease, Settlement]
+Rewritten = Reenqueue | Poison | Failed | Release | Park  # outcomes that change the row by what they carry
 LOCKED = "55P03"  # what PostgreSQL calls a wait that was longer than lock_timeout
 READ_ONLY = "25"  # and its class of writes refused, as after a fail-over
-
-
-Decided = tuple[Lease, Settlement]
 
 
 def settle(session: Session, pairs: Sequence[Decided], *, keep: str = "keep", group_retry: str = "hold") -> set[int]:
@@ -83,17 +82,14 @@ def plan(session: Session, pairs: Sequence[Decided], *, keep: str = "keep") -> l
     """Return the statements that settle ``pairs``; each answers with the ids it settled."""
     completed: list[tuple[Lease, Complete]] = []
     deleted: list[Decided] = []
-    written: list[tuple[Lease, Reenqueue | Poison | Failed | Release | Park]] = []
-    for lease, outcome in (
-        sorted(pairs, key=_id_of) if len(pairs) > 1 else pairs
-    ):  # all that wait for row locks lock by id: no deadlocks
+    written: list[tuple[Lease, Rewritten]] = []
+    if len(pairs) > 1:
+        pairs = sorted(pairs, key=lambda pair: pair[0].id)  # all that wait for row locks lock by id: no deadlocks
+    for lease, outcome in pairs:
         match outcome:
-            case Complete():
-                if keep == "delete":
-                    deleted.append((lease, outcome))
-                else:
-                    completed.append((lease, outcome))
-            case CompleteDelete():
+            case Complete() if keep != "delete":
+                completed.append((lease, outcome))
+            case Complete() | CompleteDelete():
                 deleted.append((lease, outcome))
             case _:
                 written.append((lease, outcome))
@@ -108,16 +104,11 @@ def plan(session: Session, pairs: Sequence[Decided], *, keep: str = "keep") -> l
     return statements
 
 
-def _id_of(pair: Decided) -> int:
-    return pair[0].id
-
-
 def _completions(session: Session, pairs: list[tuple[Lease, Complete]], *, history: bool) -> list[Statement]:
-    if history:
+    if history or any(outcome.result is not None for _, outcome in pairs):
         sql, rows = _rows(session, [{**_fence(lease), **_result(outcome.result)} for lease, outcome in pairs])
-        return [(sql.to_history, {**rows, "location": session.location}), (sql.delete_settled, rows)]
-    if any(outcome.result is not None for _, outcome in pairs):
-        sql, rows = _rows(session, [{**_fence(lease), **_result(outcome.result)} for lease, outcome in pairs])
+        if history:
+            return [(sql.to_history, {**rows, "location": session.location}), (sql.delete_settled, rows)]
         return [(sql.complete, rows)]
     if not session.postgresql or len(pairs) == 1:
         sql, rows = _rows(session, [_fence(lease) for lease, _ in pairs])
@@ -133,10 +124,9 @@ def _rows(session: Session, rows: list[dict[str, Any]]) -> tuple[Statements, dic
     if len(rows) > 1:
         return session.sql, {"rows": json.dumps(rows)}
     row = rows[0]
-    return session.sql.one, row if row.get("result_value") is None else {
-        **row,
-        "result_value": json.dumps(row["result_value"]),
-    }
+    if row.get("result_value") is not None:
+        row["result_value"] = json.dumps(row["result_value"])
+    return session.sql.one, row
 
 
 def _fence(lease: Lease) -> dict[str, Any]:
@@ -152,9 +142,7 @@ def _result(result: Any) -> dict[str, Any]:
     return {"result_text": json_payload.cut_bytes(text), "result_value": stored}
 
 
-def _writes(
-    session: Session, pairs: list[tuple[Lease, Reenqueue | Poison | Failed | Release | Park]]
-) -> list[Statement]:
+def _writes(session: Session, pairs: list[tuple[Lease, Rewritten]]) -> list[Statement]:
     rows, failures = [], []
     for lease, outcome in pairs:
         if isinstance(outcome, Failed):
@@ -171,14 +159,10 @@ def _writes(
     return statements
 
 
-UNCHANGED = {
-    "delay": None,
+UNCHANGED: dict[str, Any] = {
+    **dict.fromkeys(("delay", "result_text", "result_value", "park_reason", "failure_key")),
     "attempts_added": 0,
     "reenqueues_added": 0,
-    "result_text": None,
-    "result_value": None,
-    "park_reason": None,
-    "failure_key": None,
 }
 
 
@@ -193,13 +177,8 @@ def _columns(lease: Lease, outcome: Reenqueue | Poison | Release | Park) -> dict
             seconds = 0.0 if delay is None else delay.total_seconds()
             # The last attempt is given back: without one left, no checkout could ever take the task.
             kept = min(0, lease.max_attempts - 1 - lease.attempt)
-            change = {
-                "delay": seconds,
-                "attempts_added": kept if keep_attempts else None,
-                "reenqueues_added": 1,
-                **_result(result),
-            }
-            return {**UNCHANGED, "new_status": "CREATED", **change}
+            added = {"attempts_added": kept if keep_attempts else None, "reenqueues_added": 1}
+            return {**UNCHANGED, "new_status": "CREATED", "delay": seconds, **added, **_result(result)}
         case Poison(reason):
             return {**UNCHANGED, "new_status": "POISON", "result_text": json_payload.cut_bytes(reason) or None}
     raise TaskQueueError(f"{_unknown(outcome)!r} is not an outcome.")
@@ -211,13 +190,11 @@ def _unknown(outcome: Never) -> object:
 
 
 def _failed_columns(outcome: Failed, failure: dict[str, str]) -> dict[str, Any]:
-    change = {
-        "result_text": json_payload.tail_bytes(failure["traceback"] or failure["message"] or failure["error_type"]),
-        "failure_key": failure["failure_key"],
-    }
+    text = json_payload.tail_bytes(failure["traceback"] or failure["message"] or failure["error_type"])
+    change = {**UNCHANGED, "result_text": text, "failure_key": failure["failure_key"]}
     if outcome.delay is None:
-        return {**UNCHANGED, "new_status": "ERROR", **change}
-    return {**UNCHANGED, "new_status": "CREATED", "delay": outcome.delay.total_seconds(), **change}
+        return {**change, "new_status": "ERROR"}
+    return {**change, "new_status": "CREATED", "delay": outcome.delay.total_seconds()}
 
 
 def settle_surely(

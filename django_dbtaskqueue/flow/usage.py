@@ -14,7 +14,6 @@ import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from operator import add
 from time import monotonic
 from typing import NamedTuple
@@ -46,25 +45,25 @@ class UsageKey(NamedTuple):
     call: str
 
 
-def after_commit(connection: BaseDatabaseWrapper, queue: str, call: str, number: int, ids: Sequence[int] = ()) -> None:
-    """Count ``number`` calls and tell the signal's receivers, once the current transaction commits."""
+def after_commit(
+    connection: BaseDatabaseWrapper, queue: str, call: str, number: int, ids: Sequence[int] = (), *, wake: bool = False
+) -> None:
+    """Count ``number`` calls and tell the signal's receivers, once the current transaction commits.
+
+    ``wake`` wakes the pollers of ``queue`` before.
+    """
     key = UsageKey(connection.alias, str(connection.settings_dict["NAME"]), queue, call)
-    notify.on_commit(connection, partial(_happened, key, number, ids))
 
-
-def put_after_commit(connection: BaseDatabaseWrapper, queue: str, number: int, ids: Sequence[int] = ()) -> None:
-    """Wake the pollers of ``queue`` and count ``number`` puts, once the current transaction commits."""
-    key = UsageKey(connection.alias, str(connection.settings_dict["NAME"]), queue, "put")
-
-    def put() -> None:
+    def happened() -> None:
         try:
-            notify.notify(key.alias, connection.vendor, queue)
+            if wake:
+                notify.notify(key.alias, connection.vendor, queue)
         finally:
             counter.add(key, number)
             if signals.task_changed.receivers:
-                _send(key, ids)
+                send(signals.task_changed, queue, call=call, task_ids=tuple(ids), using=key.alias)
 
-    notify.on_commit(connection, put)
+    notify.on_commit(connection, happened)
 
 
 def watched() -> bool:
@@ -75,16 +74,6 @@ def watched() -> bool:
 def discard(alias: str, queue: str) -> None:
     """Forget the counts of a queue that is gone."""
     counter.discard(lambda key: key.alias == alias and key.queue == queue)
-
-
-def _happened(key: UsageKey, number: int, ids: Sequence[int]) -> None:
-    counter.add(key, number)
-    if watched():
-        _send(key, ids)
-
-
-def _send(key: UsageKey, ids: Sequence[int]) -> None:
-    send(signals.task_changed, key.queue, call=key.call, task_ids=tuple(ids), using=key.alias)
 
 
 class UsageCounter(MinuteCounter[UsageKey, int]):

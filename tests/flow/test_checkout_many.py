@@ -29,7 +29,7 @@ def lines() -> Lines:
 
 def take(lines: Lines, limit: int = 100, shares: dict[str, int] | None = None) -> list[QueueShare]:
     shares = shares or {}
-    parts = [QueueShare(line, SettlePort("default"), shares.get(queue, limit)) for queue, line in lines.items()]
+    parts = [QueueShare(line, shares.get(queue, limit), port=SettlePort("default")) for queue, line in lines.items()]
     got = take_many(Session.on("default"), parts, poller_instance="p", limit=limit, lease=LEASE)
     assert got == sum(len(part.taken) for part in parts)
     return parts
