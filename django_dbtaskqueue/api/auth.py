@@ -80,9 +80,8 @@ def body(request: HttpRequest, *allowed: str) -> JsonObject:
         raise ApiError(400, f"The body must be a JSON object, not {type(given).__name__}.")
     for key in given:
         if key not in allowed:
-            raise ApiError(
-                400, f"There is no key {key!r} here.{near_match(key, allowed)} Known are {', '.join(allowed)}."
-            )
+            known = f"{near_match(key, allowed)} Known are {', '.join(allowed)}."
+            raise ApiError(400, f"There is no key {key!r} here.{known}")
     return given
 
 
@@ -110,17 +109,13 @@ def _answer(get_document: Callable[[], JsonObject], *, created: bool) -> HttpRes
         return _error(400, str(error))
 
 
-def _json(document: JsonObject, status: int) -> HttpResponse:
-    response = JsonResponse(document, status=status, json_dumps_params={"ensure_ascii": False})
-    response["Cache-Control"] = "no-store"
-    return response
+def _json(document: JsonObject, status: int, **headers: str) -> HttpResponse:
+    headers["Cache-Control"] = "no-store"
+    return JsonResponse(document, status=status, json_dumps_params={"ensure_ascii": False}, headers=headers)
 
 
 def _error(status: int, message: str, **headers: str) -> HttpResponse:
-    response = _json({"error": message}, status)
-    for name, value in headers.items():
-        response[name] = value
-    return response
+    return _json({"error": message}, status, **headers)
 
 
 def _user_of(token: str) -> Any:

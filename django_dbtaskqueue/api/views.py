@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from django.core.exceptions import PermissionDenied
-from django.db.models import Model
+from django.db.models import F, Model
 from django.db.models.functions import Now
 from django.http import Http404, HttpRequest
 from django.utils import timezone
@@ -30,7 +30,7 @@ from django_dbtaskqueue.operations.search.query import TaskFilter, tasks_for
 from django_dbtaskqueue.operations.serializers import attempt_of, detail, operation_document, summary
 from django_dbtaskqueue.operations.verbs import BULK_VERBS, HousekeepOptions, TaskVerb
 
-DEFAULT_LIMIT, MAX_LIMIT = 50, 500
+DEFAULT_LIMIT, MAX_LIMIT, MAX_ATTEMPTS = 50, 500, 50
 
 
 @endpoint("GET")
@@ -68,11 +68,9 @@ def task(request: HttpRequest, actor: Actor, pk: int) -> JsonObject:
     if found is None:
         raise Http404(f"There is no task {pk}. If its queue has its own table, name the queue: ?queue=…")
     attempts = Attempt.objects.using(rows.db).filter(location=rows.model._meta.label_lower, task_id=pk)
+    newest = attempts.order_by("-total_attempt")[:MAX_ATTEMPTS]
     payload = actor.may(VIEW_PAYLOAD, found.queue)
-    document = detail(found, payload=payload)
-    return document | {
-        "attempts": [attempt_of(row, payload=payload) for row in attempts.order_by("-total_attempt")[:50]]
-    }
+    return detail(found, payload=payload) | {"attempts": [attempt_of(row, payload=payload) for row in newest]}
 
 
 @endpoint("POST")
@@ -138,10 +136,11 @@ def cancel(request: HttpRequest, actor: Actor, pk: int) -> JsonObject:
 def queues(request: HttpRequest, actor: Actor) -> JsonObject:
     """Return the health, the known queues, and the pause of each: since, until, user, reason."""
     _may_view(actor, Queue)
-    rows = {row.name: row for row in Queue.objects.using(alias_for("", None, write=False)).filter(IN_EFFECT)[:500]}
-    names = sorted({*conf.known_queues(), *rows})
-    found = asdict(health(overview()))
-    return {"health": found, "queues": [{"queue": name, "paused": _paused(rows.get(name))} for name in names]}
+    rows: Any = Queue.objects.using(alias_for("", None, write=False)).filter(IN_EFFECT)
+    facts = {"since": F("paused_time"), "until": F("paused_until"), "by": F("paused_by"), "reason": F("paused_reason")}
+    paused = {row.pop("name"): row for row in rows.values("name", **facts)[:500]}
+    known = [{"queue": name, "paused": paused.get(name)} for name in sorted({*conf.known_queues(), *paused})]
+    return {"health": asdict(health(overview())), "queues": known}
 
 
 @endpoint("POST")
@@ -163,8 +162,7 @@ def purge(request: HttpRequest, actor: Actor, queue: str) -> JsonObject:
     given = body(request, "confirm", "reason")
     if given.get("confirm") != queue:
         raise ApiError(400, f'This deletes every task of the queue. Say so: "confirm": "{queue}".')
-    ordered = bulk.start("purge", of_queue(queue), actor.user, _reason(given), source="api")
-    return operation_document(ordered)
+    return operation_document(bulk.start("purge", of_queue(queue), actor.user, _reason(given), source="api"))
 
 
 # -- reading a request -------------------------------------------------------------------------------------------------
@@ -236,9 +234,3 @@ def _number(request: HttpRequest, name: str, default: int) -> int:
     if not text.isdecimal() or len(text) > 18:
         raise ApiError(400, f"{name!r} must be a whole number, not {text!r}.")
     return int(text)
-
-
-def _paused(row: Queue | None) -> JsonObject | None:
-    if row is None:
-        return None
-    return {"since": row.paused_time, "until": row.paused_until, "by": row.paused_by, "reason": row.paused_reason}
