@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from functools import partial
 from typing import Any
 
 from django.contrib.postgres.indexes import GinIndex
@@ -41,25 +41,19 @@ def purge(output: Output, options: Options) -> int:
     return _on_search(output, {**options, "filter": [to_text(of_queue(options["queue"]))]})
 
 
-def pause(output: Output, options: Options) -> int:
-    """Pause queues."""
-    span: timedelta | None = options["for_time"]
-    until = None if span is None else timezone.now() + span
+def pause_or_resume(output: Output, options: Options) -> int:
+    """Pause or resume queues."""
+    queues, name = options["queue"], options["verb"]
     if options["dry_run"]:
-        return _answered(output, {"would_pause": options["queue"]}, f"Would pause {', '.join(options['queue'])}.")
-    number = queue_control.pause_queues(
-        options["queue"], Actor(), reason=options["reason"], until=until, using=options["database"]
-    )
+        return _answered(output, {f"would_{name}": queues}, f"Would {name} {', '.join(queues)}.")
+    given: dict[str, Any] = {"reason": options["reason"], "using": options["database"]}
+    if name == "resume":
+        number = queue_control.resume_queues(queues, Actor(), **given)
+        return _answered(output, {"resumed": number}, f"{RESUME.done % {'number': number}}.")
+    until = options["for_time"] and timezone.now() + options["for_time"]
+    number = queue_control.pause_queues(queues, Actor(), until=until, **given)
     end = f" until {until:%Y-%m-%d %H:%M:%S %Z}" if until else ""
     return _answered(output, {"paused": number}, f"{PAUSE.done % {'number': number}}{end}.")
-
-
-def resume(output: Output, options: Options) -> int:
-    """Resume queues."""
-    if options["dry_run"]:
-        return _answered(output, {"would_resume": options["queue"]}, f"Would resume {', '.join(options['queue'])}.")
-    number = queue_control.resume_queues(options["queue"], Actor(), reason=options["reason"], using=options["database"])
-    return _answered(output, {"resumed": number}, f"{RESUME.done % {'number': number}}.")
 
 
 # -- bulk operations ---------------------------------------------------------------------------------------------------
@@ -74,41 +68,29 @@ def bulk(output: Output, options: Options) -> int:
     if what == "list":
         return _listed(output, alias, options["limit"] or DEFAULT_BULK_ROWS)
     if what == "run":
-        return _run_all(output, alias)
+        chunks = sum(1 for _ in iter(partial(bulk_operations.turn, alias), False))
+        left = BulkOperation.objects.using(alias).filter(state__in=UNFINISHED).count()
+        counts = {"chunks": chunks, "unfinished": left}
+        return _answered(output, counts, f"{chunks} chunks done, {left} operations unfinished.")
     operation = BulkOperation.objects.using(alias).filter(pk=number).first()
     if operation is None:
         raise CommandError(f"There is no bulk operation {number}. See taskqueue bulk list.")
     if what == "cancel" and not bulk_operations.cancel(operation.pk, None, options["reason"], alias, source="command"):
-        return _answered(
-            output,
-            operation_document(operation),
-            f"Bulk operation {number} has ended already: {operation.state}.",
-            FAILED_CODE,
-        )
+        ended = f"Bulk operation {number} has ended already: {operation.state}."
+        return _answered(output, operation_document(operation), ended, FAILED_CODE)
     operation.refresh_from_db()
-    output.data(operation_document(operation))
-    output.facts({**operation_document(operation), "skips": None})
-    for reason, count in operation.skips.items():
-        output.write(f"skipped {count}: {printable(reason)}")
+    document = operation_document(operation)
+    output.data(document)
+    output.facts({**document, "skips": None})
+    _skips(output, operation.skips)
     return 0
-
-
-def _run_all(output: Output, alias: str) -> int:
-    turns = 0
-    while bulk_operations.turn(alias):
-        turns += 1
-    left = BulkOperation.objects.using(alias).filter(state__in=UNFINISHED).count()
-    return _answered(
-        output, {"chunks": turns, "unfinished": left}, f"{turns} chunks done, {left} operations unfinished."
-    )
 
 
 def _listed(output: Output, alias: str, limit: int) -> int:
     rows: list[Any] = list(BulkOperation.objects.using(alias).annotate(clock=Now()).order_by("-pk")[:limit])
-    output.data([operation_document(row) for row in rows])
     if not rows:
-        output.write("There is no bulk operation.")
-        return 0
+        return _answered(output, [], "There is no bulk operation.")
+    output.data([operation_document(row) for row in rows])
     head = ("id", "state", "done", "changed", "skipped", "ordered", "verb", "search")
     table = [
         (r.pk, r.state, f"{r.progress:.0%}", r.changed, r.skipped, ago(r.create_time, r.clock), r.verb, r.query)
@@ -145,8 +127,7 @@ def _on_ids(output: Output, options: Options) -> int:
     tasks = tasks_for(parse(""), options["database"], write=True)
     request = ActionRequest(chosen, options["reason"], _retention(options))
     seen = preview(tasks.filter(pk__in=ids), request)
-    output.write(str(chosen.effect))
-    output.write(f"{seen.selected} of {len(ids)} tasks are there, {seen.eligible} would change.")
+    output.write(f"{chosen.effect}\n{seen.selected} of {len(ids)} tasks are there, {seen.eligible} would change.")
     if options["dry_run"]:
         output.data({"dry_run": True, "selected": str(seen.selected), "would_change": str(seen.eligible)})
         return 0
@@ -158,8 +139,7 @@ def _on_ids(output: Output, options: Options) -> int:
 def _on_search(output: Output, options: Options) -> int:
     words, retention = " ".join(options["filter"]), _retention(options)
     seen = bulk_operations.preview(options["verb"], words, options["database"], options=retention)
-    for sentence in seen.sentences:
-        output.write(sentence)
+    output.write("\n".join(seen.sentences))
     if options["dry_run"]:
         counts = {"selected": seen.selected, "would_change": seen.eligible}
         counted = {key: None if count is None else str(count) for key, count in counts.items()}
@@ -217,13 +197,12 @@ def _skips(output: Output, skips: dict[str, int]) -> None:
         output.write(f"skipped {count:,}: {printable(reason)}")
 
 
-def _answered(output: Output, data: dict[str, Any], words: str, code: int = 0) -> int:
+def _answered(output: Output, data: object, words: str, code: int = 0) -> int:
     output.data(data)
     output.write(words)
     return code
 
 
 def _retention(options: Options) -> HousekeepOptions:
-    return (
-        HousekeepOptions(options["older_than"], options["to"]) if options["verb"] == "housekeep" else HousekeepOptions()
-    )
+    given = (options["older_than"], options["to"]) if options["verb"] == "housekeep" else ()
+    return HousekeepOptions(*given)

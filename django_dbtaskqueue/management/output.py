@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -53,11 +53,15 @@ class Output:
 
     def table(self, head: Sequence[str], rows: Sequence[Sequence[object]], *, right: Sequence[str] = ()) -> None:
         """Write a table, each column as wide as its longest cell; ``right`` names the columns of numbers."""
-        cells = [[_cell(value) for value in row] for row in rows]
-        widths = [max(len(line[place]) for line in [list(head), *cells]) for place in range(len(head))]
-        self.write(self.style.MIGRATE_HEADING(_line(head, widths, head, right)))
-        for cell in cells:
-            self.write(_line(cell, widths, head, right, self._coloured))
+        columns = []
+        for name, cells in zip(head, zip(*rows, strict=True), strict=True):
+            column = [name, *map(_cell, cells)]
+            width = max(map(len, column))
+            columns.append([cell.rjust(width) if name in right else cell.ljust(width) for cell in column])
+        first, *lines = zip(*columns, strict=True)
+        self.write(self.style.MIGRATE_HEADING("  ".join(first).rstrip()))
+        for line in lines:
+            self.write("  ".join(map(self._coloured, line)).rstrip())
 
     def facts(self, pairs: Mapping[str, object]) -> None:
         """Write names and values, one pair per line, without the empty ones."""
@@ -69,20 +73,6 @@ class Output:
     def _coloured(self, text: str) -> str:
         name = STYLE_OF_WORD.get(text.strip())
         return str(getattr(self.style, name)(text)) if name else text
-
-
-def _line(
-    cells: Sequence[str],
-    widths: Sequence[int],
-    head: Sequence[str],
-    right: Sequence[str],
-    paint: Callable[[str], str] = str,
-) -> str:
-    padded = [
-        cell.rjust(width) if name in right else cell.ljust(width)
-        for cell, width, name in zip(cells, widths, head, strict=True)
-    ]
-    return "  ".join(paint(text) for text in padded).rstrip()
 
 
 def _cell(value: object) -> str:

@@ -65,28 +65,19 @@ def status(output: Output, options: dict[str, Any]) -> int:
         return 0
     output.write(_summary(view))
     head = ("queue", "state", "oldest", "in/s", "out/s", "drained in", *map(str, Status), "TOTAL")
-    table = [
-        (
-            row.queue,
-            "paused" if row.paused else "running" if row.pollers else "no poller",
-            _age(row.oldest),
-            f"{row.rate_in:.1f}",
-            f"{row.rate_out:.1f}",
-            _age(row.drain),
-            *row.statuses.values(),
-            row.total,
-        )
-        for row in rows
-    ]
+    table = []
+    for row in rows:
+        state = "paused" if row.paused else "running" if row.pollers else "no poller"
+        rates = f"{row.rate_in:.1f}", f"{row.rate_out:.1f}"
+        table.append((row.queue, state, _age(row.oldest), *rates, _age(row.drain), *row.statuses.values(), row.total))
     output.table(head, table, right=head[2:])
     return 0
 
 
 def _summary(view: Overview) -> str:
     """Return "2 queues late, oldest 4m12s; 3 pollers alive, 5 attempts failed in the last hour", then the notes."""
-    found = health(view)
-    alive = f"{view.pollers} {'poller' if view.pollers == 1 else 'pollers'} alive"
-    first = f"{found.sentence.rstrip('.')}; {alive}, {view.failed:,} attempts failed in the last hour"
+    found, pollers = health(view), f"{view.pollers} {'poller' if view.pollers == 1 else 'pollers'}"
+    first = f"{found.sentence.rstrip('.')}; {pollers} alive, {view.failed:,} attempts failed in the last hour"
     return "\n".join([first, *map(printable, found.notes)])
 
 
@@ -213,12 +204,17 @@ def find_task(name: str, using: str | None, queue: str | None) -> tuple[Any, dic
     """
     named, slash, reference = name.partition("/")
     queue = named if slash else queue
-    by: dict[str, Any] = {"queue": queue} if queue else {}
-    own = [(alias_for(queue, using, write=False), model_for(queue))] if queue else []
-    locations = own or list(dict.fromkeys(locations_on(using)))
-    by |= {"reference": reference} if slash else {"pk": int(name) if name.isdecimal() else -1}
-    if live := _found([model._default_manager.using(alias).filter(**by) for alias, model in locations]):
-        return _only(live, name), detail(live[0], payload=True)
+    by: dict[str, Any] = {"reference": reference} if slash else {"pk": int(name) if name.isdecimal() else -1}
+    if queue:
+        by["queue"], locations = queue, [(alias_for(queue, using, write=False), model_for(queue))]
+    else:
+        locations = list(dict.fromkeys(locations_on(using)))
+    live = _found([model._default_manager.using(alias).filter(**by) for alias, model in locations])
+    if len(live) > 1:
+        tables = ", ".join(f"{task._meta.db_table} on {task._state.db} ({task.queue})" for task in live)
+        raise CommandError(f"More than one table has a task {name}: {tables}. Say which with --queue or --database.")
+    if live:
+        return live[0], detail(live[0], payload=True)
     if "pk" in by:
         by["task_id"] = by.pop("pk")
     aliases = dict.fromkeys(alias for alias, _model in locations)
@@ -234,10 +230,3 @@ def _found(selections: list[QuerySet[Any]]) -> list[Any]:
         with statement_timeout(rows.db):
             found += list(rows.annotate(clock=Now())[:1])
     return found
-
-
-def _only(found: list[Any], name: str) -> Any:
-    if len(found) > 1:
-        tables = ", ".join(f"{task._meta.db_table} on {task._state.db} ({task.queue})" for task in found)
-        raise CommandError(f"More than one table has a task {name}: {tables}. Say which with --queue or --database.")
-    return found[0]

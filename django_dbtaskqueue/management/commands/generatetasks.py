@@ -42,19 +42,13 @@ class Command(BaseCommand):
         if options["queues"] > MAX_GENERATED_QUEUES:
             raise CommandError(f"--queues {options['queues']} is too many: at most {MAX_GENERATED_QUEUES}.")
         began = monotonic()
-        build(
-            session,
-            options["tasks"],
-            options["queues"],
-            self._progress if options["verbosity"] > 1 else lambda done: None,
-        )
+        progress = self._progress if options["verbosity"] > 1 else lambda done: None
+        build(session, options["tasks"], options["queues"], progress)
         copied = monotonic() - began
         with session.connection.cursor() as cursor:
             cursor.execute(f"VACUUM (ANALYZE) {session.connection.ops.quote_name(Task._meta.db_table)}")
-        self.stdout.write(
-            f"{options['tasks']:,} tasks in {format_seconds(copied)}, "
-            f"analysed after {format_seconds(monotonic() - began)} in all."
-        )
+        total = format_seconds(monotonic() - began)
+        self.stdout.write(f"{options['tasks']:,} tasks in {format_seconds(copied)}, analysed after {total} in all.")
 
     def _progress(self, done: int) -> None:
         if done % 1_000_000 == 0:

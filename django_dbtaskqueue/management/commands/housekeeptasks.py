@@ -39,19 +39,13 @@ class Command(BaseCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         for name, what in AGE_OPTIONS.items():
-            parser.add_argument(
-                f"--{name}",
-                type=age,
-                metavar="AGE",
-                default=SUPPRESS,
-                help=f'How long {what}, such as "7d" or "12h"; "never": without limit.',
-            )
+            text = f'How long {what}, such as "7d" or "12h"; "never": without limit.'
+            parser.add_argument(f"--{name}", type=age, metavar="AGE", default=SUPPRESS, help=text)
         parser.add_argument("--queue", action="append", metavar="NAME", help="Only this queue. Repeat it for more.")
         parser.add_argument("--database", metavar="ALIAS", help="Only this database. Default: all with queues.")
         parser.add_argument("--delete", action="store_true", help="Delete and count, instead of moving to the history.")
-        parser.add_argument(
-            "--within", type=positive_duration, metavar="TIME", help='End after this time, such as "10m".'
-        )
+        text = 'End after this time, such as "10m".'
+        parser.add_argument("--within", type=positive_duration, metavar="TIME", help=text)
 
     def handle(self, *args: Any, **options: Any) -> None:
         given = {name: options[name] for name in AGE_OPTIONS if name in options}
@@ -60,12 +54,10 @@ class Command(BaseCommand):
             if options["database"] is not None and options["database"] not in connections:
                 raise CommandError(f"There is no database {options['database']!r}; {', '.join(connections)}.")
             with migrated():
+                queues = known(options["queue"], options["database"])
+                to = "delete" if options["delete"] else "history"
                 report = Housekeeper().turn(
-                    ages,
-                    using=options["database"],
-                    queues=known(options["queue"], options["database"]),
-                    to="delete" if options["delete"] else "history",
-                    within=options["within"],
+                    ages, using=options["database"], queues=queues, to=to, within=options["within"]
                 )
         except (ImproperlyConfigured, TaskQueueError) as error:
             raise CommandError(str(error), returncode=3) from error
@@ -74,11 +66,8 @@ class Command(BaseCommand):
         if options["verbosity"]:
             self.stdout.write(f"Done: {report}.")
             if options["verbosity"] > 1:
-                shown = {
-                    name: NEVER_TEXT if value is None else format_duration(value)
-                    for name, value in asdict(ages).items()
-                }
-                self.stdout.write(f"Ages: {', '.join(f'{name} {value}' for name, value in shown.items())}")
+                shown = [f"{name} {format_duration(age) if age else NEVER_TEXT}" for name, age in asdict(ages).items()]
+                self.stdout.write(f"Ages: {', '.join(shown)}")
 
 
 def age(text: str) -> timedelta | None:

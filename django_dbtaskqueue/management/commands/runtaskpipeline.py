@@ -39,16 +39,14 @@ class Command(BaseCommand):
 
     help = f"Run a job of the data pipeline. {USAGE}\npage FILE.json        write the HTML page of a report's figures"
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._own_process = False
+    _own_process = False  # this process runs only the job, and ends with its exit code
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("job", nargs="?", default="--help", help="list, explain, page, or the name of a job")
         parser.add_argument("arguments", nargs=REMAINDER, help="options of the job")
 
     def run_from_argv(self, argv: list[str]) -> None:
-        """Remember that this process runs only the job: it ends with the job's exit code."""
+        """Remember that this process runs only the job."""
         self._own_process = True
         super().run_from_argv(argv)
 
@@ -107,9 +105,9 @@ def database_of_alias(alias: str | None) -> Database:
     if connection.vendor == "sqlite":
         return Database("sqlite", {"dbname": str(settings["NAME"])}, session.sql.tables, session.location)
     if connection.vendor == "postgresql":
-        named = {ours: settings[name] for name, ours in LIBPQ_NAMES.items() if settings.get(name)}
         more = {name: value for name, value in settings.get("OPTIONS", {}).items() if name in LIBPQ_OPTIONS}
-        conninfo = {name: str(value) for name, value in {**more, **named}.items()}
+        more |= {ours: settings[name] for name, ours in LIBPQ_NAMES.items() if settings.get(name)}
+        conninfo = {name: str(value) for name, value in more.items()}
         return Database("postgresql", conninfo, session.sql.tables, session.location)
     raise ImproperlyConfigured(
         f"The pipeline reads PostgreSQL and SQLite; {alias!r} is {connection.vendor}. Name another with --database."

@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from datetime import timedelta
 from time import monotonic
 from typing import Any
@@ -140,13 +140,8 @@ class Command(BaseCommand):
         if self._shutdown.level > RUN:
             return 0
         began = monotonic()
-        left = run(
-            poller,
-            Heartbeat(poller),
-            self._shutdown,
-            timeout=options["shutdown_timeout"],
-            on_tick=lambda poller: status.draw(Snapshot.of(poller)) if status else None,
-        )
+        draw = (lambda poller: status.draw(Snapshot.of(poller))) if status else (lambda poller: None)
+        left = run(poller, Heartbeat(poller), self._shutdown, timeout=options["shutdown_timeout"], on_tick=draw)
         for text in left:
             logger.error("%s", text)
         logger.info("%s", status_lines.closing(poller, monotonic() - began))
@@ -174,16 +169,9 @@ class Command(BaseCommand):
         """Log inside the block. Yield the status line: drawn on a terminal, if the project's LOGGING does not log."""
         kind, verbosity = options["log_format"], options["verbosity"]
         drawn = kind == "text" and verbosity and options["child"] is None and sys.stderr.isatty() and logs.needed()
-        if not drawn:
-            with logs.configured(kind, verbosity):
-                yield None
-            return
-        status = StatusLine(sys.stderr, queues)
-        try:
-            with logs.configured(kind, verbosity, status):
-                yield status
-        finally:
-            status.close()
+        line = closing(StatusLine(sys.stderr, queues)) if drawn else nullcontext()
+        with line as status, logs.configured(kind, verbosity, status):
+            yield status
 
 
 @contextmanager
@@ -223,9 +211,8 @@ def executor_options(options: dict[str, Any]) -> dict[str, Any]:
     if options["worker_env"]:
         given["environment"] = {name: _variable(name) for name in options["worker_env"]}
     if given and options["executor"] is None:
-        raise CommandError(
-            "--master, --conf and --worker-env say how --executor runs: add --executor spark.", returncode=2
-        )
+        text = "--master, --conf and --worker-env say how --executor runs: add --executor spark."
+        raise CommandError(text, returncode=2)
     return given
 
 
@@ -238,9 +225,8 @@ def _pair(text: str) -> tuple[str, str]:
 
 def _variable(name: str) -> str:
     if name not in os.environ:
-        raise CommandError(
-            f"--worker-env {name}: there is no such variable in this process's environment.", returncode=2
-        )
+        text = f"--worker-env {name}: there is no such variable in this process's environment."
+        raise CommandError(text, returncode=2)
     return os.environ[name]
 
 

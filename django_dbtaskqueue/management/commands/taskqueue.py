@@ -44,9 +44,6 @@ class Command(BaseCommand):
         _add_reading(add)
         _add_verbs(add)
         _add_queues(add)
-        self._add_rest(add)
-
-    def _add_rest(self, add: Callable[[str, str], CommandParser]) -> None:
         bulk = add("bulk", "List, show, cancel bulk operations, or carry out those that are waiting.")
         bulk.add_argument("what", choices=("list", "show", "cancel", "run"))
         bulk.add_argument("number", nargs="?", type=positive)
@@ -63,7 +60,8 @@ class Command(BaseCommand):
         output = Output(self.stdout, self.style, as_json=options["as_json"], yes=options.get("yes", False))
         try:
             with migrated():
-                code = self._run(output, options)
+                name = options["command"]
+                code = SUBCOMMANDS.get(name, changes.verb)(output, options | {"verb": VERB_OF_COMMAND.get(name, name)})
         except SearchTooSlow as error:
             raise CommandError(str(error), returncode=TOO_SLOW_CODE) from error
         except SearchError as error:
@@ -77,11 +75,15 @@ class Command(BaseCommand):
         if code:
             sys.exit(code)
 
-    def _run(self, output: Output, options: dict[str, Any]) -> int:
-        name = options["command"]
-        if name == "token":
-            return _token(output, options["user"])
-        return SUBCOMMANDS.get(name, changes.verb)(output, {**options, "verb": VERB_OF_COMMAND.get(name, name)})
+
+def token(output: Output, options: dict[str, Any]) -> int:
+    """Make a token of the JSON API."""
+    user, secret = options["user"], secrets.token_urlsafe(32)
+    digest = hashlib.sha256(secret.encode()).hexdigest()
+    output.data({"user": user, "token": secret, "hash": digest})
+    output.write(f"Send this with each request, and store it nowhere else:  Authorization: Bearer {secret}")
+    output.write(f'Put this into DBTASKQUEUE["API_TOKENS"]:  {{"{user}": "{digest}"}}')
+    return 0
 
 
 SUBCOMMANDS: dict[str, Callable[[Output, dict[str, Any]], int]] = {
@@ -90,19 +92,19 @@ SUBCOMMANDS: dict[str, Callable[[Output, dict[str, Any]], int]] = {
     "show": reading.show,
     "tail": reading.tail,
     "doctor": reading.doctor,
-    "pause": changes.pause,
-    "resume": changes.resume,
+    "pause": changes.pause_or_resume,
+    "resume": changes.pause_or_resume,
     "purge": changes.purge,
     "bulk": changes.bulk,
     "index": changes.index,
+    "token": token,
 }
 
 
 def _add_reading(add: Callable[[str, str], CommandParser]) -> None:
     status = add("status", "Health in a sentence, then each queue: pause, oldest wait, rates, tasks by status.")
-    status.add_argument(
-        "--queue", action="append", default=[], metavar="NAME", help="Only this queue. Repeat it for more."
-    )
+    text = "Only this queue. Repeat it for more."
+    status.add_argument("--queue", action="append", default=[], metavar="NAME", help=text)
     tasks = add("list", "The newest tasks that match.")
     _add_filter(tasks)
     tasks.add_argument("--limit", type=positive, metavar="N", help="How many (20).")
@@ -113,9 +115,8 @@ def _add_reading(add: Callable[[str, str], CommandParser]) -> None:
     add("doctor", "What is wrong with queues, pollers, settings and the database, and what helps.")
     tail = add("tail", "Tasks as they are enqueued, and attempts as they fail, until stopped.")
     _add_filter(tail)
-    tail.add_argument(
-        "--interval", type=duration, default=timedelta(seconds=2), metavar="TIME", help="Between queries (2s)."
-    )
+    pause = timedelta(seconds=2)
+    tail.add_argument("--interval", type=duration, default=pause, metavar="TIME", help="Between queries (2s).")
     tail.add_argument("--count", type=positive, metavar="N", help="End after N queries.")
 
 
@@ -123,19 +124,13 @@ def _add_verbs(add: Callable[[str, str], CommandParser]) -> None:
     for name, verb in VERB_OF_COMMAND.items():
         one = add(name, str(TASK_VERBS[verb].effect))
         _add_filter(one)
-        one.add_argument(
-            "--id", action="append", type=positive, default=[], metavar="N", help="This task. Repeat it for more."
-        )
+        text = "This task. Repeat it for more."
+        one.add_argument("--id", action="append", type=positive, default=[], metavar="N", help=text)
         one.add_argument("--limit", type=positive, metavar="N", help="Stop after N matching tasks.")
         _add_confirmation(one)
         if TASK_VERBS[verb].ages:
-            one.add_argument(
-                "--older-than",
-                type=duration,
-                default=timedelta(days=14),
-                metavar="TIME",
-                help="Finished that long ago (14d).",
-            )
+            text, fortnight = "Finished that long ago (14d).", timedelta(days=14)
+            one.add_argument("--older-than", type=duration, default=fortnight, metavar="TIME", help=text)
             one.add_argument("--to", choices=("history", "delete"), default="history", help="Where they go (history).")
 
 
@@ -146,9 +141,8 @@ def _add_queues(add: Callable[[str, str], CommandParser]) -> None:
         one.add_argument("--reason", default="", help="Why, for the audit and for colleagues.")
         one.add_argument("--dry-run", action="store_true", help="Say what would happen; change nothing.")
         if name == "pause":
-            one.add_argument(
-                "--for", type=duration, dest="for_time", metavar="TIME", help="End the pause after this time."
-            )
+            text = "End the pause after this time."
+            one.add_argument("--for", type=duration, dest="for_time", metavar="TIME", help=text)
     purge = add("purge", "Delete every task of a queue, in any status.")
     purge.add_argument("queue")
     _add_confirmation(purge)
@@ -168,12 +162,3 @@ def _add_confirmation(parser: CommandParser) -> None:
     parser.add_argument("--dry-run", action="store_true", help="Say what would happen; change nothing.")
     parser.add_argument("--yes", action="store_true", help="Do not ask. Required without a terminal.")
     parser.add_argument("--background", action="store_true", help="Leave the work to the pollers.")
-
-
-def _token(output: Output, user: str) -> int:
-    token = secrets.token_urlsafe(32)
-    digest = hashlib.sha256(token.encode()).hexdigest()
-    output.data({"user": user, "token": token, "hash": digest})
-    output.write(f"Send this with each request, and store it nowhere else:  Authorization: Bearer {token}")
-    output.write(f'Put this into DBTASKQUEUE["API_TOKENS"]:  {{"{user}": "{digest}"}}')
-    return 0
