@@ -28,12 +28,7 @@ if TYPE_CHECKING:
     )
     from django_dbtaskqueue.testing.running import DrainReport, drain, perform
 
-_MODULES = {
-    "clock": ("advance",),
-    "kit": ("TaskQueueKit", "TaskQueueTestCase", "Wanted", "assert_enqueued", "refute_enqueued", "run_poller"),
-    "running": ("DrainReport", "drain", "perform"),
-}
-_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
+_MODULE_OF = {"advance": "clock", "DrainReport": "running", "drain": "running", "perform": "running"}  # others: kit
 
 __all__ = [
     "DrainReport",
@@ -50,6 +45,6 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    if name not in _MODULE_OF:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+    return getattr(import_module(f"{__name__}.{_MODULE_OF.get(name, 'kit')}"), name)

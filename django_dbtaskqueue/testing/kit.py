@@ -109,34 +109,26 @@ def _shown(task: AbstractTask) -> dict[str, Any]:
 
 
 def _differences(task: AbstractTask, expected: dict[str, Any]) -> list[str]:
+    def equal(value: Any, wanted: Any) -> bool:
+        if isinstance(value, timedelta) and isinstance(wanted, timedelta):
+            return abs(value - wanted) < DELAY_TOLERANCE
+        return bool(wanted == value)
+
     shown = _shown(task)
-    return [name for name, value in expected.items() if not _equal(shown[name], value)]
-
-
-def _equal(value: Any, expected: Any) -> bool:
-    if isinstance(value, timedelta) and isinstance(expected, timedelta):
-        return abs(value - expected) < DELAY_TOLERANCE
-    return bool(expected == value)
+    return [name for name, value in expected.items() if not equal(shown[name], value)]
 
 
 def _message(
     queue: str, number: str, found: int, tasks: list[AbstractTask], expected: dict[str, Any], using: str | None
 ) -> str:
-    headline = f"Expected {number} waiting in queue {queue!r}{_with(expected)}, found {found or 'none'}."
-    return f"{headline}\n{_listing(queue, tasks, expected, using)}"
-
-
-def _with(expected: dict[str, Any]) -> str:
     given = [f"{name}={_short(value)}" for name, value in expected.items() if name not in ("status", "payload_type")]
-    return f" with {', '.join(given)}" if given else ""
-
-
-def _listing(queue: str, tasks: list[AbstractTask], expected: dict[str, Any], using: str | None) -> str:
+    wanted = f" with {', '.join(given)}" if given else ""
+    headline = f"Expected {number} waiting in queue {queue!r}{wanted}, found {found or 'none'}."
     if not tasks:
-        return f"Queue {queue!r} is empty.{_elsewhere(queue, using)}"
-    nearest = sorted(tasks, key=lambda task: len(_differences(task, expected)))
+        return f"{headline}\nQueue {queue!r} is empty.{_elsewhere(queue, using)}"
+    nearest = sorted(tasks, key=lambda task: len(_differences(task, expected)))[:MAX_LISTED_TASKS]
     more = [f"  and {len(tasks) - MAX_LISTED_TASKS} more"] if len(tasks) > MAX_LISTED_TASKS else []
-    return "\n".join([f"Queue {queue!r} has:", *(_line(task, expected) for task in nearest[:MAX_LISTED_TASKS]), *more])
+    return "\n".join([headline, f"Queue {queue!r} has:", *(_line(task, expected) for task in nearest), *more])
 
 
 def _line(task: AbstractTask, expected: dict[str, Any]) -> str:
@@ -170,7 +162,12 @@ def run_poller(
     block it stops at once. It sees only what is committed: for ``TransactionTestCase`` and
     ``django_db(transaction=True)``; elsewhere ``TaskQueueError`` (use ``drain``).
     """
-    _refuse_transaction({alias for queue in queues for alias in aliases_of(queue, using)})
+    for alias in {alias for queue in queues for alias in aliases_of(queue, using)}:
+        if connections[alias].in_atomic_block:
+            raise TaskQueueError(
+                f"run_poller() has connections of its own, which see nothing of the open transaction on {alias!r}. "
+                "Use TransactionTestCase or @pytest.mark.django_db(transaction=True), or drain() instead."
+            )
     poller = Poller(dict.fromkeys(queues, 1), Options(threads=threads, coroutines=coroutines), using=using)
     poller.start()
     try:
@@ -182,15 +179,6 @@ def run_poller(
             poller.cancel()
         poller.close()
         notify.flush()
-
-
-def _refuse_transaction(aliases: set[str]) -> None:
-    for alias in aliases:
-        if connections[alias].in_atomic_block:
-            raise TaskQueueError(
-                f"run_poller() has connections of its own, which see nothing of the open transaction on {alias!r}. "
-                "Use TransactionTestCase or @pytest.mark.django_db(transaction=True), or drain() instead."
-            )
 
 
 def _drain_poller(poller: Poller, timeout: timedelta) -> None:

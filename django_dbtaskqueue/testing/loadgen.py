@@ -1,4 +1,4 @@
-"""Building: made-up tasks in every status, copied straight into the table. For benchmarks and trials only."""
+"""Made-up tasks in every status, copied straight into the table. For benchmarks and trials only."""
 
 from __future__ import annotations
 
@@ -55,7 +55,9 @@ def _rows(numbers: range, names: list[str], made: datetime, now: datetime, kinds
     created, ended = made.isoformat(), min(now, made + timedelta(minutes=2)).isoformat()
     later = (now + timedelta(days=1)).isoformat()
     for number in numbers:
-        queue, status = _queue(number, names), _status(number)
+        # Half of all go to the first queue, half of the rest to the second, and what is left to the last.
+        leading_zeros = 32 - ((number * 2_654_435_761) % 2**32).bit_length()
+        queue, status = names[min(leading_zeros, len(names) - 1)], _status(number)
         payload = f'{{"number": {number}, "carrier": "{"UA" if number % 3 else "DL"}"}}'
         head = f"{queue}\tb-{number}\t{status}"
         if status == CREATED:
@@ -66,22 +68,14 @@ def _rows(numbers: range, names: list[str], made: datetime, now: datetime, kinds
             tail = f"{NULL}\t1\t1\t0\t{payload}\t{NULL}\t{NULL}\tbuilt:1:1\t{created}\t{created}\t{later}\t{ended}"
             yield f"{head}\t{tail}\t{ended}\t{NULL}\n"
         else:
-            failed = status != COMPLETED
-            kind = kinds[number % FAILURE_GROUPS] if failed else None
-            said = (kind.message, kind.fingerprint) if kind else (NULL, NULL)
-            tail = f"{status}\t1\t1\t0\t{payload}\t{said[0]}\t{said[1]}\tbuilt:1:1\t{created}\t{NULL}\t{ended}\t{ended}"
+            kind = kinds[number % FAILURE_GROUPS]
+            said = f"{NULL}\t{NULL}" if status == COMPLETED else f"{kind.message}\t{kind.fingerprint}"
+            tail = f"{status}\t1\t1\t0\t{payload}\t{said}\tbuilt:1:1\t{created}\t{NULL}\t{ended}\t{ended}"
             yield f"{head}\t{tail}\t{created}\t{ended}\n"
 
 
 def _failure_message(number: int) -> str:
     return f"{FAILURE_REASONS[number % len(FAILURE_REASONS)]} {chr(97 + number % 26) * (number // 26 + 1)}"
-
-
-def _queue(number: int, names: list[str]) -> str:
-    """Half of all in the first queue, half of the rest in the second; what nothing chose in the last."""
-    mixed = (number * 2_654_435_761) % 2**32
-    zeros = 32 - mixed.bit_length()
-    return names[min(zeros, len(names) - 1)]
 
 
 def _status(number: int) -> str:
