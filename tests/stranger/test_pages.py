@@ -37,9 +37,12 @@ WITHOUT_LIBPQ = {"PSYCOPG_IMPL": "binary"}  # which a bare install lacks: import
 SELL = """
 from django.test import Client
 from django_dbtaskqueue import enqueue
+from django_dbtaskqueue.models import Task
 
 print(Client(headers={"host": "localhost"}).post("/order", {"customer": "Ada"}).content)
-enqueue("invoices", "order-0", {"order": 0})
+enqueue("invoices", "no-order", {"order": 0})
+enqueue("invoices", "no-order-either", {"order": 0})
+Task.objects.filter(payload__order=0).update(max_attempts=1)
 """
 
 
@@ -69,10 +72,19 @@ def test_readme(python: Python, database: dict[str, Any] | None, environment: En
     newcomer.type_python(Block("python", "mysite/urls.py", ORDER_URL, 0))
     newcomer.visit("empty")
     newcomer.run(["python", "manage.py", "shell", "--command", SELL])
-    newcomer.run(["python", "manage.py", "runtaskpoller", "--drain"])
+    work_through(newcomer)
     newcomer.read(OPERATIONS, after="## The JSON API")
     newcomer.visit("filled")
     newcomer.run(["python", "manage.py", "makemigrations", "--check", "--dry-run"])
+
+
+def work_through(newcomer: Newcomer) -> None:
+    """Process: one task completes, two end in ERROR, and an operator sets one of these aside."""
+    taskqueue = ["python", "manage.py", "taskqueue"]
+    newcomer.run(["python", "manage.py", "runtaskpoller", "--drain"])
+    newcomer.run([*taskqueue, "poison", "--filter", "ref:no-order-either", "--yes", "--reason", "there is no order 0"])
+    for status in ("COMPLETED", "ERROR", "POISON"):
+        assert "No task matches" not in newcomer.run([*taskqueue, "list", "--filter", f"status:{status}"])
 
 
 def had_shop(newcomer: Newcomer, database: dict[str, Any] | None) -> None:

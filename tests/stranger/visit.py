@@ -66,7 +66,7 @@ API = "dbtaskqueue_api"
 COMMANDS: dict[str, list[list[str]]] = {
     "status": [[]],
     "list": [[], ["--filter", "status:ERROR payload.order:>1 age:<9d"], ["--limit", "1"]],
-    "show": [["1"], ["claims/UA1545"], ["invoices/order-1"]],
+    "show": [["1"], ["claims/UA1545"], ["invoices/no-order"]],
     "tail": [["--count", "1"]],
     "doctor": [[]],
     "pause": [[QUEUE, "--reason", "a visit", "--for", "1m"], [QUEUE, "--dry-run"]],
