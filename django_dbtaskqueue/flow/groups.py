@@ -1,7 +1,7 @@
 """Groups: at most one live lease each, strict order inside. Of each group one task is ready, the head. The
 others wait out of the ready order, so that a busy group costs it one row.
 
-Whatever may change a group's head does so under the group's lock, in its own transaction: entering (enqueue,
+Each change of a group's head is made under the group's lock, in its own transaction: entering (enqueue,
 reprocess, kick) and leaving (settle, cancel, delete). Producers of one group therefore take turns until they commit.
 """
 
