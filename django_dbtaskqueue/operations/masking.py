@@ -26,6 +26,11 @@ def masked(value: object) -> object:
     return _masked(value, parts, _pattern(parts))
 
 
+def is_masked(key: str) -> bool:
+    """Whether the values of a key, or of one key of a path, are replaced."""
+    return _is_secret(key, _parts())
+
+
 def masked_text(text: str) -> str:
     """Return a text, such as a traceback, without the values of secret keys and the passwords in addresses.
 

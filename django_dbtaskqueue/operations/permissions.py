@@ -19,6 +19,7 @@ from django.utils.translation import gettext_lazy, ngettext_lazy
 
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.exceptions import OperationRefused
+from django_dbtaskqueue.operations.masking import is_masked
 from django_dbtaskqueue.operations.search import Search, reads_payload
 
 if TYPE_CHECKING:
@@ -126,6 +127,10 @@ def search_fault(user: User | None, search: Search) -> str:
     """
     if user is None or not reads_payload(search):
         return ""
+    if hidden := [one.name for one in search.terms if is_masked(one.name)]:
+        return _("%(keys)s cannot be searched: the values are masked, and matches would reveal them.") % {
+            "keys": ", ".join(hidden)
+        }
     if not can_operate(user, VIEW_PAYLOAD):
         return _("Searching in payloads, results and errors needs the permission to see them.")
     if all(can_operate(user, VIEW_PAYLOAD, queue) for queue in search.queues() or conf.known_queues()):

@@ -5,11 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from django.contrib.auth.models import User
 from hypothesis import given
 from hypothesis import strategies as st
 
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.operations.masking import MASKED, masked, masked_text
+from django_dbtaskqueue.operations.permissions import search_fault
+from django_dbtaskqueue.operations.search import parse
 
 SECRET = "hunter2"
 
@@ -87,3 +90,22 @@ def test_a_project_says_what_its_secrets_are(settings: Any) -> None:
 def test_a_long_text_is_masked_in_one_pass() -> None:
     text = "password " * 20_000 + "a" * 100_000 + 'token="' * 5_000
     assert masked_text(text)
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(
+    "text",
+    [
+        'payload.password:"h"*',
+        "payload.db.api_key:>a",
+        "-result.token:x",
+        "context.auth.Secret:x",
+        "payload.n:1 payload.password:x",
+    ],
+)
+def test_a_masked_value_cannot_be_found_by_searching(text: str) -> None:
+    """Each match would tell whether a guess is right, so a secret could be read sign by sign."""
+    user = User.objects.create_superuser("ada")
+    assert "cannot be searched: the values are masked" in search_fault(user, parse(text))
+    assert search_fault(user, parse("payload.carrier:UA result.n:3")) == ""
+    assert search_fault(None, parse(text)) == ""  # the command line has the database's own login
