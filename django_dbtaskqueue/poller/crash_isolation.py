@@ -40,10 +40,7 @@ class CrashIsolation:
         return bool(self._queues) and monotonic() < self._active_until
 
     def limit(self, reserved: int) -> int | None:
-        """Return how many tasks a fetch may take: 1, 0 while a quarantined task may still kill, None for no limit.
-
-        ``reserved`` is the number of tasks that fetches under way asked for.
-        """
+        """Return how many tasks a fetch may take: 1, 0 while a quarantined task may still kill, None for no limit."""
         if not self._queues or monotonic() >= self._active_until:  # as ``active``, without a call
             return None
         busy = reserved or self._settler.held or self._settler.done

@@ -363,10 +363,7 @@ class Fetcher:
         return False
 
     def _release_unknown(self, session: Session, queue: QueueState) -> None:
-        """Release, without a charge, the tasks of a checkout whose reply was lost.
-
-        No poller would take them before their leases run out.
-        """
+        """Release, uncharged, the tasks of a checkout whose reply was lost: no poller runs them."""
         params = {"queue_name": queue.name, "poller_instance": self.instance}
         leases = checkout.leases(session.run(session.sql.leased_to, params), queue.port, 0.0)
         held = {(lease.id, lease.total_attempt) for lease in self._settler.held.copy() if lease.port is queue.port}

@@ -188,10 +188,7 @@ def free_slots(queue: QueueState, capacity: Capacity, *, shared: bool = False) -
 
 
 def processor_slots(queue: QueueState, processor: Processor | None, capacity: Capacity, *, own: int = 0) -> int:
-    """Return how many tasks of one processor may be taken: rules 1 to 5 of ``free_slots``.
-
-    ``own`` is what the calling fetch has reserved itself.
-    """
+    """Return rules 1 to 5 of ``free_slots`` for a processor; ``own``: tasks that the calling fetch has reserved."""
     executor = queue.placement.executor or capacity.executors.of(processor)
     batch = 1 if processor is None else processor.batch or 1
     buffer = buffered_tasks(queue, capacity.settler.mean_run_seconds)
@@ -205,10 +202,7 @@ def processor_slots(queue: QueueState, processor: Processor | None, capacity: Ca
 
 
 def buffered_tasks(queue: QueueState, mean_run_seconds: float | None) -> int:
-    """Return how many tasks of a queue may wait in memory: rule 2 of ``free_slots``.
-
-    ``mean_run_seconds`` is the mean of all queues of the poller.
-    """
+    """Return how many tasks of a queue may wait in memory: rule 2 of ``free_slots``, with the mean of all queues."""
     run_seconds, limit = queue.run_seconds, MAX_BUFFERED_BATCHES * queue.settings.batch_size
     if run_seconds is None and not queue.probed and queue.placement.executor is not None:
         run_seconds, limit = mean_run_seconds, MAX_UNKNOWN_BUFFERED_TASKS

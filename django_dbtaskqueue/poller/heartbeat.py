@@ -16,7 +16,6 @@ from datetime import timedelta
 from functools import partial
 from os import getpid
 from time import monotonic
-from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
 from django.db.models.functions import Now
@@ -55,9 +54,6 @@ COMMANDS: dict[str, Callable[[Poller], None]] = {
     "drain": Poller.stop,
     "stop": Poller.cancel,
 }
-REPORTED = (
-    "host", "pid", "version", "queues", "state", "slots", "held", "finished", "failed", "running", "heartbeat_time",
-)  # fmt: skip
 
 
 class Heartbeat:
@@ -114,22 +110,22 @@ class Heartbeat:
     def _report(self, alias: str, state: str | None = None) -> float:
         """Write this poller's row, in one statement."""
         poller = self._poller
-        row = models.Poller(
-            instance=poller.instance,
-            host=socket.gethostname()[:200],
-            pid=getpid(),
-            version=__version__,
-            queues=[{"queue": queue.name, "weight": queue.weight} for queue in poller.queues.values()],
-            state=state or poller.state,
-            slots=poller.slots(),
-            held=len(poller.settler.held),
-            finished=poller.counts.finished,
-            failed=poller.counts.failed,
-            running=self._running(),
-            heartbeat_time=Now(),
-        )
+        report = {
+            "host": socket.gethostname()[:200],
+            "pid": getpid(),
+            "version": __version__,
+            "queues": [{"queue": queue.name, "weight": queue.weight} for queue in poller.queues.values()],
+            "state": state or poller.state,
+            "slots": poller.slots(),
+            "held": len(poller.settler.held),
+            "finished": poller.counts.finished,
+            "failed": poller.counts.failed,
+            "running": self._running(),
+            "heartbeat_time": Now(),
+        }
+        row = models.Poller(instance=poller.instance, **report)
         models.Poller.objects.using(alias).bulk_create(
-            [row], update_conflicts=True, unique_fields=["instance"], update_fields=REPORTED
+            [row], update_conflicts=True, unique_fields=["instance"], update_fields=list(report)
         )
         return conf.settings().heartbeat.total_seconds() * random.uniform(0.9, 1.0)
 
@@ -154,7 +150,7 @@ class Heartbeat:
             rows.filter(requested_command=requested).update(requested_command="")
             self._report(alias)
 
-    def _running(self) -> list[dict[str, Any]]:
+    def _running(self) -> list[dict[str, object]]:
         now = monotonic()
         longest = sorted(self._poller.running(), key=lambda run: run.started)[:MAX_RUNNING_SHOWN]
         return [{**observe.fields(run.job.lease), "seconds": round(now - run.started, 1)} for run in longest]
@@ -178,7 +174,7 @@ def apply_overrides(queues: list[QueueState], alias: str) -> list[str]:
     return [change for queue in queues for change in _apply(queue, overrides.get(queue.name) or {})]
 
 
-def _apply(queue: QueueState, overrides: dict[str, Any]) -> list[str]:
+def _apply(queue: QueueState, overrides: dict[str, object]) -> list[str]:
     new, queue.overrides = overrides != queue.overrides, overrides
     try:
         settings = conf.overlay(conf.default_settings(queue.name), overrides)

@@ -39,7 +39,7 @@ class Options:
     drain: bool = False  # until nothing is due, being processed, or due within five seconds
     max_tasks: int | None = None
     name: str = ""
-    executor: Any = None  # where plain functions run whose processors name no executor; None: on threads
+    executor: object = None  # where plain functions run whose processors name no executor; None: on threads
     tags: tuple[str, ...] = ()  # tasks with another tag are left to other pollers
 
 
@@ -75,7 +75,7 @@ class QueueState:
     reserved: int = 0  # tasks that fetches under way asked for
     exhausted: bool = False  # a run that ends has nothing more to take here
     wakes: int = 0
-    overrides: dict[str, Any] = field(default_factory=dict)  # of the queue's row, as last applied
+    overrides: dict[str, object] = field(default_factory=dict)  # of the queue's row, as last applied
     reply_lost: bool = False  # a fetch failed, but may have taken tasks
     unpark_due: bool = True  # parked tasks may have a processor by now
     full_processors: frozenset[Processor] = frozenset()  # those without a free slot at the last fetch

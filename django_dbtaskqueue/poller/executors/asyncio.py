@@ -40,7 +40,6 @@ class AsyncExecutor(Executor):
         self._thread: threading.Thread | None = None
 
     def nudge(self) -> None:
-        """Start one more consumer if jobs wait."""
         if not self.todo:
             return
         if self._thread is None:
@@ -49,11 +48,9 @@ class AsyncExecutor(Executor):
         self._loop.call_soon_threadsafe(self._start)
 
     def busy(self) -> int:
-        """Return how many coroutines run."""
         return len(self._runs)
 
     def running(self) -> list[Run]:
-        """Return the running jobs."""
         return [Run(*current) for current in self._runs.copy().values()]
 
     def overrun(self, run: Run) -> bool:
@@ -64,7 +61,6 @@ class AsyncExecutor(Executor):
         return given_up
 
     def cancel(self) -> None:
-        """Cancel every run."""
         if self._thread is not None:
             self._loop.call_soon_threadsafe(lambda: [task.cancel() for task in tuple(self._runs)])
 

@@ -10,6 +10,7 @@ import multiprocessing
 import threading
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent import futures
 from concurrent.futures import CancelledError, Future
 from contextlib import contextmanager
 from dataclasses import replace
@@ -43,7 +44,7 @@ class Answer(NamedTuple):
 class PoolExecutor(Executor):
     """Runs jobs on the executor that ``executor=`` names; all processors that name the same one share it."""
 
-    def __init__(self, given: Any, finish: Finish, limiter: ConcurrencyLimiter) -> None:
+    def __init__(self, given: object, finish: Finish, limiter: ConcurrencyLimiter) -> None:
         super().__init__(finish, limiter)
         self._given = given
         self._pool, self._owned = made(given)
@@ -78,11 +79,9 @@ class PoolExecutor(Executor):
         return bool(self.todo) and not self._closed and len(self._runs) < self.slots
 
     def busy(self) -> int:
-        """Return how many calls run."""
         return len(self._runs)
 
     def running(self) -> list[Run]:
-        """Return the running jobs."""
         return list(self._runs.copy())
 
     def overrun(self, run: Run) -> bool:
@@ -141,26 +140,23 @@ class PoolExecutor(Executor):
 
     def _submitted(self, job: Job) -> Future[list[Answer]]:
         try:
-            return self._pool.submit(run_remotely, job)  # type: ignore[no-any-return]
+            return self._pool.submit(run_remotely, job)
         except Exception:
             if not self._owned:
                 raise
         self.close()  # its processes died, and it accepts no more calls
         self._pool, self._owned = made(self._given)
-        return self._pool.submit(run_remotely, job)  # type: ignore[no-any-return]
+        return self._pool.submit(run_remotely, job)
 
 
-def made(given: Any) -> tuple[Any, bool]:
-    """Return the executor that ``executor=`` names, and whether this call created it.
-
-    Raises ``ImproperlyConfigured`` if it is not an executor.
-    """
+def made(given: object) -> tuple[futures.Executor, bool]:
+    """Return the executor that ``executor=`` names, and whether this call created it."""
     try:
         found = import_string(given) if isinstance(given, str) else given
     except ImportError as error:
         raise ImproperlyConfigured(f"executor={given!r} cannot be imported: {error}") from error
     owned = isinstance(found, type) or not hasattr(found, "submit")
-    pool = found() if owned and callable(found) else found
+    pool: Any = found() if owned and callable(found) else found
     if not callable(getattr(pool, "submit", None)):
         raise ImproperlyConfigured(f"executor={given!r} is {pool!r}, which has no submit(function, *arguments).")
     return pool, owned
@@ -171,19 +167,13 @@ def run_remotely(job: Job) -> list[Answer]:
     outcomes = perform_all(job.leases, job.processor)
     tidy()
     close_old_connections()  # these threads get no signal when they end
-    for outcome in outcomes:
-        _keep_traceback(outcome)
-    return [
-        Answer(outcome, lease.outcome if lease.settled else None, lease.lost)
-        for lease, outcome in zip(job.leases, outcomes, strict=True)
-    ]
-
-
-def _keep_traceback(outcome: Outcome | None) -> None:
-    """Add the traceback as text, because a traceback object cannot be pickled."""
-    error = None if outcome is None else outcome.facts.error
-    if isinstance(error, BaseException) and error.__traceback__ and multiprocessing.parent_process() is not None:
-        error.add_note("".join(traceback.format_tb(error.__traceback__)))
+    answers = []
+    for lease, outcome in zip(job.leases, outcomes, strict=True):
+        error = None if outcome is None else outcome.facts.error
+        if isinstance(error, BaseException) and error.__traceback__ and multiprocessing.parent_process() is not None:
+            error.add_note("".join(traceback.format_tb(error.__traceback__)))  # a traceback object cannot be pickled
+        answers.append(Answer(outcome, lease.outcome if lease.settled else None, lease.lost))
+    return answers
 
 
 def _note_processor(job: Job) -> None:
@@ -201,7 +191,7 @@ def _apply_answer(lease: Lease, answer: Answer) -> Outcome | Settlement | None:
 
 
 @contextmanager
-def named_executor(path: str | None, given: Mapping[str, Any]) -> Iterator[Any]:
+def named_executor(path: str | None, given: Mapping[str, Any]) -> Iterator[futures.Executor | None]:
     """Yield the executor that a command line names, made with what is ``given``; shut down afterwards if made here.
 
     None where there is no path. Raises ``ImproperlyConfigured`` for what is no executor, or does not take its options.

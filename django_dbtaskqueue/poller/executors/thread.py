@@ -63,11 +63,9 @@ class ThreadExecutor(Executor):
         self._wake(1)
 
     def busy(self) -> int:
-        """Return how many threads run a job."""
         return self.slots - self._jobs.count(None)
 
     def running(self) -> list[Run]:
-        """Return the running jobs."""
         return [Run(job, since) for job, since in zip(self._jobs, self._since, strict=True) if job is not None]
 
     def cancel(self) -> None:

@@ -101,17 +101,14 @@ def _wait_for_end(
         if shutdown.level > done:
             deadline = min(deadline, monotonic() + timeout)
             done = shutdown.level
-            _stop(poller, done, timeout)
+            count = len(poller.running())
+            if done == DRAIN:
+                logger.info("Stopping: waiting at most %s for %s running tasks", format_seconds(timeout), count)
+                poller.stop()
+            else:
+                logger.warning("Stopping now: cancelling %s running tasks", count)
+                poller.cancel()
     return min(deadline, monotonic() + timeout)
-
-
-def _stop(poller: Poller, level: int, timeout: float) -> None:
-    if level == DRAIN:
-        logger.info("Stopping: waiting at most %s for %s running tasks", format_seconds(timeout), len(poller.running()))
-        poller.stop()
-    else:
-        logger.warning("Stopping now: cancelling %s running tasks", len(poller.running()))
-        poller.cancel()
 
 
 def _wait_for_threads(poller: Poller, shutdown: ShutdownRequest, deadline: float) -> None:

@@ -155,20 +155,18 @@ class Supervisor:
             if self.shutdown.level > RUN:
                 child.code = 0
             elif monotonic() >= child.start_at:
-                self._try_start(child)
+                try:
+                    self._start(child)
+                except OSError as error:  # the machine is out of processes or memory
+                    delay = MAX_RESTART_DELAY_S
+                    child.start_at = monotonic() + delay
+                    logger.error("Cannot start a child, trying again in %s: %s", format_seconds(delay), error)
             return
         code = child.process.poll()
         if code is not None:
             self._ended(child, child.process.pid, code)
         elif not child.killed:
             self._kill_if_stuck(child, child.process)
-
-    def _try_start(self, child: Child) -> None:
-        try:
-            self._start(child)
-        except OSError as error:  # the machine is out of processes or memory
-            child.start_at = monotonic() + MAX_RESTART_DELAY_S
-            logger.error("Cannot start a child, trying again in %s: %s", format_seconds(MAX_RESTART_DELAY_S), error)
 
     def _start(self, child: Child) -> None:
         ours, theirs = socket.socketpair()
