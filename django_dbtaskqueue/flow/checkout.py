@@ -161,10 +161,7 @@ def take(
     tags: Sequence[str] = (),
     without: Sequence[str] = (),
 ) -> list[Lease]:
-    """Take at most ``limit`` due tasks of one queue, leaving out payload types ``without`` ('' is "none").
-
-    Their payloads are still text.
-    """
+    """Take at most ``limit`` due tasks of one queue, but no payload types ``without`` ('' is "none"), not decoded."""
     params = _params(session, poller_instance, lease, tags)
     params["limit"] = limit
     if without:
@@ -229,10 +226,7 @@ def _array(values: Iterable[int | str]) -> str:
 
 
 def next_due_by_queue(session: Session, priorities: Iterable[tuple[str, int]]) -> dict[str, float]:
-    """Return, by queue, the seconds until the first task of its priorities scheduled for later is due, if there is one.
-
-    ``priorities`` are pairs of queue and priority.
-    """
+    """Return by queue the seconds until its first scheduled task is due; ``priorities`` are (queue, priority) pairs."""
     pairs = list(priorities)
     if not pairs:
         return {}

@@ -85,10 +85,7 @@ def enqueue(
 
 
 def enqueue_copy(task: AbstractTask) -> AbstractTask:
-    """Insert a new task with all that was enqueued with ``task`` but its reference, and due now.
-
-    Its time to live is that of ``task`` from creation to expiry.
-    """
+    """Insert a new task with all that was enqueued with ``task`` but its reference, due now, with the same ``ttl``."""
     alias = str(task._state.db)
     settings = overrides.queue_settings(task.queue, alias)
     options = {column.option: getattr(task, column.name) for column in COPIED if column.option}
@@ -201,10 +198,7 @@ def is_payload(item: Any) -> bool:
 
 
 def constants(settings: conf.QueueSettings) -> dict[str, Any] | None:
-    """Return the column values of every task enqueued with no more than a reference and a payload, but these two.
-
-    None when these tasks still have to be looked at one by one.
-    """
+    """Return what all tasks with only a reference and a payload share; None if they must be checked one by one."""
     try:
         row = row_of({}, settings)
     except EnqueueError:

@@ -11,6 +11,7 @@ from datetime import datetime, timedelta
 from functools import lru_cache
 from itertools import chain, islice
 from operator import le
+from types import NoneType
 from typing import Any, NamedTuple, NoReturn, Self
 
 from asgiref.sync import sync_to_async
@@ -46,7 +47,6 @@ MAX_ROWS_PER_STATEMENT = 5000  # this bounds the memory of an enqueue_many
 MAX_PAYLOAD_BYTES_PER_STATEMENT = 16 * 2**20  # of payload in one statement, give or take a slice
 MAX_SLICE_ITEMS = 500  # items looked at together, fewer where payloads may be large:
 MAX_SLICE_BYTES = 128 * 2**20  # PostgreSQL takes an array of 256 MiB
-NONE_TYPE = type(None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +165,9 @@ def _insert_rows(session: Session, queue: str, rows: list[Row], on_duplicate: st
     sql = session.sql.insert_many(on_duplicate, timed=timed, grouped=bool(grouped), keep_due=keep_due)
     ids = usage.watched() or on_duplicate != "ignore"
     groups.lock(session, queue, grouped)
-    params = {"queue_name": queue, "rows": _json(session, rows, timed=timed), "ids": ids}
+    write, time = _WRITE_TIMED if timed else _WRITE, session.time_text
+    text = f"[{','.join([write(row, time) for row in rows])}]"  # payloads are JSON text already
+    params = {"queue_name": queue, "rows": text, "ids": ids}
     written = _Written.of(session, session.run(sql, params))
     groups.regroup(session, queue, grouped)
     return written
@@ -175,22 +177,11 @@ def _raise_duplicate(session: Session, queue: str, references: list[str | None],
     """Name the first reference that was held by a task before, or that stands twice among the items."""
     named = [reference for reference in references if reference is not None]
     tasks = session.model._default_manager.using(session.connection.alias)
-    holder = (
-        tasks.filter(queue=queue, reference__in=named)
-        .exclude(pk__in=written)
-        .values("reference", "pk", "status")
-        .first()
-    )
+    holder = tasks.filter(queue=queue, reference__in=named).exclude(pk__in=written).first()
     if holder is not None:
-        raise DuplicateTask(queue, holder["reference"], task_id=holder["pk"], status=holder["status"])
+        raise DuplicateTask(queue, holder.reference, task_id=holder.pk, status=holder.status)
     twice = (reference for reference, times in Counter(named).items() if times > 1)
-    raise DuplicateTask(queue, next(twice, named[0]))  # no longer held by anybody: it was, at the insert
-
-
-def _json(session: Session, rows: list[Row], *, timed: bool) -> str:
-    """Return rows as one JSON array; payloads are JSON text already and are not parsed again."""
-    write, time = _WRITE_TIMED if timed else _WRITE, session.time_text
-    return f"[{','.join([write(row, time) for row in rows])}]"
+    raise DuplicateTask(queue, next(twice, named[0]))  # its holder went after the insert
 
 
 def _writer(types: Mapping[str, str]) -> Callable[[Row, Callable[[datetime], str]], str]:
@@ -258,10 +249,7 @@ Sliced = UniformRows | list[tuple[str, Row]]
 
 
 class Chunks:
-    """Reads items as they are needed and yields what each database gets with one statement.
-
-    A bad item raises its error, or is added to ``rejections`` when there is such a list.
-    """
+    """Reads items as needed; yields what each database gets with one statement. Bad items raise, or are rejections."""
 
     def __init__(
         self, items: Iterable[Any], settings: QueueSettings, aliases: list[str], rejections: list[Rejection] | None
@@ -336,12 +324,10 @@ class Chunks:
                     raise named from None
                 self._rejections.append(Rejection(index, options.get("reference"), named))
                 continue
-            yield self._place(row, options), row
-
-    def _place(self, row: Row, options: Mapping[str, Any]) -> str:
-        if len(self._aliases) == 1:
-            return self._aliases[0]
-        return route(self._settings, row["reference_number"], options.get("payload"))
+            alias = self._aliases[0]
+            if len(self._aliases) > 1:
+                alias = route(self._settings, row["reference_number"], options.get("payload"))
+            yield alias, row
 
 
 def _columns(items: list[Any]) -> tuple[list[str | None], list[Any]] | None:
@@ -371,11 +357,11 @@ def _encoded(values: list[Any]) -> tuple[str | None, list[Any]]:
 def _are_references(references: list[Any]) -> bool:
     """Return whether these can be stored; False also when ``row_of`` has to have a closer look."""
     kinds = set(map(type, references))
-    if kinds == {NONE_TYPE}:
+    if kinds == {NoneType}:
         return True
-    if not kinds <= {str, NONE_TYPE}:
+    if not kinds <= {str, NoneType}:
         return False
-    texts = [text for text in references if text is not None] if NONE_TYPE in kinds else references
+    texts = [text for text in references if text is not None] if NoneType in kinds else references
     together = "".join(texts)
     if not all(texts) or max(map(len, texts)) > MAX_KEY_LENGTH or "\0" in together:
         return False

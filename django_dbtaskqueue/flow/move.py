@@ -81,11 +81,7 @@ def lock_groups(tasks: Tasks, verb: str) -> None:
 
 
 def change_locked(rows: Sequence[AbstractTask], verb: str) -> int:
-    """Do a verb to rows of one table that this transaction has locked, after ``lock_groups``.
-
-    They were read with their queue and group, and are not read again. The statement that changes them still tests their
-    status.
-    """
+    """Do a verb to rows of one table that this transaction has read and locked, after ``lock_groups``."""
     tasks = same_rows(rows)
     groups = _groups_of((row.queue, row.group_key) for row in rows)
     if BY_VERB[verb].target is None:

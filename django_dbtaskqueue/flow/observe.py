@@ -56,7 +56,6 @@ def finished(lease: Lease, settlement: Outcome | Settlement | None) -> None:
     if error is not None:
         facts = (lease.id, lease.queue, lease.attempt, lease.max_attempts, _short(error))
         logger.warning("Task %s of %s failed, attempt %s of %s: %s", *facts, extra=fields(lease))
-        _crashed(lease, error)
     else:
         signals.tell("executed", lease, outcome, backwards=True)
         send(signals.task_executed, lease.queue, task=lease, outcome=outcome)
@@ -79,12 +78,10 @@ def of_poller(hook: str, poller: Any, **facts: Any) -> None:
         send(OF_POLLER[hook], poller.instance, poller=poller, **facts)
 
 
-def _crashed(lease: Lease, error: BaseException | str) -> None:
-    signals.tell("crashed", lease, error, backwards=True)
-    send(signals.task_crashed, lease.queue, task=lease, error=error)
-
-
-def _over(lease: Lease, outcome: Any, error: BaseException | str | None) -> None:
+def _over(lease: Lease, outcome: Outcome | Settlement | None, error: BaseException | str | None) -> None:
+    if error is not None:
+        signals.tell("crashed", lease, error, backwards=True)
+        send(signals.task_crashed, lease.queue, task=lease, error=error)
     signals.tell("finished", lease, backwards=True)
     send(signals.task_finished, lease.queue, task=lease, outcome=outcome, error=error)
 
@@ -94,9 +91,7 @@ def lost(lease: Lease, verb: str) -> None:
     text = "Lease %s of task %s of %s is gone; its outcome (%s) changed nothing"
     logger.warning(text, lease.total_attempt, lease.id, lease.queue, verb, extra=fields(lease))
     send(signals.lease_lost, lease.queue, task=lease, verb=verb)
-    error = LeaseLost(lease.id, lease.total_attempt, verb)
-    _crashed(lease, error)
-    _over(lease, None, error)
+    _over(lease, None, LeaseLost(lease.id, lease.total_attempt, verb))
 
 
 def fields(lease: Lease) -> dict[str, Any]:

@@ -47,10 +47,7 @@ def route(settings: QueueSettings, reference: str | None, payload: Any) -> str:
 
 
 def with_fail_over(chosen: str, shards: Sequence[str], insert: Callable[[str], T]) -> T:
-    """Run ``insert(alias)`` on the chosen shard, or on the next one when that is down.
-
-    Inside a transaction on the chosen shard there is no way out: the error is raised.
-    """
+    """Run ``insert(alias)`` on the chosen shard, or on the next one if that is down and holds no transaction."""
     start = list(shards).index(chosen)
     candidates = [*shards[start:], *shards[:start]]
     for alias in candidates[:-1]:

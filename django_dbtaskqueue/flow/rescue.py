@@ -28,7 +28,8 @@ def rescue(session: Session, queue: str, port: Port, *, keep: str = "keep") -> l
 
     with session.atomic():
         dead = groups.lock_in_order(session, lock_rows)
-        pairs = [(lease, Failed(Fail(_process_died(lease), retry=False))) for lease in dead]
+        errors = [ProcessDied(lease.poller_instance, lease.attempt, lease.max_attempts) for lease in dead]
+        pairs = [(lease, Failed(Fail(error, retry=False))) for lease, error in zip(dead, errors, strict=True)]
         settled = settle(session, pairs, keep=keep) if pairs else set()
     rescued = [(lease, outcome) for lease, outcome in pairs if lease.id in settled]
     for lease, outcome in rescued:
@@ -57,7 +58,3 @@ def seconds_until_exhausted_by_queue(session: Session, queues: Sequence[str]) ->
         queues = list(dict(session.run(session.sql.priorities_of_many, {"queues": list(queues)})))
     found = {queue: seconds_until_exhausted(session, queue) for queue in queues}
     return {queue: left for queue, left in found.items() if left is not None}
-
-
-def _process_died(lease: Lease) -> ProcessDied:
-    return ProcessDied(lease.poller_instance, lease.attempt, lease.max_attempts)

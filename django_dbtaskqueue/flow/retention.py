@@ -110,10 +110,7 @@ def housekeep_batch(session: Session, cursor: RetentionCursor, *, older_than: ti
 
 
 def delete_history(session: Session, *, older_than: timedelta, table: str = "") -> int:
-    """Delete and count a batch of rows that have been in the history for so long; return how many.
-
-    ``table`` names one partition of it; without, the whole.
-    """
+    """Delete and count a batch of rows (of the partition ``table``) that have been in the history for so long."""
     sql, name = _sql(session.model, session.connection.vendor), _quoted(session, table or TaskHistory._meta.db_table)
     with session.atomic():
         params = {"age": -older_than.total_seconds(), "limit": ROWS_PER_BATCH}

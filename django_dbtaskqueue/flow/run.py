@@ -6,8 +6,7 @@
 4. ``run``       the three together, decided (``flow.decide``): what is to be written.
 
 Nothing is written here, except in atomic mode: there the outcome and the processor's writes commit together.
-``perform_all`` and ``run_all`` take the leases of one call, which are several for a processor with ``batch=``. Each has
-an async twin.
+``perform_all`` and ``run_all`` take the leases of one call, which are several for a processor with ``batch=``.
 """
 
 from __future__ import annotations
@@ -89,10 +88,7 @@ def _mapping(context: Any) -> dict[str, Any]:
 
 
 def expiry(lease: Lease, expired: str) -> CompleteDelete | Poison | None:
-    """Return what becomes of a task whose time to live was over at the checkout; None if it was not.
-
-    ``expired`` is the queue's setting.
-    """
+    """Return what the setting ``expired`` makes of a task that had expired at the checkout; None if it had not."""
     if lease.expire_time is None or lease.expire_time > lease.start_time:
         return None
     if expired == "delete":
@@ -113,10 +109,7 @@ def no_handler(queue: str, payload_type: str | None) -> str:
 
 
 def prepare(lease: Lease, processor: Processor) -> Fail | None:
-    """Decode the payload, as the processor's type, and the context.
-
-    Return the outcome of a task that cannot be decoded: ERROR at once, because no retry can mend it.
-    """
+    """Decode payload and context. Return the failure of a task that cannot be decoded: no retry can mend it."""
     lease.processor = processor
     try:
         text = lease.payload_text

@@ -130,9 +130,9 @@ def take_rows(session: Session, scans: Sequence[Scan], limit: int, take: Take) -
 
 def _take(session: Session, scans: Sequence[Scan], full: list[bool], limit: int, take: Take) -> int:
     begun = monotonic()
-    full_scans = [scan for scan, whole in zip(scans, full, strict=True) if whole]
     for scan, whole in zip(scans, full, strict=True):
         scan.full, scan.watermarks = whole, {} if whole else scan.cursor.watermarks
+    full_scans = [scan for scan in scans if scan.full]
     for scan in full_scans:
         scan.cursor.scanning = True
     try:

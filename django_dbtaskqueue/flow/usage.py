@@ -48,10 +48,7 @@ class UsageKey(NamedTuple):
 def after_commit(
     connection: BaseDatabaseWrapper, queue: str, call: str, number: int, ids: Sequence[int] = (), *, wake: bool = False
 ) -> None:
-    """Count ``number`` calls and tell the signal's receivers, once the current transaction commits.
-
-    ``wake`` wakes the pollers of ``queue`` before.
-    """
+    """Once the current transaction commits, wake pollers (``wake``), count calls and tell the signal's receivers."""
     key = UsageKey(connection.alias, str(connection.settings_dict["NAME"]), queue, call)
 
     def happened() -> None:
