@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.stranger.environments import REPOSITORY, Python, build_wheel, make_environment, pythons
+from tests.stranger.environments import Python, build_wheel, make_environment, pythons
 
-MODELS = REPOSITORY / "tests/docs/existing_project/shop/models.py"
 Environment = Callable[[Python, str], dict[str, str]]
 
 
