@@ -233,7 +233,8 @@ def test_root_hands_the_server_to_an_unprivileged_account(root: Path) -> None:
         assert (root / "data").stat().st_uid not in (0, os.geteuid())
         pid = int((root / "data" / "postmaster.pid").read_text().splitlines()[0])
         status = Path(f"/proc/{pid}/status").read_text()
-        assert f"Uid:\t{server.account.uid}\t{server.account.uid}" in status
+        assert server.account.entry is not None
+        assert f"Uid:\t{server.account.entry.pw_uid}\t{server.account.entry.pw_uid}" in status
         assert "Groups:\t \n" in status or "Groups:\t\n" in status
     finally:
         server.close()

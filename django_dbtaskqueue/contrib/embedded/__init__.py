@@ -156,7 +156,7 @@ def _make_root(wanted: Path, account: Account) -> Path:
     """Make the folder and return it; if the account cannot reach it (say, below /root), another one."""
     wanted.mkdir(parents=True, exist_ok=True)
     _require_own(wanted)
-    if account.drop:
+    if account.entry:
         wanted.chmod(wanted.stat().st_mode | 0o011)
     if account.reaches(wanted):
         return wanted
@@ -167,7 +167,7 @@ def _make_root(wanted: Path, account: Account) -> Path:
         root.chmod(0o711)
         logger.warning("PostgreSQL cannot run as root, and its account cannot reach %s: it lives in %s", wanted, root)
     if root.is_symlink():
-        raise EmbeddedPostgresError(f"{root} is a link that somebody else put there: remove it.")
+        raise EmbeddedPostgresError(f"{root} is a link that another user put there: remove it.")
     _require_own(root)
     return root
 
@@ -211,15 +211,11 @@ def _copied(binaries: Binaries, root: Path) -> Binaries:
         for part in (installed, installed.parent / ".dylibs", site / f"{installed.parent.name}.libs"):
             if part.exists():
                 shutil.copytree(part, half / part.relative_to(site), symlinks=True)
-        _let_all_read(half)
+        for path in (half, *half.rglob("*")):
+            if not path.is_symlink():  # all may read, and run what its owner may run
+                path.chmod(path.stat().st_mode | (0o555 if path.stat().st_mode & 0o100 else 0o444))
         half.rename(target)
     return Binaries(target / binaries.folder.relative_to(site), binaries.version)
-
-
-def _let_all_read(folder: Path) -> None:
-    for path in (folder, *folder.rglob("*")):
-        if not path.is_symlink():
-            path.chmod(path.stat().st_mode | (0o555 if path.stat().st_mode & 0o100 else 0o444))
 
 
 def _initdb(root: Path, binaries: Binaries, account: Account) -> None:
@@ -274,10 +270,9 @@ def _running_port(root: Path) -> int | None:
 
 
 def _pid_file_lines(root: Path) -> list[str]:
-    try:
+    with suppress(FileNotFoundError):
         return (root / "data" / "postmaster.pid").read_text().splitlines()
-    except FileNotFoundError:
-        return []
+    return []
 
 
 def _drop_stale_pid_file(root: Path) -> None:

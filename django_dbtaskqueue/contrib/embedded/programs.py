@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from django_dbtaskqueue.core.exceptions import TaskQueueError
 
@@ -91,20 +91,17 @@ def _version_of(folder: Path) -> str | None:
 
 @dataclass(frozen=True)
 class Account:
-    """The account that runs the server programs: this process's user, or for root an unprivileged one."""
+    """The account that runs the server programs: this process's user, or for root the unprivileged ``entry``."""
 
-    uid: int
-    gid: int
-    drop: bool
+    entry: pwd.struct_passwd | None = None
 
     @classmethod
     def choose(cls) -> Account:
         if os.geteuid() != 0:
-            return cls(os.geteuid(), os.getegid(), drop=False)
+            return cls()
         for name in ("postgres", "nobody"):
             with suppress(KeyError):
-                entry = pwd.getpwnam(name)
-                return cls(entry.pw_uid, entry.pw_gid, drop=True)
+                return cls(pwd.getpwnam(name))
         raise EmbeddedPostgresError(
             "PostgreSQL refuses to run as root, and this machine has neither an account postgres nor nobody to run it "
             "under. Run as another user, or set DATABASE_URL to a database you have."
@@ -112,19 +109,17 @@ class Account:
 
     def run(self, *command: str | Path) -> subprocess.CompletedProcess[str]:
         """Run a program as this account, in a folder that it can reach, without the caller's PG* variables."""
-        user, group = (self.uid, self.gid) if self.drop else (None, None)
-        groups: list[int] | None = [] if self.drop else None
+        entry = self.entry
+        other: dict[str, Any] = {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": []} if entry else {}
         env = {name: value for name, value in os.environ.items() if not name.startswith("PG")} | {"LC_ALL": "C"}
-        return subprocess.run(
-            command, capture_output=True, text=True, cwd="/", env=env, user=user, group=group, extra_groups=groups
-        )
+        return subprocess.run(command, capture_output=True, text=True, cwd="/", env=env, **other)
 
     def reaches(self, folder: Path) -> bool:
-        return not self.drop or self.run("/bin/sh", "-c", 'cd "$1"', "sh", folder).returncode == 0
+        return self.entry is None or self.run("/bin/sh", "-c", 'cd "$1"', "sh", folder).returncode == 0
 
     def give(self, path: Path) -> None:
-        if self.drop:
-            os.chown(path, self.uid, self.gid)
+        if self.entry:
+            os.chown(path, self.entry.pw_uid, self.entry.pw_gid)
 
 
 def is_postgres(pid: int) -> bool:
@@ -144,8 +139,7 @@ def free_port() -> int:
     """Return a free TCP port of 127.0.0.1."""
     # Below the range of outgoing ports: a client that retries while the server is down could otherwise get this port,
     # connect to itself, and block the server's restart.
-    ports = random.SystemRandom().sample(range(20000, 32000), 100)
-    for port in ports:
+    for port in random.SystemRandom().sample(range(20000, 32000), 100):
         with socket.socket() as probe, suppress(OSError):
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(("127.0.0.1", port))
