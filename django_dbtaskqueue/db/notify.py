@@ -193,15 +193,12 @@ class Wakeup:
         self._session.close()
 
     def _listen(self) -> None:
-        raw = self._connect()
+        self._session.run(f"LISTEN {CHANNEL}", {})
+        raw: Any = self._session.connection.connection
         self._wake("")  # a wake-up may have been sent before we listened
         while not self._ended.is_set():
             for notification in raw.notifies(timeout=LISTEN_CHECK_INTERVAL_S):
                 self._wake(notification.payload)
-
-    def _connect(self) -> Any:
-        self._session.run(f"LISTEN {CHANNEL}", {})
-        return self._session.connection.connection
 
 
 def _after_fork() -> None:

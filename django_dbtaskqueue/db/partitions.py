@@ -40,7 +40,9 @@ def is_partitioned(connection: BaseDatabaseWrapper, table: str) -> bool:
     if connection.vendor != "postgresql":
         return False
     with connection.cursor() as cursor:
-        cursor.execute("SELECT relkind = 'p' FROM pg_class WHERE oid = to_regclass(%s)", [_quoted(connection, table)])
+        cursor.execute(
+            "SELECT relkind = 'p' FROM pg_class WHERE oid = to_regclass(%s)", [connection.ops.quote_name(table)]
+        )
         row = cursor.fetchone()
     return bool(row and row[0])
 
@@ -48,7 +50,7 @@ def is_partitioned(connection: BaseDatabaseWrapper, table: str) -> bool:
 def months(connection: BaseDatabaseWrapper, table: str) -> list[Partition]:
     """Return the table's monthly partitions, the oldest first; the default one is not among them."""
     with connection.cursor() as cursor:
-        cursor.execute(CHILDREN, [_quoted(connection, table)])
+        cursor.execute(CHILDREN, [connection.ops.quote_name(table)])
         named = [(str(name), NAME.search(str(name))) for (name,) in cursor.fetchall()]
     return [_partition(name, int(found[1]), int(found[2])) for name, found in named if found]
 
@@ -65,7 +67,7 @@ def make_ahead(connection: BaseDatabaseWrapper, table: str, *, ahead: int = AHEA
         for suffix, first, end in cursor.fetchall():
             name = f"{table}{suffix}"
             if name not in there:
-                parent, child = _quoted(connection, table), _quoted(connection, name)
+                parent, child = connection.ops.quote_name(table), connection.ops.quote_name(name)
                 cursor.execute(f"CREATE TABLE {child} PARTITION OF {parent} FOR VALUES FROM ('{first}') TO ('{end}')")
                 made.append(name)
     return made
@@ -74,10 +76,6 @@ def make_ahead(connection: BaseDatabaseWrapper, table: str, *, ahead: int = AHEA
 def _partition(name: str, year: int, month: int) -> Partition:
     first = datetime(year, month, 1, tzinfo=UTC)
     return Partition(name, first, datetime(year + month // 12, month % 12 + 1, 1, tzinfo=UTC))
-
-
-def _quoted(connection: BaseDatabaseWrapper, name: str) -> str:
-    return connection.ops.quote_name(name)
 
 
 class PartitionByMonth(TableOperation):

@@ -74,11 +74,6 @@ class Session:
         connection.inc_thread_sharing()
         return cls(connection, model, owned=True)
 
-    @classmethod
-    def of(cls, queue: str, using: str | None = None) -> Session:
-        """Return a session over the calling thread's connection to where ``queue``'s tasks live."""
-        return cls.on(alias_for(queue, using), model_for(queue))
-
     def narrowed(self) -> Session:
         """Return a session on the same connection whose checkouts leave out the payload types in ``without``."""
         twin = copy(self)
@@ -92,7 +87,7 @@ class Session:
 
     def run(self, sql: str, params: Params) -> list[Row]:
         """Execute one statement; return its rows."""
-        # Where somebody wants to see the queries (DEBUG, a test, a tracer), use Django's slower cursor.
+        # Where the queries are logged (DEBUG, a test, a tracer), use Django's slower cursor.
         watched = self.connection.queries_logged or self.connection.execute_wrappers
         if not self.postgresql or (watched and not self.owned):
             with self.connection.cursor() as cursor:
@@ -193,7 +188,7 @@ class Session:
         return bool(self.run(sql, {"value": self.time_text(value)})[0][0])
 
     def _watched(self) -> bool:
-        """Somebody wants to see the queries (DEBUG, a test, a tracer): take Django's slower cursor."""
+        """Whether the queries are logged (DEBUG, a test, a tracer): then Django's slower cursor is used."""
         return bool(self.connection.queries_logged or self.connection.execute_wrappers)
 
     def _shown(self, cursor: Any) -> Any:
@@ -326,21 +321,17 @@ _statement_counts: WeakKeyDictionary[Any, int | bool] = WeakKeyDictionary()  # h
 def statements_of(model: type[AbstractTask], vendor: str) -> Statements:
     """Return the statements for one task table; an unknown database gets those of SQLite."""
     quote = '"{}"'.format
-    columns = {seed: quote(column) for seed, column in _columns(model).items() if seed != column}
+    fields = {field.name: str(field.column) for field in model._meta.concrete_fields}
+    renamed = {one.db: quote(fields[one.name]) for one in TASK_COLUMNS if fields[one.name] != one.db}
     tables = Tables(
         task=quote(model._meta.db_table),
         history=quote(TaskHistory._meta.db_table),
         attempt=quote(Attempt._meta.db_table),
         deleted=quote(DeletedTasks._meta.db_table),
         queue=quote(Queue._meta.db_table),
-        columns=columns,
+        columns=renamed,
     )
     return Statements(tables, DIALECTS.get(vendor, SQLITE))
-
-
-def _columns(model: type[AbstractTask]) -> dict[str, str]:
-    fields = {field.name: field for field in model._meta.concrete_fields}
-    return {column.db: str(fields[column.name].column) for column in TASK_COLUMNS}
 
 
 def should_prepare(connection: BaseDatabaseWrapper) -> bool:
