@@ -65,13 +65,9 @@ class QueueHandle(QueueAdmin):
 
     tags: tuple[str, ...] = ()
 
-    # -- producers ---------------------------------------------------------------------------------------------------
-
     def put(self, payload: Any = None, reference: str | None = None, **options: Any) -> Task:
         """Insert a task; the options and errors are those of ``enqueue``."""
         return enqueue(self.name, reference, payload, using=self.using, **options)
-
-    # -- consumers ---------------------------------------------------------------------------------------------------
 
     def take(self, timeout: timedelta | None = None) -> Lease | None:
         """Take the first due task under a lease; None when there is none, or none came within ``timeout``.
@@ -129,7 +125,9 @@ class QueueHandle(QueueAdmin):
 
     def token(self, task: Lease) -> str:
         """Return text that stands for the lease in any process with the same SECRET_KEY. Treat it as a secret."""
-        return leases.token(self._held(task))
+        lease = self._held(task)
+        held = leases.Token(lease.port.alias, lease.queue, lease.id, lease.total_attempt)
+        return leases.SIGNER.sign_object(held)
 
     def from_token(self, token: str) -> Lease:
         """Return the lease a token stands for. Raises ``LeaseLost`` when it is gone."""
@@ -150,16 +148,12 @@ class QueueHandle(QueueAdmin):
         for alias in aliases[first:] + aliases[:first]:
             if task := leases.take_one(self.name, alias, poller_instance=_instance(os.getpid()), tags=self.tags):
                 return task
-            self._rescue(alias)
+            if (now := monotonic()) >= _next_rescue.get((alias, self.name), 0.0):
+                if len(_next_rescue) >= MAX_REMEMBERED_QUEUES:
+                    _next_rescue.clear()
+                _next_rescue[alias, self.name] = now + RESCUE_INTERVAL_S
+                leases.rescue_exhausted(self.name, alias)
         return None
-
-    def _rescue(self, alias: str) -> None:
-        now = monotonic()
-        if now >= _next_rescue.get((alias, self.name), 0.0):
-            if len(_next_rescue) >= MAX_REMEMBERED_QUEUES:
-                _next_rescue.clear()
-            _next_rescue[alias, self.name] = now + RESCUE_INTERVAL_S
-            leases.rescue_exhausted(self.name, alias)
 
     def _pause(self, aliases: tuple[str, ...]) -> float:
         """Return the seconds until the next poll when no wake-up comes."""

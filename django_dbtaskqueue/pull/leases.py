@@ -72,7 +72,7 @@ class ManualSettlePort(SettlePort):
 
 
 class Token(NamedTuple):
-    """A lease as text can hold it."""
+    """A lease as text can hold it, signed with SECRET_KEY: a process that has the text holds the lease."""
 
     alias: str
     queue: str
@@ -80,13 +80,8 @@ class Token(NamedTuple):
     total_attempt: int
 
 
-def token(lease: Lease) -> str:
-    """Return text that stands for the lease, signed with SECRET_KEY: a process that has it holds the lease."""
-    return SIGNER.sign_object(Token(lease.port.alias, lease.queue, lease.id, lease.total_attempt))
-
-
 def read_token(text: str) -> Token:
-    """Return what ``token`` put into the text; raise ``TaskQueueError`` for any other text."""
+    """Return what was signed; raise ``TaskQueueError`` for any other text."""
     try:
         return Token(*SIGNER.unsign_object(text))
     except (BadSignature, TypeError, ValueError):
@@ -163,7 +158,7 @@ def take_one(queue: str, alias: str, *, poller_instance: str, tags: Sequence[str
 
 def next_due(queue: str, alias: str) -> float | None:
     """Return the seconds until the next task that is scheduled for later becomes due; None when there is none."""
-    session = Session.of(queue, alias)
+    session = Session.on(alias, model_for(queue))
     params: dict[str, Any] = {"queue_name": queue}
     if session.postgresql:
         params["priorities"] = [priority for (priority,) in session.run(session.sql.priorities, params)]
@@ -190,8 +185,7 @@ def resume(held: Token) -> Lease:
     port = ManualSettlePort.of(held.queue, held.alias)
     session = Session.on(port.alias, port.model)
     rows = json.dumps([{"task_id": held.id, "token": held.total_attempt}])
-    found = session.run(session.sql.held_leases, {"rows": rows})
-    if not found:
+    if not (found := session.run(session.sql.held_leases, {"rows": rows})):
         raise LeaseLost(held.id, held.total_attempt, "from_token")
     *columns, left = found[0]
     (task,) = stage.leases([tuple(columns)], port, monotonic() + left)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -68,7 +69,7 @@ class QueueAdmin:
         return self._each("release", TaskQuerySet.release_all, sources("release_all"))
 
     def truncate(self) -> int:
-        """Delete all tasks, whatever their status, and count them; holders get ``LeaseLost``. All of them or none.
+        """Delete all tasks, in any status, and count them; holders get ``LeaseLost``. All of them or none.
 
         Tasks put meanwhile stay.
         """
@@ -92,15 +93,14 @@ class QueueAdmin:
         takes its last few seconds with it.
         """
         by_status = dict.fromkeys(map(str, Status), 0)
-        by_call: dict[str, int] = {}
+        by_call: Counter[str] = Counter()
         for alias in self._aliases():
             counts = self._tasks(alias).order_by().values_list("status").annotate(number=Count("pk"))
             for status, number in counts:
                 by_status[status] += number
-            for call, number in usage.counter.counted(alias, self.name).items():
-                by_call[call] = by_call.get(call, 0) + number
-        total = sum(number for status, number in by_status.items() if status != COMPLETED)
-        return Statistics({**by_status, "total": total}, by_call)
+            by_call.update(usage.counter.counted(alias, self.name))
+        total = sum(by_status.values()) - by_status[COMPLETED]
+        return Statistics({**by_status, "total": total}, dict(by_call))
 
     # -- the queue itself --------------------------------------------------------------------------------------------
 
@@ -113,9 +113,8 @@ class QueueAdmin:
         """
         where = f"queue({self.name!r}).create()"
         overrides = stored(settings, where=where)
-        if conf.is_known(self.name):
-            made = False
-        else:
+        made = False
+        if not conf.is_known(self.name):
             alias = alias_for(self.name, self.using)
             _, made = Queue.objects.using(alias).get_or_create(name=self.name, defaults={"overrides": overrides})
         if not made and not if_not_exists:
