@@ -6,7 +6,7 @@ import inspect
 import threading
 from collections.abc import Callable, Iterable
 from datetime import timedelta
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from django.core.exceptions import ImproperlyConfigured
 
@@ -157,24 +157,21 @@ def processors(queue: str) -> tuple[Processor, ...]:
     return tuple(_processors.get(queue, {}).values())
 
 
-class Snapshot(NamedTuple):
-    """All registrations at one moment."""
-
-    processors: dict[str, dict[str | None, Processor]]
-    declared: dict[str, dict[str, object]]
+Snapshot = tuple[dict[str, dict[str | None, Processor]], dict[str, dict[str, object]]]  # processors, what they declare
 
 
 def snapshot() -> Snapshot:
     """Return a copy of all registrations, for ``restore``."""
-    return Snapshot({queue: dict(of_queue) for queue, of_queue in _processors.items()}, conf.declared())
+    return dict(_processors), conf.declared()
 
 
 def restore(saved: Snapshot) -> None:
     """Put registrations back to a ``snapshot``: tests that register processors use it."""
+    processors, declared = saved
     with _lock:
         _processors.clear()
-        _processors.update({queue: dict(of_queue) for queue, of_queue in saved.processors.items()})
-        conf.redeclare(saved.declared)
+        _processors.update(processors)
+        conf.redeclare(declared)
 
 
 def _check(made: Processor) -> None:

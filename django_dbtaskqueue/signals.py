@@ -63,10 +63,7 @@ class Listener:
         """The processor's outcome, any but ``Fail``, is stored."""
 
     def crashed(self, task: Lease, error: BaseException | str) -> None:
-        """The attempt failed, and that is stored: what the processor raised, or gave as the reason.
-
-        Also called, with ``LeaseLost``, when an outcome came too late to be stored.
-        """
+        """The attempt failed, and that is stored. With ``LeaseLost``: an outcome came too late to be stored."""
 
     def finished(self, task: Lease) -> None:
         """After ``executed`` or ``crashed``: nothing more will come of this attempt."""

@@ -202,13 +202,13 @@ def declare(queue: str, **values: Any) -> None:
 
 def declared() -> dict[str, dict[str, Any]]:
     """Return what processors say in code, for ``redeclare``."""
-    return {queue: dict(values) for queue, values in _declared.items()}
+    return dict(_declared)
 
 
-def redeclare(saved: Mapping[str, Mapping[str, Any]]) -> None:
+def redeclare(saved: Mapping[str, dict[str, Any]]) -> None:
     """Put back what ``declared`` returned."""
     _declared.clear()
-    _declared.update({queue: dict(values) for queue, values in saved.items()})
+    _declared.update(saved)
     _clear_queues()
 
 

@@ -107,10 +107,6 @@ class Failures(NamedTuple):
     kind: FailureSignature
     number: int
 
-    def plus(self, other: Failures) -> Failures:
-        """Return the failures of both."""
-        return self._replace(number=self.number + other.number)
-
 
 class Collector:
     """Counts of one poller that are not stored yet. Any thread may add."""
@@ -118,7 +114,7 @@ class Collector:
     def __init__(self) -> None:
         self.outcomes: MinuteCounter[OutcomeKey, Sums] = MinuteCounter(Sums.update, _append_outcomes)
         self.failures: MinuteCounter[FailureKey, Failures] = MinuteCounter(
-            Failures.plus, _append_failures, MAX_FAILURE_GROUPS
+            lambda one, more: one._replace(number=one.number + more.number), _append_failures, MAX_FAILURE_GROUPS
         )
 
     def add(self, alias: str, queue: str, ended: Sequence[Ended]) -> None:
