@@ -21,21 +21,13 @@ from django_dbtaskqueue.db.session import alias_for, model_for
 from django_dbtaskqueue.management.output import Output, ago, printable
 from django_dbtaskqueue.models import Attempt, TaskHistory
 from django_dbtaskqueue.models.querysets import TaskQuerySet
+from django_dbtaskqueue.operations import serializers
 from django_dbtaskqueue.operations.bounded_reads import statement_timeout
 from django_dbtaskqueue.operations.doctor import examine
 from django_dbtaskqueue.operations.lookup import locations_on
 from django_dbtaskqueue.operations.queue_stats import Overview, health, overview
 from django_dbtaskqueue.operations.search import parse, to_text
 from django_dbtaskqueue.operations.search.query import TaskFilter, tasks_for
-from django_dbtaskqueue.operations.serializers import (
-    attempt_of,
-    detail,
-    detail_of_history,
-    error_of,
-    message_of,
-    overview_document,
-    summary,
-)
 
 MAX_TAIL_ROWS = 200  # of one query
 TABLE_MESSAGE_WIDTH = 72  # characters of a message in a line of a table or of ``tail``
@@ -47,8 +39,7 @@ DOCTOR_ERROR_CODE = 1  # exit code when a finding is an error
 def matching(terms: Sequence[str], using: str | None) -> tuple[TaskFilter, TaskQuerySet]:
     """Return the filter of a search and the tasks that match it, as pages and API do."""
     text = " ".join(terms)
-    tasks = tasks_for(parse(text), using)
-    task_filter = TaskFilter({"q": text}, queryset=tasks).checked()
+    task_filter = TaskFilter({"q": text}, queryset=tasks_for(parse(text), using)).checked()
     return task_filter, task_filter.qs
 
 
@@ -59,7 +50,7 @@ def status(output: Output, options: dict[str, Any]) -> int:
     rows = [row for row in view.queues if not requested or row.queue in requested]
     if unknown := requested - {row.queue for row in rows}:
         raise UnknownQueue(sorted(unknown)[0], [row.queue for row in view.queues])
-    output.data(overview_document(view, rows))
+    output.data(serializers.overview_document(view, rows))
     if not rows:
         output.write("No queue is known: neither in DBTASKQUEUE nor by a processor.")
         return 0
@@ -94,7 +85,7 @@ def list_tasks(output: Output, options: dict[str, Any]) -> int:
     with statement_timeout(tasks.db):
         rows = list(tasks.defer(*LONG).annotate(clock=Now()).order_by("-pk")[: limit + 1])
     shown = rows[:limit]
-    output.data([summary(task) for task in shown])
+    output.data([serializers.summary(task) for task in shown])
     if not shown:
         output.write(f"No task matches {to_text(task_filter.search) or 'anything'}.")
         return 0
@@ -110,11 +101,12 @@ def show(output: Output, options: dict[str, Any]) -> int:
     task, document = find_task(options["task"], options["database"], options["queue"])
     location = getattr(task, "location", task._meta.label_lower)
     attempts = Attempt.objects.using(task._state.db).filter(location=location, task_id=document["id"])
-    document["attempts"] = [attempt_of(row) for row in attempts.order_by("-total_attempt")[:MAX_SHOWN_ATTEMPTS]]
+    newest = attempts.order_by("-total_attempt")[:MAX_SHOWN_ATTEMPTS]
+    document["attempts"] = [serializers.attempt_of(row) for row in newest]
     output.data(document)
     names = [*LISTED, *(["moved_time"] if "moved_time" in document else [])]
     plain = {name: _shown(name, document[name], task.clock) for name in names}
-    output.facts(plain | {"message": message_of(task.process_result)})
+    output.facts(plain | {"message": serializers.message_of(task.process_result)})
     for name in LONG:
         if document[name] is not None:
             text = json.dumps(document[name], indent=2, ensure_ascii=False, default=str)
@@ -135,11 +127,11 @@ def tail(output: Output, options: dict[str, Any]) -> int:
     while remaining is None or remaining > 0:
         with statement_timeout(tasks.db):
             for task in fresh.read():
-                output.data({"event": "task", **summary(task)})
+                output.data({"event": "task", **serializers.summary(task)})
                 output.write(f"{task.create_time:%H:%M:%S}  {task.pk}  {printable(str(task))}  {task.status}")
             for row in failing.read():
-                output.data({"event": "failed", **attempt_of(row)})
-                message = message_of(error_of(row), TABLE_MESSAGE_WIDTH)
+                output.data({"event": "failed", **serializers.attempt_of(row)})
+                message = serializers.message_of(serializers.error_of(row), TABLE_MESSAGE_WIDTH)
                 text = f"{row.task_id}  {row.queue}  attempt {row.attempt} failed: {message}"
                 output.write(f"{row.finish_time:%H:%M:%S}  {printable(text)}")
         remaining = None if remaining is None else remaining - 1
@@ -181,7 +173,7 @@ class NewRows:
 
 def _row(task: Any) -> tuple[Any, ...]:
     attempts, when = f"{task.attempt}/{task.max_attempts}", ago(task.create_time, task.clock)
-    message = message_of(task.process_result, TABLE_MESSAGE_WIDTH)
+    message = serializers.message_of(task.process_result, TABLE_MESSAGE_WIDTH)
     return (task.pk, task.status, task.queue, task.reference, attempts, when, message)
 
 
@@ -191,9 +183,6 @@ def _shown(name: str, value: Any, now: datetime) -> Any:
 
 def _indented(text: str) -> str:
     return "\n".join(f"    {printable(line)}" for line in text.splitlines())
-
-
-# -- one task by its name ------------------------------------------------------------------------------------------
 
 
 def find_task(name: str, using: str | None, queue: str | None) -> tuple[Any, dict[str, Any]]:
@@ -214,14 +203,14 @@ def find_task(name: str, using: str | None, queue: str | None) -> tuple[Any, dic
         tables = ", ".join(f"{task._meta.db_table} on {task._state.db} ({task.queue})" for task in live)
         raise CommandError(f"More than one table has a task {name}: {tables}. Say which with --queue or --database.")
     if live:
-        return live[0], detail(live[0], payload=True)
+        return live[0], serializers.detail(live[0], payload=True)
     if "pk" in by:
         by["task_id"] = by.pop("pk")
     aliases = dict.fromkeys(alias for alias, _model in locations)
     moved = _found([TaskHistory.objects.using(alias).filter(**by).order_by("-pk") for alias in aliases])
     if not moved:
         raise CommandError(f"There is no task {name!r}, not in the history either. Give an id, or queue/reference.")
-    return moved[0], detail_of_history(moved[0], payload=True)
+    return moved[0], serializers.detail_of_history(moved[0], payload=True)
 
 
 def _found(selections: list[QuerySet[Any]]) -> list[Any]:

@@ -121,31 +121,26 @@ class Command(BaseCommand):
     def _poll(self, queues: dict[str, int], options: dict[str, Any], status: StatusLine | None) -> int:
         """Run one poller in this process."""
         with named_executor(options["executor"], executor_options(options)) as executor:
-            return self._poll_with(executor, queues, options, status)
-
-    def _poll_with(
-        self, executor: Any, queues: dict[str, int], options: dict[str, Any], status: StatusLine | None
-    ) -> int:
-        channel = None
-        if options["child"] is not None:
-            channel = supervisor.ChildChannel(options["child"], self._shutdown, conf.settings().heartbeat)
-            channel.start()
-        poller = Poller(queues, poller_options(options, executor), using=options["database"])
-        for text in status_lines.opening(poller):
-            logger.info("%s", text)
-        if self._arguments is not None:
-            connections.close_all()  # each thread has its own; the main thread needs none from here on
-        if channel is not None:
-            channel.polls(lambda: Snapshot.of(poller))
-        if self._shutdown.level > RUN:
-            return 0
-        began = monotonic()
-        draw = (lambda poller: status.draw(Snapshot.of(poller))) if status else (lambda poller: None)
-        left = run(poller, Heartbeat(poller), self._shutdown, timeout=options["shutdown_timeout"], on_tick=draw)
-        for text in left:
-            logger.error("%s", text)
-        logger.info("%s", status_lines.closing(poller, monotonic() - began))
-        return LEFT_RUNNING_CODE if left else 0
+            channel = None
+            if options["child"] is not None:
+                channel = supervisor.ChildChannel(options["child"], self._shutdown, conf.settings().heartbeat)
+                channel.start()
+            poller = Poller(queues, poller_options(options, executor), using=options["database"])
+            for text in status_lines.opening(poller):
+                logger.info("%s", text)
+            if self._arguments is not None:
+                connections.close_all()  # each thread has its own; the main thread needs none from here on
+            if channel is not None:
+                channel.polls(lambda: Snapshot.of(poller))
+            if self._shutdown.level > RUN:
+                return 0
+            began = monotonic()
+            draw = (lambda poller: status.draw(Snapshot.of(poller))) if status else (lambda poller: None)
+            left = run(poller, Heartbeat(poller), self._shutdown, timeout=options["shutdown_timeout"], on_tick=draw)
+            for text in left:
+                logger.error("%s", text)
+            logger.info("%s", status_lines.closing(poller, monotonic() - began))
+            return LEFT_RUNNING_CODE if left else 0
 
     def _supervise(self, queues: dict[str, int], options: dict[str, Any], status: StatusLine | None) -> int:
         """Run child processes, each started as this one was."""
@@ -232,16 +227,9 @@ def _variable(name: str) -> str:
 
 def poller_options(options: dict[str, Any], executor: Any = None) -> Options:
     """Return the options of one poller."""
-    return Options(
-        threads=options["threads"] or conf.settings().threads,
-        coroutines=options["coroutines"],
-        once=options["once"],
-        drain=options["drain"],
-        max_tasks=options["max_tasks"],
-        name=options["name"],
-        executor=executor,
-        tags=tuple(options["tag"]),
-    )
+    same = {name: options[name] for name in ("coroutines", "once", "drain", "max_tasks", "name")}
+    threads = options["threads"] or conf.settings().threads
+    return Options(threads=threads, executor=executor, tags=tuple(options["tag"]), **same)
 
 
 def leave(code: int) -> None:
