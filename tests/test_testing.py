@@ -492,7 +492,7 @@ def test_a_wrong_count_and_a_task_too_many_are_told() -> None:
 def test_an_empty_queue_points_to_where_tasks_are() -> None:
     processor("mail")(lambda task: None)
     processor("letters")(lambda task: None)
-    with pytest.raises(AssertionError, match=r"Queue 'mail' is empty\. No task waits in any other queue"):
+    with pytest.raises(AssertionError, match=r"Queue 'mail' is empty\. Tasks wait in no other queue"):
         assert_enqueued("mail")
     enqueue("letters")
     with pytest.raises(AssertionError, match=r"Queue 'mail' is empty\. Tasks wait in 'letters' \(1\)"):

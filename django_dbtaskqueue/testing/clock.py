@@ -23,7 +23,8 @@ def advance(delta: timedelta | str, *, using: str | None = None) -> None:
     passed = conf.duration(delta, where="advance(delta)")
     if passed < timedelta(0):
         raise ValueError(f"advance({delta!r}): time only goes forward, so delta must not be negative.")
-    for alias in [using] if using is not None else _aliases():
+    everywhere = sorted({router.db_for_write(Task)}.union(*map(aliases_of, known_queues())))
+    for alias in everywhere if using is None else [using]:
         for model in apps.get_models():
             if model._meta.app_label == Task._meta.app_label or issubclass(model, AbstractTask):
                 _shift(model, passed, alias)
@@ -32,10 +33,6 @@ def advance(delta: timedelta | str, *, using: str | None = None) -> None:
 def known_queues() -> list[str]:
     """Return the queues that have settings or a processor."""
     return sorted({*conf.known_queues(), *registry.queues()})
-
-
-def _aliases() -> list[str]:
-    return sorted({router.db_for_write(Task)}.union(*map(aliases_of, known_queues())))
 
 
 def _shift(model: type[Model], passed: timedelta, alias: str) -> None:

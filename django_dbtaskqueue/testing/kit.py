@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any, TypedDict, Unpack
@@ -86,19 +86,11 @@ def _expected(wanted: Mapping[str, Any]) -> dict[str, Any]:
             raise TypeError(f"A task has no {name!r} to assert.{near_match(name, ASSERTABLE)}")
     expected = {"status": "CREATED", **wanted}
     if "payload" in wanted:
-        payload_type, expected["payload"] = _plain(wanted["payload"])
-        if payload_type is not None:
-            expected["payload_type"] = payload_type
+        with suppress(PayloadError):  # what holds ``ANY`` or the like is compared as it is
+            payload_type, plain = codecs.encode(wanted["payload"])
+            expected["payload"] = json_payload.loads(json_payload.dumps(plain))  # as the row shows it
+            expected |= {} if payload_type is None else {"payload_type": payload_type}
     return expected
-
-
-def _plain(payload: Any) -> tuple[str | None, Any]:
-    """Return the payload as the row shows it; what holds ``ANY`` or the like is compared as it is."""
-    try:
-        payload_type, plain = codecs.encode(payload)
-        return payload_type, json_payload.loads(json_payload.dumps(plain))
-    except PayloadError:
-        return None, payload
 
 
 def _shown(task: AbstractTask) -> dict[str, Any]:
@@ -125,7 +117,10 @@ def _message(
     wanted = f" with {', '.join(given)}" if given else ""
     headline = f"Expected {number} waiting in queue {queue!r}{wanted}, found {found or 'none'}."
     if not tasks:
-        return f"{headline}\nQueue {queue!r} is empty.{_elsewhere(queue, using)}"
+        others = model_for(queue)._base_manager.using(aliases_of(queue, using)[0]).filter(status=Status.CREATED)
+        counts = others.values_list("queue").annotate(number=Count("id")).order_by("queue")
+        named = ", ".join(f"{name!r} ({count})" for name, count in counts) or "no other queue"
+        return f"{headline}\nQueue {queue!r} is empty. Tasks wait in {named}."
     nearest = sorted(tasks, key=lambda task: len(_differences(task, expected)))[:MAX_LISTED_TASKS]
     more = [f"  and {len(tasks) - MAX_LISTED_TASKS} more"] if len(tasks) > MAX_LISTED_TASKS else []
     return "\n".join([headline, f"Queue {queue!r} has:", *(_line(task, expected) for task in nearest), *more])
@@ -138,13 +133,6 @@ def _line(task: AbstractTask, expected: dict[str, Any]) -> str:
     facts = [f"{name}={_short(shown[name])}" for name in (*always, *asked)]
     unlike = _differences(task, expected)
     return f"  {shown['status']} {' '.join(facts)}" + (f"  <- differs in {', '.join(unlike)}" if unlike else "")
-
-
-def _elsewhere(queue: str, using: str | None) -> str:
-    tasks = model_for(queue)._base_manager.using(aliases_of(queue, using)[0]).filter(status=Status.CREATED)
-    counts = tasks.values_list("queue").annotate(number=Count("id")).order_by("queue")
-    named = ", ".join(f"{name!r} ({number})" for name, number in counts)
-    return f" Tasks wait in {named}." if named else " No task waits in any other queue."
 
 
 def _short(value: Any) -> str:
@@ -172,22 +160,19 @@ def run_poller(
     poller.start()
     try:
         yield poller
-        _drain_poller(poller, timeout)
+        poller.options = poller.fetcher.capacity.options = replace(poller.options, drain=True)
+        poller.wake("")
+        if not poller.wait(timeout.total_seconds()):
+            leases = [run.job.lease for run in poller.running()]
+            running = ", ".join(f"{lease.queue}/{lease.reference or lease.id}" for lease in leases) or "nothing"
+            named = f"The poller of {', '.join(poller.queues)}"
+            raise AssertionError(f"{named} was not done after {timeout}: {poller.state}, running {running}.")
     finally:
         poller.stop()
         if not poller.wait(timeout.total_seconds()):
             poller.cancel()
         poller.close()
         notify.flush()
-
-
-def _drain_poller(poller: Poller, timeout: timedelta) -> None:
-    poller.options = poller.fetcher.capacity.options = replace(poller.options, drain=True)
-    poller.wake("")
-    if not poller.wait(timeout.total_seconds()):
-        running = [f"{run.job.lease.queue}/{run.job.lease.reference or run.job.lease.id}" for run in poller.running()]
-        state = f"{poller.state}, running {', '.join(running) or 'nothing'}"
-        raise AssertionError(f"The poller of {', '.join(poller.queues)} was not done after {timeout}: {state}.")
 
 
 class TaskQueueKit:

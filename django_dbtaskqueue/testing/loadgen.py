@@ -17,8 +17,8 @@ from django_dbtaskqueue.models import Attempt, FailureCount, FailureGroup, Metri
 PREFIX = "built-"
 ROWS_PER_BLOCK = 1000  # rows that share their times
 CREATION_PERIOD = timedelta(days=30)  # over which the tasks were created
-# Of a thousand tasks. The rest is COMPLETED, as in a table that has been at work for a month.
-STATUS_SHARES = ((PROCESSING, 1), (POISON, 3), (ERROR, 20), (CREATED, 100))
+# Of a thousand tasks, as in a table that has been at work for a month.
+STATUSES = [PROCESSING] + 3 * [POISON] + 20 * [ERROR] + 100 * [CREATED] + 876 * [COMPLETED]
 FAILURE_REASONS = ("no answer from host", "row is locked", "amount is negative", "unknown parcel", "quota used up")
 FAILURE_GROUPS = 40  # groups of failures
 NULL = r"\N"
@@ -57,7 +57,7 @@ def _rows(numbers: range, names: list[str], made: datetime, now: datetime, kinds
     for number in numbers:
         # Half of all go to the first queue, half of the rest to the second, and what is left to the last.
         leading_zeros = 32 - ((number * 2_654_435_761) % 2**32).bit_length()
-        queue, status = names[min(leading_zeros, len(names) - 1)], _status(number)
+        queue, status = names[min(leading_zeros, len(names) - 1)], STATUSES[number * 7919 % len(STATUSES)]
         payload = f'{{"number": {number}, "carrier": "{"UA" if number % 3 else "DL"}"}}'
         head = f"{queue}\tb-{number}\t{status}"
         if status == CREATED:
@@ -76,15 +76,6 @@ def _rows(numbers: range, names: list[str], made: datetime, now: datetime, kinds
 
 def _failure_message(number: int) -> str:
     return f"{FAILURE_REASONS[number % len(FAILURE_REASONS)]} {chr(97 + number % 26) * (number // 26 + 1)}"
-
-
-def _status(number: int) -> str:
-    place = (number * 7919) % 1000
-    for status, share in STATUS_SHARES:
-        if place < share:
-            return str(status)
-        place -= share
-    return str(COMPLETED)
 
 
 def _counts(alias: str, names: list[str], kinds: list[Any], now: datetime) -> None:

@@ -80,7 +80,11 @@ def drain(
     outcomes: list[Outcome] = []
     for runner, lease in _due(runners, with_scheduled=with_scheduled):
         if counts.total() >= limit:
-            raise AssertionError(_endless(lease, limit))
+            raise AssertionError(
+                f"drain() ran {limit:,} attempts and queue {lease.queue!r} still has a task due (id {lease.id}, "
+                f"reference {lease.reference!r}, attempt {lease.attempt}, reenqueued {lease.reenqueue_attempt} times). "
+                "Does its processor enqueue or reenqueue itself without end? If it should, pass a higher limit=."
+            )
         ran = runner.run(lease, registry.find(lease.queue, lease.payload_type))
         counts[ran.kind] += 1
         outcomes += [] if ran.outcome is None else [ran.outcome]
@@ -164,14 +168,6 @@ def _is_of(function: Callable[[Lease], Any], target: Any) -> bool:
     return function == target or (isinstance(target, type) and isinstance(owner, target))
 
 
-def _endless(lease: Lease, limit: int) -> str:
-    return (
-        f"drain() ran {limit:,} attempts and queue {lease.queue!r} still has a task due (id {lease.id}, reference "
-        f"{lease.reference!r}, attempt {lease.attempt}, reenqueued {lease.reenqueue_attempt} times). Does its "
-        "processor enqueue or reenqueue itself without end? If it should, pass a higher limit=."
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class Ran:
     """One attempt: what became of it, the outcome that is stored, and what the processor raised."""
@@ -199,16 +195,12 @@ class QueueRunner:
         self.queue = queue
         self.alias = alias
         self.session = Session.on(alias, model_for(queue))
+        self.tasks: QuerySet[AbstractTask] = self.session.model._base_manager.using(alias)  # of the table
         self.settings = settings = queue_settings(queue, alias)
         key = f"{queue}@{alias}" if settings.shards else queue
         self.port = SettlePort(alias, self.session.model, key=key, keep=settings.keep, group_retry=settings.group_retry)
         self.tags: set[str] = set()
         signals.load()
-
-    @property
-    def tasks(self) -> QuerySet[AbstractTask]:
-        """The table of the queue's tasks."""
-        return self.session.model._base_manager.using(self.alias)
 
     def unpark_and_rescue(self) -> list[Lease]:
         """Do what pollers do from time to time: unpark tasks, and end those whose process died on its last attempt.
