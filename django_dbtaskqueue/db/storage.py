@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from typing import Any
 
 from django.db.migrations.operations.base import Operation, OperationCategory
@@ -17,7 +17,7 @@ STORAGE = {
 }
 
 
-class TableOperation(Operation):
+class TableOperation(Operation, ABC):
     """Changes one model's table on PostgreSQL, and nothing in the models."""
 
     reversible = True
