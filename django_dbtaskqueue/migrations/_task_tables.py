@@ -59,7 +59,7 @@ def task_constraints(table: str) -> list[models.BaseConstraint]:
     ended &= Q(final_status__isnull=False, final_status=models.F("status"))
     parked = Q(ready_time__isnull=True, status="CREATED", parked_by__isnull=False, final_status__isnull=True)
     counters = Q(attempt__gte=0, reenqueue_attempt__gte=0, max_attempts__gte=1)
-    counters &= Q(total_attempt__gte=models.F("attempt"), total_attempt__lte=10**15) & Q(reenqueue_attempt__lte=10**9)
+    counters &= Q(total_attempt__gte=models.F("attempt"), total_attempt__lte=2**62) & Q(reenqueue_attempt__lte=10**9)
     times = {f"{name}__range": READABLE for name in ("create_time", "next_process_time", "ready_time", "expire_time")}
     return [
         models.UniqueConstraint(

@@ -24,7 +24,7 @@ FAILURE_VALUES = [str(Status.ERROR), str(Status.POISON)]
 # What a row may hold, so that each poller can read it and count on from it.
 READ_TIMES = ("create_time", "next_process_time", "ready_time", "expire_time")
 MAX_LEASE_SECONDS = 3_155_760_000  # a hundred years
-MAX_TOTAL_ATTEMPT, MAX_REENQUEUE_ATTEMPT = 10**15, 10**9
+MAX_TOTAL_ATTEMPT, MAX_REENQUEUE_ATTEMPT = 2**62, 10**9
 
 
 def _check(name: str, condition: Q) -> models.CheckConstraint:

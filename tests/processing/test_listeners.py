@@ -260,7 +260,7 @@ def test_a_path_that_leads_to_no_listener_is_an_error_of_the_system_check_and_of
 def test_listeners_that_are_no_list(settings: Any) -> None:
     settings.DBTASKQUEUE = {"LISTENERS": "tests.processing.listening.Diary"}
     (error,) = checks.run_checks(tags=["dbtaskqueue"])
-    assert error.id == "dbtaskqueue.E001" and "must be a list of dotted paths" in error.msg
+    assert error.id == "dbtaskqueue.E001" and "is not valid: a list of dotted paths" in error.msg
 
 
 def test_what_is_no_listener_is_refused() -> None:
