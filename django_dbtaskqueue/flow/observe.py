@@ -88,8 +88,8 @@ def _over(lease: Lease, outcome: Outcome | Settlement | None, error: BaseExcepti
 
 def lost(lease: Lease, verb: str) -> None:
     """An outcome came too late and changed nothing."""
-    text = "Lease %s of task %s of %s is gone; its outcome (%s) changed nothing"
-    logger.warning(text, lease.total_attempt, lease.id, lease.queue, verb, extra=fields(lease))
+    facts = (lease.total_attempt, lease.id, lease.queue, verb)
+    logger.warning("Lease %s of task %s of %s is gone; its outcome (%s) changed nothing", *facts, extra=fields(lease))
     send(signals.lease_lost, lease.queue, task=lease, verb=verb)
     _over(lease, None, LeaseLost(lease.id, lease.total_attempt, verb))
 

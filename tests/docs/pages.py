@@ -256,13 +256,16 @@ class Reader:
         )
         killer = threading.Timer(PATIENCE, process.kill)
         killer.start()
+        again = threading.Timer(PATIENCE / 2, process.send_signal, [signal.SIGINT])  # Python may lose the first one
         assert process.stdout is not None
         said = []
         for line in process.stdout:
             said.append(line)
             if ready in line:
                 process.send_signal(signal.SIGINT)
+                again.start()
         killer.cancel()
+        again.cancel()
         process.stdout.close()
         code = process.wait()
         assert code == 0, f"{shlex.join(command)}: exit {code}\n{''.join(said)}"
