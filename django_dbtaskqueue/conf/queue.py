@@ -12,7 +12,7 @@ from typing import Any
 from django.core.exceptions import ImproperlyConfigured
 
 from django_dbtaskqueue.core import retry
-from django_dbtaskqueue.core.durations import iso_duration, parse_duration
+from django_dbtaskqueue.core.durations import iso_duration, parse_duration, parse_length
 from django_dbtaskqueue.core.exceptions import near_match
 
 QUEUE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:\-]{0,199}")
@@ -123,7 +123,8 @@ def queue_values(given: Mapping[str, Any], *, where: str) -> dict[str, Any]:
 def duration(value: Any, *, where: str) -> timedelta:
     """Return the duration of a setting; ``ImproperlyConfigured`` names the setting and shows the accepted forms."""
     try:
-        return parse_duration(value)
+        found = parse_duration(value)
+        return found if found < timedelta(0) else parse_length(found)  # what may be negative, its rule decides
     except ValueError as error:
         raise ImproperlyConfigured(f"{where}: {error}.") from None
 

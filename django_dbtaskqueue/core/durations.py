@@ -15,7 +15,7 @@ WITHOUT_UNIT = '. Text without a unit is read as "HH:MM:SS" or as seconds'
 MAX_TEXT_LENGTH = 100
 # Times that a row may hold. A table of an older system has old ones; Python cannot read one after the year 9999.
 READABLE_TIMES = (datetime(1900, 1, 1, tzinfo=UTC), datetime(9900, 1, 1, tzinfo=UTC))
-MAX_DURATION = timedelta(days=36_525)  # a later time may be after year 9999, which Python cannot read back
+MAX_LENGTH = timedelta(days=36_525)  # a later time may be after year 9999, which Python cannot read back
 MEAN_SMOOTHING_SHARE = 0.3  # weight of the latest value in a mean
 ROUGH_DIGITS = 3
 
@@ -45,17 +45,20 @@ def parse_duration(value: object, *, needs_unit: bool = False) -> timedelta:
     if isinstance(value, str) and len(value) <= MAX_TEXT_LENGTH:
         found = _read(value.strip().lower(), needs_unit=needs_unit)
         if found is not None:
-            if abs(found) > MAX_DURATION // MICROSECOND:
-                raise ValueError(f"{value!r} is longer than the longest duration, a hundred years")
-            return found * MICROSECOND
+            try:
+                return found * MICROSECOND
+            except OverflowError:
+                raise ValueError(f"{value!r} is longer than the longest duration, {timedelta.max.days} days") from None
     raise ValueError(f"{repr(value)[:MAX_TEXT_LENGTH]} is not a duration. {FORMS}{'' if needs_unit else WITHOUT_UNIT}")
 
 
 def parse_length(value: object, *, needs_unit: bool = False) -> timedelta:
-    """Return the duration that text gives, as ``parse_duration`` does; ``ValueError`` also for a negative one."""
+    """Return a duration that a person gave: ``ValueError`` also for a negative one, and for one of over 100 years."""
     found = parse_duration(value, needs_unit=needs_unit)
     if found < ZERO:
         raise ValueError(f'{value!r} is negative. Write a duration of 0 or more, such as "15m"')
+    if found > MAX_LENGTH:
+        raise ValueError(f"{value!r} is too long. Write a duration of at most a hundred years, 36525d")
     return found
 
 
