@@ -252,20 +252,19 @@ class Reader:
     def run_until(self, command: list[str], ready: str) -> str:
         """Run a process until it says that it is ready, then stop it with Ctrl-C; it must end well."""
         process = subprocess.Popen(
-            command, cwd=self.folder, env=self.env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-        )
+            command, cwd=self.folder, env=self.env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            # Where the tests run in the background of a shell, it ignores the signal, and children inherit that.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        )  # fmt: skip
         killer = threading.Timer(PATIENCE, process.kill)
         killer.start()
-        again = threading.Timer(PATIENCE / 2, process.send_signal, [signal.SIGINT])  # Python may lose the first one
         assert process.stdout is not None
         said = []
         for line in process.stdout:
             said.append(line)
             if ready in line:
                 process.send_signal(signal.SIGINT)
-                again.start()
         killer.cancel()
-        again.cancel()
         process.stdout.close()
         code = process.wait()
         assert code == 0, f"{shlex.join(command)}: exit {code}\n{''.join(said)}"

@@ -149,7 +149,10 @@ def test_it_serves_until_it_is_stopped_and_leaves_nothing_running(
     # Given a demo that has come to serving, with a poller beside it
     port = free_port()
     command = [sys.executable, str(MANAGE), "demo", "--no-spark", "--tasks", "20", "--port", str(port)]
-    with subprocess.Popen(command, env=env(postgres_process_database), stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, env=env(postgres_process_database), stdout=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background job ignores it
+    ) as process:  # fmt: skip
         try:
             assert process.stdout is not None
             assert any(line.startswith("Desk") for line in process.stdout), "the demo ended before it served"
