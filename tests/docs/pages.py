@@ -251,24 +251,38 @@ class Reader:
 
     def run_until(self, command: list[str], ready: str) -> str:
         """Run a process until it says that it is ready, then stop it with Ctrl-C; it must end well."""
-        process = subprocess.Popen(
-            command, cwd=self.folder, env=self.env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            # Where the tests run in the background of a shell, it ignores the signal, and children inherit that.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-        )  # fmt: skip
-        killer = threading.Timer(PATIENCE, process.kill)
-        killer.start()
-        assert process.stdout is not None
-        said = []
-        for line in process.stdout:
-            said.append(line)
-            if ready in line:
-                process.send_signal(signal.SIGINT)
-        killer.cancel()
-        process.stdout.close()
-        code = process.wait()
-        assert code == 0, f"{shlex.join(command)}: exit {code}\n{''.join(said)}"
-        return "".join(said)
+        return run_until_ready(command, ready, env=self.env, folder=self.folder)
+
+
+def run_until_ready(
+    command: list[str],
+    ready: str,
+    *,
+    env: dict[str, str],
+    folder: Path,
+    patience_s: float = PATIENCE,
+    look: Callable[[], None] = lambda: None,
+) -> str:
+    """Run a process until it says that it is ready, ``look`` at it, and stop it with Ctrl-C; it must end well."""
+    process = subprocess.Popen(
+        command, cwd=folder, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        # Where the tests run in the background of a shell, it ignores the signal, and children inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )  # fmt: skip
+    killer = threading.Timer(patience_s, process.kill)
+    killer.start()
+    assert process.stdout is not None
+    said = []
+    for line in process.stdout:
+        said.append(line)
+        if ready in line:
+            look()
+            process.send_signal(signal.SIGINT)
+    killer.cancel()
+    process.stdout.close()
+    code = process.wait()
+    assert code == 0, f"{shlex.join(command)}: exit {code}\n{''.join(said)}"
+    return "".join(said)
 
 
 def commands(text: str) -> Iterator[list[str]]:

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import doctest
-import shlex
-import signal
-import subprocess
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.docs.pages import READY, Block, blocks, commands, free_port
+from tests.docs.pages import READY, Block, blocks, commands, free_port, run_until_ready
 from tests.stranger.environments import PATIENCE_S, execute
 
 VISIT = Path(__file__).with_name("visit.py")
@@ -81,23 +77,11 @@ class Newcomer:
         address = f"127.0.0.1:{free_port()}"
         if "runserver" in words:
             words = [*words, "--noreload", address]
-        process = subprocess.Popen(
-            words, env=self._env(words), cwd=self.folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-        )
-        killer = threading.Timer(PATIENCE_S, process.kill)
-        killer.start()
-        assert process.stdout is not None
-        said = []
-        for line in process.stdout:
-            said.append(line)
-            if ready in line:
-                if look := self.while_running.get(words[2]):
-                    look(f"http://{address}")
-                process.send_signal(signal.SIGINT)
-        killer.cancel()
-        process.stdout.close()
-        assert process.wait() == 0, f"{shlex.join(words)} ended with {process.returncode}:\n{''.join(said)}"
-        return "".join(said)
+        look = self.while_running.get(words[2])
+        return run_until_ready(
+            words, ready, env=self._env(words), folder=self.folder, patience_s=PATIENCE_S,
+            look=lambda: look(f"http://{address}") if look else None,
+        )  # fmt: skip
 
     def visit(self, stage: str) -> None:
         """Open every page, command and route of the project; fail with all that is wrong there."""
