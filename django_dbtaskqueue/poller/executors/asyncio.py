@@ -38,13 +38,15 @@ class AsyncExecutor(Executor):
         self._starting = False
         self._loop = asyncio.new_event_loop()
         self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()  # only for starting the thread: a poller fetches on two
 
     def nudge(self) -> None:
         if not self.todo:
             return
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._serve, name="dbtaskqueue-loop", daemon=True)
-            self._thread.start()
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._serve, name="dbtaskqueue-loop", daemon=True)
+                self._thread.start()
         self._loop.call_soon_threadsafe(self._start)
 
     def busy(self) -> int:
