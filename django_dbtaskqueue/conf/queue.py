@@ -124,7 +124,7 @@ def duration(value: Any, *, where: str) -> timedelta:
     """Return the duration of a setting; ``ImproperlyConfigured`` names the setting and shows the accepted forms."""
     try:
         found = parse_duration(value)
-        return found if found < timedelta(0) else parse_length(found)  # what may be negative, its rule decides
+        return found if found < timedelta(0) else parse_length(value)  # what may be negative, its rule decides
     except ValueError as error:
         raise ImproperlyConfigured(f"{where}: {error}.") from None
 
