@@ -24,23 +24,29 @@ from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import Outcome
 
+__all__ = [
+    "Listener", "RunningPoller", "lease_lost", "poll_failed", "poller_executed", "poller_idle", "poller_started",
+    "poller_stopped", "register", "task_changed", "task_checked_out", "task_crashed", "task_executed",
+    "task_finished", "task_started", "unregister",
+]  # fmt: skip
+
 logger = logging.getLogger("django_dbtaskqueue")
 
 
-# call, task_ids, using: a verb of the API changed tasks, and that is committed. ``call`` is put, take, ack, release,
-# fail, touch, bury, kick, reprocess, delete, ttl (taken too late to be started) or lease_expired.
+#: call, task_ids, using: a verb of the API changed tasks, and that is committed. ``call`` is put, take, ack, release,
+#: fail, touch, bury, kick, reprocess, delete, ttl (taken too late to be started) or lease_expired.
 task_changed = Signal()
-task_checked_out = Signal()  # task
-task_started = Signal()  # task: its processor is about to be called
-task_executed = Signal()  # task, outcome: stored, and no Fail
-task_crashed = Signal()  # task, error: a failed attempt is stored, or an outcome came too late (LeaseLost)
-task_finished = Signal()  # task, outcome, error: the attempt is over; outcome None if the lease was lost
-lease_lost = Signal()  # task, verb: an outcome came too late and changed nothing
-poller_started = Signal()  # poller
-poller_executed = Signal()  # poller, tasks: a checkout took this many
-poller_idle = Signal()  # poller: nothing to take, nothing under way
-poll_failed = Signal()  # poller, error: one poll failed; the poller goes on
-poller_stopped = Signal()  # poller
+task_checked_out = Signal()  #: task
+task_started = Signal()  #: task: its processor is about to be called
+task_executed = Signal()  #: task, outcome: stored, and no Fail
+task_crashed = Signal()  #: task, error: a failed attempt is stored, or an outcome came too late (LeaseLost)
+task_finished = Signal()  #: task, outcome, error: the attempt is over; outcome None if the lease was lost
+lease_lost = Signal()  #: task, verb: an outcome came too late and changed nothing
+poller_started = Signal()  #: poller
+poller_executed = Signal()  #: poller, tasks: a checkout took this many
+poller_idle = Signal()  #: poller: nothing to take, nothing under way
+poll_failed = Signal()  #: poller, error: one poll failed; the poller goes on
+poller_stopped = Signal()  #: poller
 
 
 class RunningPoller(Protocol):

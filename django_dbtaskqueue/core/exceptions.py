@@ -11,6 +11,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+__all__ = [
+    "CheckFailed", "DuplicateTask", "EnqueueError", "JobOptionError", "LakeError", "LeaseLost", "OperationRefused",
+    "PayloadError", "PipelineError", "ProcessDied", "QueueFull", "ReenqueueDelayMissing", "SearchError",
+    "SearchTooSlow", "TaskQueueError", "UnknownQueue",
+]  # fmt: skip
+
 
 class TaskQueueError(Exception):
     """Root of the package's errors; catch it to catch them all."""

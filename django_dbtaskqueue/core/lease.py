@@ -14,6 +14,8 @@ from django_dbtaskqueue.core.outcomes import Complete, CompleteDelete, Fail, Out
 if TYPE_CHECKING:
     from django_dbtaskqueue.core.retry import AnyPolicy
 
+__all__ = ["Lease"]
+
 
 class Policies(Protocol):
     """A processor, as far as it declares policies."""

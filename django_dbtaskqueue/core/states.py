@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+__all__ = ["TERMINAL", "Status"]
+
 
 class Status(StrEnum):
     """A task is in exactly one of these."""
@@ -20,7 +22,7 @@ class Status(StrEnum):
 
 
 CREATED, PROCESSING, COMPLETED, ERROR, POISON = Status
-TERMINAL = (COMPLETED, ERROR, POISON)
+TERMINAL = (COMPLETED, ERROR, POISON)  #: statuses that only an operator changes
 
 
 @dataclass(frozen=True, slots=True)

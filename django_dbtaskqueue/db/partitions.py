@@ -14,6 +14,8 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_dbtaskqueue.db.storage import TableOperation
 
+__all__ = ["PartitionByMonth"]
+
 AHEAD = 3  # months for which partitions are made in advance
 NAME = re.compile(r"_y(\d{4})m(\d{2})$")
 MONTHS = """\

@@ -7,6 +7,8 @@ from typing import Any
 
 from django.db.migrations.operations.base import Operation, OperationCategory
 
+__all__ = ["TuneTaskTable"]
+
 # Half of each page stays free for the second version of its rows: a checkout then stays on the page (HOT) and writes
 # no index entry. Vacuum follows the churn rather than the table's size.
 STORAGE = {

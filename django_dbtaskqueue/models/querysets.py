@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from django_dbtaskqueue.flow.enqueue_many import EnqueueReport
     from django_dbtaskqueue.models import AbstractTask
 
+__all__ = ["TaskManager", "TaskQuerySet"]
+
 
 class TaskQuerySet(models.QuerySet["AbstractTask"]):
     """Tasks, and the operator's verbs over a selection of them.

@@ -32,6 +32,8 @@ from django_dbtaskqueue.operations.search import Search, parse, to_text
 from django_dbtaskqueue.operations.search.query import select, tasks_for
 from django_dbtaskqueue.operations.verbs import BULK_VERBS, PURGE, HousekeepOptions, TaskVerb
 
+__all__ = ["cancel", "preview", "start", "turn"]
+
 logger = logging.getLogger("django_dbtaskqueue")
 
 TASKS_PER_CHUNK = 500  # and so per transaction

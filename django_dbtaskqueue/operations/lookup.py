@@ -22,6 +22,8 @@ from django_dbtaskqueue.flow import usage
 from django_dbtaskqueue.models import AbstractTask, Queue, Task
 from django_dbtaskqueue.models.querysets import TaskQuerySet
 
+__all__ = ["count_by_status", "delete", "exists", "find", "reprocess", "search"]
+
 Location = tuple[str, type[AbstractTask]]
 
 

@@ -23,6 +23,8 @@ from django.utils.translation import override
 from django_dbtaskqueue.core.numbers import UNKNOWN, number, percent, seconds
 from django_dbtaskqueue.operations.masking import masked
 
+__all__ = ["html_file"]
+
 PACKAGE_FOLDER = Path(__file__).parents[1]
 STATIC_FOLDER = PACKAGE_FOLDER / "static" / "dbtaskqueue"
 STYLE_FILES = ("vendor/uplot-1.6.32/uPlot.min.css", "admin.css", "operations.css", "report.css")

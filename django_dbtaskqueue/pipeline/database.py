@@ -20,6 +20,8 @@ from django_dbtaskqueue.core.sql.dialects import DIALECTS, Dialect, Tables
 if TYPE_CHECKING:
     from adbc_driver_manager.dbapi import Connection
 
+__all__ = ["Database"]
+
 Vendor = Literal["postgresql", "sqlite"]
 URL_FORMS = "postgresql://USER:PASSWORD@HOST:PORT/NAME?OPTION=VALUE or sqlite:///PATH"
 DATABASE_ERRORS = (psycopg.Error, sqlite3.Error)

@@ -27,6 +27,8 @@ from django_dbtaskqueue.pipeline.spark.terminal import Progress, silent
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+__all__ = ["Argument", "Context", "Job"]
+
 Options = Mapping[str, Any]  # values are as the types of the arguments return them
 Result = Mapping[str, Any]  # numbers, texts, times, durations, and lists and mappings of these
 RenderPage = Callable[[str, Result], str]

@@ -40,6 +40,8 @@ from django_dbtaskqueue.pull import blocking, leases
 from django_dbtaskqueue.pull.leases import ManualSettlePort
 from django_dbtaskqueue.pull.queue_admin import QueueAdmin
 
+__all__ = ["QueueHandle"]
+
 RESCUE_INTERVAL_S = 5.0  # between two rescues of one queue in one process
 MAX_REMEMBERED_QUEUES = 4096
 POLL_JITTER = (0.8, 1.2)

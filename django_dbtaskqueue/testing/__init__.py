@@ -48,3 +48,7 @@ def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_MODULE_OF.get(name, 'kit')}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -9,13 +9,13 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cached_property
 
-from django_dbtaskqueue.core.sql.checkout import NO_HANDLER, CheckoutStatements, LeaseStatements
-from django_dbtaskqueue.core.sql.dialects import Tables
+from django_dbtaskqueue.core.sql.checkout import NO_HANDLER as NO_HANDLER
+from django_dbtaskqueue.core.sql.checkout import CheckoutStatements, LeaseStatements
+from django_dbtaskqueue.core.sql.dialects import Tables as Tables
 from django_dbtaskqueue.core.sql.enqueue import EnqueueStatements
 from django_dbtaskqueue.core.sql.groups import GroupStatements
 from django_dbtaskqueue.core.sql.settle import SettleStatements
 
-__all__ = ["NO_HANDLER", "Statements", "Tables"]
 COALESCED = "coalesce(payload_type, '')"
 
 

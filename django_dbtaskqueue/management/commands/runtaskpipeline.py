@@ -14,6 +14,8 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import connections
 
+__all__ = ["database_of_alias"]
+
 try:
     from psycopg import pq
 except ImportError as error:  # a bare install, and no libpq

@@ -24,6 +24,8 @@ from django_dbtaskqueue.operations.search.values import VALUE_TYPES, Match, Piec
 if TYPE_CHECKING:
     from django.utils.functional import _StrPromise
 
+__all__ = ["Search", "from_url", "parse", "to_text", "to_url"]
+
 
 @dataclass(frozen=True, slots=True)
 class Qualifier:

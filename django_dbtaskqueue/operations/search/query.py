@@ -32,6 +32,8 @@ from django_dbtaskqueue.operations.permissions import User, search_fault
 from django_dbtaskqueue.operations.search import QUALIFIERS, Search, Term, parse, parse_term
 from django_dbtaskqueue.operations.search.values import JSON_NUMBER, Match, span_of
 
+__all__ = ["TaskFilter"]
+
 JsonScalar = str | int | float | bool
 LOOKUPS = {"=": "exact", "^": "startswith", ">": "gt", ">=": "gte", "<": "lt", "<=": "lte"}
 LOOKUP_OF_AGE = {">": "<", ">=": "<=", "<": ">", "<=": ">="}  # longer ago is earlier

@@ -38,6 +38,8 @@ from django_dbtaskqueue.pipeline.schema import ATTEMPTS, SCHEMA_VERSION, TASKS
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+__all__ = ["Lake", "read_lake"]
+
 MAX_FOLDED_TOKENS = 1000  # of the last changes, in a folded log: a killed run may repeat these changes
 LAYOUT_VERSION = 1  # grows when an older program would misread a lake of this one
 LOG_FOLDER = "_dbtaskqueue"

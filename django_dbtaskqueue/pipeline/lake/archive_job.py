@@ -1,6 +1,6 @@
 """The job ``archive``: finished tasks and their failed attempts move from the database to the lake; none is lost.
 
-Each batch goes through these steps. The next run continues a run that was killed at any of them:
+Each batch goes through these steps. The next run continues a run that was killed at any of them::
 
     freeze    one row says which tasks: a range of ids and a predicate. The tasks are not touched.
     export    Spark writes them, and a manifest with counts and checksums, below the lake's staging folder.
@@ -48,6 +48,8 @@ from django_dbtaskqueue.pipeline.spark.terminal import Progress, silent
 
 if TYPE_CHECKING:
     from datetime import datetime
+
+__all__ = ["Archive"]
 
 SLICE_IDS = 250_000  # ids that one Spark task exports, while there are at most MAX_SLICES
 MAX_SLICES = 64

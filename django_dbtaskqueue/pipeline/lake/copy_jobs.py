@@ -26,6 +26,8 @@ from django_dbtaskqueue.pipeline.source.enqueue_job import only
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
+__all__ = ["Replay", "Stream"]
+
 MAX_SHOWN_REFERENCES = 5  # by a dry run
 
 

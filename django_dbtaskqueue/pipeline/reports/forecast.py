@@ -24,6 +24,8 @@ from django_dbtaskqueue.pipeline import reports
 from django_dbtaskqueue.pipeline.jobs import Argument, Context, count, share
 from django_dbtaskqueue.pipeline.reports import transforms as T
 
+__all__ = ["Forecast"]
+
 LIVE_POLLERS = (
     "SELECT count(*), coalesce(max(slots), 0) FROM dbtaskqueue_poller WHERE state <> 'STOPPED' AND heartbeat_time > "
 )

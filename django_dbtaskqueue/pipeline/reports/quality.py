@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql import Column
 
+__all__ = ["Check"]
+
 # Name of a finding -> SQL that is true for a row that has it.
 ROW_RULES = {
     "no id": "id IS NULL",

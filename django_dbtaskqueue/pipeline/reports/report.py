@@ -15,6 +15,8 @@ from django_dbtaskqueue.pipeline import reports
 from django_dbtaskqueue.pipeline.jobs import Argument, Context, count, objective
 from django_dbtaskqueue.pipeline.reports import transforms as T
 
+__all__ = ["Report"]
+
 HOURLY_TABLES = ("levels", "backlog")
 MAX_CHART_QUEUES = 6  # queues with a line of their own
 MAX_CHART_STEPS = 200

@@ -19,6 +19,11 @@ from django_dbtaskqueue.core.states import COMPLETED, ERROR, POISON, PROCESSING
 from django_dbtaskqueue.pipeline.jobs import EVERY_QUEUE, Objective, by_queue
 from django_dbtaskqueue.pipeline.schema import TERMINAL_STATUSES
 
+__all__ = [
+    "as_of", "backlog", "error_budgets", "failure_clusters", "hours", "measured", "never_succeeding", "noisy_queues",
+    "percentiles", "retry_waste", "service_levels",
+]  # fmt: skip
+
 HOUR_US = 3_600_000_000
 PERCENTILES = {"p50": 0.50, "p95": 0.95, "p99": 0.99}
 MEASURES = ("wait", "run")

@@ -25,6 +25,8 @@ from django_dbtaskqueue.pipeline.jobs import Argument, Context, count, pair
 from django_dbtaskqueue.pipeline.reports import transforms as T
 from django_dbtaskqueue.pipeline.schema import TERMINAL_STATUSES
 
+__all__ = ["WhatIf"]
+
 REPLAY_COLUMNS = (
     "queue_name", "status", "priority", "total_attempt", "reenqueue_attempt", "create_time", "start_time",
     "finish_time",

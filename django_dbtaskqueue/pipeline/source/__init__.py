@@ -24,7 +24,7 @@ from django_dbtaskqueue.pipeline.source.task_writer import StreamWriter, TaskWri
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["TaskSource", "open_snapshot", "read_tasks", "register", "stream_tasks", "write_tasks"]
+__all__ = ["Snapshot", "TaskSource", "open_snapshot", "read_tasks", "register", "stream_tasks", "write_tasks"]
 
 FORMAT_NAME = "dbtaskqueue"
 TimeRange = tuple[datetime | None, datetime | None]

@@ -21,6 +21,8 @@ from django_dbtaskqueue.pipeline.jobs import Argument, Context, Job, Result, cou
 from django_dbtaskqueue.pipeline.source import staging, write_tasks
 from django_dbtaskqueue.pipeline.source.task_writer import prepared
 
+__all__ = ["Enqueue"]
+
 FILE_FORMATS = ("csv", "json", "parquet", "orc", "text")
 FORMAT_ALIASES = {"jsonl": "json", "ndjson": "json", "tsv": "csv"}
 READER_DEFAULTS = {"csv": {"header": "true", "mode": "FAILFAST"}, "json": {"mode": "FAILFAST"}}

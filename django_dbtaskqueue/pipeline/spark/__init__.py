@@ -39,6 +39,8 @@ from django_dbtaskqueue.pipeline.spark.terminal import interrupts_delayed
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+__all__ = ["spark_session"]
+
 logger = logging.getLogger(__name__)
 
 OLDEST_JAVA = 17

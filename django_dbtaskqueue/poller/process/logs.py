@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from _typeshed import SupportsWrite
 
+__all__ = ["JsonFormatter", "TextFormatter"]
+
 LOG_FORMATS = ("text", "json")
 TASK_FIELDS = ("task_id", "queue", "reference", "attempt")  # of flow.observe.fields
 LEVEL_BY_VERBOSITY = (logging.WARNING, logging.INFO, logging.DEBUG)
