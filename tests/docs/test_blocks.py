@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from django_dbtaskqueue.db import notify
-from tests.docs.pages import FENCE, REPOSITORY, Block, Reader, blocks
+from tests.docs.pages import FENCE, PROJECT, REPOSITORY, Block, Reader, blocks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from tests.conftest import ProcessDatabase
 
 PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
+SOURCE_URL = PROJECT["urls"]["Source"]
+FILE_URL = re.compile(rf"{re.escape(SOURCE_URL)}/(?:blob|raw|tree)/main/(\S+)")
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 SPARK = re.compile(r"^import pyspark|spark_session\(|\"runtaskpipeline\"", re.MULTILINE)
 # What must have come of the README's four steps: a view's order is invoiced by a poller.
@@ -70,8 +72,20 @@ def test_every_block_of_the_page_works(reader: Reader) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
 def test_links_lead_somewhere(page: Path) -> None:
     for target in LINK.findall(FENCE.sub("", page.read_text())):
-        if not target.startswith(("http:", "https:", "mailto:")):
+        if ours := FILE_URL.fullmatch(target):
+            assert (REPOSITORY / ours[1]).exists(), f"{page.name} links to {target}"
+        elif not target.startswith(("http:", "https:", "mailto:")):
+            assert page.name != "README.md", (
+                f"{target} leads nowhere on the page of a package index: write {SOURCE_URL}/…"
+            )
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_the_addresses_of_the_project_lead_somewhere() -> None:
+    """They stand once, in pyproject.toml; other files repeat the address of the repository only."""
+    for url in PROJECT["urls"].values():
+        ours = FILE_URL.fullmatch(url)
+        assert (REPOSITORY / ours[1]).exists() if ours else url.startswith(SOURCE_URL), url
 
 
 # -- the executors themselves: each must be able to fail ---------------------------------------------------------------

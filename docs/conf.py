@@ -1,0 +1,82 @@
+"""The documentation as a site: ``python -m sphinx -W --keep-going -n -b html docs build/docs``.
+
+The pages are plain Markdown, which the repository's host shows as well. What only the site needs is added here while
+it is built: the table of contents, the titles of files above code blocks, and addresses of files outside ``docs``.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import tomllib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import django
+
+if TYPE_CHECKING:
+    from sphinx.application import Sphinx
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+SOURCE_URL = PROJECT["urls"]["Source"]
+CONTENTS = {
+    "Learn": ["tutorial", "pipeline-tutorial", "flight-desk"],
+    "How to": [
+        *("howto/test-your-tasks", "howto/deploy", "howto/tune", "howto/operate-at-night"),
+        *("howto/pipeline-cookbook", "howto/spark-cluster"),
+    ],
+    "Look up": [
+        *("reference/api", "reference/outcomes-and-retries", "reference/statuses", "reference/semantics"),
+        *("reference/settings", "reference/commands", "reference/operations", "reference/admin", "reference/errors"),
+        *("reference/pipeline", "reference/python", "reference/stability"),
+    ],
+    "Understand": ["design", "explanation/performance"],
+}
+TITLED_FENCE = re.compile(r'^```(\w+) title="([^"]+)"$', re.MULTILINE)
+OUTSIDE_LINK = re.compile(r"\]\((?:\.\./)+((?:tests|example_project|django_dbtaskqueue)/[^)\s]+|[A-Z]+\.md)\)")
+
+sys.path.insert(0, str(REPOSITORY))  # this checkout, whatever is installed
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.settings_static")
+django.setup()
+
+project = PROJECT["name"]
+release = version = PROJECT["version"]
+author = PROJECT["authors"][0]["name"]
+project_copyright = author
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinxcontrib.mermaid"]
+exclude_patterns = ["images"]
+nitpicky = True
+
+myst_fence_as_directive = ["mermaid"]
+myst_heading_anchors = 3
+
+autodoc_default_options = {"members": True}
+autodoc_member_order = "bysource"
+autodoc_typehints_format = "short"
+# Annotations name internal classes too, and those of other projects, which a build without network cannot look up.
+nitpick_ignore_regex = [("py:class", ".*")]
+default_role = "code"
+
+html_theme = "furo"
+html_title = f"{project} {release}"
+html_theme_options = {"source_repository": SOURCE_URL, "source_branch": "main", "source_directory": "docs/"}
+
+
+def adapt(app: Sphinx, name: str, source: list[str]) -> None:
+    """Add what only the site needs to the text of a page."""
+    text = TITLED_FENCE.sub(r"```{code-block} \1\n:caption: \2\n", source[0])
+    text = OUTSIDE_LINK.sub(rf"]({SOURCE_URL}/blob/main/\1)", text)
+    source[0] = text + "".join(map(toctree, CONTENTS)) if name == "index" else text
+
+
+def toctree(caption: str) -> str:
+    """Return a part of the table of contents as a directive."""
+    pages = "\n".join(CONTENTS[caption])
+    return f"\n```{{toctree}}\n:hidden:\n:caption: {caption}\n\n{pages}\n```\n"
+
+
+def setup(app: Sphinx) -> None:
+    """Connect this file to the build."""
+    app.connect("source-read", adapt)

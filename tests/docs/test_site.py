@@ -1,0 +1,82 @@
+"""The site builds without a warning and shows each public name; ``stability.md`` lists exactly the public names."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.architecture.source import MODULES, PACKAGE, REPOSITORY
+from tests.docs.pages import blocks
+from tests.docs.test_reference import page, table
+
+SPHINX = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-n", "-q", "-b", "html"]
+
+
+def public_names() -> dict[str, list[str]]:
+    """Return the names in ``__all__`` of each module that has one."""
+    found = {}
+    for module in MODULES:
+        for node in module.tree.body:
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+                found[f"{PACKAGE}.{module.name}".rstrip(".")] = ast.literal_eval(node.value)
+    return dict(sorted(found.items()))
+
+
+def imported_by(code: str) -> set[str]:
+    """Return the modules and names that are imported from the package."""
+    nodes = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.ImportFrom)]
+    names = {f"{node.module}.{name.name}" for node in nodes for name in node.names}
+    return {name for name in names if name.startswith(PACKAGE)}
+
+
+def test_the_public_names_are_listed() -> None:
+    expected = [[f"`{module}`", ", ".join(f"`{name}`" for name in names)] for module, names in public_names().items()]
+    written = table(page("reference/stability.md"), "## Public Python names")
+    assert written == expected, "Write these rows:\n" + "\n".join(f"| {' | '.join(row)} |" for row in expected)
+
+
+def test_the_documentation_imports_public_names_only() -> None:
+    public = {f"{module}.{name}" for module, names in public_names().items() for name in ("", *names)}
+    pages = [REPOSITORY / "README.md", *(REPOSITORY / "docs").rglob("*.md")]
+    code = [block.text for one in pages for block in blocks(one) if block.language == "python"]
+    used = set().union(*map(imported_by, code)) - {f"{PACKAGE}.pipeline.__main__"}  # a command line
+    assert used
+    assert {name for name in used if not {name, f"{name}."} & public} == set()
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Build the site as CONTRIBUTING says; a warning is an error."""
+    if importlib.util.find_spec("sphinx") is None and "CI" not in os.environ:
+        pytest.skip('the extra "docs" is not installed')
+    folder = tmp_path_factory.mktemp("site")
+    command = [*SPHINX, "docs", str(folder)]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_site_is_built_and_shows_every_public_name(site: Path) -> None:
+    from sphinx.util.inventory import InventoryFile
+
+    shown = InventoryFile.loads((site / "objects.inv").read_bytes(), uri="").data
+    names = {name for kind, objects in shown.items() if kind.startswith("py:") for name in objects}
+    public = {f"{module}.{name}" for module, found in public_names().items() for name in found}
+    assert public - names == set()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_site_shows_the_titles_of_files_and_no_link_leaves_the_pages(site: Path) -> None:
+    tutorial, semantics = ((site / name).read_text() for name in ("tutorial.html", "reference/semantics.html"))
+    assert "flightdesk/settings.py" in tutorial
+    assert 'href="../../tests' not in semantics
+    assert "/blob/main/tests/conformance/test_settle.py" in semantics
