@@ -37,6 +37,7 @@ from django.dispatch import receiver
 
 from django_dbtaskqueue.contrib.embedded import EmbeddedPostgres
 from example_project.database import database_from_url
+from tests.patience import DEFAULT_S, patience
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -72,11 +73,12 @@ class ProcessDatabase:
         }
         return {**os.environ, **ours}
 
-    def run(self, *arguments: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
+    def run(self, *arguments: str, timeout: float = DEFAULT_S) -> subprocess.CompletedProcess[str]:
         """Run ``manage.py`` with the arguments to its end, and fail with its output if it fails."""
         command = [sys.executable, str(REPOSITORY / "manage.py"), *arguments]
+        limit = patience(timeout)
         done = subprocess.run(
-            command, env=self.env, cwd=REPOSITORY, capture_output=True, text=True, timeout=timeout, check=False
+            command, env=self.env, cwd=REPOSITORY, capture_output=True, text=True, timeout=limit, check=False
         )
         assert done.returncode == 0, f"{' '.join(arguments)}: exit {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done

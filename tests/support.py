@@ -6,31 +6,33 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from time import monotonic
 from typing import Any, TypeVar
 
 from django.db import connections
 
 from django_dbtaskqueue.core.states import EDGES, TERMINAL
 from django_dbtaskqueue.models import DeletedTasks, Task, TaskHistory
+from tests.patience import DEFAULT_S, PATIENCE, Deadline
 
 T = TypeVar("T")
-PATIENCE = 20.0  # seconds after which a fact that should come true is given up
 
 
-def eventually(assertion: Callable[[], T], *, timeout: float = PATIENCE) -> T:
-    """Call ``assertion`` until it raises no AssertionError any more; return what it returns."""
-    deadline = monotonic() + timeout
+def eventually(assertion: Callable[[], T], *, timeout: float = DEFAULT_S) -> T:
+    """Call ``assertion`` until it raises no AssertionError any more; return what it returns.
+
+    ``timeout`` counts seconds of a quiet machine.
+    """
+    deadline = Deadline(timeout)
     while True:
         try:
             return assertion()
         except AssertionError:
-            if monotonic() > deadline:
+            if deadline.passed:
                 raise
         threading.Event().wait(0.01)
 
 
-def until(condition: Callable[[], Any], *, timeout: float = PATIENCE) -> None:
+def until(condition: Callable[[], Any], *, timeout: float = DEFAULT_S) -> None:
     """Wait until ``condition()`` is true."""
 
     def holds() -> None:
@@ -46,7 +48,7 @@ class Actor:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix=name)
 
     def do(self, function: Callable[..., T], *arguments: Any, **options: Any) -> Future[T]:
-        """Begin; the future's ``result(timeout)`` is what the function returns or raises."""
+        """Begin; the future's ``result()`` is what the function returns or raises."""
         return self._pool.submit(function, *arguments, **options)
 
     def close(self) -> None:
@@ -66,16 +68,16 @@ def actors(number: int) -> Iterator[list[Actor]]:
             actor.close()
 
 
-def at_once(number: int, function: Callable[[int], T], *, timeout: float = 60) -> list[T]:
+def at_once(number: int, function: Callable[[int], T]) -> list[T]:
     """Call ``function(0) … function(number - 1)`` in threads of their own, let go together; return the answers."""
     barrier = threading.Barrier(number)
 
     def run(index: int) -> T:
-        barrier.wait(timeout)
+        barrier.wait(PATIENCE)
         return function(index)
 
     with actors(number) as cast:
-        return [future.result(timeout) for future in [actor.do(run, index) for index, actor in enumerate(cast)]]
+        return [future.result(PATIENCE) for future in [actor.do(run, index) for index, actor in enumerate(cast)]]
 
 
 def backend_pid(using: str = "default") -> int:

@@ -46,6 +46,7 @@ from django_dbtaskqueue.testing import (
     refute_enqueued,
     run_poller,
 )
+from tests.patience import PATIENCE
 from tests.testapp.models import Booking
 
 if TYPE_CHECKING:
@@ -612,7 +613,7 @@ def test_run_poller_runs_a_real_poller_and_drains_it_at_the_end(alias: str) -> N
 
     with run_poller("labour", using=alias) as poller:
         enqueue("labour", "a", using=alias)
-        assert ran.wait(10)
+        assert ran.wait(PATIENCE)
         enqueue("labour", "b", using=alias)
     assert (status("a", alias), status("b", alias)) == ("COMPLETED", "COMPLETED")
     assert threading.current_thread().name not in threads
@@ -622,7 +623,7 @@ def test_run_poller_runs_a_real_poller_and_drains_it_at_the_end(alias: str) -> N
 @pytest.mark.django_db(transaction=True)
 def test_run_poller_tells_what_it_still_runs() -> None:
     release = threading.Event()
-    processor("stuck")(lambda task: release.wait(30))
+    processor("stuck")(lambda task: release.wait(PATIENCE))
     enqueue("stuck", "a")
     told = pytest.raises(AssertionError, match=r"not done after 0:00:00.5.*running stuck/a")
     with told, run_poller("stuck", timeout=timedelta(milliseconds=500)):
@@ -704,7 +705,9 @@ def pytest_of(folder: Path, test: str, *options: str, **env: str) -> subprocess.
         "test_it.py",
     ]
     base = {"PATH": "/usr/bin:/bin", "PYTHONPATH": f"{folder}:{REPOSITORY}"}
-    return subprocess.run(command, cwd=folder, env=base | env, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(
+        command, cwd=folder, env=base | env, capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
 
 
 def test_processors_of_a_test_are_gone_after_it(tmp_path: Path) -> None:

@@ -31,10 +31,10 @@ from types import CodeType, FrameType
 from typing import Any
 
 from tests.architecture.source import PACKAGE, REPOSITORY
+from tests.patience import PATIENCE
 
 RUNS = 15
 WARM_UP_RUNS = 3
-WAIT_S = 30.0
 FOLDER = f"{REPOSITORY / PACKAGE}/"
 NOT_COUNTED = ("<module>", "<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
 GENERATOR_FLAGS = 0x20 | 0x80 | 0x200  # generator, coroutine, asynchronous generator
@@ -124,12 +124,12 @@ def measure_task(counter: CallCounter) -> dict[str, Any]:
         for number in range(WARM_UP_RUNS + RUNS):
             with _event_at(signals.poller_idle, lambda: True) as idle:
                 poller.wake("work")
-                assert idle.wait(WAIT_S)
+                assert idle.wait(PATIENCE)
             enqueue("work")  # on this thread, which is not counted
             with _event_at(signals.poller_idle, lambda before=number: len(ran) > before) as idle:
                 counter.on = True
                 poller.wake("work")
-                assert idle.wait(WAIT_S)
+                assert idle.wait(PATIENCE)
                 counter.on = False
             journeys.append(counter.take())
     threading.setprofile(None)

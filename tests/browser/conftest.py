@@ -18,10 +18,11 @@ from django.contrib.auth.models import User
 
 from tests.browser.policy import REPAIRED, queue_settings
 from tests.conftest import REPOSITORY, ProcessDatabase
+from tests.patience import PATIENCE, patience
 from tests.poller.processes import runtaskpoller
 from tests.support import until
 
-PATIENCE = 30_000  # milliseconds the browser waits for anything
+PATIENCE_MS = 1000 * patience(30)  # the browser waits for anything
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 WATCH = """
 window.violations = [];
@@ -100,7 +101,7 @@ class Site:
     def window(self, **options: Any) -> Iterator[Any]:
         """A window of its own, logged in; at its end nothing may have gone wrong in it."""
         context = self._browser.new_context(**{"viewport": {"width": 1360, "height": 800}, **options})
-        context.set_default_timeout(PATIENCE)
+        context.set_default_timeout(PATIENCE_MS)
         context.add_init_script(WATCH)
         page = context.new_page()
         wrong = self.wrong = []
@@ -143,11 +144,11 @@ def _served(database: ProcessDatabase) -> Iterator[str]:
         yield f"http://{address}"
     finally:
         server.terminate()
-        server.wait(30)
+        server.wait(PATIENCE)
 
 
 def _answers(address: str) -> bool:
-    connection = http.client.HTTPConnection(address, timeout=10)
+    connection = http.client.HTTPConnection(address, timeout=PATIENCE)
     try:
         connection.request("GET", "/admin/login/")
         return connection.getresponse().status == 200

@@ -60,7 +60,6 @@ def addresses() -> dict[str, str]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_every_page_works_under_a_strict_policy_and_for_everybody(site: Site) -> None:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
     scene.play()

@@ -6,14 +6,14 @@ from typing import Any
 
 from django_dbtaskqueue import enqueue
 from django_dbtaskqueue.models import Queue, Task
-from tests.browser.conftest import PATIENCE, Site, expect
+from tests.browser.conftest import PATIENCE_MS, Site, expect
 from tests.support import until
 
 ORDERS = 6
 
 
 def shows(page: Any, selector: str, text: str) -> None:
-    expect(page.locator(selector).first).to_contain_text(text, timeout=PATIENCE)
+    expect(page.locator(selector).first).to_contain_text(text, timeout=PATIENCE_MS)
 
 
 def in_status(status: str) -> int:
@@ -22,11 +22,11 @@ def in_status(status: str) -> int:
 
 def test_the_road_from_an_alarm_to_its_end(site: Site) -> None:
     with site.poller("orders"), site.window() as page:
-        page.set_default_timeout(PATIENCE)
+        page.set_default_timeout(PATIENCE_MS)
         # Given orders that all fail for the same reason
         for number in range(ORDERS):
             enqueue("orders", f"order-{number}")
-        until(lambda: in_status("ERROR") == ORDERS, timeout=60)
+        until(lambda: in_status("ERROR") == ORDERS)
         # When the operator follows the overview to the failures, it is one group
         page.goto(site.url("overview/"))
         row = page.locator(".dbtq-grid tbody tr", has_text="orders")
@@ -50,7 +50,7 @@ def test_the_road_from_an_alarm_to_its_end(site: Site) -> None:
         page.wait_for_selector("progress")
         page.select_option("#dbtq-interval", "2")
         shows(page, "#dbtq-live .dbtq-badge", "finished")
-        until(lambda: in_status("COMPLETED") == ORDERS, timeout=60)
+        until(lambda: in_status("COMPLETED") == ORDERS)
         page.goto(site.url("overview/"))
         expect(page.locator(".dbtq-grid tbody tr", has_text="orders").locator("td").nth(2)).to_have_text(str(ORDERS))
         page.goto(site.url("auditentry/"))
@@ -63,7 +63,7 @@ def group(page: Any) -> None:
     page.click(".dbtq-nav a[data-key=f]")
     link = page.locator(".field-what a", has_text="WarehouseClosed")
     page.select_option("#dbtq-interval", "2")
-    expect(link).to_be_visible(timeout=2 * PATIENCE)
+    expect(link).to_be_visible(timeout=2 * PATIENCE_MS)
     link.click()
     shows(page, ".dbtq-verbs", "Reprocess")
 
@@ -83,7 +83,7 @@ def pause_and_resume(site: Site, page: Any) -> None:
     page.click("button[value=resume]")
     page.click("button[name=confirm]")
     shows(page, "#dbtq-live .dbtq-badge", "running")
-    until(lambda: in_status("COMPLETED") == ORDERS + 1, timeout=60)
+    until(lambda: in_status("COMPLETED") == ORDERS + 1)
 
 
 def test_without_scripts_everything_can_still_be_done(site: Site) -> None:
@@ -115,13 +115,13 @@ def test_refreshing_waits_while_rows_are_ticked_and_keys_work(site: Site) -> Non
         page.keyboard.press("x")
         expect(page.locator("#dbtq-ticked")).to_have_text("1 ticked")
         enqueue("orders", "second")
-        expect(page.locator("#dbtq-note")).to_have_text("not refreshed while rows are ticked", timeout=PATIENCE)
+        expect(page.locator("#dbtq-note")).to_have_text("not refreshed while rows are ticked", timeout=PATIENCE_MS)
         assert page.locator(".dbtq-table tbody tr").count() == 1
         # and once it is not, they come by themselves
         page.keyboard.press("x")
-        expect(page.locator(".dbtq-table tbody tr")).to_have_count(2, timeout=PATIENCE)
+        expect(page.locator(".dbtq-table tbody tr")).to_have_count(2, timeout=PATIENCE_MS)
         # An unchanged list is not sent again
-        with page.expect_response(lambda answer: "_live" in answer.url and answer.status == 304, timeout=PATIENCE):
+        with page.expect_response(lambda answer: "_live" in answer.url and answer.status == 304, timeout=PATIENCE_MS):
             page.keyboard.press("r")
         page.keyboard.press("/")
         page.keyboard.type("ref:first")

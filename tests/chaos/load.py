@@ -14,6 +14,7 @@ from django.db.utils import Error
 from django_dbtaskqueue import enqueue
 from django_dbtaskqueue.models import Task
 from tests.chaos.processes import until_all
+from tests.patience import PATIENCE
 from tests.testapp.models import Booking
 
 PACE = 0.02  # seconds between two filings of one producer
@@ -29,6 +30,7 @@ class Producer(threading.Thread):
     def __init__(self, name: str, ledger: Path) -> None:
         super().__init__(name=name, daemon=True)
         self._ledger = ledger
+        ledger.touch()
         self._ended = threading.Event()
         self.unknown: set[str] = set()
 
@@ -60,7 +62,7 @@ class Producer(threading.Thread):
     def end(self) -> None:
         """File nothing more."""
         self._ended.set()
-        self.join(10)
+        self.join(PATIENCE)
 
 
 @contextmanager

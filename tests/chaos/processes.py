@@ -18,9 +18,8 @@ from django.db.utils import Error
 from django_dbtaskqueue import models
 from django_dbtaskqueue.models import Task
 from tests.conftest import REPOSITORY, ProcessDatabase
-from tests.support import Audit, eventually, until
-
-ENDING = 30.0  # seconds
+from tests.patience import DEFAULT_S
+from tests.support import PATIENCE, Audit, eventually, until
 
 
 class PollerProcess:
@@ -69,14 +68,14 @@ class PollerProcess:
             family = [*self.facts().children(recursive=True), self.facts()]
             for member in reversed(family):
                 member.kill()
-            self._process.wait(ENDING)
+            self._process.wait(PATIENCE)
 
     def end(self) -> None:
         """Ask it to drain, and see that it ends well."""
         self.signal(signal.SIGTERM)
         self.ended()
 
-    def ended(self, code: int = 0, *, timeout: float = ENDING) -> None:
+    def ended(self, code: int = 0, *, timeout: float = DEFAULT_S) -> None:
         """Wait for the end with this exit code."""
 
         def over() -> None:

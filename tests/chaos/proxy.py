@@ -9,6 +9,8 @@ from contextlib import contextmanager, suppress
 from typing import BinaryIO, Literal, NamedTuple
 from urllib.parse import urlsplit
 
+from tests.patience import PATIENCE
+
 ENCRYPTION = {80877103, 80877104}  # what a client asks before anything else: SSL, GSSAPI
 Loss = Literal["request", "reply"]
 Message = tuple[bytes, bytes]
@@ -106,6 +108,7 @@ class Proxy:
         self._wires: list[Wire] = []
         self._trap: Trap | None = None
         self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._serve, daemon=True)
         self.struck = threading.Event()
 
     @property
@@ -137,21 +140,26 @@ class Proxy:
             self.struck.set()
             return trap.loss
 
-    def run(self) -> None:
+    def start(self) -> None:
         """Serve until ``stop``."""
+        self._thread.start()
+
+    def _serve(self) -> None:
         with suppress(OSError):
             while True:
                 client, _ = self._listener.accept()
-                self._wires.append(Wire(self, client))
-                self._wires[-1].start()
+                wire = Wire(self, client)
+                wire.start()
+                self._wires.append(wire)
 
     def stop(self) -> None:
         """End, and break what is still connected."""
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
+        self._thread.join(PATIENCE)  # from now on there are no new connections
         for wire in self._wires:
             wire.cut()
-            wire.join(10)
+            wire.join(PATIENCE)
 
 
 def _message(stream: BinaryIO) -> Message:
@@ -174,10 +182,8 @@ def _packed(kind: bytes, body: bytes) -> bytes:
 def proxied(url: str) -> Iterator[Proxy]:
     """A proxy before a server, for the time of a ``with`` block."""
     proxy = Proxy(url)
-    thread = threading.Thread(target=proxy.run, daemon=True)
-    thread.start()
+    proxy.start()
     try:
         yield proxy
     finally:
         proxy.stop()
-        thread.join(10)

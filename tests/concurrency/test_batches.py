@@ -100,6 +100,6 @@ def test_six_kinds_of_writers_over_the_same_rows(place: str, audit: Audit) -> No
             writers[index](dice)
         return ROUNDS
 
-    assert at_once(len(writers), write, timeout=90) == [ROUNDS] * len(writers)
+    assert at_once(len(writers), write) == [ROUNDS] * len(writers)
     assert len(audit.edges()) > 3
     assert counted(place) >= TASKS

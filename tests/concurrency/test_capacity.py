@@ -11,7 +11,7 @@ from django.db import transaction
 
 from django_dbtaskqueue import QueueFull, enqueue
 from django_dbtaskqueue.models import Task
-from tests.support import actors
+from tests.support import PATIENCE, actors
 
 BOTH = pytest.mark.parametrize("alias", ["default", "sqlite"])
 LONG = timedelta(seconds=20)
@@ -32,7 +32,7 @@ def test_who_waits_gets_the_room_that_comes_free(alias: str) -> None:
     with actors(1) as (producer,):
         second = producer.do(enqueue, "narrow", "second", timeout=LONG, using=alias)
         Task.objects.db_manager(alias).checkout("narrow", poller_instance="p")[0].complete()
-        assert second.result(20).reference == "second"
+        assert second.result(PATIENCE).reference == "second"
 
 
 @BOTH
@@ -58,4 +58,4 @@ def test_room_appears_inside_a_transaction_on_postgresql_only(alias: str) -> Non
                 second.result(LONG.total_seconds() / 2)
         else:
             Task.objects.db_manager(alias).checkout("narrow", poller_instance="p")[0].complete()
-            assert second.result(20).reference == "second"
+            assert second.result(PATIENCE).reference == "second"

@@ -21,9 +21,9 @@ from django_dbtaskqueue.models import Attempt, Task
 from django_dbtaskqueue.poller.loop import Poller
 from django_dbtaskqueue.poller.queue_state import Options
 from tests.conftest import REPOSITORY, ProcessDatabase
+from tests.patience import patience
 
 TASKS, POLLERS = 20_000, 4
-LONGEST = 100.0  # seconds
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def drain(number: int, alias: str | None) -> list[Poller]:
     pollers = [Poller({"parcels": 1}, Options(threads=2, drain=True), using=alias) for _ in range(number)]
     for poller in pollers:
         poller.start()
-    ended = [poller.wait(LONGEST) for poller in pollers]
+    ended = [poller.wait(patience(100)) for poller in pollers]
     for poller in pollers:
         poller.close()
     assert ended == [True] * number
@@ -127,7 +127,7 @@ def drain_with_processes(database: ProcessDatabase, folder: Path, strategy: str)
             stack.callback(process.wait)
             stack.callback(process.kill)
             running.append(process)
-        codes = [process.wait(LONGEST) for process in running]
+        codes = [process.wait(patience(100)) for process in running]
 
     assert codes == [os.EX_OK] * POLLERS, "\n".join(log.read_text() for log in logs)
     lines = [line.split() for line in mark.read_text().splitlines()]

@@ -12,7 +12,7 @@ from django.db.utils import InterfaceError, OperationalError
 
 from django_dbtaskqueue import DuplicateTask, enqueue, enqueue_many
 from django_dbtaskqueue.models import Task
-from tests.support import Actor, actors, at_once, backend_pid, until_blocked
+from tests.support import PATIENCE, Actor, actors, at_once, backend_pid, until_blocked
 from tests.testapp.models import Booking
 
 pytestmark = pytest.mark.django_db(databases=["default", "sqlite"], transaction=True)
@@ -108,7 +108,7 @@ def test_a_producer_that_loses_its_connection_tries_again_and_nothing_is_twice_o
     cutting = nemesis.do(cut)
     cuts = at_once(4, produce)
     calm.set()
-    cutting.result(10)
+    cutting.result(PATIENCE)
     nemesis.close()
 
     assert sum(cuts) > 0
@@ -130,14 +130,14 @@ def test_a_reference_being_inserted_is_waited_for(parcels: None, end: str, on_du
             return f"refused for {error.task_id}"
 
     with actors(1) as (other,):
-        pid = other.do(backend_pid).result(10)
+        pid = other.do(backend_pid).result(PATIENCE)
         with transaction.atomic():
             first = enqueue("parcels", "r", "first")
             answer = other.do(second)
             until_blocked(pid)
             assert not answer.done()
             transaction.set_rollback(end == "rollback")
-        got = answer.result(10)
+        got = answer.result(PATIENCE)
 
     task = Task.objects.get()
     if end == "rollback":

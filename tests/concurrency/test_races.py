@@ -30,7 +30,7 @@ from django_dbtaskqueue.operations.permissions import Actor as Operator
 from django_dbtaskqueue.operations.verbs import DELETE, RELEASE, TaskVerb
 from django_dbtaskqueue.poller.renew import renew
 from tests.factories import LEASE, age, make_task
-from tests.support import Actor, Audit, actors, backend_pid, until_blocked
+from tests.support import PATIENCE, Actor, Audit, actors, backend_pid, until_blocked
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("parcels")]
 
@@ -74,7 +74,7 @@ def status() -> str:
 @contextmanager
 def while_we_hold(act: Callable[[], Any], other: Actor, does: Callable[[], Any]) -> Iterator[Future[Any]]:
     """Do ``act`` in a transaction; the other begins and is seen waiting for a lock of ours; then we commit."""
-    pid = other.do(backend_pid).result(10)
+    pid = other.do(backend_pid).result(PATIENCE)
     with transaction.atomic():
         act()
         answer = other.do(does)
@@ -90,7 +90,7 @@ def test_skip_locked_passes_over_what_another_is_taking(other: Actor) -> None:
     ids = [make_task().pk for _ in range(6)]
     with transaction.atomic():
         ours = checkout(3)
-        theirs = other.do(checkout, 5, "second").result(10)
+        theirs = other.do(checkout, 5, "second").result(PATIENCE)
         assert [lease.id for lease in ours] == ids[:3]
         assert [lease.id for lease in theirs] == ids[3:]
 
@@ -99,9 +99,9 @@ def test_what_a_checkout_rolled_back_had_taken_is_there_for_the_next(other: Acto
     make_task()
     with transaction.atomic():
         assert len(checkout()) == 1
-        assert other.do(checkout, 1, "second").result(10) == []
+        assert other.do(checkout, 1, "second").result(PATIENCE) == []
         transaction.set_rollback(True)
-    (lease,) = other.do(checkout, 1, "second").result(10)
+    (lease,) = other.do(checkout, 1, "second").result(PATIENCE)
     assert lease.total_attempt == 1
 
 
@@ -132,7 +132,7 @@ def test_an_optimistic_checkout_takes_nothing_that_changed_since_it_looked(other
     """Given ten candidates of which another takes four, then six are taken, and the race is remembered."""
     ids = [make_task().pk for _ in range(10)]
     line = ScanCursor("parcels")
-    with connection.execute_wrapper(AfterCandidates(lambda: other.do(checkout, 4, "second").result(10))):
+    with connection.execute_wrapper(AfterCandidates(lambda: other.do(checkout, 4, "second").result(PATIENCE))):
         ours = optimistic(line, 10)
     assert [lease.id for lease in ours] == ids[4:]
     assert line.lost_races == 4
@@ -152,7 +152,7 @@ CHANGES: dict[str, Callable[[], Any]] = {
 def test_an_optimistic_checkout_tests_everything_again(other: Actor, change: str) -> None:
     make_task(reference="r")
     line = ScanCursor("parcels")
-    with connection.execute_wrapper(AfterCandidates(lambda: other.do(CHANGES[change]).result(10))):
+    with connection.execute_wrapper(AfterCandidates(lambda: other.do(CHANGES[change]).result(PATIENCE))):
         assert optimistic(line, 1) == []
 
 
@@ -178,7 +178,7 @@ def test_a_late_settle_waits_for_the_take_over_and_writes_nothing(other: Actor) 
     lease = taken()
     age(2 * LEASE)
     with while_we_hold(lambda: checkout(poller="second"), other, lambda: settles(lease)) as late:
-        assert late.result(10) is False
+        assert late.result(PATIENCE) is False
     row = Task.objects.get()
     assert (row.status, row.total_attempt, row.poller_instance) == (PROCESSING, 2, "second")
 
@@ -188,8 +188,8 @@ def test_a_take_over_passes_over_a_row_that_is_being_settled(other: Actor) -> No
     age(2 * LEASE)
     with transaction.atomic():
         assert settles(lease)
-        assert other.do(checkout, 1, "second").result(10) == []
-    assert other.do(checkout, 1, "second").result(10) == []
+        assert other.do(checkout, 1, "second").result(PATIENCE) == []
+    assert other.do(checkout, 1, "second").result(PATIENCE) == []
     assert status() == COMPLETED
 
 
@@ -199,8 +199,8 @@ def test_an_optimistic_take_over_passes_over_a_row_that_is_being_settled(other: 
     line = ScanCursor("parcels")
     with transaction.atomic():
         assert settles(lease)
-        assert other.do(optimistic, line, 1).result(10) == []
-    assert other.do(optimistic, line, 1).result(10) == []
+        assert other.do(optimistic, line, 1).result(PATIENCE) == []
+    assert other.do(optimistic, line, 1).result(PATIENCE) == []
     assert status() == COMPLETED
 
 
@@ -217,7 +217,7 @@ def test_lease_lost_while_waiting_rolls_the_caller_back(other: Actor) -> None:
         while_we_hold(lambda: checkout(poller="second"), other, work) as late,
         pytest.raises(LeaseLost, match=f"Lease 1 of task {lease.id}"),
     ):
-        late.result(10)
+        late.result(PATIENCE)
     assert not Queue.objects.filter(name="trace").exists()
 
 
@@ -229,7 +229,7 @@ def test_renewal_never_waits_for_the_handler_s_own_row_lock(other: Actor) -> Non
     ends = dict(Task.objects.values_list("pk", "next_process_time"))
     with transaction.atomic():
         Task.objects.select_for_update().get(pk=busy.id)
-        lost = other.do(lambda: renew(Session.on("default"), [busy, free], 600.0)).result(10)
+        lost = other.do(lambda: renew(Session.on("default"), [busy, free], 600.0)).result(PATIENCE)
     assert lost == []
     rows = dict(Task.objects.values_list("pk", "next_process_time"))
     assert rows[busy.id] == ends[busy.id]
@@ -249,7 +249,7 @@ def test_rescue_passes_over_a_holder_that_is_settling(other: Actor) -> None:
     lease = dying()
     with transaction.atomic():
         assert settles(lease)
-        assert other.do(lambda: rescue.exhausted(Session.on("default"), "parcels")).result(10) == []
+        assert other.do(lambda: rescue.exhausted(Session.on("default"), "parcels")).result(PATIENCE) == []
     assert status() == COMPLETED
 
 
@@ -264,7 +264,7 @@ def test_a_holder_back_to_life_waits_for_the_rescue_and_finds_its_lease_gone(oth
         assert settle.settle(session, [(copy, decide(copy, Fail("died", retry=False)))]) == {lease.id}
 
     with while_we_hold(end_it, other, lambda: settles(lease)) as late:
-        assert late.result(10) is False
+        assert late.result(PATIENCE) is False
     assert status() == ERROR
 
 
@@ -281,7 +281,7 @@ def test_an_operator_waits_for_a_settle_and_judges_then(other: Actor, verb: str)
     lease = taken()
     act, _ = OPERATORS[verb]
     with while_we_hold(lambda: settles(lease), other, act) as answer:
-        assert answer.result(10) == (1 if verb == "purge" else 0)
+        assert answer.result(PATIENCE) == (1 if verb == "purge" else 0)
     assert Task.objects.filter(status=COMPLETED).count() == (0 if verb == "purge" else 1)
 
 
@@ -290,7 +290,7 @@ def test_a_settle_waits_for_an_operator_and_finds_its_lease_gone(other: Actor, v
     lease = taken()
     act, end = OPERATORS[verb]
     with while_we_hold(act, other, lambda: settles(lease)) as late:
-        assert late.result(10) is False
+        assert late.result(PATIENCE) is False
     assert [str(task.status) for task in Task.objects.all()] == ([end] if end else [])
     assert sum(DeletedTasks.objects.values_list("count", flat=True)) == (0 if end else 1)
 
@@ -301,7 +301,7 @@ def test_replace_waits_for_a_checkout_and_is_refused(other: Actor) -> None:
         while_we_hold(checkout, other, lambda: enqueue("parcels", "r", "new", on_duplicate="replace")) as answer,
         pytest.raises(DuplicateTask, match="PROCESSING"),
     ):
-        answer.result(10)
+        answer.result(PATIENCE)
     assert Task.objects.get().payload == "old"
 
 
@@ -309,8 +309,8 @@ def test_checkout_passes_over_a_task_that_is_being_replaced_and_takes_the_new_on
     make_task(reference="r", payload="old")
     with transaction.atomic():
         enqueue("parcels", "r", "new", on_duplicate="replace")
-        assert other.do(checkout, 1, "second").result(10) == []
-    (lease,) = other.do(checkout, 1, "second").result(10)
+        assert other.do(checkout, 1, "second").result(PATIENCE) == []
+    (lease,) = other.do(checkout, 1, "second").result(PATIENCE)
     assert lease.payload == "new"
 
 
@@ -319,7 +319,7 @@ def test_two_operators_kick_no_task_twice(other: Actor) -> None:
         make_task(POISON)
     with transaction.atomic():
         assert Task.objects.kick(2) == 2
-        assert other.do(lambda: Task.objects.kick(2)).result(10) == 2
+        assert other.do(lambda: Task.objects.kick(2)).result(PATIENCE) == 2
     assert Task.objects.filter(status=CREATED).count() == 4
 
 
@@ -327,7 +327,7 @@ def test_housekeep_leaves_what_an_operator_is_putting_back(other: Actor) -> None
     make_task(ERROR)
     with transaction.atomic():
         assert Task.objects.reprocess() == 1
-        assert other.do(lambda: Task.objects.housekeep(older_than=timedelta(0))).result(10) == 0
+        assert other.do(lambda: Task.objects.housekeep(older_than=timedelta(0))).result(PATIENCE) == 0
     assert status() == CREATED
 
 
@@ -365,24 +365,24 @@ def test_who_waits_for_a_group_holds_none_of_its_rows(other: Actor, name: str) -
     """A settle locks a group, then writes rows of it. A row that is locked before its group makes a deadlock."""
     columns, changes = IN_ORDER[name]
     task = make_task(**columns)
-    pid = other.do(backend_pid).result(10)
+    pid = other.do(backend_pid).result(PATIENCE)
     with transaction.atomic():
         groups.lock(Session.on("default"), "parcels", ["UA"])
         answer = other.do(changes)
         until_blocked(pid)
         assert Task.objects.select_for_update(nowait=True).get() == task
-    assert answer.result(10) == 1
+    assert answer.result(PATIENCE) == 1
 
 
 def test_a_release_and_a_settle_of_a_grouped_task_make_no_deadlock(other: Actor) -> None:
     lease = taken(group_key="UA")
-    pid = other.do(backend_pid).result(10)
+    pid = other.do(backend_pid).result(PATIENCE)
     with transaction.atomic():
         groups.lock(Session.on("default"), "parcels", ["UA"])  # as a settle begins
         late = other.do(acts, RELEASE)
         until_blocked(pid)
         assert settles(lease)
-    assert late.result(10) == 0
+    assert late.result(PATIENCE) == 0
     assert status() == COMPLETED
 
 
@@ -406,9 +406,9 @@ def test_an_outcome_that_could_not_wait_is_written_later(other: Actor, limit: st
 
     with transaction.atomic():
         Task.objects.select_for_update().get()
-        assert other.do(impatient).result(10) == set()
+        assert other.do(impatient).result(PATIENCE) == set()
     assert status() == PROCESSING
-    assert other.do(impatient).result(10) == {lease.id}
+    assert other.do(impatient).result(PATIENCE) == {lease.id}
     assert status() == COMPLETED
 
 

@@ -23,7 +23,7 @@ from django_dbtaskqueue.models import DeletedTasks, Queue, TaskHistory
 from tests.conformance import model
 from tests.conformance.conftest import World
 
-pytestmark = [pytest.mark.django_db(databases=["default", "sqlite"]), pytest.mark.timeout(1800)]
+pytestmark = pytest.mark.django_db(databases=["default", "sqlite"])
 
 RUNS = int(os.environ.get("DBTASKQUEUE_MACHINE_RUNS", "25"))
 STEPS = 30

@@ -9,14 +9,14 @@ import sys
 import threading
 from contextlib import ExitStack
 from pathlib import Path
-from time import monotonic
 
 import psutil
 import pyspark
 
 from django_dbtaskqueue.pipeline.spark import find_java, scratch
+from tests.patience import Deadline
 
-PATIENCE = 200.0  # seconds
+LONG_S = 200.0  # of a quiet machine: several Java processes start
 # For the poller as well: everything is on this machine, and small.
 SETTINGS = ["driver.host=127.0.0.1", "driver.bindAddress=127.0.0.1", "executor.memory=512m"]
 
@@ -62,9 +62,9 @@ class Cluster:
         return process
 
     def _await(self, log: str, ready: str) -> None:
-        deadline, pause = monotonic() + PATIENCE, threading.Event()
+        deadline, pause = Deadline(LONG_S), threading.Event()
         while ready not in (said := (self._folder / log).read_text(errors="replace")):
-            assert monotonic() < deadline, said
+            assert not deadline.passed, said
             pause.wait(0.1)
 
 

@@ -14,14 +14,15 @@ import pytest
 from django_dbtaskqueue.flow.enqueue import enqueue
 from django_dbtaskqueue.models import Attempt, Task
 from tests.conftest import REPOSITORY, ProcessDatabase
-from tests.contrib.clusters import PATIENCE, SETTINGS, Cluster
+from tests.contrib.clusters import LONG_S, SETTINGS, Cluster
+from tests.patience import patience
 from tests.support import until
 from tests.testapp.models import Booking
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(500)]
+pytestmark = pytest.mark.slow
 POLLER = [
     "runtaskpoller",
     "--executor",
@@ -55,7 +56,7 @@ def test_every_task_runs_on_a_worker_once_and_is_settled_there(
         enqueue("claims", f"claim-{number}", {"flight": "X", "passenger": "Ada"})  # a batch, in one transaction
     enqueue("atomic", "undone", {"do": "book", "then": {"do": "raise"}})
     log = postgres_process_database.run(
-        *POLLER, "--master", "local[2]", "--conf", f"spark.driver.{QUICK}", timeout=PATIENCE
+        *POLLER, "--master", "local[2]", "--conf", f"spark.driver.{QUICK}", timeout=LONG_S
     ).stderr
     work, atomic = tasks("work"), tasks("atomic")
     assert [work[f"ok-{number}"].result for number in range(60)] == list(range(60))
@@ -101,12 +102,12 @@ def test_a_lost_executor_loses_no_task_and_completes_none_twice(
             command, env=postgres_process_database.env, cwd=REPOSITORY, stdout=file, stderr=subprocess.STDOUT
         )
     try:
-        until(lambda: marks.exists() and len(_workers(marks)) == 2, timeout=PATIENCE)
+        until(lambda: marks.exists() and len(_workers(marks)) == 2, timeout=LONG_S)
         before = len(marks.read_text().splitlines())
         cluster.executors()[0].kill()
-        until(lambda: len(marks.read_text().splitlines()) > before, timeout=PATIENCE)  # its task again, elsewhere
+        until(lambda: len(marks.read_text().splitlines()) > before, timeout=LONG_S)  # its task again, elsewhere
         gate.touch()
-        assert poller.wait(PATIENCE) == 0, log.read_text()
+        assert poller.wait(patience(LONG_S)) == 0, log.read_text()
     finally:
         poller.kill()
         poller.wait()

@@ -34,6 +34,7 @@ from packaging.requirements import Requirement
 
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.management.commands.runtaskpoller import Command
+from tests.patience import PATIENCE
 
 if TYPE_CHECKING:
     from pytest_django.fixtures import SettingsWrapper
@@ -45,7 +46,6 @@ PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
 FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```[ ]*$", re.MULTILINE | re.DOTALL)
 TITLE = re.compile(r'title="([^"]+)"')
 ASSIGNMENT = re.compile(r"([A-Z_]+)=(.*)")
-PATIENCE = 60  # seconds
 ENDING = {"runtaskpoller": {"--drain", "--once"}, "demo": {"--no-serve"}, "runserver": set()}
 READY = {"runtaskpoller": "Queues: ", "runserver": "Quit the server"}
 

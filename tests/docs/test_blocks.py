@@ -60,7 +60,6 @@ def reader(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("reader", PAGES, indirect=True, ids=lambda page: str(page.relative_to(REPOSITORY)))
 def test_every_block_of_the_page_works(reader: Reader) -> None:
     reader.read()

@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -19,11 +18,12 @@ import pytest
 
 from django_dbtaskqueue.models import Task
 from example_project.flights.models import Claim, Filing
+from tests.patience import PATIENCE, Deadline, patience
 
 if TYPE_CHECKING:
     from tests.conftest import ProcessDatabase
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.slow
 MANAGE = Path(__file__).resolve().parents[2] / "manage.py"
 KEYS = {
     "database",
@@ -164,15 +164,17 @@ def test_it_serves_until_it_is_stopped_and_leaves_nothing_running(
             # When it is told to stop
             process.send_signal(stop)
             # Then it ends well, and its pollers with it
-            assert process.wait(60) == 0
-            assert psutil.wait_procs(children, timeout=30)[1] == []
+            assert process.wait(PATIENCE) == 0
+            assert psutil.wait_procs(children, timeout=PATIENCE)[1] == []
         finally:
             process.kill()
 
 
 def run(database: ProcessDatabase, *options: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(MANAGE), "demo", *options]
-    return subprocess.run(command, env=env(database), capture_output=True, text=True, timeout=300, check=False)
+    return subprocess.run(
+        command, env=env(database), capture_output=True, text=True, timeout=patience(300), check=False
+    )
 
 
 def env(database: ProcessDatabase) -> dict[str, str]:
@@ -188,12 +190,12 @@ def free_port() -> int:
 
 def page(url: str) -> str:
     """Return a page of the server, which may be just about to listen."""
-    deadline = time.monotonic() + 30
+    deadline = Deadline()
     while True:
         try:
-            with urllib.request.urlopen(url, timeout=30) as answer:  # noqa: S310 - our own http address
+            with urllib.request.urlopen(url, timeout=PATIENCE) as answer:  # noqa: S310 - our own http address
                 return str(answer.read().decode())
         except urllib.error.URLError:
-            if time.monotonic() > deadline:
+            if deadline.passed:
                 raise
             threading.Event().wait(0.05)

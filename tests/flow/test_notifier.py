@@ -16,10 +16,10 @@ from django_dbtaskqueue import enqueue, enqueue_many
 from django_dbtaskqueue.db import notify
 from django_dbtaskqueue.models import Task
 from tests.factories import make_task
+from tests.patience import PATIENCE
 from tests.support import until
 
 pytestmark = pytest.mark.django_db(databases=["default", "sqlite"], transaction=True)
-PATIENCE = 10.0
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ class WakeupRecorder:
 
     def hear(self, number: int = 1) -> list[str]:
         """Return what is heard, as soon as there are ``number``."""
-        until(lambda: len(self._ask()) >= number, timeout=PATIENCE)
+        until(lambda: len(self._ask()) >= number)
         heard, self._heard[:] = self._heard[:], []
         return heard
 
@@ -68,7 +68,7 @@ def quiet() -> None:
         notify.flush()
         return all(one._thread is None for one in notify._notifiers.values())
 
-    until(none_at_work, timeout=3 * PATIENCE)
+    until(none_at_work)
 
 
 @pytest.fixture
@@ -174,7 +174,7 @@ def test_a_test_database_is_left_at_once(name: str) -> None:
     try:
         sender = notify.Notifier("ci")
         sender.notify("parcels")
-        until(lambda: sender._thread is None, timeout=3 * PATIENCE)
+        until(lambda: sender._thread is None)
     finally:
         del connections.settings["ci"]
 

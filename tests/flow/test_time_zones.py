@@ -107,7 +107,7 @@ def test_sub_second_delays(alias: str, site: Any) -> None:
     def taken() -> None:
         assert Task.objects.db_manager(alias).checkout("parcels", poller_instance="p")
 
-    eventually(taken, timeout=5)
+    eventually(taken)
 
 
 def test_the_poller_s_own_connection_reads_the_same_times(alias: str, site: Any) -> None:

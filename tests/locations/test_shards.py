@@ -14,6 +14,7 @@ from django_dbtaskqueue.core.exceptions import EnqueueError
 from django_dbtaskqueue.models import Task
 from django_dbtaskqueue.poller.loop import Poller
 from django_dbtaskqueue.poller.queue_state import Options
+from tests.patience import PATIENCE
 
 SHARDS = ("default", "sqlite")
 
@@ -106,7 +107,7 @@ def test_one_poller_drains_all_shards(sharded: None) -> None:
     enqueue_many("spread", ({"reference": f"r{number}"} for number in range(50)))
     poller = Poller({"spread": 1}, Options(drain=True))
     poller.start()
-    assert poller.wait(20)
+    assert poller.wait(PATIENCE)
     poller.close()
     assert sorted(poller.queues) == ["spread@default", "spread@sqlite"]
     assert sorted(seen) == sorted(f"r{number}" for number in range(50))

@@ -17,6 +17,7 @@ from django_dbtaskqueue.db.session import model_named
 from django_dbtaskqueue.models import Attempt, Task, TaskHistory, TemporaryTask
 from django_dbtaskqueue.poller.loop import Poller
 from django_dbtaskqueue.poller.queue_state import Options
+from tests.patience import PATIENCE
 from tests.testapp.models import Parcel
 
 LEASE = timedelta(seconds=60)
@@ -97,7 +98,7 @@ def test_one_poller_serves_queues_of_several_tables(alias: str) -> None:
         enqueue(queue, "r", using=alias)
     poller = Poller({"parcels": 1, "fleeting": 1, "usual": 1}, Options(drain=True), using=alias)
     poller.start()
-    assert poller.wait(20)
+    assert poller.wait(PATIENCE)
     poller.close()
     assert sorted(map(str, seen)) == ["fleeting", "parcels", "usual"]
     assert parcels(alias).get().status == "COMPLETED"

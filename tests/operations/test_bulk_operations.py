@@ -428,10 +428,10 @@ def test_a_killed_process_leaves_nothing_of_its_chunk(postgres_process_database:
         # Given a worker that waits for the audit, the last thing that a chunk writes
         AuditEntry.objects.select_for_update().get()
         worker = subprocess.Popen(command, env=postgres_process_database.env, cwd=REPOSITORY)
-        until(lambda: waiting_for_a_lock() or worker.poll() is not None, timeout=60)
+        until(lambda: waiting_for_a_lock() or worker.poll() is not None)
         # When it is killed
         worker.kill()
-        assert worker.wait(60) == -signal.SIGKILL
+        assert worker.wait(PATIENCE) == -signal.SIGKILL
     # Then its chunk never was, and the next worker does it all
     until(free)
     assert (of(operation).cursor, operation.changed) == (operation.first_id, 0)
@@ -448,7 +448,7 @@ def test_real_pollers_carry_it_out_and_process_what_they_reprocessed(
     with ExitStack() as stack:
         command = (postgres_process_database, "--queue", "work")
         pollers = [stack.enter_context(runtaskpoller(*command)) for _ in range(2)]
-        until(lambda: Task.objects.filter(status="COMPLETED").count() == 5, timeout=60)
+        until(lambda: Task.objects.filter(status="COMPLETED").count() == 5)
         until(lambda: of(operation).state == FINISHED)
         for poller in pollers:
             poller.signal()

@@ -18,7 +18,7 @@ from django_dbtaskqueue.operations import doctor
 from django_dbtaskqueue.operations.doctor import Finding, examine
 from tests.conftest import ProcessDatabase
 from tests.factories import make_task
-from tests.support import actors, until
+from tests.support import PATIENCE, actors, until
 
 both = pytest.mark.django_db(databases=["default", "sqlite"])
 HOUR = timedelta(hours=1)
@@ -152,14 +152,14 @@ def test_an_old_transaction_dead_rows_and_missing_migrations(
             cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
             cursor.execute("SELECT count(*) FROM dbtaskqueue_task")
             reading.set()
-            assert done.wait(60)
+            assert done.wait(PATIENCE)
 
     with actors(1) as (reader,):
         holding = reader.do(read)
-        assert reading.wait(20)
+        assert reading.wait(PATIENCE)
         ids = {finding.id for finding in examine()}
         done.set()
-        holding.result(60)
+        holding.result(PATIENCE)
     assert "database.pinned" in ids
     make_task().delete()
     until(lambda: "database.dead_rows" in {finding.id for finding in examine()})

@@ -23,7 +23,7 @@ from django_dbtaskqueue.operations.housekeeping import HISTORY_TABLE, Housekeepe
 from tests.conftest import ProcessDatabase
 from tests.factories import make_task
 from tests.poller.processes import polling
-from tests.support import actors, counted, until
+from tests.support import PATIENCE, actors, counted, until
 
 both = pytest.mark.django_db(databases=["default", "sqlite"])
 DAY = timedelta(days=1)
@@ -137,15 +137,15 @@ def test_two_housekeepers_and_an_operator_at_once_lose_and_double_nothing(
             Task.objects.select_for_update().filter(pk__in=ids[:5]).count()
             list(Task.objects.select_for_update().filter(pk__in=ids[:5]))
             locked.set()
-            assert done.wait(60)
+            assert done.wait(PATIENCE)
 
     with actors(3) as (operator, first, second):
         holding = operator.do(hold)
-        assert locked.wait(20)
+        assert locked.wait(PATIENCE)
         turns = [actor.do(lambda: Housekeeper().turn(RetentionPolicy(error=DAY)).moved) for actor in (first, second)]
-        moved = sum(turn.result(60) for turn in turns)
+        moved = sum(turn.result(PATIENCE) for turn in turns)
         done.set()
-        holding.result(60)
+        holding.result(PATIENCE)
     assert moved == TaskHistory.objects.count() == 55
     assert set(Task.objects.values_list("pk", flat=True)) == set(ids[:5])
     assert counted() == 60

@@ -491,18 +491,18 @@ def test_a_poller_follows_what_it_is_told(settings: Any) -> None:
 
     def tell(command: str, shows: Callable[[], bool]) -> None:
         Poller.objects.filter(pk=poller.instance).update(requested_command=command)
-        until(shows, timeout=60)
+        until(shows)
 
     with polling({"work": 1}) as poller:
-        until(lambda: Poller.objects.filter(pk=poller.instance, state="RUNNING").exists(), timeout=60)
+        until(lambda: Poller.objects.filter(pk=poller.instance, state="RUNNING").exists())
         # When it is paused, then it takes nothing
         tell("pause", lambda: poller.paused)
-        until(lambda: Poller.objects.get().state == "PAUSED", timeout=60)
+        until(lambda: Poller.objects.get().state == "PAUSED")
         waiting = make_task(queue="work")
         poller.wake("work")
         # When it is started again, then it does
         tell("start", lambda: not poller.paused)
-        until(lambda: Task.objects.get(pk=waiting.pk).status == "COMPLETED", timeout=60)
+        until(lambda: Task.objects.get(pk=waiting.pk).status == "COMPLETED")
         # When it is drained, then it ends
         tell("drain", lambda: poller.wait(0.1))
     assert Poller.objects.get().requested_command == ""

@@ -22,7 +22,7 @@ from django_dbtaskqueue.pipeline.lake.export import Export, RowWriter
 from django_dbtaskqueue.pipeline.schema import TASKS
 from tests.factories import make_task
 from tests.pipeline.lakes import Census, archive, fill
-from tests.support import actors
+from tests.support import PATIENCE, actors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -90,7 +90,7 @@ def test_a_task_changed_meanwhile_stays_and_does_not_count_in_the_lake(
         with transaction.atomic():
             Task.objects.select_for_update().get(pk=held.pk)
             locked.set()
-            assert free.wait(30)
+            assert free.wait(PATIENCE)
 
     locked, free = threading.Event(), threading.Event()
     with actors(1) as (operator,):
@@ -101,11 +101,11 @@ def test_a_task_changed_meanwhile_stays_and_does_not_count_in_the_lake(
                 assert Task.objects.filter(pk=flipped.pk).mark_poison() == 1
                 assert Task.objects.filter(pk=flipped.pk).unpoison() == 1
                 meddle.holding = operator.do(hold, locked, free)  # type: ignore[attr-defined]
-                assert locked.wait(30)
+                assert locked.wait(PATIENCE)
 
         done = archive(spark, pg, folder, source="task", progress=meddle)
         free.set()
-        meddle.holding.result(30)  # type: ignore[attr-defined]
+        meddle.holding.result(PATIENCE)  # type: ignore[attr-defined]
 
     stayed = {again.pk, flipped.pk, held.pk}
     assert set(Task.objects.values_list("pk", flat=True)) == stayed
@@ -140,11 +140,11 @@ def test_a_task_reprocessed_while_the_delete_waits_for_it_stays(
         def meddle(step: str, _done: int, _total: int) -> None:
             if step == "delete" and not held:
                 held.append(operator.do(change))
-                assert changed.wait(30)
+                assert changed.wait(PATIENCE)
 
         done = archive(spark, pg, folder, source="task", progress=meddle)
         ended.set()
-        held[0].result(30)
+        held[0].result(PATIENCE)
 
     assert done["withdrawn"] == 1
     assert [(task.pk, task.status) for task in Task.objects.all()] == [(again.pk, "CREATED")]

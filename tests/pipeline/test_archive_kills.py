@@ -16,6 +16,7 @@ from django_dbtaskqueue.models import ArchiveBatch, Attempt, Task
 from django_dbtaskqueue.pipeline.lake import Lake, read_lake
 from tests.conftest import REPOSITORY
 from tests.factories import make_task
+from tests.patience import PATIENCE
 from tests.pipeline.lakes import MEANWHILE, Census, archive, fill, ids, to_history
 
 if TYPE_CHECKING:
@@ -31,7 +32,6 @@ STEPS = ("export", "verify", "publish", "delete", "withdraw", "close")
 KILLED = "-9"
 
 
-@pytest.mark.timeout(300)
 def test_a_run_killed_at_any_step_is_continued_by_the_next(
     postgres_process_database: ProcessDatabase, tmp_path: Path
 ) -> None:
@@ -60,7 +60,7 @@ def test_a_run_killed_at_any_step_is_continued_by_the_next(
             if step == "delete":
                 assert Task.objects.filter(pk=again.pk).reprocess() == 1
         assert run("no step") == "0"
-        program.communicate(timeout=60)
+        program.communicate(timeout=PATIENCE)
     assert Census.of(lake) == before
     assert [task.pk for task in Task.objects.all()] == [again.pk]
     assert set(ArchiveBatch.objects.values_list("state", flat=True)) == {"closed"}

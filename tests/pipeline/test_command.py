@@ -185,7 +185,6 @@ CHEAP = (  # of Spark's start
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
 def test_ctrl_c_ends_a_process_without_a_stack_trace(sqlite_process_database: ProcessDatabase) -> None:
     make_task("COMPLETED")
     command = [sys.executable, str(REPOSITORY / "manage.py"), "runtaskpipeline", "report", "--no-store", *CHEAP]

@@ -20,6 +20,7 @@ from django_dbtaskqueue.models import StreamLedger, Task
 from django_dbtaskqueue.pipeline.database import Database
 from django_dbtaskqueue.pipeline.source import register, write_tasks
 from django_dbtaskqueue.pipeline.source.staging import Plan, Rules, fill, finish, open_staging, sweep_staging
+from tests.patience import PATIENCE
 from tests.pipeline.executors import dying_once
 
 if TYPE_CHECKING:
@@ -180,7 +181,7 @@ def test_pollers_are_woken_after_the_commit(spark: SparkSession, pg: Database) -
     with pg.connect() as listener:
         listener.execute("LISTEN dbtaskqueue")
         write_tasks(simple(spark, 5), pg, queue="other")
-        (note,) = listener.notifies(timeout=30, stop_after=1)
+        (note,) = listener.notifies(timeout=PATIENCE, stop_after=1)
         assert note.payload == "other"
 
 
@@ -227,7 +228,9 @@ def test_what_a_killed_driver_leaves_is_swept(postgres_process_database: Any, pg
         "fill(plan, [pa.RecordBatch.from_pydict({'reference': pa.array(['a'])})], 1)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], env=postgres_process_database.env, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=postgres_process_database.env, timeout=PATIENCE, check=False
+    )
     assert done.returncode == -9
     (left,) = staging_tables()
     assert sweep_staging(pg) == []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,6 +13,7 @@ from django_dbtaskqueue.pipeline.database import Database
 from django_dbtaskqueue.pipeline.schema import schema_of
 from django_dbtaskqueue.pipeline.source import stream_tasks
 from django_dbtaskqueue.pipeline.source.task_reader import Selection, TaskStreamReader
+from tests.patience import Deadline
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -38,8 +38,8 @@ class Follower:
     def read_until(self, *references: str) -> None:
         """Read on until these have come, and see that no others have."""
         found: list[str] = []
-        deadline = monotonic() + 60  # the server's own transactions (an ANALYZE) delay the stream as well
-        while len(found) < len(references) and monotonic() < deadline:
+        deadline = Deadline()  # the server's own transactions (an ANALYZE) delay the stream as well
+        while len(found) < len(references) and not deadline.passed:
             found += self.read()
         assert sorted(found) == sorted(references)
 

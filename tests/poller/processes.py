@@ -18,9 +18,7 @@ from django_dbtaskqueue.poller.heartbeat import Heartbeat
 from django_dbtaskqueue.poller.loop import Poller
 from django_dbtaskqueue.poller.queue_state import Options
 from tests.conftest import REPOSITORY, ProcessDatabase
-from tests.support import until
-
-ENDING = 30.0  # seconds
+from tests.support import PATIENCE, until
 
 
 @dataclass
@@ -40,7 +38,7 @@ class PollerProcess:
     def ended(self, code: int = 0) -> str:
         """Wait for the end with this exit code; return the log."""
         with suppress(subprocess.TimeoutExpired):
-            self.process.wait(ENDING)
+            self.process.wait(PATIENCE)
         assert self.process.returncode == code, self.log
         return self.log
 
@@ -58,11 +56,11 @@ def runtaskpoller(database: ProcessDatabase, *options: str) -> Iterator[PollerPr
             yield PollerProcess(process, file)
         finally:
             process.kill()
-            process.wait(ENDING)
+            process.wait(PATIENCE)
 
 
 @contextmanager
-def polling(weights: dict[str, int], *, settle: float = ENDING, **options: Any) -> Iterator[Poller]:
+def polling(weights: dict[str, int], *, settle: float = PATIENCE, **options: Any) -> Iterator[Poller]:
     """A poller and its heartbeat, in threads; stopped and closed on the way out."""
     poller = Poller(weights, Options(**options))
     heartbeat = Heartbeat(poller)

@@ -18,7 +18,7 @@ from django_dbtaskqueue.poller.loop import Poller
 from tests.conftest import ProcessDatabase
 from tests.factories import make_task
 from tests.poller.processes import polling
-from tests.support import until
+from tests.support import PATIENCE, until
 
 QUEUES = [f"part-{number:02}" for number in range(40)]
 EACH = 5
@@ -35,7 +35,7 @@ def queues(settings: Any) -> Iterator[list[str]]:
 
 def polled(*pollers: Poller) -> None:
     """Wait until pollers have polled all their queues once."""
-    until(lambda: all(queue.idle_pause > 0 for poller in pollers for queue in poller.queues.values()), timeout=60)
+    until(lambda: all(queue.idle_pause > 0 for poller in pollers for queue in poller.queues.values()))
 
 
 def fill(queues: list[str], each: int = EACH) -> None:
@@ -61,7 +61,7 @@ def test_tasks_of_many_queues_share_checkouts_and_settles(
         pollers = [stack.enter_context(polling(dict.fromkeys(queues, 1))) for _ in range(3)]
         polled(*pollers)
         fill(queues)
-        until(lambda: completed() == len(queues) * EACH, timeout=60)
+        until(lambda: completed() == len(queues) * EACH)
     assert Counter(ran) == Counter(Task.objects.values_list("pk", flat=True))
     assert Task.objects.aggregate(most=Max("total_attempt")) == {"most": 1}
     batches = Task.objects.values_list("poller_instance", "start_time", "queue").distinct()
@@ -94,7 +94,7 @@ def test_each_queue_settles_by_its_own_rules(postgres_process_database: ProcessD
                 group = "one" if queue == "grouped" else None
                 enqueue_many(queue, ({"payload": number, "group": group} for number in range(3)))
             queue_control.resume(list(own))
-            until(lambda: not Task.objects.filter(final_status=None).exists(), timeout=60)
+            until(lambda: not Task.objects.filter(final_status=None).exists())
     finally:
         registry.restore(before)
     ends = Counter(Task.objects.values_list("queue", "status"))
@@ -116,7 +116,7 @@ def test_isolated_tasks_of_several_queues_run_alone_and_all_get_done(
             make_task(queue=queue, attempt=1, total_attempt=1, group_key="g" if queue == some[0] else None)
             enqueue(queue)
         queue_control.resume(some)
-        until(lambda: completed() == 12, timeout=60)
+        until(lambda: completed() == 12)
     assert Task.objects.filter(attempt=2).count() == 6
 
 
@@ -127,11 +127,11 @@ def test_of_a_queue_without_timing_data_few_are_taken(
     go, slow = threading.Event(), queues[:3]
     registry.register("part-39", lambda task: None)
     for queue in slow:
-        registry.register(queue, lambda task: go.wait(60))
+        registry.register(queue, lambda task: go.wait(PATIENCE))
     with polling(dict.fromkeys([*slow, "part-39"], 1), threads=2) as poller:
         polled(poller)
         enqueue_many("part-39", ({"payload": number} for number in range(200)))
-        until(lambda: completed() == 200, timeout=60)
+        until(lambda: completed() == 200)
         fill(slow, each=50)
         try:
             until(lambda: len(poller.running()) == 2)
@@ -141,4 +141,4 @@ def test_of_a_queue_without_timing_data_few_are_taken(
                 threading.Event().wait(0.02)
         finally:
             go.set()
-        until(lambda: completed() == 350, timeout=60)
+        until(lambda: completed() == 350)

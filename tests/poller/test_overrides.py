@@ -16,7 +16,7 @@ from django_dbtaskqueue.poller.loop import Poller as Loop
 from django_dbtaskqueue.poller.queue_state import Options
 from tests.conftest import ProcessDatabase
 from tests.poller.processes import polling
-from tests.support import until
+from tests.support import PATIENCE, until
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def test_workers_grow_from_nothing_and_shrink_to_nothing_without_losing_a_runnin
 
     def work(task: Lease) -> None:
         started.append(task.id)
-        assert go.wait(20)
+        assert go.wait(PATIENCE)
 
     registry.register("sized", work)
     override(concurrency=0)
@@ -102,7 +102,7 @@ def test_four_equal_pollers_share_the_work(process_database: ProcessDatabase, qu
     ):
         until(lambda: hands)
         enqueue_many("sized", ({"reference": str(n)} for n in range(1200)))
-        until(lambda: len(hands) == 1201, timeout=60)
+        until(lambda: len(hands) == 1201)
     shares = [hands.count(poller.instance) for poller in (one, two, three, four)]
     assert max(shares) / min(shares) <= 1.5, shares
 
@@ -112,13 +112,13 @@ def test_a_shutdown_can_be_awaited_and_says_what_is_still_alive(process_database
 
     def work(task: Lease) -> None:
         started.set()
-        assert go.wait(20)
+        assert go.wait(PATIENCE)
 
     registry.register("sized", work)
     enqueue("sized", "slow")
     poller = Loop({"sized": 1}, Options(threads=1))
     poller.start()
-    assert started.wait(20)
+    assert started.wait(PATIENCE)
     # When the task outlives the bound, it is named; when it has ended, nothing is left
     alive = asyncio.run(poller.shutdown(timedelta(milliseconds=50)))
     assert [lease.reference for lease in alive] == ["slow"]

@@ -19,7 +19,7 @@ from django_dbtaskqueue.poller.loop import Poller
 from django_dbtaskqueue.poller.queue_state import QueueState
 from django_dbtaskqueue.poller.renew import Renewer
 from django_dbtaskqueue.testing import TaskQueueKit
-from tests.support import until
+from tests.support import PATIENCE, until
 
 LEASE = timedelta(milliseconds=600)
 
@@ -50,7 +50,7 @@ def test_renewal_goes_on_after_an_error_that_is_not_the_database_s(
 
     @processor("long")
     def long(task: Any) -> None:
-        done.wait(20)
+        done.wait(PATIENCE)
 
     task = enqueue("long")
     with taskqueue.run_poller("long"):
@@ -71,7 +71,7 @@ def test_a_lease_made_shorter_while_running_is_renewed_in_time(taskqueue: TaskQu
 
     @processor("long")
     def long(task: Any) -> None:
-        done.wait(20)
+        done.wait(PATIENCE)
 
     with taskqueue.run_poller("long") as poller:
         until(lambda: poller.state == "RUNNING")
@@ -101,6 +101,6 @@ def test_a_short_lease_taken_during_a_renewal_is_renewed_in_time(settings: Any) 
 
     renewer = Renewer([queue], held, lambda lease: None)
     renewer.start()
-    until(lambda: len(asked) >= 2, timeout=10)
+    until(lambda: len(asked) >= 2)
     renewer.stop()
     poller.close()

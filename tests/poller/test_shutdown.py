@@ -13,7 +13,7 @@ from django_dbtaskqueue import enqueue, enqueue_many
 from django_dbtaskqueue.models import Attempt, Poller, Task
 from tests.conftest import ProcessDatabase
 from tests.poller.processes import lines, runtaskpoller
-from tests.support import until
+from tests.support import PATIENCE, until
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -94,7 +94,7 @@ def test_a_signal_at_any_moment_of_the_start_loses_and_charges_nothing(
         with runtaskpoller(postgres_process_database, "--queue", "work") as poller:
             threading.Event().wait(random.uniform(0, 1.2))  # the random moment is what is tested
             poller.signal()
-            assert poller.process.wait(20) in (0, -signal.SIGTERM), poller.log
+            assert poller.process.wait(PATIENCE) in (0, -signal.SIGTERM), poller.log
             assert "Traceback" not in poller.log
     assert not Task.objects.exclude(status__in=["CREATED", "COMPLETED"]).exists()
     assert set(Task.objects.filter(status="CREATED").values_list("attempt", flat=True)) <= {0}

@@ -21,7 +21,7 @@ from django_dbtaskqueue.models import Queue, Task
 from django_dbtaskqueue.operations import checks
 from tests.conftest import ProcessDatabase
 from tests.poller.processes import polling
-from tests.support import until
+from tests.support import PATIENCE, until
 
 GOOD = """
 [queues.mail]
@@ -244,7 +244,7 @@ def test_threads_see_one_or_the_other_and_never_a_mixture(edit: Callable[[str], 
     with ThreadPoolExecutor(4) as pool:
         futures = [pool.submit(look, n) for n in range(4)]
         edit(pairs[1])
-        both = [future.result(20) for future in futures]
+        both = [future.result(PATIENCE) for future in futures]
     assert all(early == late for seen in both for early, late in seen)
 
 

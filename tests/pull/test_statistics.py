@@ -17,7 +17,7 @@ from tests.conftest import ProcessDatabase
 from tests.factories import age, make_task
 from tests.pull.conftest import Told
 from tests.pull.test_verbs import take
-from tests.support import Actor, at_once, until
+from tests.support import PATIENCE, Actor, at_once, until
 
 HOUR = timedelta(hours=1)
 EVERY_CALL = """
@@ -122,11 +122,11 @@ def test_producers_do_not_wait_for_a_counter(postgres_process_database: ProcessD
         transaction.set_autocommit(False)
         list(UsageCount.objects.select_for_update())
 
-    holder.do(hold).result(20)
-    at_once(4, lambda _: mail.put(), timeout=20)
+    holder.do(hold).result(PATIENCE)
+    at_once(4, lambda _: mail.put())
     assert mail.statistics().by_call == {"put": 5}
-    holder.do(transaction.rollback).result(20)
-    holder.do(transaction.set_autocommit, True).result(20)
+    holder.do(transaction.rollback).result(PATIENCE)
+    holder.do(transaction.set_autocommit, True).result(PATIENCE)
     holder.close()
 
 

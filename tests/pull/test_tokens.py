@@ -13,7 +13,7 @@ from django_dbtaskqueue.models import Task
 from django_dbtaskqueue.pull.handle import QueueHandle
 from tests.conftest import ProcessDatabase
 from tests.factories import age
-from tests.support import actors
+from tests.support import PATIENCE, actors
 
 HOUR = timedelta(hours=1)
 
@@ -42,7 +42,7 @@ def test_after_a_reconnect_the_token_is_as_good_as_the_lease(mail: QueueHandle, 
 def test_another_connection_acks_by_the_token(mail: QueueHandle, held: Lease) -> None:
     token = mail.token(held)
     with actors(1) as (other,):
-        other.do(mail.ack, token).result(20)
+        other.do(mail.ack, token).result(PATIENCE)
     with pytest.raises(LeaseLost):
         mail.ack(held)
 

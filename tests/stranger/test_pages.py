@@ -14,11 +14,12 @@ from django.conf import settings
 from example_project.database import database_from_url
 from tests.conftest import _created, _url_of
 from tests.docs.pages import Block
+from tests.patience import PATIENCE
 from tests.stranger.conftest import Environment
 from tests.stranger.environments import REPOSITORY, Python, pythons
 from tests.stranger.newcomer import Newcomer
 
-pytestmark = [pytest.mark.stranger, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.stranger
 
 README, TUTORIAL = REPOSITORY / "README.md", REPOSITORY / "docs/tutorial.md"
 OPERATIONS = REPOSITORY / "docs/reference/operations.md"
@@ -114,5 +115,5 @@ def test_tutorial(python: Python, environment: Environment, tmp_path: Path) -> N
 def serves_the_admin(address: str) -> None:
     """Open the log-in page and a style sheet from a real server."""
     for path in ("/admin/login/?next=/admin/dbtaskqueue/task/", "/static/dbtaskqueue/operations.css"):
-        with urllib.request.urlopen(address + path, timeout=60) as answer:  # noqa: S310 -- our own server
+        with urllib.request.urlopen(address + path, timeout=PATIENCE) as answer:  # noqa: S310 -- our own server
             assert answer.status == 200, path
