@@ -14,16 +14,16 @@ from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.core.exceptions import SuspiciousOperation
 from django.db.models import Model, QuerySet
 from django.http import HttpRequest
-from django.utils.formats import number_format
+from django.utils.formats import date_format, number_format
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from django_dbtaskqueue.admin.frame import LIVE_KEY
-from django_dbtaskqueue.admin.read_only import ReadOnlyAdmin, id_of, number
+from django_dbtaskqueue.admin.read_only import EMPTY_VALUE, ReadOnlyAdmin, id_of, local, number
 from django_dbtaskqueue.operations.bounded_reads import count_within, estimate
-from django_dbtaskqueue.operations.paging import Page, page_of, whole_page
+from django_dbtaskqueue.operations.paging import LOOK_ON_TIME, Page, page_of, whole_page
 from django_dbtaskqueue.operations.permissions import Verb
 
 if TYPE_CHECKING:
@@ -42,8 +42,19 @@ COUNT_TIMEOUT = timedelta(milliseconds=60)  # after that the number of rows is e
 MAX_SMALL_LIST_ROWS = 500
 BEFORE_KEY, AFTER_KEY = "before", "after"  # query keys: the ids at which a page begins
 FULL_SEARCH_KEY = "whole"  # query key: search to the end, as long as OPERATIONS_TIMEOUT allows
+LOOKED_KEY = "looked"  # query key: how many rows a search that goes on has read without a match
 # Keys that an address may have beside the search; the last four are put there by Django's admin.
-PAGE_KEYS = (BEFORE_KEY, AFTER_KEY, FULL_SEARCH_KEY, LIVE_KEY, "_changelist_filters", "_facets", "_popup", "e")
+PAGE_KEYS = (
+    BEFORE_KEY,
+    AFTER_KEY,
+    FULL_SEARCH_KEY,
+    LOOKED_KEY,
+    LIVE_KEY,
+    "_changelist_filters",
+    "_facets",
+    "_popup",
+    "e",
+)
 
 
 class TickColumn(tables.CheckBoxColumn):  # type: ignore[misc]  # publishes no types
@@ -132,7 +143,8 @@ class ListAdmin(ReadOnlyAdmin):
         rows = self.rows_of(filterset)
         before, after = _id(request, BEFORE_KEY), _id(request, AFTER_KEY)
         page = self.read_page(request, filterset, rows, before, after)
-        place = before or after
+        looked = _looked(request)
+        place = None if looked else before or after
         verbs = self.list_verbs(request)
         names = str(self.opts.verbose_name_plural)
         return {
@@ -145,8 +157,9 @@ class ListAdmin(ReadOnlyAdmin):
             "slice": page,
             "table": table_of(self, page.rows, caption=names, tickable=bool(verbs)),
             "found": self._of_window(page, place) if page.window or page.first else self._number(rows, page, place),
-            "searched": _searched(page),
+            "searched": _searched(page, looked, first=place is None),
             "full_search_url": _address(request, **{FULL_SEARCH_KEY: 1}),
+            "look_on_url": _look_on(request, page, looked),
             "empty": self.empty or _("None."),
             "first_url": _address(request),
             "newer_url": _address(request, after=page.newer),
@@ -159,7 +172,8 @@ class ListAdmin(ReadOnlyAdmin):
         """Return one page of the rows, and how many rows were searched for it."""
         if FULL_SEARCH_KEY in request.GET:
             return whole_page(rows, PAGE_ROWS, before=before, after=after)
-        return page_of(rows, filterset.queryset, PAGE_ROWS, before=before, after=after)
+        look_on = LOOK_ON_TIME if LOOKED_KEY in request.GET else None
+        return page_of(rows, filterset.queryset, PAGE_ROWS, before=before, after=after, look_on=look_on)
 
     def _number(self, rows: QuerySet[Any], found: Page, place: int | None) -> str:
         """Return how many rows there are: exact up to 10,000; estimated above that, or if counting takes too long."""
@@ -200,15 +214,35 @@ class SmallListAdmin(ListAdmin):
         return Page(list(rows.order_by(*self.ordering)[:MAX_SMALL_LIST_ROWS]))
 
 
-def _searched(page: Page) -> str:
+def _searched(page: Page, looked: int, *, first: bool) -> str:
     """Return how much of the table was searched; empty for all of it."""
-    if page.window:
-        text = _("No index supports this search: this page comes from %(count)s rows. Older continues.")
-        return text % {"count": number(page.window)}
     if page.first:
-        text = _("Only the first %(count)s tasks of each queue in ready order were searched.")
+        text = _("Nothing among the first %(count)s tasks of each queue in ready order.")
+        if page.rows:
+            text = _("Only the first %(count)s tasks of each queue in ready order were searched.")
         return text % {"count": number(page.first)}
-    return ""
+    if not page.window:
+        return ""
+    if page.rows:
+        text = _("No index supports this search: %(count)s rows were read, back to %(time)s. Older continues.")
+    elif first:
+        text = _("Nothing in the newest %(count)s tasks (back to %(time)s).")
+    else:
+        text = _("Nothing more in the next %(count)s tasks (back to %(time)s).")
+    time = EMPTY_VALUE if page.back_to is None else date_format(local(page.back_to), "Y-m-d H:i")
+    return text % {"count": number(looked + page.window), "time": time}
+
+
+def _look_on(request: HttpRequest, page: Page, looked: int) -> str:
+    """Return the address where a search without a match goes on; empty when it has a match, or was read to the end."""
+    if page.rows or not (page.window or page.first):
+        return ""
+    before = page.older if page.window else None
+    return _address(request, **{BEFORE_KEY: before, LOOKED_KEY: looked + page.window})
+
+
+def _looked(request: HttpRequest) -> int:
+    return id_of(request.GET.get(LOOKED_KEY, "0")) or 0
 
 
 def _rounded(number: int) -> int:
@@ -228,7 +262,13 @@ def _id(request: HttpRequest, key: str) -> int | None:
 
 def _address(request: HttpRequest, **changes: int | None) -> str:
     query = request.GET.copy()
-    for key in (LIVE_KEY, BEFORE_KEY, AFTER_KEY, *([FULL_SEARCH_KEY] if FULL_SEARCH_KEY in changes else [])):
+    for key in (
+        LIVE_KEY,
+        BEFORE_KEY,
+        AFTER_KEY,
+        LOOKED_KEY,
+        *([FULL_SEARCH_KEY] if FULL_SEARCH_KEY in changes else []),
+    ):
         query.pop(key, None)
     query.update({key: str(value) for key, value in changes.items() if value is not None})
     return f"{request.path}?{query.urlencode()}" if query else request.path

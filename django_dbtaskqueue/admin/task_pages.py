@@ -19,9 +19,9 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from django_dbtaskqueue.admin import list_pages
-from django_dbtaskqueue.admin.list_pages import FULL_SEARCH_KEY
+from django_dbtaskqueue.admin.list_pages import FULL_SEARCH_KEY, LOOKED_KEY
 from django_dbtaskqueue.admin.page_actions import TaskPage, act_on_tasks, can_enqueue, enqueue_copy
-from django_dbtaskqueue.admin.read_only import EMPTY_VALUE, ago, box, id_of, may_see, permitted, stamp
+from django_dbtaskqueue.admin.read_only import EMPTY_VALUE, ago, box, id_of, may_see, number, permitted, stamp
 from django_dbtaskqueue.core.columns import SHOWN_IF_SET
 from django_dbtaskqueue.core.durations import format_duration
 from django_dbtaskqueue.core.states import Status
@@ -29,10 +29,11 @@ from django_dbtaskqueue.db.session import alias_for
 from django_dbtaskqueue.models import AbstractTask, Attempt, Poller, Queue, SavedSearch, Task
 from django_dbtaskqueue.models.querysets import TaskQuerySet
 from django_dbtaskqueue.operations import paging
-from django_dbtaskqueue.operations.paging import Page
+from django_dbtaskqueue.operations.paging import LOOK_ON_TIME, Page
 from django_dbtaskqueue.operations.permissions import Verb
 from django_dbtaskqueue.operations.queue_control import IN_EFFECT
 from django_dbtaskqueue.operations.search import QUALIFIERS, Search, Term, parse, text_of, to_text
+from django_dbtaskqueue.operations.search.id_range import IdRange, id_range, within
 from django_dbtaskqueue.operations.search.query import TaskFilter
 from django_dbtaskqueue.operations.serializers import error_of, message_of
 from django_dbtaskqueue.operations.verbs import TASK_VERBS
@@ -94,22 +95,37 @@ class TaskAdmin(TaskPage):
         context = super().list_context(request)
         saved = saved_searches(request.user, self.get_queryset(request).db)
         found = search_context(context["filterset"], request.path)
+        if ids := self._ids(request, context["filterset"]):
+            context["of_ids"] = _(
+                "Tasks created then have ids from %(first)s to %(last)s; only these were searched."
+            ) % {"first": number(ids.first), "last": number(ids.end - 1)}
         return {**context, **found, "saved": saved, "can_save": bool(found["chips"])}
 
     def read_page(
         self, request: HttpRequest, filterset: Any, rows: QuerySet[Any], before: int | None, after: int | None
     ) -> Page:
         """Return one page. A search without an index reads a limited number of rows."""
+        search, size, place = filterset.search, list_pages.PAGE_ROWS, {"before": before, "after": after}
         if FULL_SEARCH_KEY in request.GET:
             return super().read_page(request, filterset, rows, before, after)
-        size, place = list_pages.PAGE_ROWS, {"before": before, "after": after}
-        if (
-            filterset.search
-            and paging.finds_processing_only(filterset.search)
-            and connections[rows.db].vendor == "postgresql"
-        ):
-            return paging.page_of_processing(cast(TaskQuerySet, rows), filterset.search.queues(), size, **place)
-        return paging.page_of(rows, paging.indexed_part(filterset.search, filterset.queryset), size, **place)
+        looks_on = LOOKED_KEY in request.GET
+        if not looks_on and paging.finds_processing_only(search) and connections[rows.db].vendor == "postgresql":
+            return paging.page_of_processing(cast(TaskQuerySet, rows), search.queues(), size, **place)
+        among = within(self._ids(request, filterset), paging.indexed_part(search, filterset.queryset))
+        return paging.page_of(rows, among, size, **place, look_on=LOOK_ON_TIME if looks_on else None)
+
+    def rows_of(self, filterset: Any) -> TaskQuerySet:
+        """Return the tasks that match; of a search by date those with an id of that time."""
+        return within(self._ids(filterset.request, filterset), cast(TaskQuerySet, super().rows_of(filterset)))
+
+    def _ids(self, request: HttpRequest, filterset: Any) -> IdRange | None:
+        """Return the ids of the dates of the search, unless everything is searched."""
+        if FULL_SEARCH_KEY in request.GET or not filterset.is_valid():
+            return None
+        if not hasattr(filterset, "id_range"):
+            filterset.id_range = id_range(filterset.search, filterset.queryset)
+        found: IdRange | None = filterset.id_range
+        return found
 
     # -- columns -----------------------------------------------------------------------------------------------------
 

@@ -1,18 +1,21 @@
 """Pages of rows by id, and windowed search: pages of a search that no index answers.
 
 A search first runs as it is. When that takes too long, the page holds the matches among the next ``WINDOW_ROWS`` tasks,
-and says so. No page reads a large table to its end.
+and says so; a search that goes on reads window after window until one has a match. No page reads a large table to its
+end.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from datetime import timedelta
+from datetime import datetime, timedelta
+from time import monotonic
 from typing import Any
 
+from django.core.exceptions import FieldDoesNotExist
 from django.db import OperationalError, connections
-from django.db.models import BooleanField
+from django.db.models import BooleanField, Max, Min
 from django.db.models.expressions import RawSQL
 
 from django_dbtaskqueue.conf import settings as conf
@@ -25,7 +28,8 @@ from django_dbtaskqueue.operations.search import Search
 from django_dbtaskqueue.operations.search.query import select
 
 WHOLE_SEARCH_TIMEOUT = timedelta(milliseconds=100)  # for a page to be found without a window
-WINDOW_ROWS = 20_000  # that one page reads at most
+WINDOW_ROWS = 20_000  # that a search reads at once
+LOOK_ON_TIME = timedelta(seconds=1)  # that one answer of a search that goes on may take
 MIN_ROWS_PER_PRIORITY = 100  # of the ready tasks of each queue and priority, read for the tasks that are PROCESSING
 INDEXED_QUALIFIERS = ("", "queue", "ref", "id", "fingerprint")  # an index finds their rows, when not negated
 FAILED_STATUSES = {str(Status.ERROR), str(Status.POISON)}
@@ -38,7 +42,9 @@ class Page:
     rows: list[Any]
     newer: int | None = None  # the id where the page of newer rows begins; None: there is no such page
     older: int | None = None
-    window: int = 0  # only this many rows were read; 0: the pages hold all matches
+    window: int = 0  # this many rows were read, and others follow; 0: read to the end
+    back_to: datetime | None = None  # when the last of these was created
+    progress: float = 1.0  # the share of the table that is behind this page, by ids
     first: int = 0  # only this many ready tasks of each queue and priority were read; 0: all
 
 
@@ -64,29 +70,75 @@ def _first(shown: list[Any], *, newer: bool) -> int | None:
 # -- windowed search ---------------------------------------------------------------------------------------------------
 
 
-def page_of(rows: Rows, among: Rows, size: int, *, before: int | None = None, after: int | None = None) -> Page:
+def page_of(
+    rows: Rows,
+    among: Rows,
+    size: int,
+    *,
+    before: int | None = None,
+    after: int | None = None,
+    look_on: timedelta | None = None,
+) -> Page:
     """Return one page of ``rows``, the newest first; if that takes long, of the next ``WINDOW_ROWS`` of ``among``.
 
-    ``among`` holds all of ``rows``, and an index finds it. On another database than PostgreSQL the search runs to its
-    end.
+    ``among`` holds all of ``rows``, and an index finds it. With ``look_on`` the search reads windows for that long,
+    until one has a match. On another database than PostgreSQL the search runs to its end.
     """
-    try:
-        with time_limit(rows.db, min(WHOLE_SEARCH_TIMEOUT, conf.settings().operations_timeout)):
-            return whole_page(rows, size, before=before, after=after)
-    except OperationalError as error:
-        if not timed_out(error):
-            raise
+    windows = connections[rows.db].vendor == "postgresql"
+    if look_on is None or not windows:
+        try:
+            with time_limit(rows.db, min(WHOLE_SEARCH_TIMEOUT, conf.settings().operations_timeout)):
+                return whole_page(rows, size, before=before, after=after)
+        except OperationalError as error:
+            if not timed_out(error):
+                raise
     if after is not None:
-        ids = _ids(among.filter(pk__gt=after).order_by("pk"))
-    else:
-        ids = _ids((among if before is None else among.filter(pk__lt=before)).order_by("-pk"))
-    found = whole_page(_only(rows, ids), size, before=before, after=after)
-    further = ids[-1] if len(ids) == WINDOW_ROWS else None
-    window = WINDOW_ROWS if further else 0
+        return _window_after(rows, among, size, after)
+    deadline, read, end = monotonic() + (look_on or timedelta(0)).total_seconds(), 0, before
+    while True:
+        ids = _ids((among if end is None else among.filter(pk__lt=end)).order_by("-pk"))
+        found, read = whole_page(_only(rows, ids), size, before=end), read + len(ids)
+        further = ids[-1] if len(ids) == WINDOW_ROWS else None
+        if found.rows or further is None or monotonic() >= deadline:
+            break
+        end = further
     # A window without a match has neighbours, too: they begin at its ends.
-    if after is not None:
-        return replace(found, newer=found.newer or further, older=found.older or after + 1, window=window)
-    return replace(found, newer=found.newer or (before and before - 1), older=found.older or further, window=window)
+    page = replace(found, newer=found.newer or (before and before - 1), older=found.older or further)
+    return page if further is None else _at(page, among, further, read)
+
+
+def _window_after(rows: Rows, among: Rows, size: int, after: int) -> Page:
+    ids = _ids(among.filter(pk__gt=after).order_by("pk"))
+    found = whole_page(_only(rows, ids), size, after=after)
+    further = ids[-1] if len(ids) == WINDOW_ROWS else None
+    page = replace(found, newer=found.newer or further, older=found.older or after + 1)
+    return page if further is None else _at(page, among, after, len(ids))
+
+
+def _at(page: Page, among: Rows, place: int, read: int) -> Page:
+    """Return a page that says how far a search has come: to the row ``place``, after ``read`` rows."""
+    table = among.model._default_manager.using(among.db)
+    try:
+        field = among.model._meta.get_field("create_time").name
+        time = table.filter(pk=place).values_list(field, flat=True).first()
+    except FieldDoesNotExist:
+        time = None
+    ends = table.aggregate(low=Min("pk"), high=Max("pk"))
+    share = (ends["high"] - place) / max(ends["high"] - ends["low"], 1)
+    return replace(page, window=read, back_to=time, progress=min(max(share, 0.0), 1.0))
+
+
+def look_through(rows: Rows, among: Rows, size: int, *, before: int | None = None) -> Iterator[Page]:
+    """Yield the pages of a search, with ``size`` rows in all, each after at most about ``LOOK_ON_TIME``.
+
+    ``older`` of the last one is where further rows begin.
+    """
+    page = page_of(rows, among, size, before=before)
+    yield page
+    while page.window and page.older is not None and len(page.rows) < size:
+        size -= len(page.rows)
+        page = page_of(rows, among, size, before=page.older, look_on=LOOK_ON_TIME)
+        yield page
 
 
 def page_of_processing(rows: TaskQuerySet, names: Sequence[str], size: int, **place: int | None) -> Page:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import html
 import re
 from datetime import timedelta
 
 import pytest
 from django.contrib.auth.models import User
 from django.db import connection
-from django.db.models import BooleanField
+from django.db.models import BooleanField, F
 from django.db.models.expressions import RawSQL
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
@@ -25,6 +26,7 @@ from django_dbtaskqueue.operations.paging import (
     whole_page,
 )
 from django_dbtaskqueue.operations.search import parse
+from django_dbtaskqueue.operations.search.id_range import id_range, within
 from django_dbtaskqueue.operations.search.query import select
 from tests.factories import QUEUE, make_task
 
@@ -92,13 +94,13 @@ def test_the_page_says_how_far_it_looked_and_can_look_to_the_end(
     client = Client()
     client.force_login(admin_user)
     page = client.get("/admin/dbtaskqueue/task/?q=payload.find:UA-15").content.decode()
-    assert "this page comes from 5,000 rows" in page
+    assert "Nothing in the newest 5,000 tasks (back to " in page
     assert "the-one" not in page
-    older = re.search(r'href="([^"]*before=\d+)"', page)
+    older = re.search(r'href="[^"]*before=(\d+)&amp;looked=5000"', page)
     assert older is not None
-    assert int(older[1].rpartition("=")[2]) > found.pk
+    assert int(older[1]) > found.pk
     whole = client.get("/admin/dbtaskqueue/task/?q=payload.find:UA-15&whole=1").content.decode()
-    assert "looked through" not in whole
+    assert "Nothing in the newest" not in whole
     assert "the-one" in whole
 
 
@@ -172,3 +174,66 @@ def test_no_page_reads_the_task_table_to_its_end(admin_user: User, page: str) ->
     unbound = r"\bcount\(\*\)(?:(?!\bLIMIT\b).)*$"
     assert not [sql for sql in about if re.search(unbound, sql, re.IGNORECASE | re.DOTALL)]
     assert len(queries) < 90
+
+
+def built(rows: int, *, hours: int = 720) -> None:
+    """Insert tasks at even distances over the last hours, the oldest first, and let the planner know."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "INSERT INTO dbtaskqueue_task (queue_name, reference_number, create_time, payload)"
+            " SELECT %s, 'b-' || n, now() - make_interval(secs => (%s - n) * %s::float8 / %s),"
+            " jsonb_build_object('n', n) FROM generate_series(1, %s) AS n",
+            [QUEUE, rows, hours * 3600, rows, rows],
+        )
+        cursor.execute("ANALYZE dbtaskqueue_task")
+
+
+@pytest.fixture
+def slow_at_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No search is answered as a whole, as at a hundred million tasks."""
+    monkeypatch.setattr(paging, "WHOLE_SEARCH_TIMEOUT", timedelta(milliseconds=1))
+
+
+@pytest.mark.usefixtures("slow_at_size")
+@pytest.mark.parametrize("search", ["age:10d..11d", "created:>10d age:<11d", "age:10d..11d payload.n:>0"])
+def test_a_search_by_date_shows_its_tasks_on_the_first_page(admin_client: Client, search: str) -> None:
+    built(60_000)
+    page = admin_client.get("/admin/dbtaskqueue/task/", {"q": search}).content.decode()
+    assert "No task matches" not in page
+    # The newest that fits: of 60,000 in 30 days, those of the last 10 days are newer.
+    assert "parcels/b-399" in page or ">b-399" in page
+
+
+@pytest.mark.usefixtures("slow_at_size")
+def test_a_search_without_a_match_says_how_far_it_looked_and_goes_on_to_the_end(admin_client: Client) -> None:
+    built(60_000)
+    address, seen = "/admin/dbtaskqueue/task/?q=payload.n:3", []
+    while address:
+        page = admin_client.get(address).content.decode()
+        seen.append(page)
+        link = re.search(r'data-look-on="([^"]*)"', page)
+        address = html.unescape(link[1]) if link else ""
+    assert "Nothing in the newest 20,000 tasks" in seen[0]
+    assert not [page for page in seen[:-1] if "No task matches" in page]
+    assert ">b-3<" in seen[-1]
+    # and where there is none at all, it says so in the end, not before
+    page = admin_client.get("/admin/dbtaskqueue/task/?q=payload.n:-5").content.decode()
+    assert "No task matches" not in page
+    address = html.unescape(re.search(r'data-look-on="([^"]*)"', page)[1])  # type: ignore[index]
+    page = admin_client.get(address).content.decode()
+    assert "No task matches" in page
+    assert "data-look-on" not in page
+
+
+@pytest.mark.parametrize("late", [timedelta(0), timedelta(minutes=50)])
+def test_ids_of_a_time_hold_all_its_tasks_also_those_of_long_transactions(late: timedelta) -> None:
+    built(30_000)
+    start = Task.objects.order_by("pk").values_list("pk", flat=True)[15_000]
+    Task.objects.filter(pk__range=(start, start + 500)).update(create_time=F("create_time") - late)
+    for search in ("age:14d..15d", "created:<15d", "age:<15d", "created:<1h,>20d", "created:2026-01-01..2026-01-02"):
+        wanted = select(search, Task.objects.all())
+        assert within(id_range(parse(search), wanted), wanted).count() == wanted.count(), search
+    found = id_range(parse("age:14d..15d"), Task.objects.all())
+    assert found is not None
+    assert found.end - found.first < 5000
+    assert id_range(parse("-age:14d..15d status:CREATED"), Task.objects.all()) is None

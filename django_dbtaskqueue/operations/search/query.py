@@ -119,30 +119,36 @@ def _compared(column: str, match: Match, value: Callable[[str], str | int]) -> Q
 # -- times -------------------------------------------------------------------------------------------------------------
 
 
-def _time(column: str, match: Match, alias: str) -> Q:
+def bounds_of(match: Match) -> list[tuple[str, str]]:
+    """Return a match of a time as comparisons: (operator, value). A day lasts to its end."""
     if match.op == "=":  # a day
-        return _within(column, match.value, match.value, alias)
+        return [(">=", match.value), ("<=", match.value)]
     if match.op != "..":
-        return _bound(column, match.op, match.value, alias)
-    if span_of(match.value) is not None and span_of(match.high) is not None:
-        return _bound(column, ">=", match.value, alias) & _bound(column, "<=", match.high, alias)
-    return _within(column, match.value, match.high, alias)
+        return [(match.op, match.value)]
+    low, high = span_of(match.value) is not None, span_of(match.high) is not None
+    if low and high:  # two ages
+        return [(">=", match.value), ("<=", match.high)]
+    return [("<=" if low else ">=", match.value), (">=" if high else "<=", match.high)]
 
 
-def _within(column: str, low: str, high: str, alias: str) -> Q:
-    """From one time to another; a day lasts to its end."""
-    first, last = ("<=" if span_of(low) is not None else ">="), (">=" if span_of(high) is not None else "<=")
-    return _bound(column, first, low, alias) & _bound(column, last, high, alias)
+def _time(column: str, match: Match, alias: str) -> Q:
+    return reduce(and_, (_bound(column, op, value, alias) for op, value in bounds_of(match)))
 
 
 def _bound(column: str, op: str, value: str, alias: str) -> Q:
     span = span_of(value)
     if span is not None:
         return Q(**{f"{column}__{LOOKUPS[LOOKUP_OF_AGE[op]]}": Now() - span})
+    op, moment = moment_of(op, value)
+    return Q(**{f"{column}__{LOOKUPS[op]}": Session.on(alias).comparable_time(moment)})
+
+
+def moment_of(op: str, value: str) -> tuple[str, datetime]:
+    """Return a comparison with a date, or a date and time, as one with a moment."""
     moment = datetime.fromisoformat(value)
     if len(value) == len("2026-11-20") and op in (">", "<="):  # after that day, or up to its end
         moment, op = moment + timedelta(days=1), {">": ">=", "<=": "<"}[op]
-    return Q(**{f"{column}__{LOOKUPS[op]}": Session.on(alias).comparable_time(moment)})
+    return op, moment
 
 
 # -- JSON --------------------------------------------------------------------------------------------------------------

@@ -62,6 +62,7 @@
     }
 
     function turn() {
+        if (live.querySelector("[data-look-on]")) { plan(); return; }
         if (ticked()) note.textContent = texts.held;
         else if (!busy() && !asking && Date.now() >= waitUntil) { refresh(); return; }
         plan();
@@ -146,6 +147,30 @@
         document.getElementById("dbtq-refresh").addEventListener("click", (event) => { event.preventDefault(); refresh(); });
         document.addEventListener("visibilitychange", () => { if (!document.hidden && interval()) turn(); });
         plan();
+    }
+
+    /* -- a search that goes on, until it has a match, has read everything, or is stopped ---------------------------- */
+
+    let stopLooking = false;
+
+    function lookOn() {
+        const part = live && live.querySelector("[data-look-on]");
+        if (!part) return;
+        part.querySelector("a").hidden = !stopLooking;
+        part.querySelector(".dbtq-looks-on").hidden = stopLooking;
+        if (stopLooking || asking) return;
+        window.history.replaceState(null, "", part.dataset.lookOn);
+        refresh().then(() => {
+            stopLooking = stopLooking || stopped || note.classList.contains("dbtq-warning");
+            lookOn();
+        });
+    }
+
+    if (live) {
+        live.addEventListener("click", (event) => {
+            if (event.target.id === "dbtq-stop") { stopLooking = true; lookOn(); }
+        });
+        lookOn();
     }
 
     /* -- ticking --------------------------------------------------------------------------------------------------- */
