@@ -1,0 +1,54 @@
+"""Files outside the database: what producers and processors began, and what they were answered.
+
+One event is one short append to a file of the process that writes it, which no other process can tear. A process
+writes its monotonic clock, which all processes of a machine share and which a wrong time of day does not shift.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+FOLDER_VARIABLE = "FAULTS_LEDGER"
+
+
+class Event(NamedTuple):
+    """One line of a ledger."""
+
+    kind: str  # of a producer: invoked, ok, unknown, refused, rolled back; of a processor: start, end
+    clock: float  # seconds since 1970
+    pid: int
+    values: dict[str, Any]
+
+
+class Ledger:
+    """The file of one process. A forked child begins a file of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._pid, self._file = folder, 0, -1
+
+    def write(self, kind: str, **values: Any) -> None:
+        """Append an event."""
+        if self._pid != os.getpid():
+            self._pid = os.getpid()
+            self._file = os.open(self._folder / f"{self._pid}.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+        line = json.dumps([kind, time.monotonic(), self._pid, values], separators=(",", ":"))
+        os.write(self._file, f"{line}\n".encode())
+
+
+def of_environment() -> Ledger:
+    """Return the ledger of this process."""
+    return Ledger(Path(os.environ[FOLDER_VARIABLE]))
+
+
+def read(folder: Path) -> Iterator[Event]:
+    """Return the events of all processes. The last line of a killed process may be torn: then it was not written."""
+    start = time.time() - time.monotonic()
+    for file in sorted(folder.glob("*.jsonl")):
+        for line in file.read_bytes().split(b"\n")[:-1]:
+            kind, clock, pid, values = json.loads(line)
+            yield Event(kind, start + clock, pid, values)
