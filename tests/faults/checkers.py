@@ -1,0 +1,341 @@
+"""One function for each promise. Each returns the violations that it finds in the evidence, as sentences."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from django_dbtaskqueue.core.states import EDGES, TERMINAL
+from tests.faults.history import Change
+from tests.faults.ledger import Event
+
+LEGAL = {(str(source), edge.target and str(edge.target)) for edge in EDGES for source in edge.sources}
+ENDED = {str(status) for status in TERMINAL}
+LIVE = {"CREATED", "PROCESSING"}
+CLOCK_S = 0.05  # a ledger's clock and the database's may differ by so much
+# Errors of a connection. A processor that does not touch the database cannot have caused one.
+OUTAGE_ERRORS = ("OperationalError", "InterfaceError", "AdminShutdown", "InternalError")
+
+
+@dataclass(frozen=True)
+class Row:
+    """A task as it stood at the end of the run."""
+
+    task: int
+    queue: str
+    reference: str
+    status: str
+    attempt: int
+    history: bool = False  # it stands in the history table
+
+
+@dataclass
+class Evidence:
+    """All that a run left behind."""
+
+    history: Sequence[Change] = ()
+    events: Sequence[Event] = ()
+    rows: Sequence[Row] = ()
+    bookings: Mapping[str, int] = field(default_factory=dict)  # amounts, by reference
+    attempts: Sequence[tuple[int, int, str]] = ()  # task, fence and class of the error of each attempt recorded
+    deleted: int = 0  # as the package counts deletions
+    capacities: Mapping[str, int] = field(default_factory=dict)
+    budgets: Mapping[str, int] = field(default_factory=dict)
+    expected: Mapping[str, str | None] = field(default_factory=dict)  # the last status of each kind; None: no row
+
+    @cached_property
+    def transactions(self) -> dict[str, tuple[list[str], str]]:
+        """The references of each producer's transaction, and its answer."""
+        found = {event.values["transaction"]: (event.values["references"], "unknown") for event in self.of("invoked")}
+        for kind in ("ok", "rolled back"):
+            for event in self.of(kind):
+                name = event.values["transaction"]
+                found[name] = (found[name][0], kind)
+        return found
+
+    @cached_property
+    def inserted(self) -> Counter[tuple[str, str | None]]:
+        """How often each (queue, reference) was inserted."""
+        return Counter((change.queue, change.reference) for change in self.history if change.old_status is None)
+
+    @cached_property
+    def references(self) -> set[str | None]:
+        """What was ever committed."""
+        return {reference for _, reference in self.inserted}
+
+    @cached_property
+    def starts(self) -> dict[tuple[int, int], float]:
+        """When a processor began, by task and fence."""
+        return {(event.values["task"], event.values["fence"]): event.clock for event in self.of("start")}
+
+    @cached_property
+    def ends(self) -> dict[tuple[int, int], float]:
+        """When a processor had its outcome, by task and fence."""
+        return {(event.values["task"], event.values["fence"]): event.clock for event in self.of("end")}
+
+    @cached_property
+    def by_task(self) -> dict[int, list[Change]]:
+        """The history of each task."""
+        found: dict[int, list[Change]] = defaultdict(list)
+        for change in self.history:
+            found[change.task].append(change)
+        return found
+
+    def of(self, kind: str) -> Iterator[Event]:
+        """Return the events of one kind."""
+        return (event for event in self.events if event.kind == kind)
+
+
+Checker = Callable[[Evidence], Iterable[str]]
+CHECKERS: dict[str, Checker] = {}
+
+
+def checker(promise: str) -> Callable[[Checker], Checker]:
+    """Register a checker under the name of what must not be found."""
+
+    def register(function: Checker) -> Checker:
+        CHECKERS[promise] = function
+        return function
+
+    return register
+
+
+def check(evidence: Evidence) -> dict[str, list[str]]:
+    """Return the violations of each promise."""
+    return {promise: list(function(evidence)) for promise, function in CHECKERS.items()}
+
+
+@checker("lost")
+def lost(evidence: Evidence) -> Iterator[str]:
+    """What a producer was told is committed is there."""
+    for name, (references, answer) in evidence.transactions.items():
+        missing = [reference for reference in references if reference not in evidence.references]
+        if answer == "ok" and missing:
+            yield f"transaction {name} was acknowledged, and {missing[:3]} never came"
+
+
+@checker("phantom")
+def phantom(evidence: Evidence) -> Iterator[str]:
+    """Nothing is there that nobody enqueued, or that was rolled back."""
+    invoked = {
+        reference
+        for references, answer in evidence.transactions.values()
+        if answer != "rolled back"
+        for reference in references
+    }
+    for reference in sorted(evidence.references - invoked, key=str):
+        yield f"{reference} was enqueued by nobody, or rolled back"
+    started = {event.values["reference"] for event in evidence.of("start")}
+    for reference in sorted(started - invoked, key=str):
+        yield f"{reference} was started, and was enqueued by nobody, or rolled back"
+
+
+@checker("torn enqueue")
+def torn(evidence: Evidence) -> Iterator[str]:
+    """A transaction's own row and all its tasks are there, or nothing of it is."""
+    for name, (references, _) in evidence.transactions.items():
+        present = [reference for reference in references if reference in evidence.references]
+        if len(present) != (len(references) if name in evidence.bookings else 0):
+            there = "is" if name in evidence.bookings else "is not"
+            yield f"transaction {name} {there} there, and {len(present)} of its {len(references)} tasks are"
+
+
+@checker("duplicate reference")
+def duplicate(evidence: Evidence) -> Iterator[str]:
+    """A reference is inserted once in its queue."""
+    for (queue, reference), number in evidence.inserted.items():
+        if number > 1:
+            yield f"{reference} was inserted {number} times into {queue}"
+
+
+@checker("lease overlap")
+def lease_overlap(evidence: Evidence) -> Iterator[str]:
+    """A task that a poller holds is taken by another one only after the lease has ended."""
+    for change in evidence.history:
+        if change.is_checkout and change.old_status == "PROCESSING" and change.due and change.due > change.clock:
+            early = change.due - change.clock
+            yield f"task {change.task} was taken {early:.3f} s before its lease ended ({change.seq})"
+
+
+@checker("early start")
+def early_start(evidence: Evidence) -> Iterator[str]:
+    """A task is not taken before it is due."""
+    for change in evidence.history:
+        if change.is_checkout and change.old_status == "CREATED" and change.due and change.due > change.clock:
+            yield f"task {change.task} was taken {change.due - change.clock:.3f} s before it was due ({change.seq})"
+
+
+@checker("stale write accepted")
+def stale_write(evidence: Evidence) -> Iterator[str]:
+    """The outcome that a task has under a fence came from the processor that was started with this fence."""
+    errors = {(task, number): error for task, number, error in evidence.attempts}
+    for change in evidence.history:
+        if change.old_status != "PROCESSING" or change.is_checkout:
+            continue
+        if change.new_status is not None and change.new_fence != change.old_fence:
+            yield f"task {change.task} went from fence {change.old_fence} to {change.new_fence} without a checkout"
+        given_back = change.new_status == "CREATED" and (change.new_attempt or 0) < (change.old_attempt or 0)
+        rescued = change.new_status == "ERROR" and change.due is not None and change.due <= change.clock
+        if given_back or rescued:
+            continue
+        ended = evidence.ends.get((change.task, change.fence))
+        if ended is None or ended > change.clock + CLOCK_S:
+            error = errors.get((change.task, change.fence))
+            yield (
+                f"task {change.task} of {change.queue} became {change.new_status or 'deleted'} under fence "
+                f"{change.fence}, whose processor had not ended ({change.seq}, error: {error})"
+            )
+
+
+@checker("fence")
+def fence(evidence: Evidence) -> Iterator[str]:
+    """The fence of a task rises by one with each checkout, and changes at no other time."""
+    for task, changes in evidence.by_task.items():
+        for change in changes:
+            if change.old_fence is None or change.new_fence is None:
+                continue
+            step = change.new_fence - change.old_fence
+            if step not in (0, 1) or (step == 1 and change.new_status != "PROCESSING"):
+                yield f"task {task}: fence {change.old_fence} -> {change.new_fence} at {change.new_status}"
+
+
+@checker("terminal flip")
+def terminal_flip(evidence: Evidence) -> Iterator[str]:
+    """A task that has ended stays as it is: no operator acts in a run."""
+    for change in evidence.history:
+        if change.old_status in ENDED and change.new_status not in (None, change.old_status):
+            yield f"task {change.task} went from {change.old_status} to {change.new_status}"
+
+
+@checker("illegal edge")
+def illegal_edge(evidence: Evidence) -> Iterator[str]:
+    """A task changes its status only in the documented ways."""
+    for change in evidence.history:
+        edge = (change.old_status, change.new_status)
+        if change.old_status is not None and change.old_status != change.new_status and edge not in LEGAL:
+            yield f"task {change.task} went from {change.old_status} to {change.new_status}"
+
+
+@checker("attempts")
+def attempts(evidence: Evidence) -> Iterator[str]:
+    """Each checkout charges one attempt, within the budget; only a task that goes back into the queue is given one."""
+    for change in evidence.history:
+        if change.old_attempt is None or change.new_attempt is None:
+            continue
+        step = change.new_attempt - change.old_attempt
+        if change.is_checkout and step != 1:
+            yield f"task {change.task}: a checkout charged {step} attempts"
+        if change.is_checkout and change.new_attempt > change.budget:
+            yield f"task {change.task}: attempt {change.new_attempt} of {change.budget}"
+        if not change.is_checkout and step > 0:
+            yield f"task {change.task}: charged {step} attempts without a checkout"
+        if step < 0 and change.new_status != "CREATED":
+            yield f"task {change.task}: given {-step} attempts back, and it became {change.new_status}"
+
+
+@checker("attempt charged for an outage")
+def charged_for_outage(evidence: Evidence) -> Iterator[str]:
+    """A task that does not touch the database never fails by an error of the database."""
+    queues = {changes[0].task: changes[0].queue for changes in evidence.by_task.values()}
+    for task, number, error in evidence.attempts:
+        if queues.get(task) != "effects" and error.rpartition(".")[2] in OUTAGE_ERRORS:
+            yield f"task {task} of {queues.get(task)} spent attempt {number} on {error}"
+
+
+@checker("outcome without a run")
+def outcome_without_run(evidence: Evidence) -> Iterator[str]:
+    """A completed task was run to its end at least once under the fence that was accepted."""
+    for change in evidence.history:
+        if change.new_status == "COMPLETED" and (change.task, change.fence) not in evidence.ends:
+            yield f"task {change.task} is COMPLETED under fence {change.fence}, and no processor ended under it"
+
+
+@checker("effect not exactly once")
+def effects(evidence: Evidence) -> Iterator[str]:
+    """In atomic mode the effect commits with the outcome: once for each accepted run that ends or goes back."""
+    runs = {"ok": 1, "slow": 1, "again": 2}
+    for row in evidence.rows:
+        kind = row.reference.partition("-")[0]
+        if row.queue == "effects" and row.status == "COMPLETED" and kind in runs:
+            amount = evidence.bookings.get(row.reference)
+            if amount != runs[kind]:
+                yield f"{row.reference}: the effect happened {amount} times instead of {runs[kind]}"
+
+
+@checker("capacity breach")
+def capacity(evidence: Evidence) -> Iterator[str]:
+    """A queue with a capacity never holds more live tasks."""
+    for queue, most in evidence.capacities.items():
+        live = peak = 0
+        for change in evidence.history:
+            if change.queue == queue:
+                live += (change.new_status in LIVE) - (change.old_status in LIVE)
+                peak = max(peak, live)
+        if peak > most:
+            yield f"queue {queue} held {peak} live tasks of {most}"
+
+
+@checker("FIFO inversion")
+def fifo(evidence: Evidence) -> Iterator[str]:
+    """In a group a task starts only when all that were enqueued before it have ended."""
+    waiting: dict[str, dict[int, None]] = defaultdict(dict)
+    # Order of insertion within a group: one producer at a time writes to it.
+    groups: dict[str, list[int]] = defaultdict(list)
+    for task, changes in sorted(evidence.by_task.items()):
+        if changes[0].group is not None:
+            groups[changes[0].group].append(task)
+    for group, tasks in groups.items():
+        waiting[group] = dict.fromkeys(tasks)
+    for change in evidence.history:
+        if change.group is None:
+            continue
+        line = waiting[change.group]
+        if change.is_checkout and (head := next(iter(line), None)) is not None and change.task > head:
+            yield f"group {change.group}: task {change.task} was taken while {head} had not ended ({change.seq})"
+        if change.new_status is None or change.new_status in ENDED:
+            line.pop(change.task, None)
+
+
+@checker("conservation difference")
+def conservation(evidence: Evidence) -> Iterator[str]:
+    """What was enqueued is in the table, in the history, or counted as deleted."""
+    enqueued = sum(1 for change in evidence.history if change.old_status is None)
+    hot = sum(1 for row in evidence.rows if not row.history)
+    history = len(evidence.rows) - hot
+    if enqueued != hot + history + evidence.deleted:
+        yield f"{enqueued} were enqueued; {hot} are there, {history} in the history, {evidence.deleted} deleted"
+
+
+@checker("wrong end")
+def wrong_end(evidence: Evidence) -> Iterator[str]:
+    """Each task ends as its kind says, and none is left."""
+    rows = {row.reference: row for row in evidence.rows}
+    for _, reference in evidence.inserted:
+        kind = str(reference).partition("-")[0]
+        row = rows.get(str(reference))
+        status = row.status if row is not None else None
+        if kind in evidence.expected and status != evidence.expected[kind]:
+            yield f"{reference} ended as {status} instead of {evidence.expected[kind]}"
+
+
+@checker("budget")
+def budget(evidence: Evidence) -> Iterator[str]:
+    """A task that kills its process ends after exactly its attempts."""
+    for row in evidence.rows:
+        if row.status == "ERROR" and row.queue in evidence.budgets and row.attempt != evidence.budgets[row.queue]:
+            yield f"{row.reference} ended in ERROR after {row.attempt} of {evidence.budgets[row.queue]} attempts"
+
+
+def restarts(evidence: Evidence, died: Mapping[int, float]) -> list[float]:
+    """Return, for each start that a dead process left without an end, the seconds until the task was taken again."""
+    pids = {(event.values["task"], event.values["fence"]): event.pid for event in evidence.of("start")}
+    waits: list[Any] = []
+    for change in evidence.history:
+        if change.is_checkout and change.old_status == "PROCESSING":
+            pid = pids.get((change.task, change.fence))
+            if pid in died and change.clock > died[pid]:
+                waits.append(change.clock - died[pid])
+    return waits
