@@ -1,0 +1,137 @@
+"""A producer process: ``python -m tests.faults.producing NAME SEED TASKS_PER_SECOND``. It goes on until it is ended.
+
+Each of its transactions writes a Booking and the tasks that belong to it; some are rolled back on purpose. The ledger
+has an "invoked" before, and the answer after. A transaction without an answer, or whose answer was an error of the
+database, may have been committed or not.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+import threading
+from collections.abc import Sequence
+from itertools import count
+from typing import Any
+
+THREADS = 2
+GROUPS = 5  # of one thread
+SIZES = (1, 1, 1, 2, 3, 5, 100)  # tasks of one transaction; the greatest go through enqueue_many
+BULK = 20  # from how many tasks on
+KINDS = ("ok",) * 40 + ("retry", "retry", "again", "delete", "poison", "slow")
+QUEUES = ("plain",) * 6 + ("effects", "effects", "evented", "evented", "grouped")
+FULL_SHARE = 0.1  # of the transactions that go to the queue with a capacity
+ROLLBACK_SHARE = 0.03
+SAVEPOINT_SHARE = 0.05
+
+
+class RolledBack(Exception):
+    """Raised to roll a transaction back on purpose."""
+
+
+class Producer(threading.Thread):
+    """One thread that enqueues. A group is used by one thread only, so its ids rise in the order of its commits."""
+
+    def __init__(self, name: str, seed: str, pace: float) -> None:
+        super().__init__(name=name)
+        from tests.faults.tasks import ledger
+
+        self._random, self._pace, self._ledger = random.Random(seed), pace, ledger
+        self.ended = threading.Event()
+
+    def run(self) -> None:
+        """Enqueue until ``ended``."""
+        for number in count():
+            made = self._transaction(f"{self.name}-{number}")
+            if self.ended.wait(made / self._pace):
+                return
+
+    def _transaction(self, name: str) -> int:
+        from django.db import connections
+        from django.db.utils import Error
+
+        from django_dbtaskqueue.core.exceptions import QueueFull
+
+        size = self._random.choice(SIZES)
+        full = size < BULK and self._random.random() < FULL_SHARE
+        queue = "small" if full else self._random.choice(QUEUES)
+        # A task that goes back into the queue goes behind its group.
+        kinds = [kind for kind in KINDS if queue != "grouped" or kind != "again"]
+        references = [f"{self._random.choice(kinds)}-{name}-{number}" for number in range(size)]
+        self._ledger.write("invoked", transaction=name, queue=queue, references=references)
+        try:
+            self._commit(name, queue, references)
+        except RolledBack:
+            self._ledger.write("rolled back", transaction=name)
+        except QueueFull:
+            self._ledger.write("rolled back", transaction=name)
+        except Error:
+            self._ledger.write("unknown", transaction=name)
+            connections["default"].close()
+        else:
+            self._ledger.write("ok", transaction=name)
+        return size
+
+    def _commit(self, name: str, queue: str, references: Sequence[str]) -> None:
+        from django.db import transaction
+
+        from django_dbtaskqueue import enqueue, enqueue_many
+        from tests.testapp.models import Booking
+
+        with transaction.atomic():
+            Booking.objects.create(reference=name)
+            if queue == "effects":
+                Booking.objects.bulk_create([Booking(reference=reference) for reference in references])
+            if self._random.random() < SAVEPOINT_SHARE:
+                self._undone(queue, references[0])
+            items: list[dict[str, Any]] = [
+                {"reference": reference, "payload": {"of": name}, "group": self._group(queue)}
+                for reference in references
+            ]
+            if len(items) >= BULK:
+                enqueue_many(queue, items)
+            else:
+                for item in items:
+                    enqueue(queue, **item)
+            if self._random.random() < ROLLBACK_SHARE:
+                raise RolledBack
+
+    def _undone(self, queue: str, reference: str) -> None:
+        """Enqueue in a savepoint that is rolled back."""
+        from django.db import transaction
+
+        from django_dbtaskqueue import enqueue
+
+        try:
+            with transaction.atomic():
+                enqueue(queue, f"undone-{reference}")
+                raise RolledBack
+        except RolledBack:
+            pass
+
+    def _group(self, queue: str) -> str | None:
+        return f"{self.name}-{self._random.randrange(GROUPS)}" if queue == "grouped" else None
+
+
+def main(name: str, seed: str, tasks_per_second: str) -> None:
+    """Enqueue until SIGTERM."""
+    import signal
+
+    import django
+
+    django.setup()
+    threads = [
+        Producer(f"{name}.{number}", f"{seed}.{number}", float(tasks_per_second) / THREADS) for number in range(THREADS)
+    ]
+    signal.signal(signal.SIGTERM, lambda *_: [thread.ended.set() for thread in threads])
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        while thread.is_alive():
+            thread.join(1)
+
+
+if __name__ == "__main__":
+    os.environ["DJANGO_SETTINGS_MODULE"] = "tests.faults.settings"
+    main(*sys.argv[1:])

@@ -1,0 +1,26 @@
+"""How much of each fault a run has to reach, and the limits that its queues have."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+LEASE_S = 3.0
+CAPACITY = 200  # of the queue "small"
+LETHAL_ATTEMPTS = 3  # of a task of the queue "lethal"
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much of each a run has to reach."""
+
+    tasks: int
+    kills: int
+    pauses: int
+    restarts: int
+    terminations: int
+    stalls: int
+    seconds: float  # of faults, about
+
+
+CI = Size(tasks=30_000, kills=100, pauses=12, restarts=3, terminations=200, stalls=4, seconds=270)
+SOAK = Size(tasks=150_000, kills=400, pauses=60, restarts=12, terminations=1_500, stalls=20, seconds=1_800)

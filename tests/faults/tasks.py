@@ -1,0 +1,147 @@
+"""Processors of the fault runs. The kind of a task, the first word of its reference, says what it does.
+
+========= ============================================================================================================
+ok        completes
+slow      completes after 0.3 seconds
+retry     fails on its first two starts, then completes
+again     goes back into the queue once, then completes
+delete    completes and deletes its row
+poison    ends as POISON
+segfault  reads address 0
+overflow  calls itself, in C, until there is no stack left
+exit      ``os._exit(7)``
+kill      SIGKILL of its own process
+hold      holds the interpreter for longer than its lease, then completes; a supervisor ends its process before that
+========= ============================================================================================================
+
+Each writes its start and its end into the ledger. A task of the queue "effects" also adds 1 to the amount of the
+Booking that has its reference.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+from django.db.models import F
+
+from django_dbtaskqueue import Complete, CompleteDelete, Fail, Poison, Reenqueue, processor
+from django_dbtaskqueue.core.lease import Lease
+from tests.faults import ledger as ledgers
+from tests.faults.sizes import LEASE_S
+from tests.testapp.models import Booking
+
+SLOW_S = 0.3
+RETRIED_STARTS = 2
+LETHAL = ("segfault", "overflow", "exit", "kill", "hold")
+EXPECTED = {
+    "ok": "COMPLETED",
+    "slow": "COMPLETED",
+    "retry": "COMPLETED",
+    "again": "COMPLETED",
+    "delete": None,
+    "poison": "POISON",
+    **dict.fromkeys(("segfault", "overflow", "exit", "kill"), "ERROR"),
+}
+ledger = ledgers.of_environment()
+
+
+def kind_of(reference: str) -> str:
+    """Return what a task does."""
+    return reference.partition("-")[0]
+
+
+def _overflow() -> None:
+    deeper = ctypes.CFUNCTYPE(None)(lambda: deeper())
+    sys.setrecursionlimit(2**31 - 1)
+    deeper()
+
+
+DEADLY: dict[str, Callable[[], Any]] = {
+    "segfault": lambda: ctypes.string_at(0),
+    "overflow": _overflow,
+    "exit": lambda: os._exit(7),
+    "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    # A function called through PyDLL keeps the interpreter's lock.
+    "hold": lambda: ctypes.PyDLL(None).sleep(int(LEASE_S) + 2),
+}
+
+
+def _started(task: Lease) -> str:
+    ledger.write("start", task=task.id, fence=task.total_attempt, reference=task.reference)
+    return kind_of(str(task.reference))
+
+
+def _outcome(task: Lease, kind: str) -> Any:
+    """Return the outcome of a task, and write its end."""
+    outcome: Any = Complete(task.total_attempt)
+    if kind == "retry" and task.total_attempt <= RETRIED_STARTS:
+        outcome = Fail("asked to fail")
+    elif kind == "again" and task.reenqueue_attempt == 0:
+        outcome = Reenqueue(timedelta(milliseconds=100))
+    elif kind == "delete":
+        outcome = CompleteDelete()
+    elif kind == "poison":
+        outcome = Poison("asked to poison")
+    ledger.write("end", task=task.id, fence=task.total_attempt)
+    return outcome
+
+
+def run(task: Lease) -> Any:
+    """Do what the task's kind says."""
+    kind = _started(task)
+    if kind in DEADLY:
+        DEADLY[kind]()
+    if kind == "slow":
+        time.sleep(SLOW_S)
+    return _outcome(task, kind)
+
+
+@processor("plain")
+def plain(task: Lease) -> Any:
+    """Do not touch the database."""
+    return run(task)
+
+
+@processor("small")
+def small(task: Lease) -> Any:
+    """Serve a queue with a capacity."""
+    return run(task)
+
+
+@processor("grouped")
+def grouped(task: Lease) -> Any:
+    """Serve a queue with groups."""
+    return run(task)
+
+
+@processor("lethal")
+def lethal(task: Lease) -> Any:
+    """Serve a queue that kills."""
+    return run(task)
+
+
+@processor("effects", mode="atomic")
+def effects(task: Lease) -> Any:
+    """Have an effect that commits together with the outcome."""
+    kind = _started(task)
+    Booking.objects.using(task.port.alias).filter(reference=task.reference).update(amount=F("amount") + 1)
+    if kind == "slow":
+        time.sleep(SLOW_S)
+    return _outcome(task, kind)
+
+
+@processor("evented")
+async def evented(task: Lease) -> Any:
+    """Run on the event loop."""
+    kind = _started(task)
+    if kind == "slow":
+        await asyncio.sleep(SLOW_S)
+    return _outcome(task, kind)
