@@ -1,0 +1,196 @@
+"""The faults, each with a record of what it did. ``Nemesis.script`` draws their order from the seed."""
+
+from __future__ import annotations
+
+import random
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import psutil
+import psycopg
+
+from django_dbtaskqueue.contrib.embedded import EmbeddedPostgres
+from tests.faults.proxy import Proxy
+from tests.faults.sizes import LEASE_S, Size
+
+PAUSE_S = LEASE_S * 1.4  # of a process, longer than its lease
+SHORT_S, LONG_S = 1.0, 4.0  # of a stall, a lock, a spell
+TERMINATIONS = 15  # backends per stroke, at most
+ERROR_SHARE = 0.2  # of statements that fail while the database is broken
+
+
+@dataclass
+class Nemesis:
+    """Breaks things, one after the other."""
+
+    random: random.Random
+    server: EmbeddedPostgres
+    database: str
+    proxy: Proxy
+    workers: Callable[[], Sequence[psutil.Process]]  # the processes that run tasks now
+    families: Callable[[], Sequence[Sequence[psutil.Process]]]  # each poller with its children
+    producers: Callable[[], Sequence[psutil.Process]]
+    log: list[tuple[float, str, str]] = field(default_factory=list)  # when, which fault, what it did
+    died: dict[int, float] = field(default_factory=dict)  # when each killed process died
+    back: list[float] = field(default_factory=list)  # when the database was there again
+    counts: Counter[str] = field(default_factory=Counter)
+
+    def script(self, size: Size) -> list[Callable[[], None]]:
+        """Return the strokes of a run in a random order."""
+        strokes = (
+            [self.kill] * (size.kills + size.kills // 10)  # some find nobody
+            + [self.pause] * (size.pauses + 1)
+            + [self.restart] * size.restarts
+            + [self.terminate] * (size.terminations // 6)
+            + [self.stall] * (size.stalls // 2)
+            + [self.black_hole] * (size.stalls - size.stalls // 2)
+            + [self.lose_commits] * size.stalls
+            + [self.half_close] * size.stalls
+            + [self.read_only] * (size.restarts)
+            + [self.lock] * size.restarts
+            + [self.broken_statements] * size.restarts
+            + [self.kill_producer] * (size.restarts * 2)
+        )
+        self.random.shuffle(strokes)
+        return strokes
+
+    def noted(self, fault: str, what: object, number: int = 1) -> None:
+        """Write down what a fault did."""
+        self.log.append((time.time(), fault, str(what)))
+        self.counts[fault] += number
+
+    @contextmanager
+    def control(self) -> Iterator[psycopg.Connection[tuple[Any, ...]]]:
+        """A connection past the faults."""
+        url = self.server.url.rpartition("/")[0] + f"/{self.database}"
+        with psycopg.connect(url, autocommit=True, options="-c default_transaction_read_only=off") as connection:
+            yield connection
+
+    def kill(self) -> None:
+        """SIGKILL one process that runs tasks."""
+        workers = self.workers()
+        if not workers:
+            return
+        victim = self.random.choice(workers)
+        with suppress(psutil.NoSuchProcess):
+            victim.kill()
+            self.died[victim.pid] = time.time()
+            self.noted("SIGKILL", victim.pid)
+
+    def kill_producer(self) -> None:
+        """SIGKILL one producer."""
+        for victim in self.producers()[:1]:
+            victim.kill()
+            self.noted("SIGKILL of a producer", victim.pid)
+
+    def pause(self) -> None:
+        """Stop one poller with all its children for longer than its lease, without waiting for it.
+
+        A supervisor that runs would replace a child that is silent, and nobody would come back late.
+        """
+        families = self.families()
+        if families:
+            victims = self.random.choice(families)
+            self._send(victims, signal.SIGSTOP)
+            self.noted("pause beyond the lease", [victim.pid for victim in victims])
+            threading.Timer(PAUSE_S, self._send, [victims, signal.SIGCONT]).start()
+
+    @staticmethod
+    def _send(victims: Sequence[psutil.Process], number: signal.Signals) -> None:
+        for victim in victims:
+            with suppress(psutil.NoSuchProcess):
+                victim.send_signal(number)
+
+    def restart(self) -> None:
+        """Stop PostgreSQL as a crash does, and start it again."""
+        self.server.stop("immediate")
+        self._wait(SHORT_S)
+        self.server.restart()
+        self.back.append(time.time())
+        self.noted("immediate restart", "PostgreSQL")
+
+    def terminate(self) -> None:
+        """Cut some connections on the server's side."""
+        with self.control() as control:
+            cut = control.execute(
+                "SELECT pg_terminate_backend(pid) FROM (SELECT pid FROM pg_stat_activity WHERE pid <> pg_backend_pid()"
+                " AND backend_type = 'client backend' AND datname = current_database()"
+                " ORDER BY random() LIMIT %s) AS x",
+                [self.random.randint(1, TERMINATIONS)],
+            ).rowcount
+        self.noted("backends terminated", cut, cut)
+
+    def stall(self) -> None:
+        """Forward nothing for a while; nothing gets lost."""
+        self.proxy.stall(on=True)
+        self._wait(self.random.uniform(SHORT_S, LONG_S))
+        self.proxy.stall(on=False)
+        self.noted("stall or black hole", "stall")
+
+    def black_hole(self) -> None:
+        """Let the network swallow everything; what was connected never hears of it."""
+        self.proxy.black_hole(on=True)
+        self._wait(LONG_S)
+        self.proxy.black_hole(on=False)
+        self.noted("stall or black hole", "black hole")
+
+    def lose_commits(self) -> None:
+        """Lose the answers to some COMMITs."""
+        self.proxy.lose_commits(3)
+        self.noted("answers to COMMIT lost", 3, 3)
+
+    def half_close(self) -> None:
+        """Close connections in one direction."""
+        self.proxy.half_close(3)
+        self.noted("half-closed connections", 3, 3)
+
+    def read_only(self) -> None:
+        """Let the database refuse to write."""
+        with self.control() as control:
+            control.execute(f'ALTER DATABASE "{self.database}" SET default_transaction_read_only = on')
+            self._cut(control)
+            self._wait(SHORT_S)
+            control.execute(f'ALTER DATABASE "{self.database}" RESET default_transaction_read_only')
+            self._cut(control)
+        self.noted("read-only spells", self.database)
+
+    def lock(self) -> None:
+        """Hold a lock that every statement waits for."""
+        with self.control() as control, control.transaction():
+            control.execute("LOCK TABLE dbtaskqueue_task IN ACCESS EXCLUSIVE MODE")
+            self._wait(SHORT_S)
+        self.noted("lock blockers", "dbtaskqueue_task")
+
+    def broken_statements(self) -> None:
+        """Let changes of tasks fail at random with an error that is no OperationalError."""
+        with self.control() as control:
+            control.execute(
+                "CREATE OR REPLACE FUNCTION faults_break() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
+                f" IF random() < {ERROR_SHARE} THEN RAISE EXCEPTION 'broken on purpose' USING ERRCODE = 'XX000';"
+                " END IF; RETURN NULL; END $$"
+            )
+            control.execute(
+                "CREATE TRIGGER faults_break AFTER UPDATE ON dbtaskqueue_task FOR EACH STATEMENT"
+                " EXECUTE FUNCTION faults_break()"
+            )
+            self._wait(SHORT_S)
+            control.execute("DROP TRIGGER faults_break ON dbtaskqueue_task")
+        self.noted("spells of XX000", ERROR_SHARE)
+
+    @staticmethod
+    def _cut(control: psycopg.Connection[tuple[Any, ...]]) -> None:
+        control.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid()"
+            " AND backend_type = 'client backend' AND datname = current_database()"
+        )
+
+    @staticmethod
+    def _wait(seconds: float) -> None:
+        """Let a fault last. The length is part of the fault; nothing is waited for."""
+        threading.Event().wait(seconds)

@@ -1,0 +1,346 @@
+"""One run: a PostgreSQL of its own, pollers, producers, faults from a seed; then the checkers."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import psutil
+import psycopg
+
+from django_dbtaskqueue.contrib.embedded import EmbeddedPostgres
+from tests.faults.nemesis import Nemesis
+from tests.faults.proxy import Proxy, proxied
+from tests.faults.sizes import CAPACITY, LETHAL_ATTEMPTS, Size
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+DATABASE = "faults"
+LETHAL_EACH = 2  # tasks of each kind that kills, at the start and in the middle
+BOOT_S, END_S, DRAIN_S = 20.0, 60.0, 180.0  # how long the runner waits before it says what it waits for
+PRODUCER_END_S = 5.0
+LOOK_S = 0.05
+SHOWN = 5  # violations of one promise in the report
+
+
+@dataclass
+class Report:
+    """What a run did and found."""
+
+    seed: int
+    mutation: str | None = None
+    counts: dict[str, int] = field(default_factory=dict)
+    figures: dict[str, float | None] = field(default_factory=dict)
+    violations: dict[str, list[str]] = field(default_factory=dict)
+
+    @property
+    def found(self) -> dict[str, list[str]]:
+        """The promises that were broken."""
+        return {promise: broken for promise, broken in self.violations.items() if broken}
+
+    def table(self) -> str:
+        """Return the report for people."""
+        lines = [f"seed {self.seed}" + (f", mutation {self.mutation}" if self.mutation else "")]
+        lines += [f"  {name:<34}{number:>12,}" for name, number in self.counts.items()]
+        lines += [
+            f"  {name:<34}{'-' if value is None else f'{value:,.2f}':>12}" for name, value in self.figures.items()
+        ]
+        for promise, broken in self.violations.items():
+            lines += [f"  {promise:<34}{len(broken):>12,}", *(f"      {one}" for one in broken[:SHOWN])]
+        return "\n".join(lines)
+
+    def json(self) -> str:
+        """Return the report for programs."""
+        return json.dumps(asdict(self), indent=1)
+
+
+class Process:
+    """A poller or a producer that the runner keeps alive."""
+
+    def __init__(self, name: str, command: Sequence[str], url: str, run: Run) -> None:
+        self.name, self._command, self._url, self._run = name, command, url, run
+        self.starts = 0
+        self.expected_death = False
+        self.start()
+
+    def start(self) -> None:
+        """Start it, or start it again."""
+        self.starts += 1
+        with (self._run.folder / f"{self.name}.log").open("ab") as log:
+            self.popen = subprocess.Popen(
+                [sys.executable, *self._command],
+                env=self._run.environment(self._url),
+                cwd=REPOSITORY,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    @property
+    def family(self) -> list[psutil.Process]:
+        """The process and its children; nothing when it has ended."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if self.popen.poll() is None:
+                process = psutil.Process(self.popen.pid)
+                return [process, *process.children(recursive=True)]
+        return []
+
+    def kill(self) -> None:
+        """End it and its children, at once."""
+        for member in self.family:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                member.kill()
+        self.popen.wait(END_S)
+
+
+class Run:
+    """One run. Everything it needs is in ``folder``."""
+
+    def __init__(self, size: Size, seed: int, *, mutation: str | None = None, quiet: bool = False) -> None:
+        self.size, self.seed, self.mutation, self._quiet = size, seed, mutation, quiet
+        self.folder = Path(tempfile.mkdtemp(prefix="dbtaskqueue-faults-"))
+        self.folder.chmod(0o755)  # PostgreSQL runs under another account
+        self.ledgers = self.folder / "ledgers"
+        self.ledgers.mkdir()
+        self.pollers: list[Process] = []
+        self.producers: list[Process] = []
+        self.problems: list[str] = []  # pollers that ended or stood still
+
+    def environment(self, url: str) -> dict[str, str]:
+        """Return the environment of a process that reaches the database by ``url``."""
+        ours = {
+            "DATABASE_URL": url,
+            "DJANGO_SETTINGS_MODULE": "tests.faults.settings",
+            "PYTHONPATH": str(REPOSITORY),
+            "PYTHONUNBUFFERED": "1",
+            "FAULTS_LEDGER": str(self.ledgers),
+        }
+        return {**os.environ, **ours, **({"FAULTS_MUTATION": self.mutation} if self.mutation else {})}
+
+    def run(self) -> Report:
+        """Do it all, and return what was found."""
+        server = EmbeddedPostgres.start(self.folder / "postgres", settings={"max_connections": "200"})
+        try:
+            with psycopg.connect(server.url, autocommit=True) as control:
+                control.execute(f"CREATE DATABASE {DATABASE}")
+            url = server.url.rpartition("/")[0] + f"/{DATABASE}"
+            with proxied(url) as proxy:
+                return self._on(server, url, proxy)
+        finally:
+            for process in (*self.pollers, *self.producers):
+                process.kill()
+            server.close()
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _on(self, server: EmbeddedPostgres, url: str, proxy: Proxy) -> Report:
+        self._setup_django(url)
+        from tests.faults import history
+
+        history.install()
+        chance = random.Random(self.seed)
+        nemesis = Nemesis(chance, server, DATABASE, proxy, self._workers, self._families, self._producing)
+        self._begin(url, proxy)
+        began = time.time()
+        self._break(nemesis)
+        stopped = time.time()
+        for producer in self.producers:
+            producer.popen.send_signal(signal.SIGTERM)
+        for producer in self.producers:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                producer.popen.wait(PRODUCER_END_S)
+            producer.kill()  # it may wait for an answer that a black hole swallowed
+        drained = self._drain("queue_name <> 'lethal' AND", time.time())
+        self._drain("", time.time())
+        self._still_there()
+        return self._report(nemesis, stopped - began, drained)
+
+    def _setup_django(self, url: str) -> None:
+        os.environ.update(self.environment(url) | {"FAULTS_MUTATION": ""})
+        import django
+        from django.core.management import call_command
+
+        django.setup()
+        call_command("migrate", run_syncdb=True, verbosity=0)
+
+    def _begin(self, url: str, proxy: Proxy) -> None:
+        command = [str(REPOSITORY / "manage.py"), "runtaskpoller", "--shutdown-timeout", "5s"]
+        for name, options, address in (
+            ("direct", ("--processes", "2"), url),
+            ("proxied", ("--processes", "2"), proxy.url),
+            ("alone", (), url),
+            ("alone-proxied", (), proxy.url),
+        ):
+            self.pollers.append(Process(name, [*command, "--name", name, *options], address, self))
+        pace = self.size.tasks / self.size.seconds * 1.1
+        for number, address in enumerate((url, proxy.url)):
+            module = ["-m", "tests.faults.producing", f"p{number}", f"{self.seed}.{number}", str(pace / 2)]
+            self.producers.append(Process(f"producer{number}", module, address, self))
+        self._lethal(0)
+        self._until(lambda: self._count("dbtaskqueue_task", "status = 'COMPLETED'") > 0, BOOT_S, "the first task")
+
+    def _lethal(self, turn: int) -> None:
+        """Enqueue the tasks that kill."""
+        from django.db import transaction
+
+        from django_dbtaskqueue import enqueue_many
+        from tests.faults.tasks import LETHAL, ledger
+        from tests.testapp.models import Booking
+
+        references = [f"{kind}-lethal{turn}-{number}" for kind in LETHAL for number in range(LETHAL_EACH)]
+        ledger.write("invoked", transaction=f"lethal{turn}", queue="lethal", references=references)
+        with transaction.atomic():
+            Booking.objects.create(reference=f"lethal{turn}")
+            enqueue_many("lethal", [{"reference": reference} for reference in references])
+        ledger.write("ok", transaction=f"lethal{turn}")
+
+    def _break(self, nemesis: Nemesis) -> None:
+        script = nemesis.script(self.size)
+        began = time.monotonic()
+        for number, stroke in enumerate(script):
+            due = began + number * self.size.seconds / len(script)
+            Event().wait(max(0.0, due - time.monotonic()))
+            try:
+                stroke()
+            except (psycopg.Error, OSError) as error:  # two faults met
+                nemesis.noted(f"{stroke.__name__} not possible", type(error).__name__)
+            if number == len(script) // 2:
+                with contextlib.suppress(Exception):
+                    self._lethal(1)
+            self._keep_alive(nemesis)
+        # What is missing of a number that is counted by strokes is made up for.
+        missing = {
+            nemesis.kill: lambda: nemesis.counts["SIGKILL"] < self.size.kills,
+            nemesis.terminate: lambda: nemesis.counts["backends terminated"] < self.size.terminations,
+        }
+        for stroke, wanted in missing.items():
+            while wanted():
+                with contextlib.suppress(psycopg.Error):
+                    stroke()
+                self._keep_alive(nemesis)
+                Event().wait(0.2)
+
+    def _keep_alive(self, nemesis: Nemesis) -> None:
+        """Start again what was killed; note what ended by itself."""
+        for poller in self.pollers:
+            code = poller.popen.poll()
+            if code is None:
+                continue
+            if poller.popen.pid not in nemesis.died and "alone" not in poller.name:
+                self.problems.append(f"poller {poller.name} ended with {code} ({self._tail(poller)})")
+            poller.start()
+        for producer in self.producers:
+            if producer.popen.poll() is not None:
+                number = producer.starts
+                producer._command = [*producer._command[:2], f"{producer.name}x{number}", *producer._command[3:]]
+                producer.start()
+
+    def _drain(self, which: str, since: float) -> float:
+        live = f"{which} status IN ('CREATED', 'PROCESSING')"
+        self._until(lambda: self._count("dbtaskqueue_task", live) == 0, DRAIN_S, "the drain")
+        return time.time() - since
+
+    def _still_there(self) -> None:
+        """Every poller that was not killed is there, and its row says that it lives."""
+        for poller in self.pollers:
+            code = poller.popen.poll()
+            if code is not None and "alone" not in poller.name:
+                self.problems.append(f"poller {poller.name} ended with {code} ({self._tail(poller)})")
+
+    def _report(self, nemesis: Nemesis, seconds: float, drained: float) -> Report:
+        from tests.faults import checkers
+
+        evidence = self._evidence()
+        report = Report(self.seed, self.mutation)
+        report.counts = {"tasks": sum(evidence.inserted.values()), **dict(sorted(nemesis.counts.items()))}
+        report.violations = checkers.check(evidence)
+        report.violations["poller that ended or stood still"] = self.problems
+        waits = checkers.restarts(evidence, nemesis.died)
+        first = [self._first_checkout(evidence, moment) for moment in nemesis.back]
+        report.figures = {
+            "seconds of faults": seconds,
+            "tasks per second": report.counts["tasks"] / seconds,
+            "drained after, s": drained,
+            "first checkout after restart, s": max((one for one in first if one is not None), default=None),
+            "orphans restarted": float(len(waits)),
+            "orphan restart, median s": sorted(waits)[len(waits) // 2] if waits else None,
+            "orphan restart, longest s": max(waits, default=None),
+        }
+        return report
+
+    @staticmethod
+    def _first_checkout(evidence: Any, moment: float) -> float | None:
+        return next((one.clock - moment for one in evidence.history if one.is_checkout and one.clock >= moment), None)
+
+    def _evidence(self) -> Any:
+        from django_dbtaskqueue.models import Attempt, DeletedTasks, Task, TaskHistory
+        from tests.faults import history, ledger, tasks
+        from tests.faults.checkers import Evidence, Row
+        from tests.testapp.models import Booking
+
+        names = ("id", "queue", "reference", "status", "attempt")
+        hot = [Row(*values) for values in Task.objects.values_list(*names)]
+        kept = [Row(*values, history=True) for values in TaskHistory.objects.values_list("task_id", *names[1:])]
+        return Evidence(
+            history=list(history.read()),
+            events=list(ledger.read(self.ledgers)),
+            rows=hot + kept,
+            bookings=dict(Booking.objects.values_list("reference", "amount")),
+            attempts=list(Attempt.objects.values_list("task_id", "total_attempt", "error_type")),
+            deleted=sum(DeletedTasks.objects.values_list("count", flat=True)),
+            capacities={"small": CAPACITY},
+            budgets={"lethal": LETHAL_ATTEMPTS},
+            expected=tasks.EXPECTED,
+        )
+
+    # -- what is there now --------------------------------------------------------------------------------------------
+
+    def _families(self) -> list[list[psutil.Process]]:
+        return [family for poller in self.pollers if (family := poller.family)]
+
+    def _workers(self) -> list[psutil.Process]:
+        """Return the processes that run tasks: children of a supervisor, and pollers without children."""
+        return [
+            member
+            for poller in self.pollers
+            for member in (poller.family if "alone" in poller.name else poller.family[1:])
+        ]
+
+    def _producing(self) -> list[psutil.Process]:
+        return [member for producer in self.producers for member in producer.family]
+
+    def _count(self, table: str, condition: str) -> int:
+        from django.db import connection
+        from django.db.utils import Error
+
+        try:
+            with connection.cursor() as cursor:
+                cursor.execute(f"SELECT count(*) FROM {table} WHERE {condition}")
+                return int(cursor.fetchone()[0])
+        except Error:
+            connection.close()
+            return -1
+
+    def _until(self, condition: Callable[[], bool], seconds: float, what: str) -> None:
+        deadline = time.monotonic() + seconds
+        while not condition():
+            if time.monotonic() > deadline:
+                logs = "\n".join(f"--- {poller.name}\n{self._tail(poller, 1500)}" for poller in self.pollers)
+                self.problems.append(f"{what} did not come within {seconds:.0f} s")
+                print(logs, file=sys.stderr)
+                return
+            Event().wait(LOOK_S)
+
+    def _tail(self, process: Process, size: int = 300) -> str:
+        return (self.folder / f"{process.name}.log").read_text(errors="replace")[-size:].strip()
