@@ -179,14 +179,16 @@ def stale_write(evidence: Evidence) -> Iterator[str]:
             yield f"task {change.task} went from fence {change.old_fence} to {change.new_fence} without a checkout"
         given_back = change.new_status == "CREATED" and (change.new_attempt or 0) < (change.old_attempt or 0)
         rescued = change.new_status == "ERROR" and change.due is not None and change.due <= change.clock
-        if given_back or rescued:
+        # The only processor that uses the database may fail in the middle of its own transaction.
+        key = (change.task, change.fence)
+        failed = change.queue == "effects" and key in errors and key in evidence.starts
+        if given_back or rescued or failed:
             continue
-        ended = evidence.ends.get((change.task, change.fence))
+        ended = evidence.ends.get(key)
         if ended is None or ended > change.clock + CLOCK_S:
-            error = errors.get((change.task, change.fence))
             yield (
                 f"task {change.task} of {change.queue} became {change.new_status or 'deleted'} under fence "
-                f"{change.fence}, whose processor had not ended ({change.seq}, error: {error})"
+                f"{change.fence}, whose processor had not ended ({change.seq}, error: {errors.get(key)})"
             )
 
 
@@ -200,6 +202,14 @@ def fence(evidence: Evidence) -> Iterator[str]:
             step = change.new_fence - change.old_fence
             if step not in (0, 1) or (step == 1 and change.new_status != "PROCESSING"):
                 yield f"task {task}: fence {change.old_fence} -> {change.new_fence} at {change.new_status}"
+
+
+@checker("checkout without a fence")
+def unfenced(evidence: Evidence) -> Iterator[str]:
+    """A task is never taken without a new fence."""
+    for change in evidence.history:
+        if change.old_status == "CREATED" and change.new_status == "PROCESSING" and not change.is_checkout:
+            yield f"task {change.task} was taken, and its fence stayed {change.old_fence}"
 
 
 @checker("terminal flip")

@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from itertools import count
+from time import monotonic
 from typing import Any
 
 THREADS = 2
@@ -42,9 +43,10 @@ class Producer(threading.Thread):
 
     def run(self) -> None:
         """Enqueue until ``ended``."""
+        due = monotonic()
         for number in count():
-            made = self._transaction(f"{self.name}-{number}")
-            if self.ended.wait(made / self._pace):
+            due += self._transaction(f"{self.name}-{number}") / self._pace
+            if self.ended.wait(max(0.0, due - monotonic())):
                 return
 
     def _transaction(self, name: str) -> int:

@@ -28,8 +28,13 @@ from tests.faults.sizes import CAPACITY, LETHAL_ATTEMPTS, Size
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 DATABASE = "faults"
-LETHAL_EACH = 2  # tasks of each kind that kills, at the start and in the middle
-BOOT_S, END_S, DRAIN_S = 20.0, 60.0, 180.0  # how long the runner waits before it says what it waits for
+SPECIAL = 2  # tasks of each kind that kills or takes long, at the start and in the middle
+BOOT_S, END_S, DRAIN_S, MUTATED_DRAIN_S = (
+    60.0,
+    60.0,
+    180.0,
+    40.0,
+)  # how long the runner waits before it says what it waits for
 PRODUCER_END_S = 5.0
 LOOK_S = 0.05
 SHOWN = 5  # violations of one promise in the report
@@ -187,23 +192,29 @@ class Run:
         for number, address in enumerate((url, proxy.url)):
             module = ["-m", "tests.faults.producing", f"p{number}", f"{self.seed}.{number}", str(pace / 2)]
             self.producers.append(Process(f"producer{number}", module, address, self))
-        self._lethal(0)
+        self._special(0)
         self._until(lambda: self._count("dbtaskqueue_task", "status = 'COMPLETED'") > 0, BOOT_S, "the first task")
 
-    def _lethal(self, turn: int) -> None:
-        """Enqueue the tasks that kill."""
+    def _special(self, turn: int) -> None:
+        """Enqueue the tasks that kill, and some that take longer than their lease."""
+        from tests.faults.tasks import LETHAL
+
+        self._enqueue("lethal", f"lethal{turn}", [f"{kind}-{number}" for kind in LETHAL for number in range(SPECIAL)])
+        self._enqueue("plain", f"long{turn}", [f"long-{number}" for number in range(SPECIAL)])
+
+    def _enqueue(self, queue: str, name: str, stems: Sequence[str]) -> None:
         from django.db import transaction
 
         from django_dbtaskqueue import enqueue_many
-        from tests.faults.tasks import LETHAL, ledger
+        from tests.faults.tasks import ledger
         from tests.testapp.models import Booking
 
-        references = [f"{kind}-lethal{turn}-{number}" for kind in LETHAL for number in range(LETHAL_EACH)]
-        ledger.write("invoked", transaction=f"lethal{turn}", queue="lethal", references=references)
+        references = [f"{stem}-{name}" for stem in stems]
+        ledger.write("invoked", transaction=name, queue=queue, references=references)
         with transaction.atomic():
-            Booking.objects.create(reference=f"lethal{turn}")
-            enqueue_many("lethal", [{"reference": reference} for reference in references])
-        ledger.write("ok", transaction=f"lethal{turn}")
+            Booking.objects.create(reference=name)
+            enqueue_many(queue, [{"reference": reference} for reference in references])
+        ledger.write("ok", transaction=name)
 
     def _break(self, nemesis: Nemesis) -> None:
         script = nemesis.script(self.size)
@@ -217,7 +228,7 @@ class Run:
                 nemesis.noted(f"{stroke.__name__} not possible", type(error).__name__)
             if number == len(script) // 2:
                 with contextlib.suppress(Exception):
-                    self._lethal(1)
+                    self._special(1)
             self._keep_alive(nemesis)
         # What is missing of a number that is counted by strokes is made up for.
         missing = {
@@ -247,8 +258,9 @@ class Run:
                 producer.start()
 
     def _drain(self, which: str, since: float) -> float:
+        limit = MUTATED_DRAIN_S if self.mutation else DRAIN_S
         live = f"{which} status IN ('CREATED', 'PROCESSING')"
-        self._until(lambda: self._count("dbtaskqueue_task", live) == 0, DRAIN_S, "the drain")
+        self._until(lambda: self._count("dbtaskqueue_task", live) == 0, limit, "the drain")
         return time.time() - since
 
     def _still_there(self) -> None:
@@ -266,6 +278,8 @@ class Run:
         report.counts = {"tasks": sum(evidence.inserted.values()), **dict(sorted(nemesis.counts.items()))}
         report.violations = checkers.check(evidence)
         report.violations["poller that ended or stood still"] = self.problems
+        if self.mutation and not any(evidence.of("mutated")):
+            raise RuntimeError(f"The mutation {self.mutation!r} changed nothing. Look at its pattern in mutations.py.")
         waits = checkers.restarts(evidence, nemesis.died)
         first = [self._first_checkout(evidence, moment) for moment in nemesis.back]
         report.figures = {

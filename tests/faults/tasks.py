@@ -3,6 +3,7 @@
 ========= ============================================================================================================
 ok        completes
 slow      completes after 0.3 seconds
+long      completes after one and a half of its leases
 retry     fails on its first two starts, then completes
 again     goes back into the queue once, then completes
 delete    completes and deletes its row
@@ -38,12 +39,13 @@ from tests.faults import ledger as ledgers
 from tests.faults.sizes import LEASE_S
 from tests.testapp.models import Booking
 
-SLOW_S = 0.3
+SECONDS = {"slow": 0.3, "long": LEASE_S * 1.5}
 RETRIED_STARTS = 2
 LETHAL = ("segfault", "overflow", "exit", "kill", "hold")
 EXPECTED = {
     "ok": "COMPLETED",
     "slow": "COMPLETED",
+    "long": "COMPLETED",
     "retry": "COMPLETED",
     "again": "COMPLETED",
     "delete": None,
@@ -99,8 +101,8 @@ def run(task: Lease) -> Any:
     kind = _started(task)
     if kind in DEADLY:
         DEADLY[kind]()
-    if kind == "slow":
-        time.sleep(SLOW_S)
+    if kind in SECONDS:
+        time.sleep(SECONDS[kind])
     return _outcome(task, kind)
 
 
@@ -133,8 +135,8 @@ def effects(task: Lease) -> Any:
     """Have an effect that commits together with the outcome."""
     kind = _started(task)
     Booking.objects.using(task.port.alias).filter(reference=task.reference).update(amount=F("amount") + 1)
-    if kind == "slow":
-        time.sleep(SLOW_S)
+    if kind in SECONDS:
+        time.sleep(SECONDS[kind])
     return _outcome(task, kind)
 
 
@@ -142,6 +144,6 @@ def effects(task: Lease) -> Any:
 async def evented(task: Lease) -> Any:
     """Run on the event loop."""
     kind = _started(task)
-    if kind == "slow":
-        await asyncio.sleep(SLOW_S)
+    if kind in SECONDS:
+        await asyncio.sleep(SECONDS[kind])
     return _outcome(task, kind)

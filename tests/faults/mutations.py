@@ -1,0 +1,168 @@
+"""The package broken on purpose, one promise at a time: a run with a mutation must find a violation.
+
+A mutation changes the text of statements, or replaces one function. It is applied in every poller and producer of a
+run, never in the process that judges. The first time a changed statement runs, the ledger gets an event "mutated";
+a run without one has proved nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import cache
+from typing import Any
+
+from tests.faults.ledger import of_environment
+
+FENCE = r"AND t\.total_attempt = u\.token\b"
+DUE = r"AND (t\.)?next_process_time <= statement_timestamp\(\)"
+CHECKOUT = "attempt = attempt + 1"  # only in statements that check out
+
+# Name -> (what a statement holds if it is meant, what is replaced in it, by what).
+STATEMENTS: dict[str, tuple[str, str, str]] = {
+    "complete without a fence": ("SET status = 'COMPLETED'", FENCE, ""),
+    "fail or retry without a fence": ("SET status = u.new_status", FENCE, ""),
+    "delete without a fence": ("DELETE", FENCE, ""),
+    "complete whatever the status": ("SET status = 'COMPLETED'", r"AND t\.status IN \('PROCESSING'\)", ""),
+    "settle whatever status and fence": ("SET status = ", FENCE + r"\s+AND t\.status IN \('PROCESSING'\)", ""),
+    "the fence does not rise": (CHECKOUT, r"total_attempt = total_attempt \+ 1", "total_attempt = total_attempt"),
+    "the fence rises by two": (CHECKOUT, r"total_attempt = total_attempt \+ 1", "total_attempt = total_attempt + 2"),
+    "the fence falls at a retry": ("SET status = u.new_status", "SET status", "SET total_attempt = 0, status"),
+    "no attempt is charged": (CHECKOUT, r"\battempt = attempt \+ 1", "attempt = attempt"),
+    "two attempts are charged": (CHECKOUT, r"\battempt = attempt \+ 1", "attempt = attempt + 2"),
+    "the budget is not looked at": (CHECKOUT, "AND attempt < max_attempts", ""),
+    "a live lease is taken": (CHECKOUT, DUE, ""),
+    "a lease is taken half a second early": (
+        CHECKOUT,
+        DUE,
+        "AND next_process_time <= statement_timestamp() + interval '0.5 s'",
+    ),
+    "a retry starts before its time": (
+        CHECKOUT,
+        r"AND ready_time <= statement_timestamp\(\)\s+" + DUE,
+        "AND (status = 'CREATED' OR next_process_time <= statement_timestamp())",
+    ),
+    "a live last attempt is rescued": ("t.attempt >= t.max_attempts", DUE, ""),
+    "deletions are not counted": ("dbtaskqueue_deletedtasks", "FOR NO KEY UPDATE OF t", "AND false"),
+    "the history gets nothing": ('INSERT INTO "dbtaskqueue_taskhistory"', "FOR NO KEY UPDATE OF t", "AND false"),
+    "a retry keeps its charge and gets one back": (
+        "SET status = u.new_status",
+        r"THEN least\(t\.attempt \+ u\.attempts_added, t\.max_attempts - 1\)",
+        "THEN 0",
+    ),
+    "a failure is written as COMPLETED": (
+        "SET status = u.new_status",
+        "SET status = u.new_status",
+        "SET status = CASE u.new_status WHEN 'ERROR' THEN 'COMPLETED' ELSE u.new_status END",
+    ),
+    "every member of a group is ready": ('INSERT INTO "dbtaskqueue_task"', "'group'", "NULL"),
+    "groups are not locked": ("pg_advisory_xact_lock", r"pg_advisory_xact_lock\((.*), 0\)\)", r"length(\1)"),
+}
+
+
+def _mutate_statements(name: str) -> None:
+    from django_dbtaskqueue.db.session import Session
+
+    mark, old, new = STATEMENTS[name]
+    ledger, told = of_environment(), []
+
+    @cache
+    def changed(sql: str) -> str:
+        found = re.sub(old, new, sql) if mark in sql else sql
+        if found != sql and not told:
+            told.append(True)
+            ledger.write("mutated", name=name)
+        return found
+
+    def through(method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(self: Session, sql: str, params: Any) -> Any:
+            return method(self, changed(sql), params)
+
+        return call
+
+    for method in ("run", "count", "repeat"):
+        setattr(Session, method, through(getattr(Session, method)))
+    together = Session.together
+    Session.together = lambda self, batch: together(self, [(changed(sql), params) for sql, params in batch])  # type: ignore[method-assign]
+
+
+def _no_transaction() -> None:
+    """An atomic processor's writes and its outcome commit one after the other."""
+    from django_dbtaskqueue.flow import run
+
+    run.transaction = type("transaction", (), {"atomic": staticmethod(lambda **_: nullcontext())})  # type: ignore[assignment]
+
+
+def _no_capacity() -> None:
+    """A queue takes what it gets."""
+    from django_dbtaskqueue.flow import enqueue
+
+    enqueue.free_capacity = lambda *_: nullcontext()  # type: ignore[assignment]
+
+
+def _own_connection() -> None:
+    """``enqueue`` does not take part in the caller's transaction."""
+    from django_dbtaskqueue.db.session import Session
+
+    class Elsewhere(Session):
+        """A session that commits each statement."""
+
+    from django_dbtaskqueue.flow import enqueue
+
+    sessions: dict[Any, Session] = {}
+
+    def on(using: str, model: Any) -> Session:
+        return sessions.setdefault((using, model), Session.open(using, model))
+
+    Elsewhere.on = staticmethod(on)  # type: ignore[assignment, method-assign]
+    enqueue.Session = Elsewhere  # type: ignore[misc]
+
+
+def _no_renewal() -> None:
+    """No lease is ever renewed."""
+    from django_dbtaskqueue.poller import renew
+
+    renew.renew = lambda session, leases, seconds: []
+
+
+def _outcome_first() -> None:
+    """A task is settled before it has run."""
+    from django_dbtaskqueue.core.outcomes import DONE
+    from django_dbtaskqueue.flow import run
+
+    perform = run.perform
+
+    def early(lease: Any, processor: Any) -> Any:
+        if processor.mode == "atomic":
+            return perform(lease, processor)
+        return DONE
+
+    run.perform = early
+
+
+def _no_replacement() -> None:
+    """A supervisor does not replace a child that died."""
+    from django_dbtaskqueue.poller.process import supervisor
+
+    supervisor.MIN_RESTART_DELAY_S = supervisor.MAX_RESTART_DELAY_S = 10_000.0
+
+
+FUNCTIONS: dict[str, Callable[[], None]] = {
+    "effects do not commit with the outcome": _no_transaction,
+    "the capacity is not looked at": _no_capacity,
+    "enqueue commits on its own": _own_connection,
+    "leases are not renewed": _no_renewal,
+    "a task is settled before it has run": _outcome_first,
+    "a dead child is not replaced": _no_replacement,
+}
+NAMES = (*STATEMENTS, *FUNCTIONS)
+
+
+def apply(name: str) -> None:
+    """Break this process."""
+    if name in STATEMENTS:
+        _mutate_statements(name)
+    else:
+        FUNCTIONS[name]()
+        of_environment().write("mutated", name=name)

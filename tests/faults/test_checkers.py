@@ -1,0 +1,146 @@
+"""Each checker finds the violation that is planted for it, and nothing in a run in which all went well."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.faults.checkers import CHECKERS, Evidence, Row, check, restarts
+from tests.faults.history import Change
+from tests.faults.ledger import Event
+
+PID = 77
+
+
+def change(seq: int, old: str | None, new: str | None, fence: int = 0, **values: Any) -> Change:
+    """Return a change of task 1, at second ``seq``; a checkout raises fence and attempt by one."""
+    step = 1 if new == "PROCESSING" else 0
+    given: dict[str, Any] = {
+        "seq": seq,
+        "clock": float(seq),
+        "txid": seq,
+        "task": 1,
+        "queue": "plain",
+        "reference": "ok-t-0",
+        "group": None,
+        "old_status": old,
+        "new_status": new,
+        "old_fence": None if old is None else fence,
+        "new_fence": None if new is None else fence + step,
+        "old_attempt": None if old is None else fence,
+        "new_attempt": None if new is None else fence + step,
+        "budget": 3,
+        "due": None if old is None else 0.0,
+        "old_poller": None,
+        "new_poller": None,
+    }
+    return Change(**given | values)
+
+
+def event(kind: str, clock: float, **values: Any) -> Event:
+    return Event(kind, clock, PID, values)
+
+
+ENQUEUED = change(1, None, "CREATED")
+TAKEN = change(2, "CREATED", "PROCESSING")
+DONE = change(5, "PROCESSING", "COMPLETED", 1)
+INVOKED = event("invoked", 0.0, transaction="t", queue="plain", references=["ok-t-0"])
+ACKNOWLEDGED = event("ok", 1.5, transaction="t")
+START, END = event("start", 3.0, task=1, fence=1, reference="ok-t-0"), event("end", 4.0, task=1, fence=1)
+GOOD = Evidence(
+    history=[ENQUEUED, TAKEN, DONE],
+    events=[INVOKED, ACKNOWLEDGED, START, END],
+    rows=[Row(1, "plain", "ok-t-0", "COMPLETED", 1)],
+    bookings={"t": 0},
+    capacities={"plain": 1},
+    budgets={"lethal": 3},
+    expected={"ok": "COMPLETED", "delete": None},
+)
+SECOND = {"task": 2, "reference": "ok-t-1"}
+IN_GROUP = [
+    change(1, None, "CREATED", group="g"),
+    change(2, None, "CREATED", group="g", **SECOND),
+    change(3, "CREATED", "PROCESSING", group="g", **SECOND),
+]
+
+PLANTED: dict[str, list[dict[str, Any]]] = {
+    "lost": [{"history": [], "rows": [], "bookings": {}}],
+    "phantom": [
+        {"events": []},
+        {"events": [INVOKED, event("rolled back", 1.5, transaction="t")]},
+        {"events": [*GOOD.events, event("start", 3.0, task=2, fence=1, reference="undone-t-0")]},
+    ],
+    "torn enqueue": [{"bookings": {}}, {"history": [], "bookings": {"t": 0}}],
+    "duplicate reference": [{"history": [ENQUEUED, change(2, None, "CREATED", task=2)]}],
+    "lease overlap": [{"history": [ENQUEUED, TAKEN, change(3, "PROCESSING", "PROCESSING", 1, due=3.1)]}],
+    "early start": [{"history": [ENQUEUED, change(2, "CREATED", "PROCESSING", due=2.1)]}],
+    "stale write accepted": [
+        {"history": [ENQUEUED, TAKEN, change(3, "PROCESSING", "COMPLETED", 1)]},
+        {"history": [ENQUEUED, TAKEN, change(5, "PROCESSING", "ERROR", 1, due=6.0)], "events": [INVOKED, START]},
+        {"history": [ENQUEUED, TAKEN, change(5, "PROCESSING", None, 1)], "events": [INVOKED, START]},
+        {"history": [ENQUEUED, TAKEN, DONE._replace(new_fence=0)]},
+    ],
+    "fence": [
+        {"history": [ENQUEUED, TAKEN._replace(new_fence=2)]},
+        {"history": [ENQUEUED, TAKEN, DONE._replace(new_fence=2)]},
+        {"history": [ENQUEUED, TAKEN, DONE._replace(new_fence=0)]},
+    ],
+    "checkout without a fence": [{"history": [ENQUEUED, TAKEN._replace(new_fence=0)]}],
+    "terminal flip": [{"history": [*GOOD.history, change(6, "COMPLETED", "CREATED", 1)]}],
+    "illegal edge": [{"history": [ENQUEUED, change(2, "CREATED", "COMPLETED")]}],
+    "attempts": [
+        {"history": [ENQUEUED, TAKEN._replace(new_attempt=0)]},
+        {"history": [ENQUEUED, TAKEN._replace(old_attempt=3, new_attempt=4)]},
+        {"history": [ENQUEUED, TAKEN, DONE._replace(new_attempt=2)]},
+        {"history": [ENQUEUED, TAKEN, DONE._replace(new_attempt=0)]},
+    ],
+    "attempt charged for an outage": [{"attempts": [(1, 1, "django.db.utils.OperationalError")]}],
+    "outcome without a run": [{"events": [INVOKED, ACKNOWLEDGED, START]}],
+    "effect not exactly once": [
+        {"rows": [Row(1, "effects", "ok-t-0", "COMPLETED", 1)], "bookings": {"t": 0, "ok-t-0": amount}}
+        for amount in (0, 2)
+    ],
+    "capacity breach": [{"history": [ENQUEUED, change(2, None, "CREATED", **SECOND)]}],
+    "FIFO inversion": [{"history": IN_GROUP}],
+    "conservation difference": [{"rows": []}, {"deleted": 1}],
+    "wrong end": [
+        {"rows": [Row(1, "plain", "ok-t-0", "ERROR", 3)]},
+        {"rows": []},
+        {"history": [ENQUEUED._replace(reference="delete-t-0")], "rows": [Row(1, "plain", "delete-t-0", "ERROR", 1)]},
+    ],
+    "budget": [{"rows": [Row(1, "lethal", "kill-t-0", "ERROR", 2)]}],
+}
+
+
+def test_a_run_in_which_all_went_well_has_no_violation() -> None:
+    assert {promise: broken for promise, broken in check(GOOD).items() if broken} == {}
+
+
+def test_every_checker_has_a_planted_violation() -> None:
+    assert set(PLANTED) == set(CHECKERS)
+
+
+@pytest.mark.parametrize(("promise", "changes"), [(name, one) for name, several in PLANTED.items() for one in several])
+def test_a_planted_violation_is_found(promise: str, changes: dict[str, Any]) -> None:
+    found = list(CHECKERS[promise](replace(GOOD, **changes)))
+    assert found
+
+
+def test_a_lease_that_ended_and_a_retry_that_was_due_are_fine() -> None:
+    again = [
+        ENQUEUED,
+        TAKEN,
+        change(6, "PROCESSING", "PROCESSING", 1, due=5.9),
+        change(9, "PROCESSING", "CREATED", 2),
+        change(12, "CREATED", "PROCESSING", 2, due=11.9),
+    ]
+    broken = check(replace(GOOD, history=again, events=[*GOOD.events, event("end", 8.0, task=1, fence=2)]))
+    assert not {name: broken[name] for name in ("lease overlap", "early start", "attempts", "fence") if broken[name]}
+
+
+def test_a_restart_is_counted_from_the_death_of_the_process() -> None:
+    again = [ENQUEUED, TAKEN, change(6, "PROCESSING", "PROCESSING", 1, due=5.9)]
+    assert restarts(replace(GOOD, history=again), {PID: 3.5}) == [2.5]
+    assert restarts(replace(GOOD, history=again), {PID + 1: 3.5}) == []
