@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,12 +31,15 @@ class Ledger:
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._pid, self._file = folder, 0, -1
+        self._opening = threading.Lock()
 
     def write(self, kind: str, **values: Any) -> None:
         """Append an event."""
-        if self._pid != os.getpid():
-            self._pid = os.getpid()
-            self._file = os.open(self._folder / f"{self._pid}.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+        with self._opening:
+            if self._pid != os.getpid():
+                file = self._folder / f"{os.getpid()}.jsonl"
+                self._file = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+                self._pid = os.getpid()
         line = json.dumps([kind, time.monotonic(), self._pid, values], separators=(",", ":"))
         os.write(self._file, f"{line}\n".encode())
 
