@@ -1,0 +1,62 @@
+"""Rows and requests are data. Only the listed modules unpickle, evaluate or import by name, and each has a reason."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.architecture.source import MODULES, Module
+
+CODE_BEARING = {"pickle", "cloudpickle", "dill", "marshal", "shelve", "yaml", "jsonpickle"}
+LOADING = {"eval", "exec", "__import__", "import_string", "import_module"}
+MAY_LOAD = {
+    "": "import_module: its own names, on first use",
+    "testing": "import_module: its own names, on first use",
+    "contrib.spark": "import_module, import_string: constants",
+    "contrib.spark.executor": "pickle: between a driver and its own Spark workers",
+    "contrib.spark.work": "pickle: between a driver and its own Spark workers",
+    "flow.checkout": "import_string: `strategy`, which a queue's row cannot set",
+    "flow.enqueue_many": "eval: a function made of our own columns",
+    "flow.placement": "import_string: `router`, which a queue's row cannot set",
+    "operations.checks": "import_string: the settings",
+    "operations.permissions": "import_string: the settings",
+    "pipeline.jobs": "import_module: the list of jobs",
+    "poller.executors.pool": "import_string: `executor=` of a processor, and the command line",
+    "signals": "import_string: the settings",
+}
+
+
+def loads(module: Module) -> Iterator[str]:
+    """Yield what the module uses that can turn data into code."""
+    yield from (name for name in module.imports if name.partition(".")[0] in CODE_BEARING)
+    for node in module.nodes:
+        if isinstance(node, ast.Call):
+            name = ast.unparse(node.func).rpartition(".")[2]
+            if name in LOADING:
+                yield name
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda module: module.name)
+def test_only_listed_modules_turn_data_into_code(module: Module) -> None:
+    found = set(loads(module))
+    assert bool(found) == (module.name in MAY_LOAD), f"{module.place}: {', '.join(found) or 'nothing any more'}"
+
+
+@pytest.mark.parametrize(
+    ("code", "found"),
+    [
+        ("import pickle", ["pickle"]),
+        ("from yaml import load", ["yaml.load"]),
+        ("def f(row):\n    return eval(row)", ["eval"]),
+        ("module_loading.import_string(row.path)", ["import_string"]),
+        ("import json\njson.loads(row)", []),
+        ("compiled = re.compile(text)", []),
+    ],
+)
+def test_the_search_finds_what_loads_code(tmp_path: Path, code: str, found: list[str]) -> None:
+    path = tmp_path / "module.py"
+    path.write_text(code)
+    assert list(loads(Module(path))) == found
