@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
 SOURCE_URL = PROJECT["urls"]["Source"]
 FILE_URL = re.compile(rf"{re.escape(SOURCE_URL)}/(?:blob|raw|tree)/main/(\S+)")
-LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
+LINK = re.compile(r"(?:\]\(|^\[[^\]]+\]: )([^)#\s]+)", re.MULTILINE)
 SPARK = re.compile(r"^import pyspark|spark_session\(|\"runtaskpipeline\"", re.MULTILINE)
 # What must have come of the README's four steps: a view's order is invoiced by a poller.
 README_AFTER = """
