@@ -83,3 +83,10 @@ def test_hosted_ci_tries_every_version_that_is_promised(yaml: Any) -> None:
 def test_the_files_for_hosts_and_editors_can_be_read(yaml: Any) -> None:
     for path in [*COMMUNITY.rglob("*.yml"), REPOSITORY / ".pre-commit-config.yaml"]:
         assert yaml.safe_load(path.read_text()), path.name
+
+
+def test_the_changelog_has_the_version_and_a_place_for_what_comes() -> None:
+    text = (REPOSITORY / "CHANGELOG.md").read_text()
+    headings = re.findall(r"^## \[(.+?)\](?: - \d{4}-\d{2}-\d{2})?$", text, re.MULTILINE)
+    assert headings[:2] == ["Unreleased", PROJECT["version"]]
+    assert set(re.findall(rf"^\[(.+?)\]: {re.escape(SOURCE_URL)}/", text, re.MULTILINE)) == set(headings)
