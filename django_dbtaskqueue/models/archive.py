@@ -16,9 +16,9 @@ STILL_OPEN = ["open", "deleted"]
 class ArchiveBatch(models.Model):
     """Finished tasks on their way into the lake: the rows of one table that fit a frozen range and predicate.
 
-    ``open``: the rows are in the database, and there may be files of them. ``deleted``: the rows left the database, in
-    the transaction that wrote this state; those in ``withdrawn`` had been changed, stayed, and no longer count in the
-    lake. ``closed``: the lake's files say the same. ``abandoned``: nothing left the database, no file was kept.
+    ``open``: the rows are in the database, and files of them may count in the lake. ``closed``: the rows left the
+    database, in the transaction that wrote this state, and are in the lake; those in ``withdrawn`` had been changed and
+    stayed. ``abandoned``: nothing left the database, no file counts. (``deleted`` is not used any more.)
     """
 
     id = models.BigAutoField(primary_key=True)

@@ -121,9 +121,12 @@ def _run(found: jobs.Job, words: list[str], face: Face) -> int:
         with shown_on(face.err, quiet=asked["quiet"]) as progress:
             context.progress = progress
             result = found.run(context)
+        if context.damaged:
+            raise CheckFailed("Damaged files of the lake were left out:", result)
     except CheckFailed as error:
-        _write_result(found, error.result, asked["json"], face)
-        face.err.write(f"{error}\n")
+        damaged = [*dict.fromkeys(context.damaged)]
+        _write_result(found, {**error.result, **({"damaged_files": damaged} if damaged else {})}, asked["json"], face)
+        face.err.write("\n".join([str(error), *damaged, ""]))
         return EXIT_CHECK_FAILED
     _write_result(found, result, asked["json"], face)
     return EXIT_DONE

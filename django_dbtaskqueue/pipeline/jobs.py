@@ -193,6 +193,7 @@ class Context:
     render_page: RenderPage | None = None
     session: Mapping[str, Any] = field(default_factory=dict)  # arguments of spark_session()
     started: SparkSession | None = None
+    damaged: list[str] = field(default_factory=list)  # what is wrong with each file of the lake that was left out
 
     @property
     def spark(self) -> SparkSession:

@@ -17,8 +17,6 @@ from django_dbtaskqueue.core.states import TERMINAL
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-SCHEMA_VERSION = 1  # grows when a column of TASKS or ATTEMPTS is added, changes its type, or goes
-
 TEXT, LONG, INT, TIME = types.StringType(), types.LongType(), types.IntegerType(), types.TimestampType()
 SPARK_TYPES: dict[str, types.DataType] = {
     "text": TEXT, "jsonb": TEXT, "timestamptz": TIME, "bigint": LONG, "int": INT,

@@ -185,10 +185,9 @@ def _distance(start: int) -> str:
 
 BATCH_TABLE = '"dbtaskqueue_archivebatch"'
 TERMINAL_SQL = sql_sources("housekeep")  # to archive is to housekeep into the lake
-BATCH_COLUMNS = "id, token, location, source, lake, state, first_id, last_id, cutoff, statuses, queues, withdrawn"
 TASK_KEYS = ("location", "id", "total_attempt", "status", "last_update_time")
 ATTEMPT_KEYS = ("id", "location", "task_id")
-OPEN_BATCHES = f"SELECT {BATCH_COLUMNS} FROM {BATCH_TABLE} WHERE state IN ('open', 'deleted') ORDER BY id"
+OPEN_BATCHES = f"SELECT token, location, lake FROM {BATCH_TABLE} WHERE state = 'open' ORDER BY id"
 INSERT_GONE = "INSERT INTO archived_gone (location, id, row_id)"
 CREATE_BATCH = (
     f"INSERT INTO {BATCH_TABLE} (token, location, source, lake, first_id, last_id, cutoff, statuses, queues)"
@@ -319,7 +318,7 @@ class ArchiveStatements(Group):
         return "SELECT count(*) FROM archived_gone"
 
     @property
-    def withdrawn(self) -> str:
+    def stayed(self) -> str:
         """The exported tasks that were not deleted: (location, id)."""
         return (
             "SELECT k.location, k.id FROM archived_key AS k WHERE NOT EXISTS"
@@ -327,17 +326,17 @@ class ArchiveStatements(Group):
         )
 
     @property
-    def batch_deleted(self) -> str:
-        """Mark a batch as deleted, in the transaction that deletes; fenced by its state."""
+    def batch_closed(self) -> str:
+        """Close a batch, in the transaction that deletes; fenced by its state."""
         return (
-            f"UPDATE {BATCH_TABLE} SET state = 'deleted', tasks = %(tasks)s, attempts = %(attempts)s,"
-            " withdrawn = %(withdrawn)s, size = %(size)s WHERE token = %(token)s AND state = 'open'"
+            f"UPDATE {BATCH_TABLE} SET state = 'closed', tasks = %(tasks)s, attempts = %(attempts)s, size = %(size)s,"
+            f" withdrawn = %(withdrawn)s, close_time = {self.dialect.now} WHERE token = %(token)s AND state = 'open'"
         )
 
     @property
-    def batch_ended(self) -> str:
-        """Close or abandon a batch; fenced by the state it must be in."""
+    def batch_abandoned(self) -> str:
+        """End a batch of which nothing left the database."""
         return (
-            f"UPDATE {BATCH_TABLE} SET state = %(state)s, note = %(note)s, close_time = {self.dialect.now}"
-            " WHERE token = %(token)s AND state = %(before)s"
+            f"UPDATE {BATCH_TABLE} SET state = 'abandoned', note = %(note)s, close_time = {self.dialect.now}"
+            " WHERE token = %(token)s AND state = 'open'"
         )

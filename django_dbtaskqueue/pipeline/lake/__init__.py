@@ -1,222 +1,262 @@
-"""The lake: finished tasks and failed attempts as Parquet files in a folder, and the log that names the valid files.
+"""The lake: finished tasks and failed attempts in a folder, as tables of Delta Lake, which many programs can read.
 
-    LAKE/tasks/finished_date=2026-01-31/queue=claims/….parquet      archived tasks: they left the database
-    LAKE/attempts/finished_date=…/queue=…/….parquet                 their failed attempts, in their task's partition
-    LAKE/finished/finished_date=…/queue=…/….parquet                 what ``stream`` copied: one row for each finish
-    LAKE/_dbtaskqueue/lake.json                                     the version of the layout and of the columns
-    LAKE/_dbtaskqueue/log/….json                                    one file for each change: files added, files removed
-    LAKE/_dbtaskqueue/staging/…/                                    files of changes that are not made yet
+    LAKE/tasks/       archived tasks: they left the database
+    LAKE/attempts/    their failed attempts
+    LAKE/finished/    what ``stream`` copied: one row for each finish
 
-A log entry makes a change. It appears whole or not at all, so ``read_lake`` never returns a part of a change, nor a row
-twice. Other programs can read ``LAKE/tasks/**/*.parquet`` while no job is writing.
+A table is a folder of Parquet files, in partitions by the day the task finished, and a log, ``_delta_log``. A file
+counts when the log names it. A commit adds and removes files in one step, and stores a token, so that it is made only
+once. The name of a file ends with the SHA-256 of its bytes. Each reader here compares the two before it uses the file.
 """
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
-import re
-import shutil
-import uuid
-from collections.abc import Collection, Iterator, Mapping
+import time
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
+from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
-from pyspark.sql import functions as F
-from pyspark.sql.types import DateType, IntegerType, StringType, StructField, StructType
+import pyarrow as pa
+import pyarrow.parquet as pq
+from deltalake import CommitProperties, DeltaTable, Schema, Transaction
+from deltalake.exceptions import DeltaError
+from deltalake.transaction import AddAction, RemoveAction
+from pyspark.sql.types import DateType, StringType, StructField, StructType
 
 from django_dbtaskqueue.core.exceptions import LakeError, PipelineError
+from django_dbtaskqueue.core.sql.pipeline import OPEN_BATCHES
 from django_dbtaskqueue.pipeline.database import DATABASE_ERRORS, Database
-from django_dbtaskqueue.pipeline.schema import ATTEMPTS, SCHEMA_VERSION, TASKS
+from django_dbtaskqueue.pipeline.schema import ATTEMPTS, TASKS, arrow_schema
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 __all__ = ["Lake", "read_lake"]
 
-MAX_FOLDED_TOKENS = 1000  # of the last changes, in a folded log: a killed run may repeat these changes
-LAYOUT_VERSION = 1  # grows when an older program would misread a lake of this one
-LOG_FOLDER = "_dbtaskqueue"
-ENCODED_NON_ASCII = re.compile("%[89A-F]")
-PARTITION_SCHEMA = StructType([StructField("finished_date", DateType()), StructField("queue", StringType())])
-VERSION_FIELD = StructField("schema_version", IntegerType())
-LAKE_TASKS = StructType([StructField("location", StringType()), *TASKS.fields, VERSION_FIELD, *PARTITION_SCHEMA.fields])
-LAKE_ATTEMPTS = StructType([*ATTEMPTS.fields, VERSION_FIELD, *PARTITION_SCHEMA.fields])
+PARTITION = "finished_date"
+PARTITION_FIELD = StructField(PARTITION, DateType())
+LAKE_TASKS = StructType([StructField("location", StringType()), *TASKS.fields, PARTITION_FIELD])
+LAKE_ATTEMPTS = StructType([*ATTEMPTS.fields, PARTITION_FIELD])
 LAKE_SCHEMAS = {"tasks": LAKE_TASKS, "attempts": LAKE_ATTEMPTS, "finished": LAKE_TASKS}
-OPEN_BATCHES_SQL = "SELECT token, state, withdrawn FROM dbtaskqueue_archivebatch WHERE state IN ('open', 'deleted')"
-DAMAGED_FILE_REMEDY = "Restore it from a backup; `check` says what else is damaged"
+DAMAGED_FILE_REMEDY = "Restore it from a backup; `check` names all damaged files"
+VERIFY_PAGES = {"parquet.page.verify-checksum.enabled": "true"}
 
 
 @dataclass(frozen=True)
 class DataFile:
-    """One Parquet file: ``path`` is relative to the lake, ``sha256`` is of its bytes."""
+    """One Parquet file of a table: ``finished_date=DAY/TOKEN-PART-SHA256.parquet``, below the table's folder."""
 
     table: str
     path: str
     rows: int
     bytes: int
-    sha256: str
+
+    @property
+    def day(self) -> str:
+        return self.path.partition("/")[0].partition("=")[2]
 
     @property
     def token(self) -> str:
         """The token of the change that added it."""
         return Path(self.path).name.partition("-")[0]
 
-
-@dataclass(frozen=True)
-class Entry:
-    """One change of the lake. ``token`` names what made it, so that it is made only once; ``facts`` describe it."""
-
-    token: str
-    kind: str
-    files: tuple[DataFile, ...] = ()
-    removed: tuple[str, ...] = ()
-    facts: Mapping[str, Any] = field(default_factory=dict)
-    schema_version: int = SCHEMA_VERSION
-    time: str = field(default_factory=lambda: datetime.now(UTC).isoformat())
-
-    def text(self) -> str:
-        return json.dumps(asdict(self), indent=1)
-
-    @classmethod
-    def read(cls, path: Path) -> Entry:
-        """Return the entry of a file. Raises LakeError for a damaged one and for one of a newer program."""
-        found = json_of(path)
-        refuse_newer(path, found.get("schema_version", 0), SCHEMA_VERSION)
-        try:
-            return cls(**{**found, "files": tuple(DataFile(**one) for one in found["files"])})
-        except (KeyError, TypeError) as error:
-            raise LakeError(path, f"is not an entry of a lake's log ({error})", "Restore it from a backup") from None
+    @property
+    def sha256(self) -> str:
+        return Path(self.path).stem.rpartition("-")[2]
 
 
 class Lake:
-    """A lake's folder. Files are added and removed by entries in its log only."""
+    """A lake's folder. Commits to the logs of its tables add and remove files."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.own = root / LOG_FOLDER
-        self.log = self.own / "log"
 
     @classmethod
     def at(cls, path: str | os.PathLike[str], *, create: bool = False) -> Lake:
-        """Return the lake in a local folder (a path or a ``file:`` URL); ``create`` makes one. Raises LakeError."""
+        """Return the lake in a local folder (a path or a ``file:`` URL).
+
+        ``create`` makes a lake, and adds new columns to the tables of an old one. Raises LakeError.
+        """
         lake = cls(local_path(path))
-        file, versions = lake.own / "lake.json", {"layout": LAYOUT_VERSION, "schema_version": SCHEMA_VERSION}
-        found = json_of(file) if file.exists() else {}
-        if not found:
-            if lake.root.is_dir() and any(lake.root.iterdir()) and not lake.own.exists():
+        if not DeltaTable.is_deltatable(lake._uri("tasks")):
+            if lake.root.is_dir() and any(one.name not in LAKE_SCHEMAS for one in lake.root.iterdir()):
                 raise LakeError(lake.root, "holds other data", "Give the lake a folder of its own")
             if not create:
                 raise LakeError(lake.root, "is not a lake", "Check the path; `archive` and `stream` make a lake")
-        for name, known in versions.items():
-            refuse_newer(file, found.get(name, 0), known)
-        if create and found != versions:
-            with writing(lake.root):
-                lake.log.mkdir(parents=True, exist_ok=True)
-                write_safely(file, json.dumps(versions))
+        if create:
+            for table in reversed(LAKE_SCHEMAS):  # "tasks" last: it makes the folder a lake
+                lake._prepare(table)
         return lake
 
-    def staging(self, token: str) -> Path:
-        """Return the folder for files that are not published yet."""
-        return self.own / "staging" / token
-
-    def entries(self) -> list[Entry]:
-        """Return the log, the oldest change first."""
-        return list(self._named().values())
-
-    def _named(self) -> dict[str, Entry]:
-        found = {path.name: Entry.read(path) for path in sorted(self.log.glob("*.json")) if path.exists()}
-        folded = {name for entry in found.values() for name in entry.facts.get("folds", ())}
-        return {name: entry for name, entry in found.items() if name not in folded}
-
-    def entry(self, token: str) -> Entry | None:
-        """Return the change of that token, or None if the log does not have it."""
-        path = next(self.log.glob(f"*-{token}.json"), None)
-        if path is not None:
-            return Entry.read(path)
-        return next((one for one in self.entries() if token in one.facts.get("recent", ())), None)
-
-    def fold(self, *, longer_than: int) -> None:
-        """Replace a log of more entries by one entry with the same content, so that reading it stays quick."""
-        found = self._named()
-        if len(found) <= longer_than:
-            return
-        recent = [token for entry in found.values() for token in (*entry.facts.get("recent", ()), entry.token)]
-        facts = {"folds": [*found], "recent": recent[-MAX_FOLDED_TOKENS:]}
-        self.commit(Entry(uuid.uuid4().hex, "fold", tuple(self.files()), facts=facts))
-        for path in self.log.glob("*.json"):
-            if path.name in found:
-                path.unlink()
-
-    def commit(self, entry: Entry) -> None:
-        """Write the log entry of a change. Its files must be at their places and on the disk."""
-        stamp = datetime.fromisoformat(entry.time).strftime("%Y%m%dT%H%M%S%f")
+    def _prepare(self, table: str) -> None:
+        schema = Schema.from_arrow(arrow_schema(LAKE_SCHEMAS[table]))
         with writing(self.root):
-            write_safely(self.log / f"{stamp}-{entry.kind}-{entry.token}.json", entry.text())
+            (self.root / table).mkdir(parents=True, exist_ok=True)
+            delta = DeltaTable.create(self._uri(table), schema, mode="ignore", partition_by=[PARTITION])
+            known = {one.name for one in delta.schema().fields}
+            if new := [one for one in schema.fields if one.name not in known]:
+                delta.alter.add_columns(new)
+            sync(self.root / table / "_delta_log", self.root / table, self.root, self.root.parent)
 
-    def files(self, table: str | None = None, *, without: Collection[str] = ()) -> list[DataFile]:
-        """Return the files of a table that count, or of all; not those that changes of the tokens ``without`` added."""
-        entries = self.entries()
-        removed = {path for entry in entries for path in entry.removed}
-        counting = [one for entry in entries for one in entry.files if one.path not in removed]
-        return [one for one in counting if table in (None, one.table) and one.token not in without]
+    def _uri(self, table: str) -> str:
+        return (self.root / table).as_uri()
 
-    def sweep(self) -> None:
-        """Remove the files that a committed change has replaced."""
-        for entry in self.entries():
-            for path in entry.removed:
-                (self.root / path).unlink(missing_ok=True)
+    def delta(self, table: str, version: int | None = None) -> DeltaTable:
+        """Return the table as delta-rs sees it. Raises LakeError for a log that cannot be read."""
+        try:
+            return DeltaTable(self._uri(table), version)
+        except (DeltaError, OSError) as error:
+            reason = f"cannot be read: {str(error).splitlines()[0]}"
+            raise LakeError(self.root / table / "_delta_log", reason, "Restore it from a backup") from error
 
-    def discard(self, token: str) -> None:
-        """Remove the staging folder of a change."""
-        shutil.rmtree(self.staging(token), ignore_errors=True)
+    def versions(self) -> dict[str, int]:
+        """Return the present version of each table: it grows with each commit."""
+        return {table: self.delta(table).version() for table in LAKE_SCHEMAS}
+
+    def files(self, table: str, version: int | None = None) -> list[DataFile]:
+        """Return the files of a table that count, sorted by day and name."""
+        rows = pa.table(self.delta(table, version).get_add_actions(flatten=True)).to_pylist()
+        found = [DataFile(table, row["path"], row["num_records"], row["size_bytes"]) for row in rows]
+        return sorted(found, key=lambda one: one.path)
+
+    def has(self, table: str, name: str, number: int) -> bool:
+        """Whether the commit of this name and number, or one of a later number, was made."""
+        return _made(self.delta(table), name, number)
+
+    def commit(
+        self,
+        table: str,
+        added: Iterable[DataFile],
+        removed: Iterable[DataFile] = (),
+        *,
+        once: tuple[str, int] | None = None,
+    ) -> bool:
+        """Add and remove files in one step. The added files must be on the disk; the commit is, after this call.
+
+        ``once`` is a name and a number: return False, and change nothing, if that commit or one of the name with a
+        greater number was made. Raises LakeError if another writer has removed one of these files.
+        """
+        delta, now = self.delta(table), int(time.time() * 1000)
+        before = delta.version()
+        if once and _made(delta, *once):
+            return False
+        actions: list[AddAction | RemoveAction] = [
+            AddAction(one.path, one.bytes, {PARTITION: one.day}, now, True, json.dumps({"numRecords": one.rows}))
+            for one in added
+        ]
+        folders = {self.root / table / Path(one.path).parent for one in actions}
+        actions += [RemoveAction(one.path, True, now, one.bytes, {PARTITION: one.day}) for one in removed]
+        properties = CommitProperties(app_transactions=[Transaction(*once)] if once else None)
+        with writing(self.root):
+            sync(*folders, self.root / table)
+            delta.create_write_transaction(actions, "append", delta.schema(), PARTITION, commit_properties=properties)
+            log = self.root / table / "_delta_log"
+            sync(*(one for one in log.glob("*.json") if one.stem > f"{before:020}"), log)
+        return True
+
+    def revoke(self, token: str) -> None:
+        """Remove what the change of a token added, and prevent that it is made later."""
+        for table in ("tasks", "attempts"):
+            self.commit(table, (), [one for one in self.files(table) if one.token == token], once=(token, 2))
+
+    def vacuum(self) -> None:
+        """Delete files that have not counted for a week: replaced ones, and those of killed runs."""
+        for table in LAKE_SCHEMAS:
+            delta = self.delta(table)
+            with writing(self.root):
+                if delta.vacuum(full=True):
+                    delta.vacuum(dry_run=False, full=True)
+
+    # -- reading a file ------------------------------------------------------------------------------------------------
+
+    def path(self, file: DataFile) -> Path:
+        return self.root / file.table / file.path
+
+    def read(self, file: DataFile, columns: list[str] | None = None) -> pa.Table:
+        """Return the rows of a file. Raises LakeError if its bytes do not have the checksum in its name."""
+        with _reading(self.path(file)):
+            content = self.path(file).read_bytes()
+            self._compare(file, hashlib.sha256(content).hexdigest())
+            return pq.read_table(pa.BufferReader(content), columns=columns, page_checksum_verification=True)
+
+    def sound(self, files: Iterable[DataFile], damaged: list[str] | None = None) -> list[DataFile]:
+        """Return the files whose bytes have the checksum in their name.
+
+        Append what is wrong with the others to ``damaged``; without it, raise LakeError.
+        """
+
+        def error(file: DataFile) -> LakeError | None:
+            try:
+                with _reading(self.path(file)), self.path(file).open("rb") as content:
+                    self._compare(file, hashlib.file_digest(content, "sha256").hexdigest())
+            except LakeError as found:
+                return found
+            return None
+
+        found = []
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            for file, wrong in zip(files := [*files], pool.map(error, files), strict=True):
+                if wrong is None:
+                    found.append(file)
+                elif damaged is None:
+                    raise wrong
+                else:
+                    damaged.append(str(wrong))
+        return found
+
+    def _compare(self, file: DataFile, sha256: str) -> None:
+        if sha256 != file.sha256:
+            raise LakeError(self.path(file), "is damaged: its checksum is not the one in its name", DAMAGED_FILE_REMEDY)
 
 
 def read_lake(
-    spark: SparkSession, path: str | os.PathLike[str], *, table: str = "tasks", database: Database | None = None
+    spark: SparkSession,
+    path: str | os.PathLike[str],
+    *,
+    table: str = "tasks",
+    database: Database | None = None,
+    since: date | None = None,
+    damaged: list[str] | None = None,
 ) -> DataFrame:
     """Return the lake's ``tasks`` (or ``attempts``, or ``finished``), each row once, with columns of this version.
 
     A column that is newer than a file is null for its rows. With ``database`` the rows that are still in that database
-    are left out, so that database and lake together hold each task once. Raises LakeError, which names the file and the
-    remedy, for a lake of a newer program and for files that are missing or cut short.
+    are left out, so that database and lake together hold each task once. ``since`` leaves out earlier days. All files
+    are compared with their checksums first: a damaged file raises LakeError, which names it; with a list ``damaged`` it
+    is left out, and the list gets its error.
     """
     if table not in LAKE_SCHEMAS:
         raise PipelineError(f"table={table!r} must be one of {', '.join(map(repr, LAKE_SCHEMAS))}.")
-    lake = Lake.at(path)
-    under_way, withdrawn = _open_batches(database) if database is not None and table != "finished" else ([], [])
-    paths = [str(sound(lake.root / one.path, one.bytes)) for one in lake.files(table, without=under_way)]
+    lake, first = Lake.at(path), since.isoformat() if since else ""
+    under_way = _open_tokens(database) if database is not None else ()
+    files = [one for one in lake.files(table) if one.day >= first and one.token not in under_way]
+    paths = [str(lake.path(one)) for one in lake.sound(files, damaged)]
     if not paths:
         return spark.createDataFrame([], LAKE_SCHEMAS[table])
-    frame = spark.read.schema(LAKE_SCHEMAS[table]).option("basePath", str(lake.root / table)).parquet(*paths)
-    if any(map(ENCODED_NON_ASCII.search, paths)):  # Spark decodes a folder's name byte by byte, not as UTF-8
-        frame = frame.withColumn("queue", F.col("queue_name"))
-    if not withdrawn:
-        return frame
-    key = "task_id" if table == "attempts" else "id"
-    stayed = spark.createDataFrame(withdrawn, f"location string, {key} long, _token string")
-    frame = frame.withColumn("_token", F.regexp_extract("_metadata.file_name", "^([0-9a-f]+)-", 1))
-    return frame.join(F.broadcast(stayed), ["location", key, "_token"], "left_anti").drop("_token")
+    reader = spark.read.schema(LAKE_SCHEMAS[table]).options(basePath=str(lake.root / table), **VERIFY_PAGES)
+    return reader.parquet(*paths)
 
 
-def _open_batches(database: Database) -> tuple[list[str], list[tuple[str, int, str]]]:
-    """Return the tokens of batches whose rows are still in the database, and the withdrawn rows with their token."""
+def _open_tokens(database: Database) -> set[str]:
+    """Return the tokens of the batches whose rows are still in the database."""
     try:
         with database.open() as link:
-            rows = link.run(OPEN_BATCHES_SQL)
+            return {token for token, _location, _lake in link.run(OPEN_BATCHES)}
     except DATABASE_ERRORS as error:
         raise PipelineError(f"{database!r} cannot be asked for its archive batches: {error}. Run migrate.") from error
-    stayed = []
-    for token, state, withdrawn in rows:
-        ids = json.loads(withdrawn) if isinstance(withdrawn, str) else withdrawn
-        stayed += [(location, task, token) for location, task in ids if state == "deleted"]
-    return [token for token, state, _ids in rows if state == "open"], stayed
+
+
+def _made(delta: DeltaTable, name: str, number: int) -> bool:
+    found = delta.transaction_version(name)
+    return found is not None and found >= number
 
 
 # -- files -------------------------------------------------------------------------------------------------------------
@@ -228,100 +268,38 @@ def local_path(path: str | os.PathLike[str]) -> Path:
     parts = urlsplit(text)
     if parts.scheme == "file" and parts.netloc in ("", "localhost"):
         return Path(unquote(parts.path)).absolute()
-    if "://" in text:
-        reason = "is not on a local or mounted file system, where alone a file can be renamed in one step"
-        raise LakeError(text, reason, "Mount the store and give its folder, or copy closed files there afterwards")
+    if "://" in text or "%" in text:
+        reason = "is not a path on a local or mounted file system without a percent sign"
+        raise LakeError(text, reason, "Mount the store and give its folder, or copy closed tables there afterwards")
     return Path(text).absolute()
 
 
 @contextmanager
 def writing(root: Path) -> Iterator[None]:
-    """Raise the OSErrors of the block as LakeError with a remedy."""
+    """Raise the errors of the block as LakeError with a remedy."""
     try:
         yield
-    except OSError as error:
-        reason = f"cannot be written: {error.strerror or error}"
+    except (OSError, DeltaError) as error:
+        reason = f"cannot be written: {getattr(error, 'strerror', None) or str(error).splitlines()[0]}"
         remedy = "Check path, owner and free space, or give another folder with --lake"
-        raise LakeError(error.filename or root, reason, remedy) from error
+        raise LakeError(getattr(error, "filename", None) or root, reason, remedy) from error
 
 
-@contextmanager
-def exclusive(path: Path) -> Iterator[None]:
-    """Hold the lock of that file; raise LakeError at once if another process holds it. A process's end releases it."""
-    with writing(path), path.open("a") as file:
+def sync(*paths: Path) -> None:
+    """Flush files, and folders' lists of files, to the disk."""
+    for path in paths:
+        handle = os.open(path, os.O_RDONLY)
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            reason = "is held: another archive or compaction is writing to this lake"
-            raise LakeError(path, reason, "Wait for it to end, then start again") from None
-        yield
-
-
-def write_safely(path: Path, text: str) -> None:
-    """Write a small file: it is on the disk after this call, and no reader ever sees a part of it."""
-    part = path.with_name(f".{path.name}.{os.getpid()}")
-    write_bytes(part, text.encode())
-    part.replace(path)
-    sync(path.parent)
-
-
-def write_bytes(path: Path, content: bytes | memoryview) -> None:
-    """Write a file: it is on the disk after this call."""
-    path.write_bytes(content)
-    sync(path)
-
-
-def sync(path: Path) -> None:
-    """Flush a file, or a folder's list of files, to the disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+            os.fsync(handle)
+        finally:
+            os.close(handle)
 
 
 @contextmanager
-def _reading(path: Path, remedy: str) -> Iterator[None]:
+def _reading(path: Path) -> Iterator[None]:
     try:
         yield
-    except OSError as error:
-        raise LakeError(path, f"cannot be read: {error.strerror}", remedy) from None
-
-
-def sound(path: Path, size: int) -> Path:
-    """Return the path of a file of that size. Raises LakeError for one that is missing or of another size."""
-    with _reading(path, DAMAGED_FILE_REMEDY):
-        found = path.stat().st_size
-    if found != size:
-        reason = f"is damaged: {found:,} bytes instead of the {size:,} in the lake's log"
-        raise LakeError(path, reason, DAMAGED_FILE_REMEDY)
-    return path
-
-
-def intact(path: Path, sha256: str) -> bytes:
-    """Return the bytes of a file. Raises LakeError if they do not have the checksum."""
-    with _reading(path, DAMAGED_FILE_REMEDY):
-        content = path.read_bytes()
-    if hashlib.sha256(content).hexdigest() != sha256:
-        raise LakeError(path, "is damaged: its checksum is not the one in the lake's log", DAMAGED_FILE_REMEDY)
-    return content
-
-
-def json_of(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file. Raises LakeError."""
-    with _reading(path, "Check that this user may read it"):
-        text = path.read_text()
-    try:
-        found = json.loads(text)
-    except ValueError as error:
-        raise LakeError(path, f"is not JSON ({error})", "Restore it from a backup") from None
-    if not isinstance(found, dict):
-        raise LakeError(path, "is not a JSON object", "Restore it from a backup")
-    return found
-
-
-def refuse_newer(path: Path, found: int, known: int) -> None:
-    """Raise LakeError for a file of a newer version than ``known``."""
-    if found > known:
-        reason = f"was written by a newer django-dbtaskqueue (version {found}, and this one knows {known})"
-        raise LakeError(path, reason, 'Upgrade here: pip install --upgrade "django-dbtaskqueue[spark]"')
+    except LakeError:
+        raise
+    except (OSError, pa.ArrowInvalid) as error:
+        raise LakeError(path, f"cannot be read: {getattr(error, 'strerror', error)}", DAMAGED_FILE_REMEDY) from None

@@ -1,14 +1,16 @@
-"""The archive in the database: one row for each batch, and the transaction that deletes the batch's tasks."""
+"""The archive in the database: one row for each batch, and the transaction that deletes its tasks."""
 
 from __future__ import annotations
 
+import fcntl
 import json
 import sqlite3
 import uuid
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,6 +29,7 @@ MISSING_TABLE_ERRORS = (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedC
 SET_LOCK_TIMEOUT = "SET LOCAL lock_timeout = '500ms'"
 SET_WORK_MEMORY = "SET LOCAL work_mem = '128MB'"
 COPY_BATCH_ROWS = 100_000
+ANOTHER_ARCHIVE = "Another archive of {!r} is running. Wait for it to end."
 LOCK_ARCHIVE = "SELECT pg_try_advisory_lock(hashtext('dbtaskqueue archive'), hashtext(%(location)s))"
 
 
@@ -45,13 +48,10 @@ class Batch:
     token: str
     location: str
     source: str
-    lake: str
-    state: str
     first_id: int
     last_id: int
     cutoff: datetime
     filters: TaskFilters
-    withdrawn: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Deleted:
 
     tasks: int
     attempts: int
-    withdrawn: tuple[tuple[str, int], ...]
+    stayed: tuple[tuple[str, int], ...] = ()
 
 
 class RowsChanged(Exception):
@@ -79,15 +79,16 @@ class Batches:
     @contextmanager
     def locked(cls, database: Database) -> Iterator[Batches]:
         """Hold the database's lock of the archive. Raises PipelineError at once if another archive holds it."""
-        with database.open() as link:
+        alone = nullcontext() if database.postgresql else _exclusive(Path(f"{database.conninfo['dbname']}-archive"))
+        with database.open() as link, alone:
             batches = cls(database, link)
             if link.postgresql and not batches._run(LOCK_ARCHIVE, location=database.location)[0][0]:
-                raise PipelineError(f"Another archive of {database!r} is running. Wait for it to end.")
+                raise PipelineError(ANOTHER_ARCHIVE.format(database))
             yield batches
 
-    def unfinished(self) -> list[Batch]:
-        """Return the batches of all locations that were frozen and not ended, the oldest first."""
-        return [self._batch(row) for row in self._run(OPEN_BATCHES)]
+    def unfinished(self) -> list[tuple[str, str, str]]:
+        """Return (token, location, lake) of the batches that were frozen and not ended, the oldest first."""
+        return [(token, location, lake) for token, location, lake in self._run(OPEN_BATCHES)]
 
     def cutoff(self, age: timedelta) -> datetime:
         """Return the time that long ago, by the database's clock."""
@@ -107,13 +108,13 @@ class Batches:
 
     def freeze(self, source: str, ids: tuple[int, int], *, lake: str, cutoff: datetime, filters: TaskFilters) -> Batch:
         """Store which tasks are archived next; the tasks are not touched."""
-        token = uuid.uuid4().hex
+        batch = Batch(uuid.uuid4().hex, self.database.location, source, *ids, cutoff, filters)
         lists = {"statuses": json.dumps(filters.statuses), "queues": json.dumps(filters.queues)}
         self._run(
-            CREATE_BATCH, token=token, location=self.database.location, source=source, lake=lake, first_id=ids[0],
+            CREATE_BATCH, token=batch.token, location=batch.location, source=source, lake=lake, first_id=ids[0],
             last_id=ids[1], cutoff=self._text(cutoff), **lists,
         )  # fmt: skip
-        return next(one for one in self.unfinished() if one.token == token)
+        return batch
 
     def failed_attempts(self, batch: Batch) -> int:
         """Return how many failed attempts the tasks in the batch's range may have."""
@@ -122,51 +123,59 @@ class Batches:
         facts = {"location": batch.location, "first_id": batch.first_id, "last_id": batch.last_id}
         return int(self._run(self.sql.attempts_in, **facts)[0][0])
 
-    def delete(
-        self, batch: Batch, keys: pa.Table, attempts: pa.Table, *, size: int, horizon: int | None = None
-    ) -> Deleted:
-        """Delete the exported rows that are unchanged, and mark the batch, in one transaction.
+    @contextmanager
+    def deleting(
+        self, batch: Batch, keys: pa.Table, attempts: pa.Table, *, size: int, horizon: int | None
+    ) -> Iterator[Deleted]:
+        """Delete the exported rows that are unchanged, and close the batch, in one transaction around the block.
 
-        A row that another transaction has locked, or that was changed after the export, stays and is withdrawn. With
-        the ``horizon`` of the export's snapshot an unchanged batch is deleted in less than half the time; if a row has
-        changed, this first try is rolled back.
+        The block makes the rows count in the lake; if it fails, no row is deleted. A row that another transaction has
+        locked, or that was changed after the export, stays. With the ``horizon`` of the export's snapshot an unchanged
+        batch is deleted in less than half the time; if a row has changed, this first try is rolled back.
         """
+        with self.link.transaction():
+            deleted = self._deleted(batch, keys, attempts, horizon)
+            yield deleted
+            facts = {"tasks": deleted.tasks, "attempts": deleted.attempts, "withdrawn": json.dumps(deleted.stayed)}
+            if not self.link.change(self.sql.batch_closed, {"token": batch.token, "size": size, **facts}):
+                raise PipelineError(
+                    f"Batch {batch.token} was ended by another process: nothing was deleted. Start again."
+                )
+
+    def _deleted(self, batch: Batch, keys: pa.Table, attempts: pa.Table, horizon: int | None) -> Deleted:
+        if not self.link.postgresql:
+            return self._delete(batch, keys, attempts, skip_locked=False)
         try:
-            with suppress(RowsChanged):
-                if horizon is not None:
-                    return self._delete_old(batch, keys, attempts, size=size, horizon=horizon)
-            return self._delete(batch, keys, attempts, size=size, skip_locked=False)
+            if horizon is not None:
+                with suppress(RowsChanged), self.link.transaction():
+                    return self._delete_old(batch, keys, attempts, horizon)
+            with self.link.transaction():
+                return self._delete(batch, keys, attempts, skip_locked=False)
         except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected):
-            return self._delete(batch, keys, attempts, size=size, skip_locked=True)
+            return self._delete(batch, keys, attempts, skip_locked=True)
 
-    def _delete_old(self, batch: Batch, keys: pa.Table, attempts: pa.Table, *, size: int, horizon: int) -> Deleted:
-        with self.link.transaction():
-            self._run(SET_LOCK_TIMEOUT)
-            facts = {"first_id": batch.first_id, "last_id": batch.last_id, "cutoff": self._text(batch.cutoff)}
-            found = self._run(self.sql.remove_old(batch.source, horizon), **facts, **self._params(batch.filters))
-            if tuple(map(int, found[0])) != _checksums(keys):
-                raise RowsChanged
-            removed = 0
-            if attempts.num_rows:
-                self._run(self.sql.temporary[1])
-                self._copy("archived_attempt", attempts.select(ATTEMPT_KEYS))
-                removed = self.link.change(self.sql.remove_exported_attempts)
-            deleted = Deleted(keys.num_rows, removed, ())
-            self._mark_deleted(batch, deleted, size)
-        return deleted
+    def _delete_old(self, batch: Batch, keys: pa.Table, attempts: pa.Table, horizon: int) -> Deleted:
+        self._run(SET_LOCK_TIMEOUT)
+        facts = {"first_id": batch.first_id, "last_id": batch.last_id, "cutoff": self._text(batch.cutoff)}
+        found = self._run(self.sql.remove_old(batch.source, horizon), **facts, **self._params(batch.filters))
+        if tuple(map(int, found[0])) != _checksums(keys):
+            raise RowsChanged
+        removed = 0
+        if attempts.num_rows:
+            self._run(self.sql.temporary[1])
+            self._copy("archived_attempt", attempts.select(ATTEMPT_KEYS))
+            removed = self.link.change(self.sql.remove_exported_attempts)
+        return Deleted(keys.num_rows, removed)
 
-    def _delete(self, batch: Batch, keys: pa.Table, attempts: pa.Table, *, size: int, skip_locked: bool) -> Deleted:
-        with self.link.transaction():
-            self._load(keys, attempts, skip_locked=skip_locked)
-            self._run(self.sql.lock(batch.source) if skip_locked else self.sql.remove(batch.source))
-            if skip_locked or not self.link.postgresql:
-                self._run(self.sql.remove_locked(batch.source))
-            removed = self.link.change(self.sql.remove_attempts) if attempts.num_rows else 0
-            gone = self._run(self.sql.counted)[0][0]
-            stayed = self._run(self.sql.withdrawn) if gone < keys.num_rows else []
-            deleted = Deleted(gone, removed, tuple((location, task) for location, task in stayed))
-            self._mark_deleted(batch, deleted, size)
-        return deleted
+    def _delete(self, batch: Batch, keys: pa.Table, attempts: pa.Table, *, skip_locked: bool) -> Deleted:
+        self._load(keys, attempts, skip_locked=skip_locked)
+        self._run(self.sql.lock(batch.source) if skip_locked else self.sql.remove(batch.source))
+        if skip_locked or not self.link.postgresql:
+            self._run(self.sql.remove_locked(batch.source))
+        removed = self.link.change(self.sql.remove_attempts) if attempts.num_rows else 0
+        gone = self._run(self.sql.counted)[0][0]
+        stayed = self._run(self.sql.stayed) if gone < keys.num_rows else []
+        return Deleted(gone, removed, tuple((location, task) for location, task in stayed))
 
     def _load(self, keys: pa.Table, attempts: pa.Table, *, skip_locked: bool) -> None:
         if self.link.postgresql:
@@ -181,14 +190,9 @@ class Batches:
         self._copy("archived_key", keys.select(TASK_KEYS))
         self._copy("archived_attempt", attempts.select(ATTEMPT_KEYS))
 
-    def _mark_deleted(self, batch: Batch, deleted: Deleted, size: int) -> None:
-        facts = {"tasks": deleted.tasks, "attempts": deleted.attempts, "withdrawn": json.dumps(deleted.withdrawn)}
-        if not self.link.change(self.sql.batch_deleted, {"token": batch.token, "size": size, **facts}):
-            raise PipelineError(f"Batch {batch.token} was ended by another process: nothing was deleted. Start again.")
-
-    def end(self, batch: Batch, state: str, *, before: str, note: str = "") -> None:
-        """Close or abandon a batch that is in the state ``before``."""
-        self._run(self.sql.batch_ended, token=batch.token, state=state, before=before, note=note)
+    def abandon(self, token: str, note: str) -> None:
+        """End a batch of which nothing left the database."""
+        self._run(self.sql.batch_abandoned, token=token, note=note)
 
     def _copy(self, table: str, rows: pa.Table) -> None:
         load(self.link, table, rows.to_batches(max_chunksize=COPY_BATCH_ROWS))
@@ -204,13 +208,6 @@ class Batches:
     def _text(self, moment: datetime) -> datetime | str:
         return moment if self.link.postgresql else moment.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S.%f")
 
-    def _batch(self, row: Sequence[Any]) -> Batch:
-        _id, token, location, source, lake, state, first, last, cutoff, *lists = row
-        statuses, queues, withdrawn = (json.loads(one) if isinstance(one, str) else one for one in lists)
-        filters = TaskFilters(tuple(statuses), tuple(queues))
-        stayed = tuple((place, task) for place, task in withdrawn)
-        return Batch(token, location, source, lake, state, first, last, _moment(cutoff), filters, stayed)
-
 
 def _checksums(keys: pa.Table) -> tuple[int, int, int, int]:
     """Return what `ArchiveStatements.remove_old` returns if it deleted exactly these tasks."""
@@ -221,3 +218,14 @@ def _checksums(keys: pa.Table) -> tuple[int, int, int, int]:
 
 def _moment(value: datetime | str) -> datetime:
     return value if isinstance(value, datetime) else datetime.fromisoformat(value).replace(tzinfo=UTC)
+
+
+@contextmanager
+def _exclusive(path: Path) -> Iterator[None]:
+    """Hold the lock of that file; raise PipelineError if another process holds it. A process's end releases it."""
+    with path.open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise PipelineError(ANOTHER_ARCHIVE.format(path)) from None
+        yield

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import uuid
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -17,11 +16,12 @@ from django_dbtaskqueue.core.columns import Column as TaskColumn
 from django_dbtaskqueue.core.durations import parse_length
 from django_dbtaskqueue.core.exceptions import JobOptionError, PipelineError
 from django_dbtaskqueue.pipeline.jobs import Argument, Context, Job, Options, Result, count, day
-from django_dbtaskqueue.pipeline.lake import Lake, read_lake, write_safely, writing
+from django_dbtaskqueue.pipeline.lake import Lake, read_lake, writing
 from django_dbtaskqueue.pipeline.lake.export import Export, RowWriter
 from django_dbtaskqueue.pipeline.schema import TERMINAL_STATUSES
 from django_dbtaskqueue.pipeline.source import stream_tasks, write_tasks
 from django_dbtaskqueue.pipeline.source.enqueue_job import only
+from django_dbtaskqueue.pipeline.spark import put
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -42,19 +42,11 @@ class LakeSink:
     def __call__(self, rows: DataFrame, number: int) -> None:
         """Write the micro-batch of that number, unless the lake has it."""
         lake = Lake(self.root)
-        token = hashlib.sha256(f"{self.stream} {number}".encode()).hexdigest()[:32]
-        if lake.entry(token) is not None:
+        if lake.has("finished", self.stream, number):
             return
-        export = Export(lake, token)
-        entry = export.found()
-        if entry is None:
-            facts = {"stream": self.stream, "batch": number}
-            entry = export.describe("stream", rows, RowWriter(export, self.location), facts)
-        export.verify(entry)
-        if entry.files:
-            export.publish(entry)
-        else:
-            lake.discard(token)
+        export = Export(lake, uuid.uuid4().hex)
+        if files := export.files_of(rows, RowWriter(export, self.location)):
+            lake.commit("finished", lake.sound(files), once=(self.stream, number))
 
 
 def checkpoint(lake: Lake, location: str) -> tuple[Path, str]:
@@ -62,12 +54,12 @@ def checkpoint(lake: Lake, location: str) -> tuple[Path, str]:
 
     If the folder is removed, a new stream starts, whose micro-batches differ from the old one's.
     """
-    folder = lake.own / "streams" / location
+    folder = lake.root / "finished" / "_streams" / location
     name = folder / "dbtaskqueue-stream"
     with writing(lake.root):
         folder.mkdir(parents=True, exist_ok=True)
         if not name.exists():
-            write_safely(name, uuid.uuid4().hex)
+            put(name, uuid.uuid4().hex)
     return folder, name.read_text()
 
 
@@ -196,7 +188,9 @@ class Replay(Job):
         if options["since"] and options["until"] and options["since"] > options["until"]:
             raise JobOptionError("--since", f"{options['since']} comes after --until {options['until']}")
         context.progress("reading the archive", 0, 0)
-        archived = read_lake(context.spark, context.need_lake(), database=database)
+        archived = read_lake(
+            context.spark, context.need_lake(), database=database, since=options["since"], damaged=context.damaged
+        )
         start = datetime.now(UTC) if options["rate"] else None
         new = as_new(chosen(archived, options), to=options["to"], start=start, rate=options["rate"] or 1.0).cache()
         try:

@@ -120,9 +120,10 @@ def _read(
         live = _chosen(reduce(DataFrame.unionByName, parts), context, period).persist()
         frames.append(live)
     if context.lake:
-        lake = read_lake(context.spark, context.lake, table=archived, database=context.database)
-        if period.since is not None:
-            lake = lake.where(F.col("finished_date") >= F.lit(period.since.date()))
+        since = period.since.date() if period.since is not None else None
+        lake = read_lake(
+            context.spark, context.lake, table=archived, database=context.database, since=since, damaged=context.damaged
+        )
         frames.append(_chosen(lake.select(*columns), context, period))
     try:
         yield reduce(DataFrame.unionByName, frames).select(*columns)
@@ -168,6 +169,8 @@ class ReportJob(Job):
             _check_folder(Path(context.options["out"]).absolute())
         found, tables = self.figures(context, period)
         figures = {"kind": self.name, **found}
+        if context.damaged:
+            figures["summary"] += f" Damaged files of the lake were left out: {len(set(context.damaged))}."
         return {**figures, **({"written": None} if context.dry_run else _written(context, period, figures, tables))}
 
     def figures(self, context: Context, period: Period) -> tuple[Figures, Tables]:

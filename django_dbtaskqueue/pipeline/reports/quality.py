@@ -11,10 +11,10 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
-from django_dbtaskqueue.core.exceptions import CheckFailed, LakeError
+from django_dbtaskqueue.core.exceptions import CheckFailed
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.pipeline.jobs import Argument, Context, Job, Options, Result, count
-from django_dbtaskqueue.pipeline.lake import Lake, intact, read_lake
+from django_dbtaskqueue.pipeline.lake import Lake, read_lake
 from django_dbtaskqueue.pipeline.reports.transforms import MAD_TO_SIGMA
 from django_dbtaskqueue.pipeline.source import read_tasks
 
@@ -42,19 +42,19 @@ USUAL_DAYS = 28  # the usual number of tasks is that of these earlier days
 MIN_USUAL_DAYS = 7  # with fewer earlier days no day is unusual
 
 
-def rule_breaks(tasks: pa.Table) -> dict[str, int]:
-    """Return how many rows in memory break each rule of ``violations`` and ``twice``; 0 is left out."""
+def rule_breaks(tasks: pa.Table) -> dict[str, pa.Array]:
+    """Return which rows in memory break each rule of ``violations`` and ``twice``, if any row does."""
     queue, status = pc.fill_null(tasks["queue_name"], ""), pc.fill_null(tasks["status"], "")
     known = pc.is_in(status, value_set=pa.array([str(one) for one in Status]))
     broken = (
         pc.is_null(tasks["id"]),
         pc.equal(queue, ""),
         pc.invert(known),
-        pc.less(tasks["finish_time"], tasks["start_time"]),
+        pc.fill_null(pc.less(tasks["finish_time"], tasks["start_time"]), False),
+        pa.array(tasks.select(["location", "id"]).to_pandas().duplicated(keep=False)),
     )
-    found = {name: pc.sum(rows).as_py() or 0 for name, rows in zip(ROW_RULES, broken, strict=True)}
-    found[DUPLICATE_ID] = tasks.num_rows - tasks.group_by(["location", "id"]).aggregate([]).num_rows
-    return {name: number for name, number in found.items() if number}
+    found = dict(zip((*ROW_RULES, DUPLICATE_ID), broken, strict=True))
+    return {name: rows for name, rows in found.items() if pc.any(rows).as_py()}
 
 
 def violations(tasks: DataFrame) -> DataFrame:
@@ -116,20 +116,23 @@ def _median(numbers: Column) -> Column:
     return (low + F.element_at(ordered, (size / 2 + 1).cast("int"))) / F.lit(2.0)
 
 
-def placed(context: Context) -> DataFrame:
-    """Return the QUALITY_COLUMNS of every task in database and lake, with its ``place``: task, history or lake."""
-    frames = []
+def placed(context: Context, damaged: list[str]) -> DataFrame:
+    """Return the QUALITY_COLUMNS of every task in database and lake, with its ``place``: task, history or lake.
+
+    Errors of damaged files, which are left out, go to ``damaged``.
+    """
+    spark, frames = context.spark, []  # a session must run before a column is made
     if context.database is not None:
         database = context.database
         here = F.lit(database.location).alias("location")
-        hot = read_tasks(context.spark, database, columns=list(QUALITY_COLUMNS), table="task")
+        hot = read_tasks(spark, database, columns=list(QUALITY_COLUMNS), table="task")
         frames.append(hot.select(F.lit("task").alias("place"), here, *QUALITY_COLUMNS))
         names = ["location", "task_id", *QUALITY_COLUMNS[1:]]
-        history = read_tasks(context.spark, database, columns=names, table="history")
+        history = read_tasks(spark, database, columns=names, table="history")
         history = history.withColumnRenamed("task_id", "id")
         frames.append(history.select(F.lit("history").alias("place"), "location", *QUALITY_COLUMNS))
     if context.lake:
-        archived = read_lake(context.spark, context.lake, database=context.database)
+        archived = read_lake(spark, context.lake, database=context.database, damaged=damaged)
         frames.append(archived.select(F.lit("lake").alias("place"), "location", *QUALITY_COLUMNS))
     return reduce(DataFrame.unionAll, frames)
 
@@ -154,16 +157,19 @@ class Check(Job):
         """Return ``rows`` and ``findings``. Raises CheckFailed, with the same as its result, when there are faults."""
         if not context.lake:
             context.need_database()
-        found: list[Finding] = [*_files(context)]
-        rows = 0
-        if not found:  # Spark cannot read a damaged file
-            context.progress("reading tasks", 0, 0)
-            tasks = placed(context).cache()
-            try:
-                rows = tasks.count()
-                found += [*_findings(tasks, context.options)]
-            finally:
-                tasks.unpersist()
+        damaged: list[str] = []
+        context.progress("reading tasks", 0, 0)
+        tasks = placed(context, damaged).cache()
+        try:
+            rows = tasks.count()
+            found = [*_findings(tasks, context.options)]
+        finally:
+            tasks.unpersist()
+        if context.lake:
+            context.progress("reading files", 0, 0)
+            lake = Lake.at(context.lake)
+            lake.sound([*lake.files("attempts"), *lake.files("finished")], damaged)
+        found = [*(_finding(DAMAGED_FILE, "lake", "", 0, error) for error in damaged), *found]
         faults = [one for one in found if context.options["strict"] or one["check"] in FAULTS]
         result = {"rows": rows, "faults": len(faults), "findings": found}
         if faults:
@@ -187,20 +193,6 @@ def _findings(tasks: DataFrame, options: Options) -> Iterator[Finding]:
     for row in unusual.orderBy("queue_name", "day").limit(MAX_FINDINGS).collect():
         yield _finding(DRIFT, "", row.queue_name, row.tasks, f"{row.day}: usual are {row.usual:,.0f}")
     days.unpersist()
-
-
-def _files(context: Context) -> Iterator[Finding]:
-    """Read every file that counts, and compare it with the lake's log."""
-    if not context.lake:
-        return
-    lake = Lake.at(context.lake)
-    files = lake.files()
-    for done, one in enumerate(files):
-        context.progress("reading files", done, len(files))
-        try:
-            intact(lake.root / one.path, one.sha256)
-        except LakeError as error:
-            yield _finding(DAMAGED_FILE, "lake", "", one.rows, str(error))
 
 
 def _finding(check: str, place: str, queue: str | None, rows: int, detail: str = "") -> Finding:

@@ -1495,17 +1495,18 @@ FROM "dbtaskqueue_attempt"
 WHERE location = %(location)s
 AND task_id BETWEEN %(first_id)s AND %(last_id)s;
 
--- ArchiveStatements.batch_deleted
+-- ArchiveStatements.batch_abandoned
 UPDATE "dbtaskqueue_archivebatch"
-SET state = 'deleted', tasks = %(tasks)s, attempts = %(attempts)s, withdrawn = %(withdrawn)s, size = %(size)s
+SET state = 'abandoned', note = %(note)s, close_time = statement_timestamp()
 WHERE token = %(token)s
 AND state = 'open';
 
--- ArchiveStatements.batch_ended
+-- ArchiveStatements.batch_closed
 UPDATE "dbtaskqueue_archivebatch"
-SET state = %(state)s, note = %(note)s, close_time = statement_timestamp()
+SET state = 'closed', tasks = %(tasks)s, attempts = %(attempts)s, size = %(size)s, withdrawn = %(withdrawn)s,
+    close_time = statement_timestamp()
 WHERE token = %(token)s
-AND state = %(before)s;
+AND state = 'open';
 
 -- ArchiveStatements.counted
 SELECT count(*)
@@ -1663,6 +1664,16 @@ WITH gone AS (
 SELECT count(*), coalesce(sum(k), 0), coalesce(bit_xor(k), 0), coalesce(sum(n), 0)
 FROM gone;
 
+-- ArchiveStatements.stayed
+SELECT k.location, k.id
+FROM archived_key AS k
+WHERE NOT EXISTS (
+    SELECT 1
+    FROM archived_gone AS g
+    WHERE g.id = k.id
+    AND g.location = k.location
+);
+
 -- ArchiveStatements.temporary [1]
 CREATE TEMPORARY TABLE archived_key (location text, id bigint, total_attempt bigint, status text,
     last_update_time timestamptz)
@@ -1675,16 +1686,6 @@ ON COMMIT DROP;
 -- ArchiveStatements.temporary [3]
 CREATE TEMPORARY TABLE archived_gone (location text, id bigint, row_id bigint)
 ON COMMIT DROP;
-
--- ArchiveStatements.withdrawn
-SELECT k.location, k.id
-FROM archived_key AS k
-WHERE NOT EXISTS (
-    SELECT 1
-    FROM archived_gone AS g
-    WHERE g.id = k.id
-    AND g.location = k.location
-);
 
 -- Statements.attempts (one row)
 INSERT INTO "dbtaskqueue_attempt" (location, task_id, queue_name, attempt, total_attempt, poller_instance,
@@ -2306,9 +2307,9 @@ ORDER BY 1
 LIMIT %(limit)s;
 
 -- pipeline.OPEN_BATCHES
-SELECT id, token, location, source, lake, state, first_id, last_id, cutoff, statuses, queues, withdrawn
+SELECT token, location, lake
 FROM "dbtaskqueue_archivebatch"
-WHERE state IN ('open', 'deleted')
+WHERE state = 'open'
 ORDER BY id;
 
 -- pipeline.CREATE_BATCH
