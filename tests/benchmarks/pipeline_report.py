@@ -8,17 +8,20 @@ its tables, in a process of its own with two cores and 2 GiB for the driver; Spa
 from __future__ import annotations
 
 import argparse
-import hashlib
 import tempfile
 import uuid
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from time import perf_counter
 
+import pyarrow as pa
 from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as F
 
-from django_dbtaskqueue.pipeline.lake import LAKE_TASKS, DataFile, Entry, Lake
+from django_dbtaskqueue.pipeline.lake import LAKE_TASKS, Lake
+from django_dbtaskqueue.pipeline.lake.export import Export, described, pieces
 from django_dbtaskqueue.pipeline.reports.report import Report
+from django_dbtaskqueue.pipeline.source.task_reader import task_attempt_id
 from django_dbtaskqueue.pipeline.spark import spark_session
 
 DAYS = 90
@@ -49,22 +52,19 @@ def main() -> None:
 
 
 def make(spark: SparkSession, path: Path, rows: int) -> None:
-    """Write a lake of so many archived tasks, as ``archive`` would: files first, then the entry that counts them."""
+    """Write a lake of so many archived tasks with the archive's own writer."""
     lake = Lake.at(path, create=True)
+    export = Export(lake, uuid.uuid4().hex)
     columns = values(rows)
     frame = spark.range(rows, numPartitions=max(4, rows // 500_000)).select(
         *(columns.get(field.name, F.lit(None)).cast(field.dataType).alias(field.name) for field in LAKE_TASKS.fields)
     )
-    target = path / "tasks"
-    frame.write.partitionBy("finished_date", "queue").parquet(str(target))
-    found = sorted(target.rglob("*.parquet"))
-    files = tuple(
-        DataFile(
-            "tasks", str(file.relative_to(path)), 0, len(data := file.read_bytes()), hashlib.sha256(data).hexdigest()
-        )
-        for file in found
-    )
-    lake.commit(Entry(uuid.uuid4().hex, "archive", files))
+
+    def write(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for index, table in enumerate(pieces(batches)):
+            yield from described(export.write("tasks", table, f"{task_attempt_id()}-{index}"))
+
+    lake.commit("tasks", export.files_of(frame, write))
 
 
 def values(rows: int) -> dict[str, Column]:
@@ -78,7 +78,6 @@ def values(rows: int) -> dict[str, Column]:
         "id": F.col("id"),
         "location": F.lit("dbtaskqueue.task"),
         "queue_name": queue,
-        "queue": queue,
         "reference_number": F.concat(F.lit("2013-01-01/UA"), F.col("id")),
         "status": F.when(failed, "ERROR").otherwise("COMPLETED"),
         "attempt": F.lit(1),
@@ -90,7 +89,6 @@ def values(rows: int) -> dict[str, Column]:
         "start_time": F.timestamp_seconds(started),
         "finish_time": F.timestamp_seconds(ended),
         "finished_date": F.to_date(F.timestamp_seconds(ended)),
-        "schema_version": F.lit(1),
     }
 
 

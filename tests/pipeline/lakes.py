@@ -9,10 +9,9 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pyarrow.parquet as pq
+from deltalake import DeltaTable
 
 from django_dbtaskqueue.models import Attempt, DeletedTasks, Task, TaskHistory
-from django_dbtaskqueue.pipeline.lake import Lake
 from django_dbtaskqueue.pipeline.lake.archive_job import Archive
 from tests.factories import make_task
 
@@ -73,9 +72,15 @@ class Census:
 
 
 def ids(folder: Path, table: str) -> list[int]:
-    """Return the ids in those files of a lake that count, read without Spark."""
-    if not (folder / "_dbtaskqueue").exists():
+    """Return the ids in those files of a lake that count, read without Spark and without our reader."""
+    if not (folder / table / "_delta_log").exists():
         return []
-    lake = Lake.at(folder)
-    files = [pq.ParquetFile(lake.root / one.path).read(["id"]) for one in lake.files(table)]
-    return [number for rows in files for number in rows["id"].to_pylist()]
+    rows = DeltaTable(str(folder / table)).to_pyarrow_table(columns=["id"])
+    return [*rows["id"].to_pylist()]
+
+
+def flip(path: Path, place: int, bit: int = 0) -> None:
+    """Change one bit of a file."""
+    content = bytearray(path.read_bytes())
+    content[place] ^= 1 << bit
+    path.write_bytes(content)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import duckdb
 import pytest
+from deltalake import DeltaTable
 from django.db import connection, transaction
 from django.db.models.functions import Now
 from pyspark import TaskContext
@@ -21,7 +22,7 @@ from django_dbtaskqueue.pipeline.lake.archive_job import Archive
 from django_dbtaskqueue.pipeline.lake.export import Export, RowWriter
 from django_dbtaskqueue.pipeline.schema import TASKS
 from tests.factories import make_task
-from tests.pipeline.lakes import Census, archive, fill
+from tests.pipeline.lakes import Census, archive, fill, flip, ids
 from tests.support import PATIENCE, actors
 
 if TYPE_CHECKING:
@@ -54,9 +55,9 @@ def test_finished_tasks_and_their_attempts_move_to_the_lake(
     assert set(ArchiveBatch.objects.values_list("state", flat=True)) == {"closed"}
     rows = read_lake(spark, folder, database=database).orderBy("id").collect()
     errors = [row for row in rows if row.status == "ERROR"]
-    assert {(row.location, row.queue, row.schema_version) for row in rows} == {
-        ("dbtaskqueue.task", "parcels", 1),
-        ("dbtaskqueue.task", "a/b=c %d", 1),
+    assert {(row.location, row.queue_name) for row in rows} == {
+        ("dbtaskqueue.task", "parcels"),
+        ("dbtaskqueue.task", "a/b=c %d"),
     }
     assert all(row.finished_date == row.finish_time.date() for row in rows)
     assert {row.payload for row in errors} == {'{"city": "Kyiv"}'}
@@ -64,19 +65,21 @@ def test_finished_tasks_and_their_attempts_move_to_the_lake(
     assert {row.task_id for row in attempts} == {row.id for row in errors}
 
 
-def test_duckdb_reads_the_same(spark: SparkSession, pg: Database, folder: Path) -> None:
+def test_delta_readers_read_the_same(spark: SparkSession, pg: Database, folder: Path) -> None:
     fill()
     expected = {(task.pk, task.queue, task.status, task.finish_time, task.total_attempt) for task in Task.objects.all()}
     archive(spark, pg, folder, source="task")
 
-    files = f"read_parquet('{folder}/tasks/**/*.parquet', hive_partitioning = true)"
     with duckdb.connect() as reader:
+        reader.register("tasks", DeltaTable(str(folder / "tasks")).to_pyarrow_dataset())
         reader.execute("SET TimeZone = 'UTC'")
-        rows = reader.execute(f"SELECT id, queue_name, status, epoch_us(finish_time), total_attempt FROM {files}")
+        rows = reader.execute("SELECT id, queue_name, status, epoch_us(finish_time), total_attempt FROM tasks")
         found = {(row[0], row[1], row[2], row[3], row[4]) for row in rows.fetchall()}
-        days = reader.execute(f"SELECT bool_and(finished_date = finish_time::date) FROM {files}").fetchone()
+        days = reader.execute("SELECT bool_and(finished_date = finish_time::date) FROM tasks").fetchone()
     assert found == {(a, b, c, round(d.timestamp() * 1_000_000), e) for a, b, c, d, e in expected}
     assert days == (True,)
+    frame = DeltaTable(str(folder / "attempts")).to_pandas()
+    assert set(frame["task_id"]) == {one for one, _queue, status, *_ in expected if status == "ERROR"}
 
 
 def test_a_task_changed_meanwhile_stays_and_does_not_count_in_the_lake(
@@ -163,28 +166,35 @@ def test_with_its_database_the_lake_shows_each_task_once_at_every_step(
     def look(step: str, _done: int, _total: int) -> None:
         if step == "delete":
             Task.objects.filter(pk=error.pk).reprocess()
-        if step in ("delete", "withdraw", "close"):
+        if step in ("delete", "publish", "close", "compact"):
             archived = [row.id for row in read_lake(spark, folder, database=pg).select("id").collect()]
             seen[step] = Counter([*archived, *Task.objects.values_list("pk", flat=True)])
 
-    archive(spark, pg, folder, source="task", progress=look)
-    assert seen == dict.fromkeys(("delete", "withdraw", "close"), everything)
+    archive(spark, pg, folder, source="task", progress=look, compact=1)
+    assert seen == dict.fromkeys(("delete", "publish", "close", "compact"), everything)
 
 
-def test_rows_that_break_a_rule_stop_the_batch_before_anything_is_deleted(
+def test_a_task_that_breaks_a_rule_is_quarantined_and_the_others_are_archived(
     spark: SparkSession, database: Database, folder: Path
 ) -> None:
-    make_task("COMPLETED")
-    make_task("COMPLETED", start_time=timedelta(hours=2))
-    with pytest.raises(CheckFailed, match=r"finished before it started: 1 rows.*--no-check") as caught:
-        archive(spark, database, folder)
-    assert caught.value.result == {"broken": {"finished before it started": 1}}
-    assert Task.objects.count() == 2
-    assert ArchiveBatch.objects.get().state == "abandoned"
-    assert not list(folder.rglob("*.parquet"))
+    good = make_task("ERROR")
+    bad = make_task("ERROR", start_time=timedelta(hours=2))
+    for task in (good, bad):
+        Attempt.objects.create(task_id=task.pk, queue=task.queue, attempt=1, total_attempt=1)
+    before = Census.of(folder)
+    for number in (1, 0):
+        with pytest.raises(
+            CheckFailed, match=rf"finished before it started: 1 rows \(task {bad.pk}\).*--no-check"
+        ) as caught:
+            archive(spark, database, folder)
+        assert caught.value.result["broken"] == {"finished before it started": 1}
+        assert (caught.value.result["tasks"], caught.value.result["quarantined"]) == (number, 1)
+        assert [task.pk for task in Task.objects.all()] == [bad.pk]
+        assert Census.of(folder) == before
 
-    assert archive(spark, database, folder, no_check=True)["tasks"] == 2
+    assert archive(spark, database, folder, no_check=True)["tasks"] == 1
     assert not Task.objects.exists()
+    assert Census.of(folder) == before
 
 
 def test_only_what_is_asked_for_is_archived(spark: SparkSession, database: Database, folder: Path) -> None:
@@ -209,7 +219,7 @@ def test_a_batch_under_way_into_another_lake_is_finished_there(spark: SparkSessi
         pass
 
     def cut(step: str, _done: int, _total: int) -> None:
-        if step == "export":
+        if step == "close":
             raise Cut
 
     with pytest.raises(Cut):
@@ -219,20 +229,19 @@ def test_a_batch_under_way_into_another_lake_is_finished_there(spark: SparkSessi
     assert archive(spark, pg, folder)["resumed"] == 1
 
 
-def test_two_archives_at_once_are_refused(spark: SparkSession, pg: Database, folder: Path) -> None:
+def test_two_archives_at_once_are_refused(spark: SparkSession, database: Database, folder: Path) -> None:
     fill()
     refused = []
 
     def another(step: str, _done: int, _total: int) -> None:
         if step == "export" and not refused:
             for name in ("lake", "other"):
-                with pytest.raises(PipelineError) as caught:
-                    archive(spark, pg, folder.with_name(name))
-                refused.append(str(caught.value))
+                with pytest.raises(PipelineError, match=r"Another archive of .* is running"):
+                    archive(spark, database, folder.with_name(name))
+                refused.append(name)
 
-    archive(spark, pg, folder, progress=another)
-    assert "another archive or compaction is writing to this lake" in refused[0]
-    assert "Another archive of Database(" in refused[1]
+    archive(spark, database, folder, progress=another)
+    assert refused == ["lake", "other"]
 
 
 def test_files_that_changed_before_the_delete_stop_it(spark: SparkSession, pg: Database, folder: Path) -> None:
@@ -240,22 +249,40 @@ def test_files_that_changed_before_the_delete_stop_it(spark: SparkSession, pg: D
     number = Task.objects.count()
 
     def damage(step: str, _done: int, _total: int) -> None:
-        if step == "delete":
-            for path in folder.glob("tasks/*/*/*.parquet"):
-                content = bytearray(path.read_bytes())
-                content[len(content) // 2] ^= 0xFF
-                path.write_bytes(content)
+        if step == "verify":
+            for path in folder.glob("tasks/*/*.parquet"):
+                flip(path, path.stat().st_size // 2)
 
     with pytest.raises(LakeError, match=r"parquet is damaged: its checksum"):
         archive(spark, pg, folder, source="task", progress=damage)
     assert Task.objects.count() == number
+    assert archive(spark, pg, folder, source="task")["tasks"] == number
+
+
+def test_a_batch_that_another_process_has_taken_back_deletes_nothing(
+    spark: SparkSession, database: Database, folder: Path
+) -> None:
+    """A run whose connection broke without its notice: the next one has revoked its batch."""
+    fill()
+    before = Census.of(folder)
+
+    def revoke(step: str, _done: int, _total: int) -> None:
+        if step == "publish":
+            Lake.at(folder).revoke(ArchiveBatch.objects.get(state="open").token)
+
+    with pytest.raises(PipelineError, match="was revoked by another process"):
+        archive(spark, database, folder, progress=revoke)
+    assert Census.of(folder) == before
+    assert not ids(folder, "tasks")
+    assert archive(spark, database, folder)["tasks"] == before.tasks.total()
+    assert Census.of(folder) == before
 
 
 def test_files_of_a_failed_try_do_not_count(spark: SparkSession, folder: Path) -> None:
-    """The session gives each task a second try; both write, and only what the second one wrote is in the manifest."""
+    """The session gives each task a second try; both write, and only what the second one wrote is named."""
     export = Export(Lake.at(folder, create=True), "ab")
     writer = RowWriter(export, "dbtaskqueue.task")
-    tried = folder / "tried"
+    tried = folder / "finished" / "tried"
 
     def fail_once(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield from writer(batches)
@@ -267,30 +294,23 @@ def test_files_of_a_failed_try_do_not_count(spark: SparkSession, folder: Path) -
     row = [None] * len(TASKS)
     rows = spark.createDataFrame([[7, "q", "r", "ERROR", *row[4:]]], TASKS)
     rows = rows.withColumn("finish_time", F.lit(datetime(2026, 1, 31, tzinfo=UTC)))
-    entry = export.describe("stream", rows, fail_once, {})
+    (file,) = export.files_of(rows, fail_once)
     assert tried.exists()
-    assert [str(path.relative_to(export.folder)) for path in export.folder.glob("*/*/*/*")] == [entry.files[0].path]
-    assert sum(one.rows for one in entry.files) == 1
+    assert len(list(folder.glob("finished/*/*.parquet"))) == 2
+    export.lake.commit("finished", [file])
+    assert read_lake(spark, folder, table="finished").count() == file.rows == 1
 
 
 def test_small_files_are_merged(spark: SparkSession, pg: Database, folder: Path) -> None:
     expected = {make_task("COMPLETED").pk for _ in range(4)}
     done = archive(spark, pg, folder, source="task", batch_size=1, compact=4)
     assert done["batches"] == done["files_compacted"] == 4
-    lake = Lake.at(folder)
-    assert {str(path.relative_to(folder)) for path in folder.glob("tasks/*/*/*.parquet")} == {
-        one.path for one in lake.files("tasks")
-    }
+    (file,) = Lake.at(folder).files("tasks")
+    assert file.rows == 4
     assert sorted(row.id for row in read_lake(spark, folder).collect()) == sorted(expected)
-
-    entries, files = lake.entries(), lake.files("tasks")
-    lake.fold(longer_than=1)
-    assert len(lake.entries()) == 1
-    assert lake.files("tasks") == files
-    assert all(lake.entry(one.token) for one in entries)
 
 
 def test_it_says_what_it_will_do() -> None:
     text = Archive().explain(Archive.context().options)
-    assert "A run that was killed is" in text
+    assert "After a kill nothing is" in text
     assert "--older-than 1d" in text

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from django_dbtaskqueue.models import ArchiveBatch, Attempt, Task
-from django_dbtaskqueue.pipeline.lake import Lake, read_lake
+from django_dbtaskqueue.pipeline.lake import read_lake
 from tests.conftest import REPOSITORY
 from tests.factories import make_task
 from tests.patience import PATIENCE
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tests.conftest import ProcessDatabase
 
 pytestmark = pytest.mark.slow
-STEPS = ("export", "verify", "publish", "delete", "withdraw", "close")
+STEPS = ("export", "verify", "delete", "publish", "close")
 KILLED = "-9"
 
 
@@ -55,24 +55,13 @@ def test_a_run_killed_at_any_step_is_continued_by_the_next(
             found = Census.of(lake)
             assert set(found.tasks) == set(before.tasks), step
             assert set(found.attempts) == set(before.attempts), step
-            if step == "publish":
-                _move_one_file(Lake.at(lake))  # as far as a run comes that is killed while it publishes
             if step == "delete":
                 assert Task.objects.filter(pk=again.pk).reprocess() == 1
         assert run("no step") == "0"
         program.communicate(timeout=PATIENCE)
     assert Census.of(lake) == before
     assert [task.pk for task in Task.objects.all()] == [again.pk]
-    assert set(ArchiveBatch.objects.values_list("state", flat=True)) == {"closed"}
-    assert not list(lake.glob("_dbtaskqueue/staging/*"))
-
-
-def _move_one_file(lake: Lake) -> None:
-    (folder,) = (lake.own / "staging").iterdir()
-    first = next(folder.glob("tasks/*/*/*.parquet"))
-    place = lake.root / first.relative_to(folder)
-    place.parent.mkdir(parents=True)
-    first.rename(place)
+    assert set(ArchiveBatch.objects.values_list("state", flat=True)) == {"closed", "abandoned"}
 
 
 class Killed(BaseException):
@@ -113,7 +102,8 @@ def test_random_histories_conserve(spark: SparkSession, database: Database, tmp_
 
     def step(name: str, _done: int, _total: int) -> None:
         for _ in range(chance.randrange(2)):
-            chance.choice([enqueue, operate])()
+            if name not in ("publish", "close"):  # others wait for the transaction of these steps, this thread forever
+                chance.choice([enqueue, operate])()
         if name in STEPS and chance.random() < 0.15:
             raise Killed
 

@@ -2,39 +2,38 @@
 
 from __future__ import annotations
 
-import json
+import random
 import re
+from collections.abc import Mapping
 from datetime import UTC, date, datetime
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
+from deltalake import DeltaTable, Schema
 from pyspark.testing import assertDataFrameEqual
 
 from django_dbtaskqueue.core.exceptions import LakeError, PipelineError
-from django_dbtaskqueue.pipeline.lake import LAKE_TASKS, Entry, Lake, exclusive, read_lake
-from django_dbtaskqueue.pipeline.lake.archive_job import compact
-from django_dbtaskqueue.pipeline.lake.export import data_file
+from django_dbtaskqueue.pipeline.lake import LAKE_TASKS, Lake, read_lake
+from django_dbtaskqueue.pipeline.lake.export import Export, compact
+from tests.pipeline.lakes import flip
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from pathlib import Path
 
     from pyspark.sql import SparkSession
 
 FINISHED = datetime(2026, 1, 31, 8, tzinfo=UTC)
-PLACE = "tasks/finished_date=2026-01-31/queue=claims"
+DAY = "2026-01-31"
 
 
 def lake_of(folder: Path, *batches: Mapping[str, Any]) -> Lake:
     """Return a lake in which each of the given columns stands in a file and a change of its own."""
     lake = Lake.at(folder, create=True)
     for number, columns in enumerate(batches, 1):
-        path = folder / PLACE / f"{number:032x}-0.parquet"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        pq.write_table(pa.table(dict(columns)), path)
-        lake.commit(Entry(f"{number:032x}", "archive", (data_file(folder, path),)))
+        token = f"{number:032x}"
+        file = Export(lake, token).write_day("tasks", DAY, pa.table(dict(columns)), "0")
+        assert lake.commit("tasks", [file], once=(token, 1))
     return lake
 
 
@@ -45,6 +44,7 @@ def rows(*ids: int) -> dict[str, Any]:
         "id": pa.array(ids, pa.int64()),
         "queue_name": pa.array(["claims"] * len(ids), pa.string()),
         "status": pa.array(["COMPLETED"] * len(ids), pa.string()),
+        "payload": pa.array([f'{{"flight": {one}}}' for one in ids], pa.string()),
         "finish_time": pa.array([FINISHED] * len(ids), pa.timestamp("us", "UTC")),
     }
 
@@ -54,10 +54,22 @@ def test_columns_younger_than_a_file_are_null(spark: SparkSession, tmp_path: Pat
     frame = read_lake(spark, tmp_path)
     assert frame.schema == LAKE_TASKS
     expected = spark.createDataFrame(
-        [(1, None, FINISHED, date(2026, 1, 31), "claims"), (2, 7, FINISHED, date(2026, 1, 31), "claims")],
-        "id long, priority short, finish_time timestamp, finished_date date, queue string",
+        [(1, None, FINISHED, date(2026, 1, 31)), (2, 7, FINISHED, date(2026, 1, 31))],
+        "id long, priority short, finish_time timestamp, finished_date date",
     )
-    assertDataFrameEqual(frame.select("id", "priority", "finish_time", "finished_date", "queue"), expected)
+    assertDataFrameEqual(frame.select("id", "priority", "finish_time", "finished_date"), expected)
+    assert read_lake(spark, tmp_path, since=date(2026, 1, 31)).count() == 2
+    assert read_lake(spark, tmp_path, since=date(2026, 2, 1)).count() == 0
+
+
+def test_a_lake_of_an_older_version_gets_the_new_columns(tmp_path: Path) -> None:
+    old = Schema.from_arrow(pa.schema([("id", pa.int64()), ("finished_date", pa.date32())]))
+    for table in ("tasks", "attempts", "finished"):
+        (tmp_path / table).mkdir()
+        DeltaTable.create(str(tmp_path / table), old, partition_by=["finished_date"])
+    lake_of(tmp_path, rows(1))
+    (row,) = DeltaTable(str(tmp_path / "tasks")).to_pyarrow_table().to_pylist()
+    assert (row["id"], row["finish_time"], row["priority"]) == (1, FINISHED, None)
 
 
 def test_an_empty_lake_has_the_columns_too(spark: SparkSession, tmp_path: Path) -> None:
@@ -69,37 +81,88 @@ def test_an_empty_lake_has_the_columns_too(spark: SparkSession, tmp_path: Path) 
         read_lake(spark, tmp_path, table="task")
 
 
-def test_only_files_of_the_log_count(spark: SparkSession, tmp_path: Path) -> None:
-    lake_of(tmp_path, rows(1))
-    pq.write_table(pa.table(rows(2)), tmp_path / PLACE / "half-0.parquet")
+def test_only_committed_files_count(spark: SparkSession, tmp_path: Path) -> None:
+    lake = lake_of(tmp_path, rows(1))
+    Export(lake, "ab").write_day("tasks", DAY, pa.table(rows(2)), "0")
     assert [row.id for row in read_lake(spark, tmp_path).collect()] == [1]
+
+
+def test_a_change_is_made_once_and_never_after_it_was_revoked(tmp_path: Path) -> None:
+    lake = lake_of(tmp_path, rows(1))
+    token = f"{1:032x}"
+    again = Export(lake, token).write_day("tasks", DAY, pa.table(rows(1)), "1")
+    assert not lake.commit("tasks", [again], once=(token, 1))
+    lake.revoke(token)
+    lake.revoke(token)
+    assert lake.files("tasks") == []
+    assert not lake.commit("tasks", [again], once=(token, 1))
 
 
 def test_compaction_keeps_every_row_and_column(spark: SparkSession, tmp_path: Path) -> None:
     lake = lake_of(tmp_path, rows(1), rows(2, 3), rows(4) | {"priority": pa.array([7], pa.int16())}, rows(5))
-    before = read_lake(spark, tmp_path).select("id", "priority", "finish_time", "queue").orderBy("id").collect()
-    assert compact(lake, without=[f"{4:032x}"], fewest=4) == 0
-    assert compact(lake) == 0
-    assert compact(lake, fewest=4) == 4
-    assert len(list(tmp_path.glob("tasks/*/*/*"))) == 1
-    after = read_lake(spark, tmp_path).select("id", "priority", "finish_time", "queue").orderBy("id").collect()
+    before = read_lake(spark, tmp_path).select("id", "priority", "finish_time", "queue_name").orderBy("id").collect()
+    assert compact(lake, [], without=[f"{4:032x}"], fewest=4) == 0
+    assert compact(lake, []) == 0
+    earlier = DeltaTable(str(tmp_path / "tasks"))
+    assert compact(lake, [], fewest=4) == 4
+    assert len(lake.files("tasks")) == 1
+    after = read_lake(spark, tmp_path).select("id", "priority", "finish_time", "queue_name").orderBy("id").collect()
     assert after == before
-    assert compact(lake, fewest=1) == 1
+    assert earlier.to_pyarrow_table().num_rows == 5, "a reader of the version before is not disturbed"
+    assert compact(lake, [], fewest=2) == 0
 
 
-@pytest.mark.parametrize("what", ["lake.json", "log"])
-def test_what_a_newer_version_wrote_is_refused(tmp_path: Path, what: str) -> None:
-    lake = lake_of(tmp_path, rows(1))
-    path = lake.own / what if what == "lake.json" else next(lake.log.iterdir())
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"schema_version": 99}))
-    with pytest.raises(LakeError, match=rf"{path} was written by a newer .*version 99.* pip install --upgrade"):
-        Lake.at(tmp_path).files("tasks")
+@pytest.mark.parametrize("how", ["read", "compact"])
+def test_a_flipped_bit_is_never_returned_as_truth(spark: SparkSession, tmp_path: Path, how: str) -> None:
+    """Bits at many places: pages, their headers, the footer, the magic bytes."""
+    chance = random.Random(how)
+    lake = lake_of(tmp_path, *[rows(*range(number * 50, number * 50 + 50)) for number in range(3)])
+    sound = {row.id: row.payload for row in read_lake(spark, tmp_path).collect()}
+    first, *others = lake.files("tasks")
+    path = lake.path(first)
+    size, whole = path.stat().st_size, path.read_bytes()
+    spots = [0, 4, size - 1, size - 5, size - 9, *(chance.randrange(size) for _ in range(40))]
+    for place in spots:
+        flip(path, place, chance.randrange(8))
+        with pytest.raises(LakeError, match=f"{path.name} is damaged"):
+            lake.sound(lake.files("tasks"))
+        damaged: list[str] = []
+        assert lake.sound(lake.files("tasks"), damaged) == others
+        assert len(damaged) == 1
+        with pytest.raises(LakeError, match=f"{path.name} is damaged"):
+            lake.read(first, ["payload"])
+        path.write_bytes(whole)
+
+    flip(path, size // 2)
+    damaged = []
+    if how == "read":
+        with pytest.raises(LakeError, match=rf"{path} is damaged.*Restore it from a backup"):
+            read_lake(spark, tmp_path)
+    else:
+        assert compact(lake, damaged, fewest=3) == 2
+        assert first in lake.files("tasks"), "a damaged file is kept"
+    found = {row.id: row.payload for row in read_lake(spark, tmp_path, damaged=damaged).collect()}
+    assert found == {one: payload for one, payload in sound.items() if one >= 50}
+    assert all(str(path) in one for one in damaged) and damaged
+    path.write_bytes(whole)
+    assert {row.id: row.payload for row in read_lake(spark, tmp_path).collect()} == sound
+
+
+def test_other_readers_find_checksums_in_the_pages(tmp_path: Path) -> None:
+    import pyarrow.parquet as pq
+
+    lake = lake_of(tmp_path, rows(*range(100)))
+    path = lake.path(lake.files("tasks")[0])
+    place = pq.ParquetFile(path).metadata.row_group(0).column(4)
+    flip(path, place.data_page_offset + place.total_compressed_size // 2)
+    with pytest.raises(OSError, match="CRC checksum verification failed"):
+        pq.read_table(path, columns=["payload"], page_checksum_verification=True)
 
 
 @pytest.mark.parametrize("what", ["cut", "gone"])
 def test_a_file_cut_short_or_gone_is_named(spark: SparkSession, tmp_path: Path, what: str) -> None:
     lake_of(tmp_path, rows(1), rows(2))
-    path = next(tmp_path.rglob("*.parquet"))
+    path = next(tmp_path.rglob("*-0-*.parquet"))
     if what == "cut":
         path.write_bytes(path.read_bytes()[:-20])
     else:
@@ -108,15 +171,10 @@ def test_a_file_cut_short_or_gone_is_named(spark: SparkSession, tmp_path: Path, 
         read_lake(spark, tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [("{", "is not JSON"), ("[]", "is not a JSON object"), ('{"token": "1"}', "is not an entry of a lake's log")],
-)
-def test_a_damaged_log_is_named(tmp_path: Path, text: str, message: str) -> None:
+def test_a_damaged_log_is_named(tmp_path: Path) -> None:
     lake = lake_of(tmp_path, rows(1))
-    path = next(lake.log.iterdir())
-    path.write_text(text)
-    with pytest.raises(LakeError, match=f"{path} {message}"):
+    max((tmp_path / "tasks" / "_delta_log").iterdir()).write_text("{")
+    with pytest.raises(LakeError, match=f"{tmp_path}/tasks/_delta_log cannot be read: .*Restore it from a backup"):
         lake.files("tasks")
 
 
@@ -133,13 +191,5 @@ def test_paths_that_are_no_lake_are_refused(tmp_path: Path) -> None:
     (tmp_path / "other.csv").touch()
     with pytest.raises(LakeError, match=r"holds other data\. Give the lake a folder of its own"):
         Lake.at(tmp_path, create=True)
-    with pytest.raises(LakeError, match=re.escape("s3a://bucket/lake is not on a local or mounted file system")):
+    with pytest.raises(LakeError, match=re.escape("s3a://bucket/lake is not a path on a local or mounted file system")):
         Lake.at("s3a://bucket/lake")
-
-
-def test_one_writer_at_a_time(tmp_path: Path) -> None:
-    refused = pytest.raises(LakeError, match="another archive or compaction")
-    with exclusive(tmp_path / "lock"), refused, exclusive(tmp_path / "lock"):
-        pass
-    with exclusive(tmp_path / "lock"):
-        pass
