@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -27,6 +28,7 @@ from django_dbtaskqueue.pipeline.jobs import Argument
 from django_dbtaskqueue.pipeline.spark import terminal
 from tests.conftest import REPOSITORY
 from tests.factories import make_task
+from tests.pipeline.lakes import flip
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -182,6 +184,47 @@ CHEAP = (  # of Spark's start
     *("--conf", "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1"),
     *("--conf", "spark.sql.shuffle.partitions=1"),
 )
+
+
+def as_typed(database: ProcessDatabase, *words: object) -> tuple[int, str, str]:
+    """Run a job as its command does, in a process of its own; return exit code, output and errors."""
+    command = [sys.executable, str(REPOSITORY / "manage.py"), "runtaskpipeline", *map(str, words), *CHEAP, "--quiet"]
+    done = subprocess.run(command, env=database.env, cwd=REPOSITORY, text=True, capture_output=True, timeout=200)
+    assert "Traceback" not in done.stderr
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_each_job_runs_in_a_process_of_its_own(sqlite_process_database: ProcessDatabase, tmp_path: Path) -> None:
+    database, lake, orders = sqlite_process_database, tmp_path / "lake", tmp_path / "orders.jsonl"
+    orders.write_text('{"reference": "a", "payload": "{}"}\n')
+    for number in range(3):
+        times = {"create_time": -timedelta(days=8), "start_time": -timedelta(days=8)}
+        make_task("COMPLETED", finish_time=-timedelta(days=7 - number), reference=f"r{number}", **times)
+
+    assert as_typed(database, "check")[:2] == (0, "3 tasks checked\nno findings\n")
+    assert "tasks: 3\n" in as_typed(database, "archive", "--lake", lake)[1]
+    assert as_typed(database, "check", "--lake", lake)[:2] == (0, "3 tasks checked\nno findings\n")
+    for job, words in {"report": [], "forecast": ["--since", "30d"], "whatif": ["--slots", 2]}.items():
+        code, _out, err = as_typed(database, job, "--lake", lake, "--no-store", *words)
+        assert (code, err) == (0, ""), job
+    found = ["--input", orders, "--queue", "claims", "--format", "json", "--map", "reference=reference"]
+    assert "enqueued: 1\n" in as_typed(database, "enqueue", *found)[1]
+
+    path = next(lake.glob("tasks/*/*.parquet"))
+    flip(path, path.stat().st_size // 2)
+    code, out, err = as_typed(database, "replay", "--lake", lake)
+    assert (code, "enqueued: 2\n" in out) == (3, True)
+    assert f"{path} is damaged" in err
+    code, out, err = as_typed(database, "report", "--lake", lake, "--no-store", "--json", "-")
+    assert (code, json.loads(out)["damaged_files"]) == (3, [err.splitlines()[1]])
+    assert "Damaged files of the lake were left out: 1." in json.loads(out)["summary"]
+
+
+@pytest.mark.slow
+def test_stream_runs_in_a_process_of_its_own(postgres_process_database: ProcessDatabase, tmp_path: Path) -> None:
+    assert as_typed(postgres_process_database, "stream", "--once", "--lake", tmp_path)[0] == 0
 
 
 @pytest.mark.slow
