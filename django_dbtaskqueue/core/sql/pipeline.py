@@ -277,30 +277,17 @@ class ArchiveStatements(Group):
             f" AND t.status IN ({TERMINAL_SQL})"
         )
 
-    def remove(self, source: str) -> str:
-        """Delete the exported rows that are unchanged; waits for locked rows. SQLite only chooses them."""
-        table = self._table(source)
-        if self.dialect.vendor == "sqlite":
-            chosen = (
-                f"SELECT k.location, k.id, t.id FROM {table} AS t, archived_key AS k WHERE {self._unchanged(source)}"
-            )
-            return self._renamed(source, f"{INSERT_GONE} {chosen}")
-        sql = (
-            f"WITH gone AS (DELETE FROM {table} AS t USING archived_key AS k WHERE {self._unchanged(source)}"
-            f" RETURNING k.location, k.id AS task_id, t.id) {INSERT_GONE} SELECT location, task_id, id FROM gone"
-        )
-        return self._renamed(source, sql)
-
     def lock(self, source: str) -> str:
-        """Choose and lock the exported rows that are unchanged, and leave out rows that are locked. PostgreSQL only."""
+        """Choose the exported rows that are unchanged. PostgreSQL locks them, and leaves out rows that are locked."""
+        locked = " FOR UPDATE OF t SKIP LOCKED" if self.dialect.vendor == "postgresql" else ""
         sql = (
             f"{INSERT_GONE} SELECT k.location, k.id, t.id FROM {self._table(source)} AS t JOIN archived_key AS k"
-            f" ON {self._unchanged(source)} FOR UPDATE OF t SKIP LOCKED"
+            f" ON {self._unchanged(source)}{locked}"
         )
         return self._renamed(source, sql)
 
     def remove_locked(self, source: str) -> str:
-        """Delete the rows that ``lock`` (or, on SQLite, ``remove``) has chosen in this transaction."""
+        """Delete the rows that ``lock`` has chosen in this transaction."""
         sql = f"DELETE FROM {self._table(source)} WHERE id IN (SELECT row_id FROM archived_gone)"
         return self._renamed(source, sql)
 

@@ -67,6 +67,9 @@ class RowsChanged(Exception):
     """A row was written to after it was exported."""
 
 
+CHANGED_OR_LOCKED = (RowsChanged, psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected)
+
+
 class Batches:
     """The batches of one database."""
 
@@ -143,16 +146,10 @@ class Batches:
                 )
 
     def _deleted(self, batch: Batch, keys: pa.Table, attempts: pa.Table, horizon: int | None) -> Deleted:
-        if not self.link.postgresql:
-            return self._delete(batch, keys, attempts, skip_locked=False)
-        try:
-            if horizon is not None:
-                with suppress(RowsChanged), self.link.transaction():
-                    return self._delete_old(batch, keys, attempts, horizon)
-            with self.link.transaction():
-                return self._delete(batch, keys, attempts, skip_locked=False)
-        except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected):
-            return self._delete(batch, keys, attempts, skip_locked=True)
+        if horizon is not None:
+            with suppress(*CHANGED_OR_LOCKED), self.link.transaction():
+                return self._delete_old(batch, keys, attempts, horizon)
+        return self._delete(batch, keys, attempts)
 
     def _delete_old(self, batch: Batch, keys: pa.Table, attempts: pa.Table, horizon: int) -> Deleted:
         self._run(SET_LOCK_TIMEOUT)
@@ -167,21 +164,9 @@ class Batches:
             removed = self.link.change(self.sql.remove_exported_attempts)
         return Deleted(keys.num_rows, removed)
 
-    def _delete(self, batch: Batch, keys: pa.Table, attempts: pa.Table, *, skip_locked: bool) -> Deleted:
-        self._load(keys, attempts, skip_locked=skip_locked)
-        self._run(self.sql.lock(batch.source) if skip_locked else self.sql.remove(batch.source))
-        if skip_locked or not self.link.postgresql:
-            self._run(self.sql.remove_locked(batch.source))
-        removed = self.link.change(self.sql.remove_attempts) if attempts.num_rows else 0
-        gone = self._run(self.sql.counted)[0][0]
-        stayed = self._run(self.sql.stayed) if gone < keys.num_rows else []
-        return Deleted(gone, removed, tuple((location, task) for location, task in stayed))
-
-    def _load(self, keys: pa.Table, attempts: pa.Table, *, skip_locked: bool) -> None:
+    def _delete(self, batch: Batch, keys: pa.Table, attempts: pa.Table) -> Deleted:
         if self.link.postgresql:
             self._run(SET_WORK_MEMORY)
-            if not skip_locked:
-                self._run(SET_LOCK_TIMEOUT)
         else:  # they live as long as the connection
             for name in ("archived_key", "archived_attempt", "archived_gone"):
                 self._run(f"DROP TABLE IF EXISTS temp.{name}")
@@ -189,6 +174,12 @@ class Batches:
             self._run(statement)
         self._copy("archived_key", keys.select(TASK_KEYS))
         self._copy("archived_attempt", attempts.select(ATTEMPT_KEYS))
+        self._run(self.sql.lock(batch.source))
+        self._run(self.sql.remove_locked(batch.source))
+        removed = self.link.change(self.sql.remove_attempts) if attempts.num_rows else 0
+        gone = self._run(self.sql.counted)[0][0]
+        stayed = self._run(self.sql.stayed) if gone < keys.num_rows else []
+        return Deleted(gone, removed, tuple((location, task) for location, task in stayed))
 
     def abandon(self, token: str, note: str) -> None:
         """End a batch of which nothing left the database."""

@@ -1568,35 +1568,6 @@ AND t.last_update_time = k.last_update_time
 AND t.status IN ('COMPLETED', 'ERROR', 'POISON')
 FOR UPDATE OF t SKIP LOCKED;
 
--- ArchiveStatements.remove (task)
-WITH gone AS (
-    DELETE
-    FROM "dbtaskqueue_task" AS t USING archived_key AS k
-    WHERE t.id = k.id
-    AND t.total_attempt = k.total_attempt
-    AND t.status = k.status
-    AND t.last_update_time = k.last_update_time
-    AND t.status IN ('COMPLETED', 'ERROR', 'POISON')
-    RETURNING k.location, k.id AS task_id, t.id
-) INSERT INTO archived_gone (location, id, row_id)
-SELECT location, task_id, id
-FROM gone;
-
--- ArchiveStatements.remove (history)
-WITH gone AS (
-    DELETE
-    FROM "dbtaskqueue_taskhistory" AS t USING archived_key AS k
-    WHERE t.task_id = k.id
-    AND t.location = k.location
-    AND t.total_attempt = k.total_attempt
-    AND t.status = k.status
-    AND t.last_update_time = k.last_update_time
-    AND t.status IN ('COMPLETED', 'ERROR', 'POISON')
-    RETURNING k.location, k.id AS task_id, t.id
-) INSERT INTO archived_gone (location, id, row_id)
-SELECT location, task_id, id
-FROM gone;
-
 -- ArchiveStatements.remove_attempts
 DELETE
 FROM "dbtaskqueue_attempt"

@@ -1135,27 +1135,6 @@ FROM (
     LIMIT %(limit)s
 ) AS x;
 
--- ArchiveStatements.remove (task)
-INSERT INTO archived_gone (location, id, row_id)
-SELECT k.location, k.id, t.id
-FROM "dbtaskqueue_task" AS t, archived_key AS k
-WHERE t.id = k.id
-AND t.total_attempt = k.total_attempt
-AND t.status = k.status
-AND abs(julianday(t.last_update_time) - julianday(k.last_update_time)) < 1e-8
-AND t.status IN ('COMPLETED', 'ERROR', 'POISON');
-
--- ArchiveStatements.remove (history)
-INSERT INTO archived_gone (location, id, row_id)
-SELECT k.location, k.id, t.id
-FROM "dbtaskqueue_taskhistory" AS t, archived_key AS k
-WHERE t.task_id = k.id
-AND t.location = k.location
-AND t.total_attempt = k.total_attempt
-AND t.status = k.status
-AND abs(julianday(t.last_update_time) - julianday(k.last_update_time)) < 1e-8
-AND t.status IN ('COMPLETED', 'ERROR', 'POISON');
-
 -- ArchiveStatements.remove_attempts
 DELETE
 FROM "dbtaskqueue_attempt"
