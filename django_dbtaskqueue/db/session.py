@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 from django.apps import apps
 from django.conf import settings as django_settings
 from django.core.exceptions import ImproperlyConfigured
-from django.db import DEFAULT_DB_ALIAS, DatabaseError, connections, router, transaction
+from django.db import DEFAULT_DB_ALIAS, DatabaseError, NotSupportedError, connections, router, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Value
 from django.utils.dateparse import parse_datetime
@@ -259,9 +259,14 @@ def _immediate(connection: BaseDatabaseWrapper) -> Iterator[None]:
 
 @contextmanager
 def migrated() -> Iterator[None]:
-    """Turn an error about a missing table or column into ``ImproperlyConfigured``, which says what to do."""
+    """Raise ``ImproperlyConfigured``, which says what to do, where a table or column is missing.
+
+    The same for a server that is too old for Django.
+    """
     try:
         yield
+    except NotSupportedError as error:
+        raise ImproperlyConfigured(f"This database cannot be used: {error}") from error
     except DatabaseError as error:
         text, sqlstate = str(error).strip().partition("\n")[0], getattr(error.__cause__, "sqlstate", "")
         if sqlstate not in UNDEFINED_SQLSTATES and not text.startswith(UNDEFINED_IN_SQLITE):

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from django.apps import apps
 from django.conf import settings as django_settings
-from django.core.checks import CheckMessage, Error, Warning, register
+from django.core.checks import CheckMessage, Error, Tags, Warning, register
 from django.core.exceptions import ImproperlyConfigured
+from django.db import DatabaseError, ProgrammingError, connections, router
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.models import Model
+from django.db.utils import load_backend
 from django.utils.module_loading import import_string
 
 from django_dbtaskqueue import registry, signals
 from django_dbtaskqueue.conf import settings as conf
-from django_dbtaskqueue.db.session import aliases_of, model_for
+from django_dbtaskqueue.db.session import aliases_of, migrated, model_for
 from django_dbtaskqueue.flow.run import Processor
+from django_dbtaskqueue.models import Task
 
+SUPPORTED_VENDORS = ("postgresql", "sqlite")
+# Backends that can be recognised without their driver.
+REFUSED_ENGINES = {"mysql": "MySQL and MariaDB", "oracle": "Oracle"}
+PERMISSION_DENIED_SQLSTATE = "42501"
 STRICT_LEVELS = {3: "REPEATABLE READ", 4: "SERIALIZABLE"}  # isolation levels, as psycopg numbers them
 
 
@@ -27,7 +36,65 @@ def check_settings(**_: object) -> list[CheckMessage]:
         return [Error(str(error), id="dbtaskqueue.E001")]
     processors = [processor for queue in registry.queues() for processor in registry.processors(queue)]
     found = [problem for processor in processors for problem in _problems(processor)]
-    return [*_places(queues), *found, *_listeners(), *_doubts(queues), *_apps()]
+    return [*_engines(queues), *_places(queues), *found, *_listeners(), *_doubts(queues), *_apps()]
+
+
+@register(Tags.database)
+def check_servers(databases: Sequence[str] | None = None, **_: object) -> Iterator[CheckMessage]:
+    """E009: a database's server is too old. Django asks this for ``migrate`` and for ``check --database``."""
+    for alias in set(databases or ()) & _task_aliases(conf.known_queues()):
+        try:
+            with migrated():
+                connections[alias].ensure_connection()
+        except ImproperlyConfigured as error:
+            hint = "Use PostgreSQL 14 or newer, or a Django release that supports this server."
+            yield Error(f"Database {alias!r}: {error}", hint=hint, id="dbtaskqueue.E009")
+        except DatabaseError:
+            continue  # it does not answer: the command that needs it says so
+
+
+def _engines(queues: Iterable[str]) -> Iterator[CheckMessage]:
+    """E008: tasks would be in a database that is neither PostgreSQL nor SQLite."""
+    for alias in sorted(_task_aliases(queues) & {*django_settings.DATABASES}):
+        if name := _refused_engine(django_settings.DATABASES[alias].get("ENGINE", "")):
+            yield Error(
+                f"The task queue does not run on {name}, the engine of database {alias!r}.",
+                hint='Use PostgreSQL or SQLite for tasks: a second entry in DATABASES, and DBTASKQUEUE["DATABASE"].',
+                id="dbtaskqueue.E008",
+            )
+
+
+def _refused_engine(engine: str) -> str:
+    """Return the name of an engine that the task queue refuses, or an empty text. Needs no driver."""
+    for part, name in REFUSED_ENGINES.items():
+        if part in engine:
+            return name
+    try:
+        vendor = load_backend(engine).DatabaseWrapper.vendor
+    except (ImportError, ImproperlyConfigured):
+        return ""  # Django says that the engine or its driver is missing
+    return "" if vendor in (*SUPPORTED_VENDORS, BaseDatabaseWrapper.vendor) else engine
+
+
+def _task_aliases(queues: Iterable[str]) -> set[str]:
+    return {router.db_for_write(Task), *(alias for name in queues for alias in aliases_of(name))}
+
+
+def check_columns(connection: BaseDatabaseWrapper, task_tables: Iterable[type[Model]]) -> None:
+    """Let the database fail if it lacks a table or column of this release, as before ``migrate``. Reads no row."""
+    ours = [model for model in apps.get_app_config(Task._meta.app_label).get_models() if not model._meta.proxy]
+    quote = connection.ops.quote_name
+    for model in dict.fromkeys([*task_tables, *ours]):
+        if not router.allow_migrate_model(connection.alias, model):
+            continue
+        table = quote(model._meta.db_table)
+        columns = ", ".join(f"{table}.{quote(str(field.column))}" for field in model._meta.concrete_fields)
+        try:
+            with connection.cursor() as cursor:
+                cursor.execute(f"SELECT {columns} FROM {table} WHERE 1 = 0")  # noqa: S608 -- names of models
+        except ProgrammingError as error:
+            if getattr(error.__cause__, "sqlstate", "") != PERMISSION_DENIED_SQLSTATE:
+                raise
 
 
 def _places(queues: Mapping[str, conf.QueueSettings]) -> Iterator[CheckMessage]:

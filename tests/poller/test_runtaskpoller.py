@@ -137,7 +137,7 @@ def test_bad_options_are_named_with_the_fix(
 def test_a_database_that_is_not_migrated_is_said(tmp_path: Path) -> None:
     with runtaskpoller(ProcessDatabase("sqlite", f"sqlite:///{tmp_path}/empty.sqlite3")) as poller:
         log = poller.ended(3)
-    assert "has no table dbtaskqueue_task. Run: manage.py migrate --database default" in log
+    assert "not migrated (no such table: dbtaskqueue_task). Run: python manage.py migrate" in log
 
 
 def test_json_log_lines_carry_the_task(process_database: ProcessDatabase) -> None:

@@ -19,6 +19,7 @@ from django.utils.autoreload import get_child_arguments
 
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.exceptions import TaskQueueError
+from django_dbtaskqueue.db.session import migrated
 from django_dbtaskqueue.management import duration, positive
 from django_dbtaskqueue.poller.executors.pool import named_executor
 from django_dbtaskqueue.poller.heartbeat import Heartbeat
@@ -125,7 +126,8 @@ class Command(BaseCommand):
             if options["child"] is not None:
                 channel = supervisor.ChildChannel(options["child"], self._shutdown, conf.settings().heartbeat)
                 channel.start()
-            poller = Poller(queues, poller_options(options, executor), using=options["database"])
+            with migrated():
+                poller = Poller(queues, poller_options(options, executor), using=options["database"])
             for text in status_lines.opening(poller):
                 logger.info("%s", text)
             if self._arguments is not None:

@@ -10,13 +10,15 @@ from dataclasses import dataclass, fields
 from time import monotonic
 from typing import TYPE_CHECKING, TextIO
 
-from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
+from django.db.models import Model
 from django.db.utils import OperationalError
 
 from django_dbtaskqueue.conf.settings import QueueSettings
 from django_dbtaskqueue.core import __version__
 from django_dbtaskqueue.core.durations import format_seconds
+from django_dbtaskqueue.db.session import migrated
+from django_dbtaskqueue.operations.checks import check_columns
 from django_dbtaskqueue.poller.queue_state import setting_text
 
 if TYPE_CHECKING:
@@ -116,10 +118,11 @@ def _doing(now: Snapshot) -> str:
 
 
 def opening(poller: Poller) -> Iterator[str]:
-    """Yield the two opening lines; raise ``ImproperlyConfigured`` for a database that has no task table."""
-    ports = [state.port for state in poller.queues.values()]
-    found = {port.alias: port.model._meta.db_table for port in ports}
-    databases = ", ".join(f"{database(alias, table)} ({alias})" for alias, table in found.items())
+    """Yield the two opening lines; raise ``ImproperlyConfigured`` for a database that is not migrated."""
+    found: dict[str, list[type[Model]]] = {}
+    for state in poller.queues.values():
+        found.setdefault(state.port.alias, []).append(state.port.model)
+    databases = ", ".join(f"{database(alias, models)} ({alias})" for alias, models in found.items())
     options = poller.options
     yield f"django-dbtaskqueue {__version__} on {databases}, instance {poller.instance}"
     queues = ", ".join(map(_queue, poller.queues.values()))
@@ -133,20 +136,20 @@ def closing(poller: Poller, seconds: float) -> str:
     return f"Stopped: {counts.finished} finished, {counts.failed} failed, {counts.lost} lost in {time} ({rate:.1f}/s)"
 
 
-def database(alias: str, table: str) -> str:
-    """Return the vendor and version of a database that holds ``table``, or that it cannot be reached."""
+def database(alias: str, task_tables: Iterable[type[Model]]) -> str:
+    """Return the vendor and version of a database, or that it cannot be reached.
+
+    Raises ``ImproperlyConfigured`` for one that Django does not support, or that lacks a table or column.
+    """
     connection = connections.create_connection(alias)
     try:
-        version = ".".join(map(str, connection.get_database_version()))
-        missing = table not in connection.introspection.table_names()
+        with migrated():
+            version = ".".join(map(str, connection.get_database_version()))
+            check_columns(connection, task_tables)
     except OperationalError:
         return f"{connection.display_name}, not reachable yet"
     finally:
         connection.close()
-    if missing:
-        raise ImproperlyConfigured(
-            f"Database {alias!r} has no table {table}. Run: manage.py migrate --database {alias}"
-        )
     return f"{connection.display_name} {version}"
 
 

@@ -1,0 +1,78 @@
+"""A database that the task queue does not run on is refused in a sentence, by every command, before any work."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from django.core.checks import run_checks
+from django.core.management import CommandError, call_command
+from django.db import connection
+
+from tests.conftest import REPOSITORY, ProcessDatabase
+
+URL = "sqlite:///tests.sqlite3"  # for tests.settings, which start no server then
+SETTINGS = """
+from tests.settings import *
+
+DATABASES = {
+    "default": {"ENGINE": "django.db.backends.sqlite3", "NAME": "site.sqlite3"},
+    "tasks": {"ENGINE": "%s", "NAME": "tasks"},
+}
+DBTASKQUEUE = {"DATABASE": "tasks", "QUEUES": {"claims": {}}}
+"""
+EVERY_COMMAND = """
+import sys, traceback
+import django
+from django.core.management import execute_from_command_line, get_commands
+
+django.setup()
+ours = [name for name, app in get_commands().items() if app == "django_dbtaskqueue"]
+more = {"taskqueue": ["status"], "runtaskpipeline": ["check"]}
+for words in [["check"], *([name, *more.get(name, [])] for name in ours)]:
+    try:
+        execute_from_command_line(["manage.py", *words])
+    except SystemExit as end:
+        print("ended", words[0], end.code, file=sys.stderr)
+    except BaseException:
+        traceback.print_exc()
+"""
+
+
+@pytest.mark.parametrize(
+    ("engine", "name"),
+    [("django.db.backends.mysql", "MySQL and MariaDB"), ("django.db.backends.oracle", "Oracle")],
+)
+def test_every_command_refuses_another_engine_without_its_driver(engine: str, name: str, tmp_path: Path) -> None:
+    (tmp_path / "other_engine.py").write_text(SETTINGS % engine)
+    env = {"PYTHONPATH": f"{REPOSITORY}:{tmp_path}", "DJANGO_SETTINGS_MODULE": "other_engine", "DATABASE_URL": URL}
+    done = subprocess.run(
+        [sys.executable, "-c", EVERY_COMMAND], env=env, cwd=tmp_path, capture_output=True, text=True, timeout=120,
+        check=False,
+    )  # fmt: skip
+    assert "Traceback" not in done.stderr, done.stderr
+    ended = [line.split()[1:] for line in done.stderr.splitlines() if line.startswith("ended ")]
+    assert len(ended) >= 6 and {code for _command, code in ended} == {"1"}
+    sentence = f"(dbtaskqueue.E008) The task queue does not run on {name}, the engine of database 'tasks'."
+    assert done.stderr.count(sentence) == len(ended)
+    assert done.stderr.count("HINT: Use PostgreSQL or SQLite for tasks") == len(ended)
+
+
+@pytest.fixture
+def server_too_old(postgres_process_database: ProcessDatabase, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Django takes the server for one that it does not support any more."""
+    monkeypatch.setattr(type(connection.features), "minimum_database_version", (99,))
+    connection.close()
+
+
+@pytest.mark.usefixtures("server_too_old")
+def test_a_server_that_is_too_old_is_refused_at_the_start() -> None:
+    (error,) = run_checks(tags=["database"], databases=["default"])
+    assert error.id == "dbtaskqueue.E009" and "PostgreSQL 99 or later is required (found " in error.msg
+    for command in ("runtaskpoller", "housekeeptasks"):
+        connection.close()
+        with pytest.raises(CommandError, match="PostgreSQL 99 or later is required") as refused:
+            call_command(command)
+        assert refused.value.returncode == 3
