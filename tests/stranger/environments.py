@@ -66,9 +66,9 @@ def _version(program: str) -> str:
     return done.stdout.strip() if done.returncode == 0 else ""
 
 
-def build_wheel(folder: Path) -> Path:
-    """Build the wheel of this checkout; the checkout itself stays as it is."""
-    execute([sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", str(folder), str(REPOSITORY)])
+def build_wheel(folder: Path, source: Path = REPOSITORY) -> Path:
+    """Build the wheel of this checkout, or of another source; the source itself stays as it is."""
+    execute([sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", str(folder), str(source)])
     (wheel,) = folder.glob("*.whl")
     return wheel
 

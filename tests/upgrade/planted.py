@@ -1,0 +1,41 @@
+"""Migrations that a next release could bring: one that pollers do not notice, and some that stop them."""
+
+from __future__ import annotations
+
+HEAD = """\
+from django.contrib.postgres.operations import AddConstraintNotValid, AddIndexConcurrently, ValidateConstraint
+from django.db import migrations, models
+from django.db.models import Q
+
+
+class Migration(migrations.Migration):
+    atomic = False
+    dependencies = [("dbtaskqueue", "LAST_MIGRATION")]
+    operations = [
+"""
+SAFE = f"""{HEAD}
+        migrations.AddField("task", "planted", models.IntegerField(null=True)),
+        migrations.AddField("task", "planted_kind", models.CharField(max_length=20, db_default="plain")),
+        AddIndexConcurrently(
+            "task", models.Index(fields=["planted"], condition=Q(status="ERROR"), name="dbtaskqueue_task_planted")
+        ),
+        AddConstraintNotValid("task", models.CheckConstraint(condition=Q(planted__gte=0), name="planted_positive")),
+        ValidateConstraint("task", name="planted_positive"),
+    ]
+"""
+# An older producer does not know the column.
+STOPS_PRODUCERS = f"""{HEAD}
+        migrations.AddField("task", "planted", models.IntegerField(default=1)),
+    ]
+"""
+# An older poller does not fill the column when it settles.
+STOPS_SETTLING = f"""{HEAD}
+        migrations.AddField("task", "planted", models.IntegerField(null=True)),
+        AddConstraintNotValid(
+            "task",
+            models.CheckConstraint(
+                condition=Q(finish_time=None) | Q(planted__isnull=False), name="planted_when_finished"
+            ),
+        ),
+    ]
+"""

@@ -1,0 +1,1 @@
+"""Work that ends in every way a task can end."""

@@ -1,0 +1,146 @@
+"""A site in operation: pollers and producers of several releases on one database, and what their work must leave."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psycopg
+
+from tests.support import until
+from tests.upgrade.project.load.queues import QUEUES
+from tests.upgrade.releases import PROJECT, Release
+
+ENOUGH = 20  # runs of one poller, of tasks of one producer in one queue
+PATIENCE_S = 240.0
+TABLES = """
+CREATE TABLE effects (id bigserial, queue text, reference text, release text);
+CREATE TABLE ordered (id bigserial, queue text, reference text);
+"""
+BROKEN = re.compile(r"IntegrityError|ProgrammingError|violates|does not exist|Polling failed")
+RUNS = """\
+SELECT queue, release, substring(reference FROM '^[a-z]+') AS producer, count(*)
+FROM effects WHERE id > %s GROUP BY 1, 2, 3
+"""
+# Each task that was ordered, with its status, wherever it is; NULL where it is gone.
+ENDS = """\
+SELECT o.queue, o.reference, coalesce(t.status, h.status), (SELECT count(*) FROM effects e WHERE
+    e.queue = o.queue AND e.reference = o.reference)
+FROM ordered o
+LEFT JOIN dbtaskqueue_task t ON t.queue_name = o.queue AND t.reference_number = o.reference
+LEFT JOIN dbtaskqueue_taskhistory h ON h.queue_name = o.queue AND h.reference_number = o.reference
+"""
+OPEN = "SELECT count(*) FROM dbtaskqueue_task WHERE status IN ('CREATED', 'PROCESSING')"
+OUT_OF_ORDER = """\
+SELECT count(*) FROM (
+    SELECT o.id, lag(o.id) OVER (PARTITION BY split_part(e.reference, '-', 1),
+        split_part(e.reference, '-', 2)::int %% 3 ORDER BY e.id) AS before
+    FROM effects e JOIN ordered o USING (queue, reference) WHERE queue = 'grouped'
+) AS x WHERE before > id
+"""
+
+
+class BrokenError(Exception):
+    """A poller or a producer met an error that an upgrade must not cause."""
+
+
+class Site:
+    """One database with the project's tables, and the processes that work on it."""
+
+    def __init__(self, url: str, folder: Path) -> None:
+        self.url = url
+        self.folder = folder
+        self._processes: list[tuple[subprocess.Popen[bytes], Path]] = []
+
+    def ask(self, sql: str, *parameters: Any) -> list[tuple[Any, ...]]:
+        """Return the rows of a query."""
+        with psycopg.connect(self.url, autocommit=True) as connection:
+            cursor = connection.execute(sql, parameters)
+            return cursor.fetchall() if cursor.description else []
+
+    def start(self, release: Release, *command: str) -> subprocess.Popen[bytes]:
+        """Start a program of the project; it ends at the latest with the site."""
+        log = self.folder / f"{release.name}-{len(self._processes)}.log"
+        with log.open("wb") as file:
+            process = subprocess.Popen(
+                [str(release.python), *command],
+                env=release.env(self.url), cwd=self.folder, stdout=file, stderr=subprocess.STDOUT,
+            )  # fmt: skip
+        self._processes.append((process, log))
+        return process
+
+    def poller(self, release: Release) -> subprocess.Popen[bytes]:
+        """Start a poller of all queues."""
+        return self.start(release, str(PROJECT / "manage.py"), "runtaskpoller", "--threads", "2")
+
+    def producer(self, release: Release) -> subprocess.Popen[bytes]:
+        """Start a producer."""
+        return self.start(release, str(PROJECT / "produce.py"))
+
+    def until(self, condition: Callable[[], object]) -> None:
+        """Wait for a condition; raise BrokenError as soon as a log tells of an error."""
+
+        def holds() -> object:
+            self.check_logs()
+            return condition()
+
+        until(holds, timeout=PATIENCE_S)
+
+    def check_logs(self) -> None:
+        """Raise BrokenError for an error that an upgrade must not cause."""
+        for process, log in self._processes:
+            text = log.read_text(errors="replace")
+            if (found := BROKEN.search(text)) or process.poll():
+                raise BrokenError(f"{log.name}: {found and found[0]}, exit {process.poll()}\n{text[-4000:]}")
+
+    def all_have_run(self, *releases: Release, since: int = 0) -> bool:
+        """Whether each release's poller has run, since an effect, enough tasks of each queue, of each producer."""
+        runs = {(queue, poller, by): count for queue, poller, by, count in self.ask(RUNS, since)}
+        names = [release.name for release in releases]
+        return all(runs.get((queue, poller, by), 0) >= ENOUGH for queue in QUEUES for poller in names for by in names)
+
+    def newest_effect(self) -> int:
+        """Return the number of the newest run."""
+        return int(self.ask("SELECT coalesce(max(id), 0) FROM effects")[0][0])
+
+    def stop(self, producers: list[subprocess.Popen[bytes]], pollers: list[subprocess.Popen[bytes]]) -> None:
+        """Let the producers end, the pollers finish every task, and end, too."""
+        (self.folder / "stop").touch()
+        self.until(lambda: all(process.poll() == 0 for process in producers))
+        self.until(lambda: self.ask(OPEN) == [(0,)])
+        for process in pollers:
+            process.send_signal(signal.SIGTERM)
+        self.until(lambda: all(process.poll() == 0 for process in pollers))
+
+    def check_ends(self) -> int:
+        """See that each task has run and ended as its queue says; return how many tasks there were."""
+        ends = self.ask(ENDS)
+        wrong = [(queue, *end) for queue, *end in ends if (end[2], end[1]) != QUEUES[queue]]
+        assert not wrong, f"{len(wrong)} of {len(ends)} tasks ended otherwise: {wrong[:10]}"
+        gone = sum(queue == "gone" for queue, *_ in ends)
+        assert self.ask("SELECT sum(count) FROM dbtaskqueue_deletedtasks") == [(gone,)]
+        assert self.ask(OUT_OF_ORDER) == [(0,)], "tasks of a group ran in another order"
+        return len(ends)
+
+    def kill(self) -> None:
+        """End every process."""
+        for process, _ in self._processes:
+            process.kill()
+            process.wait(PATIENCE_S)
+
+
+@contextmanager
+def site(url: str, folder: Path, release: Release) -> Iterator[Site]:
+    """A site whose database has the tables of a release."""
+    release.manage(url, "migrate", "--verbosity", "0")
+    made = Site(url, folder)
+    made.ask(TABLES)
+    try:
+        yield made
+    finally:
+        made.kill()
