@@ -13,7 +13,7 @@ from django_dbtaskqueue.models.control import (
     Queue,
     UsageCount,
 )
-from django_dbtaskqueue.models.operations import AuditEntry, BulkOperation, BulkSkip, SavedSearch
+from django_dbtaskqueue.models.operations import ApiToken, AuditEntry, BulkOperation, BulkSkip, SavedSearch
 from django_dbtaskqueue.models.tasks import (
     AbstractTask,
     Attempt,
@@ -26,6 +26,7 @@ from django_dbtaskqueue.models.tasks import (
 
 __all__ = [
     "AbstractTask",
+    "ApiToken",
     "ArchiveBatch",
     "Attempt",
     "AuditEntry",

@@ -73,6 +73,12 @@ class Poller(models.Model):
         return self.instance
 
 
+def queue_names_in(reported: object) -> list[str]:
+    """Return the names of the queues in ``Poller.queues``: a list of names, or of names with weights."""
+    found = reported if isinstance(reported, list) else []
+    return [str(one.get("queue")) if isinstance(one, dict) else str(one) for one in found]
+
+
 class DeletedTasks(models.Model):
     """Counted deletions. Only ever inserted, in the deleting transaction, so that no two deleters wait for a row."""
 

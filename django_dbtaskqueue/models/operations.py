@@ -1,4 +1,4 @@
-"""What operators did, are doing, and look for again: the audit, bulk operations, saved searches.
+"""What operators did, are doing, and look for again: the audit, bulk operations, saved searches; tokens of the API.
 
 Users are named by their user name and key, without a foreign key: the queue's database need not be the users'.
 """
@@ -150,3 +150,33 @@ class SavedSearch(models.Model):
 
     def __str__(self) -> str:
         return self.name
+
+
+READ_SCOPE, OPERATE_SCOPE = "read", "operate"
+SCOPES = ((READ_SCOPE, _("read")), (OPERATE_SCOPE, _("operate")))
+
+
+class ApiToken(models.Model):
+    """A token of the JSON API: it acts as one user, within its scope. Only its hash is stored."""
+
+    id = models.BigAutoField(primary_key=True)
+    user = models.CharField(_("user"), max_length=200)
+    digest = models.CharField(_("hash"), max_length=64, unique=True)
+    note = models.CharField(_("note"), max_length=200, blank=True, db_default="")
+    scope = models.CharField(_("scope"), max_length=30, choices=SCOPES, db_default=OPERATE_SCOPE)
+    queues = models.JSONField(_("queues"), db_default=models.Value([], models.JSONField()), blank=True)
+    create_time = models.DateTimeField(_("created"), db_default=Now())
+    expire_time = models.DateTimeField(_("expires"), null=True, blank=True)
+    last_used_time = models.DateTimeField(_("last used"), null=True, blank=True)
+
+    class Meta:
+        verbose_name = _("API token")
+        verbose_name_plural = _("API tokens")
+        constraints: ClassVar = [
+            models.CheckConstraint(
+                condition=models.Q(scope__in=[READ_SCOPE, OPERATE_SCOPE]), name="dbtaskqueue_apitoken_scope"
+            )
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.user}: {self.note or self.pk}"

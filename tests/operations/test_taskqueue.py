@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from django.contrib.auth.models import User
 from django.core.management import call_command
 from django.core.management.base import CommandError
 from django.db import connection, transaction
@@ -22,6 +23,7 @@ from django_dbtaskqueue.management import changes
 from django_dbtaskqueue.management.commands import taskqueue
 from django_dbtaskqueue.management.output import printable
 from django_dbtaskqueue.models import (
+    ApiToken,
     Attempt,
     AuditEntry,
     BulkOperation,
@@ -370,11 +372,28 @@ def test_an_index_of_payloads_is_of_postgresql_only() -> None:
         run("index", "--database", "sqlite")
 
 
-def test_a_token_is_shown_once_and_only_its_hash_is_for_the_settings() -> None:
-    made = data("token", "ada")
+def test_a_token_is_shown_once_and_only_its_hash_is_stored() -> None:
+    User.objects.create_user("ada")
+    made = data("token", "ada", "--scope", "read", "--queue", QUEUE, "--expires", "90d", "--note", "board")
     assert len(made["token"]) >= 40 and len(made["hash"]) == 64
     assert data("token", "ada")["token"] != made["token"]
-    assert "API_TOKENS" in run("token", "ada")
+    stored = ApiToken.objects.order_by("pk")[0]
+    assert (stored.digest, stored.scope, stored.queues) == (made["hash"], "read", [QUEUE])
+    assert made["token"] not in json.dumps(data("tokens")) + run("tokens")
+    assert [row["number"] for row in data("tokens")] == [stored.pk, stored.pk + 1]
+    assert "is refused from now on" in run("tokens", "--revoke", str(stored.pk))
+    assert [row["number"] for row in data("tokens")] == [stored.pk + 1]
+
+
+@pytest.mark.parametrize(
+    "words", [("token", "nobody"), ("token", "ada", "--queue", "nosuch"), ("tokens", "--revoke", "9")]
+)
+def test_a_token_for_what_is_not_there_is_refused(words: tuple[str, ...]) -> None:
+    User.objects.create_user("ada")
+    with pytest.raises(CommandError, match="There is no") as refused:
+        run(*words)
+    assert refused.value.returncode == taskqueue.REFUSED_CODE
+    assert not ApiToken.objects.exists()
 
 
 def test_every_subcommand_and_option_is_documented() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import secrets
 import sys
 from collections.abc import Callable
 from datetime import timedelta
@@ -14,8 +12,9 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from django_dbtaskqueue.core.exceptions import SearchError, SearchTooSlow, TaskQueueError
 from django_dbtaskqueue.db.session import migrated
-from django_dbtaskqueue.management import changes, duration, positive, reading
+from django_dbtaskqueue.management import changes, duration, positive, reading, tokens
 from django_dbtaskqueue.management.output import Output
+from django_dbtaskqueue.models.operations import OPERATE_SCOPE, SCOPES
 from django_dbtaskqueue.operations.verbs import TASK_VERBS
 
 REFUSED_CODE, USAGE_ERROR_CODE, SETTINGS_CODE, TOO_SLOW_CODE, INTERRUPTED_CODE = 1, 2, 3, 4, 130
@@ -52,8 +51,7 @@ class Command(BaseCommand):
         index = add("index", "Create the index for searches of payloads (PostgreSQL). It slows enqueue down.")
         index.add_argument("--queue", metavar="NAME", help="On the table of this queue. Default: the common table.")
         index.add_argument("--drop", action="store_true", help="Drop the index.")
-        token = add("token", "Make a token for the JSON API. The settings keep only its hash.")
-        token.add_argument("user", help="Name of the user whose permissions the token has.")
+        _add_tokens(add)
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Run one subcommand; exit with one of the codes in the help."""
@@ -76,16 +74,6 @@ class Command(BaseCommand):
             sys.exit(code)
 
 
-def token(output: Output, options: dict[str, Any]) -> int:
-    """Make a token of the JSON API."""
-    user, secret = options["user"], secrets.token_urlsafe(32)
-    digest = hashlib.sha256(secret.encode()).hexdigest()
-    output.data({"user": user, "token": secret, "hash": digest})
-    output.write(f"Send this with each request, and store it nowhere else:  Authorization: Bearer {secret}")
-    output.write(f'Put this into DBTASKQUEUE["API_TOKENS"]:  {{"{user}": "{digest}"}}')
-    return 0
-
-
 SUBCOMMANDS: dict[str, Callable[[Output, dict[str, Any]], int]] = {
     "status": reading.status,
     "list": reading.list_tasks,
@@ -97,7 +85,8 @@ SUBCOMMANDS: dict[str, Callable[[Output, dict[str, Any]], int]] = {
     "purge": changes.purge,
     "bulk": changes.bulk,
     "index": changes.index,
-    "token": token,
+    "token": tokens.make,
+    "tokens": tokens.show,
 }
 
 
@@ -147,6 +136,18 @@ def _add_queues(add: Callable[[str, str], CommandParser]) -> None:
     purge.add_argument("queue")
     _add_confirmation(purge)
     purge.set_defaults(limit=None)
+
+
+def _add_tokens(add: Callable[[str, str], CommandParser]) -> None:
+    token = add("token", "Make a token for the JSON API. It is shown once; the database keeps only its hash.")
+    token.add_argument("user", help="Name of the user whose permissions the token has.")
+    scopes = [name for name, _label in SCOPES]
+    token.add_argument("--scope", choices=scopes, default=OPERATE_SCOPE, help="read: it changes nothing (operate).")
+    token.add_argument("--queue", action="append", default=[], metavar="NAME", help="Only this queue. Repeat for more.")
+    token.add_argument("--expires", type=duration, metavar="TIME", help="It ends after this time, such as 90d.")
+    token.add_argument("--note", default="", help="What it is for.")
+    ended = add("tokens", "List the tokens of the JSON API, or end one.")
+    ended.add_argument("--revoke", type=positive, metavar="N", help="Delete this token: it is refused from now on.")
 
 
 def _add_filter(parser: CommandParser) -> None:
