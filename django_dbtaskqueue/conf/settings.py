@@ -61,6 +61,7 @@ class Settings:
     listeners: Sequence[str] = ()  # dotted paths of signals.Listener classes
     objectives: Mapping[str, str] = field(default_factory=dict)  # of the pipeline's report: queue or "*" -> "99%/5m"
     can_operate: str | None = None  # dotted path of (user, verb, queue) -> bool: narrows permissions per queue
+    can_view: str | None = None  # dotted path of (user, queue) -> bool: hides queues from users
     mask: Sequence[str] = MASKED_KEYS  # parts of keys whose values no face shows
     api: bool = False  # whether the JSON API answers at all
     api_tokens: Mapping[str, str] = field(default_factory=dict)  # user name -> hash, of ``taskqueue token``
@@ -93,6 +94,7 @@ TOP_RULES: dict[str, rules.Rule] = {
     "listen": (_is_text_by_name, 'a dict of alias to the alias past its pooler, such as {"default": "direct"}'),
     "listeners": (_are_texts, "a list of dotted paths"),
     "can_operate": (lambda v: v is None or isinstance(v, str), "the dotted path of (user, verb, queue) -> bool"),
+    "can_view": (lambda v: v is None or isinstance(v, str), "the dotted path of (user, queue) -> bool"),
     "mask": (_are_texts, 'a list of parts of keys such as "password"'),
     "api_tokens": (_is_text_by_name, "a dict of user name to the hash that manage.py taskqueue token prints"),
     "objectives": (_is_text_by_name, 'a dict of queue (or "*") to text such as "99.9%/5m"'),

@@ -25,6 +25,7 @@ from django_dbtaskqueue.models.querysets import TaskQuerySet
 from django_dbtaskqueue.operations.bounded_reads import ApproxCount, bounded_count
 from django_dbtaskqueue.operations.permissions import Actor, Verb, check
 from django_dbtaskqueue.operations.verbs import HousekeepOptions, TaskVerb
+from django_dbtaskqueue.operations.visibility import narrow
 
 MAX_TASKS_PER_ACTION = 1000  # more are a bulk operation
 MAX_IDS_IN_AUDIT = 100  # that an audit entry names
@@ -108,25 +109,40 @@ def act(tasks: TaskQuerySet, request: ActionRequest, actor: Actor) -> Report:
 
 
 def act_on_ids(
-    model: type[AbstractTask], alias: str, ids: Sequence[int], request: ActionRequest, actor: Actor
+    model: type[AbstractTask],
+    alias: str,
+    ids: Sequence[int],
+    request: ActionRequest,
+    actor: Actor,
+    *,
+    queue: str = "",
 ) -> Report:
-    """As ``act``, on tasks by id; an id without a task is skipped with that reason."""
+    """As ``act``, on tasks by id, of ``queue`` or of any; an id without such a task is skipped with that reason."""
     check(request.verb, request.reason, actor)
     if len(ids) > MAX_TASKS_PER_ACTION:
         words = _("%(verb)s takes up to %(most)s ids at once, not %(number)s.")
         raise OperationRefused(
             words % {"verb": request.verb.name, "most": f"{MAX_TASKS_PER_ACTION:,}", "number": f"{len(ids):,}"}
         )
-    return _recorded(model, alias, sorted(set(ids)), request, actor)
+    return _recorded(model, alias, sorted(set(ids)), request, actor, queue)
 
 
-def change(model: type[AbstractTask], alias: str, ids: Sequence[int], request: ActionRequest, actor: Actor) -> Report:
+def change(
+    model: type[AbstractTask],
+    alias: str,
+    ids: Sequence[int],
+    request: ActionRequest,
+    actor: Actor,
+    queue: str = "",
+) -> Report:
     """Change those of these tasks that can be changed, and say why the others cannot. Call it in ``atomic``; no record.
+
+    A task of another queue than ``queue``, or of one that the actor may not view, counts as not there.
 
     Each task that can be changed is read once, and locked by that. Rows that another transaction has locked are
     skipped: an action never waits for a processor's transaction.
     """
-    rows = model._default_manager.using(alias)
+    rows = narrow(model._default_manager.using(alias).filter(**({"queue": queue} if queue else {})), actor)
     eligible = request.verb.eligible(rows.filter(pk__in=ids), request.options)
     request.verb.lock_groups(eligible)
     locked = {row.pk: row for row in _lock(eligible)}
@@ -149,12 +165,12 @@ def change(model: type[AbstractTask], alias: str, ids: Sequence[int], request: A
 
 
 def _recorded(
-    model: type[AbstractTask], alias: str, ids: Sequence[int], request: ActionRequest, actor: Actor
+    model: type[AbstractTask], alias: str, ids: Sequence[int], request: ActionRequest, actor: Actor, queue: str = ""
 ) -> Report:
     with recorded(alias):
         # First a write: on SQLite it keeps other transactions from changing what is read next.
         entry = record(alias, actor, request.verb, query=request.query, reason=request.reason)
-        report = change(model, alias, ids, request, actor)
+        report = change(model, alias, ids, request, actor, queue)
         log(actor, report.tasks, DELETION if request.verb.deletes else CHANGE, note(request))
         queues = {row.queue for row in report.tasks}
         entry.queue = queues.pop() if len(queues) == 1 else ""

@@ -31,6 +31,7 @@ from django_dbtaskqueue.operations.permissions import Actor, User, check, check_
 from django_dbtaskqueue.operations.search import Search, parse, to_text
 from django_dbtaskqueue.operations.search.query import select, tasks_for
 from django_dbtaskqueue.operations.verbs import BULK_VERBS, PURGE, HousekeepOptions, TaskVerb
+from django_dbtaskqueue.operations.visibility import check_queue, narrow, owns, queue_names
 
 __all__ = ["cancel", "preview", "start", "turn"]
 
@@ -62,11 +63,19 @@ def request_of(
 
 
 def preview(
-    verb: str | TaskVerb, q: str | Search, using: str | None = None, *, options: HousekeepOptions | None = None
+    verb: str | TaskVerb,
+    q: str | Search,
+    using: str | None = None,
+    *,
+    options: HousekeepOptions | None = None,
+    actor: Actor | None = None,
 ) -> Preview:
-    """Count what matches and what would change, each up to 10,000 and within ``OPERATIONS_TIMEOUT``. Writes nothing."""
+    """Count what matches and what would change, each up to 10,000 and within ``OPERATIONS_TIMEOUT``. Writes nothing.
+
+    With an actor only what they may view.
+    """
     request, search = request_of(verb, q, options=options)
-    tasks = select(search, tasks_for(search, using, write=True))
+    tasks = select(search, narrow(tasks_for(search, using, write=True), actor or Actor()))
     selected = count_in_time(tasks)
     eligible = count_in_time(request.verb.eligible(tasks, request.options))
     about = estimate(tasks) if selected is None or selected.more else None
@@ -76,7 +85,7 @@ def preview(
 def start(
     verb: str | TaskVerb,
     q: str | Search,
-    user: User | None,
+    user: User | Actor | None,
     reason: str = "",
     using: str | None = None,
     *,
@@ -86,16 +95,16 @@ def start(
 ) -> BulkOperation:
     """Order a bulk operation and record who did; pollers carry it out. ``max_tasks``: change or skip at most this many.
 
-    ``user`` None is the command line. Raises ``PermissionDenied``, ``OperationRefused`` (no reason for a verb that
-    needs one, an empty search) and ``SearchError``; nothing is written then.
+    ``user`` None is the command line. A token for some queues must name one of them in the search. Raises
+    ``PermissionDenied``, ``OperationRefused`` (no reason for a verb that needs one, an empty search) and
+    ``SearchError``; nothing is written then.
     """
     request, search = request_of(verb, q, reason=reason, options=options)
-    actor = Actor(user, source)
+    actor = user if isinstance(user, Actor) else Actor(user, source)
     queues = search.queues()
-    check(request.verb, request.reason, actor, queues[0] if len(queues) == 1 else None)
-    check_search(search, actor)
+    _check_start(request, search, actor, max_tasks)
     tasks = tasks_for(search, using, write=True)
-    expected = preview(request.verb, search, tasks.db, options=request.options).selected
+    expected = preview(request.verb, search, tasks.db, options=request.options, actor=actor).selected
     last_id = int(tasks.aggregate(last=Max("pk"))["last"] or 0)
     first_id = int(tasks.order_by("pk").values_list("pk", flat=True).first() or 1) - 1
     with actions.recorded(tasks.db):
@@ -108,7 +117,7 @@ def start(
             reason=request.reason,
             actor=actor.name[:200],
             actor_id=actor.key,
-            source=source,
+            source=actor.source,
             first_id=first_id,
             cursor=first_id,
             last_id=last_id,
@@ -125,28 +134,55 @@ def start(
     return operation
 
 
-def cancel(pk: int, user: User | None, reason: str = "", using: str | None = None, *, source: str = "admin") -> bool:
+def _check_start(request: ActionRequest, search: Search, actor: Actor, max_tasks: int | None) -> None:
+    queues = search.queues()
+    for queue in queues:
+        check_queue(queue, actor)
+    check(request.verb, request.reason, actor, queues[0] if len(queues) == 1 else None)
+    check_search(search, actor)
+    if actor.scope.queues and len(queues) != 1:
+        words = _("This token is for some queues: name one of them in the search, such as queue:%(queue)s.")
+        raise OperationRefused(words % {"queue": actor.scope.queues[0]})
+    if max_tasks is not None and max_tasks < 1:
+        raise OperationRefused(_("A limit is at least 1, not %(number)s.") % {"number": max_tasks})
+
+
+def cancel(
+    pk: int, user: User | Actor | None, reason: str = "", using: str | None = None, *, source: str = "admin"
+) -> bool:
     """Stop an operation between two chunks; what is done stays done. False: it had ended.
 
-    Needs the permission of the operation's verb.
+    Needs the permission of the operation's verb: on each queue that its search names, or, if it names none and
+    somebody else ordered it, on all queues.
     """
     alias = using or tasks_for(Search(), None, write=True).db
-    actor = Actor(user, source)
+    actor = user if isinstance(user, Actor) else Actor(user, source)
     with actions.recorded(alias):
         operation = BulkOperation.objects.using(alias).select_for_update().get(pk=pk)
-        check(BULK_VERBS[operation.verb], "cancelled", actor)
+        check_cancel(operation, actor)
         if operation.state not in UNFINISHED:
             return False
         words = _("cancelled by %(who)s") % {"who": actor.name}
         end(operation, CANCELLED, f"{words}: {reason}" if reason else words)
         operation.save(using=alias)
         details = {"cancelled": operation.pk, "changed": operation.changed}
+        queues = parse(operation.query).queues()
         actions.record(
             alias, actor, BULK_VERBS[operation.verb], query=operation.query, reason=reason, details=details,
-            operation=operation,
+            queue=queues[0] if len(queues) == 1 else "", operation=operation,
         )  # fmt: skip
         actions.log(actor, [operation], actions.CHANGE, words)
     return True
+
+
+def check_cancel(operation: BulkOperation, actor: Actor) -> None:
+    """Raise ``PermissionDenied`` unless the actor may cancel the operation."""
+    verb, queues = BULK_VERBS[operation.verb], parse(operation.query).queues()
+    check(verb, "cancelled", actor)
+    if actor.user is None or (not queues and owns(operation, actor)):
+        return
+    for queue in queues or queue_names():
+        check(verb, "cancelled", actor, queue)
 
 
 def turn(using: str) -> bool:
@@ -207,7 +243,7 @@ def step(operation: BulkOperation) -> None:
     operation.state = RUNNING
     options = HousekeepOptions(timedelta(seconds=operation.options["older_than"]), operation.options["to"])
     request = ActionRequest(verb, operation.reason, options, operation.query)
-    tasks: TaskQuerySet = model_named(operation.location)._default_manager.using(alias).all()
+    tasks: TaskQuerySet = narrow(model_named(operation.location)._default_manager.using(alias).all(), actor)
     ids = _next_chunk(operation, tasks, select(operation.query, tasks))
     report = actions.change(tasks.model, alias, ids, request, actor) if ids else Report()
     _count_in(operation, report)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -21,9 +22,16 @@ from django_dbtaskqueue.db import partitions
 from django_dbtaskqueue.db.minute_counts import database_now
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.models import Attempt, FailureCount, Metric, Poller, Queue, Task, TaskHistory
+from django_dbtaskqueue.models.control import queue_names_in
 from django_dbtaskqueue.operations import checks
 from django_dbtaskqueue.operations.lookup import Location, locations_on
-from django_dbtaskqueue.operations.queue_stats import MISSED_HEARTBEATS, QueueStats, alive, overview, waits_by_priority
+from django_dbtaskqueue.operations.queue_stats import (
+    MISSED_HEARTBEATS,
+    QueueStats,
+    alive,
+    overview,
+    waits_by_priority,
+)
 
 MAX_CLOCK_SKEW = timedelta(seconds=2)  # between this host's clock and the database's
 MAX_PRIORITY_WAIT_S = 600.0  # of the first task of a priority, while other priorities are served
@@ -65,6 +73,7 @@ class Finding:
     id: str  # stable, such as "queue.no_poller"
     words: str
     remedy: str  # a sentence or a command
+    queues: tuple[str, ...] = ()  # those that it names, or whose poller it names
 
 
 _error, _warning, _info = (partial(Finding, level) for level in ("error", "warning", "info"))
@@ -126,10 +135,11 @@ def _settings(alias: str) -> Iterator[Finding]:
                 _("The runtime overrides of queue %(queue)s are not applied: %(error)s")
                 % {"queue": name, "error": error},
                 _("Correct them on the queue's page, or with manage.py taskqueue."),
+                (name,),
             )
             continue
         for words, remedy in checks.contradictions(settings):
-            yield _warning("settings.contradiction", f"{name}: {words}", remedy)
+            yield _warning("settings.contradiction", f"{name}: {words}", remedy, (name,))
 
 
 def _databases(alias: str) -> Iterator[Finding]:
@@ -141,6 +151,7 @@ def _databases(alias: str) -> Iterator[Finding]:
             % {"queues": ", ".join(away), "alias": DEFAULT_DB_ALIAS},
             _("A task is not part of a transaction on %(alias)s: enqueue after the commit, or move the queue.")
             % {"alias": DEFAULT_DB_ALIAS},
+            tuple(away),
         )
     for level in sorted(checks.isolation_levels(alias)):
         yield _warning(
@@ -183,18 +194,21 @@ def _queue(row: QueueStats) -> Iterator[Finding]:
                 "queue.paused",
                 _("Queue %(queue)s is paused, and its oldest task has been due for %(age)s.") % age,
                 _("Resume it on the queue's page when the reason for the pause no longer exists."),
+                (row.queue,),
             )
     elif not row.pollers:
         yield _error(
             "queue.no_poller",
             _("No poller serves queue %(queue)s, and its oldest task has been due for %(age)s.") % age,
             f"python manage.py runtaskpoller --queue {row.queue}",
+            (row.queue,),
         )
     elif row.late:
         yield _warning(
             "queue.late",
             _("Queue %(queue)s is late: its oldest task has been due for %(age)s.") % age,
             _("If the processors wait for I/O, add pollers, processes or threads; otherwise make them faster."),
+            (row.queue,),
         )
 
 
@@ -212,6 +226,7 @@ def _starved(place: Location, names: list[str]) -> Iterator[Finding]:
                 )
                 % {"queue": name, "priorities": ", ".join(map(str, sorted(late)))},
                 _("Set max_wait for this queue: then tasks that have waited longer go first."),
+                (name,),
             )
 
 
@@ -219,12 +234,13 @@ def _pollers(alias: str) -> Iterator[Finding]:
     interval = conf.settings().heartbeat
     running = Poller.objects.using(alias).exclude(state="STOPPED")
     silent = running.filter(heartbeat_time__lte=Now() - MISSED_HEARTBEATS * interval).order_by("instance")
-    for instance in silent.values_list("instance", flat=True)[:10]:
+    for instance, names_served in silent.values_list("instance", "queues")[:10]:
         yield _warning(
             "poller.silent",
             _("Poller %(poller)s has not reported for over %(time)s.")
             % {"poller": instance, "time": format_duration(MISSED_HEARTBEATS * interval)},
             _("It died or lost the database; see its log. Others take its tasks when their leases expire."),
+            tuple(queue_names_in(names_served)),
         )
     known = set(registry.queues())
     for instance, names in sorted(alive(alias).items())[:100]:
@@ -234,18 +250,22 @@ def _pollers(alias: str) -> Iterator[Finding]:
                 _("Poller %(poller)s serves %(queues)s, for which this code has no processor.")
                 % {"poller": instance, "queues": ", ".join(strange)},
                 _("Bring both to the same version of the project, or leave the queue out with --exclude."),
+                tuple(names),
             )
 
 
 def _parked(alias: str) -> Iterator[Finding]:
     for _alias, model in locations_on(alias):
         parked = model._base_manager.using(alias).filter(parked_by__startswith=NO_PROCESSOR)
-        reasons = sorted({str(reason) for reason in parked.values_list("parked_by", flat=True)[:1000]})
-        for reason in reasons[:10]:
+        reasons: defaultdict[str, set[str]] = defaultdict(set)
+        for reason, name in parked.values_list("parked_by", "queue")[:1000]:
+            reasons[str(reason)].add(name)
+        for reason, names in sorted(reasons.items())[:10]:
             yield _warning(
                 "task.parked",
                 _("Tasks are parked: %(reason)s.") % {"reason": reason},
                 _("Start pollers whose code has a processor for them; then the tasks are unparked automatically."),
+                tuple(names),
             )
 
 

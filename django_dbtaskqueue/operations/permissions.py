@@ -2,7 +2,8 @@
 
 Each verb has its own permission, and none implies another. A project narrows it per queue with
 ``DBTASKQUEUE["CAN_OPERATE"]``: the dotted path of ``(user, verb name, queue) -> bool``, asked only about what the
-user's permissions allow.
+user's permissions allow. ``DBTASKQUEUE["CAN_VIEW"]``, the dotted path of ``(user, queue) -> bool``, hides queues: what
+a user may not view is in no list, count, chart or answer (``visibility``), and no verb works on it.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 APP = "dbtaskqueue"
 REASON_MAX_LENGTH = 500  # characters
-Rule = Callable[["User", str, str], bool]
+Rule = Callable[..., bool]  # of the project
 
 
 class User(Protocol):
@@ -68,11 +69,20 @@ VIEW_PAYLOAD = Verb(
 
 
 @dataclass(frozen=True, slots=True)
+class Scope:
+    """What a token leaves of its user's permissions."""
+
+    operate: bool = True  # False: it reads only
+    queues: tuple[str, ...] = ()  # the only queues it sees; empty: those of its user
+
+
+@dataclass(frozen=True, slots=True)
 class Actor:
     """The user who acts, and where the action comes from. Without a user it is the command line: it may do all."""
 
     user: User | None = None
     source: str = "command"
+    scope: Scope = Scope()
 
     @property
     def name(self) -> str:
@@ -86,7 +96,22 @@ class Actor:
 
     def may(self, verb: Verb, queue: str | None = None) -> bool:
         """Whether the actor may use the verb, on a queue or at all."""
-        return self.user is None or can_operate(self.user, verb, queue)
+        if self.user is None:
+            return True
+        if not self.scope.operate and verb != VIEW_PAYLOAD:
+            return False
+        return (queue is None or self.sees(queue)) and can_operate(self.user, verb, queue)
+
+    def sees(self, queue: str) -> bool:
+        """Whether the actor may view the queue."""
+        if self.user is None:
+            return True
+        return (not self.scope.queues or queue in self.scope.queues) and can_view(self.user, queue)
+
+    @property
+    def sees_all(self) -> bool:
+        """Whether no rule and no token hides a queue from the actor."""
+        return self.user is None or (not self.scope.queues and conf.settings().can_view is None)
 
 
 def check(verb: Verb, reason: str, actor: Actor, queue: str | None = None) -> None:
@@ -104,7 +129,7 @@ def check(verb: Verb, reason: str, actor: Actor, queue: str | None = None) -> No
 
 def check_search(search: Search, actor: Actor) -> None:
     """Raise ``PermissionDenied`` unless the actor may see what the search reveals of payloads."""
-    if fault := search_fault(actor.user, search):
+    if fault := search_fault(actor, search):
         raise PermissionDenied(fault)
 
 
@@ -116,37 +141,52 @@ def can_operate(user: User, verb: Verb, queue: str | None = None) -> bool:
     if not user.has_perm(f"{APP}.{verb.permission}"):
         return False
     path = conf.settings().can_operate
-    return path is None or queue is None or bool(_rule(path)(user, verb.name, queue))
+    if queue is None:
+        return True
+    return can_view(user, queue) and (path is None or bool(_rule("CAN_OPERATE", path)(user, verb.name, queue)))
 
 
-def search_fault(user: User | None, search: Search) -> str:
-    """Return why ``user`` may not ask for this search, or nothing: its matches can reveal what payloads contain.
+def can_view(user: User, queue: str) -> bool:
+    """Whether the project's rule lets ``user`` view ``queue``; without a rule everybody may.
+
+    The permissions of the models (``view_task`` and so on) are asked for besides.
+    """
+    path = conf.settings().can_view
+    return path is None or bool(_rule("CAN_VIEW", path)(user, queue))
+
+
+def search_fault(who: User | Actor | None, search: Search) -> str:
+    """Return why a user may not ask for this search, or nothing: its matches can reveal what payloads contain.
 
     Such a search needs ``view_payload`` in each queue that it names; when it names none, in all that are known. The
     command line (None) may search for everything.
     """
-    if user is None or not reads_payload(search):
+    actor = who if isinstance(who, Actor) else Actor(who)
+    if actor.user is None or not reads_payload(search):
         return ""
     if hidden := [one.name for one in search.terms if is_masked(one.name)]:
         return _("%(keys)s cannot be searched: the values are masked, and matches would reveal them.") % {
             "keys": ", ".join(hidden)
         }
-    if not can_operate(user, VIEW_PAYLOAD):
+    if not actor.may(VIEW_PAYLOAD):
         return _("Searching in payloads, results and errors needs the permission to see them.")
-    if all(can_operate(user, VIEW_PAYLOAD, queue) for queue in search.queues() or conf.known_queues()):
+    # What it may not view, a search does not look in.
+    queues = search.queues() or [queue for queue in conf.known_queues() if actor.sees(queue)]
+    if all(actor.may(VIEW_PAYLOAD, queue) for queue in queues):
         return ""
     return _(
         "You may not see the payloads of all queues this search looks in. Name a queue that you may see: queue:NAME."
     )
 
 
-def _rule(path: str) -> Rule:
+def _rule(key: str, path: str) -> Rule:
     try:
         rule = import_string(path)
     except ImportError as error:
-        raise ImproperlyConfigured(f'DBTASKQUEUE["CAN_OPERATE"]={path!r} cannot be imported: {error}') from None
+        raise ImproperlyConfigured(f'DBTASKQUEUE["{key}"]={path!r} cannot be imported: {error}') from None
     if not callable(rule):
-        raise ImproperlyConfigured(f'DBTASKQUEUE["CAN_OPERATE"]={path!r} is not callable: (user, verb, queue) -> bool.')
+        form = "(user, verb, queue) -> bool" if key == "CAN_OPERATE" else "(user, queue) -> bool"
+        raise ImproperlyConfigured(f'DBTASKQUEUE["{key}"]={path!r} is not callable: {form}.')
     return cast(Rule, rule)
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 
+from django.core.exceptions import PermissionDenied
 from django.db import connections, transaction
 from django.db.models import Case, F, Q, When
 from django.db.models.functions import Now
@@ -22,9 +23,11 @@ from django_dbtaskqueue.core.exceptions import TaskQueueError, UnknownQueue
 from django_dbtaskqueue.db import notify
 from django_dbtaskqueue.db.session import Session, alias_for
 from django_dbtaskqueue.models import Poller, Queue
+from django_dbtaskqueue.models.control import queue_names_in
 from django_dbtaskqueue.operations.actions import CHANGE, log, record, recorded
 from django_dbtaskqueue.operations.permissions import REASON_MAX_LENGTH, Actor, Verb, check
 from django_dbtaskqueue.operations.verbs import CHANGE_SETTINGS, CONTROL_POLLERS, PAUSE, RESUME
+from django_dbtaskqueue.operations.visibility import check_queue, narrow, visible_names
 
 IN_EFFECT = Q(paused_time__isnull=False) & (Q(paused_until__isnull=True) | Q(paused_until__gt=Now()))
 STOPPED_STATE = "STOPPED"
@@ -39,6 +42,7 @@ def pause_queues(
 ) -> int:
     """Pause queues as ``pause`` does, and record it for each."""
     for queue in queues:
+        check_queue(queue, actor)
         check(PAUSE, reason, actor, queue)
     changed = 0
     for queue in queues:
@@ -54,6 +58,7 @@ def pause_queues(
 def resume_queues(queues: Sequence[str], actor: Actor, *, reason: str = "", using: str | None = None) -> int:
     """Resume queues, and record it for each that was paused."""
     for queue in queues:
+        check_queue(queue, actor)
         check(RESUME, reason, actor, queue)
     changed = 0
     for queue in queues:
@@ -80,6 +85,7 @@ def change_settings(
     Pollers follow within a heartbeat. Raises ``ImproperlyConfigured`` for an unknown setting or a bad value, and
     ``UnknownQueue`` for an unknown queue.
     """
+    check_queue(queue, actor)
     check(CHANGE_SETTINGS, reason, actor, queue)
     alias = alias_for(queue, using)
     with recorded(alias):
@@ -203,16 +209,29 @@ def command_pollers(
 ) -> int:
     """Send a command to pollers and record it for each; return how many got it. A poller that has ended is skipped.
 
-    Raises ``PermissionDenied`` without the permission, and KeyError for an unknown command.
+    Raises ``PermissionDenied`` without the permission on each queue that the pollers serve, and KeyError for an unknown
+    command. A poller of queues that the actor may not view counts as not there.
     """
     verb = POLLER_VERBS[command]
     check(verb, reason, actor)
     with recorded(using):
-        rows = Poller.objects.using(using).filter(pk__in=instances).exclude(state=STOPPED_STATE)
+        rows = narrow(Poller.objects.using(using).filter(pk__in=instances), actor).exclude(state=STOPPED_STATE)
         found = list(rows.select_for_update().order_by("pk"))
+        for poller in found:
+            _check_poller(poller, actor)
         for poller in found:
             details = {"poller": poller.instance, "command": command}
             record(using, actor, CONTROL_POLLERS, reason=reason, changed=1, details=details)
         rows.filter(pk__in=[poller.pk for poller in found]).update(requested_command=command)
         log(actor, found, CHANGE, f"{verb.label} {reason}".strip())
     return len(found)
+
+
+def _check_poller(poller: Poller, actor: Actor) -> None:
+    """Raise ``PermissionDenied`` unless the actor may control each queue of a poller; a hidden one is not named."""
+    queues = queue_names_in(poller.queues)
+    for queue in visible_names(queues, actor):
+        check(CONTROL_POLLERS, "", actor, queue)
+    if not all(map(actor.sees, queues)):
+        words = _("%(poller)s also serves queues that you may not control.")
+        raise PermissionDenied(words % {"poller": poller.instance})

@@ -25,6 +25,7 @@ from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.db.minute_counts import database_now
 from django_dbtaskqueue.db.session import Session, aliases_of, model_for
 from django_dbtaskqueue.models import Metric, Poller, Queue, UsageCount
+from django_dbtaskqueue.models.control import queue_names_in
 from django_dbtaskqueue.operations.bounded_reads import ApproxCount, prefer_indexes
 from django_dbtaskqueue.operations.lookup import Location, locations_on
 
@@ -96,14 +97,15 @@ class Overview:
         return sum(row.failed for row in self.queues)
 
 
-def overview(using: str | None = None) -> Overview:
+def overview(using: str | None = None, *, only: Sequence[str] | None = None) -> Overview:
     """Return the statistics of every queue: those that are known and those that only have tasks.
 
-    Over all databases, or that of ``using``. A constant number of queries per database and task table.
+    Over all databases, or that of ``using``. A constant number of queries per database and task table. With ``only``
+    of these queues, and of the pollers that serve one of them.
     """
-    places = locations_on(using)
-    context, rows = _read(places, conf.known_queues())
-    return Overview(context.as_of, rows, *_sums(rows), pollers=len(context.alive))
+    context, rows = _read(locations_on(using), conf.known_queues() if only is None else only, only)
+    pollers = [served for served in context.alive.values() if only is None or served & {*only}]
+    return Overview(context.as_of, rows, *_sums(rows), pollers=len(pollers))
 
 
 def stats_of_queue(name: str) -> QueueStats:
@@ -113,18 +115,18 @@ def stats_of_queue(name: str) -> QueueStats:
 
 
 def _read(
-    places: Sequence[Location], known: Iterable[str], only: Sequence[str] = ()
+    places: Sequence[Location], known: Iterable[str], only: Sequence[str] | None = None
 ) -> tuple[_Context, list[QueueStats]]:
     """Read the known queues and those that have tasks, or with ``only`` these; return them by name."""
     cells = {name: dict.fromkeys(map(str, Status), NONE_COUNTED) for name in known}
     ages: dict[str, float] = {}
     for place in places:
-        for name, found in _cells(place, only).items():
+        for name, found in _cells(place, only).items() if only != [] else ():
             before = cells.get(name, {})
             cells[name] = {status: before.get(status, NONE_COUNTED) + number for status, number in found.items()}
         for name, waits in waits_by_priority(place, list(cells)).items():
             ages[name] = max(*waits.values(), ages.get(name, 0.0))
-    names = only or sorted(cells)
+    names = sorted(cells) if only is None else list(only)
     context = _Context(sorted({alias for alias, _ in places}), names)
     return context, [context.row(name, cells[name], ages.get(name)) for name in names]
 
@@ -189,8 +191,8 @@ def alive(alias: str) -> dict[str, set[str]]:
         heartbeat_time__gt=Now() - MISSED_HEARTBEATS * conf.settings().heartbeat
     )
     return {
-        instance: {str(one.get("queue")) if isinstance(one, dict) else str(one) for one in served}
-        for instance, served in recent.exclude(state="STOPPED").values_list("instance", "queues")[:1000]
+        instance: {*queue_names_in(queues)}
+        for instance, queues in recent.exclude(state="STOPPED").values_list("instance", "queues")[:1000]
     }
 
 
@@ -219,13 +221,13 @@ def waits_by_priority(place: Location, names: Sequence[str]) -> dict[str, dict[i
     return found
 
 
-def _cells(place: Location, only: Sequence[str] = ()) -> dict[str, dict[str, ApproxCount]]:
+def _cells(place: Location, only: Sequence[str] | None = None) -> dict[str, dict[str, ApproxCount]]:
     """Return the queues that have tasks in one table, or some of them, and how many in each status."""
     session, sql = _reading(place)
     if not session.postgresql:
         return _exact(session.run(sql.counts_exact, {}))
     with prefer_indexes(session):
-        names = list(only) or [row[0] for row in session.run(sql.names, {})]
+        names = [row[0] for row in session.run(sql.names, {})] if only is None else list(only)
         most = max(MIN_ROWS_PER_QUEUE, min(MAX_ROWS_PER_QUEUE, MAX_ROWS_PER_TABLE // max(len(names), 1)))
         rows = session.run(sql.counts(most + 1), {"names": names})
         found = {name: _counted(tuple(counts), most) for name, *counts in rows}

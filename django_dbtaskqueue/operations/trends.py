@@ -105,10 +105,12 @@ class Point:
         return quantile(self.waits, share)
 
 
-def series(using: str | None, since: timedelta, queue: str | None = None) -> list[Point]:
+def series(
+    using: str | None, since: timedelta, queue: str | None = None, *, among: Sequence[str] | None = None
+) -> list[Point]:
     """Return what happened from ``since`` ago until now, the oldest first: at most about 150 points, none left out.
 
-    Over all queues of a database, or of one. Reads only the counts by the minute.
+    Over all queues of a database, those of ``among``, or one. Reads only the counts by the minute.
     """
     if since <= timedelta(0):
         raise TaskQueueError(f"series(since={since!r}) must be a positive duration.")
@@ -123,8 +125,13 @@ def series(using: str | None, since: timedelta, queue: str | None = None) -> lis
     }
     # A little before, because SQLite compares texts; what is too old fits no point.
     start = datetime.fromtimestamp(first * step, tz=now.tzinfo) - timedelta(seconds=1)
-    _fill(session, points, {"start": session.time_text(start), "step": step, "queue": queue})
+    _fill(session, points, {"start": session.time_text(start), "step": step, **_queues(session, queue, among)})
     return list(points.values())
+
+
+def _queues(session: Session, queue: str | None, among: Sequence[str] | None) -> dict[str, object]:
+    names = among if queue is None else [queue]
+    return {"every": names is None, "queues": session.sql.dialect.array(names or [])}
 
 
 def _fill(session: Session, points: Mapping[int, Point], params: Mapping[str, object]) -> None:

@@ -106,8 +106,9 @@ class StatsStatements(Group):
 def series_sql(dialect: Dialect, metric: str) -> tuple[str, str]:
     """Return two questions to the per-minute counts, by step of time: outcomes, and one histogram (``{kind}``)."""
     postgresql, step = dialect.vendor == "postgresql", _step(dialect)
-    queue = "%(queue)s::text" if postgresql else "%(queue)s"
-    wanted = f"minute >= {dialect.time('%(start)s')} AND ({queue} IS NULL OR queue_name = {queue})"
+    every = "%(every)s::boolean" if postgresql else "%(every)s"
+    names = f"SELECT q.q FROM {dialect.texts('queues', 'q')}"
+    wanted = f"minute >= {dialect.time('%(start)s')} AND ({every} OR queue_name IN ({names}))"
     each = "jsonb_each_text({kind}) AS h" if postgresql else "json_each({kind}) AS h"
     number = "sum(h.value::bigint)::bigint" if postgresql else "sum(h.value)"
     return (

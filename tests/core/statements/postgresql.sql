@@ -2257,14 +2257,20 @@ SELECT floor(extract(epoch FROM minute) / %(step)s::int)::bigint, outcome, CAST(
     sum(run_seconds), sum(wait_seconds)
 FROM "dbtaskqueue_metric"
 WHERE minute >= %(start)s::timestamptz
-AND (%(queue)s::text IS NULL OR queue_name = %(queue)s::text)
+AND (%(every)s::boolean OR queue_name IN (
+    SELECT q.q
+    FROM unnest(%(queues)s::text[]) AS q(q)
+))
 GROUP BY 1, 2;
 
 -- series_sql [2]
 SELECT floor(extract(epoch FROM minute) / %(step)s::int)::bigint, h.key, sum(h.value::bigint)::bigint
 FROM "dbtaskqueue_metric", jsonb_each_text({kind}) AS h
 WHERE minute >= %(start)s::timestamptz
-AND (%(queue)s::text IS NULL OR queue_name = %(queue)s::text)
+AND (%(every)s::boolean OR queue_name IN (
+    SELECT q.q
+    FROM unnest(%(queues)s::text[]) AS q(q)
+))
 GROUP BY 1, 2;
 
 -- crowded_sql

@@ -1715,14 +1715,26 @@ SELECT CAST(strftime('%%s', minute) AS integer) / %(step)s, outcome, CAST(sum(co
     sum(run_seconds), sum(wait_seconds)
 FROM "dbtaskqueue_metric"
 WHERE minute >= %(start)s
-AND (%(queue)s IS NULL OR queue_name = %(queue)s)
+AND (%(every)s OR queue_name IN (
+    SELECT q.q
+    FROM (
+        SELECT value AS q
+        FROM json_each(%(queues)s)
+    ) AS q
+))
 GROUP BY 1, 2;
 
 -- series_sql [2]
 SELECT CAST(strftime('%%s', minute) AS integer) / %(step)s, h.key, sum(h.value)
 FROM "dbtaskqueue_metric", json_each({kind}) AS h
 WHERE minute >= %(start)s
-AND (%(queue)s IS NULL OR queue_name = %(queue)s)
+AND (%(every)s OR queue_name IN (
+    SELECT q.q
+    FROM (
+        SELECT value AS q
+        FROM json_each(%(queues)s)
+    ) AS q
+))
 GROUP BY 1, 2;
 
 -- crowded_sql

@@ -1,0 +1,103 @@
+"""What an actor may view: rows of hidden queues are left out of every list, count, chart and answer.
+
+Without ``DBTASKQUEUE["CAN_VIEW"]``, and without a token for some queues, nothing is hidden and no query is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, TypeVar, cast
+
+from django.db.models import Exists, OuterRef, Q, QuerySet
+
+from django_dbtaskqueue.conf import settings as conf
+from django_dbtaskqueue.core.exceptions import UnknownQueue
+from django_dbtaskqueue.core.sql.stats import StatsStatements
+from django_dbtaskqueue.db.session import Session, aliases_of, model_for
+from django_dbtaskqueue.models import AuditEntry, BulkOperation, Poller, Queue, SavedSearch
+from django_dbtaskqueue.models.control import queue_names_in
+from django_dbtaskqueue.operations.permissions import Actor
+from django_dbtaskqueue.operations.search import parse
+
+Rows = TypeVar("Rows", bound=QuerySet[Any])
+MAX_ROWS_JUDGED_ONE_BY_ONE = 2000  # pollers, saved searches
+
+
+def queue_names() -> list[str]:
+    """Return every queue that is known, has a ``Queue`` row, or has tasks."""
+    names = {*conf.known_queues()}
+    aliases = {alias for name in ("", *names) for alias in aliases_of(name)}
+    for alias in aliases:
+        names.update(Queue.objects.using(alias).values_list("name", flat=True))
+    for place in {(alias, model_for(name)) for name in ("", *names) for alias in aliases_of(name)}:
+        session = Session.on(*place)
+        sql = StatsStatements(session.sql.tables, session.sql.dialect)
+        names.update(name for (name,) in session.run(sql.names, {}))
+    return sorted(names)
+
+
+def visible_queues(actor: Actor) -> list[str] | None:
+    """Return the queues that the actor may view; None: all of them, without a question to the database."""
+    if actor.sees_all:
+        return None
+    return [name for name in actor.scope.queues or queue_names() if actor.sees(name)]
+
+
+def narrow(rows: Rows, actor: Actor) -> Rows:
+    """Return those of ``rows`` that the actor may view."""
+    names = visible_queues(actor)
+    found: Any = rows if names is None else rows.filter(_condition(rows, names, actor))
+    return cast(Rows, found)
+
+
+def check_queue(queue: str, actor: Actor) -> None:
+    """Raise ``UnknownQueue`` for a queue that the actor may not view, as if it were not there."""
+    if not actor.sees(queue):
+        raise UnknownQueue(queue, visible_queues(actor) or ())
+
+
+def sees_search(text: str, actor: Actor) -> bool:
+    """Whether a search that somebody wrote names queues, and the actor may view each of them."""
+    queues = parse(text).queues()
+    return actor.sees_all or (bool(queues) and all(map(actor.sees, queues)))
+
+
+def sees_operation(operation: BulkOperation, actor: Actor) -> bool:
+    """Whether the actor may view a bulk operation: its search names queues they may view, or they ordered it."""
+    return sees_search(operation.query, actor) or owns(operation, actor)
+
+
+def _condition(rows: QuerySet[Any], names: list[str], actor: Actor) -> Q:
+    model = rows.model
+    if issubclass(model, Queue):
+        return Q(name__in=names)
+    if issubclass(model, Poller):
+        seen = set(names)
+        pollers = rows.values_list("pk", "queues")[:MAX_ROWS_JUDGED_ONE_BY_ONE]
+        return Q(pk__in=[pk for pk, queues in pollers if seen & {*queue_names_in(queues)}])
+    if issubclass(model, SavedSearch):
+        searches = rows.values_list("pk", "owner", "query")[:MAX_ROWS_JUDGED_ONE_BY_ONE]
+        return Q(pk__in=[pk for pk, owner, text in searches if owner == actor.name or sees_search(text, actor)])
+    if issubclass(model, BulkOperation):
+        entries = AuditEntry.objects.using(rows.db).filter(operation=OuterRef("pk"), queue__in=names)
+        return Q(Exists(entries)) | _own(actor)
+    if issubclass(model, AuditEntry):
+        return Q(queue__in=names) | _own(actor)
+    if any(field.name == "queue" for field in model._meta.concrete_fields):
+        return Q(queue__in=names)
+    return Q(pk__in=[])  # about all queues together, such as a report of the pipeline
+
+
+def _own(actor: Actor) -> Q:
+    """Return the condition for what the actor did; a token of some queues is not its user."""
+    return Q(pk__in=[]) if actor.scope.queues else Q(actor_id=actor.key)
+
+
+def owns(operation: BulkOperation, actor: Actor) -> bool:
+    """Whether the actor ordered it. A token of some queues is not its user."""
+    return bool(operation.actor_id) and operation.actor_id == actor.key and not actor.scope.queues
+
+
+def visible_names(names: Iterable[str], actor: Actor) -> list[str]:
+    """Return those of the names that the actor may view."""
+    return [name for name in names if actor.sees(name)]
