@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Sequence
-from dataclasses import asdict
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -21,7 +20,7 @@ from django_dbtaskqueue.db.session import alias_for, model_for
 from django_dbtaskqueue.management.output import Output, ago, printable
 from django_dbtaskqueue.models import Attempt, TaskHistory
 from django_dbtaskqueue.models.querysets import TaskQuerySet
-from django_dbtaskqueue.operations import serializers
+from django_dbtaskqueue.operations import monitor_documents, serializers
 from django_dbtaskqueue.operations.bounded_reads import statement_timeout
 from django_dbtaskqueue.operations.doctor import examine
 from django_dbtaskqueue.operations.lookup import locations_on
@@ -50,7 +49,7 @@ def status(output: Output, options: dict[str, Any]) -> int:
     rows = [row for row in view.queues if not requested or row.queue in requested]
     if unknown := requested - {row.queue for row in rows}:
         raise UnknownQueue(sorted(unknown)[0], [row.queue for row in view.queues])
-    output.data(serializers.overview_document(view, rows))
+    output.data(monitor_documents.overview_document(view, rows))
     if not rows:
         output.write("No queue is known: neither in DBTASKQUEUE nor by a processor.")
         return 0
@@ -142,7 +141,7 @@ def tail(output: Output, options: dict[str, Any]) -> int:
 def doctor(output: Output, options: dict[str, Any]) -> int:
     """Write each finding with its remedy, the worst first; return 1 when one of them is an error."""
     findings = examine(options["database"])
-    output.data([asdict(finding) for finding in findings])
+    output.data([monitor_documents.finding_document(finding) for finding in findings])
     for finding in findings:
         paint = {"error": output.style.ERROR, "warning": output.style.WARNING}.get(finding.level, str)
         output.write(f"{paint(finding.level.upper())}  {printable(finding.words)}  [{finding.id}]")

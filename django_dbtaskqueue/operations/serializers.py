@@ -1,17 +1,18 @@
-"""Tasks as data, for the command line's JSON and for the API, with secrets masked before they are shown or exported."""
+"""Tasks, attempts and bulk operations as data, for the command line's JSON and for the API, with secrets masked.
+
+The classes of documents name their fields once: functions fill them, and the API describes itself by them.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import asdict
-from datetime import timedelta
+from datetime import datetime
+from typing import TypedDict
 
 from django_dbtaskqueue.core.columns import LISTED, LONG
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.models import AbstractTask, Attempt, BulkOperation, TaskHistory
 from django_dbtaskqueue.operations.masking import masked, masked_text
-from django_dbtaskqueue.operations.queue_stats import Overview, QueueStats, health
 
 MESSAGE_WIDTH = 160  # characters of a message in one line
 FRAME = '  File "'  # how a line of a traceback begins
@@ -38,9 +39,24 @@ def detail_of_history(row: TaskHistory, *, payload: bool) -> Document:
     return detail(row, payload=payload) | {"id": row.task_id, "moved_time": row.moved_time}
 
 
-def attempt_of(row: Attempt, *, payload: bool = True) -> Document:
+class _AttemptFacts(TypedDict):
+    task_id: int
+    queue: str
+    attempt: int
+    poller: str | None
+    failed: datetime
+    error: str
+
+
+class AttemptDocument(_AttemptFacts, total=False):
+    """A failed attempt. ``traceback`` needs the permission to see payloads."""
+
+    traceback: str
+
+
+def attempt_of(row: Attempt, *, payload: bool = True) -> AttemptDocument:
     """Return a failed attempt, secrets masked; without ``payload`` the one line of its error only."""
-    document = {
+    document: AttemptDocument = {
         "task_id": row.task_id,
         "queue": row.queue,
         "attempt": row.attempt,
@@ -49,7 +65,7 @@ def attempt_of(row: Attempt, *, payload: bool = True) -> Document:
         "error": message_of(error_of(row)),
     }
     if payload:
-        document |= {"error": masked_text(error_of(row)), "traceback": masked_text(row.traceback)}
+        document["error"], document["traceback"] = masked_text(error_of(row)), masked_text(row.traceback)
     return document
 
 
@@ -82,7 +98,28 @@ def short_error(line: str) -> str:
     return kind.rpartition(".")[2] + colon + message if re.fullmatch(r"[\w.]+", kind) else line
 
 
-def operation_document(operation: BulkOperation) -> Document:
+class OperationDocument(TypedDict):
+    """A bulk operation. ``expected`` is None where counting took too long."""
+
+    operation: int
+    verb: str
+    query: str
+    actor: str
+    reason: str
+    state: str
+    progress: float
+    expected: int | None
+    expected_more: bool
+    changed: int
+    skipped: int
+    skips: dict[str, int]
+    note: str
+    created: datetime
+    started: datetime | None
+    ended: datetime | None
+
+
+def operation_document(operation: BulkOperation) -> OperationDocument:
     """Return a bulk operation as data."""
     return {
         "operation": operation.pk,
@@ -98,32 +135,7 @@ def operation_document(operation: BulkOperation) -> Document:
         "skipped": operation.skipped,
         "skips": operation.skips,
         "note": operation.note,
+        "created": operation.create_time,
+        "started": operation.start_time,
+        "ended": operation.finish_time,
     }
-
-
-def overview_document(view: Overview, rows: Sequence[QueueStats]) -> Document:
-    """Return queues at a glance; a number that is an estimate is not ``exact``."""
-    return {
-        "as_of": view.as_of,
-        "health": asdict(health(view)),
-        "pollers": view.pollers,
-        "queues": [
-            {
-                "queue": row.queue,
-                "paused": row.paused,
-                "late": row.late,
-                "pollers": row.pollers,
-                "oldest_seconds": _seconds(row.oldest),
-                "rate_in": row.rate_in,
-                "rate_out": row.rate_out,
-                "failed_last_hour": row.failed,
-                "drain_seconds": _seconds(row.drain),
-                "tasks": {name: {"count": one.number, "exact": one.exact} for name, one in row.statuses.items()},
-            }
-            for row in rows
-        ],
-    }
-
-
-def _seconds(value: timedelta | None) -> float | None:
-    return None if value is None else value.total_seconds()

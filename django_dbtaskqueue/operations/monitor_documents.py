@@ -1,0 +1,261 @@
+"""Queues, pollers, failures, the audit and the doctor as data, for the command line's JSON and for the API."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import TypedDict
+
+from django_dbtaskqueue.models import AuditEntry, FailureGroup, Poller, Queue
+from django_dbtaskqueue.operations.doctor import Finding
+from django_dbtaskqueue.operations.masking import masked, masked_text
+from django_dbtaskqueue.operations.queue_stats import Overview, QueueStats, health
+from django_dbtaskqueue.operations.trends import FailureStats, Point
+
+
+class CountDocument(TypedDict):
+    """A number of tasks; not ``exact``: an estimate, or the number that was counted up to a bound."""
+
+    count: int
+    exact: bool
+
+
+class HealthDocument(TypedDict):
+    """How the queues are: ``level`` is ok, warned or late; the rest says why, in words and by queue."""
+
+    level: str
+    sentence: str
+    notes: Sequence[str]
+    late: Sequence[str]
+    unserved: Sequence[str]
+    paused: Sequence[str]
+
+
+class QueueStatsDocument(TypedDict):
+    """The figures of a queue. Rates are per second, over the last five minutes."""
+
+    queue: str
+    paused: bool
+    late: bool
+    pollers: int
+    oldest_seconds: float | None
+    rate_in: float
+    rate_out: float
+    failed_last_hour: int
+    drain_seconds: float | None
+    tasks: dict[str, CountDocument]
+
+
+class OverviewDocument(TypedDict):
+    """All queues at a glance. ``pollers``: how many are alive."""
+
+    as_of: datetime
+    health: HealthDocument
+    pollers: int
+    queues: list[QueueStatsDocument]
+
+
+def overview_document(view: Overview, rows: Sequence[QueueStats]) -> OverviewDocument:
+    """Return queues at a glance; a number that is an estimate is not ``exact``."""
+    return {
+        "as_of": view.as_of,
+        "health": health_document(view),
+        "pollers": view.pollers,
+        "queues": [queue_stats_document(row) for row in rows],
+    }
+
+
+def health_document(view: Overview) -> HealthDocument:
+    """Return the judgement of all queues."""
+    found = health(view)
+    return {
+        "level": found.level,
+        "sentence": found.sentence,
+        "notes": found.notes,
+        "late": found.late,
+        "unserved": found.unserved,
+        "paused": found.paused,
+    }
+
+
+def queue_stats_document(row: QueueStats) -> QueueStatsDocument:
+    """Return the figures of one queue."""
+    return {
+        "queue": row.queue,
+        "paused": row.paused,
+        "late": row.late,
+        "pollers": row.pollers,
+        "oldest_seconds": _seconds(row.oldest),
+        "rate_in": row.rate_in,
+        "rate_out": row.rate_out,
+        "failed_last_hour": row.failed,
+        "drain_seconds": _seconds(row.drain),
+        "tasks": {name: {"count": one.number, "exact": one.exact} for name, one in row.statuses.items()},
+    }
+
+
+class PauseDocument(TypedDict):
+    """A pause in effect. ``until`` None: until the queue is resumed."""
+
+    since: datetime | None
+    until: datetime | None
+    by: str
+    reason: str
+
+
+def pause_document(row: Queue) -> PauseDocument:
+    """Return the pause of a queue that is paused."""
+    return {"since": row.paused_time, "until": row.paused_until, "by": row.paused_by, "reason": row.paused_reason}
+
+
+class PollerDocument(TypedDict):
+    """A poller as it last reported. ``alive``: it has not stopped, and has not missed three heartbeats."""
+
+    poller: str
+    host: str
+    pid: int
+    version: str
+    state: str
+    alive: bool
+    queues: list[str]
+    slots: int
+    held: int
+    finished: int
+    failed: int
+    started: datetime
+    heartbeat: datetime
+    requested_command: str
+
+
+def poller_document(row: Poller, *, alive: bool, queues: Sequence[str]) -> PollerDocument:
+    """Return a poller, with those of its queues that are shown."""
+    return {
+        "poller": row.instance,
+        "host": row.host,
+        "pid": row.pid,
+        "version": row.version,
+        "state": row.state,
+        "alive": alive,
+        "queues": list(queues),
+        "slots": row.slots,
+        "held": row.held,
+        "finished": row.finished,
+        "failed": row.failed,
+        "started": row.start_time,
+        "heartbeat": row.heartbeat_time,
+        "requested_command": row.requested_command,
+    }
+
+
+class FailureDocument(TypedDict):
+    """Failures that have queue, exception, place in the code and message in common.
+
+    ``failed``: attempts that failed, by window. ``open``: tasks that are in ERROR or POISON because of it; with
+    ``open_more`` there are more.
+    """
+
+    fingerprint: str
+    queue: str
+    error_type: str
+    place: str
+    message: str
+    first_seen: datetime
+    last_seen: datetime
+    failed: dict[str, int]
+    open: int
+    open_more: bool
+
+
+def failure_document(group: FailureGroup, stats: FailureStats) -> FailureDocument:
+    """Return a failure group, secrets masked."""
+    return {
+        "fingerprint": group.fingerprint,
+        "queue": group.queue,
+        "error_type": group.error_type,
+        "place": group.frame,
+        "message": masked_text(group.message),
+        "first_seen": group.first_seen,
+        "last_seen": group.last_seen,
+        "failed": dict(stats.counts),
+        "open": stats.open.number,
+        "open_more": stats.open.more,
+    }
+
+
+class AuditDocument(TypedDict):
+    """One act of an operator."""
+
+    id: int
+    time: datetime
+    actor: str
+    source: str
+    verb: str
+    queue: str
+    query: str
+    reason: str
+    changed: int
+    skipped: int
+    details: Mapping[str, object]
+    operation: int | None
+
+
+def audit_document(entry: AuditEntry) -> AuditDocument:
+    """Return an audit entry, secrets masked."""
+    details = masked(entry.details)
+    return {
+        "id": entry.pk,
+        "time": entry.time,
+        "actor": entry.actor,
+        "source": entry.source,
+        "verb": entry.verb,
+        "queue": entry.queue,
+        "query": entry.query,
+        "reason": entry.reason,
+        "changed": entry.changed,
+        "skipped": entry.skipped,
+        "details": details if isinstance(details, dict) else {},
+        "operation": entry.operation_id,
+    }
+
+
+class PointDocument(TypedDict):
+    """What happened in one step of time. Run and wait are quantiles in seconds, None where nothing was measured."""
+
+    time: datetime
+    seconds: float
+    outcomes: dict[str, int]
+    run_p50: float | None
+    run_p95: float | None
+    wait_p50: float | None
+    wait_p95: float | None
+
+
+def point_document(point: Point) -> PointDocument:
+    """Return one step of a series."""
+    return {
+        "time": point.time,
+        "seconds": point.seconds,
+        "outcomes": dict(point.outcomes),
+        "run_p50": point.run(0.5),
+        "run_p95": point.run(0.95),
+        "wait_p50": point.wait(0.5),
+        "wait_p95": point.wait(0.95),
+    }
+
+
+class FindingDocument(TypedDict):
+    """A finding of the doctor with its remedy. ``level`` is error, warning or info; ``id`` is stable."""
+
+    level: str
+    id: str
+    words: str
+    remedy: str
+
+
+def finding_document(finding: Finding) -> FindingDocument:
+    """Return a finding."""
+    return {"level": finding.level, "id": finding.id, "words": finding.words, "remedy": finding.remedy}
+
+
+def _seconds(value: timedelta | None) -> float | None:
+    return None if value is None else value.total_seconds()
