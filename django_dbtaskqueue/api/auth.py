@@ -1,128 +1,141 @@
-"""Authentication and errors of the JSON API: off by default; a session with CSRF, or a token; JSON in and out."""
+"""From a route to a Django view: who calls, what was sent, what is answered. Off by default.
+
+A caller has a session, with CSRF, or a token. JSON in and out, errors included.
+"""
 
 from __future__ import annotations
 
 import hashlib
-import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from datetime import timedelta
 from functools import wraps
 from typing import Any
 
 from django.contrib.auth import get_user_model
 from django.contrib.auth.decorators import login_not_required
 from django.core.exceptions import ImproperlyConfigured, PermissionDenied
+from django.db.models import Q
+from django.db.models.functions import Now
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase, JsonResponse
 from django.utils.crypto import constant_time_compare
 from django.views.decorators.csrf import csrf_exempt, csrf_protect
 
+from django_dbtaskqueue.api.routing import Call, Route
 from django_dbtaskqueue.conf import settings as conf
-from django_dbtaskqueue.core.exceptions import SearchTooSlow, TaskQueueError, near_match
-from django_dbtaskqueue.db.session import migrated
-from django_dbtaskqueue.operations.permissions import Actor
+from django_dbtaskqueue.core.exceptions import SearchTooSlow, TaskQueueError
+from django_dbtaskqueue.db.session import alias_for, migrated
+from django_dbtaskqueue.models import ApiToken
+from django_dbtaskqueue.models.operations import OPERATE_SCOPE
+from django_dbtaskqueue.operations.bounds import BadInput, is_storable
+from django_dbtaskqueue.operations.permissions import Actor, Scope
 
 AUTH_SCHEME = "Bearer "
-JsonObject = dict[str, Any]
-View = Callable[..., JsonObject]
+API_SOURCE = "api"
+LAST_USE_PRECISION = timedelta(minutes=1)  # a token's last use is written at most as often
 Entry = Callable[..., HttpResponseBase]
 
 
-class ApiError(Exception):
-    """The error of a request, with its HTTP status."""
+def opened(view: Entry) -> Entry:
+    """Answer 404 while ``DBTASKQUEUE["API"]`` is not True. The site's middlewares are kept away."""
 
-    def __init__(self, code: int, message: str) -> None:
-        self.code = code
-        super().__init__(message)
+    @csrf_exempt
+    @login_not_required
+    @wraps(view)
+    def entry(request: HttpRequest, **parts: Any) -> HttpResponseBase:
+        if not conf.settings().api:
+            raise Http404('DBTASKQUEUE["API"] is not True.')
+        return view(request, **parts)
+
+    return entry
 
 
-def endpoint(method: str, *, created: bool = False) -> Callable[[View], Entry]:
-    """Make a view of ``function(request, actor, **arguments) -> JSON``.
+def entry_of(route: Route) -> Entry:
+    """Return the Django view of a route.
 
-    It answers 404 while ``DBTASKQUEUE["API"]`` is not True. With a token the request acts for the token's user, and
-    cookies are ignored. Without one it acts for the session's user, and CSRF is checked. ``created``: status 202.
+    With a token the request acts for the token's user, and cookies are ignored. Without one it acts for the session's
+    user, and CSRF is checked.
     """
 
-    def decorate(view: View) -> Entry:
-        def answer(request: HttpRequest, **arguments: Any) -> HttpResponse:
-            user = getattr(request, "user", None)
-            if request.method != method:
-                return _error(405, f"Use {method}.", Allow=method)
-            if user is None or not user.is_authenticated:
-                return _error(401, "Log in, or send a token: Authorization: Bearer …", **{"WWW-Authenticate": "Bearer"})
-            return _answer(lambda: view(request, Actor(user, "api"), **arguments), created=created)
+    def answer(request: HttpRequest, actor: Actor | None, parts: Mapping[str, Any]) -> HttpResponse:
+        if request.method != route.method:
+            return error(405, f"Use {route.method}.", Allow=route.method)
+        if actor is None:
+            words = "Log in, or send a token that is valid: Authorization: Bearer …"
+            return error(401, words, **{"WWW-Authenticate": "Bearer"})
+        for name, part in parts.items():
+            if isinstance(part, str) and not is_storable(part):
+                raise BadInput(name, "has a NUL character or half of a surrogate pair; leave it out.")
+        return reply(route.view(Call(request, actor, route.read(request)), **parts), route.status)
 
-        protected = csrf_protect(answer)
+    def with_session(request: HttpRequest, **parts: Any) -> HttpResponse:
+        user = getattr(request, "user", None)
+        known = user is not None and user.is_authenticated
+        return _caught(lambda: answer(request, Actor(user, API_SOURCE) if known else None, parts))
 
-        # The middlewares skip this view; without a token it makes the same checks itself.
-        @csrf_exempt
-        @login_not_required
-        @wraps(view)
-        def entry(request: HttpRequest, **arguments: Any) -> HttpResponseBase:
-            if not conf.settings().api:
-                raise Http404('DBTASKQUEUE["API"] is not True.')
-            token = request.headers.get("Authorization", "")
-            if not token.startswith(AUTH_SCHEME):
-                return protected(request, **arguments)
-            request.user = _user_of(token.removeprefix(AUTH_SCHEME).strip())
-            return answer(request, **arguments)
+    protected = csrf_protect(with_session)
 
-        return entry
+    @wraps(route.view)
+    def entry(request: HttpRequest, **parts: Any) -> HttpResponseBase:
+        token = request.headers.get("Authorization", "")
+        if not token.startswith(AUTH_SCHEME):
+            return protected(request, **parts)
+        return _caught(lambda: answer(request, actor_of(token.removeprefix(AUTH_SCHEME).strip()), parts))
 
-    return decorate
-
-
-def body(request: HttpRequest, *allowed: str) -> JsonObject:
-    """Return the JSON object of a request; raise ``ApiError`` for anything else, and for a key that is not allowed."""
-    try:
-        given = json.loads(request.body or b"{}")
-    except ValueError as error:
-        raise ApiError(400, f"The body is not JSON: {error}") from None
-    if not isinstance(given, dict):
-        raise ApiError(400, f"The body must be a JSON object, not {type(given).__name__}.")
-    for key in given:
-        if key not in allowed:
-            known = f"{near_match(key, allowed)} Known are {', '.join(allowed)}."
-            raise ApiError(400, f"There is no key {key!r} here.{known}")
-    return given
+    return opened(entry)
 
 
-def typed(given: JsonObject, key: str, kind: type, default: Any) -> Any:
-    """Return a value of the body, or ``ApiError`` when it is of another type."""
-    value = given.get(key, default)
-    if value is not default and (not isinstance(value, kind) or (kind is int and isinstance(value, bool))):
-        raise ApiError(400, f"{key!r} must be of type {kind.__name__}, not {value!r}.")
-    return value
+@opened
+def not_found(request: HttpRequest) -> HttpResponse:
+    """Answer an address that the table of routes does not have."""
+    return error(404, "There is nothing at this address. openapi.json says what there is.")
 
 
-def _answer(get_document: Callable[[], JsonObject], *, created: bool) -> HttpResponse:
-    try:
-        with migrated():
-            return _json(get_document(), 202 if created else 200)
-    except ApiError as error:
-        return _error(error.code, str(error))
-    except SearchTooSlow as error:
-        return _error(503, str(error), **{"Retry-After": "10"})
-    except PermissionDenied as error:
-        return _error(403, str(error))
-    except Http404 as error:
-        return _error(404, str(error))
-    except (TaskQueueError, ImproperlyConfigured) as error:
-        return _error(400, str(error))
-
-
-def _json(document: JsonObject, status: int, **headers: str) -> HttpResponse:
+def reply(document: Mapping[str, Any], status: int = 200, **headers: str) -> HttpResponse:
+    """Return a document as an answer that is not cached."""
     headers["Cache-Control"] = "no-store"
     return JsonResponse(document, status=status, json_dumps_params={"ensure_ascii": False}, headers=headers)
 
 
-def _error(status: int, message: str, **headers: str) -> HttpResponse:
-    return _json({"error": message}, status, **headers)
+def error(status: int, message: str, **headers: str) -> HttpResponse:
+    """Return an error as an answer."""
+    return reply({"error": message}, status, **headers)
 
 
-def _user_of(token: str) -> Any:
-    """Return the active user of a token, or None. Compares hashes, and always all of them."""
+def _caught(get_answer: Callable[[], HttpResponse]) -> HttpResponse:
+    try:
+        with migrated():
+            return get_answer()
+    except SearchTooSlow as failure:
+        return error(503, str(failure), **{"Retry-After": "10"})
+    except PermissionDenied as failure:
+        return error(403, str(failure))
+    except Http404 as failure:
+        return error(404, str(failure))
+    except (TaskQueueError, ImproperlyConfigured) as failure:
+        return error(400, str(failure))
+
+
+# -- tokens ------------------------------------------------------------------------------------------------------------
+
+
+def actor_of(token: str) -> Actor | None:
+    """Return whom a token stands for, or None for an unknown or an expired one, or one of an inactive user."""
     digest = hashlib.sha256(token.encode(errors="replace")).hexdigest()
+    # All are compared, so that the time tells nothing.
     found = [name for name, known in conf.settings().api_tokens.items() if constant_time_compare(known, digest)]
-    if not found:
+    if found:
+        return _actor(found[0], Scope())
+    tokens: Any = ApiToken.objects.using(alias_for("", None))
+    live = tokens.filter(Q(expire_time__isnull=True) | Q(expire_time__gt=Now()), digest=digest)
+    row = live.annotate(clock=Now()).first()
+    if row is None:
         return None
+    if row.last_used_time is None or row.clock - row.last_used_time >= LAST_USE_PRECISION:
+        tokens.filter(pk=row.pk).update(last_used_time=Now())
+    return _actor(row.user, Scope(row.scope == OPERATE_SCOPE, tuple(map(str, row.queues))))
+
+
+def _actor(name: str, scope: Scope) -> Actor | None:
     users: Any = get_user_model()
-    return users._default_manager.filter(**{users.USERNAME_FIELD: found[0], "is_active": True}).first()
+    user = users._default_manager.filter(**{users.USERNAME_FIELD: name, "is_active": True}).first()
+    return None if user is None else Actor(user, API_SOURCE, scope)
