@@ -1,23 +1,117 @@
-"""Routes of the JSON API: ``path("taskqueue/api/", include("django_dbtaskqueue.api.urls"))``."""
+"""The table of routes of the JSON API: ``path("taskqueue/api/", include("django_dbtaskqueue.api.urls"))``."""
 
 from __future__ import annotations
 
-from django.urls import path
+from datetime import timedelta
 
-from django_dbtaskqueue.api import views
+from django.urls import path, re_path
+
+from django_dbtaskqueue.api import monitoring, views
+from django_dbtaskqueue.api.auth import entry_of, not_found
+from django_dbtaskqueue.api.openapi import document_of
+from django_dbtaskqueue.api.routing import (
+    LENGTH_KIND,
+    MOMENT_KIND,
+    OBJECT_KIND,
+    POSITIVE_KIND,
+    REASON_KIND,
+    TEXT_KIND,
+    TEXTS_KIND,
+    WHOLE_LIST_KIND,
+    Field,
+    Route,
+    one_of,
+    up_to,
+)
+from django_dbtaskqueue.models.operations import STATES
+from django_dbtaskqueue.operations.search import QUALIFIERS
+from django_dbtaskqueue.operations.verbs import HousekeepOptions
+
+MAX_PAGE_ROWS = 500
+SEARCH = Field("q", TEXT_KIND, "a search, such as status:ERROR queue:claims", "")
+SEARCH_FIELDS = (SEARCH, *(Field(name, TEXT_KIND, one.help, "") for name, one in QUALIFIERS.items()))
+PAGE = (
+    Field("limit", up_to(MAX_PAGE_ROWS), "how many rows", 50),
+    Field("before", POSITIVE_KIND, "only rows with a smaller id: the next page", None),
+)
+QUEUE = Field("queue", TEXT_KIND, "a queue's name", "")
+REASON = Field("reason", REASON_KIND, "why, for the audit", "")
+RETENTION = (
+    Field("older_than", LENGTH_KIND, "for housekeep: finished that long ago", HousekeepOptions().older_than),
+    Field("to", one_of("history", "delete"), "for housekeep: where finished tasks go", HousekeepOptions().to),
+)
+MAX_TASKS = Field("limit", POSITIVE_KIND, "change or skip at most this many tasks", None)
+PAUSE_FIELDS = (
+    REASON,
+    Field("for", LENGTH_KIND, "how long", None),
+    Field("until", MOMENT_KIND, "when the pause ends", None),
+)
+SETTING_FIELDS = (
+    REASON,
+    Field("values", OBJECT_KIND, "settings by name", {}),
+    Field("reset", TEXTS_KIND, "settings that become the project's again", ()),
+)
+AUDIT_FIELDS = (
+    QUEUE,
+    Field("actor", TEXT_KIND, "a user's name", ""),
+    Field("verb", TEXT_KIND, "a verb", ""),
+    *PAGE,
+)
+SINCE = Field("since", LENGTH_KIND, "how far back", timedelta(hours=1))
+STATE = Field("state", one_of(*(name for name, _label in STATES)), "a state", "")
+IDS = Field("ids", WHOLE_LIST_KIND, "ids of up to 1,000 tasks", required=True)
+
+ROUTES = (
+    Route("GET", "health", monitoring.health, needs="view_queue"),
+    Route("GET", "status", monitoring.status, query=(QUEUE,), needs="view_queue"),
+    Route("GET", "trends", monitoring.trend, query=(QUEUE, SINCE), needs="view_queue"),
+    Route("GET", "doctor", monitoring.doctor, needs="view_queue"),
+    Route("GET", "tasks", views.tasks, query=(*SEARCH_FIELDS, *PAGE), needs="view_task"),
+    Route("GET", "tasks/count", views.count_tasks, query=SEARCH_FIELDS, needs="view_task"),
+    Route("GET", "tasks/<int:pk>", views.task, query=(QUEUE,), needs="view_task; view_payload for what is in it"),
+    Route(
+        "POST", "tasks/<str:verb>/ids", views.act_on_task_ids, body=(IDS, QUEUE, REASON, *RETENTION),
+        needs="the verb's permission",
+    ),
+    Route(
+        "POST", "tasks/<str:verb>/preview", views.preview_search, body=(SEARCH, *RETENTION),
+        needs="the verb's permission, view_task",
+    ),
+    Route(
+        "POST", "tasks/<str:verb>/search", views.act_on_search, body=(SEARCH, REASON, MAX_TASKS, *RETENTION),
+        status=202, needs="the verb's permission",
+    ),
+    Route("GET", "operations", views.operations, query=(STATE, *PAGE), needs="view_bulkoperation"),
+    Route("GET", "operations/<int:pk>", views.operation, needs="view_bulkoperation"),
+    Route(
+        "POST", "operations/<int:pk>/cancel", views.cancel_operation, body=(REASON,),
+        needs="the permission of the operation's verb",
+    ),
+    Route("GET", "queues", monitoring.queues, needs="view_queue"),
+    Route("POST", "queues/<path:queue>/pause", monitoring.pause_queue, body=PAUSE_FIELDS, needs="pause_queue"),
+    Route("POST", "queues/<path:queue>/start", monitoring.start_queue, body=(REASON,), needs="pause_queue"),
+    Route(
+        "POST", "queues/<path:queue>/settings", monitoring.change_queue_settings, body=SETTING_FIELDS,
+        needs="change_queue_settings",
+    ),
+    Route(
+        "POST", "queues/<path:queue>/purge", views.purge_queue,
+        body=(Field("confirm", TEXT_KIND, "the queue's name again", ""), REASON), status=202, needs="purge_queue",
+    ),
+    Route("GET", "queues/<path:queue>", monitoring.queue, needs="view_queue"),
+    Route("GET", "pollers", monitoring.pollers, needs="view_poller"),
+    Route(
+        "POST", "pollers/<path:poller>/<str:command>", monitoring.command_poller, body=(REASON,),
+        needs="control_poller on each queue it serves",
+    ),
+    Route("GET", "failures", monitoring.failures, query=(QUEUE, PAGE[0]), needs="view_failuregroup"),
+    Route("GET", "failures/<str:fingerprint>", monitoring.failure, needs="view_failuregroup"),
+    Route("GET", "audit", monitoring.audit, query=AUDIT_FIELDS, needs="view_auditentry"),
+)  # fmt: skip
 
 app_name = "dbtaskqueue_api"
 urlpatterns = [
-    path("tasks", views.tasks, name="tasks"),
-    path("tasks/count", views.count, name="count"),
-    path("tasks/<int:pk>", views.task, name="task"),
-    path("tasks/<str:verb>/ids", views.on_ids, name="on_ids"),
-    path("tasks/<str:verb>/preview", views.preview, name="preview"),
-    path("tasks/<str:verb>/search", views.on_search, name="on_search"),
-    path("operations/<int:pk>", views.operation, name="operation"),
-    path("operations/<int:pk>/cancel", views.cancel, name="cancel"),
-    path("queues", views.queues, name="queues"),
-    path("queues/<path:queue>/pause", views.pause, name="pause"),
-    path("queues/<path:queue>/start", views.start, name="start"),
-    path("queues/<path:queue>/purge", views.purge, name="purge"),
+    path("openapi.json", document_of(ROUTES), name="openapi"),
+    *(path(route.path, entry_of(route), name=route.name) for route in ROUTES),
+    re_path("", not_found),
 ]

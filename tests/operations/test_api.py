@@ -275,7 +275,7 @@ def test_purge_repeats_the_queue_s_name_and_gives_a_reason() -> None:
         ("tasks/delete/ids", {"ids": [1]}, 400, "delete needs a reason"),
         ("tasks/reprocess/search", {"q": ""}, 400, "An empty search would reprocess every task"),
         ("tasks/reprocess/search", {"q": "stauts:ERROR"}, 400, "Did you mean 'status'"),
-        ("tasks/reprocess/search", {"q": "status:ERROR", "limit": "1"}, 400, "'limit' must be of type int"),
+        ("tasks/reprocess/search", {"q": "status:ERROR", "limit": "many"}, 400, "'limit' must be a whole number"),
         ("tasks/housekeep/search", {"q": "status:ERROR", "older_than": "old"}, 400, "is not a duration"),
         ("tasks/housekeep/search", {"q": "status:ERROR", "to": "moon"}, 400, "'to' must be"),
         ("queues/parcels/pause", {"until": "soon"}, 400, "'until' must be a time"),
@@ -294,7 +294,7 @@ def test_a_fault_says_the_way_out(where: str, given: dict[str, Any], status: int
         ({"q": "stauts:ERROR"}, "Did you mean 'status'"),
         ({"status": "EROR"}, "Did you mean 'ERROR'"),
         ({"limit": "many"}, "must be a whole number"),
-        ({"stauts": "ERROR"}, "There is no parameter 'stauts'"),
+        ({"stauts": "ERROR"}, "'stauts' is not a parameter here. Did you mean 'status'"),
     ],
 )
 def test_a_wrong_search_is_explained_and_finds_nothing(query: dict[str, str], words: str) -> None:

@@ -1,0 +1,284 @@
+"""Queues, pollers, failures, the audit and the doctor over HTTP: as the admin and ``taskqueue`` show them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypedDict
+
+from django.http import Http404
+from django.utils import timezone
+
+from django_dbtaskqueue.api.routing import Call
+from django_dbtaskqueue.api.views import may_view, page
+from django_dbtaskqueue.conf import settings as conf
+from django_dbtaskqueue.conf.queue import stored
+from django_dbtaskqueue.db.session import alias_for
+from django_dbtaskqueue.models import AuditEntry, FailureGroup, Poller, Queue
+from django_dbtaskqueue.models.control import queue_names_in
+from django_dbtaskqueue.operations import queue_control
+from django_dbtaskqueue.operations.bounded_reads import statement_timeout
+from django_dbtaskqueue.operations.doctor import examine
+from django_dbtaskqueue.operations.monitor_documents import (
+    AuditDocument,
+    FailureDocument,
+    FindingDocument,
+    HealthDocument,
+    OverviewDocument,
+    PauseDocument,
+    PointDocument,
+    PollerDocument,
+    QueueStatsDocument,
+    audit_document,
+    failure_document,
+    finding_document,
+    health_document,
+    overview_document,
+    pause_document,
+    point_document,
+    poller_document,
+    queue_stats_document,
+)
+from django_dbtaskqueue.operations.queue_control import IN_EFFECT
+from django_dbtaskqueue.operations.queue_stats import Overview, alive, overview, stats_of_queue
+from django_dbtaskqueue.operations.trends import series, stats_of_groups
+from django_dbtaskqueue.operations.visibility import (
+    check_queue,
+    narrow,
+    queue_names,
+    visible_names,
+    visible_queues,
+)
+
+MAX_LISTED_ROWS = 500  # pollers, pauses
+
+
+class QueuePause(TypedDict):
+    """A queue, and its pause if it is paused."""
+
+    queue: str
+    paused: PauseDocument | None
+
+
+class QueueList(TypedDict):
+    """The health of all queues, and each queue that is known."""
+
+    health: HealthDocument
+    queues: list[QueuePause]
+
+
+class QueueDetail(TypedDict):
+    """One queue: its figures, its pause, and what operators set while it runs."""
+
+    queue: str
+    paused: PauseDocument | None
+    overrides: dict[str, object]
+    stats: QueueStatsDocument
+
+
+class Paused(TypedDict):
+    """How many queues this request paused."""
+
+    paused: int
+
+
+class Started(TypedDict):
+    """How many queues this request resumed."""
+
+    started: int
+
+
+class Overrides(TypedDict):
+    """Every setting of the queue that differs from the project's."""
+
+    overrides: dict[str, object]
+
+
+class PollerList(TypedDict):
+    """The pollers, the one that reported last first."""
+
+    pollers: list[PollerDocument]
+
+
+class Commanded(TypedDict):
+    """How many pollers got the command."""
+
+    commanded: int
+
+
+class FailureList(TypedDict):
+    """Failure groups, the one seen last first."""
+
+    failures: list[FailureDocument]
+
+
+class AuditPage(TypedDict):
+    """Acts of operators, the newest first. ``before`` leads to the next page."""
+
+    entries: list[AuditDocument]
+    before: int | None
+
+
+class Series(TypedDict):
+    """What happened over time, the oldest step first."""
+
+    points: list[PointDocument]
+
+
+class Findings(TypedDict):
+    """What is wrong, the worst first."""
+
+    findings: list[FindingDocument]
+
+
+def health(call: Call) -> HealthDocument:
+    """Judge all queues: are they on time, served, paused?"""
+    return health_document(_overview(call))
+
+
+def status(call: Call) -> OverviewDocument:
+    """Return the figures of every queue, or of one."""
+    found, name = _overview(call), call.given["queue"]
+    if name:
+        check_queue(name, call.actor)
+    return overview_document(found, [row for row in found.queues if name in ("", row.queue)])
+
+
+def trend(call: Call) -> Series:
+    """Return attempts by outcome, run times and waits over time, of every queue or of one."""
+    may_view(call.actor, Queue)
+    name = call.given["queue"]
+    if name:
+        check_queue(name, call.actor)
+    points = series(None, call.given["since"], name or None, among=visible_queues(call.actor))
+    return {"points": [point_document(point) for point in points]}
+
+
+def doctor(call: Call) -> Findings:
+    """Examine queues, pollers, settings and the database."""
+    may_view(call.actor, Queue)
+    return {"findings": [finding_document(one) for one in examine() if all(map(call.actor.sees, one.queues))]}
+
+
+# -- queues ------------------------------------------------------------------------------------------------------------
+
+
+def queues(call: Call) -> QueueList:
+    """Return the health, the known queues, and the pause of each."""
+    paused = _pauses(call)
+    names = sorted({*conf.known_queues(), *paused}) if call.actor.sees_all else visible_queues(call.actor) or []
+    return {
+        "health": health_document(_overview(call)),
+        "queues": [{"queue": name, "paused": paused.get(name)} for name in names],
+    }
+
+
+def queue(call: Call, queue: str) -> QueueDetail:
+    """Return one queue."""
+    may_view(call.actor, Queue)
+    if not call.actor.sees(queue) or queue not in queue_names():
+        raise Http404(f"There is no queue {queue}.")
+    row = Queue.objects.using(alias_for(queue, None, write=False)).filter(pk=queue).first()
+    return {
+        "queue": queue,
+        "paused": _pauses(call).get(queue),
+        "overrides": dict(row.overrides or {}) if row else {},
+        "stats": queue_stats_document(stats_of_queue(queue)),
+    }
+
+
+def pause_queue(call: Call, queue: str) -> Paused:
+    """Pause a queue, for a time, until a time, or until it is resumed."""
+    length, until = call.given["for"], call.given["until"]
+    until = timezone.now() + length if length is not None else until
+    paused = queue_control.pause_queues([queue], call.actor, reason=call.given["reason"], until=until)
+    return {"paused": paused}
+
+
+def start_queue(call: Call, queue: str) -> Started:
+    """End a queue's pause."""
+    return {"started": queue_control.resume_queues([queue], call.actor, reason=call.given["reason"])}
+
+
+def change_queue_settings(call: Call, queue: str) -> Overrides:
+    """Set runtime overrides of a queue, and remove others. Pollers follow within a heartbeat."""
+    values = stored(call.given["values"], where="'values'")
+    changed = queue_control.change_settings(
+        queue, values, call.actor, reset=call.given["reset"], reason=call.given["reason"]
+    )
+    return {"overrides": changed}
+
+
+# -- pollers -----------------------------------------------------------------------------------------------------------
+
+
+def pollers(call: Call) -> PollerList:
+    """Return the pollers as they last reported."""
+    may_view(call.actor, Poller)
+    rows = narrow(Poller.objects.using(alias_for("", None, write=False)).all(), call.actor)
+    living = alive(rows.db)
+    found = rows.order_by("-heartbeat_time", "pk")[:MAX_LISTED_ROWS]
+    return {
+        "pollers": [
+            poller_document(
+                row, alive=row.instance in living, queues=visible_names(queue_names_in(row.queues), call.actor)
+            )
+            for row in found
+        ]
+    }
+
+
+def command_poller(call: Call, poller: str, command: str) -> Commanded:
+    """Send a command to a poller. It follows at its next heartbeat."""
+    if command not in queue_control.POLLER_VERBS:
+        raise Http404(f"There is no command {command!r}; they are {', '.join(queue_control.POLLER_VERBS)}.")
+    alias, reason = alias_for("", None), call.given["reason"]
+    number = queue_control.command_pollers([poller], command, call.actor, reason=reason, using=alias)
+    if not number:
+        raise Http404(f"There is no running poller {poller}.")
+    return {"commanded": number}
+
+
+# -- failures and the audit --------------------------------------------------------------------------------------------
+
+
+def failures(call: Call) -> FailureList:
+    """Return failure groups."""
+    may_view(call.actor, FailureGroup)
+    rows = narrow(FailureGroup.objects.using(alias_for("", None, write=False)).all(), call.actor)
+    if call.given["queue"]:
+        rows = rows.filter(queue=call.given["queue"])
+    with statement_timeout(rows.db):
+        found = list(rows.order_by("-last_seen", "pk")[: call.given["limit"]])
+        stats = stats_of_groups([row.fingerprint for row in found], rows.db)
+    return {"failures": [failure_document(row, one) for row, one in zip(found, stats, strict=True)]}
+
+
+def failure(call: Call, fingerprint: str) -> FailureDocument:
+    """Return one failure group."""
+    may_view(call.actor, FailureGroup)
+    rows = narrow(FailureGroup.objects.using(alias_for("", None, write=False)).all(), call.actor)
+    row = rows.filter(pk=fingerprint).first()
+    if row is None:
+        raise Http404(f"There is no failure group {fingerprint}.")
+    (stats,) = stats_of_groups([row.fingerprint], rows.db)
+    return failure_document(row, stats)
+
+
+def audit(call: Call) -> AuditPage:
+    """Return who did what."""
+    may_view(call.actor, AuditEntry)
+    rows = narrow(AuditEntry.objects.using(alias_for("", None, write=False)).all(), call.actor)
+    given = {name: call.given[name] for name in ("queue", "actor", "verb") if call.given[name]}
+    found, before = page(rows.filter(**given), call)
+    return {"entries": [audit_document(row) for row in found], "before": before}
+
+
+def _overview(call: Call) -> Overview:
+    may_view(call.actor, Queue)
+    return overview(only=visible_queues(call.actor))
+
+
+def _pauses(call: Call) -> Mapping[str, PauseDocument]:
+    may_view(call.actor, Queue)
+    rows: Any = narrow(Queue.objects.using(alias_for("", None, write=False)).filter(IN_EFFECT), call.actor)
+    return {row.name: pause_document(row) for row in rows[:MAX_LISTED_ROWS]}
