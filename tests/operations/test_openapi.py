@@ -1,0 +1,262 @@
+"""The API describes itself: the document is valid, each route answers as it says, and nothing else is there."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from django.core.management import call_command
+from django.test import Client
+from django.urls import include, path
+from django.utils import timezone
+from jsonschema import Draft202012Validator
+from openapi_spec_validator import validate
+
+from django_dbtaskqueue.api.urls import ROUTES
+from django_dbtaskqueue.core.states import Status
+from django_dbtaskqueue.models import (
+    ApiToken,
+    Attempt,
+    AuditEntry,
+    BulkOperation,
+    FailureCount,
+    FailureGroup,
+    Metric,
+    Poller,
+    Queue,
+)
+from django_dbtaskqueue.operations import bulk
+from django_dbtaskqueue.operations.queue_control import pause
+from tests.factories import QUEUE, make_task
+
+urlpatterns = [path("here/api/", include("django_dbtaskqueue.api.urls"))]
+pytestmark = [pytest.mark.django_db, pytest.mark.urls(__name__)]
+ROOT = "/here/api"
+FINGERPRINT = "f" * 40
+# What each POST is sent; a route without an entry here fails.
+BODIES: dict[str, dict[str, Any]] = {
+    "act_on_task_ids": {"ids": [1, 2], "reason": "why"},
+    "preview_search": {"q": "status:ERROR"},
+    "act_on_search": {"q": "status:ERROR", "reason": "why", "limit": 5},
+    "cancel_operation": {"reason": "why"},
+    "pause_queue": {"reason": "why", "for": "30m"},
+    "start_queue": {},
+    "change_queue_settings": {"values": {"batch_size": 7, "lease": "5m"}, "reset": ["ttl"]},
+    "purge_queue": {"confirm": QUEUE, "reason": "why"},
+    "command_poller": {"reason": "why"},
+}
+QUERIES = {"tasks": {"q": "status:ERROR", "limit": "1"}, "trend": {"since": "2h"}, "status": {"queue": QUEUE}}
+
+
+@pytest.fixture(autouse=True)
+def _open(settings: Any) -> None:
+    settings.DBTASKQUEUE = {"QUEUES": {QUEUE: {}}, "API": True}
+
+
+@pytest.fixture
+def ada() -> Client:
+    client = Client()
+    client.force_login(User.objects.create_superuser("ada"))
+    return client
+
+
+@pytest.fixture
+def parts() -> dict[str, Any]:
+    """Make one of everything; return what stands for each part of an address."""
+    task = make_task(Status.ERROR, fingerprint=FINGERPRINT, payload={"n": 1}, process_result="ValueError: no")
+    make_task(Status.ERROR)
+    Attempt.objects.create(
+        task_id=task.pk, queue=QUEUE, attempt=1, total_attempt=1, error_type="ValueError", message="no", traceback="no"
+    )
+    Poller.objects.create(instance="host:1/2", state="RUNNING", queues=[QUEUE, {"queue": "letters", "weight": 2}])
+    times = {"first_seen": task.create_time, "last_seen": task.create_time}
+    FailureGroup.objects.create(fingerprint=FINGERPRINT, queue=QUEUE, message="password=hunter2", **times)
+    FailureCount.objects.create(fingerprint=FINGERPRINT, minute=task.create_time, count=3)
+    Metric.objects.create(queue=QUEUE, minute=task.create_time, outcome="completed", count=3, runs={"5": 3})
+    pause([QUEUE], by="ada", reason="why")
+    operation = bulk.start("reprocess", "status:ERROR", None)
+    return {
+        "pk": {"operation": operation.pk, "cancel_operation": operation.pk, "task": task.pk},
+        "verb": "reprocess",
+        "queue": QUEUE,
+        "poller": "host:1/2",
+        "command": "drain",
+        "fingerprint": FINGERPRINT,
+    }
+
+
+def document(client: Client) -> dict[str, Any]:
+    answer = client.get(f"{ROOT}/openapi.json")
+    assert answer.status_code == 200, answer.content
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+def test_the_document_is_valid_and_needs_no_login() -> None:
+    found = document(Client())
+    validate(found)
+    assert found["openapi"].startswith("3.1") and found["servers"] == [{"url": ROOT}]
+    assert all(one["summary"] for operations in found["paths"].values() for one in operations.values())
+
+
+def test_the_document_has_every_route(ada: Client) -> None:
+    found = document(ada)
+    described = {one["operationId"] for operations in found["paths"].values() for one in operations.values()}
+    assert described == {route.name for route in ROUTES}
+    assert len(described) == len(ROUTES)
+
+
+@pytest.mark.parametrize("name", [route.name for route in ROUTES])
+def test_a_route_answers_as_its_schema_says(ada: Client, parts: dict[str, Any], name: str) -> None:
+    found = document(ada)
+    (way,) = [
+        (address, method, one)
+        for address, operations in found["paths"].items()
+        for method, one in operations.items()
+        if one["operationId"] == name
+    ]
+    address, method, described = way
+    for parameter in described["parameters"]:
+        if parameter["in"] == "path":
+            value = parts[parameter["name"]]
+            value = value[name] if isinstance(value, dict) else value
+            Draft202012Validator(parameter["schema"]).validate(value)
+            address = address.replace(f"{{{parameter['name']}}}", str(value))
+    if method == "get":
+        answer = ada.get(ROOT + address, QUERIES.get(name, {}))
+    else:
+        check(found, described["requestBody"]["content"]["application/json"]["schema"], BODIES[name])
+        answer = ada.post(ROOT + address, json.dumps(BODIES[name]), content_type="application/json")
+    (good,) = [code for code in described["responses"] if code.startswith("2")]
+    assert str(answer.status_code) == good, answer.content
+    check(found, described["responses"][good]["content"]["application/json"]["schema"], answer.json())
+    assert answer.json() not in ({}, [])
+
+
+def check(found: dict[str, Any], schema: dict[str, Any], value: Any) -> None:
+    Draft202012Validator({**schema, "components": found["components"]}).validate(value)
+
+
+def test_what_is_not_there_answers_json(ada: Client) -> None:
+    for where in ("", "/", "/nothing", "/tasks/", "/tasks/abc", "/tasks/1/2/3", "/queues/nosuch"):
+        answer = ada.get(ROOT + "/" + where.removeprefix("/"))
+        assert (answer.status_code, list(answer.json())) == (404, ["error"]), where
+
+
+@pytest.mark.parametrize("method", ["get", "post", "put", "patch", "delete", "options", "head"])
+def test_a_wrong_method_answers_json(ada: Client, parts: dict[str, Any], method: str) -> None:
+    for route in ROUTES:
+        if route.method.lower() == method:
+            continue
+        address = route.path
+        for part, value in parts.items():
+            for kind in ("int", "str", "path"):
+                value = value[route.name] if isinstance(value, dict) and route.name in value else value
+                address = address.replace(f"<{kind}:{part}>", str(value))
+        answer = getattr(ada, method)(f"{ROOT}/{address}")
+        assert (answer.status_code, answer.headers["Allow"]) == (405, route.method), address
+        assert method == "head" or "error" in answer.json()
+
+
+def test_the_figures_are_those_of_the_command_line(ada: Client, parts: dict[str, Any], capsys: Any) -> None:
+    call_command("taskqueue", "status", "--json")
+    printed = json.loads(capsys.readouterr().out)
+    served = ada.get(f"{ROOT}/status").json()
+    assert {**served, "as_of": ""} == {**printed, "as_of": ""}
+    assert ada.get(f"{ROOT}/health").json() == printed["health"]
+    call_command("taskqueue", "doctor", "--json")
+    assert ada.get(f"{ROOT}/doctor").json()["findings"] == json.loads(capsys.readouterr().out)
+
+
+def test_a_command_reaches_the_poller_and_leaves_a_record(ada: Client, parts: dict[str, Any]) -> None:
+    answer = ada.post(f"{ROOT}/pollers/host:1/2/drain", {}, content_type="application/json")
+    assert answer.json() == {"commanded": 1}
+    assert Poller.objects.get().requested_command == "drain"
+    assert [(one.actor, one.source) for one in AuditEntry.objects.filter(verb="control_pollers")] == [("ada", "api")]
+    for where in ("host:1/3/drain", "host:1/2/explode"):
+        assert ada.post(f"{ROOT}/pollers/{where}", {}, content_type="application/json").status_code == 404
+
+
+def test_settings_are_changed_within_what_a_row_may_say(ada: Client, parts: dict[str, Any]) -> None:
+    where = f"{ROOT}/queues/{QUEUE}/settings"
+    ada.post(where, {"values": {"lease": "5m"}}, content_type="application/json")
+    assert Queue.objects.get().overrides == {"lease": "PT5M"}
+    answer = ada.post(where, {"values": {"router": "os.system"}}, content_type="application/json")
+    assert (answer.status_code, "router" in answer.json()["error"]) == (400, True)
+    assert ada.post(where, {"reset": ["lease"]}, content_type="application/json").json() == {"overrides": {}}
+
+
+def test_secrets_in_failure_groups_are_masked(ada: Client, parts: dict[str, Any]) -> None:
+    assert ada.get(f"{ROOT}/failures/{FINGERPRINT}").json()["message"] == "password=•••"
+    assert ada.get(f"{ROOT}/failures", {"queue": QUEUE}).json()["failures"][0]["failed"]["7d"] == 3
+
+
+def test_lists_go_on_where_the_page_ends(ada: Client, parts: dict[str, Any]) -> None:
+    bulk.start("reprocess", "status:ERROR", None)
+    first = ada.get(f"{ROOT}/operations", {"limit": 1}).json()
+    rest = ada.get(f"{ROOT}/operations", {"limit": 1, "before": first["before"]}).json()
+    ids = [one["operation"] for found in (first, rest) for one in found["operations"]]
+    assert (ids, rest["before"]) == (sorted(BulkOperation.objects.values_list("pk", flat=True))[::-1], None)
+
+
+# -- tokens ------------------------------------------------------------------------------------------------------------
+
+
+def with_token(**facts: Any) -> Client:
+    """Return the client of a token of ada's."""
+    secret = f"secret-{ApiToken.objects.count()}"
+    digest = hashlib.sha256(secret.encode()).hexdigest()
+    ApiToken.objects.create(**{"user": "ada", "digest": digest, "queues": [], **facts})
+    return Client(headers={"Authorization": f"Bearer {secret}"})
+
+
+def test_a_token_that_reads_changes_nothing(ada: Client, parts: dict[str, Any]) -> None:
+    robot = with_token(scope="read")
+    assert robot.get(f"{ROOT}/tasks").json()["tasks"]
+    assert "payload" in robot.get(f"{ROOT}/tasks/{parts['pk']['task']}").json()
+    before = {model: model.objects.count() for model in (AuditEntry, BulkOperation)}
+    for route in ROUTES:
+        if route.method == "POST":
+            address = route.path
+            for part in ("verb", "command", "fingerprint"):
+                address = address.replace(f"<str:{part}>", parts[part])
+            for part in ("queue", "poller"):
+                address = address.replace(f"<path:{part}>", parts[part])
+            address = address.replace("<int:pk>", str(parts["pk"]["operation"]))
+            answer = robot.post(f"{ROOT}/{address}", json.dumps(BODIES[route.name]), content_type="application/json")
+            assert answer.status_code == 403, route
+    assert before == {model: model.objects.count() for model in before}
+
+
+def test_a_token_of_one_queue_sees_and_changes_only_that(ada: Client, settings: Any) -> None:
+    settings.DBTASKQUEUE |= {"QUEUES": {QUEUE: {}, "letters": {}}}
+    own, other = make_task(Status.ERROR, queue="letters"), make_task(Status.ERROR)
+    robot = with_token(queues=["letters"])
+    assert [row["id"] for row in robot.get(f"{ROOT}/tasks").json()["tasks"]] == [own.pk]
+    assert robot.get(f"{ROOT}/tasks/{other.pk}").status_code == 404
+    assert [row["queue"] for row in robot.get(f"{ROOT}/status").json()["queues"]] == ["letters"]
+    sent = {"ids": [own.pk, other.pk], "reason": "why"}
+    answer = robot.post(f"{ROOT}/tasks/reprocess/ids", sent, content_type="application/json").json()
+    assert answer == {"changed": 1, "skipped": 1, "skips": {"there is no such task": [other.pk]}}
+    for q, code in (("status:ERROR", 400), (f"queue:{QUEUE}", 400), ("queue:letters", 202)):
+        answer = robot.post(f"{ROOT}/tasks/reprocess/search", {"q": q}, content_type="application/json")
+        assert (answer.status_code, QUEUE in answer.content.decode()) == (code, q.endswith(QUEUE)), q
+    assert robot.post(f"{ROOT}/queues/{QUEUE}/pause", {}, content_type="application/json").status_code == 400
+    assert robot.post(f"{ROOT}/queues/letters/pause", {}, content_type="application/json").status_code == 200
+
+
+def test_a_token_ends_and_its_use_is_noted_at_most_once_a_minute(ada: Client) -> None:
+    now = timezone.now()
+    robot, late = with_token(expire_time=now + timedelta(days=1)), with_token(expire_time=now - timedelta(seconds=1))
+    assert late.get(f"{ROOT}/health").status_code == 401
+    assert robot.get(f"{ROOT}/health").status_code == 200
+    first = ApiToken.objects.order_by("pk")[0].last_used_time
+    assert robot.get(f"{ROOT}/health").status_code == 200
+    assert ApiToken.objects.order_by("pk")[0].last_used_time == first is not None
+    ApiToken.objects.update(last_used_time=now - timedelta(minutes=2))
+    assert robot.get(f"{ROOT}/health").status_code == 200
+    assert ApiToken.objects.order_by("pk")[0].last_used_time > now - timedelta(minutes=1)
