@@ -15,6 +15,7 @@ from django.core.management.base import BaseCommand
 
 import django_dbtaskqueue
 from django_dbtaskqueue import testing
+from django_dbtaskqueue.api.urls import ROUTES
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core import exceptions, retry
 from django_dbtaskqueue.core.states import EDGES, Edge, Status
@@ -204,3 +205,12 @@ def test_each_semantic_names_a_test_that_exists_or_says_not_yet() -> None:
         for name, path in tests:
             source = (DOCS / "reference" / path).read_text()
             assert f"def {name}(" in source, f"row {row[0]}: {path} has no {name}"
+
+
+# -- http-api.md -------------------------------------------------------------------------------------------------------
+
+
+def test_every_request_of_the_api_is_documented() -> None:
+    written = [(row[0], row[3]) for row in table(page("reference/http-api.md"), "## Requests")]
+    named = [(re.sub(r"<\w+:(\w+)>", lambda part: part[1].upper(), route.path), route) for route in ROUTES]
+    assert written == [(f"`{route.method} {address}`", route.needs) for address, route in named]
