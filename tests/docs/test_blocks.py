@@ -53,6 +53,9 @@ def reader(
         shutil.copytree(Path(__file__).parent / "existing_project", folder)
     else:
         folder.mkdir()
+    if page.name == "http-api.md":
+        settings.DBTASKQUEUE = {**settings.DBTASKQUEUE, "API": True}
+        settings.ROOT_URLCONF = "tests.docs.api_urls"
     if SPARK.search(page.read_text()):
         request.getfixturevalue("spark")  # what the page asks for is then the session that runs
     yield Reader(page, folder, postgres_process_database, settings)
