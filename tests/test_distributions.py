@@ -1,0 +1,122 @@
+"""What is uploaded: the sdist has what the tests need, the wheel built from it has the package and nothing else."""
+
+from __future__ import annotations
+
+import email
+import importlib.util
+import os
+import re
+import sys
+import tarfile
+import zipfile
+from email.message import Message
+from pathlib import Path, PurePosixPath
+
+import pytest
+
+from tests.docs.pages import PROJECT
+from tests.stranger.environments import REPOSITORY, execute
+
+pytestmark = pytest.mark.timeout(300)
+
+PACKAGE = "django_dbtaskqueue"
+TOP_LEVEL = {
+    *(PACKAGE, "example_project", "tests", "docs", "manage.py", "pyproject.toml", "README.md", "LICENSE"),
+    *("CHANGELOG.md", "PKG-INFO", ".ci", ".github", ".editorconfig", ".gitignore", ".pre-commit-config.yaml"),
+}
+# What a file of the package may be.
+SUFFIXES = {".py", ".html", ".css", ".js", ".po", ".mo", ".typed"}
+NAMES = {"LICENSE", "SHA256SUMS"}  # of vendored files
+RELATIVE_LINK = re.compile(r"\]\((?!https?://)[^)]+\)|^\[[^\]]+\]: (?!https?://)", re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Build the sdist, and the wheel from the sdist."""
+    missing = [name for name in ("build", "hatchling", "twine") if importlib.util.find_spec(name) is None]
+    if missing and "CI" not in os.environ:
+        pytest.skip(f'the extra "test" is not installed: {", ".join(missing)}')
+    folder = tmp_path_factory.mktemp("dist")
+    execute([sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), str(REPOSITORY)])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def source(dist: Path) -> Path:
+    """Unpack the sdist."""
+    (archive,) = dist.glob("*.tar.gz")
+    folder = dist / "unpacked"
+    with tarfile.open(archive) as tar:
+        tar.extractall(folder, filter="data")
+    (found,) = folder.iterdir()
+    return found
+
+
+@pytest.fixture(scope="module")
+def wheel(dist: Path) -> zipfile.ZipFile:
+    (found,) = dist.glob("*.whl")
+    return zipfile.ZipFile(found)
+
+
+def files_of(folder: Path) -> set[str]:
+    """Return the files below a folder that a commit could hold."""
+    found = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+    return {path.as_posix() for path in found if "__pycache__" not in path.parts}
+
+
+def test_the_index_accepts_both(dist: Path) -> None:
+    packages = sorted(str(path) for path in dist.iterdir() if path.is_file())
+    assert len(packages) == 2
+    execute([sys.executable, "-m", "twine", "check", "--strict", *packages])
+
+
+def test_the_page_of_the_index_has_working_links(wheel: zipfile.ZipFile) -> None:
+    (name,) = (name for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
+    metadata: Message = email.message_from_bytes(wheel.read(name))
+    assert metadata["Version"] == PROJECT["version"]
+    urls = dict(value.split(", ", 1) for value in metadata.get_all("Project-URL", []))
+    assert urls == PROJECT["urls"]
+    assert {"Documentation", "Source", "Issues", "Changelog"} <= set(urls)
+    text = metadata.get_payload()
+    assert PROJECT["urls"]["Source"] in text
+    assert RELATIVE_LINK.findall(text) == []
+
+
+def test_the_wheel_has_the_package_and_nothing_else(wheel: zipfile.ZipFile) -> None:
+    names = {name for name in wheel.namelist() if ".dist-info/" not in name}
+    assert names == {f"{PACKAGE}/{name}" for name in files_of(REPOSITORY / PACKAGE)}
+    stray = [name for name in map(PurePosixPath, names) if name.suffix not in SUFFIXES and name.name not in NAMES]
+    assert stray == []
+    assert not [name for name in names if re.search(r"(^|/)(tests?|conftest\.py)(/|$)", name)]
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "py.typed",
+        "migrations/0*.py",
+        "templates/**/*.html",
+        "static/dbtaskqueue/*.css",
+        "static/dbtaskqueue/vendor/*/SHA256SUMS",
+        *(f"locale/{code}/LC_MESSAGES/django.mo" for code in ("de", "es", "zh_Hans")),
+    ],
+)
+def test_the_wheel_has_what_is_no_python(wheel: zipfile.ZipFile, pattern: str) -> None:
+    here = {path.relative_to(REPOSITORY).as_posix() for path in (REPOSITORY / PACKAGE).glob(pattern)}
+    assert here
+    assert here <= set(wheel.namelist())
+
+
+def test_the_sdist_has_what_a_checkout_has(source: Path) -> None:
+    assert {path.name for path in source.iterdir()} == TOP_LEVEL
+    for name in ("tests", "docs", "example_project", ".ci", ".github"):
+        assert files_of(source / name) == files_of(REPOSITORY / name), name
+
+
+@pytest.mark.slow
+def test_all_tests_are_collected_from_the_sdist(source: Path) -> None:
+    env = {**os.environ, "PYTHONPATH": str(source), "PYTHONDONTWRITEBYTECODE": "1", "PYTEST_ADDOPTS": ""}
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-m", "", "-p", "no:cacheprovider"]
+    collected = execute(command, env=env, cwd=source)
+    found = set(re.findall(r"^(tests/\S+?\.py)::", collected, re.MULTILINE))
+    assert found == {path.relative_to(source).as_posix() for path in (source / "tests").rglob("test_*.py")}
