@@ -9,8 +9,6 @@
 
 While one of the databases is in use it *is* Django's ``default``, in every thread, and commits are real; a process
 started with its ``env`` sees the same data. Do not combine it with ``db`` or ``transactional_db``.
-
-With ``pytest -n 2`` tests run in two processes. Each has databases of its own on one server; a file stays in one.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ import tempfile
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import psycopg
@@ -34,9 +32,11 @@ from django.conf import settings
 from django.db import connections
 from django.db.backends.signals import connection_created
 from django.dispatch import receiver
+from django.test import TransactionTestCase
 
 from django_dbtaskqueue.contrib.embedded import EmbeddedPostgres
 from example_project.database import database_from_url
+from tests.emptying import teardown
 from tests.patience import DEFAULT_S, patience
 
 if TYPE_CHECKING:
@@ -45,15 +45,11 @@ if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
     from pyspark.sql import SparkSession
     from pytest_django import DjangoDbBlocker
-    from xdist.scheduler import LoadScopeScheduling
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 numbers = itertools.count(1)
 
-# With several processes one takes Spark, for a single JVM, and chaos, whose bounds in seconds Spark would burst. They
-# take longest, so they start first.
-HEAVY = re.compile(r"tests/pipeline/|test_spark_|page_works\[\S*pipeline|tests/chaos/")
-PAGE = "test_every_block_of_the_page_works"
+pytest_plugins = ["tests.suites"]
 
 
 @dataclass(frozen=True)
@@ -84,29 +80,7 @@ class ProcessDatabase:
         return done
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if hasattr(config, "workerinput"):
-        items.sort(key=lambda item: group_of(item.nodeid) != "heavy")
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
-    from xdist.scheduler import LoadScopeScheduling
-
-    class ByGroup(LoadScopeScheduling):
-        def _split_scope(self, nodeid: str) -> str:
-            return group_of(nodeid)
-
-    config.option.loadscopereorder = False  # the order of the items is ours
-    return ByGroup(config, log)
-
-
-def group_of(test: str) -> str:
-    """Return what stays in one process: all that is heavy, a file, or a page of the documentation."""
-    if HEAVY.search(test):
-        return "heavy"
-    return test if PAGE in test else test.partition("::")[0]
+TransactionTestCase._fixture_teardown = teardown
 
 
 @receiver(connection_created)

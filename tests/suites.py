@@ -1,0 +1,109 @@
+"""Which tests run, in which process, and what a run tells of it at its end.
+
+Without arguments pytest runs all suites but those of `LEFT_OUT`, in one process more than there are cores, because many
+tests wait: for other processes, or for the end of a lease. Each process has databases of its own on one server.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from _pytest.terminal import TerminalReporter
+    from xdist.scheduler import LoadScopeScheduling
+
+# Markers that a plain ``pytest`` leaves out, and the command that runs them.
+LEFT_OUT = {
+    "slow": "pytest -m slow",
+    "soak": "pytest -m soak",
+    "bench": "pytest -m bench",
+    "stranger": "python -m tests.stranger",
+}
+# One process takes Spark, for a single JVM, and chaos, whose bounds in seconds Spark would burst. They take longest, so
+# they start first.
+HEAVY = re.compile(r"tests/pipeline/|test_spark_|page_works\[\S*pipeline|tests/chaos/")
+PAGE = "test_every_block_of_the_page_works"
+LEFT = pytest.StashKey[Counter[str]]()
+
+
+def group_of(test: str) -> str:
+    """Return what stays in one process: all that is heavy, a file, or a page of the documentation."""
+    if HEAVY.search(test):
+        return "heavy"
+    return test if PAGE in test else test.partition("::")[0]
+
+
+def suite_of(test: str) -> str:
+    """Return the folder of a test, or its file for those at the top."""
+    file = test.partition("::")[0]
+    return file if file.count("/") == 1 else "/".join(file.split("/")[:2])
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[LEFT] = Counter()
+
+
+# -- processes --------------------------------------------------------------------------------------------------------
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Tests that were named run in this process."""
+    everything = config.args_source is pytest.Config.ArgsSource.TESTPATHS and not config.option.keyword
+    return (os.cpu_count() or 1) + 1 if everything else 0
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: group_of(item.nodeid) != "heavy")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
+    from xdist.scheduler import LoadScopeScheduling
+    from xdist.workermanage import NodeManager
+
+    class ByGroup(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return group_of(nodeid)
+
+    NodeManager.EXIT_TIMEOUT = 60  # seconds in which a process stops its servers after Ctrl-C; then it is killed
+    config.option.loadscopereorder = False  # the order of the items is ours
+    return ByGroup(config, log)
+
+
+# -- what the end of a run says ---------------------------------------------------------------------------------------
+
+
+def pytest_deselected(items: Sequence[pytest.Item]) -> None:
+    for item in items:
+        item.config.stash[LEFT].update(name for name in LEFT_OUT if item.get_closest_marker(name))
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["left out"] = dict(session.config.stash[LEFT])
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Every process collects all tests, so the counts of any of them are those of the run."""
+    node.config.stash[LEFT] |= Counter(getattr(node, "workeroutput", {}).get("left out", {}))
+
+
+def pytest_terminal_summary(terminalreporter: TerminalReporter, config: pytest.Config) -> None:
+    told = [one for name in ("passed", "failed", "error", "skipped") for one in terminalreporter.stats.get(name, [])]
+    ran = Counter(suite_of(test) for test in {report.nodeid for report in told})
+    terminalreporter.section("suites")
+    for suite, tests in sorted(ran.items()):
+        terminalreporter.line(f"{suite:<30}{tests:>6} tests")
+    for name, tests in sorted(config.stash[LEFT].items()):
+        terminalreporter.line(f"left out: {tests} tests marked {name}. They run with: {LEFT_OUT[name]}")
