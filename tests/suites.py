@@ -26,17 +26,20 @@ LEFT_OUT = {
     "bench": "pytest -m bench",
     "stranger": "python -m tests.stranger",
 }
-# One process takes Spark, for a single JVM, and chaos, whose bounds in seconds Spark would burst. They take longest, so
-# they start first.
-HEAVY = re.compile(r"tests/pipeline/|test_spark_|page_works\[\S*pipeline|tests/chaos/")
+# One process takes all that needs Spark, for a single JVM, and one takes chaos. They take longest, so they start first.
+FIRST = {
+    "spark": re.compile(r"tests/pipeline/|test_spark_|page_works\[\S*pipeline"),
+    "chaos": re.compile(r"tests/chaos/"),
+}
 PAGE = "test_every_block_of_the_page_works"
 LEFT = pytest.StashKey[Counter[str]]()
 
 
 def group_of(test: str) -> str:
-    """Return what stays in one process: all that is heavy, a file, or a page of the documentation."""
-    if HEAVY.search(test):
-        return "heavy"
+    """Return what stays in one process: all of Spark, all of chaos, a file, or a page of the documentation."""
+    for name, tests in FIRST.items():
+        if tests.search(test):
+            return name
     return test if PAGE in test else test.partition("::")[0]
 
 
@@ -63,7 +66,7 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if hasattr(config, "workerinput"):
-        items.sort(key=lambda item: group_of(item.nodeid) != "heavy")
+        items.sort(key=lambda item: (*FIRST, group_of(item.nodeid)).index(group_of(item.nodeid)))
 
 
 @pytest.hookimpl(optionalhook=True)

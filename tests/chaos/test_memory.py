@@ -6,6 +6,7 @@ from collections.abc import Callable
 from time import monotonic
 from typing import NamedTuple
 
+import pytest
 from django.db import connections
 
 from django_dbtaskqueue import enqueue_many
@@ -28,6 +29,7 @@ class Needs(NamedTuple):
     connections: int
 
 
+@pytest.mark.slow
 def test_memory_threads_files_and_connections_stay_flat(
     postgres_process_database: ProcessDatabase,
     start: Start,

@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from django_dbtaskqueue import enqueue, enqueue_many
 from django_dbtaskqueue.models import Attempt, Task
 from tests.chaos.conftest import Start
@@ -19,6 +21,7 @@ RAISERS = {"recursion": "builtins.RecursionError", "leave": "builtins.SystemExit
 GOOD = 200
 
 
+@pytest.mark.slow
 def test_poison_among_good_tasks(
     process_database: ProcessDatabase, start: Start, queues: Callable[..., None], tmp_path: Path
 ) -> None:

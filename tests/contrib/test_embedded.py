@@ -199,6 +199,7 @@ def test_a_killed_server_starts_again(root: Path) -> None:
         server.close()
 
 
+@pytest.mark.slow
 def test_a_pid_file_naming_another_live_process_does_not_hinder(root: Path) -> None:
     EmbeddedPostgres.start(root).close()
     # Given what a machine that lost power leaves, when the id has since gone to another process of the same user

@@ -24,6 +24,7 @@ SOURCE_URL = PROJECT["urls"]["Source"]
 FILE_URL = re.compile(rf"{re.escape(SOURCE_URL)}/(?:blob|raw|tree)/main/(\S+)")
 LINK = re.compile(r"(?:\]\(|^\[[^\]]+\]: )([^)#\s]+)", re.MULTILINE)
 SPARK = re.compile(r"^import pyspark|spark_session\(|\"runtaskpipeline\"", re.MULTILINE)
+READ = [pytest.param(page, marks=pytest.mark.slow) if SPARK.search(page.read_text()) else page for page in PAGES]
 # What must have come of the README's four steps: a view's order is invoiced by a poller.
 README_AFTER = """
 from django.core.management import call_command
@@ -62,8 +63,7 @@ def reader(
     notify.flush()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("reader", PAGES, indirect=True, ids=lambda page: str(page.relative_to(REPOSITORY)))
+@pytest.mark.parametrize("reader", READ, indirect=True, ids=lambda page: str(page.relative_to(REPOSITORY)))
 def test_every_block_of_the_page_works(reader: Reader) -> None:
     reader.read()
     if reader.page.name == "README.md":

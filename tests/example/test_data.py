@@ -69,7 +69,7 @@ def test_one_record_in_full() -> None:
     )
 
 
-@pytest.mark.parametrize("size", [1, 20, 2_000])
+@pytest.mark.parametrize("size", [1, 2_000])
 def test_a_sample_has_the_size_asked_for_and_is_always_the_same(size: int) -> None:
     first, second = data.sample(size, others=7), data.sample(size, others=7)
     assert first == second

@@ -23,7 +23,6 @@ from tests.patience import PATIENCE, Deadline, patience
 if TYPE_CHECKING:
     from tests.conftest import ProcessDatabase
 
-pytestmark = pytest.mark.slow
 MANAGE = Path(__file__).resolve().parents[2] / "manage.py"
 KEYS = {
     "database",
@@ -55,6 +54,7 @@ def whole_demo(database: ProcessDatabase, folder: Path, *options: str) -> tuple[
     return json.loads(file.read_text()), done.stdout
 
 
+@pytest.mark.slow
 def test_a_second_run_neither_duplicates_nor_loses(process_database: ProcessDatabase, tmp_path: Path) -> None:
     # When the demo runs on an empty database
     first, said = demo(process_database, tmp_path, "--tasks", "300")
@@ -80,6 +80,7 @@ def test_a_second_run_neither_duplicates_nor_loses(process_database: ProcessData
         assert second[key] == first[key]
 
 
+@pytest.mark.slow
 def test_spark_feeds_the_queue_reports_and_archives(
     postgres_process_database: ProcessDatabase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -102,6 +103,7 @@ def test_spark_feeds_the_queue_reports_and_archives(
     assert again["archived"] == first["archived"]
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_where_another_stopped(postgres_process_database: ProcessDatabase, tmp_path: Path) -> None:
     demo(postgres_process_database, tmp_path, "--tasks", "50", "--pollers", "1")
     figures, _ = demo(postgres_process_database, tmp_path, "--tasks", "120", "--pollers", "1")
@@ -110,6 +112,7 @@ def test_a_run_goes_on_where_another_stopped(postgres_process_database: ProcessD
     assert figures["conservation_ok"] is True
 
 
+@pytest.mark.slow
 def test_a_lost_task_fails_the_demo(postgres_process_database: ProcessDatabase, tmp_path: Path) -> None:
     demo(postgres_process_database, tmp_path, "--tasks", "20", "--pollers", "1")
     lost = Task.objects.first()
@@ -142,6 +145,7 @@ def test_bad_options_are_refused_at_once(
     assert not Filing.objects.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
 def test_it_serves_until_it_is_stopped_and_leaves_nothing_running(
     postgres_process_database: ProcessDatabase, stop: signal.Signals

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
     from django_dbtaskqueue.pipeline.database import Database
 
-pytestmark = pytest.mark.slow
-
 
 def test_finished_tasks_and_their_attempts_move_to_the_lake(
     spark: SparkSession, database: Database, folder: Path
@@ -82,6 +80,7 @@ def test_delta_readers_read_the_same(spark: SparkSession, pg: Database, folder: 
     assert set(frame["task_id"]) == {one for one, _queue, status, *_ in expected if status == "ERROR"}
 
 
+@pytest.mark.slow
 def test_a_task_changed_meanwhile_stays_and_does_not_count_in_the_lake(
     spark: SparkSession, pg: Database, folder: Path
 ) -> None:
@@ -155,6 +154,7 @@ def test_a_task_reprocessed_while_the_delete_waits_for_it_stays(
     assert Census.of(folder) == before
 
 
+@pytest.mark.slow
 def test_with_its_database_the_lake_shows_each_task_once_at_every_step(
     spark: SparkSession, pg: Database, folder: Path
 ) -> None:
@@ -174,6 +174,7 @@ def test_with_its_database_the_lake_shows_each_task_once_at_every_step(
     assert seen == dict.fromkeys(("delete", "publish", "close", "compact"), everything)
 
 
+@pytest.mark.slow
 def test_a_task_that_breaks_a_rule_is_quarantined_and_the_others_are_archived(
     spark: SparkSession, database: Database, folder: Path
 ) -> None:
@@ -197,6 +198,7 @@ def test_a_task_that_breaks_a_rule_is_quarantined_and_the_others_are_archived(
     assert Census.of(folder) == before
 
 
+@pytest.mark.slow
 def test_only_what_is_asked_for_is_archived(spark: SparkSession, database: Database, folder: Path) -> None:
     fill()
     young = make_task("ERROR", queue="parcels")
@@ -212,6 +214,7 @@ def test_only_what_is_asked_for_is_archived(spark: SparkSession, database: Datab
     assert set(Task.objects.values_list("pk", flat=True)) == others
 
 
+@pytest.mark.slow
 def test_a_batch_under_way_into_another_lake_is_finished_there(spark: SparkSession, pg: Database, folder: Path) -> None:
     fill()
 
@@ -278,6 +281,7 @@ def test_a_batch_that_another_process_has_taken_back_deletes_nothing(
     assert Census.of(folder) == before
 
 
+@pytest.mark.slow
 def test_files_of_a_failed_try_do_not_count(spark: SparkSession, folder: Path) -> None:
     """The session gives each task a second try; both write, and only what the second one wrote is named."""
     export = Export(Lake.at(folder, create=True), "ab")
@@ -301,6 +305,7 @@ def test_files_of_a_failed_try_do_not_count(spark: SparkSession, folder: Path) -
     assert read_lake(spark, folder, table="finished").count() == file.rows == 1
 
 
+@pytest.mark.slow
 def test_small_files_are_merged(spark: SparkSession, pg: Database, folder: Path) -> None:
     expected = {make_task("COMPLETED").pk for _ in range(4)}
     done = archive(spark, pg, folder, source="task", batch_size=1, compact=4)

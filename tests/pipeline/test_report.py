@@ -51,6 +51,7 @@ def report(spark: SparkSession, database: Database | None, **options: Any) -> di
     return dict(Report().run(Report.context(spark=spark, database=database, **options)))
 
 
+@pytest.mark.slow
 def test_it_says_how_the_queues_were_served_and_keeps_that_everywhere(
     spark: SparkSession, database: Database, tmp_path: Path
 ) -> None:
@@ -89,6 +90,7 @@ def test_it_says_how_the_queues_were_served_and_keeps_that_everywhere(
     assert Report().as_text(found).endswith(f"page: {folder}/report.html\nreport id: {row.pk}")
 
 
+@pytest.mark.slow
 def test_without_django_the_folder_has_the_figures_and_says_how_to_get_the_page(
     spark: SparkSession, sqlite: Database, tmp_path: Path
 ) -> None:
@@ -113,6 +115,7 @@ def test_a_dry_run_of_a_period_leaves_out_the_rest_and_writes_nothing(
     assert not PipelineReport.objects.exists()
 
 
+@pytest.mark.slow
 def test_an_unknown_queue_is_named_with_its_nearest(spark: SparkSession, pg: Database) -> None:
     fill()
     with pytest.raises(JobOptionError, match=r"no task of a queue 'claim'\. Did you mean 'claims'"):

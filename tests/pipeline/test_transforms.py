@@ -61,6 +61,7 @@ waiting = st.builds(
     max_examples=6, deadline=None, database=None, phases=(Phase.generate,), suppress_health_check=list(HealthCheck)
 )
 @given(rows=st.lists(tasks | waiting, min_size=1, max_size=40))
+@pytest.mark.slow
 def test_levels_and_backlog_are_those_of_the_oracle(spark: SparkSession, rows: list[Row]) -> None:
     source = frame(spark, rows).coalesce(1)
     hours = T.hours(source).persist()

@@ -11,6 +11,7 @@ from django.core.management import CommandError, call_command
 from django.db.models.functions import Now
 
 from django_dbtaskqueue import enqueue, enqueue_many
+from django_dbtaskqueue.management.commands.runtaskpoller import Command
 from django_dbtaskqueue.models import Attempt, Poller, Queue, Task
 from tests.conftest import ProcessDatabase
 from tests.poller.processes import lines, runtaskpoller
@@ -126,12 +127,19 @@ def test_a_task_without_a_handler_is_parked_uncharged(process_database: ProcessD
     ],
 )
 def test_bad_options_are_named_with_the_fix(
-    sqlite_process_database: ProcessDatabase, options: list[str], code: int, message: str
+    sqlite_process_database: ProcessDatabase,
+    capsys: pytest.CaptureFixture[str],
+    options: list[str],
+    code: int,
+    message: str,
 ) -> None:
-    with runtaskpoller(sqlite_process_database, *options) as poller:
-        log = poller.ended(code)
-    assert message in log
-    assert "Traceback" not in log
+    """What ``manage.py`` does with the arguments, in this process."""
+    with pytest.raises(SystemExit) as ended:
+        Command().run_from_argv(["manage.py", "runtaskpoller", *options])
+    assert ended.value.code == code
+    said = capsys.readouterr().err
+    assert message in said
+    assert "Traceback" not in said
 
 
 def test_a_database_that_is_not_migrated_is_said(tmp_path: Path) -> None:
