@@ -1,0 +1,214 @@
+"""Whether a connection still works: how long the poller waits for an answer, and what it does without one.
+
+A network that drops packets breaks no connection. A statement on it would wait for ever, and with it a thread of the
+poller. So each connection of the poller has a deadline: a thread shuts down the socket of a statement that is not
+answered in time. The statement then fails like one of a server that is away.
+"""
+
+from __future__ import annotations
+
+import logging
+import select
+import socket
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from time import monotonic
+from typing import Any
+from weakref import WeakSet
+
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from django_dbtaskqueue.core.durations import format_seconds
+
+logger = logging.getLogger("django_dbtaskqueue")
+
+ANSWER_TIMEOUT_S = 10.0  # for one statement of a poller; its statements take milliseconds
+MIN_ANSWER_TIMEOUT_S = 1.0  # however short a lease is
+MAX_ANSWER_TIMEOUT_S = 300.0  # after the timeout has been doubled: a statement may be slow, not unanswered
+CHECK_TIMEOUT_S = 3.0  # for an answer that only shows whether a connection works
+CALM_S = 60.0  # without an unanswered statement, before a doubled timeout falls back
+DEADLINE_CHECK_INTERVAL_S = 0.2
+# libpq's parameters. The project's OPTIONS win.
+NETWORK_OPTIONS: dict[str, object] = {
+    "connect_timeout": 3,
+    "tcp_user_timeout": 10_000,  # milliseconds
+    "keepalives": 1,
+    "keepalives_idle": 10,
+    "keepalives_interval": 3,
+    "keepalives_count": 3,
+}
+
+
+class Deadline:
+    """Limits the time of what runs inside ``with``: each statement of one connection, or one periodic job.
+
+    A statement that is really slow must end some time. So an unanswered one doubles the limit, for a minute.
+    """
+
+    def __init__(self, connection: BaseDatabaseWrapper, seconds: float = ANSWER_TIMEOUT_S) -> None:
+        self.seconds = seconds
+        self._connection = connection
+        self._limit = seconds
+        self._calm_at = 0.0  # when a doubled limit falls back
+        self._depth = 0
+        self._since = 0.0  # when the statement was sent; 0 while there is none
+        self._lock = threading.Lock()  # so that the socket is not closed while it is shut down
+        if connection.vendor == "postgresql":
+            _deadlines.add(self)
+
+    def __enter__(self) -> None:
+        self._depth += 1
+        self._since = monotonic()
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._depth -= 1
+            since, self._since = self._since, monotonic() if self._depth else 0.0
+        if self._limit > self.seconds:
+            now = monotonic()
+            if now - since > self.seconds:
+                self._calm_at = now + CALM_S
+            elif now > self._calm_at:
+                self._limit = self.seconds
+
+    def enforce(self) -> None:
+        """Shut the connection down if its statement has waited too long for an answer."""
+        with self._lock:
+            waited = monotonic() - self._since
+            if not self._since or waited < self._limit:
+                return
+            self._since = 0.0
+            self._limit, self._calm_at = min(2 * self._limit, MAX_ANSWER_TIMEOUT_S), monotonic() + CALM_S
+            if _shut_down(self._connection.connection):
+                alias, seconds = self._connection.alias, format_seconds(waited)
+                logger.warning("Database %s gave no answer for %s: connecting again", alias, seconds)
+
+
+def _shut_down(raw: Any) -> bool:
+    """End a psycopg connection from another thread than its own; return whether it was open."""
+    if raw is None:  # it is still being made: that has a timeout of its own
+        return False
+    with suppress(Exception):  # it has just been closed
+        with socket.fromfd(raw.fileno(), socket.AF_INET, socket.SOCK_STREAM) as twin:
+            twin.shutdown(socket.SHUT_RDWR)
+        return True
+    return False
+
+
+def bound_waits(connection: BaseDatabaseWrapper, *, pool: bool = True) -> None:
+    """Let the system end what it knows to be dead on this connection, from the next time that it connects.
+
+    Without ``pool`` the connection is not taken from the project's pool. One from the pool is left as it is.
+    """
+    options: Mapping[str, object] = connection.settings_dict["OPTIONS"]
+    if connection.vendor != "postgresql" or (pool and options.get("pool")):
+        return
+    changed = {**NETWORK_OPTIONS, **options} | ({"pool": False} if options.get("pool") else {})
+    connection.settings_dict = {**connection.settings_dict, "OPTIONS": changed}
+
+
+class _Outages:
+    """Counts the outages that this process has noticed: afterwards connections are checked before they are used."""
+
+    def __init__(self) -> None:
+        self.seen = 0
+
+    def report(self) -> None:
+        """There was an outage."""
+        self.seen += 1
+
+
+outages = _Outages()
+
+
+class _FirstStatement(threading.local):
+    """What is known of a thread's present task."""
+
+    dead = False  # its connection was dead before its first statement
+
+
+_first = _FirstStatement()
+
+
+def watch_first_statement(connection: BaseDatabaseWrapper) -> None:
+    """See whether the connection is dead when the next statement is about to be sent."""
+    if connection.execute_wrappers != FIRST_STATEMENT:
+        connection.execute_wrappers.insert(0, _execute_first)
+
+
+def forget_first_statement(connection: BaseDatabaseWrapper) -> None:
+    """Take back ``watch_first_statement``."""
+    if connection.execute_wrappers and _execute_first in connection.execute_wrappers:
+        connection.execute_wrappers.remove(_execute_first)
+
+
+def begin_first_statement(connection: BaseDatabaseWrapper) -> None:
+    """The statement is about to be sent."""
+    forget_first_statement(connection)
+    _first.dead = _first.dead or has_input(connection)
+
+
+def began_dead() -> bool:
+    """Whether a connection of this thread was dead before the first statement of the task that has just ended."""
+    dead, _first.dead = _first.dead, False
+    return dead
+
+
+def _execute_first(
+    execute: Callable[..., object], sql: str, params: object, many: bool, context: dict[str, Any]
+) -> object:
+    begin_first_statement(context["connection"])
+    return execute(sql, params, many, context)
+
+
+FIRST_STATEMENT = [_execute_first]  # the wrappers of a connection that only waits for its first statement
+
+
+def has_input(connection: BaseDatabaseWrapper) -> bool:
+    """Whether the server has sent something without being asked: as a rule, that it closed the connection."""
+    raw: Any = connection.connection
+    if raw is None or not hasattr(raw, "fileno"):
+        return False
+    try:
+        poll = select.poll()
+        poll.register(raw.fileno(), select.POLLIN)
+        return bool(poll.poll(0))
+    except Exception:  # the driver knows that it is closed
+        return True
+
+
+def close_if_dead(connection: BaseDatabaseWrapper) -> None:
+    """Ask the server for an answer, and close the connection without one. The next statement connects again."""
+    watch()
+    with Deadline(connection, CHECK_TIMEOUT_S):
+        usable = connection.is_usable()
+    if not usable:
+        with suppress(Exception):  # even close() may fail on a broken connection
+            connection.close()
+
+
+def watch() -> None:
+    """See that the thread runs that enforces the deadlines of this process."""
+    global _thread
+    with _starting:
+        if _thread is None or not _thread.is_alive():
+            _thread = threading.Thread(target=_enforce_all, name="dbtaskqueue-deadlines", daemon=True)
+            _thread.start()
+
+
+def _enforce_all() -> None:
+    pause = threading.Event()
+    while _deadlines:
+        _enforce_once()
+        pause.wait(DEADLINE_CHECK_INTERVAL_S)
+
+
+def _enforce_once() -> None:
+    for deadline in tuple(_deadlines):
+        deadline.enforce()
+
+
+_deadlines: WeakSet[Deadline] = WeakSet()
+_thread: threading.Thread | None = None
+_starting = threading.Lock()
