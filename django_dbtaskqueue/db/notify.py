@@ -22,6 +22,7 @@ from django.db.backends.base.creation import TEST_DATABASE_PREFIX
 
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.durations import jittered, next_pause
+from django_dbtaskqueue.core.threads import WatchedThread
 from django_dbtaskqueue.db.session import Session
 
 logger = logging.getLogger(__name__)
@@ -34,6 +35,7 @@ MAX_NOTIFY_PAUSE_S = 0.1  # however slow a NOTIFY is
 NOTIFIER_LINGER_S = 1.0  # the notifier keeps its idle connection for this time
 FLUSH_TIMEOUT_S = 2.0  # a process waits at its end at most this long for its last wake-up
 LISTEN_CHECK_INTERVAL_S = 1.0  # between two looks at whether to end
+LISTEN_PROBE_INTERVAL_S = 10.0  # between two statements that only see whether the connection works
 RECONNECT_PAUSES_S = 0.1, 5.0  # between two attempts to connect: the first pause and the longest
 # A notification does not survive a crash of the server, so the sender need not wait until its commit is on disk.
 NOTIFY_SQL = f"""
@@ -163,21 +165,21 @@ class Wakeup:
         self._session = Session.open(conf.settings().listen.get(alias, alias))
         self._wake = wake
         self._ended = threading.Event()
-        self._thread: threading.Thread | None = None
+        self.thread: WatchedThread | None = None
 
     def start(self) -> None:
         """Begin to listen."""
         listen(self._wake)
         if self._session.postgresql and conf.settings().notify:
-            self._thread = threading.Thread(target=self._loop, name="dbtaskqueue-listen", daemon=True)
-            self._thread.start()
+            self.thread = WatchedThread(target=self._loop, name="dbtaskqueue-listen", daemon=True)
+            self.thread.start()
 
     def stop(self) -> None:
         """Stop listening."""
         unlisten(self._wake)
         self._ended.set()
-        if self._thread is not None:
-            self._thread.join(timeout=2 * LISTEN_CHECK_INTERVAL_S)
+        if self.thread is not None:
+            self.thread.join(timeout=2 * LISTEN_CHECK_INTERVAL_S)
 
     def _loop(self) -> None:
         pause = 0.0
@@ -196,9 +198,13 @@ class Wakeup:
         self._session.run(f"LISTEN {CHANNEL}", {})
         raw: Any = self._session.connection.connection
         self._wake("")  # a wake-up may have been sent before we listened
+        probe_at = monotonic() + LISTEN_PROBE_INTERVAL_S
         while not self._ended.is_set():
             for notification in raw.notifies(timeout=LISTEN_CHECK_INTERVAL_S):
                 self._wake(notification.payload)
+            if monotonic() >= probe_at:  # a connection that only listens does not notice that it is dead
+                self._session.run("SELECT 1", {})
+                probe_at = monotonic() + LISTEN_PROBE_INTERVAL_S
 
 
 def _after_fork() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -28,6 +28,7 @@ from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.columns import TASK_COLUMNS
 from django_dbtaskqueue.core.sql import Statements, Tables
 from django_dbtaskqueue.core.sql.dialects import DIALECTS, SQLITE
+from django_dbtaskqueue.db import liveness
 from django_dbtaskqueue.models import AbstractTask, Attempt, DeletedTasks, Queue, Task, TaskHistory, TemporaryTask
 
 Row = tuple[Any, ...]
@@ -42,6 +43,7 @@ UNDEFINED_IN_SQLITE = ("no such table", "no such column")
 OWN_SESSION_SQL = (
     "SELECT set_config('plan_cache_mode', 'force_generic_plan', false), set_config('lock_timeout', '250ms', false)"
 )
+NO_DEADLINE = nullcontext()
 _cursors: WeakKeyDictionary[BaseDatabaseWrapper, Any] = WeakKeyDictionary()  # the one kept for each connection
 
 
@@ -49,11 +51,14 @@ class Session:
     """Runs the flow's statements on one connection of one thread at a time."""
 
     def __init__(
-        self, connection: BaseDatabaseWrapper, model: type[AbstractTask] = Task, *, owned: bool = False
+        self, connection: BaseDatabaseWrapper, model: type[AbstractTask] = Task, *, answer_timeout: float | None = None
     ) -> None:
         self.connection = connection
         self.model = model
-        self.owned = owned
+        self.owned = answer_timeout is not None
+        self._deadline: AbstractContextManager[None] = NO_DEADLINE
+        if answer_timeout is not None:
+            self._deadline = liveness.Deadline(connection, answer_timeout)
         self.ends = False  # whether the one statement to be repeated is the last of the caller's transaction
         self.location: str = model._meta.label_lower
         self.postgresql = connection.vendor == "postgresql"
@@ -65,14 +70,18 @@ class Session:
         return cls(connections[using], model)
 
     @classmethod
-    def open(cls, using: str, model: type[AbstractTask] = Task) -> Session:
-        """Return a session over a connection of its own. It connects at its first statement; close it at the end."""
+    def open(
+        cls, using: str, model: type[AbstractTask] = Task, *, answer_timeout: float = liveness.ANSWER_TIMEOUT_S
+    ) -> Session:
+        """Return a session over a connection of its own. It connects at its first statement; close it at the end.
+
+        A statement without an answer for ``answer_timeout`` seconds fails.
+        """
         connection = connections.create_connection(using)
-        options = connection.settings_dict["OPTIONS"]
-        if options.get("pool"):  # kept as long as the poller runs, and set up in its own way: not one to be shared
-            connection.settings_dict = {**connection.settings_dict, "OPTIONS": {**options, "pool": False}}
+        # Kept as long as the poller runs, and set up in its own way: not one to be shared.
+        liveness.bound_waits(connection, pool=False)
         connection.inc_thread_sharing()
-        return cls(connection, model, owned=True)
+        return cls(connection, model, answer_timeout=answer_timeout)
 
     def narrowed(self) -> Session:
         """Return a session on the same connection whose checkouts leave out the payload types in ``without``."""
@@ -88,13 +97,13 @@ class Session:
     def run(self, sql: str, params: Params) -> list[Row]:
         """Execute one statement; return its rows."""
         # Where the queries are logged (DEBUG, a test, a tracer), use Django's slower cursor.
-        watched = self.connection.queries_logged or self.connection.execute_wrappers
+        watched = (self.connection.execute_wrappers and self._wrapped()) or self.connection.queries_logged
         if not self.postgresql or (watched and not self.owned):
             with self.connection.cursor() as cursor:
                 cursor.execute(sql, params)
                 return list(cursor.fetchall()) if cursor.description else []
         cursor = self._shown(self._cursor()) if watched else self._cursor()
-        with self.connection.wrap_database_errors:
+        with self.connection.wrap_database_errors, self._deadline:
             return _rows(cursor.execute(sql, params))
 
     def count(self, sql: str, params: Params) -> int:
@@ -103,7 +112,7 @@ class Session:
             with self.connection.cursor() as cursor:
                 cursor.execute(sql, params)
                 return int(cursor.rowcount)
-        with self.connection.wrap_database_errors:
+        with self.connection.wrap_database_errors, self._deadline:
             return int(self._cursor().execute(sql, params).rowcount)
 
     def repeat(self, sql: str, params: Params) -> list[Row]:
@@ -129,7 +138,7 @@ class Session:
                 return [self.repeat(sql, params) for sql, params in batch]
         raw = self._raw()
         # Statements between two syncs of a pipeline form one implicit transaction.
-        with self.connection.wrap_database_errors, raw.pipeline() as pipeline:
+        with self.connection.wrap_database_errors, self._deadline, raw.pipeline() as pipeline:
             cursors = [raw.cursor() for _ in batch]
             for cursor, (sql, params) in zip(cursors, batch, strict=True):
                 cursor.execute(sql, params)
@@ -143,7 +152,7 @@ class Session:
             with transaction.atomic(using=self.connection.alias):
                 yield
         elif self.postgresql:
-            with self.connection.wrap_database_errors, self._raw().transaction():
+            with self.connection.wrap_database_errors, self._deadline, self._raw().transaction():
                 yield
         else:
             with _immediate(self.connection):
@@ -189,7 +198,14 @@ class Session:
 
     def _watched(self) -> bool:
         """Whether the queries are logged (DEBUG, a test, a tracer): then Django's slower cursor is used."""
-        return bool(self.connection.queries_logged or self.connection.execute_wrappers)
+        return bool((self.connection.execute_wrappers and self._wrapped()) or self.connection.queries_logged)
+
+    def _wrapped(self) -> bool:
+        """Whether something watches the statements besides the poller, which only wants to know of the first one."""
+        if self.connection.execute_wrappers != liveness.FIRST_STATEMENT:
+            return True
+        liveness.begin_first_statement(self.connection)
+        return False
 
     def _shown(self, cursor: Any) -> Any:
         """Wrap our cursor as Django does its own, which cannot work beside the loader of an owned connection."""
@@ -216,7 +232,8 @@ class Session:
     def _connect(self) -> None:
         if self.owned:
             self.connection.close()
-        with self.connection.wrap_database_errors:
+            liveness.watch()
+        with self.connection.wrap_database_errors, self._deadline:
             self.connection.connect()
         if not self.owned:
             return
@@ -227,7 +244,7 @@ class Session:
         _load_times_fast(raw)
         if conf.settings().prepare:
             raw.prepare_threshold = 0
-            with self.connection.wrap_database_errors:
+            with self.connection.wrap_database_errors, self._deadline:
                 raw.execute(OWN_SESSION_SQL)
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import random
 import socket
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields
 from datetime import timedelta
@@ -24,12 +23,14 @@ from django_dbtaskqueue import models
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.conf.settings import QueueSettings
 from django_dbtaskqueue.core import __version__
+from django_dbtaskqueue.core.threads import WatchedThread
+from django_dbtaskqueue.db.liveness import ANSWER_TIMEOUT_S
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow import observe
 from django_dbtaskqueue.flow.rescue import rescue, seconds_until_exhausted, seconds_until_exhausted_by_queue
 from django_dbtaskqueue.metrics import Collector
 from django_dbtaskqueue.poller.executors import Done
-from django_dbtaskqueue.poller.executors.thread import tidy
+from django_dbtaskqueue.poller.executors.thread_connections import tidy
 from django_dbtaskqueue.poller.loop import Poller
 from django_dbtaskqueue.poller.periodic import Periodic, PeriodicThread, background_jobs
 from django_dbtaskqueue.poller.queue_state import QueueState, setting_text, unpark
@@ -71,14 +72,19 @@ class Heartbeat:
                 Periodic(alias, "last heartbeat", partial(self._report, alias, "STOPPED")) for alias in self._aliases
             ],
             retry=HEARTBEAT_RETRY_SECONDS,
+            timeout=ANSWER_TIMEOUT_S,
             after_each_round=tidy,
         )
-        self._timeouts = threading.Thread(target=self._enforce_timeouts, name="dbtaskqueue-timeouts", daemon=True)
+        self._timeouts = WatchedThread(target=self._enforce_timeouts, name="dbtaskqueue-timeouts", daemon=True)
 
     def start(self) -> None:
         """Begin."""
         for thread in (self._timeouts, self._jobs, self._background):
             thread.start()
+
+    def threads(self) -> list[WatchedThread]:
+        """Return the threads that run until ``stop``."""
+        return [self._timeouts, self._jobs.thread, self._background.thread]
 
     def stop(self) -> None:
         """Report a last time, as STOPPED, and end."""
@@ -109,12 +115,15 @@ class Heartbeat:
 
     def _report(self, alias: str, state: str | None = None) -> float:
         """Write this poller's row, in one statement."""
-        poller = self._poller
+        poller, now = self._poller, monotonic()
         report = {
             "host": socket.gethostname()[:200],
             "pid": getpid(),
             "version": __version__,
-            "queues": [{"queue": queue.name, "weight": queue.weight} for queue in poller.queues.values()],
+            "queues": [
+                {"queue": queue.name, "weight": queue.weight, "idle_seconds": int(now - queue.taken_at)}
+                for queue in poller.queues.values()
+            ],
             "state": state or poller.state,
             "slots": poller.slots(),
             "held": len(poller.settler.held),

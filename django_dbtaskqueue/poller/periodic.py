@@ -15,6 +15,8 @@ from django.db.utils import Error
 
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.durations import jittered, next_pause
+from django_dbtaskqueue.core.threads import WatchedThread
+from django_dbtaskqueue.db import liveness
 from django_dbtaskqueue.db.minute_counts import METRICS, delete_old, roll_up
 from django_dbtaskqueue.metrics import Collector
 from django_dbtaskqueue.operations import bulk, housekeeping
@@ -29,6 +31,7 @@ IDLE_BULK_SECONDS = 3.0  # between two polls for bulk operations
 BUSY_BULK_SECONDS = 0.05  # between two chunks of one
 RETENTION_OFF_SECONDS = 60.0  # between two checks whether retention has been switched on
 PERIODIC_RETRY_SECONDS = 1.0, 60.0
+PERIODIC_TIMEOUT_SECONDS = 60.0  # for one job, a batch of bulk work or retention at the most
 
 
 @dataclass(slots=True, eq=False)
@@ -57,26 +60,32 @@ class PeriodicThread:
         *,
         last: Iterable[Periodic],
         retry: tuple[float, float],
+        timeout: float,
         after_each_round: Callable[[], None] = lambda: None,
     ) -> None:
-        """``last``: jobs to run once at the end. ``retry``: the first and the longest pause after failures in a row."""
+        """``last``: jobs to run once at the end. ``retry``: the first and the longest pause after failures in a row.
+
+        ``timeout``: the seconds after which a job's connection is taken to be dead. It grows for a job that is slow.
+        """
         self.ended = threading.Event()
         self._title = title
         self._jobs = list(jobs)
         self._last = list(last)
         self._retry = retry
+        self._timeout = timeout
+        self._deadlines: dict[str, liveness.Deadline] = {}  # by alias
         self._after_each_round = after_each_round
-        self._thread = threading.Thread(target=self._run, name=thread_name, daemon=True)
+        self.thread = WatchedThread(target=self._run, name=thread_name, daemon=True)
 
     def start(self) -> None:
         """Begin."""
-        self._thread.start()
+        self.thread.start()
 
     def stop(self, timeout: float = 5.0) -> None:
         """Run the last jobs and end; wait at most ``timeout`` seconds if the database is away."""
         self.ended.set()
-        if self._thread.is_alive():
-            self._thread.join(timeout)
+        if self.thread.is_alive():
+            self.thread.join(timeout)
 
     def _run(self) -> None:
         while self._jobs and not self.ended.is_set():
@@ -92,7 +101,8 @@ class PeriodicThread:
     def _attempt(self, job: Periodic) -> float:
         """Run a job once; return the seconds until the next time. Never raises."""
         try:
-            seconds = job.run()
+            with self._deadline(job.alias):
+                seconds = job.run()
         except Exception as error:
             connections[job.alias].close()
             self._log(job, error)
@@ -103,6 +113,14 @@ class PeriodicThread:
             if not self._fails(job.alias):
                 logger.info("%s work again", self._title)
         return seconds
+
+    def _deadline(self, alias: str) -> liveness.Deadline:
+        deadline = self._deadlines.get(alias)
+        if deadline is None:
+            liveness.bound_waits(connections[alias])
+            deadline = self._deadlines[alias] = liveness.Deadline(connections[alias], self._timeout)
+        liveness.watch()
+        return deadline
 
     def _fails(self, alias: str) -> bool:
         return any(job.pause for job in self._jobs if job.alias == alias)
@@ -134,7 +152,9 @@ def background_jobs(aliases: Collection[str], metrics: Collector) -> PeriodicThr
     ]
     last = [Periodic(alias, "metrics", partial(_store, metrics, alias)) for alias in aliases]
     title = "Metrics, retention and bulk operations"
-    return PeriodicThread(title, "dbtaskqueue-maintain", jobs, last=last, retry=PERIODIC_RETRY_SECONDS)
+    return PeriodicThread(
+        title, "dbtaskqueue-maintain", jobs, last=last, retry=PERIODIC_RETRY_SECONDS, timeout=PERIODIC_TIMEOUT_SECONDS
+    )
 
 
 def _store(metrics: Collector, alias: str) -> float:

@@ -13,6 +13,7 @@ from django_dbtaskqueue import registry
 from django_dbtaskqueue.conf.settings import QueueSettings
 from django_dbtaskqueue.core import retry
 from django_dbtaskqueue.core.durations import format_duration, next_pause
+from django_dbtaskqueue.db.liveness import ANSWER_TIMEOUT_S, MIN_ANSWER_TIMEOUT_S
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow import move
 from django_dbtaskqueue.flow.checkout import Strategy
@@ -71,6 +72,7 @@ class QueueState:
     full_scan_awaited: bool = False  # a poll was planned for the full scan that is due after the last task
     run_seconds: float | None = None  # mean run time of one task, smoothed
     probed: bool = False  # tasks were taken
+    taken_at: float = field(default_factory=monotonic)  # when a fetch last gave a task; at first, the poller's start
     likely_ready: int = 0  # tasks that are probably left, because the last fetch got all it asked for
     reserved: int = 0  # tasks that fetches under way asked for
     exhausted: bool = False  # a run that ends has nothing more to take here
@@ -109,7 +111,8 @@ class QueueState:
     def fetched(self, *, got: int, asked: int, wakes: int, next_due: float | None) -> None:
         """Decide after a fetch when to fetch again; ``wakes`` is the count before the fetch began."""
         now = monotonic()
-        self.probed = self.probed or got > 0
+        if got:
+            self.probed, self.taken_at = True, now
         self.likely_ready = max(got, MIN_LIKELY_READY_TASKS) if got == asked else 0
         if got or wakes != self.wakes:
             self.idle_pause, self.full_scan_awaited = 0.0, False
@@ -171,7 +174,9 @@ class ConnectionSet:
         key = (queue.port.alias, queue.port.model)
         session = self.sessions.get(key)
         if session is None:
-            session = self.sessions[key] = Session.open(*key)
+            # A checkout or a renewal that takes longer than the lease is worth nothing.
+            timeout = min(ANSWER_TIMEOUT_S, max(MIN_ANSWER_TIMEOUT_S, queue.settings.lease.total_seconds() / 3))
+            session = self.sessions[key] = Session.open(*key, answer_timeout=timeout)
         return session
 
     def close(self) -> None:

@@ -15,6 +15,7 @@ from time import monotonic
 from django.db.utils import Error
 
 from django_dbtaskqueue.core.lease import Lease
+from django_dbtaskqueue.core.threads import WatchedThread
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.poller.queue_state import ConnectionSet, QueueState
 
@@ -34,18 +35,18 @@ class Renewer:
         self._lock = threading.Lock()  # of _due
         self._wakeup = threading.Event()
         self._ended = False
-        self._thread = threading.Thread(target=self._loop, name="dbtaskqueue-renew", daemon=True)
+        self.thread = WatchedThread(target=self._loop, name="dbtaskqueue-renew", daemon=True)
 
     def start(self) -> None:
         """Begin."""
-        self._thread.start()
+        self.thread.start()
 
     def stop(self) -> None:
         """End; leases that are still held run out."""
         self._ended = True
         self._wakeup.set()
-        if self._thread.is_alive():
-            self._thread.join(timeout=2)
+        if self.thread.is_alive():
+            self.thread.join(timeout=2)
 
     def expect(self, queue: QueueState, seconds: float) -> None:
         """Renew in time for a lease of ``seconds``, which was just taken."""

@@ -35,6 +35,7 @@ class Wire(threading.Thread):
         self._statements: dict[bytes, str] = {}  # prepared ones, by their names
         self._seen = ""  # the statements of the present transaction
         self._doomed = False
+        self.swallows = proxy.silent  # forwards nothing any more, and breaks nothing
 
     def cut(self) -> None:
         """Break it, for both sides."""
@@ -55,7 +56,9 @@ class Wire(threading.Thread):
 
     def _up(self, stream: BinaryIO) -> None:
         """From the client to the server."""
-        self._server.sendall(self._hello(stream))
+        hello = self._hello(stream)
+        if not self.swallows:
+            self._server.sendall(hello)
         while True:
             kind, body = _message(stream)
             text = self._statement(kind, body)
@@ -65,13 +68,16 @@ class Wire(threading.Thread):
             if loss == "request":
                 return
             self._doomed = self._doomed or loss == "reply"
-            self._server.sendall(_packed(kind, body))
+            if not self.swallows:
+                self._server.sendall(_packed(kind, body))
 
     def _down(self) -> None:
         """From the server to the client."""
         with suppress(OSError, EOFError), self._server.makefile("rb") as stream:
             while True:
                 kind, body = _message(stream)
+                if self.swallows:
+                    continue
                 if not self._doomed:
                     self._client.sendall(_packed(kind, body))
                 elif kind == b"Z":  # ready for the next statement: this one is over
@@ -110,6 +116,12 @@ class Proxy:
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self.struck = threading.Event()
+        self.silent = False  # also for connections made from now on
+
+    def swallow(self) -> None:
+        """Forward nothing more on the present connections, nor on new ones while ``silent``. None of them breaks."""
+        for wire in self._wires:
+            wire.swallows = True
 
     @property
     def address(self) -> tuple[str, int]:

@@ -59,7 +59,8 @@ def test_the_row_says_what_the_poller_does(process_database: ProcessDatabase, tm
         row = Poller.objects.get()
         assert row.instance == poller.instance and row.instance.startswith("here:")
         assert (row.state, row.slots, row.held, row.version) == ("RUNNING", 3, 1, __version__)
-        assert row.queues == [{"queue": "work", "weight": 2}, {"queue": "other", "weight": 1}]
+        assert [(one["queue"], one["weight"]) for one in row.queues] == [("work", 2), ("other", 1)]
+        assert all(one["idle_seconds"] < 60 for one in row.queues)
         (run,) = row.running
         assert (run["task_id"], run["queue"], run["reference"], run["attempt"]) == (task.pk, "work", "running", 1)
         assert run["seconds"] >= 0

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from django_dbtaskqueue.core.durations import smoothed
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import Release, Settlement
+from django_dbtaskqueue.core.threads import WatchedThread
 
 if TYPE_CHECKING:
     from django_dbtaskqueue.flow.run import Processor
@@ -165,6 +166,10 @@ class Executor:
             return False
         self._given_up.add(run)
         return True
+
+    def threads(self) -> list[WatchedThread]:
+        """Return the threads that run until ``close``."""
+        return []
 
     @abstractmethod
     def cancel(self) -> None:

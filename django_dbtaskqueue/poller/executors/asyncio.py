@@ -16,11 +16,13 @@ from asgiref.sync import sync_to_async
 from django.db import connections
 
 from django_dbtaskqueue.core.outcomes import Fail, Release, Settlement
+from django_dbtaskqueue.core.threads import WatchedThread
+from django_dbtaskqueue.db import liveness
 from django_dbtaskqueue.flow import observe
 from django_dbtaskqueue.flow.decide import decide
 from django_dbtaskqueue.flow.run import run_all_async, run_async
 from django_dbtaskqueue.poller.executors import ConcurrencyLimiter, Done, Executor, Finish, Job, Run
-from django_dbtaskqueue.poller.executors.thread import tidy
+from django_dbtaskqueue.poller.executors.thread_connections import IDLE_SECONDS, check, tidy
 
 logger = logging.getLogger(__name__)
 
@@ -36,8 +38,10 @@ class AsyncExecutor(Executor):
         self._runs: dict[asyncio.Task[None], tuple[Job, float]] = {}  # the job of each consumer, and its start
         self._consumers: set[asyncio.Task[None]] = set()
         self._starting = False
+        self._job_at = monotonic()
+        self._outages = liveness.outages.seen
         self._loop = asyncio.new_event_loop()
-        self._thread: threading.Thread | None = None
+        self._thread: WatchedThread | None = None
         self._lock = threading.Lock()  # only for starting the thread: a poller fetches on two
 
     def nudge(self) -> None:
@@ -45,7 +49,7 @@ class AsyncExecutor(Executor):
             return
         with self._lock:
             if self._thread is None:
-                self._thread = threading.Thread(target=self._serve, name="dbtaskqueue-loop", daemon=True)
+                self._thread = WatchedThread(target=self._serve, name="dbtaskqueue-loop", daemon=True)
                 self._thread.start()
         self._loop.call_soon_threadsafe(self._start)
 
@@ -54,6 +58,9 @@ class AsyncExecutor(Executor):
 
     def running(self) -> list[Run]:
         return [Run(*current) for current in self._runs.copy().values()]
+
+    def threads(self) -> list[WatchedThread]:
+        return [] if self._thread is None else [self._thread]
 
     def overrun(self, run: Run) -> bool:
         """Cancel a run; its slot frees when the coroutine has really ended."""
@@ -99,11 +106,21 @@ class AsyncExecutor(Executor):
         assert task is not None  # noqa: S101 -- for the type checker; a coroutine on a loop has a task
         turn = monotonic() + MAX_TURN_SECONDS
         while self.todo:
+            if self._connections_are_doubtful():
+                await sync_to_async(check)()
+                if not self.todo:
+                    break
             job = self.todo.popleft()
             self._start()  # the next consumer; it gets its turn if this job waits for something
             if await self._run(task, job) >= turn:
                 await asyncio.sleep(0)
                 turn = monotonic() + MAX_TURN_SECONDS
+
+    def _connections_are_doubtful(self) -> bool:
+        """Whether Django's async ORM thread may have lost its connection since the last job; true once."""
+        before, self._job_at = self._job_at, monotonic()
+        outages, self._outages = self._outages, liveness.outages.seen
+        return self._job_at - before > IDLE_SECONDS or outages != self._outages
 
     async def _run(self, task: asyncio.Task[None], job: Job) -> float:
         """Run a job; return when it ended."""

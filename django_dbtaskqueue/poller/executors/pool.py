@@ -27,7 +27,7 @@ from django_dbtaskqueue.core.outcomes import Fail, Outcome, Release, Settlement
 from django_dbtaskqueue.flow import observe
 from django_dbtaskqueue.flow.run import decide_all, perform_all
 from django_dbtaskqueue.poller.executors import ConcurrencyLimiter, Executor, Finish, Job, Run
-from django_dbtaskqueue.poller.executors.thread import tidy
+from django_dbtaskqueue.poller.executors.thread_connections import tidy
 
 SHORT_NAMES = {"spark": "django_dbtaskqueue.contrib.spark.SparkExecutor"}
 

@@ -8,20 +8,19 @@ from __future__ import annotations
 
 import logging
 import threading
-from contextlib import suppress
 from queue import SimpleQueue
 from time import monotonic
 
 from django.db import connections
-from django.db.backends.base.base import BaseDatabaseWrapper
-from django.db.backends.signals import connection_created
-from django.dispatch import receiver
 
 from django_dbtaskqueue.core.durations import format_seconds
 from django_dbtaskqueue.core.outcomes import Release
+from django_dbtaskqueue.core.threads import WatchedThread
+from django_dbtaskqueue.db.liveness import began_dead
 from django_dbtaskqueue.flow import observe
 from django_dbtaskqueue.flow.run import run, run_all
 from django_dbtaskqueue.poller.executors import ConcurrencyLimiter, Done, Executor, Finish, Job, Run
+from django_dbtaskqueue.poller.executors.thread_connections import check, tidy, unless_dead
 
 logger = logging.getLogger(__name__)
 BLOCKED_AFTER_SECONDS = 0.005  # in one job: from then on, waiting jobs get another thread
@@ -36,7 +35,7 @@ class ThreadExecutor(Executor):
         self._jobs: list[Job | None] = [None] * slots  # the job of each thread
         self._since = [0.0] * slots  # its start; written before the job, so that a job never seems older than it is
         self._wakeups: SimpleQueue[bool] = SimpleQueue()
-        self._threads: list[threading.Thread] = []
+        self._threads: list[WatchedThread] = []
         self._idle: set[int] = set()
         self._closed = False
         self._lock = threading.Lock()  # only for starting threads
@@ -68,6 +67,9 @@ class ThreadExecutor(Executor):
     def running(self) -> list[Run]:
         return [Run(job, since) for job, since in zip(self._jobs, self._since, strict=True) if job is not None]
 
+    def threads(self) -> list[WatchedThread]:
+        return self._threads[:]
+
     def cancel(self) -> None:
         """Do nothing: Python cannot interrupt a thread."""
 
@@ -88,7 +90,7 @@ class ThreadExecutor(Executor):
             return
         with self._lock:
             for slot in range(len(self._threads), min(len(self._threads) + wanted - idle, self.slots)):
-                thread = threading.Thread(target=self._work, args=[slot], name=f"dbtaskqueue-{slot}", daemon=True)
+                thread = WatchedThread(target=self._work, args=[slot], name=f"dbtaskqueue-{slot}", daemon=True)
                 self._threads.append(thread)
                 thread.start()
 
@@ -121,8 +123,11 @@ class ThreadExecutor(Executor):
             self._finish(Done(lease, Release(), 0.0), idle=not self.todo)  # another poller may hold it by now
             return
         self._since[slot], self._jobs[slot] = started, job
+        check()
         observe.started(lease)
         settlement = run(lease, job.processor)
+        if began_dead():
+            settlement = unless_dead(settlement)
         self._jobs[slot] = None
         if not self._given_up or not self._is_late(Run(job, started)):
             self._finish(Done(lease, settlement, monotonic() - started), idle=not self.todo)
@@ -135,9 +140,12 @@ class ThreadExecutor(Executor):
             return
         job, started = current
         self._since[slot], self._jobs[slot] = started, job
+        check()
         for lease in job.leases:
             observe.started(lease)
         settlements = run_all(job.leases, job.processor)
+        if began_dead():
+            settlements = list(map(unless_dead, settlements))
         self._jobs[slot] = None
         tidy()
         self._end(current, settlements, monotonic() - started)
@@ -153,41 +161,3 @@ class ThreadExecutor(Executor):
             seconds = format_seconds(monotonic() - run.started)
             logger.warning("Task %s ended %s after its timeout was written", run.job.lease.id, seconds)
         return late
-
-
-class _Opened(threading.local):
-    """The Django connections of a thread; ``changed`` if it opened one since the list was made."""
-
-    def __init__(self) -> None:
-        self.connections: list[BaseDatabaseWrapper] = []
-        self.changed = True
-
-
-_opened = _Opened()
-
-
-@receiver(connection_created)
-def _note(**_: object) -> None:
-    _opened.changed = True
-
-
-def tidy() -> None:
-    """Close each connection that would harm the next task: broken, too old, or in an open transaction."""
-    if _opened.changed:
-        _opened.connections, _opened.changed = list(connections.all(initialized_only=True)), False
-    for connection in _opened.connections:
-        if connection.connection is None:
-            continue
-        if connection.in_atomic_block or not connection.autocommit:
-            with suppress(Exception):  # even close() may fail on a broken connection
-                connection.in_atomic_block = connection.closed_in_transaction = False
-                connection.close()
-        elif connection.settings_dict["OPTIONS"].get("pool"):
-            connection.close()  # back to the pool, which may hold fewer connections than there are threads
-        elif connection.errors_occurred or _aged(connection):
-            connection.close_if_unusable_or_obsolete()
-
-
-def _aged(connection: BaseDatabaseWrapper) -> bool:
-    """Whether a connection is older than CONN_MAX_AGE. With 0 it is kept, because the next task follows at once."""
-    return bool(connection.settings_dict["CONN_MAX_AGE"] and connection.close_at and monotonic() >= connection.close_at)

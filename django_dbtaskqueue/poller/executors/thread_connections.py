@@ -1,0 +1,86 @@
+"""The Django connections of a thread that runs processors: none harms the next task, and a dead one harms no task."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import suppress
+from time import monotonic
+
+from django.db import connections
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.backends.signals import connection_created
+from django.db.utils import InterfaceError, OperationalError
+from django.dispatch import receiver
+
+from django_dbtaskqueue.core.outcomes import Failed, Release, Settlement
+from django_dbtaskqueue.db import liveness
+
+IDLE_SECONDS = 5.0  # without a task, after which a thread's connections are checked before the next one
+
+
+class _Opened(threading.local):
+    """The connections of a thread; ``changed`` if it opened one since the list was made."""
+
+    def __init__(self) -> None:
+        self.connections: list[BaseDatabaseWrapper] = []
+        self.changed = True
+        self.tidied_at = monotonic()
+        self.outages = liveness.outages.seen
+
+
+_opened = _Opened()
+
+
+@receiver(connection_created)
+def _note(**_: object) -> None:
+    _opened.changed = True
+
+
+def must_check() -> bool:
+    """Whether this thread's connections may have died since its last task: it was idle, or there was an outage."""
+    return monotonic() - _opened.tidied_at > IDLE_SECONDS or _opened.outages != liveness.outages.seen
+
+
+def check() -> None:
+    """Before a task: close each connection that is dead, and watch the first statement on the others."""
+    if not _opened.connections:
+        return
+    ask, _opened.outages = must_check(), liveness.outages.seen
+    for connection in _opened.connections:
+        if connection.connection is None or connection.vendor == "sqlite":
+            continue
+        if ask or liveness.has_input(connection):
+            liveness.close_if_dead(connection)
+        liveness.watch_first_statement(connection)
+
+
+def unless_dead(settlement: Settlement | None) -> Settlement | None:
+    """Return what is to be written of a task whose connection was dead before its first statement."""
+    if isinstance(settlement, Failed) and isinstance(settlement.said.error, OperationalError | InterfaceError):
+        liveness.outages.report()  # other threads may have such connections, too
+        return Release()
+    return settlement
+
+
+def tidy() -> None:
+    """Close each connection that would harm the next task: broken, too old, or in an open transaction."""
+    _opened.tidied_at = monotonic()
+    if _opened.changed:
+        _opened.connections, _opened.changed = list(connections.all(initialized_only=True)), False
+    for connection in _opened.connections:
+        liveness.forget_first_statement(connection)
+        if connection.connection is None:
+            continue
+        if connection.in_atomic_block or not connection.autocommit:
+            with suppress(Exception):  # even close() may fail on a broken connection
+                connection.in_atomic_block = connection.closed_in_transaction = False
+                connection.close()
+        elif connection.settings_dict["OPTIONS"].get("pool"):
+            connection.close()  # back to the pool, which may hold fewer connections than there are threads
+        elif connection.errors_occurred or _aged(connection):
+            connection.close_if_unusable_or_obsolete()
+
+
+def _aged(connection: BaseDatabaseWrapper) -> bool:
+    """Whether a connection is older than CONN_MAX_AGE. With 0 it is kept, because the next task follows at once."""
+    return bool(connection.settings_dict["CONN_MAX_AGE"] and connection.close_at and monotonic() >= connection.close_at)
