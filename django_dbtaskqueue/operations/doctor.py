@@ -35,6 +35,7 @@ from django_dbtaskqueue.operations.queue_stats import (
 
 MAX_CLOCK_SKEW = timedelta(seconds=2)  # between this host's clock and the database's
 MAX_PRIORITY_WAIT_S = 600.0  # of the first task of a priority, while other priorities are served
+MAX_IDLE_S = 60  # that a poller takes nothing from a queue with due tasks
 NO_PROCESSOR = "no handler"  # how the parking reason of a task without a processor begins
 MAX_TRANSACTION_S = 300  # that a transaction may be open
 MAX_DEAD_ROWS_SHARE = 0.2  # of a table's rows; autovacuum starts long before
@@ -180,6 +181,7 @@ def _queues(alias: str) -> Iterator[Finding]:
     found = overview(alias)
     for row in found.queues:
         yield from _queue(row)
+    yield from _stuck(alias, {row.queue for row in found.late})
     for place in locations_on(alias):
         yield from _starved(place, [row.queue for row in found.queues if not row.paused])
 
@@ -210,6 +212,22 @@ def _queue(row: QueueStats) -> Iterator[Finding]:
             _("If the processors wait for I/O, add pollers, processes or threads; otherwise make them faster."),
             (row.queue,),
         )
+
+
+def _stuck(alias: str, late: set[str]) -> Iterator[Finding]:
+    """Yield the pollers that report, have free slots, and take nothing from a queue whose tasks are due."""
+    fresh = Now() - MISSED_HEARTBEATS * conf.settings().heartbeat
+    running = Poller.objects.using(alias).filter(heartbeat_time__gt=fresh, state="RUNNING", held__lt=models.F("slots"))
+    for instance, served in running.order_by("instance").values_list("instance", "queues")[:100]:
+        for item in served:
+            idle = item.get("idle_seconds", 0)
+            if idle >= MAX_IDLE_S and item["queue"] in late and conf.default_settings(item["queue"]).concurrency != 0:
+                yield _warning(
+                    "poller.stuck",
+                    _("Poller %(poller)s is RUNNING but took nothing from %(queue)s for %(time)s with work due.")
+                    % {"poller": instance, "queue": item["queue"], "time": format_seconds(idle)},
+                    _("See its log, and restart it. If the tasks have a tag, start a poller with --tag."),
+                )
 
 
 def _starved(place: Location, names: list[str]) -> Iterator[Finding]:

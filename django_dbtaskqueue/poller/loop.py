@@ -20,6 +20,8 @@ from django_dbtaskqueue.conf.overrides import queue_settings
 from django_dbtaskqueue.core.durations import jittered, next_pause
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import Fail, Release
+from django_dbtaskqueue.core.threads import WatchedThread
+from django_dbtaskqueue.db import liveness
 from django_dbtaskqueue.db.notify import Wakeup
 from django_dbtaskqueue.db.session import aliases_of, model_for
 from django_dbtaskqueue.flow import observe
@@ -67,7 +69,7 @@ class Poller:
         self._wake_first = threading.Event()
         self._wake_second = threading.Event()
         self._ended = threading.Event()
-        self._threads: list[threading.Thread] = []
+        self._threads: list[WatchedThread] = []
         self.settler = Settler(self.queues, self.counts, self._wake_first.set)
         options = self.options
         self.executors = Executors(options.threads, options.coroutines, self.settler.finish, options.executor)
@@ -92,7 +94,7 @@ class Poller:
             wakeup.start()
         for number in range(FETCH_THREADS):
             name = f"dbtaskqueue-fetch-{number}"
-            thread = threading.Thread(target=self._fetch_until_end, args=[number], name=name, daemon=True)
+            thread = WatchedThread(target=self._fetch_until_end, args=[number], name=name, daemon=True)
             self._threads.append(thread)
             thread.start()
 
@@ -195,13 +197,14 @@ class Poller:
             pause = 0.0
             if self.state != "RUNNING":
                 self._poll_worked()
-            if not first and delay > 0:
+            if not first and delay > 0 and not self.stopping:
                 delay = None
         connection_set.close()
         connections.close_all()  # those that listeners opened on this thread
 
     def _poll_failed(self, error: Exception) -> None:
         observe.of_poller("poll_failed", self, error=error)
+        liveness.outages.report()
         if self.state in ("STARTUP", "RUNNING"):
             self.state = "WAITING"
             logger.warning("Polling failed, trying again until it works: %s: %s", type(error).__name__, error)
@@ -261,6 +264,15 @@ class Poller:
     def running(self) -> list[Run]:
         """Return the running jobs, for the heartbeat and the status line."""
         return [run for executor in self.executors.all for run in executor.running()]
+
+    def threads(self) -> list[WatchedThread]:
+        """Return the threads that run until the poller ends."""
+        found = [*self._threads, self._renewer.thread, *(wakeup.thread for wakeup in self._wakeups if wakeup.thread)]
+        return found + [thread for executor in self.executors.all for thread in executor.threads()]
+
+    def can_settle(self) -> bool:
+        """Whether a thread is left that stores outcomes."""
+        return not all(thread.ended for thread in self._threads)
 
     def slots(self) -> int:
         """Return how many jobs can run at a time, in the executors that the polled queues use."""

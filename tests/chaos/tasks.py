@@ -3,6 +3,7 @@
 ============ =========================================================================================================
 hold         completes, with the attempt's number as its result, as soon as the file ``until`` exists; with ``each``,
              as soon as ``until`` with ".<total_attempt>" behind it does
+count        counts the bookings, after ``first`` seconds without a statement, and then takes ``seconds``
 bump         adds 1 to ``Booking.amount`` of the task's reference
 segfault     reads address 0
 overflow     calls itself, in C, until there is no stack left
@@ -21,6 +22,7 @@ ledger   sync, ``mode="atomic"``
 from __future__ import annotations
 
 import ctypes
+import logging
 import sys
 import time
 from pathlib import Path
@@ -33,6 +35,8 @@ from django_dbtaskqueue.core.lease import Lease
 from tests.chaos import crashing
 from tests.testapp import tasks as testapp
 from tests.testapp.models import Booking
+
+logger = logging.getLogger("django_dbtaskqueue.tests")
 
 
 def run(task: Lease) -> Any:
@@ -50,6 +54,15 @@ def _hold(task: Lease, payload: dict[str, Any]) -> Complete:
     if payload.get("bump"):
         _bump(task, payload)
     return Complete(task.total_attempt)
+
+
+def _count(task: Lease, payload: dict[str, Any]) -> Complete:
+    if "first" in payload:
+        logger.info("counts soon")
+        time.sleep(payload["first"])
+    found = Booking.objects.using(task.port.alias).count()
+    time.sleep(payload.get("seconds", 0))
+    return Complete(found)
 
 
 def _bump(task: Lease, payload: dict[str, Any]) -> Complete:
@@ -79,6 +92,7 @@ VERBS = {
     **testapp.VERBS,
     "hold": _hold,
     "bump": _bump,
+    "count": _count,
     "segfault": _segfault,
     "overflow": _overflow,
     "recursion": _recursion,

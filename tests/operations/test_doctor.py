@@ -57,6 +57,20 @@ def test_nothing_is_found_where_nothing_is_wrong(alias: str, settings: Any) -> N
 
 
 @both
+def test_a_poller_that_reports_but_takes_nothing(alias: str) -> None:
+    make_task(ready_time=-HOUR, using=alias)
+    poller(alias, slots=4)
+    served = [{"queue": "parcels", "weight": 1, "idle_seconds": 75}]
+    Poller.objects.using(alias).update(queues=served)
+    assert "took nothing from parcels for 1m15s" in found(alias)["poller.stuck"].words
+    # ... unless it has no free slot, or took something since
+    Poller.objects.using(alias).update(held=4)
+    assert "poller.stuck" not in found(alias)
+    Poller.objects.using(alias).update(held=0, queues=[{**served[0], "idle_seconds": 30}])
+    assert "poller.stuck" not in found(alias)
+
+
+@both
 def test_queues_and_pollers(alias: str) -> None:
     make_task(ready_time=-HOUR, using=alias)
     assert found(alias)["queue.no_poller"].level == "error"

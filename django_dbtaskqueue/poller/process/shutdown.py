@@ -82,22 +82,52 @@ def run(
     poller.start()
     heartbeat.start()
     try:
-        deadline = _wait_for_end(poller, shutdown, timeout.total_seconds(), on_tick)
+        watch = _ThreadWatch(poller, heartbeat)
+        deadline = _wait_for_end(poller, shutdown, timeout.total_seconds(), watch, on_tick)
         _wait_for_threads(poller, shutdown, deadline)
-        return _left(poller)
+        return watch.left + _left(poller)
     finally:
         heartbeat.stop()
         poller.close()
         notify.flush()
 
 
+class _ThreadWatch:
+    """Notices a thread that ended although the poller runs. Without it the poller would only look healthy."""
+
+    def __init__(self, poller: Poller, heartbeat: Heartbeat) -> None:
+        self.left: list[str] = []  # what to report at the end
+        self._poller = poller
+        self._heartbeat = heartbeat
+
+    def is_over(self) -> bool:
+        """Stop the poller if a thread has ended; return whether no thread is left that can store an outcome."""
+        poller = self._poller
+        if not self.left:
+            threads = [*poller.threads(), *self._heartbeat.threads()]
+            ended = [thread.name for thread in threads if thread.ended]
+            if not ended or poller.stopping:
+                return False
+            self.left = [f"Thread {name} ended: this process ends, another one must replace it" for name in ended]
+            poller.stop()
+        return not poller.can_settle()
+
+
 def _wait_for_end(
-    poller: Poller, shutdown: ShutdownRequest, timeout: float, on_tick: Callable[[Poller], None]
+    poller: Poller,
+    shutdown: ShutdownRequest,
+    timeout: float,
+    watch: _ThreadWatch,
+    on_tick: Callable[[Poller], None],
 ) -> float:
     """Pass requests on until the loop has ended or the timeout is over; return the deadline."""
     done, deadline = RUN, float("inf")
     while not poller.wait(REQUEST_POLL_INTERVAL_S) and monotonic() < deadline:
         on_tick(poller)
+        if watch.is_over():
+            return monotonic()
+        if watch.left:
+            deadline = min(deadline, monotonic() + timeout)
         if shutdown.level > done:
             deadline = min(deadline, monotonic() + timeout)
             done = shutdown.level

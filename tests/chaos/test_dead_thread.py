@@ -1,0 +1,47 @@
+"""A thread that a poller cannot work without ends: the process ends with a message, and another one goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from django_dbtaskqueue import enqueue, enqueue_many
+from django_dbtaskqueue.models import Task
+from tests.chaos.conftest import Start
+from tests.chaos.processes import until_all
+from tests.conftest import ProcessDatabase
+
+
+@pytest.fixture(autouse=True)
+def leaves_once(queues: Callable[..., None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    queues(lease="3s")
+    values = {**json.loads(os.environ["CHAOS_DBTASKQUEUE"]), "LISTENERS": ["tests.chaos.listeners.LeavesOnce"]}
+    monkeypatch.setenv("CHAOS_DBTASKQUEUE", json.dumps(values))
+    monkeypatch.setenv("CHAOS_FLAG", str(tmp_path / "left"))
+
+
+def test_a_child_without_its_fetch_thread_is_replaced(postgres_process_database: ProcessDatabase, start: Start) -> None:
+    parent = start(postgres_process_database, "--processes", "1")
+    enqueue_many("chaos", [{}] * 3)
+    parent.until_logged("Thread dbtaskqueue-fetch-0 ended")
+    parent.until_logged("Starting another one")
+    until_all("COMPLETED")
+    parent.end()
+
+
+def test_a_poller_without_its_fetch_thread_stores_what_runs_and_ends(
+    postgres_process_database: ProcessDatabase, start: Start
+) -> None:
+    # Given a task that runs when the thread ends
+    enqueue("chaos", None, {"do": "sleep", "seconds": 1})
+    poller = start(postgres_process_database)
+
+    # Then its outcome is stored by the other thread, and the process ends
+    poller.ended(1)
+    assert "SystemExit: 4" in poller.log
+    assert "this process ends" in poller.log
+    assert Task.objects.get().status == "COMPLETED"

@@ -1,0 +1,82 @@
+"""An outage costs no task an attempt only because a thread kept a connection from before it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from django_dbtaskqueue import enqueue_many
+from django_dbtaskqueue.contrib.embedded import EmbeddedPostgres
+from django_dbtaskqueue.models import Attempt, Task
+from tests.chaos.conftest import Start
+from tests.chaos.processes import until_all
+from tests.chaos.proxy import proxied
+from tests.chaos.test_outage import clock_again
+from tests.conftest import ProcessDatabase
+
+TASKS = 12
+
+
+def test_the_server_was_restarted_while_the_poller_was_idle(
+    crash_database: ProcessDatabase, pg_server: EmbeddedPostgres, start: Start, queues: Callable[..., None]
+) -> None:
+    # Given threads that have a connection each
+    queues(max_attempts=1)
+    poller = start(crash_database, "--threads", "4").ready()
+    enqueue_many("chaos", [{"payload": {"do": "count", "seconds": 0.2}}] * TASKS)
+    until_all("COMPLETED")
+
+    # When the server is restarted, and there is work again
+    pg_server.stop("immediate")
+    pg_server.restart()
+    clock_again()
+    poller.until_logged("The database is back")
+    enqueue_many("chaos", [{"payload": {"do": "count"}}] * TASKS)
+
+    # Then no task fails
+    until_all("COMPLETED")
+    assert not Attempt.objects.exists()
+    assert set(Task.objects.values_list("attempt", flat=True)) == {1}
+    poller.end()
+
+
+def test_a_connection_that_dies_before_the_first_statement_is_not_the_tasks_fault(
+    crash_database: ProcessDatabase, pg_server: EmbeddedPostgres, start: Start, queues: Callable[..., None]
+) -> None:
+    # Given tasks that run, whose threads have connections, and that have not used them yet
+    queues(max_attempts=1, lease="60s")
+    poller = start(crash_database, "--threads", "4").ready()
+    enqueue_many("chaos", [{"payload": {"do": "count", "seconds": 0.2}}] * 4)
+    until_all("COMPLETED")
+    enqueue_many("chaos", [{"payload": {"do": "count", "first": 2}}] * 4)
+    poller.until_logged("counts soon", times=4)
+
+    # When the server is restarted
+    pg_server.stop("immediate")
+    pg_server.restart()
+    clock_again()
+
+    # Then they run again, uncharged
+    until_all("COMPLETED")
+    assert not Attempt.objects.exists()
+    assert set(Task.objects.values_list("attempt", flat=True)) == {1}
+    poller.end()
+
+
+def test_idle_connections_that_fell_silent_are_replaced(
+    postgres_process_database: ProcessDatabase, start: Start, queues: Callable[..., None]
+) -> None:
+    # Given threads that have a connection each, and a firewall that forgets all of them
+    queues(max_attempts=1, lease="3s")
+    with proxied(postgres_process_database.url) as proxy:
+        poller = start(replace(postgres_process_database, url=proxy.url), "--threads", "2").ready()
+        enqueue_many("chaos", [{"payload": {"do": "count", "seconds": 0.2}}] * TASKS)
+        until_all("COMPLETED")
+        proxy.swallow()
+        poller.until_logged("Polling failed")
+
+        # When there is work again, then no task waits for a dead connection
+        enqueue_many("chaos", [{"payload": {"do": "count"}}] * TASKS)
+        until_all("COMPLETED")
+        assert not Attempt.objects.exists()
+        poller.end()
