@@ -98,6 +98,7 @@ class Lease:
     outcome: Settlement | None = None  # what the processor settled by itself; stored once ``settled``
     settled: bool = False  # an outcome of this lease is committed
     touched: bool = False  # the processor tried to settle by itself
+    unstored_since: float = 0.0  # time.monotonic() at which its outcome could not be stored; 0: it was not tried
     lost: str = ""  # the verb that could not be written, because the lease was gone
 
     @property

@@ -10,12 +10,14 @@ import json
 import logging
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
+from time import monotonic
 from typing import Any, Never
 
 from django.db import transaction
-from django.db.utils import OperationalError
+from django.db.utils import DataError, Error, IntegrityError, OperationalError
 
 from django_dbtaskqueue.core import json as json_payload
 from django_dbtaskqueue.core.exceptions import TaskQueueError
@@ -47,6 +49,7 @@ Decided = tuple[Lease, Settlement]
 Rewritten = Reenqueue | Poison | Failed | Release | Park  # outcomes that change the row by what they carry
 LOCKED = "55P03"  # what PostgreSQL calls a wait that was longer than lock_timeout
 READ_ONLY = "25"  # and its class of writes refused, as after a fail-over
+TOO_LARGE = "54"  # and its class of values beyond a limit, such as that of an index
 
 
 def settle(session: Session, pairs: Sequence[Decided], *, keep: str = "keep", group_retry: str = "hold") -> set[int]:
@@ -198,13 +201,18 @@ def _failed_columns(outcome: Failed, failure: dict[str, str]) -> dict[str, Any]:
 
 
 def settle_surely(
-    session: Session, pairs: Sequence[Decided], *, keep: str = "keep", group_retry: str = "hold"
+    session: Session,
+    pairs: Sequence[Decided],
+    *,
+    keep: str = "keep",
+    group_retry: str = "hold",
+    patience: float = 0.0,
 ) -> set[int]:
     """``settle``, where one bad row never fails its batch: a batch that fails is halved, and halved again.
 
     A single outcome that cannot be stored ends in ERROR with a short fixed text. Rows that another transaction keeps
-    locked are left out after a short wait, and their leases stand. Raises only when the database cannot be reached, or
-    takes no writes.
+    locked are left out after a short wait, and their leases stand. So is, for ``patience`` seconds, an outcome whose
+    error is not about what it holds. Raises only when the database can store no outcome.
     """
     # Inside the caller's transaction a statement that fails would take all that follow with it.
     guard = session.atomic() if session.connection.in_atomic_block else nullcontext()
@@ -212,24 +220,69 @@ def settle_surely(
         with guard:
             return settle(session, pairs, keep=keep, group_retry=group_retry)
     except Exception as error:
-        parts = _parts(session, pairs, error)
+        parts = _parts(session, pairs, error, keep)
         if parts is not None:
-            return set().union(*[settle_surely(session, part, keep=keep, group_retry=group_retry) for part in parts])
+            again = partial(settle_surely, session, keep=keep, group_retry=group_retry, patience=patience)
+            return set().union(*map(again, parts))
         lease = pairs[0][0]
+        if not _is_own_fault(error) and _is_new(lease, patience):
+            logger.debug("Outcome of task %s could not be stored, trying again: %s", lease.id, error)
+            return set()
         logger.error("Outcome of task %s could not be stored (%s); storing a plain failure.", lease.id, error)
-        plain = f"Outcome could not be stored: {type(error).__name__}"
-        return settle(session, [(lease, Failed(Fail(plain, retry=False)))], keep=keep, group_retry="hold")
+        return _settle_plainly(session, lease, f"Outcome could not be stored: {type(error).__name__}", keep)
 
 
-def _parts(session: Session, pairs: Sequence[Decided], error: Exception) -> list[Sequence[Decided]] | None:
+def _settle_plainly(session: Session, lease: Lease, text: str, keep: str) -> set[int]:
+    """Store a failure instead of an outcome. A task that takes no failure either is left to the end of its lease."""
+    try:
+        return settle(session, [(lease, Failed(Fail(text, retry=False)))], keep=keep, group_retry="hold")
+    except Exception as error:
+        _raise_if_common(session, [(lease, Failed(Fail(text)))], error, keep)
+        logger.error("Task %s takes no outcome, its lease runs out: %s", lease.id, error)
+        return {lease.id}
+
+
+def _is_own_fault(error: Exception) -> bool:
+    """Whether an error is about what an outcome holds, and not about the database."""
+    sqlstate = str(getattr(error.__cause__, "sqlstate", ""))
+    return not isinstance(error, Error) or isinstance(error, DataError | IntegrityError) or sqlstate[:2] == TOO_LARGE
+
+
+def _is_new(lease: Lease, patience: float) -> bool:
+    """Whether a lease's outcome has been failing for less than ``patience`` seconds."""
+    lease.unstored_since = lease.unstored_since or monotonic()
+    return monotonic() - lease.unstored_since < patience
+
+
+def _raise_if_common(session: Session, pairs: Sequence[Decided], error: Exception, keep: str) -> None:
+    """Raise an error that no outcome is the reason of: the database is away, or stores no outcome of these kinds.
+
+    To find out, settle a task that does not exist.
+    """
+    sqlstate = str(getattr(error.__cause__, "sqlstate", ""))
+    if _is_own_fault(error) or sqlstate == LOCKED:
+        return
+    if sqlstate.startswith(READ_ONLY) or isinstance(error, OperationalError):
+        raise error
+    ghost = replace(pairs[0][0], id=0, group=None)
+    for outcome in {type(outcome): _like(outcome) for _, outcome in pairs}.values():
+        settle(session, [(ghost, outcome)], keep=keep)
+
+
+def _like(outcome: Settlement) -> Settlement:
+    """Return an outcome that is written by the same statements, and holds nothing."""
+    if isinstance(outcome, Failed):
+        return Failed(Fail("none"))
+    return type(outcome)() if isinstance(outcome, Complete | CompleteDelete) else Release()
+
+
+def _parts(session: Session, pairs: Sequence[Decided], error: Exception, keep: str) -> list[Sequence[Decided]] | None:
     """Return which parts of a batch that failed to try again, if any; None for a single outcome that is at fault.
 
     Raises the error when no outcome is at fault.
     """
-    code = str(getattr(error.__cause__, "sqlstate", ""))
-    locked = code == LOCKED
-    if code.startswith(READ_ONLY) or (isinstance(error, OperationalError) and not locked):
-        raise error
+    _raise_if_common(session, pairs, error, keep)
+    locked = getattr(error.__cause__, "sqlstate", "") == LOCKED
     if locked:
         rows = json.dumps([{"task_id": lease.id, "token": lease.total_attempt} for lease, _ in pairs])
         free = {row[0] for row in session.run(session.sql.unlocked, {"rows": rows})}

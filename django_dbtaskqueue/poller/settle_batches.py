@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 FULL_BATCH_OUTCOMES = 500  # that are worth a commit at once
 MAX_BATCH_OUTCOMES = 1000  # in one commit
+UNSTORED_OUTCOME_SECONDS = 5.0  # before the task is blamed for a database error that hits only its outcome
 LEASE, SECONDS = attrgetter("lease"), attrgetter("seconds")
 Batch = dict[str, list[Done]]  # by queue key: what is settled together
 
@@ -122,7 +123,13 @@ class Settler:
         chunks = [pairs] if settings.settle == "batch" else [[pair] for pair in pairs]
         settled: set[int] = set()
         for chunk in chunks:
-            settled |= settle.settle_surely(session, chunk, keep=settings.keep, group_retry=settings.group_retry)
+            settled |= settle.settle_surely(
+                session,
+                chunk,
+                keep=settings.keep,
+                group_retry=settings.group_retry,
+                patience=UNSTORED_OUTCOME_SECONDS,
+            )
         return self._explain(_missing(pairs, settled), connections, queue) if len(settled) < len(pairs) else set()
 
     def _explain(self, missing: list[Decided], connections: ConnectionSet, queue: QueueState) -> set[int]:

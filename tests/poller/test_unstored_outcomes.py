@@ -1,0 +1,109 @@
+"""Database errors while outcomes are stored: good work stays good, and one bad row is alone with its fault."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from django.db import connection
+
+from django_dbtaskqueue import enqueue, enqueue_many, registry
+from django_dbtaskqueue.models import Attempt, Task
+from tests.poller.processes import polling
+from tests.support import until
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("taskqueue_registry")]
+SPELL = 1.5  # seconds
+
+
+def execute(sql: str) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(sql)
+
+
+@contextmanager
+def refused(condition: str, sqlstate: str = "XX000") -> Iterator[None]:
+    """The database raises an error for each update of a task for which the condition holds."""
+    execute(
+        "CREATE OR REPLACE FUNCTION test_refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
+        f" IF {condition} THEN RAISE EXCEPTION 'refused by the test' USING ERRCODE = '{sqlstate}'; END IF;"
+        " RETURN NEW; END $$"
+    )
+    execute("CREATE TRIGGER test_refuse BEFORE UPDATE ON dbtaskqueue_task FOR EACH ROW EXECUTE FUNCTION test_refuse()")
+    try:
+        yield
+    finally:
+        execute("DROP TRIGGER test_refuse ON dbtaskqueue_task")
+
+
+def completed() -> int:
+    return Task.objects.filter(status="COMPLETED").count()
+
+
+@pytest.mark.parametrize("condition", ["NEW.status <> 'PROCESSING'", "NEW.status <> 'PROCESSING' AND NEW.id % 3 = 0"])
+def test_an_internal_error_for_a_while_makes_no_error_of_good_work(condition: str) -> None:
+    registry.register("letters", lambda task: None)
+    with refused(condition):
+        enqueue_many("letters", [{}] * 30)
+        with polling({"letters": 1}, settle=10):
+            until(lambda: Task.objects.filter(status="PROCESSING").count() > 0)
+            with refused_for_a_while():
+                pass
+            execute("ALTER TABLE dbtaskqueue_task DISABLE TRIGGER test_refuse")
+            until(lambda: completed() == 30)
+    assert set(Task.objects.values_list("total_attempt", flat=True)) == {1}
+    assert not Attempt.objects.exists()
+
+
+@contextmanager
+def refused_for_a_while() -> Iterator[None]:
+    """Let the database refuse for some time: errors that end soon are an outage."""
+    execute(f"SELECT pg_sleep({SPELL})")
+    yield
+
+
+def test_a_schema_change_that_hits_every_outcome_is_an_outage() -> None:
+    # Given a processor that fails
+    def fail(task: object) -> None:
+        raise ValueError("as it must")
+
+    registry.register("letters", fail)
+    with polling({"letters": 1}, settle=10) as poller:
+        until(lambda: poller.state == "RUNNING")
+
+        # When the table of failed attempts is away
+        execute("ALTER TABLE dbtaskqueue_attempt RENAME TO elsewhere")
+        task = enqueue("letters")
+        until(lambda: poller.state == "WAITING")
+        execute(f"SELECT pg_sleep({SPELL})")
+        execute("ALTER TABLE elsewhere RENAME TO dbtaskqueue_attempt")
+
+        # Then the failure is stored as it was
+        until(lambda: Attempt.objects.exists())
+    assert Attempt.objects.get(task_id=task.pk).error_type == "builtins.ValueError"
+
+
+def test_a_row_that_takes_no_completion_is_at_fault_alone() -> None:
+    registry.register("letters", lambda task: None)
+    with refused("NEW.status = 'COMPLETED' AND NEW.reference_number = 'bad'"), polling({"letters": 1}, settle=10):
+        bad = enqueue("letters", "bad")
+        enqueue_many("letters", [{}] * 20)
+        until(lambda: completed() == 20)
+        until(lambda: Task.objects.filter(pk=bad.pk, status="ERROR").exists())
+    assert "could not be stored" in str(Task.objects.get(pk=bad.pk).process_result)
+
+
+def test_a_row_that_takes_no_outcome_at_all_stops_nobody() -> None:
+    registry.register("letters", lambda task: None)
+    with (
+        refused("NEW.status <> 'PROCESSING' AND NEW.reference_number = 'bad'"),
+        polling({"letters": 1}, settle=10) as poller,
+    ):
+        enqueue("letters", "bad")
+        enqueue_many("letters", [{}] * 20)
+        until(lambda: completed() == 20)
+        until(lambda: not poller.settler.held)
+        enqueue_many("letters", [{}] * 20)
+        until(lambda: completed() == 40)
+        assert poller.state == "RUNNING"
