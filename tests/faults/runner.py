@@ -188,7 +188,7 @@ class Run:
             ("alone-proxied", (), proxy.url),
         ):
             self.pollers.append(Process(name, [*command, "--name", name, *options], address, self))
-        pace = self.size.tasks / self.size.seconds * 1.1
+        pace = self.size.tasks / self.size.seconds * 1.4
         for number, address in enumerate((url, proxy.url)):
             module = ["-m", "tests.faults.producing", f"p{number}", f"{self.seed}.{number}", str(pace / 2)]
             self.producers.append(Process(f"producer{number}", module, address, self))
