@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tests.faults.mutations import NAMES
 from tests.faults.runner import Run
-from tests.faults.sizes import CI, SOAK, Size
+from tests.faults.sizes import CI, MUTATED, SOAK, Size
 
 
 def size_of(minutes: float | None, share: float) -> Size:
@@ -51,12 +51,13 @@ def main() -> int:
     parser.add_argument("--share", type=float, default=1.0, help="Part of the size (1.0).")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=Path, help="Write the report there, too.")
-    parser.add_argument("--mutation", choices=NAMES, help="Break the package in this way first.")
+    parser.add_argument("--mutation", choices=NAMES, help="Break the package in this way first; a small run.")
     parser.add_argument("--mutations", action="store_true", help="Run once for each mutation, and print the score.")
     options = parser.parse_args()
     if options.mutations:
-        return len(survivors([f"--share={options.share}", f"--seed={options.seed}"]))
-    report = Run(size_of(options.minutes, options.share), options.seed, mutation=options.mutation).run()
+        return len(survivors([f"--seed={options.seed}"]))
+    size = MUTATED if options.mutation else size_of(options.minutes, options.share)
+    report = Run(size, options.seed, mutation=options.mutation).run()
     print(report.table())
     if options.json is not None:
         options.json.write_text(report.json())

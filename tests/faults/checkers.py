@@ -181,7 +181,7 @@ def stale_write(evidence: Evidence) -> Iterator[str]:
         rescued = change.new_status == "ERROR" and change.due is not None and change.due <= change.clock
         # The only processor that uses the database may fail in the middle of its own transaction.
         key = (change.task, change.fence)
-        failed = change.queue == "effects" and key in errors and key in evidence.starts
+        failed = change.queue == "effects" and key in errors
         if given_back or rescued or failed:
             continue
         ended = evidence.ends.get(key)
@@ -248,10 +248,11 @@ def attempts(evidence: Evidence) -> Iterator[str]:
 
 @checker("attempt charged for an outage")
 def charged_for_outage(evidence: Evidence) -> Iterator[str]:
-    """A task that does not touch the database never fails by an error of the database."""
+    """An error of the database fails a task only if its processor had begun and uses the database."""
     queues = {changes[0].task: changes[0].queue for changes in evidence.by_task.values()}
     for task, number, error in evidence.attempts:
-        if queues.get(task) != "effects" and error.rpartition(".")[2] in OUTAGE_ERRORS:
+        could_fail = queues.get(task) == "effects" and (task, number) in evidence.starts
+        if not could_fail and error.rpartition(".")[2] in OUTAGE_ERRORS:
             yield f"task {task} of {queues.get(task)} spent attempt {number} on {error}"
 
 

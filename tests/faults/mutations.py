@@ -24,7 +24,6 @@ STATEMENTS: dict[str, tuple[str, str, str]] = {
     "complete without a fence": ("SET status = 'COMPLETED'", FENCE, ""),
     "fail or retry without a fence": ("SET status = u.new_status", FENCE, ""),
     "delete without a fence": ("DELETE", FENCE, ""),
-    "complete whatever the status": ("SET status = 'COMPLETED'", r"AND t\.status IN \('PROCESSING'\)", ""),
     "settle whatever status and fence": ("SET status = ", FENCE + r"\s+AND t\.status IN \('PROCESSING'\)", ""),
     "the fence does not rise": (CHECKOUT, r"total_attempt = total_attempt \+ 1", "total_attempt = total_attempt"),
     "the fence rises by two": (CHECKOUT, r"total_attempt = total_attempt \+ 1", "total_attempt = total_attempt + 2"),

@@ -20,7 +20,8 @@ from tests.faults.proxy import Proxy
 from tests.faults.sizes import LEASE_S, Size
 
 PAUSE_S = LEASE_S * 1.4  # of a process, longer than its lease
-SHORT_S, LONG_S = 1.0, 4.0  # of a stall, a lock, a spell
+STALL_S = LEASE_S * 1.4, LEASE_S * 2  # of the wire
+SHORT_S, LONG_S = 1.0, 4.0  # of a lock, a spell; of a black hole
 TERMINATIONS = 15  # backends per stroke, at most
 ERROR_SHARE = 0.2  # of statements that fail while the database is broken
 
@@ -127,9 +128,9 @@ class Nemesis:
         self.noted("backends terminated", cut, cut)
 
     def stall(self) -> None:
-        """Forward nothing for a while; nothing gets lost."""
+        """Forward nothing for longer than a lease. What was said before arrives late, from a former holder."""
         self.proxy.stall(on=True)
-        self._wait(self.random.uniform(SHORT_S, LONG_S))
+        self._wait(self.random.uniform(*STALL_S))
         self.proxy.stall(on=False)
         self.noted("stall or black hole", "stall")
 

@@ -24,3 +24,5 @@ class Size:
 
 CI = Size(tasks=30_000, kills=100, pauses=12, restarts=3, terminations=200, stalls=4, seconds=270)
 SOAK = Size(tasks=150_000, kills=400, pauses=60, restarts=12, terminations=1_500, stalls=20, seconds=1_800)
+# Of a run with a mutation: stalls show most of them, for they let former holders write.
+MUTATED = Size(tasks=3_000, kills=8, pauses=3, restarts=1, terminations=20, stalls=8, seconds=45)

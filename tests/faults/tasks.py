@@ -2,9 +2,10 @@
 
 ========= ============================================================================================================
 ok        completes
-slow      completes after 0.3 seconds
+slow      completes after 2 seconds: a pause of its process ends while another one runs it
 long      completes after one and a half of its leases
 retry     fails on its first two starts, then completes
+late      as retry, after 2 seconds
 again     goes back into the queue once, then completes
 delete    completes and deletes its row
 poison    ends as POISON
@@ -39,7 +40,7 @@ from tests.faults import ledger as ledgers
 from tests.faults.sizes import LEASE_S
 from tests.testapp.models import Booking
 
-SECONDS = {"slow": 0.3, "long": LEASE_S * 1.5}
+SECONDS = {"slow": 2.0, "late": 2.0, "long": LEASE_S * 1.5}
 RETRIED_STARTS = 2
 LETHAL = ("segfault", "overflow", "exit", "kill", "hold")
 EXPECTED = {
@@ -47,6 +48,7 @@ EXPECTED = {
     "slow": "COMPLETED",
     "long": "COMPLETED",
     "retry": "COMPLETED",
+    "late": "COMPLETED",
     "again": "COMPLETED",
     "delete": None,
     "poison": "POISON",
@@ -84,7 +86,7 @@ def _started(task: Lease) -> str:
 def _outcome(task: Lease, kind: str) -> Any:
     """Return the outcome of a task, and write its end."""
     outcome: Any = Complete(task.total_attempt)
-    if kind == "retry" and task.total_attempt <= RETRIED_STARTS:
+    if kind in ("retry", "late") and task.total_attempt <= RETRIED_STARTS:
         outcome = Fail("asked to fail")
     elif kind == "again" and task.reenqueue_attempt == 0:
         outcome = Reenqueue(timedelta(milliseconds=100))

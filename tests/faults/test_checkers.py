@@ -96,7 +96,14 @@ PLANTED: dict[str, list[dict[str, Any]]] = {
         {"history": [ENQUEUED, TAKEN, DONE._replace(new_attempt=2)]},
         {"history": [ENQUEUED, TAKEN, DONE._replace(new_attempt=0)]},
     ],
-    "attempt charged for an outage": [{"attempts": [(1, 1, "django.db.utils.OperationalError")]}],
+    "attempt charged for an outage": [
+        {"attempts": [(1, 1, "django.db.utils.OperationalError")]},
+        {
+            "attempts": [(1, 1, "django.db.utils.OperationalError")],
+            "history": [ENQUEUED._replace(queue="effects")],
+            "events": [INVOKED],
+        },
+    ],
     "outcome without a run": [{"events": [INVOKED, ACKNOWLEDGED, START]}],
     "effect not exactly once": [
         {"rows": [Row(1, "effects", "ok-t-0", "COMPLETED", 1)], "bookings": {"t": 0, "ok-t-0": amount}}
