@@ -24,8 +24,8 @@ class EnqueueManyOptions(TypedDict, total=False):
     using: str | None
 
 
-class EnqueueOptions(TypedDict, total=False):
-    """The options of ``enqueue``."""
+class PutOptions(TypedDict, total=False):
+    """The options of ``enqueue``, without the place: those of a queue's handle."""
 
     delay: timedelta | None
     run_at: datetime | None
@@ -38,6 +38,11 @@ class EnqueueOptions(TypedDict, total=False):
     keep_due: bool
     lease: timedelta | None
     timeout: timedelta | None
+
+
+class EnqueueOptions(PutOptions, total=False):
+    """The options of ``enqueue``."""
+
     using: str | None
 
 

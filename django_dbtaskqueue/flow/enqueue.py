@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import is_dataclass
 from datetime import datetime, timedelta
 from functools import lru_cache
-from typing import Any, cast
+from typing import Any, Unpack, cast
 
 from asgiref.sync import sync_to_async
 from django.db import connections
@@ -22,7 +22,7 @@ from django_dbtaskqueue.conf import overrides
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core import codecs, context
 from django_dbtaskqueue.core import json as json_payload
-from django_dbtaskqueue.core.columns import COPIED, ENQUEUED, OPTIONS
+from django_dbtaskqueue.core.columns import COPIED, ENQUEUED, OPTIONS, EnqueueOptions
 from django_dbtaskqueue.core.exceptions import DuplicateTask, EnqueueError, PayloadError, near_match
 from django_dbtaskqueue.core.outcomes import MAX_DELAY
 from django_dbtaskqueue.db.session import Session, alias_for, model_of
@@ -160,7 +160,9 @@ def _instance(session: Session, values: dict[str, Any]) -> Task:
     return cast(Task, task)
 
 
-async def aenqueue(queue: str, reference: str | None = None, payload: Any = None, **options: Any) -> Task:
+async def aenqueue(
+    queue: str, reference: str | None = None, payload: Any = None, **options: Unpack[EnqueueOptions]
+) -> Task:
     """The async twin of ``enqueue``, with the same arguments and promises."""
     return await sync_to_async(enqueue)(queue, reference, payload, **options)
 

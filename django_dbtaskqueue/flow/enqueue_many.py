@@ -12,7 +12,7 @@ from functools import lru_cache
 from itertools import chain, islice
 from operator import le
 from types import NoneType
-from typing import Any, NamedTuple, NoReturn, Self
+from typing import Any, NamedTuple, NoReturn, Self, Unpack
 
 from asgiref.sync import sync_to_async
 from django.db import transaction
@@ -21,7 +21,7 @@ from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.conf.overrides import queue_settings
 from django_dbtaskqueue.conf.settings import QueueSettings
 from django_dbtaskqueue.core import codecs
-from django_dbtaskqueue.core.columns import TIMING
+from django_dbtaskqueue.core.columns import TIMING, EnqueueManyOptions
 from django_dbtaskqueue.core.exceptions import DuplicateTask, EnqueueError, PayloadError
 from django_dbtaskqueue.core.json import dumps_many, text_array
 from django_dbtaskqueue.core.sql.enqueue import ENQUEUED_TYPES
@@ -106,7 +106,7 @@ def enqueue_many(
     return EnqueueReport(**done, rejections=tuple(rejections))
 
 
-async def aenqueue_many(queue: str, items: Iterable[Any], **options: Any) -> EnqueueReport:
+async def aenqueue_many(queue: str, items: Iterable[Any], **options: Unpack[EnqueueManyOptions]) -> EnqueueReport:
     """The async twin of ``enqueue_many``, with the same arguments and promises."""
     return await sync_to_async(enqueue_many)(queue, items, **options)
 
@@ -179,7 +179,7 @@ def _raise_duplicate(session: Session, queue: str, references: list[str | None],
     tasks = session.model._default_manager.using(session.connection.alias)
     holder = tasks.filter(queue=queue, reference__in=named).exclude(pk__in=written).first()
     if holder is not None:
-        raise DuplicateTask(queue, holder.reference, task_id=holder.pk, status=holder.status)
+        raise DuplicateTask(queue, str(holder.reference), task_id=holder.pk, status=holder.status)
     twice = (reference for reference, times in Counter(named).items() if times > 1)
     raise DuplicateTask(queue, next(twice, named[0]))  # its holder went after the insert
 

@@ -15,31 +15,36 @@ from django.db.models.functions import Now
 from django_dbtaskqueue.core.states import TERMINAL, Status
 
 if TYPE_CHECKING:
+    from django.db.models.expressions import Combinable
+    from typing_extensions import TypeVar
+
     from django_dbtaskqueue.core.columns import EnqueueManyOptions, EnqueueOptions
     from django_dbtaskqueue.core.lease import Lease
     from django_dbtaskqueue.flow.enqueue_many import EnqueueReport
-    from django_dbtaskqueue.models import AbstractTask
+    from django_dbtaskqueue.models import AbstractTask, Task
+
+    T = TypeVar("T", bound=AbstractTask, default=AbstractTask)
 
 __all__ = ["TaskManager", "TaskQuerySet"]
 
 
-class TaskQuerySet(models.QuerySet["AbstractTask"]):
+class TaskQuerySet(models.QuerySet["T"]):
     """Tasks, and the operator's verbs over a selection of them.
 
     Each verb is atomic, changes only rows whose status allows it, and returns the number of rows changed.
     """
 
-    def due(self) -> TaskQuerySet:
+    def due(self) -> TaskQuerySet[T]:
         """Tasks a checkout could take now, in ready order: due, attempts left, and not under a live lease."""
         return self.filter(
             ready_time__lte=Now(), next_process_time__lte=Now(), attempt__lt=models.F("max_attempts")
         ).order_by("priority", "ready_time", "id")
 
-    def stale(self) -> TaskQuerySet:
+    def stale(self) -> TaskQuerySet[T]:
         """Tasks whose lease ran out: the next checkout takes them, or rescue ends them if no attempt is left."""
         return self.filter(status=Status.PROCESSING, next_process_time__lte=Now())
 
-    def finished(self) -> TaskQuerySet:
+    def finished(self) -> TaskQuerySet[T]:
         """Tasks in a terminal status."""
         return self.filter(status__in=TERMINAL)
 
@@ -92,12 +97,42 @@ class TaskQuerySet(models.QuerySet["AbstractTask"]):
         return retention.housekeep(self, older_than=older_than, statuses=statuses, to=to)
 
 
-class TaskManager(models.Manager.from_queryset(TaskQuerySet)):  # type: ignore[misc]
+if TYPE_CHECKING:
+
+    class _Manager(models.Manager[T]):
+        """What ``from_queryset`` makes, as type checkers without Django's plugin must be told."""
+
+        def get_queryset(self) -> TaskQuerySet[T]: ...
+        def all(self) -> TaskQuerySet[T]: ...
+        def none(self) -> TaskQuerySet[T]: ...
+        def using(self, alias: str | None) -> TaskQuerySet[T]: ...
+        def filter(self, *args: object, **kwargs: object) -> TaskQuerySet[T]: ...
+        def exclude(self, *args: object, **kwargs: object) -> TaskQuerySet[T]: ...
+        def order_by(self, *field_names: str | Combinable) -> TaskQuerySet[T]: ...
+        def due(self) -> TaskQuerySet[T]: ...
+        def stale(self) -> TaskQuerySet[T]: ...
+        def finished(self) -> TaskQuerySet[T]: ...
+        def reprocess(self) -> int: ...
+        def mark_poison(self) -> int: ...
+        def unpoison(self) -> int: ...
+        def kick(self, n: int) -> int: ...
+        def cancel(self) -> int: ...
+        def release_all(self) -> int: ...
+        def purge(self) -> int: ...
+        def housekeep(
+            self, *, older_than: timedelta, statuses: Iterable[str] = TERMINAL, to: str = "history"
+        ) -> int: ...
+
+else:
+    _Manager = models.Manager.from_queryset(TaskQuerySet)
+
+
+class TaskManager(_Manager["T"]):
     """``Task.objects``: the queue's verbs on the model."""
 
     def enqueue(
         self, queue: str, reference: str | None = None, payload: object = None, **options: Unpack[EnqueueOptions]
-    ) -> AbstractTask:
+    ) -> Task:
         """Insert a task on the caller's connection; see ``django_dbtaskqueue.enqueue``."""
         from django_dbtaskqueue.flow.enqueue import enqueue
 

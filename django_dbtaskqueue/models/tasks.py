@@ -6,7 +6,8 @@ Some columns have another name in the database, so that tables of older systems 
 
 from __future__ import annotations
 
-from typing import ClassVar
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from django.db import models
 from django.db.models import Q
@@ -35,32 +36,45 @@ def _index(name: str, *fields: str, **rows: object) -> models.Index:
     return models.Index(fields=fields, condition=Q(**rows), name=f"%(app_label)s_%(class)s_{name}")
 
 
+if TYPE_CHECKING:
+    # What a column holds, which checkers without Django's plugin must be told.
+    Text = models.Field[str, str]
+    OptionalText = models.Field[str | None, str | None]
+    Whole = models.Field[int, int]
+    OptionalNumber = models.Field[float | None, float | None]
+    Json = models.Field[Any, Any]
+    Time = models.Field[datetime, datetime]
+    OptionalTime = models.Field[datetime | None, datetime | None]
+
+
 class TaskColumns(models.Model):
     """The columns that TASKS and the history share."""
 
-    queue = models.CharField(_("queue"), max_length=200, db_column="queue_name")
-    reference = models.CharField(_("reference"), max_length=200, null=True, blank=True, db_column="reference_number")  # noqa: DJ001 -- NULL means "never a duplicate", '' would be one
-    status = models.CharField(_("status"), max_length=30, choices=STATUS_CHOICES, db_default="CREATED")
-    attempt = models.IntegerField(_("attempt"), db_default=0)
-    reenqueue_attempt = models.IntegerField(_("reenqueue attempt"), db_default=0)
-    total_attempt = models.BigIntegerField(_("total attempt"), db_default=0)
-    max_attempts = models.IntegerField(_("max attempts"), db_default=5)
-    priority = models.SmallIntegerField(_("priority"), db_default=0)
-    payload = models.JSONField(_("payload"), null=True, blank=True)
-    payload_type = models.CharField(_("payload type"), max_length=200, null=True, blank=True)  # noqa: DJ001 -- NULL is "the queue's default"
-    result = models.JSONField(_("result"), null=True, blank=True)
-    process_result = models.TextField(_("process result"), null=True, blank=True)  # noqa: DJ001 -- NULL is "no result"
-    context = models.JSONField(_("context"), null=True, blank=True)
-    group_key = models.CharField(_("group"), max_length=200, null=True, blank=True)  # noqa: DJ001 -- NULL is "no group"
-    tag = models.CharField(_("tag"), max_length=200, null=True, blank=True)  # noqa: DJ001 -- NULL is "any host"
-    poller_instance = models.CharField(_("poller"), max_length=200, null=True, blank=True)  # noqa: DJ001 -- NULL is "no poller"
-    create_time = models.DateTimeField(_("created"), db_default=Now())
-    next_process_time = models.DateTimeField(_("next process time"), db_default=Now())
-    last_update_time = models.DateTimeField(_("last update"), db_default=Now())
-    lease_seconds = models.FloatField(_("lease in seconds"), null=True, blank=True)
-    expire_time = models.DateTimeField(_("expires"), null=True, blank=True)
-    start_time = models.DateTimeField(_("started"), null=True, blank=True)
-    finish_time = models.DateTimeField(_("finished"), null=True, blank=True)
+    queue: Text = models.CharField(_("queue"), max_length=200, db_column="queue_name")
+    reference: OptionalText = models.CharField(  # noqa: DJ001 -- NULL means "never a duplicate", '' would be one
+        _("reference"), max_length=200, null=True, blank=True, db_column="reference_number"
+    )
+    status: Text = models.CharField(_("status"), max_length=30, choices=STATUS_CHOICES, db_default="CREATED")
+    attempt: Whole = models.IntegerField(_("attempt"), db_default=0)
+    reenqueue_attempt: Whole = models.IntegerField(_("reenqueue attempt"), db_default=0)
+    total_attempt: Whole = models.BigIntegerField(_("total attempt"), db_default=0)
+    max_attempts: Whole = models.IntegerField(_("max attempts"), db_default=5)
+    priority: Whole = models.SmallIntegerField(_("priority"), db_default=0)
+    payload: Json = models.JSONField(_("payload"), null=True, blank=True)
+    payload_type: OptionalText = models.CharField(_("payload type"), max_length=200, null=True, blank=True)  # noqa: DJ001 -- NULL is "the queue's default"
+    result: Json = models.JSONField(_("result"), null=True, blank=True)
+    process_result: OptionalText = models.TextField(_("process result"), null=True, blank=True)  # noqa: DJ001 -- NULL is "no result"
+    context: Json = models.JSONField(_("context"), null=True, blank=True)
+    group_key: OptionalText = models.CharField(_("group"), max_length=200, null=True, blank=True)  # noqa: DJ001 -- NULL is "no group"
+    tag: OptionalText = models.CharField(_("tag"), max_length=200, null=True, blank=True)  # noqa: DJ001 -- NULL is "any host"
+    poller_instance: OptionalText = models.CharField(_("poller"), max_length=200, null=True, blank=True)  # noqa: DJ001 -- NULL is "no poller"
+    create_time: Time = models.DateTimeField(_("created"), db_default=Now())
+    next_process_time: Time = models.DateTimeField(_("next process time"), db_default=Now())
+    last_update_time: Time = models.DateTimeField(_("last update"), db_default=Now())
+    lease_seconds: OptionalNumber = models.FloatField(_("lease in seconds"), null=True, blank=True)
+    expire_time: OptionalTime = models.DateTimeField(_("expires"), null=True, blank=True)
+    start_time: OptionalTime = models.DateTimeField(_("started"), null=True, blank=True)
+    finish_time: OptionalTime = models.DateTimeField(_("finished"), null=True, blank=True)
 
     class Meta:
         abstract = True
@@ -69,14 +83,14 @@ class TaskColumns(models.Model):
 class AbstractTask(TaskColumns):
     """A task table. Subclass it to give queues a table of their own, under any name."""
 
-    id = models.BigAutoField(primary_key=True)
-    ready_time = models.DateTimeField(_("ready time"), null=True, blank=True, db_default=Now())
-    parked_by = models.CharField(_("parked by"), max_length=200, null=True, blank=True)  # noqa: DJ001 -- NULL is "not parked"
+    id: Whole = models.BigAutoField(primary_key=True)
+    ready_time: OptionalTime = models.DateTimeField(_("ready time"), null=True, blank=True, db_default=Now())
+    parked_by: OptionalText = models.CharField(_("parked by"), max_length=200, null=True, blank=True)  # noqa: DJ001 -- NULL is "not parked"
     # The status once it is terminal: what pages and housekeeping look for, in indexes that no checkout writes.
-    final_status = models.CharField(_("final status"), max_length=30, null=True, blank=True)  # noqa: DJ001 -- NULL is "not finished"
-    fingerprint = models.CharField(_("fingerprint"), max_length=40, null=True, blank=True)  # noqa: DJ001 -- NULL is "never failed"
+    final_status: OptionalText = models.CharField(_("final status"), max_length=30, null=True, blank=True)  # noqa: DJ001 -- NULL is "not finished"
+    fingerprint: OptionalText = models.CharField(_("fingerprint"), max_length=40, null=True, blank=True)  # noqa: DJ001 -- NULL is "never failed"
 
-    objects: ClassVar[TaskManager] = TaskManager()
+    objects: ClassVar[TaskManager[Self]] = TaskManager()
 
     class Meta:
         abstract = True
@@ -168,10 +182,10 @@ class TaskHistory(TaskColumns):
     On PostgreSQL the table is partitioned by the month of ``moved_time``, so that old history goes by dropping a table.
     """
 
-    id = models.BigAutoField(primary_key=True)
-    location = models.CharField(_("location"), max_length=200, db_default="dbtaskqueue.task")
-    task_id = models.BigIntegerField(_("task"))
-    moved_time = models.DateTimeField(_("moved"), db_default=Now())
+    id: Whole = models.BigAutoField(primary_key=True)
+    location: Text = models.CharField(_("location"), max_length=200, db_default="dbtaskqueue.task")
+    task_id: Whole = models.BigIntegerField(_("task"))
+    moved_time: Time = models.DateTimeField(_("moved"), db_default=Now())
 
     class Meta:
         verbose_name = _("task in history")
@@ -188,19 +202,19 @@ class TaskHistory(TaskColumns):
 class Attempt(models.Model):
     """One failed attempt. Successful ones live on the task row alone."""
 
-    id = models.BigAutoField(primary_key=True)
-    location = models.CharField(_("location"), max_length=200, db_default="dbtaskqueue.task")
-    task_id = models.BigIntegerField(_("task"))
-    queue = models.CharField(_("queue"), max_length=200, db_column="queue_name")
-    attempt = models.IntegerField(_("attempt"))
-    total_attempt = models.BigIntegerField(_("total attempt"))
-    poller_instance = models.CharField(_("poller"), max_length=200, null=True, blank=True)  # noqa: DJ001 -- copied from the task row
-    start_time = models.DateTimeField(_("started"), null=True, blank=True)
-    finish_time = models.DateTimeField(_("failed"), db_default=Now())
-    error_type = models.CharField(_("exception"), max_length=200, db_default="")
-    message = models.TextField(_("message"), db_default="")
-    traceback = models.TextField(_("traceback"), db_default="")
-    fingerprint = models.CharField(_("fingerprint"), max_length=40, db_default="")
+    id: Whole = models.BigAutoField(primary_key=True)
+    location: Text = models.CharField(_("location"), max_length=200, db_default="dbtaskqueue.task")
+    task_id: Whole = models.BigIntegerField(_("task"))
+    queue: Text = models.CharField(_("queue"), max_length=200, db_column="queue_name")
+    attempt: Whole = models.IntegerField(_("attempt"))
+    total_attempt: Whole = models.BigIntegerField(_("total attempt"))
+    poller_instance: OptionalText = models.CharField(_("poller"), max_length=200, null=True, blank=True)  # noqa: DJ001 -- copied from the task row
+    start_time: OptionalTime = models.DateTimeField(_("started"), null=True, blank=True)
+    finish_time: Time = models.DateTimeField(_("failed"), db_default=Now())
+    error_type: Text = models.CharField(_("exception"), max_length=200, db_default="")
+    message: Text = models.TextField(_("message"), db_default="")
+    traceback: Text = models.TextField(_("traceback"), db_default="")
+    fingerprint: Text = models.CharField(_("fingerprint"), max_length=40, db_default="")
 
     class Meta:
         verbose_name = _("failed attempt")

@@ -22,13 +22,14 @@ from dataclasses import dataclass
 from datetime import timedelta
 from functools import lru_cache, partial
 from time import monotonic
-from typing import Any
+from typing import Any, Unpack
 from uuid import uuid4
 
 from django.db import connections
 
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.conf.overrides import queue_settings
+from django_dbtaskqueue.core.columns import PutOptions
 from django_dbtaskqueue.core.exceptions import TaskQueueError
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import Complete, Outcome, Poison, Reenqueue
@@ -67,7 +68,7 @@ class QueueHandle(QueueAdmin):
 
     tags: tuple[str, ...] = ()
 
-    def put(self, payload: Any = None, reference: str | None = None, **options: Any) -> Task:
+    def put(self, payload: Any = None, reference: str | None = None, **options: Unpack[PutOptions]) -> Task:
         """Insert a task; the options and errors are those of ``enqueue``."""
         return enqueue(self.name, reference, payload, using=self.using, **options)
 

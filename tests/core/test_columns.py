@@ -66,8 +66,8 @@ EDITS = (
     """),
     ("core/columns.py", "    tag: str", "    region: str | None\n"),
     ("core/lease.py", "    port: Port", "    region: str | None\n"),
-    ("models/tasks.py", "    tag = models", """\
-        region = models.CharField("region", max_length=200, null=True, blank=True, db_column="region_name")
+    ("models/tasks.py", "    tag: OptionalText = models", """\
+        region: OptionalText = models.CharField("region", max_length=9, null=True, blank=True, db_column="region_name")
     """),
     ("flow/enqueue.py", "    tag: str | None = None,", "    region: str | None = None,\n"),
     ("testing/kit.py", "    tag: Any", "    region: Any\n"),
