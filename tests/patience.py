@@ -28,6 +28,11 @@ def patience(seconds: float = DEFAULT_S) -> float:
     return seconds * SLOWNESS
 
 
+def slack(seconds: float) -> float:
+    """Return what a slow machine adds to a time that a test measures: nothing on the quiet one."""
+    return seconds * (max(SLOWNESS, slowness()) - 1)
+
+
 PATIENCE = patience()
 
 

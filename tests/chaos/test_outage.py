@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Event
-from time import monotonic
 from typing import Any
 
 import psycopg
@@ -22,10 +21,12 @@ from tests.chaos.conftest import Start
 from tests.chaos.load import conserved, producers
 from tests.chaos.processes import PollerProcess, audit, clock, statuses, until_all, until_dead
 from tests.conftest import ProcessDatabase
+from tests.patience import slack
 from tests.poller.processes import lines
 from tests.support import eventually, until
 
 PATIENT = {"max_attempts": 100, "lease": "2s"}  # attempts that the storm takes are not the task's fault
+ROUNDS = 30  # of cutting all connections
 MOST_LINES = 20  # of a poller's log, per outage
 RESUME = 3.0  # seconds from the server's return to the next task, and a poll
 WAITING = (
@@ -53,7 +54,22 @@ def terminate(control: psycopg.Connection[tuple[object, ...]], database: Process
     return cut.rowcount
 
 
-def test_all_connections_are_cut_every_half_second(
+@pytest.mark.slow
+def until_refused(pg_server: EmbeddedPostgres, database: ProcessDatabase, *, times: int) -> None:
+    """Wait until so many transactions more of the database were rolled back."""
+    with server(pg_server.url) as control:
+
+        def refused() -> int:
+            found = control.execute(
+                "SELECT xact_rollback FROM pg_stat_database WHERE datname = %s", [name_of(database)]
+            )
+            return int(str(found.fetchall()[0][0]))
+
+        before = refused()
+        until(lambda: refused() >= before + times)
+
+
+def test_all_connections_are_cut_again_and_again(
     crash_database: ProcessDatabase,
     pg_server: EmbeddedPostgres,
     start: Start,
@@ -64,26 +80,28 @@ def test_all_connections_are_cut_every_half_second(
     watched = audit()
     pollers = [start(crash_database).ready() for _ in range(2)]
 
-    # When, under load, all connections are cut again and again for 20 seconds
+    # When, under load, all connections are cut again and again, each time after some tasks more were done
     with producers(2, tmp_path) as cast, server(pg_server.url) as control:
-        deadline, cut = monotonic() + 20, 0
-        while monotonic() < deadline:
+        cut = 0
+        for _ in range(ROUNDS):
+            before = sum(len(producer.acknowledged) for producer in cast)
             cut += terminate(control, crash_database)
-            Event().wait(0.5)
+            until(lambda before=before: sum(len(producer.acknowledged) for producer in cast) > before + 5)
 
     # Then every task is done, and the pollers have been there all the time
     number = conserved(cast)
     failed = Attempt.objects.count()
     again = Task.objects.aggregate(all=Sum("total_attempt"))["all"] - number
     print(f"{number} tasks; {cut} connections cut; {failed} failed attempts; {again} starts beyond the first")
-    assert cut > 200
-    assert number > 300
+    assert cut > 4 * ROUNDS
+    assert number > 5 * ROUNDS
     assert watched.problems() == []
     for poller in pollers:
         assert poller.code is None
         poller.ready().end()
 
 
+@pytest.mark.slow
 def test_the_server_crashes_under_load(
     crash_database: ProcessDatabase,
     pg_server: EmbeddedPostgres,
@@ -111,7 +129,7 @@ def test_the_server_crashes_under_load(
             waits = [resumed(poller, back) for poller in pollers]
             said = [len(poller.log.splitlines()) - lines for poller, lines in zip(pollers, before, strict=True)]
             print(f"{outage} s: resumed after {max(waits):.2f} s, {max(said)} log lines, {share:.1%} of a processor")
-            assert max(waits) <= RESUME + 0.5
+            assert max(waits) <= RESUME + 0.5 + slack(0.5)
             assert max(said) <= MOST_LINES
     number = conserved(cast)
     print(f"{number} tasks, {sum(len(producer.unknown) for producer in cast)} filings of unknown outcome")
@@ -161,7 +179,7 @@ def test_a_read_only_spell(
         poller.until_logged("Heartbeat and rescue fail")
         gate.touch()
         poller.until_logged("Polling failed")
-        Event().wait(3)
+        until_refused(pg_server, crash_database, times=10)
         assert statuses(queue="chaos") == {"PROCESSING": 4}
 
     # Then their outcomes are stored when it does again, at the first attempt, and polling goes on
@@ -211,7 +229,7 @@ def test_an_outcome_whose_statement_is_cancelled_is_written_later(
     with transaction.atomic():
         Task.objects.select_for_update().get(pk=task.pk)
         gate.touch()
-        Event().wait(1)
+        until_refused(pg_server, crash_database, times=3)
         assert statuses() == {"PROCESSING": 1}
 
     # Then its outcome is stored afterwards, and it did not run again
