@@ -5,6 +5,7 @@ Each view takes its ``Call`` and returns a document; ``urls`` is the table that 
 
 from __future__ import annotations
 
+from time import monotonic
 from typing import Annotated, TypedDict, TypeVar
 
 from django.core.exceptions import PermissionDenied
@@ -22,6 +23,7 @@ from django_dbtaskqueue.operations import bulk
 from django_dbtaskqueue.operations.actions import ActionRequest, act_on_ids
 from django_dbtaskqueue.operations.bounded_reads import ApproxCount, bounded_count, statement_timeout
 from django_dbtaskqueue.operations.bounds import BadInput
+from django_dbtaskqueue.operations.paging import LOOK_ON_TIME, Page, look_through
 from django_dbtaskqueue.operations.permissions import VIEW_PAYLOAD, Actor, check, check_search
 from django_dbtaskqueue.operations.search import QUALIFIERS, Search, of_queue, to_text
 from django_dbtaskqueue.operations.search.query import TaskFilter, tasks_for
@@ -43,11 +45,17 @@ TaskDetail = Annotated[Document, "Task"]
 
 
 class TaskPage(TypedDict):
-    """One page of tasks, the newest first. ``before`` leads to the next page."""
+    """One page of tasks, the newest first. ``before`` leads to the next page.
+
+    A search without an index can end before it has ``limit`` tasks: then ``looked_at`` tasks were read, back to the
+    time ``back_to``, and ``before`` goes on from there. ``looked_at`` is null when everything was read.
+    """
 
     query: str
     tasks: list[TaskSummary]
     before: int | None
+    looked_at: int | None
+    back_to: str | None
 
 
 class TaskCount(TypedDict):
@@ -99,16 +107,21 @@ class CancelledOperation(OperationDocument):
 def tasks(call: Call) -> TaskPage:
     """Search tasks."""
     task_filter, found = _searched(call)
-    limit = call.given["limit"]
-    if before := call.given["before"]:
-        found = found.filter(pk__lt=before)
-    with statement_timeout(found.db):
-        rows = list(found.defer(*LONG).order_by("-pk")[: limit + 1])
+    rows: list[AbstractTask] = []
+    read, page = 0, Page(rows)
+    deadline = monotonic() + LOOK_ON_TIME.total_seconds()
+    before = call.given["before"] or None
+    for page in look_through(task_filter.search, found.defer(*LONG), call.given["limit"], before=before):
+        rows, read = rows + page.rows, read + page.window
+        if monotonic() > deadline:
+            break
     seen = {queue: call.actor.may(VIEW_PAYLOAD, queue) for queue in {row.queue for row in rows}}
     return {
         "query": to_text(task_filter.search),
-        "tasks": [summary(row, payload=seen[row.queue]) for row in rows[:limit]],
-        "before": rows[limit - 1].pk if len(rows) > limit else None,
+        "tasks": [summary(row, payload=seen[row.queue]) for row in rows],
+        "before": page.older,
+        "looked_at": read if page.window else None,
+        "back_to": None if page.back_to is None else page.back_to.isoformat(),
     }
 
 

@@ -30,6 +30,7 @@ class Output:
 
     out: OutputWrapper
     style: Style
+    err: OutputWrapper
     as_json: bool = False
     yes: bool = False  # the operator has confirmed by an option
 
@@ -45,6 +46,10 @@ class Output:
         """Write a line of text; with ``as_json`` nothing."""
         if not self.as_json:
             self.out.write(text)
+
+    def progress(self, text: str) -> None:
+        """Write a line about the work itself, where it does not mix with the answer."""
+        self.err.write(text)
 
     def data(self, value: object) -> None:
         """Write a JSON document; without ``as_json`` nothing."""

@@ -24,6 +24,7 @@ from django_dbtaskqueue.operations import monitor_documents, serializers
 from django_dbtaskqueue.operations.bounded_reads import statement_timeout
 from django_dbtaskqueue.operations.doctor import examine
 from django_dbtaskqueue.operations.lookup import locations_on
+from django_dbtaskqueue.operations.paging import Page, look_through
 from django_dbtaskqueue.operations.queue_stats import Overview, health, overview
 from django_dbtaskqueue.operations.search import parse, to_text
 from django_dbtaskqueue.operations.search.query import TaskFilter, tasks_for
@@ -76,21 +77,27 @@ def _age(value: timedelta | None) -> str | None:
 
 
 def list_tasks(output: Output, options: dict[str, Any]) -> int:
-    """Write the newest tasks that match, and how to see the next ones."""
+    """Write the newest tasks that match, and how to see the next ones. A long search goes on until it is stopped."""
     task_filter, tasks = matching(options["filter"], options["database"])
-    if options["before"]:
-        tasks = tasks.filter(pk__lt=options["before"])
-    limit = options["limit"] or DEFAULT_LIST_ROWS
-    with statement_timeout(tasks.db):
-        rows = list(tasks.defer(*LONG).annotate(clock=Now()).order_by("-pk")[: limit + 1])
-    shown = rows[:limit]
+    limit, read, before = options["limit"] or DEFAULT_LIST_ROWS, 0, options["before"]
+    listed = tasks.defer(*LONG).annotate(clock=Now())
+    shown: list[Any] = []
+    page = Page(shown)
+    try:
+        for page in look_through(task_filter.search, listed, limit, before=before):
+            shown, before, read = shown + page.rows, page.older, read + page.window
+            if page.window and len(shown) < limit:
+                output.progress(f"Read {read:,} tasks, {page.progress:.0%}, back to {page.back_to:%Y-%m-%d %H:%M}.")
+    except KeyboardInterrupt:
+        output.progress(f"Stopped. To go on: --before {before}")
     output.data([serializers.summary(task) for task in shown])
     if not shown:
-        output.write(f"No task matches {to_text(task_filter.search) or 'anything'}.")
+        if not page.window:
+            output.write(f"No task matches {to_text(task_filter.search) or 'anything'}.")
         return 0
     head = ("id", "status", "queue", "reference", "attempt", "enqueued", "result or error")
     output.table(head, [_row(task) for task in shown], right=("id", "attempt", "enqueued"))
-    if len(rows) > limit:
+    if page.older is not None:
         output.write(f"More follow: --before {shown[-1].pk}")
     return 0
 

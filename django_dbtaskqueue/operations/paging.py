@@ -23,8 +23,9 @@ from django_dbtaskqueue.core.sql.stats import StatsStatements
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.models.querysets import TaskQuerySet
-from django_dbtaskqueue.operations.bounded_reads import Rows, prefer_indexes, time_limit, timed_out
+from django_dbtaskqueue.operations.bounded_reads import Rows, prefer_indexes, statement_timeout, time_limit, timed_out
 from django_dbtaskqueue.operations.search import Search
+from django_dbtaskqueue.operations.search.id_range import id_range, within
 from django_dbtaskqueue.operations.search.query import select
 
 WHOLE_SEARCH_TIMEOUT = timedelta(milliseconds=100)  # for a page to be found without a window
@@ -128,17 +129,24 @@ def _at(page: Page, among: Rows, place: int, read: int) -> Page:
     return replace(page, window=read, back_to=time, progress=min(max(share, 0.0), 1.0))
 
 
-def look_through(rows: Rows, among: Rows, size: int, *, before: int | None = None) -> Iterator[Page]:
+def look_through(search: Search, rows: TaskQuerySet, size: int, *, before: int | None = None) -> Iterator[Page]:
     """Yield the pages of a search, with ``size`` rows in all, each after at most about ``LOOK_ON_TIME``.
 
-    ``older`` of the last one is where further rows begin.
+    ``rows`` match the search; ``older`` of the last page is where further rows begin. A search by date first looks
+    where its ids are, and everywhere when it has found nothing there.
     """
-    page = page_of(rows, among, size, before=before)
-    yield page
-    while page.window and page.older is not None and len(page.rows) < size:
-        size -= len(page.rows)
-        page = page_of(rows, among, size, before=page.older, look_on=LOOK_ON_TIME)
-        yield page
+    tasks: TaskQuerySet = rows.model._default_manager.using(rows.db).all()
+    for ids in dict.fromkeys((id_range(search, tasks), None)):
+        page, missing = Page([], older=before, window=1), size
+        chosen, among, look_on = within(ids, rows), within(ids, indexed_part(search, tasks)), None
+        while page.window and missing:
+            with statement_timeout(rows.db):
+                page = page_of(chosen, among, missing, before=page.older, look_on=look_on)
+            missing, look_on = missing - len(page.rows), LOOK_ON_TIME
+            if page.window or missing < size or ids is None:
+                yield page
+        if missing < size:
+            return
 
 
 def page_of_processing(rows: TaskQuerySet, names: Sequence[str], size: int, **place: int | None) -> Page:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import html
+import json
 import re
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
+from django.core.management import call_command
 from django.db import connection
 from django.db.models import BooleanField, F
 from django.db.models.expressions import RawSQL
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
+from django_dbtaskqueue.api import views
 from django_dbtaskqueue.core.states import CREATED, ERROR, PROCESSING
 from django_dbtaskqueue.models import Queue, Task
 from django_dbtaskqueue.operations import paging
@@ -237,3 +241,37 @@ def test_ids_of_a_time_hold_all_its_tasks_also_those_of_long_transactions(late: 
     assert found is not None
     assert found.end - found.first < 5000
     assert id_range(parse("-age:14d..15d status:CREATED"), Task.objects.all()) is None
+
+
+@pytest.mark.usefixtures("slow_at_size")
+def test_the_command_goes_on_to_the_end_and_tells_how_far_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    built(60_000)
+    call_command("taskqueue", "list", "--filter", "payload.n:7")
+    shown = capsys.readouterr()
+    assert "b-7 " in shown.out
+    assert re.search(r"Read 20,000 tasks, 33%, back to \d{4}-\d\d-\d\d \d\d:\d\d\.", shown.err)
+    call_command("taskqueue", "list", "--filter", "payload.n:none")
+    assert "No task matches payload.n:none." in capsys.readouterr().out
+    call_command("taskqueue", "list", "--filter", "age:10d..11d", "--limit", "1", "--json")
+    (row,) = json.loads(capsys.readouterr().out)
+    assert row["reference"].startswith("b-399") or row["reference"] == "b-40000"
+
+
+@pytest.mark.usefixtures("slow_at_size")
+@pytest.mark.urls("tests.operations.test_api")
+def test_the_api_says_how_far_it_looked_and_where_to_go_on(
+    admin_client: Client, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings.DBTASKQUEUE = {"API": True}
+    monkeypatch.setattr(views, "LOOK_ON_TIME", timedelta(0))
+    built(60_000)
+    answers: list[dict[str, Any]] = []
+    query: dict[str, Any] = {"q": "payload.n:7"}
+    while not answers or (answers[-1]["next"] and not answers[-1]["tasks"]):
+        answers.append(admin_client.get("/api/tasks", query).json())
+        query["before"] = answers[-1]["next"]
+    assert answers[0]["looked_at"] == 20_000
+    assert answers[0]["back_to"] is not None
+    assert answers[-1]["tasks"][0]["reference"] == "b-7"
+    everything = admin_client.get("/api/tasks", {"q": "ref:b-7"}).json()
+    assert (len(everything["tasks"]), everything["looked_at"], everything["next"]) == (1, None, None)

@@ -39,10 +39,10 @@ SPANS = st.builds("{}{}".format, st.integers(0, 5000), st.sampled_from(["ms", "s
 MOMENTS = st.datetimes(datetime(1970, 1, 1), datetime(2200, 12, 31)).map(lambda time: time.isoformat()) | SPANS
 DAYS = st.dates(date(1970, 1, 1), date(2200, 12, 31)).map(str)
 MATCHES: dict[str, st.SearchStrategy[Match]] = {
-    "text": st.builds(Match, st.sampled_from("=^"), TEXT),
+    "text": st.builds(Match, st.sampled_from("=^$~"), TEXT),
     "word": st.builds(Match, st.just("^"), FULL),
     "part": st.builds(Match, st.just("="), FULL),
-    "json": st.builds(Match, COMPARED | st.sampled_from("=^"), TEXT)
+    "json": st.builds(Match, COMPARED | st.sampled_from("=^$~"), TEXT)
     | st.builds(Match, st.just(".."), st.integers(-99, 99).map(str), st.floats(0, 9).map(lambda n: f"{n:.3f}")),
     "status": st.builds(Match, st.just("="), st.sampled_from([str(status) for status in Status])),
     "state": st.builds(Match, st.just("="), st.sampled_from(STATE_NAMES)),
@@ -121,6 +121,11 @@ def test_what_an_operator_types() -> None:
         ("ref:a\0b", "no task contains a NUL"),
         ("error:*", "say which words to look for"),
         ('""', "say how the reference begins"),
+        ("*EWR*", r"a plain word is how a reference begins. Write ref:\*EWR\* for one that contains it"),
+        ("OR status:POISON", "this is no operator here. Values of one qualifier are joined by commas, as in status:"),
+        ("AND x", "Leave it out: all terms must match"),
+        ("NOT x", "A minus negates a term"),
+        ("(status:ERROR)", "there are no brackets. Join values by commas, as in status:ERROR,POISON"),
     ],
 )
 def test_a_wrong_search_says_what_was_meant(text: str, words: str) -> None:
@@ -156,6 +161,13 @@ FOUND: dict[str, set[str]] = {
     "ref:UA-15,stale": {"UA-15", "stale"},
     "ref:UA*": {"UA-15", "UA-16"},
     'ref:"UA*"': set(),
+    "ref:*A-1*": {"UA-15", "UA-16"},
+    "ref:*-16,*led": {"UA-16", "failed"},
+    "-ref:*e*": {"UA-15", "UA-16", 'a "b*'},
+    "error:*timeoute*": {"failed"},
+    '"OR"': set(),
+    "payload.carrier:*A": {"UA-15"},
+    "payload.carrier:*ua*": {"UA-15"},
     'ref:"a \\"b*"': {'a "b*'},
     "status:created": {"UA-15", "parked", "later"},
     "status:ERROR,PROCESSING": {"failed", "UA-16", "stale"},

@@ -55,7 +55,7 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Run one subcommand; exit with one of the codes in the help."""
-        output = Output(self.stdout, self.style, as_json=options["as_json"], yes=options.get("yes", False))
+        output = Output(self.stdout, self.style, self.stderr, as_json=options["as_json"], yes=options.get("yes", False))
         try:
             with migrated():
                 name = options["command"]

@@ -2,8 +2,9 @@
 
 ``status:ERROR queue:claims ref:UA-15 error:Timeout age:>10m attempt:>=3 payload.carrier:UA -queue:bulk``
 
-Terms are joined by AND, comma separated values by OR; ``-`` negates a term; quotes hold what has spaces, commas or
-a star at its end; a plain word is the beginning of a reference. Only text is read here: ``query`` asks the database.
+Terms are joined by AND, comma separated values by OR; ``-`` negates a term; a star stands for any text at the begin or
+the end of a value; quotes hold what has spaces, commas or such a star; a plain word is the beginning of a reference.
+Only text is read here: ``query`` asks the database.
 """
 
 from __future__ import annotations
@@ -75,6 +76,9 @@ TERM = re.compile(rf'(-?)(?:([A-Za-z_][^\s":,]*):)?((?:{QUOTED}|[^\s"])*)', re.D
 VALUE = re.compile(rf'(?:{QUOTED}|[^\s",])+', re.DOTALL)
 QUOTED_OR_BARE = re.compile(rf'({QUOTED})|[^\s"]+', re.DOTALL)
 BARE = re.compile(r"[\w./@+#=~$-]+")
+_OR = _("Values of one qualifier are joined by commas, as in status:ERROR,POISON; other searches are made one by one.")
+_AND, _NOT = _("Leave it out: all terms must match."), _("A minus negates a term, as in -queue:bulk.")
+LOGIC_WORDS = {"OR": _OR, "||": _OR, "|": _OR, "AND": _AND, "&&": _AND, "&": _AND, "NOT": _NOT, "!": _NOT}
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,9 +197,21 @@ def _term(minus: str, name: str, value: str, written: str) -> Term:
         example = f"{name}:{'ERROR' if name == 'status' else 'something'}" if name else "-queue:bulk"
         words = gettext("there is no value after the %(sign)s. Write it as in %(example)s.")
         raise SearchError(written, words % {"sign": ":" if name else "-", "example": example})
+    if not name:
+        _refuse_logic(value, written)
     if "\0" in value:
         raise SearchError(written, gettext("no task contains a NUL character; leave it out."))
     return Term(name, tuple(_matches(kind_of(name, written), value, written)), bool(minus))
+
+
+def _refuse_logic(value: str, written: str) -> None:
+    """Say what to write instead of OR, AND, NOT and brackets."""
+    if value.startswith("("):
+        words = _("there are no brackets. Join values by commas, as in status:ERROR,POISON; quote a reference.")
+        raise SearchError(written, str(words))
+    if value in LOGIC_WORDS:
+        words = _('this is no operator here. %(what)s To find a reference that begins so, write "%(value)s".')
+        raise SearchError(written, str(words) % {"what": LOGIC_WORDS[value], "value": value})
 
 
 def _matches(kind: ValueType, value: str, written: str) -> Iterator[Match]:
@@ -211,7 +227,7 @@ def _matches(kind: ValueType, value: str, written: str) -> Iterator[Match]:
 
 
 def _piece(text: str) -> Piece:
-    """Remove quotes: quoted text is never an operator, a range or a star."""
+    """Remove quotes and stars: quoted text is never an operator, a range or a star."""
     parts = [(found[0], bool(found[1])) for found in QUOTED_OR_BARE.finditer(text)]
     last, quoted = parts[-1]
     star = not quoted and last.endswith("*")
@@ -219,7 +235,7 @@ def _piece(text: str) -> Piece:
         parts[-1] = (last[:-1], False)
     bare = "" if parts[0][1] else parts.pop(0)[0]
     rest = "".join(_unquoted(part) if quoted else part for part, quoted in parts)
-    return Piece(bare, rest, star=star, quoted=bool(parts))
+    return Piece(bare.removeprefix("*"), rest, star=star, star_first=bare.startswith("*"), quoted=bool(parts))
 
 
 def _unquoted(text: str) -> str:
@@ -228,7 +244,7 @@ def _unquoted(text: str) -> str:
 
 def _quoted(text: str) -> str:
     """Return a value as it stands in a search: bare when nothing in it could be read otherwise."""
-    if BARE.fullmatch(text) and ".." not in text and not text.startswith("-"):
+    if BARE.fullmatch(text) and ".." not in text and not text.startswith("-") and text not in LOGIC_WORDS:
         return text
     escaped = text.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'

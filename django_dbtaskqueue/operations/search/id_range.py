@@ -15,6 +15,7 @@ from django.db.models import Max, Min
 from django_dbtaskqueue.db.minute_counts import database_now
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.models.querysets import TaskQuerySet
+from django_dbtaskqueue.operations.bounded_reads import statement_timeout
 from django_dbtaskqueue.operations.search import Search
 from django_dbtaskqueue.operations.search.query import TIMES, bounds_of, moment_of
 from django_dbtaskqueue.operations.search.values import Match, span_of
@@ -49,14 +50,15 @@ def id_range(search: Search, tasks: TaskQuerySet) -> IdRange | None:
     low, high = _creation_times(search, session) if session.postgresql else (None, None)
     if low is None and high is None:
         return None
-    ends = tasks.model._default_manager.using(tasks.db).aggregate(low=Min("pk"), high=Max("pk"))
-    if ends["low"] is None or ends["high"] - ends["low"] < MIN_IDS:
-        return None
-    first, end = ends["low"], ends["high"] + 1
-    return IdRange(
-        first if low is None else _around(session, low - MAX_TRANSACTION_TIME, first, end)[0],
-        end if high is None else _around(session, high + MAX_TRANSACTION_TIME, first, end)[1],
-    )
+    with statement_timeout(tasks.db):
+        ends = tasks.model._default_manager.using(tasks.db).aggregate(first=Min("pk"), last=Max("pk"))
+        if ends["first"] is None or ends["last"] - ends["first"] < MIN_IDS:
+            return None
+        first, end = ends["first"], ends["last"] + 1
+        return IdRange(
+            first if low is None else _around(session, low - MAX_TRANSACTION_TIME, first, end)[0],
+            end if high is None else _around(session, high + MAX_TRANSACTION_TIME, first, end)[1],
+        )
 
 
 def within(found: IdRange | None, tasks: TaskQuerySet) -> TaskQuerySet:

@@ -35,7 +35,16 @@ from django_dbtaskqueue.operations.search.values import JSON_NUMBER, Match, span
 __all__ = ["TaskFilter"]
 
 JsonScalar = str | int | float | bool
-LOOKUPS = {"=": "exact", "^": "startswith", ">": "gt", ">=": "gte", "<": "lt", "<=": "lte"}
+LOOKUPS = {
+    "=": "exact",
+    "^": "startswith",
+    "$": "endswith",
+    "~": "contains",
+    ">": "gt",
+    ">=": "gte",
+    "<": "lt",
+    "<=": "lte",
+}
 LOOKUP_OF_AGE = {">": "<", ">=": "<=", "<": ">", "<=": ">="}  # longer ago is earlier
 TEXTS, NUMBERS, TIMES = searched("text"), searched(*INTEGER_TYPES), searched("timestamptz")
 # What a checkout index can answer; the rest of the table is not read for it.
@@ -180,6 +189,8 @@ def _json_path(path: Sequence[str]) -> str:
 def _json_match(name: str, column: str, path: Sequence[str], match: Match, alias: str) -> Q:
     if match.op == "^":
         return Q(**{f"{name}__startswith": match.value}) if match.value else Q(**{f"{name}__isnull": False})
+    if match.op in "$~":  # ``contains`` would compare JSON
+        return Q(**{f"{name}__{'endswith' if match.op == '$' else 'icontains'}": match.value})
     if match.op == "=":
         return _any(_json_equals(name, column, path, value, alias) for value in _readings(match.value))
     low = _readings(match.value)[0]

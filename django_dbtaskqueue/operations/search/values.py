@@ -34,7 +34,9 @@ Quote = Callable[[str], str]
 class Match:
     """One alternative of a term."""
 
-    op: str  # "=", "^" (begins with), ">", ">=", "<", "<=", or ".." (from ``value`` to ``high``, both included)
+    # "=", "^" (begins with), "$" (ends with), "~" (contains), ">", ">=", "<", "<=",
+    # or ".." (from ``value`` to ``high``, both included)
+    op: str
     value: str
     high: str = ""
 
@@ -46,17 +48,18 @@ class Piece:
     bare: str
     rest: str = ""
     star: bool = False  # a bare star ended it; it stands in neither of the two
+    star_first: bool = False  # a bare star began it
     quoted: bool = False
 
     @property
     def text(self) -> str:
-        """Without the star."""
+        """Without the stars."""
         return self.bare + self.rest
 
     @property
     def whole(self) -> str:
-        """With the star, for value types without a star."""
-        return self.text + "*" * self.star
+        """With the stars, for value types without a star."""
+        return "*" * self.star_first + self.text + "*" * self.star
 
 
 class ValueType:
@@ -74,14 +77,16 @@ class ValueType:
 
 
 class Text(ValueType):
-    """A text: equal, or with a star at the end a prefix."""
+    """A text: equal, or with a star how it begins (``UA*``), how it ends (``*15``), or what it contains (``*A-1*``)."""
+
+    ops = "=^$~"
 
     def read(self, piece: Piece, written: str) -> Match:
-        """Every character but a star at the end is literal."""
-        return Match("^" if piece.star else "=", piece.text)
+        """Every character but a star at the begin or the end is literal."""
+        return Match(self.ops[piece.star + 2 * piece.star_first], piece.text)
 
     def write(self, match: Match, quote: Quote) -> str:
-        return quote(match.value) + ("*" if match.op == "^" else "")
+        return "*" * (match.op in "$~") + quote(match.value) + "*" * (match.op in "^~")
 
 
 @dataclass(frozen=True)
@@ -94,6 +99,9 @@ class Fragment(ValueType):
     def read(self, piece: Piece, written: str) -> Match:
         if not piece.text:
             raise SearchError(written, str(self.when_empty))
+        if piece.star_first and self.op == "^":
+            words = _("a plain word is how a reference begins. Write ref:%(value)s for one that contains it.")
+            raise SearchError(written, words % {"value": f"*{piece.text}*"})
         return Match(self.op, piece.text)
 
     def write(self, match: Match, quote: Quote) -> str:
@@ -202,14 +210,14 @@ class Json(Text):
         if op:
             return Match(op, text)
         low, dots, high = piece.bare.partition("..")
-        if not dots:
+        if not dots or piece.star_first:
             return super().read(piece, written)
         if piece.quoted or piece.star or not (JSON_NUMBER.fullmatch(low) and JSON_NUMBER.fullmatch(high)):
             raise SearchError(written, _("a range is of two numbers, as in 1..5; other values go in quotes."))
         return Match("..", low, high)
 
     def write(self, match: Match, quote: Quote) -> str:
-        if match.op in ("=", "^"):
+        if match.op in self.ops:
             return super().write(match, quote)
         return f"{match.value}..{match.high}" if match.op == ".." else f"{match.op}{quote(match.value)}"
 
@@ -222,7 +230,7 @@ def meant(name: str, known: Iterable[str]) -> str:
 
 def split(piece: Piece) -> tuple[str, str]:
     """Return the operator at the beginning of a value, and all that follows."""
-    op = next((op for op in COMPARISONS if piece.bare.startswith(op)), "")
+    op = next((op for op in COMPARISONS if piece.bare.startswith(op) and not piece.star_first), "")
     return op, piece.whole[len(op) :]
 
 
