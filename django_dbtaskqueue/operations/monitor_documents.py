@@ -31,11 +31,31 @@ class HealthDocument(TypedDict):
     paused: Sequence[str]
 
 
+class CurrentPauseDocument(TypedDict):
+    """Who paused a queue, why, and until when; ``until`` None: until it is resumed."""
+
+    reason: str
+    by: str
+    until: datetime | None
+
+
+class QuantilesDocument(TypedDict):
+    """Seconds that half of the attempts stayed within, and 95 %; None without a measured attempt."""
+
+    p50: float | None
+    p95: float | None
+
+
 class QueueStatsDocument(TypedDict):
-    """The figures of a queue. Rates are per second, over the last five minutes."""
+    """The figures of a queue.
+
+    Rates are per second, over the last five minutes; times and failures are of the last hour. ``stale``: tasks whose
+    lease ran out.
+    """
 
     queue: str
     paused: bool
+    pause: CurrentPauseDocument | None
     late: bool
     pollers: int
     oldest_seconds: float | None
@@ -43,6 +63,9 @@ class QueueStatsDocument(TypedDict):
     rate_out: float
     failed_last_hour: int
     drain_seconds: float | None
+    run_seconds: QuantilesDocument
+    wait_seconds: QuantilesDocument
+    stale: int
     tasks: dict[str, CountDocument]
 
 
@@ -83,6 +106,7 @@ def queue_stats_document(row: QueueStats) -> QueueStatsDocument:
     return {
         "queue": row.queue,
         "paused": row.paused,
+        "pause": row.pause and {"reason": row.pause.reason, "by": row.pause.by, "until": row.pause.until},
         "late": row.late,
         "pollers": row.pollers,
         "oldest_seconds": _seconds(row.oldest),
@@ -90,6 +114,9 @@ def queue_stats_document(row: QueueStats) -> QueueStatsDocument:
         "rate_out": row.rate_out,
         "failed_last_hour": row.failed,
         "drain_seconds": _seconds(row.drain),
+        "run_seconds": {"p50": row.run.p50, "p95": row.run.p95},
+        "wait_seconds": {"p50": row.wait.p50, "p95": row.wait.p95},
+        "stale": row.stale,
         "tasks": {name: {"count": one.number, "exact": one.exact} for name, one in row.statuses.items()},
     }
 

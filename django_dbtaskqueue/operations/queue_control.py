@@ -21,11 +21,14 @@ from django_dbtaskqueue.conf import overrides
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.exceptions import TaskQueueError, UnknownQueue
 from django_dbtaskqueue.db import notify
-from django_dbtaskqueue.db.session import Session, alias_for
+from django_dbtaskqueue.db.session import Session, alias_for, model_for
 from django_dbtaskqueue.models import Poller, Queue
 from django_dbtaskqueue.models.control import queue_names_in
 from django_dbtaskqueue.operations.actions import CHANGE, log, record, recorded
 from django_dbtaskqueue.operations.permissions import REASON_MAX_LENGTH, Actor, Verb, check
+from django_dbtaskqueue.operations.queue_stats import alive
+from django_dbtaskqueue.operations.search import of_queue
+from django_dbtaskqueue.operations.search.query import select
 from django_dbtaskqueue.operations.verbs import CHANGE_SETTINGS, CONTROL_POLLERS, PAUSE, RESUME
 from django_dbtaskqueue.operations.visibility import check_queue, narrow, visible_names
 
@@ -142,14 +145,25 @@ def resume(queues: Iterable[str], *, using: str | None = None) -> int:
 
 
 def ensure_rows(names: Iterable[str], alias: str) -> None:
-    """Make the ``Queue`` rows of known queues that have none yet; raise ``UnknownQueue`` for an unknown queue."""
+    """Make the ``Queue`` rows of queues that have none yet; raise ``UnknownQueue`` for an unknown queue.
+
+    A queue that this process has no processor for is known, too, if a living poller serves it or it has a task.
+    """
     wanted = set(names)
     rows = Queue.objects.using(alias)
     missing = wanted - set(rows.filter(name__in=wanted).values_list("name", flat=True))
     known = set(conf.known_queues())
     for name in sorted(missing - known):
-        raise UnknownQueue(name, known)
+        if not is_in_use(name, alias):
+            raise UnknownQueue(name, known)
     rows.bulk_create([Queue(name=name) for name in sorted(missing)], ignore_conflicts=True)
+
+
+def is_in_use(name: str, alias: str) -> bool:
+    """Whether a living poller serves a queue, or the queue has a task."""
+    if any(name in served for served in alive(alias).values()):
+        return True
+    return select(of_queue(name), model_for(name)._default_manager.using(alias).all()).exists()
 
 
 def _by_alias(queues: Iterable[str], using: str | None) -> dict[str, list[str]]:

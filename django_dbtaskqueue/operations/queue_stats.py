@@ -6,8 +6,7 @@ that pollers and producers store, never from the task table.
 
 from __future__ import annotations
 
-import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -15,29 +14,52 @@ from typing import Any
 
 from django.db.models import QuerySet, Sum
 from django.db.models.functions import Now
+from django.utils.formats import number_format
+from django.utils.timezone import localtime
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.durations import format_duration
-from django_dbtaskqueue.core.sql.stats import StatsStatements
+from django_dbtaskqueue.core.sql.stats import durations_sql
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.db.minute_counts import database_now
 from django_dbtaskqueue.db.session import Session, aliases_of, model_for
+from django_dbtaskqueue.metrics import quantile
 from django_dbtaskqueue.models import Metric, Poller, Queue, UsageCount
 from django_dbtaskqueue.models.control import queue_names_in
-from django_dbtaskqueue.operations.bounded_reads import ApproxCount, prefer_indexes
+from django_dbtaskqueue.operations.bounded_reads import ApproxCount
 from django_dbtaskqueue.operations.lookup import Location, locations_on
+from django_dbtaskqueue.operations.queue_counts import NONE_COUNTED, QueueCounts, queue_counts, waits_by_priority
 
-MAX_ROWS_PER_TABLE = 20_000  # that one overview counts in each table and status
-MIN_ROWS_PER_QUEUE, MAX_ROWS_PER_QUEUE = 50, 10_000  # that it counts of one queue in one status
 LATE_AFTER = timedelta(minutes=1)  # a queue is late when its oldest task has been due for longer
 RATE_PERIOD = timedelta(minutes=5)  # the time that rates are measured over
+DURATION_PERIOD = timedelta(hours=1)  # the time that run times and waits are measured over
 MISSED_HEARTBEATS = 3  # after which a poller does not count as alive
 FINAL_OUTCOMES = ("completed", "deleted", "failed", "poisoned")
 FAILED_OUTCOMES = ("failed", "retried")
 MAX_QUEUES_NAMED = 5
-NONE_COUNTED = ApproxCount(0)
+HISTOGRAMS = ("runs", "waits")
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """A pause that is in force."""
+
+    reason: str
+    by: str
+    until: datetime | None  # None: until it is resumed
+
+
+@dataclass(frozen=True, slots=True)
+class Quantiles:
+    """Seconds that half of the attempts stayed within, and 95 %; None without a measured attempt."""
+
+    p50: float | None = None
+    p95: float | None = None
+
+
+NO_QUANTILES = Quantiles()
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +69,22 @@ class QueueStats:
     queue: str
     statuses: Mapping[str, ApproxCount]  # every status, in the order of ``Status``
     total: ApproxCount
-    oldest: timedelta | None  # how long the task that waits longest has been due
+    oldest: timedelta | None  # how long the task that waits longest has been due, or without a lease
     rate_in: float  # tasks put per second, over the last five minutes
     rate_out: float  # tasks pollers finished per second, with any outcome
     failed: int  # attempts that failed in the last hour
     drain: timedelta | None  # until nothing is left at this rate; None: never, or nothing to do
-    paused: bool
+    pause: Pause | None  # None: the queue is not paused
     pollers: int  # alive, that serve it
+    stale: int = 0  # tasks whose lease ran out, among those counted
+    stale_for: timedelta | None = None  # how long ago the first of these leases ran out
+    run: Quantiles = NO_QUANTILES  # of the last hour
+    wait: Quantiles = NO_QUANTILES  # from due to checkout, of the last hour
+
+    @property
+    def paused(self) -> bool:
+        """Whether a pause is in force."""
+        return self.pause is not None
 
     @property
     def overdue(self) -> bool:
@@ -67,8 +98,8 @@ class QueueStats:
 
     @property
     def unserved(self) -> bool:
-        """Whether tasks wait, the queue is not paused, and no living poller serves it."""
-        return bool(self.statuses[Status.CREATED]) and not self.pollers and not self.paused
+        """Whether tasks wait or have lost their poller, the queue is not paused, and no living poller serves it."""
+        return bool(self.statuses[Status.CREATED] or self.stale) and not self.pollers and not self.paused
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,37 +149,41 @@ def _read(
     places: Sequence[Location], known: Iterable[str], only: Sequence[str] | None = None
 ) -> tuple[_Context, list[QueueStats]]:
     """Read the known queues and those that have tasks, or with ``only`` these; return them by name."""
-    cells = {name: dict.fromkeys(map(str, Status), NONE_COUNTED) for name in known}
+    aliases = sorted({alias for alias, _ in places})
+    context = _Context(aliases)
+    cells = {name: QueueCounts() for name in (only if only is not None else {*known, *context.served})}
     ages: dict[str, float] = {}
-    for place in places:
-        for name, found in _cells(place, only).items() if only != [] else ():
-            before = cells.get(name, {})
-            cells[name] = {status: before.get(status, NONE_COUNTED) + number for status, number in found.items()}
+    for place in places if only != [] else ():
+        for name, found in queue_counts(place, only).items():
+            cells[name] = cells.get(name, QueueCounts()) + found
         for name, waits in waits_by_priority(place, list(cells)).items():
             ages[name] = max(*waits.values(), ages.get(name, 0.0))
-    names = sorted(cells) if only is None else list(only)
-    context = _Context(sorted({alias for alias, _ in places}), names)
+    for alias in aliases:
+        context.read(alias, list(cells))
+    names = sorted(cells) if only is None else only
     return context, [context.row(name, cells[name], ages.get(name)) for name in names]
 
 
 class _Context:
     """What the other tables say: rates, pauses, pollers."""
 
-    def __init__(self, aliases: Sequence[str], names: Iterable[str]) -> None:
-        self.names = list(names)
+    def __init__(self, aliases: Sequence[str]) -> None:
         self.rates_in: defaultdict[str, float] = defaultdict(float)
         self.rates_out: defaultdict[str, float] = defaultdict(float)
         self.failed: defaultdict[str, int] = defaultdict(int)
-        self.paused: set[str] = set()
+        self.histograms: dict[str, defaultdict[str, Counter[int]]] = {kind: defaultdict(Counter) for kind in HISTOGRAMS}
+        self.pauses: dict[str, Pause] = {}
         self.alive: dict[str, set[str]] = {}
         for alias in aliases:
-            self._read(alias)
+            self.alive |= alive(alias)
+        self.served = set().union(*self.alive.values())
         session = Session.on(aliases[0] if aliases else "default")
         self.as_of = database_now(session)
 
-    def _read(self, alias: str) -> None:
+    def read(self, alias: str, names: Sequence[str]) -> None:
+        """Add what one database says of these queues."""
         over = RATE_PERIOD.total_seconds()
-        puts = UsageCount.objects.using(alias).filter(queue__in=self.names, minute__gte=Now() - RATE_PERIOD, call="put")
+        puts = UsageCount.objects.using(alias).filter(queue__in=names, minute__gte=Now() - RATE_PERIOD, call="put")
         ended = Metric.objects.using(alias)
         done = ended.filter(minute__gte=Now() - RATE_PERIOD, outcome__in=FINAL_OUTCOMES)
         failed = ended.filter(minute__gte=Now() - timedelta(hours=1), outcome__in=FAILED_OUTCOMES)
@@ -159,11 +194,23 @@ class _Context:
         for name, number in _sums_by_queue(failed):
             self.failed[name] += number
         stopped = Queue.objects.using(alias).filter(paused_time__isnull=False).exclude(paused_until__lte=Now())
-        self.paused.update(stopped.values_list("name", flat=True))
-        self.alive |= alive(alias)
+        for name, reason, by, until in stopped.values_list("name", "paused_reason", "paused_by", "paused_until"):
+            self.pauses[name] = Pause(reason or "", by or "", until)
+        session = Session.on(alias)
+        sql = durations_sql(session.sql.dialect, f'"{Metric._meta.db_table}"')
+        start = session.time_text(self.as_of - DURATION_PERIOD)
+        for kind in HISTOGRAMS:
+            for name, bucket, number in session.run(sql.format(kind=kind), {"start": start}):
+                self.histograms[kind][name][int(bucket)] += int(number)
 
-    def row(self, name: str, statuses: Mapping[str, ApproxCount], age: float | None) -> QueueStats:
+    def _quantiles(self, kind: str, name: str) -> Quantiles:
+        found = self.histograms[kind].get(name)
+        return Quantiles(quantile(found, 0.5), quantile(found, 0.95)) if found else NO_QUANTILES
+
+    def row(self, name: str, cells: QueueCounts, age: float | None) -> QueueStats:
         """Return what is known of one queue."""
+        statuses, dead = cells.statuses, cells.stale_seconds
+        age = max((one for one in (age, dead) if one is not None), default=None)
         rate_in, rate_out = self.rates_in[name], self.rates_out[name]
         waiting = statuses[Status.CREATED].number + statuses[Status.PROCESSING].number
         draining = waiting > 0 and rate_out > rate_in
@@ -176,8 +223,12 @@ class _Context:
             rate_out=rate_out,
             failed=self.failed[name],
             drain=timedelta(seconds=waiting / (rate_out - rate_in)) if draining else None,
-            paused=name in self.paused,
+            pause=self.pauses.get(name),
             pollers=sum(name in served for served in self.alive.values()),
+            stale=cells.stale,
+            stale_for=None if dead is None else timedelta(seconds=max(dead, 0.0)),
+            run=self._quantiles("runs", name),
+            wait=self._quantiles("waits", name),
         )
 
 
@@ -203,83 +254,6 @@ def _sums(rows: Iterable[QueueStats]) -> tuple[dict[str, ApproxCount], ApproxCou
     return sums, sum(sums.values(), NONE_COUNTED)
 
 
-# -- the task table ----------------------------------------------------------------------------------------------------
-
-
-def _reading(place: Location) -> tuple[Session, StatsStatements]:
-    session = Session.on(*place)
-    return session, StatsStatements(session.sql.tables, session.sql.dialect)
-
-
-def waits_by_priority(place: Location, names: Sequence[str]) -> dict[str, dict[int, float]]:
-    """Return, by queue and priority, how many seconds the first task has been due; only where a task is due."""
-    session, sql = _reading(place)
-    found: defaultdict[str, dict[int, float]] = defaultdict(dict)
-    with prefer_indexes(session):
-        for name, priority, seconds in session.run(sql.due_ages, {"names": session.sql.dialect.array(names)}):
-            found[name][priority] = seconds
-    return found
-
-
-def _cells(place: Location, only: Sequence[str] | None = None) -> dict[str, dict[str, ApproxCount]]:
-    """Return the queues that have tasks in one table, or some of them, and how many in each status."""
-    session, sql = _reading(place)
-    if not session.postgresql:
-        return _exact(session.run(sql.counts_exact, {}))
-    with prefer_indexes(session):
-        names = [row[0] for row in session.run(sql.names, {})] if only is None else list(only)
-        most = max(MIN_ROWS_PER_QUEUE, min(MAX_ROWS_PER_QUEUE, MAX_ROWS_PER_TABLE // max(len(names), 1)))
-        rows = session.run(sql.counts(most + 1), {"names": names})
-        found = {name: _counted(tuple(counts), most) for name, *counts in rows}
-        return _estimated(session, sql, found)
-
-
-def _counted(counts: tuple[int, ...], bound: int) -> dict[str, ApproxCount]:
-    """Return one number per status; all were counted up to ``bound`` + 1."""
-    ready, held, parked, *ended = counts
-    more = ready > bound
-    numbers = [
-        ApproxCount(ready - held + parked, more=more or parked > bound),
-        ApproxCount(held, more=more and held > bound // 2),  # held tasks are the first in ready order
-        *(ApproxCount(number, more=number > bound) for number in ended),
-    ]
-    return dict(zip(map(str, Status), numbers, strict=True))
-
-
-def _estimated(
-    session: Session, sql: StatsStatements, found: dict[str, dict[str, ApproxCount]]
-) -> dict[str, dict[str, ApproxCount]]:
-    """Put the planner's estimates in place of numbers that were not counted to the end; they are never smaller."""
-    open_cells = [(name, status) for name, row in found.items() for status, number in row.items() if not number.exact]
-    if not open_cells:
-        return found
-    params = {f"{key}{at}": cell[part] for at, cell in enumerate(open_cells) for part, key in enumerate("qs")}
-    plan = session.run(sql.estimates(len(open_cells)), params)[0][0]
-    rows = dict(_rows(plan if isinstance(plan, list) else json.loads(plan)))
-    for at, (name, status) in enumerate(open_cells):
-        counted = found[name][status]
-        found[name][status] = ApproxCount(max(counted.number, rows.get(f"c{at}", 0)), estimated=True)
-    return found
-
-
-def _rows(plan: Any) -> Iterable[tuple[str, int]]:
-    """Yield alias and estimated rows of each scan of a plan."""
-    for node in plan if isinstance(plan, list) else [plan]:
-        if "Alias" in node:
-            yield node["Alias"], int(node["Plan Rows"])
-        for part in ("Plan", "Plans"):
-            if part in node:
-                yield from _rows(node[part])
-
-
-def _exact(rows: Iterable[tuple[Any, ...]]) -> dict[str, dict[str, ApproxCount]]:
-    found: dict[str, dict[str, ApproxCount]] = {}
-    for name, status, _parked, number in rows:
-        cells = found.setdefault(name, dict.fromkeys(map(str, Status), NONE_COUNTED))
-        cells[status] += ApproxCount(number)
-    return found
-
-
 # -- health ------------------------------------------------------------------------------------------------------------
 
 
@@ -298,19 +272,57 @@ class Health:
 def health(found: Overview) -> Health:
     """Return how the queues are. The tasks of a paused queue wait on purpose: it is named as paused, not as late."""
     late, unserved = found.late, [row.queue for row in found.queues if row.unserved]
-    paused = [row.queue for row in found.queues if row.paused]
+    paused = [row for row in found.queues if row.pause]
+    dead = [row for row in found.queues if row.stale_for is not None and row.stale_for > LATE_AFTER]
     notes = [_("Nothing serves %(queues)s.") % {"queues": _names(unserved)}] if unserved else []
-    notes += [_("Paused: %(queues)s.") % {"queues": _names(paused)}] if paused else []
+    if dead:
+        shown = _names([f"{row.queue} ({row.stale}, {_rough(row.stale_for)})" for row in dead])
+        notes.append(_("Leases ran out and no poller has taken the tasks over: %(queues)s.") % {"queues": shown})
+    notes += [_("Paused: %(queues)s.") % {"queues": _names([_paused_words(row) for row in paused])}] if paused else []
     notes += [_("No poller is running.")] if not found.pollers and not unserved else []
     names = [row.queue for row in late]
-    if not late:
-        level, sentence = "warned" if notes else "ok", _("All queues are on time.")
-        return Health(level, sentence, notes, names, unserved, paused)
-    ages = [format_duration(row.oldest or timedelta(0), rough=True) for row in late]
-    words = ngettext("%(count)s queue late, oldest %(age)s", "%(count)s queues late, oldest %(age)s", len(late))
-    sentence = words % {"count": len(late), "age": ages[0]}
-    shown = _names([f"{name} ({age})" for name, age in zip(names, ages, strict=True)])
-    return Health("late", sentence, [_("Late: %(queues)s.") % {"queues": shown}, *notes], names, unserved, paused)
+    parts = [_("All queues are on time.").rstrip(".")]
+    if late:
+        words = ngettext("%(count)s queue late, oldest %(age)s", "%(count)s queues late, oldest %(age)s", len(late))
+        parts = [words % {"count": len(late), "age": _rough(late[0].oldest)}]
+        shown = _names([f"{row.queue} ({_rough(row.oldest)})" for row in late])
+        notes.insert(0, _("Late: %(queues)s.") % {"queues": shown})
+    failures = _failures(found)
+    parts += failures
+    if paused:
+        words = ngettext("%(count)s queue paused", "%(count)s queues paused", len(paused))
+        parts.append(words % {"count": len(paused)})
+    level = "late" if late else "warned" if notes or failures else "ok"
+    return Health(level, "; ".join(parts) + ".", notes, names, unserved, [row.queue for row in paused])
+
+
+def _failures(found: Overview) -> list[str]:
+    """Return how many tasks failed for good, and how many attempts in the last hour; only what is not 0."""
+    named = [(str(status), found.statuses.get(status, NONE_COUNTED)) for status in (Status.ERROR, Status.POISON)]
+    tasks = ", ".join(f"{number} {status}" for status, number in named if number)
+    words = ngettext(
+        "%(count)s attempt failed in the last hour", "%(count)s attempts failed in the last hour", found.failed
+    )
+    attempts = words % {"count": number_format(found.failed, force_grouping=True)} if found.failed else ""
+    return [part for part in (tasks, attempts) if part]
+
+
+def _paused_words(row: QueueStats) -> str:
+    """Return "invoices (by ada: provider is down, until 14:00)", as far as it is known."""
+    if row.pause is None:
+        return row.queue
+    by = _("by %(who)s") % {"who": row.pause.by} if row.pause.by else ""
+    until = row.pause.until and _("until %(time)s") % {"time": f"{_local(row.pause.until):%Y-%m-%d %H:%M}"}
+    known = ", ".join(part for part in (": ".join(one for one in (by, row.pause.reason) if one), until) if part)
+    return f"{row.queue} ({known})" if known else row.queue
+
+
+def _local(time: datetime) -> datetime:
+    return localtime(time) if time.tzinfo else time
+
+
+def _rough(age: timedelta | None) -> str:
+    return format_duration(age or timedelta(0), rough=True)
 
 
 def _names(names: Sequence[str]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -12,12 +12,14 @@ from django.db.models.functions import Now
 
 from django_dbtaskqueue.core.exceptions import TaskQueueError
 from django_dbtaskqueue.core.sql.stats import StatsStatements, series_sql
+from django_dbtaskqueue.core.states import TERMINAL
 from django_dbtaskqueue.db.minute_counts import database_now
-from django_dbtaskqueue.db.session import Session, alias_for
+from django_dbtaskqueue.db.session import Session, alias_for, aliases_of, model_for
 from django_dbtaskqueue.metrics import quantile
 from django_dbtaskqueue.models import FailureCount, Metric
 from django_dbtaskqueue.operations.bounded_reads import ApproxCount, approx, prefer_indexes
 from django_dbtaskqueue.operations.lookup import locations_on
+from django_dbtaskqueue.operations.queue_stats import HISTOGRAMS, NO_QUANTILES, Quantiles
 
 WINDOWS = {
     "1h": timedelta(hours=1),
@@ -27,9 +29,9 @@ WINDOWS = {
     "7d": timedelta(days=7),
 }
 MAX_OPEN_TASKS_COUNTED = 1000  # of one group
+MAX_ENDED_TASKS = 1000  # of a queue and a terminal status, read for the figures of its payload types
 POINT_SECONDS = (60, 300, 600, 3600, 6 * 3600, 86_400)  # that one point of a series may last
 MAX_POINTS = 150  # of a series, unless the longest step gives more
-HISTOGRAMS = ("runs", "waits")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,43 @@ def _open(prints: Sequence[str], alias: str) -> dict[str, ApproxCount]:
             for name, number in session.run(sql, {"prints": session.sql.dialect.array(prints)}):
                 numbers[name] += number
     return {one: approx(numbers[one], MAX_OPEN_TASKS_COUNTED) for one in prints}
+
+
+# -- payload types -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class TypeStats:
+    """The newest ended tasks of one payload type of a queue."""
+
+    payload_type: str  # empty: the queue's default
+    statuses: Mapping[str, int]  # tasks by terminal status
+    run: Quantiles  # of the last attempt of each
+    wait: Quantiles  # from enqueue to checkout, of tasks with one attempt
+
+
+def stats_of_types(queue: str) -> list[TypeStats]:
+    """Return the figures of each payload type, the slowest first, from the newest tasks of each terminal status."""
+    statuses: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    runs, waits = defaultdict[str, list[float]](list), defaultdict[str, list[float]](list)
+    names = ("payload_type", "total_attempt", "create_time", "start_time", "finish_time")
+    for alias in aliases_of(queue):
+        tasks = model_for(queue)._default_manager.using(alias).filter(queue=queue)
+        for status in map(str, TERMINAL):
+            newest = tasks.filter(final_status=status).order_by("-pk").values_list(*names)[:MAX_ENDED_TASKS]
+            for kind, attempts, created, started, finished in newest:
+                statuses[kind or ""][status] += 1
+                if started and finished:
+                    runs[kind or ""].append((finished - started).total_seconds())
+                if started and attempts == 1:
+                    waits[kind or ""].append((started - created).total_seconds())
+    found = [TypeStats(kind, statuses[kind], _quantiles(runs[kind]), _quantiles(waits[kind])) for kind in statuses]
+    return sorted(found, key=lambda one: -(one.run.p95 or 0.0))
+
+
+def _quantiles(values: list[float]) -> Quantiles:
+    found = sorted(max(value, 0.0) for value in values)
+    return Quantiles(found[len(found) // 2], found[len(found) * 95 // 100]) if found else NO_QUANTILES
 
 
 # -- rates and durations -----------------------------------------------------------------------------------------------

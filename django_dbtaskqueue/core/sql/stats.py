@@ -28,7 +28,8 @@ class StatsStatements(Group):
 
     @renamed
     def counts(self, max_rows: int) -> str:
-        """Of each queue, counted up to ``max_rows``: (name, ready or leased, leased, parked, and each end status).
+        """Of each queue, counted up to ``max_rows``: (name, ready or leased, leased, parked, each end status, and the
+        tasks whose lease ran out with the seconds since the first of them).
 
         Leased tasks come first in the ready order, so they are counted there.
         """
@@ -36,17 +37,37 @@ class StatsStatements(Group):
         limited = ("parked_by IS NOT NULL", *(f"final_status = '{status}'" for status in COUNTED_STATUSES))
         counts = [f"(SELECT count(*) FROM (SELECT 1 FROM {rows} {one} LIMIT {max_rows}) AS x)" for one in limited]
         # The limit is a number, not a parameter, because the planner chooses by it.
-        ready = f"SELECT status FROM {rows} ready_time IS NOT NULL ORDER BY priority, ready_time, id LIMIT {max_rows}"
-        return (
-            f"SELECT q.n, l.ready, l.leased, {', '.join(counts)} FROM unnest(%(names)s::text[]) AS q(n)"
-            " CROSS JOIN LATERAL (SELECT count(*) AS ready, count(*) FILTER (WHERE h.status = 'PROCESSING') AS leased"
-            f" FROM ({ready}) AS h) AS l"
+        ready = (
+            f"SELECT status, next_process_time FROM {rows} ready_time IS NOT NULL"
+            f" ORDER BY priority, ready_time, id LIMIT {max_rows}"
         )
+        return (
+            f"SELECT q.n, l.ready, l.leased, {', '.join(counts)}, l.stale, l.seconds"
+            " FROM unnest(%(names)s::text[]) AS q(n)"
+            " CROSS JOIN LATERAL (SELECT count(*) AS ready, count(*) FILTER (WHERE h.status = 'PROCESSING') AS leased,"
+            f" count(*) FILTER (WHERE {self._stale}) AS stale,"
+            f" max({self._stale_seconds}) FILTER (WHERE {self._stale}) AS seconds FROM ({ready}) AS h) AS l"
+        )
+
+    @property
+    def _stale(self) -> str:
+        return f"h.status = 'PROCESSING' AND h.next_process_time <= {self.dialect.now}"
+
+    @property
+    def _stale_seconds(self) -> str:
+        return self.dialect.seconds_between("h.next_process_time", self.dialect.now)
 
     @statement
     def counts_exact(self) -> str:
-        """The same for databases without lateral joins, counted exactly: (name, status, whether parked, number)."""
-        return f"SELECT queue_name, status, parked_by IS NOT NULL, count(*) FROM {self.tables.task} GROUP BY 1, 2, 3"
+        """The same for databases without lateral joins, counted exactly: (name, status, whether parked, number, and of
+        tasks whose lease ran out the number and the seconds since the first).
+        """
+        return (
+            "SELECT queue_name, status, parked_by IS NOT NULL, count(*),"
+            f" sum(CASE WHEN {self._stale} THEN 1 ELSE 0 END),"
+            f" max(CASE WHEN {self._stale} THEN {self._stale_seconds} END)"
+            f" FROM {self.tables.task} AS h GROUP BY 1, 2, 3"
+        )
 
     @statement
     def due_ages(self) -> str:
@@ -115,6 +136,17 @@ def series_sql(dialect: Dialect, metric: str) -> tuple[str, str]:
         f"SELECT {step}, outcome, CAST(sum(count) AS bigint), sum(run_seconds), sum(wait_seconds) FROM {metric}"
         f" WHERE {wanted} GROUP BY 1, 2",
         f"SELECT {step}, h.key, {number} FROM {metric}, {each} WHERE {wanted} GROUP BY 1, 2",
+    )
+
+
+def durations_sql(dialect: Dialect, metric: str) -> str:
+    """Return the question for a histogram (``{kind}``) of each queue since a time: (queue, bucket, number)."""
+    postgresql = dialect.vendor == "postgresql"
+    each = "jsonb_each_text({kind}) AS h" if postgresql else "json_each({kind}) AS h"
+    number = "sum(h.value::bigint)::bigint" if postgresql else "sum(h.value)"
+    return (
+        f"SELECT queue_name, h.key, {number} FROM {metric}, {each}"
+        f" WHERE minute >= {dialect.time('%(start)s')} GROUP BY 1, 2"
     )
 
 

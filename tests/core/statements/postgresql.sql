@@ -1136,12 +1136,15 @@ SELECT q.n, l.ready, l.leased, (
         AND final_status = 'POISON'
         LIMIT 1000
     ) AS x
-)
+), l.stale, l.seconds
 FROM unnest(%(names)s::text[]) AS q(n)
 CROSS JOIN LATERAL (
-    SELECT count(*) AS ready, count(*) FILTER (WHERE h.status = 'PROCESSING') AS leased
+    SELECT count(*) AS ready, count(*) FILTER (WHERE h.status = 'PROCESSING') AS leased, count(*) FILTER
+        (WHERE h.status = 'PROCESSING' AND h.next_process_time <= statement_timestamp()) AS stale,
+        max(extract(epoch FROM statement_timestamp() - h.next_process_time)::float8) FILTER (WHERE h.status =
+        'PROCESSING' AND h.next_process_time <= statement_timestamp()) AS seconds
     FROM (
-        SELECT status
+        SELECT status, next_process_time
         FROM "dbtaskqueue_task"
         WHERE queue_name = q.n
         AND ready_time IS NOT NULL

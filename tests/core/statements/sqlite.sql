@@ -855,8 +855,11 @@ ORDER BY id
 LIMIT %(limit)s;
 
 -- StatsStatements.counts_exact
-SELECT queue_name, status, parked_by IS NOT NULL, count(*)
-FROM "dbtaskqueue_task"
+SELECT queue_name, status, parked_by IS NOT NULL, count(*), sum(CASE WHEN h.status = 'PROCESSING' AND
+    h.next_process_time <= strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now') THEN 1 ELSE 0 END), max(CASE WHEN
+    h.status = 'PROCESSING' AND h.next_process_time <= strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now') THEN
+    (julianday(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')) - julianday(h.next_process_time)) * 86400.0 END)
+FROM "dbtaskqueue_task" AS h
 GROUP BY 1, 2, 3;
 
 -- StatsStatements.due_ages

@@ -1,0 +1,126 @@
+"""Tasks of each queue by status, and how long they wait. Small numbers are counted, larger ones estimated."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from django_dbtaskqueue.core.sql.stats import StatsStatements
+from django_dbtaskqueue.core.states import Status
+from django_dbtaskqueue.db.session import Session
+from django_dbtaskqueue.operations.bounded_reads import ApproxCount, prefer_indexes
+from django_dbtaskqueue.operations.lookup import Location
+
+MAX_ROWS_PER_TABLE = 20_000  # that one overview counts in each table and status
+MIN_ROWS_PER_QUEUE, MAX_ROWS_PER_QUEUE = 50, 10_000  # that it counts of one queue in one status
+MIN_HELD_TO_ESTIMATE = 1000  # counted tasks in PROCESSING
+NONE_COUNTED = ApproxCount(0)
+
+
+@dataclass(frozen=True, slots=True)
+class QueueCounts:
+    """What the task tables say of a queue."""
+
+    statuses: Mapping[str, ApproxCount] = field(default_factory=lambda: dict.fromkeys(map(str, Status), NONE_COUNTED))
+    stale: int = 0
+    stale_seconds: float | None = None
+
+    def __add__(self, other: QueueCounts) -> QueueCounts:
+        seconds = [one for one in (self.stale_seconds, other.stale_seconds) if one is not None]
+        both = {status: self.statuses[status] + other.statuses[status] for status in self.statuses}
+        return QueueCounts(both, self.stale + other.stale, max(seconds, default=None))
+
+
+def _reading(place: Location) -> tuple[Session, StatsStatements]:
+    session = Session.on(*place)
+    return session, StatsStatements(session.sql.tables, session.sql.dialect)
+
+
+def waits_by_priority(place: Location, names: Sequence[str]) -> dict[str, dict[int, float]]:
+    """Return, by queue and priority, how many seconds the first task has been due; only where a task is due."""
+    session, sql = _reading(place)
+    found: defaultdict[str, dict[int, float]] = defaultdict(dict)
+    with prefer_indexes(session):
+        for name, priority, seconds in session.run(sql.due_ages, {"names": session.sql.dialect.array(names)}):
+            found[name][priority] = seconds
+    return found
+
+
+def queue_names(place: Location) -> list[str]:
+    """Return the names of the queues that have tasks in one table."""
+    session, sql = _reading(place)
+    with prefer_indexes(session):
+        return [row[0] for row in session.run(sql.names, {})]
+
+
+def queue_counts(place: Location, only: Sequence[str] | None = None, max_rows: int | None = None) -> dict[str, QueueCounts]:
+    """Return the queues that have tasks in one table, or some of them, and how many in each status."""
+    session, sql = _reading(place)
+    if not session.postgresql:
+        return _exact(session.run(sql.counts_exact, {}))
+    with prefer_indexes(session):
+        names = [row[0] for row in session.run(sql.names, {})] if only is None else list(only)
+        most = max(MIN_ROWS_PER_QUEUE, min(MAX_ROWS_PER_QUEUE, (max_rows or MAX_ROWS_PER_TABLE) // max(len(names), 1)))
+        rows = session.run(sql.counts(most + 1), {"names": names})
+        counted = {name: _counted(tuple(counts), most) for name, *counts, _stale, _seconds in rows}
+        found = _estimated(session, sql, counted)
+        return {row[0]: QueueCounts(found[row[0]], *row[-2:]) for row in rows}
+
+
+def _counted(counts: tuple[int, ...], bound: int) -> dict[str, ApproxCount]:
+    """Return one number per status; all were counted up to ``bound`` + 1."""
+    ready, held, parked, *ended = counts
+    more = ready > bound
+    numbers = [
+        ApproxCount(ready - held + parked, more=more or parked > bound),
+        ApproxCount(held, more=more),  # those that were seen: others may be behind the bound
+        *(ApproxCount(number, more=number > bound) for number in ended),
+    ]
+    return dict(zip(map(str, Status), numbers, strict=True))
+
+
+def _estimated(
+    session: Session, sql: StatsStatements, found: dict[str, dict[str, ApproxCount]]
+) -> dict[str, dict[str, ApproxCount]]:
+    """Put the planner's estimates in place of numbers that were not counted to the end; they are never smaller.
+
+    PROCESSING stays "103+", unless many were counted: its share of a queue changes too fast for the statistics.
+    """
+    open_cells = [
+        (name, status)
+        for name, row in found.items()
+        for status, number in row.items()
+        if number.more and (status != Status.PROCESSING or number.number >= MIN_HELD_TO_ESTIMATE)
+    ]
+    if not open_cells:
+        return found
+    params = {f"{key}{at}": cell[part] for at, cell in enumerate(open_cells) for part, key in enumerate("qs")}
+    plan = session.run(sql.estimates(len(open_cells)), params)[0][0]
+    rows = dict(_rows(plan if isinstance(plan, list) else json.loads(plan)))
+    for at, (name, status) in enumerate(open_cells):
+        counted = found[name][status]
+        found[name][status] = ApproxCount(max(counted.number, rows.get(f"c{at}", 0)), estimated=True)
+    return found
+
+
+def _rows(plan: Any) -> Iterable[tuple[str, int]]:
+    """Yield alias and estimated rows of each scan of a plan."""
+    for node in plan if isinstance(plan, list) else [plan]:
+        if "Alias" in node:
+            yield node["Alias"], int(node["Plan Rows"])
+        for part in ("Plan", "Plans"):
+            if part in node:
+                yield from _rows(node[part])
+
+
+def _exact(rows: Iterable[tuple[Any, ...]]) -> dict[str, QueueCounts]:
+    found: dict[str, QueueCounts] = {}
+    none = dict.fromkeys(map(str, Status), NONE_COUNTED)
+    for name, status, _parked, number, stale, seconds in rows:
+        found[name] = found.get(name, QueueCounts()) + QueueCounts(
+            {**none, status: ApproxCount(number)}, stale, seconds
+        )
+    return found
