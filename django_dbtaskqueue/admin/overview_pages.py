@@ -15,13 +15,13 @@ from django.utils.translation import ngettext
 
 from django_dbtaskqueue.admin.frame import show
 from django_dbtaskqueue.admin.read_only import EMPTY_VALUE, ReadOnlyAdmin, badge, local, stamp
-from django_dbtaskqueue.core.durations import format_duration
+from django_dbtaskqueue.core.durations import format_duration, format_seconds
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.db.session import model_for
 from django_dbtaskqueue.models import FailureGroup, Poller, Queue, Task
 from django_dbtaskqueue.operations.bounded_reads import ApproxCount
 from django_dbtaskqueue.operations.doctor import Finding, examine
-from django_dbtaskqueue.operations.queue_stats import Overview, QueueStats, health, overview
+from django_dbtaskqueue.operations.queue_stats import Overview, Pause, Quantiles, QueueStats, health, overview
 from django_dbtaskqueue.operations.report_page import Chart, Line
 from django_dbtaskqueue.operations.search import text_of
 from django_dbtaskqueue.operations.trends import Point, series
@@ -98,9 +98,9 @@ class OverviewAdmin(ReadOnlyAdmin):
         pollers = self.link(found.pollers, self.url(Poller, "changelist"))
         failed = self.link(number_format(found.failed, force_grouping=True), self.url(FailureGroup, "changelist"))
         return [
-            (_("oldest due"), _age(found.oldest)),
-            (_("in / min"), per_minute(sum(row.rate_in for row in found.queues))),
-            (_("out / min"), per_minute(sum(row.rate_out for row in found.queues))),
+            (_("oldest waiting"), age_text(found.oldest)),
+            (_("in / min, last 5 min"), per_minute(sum(row.rate_in for row in found.queues))),
+            (_("out / min, last 5 min"), per_minute(sum(row.rate_out for row in found.queues))),
             (_("attempts failed in the last hour"), failed),
             (_("pollers alive"), pollers),
         ]
@@ -116,13 +116,37 @@ def row_of(page: ReadOnlyAdmin, row: QueueStats) -> dict[str, Any]:
         "name": row.queue,
         "url": page.url(Queue, "change", row.queue),
         "late": row.late,
-        "marks": _marks(row),
+        "marks": marks_of(row),
         "cells": [*cells, _count_cell(page, row.total, model, queue=row.queue)],
         "rate_in": per_minute(row.rate_in),
         "rate_out": per_minute(row.rate_out),
-        "oldest": _age(row.oldest),
+        "oldest": age_text(row.oldest),
         "drain": _drain(row),
+        "pause": pause_text(row.pause) if row.pause else "",
+        "failed": _failed_cell(page, row.failed),
+        "run": quantiles_text(row.run),
+        "wait": quantiles_text(row.wait),
     }
+
+
+def _failed_cell(page: ReadOnlyAdmin, number: int) -> dict[str, Any]:
+    url = page.url(FailureGroup, "changelist") if number else ""
+    return {"text": number_format(number, force_grouping=True), "some": bool(number), "url": url}
+
+
+def quantiles_text(found: Quantiles) -> str:
+    """Return "12ms / 340ms": half and 95 % of the attempts."""
+    if found.p50 is None or found.p95 is None:
+        return EMPTY_VALUE
+    return f"{format_seconds(found.p50)} / {format_seconds(found.p95)}"
+
+
+def pause_text(pause: Pause) -> str:
+    """Return why a queue is paused, by whom, and until when."""
+    parts = [pause.reason or _("no reason given"), _("by %(who)s") % {"who": pause.by or "?"}]
+    if pause.until:
+        parts.append(_("until %(time)s") % {"time": f"{local(pause.until):%Y-%m-%d %H:%M}"})
+    return ", ".join(parts)
 
 
 def _count_cell(page: ReadOnlyAdmin, number: ApproxCount, model: type[Model], **search: str) -> dict[str, Any]:
@@ -137,28 +161,31 @@ def _care(row: QueueStats) -> tuple[Any, ...]:
     return (
         not row.late,
         -oldest if row.late else timedelta(0),
+        not row.unserved,
         not row.statuses[Status.ERROR],
         not row.total,
         row.queue,
     )
 
 
-def _marks(row: QueueStats) -> list[str]:
+def marks_of(row: QueueStats) -> list[str]:
+    """Return the badges of a queue that is paused, late or not served."""
     if row.paused:
         return [badge("paused", "‖", _("paused"))]
     marks: list[str] = [badge("late", "✕", _("late"))] if row.late else []
     if row.unserved:
-        marks.append(badge("paused", "!", _("no poller")))
+        marks.append(badge("late" if row.stale else "paused", "!", _("no poller")))
     return marks
 
 
-def _age(value: timedelta | None) -> str:
+def age_text(value: timedelta | None) -> str:
+    """Return a duration for people, or a dash."""
     return EMPTY_VALUE if value is None else format_duration(value, rough=True)
 
 
 def _drain(row: QueueStats) -> str:
     if row.drain is not None:
-        return _age(row.drain)
+        return age_text(row.drain)
     return _("never, at this rate") if row.oldest is not None and not row.paused else EMPTY_VALUE
 
 

@@ -2,41 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
 
 from django.contrib import admin, messages
 from django.core.exceptions import BadRequest, ImproperlyConfigured
 from django.db.models import QuerySet
 from django.http import Http404, HttpRequest, HttpResponse
+from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
 from django_dbtaskqueue.admin.list_pages import NameFilter, SmallListAdmin
-from django_dbtaskqueue.admin.overview_pages import charts, row_of
+from django_dbtaskqueue.admin.overview_pages import (
+    age_text,
+    charts,
+    marks_of,
+    pause_text,
+    per_minute,
+    quantiles_text,
+    row_of,
+)
 from django_dbtaskqueue.admin.page_actions import act_on_queues, check, is_paused
-from django_dbtaskqueue.admin.read_only import EMPTY_VALUE, badge, column, local, permitted
+from django_dbtaskqueue.admin.read_only import EMPTY_VALUE, Column, badge, column, permitted
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.conf.queue import DURATIONS, PLACE, QueueSettings, stored
 from django_dbtaskqueue.core.durations import format_duration, parse_duration
 from django_dbtaskqueue.core.exceptions import OperationRefused
 from django_dbtaskqueue.core.retry import describe
-from django_dbtaskqueue.core.states import Status
+from django_dbtaskqueue.core.states import TERMINAL, Status
 from django_dbtaskqueue.db.session import alias_for, model_for
 from django_dbtaskqueue.models import BulkOperation, Queue
 from django_dbtaskqueue.operations import bulk, queue_control
 from django_dbtaskqueue.operations.paging import Page
 from django_dbtaskqueue.operations.permissions import Actor, Verb, can_operate
-from django_dbtaskqueue.operations.queue_stats import stats_of_queue
+from django_dbtaskqueue.operations.queue_stats import Pause, QueueStats, overview, stats_of_queue
 from django_dbtaskqueue.operations.search import text_of
+from django_dbtaskqueue.operations.trends import stats_of_types
 from django_dbtaskqueue.operations.verbs import CHANGE_SETTINGS, PAUSE, PURGE, QUEUE_VERBS
+
+if TYPE_CHECKING:
+    from django_stubs_ext import StrOrPromise
 
 MAX_SHOWN_QUEUES = 200  # on one page; others are found by name
 # Where tasks are stored cannot change; a pause has its own button.
 FIXED_SETTINGS = (*PLACE, "strategy", "router", "paused")
+
+
+def _stats_column(title: StrOrPromise, show: Callable[[QueueStats], object]) -> Column:
+    """Return a column of the figures that the list reads for each queue."""
+    return column(title, lambda queue: EMPTY_VALUE if queue.stats is None else show(queue.stats))
 
 
 class QueueAdmin(SmallListAdmin):
@@ -46,7 +65,10 @@ class QueueAdmin(SmallListAdmin):
     list_across = True
     filterset = NameFilter
     empty = gettext_lazy("No queue has this name.")
-    list_display = ("name", "state", "pause", "changed_settings", "tasks")
+    list_display = (
+        "name", "state", "pause", "created", "processing", "failed", "in_out", "run", "wait", "oldest",
+        "changed_settings", "tasks",
+    )  # fmt: skip
     list_display_links = ("name",)
     ordering = ("name",)
     page_lines = ("state", "pause", "tasks")
@@ -67,13 +89,22 @@ class QueueAdmin(SmallListAdmin):
     def read_page(
         self, request: HttpRequest, filterset: Any, rows: QuerySet[Any], before: int | None, after: int | None
     ) -> Page:
-        """Return the first queues by name."""
+        """Return the first queues by name, with their figures."""
+        stats = filterset.stats
+        for queue in rows[:MAX_SHOWN_QUEUES]:
+            queue.stats = stats.get(queue.name)
         return Page(list(rows[:MAX_SHOWN_QUEUES]))
 
     def rows_of(self, filterset: Any) -> Any:
-        """Return all known queues that match, with a row or without: a list."""
+        """Return all queues that match, with a row or without: a list.
+
+        Also those that only have tasks or a living poller: this process may lack the processors of a worker.
+        """
         part = filterset.form.cleaned_data.get("name", "") if filterset.is_valid() else ""
-        return [queue for queue in all_queues(filterset.queryset) if part.lower() in queue.name.lower()]
+        filterset.stats = {row.queue: row for row in overview().queues}
+        found = {queue.name: queue for queue in all_queues(filterset.queryset)}
+        names = sorted(name for name in {*found, *filterset.stats} if part.lower() in name.lower())
+        return [found.get(name) or _without_row(name) for name in names]
 
     def _number(self, rows: Any, found: Page, place: int | None) -> str:
         text = ngettext("%(number)s queue", "%(number)s queues", len(rows)) % {"number": len(rows)}
@@ -88,22 +119,36 @@ class QueueAdmin(SmallListAdmin):
         """Return the row, or a known queue without one."""
         rows: QuerySet[Queue] = self.get_queryset(request)
         found = {queue.name: queue for queue in all_queues(rows, name=object_id)}
+        if object_id not in found and queue_control.is_in_use(object_id, alias_for(object_id, None, write=False)):
+            return _without_row(object_id)
         return found.get(object_id)
 
     # -- columns -----------------------------------------------------------------------------------------------------
 
     @admin.display(description=gettext_lazy("state"))
     def state(self, queue: Any) -> str:
-        return badge("paused", "‖", _("paused")) if is_paused(queue) else badge("running", "▸", _("running"))
+        marks = marks_of(queue.stats) if getattr(queue, "stats", None) else []
+        if is_paused(queue):
+            marks = [badge("paused", "‖", _("paused"))]
+        return SafeString(" ".join(marks)) if marks else badge("running", "▸", _("running"))
 
     @admin.display(description=gettext_lazy("pause"))
     def pause(self, queue: Any) -> str:
         if not is_paused(queue):
             return EMPTY_VALUE
-        parts = [queue.paused_reason or _("no reason given"), _("by %(who)s") % {"who": queue.paused_by or "?"}]
-        if queue.paused_until:
-            parts.append(_("until %(time)s") % {"time": f"{local(queue.paused_until):%Y-%m-%d %H:%M}"})
-        return ", ".join(parts)
+        return pause_text(Pause(queue.paused_reason, queue.paused_by, queue.paused_until))
+
+    created = _stats_column(gettext_lazy("waiting"), lambda row: row.statuses[Status.CREATED])
+    processing = _stats_column(gettext_lazy("processing"), lambda row: row.statuses[Status.PROCESSING])
+    failed = _stats_column(
+        gettext_lazy("ERROR + POISON"), lambda row: row.statuses[Status.ERROR] + row.statuses[Status.POISON]
+    )
+    in_out = _stats_column(
+        gettext_lazy("in / out per min"), lambda row: f"{per_minute(row.rate_in)} / {per_minute(row.rate_out)}"
+    )
+    run = _stats_column(gettext_lazy("run p50 / p95"), lambda row: quantiles_text(row.run))
+    wait = _stats_column(gettext_lazy("wait p50 / p95"), lambda row: quantiles_text(row.wait))
+    oldest = _stats_column(gettext_lazy("oldest waiting"), lambda row: age_text(row.oldest))
 
     @admin.display(description=gettext_lazy("tasks"))
     def tasks(self, queue: Any) -> str:
@@ -116,12 +161,30 @@ class QueueAdmin(SmallListAdmin):
         user, name = request.user, row.name
         return {
             "rows": [row_of(self, stats_of_queue(name))],
+            "types": self._types(name),
             "statuses": [str(status) for status in Status],
+            "ended": [str(status) for status in TERMINAL],
             "settings": settings_of(row),
             "charts": charts(alias_for(name, None, write=False), name),
             "may_set": can_operate(user, CHANGE_SETTINGS, name),
             "may_purge": can_operate(user, PURGE, name),
         }
+
+    def _types(self, name: str) -> list[dict[str, Any]]:
+        """Return the rows of the table of payload types."""
+        address = self.url(model_for(name), "changelist")
+        return [
+            {
+                "name": one.payload_type or _("the queue's default"),
+                "url": f"{address}?{urlencode({'q': text_of(queue=name, type=one.payload_type)})}"
+                if address and one.payload_type
+                else "",
+                "cells": [one.statuses.get(str(status), 0) for status in TERMINAL],
+                "run": quantiles_text(one.run),
+                "wait": quantiles_text(one.wait),
+            }
+            for one in stats_of_types(name)
+        ]
 
     def page_verbs(self, request: HttpRequest, row: Any) -> Sequence[Verb]:
         """Return pause, and for a paused queue resume."""

@@ -5,6 +5,7 @@ Each view takes its ``Call`` and returns a document; ``urls`` is the table that 
 
 from __future__ import annotations
 
+from datetime import datetime
 from time import monotonic
 from typing import Annotated, TypedDict, TypeVar
 
@@ -55,7 +56,7 @@ class TaskPage(TypedDict):
     tasks: list[TaskSummary]
     before: int | None
     looked_at: int | None
-    back_to: str | None
+    back_to: datetime | None
 
 
 class TaskCount(TypedDict):
@@ -121,7 +122,7 @@ def tasks(call: Call) -> TaskPage:
         "tasks": [summary(row, payload=seen[row.queue]) for row in rows],
         "before": page.older,
         "looked_at": read if page.window else None,
-        "back_to": None if page.back_to is None else page.back_to.isoformat(),
+        "back_to": page.back_to,
     }
 
 

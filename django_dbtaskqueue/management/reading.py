@@ -13,7 +13,7 @@ from django.db.models import QuerySet
 from django.db.models.functions import Now
 
 from django_dbtaskqueue.core.columns import LISTED, LONG
-from django_dbtaskqueue.core.durations import format_duration
+from django_dbtaskqueue.core.durations import format_duration, format_seconds
 from django_dbtaskqueue.core.exceptions import UnknownQueue
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.db.session import alias_for, model_for
@@ -55,20 +55,27 @@ def status(output: Output, options: dict[str, Any]) -> int:
         output.write("No queue is known: neither in DBTASKQUEUE nor by a processor.")
         return 0
     output.write(_summary(view))
-    head = ("queue", "state", "oldest", "in/s", "out/s", "drained in", *map(str, Status), "TOTAL")
+    durations = ("run p50", "run p95", "wait p50", "wait p95", "time to drain")
+    rates = ("in/min", "out/min", "failed, 1 h")
+    head = ("queue", "state", "oldest waiting", *rates, *durations, *map(str, Status), "TOTAL")
     table = []
     for row in rows:
         state = "paused" if row.paused else "running" if row.pollers else "no poller"
-        rates = f"{row.rate_in:.1f}", f"{row.rate_out:.1f}"
-        table.append((row.queue, state, _age(row.oldest), *rates, _age(row.drain), *row.statuses.values(), row.total))
+        flow = f"{60 * row.rate_in:,.1f}", f"{60 * row.rate_out:,.1f}", row.failed
+        times = [
+            None if one is None else format_seconds(one)
+            for one in (row.run.p50, row.run.p95, row.wait.p50, row.wait.p95)
+        ]
+        counts = [str(one).replace("\u202f", " ") for one in (*row.statuses.values(), row.total)]
+        table.append((row.queue, state, _age(row.oldest), *flow, *times, _age(row.drain), *counts))
     output.table(head, table, right=head[2:])
     return 0
 
 
 def _summary(view: Overview) -> str:
-    """Return "2 queues late, oldest 4m12s; 3 pollers alive, 5 attempts failed in the last hour", then the notes."""
+    """Return "2 queues late, oldest 4m12s; 5 attempts failed in the last hour; 3 pollers alive", then the notes."""
     found, pollers = health(view), f"{view.pollers} {'poller' if view.pollers == 1 else 'pollers'}"
-    first = f"{found.sentence.rstrip('.')}; {pollers} alive, {view.failed:,} attempts failed in the last hour"
+    first = f"{found.sentence.rstrip('.')}; {pollers} alive"
     return "\n".join([first, *map(printable, found.notes)])
 
 

@@ -267,11 +267,11 @@ def test_the_api_says_how_far_it_looked_and_where_to_go_on(
     built(60_000)
     answers: list[dict[str, Any]] = []
     query: dict[str, Any] = {"q": "payload.n:7"}
-    while not answers or (answers[-1]["next"] and not answers[-1]["tasks"]):
+    while not answers or (answers[-1]["before"] and not answers[-1]["tasks"]):
         answers.append(admin_client.get("/api/tasks", query).json())
-        query["before"] = answers[-1]["next"]
+        query["before"] = answers[-1]["before"]
     assert answers[0]["looked_at"] == 20_000
     assert answers[0]["back_to"] is not None
     assert answers[-1]["tasks"][0]["reference"] == "b-7"
     everything = admin_client.get("/api/tasks", {"q": "ref:b-7"}).json()
-    assert (len(everything["tasks"]), everything["looked_at"], everything["next"]) == (1, None, None)
+    assert (len(everything["tasks"]), everything["looked_at"], everything["before"]) == (1, None, None)

@@ -116,7 +116,7 @@ def test_what_waits_in_a_paused_queue_is_not_late_and_what_nobody_serves_is_said
     make_task(queue="letters")
     pause([QUEUE], by="ada")
     shown = text(op.get(OVERVIEW))
-    assert f"Paused: {QUEUE}." in shown
+    assert f"Paused: {QUEUE} (by ada)." in shown
     assert "Nothing serves letters." in shown
     assert "late" not in shown.split("dbtq-health")[1].split("</div>")[0]
 
