@@ -383,7 +383,8 @@ def test_the_number_of_queries_of_a_list_does_not_grow(
         with CaptureQueriesContext(connection) as queries:
             text_of(op.get(url))
         counts.append(len(queries))
-    assert counts[0] == counts[1] <= 20
+    # Tabs with numbers on the list of tasks, figures on that of queues
+    assert counts[0] == counts[1] <= (40 if model in (Task, Queue) else 20)
 
 
 def test_lists_count_to_ten_thousand_and_read_no_long_column(op: Client) -> None:

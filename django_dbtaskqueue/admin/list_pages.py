@@ -15,7 +15,7 @@ from django.core.exceptions import SuspiciousOperation
 from django.db.models import Model, QuerySet
 from django.http import HttpRequest
 from django.utils.formats import date_format, number_format
-from django.utils.html import format_html
+from django.utils.html import conditional_escape, format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
@@ -42,19 +42,13 @@ COUNT_TIMEOUT = timedelta(milliseconds=60)  # after that the number of rows is e
 MAX_SMALL_LIST_ROWS = 500
 BEFORE_KEY, AFTER_KEY = "before", "after"  # query keys: the ids at which a page begins
 FULL_SEARCH_KEY = "whole"  # query key: search to the end, as long as OPERATIONS_TIMEOUT allows
+SORT_KEY = "sort"  # query key: the order of the rows
 LOOKED_KEY = "looked"  # query key: how many rows a search that goes on has read without a match
 # Keys that an address may have beside the search; the last four are put there by Django's admin.
 PAGE_KEYS = (
-    BEFORE_KEY,
-    AFTER_KEY,
-    FULL_SEARCH_KEY,
-    LOOKED_KEY,
-    LIVE_KEY,
-    "_changelist_filters",
-    "_facets",
-    "_popup",
-    "e",
-)
+    BEFORE_KEY, AFTER_KEY, FULL_SEARCH_KEY, LOOKED_KEY, SORT_KEY,
+    LIVE_KEY, "_changelist_filters", "_facets", "_popup", "e",
+)  # fmt: skip
 
 
 class TickColumn(tables.CheckBoxColumn):  # type: ignore[misc]  # publishes no types
@@ -65,12 +59,13 @@ class TickColumn(tables.CheckBoxColumn):  # type: ignore[misc]  # publishes no t
         label = _("Tick all rows of this page")
         return format_html('<input type="checkbox" class="dbtq-all dbtq-script" hidden aria-label="{}">', label)
 
-    def render(self, record: Model, bound_row: tables.rows.BoundRow) -> SafeString:
+    def cell(self, record: Model, place: int) -> SafeString:
+        """Return the box of a row."""
         return format_html(
             '<input type="checkbox" name="{}" value="{}" id="dbtq-tick-{}" aria-label="{}">',
             ACTION_CHECKBOX_NAME,
             record.pk,
-            bound_row.row_counter + 1,
+            place,
             _("Tick %(what)s") % {"what": record},
         )
 
@@ -84,15 +79,17 @@ class PageColumn(tables.Column):  # type: ignore[misc]  # publishes no types
         title = field.short_description if method else field.verbose_name
         super().__init__(verbose_name=title, accessor="pk", empty_values=(), orderable=False)
         self._value = method or attrgetter(name)
-        self._page_of = page.page_of if name in (page.list_display_links or ()) else None
-        self._link = page.link
+        self._page = page if name in (page.list_display_links or ()) else None
 
-    def render(self, record: Model) -> str:
-        """Return the cell. The template escapes text from a row."""
+    def cell(self, record: Model, place: int) -> str:
+        """Return the cell. The table escapes text from a row."""
         value = self._value(record)
         shown = "" if value is None else value
-        if self._page_of and shown != "":
-            shown = self._link(shown, self._page_of(record))
+        if self._page and shown != "":
+            address = record.__dict__.get("own_page")  # two columns can lead there
+            if address is None:
+                address = record.__dict__["own_page"] = self._page.page_of(record)
+            shown = self._page.link(shown, address)
         return shown if isinstance(shown, SafeString) else str(shown)
 
 
@@ -105,6 +102,15 @@ class PageTable(tables.Table):  # type: ignore[misc]  # publishes no types
         template_name = "admin/dbtaskqueue/table.html"
         orderable = False
         attrs: ClassVar[dict[str, str]] = {"class": "dbtq-table"}
+
+    def body(self) -> SafeString:
+        """Return the rows. The library would inspect the signature of a column's method for each cell of each row."""
+        columns = [(f'<td class="field-{column.name}">', column.column.cell) for column in self.columns]
+        lines = []
+        for place, row in enumerate(self.data, 1):
+            cells = (f"{head}{conditional_escape(cell(row, place))}</td>" for head, cell in columns)
+            lines.append(f"<tr>{''.join(cells)}</tr>")
+        return SafeString("\n".join(lines))  # each cell is escaped
 
 
 def table_of(page: ReadOnlyAdmin, rows: Sequence[Model], *, caption: str, tickable: bool) -> PageTable:
@@ -122,6 +128,11 @@ class ListAdmin(ReadOnlyAdmin):
     empty: StrOrPromise = ""  # the text of a list without rows
     plural: StrOrPromise = ""  # the name of several rows; empty: the model's name
     list_across = False  # whether an action can apply to all rows that match
+
+    @property
+    def live_template(self) -> str:
+        """The template of the part that refreshes."""
+        return f"admin/dbtaskqueue/{self.list_template}_live.html"
 
     def list_verbs(self, request: HttpRequest) -> Sequence[Verb]:
         """Return the verbs that the user may apply to rows of the list."""
@@ -177,7 +188,7 @@ class ListAdmin(ReadOnlyAdmin):
 
     def _number(self, rows: QuerySet[Any], found: Page, place: int | None) -> str:
         """Return how many rows there are: exact up to 10,000; estimated above that, or if counting takes too long."""
-        if place is None and found.older is None:
+        if place is None and found.older is None and not found.cut:
             return self._of(len(found.rows), number_format(len(found.rows)))
         count = count_within(rows, COUNT_TIMEOUT)
         if count is not None and not count.more:
@@ -190,7 +201,7 @@ class ListAdmin(ReadOnlyAdmin):
     def _of_window(self, page: Page, place: int | None) -> str:
         """Return how many rows a partial search found."""
         shown = len(page.rows)
-        more = place is not None or page.older is not None or page.first
+        more = place is not None or page.older is not None or page.cut or page.first
         return self._of(2 if more else shown, f"{number_format(shown)}{'+' if more else ''}")
 
     def _of(self, count: int, text: str) -> str:
@@ -221,9 +232,15 @@ def _searched(page: Page, looked: int, *, first: bool) -> str:
         if page.rows:
             text = _("Only the first %(count)s tasks of each queue in ready order were searched.")
         return text % {"count": number(page.first)}
+    if page.cut and not page.window:
+        return _("The first %(count)s in this order.") % {"count": number(len(page.rows))}
     if not page.window:
         return ""
-    if page.rows:
+    if page.cut:
+        text = _(
+            "This order has no index: the newest %(count)s tasks were sorted (back to %(time)s). Narrow the search."
+        )
+    elif page.rows:
         text = _("No index supports this search: %(count)s rows were read, back to %(time)s. Older continues.")
     elif first:
         text = _("Nothing in the newest %(count)s tasks (back to %(time)s).")
@@ -235,7 +252,7 @@ def _searched(page: Page, looked: int, *, first: bool) -> str:
 
 def _look_on(request: HttpRequest, page: Page, looked: int) -> str:
     """Return the address where a search without a match goes on; empty when it has a match, or was read to the end."""
-    if page.rows or not (page.window or page.first):
+    if page.rows or page.cut or not (page.window or page.first):
         return ""
     before = page.older if page.window else None
     return _address(request, **{BEFORE_KEY: before, LOOKED_KEY: looked + page.window})

@@ -15,7 +15,7 @@ from django.db.models import Model, QuerySet
 from django.db.models.functions import Now
 from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseRedirect
 from django.urls import NoReverseMatch, URLPattern, reverse
-from django.utils.formats import date_format, number_format
+from django.utils.formats import number_format
 from django.utils.html import format_html
 from django.utils.http import urlencode
 from django.utils.safestring import SafeString
@@ -76,13 +76,13 @@ def stamp(value: datetime | None, text: str | None = None, *, ages: bool = False
     if value is None:
         return EMPTY_VALUE
     shown = local(value)
-    exact = f"{date_format(shown, 'Y-m-d H:i:s')}{shown:%z}"
+    exact = f"{shown:%Y-%m-%d %H:%M:%S%z}"
     return format_html(
         '<time class="dbtq-time{}" datetime="{}" title="{}">{}</time>',
         " dbtq-ago" if ages else "",
         value.isoformat(),
         exact,
-        date_format(shown, "Y-m-d H:i:s") if text is None else text,
+        exact[: len("2026-11-20 08:00:00")] if text is None else text,
     )
 
 

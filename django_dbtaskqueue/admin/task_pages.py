@@ -3,52 +3,50 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from datetime import datetime
-from typing import Any, cast
-from urllib.parse import urlencode
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, cast
 
-from django.contrib import admin, messages
-from django.contrib.auth.base_user import AbstractBaseUser
-from django.contrib.auth.models import AnonymousUser
-from django.db import connections, router
-from django.db.models import Q, QuerySet
-from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.contrib import admin
+from django.db import connections
+from django.db.models import QuerySet
+from django.http import HttpRequest, HttpResponse
 from django.utils.html import format_html
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from django_dbtaskqueue.admin import list_pages
-from django_dbtaskqueue.admin.list_pages import FULL_SEARCH_KEY, LOOKED_KEY
+from django_dbtaskqueue.admin.list_pages import FULL_SEARCH_KEY, LOOKED_KEY, SORT_KEY
 from django_dbtaskqueue.admin.page_actions import TaskPage, act_on_tasks, can_enqueue, enqueue_copy
-from django_dbtaskqueue.admin.read_only import EMPTY_VALUE, ago, box, id_of, may_see, number, permitted, stamp
+from django_dbtaskqueue.admin.read_only import EMPTY_VALUE, ago, box, column, may_see, number, permitted, stamp
+from django_dbtaskqueue.admin.task_search import (
+    SORTS,
+    change_saved_searches,
+    pickers,
+    saved_searches,
+    search_context,
+    statuses_of,
+)
 from django_dbtaskqueue.core.columns import SHOWN_IF_SET
 from django_dbtaskqueue.core.durations import format_duration
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.db.session import alias_for
-from django_dbtaskqueue.models import AbstractTask, Attempt, Poller, Queue, SavedSearch, Task
+from django_dbtaskqueue.models import AbstractTask, Attempt, Poller, Queue, Task
 from django_dbtaskqueue.models.querysets import TaskQuerySet
 from django_dbtaskqueue.operations import paging
 from django_dbtaskqueue.operations.paging import LOOK_ON_TIME, Page
 from django_dbtaskqueue.operations.permissions import Verb
 from django_dbtaskqueue.operations.queue_control import IN_EFFECT
-from django_dbtaskqueue.operations.search import QUALIFIERS, Search, Term, parse, text_of, to_text
+from django_dbtaskqueue.operations.search import parse, text_of
 from django_dbtaskqueue.operations.search.id_range import IdRange, id_range, within
 from django_dbtaskqueue.operations.search.query import TaskFilter
 from django_dbtaskqueue.operations.serializers import error_of, message_of
 from django_dbtaskqueue.operations.verbs import TASK_VERBS
 
-MAX_SAVED_SEARCHES = 100  # on a page
-MAX_SEARCH_NAME_LENGTH = 100
-SEARCH_EXAMPLES = (
-    "status:ERROR",
-    "is:stale",
-    "queue:claims age:>10m",
-    "error:Timeout",
-    "attempt:>=3",
-    "payload.carrier:UA",
-    "-queue:bulk",
-)
+if TYPE_CHECKING:
+    pass
+
 MAX_TIMELINE_ATTEMPTS = 50
 
 
@@ -73,7 +71,9 @@ class TaskAdmin(TaskPage):
     list_template = "tasks"
     list_across = True
     filterset = TaskFilter
-    list_display = ("id", "status_badge", "reference", "queue_link", "attempts", "says", "when", "created")
+    list_display = (
+        "id", "status_badge", "reference", "queue_link", "attempts", "says", "waited", "ran", "when", "created"
+    )  # fmt: skip
     list_display_links = ("id", "reference")
     long_columns = ("payload", "result", "context")
     secrets = ("process_result_box", "payload_box", "result_box", "context_box")
@@ -99,6 +99,7 @@ class TaskAdmin(TaskPage):
             context["of_ids"] = _(
                 "Tasks created then have ids from %(first)s to %(last)s; only these were searched."
             ) % {"first": number(ids.first), "last": number(ids.end - 1)}
+        context |= pickers(self, request, context["filterset"].search)
         return {**context, **found, "saved": saved, "can_save": bool(found["chips"])}
 
     def read_page(
@@ -111,6 +112,8 @@ class TaskAdmin(TaskPage):
         looks_on = LOOKED_KEY in request.GET
         if not looks_on and paging.finds_processing_only(search) and connections[rows.db].vendor == "postgresql":
             return paging.page_of_processing(cast(TaskQuerySet, rows), search.queues(), size, **place)
+        if order := SORTS.get(request.GET.get(SORT_KEY, "")):
+            return paging.sorted_page(rows, paging.indexed_part(search, filterset.queryset), size, order.by)
         among = within(self._ids(request, filterset), paging.indexed_part(search, filterset.queryset))
         return paging.page_of(rows, among, size, **place, look_on=LOOK_ON_TIME if looks_on else None)
 
@@ -131,7 +134,7 @@ class TaskAdmin(TaskPage):
 
     @admin.display(description=gettext_lazy("queue"))
     def queue_link(self, task: Any) -> str:
-        return self.link(task.queue, self.url(self.model, "changelist", q=text_of(queue=task.queue)))
+        return self.link(task.queue, self.url(self.model, "changelist", q=_text_of_queue(task.queue)))
 
     @admin.display(description=gettext_lazy("when"))
     def when(self, task: Any) -> str:
@@ -150,6 +153,9 @@ class TaskAdmin(TaskPage):
     def says(self, task: Any) -> str:
         """Show one line. The result of a COMPLETED task needs the permission to see payloads, on its page."""
         return "" if task.status == Status.COMPLETED else message_of(task.process_result)
+
+    waited = column(gettext_lazy("waited"), lambda task: _span_text(_waited(task)))
+    ran = column(gettext_lazy("ran"), lambda task: _span_text(_ran(task)))
 
     # -- the page of one task ----------------------------------------------------------------------------------------
 
@@ -194,8 +200,18 @@ class TaskAdmin(TaskPage):
     def page_fields(self, row: Any) -> Sequence[str]:
         """Return the facts of this task; optional ones only if they have a value."""
         filled = [name for name in SHOWN_IF_SET if getattr(row, name)]
-        names = ("status_badge", "situation", "queue_link", "reference", "attempts_made", "poller", "priority")
-        return (*names, *filled, *(["group_link"] if row.fingerprint else []))
+        names = (
+            "status_badge",
+            "situation",
+            "queue_link",
+            "reference",
+            "attempts_made",
+            "waited",
+            "ran",
+            "poller",
+            "priority",
+        )
+        return (*names, "poller", "priority", *filled, *(["group_link"] if row.fingerprint else []))
 
     @admin.display(description=gettext_lazy("failure group"))
     def group_link(self, task: Any) -> str:
@@ -245,6 +261,9 @@ def timeline(task: Any, failed: list[Attempt], *, traces: bool) -> list[Event]:
         (task.expire_time, _("expires"), ""),
     ]
     events = [Event(time, stamp(time), what, note) for time, what, note in known if time is not None]
+    if task.finish_time and task.start_time:
+        ran = _("after %(time)s") % {"time": _span_text(_ran(task))}
+        events = [replace(one, took=ran) if one.time == task.finish_time else one for one in events]
     events += [_failure(row, traces=traces) for row in failed]
     return sorted(events, key=lambda event: (event.time, not event.bad))
 
@@ -264,6 +283,33 @@ def _failure(row: Attempt, *, traces: bool) -> Event:
     )
 
 
+@lru_cache(maxsize=1000)
+def _text_of_queue(name: str) -> str:
+    return text_of(queue=name)
+
+
+def _waited(task: Any) -> timedelta | None:
+    """Return how long a task waited, or has been waiting, for its checkout; None when the row does not tell."""
+    if task.ready_time and task.status == Status.CREATED:
+        waits: timedelta = task.clock - task.ready_time
+        return waits if waits >= timedelta(0) else None
+    if task.ready_time and task.start_time:
+        return cast(timedelta, task.start_time - task.ready_time)
+    if task.start_time and task.total_attempt == 1:
+        return cast(timedelta, task.start_time - task.create_time)
+    return None
+
+
+def _ran(task: Any) -> timedelta | None:
+    """Return how long the last attempt ran, or has been running."""
+    end = task.clock if task.status == Status.PROCESSING else task.finish_time
+    return end - task.start_time if end and task.start_time else None
+
+
+def _span_text(value: timedelta | None) -> str:
+    return EMPTY_VALUE if value is None else format_duration(max(value, timedelta(0)), rough=True)
+
+
 def _over(task: Any) -> str:
     if task.attempt < task.max_attempts:
         return _("The lease ran out %(time)s: the next checkout takes the task over.")
@@ -274,63 +320,3 @@ def _within(words: str, time: str) -> str:
     """Put a ``<time>`` into a sentence."""
     before, _placeholder, after = words.partition("%(time)s")
     return format_html("{}{}{}", before, time, after)
-
-
-# -- the search form and saved searches --------------------------------------------------------------------------------
-
-
-def statuses_of(search: Search) -> set[str]:
-    """Return the statuses that a search can find."""
-    found = {str(status) for status in Status}
-    for term in search.terms:
-        if term.name == "status":
-            named = {match.value for match in term.matches}
-            found = found - named if term.negated else found & named
-    return found
-
-
-def search_context(filterset: Any, path: str) -> dict[str, Any]:
-    """Return what the search form shows of a bound ``TaskFilter``."""
-    search: Search = filterset.search
-    return {
-        "text": to_text(search) if search else filterset.data.get("q", ""),
-        "chips": [(term.text, _without(search, term, path)) for term in search.terms],
-        "errors": [error for errors in filterset.errors.values() for error in errors],
-        "examples": [{"text": text, "query": urlencode({"q": text})} for text in SEARCH_EXAMPLES],
-        "qualifiers": QUALIFIERS.values(),
-    }
-
-
-def saved_searches(user: AbstractBaseUser | AnonymousUser, alias: str) -> list[dict[str, Any]]:
-    """Return the searches the user saved, and those shared by others, by name."""
-    name = user.get_username()
-    rows = (
-        SavedSearch.objects.using(alias)
-        .filter(Q(owner=name) | Q(shared=True))
-        .order_by("name", "pk")[:MAX_SAVED_SEARCHES]
-    )
-    return [
-        {"pk": row.pk, "name": row.name, "own": row.owner == name, "query": urlencode({"q": row.query})} for row in rows
-    ]
-
-
-def change_saved_searches(page: TaskPage, request: HttpRequest) -> HttpResponseRedirect:
-    """Save the search of the address under a name, or delete a saved search of the user."""
-    mine = SavedSearch.objects.using(router.db_for_write(SavedSearch)).filter(owner=request.user.get_username())
-    if "forget_view" in request.POST:
-        mine.filter(pk=id_of(request.POST["forget_view"]) or 0).delete()
-        return HttpResponseRedirect(request.get_full_path())
-    name = request.POST.get("view_name", "").strip()[:MAX_SEARCH_NAME_LENGTH]
-    search = page.search_of(request)
-    if not name or not search:
-        return page.reply(request, _("Give a search and a name for it."), messages.ERROR)
-    shared = request.POST.get("view_shared") == "1"
-    mine.update_or_create(
-        owner=request.user.get_username(), name=name, defaults={"query": to_text(search), "shared": shared}
-    )
-    return page.reply(request, _("Saved as %(name)s.") % {"name": name}, messages.SUCCESS)
-
-
-def _without(search: Search, term: Term, path: str) -> str:
-    rest = Search(tuple(one for one in search.terms if one is not term))
-    return f"{path}?{urlencode({'q': to_text(rest)})}" if rest else path

@@ -30,6 +30,7 @@ from django_dbtaskqueue.operations.search.query import select
 
 WHOLE_SEARCH_TIMEOUT = timedelta(milliseconds=100)  # for a page to be found without a window
 WINDOW_ROWS = 20_000  # that a search reads at once
+SORT_TIMEOUT = timedelta(milliseconds=500)  # for all rows that match to be sorted
 LOOK_ON_TIME = timedelta(seconds=1)  # that one answer of a search that goes on may take
 MIN_ROWS_PER_PRIORITY = 100  # of the ready tasks of each queue and priority, read for the tasks that are PROCESSING
 INDEXED_QUALIFIERS = ("", "queue", "ref", "id", "fingerprint")  # an index finds their rows, when not negated
@@ -46,6 +47,7 @@ class Page:
     window: int = 0  # this many rows were read, and others follow; 0: read to the end
     back_to: datetime | None = None  # when the last of these was created
     progress: float = 1.0  # the share of the table that is behind this page, by ids
+    cut: bool = False  # other rows match, and this order has no page for them
     first: int = 0  # only this many ready tasks of each queue and priority were read; 0: all
 
 
@@ -127,6 +129,20 @@ def _at(page: Page, among: Rows, place: int, read: int) -> Page:
     ends = table.aggregate(low=Min("pk"), high=Max("pk"))
     share = (ends["high"] - place) / max(ends["high"] - ends["low"], 1)
     return replace(page, window=read, back_to=time, progress=min(max(share, 0.0), 1.0))
+
+
+def sorted_page(rows: Rows, among: Rows, size: int, order: Sequence[Any]) -> Page:
+    """Return the first rows in an order that no index has; if that takes long, of the newest ``WINDOW_ROWS``."""
+    try:
+        with time_limit(rows.db, min(SORT_TIMEOUT, conf.settings().operations_timeout)):
+            found = list(rows.order_by(*order)[: size + 1])
+            return Page(found[:size], cut=len(found) > size)
+    except OperationalError as error:
+        if not timed_out(error):
+            raise
+    ids = _ids(among.order_by("-pk"))
+    found = list(_only(rows, ids).order_by(*order)[: size + 1])
+    return _at(Page(found[:size], cut=True), among, ids[-1] if ids else 0, len(ids))
 
 
 def look_through(search: Search, rows: TaskQuerySet, size: int, *, before: int | None = None) -> Iterator[Page]:

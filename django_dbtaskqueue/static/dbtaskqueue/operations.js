@@ -173,6 +173,25 @@
         lookOn();
     }
 
+    /* -- the search box completes its last word; pickers search at once --------------------------------------------- */
+
+    const box = document.getElementById("dbtq-q"), choices = document.getElementById("dbtq-words");
+
+    function complete() {
+        const words = JSON.parse(choices.dataset.words);
+        const [, before, minus, name, values, begun] = box.value.match(/^(.*?)(-?)(?:([\w.]+):((?:[^\s,]*,)*))?([^\s,:]*)$/s);
+        const known = name === undefined ? words[""] : words[name] || [];
+        const fitting = known.filter((word) => word.toLowerCase().startsWith(begun.toLowerCase()) && word !== begun);
+        choices.replaceChildren(...fitting.slice(0, 30).map((word) => {
+            const one = document.createElement("option");
+            one.value = before + minus + (name === undefined ? "" : name + ":" + values) + word;
+            return one;
+        }));
+    }
+
+    if (box && choices) box.addEventListener("input", complete);
+    root.addEventListener("change", (event) => { if (event.target.matches("select.dbtq-auto")) event.target.form.requestSubmit(); });
+
     /* -- ticking --------------------------------------------------------------------------------------------------- */
 
     function count() {
