@@ -87,7 +87,7 @@ def list_tasks(output: Output, options: dict[str, Any]) -> int:
     """Write the newest tasks that match, and how to see the next ones. A long search goes on until it is stopped."""
     task_filter, tasks = matching(options["filter"], options["database"])
     limit, read, before = options["limit"] or DEFAULT_LIST_ROWS, 0, options["before"]
-    listed = tasks.defer(*LONG).annotate(clock=Now())
+    listed: TaskQuerySet[Any] = tasks.defer(*LONG).annotate(clock=Now())
     shown: list[Any] = []
     page = Page(shown)
     try:

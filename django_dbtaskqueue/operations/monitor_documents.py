@@ -106,7 +106,9 @@ def queue_stats_document(row: QueueStats) -> QueueStatsDocument:
     return {
         "queue": row.queue,
         "paused": row.paused,
-        "pause": row.pause and {"reason": row.pause.reason, "by": row.pause.by, "until": row.pause.until},
+        "pause": None
+        if row.pause is None
+        else {"reason": row.pause.reason, "by": row.pause.by, "until": row.pause.until},
         "late": row.late,
         "pollers": row.pollers,
         "oldest_seconds": _seconds(row.oldest),

@@ -145,7 +145,7 @@ def sorted_page(rows: Rows, among: Rows, size: int, order: Sequence[Any]) -> Pag
     return _at(Page(found[:size], cut=True), among, ids[-1] if ids else 0, len(ids))
 
 
-def look_through(search: Search, rows: TaskQuerySet, size: int, *, before: int | None = None) -> Iterator[Page]:
+def look_through(search: Search, rows: TaskQuerySet[Any], size: int, *, before: int | None = None) -> Iterator[Page]:
     """Yield the pages of a search, with ``size`` rows in all, each after at most about ``LOOK_ON_TIME``.
 
     ``rows`` match the search; ``older`` of the last page is where further rows begin. A search by date first looks

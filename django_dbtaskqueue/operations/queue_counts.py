@@ -56,7 +56,9 @@ def queue_names(place: Location) -> list[str]:
         return [row[0] for row in session.run(sql.names, {})]
 
 
-def queue_counts(place: Location, only: Sequence[str] | None = None, max_rows: int | None = None) -> dict[str, QueueCounts]:
+def queue_counts(
+    place: Location, only: Sequence[str] | None = None, max_rows: int | None = None
+) -> dict[str, QueueCounts]:
     """Return the queues that have tasks in one table, or some of them, and how many in each status."""
     session, sql = _reading(place)
     if not session.postgresql:
