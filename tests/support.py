@@ -142,7 +142,9 @@ BROKEN_RULES = {
     "a checkout charged other than one attempt": "new_total > old_total AND new_attempt <> old_attempt + 1",
     "a checkout came before the task was due or its lease over": "new_total > old_total AND due > clock",
     "a checkout had no attempt left": "new_total > old_total AND old_attempt >= budget",
-    "an attempt was charged without a checkout": "new_total = old_total AND new_attempt > old_attempt",
+    "an attempt was charged without a checkout": "new_total = old_total AND new_attempt > old_attempt"
+    # An operator who undoes reprocess or kick gives the attempts back.
+    " AND NOT (old_status = 'CREATED' AND new_status IN ('ERROR', 'POISON'))",
     "an attempt was given back to a task that is not in line": "new_attempt < old_attempt AND new_status <> 'CREATED'",
 }
 

@@ -57,6 +57,12 @@ EDGES = (
     Edge("kick", (POISON,), CREATED, "operator"),
     Edge("mark_poison", (ERROR,), POISON, "operator"),
     Edge("unpoison", (POISON,), ERROR, "operator"),
+    Edge("run_now", (CREATED,), CREATED, "operator"),
+    Edge("snooze", (CREATED,), CREATED, "operator"),
+    Edge("change_priority", (CREATED,), CREATED, "operator"),
+    Edge("move", (CREATED,), CREATED, "operator"),
+    Edge("edit", (ERROR, POISON), CREATED, "operator"),
+    Edge("put_back", (CREATED, POISON), ERROR, "operator"),  # other ways back are edges of other verbs
     Edge("delete", (CREATED, PROCESSING, ERROR, POISON, COMPLETED), None, "operator"),
     Edge("housekeep", TERMINAL, None, "operator"),
 )

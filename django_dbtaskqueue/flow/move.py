@@ -7,14 +7,15 @@ really changed.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from django.db import transaction
-from django.db.models import F
+from django.db.models import Case, Expression, F, Q, When
 from django.db.models.functions import Least, Now
 
+from django_dbtaskqueue.core.sql.dialects import GROUP
 from django_dbtaskqueue.core.states import BY_VERB, TERMINAL, sources
 from django_dbtaskqueue.db import notify
 from django_dbtaskqueue.db.session import Row, Session
@@ -29,10 +30,20 @@ from django_dbtaskqueue.flow.selection import (
 )
 from django_dbtaskqueue.models import AbstractTask
 
+ROWS_PER_PUT_BACK = 100  # rows in one statement of ``put_back``
+NOT_DUE_AFTER = ("cancel", "snooze")  # verbs after which no poller needs to look
 IDS_PER_STATEMENT = 10_000  # ids in one statement: databases bound the number of its parameters
 READY_NOW = {"ready_time": Now(), "next_process_time": Now(), "poller_instance": None, "finish_time": None}
+Columns = dict[str, Any]
+
+
+def _due(time: Expression) -> Columns:
+    """Return the columns of a waiting task that is due at a time. A task behind its group's head stays there."""
+    return {"next_process_time": time, "ready_time": Case(When(parked_by__isnull=True, then=time), default=None)}
+
+
 # The columns that a verb changes beside the status. A verb that changes ``ready_time`` changes groups' heads, too.
-CHANGES: dict[str, dict[str, Any]] = {
+CHANGES: dict[str, Columns] = {
     "reprocess": {"attempt": 0, **READY_NOW},
     "mark_poison": {},
     "unpoison": {},
@@ -40,7 +51,16 @@ CHANGES: dict[str, dict[str, Any]] = {
     # A last attempt is given back: without an attempt left no poller could ever take the task.
     "release_all": {"attempt": Least(F("attempt"), F("max_attempts") - 1), **READY_NOW},
     "kick": {"attempt": 0, **READY_NOW},
+    "run_now": _due(Now()),
 }
+# The same of verbs that are given values.
+CHANGES_BY_VALUE: dict[str, Callable[[Mapping[str, Any]], Columns]] = {
+    "snooze": lambda given: _due(Now() + given["delay"]),
+    "change_priority": lambda given: {"priority": given["priority"], "ready_time": F("ready_time")},
+    "move": lambda given: {"queue": given["queue"], "parked_by": None, "ready_time": F("next_process_time")},
+    "edit": lambda given: {"payload": given["payload"], **CHANGES["reprocess"]},
+}
+CAN_RUN_NOW = Q(parked_by__isnull=True) | Q(parked_by=GROUP)  # a task without a processor stays parked
 
 
 def change(tasks: Tasks, verb: str) -> int:
@@ -74,19 +94,39 @@ def delete(tasks: Tasks) -> int:
         return _regroup(tasks, groups, partial(_locked, tasks, delete_and_count))
 
 
-def lock_groups(tasks: Tasks, verb: str) -> None:
+def lock_groups(tasks: Tasks, verb: str, given: Mapping[str, Any] | None = None) -> None:
     """Lock the groups of some tasks if the verb changes them. Call it before the rows are locked, as a settle does."""
     if _changes_groups(verb):
-        _lock(_session(tasks), _groups(tasks.filter(group_key__isnull=False)))
+        groups = _groups(tasks.filter(group_key__isnull=False))
+        _lock(_session(tasks), _with_entered(groups, verb, given))
 
 
-def change_locked(rows: Sequence[AbstractTask], verb: str) -> int:
+def change_locked(rows: Sequence[AbstractTask], verb: str, given: Mapping[str, Any] | None = None) -> int:
     """Do a verb to rows of one table that this transaction has read and locked, after ``lock_groups``."""
     tasks = same_rows(rows)
     groups = _groups_of((row.queue, row.group_key) for row in rows)
     if BY_VERB[verb].target is None:
         return _regroup(tasks, groups, partial(delete_and_count, tasks))
-    return _change(tasks, verb, groups, partial(_update, verb, tasks))
+    return _change(tasks, verb, _with_entered(groups, verb, given), partial(_update, verb, tasks, given))
+
+
+def put_back(tasks: Tasks, before: Mapping[int, Columns], unchanged: Callable[[AbstractTask], bool]) -> list[int]:
+    """Give tasks the columns back that they had before an action. Call it in ``atomic``; return the ids changed.
+
+    Rows that another transaction has locked, and rows that are not ``unchanged`` since the action, stay as they are.
+    """
+    now = tasks.filter(group_key__isnull=False).values_list("pk", "queue", "group_key")
+    pairs = [pair for pk, queue, key in now for pair in ((queue, key), (before[pk]["queue"], key))]
+    _lock(_session(tasks), _groups_of(pairs))
+    rows = [row for row in with_row_locks(tasks) if unchanged(row)]
+    for row in rows:
+        for name, value in {**before[row.pk], "last_update_time": Now()}.items():
+            setattr(row, name, value)
+    if rows:
+        names = [*before[rows[0].pk], "last_update_time"]
+        write = partial(base_rows(tasks).bulk_update, rows, names, batch_size=ROWS_PER_PUT_BACK)
+        _regroup(tasks, _groups_of([*pairs, *((row.queue, None) for row in rows)]), write)
+    return [row.pk for row in rows]
 
 
 def _change(tasks: Tasks, verb: str, groups: Groups, update: Callable[[], int]) -> int:
@@ -94,17 +134,18 @@ def _change(tasks: Tasks, verb: str, groups: Groups, update: Callable[[], int]) 
     if not _changes_groups(verb):
         return update()
     changed = _regroup(tasks, groups, update)
-    if changed and CHANGES[verb]["ready_time"] is not None:
+    if changed and verb not in NOT_DUE_AFTER:
         for queue in groups:
             notify.after_commit(transaction.get_connection(tasks.db), queue)
     return changed
 
 
-def _update(verb: str, tasks: Tasks) -> int:
+def _update(verb: str, tasks: Tasks, given: Mapping[str, Any] | None = None) -> int:
     edge = BY_VERB[verb]
     final = edge.target if edge.target in TERMINAL else None
+    columns = CHANGES[verb] if verb in CHANGES else CHANGES_BY_VALUE[verb](given or {})
     return tasks.filter(status__in=edge.sources).update(
-        status=edge.target, final_status=final, last_update_time=Now(), **CHANGES[verb]
+        status=edge.target, final_status=final, last_update_time=Now(), **columns
     )
 
 
@@ -127,8 +168,15 @@ def _groups_of(pairs: Iterable[tuple[str, str | None]]) -> Groups:
     return groups
 
 
+def _with_entered(groups: Groups, verb: str, given: Mapping[str, Any] | None) -> Groups:
+    """Add the groups that the tasks enter in another queue."""
+    if verb != "move" or not given:
+        return groups
+    return {**groups, given["queue"]: set().union(*groups.values())}
+
+
 def _changes_groups(verb: str) -> bool:
-    return BY_VERB[verb].target is None or "ready_time" in CHANGES.get(verb, ())
+    return BY_VERB[verb].target is None or verb in CHANGES_BY_VALUE or "ready_time" in CHANGES[verb]
 
 
 def _regroup(tasks: Tasks, groups: Groups, change: Callable[[], int]) -> int:

@@ -13,7 +13,7 @@ from django.db import connections
 from django_dbtaskqueue import Complete, CompleteDelete, DuplicateTask, Fail, Poison, Reenqueue
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import Park, Release
-from django_dbtaskqueue.core.states import BY_VERB, CREATED, EDGES, ERROR, POISON, PROCESSING, sources
+from django_dbtaskqueue.core.states import BY_VERB, CREATED, EDGES, ERROR, POISON, PROCESSING, Status, sources
 from django_dbtaskqueue.flow import move, rescue, settle
 from django_dbtaskqueue.flow.decide import decide
 from django_dbtaskqueue.flow.settle import settle_surely
@@ -40,6 +40,19 @@ def select(world: World, status: str, **columns: Any) -> Any:
     return world.tasks.filter(pk=world.make(status, **columns).pk)
 
 
+def locked(world: World, status: str, verb: str, **given: Any) -> int:
+    return move.change_locked(list(select(world, status)), verb, given)
+
+
+def put_back(world: World, status: str) -> list[int]:
+    """A failed task is sent on to ``status`` by an operator's verb, and then put back."""
+    tasks = select(world, ERROR)
+    names = ("queue", "status", "final_status", "attempt", "ready_time", "next_process_time", "finish_time")
+    before = {row.pop("pk"): row for row in tasks.values("pk", *names)}
+    move.change(tasks, {CREATED: "reprocess", POISON: "mark_poison"}[Status(status)])
+    return move.put_back(world.tasks.filter(pk__in=before), before, lambda _task: True)
+
+
 EDGE_CALLS: dict[str, Callable[[World, str], Any]] = {
     "enqueue": lambda world, _: world.enqueue(),
     "replace": lambda world, _: [world.enqueue("r", 1), world.enqueue("r", 2, on_duplicate="replace")],
@@ -62,6 +75,12 @@ EDGE_CALLS: dict[str, Callable[[World, str], Any]] = {
     "kick": lambda world, source: select(world, source).kick(1),
     "mark_poison": lambda world, source: select(world, source).mark_poison(),
     "unpoison": lambda world, source: select(world, source).unpoison(),
+    "run_now": lambda world, source: move.change(select(world, source), "run_now"),
+    "snooze": lambda world, source: locked(world, source, "snooze", delay=LEASE),
+    "change_priority": lambda world, source: locked(world, source, "change_priority", priority=3),
+    "move": lambda world, source: locked(world, source, "move", queue="letters"),
+    "edit": lambda world, source: locked(world, source, "edit", payload={}),
+    "put_back": lambda world, source: put_back(world, source),
     "delete": lambda world, source: select(world, source).purge(),
     "housekeep": lambda world, source: select(world, source).housekeep(older_than=NO_TIME, statuses=[source]),
 }
