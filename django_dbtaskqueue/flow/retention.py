@@ -22,7 +22,7 @@ from django_dbtaskqueue.core.sql.retention import RetentionStatements
 from django_dbtaskqueue.core.states import sources
 from django_dbtaskqueue.db.session import Session, statements_of
 from django_dbtaskqueue.flow.selection import Tasks, as_filterable, with_row_locks
-from django_dbtaskqueue.models import AbstractTask, AuditEntry, BulkOperation, BulkSkip, TaskHistory
+from django_dbtaskqueue.models import AbstractTask, AuditEntry, BulkOperation, BulkSkip, TaskChange, TaskHistory
 from django_dbtaskqueue.models.operations import UNFINISHED
 
 ROWS_PER_BATCH = 1000
@@ -153,6 +153,7 @@ def delete_audit(alias: str, *, older_than: timedelta) -> int:
     empty = Q(skipped_tasks__isnull=True, audit__isnull=True) & ~Q(state__in=UNFINISHED)
     batches: list[tuple[type[Model], Q]] = [
         (AuditEntry, Q(time__lte=limit) & ended),
+        (TaskChange, Q(time__lte=limit)),
         (BulkSkip, Q(operation__update_time__lte=limit) & ended),
         (BulkOperation, Q(update_time__lte=limit) & empty),
     ]

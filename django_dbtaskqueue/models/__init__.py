@@ -13,7 +13,14 @@ from django_dbtaskqueue.models.control import (
     Queue,
     UsageCount,
 )
-from django_dbtaskqueue.models.operations import ApiToken, AuditEntry, BulkOperation, BulkSkip, SavedSearch
+from django_dbtaskqueue.models.operations import (
+    ApiToken,
+    AuditEntry,
+    BulkOperation,
+    BulkSkip,
+    SavedSearch,
+    TaskChange,
+)
 from django_dbtaskqueue.models.tasks import (
     AbstractTask,
     Attempt,
@@ -45,6 +52,7 @@ __all__ = [
     "SavedSearch",
     "StreamLedger",
     "Task",
+    "TaskChange",
     "TaskColumns",
     "TaskHistory",
     "TemporaryTask",

@@ -133,6 +133,45 @@ class AuditEntry(models.Model):
         return f"{self.actor}: {self.verb} {self.query or self.queue}"
 
 
+class TaskChange(models.Model):
+    """Tasks that one action, or one step of a bulk operation, changed, and how they were before.
+
+    It answers who sent a task back, and "put back as it was" reads it. No foreign key in the database: retention
+    deletes each table by its own times.
+    """
+
+    id = models.BigAutoField(primary_key=True)
+    time = models.DateTimeField(_("time"), db_default=Now())
+    audit = models.ForeignKey(
+        AuditEntry, models.DO_NOTHING, related_name="changes", db_constraint=False, verbose_name=_("audit entry")
+    )
+    operation = models.ForeignKey(
+        BulkOperation,
+        models.DO_NOTHING,
+        null=True,
+        blank=True,
+        related_name="changes",
+        db_constraint=False,
+        verbose_name=_("bulk operation"),
+    )
+    location = models.CharField(_("table"), max_length=200, db_default="dbtaskqueue.task")
+    first_task_id = models.BigIntegerField(_("first task"))
+    last_task_id = models.BigIntegerField(_("last task"))
+    task_ids = models.JSONField(_("task ids"))
+    # By column, in the order of ``task_ids``; a column of equal values holds one. Null: it cannot be put back.
+    before = models.JSONField(_("before"), null=True, blank=True)
+    after_time = models.DateTimeField(_("last update by the action"), null=True, blank=True)
+    difference = models.JSONField(_("difference"), null=True, blank=True)  # of an edited payload, masked
+
+    class Meta:
+        verbose_name = _("changed tasks")
+        verbose_name_plural = _("changed tasks")
+        indexes: ClassVar = [models.Index(fields=["location", "last_task_id"], name="dbtaskqueue_change_task")]
+
+    def __str__(self) -> str:
+        return f"{self.first_task_id}-{self.last_task_id}"
+
+
 class SavedSearch(models.Model):
     """A search under a name, for its owner or for all."""
 

@@ -154,6 +154,11 @@ class Task(AbstractTask):
             ("cancel_task", "Can cancel tasks that wait (CREATED to POISON)"),
             ("release_task", "Can take tasks from their pollers (PROCESSING to CREATED)"),
             ("housekeep_task", "Can move or delete finished tasks"),
+            ("run_now_task", "Can make waiting tasks due now"),
+            ("snooze_task", "Can let waiting tasks wait longer"),
+            ("change_priority_task", "Can change the priority of waiting tasks"),
+            ("move_task", "Can move waiting tasks to another queue"),
+            ("edit_payload_task", "Can edit the payload of failed tasks and retry them"),
             ("view_payload", "Can see payloads, results and tracebacks"),
         ]
 
