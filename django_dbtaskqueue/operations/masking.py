@@ -9,10 +9,16 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from functools import lru_cache
+from itertools import zip_longest
+from typing import Any
+
+from django.utils.translation import gettext as _
 
 from django_dbtaskqueue.conf import settings as conf
+from django_dbtaskqueue.core.exceptions import OperationRefused
 
 MASKED = "•••"
+ABSENT = "(absent)"  # in a difference: the key is not there
 KEY_JOINTS = re.compile(r"[\s_.-]+")
 URL_PASSWORD = re.compile(r"(?<=://)([^\s:/@]*):[^\s/@]+@")
 
@@ -37,6 +43,56 @@ def masked_text(text: str) -> str:
     ``password=x``, ``password: x``, ``"password": "x"``, ``Authorization: Bearer x``.
     """
     return _masked_text(text, _pattern(_parts()))
+
+
+def with_secrets_of(stored: Any, edited: Any) -> Any:
+    """Return a payload that a person edited as it was shown, masked, with the secrets of the stored one.
+
+    A secret keeps its value, also where its key was left out. Raises ``OperationRefused`` where a secret was changed,
+    or where the mask stands in the place of none.
+    """
+    parts = _parts()
+    return _with_secrets(stored, edited, "", parts, _pattern(parts))
+
+
+def difference(before: Any, after: Any, path: str = "") -> list[dict[str, Any]]:
+    """Return what differs between two JSON values, both masked: the path, before, after."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        keys = [*before, *(key for key in after if key not in before)]
+        return [
+            row
+            for key in keys
+            if before.get(key, ABSENT) != after.get(key, ABSENT)
+            for row in difference(before.get(key, ABSENT), after.get(key, ABSENT), f"{path}.{key}" if path else key)
+        ]
+    return [] if before == after else [{"path": path, "before": masked(before), "after": masked(after)}]
+
+
+def _with_secrets(stored: Any, edited: Any, path: str, parts: tuple[str, ...], pattern: re.Pattern[str]) -> Any:
+    if isinstance(edited, dict):
+        old = stored if isinstance(stored, dict) else {}
+        found = {key: value for key, value in old.items() if _is_secret(key, parts)}
+        for key, value in edited.items():
+            at = f"{path}.{key}" if path else key
+            if key not in found:
+                found[key] = _with_secrets(old.get(key), value, at, parts, pattern)
+            elif value not in (MASKED, found[key]):
+                raise OperationRefused(_("%(path)s is masked and cannot be changed here.") % {"path": at})
+        return {key: found[key] for key in [*edited, *(key for key in found if key not in edited)]}
+    if isinstance(edited, list):
+        old_items = stored if isinstance(stored, list) else []
+        if len(old_items) != len(edited) and _masked(old_items, parts, pattern) != old_items:
+            raise OperationRefused(
+                _("%(path)s holds secrets: its items can be changed only one by one.") % {"path": path}
+            )
+        pairs = zip_longest(old_items[: len(edited)], edited)
+        return [_with_secrets(was, value, f"{path}[{at}]", parts, pattern) for at, (was, value) in enumerate(pairs)]
+    if isinstance(edited, str) and MASKED in edited:
+        if isinstance(stored, str) and edited == _masked_text(stored, pattern):
+            return stored
+        words = _("%(path)s holds ••• where the payload has no secret, or another text around it.")
+        raise OperationRefused(words % {"path": path or "payload"})
+    return edited
 
 
 def _masked(value: object, parts: tuple[str, ...], pattern: re.Pattern[str]) -> object:

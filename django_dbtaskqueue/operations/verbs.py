@@ -6,36 +6,53 @@ Permissions are not checked here: callers ask ``permissions.can_operate`` first.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from datetime import timedelta
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-from django.db.models import Q
+from django.core.exceptions import PermissionDenied
+from django.db import IntegrityError, transaction
+from django.db.models import Exists, OuterRef, Q
 from django.utils.translation import gettext, ngettext, ngettext_lazy
 from django.utils.translation import gettext_lazy as _
 
+from django_dbtaskqueue.conf.overrides import queue_settings
+from django_dbtaskqueue.core.durations import format_duration
+from django_dbtaskqueue.core.exceptions import OperationRefused, PayloadError
+from django_dbtaskqueue.core.json import dumps
 from django_dbtaskqueue.core.states import BY_VERB, Status
-from django_dbtaskqueue.flow.move import change_locked, lock_groups
+from django_dbtaskqueue.db.session import aliases_of, model_for
+from django_dbtaskqueue.flow.enqueue import limits_in_force
+from django_dbtaskqueue.flow.move import CAN_RUN_NOW, change_locked, lock_groups
 from django_dbtaskqueue.flow.retention import finished_before, housekeep
 from django_dbtaskqueue.flow.selection import same_rows
 from django_dbtaskqueue.models import AbstractTask
 from django_dbtaskqueue.models.querysets import TaskQuerySet
+from django_dbtaskqueue.operations.masking import with_secrets_of
 from django_dbtaskqueue.operations.permissions import VIEW_PAYLOAD, Verb
+from django_dbtaskqueue.operations.verb_inputs import (
+    FOR,
+    OLDER_THAN,
+    PAYLOAD,
+    PRIORITY,
+    TO,
+    TO_QUEUE,
+    VerbInput,
+    VerbOptions,
+)
 
-
-@dataclass(frozen=True, slots=True)
-class HousekeepOptions:
-    """The options of ``housekeep``: how long ago a task must have finished, and where it goes."""
-
-    older_than: timedelta = timedelta(days=14)
-    to: str = "history"  # or "delete"
+if TYPE_CHECKING:
+    from django_dbtaskqueue.operations.permissions import Actor, Text
 
 
 @dataclass(frozen=True, slots=True)
 class TaskVerb(Verb):
     """A verb over a selection of tasks."""
 
-    ages: bool = False  # asks for ``HousekeepOptions``
+    hint: Text = ""  # one plain line beside its button
+    inputs: tuple[VerbInput, ...] = ()
     edge: str = ""  # its name in ``status.EDGES``, where that is another
+    rare: bool = False  # offered under "More actions" where there are many
+    undoable: bool = True  # whether a bulk operation can put its tasks back as they were
 
     @property
     def sources(self) -> tuple[Status, ...]:
@@ -47,27 +64,101 @@ class TaskVerb(Verb):
         """Whether the tasks leave the table."""
         return BY_VERB[self.edge or self.name].target is None
 
-    def condition(self, options: HousekeepOptions) -> Q:
+    @property
+    def ages(self) -> bool:
+        """Whether it asks for an age, as housekeep does."""
+        return OLDER_THAN in self.inputs
+
+    @property
+    def dangerous(self) -> bool:
+        """Whether what it does is lost for good."""
+        return self.needs_reason
+
+    def options_of(self, given: Mapping[str, object]) -> VerbOptions:
+        """Read its inputs from what was given by name. Raises ``OperationRefused`` in words."""
+        values = {}
+        for one in self.inputs:
+            value = given.get(one.name)
+            if value is None and one.name not in given:
+                value = one.initial
+            if (value is None and not one.is_json) or (one.is_json and one.name not in given):
+                raise OperationRefused(
+                    gettext("%(verb)s needs %(name)s. %(help)s")
+                    % {"verb": self.name, "name": repr(one.name), "help": one.help}
+                )
+            try:
+                values[one.field] = one.read(value)
+            except ValueError as error:
+                raise OperationRefused(f"{one.name!r}: {error}.") from None
+        return replace(VerbOptions(), **values)
+
+    def check(self, model: type[AbstractTask], alias: str, options: VerbOptions, actor: Actor) -> None:
+        """Raise ``OperationRefused`` for options that do not fit the table, or that the actor may not give."""
+        if TO_QUEUE in self.inputs:
+            queue = options.queue
+            queue_settings(queue, alias)  # raises UnknownQueue
+            if model_for(queue) is not model or alias not in aliases_of(queue):
+                words = gettext("Queue %(queue)s has another table or database: its tasks cannot move there.")
+                raise OperationRefused(words % {"queue": queue})
+            if not actor.may(self, queue):
+                raise PermissionDenied(gettext("not permitted on queue %(queue)s") % {"queue": queue})
+        if PAYLOAD in self.inputs:
+            try:
+                dumps(options.payload, limits=limits_in_force())
+            except PayloadError as error:
+                raise OperationRefused(str(error)) from None
+
+    def allowed(self, actor: Actor, queue: str) -> bool:
+        """Whether the actor may use it on tasks of a queue. To edit a payload, a user must be allowed to see it."""
+        return actor.may(self, queue) and (self is not EDIT or actor.may(VIEW_PAYLOAD, queue))
+
+    def condition(self, model: type[AbstractTask], options: VerbOptions) -> Q:
         """Return what a task must fulfil for the verb to change it."""
-        status = Q(status__in=self.sources)
-        return status & finished_before(options.older_than) if self.ages else status
+        found = Q(status__in=self.sources)
+        if self.ages:
+            found &= finished_before(options.older_than)
+        if self is RUN_NOW:
+            found &= CAN_RUN_NOW
+        if self is MOVE:
+            there = model._default_manager.filter(queue=options.queue, reference=OuterRef("reference"))
+            found &= ~Q(queue=options.queue) & ~Q(Exists(there))
+        return found
 
-    def eligible(self, tasks: TaskQuerySet, options: HousekeepOptions) -> TaskQuerySet:
+    def eligible(self, tasks: TaskQuerySet, options: VerbOptions) -> TaskQuerySet:
         """Return those of ``tasks`` that the verb would change now."""
-        return tasks.filter(self.condition(options))
+        return tasks.filter(self.condition(tasks.model, options))
 
-    def lock_groups(self, tasks: TaskQuerySet) -> None:
+    def lock_groups(self, tasks: TaskQuerySet, options: VerbOptions) -> None:
         """Lock the groups that ``run`` changes. Groups are locked before rows everywhere."""
         if not self.ages:
-            lock_groups(tasks, self.edge or self.name)
+            lock_groups(tasks, self.edge or self.name, {"queue": options.queue})
 
-    def run(self, tasks: Sequence[AbstractTask], options: HousekeepOptions) -> int:
+    def refused(self, tasks: Sequence[AbstractTask]) -> dict[int, str]:
+        """Return those of the locked tasks that cannot change together with the others, and why."""
+        first: dict[str, int] = {}
+        for task in tasks if self is MOVE else ():
+            first.setdefault(task.reference or str(task.pk), task.pk)
+        words = gettext("another task with its reference moves there")
+        return {task.pk: words for task in tasks if first and task.pk not in first.values()}
+
+    def run(self, tasks: Sequence[AbstractTask], options: VerbOptions) -> int:
         """Change tasks of one table that this transaction has locked; return how many really changed."""
         if self.ages:
             return housekeep(same_rows(tasks), older_than=options.older_than, to=options.to)
-        return change_locked(tasks, self.edge or self.name)
+        given = {name: getattr(options, name) for name in ("delay", "priority", "queue", "payload")}
+        if self is EDIT:
+            (task,) = tasks
+            given["payload"] = with_secrets_of(task.payload, options.payload)
+        if self is not MOVE:
+            return change_locked(tasks, self.edge or self.name, given)
+        try:
+            with transaction.atomic(using=tasks[0]._state.db):
+                return change_locked(tasks, self.name, given)
+        except IntegrityError:
+            words = gettext("A task with one of these references was enqueued in %(queue)s just now: try again.")
+            raise OperationRefused(words % {"queue": options.queue}) from None
 
-    def skipped(self, options: HousekeepOptions) -> str:
+    def skipped(self, options: VerbOptions) -> str:
         """Return why a task is skipped, in words."""
         if self.ages and not options.older_than:
             return gettext("not finished")
@@ -78,7 +169,22 @@ class TaskVerb(Verb):
                 "not finished, or finished less than %(days)s days ago",
                 days,
             ) % {"days": days}
-        return gettext("not in %(statuses)s") % {"statuses": ", ".join(self.sources)}
+        words = gettext("not in %(statuses)s") % {"statuses": ", ".join(self.sources)}
+        if self is RUN_NOW:
+            return gettext("%(reason)s, or parked because no processor runs it") % {"reason": words}
+        if self is MOVE:
+            facts = {"reason": words, "queue": options.queue}
+            return gettext("%(reason)s, or in %(queue)s already, or its reference is taken there") % facts
+        return words
+
+    def words(self, options: VerbOptions) -> str:
+        """Return the verb with its options, for records."""
+        if self.ages:
+            days = options.older_than.days
+            age = ngettext("older than %(days)s day", "older than %(days)s days", days) % {"days": days}
+            return f"{self.label}: {age}, {options.to}"
+        given = {FOR: format_duration(options.delay), PRIORITY: options.priority, TO_QUEUE: options.queue}
+        return ": ".join([str(self.label), *(str(given[one]) for one in self.inputs if one in given)])
 
 
 REPROCESS = TaskVerb(
@@ -89,6 +195,7 @@ REPROCESS = TaskVerb(
         "again, with all its effects."
     ),
     done=ngettext_lazy("%(number)s task reprocessed", "%(number)s tasks reprocessed", "number"),
+    hint=_("runs failed tasks again"),
     permission="reprocess_task",
 )
 MARK_POISON = TaskVerb(
@@ -99,6 +206,7 @@ MARK_POISON = TaskVerb(
         "operator takes them back to ERROR."
     ),
     done=ngettext_lazy("%(number)s task marked as poison", "%(number)s tasks marked as poison", "number"),
+    hint=_("sets failed tasks aside, so that reprocess skips them"),
     permission="mark_poison_task",
 )
 UNPOISON = TaskVerb(
@@ -106,35 +214,43 @@ UNPOISON = TaskVerb(
     label=_("Poison to error"),
     effect=_("The tasks count as failed again (POISON to ERROR), so that they can be reprocessed."),
     done=ngettext_lazy("%(number)s task taken back to ERROR", "%(number)s tasks taken back to ERROR", "number"),
+    hint=_("counts poison tasks as failed again"),
     permission="unpoison_task",
 )
 KICK = TaskVerb(
     name="kick",
-    label=_("Kick"),
+    rare=True,
+    label=_("Reprocess poison"),
     effect=_(
         "The tasks become ready again (POISON to CREATED), due now, with a new budget of attempts. Their processor "
         "runs again, with all its effects."
     ),
-    done=ngettext_lazy("%(number)s task kicked", "%(number)s tasks kicked", "number"),
+    done=ngettext_lazy("%(number)s task reprocessed", "%(number)s tasks reprocessed", "number"),
+    hint=_("runs poison tasks again"),
     permission="kick_task",
 )
 CANCEL = TaskVerb(
     name="cancel",
+    rare=True,
     label=_("Cancel"),
     effect=_("The waiting tasks are set aside (CREATED to POISON). Nothing processes them any more."),
     done=ngettext_lazy("%(number)s task cancelled", "%(number)s tasks cancelled", "number"),
+    hint=_("sets waiting tasks aside, so that nothing runs them"),
     permission="cancel_task",
 )
 RELEASE = TaskVerb(
     name="release",
+    rare=True,
     label=_("Release"),
     effect=_(
         "The pollers that hold the tasks lose their leases (PROCESSING to CREATED), and the tasks are due now. The "
         "result of a running processor is discarded, but its effects elsewhere can happen twice."
     ),
     done=ngettext_lazy("%(number)s task released", "%(number)s tasks released", "number"),
+    hint=_("takes running tasks from their pollers and makes them due now"),
     permission="release_task",
     edge="release_all",
+    undoable=False,
 )
 DELETE = TaskVerb(
     name="delete",
@@ -144,17 +260,21 @@ DELETE = TaskVerb(
         "discarded. This cannot be undone."
     ),
     done=ngettext_lazy("%(number)s task deleted", "%(number)s tasks deleted", "number"),
+    hint=_("deletes tasks for good"),
     permission="delete_task",
     needs_reason=True,
+    undoable=False,
 )
 PURGE = TaskVerb(
     name="purge",
     label=_("Purge"),
     effect=_("Every task of the queue is deleted in any status, and counted as deleted. This cannot be undone."),
     done=DELETE.done,
+    hint=_("deletes every task of the queue for good"),
     permission="purge_queue",
     edge="delete",
     needs_reason=True,
+    undoable=False,
 )
 HOUSEKEEP = TaskVerb(
     name="housekeep",
@@ -164,8 +284,64 @@ HOUSEKEEP = TaskVerb(
         "as deleted."
     ),
     done=ngettext_lazy("%(number)s task housekept", "%(number)s tasks housekept", "number"),
+    hint=_("moves finished tasks of some age to the history, or deletes them"),
     permission="housekeep_task",
-    ages=True,
+    inputs=(OLDER_THAN, TO),
+    undoable=False,
+)
+RUN_NOW = TaskVerb(
+    name="run_now",
+    rare=True,
+    label=_("Run now"),
+    hint=_("makes waiting tasks due now"),
+    effect=_(
+        "The waiting tasks become due now, also those that are scheduled for later or wait for their next attempt."
+    ),
+    done=ngettext_lazy("%(number)s task due now", "%(number)s tasks due now", "number"),
+    permission="run_now_task",
+)
+SNOOZE = TaskVerb(
+    name="snooze",
+    rare=True,
+    label=_("Snooze"),
+    hint=_("lets waiting tasks wait longer"),
+    effect=_("No poller takes the waiting tasks until the given time has passed, counted from now."),
+    done=ngettext_lazy("%(number)s task snoozed", "%(number)s tasks snoozed", "number"),
+    permission="snooze_task",
+    inputs=(FOR,),
+)
+CHANGE_PRIORITY = TaskVerb(
+    name="change_priority",
+    rare=True,
+    label=_("Change priority"),
+    hint=_("lets waiting tasks run earlier or later than others"),
+    effect=_("The waiting tasks get another priority. In a queue, tasks of a lower number run first."),
+    done=ngettext_lazy("%(number)s task has the priority", "%(number)s tasks have the priority", "number"),
+    permission="change_priority_task",
+    inputs=(PRIORITY,),
+)
+MOVE = TaskVerb(
+    name="move",
+    rare=True,
+    label=_("Move to another queue"),
+    hint=_("gives waiting tasks to another queue's processors"),
+    effect=_("The waiting tasks go to another queue of the same table. That queue's processors run them."),
+    done=ngettext_lazy("%(number)s task moved", "%(number)s tasks moved", "number"),
+    permission="move_task",
+    inputs=(TO_QUEUE,),
+)
+EDIT = TaskVerb(
+    name="edit",
+    label=_("Edit payload and retry"),
+    hint=_("repairs the payload of a failed task and runs it again"),
+    effect=_(
+        "The task gets the new payload and becomes ready again (ERROR or POISON to CREATED), due now, with a new "
+        "budget of attempts. The difference is kept in the audit."
+    ),
+    done=ngettext_lazy("%(number)s payload edited", "%(number)s payloads edited", "number"),
+    permission="edit_payload_task",
+    inputs=(PAYLOAD,),
+    undoable=False,
 )
 PAUSE = Verb(
     name="pause",
@@ -208,13 +384,20 @@ ENQUEUE_COPY = Verb(
 )
 # On ticked tasks, and on all that match a search.
 TASK_VERBS: Mapping[str, TaskVerb] = {
-    verb.name: verb for verb in (REPROCESS, MARK_POISON, UNPOISON, KICK, CANCEL, RELEASE, HOUSEKEEP, DELETE)
-}
+    verb.name: verb
+    for verb in (
+        REPROCESS, MARK_POISON, UNPOISON, HOUSEKEEP, KICK, CANCEL, RUN_NOW, SNOOZE, CHANGE_PRIORITY, MOVE, RELEASE,
+        DELETE,
+    )
+}  # fmt: skip
+ONE_TASK_VERBS: Mapping[str, TaskVerb] = {EDIT.name: EDIT}  # on one task at a time
 QUEUE_VERBS: Mapping[str, Verb] = {verb.name: verb for verb in (PAUSE, RESUME)}
 # What can run as a bulk operation.
 BULK_VERBS: Mapping[str, TaskVerb] = {**TASK_VERBS, PURGE.name: PURGE}
+ID_VERBS: Mapping[str, TaskVerb] = {**BULK_VERBS, **ONE_TASK_VERBS}
+INPUT_NAMES = tuple(dict.fromkeys(one.name for verb in ID_VERBS.values() for one in verb.inputs))
 VERBS: Mapping[str, Verb] = {
-    **BULK_VERBS,
+    **ID_VERBS,
     **QUEUE_VERBS,
     **{verb.name: verb for verb in (CHANGE_SETTINGS, CONTROL_POLLERS, VIEW_PAYLOAD)},
 }

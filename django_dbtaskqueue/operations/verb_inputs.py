@@ -1,0 +1,108 @@
+"""What a verb asks for beside its tasks: read once, for forms, the command line and the API."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from django.utils.translation import gettext_lazy as _
+
+from django_dbtaskqueue.core.durations import parse_length
+
+if TYPE_CHECKING:
+    from django_dbtaskqueue.operations.permissions import Text
+
+
+@dataclass(frozen=True, slots=True)
+class VerbOptions:
+    """What the verbs ask for beside the tasks; each verb reads its own (``TaskVerb.inputs``)."""
+
+    older_than: timedelta = timedelta(days=14)  # housekeep: how long ago a task must have finished
+    to: str = "history"  # housekeep: or "delete"
+    delay: timedelta = timedelta(0)  # snooze
+    priority: int = 0
+    queue: str = ""  # move: the new queue
+    payload: Any = None  # edit
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what a bulk operation stores of them: all but the payload."""
+        values: dict[str, Any] = {name: getattr(self, name) for name in STORED_OPTIONS}
+        spans = {name: value.total_seconds() for name, value in values.items() if isinstance(value, timedelta)}
+        return values | spans
+
+    @classmethod
+    def from_json(cls, stored: Mapping[str, Any]) -> VerbOptions:
+        """Return the options that ``to_json`` stored, and defaults for those that it did not."""
+        known: dict[str, Any] = {name: stored[name] for name in STORED_OPTIONS if name in stored}
+        spans = {name: timedelta(seconds=known[name]) for name in ("older_than", "delay") if name in known}
+        return cls(**(known | spans))
+
+
+STORED_OPTIONS = tuple(field.name for field in fields(VerbOptions) if field.name != "payload")
+
+
+@dataclass(frozen=True, slots=True)
+class VerbInput:
+    """An option of a verb as people give it: a field of its form, an option of its command, a key of the API."""
+
+    name: str  # in the form and in the API; with dashes, the command line's option
+    field: str  # of ``VerbOptions``
+    label: Text
+    help: Text
+    read: Callable[[Any], Any]  # the value of what was given; ``ValueError`` says what is wrong
+    initial: str | None = None  # None: it must be given
+    choices: tuple[tuple[str, Text], ...] = ()
+    is_json: bool = False  # the API sends the value itself, forms and commands its text
+
+
+def _to(given: object) -> str:
+    if given not in ("history", "delete"):
+        raise ValueError(f'must be "history" or "delete", not {given!r}')
+    return str(given)
+
+
+def _delay(given: object) -> timedelta:
+    if not (found := parse_length(given)):
+        raise ValueError(f"{given!r} must be more than 0")
+    return found
+
+
+def _priority(given: object) -> int:
+    text = str(given).strip()
+    if isinstance(given, bool) or not text.removeprefix("-").isdecimal() or not -32768 <= int(text[:8]) <= 32767:
+        raise ValueError(f"{given!r} must be a whole number from -32768 to 32767")
+    return int(text)
+
+
+def _queue(given: object) -> str:
+    if not isinstance(given, str) or not given.strip():
+        raise ValueError(f"{given!r} must be the name of a queue")
+    return given.strip()
+
+
+def json_of(text: str) -> Any:
+    """Return the value of a JSON text; ``ValueError`` says where it is wrong."""
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"not JSON: {error}") from None
+
+
+EXAMPLES = _("Such as 30m, 2h or 14d.")
+OLDER_THAN = VerbInput(
+    "older_than", "older_than", _("Finished at least this long ago"), EXAMPLES, parse_length, initial="14d"
+)
+TO = VerbInput(
+    "to", "to", _("Where the tasks go"), "", _to, initial="history",
+    choices=(("history", _("Into the history")), ("delete", _("Delete for good"))),
+)  # fmt: skip
+FOR = VerbInput("for", "delay", _("For how long"), EXAMPLES, _delay)
+PRIORITY = VerbInput("priority", "priority", _("New priority"), _("A whole number; lower runs first."), _priority)
+TO_QUEUE = VerbInput("to_queue", "queue", _("New queue"), _("Its tasks must be in the same table."), _queue)
+PAYLOAD = VerbInput(
+    "payload", "payload", _("New payload"),
+    _("As JSON. A secret is shown as •••: leave it as it is. It keeps its value."), lambda given: given, is_json=True,
+)  # fmt: skip
