@@ -24,11 +24,13 @@ from django_dbtaskqueue.models import AbstractTask, AuditEntry
 from django_dbtaskqueue.models.querysets import TaskQuerySet
 from django_dbtaskqueue.operations.bounded_reads import ApproxCount, bounded_count
 from django_dbtaskqueue.operations.permissions import Actor, Verb, check
-from django_dbtaskqueue.operations.verbs import HousekeepOptions, TaskVerb
+from django_dbtaskqueue.operations.task_changes import columns_of, named, record_changes
+from django_dbtaskqueue.operations.verb_inputs import VerbOptions
+from django_dbtaskqueue.operations.verbs import ONE_TASK_VERBS, TaskVerb
 from django_dbtaskqueue.operations.visibility import narrow
 
 MAX_TASKS_PER_ACTION = 1000  # more are a bulk operation
-MAX_IDS_IN_AUDIT = 100  # that an audit entry names
+MAX_IDS_IN_AUDIT = 100  # that an audit entry names, of the changed and for each reason of the skipped
 ADDITION, CHANGE, DELETION = 1, 2, 3  # Django's action flags; the admin need not be installed
 
 
@@ -38,7 +40,7 @@ class ActionRequest:
 
     verb: TaskVerb
     reason: str = ""
-    options: HousekeepOptions = field(default_factory=HousekeepOptions)
+    options: VerbOptions = field(default_factory=VerbOptions)
     query: str = ""
 
 
@@ -71,7 +73,8 @@ class Preview:
         if self.selected is None:
             lines.append(_("More tasks match than could be counted in time."))
         else:
-            lines.append(_("%(count)s tasks match.") % {"count": self.selected})
+            words = ngettext("%(count)s task matches.", "%(count)s tasks match.", self.selected.number)
+            lines.append(words % {"count": self.selected})
         if self.estimate is not None:
             lines.append(_("The database estimates ≈%(number)s.") % {"number": f"{self.estimate:,}"})
         if self.eligible and self.eligible == self.selected:
@@ -124,6 +127,8 @@ def act_on_ids(
         raise OperationRefused(
             words % {"verb": request.verb.name, "most": f"{MAX_TASKS_PER_ACTION:,}", "number": f"{len(ids):,}"}
         )
+    if request.verb.name in ONE_TASK_VERBS and len(set(ids)) != 1:
+        raise OperationRefused(_("%(verb)s changes one task at a time.") % {"verb": request.verb.name})
     return _recorded(model, alias, sorted(set(ids)), request, actor, queue)
 
 
@@ -144,15 +149,18 @@ def change(
     """
     rows = narrow(model._default_manager.using(alias).filter(**({"queue": queue} if queue else {})), actor)
     eligible = request.verb.eligible(rows.filter(pk__in=ids), request.options)
-    request.verb.lock_groups(eligible)
-    locked = {row.pk: row for row in _lock(eligible)}
+    request.verb.lock_groups(eligible, request.options)
+    locked = {row.pk: row for row in _lock(eligible, request.verb)}
+    refused = request.verb.refused(list(locked.values()))
     left = [pk for pk in ids if pk not in locked]
     why = _reasons_for_others(rows.filter(pk__in=left), request) if left else {}
     queues = {row.queue for row in locked.values()} | {queue for queue, _reason in why.values()}
-    denied = {queue for queue in queues if not actor.may(request.verb, queue)}
+    denied = {queue for queue in queues if not request.verb.allowed(actor, queue)}
     report, skips = Report(), defaultdict(list)
     for pk in ids:
-        queue, reason = (locked[pk].queue, "") if pk in locked else why.get(pk, ("", _("there is no such task")))
+        queue, reason = why.get(pk, ("", _("there is no such task")))
+        if pk in locked:
+            queue, reason = locked[pk].queue, refused.get(pk, "")
         if queue in denied:
             reason = _("not permitted on queue %(queue)s") % {"queue": queue}
         if reason:
@@ -167,6 +175,7 @@ def change(
 def _recorded(
     model: type[AbstractTask], alias: str, ids: Sequence[int], request: ActionRequest, actor: Actor, queue: str = ""
 ) -> Report:
+    request.verb.check(model, alias, request.options, actor)
     with recorded(alias):
         # First a write: on SQLite it keeps other transactions from changing what is read next.
         entry = record(alias, actor, request.verb, query=request.query, reason=request.reason)
@@ -175,26 +184,33 @@ def _recorded(
         queues = {row.queue for row in report.tasks}
         entry.queue = queues.pop() if len(queues) == 1 else ""
         entry.changed, entry.skipped = report.changed, report.skipped
-        skips = {reason: len(ids) for reason, ids in report.skips.items()}
-        entry.details = {"task_ids": [row.pk for row in report.tasks][:MAX_IDS_IN_AUDIT], "skips": skips}
+        entry.details = _details(request, report)
         entry.save(using=alias, update_fields=["queue", "changed", "skipped", "details"])
+        record_changes(entry, request.verb, report.tasks)
     return report
+
+
+def _details(request: ActionRequest, report: Report) -> dict[str, Any]:
+    """Return what an audit entry keeps of an action: its options, the tasks, and those skipped by reason."""
+    found: dict[str, Any] = {
+        "task_ids": [row.pk for row in report.tasks][:MAX_IDS_IN_AUDIT],
+        "tasks": named(report.tasks),
+        "skips": {reason: len(ids) for reason, ids in report.skips.items()},
+        "skipped_ids": {reason: ids[:MAX_IDS_IN_AUDIT] for reason, ids in report.skips.items()},
+    }
+    return found | ({"action": request.verb.words(request.options)} if request.verb.inputs else {})
 
 
 def note(request: ActionRequest) -> str:
     """Return a request in words, for Django's log."""
-    words = str(request.verb.label)
-    if request.verb.ages:
-        days = request.options.older_than.days
-        age = ngettext("older than %(days)s day", "older than %(days)s days", days) % {"days": days}
-        words += f": {age}, {request.options.to}"
+    words = request.verb.words(request.options)
     return f"{words} ({request.reason})" if request.reason else words
 
 
 def _reasons_for_others(tasks: TaskQuerySet, request: ActionRequest) -> dict[int, tuple[str, str]]:
     """Return the queue of each task that could not be locked, and why the verb does not change it."""
     verb = request.verb
-    fits = ExpressionWrapper(verb.condition(request.options), output_field=BooleanField())
+    fits = ExpressionWrapper(verb.condition(tasks.model, request.options), output_field=BooleanField())
     wanted = ", ".join(sorted(verb.sources))
 
     def reason(status: str, *, fits: bool) -> str:
@@ -206,10 +222,10 @@ def _reasons_for_others(tasks: TaskQuerySet, request: ActionRequest) -> dict[int
     return {pk: (queue, reason(status, fits=fits)) for pk, queue, status, fits in read}
 
 
-def _lock(tasks: TaskQuerySet) -> TaskQuerySet:
+def _lock(tasks: TaskQuerySet, verb: TaskVerb) -> TaskQuerySet:
     """Return the rows that no other transaction has locked, with what an action needs; reading them locks them."""
     features = transaction.get_connection(tasks.db).features
-    tasks = tasks.only("queue", "group_key", "reference").order_by("pk")
+    tasks = tasks.only(*columns_of(verb)).order_by("pk")
     if not features.has_select_for_update_skip_locked:
         return tasks
     return tasks.select_for_update(skip_locked=True, of=("self",) * features.has_select_for_update_of)

@@ -9,19 +9,18 @@ continues where the last chunk ended. Tasks enqueued after the start are not cha
 from __future__ import annotations
 
 import logging
-from datetime import timedelta
 from time import monotonic
 
 from django.contrib.auth import get_user_model
 from django.core.exceptions import PermissionDenied
 from django.db import OperationalError, connections, transaction
-from django.db.models import F, Max, QuerySet
+from django.db.models import F, Max, Min, QuerySet
 from django.db.models.functions import Coalesce, Now
 from django.utils.translation import gettext as _
 
 from django_dbtaskqueue.core.exceptions import OperationRefused
 from django_dbtaskqueue.db.session import model_named
-from django_dbtaskqueue.models import BulkOperation, BulkSkip
+from django_dbtaskqueue.models import BulkOperation, BulkSkip, TaskChange
 from django_dbtaskqueue.models.operations import CANCELLED, FAILED, FINISHED, FIRST_WINDOW, RUNNING, UNFINISHED
 from django_dbtaskqueue.models.querysets import TaskQuerySet
 from django_dbtaskqueue.operations import actions
@@ -30,7 +29,9 @@ from django_dbtaskqueue.operations.bounded_reads import count_in_time, estimate
 from django_dbtaskqueue.operations.permissions import Actor, User, check, check_search
 from django_dbtaskqueue.operations.search import Search, parse, to_text
 from django_dbtaskqueue.operations.search.query import select, tasks_for
-from django_dbtaskqueue.operations.verbs import BULK_VERBS, PURGE, HousekeepOptions, TaskVerb
+from django_dbtaskqueue.operations.task_changes import PUT_BACK, record_changes, restore
+from django_dbtaskqueue.operations.verb_inputs import VerbOptions
+from django_dbtaskqueue.operations.verbs import BULK_VERBS, PURGE, TaskVerb
 from django_dbtaskqueue.operations.visibility import check_queue, narrow, owns, queue_names
 
 __all__ = ["cancel", "preview", "start", "turn"]
@@ -43,7 +44,7 @@ MAX_EMPTY_SEARCH_S = 1.0  # of one turn, spent on ids where nothing matches
 
 
 def request_of(
-    verb: str | TaskVerb, q: str | Search, *, reason: str = "", options: HousekeepOptions | None = None
+    verb: str | TaskVerb, q: str | Search, *, reason: str = "", options: VerbOptions | None = None
 ) -> tuple[ActionRequest, Search]:
     """Return a request and its search, read and checked. Raises ``SearchError`` and ``OperationRefused``."""
     name = verb if isinstance(verb, str) else verb.name
@@ -59,7 +60,7 @@ def request_of(
         raise OperationRefused(words % {"verb": name})
     if name == PURGE.name and not (len(search.terms) == 1 and len(search.queues()) == 1):
         raise OperationRefused(_("purge deletes one whole queue: queue:claims. To delete a part of one, use delete."))
-    return ActionRequest(BULK_VERBS[name], reason.strip(), options or HousekeepOptions(), to_text(search)), search
+    return ActionRequest(BULK_VERBS[name], reason.strip(), options or VerbOptions(), to_text(search)), search
 
 
 def preview(
@@ -67,7 +68,7 @@ def preview(
     q: str | Search,
     using: str | None = None,
     *,
-    options: HousekeepOptions | None = None,
+    options: VerbOptions | None = None,
     actor: Actor | None = None,
 ) -> Preview:
     """Count what matches and what would change, each up to 10,000 and within ``OPERATIONS_TIMEOUT``. Writes nothing.
@@ -90,7 +91,7 @@ def start(
     using: str | None = None,
     *,
     source: str = "admin",
-    options: HousekeepOptions | None = None,
+    options: VerbOptions | None = None,
     max_tasks: int | None = None,
 ) -> BulkOperation:
     """Order a bulk operation and record who did; pollers carry it out. ``max_tasks``: change or skip at most this many.
@@ -104,34 +105,86 @@ def start(
     queues = search.queues()
     _check_start(request, search, actor, max_tasks)
     tasks = tasks_for(search, using, write=True)
+    request.verb.check(tasks.model, tasks.db, request.options, actor)
     expected = preview(request.verb, search, tasks.db, options=request.options, actor=actor).selected
     last_id = int(tasks.aggregate(last=Max("pk"))["last"] or 0)
     first_id = int(tasks.order_by("pk").values_list("pk", flat=True).first() or 1) - 1
-    with actions.recorded(tasks.db):
-        operation = BulkOperation(
-            verb=request.verb.name,
-            query=request.query,
-            location=tasks.model._meta.label_lower,
-            options={"older_than": request.options.older_than.total_seconds(), "to": request.options.to},
-            max_tasks=max_tasks,
-            reason=request.reason,
-            actor=actor.name[:200],
-            actor_id=actor.key,
-            source=actor.source,
-            first_id=first_id,
-            cursor=first_id,
-            last_id=last_id,
-            estimate=None if expected is None else expected.number,
-            estimate_more=expected is None or expected.more,
-        )
-        operation.save(using=tasks.db, force_insert=True)
-        operation.refresh_from_db(using=tasks.db)
-        queue = queues[0] if len(queues) == 1 else ""
-        actions.record(
-            tasks.db, actor, request.verb, query=request.query, reason=request.reason, queue=queue, operation=operation
-        )
-        actions.log(actor, [operation], actions.ADDITION, f"{actions.note(request)}: {request.query}")
+    operation = BulkOperation(
+        verb=request.verb.name,
+        query=request.query,
+        location=tasks.model._meta.label_lower,
+        options=request.options.to_json(),
+        max_tasks=max_tasks,
+        first_id=first_id,
+        last_id=last_id,
+        estimate=None if expected is None else expected.number,
+        estimate_more=expected is None or expected.more,
+    )
+    return _ordered(tasks.db, operation, request, actor, queues[0] if len(queues) == 1 else "")
+
+
+def _ordered(
+    alias: str, operation: BulkOperation, request: ActionRequest, actor: Actor, queue: str = ""
+) -> BulkOperation:
+    """Write an operation and its record."""
+    operation.reason, operation.cursor = request.reason, operation.first_id
+    operation.actor, operation.actor_id, operation.source = actor.name[:200], actor.key, actor.source
+    with actions.recorded(alias):
+        operation.save(using=alias, force_insert=True)
+        operation.refresh_from_db(using=alias)
+        columns = {"query": operation.query, "reason": operation.reason, "queue": queue, "operation": operation}
+        details = {"action": request.verb.words(request.options)} if request.verb.inputs else {}
+        actions.record(alias, actor, request.verb, details=details, **columns)
+        actions.log(actor, [operation], actions.ADDITION, f"{actions.note(request)}: {operation.query}")
     return operation
+
+
+def why_not_put_back(operation: BulkOperation) -> str:
+    """Return why the tasks of an operation cannot be put back as they were, or nothing."""
+    verb, alias = BULK_VERBS.get(operation.verb), str(operation._state.db)
+    if verb is None or not verb.undoable:
+        return _("%(verb)s cannot be undone.") % {"verb": verb.label if verb else PUT_BACK.label}
+    if operation.state in UNFINISHED:
+        return _("It has not ended yet. Cancel it first.")
+    others = BulkOperation.objects.using(alias).filter(verb=PUT_BACK.name, options__operation=operation.pk)
+    if (other := others.exclude(state__in=(CANCELLED, FAILED)).first()) is not None:
+        return _("Bulk operation %(number)s puts its tasks back already.") % {"number": other.pk}
+    if not operation.changes.using(alias).exists():
+        return _("There is no record of tasks that it changed: it changed none, or the record was deleted with age.")
+    return ""
+
+
+def put_back(
+    pk: int, user: User | Actor | None, reason: str = "", using: str | None = None, *, source: str = "admin"
+) -> BulkOperation:
+    """Order that the tasks an operation changed become what they were before; tasks that changed since are skipped.
+
+    Needs the permission of the operation's verb. Raises ``OperationRefused`` where nothing can be put back.
+    """
+    alias = using or tasks_for(Search(), None, write=True).db
+    operation, actor = (
+        BulkOperation.objects.using(alias).get(pk=pk),
+        user if isinstance(user, Actor) else Actor(user, source),
+    )
+    check_cancel(operation, actor)
+    if refusal := why_not_put_back(operation):
+        raise OperationRefused(refusal)
+    ids = operation.changes.using(alias).aggregate(first=Min("pk"), last=Max("pk"))
+    back = BulkOperation(
+        verb=PUT_BACK.name,
+        query=operation.query,
+        location=operation.location,
+        options={**VerbOptions().to_json(), "operation": pk, "verb": operation.verb},
+        first_id=ids["first"] - 1,
+        last_id=ids["last"],
+        estimate=operation.changed,
+    )
+    return _ordered(alias, back, ActionRequest(PUT_BACK, reason.strip(), query=operation.query), actor)
+
+
+def verb_of(operation: BulkOperation) -> TaskVerb:
+    """Return the verb whose permission an operation needs: its own, or the one that it puts back."""
+    return BULK_VERBS[operation.options.get("verb", operation.verb)]
 
 
 def _check_start(request: ActionRequest, search: Search, actor: Actor, max_tasks: int | None) -> None:
@@ -168,7 +221,7 @@ def cancel(
         details = {"cancelled": operation.pk, "changed": operation.changed}
         queues = parse(operation.query).queues()
         actions.record(
-            alias, actor, BULK_VERBS[operation.verb], query=operation.query, reason=reason, details=details,
+            alias, actor, verb_of(operation), query=operation.query, reason=reason, details=details,
             queue=queues[0] if len(queues) == 1 else "", operation=operation,
         )  # fmt: skip
         actions.log(actor, [operation], actions.CHANGE, words)
@@ -176,8 +229,8 @@ def cancel(
 
 
 def check_cancel(operation: BulkOperation, actor: Actor) -> None:
-    """Raise ``PermissionDenied`` unless the actor may cancel the operation."""
-    verb, queues = BULK_VERBS[operation.verb], parse(operation.query).queues()
+    """Raise ``PermissionDenied`` unless the actor may cancel the operation, or put its tasks back."""
+    verb, queues = verb_of(operation), parse(operation.query).queues()
     check(verb, "cancelled", actor)
     if actor.user is None or (not queues and owns(operation, actor)):
         return
@@ -234,26 +287,56 @@ def step(operation: BulkOperation) -> None:
 
     Raises ``PermissionDenied`` when the user who ordered it may no longer do so.
     """
-    verb, actor, alias = BULK_VERBS[operation.verb], _actor(operation), str(operation._state.db)
+    verb, actor = verb_of(operation), _actor(operation)
     if not actor.may(verb):
         words = _("%(who)s may not use %(verb)s any more.")
         raise PermissionDenied(words % {"who": operation.actor, "verb": verb.name})
     if operation.start_time is None:
         operation.start_time = Now()
     operation.state = RUNNING
-    options = HousekeepOptions(timedelta(seconds=operation.options["older_than"]), operation.options["to"])
-    request = ActionRequest(verb, operation.reason, options, operation.query)
-    tasks: TaskQuerySet = narrow(model_named(operation.location)._default_manager.using(alias).all(), actor)
-    ids = _next_chunk(operation, tasks, select(operation.query, tasks))
-    report = actions.change(tasks.model, alias, ids, request, actor) if ids else Report()
-    _count_in(operation, report)
+    words = (
+        _put_back_step(operation, verb, actor) if operation.verb == PUT_BACK.name else _change(operation, verb, actor)
+    )
     if operation.cursor >= operation.last_id or _remaining(operation) == 0:
         end(operation, FINISHED)
-        actions.log(
-            actor, [operation], actions.CHANGE, f"{actions.note(request)}: {operation.changed} / {operation.skipped}"
-        )
+        actions.log(actor, [operation], actions.CHANGE, f"{words}: {operation.changed} / {operation.skipped}")
     operation.update_time = Now()
-    operation.save(using=alias)
+    operation.save(using=operation._state.db)
+
+
+def _change(operation: BulkOperation, verb: TaskVerb, actor: Actor) -> str:
+    """Change the next tasks that match; return the action in words."""
+    request = ActionRequest(verb, operation.reason, VerbOptions.from_json(operation.options), operation.query)
+    tasks = narrow(_tasks(operation), actor)
+    ids = _next_chunk(operation, tasks, select(operation.query, tasks))
+    report = actions.change(tasks.model, tasks.db, ids, request, actor) if ids else Report()
+    _count_in(operation, report)
+    if report.tasks and (entry := operation.audit.using(tasks.db).order_by("pk").first()) is not None:
+        record_changes(entry, verb, report.tasks)
+    return actions.note(request)
+
+
+def _put_back_step(operation: BulkOperation, verb: TaskVerb, actor: Actor) -> str:
+    """Put back the tasks of the next recorded change; return the action in words."""
+    tasks, of = _tasks(operation), operation.options["operation"]
+    rest = TaskChange.objects.using(tasks.db).filter(
+        operation_id=of, pk__gt=operation.cursor, pk__lte=operation.last_id
+    )
+    change, report = rest.order_by("pk").first(), Report()
+    operation.cursor = operation.last_id if change is None else change.pk
+    if change is not None:
+        back, report.skips = restore(change, tasks.model, verb, lambda queue: actor.may(verb, queue))
+        report.changed = len(back)
+    _count_in(operation, report)
+    if change is not None and back and (entry := operation.audit.using(tasks.db).order_by("pk").first()) is not None:
+        record_changes(entry, PUT_BACK, list(tasks.filter(pk__in=back)))
+    return actions.note(ActionRequest(PUT_BACK, operation.reason))
+
+
+def _tasks(operation: BulkOperation) -> TaskQuerySet:
+    """Return the tasks of the operation's table."""
+    found: TaskQuerySet = model_named(operation.location)._default_manager.using(str(operation._state.db)).all()
+    return found
 
 
 def _next_chunk(operation: BulkOperation, tasks: TaskQuerySet, matching: TaskQuerySet) -> list[int]:

@@ -11,10 +11,12 @@ from typing import TypedDict
 
 from django_dbtaskqueue.core.columns import LISTED, LONG
 from django_dbtaskqueue.core.states import Status
-from django_dbtaskqueue.models import AbstractTask, Attempt, BulkOperation, TaskHistory
+from django_dbtaskqueue.models import AbstractTask, Attempt, BulkOperation, FailureGroup, TaskHistory
 from django_dbtaskqueue.operations.masking import masked, masked_text
 
 MESSAGE_WIDTH = 160  # characters of a message in one line
+MAX_ERROR_WIDTH = 80  # characters
+FINGERPRINT = re.compile(r"\bfingerprint:([0-9a-f]{8,40})")
 FRAME = '  File "'  # how a line of a traceback begins
 Document = dict[str, object]
 
@@ -96,6 +98,21 @@ def short_error(line: str) -> str:
     """Return "PlaneUnknown: N14228" for "flights.rules.PlaneUnknown: N14228", and any other text as it is."""
     kind, colon, message = line.partition(":")
     return kind.rpartition(".")[2] + colon + message if re.fullmatch(r"[\w.]+", kind) else line
+
+
+def with_errors(queries: Sequence[str], alias: str) -> list[str]:
+    """Return searches with the error in the place of each failure group's fingerprint."""
+    prints = {found for query in queries for found in FINGERPRINT.findall(query)}
+    groups = FailureGroup.objects.using(alias).filter(pk__in=prints) if prints else ()
+    words = {
+        group.pk: message_of(f"{group.error_type}: {group.message}".removeprefix(": "), MAX_ERROR_WIDTH)
+        for group in groups
+    }
+
+    def error(found: re.Match[str]) -> str:
+        return words.get(found[1]) or found[0]
+
+    return [FINGERPRINT.sub(error, query) for query in queries]
 
 
 class OperationDocument(TypedDict):
