@@ -16,6 +16,8 @@ from django_dbtaskqueue.core.exceptions import near_match
 from django_dbtaskqueue.operations import bounds
 from django_dbtaskqueue.operations.bounds import BadInput
 from django_dbtaskqueue.operations.permissions import REASON_MAX_LENGTH, Actor
+from django_dbtaskqueue.operations.verb_inputs import PRIORITY, VerbInput
+from django_dbtaskqueue.operations.verbs import TaskVerb
 
 if TYPE_CHECKING:
     from django.utils.functional import _StrPromise
@@ -79,6 +81,20 @@ class Field:
     help: str | _StrPromise  # translated when it is shown
     default: Any = None
     required: bool = False
+
+
+def verb_field(verb: TaskVerb, one: VerbInput) -> Field:
+    """Return the field for an input of a verb; the verb itself makes its option of what was sent."""
+
+    def read(name: str, value: object) -> object:
+        try:
+            one.read(value)
+        except (TypeError, ValueError) as error:
+            raise BadInput(name, f"{error}.") from None
+        return value
+
+    schema = {} if one.is_json or one is PRIORITY else TEXT_KIND.schema
+    return Field(one.name, FieldType(schema, read), f"for {verb.name}: {one.label}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,10 +22,11 @@ from django_dbtaskqueue.api.routing import (
     Route,
     one_of,
     up_to,
+    verb_field,
 )
 from django_dbtaskqueue.models.operations import STATES
 from django_dbtaskqueue.operations.search import QUALIFIERS
-from django_dbtaskqueue.operations.verbs import HousekeepOptions
+from django_dbtaskqueue.operations.verbs import ID_VERBS
 
 MAX_PAGE_ROWS = 500
 SEARCH = Field("q", TEXT_KIND, "a search, such as status:ERROR queue:claims", "")
@@ -36,10 +37,7 @@ PAGE = (
 )
 QUEUE = Field("queue", TEXT_KIND, "a queue's name", "")
 REASON = Field("reason", REASON_KIND, "why, for the audit", "")
-RETENTION = (
-    Field("older_than", LENGTH_KIND, "for housekeep: finished that long ago", HousekeepOptions().older_than),
-    Field("to", one_of("history", "delete"), "for housekeep: where finished tasks go", HousekeepOptions().to),
-)
+VERB_FIELDS = tuple(verb_field(verb, one) for verb in ID_VERBS.values() for one in verb.inputs)
 MAX_TASKS = Field("limit", POSITIVE_KIND, "change or skip at most this many tasks", None)
 PAUSE_FIELDS = (
     REASON,
@@ -70,21 +68,25 @@ ROUTES = (
     Route("GET", "tasks/count", views.count_tasks, query=SEARCH_FIELDS, needs="view_task"),
     Route("GET", "tasks/<int:pk>", views.task, query=(QUEUE,), needs="view_task; view_payload for what is in it"),
     Route(
-        "POST", "tasks/<str:verb>/ids", views.act_on_task_ids, body=(IDS, QUEUE, REASON, *RETENTION),
+        "POST", "tasks/<str:verb>/ids", views.act_on_task_ids, body=(IDS, QUEUE, REASON, *VERB_FIELDS),
         needs="the verb's permission",
     ),
     Route(
-        "POST", "tasks/<str:verb>/preview", views.preview_search, body=(SEARCH, *RETENTION),
+        "POST", "tasks/<str:verb>/preview", views.preview_search, body=(SEARCH, *VERB_FIELDS),
         needs="the verb's permission, view_task",
     ),
     Route(
-        "POST", "tasks/<str:verb>/search", views.act_on_search, body=(SEARCH, REASON, MAX_TASKS, *RETENTION),
+        "POST", "tasks/<str:verb>/search", views.act_on_search, body=(SEARCH, REASON, MAX_TASKS, *VERB_FIELDS),
         status=202, needs="the verb's permission",
     ),
     Route("GET", "operations", views.operations, query=(STATE, *PAGE), needs="view_bulkoperation"),
     Route("GET", "operations/<int:pk>", views.operation, needs="view_bulkoperation"),
     Route(
         "POST", "operations/<int:pk>/cancel", views.cancel_operation, body=(REASON,),
+        needs="the permission of the operation's verb",
+    ),
+    Route(
+        "POST", "operations/<int:pk>/put_back", views.put_back_operation, body=(REASON,), status=202,
         needs="the permission of the operation's verb",
     ),
     Route("GET", "queues", monitoring.queues, needs="view_queue"),

@@ -5,6 +5,7 @@ Each view takes its ``Call`` and returns a document; ``urls`` is the table that 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime
 from time import monotonic
 from typing import Annotated, TypedDict, TypeVar
@@ -36,7 +37,8 @@ from django_dbtaskqueue.operations.serializers import (
     operation_document,
     summary,
 )
-from django_dbtaskqueue.operations.verbs import BULK_VERBS, HousekeepOptions, TaskVerb
+from django_dbtaskqueue.operations.verb_inputs import VerbOptions
+from django_dbtaskqueue.operations.verbs import BULK_VERBS, ID_VERBS, TaskVerb
 from django_dbtaskqueue.operations.visibility import check_queue, narrow, sees_operation
 
 M = TypeVar("M", bound=Model)
@@ -149,16 +151,19 @@ def task(call: Call, pk: int) -> TaskDetail:
 
 def act_on_task_ids(call: Call, verb: str) -> ActionReport:
     """Apply a verb to up to 1,000 tasks at once, in one transaction."""
-    known, rows = _verb(verb), _table(call)
+    known, rows = _verb(verb, ID_VERBS), _table(call)
     queue = call.given["queue"]
-    request = ActionRequest(known, call.given["reason"], _retention(call), to_text(of_queue(queue)) if queue else "")
+    request = ActionRequest(
+        known, call.given["reason"], _options(call, known), to_text(of_queue(queue)) if queue else ""
+    )
     report = act_on_ids(rows.model, rows.db, call.given["ids"], request, call.actor, queue=queue)
     return {"changed": report.changed, "skipped": report.skipped, "skips": report.skips}
 
 
 def preview_search(call: Call, verb: str) -> PreviewDocument:
     """Tell what a verb would do to all tasks that match a search. Changes nothing."""
-    order, search = bulk.request_of(_verb(verb), call.given["q"], options=_retention(call))
+    known = _verb(verb)
+    order, search = bulk.request_of(known, call.given["q"], options=_options(call, known))
     may_view(call.actor, tasks_for(search).model)
     check(order.verb, "previewed", call.actor)
     check_search(search, call.actor)
@@ -174,9 +179,10 @@ def preview_search(call: Call, verb: str) -> PreviewDocument:
 
 def act_on_search(call: Call, verb: str) -> OperationDocument:
     """Start a bulk operation on all tasks that match a search. Pollers carry it out."""
+    known = _verb(verb)
     operation = bulk.start(
-        _verb(verb), call.given["q"], call.actor, call.given["reason"],
-        options=_retention(call), max_tasks=call.given["limit"],
+        known, call.given["q"], call.actor, call.given["reason"],
+        options=_options(call, known), max_tasks=call.given["limit"],
     )  # fmt: skip
     return operation_document(operation)
 
@@ -203,6 +209,11 @@ def cancel_operation(call: Call, pk: int) -> CancelledOperation:
     done = bulk.cancel(pk, call.actor, call.given["reason"])
     found.refresh_from_db()
     return {**operation_document(found), "cancelled": done}
+
+
+def put_back_operation(call: Call, pk: int) -> OperationDocument:
+    """Order that the tasks which a bulk operation changed become what they were before it."""
+    return operation_document(bulk.put_back(_operation(call, pk).pk, call.actor, call.given["reason"]))
 
 
 def purge_queue(call: Call, queue: str) -> OperationDocument:
@@ -247,10 +258,10 @@ def _table(call: Call) -> TaskQuerySet:
     return tasks_for(of_queue(queue) if queue else Search(), write=True)
 
 
-def _verb(name: str) -> TaskVerb:
-    if name not in BULK_VERBS:
-        raise Http404(f"There is no verb {name!r}; they are {', '.join(BULK_VERBS)}.")
-    return BULK_VERBS[name]
+def _verb(name: str, verbs: Mapping[str, TaskVerb] = BULK_VERBS) -> TaskVerb:
+    if name not in verbs:
+        raise Http404(f"There is no verb {name!r}; they are {', '.join(verbs)}.")
+    return verbs[name]
 
 
 def _operation(call: Call, pk: int) -> BulkOperation:
@@ -260,8 +271,9 @@ def _operation(call: Call, pk: int) -> BulkOperation:
     return found
 
 
-def _retention(call: Call) -> HousekeepOptions:
-    return HousekeepOptions(call.given["older_than"], call.given["to"])
+def _options(call: Call, verb: TaskVerb) -> VerbOptions:
+    sent = {one.name: call.given[one.name] for one in verb.inputs}
+    return verb.options_of({name: value for name, value in sent.items() if value is not None})
 
 
 def _bounded(count: ApproxCount | None) -> BoundedCount | None:

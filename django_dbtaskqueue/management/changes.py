@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -22,9 +23,11 @@ from django_dbtaskqueue.operations.permissions import Actor
 from django_dbtaskqueue.operations.search import of_queue, parse, to_text
 from django_dbtaskqueue.operations.search.query import select, tasks_for
 from django_dbtaskqueue.operations.serializers import operation_document
-from django_dbtaskqueue.operations.verbs import BULK_VERBS, PAUSE, RESUME, HousekeepOptions
+from django_dbtaskqueue.operations.task_changes import PUT_BACK
+from django_dbtaskqueue.operations.verb_inputs import VerbOptions
+from django_dbtaskqueue.operations.verbs import ID_VERBS, PAUSE, RESUME
 
-FAILED_CODE = 1  # exit code
+FAILED_CODE, USAGE_CODE = 1, 2  # exit codes
 DEFAULT_BULK_ROWS = 20
 Options = dict[str, Any]  # of argparse
 
@@ -32,7 +35,8 @@ Options = dict[str, Any]  # of argparse
 def verb(output: Output, options: Options) -> int:
     """Apply a verb to ids or to a search: preview, question, action, report."""
     if bool(options["filter"]) == bool(options["id"]):
-        raise CommandError("Name the tasks: --filter SEARCH (such as 'status:ERROR queue:claims'), or --id N.")
+        words = "Name the tasks: --filter SEARCH (such as 'status:ERROR queue:claims'), or --id N."
+        raise CommandError(words, returncode=USAGE_CODE)
     return _on_ids(output, options) if options["id"] else _on_search(output, options)
 
 
@@ -60,11 +64,12 @@ def pause_or_resume(output: Output, options: Options) -> int:
 
 
 def bulk(output: Output, options: Options) -> int:
-    """``bulk list``, ``bulk show N``, ``bulk cancel N``, ``bulk run``."""
+    """``bulk list``, ``bulk show N``, ``bulk cancel N``, ``bulk put-back N``, ``bulk run``."""
     alias = alias_for("", options["database"])
     what, number = options["what"], options["number"]
-    if what in ("show", "cancel") and number is None:
-        raise CommandError(f"Give its number: taskqueue bulk {what} N, with a number from taskqueue bulk list.")
+    if what not in ("list", "run") and number is None:
+        words = f"Give its number: taskqueue bulk {what} N, with a number from taskqueue bulk list."
+        raise CommandError(words, returncode=USAGE_CODE)
     if what == "list":
         return _listed(output, alias, options["limit"] or DEFAULT_BULK_ROWS)
     if what == "run":
@@ -75,6 +80,10 @@ def bulk(output: Output, options: Options) -> int:
     operation = BulkOperation.objects.using(alias).filter(pk=number).first()
     if operation is None:
         raise CommandError(f"There is no bulk operation {number}. See taskqueue bulk list.")
+    if what == "put-back":
+        back = bulk_operations.put_back(operation.pk, None, options["reason"], alias, source="command")
+        output.write(f"{PUT_BACK.effect}\nBulk operation {back.pk} ordered.")
+        return _followed(output, back)
     if what == "cancel" and not bulk_operations.cancel(operation.pk, None, options["reason"], alias, source="command"):
         ended = f"Bulk operation {number} has ended already: {operation.state}."
         return _answered(output, operation_document(operation), ended, FAILED_CODE)
@@ -123,11 +132,12 @@ def index(output: Output, options: Options) -> int:
 
 
 def _on_ids(output: Output, options: Options) -> int:
-    ids, chosen = sorted(set(options["id"])), BULK_VERBS[options["verb"]]
+    ids, chosen = sorted(set(options["id"])), ID_VERBS[options["verb"]]
     tasks = tasks_for(parse(""), options["database"], write=True)
-    request = ActionRequest(chosen, options["reason"], _retention(options))
+    request = ActionRequest(chosen, options["reason"], _given(options))
     seen = preview(tasks.filter(pk__in=ids), request)
-    output.write(f"{chosen.effect}\n{seen.selected} of {len(ids)} tasks are there, {seen.eligible} would change.")
+    there = f"{seen.selected} of {len(ids)} {'task is' if len(ids) == 1 else 'tasks are'} there"
+    output.write(f"{chosen.effect}\n{there}, {seen.eligible} would change.")
     if options["dry_run"]:
         output.data({"dry_run": True, "selected": str(seen.selected), "would_change": str(seen.eligible)})
         return 0
@@ -137,8 +147,8 @@ def _on_ids(output: Output, options: Options) -> int:
 
 
 def _on_search(output: Output, options: Options) -> int:
-    words, retention = " ".join(options["filter"]), _retention(options)
-    seen = bulk_operations.preview(options["verb"], words, options["database"], options=retention)
+    words, given = " ".join(options["filter"]), _given(options)
+    seen = bulk_operations.preview(options["verb"], words, options["database"], options=given)
     output.write("\n".join(seen.sentences))
     if options["dry_run"]:
         counts = {"selected": seen.selected, "would_change": seen.eligible}
@@ -152,11 +162,11 @@ def _on_search(output: Output, options: Options) -> int:
     if at_once and not options["background"] and not options["limit"]:
         search = parse(words)
         tasks = select(search, tasks_for(search, options["database"], write=True))
-        request = ActionRequest(chosen, options["reason"], retention, seen.request.query)
+        request = ActionRequest(chosen, options["reason"], given, seen.request.query)
         return _reported(output, chosen, act(tasks, request, Actor()))
     operation = bulk_operations.start(
         chosen, words, None, options["reason"], options["database"],
-        source="command", options=retention, max_tasks=options["limit"],
+        source="command", options=given, max_tasks=options["limit"],
     )  # fmt: skip
     output.write(f"Bulk operation {operation.pk} ordered; to stop it: taskqueue bulk cancel {operation.pk}")
     return _ordered(output, operation) if options["background"] else _followed(output, operation)
@@ -179,7 +189,9 @@ def _followed(output: Output, operation: BulkOperation) -> int:
             return _ordered(output, operation)  # a poller carries it out
     output.data(operation_document(operation))
     _skips(output, operation.skips)
-    done = BULK_VERBS[operation.verb].done % {"number": operation.changed}
+    done = (PUT_BACK if operation.verb == PUT_BACK.name else ID_VERBS[operation.verb]).done % {
+        "number": operation.changed
+    }
     output.write(f"{done}. {operation.note}".strip())
     return FAILED_CODE if operation.state == FAILED else 0
 
@@ -203,6 +215,7 @@ def _answered(output: Output, data: object, words: str, code: int = 0) -> int:
     return code
 
 
-def _retention(options: Options) -> HousekeepOptions:
-    given = (options["older_than"], options["to"]) if options["verb"] == "housekeep" else ()
-    return HousekeepOptions(*given)
+def _given(options: Options) -> VerbOptions:
+    """Return the options of the verb; ``argparse`` has read and checked each."""
+    verb = ID_VERBS[options["verb"]]
+    return replace(VerbOptions(), **{one.field: options[one.field] for one in verb.inputs})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from argparse import ArgumentTypeError
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -15,7 +16,8 @@ from django_dbtaskqueue.db.session import migrated
 from django_dbtaskqueue.management import changes, duration, positive, reading, tokens
 from django_dbtaskqueue.management.output import Output
 from django_dbtaskqueue.models.operations import OPERATE_SCOPE, SCOPES
-from django_dbtaskqueue.operations.verbs import TASK_VERBS
+from django_dbtaskqueue.operations.verb_inputs import VerbInput, json_of
+from django_dbtaskqueue.operations.verbs import ID_VERBS, ONE_TASK_VERBS, PURGE
 
 REFUSED_CODE, USAGE_ERROR_CODE, SETTINGS_CODE, TOO_SLOW_CODE, INTERRUPTED_CODE = 1, 2, 3, 4, 130
 EXIT_CODES = """\
@@ -23,7 +25,9 @@ Exit codes: 0 done; 1 refused, or something is wrong (a task that is not there, 
 the doctor); 2 wrong usage, or a search that cannot be read; 3 wrong configuration; 4 the database did not answer
 within DBTASKQUEUE["OPERATIONS_TIMEOUT"]."""
 # The subcommand, and the name of its verb.
-VERB_OF_COMMAND = {"poison": "mark_poison", **{name: name for name in TASK_VERBS if name != "mark_poison"}}
+VERB_OF_COMMAND = {
+    {"mark_poison": "poison"}.get(name, name.replace("_", "-")): name for name in ID_VERBS if name != PURGE.name
+}
 
 
 class Command(BaseCommand):
@@ -43,11 +47,11 @@ class Command(BaseCommand):
         _add_reading(add)
         _add_verbs(add)
         _add_queues(add)
-        bulk = add("bulk", "List, show, cancel bulk operations, or carry out those that are waiting.")
-        bulk.add_argument("what", choices=("list", "show", "cancel", "run"))
+        bulk = add("bulk", "List, show, cancel, undo bulk operations, or carry out those that are waiting.")
+        bulk.add_argument("what", choices=("list", "show", "cancel", "put-back", "run"))
         bulk.add_argument("number", nargs="?", type=positive)
         bulk.add_argument("--limit", type=positive, metavar="N", help="How many to list (20).")
-        bulk.add_argument("--reason", default="", help="Why it is cancelled, for the audit.")
+        bulk.add_argument("--reason", default="", help="Why it is cancelled or put back, for the audit.")
         index = add("index", "Create the index for searches of payloads (PostgreSQL). It slows enqueue down.")
         index.add_argument("--queue", metavar="NAME", help="On the table of this queue. Default: the common table.")
         index.add_argument("--drop", action="store_true", help="Drop the index.")
@@ -111,16 +115,36 @@ def _add_reading(add: Callable[[str, str], CommandParser]) -> None:
 
 def _add_verbs(add: Callable[[str, str], CommandParser]) -> None:
     for name, verb in VERB_OF_COMMAND.items():
-        one = add(name, str(TASK_VERBS[verb].effect))
-        _add_filter(one)
+        one = add(name, str(ID_VERBS[verb].effect))
         text = "This task. Repeat it for more."
+        if verb in ONE_TASK_VERBS:
+            text = "This task."
+            one.set_defaults(filter=[], limit=None)
+        else:
+            _add_filter(one)
+            one.add_argument("--limit", type=positive, metavar="N", help="Stop after N matching tasks.")
         one.add_argument("--id", action="append", type=positive, default=[], metavar="N", help=text)
-        one.add_argument("--limit", type=positive, metavar="N", help="Stop after N matching tasks.")
         _add_confirmation(one)
-        if TASK_VERBS[verb].ages:
-            text, fortnight = "Finished that long ago (14d).", timedelta(days=14)
-            one.add_argument("--older-than", type=duration, default=fortnight, metavar="TIME", help=text)
-            one.add_argument("--to", choices=("history", "delete"), default="history", help="Where they go (history).")
+        for given in ID_VERBS[verb].inputs:
+            _add_input(one, given)
+
+
+def _add_input(parser: CommandParser, given: VerbInput) -> None:
+    """Add an option of a verb, read as its form and the API read it."""
+
+    def read(text: str) -> object:
+        try:
+            return given.read(json_of(text) if given.is_json else text)
+        except ValueError as error:
+            raise ArgumentTypeError(str(error)) from None
+
+    more = f"One of {', '.join(name for name, _label in given.choices)}. " if given.choices else ""
+    initial = f"({given.initial})" if given.initial else ""
+    parser.add_argument(
+        f"--{given.name.replace('_', '-')}", dest=given.field, type=read, required=given.initial is None,
+        default=given.initial, help=f"{given.label}. {more}{given.help} {initial}".strip().replace("%", "%%"),
+        metavar=given.name.rpartition("_")[2].upper(),
+    )  # fmt: skip
 
 
 def _add_queues(add: Callable[[str, str], CommandParser]) -> None:
