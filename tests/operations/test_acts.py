@@ -42,7 +42,12 @@ def test_an_act_is_recorded_with_who_what_how_many_and_why(ada: User) -> None:
     entry = AuditEntry.objects.get()
     assert (entry.actor, entry.source, entry.verb, entry.queue) == ("ada", "admin", "reprocess", QUEUE)
     assert (entry.query, entry.reason, entry.changed, entry.skipped) == ("status:ERROR", "fixed", 1, 1)
-    assert entry.details == {"task_ids": [failed.pk], "skips": {"in COMPLETED, not in ERROR": 1}}
+    assert entry.details == {
+        "task_ids": [failed.pk],
+        "tasks": [{"id": failed.pk, "reference": "A"}],
+        "skips": {"in COMPLETED, not in ERROR": 1},
+        "skipped_ids": {"in COMPLETED, not in ERROR": [done.pk]},
+    }
     logged = LogEntry.objects.get()
     assert (logged.user, logged.object_id, logged.action_flag) == (ada, str(failed.pk), CHANGE)
     assert (logged.object_repr, logged.change_message) == (f"{QUEUE}/A", "Reprocess (fixed)")

@@ -22,7 +22,7 @@ from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.models import AuditEntry, BulkOperation, BulkSkip, DeletedTasks, Task, TaskHistory
 from django_dbtaskqueue.models.operations import CANCELLED, FAILED, FINISHED, RUNNING, WAITING
 from django_dbtaskqueue.operations import actions, bounded_reads, bulk
-from django_dbtaskqueue.operations.verbs import HousekeepOptions
+from django_dbtaskqueue.operations.verb_inputs import VerbOptions
 from tests.conftest import REPOSITORY, ProcessDatabase
 from tests.factories import QUEUE, age, make_task
 from tests.poller.processes import runtaskpoller
@@ -161,7 +161,7 @@ def test_all_that_match_are_changed_in_chunks_and_each_skipped_task_has_its_reas
 def test_every_verb_can_run_in_bulk(verb: str, source: str, target: str | None) -> None:
     pk = make_task(source, queue=QUEUE).pk
     make_task(source, queue="letters")
-    operation = bulk.start(verb, f"queue:{QUEUE}", None, "why", options=HousekeepOptions(timedelta(0)))
+    operation = bulk.start(verb, f"queue:{QUEUE}", None, "why", options=VerbOptions(timedelta(0)))
     run()
     assert (of(operation).changed, operation.note) == (1, "")
     assert list(Task.objects.filter(pk=pk).values_list("status", flat=True)) == ([target] if target else [])
@@ -174,7 +174,7 @@ def test_every_verb_can_run_in_bulk(verb: str, source: str, target: str | None) 
 def test_housekeep_in_bulk_leaves_what_is_too_young() -> None:
     old, young = failures(2)
     age(timedelta(days=15), pk=old)
-    operation = bulk.start("housekeep", "status:ERROR", None, options=HousekeepOptions(to="delete"))
+    operation = bulk.start("housekeep", "status:ERROR", None, options=VerbOptions(to="delete"))
     run()
     assert list(Task.objects.values_list("pk", flat=True)) == [young]
     assert of(operation).skips == {"not finished, or finished less than 14 days ago": 1}

@@ -19,6 +19,7 @@ from django.contrib.auth.models import AnonymousUser, Permission, User
 from django.core.exceptions import PermissionDenied
 from django.core.management import call_command
 from django.db import transaction
+from django.db.models.functions import Now
 from django.test import Client
 from django.urls import include, path
 
@@ -26,7 +27,8 @@ from django_dbtaskqueue.models import AuditEntry, Poller, Queue, Task
 from django_dbtaskqueue.operations import actions, bulk, queue_control
 from django_dbtaskqueue.operations.permissions import Actor, Verb, can_operate
 from django_dbtaskqueue.operations.queue_control import IN_EFFECT, pause
-from django_dbtaskqueue.operations.verbs import TASK_VERBS, VERBS, HousekeepOptions
+from django_dbtaskqueue.operations.verb_inputs import VerbOptions
+from django_dbtaskqueue.operations.verbs import ID_VERBS, TASK_VERBS, VERBS
 from tests.factories import QUEUE, make_task
 
 urlpatterns = [
@@ -36,7 +38,15 @@ urlpatterns = [
 pytestmark = [pytest.mark.django_db, pytest.mark.urls(__name__)]
 OURS = "dbtaskqueue"
 TOKEN = "a-token"
-NOW = HousekeepOptions(older_than=timedelta(0))
+# What each verb is given, as options and as people write them.
+NOW = VerbOptions(older_than=timedelta(0), delay=timedelta(days=2), priority=7, queue="letters", payload={})
+GIVEN: dict[str, dict[str, Any]] = {
+    "housekeep": {"older_than": "0s", "to": "history"},
+    "snooze": {"for": "2d"},
+    "change_priority": {"priority": "7"},
+    "move": {"to_queue": "letters"},
+    "edit": {"payload": "{}"},
+}
 
 
 # -- what a verb does when it is allowed -------------------------------------------------------------------------------
@@ -66,6 +76,11 @@ EFFECTS: dict[str, tuple[str, Callable[[], bool]]] = {
     "unpoison": ("POISON", left("POISON")),
     "kick": ("POISON", left("POISON")),
     "cancel": ("CREATED", left("CREATED")),
+    "run_now": ("CREATED", lambda: Task.objects.due().exists()),
+    "snooze": ("CREATED", lambda: Task.objects.filter(ready_time__gt=Now() + timedelta(hours=30)).exists()),
+    "change_priority": ("CREATED", lambda: Task.objects.filter(priority=7).exists()),
+    "move": ("CREATED", lambda: Task.objects.filter(queue="letters").exists()),
+    "edit": ("ERROR", left("ERROR")),
     "release": ("PROCESSING", left("PROCESSING")),
     "housekeep": ("COMPLETED", left("COMPLETED")),
     "delete": ("CREATED", left("CREATED")),
@@ -102,16 +117,18 @@ def looking(_codename: str) -> Any:
     return everything("").filter(codename__startswith="view_").exclude(codename="view_payload")
 
 
+def own(codename: str) -> Any:
+    """The verb's own permission; to edit a payload, a user must also be allowed to see it."""
+    both = ["edit_payload_task", "view_payload"]
+    return everything("").filter(codename__in=both if codename in both[:1] else [codename])
+
+
 ROLES: dict[str, Role] = {
     "nothing": Role(lambda _codename: Permission.objects.none()),
     "looking": Role(looking),
     "all but this": Role(lambda codename: everything("").exclude(codename=codename)),
-    "only this": Role(
-        lambda codename: looking("") | everything("").filter(codename=codename), anywhere=True, in_admin=True
-    ),
-    "only this, not staff": Role(
-        lambda codename: looking("") | everything("").filter(codename=codename), anywhere=True, staff=False
-    ),
+    "only this": Role(lambda codename: looking("") | own(codename), anywhere=True, in_admin=True),
+    "only this, not staff": Role(lambda codename: looking("") | own(codename), anywhere=True, staff=False),
     "all, inactive": Role(everything, active=False),
     "all, not on this queue": Role(everything, denied=True),
     "superuser": Role(lambda _codename: Permission.objects.none(), superuser=True, anywhere=True, in_admin=True),
@@ -146,20 +163,20 @@ def posted(user: Any, where: str, **given: Any) -> None:
 
 
 def by_token(user: Any, verb: Verb, task: Task) -> None:
-    body = json.dumps({"ids": [task.pk], "reason": "why", "older_than": "0s"})
+    body = json.dumps({"ids": [task.pk], "reason": "why", **GIVEN.get(verb.name, {})})
     headers = {"Authorization": f"Bearer {TOKEN}{user.pk}"}
     where = f"/api/tasks/{verb.name}/ids"
     Client().post(where, body, content_type="application/json", headers=headers)
 
 
 def by_admin(user: Any, verb: Verb, task: Task) -> None:
-    data = {"action": verb.name, "_selected_action": task.pk, "confirm": "yes", "reason": "why", "days": "0"}
-    client(user).post("/admin/dbtaskqueue/task/", data | {"to": "history"})
+    data = {"action": verb.name, "_selected_action": task.pk, "confirm": "yes", "reason": "why"}
+    client(user).post("/admin/dbtaskqueue/task/", data | GIVEN.get(verb.name, {}))
 
 
 def by_admin_search(user: Any, verb: Verb, task: Task) -> None:
-    data = {"action": verb.name, "select_across": "1", "confirm": "yes", "reason": "why", "days": "0", "to": "history"}
-    client(user).post(f"/admin/dbtaskqueue/task/?q=id:{task.pk}", data | {"_selected_action": task.pk})
+    data = {"action": verb.name, "select_across": "1", "confirm": "yes", "reason": "why", "_selected_action": task.pk}
+    client(user).post(f"/admin/dbtaskqueue/task/?q=id:{task.pk}", data | GIVEN.get(verb.name, {}))
 
 
 def by_admin_queue(user: Any, verb: Verb, task: Task) -> None:
@@ -176,12 +193,11 @@ def by_admin_poller(user: Any, verb: Verb, task: Task) -> None:
 
 
 def by_api_ids(user: Any, verb: Verb, task: Task) -> None:
-    options = {"older_than": "0s"} if verb.name == "housekeep" else {}
-    posted(user, f"/api/tasks/{verb.name}/ids", ids=[task.pk], reason="why", **options)
+    posted(user, f"/api/tasks/{verb.name}/ids", ids=[task.pk], reason="why", **GIVEN.get(verb.name, {}))
 
 
 def by_api_search(user: Any, verb: Verb, task: Task) -> None:
-    posted(user, f"/api/tasks/{verb.name}/search", q=f"id:{task.pk}", reason="why", older_than="0s")
+    posted(user, f"/api/tasks/{verb.name}/search", q=f"id:{task.pk}", reason="why", **GIVEN.get(verb.name, {}))
 
 
 def by_api_purge(user: Any, verb: Verb, task: Task) -> None:
@@ -198,7 +214,7 @@ def by_api_start(user: Any, verb: Verb, task: Task) -> None:
 
 def by_act(user: Any, verb: Verb, task: Task) -> None:
     actions.act(
-        Task.objects.filter(pk=task.pk), actions.ActionRequest(TASK_VERBS[verb.name], "why", NOW), Actor(user, "code")
+        Task.objects.filter(pk=task.pk), actions.ActionRequest(ID_VERBS[verb.name], "why", NOW), Actor(user, "code")
     )
 
 
@@ -232,18 +248,18 @@ class Way:
 
 ON_TASKS = tuple(TASK_VERBS)
 WAYS: dict[str, Way] = {
-    "admin action": Way(by_admin, ON_TASKS, in_admin=True),
+    "admin action": Way(by_admin, (*ON_TASKS, "edit"), in_admin=True),
     "admin search": Way(by_admin_search, ON_TASKS, in_admin=True),
     "admin queues": Way(by_admin_queue, ("pause", "resume"), in_admin=True),
     "admin settings": Way(by_admin_settings, ("change_settings",), in_admin=True),
     "admin pollers": Way(by_admin_poller, ("control_pollers",), in_admin=True, by_queue=False),
-    "api ids": Way(by_api_ids, ON_TASKS),
-    "api token": Way(by_token, ON_TASKS),
+    "api ids": Way(by_api_ids, (*ON_TASKS, "edit")),
+    "api token": Way(by_token, (*ON_TASKS, "edit")),
     "api search": Way(by_api_search, ON_TASKS),
     "api purge": Way(by_api_purge, ("purge",)),
     "api pause": Way(by_api_pause, ("pause",)),
     "api start": Way(by_api_start, ("resume",)),
-    "act": Way(by_act, ON_TASKS),
+    "act": Way(by_act, (*ON_TASKS, "edit")),
     "bulk operation": Way(by_bulk, (*ON_TASKS, "purge")),
     "queue act": Way(by_queue_act, ("pause", "resume", "change_settings")),
     "poller act": Way(by_poller_act, ("control_pollers",), by_queue=False),
@@ -254,7 +270,7 @@ WAYS: dict[str, Way] = {
 def _rule(settings: Any) -> None:
     settings.SESSION_ENGINE = "django.contrib.sessions.backends.signed_cookies"
     settings.DBTASKQUEUE = {
-        "QUEUES": {QUEUE: {}},
+        "QUEUES": {QUEUE: {}, "letters": {}},
         "API": True,
         "CAN_OPERATE": f"{__name__}.deny_the_denied",
     }
@@ -262,7 +278,8 @@ def _rule(settings: Any) -> None:
 
 def situation(verb: str) -> Task:
     """Make what a verb can change: a task, a queue, a poller."""
-    task = make_task(EFFECTS[verb][0], payload={"name": "Ada"})
+    later = {"ready_time": timedelta(days=1)} if EFFECTS[verb][0] == "CREATED" else {}
+    task = make_task(EFFECTS[verb][0], payload={"name": "Ada"}, **later)
     Poller.objects.create(instance="p1", state="RUNNING")
     if verb == "resume":
         pause([QUEUE], by="somebody")
@@ -340,11 +357,12 @@ def test_the_one_question_behind_all_of_it(verb: str) -> None:
     assert not can_operate(AnonymousUser(), VERBS[verb])
 
 
-@pytest.mark.parametrize("verb", [*TASK_VERBS, "purge", "pause", "resume"])
+@pytest.mark.parametrize("verb", [*ID_VERBS, "pause", "resume"])
 def test_the_command_line_may_do_everything(verb: str) -> None:
     task = situation(verb)
-    command = {"mark_poison": "poison"}.get(verb, verb)
+    command = {"mark_poison": "poison"}.get(verb, verb.replace("_", "-"))
     on = [QUEUE] if verb in ("purge", "pause", "resume") else ["--id", str(task.pk)]
     said = ["--reason", "why", *([] if verb in ("pause", "resume") else ["--yes"])]
-    call_command("taskqueue", command, *on, *said, *(["--older-than", "0s"] if verb == "housekeep" else []), "--json")
+    given = [part for name, text in GIVEN.get(verb, {}).items() for part in (f"--{name.replace('_', '-')}", text)]
+    call_command("taskqueue", command, *on, *said, *given, "--json")
     assert EFFECTS[verb][1]()

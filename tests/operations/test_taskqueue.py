@@ -324,7 +324,7 @@ def test_pause_resume_and_purge() -> None:
 def test_exit_codes(settings: Any) -> None:
     make_task(Status.ERROR)
     assert code_of("list", "--filter", "stauts:ERROR") == taskqueue.USAGE_ERROR_CODE
-    assert code_of("reprocess", "--yes") == taskqueue.REFUSED_CODE
+    assert code_of("reprocess", "--yes") == taskqueue.USAGE_ERROR_CODE
     assert code_of("delete", "--filter", "status:ERROR", "--yes") == taskqueue.REFUSED_CODE
     assert code_of("pause", "nobody-knows") == taskqueue.REFUSED_CODE
     settings.DBTASKQUEUE = {"QEUES": {}}

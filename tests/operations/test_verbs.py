@@ -15,11 +15,12 @@ from django_dbtaskqueue.models import Queue, Task
 from django_dbtaskqueue.operations.actions import ActionRequest, preview
 from django_dbtaskqueue.operations.permissions import Verb, can_operate
 from django_dbtaskqueue.operations.queue_control import IN_EFFECT, ensure_rows, pause, resume
-from django_dbtaskqueue.operations.verbs import QUEUE_VERBS, TASK_VERBS, HousekeepOptions, TaskVerb
+from django_dbtaskqueue.operations.verb_inputs import VerbOptions
+from django_dbtaskqueue.operations.verbs import QUEUE_VERBS, TASK_VERBS, TaskVerb
 from tests.factories import QUEUE, age, make_task
 
 ALL: list[Verb] = [*TASK_VERBS.values(), *QUEUE_VERBS.values()]
-NOW = HousekeepOptions(timedelta(0))
+NOW = VerbOptions(timedelta(0))
 
 
 @pytest.fixture(autouse=True)
@@ -67,21 +68,21 @@ def test_housekeep_counts_and_takes_only_tasks_of_the_age() -> None:
     age(timedelta(days=15), pk=old.pk)
     verb = TASK_VERBS["housekeep"]
     assert str(preview(Task.objects.all(), ActionRequest(verb)).eligible) == "1"
-    assert verb.run([old, young], HousekeepOptions(to="delete")) == 1
+    assert verb.run([old, young], VerbOptions(to="delete")) == 1
     assert [task.pk for task in Task.objects.all()] == [young.pk]
 
 
 @pytest.mark.parametrize(
     ("verb", "options", "words"),
     [
-        ("reprocess", HousekeepOptions(), "not in ERROR"),
-        ("unpoison", HousekeepOptions(), "not in POISON"),
+        ("reprocess", VerbOptions(), "not in ERROR"),
+        ("unpoison", VerbOptions(), "not in POISON"),
         ("housekeep", NOW, "not finished"),
-        ("housekeep", HousekeepOptions(timedelta(days=1)), "not finished, or finished less than 1 day ago"),
-        ("housekeep", HousekeepOptions(), "not finished, or finished less than 14 days ago"),
+        ("housekeep", VerbOptions(timedelta(days=1)), "not finished, or finished less than 1 day ago"),
+        ("housekeep", VerbOptions(), "not finished, or finished less than 14 days ago"),
     ],
 )
-def test_a_verb_says_why_it_skips(verb: str, options: HousekeepOptions, words: str) -> None:
+def test_a_verb_says_why_it_skips(verb: str, options: VerbOptions, words: str) -> None:
     assert TASK_VERBS[verb].skipped(options) == words
 
 
