@@ -8,14 +8,15 @@ from typing import Any
 
 import django_filters
 from django import forms
-from django.contrib import admin
+from django.contrib import admin, messages
+from django.db.models import QuerySet
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.utils.html import format_html, format_html_join
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy
+from django.utils.translation import gettext_lazy, ngettext
 
 from django_dbtaskqueue.admin.list_pages import FilterSet, ListAdmin, SmallListAdmin
-from django_dbtaskqueue.admin.page_actions import check, command_pollers
+from django_dbtaskqueue.admin.page_actions import Question, ask, bound_form, check, command_pollers, confirmed
 from django_dbtaskqueue.admin.read_only import (
     EMPTY_VALUE,
     age_column,
@@ -25,21 +26,28 @@ from django_dbtaskqueue.admin.read_only import (
     column,
     id_of,
     json_box,
+    may_see,
     number,
     number_column,
     permitted,
 )
+from django_dbtaskqueue.admin.verb_forms import PlainForm
 from django_dbtaskqueue.conf import settings as conf
+from django_dbtaskqueue.core.exceptions import TaskQueueError
 from django_dbtaskqueue.db.session import model_for
 from django_dbtaskqueue.models import AbstractTask, BulkOperation, Task
 from django_dbtaskqueue.models.operations import CANCELLED, FAILED, FINISHED, RUNNING, STATES, UNFINISHED, WAITING
 from django_dbtaskqueue.operations import bulk
+from django_dbtaskqueue.operations.paging import Page
 from django_dbtaskqueue.operations.permissions import Verb, can_operate
 from django_dbtaskqueue.operations.queue_control import POLLER_VERBS, STOPPED_STATE
 from django_dbtaskqueue.operations.queue_stats import MISSED_HEARTBEATS
+from django_dbtaskqueue.operations.serializers import short_error, with_errors
+from django_dbtaskqueue.operations.task_changes import PUT_BACK
 from django_dbtaskqueue.operations.verbs import VERBS
 
 WORK_TIME_S = 2.0  # in which a request carries out steps
+MAX_NAMED_IN_AUDIT = 3  # tasks in a line of the audit
 MAX_SHOWN_SKIPS = 100  # steps whose skipped tasks are shown
 RUNNING_STATE = "RUNNING"  # of a poller; it starts or stops in any other state
 OPERATION_BADGES = {
@@ -67,10 +75,34 @@ def code(text: str) -> str:
 
 
 def verb_label(name: str) -> str:
-    return str(VERBS[name].label) if name in VERBS else name
+    verb = PUT_BACK if name == PUT_BACK.name else VERBS.get(name)
+    return str(verb.label) if verb else name
 
 
-class BulkOperationAdmin(ListAdmin):
+class SearchedAdmin(ListAdmin):
+    """Rows with a search, shown with the error of a failure group in the place of its fingerprint."""
+
+    def read_page(
+        self, request: HttpRequest, filterset: Any, rows: QuerySet[Any], before: int | None, after: int | None
+    ) -> Page:
+        found = super().read_page(request, filterset, rows, before, after)
+        explain(found.rows)
+        return found
+
+    def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Any:
+        found = super().get_object(request, object_id, from_field)
+        explain([found] if found is not None else [])
+        return found
+
+
+def explain(rows: Sequence[Any]) -> None:
+    """Read the errors that the searches of all rows of a page name, in one query."""
+    texts = with_errors([row.query for row in rows], rows[0]._state.db) if rows else []
+    for row, text in zip(rows, texts, strict=True):
+        row.explained = text
+
+
+class BulkOperationAdmin(SearchedAdmin):
     """Actions on all tasks that match a search, in steps."""
 
     detail_template = "operation"
@@ -87,24 +119,50 @@ class BulkOperationAdmin(ListAdmin):
         if operation is None:
             raise Http404
         alias = self.get_queryset(request).db
+        if "put_back" in request.POST:
+            return self._put_back(request, operation, alias)
         if "cancel" in request.POST:
             done = bulk.cancel(operation.pk, request.user, using=alias)
             self.message_user(request, _("It is cancelled.") if done else _("It had ended already."))
         else:
-            check(request, VERBS[operation.verb])
+            check(request, bulk.verb_of(operation))
             deadline = monotonic() + WORK_TIME_S
             while bulk.turn(alias) and monotonic() < deadline:
                 pass
         return HttpResponseRedirect(self.page_of(operation))
 
-    def page_facts(self, request: HttpRequest, row: Any) -> dict[str, Any]:
-        """Add whether it can be cancelled, and the skipped tasks."""
-        known = VERBS.get(row.verb)
-        may = known is not None and can_operate(request.user, known)
-        skips = row.skipped_tasks.order_by("pk")[:MAX_SHOWN_SKIPS]
-        return {"unfinished": may and row.state in UNFINISHED, "skips": skips, "task_url": self.url(Task, "changelist")}
+    def _put_back(self, request: HttpRequest, operation: BulkOperation, alias: str) -> HttpResponse:
+        """Ask for a confirmation; once confirmed, order that its tasks become what they were."""
+        check(request, bulk.verb_of(operation))
+        form = bound_form(request, PlainForm)
+        refusal = bulk.why_not_put_back(operation)
+        if not refusal and not confirmed(request, form):
+            text = ngettext("It changed %(count)s task.", "It changed %(count)s tasks.", operation.changed)
+            sentences = [text % {"count": number(operation.changed)}]
+            return ask(self, request, Question(PUT_BACK, sentences, [], form, possible=True))
+        try:
+            back = bulk.put_back(operation.pk, request.user, form.reason() if form.is_bound else "", alias)
+        except TaskQueueError as error:
+            return self.reply(request, str(error), messages.ERROR, self.page_of(operation))
+        return self.reply(request, _("The bulk operation has started."), messages.SUCCESS, self.page_of(back))
 
-    what = column(gettext_lazy("what"), lambda row: format_html("{} <code>{}</code>", verb_label(row.verb), row.query))
+    def page_facts(self, request: HttpRequest, row: Any) -> dict[str, Any]:
+        """Add whether it can be stopped or put back, and the skipped tasks."""
+        known = VERBS.get(row.options.get("verb", row.verb))
+        may = known is not None and can_operate(request.user, known)
+        no_undo = "" if row.state in UNFINISHED else bulk.why_not_put_back(row)
+        return {
+            "title": f"{verb_label(row.verb)}: {row.explained}",
+            "unfinished": may and row.state in UNFINISHED,
+            "may_put_back": may and row.state not in UNFINISHED and not no_undo,
+            "no_undo": no_undo,
+            "skips": row.skipped_tasks.order_by("pk")[:MAX_SHOWN_SKIPS],
+            "task_url": self.url(Task, "changelist"),
+        }
+
+    what = column(
+        gettext_lazy("what"), lambda row: format_html("{} <code>{}</code>", verb_label(row.verb), row.explained)
+    )
     ordered = age_column(gettext_lazy("ordered"), "create_time")
     ended = age_column(gettext_lazy("ended"), "finish_time")
 
@@ -136,7 +194,7 @@ class BulkOperationAdmin(ListAdmin):
         return f"{number(operation.skipped)} ({reasons})" if reasons else number(operation.skipped)
 
 
-class AuditEntryAdmin(ListAdmin):
+class AuditEntryAdmin(SearchedAdmin):
     """The audit: user, verb, search, numbers and reason of each action."""
 
     plural = gettext_lazy("audit entries")
@@ -147,12 +205,35 @@ class AuditEntryAdmin(ListAdmin):
     list_display_links = ("id",)
     page_lines = (*list_display[1:], "operation_link", "details_box")
 
+    def page_facts(self, request: HttpRequest, row: Any) -> dict[str, Any]:
+        """Add what changed in an edited payload, for users who may see payloads."""
+        changes = row.changes.exclude(difference=None).values_list("difference", flat=True)
+        shown = list(changes[:1]) if may_see(request, row) else []
+        boxes = [(_("changes of the payload"), json_box(one), "difference") for one in shown]
+        return {"title": f"{row.actor}: {self.what(row)} {row.explained or row.queue}", "boxes": boxes}
+
     when = age_column(gettext_lazy("when"), "time")
-    what = column(gettext_lazy("verb"), lambda entry: verb_label(entry.verb))
-    target = column(gettext_lazy("to what"), lambda entry: code(entry.query or entry.queue))
+    what = column(gettext_lazy("verb"), lambda entry: entry.details.get("action") or verb_label(entry.verb))
     changed_tasks = number_column(gettext_lazy("changed"), "changed")
     skipped_tasks = number_column(gettext_lazy("skipped"), "skipped")
     details_box = box_column(gettext_lazy("details"), "details", lambda details: json_box(details or None))
+
+    @admin.display(description=gettext_lazy("to what"))
+    def target(self, entry: Any) -> str:
+        """Show the first tasks with their errors; of a bulk operation, its search; else the queue."""
+        tasks = entry.details.get("tasks", [])
+        ids = [pk for skipped in entry.details.get("skipped_ids", {}).values() for pk in skipped]
+        names = [self._name_of(entry, one) for one in tasks or [{"id": pk} for pk in ids]][:MAX_NAMED_IN_AUDIT]
+        if not names or entry.operation_id:
+            return code(entry.explained or entry.queue)
+        shown = format_html_join(", ", "{}", ((name,) for name in names))
+        left = (entry.changed if tasks else len(ids)) - len(names)
+        return format_html("{} {}", shown, _("and %(count)s more") % {"count": number(left)}) if left > 0 else shown
+
+    def _name_of(self, entry: Any, task: dict[str, Any]) -> str:
+        model = model_for(entry.queue) if entry.queue else Task
+        name = self.link(task.get("reference") or task["id"], self.url(model, "change", task["id"]))
+        return format_html("{} ({})", name, short_error(task["error"])) if task.get("error") else name
 
     @admin.display(description=gettext_lazy("bulk operation"))
     def operation_link(self, entry: Any) -> str:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from functools import partial
 from typing import Any
 
 from django import forms
@@ -14,108 +14,29 @@ from django.core.exceptions import BadRequest, PermissionDenied
 from django.db import router
 from django.http import Http404, HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
-from django.utils.timezone import get_current_timezone_name, now
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy, ngettext
+from django.utils.translation import ngettext
 
 from django_dbtaskqueue.admin.frame import frame_context
 from django_dbtaskqueue.admin.list_pages import ListAdmin
 from django_dbtaskqueue.admin.read_only import ReadOnlyAdmin, id_of, may_see
+from django_dbtaskqueue.admin.verb_forms import PauseForm, PlainForm, VerbForm
 from django_dbtaskqueue.core.exceptions import OperationRefused, SearchError, TaskQueueError
 from django_dbtaskqueue.flow import enqueue
 from django_dbtaskqueue.models import AbstractTask, BulkOperation, Queue
 from django_dbtaskqueue.operations import actions, bulk, queue_control
 from django_dbtaskqueue.operations.actions import ADDITION, log, record, recorded
-from django_dbtaskqueue.operations.permissions import REASON_MAX_LENGTH, Actor, Verb, can_operate
+from django_dbtaskqueue.operations.permissions import Actor, Verb, can_operate
 from django_dbtaskqueue.operations.queue_control import POLLER_VERBS, STOPPED_STATE
 from django_dbtaskqueue.operations.search import Search, to_text
 from django_dbtaskqueue.operations.search.query import tasks_for
-from django_dbtaskqueue.operations.verbs import ENQUEUE_COPY, PAUSE, TASK_VERBS, HousekeepOptions, TaskVerb
+from django_dbtaskqueue.operations.serializers import with_errors
+from django_dbtaskqueue.operations.verbs import ENQUEUE_COPY, ONE_TASK_VERBS, PAUSE, TASK_VERBS, TaskVerb
 
 MAX_NAMED_TASKS = 20  # on the confirmation page
 MAX_COMMANDED_POLLERS = 500  # in one action
 AUDIT_SOURCE = "admin"
-MAX_AGE_DAYS = 36_500
-
-
-class PlainForm(forms.Form):
-    """Asks for an optional reason."""
-
-    reason_required = False
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.fields["reason"] = forms.CharField(
-            label=gettext_lazy("Reason"),
-            max_length=REASON_MAX_LENGTH,
-            required=self.reason_required,
-            widget=forms.TextInput(attrs={"size": 60}),
-            help_text=gettext_lazy("For the audit. This cannot be undone, so say why.")
-            if self.reason_required
-            else gettext_lazy("For the audit."),
-        )
-
-    def reason(self) -> str:
-        """Return the reason as it was typed."""
-        return str(self.cleaned_data["reason"]).strip()
-
-    def options(self) -> HousekeepOptions:
-        """Return the retention; only ``HousekeepForm`` asks for it."""
-        return HousekeepOptions()
-
-
-class ReasonForm(PlainForm):
-    reason_required = True
-
-
-class HousekeepForm(PlainForm):
-    """Asks for an age and a destination."""
-
-    days = forms.IntegerField(
-        label=gettext_lazy("Finished at least this many days ago"), min_value=0, max_value=MAX_AGE_DAYS, initial=14
-    )
-    to = forms.ChoiceField(
-        label=gettext_lazy("Where the tasks go"),
-        choices=(("history", gettext_lazy("Into the history")), ("delete", gettext_lazy("Delete for good"))),
-        initial="history",
-        widget=forms.RadioSelect,
-    )
-
-    def options(self) -> HousekeepOptions:
-        """Return the answers; the form's initial values while it is not filled in, or has errors."""
-        given = self.cleaned_data if self.is_bound and self.is_valid() else {}
-        fields = self.fields
-        days = int(given.get("days", fields["days"].initial))
-        return HousekeepOptions(timedelta(days=days), given.get("to", fields["to"].initial))
-
-
-def form_for(verb: TaskVerb) -> type[PlainForm]:
-    if verb.ages:
-        return HousekeepForm
-    return ReasonForm if verb.needs_reason else PlainForm
-
-
-class PauseForm(PlainForm):
-    """Asks for a reason and an end."""
-
-    until = forms.DateTimeField(
-        label=gettext_lazy("Until"),
-        required=False,
-        widget=forms.DateTimeInput(attrs={"type": "datetime-local"}, format="%Y-%m-%dT%H:%M"),
-    )
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.fields["until"].help_text = gettext_lazy("Time zone: %(zone)s. Empty: until a user resumes the queue.") % {
-            "zone": get_current_timezone_name()
-        }
-
-    def clean_until(self) -> datetime | None:
-        """Refuse an end in the past."""
-        until: datetime | None = self.cleaned_data["until"]
-        if until is not None and until <= now():
-            raise forms.ValidationError(gettext_lazy("Give a time in the future, or none."))
-        return until
+CARRIED = ("again", "operation", "put_back")  # what a confirmation posts again beside the selection
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +57,7 @@ def check(request: HttpRequest, verb: Verb, queue: str | None = None) -> None:
         raise PermissionDenied
 
 
-def bound_form(request: HttpRequest, kind: type[forms.Form]) -> Any:
+def bound_form(request: HttpRequest, kind: Callable[..., forms.Form]) -> Any:
     """Return the form as the confirmation page posted it, or an empty one if the page was not shown yet."""
     answered = "confirm" in request.POST or "recount" in request.POST
     return kind(request.POST) if answered else kind()
@@ -160,7 +81,7 @@ def ask(page: ReadOnlyAdmin, request: HttpRequest, question: Question) -> HttpRe
         "selected": request.POST.getlist(ACTION_CHECKBOX_NAME),
         "checkbox_name": ACTION_CHECKBOX_NAME,
         "select_across": request.POST.get("select_across") == "1",
-        "copy_of": request.POST.get("again", ""),
+        "carried": [(name, request.POST[name]) for name in CARRIED if name in request.POST],
         "origin": request.POST.get("origin", ""),
         "back": page.back(request),
     }
@@ -184,14 +105,14 @@ class TaskPage(ListAdmin):
 
 def act_on_tasks(page: TaskPage, request: HttpRequest) -> HttpResponse:
     """Ask for a confirmation; once confirmed, act and report. A refusal is shown on the page of origin."""
-    verb = TASK_VERBS.get(request.POST.get("action", ""))
+    verb = {**TASK_VERBS, **ONE_TASK_VERBS}.get(request.POST.get("action", ""))
     if verb is None:
         raise BadRequest(f"Tasks have no action {request.POST.get('action')!r}.")
     check(request, verb)
     try:
         act = _act_on_all if request.POST.get("select_across") == "1" else _act_on_ticked
         return act(page, request, verb)
-    except (OperationRefused, SearchError) as error:
+    except (TaskQueueError, SearchError) as error:
         return page.reply(request, str(error), messages.ERROR)
 
 
@@ -200,16 +121,19 @@ def _act_on_all(page: TaskPage, request: HttpRequest, verb: TaskVerb) -> HttpRes
     search = page.search_of(request)
     if tasks_for(search).model is not page.model._meta.concrete_model:
         raise OperationRefused(_("Name one queue of this table in the search: queue:NAME."))
-    form = bound_form(request, form_for(verb))
+    table = tasks_for(search)
+    form = bound_form(request, partial(VerbForm, verb=verb, table=table))
     options = form.options()
     if not confirmed(request, form):
         preview = bulk.preview(verb, search, options=options)
         possible = preview.eligible is None or bool(preview.eligible)
         sentences = [
             *preview.sentences[1:],
-            _("This runs in the background, in steps; its page shows how far it is, and it can be stopped there."),
+            _("This runs in the background, in steps. Its page shows how far it is; you can stop it there."),
+            *([_("Afterwards you can put the tasks back as they were, on the same page.")] if verb.undoable else []),
         ]
-        return ask(page, request, Question(verb, sentences, [to_text(search)], form, possible))
+        shown = with_errors([to_text(search)], table.db)
+        return ask(page, request, Question(verb, sentences, shown, form, possible))
     operation = bulk.start(verb, search, request.user, form.reason(), source=AUDIT_SOURCE, options=options)
     address = page.url(BulkOperation, "change", operation.pk)
     return page.reply(request, _("The bulk operation has started."), messages.SUCCESS, address)
@@ -221,10 +145,15 @@ def _act_on_ticked(page: TaskPage, request: HttpRequest, verb: TaskVerb) -> Http
     ids = [number for number in numbers if number is not None]
     # Read from the database that is written: a replica may lag behind.
     model, alias = page.model._meta.concrete_model, router.db_for_write(page.model)
-    form = bound_form(request, form_for(verb))
+    tasks = model._default_manager.using(alias).filter(pk__in=ids)
+    if verb.name in ONE_TASK_VERBS and len(ids) != 1:
+        raise OperationRefused(_("%(verb)s changes one task at a time.") % {"verb": verb.label})
+    task = tasks.first() if verb.name in ONE_TASK_VERBS else None
+    if task is not None and not may_see(request, task):
+        raise OperationRefused(_("To edit a payload you need the permission to see payloads."))
+    form = bound_form(request, partial(VerbForm, verb=verb, table=tasks, task=task))
     options = form.options()
     if not confirmed(request, form):
-        tasks = model._default_manager.using(alias).filter(pk__in=ids)
         preview = actions.preview(tasks, actions.ActionRequest(verb, options=options))
         items = [f"{task} · {task.status}" for task in tasks.only("queue", "reference", "status")[:MAX_NAMED_TASKS]]
         unnamed = len(ids) > MAX_NAMED_TASKS

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, cast
+from urllib.parse import urlencode
 
-from django.contrib import admin
-from django.db import connections
-from django.db.models import QuerySet
-from django.http import HttpRequest, HttpResponse
+from django.contrib import admin, messages
+from django.contrib.admin.models import LogEntry
+from django.contrib.auth.base_user import AbstractBaseUser
+from django.contrib.auth.models import AnonymousUser
+from django.contrib.contenttypes.models import ContentType
+from django.db import connections, router
+from django.db.models import Q, QuerySet
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.utils.html import format_html
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
@@ -32,7 +37,7 @@ from django_dbtaskqueue.core.columns import SHOWN_IF_SET
 from django_dbtaskqueue.core.durations import format_duration
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.db.session import alias_for
-from django_dbtaskqueue.models import AbstractTask, Attempt, Poller, Queue, Task
+from django_dbtaskqueue.models import AbstractTask, Attempt, AuditEntry, Poller, Queue, SavedSearch, Task
 from django_dbtaskqueue.models.querysets import TaskQuerySet
 from django_dbtaskqueue.operations import paging
 from django_dbtaskqueue.operations.paging import LOOK_ON_TIME, Page
@@ -42,7 +47,8 @@ from django_dbtaskqueue.operations.search import parse, text_of
 from django_dbtaskqueue.operations.search.id_range import IdRange, id_range, within
 from django_dbtaskqueue.operations.search.query import TaskFilter
 from django_dbtaskqueue.operations.serializers import error_of, message_of
-from django_dbtaskqueue.operations.verbs import TASK_VERBS
+from django_dbtaskqueue.operations.task_changes import actions_on
+from django_dbtaskqueue.operations.verbs import EDIT, TASK_VERBS, VERBS
 
 if TYPE_CHECKING:
     pass
@@ -62,6 +68,8 @@ class Event:
     took: str = ""
     trace: str = ""
     key: int = 0
+    url: str = ""
+    acted: bool = False  # by an operator
 
 
 class TaskAdmin(TaskPage):
@@ -220,12 +228,40 @@ class TaskAdmin(TaskPage):
 
     def page_verbs(self, request: HttpRequest, row: Any) -> Sequence[Verb]:
         """Return the verbs that the user may use and that apply to the task's status."""
-        return permitted(request, [verb for verb in TASK_VERBS.values() if row.status in verb.sources], row.queue)
+        verbs = [*TASK_VERBS.values()]
+        verbs[-1:-1] = [EDIT] if may_see(request, row) else []
+        return permitted(request, [verb for verb in verbs if row.status in verb.sources], row.queue)
 
     def page_facts(self, request: HttpRequest, row: Any) -> dict[str, Any]:
         seen = may_see(request, row)
-        events = timeline(row, list(failed_attempts(row)), traces=seen)
-        return {"events": events, "may_enqueue": seen and can_enqueue(request.user, row)}
+        events = [*timeline(row, list(failed_attempts(row)), traces=seen), *self._actions(row)]
+        return {
+            "events": sorted(events, key=lambda event: (event.time, not event.bad)),
+            "may_enqueue": seen and can_enqueue(request.user, row),
+            "log_url": self.url(self.model, "history", row.pk) if self._is_logged(row.pk) else "",
+        }
+
+    def _actions(self, task: Any) -> Iterator[Event]:
+        """Yield what operators did to the task, also in bulk operations."""
+        for change in actions_on(task):
+            entry = change.audit
+            what = entry.details.get("action") or (str(VERBS[entry.verb].label) if entry.verb in VERBS else entry.verb)
+            note = _("by %(who)s via %(source)s") % {"who": entry.actor, "source": entry.source}
+            note += f": {entry.reason}" if entry.reason else ""
+            url = self.url(AuditEntry, "change", entry.pk)
+            yield Event(change.time, stamp(change.time), str(what), note, url=url, acted=True)
+
+    def history_view(
+        self, request: HttpRequest, object_id: str, extra_context: dict[str, Any] | None = None
+    ) -> HttpResponse:
+        """Return the log of Django's admin, or the task's own page where that log has no entry of the task."""
+        if self._is_logged(object_id):
+            return super().history_view(request, object_id, extra_context)
+        return self.change_view(request, object_id)
+
+    def _is_logged(self, pk: int | str) -> bool:
+        kind = ContentType.objects.get_for_model(self.model)
+        return LogEntry.objects.filter(content_type=kind, object_id=str(pk)).exists()
 
 
 class PoisonTaskAdmin(TaskAdmin):
@@ -251,7 +287,7 @@ def failed_attempts(task: AbstractTask) -> QuerySet[Attempt]:
 
 
 def timeline(task: Any, failed: list[Attempt], *, traces: bool) -> list[Event]:
-    """Return the known events of a task, past and future, in order of time."""
+    """Return the known events of a task, past and future, in no order."""
     known: list[tuple[datetime | None, Any, str]] = [
         (task.create_time, _("created"), ""),
         (task.ready_time if task.status == Status.CREATED else None, _("ready from"), ""),
@@ -264,8 +300,7 @@ def timeline(task: Any, failed: list[Attempt], *, traces: bool) -> list[Event]:
     if task.finish_time and task.start_time:
         ran = _("after %(time)s") % {"time": _span_text(_ran(task))}
         events = [replace(one, took=ran) if one.time == task.finish_time else one for one in events]
-    events += [_failure(row, traces=traces) for row in failed]
-    return sorted(events, key=lambda event: (event.time, not event.bad))
+    return events + [_failure(row, traces=traces) for row in failed]
 
 
 def _failure(row: Attempt, *, traces: bool) -> Event:
