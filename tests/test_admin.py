@@ -265,6 +265,7 @@ def test_an_act_needs_its_own_permission(held: str, verb: str) -> None:
     # Given a task the verb could change, and a user with the permission for one thing
     task = make_task(BY_VERB[verb].sources[0])
     client = staff("view_task", held)
+    before = list(Task.objects.values())
     # When the user looks for the verb, or posts what the list, the confirmation or the task's page would
     allowed = TASK_VERBS[verb].permission == held
     offered = f'name="action" value="{verb}"' in text_of(client.get(TASKS))
@@ -274,7 +275,7 @@ def test_an_act_needs_its_own_permission(held: str, verb: str) -> None:
     confirm(client, verb, [task], origin="page", url=f"{TASKS}?status={task.status}")
     # Then only the user with the verb's permission finds it, and only then the task changes
     assert (offered, on_page) == (allowed, allowed)
-    assert (statuses() != {task.pk: task.status}) == allowed
+    assert (list(Task.objects.values()) != before) == allowed
 
 
 @pytest.mark.parametrize("held", ["pause_queue", "change_queue", "housekeep_task", ""])
@@ -691,7 +692,8 @@ def test_a_confirmed_act_on_one_task_reads_it_once(verb: str, status: Status, ow
         'UPDATE "dbtaskqueue_auditentry"',  # what came of it
         "RELEASE SAVEPOINT",  # COMMIT, outside a test
     ]  # fmt: skip
-    common = shown[:7] + [sql for sql in shown[-5:] if any(sql.startswith(start) for start in starts[7:])]
+    # A verb that keeps the task records last what it was: the time of the update, and the record.
+    common = shown[:7] + (shown[-3:] if TASK_VERBS[verb].deletes else shown[-5:-3] + shown[-1:])
     assert [sql for sql, start in zip(common, starts, strict=True) if not sql.startswith(start)] == []
     assert "FOR UPDATE" in shown[6] and "COUNT(*)" not in "".join(shown)
     assert AuditEntry.objects.filter(verb=verb, changed=1).count() == LogEntry.objects.count() == 2

@@ -6,7 +6,7 @@ from django.db.models.functions import Now
 
 
 class Migration(migrations.Migration):
-    dependencies = [("dbtaskqueue", "0001_initial")]
+    dependencies = [("dbtaskqueue", "0002_task_changes")]
 
     operations = [
         migrations.CreateModel(

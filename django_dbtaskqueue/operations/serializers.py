@@ -6,6 +6,7 @@ The classes of documents name their fields once: functions fill them, and the AP
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from datetime import datetime
 from typing import TypedDict
 

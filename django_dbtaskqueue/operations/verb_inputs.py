@@ -37,8 +37,9 @@ class VerbOptions:
     def from_json(cls, stored: Mapping[str, Any]) -> VerbOptions:
         """Return the options that ``to_json`` stored, and defaults for those that it did not."""
         known: dict[str, Any] = {name: stored[name] for name in STORED_OPTIONS if name in stored}
-        spans = {name: timedelta(seconds=known[name]) for name in ("older_than", "delay") if name in known}
-        return cls(**(known | spans))
+        for name in {"older_than", "delay"} & known.keys():
+            known[name] = timedelta(seconds=known[name])
+        return cls(**known)
 
 
 STORED_OPTIONS = tuple(field.name for field in fields(VerbOptions) if field.name != "payload")
