@@ -36,6 +36,7 @@ from django_dbtaskqueue.operations.verbs import ENQUEUE_COPY, ONE_TASK_VERBS, PA
 MAX_NAMED_TASKS = 20  # on the confirmation page
 MAX_COMMANDED_POLLERS = 500  # in one action
 AUDIT_SOURCE = "admin"
+ACTION_ON_ALL_KEY = "action_on_all"  # a button's name: the action is on all rows that match its address
 CARRIED = ("again", "operation", "put_back")  # what a confirmation posts again beside the selection
 
 
@@ -49,6 +50,11 @@ class Question:
     form: forms.Form
     possible: bool  # whether anything would change
     unnamed: bool = False  # whether there are more rows than items
+
+
+def is_on_all(request: HttpRequest) -> bool:
+    """Return whether the action is on all rows that match the address, not on the ticked ones."""
+    return request.POST.get("select_across") == "1" or ACTION_ON_ALL_KEY in request.POST
 
 
 def check(request: HttpRequest, verb: Verb, queue: str | None = None) -> None:
@@ -80,7 +86,7 @@ def ask(page: ReadOnlyAdmin, request: HttpRequest, question: Question) -> HttpRe
         "question": question,
         "selected": request.POST.getlist(ACTION_CHECKBOX_NAME),
         "checkbox_name": ACTION_CHECKBOX_NAME,
-        "select_across": request.POST.get("select_across") == "1",
+        "select_across": is_on_all(request),
         "carried": [(name, request.POST[name]) for name in CARRIED if name in request.POST],
         "origin": request.POST.get("origin", ""),
         "back": page.back(request),
@@ -105,12 +111,13 @@ class TaskPage(ListAdmin):
 
 def act_on_tasks(page: TaskPage, request: HttpRequest) -> HttpResponse:
     """Ask for a confirmation; once confirmed, act and report. A refusal is shown on the page of origin."""
-    verb = {**TASK_VERBS, **ONE_TASK_VERBS}.get(request.POST.get("action", ""))
+    name = request.POST.get(ACTION_ON_ALL_KEY) or request.POST.get("action", "")
+    verb = {**TASK_VERBS, **ONE_TASK_VERBS}.get(name)
     if verb is None:
-        raise BadRequest(f"Tasks have no action {request.POST.get('action')!r}.")
+        raise BadRequest(f"Tasks have no action {name!r}.")
     check(request, verb)
     try:
-        act = _act_on_all if request.POST.get("select_across") == "1" else _act_on_ticked
+        act = _act_on_all if is_on_all(request) else _act_on_ticked
         return act(page, request, verb)
     except (TaskQueueError, SearchError) as error:
         return page.reply(request, str(error), messages.ERROR)

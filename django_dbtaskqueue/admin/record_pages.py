@@ -8,15 +8,18 @@ from typing import Any
 import django_filters
 from django.contrib import admin
 from django.core.exceptions import PermissionDenied
-from django.db.models import QuerySet
+from django.db.models import OuterRef, QuerySet, Subquery
 from django.http import Http404, HttpRequest, HttpResponse
 from django.urls import URLPattern, path
+from django.utils.html import format_html, format_html_join
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from django_dbtaskqueue.admin.frame import when_migrated
 from django_dbtaskqueue.admin.list_pages import FilterSet, ListAdmin, SmallListAdmin
+from django_dbtaskqueue.admin.page_actions import ACTION_ON_ALL_KEY
 from django_dbtaskqueue.admin.read_only import (
+    EMPTY_VALUE,
     Column,
     age_column,
     box,
@@ -24,6 +27,7 @@ from django_dbtaskqueue.admin.read_only import (
     column,
     id_of,
     json_box,
+    may_see,
     number,
     permitted,
     stamp,
@@ -139,6 +143,10 @@ def _window(name: str) -> Column:
     return column(f"{name[:-1]} {name[-1]}", count)
 
 
+MAX_SHOWN_TRACES = 50  # groups of the page with a traceback
+MAX_SPOT_VERBS = 2  # buttons of a group in the list; its page has all
+
+
 class FailureFilter(FilterSet):
     queue = django_filters.CharFilter(label=gettext_lazy("Queue"))
     error_type = django_filters.CharFilter(label=gettext_lazy("Exception"), lookup_expr="icontains")
@@ -148,11 +156,12 @@ class FailureGroupAdmin(SmallListAdmin):
     """Failures by queue, exception, line of the project's code, and message."""
 
     detail_template = "failure"
+    list_template = "failures"
     filterset = FailureFilter
     ordering = ("-last_seen",)
     empty = gettext_lazy("Nothing has failed.")
-    list_display = ("what", "queue", "frame", "in_1h", "in_3h", "in_24h", "in_3d", "in_7d", "first", "last", "tasks")
-    list_display_links = ("what",)
+    list_display = ("failure", "in_1h", "in_24h", "in_7d", "last", "tasks")
+    list_display_links = ()
     page_lines = ("queue", "error_type", "says", "frame", "first", "last", "tasks", "attempts")
 
     in_1h, in_3h, in_24h, in_3d, in_7d = map(_window, WINDOWS)
@@ -168,10 +177,36 @@ class FailureGroupAdmin(SmallListAdmin):
     ) -> Page:
         found = super().read_page(request, filterset, rows, before, after)
         fill(found.rows)
+        seen = [group for group in found.rows[:MAX_SHOWN_TRACES] if may_see(request, group)]
+        traces = newest_traces(seen)
+        for group in found.rows:
+            group.trace, group.verbs = traces.get(group.pk, ""), self.page_verbs(request, group)[:MAX_SPOT_VERBS]
         return found
 
     @admin.display(description=gettext_lazy("failure"))
+    def failure(self, group: Any) -> str:
+        """Show the error as a link, where it happens, the newest traceback folded, and what can be done at once."""
+        parts = [format_html("<strong>{}</strong>", self.link(self.what(group), self.page_of(group)))]
+        parts.append(
+            format_html('<div class="quiet">{} · <code>{}</code></div>', group.queue, group.frame or EMPTY_VALUE)
+        )
+        if group.trace:
+            title, name = _("Newest traceback"), f"dbtq-trace-{group.pk}"
+            parts.append(
+                format_html('<details id="{}"><summary>{}</summary>{}</details>', name, title, box(group.trace))
+            )
+        if group.verbs and figures(group).open:
+            parts.append(format_html('<div class="dbtq-spot">{}</div>', self._buttons(group)))
+        return format_html_join("", "{}", ((part,) for part in parts))
+
+    def _buttons(self, group: Any) -> str:
+        address = self.url(Task, "changelist", q=text_of(fingerprint=group.fingerprint, status=Status.ERROR))
+        html = '<button type="submit" form="dbtq-act" formaction="{}" name="{}" value="{}" class="button">{}…</button> '
+        rows = ((address, ACTION_ON_ALL_KEY, verb.name, verb.label) for verb in group.verbs)
+        return format_html_join("", html, rows)
+
     def what(self, group: Any) -> str:
+        """Return the error in one line."""
         message = masked_text(group.message)
         return f"{short_error(group.error_type)}: {message}" if group.error_type else message or group.fingerprint
 
@@ -197,7 +232,22 @@ class FailureGroupAdmin(SmallListAdmin):
         """Add the counts, and the address that actions on the group are posted to."""
         query = text_of(fingerprint=row.fingerprint, status=Status.ERROR)
         windows = figures(row).counts.items()
-        return {"act_url": self.url(Task, "changelist", q=query), "windows": windows, "title": self.what(row)}
+        trace = newest_traces([row]).get(row.pk) if may_see(request, row) else None
+        return {
+            "act_url": self.url(Task, "changelist", q=query),
+            "windows": windows,
+            "title": self.what(row),
+            "boxes": [(_("newest traceback"), box(trace), "traceback")] if trace else [],
+        }
+
+
+def newest_traces(groups: Sequence[FailureGroup]) -> dict[str, str]:
+    """Return the traceback of the newest failed attempt of each group, in one query."""
+    if not groups:
+        return {}
+    attempts = Attempt.objects.filter(fingerprint=OuterRef("pk")).order_by("-pk").values("traceback")[:1]
+    rows = type(groups[0])._default_manager.using(groups[0]._state.db).filter(pk__in=[group.pk for group in groups])
+    return {pk: trace or "" for pk, trace in rows.values_list("pk", Subquery(attempts))}
 
 
 def fill(groups: Sequence[FailureGroup]) -> None:
