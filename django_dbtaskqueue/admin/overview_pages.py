@@ -24,7 +24,7 @@ from django_dbtaskqueue.operations.doctor import Finding, examine
 from django_dbtaskqueue.operations.queue_stats import Overview, Pause, Quantiles, QueueStats, health, overview
 from django_dbtaskqueue.operations.report_page import Chart, Line
 from django_dbtaskqueue.operations.search import text_of
-from django_dbtaskqueue.operations.trends import Point, series
+from django_dbtaskqueue.operations.trends import Point, new_versions, series
 
 CHART_SPAN = timedelta(hours=1)
 
@@ -37,7 +37,7 @@ def charts(using: str, queue: str | None = None) -> list[Chart]:
         Line(_("completed"), "--dbtq-good", [60 * point.rate_of("completed", "deleted") for point in points]),
         Line(_("failed"), "--dbtq-bad", [60 * point.rate_of("failed", "retried") for point in points]),
         Line(_("poison"), "--dbtq-aside", [60 * point.rate_of("poisoned") for point in points]),
-        Line(_("put back"), "--dbtq-warn", [60 * point.rate_of("reenqueued") for point in points]),
+        Line(_("requeued"), "--dbtq-warn", [60 * point.rate_of("reenqueued") for point in points]),
     ]
     latency = [
         Line(_("run p50"), "--dbtq-busy", [point.run(0.5) for point in points]),
@@ -46,9 +46,14 @@ def charts(using: str, queue: str | None = None) -> list[Chart]:
         Line(_("wait p95"), "--dbtq-warn", [point.wait(0.95) for point in points]),
     ]
     title = _("Run time and wait time in seconds, last hour")
+    marks = [
+        {"iso": time.isoformat(), "clock": date_format(local(time), "H:i"), "version": version}
+        for time, version in new_versions(using, CHART_SPAN)
+    ]
+    outcomes = _("Attempts per minute, last hour")
     return [
-        Chart("throughput", _("Attempts per minute, last hour"), times, throughput, _figure, axis=""),
-        Chart("latency", title, times, latency, _figure, " s", axis=""),
+        Chart("throughput", outcomes, times, throughput, _figure, axis="", bars=True, marks=marks),
+        Chart("latency", title, times, latency, _figure, " s", axis="", marks=marks),
     ]
 
 

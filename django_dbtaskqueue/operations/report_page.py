@@ -129,6 +129,7 @@ class Chart:
     unit: str = ""
     axis: str = "Time (UTC)"
     bars: bool = False
+    marks: Sequence[Mapping[str, str]] = ()  # moments to name: iso, clock, version
 
     @property
     def rows(self) -> Iterator[Mapping[str, object]]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from django.db.models import Q, Sum
+from django.db.models import Min, Q, Sum
 from django.db.models.functions import Now
 
 from django_dbtaskqueue.core.exceptions import TaskQueueError
@@ -16,7 +16,7 @@ from django_dbtaskqueue.core.states import TERMINAL
 from django_dbtaskqueue.db.minute_counts import database_now
 from django_dbtaskqueue.db.session import Session, alias_for, aliases_of, model_for
 from django_dbtaskqueue.metrics import quantile
-from django_dbtaskqueue.models import FailureCount, Metric
+from django_dbtaskqueue.models import FailureCount, Metric, Poller
 from django_dbtaskqueue.operations.bounded_reads import ApproxCount, approx, prefer_indexes
 from django_dbtaskqueue.operations.lookup import locations_on
 from django_dbtaskqueue.operations.queue_stats import HISTOGRAMS, NO_QUANTILES, Quantiles
@@ -31,6 +31,7 @@ WINDOWS = {
 MAX_OPEN_TASKS_COUNTED = 1000  # of one group
 MAX_ENDED_TASKS = 1000  # of a queue and a terminal status, read for the figures of its payload types
 POINT_SECONDS = (60, 300, 600, 3600, 6 * 3600, 86_400)  # that one point of a series may last
+MAX_VERSIONS = 100  # of pollers, the oldest first
 MAX_POINTS = 150  # of a series, unless the longest step gives more
 
 
@@ -142,6 +143,18 @@ class Point:
     def wait(self, share: float) -> float | None:
         """The same of the time between due and checkout."""
         return quantile(self.waits, share)
+
+
+def new_versions(using: str | None, since: timedelta) -> list[tuple[datetime, str]]:
+    """Return when pollers of a new version first started, from ``since`` ago until now, as their rows say.
+
+    The first version that any row has is not new.
+    """
+    rows = Poller.objects.using(alias_for("", using, write=False)).exclude(version="")
+    first = rows.values_list("version").annotate(first=Min("start_time")).order_by("first")[:MAX_VERSIONS]
+    found = [(time, version) for version, time in first]
+    begin = database_now(Session.on(rows.db)) - since if len(found) > 1 else None
+    return [(time, version) for time, version in found[1:] if begin is not None and time >= begin]
 
 
 def series(

@@ -67,6 +67,30 @@
         });
     }
 
+    /* A value between two gaps: a line has no length there, so it is drawn as a point. */
+    function alone(values) {
+        return values.flatMap((value, at) => value !== null && (values[at - 1] ?? null) === null && (values[at + 1] ?? null) === null ? [at] : []);
+    }
+
+    /* A line and a name for each <time> of the list after the chart: a poller of a new version started. */
+    function drawMarks(box) {
+        return (plot) => document.querySelectorAll("#" + box.dataset.marks + " time").forEach((mark) => {
+            const x = plot.valToPos(Date.parse(mark.dateTime) / 1000, "x", true);
+            if (x < plot.bbox.left || x > plot.bbox.left + plot.bbox.width) return;
+            const draw = plot.ctx;
+            draw.save();
+            draw.strokeStyle = draw.fillStyle = colour("--body-quiet-color");
+            draw.setLineDash([4, 4]);
+            draw.beginPath();
+            draw.moveTo(x, plot.bbox.top);
+            draw.lineTo(x, plot.bbox.top + plot.bbox.height);
+            draw.stroke();
+            draw.textAlign = "right";
+            draw.fillText(mark.dataset.mark, x - 4, plot.bbox.top + 12 * uPlot.pxRatio);
+            draw.restore();
+        });
+    }
+
     function options(box, found, unit) {
         const report = "utc" in box.dataset, bars = "bars" in box.dataset;
         const time = Object.assign(axis(""), {size: 32});
@@ -76,16 +100,18 @@
         return {
             width: Math.max(box.clientWidth, 200), height: 220,
             cursor: {drag: {x: false, y: false}},
+            ...("marks" in box.dataset ? {hooks: {draw: [drawMarks(box)]}} : {}),
             ...(report ? {tzDate: (stamp) => uPlot.tzDate(new Date(stamp * 1000), "Etc/UTC")} : {}),
             scales: {
                 x: {time: found.isTime},
                 y: {range: (_, low, high) => [0, report ? high * 1.1 || 1 : Math.max(high * 1.1, 1)]},
             },
             axes: [time, axis(unit)],
-            series: [{label: found.word, value: (_, value) => labels.get(box).get(value) || "–"}, ...found.heads.map((head, at) => ({
+            series: [{label: found.word, value: (_, value) => labels.get(box).get(value) || ""}, ...found.heads.map((head, at) => ({
                 label: head.textContent, stroke: colour(head.dataset.colour), width: bars ? 0 : 2, dash: bars ? [] : dashes[at % dashes.length],
-                points: {show: !bars && found.data[0].length < 3}, ...look(colour(head.dataset.colour)),
+                points: {show: !bars, size: 6, filter: (plot, series) => alone(plot.data[series])}, ...look(colour(head.dataset.colour)),
                 value: (_, value, series, row) => {
+                    if (row === null || row === undefined) return "";  /* the pointer is elsewhere */
                     const own = bars && value !== null ? found.data[series][row] : value;
                     return own === null ? "–" : written(own, unit);
                 },
