@@ -29,8 +29,8 @@ CONTENTS = {
     ],
     "Look up": [
         *("reference/api", "reference/outcomes-and-retries", "reference/statuses", "reference/semantics"),
-        *("reference/settings", "reference/commands", "reference/operations", "reference/admin", "reference/errors"),
-        *("reference/pipeline", "reference/python", "reference/stability"),
+        *("reference/settings", "reference/commands", "reference/operations", "reference/http-api"),
+        *("reference/admin", "reference/errors", "reference/pipeline", "reference/python", "reference/stability"),
     ],
     "Understand": ["design", "explanation/performance"],
 }

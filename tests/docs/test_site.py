@@ -50,6 +50,13 @@ def test_the_documentation_imports_public_names_only() -> None:
     assert {name for name in used if not {name, f"{name}."} & public} == set()
 
 
+def test_every_page_is_in_the_table_of_contents() -> None:
+    contents = (REPOSITORY / "docs/conf.py").read_text()
+    pages = [one.relative_to(REPOSITORY / "docs").with_suffix("") for one in (REPOSITORY / "docs").rglob("*.[mr][ds]*")]
+    assert pages
+    assert [str(one) for one in pages if one.name != "index" and f'"{one}"' not in contents] == []
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Build the site as CONTRIBUTING says; a warning is an error."""

@@ -1,6 +1,6 @@
 """The job ``archive``: finished tasks and their failed attempts move from the database to the lake; none is lost.
 
-Each batch goes through these steps:
+Each batch goes through these steps::
 
     freeze    one row says which tasks: a range of ids and a predicate. The tasks are not touched.
     export    Spark writes them to files in the lake, which do not count yet.
