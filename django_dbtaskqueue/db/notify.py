@@ -23,6 +23,7 @@ from django.db.backends.base.creation import TEST_DATABASE_PREFIX
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.durations import jittered, next_pause
 from django_dbtaskqueue.core.threads import WatchedThread
+from django_dbtaskqueue.db import liveness
 from django_dbtaskqueue.db.session import Session
 
 logger = logging.getLogger(__name__)
@@ -74,11 +75,15 @@ class Notifier:
     def _send(self) -> None:
         session = Session(connections.create_connection(self.alias))  # nothing of a session is set: it may be pooled
         self._linger = 0.0 if is_for_tests(session.connection.settings_dict) else NOTIFIER_LINGER_S
+        liveness.bound_waits(session.connection)
+        deadline = liveness.Deadline(session.connection)
         owed, begun = 0.0, monotonic()
         while queues := self._take(session):
             owed, begun = max(owed - (monotonic() - begun), -MAX_SAVED_PAUSE_S), monotonic()
             try:
-                session.repeat(NOTIFY_SQL, {"queues": sorted(queues)})
+                liveness.watch()
+                with deadline:
+                    session.repeat(NOTIFY_SQL, {"queues": sorted(queues)})
             except Exception as error:  # if the thread died, this process would send no more wake-ups
                 logger.debug("Wake-up of %s not sent, polling will find the tasks: %s", queues, error)
                 _close(session)

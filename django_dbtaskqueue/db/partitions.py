@@ -7,6 +7,7 @@ that has none go to the default partition, so that an insert never fails for wan
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
@@ -18,10 +19,19 @@ __all__ = ["PartitionByMonth"]
 
 AHEAD = 3  # months for which partitions are made in advance
 NAME = re.compile(r"_y(\d{4})m(\d{2})$")
+LOCK_TIMEOUT = "3s"  # for the default partition, when rows move out of it
 MONTHS = """\
-SELECT to_char(month, '"_y"YYYY"m"MM'), month::text || '+00', (month + interval '1 month')::text || '+00'
+SELECT to_char(month, '"_y"YYYY"m"MM')
 FROM (SELECT date_trunc('month', statement_timestamp() AT TIME ZONE 'UTC') AS now) AS x,
     generate_series(now, now + %s * interval '1 month', interval '1 month') AS month
+"""
+MONTHS_OF_ROWS = """\
+SELECT DISTINCT to_char({column} AT TIME ZONE 'UTC', '"_y"YYYY"m"MM') FROM {table}
+"""
+COLUMN = """\
+SELECT a.attname FROM pg_partitioned_table p
+JOIN pg_attribute a ON a.attrelid = p.partrelid AND a.attnum = p.partattrs[0]
+WHERE p.partrelid = to_regclass(%s)
 """
 CHILDREN = """\
 SELECT c.relname FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
@@ -51,28 +61,62 @@ def is_partitioned(connection: BaseDatabaseWrapper, table: str) -> bool:
 
 def months(connection: BaseDatabaseWrapper, table: str) -> list[Partition]:
     """Return the table's monthly partitions, the oldest first; the default one is not among them."""
+    return _named(_children(connection, table))
+
+
+def missing_months(connection: BaseDatabaseWrapper, table: str) -> list[Partition]:
+    """Return the months without a partition: this one, the next ones, and those with rows in the default partition."""
+    there, default = _children(connection, table), f"{table}_default"
+    with connection.cursor() as cursor:
+        cursor.execute(MONTHS, [AHEAD])
+        suffixes = {suffix for (suffix,) in cursor.fetchall()}
+        if default in there:
+            column = connection.ops.quote_name(_column(connection, table))
+            cursor.execute(MONTHS_OF_ROWS.format(column=column, table=connection.ops.quote_name(default)))
+            suffixes |= {suffix for (suffix,) in cursor.fetchall()}
+    return [month for month in _named(f"{table}{suffix}" for suffix in sorted(suffixes)) if month.name not in there]
+
+
+def make_month(connection: BaseDatabaseWrapper, table: str, month: Partition) -> None:
+    """Make one month's partition. Rows of that month move into it from the default one. Needs the table's owner.
+
+    Call it in a transaction: meanwhile inserts into the default partition wait.
+    """
+    quote = connection.ops.quote_name
+    parent, default, child = quote(table), quote(f"{table}_default"), quote(month.name)
+    column, first, end = quote(_column(connection, table)), month.first.isoformat(), month.end.isoformat()
+    statements = [
+        f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'",
+        f"CREATE TABLE {child} (LIKE {parent} INCLUDING DEFAULTS INCLUDING CONSTRAINTS)",
+        f"ALTER TABLE {parent} ATTACH PARTITION {child} FOR VALUES FROM ('{first}') TO ('{end}')",
+    ]
+    if f"{table}_default" in _children(connection, table):
+        old = f"DELETE FROM {default} WHERE {column} >= '{first}' AND {column} < '{end}' RETURNING *"  # noqa: S608 -- names of models
+        statements[2:2] = [
+            f"LOCK TABLE {default} IN SHARE ROW EXCLUSIVE MODE",
+            f"WITH old AS ({old}) INSERT INTO {child} SELECT * FROM old",  # noqa: S608 -- names of models
+        ]
+    with connection.cursor() as cursor:
+        for statement in statements:
+            cursor.execute(statement)
+
+
+def _children(connection: BaseDatabaseWrapper, table: str) -> list[str]:
     with connection.cursor() as cursor:
         cursor.execute(CHILDREN, [connection.ops.quote_name(table)])
-        named = [(str(name), NAME.search(str(name))) for (name,) in cursor.fetchall()]
-    return [_partition(name, int(found[1]), int(found[2])) for name, found in named if found]
+        return [str(name) for (name,) in cursor.fetchall()]
 
 
-def make_ahead(connection: BaseDatabaseWrapper, table: str, *, ahead: int = AHEAD) -> list[str]:
-    """Make the partitions of this month and the next ones that do not exist yet; return their names.
-
-    Needs the table's owner. Not made where the default partition already holds rows of that month.
-    """
-    there = {partition.name for partition in months(connection, table)}
-    made = []
+def _column(connection: BaseDatabaseWrapper, table: str) -> str:
+    """Return the column that a table is partitioned by."""
     with connection.cursor() as cursor:
-        cursor.execute(MONTHS, [ahead])
-        for suffix, first, end in cursor.fetchall():
-            name = f"{table}{suffix}"
-            if name not in there:
-                parent, child = connection.ops.quote_name(table), connection.ops.quote_name(name)
-                cursor.execute(f"CREATE TABLE {child} PARTITION OF {parent} FOR VALUES FROM ('{first}') TO ('{end}')")
-                made.append(name)
-    return made
+        cursor.execute(COLUMN, [connection.ops.quote_name(table)])
+        return str(cursor.fetchone()[0])
+
+
+def _named(names: Iterable[str]) -> list[Partition]:
+    found = [(name, NAME.search(name)) for name in names]
+    return [_partition(name, int(match[1]), int(match[2])) for name, match in found if match]
 
 
 def _partition(name: str, year: int, month: int) -> Partition:
@@ -106,7 +150,8 @@ class PartitionByMonth(TableOperation):
         if partitioning:
             schema_editor.execute(f"CREATE TABLE {quote(f'{table}_default')} PARTITION OF {parent} DEFAULT")
         if partitioning and not schema_editor.collect_sql:  # it reads the database's clock
-            make_ahead(schema_editor.connection, table)
+            for month in missing_months(schema_editor.connection, table):
+                make_month(schema_editor.connection, table, month)
         schema_editor.execute(f"INSERT INTO {parent} SELECT * FROM {old}")  # noqa: S608 -- names of models
         schema_editor.execute(f"DROP TABLE {old}")
         keys = f"{key}, {quote(self.column)}" if partitioning else key

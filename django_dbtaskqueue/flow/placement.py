@@ -91,6 +91,8 @@ def _claim(session: Session, queue: str, capacity: int, wanted: int) -> None:
     alias = session.connection.alias
     Queue.objects.using(alias).bulk_create([Queue(name=queue)], ignore_conflicts=True)
     Queue.objects.using(alias).select_for_update().get(pk=queue)
-    live = session.run(session.sql.live, {"queue_name": queue, "limit": capacity + 1})[0][0]
-    if live + wanted > capacity:
-        raise QueueFull(queue, capacity)
+    for sql in (session.sql.live, session.sql.live_unexpired):  # the second reads more, and is rarely needed
+        live = session.run(sql, {"queue_name": queue, "limit": capacity + 1})[0][0]
+        if live + wanted <= capacity:
+            return
+    raise QueueFull(queue, capacity)

@@ -175,6 +175,12 @@ def _locked(rows: QuerySet[Any]) -> QuerySet[Any]:
     return rows.order_by("pk")
 
 
+def expired(session: Session, queue: str) -> list[int]:
+    """Return the ids of some tasks of a queue that wait and are past their time to live."""
+    sql = _sql(session.model, session.connection.vendor)
+    return [row[0] for row in session.run(sql.expired, {"queue_name": queue, "limit": ROWS_PER_BATCH})]
+
+
 @lru_cache(maxsize=256)
 def _sql(model: type[AbstractTask], vendor: str) -> RetentionStatements:
     known = statements_of(model, vendor)

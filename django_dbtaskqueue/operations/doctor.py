@@ -399,8 +399,8 @@ def _months(session: Session) -> Iterator[Finding]:
         yield _warning("history.month", _("The history has no partition for tomorrow."), remedy)
     default = session.connection.ops.quote_name(f"{table}_default")
     if session.run(f"SELECT 1 FROM {default} LIMIT 1", {}):  # noqa: S608 -- the name of a partition
-        yield _info(
+        yield _warning(
             "history.default",
             _("Part of the history is in its default partition, where old rows are deleted one by one."),
-            _("Run housekeeptasks regularly: it creates the partitions of the next three months."),
+            _("Run housekeeptasks as the tables' owner: it moves the rows into partitions of their months."),
         )

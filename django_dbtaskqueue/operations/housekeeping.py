@@ -14,14 +14,17 @@ from functools import partial
 from time import monotonic
 
 from django.db import DatabaseError, connections, transaction
+from django.db.models import TextField, Value
+from django.db.models.functions import Cast, Concat
 
 from django_dbtaskqueue.conf import settings as conf
+from django_dbtaskqueue.conf.overrides import queue_settings
 from django_dbtaskqueue.core.exceptions import UnknownQueue
 from django_dbtaskqueue.core.sql.stats import StatsStatements
-from django_dbtaskqueue.core.states import COMPLETED, ERROR, POISON
-from django_dbtaskqueue.db.partitions import is_partitioned, make_ahead, months
+from django_dbtaskqueue.core.states import COMPLETED, CREATED, ERROR, POISON
+from django_dbtaskqueue.db.partitions import is_partitioned, make_month, missing_months, months
 from django_dbtaskqueue.db.session import Session
-from django_dbtaskqueue.flow import retention
+from django_dbtaskqueue.flow import move, retention
 from django_dbtaskqueue.flow.retention import RetentionCursor
 from django_dbtaskqueue.models import TaskHistory
 from django_dbtaskqueue.operations.lookup import Location, locations
@@ -62,6 +65,7 @@ class RetentionReport:
 
     moved: int = 0  # tasks, to the history
     deleted: int = 0  # tasks, for good and counted, from the table or the history
+    expired: int = 0  # tasks past their time to live that no poller took
     attempts: int = 0
     audit: int = 0  # audit entries and bulk operations
     partitions: list[str] = field(default_factory=list)  # made
@@ -71,10 +75,11 @@ class RetentionReport:
     def __str__(self) -> str:
         months_of = f"; made {', '.join(self.partitions)}" if self.partitions else ""
         months_of += f"; dropped {', '.join(self.dropped)}" if self.dropped else ""
+        expired = f"; ended {self.expired} tasks past their time to live" if self.expired else ""
         rest = "" if self.over else "; more is left for the next turn"
         return (
             f"moved {self.moved} tasks to the history, deleted {self.deleted} tasks, {self.attempts} attempts"
-            f" and {self.audit} records of operators' actions"
+            f" and {self.audit} records of operators' actions{expired}"
             f"{months_of}{rest}"
         )
 
@@ -84,6 +89,7 @@ class Housekeeper:
 
     def __init__(self) -> None:
         self._cursors: dict[tuple[Location, str, str], RetentionCursor] = {}
+        self.upkeep_due: dict[str, float] = {}  # by alias: time.monotonic() of a poller's next turn without retention
 
     def turn(
         self,
@@ -118,6 +124,7 @@ class Housekeeper:
     ) -> None:
         session = Session.on(*place)
         for queue in _queues(session) if queues is None else queues:
+            report.expired += _repeat(clock, partial(_end_expired, session, queue))
             for status, age in policy.by_status():
                 cursor = self._cursors.setdefault((place, queue, status), RetentionCursor(queue, status))
                 number = 0
@@ -159,6 +166,34 @@ class _TurnTime:
         return not self.late
 
 
+def _end_expired(session: Session, queue: str) -> int:
+    """End tasks that wait and are past their time to live, as a poller would that took them; return how many."""
+    alias, ids = session.connection.alias, retention.expired(session, queue)
+    if not ids:
+        return 0
+    rows = session.model._base_manager.using(alias).filter(pk__in=ids)
+    waiting = rows.filter(status=CREATED)
+    if _settings(queue, alias).expired == "delete":
+        return move.delete(waiting)
+    text = Concat(
+        Value("Expired at "),
+        Cast("expire_time", TextField()),
+        Value(", before it could be started"),
+        output_field=TextField(),
+    )
+    with transaction.atomic(using=alias):
+        ended = move.change(waiting, "cancel")
+        rows.filter(status=POISON).update(process_result=text)
+    return ended
+
+
+def _settings(queue: str, alias: str) -> conf.QueueSettings:
+    try:
+        return queue_settings(queue, alias)
+    except UnknownQueue:  # it has tasks all the same
+        return conf.default_settings(queue)
+
+
 def _queues(session: Session) -> list[str]:
     return [row[0] for row in session.run(StatsStatements(session.sql.tables, session.sql.dialect).names, {})]
 
@@ -167,12 +202,15 @@ def _months_ahead(alias: str) -> list[str]:
     """Make the history's next partitions. If that fails, the default partition takes their rows."""
     if not is_partitioned(connections[alias], HISTORY_TABLE):
         return []
-    try:
-        with transaction.atomic(using=alias):
-            return make_ahead(connections[alias], HISTORY_TABLE)
-    except DatabaseError as error:
-        logger.warning("The history's next partitions could not be made: %s", _line(error))
-        return []
+    made = []
+    for month in missing_months(connections[alias], HISTORY_TABLE):
+        try:
+            with transaction.atomic(using=alias):
+                make_month(connections[alias], HISTORY_TABLE, month)
+            made.append(month.name)
+        except DatabaseError as error:
+            logger.warning("Partition %s of the history could not be made: %s", month.name, _line(error))
+    return made
 
 
 def _delete_old(alias: str, policy: RetentionPolicy, report: RetentionReport, clock: _TurnTime) -> None:

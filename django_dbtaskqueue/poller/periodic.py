@@ -7,6 +7,7 @@ import random
 import threading
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import partial
 from time import monotonic
 
@@ -30,6 +31,7 @@ DELETE_METRICS_SECONDS = 3600.0
 IDLE_BULK_SECONDS = 3.0  # between two polls for bulk operations
 BUSY_BULK_SECONDS = 0.05  # between two chunks of one
 RETENTION_OFF_SECONDS = 60.0  # between two checks whether retention has been switched on
+UPKEEP_SECONDS = 3600.0  # between two turns that delete nothing by age, while it is off
 PERIODIC_RETRY_SECONDS = 1.0, 60.0
 PERIODIC_TIMEOUT_SECONDS = 60.0  # for one job, a batch of bulk work or retention at the most
 
@@ -164,12 +166,16 @@ def _store(metrics: Collector, alias: str) -> float:
 
 def _apply_retention(housekeeper: Housekeeper, alias: str) -> float:
     every = conf.settings().housekeeping
-    if every is None:
+    if every is None and monotonic() < housekeeper.upkeep_due.get(alias, 0.0):
         return _spread(RETENTION_OFF_SECONDS)
-    report = housekeeper.turn(RetentionPolicy.of_settings(), using=alias, within=housekeeping.MAX_TURN)
-    if report.moved or report.deleted or report.attempts or report.partitions:
+    policy = RetentionPolicy() if every is None else RetentionPolicy.of_settings()  # without an age nothing is old
+    report = housekeeper.turn(policy, using=alias, within=housekeeping.MAX_TURN)
+    if every is None and report.over:
+        housekeeper.upkeep_due[alias] = monotonic() + _spread(UPKEEP_SECONDS)
+        every = timedelta(seconds=RETENTION_OFF_SECONDS)
+    if report.expired or report.moved or report.deleted or report.attempts or report.partitions:
         logger.info("Housekeeping: %s", report)
-    return _spread(every.total_seconds() if report.over else IDLE_BULK_SECONDS)
+    return _spread(every.total_seconds() if every is not None and report.over else IDLE_BULK_SECONDS)
 
 
 def _roll_up(alias: str) -> float:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from django.db import transaction
+from django.utils import timezone
 
 from django_dbtaskqueue import QueueFull, enqueue
 from django_dbtaskqueue.models import Task
@@ -33,6 +34,17 @@ def test_who_waits_gets_the_room_that_comes_free(alias: str) -> None:
         second = producer.do(enqueue, "narrow", "second", timeout=LONG, using=alias)
         Task.objects.db_manager(alias).checkout("narrow", poller_instance="p")[0].complete()
         assert second.result(PATIENCE).reference == "second"
+
+
+@BOTH
+@pytest.mark.parametrize("parked", [None, "no handler for payload type Alien"])
+def test_a_task_past_its_time_to_live_takes_no_room(alias: str, parked: str | None) -> None:
+    past = timezone.now() - timedelta(minutes=1)
+    first = Task.objects.using(alias).filter(reference="first")
+    first.update(expire_time=past, parked_by=parked, **({"ready_time": None} if parked else {}))
+    enqueue("narrow", "second", using=alias)
+    with pytest.raises(QueueFull):
+        enqueue("narrow", "third", using=alias)
 
 
 @BOTH

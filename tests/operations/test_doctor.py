@@ -145,7 +145,7 @@ def test_clocks_apart_deaf_pollers_and_a_history_without_a_month(monkeypatch: An
     monkeypatch.setattr(doctor, "MAX_CLOCK_SKEW", timedelta(seconds=-1))
     assert "apart" in found()["host.clock"].words
     TaskHistory.objects.create(queue="parcels", task_id=1, moved_time=timezone.now() - timedelta(days=2000))
-    assert found()["history.default"].level == "info"
+    assert found()["history.default"].level == "warning"
     with connection.cursor() as cursor:
         cursor.execute("SELECT relname FROM pg_class WHERE relname ~ '^dbtaskqueue_taskhistory_y.*m[0-9]+$'")
         for (name,) in cursor.fetchall():

@@ -171,7 +171,7 @@ def test_history_lies_in_one_table_a_month_made_ahead_and_dropped_when_old(histo
     assert len(others) == partitions.AHEAD
     row = TaskHistory.objects.create(queue="parcels", task_id=1)
     assert where(row) == first.name and first.first <= row.moved_time < first.end
-    # A month that nobody made goes to the default partition, and from there row by row
+    # A month that nobody made goes to the default partition, and from there into a partition of its own
     stray = TaskHistory.objects.create(queue="parcels", task_id=2, moved_time=first.first - 300 * DAY)
     assert where(stray) == f"{HISTORY_TABLE}_default"
     # Given a month of long ago
@@ -185,7 +185,8 @@ def test_history_lies_in_one_table_a_month_made_ahead_and_dropped_when_old(histo
 
     report = Housekeeper().turn(RetentionPolicy(history=90 * DAY))
 
-    assert (report.partitions, report.dropped) == ([others[-1].name], [f"{HISTORY_TABLE}_y2020m12"])
+    strays = f"{HISTORY_TABLE}_y{stray.moved_time.astimezone(UTC):%Ym%m}"
+    assert (report.partitions, report.dropped) == ([strays, others[-1].name], [f"{HISTORY_TABLE}_y2020m12", strays])
     assert (report.deleted, counted()) == (4, 5)
     assert sorted(DeletedTasks.objects.values_list("queue", "count")) == [
         ("letters", 1),
@@ -197,6 +198,30 @@ def test_history_lies_in_one_table_a_month_made_ahead_and_dropped_when_old(histo
         first.name,
         *[m.name for m in others],
     ]
+
+
+def test_months_without_a_housekeeper_move_out_of_the_default_partition(history: None) -> None:
+    """Given a history that nobody made partitions for, then a turn makes them, with the rows that are there."""
+    first, *others = partitions.months(connection, HISTORY_TABLE)
+    with connection.cursor() as cursor:
+        for month in (first, *others):
+            cursor.execute(f"DROP TABLE {month.name}")
+    now = timezone.now()
+    rows = [
+        TaskHistory.objects.create(queue="parcels", task_id=number, moved_time=now - number * 20 * DAY)
+        for number in range(6)
+    ]
+    assert {where(row) for row in rows} == {f"{HISTORY_TABLE}_default"}
+    before = list(TaskHistory.objects.order_by("pk").values())
+
+    report = Housekeeper().turn(RetentionPolicy())
+
+    assert list(TaskHistory.objects.order_by("pk").values()) == before
+    assert {where(row) for row in rows} <= set(report.partitions)
+    assert {first.name, *[month.name for month in others]} <= set(report.partitions)
+    assert Housekeeper().turn(RetentionPolicy()).partitions == []
+    new = TaskHistory.objects.create(queue="parcels", task_id=9)
+    assert where(new) == first.name
 
 
 def test_partitioning_keeps_rows_and_can_be_taken_back(history: None) -> None:
@@ -224,6 +249,52 @@ def test_a_poller_keeps_house_when_it_is_told_to(history: None, settings: Any, m
     old(COMPLETED, 30)
     with polling({"parcels": 1}):
         until(lambda: TaskHistory.objects.count() == 1)
+
+
+def test_a_poller_makes_partitions_and_ends_expired_tasks_unasked(
+    history: None, settings: Any, monkeypatch: Any
+) -> None:
+    """Given no HOUSEKEEPING: what holds the history and the capacity up does not stay."""
+    monkeypatch.setattr("django_dbtaskqueue.poller.periodic.RETENTION_OFF_SECONDS", 0.05)
+    first = partitions.months(connection, HISTORY_TABLE)[0]
+    with connection.cursor() as cursor:
+        cursor.execute(f"DROP TABLE {first.name}")
+    old(COMPLETED, 300)
+    expired(queue="letters")
+    with polling({"parcels": 1}):
+        until(lambda: first.name in [month.name for month in partitions.months(connection, HISTORY_TABLE)])
+        until(lambda: not Task.objects.filter(queue="letters", status=CREATED).exists())
+    assert Task.objects.filter(status=COMPLETED).count() == 1
+
+
+# -- past their time to live -------------------------------------------------------------------------------------------
+
+
+def expired(alias: str = "default", **columns: Any) -> Task:
+    then = timezone.now() - timedelta(minutes=5)
+    return make_task(CREATED, create_time=then, expire_time=then, using=alias, **{"queue": "parcels", **columns})
+
+
+@both
+@pytest.mark.parametrize("how", ["poison", "delete"])
+def test_expired_tasks_that_no_poller_takes_are_ended(alias: str, how: str, settings: Any) -> None:
+    settings.DBTASKQUEUE = {"QUEUES": {"parcels": {"expired": how}, "elsewhere": {"database": "sqlite"}}}
+    waiting = expired(alias)
+    parked = expired(alias, parked_by="no handler for payload type Alien on queue parcels")
+    held = make_task(PROCESSING, expire_time=waiting.expire_time, using=alias)
+    later = make_task(CREATED, expire_time=timezone.now() + DAY, using=alias)
+
+    assert Housekeeper().turn(RetentionPolicy(), using=alias).expired == 2
+
+    left = Task.objects.using(alias).in_bulk()
+    assert {held.pk, later.pk} <= left.keys()
+    assert (left[held.pk].status, left[later.pk].status) == (PROCESSING, CREATED)
+    if how == "delete":
+        assert left.keys() == {held.pk, later.pk}
+        assert sum(DeletedTasks.objects.using(alias).values_list("count", flat=True)) == 2
+    else:
+        assert {left[pk].status for pk in (waiting.pk, parked.pk)} == {POISON}
+        assert str(left[parked.pk].process_result).startswith("Expired at ")
 
 
 @pytest.mark.django_db

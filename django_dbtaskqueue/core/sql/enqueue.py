@@ -138,10 +138,18 @@ class EnqueueStatements(Group):
     @statement
     def live(self) -> str:
         """How many tasks of a queue are CREATED or PROCESSING, counted no further than ``limit``."""
+        return self._live("")
+
+    @statement
+    def live_unexpired(self) -> str:
+        """``live`` without the tasks that wait and are past their time to live. It must read the rows."""
+        return self._live(f" AND (expire_time IS NULL OR expire_time > {self.dialect.now} OR status = 'PROCESSING')")
+
+    def _live(self, condition: str) -> str:
         return (
             f"SELECT count(*) FROM (SELECT 1 FROM {self.tables.task} WHERE queue_name = %(queue_name)s"
-            f" AND ready_time IS NOT NULL UNION ALL SELECT 1 FROM {self.tables.task}"
-            " WHERE queue_name = %(queue_name)s AND parked_by IS NOT NULL LIMIT %(limit)s) AS x"
+            f" AND ready_time IS NOT NULL{condition} UNION ALL SELECT 1 FROM {self.tables.task}"
+            f" WHERE queue_name = %(queue_name)s AND parked_by IS NOT NULL{condition} LIMIT %(limit)s) AS x"
         )
 
     @statement

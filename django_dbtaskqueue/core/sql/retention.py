@@ -27,6 +27,15 @@ class RetentionStatements(Group):
         )
 
     @statement
+    def expired(self) -> str:
+        """Tasks of a queue that wait, ready or parked, and are past their time to live."""
+        found = (
+            f"SELECT id FROM {self.tables.task} WHERE queue_name = %(queue_name)s"
+            f" AND status = 'CREATED' AND expire_time <= {self.dialect.now}"
+        )
+        return f"{found} AND ready_time IS NOT NULL UNION ALL {found} AND parked_by IS NOT NULL LIMIT %(limit)s"
+
+    @statement
     def lock(self) -> str:
         """Lock those of the given tasks that are still finished as they were."""
         return (
