@@ -6,17 +6,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, cast
-from urllib.parse import urlencode
+from typing import Any, cast
 
-from django.contrib import admin, messages
+from django.contrib import admin
 from django.contrib.admin.models import LogEntry
-from django.contrib.auth.base_user import AbstractBaseUser
-from django.contrib.auth.models import AnonymousUser
 from django.contrib.contenttypes.models import ContentType
-from django.db import connections, router
-from django.db.models import Q, QuerySet
-from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.db import connections
+from django.db.models import QuerySet
+from django.http import HttpRequest, HttpResponse
 from django.utils.html import format_html
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
@@ -37,7 +34,7 @@ from django_dbtaskqueue.core.columns import SHOWN_IF_SET
 from django_dbtaskqueue.core.durations import format_duration
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.db.session import alias_for
-from django_dbtaskqueue.models import AbstractTask, Attempt, AuditEntry, Poller, Queue, SavedSearch, Task
+from django_dbtaskqueue.models import AbstractTask, Attempt, AuditEntry, Poller, Queue, Task
 from django_dbtaskqueue.models.querysets import TaskQuerySet
 from django_dbtaskqueue.operations import paging
 from django_dbtaskqueue.operations.paging import LOOK_ON_TIME, Page
@@ -49,9 +46,6 @@ from django_dbtaskqueue.operations.search.query import TaskFilter
 from django_dbtaskqueue.operations.serializers import error_of, message_of
 from django_dbtaskqueue.operations.task_changes import actions_on
 from django_dbtaskqueue.operations.verbs import EDIT, TASK_VERBS, VERBS
-
-if TYPE_CHECKING:
-    pass
 
 MAX_TIMELINE_ATTEMPTS = 50
 

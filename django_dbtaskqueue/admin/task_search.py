@@ -19,15 +19,17 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from django_dbtaskqueue.admin.list_pages import SORT_KEY
-from django_dbtaskqueue.admin.page_actions import TaskPage
+from django_dbtaskqueue.admin.page_actions import AUDIT_SOURCE, TaskPage
 from django_dbtaskqueue.admin.read_only import id_of
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.columns import LONG
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.models import SavedSearch
+from django_dbtaskqueue.operations.permissions import Actor
 from django_dbtaskqueue.operations.queue_counts import NONE_COUNTED, queue_counts, queue_names
 from django_dbtaskqueue.operations.search import QUALIFIERS, Search, Term, of_queue, parse, text_of, to_text
 from django_dbtaskqueue.operations.search.values import STATE_NAMES
+from django_dbtaskqueue.operations.visibility import visible_names, visible_queues
 
 if TYPE_CHECKING:
     from django_stubs_ext import StrOrPromise
@@ -69,15 +71,15 @@ SORTS = {
 def pickers(page: TaskPage, request: HttpRequest, search: Search) -> dict[str, Any]:
     """Return tabs of the statuses with their numbers, the queues to choose from, and the orders."""
     place = (page.get_queryset(request).db, page.model._meta.concrete_model)
-    queues = search.queues()
-    counts = queue_counts(place, queues, MAX_ROWS_OF_TABS).values()
+    queues, actor = search.queues(), Actor(request.user, AUDIT_SOURCE)
+    counts = queue_counts(place, visible_names(queues, actor) or visible_queues(actor), MAX_ROWS_OF_TABS).values()
     found = statuses_of(search)
     every = len(found) == len(Status)
     tabs = [(_("All"), _of_status(search, None, request.path), "", every)]
     for status in map(str, Status):
         number = sum((one.statuses[status] for one in counts), NONE_COUNTED)
         tabs.append((status, _of_status(search, status, request.path), str(number), found == {status} and not every))
-    names = sorted({*conf.known_queues(), *queue_names(place), *queues})
+    names = sorted(visible_names({*conf.known_queues(), *queue_names(place), *queues}, actor))
     order = request.GET.get(SORT_KEY, "")
     return {
         "tabs": [] if page.base_search else tabs,

@@ -129,7 +129,7 @@ def _taken(tasks: Iterable[AbstractTask], before: Mapping[int, Columns]) -> set[
         some = next(task for (name, _reference), task in wanted.items() if name == queue)
         references = [reference for name, reference in wanted if name == queue]
         rows = type(some)._default_manager.using(some._state.db).filter(queue=queue, reference__in=references)
-        found |= {wanted[queue, reference].pk for reference in rows.values_list("reference", flat=True)}
+        found |= {wanted[queue, reference].pk for reference in rows.values_list("reference", flat=True) if reference}
     return found
 
 
