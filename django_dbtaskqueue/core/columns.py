@@ -119,6 +119,7 @@ TASK_COLUMNS = (
     Column("parked_by", "text", shown=Shown.IF_SET, search=("parked",), history=False),
     Column("final_status", "text", history=False, archived=False),
     Column("fingerprint", "text", search=("fingerprint",), history=False, archived=False),
+    Column("lost_leases", "int", leased="lost_leases", history=False, archived=False),
 )  # fmt: skip
 BY_NAME = {column.name: column for column in TASK_COLUMNS}
 ENQUEUED = tuple(column for column in TASK_COLUMNS if column.enqueued)

@@ -89,6 +89,7 @@ class Lease:
     group: str | None
     expire_text: str | None
     lease_seconds: float | None
+    lost_leases: int  # in a row, before this one: their processes died, or lost the database
     port: Port
     deadline: float = 0.0  # time.monotonic() at which the lease, as last granted or renewed, runs out
     payload: Any = None  # an instance of the processor's payload class, or plain JSON: only the processor knows which
@@ -99,6 +100,7 @@ class Lease:
     settled: bool = False  # an outcome of this lease is committed
     touched: bool = False  # the processor tried to settle by itself
     unstored_since: float = 0.0  # time.monotonic() at which its outcome could not be stored; 0: it was not tried
+    unanswered: bool = False  # its outcome was sent, and no answer came
     lost: str = ""  # the verb that could not be written, because the lease was gone
 
     @property

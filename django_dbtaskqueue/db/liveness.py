@@ -18,6 +18,7 @@ from typing import Any
 from weakref import WeakSet
 
 from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.utils import DataError, Error, IntegrityError
 
 from django_dbtaskqueue.core.durations import format_seconds
 
@@ -29,6 +30,7 @@ MAX_ANSWER_TIMEOUT_S = 300.0  # after the timeout has been doubled: a statement 
 CHECK_TIMEOUT_S = 3.0  # for an answer that only shows whether a connection works
 CALM_S = 60.0  # without an unanswered statement, before a doubled timeout falls back
 DEADLINE_CHECK_INTERVAL_S = 0.2
+TOO_LARGE = "54"  # PostgreSQL's class of values beyond a limit, such as that of an index
 # libpq's parameters. The project's OPTIONS win.
 NETWORK_OPTIONS: dict[str, object] = {
     "connect_timeout": 3,
@@ -80,17 +82,15 @@ class Deadline:
                 return
             self._since = 0.0
             self._limit, self._calm_at = min(2 * self._limit, MAX_ANSWER_TIMEOUT_S), monotonic() + CALM_S
-            if _shut_down(self._connection.connection):
+            if _shut_down(self._connection):
                 alias, seconds = self._connection.alias, format_seconds(waited)
                 logger.warning("Database %s gave no answer for %s: connecting again", alias, seconds)
 
 
-def _shut_down(raw: Any) -> bool:
+def _shut_down(connection: BaseDatabaseWrapper) -> bool:
     """End a psycopg connection from another thread than its own; return whether it was open."""
-    if raw is None:  # it is still being made: that has a timeout of its own
-        return False
-    with suppress(Exception):  # it has just been closed
-        with socket.fromfd(raw.fileno(), socket.AF_INET, socket.SOCK_STREAM) as twin:
+    with suppress(Exception):  # it has just been closed, or is still being made: that has a timeout of its own
+        with socket.fromfd(_fileno(connection), socket.AF_INET, socket.SOCK_STREAM) as twin:
             twin.shutdown(socket.SHUT_RDWR)
         return True
     return False
@@ -106,6 +106,12 @@ def bound_waits(connection: BaseDatabaseWrapper, *, pool: bool = True) -> None:
         return
     changed = {**NETWORK_OPTIONS, **options} | ({"pool": False} if options.get("pool") else {})
     connection.settings_dict = {**connection.settings_dict, "OPTIONS": changed}
+
+
+def is_about_data(error: Exception) -> bool:
+    """Whether an error is about what was to be written, and not about the database: each repetition would fail."""
+    sqlstate = str(getattr(error.__cause__, "sqlstate", ""))
+    return not isinstance(error, Error) or isinstance(error, DataError | IntegrityError) or sqlstate[:2] == TOO_LARGE
 
 
 class _Outages:
@@ -137,7 +143,7 @@ def watch_first_statement(connection: BaseDatabaseWrapper) -> None:
         connection.execute_wrappers.insert(0, _execute_first)
 
 
-def forget_first_statement(connection: BaseDatabaseWrapper) -> None:
+def unwatch_first_statement(connection: BaseDatabaseWrapper) -> None:
     """Take back ``watch_first_statement``."""
     if connection.execute_wrappers and _execute_first in connection.execute_wrappers:
         connection.execute_wrappers.remove(_execute_first)
@@ -145,7 +151,7 @@ def forget_first_statement(connection: BaseDatabaseWrapper) -> None:
 
 def begin_first_statement(connection: BaseDatabaseWrapper) -> None:
     """The statement is about to be sent."""
-    forget_first_statement(connection)
+    unwatch_first_statement(connection)
     _first.dead = _first.dead or has_input(connection)
 
 
@@ -165,14 +171,18 @@ def _execute_first(
 FIRST_STATEMENT = [_execute_first]  # the wrappers of a connection that only waits for its first statement
 
 
+def _fileno(connection: BaseDatabaseWrapper) -> int:
+    raw: Any = connection.connection
+    return int(raw.fileno())
+
+
 def has_input(connection: BaseDatabaseWrapper) -> bool:
     """Whether the server has sent something without being asked: as a rule, that it closed the connection."""
-    raw: Any = connection.connection
-    if raw is None or not hasattr(raw, "fileno"):
+    if not hasattr(connection.connection, "fileno"):
         return False
     try:
         poll = select.poll()
-        poll.register(raw.fileno(), select.POLLIN)
+        poll.register(_fileno(connection), select.POLLIN)
         return bool(poll.poll(0))
     except Exception:  # the driver knows that it is closed
         return True

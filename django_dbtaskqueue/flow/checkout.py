@@ -7,6 +7,7 @@ one queue; ``take_many`` takes from several queues in one statement. Where they 
 from __future__ import annotations
 
 import json
+import logging
 import random
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
@@ -17,13 +18,17 @@ from time import monotonic
 from typing import Any, Protocol
 
 from django.core.exceptions import ImproperlyConfigured
+from django.db import DatabaseError
 from django.utils.module_loading import import_string
 
 from django_dbtaskqueue.core.exceptions import TaskQueueError
 from django_dbtaskqueue.core.lease import Lease, Port
-from django_dbtaskqueue.db.session import Row, Session
+from django_dbtaskqueue.core.sql import UNREADABLE
+from django_dbtaskqueue.db.liveness import is_about_data
+from django_dbtaskqueue.db.session import Params, Row, Session
 from django_dbtaskqueue.flow.scan import READY_ORDER, SCAN_NOW, Scan, ScanCursor, Watermarks, take_rows
 
+logger = logging.getLogger("django_dbtaskqueue")
 CANDIDATE_POOL_SIZE = 48  # tasks from which an optimistic checkout that lost a race picks at random
 
 
@@ -160,15 +165,43 @@ def take(
     port: Port,
     tags: Sequence[str] = (),
     without: Sequence[str] = (),
+    min_lease: float = 0.0,
 ) -> list[Lease]:
-    """Take at most ``limit`` due tasks of one queue, but no payload types ``without`` ('' is "none"), not decoded."""
-    params = _params(session, poller_instance, lease, tags)
+    """Take at most ``limit`` due tasks of one queue, but no payload types ``without`` ('' is "none"), not decoded.
+
+    No lease is shorter than ``min_lease`` seconds, whatever the queue or the task say.
+    """
+    params = _params(session, poller_instance, lease, tags, min_lease)
     params["limit"] = limit
     if without:
         session, params["without"] = session.narrowed(), session.sql.dialect.array(without)
     since = monotonic()  # before the statement is sent, so that a deadline is never later than the database's
-    rows = strategy.take(session, cursor, params)
-    return _granted(rows, port, since, params["lease"]) if rows else []
+    try:
+        rows = strategy.take(session, cursor, params)
+    except DatabaseError as error:
+        if session.connection.in_atomic_block or not is_about_data(error):
+            raise
+        found = session.run(session.sql.first_ready, {**params, "queue_name": cursor.queue})
+        rows = _take_or_park(session, found, {**params, "queue_name": cursor.queue})
+    return _granted(rows, port, since, params) if rows else []
+
+
+def _take_or_park(session: Session, found: Sequence[Row], params: Params) -> list[Row]:
+    """Take tasks of which some cannot be taken: a part that fails is halved; park each one that fails alone."""
+    fenced = json.dumps([{"task_id": task_id, "token": token} for task_id, token in found])
+    try:
+        return session.run(session.sql.checkout_optimistic, {**params, "rows": fenced}) if found else []
+    except DatabaseError as error:
+        if not is_about_data(error):
+            raise
+        if len(found) > 1:
+            middle = len(found) // 2
+            return [row for part in (found[:middle], found[middle:]) for row in _take_or_park(session, part, params)]
+        [(task_id, token)] = found
+        reason = f"{UNREADABLE}: {error}".partition("\n")[0][:200]
+        logger.error("Task %s of %s parked: %s", task_id, params["queue_name"], reason)
+        session.run(session.sql.park_unleased, {"task_id": task_id, "token": token, "reason": reason})
+        return []
 
 
 def take_many(
@@ -179,17 +212,18 @@ def take_many(
     limit: int,
     lease: timedelta,
     tags: Sequence[str] = (),
+    min_lease: float = 0.0,
 ) -> int:
     """Take due tasks of several queues of one PostgreSQL table, in the order of ``shares``; return how many.
 
     At most ``limit`` in all, and of each queue at most what its share says: what ``SkipLocked`` would take of one
     after the other. The queues have no ``max_wait``. A paused queue gives nothing. Payloads are still text.
     """
-    params = _params(session, poller_instance, lease, tags)
+    params = _params(session, poller_instance, lease, tags, min_lease)
     since = monotonic()  # before the statement is sent, so that a deadline is never later than the database's
     got = take_rows_of_many(session, shares, params, limit)
     for share in shares:
-        share.taken = _granted(share.rows, share.port, since, params["lease"])
+        share.taken = _granted(share.rows, share.port, since, params)
     return got
 
 
@@ -234,16 +268,22 @@ def next_due_by_queue(session: Session, priorities: Iterable[tuple[str, int]]) -
     return dict(session.run(session.sql.next_due_of_many, params))
 
 
-def _params(session: Session, poller_instance: str, lease: timedelta, tags: Sequence[str]) -> dict[str, Any]:
+def _params(
+    session: Session, poller_instance: str, lease: timedelta, tags: Sequence[str], min_lease: float
+) -> dict[str, Any]:
     array = session.sql.dialect.array(tags)
-    return {"poller_instance": poller_instance, "lease": lease.total_seconds(), "tags": array}
+    seconds = lease.total_seconds()
+    return {"poller_instance": poller_instance, "lease": seconds, "min_lease": min_lease, "tags": array}
 
 
-def _granted(rows: Iterable[Row], port: Port, since: float, seconds: float) -> list[Lease]:
-    """Return leased rows as leases granted at ``since`` for ``seconds``, or for what the task's own lease says."""
-    granted = [Lease(*row, port, since + seconds) for row in rows]  # type: ignore[call-arg]  # as in ``leases``
+def _granted(rows: Iterable[Row], port: Port, since: float, params: Params) -> list[Lease]:
+    """Return leased rows as leases granted at ``since``, for the time that the statement's ``params`` gave them."""
+    least = params["min_lease"]
+    until = since + max(params["lease"], least)
+    granted = [Lease(*row, port, until) for row in rows]  # type: ignore[call-arg]  # as in ``leases``
     for task in granted:
         if task.lease_seconds is not None:
+            task.lease_seconds = max(task.lease_seconds, least)
             task.deadline = since + task.lease_seconds
     return granted
 

@@ -35,7 +35,7 @@ from django_dbtaskqueue.core.outcomes import (
     Settlement,
     as_outcome,
 )
-from django_dbtaskqueue.core.sql import NO_HANDLER
+from django_dbtaskqueue.core.sql import NO_HANDLER, UNREADABLE
 from django_dbtaskqueue.flow.decide import decide_call, failure
 
 logger = logging.getLogger("django_dbtaskqueue")
@@ -97,9 +97,15 @@ def expiry(lease: Lease, expired: str) -> CompleteDelete | Poison | None:
 
 
 def refusal(lease: Lease, processor: Processor | None, expired: str) -> CompleteDelete | Poison | Park | None:
-    """Return what becomes of a task that must not start here: expired, or without a processor. None: it can start."""
-    if lease.expire_text is not None and (refused := expiry(lease, expired)) is not None:
-        return refused
+    """Return what becomes of a task that must not start here: expired, unreadable, or without a processor.
+
+    None: it can start.
+    """
+    try:
+        if lease.expire_text is not None and (refused := expiry(lease, expired)) is not None:
+            return refused
+    except ValueError as error:  # a time that the database lets pass, but Python does not
+        return Park(f"{UNREADABLE}: {error}")
     return Park(no_handler(lease.queue, lease.payload_type)) if processor is None else None
 
 

@@ -17,10 +17,10 @@ from time import monotonic
 from typing import Any, Never
 
 from django.db import transaction
-from django.db.utils import DataError, Error, IntegrityError, OperationalError
+from django.db.utils import OperationalError
 
 from django_dbtaskqueue.core import json as json_payload
-from django_dbtaskqueue.core.exceptions import TaskQueueError
+from django_dbtaskqueue.core.exceptions import ProcessDied, TaskQueueError
 from django_dbtaskqueue.core.failure_signature import describe
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import (
@@ -37,6 +37,7 @@ from django_dbtaskqueue.core.outcomes import (
 )
 from django_dbtaskqueue.core.sql import Statements
 from django_dbtaskqueue.db import notify
+from django_dbtaskqueue.db.liveness import is_about_data
 from django_dbtaskqueue.db.session import Row, Session
 from django_dbtaskqueue.flow import groups
 from django_dbtaskqueue.flow.decide import decide
@@ -49,7 +50,6 @@ Decided = tuple[Lease, Settlement]
 Rewritten = Reenqueue | Poison | Failed | Release | Park  # outcomes that change the row by what they carry
 LOCKED = "55P03"  # what PostgreSQL calls a wait that was longer than lock_timeout
 READ_ONLY = "25"  # and its class of writes refused, as after a fail-over
-TOO_LARGE = "54"  # and its class of values beyond a limit, such as that of an index
 
 
 def settle(session: Session, pairs: Sequence[Decided], *, keep: str = "keep", group_retry: str = "hold") -> set[int]:
@@ -166,6 +166,7 @@ UNCHANGED: dict[str, Any] = {
     **dict.fromkeys(("delay", "result_text", "result_value", "park_reason", "failure_key")),
     "attempts_added": 0,
     "reenqueues_added": 0,
+    "deaths": 0,
 }
 
 
@@ -194,7 +195,8 @@ def _unknown(outcome: Never) -> object:
 
 def _failed_columns(outcome: Failed, failure: dict[str, str]) -> dict[str, Any]:
     text = json_payload.tail_bytes(failure["traceback"] or failure["message"] or failure["error_type"])
-    change = {**UNCHANGED, "result_text": text, "failure_key": failure["failure_key"]}
+    deaths = int(isinstance(outcome.said.error, ProcessDied))
+    change = {**UNCHANGED, "result_text": text, "failure_key": failure["failure_key"], "deaths": deaths}
     if outcome.delay is None:
         return {**change, "new_status": "ERROR"}
     return {**change, "new_status": "CREATED", "delay": outcome.delay.total_seconds()}
@@ -225,7 +227,7 @@ def settle_surely(
             again = partial(settle_surely, session, keep=keep, group_retry=group_retry, patience=patience)
             return set().union(*map(again, parts))
         lease = pairs[0][0]
-        if not _is_own_fault(error) and _is_new(lease, patience):
+        if not is_about_data(error) and _is_new(lease, patience):
             logger.debug("Outcome of task %s could not be stored, trying again: %s", lease.id, error)
             return set()
         logger.error("Outcome of task %s could not be stored (%s); storing a plain failure.", lease.id, error)
@@ -242,12 +244,6 @@ def _settle_plainly(session: Session, lease: Lease, text: str, keep: str) -> set
         return {lease.id}
 
 
-def _is_own_fault(error: Exception) -> bool:
-    """Whether an error is about what an outcome holds, and not about the database."""
-    sqlstate = str(getattr(error.__cause__, "sqlstate", ""))
-    return not isinstance(error, Error) or isinstance(error, DataError | IntegrityError) or sqlstate[:2] == TOO_LARGE
-
-
 def _is_new(lease: Lease, patience: float) -> bool:
     """Whether a lease's outcome has been failing for less than ``patience`` seconds."""
     lease.unstored_since = lease.unstored_since or monotonic()
@@ -260,7 +256,7 @@ def _raise_if_common(session: Session, pairs: Sequence[Decided], error: Exceptio
     To find out, settle a task that does not exist.
     """
     sqlstate = str(getattr(error.__cause__, "sqlstate", ""))
-    if _is_own_fault(error) or sqlstate == LOCKED:
+    if is_about_data(error) or sqlstate == LOCKED:
         return
     if sqlstate.startswith(READ_ONLY) or isinstance(error, OperationalError):
         raise error
@@ -304,6 +300,12 @@ def resolve(session: Session, leases: Iterable[Lease]) -> tuple[set[int], set[in
     found = session.run(session.sql.outcome_of, {"rows": rows})
     held = {task_id for task_id, status in found if status == "PROCESSING"}
     return {task_id for task_id, _ in found} - held, held
+
+
+def in_history(session: Session, leases: Iterable[Lease]) -> set[int]:
+    """Return the ids of those leases whose outcome moved their task into the history."""
+    rows = json.dumps([_fence(lease) for lease in leases])
+    return {row[0] for row in session.run(session.sql.moved, {"rows": rows, "location": session.location})}
 
 
 def release(session: Session, leases: Iterable[Lease]) -> set[int]:

@@ -89,6 +89,8 @@ class AbstractTask(TaskColumns):
     # The status once it is terminal: what pages and housekeeping look for, in indexes that no checkout writes.
     final_status: OptionalText = models.CharField(_("final status"), max_length=30, null=True, blank=True)  # noqa: DJ001 -- NULL is "not finished"
     fingerprint: OptionalText = models.CharField(_("fingerprint"), max_length=40, null=True, blank=True)  # noqa: DJ001 -- NULL is "never failed"
+    # How many leases in a row ran out before an outcome: the task may have killed its process.
+    lost_leases: Whole = models.IntegerField(_("leases lost in a row"), db_default=0)
 
     objects: ClassVar[TaskManager[Self]] = TaskManager()
 

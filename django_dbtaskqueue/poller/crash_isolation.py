@@ -6,7 +6,6 @@ ran together with the others again, it would take one attempt of each of them wi
 
 from __future__ import annotations
 
-import json
 import logging
 from time import monotonic
 from typing import TYPE_CHECKING
@@ -51,7 +50,7 @@ class CrashIsolation:
 
         ``alone`` is true if no other fetch is under way.
         """
-        ids = _without_outcome(session, leases)
+        ids = {lease.id for lease in leases if lease.lost_leases}
         if not ids:
             if len(leases) == 1:  # a larger batch was asked for before isolation began, so it tells nothing
                 self._queues.discard(leases[0].port.key)
@@ -79,13 +78,3 @@ class CrashIsolation:
 def _quarantine_seconds(lease: Lease) -> float:
     seconds = (lease.lease_until - lease.start_time).total_seconds() * QUARANTINE_LEASE_SHARE
     return min(max(seconds, MIN_QUARANTINE_SECONDS), MAX_QUARANTINE_SECONDS)
-
-
-def _without_outcome(session: Session, leases: list[Lease]) -> set[int]:
-    """Return the ids of those tasks whose attempt before this one left no outcome: its process died, as a rule."""
-    again = [lease for lease in leases if lease.attempt > 1 and not lease.reenqueue_attempt]
-    if not again:
-        return set()
-    rows = json.dumps([{"task_id": lease.id} for lease in again])
-    failed: dict[int, int] = dict(session.run(session.sql.last_failures, {"rows": rows, "location": session.location}))
-    return {lease.id for lease in again if failed.get(lease.id) != lease.attempt - 1}

@@ -14,12 +14,11 @@ from django_dbtaskqueue.core.outcomes import Release, Settlement
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow import checkout, observe, settle
 from django_dbtaskqueue.flow.checkout import QueueShare
-from django_dbtaskqueue.flow.run import Processor, no_handler, refusal
+from django_dbtaskqueue.flow.run import Processor, refusal
 from django_dbtaskqueue.flow.scan import SCAN_NOW
 from django_dbtaskqueue.poller.crash_isolation import CrashIsolation
 from django_dbtaskqueue.poller.executors import Done, Executor, Job
 from django_dbtaskqueue.poller.free_slots import (
-    PROBE_TASKS,
     Capacity,
     Executors,
     equal_limits,
@@ -27,6 +26,7 @@ from django_dbtaskqueue.poller.free_slots import (
     free_slots,
     place,
     processor_slots,
+    share_of,
 )
 from django_dbtaskqueue.poller.queue_state import ConnectionSet, Options, QueueState, find_next_due, unpark
 from django_dbtaskqueue.poller.settle_batches import Counts, Settler
@@ -35,7 +35,6 @@ logger = logging.getLogger("django_dbtaskqueue")
 
 MAX_QUEUES_PER_STATEMENT = 50
 DRAIN_HORIZON_SECONDS = 5.0  # a draining poller waits for tasks that are due within this time
-FAST_TASK_SECONDS = 0.0002  # below this, one thread runs a task sooner than a second thread wakes
 NEXT_TURN = attrgetter("next_turn")
 
 
@@ -139,7 +138,13 @@ class Fetcher:
         return (
             type(queue.strategy) is checkout.SkipLocked
             and queue.settings.max_wait is None
-            and not (queue.unpark_due or queue.reply_lost or queue.full_processors or self.capacity.options.once)
+            and not (
+                queue.alone
+                or queue.unpark_due
+                or queue.reply_lost
+                or queue.full_processors
+                or self.capacity.options.once
+            )
         )
 
     def _sharing_queues(self, first: QueueState, asked: int, due: list[QueueState]) -> Iterator[QueueState]:
@@ -214,6 +219,7 @@ class Fetcher:
                 self._reserve([queue], -asked)
         next_due = None if got else find_next_due(session, queue)
         with self._lock:
+            queue.alone = False
             queue.fetched(got=got, asked=asked, wakes=wakes, next_due=next_due)
         options = self.capacity.options
         if options.once or (options.drain and not got and not queue.unpark_due and self._is_drained(session, queue)):
@@ -224,7 +230,7 @@ class Fetcher:
         wakes = [queue.wakes for queue in queues]
         try:
             session = connections.session(queues[0])
-            parts = [QueueShare(queue.cursor, _share(queue, asked), port=queue.port) for queue in queues]
+            parts = [QueueShare(queue.cursor, share_of(queue, asked), port=queue.port) for queue in queues]
             checkout.take_many(
                 session,
                 parts,
@@ -232,11 +238,12 @@ class Fetcher:
                 limit=asked,
                 lease=queues[0].settings.lease,
                 tags=self.capacity.options.tags,
+                min_lease=max([queue.min_lease for queue in queues]),
             )
             self._run_shared(session, queues, parts, asked)
         except Exception:
             for queue in queues:
-                queue.reply_lost = True
+                queue.reply_lost = queue.alone = True
             raise
         finally:
             with self._lock:
@@ -266,7 +273,7 @@ class Fetcher:
         given = [(queue, part.taken) for queue, part in zip(queues, parts, strict=True) if part.taken]
         for queue, leases in given:
             jobs += self._jobs(queue, [lease for lease in leases if lease not in released] if released else leases)
-        self.capacity.executors.submit(jobs, fast=all(_is_fast(queue) for queue, _ in given))
+        self.capacity.executors.submit(jobs, fast=all(queue.is_fast() for queue, _ in given))
 
     def _take_by_processor(self, session: Session, queue: QueueState, asked: int) -> int:
         """Take tasks so that no processor gets more than its free slots, and a full one does not block the others.
@@ -309,6 +316,7 @@ class Fetcher:
             port=queue.port,
             tags=self.capacity.options.tags,
             without=without,
+            min_lease=queue.min_lease,
         )
         if not leases:
             return 0
@@ -316,7 +324,7 @@ class Fetcher:
         if not self.capacity.options.once:
             kept = self._isolation.sift(session, leases, alone=self.capacity.reserved == asked)
         if kept and (jobs := self._jobs(queue, kept)):
-            self.capacity.executors.submit(jobs, fast=_is_fast(queue))
+            self.capacity.executors.submit(jobs, fast=queue.is_fast())
         return len(leases)
 
     def _jobs(self, queue: QueueState, leases: list[Lease]) -> list[Job]:
@@ -328,11 +336,13 @@ class Fetcher:
                 lease.policy = queue.settings.retry
         observe.checked_out(leases)
         self._expect_lease(queue, queue.settings.lease.total_seconds())  # it may be shorter than the last renewal knew
+        now, late = monotonic(), False
         jobs: list[Job] = []
         special: dict[Processor, list[Lease]] = {}
         for lease in leases:
             if lease.lease_seconds is not None:
                 self._expect_lease(queue, lease.lease_seconds)
+            late = late or lease.deadline <= now
             processor = registry.find(lease.queue, lease.payload_type)
             refused = refusal(lease, processor, queue.settings.expired)
             if refused is not None or processor is None:
@@ -341,13 +351,15 @@ class Fetcher:
                 jobs.append(Job(lease, processor))
             else:
                 special.setdefault(processor, []).append(lease)
+        if late:
+            queue.lengthen_leases()
         for processor, batch in special.items():
             self.capacity.executors.submit_special(processor, batch)
         return jobs
 
     def _refuse(self, lease: Lease, refused: Settlement | None) -> None:
         if refused is not None and refused.facts.parks:
-            reason = no_handler(lease.queue, lease.payload_type)
+            reason = getattr(refused, "reason", "")
             logger.warning("Task %s parked: %s", lease.id, reason, extra=observe.fields(lease))
         self._settler.finish(Done(lease, refused, 0.0), idle=True)
 
@@ -372,13 +384,3 @@ class Fetcher:
         queue.reply_lost = False
         if released:
             logger.info("Released %s tasks of %s: the reply to their checkout was lost", len(released), queue.name)
-
-
-def _share(queue: QueueState, asked: int) -> int:
-    """Return how many tasks of a shared statement a queue may give."""
-    known = queue.run_seconds is not None or queue.probed
-    return min(asked, queue.settings.batch_size if known else PROBE_TASKS)
-
-
-def _is_fast(queue: QueueState) -> bool:
-    return queue.run_seconds is not None and queue.run_seconds < FAST_TASK_SECONDS

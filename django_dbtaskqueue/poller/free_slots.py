@@ -209,6 +209,12 @@ def buffered_tasks(queue: QueueState, mean_run_seconds: float | None) -> int:
     return 0 if run_seconds is None else min(limit, int(BUFFER_SECONDS / max(run_seconds, MIN_RUN_SECONDS)))
 
 
+def share_of(queue: QueueState, asked: int) -> int:
+    """Return how many tasks of a shared statement a queue may give."""
+    known = queue.run_seconds is not None or queue.probed
+    return min(asked, queue.settings.batch_size if known else PROBE_TASKS)
+
+
 def free_calls(processor: Processor | None, executors: Executors) -> int | None:
     """Return how many more calls of a processor may run or wait: rule 5 of ``free_slots``. None for no limit."""
     if processor is None or processor.concurrency is None:

@@ -27,6 +27,9 @@ logger = logging.getLogger("django_dbtaskqueue")
 
 MIN_LIKELY_READY_TASKS = 20  # that a full fetch suggests are left
 POLL_JITTER = (0.8, 1.2)  # factors of the idle pause
+FAST_TASK_SECONDS = 0.0002
+# After a lease that ran out before its task reached the poller, leases last at least so long: at first, and at most.
+MIN_LEASE_SECONDS = 0.2, 60.0
 DUE_MARGIN_SECONDS = 0.001  # after a scheduled task's time
 
 
@@ -78,6 +81,8 @@ class QueueState:
     exhausted: bool = False  # a run that ends has nothing more to take here
     wakes: int = 0
     overrides: dict[str, object] = field(default_factory=dict)  # of the queue's row, as last applied
+    min_lease: float = 0.0  # seconds that a lease lasts at least, so that it does not run out during its checkout
+    alone: bool = False  # a fetch of several queues failed: its next fetch says whether it is this one's fault
     reply_lost: bool = False  # a fetch failed, but may have taken tasks
     unpark_due: bool = True  # parked tasks may have a processor by now
     full_processors: frozenset[Processor] = frozenset()  # those without a free slot at the last fetch
@@ -101,6 +106,14 @@ class QueueState:
     def priorities(self) -> list[int]:
         """Return the priorities found so far."""
         return sorted({priority for cursor in (self.cursor, *self.cursors.values()) for priority in cursor.watermarks})
+
+    def lengthen_leases(self) -> None:
+        """Let leases last longer: one ran out before its task reached the poller."""
+        self.min_lease = next_pause(self.min_lease, *MIN_LEASE_SECONDS)
+
+    def is_fast(self) -> bool:
+        """Whether one thread runs a task sooner than a second thread wakes."""
+        return self.run_seconds is not None and self.run_seconds < FAST_TASK_SECONDS
 
     def wake(self) -> None:
         """Fetch soon: there may be a task."""

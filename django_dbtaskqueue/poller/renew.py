@@ -80,7 +80,7 @@ class Renewer:
         if not leases:
             return third
         try:
-            for lease in renew(session, leases, seconds):
+            for lease in renew(session, leases, max(seconds, queue.min_lease), queue.min_lease):
                 self._lost(lease)
         except Exception as error:  # of any kind: without this thread every lease would run out
             expected = isinstance(error, Error)
@@ -91,14 +91,14 @@ class Renewer:
         return third
 
 
-def renew(session: Session, leases: list[Lease], seconds: float) -> list[Lease]:
+def renew(session: Session, leases: list[Lease], seconds: float, min_lease: float = 0.0) -> list[Lease]:
     """Extend leases to ``seconds`` (or their own length) from now; return those that are gone.
 
     A lease whose row is locked (by its processor's transaction) is neither extended nor gone.
     """
     now = monotonic()
     rows = json.dumps([{"task_id": lease.id, "token": lease.total_attempt} for lease in leases])
-    kept = {row[0] for row in session.run(session.sql.renew, {"rows": rows, "lease": seconds})}
+    kept = {row[0] for row in session.run(session.sql.renew, {"rows": rows, "lease": seconds, "min_lease": min_lease})}
     for lease in leases:
         if lease.id in kept:
             lease.deadline = now + (lease.lease_seconds or seconds)

@@ -78,6 +78,10 @@ class Settler:
             while pending:
                 self._settle_batch(connections, pending[-1])
                 pending.pop()
+        except Exception:
+            for done in chain.from_iterable(pending[-1].values()):
+                done.lease.unanswered = True
+            raise
         finally:
             for batch in pending:
                 for ended in batch.values():
@@ -137,9 +141,12 @@ class Settler:
 
         Return the ids of the leases that are still held: another transaction locks their rows, so they have to wait.
         """
-        stored, held = settle.resolve(connections.session(queue), [lease for lease, _ in missing])
+        session, keep = connections.session(queue), queue.settings.keep
+        stored, held = settle.resolve(session, [lease for lease, _ in missing])
+        sent = [lease for lease, outcome in missing if lease.unanswered and outcome.facts is COMPLETE_FACTS]
+        removed = settle.in_history(session, sent) if keep == "history" and sent else {lease.id for lease in sent}
         for lease, outcome in missing:
-            gone = outcome.facts.deletes_or_returns or lease.touched
+            gone = outcome.facts.deletes_or_returns or lease.touched or (keep != "keep" and lease.id in removed)
             if lease.id in stored:
                 lease.settled = lease.outcome is not None  # by the processor, which lost the reply to its commit
             elif lease.id not in held and not gone:

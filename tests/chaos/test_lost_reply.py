@@ -18,6 +18,7 @@ from tests.chaos.processes import audit, until_all
 from tests.chaos.proxy import Loss, Proxy, proxied
 from tests.conftest import ProcessDatabase
 from tests.poller.processes import lines
+from tests.support import until
 from tests.testapp.models import Booking
 
 LOSSES: list[Loss] = ["request", "reply"]
@@ -118,6 +119,28 @@ def test_a_pollers_statement(
     assert watched.problems() == []
     assert "gone" not in poller.log, "its outcome was stored, not lost"
     poller.ready().end()
+
+
+@pytest.mark.parametrize("keep", ["history", "delete"])
+def test_an_outcome_that_removes_its_task(
+    keep: str, far_database: ProcessDatabase, proxy: Proxy, start: Start, queues: Callable[..., None], tmp_path: Path
+) -> None:
+    # Given a poller whose connection breaks after the outcome was committed
+    queues(keep=keep)
+    proxy.arm("DELETE FROM", "reply")
+    enqueue("chaos", None, {"do": "ok", "mark": str(tmp_path / "mark")})
+    poller = start(far_database)
+
+    # Then it does not count as lost
+    until(lambda: not Task.objects.exists())
+    poller.ready()
+    enqueue("chaos", None, {"do": "ok"})
+    until(lambda: not Task.objects.exists())
+    poller.end()
+    assert proxy.struck.is_set()
+    assert "gone" not in poller.log
+    assert "2 finished, 0 failed, 0 lost" in poller.log
+    assert len(lines(tmp_path / "mark")) == 1
 
 
 @pytest.mark.parametrize(("loss", "starts"), [("request", 2), ("reply", 1)])

@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import cached_property
 
 from django_dbtaskqueue.core.sql.checkout import NO_HANDLER as NO_HANDLER
+from django_dbtaskqueue.core.sql.checkout import UNREADABLE as UNREADABLE
 from django_dbtaskqueue.core.sql.checkout import CheckoutStatements, LeaseStatements
 from django_dbtaskqueue.core.sql.dialects import Tables as Tables
 from django_dbtaskqueue.core.sql.enqueue import EnqueueStatements

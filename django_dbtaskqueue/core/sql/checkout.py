@@ -9,6 +9,7 @@ from django_dbtaskqueue.core.sql.dialects import GROUP, Dialect, Group, renamed,
 from django_dbtaskqueue.core.states import sql_sources
 
 NO_HANDLER = "no handler"  # how the parking reason of a task without a processor begins
+UNREADABLE = "unreadable"  # and that of a task whose row cannot be taken or read
 # The watermark of each priority, in the order in which the priorities are served.
 WATERMARKS = (
     "unnest(%(priorities)s::smallint[], %(times)s::timestamptz[], %(ids)s::bigint[]) AS b(p, bound_time, bound_id)"
@@ -30,6 +31,11 @@ def leased(dialect: Dialect) -> str:
     )
 
 
+def lease_seconds(dialect: Dialect) -> str:
+    """Return the length of a lease: the task's own or the queue's, and not shorter than a checkout takes."""
+    return f"{dialect.greatest}(coalesce(lease_seconds, %(lease)s), %(min_lease)s)"
+
+
 class CheckoutStatements(Group):
     """The checkout strategies, and questions about the ready order."""
 
@@ -44,8 +50,11 @@ class CheckoutStatements(Group):
         return (
             "status = 'PROCESSING', attempt = attempt + 1, total_attempt = total_attempt + 1,"
             f" start_time = {self.dialect.now}, last_update_time = {self.dialect.now},"
-            f" next_process_time = {self.dialect.later('coalesce(lease_seconds, %(lease)s)')},"
-            " poller_instance = %(poller_instance)s"
+            f" next_process_time = {self.dialect.later(lease_seconds(self.dialect))},"
+            " poller_instance = %(poller_instance)s,"
+            # A row that is still PROCESSING had a lease that ran out.
+            " lost_leases = CASE WHEN status = 'PROCESSING' AND lost_leases < 1000 THEN lost_leases + 1"
+            " ELSE lost_leases END"
         )
 
     def _take(self, rows: str) -> str:
@@ -124,6 +133,24 @@ class CheckoutStatements(Group):
     def candidates(self) -> str:
         """The first ready tasks without a lock: (id, total_attempt), for the optimistic strategy."""
         return self._ready_tasks("id, total_attempt, priority, ready_time", "")
+
+    @statement
+    def first_ready(self) -> str:
+        """The first ready tasks of a queue, wherever the watermarks are: (id, total_attempt)."""
+        return (
+            f"SELECT id, total_attempt FROM {self.tables.task} WHERE queue_name = %(queue_name)s"
+            f" AND ready_time IS NOT NULL AND {self.due_now} ORDER BY priority, ready_time, id LIMIT %(limit)s"
+        )
+
+    @statement
+    def park_unleased(self) -> str:
+        """Take a task without a live lease out of the ready order."""
+        return (
+            f"UPDATE {self.tables.task} SET status = 'CREATED', parked_by = %(reason)s, ready_time = NULL,"
+            f" poller_instance = NULL, last_update_time = {self.dialect.now}"
+            f" WHERE id = %(task_id)s AND total_attempt = %(token)s AND ready_time IS NOT NULL"
+            f" AND status IN ({sql_sources('checkout')}) AND next_process_time <= {self.dialect.now} RETURNING id"
+        )
 
     @statement
     def checkout_optimistic(self) -> str:
@@ -218,7 +245,7 @@ class LeaseStatements(Group):
         """Extend held leases. Skips locked rows, so a renewal never waits for a processor's own row lock."""
         return (
             f"UPDATE {self.tables.task} SET next_process_time ="
-            f" {self.dialect.later('coalesce(lease_seconds, %(lease)s)')} WHERE id IN"
+            f" {self.dialect.later(lease_seconds(self.dialect))} WHERE id IN"
             f" (SELECT t.id FROM {self.fenced('renew')} {self.skipping}) RETURNING id"
         )
 
@@ -289,15 +316,6 @@ class LeaseStatements(Group):
             f"SELECT {leased(self.dialect)} {self._last_attempt} AND t.next_process_time <= {self.dialect.now}"
             # In the index's order, or the planner reads the whole table.
             f" ORDER BY t.priority, t.ready_time, t.id LIMIT %(limit)s {self.skipping}"
-        )
-
-    @cached_property
-    def last_failures(self) -> str:
-        """The failed attempts of the given tasks: (id, number of the attempt), the last one last."""
-        return (
-            f"SELECT a.task_id, a.attempt FROM {self.tables.attempt} AS a"
-            f" JOIN {self.dialect.rows({'task_id': 'bigint'})}"
-            " ON a.task_id = u.task_id WHERE a.location = %(location)s ORDER BY a.total_attempt"
         )
 
     @cached_property

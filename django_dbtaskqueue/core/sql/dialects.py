@@ -97,8 +97,8 @@ class Dialect:
         return f"{expression}::timestamptz" if self.vendor == "postgresql" else expression
 
     def text(self, column: str) -> str:
-        """Return a JSON column as text, so that it is decoded once, by us."""
-        return f"{column}::text" if self.vendor == "postgresql" else column
+        """Return a JSON or time column as text, so that it is decoded once, by us: a row may hold what cannot be."""
+        return f"{column}::text" if self.vendor == "postgresql" else f"CAST({column} AS text)"
 
 
 POSTGRESQL = Dialect("postgresql", "statement_timestamp()", "greatest", "least", "FOR NO KEY UPDATE OF t", True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 from django_dbtaskqueue.core.columns import HISTORY_COLUMNS
 from django_dbtaskqueue.core.sql.dialects import FENCE, FENCED, Group, statement
 from django_dbtaskqueue.core.states import sql_sources
@@ -13,6 +15,7 @@ OUTCOME_TYPES = {
     "delay": "float8",  # seconds; NULL keeps the place in the ready order
     "attempts_added": "int",  # NULL sets the attempts to 0
     "reenqueues_added": "int",
+    "deaths": "int",  # 1 if the task ended its process, so that it runs apart from the others again
     "result_text": "text",
     "result_value": "jsonb",
     "park_reason": "text",
@@ -72,6 +75,7 @@ class SettleStatements(Group):
             " result = CASE WHEN u.new_status = 'CREATED' AND u.delay IS NULL THEN t.result ELSE u.result_value END,"
             " poller_instance = CASE WHEN u.new_status = 'CREATED' THEN NULL ELSE t.poller_instance END,"
             f" finish_time = CASE WHEN u.new_status = 'CREATED' THEN NULL ELSE {now} END,"
+            " lost_leases = CASE WHEN u.attempts_added = -1 AND u.delay IS NULL THEN t.lost_leases ELSE u.deaths END,"
             " final_status = nullif(u.new_status, 'CREATED'), fingerprint = coalesce(u.failure_key, t.fingerprint)"
             f" FROM {self.dialect.rows(OUTCOME_TYPES)} WHERE {FENCE} AND t.status IN ({sql_sources('fail')})"
             " RETURNING id"
@@ -100,6 +104,14 @@ class SettleStatements(Group):
             f"INSERT INTO {self.tables.history} (location, task_id, {', '.join(values)})"
             f" SELECT %(location)s, t.id, {', '.join(values.values())}"
             f" FROM {self.fenced('complete', COMPLETION_TYPES)} {self.dialect.lock}"
+        )
+
+    @cached_property
+    def moved(self) -> str:
+        """Which of the given leases were settled by moving their tasks into the history."""
+        return (
+            f"SELECT h.task_id FROM {self.tables.history} AS h JOIN {self.dialect.rows(FENCED)}"
+            " ON h.task_id = u.task_id AND h.total_attempt = u.token WHERE h.location = %(location)s"
         )
 
     @statement

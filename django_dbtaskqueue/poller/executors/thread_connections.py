@@ -68,7 +68,7 @@ def tidy() -> None:
     if _opened.changed:
         _opened.connections, _opened.changed = list(connections.all(initialized_only=True)), False
     for connection in _opened.connections:
-        liveness.forget_first_statement(connection)
+        liveness.unwatch_first_statement(connection)
         if connection.connection is None:
             continue
         if connection.in_atomic_block or not connection.autocommit:

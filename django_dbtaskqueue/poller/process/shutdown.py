@@ -82,17 +82,17 @@ def run(
     poller.start()
     heartbeat.start()
     try:
-        watch = _ThreadWatch(poller, heartbeat)
-        deadline = _wait_for_end(poller, shutdown, timeout.total_seconds(), watch, on_tick)
+        threads = _ThreadMonitor(poller, heartbeat)
+        deadline = _wait_for_end(poller, shutdown, timeout.total_seconds(), threads, on_tick)
         _wait_for_threads(poller, shutdown, deadline)
-        return watch.left + _left(poller)
+        return threads.left + _left(poller)
     finally:
         heartbeat.stop()
         poller.close()
         notify.flush()
 
 
-class _ThreadWatch:
+class _ThreadMonitor:
     """Notices a thread that ended although the poller runs. Without it the poller would only look healthy."""
 
     def __init__(self, poller: Poller, heartbeat: Heartbeat) -> None:
@@ -117,16 +117,16 @@ def _wait_for_end(
     poller: Poller,
     shutdown: ShutdownRequest,
     timeout: float,
-    watch: _ThreadWatch,
+    threads: _ThreadMonitor,
     on_tick: Callable[[Poller], None],
 ) -> float:
     """Pass requests on until the loop has ended or the timeout is over; return the deadline."""
     done, deadline = RUN, float("inf")
     while not poller.wait(REQUEST_POLL_INTERVAL_S) and monotonic() < deadline:
         on_tick(poller)
-        if watch.is_over():
+        if threads.is_over():
             return monotonic()
-        if watch.left:
+        if threads.left:
             deadline = min(deadline, monotonic() + timeout)
         if shutdown.level > done:
             deadline = min(deadline, monotonic() + timeout)
