@@ -74,7 +74,9 @@ LIMIT %(limit)s;
 UPDATE "dbtaskqueue_task"
 SET status = 'PROCESSING', attempt = attempt + 1, total_attempt = total_attempt + 1, start_time =
     statement_timestamp(), last_update_time = statement_timestamp(), next_process_time = statement_timestamp()
-    + coalesce(lease_seconds, %(lease)s) * interval '1 second', poller_instance = %(poller_instance)s
+    + greatest(coalesce(lease_seconds, %(lease)s), %(min_lease)s) * interval '1 second', poller_instance =
+    %(poller_instance)s, lost_leases = CASE WHEN status = 'PROCESSING' AND lost_leases < 1000 THEN lost_leases
+    + 1 ELSE lost_leases END
 WHERE ctid = ANY(ARRAY(
     SELECT y.*
     FROM unnest(%(queues)s::text[], %(limits)s::int[], %(firsts)s::int[], %(lasts)s::int[]) AS l(q, max_tasks,
@@ -110,13 +112,15 @@ WHERE ctid = ANY(ARRAY(
 ))
 RETURNING id, queue_name, reference_number, attempt, reenqueue_attempt, total_attempt, max_attempts, priority,
     payload_type, payload::text, context::text, create_time::text, start_time::text, next_process_time::text,
-    poller_instance, ready_time::text, group_key, expire_time::text, lease_seconds;
+    poller_instance, ready_time::text, group_key, expire_time::text, lease_seconds, lost_leases;
 
 -- Statements.checkout_optimistic
 UPDATE "dbtaskqueue_task"
 SET status = 'PROCESSING', attempt = attempt + 1, total_attempt = total_attempt + 1, start_time =
     statement_timestamp(), last_update_time = statement_timestamp(), next_process_time = statement_timestamp()
-    + coalesce(lease_seconds, %(lease)s) * interval '1 second', poller_instance = %(poller_instance)s
+    + greatest(coalesce(lease_seconds, %(lease)s), %(min_lease)s) * interval '1 second', poller_instance =
+    %(poller_instance)s, lost_leases = CASE WHEN status = 'PROCESSING' AND lost_leases < 1000 THEN lost_leases
+    + 1 ELSE lost_leases END
 WHERE id = ANY(ARRAY(
     SELECT t.id
     FROM "dbtaskqueue_task" AS t
@@ -145,13 +149,15 @@ WHERE id = ANY(ARRAY(
 ))
 RETURNING id, queue_name, reference_number, attempt, reenqueue_attempt, total_attempt, max_attempts, priority,
     payload_type, payload::text, context::text, create_time::text, start_time::text, next_process_time::text,
-    poller_instance, ready_time::text, group_key, expire_time::text, lease_seconds;
+    poller_instance, ready_time::text, group_key, expire_time::text, lease_seconds, lost_leases;
 
 -- Statements.checkout_skip_locked
 UPDATE "dbtaskqueue_task"
 SET status = 'PROCESSING', attempt = attempt + 1, total_attempt = total_attempt + 1, start_time =
     statement_timestamp(), last_update_time = statement_timestamp(), next_process_time = statement_timestamp()
-    + coalesce(lease_seconds, %(lease)s) * interval '1 second', poller_instance = %(poller_instance)s
+    + greatest(coalesce(lease_seconds, %(lease)s), %(min_lease)s) * interval '1 second', poller_instance =
+    %(poller_instance)s, lost_leases = CASE WHEN status = 'PROCESSING' AND lost_leases < 1000 THEN lost_leases
+    + 1 ELSE lost_leases END
 WHERE ctid = ANY(ARRAY(
     SELECT x.*
     FROM unnest(%(priorities)s::smallint[], %(times)s::timestamptz[], %(ids)s::bigint[]) AS b(p, bound_time,
@@ -181,7 +187,7 @@ WHERE ctid = ANY(ARRAY(
 ))
 RETURNING id, queue_name, reference_number, attempt, reenqueue_attempt, total_attempt, max_attempts, priority,
     payload_type, payload::text, context::text, create_time::text, start_time::text, next_process_time::text,
-    poller_instance, ready_time::text, group_key, expire_time::text, lease_seconds;
+    poller_instance, ready_time::text, group_key, expire_time::text, lease_seconds, lost_leases;
 
 -- Statements.complete
 UPDATE "dbtaskqueue_task" AS t
@@ -256,7 +262,7 @@ RETURNING id;
 -- Statements.exhausted
 SELECT id, queue_name, reference_number, attempt, reenqueue_attempt, total_attempt, max_attempts, priority,
     payload_type, payload::text, context::text, create_time::text, start_time::text, next_process_time::text,
-    poller_instance, ready_time::text, group_key, expire_time::text, lease_seconds
+    poller_instance, ready_time::text, group_key, expire_time::text, lease_seconds, lost_leases
 FROM "dbtaskqueue_task" AS t
 WHERE t.queue_name = %(queue_name)s
 AND t.ready_time <= statement_timestamp()
@@ -272,6 +278,25 @@ SELECT id, status
 FROM "dbtaskqueue_task"
 WHERE reference_number = %(reference_number)s
 AND queue_name = %(queue_name)s;
+
+-- Statements.first_ready
+SELECT id, total_attempt
+FROM "dbtaskqueue_task"
+WHERE queue_name = %(queue_name)s
+AND ready_time IS NOT NULL
+AND ready_time <= statement_timestamp()
+AND next_process_time <= statement_timestamp()
+AND attempt < max_attempts
+AND (tag IS NULL OR tag = ANY(%(tags)s::text[]))
+AND NOT EXISTS (
+    SELECT 1
+    FROM "dbtaskqueue_queue" AS q
+    WHERE q.name = %(queue_name)s
+    AND q.paused_time IS NOT NULL
+    AND (q.paused_until IS NULL OR q.paused_until > statement_timestamp())
+)
+ORDER BY priority, ready_time, id
+LIMIT %(limit)s;
 
 -- Statements.group_heads
 SELECT t.group_key, t.id, t.ready_time IS NOT NULL, t.status = 'PROCESSING', t.attempt > 0,
@@ -325,8 +350,8 @@ WHERE t.status IN ('PROCESSING');
 -- Statements.held_leases
 SELECT id, queue_name, reference_number, attempt, reenqueue_attempt, total_attempt, max_attempts, priority,
     payload_type, payload::text, context::text, create_time::text, start_time::text, next_process_time::text,
-    poller_instance, ready_time::text, group_key, expire_time::text, lease_seconds, extract(epoch FROM
-    next_process_time - statement_timestamp())::float8
+    poller_instance, ready_time::text, group_key, expire_time::text, lease_seconds, lost_leases, extract(epoch
+    FROM next_process_time - statement_timestamp())::float8
 FROM "dbtaskqueue_task" AS t
 JOIN (
     SELECT *
@@ -708,24 +733,10 @@ SELECT %(queue_name)s, u.r, nullif(u.p, 'null'), %(max_attempts)s::int, %(priori
 FROM ROWS
 FROM (jsonb_array_elements_text(%(references)s::jsonb), jsonb_array_elements(%(payloads)s::jsonb)) AS u(r, p);
 
--- Statements.last_failures
-SELECT a.task_id, a.attempt
-FROM "dbtaskqueue_attempt" AS a
-JOIN (
-    SELECT *
-    FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(task_id bigint)
-    LIMIT (
-        SELECT 1000000
-    )
-) AS u
-ON a.task_id = u.task_id
-WHERE a.location = %(location)s
-ORDER BY a.total_attempt;
-
 -- Statements.leased_to
 SELECT id, queue_name, reference_number, attempt, reenqueue_attempt, total_attempt, max_attempts, priority,
     payload_type, payload::text, context::text, create_time::text, start_time::text, next_process_time::text,
-    poller_instance, ready_time::text, group_key, expire_time::text, lease_seconds
+    poller_instance, ready_time::text, group_key, expire_time::text, lease_seconds, lost_leases
 FROM "dbtaskqueue_task"
 WHERE queue_name = %(queue_name)s
 AND ready_time IS NOT NULL
@@ -747,6 +758,23 @@ FROM (
     LIMIT %(limit)s
 ) AS x;
 
+-- Statements.live_unexpired
+SELECT count(*)
+FROM (
+    SELECT 1
+    FROM "dbtaskqueue_task"
+    WHERE queue_name = %(queue_name)s
+    AND ready_time IS NOT NULL
+    AND (expire_time IS NULL OR expire_time > statement_timestamp() OR status = 'PROCESSING')
+    UNION ALL
+    SELECT 1
+    FROM "dbtaskqueue_task"
+    WHERE queue_name = %(queue_name)s
+    AND parked_by IS NOT NULL
+    AND (expire_time IS NULL OR expire_time > statement_timestamp() OR status = 'PROCESSING')
+    LIMIT %(limit)s
+) AS x;
+
 -- Statements.lock_groups
 SELECT pg_advisory_xact_lock(hashtextextended(%(queue_name)s || ' ' || g, 0))
 FROM (
@@ -763,6 +791,20 @@ WHERE id IN (
 )
 AND parked_by = 'group'
 RETURNING id;
+
+-- Statements.moved
+SELECT h.task_id
+FROM "dbtaskqueue_taskhistory" AS h
+JOIN (
+    SELECT *
+    FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(task_id bigint, token bigint)
+    LIMIT (
+        SELECT 1000000
+    )
+) AS u
+ON h.task_id = u.task_id
+AND h.total_attempt = u.token
+WHERE h.location = %(location)s;
 
 -- Statements.next_due
 SELECT extract(epoch FROM min(x.ready_time) - statement_timestamp())::float8
@@ -811,6 +853,17 @@ WHERE id IN (
     SELECT unnest(%(ids)s::bigint[])
 )
 AND status = 'CREATED'
+RETURNING id;
+
+-- Statements.park_unleased
+UPDATE "dbtaskqueue_task"
+SET status = 'CREATED', parked_by = %(reason)s, ready_time = NULL, poller_instance = NULL, last_update_time =
+    statement_timestamp()
+WHERE id = %(task_id)s
+AND total_attempt = %(token)s
+AND ready_time IS NOT NULL
+AND status IN ('CREATED', 'PROCESSING')
+AND next_process_time <= statement_timestamp()
 RETURNING id;
 
 -- Statements.priorities
@@ -869,7 +922,8 @@ RETURNING id;
 
 -- Statements.renew
 UPDATE "dbtaskqueue_task"
-SET next_process_time = statement_timestamp() + coalesce(lease_seconds, %(lease)s) * interval '1 second'
+SET next_process_time = statement_timestamp() + greatest(coalesce(lease_seconds, %(lease)s), %(min_lease)s) *
+    interval '1 second'
 WHERE id IN (
     SELECT t.id
     FROM "dbtaskqueue_task" AS t
@@ -987,13 +1041,14 @@ SET status = u.new_status, last_update_time = statement_timestamp(), parked_by =
     'CREATED' AND u.delay IS NULL THEN t.process_result ELSE u.result_text END, result = CASE WHEN
     u.new_status = 'CREATED' AND u.delay IS NULL THEN t.result ELSE u.result_value END, poller_instance = CASE
     WHEN u.new_status = 'CREATED' THEN NULL ELSE t.poller_instance END, finish_time = CASE WHEN u.new_status =
-    'CREATED' THEN NULL ELSE statement_timestamp() END, final_status = nullif(u.new_status, 'CREATED'),
+    'CREATED' THEN NULL ELSE statement_timestamp() END, lost_leases = CASE WHEN u.attempts_added = -1 AND
+    u.delay IS NULL THEN t.lost_leases ELSE u.deaths END, final_status = nullif(u.new_status, 'CREATED'),
     fingerprint = coalesce(u.failure_key, t.fingerprint)
 FROM (
     SELECT *
     FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(task_id bigint, token bigint, new_status text, delay float8,
-        attempts_added int, reenqueues_added int, result_text text, result_value jsonb, park_reason text,
-        failure_key text)
+        attempts_added int, reenqueues_added int, deaths int, result_text text, result_value jsonb,
+        park_reason text, failure_key text)
     LIMIT (
         SELECT 1000000
     )
@@ -1055,6 +1110,22 @@ WHERE id IN (
     SELECT unnest(%(ids)s::bigint[])
 )
 RETURNING id;
+
+-- RetentionStatements.expired
+SELECT id
+FROM "dbtaskqueue_task"
+WHERE queue_name = %(queue_name)s
+AND status = 'CREATED'
+AND expire_time <= statement_timestamp()
+AND ready_time IS NOT NULL
+UNION ALL
+SELECT id
+FROM "dbtaskqueue_task"
+WHERE queue_name = %(queue_name)s
+AND status = 'CREATED'
+AND expire_time <= statement_timestamp()
+AND parked_by IS NOT NULL
+LIMIT %(limit)s;
 
 -- RetentionStatements.finished
 SELECT id, extract(epoch FROM statement_timestamp() - coalesce(finish_time, last_update_time))::float8,
@@ -1680,7 +1751,9 @@ FOR NO KEY UPDATE OF t;
 UPDATE "dbtaskqueue_task"
 SET status = 'PROCESSING', attempt = attempt + 1, total_attempt = total_attempt + 1, start_time =
     statement_timestamp(), last_update_time = statement_timestamp(), next_process_time = statement_timestamp()
-    + coalesce(lease_seconds, %(lease)s) * interval '1 second', poller_instance = %(poller_instance)s
+    + greatest(coalesce(lease_seconds, %(lease)s), %(min_lease)s) * interval '1 second', poller_instance =
+    %(poller_instance)s, lost_leases = CASE WHEN status = 'PROCESSING' AND lost_leases < 1000 THEN lost_leases
+    + 1 ELSE lost_leases END
 WHERE id = ANY(ARRAY(
     SELECT t.id
     FROM "dbtaskqueue_task" AS t
@@ -1705,7 +1778,7 @@ WHERE id = ANY(ARRAY(
 ))
 RETURNING id, queue_name, reference_number, attempt, reenqueue_attempt, total_attempt, max_attempts, priority,
     payload_type, payload::text, context::text, create_time::text, start_time::text, next_process_time::text,
-    poller_instance, ready_time::text, group_key, expire_time::text, lease_seconds;
+    poller_instance, ready_time::text, group_key, expire_time::text, lease_seconds, lost_leases;
 
 -- Statements.complete (one row)
 UPDATE "dbtaskqueue_task" AS t
@@ -1776,8 +1849,8 @@ WHERE t.status IN ('PROCESSING');
 -- Statements.held_leases (one row)
 SELECT id, queue_name, reference_number, attempt, reenqueue_attempt, total_attempt, max_attempts, priority,
     payload_type, payload::text, context::text, create_time::text, start_time::text, next_process_time::text,
-    poller_instance, ready_time::text, group_key, expire_time::text, lease_seconds, extract(epoch FROM
-    next_process_time - statement_timestamp())::float8
+    poller_instance, ready_time::text, group_key, expire_time::text, lease_seconds, lost_leases, extract(epoch
+    FROM next_process_time - statement_timestamp())::float8
 FROM "dbtaskqueue_task" AS t
 JOIN (
     SELECT %(task_id)s::bigint AS task_id, %(token)s::bigint AS token
@@ -1986,15 +2059,15 @@ WITH w AS (
 SELECT count(*), count(*) FILTER (WHERE u), array_agg(id) FILTER (WHERE %(ids)s)
 FROM w;
 
--- Statements.last_failures (one row)
-SELECT a.task_id, a.attempt
-FROM "dbtaskqueue_attempt" AS a
+-- Statements.moved (one row)
+SELECT h.task_id
+FROM "dbtaskqueue_taskhistory" AS h
 JOIN (
-    SELECT %(task_id)s::bigint AS task_id
+    SELECT %(task_id)s::bigint AS task_id, %(token)s::bigint AS token
 ) AS u
-ON a.task_id = u.task_id
-WHERE a.location = %(location)s
-ORDER BY a.total_attempt;
+ON h.task_id = u.task_id
+AND h.total_attempt = u.token
+WHERE h.location = %(location)s;
 
 -- Statements.outcome_of (one row)
 SELECT t.id, t.status
@@ -2007,7 +2080,8 @@ AND t.total_attempt = u.token;
 
 -- Statements.renew (one row)
 UPDATE "dbtaskqueue_task"
-SET next_process_time = statement_timestamp() + coalesce(lease_seconds, %(lease)s) * interval '1 second'
+SET next_process_time = statement_timestamp() + greatest(coalesce(lease_seconds, %(lease)s), %(min_lease)s) *
+    interval '1 second'
 WHERE id IN (
     SELECT t.id
     FROM "dbtaskqueue_task" AS t
@@ -2063,13 +2137,15 @@ SET status = u.new_status, last_update_time = statement_timestamp(), parked_by =
     'CREATED' AND u.delay IS NULL THEN t.process_result ELSE u.result_text END, result = CASE WHEN
     u.new_status = 'CREATED' AND u.delay IS NULL THEN t.result ELSE u.result_value END, poller_instance = CASE
     WHEN u.new_status = 'CREATED' THEN NULL ELSE t.poller_instance END, finish_time = CASE WHEN u.new_status =
-    'CREATED' THEN NULL ELSE statement_timestamp() END, final_status = nullif(u.new_status, 'CREATED'),
+    'CREATED' THEN NULL ELSE statement_timestamp() END, lost_leases = CASE WHEN u.attempts_added = -1 AND
+    u.delay IS NULL THEN t.lost_leases ELSE u.deaths END, final_status = nullif(u.new_status, 'CREATED'),
     fingerprint = coalesce(u.failure_key, t.fingerprint)
 FROM (
     SELECT %(task_id)s::bigint AS task_id, %(token)s::bigint AS token, %(new_status)s::text AS new_status,
         %(delay)s::float8 AS delay, %(attempts_added)s::int AS attempts_added, %(reenqueues_added)s::int AS
-        reenqueues_added, %(result_text)s::text AS result_text, %(result_value)s::jsonb AS result_value,
-        %(park_reason)s::text AS park_reason, %(failure_key)s::text AS failure_key
+        reenqueues_added, %(deaths)s::int AS deaths, %(result_text)s::text AS result_text,
+        %(result_value)s::jsonb AS result_value, %(park_reason)s::text AS park_reason, %(failure_key)s::text
+        AS failure_key
 ) AS u
 WHERE t.id = u.task_id
 AND t.total_attempt = u.token
@@ -2133,7 +2209,9 @@ LIMIT %(limit)s;
 UPDATE "dbtaskqueue_task"
 SET status = 'PROCESSING', attempt = attempt + 1, total_attempt = total_attempt + 1, start_time =
     statement_timestamp(), last_update_time = statement_timestamp(), next_process_time = statement_timestamp()
-    + coalesce(lease_seconds, %(lease)s) * interval '1 second', poller_instance = %(poller_instance)s
+    + greatest(coalesce(lease_seconds, %(lease)s), %(min_lease)s) * interval '1 second', poller_instance =
+    %(poller_instance)s, lost_leases = CASE WHEN status = 'PROCESSING' AND lost_leases < 1000 THEN lost_leases
+    + 1 ELSE lost_leases END
 WHERE ctid = ANY(ARRAY(
     SELECT y.*
     FROM unnest(%(queues)s::text[], %(limits)s::int[], %(firsts)s::int[], %(lasts)s::int[]) AS l(q, max_tasks,
@@ -2170,13 +2248,15 @@ WHERE ctid = ANY(ARRAY(
 ))
 RETURNING id, queue_name, reference_number, attempt, reenqueue_attempt, total_attempt, max_attempts, priority,
     payload_type, payload::text, context::text, create_time::text, start_time::text, next_process_time::text,
-    poller_instance, ready_time::text, group_key, expire_time::text, lease_seconds;
+    poller_instance, ready_time::text, group_key, expire_time::text, lease_seconds, lost_leases;
 
 -- Statements.checkout_optimistic (without some payload types)
 UPDATE "dbtaskqueue_task"
 SET status = 'PROCESSING', attempt = attempt + 1, total_attempt = total_attempt + 1, start_time =
     statement_timestamp(), last_update_time = statement_timestamp(), next_process_time = statement_timestamp()
-    + coalesce(lease_seconds, %(lease)s) * interval '1 second', poller_instance = %(poller_instance)s
+    + greatest(coalesce(lease_seconds, %(lease)s), %(min_lease)s) * interval '1 second', poller_instance =
+    %(poller_instance)s, lost_leases = CASE WHEN status = 'PROCESSING' AND lost_leases < 1000 THEN lost_leases
+    + 1 ELSE lost_leases END
 WHERE id = ANY(ARRAY(
     SELECT t.id
     FROM "dbtaskqueue_task" AS t
@@ -2206,13 +2286,15 @@ WHERE id = ANY(ARRAY(
 ))
 RETURNING id, queue_name, reference_number, attempt, reenqueue_attempt, total_attempt, max_attempts, priority,
     payload_type, payload::text, context::text, create_time::text, start_time::text, next_process_time::text,
-    poller_instance, ready_time::text, group_key, expire_time::text, lease_seconds;
+    poller_instance, ready_time::text, group_key, expire_time::text, lease_seconds, lost_leases;
 
 -- Statements.checkout_skip_locked (without some payload types)
 UPDATE "dbtaskqueue_task"
 SET status = 'PROCESSING', attempt = attempt + 1, total_attempt = total_attempt + 1, start_time =
     statement_timestamp(), last_update_time = statement_timestamp(), next_process_time = statement_timestamp()
-    + coalesce(lease_seconds, %(lease)s) * interval '1 second', poller_instance = %(poller_instance)s
+    + greatest(coalesce(lease_seconds, %(lease)s), %(min_lease)s) * interval '1 second', poller_instance =
+    %(poller_instance)s, lost_leases = CASE WHEN status = 'PROCESSING' AND lost_leases < 1000 THEN lost_leases
+    + 1 ELSE lost_leases END
 WHERE ctid = ANY(ARRAY(
     SELECT x.*
     FROM unnest(%(priorities)s::smallint[], %(times)s::timestamptz[], %(ids)s::bigint[]) AS b(p, bound_time,
@@ -2243,7 +2325,27 @@ WHERE ctid = ANY(ARRAY(
 ))
 RETURNING id, queue_name, reference_number, attempt, reenqueue_attempt, total_attempt, max_attempts, priority,
     payload_type, payload::text, context::text, create_time::text, start_time::text, next_process_time::text,
-    poller_instance, ready_time::text, group_key, expire_time::text, lease_seconds;
+    poller_instance, ready_time::text, group_key, expire_time::text, lease_seconds, lost_leases;
+
+-- Statements.first_ready (without some payload types)
+SELECT id, total_attempt
+FROM "dbtaskqueue_task"
+WHERE queue_name = %(queue_name)s
+AND ready_time IS NOT NULL
+AND ready_time <= statement_timestamp()
+AND next_process_time <= statement_timestamp()
+AND attempt < max_attempts
+AND (tag IS NULL OR tag = ANY(%(tags)s::text[]))
+AND NOT coalesce(payload_type, '') = ANY(%(without)s::text[])
+AND NOT EXISTS (
+    SELECT 1
+    FROM "dbtaskqueue_queue" AS q
+    WHERE q.name = %(queue_name)s
+    AND q.paused_time IS NOT NULL
+    AND (q.paused_until IS NULL OR q.paused_until > statement_timestamp())
+)
+ORDER BY priority, ready_time, id
+LIMIT %(limit)s;
 
 -- Statements.insert (error) (without some payload types)
 INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, max_attempts, priority, payload,

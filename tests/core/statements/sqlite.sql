@@ -43,7 +43,9 @@ UPDATE "dbtaskqueue_task"
 SET status = 'PROCESSING', attempt = attempt + 1, total_attempt = total_attempt + 1, start_time =
     strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), last_update_time = strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'),
     next_process_time = strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', printf('%%.3f seconds',
-    coalesce(lease_seconds, %(lease)s))), poller_instance = %(poller_instance)s
+    max(coalesce(lease_seconds, %(lease)s), %(min_lease)s))), poller_instance = %(poller_instance)s,
+    lost_leases = CASE WHEN status = 'PROCESSING' AND lost_leases < 1000 THEN lost_leases + 1 ELSE lost_leases
+    END
 WHERE id IN (
     SELECT t.id
     FROM "dbtaskqueue_task" AS t
@@ -70,15 +72,18 @@ WHERE id IN (
     )
 )
 RETURNING id, queue_name, reference_number, attempt, reenqueue_attempt, total_attempt, max_attempts, priority,
-    payload_type, payload, context, create_time, start_time, next_process_time, poller_instance, ready_time,
-    group_key, expire_time, lease_seconds;
+    payload_type, CAST(payload AS text), CAST(context AS text), CAST(create_time AS text), CAST(start_time AS
+    text), CAST(next_process_time AS text), poller_instance, CAST(ready_time AS text), group_key,
+    CAST(expire_time AS text), lease_seconds, lost_leases;
 
 -- Statements.checkout_single_writer
 UPDATE "dbtaskqueue_task"
 SET status = 'PROCESSING', attempt = attempt + 1, total_attempt = total_attempt + 1, start_time =
     strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), last_update_time = strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'),
     next_process_time = strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', printf('%%.3f seconds',
-    coalesce(lease_seconds, %(lease)s))), poller_instance = %(poller_instance)s
+    max(coalesce(lease_seconds, %(lease)s), %(min_lease)s))), poller_instance = %(poller_instance)s,
+    lost_leases = CASE WHEN status = 'PROCESSING' AND lost_leases < 1000 THEN lost_leases + 1 ELSE lost_leases
+    END
 WHERE id IN (
     SELECT id
     FROM "dbtaskqueue_task"
@@ -103,15 +108,18 @@ WHERE id IN (
     LIMIT %(limit)s
 )
 RETURNING id, queue_name, reference_number, attempt, reenqueue_attempt, total_attempt, max_attempts, priority,
-    payload_type, payload, context, create_time, start_time, next_process_time, poller_instance, ready_time,
-    group_key, expire_time, lease_seconds;
+    payload_type, CAST(payload AS text), CAST(context AS text), CAST(create_time AS text), CAST(start_time AS
+    text), CAST(next_process_time AS text), poller_instance, CAST(ready_time AS text), group_key,
+    CAST(expire_time AS text), lease_seconds, lost_leases;
 
 -- Statements.checkout_single_writer (aged)
 UPDATE "dbtaskqueue_task"
 SET status = 'PROCESSING', attempt = attempt + 1, total_attempt = total_attempt + 1, start_time =
     strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), last_update_time = strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'),
     next_process_time = strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', printf('%%.3f seconds',
-    coalesce(lease_seconds, %(lease)s))), poller_instance = %(poller_instance)s
+    max(coalesce(lease_seconds, %(lease)s), %(min_lease)s))), poller_instance = %(poller_instance)s,
+    lost_leases = CASE WHEN status = 'PROCESSING' AND lost_leases < 1000 THEN lost_leases + 1 ELSE lost_leases
+    END
 WHERE id IN (
     SELECT id
     FROM "dbtaskqueue_task"
@@ -139,8 +147,9 @@ WHERE id IN (
     LIMIT %(limit)s
 )
 RETURNING id, queue_name, reference_number, attempt, reenqueue_attempt, total_attempt, max_attempts, priority,
-    payload_type, payload, context, create_time, start_time, next_process_time, poller_instance, ready_time,
-    group_key, expire_time, lease_seconds;
+    payload_type, CAST(payload AS text), CAST(context AS text), CAST(create_time AS text), CAST(start_time AS
+    text), CAST(next_process_time AS text), poller_instance, CAST(ready_time AS text), group_key,
+    CAST(expire_time AS text), lease_seconds, lost_leases;
 
 -- Statements.complete
 UPDATE "dbtaskqueue_task" AS t
@@ -205,8 +214,9 @@ RETURNING id;
 
 -- Statements.exhausted
 SELECT id, queue_name, reference_number, attempt, reenqueue_attempt, total_attempt, max_attempts, priority,
-    payload_type, payload, context, create_time, start_time, next_process_time, poller_instance, ready_time,
-    group_key, expire_time, lease_seconds
+    payload_type, CAST(payload AS text), CAST(context AS text), CAST(create_time AS text), CAST(start_time AS
+    text), CAST(next_process_time AS text), poller_instance, CAST(ready_time AS text), group_key,
+    CAST(expire_time AS text), lease_seconds, lost_leases
 FROM "dbtaskqueue_task" AS t
 WHERE t.queue_name = %(queue_name)s
 AND t.ready_time <= strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')
@@ -221,6 +231,28 @@ SELECT id, status
 FROM "dbtaskqueue_task"
 WHERE reference_number = %(reference_number)s
 AND queue_name = %(queue_name)s;
+
+-- Statements.first_ready
+SELECT id, total_attempt
+FROM "dbtaskqueue_task"
+WHERE queue_name = %(queue_name)s
+AND ready_time IS NOT NULL
+AND ready_time <= strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')
+AND next_process_time <= strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')
+AND attempt < max_attempts
+AND (tag IS NULL OR tag IN (
+    SELECT value
+    FROM json_each(%(tags)s)
+))
+AND NOT EXISTS (
+    SELECT 1
+    FROM "dbtaskqueue_queue" AS q
+    WHERE q.name = %(queue_name)s
+    AND q.paused_time IS NOT NULL
+    AND (q.paused_until IS NULL OR q.paused_until > strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))
+)
+ORDER BY priority, ready_time, id
+LIMIT %(limit)s;
 
 -- Statements.group_heads
 SELECT t.group_key, t.id, t.ready_time IS NOT NULL, t.status = 'PROCESSING', t.attempt > 0,
@@ -278,9 +310,10 @@ WHERE t.status IN ('PROCESSING');
 
 -- Statements.held_leases
 SELECT id, queue_name, reference_number, attempt, reenqueue_attempt, total_attempt, max_attempts, priority,
-    payload_type, payload, context, create_time, start_time, next_process_time, poller_instance, ready_time,
-    group_key, expire_time, lease_seconds, (julianday(next_process_time) - julianday(strftime('%%Y-%%m-%%d
-    %%H:%%M:%%f', 'now'))) * 86400.0
+    payload_type, CAST(payload AS text), CAST(context AS text), CAST(create_time AS text), CAST(start_time AS
+    text), CAST(next_process_time AS text), poller_instance, CAST(ready_time AS text), group_key,
+    CAST(expire_time AS text), lease_seconds, lost_leases, (julianday(next_process_time) -
+    julianday(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))) * 86400.0
 FROM "dbtaskqueue_task" AS t
 JOIN (
     SELECT value ->> '$.task_id' AS task_id, value ->> '$.token' AS token
@@ -537,21 +570,11 @@ WHERE t.status IN ('CREATED')
 AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
 RETURNING id, last_update_time = create_time;
 
--- Statements.last_failures
-SELECT a.task_id, a.attempt
-FROM "dbtaskqueue_attempt" AS a
-JOIN (
-    SELECT value ->> '$.task_id' AS task_id
-    FROM json_each(%(rows)s)
-) AS u
-ON a.task_id = u.task_id
-WHERE a.location = %(location)s
-ORDER BY a.total_attempt;
-
 -- Statements.leased_to
 SELECT id, queue_name, reference_number, attempt, reenqueue_attempt, total_attempt, max_attempts, priority,
-    payload_type, payload, context, create_time, start_time, next_process_time, poller_instance, ready_time,
-    group_key, expire_time, lease_seconds
+    payload_type, CAST(payload AS text), CAST(context AS text), CAST(create_time AS text), CAST(start_time AS
+    text), CAST(next_process_time AS text), poller_instance, CAST(ready_time AS text), group_key,
+    CAST(expire_time AS text), lease_seconds, lost_leases
 FROM "dbtaskqueue_task"
 WHERE queue_name = %(queue_name)s
 AND ready_time IS NOT NULL
@@ -573,6 +596,25 @@ FROM (
     LIMIT %(limit)s
 ) AS x;
 
+-- Statements.live_unexpired
+SELECT count(*)
+FROM (
+    SELECT 1
+    FROM "dbtaskqueue_task"
+    WHERE queue_name = %(queue_name)s
+    AND ready_time IS NOT NULL
+    AND (expire_time IS NULL OR expire_time > strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now') OR status =
+        'PROCESSING')
+    UNION ALL
+    SELECT 1
+    FROM "dbtaskqueue_task"
+    WHERE queue_name = %(queue_name)s
+    AND parked_by IS NOT NULL
+    AND (expire_time IS NULL OR expire_time > strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now') OR status =
+        'PROCESSING')
+    LIMIT %(limit)s
+) AS x;
+
 -- Statements.lock_groups
 SELECT 1;
 
@@ -585,6 +627,17 @@ WHERE id IN (
 )
 AND parked_by = 'group'
 RETURNING id;
+
+-- Statements.moved
+SELECT h.task_id
+FROM "dbtaskqueue_taskhistory" AS h
+JOIN (
+    SELECT value ->> '$.task_id' AS task_id, value ->> '$.token' AS token
+    FROM json_each(%(rows)s)
+) AS u
+ON h.task_id = u.task_id
+AND h.total_attempt = u.token
+WHERE h.location = %(location)s;
 
 -- Statements.next_due
 SELECT (julianday(min(x.ready_time)) - julianday(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))) * 86400.0
@@ -612,6 +665,17 @@ WHERE id IN (
 AND status = 'CREATED'
 RETURNING id;
 
+-- Statements.park_unleased
+UPDATE "dbtaskqueue_task"
+SET status = 'CREATED', parked_by = %(reason)s, ready_time = NULL, poller_instance = NULL, last_update_time =
+    strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')
+WHERE id = %(task_id)s
+AND total_attempt = %(token)s
+AND ready_time IS NOT NULL
+AND status IN ('CREATED', 'PROCESSING')
+AND next_process_time <= strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')
+RETURNING id;
+
 -- Statements.progress
 UPDATE "dbtaskqueue_task"
 SET process_result = %(note)s, last_update_time = strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')
@@ -623,7 +687,7 @@ RETURNING id;
 -- Statements.renew
 UPDATE "dbtaskqueue_task"
 SET next_process_time = strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', printf('%%.3f seconds',
-    coalesce(lease_seconds, %(lease)s)))
+    max(coalesce(lease_seconds, %(lease)s), %(min_lease)s)))
 WHERE id IN (
     SELECT t.id
     FROM "dbtaskqueue_task" AS t
@@ -699,7 +763,7 @@ SET next_process_time = strftime('%%Y-%%m-%%d %%H:%%M:%%f', next_process_time, p
 WHERE id = %(id)s
 AND total_attempt = %(total_attempt)s
 AND status IN ('PROCESSING')
-RETURNING next_process_time;
+RETURNING CAST(next_process_time AS text);
 
 -- Statements.unlocked
 SELECT t.id
@@ -739,14 +803,15 @@ SET status = u.new_status, last_update_time = strftime('%%Y-%%m-%%d %%H:%%M:%%f'
     IS NULL THEN t.process_result ELSE u.result_text END, result = CASE WHEN u.new_status = 'CREATED' AND
     u.delay IS NULL THEN t.result ELSE u.result_value END, poller_instance = CASE WHEN u.new_status =
     'CREATED' THEN NULL ELSE t.poller_instance END, finish_time = CASE WHEN u.new_status = 'CREATED' THEN NULL
-    ELSE strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now') END, final_status = nullif(u.new_status, 'CREATED'),
+    ELSE strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now') END, lost_leases = CASE WHEN u.attempts_added = -1 AND
+    u.delay IS NULL THEN t.lost_leases ELSE u.deaths END, final_status = nullif(u.new_status, 'CREATED'),
     fingerprint = coalesce(u.failure_key, t.fingerprint)
 FROM (
     SELECT value ->> '$.task_id' AS task_id, value ->> '$.token' AS token, value ->> '$.new_status' AS
         new_status, value ->> '$.delay' AS delay, value ->> '$.attempts_added' AS attempts_added, value ->>
-        '$.reenqueues_added' AS reenqueues_added, value ->> '$.result_text' AS result_text, nullif(value ->
-        '$.result_value', 'null') AS result_value, value ->> '$.park_reason' AS park_reason, value ->>
-        '$.failure_key' AS failure_key
+        '$.reenqueues_added' AS reenqueues_added, value ->> '$.deaths' AS deaths, value ->> '$.result_text' AS
+        result_text, nullif(value -> '$.result_value', 'null') AS result_value, value ->> '$.park_reason' AS
+        park_reason, value ->> '$.failure_key' AS failure_key
     FROM json_each(%(rows)s)
 ) AS u
 WHERE t.id = u.task_id
@@ -809,6 +874,22 @@ WHERE id IN (
     FROM json_each(%(ids)s)
 )
 RETURNING id;
+
+-- RetentionStatements.expired
+SELECT id
+FROM "dbtaskqueue_task"
+WHERE queue_name = %(queue_name)s
+AND status = 'CREATED'
+AND expire_time <= strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')
+AND ready_time IS NOT NULL
+UNION ALL
+SELECT id
+FROM "dbtaskqueue_task"
+WHERE queue_name = %(queue_name)s
+AND status = 'CREATED'
+AND expire_time <= strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')
+AND parked_by IS NOT NULL
+LIMIT %(limit)s;
 
 -- RetentionStatements.finished
 SELECT id, (julianday(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')) - julianday(coalesce(finish_time,
@@ -1212,7 +1293,9 @@ UPDATE "dbtaskqueue_task"
 SET status = 'PROCESSING', attempt = attempt + 1, total_attempt = total_attempt + 1, start_time =
     strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), last_update_time = strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'),
     next_process_time = strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', printf('%%.3f seconds',
-    coalesce(lease_seconds, %(lease)s))), poller_instance = %(poller_instance)s
+    max(coalesce(lease_seconds, %(lease)s), %(min_lease)s))), poller_instance = %(poller_instance)s,
+    lost_leases = CASE WHEN status = 'PROCESSING' AND lost_leases < 1000 THEN lost_leases + 1 ELSE lost_leases
+    END
 WHERE id IN (
     SELECT t.id
     FROM "dbtaskqueue_task" AS t
@@ -1238,8 +1321,9 @@ WHERE id IN (
     )
 )
 RETURNING id, queue_name, reference_number, attempt, reenqueue_attempt, total_attempt, max_attempts, priority,
-    payload_type, payload, context, create_time, start_time, next_process_time, poller_instance, ready_time,
-    group_key, expire_time, lease_seconds;
+    payload_type, CAST(payload AS text), CAST(context AS text), CAST(create_time AS text), CAST(start_time AS
+    text), CAST(next_process_time AS text), poller_instance, CAST(ready_time AS text), group_key,
+    CAST(expire_time AS text), lease_seconds, lost_leases;
 
 -- Statements.complete (one row)
 UPDATE "dbtaskqueue_task" AS t
@@ -1310,9 +1394,10 @@ WHERE t.status IN ('PROCESSING');
 
 -- Statements.held_leases (one row)
 SELECT id, queue_name, reference_number, attempt, reenqueue_attempt, total_attempt, max_attempts, priority,
-    payload_type, payload, context, create_time, start_time, next_process_time, poller_instance, ready_time,
-    group_key, expire_time, lease_seconds, (julianday(next_process_time) - julianday(strftime('%%Y-%%m-%%d
-    %%H:%%M:%%f', 'now'))) * 86400.0
+    payload_type, CAST(payload AS text), CAST(context AS text), CAST(create_time AS text), CAST(start_time AS
+    text), CAST(next_process_time AS text), poller_instance, CAST(ready_time AS text), group_key,
+    CAST(expire_time AS text), lease_seconds, lost_leases, (julianday(next_process_time) -
+    julianday(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))) * 86400.0
 FROM "dbtaskqueue_task" AS t
 JOIN (
     SELECT %(task_id)s AS task_id, %(token)s AS token
@@ -1471,15 +1556,15 @@ WHERE t.status IN ('CREATED')
 AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
 RETURNING id, last_update_time = create_time;
 
--- Statements.last_failures (one row)
-SELECT a.task_id, a.attempt
-FROM "dbtaskqueue_attempt" AS a
+-- Statements.moved (one row)
+SELECT h.task_id
+FROM "dbtaskqueue_taskhistory" AS h
 JOIN (
-    SELECT %(task_id)s AS task_id
+    SELECT %(task_id)s AS task_id, %(token)s AS token
 ) AS u
-ON a.task_id = u.task_id
-WHERE a.location = %(location)s
-ORDER BY a.total_attempt;
+ON h.task_id = u.task_id
+AND h.total_attempt = u.token
+WHERE h.location = %(location)s;
 
 -- Statements.outcome_of (one row)
 SELECT t.id, t.status
@@ -1493,7 +1578,7 @@ AND t.total_attempt = u.token;
 -- Statements.renew (one row)
 UPDATE "dbtaskqueue_task"
 SET next_process_time = strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', printf('%%.3f seconds',
-    coalesce(lease_seconds, %(lease)s)))
+    max(coalesce(lease_seconds, %(lease)s), %(min_lease)s)))
 WHERE id IN (
     SELECT t.id
     FROM "dbtaskqueue_task" AS t
@@ -1548,13 +1633,14 @@ SET status = u.new_status, last_update_time = strftime('%%Y-%%m-%%d %%H:%%M:%%f'
     IS NULL THEN t.process_result ELSE u.result_text END, result = CASE WHEN u.new_status = 'CREATED' AND
     u.delay IS NULL THEN t.result ELSE u.result_value END, poller_instance = CASE WHEN u.new_status =
     'CREATED' THEN NULL ELSE t.poller_instance END, finish_time = CASE WHEN u.new_status = 'CREATED' THEN NULL
-    ELSE strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now') END, final_status = nullif(u.new_status, 'CREATED'),
+    ELSE strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now') END, lost_leases = CASE WHEN u.attempts_added = -1 AND
+    u.delay IS NULL THEN t.lost_leases ELSE u.deaths END, final_status = nullif(u.new_status, 'CREATED'),
     fingerprint = coalesce(u.failure_key, t.fingerprint)
 FROM (
     SELECT %(task_id)s AS task_id, %(token)s AS token, %(new_status)s AS new_status, %(delay)s AS delay,
-        %(attempts_added)s AS attempts_added, %(reenqueues_added)s AS reenqueues_added, %(result_text)s AS
-        result_text, %(result_value)s AS result_value, %(park_reason)s AS park_reason, %(failure_key)s AS
-        failure_key
+        %(attempts_added)s AS attempts_added, %(reenqueues_added)s AS reenqueues_added, %(deaths)s AS deaths,
+        %(result_text)s AS result_text, %(result_value)s AS result_value, %(park_reason)s AS park_reason,
+        %(failure_key)s AS failure_key
 ) AS u
 WHERE t.id = u.task_id
 AND t.total_attempt = u.token
@@ -1592,7 +1678,9 @@ UPDATE "dbtaskqueue_task"
 SET status = 'PROCESSING', attempt = attempt + 1, total_attempt = total_attempt + 1, start_time =
     strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), last_update_time = strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'),
     next_process_time = strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', printf('%%.3f seconds',
-    coalesce(lease_seconds, %(lease)s))), poller_instance = %(poller_instance)s
+    max(coalesce(lease_seconds, %(lease)s), %(min_lease)s))), poller_instance = %(poller_instance)s,
+    lost_leases = CASE WHEN status = 'PROCESSING' AND lost_leases < 1000 THEN lost_leases + 1 ELSE lost_leases
+    END
 WHERE id IN (
     SELECT t.id
     FROM "dbtaskqueue_task" AS t
@@ -1623,15 +1711,18 @@ WHERE id IN (
     )
 )
 RETURNING id, queue_name, reference_number, attempt, reenqueue_attempt, total_attempt, max_attempts, priority,
-    payload_type, payload, context, create_time, start_time, next_process_time, poller_instance, ready_time,
-    group_key, expire_time, lease_seconds;
+    payload_type, CAST(payload AS text), CAST(context AS text), CAST(create_time AS text), CAST(start_time AS
+    text), CAST(next_process_time AS text), poller_instance, CAST(ready_time AS text), group_key,
+    CAST(expire_time AS text), lease_seconds, lost_leases;
 
 -- Statements.checkout_single_writer (without some payload types)
 UPDATE "dbtaskqueue_task"
 SET status = 'PROCESSING', attempt = attempt + 1, total_attempt = total_attempt + 1, start_time =
     strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), last_update_time = strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'),
     next_process_time = strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', printf('%%.3f seconds',
-    coalesce(lease_seconds, %(lease)s))), poller_instance = %(poller_instance)s
+    max(coalesce(lease_seconds, %(lease)s), %(min_lease)s))), poller_instance = %(poller_instance)s,
+    lost_leases = CASE WHEN status = 'PROCESSING' AND lost_leases < 1000 THEN lost_leases + 1 ELSE lost_leases
+    END
 WHERE id IN (
     SELECT id
     FROM "dbtaskqueue_task"
@@ -1660,15 +1751,18 @@ WHERE id IN (
     LIMIT %(limit)s
 )
 RETURNING id, queue_name, reference_number, attempt, reenqueue_attempt, total_attempt, max_attempts, priority,
-    payload_type, payload, context, create_time, start_time, next_process_time, poller_instance, ready_time,
-    group_key, expire_time, lease_seconds;
+    payload_type, CAST(payload AS text), CAST(context AS text), CAST(create_time AS text), CAST(start_time AS
+    text), CAST(next_process_time AS text), poller_instance, CAST(ready_time AS text), group_key,
+    CAST(expire_time AS text), lease_seconds, lost_leases;
 
 -- Statements.checkout_single_writer (aged) (without some payload types)
 UPDATE "dbtaskqueue_task"
 SET status = 'PROCESSING', attempt = attempt + 1, total_attempt = total_attempt + 1, start_time =
     strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), last_update_time = strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'),
     next_process_time = strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', printf('%%.3f seconds',
-    coalesce(lease_seconds, %(lease)s))), poller_instance = %(poller_instance)s
+    max(coalesce(lease_seconds, %(lease)s), %(min_lease)s))), poller_instance = %(poller_instance)s,
+    lost_leases = CASE WHEN status = 'PROCESSING' AND lost_leases < 1000 THEN lost_leases + 1 ELSE lost_leases
+    END
 WHERE id IN (
     SELECT id
     FROM "dbtaskqueue_task"
@@ -1700,8 +1794,35 @@ WHERE id IN (
     LIMIT %(limit)s
 )
 RETURNING id, queue_name, reference_number, attempt, reenqueue_attempt, total_attempt, max_attempts, priority,
-    payload_type, payload, context, create_time, start_time, next_process_time, poller_instance, ready_time,
-    group_key, expire_time, lease_seconds;
+    payload_type, CAST(payload AS text), CAST(context AS text), CAST(create_time AS text), CAST(start_time AS
+    text), CAST(next_process_time AS text), poller_instance, CAST(ready_time AS text), group_key,
+    CAST(expire_time AS text), lease_seconds, lost_leases;
+
+-- Statements.first_ready (without some payload types)
+SELECT id, total_attempt
+FROM "dbtaskqueue_task"
+WHERE queue_name = %(queue_name)s
+AND ready_time IS NOT NULL
+AND ready_time <= strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')
+AND next_process_time <= strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')
+AND attempt < max_attempts
+AND (tag IS NULL OR tag IN (
+    SELECT value
+    FROM json_each(%(tags)s)
+))
+AND NOT coalesce(payload_type, '') IN (
+    SELECT value
+    FROM json_each(%(without)s)
+)
+AND NOT EXISTS (
+    SELECT 1
+    FROM "dbtaskqueue_queue" AS q
+    WHERE q.name = %(queue_name)s
+    AND q.paused_time IS NOT NULL
+    AND (q.paused_until IS NULL OR q.paused_until > strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))
+)
+ORDER BY priority, ready_time, id
+LIMIT %(limit)s;
 
 -- Statements.insert (error) (without some payload types)
 INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, max_attempts, priority, payload,
