@@ -108,11 +108,14 @@ class ReenqueueDelayMissing(TaskQueueError):
 class ProcessDied(TaskQueueError):
     """The error of a task whose poller died or did not answer during the last attempt, before an outcome was stored."""
 
-    def __init__(self, poller_instance: str | None, attempt: int, max_attempts: int) -> None:
+    def __init__(self, poller_instance: str | None, attempt: int, max_attempts: int, how: str = "") -> None:
+        """``how`` the process ended in which the task ran apart from the others; "": it was the poller's."""
         super().__init__(
-            f"Poller {poller_instance} died or never answered during attempt {attempt} of {max_attempts}: the lease "
-            "ran out without an outcome, and no attempt is left. Its log and exit code may say why; reprocess the "
-            "task once the cause is gone."
+            f"The task ended its process ({how}) during attempt {attempt} of {max_attempts}."
+            if how
+            else f"Poller {poller_instance} died or never answered during attempt {attempt} of {max_attempts}: the "
+            "lease ran out without an outcome, and no attempt is left. Its log and exit code may say why; reprocess "
+            "the task once the cause is gone."
         )
 
 

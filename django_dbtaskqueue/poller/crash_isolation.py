@@ -2,6 +2,8 @@
 
 A process that dies ends the attempts of all its tasks without an outcome. One of those tasks may be the cause. If it
 ran together with the others again, it would take one attempt of each of them with every crash, until none is left.
+Tasks whose processors have a name run in another process (``executors.isolated``), and limit nobody. The others, such
+as those of a function made at run time, run one by one in the poller's process; that is what this module does.
 """
 
 from __future__ import annotations
@@ -10,11 +12,13 @@ import logging
 from time import monotonic
 from typing import TYPE_CHECKING
 
+from django_dbtaskqueue import registry
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow import settle
 
 if TYPE_CHECKING:
+    from django_dbtaskqueue.poller.free_slots import Executors
     from django_dbtaskqueue.poller.settle_batches import Settler
 
 logger = logging.getLogger("django_dbtaskqueue")
@@ -28,8 +32,9 @@ RELEASED_TASK_TIMEOUT_SECONDS = 5.0  # then we assume that another poller took t
 class CrashIsolation:
     """Limits what a poller takes while isolated tasks wait, and releases those that must not run now."""
 
-    def __init__(self, settler: Settler) -> None:
+    def __init__(self, settler: Settler, executors: Executors) -> None:
         self._settler = settler
+        self._executors = executors
         self._queues: set[str] = set()  # keys of queues with released tasks that no fetch has found since
         self._active_until = 0.0
         self._quarantine_until = 0.0
@@ -50,7 +55,7 @@ class CrashIsolation:
 
         ``alone`` is true if no other fetch is under way.
         """
-        ids = {lease.id for lease in leases if lease.lost_leases}
+        ids = {lease.id for lease in leases if lease.lost_leases and not self._has_process(lease)}
         if not ids:
             if len(leases) == 1:  # a larger batch was asked for before isolation began, so it tells nothing
                 self._queues.discard(leases[0].port.key)
@@ -70,6 +75,9 @@ class CrashIsolation:
         self._quarantine_until = monotonic() + _quarantine_seconds(isolated[0])
         self._active_until = monotonic() + RELEASED_TASK_TIMEOUT_SECONDS
         return others + chosen
+
+    def _has_process(self, lease: Lease) -> bool:
+        return self._executors.isolates(registry.find(lease.queue, lease.payload_type))
 
     def _busy(self) -> bool:
         return bool(self._settler.held or self._settler.done) and monotonic() < self._quarantine_until

@@ -56,7 +56,7 @@ class Fetcher:
         self._settler = settler
         self._expect_lease = expect_lease
         self._lock = threading.Lock()
-        self._isolation = CrashIsolation(settler)
+        self._isolation = CrashIsolation(settler, executors)
         self.capacity = Capacity(executors, settler, self._isolation, counts, options)
         self._last_turn = 0.0  # of the queue that had the last turn
 
@@ -338,6 +338,7 @@ class Fetcher:
         self._expect_lease(queue, queue.settings.lease.total_seconds())  # it may be shorter than the last renewal knew
         now, late = monotonic(), False
         jobs: list[Job] = []
+        isolated: list[Job] = []
         special: dict[Processor, list[Lease]] = {}
         for lease in leases:
             if lease.lease_seconds is not None:
@@ -347,10 +348,14 @@ class Fetcher:
             refused = refusal(lease, processor, queue.settings.expired)
             if refused is not None or processor is None:
                 self._refuse(lease, refused)
+            elif lease.lost_leases and self.capacity.executors.isolates(processor):
+                isolated.append(Job(lease, processor))
             elif processor.plain:
                 jobs.append(Job(lease, processor))
             else:
                 special.setdefault(processor, []).append(lease)
+        if isolated:
+            self.capacity.executors.submit_isolated(isolated)
         if late:
             queue.lengthen_leases()
         for processor, batch in special.items():

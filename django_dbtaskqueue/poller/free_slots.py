@@ -20,6 +20,7 @@ from django_dbtaskqueue.poller.executors import (
     Job,
 )
 from django_dbtaskqueue.poller.executors.asyncio import AsyncExecutor
+from django_dbtaskqueue.poller.executors.isolated import IsolatedExecutor, can_isolate
 from django_dbtaskqueue.poller.executors.pool import PoolExecutor
 from django_dbtaskqueue.poller.executors.thread import ThreadExecutor
 from django_dbtaskqueue.poller.queue_state import UNPLACED, Options, Placement, QueueState
@@ -47,6 +48,7 @@ class Executors:
         self._coroutine_slots = coroutines
         self._coroutines: AsyncExecutor | None = None  # made for the first async processor
         self._pools: list[tuple[object, PoolExecutor]] = []
+        self._isolated: IsolatedExecutor | None = None  # made for the first task that may have killed its process
         self._lock = threading.Lock()
         self.all: list[Executor] = [self._threads]  # those in use; threads always are
         self.placed: set[Executor] = set()  # those with a processor of a polled queue
@@ -110,6 +112,18 @@ class Executors:
         admitted = self.limiter.admit([Job(chunk[0], processor, tuple(chunk[1:])) for chunk in chunks])
         if admitted:
             self.of(processor).submit(admitted, fast=False)
+
+    def isolates(self, processor: Processor | None) -> bool:
+        """Whether a task of this processor can run in a process of its own."""
+        return (self._isolated is None or self._isolated.works) and can_isolate(processor)
+
+    def submit_isolated(self, jobs: list[Job]) -> None:
+        """Run jobs that may kill their process."""
+        with self._lock:
+            if self._isolated is None:
+                self._isolated = IsolatedExecutor(self._finish, self.limiter)
+                self.all.append(self._isolated)
+        self._isolated.submit(jobs, fast=False)
 
     def nudge(self) -> None:
         """Start waiting jobs if slots are free."""

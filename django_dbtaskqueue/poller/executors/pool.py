@@ -125,7 +125,7 @@ class PoolExecutor(Executor):
         try:
             answers = future.result()
             seconds = sum(answer.seconds for answer in answers)
-            settlements = [_apply_answer(lease, answer) for lease, answer in zip(leases, answers, strict=True)]
+            settlements = [apply_answer(lease, answer) for lease, answer in zip(leases, answers, strict=True)]
         except CancelledError:
             settlements = [Release()] * len(leases)
         except BaseException as error:  # the pool broke, or could not transport the call or its answer
@@ -167,6 +167,11 @@ def run_remotely(job: Job) -> list[Answer]:
     outcomes = perform_all(job.leases, job.processor)
     tidy()
     close_old_connections()  # these threads get no signal when they end
+    return answers_of(job, outcomes)
+
+
+def answers_of(job: Job, outcomes: Sequence[Outcome | None]) -> list[Answer]:
+    """Return what a process sends back of a job."""
     answers = []
     for lease, outcome in zip(job.leases, outcomes, strict=True):
         error = None if outcome is None else outcome.facts.error
@@ -182,7 +187,7 @@ def _note_processor(job: Job) -> None:
         lease.processor = job.processor
 
 
-def _apply_answer(lease: Lease, answer: Answer) -> Outcome | Settlement | None:
+def apply_answer(lease: Lease, answer: Answer) -> Outcome | Settlement | None:
     """Copy to the lease what happened to its copy in the other process; return the outcome."""
     lease.lost = answer.lost
     if answer.settled is not None:

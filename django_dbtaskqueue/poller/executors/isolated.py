@@ -1,0 +1,330 @@
+"""Tasks that may kill their process, in a process of their own: whatever they do, the poller and its tasks go on.
+
+The tasks run at the same time, but start one after the other. A task that kills mostly kills soon after its start, so
+the last one that started is the reason if the process dies then. If it dies later, nobody knows: then each task that
+ran starts again and runs alone. The poller holds the leases meanwhile, and no innocent task is charged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import logging
+import os
+import signal
+import threading
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from multiprocessing.reduction import ForkingPickler
+from time import monotonic
+
+from django.utils.module_loading import import_string
+
+from django_dbtaskqueue.core.exceptions import ProcessDied
+from django_dbtaskqueue.core.outcomes import Fail, Outcome, Release, Settlement
+from django_dbtaskqueue.core.threads import WatchedThread
+from django_dbtaskqueue.flow import observe
+from django_dbtaskqueue.flow.run import Processor, decide_all, perform_async
+from django_dbtaskqueue.poller.executors import ConcurrencyLimiter, Executor, Finish, Job, Run
+from django_dbtaskqueue.poller.executors.pool import Answer, answers_of, apply_answer, run_remotely
+
+logger = logging.getLogger("django_dbtaskqueue")
+
+START_INTERVAL_SECONDS = 0.05  # between two starts, and the time in which the last one is blamed for a death
+MAX_ISOLATED_TASKS = 64  # at the same time
+BOOT_SECONDS = 60.0  # until the process has loaded the project
+SIGN_OF_LIFE_SECONDS = 1.0  # between two signs of life of the process
+SILENT_SECONDS = 15.0  # without one: a processor holds the interpreter
+LINGER_SECONDS = 10.0  # that the process stays without a task
+IDLE_WAIT_SECONDS = 0.5
+PR_SET_PDEATHSIG = 1  # of <linux/prctl.h>
+BLAME_NOBODY_LIMIT = 3  # deaths in a row without a task: the process cannot start
+
+
+def can_isolate(processor: Processor | None) -> bool:
+    """Whether another process finds the processor by its name."""
+    if processor is None or not processor.plain or processor.executor is not None:
+        return False
+    try:
+        return import_string(processor.name) is processor.function and processor.function.__module__ != "__main__"
+    except (ImportError, AttributeError):
+        return False
+
+
+class IsolatedExecutor(Executor):
+    """Runs jobs of plain processors in one process, which is started when there are some."""
+
+    def __init__(self, finish: Finish, limiter: ConcurrencyLimiter) -> None:
+        super().__init__(finish, limiter)
+        self.slots = MAX_ISOLATED_TASKS
+        self.works = True  # False: the process could not be started, so tasks cannot run here
+        self._alone: deque[Job] = deque()  # jobs that run with no other beside them
+        self._runs: dict[int, Run] = {}
+        self._number = 0
+        self._started_at = 0.0  # the last task; infinite until the process says that it has begun
+        self._heard_at = 0.0  # the last message
+        self._boots = 0  # starts of the process since its last message
+        self._process: BaseProcess | None = None
+        self._pipe: Connection | None = None
+        self._closed = False
+        self._wakeup = threading.Event()
+        self._thread: WatchedThread | None = None
+        self._lock = threading.Lock()  # only for starting the thread
+
+    def nudge(self) -> None:
+        if self.todo and self._thread is None:
+            with self._lock:
+                if self._thread is None:
+                    self._thread = WatchedThread(target=self._serve, name="dbtaskqueue-isolated", daemon=True)
+                    self._thread.start()
+        self._wakeup.set()
+
+    def busy(self) -> int:
+        return len(self._runs) + len(self._alone)
+
+    def running(self) -> list[Run]:
+        return list(self._runs.copy().values())
+
+    def threads(self) -> list[WatchedThread]:
+        return [] if self._thread is None else [self._thread]
+
+    def cancel(self) -> None:
+        """Kill the process: its tasks have been given up."""
+        self.close()
+
+    def close(self) -> None:
+        self._closed = True
+        self._wakeup.set()
+        if self._thread is not None:
+            self._thread.join(timeout=2)
+        self._stop()
+
+    # -- the thread --------------------------------------------------------------------------------------------------
+
+    def _serve(self) -> None:
+        idle_since = monotonic()
+        while not self._closed:
+            if not (self._runs or self._alone or self.todo):
+                if self._process is not None and monotonic() - idle_since > LINGER_SECONDS:
+                    self._stop()
+                self._wakeup.wait(IDLE_WAIT_SECONDS)
+                self._wakeup.clear()
+                continue
+            idle_since = monotonic()
+            try:
+                self._start_next()
+                self._receive()
+            except (EOFError, OSError):
+                self._died()
+
+    def _start_next(self) -> None:
+        """Send the next job, if it may start now."""
+        if self._pipe is None:
+            self._boot()
+        now, alone = monotonic(), bool(self._alone)
+        free = not self._runs if alone else len(self._runs) < self.slots
+        if alone and self._runs and self._given_up.issuperset(self._runs.values()):
+            raise EOFError("tasks past their timeout do not end")
+        if not free or self._boots or now - self._started_at < START_INTERVAL_SECONDS:
+            return
+        try:
+            job = (self._alone if alone else self.todo).popleft()
+        except IndexError:  # the poller withdrew it
+            return
+        run = self._begin(job)
+        if run is None:
+            return
+        for lease in run.job.leases:
+            observe.started(lease)
+        self._number += 1
+        self._runs[self._number] = run
+        self._started_at = float("inf")
+        # The other process does not need these fields, which cannot be pickled.
+        portable = replace(job.processor, executor=None, declared={})
+        try:
+            message = ForkingPickler.dumps(run.job._replace(processor=portable))
+        except Exception as error:  # something of it cannot be sent
+            del self._runs[self._number]
+            self._settle(run, [Fail(error)] * len(run.job.leases))
+            return
+        if self._pipe is not None:
+            self._pipe.send(self._number)
+            self._pipe.send_bytes(message)
+
+    def _receive(self) -> None:
+        assert self._pipe is not None  # noqa: S101 -- for the type checker
+        pause = START_INTERVAL_SECONDS if self.todo or self._alone else IDLE_WAIT_SECONDS
+        while self._pipe.poll(pause):
+            number, answers = self._pipe.recv(), _received(self._pipe)
+            self._heard_at, self._boots, pause = monotonic(), 0, 0.0
+            if number == self._number and answers is None:
+                self._started_at = self._heard_at
+            run = None if answers is None else self._runs.pop(number, None)
+            if run is not None:
+                pairs = zip(run.job.leases, answers or (), strict=True)
+                self._settle(run, [apply_answer(lease, answer) for lease, answer in pairs])
+        if monotonic() - self._heard_at > (BOOT_SECONDS if self._boots else SILENT_SECONDS):
+            raise EOFError("no sign of life")
+
+    def _settle(self, run: Run, outcomes: Sequence[Outcome | Settlement | None]) -> None:
+        for lease in run.job.leases:
+            lease.processor = run.job.processor  # for its retry policy: the other process had a copy of the lease
+        self._end(run, decide_all(run.job.leases, outcomes), monotonic() - run.started)
+
+    # -- the process -------------------------------------------------------------------------------------------------
+
+    def _boot(self) -> None:
+        context = get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_work, args=[theirs], name="dbtaskqueue-isolated", daemon=True)
+        self._process.start()
+        theirs.close()
+        self._boots += 1
+        self._heard_at = monotonic()
+        logger.info("Started process %s for tasks whose processes died", self._process.pid)
+
+    def _stop(self) -> int | None:
+        """End the process; return its exit code."""
+        process, self._process = self._process, None
+        pipe, self._pipe = self._pipe, None
+        if pipe is not None:
+            pipe.close()
+        if process is None:
+            return None
+        process.kill()
+        process.join(5)
+        return process.exitcode
+
+    def _died(self) -> None:
+        """Find out which task is the reason, and let the others start again."""
+        since = monotonic() - self._started_at
+        if self._process is not None:
+            self._process.join(IDLE_WAIT_SECONDS)  # so that its exit code is its own
+        code, runs = self._stop(), [run for run in self._runs.values() if not self._is_late(run)]
+        begun, self._started_at = self._started_at != float("inf"), 0.0
+        self._runs.clear()
+        if self._closed:
+            return
+        if runs and not begun:  # the last one was sent, and had not begun
+            self.todo.appendleft(runs.pop().job)
+        if not runs:
+            if self._boots >= BLAME_NOBODY_LIMIT:
+                self._give_back()
+            return
+        if len(runs) == 1 or (begun and since < START_INTERVAL_SECONDS):
+            self._blame(runs.pop(), code)
+            self.todo.extendleft(run.job for run in reversed(runs))
+        else:
+            logger.warning("%s tasks ran in a process that died: each runs alone", len(runs))
+            self._alone.extend(run.job for run in runs)
+
+    def _blame(self, run: Run, code: int | None) -> None:
+        lease = run.job.lease
+        known = code is not None and -code in set(signal.Signals)
+        name = signal.Signals(-code).name if code is not None and known else f"exit code {code}"
+        logger.error("Task %s of %s ended its process: %s", lease.id, lease.queue, name, extra=observe.fields(lease))
+        self._settle(run, [Fail(ProcessDied(lease.poller_instance, lease.attempt, lease.max_attempts, name))])
+
+    def _give_back(self) -> None:
+        """The process does not start: release the tasks, which run in the poller's own process then."""
+        logger.error("The process for tasks whose processes died does not start. They run one by one in the poller's")
+        self.works = False
+        for job in (*self._alone, *self.todo):
+            self._settle(Run(job, monotonic()), [Release()] * len(job.leases))
+        self._alone.clear()
+        self.todo.clear()
+
+
+def _received(pipe: Connection) -> list[Answer] | None:
+    """Return the answers that the other process sent; None says that a job begins."""
+    try:
+        answers: list[Answer] | None = pipe.recv()
+    except (EOFError, OSError):
+        raise
+    except Exception as error:  # of a class that cannot be made again
+        return [Answer(Fail(error), None, "")]
+    return answers
+
+
+# -- in the process ----------------------------------------------------------------------------------------------------
+
+
+def _work(pipe: Connection) -> None:
+    """Run jobs until the poller closes the pipe."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # the poller decides when the tasks end
+    with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+        file.write("1000")  # if memory runs out, this process is the one to end
+    with suppress(OSError, AttributeError):  # Linux: end with the poller, even if a task holds the interpreter
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    import django
+
+    django.setup()
+    worker = _Worker(pipe)
+    threading.Thread(target=worker.report, daemon=True).start()
+    threading.Thread(target=worker.loop.run_forever, daemon=True).start()
+    with suppress(EOFError, OSError):
+        while True:
+            worker.receive()
+    os._exit(0)
+
+
+class _Worker:
+    """Runs each job as soon as it comes: async ones on one event loop, others on a thread each."""
+
+    def __init__(self, pipe: Connection) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._pipe = pipe
+        self._lock = threading.Lock()
+
+    def report(self) -> None:
+        """Say that the interpreter runs."""
+        pause = threading.Event()
+        while True:
+            self._send(0, None)
+            pause.wait(SIGN_OF_LIFE_SECONDS)
+
+    def receive(self) -> None:
+        """Wait for a job and start it."""
+        number = self._pipe.recv()
+        try:
+            job = self._pipe.recv()
+        except (EOFError, OSError):
+            raise
+        except Exception as error:  # this process does not find the processor
+            self._send(number, [Answer(Fail(error), None, "")])
+            return
+        if job.processor.is_async:
+            asyncio.run_coroutine_threadsafe(self._run_async(number, job), self.loop)
+        else:
+            threading.Thread(target=self._run, args=[number, job], daemon=True).start()
+
+    def _run(self, number: int, job: Job) -> None:
+        self._send(number, None)
+        self._send(number, run_remotely(job))
+
+    async def _run_async(self, number: int, job: Job) -> None:
+        self._send(number, None)
+        try:
+            outcomes = [await perform_async(lease, job.processor) for lease in job.leases]
+        except BaseException as error:
+            outcomes = [Fail(error)] * len(job.leases)
+        self._send(number, answers_of(job, outcomes))
+
+    def _send(self, number: int, answers: list[Answer] | None) -> None:
+        """Send the answers of a job; None says that it begins."""
+        try:
+            data = ForkingPickler.dumps(answers)
+        except Exception as error:  # an error or a result that cannot be sent
+            data = ForkingPickler.dumps([Answer(Fail(f"{type(error).__name__}: {error}"), None, "")])
+        with self._lock:
+            try:
+                self._pipe.send(number)
+                self._pipe.send_bytes(data)
+            except OSError:  # the poller has ended
+                os._exit(0)
