@@ -9,7 +9,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
     """Add a column with a default, which rewrites no row."""
 
-    dependencies = [("dbtaskqueue", "0001_initial")]
+    dependencies = [("dbtaskqueue", "0003_api_token")]
 
     operations = [
         migrations.AddField(model, "lost_leases", models.IntegerField("leases lost in a row", db_default=0))
