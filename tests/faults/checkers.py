@@ -182,6 +182,7 @@ def stale_write(evidence: Evidence) -> Iterator[str]:
         # The only processor that uses the database may fail in the middle of its own transaction.
         key = (change.task, change.fence)
         failed = change.queue == "effects" and key in errors
+        failed |= errors.get(key, "").endswith(".ProcessDied")  # its poller saw the process end
         if given_back or rescued or failed:
             continue
         ended = evidence.ends.get(key)

@@ -63,7 +63,7 @@ class Report:
             f"  {name:<34}{'-' if value is None else f'{value:,.2f}':>12}" for name, value in self.figures.items()
         ]
         for promise, broken in self.violations.items():
-            lines += [f"  {promise:<34}{len(broken):>12,}", *(f"      {one}" for one in broken[:SHOWN])]
+            lines += [f"  {promise:<34}{len(broken):>12,}", *(f"      {one}" for one in broken[: 4 * SHOWN])]
         return "\n".join(lines)
 
     def json(self) -> str:
@@ -260,7 +260,8 @@ class Run:
     def _drain(self, which: str, since: float) -> float:
         limit = MUTATED_DRAIN_S if self.mutation else DRAIN_S
         live = f"{which} status IN ('CREATED', 'PROCESSING')"
-        self._until(lambda: self._count("dbtaskqueue_task", live) == 0, limit, "the drain")
+        if not self._until(lambda: self._count("dbtaskqueue_task", live) == 0, limit, "the drain"):
+            self.problems += self._left()
         return time.time() - since
 
     def _still_there(self) -> None:
@@ -346,15 +347,27 @@ class Run:
             connection.close()
             return -1
 
-    def _until(self, condition: Callable[[], bool], seconds: float, what: str) -> None:
+    @staticmethod
+    def _left() -> list[str]:
+        """Return what is not done, and what the pollers say."""
+        from django_dbtaskqueue.models import Poller, Task
+
+        left = Task.objects.filter(status__in=("CREATED", "PROCESSING")).order_by("pk")
+        names = ("pk", "queue", "reference", "status", "attempt", "next_process_time", "ready_time", "parked_by")
+        return [str(values) for values in left.values_list(*names)[:SHOWN]] + [
+            str(values) for values in Poller.objects.values_list("instance", "state", "heartbeat_time")
+        ]
+
+    def _until(self, condition: Callable[[], bool], seconds: float, what: str) -> bool:
         deadline = time.monotonic() + seconds
         while not condition():
             if time.monotonic() > deadline:
                 logs = "\n".join(f"--- {poller.name}\n{self._tail(poller, 1500)}" for poller in self.pollers)
                 self.problems.append(f"{what} did not come within {seconds:.0f} s")
                 print(logs, file=sys.stderr)
-                return
+                return False
             Event().wait(LOOK_S)
+        return True
 
     def _tail(self, process: Process, size: int = 300) -> str:
         return (self.folder / f"{process.name}.log").read_text(errors="replace")[-size:].strip()
