@@ -27,6 +27,8 @@ from django_dbtaskqueue.pipeline.spark.terminal import Progress, silent
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from django_dbtaskqueue.pipeline.lake import State
+
 __all__ = ["Argument", "Context", "Job"]
 
 Options = Mapping[str, Any]  # values are as the types of the arguments return them
@@ -193,6 +195,7 @@ class Context:
     render_page: RenderPage | None = None
     session: Mapping[str, Any] = field(default_factory=dict)  # arguments of spark_session()
     started: SparkSession | None = None
+    state: State | None = None  # of database and lake, for all that the job reads
     damaged: list[str] = field(default_factory=list)  # what is wrong with each file of the lake that was left out
 
     @property

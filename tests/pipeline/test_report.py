@@ -13,10 +13,12 @@ from django_dbtaskqueue.core.exceptions import JobOptionError, PipelineError
 from django_dbtaskqueue.models import Attempt, PipelineReport, TaskHistory
 from django_dbtaskqueue.operations.report_page import html_file
 from django_dbtaskqueue.pipeline.database import Database
-from django_dbtaskqueue.pipeline.jobs import Objective
+from django_dbtaskqueue.pipeline.jobs import Job, Objective
+from django_dbtaskqueue.pipeline.reports.quality import Check
 from django_dbtaskqueue.pipeline.reports.report import Report
 from tests.factories import make_task
 from tests.pipeline.histories import MONDAY
+from tests.pipeline.lakes import archive
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -142,3 +144,25 @@ def test_what_cannot_be_is_said_before_anything_is_read() -> None:
         Report.context(objective="claims")
     with pytest.raises(JobOptionError, match=r"objectiv: there is no such option. Did you mean 'objective'"):
         Report.context(objectiv="claims")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("job", [Report, Check])
+def test_an_archive_meanwhile_takes_nothing_from_what_a_job_reads(
+    spark: SparkSession, pg: Database, tmp_path: Path, job: type[Job]
+) -> None:
+    """The archive moves every task between the job's first look at the lake and its reading of the database."""
+    fill()
+    TaskHistory.objects.all().delete()
+    archive(spark, pg, tmp_path / "lake", limit=2)
+    expected = job().run(job.context(spark=spark, database=pg, lake=tmp_path / "lake"))
+    moved = []
+
+    def meddle(step: str, _done: int, _total: int) -> None:
+        if step == "reading tasks" and not moved:
+            moved.append(archive(spark, pg, tmp_path / "lake", compact=1)["tasks"])
+
+    found = job().run(job.context(spark=spark, database=pg, lake=tmp_path / "lake", progress=meddle))
+    assert moved[0] > 0
+    names = ("queues", "summary", "rows", "findings")
+    assert {name: found.get(name) for name in names} == {name: expected.get(name) for name in names}

@@ -15,9 +15,9 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
@@ -35,6 +35,7 @@ from django_dbtaskqueue.core.exceptions import LakeError, PipelineError
 from django_dbtaskqueue.core.sql.pipeline import OPEN_BATCHES
 from django_dbtaskqueue.pipeline.database import DATABASE_ERRORS, Database
 from django_dbtaskqueue.pipeline.schema import ATTEMPTS, TASKS, arrow_schema
+from django_dbtaskqueue.pipeline.source.task_reader import Snapshot, open_snapshot
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -223,21 +224,24 @@ def read_lake(
     *,
     table: str = "tasks",
     database: Database | None = None,
+    state: State | None = None,
     since: date | None = None,
     damaged: list[str] | None = None,
 ) -> DataFrame:
     """Return the lake's ``tasks`` (or ``attempts``, or ``finished``), each row once, with columns of this version.
 
     A column that is newer than a file is null for its rows. With ``database`` the rows that are still in that database
-    are left out, so that database and lake together hold each task once. ``since`` leaves out earlier days. All files
-    are compared with their checksums first: a damaged file raises LakeError, which names it; with a list ``damaged`` it
-    is left out, and the list gets its error.
+    are left out, so that database and lake together hold each task once. Give a ``state`` instead to read both in the
+    same state while an archive may run. ``since`` leaves out earlier days. All files are compared with their checksums
+    first: a damaged file raises LakeError, which names it. With a list ``damaged`` it is left out, and its error is
+    appended.
     """
     if table not in LAKE_SCHEMAS:
         raise PipelineError(f"table={table!r} must be one of {', '.join(map(repr, LAKE_SCHEMAS))}.")
     lake, first = Lake.at(path), since.isoformat() if since else ""
-    under_way = _open_tokens(database) if database is not None else ()
-    files = [one for one in lake.files(table) if one.day >= first and one.token not in under_way]
+    with one_state(database, path) if state is None else nullcontext(state) as state:
+        found = lake.files(table, state.versions[table])
+    files = [one for one in found if one.day >= first and one.token not in state.under_way]
     paths = [str(lake.path(one)) for one in lake.sound(files, damaged)]
     if not paths:
         return spark.createDataFrame([], LAKE_SCHEMAS[table])
@@ -245,10 +249,39 @@ def read_lake(
     return reader.parquet(*paths)
 
 
-def _open_tokens(database: Database) -> set[str]:
+@dataclass(frozen=True)
+class State:
+    """One state of a database and a lake, in which each task is in one of them.
+
+    ``versions`` are those of the lake's tables; files of the tokens ``under_way`` hold tasks that are in the database.
+    """
+
+    snapshot: Snapshot | None
+    versions: Mapping[str, int]
+    under_way: Collection[str]
+
+
+@contextmanager
+def one_state(database: Database | None, path: str | os.PathLike[str] | None) -> Iterator[State]:
+    """Hold the present state of a database and a lake, either of which may be None, in the block.
+
+    The lake's versions are the same before and after the database's snapshot is taken, so nothing moved in between.
+    SQLite has no snapshots that others can read: there the state is held only if no archive runs meanwhile.
+    """
+    lake = Lake.at(path) if path else None
+    while True:
+        versions = lake.versions() if lake else {}
+        with open_snapshot(database) if database else nullcontext(Snapshot(None)) as snapshot:
+            under_way = _open_tokens(database, snapshot) if database and lake else ()
+            if lake is None or lake.versions() == versions:
+                yield State(snapshot, versions, under_way)
+                return
+
+
+def _open_tokens(database: Database, snapshot: Snapshot) -> set[str]:
     """Return the tokens of the batches whose rows are still in the database."""
     try:
-        with database.open() as link:
+        with nullcontext(snapshot.link) if snapshot.link else database.open() as link:
             return {token for token, _location, _lake in link.run(OPEN_BATCHES)}
     except DATABASE_ERRORS as error:
         raise PipelineError(f"{database!r} cannot be asked for its archive batches: {error}. Run migrate.") from error

@@ -69,7 +69,7 @@ class Archive(Job):
         Argument("batch_size", "tasks in one batch, that is in one transaction", count, 500_000),
         Argument("limit", "stop after about N tasks", count),
         Argument("no_check", "archive tasks that break a rule of `check` too", bool, False),
-        Argument("compact", "merge the small files of a day and queue once there are N", count, MIN_SMALL_FILES),
+        Argument("compact", "merge the small files of a day once there are N", count, MIN_SMALL_FILES),
         Argument("no_compact", "leave small files as they are", bool, False),
     )
 

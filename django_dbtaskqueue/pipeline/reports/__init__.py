@@ -10,7 +10,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import reduce
 from pathlib import Path
@@ -25,7 +25,7 @@ from django_dbtaskqueue.core.durations import parse_length
 from django_dbtaskqueue.core.exceptions import JobOptionError, PipelineError, near_match
 from django_dbtaskqueue.pipeline.database import DATABASE_ERRORS, Database
 from django_dbtaskqueue.pipeline.jobs import Argument, Context, Job, Options, as_json, moment, plain
-from django_dbtaskqueue.pipeline.lake import read_lake
+from django_dbtaskqueue.pipeline.lake import one_state, read_lake
 from django_dbtaskqueue.pipeline.source import read_tasks
 
 Figures = dict[str, Any]
@@ -115,15 +115,20 @@ def _read(
     context: Context, columns: Sequence[str], period: Period, tables: Sequence[str], archived: str
 ) -> Iterator[DataFrame]:
     frames, live = [], None
+    state = context.state
     if context.database is not None:
-        parts = [read_tasks(context.spark, context.database, columns, table=table) for table in tables]
+        snapshot = state.snapshot if state else None
+        parts = [
+            read_tasks(context.spark, context.database, columns, table=table, snapshot=snapshot) for table in tables
+        ]
         live = _chosen(reduce(DataFrame.unionByName, parts), context, period).persist()
         frames.append(live)
     if context.lake:
         since = period.since.date() if period.since is not None else None
         lake = read_lake(
-            context.spark, context.lake, table=archived, database=context.database, since=since, damaged=context.damaged
-        )
+            context.spark, context.lake, table=archived, database=context.database, state=state, since=since,
+            damaged=context.damaged,
+        )  # fmt: skip
         frames.append(_chosen(lake.select(*columns), context, period))
     try:
         yield reduce(DataFrame.unionByName, frames).select(*columns)
@@ -143,7 +148,7 @@ def _chosen(frame: DataFrame, context: Context, period: Period) -> DataFrame:
 def raise_no_tasks(context: Context, period: Period) -> None:
     """Raise the error of a job that found no task: the queue is unknown, or the period has no task."""
     wanted = context.options.get("queue") or ()
-    everything = Context(database=context.database, lake=context.lake, started=context.spark)
+    everything = replace(context, options={}, damaged=[])
     with tasks_of(everything, ["queue_name", "finish_time"], Period(None, period.until)) as names:
         known = sorted(row["queue_name"] for row in names.select("queue_name").distinct().collect())
     for queue in wanted:
@@ -167,7 +172,8 @@ class ReportJob(Job):
         period = Period.of(context.options)
         if context.options["out"]:
             _check_folder(Path(context.options["out"]).absolute())
-        found, tables = self.figures(context, period)
+        with one_state(context.database, context.lake) as context.state:
+            found, tables = self.figures(context, period)
         figures = {"kind": self.name, **found}
         if context.damaged:
             figures["summary"] += f" Damaged files of the lake were left out: {len(set(context.damaged))}."

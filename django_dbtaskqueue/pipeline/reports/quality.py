@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 from django_dbtaskqueue.core.exceptions import CheckFailed
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.pipeline.jobs import Argument, Context, Job, Options, Result, count
-from django_dbtaskqueue.pipeline.lake import Lake, read_lake
+from django_dbtaskqueue.pipeline.lake import Lake, State, one_state, read_lake
 from django_dbtaskqueue.pipeline.reports.transforms import MAD_TO_SIGMA
 from django_dbtaskqueue.pipeline.source import read_tasks
 
@@ -116,8 +116,8 @@ def _median(numbers: Column) -> Column:
     return (low + F.element_at(ordered, (size / 2 + 1).cast("int"))) / F.lit(2.0)
 
 
-def placed(context: Context, damaged: list[str]) -> DataFrame:
-    """Return the QUALITY_COLUMNS of every task in database and lake, with its ``place``: task, history or lake.
+def placed(context: Context, state: State, damaged: list[str]) -> DataFrame:
+    """Return, in that state, the QUALITY_COLUMNS of each task, and its ``place``: task, history or lake.
 
     Errors of damaged files, which are left out, go to ``damaged``.
     """
@@ -125,14 +125,14 @@ def placed(context: Context, damaged: list[str]) -> DataFrame:
     if context.database is not None:
         database = context.database
         here = F.lit(database.location).alias("location")
-        hot = read_tasks(spark, database, columns=list(QUALITY_COLUMNS), table="task")
+        hot = read_tasks(spark, database, columns=list(QUALITY_COLUMNS), table="task", snapshot=state.snapshot)
         frames.append(hot.select(F.lit("task").alias("place"), here, *QUALITY_COLUMNS))
         names = ["location", "task_id", *QUALITY_COLUMNS[1:]]
-        history = read_tasks(spark, database, columns=names, table="history")
+        history = read_tasks(spark, database, columns=names, table="history", snapshot=state.snapshot)
         history = history.withColumnRenamed("task_id", "id")
         frames.append(history.select(F.lit("history").alias("place"), "location", *QUALITY_COLUMNS))
     if context.lake:
-        archived = read_lake(spark, context.lake, database=context.database, damaged=damaged)
+        archived = read_lake(spark, context.lake, state=state, damaged=damaged)
         frames.append(archived.select(F.lit("lake").alias("place"), "location", *QUALITY_COLUMNS))
     return reduce(DataFrame.unionAll, frames)
 
@@ -158,13 +158,14 @@ class Check(Job):
         if not context.lake:
             context.need_database()
         damaged: list[str] = []
-        context.progress("reading tasks", 0, 0)
-        tasks = placed(context, damaged).cache()
-        try:
-            rows = tasks.count()
-            found = [*_findings(tasks, context.options)]
-        finally:
-            tasks.unpersist()
+        with one_state(context.database, context.lake) as state:
+            context.progress("reading tasks", 0, 0)
+            tasks = placed(context, state, damaged).cache()
+            try:
+                rows = tasks.count()
+                found = [*_findings(tasks, context.options)]
+            finally:
+                tasks.unpersist()
         if context.lake:
             context.progress("reading files", 0, 0)
             lake = Lake.at(context.lake)

@@ -98,11 +98,15 @@ class WhatIf(reports.ReportJob):
         *reports.OUTPUT_ARGUMENTS,
     )  # fmt: skip
 
-    def figures(self, context: Context, period: reports.Period) -> tuple[reports.Figures, reports.Tables]:
-        """Return the waits. Raises JobOptionError when no option changes anything."""
-        options = context.options
-        if not (options["slots"] or options["priority"] or options["back_off"]):
+    def run(self, context: Context) -> reports.Figures:
+        """Report. Raises JobOptionError when no option changes anything."""
+        if not any(context.options[name] for name in ("slots", "priority", "back_off")):
             raise JobOptionError("--slots", "which change? Give --slots, --priority or --back-off")
+        return super().run(context)
+
+    def figures(self, context: Context, period: reports.Period) -> tuple[reports.Figures, reports.Tables]:
+        """Return the waits."""
+        options = context.options
         rows = tasks(context, period)
         now_slots = options["now_slots"] or most_at_once([(row["started"], row["ended"]) for row in rows])
         slots = options["slots"] or now_slots

@@ -24,6 +24,7 @@ from django_dbtaskqueue.pipeline.schema import arrow_schema
 if TYPE_CHECKING:
     from adbc_driver_manager.dbapi import Connection
 
+    from django_dbtaskqueue.pipeline.database import Link
 
 FILTER_OPERATORS: dict[type[datasource.Filter], str] = {
     datasource.EqualTo: "=",
@@ -227,11 +228,12 @@ def _join(connection: Connection, snapshot: str) -> None:
 class Snapshot:
     """The name of one state of a database; None on SQLite, which reads in one statement.
 
-    All transactions below ``horizon`` had ended.
+    All transactions below ``horizon`` had ended. ``link`` reads that state.
     """
 
     name: str | None
     horizon: int | None = None
+    link: Link | None = None
 
 
 @contextmanager
@@ -247,7 +249,7 @@ def open_snapshot(database: Database) -> Iterator[Snapshot]:
     with database.open() as link, link.transaction():
         link.run(f"SET TRANSACTION {READ_ONE_STATE}")
         link.run("SET LOCAL idle_in_transaction_session_timeout = 0")
-        yield Snapshot(link.run("SELECT pg_export_snapshot()")[0][0], link.run(HORIZON_SQL)[0][0])
+        yield Snapshot(link.run("SELECT pg_export_snapshot()")[0][0], link.run(HORIZON_SQL)[0][0], link)
 
 
 # -- streams of what finishes ------------------------------------------------------------------------------------------
