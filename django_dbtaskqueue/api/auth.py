@@ -6,6 +6,7 @@ A caller has a session, with CSRF, or a token. JSON in and out, errors included.
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from functools import wraps
@@ -14,6 +15,7 @@ from typing import Any
 from django.contrib.auth import get_user_model
 from django.contrib.auth.decorators import login_not_required
 from django.core.exceptions import ImproperlyConfigured, PermissionDenied
+from django.db import InterfaceError, OperationalError
 from django.db.models import Q
 from django.db.models.functions import Now
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase, JsonResponse
@@ -28,6 +30,8 @@ from django_dbtaskqueue.models import ApiToken
 from django_dbtaskqueue.models.operations import OPERATE_SCOPE
 from django_dbtaskqueue.operations.bounds import BadInput, is_storable
 from django_dbtaskqueue.operations.permissions import Actor, Scope
+
+logger = logging.getLogger("django_dbtaskqueue")
 
 AUTH_SCHEME = "Bearer "
 API_SOURCE = "api"
@@ -111,8 +115,13 @@ def _caught(get_answer: Callable[[], HttpResponse]) -> HttpResponse:
         return error(403, str(failure))
     except Http404 as failure:
         return error(404, str(failure))
-    except (TaskQueueError, ImproperlyConfigured) as failure:
+    except TaskQueueError as failure:
         return error(400, str(failure))
+    except ImproperlyConfigured as failure:  # the site's fault, not the caller's: not migrated, or bad settings
+        return error(503, str(failure), **{"Retry-After": "60"})
+    except (OperationalError, InterfaceError) as failure:
+        logger.warning("The JSON API could not reach the database: %s", failure)
+        return error(503, "The database does not answer.", **{"Retry-After": "10"})
 
 
 # -- tokens ------------------------------------------------------------------------------------------------------------

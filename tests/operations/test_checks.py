@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from django.contrib.auth.models import User
 from django.core.checks import run_checks
 from django.core.management import CommandError, call_command
 from django.db import connection
 from django.db.backends.base import base
+from django.test import Client
 
 from tests.conftest import REPOSITORY, ProcessDatabase
 
@@ -78,3 +82,23 @@ def test_a_server_that_is_too_old_is_refused_at_the_start() -> None:
         with pytest.raises(CommandError, match="PostgreSQL 99 or later is required") as refused:
             call_command(command)
         assert refused.value.returncode == 3
+
+
+@pytest.mark.urls("tests.operations.test_api")
+def test_the_api_answers_503_where_the_database_is_not_migrated_or_away(
+    postgres_process_database: ProcessDatabase, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digest = hashlib.sha256(b"a-token").hexdigest()
+    settings.DBTASKQUEUE = {"API": True, "API_TOKENS": {"robot": digest}}
+    User.objects.create_superuser("robot")
+    caller = Client(headers={"Authorization": "Bearer a-token"})
+    with connection.cursor() as cursor:
+        cursor.execute("ALTER TABLE dbtaskqueue_task RENAME TO elsewhere")
+    answer = caller.get("/api/tasks")
+    assert (answer.status_code, answer.headers["Retry-After"]) == (503, "60")
+    assert "Run: python manage.py migrate" in answer.json()["error"]
+    connection.close()
+    monkeypatch.setitem(connection.settings_dict, "PORT", "1")
+    answer = caller.get("/api/tasks")
+    assert (answer.status_code, answer.headers["Retry-After"]) == (503, "10")
+    assert answer.json() == {"error": "The database does not answer."}
