@@ -5,11 +5,12 @@ from __future__ import annotations
 from time import monotonic
 from typing import Any
 
+from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import connections, router
 
 from django_dbtaskqueue.core.durations import format_seconds
-from django_dbtaskqueue.db.session import Session
+from django_dbtaskqueue.db.session import Session, migrated
 from django_dbtaskqueue.management import positive
 from django_dbtaskqueue.models import Task
 from django_dbtaskqueue.testing.loadgen import PREFIX, build
@@ -34,6 +35,13 @@ class Command(BaseCommand):
         alias = options["database"] or router.db_for_write(Task)
         if alias not in connections:
             raise CommandError(f"There is no database {alias!r}; there are {', '.join(connections)}.")
+        try:
+            with migrated():
+                self._generate(alias, options)
+        except ImproperlyConfigured as error:
+            raise CommandError(str(error), returncode=3) from error
+
+    def _generate(self, alias: str, options: dict[str, Any]) -> None:
         session = Session.on(alias)
         if not session.postgresql:
             raise CommandError(f"generatetasks needs PostgreSQL for COPY; {alias} is {session.connection.vendor}.")
