@@ -25,6 +25,7 @@ LEFT_OUT = {
     "soak": "pytest -m soak",
     "bench": "pytest -m bench",
     "stranger": "python -m tests.stranger",
+    "upgrade": "python -m tests.upgrade",
 }
 # One process takes all that needs Spark, for a single JVM, and one takes chaos. They take longest, so they start first.
 FIRST = {
