@@ -16,7 +16,7 @@ from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.utils.html import format_html
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy
+from django.utils.translation import gettext_lazy, ngettext
 
 from django_dbtaskqueue.admin import list_pages
 from django_dbtaskqueue.admin.list_pages import FULL_SEARCH_KEY, LOOKED_KEY, SORT_KEY
@@ -192,12 +192,13 @@ class TaskAdmin(TaskPage):
     @admin.display(description=gettext_lazy("attempts"))
     def attempts_made(self, task: Any) -> str:
         """Show the three counters in a sentence."""
-        return _("%(attempt)s of %(most)s; checked out %(total)s times in all, reenqueued %(reenqueued)s times") % {
-            "attempt": task.attempt,
-            "most": task.max_attempts,
-            "total": task.total_attempt,
-            "reenqueued": task.reenqueue_attempt,
-        }
+        total, requeued = task.total_attempt, task.reenqueue_attempt
+        words = [_("%(attempt)s of %(most)s") % {"attempt": task.attempt, "most": task.max_attempts}]
+        if total:
+            words.append(ngettext("taken once", "taken %(count)s times", total) % {"count": total})
+        if requeued:
+            words.append(ngettext("requeued once", "requeued %(count)s times", requeued) % {"count": requeued})
+        return ", ".join(words)
 
     def page_fields(self, row: Any) -> Sequence[str]:
         """Return the facts of this task; optional ones only if they have a value."""
@@ -213,7 +214,7 @@ class TaskAdmin(TaskPage):
             "poller",
             "priority",
         )
-        return (*names, "poller", "priority", *filled, *(["group_link"] if row.fingerprint else []))
+        return (*names, *filled, *(["group_link"] if row.fingerprint else []))
 
     @admin.display(description=gettext_lazy("failure group"))
     def group_link(self, task: Any) -> str:

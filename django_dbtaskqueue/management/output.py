@@ -15,6 +15,7 @@ from django.core.serializers.json import DjangoJSONEncoder
 from django_dbtaskqueue.core.durations import format_duration
 
 EMPTY_CELL = "-"
+NO_BREAK_SPACES = "\u00a0\u202f"  # in numbers and estimates
 STYLE_OF_WORD = {
     "ERROR": "ERROR",
     "POISON": "WARNING",
@@ -86,7 +87,7 @@ def _cell(value: object) -> str:
 
 def printable(text: str) -> str:
     """Return text without control characters for the terminal: each is shown as its escape sequence."""
-    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+    return "".join(char if char.isprintable() or char in NO_BREAK_SPACES else repr(char)[1:-1] for char in text)
 
 
 def ago(value: datetime | None, now: datetime) -> str:

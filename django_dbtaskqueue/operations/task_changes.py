@@ -124,10 +124,10 @@ def restore(
 def _taken(tasks: Iterable[AbstractTask], before: Mapping[int, Columns]) -> set[int]:
     """Return the tasks whose reference another task has in the queue they came from."""
     found = set()
-    wanted = {(before[task.pk]["queue"], task.reference): task for task in tasks if task.reference is not None}
+    wanted = {(str(before[task.pk]["queue"]), task.reference): task for task in tasks}
     for queue in {queue for queue, _reference in wanted}:
         some = next(task for (name, _reference), task in wanted.items() if name == queue)
-        references = [reference for name, reference in wanted if name == queue]
+        references = [reference for name, reference in wanted if name == queue and reference is not None]
         rows = type(some)._default_manager.using(some._state.db).filter(queue=queue, reference__in=references)
         found |= {wanted[queue, reference].pk for reference in rows.values_list("reference", flat=True) if reference}
     return found

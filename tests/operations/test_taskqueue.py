@@ -426,3 +426,8 @@ def test_every_subcommand_and_option_is_documented() -> None:
 def test_control_signs_of_a_row_do_not_command_the_terminal() -> None:
     assert printable("a\x1b[2Jb\nç") == "a\\x1b[2Jb\\nç"
     assert actions.MAX_TASKS_PER_ACTION == 1000
+
+
+def test_an_estimate_is_printed_as_it_is_and_a_control_character_is_not() -> None:
+    assert printable("≈\u202f19,667") == "≈\u202f19,667"
+    assert printable("a\x1b[31m") == "a\\x1b[31m"
