@@ -1,12 +1,10 @@
 """Every page in a real browser: nothing forbidden by the strictest policy, nothing a screen reader stumbles over.
 
-With ``DBTASKQUEUE_SCREENSHOTS=docs/images`` each page leaves a picture, in light and in dark.
+The docs' pictures are taken from the real demo: ``python -m tests.browser.pictures docs/images``.
 """
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +16,6 @@ from tests.browser.policy import HEARTBEAT
 
 SERIOUS = ("serious", "critical")
 FOUND = {"resultTypes": ["violations"]}  # of what passes axe need not say where
-UNSEEN = ("keys", "not-understood", "no-task", "attempts", "history", "failure-")  # nothing new to see
 
 
 @pytest.fixture(autouse=True)
@@ -91,7 +88,6 @@ def examined(site: Site, page: Any, axe: Any, name: str) -> dict[str, list[str]]
         page.evaluate(SETTLED)
         forbidden: list[str] = page.evaluate("window.violations")
         found[f"{name} {theme}"] = [*forbidden, *site.wrong]
-        picture(page, f"{name}-{theme}")
         found[f"{name} {theme}"] += serious(axe.run(page, options=FOUND))
         # Axe tries out styles, which the policy forbids it.
         page.evaluate("window.violations.splice(0)")
@@ -114,10 +110,3 @@ def serious(results: Any) -> list[str]:
         if fault["impact"] in SERIOUS
         for node in fault["nodes"][:3]
     ]
-
-
-def picture(page: Any, name: str) -> None:
-    """Leave a picture where it was asked for."""
-    folder = os.environ.get("DBTASKQUEUE_SCREENSHOTS")
-    if folder and not name.startswith(UNSEEN):
-        page.screenshot(path=str(Path(folder) / f"admin-{name}.png"))

@@ -10,10 +10,15 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from django.db.models import DurationField, ExpressionWrapper, F
+from django.db.models.functions import Now
+
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core import codecs
 from django_dbtaskqueue.core.exceptions import TaskQueueError
+from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.management.commands.runtaskpipeline import database_of_alias
+from django_dbtaskqueue.models import Task
 from django_dbtaskqueue.operations.report_page import html_file
 from django_dbtaskqueue.pipeline.jobs import Context, Job
 from django_dbtaskqueue.pipeline.lake import Lake, read_lake
@@ -29,6 +34,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 T = TypeVar("T")
+
+
+MAX_KEPT_COMPLETED = 1_000  # tasks that stay in the table
 
 
 class PipelineFailed(Exception):
@@ -80,8 +88,15 @@ class Engineer:
         return str(done["summary"])
 
     def archive(self) -> int:
-        """Move what is completed to the lake; return how many tasks. What an operator has to look at stays."""
-        done = self._run(Archive, older_than=timedelta(0), queue=[QUEUE], status=["COMPLETED"])
+        """Move the older half of what is completed to the lake; return how many tasks.
+
+        What an operator has to look at stays, and so do at most 1,000 completed tasks, to be seen in the admin.
+        """
+        completed = Task.objects.filter(queue=QUEUE, status=Status.COMPLETED).order_by("-finish_time")
+        kept = min(MAX_KEPT_COMPLETED, completed.count() // 2)
+        newest_moved = completed.annotate(age=ExpressionWrapper(Now() - F("finish_time"), DurationField()))
+        age = newest_moved.values_list("age", flat=True)[kept : kept + 1].first() or timedelta(0)
+        done = self._run(Archive, older_than=age, queue=[QUEUE], status=["COMPLETED"])
         self.found["archive"] = done
         return int(done["tasks"])
 

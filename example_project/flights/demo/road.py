@@ -20,11 +20,14 @@ def travel(screen: Screen, tasks: int, poller_count: int, engineer: Engineer | N
     singles = min(MOST_SINGLES, max(1, tasks // 100))
     picked = data.sample(tasks, others=singles)
     screen.say("Flights", f"loading {len(picked.flights) + len(picked.others):,} of 2013")
-    loading.load(picked.flights + picked.others)
+    with screen.step("Flights", "writing"):
+        loading.load(picked.flights + picked.others)
     references = [flight.reference for flight in picked.flights]
     bulk = references[singles:]
     if engineer is not None:
-        screen.say("Spark", "read {:,} flights, of which {:,} are sound".format(*engineer.clean()))
+        with screen.step("Spark", "reading the flights of the year"):
+            flights = engineer.clean()
+        screen.say("Spark", "read {:,} flights, of which {:,} are sound".format(*flights))
         bulk = filing.unfiled(bulk)
         engineer.select(bulk, filing.PASSENGER)
     # All flights of the year are wanted: then these are withdrawn first, and filed for good after that.
@@ -56,7 +59,11 @@ def travel(screen: Screen, tasks: int, poller_count: int, engineer: Engineer | N
 
 
 def archived(screen: Screen, run: figures.Run, engineer: Engineer) -> figures.Run:
-    """Report on the queue, move what is completed to the lake, and return the run with what the jobs found."""
-    screen.say("Report", engineer.report(settings.DATA_ROOT / "report"))
-    screen.say("Archive", f"{engineer.archive():,} completed tasks moved to {engineer.lake}")
+    """Report on the queue, move the older completed tasks to the lake, and return the run with what the jobs found."""
+    with screen.step("Report", "counting attempts, waits and run times"):
+        summary = engineer.report(settings.DATA_ROOT / "report")
+    screen.say("Report", summary)
+    with screen.step("Archive", "moving the older completed tasks"):
+        moved = engineer.archive()
+    screen.say("Archive", f"{moved:,} older completed tasks moved to {engineer.lake}; newer ones stay to look at")
     return replace(run, archived=engineer.archived(), pipeline=engineer.found)

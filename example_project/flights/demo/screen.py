@@ -26,6 +26,16 @@ class Screen:
         self.console.print(f"[bold]{name:<10}[/] {what}", soft_wrap=True)
 
     @contextmanager
+    def step(self, name: str, what: str) -> Iterator[None]:
+        """Say what is done now, before it is done; on a terminal with a spinner while it lasts."""
+        if not self.console.is_terminal:
+            self.say(name, f"{what} …")
+            yield
+            return
+        with self.console.status(f"[bold]{name:<10}[/] {what}"):
+            yield
+
+    @contextmanager
     def progress(self, title: str, total: int) -> Iterator[Update]:
         """Show how far a step is; the value is a function that takes how many are done."""
         if self.console.is_terminal:

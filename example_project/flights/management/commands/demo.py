@@ -8,7 +8,7 @@ import socket
 import sys
 from argparse import ArgumentParser
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -22,6 +22,12 @@ from example_project.flights.demo.screen import Screen
 
 HOST = "127.0.0.1"
 ALL = 336_776  # flights of the year
+NEXT_PAGES = (
+    ("failuregroup/", "why claims failed; Reprocess… sends a group to the pollers again"),
+    ("task/?q=status:POISON", "a task that nothing can decide, with its attempts and its payload"),
+    ("task/?q=status:COMPLETED", "decided claims, with their results"),
+    ("overview/", "all of it live: file a claim at the desk, and watch"),
+)
 
 
 class Command(BaseCommand):
@@ -51,12 +57,18 @@ class Command(BaseCommand):
 
     def run(self, screen: Screen, options: dict[str, Any]) -> None:
         """Go through the demo's steps."""
-        database = setup.database()
+        with screen.step("Database", "connecting; an embedded one starts first"):
+            database = setup.database()
         screen.say("Database", database)
-        call_command("migrate", verbosity=0)
+        with screen.step("Tables", "migrating"):
+            call_command("migrate", verbosity=0)
         password = setup.make_operator()
         try:
-            with pipeline.engineer() if options["spark"] else nullcontext() as engineer:
+            with ExitStack() as stack:
+                engineer = None
+                if options["spark"]:
+                    with screen.step("Spark", "starting"):
+                        engineer = stack.enter_context(pipeline.engineer())
                 result = figures.take(database, road.travel(screen, options["tasks"], options["pollers"], engineer))
         except (data.FlightDataMissing, pipeline.PipelineFailed, pollers.PollerFailed) as error:
             raise CommandError(str(error)) from error
@@ -79,6 +91,9 @@ def serve(screen: Screen, port: int) -> None:
     """Serve the site in this process, with a poller beside it, until Ctrl-C."""
     screen.say("Admin", f"http://{HOST}:{port}/admin/")
     screen.say("Desk", f"http://{HOST}:{port}/")
+    screen.say("Next", "log in, and open")
+    for page, what in NEXT_PAGES:
+        screen.say("", f"http://{HOST}:{port}/admin/dbtaskqueue/{page}  {what}")
     with pollers.running(1):
         call_command("runserver", f"{HOST}:{port}", use_reloader=False, insecure_serving=True)
 

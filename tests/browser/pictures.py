@@ -1,0 +1,148 @@
+"""The pictures of the docs: ``python -m tests.browser.pictures docs/images`` takes them from the real demo.
+
+It runs ``manage.py demo`` with its own data, logs in, and leaves each page in light and dark. ``--phone`` adds pictures
+of 390 px beside those of 1440.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+PROGRAMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+PATIENCE_MS = 60_000
+LISTS = {
+    "overview": "overview/",
+    "tasks": "task/?q=status:ERROR",
+    "failures": "failuregroup/",
+    "poison": "poisontask/",
+    "queues": "queue/",
+    "queue": "queue/claims/change/",
+    "pollers": "poller/",
+    "bulk-operations": "bulkoperation/",
+    "audit": "auditentry/",
+    "reports": "pipelinereport/",
+    "doctor": "doctor/",
+}
+# The first row of a list, opened.
+ROWS = {
+    "task": ("task/?q=status:ERROR", "td.field-reference a"),
+    "failure": ("failuregroup/", "td.field-failure a"),
+    "bulk-operation": ("bulkoperation/", "td.field-id a"),
+    "report": ("pipelinereport/?kind=report", "td.field-id a"),
+}
+
+
+@contextmanager
+def demo(tasks: int, *options: str) -> Iterator[tuple[str, str]]:
+    """Run the demo until it serves; yield the address of its admin and the operator's password."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    command = [sys.executable, str(REPOSITORY / "manage.py"), "demo", "--tasks", str(tasks), "--port", port, *options]
+    environment = {**os.environ, "DJANGO_SETTINGS_MODULE": "example_project.settings", "PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(command, cwd=REPOSITORY, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            password = ""
+            assert process.stdout is not None
+            for line in process.stdout:
+                sys.stdout.write(line)
+                if line.startswith("Login"):
+                    password = line.split()[-1]
+                if line.startswith("Admin"):
+                    break
+            if not password:
+                raise SystemExit("The demo ended before it served.")
+            yield f"http://127.0.0.1:{port}/admin/", password
+        finally:
+            process.terminate()
+
+
+@contextmanager
+def logged_in(browser: Any, admin: str, password: str, width: int, theme: str) -> Iterator[Any]:
+    """Open a window of the operator."""
+    context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=theme)
+    context.set_default_timeout(PATIENCE_MS)
+    page = context.new_page()
+    while True:  # the server is just about to listen
+        try:
+            page.goto(f"{admin}login/?next=/admin/")
+            break
+        except Exception as error:
+            if "ERR_CONNECTION_REFUSED" not in str(error):
+                raise
+            page.wait_for_timeout(200)
+    page.fill("#id_username", "operator")
+    page.fill("#id_password", password)
+    page.click("input[type=submit]")
+    page.wait_for_url("**/admin/")
+    page.evaluate("localStorage.setItem('django.admin.navSidebarIsOpen', 'false')")
+    yield page
+    context.close()
+
+
+def act(page: Any, admin: str) -> None:
+    """Pause a queue with a reason, and reprocess the first group, so that audit and bulk operations have rows."""
+    page.goto(f"{admin}dbtaskqueue/failuregroup/")
+    page.locator("button[value=reprocess]").first.click()
+    page.fill("input[name=reason]", "the record is complete now")
+    page.click("button[name=confirm]")
+    page.wait_for_url("**/bulkoperation/**")
+    if page.locator("button[name=work]").count():
+        page.click("button[name=work]")
+
+
+def take(page: Any, admin: str, folder: Path, suffix: str) -> None:
+    """Leave a picture of each page."""
+    for name, address in LISTS.items():
+        page.goto(f"{admin}dbtaskqueue/{address}")
+        page.screenshot(path=str(folder / f"admin-{name}-{suffix}.png"))
+    for name, (address, row) in ROWS.items():
+        page.goto(f"{admin}dbtaskqueue/{address}")
+        found = page.locator(row)
+        if found.count():
+            found.first.click()
+            page.wait_for_load_state()
+            page.screenshot(path=str(folder / f"admin-{name}-{suffix}.png"))
+    page.goto(f"{admin}dbtaskqueue/task/?q=status:ERROR")
+    page.check("#dbtq-tick-1")
+    page.click("button[value=reprocess]")
+    page.wait_for_selector("button[name=confirm]")
+    page.screenshot(path=str(folder / f"admin-confirm-{suffix}.png"))
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the demo and take the pictures."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--tasks", type=int, default=20_000)
+    parser.add_argument("--phone", action="store_true", help="also at 390 px")
+    parser.add_argument("--no-spark", action="store_true", help="without the pipeline's reports")
+    given = parser.parse_args(arguments)
+    from playwright.sync_api import sync_playwright
+
+    given.folder.mkdir(parents=True, exist_ok=True)
+    options = ["--no-spark"] if given.no_spark else []
+    with demo(given.tasks, *options) as (admin, password), sync_playwright() as playwright:
+        program = next(filter(None, map(shutil.which, PROGRAMS)), None)
+        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        with logged_in(browser, admin, password, 1440, "light") as page:
+            act(page, admin)
+        for theme in ("light", "dark"):
+            for width, mark in ((1440, ""), *([(390, "-phone")] if given.phone else [])):
+                with logged_in(browser, admin, password, width, theme) as page:
+                    take(page, admin, given.folder, f"{theme}{mark}")
+        browser.close()
+
+
+if __name__ == "__main__":
+    main()
