@@ -106,7 +106,7 @@ def with_errors(queries: Sequence[str], alias: str) -> list[str]:
     prints = {found for query in queries for found in FINGERPRINT.findall(query)}
     groups = FailureGroup.objects.using(alias).filter(pk__in=prints) if prints else ()
     words = {
-        group.pk: message_of(f"{group.error_type}: {group.message}".removeprefix(": "), MAX_ERROR_WIDTH)
+        group.pk: message_of(short_error(f"{group.error_type}: {group.message}".removeprefix(": ")), MAX_ERROR_WIDTH)
         for group in groups
     }
 
