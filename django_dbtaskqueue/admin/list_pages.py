@@ -22,8 +22,9 @@ from django.utils.translation import gettext_lazy
 
 from django_dbtaskqueue.admin.frame import LIVE_KEY
 from django_dbtaskqueue.admin.read_only import EMPTY_VALUE, ReadOnlyAdmin, id_of, local, number
+from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.operations.bounded_reads import count_within, estimate
-from django_dbtaskqueue.operations.paging import LOOK_ON_TIME, Page, page_of, whole_page
+from django_dbtaskqueue.operations.paging import LOOK_ON_TIME, Page, page_of
 from django_dbtaskqueue.operations.permissions import Verb
 
 if TYPE_CHECKING:
@@ -167,11 +168,13 @@ class ListAdmin(ReadOnlyAdmin):
             "verbs": verbs,
             "slice": page,
             "table": table_of(self, page.rows, caption=names, tickable=bool(verbs)),
-            "found": self._of_window(page, place) if page.window or page.first else self._number(rows, page, place),
+            "found": self._of_window(page, place)
+            if page.window or page.first
+            else self._number(rows, page, place, filterset),
             "searched": _searched(page, looked, first=place is None),
             "full_search_url": _address(request, **{FULL_SEARCH_KEY: 1}),
             "look_on_url": _look_on(request, page, looked),
-            "empty": self.empty or _("None."),
+            "empty": _("Nothing more.") if place else self.empty or _("None."),
             "first_url": _address(request),
             "newer_url": _address(request, after=page.newer),
             "older_url": _address(request, before=page.older),
@@ -181,19 +184,16 @@ class ListAdmin(ReadOnlyAdmin):
         self, request: HttpRequest, filterset: Any, rows: QuerySet[Any], before: int | None, after: int | None
     ) -> Page:
         """Return one page of the rows, and how many rows were searched for it."""
-        if FULL_SEARCH_KEY in request.GET:
-            return whole_page(rows, PAGE_ROWS, before=before, after=after)
-        look_on = LOOK_ON_TIME if LOOKED_KEY in request.GET else None
-        return page_of(rows, filterset.queryset, PAGE_ROWS, before=before, after=after, look_on=look_on)
+        return page_of(rows, filterset.queryset, PAGE_ROWS, before=before, after=after, **search_effort(request))
 
-    def _number(self, rows: QuerySet[Any], found: Page, place: int | None) -> str:
+    def _number(self, rows: QuerySet[Any], found: Page, place: int | None, filterset: Any) -> str:
         """Return how many rows there are: exact up to 10,000; estimated above that, or if counting takes too long."""
         if place is None and found.older is None and not found.cut:
             return self._of(len(found.rows), number_format(len(found.rows)))
         count = count_within(rows, COUNT_TIMEOUT)
         if count is not None and not count.more:
             return self._of(count.number, str(count))
-        rough = estimate(rows)
+        rough = estimate(filterset.qs)  # a range of ids and the dates it stands for would count twice for the planner
         if rough is None or (count is not None and rough <= count.number):
             return self._of(2, str(count or "?"))
         return self._of(rough, f"≈ {number(_rounded(rough))}")
@@ -256,6 +256,13 @@ def _look_on(request: HttpRequest, page: Page, looked: int) -> str:
         return ""
     before = page.older if page.window else None
     return _address(request, **{BEFORE_KEY: before, LOOKED_KEY: looked + page.window})
+
+
+def search_effort(request: HttpRequest) -> dict[str, timedelta]:
+    """Return how long a search may take as a whole, or how long it goes on, as the address says."""
+    if LOOKED_KEY in request.GET:
+        return {"look_on": LOOK_ON_TIME}
+    return {"patience": conf.settings().operations_timeout} if FULL_SEARCH_KEY in request.GET else {}
 
 
 def _looked(request: HttpRequest) -> int:

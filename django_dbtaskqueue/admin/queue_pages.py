@@ -106,7 +106,7 @@ class QueueAdmin(SmallListAdmin):
         names = sorted(name for name in {*found, *filterset.stats} if part.lower() in name.lower())
         return [found.get(name) or _without_row(name) for name in names]
 
-    def _number(self, rows: Any, found: Page, place: int | None) -> str:
+    def _number(self, rows: Any, found: Page, place: int | None, filterset: Any) -> str:
         text = ngettext("%(number)s queue", "%(number)s queues", len(rows)) % {"number": len(rows)}
         if len(rows) > len(found.rows):
             return _("%(words)s; the first %(shown)s by name: search for others") % {

@@ -19,7 +19,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
 from django_dbtaskqueue.admin import list_pages
-from django_dbtaskqueue.admin.list_pages import FULL_SEARCH_KEY, LOOKED_KEY, SORT_KEY
+from django_dbtaskqueue.admin.list_pages import FULL_SEARCH_KEY, SORT_KEY
 from django_dbtaskqueue.admin.page_actions import TaskPage, act_on_tasks, can_enqueue, enqueue_copy
 from django_dbtaskqueue.admin.read_only import EMPTY_VALUE, ago, box, column, may_see, number, permitted, stamp
 from django_dbtaskqueue.admin.task_search import (
@@ -37,7 +37,7 @@ from django_dbtaskqueue.db.session import alias_for
 from django_dbtaskqueue.models import AbstractTask, Attempt, AuditEntry, Poller, Queue, Task
 from django_dbtaskqueue.models.querysets import TaskQuerySet
 from django_dbtaskqueue.operations import paging
-from django_dbtaskqueue.operations.paging import LOOK_ON_TIME, Page
+from django_dbtaskqueue.operations.paging import Page
 from django_dbtaskqueue.operations.permissions import Verb
 from django_dbtaskqueue.operations.queue_control import IN_EFFECT
 from django_dbtaskqueue.operations.search import parse, text_of
@@ -98,9 +98,9 @@ class TaskAdmin(TaskPage):
         saved = saved_searches(request.user, self.get_queryset(request).db)
         found = search_context(context["filterset"], request.path)
         if ids := self._ids(request, context["filterset"]):
-            context["of_ids"] = _(
-                "Tasks created then have ids from %(first)s to %(last)s; only these were searched."
-            ) % {"first": number(ids.first), "last": number(ids.end - 1)}
+            text = _("Tasks created then have ids from %(first)s to %(last)s; only these were searched.")
+            context["of_ids"] = text % {"first": number(ids.first), "last": number(ids.end - 1)}
+            context["empty"] = _("No task with such an id matches.")
         context |= pickers(self, request, context["filterset"].search)
         return {**context, **found, "saved": saved, "can_save": bool(found["chips"])}
 
@@ -108,16 +108,15 @@ class TaskAdmin(TaskPage):
         self, request: HttpRequest, filterset: Any, rows: QuerySet[Any], before: int | None, after: int | None
     ) -> Page:
         """Return one page. A search without an index reads a limited number of rows."""
-        search, size, place = filterset.search, list_pages.PAGE_ROWS, {"before": before, "after": after}
-        if FULL_SEARCH_KEY in request.GET:
-            return super().read_page(request, filterset, rows, before, after)
-        looks_on = LOOKED_KEY in request.GET
-        if not looks_on and paging.finds_processing_only(search) and connections[rows.db].vendor == "postgresql":
-            return paging.page_of_processing(cast(TaskQuerySet, rows), search.queues(), size, **place)
-        if order := SORTS.get(request.GET.get(SORT_KEY, "")):
-            return paging.sorted_page(rows, paging.indexed_part(search, filterset.queryset), size, order.by)
+        search, size = filterset.search, list_pages.PAGE_ROWS
+        effort = list_pages.search_effort(request)
+        if not effort and paging.finds_processing_only(search) and connections[rows.db].vendor == "postgresql":
+            queues = search.queues()
+            return paging.page_of_processing(cast(TaskQuerySet, rows), queues, size, before=before, after=after)
         among = within(self._ids(request, filterset), paging.indexed_part(search, filterset.queryset))
-        return paging.page_of(rows, among, size, **place, look_on=LOOK_ON_TIME if looks_on else None)
+        if order := SORTS.get(request.GET.get(SORT_KEY, "")):
+            return paging.sorted_page(rows, among, size, order.by)
+        return paging.page_of(rows, among, size, before=before, after=after, **effort)
 
     def rows_of(self, filterset: Any) -> TaskQuerySet:
         """Return the tasks that match; of a search by date those with an id of that time."""

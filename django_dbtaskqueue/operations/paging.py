@@ -81,16 +81,18 @@ def page_of(
     before: int | None = None,
     after: int | None = None,
     look_on: timedelta | None = None,
+    patience: timedelta | None = None,
 ) -> Page:
     """Return one page of ``rows``, the newest first; if that takes long, of the next ``WINDOW_ROWS`` of ``among``.
 
     ``among`` holds all of ``rows``, and an index finds it. With ``look_on`` the search reads windows for that long,
-    until one has a match. On another database than PostgreSQL the search runs to its end.
+    until one has a match; before that it tries to answer as a whole for ``patience``. On another database than
+    PostgreSQL the search runs to its end.
     """
     windows = connections[rows.db].vendor == "postgresql"
     if look_on is None or not windows:
         try:
-            with time_limit(rows.db, min(WHOLE_SEARCH_TIMEOUT, conf.settings().operations_timeout)):
+            with time_limit(rows.db, min(patience or WHOLE_SEARCH_TIMEOUT, conf.settings().operations_timeout)):
                 return whole_page(rows, size, before=before, after=after)
         except OperationalError as error:
             if not timed_out(error):

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from django.db import connections
 
 from django_dbtaskqueue.models import BulkOperation, FailureGroup, PipelineReport, Queue, Task
 from tests.browser import scene
@@ -110,3 +111,31 @@ def serious(results: Any) -> list[str]:
         if fault["impact"] in SERIOUS
         for node in fault["nodes"][:3]
     ]
+
+
+@pytest.mark.slow
+def test_a_search_goes_on_by_itself_until_it_finds_or_is_stopped(site: Site) -> None:
+    """Given 60,000 tasks with long texts, the one that is looked for the oldest."""
+    with connections["default"].cursor() as cursor:
+        cursor.execute(
+            "INSERT INTO dbtaskqueue_task (queue_name, reference_number, process_result) SELECT 'claims', 'n-' || n,"
+            " CASE n WHEN 1 THEN 'needle' ELSE repeat('x', 3000) END FROM generate_series(1, 60000) AS n"
+        )
+    held: list[Any] = []
+    with site.window() as page:
+        page.goto(site.url("task/?q=error:needle"))
+        expect(page.locator("td.field-reference", has_text="n-1")).to_be_visible()
+        page.route("**/*_live*", held.append)  # no answer before Stop was pressed
+        page.goto(site.url("task/?q=error:nowhere"))
+        expect(page.locator(".dbtq-looking")).to_contain_text("Nothing in the newest 20,000 tasks")
+        expect(page.locator(".dbtq-looking progress")).to_be_visible()
+        page.click("#dbtq-stop")
+        expect(page.locator(".dbtq-looking a")).to_be_visible()
+        for one in held:
+            one.continue_()
+        page.wait_for_function("document.getElementById('dbtq').dataset.refreshed")
+        expect(page.locator(".dbtq-looking a")).to_have_text("Keep looking")
+        assert len(held) == 1
+        page.fill("#dbtq-q", "status:ERROR is:st")
+        options = page.locator("#dbtq-words option")
+        assert [one.get_attribute("value") for one in options.all()] == ["status:ERROR is:stale"]

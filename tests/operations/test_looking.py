@@ -17,6 +17,7 @@ from django.db.models.expressions import RawSQL
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
+from django_dbtaskqueue.admin import list_pages
 from django_dbtaskqueue.api import views
 from django_dbtaskqueue.core.states import CREATED, ERROR, PROCESSING
 from django_dbtaskqueue.models import Queue, Task
@@ -275,3 +276,26 @@ def test_the_api_says_how_far_it_looked_and_where_to_go_on(
     assert answers[-1]["tasks"][0]["reference"] == "b-7"
     everything = admin_client.get("/api/tasks", {"q": "ref:b-7"}).json()
     assert (len(everything["tasks"]), everything["looked_at"], everything["before"]) == (1, None, None)
+
+
+def test_the_number_of_a_search_by_date_is_about_right(admin_client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Given 10,000 of 60,000 tasks in five of thirty days, and no time to count, then the estimate is near."""
+    monkeypatch.setattr(list_pages, "COUNT_TIMEOUT", timedelta(milliseconds=1))
+    built(60_000)
+    page = admin_client.get("/admin/dbtaskqueue/task/", {"q": "age:10d..15d"}).content.decode()
+    found = re.search(r"≈ ([\d,]+) tasks|([\d,]+)\+? tasks", page)
+    assert found is not None
+    assert 5000 < int((found[1] or found[2]).replace(",", "")) < 20_000
+
+
+@pytest.mark.usefixtures("slow_at_size")
+def test_a_task_whose_creation_time_was_written_by_hand_is_not_denied(admin_client: Client) -> None:
+    """Given the newest task with a time of years ago, then the page says what it searched, and all finds it."""
+    built(30_000)
+    make_task(CREATED, reference="by-hand", create_time=timedelta(days=-1000))
+    query = {"q": "age:>999d"}
+    page = admin_client.get("/admin/dbtaskqueue/task/", query).content.decode()
+    assert "No task matches" not in page
+    assert "only these were searched" in page
+    assert "No task with such an id matches." in page
+    assert ">by-hand<" in admin_client.get("/admin/dbtaskqueue/task/", query | {"whole": "1"}).content.decode()
