@@ -261,7 +261,7 @@ LINE = {
     "queue_name": "parcels", "priorities": [0, 1, 2, 3, 4], "times": ["-infinity"] * 5, "ids": [0] * 5, "limit": 500,
     "tags": [],
 }  # fmt: skip
-TAKE = {"lease": 60.0, "poller_instance": HOLDER}
+TAKE = {"lease": 60.0, "min_lease": 0.0, "poller_instance": HOLDER}
 LEASES = [{"task_id": 100 * number + 61, "token": 1} for number in range(1, 501)]
 RESULTS = json.dumps([{**lease, "result_text": "x", "result_value": "x"} for lease in LEASES])
 WRITES = json.dumps(
@@ -272,6 +272,7 @@ WRITES = json.dumps(
             "delay": None,
             "attempts_added": 0,
             "reenqueues_added": 0,
+            "deaths": 0,
             "result_text": "x",
             "result_value": None,
         }

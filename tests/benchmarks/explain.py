@@ -30,7 +30,7 @@ def show(server: Server, title: str) -> None:
         time, last = session.run(BOUND, {})[0]
         behind, front = {"times": [time], "ids": [last]}, {"times": ["-infinity"], "ids": [0]}
         common = {
-            "queue_name": "nothing", "priorities": [0], "limit": 500, "tags": [], "lease": 60.0,
+            "queue_name": "nothing", "priorities": [0], "limit": 500, "tags": [], "lease": 60.0, "min_lease": 0.0,
             "poller_instance": "explain",
         }  # fmt: skip
         for name, params in (("checkout behind the bound", behind), ("walk from the front", front)):

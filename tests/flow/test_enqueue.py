@@ -113,7 +113,7 @@ def test_the_least_task(alias: str) -> None:
     assert row.pop("id") > 0
     assert {name: value for name, value in row.items() if value is not None} == {
         "queue": "parcels", "status": CREATED, "attempt": 0, "reenqueue_attempt": 0, "total_attempt": 0,
-        "max_attempts": 4, "priority": 0,
+        "max_attempts": 4, "priority": 0, "lost_leases": 0,
     }  # fmt: skip
 
 
