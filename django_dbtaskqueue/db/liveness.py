@@ -162,7 +162,7 @@ def began_dead() -> bool:
 
 
 def _execute_first(
-    execute: Callable[..., object], sql: str, params: object, many: bool, context: dict[str, Any]
+    execute: Callable[..., object], sql: str, params: object, many: object, context: dict[str, BaseDatabaseWrapper]
 ) -> object:
     begin_first_statement(context["connection"])
     return execute(sql, params, many, context)

@@ -18,7 +18,9 @@ from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow import settle
 
 if TYPE_CHECKING:
-    from django_dbtaskqueue.poller.free_slots import Executors
+    from collections.abc import Callable
+
+    from django_dbtaskqueue.flow.run import Processor
     from django_dbtaskqueue.poller.settle_batches import Settler
 
 logger = logging.getLogger("django_dbtaskqueue")
@@ -32,9 +34,10 @@ RELEASED_TASK_TIMEOUT_SECONDS = 5.0  # then we assume that another poller took t
 class CrashIsolation:
     """Limits what a poller takes while isolated tasks wait, and releases those that must not run now."""
 
-    def __init__(self, settler: Settler, executors: Executors) -> None:
+    def __init__(self, settler: Settler, isolates: Callable[[Processor | None], bool]) -> None:
+        """``isolates``: whether a task of a processor can run in another process."""
         self._settler = settler
-        self._executors = executors
+        self._isolates = isolates
         self._queues: set[str] = set()  # keys of queues with released tasks that no fetch has found since
         self._active_until = 0.0
         self._quarantine_until = 0.0
@@ -77,7 +80,7 @@ class CrashIsolation:
         return others + chosen
 
     def _has_process(self, lease: Lease) -> bool:
-        return self._executors.isolates(registry.find(lease.queue, lease.payload_type))
+        return self._isolates(registry.find(lease.queue, lease.payload_type))
 
     def _busy(self) -> bool:
         return bool(self._settler.held or self._settler.done) and monotonic() < self._quarantine_until

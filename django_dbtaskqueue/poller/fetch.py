@@ -56,7 +56,7 @@ class Fetcher:
         self._settler = settler
         self._expect_lease = expect_lease
         self._lock = threading.Lock()
-        self._isolation = CrashIsolation(settler, executors)
+        self._isolation = CrashIsolation(settler, executors.isolates)
         self.capacity = Capacity(executors, settler, self._isolation, counts, options)
         self._last_turn = 0.0  # of the queue that had the last turn
 
