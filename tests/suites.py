@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 # Markers that a plain ``pytest`` leaves out, and the command that runs them.
 LEFT_OUT = {
     "slow": "pytest -m slow",
+    "faults": "python -m tests.faults",
     "soak": "pytest -m soak",
     "bench": "pytest -m bench",
     "stranger": "python -m tests.stranger",
