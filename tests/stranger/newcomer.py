@@ -20,6 +20,7 @@ class Newcomer:
         self.folder = folder
         self.env = env
         self.output = ""
+        self.leaves_out = ""  # a part of the blocks that are not for this reader
         self.before: dict[str, Step] = {}  # what to look at before a command is typed
         self.while_running: dict[str, Callable[[str], None]] = {}  # and while a server runs, given its address
 
@@ -29,7 +30,7 @@ class Newcomer:
         first = lines.index(after) if after else 0
         last = lines.index(until) if until else len(lines)
         for block in blocks(page):
-            if first < block.line <= last:
+            if first < block.line <= last and not (self.leaves_out and self.leaves_out in block.text):
                 try:
                     getattr(self, f"type_{block.language}")(block)
                 except Exception as error:

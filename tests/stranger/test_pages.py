@@ -35,6 +35,23 @@ BARE = {
     *("asgiref", "sqlparse", "typing_extensions", "pip", "setuptools"),
 }
 WITHOUT_LIBPQ = {"PSYCOPG_IMPL": "binary"}  # which a bare install lacks: importing psycopg fails, as without libpq
+JOB = """
+from django_dbtaskqueue import enqueue, processor
+
+
+@processor("jobs")
+def job(task):
+    return None
+
+
+def begin():
+    enqueue("jobs", "one")
+"""
+IMPORTED = """
+import sys
+
+print("imported:", sorted({"django_tables2", "django_filters", "django.contrib.admin"} & {*sys.modules}))
+"""
 SELL = """
 from django.test import Client
 from django_dbtaskqueue import enqueue
@@ -103,13 +120,56 @@ def had_shop(newcomer: Newcomer, database: dict[str, Any] | None) -> None:
 def test_tutorial(python: Python, environment: Environment, tmp_path: Path) -> None:
     """An empty folder; in the end a task has failed, and was corrected."""
     newcomer = Newcomer(tmp_path, environment(python, "tutorial") | WITHOUT_LIBPQ)
+    follow_the_tutorial(newcomer)
+    installed = {line.partition("==")[0].lower() for line in newcomer.run(["pip", "list", "--format=freeze"]).split()}
+    assert installed <= BARE, f"a bare install brings {installed - BARE}"
+
+
+def test_tutorial_on_postgresql(environment: Environment, tmp_path: Path) -> None:
+    """The same with what the page says of PostgreSQL, on the newest Python."""
+    newcomer = Newcomer(tmp_path, environment(newest(), "readme"))
+    newcomer.leaves_out = "transaction_mode"
+    with _created(settings.SERVER_URL) as name:
+        entry = database_from_url(_url_of(settings.SERVER_URL, name))
+        newcomer.before["startapp"] = lambda: has_postgresql(newcomer, entry)
+        follow_the_tutorial(newcomer)
+
+
+def has_postgresql(newcomer: Newcomer, entry: dict[str, Any]) -> None:
+    """Install the driver, and put the database into the settings."""
+    newcomer.run(["pip", "install", "django-dbtaskqueue[postgres]"])
+    with (newcomer.folder / "flightdesk/settings.py").open("a") as end:
+        end.write(f'DATABASES["default"] = {entry!r}\n')
+
+
+def follow_the_tutorial(newcomer: Newcomer) -> None:
+    """Type the page, and open everything before there is a user, and at the end."""
     newcomer.while_running["runserver"] = serves_the_admin
     newcomer.before["createsuperuser"] = lambda: newcomer.visit("filled")
     newcomer.read(TUTORIAL)
     newcomer.visit("filled")
     newcomer.run(["python", "manage.py", "makemigrations", "--check", "--dry-run"])
-    installed = {line.partition("==")[0].lower() for line in newcomer.run(["pip", "list", "--format=freeze"]).split()}
-    assert installed <= BARE, f"a bare install brings {installed - BARE}"
+
+
+def newest() -> Python:
+    return list(pythons().values())[-1]
+
+
+def test_a_poller_needs_neither_the_admin_nor_its_libraries(environment: Environment, tmp_path: Path) -> None:
+    newcomer = Newcomer(tmp_path, environment(newest(), "tutorial") | WITHOUT_LIBPQ)
+    newcomer.run(["pip", "install", "django-dbtaskqueue"])
+    newcomer.run(["django-admin", "startproject", "worker", "."])
+    newcomer.run(["python", "manage.py", "startapp", "jobs"])
+    (tmp_path / "jobs/tasks.py").write_text(JOB)
+    (tmp_path / "worker/urls.py").write_text("urlpatterns = []\n")
+    with (tmp_path / "worker/settings.py").open("a") as end:
+        end.write('INSTALLED_APPS = ["django_dbtaskqueue", "jobs"]\nMIDDLEWARE = TEMPLATES = []\n')
+    newcomer.run(["python", "manage.py", "check"])
+    newcomer.run(["python", "manage.py", "migrate"])
+    newcomer.run(["python", "manage.py", "shell", "--command", "from jobs.tasks import begin; begin()"])
+    newcomer.run(["python", "manage.py", "runtaskpoller", "--drain"])
+    assert "COMPLETED" in newcomer.run(["python", "manage.py", "taskqueue", "show", "jobs/one"])
+    assert "imported: []" in newcomer.run(["python", "manage.py", "shell", "--command", IMPORTED])
 
 
 def serves_the_admin(address: str) -> None:

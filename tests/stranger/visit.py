@@ -49,18 +49,20 @@ start()
 from django.contrib import admin  # noqa: E402 -- Django must be set up first
 from django.contrib.auth.models import Permission, User  # noqa: E402 -- Django must be set up first
 from django.contrib.staticfiles import finders  # noqa: E402 -- Django must be set up first
-from django.core.management import call_command, load_command_class  # noqa: E402 -- Django must be set up first
+from django.core.management import call_command, get_commands, load_command_class  # noqa: E402 -- Django must be set up first
 from django.core.signals import got_request_exception  # noqa: E402 -- Django must be set up first
 from django.test import Client, override_settings  # noqa: E402 -- Django must be set up first
 from django.urls import NoReverseMatch, get_resolver, reverse  # noqa: E402 -- Django must be set up first
 
+from django_dbtaskqueue import registry  # noqa: E402 -- Django must be set up first
 from django_dbtaskqueue.conf.settings import known_queues  # noqa: E402 -- Django must be set up first
 from django_dbtaskqueue.models import Task  # noqa: E402 -- Django must be set up first
 from django_dbtaskqueue.operations.verbs import TASK_VERBS  # noqa: E402 -- Django must be set up first
 
 HARMLESS = "ref:there-is-no-such-reference"
-USAGE_ERROR_CODE = 2
+FINDING_CODE, USAGE_ERROR_CODE, SETTINGS_CODE = 1, 2, 3
 QUEUE = "a-queue/with a slash"
+NO_SUCH = {"fingerprint": "0" * 40, "poller": "no:such", "command": "drain"}  # parts of the API's addresses
 API = "dbtaskqueue_api"
 # The arguments of each subcommand of ``taskqueue``.
 COMMANDS: dict[str, list[list[str]]] = {
@@ -75,6 +77,14 @@ COMMANDS: dict[str, list[list[str]]] = {
     "bulk": [["list"], ["run"], ["show", "1"], ["cancel", "1"]],
     "index": [[], ["--drop"]],
     "token": [["superuser"]],
+    "tokens": [[], ["--revoke", "987654"]],
+}
+# The arguments of each other command.
+OTHER_COMMANDS: dict[str, list[list[str]]] = {
+    "housekeeptasks": [[], ["--delete"]],
+    "runtaskpipeline": [["check"]],
+    "runtaskpoller": [["--once", "--queue", "nosuch"]],
+    "generatetasks": [["--tasks", "1", "--queues", "1"]],
 }
 BODIES: dict[str, dict[str, object]] = {
     "on_ids": {"ids": [987654], "reason": "a visit"},
@@ -136,6 +146,8 @@ class Browser:
         said = STAGE == "unmigrated" and MIGRATE in unescape(text)
         if self.trace or (response.status_code >= 500 and not said):
             faults.append(f"{self.name}: {method} {address}: {response.status_code}\n{self.trace or text[:2000]}")
+        if said and response.status_code != 503:
+            faults.append(f"{self.name}: {method} {address} says that tables are missing, with {response.status_code}")
         return response
 
 
@@ -244,7 +256,7 @@ def api_addresses() -> Iterator[tuple[str, str]]:
                 queue = QUEUE if route == "purge" else next(iter(known_queues()), QUEUE)
                 for verb in verbs:
                     for pk in (1, 987654) if "pk" in params else (1,):
-                        values = {"pk": pk, "queue": queue, "verb": verb}
+                        values = {"pk": pk, "queue": queue, "verb": verb, **NO_SUCH}
                         yield route, reverse(f"{API}:{route}", kwargs={name: values[name] for name in params})
 
 
@@ -263,9 +275,14 @@ def run_commands() -> None:
         for arguments in calls:
             run_command("taskqueue", name, *arguments)
             run_command("taskqueue", name, "--json", *arguments)
-    run_command("housekeeptasks")
-    run_command("runtaskpipeline", "check")
-    run_command("runtaskpoller", "--once", "--queue", "nosuch")
+    ours = {name for name, app in get_commands().items() if app == "django_dbtaskqueue"}
+    if ours != {"taskqueue", *OTHER_COMMANDS}:
+        faults.append(f"There are other commands than those visited: {ours ^ {'taskqueue', *OTHER_COMMANDS}}")
+    for name, calls in OTHER_COMMANDS.items():
+        for arguments in calls:
+            run_command(name, *arguments)
+    if STAGE == "unmigrated" and registry.queues():
+        run_command("runtaskpoller", "--once")
 
 
 def run_command(name: str, *arguments: str) -> None:
@@ -283,7 +300,8 @@ def run_command(name: str, *arguments: str) -> None:
     text = said.getvalue()
     needless = any(words in text for words in ("not PostgreSQL", "needs PostgreSQL", "nothing to do"))
     reads = not {"token", "check", "nosuch"}.intersection(arguments) and arguments[-2:] != (QUEUE, "--dry-run")
-    if STAGE == "unmigrated" and reads and not needless and (not code or MIGRATE not in text):
+    expected = FINDING_CODE if "doctor" in arguments else SETTINGS_CODE
+    if STAGE == "unmigrated" and reads and not needless and (code != expected or MIGRATE not in text):
         faults.append(f"{' '.join(words)} does not say what to do without tables: exit {code}\n{text}")
     if code == USAGE_ERROR_CODE and STAGE != "unmigrated":
         faults.append(f"{' '.join(words)} cannot be read: {text}")
