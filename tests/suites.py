@@ -1,7 +1,8 @@
 """Which tests run, in which process, and what a run tells of it at its end.
 
-Without arguments pytest runs all suites but those of `LEFT_OUT`, in one process more than there are cores, because many
-tests wait: for other processes, or for the end of a lease. Each process has databases of its own on one server.
+Without arguments pytest runs all tests but those whose markers pyproject.toml leaves out. It takes one process more
+than there are cores, because many tests wait: for other processes, or for the end of a lease. Each process has
+databases of its own on one server.
 """
 
 from __future__ import annotations
@@ -19,15 +20,6 @@ if TYPE_CHECKING:
     from _pytest.terminal import TerminalReporter
     from xdist.scheduler import LoadScopeScheduling
 
-# Markers that a plain ``pytest`` leaves out, and the command that runs them.
-LEFT_OUT = {
-    "slow": "pytest -m slow",
-    "faults": "python -m tests.faults",
-    "soak": "pytest -m soak",
-    "bench": "pytest -m bench",
-    "stranger": "python -m tests.stranger",
-    "upgrade": "python -m tests.upgrade",
-}
 # One process takes all that needs Spark, for a single JVM, and one takes chaos. They take longest, so they start first.
 FIRST = {
     "spark": re.compile(r"tests/pipeline/|test_spark_|page_works\[\S*pipeline"),
@@ -88,9 +80,16 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeSch
 # -- what the end of a run says ---------------------------------------------------------------------------------------
 
 
+def left_out(config: pytest.Config) -> dict[str, str]:
+    """Return the markers that this run leaves out, with what pyproject.toml says of them: how their tests run."""
+    markers = (line.partition(": ") for line in config.getini("markers"))
+    names = re.findall(r"\bnot (\w+)", config.option.markexpr)
+    return {name: text for name, _, text in markers if name in names}
+
+
 def pytest_deselected(items: Sequence[pytest.Item]) -> None:
     for item in items:
-        item.config.stash[LEFT].update(name for name in LEFT_OUT if item.get_closest_marker(name))
+        item.config.stash[LEFT].update(name for name in left_out(item.config) if item.get_closest_marker(name))
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
@@ -110,5 +109,6 @@ def pytest_terminal_summary(terminalreporter: TerminalReporter, config: pytest.C
     terminalreporter.section("suites")
     for suite, tests in sorted(ran.items()):
         terminalreporter.line(f"{suite:<30}{tests:>6} tests")
-    for name, tests in sorted(config.stash[LEFT].items()):
-        terminalreporter.line(f"left out: {tests} tests marked {name}. They run with: {LEFT_OUT[name]}")
+    for name, text in left_out(config).items():
+        if tests := config.stash[LEFT][name]:
+            terminalreporter.line(f"left out: {tests} tests marked {name}: {text}")
