@@ -17,6 +17,7 @@ from tests.chaos.conftest import Start
 from tests.chaos.processes import audit, until_all
 from tests.chaos.proxy import Loss, Proxy, proxied
 from tests.conftest import ProcessDatabase
+from tests.patience import SLOWNESS
 from tests.poller.processes import lines
 from tests.support import until
 from tests.testapp.models import Booking
@@ -104,10 +105,12 @@ def test_a_pollers_statement(
     tmp_path: Path,
 ) -> None:
     # Given a poller whose connection breaks at a statement
-    queues(lease="1s")
+    queues(
+        lease=f"{int(1000 * SLOWNESS)}ms"
+    )  # a poller that stalls for longer would lose its lease, and start the task again
     watched, mark = audit(), tmp_path / "mark"
     proxy.arm(statement, loss)
-    enqueue("chaos", None, {"do": do, "until_attempt": 2, "seconds": 1.5, "mark": str(mark)})
+    enqueue("chaos", None, {"do": do, "until_attempt": 2, "seconds": 1.5 * SLOWNESS, "mark": str(mark)})
     poller = start(far_database)
 
     # Then the task is done all the same, and was not started once too often
