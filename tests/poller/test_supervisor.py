@@ -82,6 +82,7 @@ def test_a_task_that_kills_its_process_ends_in_error_after_its_budget(
     # When a supervised poller drains the queue
     with runtaskpoller(process_database, "--queue", "brief", "--processes", "1", "--threads", "1", "--drain") as poller:
         poller.ended()
+        log = poller.log
     # Then the killer got exactly its attempts, each charged, and all others are done
     killer.refresh_from_db()
     assert (killer.status, killer.attempt, len(lines(mark))) == ("ERROR", 3, 3)
@@ -92,7 +93,7 @@ def test_a_task_that_kills_its_process_ends_in_error_after_its_budget(
     assert "The task ended its process" in attempts[-1].message
     assert "during attempt 3 of 3" in attempts[-1].message
     assert "ended its process" in (killer.process_result or "")
-    assert poller.log.count("Starting another one") == 1
+    assert log.count("Starting another one") == 1
     assert Task.objects.filter(status="COMPLETED", attempt=1).count() == 100
 
 
