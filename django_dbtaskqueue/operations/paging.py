@@ -30,6 +30,8 @@ from django_dbtaskqueue.operations.search.query import select
 
 WHOLE_SEARCH_TIMEOUT = timedelta(milliseconds=100)  # for a page to be found without a window
 WINDOW_ROWS = 20_000  # that a search reads at once
+WINDOW_TIMEOUT = timedelta(milliseconds=500)  # for a window; a slower one is read again in part
+MIN_WINDOW_ROWS = 100
 SORT_TIMEOUT = timedelta(milliseconds=500)  # for all rows that match to be sorted
 LOOK_ON_TIME = timedelta(seconds=1)  # that one answer of a search that goes on may take
 MIN_ROWS_PER_PRIORITY = 100  # of the ready tasks of each queue and priority, read for the tasks that are PROCESSING
@@ -102,14 +104,27 @@ def page_of(
     deadline, read, end = monotonic() + (look_on or timedelta(0)).total_seconds(), 0, before
     while True:
         ids = _ids((among if end is None else among.filter(pk__lt=end)).order_by("-pk"))
-        found, read = whole_page(_only(rows, ids), size, before=end), read + len(ids)
-        further = ids[-1] if len(ids) == WINDOW_ROWS else None
+        full = len(ids) == WINDOW_ROWS
+        found, seen = _in_window(rows, ids, size, end)
+        read, further = read + seen, ids[seen - 1] if full or seen < len(ids) else None
         if found.rows or further is None or monotonic() >= deadline:
             break
         end = further
     # A window without a match has neighbours, too: they begin at its ends.
     page = replace(found, newer=found.newer or (before and before - 1), older=found.older or further)
     return page if further is None else _at(page, among, further, read)
+
+
+def _in_window(rows: Rows, ids: list[int], size: int, before: int | None) -> tuple[Page, int]:
+    """Return the page of these ids, and how many of them were read: fewer where long texts make them slow."""
+    while True:
+        try:
+            with time_limit(rows.db, min(WINDOW_TIMEOUT, conf.settings().operations_timeout)):
+                return whole_page(_only(rows, ids), size, before=before), len(ids)
+        except OperationalError as error:
+            if not timed_out(error) or len(ids) <= MIN_WINDOW_ROWS:
+                raise
+        ids = ids[: max(len(ids) // 8, MIN_WINDOW_ROWS)]
 
 
 def _window_after(rows: Rows, among: Rows, size: int, after: int) -> Page:
