@@ -89,7 +89,7 @@ def free_capacity(
 def _claim(session: Session, queue: str, capacity: int, wanted: int) -> None:
     """Lock the queue's row and count what is live; raise ``QueueFull`` when there is not enough room."""
     alias = session.connection.alias
-    Queue.objects.using(alias).bulk_create([Queue(name=queue)], ignore_conflicts=True)
+    session.run(session.sql.make_queue, {"queue_name": queue})
     Queue.objects.using(alias).select_for_update().get(pk=queue)
     for sql in (session.sql.live, session.sql.live_unexpired):  # the second reads more, and is rarely needed
         live = session.run(sql, {"queue_name": queue, "limit": capacity + 1})[0][0]

@@ -1,5 +1,6 @@
 -- Least privilege on PostgreSQL: four roles for four kinds of process. Run it as the owner of the tables, after
 -- `python manage.py migrate`, and again after an upgrade. Give a login the role it needs: GRANT dbtaskqueue_poller TO app;
+-- What an earlier version of this script granted too much is taken back first.
 
 DO $$
 DECLARE
@@ -12,17 +13,23 @@ BEGIN
     END LOOP;
 END $$;
 
+REVOKE INSERT, UPDATE ON dbtaskqueue_queue FROM dbtaskqueue_producer, dbtaskqueue_poller;
+REVOKE SELECT ON dbtaskqueue_failuregroup FROM dbtaskqueue_reader;
+
 -- A producer enqueues. It updates only what `on_duplicate="replace"` and groups change, and never a status.
 GRANT SELECT, INSERT ON dbtaskqueue_task TO dbtaskqueue_producer;
 GRANT USAGE ON SEQUENCE dbtaskqueue_task_id_seq TO dbtaskqueue_producer; -- enqueue_many numbers its rows itself
 GRANT UPDATE (payload, payload_type, priority, tag, context, max_attempts, lease_seconds, ready_time, parked_by,
               next_process_time, expire_time, last_update_time) ON dbtaskqueue_task TO dbtaskqueue_producer;
-GRANT SELECT, INSERT, UPDATE ON dbtaskqueue_queue TO dbtaskqueue_producer; -- the lock of a queue with a capacity
+-- The lock of a queue with a capacity: PostgreSQL lets a role lock a row that may update one of its columns. What pollers
+-- and other producers obey (overrides, a pause) a producer cannot write.
+GRANT SELECT, INSERT (name), UPDATE (create_time) ON dbtaskqueue_queue TO dbtaskqueue_producer;
 
 -- A poller takes and settles. It makes no task: a processor that enqueues needs the producer's role, too.
 GRANT SELECT, UPDATE, DELETE ON dbtaskqueue_task TO dbtaskqueue_poller;
 GRANT SELECT, INSERT ON dbtaskqueue_attempt, dbtaskqueue_taskhistory, dbtaskqueue_deletedtasks TO dbtaskqueue_poller;
-GRANT SELECT, INSERT ON dbtaskqueue_queue TO dbtaskqueue_poller; -- INSERT: a queue that starts paused
+-- INSERT: a queue that starts paused.
+GRANT SELECT, INSERT (name, paused_time, paused_by, paused_reason) ON dbtaskqueue_queue TO dbtaskqueue_poller;
 GRANT SELECT, INSERT, UPDATE, DELETE ON dbtaskqueue_poller TO dbtaskqueue_poller;
 GRANT SELECT, INSERT, UPDATE, DELETE ON dbtaskqueue_metric, dbtaskqueue_failuregroup, dbtaskqueue_failurecount
     TO dbtaskqueue_poller; -- counted in memory, appended, merged
@@ -39,7 +46,9 @@ SELECT id, queue_name, reference_number, status, attempt, reenqueue_attempt, tot
        payload_type, group_key, tag, poller_instance, create_time, ready_time, next_process_time, last_update_time,
        expire_time, start_time, finish_time, parked_by
 FROM dbtaskqueue_task;
-GRANT SELECT ON dbtaskqueue_metric, dbtaskqueue_failuregroup, dbtaskqueue_failurecount TO dbtaskqueue_reader;
+GRANT SELECT ON dbtaskqueue_metric, dbtaskqueue_failurecount TO dbtaskqueue_reader;
+GRANT SELECT (fingerprint, queue_name, error_type, frame, first_seen, last_seen) ON dbtaskqueue_failuregroup
+    TO dbtaskqueue_reader;
 GRANT SELECT ON dbtaskqueue_task_overview, dbtaskqueue_queue, dbtaskqueue_poller, dbtaskqueue_deletedtasks
     TO dbtaskqueue_reader;
 

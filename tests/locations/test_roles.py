@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from django.db import connection, transaction
 from django.db.utils import ProgrammingError
 
 from django_dbtaskqueue import enqueue, enqueue_many
+from django_dbtaskqueue.core.exceptions import QueueFull
 from django_dbtaskqueue.models import Task
 from tests.factories import make_task
 
@@ -30,20 +32,36 @@ STATEMENTS = {
     "heartbeat": "INSERT INTO dbtaskqueue_poller (instance) VALUES ('p')",
     "see overview": "SELECT status FROM dbtaskqueue_task_overview",
     "see queues": "SELECT name FROM dbtaskqueue_queue",
+    "lock a queue": "SELECT name FROM dbtaskqueue_queue FOR UPDATE",
+    "make a queue": "INSERT INTO dbtaskqueue_queue (name) VALUES ('q')",
+    # What a poller or another producer obeys.
+    "set overrides": """UPDATE dbtaskqueue_queue SET overrides = '{"batch_size": 1}'""",
+    "make a queue with overrides": """INSERT INTO dbtaskqueue_queue (name, overrides) VALUES ('q', '{}')""",
+    "pause": "UPDATE dbtaskqueue_queue SET paused_time = now()",
+    "rename a queue": "UPDATE dbtaskqueue_queue SET name = 'other'",
+    "delete a queue": "DELETE FROM dbtaskqueue_queue",
+    "command a poller": "UPDATE dbtaskqueue_poller SET requested_command = 'stop'",
+    "order a bulk operation": "INSERT INTO dbtaskqueue_bulkoperation (verb, query) VALUES ('delete', 'id:>0')",
+    "forge the audit": "INSERT INTO dbtaskqueue_auditentry (actor, verb) VALUES ('ceo', 'delete')",
+    "make a token": "INSERT INTO dbtaskqueue_apitoken (\"user\", digest) VALUES ('ceo', 'x')",
+    "read tokens": "SELECT digest FROM dbtaskqueue_apitoken",
+    "read error texts": "SELECT message FROM dbtaskqueue_failuregroup",
+    "read tracebacks": "SELECT traceback FROM dbtaskqueue_attempt",
+    "see failure groups": "SELECT error_type, frame FROM dbtaskqueue_failuregroup",
     "create table": "CREATE TABLE mischief (id int)",
     "drop table": "DROP TABLE dbtaskqueue_task CASCADE",
 }
 ALLOWED = {
-    "producer": {"enqueue", "read payload", "replace payload", "see queues"},
+    "producer": {"enqueue", "read payload", "replace payload", "see queues", "lock a queue", "make a queue"},
     "poller": {
         "read payload", "change status", "replace payload", "delete", "record attempt", "count deletion", "heartbeat",
-        "see queues",
+        "see queues", "make a queue", "command a poller", "read error texts", "read tracebacks", "see failure groups",
     },
     "archiver": {
         "read payload", "change status", "replace payload", "delete", "record attempt", "delete history",
-        "count deletion",
+        "count deletion", "read tracebacks",
     },
-    "reader": {"see overview", "see queues"},
+    "reader": {"see overview", "see queues", "see failure groups"},
 }  # fmt: skip
 
 
@@ -87,6 +105,15 @@ def test_a_producer_enqueues_and_replaces_through_the_api(roles: None) -> None:
     enqueue("work", "g1", group="g")
     enqueue("work", "g2", group="g")
     enqueue_many("work", [("m1", 1), ("m2", 2)])
+
+
+def test_a_producer_counts_the_capacity_of_a_queue(roles: None, settings: Any) -> None:
+    settings.DBTASKQUEUE = {"QUEUES": {"narrow": {"capacity": 1}}}
+    with connection.cursor() as cursor:
+        cursor.execute("SET LOCAL ROLE dbtaskqueue_producer")
+    enqueue("narrow", "first")
+    with pytest.raises(QueueFull):
+        enqueue("narrow", "second")
 
 
 def test_a_poller_takes_and_settles_through_the_api(roles: None) -> None:

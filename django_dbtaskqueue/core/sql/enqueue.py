@@ -136,6 +136,11 @@ class EnqueueStatements(Group):
         )
 
     @statement
+    def make_queue(self) -> str:
+        """Make the row of a queue, if it has none. Only its name is written: a producer may write no more."""
+        return f"INSERT INTO {self.tables.queue} (name) VALUES (%(queue_name)s) ON CONFLICT (name) DO NOTHING"
+
+    @statement
     def live(self) -> str:
         """How many tasks of a queue are CREATED or PROCESSING, counted no further than ``limit``."""
         return self._live("")

@@ -783,6 +783,11 @@ FROM (
     ORDER BY g
 ) AS x;
 
+-- Statements.make_queue
+INSERT INTO "dbtaskqueue_queue" (name)
+VALUES (%(queue_name)s)
+ON CONFLICT (name) DO NOTHING;
+
 -- Statements.make_ready
 UPDATE "dbtaskqueue_task"
 SET parked_by = NULL, ready_time = greatest(statement_timestamp(), next_process_time)

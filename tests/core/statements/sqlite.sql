@@ -618,6 +618,11 @@ FROM (
 -- Statements.lock_groups
 SELECT 1;
 
+-- Statements.make_queue
+INSERT INTO "dbtaskqueue_queue" (name)
+VALUES (%(queue_name)s)
+ON CONFLICT (name) DO NOTHING;
+
 -- Statements.make_ready
 UPDATE "dbtaskqueue_task"
 SET parked_by = NULL, ready_time = max(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), next_process_time)
