@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         TaskQueueError,
         UnknownQueue,
     )
+    from django_dbtaskqueue.core.masking import Sensitive
     from django_dbtaskqueue.core.outcomes import Complete, CompleteDelete, Fail, Poison, Reenqueue
     from django_dbtaskqueue.core.retry import Arithmetic, Fixed, Geometric, Linear, Sequence, Staged
     from django_dbtaskqueue.flow.enqueue import aenqueue, enqueue
@@ -30,6 +31,7 @@ _HOMES = {
     "core.exceptions": ("DuplicateTask", "LeaseLost", "PayloadError", "QueueFull", "TaskQueueError", "UnknownQueue"),
     "flow.enqueue_many": ("EnqueueReport", "aenqueue_many", "enqueue_many"),
     "flow.enqueue": ("aenqueue", "enqueue"),
+    "core.masking": ("Sensitive",),
     "core.outcomes": ("Complete", "CompleteDelete", "Fail", "Poison", "Reenqueue"),
     "pull.handle": ("queue",),
     "registry": ("processor",),
@@ -52,6 +54,7 @@ __all__ = [
     "Poison",
     "QueueFull",
     "Reenqueue",
+    "Sensitive",
     "Sequence",
     "Staged",
     "TaskQueueError",

@@ -11,7 +11,7 @@ from typing import TypeVar
 from django.core.exceptions import ImproperlyConfigured
 
 from django_dbtaskqueue.conf import settings as conf
-from django_dbtaskqueue.core import codecs
+from django_dbtaskqueue.core import codecs, masking
 from django_dbtaskqueue.core.retry import AnyPolicy
 from django_dbtaskqueue.flow.run import Processor
 
@@ -89,6 +89,7 @@ def register(
     """Register a processor by a call, at any time and from any thread. Tasks that waited for it are taken at once."""
     if payload is not None:
         codecs.prepare(payload)
+        masking.learn(payload)
     declared = {key: value for key, value in settings.items() if value is not None}
     call = _callable(function)
     where = f"@processor({queue!r})"

@@ -28,20 +28,9 @@ from django_dbtaskqueue.conf.queue import overlay as overlay
 from django_dbtaskqueue.conf.queue import parse as parse
 from django_dbtaskqueue.conf.queue import valid_name as valid_name
 from django_dbtaskqueue.conf.toml_file import SettingsFile, tables
-from django_dbtaskqueue.core import retry
+from django_dbtaskqueue.core import masking, retry
 from django_dbtaskqueue.core.exceptions import UnknownQueue, near_match
 
-MASKED_KEYS = (
-    "password",
-    "passwd",
-    "token",
-    "secret",
-    "authorization",
-    "api_key",
-    "private_key",
-    "credential",
-    "cookie",
-)
 MAX_CACHED_QUEUES = 4096  # whose settings are remembered
 
 
@@ -62,7 +51,7 @@ class Settings:
     objectives: Mapping[str, str] = field(default_factory=dict)  # of the pipeline's report: queue or "*" -> "99%/5m"
     can_operate: str | None = None  # dotted path of (user, verb, queue) -> bool: narrows permissions per queue
     can_view: str | None = None  # dotted path of (user, queue) -> bool: hides queues from users
-    mask: Sequence[str] = MASKED_KEYS  # parts of keys whose values no face shows
+    mask: Sequence[str] = masking.MASKED_KEYS  # parts of keys whose values no face shows
     api: bool = False  # whether the JSON API answers at all
     api_tokens: Mapping[str, str] = field(default_factory=dict)  # user name -> hash, of ``taskqueue token``
     operations_timeout: timedelta = timedelta(seconds=3)  # of one statement of a page, the API or the command line
@@ -277,3 +266,4 @@ def _reset(*, setting: str, **_: Any) -> None:
 
 
 setting_changed.connect(_reset)
+masking.use_keys(lambda: settings().mask)

@@ -1,4 +1,4 @@
-"""An error as text that any database accepts, and what it has in common with others. Nothing here raises."""
+"""An error as text that any database accepts, secrets masked, and what it has in common with others. Nothing raises."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from django_dbtaskqueue.core import json as json_payload
+from django_dbtaskqueue.core.masking import masked_text
 
 TRACEBACK_BYTES = 16_000
 OWN_FOLDER = str(Path(__file__).parents[1])
@@ -59,11 +60,11 @@ def describe(error: BaseException | str, queue: str) -> dict[str, str]:
             frames = "".join(traceback.format_exception(error))
         except BaseException as repr_failed:
             message = frames = _repr_failed(name, repr_failed)
-    clean = json_payload.clean_text
+    clean, message = json_payload.clean_text, masked_text(message)
     return {
         "error_type": clean(name)[:200],
         "message": clean(message)[:4000],
-        "traceback": json_payload.tail_bytes(clean(frames), TRACEBACK_BYTES) or "",
+        "traceback": json_payload.tail_bytes(masked_text(clean(frames)), TRACEBACK_BYTES) or "",
         "failure_key": signature_of(error, queue).fingerprint,
     }
 
@@ -75,7 +76,7 @@ def signature_of(error: BaseException | str, queue: str) -> FailureSignature:
     name, message = _type_and_message(error)
     clean = json_payload.clean_text
     name, frame = clean(name)[:200], clean(_frame(error))[:300]
-    message = clean(normalised(message[:4000]))[:MAX_MESSAGE_CHARS]
+    message = clean(normalised(masked_text(message[:4000])))[:MAX_MESSAGE_CHARS]
     text = "\0".join((queue, name, frame, message[:COMPARED_CHARS]))
     digest = blake2b(text.encode("utf-8", "replace"), digest_size=20).hexdigest()
     return FailureSignature(digest, name, frame, message)

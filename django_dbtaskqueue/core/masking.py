@@ -1,26 +1,63 @@
-"""Masking: secrets are replaced before a value is shown or exported.
+"""Masking: secrets are replaced before a value is shown or exported, and before a failure's text is stored or logged.
 
-A secret is recognised by the name of its key: ``DBTASKQUEUE["MASK"]`` lists parts of keys, in any case and however the
-key joins its words. ``api_key`` masks ``X-Api-Key`` and ``apiKey``.
+A secret is recognised by the name of its key. ``DBTASKQUEUE["MASK"]`` lists parts of keys, in any case and however the
+key joins its words: ``api_key`` masks ``X-Api-Key`` and ``apiKey``. An entry that begins with ``=`` is a whole word of
+the key: ``=pin`` masks ``card_pin`` and not ``shipping``. A payload type marks fields by ``Annotated[str, Sensitive]``.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from itertools import zip_longest
-from typing import Any
-
-from django.utils.translation import gettext as _
-
-from django_dbtaskqueue.conf import settings as conf
-from django_dbtaskqueue.core.exceptions import OperationRefused
+from string import ascii_lowercase, ascii_uppercase
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 MASKED = "•••"
-ABSENT = "(absent)"  # in a difference: the key is not there
+# From Django's SafeExceptionReporterFilter and the denylist of sentry-sdk. Both also hide words that are common in
+# tasks ("key", "api", "remote_addr"): those are left out here.
+MASKED_KEYS = (
+    "password", "passwd", "passphrase", "token", "secret", "authorization", "authentication", "api_key", "access_key",
+    "private_key", "signing_key", "encryption_key", "credential", "cookie", "session", "csrf", "xsrf", "signature",
+    "credit_card", "card_number", "=pass", "=pwd", "=auth", "=jwt", "=otp", "=pin", "=cvv", "=cvc", "=iban", "=ssn",
+    "=sig", "=sid",
+)  # fmt: skip
+MAX_SHOWN_DEPTH, TOO_DEEP = 100, "…"  # lists and objects in each other; what is deeper is not shown
+WORD_MARK = "="
 KEY_JOINTS = re.compile(r"[\s_.-]+")
-URL_PASSWORD = re.compile(r"(?<=://)([^\s:/@]*):[^\s/@]+@")
+JOINTS = "_.- \t\r\n"
+PLAIN_ASCII = str.maketrans(ascii_uppercase, ascii_lowercase, JOINTS)
+WORD_BEGINS, WORD_ENDS = "(?:(?<![A-Za-z0-9])|(?-i:(?<=[a-z0-9])(?=[A-Z])))", "(?![A-Za-z0-9])"
+CAMEL_JOINT = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+URL_PASSWORD = re.compile(r"(?<=://)([^\s:/@]*):[^\s\"'<>]+@")
+BEARER = re.compile(r"(\bBearer\s+)[\w.~+/=-]{6,}")
+NAME_KEYS, VALUE_KEYS = ("name", "key", "header"), ("value", "values")  # {"name": "Authorization", "value": "…"}
+
+
+class Sensitive:
+    """Marks a field of a payload type, as in ``iban: Annotated[str, Sensitive]``: its values are masked everywhere."""
+
+
+_sensitive: frozenset[str] = frozenset()  # names of marked fields, as ``_plain`` writes them
+
+
+def _default_keys() -> Sequence[str]:
+    return MASKED_KEYS
+
+
+secret_keys: Callable[[], Sequence[str]] = _default_keys  # the settings put theirs here
+
+
+def use_keys(source: Callable[[], Sequence[str]]) -> None:
+    """Take the parts of secret keys from ``source`` from now on."""
+    global secret_keys
+    secret_keys = source
+
+
+def learn(kind: type) -> None:
+    """Remember the fields of a payload type that are marked as ``Sensitive``, also of types inside it."""
+    global _sensitive
+    _sensitive |= {_plain(name) for name in _marked(kind, set())}
 
 
 def masked(value: object) -> object:
@@ -28,116 +65,142 @@ def masked(value: object) -> object:
 
     Text inside it is treated as ``masked_text`` does.
     """
-    parts = _parts()
-    return _masked(value, parts, _pattern(parts))
+    return _masked(value, _rules())
 
 
 def is_masked(key: str) -> bool:
     """Whether the values of a key, or of one key of a path, are replaced."""
-    return _is_secret(key, _parts())
+    rules = _rules()
+    return _is_secret(key, rules) or any(_is_secret(step, rules) for step in key.split("."))
 
 
 def masked_text(text: str) -> str:
     """Return a text, such as a traceback, without the values of secret keys and the passwords in addresses.
 
-    ``password=x``, ``password: x``, ``"password": "x"``, ``Authorization: Bearer x``.
+    ``password=x``, ``password: x``, ``"password": "x"``, ``--password x``, ``Authorization: Bearer x``.
     """
-    return _masked_text(text, _pattern(_parts()))
+    return _masked_text(text, _rules())
 
 
-def with_secrets_of(stored: Any, edited: Any) -> Any:
-    """Return a payload that a person edited as it was shown, masked, with the secrets of the stored one.
-
-    A secret keeps its value, also where its key was left out. Raises ``OperationRefused`` where a secret was changed,
-    or where the mask stands in the place of none.
-    """
-    parts = _parts()
-    return _with_secrets(stored, edited, "", parts, _pattern(parts))
+Rules = tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]  # parts of keys, words of keys, whole keys
 
 
-def difference(before: Any, after: Any, path: str = "") -> list[dict[str, Any]]:
-    """Return what differs between two JSON values, both masked: the path, before, after."""
-    if isinstance(before, dict) and isinstance(after, dict):
-        keys = [*before, *(key for key in after if key not in before)]
-        return [
-            row
-            for key in keys
-            if before.get(key, ABSENT) != after.get(key, ABSENT)
-            for row in difference(before.get(key, ABSENT), after.get(key, ABSENT), f"{path}.{key}" if path else key)
-        ]
-    return [] if before == after else [{"path": path, "before": masked(before), "after": masked(after)}]
+def _rules() -> Rules:
+    keys = tuple(secret_keys())
+    parts = tuple(plain for one in keys if not one.startswith(WORD_MARK) and (plain := _plain(one)))
+    words = tuple(plain for one in keys if one.startswith(WORD_MARK) and (plain := _plain(one[1:])))
+    return parts, words, tuple(sorted(_sensitive))
 
 
-def _with_secrets(stored: Any, edited: Any, path: str, parts: tuple[str, ...], pattern: re.Pattern[str]) -> Any:
-    if isinstance(edited, dict):
-        old = stored if isinstance(stored, dict) else {}
-        found = {key: value for key, value in old.items() if _is_secret(key, parts)}
-        for key, value in edited.items():
-            at = f"{path}.{key}" if path else key
-            if key not in found:
-                found[key] = _with_secrets(old.get(key), value, at, parts, pattern)
-            elif value not in (MASKED, found[key]):
-                raise OperationRefused(_("%(path)s is masked and cannot be changed here.") % {"path": at})
-        return {key: found[key] for key in [*edited, *(key for key in found if key not in edited)]}
-    if isinstance(edited, list):
-        old_items = stored if isinstance(stored, list) else []
-        if len(old_items) != len(edited) and _masked(old_items, parts, pattern) != old_items:
-            raise OperationRefused(
-                _("%(path)s holds secrets: its items can be changed only one by one.") % {"path": path}
-            )
-        pairs = zip_longest(old_items[: len(edited)], edited)
-        return [_with_secrets(was, value, f"{path}[{at}]", parts, pattern) for at, (was, value) in enumerate(pairs)]
-    if isinstance(edited, str) and MASKED in edited:
-        if isinstance(stored, str) and edited == _masked_text(stored, pattern):
-            return stored
-        words = _("%(path)s holds ••• where the payload has no secret, or another text around it.")
-        raise OperationRefused(words % {"path": path or "payload"})
-    return edited
+def _plain(key: str) -> str:
+    return KEY_JOINTS.sub("", key).lower()
 
 
-def _masked(value: object, parts: tuple[str, ...], pattern: re.Pattern[str]) -> object:
+def _masked(value: object, rules: Rules, depth: int = 0) -> object:
+    if depth > MAX_SHOWN_DEPTH:
+        return TOO_DEEP
     if isinstance(value, Mapping):
+        named = any(isinstance(name := value.get(key), str) and _is_secret(name, rules) for key in NAME_KEYS)
         return {
-            key: MASKED if _is_secret(str(key), parts) else _masked(inner, parts, pattern)
+            key: MASKED
+            if _is_secret(str(key), rules) or (named and key in VALUE_KEYS)
+            else _masked(inner, rules, depth + 1)
             for key, inner in value.items()
         }
     if isinstance(value, list | tuple):
-        return [_masked(inner, parts, pattern) for inner in value]
-    return _masked_text(value, pattern) if isinstance(value, str) else value
+        if len(value) == 2 and isinstance(value[0], str) and _is_secret(value[0], rules):
+            return [value[0], MASKED]
+        return [_masked(inner, rules, depth + 1) for inner in value]
+    return _masked_text(value, rules) if isinstance(value, str) else value
 
 
-def _masked_text(text: str, pattern: re.Pattern[str]) -> str:
-    return URL_PASSWORD.sub(rf"\1:{MASKED}@", pattern.sub(_mask, text))
+def _masked_text(text: str, rules: Rules) -> str:
+    found, end = [], 0
+    pattern = _pattern(rules)
+    for begin in _places_of_keys(text, rules):
+        match = pattern.match(text, begin) if begin >= end else None
+        if match:
+            found += [text[end:begin], _mask(match)]
+            end = match.end()
+    text = "".join(found) + text[end:] if found else text
+    if "://" in text:
+        text = URL_PASSWORD.sub(rf"\1:{MASKED}@", text)
+    return BEARER.sub(rf"\1{MASKED}", text) if "earer" in text else text
 
 
-def _is_secret(key: str, parts: tuple[str, ...]) -> bool:
-    plain = KEY_JOINTS.sub("", key).lower()
-    return any(part in plain for part in parts)
-
-
-def _parts() -> tuple[str, ...]:
-    """Return the parts of secret keys in lower case, without what joins words."""
-    return tuple(part for one in conf.settings().mask if (part := KEY_JOINTS.sub("", one).lower()))
+def _places_of_keys(text: str, rules: Rules) -> list[int]:
+    """Return where the key of a secret may begin. Quick, because most texts have none and the pattern is slow."""
+    parts, words, names = rules
+    plain = text.translate(PLAIN_ASCII)
+    places: set[int] = set()
+    if any(one in plain for one in words):
+        places = {found.start() for found in _words_pattern(words).finditer(text)}
+    if wanted := [one for one in (*parts, *names) if one in plain]:
+        kept = [place for place, char in enumerate(text) if char not in JOINTS]
+        for one in wanted:
+            places |= {kept[found.start()] for found in re.finditer(re.escape(one), plain)}
+    # An option of a command line begins with its dashes.
+    options = {place - dashes for place in places for dashes in (1, 2) if text[place - dashes : place] == "-" * dashes}
+    return sorted(places | options)
 
 
 @lru_cache(maxsize=16)
-def _pattern(parts: tuple[str, ...]) -> re.Pattern[str]:
+def _words_pattern(words: tuple[str, ...]) -> re.Pattern[str]:
+    return re.compile(rf"{WORD_BEGINS}(?:{'|'.join(map(re.escape, words))}){WORD_ENDS}", re.IGNORECASE)
+
+
+@lru_cache(maxsize=4096)
+def _is_secret(key: str, rules: Rules) -> bool:
+    parts, words, names = rules
+    plain = _plain(key)
+    if plain in names or any(part in plain for part in parts):
+        return True
+    return not {one.lower() for one in KEY_JOINTS.split(CAMEL_JOINT.sub("_", key))}.isdisjoint(words)
+
+
+@lru_cache(maxsize=16)
+def _pattern(rules: Rules) -> re.Pattern[str]:
     """Find a key with a secret part, and what joins it to its value: ``before``; the value; a closing quote: ``after``.
 
     A bare value ends at the next gap. After a bare key and a colon, as in a header, it ends with the line, because its
     real end is not known: too much masked is better than too little.
     """
-    words = "|".join(r"[\s_.-]?".join(re.escape(part)) for part in parts) or r"(?!)"
-    key = rf"""(?:{words})[\w.-]{{0,64}}"""  # what stands before it in the key stays as it is
+    parts, words, names = rules
+    joint = r"[\s_.-]?"
+    inside, whole = ("|".join(joint.join(map(re.escape, one)) for one in group) for group in (parts, (*words, *names)))
+    found = [rf"(?:{inside})[\w.-]{{0,64}}"] if inside else []  # what stands before it in the key stays as it is
+    found += [rf"{WORD_BEGINS}(?:{whole}){WORD_ENDS}"] if whole else []
+    key = f"(?:{'|'.join(found)})" if found else "(?!)"
     quoted = r"""[bru]*(?P<quote>\\?["'])"""
     kinds = (
         rf"""(?P<before>{key}\\?["']?\s*(?:=>|[=:])\s*{quoted})(?:(?!(?P=quote))(?:\\.|.))*(?P<after>(?P=quote)|\Z)""",
         rf"""(?P<before_2>{key}(?:\\?["']\s*:|\s*=>?)\s*)[^\s,;&)}}\]"']+""",
         rf"""(?P<before_3>{key}\s*:[^\S\n]*)[^\n]+""",
+        rf"""(?P<before_4>--?{key}\s+)[^\s-]\S*""",
     )
     return re.compile("|".join(kinds), re.IGNORECASE | re.DOTALL)
 
 
 def _mask(found: re.Match[str]) -> str:
-    before = found["before"] or found["before_2"] or found["before_3"]
+    before = found["before"] or found["before_2"] or found["before_3"] or found["before_4"]
     return f"{before}{MASKED}{found['after'] or ''}"
+
+
+def _marked(kind: Any, seen: set[Any]) -> set[str]:
+    """Return the names of the marked fields of a type and of the types inside it."""
+    found: set[str] = set()
+    if get_origin(kind) is not None:
+        for one in get_args(kind):
+            found |= _marked(one, seen)
+    elif isinstance(kind, type) and kind not in seen:
+        seen.add(kind)
+        try:
+            hints = get_type_hints(kind, include_extras=True)
+        except Exception:  # a type whose names cannot be resolved here: nothing is known of its fields
+            return found
+        for name, hint in hints.items():
+            marks = get_args(hint)[1:] if get_origin(hint) is Annotated else ()
+            if any(mark is Sensitive or isinstance(mark, Sensitive) for mark in marks):
+                found.add(name)
+            found |= _marked(hint, seen)
+    return found

@@ -11,6 +11,7 @@ from django.dispatch import Signal
 from django_dbtaskqueue import signals
 from django_dbtaskqueue.core.exceptions import LeaseLost
 from django_dbtaskqueue.core.lease import Lease
+from django_dbtaskqueue.core.masking import masked_text
 from django_dbtaskqueue.core.outcomes import Outcome, Settlement, said
 
 logger = logging.getLogger("django_dbtaskqueue")
@@ -104,4 +105,4 @@ def _short(error: BaseException | str) -> str:
         text = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
     except BaseException:  # a SystemExit from its text must not end the poller's thread
         text = type(error).__name__
-    return text.replace("\n", " ").replace("\r", " ")[:500]
+    return masked_text(text[:4000]).replace("\n", " ").replace("\r", " ")[:500]

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 import pytest
 from django.contrib.auth.models import User
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_dbtaskqueue.conf import settings as conf
-from django_dbtaskqueue.operations.masking import MASKED, masked, masked_text
+from django_dbtaskqueue import Sensitive, enqueue, processor
+from django_dbtaskqueue.core import masking
+from django_dbtaskqueue.core.masking import MASKED, masked, masked_text
+from django_dbtaskqueue.models import Attempt, FailureGroup, Task
 from django_dbtaskqueue.operations.permissions import search_fault
 from django_dbtaskqueue.operations.search import parse
+from django_dbtaskqueue.testing import drain
 
 SECRET = "hunter2"
 
@@ -27,7 +31,7 @@ def test_keys_with_secrets(key: str) -> None:
     assert masked([{"deep": [{key: {"a": SECRET}}]}]) == [{"deep": [{key: MASKED}]}]
 
 
-@pytest.mark.parametrize("key", ["name", "pass", "apikind", "keys", "author", "carrier"])
+@pytest.mark.parametrize("key", ["name", "passenger", "shipping", "apikind", "keys", "author", "carrier"])
 def test_other_keys(key: str) -> None:
     assert masked({key: "x"}) == {key: "x"}
 
@@ -58,6 +62,55 @@ def test_texts(text: str, shown: str) -> None:
     assert masked({"note": text}) == {"note": shown}
 
 
+@pytest.mark.parametrize(
+    "key",
+    ["pwd", "pass", "sessionid", "sig", "signature", "access_key", "auth", "jwt", "otp", "card_pin", "cvv",
+     "passphrase", "iban", "cardNumber", "X-CSRF-Token", "userAuth"],
+)  # fmt: skip
+def test_keys_that_django_and_sentry_hide(key: str) -> None:
+    assert masked({key: SECRET, "n": 1}) == {key: MASKED, "n": 1}
+    assert SECRET not in masked_text(f"{key}={SECRET} {{'{key}': '{SECRET}'}}")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [["password", SECRET], {"name": "Authorization", "value": SECRET}, f"curl --password {SECRET} x",
+     f"sent Bearer {SECRET}", f"postgres://ada:{SECRET}/@{SECRET}@db/x"],
+)  # fmt: skip
+def test_secrets_beside_their_name(value: Any) -> None:
+    assert SECRET not in str(masked(value))
+
+
+@dataclass(frozen=True)
+class Account:
+    number_at_bank: Annotated[str, Sensitive]
+
+
+@dataclass(frozen=True)
+class Transfer:
+    to: list[Account]
+    amount: int
+
+
+@pytest.mark.django_db
+@pytest.mark.usefixtures("taskqueue_registry")
+def test_a_field_marked_as_sensitive_is_masked_and_cannot_be_searched(caplog: Any) -> None:
+    @processor("claims", payload=Transfer, max_attempts=1)
+    def send(task: Any) -> None:
+        raise ValueError(f"refused: {task.payload} password={SECRET}")
+
+    with caplog.at_level("WARNING"):
+        enqueue("claims", "T1", Transfer([Account(SECRET)], 5))
+        drain("claims")
+    task, attempt, group = Task.objects.get(), Attempt.objects.get(), FailureGroup.objects.first()
+    assert task.status == "ERROR" and SECRET in str(task.payload)
+    written = [task.process_result, attempt.message, attempt.traceback, caplog.text, group and group.message]
+    assert MASKED in str(task.process_result) and SECRET not in str(written)
+    assert masked(task.payload) == {"to": [{"number_at_bank": MASKED}], "amount": 5}
+    user = User.objects.create_superuser("root")
+    assert "cannot be searched" in search_fault(user, parse(f"payload.to.0.number_at_bank:{SECRET[:2]}*"))
+
+
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
@@ -81,7 +134,7 @@ def test_a_secret_between_quotes_never_shows(before: str, secret: str) -> None:
 def test_a_project_says_what_its_secrets_are(settings: Any) -> None:
     settings.DBTASKQUEUE = {"MASK": ["iban"]}
     assert masked({"IBAN": "DE1", "password": "x"}) == {"IBAN": MASKED, "password": "x"}
-    settings.DBTASKQUEUE = {"MASK": [*conf.MASKED_KEYS, "iban"]}
+    settings.DBTASKQUEUE = {"MASK": [*masking.MASKED_KEYS, "iban"]}
     assert masked_text("iban=DE1 password=x") == f"iban={MASKED} password={MASKED}"
     settings.DBTASKQUEUE = {"MASK": []}
     assert masked_text("password=x") == "password=x"
