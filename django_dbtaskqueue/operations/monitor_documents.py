@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import TypedDict
 
+from django_dbtaskqueue.core.masking import masked, masked_text
 from django_dbtaskqueue.models import AuditEntry, FailureGroup, Poller, Queue
 from django_dbtaskqueue.operations.doctor import Finding
-from django_dbtaskqueue.operations.masking import masked, masked_text
 from django_dbtaskqueue.operations.queue_stats import Overview, QueueStats, health
 from django_dbtaskqueue.operations.trends import FailureStats, Point
 

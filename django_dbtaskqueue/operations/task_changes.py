@@ -11,10 +11,10 @@ from django.db.models import QuerySet
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext_lazy
 
+from django_dbtaskqueue.core.masking import masked
 from django_dbtaskqueue.flow.move import put_back
 from django_dbtaskqueue.flow.selection import same_rows
 from django_dbtaskqueue.models import AbstractTask, AuditEntry, FailureGroup, TaskChange
-from django_dbtaskqueue.operations.masking import difference, masked
 from django_dbtaskqueue.operations.verbs import EDIT, MOVE, TaskVerb
 
 # What an action can change of a task.
@@ -24,6 +24,7 @@ RESTORED = (
 )  # fmt: skip
 MAX_ACTIONS_OF_TASK = 100
 MAX_TASKS_NAMED_IN_ENTRY = 100
+ABSENT = "(absent)"  # in a difference: the key is not there
 Columns = dict[str, Any]
 PUT_BACK = TaskVerb(
     name="put_back",
@@ -65,6 +66,19 @@ def record_changes(entry: AuditEntry, verb: TaskVerb, tasks: Sequence[AbstractTa
         after_time=same_rows(tasks).values_list("last_update_time", flat=True)[0],
         difference=edited,
     )
+
+
+def difference(before: Any, after: Any, path: str = "") -> list[dict[str, Any]]:
+    """Return what differs between two JSON values, both masked: the path, before, after."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        keys = [*before, *(key for key in after if key not in before)]
+        return [
+            row
+            for key in keys
+            if before.get(key, ABSENT) != after.get(key, ABSENT)
+            for row in difference(before.get(key, ABSENT), after.get(key, ABSENT), f"{path}.{key}" if path else key)
+        ]
+    return [] if before == after else [{"path": path, "before": masked(before), "after": masked(after)}]
 
 
 def named(tasks: Sequence[AbstractTask]) -> list[dict[str, Any]]:

@@ -6,11 +6,15 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from datetime import timedelta
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
+from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from django_dbtaskqueue.core.durations import parse_length
+from django_dbtaskqueue.core.exceptions import OperationRefused
+from django_dbtaskqueue.core.masking import MASKED, masked
 
 if TYPE_CHECKING:
     from django_dbtaskqueue.operations.permissions import Text
@@ -107,3 +111,54 @@ PAYLOAD = VerbInput(
     "payload", "payload", _("New payload"),
     _("As JSON. A secret is shown as •••: leave it as it is. It keeps its value."), lambda given: given, is_json=True,
 )  # fmt: skip
+
+
+def with_secrets_of(stored: Any, edited: Any) -> Any:
+    """Return a payload that a person edited as it was shown, masked, with the secrets of the stored one.
+
+    A secret keeps its value, also where its key was left out. Raises ``OperationRefused`` where a secret was changed
+    or would be shown from now on, or where the mask stands in the place of none.
+    """
+    return _with_secrets(stored, masked(stored), edited, "")
+
+
+def _with_secrets(stored: Any, shown: Any, edited: Any, path: str) -> Any:
+    again: Any
+    if isinstance(edited, dict):
+        old, seen = (stored, shown) if isinstance(shown, dict) else ({}, {})
+        secrets: dict[str, Any] = {key: value for key, value in old.items() if seen[key] == MASKED != value}
+        found = dict(secrets)
+        for key, value in edited.items():
+            at = f"{path}.{key}" if path else key
+            if key not in secrets:
+                found[key] = _with_secrets(old.get(key), seen.get(key), value, at)
+            elif value not in (MASKED, secrets[key]):
+                raise _is_masked(at)
+        back = {key: found[key] for key in [*edited, *(key for key in secrets if key not in edited)]}
+        # The key beside a secret can say that it is one: {"name": "Authorization", "value": "•••"}.
+        again = masked(back) if secrets else {}
+        if bared := [key for key in secrets if again[key] != MASKED]:
+            raise _is_masked(f"{path}.{bared[0]}" if path else bared[0])
+        return back
+    if isinstance(edited, list):
+        was, seen = (stored, shown) if isinstance(shown, list) else ([], [])
+        if len(was) != len(edited) and seen != was:
+            raise OperationRefused(
+                gettext("%(path)s holds secrets: its items can be changed only one by one.") % {"path": path}
+            )
+        trios = zip_longest(was[: len(edited)], seen[: len(edited)], edited)
+        items = [_with_secrets(*trio, f"{path}[{at}]") for at, trio in enumerate(trios)]
+        again = masked(items)
+        if [at for at, one in enumerate(seen) if one == MASKED != was[at] and again[at] != MASKED]:
+            raise _is_masked(path or "payload")
+        return items
+    if isinstance(edited, str) and edited == shown:
+        return stored
+    if isinstance(edited, str) and MASKED in edited:
+        words = gettext("%(path)s holds ••• where the payload has no secret, or another text around it.")
+        raise OperationRefused(words % {"path": path or "payload"})
+    return edited
+
+
+def _is_masked(path: str) -> OperationRefused:
+    return OperationRefused(gettext("%(path)s is masked and cannot be changed here.") % {"path": path})

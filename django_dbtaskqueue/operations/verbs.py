@@ -27,7 +27,6 @@ from django_dbtaskqueue.flow.retention import finished_before, housekeep
 from django_dbtaskqueue.flow.selection import same_rows
 from django_dbtaskqueue.models import AbstractTask
 from django_dbtaskqueue.models.querysets import TaskQuerySet
-from django_dbtaskqueue.operations.masking import with_secrets_of
 from django_dbtaskqueue.operations.permissions import VIEW_PAYLOAD, Verb
 from django_dbtaskqueue.operations.verb_inputs import (
     FOR,
@@ -38,6 +37,7 @@ from django_dbtaskqueue.operations.verb_inputs import (
     TO_QUEUE,
     VerbInput,
     VerbOptions,
+    with_secrets_of,
 )
 
 if TYPE_CHECKING:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, urlencode
 
@@ -20,6 +21,7 @@ from django.utils.translation import gettext_lazy as _
 
 from django_dbtaskqueue.core.columns import INTEGER_TYPES, LONG, searched
 from django_dbtaskqueue.core.exceptions import SearchError
+from django_dbtaskqueue.operations.bounds import is_storable
 from django_dbtaskqueue.operations.search.values import VALUE_TYPES, Match, Piece, ValueType, meant
 
 if TYPE_CHECKING:
@@ -71,6 +73,10 @@ QUALIFIERS |= {  # those of the table of columns that have no help of their own;
     if name not in ("", *QUALIFIERS)
 }
 
+MAX_SEARCH_LENGTH = 4096  # characters
+MAX_TERMS = 50  # of a search
+MAX_ALTERNATIVES = 1000  # values of a term
+MAX_KEYS_OF_PATH = 32
 QUOTED = r'"(?:[^"\\]|\\.)*"'
 TERM = re.compile(rf'(-?)(?:([A-Za-z_][^\s":,]*):)?((?:{QUOTED}|[^\s"])*)', re.DOTALL)
 VALUE = re.compile(rf'(?:{QUOTED}|[^\s",])+', re.DOTALL)
@@ -134,7 +140,13 @@ def reads_payload(search: Search) -> bool:
 
 def parse(text: str) -> Search:
     """Return the terms of a search; raise ``SearchError``, which says what was meant instead."""
-    return Search(tuple(_terms(text)))
+    if len(text) > MAX_SEARCH_LENGTH:
+        words = gettext("a search has at most %(most)s characters, not %(number)s.")
+        raise SearchError(_shortened(text), words % {"most": MAX_SEARCH_LENGTH, "number": len(text)})
+    terms = tuple(islice(_terms(text), MAX_TERMS + 1))
+    if len(terms) > MAX_TERMS:
+        raise SearchError(_shortened(text), gettext("a search has at most %(most)s terms.") % {"most": MAX_TERMS})
+    return Search(terms)
 
 
 def to_text(search: Search) -> str:
@@ -154,8 +166,7 @@ def from_url(query: str) -> Search:
 
 def parse_term(name: str, value: str, *, negated: bool = False) -> Term:
     """Return one term from a qualifier and the text after its colon."""
-    kind = kind_of(name, f"{name}:{value}")
-    return Term(name, tuple(_matches(kind, value, f"{name}:{value}")), negated)
+    return _term("-" * negated, name, value, f"{name}:{value}")
 
 
 def kind_of(name: str, written: str) -> ValueType:
@@ -164,6 +175,9 @@ def kind_of(name: str, written: str) -> ValueType:
         return VALUE_TYPES["word"]
     column, dot, path = name.partition(".")
     if column in LONG:
+        if path.count(".") >= MAX_KEYS_OF_PATH:
+            words = gettext("a path has at most %(most)s keys.")
+            raise SearchError(_shortened(written), words % {"most": MAX_KEYS_OF_PATH})
         if not dot or not all(path.split(".")):
             words = gettext("say which key: %(column)s.carrier:UA, or %(column)s.sender.name:Ada.")
             raise SearchError(written, words % {"column": column})
@@ -199,9 +213,17 @@ def _term(minus: str, name: str, value: str, written: str) -> Term:
         raise SearchError(written, words % {"sign": ":" if name else "-", "example": example})
     if not name:
         _refuse_logic(value, written)
-    if "\0" in value:
-        raise SearchError(written, gettext("no task contains a NUL character; leave it out."))
-    return Term(name, tuple(_matches(kind_of(name, written), value, written)), bool(minus))
+    if not is_storable(name + value):
+        raise SearchError(_shortened(written), gettext("no task contains a NUL character; leave it out."))
+    matches = tuple(islice(_matches(kind_of(name, written), value, written), MAX_ALTERNATIVES + 1))
+    if len(matches) > MAX_ALTERNATIVES:
+        words = gettext("a term has at most %(most)s values.")
+        raise SearchError(_shortened(written), words % {"most": MAX_ALTERNATIVES})
+    return Term(name, matches, bool(minus))
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= 100 else f"{text[:100]}…"
 
 
 def _refuse_logic(value: str, written: str) -> None:

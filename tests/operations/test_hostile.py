@@ -1,0 +1,305 @@
+"""Hostile input: whatever is sent to any page or route, by any verb, the answer is not a failure of the server.
+
+``DBTASKQUEUE_HOSTILE_REQUESTS=20000 pytest tests/operations/test_hostile.py`` sends that many.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from typing import Any
+
+import pytest
+from django.contrib import admin
+from django.contrib.auth.models import User
+from django.db import connection
+from django.test import Client
+from django.urls import include, path
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from django_dbtaskqueue.admin import ADMIN_CLASSES
+from django_dbtaskqueue.api.urls import ROUTES
+from django_dbtaskqueue.core.exceptions import SearchError
+from django_dbtaskqueue.core.states import Status
+from django_dbtaskqueue.models import AuditEntry, BulkOperation, FailureGroup, Poller, Queue, SavedSearch, Task
+from django_dbtaskqueue.operations import bulk
+from django_dbtaskqueue.operations.permissions import Actor
+from django_dbtaskqueue.operations.search import QUALIFIERS, parse
+from django_dbtaskqueue.operations.verbs import TASK_VERBS
+from tests.factories import QUEUE, make_task
+
+urlpatterns = [path("admin/", admin.site.urls), path("api/", include("django_dbtaskqueue.api.urls"))]
+pytestmark = [pytest.mark.django_db, pytest.mark.urls(__name__)]
+REQUESTS = int(os.environ.get("DBTASKQUEUE_HOSTILE_REQUESTS", "300"))
+LISTS = [f"/admin/dbtaskqueue/{model._meta.model_name}/" for model in ADMIN_CLASSES]
+TEXTS = [
+    "",
+    "0",
+    "-1",
+    "1",
+    "5",
+    "9" * 30,
+    "1e309",
+    "NaN",
+    "true",
+    "null",
+    "[]",
+    "\0",
+    "a\0b",
+    "\ud800",
+    "é",
+    "%00",
+    "../..",
+    "\u202e",
+    "<script>",
+    "'; DROP TABLE x; --",
+    "9999-12-31T23:59:59-12:00",
+    "0001-01-01",
+    "1969-12-31",
+    "2200-12-31",
+    "30m",
+    "999999999999999d",
+    "-5d",
+    "PT1M",
+    "history",
+    "delete",
+    "claims",
+    QUEUE,
+    "x" * 5000,
+    "status:ERROR",
+    "is:due",
+    "payload" + ".a" * 500 + ":1",
+    "ref:" + ",".join(map(str, range(2000))),
+    " ".join(["id:>1"] * 60),
+    'ref:"',
+    "created:9999-12-31",
+    "created:<=9999-12-31",
+    "created:2026-01-01..9999-12-31",
+    "age:>36600d",
+    "error:x",
+    "payload.a:>b",
+    "payload.password:x",
+    "-queue:x",
+    "id:99999999999999999999",
+    "queue:a,b",
+    "f" * 40,
+    "p1",
+    "RUNNING",
+    "WAITING",
+    "default",
+]
+VALUES: st.SearchStrategy[Any] = st.sampled_from(TEXTS) | st.text(max_size=20)
+JSON_VALUES = st.recursive(
+    VALUES | st.none() | st.booleans() | st.integers(-(10**30), 10**30) | st.floats(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(VALUES, inner, max_size=3),
+    max_leaves=5,
+)
+NAMES = st.sampled_from(
+    [
+        *QUALIFIERS,
+        "q",
+        "limit",
+        "before",
+        "after",
+        "whole",
+        "_live",
+        "name",
+        "instance",
+        "task_id",
+        "fingerprint",
+        "actor",
+        "verb",
+        "state",
+        "kind",
+        "error_type",
+        "p",
+        "o",
+        "e",
+        "_facets",
+        "_popup",
+        "_changelist_filters",
+        "nonsense",
+        "since",
+    ]
+)
+POSTED = st.sampled_from(
+    [
+        "action",
+        "_selected_action",
+        "select_across",
+        "confirm",
+        "recount",
+        "reason",
+        "until",
+        "older_than",
+        "days",
+        "to",
+        "origin",
+        "again",
+        "save_view",
+        "forget_view",
+        "view_name",
+        "view_shared",
+        "set",
+        "value",
+        "queue",
+        "purge",
+        "typed",
+        "operation",
+        "cancel",
+        "index",
+    ]
+)
+ACTIONS = st.sampled_from([*TASK_VERBS, "pause", "resume", "start", "drain", "stop", "explode"]) | VALUES
+
+
+@pytest.fixture
+def browser(settings: Any) -> Client:
+    settings.DBTASKQUEUE = {"QUEUES": {QUEUE: {}}, "API": True, "OPERATIONS_TIMEOUT": "20s"}
+    task = make_task(Status.ERROR, payload={"a": 1}, process_result="no", fingerprint="f" * 40)
+    make_task()
+    Poller.objects.create(instance="p1", state="RUNNING", queues=[QUEUE])
+    times = {"first_seen": task.create_time, "last_seen": task.create_time}
+    FailureGroup.objects.create(fingerprint="f" * 40, queue=QUEUE, **times)
+    bulk.start("reprocess", "status:ERROR", None)
+    client = Client(raise_request_exception=False)
+    client.force_login(User.objects.create_superuser("ada"))
+    return client
+
+
+def parts_of(address: str, data: st.DataObject) -> str:
+    """Fill the parts of a route with hostile values."""
+
+    def fill(found: re.Match[str]) -> str:
+        if found[1] == "int":
+            return data.draw(st.sampled_from(["0", "1", "7", "9" * 25]))
+        known = {"verb": ["reprocess", "delete"], "queue": [QUEUE], "poller": ["p1"], "command": ["drain"]}
+        value = data.draw(st.sampled_from(known.get(found[2], ["f" * 40])) | VALUES)
+        return str(value).encode("utf-8", "replace").decode().replace("/", "").replace("\0", "%00") or "x"
+
+    return re.sub(r"<(\w+):(\w+)>", fill, address)
+
+
+def send(browser: Client, data: st.DataObject) -> tuple[str, Any, Any]:
+    if data.draw(st.booleans()):
+        route = data.draw(st.sampled_from(ROUTES))
+        address = f"/api/{parts_of(route.path, data)}"
+        method = data.draw(st.sampled_from([route.method, route.method, "GET", "POST", "PUT"])).lower()
+        if method == "get":
+            own = st.sampled_from([field.name for field in route.query] or ["x"])
+            sent = data.draw(st.dictionaries(own | NAMES, VALUES, max_size=3))
+            return address, sent, browser.get(address, encoded(sent))
+        keys = st.sampled_from([field.name for field in route.body] or ["x"])
+        sent = data.draw(st.dictionaries(keys, JSON_VALUES, max_size=4) | JSON_VALUES)
+        text = data.draw(st.sampled_from([json.dumps(sent)] * 4 + ["[" * 100_000, "{", "\0", "1" * 6000]))
+        return address, sent, getattr(browser, method)(address, text, content_type="application/json")
+    address = data.draw(st.sampled_from(LISTS))
+    kind = data.draw(st.sampled_from(["list", "list", "row", "history", "post"]))
+    if kind in ("row", "history"):
+        key = str(data.draw(st.sampled_from(["1", "2", QUEUE, "p1", "f" * 40]) | VALUES)).replace("/", "_2F")
+        address += f"{key.encode('utf-8', 'replace').decode() or '1'}/{'change' if kind == 'row' else 'history'}/"
+        address = address.replace("\0", "%00").replace("?", "%3F").replace("#", "%23")
+    sent = data.draw(st.dictionaries(NAMES, VALUES, max_size=3))
+    if kind != "post":
+        return address, sent, browser.get(address, encoded(sent))
+    body = data.draw(st.dictionaries(POSTED, VALUES, max_size=5)) | {"action": data.draw(ACTIONS)}
+    return address, body, browser.post(address, encoded(body))
+
+
+def encoded(sent: dict[str, Any]) -> dict[str, str]:
+    """Return texts that a browser can send: half a surrogate pair cannot be."""
+    return {name: str(value).encode("utf-8", "replace").decode() for name, value in sent.items()}
+
+
+@pytest.mark.timeout(3600 if REQUESTS > 1000 else 120)
+def test_no_request_is_a_failure_of_the_server(browser: Client) -> None:
+    @settings(
+        max_examples=REQUESTS,
+        deadline=None,
+        database=None,
+        suppress_health_check=[*HealthCheck],
+        print_blob=False,
+        derandomize=REQUESTS < 1000,
+    )
+    @given(st.data())
+    def hold(data: st.DataObject) -> None:
+        address, sent, answer = send(browser, data)
+        assert answer.status_code < 500, (address, sent, getattr(answer, "exc_info", None))
+        if address.startswith("/api/") and answer.status_code >= 400:
+            assert answer.json()["error"], (address, sent)
+
+    hold()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "ref:" + "a" * 5000,
+        " ".join(["id:>1"] * 51),
+        "ref:" + ",".join(map(str, range(1001))),
+        "payload" + ".a" * 33 + ":1",
+    ],
+)
+def test_a_search_has_a_limit_that_is_said(browser: Client, text: str) -> None:
+    with pytest.raises(SearchError, match="at most"):
+        parse(text)
+    answer = browser.get("/api/tasks", {"q": text})
+    assert (answer.status_code, "at most" in answer.json()["error"]) == (400, True)
+    assert browser.get("/admin/dbtaskqueue/task/", {"q": text}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("where", "sent", "field"),
+    [
+        ("queues/parcels/pause", {"until": "9999-12-31T23:59:59-12:00"}, "until"),
+        ("queues/parcels/pause", {"until": "1969-01-01"}, "until"),
+        ("queues/parcels/pause", {"for": "999999999999999d"}, "for"),
+        ("queues/parcels/pause", {"reason": "a\0b"}, "reason"),
+        ("queues/parcels/pause", {"reason": "\ud800"}, "reason"),
+        ("tasks/reprocess/search", {"q": "status:ERROR", "limit": 10**30}, "limit"),
+        ("tasks/reprocess/search", {"q": "status:ERROR", "limit": 0}, "limit"),
+        ("tasks/reprocess/search", {"q": "status:ERROR", "limit": -4}, "limit"),
+        ("tasks/housekeep/search", {"q": "status:ERROR", "older_than": "10000000d"}, "older_than"),
+        ("tasks/delete/ids", {"ids": [1], "queue": "a\0", "reason": "why"}, "queue"),
+    ],
+)
+def test_a_refusal_names_the_field(browser: Client, where: str, sent: dict[str, Any], field: str) -> None:
+    before = AuditEntry.objects.count(), BulkOperation.objects.count(), Queue.objects.count()
+    answer = browser.post(f"/api/{where}", json.dumps(sent), content_type="application/json")
+    assert (answer.status_code, f"'{field}'" in answer.json()["error"]) == (400, True), answer.json()
+    assert before == (AuditEntry.objects.count(), BulkOperation.objects.count(), Queue.objects.count())
+
+
+def test_ids_are_those_of_the_queue_that_is_named(browser: Client) -> None:
+    task = make_task(queue="letters")
+    sent = {"ids": [task.pk], "queue": QUEUE, "reason": "why"}
+    answer = browser.post("/api/tasks/delete/ids", json.dumps(sent), content_type="application/json")
+    assert answer.json() == {"changed": 0, "skipped": 1, "skips": {"there is no such task": [task.pk]}}
+    assert Task.objects.filter(pk=task.pk).exists()
+
+
+@pytest.mark.parametrize("text", ["[" * 2500 + "]" * 2500, "1" * 6000])
+def test_a_row_that_python_cannot_read_still_has_a_page(browser: Client, text: str) -> None:
+    task = make_task(Status.ERROR, reference="unreadable")
+    with connection.cursor() as cursor:
+        cursor.execute("UPDATE dbtaskqueue_task SET payload = %s::jsonb WHERE id = %s", [text, task.pk])
+    for address in (f"/admin/dbtaskqueue/task/{task.pk}/change/", f"/api/tasks/{task.pk}"):
+        answer = browser.get(address)
+        assert answer.status_code == 200, answer
+        assert "unreadable" in answer.content.decode()
+
+
+def test_saved_searches_of_one_user_hide_none_of_anothers(browser: Client) -> None:
+    SavedSearch.objects.bulk_create(
+        SavedSearch(owner="mallory", name=f"!{number:03}", query="status:ERROR", shared=True) for number in range(150)
+    )
+    SavedSearch.objects.create(owner="ada", name="my own search", query="status:POISON")
+    assert "my own search" in browser.get("/admin/dbtaskqueue/task/").content.decode()
+
+
+def test_the_audit_names_the_account_of_the_process_and_not_what_the_environment_says(monkeypatch: Any) -> None:
+    for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
+        monkeypatch.setenv(name, "ceo")
+    assert Actor().name != "ceo"
