@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from time import monotonic
 from typing import Any
 
 import django_filters
 from django import forms
 from django.contrib import admin, messages
+from django.core.exceptions import PermissionDenied
 from django.db.models import QuerySet
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.utils.html import format_html, format_html_join
@@ -30,16 +32,18 @@ from django_dbtaskqueue.admin.read_only import (
     number,
     number_column,
     permitted,
+    viewer,
 )
 from django_dbtaskqueue.admin.verb_forms import PlainForm
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.exceptions import TaskQueueError
 from django_dbtaskqueue.db.session import model_for
 from django_dbtaskqueue.models import AbstractTask, BulkOperation, Task
+from django_dbtaskqueue.models.control import queue_names_in
 from django_dbtaskqueue.models.operations import CANCELLED, FAILED, FINISHED, RUNNING, STATES, UNFINISHED, WAITING
 from django_dbtaskqueue.operations import bulk
 from django_dbtaskqueue.operations.paging import Page
-from django_dbtaskqueue.operations.permissions import Verb, can_operate
+from django_dbtaskqueue.operations.permissions import Actor, Verb
 from django_dbtaskqueue.operations.queue_control import POLLER_VERBS, STOPPED_STATE
 from django_dbtaskqueue.operations.queue_stats import MISSED_HEARTBEATS
 from django_dbtaskqueue.operations.serializers import short_error, with_errors
@@ -148,8 +152,7 @@ class BulkOperationAdmin(SearchedAdmin):
 
     def page_facts(self, request: HttpRequest, row: Any) -> dict[str, Any]:
         """Add whether it can be stopped or put back, and the skipped tasks."""
-        known = VERBS.get(row.options.get("verb", row.verb))
-        may = known is not None and can_operate(request.user, known)
+        may = row.options.get("verb", row.verb) in VERBS and can_cancel(row, viewer(request))
         no_undo = "" if row.state in UNFINISHED else bulk.why_not_put_back(row)
         return {
             "title": f"{verb_label(row.verb)}: {row.explained}",
@@ -270,6 +273,16 @@ class PollerAdmin(SmallListAdmin):
     finished = column(gettext_lazy("tasks finished"), lambda poller: poller.finished)
     applied_box = box_column(gettext_lazy("applied settings"), "applied_settings", box)
 
+    def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Any:
+        found = super().get_object(request, object_id, from_field)
+        return found and hide_queues(found, viewer(request))
+
+    def read_page(
+        self, request: HttpRequest, filterset: Any, rows: QuerySet[Any], before: int | None, after: int | None
+    ) -> Page:
+        found = super().read_page(request, filterset, rows, before, after)
+        return replace(found, rows=[hide_queues(row, viewer(request)) for row in found.rows])
+
     def list_verbs(self, request: HttpRequest) -> Sequence[Verb]:
         return permitted(request, POLLER_VERBS.values())
 
@@ -302,6 +315,25 @@ class PollerAdmin(SmallListAdmin):
 def is_late(poller: Any) -> bool:
     """Return whether the poller missed three heartbeats."""
     return bool(poller.clock - poller.heartbeat_time > MISSED_HEARTBEATS * conf.settings().heartbeat)
+
+
+def hide_queues(poller: Any, actor: Actor) -> Any:
+    """Return the poller without what it reports of queues that the actor may not view."""
+    if not actor.sees_all:
+        hidden = [name for name in queue_names_in(poller.queues) if not actor.sees(name)]
+        poller.queues = [one for one in as_list(poller.queues) if actor.sees(queue_names_in([one])[0])]
+        poller.running = [one for one in as_list(poller.running) if actor.sees(queue_names_in([one])[0])]
+        poller.applied_settings = "" if hidden else poller.applied_settings
+    return poller
+
+
+def can_cancel(operation: BulkOperation, actor: Actor) -> bool:
+    """Return whether the actor may cancel a bulk operation, or put its tasks back."""
+    try:
+        bulk.check_cancel(operation, actor)
+    except PermissionDenied:
+        return False
+    return True
 
 
 def as_list(value: Any) -> list[Any]:

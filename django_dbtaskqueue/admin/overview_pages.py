@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 from urllib.parse import urlencode
@@ -14,7 +15,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from django_dbtaskqueue.admin.frame import show
-from django_dbtaskqueue.admin.read_only import EMPTY_VALUE, ReadOnlyAdmin, badge, local, stamp
+from django_dbtaskqueue.admin.read_only import EMPTY_VALUE, ReadOnlyAdmin, badge, local, stamp, viewer
 from django_dbtaskqueue.core.durations import format_duration, format_seconds
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.db.session import model_for
@@ -25,13 +26,14 @@ from django_dbtaskqueue.operations.queue_stats import Overview, Pause, Quantiles
 from django_dbtaskqueue.operations.report_page import Chart, Line
 from django_dbtaskqueue.operations.search import text_of
 from django_dbtaskqueue.operations.trends import Point, new_versions, series
+from django_dbtaskqueue.operations.visibility import visible_queues
 
 CHART_SPAN = timedelta(hours=1)
 
 
-def charts(using: str, queue: str | None = None) -> list[Chart]:
-    """Return throughput and latency of the last hour, of one queue or of all."""
-    points = ended(series(using, CHART_SPAN, queue))
+def charts(using: str, queue: str | None = None, *, among: Sequence[str] | None = None) -> list[Chart]:
+    """Return throughput and latency of the last hour, of one queue, of some, or of all."""
+    points = ended(series(using, CHART_SPAN, queue, among=among))
     times = [stamp(point.time, date_format(local(point.time), "H:i")) for point in points]
     throughput = [
         Line(_("completed"), "--dbtq-good", [60 * point.rate_of("completed", "deleted") for point in points]),
@@ -82,7 +84,8 @@ class OverviewAdmin(ReadOnlyAdmin):
     list_template = "overview"
 
     def list_context(self, request: HttpRequest) -> dict[str, Any]:
-        found, part = overview(), request.GET.get(NAME_KEY, "").strip()
+        visible = visible_queues(viewer(request))
+        found, part = overview(only=visible), request.GET.get(NAME_KEY, "").strip()
         queues = [row for row in found.queues if part.lower() in row.queue.lower()]
         shown = sorted(queues, key=_care)[:MAX_GRID_QUEUES]
         return {
@@ -96,7 +99,7 @@ class OverviewAdmin(ReadOnlyAdmin):
             else [],
             "left": _left(len(queues), len(shown)),
             "part": part,
-            "charts": charts(self.get_queryset(request).db),
+            "charts": charts(self.get_queryset(request).db, among=visible),
         }
 
     def _cards(self, found: Overview) -> list[tuple[str, str]]:
@@ -219,7 +222,8 @@ class DoctorAdmin(ReadOnlyAdmin):
         if not self.has_view_permission(request):
             raise PermissionDenied
         # Before the page's transaction: an error of the database would end it.
-        found = examine(self.get_queryset(request).db)
+        sees = viewer(request).sees
+        found = [one for one in examine(self.get_queryset(request).db) if all(map(sees, one.queues))]
         return show(self, request, "doctor", lambda: self._context(found))
 
     def _context(self, found: list[Finding]) -> dict[str, Any]:

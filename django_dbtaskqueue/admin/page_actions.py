@@ -19,19 +19,21 @@ from django.utils.translation import ngettext
 
 from django_dbtaskqueue.admin.frame import frame_context
 from django_dbtaskqueue.admin.list_pages import ListAdmin
-from django_dbtaskqueue.admin.read_only import ReadOnlyAdmin, id_of, may_see
+from django_dbtaskqueue.admin.read_only import ReadOnlyAdmin, id_of, may_see, viewer
 from django_dbtaskqueue.admin.verb_forms import PauseForm, PlainForm, VerbForm
 from django_dbtaskqueue.core.exceptions import OperationRefused, SearchError, TaskQueueError
 from django_dbtaskqueue.flow import enqueue
 from django_dbtaskqueue.models import AbstractTask, BulkOperation, Queue
 from django_dbtaskqueue.operations import actions, bulk, queue_control
 from django_dbtaskqueue.operations.actions import ADDITION, log, record, recorded
+from django_dbtaskqueue.operations.bounds import is_storable
 from django_dbtaskqueue.operations.permissions import Actor, Verb, can_operate
 from django_dbtaskqueue.operations.queue_control import POLLER_VERBS, STOPPED_STATE
 from django_dbtaskqueue.operations.search import Search, to_text
 from django_dbtaskqueue.operations.search.query import tasks_for
 from django_dbtaskqueue.operations.serializers import with_errors
 from django_dbtaskqueue.operations.verbs import ENQUEUE_COPY, ONE_TASK_VERBS, PAUSE, TASK_VERBS, TaskVerb
+from django_dbtaskqueue.operations.visibility import narrow
 
 MAX_NAMED_TASKS = 20  # on the confirmation page
 MAX_COMMANDED_POLLERS = 500  # in one action
@@ -132,7 +134,7 @@ def _act_on_all(page: TaskPage, request: HttpRequest, verb: TaskVerb) -> HttpRes
     form = bound_form(request, partial(VerbForm, verb=verb, table=table))
     options = form.options()
     if not confirmed(request, form):
-        preview = bulk.preview(verb, search, options=options)
+        preview = bulk.preview(verb, search, options=options, actor=viewer(request))
         possible = preview.eligible is None or bool(preview.eligible)
         sentences = [
             *preview.sentences[1:],
@@ -152,7 +154,7 @@ def _act_on_ticked(page: TaskPage, request: HttpRequest, verb: TaskVerb) -> Http
     ids = [number for number in numbers if number is not None]
     # Read from the database that is written: a replica may lag behind.
     model, alias = page.model._meta.concrete_model, router.db_for_write(page.model)
-    tasks = model._default_manager.using(alias).filter(pk__in=ids)
+    tasks = narrow(model._default_manager.using(alias).filter(pk__in=ids), viewer(request))
     if verb.name in ONE_TASK_VERBS and len(ids) != 1:
         raise OperationRefused(_("%(verb)s changes one task at a time.") % {"verb": verb.label})
     task = tasks.first() if verb.name in ONE_TASK_VERBS else None
@@ -187,7 +189,8 @@ def command_pollers(page: ReadOnlyAdmin, request: HttpRequest) -> HttpResponse:
     if verb is None:
         raise BadRequest(f"Pollers have no action {request.POST.get('action')!r}.")
     check(request, verb)
-    rows = page.get_queryset(request).filter(pk__in=request.POST.getlist(ACTION_CHECKBOX_NAME)[:MAX_COMMANDED_POLLERS])
+    ticked = filter(is_storable, request.POST.getlist(ACTION_CHECKBOX_NAME)[:MAX_COMMANDED_POLLERS])
+    rows = page.get_queryset(request).filter(pk__in=list(ticked))
     running = [poller.instance for poller in rows if poller.state != STOPPED_STATE]
     form = bound_form(request, PlainForm)
     if not confirmed(request, form):

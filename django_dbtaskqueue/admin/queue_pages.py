@@ -28,7 +28,7 @@ from django_dbtaskqueue.admin.overview_pages import (
     row_of,
 )
 from django_dbtaskqueue.admin.page_actions import act_on_queues, check, is_paused
-from django_dbtaskqueue.admin.read_only import EMPTY_VALUE, Column, badge, column, permitted
+from django_dbtaskqueue.admin.read_only import EMPTY_VALUE, Column, badge, column, permitted, viewer
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.conf.queue import DURATIONS, PLACE, QueueSettings, stored
 from django_dbtaskqueue.core.durations import format_duration, parse_duration
@@ -38,12 +38,14 @@ from django_dbtaskqueue.core.states import TERMINAL, Status
 from django_dbtaskqueue.db.session import alias_for, model_for
 from django_dbtaskqueue.models import BulkOperation, Queue
 from django_dbtaskqueue.operations import bulk, queue_control
+from django_dbtaskqueue.operations.bounds import is_storable
 from django_dbtaskqueue.operations.paging import Page
 from django_dbtaskqueue.operations.permissions import Actor, Verb, can_operate
 from django_dbtaskqueue.operations.queue_stats import Pause, QueueStats, overview, stats_of_queue
 from django_dbtaskqueue.operations.search import text_of
 from django_dbtaskqueue.operations.trends import stats_of_types
 from django_dbtaskqueue.operations.verbs import CHANGE_SETTINGS, PAUSE, PURGE, QUEUE_VERBS
+from django_dbtaskqueue.operations.visibility import visible_names, visible_queues
 
 if TYPE_CHECKING:
     from django_stubs_ext import StrOrPromise
@@ -101,10 +103,11 @@ class QueueAdmin(SmallListAdmin):
         Also those that only have tasks or a living poller: this process may lack the processors of a worker.
         """
         part = filterset.form.cleaned_data.get("name", "") if filterset.is_valid() else ""
-        filterset.stats = {row.queue: row for row in overview().queues}
+        actor = viewer(filterset.request)
+        filterset.stats = {row.queue: row for row in overview(only=visible_queues(actor)).queues}
         found = {queue.name: queue for queue in all_queues(filterset.queryset)}
-        names = sorted(name for name in {*found, *filterset.stats} if part.lower() in name.lower())
-        return [found.get(name) or _without_row(name) for name in names]
+        names = sorted(visible_names({*found, *filterset.stats}, actor))
+        return [found.get(name) or _without_row(name) for name in names if part.lower() in name.lower()]
 
     def _number(self, rows: Any, found: Page, place: int | None, filterset: Any) -> str:
         text = ngettext("%(number)s queue", "%(number)s queues", len(rows)) % {"number": len(rows)}
@@ -117,8 +120,12 @@ class QueueAdmin(SmallListAdmin):
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Queue | None:
         """Return the row, or a known queue without one."""
+        if not is_storable(object_id):
+            return None
         rows: QuerySet[Queue] = self.get_queryset(request)
         found = {queue.name: queue for queue in all_queues(rows, name=object_id)}
+        if not viewer(request).sees(object_id):
+            return None
         if object_id not in found and queue_control.is_in_use(object_id, alias_for(object_id, None, write=False)):
             return _without_row(object_id)
         return found.get(object_id)

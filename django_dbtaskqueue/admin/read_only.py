@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from django.contrib import admin
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.contrib.admin.utils import quote, unquote
-from django.core.exceptions import PermissionDenied
+from django.core.exceptions import PermissionDenied, ValidationError
 from django.db.models import Model, QuerySet
 from django.db.models.functions import Now
 from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseRedirect
@@ -25,9 +25,12 @@ from django.utils.translation import gettext_lazy
 
 from django_dbtaskqueue.admin.frame import show, when_migrated
 from django_dbtaskqueue.core.durations import format_duration
+from django_dbtaskqueue.core.masking import masked, masked_text
 from django_dbtaskqueue.core.states import Status
-from django_dbtaskqueue.operations.masking import masked, masked_text
-from django_dbtaskqueue.operations.permissions import VIEW_PAYLOAD, Verb, can_operate
+from django_dbtaskqueue.operations.bounds import is_storable
+from django_dbtaskqueue.operations.permissions import VIEW_PAYLOAD, Actor, Verb, can_operate
+from django_dbtaskqueue.operations.serializers import read_row, readable
+from django_dbtaskqueue.operations.visibility import narrow
 
 if TYPE_CHECKING:
     from django_stubs_ext import StrOrPromise
@@ -129,7 +132,7 @@ def age_column(title: StrOrPromise, field: str) -> Column:
 
 def box_column(title: StrOrPromise, field: str, show_value: Callable[[Any], str]) -> Column:
     """Return a column that shows a long value in a box: ``show_value`` is ``box`` or ``json_box``."""
-    return column(title, lambda row: show_value(getattr(row, field)))
+    return column(title, lambda row: show_value(readable(row, field)))
 
 
 def number_column(title: StrOrPromise, field: str) -> Column:
@@ -164,9 +167,9 @@ class ReadOnlyAdmin(ModelAdmin):
         return False
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
-        """Add the database's time to each row as ``clock``. The web server's clock may differ."""
+        """Return the rows the user may view, each with the database's time as ``clock``: the server's may differ."""
         rows: QuerySet[Any] = super().get_queryset(request).annotate(clock=Now())
-        return rows
+        return narrow(rows, viewer(request))
 
     def has_view_permission(self, request: HttpRequest, obj: Model | None = None) -> bool:
         """Check the model's own permission, or ``view_permission``."""
@@ -200,6 +203,14 @@ class ReadOnlyAdmin(ModelAdmin):
 
     def page_of(self, row: Model) -> str:
         return self.url(self.model, "change", row.pk)
+
+    def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Any:
+        """Return the row, also one whose JSON cannot be read; None for an id that no row can have."""
+        try:
+            key = self.opts.pk.to_python(object_id)
+        except ValidationError:
+            return None
+        return read_row(self.get_queryset(request).filter(pk=key)) if is_storable(object_id) else None
 
     # -- the list ------------------------------------------------------------------------------------------------------
 
@@ -289,6 +300,14 @@ class ReadOnlyAdmin(ModelAdmin):
     result_box = box_column(gettext_lazy("result"), "result", json_box)
     context_box = box_column(gettext_lazy("context"), "context", json_box)
     process_result_box = box_column(gettext_lazy("process result"), "process_result", box)
+
+
+def viewer(request: HttpRequest) -> Actor:
+    """Return the user of a request, one object for the whole request."""
+    if not hasattr(request, "dbtaskqueue_viewer"):
+        vars(request)["dbtaskqueue_viewer"] = Actor(request.user, "admin")
+    found: Actor = vars(request)["dbtaskqueue_viewer"]
+    return found
 
 
 def permitted(request: HttpRequest, verbs: Iterable[V], queue: str | None = None) -> list[V]:

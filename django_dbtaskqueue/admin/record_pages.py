@@ -32,9 +32,9 @@ from django_dbtaskqueue.admin.read_only import (
     permitted,
     stamp,
 )
+from django_dbtaskqueue.core.masking import masked_text
 from django_dbtaskqueue.core.states import TERMINAL, Status
 from django_dbtaskqueue.models import AbstractTask, Attempt, FailureGroup, Task
-from django_dbtaskqueue.operations.masking import masked_text
 from django_dbtaskqueue.operations.paging import Page
 from django_dbtaskqueue.operations.permissions import Verb
 from django_dbtaskqueue.operations.report_page import html_file, policy, report_body

@@ -21,7 +21,17 @@ from django.utils.translation import gettext_lazy, ngettext
 from django_dbtaskqueue.admin import list_pages
 from django_dbtaskqueue.admin.list_pages import FULL_SEARCH_KEY, SORT_KEY
 from django_dbtaskqueue.admin.page_actions import TaskPage, act_on_tasks, can_enqueue, enqueue_copy
-from django_dbtaskqueue.admin.read_only import EMPTY_VALUE, ago, box, column, may_see, number, permitted, stamp
+from django_dbtaskqueue.admin.read_only import (
+    EMPTY_VALUE,
+    ago,
+    box,
+    column,
+    may_see,
+    number,
+    permitted,
+    stamp,
+    viewer,
+)
 from django_dbtaskqueue.admin.task_search import (
     SORTS,
     change_saved_searches,
@@ -95,7 +105,7 @@ class TaskAdmin(TaskPage):
     def list_context(self, request: HttpRequest) -> dict[str, Any]:
         """Add the search and the saved searches."""
         context = super().list_context(request)
-        saved = saved_searches(request.user, self.get_queryset(request).db)
+        saved = saved_searches(viewer(request), self.get_queryset(request).db)
         found = search_context(context["filterset"], request.path)
         if ids := self._ids(request, context["filterset"]):
             text = _("Tasks created then have ids from %(first)s to %(last)s; only these were searched.")

@@ -9,18 +9,16 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
 from django.contrib import messages
-from django.contrib.auth.base_user import AbstractBaseUser
-from django.contrib.auth.models import AnonymousUser
 from django.db import router
-from django.db.models import F, Q
+from django.db.models import F
 from django.db.models.functions import Coalesce, Now
 from django.http import HttpRequest, HttpResponseRedirect
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from django_dbtaskqueue.admin.list_pages import SORT_KEY
-from django_dbtaskqueue.admin.page_actions import AUDIT_SOURCE, TaskPage
-from django_dbtaskqueue.admin.read_only import id_of
+from django_dbtaskqueue.admin.page_actions import TaskPage
+from django_dbtaskqueue.admin.read_only import id_of, viewer
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.columns import LONG
 from django_dbtaskqueue.core.states import Status
@@ -29,7 +27,7 @@ from django_dbtaskqueue.operations.permissions import Actor
 from django_dbtaskqueue.operations.queue_counts import NONE_COUNTED, queue_counts, queue_names
 from django_dbtaskqueue.operations.search import QUALIFIERS, Search, Term, of_queue, parse, text_of, to_text
 from django_dbtaskqueue.operations.search.values import STATE_NAMES
-from django_dbtaskqueue.operations.visibility import visible_names, visible_queues
+from django_dbtaskqueue.operations.visibility import narrow, visible_names, visible_queues
 
 if TYPE_CHECKING:
     from django_stubs_ext import StrOrPromise
@@ -71,8 +69,9 @@ SORTS = {
 def pickers(page: TaskPage, request: HttpRequest, search: Search) -> dict[str, Any]:
     """Return tabs of the statuses with their numbers, the queues to choose from, and the orders."""
     place = (page.get_queryset(request).db, page.model._meta.concrete_model)
-    queues, actor = search.queues(), Actor(request.user, AUDIT_SOURCE)
-    counts = queue_counts(place, visible_names(queues, actor) or visible_queues(actor), MAX_ROWS_OF_TABS).values()
+    queues, actor = search.queues(), viewer(request)
+    only = visible_names(queues, actor) if queues else visible_queues(actor)
+    counts = queue_counts(place, only, MAX_ROWS_OF_TABS).values()
     found = statuses_of(search)
     every = len(found) == len(Status)
     tabs = [(_("All"), _of_status(search, None, request.path), "", every)]
@@ -130,16 +129,14 @@ def search_context(filterset: Any, path: str) -> dict[str, Any]:
     }
 
 
-def saved_searches(user: AbstractBaseUser | AnonymousUser, alias: str) -> list[dict[str, Any]]:
-    """Return the searches the user saved, and those shared by others, by name."""
-    name = user.get_username()
-    rows = (
-        SavedSearch.objects.using(alias)
-        .filter(Q(owner=name) | Q(shared=True))
-        .order_by("name", "pk")[:MAX_SAVED_SEARCHES]
-    )
+def saved_searches(actor: Actor, alias: str) -> list[dict[str, Any]]:
+    """Return the searches the user saved, then those shared by others, each by name."""
+    saved = SavedSearch.objects.using(alias).order_by("name", "pk")
+    own = list(saved.filter(owner=actor.name)[:MAX_SAVED_SEARCHES])
+    shared = narrow(saved.filter(shared=True).exclude(owner=actor.name), actor)[:MAX_SAVED_SEARCHES]
     return [
-        {"pk": row.pk, "name": row.name, "own": row.owner == name, "query": urlencode({"q": row.query})} for row in rows
+        {"pk": row.pk, "name": row.name, "own": row.owner == actor.name, "query": urlencode({"q": row.query})}
+        for row in (*own, *shared)
     ]
 
 
@@ -149,7 +146,7 @@ def change_saved_searches(page: TaskPage, request: HttpRequest) -> HttpResponseR
     if "forget_view" in request.POST:
         mine.filter(pk=id_of(request.POST["forget_view"]) or 0).delete()
         return HttpResponseRedirect(request.get_full_path())
-    name = request.POST.get("view_name", "").strip()[:MAX_SEARCH_NAME_LENGTH]
+    name = request.POST.get("view_name", "").replace("\0", "").strip()[:MAX_SEARCH_NAME_LENGTH]
     search = page.search_of(request)
     if not name or not search:
         return page.reply(request, _("Give a search and a name for it."), messages.ERROR)

@@ -12,10 +12,10 @@ from django.utils.translation import gettext_lazy
 
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.durations import parse_length
+from django_dbtaskqueue.core.masking import masked
 from django_dbtaskqueue.db.session import aliases_of, model_for
 from django_dbtaskqueue.models import AbstractTask, Queue
 from django_dbtaskqueue.models.querysets import TaskQuerySet
-from django_dbtaskqueue.operations.masking import masked
 from django_dbtaskqueue.operations.permissions import REASON_MAX_LENGTH
 from django_dbtaskqueue.operations.verb_inputs import TO_QUEUE, VerbInput, VerbOptions, json_of
 from django_dbtaskqueue.operations.verbs import TaskVerb

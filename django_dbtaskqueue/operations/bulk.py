@@ -32,7 +32,7 @@ from django_dbtaskqueue.operations.search.query import select, tasks_for
 from django_dbtaskqueue.operations.task_changes import PUT_BACK, record_changes, restore
 from django_dbtaskqueue.operations.verb_inputs import VerbOptions
 from django_dbtaskqueue.operations.verbs import BULK_VERBS, PURGE, TaskVerb
-from django_dbtaskqueue.operations.visibility import check_queue, narrow, owns, queue_names
+from django_dbtaskqueue.operations.visibility import check_queue, narrow, owns, queue_names, queues_of
 
 __all__ = ["cancel", "preview", "start", "turn"]
 
@@ -219,7 +219,7 @@ def cancel(
         end(operation, CANCELLED, f"{words}: {reason}" if reason else words)
         operation.save(using=alias)
         details = {"cancelled": operation.pk, "changed": operation.changed}
-        queues = parse(operation.query).queues()
+        queues = queues_of(operation.query)
         actions.record(
             alias, actor, verb_of(operation), query=operation.query, reason=reason, details=details,
             queue=queues[0] if len(queues) == 1 else "", operation=operation,
@@ -230,7 +230,7 @@ def cancel(
 
 def check_cancel(operation: BulkOperation, actor: Actor) -> None:
     """Raise ``PermissionDenied`` unless the actor may cancel the operation, or put its tasks back."""
-    verb, queues = verb_of(operation), parse(operation.query).queues()
+    verb, queues = verb_of(operation), queues_of(operation.query)
     check(verb, "cancelled", actor)
     if actor.user is None or (not queues and owns(operation, actor)):
         return

@@ -8,7 +8,8 @@ a user may not view is in no list, count, chart or answer (``visibility``), and 
 
 from __future__ import annotations
 
-import getpass
+import os
+import pwd
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, cast
@@ -20,7 +21,7 @@ from django.utils.translation import gettext_lazy, ngettext_lazy
 
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.exceptions import OperationRefused
-from django_dbtaskqueue.operations.masking import is_masked
+from django_dbtaskqueue.core.masking import is_masked
 from django_dbtaskqueue.operations.search import Search, reads_payload
 
 if TYPE_CHECKING:
@@ -83,6 +84,7 @@ class Actor:
     user: User | None = None
     source: str = "command"
     scope: Scope = Scope()
+    memo: dict[str, list[str]] = field(default_factory=dict, compare=False, repr=False)  # for one request or chunk
 
     @property
     def name(self) -> str:
@@ -191,7 +193,8 @@ def _rule(key: str, path: str) -> Rule:
 
 
 def _system_user() -> str:
+    """Return the name of the process's account. ``LOGNAME`` and ``USER`` could be anybody's."""
     try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # a container's user without a name
-        return "command line"
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:  # a container's user without a name
+        return f"uid {os.geteuid()}"

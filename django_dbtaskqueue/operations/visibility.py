@@ -11,7 +11,7 @@ from typing import Any, TypeVar, cast
 from django.db.models import Exists, OuterRef, Q, QuerySet
 
 from django_dbtaskqueue.conf import settings as conf
-from django_dbtaskqueue.core.exceptions import UnknownQueue
+from django_dbtaskqueue.core.exceptions import SearchError, UnknownQueue
 from django_dbtaskqueue.core.sql.stats import StatsStatements
 from django_dbtaskqueue.db.session import Session, aliases_of, model_for
 from django_dbtaskqueue.models import AuditEntry, BulkOperation, Poller, Queue, SavedSearch
@@ -20,6 +20,7 @@ from django_dbtaskqueue.operations.permissions import Actor
 from django_dbtaskqueue.operations.search import parse
 
 Rows = TypeVar("Rows", bound=QuerySet[Any])
+VISIBLE = "visible queues"
 MAX_ROWS_JUDGED_ONE_BY_ONE = 2000  # pollers, saved searches
 
 
@@ -40,7 +41,9 @@ def visible_queues(actor: Actor) -> list[str] | None:
     """Return the queues that the actor may view; None: all of them, without a question to the database."""
     if actor.sees_all:
         return None
-    return [name for name in actor.scope.queues or queue_names() if actor.sees(name)]
+    if VISIBLE not in actor.memo:
+        actor.memo[VISIBLE] = [name for name in actor.scope.queues or queue_names() if actor.sees(name)]
+    return actor.memo[VISIBLE]
 
 
 def narrow(rows: Rows, actor: Actor) -> Rows:
@@ -51,14 +54,23 @@ def narrow(rows: Rows, actor: Actor) -> Rows:
 
 
 def check_queue(queue: str, actor: Actor) -> None:
-    """Raise ``UnknownQueue`` for a queue that the actor may not view, as if it were not there."""
-    if not actor.sees(queue):
-        raise UnknownQueue(queue, visible_queues(actor) or ())
+    """Raise ``UnknownQueue`` for a queue that is hidden, or not there: only visible ones are named."""
+    names = visible_queues(actor)
+    if names is not None and queue not in names:
+        raise UnknownQueue(queue, names)
+
+
+def queues_of(text: str) -> tuple[str, ...]:
+    """Return the queues that a stored search names; none of one that can no longer be read."""
+    try:
+        return parse(text).queues()
+    except SearchError:
+        return ()
 
 
 def sees_search(text: str, actor: Actor) -> bool:
     """Whether a search that somebody wrote names queues, and the actor may view each of them."""
-    queues = parse(text).queues()
+    queues = queues_of(text)
     return actor.sees_all or (bool(queues) and all(map(actor.sees, queues)))
 
 

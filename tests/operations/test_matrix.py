@@ -252,7 +252,7 @@ WAYS: dict[str, Way] = {
     "admin search": Way(by_admin_search, ON_TASKS, in_admin=True),
     "admin queues": Way(by_admin_queue, ("pause", "resume"), in_admin=True),
     "admin settings": Way(by_admin_settings, ("change_settings",), in_admin=True),
-    "admin pollers": Way(by_admin_poller, ("control_pollers",), in_admin=True, by_queue=False),
+    "admin pollers": Way(by_admin_poller, ("control_pollers",), in_admin=True),
     "api ids": Way(by_api_ids, (*ON_TASKS, "edit")),
     "api token": Way(by_token, (*ON_TASKS, "edit")),
     "api search": Way(by_api_search, ON_TASKS),
@@ -262,7 +262,7 @@ WAYS: dict[str, Way] = {
     "act": Way(by_act, (*ON_TASKS, "edit")),
     "bulk operation": Way(by_bulk, (*ON_TASKS, "purge")),
     "queue act": Way(by_queue_act, ("pause", "resume", "change_settings")),
-    "poller act": Way(by_poller_act, ("control_pollers",), by_queue=False),
+    "poller act": Way(by_poller_act, ("control_pollers",)),
 }
 
 
@@ -280,7 +280,7 @@ def situation(verb: str) -> Task:
     """Make what a verb can change: a task, a queue, a poller."""
     later = {"ready_time": timedelta(days=1)} if EFFECTS[verb][0] == "CREATED" else {}
     task = make_task(EFFECTS[verb][0], payload={"name": "Ada"}, **later)
-    Poller.objects.create(instance="p1", state="RUNNING")
+    Poller.objects.create(instance="p1", state="RUNNING", queues=[QUEUE])
     if verb == "resume":
         pause([QUEUE], by="somebody")
     return task
@@ -311,7 +311,7 @@ def test_a_verb_is_done_for_those_who_may_and_for_nobody_else(settings: Any, ver
     ways = {name: way for name, way in WAYS.items() if verb in way.verbs}
     found = {(name, role): happened(way, VERBS[verb], users[role]) for name, way in ways.items() for role in ROLES}
     assert found == {
-        (name, who): (role.in_admin if way.in_admin else role.anywhere) or (role.denied and not way.by_queue)
+        (name, who): (role.in_admin if way.in_admin else role.anywhere)
         for name, way in ways.items()
         for who, role in ROLES.items()
     }

@@ -1,0 +1,213 @@
+"""Two teams on one site: whatever the one asks, by page or API, no answer has a word of the other's."""
+
+from __future__ import annotations
+
+import json
+import re
+from html import unescape
+from typing import Any
+from urllib.parse import urljoin
+
+import pytest
+from django.contrib import admin
+from django.contrib.auth.models import Permission, User
+from django.test import Client
+from django.urls import include, path
+
+from django_dbtaskqueue.admin import ADMIN_CLASSES
+from django_dbtaskqueue.api.urls import ROUTES
+from django_dbtaskqueue.core.states import Status
+from django_dbtaskqueue.models import (
+    Attempt,
+    BulkOperation,
+    FailureCount,
+    FailureGroup,
+    Metric,
+    PipelineReport,
+    Poller,
+    SavedSearch,
+    Task,
+    TaskHistory,
+)
+from django_dbtaskqueue.operations import bulk, queue_control
+from django_dbtaskqueue.operations.permissions import Actor
+from tests.factories import make_task
+from tests.operations.test_openapi import BODIES
+
+urlpatterns = [path("admin/", admin.site.urls), path("api/", include("django_dbtaskqueue.api.urls"))]
+pytestmark = [pytest.mark.django_db, pytest.mark.urls(__name__)]
+TEAMS = {"alice": "apples", "boris": "bananas"}
+MAX_PAGES = 400
+LINK = re.compile(r'(?:href|action|data-url|src)="([^"]+)"')
+
+
+def own_queue_only(user: Any, queue: str) -> bool:
+    return queue.startswith(TEAMS.get(user.username, queue))
+
+
+def words_of(queue: str) -> list[str]:
+    """Return words that stand only in what belongs to a queue's team, wherever it is stored."""
+    return [queue, f"{queue[0]}ref", f"{queue[0]}secret", f"{queue[0]}error"]
+
+
+@pytest.fixture(autouse=True)
+def _site(settings: Any) -> None:
+    settings.DBTASKQUEUE = {
+        # The second queue of each team has no task: it is known by the settings alone.
+        "QUEUES": {**{name: {} for queue in TEAMS.values() for name in (queue, f"{queue}-2")}},
+        "API": True,
+        "HEARTBEAT": "1h",  # the pollers of this test live as long as it does
+        "CAN_VIEW": f"{__name__}.own_queue_only",
+    }
+    for name, queue in TEAMS.items():
+        user = User.objects.create_user(name, is_staff=True)
+        user.user_permissions.set(Permission.objects.filter(content_type__app_label="dbtaskqueue"))
+        make_all(user, queue)
+    Poller.objects.create(instance="both", state="RUNNING", queues=[*TEAMS.values()], applied_settings="apples bananas")
+    PipelineReport.objects.create(kind="report", summary="apples bananas", data={"apples": 1, "bananas": 1})
+
+
+def make_all(user: User, queue: str) -> None:
+    """Fill every table with rows of a team's queue."""
+    letter, actor = queue[0], Actor(user, "admin")
+    facts = {"payload": {"word": f"{letter}secret"}, "process_result": f"ValueError: {letter}error"}
+    task = make_task(Status.ERROR, queue=queue, reference=f"{letter}ref", fingerprint=letter * 40, **facts)
+    for status in (Status.CREATED, Status.PROCESSING, Status.POISON, Status.COMPLETED):
+        make_task(status, queue=queue, reference=f"{letter}ref-{status}", **facts)
+    make_task(queue=f"{queue}-rowless", reference=f"{letter}ref")  # not in the settings
+    Task.objects.filter(queue=queue, status="CREATED").update(
+        parked_by=f"no handler for {letter}secret", ready_time=None
+    )
+    TaskHistory.objects.create(queue=queue, reference=f"{letter}ref", task_id=task.pk, status="ERROR", **facts)
+    Attempt.objects.create(
+        task_id=task.pk, queue=queue, attempt=1, total_attempt=1, error_type="ValueError", message=f"{letter}error",
+        traceback=f"{letter}error", fingerprint=letter * 40,
+    )  # fmt: skip
+    times = {"first_seen": task.create_time, "last_seen": task.create_time}
+    FailureGroup.objects.create(fingerprint=letter * 40, queue=queue, message=f"{letter}error", **times)
+    FailureCount.objects.create(fingerprint=letter * 40, minute=task.create_time, count=3)
+    Metric.objects.create(queue=queue, minute=task.create_time, outcome="completed", count=3)
+    Poller.objects.create(instance=f"{letter}ref-poller", state="RUNNING", queues=[{"queue": queue, "weight": 2}])
+    SavedSearch.objects.create(owner=user.username, name=f"{letter}secret", query=f"queue:{queue}", shared=True)
+    SavedSearch.objects.create(owner=user.username, name=f"{letter}secret-2", query=f"ref:{letter}ref", shared=True)
+    queue_control.pause_queues([queue], actor, reason=f"{letter}secret")
+    bulk.start("reprocess", f"queue:{queue} ref:{letter}ref", actor, f"{letter}secret")
+    bulk.start("reprocess", f"ref:{letter}ref", actor, f"{letter}secret")
+
+
+def client(name: str) -> Client:
+    found = Client()
+    found.force_login(User.objects.get(username=name))
+    return found
+
+
+def leaks(answer: Any, foreign: list[str]) -> list[str]:
+    text = unescape((b"".join(answer.streaming_content) if answer.streaming else answer.content).decode())
+    return [word for word in foreign if word in text + json.dumps(dict(answer.headers))]
+
+
+def other(name: str) -> str:
+    (found,) = [queue for user, queue in TEAMS.items() if user != name]
+    return found
+
+
+@pytest.mark.parametrize("name", TEAMS)
+def test_every_page_that_a_team_can_reach_is_about_its_own_queues(name: str) -> None:
+    asked, found, browser = set(), {}, client(name)
+    rows = [(model, pk) for model in ADMIN_CLASSES for pk in model._default_manager.values_list("pk", flat=True)]
+    waiting = [f"/admin/dbtaskqueue/{model._meta.model_name}/" for model in ADMIN_CLASSES] + ["/admin/"]
+    # Rows of both teams by their addresses, as somebody would guess them.
+    waiting += [f"/admin/dbtaskqueue/{model._meta.model_name}/{str(pk).replace('-', '_2D')}/change/"
+                for model, pk in rows if str(pk).isdigit()]  # fmt: skip
+    waiting += [f"/admin/dbtaskqueue/task/{query}" for query in ("?whole=1", "?q=error:error", "?q=-ref:x", "?_live=1")]
+    while waiting and len(asked) < MAX_PAGES:
+        address = waiting.pop(0).partition("#")[0]
+        if address in asked or not address.startswith("/admin/") or "logout" in address or "password" in address:
+            continue
+        asked.add(address)
+        answer = browser.get(address)
+        assert answer.status_code in (200, 302, 404), (address, answer.status_code)
+        if known := leaks(answer, words_of(other(name))):
+            found[address] = known
+        if answer.status_code == 200 and "html" in answer.headers["Content-Type"]:
+            waiting += [urljoin(address, unescape(link)) for link in LINK.findall(answer.content.decode())]
+    assert found == {}
+    assert len(asked) > 40
+    own = browser.get("/admin/dbtaskqueue/task/").content.decode()
+    assert all(word in own for word in words_of(TEAMS[name])[:2])
+
+
+@pytest.mark.parametrize("name", TEAMS)
+def test_every_answer_of_the_api_is_about_its_own_queues(name: str) -> None:
+    browser, foreign, found = client(name), other(name), {}
+    keys = {
+        "pk": [*Task.objects.values_list("pk", flat=True), *BulkOperation.objects.values_list("pk", flat=True)],
+        "verb": ["reprocess", "delete"], "queue": [TEAMS[name], f"{TEAMS[name]}x"], "poller": ["both"],
+        "command": ["drain"], "fingerprint": [queue[0] * 40 for queue in TEAMS.values()],
+    }  # fmt: skip
+    for route in ROUTES:
+        addresses = [f"/api/{route.path}"]
+        for part, values in keys.items():
+            shape = re.compile(rf"<\w+:{part}>")
+            addresses = (
+                [shape.sub(str(value), one) for one in addresses for value in values]
+                if shape.search(route.path)
+                else addresses
+            )
+        for address in addresses:
+            if route.method == "GET":
+                answer = browser.get(address)
+            else:
+                ids = list(Task.objects.values_list("pk", flat=True)[:500])
+                body = BODIES.get(route.name, {}) | ({"ids": ids} if route.name == "act_on_task_ids" else {})
+                answer = browser.post(address, json.dumps(body), content_type="application/json")
+            assert answer.status_code < 500, address
+            if known := leaks(answer, words_of(foreign)):
+                found[address] = known
+    assert found == {}
+    assert Task.objects.filter(queue=foreign).count() == 5, "an action reached the other team's tasks"
+    assert Task.objects.filter(queue=foreign, status="ERROR").exists()
+
+
+@pytest.mark.parametrize("name", TEAMS)
+def test_a_team_counts_only_its_own(name: str) -> None:
+    browser = client(name)
+    whole = {"reference": 2 * [f"{TEAMS[name][0]}ref"]}
+    assert browser.get("/api/tasks/count").json()["count"] == 6
+    assert browser.get("/api/tasks/count", {"q": f"queue:{other(name)}"}).json()["count"] == 0
+    assert {row["queue"] for row in browser.get("/api/status").json()["queues"]} == {
+        TEAMS[name], f"{TEAMS[name]}-2", f"{TEAMS[name]}-rowless",
+    }  # fmt: skip
+    assert sum(sum(point["outcomes"].values()) for point in browser.get("/api/trends").json()["points"]) == 3
+    assert browser.get("/api/status").json()["pollers"] == 2
+    assert len(browser.get("/api/operations").json()["operations"]) == 2
+    sent = {"q": f"ref:{whole['reference'][0]},{other(name)[0]}ref"}
+    seen = browser.post("/api/tasks/reprocess/preview", sent, content_type="application/json").json()
+    assert (seen["selected"]["count"], seen["would_change"]["count"]) == (2, 1)
+
+
+@pytest.mark.parametrize("name", TEAMS)
+def test_a_team_stops_neither_the_others_work_nor_its_pollers(name: str) -> None:
+    browser, foreign = client(name), other(name)
+    theirs = BulkOperation.objects.filter(query__contains=f"ref:{foreign[0]}ref").order_by("pk")
+    for operation in theirs:
+        assert (
+            browser.post(f"/api/operations/{operation.pk}/cancel", {}, content_type="application/json").status_code
+            == 404
+        )
+        sent = {"operation": operation.pk, "cancel": "1"}
+        assert browser.post("/admin/dbtaskqueue/bulkoperation/", sent).status_code == 404
+    for poller, code in ((f"{foreign[0]}ref-poller", 404), ("both", 403)):
+        assert browser.post(f"/api/pollers/{poller}/stop", {}, content_type="application/json").status_code == code
+        sent = {"action": "stop", "_selected_action": poller, "confirm": "1"}
+        browser.post("/admin/dbtaskqueue/poller/", sent)
+    assert set(Poller.objects.values_list("requested_command", flat=True)) == {""}
+    assert set(theirs.values_list("state", flat=True)) == {"WAITING"}
+    own = BulkOperation.objects.filter(query__contains=f"ref:{TEAMS[name][0]}ref")
+    for operation in own:
+        assert browser.post(f"/api/operations/{operation.pk}/cancel", {}, content_type="application/json").json()[
+            "cancelled"
+        ]
+    while bulk.turn("default"):
+        pass
+    assert not theirs.exclude(state="FINISHED").exists()
