@@ -95,13 +95,13 @@ class Transfer:
 @pytest.mark.django_db
 @pytest.mark.usefixtures("taskqueue_registry")
 def test_a_field_marked_as_sensitive_is_masked_and_cannot_be_searched(caplog: Any) -> None:
-    @processor("claims", payload=Transfer, max_attempts=1)
+    @processor("transfers", payload=Transfer, max_attempts=1)
     def send(task: Any) -> None:
         raise ValueError(f"refused: {task.payload} password={SECRET}")
 
     with caplog.at_level("WARNING"):
-        enqueue("claims", "T1", Transfer([Account(SECRET)], 5))
-        drain("claims")
+        enqueue("transfers", "T1", Transfer([Account(SECRET)], 5))
+        drain("transfers")
     task, attempt, group = Task.objects.get(), Attempt.objects.get(), FailureGroup.objects.first()
     assert task.status == "ERROR" and SECRET in str(task.payload)
     written = [task.process_result, attempt.message, attempt.traceback, caplog.text, group and group.message]
