@@ -47,8 +47,8 @@ from django_dbtaskqueue.operations.permissions import Actor, Verb
 from django_dbtaskqueue.operations.queue_control import POLLER_VERBS, STOPPED_STATE
 from django_dbtaskqueue.operations.queue_stats import MISSED_HEARTBEATS
 from django_dbtaskqueue.operations.serializers import short_error, with_errors
-from django_dbtaskqueue.operations.task_changes import PUT_BACK
-from django_dbtaskqueue.operations.verbs import VERBS
+from django_dbtaskqueue.operations.verbs import PUT_BACK, VERBS
+from django_dbtaskqueue.operations.visibility import check_cancel
 
 WORK_TIME_S = 2.0  # in which a request carries out steps
 MAX_NAMED_IN_AUDIT = 3  # tasks in a line of the audit
@@ -330,7 +330,7 @@ def hide_queues(poller: Any, actor: Actor) -> Any:
 def can_cancel(operation: BulkOperation, actor: Actor) -> bool:
     """Return whether the actor may cancel a bulk operation, or put its tasks back."""
     try:
-        bulk.check_cancel(operation, actor)
+        check_cancel(operation, bulk.verb_of(operation), actor)
     except PermissionDenied:
         return False
     return True

@@ -17,7 +17,6 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from django_dbtaskqueue.admin.list_pages import SORT_KEY
-from django_dbtaskqueue.admin.page_actions import TaskPage
 from django_dbtaskqueue.admin.read_only import id_of, viewer
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.columns import LONG
@@ -31,6 +30,8 @@ from django_dbtaskqueue.operations.visibility import narrow, visible_names, visi
 
 if TYPE_CHECKING:
     from django_stubs_ext import StrOrPromise
+
+    from django_dbtaskqueue.admin.page_actions import TaskPage
 
 MAX_QUEUES_TO_PICK = 200
 MAX_ROWS_OF_TABS = 2000  # that the numbers of the status tabs count in each status

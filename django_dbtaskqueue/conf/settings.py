@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from django_dbtaskqueue.conf.queue import valid_name as valid_name
 from django_dbtaskqueue.conf.toml_file import SettingsFile, tables
 from django_dbtaskqueue.core import masking, retry
 from django_dbtaskqueue.core.exceptions import UnknownQueue, near_match
+from django_dbtaskqueue.core.json import Limits
 
 MAX_CACHED_QUEUES = 4096  # whose settings are remembered
 
@@ -117,6 +118,16 @@ def settings() -> Settings:
     """
     state = _state
     return (_in_force() if state is None or state.file is not None else state).settings
+
+
+def payload_limits() -> Limits:
+    """Return what the settings allow of a payload."""
+    return _limits_of(settings().payload_max_bytes)
+
+
+@lru_cache(maxsize=8)
+def _limits_of(size: int) -> Limits:
+    return Limits(size=size)
 
 
 def _in_force() -> _State:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import is_dataclass
 from datetime import datetime, timedelta
-from functools import lru_cache
 from typing import Any, Unpack, cast
 
 from asgiref.sync import sync_to_async
@@ -212,7 +211,7 @@ def row_of(options: Mapping[str, Any], settings: conf.QueueSettings) -> dict[str
     """Check one task's arguments and return its column values, payload and context as JSON text."""
     get = options.get
     payload_type, plain = codecs.encode(get("payload"))
-    limits = limits_in_force()
+    limits = conf.payload_limits()
     row = {
         "payload": None if plain is None else json_payload.dumps(plain, limits=limits),
         "payload_type": payload_type,
@@ -232,16 +231,6 @@ def row_of(options: Mapping[str, Any], settings: conf.QueueSettings) -> dict[str
     if row["run_at"] is not None and not (isinstance(row["run_at"], datetime) and row["run_at"].year <= LAST_YEAR):
         raise EnqueueError(f"run_at={row['run_at']!r} must be a datetime up to the year {LAST_YEAR}.")
     return row
-
-
-def limits_in_force() -> json_payload.Limits:
-    """Return what the settings allow of a payload."""
-    return _limits_of(conf.settings().payload_max_bytes)
-
-
-@lru_cache(maxsize=8)
-def _limits_of(size: int) -> json_payload.Limits:
-    return json_payload.Limits(size=size)
 
 
 def _context(value: Any, limits: json_payload.Limits) -> str | None:

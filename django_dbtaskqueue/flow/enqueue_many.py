@@ -35,7 +35,6 @@ from django_dbtaskqueue.flow.enqueue import (
     constants,
     is_payload,
     joined,
-    limits_in_force,
     options_of,
     row_of,
 )
@@ -259,7 +258,7 @@ class Chunks:
         self._settings = settings
         self._aliases = aliases
         self._rejections = rejections
-        self._limits = limits_in_force()
+        self._limits = conf.payload_limits()
         self._step = max(1, min(MAX_SLICE_ITEMS, MAX_SLICE_BYTES // conf.settings().payload_max_bytes))
         self._same = constants(settings) if len(aliases) == 1 else None
 

@@ -23,9 +23,8 @@ from django_dbtaskqueue.operations.permissions import Actor
 from django_dbtaskqueue.operations.search import of_queue, parse, to_text
 from django_dbtaskqueue.operations.search.query import select, tasks_for
 from django_dbtaskqueue.operations.serializers import operation_document
-from django_dbtaskqueue.operations.task_changes import PUT_BACK
 from django_dbtaskqueue.operations.verb_inputs import VerbOptions
-from django_dbtaskqueue.operations.verbs import ID_VERBS, PAUSE, RESUME
+from django_dbtaskqueue.operations.verbs import ID_VERBS, PAUSE, PUT_BACK, RESUME
 
 FAILED_CODE, USAGE_CODE = 1, 2  # exit codes
 DEFAULT_BULK_ROWS = 20

@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from django.core.exceptions import ImproperlyConfigured
 from django.utils import timezone
 
-from django_dbtaskqueue.conf import settings as conf
+from django_dbtaskqueue.conf.queue import duration
 from django_dbtaskqueue.core.exceptions import TaskQueueError, near_match
 
 MAX_BODY_BYTES = 262_144
@@ -78,7 +78,7 @@ def length(field: str, value: object) -> timedelta:
     if not isinstance(value, str | timedelta):
         raise BadInput(field, f'must be a length of time such as "30m", not {shown(value)}.')
     try:
-        found = conf.duration(value, where=repr(field))
+        found = duration(value, where=repr(field))
     except ImproperlyConfigured as error:
         raise BadInput(field, str(error).partition(": ")[2]) from None
     if found < timedelta(0):

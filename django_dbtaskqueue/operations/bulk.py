@@ -29,10 +29,10 @@ from django_dbtaskqueue.operations.bounded_reads import count_in_time, estimate
 from django_dbtaskqueue.operations.permissions import Actor, User, check, check_search
 from django_dbtaskqueue.operations.search import Search, parse, to_text
 from django_dbtaskqueue.operations.search.query import select, tasks_for
-from django_dbtaskqueue.operations.task_changes import PUT_BACK, record_changes, restore
+from django_dbtaskqueue.operations.task_changes import record_changes, restore
 from django_dbtaskqueue.operations.verb_inputs import VerbOptions
-from django_dbtaskqueue.operations.verbs import BULK_VERBS, PURGE, TaskVerb
-from django_dbtaskqueue.operations.visibility import check_queue, narrow, owns, queue_names, queues_of
+from django_dbtaskqueue.operations.verbs import BULK_VERBS, PURGE, PUT_BACK, TaskVerb
+from django_dbtaskqueue.operations.visibility import check_cancel, check_queue, narrow, queues_of
 
 __all__ = ["cancel", "preview", "start", "turn"]
 
@@ -166,7 +166,7 @@ def put_back(
         BulkOperation.objects.using(alias).get(pk=pk),
         user if isinstance(user, Actor) else Actor(user, source),
     )
-    check_cancel(operation, actor)
+    check_cancel(operation, verb_of(operation), actor)
     if refusal := why_not_put_back(operation):
         raise OperationRefused(refusal)
     ids = operation.changes.using(alias).aggregate(first=Min("pk"), last=Max("pk"))
@@ -212,7 +212,7 @@ def cancel(
     actor = user if isinstance(user, Actor) else Actor(user, source)
     with actions.recorded(alias):
         operation = BulkOperation.objects.using(alias).select_for_update().get(pk=pk)
-        check_cancel(operation, actor)
+        check_cancel(operation, verb_of(operation), actor)
         if operation.state not in UNFINISHED:
             return False
         words = _("cancelled by %(who)s") % {"who": actor.name}
@@ -226,16 +226,6 @@ def cancel(
         )  # fmt: skip
         actions.log(actor, [operation], actions.CHANGE, words)
     return True
-
-
-def check_cancel(operation: BulkOperation, actor: Actor) -> None:
-    """Raise ``PermissionDenied`` unless the actor may cancel the operation, or put its tasks back."""
-    verb, queues = verb_of(operation), queues_of(operation.query)
-    check(verb, "cancelled", actor)
-    if actor.user is None or (not queues and owns(operation, actor)):
-        return
-    for queue in queues or queue_names():
-        check(verb, "cancelled", actor, queue)
 
 
 def turn(using: str) -> bool:
@@ -367,9 +357,8 @@ def _next_chunk(operation: BulkOperation, tasks: TaskQuerySet, matching: TaskQue
 
 
 def _remaining(operation: BulkOperation) -> int:
-    return (
-        TASKS_PER_CHUNK if operation.max_tasks is None else operation.max_tasks - operation.changed - operation.skipped
-    )
+    most = operation.max_tasks
+    return TASKS_PER_CHUNK if most is None else most - operation.changed - operation.skipped
 
 
 def _count_in(operation: BulkOperation, report: Report) -> None:

@@ -96,13 +96,9 @@ def _answers(check: Callable[[str], Iterator[Finding]], alias: str) -> list[Find
             return list(check(alias))
     except DatabaseError as error:
         line = str(error).strip().partition("\n")[0]
-        return [
-            _info(
-                "doctor.refused",
-                _("The database did not answer one question: %(error)s") % {"error": line},
-                _("Grant the role of this process the right to read, or run the doctor as the owner of the tables."),
-            )
-        ]
+        words = _("The database did not answer one question: %(error)s") % {"error": line}
+        remedy = _("Grant the role of this process the right to read, or run the doctor as the owner of the tables.")
+        return [_info("doctor.refused", words, remedy)]
 
 
 def _unmigrated(alias: str) -> Iterator[Finding]:
@@ -399,8 +395,6 @@ def _months(session: Session) -> Iterator[Finding]:
         yield _warning("history.month", _("The history has no partition for tomorrow."), remedy)
     default = session.connection.ops.quote_name(f"{table}_default")
     if session.run(f"SELECT 1 FROM {default} LIMIT 1", {}):  # noqa: S608 -- the name of a partition
-        yield _warning(
-            "history.default",
-            _("Part of the history is in its default partition, where old rows are deleted one by one."),
-            _("Run housekeeptasks as the tables' owner: it moves the rows into partitions of their months."),
-        )
+        words = _("Part of the history is in its default partition, where old rows are deleted one by one.")
+        remedy = _("Run housekeeptasks as the tables' owner: it moves the rows into partitions of their months.")
+        yield _warning("history.default", words, remedy)

@@ -6,13 +6,15 @@ import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from django_dbtaskqueue.core.sql.stats import StatsStatements
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.operations.bounded_reads import ApproxCount, prefer_indexes
-from django_dbtaskqueue.operations.lookup import Location
+
+if TYPE_CHECKING:
+    from django_dbtaskqueue.operations.lookup import Location
 
 MAX_ROWS_PER_TABLE = 20_000  # that one overview counts in each table and status
 MIN_ROWS_PER_QUEUE, MAX_ROWS_PER_QUEUE = 50, 10_000  # that it counts of one queue in one status

@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from django.db.models import QuerySet
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy, ngettext_lazy
 
 from django_dbtaskqueue.core.masking import masked
 from django_dbtaskqueue.flow.move import put_back
 from django_dbtaskqueue.flow.selection import same_rows
 from django_dbtaskqueue.models import AbstractTask, AuditEntry, FailureGroup, TaskChange
-from django_dbtaskqueue.operations.verbs import EDIT, MOVE, TaskVerb
+
+if TYPE_CHECKING:
+    from django_dbtaskqueue.operations.verbs import TaskVerb
 
 # What an action can change of a task.
 RESTORED = (
@@ -26,18 +27,6 @@ MAX_ACTIONS_OF_TASK = 100
 MAX_TASKS_NAMED_IN_ENTRY = 100
 ABSENT = "(absent)"  # in a difference: the key is not there
 Columns = dict[str, Any]
-PUT_BACK = TaskVerb(
-    name="put_back",
-    label=gettext_lazy("Put back as it was"),
-    hint=gettext_lazy("gives the tasks the status, times, priority and queue back that they had before"),
-    effect=gettext_lazy(
-        "The tasks that the bulk operation changed become what they were before it. A task that changed since, for "
-        "example because a poller took it, stays as it is."
-    ),
-    done=ngettext_lazy("%(number)s task put back", "%(number)s tasks put back", "number"),
-    permission="",  # that of the verb it puts back
-    undoable=False,
-)
 
 
 def columns_of(verb: TaskVerb) -> tuple[str, ...]:
@@ -45,7 +34,7 @@ def columns_of(verb: TaskVerb) -> tuple[str, ...]:
     named = ("queue", "group_key", "reference", "fingerprint")
     if verb.deletes:
         return named
-    return (*dict.fromkeys((*named, *RESTORED)), *(["payload"] if verb is EDIT else []))
+    return (*dict.fromkeys((*named, *RESTORED)), *(["payload"] if verb.name == "edit" else []))
 
 
 def record_changes(entry: AuditEntry, verb: TaskVerb, tasks: Sequence[AbstractTask]) -> None:
@@ -53,7 +42,7 @@ def record_changes(entry: AuditEntry, verb: TaskVerb, tasks: Sequence[AbstractTa
     if not tasks or verb.deletes:
         return
     edited = None
-    if verb is EDIT:
+    if verb.name == "edit":
         edited = difference(masked(tasks[0].payload), masked(same_rows(tasks).values_list("payload", flat=True)[0]))
     TaskChange.objects.using(entry._state.db).create(
         audit=entry,
@@ -113,7 +102,7 @@ def restore(
     before = dict(zip(change.task_ids, _unpacked(change, model), strict=True))
     rows = model._default_manager.using(change._state.db).filter(pk__in=change.task_ids)
     now = {task.pk: task for task in rows.only("queue", "reference", "last_update_time")}
-    taken = _taken(now.values(), before) if verb is MOVE else frozenset()
+    taken = _taken(now.values(), before) if verb.name == "move" else frozenset()
     skips: dict[str, list[int]] = defaultdict(list)
     for pk in change.task_ids:
         if pk not in now:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import timedelta
 from itertools import zip_longest
@@ -12,11 +12,16 @@ from typing import TYPE_CHECKING, Any
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
+from django_dbtaskqueue.conf import settings as conf
+from django_dbtaskqueue.conf.overrides import queue_settings
 from django_dbtaskqueue.core.durations import parse_length
-from django_dbtaskqueue.core.exceptions import OperationRefused
+from django_dbtaskqueue.core.exceptions import OperationRefused, PayloadError
+from django_dbtaskqueue.core.json import dumps
 from django_dbtaskqueue.core.masking import MASKED, masked
+from django_dbtaskqueue.db.session import aliases_of, model_for
 
 if TYPE_CHECKING:
+    from django_dbtaskqueue.models import AbstractTask
     from django_dbtaskqueue.operations.permissions import Text
 
 
@@ -141,15 +146,16 @@ def _with_secrets(stored: Any, shown: Any, edited: Any, path: str) -> Any:
             raise _is_masked(f"{path}.{bared[0]}" if path else bared[0])
         return back
     if isinstance(edited, list):
-        was, seen = (stored, shown) if isinstance(shown, list) else ([], [])
-        if len(was) != len(edited) and seen != was:
+        both: tuple[list[Any], list[Any]] = (stored, shown) if isinstance(shown, list) else ([], [])
+        were, had = both
+        if len(were) != len(edited) and had != were:
             raise OperationRefused(
                 gettext("%(path)s holds secrets: its items can be changed only one by one.") % {"path": path}
             )
-        trios = zip_longest(was[: len(edited)], seen[: len(edited)], edited)
+        trios = zip_longest(were[: len(edited)], had[: len(edited)], edited)
         items = [_with_secrets(*trio, f"{path}[{at}]") for at, trio in enumerate(trios)]
-        again = masked(items)
-        if [at for at, one in enumerate(seen) if one == MASKED != was[at] and again[at] != MASKED]:
+        items_masked: Any = masked(items)
+        if [at for at, one in enumerate(had) if one == MASKED != were[at] and items_masked[at] != MASKED]:
             raise _is_masked(path or "payload")
         return items
     if isinstance(edited, str) and edited == shown:
@@ -162,3 +168,17 @@ def _with_secrets(stored: Any, shown: Any, edited: Any, path: str) -> Any:
 
 def _is_masked(path: str) -> OperationRefused:
     return OperationRefused(gettext("%(path)s is masked and cannot be changed here.") % {"path": path})
+
+
+def check_options(options: VerbOptions, inputs: Sequence[VerbInput], model: type[AbstractTask], alias: str) -> None:
+    """Raise ``UnknownQueue`` or ``OperationRefused`` for options that do not fit the table."""
+    if TO_QUEUE in inputs:
+        queue_settings(options.queue, alias)
+        if model_for(options.queue) is not model or alias not in aliases_of(options.queue):
+            words = gettext("Queue %(queue)s has another table or database: its tasks cannot move there.")
+            raise OperationRefused(words % {"queue": options.queue})
+    if PAYLOAD in inputs:
+        try:
+            dumps(options.payload, limits=conf.payload_limits())
+        except PayloadError as error:
+            raise OperationRefused(str(error)) from None

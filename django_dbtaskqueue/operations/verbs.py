@@ -15,13 +15,9 @@ from django.db.models import Exists, OuterRef, Q
 from django.utils.translation import gettext, ngettext, ngettext_lazy
 from django.utils.translation import gettext_lazy as _
 
-from django_dbtaskqueue.conf.overrides import queue_settings
 from django_dbtaskqueue.core.durations import format_duration
-from django_dbtaskqueue.core.exceptions import OperationRefused, PayloadError
-from django_dbtaskqueue.core.json import dumps
+from django_dbtaskqueue.core.exceptions import OperationRefused
 from django_dbtaskqueue.core.states import BY_VERB, Status
-from django_dbtaskqueue.db.session import aliases_of, model_for
-from django_dbtaskqueue.flow.enqueue import limits_in_force
 from django_dbtaskqueue.flow.move import CAN_RUN_NOW, change_locked, lock_groups
 from django_dbtaskqueue.flow.retention import finished_before, housekeep
 from django_dbtaskqueue.flow.selection import same_rows
@@ -37,6 +33,7 @@ from django_dbtaskqueue.operations.verb_inputs import (
     TO_QUEUE,
     VerbInput,
     VerbOptions,
+    check_options,
     with_secrets_of,
 )
 
@@ -78,9 +75,7 @@ class TaskVerb(Verb):
         """Read its inputs from what was given by name. Raises ``OperationRefused`` in words."""
         values = {}
         for one in self.inputs:
-            value = given.get(one.name)
-            if value is None and one.name not in given:
-                value = one.initial
+            value = given.get(one.name, one.initial)
             if (value is None and not one.is_json) or (one.is_json and one.name not in given):
                 raise OperationRefused(
                     gettext("%(verb)s needs %(name)s. %(help)s")
@@ -94,19 +89,9 @@ class TaskVerb(Verb):
 
     def check(self, model: type[AbstractTask], alias: str, options: VerbOptions, actor: Actor) -> None:
         """Raise ``OperationRefused`` for options that do not fit the table, or that the actor may not give."""
-        if TO_QUEUE in self.inputs:
-            queue = options.queue
-            queue_settings(queue, alias)  # raises UnknownQueue
-            if model_for(queue) is not model or alias not in aliases_of(queue):
-                words = gettext("Queue %(queue)s has another table or database: its tasks cannot move there.")
-                raise OperationRefused(words % {"queue": queue})
-            if not actor.may(self, queue):
-                raise PermissionDenied(gettext("not permitted on queue %(queue)s") % {"queue": queue})
-        if PAYLOAD in self.inputs:
-            try:
-                dumps(options.payload, limits=limits_in_force())
-            except PayloadError as error:
-                raise OperationRefused(str(error)) from None
+        check_options(options, self.inputs, model, alias)
+        if TO_QUEUE in self.inputs and not actor.may(self, options.queue):
+            raise PermissionDenied(gettext("not permitted on queue %(queue)s") % {"queue": options.queue})
 
     def allowed(self, actor: Actor, queue: str) -> bool:
         """Whether the actor may use it on tasks of a queue. To edit a payload, a user must be allowed to see it."""
@@ -341,6 +326,18 @@ EDIT = TaskVerb(
     done=ngettext_lazy("%(number)s payload edited", "%(number)s payloads edited", "number"),
     permission="edit_payload_task",
     inputs=(PAYLOAD,),
+    undoable=False,
+)
+PUT_BACK = TaskVerb(
+    name="put_back",
+    label=_("Put back as it was"),
+    hint=_("gives the tasks the status, times, priority and queue back that they had before"),
+    effect=_(
+        "The tasks that the bulk operation changed become what they were before it. A task that changed since, for "
+        "example because a poller took it, stays as it is."
+    ),
+    done=ngettext_lazy("%(number)s task put back", "%(number)s tasks put back", "number"),
+    permission="",  # that of the verb it puts back
     undoable=False,
 )
 PAUSE = Verb(

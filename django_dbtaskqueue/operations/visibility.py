@@ -16,7 +16,7 @@ from django_dbtaskqueue.core.sql.stats import StatsStatements
 from django_dbtaskqueue.db.session import Session, aliases_of, model_for
 from django_dbtaskqueue.models import AuditEntry, BulkOperation, Poller, Queue, SavedSearch
 from django_dbtaskqueue.models.control import queue_names_in
-from django_dbtaskqueue.operations.permissions import Actor
+from django_dbtaskqueue.operations.permissions import Actor, Verb, check
 from django_dbtaskqueue.operations.search import parse
 
 Rows = TypeVar("Rows", bound=QuerySet[Any])
@@ -108,6 +108,16 @@ def _own(actor: Actor) -> Q:
 def owns(operation: BulkOperation, actor: Actor) -> bool:
     """Whether the actor ordered it. A token of some queues is not its user."""
     return bool(operation.actor_id) and operation.actor_id == actor.key and not actor.scope.queues
+
+
+def check_cancel(operation: BulkOperation, verb: Verb, actor: Actor) -> None:
+    """Raise ``PermissionDenied`` unless the actor may cancel an operation with this verb, or put its tasks back."""
+    queues = queues_of(operation.query)
+    check(verb, "cancelled", actor)
+    if actor.user is None or (not queues and owns(operation, actor)):
+        return
+    for queue in queues or queue_names():
+        check(verb, "cancelled", actor, queue)
 
 
 def visible_names(names: Iterable[str], actor: Actor) -> list[str]:
