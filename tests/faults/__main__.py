@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import subprocess
 import sys
 import tempfile
@@ -56,6 +57,7 @@ def main() -> int:
     options = parser.parse_args()
     if options.mutations:
         return len(survivors([f"--seed={options.seed}"]))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started ends with it
     size = MUTATED if options.mutation else size_of(options.minutes, options.share)
     report = Run(size, options.seed, mutation=options.mutation).run()
     print(report.table())
