@@ -38,7 +38,7 @@ from django_dbtaskqueue.admin.verb_forms import PlainForm
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.exceptions import TaskQueueError
 from django_dbtaskqueue.db.session import model_for
-from django_dbtaskqueue.models import AbstractTask, BulkOperation, Task
+from django_dbtaskqueue.models import AbstractTask, BulkOperation, FailureGroup, Task
 from django_dbtaskqueue.models.control import queue_names_in
 from django_dbtaskqueue.models.operations import CANCELLED, FAILED, FINISHED, RUNNING, STATES, UNFINISHED, WAITING
 from django_dbtaskqueue.operations import bulk
@@ -48,7 +48,7 @@ from django_dbtaskqueue.operations.queue_control import POLLER_VERBS, STOPPED_ST
 from django_dbtaskqueue.operations.queue_stats import MISSED_HEARTBEATS
 from django_dbtaskqueue.operations.serializers import short_error, with_errors
 from django_dbtaskqueue.operations.verbs import PUT_BACK, VERBS
-from django_dbtaskqueue.operations.visibility import check_cancel
+from django_dbtaskqueue.operations.visibility import check_cancel, narrow
 
 WORK_TIME_S = 2.0  # in which a request carries out steps
 MAX_NAMED_IN_AUDIT = 3  # tasks in a line of the audit
@@ -90,18 +90,19 @@ class SearchedAdmin(ListAdmin):
         self, request: HttpRequest, filterset: Any, rows: QuerySet[Any], before: int | None, after: int | None
     ) -> Page:
         found = super().read_page(request, filterset, rows, before, after)
-        explain(found.rows)
+        explain(found.rows, viewer(request))
         return found
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Any:
         found = super().get_object(request, object_id, from_field)
-        explain([found] if found is not None else [])
+        explain([found] if found is not None else [], viewer(request))
         return found
 
 
-def explain(rows: Sequence[Any]) -> None:
+def explain(rows: Sequence[Any], actor: Actor) -> None:
     """Read the errors that the searches of all rows of a page name, in one query."""
-    texts = with_errors([row.query for row in rows], rows[0]._state.db) if rows else []
+    groups = narrow(FailureGroup.objects.using(rows[0]._state.db if rows else None), actor)
+    texts = with_errors([row.query for row in rows], groups)
     for row, text in zip(rows, texts, strict=True):
         row.explained = text
 
@@ -137,7 +138,7 @@ class BulkOperationAdmin(SearchedAdmin):
 
     def _put_back(self, request: HttpRequest, operation: BulkOperation, alias: str) -> HttpResponse:
         """Ask for a confirmation; once confirmed, order that its tasks become what they were."""
-        check(request, bulk.verb_of(operation))
+        check_cancel(operation, bulk.verb_of(operation), viewer(request))
         form = bound_form(request, PlainForm)
         refusal = bulk.why_not_put_back(operation)
         if not refusal and not confirmed(request, form):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 from urllib.parse import urlencode
@@ -22,18 +21,19 @@ from django_dbtaskqueue.db.session import model_for
 from django_dbtaskqueue.models import FailureGroup, Poller, Queue, Task
 from django_dbtaskqueue.operations.bounded_reads import ApproxCount
 from django_dbtaskqueue.operations.doctor import Finding, examine
+from django_dbtaskqueue.operations.permissions import Actor
 from django_dbtaskqueue.operations.queue_stats import Overview, Pause, Quantiles, QueueStats, health, overview
 from django_dbtaskqueue.operations.report_page import Chart, Line
 from django_dbtaskqueue.operations.search import text_of
 from django_dbtaskqueue.operations.trends import Point, new_versions, series
-from django_dbtaskqueue.operations.visibility import visible_queues
+from django_dbtaskqueue.operations.visibility import narrow, visible_queues
 
 CHART_SPAN = timedelta(hours=1)
 
 
-def charts(using: str, queue: str | None = None, *, among: Sequence[str] | None = None) -> list[Chart]:
-    """Return throughput and latency of the last hour, of one queue, of some, or of all."""
-    points = ended(series(using, CHART_SPAN, queue, among=among))
+def charts(using: str, actor: Actor, queue: str | None = None) -> list[Chart]:
+    """Return throughput and latency of the last hour, of one queue, or of all that the actor may view."""
+    points = ended(series(using, CHART_SPAN, queue, among=visible_queues(actor)))
     times = [stamp(point.time, date_format(local(point.time), "H:i")) for point in points]
     throughput = [
         Line(_("completed"), "--dbtq-good", [60 * point.rate_of("completed", "deleted") for point in points]),
@@ -50,7 +50,7 @@ def charts(using: str, queue: str | None = None, *, among: Sequence[str] | None 
     title = _("Run time and wait time in seconds, last hour")
     marks = [
         {"iso": time.isoformat(), "clock": date_format(local(time), "H:i"), "version": version}
-        for time, version in new_versions(using, CHART_SPAN)
+        for time, version in new_versions(narrow(Poller.objects.using(using), actor), CHART_SPAN)
     ]
     outcomes = _("Attempts per minute, last hour")
     return [
@@ -84,8 +84,8 @@ class OverviewAdmin(ReadOnlyAdmin):
     list_template = "overview"
 
     def list_context(self, request: HttpRequest) -> dict[str, Any]:
-        visible = visible_queues(viewer(request))
-        found, part = overview(only=visible), request.GET.get(NAME_KEY, "").strip()
+        actor = viewer(request)
+        found, part = overview(only=visible_queues(actor)), request.GET.get(NAME_KEY, "").strip()
         queues = [row for row in found.queues if part.lower() in row.queue.lower()]
         shown = sorted(queues, key=_care)[:MAX_GRID_QUEUES]
         return {
@@ -99,7 +99,7 @@ class OverviewAdmin(ReadOnlyAdmin):
             else [],
             "left": _left(len(queues), len(shown)),
             "part": part,
-            "charts": charts(self.get_queryset(request).db, among=visible),
+            "charts": charts(self.get_queryset(request).db, actor),
         }
 
     def _cards(self, found: Overview) -> list[tuple[str, str]]:

@@ -23,7 +23,7 @@ from django_dbtaskqueue.admin.read_only import ReadOnlyAdmin, id_of, may_see, vi
 from django_dbtaskqueue.admin.verb_forms import PauseForm, PlainForm, VerbForm
 from django_dbtaskqueue.core.exceptions import OperationRefused, SearchError, TaskQueueError
 from django_dbtaskqueue.flow import enqueue
-from django_dbtaskqueue.models import AbstractTask, BulkOperation, Queue
+from django_dbtaskqueue.models import AbstractTask, BulkOperation, FailureGroup, Queue
 from django_dbtaskqueue.operations import actions, bulk, queue_control
 from django_dbtaskqueue.operations.actions import ADDITION, log, record, recorded
 from django_dbtaskqueue.operations.bounds import is_storable
@@ -131,7 +131,7 @@ def _act_on_all(page: TaskPage, request: HttpRequest, verb: TaskVerb) -> HttpRes
     if tasks_for(search).model is not page.model._meta.concrete_model:
         raise OperationRefused(_("Name one queue of this table in the search: queue:NAME."))
     table = tasks_for(search)
-    form = bound_form(request, partial(VerbForm, verb=verb, table=table))
+    form = bound_form(request, partial(VerbForm, verb=verb, table=table, actor=viewer(request)))
     options = form.options()
     if not confirmed(request, form):
         preview = bulk.preview(verb, search, options=options, actor=viewer(request))
@@ -141,7 +141,8 @@ def _act_on_all(page: TaskPage, request: HttpRequest, verb: TaskVerb) -> HttpRes
             _("This runs in the background, in steps. Its page shows how far it is; you can stop it there."),
             *([_("Afterwards you can put the tasks back as they were, on the same page.")] if verb.undoable else []),
         ]
-        shown = with_errors([to_text(search)], table.db)
+        groups = narrow(FailureGroup.objects.using(table.db), viewer(request))
+        shown = with_errors([to_text(search)], groups)
         return ask(page, request, Question(verb, sentences, shown, form, possible))
     operation = bulk.start(verb, search, request.user, form.reason(), source=AUDIT_SOURCE, options=options)
     address = page.url(BulkOperation, "change", operation.pk)
@@ -160,7 +161,7 @@ def _act_on_ticked(page: TaskPage, request: HttpRequest, verb: TaskVerb) -> Http
     task = tasks.first() if verb.name in ONE_TASK_VERBS else None
     if task is not None and not may_see(request, task):
         raise OperationRefused(_("To edit a payload you need the permission to see payloads."))
-    form = bound_form(request, partial(VerbForm, verb=verb, table=tasks, task=task))
+    form = bound_form(request, partial(VerbForm, verb=verb, table=tasks, actor=viewer(request), task=task))
     options = form.options()
     if not confirmed(request, form):
         preview = actions.preview(tasks, actions.ActionRequest(verb, options=options))
@@ -212,7 +213,7 @@ def can_enqueue(user: Any, task: AbstractTask) -> bool:
 def enqueue_copy(page: ReadOnlyAdmin, request: HttpRequest) -> HttpResponse:
     """Ask for a confirmation; once confirmed, enqueue a copy and show the new task."""
     pk = id_of(request.POST.get("again", ""))
-    task = None if pk is None else page.model._default_manager.filter(pk=pk).first()
+    task = None if pk is None else narrow(page.model._default_manager.filter(pk=pk), viewer(request)).first()
     if task is None:
         raise Http404
     if not can_enqueue(request.user, task) or not may_see(request, task):

@@ -172,7 +172,7 @@ class QueueAdmin(SmallListAdmin):
             "statuses": [str(status) for status in Status],
             "ended": [str(status) for status in TERMINAL],
             "settings": settings_of(row),
-            "charts": charts(alias_for(name, None, write=False), name),
+            "charts": charts(alias_for(name, None, write=False), viewer(request), name),
             "may_set": can_operate(user, CHANGE_SETTINGS, name),
             "may_purge": can_operate(user, PURGE, name),
         }

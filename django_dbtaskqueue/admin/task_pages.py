@@ -47,8 +47,9 @@ from django_dbtaskqueue.db.session import alias_for
 from django_dbtaskqueue.models import AbstractTask, Attempt, AuditEntry, Poller, Queue, Task
 from django_dbtaskqueue.models.querysets import TaskQuerySet
 from django_dbtaskqueue.operations import paging
+from django_dbtaskqueue.operations.bounds import is_storable
 from django_dbtaskqueue.operations.paging import Page
-from django_dbtaskqueue.operations.permissions import Verb
+from django_dbtaskqueue.operations.permissions import Actor, Verb
 from django_dbtaskqueue.operations.queue_control import IN_EFFECT
 from django_dbtaskqueue.operations.search import parse, text_of
 from django_dbtaskqueue.operations.search.id_range import IdRange, id_range, within
@@ -56,6 +57,7 @@ from django_dbtaskqueue.operations.search.query import TaskFilter
 from django_dbtaskqueue.operations.serializers import error_of, message_of
 from django_dbtaskqueue.operations.task_changes import actions_on
 from django_dbtaskqueue.operations.verbs import EDIT, TASK_VERBS, VERBS
+from django_dbtaskqueue.operations.visibility import sees_entry
 
 MAX_TIMELINE_ATTEMPTS = 50
 
@@ -238,28 +240,29 @@ class TaskAdmin(TaskPage):
 
     def page_facts(self, request: HttpRequest, row: Any) -> dict[str, Any]:
         seen = may_see(request, row)
-        events = [*timeline(row, list(failed_attempts(row)), traces=seen), *self._actions(row)]
+        events = [*timeline(row, list(failed_attempts(row)), traces=seen), *self._actions(row, viewer(request))]
         return {
             "events": sorted(events, key=lambda event: (event.time, not event.bad)),
             "may_enqueue": seen and can_enqueue(request.user, row),
             "log_url": self.url(self.model, "history", row.pk) if self._is_logged(row.pk) else "",
         }
 
-    def _actions(self, task: Any) -> Iterator[Event]:
-        """Yield what operators did to the task, also in bulk operations."""
+    def _actions(self, task: Any, actor: Actor) -> Iterator[Event]:
+        """Yield what operators did to the task, also in bulk operations; of a hidden audit entry without its reason."""
         for change in actions_on(task):
             entry = change.audit
             what = entry.details.get("action") or (str(VERBS[entry.verb].label) if entry.verb in VERBS else entry.verb)
             note = _("by %(who)s via %(source)s") % {"who": entry.actor, "source": entry.source}
-            note += f": {entry.reason}" if entry.reason else ""
-            url = self.url(AuditEntry, "change", entry.pk)
+            seen = sees_entry(entry, actor)
+            note += f": {entry.reason}" if entry.reason and seen else ""
+            url = self.url(AuditEntry, "change", entry.pk) if seen else ""
             yield Event(change.time, stamp(change.time), str(what), note, url=url, acted=True)
 
     def history_view(
         self, request: HttpRequest, object_id: str, extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
         """Return the log of Django's admin, or the task's own page where that log has no entry of the task."""
-        if self._is_logged(object_id):
+        if is_storable(object_id) and self._is_logged(object_id):
             return super().history_view(request, object_id, extra_context)
         return self.change_view(request, object_id)
 

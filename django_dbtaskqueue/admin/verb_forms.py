@@ -16,9 +16,10 @@ from django_dbtaskqueue.core.masking import masked
 from django_dbtaskqueue.db.session import aliases_of, model_for
 from django_dbtaskqueue.models import AbstractTask, Queue
 from django_dbtaskqueue.models.querysets import TaskQuerySet
-from django_dbtaskqueue.operations.permissions import REASON_MAX_LENGTH
+from django_dbtaskqueue.operations.permissions import REASON_MAX_LENGTH, Actor
 from django_dbtaskqueue.operations.verb_inputs import TO_QUEUE, VerbInput, VerbOptions, json_of
 from django_dbtaskqueue.operations.verbs import TaskVerb
+from django_dbtaskqueue.operations.visibility import visible_names
 
 MAX_OFFERED_QUEUES = 1000
 DATE = "date"  # the choice of a pause that ends at a date
@@ -48,11 +49,17 @@ class VerbForm(PlainForm):
     """Asks for the inputs of a verb on tasks of a table; for an edit ``task`` is the one."""
 
     def __init__(
-        self, *args: Any, verb: TaskVerb, table: TaskQuerySet, task: AbstractTask | None = None, **kwargs: Any
+        self,
+        *args: Any,
+        verb: TaskVerb,
+        table: TaskQuerySet,
+        actor: Actor,
+        task: AbstractTask | None = None,
+        **kwargs: Any,
     ) -> None:
         self.verb = verb
         super().__init__(*args, reason_required=verb.needs_reason, **kwargs)
-        self.fields.update({one.name: _field(one, table, task) for one in verb.inputs})
+        self.fields.update({one.name: _field(one, table, actor, task) for one in verb.inputs})
         self.order_fields([one.name for one in verb.inputs])
 
     def clean(self) -> dict[str, Any]:
@@ -76,23 +83,25 @@ class VerbForm(PlainForm):
         return self.verb.options_of(initial) if None not in initial.values() else VerbOptions()
 
 
-def _field(one: VerbInput, table: TaskQuerySet, task: AbstractTask | None) -> forms.Field:
+def _field(one: VerbInput, table: TaskQuerySet, actor: Actor, task: AbstractTask | None) -> forms.Field:
     texts: dict[str, Any] = {"label": one.label, "help_text": one.help, "initial": one.initial}
     if one.is_json:
         shown = json.dumps(masked(task.payload if task else None), indent=2, ensure_ascii=False)
         area = forms.Textarea(attrs={"rows": min(shown.count("\n") + 3, 30), "cols": 80, "spellcheck": "false"})
         return forms.CharField(**{**texts, "initial": shown}, widget=area)
     if one is TO_QUEUE:
-        return forms.ChoiceField(**texts, choices=[("", "---------"), *((name, name) for name in _queues(table))])
+        return forms.ChoiceField(
+            **texts, choices=[("", "---------"), *((name, name) for name in _queues(table, actor))]
+        )
     if one.choices:
         return forms.ChoiceField(**texts, choices=one.choices, widget=forms.RadioSelect)
     return forms.CharField(**texts, widget=forms.TextInput(attrs={"size": 12}))
 
 
-def _queues(table: TaskQuerySet) -> list[str]:
-    """Return the known queues of a table."""
+def _queues(table: TaskQuerySet, actor: Actor) -> list[str]:
+    """Return the known queues of a table that the actor may view."""
     made = Queue.objects.using(table.db).order_by("name").values_list("name", flat=True)[:MAX_OFFERED_QUEUES]
-    names = sorted({*conf.known_queues(), *made})
+    names = sorted(visible_names({*conf.known_queues(), *made}, actor))
     return [name for name in names if model_for(name) is table.model and table.db in aliases_of(name)]
 
 

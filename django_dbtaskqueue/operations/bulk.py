@@ -169,7 +169,7 @@ def put_back(
     check_cancel(operation, verb_of(operation), actor)
     if refusal := why_not_put_back(operation):
         raise OperationRefused(refusal)
-    ids = operation.changes.using(alias).aggregate(first=Min("pk"), last=Max("pk"))
+    ids, queues = operation.changes.using(alias).aggregate(first=Min("pk"), last=Max("pk")), queues_of(operation.query)
     back = BulkOperation(
         verb=PUT_BACK.name,
         query=operation.query,
@@ -179,7 +179,8 @@ def put_back(
         last_id=ids["last"],
         estimate=operation.changed,
     )
-    return _ordered(alias, back, ActionRequest(PUT_BACK, reason.strip(), query=operation.query), actor)
+    request = ActionRequest(PUT_BACK, reason.strip(), query=operation.query)
+    return _ordered(alias, back, request, actor, queues[0] if len(queues) == 1 else "")
 
 
 def verb_of(operation: BulkOperation) -> TaskVerb:
@@ -308,14 +309,14 @@ def _change(operation: BulkOperation, verb: TaskVerb, actor: Actor) -> str:
 
 def _put_back_step(operation: BulkOperation, verb: TaskVerb, actor: Actor) -> str:
     """Put back the tasks of the next recorded change; return the action in words."""
-    tasks, of = _tasks(operation), operation.options["operation"]
+    tasks, of = narrow(_tasks(operation), actor), operation.options["operation"]
     rest = TaskChange.objects.using(tasks.db).filter(
         operation_id=of, pk__gt=operation.cursor, pk__lte=operation.last_id
     )
     change, report = rest.order_by("pk").first(), Report()
     operation.cursor = operation.last_id if change is None else change.pk
     if change is not None:
-        back, report.skips = restore(change, tasks.model, verb, lambda queue: actor.may(verb, queue))
+        back, report.skips = restore(change, tasks, verb, lambda queue: actor.may(verb, queue))
         report.changed = len(back)
     _count_in(operation, report)
     if change is not None and back and (entry := operation.audit.using(tasks.db).order_by("pk").first()) is not None:

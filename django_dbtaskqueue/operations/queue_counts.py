@@ -63,15 +63,18 @@ def queue_counts(
 ) -> dict[str, QueueCounts]:
     """Return the queues that have tasks in one table, or some of them, and how many in each status."""
     session, sql = _reading(place)
+    if only is not None and not only:
+        return {}
     if not session.postgresql:
-        return _exact(session.run(sql.counts_exact, {}))
+        found = _exact(session.run(sql.counts_exact, {}))
+        return found if only is None else {name: found[name] for name in only if name in found}
     with prefer_indexes(session):
         names = [row[0] for row in session.run(sql.names, {})] if only is None else list(only)
         most = max(MIN_ROWS_PER_QUEUE, min(MAX_ROWS_PER_QUEUE, (max_rows or MAX_ROWS_PER_TABLE) // max(len(names), 1)))
         rows = session.run(sql.counts(most + 1), {"names": names})
         counted = {name: _counted(tuple(counts), most) for name, *counts, _stale, _seconds in rows}
-        found = _estimated(session, sql, counted)
-        return {row[0]: QueueCounts(found[row[0]], *row[-2:]) for row in rows}
+        numbers = _estimated(session, sql, counted)
+        return {row[0]: QueueCounts(numbers[row[0]], *row[-2:]) for row in rows}
 
 
 def _counted(counts: tuple[int, ...], bound: int) -> dict[str, ApproxCount]:

@@ -121,13 +121,12 @@ def short_error(line: str) -> str:
     return kind.rpartition(".")[2] + colon + message if re.fullmatch(r"[\w.]+", kind) else line
 
 
-def with_errors(queries: Sequence[str], alias: str) -> list[str]:
-    """Return searches with the error in the place of each failure group's fingerprint."""
+def with_errors(queries: Sequence[str], groups: QuerySet[FailureGroup]) -> list[str]:
+    """Return searches with the error in the place of the fingerprint of each of these failure groups."""
     prints = {found for query in queries for found in FINGERPRINT.findall(query)}
-    groups = FailureGroup.objects.using(alias).filter(pk__in=prints) if prints else ()
     words = {
         group.pk: message_of(short_error(f"{group.error_type}: {group.message}".removeprefix(": ")), MAX_ERROR_WIDTH)
-        for group in groups
+        for group in (groups.filter(pk__in=prints) if prints else ())
     }
 
     def error(found: re.Match[str]) -> str:

@@ -14,6 +14,7 @@ from django_dbtaskqueue.core.masking import masked
 from django_dbtaskqueue.flow.move import put_back
 from django_dbtaskqueue.flow.selection import same_rows
 from django_dbtaskqueue.models import AbstractTask, AuditEntry, FailureGroup, TaskChange
+from django_dbtaskqueue.models.querysets import TaskQuerySet
 
 if TYPE_CHECKING:
     from django_dbtaskqueue.operations.verbs import TaskVerb
@@ -93,14 +94,15 @@ def actions_on(task: AbstractTask) -> list[TaskChange]:
 
 
 def restore(
-    change: TaskChange, model: type[AbstractTask], verb: TaskVerb, may: Callable[[str], bool]
+    change: TaskChange, tasks: TaskQuerySet, verb: TaskVerb, may: Callable[[str], bool]
 ) -> tuple[list[int], dict[str, list[int]]]:
     """Put the tasks of a change back as they were; return the ids of those put back, and of the others by reason.
 
-    ``may`` says whether the actor may do so on a queue. A task that changed since the action stays as it is.
+    ``may`` says whether the actor may do so on a queue. A task that changed since the action stays as it is; one that
+    is not in ``tasks`` counts as not there.
     """
-    before = dict(zip(change.task_ids, _unpacked(change, model), strict=True))
-    rows = model._default_manager.using(change._state.db).filter(pk__in=change.task_ids)
+    before = dict(zip(change.task_ids, _unpacked(change, tasks.model), strict=True))
+    rows = tasks.filter(pk__in=change.task_ids)
     now = {task.pk: task for task in rows.only("queue", "reference", "last_update_time")}
     taken = _taken(now.values(), before) if verb.name == "move" else frozenset()
     skips: dict[str, list[int]] = defaultdict(list)

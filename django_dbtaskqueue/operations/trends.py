@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from django.db.models import Min, Q, Sum
+from django.db.models import Min, Q, QuerySet, Sum
 from django.db.models.functions import Now
 
 from django_dbtaskqueue.core.exceptions import TaskQueueError
@@ -145,12 +145,12 @@ class Point:
         return quantile(self.waits, share)
 
 
-def new_versions(using: str | None, since: timedelta) -> list[tuple[datetime, str]]:
-    """Return when pollers of a new version first started, from ``since`` ago until now, as their rows say.
+def new_versions(pollers: QuerySet[Poller], since: timedelta) -> list[tuple[datetime, str]]:
+    """Return when one of these pollers of a new version first started, from ``since`` ago until now, as their rows say.
 
     The first version that any row has is not new.
     """
-    rows = Poller.objects.using(alias_for("", using, write=False)).exclude(version="")
+    rows = pollers.exclude(version="")
     first = rows.values_list("version").annotate(first=Min("start_time")).order_by("first")[:MAX_VERSIONS]
     found = [(time, version) for version, time in first]
     begin = database_now(Session.on(rows.db)) - since if len(found) > 1 else None

@@ -97,7 +97,7 @@ def json_of(text: str) -> Any:
     """Return the value of a JSON text; ``ValueError`` says where it is wrong."""
     try:
         return json.loads(text)
-    except ValueError as error:
+    except (RecursionError, ValueError) as error:
         raise ValueError(f"not JSON: {error}") from None
 
 
@@ -130,32 +130,31 @@ def with_secrets_of(stored: Any, edited: Any) -> Any:
 def _with_secrets(stored: Any, shown: Any, edited: Any, path: str) -> Any:
     again: Any
     if isinstance(edited, dict):
-        old, seen = (stored, shown) if isinstance(shown, dict) else ({}, {})
-        secrets: dict[str, Any] = {key: value for key, value in old.items() if seen[key] == MASKED != value}
+        held, seen = (stored, shown) if isinstance(shown, dict) else ({}, {})
+        secrets: dict[str, Any] = {key: value for key, value in held.items() if seen[key] == MASKED != value}
         found = dict(secrets)
         for key, value in edited.items():
             at = f"{path}.{key}" if path else key
             if key not in secrets:
-                found[key] = _with_secrets(old.get(key), seen.get(key), value, at)
+                found[key] = _with_secrets(held.get(key), seen.get(key), value, at)
             elif value not in (MASKED, secrets[key]):
                 raise _is_masked(at)
-        back = {key: found[key] for key in [*edited, *(key for key in secrets if key not in edited)]}
+        merged = {key: found[key] for key in [*edited, *(key for key in secrets if key not in edited)]}
         # The key beside a secret can say that it is one: {"name": "Authorization", "value": "•••"}.
-        again = masked(back) if secrets else {}
+        again = masked(merged) if secrets else {}
         if bared := [key for key in secrets if again[key] != MASKED]:
             raise _is_masked(f"{path}.{bared[0]}" if path else bared[0])
-        return back
+        return merged
     if isinstance(edited, list):
-        both: tuple[list[Any], list[Any]] = (stored, shown) if isinstance(shown, list) else ([], [])
-        were, had = both
-        if len(were) != len(edited) and had != were:
+        was, parts = (stored, shown) if isinstance(shown, list) else ([], [])
+        if len(was) != len(edited) and parts != was:
             raise OperationRefused(
                 gettext("%(path)s holds secrets: its items can be changed only one by one.") % {"path": path}
             )
-        trios = zip_longest(were[: len(edited)], had[: len(edited)], edited)
+        trios = zip_longest(was[: len(edited)], parts[: len(edited)], edited)
         items = [_with_secrets(*trio, f"{path}[{at}]") for at, trio in enumerate(trios)]
-        items_masked: Any = masked(items)
-        if [at for at, one in enumerate(had) if one == MASKED != were[at] and items_masked[at] != MASKED]:
+        again = masked(items)
+        if [at for at, one in enumerate(parts) if one == MASKED != was[at] and again[at] != MASKED]:
             raise _is_masked(path or "payload")
         return items
     if isinstance(edited, str) and edited == shown:

@@ -79,6 +79,12 @@ def sees_operation(operation: BulkOperation, actor: Actor) -> bool:
     return sees_search(operation.query, actor) or owns(operation, actor)
 
 
+def sees_entry(entry: AuditEntry, actor: Actor) -> bool:
+    """Whether the actor may view an entry of the audit: it is about one queue they may view, or they did it."""
+    seen = actor.sees_all or (bool(entry.queue) and actor.sees(entry.queue))
+    return seen or (entry.actor_id == actor.key and not actor.scope.queues)
+
+
 def _condition(rows: QuerySet[Any], names: list[str], actor: Actor) -> Q:
     model = rows.model
     if issubclass(model, Queue):

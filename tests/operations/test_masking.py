@@ -12,10 +12,12 @@ from hypothesis import strategies as st
 
 from django_dbtaskqueue import Sensitive, enqueue, processor
 from django_dbtaskqueue.core import masking
+from django_dbtaskqueue.core.exceptions import OperationRefused
 from django_dbtaskqueue.core.masking import MASKED, masked, masked_text
 from django_dbtaskqueue.models import Attempt, FailureGroup, Task
 from django_dbtaskqueue.operations.permissions import search_fault
 from django_dbtaskqueue.operations.search import parse
+from django_dbtaskqueue.operations.verb_inputs import with_secrets_of
 from django_dbtaskqueue.testing import drain
 
 SECRET = "hunter2"
@@ -162,3 +164,26 @@ def test_a_masked_value_cannot_be_found_by_searching(text: str) -> None:
     assert "cannot be searched: the values are masked" in search_fault(user, parse(text))
     assert search_fault(user, parse("payload.carrier:UA result.n:3")) == ""
     assert search_fault(None, parse(text)) == ""  # the command line has the database's own login
+
+
+@pytest.mark.parametrize(
+    ("stored", "edited"),
+    [
+        ({"name": "Authorization", "value": "s3cr3t"}, {"name": "Accept", "value": MASKED}),
+        ({"name": "Authorization", "value": "s3cr3t"}, {"name": "Accept"}),
+        (["password", "s3cr3t"], ["word", MASKED]),
+        ({"deep": [{"password": "s3cr3t"}]}, {"deep": [{"word": MASKED}]}),
+        ({"password": "s3cr3t"}, {"password": "other"}),
+    ],
+)
+def test_no_edit_of_a_payload_bares_or_changes_a_secret(stored: Any, edited: Any) -> None:
+    with pytest.raises(OperationRefused):
+        with_secrets_of(stored, edited)
+
+
+def test_an_edit_of_a_payload_keeps_what_was_masked() -> None:
+    stored = {"n": 1, "headers": [{"name": "Cookie", "value": "s3cr3t"}, ["token", 7]], "note": "password=s3cr3t"}
+    edited: Any = masked(stored)
+    assert "s3cr3t" not in str(edited)
+    assert with_secrets_of(stored, edited | {"n": True}) == stored | {"n": True}
+    assert with_secrets_of({"password": "s3cr3t", "n": 1}, {"n": 2}) == {"password": "s3cr3t", "n": 2}

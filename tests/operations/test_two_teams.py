@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import re
+from datetime import timedelta
 from html import unescape
 from typing import Any
-from urllib.parse import urljoin
+from urllib.parse import quote, urljoin
 
 import pytest
 from django.contrib import admin
 from django.contrib.auth.models import Permission, User
 from django.test import Client
 from django.urls import include, path
+from django.utils import timezone
 
 from django_dbtaskqueue.admin import ADMIN_CLASSES
 from django_dbtaskqueue.api.urls import ROUTES
@@ -31,6 +33,7 @@ from django_dbtaskqueue.models import (
 )
 from django_dbtaskqueue.operations import bulk, queue_control
 from django_dbtaskqueue.operations.permissions import Actor
+from django_dbtaskqueue.operations.verbs import ONE_TASK_VERBS, TASK_VERBS
 from tests.factories import make_task
 from tests.operations.test_openapi import BODIES
 
@@ -87,7 +90,11 @@ def make_all(user: User, queue: str) -> None:
     FailureGroup.objects.create(fingerprint=letter * 40, queue=queue, message=f"{letter}error", **times)
     FailureCount.objects.create(fingerprint=letter * 40, minute=task.create_time, count=3)
     Metric.objects.create(queue=queue, minute=task.create_time, outcome="completed", count=3)
-    Poller.objects.create(instance=f"{letter}ref-poller", state="RUNNING", queues=[{"queue": queue, "weight": 2}])
+    for number in range(2):  # the later version is a mark in the charts
+        Poller.objects.create(
+            instance=f"{letter}ref-poller-{number}", state="RUNNING", version=f"{letter}ref-v{number}",
+            start_time=timezone.now() - timedelta(minutes=20 - 10 * number), queues=[{"queue": queue, "weight": 2}],
+        )  # fmt: skip
     SavedSearch.objects.create(owner=user.username, name=f"{letter}secret", query=f"queue:{queue}", shared=True)
     SavedSearch.objects.create(owner=user.username, name=f"{letter}secret-2", query=f"ref:{letter}ref", shared=True)
     queue_control.pause_queues([queue], actor, reason=f"{letter}secret")
@@ -138,6 +145,37 @@ def test_every_page_that_a_team_can_reach_is_about_its_own_queues(name: str) -> 
 
 
 @pytest.mark.parametrize("name", TEAMS)
+def test_no_action_of_a_page_tells_of_the_others_or_changes_what_they_have(name: str) -> None:
+    browser, foreign, found = client(name), other(name), {}
+    BulkOperation.objects.exclude(actor=name).update(state="FINISHED")  # as if they could be put back
+    theirs = Task.objects.filter(queue__startswith=foreign).order_by("pk")
+    ids, before = list(theirs.values_list("pk", flat=True)), list(theirs.values())
+    searches = [f"fingerprint:{foreign[0] * 40}", "status:ERROR,CREATED", f"-ref:x queue:{TEAMS[name]}"]
+    inputs = {"confirm": "1", "reason": "why", "older_than": "1m", "to": "delete", "for": "1h", "priority": "7",
+              "to_queue": foreign, "payload": "{}"}  # fmt: skip
+    sent = [("task/", {"again": pk, **answers}) for pk in ids for answers in ({}, inputs)]
+    for verb in (*TASK_VERBS, *ONE_TASK_VERBS):
+        for answers in ({}, inputs):
+            sent += [("task/", {"action": verb, "_selected_action": chosen, **answers}) for chosen in (ids, ids[:1])]
+            if verb not in ONE_TASK_VERBS:
+                sent += [(f"task/?q={quote(one)}", {"action_on_all": verb, **answers}) for one in searches]
+    for key in BulkOperation.objects.exclude(actor=name).values_list("pk", flat=True):
+        sent += [("bulkoperation/", {"operation": key, "put_back": "1", **answers}) for answers in ({}, inputs)]
+    for at, (page, posted) in enumerate(sent):
+        answer = browser.post(f"/admin/dbtaskqueue/{page}", posted, follow=True)
+        assert answer.status_code in (200, 403, 404), (page, posted)
+        typed = {foreign} if "to_queue" in posted else set()  # a refusal may repeat what was typed
+        if known := set(leaks(answer, words_of(foreign))) - typed:
+            found[at] = (page, posted, known)
+    assert found == {}
+    while bulk.turn("default"):
+        pass
+    mine = BulkOperation.objects.filter(actor=name, state="FINISHED", changed__gt=0)
+    assert mine.exists(), "no action reached the team's own tasks"
+    assert list(theirs.values()) == before
+
+
+@pytest.mark.parametrize("name", TEAMS)
 def test_every_answer_of_the_api_is_about_its_own_queues(name: str) -> None:
     browser, foreign, found = client(name), other(name), {}
     keys = {
@@ -179,7 +217,7 @@ def test_a_team_counts_only_its_own(name: str) -> None:
         TEAMS[name], f"{TEAMS[name]}-2", f"{TEAMS[name]}-rowless",
     }  # fmt: skip
     assert sum(sum(point["outcomes"].values()) for point in browser.get("/api/trends").json()["points"]) == 3
-    assert browser.get("/api/status").json()["pollers"] == 2
+    assert browser.get("/api/status").json()["pollers"] == 3
     assert len(browser.get("/api/operations").json()["operations"]) == 2
     sent = {"q": f"ref:{whole['reference'][0]},{other(name)[0]}ref"}
     seen = browser.post("/api/tasks/reprocess/preview", sent, content_type="application/json").json()
@@ -197,7 +235,7 @@ def test_a_team_stops_neither_the_others_work_nor_its_pollers(name: str) -> None
         )
         sent = {"operation": operation.pk, "cancel": "1"}
         assert browser.post("/admin/dbtaskqueue/bulkoperation/", sent).status_code == 404
-    for poller, code in ((f"{foreign[0]}ref-poller", 404), ("both", 403)):
+    for poller, code in ((f"{foreign[0]}ref-poller-0", 404), ("both", 403)):
         assert browser.post(f"/api/pollers/{poller}/stop", {}, content_type="application/json").status_code == code
         sent = {"action": "stop", "_selected_action": poller, "confirm": "1"}
         browser.post("/admin/dbtaskqueue/poller/", sent)
