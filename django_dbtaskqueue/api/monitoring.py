@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypedDict
 
+from django.core.exceptions import ImproperlyConfigured
 from django.http import Http404
 from django.utils import timezone
 
@@ -12,6 +13,7 @@ from django_dbtaskqueue.api.routing import Call
 from django_dbtaskqueue.api.views import may_view, page
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.conf.queue import stored
+from django_dbtaskqueue.core.exceptions import TaskQueueError
 from django_dbtaskqueue.db.session import alias_for
 from django_dbtaskqueue.models import AuditEntry, FailureGroup, Poller, Queue
 from django_dbtaskqueue.models.control import queue_names_in
@@ -201,10 +203,13 @@ def start_queue(call: Call, queue: str) -> Started:
 
 def change_queue_settings(call: Call, queue: str) -> Overrides:
     """Set runtime overrides of a queue, and remove others. Pollers follow within a heartbeat."""
-    values = stored(call.given["values"], where="'values'")
-    changed = queue_control.change_settings(
-        queue, values, call.actor, reset=call.given["reset"], reason=call.given["reason"]
-    )
+    try:
+        values = stored(call.given["values"], where="'values'")
+        changed = queue_control.change_settings(
+            queue, values, call.actor, reset=call.given["reset"], reason=call.given["reason"]
+        )
+    except ImproperlyConfigured as error:  # of what was sent, so not the site's fault
+        raise TaskQueueError(str(error)) from None
     return {"overrides": changed}
 
 

@@ -29,6 +29,7 @@ from django_dbtaskqueue.models import (
     Poller,
     Queue,
 )
+from django_dbtaskqueue.models.operations import UNFINISHED
 from django_dbtaskqueue.operations import bulk
 from django_dbtaskqueue.operations.queue_control import pause
 from tests.factories import QUEUE, make_task
@@ -43,6 +44,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "preview_search": {"q": "status:ERROR"},
     "act_on_search": {"q": "status:ERROR", "reason": "why", "limit": 5},
     "cancel_operation": {"reason": "why"},
+    "put_back_operation": {"reason": "why"},
     "pause_queue": {"reason": "why", "for": "30m"},
     "start_queue": {},
     "change_queue_settings": {"values": {"batch_size": 7, "lease": "5m"}, "reset": ["ttl"]},
@@ -89,6 +91,17 @@ def parts() -> dict[str, Any]:
     }
 
 
+@pytest.fixture
+def every_part(parts: dict[str, Any]) -> dict[str, Any]:
+    """Add a bulk operation that ended, to put its tasks back."""
+    make_task(Status.ERROR, reference="undone")
+    ended = bulk.start("reprocess", "ref:undone", None)
+    while ended.state in UNFINISHED:
+        bulk.step(ended)
+    parts["pk"]["put_back_operation"] = ended.pk
+    return parts
+
+
 def document(client: Client) -> dict[str, Any]:
     answer = client.get(f"{ROOT}/openapi.json")
     assert answer.status_code == 200, answer.content
@@ -111,7 +124,7 @@ def test_the_document_has_every_route(ada: Client) -> None:
 
 
 @pytest.mark.parametrize("name", [route.name for route in ROUTES])
-def test_a_route_answers_as_its_schema_says(ada: Client, parts: dict[str, Any], name: str) -> None:
+def test_a_route_answers_as_its_schema_says(ada: Client, every_part: dict[str, Any], name: str) -> None:
     found = document(ada)
     (way,) = [
         (address, method, one)
@@ -122,7 +135,7 @@ def test_a_route_answers_as_its_schema_says(ada: Client, parts: dict[str, Any], 
     address, method, described = way
     for parameter in described["parameters"]:
         if parameter["in"] == "path":
-            value = parts[parameter["name"]]
+            value = every_part[parameter["name"]]
             value = value[name] if isinstance(value, dict) else value
             Draft202012Validator(parameter["schema"]).validate(value)
             address = address.replace(f"{{{parameter['name']}}}", str(value))
@@ -148,12 +161,12 @@ def test_what_is_not_there_answers_json(ada: Client) -> None:
 
 
 @pytest.mark.parametrize("method", ["get", "post", "put", "patch", "delete", "options", "head"])
-def test_a_wrong_method_answers_json(ada: Client, parts: dict[str, Any], method: str) -> None:
+def test_a_wrong_method_answers_json(ada: Client, every_part: dict[str, Any], method: str) -> None:
     for route in ROUTES:
         if route.method.lower() == method:
             continue
         address = route.path
-        for part, value in parts.items():
+        for part, value in every_part.items():
             for kind in ("int", "str", "path"):
                 value = value[route.name] if isinstance(value, dict) and route.name in value else value
                 address = address.replace(f"<{kind}:{part}>", str(value))
