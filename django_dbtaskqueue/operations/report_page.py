@@ -20,7 +20,7 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import override
 
-from django_dbtaskqueue.core.masking import masked
+from django_dbtaskqueue.core.masking import masked_text
 from django_dbtaskqueue.core.numbers import UNKNOWN, number, percent, seconds
 
 __all__ = ["html_file"]
@@ -54,13 +54,22 @@ def report_body(kind: str, figures: Figures) -> SafeString | None:
     """
     if kind not in CONTEXTS:
         return None
-    found: Figures = cast("Figures", masked(figures))
+    found: Figures = cast("Figures", _texts_masked(figures))
     try:
         context = Context({"figures": found, **CONTEXTS[kind](found)})
     except (AttributeError, LookupError, TypeError, ValueError):
         return None
     with override("en"):
         return _engine().get_template(f"admin/dbtaskqueue/reports/{kind}.html").render(context)
+
+
+def _texts_masked(value: object) -> object:
+    """Mask the texts only: the keys are ours, and a queue may have a name that looks like a secret's."""
+    if isinstance(value, dict):
+        return {key: _texts_masked(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_texts_masked(one) for one in value]
+    return masked_text(value) if isinstance(value, str) else value
 
 
 def html_file(kind: str, figures: Figures) -> str:
