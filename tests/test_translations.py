@@ -134,10 +134,15 @@ def test_what_is_compiled_is_what_is_written(catalogue: polib.POFile, language: 
 # -- the pages --------------------------------------------------------------------------------------------------------
 
 OVERVIEW = {
-    "es": ("Todas las colas van a tiempo.", "Tareas por cola y estado", "Atajos de teclado"),
-    "de": ("Alle Warteschlangen sind pünktlich.", "Aufgaben nach Warteschlange und Status", "Tastenkürzel"),
-    "zh-hans": ("所有队列均按时处理。", "按队列和状态统计的任务", "键盘快捷键"),
-    "en": ("All queues are on time.", "Tasks by queue and status", "Keyboard shortcuts"),
+    "es": ("Todas las colas van a tiempo; 1 ERROR.", "Tareas por cola y estado", "Atajos de teclado"),
+    "de": (
+        "Alle Warteschlangen sind pünktlich; 1 ERROR.",
+        "Aufgaben nach Warteschlange und Status",
+        "Tastenkürzel",
+        ">Historie</a>",
+    ),
+    "zh-hans": ("所有队列均按时处理; 1 ERROR.", "按队列和状态统计的任务", "键盘快捷键"),
+    "en": ("All queues are on time; 1 ERROR.", "Tasks by queue and status", "Keyboard shortcuts"),
 }
 TASKS = {
     "es": ("Progreso o error", "Cómo buscar", "Reprocesar"),

@@ -19,7 +19,7 @@ from django.urls import reverse
 from django.utils.http import parse_etags
 from django.utils.text import capfirst
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy
+from django.utils.translation import gettext_lazy, pgettext_lazy
 
 from django_dbtaskqueue.core.exceptions import SearchTooSlow
 from django_dbtaskqueue.db.minute_counts import database_now
@@ -60,7 +60,7 @@ NAV_ENTRIES = (
     NavEntry("q", "queue", gettext_lazy("Queues")),
     NavEntry("l", "poller", gettext_lazy("Pollers")),
     NavEntry("b", "bulkoperation", gettext_lazy("Bulk operations")),
-    NavEntry("h", "taskhistory", gettext_lazy("History")),
+    NavEntry("h", "taskhistory", pgettext_lazy("tab", "History")),
     NavEntry("a", "auditentry", gettext_lazy("Audit")),
     NavEntry("r", "pipelinereport", gettext_lazy("Reports")),
     NavEntry("d", "doctor", gettext_lazy("Doctor")),

@@ -281,7 +281,7 @@ def health(found: Overview) -> Health:
     notes += [_("Paused: %(queues)s.") % {"queues": _names([_paused_words(row) for row in paused])}] if paused else []
     notes += [_("No poller is running.")] if not found.pollers and not unserved else []
     names = [row.queue for row in late]
-    parts = [_("All queues are on time.").rstrip(".")]
+    parts = [_("All queues are on time")]
     if late:
         words = ngettext("%(count)s queue late, oldest %(age)s", "%(count)s queues late, oldest %(age)s", len(late))
         parts = [words % {"count": len(late), "age": _rough(late[0].oldest)}]
