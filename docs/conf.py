@@ -32,7 +32,7 @@ CONTENTS = {
         *("reference/settings", "reference/commands", "reference/operations", "reference/http-api"),
         *("reference/admin", "reference/errors", "reference/pipeline", "reference/python", "reference/stability"),
     ],
-    "Understand": ["design", "explanation/performance"],
+    "Understand": ["design", "explanation/reliability", "explanation/performance"],
 }
 TITLED_FENCE = re.compile(r'^```(\w+) title="([^"]+)"$', re.MULTILINE)
 OUTSIDE_LINK = re.compile(r"\]\((?:\.\./)+((?:tests|example_project|django_dbtaskqueue)/[^)\s]+|[A-Z]+\.md)\)")
