@@ -211,7 +211,7 @@ class AuditEntryAdmin(SearchedAdmin):
 
     def page_facts(self, request: HttpRequest, row: Any) -> dict[str, Any]:
         """Add what changed in an edited payload, for users who may see payloads."""
-        changes = row.changes.exclude(difference=None).values_list("difference", flat=True)
+        changes = row.changes.filter(difference__isnull=False).values_list("difference", flat=True)
         shown = list(changes[:1]) if may_see(request, row) else []
         boxes = [(_("changes of the payload"), json_box(one), "difference") for one in shown]
         return {"title": f"{row.actor}: {self.what(row)} {row.explained or row.queue}", "boxes": boxes}
