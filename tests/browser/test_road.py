@@ -102,7 +102,7 @@ def test_without_scripts_everything_can_still_be_done(site: Site) -> None:
         page.click(".dbtq-more summary")
         page.click("button[value=cancel]")
         page.click("button[name=confirm]")
-        page.click("text=Carry out steps now")
+        page.click("button[name=work]")
         expect(page.locator("#dbtq-live")).to_contain_text("finished")
     assert in_status("POISON") == 3
 
