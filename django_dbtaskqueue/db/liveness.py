@@ -155,6 +155,11 @@ def begin_first_statement(connection: BaseDatabaseWrapper) -> None:
     _first.dead = _first.dead or has_input(connection)
 
 
+def fail_before_first_statement() -> None:
+    """There was no connection for the task's transaction, so its processor was not called."""
+    _first.dead = True
+
+
 def began_dead() -> bool:
     """Whether a connection of this thread was dead before the first statement of the task that has just ended."""
     dead, _first.dead = _first.dead, False

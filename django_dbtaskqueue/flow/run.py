@@ -20,6 +20,7 @@ from datetime import timedelta
 from typing import Any
 
 from django.db import transaction
+from django.db.utils import InterfaceError, OperationalError
 
 from django_dbtaskqueue.core import codecs, context
 from django_dbtaskqueue.core import json as json_payload
@@ -36,6 +37,7 @@ from django_dbtaskqueue.core.outcomes import (
     as_outcome,
 )
 from django_dbtaskqueue.core.sql import NO_HANDLER, UNREADABLE
+from django_dbtaskqueue.db import liveness
 from django_dbtaskqueue.flow.decide import decide_call, failure
 
 logger = logging.getLogger("django_dbtaskqueue")
@@ -187,9 +189,23 @@ def perform(lease: Lease, processor: Processor) -> Outcome | None:
     return None if lease.settled else outcome
 
 
+class _Transaction(transaction.Atomic):
+    """A processor's transaction. If there is no connection for it, the processor was not called, and is not charged."""
+
+    def __init__(self, alias: str) -> None:
+        super().__init__(alias, savepoint=True, durable=False)
+
+    def __enter__(self) -> None:
+        try:
+            super().__enter__()
+        except (OperationalError, InterfaceError):
+            liveness.fail_before_first_statement()
+            raise
+
+
 def _call_atomic(lease: Lease, processor: Processor) -> None:
     """The processor's writes and the settle commit together, or neither does."""
-    with transaction.atomic(using=lease.port.alias):
+    with _Transaction(lease.port.alias):
         outcome = as_outcome(processor.function(lease))
         if _is_open(lease):
             lease.port.settle_last(lease, outcome)
@@ -299,7 +315,7 @@ def _each(value: Any, leases: list[Lease]) -> Sequence[Any]:
 
 def _atomic_batch(leases: list[Lease], processor: Processor) -> Sequence[Outcome | None]:
     try:
-        with transaction.atomic(using=leases[0].port.alias):
+        with _Transaction(leases[0].port.alias):
             outcomes = map(as_outcome, _each(processor.function(leases), leases))
             pairs = [pair for pair in zip(leases, outcomes, strict=True) if _is_open(pair[0])]
             if len(pairs) == 1:

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from queue import SimpleQueue
 
-from django_dbtaskqueue import enqueue_many
+from django.db import connections
+
+from django_dbtaskqueue import enqueue_many, queue, registry
 from django_dbtaskqueue.contrib.embedded import EmbeddedPostgres
+from django_dbtaskqueue.core.outcomes import Release
 from django_dbtaskqueue.models import Attempt, Task
+from django_dbtaskqueue.poller.executors import ConcurrencyLimiter, Done, Job
+from django_dbtaskqueue.poller.executors.thread import ThreadExecutor
 from tests.chaos.conftest import Start
 from tests.chaos.processes import until_all
 from tests.chaos.proxy import proxied
 from tests.chaos.test_outage import clock_again
 from tests.conftest import ProcessDatabase
+from tests.patience import PATIENCE
 
 TASKS = 12
 
@@ -80,3 +87,24 @@ def test_idle_connections_that_fell_silent_are_replaced(
         until_all("COMPLETED")
         assert not Attempt.objects.exists()
         poller.end()
+
+
+def test_an_atomic_task_for_which_there_is_no_connection_is_not_called_and_not_charged(
+    crash_database: ProcessDatabase, pg_server: EmbeddedPostgres
+) -> None:
+    # Given a task that was taken before the server went away
+    enqueue_many("atomic", [{"payload": {"do": "ok"}}])
+    lease, processor = queue("atomic").take(), registry.find("atomic", None)
+    assert lease is not None
+    assert processor is not None
+    connections["default"].close()
+    pg_server.stop("immediate")
+
+    # When a thread of a poller gets it
+    ended: SimpleQueue[Done] = SimpleQueue()
+    executor = ThreadExecutor(1, lambda done, *, idle: ended.put(done), ConcurrencyLimiter())
+    executor.submit([Job(lease, processor)], fast=False)
+
+    # Then it is given back
+    assert isinstance(ended.get(timeout=PATIENCE).settlement, Release)
+    executor.close()
