@@ -37,7 +37,6 @@ from django_dbtaskqueue.operations.visibility import narrow
 
 MAX_NAMED_TASKS = 20  # on the confirmation page
 MAX_COMMANDED_POLLERS = 500  # in one action
-AUDIT_SOURCE = "admin"
 ACTION_ON_ALL_KEY = "action_on_all"  # a button's name: the action is on all rows that match its address
 CARRIED = ("again", "operation", "put_back")  # what a confirmation posts again beside the selection
 
@@ -144,7 +143,7 @@ def _act_on_all(page: TaskPage, request: HttpRequest, verb: TaskVerb) -> HttpRes
         groups = narrow(FailureGroup.objects.using(table.db), viewer(request))
         shown = with_errors([to_text(search)], groups)
         return ask(page, request, Question(verb, sentences, shown, form, possible))
-    operation = bulk.start(verb, search, request.user, form.reason(), source=AUDIT_SOURCE, options=options)
+    operation = bulk.start(verb, search, viewer(request), form.reason(), options=options)
     address = page.url(BulkOperation, "change", operation.pk)
     return page.reply(request, _("The bulk operation has started."), messages.SUCCESS, address)
 
@@ -169,7 +168,7 @@ def _act_on_ticked(page: TaskPage, request: HttpRequest, verb: TaskVerb) -> Http
         unnamed = len(ids) > MAX_NAMED_TASKS
         return ask(page, request, Question(verb, preview.sentences[1:], items, form, bool(preview.eligible), unnamed))
     wanted = actions.ActionRequest(verb, form.reason(), options, to_text(page.search_of(request)))
-    report = actions.act_on_ids(model, alias, ids, wanted, Actor(request.user, AUDIT_SOURCE))
+    report = actions.act_on_ids(model, alias, ids, wanted, viewer(request))
     level = messages.SUCCESS if report.changed else messages.WARNING
     return page.reply(request, task_report(verb, report), level, "" if verb.deletes else page.back(request))
 
@@ -197,9 +196,7 @@ def command_pollers(page: ReadOnlyAdmin, request: HttpRequest) -> HttpResponse:
     if not confirmed(request, form):
         text = ngettext("%(count)s poller would follow.", "%(count)s pollers would follow.", len(running))
         return ask(page, request, Question(verb, [text % {"count": len(running)}], running, form, bool(running)))
-    commanded = queue_control.command_pollers(
-        running, verb.name, Actor(request.user, AUDIT_SOURCE), reason=form.reason(), using=rows.db
-    )
+    commanded = queue_control.command_pollers(running, verb.name, viewer(request), reason=form.reason(), using=rows.db)
     done = str(verb.done % {"number": commanded})
     follow = _("%(done)s: they follow within a heartbeat.") % {"done": done}
     return page.reply(request, follow, messages.SUCCESS if commanded else messages.WARNING, page.back(request))
@@ -222,7 +219,7 @@ def enqueue_copy(page: ReadOnlyAdmin, request: HttpRequest) -> HttpResponse:
     if not confirmed(request, form):
         return ask(page, request, Question(ENQUEUE_COPY, [], [str(task)], form, possible=True))
     try:
-        fresh = _enqueued(task, Actor(request.user, AUDIT_SOURCE), form.reason())
+        fresh = _enqueued(task, viewer(request), form.reason())
     except TaskQueueError as error:
         return page.reply(request, str(error), messages.ERROR, page.page_of(task))
     return page.reply(request, _("This is the new task."), messages.SUCCESS, page.page_of(fresh))
@@ -251,7 +248,7 @@ def act_on_queues(page: ListAdmin, request: HttpRequest, verb: Verb) -> HttpResp
         items = [queue.name for queue in queues]
         return ask(page, request, Question(verb, _queue_sentences(queues, fitting), items, form, bool(fitting)))
     names = [queue.name for queue in fitting]
-    actor, reason = Actor(request.user, AUDIT_SOURCE), form.reason()
+    actor, reason = viewer(request), form.reason()
     try:
         if verb is PAUSE:
             changed = queue_control.pause_queues(names, actor, reason=reason, until=form.cleaned_data["until"])

@@ -40,7 +40,7 @@ from django_dbtaskqueue.models import BulkOperation, Queue
 from django_dbtaskqueue.operations import bulk, queue_control
 from django_dbtaskqueue.operations.bounds import is_storable
 from django_dbtaskqueue.operations.paging import Page
-from django_dbtaskqueue.operations.permissions import Actor, Verb, can_operate
+from django_dbtaskqueue.operations.permissions import Verb, can_operate
 from django_dbtaskqueue.operations.queue_stats import Pause, QueueStats, overview, stats_of_queue
 from django_dbtaskqueue.operations.search import text_of
 from django_dbtaskqueue.operations.trends import stats_of_types
@@ -284,7 +284,7 @@ def change_settings(page: QueueAdmin, request: HttpRequest) -> HttpResponse:
         if value:
             values = stored({key: _read(key, value)}, where=_("Queue %(name)s") % {"name": name}, fixed=FIXED_SETTINGS)
         back, reason = [] if value else [key], request.POST.get("reason", "")
-        queue_control.change_settings(name, values, Actor(request.user, "admin"), reset=back, reason=reason)
+        queue_control.change_settings(name, values, viewer(request), reset=back, reason=reason)
     except (ImproperlyConfigured, OperationRefused, TypeError, ValueError) as error:
         return page.reply(request, str(error), messages.ERROR, page.page_of(queue))
     changed = _("%(key)s is %(value)s now.") if value else _("%(key)s is what the project says again.")
