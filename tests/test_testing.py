@@ -137,6 +137,16 @@ def test_a_failure_is_retried_by_policy_once_time_has_passed(alias: str) -> None
 
 @both
 @on_both
+def test_with_scheduled_misses_no_task_that_becomes_due_while_it_looks(alias: str) -> None:
+    """Given a task that is due again after about the time that two questions to the database take."""
+    delays = [timedelta(microseconds=number % 40 * 50) for number in range(300)]
+    processor("again")(lambda task: Reenqueue(delays.pop()) if delays else None)
+    enqueue("again", using=alias)
+    assert drain("again", with_scheduled=True, using=alias).completed == 1
+
+
+@both
+@on_both
 def test_with_scheduled_runs_tasks_in_the_order_they_are_due(alias: str) -> None:
     seen: list[str | None] = []
     processor("late")(lambda task: seen.append(task.reference))

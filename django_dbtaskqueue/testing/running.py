@@ -134,20 +134,22 @@ def _due(runners: list[QueueRunner], *, with_scheduled: bool) -> Iterator[tuple[
     """Yield leases for as long as there is something due in any runner."""
     more = True
     while more:
+        wait = _wait(runners) if with_scheduled else None  # asked first: a task may become due meanwhile
         more = False
         for runner in runners:
             while lease := runner.take():
                 more = True
                 yield runner, lease
-        more = more or (with_scheduled and _wait(runners))
+        if not more and wait is not None:
+            more = True
+            for alias in {runner.alias for runner in runners}:
+                advance(wait, using=alias)
 
 
-def _wait(runners: list[QueueRunner]) -> bool:
-    """Let time pass until the next task is due; False when there is none."""
+def _wait(runners: list[QueueRunner]) -> timedelta | None:
+    """Return the time until the next task is due; None when none is scheduled for later."""
     waits = [wait for runner in runners if (wait := leases.next_due(runner.queue, runner.alias)) is not None]
-    for alias in {runner.alias for runner in runners} if waits else ():
-        advance(timedelta(seconds=max(0.0, min(waits))) + CLOCK_TICK, using=alias)
-    return bool(waits)
+    return timedelta(seconds=max(0.0, min(waits))) + CLOCK_TICK if waits else None
 
 
 def _processor(target: Any) -> Processor | None:
