@@ -123,8 +123,9 @@ def supervisor(tmp_path: Path, program: str, *, count: int = 1, endless: bool = 
 
 
 def first_time(then: str) -> str:
-    """Do something at the first start only."""
-    return f"if not os.path.exists(first):\n    open(first, 'w').close()\n    {then}\n"
+    """Do something at the first start only: of two children that start at once, one is the first."""
+    create = "open(first, 'x').close()"
+    return f"try:\n    {create}\nexcept FileExistsError:\n    pass\nelse:\n    {then}\n"
 
 
 def test_a_stopped_child_is_killed_and_replaced(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
