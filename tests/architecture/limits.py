@@ -6,7 +6,7 @@ A limit above its target may only fall, but for new functions: then the commit t
 from __future__ import annotations
 
 LIMITS: dict[str, int] = {
-    "lines": 34_000,
+    "lines": 34_100,
     "files": 182,
     "entries at the top": 20,
     "lines of the longest file": 400,
