@@ -42,14 +42,14 @@ def must_check() -> bool:
 
 
 def check() -> None:
-    """Before a task: close each connection that is dead, and watch the first statement on the others."""
+    """Before a task: watch the first statement on each connection, and close those that died in an idle time."""
     if not _opened.connections:
         return
     ask, _opened.outages = must_check(), liveness.outages.seen
     for connection in _opened.connections:
         if connection.connection is None or connection.vendor == "sqlite":
             continue
-        if ask or liveness.has_input(connection):
+        if ask:
             liveness.close_if_dead(connection)
         liveness.watch_first_statement(connection)
 
