@@ -8,8 +8,10 @@ from pathlib import Path
 from threading import Event
 
 import pytest
+from django.db import connection
 
 from django_dbtaskqueue import enqueue_many, models
+from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.models import Task
 from tests.chaos.conftest import Start
 from tests.chaos.processes import PollerProcess, audit, clock, until_all
@@ -89,3 +91,19 @@ def first_start_after(moment: float) -> float:
 
 def reported_after(moment: float) -> None:
     assert models.Poller.objects.get().heartbeat_time.timestamp() > moment
+
+
+def test_the_server_ends_a_statement_whose_poller_has_gone(postgres_process_database: ProcessDatabase) -> None:
+    """It would go on for as long as it takes, and hold its locks."""
+    session = Session.open("default")
+    ((server_process,),) = session.run("SELECT pg_backend_pid()", {})
+    raw = session.connection.connection.pgconn
+    raw.send_query(b"SELECT pg_sleep(600)")
+    raw.finish()
+
+    def present() -> bool:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT count(*) FROM pg_stat_activity WHERE pid = %s", [server_process])
+            return bool(cursor.fetchone()[0])
+
+    until(lambda: not present())

@@ -58,11 +58,7 @@ class Dialect:
             return f"(SELECT {picked}) AS u"
         if self.vendor == "postgresql":
             typed = ", ".join(f"{name} {kind}" for name, kind in columns.items())
-            # A LIMIT of unknown size makes the planner expect ten rows, so it joins by primary key. For more rows it
-            # would scan the table for the status, because the statistics know few rows with it.
-            return (
-                f"(SELECT * FROM jsonb_to_recordset(%({param})s::jsonb) AS u({typed}) LIMIT (SELECT {MAX_ROWS})) AS u"
-            )
+            return self.expect_few(self.expect_few(f"jsonb_to_recordset(%({param})s::jsonb) AS u({typed})"))
         # ->> turns JSON true into 1 and null into NULL; -> keeps a value as JSON text
         picked = ", ".join(
             f"nullif(value -> '$.{name}', 'null') AS {name}" if kind == "jsonb" else f"value ->> '$.{name}' AS {name}"
@@ -70,11 +66,26 @@ class Dialect:
         )
         return f"(SELECT {picked} FROM json_each(%({param})s)) AS u"
 
+    def expect_few(self, item: str) -> str:
+        """Return a FROM item ``u`` with the same rows, of which PostgreSQL's planner expects a tenth: a LIMIT unknown.
+
+        When it expects one row, it joins by primary key, however small the table is. For more rows it would scan the
+        table, or the index, and compare each row with each of ``u``; and it keeps the plan when the table grows.
+        """
+        return f"(SELECT * FROM {item} LIMIT (SELECT {MAX_ROWS})) AS u"
+
     def one_of(self, column: str, param: str) -> str:
         """Return the test that a text column is among those of an array parameter (``array``)."""
         if self.vendor == "postgresql":
             return f"{column} = ANY(%({param})s::text[])"
         return f"{column} IN (SELECT value FROM json_each(%({param})s))"
+
+    def among(self, column: str, select: str) -> str:
+        """Return the test that a column is among the rows of a SELECT that locks or has a LIMIT: it runs once.
+
+        Inside IN, PostgreSQL may run it again for each row, lock more, and go beyond the LIMIT.
+        """
+        return f"{column} = ANY(ARRAY({select}))" if self.vendor == "postgresql" else f"{column} IN ({select})"
 
     def texts(self, param: str, alias: str) -> str:
         """Return a FROM item of the texts of an array parameter (``array``); its column has the name of ``alias``."""

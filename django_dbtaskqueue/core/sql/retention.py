@@ -96,6 +96,6 @@ class RetentionStatements(Group):
         """Delete the oldest records of failed attempts, as far as they are old."""
         oldest = f"SELECT id FROM {self.tables.attempt} AS t ORDER BY id LIMIT %(limit)s {self.skipping}"
         return (
-            f"DELETE FROM {self.tables.attempt} WHERE id IN ({oldest})"
+            f"DELETE FROM {self.tables.attempt} WHERE {self.dialect.among('id', oldest)}"
             f" AND finish_time <= {self.dialect.later('%(age)s')} RETURNING id"
         )

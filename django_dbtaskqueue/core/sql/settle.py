@@ -32,9 +32,10 @@ class SettleStatements(Group):
     def complete_plain(self) -> str:
         """COMPLETED without a result, by arrays: most batches are such."""
         return self._complete(
-            # Inside a SELECT the planner cannot count the array, so it takes the primary key. The statistics know few
-            # PROCESSING rows; with a count, the planner would scan for those and compare each with each element.
-            "unnest((SELECT %(ids)s::bigint[]), (SELECT %(tokens)s::bigint[])) AS u(task_id, token)"
+            # Inside a SELECT the planner cannot count the array: it expects ten rows.
+            self.dialect.expect_few(
+                "unnest((SELECT %(ids)s::bigint[]), (SELECT %(tokens)s::bigint[])) AS u(task_id, token)"
+            )
             if self.dialect.vendor == "postgresql" and not self.dialect.single
             else self.dialect.rows(FENCED),
             "NULL",
@@ -126,10 +127,8 @@ class SettleStatements(Group):
     @statement
     def delete_settled(self) -> str:
         """Delete leased rows; returns the ids really deleted."""
-        return (
-            f"DELETE FROM {self.tables.task} WHERE id IN (SELECT t.id FROM {self.fenced('complete_delete')})"
-            " RETURNING id"
-        )
+        held = f"SELECT t.id FROM {self.fenced('complete_delete')}"
+        return f"DELETE FROM {self.tables.task} WHERE {self.dialect.among('id', held)} RETURNING id"
 
     @statement
     def outcome_of(self) -> str:

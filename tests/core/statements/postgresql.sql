@@ -33,8 +33,14 @@ SELECT %(location)s, t.id, t.queue_name, t.attempt, t.total_attempt, t.poller_in
 FROM "dbtaskqueue_task" AS t
 JOIN (
     SELECT *
-    FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(task_id bigint, token bigint, error_type text, message text,
-        traceback text, failure_key text)
+    FROM (
+        SELECT *
+        FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(task_id bigint, token bigint, error_type text, message
+            text, traceback text, failure_key text)
+        LIMIT (
+            SELECT 1000000
+        )
+    ) AS u
     LIMIT (
         SELECT 1000000
     )
@@ -126,7 +132,13 @@ WHERE id = ANY(ARRAY(
     FROM "dbtaskqueue_task" AS t
     JOIN (
         SELECT *
-        FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(task_id bigint, token bigint)
+        FROM (
+            SELECT *
+            FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(task_id bigint, token bigint)
+            LIMIT (
+                SELECT 1000000
+            )
+        ) AS u
         LIMIT (
             SELECT 1000000
         )
@@ -134,17 +146,14 @@ WHERE id = ANY(ARRAY(
     ON t.id = u.task_id
     AND t.total_attempt = u.token
     WHERE t.status IN ('CREATED', 'PROCESSING')
-    AND ready_time <= statement_timestamp()
-    AND next_process_time <= statement_timestamp()
-    AND attempt < max_attempts
-    AND (tag IS NULL OR tag = ANY(%(tags)s::text[]))
-    AND NOT EXISTS (
+    AND (ready_time <= statement_timestamp() AND next_process_time <= statement_timestamp() AND attempt <
+        max_attempts AND (tag IS NULL OR tag = ANY(%(tags)s::text[])) AND NOT EXISTS (
         SELECT 1
         FROM "dbtaskqueue_queue" AS q
         WHERE q.name = %(queue_name)s
         AND q.paused_time IS NOT NULL
         AND (q.paused_until IS NULL OR q.paused_until > statement_timestamp())
-    )
+    )) IS TRUE
     FOR NO KEY UPDATE OF t SKIP LOCKED
 ))
 RETURNING id, queue_name, reference_number, attempt, reenqueue_attempt, total_attempt, max_attempts, priority,
@@ -195,8 +204,14 @@ SET status = 'COMPLETED', final_status = 'COMPLETED', ready_time = NULL, finish_
     last_update_time = statement_timestamp(), process_result = u.result_text, result = u.result_value
 FROM (
     SELECT *
-    FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(task_id bigint, token bigint, result_text text, result_value
-        jsonb)
+    FROM (
+        SELECT *
+        FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(task_id bigint, token bigint, result_text text,
+            result_value jsonb)
+        LIMIT (
+            SELECT 1000000
+        )
+    ) AS u
     LIMIT (
         SELECT 1000000
     )
@@ -210,11 +225,17 @@ RETURNING id;
 UPDATE "dbtaskqueue_task" AS t
 SET status = 'COMPLETED', final_status = 'COMPLETED', ready_time = NULL, finish_time = statement_timestamp(),
     last_update_time = statement_timestamp(), process_result = NULL, result = NULL
-FROM unnest((
-    SELECT %(ids)s::bigint[]
-), (
-    SELECT %(tokens)s::bigint[]
-)) AS u(task_id, token)
+FROM (
+    SELECT *
+    FROM unnest((
+        SELECT %(ids)s::bigint[]
+    ), (
+        SELECT %(tokens)s::bigint[]
+    )) AS u(task_id, token)
+    LIMIT (
+        SELECT 1000000
+    )
+) AS u
 WHERE t.id = u.task_id
 AND t.total_attempt = u.token
 AND t.status IN ('PROCESSING')
@@ -228,7 +249,13 @@ FROM (
     FROM "dbtaskqueue_task" AS t
     JOIN (
         SELECT *
-        FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(task_id bigint, token bigint)
+        FROM (
+            SELECT *
+            FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(task_id bigint, token bigint)
+            LIMIT (
+                SELECT 1000000
+            )
+        ) AS u
         LIMIT (
             SELECT 1000000
         )
@@ -243,12 +270,18 @@ GROUP BY x.q;
 -- Statements.delete_settled
 DELETE
 FROM "dbtaskqueue_task"
-WHERE id IN (
+WHERE id = ANY(ARRAY(
     SELECT t.id
     FROM "dbtaskqueue_task" AS t
     JOIN (
         SELECT *
-        FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(task_id bigint, token bigint)
+        FROM (
+            SELECT *
+            FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(task_id bigint, token bigint)
+            LIMIT (
+                SELECT 1000000
+            )
+        ) AS u
         LIMIT (
             SELECT 1000000
         )
@@ -256,7 +289,7 @@ WHERE id IN (
     ON t.id = u.task_id
     AND t.total_attempt = u.token
     WHERE t.status IN ('PROCESSING')
-)
+))
 RETURNING id;
 
 -- Statements.exhausted
@@ -338,7 +371,13 @@ SELECT t.id
 FROM "dbtaskqueue_task" AS t
 JOIN (
     SELECT *
-    FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(task_id bigint, token bigint)
+    FROM (
+        SELECT *
+        FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(task_id bigint, token bigint)
+        LIMIT (
+            SELECT 1000000
+        )
+    ) AS u
     LIMIT (
         SELECT 1000000
     )
@@ -355,7 +394,13 @@ SELECT id, queue_name, reference_number, attempt, reenqueue_attempt, total_attem
 FROM "dbtaskqueue_task" AS t
 JOIN (
     SELECT *
-    FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(task_id bigint, token bigint)
+    FROM (
+        SELECT *
+        FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(task_id bigint, token bigint)
+        LIMIT (
+            SELECT 1000000
+        )
+    ) AS u
     LIMIT (
         SELECT 1000000
     )
@@ -464,9 +509,15 @@ WITH w AS (
         )::regclass) AS id, u.*
         FROM (
             SELECT *
-            FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(reference_number text, max_attempts int, priority
-                smallint, payload jsonb, payload_type text, context jsonb, group_key text, tag text,
-                lease_seconds float8)
+            FROM (
+                SELECT *
+                FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(reference_number text, max_attempts int,
+                    priority smallint, payload jsonb, payload_type text, context jsonb, group_key text, tag
+                    text, lease_seconds float8)
+                LIMIT (
+                    SELECT 1000000
+                )
+            ) AS u
             LIMIT (
                 SELECT 1000000
             )
@@ -493,9 +544,15 @@ WITH w AS (
         )::regclass) AS id, u.*
         FROM (
             SELECT *
-            FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(reference_number text, max_attempts int, priority
-                smallint, payload jsonb, payload_type text, context jsonb, group_key text, tag text,
-                lease_seconds float8)
+            FROM (
+                SELECT *
+                FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(reference_number text, max_attempts int,
+                    priority smallint, payload jsonb, payload_type text, context jsonb, group_key text, tag
+                    text, lease_seconds float8)
+                LIMIT (
+                    SELECT 1000000
+                )
+            ) AS u
             LIMIT (
                 SELECT 1000000
             )
@@ -526,9 +583,15 @@ WITH w AS (
         )::regclass) AS id, u.*
         FROM (
             SELECT *
-            FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(reference_number text, max_attempts int, priority
-                smallint, payload jsonb, payload_type text, context jsonb, group_key text, tag text,
-                lease_seconds float8, delay float8, run_at text, ttl float8)
+            FROM (
+                SELECT *
+                FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(reference_number text, max_attempts int,
+                    priority smallint, payload jsonb, payload_type text, context jsonb, group_key text, tag
+                    text, lease_seconds float8, delay float8, run_at text, ttl float8)
+                LIMIT (
+                    SELECT 1000000
+                )
+            ) AS u
             LIMIT (
                 SELECT 1000000
             )
@@ -559,9 +622,15 @@ WITH w AS (
         )::regclass) AS id, u.*
         FROM (
             SELECT *
-            FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(reference_number text, max_attempts int, priority
-                smallint, payload jsonb, payload_type text, context jsonb, group_key text, tag text,
-                lease_seconds float8, delay float8, run_at text, ttl float8)
+            FROM (
+                SELECT *
+                FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(reference_number text, max_attempts int,
+                    priority smallint, payload jsonb, payload_type text, context jsonb, group_key text, tag
+                    text, lease_seconds float8, delay float8, run_at text, ttl float8)
+                LIMIT (
+                    SELECT 1000000
+                )
+            ) AS u
             LIMIT (
                 SELECT 1000000
             )
@@ -592,9 +661,15 @@ WITH w AS (
         )::regclass) AS id, u.*
         FROM (
             SELECT *
-            FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(reference_number text, max_attempts int, priority
-                smallint, payload jsonb, payload_type text, context jsonb, group_key text, tag text,
-                lease_seconds float8, delay float8, run_at text, ttl float8)
+            FROM (
+                SELECT *
+                FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(reference_number text, max_attempts int,
+                    priority smallint, payload jsonb, payload_type text, context jsonb, group_key text, tag
+                    text, lease_seconds float8, delay float8, run_at text, ttl float8)
+                LIMIT (
+                    SELECT 1000000
+                )
+            ) AS u
             LIMIT (
                 SELECT 1000000
             )
@@ -633,9 +708,15 @@ WITH w AS (
         )::regclass) AS id, u.*
         FROM (
             SELECT *
-            FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(reference_number text, max_attempts int, priority
-                smallint, payload jsonb, payload_type text, context jsonb, group_key text, tag text,
-                lease_seconds float8, delay float8, run_at text, ttl float8)
+            FROM (
+                SELECT *
+                FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(reference_number text, max_attempts int,
+                    priority smallint, payload jsonb, payload_type text, context jsonb, group_key text, tag
+                    text, lease_seconds float8, delay float8, run_at text, ttl float8)
+                LIMIT (
+                    SELECT 1000000
+                )
+            ) AS u
             LIMIT (
                 SELECT 1000000
             )
@@ -802,7 +883,13 @@ SELECT h.task_id
 FROM "dbtaskqueue_taskhistory" AS h
 JOIN (
     SELECT *
-    FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(task_id bigint, token bigint)
+    FROM (
+        SELECT *
+        FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(task_id bigint, token bigint)
+        LIMIT (
+            SELECT 1000000
+        )
+    ) AS u
     LIMIT (
         SELECT 1000000
     )
@@ -843,7 +930,13 @@ SELECT t.id, t.status
 FROM "dbtaskqueue_task" AS t
 JOIN (
     SELECT *
-    FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(task_id bigint, token bigint)
+    FROM (
+        SELECT *
+        FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(task_id bigint, token bigint)
+        LIMIT (
+            SELECT 1000000
+        )
+    ) AS u
     LIMIT (
         SELECT 1000000
     )
@@ -929,12 +1022,18 @@ RETURNING id;
 UPDATE "dbtaskqueue_task"
 SET next_process_time = statement_timestamp() + greatest(coalesce(lease_seconds, %(lease)s), %(min_lease)s) *
     interval '1 second'
-WHERE id IN (
+WHERE id = ANY(ARRAY(
     SELECT t.id
     FROM "dbtaskqueue_task" AS t
     JOIN (
         SELECT *
-        FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(task_id bigint, token bigint)
+        FROM (
+            SELECT *
+            FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(task_id bigint, token bigint)
+            LIMIT (
+                SELECT 1000000
+            )
+        ) AS u
         LIMIT (
             SELECT 1000000
         )
@@ -943,7 +1042,7 @@ WHERE id IN (
     AND t.total_attempt = u.token
     WHERE t.status IN ('PROCESSING')
     FOR NO KEY UPDATE OF t SKIP LOCKED
-)
+))
 RETURNING id;
 
 -- Statements.seconds_until_exhausted
@@ -989,8 +1088,14 @@ SELECT %(location)s, t.id, t.queue_name, t.reference_number, 'COMPLETED', t.atte
 FROM "dbtaskqueue_task" AS t
 JOIN (
     SELECT *
-    FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(task_id bigint, token bigint, result_text text, result_value
-        jsonb)
+    FROM (
+        SELECT *
+        FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(task_id bigint, token bigint, result_text text,
+            result_value jsonb)
+        LIMIT (
+            SELECT 1000000
+        )
+    ) AS u
     LIMIT (
         SELECT 1000000
     )
@@ -1014,7 +1119,13 @@ SELECT t.id
 FROM "dbtaskqueue_task" AS t
 JOIN (
     SELECT *
-    FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(task_id bigint, token bigint)
+    FROM (
+        SELECT *
+        FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(task_id bigint, token bigint)
+        LIMIT (
+            SELECT 1000000
+        )
+    ) AS u
     LIMIT (
         SELECT 1000000
     )
@@ -1051,9 +1162,15 @@ SET status = u.new_status, last_update_time = statement_timestamp(), parked_by =
     fingerprint = coalesce(u.failure_key, t.fingerprint)
 FROM (
     SELECT *
-    FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(task_id bigint, token bigint, new_status text, delay float8,
-        attempts_added int, reenqueues_added int, deaths int, result_text text, result_value jsonb,
-        park_reason text, failure_key text)
+    FROM (
+        SELECT *
+        FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(task_id bigint, token bigint, new_status text, delay
+            float8, attempts_added int, reenqueues_added int, deaths int, result_text text, result_value
+            jsonb, park_reason text, failure_key text)
+        LIMIT (
+            SELECT 1000000
+        )
+    ) AS u
     LIMIT (
         SELECT 1000000
     )
@@ -1089,13 +1206,13 @@ RETURNING id;
 -- RetentionStatements.delete_attempts
 DELETE
 FROM "dbtaskqueue_attempt"
-WHERE id IN (
+WHERE id = ANY(ARRAY(
     SELECT id
     FROM "dbtaskqueue_attempt" AS t
     ORDER BY id
     LIMIT %(limit)s
     FOR NO KEY UPDATE OF t SKIP LOCKED
-)
+))
 AND finish_time <= statement_timestamp() + %(age)s * interval '1 second'
 RETURNING id;
 
@@ -1768,17 +1885,14 @@ WHERE id = ANY(ARRAY(
     ON t.id = u.task_id
     AND t.total_attempt = u.token
     WHERE t.status IN ('CREATED', 'PROCESSING')
-    AND ready_time <= statement_timestamp()
-    AND next_process_time <= statement_timestamp()
-    AND attempt < max_attempts
-    AND (tag IS NULL OR tag = ANY(%(tags)s::text[]))
-    AND NOT EXISTS (
+    AND (ready_time <= statement_timestamp() AND next_process_time <= statement_timestamp() AND attempt <
+        max_attempts AND (tag IS NULL OR tag = ANY(%(tags)s::text[])) AND NOT EXISTS (
         SELECT 1
         FROM "dbtaskqueue_queue" AS q
         WHERE q.name = %(queue_name)s
         AND q.paused_time IS NOT NULL
         AND (q.paused_until IS NULL OR q.paused_until > statement_timestamp())
-    )
+    )) IS TRUE
     FOR NO KEY UPDATE OF t SKIP LOCKED
 ))
 RETURNING id, queue_name, reference_number, attempt, reenqueue_attempt, total_attempt, max_attempts, priority,
@@ -1829,7 +1943,7 @@ GROUP BY x.q;
 -- Statements.delete_settled (one row)
 DELETE
 FROM "dbtaskqueue_task"
-WHERE id IN (
+WHERE id = ANY(ARRAY(
     SELECT t.id
     FROM "dbtaskqueue_task" AS t
     JOIN (
@@ -1838,7 +1952,7 @@ WHERE id IN (
     ON t.id = u.task_id
     AND t.total_attempt = u.token
     WHERE t.status IN ('PROCESSING')
-)
+))
 RETURNING id;
 
 -- Statements.held (one row)
@@ -2087,7 +2201,7 @@ AND t.total_attempt = u.token;
 UPDATE "dbtaskqueue_task"
 SET next_process_time = statement_timestamp() + greatest(coalesce(lease_seconds, %(lease)s), %(min_lease)s) *
     interval '1 second'
-WHERE id IN (
+WHERE id = ANY(ARRAY(
     SELECT t.id
     FROM "dbtaskqueue_task" AS t
     JOIN (
@@ -2097,7 +2211,7 @@ WHERE id IN (
     AND t.total_attempt = u.token
     WHERE t.status IN ('PROCESSING')
     FOR NO KEY UPDATE OF t SKIP LOCKED
-)
+))
 RETURNING id;
 
 -- Statements.to_history (one row)
@@ -2267,7 +2381,13 @@ WHERE id = ANY(ARRAY(
     FROM "dbtaskqueue_task" AS t
     JOIN (
         SELECT *
-        FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(task_id bigint, token bigint)
+        FROM (
+            SELECT *
+            FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(task_id bigint, token bigint)
+            LIMIT (
+                SELECT 1000000
+            )
+        ) AS u
         LIMIT (
             SELECT 1000000
         )
@@ -2275,18 +2395,15 @@ WHERE id = ANY(ARRAY(
     ON t.id = u.task_id
     AND t.total_attempt = u.token
     WHERE t.status IN ('CREATED', 'PROCESSING')
-    AND ready_time <= statement_timestamp()
-    AND next_process_time <= statement_timestamp()
-    AND attempt < max_attempts
-    AND (tag IS NULL OR tag = ANY(%(tags)s::text[]))
-    AND NOT coalesce(payload_type, '') = ANY(%(without)s::text[])
-    AND NOT EXISTS (
+    AND (ready_time <= statement_timestamp() AND next_process_time <= statement_timestamp() AND attempt <
+        max_attempts AND (tag IS NULL OR tag = ANY(%(tags)s::text[])) AND NOT coalesce(payload_type, '') =
+        ANY(%(without)s::text[]) AND NOT EXISTS (
         SELECT 1
         FROM "dbtaskqueue_queue" AS q
         WHERE q.name = %(queue_name)s
         AND q.paused_time IS NOT NULL
         AND (q.paused_until IS NULL OR q.paused_until > statement_timestamp())
-    )
+    )) IS TRUE
     FOR NO KEY UPDATE OF t SKIP LOCKED
 ))
 RETURNING id, queue_name, reference_number, attempt, reenqueue_attempt, total_attempt, max_attempts, priority,

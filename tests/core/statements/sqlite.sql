@@ -56,20 +56,17 @@ WHERE id IN (
     ON t.id = u.task_id
     AND t.total_attempt = u.token
     WHERE t.status IN ('CREATED', 'PROCESSING')
-    AND ready_time <= strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')
-    AND next_process_time <= strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')
-    AND attempt < max_attempts
-    AND (tag IS NULL OR tag IN (
+    AND (ready_time <= strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now') AND next_process_time <=
+        strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now') AND attempt < max_attempts AND (tag IS NULL OR tag IN (
         SELECT value
         FROM json_each(%(tags)s)
-    ))
-    AND NOT EXISTS (
+    )) AND NOT EXISTS (
         SELECT 1
         FROM "dbtaskqueue_queue" AS q
         WHERE q.name = %(queue_name)s
         AND q.paused_time IS NOT NULL
         AND (q.paused_until IS NULL OR q.paused_until > strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))
-    )
+    )) IS TRUE
 )
 RETURNING id, queue_name, reference_number, attempt, reenqueue_attempt, total_attempt, max_attempts, priority,
     payload_type, CAST(payload AS text), CAST(context AS text), CAST(create_time AS text), CAST(start_time AS
@@ -1310,20 +1307,17 @@ WHERE id IN (
     ON t.id = u.task_id
     AND t.total_attempt = u.token
     WHERE t.status IN ('CREATED', 'PROCESSING')
-    AND ready_time <= strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')
-    AND next_process_time <= strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')
-    AND attempt < max_attempts
-    AND (tag IS NULL OR tag IN (
+    AND (ready_time <= strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now') AND next_process_time <=
+        strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now') AND attempt < max_attempts AND (tag IS NULL OR tag IN (
         SELECT value
         FROM json_each(%(tags)s)
-    ))
-    AND NOT EXISTS (
+    )) AND NOT EXISTS (
         SELECT 1
         FROM "dbtaskqueue_queue" AS q
         WHERE q.name = %(queue_name)s
         AND q.paused_time IS NOT NULL
         AND (q.paused_until IS NULL OR q.paused_until > strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))
-    )
+    )) IS TRUE
 )
 RETURNING id, queue_name, reference_number, attempt, reenqueue_attempt, total_attempt, max_attempts, priority,
     payload_type, CAST(payload AS text), CAST(context AS text), CAST(create_time AS text), CAST(start_time AS
@@ -1696,24 +1690,20 @@ WHERE id IN (
     ON t.id = u.task_id
     AND t.total_attempt = u.token
     WHERE t.status IN ('CREATED', 'PROCESSING')
-    AND ready_time <= strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')
-    AND next_process_time <= strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')
-    AND attempt < max_attempts
-    AND (tag IS NULL OR tag IN (
+    AND (ready_time <= strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now') AND next_process_time <=
+        strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now') AND attempt < max_attempts AND (tag IS NULL OR tag IN (
         SELECT value
         FROM json_each(%(tags)s)
-    ))
-    AND NOT coalesce(payload_type, '') IN (
+    )) AND NOT coalesce(payload_type, '') IN (
         SELECT value
         FROM json_each(%(without)s)
-    )
-    AND NOT EXISTS (
+    ) AND NOT EXISTS (
         SELECT 1
         FROM "dbtaskqueue_queue" AS q
         WHERE q.name = %(queue_name)s
         AND q.paused_time IS NOT NULL
         AND (q.paused_until IS NULL OR q.paused_until > strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))
-    )
+    )) IS TRUE
 )
 RETURNING id, queue_name, reference_number, attempt, reenqueue_attempt, total_attempt, max_attempts, priority,
     payload_type, CAST(payload AS text), CAST(context AS text), CAST(create_time AS text), CAST(start_time AS
