@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Container, Iterable
 from datetime import timedelta
 from typing import TypeVar
 
@@ -13,6 +14,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core import codecs, masking
 from django_dbtaskqueue.core.retry import AnyPolicy
+from django_dbtaskqueue.flow.enqueue import expect_payloads
 from django_dbtaskqueue.flow.run import Processor
 
 F = TypeVar("F", bound=Callable[..., object])
@@ -20,6 +22,7 @@ PARSED = {"retry", "timeout", "reenqueue"}  # durations and policies may be text
 OF_QUEUE = {"lease", "max_attempts"}  # declared by a processor, in force for its queue
 
 _processors: dict[str, dict[str | None, Processor]] = {}
+_found: dict[str, dict[str | None, Processor]] = {}  # of each queue its processors by each name that a row may have
 _watchers: list[Callable[[str], None]] = []
 _lock = threading.Lock()
 
@@ -42,9 +45,11 @@ def processor(
     """Register the decorated function (sync or async), or class with a ``process(task)`` method, for a queue.
 
     ``payload``: a dataclass or pydantic model the JSON payload is decoded to; None hands over plain JSON. One queue
-    may have a processor per payload type. ``retry``: a policy, or a mapping of exception classes to policies (None:
-    never retried). ``max_attempts`` counts the first one. ``timeout`` bounds one run, ``lease`` is renewed while it
-    runs. ``reenqueue``: the policy of a reenqueue without a delay, which is an error where there is none.
+    may have a processor per payload type, which rows name by the dotted path of the class, or by its attribute
+    ``payload_type`` (a text): with that, the class can move to another module. ``retry``: a policy, or a mapping of
+    exception classes to policies (None: never retried). ``max_attempts`` counts the first one. ``timeout`` bounds one
+    run, ``lease`` is renewed while it runs. ``reenqueue``: the policy of a reenqueue without a delay, which is an error
+    where there is none.
 
     ``mode="separate"``: the outcome is stored after the function returned; at least once. ``mode="atomic"``: the
     function and its outcome are one transaction on the queue's database, begun after the checkout was committed; an
@@ -105,7 +110,7 @@ def register(
         _refuse_second(made)
         of_queue = {**_processors.get(queue, {}), made.payload_type: made}
         conf.declare(queue, **_declarations(of_queue.values()))
-        _processors[queue] = of_queue  # never changed in place: others read it without the lock
+        _replace(queue, of_queue)
     for appeared in tuple(_watchers):
         appeared(queue)
     return made
@@ -116,9 +121,7 @@ def unregister(queue: str, payload: type | None = None) -> None:
     unwanted = None if payload is None else codecs.type_name(payload)
     with _lock:
         of_queue = {name: made for name, made in _processors.get(queue, {}).items() if name != unwanted}
-        _processors[queue] = of_queue
-        if not of_queue:
-            del _processors[queue]
+        _replace(queue, of_queue)
 
 
 def watch(appeared: Callable[[str], None]) -> None:
@@ -135,12 +138,10 @@ def find(queue: str, payload_type: str | None) -> Processor | None:
     """Return the processor of this payload type on this queue.
 
     A row without a type goes to the queue's processor of plain JSON, or to its only processor. A row with a type waits
-    for a processor of that type, because a processor of plain JSON does not know the type.
+    for a processor of that type, because a processor of plain JSON does not know the type. A row of version 0.1 names
+    the class without its module: it goes to the queue's only class of that name, and waits if there are two.
     """
-    of_queue = _processors.get(queue, {})
-    if payload_type is None and len(of_queue) == 1:
-        return next(iter(of_queue.values()))
-    return of_queue.get(payload_type)
+    return _found.get(queue, {}).get(payload_type)
 
 
 def queues() -> list[str]:
@@ -149,8 +150,13 @@ def queues() -> list[str]:
 
 
 def payload_types(queue: str) -> list[str]:
-    """Return the payload types this process can handle on ``queue``."""
-    return sorted(name for name in _processors.get(queue, {}) if name is not None)
+    """Return the payload types this process can handle on ``queue``, by each name that a row may have."""
+    return sorted(name for name in _found.get(queue, {}) if name is not None)
+
+
+def types_of(queue: str, processors: Container[Processor]) -> list[str]:
+    """Return the payload types that these processors take; '' is a row without a type."""
+    return sorted(name or "" for name, made in _found.get(queue, {}).items() if made in processors)
 
 
 def processors(queue: str) -> tuple[Processor, ...]:
@@ -170,9 +176,24 @@ def restore(saved: Snapshot) -> None:
     """Put registrations back to a ``snapshot``: tests that register processors use it."""
     processors, declared = saved
     with _lock:
-        _processors.clear()
-        _processors.update(processors)
+        for queue in {*_processors, *processors}:
+            _replace(queue, processors.get(queue, {}))
         conf.redeclare(declared)
+
+
+def _replace(queue: str, of_queue: dict[str | None, Processor]) -> None:
+    """Set a queue's processors. No dict of one queue is changed in place: others read it without the lock."""
+    classes = {made.payload: made for made in of_queue.values() if made.payload is not None}
+    expect_payloads(queue, {codecs.type_name(cls): cls for cls in classes})
+    if not of_queue:
+        _processors.pop(queue, None)
+        _found.pop(queue, None)
+        return
+    times = Counter(map(codecs.short_name, classes))
+    short = {name: made for cls, made in classes.items() if times[name := codecs.short_name(cls)] == 1}
+    only = {None: next(iter(of_queue.values()))} if len(of_queue) == 1 else {}
+    _found[queue] = {**short, **only, **of_queue}
+    _processors[queue] = of_queue
 
 
 def _check(made: Processor) -> None:

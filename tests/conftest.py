@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -40,7 +40,7 @@ from tests.emptying import teardown
 from tests.patience import DEFAULT_S, patience
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from django.db.backends.base.base import BaseDatabaseWrapper
     from pyspark.sql import SparkSession
@@ -58,6 +58,7 @@ class ProcessDatabase:
 
     vendor: str
     url: str
+    extra: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def env(self) -> dict[str, str]:
@@ -67,7 +68,7 @@ class ProcessDatabase:
             "PYTHONPATH": str(REPOSITORY),
             "PYTHONUNBUFFERED": "1",
         }
-        return {**os.environ, **ours}
+        return {**os.environ, **ours, **self.extra}
 
     def run(self, *arguments: str, timeout: float = DEFAULT_S) -> subprocess.CompletedProcess[str]:
         """Run ``manage.py`` with the arguments to its end, and fail with its output if it fails."""

@@ -213,7 +213,7 @@ def test_recursive_classes() -> None:
 
 def test_plain_json_stays_readable() -> None:
     name, plain = codecs.encode(claim())
-    assert name == "Claim"
+    assert name == f"{__name__}.Claim"
     assert isinstance(plain, dict)
     assert "kind" not in plain
     assert "total" not in plain
@@ -334,8 +334,8 @@ def test_registered_names() -> None:
 
     assert codecs.type_name(Named) == "claims.v2"
     assert codecs.encode(Named(1)) == ("claims.v2", {"id": 1})
-    assert codecs.type_name(Odd) == Odd.__qualname__
-    assert codecs.type_name(Claim) == "Claim"
+    assert codecs.type_name(Odd) == f"{__name__}.{Odd.__qualname__}"
+    assert codecs.type_name(Claim) == f"{__name__}.Claim"
 
 
 # --- what is refused ---
@@ -577,7 +577,7 @@ FLIGHT = Flight(flightNumber=1545, day=dt.date(2013, 1, 1), delay=dt.timedelta(m
 )
 def test_pydantic_models_come_back_equal(value: Any) -> None:
     name, plain = codecs.encode(value)
-    assert name == type(value).__name__
+    assert name == f"{__name__}.{type(value).__name__}"
     back = codecs.decode(type(value), json.loads(json.dumps(plain)))
     assert type(back) is type(value)
     assert back == value

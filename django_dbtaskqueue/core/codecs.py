@@ -28,6 +28,7 @@ from django_dbtaskqueue.core.json import path_of, short_repr
 
 NONE_TYPE = type(None)
 JSON_TYPES: Set[type] = frozenset({dict, list, str, int, float, bool, NONE_TYPE})
+MAX_TYPE_NAME = 200  # characters of the column
 ANY_JSON = typing.Any  # as an annotation: JSON that stays as it is
 Step = Callable[..., object]  # takes one value, and each step takes values of its own type only
 K = TypeVar("K")
@@ -59,9 +60,24 @@ class _Codec:
 
 
 def type_name(cls: type) -> str:
-    """Return the registered name of a payload class: ``payload_type`` if that is a str, else the qualified name."""
+    """Return a payload class as rows name it: its ``payload_type`` if that is a str, else its dotted path."""
+    name = _given_name(cls) or f"{cls.__module__}.{cls.__qualname__}"
+    if len(name) > MAX_TYPE_NAME:
+        raise PayloadError(
+            f"the name {name!r} has over {MAX_TYPE_NAME} characters. Give the class a shorter one: payload_type = '…'",
+            path=cls.__qualname__,
+        )
+    return name
+
+
+def short_name(cls: type) -> str:
+    """Return the name of a payload class without its module: how unions, and rows of version 0.1, name it."""
+    return _given_name(cls) or cls.__qualname__
+
+
+def _given_name(cls: type) -> str | None:
     name = getattr(cls, "payload_type", None)
-    return name if isinstance(name, str) else cls.__qualname__
+    return name if isinstance(name, str) and name else None
 
 
 def encode(value: object, declared: object = None) -> tuple[str | None, object]:
@@ -175,7 +191,7 @@ def _make(hint: object, memo: dict[object, _Codec]) -> _Codec:
     if _is_model(hint):
         write = partial(hint.model_dump, mode="json", round_trip=True, warnings="error")
         read = partial(hint.model_validate_json, by_name=True, by_alias=True)
-        return _codec(type_name(hint), JSON_TYPES, {hint}, write, lambda plain: read(json.dumps(plain)))
+        return _codec(short_name(hint), JSON_TYPES, {hint}, write, lambda plain: read(json.dumps(plain)))
     if isinstance(hint, type) and _is_record(hint):
         return _record(hint, memo)
     raise PayloadError(f"{hint!r} has no JSON form. Use a dataclass, container, number, date, str, Enum or Any")
@@ -276,7 +292,7 @@ def _record(cls: type, memo: dict[object, _Codec]) -> _Codec:
         return _convert_each("encode", ((name, codec, getattr(value, name)) for name, codec in codecs.items()))
 
     exact = {dict if typing.is_typeddict(cls) else cls}
-    memo[cls] = _codec(type_name(cls), {dict}, exact, write, lambda plain: cls(**convert("decode", plain)))
+    memo[cls] = _codec(short_name(cls), {dict}, exact, write, lambda plain: cls(**convert("decode", plain)))
     for name, hint in hints.items():  # after memo[cls] is set: a field may refer to its own class
         try:
             codecs[name] = _build(hint, memo)

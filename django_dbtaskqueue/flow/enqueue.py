@@ -33,6 +33,9 @@ PLAIN_COLUMNS = tuple((column.name, column.db) for column in ENQUEUED if column.
 JSON_COLUMNS = tuple((column.name, column.db) for column in ENQUEUED if column.type == "jsonb")
 
 
+_payload_classes: dict[str, dict[str, type]] = {}  # of each queue with processors here, by type name
+
+
 def enqueue(
     queue: str,
     reference: str | None = None,
@@ -68,6 +71,8 @@ def enqueue(
     alias = alias_for(queue, using)
     settings = overrides.queue_settings(queue, alias)
     row = row_of(options, settings)
+    if row["payload_type"] is not None:
+        check_payload_class(queue, row["payload_type"], type(payload))
     if on_duplicate not in ON_DUPLICATE:
         check_choice("on_duplicate", on_duplicate, ON_DUPLICATE)
 
@@ -205,6 +210,31 @@ def constants(settings: conf.QueueSettings) -> dict[str, Any] | None:
     except EnqueueError:
         return None
     return None if row["ttl"] is not None else row
+
+
+def expect_payloads(queue: str, classes: dict[str, type]) -> None:
+    """Note the payload classes, by type name, that the processors of ``queue`` in this process take."""
+    _payload_classes[queue] = classes
+
+
+def check_payload_class(queue: str, payload_type: str, cls: type) -> None:
+    """Refuse a payload that the queue's processor would decode as another class of the same name."""
+    known = _payload_classes.get(queue)
+    if not known or known.get(payload_type) is cls:
+        return
+    short = codecs.short_name(cls)
+    rivals = [known[payload_type]] if payload_type in known else known.values()
+    for theirs in [_path(rival) for rival in rivals if codecs.short_name(rival) == short]:
+        if theirs != _path(cls):  # else its module was imported again
+            raise PayloadError(
+                f"it is a {_path(cls)}, and the processor of queue {queue!r} takes a {theirs}, another class of that "
+                f"name. Enqueue a {theirs}, or register a processor for {_path(cls)}. Classes with a payload_type of "
+                "their own need two different ones"
+            )
+
+
+def _path(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
 
 
 def row_of(options: Mapping[str, Any], settings: conf.QueueSettings) -> dict[str, Any]:

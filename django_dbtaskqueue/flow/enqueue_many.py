@@ -32,6 +32,7 @@ from django_dbtaskqueue.flow.enqueue import (
     MAX_KEY_LENGTH,
     ON_DUPLICATE,
     check_choice,
+    check_payload_class,
     constants,
     is_payload,
     joined,
@@ -90,7 +91,7 @@ def enqueue_many(
     sessions = {alias: Session.on(alias, model_for(queue)) for alias in aliases_of(queue, using)}
     settings = queue_settings(queue, next(iter(sessions)))
     rejections: list[Rejection] = []
-    chunks = Chunks(items, settings, list(sessions), rejections if on_invalid == "reject" else None)
+    chunks = Chunks(queue, items, settings, list(sessions), rejections if on_invalid == "reject" else None)
     done = Counter(enqueued=0, ignored=0, replaced=0)
     with ExitStack() as stack:
         for alias in sessions:
@@ -251,8 +252,14 @@ class Chunks:
     """Reads items as needed; yields what each database gets with one statement. Bad items raise, or are rejections."""
 
     def __init__(
-        self, items: Iterable[Any], settings: QueueSettings, aliases: list[str], rejections: list[Rejection] | None
+        self,
+        queue: str,
+        items: Iterable[Any],
+        settings: QueueSettings,
+        aliases: list[str],
+        rejections: list[Rejection] | None,
     ) -> None:
+        self._queue = queue
         self._items = iter(items)
         self._read = 0
         self._settings = settings
@@ -303,6 +310,8 @@ class Chunks:
         references, values = columns
         try:
             payload_type, plain = _encoded(values)
+            if payload_type is not None:
+                check_payload_class(self._queue, payload_type, type(values[0]))
         except PayloadError:
             return None
         written = dumps_many(plain, limits=self._limits)
@@ -317,6 +326,8 @@ class Chunks:
             try:
                 options = options_of(index, item)
                 row = row_of(options, self._settings)
+                if row["payload_type"] is not None:
+                    check_payload_class(self._queue, row["payload_type"], type(options.get("payload")))
             except EnqueueError as error:
                 named = _named(index, error)
                 if self._rejections is None:

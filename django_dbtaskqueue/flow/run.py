@@ -17,7 +17,7 @@ from contextlib import nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeGuard
 
 from django.db import transaction
 from django.db.utils import InterfaceError, OperationalError
@@ -109,6 +109,11 @@ def refusal(lease: Lease, processor: Processor | None, expired: str) -> Complete
     except ValueError as error:  # a time that the database lets pass, but Python does not
         return Park(f"{UNREADABLE}: {error}")
     return Park(no_handler(lease.queue, lease.payload_type)) if processor is None else None
+
+
+def is_without_handler(refused: Settlement | None) -> TypeGuard[Park]:
+    """Whether a task is refused for want of a processor here."""
+    return isinstance(refused, Park) and refused.reason.startswith(NO_HANDLER)
 
 
 def no_handler(queue: str, payload_type: str | None) -> str:

@@ -79,6 +79,13 @@ def queue_names_in(reported: object) -> list[str]:
     return [str(one.get("queue")) if isinstance(one, dict) else str(one) for one in found]
 
 
+def payload_types_in(reported: object, queue: str) -> list[str]:
+    """Return the payload types of one queue in ``Poller.queues``; none where an older version reported."""
+    found = reported if isinstance(reported, list) else []
+    served = [one for one in found if isinstance(one, dict) and one.get("queue") == queue]
+    return [str(name) for one in served for name in one.get("types", ())]
+
+
 class DeletedTasks(models.Model):
     """Counted deletions. Only ever inserted, in the deleting transaction, so that no two deleters wait for a row."""
 

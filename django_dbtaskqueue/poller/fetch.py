@@ -14,7 +14,7 @@ from django_dbtaskqueue.core.outcomes import Release, Settlement
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow import checkout, observe, settle
 from django_dbtaskqueue.flow.checkout import QueueShare
-from django_dbtaskqueue.flow.run import Processor, refusal
+from django_dbtaskqueue.flow.run import Processor, is_without_handler, refusal
 from django_dbtaskqueue.flow.scan import SCAN_NOW
 from django_dbtaskqueue.poller.crash_isolation import CrashIsolation
 from django_dbtaskqueue.poller.executors import Done, Executor, Job
@@ -28,7 +28,14 @@ from django_dbtaskqueue.poller.free_slots import (
     processor_slots,
     share_of,
 )
-from django_dbtaskqueue.poller.queue_state import ConnectionSet, Options, QueueState, find_next_due, unpark
+from django_dbtaskqueue.poller.queue_state import (
+    ConnectionSet,
+    Options,
+    QueueState,
+    find_next_due,
+    leave_to_others,
+    unpark,
+)
 from django_dbtaskqueue.poller.settle_batches import Counts, Settler
 
 logger = logging.getLogger("django_dbtaskqueue")
@@ -143,6 +150,7 @@ class Fetcher:
                 or queue.unpark_due
                 or queue.reply_lost
                 or queue.full_processors
+                or queue.foreign_types
                 or self.capacity.options.once
             )
         )
@@ -207,6 +215,8 @@ class Fetcher:
                 self._release_unknown(session, queue)
             if queue.unpark_due:
                 unpark(session, queue)
+            if queue.foreign_types and monotonic() >= queue.foreign_until:
+                leave_to_others(session, queue, queue.foreign_types, self.instance)
             if queue.placement.one_limit:
                 got = self._take(session, queue, asked)
             else:
@@ -272,7 +282,9 @@ class Fetcher:
         jobs: list[Job] = []
         given = [(queue, part.taken) for queue, part in zip(queues, parts, strict=True) if part.taken]
         for queue, leases in given:
-            jobs += self._jobs(queue, [lease for lease in leases if lease not in released] if released else leases)
+            jobs += self._jobs(
+                session, queue, [lease for lease in leases if lease not in released] if released else leases
+            )
         self.capacity.executors.submit(jobs, fast=all(queue.is_fast() for queue, _ in given))
 
     def _take_by_processor(self, session: Session, queue: QueueState, asked: int) -> int:
@@ -289,21 +301,21 @@ class Fetcher:
             limit = min([asked - got, *fitting.values()]) if fitting else 0
             if limit <= 0:
                 return got
-            without = tuple(sorted([processor.payload_type or "" for processor in queue.full_processors]))
-            taken = self._take(session, queue, limit, without)
+            taken = self._take(session, queue, limit)
             got += taken
             if taken < limit:
                 return got
             least = min(fitting.values())
             served |= {each for each, slots in fitting.items() if slots == least}
 
-    def _take(self, session: Session, queue: QueueState, asked: int, without: tuple[str, ...] = ()) -> int:
+    def _take(self, session: Session, queue: QueueState, asked: int) -> int:
         """Check out of one queue and submit to the executors; return how many tasks there were."""
         if queue.strategy is None:
             if queue.settings.paused:
                 session.run(session.sql.start_paused, {"queue_name": queue.name})
             queue.strategy = checkout.strategy_for(session, queue.settings.strategy)
-        cursor = queue.cursor_without(without) if without else queue.cursor
+        without = queue.left_out()
+        cursor = queue.cursor_without(without)
         if self._isolation.active():
             cursor.next_full_scan = SCAN_NOW
         leases = checkout.take(
@@ -323,11 +335,11 @@ class Fetcher:
         kept = leases
         if not self.capacity.options.once:
             kept = self._isolation.sift(session, leases, alone=self.capacity.reserved == asked)
-        if kept and (jobs := self._jobs(queue, kept)):
+        if kept and (jobs := self._jobs(session, queue, kept)):
             self.capacity.executors.submit(jobs, fast=queue.is_fast())
         return len(leases)
 
-    def _jobs(self, queue: QueueState, leases: list[Lease]) -> list[Job]:
+    def _jobs(self, session: Session, queue: QueueState, leases: list[Lease]) -> list[Job]:
         """Return the jobs of plain processors; submit those of other processors."""
         self._settler.held.update(leases)
         self.capacity.counts.started += len(leases)
@@ -340,6 +352,7 @@ class Fetcher:
         jobs: list[Job] = []
         isolated: list[Job] = []
         special: dict[Processor, list[Lease]] = {}
+        unknown: list[tuple[Lease, Settlement]] = []
         for lease in leases:
             if lease.lease_seconds is not None:
                 self._expect_lease(queue, lease.lease_seconds)
@@ -347,7 +360,10 @@ class Fetcher:
             processor = registry.find(lease.queue, lease.payload_type)
             refused = refusal(lease, processor, queue.settings.expired)
             if refused is not None or processor is None:
-                self._refuse(lease, refused)
+                if is_without_handler(refused):
+                    unknown.append((lease, refused))
+                else:
+                    self._refuse(lease, refused)
             elif lease.lost_leases and self.capacity.executors.isolates(processor):
                 isolated.append(Job(lease, processor))
             elif processor.plain:
@@ -356,11 +372,23 @@ class Fetcher:
                 special.setdefault(processor, []).append(lease)
         if isolated:
             self.capacity.executors.submit_isolated(isolated)
+        if unknown:
+            self._refuse_unknown(session, queue, unknown)
         if late:
             queue.lengthen_leases()
         for processor, batch in special.items():
             self.capacity.executors.submit_special(processor, batch)
         return jobs
+
+    def _refuse_unknown(self, session: Session, queue: QueueState, unknown: list[tuple[Lease, Settlement]]) -> None:
+        """Give tasks without a processor here to a poller that has one; park them if there is no such poller."""
+        types = {lease.payload_type or "" for lease, _ in unknown}
+        leave_to_others(session, queue, queue.foreign_types | types, self.instance)
+        for lease, parked in unknown:
+            if (lease.payload_type or "") in queue.foreign_types:
+                self._settler.finish(Done(lease, Release(), 0.0), idle=True)
+            else:
+                self._refuse(lease, parked)
 
     def _refuse(self, lease: Lease, refused: Settlement | None) -> None:
         if refused is not None and refused.facts.parks:
@@ -374,6 +402,8 @@ class Fetcher:
             return False
         tags = session.sql.dialect.array(self.capacity.options.tags)
         params = {"queue_name": queue.name, "horizon": DRAIN_HORIZON_SECONDS, "tags": tags}
+        if queue.foreign_types:
+            session, params["without"] = session.narrowed(), session.sql.dialect.array(sorted(queue.foreign_types))
         if not session.run(session.sql.soon, params):
             return True
         queue.next_poll = min(queue.next_poll, monotonic() + queue.settings.poll_interval.total_seconds())

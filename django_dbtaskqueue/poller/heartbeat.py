@@ -19,10 +19,11 @@ from time import monotonic
 from django.core.exceptions import ImproperlyConfigured
 from django.db.models.functions import Now
 
-from django_dbtaskqueue import models
+from django_dbtaskqueue import models, registry
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.conf.settings import QueueSettings
 from django_dbtaskqueue.core import __version__
+from django_dbtaskqueue.core.durations import next_pause
 from django_dbtaskqueue.core.threads import WatchedThread
 from django_dbtaskqueue.db.liveness import ANSWER_TIMEOUT_S
 from django_dbtaskqueue.db.session import Session
@@ -38,7 +39,9 @@ from django_dbtaskqueue.poller.queue_state import QueueState, setting_text, unpa
 logger = logging.getLogger("django_dbtaskqueue")
 
 TIMEOUT_CHECK_SECONDS = 0.25
-UNPARK_SECONDS = 30.0  # between two checks for parked tasks that have a processor by now
+# Between two checks for parked tasks that have a processor by now: after a check that found some, and at most. Pollers
+# of an older release park what they take of a type that is new.
+UNPARK_SECONDS = 1.0, 30.0
 MAX_RUNNING_SHOWN = 20  # running tasks in one heartbeat
 RESCUE_SECONDS = 5.0  # at most, between two checks of one queue for tasks to rescue
 EARLY_RESCUE_SHARE = 0.2  # of that time: a queue may be checked so much earlier, together with other queues
@@ -121,7 +124,12 @@ class Heartbeat:
             "pid": getpid(),
             "version": __version__,
             "queues": [
-                {"queue": queue.name, "weight": queue.weight, "idle_seconds": int(now - queue.taken_at)}
+                {
+                    "queue": queue.name,
+                    "weight": queue.weight,
+                    "idle_seconds": int(now - queue.taken_at),
+                    "types": registry.types_of(queue.name, registry.processors(queue.name)),
+                }
                 for queue in poller.queues.values()
             ],
             "state": state or poller.state,
@@ -167,7 +175,9 @@ class Heartbeat:
     def _unpark(self, queue: QueueState) -> float:
         if unpark(Session.on(queue.port.alias, queue.port.model), queue):
             self._poller.wake(queue.name)
-        return UNPARK_SECONDS * random.uniform(0.9, 1.1)
+            queue.unpark_pause = 0.0
+        queue.unpark_pause = next_pause(queue.unpark_pause, *UNPARK_SECONDS)
+        return queue.unpark_pause * random.uniform(0.9, 1.1)
 
 
 # -- operators' settings -----------------------------------------------------------------------------------------------

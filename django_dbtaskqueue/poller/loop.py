@@ -169,7 +169,7 @@ class Poller:
     def _registered(self, queue: str) -> None:
         """Unpark the queue's tasks: a processor for them was registered in this process."""
         for state in self._by_name.get(queue, ()):
-            state.unpark_due = True
+            state.unpark_due, state.foreign_until = True, 0.0
         self.wake(queue)
 
     # -- the loop ----------------------------------------------------------------------------------------------------

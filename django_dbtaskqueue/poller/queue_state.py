@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import random
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from time import monotonic
 from typing import Any, NamedTuple
 
 from django_dbtaskqueue import registry
+from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.conf.settings import QueueSettings
 from django_dbtaskqueue.core import retry
 from django_dbtaskqueue.core.durations import format_duration, next_pause
@@ -20,12 +23,16 @@ from django_dbtaskqueue.flow.checkout import Strategy
 from django_dbtaskqueue.flow.run import Processor
 from django_dbtaskqueue.flow.scan import ScanCursor
 from django_dbtaskqueue.flow.settle import SettlePort
-from django_dbtaskqueue.models import AbstractTask
+from django_dbtaskqueue.models import AbstractTask, Poller
+from django_dbtaskqueue.models.control import payload_types_in
+from django_dbtaskqueue.operations.queue_stats import MISSED_HEARTBEATS
 from django_dbtaskqueue.poller.executors import Executor
 
 logger = logging.getLogger("django_dbtaskqueue")
 
 MIN_LIKELY_READY_TASKS = 20  # that a full fetch suggests are left
+FOREIGN_TYPES_SECONDS = 10.0  # between two looks whether other pollers still have a processor for what we leave out
+POLLER_TABLE = f'"{Poller._meta.db_table}"'
 POLL_JITTER = (0.8, 1.2)  # factors of the idle pause
 FAST_TASK_SECONDS = 0.0002
 # After a lease that ran out before its task reached the poller, leases last at least so long: at first, and at most.
@@ -85,7 +92,10 @@ class QueueState:
     alone: bool = False  # a fetch of several queues failed: its next fetch says whether it is this one's fault
     reply_lost: bool = False  # a fetch failed, but may have taken tasks
     unpark_due: bool = True  # parked tasks may have a processor by now
+    unpark_pause: float = 0.0  # seconds between two checks of the heartbeat for such tasks
     full_processors: frozenset[Processor] = frozenset()  # those without a free slot at the last fetch
+    foreign_types: frozenset[str] = frozenset()  # payload types that only other pollers have a processor for
+    foreign_until: float = 0.0  # when to ask again whether they have one
     cursors: dict[tuple[str, ...], ScanCursor] = field(default_factory=dict)  # by the payload types left out
     placement: Placement = UNPLACED  # its processors and executors, as of the last fetch
 
@@ -97,8 +107,16 @@ class QueueState:
         self.port.group_retry = settings.group_retry
         self.port.reenqueue = settings.reenqueue if "reenqueue" in self.overrides else None
 
+    def left_out(self) -> tuple[str, ...]:
+        """Return the payload types that fetches leave out at present; '' stands for none."""
+        if not (self.full_processors or self.foreign_types):
+            return ()
+        return tuple(sorted({*registry.types_of(self.name, self.full_processors), *self.foreign_types}))
+
     def cursor_without(self, types: tuple[str, ...]) -> ScanCursor:
         """Return the scan cursor of fetches that leave out some payload types: they scan from elsewhere."""
+        if not types:
+            return self.cursor
         cursor = self.cursors.setdefault(types, ScanCursor(self.name))
         cursor.max_wait = self.cursor.max_wait
         return cursor
@@ -134,9 +152,10 @@ class QueueState:
         tenth = self.settings.lease.total_seconds() / 10  # so that an orphan starts soon after its lease ran out
         first = min(self.settings.poll_interval.total_seconds(), tenth)
         longest = max(first, min(self.settings.idle_interval.total_seconds(), tenth))
-        if not self.full_scan_awaited and self.cursor.next_full_scan > now:
+        next_full_scan = self.cursor_without(self.left_out()).next_full_scan
+        if not self.full_scan_awaited and next_full_scan > now:
             self.full_scan_awaited = True  # one more full scan soon finds the rows behind the watermark
-            wait = self.cursor.next_full_scan - now
+            wait = next_full_scan - now
         else:
             self.idle_pause = next_pause(self.idle_pause, first, longest)
             wait = self.idle_pause * random.uniform(*POLL_JITTER)
@@ -164,6 +183,23 @@ def unpark(session: Session, queue: QueueState) -> int:
     if count:
         logger.info("%s parked tasks of %s have a processor in this poller and are ready again", count, queue.name)
     return count
+
+
+def leave_to_others(session: Session, queue: QueueState, types: Iterable[str], instance: str) -> None:
+    """Leave out those payload types that have no processor here, but in another poller that is alive.
+
+    In a rolling release, tasks of a new type stay ready for the pollers of the new release.
+    """
+    queue.foreign_until = monotonic() + FOREIGN_TYPES_SECONDS  # before the look: a new processor ends it
+    dialect = session.sql.dialect
+    alive = f"state <> 'STOPPED' AND heartbeat_time > {dialect.later('%(seconds)s')}"
+    sql = f"SELECT {dialect.text('queues')} FROM {POLLER_TABLE} WHERE instance <> %(instance)s AND {alive}"  # noqa: S608 -- the name of a model
+    since = -MISSED_HEARTBEATS * conf.settings().heartbeat.total_seconds()
+    rows = session.run(sql, {"instance": instance, "seconds": since})
+    served = {name for (text,) in rows for name in payload_types_in(json.loads(text), queue.name)}
+    queue.foreign_types = frozenset(
+        name for name in types if name in served and registry.find(queue.name, name or None) is None
+    )
 
 
 def find_next_due(session: Session, queue: QueueState) -> float | None:

@@ -33,7 +33,7 @@ class Card:
 def shares(items: Any) -> list[Batch]:
     return [
         share
-        for one in Chunks(items, queue_settings("parcels", "default"), ["default"], None)
+        for one in Chunks("parcels", items, queue_settings("parcels", "default"), ["default"], None)
         for share in one.values()
     ]
 
@@ -146,7 +146,7 @@ def test_large_payloads_make_small_statements(settings: Any) -> None:
             yield None, "x" * 2**20
 
     sizes = []
-    for chunk in Chunks(items(), queue_settings("parcels", "default"), ["default"], None):
+    for chunk in Chunks("parcels", items(), queue_settings("parcels", "default"), ["default"], None):
         sizes += map(len, chunk.values())
         assert read == sum(sizes)
     assert sum(sizes) == 50

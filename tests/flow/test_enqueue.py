@@ -168,7 +168,7 @@ def test_a_plain_payload_comes_back(alias: str, payload: Any) -> None:
 def test_a_typed_payload_comes_back_as_the_same_type_and_value(alias: str) -> None:
     parcel = Parcel(Decimal("1.50"), date(2013, 1, 31), ["JFK", "LGA"])
     task = Task.objects.using(alias).get(pk=enqueue("parcels", payload=parcel, using=alias).pk)
-    assert task.payload_type == "Parcel"
+    assert task.payload_type == f"{Parcel.__module__}.Parcel"
     assert codecs.decode(Parcel, task.payload) == parcel
 
 

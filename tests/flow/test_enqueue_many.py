@@ -55,7 +55,7 @@ def test_every_form_of_item(alias: str) -> None:
     assert rows == [
         ("mapping", {"n": 1}, None),
         ("pair", [2], None),
-        (None, {"to": "you"}, "Letter"),
+        (None, {"to": "you"}, f"{Letter.__module__}.Letter"),
         (None, None, None),
     ]
     first = Task.objects.using(alias).get(reference="mapping")
@@ -239,7 +239,7 @@ def test_the_manager_is_the_function(alias: str) -> None:
 def test_the_async_twins_keep_the_same_promises(alias: str) -> None:
     async def story() -> None:
         task = await aenqueue("parcels", "r", Letter("you"), priority=2, using=alias)
-        assert (task.reference, task.priority, task.payload_type) == ("r", 2, "Letter")
+        assert (task.reference, task.priority, task.payload_type) == ("r", 2, f"{Letter.__module__}.Letter")
         with pytest.raises(DuplicateTask):
             await aenqueue("parcels", "r", using=alias)
         assert await aenqueue_many(

@@ -7,12 +7,12 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
 
-from django_dbtaskqueue import enqueue, enqueue_many, processor, registry
+from django_dbtaskqueue import PayloadError, enqueue, enqueue_many, processor, registry
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.models import Task
@@ -30,6 +30,9 @@ class Letter:
 @dataclass
 class Crate:
     weight: int
+
+
+LETTER, CRATE = f"{__name__}.Letter", f"{__name__}.Crate"  # as rows name them
 
 
 class Meter:
@@ -101,7 +104,7 @@ def test_a_full_type_keeps_nobody_from_his_turn(site: Site, is_async: bool) -> N
         # When the crates stand still
         assert crates.started.acquire(timeout=PATIENCE) and crates.started.acquire(timeout=PATIENCE)
         # Then every letter is delivered, and no more crates are held than may be moved
-        until(lambda: site.tasks(payload_type="Letter", status="COMPLETED").count() == 20)
+        until(lambda: site.tasks(payload_type=LETTER, status="COMPLETED").count() == 20)
         assert (crates.running, len(poller.settler.held)) == (2, 2)
         crates.gate.set()
     assert (crates.most, crates.total) == (2, 30)
@@ -253,7 +256,7 @@ def test_a_second_handler_of_a_type_is_refused() -> None:
     processor(QUEUE, payload=Crate)(first)
     with pytest.raises(ImproperlyConfigured, match="would be a second one"):
         processor(QUEUE, payload=Crate)(second)
-    assert registry.find(QUEUE, "Crate").function is first  # type: ignore[union-attr]
+    assert registry.find(QUEUE, CRATE).function is first  # type: ignore[union-attr]
 
 
 def test_two_handlers_declare_different_things_of_their_queue_together() -> None:
@@ -267,10 +270,62 @@ def test_two_handlers_that_contradict_each_other_about_their_queue_are_refused()
     processor(QUEUE, payload=Crate, max_attempts=7)(lambda task: None)
     with pytest.raises(ImproperlyConfigured, match="max_attempts=8, but another processor of the queue says 7"):
         processor(QUEUE, payload=Letter, max_attempts=8)(lambda task: None)
-    assert registry.find(QUEUE, "Letter") is None
+    assert registry.find(QUEUE, LETTER) is None
 
 
 @pytest.mark.parametrize("value", [0, -1, 1.5, True])
 def test_a_limit_that_is_none_is_refused(value: Any) -> None:
     with pytest.raises(ImproperlyConfigured, match=r"concurrency=.* whole number of at least 1"):
         processor(QUEUE, concurrency=value)(lambda task: None)
+
+
+# -- two classes of one name -------------------------------------------------------------------------------------------
+
+
+def of_another_module(cls: Any, **members: Any) -> Any:
+    """Return a class with the name and the fields of ``cls``, as another module of the project may have one."""
+    fields = get_type_hints(cls)
+    return dataclass(type(cls.__name__, (), {"__annotations__": fields, "__module__": "mail", **members}))
+
+
+def test_two_classes_of_one_name_share_a_queue(site: Site) -> None:
+    other = of_another_module(Letter)
+    processor(QUEUE, payload=Letter)(lambda task: f"ours: {type(task.payload) is Letter}")
+    processor(QUEUE, payload=other)(lambda task: f"theirs: {type(task.payload) is other}")
+    tasks = [site.enqueue(Letter("a")), site.enqueue(other("b"))]
+    with site.poller():
+        pass
+    assert [site.task(task).result for task in tasks] == ["ours: True", "theirs: True"]
+    assert [site.task(task).payload_type for task in tasks] == [LETTER, "mail.Letter"]
+
+
+@pytest.mark.parametrize("many", [False, True])
+@pytest.mark.parametrize("named", [{}, {"payload_type": "letter"}], ids=["by path", "by payload_type"])
+def test_a_class_that_is_not_the_registered_one_is_refused(site: Site, many: bool, named: dict[str, Any]) -> None:
+    registered, other = (of_another_module(Letter, __module__=name, **named) for name in ("post", "mail"))
+    processor(QUEUE, payload=registered)(lambda task: None)
+    with pytest.raises(PayloadError) as refused:
+        enqueue_many(QUEUE, [other("a")] * 2, using=site.alias) if many else site.enqueue(other("a"))
+    for words in ("it is a mail.Letter", "takes a post.Letter", "Enqueue a post.Letter", repr(QUEUE)):
+        assert words in str(refused.value)
+    assert not site.tasks().exists()
+    report = enqueue_many(QUEUE, [other("a"), registered("b")], on_invalid="reject", using=site.alias)
+    assert (report.enqueued, report.rejected) == (1, 1)
+
+
+def test_a_row_of_the_release_before_is_read_while_its_name_is_unambiguous(site: Site) -> None:
+    processor(QUEUE, payload=Letter)(lambda task: f"letter {task.payload.text}")
+    processor(QUEUE, payload=Crate)(lambda task: "crate")
+    processor(QUEUE, payload=of_another_module(Crate))(lambda task: "their crate")
+    letter, crate = site.enqueue(Letter("a")), site.enqueue(Crate(1))
+    for task in (letter, crate):  # as version 0.1 wrote them
+        site.tasks(pk=task.pk).update(payload_type=task.payload_type.rpartition(".")[2])
+    with site.poller():
+        until(lambda: site.task(letter).status == "COMPLETED" and site.task(crate).parked_by is not None)
+    assert (site.task(letter).result, site.task(crate).attempt) == ("letter a", 0)
+
+
+def test_a_name_too_long_for_its_column_is_refused_with_the_remedy() -> None:
+    long = of_another_module(Letter, __module__="m" * 200)
+    with pytest.raises(PayloadError, match="Give the class a shorter one: payload_type"):
+        processor(QUEUE, payload=long)(lambda task: None)

@@ -42,6 +42,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,7 @@ from django_dbtaskqueue import Complete, CompleteDelete, Fail, Fixed, Poison, Re
 from django_dbtaskqueue.core.lease import Lease
 from tests.testapp.models import Booking
 
+NEW_RELEASE = "TESTAPP_NEW_RELEASE"  # in the environment of a process that runs the new release
 LOOK = 0.01  # seconds between two looks for a file
 QUICKLY: dict[str, Any] = {"max_attempts": 3, "retry": Fixed(timedelta(milliseconds=50))}
 LIMIT: dict[str, Any] = {"max_attempts": 1, "timeout": timedelta(milliseconds=300)}
@@ -187,6 +189,17 @@ VERBS: dict[str, Callable[[Lease, dict[str, Any]], Any]] = {
 def work(task: Lease) -> Any:
     """The usual one."""
     return run(task)
+
+
+@dataclass
+class Order:
+    """A payload that only the new release of a rolling release has a processor for."""
+
+    number: int
+
+
+if NEW_RELEASE in os.environ:
+    processor("work", payload=Order, **QUICKLY)(lambda task: task.payload.number)
 
 
 @processor("other", **QUICKLY)

@@ -233,7 +233,7 @@ class CheckoutStatements(Group):
         return (
             f"SELECT 1 FROM {self.tables.task} WHERE queue_name = %(queue_name)s AND ready_time <= {horizon}"
             f" AND (status = 'PROCESSING' OR next_process_time <= {horizon} AND attempt < max_attempts)"
-            f" AND (tag IS NULL OR {self.dialect.one_of('tag', 'tags')}) AND NOT {self._paused}"
+            f" AND (tag IS NULL OR {self.dialect.one_of('tag', 'tags')}){self._wanted} AND NOT {self._paused}"
             " ORDER BY priority, ready_time, id LIMIT 1"  # in the index's order, or the planner reads the whole table
         )
 

@@ -2479,6 +2479,25 @@ VALUES (%(queue_name)s, %(reference_number)s, %(max_attempts)s, %(priority)s, %(
 ON CONFLICT (reference_number, queue_name) DO NOTHING
 RETURNING id, create_time;
 
+-- Statements.soon (without some payload types)
+SELECT 1
+FROM "dbtaskqueue_task"
+WHERE queue_name = %(queue_name)s
+AND ready_time <= statement_timestamp() + %(horizon)s * interval '1 second'
+AND (status = 'PROCESSING' OR next_process_time <= statement_timestamp() + %(horizon)s * interval '1 second'
+    AND attempt < max_attempts)
+AND (tag IS NULL OR tag = ANY(%(tags)s::text[]))
+AND NOT coalesce(payload_type, '') = ANY(%(without)s::text[])
+AND NOT EXISTS (
+    SELECT 1
+    FROM "dbtaskqueue_queue" AS q
+    WHERE q.name = %(queue_name)s
+    AND q.paused_time IS NOT NULL
+    AND (q.paused_until IS NULL OR q.paused_until > statement_timestamp())
+)
+ORDER BY priority, ready_time, id
+LIMIT 1;
+
 -- series_sql [1]
 SELECT floor(extract(epoch FROM minute) / %(step)s::int)::bigint, outcome, CAST(sum(count) AS bigint),
     sum(run_seconds), sum(wait_seconds)

@@ -1829,6 +1829,31 @@ VALUES (%(queue_name)s, %(reference_number)s, %(max_attempts)s, %(priority)s, %(
 ON CONFLICT (reference_number, queue_name) DO NOTHING
 RETURNING id, create_time;
 
+-- Statements.soon (without some payload types)
+SELECT 1
+FROM "dbtaskqueue_task"
+WHERE queue_name = %(queue_name)s
+AND ready_time <= strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', printf('%%.3f seconds', %(horizon)s))
+AND (status = 'PROCESSING' OR next_process_time <= strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', printf('%%.3f
+    seconds', %(horizon)s)) AND attempt < max_attempts)
+AND (tag IS NULL OR tag IN (
+    SELECT value
+    FROM json_each(%(tags)s)
+))
+AND NOT coalesce(payload_type, '') IN (
+    SELECT value
+    FROM json_each(%(without)s)
+)
+AND NOT EXISTS (
+    SELECT 1
+    FROM "dbtaskqueue_queue" AS q
+    WHERE q.name = %(queue_name)s
+    AND q.paused_time IS NOT NULL
+    AND (q.paused_until IS NULL OR q.paused_until > strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))
+)
+ORDER BY priority, ready_time, id
+LIMIT 1;
+
 -- series_sql [1]
 SELECT CAST(strftime('%%s', minute) AS integer) / %(step)s, outcome, CAST(sum(count) AS bigint),
     sum(run_seconds), sum(wait_seconds)

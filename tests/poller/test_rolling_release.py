@@ -1,0 +1,66 @@
+"""A rolling release: pollers whose code lacks a payload type run beside one that has it."""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import replace
+
+import pytest
+
+from django_dbtaskqueue import enqueue, enqueue_many, registry
+from django_dbtaskqueue.models import Poller, Task
+from django_dbtaskqueue.operations import doctor
+from tests.conftest import ProcessDatabase
+from tests.poller.processes import polling, runtaskpoller
+from tests.support import until
+from tests.testapp.tasks import NEW_RELEASE, Order
+
+UNPARKED_AFTER = 30.0  # seconds: what a parked task used to wait for
+
+
+def test_tasks_of_a_new_type_start_at_once_beside_old_pollers(
+    process_database: ProcessDatabase, caplog: pytest.LogCaptureFixture
+) -> None:
+    # Given two pollers of the old release, and one of the new one, which alone has a processor for orders
+    assert not registry.payload_types("work")
+    new = replace(process_database, extra={NEW_RELEASE: "1"})
+    with polling({"work": 1}), polling({"work": 1}), runtaskpoller(new, "--queue", "work", "--threads", "2") as newest:
+        until(lambda: Poller.objects.filter(state="RUNNING").exclude(pid=os.getpid()).exists())
+        # When a web process of the new release enqueues orders, among tasks that all know
+        with caplog.at_level(logging.WARNING, "django_dbtaskqueue"):
+            enqueue_many("work", [Order(number) if number % 2 else {"payload": {}} for number in range(200)])
+            until(lambda: Task.objects.filter(status="COMPLETED").count() == 200, timeout=UNPARKED_AFTER / 3)
+        # Then none of them was parked or charged twice, and nobody was warned
+        assert not [record.getMessage() for record in caplog.records if "parked" in record.getMessage()]
+        assert "are ready again" not in newest.log
+        assert not Task.objects.exclude(attempt=1).exists()
+        newest.signal()
+        newest.ended()
+
+
+def test_a_type_that_no_poller_has_is_parked_and_told_to_the_operator(process_database: ProcessDatabase) -> None:
+    with polling({"work": 1}):
+        order, known = enqueue("work", payload=Order(1)), enqueue("work", payload={})
+        until(lambda: Task.objects.filter(pk=known.pk, status="COMPLETED").exists())
+        until(lambda: Task.objects.filter(pk=order.pk, parked_by__isnull=False).exists())
+    order.refresh_from_db()
+    assert (order.status, order.attempt) == ("CREATED", 0)
+    assert order.parked_by == "no handler for payload type tests.testapp.tasks.Order on queue work"
+    assert "task.parked" in [finding.id for finding in doctor.examine()]
+
+
+def test_what_another_poller_has_is_parked_once_that_poller_is_gone(process_database: ProcessDatabase) -> None:
+    # Given the row of a poller of the new release, and a poller that left a task to it
+    types = {"queue": "work", "weight": 1, "idle_seconds": 0, "types": ["tests.testapp.tasks.Order"]}
+    Poller.objects.create(instance="new", state="RUNNING", queues=[types])
+    with polling({"work": 1}) as poller:
+        order = enqueue("work", payload=Order(1))
+        until(lambda: poller.queues["work"].foreign_types)
+        order.refresh_from_db()
+        assert (order.parked_by, order.attempt) == (None, 0)
+        # When that other one ends, then its tasks do not wait unseen
+        Poller.objects.filter(pk="new").update(state="STOPPED")
+        poller.queues["work"].foreign_until = 0.0
+        poller.wake("work")
+        until(lambda: Task.objects.get(pk=order.pk).parked_by is not None)
