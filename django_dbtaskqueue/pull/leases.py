@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from datetime import timedelta
 from time import monotonic
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from django.core.signing import BadSignature, Signer
 
@@ -26,6 +26,7 @@ from django_dbtaskqueue.flow.run import Processor, expiry, prepare
 from django_dbtaskqueue.flow.scan import ScanCursor
 from django_dbtaskqueue.flow.settle import SettlePort
 
+P = TypeVar("P", bound=SettlePort)
 SIGNER = Signer(salt="django_dbtaskqueue.lease")
 MAX_EXPIRED_LEASES = 50  # the first tasks of a queue, which are searched for expired leases
 
@@ -36,11 +37,7 @@ class ManualSettlePort(SettlePort):
     @classmethod
     def of(cls, queue: str, alias: str) -> ManualSettlePort:
         """Return the port of a queue on one database."""
-        settings = queue_settings(queue, alias)
-        port = cls(alias, model_for(queue), key=queue, keep=settings.keep, group_retry=settings.group_retry)
-        if settings.reenqueue is not conf.default_settings(queue).reenqueue:
-            port.reenqueue = settings.reenqueue
-        return port
+        return port_of(cls, queue, alias, queue_settings(queue, alias))
 
     def settle_all(self, pairs: Sequence[tuple[Lease, Outcome]]) -> None:
         """Write outcomes of one queue in one transaction, or none."""
@@ -69,6 +66,20 @@ class ManualSettlePort(SettlePort):
     def tell(self, lease: Lease, call: str) -> None:
         """Count a call and send its signal, once it is committed."""
         usage.after_commit(Session.on(self.alias).connection, lease.queue, call, 1, (lease.id,))
+
+
+def port_of(kind: type[P], queue: str, alias: str, settings: conf.QueueSettings) -> P:
+    """Return a port of a queue on one database, with the runtime override of ``reenqueue`` if there is one."""
+    port = kind(alias, model_for(queue), key=queue, keep=settings.keep, group_retry=settings.group_retry)
+    if settings.reenqueue is not conf.default_settings(queue).reenqueue:
+        port.reenqueue = settings.reenqueue
+    return port
+
+
+def apply_retry_override(task: Lease, settings: conf.QueueSettings) -> None:
+    """Let the runtime override of the retry policy win over the processor's declaration."""
+    if settings.retry is not conf.default_settings(task.queue).retry:
+        task.policy = settings.retry
 
 
 class Token(NamedTuple):
@@ -108,7 +119,7 @@ def checkout(
         return []
     alias = alias_for(queue, using)
     settings = queue_settings(queue, alias)
-    port = SettlePort(alias, model_for(queue), keep=settings.keep, group_retry=settings.group_retry)
+    port = port_of(SettlePort, queue, alias, settings)
     taken = take(queue, port, settings, poller_instance=poller_instance, limit=limit, lease=lease, tags=tags)
     return [task for task in taken if _fit(task, settings)]
 
@@ -206,7 +217,6 @@ def _fit(task: Lease, settings: conf.QueueSettings) -> bool:
 
 def _processor(task: Lease, settings: conf.QueueSettings) -> Processor:
     """Return the processor of the task, for the type of the payload and the retry policy."""
-    if settings.retry is not conf.default_settings(task.queue).retry:
-        task.policy = settings.retry  # the runtime override wins over the processor's declaration
+    apply_retry_override(task, settings)
     known = registry.find(task.queue, task.payload_type)
     return known or Processor(task.queue, lambda _: None, policy=settings.retry)

@@ -22,6 +22,7 @@ from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.db import notify
 from django_dbtaskqueue.db.session import aliases_of, model_for
 from django_dbtaskqueue.models import AbstractTask
+from django_dbtaskqueue.poller.heartbeat import Heartbeat
 from django_dbtaskqueue.poller.loop import Poller
 from django_dbtaskqueue.poller.queue_state import Options
 from django_dbtaskqueue.testing.clock import advance
@@ -145,6 +146,9 @@ def run_poller(
 ) -> Iterator[Poller]:
     """Run a real poller of ``queues``, on threads and connections of its own, for as long as the block lasts.
 
+    With all that ``runtaskpoller`` runs in a poller's process: timeouts, heartbeat, operators' settings and commands,
+    unparking, rescue, retention and bulk operations.
+
     At the end of the block it goes on until nothing is due, being processed, or due within five seconds, like
     ``runtaskpoller --drain``; ``AssertionError`` when that takes longer than ``timeout``. After an exception in the
     block it stops at once. It sees only what is committed: for ``TransactionTestCase`` and
@@ -157,7 +161,9 @@ def run_poller(
                 "Use TransactionTestCase or @pytest.mark.django_db(transaction=True), or drain() instead."
             )
     poller = Poller(dict.fromkeys(queues, 1), Options(threads=threads, coroutines=coroutines), using=using)
+    heartbeat = Heartbeat(poller)
     poller.start()
+    heartbeat.start()
     try:
         yield poller
         poller.options = poller.fetcher.capacity.options = replace(poller.options, drain=True)
@@ -171,6 +177,7 @@ def run_poller(
         poller.stop()
         if not poller.wait(timeout.total_seconds()):
             poller.cancel()
+        heartbeat.stop()
         poller.close()
         notify.flush()
 

@@ -199,8 +199,7 @@ class QueueRunner:
         self.session = Session.on(alias, model_for(queue))
         self.tasks: QuerySet[AbstractTask] = self.session.model._base_manager.using(alias)  # of the table
         self.settings = settings = queue_settings(queue, alias)
-        key = f"{queue}@{alias}" if settings.shards else queue
-        self.port = SettlePort(alias, self.session.model, key=key, keep=settings.keep, group_retry=settings.group_retry)
+        self.port = leases.port_of(SettlePort, queue, alias, settings)
         self.tags: set[str] = set()
         signals.load()
 
@@ -256,6 +255,7 @@ class QueueRunner:
 
     def run(self, lease: Lease, processor: Processor | None) -> Ran:
         """Process and settle one lease."""
+        leases.apply_retry_override(lease, self.settings)
         refused = run.refusal(lease, processor, self.settings.expired)
         if refused is not None or processor is None:
             return self._refuse(lease, refused)

@@ -1,0 +1,76 @@
+"""The test kit's poller does what ``runtaskpoller`` does, and ``drain`` obeys what operators set."""
+
+from __future__ import annotations
+
+import threading
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from django_dbtaskqueue import Reenqueue, processor
+from django_dbtaskqueue.core.durations import parse_duration
+from django_dbtaskqueue.models import Poller, Queue
+from tests.factories import make_task
+from tests.processing.conftest import QUEUE, Site
+from tests.support import PATIENCE, until
+
+pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "sqlite"])
+
+
+def override(site: Site, **overrides: Any) -> None:
+    """Store runtime overrides, as an operator does."""
+    row, _ = Queue.objects.using(site.alias).get_or_create(name=QUEUE)
+    row.overrides = {**row.overrides, **overrides}
+    row.save()
+
+
+def test_the_kits_poller_enforces_timeouts(site: Site) -> None:
+    gate = threading.Event()
+    processor(QUEUE, timeout=timedelta(milliseconds=50), max_attempts=1)(lambda task: gate.wait(PATIENCE))
+    task = site.enqueue()
+    with site.poller():
+        until(lambda: site.task(task).status == "ERROR")
+        gate.set()
+    assert "TimeoutError" in site.attempts(task)[0].error_type
+
+
+def test_the_kits_poller_reports_and_obeys(site: Site, settings: Any) -> None:
+    settings.DBTASKQUEUE = {**settings.DBTASKQUEUE, "HEARTBEAT": timedelta(milliseconds=100)}
+    processor(QUEUE)(lambda task: None)
+    with site.poller() as poller:
+        # It reports in its row
+        until(lambda: Poller.objects.using(site.alias).filter(pk=poller.instance, state="RUNNING").exists())
+        # It takes over what an operator changes while it runs
+        override(site, batch_size=7)
+        until(lambda: poller.queues[QUEUE].settings.batch_size == 7)
+        Poller.objects.using(site.alias).update(requested_command="pause")
+        until(lambda: poller.paused)
+        poller.resume()
+    assert Poller.objects.using(site.alias).get().state == "STOPPED"
+
+
+def test_the_kits_poller_rescues_and_unparks(site: Site) -> None:
+    processor(QUEUE)(lambda task: "done")
+    with site.poller():
+        orphan: dict[str, Any] = {"attempt": 5, "max_attempts": 5, "next_process_time": -timedelta(hours=1)}
+        dead = make_task("PROCESSING", queue=QUEUE, using=site.alias, **orphan)
+        reason = f"no handler for payload type plain JSON on queue {QUEUE}"
+        parked = make_task("CREATED", queue=QUEUE, parked_by=reason, using=site.alias)
+        until(lambda: site.task(dead).status == "ERROR" and site.task(parked).status == "COMPLETED")
+
+
+def test_drain_obeys_a_runtime_override_of_reenqueue_and_retry(site: Site) -> None:
+    def later(task: Any) -> Any:
+        if task.reference == "fails":
+            raise ValueError("not yet")
+        return Reenqueue()
+
+    processor(QUEUE, retry="fixed:1h,jitter=0", max_attempts=3)(later)
+    override(site, reenqueue="fixed:7m,jitter=0", retry="fixed:9m,jitter=0")
+    again, fails = site.enqueue(reference="again"), site.enqueue(reference="fails")
+    report = site.drain()
+    assert (report.reenqueued, report.retried) == (1, 1)
+    for task, delay in ((again, "7m"), (fails, "9m")):
+        row = site.task(task)
+        assert abs(row.next_process_time - row.last_update_time - parse_duration(delay)) < timedelta(seconds=1)
