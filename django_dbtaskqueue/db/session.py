@@ -29,7 +29,16 @@ from django_dbtaskqueue.core.columns import TASK_COLUMNS
 from django_dbtaskqueue.core.sql import Statements, Tables
 from django_dbtaskqueue.core.sql.dialects import DIALECTS, SQLITE
 from django_dbtaskqueue.db import liveness
-from django_dbtaskqueue.models import AbstractTask, Attempt, DeletedTasks, Queue, Task, TaskHistory, TemporaryTask
+from django_dbtaskqueue.models import (
+    AbstractTask,
+    Attempt,
+    DeletedTasks,
+    Queue,
+    Task,
+    TaskHistory,
+    TemporaryTask,
+    UsedReference,
+)
 
 Row = tuple[Any, ...]
 Params = Mapping[str, Any]
@@ -359,6 +368,7 @@ def statements_of(model: type[AbstractTask], vendor: str) -> Statements:
         attempt=quote(Attempt._meta.db_table),
         deleted=quote(DeletedTasks._meta.db_table),
         queue=quote(Queue._meta.db_table),
+        ledger=quote(UsedReference._meta.db_table),
         columns=renamed,
     )
     return Statements(tables, DIALECTS.get(vendor, SQLITE))

@@ -29,6 +29,7 @@ from django_dbtaskqueue.models.tasks import (
     TaskColumns,
     TaskHistory,
     TemporaryTask,
+    UsedReference,
 )
 
 __all__ = [
@@ -57,4 +58,5 @@ __all__ = [
     "TaskHistory",
     "TemporaryTask",
     "UsageCount",
+    "UsedReference",
 ]

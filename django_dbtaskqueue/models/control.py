@@ -14,6 +14,8 @@ from django.utils.translation import gettext_lazy as _
 
 from django_dbtaskqueue.core.durations import READABLE_TIMES
 
+MISSED_HEARTBEATS = 3  # after which a poller does not count as alive
+
 
 class Queue(models.Model):
     """A queue's runtime control: what an operator changed, and whether it is paused."""

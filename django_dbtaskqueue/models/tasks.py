@@ -206,6 +206,26 @@ class TaskHistory(TaskColumns):
         return f"{self.queue}/{self.reference or self.task_id}"
 
 
+class UsedReference(models.Model):
+    """A reference that stays taken when its task has left the table: of queues with ``unique_over="history"``."""
+
+    id: Whole = models.BigAutoField(primary_key=True)
+    queue: Text = models.CharField(_("queue"), max_length=200, db_column="queue_name")
+    reference: Text = models.CharField(_("reference"), max_length=200, db_column="reference_number")
+    create_time: Time = models.DateTimeField(_("created"), db_default=Now())
+
+    class Meta:
+        verbose_name = _("used reference")
+        verbose_name_plural = _("used references")
+        default_permissions = ()
+        constraints: ClassVar = [
+            models.UniqueConstraint(fields=["queue", "reference"], name="dbtaskqueue_usedreference_unique")
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.queue}/{self.reference}"
+
+
 class Attempt(models.Model):
     """One failed attempt. Successful ones live on the task row alone."""
 

@@ -24,6 +24,9 @@ GRANT UPDATE (payload, payload_type, priority, tag, context, max_attempts, lease
 -- The lock of a queue with a capacity: PostgreSQL lets a role lock a row that may update one of its columns. What pollers
 -- and other producers obey (overrides, a pause) a producer cannot write.
 GRANT SELECT, INSERT (name), UPDATE (create_time) ON dbtaskqueue_queue TO dbtaskqueue_producer;
+-- References that stay taken (`unique_over="history"`).
+GRANT SELECT, INSERT ON dbtaskqueue_usedreference TO dbtaskqueue_producer;
+GRANT SELECT, DELETE ON dbtaskqueue_usedreference TO dbtaskqueue_poller; -- an operator's bulk delete frees them
 
 -- A poller takes and settles. It makes no task: a processor that enqueues needs the producer's role, too.
 GRANT SELECT, UPDATE, DELETE ON dbtaskqueue_task TO dbtaskqueue_poller;

@@ -132,6 +132,7 @@ class Tables:
     attempt: str = '"dbtaskqueue_attempt"'
     deleted: str = '"dbtaskqueue_deletedtasks"'
     queue: str = '"dbtaskqueue_queue"'
+    ledger: str = '"dbtaskqueue_usedreference"'
     columns: Mapping[str, str] = field(default_factory=dict)  # name in the default table -> quoted name
 
     def rename(self, sql: str) -> str:
