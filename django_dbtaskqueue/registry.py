@@ -14,7 +14,6 @@ from django.core.exceptions import ImproperlyConfigured
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core import codecs, masking
 from django_dbtaskqueue.core.retry import AnyPolicy
-from django_dbtaskqueue.flow.enqueue import expect_payloads
 from django_dbtaskqueue.flow.run import Processor
 
 F = TypeVar("F", bound=Callable[..., object])
@@ -184,15 +183,19 @@ def restore(saved: Snapshot) -> None:
 def _replace(queue: str, of_queue: dict[str | None, Processor]) -> None:
     """Set a queue's processors. No dict of one queue is changed in place: others read it without the lock."""
     classes = {made.payload: made for made in of_queue.values() if made.payload is not None}
-    expect_payloads(queue, {codecs.type_name(cls): cls for cls in classes})
+    codecs.expected[queue] = {codecs.type_name(cls): cls for cls in classes}
     if not of_queue:
         _processors.pop(queue, None)
         _found.pop(queue, None)
         return
     times = Counter(map(codecs.short_name, classes))
-    short = {name: made for cls, made in classes.items() if times[name := codecs.short_name(cls)] == 1}
-    only = {None: next(iter(of_queue.values()))} if len(of_queue) == 1 else {}
-    _found[queue] = {**short, **only, **of_queue}
+    found: dict[str | None, Processor] = {}
+    for cls, made in classes.items():
+        if times[name := codecs.short_name(cls)] == 1:
+            found[name] = made
+    if len(of_queue) == 1:
+        found[None] = next(iter(of_queue.values()))
+    _found[queue] = {**found, **of_queue}
     _processors[queue] = of_queue
 
 

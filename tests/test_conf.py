@@ -161,6 +161,7 @@ FITS: dict[str, tuple[list[Any], list[Any]]] = {
     "capacity": ([None, 1], [0, -1, 1.5]),
     "group_retry": (["hold", "skip"], ["wait"]),
     "max_wait": ([None, timedelta(seconds=1)], [timedelta(0)]),
+    "unique_over": (["table", "history"], ["archive", None]),
     "strategy": (["auto", "skip_locked", "optimistic", "shop.queues.Mine"], ["fast", None]),
     "database": (["default"], [None, 5]),
 }

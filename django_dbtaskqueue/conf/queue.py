@@ -44,6 +44,7 @@ class QueueSettings:
     expired: str = "poison"  # what becomes of a task past its ttl: "poison" or "delete"
     capacity: int | None = None  # the most live (CREATED or PROCESSING) tasks
     group_retry: str = "hold"  # a retry keeps its group waiting ("hold") or lets the next task pass ("skip")
+    unique_over: str = "table"  # a reference is taken while its task is in the table, or for ever: "history"
     max_wait: timedelta | None = None  # a priority whose head has waited longer goes first; None: strict priorities
     strategy: str = "auto"  # "skip_locked", "optimistic", or what the database does best
     database: str = "default"
@@ -87,6 +88,7 @@ QUEUE_RULES: dict[str, Rule] = {
     "expired": (lambda v: v in ("poison", "delete"), '"poison" or "delete"'),
     "capacity": (lambda v: v is None or (isinstance(v, int) and v >= 1), "None or a whole number of at least 1"),
     "group_retry": (lambda v: v in ("hold", "skip"), '"hold" or "skip"'),
+    "unique_over": (lambda v: v in ("table", "history"), '"table" or "history"'),
     "strategy": (
         lambda v: isinstance(v, str) and (v in STRATEGIES or "." in v),
         '"auto", "skip_locked", "optimistic", or the dotted path of a driver',

@@ -17,7 +17,7 @@ from dataclasses import MISSING, InitVar, dataclass, fields, is_dataclass, repla
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
-from functools import partial
+from functools import lru_cache, partial
 from itertools import count, cycle
 from typing import NotRequired, Protocol, Required, TypeGuard, TypeVar
 from uuid import UUID
@@ -59,6 +59,7 @@ class _Codec:
     rank: int = 0  # a union tries low ranks first: str, int and float also accept subclasses and other numbers
 
 
+@lru_cache(maxsize=1024)
 def type_name(cls: type) -> str:
     """Return a payload class as rows name it: its ``payload_type`` if that is a str, else its dotted path."""
     name = _given_name(cls) or f"{cls.__module__}.{cls.__qualname__}"
@@ -320,3 +321,27 @@ def _fields_of(cls: type) -> tuple[dict[str, object], Set[str]]:
 def _is_model(cls: object) -> TypeGuard[type[_Model]]:
     base = getattr(sys.modules.get("pydantic"), "BaseModel", ())  # a model exists only if pydantic is imported
     return isinstance(cls, type) and issubclass(cls, base)
+
+
+# -- the classes that processors take ----------------------------------------------------------------------------------
+
+expected: dict[str, dict[str, type]] = {}  # by queue with processors in this process, by type name; the registry's
+
+
+def refuse_namesake(queue: str, name: str, cls: type) -> None:
+    """Refuse an object that the queue's processor would decode as another class of the same name.
+
+    An object of a class that no processor here has a namesake of may wait for its processor.
+    """
+    known = expected.get(queue)
+    if not known or known.get(name) is cls:
+        return
+    short, path = short_name(cls), f"{cls.__module__}.{cls.__qualname__}"
+    rivals = [known[name]] if name in known else known.values()
+    for theirs in [f"{one.__module__}.{one.__qualname__}" for one in rivals if short_name(one) == short]:
+        if theirs != path:  # else its module was imported again
+            raise PayloadError(
+                f"it is a {path}, and the processor of queue {queue!r} takes a {theirs}, another class of that name. "
+                f"Enqueue a {theirs}, or register a processor for {path}. Classes with a payload_type of their own "
+                "need two different ones"
+            )

@@ -37,6 +37,7 @@ class PutOptions(TypedDict, total=False):
     on_duplicate: str
     keep_due: bool
     lease: timedelta | None
+    columns: Mapping[str, object] | None
     timeout: timedelta | None
 
 
@@ -125,7 +126,8 @@ BY_NAME = {column.name: column for column in TASK_COLUMNS}
 ENQUEUED = tuple(column for column in TASK_COLUMNS if column.enqueued)
 # Arguments of enqueue() that are not stored as they are: they set next_process_time, ready_time and expire_time.
 TIMING = {"delay": "float8", "run_at": "timestamptz", "ttl": "float8"}
-OPTIONS = (*(column.option for column in ENQUEUED if column.option), *TIMING)
+OWN_COLUMNS = "columns"  # the argument of enqueue() for the columns that only a project's own table has
+OPTIONS = (*(column.option for column in ENQUEUED if column.option), *TIMING, OWN_COLUMNS)
 COPIED = tuple(column for column in ENQUEUED if column.copied)
 HISTORY_COLUMNS = tuple(column for column in TASK_COLUMNS if column.history)
 LISTED = tuple(column.name for column in TASK_COLUMNS if column.shown in (Shown.ALWAYS, Shown.IF_SET))

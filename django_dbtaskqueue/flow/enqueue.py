@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import is_dataclass
 from datetime import datetime, timedelta
+from types import NoneType
 from typing import Any, Unpack, cast
 
 from asgiref.sync import sync_to_async
@@ -21,19 +22,25 @@ from django_dbtaskqueue.conf import overrides
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core import codecs, context
 from django_dbtaskqueue.core import json as json_payload
-from django_dbtaskqueue.core.columns import COPIED, ENQUEUED, OPTIONS, EnqueueOptions
+from django_dbtaskqueue.core.columns import COPIED, ENQUEUED, OPTIONS, OWN_COLUMNS, EnqueueOptions
 from django_dbtaskqueue.core.exceptions import DuplicateTask, EnqueueError, PayloadError, near_match
 from django_dbtaskqueue.core.outcomes import MAX_DELAY
 from django_dbtaskqueue.db.session import Session, alias_for, model_of
 from django_dbtaskqueue.flow import groups, usage
-from django_dbtaskqueue.flow.placement import free_capacity, route, with_fail_over
+from django_dbtaskqueue.flow.placement import (
+    UNIQUE_OVER_HISTORY,
+    free_capacity,
+    own_columns,
+    own_fields,
+    own_values,
+    route,
+    with_fail_over,
+    without_spent,
+)
 from django_dbtaskqueue.models import AbstractTask, Task
 
 PLAIN_COLUMNS = tuple((column.name, column.db) for column in ENQUEUED if column.type != "jsonb")
 JSON_COLUMNS = tuple((column.name, column.db) for column in ENQUEUED if column.type == "jsonb")
-
-
-_payload_classes: dict[str, dict[str, type]] = {}  # of each queue with processors here, by type name
 
 
 def enqueue(
@@ -51,6 +58,7 @@ def enqueue(
     on_duplicate: str = "error",
     keep_due: bool = False,
     lease: timedelta | None = None,
+    columns: Mapping[str, object] | None = None,
     timeout: timedelta | None = None,
     using: str | None = None,
 ) -> Task:
@@ -63,7 +71,8 @@ def enqueue(
 
     Due at ``run_at`` plus ``delay``, never in the past. ``priority``: lower first. ``ttl`` counts from the due time.
     ``group``: tasks of one group are processed one at a time, in order. ``tag``: only pollers started with it take the
-    task. ``lease`` overrides the queue's. ``timeout``: how long to wait for room in a queue with a capacity.
+    task. ``lease`` overrides the queue's. ``columns``: values of the columns that only the queue's own table has, by
+    field name. ``timeout``: how long to wait for room in a queue with a capacity.
 
     Raises ``UnknownQueue``, ``PayloadError``, ``DuplicateTask``, ``QueueFull`` before or instead of any write.
     """
@@ -71,13 +80,19 @@ def enqueue(
     alias = alias_for(queue, using)
     settings = overrides.queue_settings(queue, alias)
     row = row_of(options, settings)
-    if row["payload_type"] is not None:
-        check_payload_class(queue, row["payload_type"], type(payload))
+    if row["payload_type"] is not None and queue in codecs.expected:
+        codecs.refuse_namesake(queue, row["payload_type"], type(payload))
     if on_duplicate not in ON_DUPLICATE:
         check_choice("on_duplicate", on_duplicate, ON_DUPLICATE)
 
     def insert(alias: str) -> Task:
         session = Session(connections[alias], model_of(settings))
+        if row["reference_number"] is not None and settings.unique_over == UNIQUE_OVER_HISTORY:
+            with session.atomic():
+                if not without_spent(session, queue, [row], on_duplicate):
+                    return cast(Task, session.model(queue=queue, reference=reference))  # all that is known of it
+                with free_capacity(session, queue, settings.capacity, 1, timeout):
+                    return _insert_grouped(session, queue, row, on_duplicate, keep_due=keep_due)
         if settings.capacity is None and row["group_key"] is None:
             return _insert(session, queue, row, on_duplicate, keep_due=keep_due)
         with free_capacity(session, queue, settings.capacity, 1, timeout):
@@ -94,6 +109,7 @@ def enqueue_copy(task: AbstractTask) -> AbstractTask:
     settings = overrides.queue_settings(task.queue, alias)
     options = {column.option: getattr(task, column.name) for column in COPIED if column.option}
     options["lease"] = None if task.lease_seconds is None else timedelta(seconds=task.lease_seconds)
+    options["columns"] = {name: getattr(task, name) for name in own_fields(type(task))}
     options["ttl"] = None if task.expire_time is None else max(timedelta(0), task.expire_time - task.create_time)
     row = row_of(options, settings)
     # The payload is JSON already, so its type cannot be seen from it; and the budget is no argument.
@@ -118,10 +134,14 @@ def _insert_grouped(session: Session, queue: str, row: dict[str, Any], on_duplic
 def _insert(session: Session, queue: str, row: dict[str, Any], on_duplicate: str, *, keep_due: bool) -> Task:
     timed = row["delay"] is not None or row["run_at"] is not None or row["ttl"] is not None
     grouped, referenced = row["group_key"] is not None, row["reference_number"] is not None
-    sql = session.sql.insert(on_duplicate, timed=timed, grouped=grouped, keep_due=keep_due, referenced=referenced)
+    own, own_params = own_columns(session, row) if row[OWN_COLUMNS] else ((), {})
+    sql = session.sql.insert(
+        on_duplicate, timed=timed, grouped=grouped, keep_due=keep_due, referenced=referenced, own=own
+    )
     run_at = None if row["run_at"] is None else session.time_text(row["run_at"])
     returned = session.sql.returned(on_duplicate, timed=timed)
-    params = {**row, "queue_name": queue, "run_at": run_at}
+    params = {**row, **own_params, "queue_name": queue, "run_at": run_at}
+    del params[OWN_COLUMNS]
     for _ in range(3):  # the row in the way may go between the two statements
         written = session.repeat(sql, params)
         if written:
@@ -148,6 +168,8 @@ def _task(session: Session, queue: str, row: dict[str, Any], written: dict[str, 
     values |= {"queue": queue, "status": "CREATED"} | {name: row[column] for name, column in PLAIN_COLUMNS}
     for name, column in JSON_COLUMNS:
         values[name] = None if row[column] is None else json_payload.loads(row[column])
+    for name, value in row[OWN_COLUMNS].items():
+        values[own_fields(session.model)[name].attname] = getattr(value, "pk", value)
     return _instance(session, values)
 
 
@@ -212,31 +234,6 @@ def constants(settings: conf.QueueSettings) -> dict[str, Any] | None:
     return None if row["ttl"] is not None else row
 
 
-def expect_payloads(queue: str, classes: dict[str, type]) -> None:
-    """Note the payload classes, by type name, that the processors of ``queue`` in this process take."""
-    _payload_classes[queue] = classes
-
-
-def check_payload_class(queue: str, payload_type: str, cls: type) -> None:
-    """Refuse a payload that the queue's processor would decode as another class of the same name."""
-    known = _payload_classes.get(queue)
-    if not known or known.get(payload_type) is cls:
-        return
-    short = codecs.short_name(cls)
-    rivals = [known[payload_type]] if payload_type in known else known.values()
-    for theirs in [_path(rival) for rival in rivals if codecs.short_name(rival) == short]:
-        if theirs != _path(cls):  # else its module was imported again
-            raise PayloadError(
-                f"it is a {_path(cls)}, and the processor of queue {queue!r} takes a {theirs}, another class of that "
-                f"name. Enqueue a {theirs}, or register a processor for {_path(cls)}. Classes with a payload_type of "
-                "their own need two different ones"
-            )
-
-
-def _path(cls: type) -> str:
-    return f"{cls.__module__}.{cls.__qualname__}"
-
-
 def row_of(options: Mapping[str, Any], settings: conf.QueueSettings) -> dict[str, Any]:
     """Check one task's arguments and return its column values, payload and context as JSON text."""
     get = options.get
@@ -250,6 +247,7 @@ def row_of(options: Mapping[str, Any], settings: conf.QueueSettings) -> dict[str
         "max_attempts": settings.max_attempts,
         "delay": None if (delay := get("delay")) is None else _seconds("delay", delay),
         "run_at": get("run_at"),
+        OWN_COLUMNS: own_values(given, settings) if (given := get(OWN_COLUMNS)) else {},
         "ttl": None if (ttl := get("ttl") or settings.ttl) is None else _seconds("ttl", ttl),
     }
     for option, column in TEXT_COLUMNS:
@@ -296,6 +294,24 @@ def _seconds(name: str, value: Any) -> float:
     if not isinstance(value, timedelta) or not timedelta(0) <= value <= MAX_DELAY:
         raise EnqueueError(f"{name}={value!r} must be a timedelta from zero to a hundred years.")
     return value.total_seconds()
+
+
+def are_references(references: list[Any]) -> bool:
+    """Return whether these can be stored; False also when ``row_of`` has to have a closer look."""
+    kinds = set(map(type, references))
+    if kinds == {NoneType}:
+        return True
+    if not kinds <= {str, NoneType}:
+        return False
+    texts = [text for text in references if text is not None] if NoneType in kinds else references
+    together = "".join(texts)
+    if not all(texts) or max(map(len, texts)) > MAX_KEY_LENGTH or "\0" in together:
+        return False
+    try:
+        together.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:

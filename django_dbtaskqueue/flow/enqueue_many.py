@@ -11,7 +11,6 @@ from datetime import datetime, timedelta
 from functools import lru_cache
 from itertools import chain, islice
 from operator import le
-from types import NoneType
 from typing import Any, NamedTuple, NoReturn, Self, Unpack
 
 from asgiref.sync import sync_to_async
@@ -21,7 +20,7 @@ from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.conf.overrides import queue_settings
 from django_dbtaskqueue.conf.settings import QueueSettings
 from django_dbtaskqueue.core import codecs
-from django_dbtaskqueue.core.columns import TIMING, EnqueueManyOptions
+from django_dbtaskqueue.core.columns import OWN_COLUMNS, TIMING, EnqueueManyOptions
 from django_dbtaskqueue.core.exceptions import DuplicateTask, EnqueueError, PayloadError
 from django_dbtaskqueue.core.json import dumps_many, text_array
 from django_dbtaskqueue.core.sql.enqueue import ENQUEUED_TYPES
@@ -29,17 +28,23 @@ from django_dbtaskqueue.db import notify
 from django_dbtaskqueue.db.session import Session, aliases_of, model_for
 from django_dbtaskqueue.flow import groups, usage
 from django_dbtaskqueue.flow.enqueue import (
-    MAX_KEY_LENGTH,
     ON_DUPLICATE,
+    are_references,
     check_choice,
-    check_payload_class,
     constants,
     is_payload,
     joined,
     options_of,
     row_of,
 )
-from django_dbtaskqueue.flow.placement import free_capacity, route
+from django_dbtaskqueue.flow.placement import (
+    UNIQUE_OVER_HISTORY,
+    free_capacity,
+    own_columns,
+    route,
+    with_own_values,
+    without_spent,
+)
 
 Row = dict[str, Any]
 
@@ -98,6 +103,10 @@ def enqueue_many(
             stack.enter_context(transaction.atomic(using=alias))
         for shares in chunks:
             for alias, share in shares.items():
+                if settings.unique_over == UNIQUE_OVER_HISTORY:
+                    rows = share.rows() if isinstance(share, UniformRows) else share
+                    share = without_spent(sessions[alias], queue, rows, on_duplicate)
+                    done["ignored"] += len(rows) - len(share)
                 with free_capacity(sessions[alias], queue, settings.capacity, len(share), timeout):
                     done.update(_insert(sessions[alias], queue, share, on_duplicate, keep_due=keep_due))
         if done["enqueued"] or done["replaced"]:
@@ -137,6 +146,13 @@ def _insert(session: Session, queue: str, share: Batch, on_duplicate: str, *, ke
         rows = share.rows() if isinstance(share, UniformRows) else share
         if on_duplicate == "replace":  # one statement may not touch a row twice: the last one wins
             rows = list({row["reference_number"] or id(row): row for row in rows}.values())
+        shapes = {tuple(row[OWN_COLUMNS]) for row in rows}
+        if len(shapes) > 1:  # a statement sets the same columns in all of its rows
+            done: Counter[str] = Counter(replaced=len(share) - len(rows))
+            for shape in sorted(shapes):
+                part = [row for row in rows if tuple(row[OWN_COLUMNS]) == shape]
+                done.update(_insert(session, queue, part, on_duplicate, keep_due=keep_due))
+            return done
         references = [row["reference_number"] for row in rows]
         written = _insert_rows(session, queue, rows, on_duplicate, keep_due=keep_due)
     if written.number:
@@ -162,11 +178,13 @@ def _insert_uniform(session: Session, queue: str, share: UniformRows, on_duplica
 def _insert_rows(session: Session, queue: str, rows: list[Row], on_duplicate: str, *, keep_due: bool) -> _Written:
     timed = any(row["delay"] is not None or row["run_at"] is not None or row["ttl"] is not None for row in rows)
     grouped = {row["group_key"] for row in rows if row["group_key"] is not None}
-    sql = session.sql.insert_many(on_duplicate, timed=timed, grouped=bool(grouped), keep_due=keep_due)
+    own, _ = own_columns(session, rows[0], as_json=True) if rows[0][OWN_COLUMNS] else ((), {})
+    sql = session.sql.insert_many(on_duplicate, timed=timed, grouped=bool(grouped), keep_due=keep_due, own=own)
     ids = usage.watched() or on_duplicate != "ignore"
     groups.lock(session, queue, grouped)
     write, time = _WRITE_TIMED if timed else _WRITE, session.time_text
-    text = f"[{','.join([write(row, time) for row in rows])}]"  # payloads are JSON text already
+    items = [write(row, time) for row in rows]  # payloads are JSON text already
+    text = f"[{','.join(with_own_values(session, rows, items) if own else items)}]"
     params = {"queue_name": queue, "rows": text, "ids": ids}
     written = _Written.of(session, session.run(sql, params))
     groups.regroup(session, queue, grouped)
@@ -305,13 +323,13 @@ class Chunks:
 
     def _uniform(self, items: list[Any]) -> UniformRows | None:
         """Return items that are no more than references and payloads; None for others, and for those with a fault."""
-        if self._same is None or (columns := _columns(items)) is None or not _are_references(columns[0]):
+        if self._same is None or (columns := _columns(items)) is None or not are_references(columns[0]):
             return None
         references, values = columns
         try:
             payload_type, plain = _encoded(values)
             if payload_type is not None:
-                check_payload_class(self._queue, payload_type, type(values[0]))
+                codecs.refuse_namesake(self._queue, payload_type, type(values[0]))
         except PayloadError:
             return None
         written = dumps_many(plain, limits=self._limits)
@@ -327,7 +345,7 @@ class Chunks:
                 options = options_of(index, item)
                 row = row_of(options, self._settings)
                 if row["payload_type"] is not None:
-                    check_payload_class(self._queue, row["payload_type"], type(options.get("payload")))
+                    codecs.refuse_namesake(self._queue, row["payload_type"], type(options.get("payload")))
             except EnqueueError as error:
                 named = _named(index, error)
                 if self._rejections is None:
@@ -362,24 +380,6 @@ def _encoded(values: list[Any]) -> tuple[str | None, list[Any]]:
         raise PayloadError("payloads of several classes are looked at one by one")
     names, plain = zip(*map(codecs.encode, values), strict=True)
     return names[0], list(plain)
-
-
-def _are_references(references: list[Any]) -> bool:
-    """Return whether these can be stored; False also when ``row_of`` has to have a closer look."""
-    kinds = set(map(type, references))
-    if kinds == {NoneType}:
-        return True
-    if not kinds <= {str, NoneType}:
-        return False
-    texts = [text for text in references if text is not None] if NoneType in kinds else references
-    together = "".join(texts)
-    if not all(texts) or max(map(len, texts)) > MAX_KEY_LENGTH or "\0" in together:
-        return False
-    try:
-        together.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _size(some: Sliced) -> int:

@@ -2,32 +2,44 @@
 
 A queue with shards is spread over several databases; a task stays where it was enqueued. A queue with a capacity holds
 at most that many live tasks. The limit is exact, by a lock on the queue's row: producers of such a queue take turns
-until they commit. A queue without a capacity pays nothing.
+until they commit. A queue without a capacity pays nothing. A task table of the project's own may have columns of its
+own, which an enqueue sets.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import lru_cache
 from time import monotonic
 from typing import Any, TypeVar
 from zlib import crc32
 
+from django.core.exceptions import ValidationError
+from django.core.serializers.json import DjangoJSONEncoder
 from django.db import connections
+from django.db.models import Field
 from django.db.utils import InterfaceError, OperationalError
 from django.utils.module_loading import import_string
 
+from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.conf.settings import QueueSettings
-from django_dbtaskqueue.core.exceptions import EnqueueError, QueueFull
-from django_dbtaskqueue.db.session import Session
-from django_dbtaskqueue.models import Queue
+from django_dbtaskqueue.core.columns import BY_NAME, OWN_COLUMNS
+from django_dbtaskqueue.core.exceptions import DuplicateTask, EnqueueError, QueueFull, near_match
+from django_dbtaskqueue.core.sql.enqueue import OwnColumns
+from django_dbtaskqueue.db.session import Session, aliases_of, model_of
+from django_dbtaskqueue.models import AbstractTask, Queue
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 CAPACITY_POLL_INTERVAL_S = 0.05
+UNIQUE_OVER_HISTORY = "history"  # the setting ``unique_over`` of a queue whose references stay taken
+LEFT_TABLE = "left the table"  # what the task of a spent reference has done, in the error
+Row = dict[str, object]
 _turn = [0]
 
 
@@ -96,3 +108,82 @@ def _claim(session: Session, queue: str, capacity: int, wanted: int) -> None:
         if live + wanted <= capacity:
             return
     raise QueueFull(queue, capacity)
+
+
+def known_queues() -> set[str]:
+    """Return the queues that have settings, a processor here, or a ``Queue`` row: those made at runtime."""
+    known = {*conf.known_queues()}
+    for alias in {alias for name in ("", *known) for alias in aliases_of(name)}:
+        known.update(Queue.objects.using(alias).values_list("name", flat=True))
+    return known
+
+
+# -- references that stay taken ----------------------------------------------------------------------------------------
+
+
+def without_spent(session: Session, queue: str, rows: list[Row], on_duplicate: str) -> list[Row]:
+    """Claim the references of rows for this transaction. Return the rows but for those whose reference is spent.
+
+    A reference is spent if its task has left the table: ``DuplicateTask``, unless ``on_duplicate`` is "ignore". If the
+    task is in the table, the statement that inserts decides.
+    """
+    wanted = {str(row["reference_number"]) for row in rows if row["reference_number"] is not None}
+    text = json.dumps([{"reference_number": reference} for reference in sorted(wanted)])
+    claimed = session.run(session.sql.claim_references, {"queue_name": queue, "rows": text}) if wanted else []
+    taken = wanted.difference(reference for (reference,) in claimed)
+    tasks = session.model._base_manager.using(session.connection.alias).filter(queue=queue, reference__in=taken)
+    spent = taken.difference(tasks.values_list("reference", flat=True)) if taken else set()
+    if spent and on_duplicate != "ignore":
+        raise DuplicateTask(queue, min(spent), status=LEFT_TABLE)
+    return [row for row in rows if row["reference_number"] not in spent] if spent else rows
+
+
+# -- columns of the project's own table --------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=64)
+def own_fields(model: type[AbstractTask]) -> dict[str, Field[Any, Any]]:
+    """Return the fields that only this task table has, by name."""
+    return {field.name: field for field in model._meta.concrete_fields if field.name not in BY_NAME}
+
+
+def own_values(given: object, settings: QueueSettings) -> dict[str, object]:
+    """Check the names of values for own columns; return the values by field name, in one order."""
+    model = model_of(settings)
+    fields = own_fields(model)
+    if not isinstance(given, Mapping):
+        raise EnqueueError(f"columns={given!r:.80} must be a mapping of the table's own fields to values.")
+    for name in given:
+        if name not in fields:
+            raise EnqueueError(
+                f"columns: the table {model._meta.label} has no own field {name!r}.{near_match(str(name), fields)} "
+                f"Its own fields: {', '.join(fields) or 'none'}. A queue gets a table of its own by the setting model."
+            )
+    return {name: given[name] for name in sorted(given)}
+
+
+def own_columns(
+    session: Session, row: Mapping[str, Any], *, as_json: bool = False
+) -> tuple[OwnColumns, dict[str, object]]:
+    """Return the own columns that a row sets, and their values as parameters, or as values of a JSON object."""
+    fields, connection = own_fields(session.model), session.connection
+    columns: list[tuple[str, str]] = []
+    values: dict[str, object] = {}
+    for number, (name, value) in enumerate(row[OWN_COLUMNS].items()):
+        field = fields[name]
+        try:
+            prepared = field.get_db_prep_save(getattr(value, "pk", value), connection)
+        except (TypeError, ValueError, ValidationError) as error:
+            raise EnqueueError(f"columns: {name}={value!r:.80} cannot be stored: {error}") from None
+        if as_json and field.get_internal_type() == "JSONField":
+            prepared = value
+        columns.append((connection.ops.quote_name(str(field.column)), str(field.db_type(connection))))
+        values[f"own_{number}"] = prepared
+    return tuple(columns), values
+
+
+def with_own_values(session: Session, rows: Sequence[Mapping[str, Any]], written: list[str]) -> list[str]:
+    """Add the values of own columns to rows that are written as JSON objects."""
+    values = [own_columns(session, row, as_json=True)[1] for row in rows]
+    more = [json.dumps(one, cls=DjangoJSONEncoder)[1:] for one in values]
+    return [f"{text[:-1]},{also}" for text, also in zip(written, more, strict=True)]

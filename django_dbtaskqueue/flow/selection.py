@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from django.db import transaction
 from django.db.models import Count, QuerySet
 
-from django_dbtaskqueue.models import AbstractTask, DeletedTasks
+from django_dbtaskqueue.models import AbstractTask, DeletedTasks, UsedReference
 
 Tasks = QuerySet[AbstractTask]
+MAX_REFERENCES_PER_STATEMENT = 5000
 
 
 def base_rows(tasks: Tasks) -> Tasks:
@@ -62,8 +63,27 @@ def with_row_locks(tasks: Tasks, *, wait: bool = False) -> Tasks:
 
 def delete_and_count(tasks: Tasks) -> int:
     """Delete rows this transaction has locked, and count them per queue in the same transaction."""
+    if UsedReference.objects.using(tasks.db).exists():
+        _free_references(tasks.db, tasks.order_by().values_list("queue", "reference"))
     counts = tasks.order_by().values("queue").annotate(number=Count("pk")).values_list("queue", "number")
     DeletedTasks.objects.using(tasks.db).bulk_create(
         [DeletedTasks(queue=queue, count=number) for queue, number in counts]
     )
     return int(tasks._raw_delete(tasks.db) or 0)  # None where Django sees that nothing can match
+
+
+def free_references(alias: str, queue: str, references: Iterable[str]) -> int:
+    """Let references be used again; return how many were taken."""
+    used = UsedReference.objects.using(alias).filter(queue=queue, reference__in=list(references))
+    return int(used._raw_delete(alias) or 0)
+
+
+def _free_references(alias: str, tasks: Iterable[tuple[str, str | None]]) -> None:
+    """Let the references of tasks that are deleted, as (queue, reference), be used again."""
+    by_queue: dict[str, list[str]] = {}
+    for queue, reference in tasks:
+        if reference is not None:
+            by_queue.setdefault(queue, []).append(reference)
+    for queue, references in by_queue.items():
+        for start in range(0, len(references), MAX_REFERENCES_PER_STATEMENT):
+            free_references(alias, queue, references[start : start + MAX_REFERENCES_PER_STATEMENT])

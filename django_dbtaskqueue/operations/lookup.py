@@ -19,6 +19,8 @@ from django_dbtaskqueue.core.exceptions import TaskQueueError
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.db.session import Session, alias_for, aliases_of, model_for
 from django_dbtaskqueue.flow import usage
+from django_dbtaskqueue.flow.placement import known_queues
+from django_dbtaskqueue.flow.selection import free_references
 from django_dbtaskqueue.models import AbstractTask, Queue, Task
 from django_dbtaskqueue.models.querysets import TaskQuerySet
 
@@ -65,7 +67,7 @@ def count_by_status(queue: str | None = None) -> dict[str, dict[str, int]]:
     if queue is not None:
         _known(queue)
     places = set(_places(queue)) if queue is not None else set(locations())
-    names = [queue] if queue is not None else conf.known_queues()
+    names = [queue] if queue is not None else known_queues()
     counts: defaultdict[str, dict[str, int]] = defaultdict(lambda: dict.fromkeys(map(str, Status), 0))
     for name in names:
         counts[name]
@@ -115,8 +117,13 @@ def reprocess(queue: str, reference: str) -> bool:
 
 
 def delete(queue: str, reference: str) -> bool:
-    """Delete the task in any status and count the deletion; its poller gets ``LeaseLost``. False: there is none."""
-    return _change(queue, reference, "delete", TaskQuerySet.purge)
+    """Delete the task in any status and count the deletion; its poller gets ``LeaseLost``. False: there is none.
+
+    On a queue with ``unique_over="history"`` it frees the reference, also of a task that has left the table.
+    """
+    if _change(queue, reference, "delete", TaskQuerySet.purge):
+        return True
+    return sum(free_references(alias, queue, [reference]) for alias in aliases_of(queue)) > 0
 
 
 def _change(queue: str, reference: str, call: str, verb: Callable[[TaskQuerySet], int]) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from django_dbtaskqueue.core.columns import ENQUEUED, TIMING
 from django_dbtaskqueue.core.sql.dialects import GROUP, Group, renamed, statement
@@ -17,6 +17,7 @@ VARYING_COLUMNS = ("reference_number", "payload")
 # rule of its own.
 NOT_REPLACED = ("reference_number", "group_key", "max_attempts")
 READY_COLUMNS = "next_process_time, ready_time, parked_by, expire_time"
+OwnColumns = tuple[tuple[str, str], ...]  # of a project's own table: quoted name, PostgreSQL type
 
 
 class EnqueueStatements(Group):
@@ -25,20 +26,29 @@ class EnqueueStatements(Group):
     @lru_cache(maxsize=64)  # noqa: B019 -- one object per location, alive as long as the process
     @renamed
     def insert(
-        self, on_duplicate: str, *, timed: bool, grouped: bool, keep_due: bool = False, referenced: bool = True
+        self,
+        on_duplicate: str,
+        *,
+        timed: bool,
+        grouped: bool,
+        keep_due: bool = False,
+        referenced: bool = True,
+        own: OwnColumns = (),
     ) -> str:
         """Insert one task; answers ``returned``, or nothing when the reference is taken and nothing was written.
 
-        A task without a reference is never a duplicate, so PostgreSQL need not look first.
+        A task without a reference is never a duplicate, so PostgreSQL need not look first. The values of ``own``
+        columns are the parameters ``own_0``, ``own_1``, ….
         """
         due = self._due("%(delay)s", "%(run_at)s") if timed else self.dialect.now
         expire = self.dialect.maybe_later("%(ttl)s", start=due) if timed else "NULL"
-        values = ", ".join(f"%({name})s" for name in ENQUEUED_TYPES)
+        values = ", ".join(f"%({name})s" for name in [*ENQUEUED_TYPES, *_keys(own)])
+        names = ", ".join([*ENQUEUED_TYPES, *dict(own)])
         ready, parked = ("NULL", f"'{GROUP}'") if grouped else (due, "NULL")
         return (
-            f"INSERT INTO {self.tables.task} AS t (queue_name, {', '.join(ENQUEUED_TYPES)}, {READY_COLUMNS})"
+            f"INSERT INTO {self.tables.task} AS t (queue_name, {names}, {READY_COLUMNS})"
             f" VALUES (%(queue_name)s, {values}, {due}, {ready}, {parked}, {expire})"
-            f" {self._conflict(on_duplicate, keep_due=keep_due) if referenced else ''}"
+            f" {self._conflict(on_duplicate, keep_due=keep_due, own=own) if referenced else ''}"
             f" RETURNING {', '.join(self.returned(on_duplicate, timed=timed))}"
         )
 
@@ -75,21 +85,25 @@ class EnqueueStatements(Group):
 
     @lru_cache(maxsize=64)  # noqa: B019 -- as above
     @renamed
-    def insert_many(self, on_duplicate: str, *, timed: bool, grouped: bool, keep_due: bool = False) -> str:
+    def insert_many(
+        self, on_duplicate: str, *, timed: bool, grouped: bool, keep_due: bool = False, own: OwnColumns = ()
+    ) -> str:
         """Insert the JSON array ``rows``; returns (number written, of these new, ids of these or NULL)."""
-        columns = {**ENQUEUED_TYPES, **TIMING, "run_at": "text"} if timed else ENQUEUED_TYPES
+        columns = {**ENQUEUED_TYPES, **TIMING, "run_at": "text"} if timed else {**ENQUEUED_TYPES}
+        columns |= {key: kind for key, (_, kind) in zip(_keys(own), own, strict=True)}
         due = self._due("u.delay", "u.run_at") if timed else self.dialect.now
         expire = self.dialect.maybe_later("u.ttl", start=due) if timed else "NULL"
-        picked = ", ".join(f"u.{name}" for name in ENQUEUED_TYPES)
+        picked = ", ".join(f"u.{name}" for name in [*ENQUEUED_TYPES, *_keys(own)])
+        names = ", ".join([*ENQUEUED_TYPES, *dict(own)])
         ready, parked = due, "NULL"
         if grouped:
             ready = f"CASE WHEN u.group_key IS NULL THEN {due} END"
             parked = f"CASE WHEN u.group_key IS NOT NULL THEN '{GROUP}' END"
         key, source = self._ordered(self.dialect.rows(columns))
         return self._counted(
-            f"INSERT INTO {self.tables.task} AS t ({key}queue_name, {', '.join(ENQUEUED_TYPES)}, {READY_COLUMNS})"
+            f"INSERT INTO {self.tables.task} AS t ({key}queue_name, {names}, {READY_COLUMNS})"
             f" SELECT {key and 'u.id, '}%(queue_name)s, {picked}, {due}, {ready}, {parked}, {expire} FROM {source}"
-            f" {self._conflict(on_duplicate, keep_due=keep_due)}"
+            f" {self._conflict(on_duplicate, keep_due=keep_due, own=own)}"
         )
 
     def _counted(self, insert: str) -> str:
@@ -117,10 +131,11 @@ class EnqueueStatements(Group):
         base = f"{self.dialect.greatest}({self.dialect.now}, coalesce({self.dialect.time(run_at)}, {self.dialect.now}))"
         return self.dialect.later(f"coalesce({delay}, 0)", start=base)
 
-    def _conflict(self, on_duplicate: str, *, keep_due: bool = False) -> str:
+    def _conflict(self, on_duplicate: str, *, keep_due: bool = False, own: OwnColumns = ()) -> str:
         if on_duplicate != "replace":
             return "ON CONFLICT (reference_number, queue_name) DO NOTHING"
         names = [name for name in ENQUEUED_TYPES if name not in NOT_REPLACED]
+        names += dict(own)
         names += [] if keep_due else ["next_process_time", "expire_time"]
         changes = ", ".join(f"{name} = excluded.{name}" for name in names)
         # A smaller budget leaves at least one attempt: without one no poller could take the task.
@@ -157,6 +172,16 @@ class EnqueueStatements(Group):
             f" WHERE queue_name = %(queue_name)s AND parked_by IS NOT NULL{condition} LIMIT %(limit)s) AS x"
         )
 
+    @cached_property
+    def claim_references(self) -> str:
+        """Write references into the ledger; returns those that were free. In one order everywhere: no deadlock."""
+        order = ' ORDER BY u.reference_number COLLATE "C"' if self.dialect.vendor == "postgresql" else " WHERE true"
+        return (
+            f"INSERT INTO {self.tables.ledger} (queue_name, reference_number) SELECT %(queue_name)s,"
+            f" u.reference_number FROM {self.dialect.rows({'reference_number': 'text'})}{order}"
+            " ON CONFLICT (queue_name, reference_number) DO NOTHING RETURNING reference_number"
+        )
+
     @statement
     def find(self) -> str:
         """The task that holds a reference."""
@@ -164,3 +189,7 @@ class EnqueueStatements(Group):
             f"SELECT id, status FROM {self.tables.task} WHERE reference_number = %(reference_number)s"
             " AND queue_name = %(queue_name)s"
         )
+
+
+def _keys(own: OwnColumns) -> list[str]:
+    return [f"own_{number}" for number in range(len(own))]

@@ -198,6 +198,20 @@ RETURNING id, queue_name, reference_number, attempt, reenqueue_attempt, total_at
     payload_type, payload::text, context::text, create_time::text, start_time::text, next_process_time::text,
     poller_instance, ready_time::text, group_key, expire_time::text, lease_seconds, lost_leases;
 
+-- Statements.claim_references
+INSERT INTO "dbtaskqueue_usedreference" (queue_name, reference_number)
+SELECT %(queue_name)s, u.reference_number
+FROM (
+    SELECT *
+    FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(reference_number text)
+    LIMIT (
+        SELECT 1000000
+    )
+) AS u
+ORDER BY u.reference_number COLLATE "C"
+ON CONFLICT (queue_name, reference_number) DO NOTHING
+RETURNING reference_number;
+
 -- Statements.complete
 UPDATE "dbtaskqueue_task" AS t
 SET status = 'COMPLETED', final_status = 'COMPLETED', ready_time = NULL, finish_time = statement_timestamp(),
@@ -1898,6 +1912,16 @@ WHERE id = ANY(ARRAY(
 RETURNING id, queue_name, reference_number, attempt, reenqueue_attempt, total_attempt, max_attempts, priority,
     payload_type, payload::text, context::text, create_time::text, start_time::text, next_process_time::text,
     poller_instance, ready_time::text, group_key, expire_time::text, lease_seconds, lost_leases;
+
+-- Statements.claim_references (one row)
+INSERT INTO "dbtaskqueue_usedreference" (queue_name, reference_number)
+SELECT %(queue_name)s, u.reference_number
+FROM (
+    SELECT %(reference_number)s::text AS reference_number
+) AS u
+ORDER BY u.reference_number COLLATE "C"
+ON CONFLICT (queue_name, reference_number) DO NOTHING
+RETURNING reference_number;
 
 -- Statements.complete (one row)
 UPDATE "dbtaskqueue_task" AS t

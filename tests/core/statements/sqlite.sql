@@ -148,6 +148,17 @@ RETURNING id, queue_name, reference_number, attempt, reenqueue_attempt, total_at
     text), CAST(next_process_time AS text), poller_instance, CAST(ready_time AS text), group_key,
     CAST(expire_time AS text), lease_seconds, lost_leases;
 
+-- Statements.claim_references
+INSERT INTO "dbtaskqueue_usedreference" (queue_name, reference_number)
+SELECT %(queue_name)s, u.reference_number
+FROM (
+    SELECT value ->> '$.reference_number' AS reference_number
+    FROM json_each(%(rows)s)
+) AS u
+WHERE true
+ON CONFLICT (queue_name, reference_number) DO NOTHING
+RETURNING reference_number;
+
 -- Statements.complete
 UPDATE "dbtaskqueue_task" AS t
 SET status = 'COMPLETED', final_status = 'COMPLETED', ready_time = NULL, finish_time = strftime('%%Y-%%m-%%d
@@ -1323,6 +1334,16 @@ RETURNING id, queue_name, reference_number, attempt, reenqueue_attempt, total_at
     payload_type, CAST(payload AS text), CAST(context AS text), CAST(create_time AS text), CAST(start_time AS
     text), CAST(next_process_time AS text), poller_instance, CAST(ready_time AS text), group_key,
     CAST(expire_time AS text), lease_seconds, lost_leases;
+
+-- Statements.claim_references (one row)
+INSERT INTO "dbtaskqueue_usedreference" (queue_name, reference_number)
+SELECT %(queue_name)s, u.reference_number
+FROM (
+    SELECT %(reference_number)s AS reference_number
+) AS u
+WHERE true
+ON CONFLICT (queue_name, reference_number) DO NOTHING
+RETURNING reference_number;
 
 -- Statements.complete (one row)
 UPDATE "dbtaskqueue_task" AS t
