@@ -39,13 +39,12 @@ from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.exceptions import TaskQueueError
 from django_dbtaskqueue.db.session import model_for
 from django_dbtaskqueue.models import AbstractTask, BulkOperation, FailureGroup, Task
-from django_dbtaskqueue.models.control import queue_names_in
+from django_dbtaskqueue.models.control import MISSED_HEARTBEATS, queue_names_in
 from django_dbtaskqueue.models.operations import CANCELLED, FAILED, FINISHED, RUNNING, STATES, UNFINISHED, WAITING
 from django_dbtaskqueue.operations import bulk
 from django_dbtaskqueue.operations.paging import Page
 from django_dbtaskqueue.operations.permissions import Actor, Verb
 from django_dbtaskqueue.operations.queue_control import POLLER_VERBS, STOPPED_STATE
-from django_dbtaskqueue.operations.queue_stats import MISSED_HEARTBEATS
 from django_dbtaskqueue.operations.serializers import short_error, with_errors
 from django_dbtaskqueue.operations.verbs import PUT_BACK, VERBS
 from django_dbtaskqueue.operations.visibility import check_cancel, narrow

@@ -17,7 +17,7 @@ from contextlib import nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, TypeGuard
+from typing import Any
 
 from django.db import transaction
 from django.db.utils import InterfaceError, OperationalError
@@ -111,9 +111,9 @@ def refusal(lease: Lease, processor: Processor | None, expired: str) -> Complete
     return Park(no_handler(lease.queue, lease.payload_type)) if processor is None else None
 
 
-def is_without_handler(refused: Settlement | None) -> TypeGuard[Park]:
-    """Whether a task is refused for want of a processor here."""
-    return isinstance(refused, Park) and refused.reason.startswith(NO_HANDLER)
+def is_without_handler(refused: Settlement | None) -> bool:
+    """Whether a task is refused because there is no processor for it here."""
+    return refused is not None and refused.facts.parks and getattr(refused, "reason", "").startswith(NO_HANDLER)
 
 
 def no_handler(queue: str, payload_type: str | None) -> str:

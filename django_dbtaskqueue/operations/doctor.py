@@ -22,11 +22,11 @@ from django_dbtaskqueue.db import partitions
 from django_dbtaskqueue.db.minute_counts import database_now
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.models import Attempt, FailureCount, Metric, Poller, Queue, Task, TaskHistory
-from django_dbtaskqueue.models.control import queue_names_in
+from django_dbtaskqueue.models.control import MISSED_HEARTBEATS, queue_names_in
 from django_dbtaskqueue.operations import checks
 from django_dbtaskqueue.operations.lookup import Location, locations_on
 from django_dbtaskqueue.operations.queue_counts import waits_by_priority
-from django_dbtaskqueue.operations.queue_stats import MISSED_HEARTBEATS, QueueStats, alive, overview
+from django_dbtaskqueue.operations.queue_stats import QueueStats, alive, overview
 
 MAX_CLOCK_SKEW = timedelta(seconds=2)  # between this host's clock and the database's
 MAX_PRIORITY_WAIT_S = 600.0  # of the first task of a priority, while other priorities are served

@@ -25,9 +25,10 @@ from django_dbtaskqueue.core.sql.stats import durations_sql
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.db.minute_counts import database_now
 from django_dbtaskqueue.db.session import Session, aliases_of, model_for
+from django_dbtaskqueue.flow.placement import known_queues
 from django_dbtaskqueue.metrics import quantile
 from django_dbtaskqueue.models import Metric, Poller, Queue, UsageCount
-from django_dbtaskqueue.models.control import queue_names_in
+from django_dbtaskqueue.models.control import MISSED_HEARTBEATS, queue_names_in
 from django_dbtaskqueue.operations.bounded_reads import ApproxCount
 from django_dbtaskqueue.operations.lookup import Location, locations_on
 from django_dbtaskqueue.operations.queue_counts import NONE_COUNTED, QueueCounts, queue_counts, waits_by_priority
@@ -35,7 +36,6 @@ from django_dbtaskqueue.operations.queue_counts import NONE_COUNTED, QueueCounts
 LATE_AFTER = timedelta(minutes=1)  # a queue is late when its oldest task has been due for longer
 RATE_PERIOD = timedelta(minutes=5)  # the time that rates are measured over
 DURATION_PERIOD = timedelta(hours=1)  # the time that run times and waits are measured over
-MISSED_HEARTBEATS = 3  # after which a poller does not count as alive
 FINAL_OUTCOMES = ("completed", "deleted", "failed", "poisoned")
 FAILED_OUTCOMES = ("failed", "retried")
 MAX_QUEUES_NAMED = 5
@@ -134,7 +134,7 @@ def overview(using: str | None = None, *, only: Sequence[str] | None = None) -> 
     Over all databases, or that of ``using``. A constant number of queries per database and task table. With ``only``
     of these queues, and of the pollers that serve one of them.
     """
-    context, rows = _read(locations_on(using), conf.known_queues() if only is None else only, only)
+    context, rows = _read(locations_on(using), known_queues() if only is None else only, only)
     pollers = [served for served in context.alive.values() if only is None or served & {*only}]
     return Overview(context.as_of, rows, *_sums(rows), pollers=len(pollers))
 

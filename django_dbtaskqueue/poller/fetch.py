@@ -10,11 +10,11 @@ from time import monotonic
 
 from django_dbtaskqueue import registry
 from django_dbtaskqueue.core.lease import Lease
-from django_dbtaskqueue.core.outcomes import Release, Settlement
+from django_dbtaskqueue.core.outcomes import Settlement
 from django_dbtaskqueue.db.session import Session
-from django_dbtaskqueue.flow import checkout, observe, settle
+from django_dbtaskqueue.flow import checkout, observe
 from django_dbtaskqueue.flow.checkout import QueueShare
-from django_dbtaskqueue.flow.run import Processor, is_without_handler, refusal
+from django_dbtaskqueue.flow.run import Processor, refusal
 from django_dbtaskqueue.flow.scan import SCAN_NOW
 from django_dbtaskqueue.poller.crash_isolation import CrashIsolation
 from django_dbtaskqueue.poller.executors import Done, Executor, Job
@@ -32,8 +32,10 @@ from django_dbtaskqueue.poller.queue_state import (
     ConnectionSet,
     Options,
     QueueState,
+    find_foreign_types,
     find_next_due,
     leave_to_others,
+    release_unknown,
     unpark,
 )
 from django_dbtaskqueue.poller.settle_batches import Counts, Settler
@@ -212,11 +214,11 @@ class Fetcher:
         try:
             session = connections.session(queue)
             if queue.reply_lost and queue.reserved == asked:
-                self._release_unknown(session, queue)
+                release_unknown(session, queue, self.instance, self._settler.held.copy())
             if queue.unpark_due:
                 unpark(session, queue)
             if queue.foreign_types and monotonic() >= queue.foreign_until:
-                leave_to_others(session, queue, queue.foreign_types, self.instance)
+                find_foreign_types(session, queue, queue.foreign_types, self.instance)
             if queue.placement.one_limit:
                 got = self._take(session, queue, asked)
             else:
@@ -314,8 +316,8 @@ class Fetcher:
             if queue.settings.paused:
                 session.run(session.sql.start_paused, {"queue_name": queue.name})
             queue.strategy = checkout.strategy_for(session, queue.settings.strategy)
-        without = queue.left_out()
-        cursor = queue.cursor_without(without)
+        without = queue.left_out() if queue.full_processors or queue.foreign_types else ()
+        cursor = queue.cursor_without(without) if without else queue.cursor
         if self._isolation.active():
             cursor.next_full_scan = SCAN_NOW
         leases = checkout.take(
@@ -352,7 +354,7 @@ class Fetcher:
         jobs: list[Job] = []
         isolated: list[Job] = []
         special: dict[Processor, list[Lease]] = {}
-        unknown: list[tuple[Lease, Settlement]] = []
+        refusals: list[tuple[Lease, Settlement | None]] = []
         for lease in leases:
             if lease.lease_seconds is not None:
                 self._expect_lease(queue, lease.lease_seconds)
@@ -360,10 +362,7 @@ class Fetcher:
             processor = registry.find(lease.queue, lease.payload_type)
             refused = refusal(lease, processor, queue.settings.expired)
             if refused is not None or processor is None:
-                if is_without_handler(refused):
-                    unknown.append((lease, refused))
-                else:
-                    self._refuse(lease, refused)
+                refusals.append((lease, refused))
             elif lease.lost_leases and self.capacity.executors.isolates(processor):
                 isolated.append(Job(lease, processor))
             elif processor.plain:
@@ -372,23 +371,13 @@ class Fetcher:
                 special.setdefault(processor, []).append(lease)
         if isolated:
             self.capacity.executors.submit_isolated(isolated)
-        if unknown:
-            self._refuse_unknown(session, queue, unknown)
+        for lease, refused in leave_to_others(session, queue, refusals, self.instance) if refusals else ():
+            self._refuse(lease, refused)
         if late:
             queue.lengthen_leases()
         for processor, batch in special.items():
             self.capacity.executors.submit_special(processor, batch)
         return jobs
-
-    def _refuse_unknown(self, session: Session, queue: QueueState, unknown: list[tuple[Lease, Settlement]]) -> None:
-        """Give tasks without a processor here to a poller that has one; park them if there is no such poller."""
-        types = {lease.payload_type or "" for lease, _ in unknown}
-        leave_to_others(session, queue, queue.foreign_types | types, self.instance)
-        for lease, parked in unknown:
-            if (lease.payload_type or "") in queue.foreign_types:
-                self._settler.finish(Done(lease, Release(), 0.0), idle=True)
-            else:
-                self._refuse(lease, parked)
 
     def _refuse(self, lease: Lease, refused: Settlement | None) -> None:
         if refused is not None and refused.facts.parks:
@@ -408,14 +397,3 @@ class Fetcher:
             return True
         queue.next_poll = min(queue.next_poll, monotonic() + queue.settings.poll_interval.total_seconds())
         return False
-
-    def _release_unknown(self, session: Session, queue: QueueState) -> None:
-        """Release, uncharged, the tasks of a checkout whose reply was lost: no poller runs them."""
-        params = {"queue_name": queue.name, "poller_instance": self.instance}
-        leases = checkout.leases(session.run(session.sql.leased_to, params), queue.port, 0.0)
-        held = {(lease.id, lease.total_attempt) for lease in self._settler.held.copy() if lease.port is queue.port}
-        unknown = [lease for lease in leases if (lease.id, lease.total_attempt) not in held]
-        released = settle.settle_surely(session, [(lease, Release()) for lease in unknown]) if unknown else set()
-        queue.reply_lost = False
-        if released:
-            logger.info("Released %s tasks of %s: the reply to their checkout was lost", len(released), queue.name)

@@ -16,22 +16,24 @@ from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.conf.settings import QueueSettings
 from django_dbtaskqueue.core import retry
 from django_dbtaskqueue.core.durations import format_duration, next_pause
+from django_dbtaskqueue.core.lease import Lease
+from django_dbtaskqueue.core.outcomes import Release, Settlement
 from django_dbtaskqueue.db.liveness import ANSWER_TIMEOUT_S, MIN_ANSWER_TIMEOUT_S
 from django_dbtaskqueue.db.session import Session
-from django_dbtaskqueue.flow import move
+from django_dbtaskqueue.flow import checkout, move, settle
 from django_dbtaskqueue.flow.checkout import Strategy
-from django_dbtaskqueue.flow.run import Processor
+from django_dbtaskqueue.flow.run import Processor, is_without_handler
 from django_dbtaskqueue.flow.scan import ScanCursor
 from django_dbtaskqueue.flow.settle import SettlePort
 from django_dbtaskqueue.models import AbstractTask, Poller
-from django_dbtaskqueue.models.control import payload_types_in
-from django_dbtaskqueue.operations.queue_stats import MISSED_HEARTBEATS
+from django_dbtaskqueue.models.control import MISSED_HEARTBEATS, payload_types_in
 from django_dbtaskqueue.poller.executors import Executor
 
 logger = logging.getLogger("django_dbtaskqueue")
 
 MIN_LIKELY_READY_TASKS = 20  # that a full fetch suggests are left
 FOREIGN_TYPES_SECONDS = 10.0  # between two looks whether other pollers still have a processor for what we leave out
+Refusal = tuple[Lease, Settlement | None]  # a task that must not start here, and what becomes of it
 POLLER_TABLE = f'"{Poller._meta.db_table}"'
 POLL_JITTER = (0.8, 1.2)  # factors of the idle pause
 FAST_TASK_SECONDS = 0.0002
@@ -185,11 +187,36 @@ def unpark(session: Session, queue: QueueState) -> int:
     return count
 
 
-def leave_to_others(session: Session, queue: QueueState, types: Iterable[str], instance: str) -> None:
-    """Leave out those payload types that have no processor here, but in another poller that is alive.
+def release_unknown(session: Session, queue: QueueState, instance: str, held: Iterable[Lease]) -> None:
+    """Release, uncharged, the tasks of a checkout whose reply was lost: no poller runs them."""
+    params = {"queue_name": queue.name, "poller_instance": instance}
+    leases = checkout.leases(session.run(session.sql.leased_to, params), queue.port, 0.0)
+    known = {(lease.id, lease.total_attempt) for lease in held if lease.port is queue.port}
+    unknown = [lease for lease in leases if (lease.id, lease.total_attempt) not in known]
+    released = settle.settle_surely(session, [(lease, Release()) for lease in unknown]) if unknown else set()
+    queue.reply_lost = False
+    if released:
+        logger.info("Released %s tasks of %s: the reply to their checkout was lost", len(released), queue.name)
 
-    In a rolling release, tasks of a new type stay ready for the pollers of the new release.
+
+def leave_to_others(session: Session, queue: QueueState, refusals: list[Refusal], instance: str) -> list[Refusal]:
+    """Give tasks without a processor here to the pollers that have one; they are parked if there is no such poller.
+
+    In a rolling release, tasks of a new type so stay ready for the pollers of the new release.
     """
+    types = {lease.payload_type or "" for lease, refused in refusals if is_without_handler(refused)}
+    if not types:
+        return refusals
+    find_foreign_types(session, queue, queue.foreign_types | types, instance)
+    foreign = [is_without_handler(one) and (lease.payload_type or "") in queue.foreign_types for lease, one in refusals]
+    return [
+        (lease, Release() if is_foreign else refused)
+        for (lease, refused), is_foreign in zip(refusals, foreign, strict=True)
+    ]
+
+
+def find_foreign_types(session: Session, queue: QueueState, types: Iterable[str], instance: str) -> None:
+    """Leave out, from now on, those payload types that have no processor here, but in another poller that is alive."""
     queue.foreign_until = monotonic() + FOREIGN_TYPES_SECONDS  # before the look: a new processor ends it
     dialect = session.sql.dialect
     alive = f"state <> 'STOPPED' AND heartbeat_time > {dialect.later('%(seconds)s')}"
