@@ -5,6 +5,7 @@ The classes work on any ``AdminSite``; ``register`` puts all of them on a site o
 
 from __future__ import annotations
 
+from django.apps import apps
 from django.contrib import admin
 
 from django_dbtaskqueue import models
@@ -14,7 +15,9 @@ from django_dbtaskqueue.admin.queue_pages import QueueAdmin
 from django_dbtaskqueue.admin.record_pages import AttemptAdmin, FailureGroupAdmin, PipelineReportAdmin, TaskHistoryAdmin
 from django_dbtaskqueue.admin.task_pages import PoisonTaskAdmin, TaskAdmin
 
-__all__ = ["AttemptAdmin", "PollerAdmin", "QueueAdmin", "TaskAdmin", "TaskHistoryAdmin", "register"]
+__all__ = [
+    "AttemptAdmin", "PollerAdmin", "QueueAdmin", "TaskAdmin", "TaskHistoryAdmin", "register", "register_own_tables",
+]  # fmt: skip
 
 ADMIN_CLASSES = {
     models.Overview: OverviewAdmin,
@@ -34,9 +37,22 @@ ADMIN_CLASSES = {
 
 
 def register(site: admin.AdminSite) -> None:
-    """Register every admin class on ``site``."""
+    """Register every admin class on ``site``, and ``TaskAdmin`` for each task table of the project's own."""
+    _register_ours(site)
+    register_own_tables(site)
+
+
+def register_own_tables(site: admin.AdminSite) -> None:
+    """Register ``TaskAdmin`` for the task tables of the project that have no admin class on ``site`` yet."""
+    for model in apps.get_models():
+        is_own = issubclass(model, models.AbstractTask) and not model._meta.proxy and model not in ADMIN_CLASSES
+        if is_own and not site.is_registered(model):
+            site.register(model, TaskAdmin)
+
+
+def _register_ours(site: admin.AdminSite) -> None:
     for model, admin_class in ADMIN_CLASSES.items():
         site.register(model, admin_class)
 
 
-register(admin.site)
+_register_ours(admin.site)

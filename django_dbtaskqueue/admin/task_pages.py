@@ -44,6 +44,7 @@ from django_dbtaskqueue.core.columns import SHOWN_IF_SET
 from django_dbtaskqueue.core.durations import format_duration
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.db.session import alias_for
+from django_dbtaskqueue.flow.placement import own_fields
 from django_dbtaskqueue.models import AbstractTask, Attempt, AuditEntry, Poller, Queue, Task
 from django_dbtaskqueue.models.querysets import TaskQuerySet
 from django_dbtaskqueue.operations import paging
@@ -225,7 +226,7 @@ class TaskAdmin(TaskPage):
             "poller",
             "priority",
         )
-        return (*names, *filled, *(["group_link"] if row.fingerprint else []))
+        return (*names, *filled, *own_fields(self.model), *(["group_link"] if row.fingerprint else []))
 
     @admin.display(description=gettext_lazy("failure group"))
     def group_link(self, task: Any) -> str:

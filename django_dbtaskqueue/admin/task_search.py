@@ -18,9 +18,9 @@ from django.utils.translation import gettext_lazy
 
 from django_dbtaskqueue.admin.list_pages import SORT_KEY
 from django_dbtaskqueue.admin.read_only import id_of, viewer
-from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.columns import LONG
 from django_dbtaskqueue.core.states import Status
+from django_dbtaskqueue.flow.placement import known_queues
 from django_dbtaskqueue.models import SavedSearch
 from django_dbtaskqueue.operations.permissions import Actor
 from django_dbtaskqueue.operations.queue_counts import NONE_COUNTED, queue_counts, queue_names
@@ -79,7 +79,7 @@ def pickers(page: TaskPage, request: HttpRequest, search: Search) -> dict[str, A
     for status in map(str, Status):
         number = sum((one.statuses[status] for one in counts), NONE_COUNTED)
         tabs.append((status, _of_status(search, status, request.path), str(number), found == {status} and not every))
-    names = sorted(visible_names({*conf.known_queues(), *queue_names(place), *queues}, actor))
+    names = sorted(visible_names({*known_queues(), *queue_names(place), *queues}, actor))
     order = request.GET.get(SORT_KEY, "")
     return {
         "tabs": [] if page.base_search else tabs,

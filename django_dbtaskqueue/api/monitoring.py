@@ -11,10 +11,10 @@ from django.utils import timezone
 
 from django_dbtaskqueue.api.routing import Call
 from django_dbtaskqueue.api.views import may_view, page
-from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.conf.queue import stored
 from django_dbtaskqueue.core.exceptions import TaskQueueError
 from django_dbtaskqueue.db.session import alias_for
+from django_dbtaskqueue.flow.placement import known_queues
 from django_dbtaskqueue.models import AuditEntry, FailureGroup, Poller, Queue
 from django_dbtaskqueue.models.control import queue_names_in
 from django_dbtaskqueue.operations import queue_control
@@ -167,7 +167,7 @@ def doctor(call: Call) -> Findings:
 def queues(call: Call) -> QueueList:
     """Return the health, the known queues, and the pause of each."""
     paused = _pauses(call)
-    names = sorted({*conf.known_queues(), *paused}) if call.actor.sees_all else visible_queues(call.actor) or []
+    names = sorted({*known_queues(), *paused}) if call.actor.sees_all else visible_queues(call.actor) or []
     return {
         "health": health_document(_overview(call)),
         "queues": [{"queue": name, "paused": paused.get(name)} for name in names],

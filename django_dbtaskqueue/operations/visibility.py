@@ -10,10 +10,10 @@ from typing import Any, TypeVar, cast
 
 from django.db.models import Exists, OuterRef, Q, QuerySet
 
-from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.exceptions import SearchError, UnknownQueue
 from django_dbtaskqueue.core.sql.stats import StatsStatements
 from django_dbtaskqueue.db.session import Session, aliases_of, model_for
+from django_dbtaskqueue.flow.placement import known_queues
 from django_dbtaskqueue.models import AuditEntry, BulkOperation, Poller, Queue, SavedSearch
 from django_dbtaskqueue.models.control import queue_names_in
 from django_dbtaskqueue.operations.permissions import Actor, Verb, check
@@ -26,10 +26,7 @@ MAX_ROWS_JUDGED_ONE_BY_ONE = 2000  # pollers, saved searches
 
 def queue_names() -> list[str]:
     """Return every queue that is known, has a ``Queue`` row, or has tasks."""
-    names = {*conf.known_queues()}
-    aliases = {alias for name in ("", *names) for alias in aliases_of(name)}
-    for alias in aliases:
-        names.update(Queue.objects.using(alias).values_list("name", flat=True))
+    names = known_queues()
     for place in {(alias, model_for(name)) for name in ("", *names) for alias in aliases_of(name)}:
         session = Session.on(*place)
         sql = StatsStatements(session.sql.tables, session.sql.dialect)

@@ -11,6 +11,7 @@ from django.db.models import DateTimeField, Model
 from django_dbtaskqueue import registry
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.db.session import Session, aliases_of
+from django_dbtaskqueue.flow import placement
 from django_dbtaskqueue.models import AbstractTask, Task
 
 
@@ -31,8 +32,8 @@ def advance(delta: timedelta | str, *, using: str | None = None) -> None:
 
 
 def known_queues() -> list[str]:
-    """Return the queues that have settings or a processor."""
-    return sorted({*conf.known_queues(), *registry.queues()})
+    """Return the queues that have settings, a processor, or a row of those made at runtime."""
+    return sorted({*placement.known_queues(), *registry.queues()})
 
 
 def _shift(model: type[Model], passed: timedelta, alias: str) -> None:
