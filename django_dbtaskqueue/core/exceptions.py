@@ -43,13 +43,14 @@ class DuplicateTask(EnqueueError):
 
     def __init__(self, queue: str, reference: str, *, task_id: int | None = None, status: str | None = None) -> None:
         self.queue, self.reference, self.task_id, self.status = queue, reference, task_id, status
-        held = f" by task {task_id} ({status})" if task_id is not None else ""
-        held = f" by a task that has {status}" if status and task_id is None else held
-        super().__init__(
-            f"Reference {reference!r} is already taken in queue {queue!r}{held}. "
-            'Pass on_duplicate="ignore" to get the existing task, or on_duplicate="replace" to replace one '
-            "that is still CREATED."
+        held, gone = f" by task {task_id} ({status})" if task_id is not None else "", status and task_id is None
+        remedy = (
+            'Pass on_duplicate="ignore" to get the existing task, or on_duplicate="replace" to replace one that is '
+            "still CREATED."
         )
+        if gone:
+            held, remedy = f" by a task that has {status}", "operations.lookup.delete(queue, reference) frees it."
+        super().__init__(f"Reference {reference!r} is already taken in queue {queue!r}{held}. {remedy}")
 
 
 class PayloadError(EnqueueError):
