@@ -13,7 +13,7 @@ from typing import Any
 
 from django.db import transaction
 from django.db.models import Case, Expression, F, Q, When
-from django.db.models.functions import Least, Now
+from django.db.models.functions import Coalesce, Least, Now
 
 from django_dbtaskqueue.core.sql.dialects import GROUP
 from django_dbtaskqueue.core.states import BY_VERB, TERMINAL, sources
@@ -33,14 +33,25 @@ from django_dbtaskqueue.models import AbstractTask
 ROWS_PER_PUT_BACK = 100  # rows in one statement of ``put_back``
 NOT_DUE_AFTER = ("cancel", "snooze")  # verbs after which no poller needs to look
 IDS_PER_STATEMENT = 10_000  # ids in one statement: databases bound the number of its parameters
-READY_NOW = {"ready_time": Now(), "next_process_time": Now(), "poller_instance": None, "finish_time": None}
 Columns = dict[str, Any]
 
 
 def _due(time: Expression) -> Columns:
-    """Return the columns of a waiting task that is due at a time. A task behind its group's head stays there."""
-    return {"next_process_time": time, "ready_time": Case(When(parked_by__isnull=True, then=time), default=None)}
+    """Return the times of a task that becomes due at ``time``. Its time to live begins again then.
 
+    It was due at the earlier of two columns: ``next_process_time`` may be the end of a lease, and ``ready_time`` is
+    later for the head of a group, and NULL for a task that is not in the ready order.
+    """
+    was = Least("next_process_time", Coalesce("ready_time", "next_process_time"))
+    return {"next_process_time": time, "ready_time": time, "expire_time": F("expire_time") + (time - was)}
+
+
+def _due_in_place(time: Expression) -> Columns:
+    """``_due`` for a task that waits. Behind the head of its group it stays there."""
+    return {**_due(time), "ready_time": Case(When(parked_by__isnull=True, then=time), default=None)}
+
+
+READY_NOW = {**_due(Now()), "poller_instance": None, "finish_time": None}
 
 # The columns that a verb changes beside the status. A verb that changes ``ready_time`` changes groups' heads, too.
 CHANGES: dict[str, Columns] = {
@@ -51,11 +62,11 @@ CHANGES: dict[str, Columns] = {
     # A last attempt is given back: without an attempt left no poller could ever take the task.
     "release_all": {"attempt": Least(F("attempt"), F("max_attempts") - 1), **READY_NOW},
     "kick": {"attempt": 0, **READY_NOW},
-    "run_now": _due(Now()),
+    "run_now": _due_in_place(Now()),
 }
 # The same of verbs that are given values.
 CHANGES_BY_VALUE: dict[str, Callable[[Mapping[str, Any]], Columns]] = {
-    "snooze": lambda given: _due(Now() + given["delay"]),
+    "snooze": lambda given: _due_in_place(Now() + given["delay"]),
     "change_priority": lambda given: {"priority": given["priority"], "ready_time": F("ready_time")},
     "move": lambda given: {"queue": given["queue"], "parked_by": None, "ready_time": F("next_process_time")},
     "edit": lambda given: {"payload": given["payload"], **CHANGES["reprocess"]},

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 # What an action can change of a task.
 RESTORED = (
     "queue", "status", "final_status", "attempt", "priority", "ready_time", "next_process_time", "finish_time",
-    "poller_instance", "parked_by",
+    "expire_time", "poller_instance", "parked_by",
 )  # fmt: skip
 MAX_ACTIONS_OF_TASK = 100
 MAX_TASKS_NAMED_IN_ENTRY = 100

@@ -69,7 +69,8 @@ def test_what_a_bulk_operation_did_is_put_back_as_it_was(settings: Any, alias: s
     # Given tasks that the verb changes, of a group and without, and what they are
     source = BULK_VERBS[verb].sources[0]
     for number in range(3):
-        make_task(source, using=alias, reference=f"r{number}", priority=number, attempt=2)
+        ttl = timedelta(hours=1)
+        make_task(source, using=alias, reference=f"r{number}", priority=number, attempt=2, expire_time=ttl)
     before = rows(alias)
     # When it has changed them, and is undone
     operation = done(verb, alias=alias)

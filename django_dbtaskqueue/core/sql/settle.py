@@ -57,8 +57,13 @@ class SettleStatements(Group):
 
     @statement
     def write(self) -> str:
-        """Every other way out of PROCESSING that keeps the row. A NULL delay keeps the ready time (release)."""
+        """Every other way out of PROCESSING that keeps the row. A NULL delay keeps the ready time (release).
+
+        A delay moves the end of the time to live with the due time. A task that ended keeps its due time, from which
+        the verb that brings it back counts (``flow.move``).
+        """
         now = self.dialect.now
+        moved = self.dialect.seconds_between("t.ready_time", self.dialect.later("u.delay"))
         # Without an attempt left no poller could take the task.
         left = f"{self.dialect.least}(t.attempt + u.attempts_added, t.max_attempts - 1)"
         return (
@@ -67,7 +72,9 @@ class SettleStatements(Group):
             " ready_time = CASE WHEN u.new_status <> 'CREATED' OR u.park_reason IS NOT NULL THEN NULL"
             f" WHEN u.delay IS NULL THEN t.ready_time ELSE {self.dialect.later('u.delay')} END,"
             f" next_process_time = CASE WHEN u.new_status = 'CREATED' THEN {self.dialect.later('coalesce(u.delay, 0)')}"
-            " ELSE t.next_process_time END,"
+            " WHEN u.new_status IN ('ERROR', 'POISON') THEN t.ready_time ELSE t.next_process_time END,"
+            " expire_time = CASE WHEN t.expire_time IS NULL OR u.delay IS NULL THEN t.expire_time"
+            f" ELSE {self.dialect.later(moved, start='t.expire_time')} END,"
             f" attempt = CASE WHEN u.attempts_added IS NULL THEN 0 WHEN u.new_status = 'CREATED' THEN {left}"
             " ELSE t.attempt + u.attempts_added END,"
             " reenqueue_attempt = t.reenqueue_attempt + u.reenqueues_added,"

@@ -1164,16 +1164,19 @@ UPDATE "dbtaskqueue_task" AS t
 SET status = u.new_status, last_update_time = statement_timestamp(), parked_by = u.park_reason, ready_time =
     CASE WHEN u.new_status <> 'CREATED' OR u.park_reason IS NOT NULL THEN NULL WHEN u.delay IS NULL THEN
     t.ready_time ELSE statement_timestamp() + u.delay * interval '1 second' END, next_process_time = CASE WHEN
-    u.new_status = 'CREATED' THEN statement_timestamp() + coalesce(u.delay, 0) * interval '1 second' ELSE
-    t.next_process_time END, attempt = CASE WHEN u.attempts_added IS NULL THEN 0 WHEN u.new_status = 'CREATED'
-    THEN least(t.attempt + u.attempts_added, t.max_attempts - 1) ELSE t.attempt + u.attempts_added END,
-    reenqueue_attempt = t.reenqueue_attempt + u.reenqueues_added, process_result = CASE WHEN u.new_status =
-    'CREATED' AND u.delay IS NULL THEN t.process_result ELSE u.result_text END, result = CASE WHEN
-    u.new_status = 'CREATED' AND u.delay IS NULL THEN t.result ELSE u.result_value END, poller_instance = CASE
-    WHEN u.new_status = 'CREATED' THEN NULL ELSE t.poller_instance END, finish_time = CASE WHEN u.new_status =
-    'CREATED' THEN NULL ELSE statement_timestamp() END, lost_leases = CASE WHEN u.attempts_added = -1 AND
-    u.delay IS NULL THEN t.lost_leases ELSE u.deaths END, final_status = nullif(u.new_status, 'CREATED'),
-    fingerprint = coalesce(u.failure_key, t.fingerprint)
+    u.new_status = 'CREATED' THEN statement_timestamp() + coalesce(u.delay, 0) * interval '1 second' WHEN
+    u.new_status IN ('ERROR', 'POISON') THEN t.ready_time ELSE t.next_process_time END, expire_time = CASE
+    WHEN t.expire_time IS NULL OR u.delay IS NULL THEN t.expire_time ELSE t.expire_time + extract(epoch FROM
+    statement_timestamp() + u.delay * interval '1 second' - t.ready_time)::float8 * interval '1 second' END,
+    attempt = CASE WHEN u.attempts_added IS NULL THEN 0 WHEN u.new_status = 'CREATED' THEN least(t.attempt +
+    u.attempts_added, t.max_attempts - 1) ELSE t.attempt + u.attempts_added END, reenqueue_attempt =
+    t.reenqueue_attempt + u.reenqueues_added, process_result = CASE WHEN u.new_status = 'CREATED' AND u.delay
+    IS NULL THEN t.process_result ELSE u.result_text END, result = CASE WHEN u.new_status = 'CREATED' AND
+    u.delay IS NULL THEN t.result ELSE u.result_value END, poller_instance = CASE WHEN u.new_status =
+    'CREATED' THEN NULL ELSE t.poller_instance END, finish_time = CASE WHEN u.new_status = 'CREATED' THEN NULL
+    ELSE statement_timestamp() END, lost_leases = CASE WHEN u.attempts_added = -1 AND u.delay IS NULL THEN
+    t.lost_leases ELSE u.deaths END, final_status = nullif(u.new_status, 'CREATED'), fingerprint =
+    coalesce(u.failure_key, t.fingerprint)
 FROM (
     SELECT *
     FROM (
@@ -2273,16 +2276,19 @@ UPDATE "dbtaskqueue_task" AS t
 SET status = u.new_status, last_update_time = statement_timestamp(), parked_by = u.park_reason, ready_time =
     CASE WHEN u.new_status <> 'CREATED' OR u.park_reason IS NOT NULL THEN NULL WHEN u.delay IS NULL THEN
     t.ready_time ELSE statement_timestamp() + u.delay * interval '1 second' END, next_process_time = CASE WHEN
-    u.new_status = 'CREATED' THEN statement_timestamp() + coalesce(u.delay, 0) * interval '1 second' ELSE
-    t.next_process_time END, attempt = CASE WHEN u.attempts_added IS NULL THEN 0 WHEN u.new_status = 'CREATED'
-    THEN least(t.attempt + u.attempts_added, t.max_attempts - 1) ELSE t.attempt + u.attempts_added END,
-    reenqueue_attempt = t.reenqueue_attempt + u.reenqueues_added, process_result = CASE WHEN u.new_status =
-    'CREATED' AND u.delay IS NULL THEN t.process_result ELSE u.result_text END, result = CASE WHEN
-    u.new_status = 'CREATED' AND u.delay IS NULL THEN t.result ELSE u.result_value END, poller_instance = CASE
-    WHEN u.new_status = 'CREATED' THEN NULL ELSE t.poller_instance END, finish_time = CASE WHEN u.new_status =
-    'CREATED' THEN NULL ELSE statement_timestamp() END, lost_leases = CASE WHEN u.attempts_added = -1 AND
-    u.delay IS NULL THEN t.lost_leases ELSE u.deaths END, final_status = nullif(u.new_status, 'CREATED'),
-    fingerprint = coalesce(u.failure_key, t.fingerprint)
+    u.new_status = 'CREATED' THEN statement_timestamp() + coalesce(u.delay, 0) * interval '1 second' WHEN
+    u.new_status IN ('ERROR', 'POISON') THEN t.ready_time ELSE t.next_process_time END, expire_time = CASE
+    WHEN t.expire_time IS NULL OR u.delay IS NULL THEN t.expire_time ELSE t.expire_time + extract(epoch FROM
+    statement_timestamp() + u.delay * interval '1 second' - t.ready_time)::float8 * interval '1 second' END,
+    attempt = CASE WHEN u.attempts_added IS NULL THEN 0 WHEN u.new_status = 'CREATED' THEN least(t.attempt +
+    u.attempts_added, t.max_attempts - 1) ELSE t.attempt + u.attempts_added END, reenqueue_attempt =
+    t.reenqueue_attempt + u.reenqueues_added, process_result = CASE WHEN u.new_status = 'CREATED' AND u.delay
+    IS NULL THEN t.process_result ELSE u.result_text END, result = CASE WHEN u.new_status = 'CREATED' AND
+    u.delay IS NULL THEN t.result ELSE u.result_value END, poller_instance = CASE WHEN u.new_status =
+    'CREATED' THEN NULL ELSE t.poller_instance END, finish_time = CASE WHEN u.new_status = 'CREATED' THEN NULL
+    ELSE statement_timestamp() END, lost_leases = CASE WHEN u.attempts_added = -1 AND u.delay IS NULL THEN
+    t.lost_leases ELSE u.deaths END, final_status = nullif(u.new_status, 'CREATED'), fingerprint =
+    coalesce(u.failure_key, t.fingerprint)
 FROM (
     SELECT %(task_id)s::bigint AS task_id, %(token)s::bigint AS token, %(new_status)s::text AS new_status,
         %(delay)s::float8 AS delay, %(attempts_added)s::int AS attempts_added, %(reenqueues_added)s::int AS

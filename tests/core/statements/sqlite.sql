@@ -809,16 +809,19 @@ SET status = u.new_status, last_update_time = strftime('%%Y-%%m-%%d %%H:%%M:%%f'
     u.park_reason, ready_time = CASE WHEN u.new_status <> 'CREATED' OR u.park_reason IS NOT NULL THEN NULL
     WHEN u.delay IS NULL THEN t.ready_time ELSE strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', printf('%%.3f
     seconds', u.delay)) END, next_process_time = CASE WHEN u.new_status = 'CREATED' THEN strftime('%%Y-%%m-%%d
-    %%H:%%M:%%f', 'now', printf('%%.3f seconds', coalesce(u.delay, 0))) ELSE t.next_process_time END, attempt
-    = CASE WHEN u.attempts_added IS NULL THEN 0 WHEN u.new_status = 'CREATED' THEN min(t.attempt +
-    u.attempts_added, t.max_attempts - 1) ELSE t.attempt + u.attempts_added END, reenqueue_attempt =
-    t.reenqueue_attempt + u.reenqueues_added, process_result = CASE WHEN u.new_status = 'CREATED' AND u.delay
-    IS NULL THEN t.process_result ELSE u.result_text END, result = CASE WHEN u.new_status = 'CREATED' AND
-    u.delay IS NULL THEN t.result ELSE u.result_value END, poller_instance = CASE WHEN u.new_status =
-    'CREATED' THEN NULL ELSE t.poller_instance END, finish_time = CASE WHEN u.new_status = 'CREATED' THEN NULL
-    ELSE strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now') END, lost_leases = CASE WHEN u.attempts_added = -1 AND
-    u.delay IS NULL THEN t.lost_leases ELSE u.deaths END, final_status = nullif(u.new_status, 'CREATED'),
-    fingerprint = coalesce(u.failure_key, t.fingerprint)
+    %%H:%%M:%%f', 'now', printf('%%.3f seconds', coalesce(u.delay, 0))) WHEN u.new_status IN ('ERROR',
+    'POISON') THEN t.ready_time ELSE t.next_process_time END, expire_time = CASE WHEN t.expire_time IS NULL OR
+    u.delay IS NULL THEN t.expire_time ELSE strftime('%%Y-%%m-%%d %%H:%%M:%%f', t.expire_time, printf('%%.3f
+    seconds', (julianday(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', printf('%%.3f seconds', u.delay))) -
+    julianday(t.ready_time)) * 86400.0)) END, attempt = CASE WHEN u.attempts_added IS NULL THEN 0 WHEN
+    u.new_status = 'CREATED' THEN min(t.attempt + u.attempts_added, t.max_attempts - 1) ELSE t.attempt +
+    u.attempts_added END, reenqueue_attempt = t.reenqueue_attempt + u.reenqueues_added, process_result = CASE
+    WHEN u.new_status = 'CREATED' AND u.delay IS NULL THEN t.process_result ELSE u.result_text END, result =
+    CASE WHEN u.new_status = 'CREATED' AND u.delay IS NULL THEN t.result ELSE u.result_value END,
+    poller_instance = CASE WHEN u.new_status = 'CREATED' THEN NULL ELSE t.poller_instance END, finish_time =
+    CASE WHEN u.new_status = 'CREATED' THEN NULL ELSE strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now') END,
+    lost_leases = CASE WHEN u.attempts_added = -1 AND u.delay IS NULL THEN t.lost_leases ELSE u.deaths END,
+    final_status = nullif(u.new_status, 'CREATED'), fingerprint = coalesce(u.failure_key, t.fingerprint)
 FROM (
     SELECT value ->> '$.task_id' AS task_id, value ->> '$.token' AS token, value ->> '$.new_status' AS
         new_status, value ->> '$.delay' AS delay, value ->> '$.attempts_added' AS attempts_added, value ->>
@@ -1646,16 +1649,19 @@ SET status = u.new_status, last_update_time = strftime('%%Y-%%m-%%d %%H:%%M:%%f'
     u.park_reason, ready_time = CASE WHEN u.new_status <> 'CREATED' OR u.park_reason IS NOT NULL THEN NULL
     WHEN u.delay IS NULL THEN t.ready_time ELSE strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', printf('%%.3f
     seconds', u.delay)) END, next_process_time = CASE WHEN u.new_status = 'CREATED' THEN strftime('%%Y-%%m-%%d
-    %%H:%%M:%%f', 'now', printf('%%.3f seconds', coalesce(u.delay, 0))) ELSE t.next_process_time END, attempt
-    = CASE WHEN u.attempts_added IS NULL THEN 0 WHEN u.new_status = 'CREATED' THEN min(t.attempt +
-    u.attempts_added, t.max_attempts - 1) ELSE t.attempt + u.attempts_added END, reenqueue_attempt =
-    t.reenqueue_attempt + u.reenqueues_added, process_result = CASE WHEN u.new_status = 'CREATED' AND u.delay
-    IS NULL THEN t.process_result ELSE u.result_text END, result = CASE WHEN u.new_status = 'CREATED' AND
-    u.delay IS NULL THEN t.result ELSE u.result_value END, poller_instance = CASE WHEN u.new_status =
-    'CREATED' THEN NULL ELSE t.poller_instance END, finish_time = CASE WHEN u.new_status = 'CREATED' THEN NULL
-    ELSE strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now') END, lost_leases = CASE WHEN u.attempts_added = -1 AND
-    u.delay IS NULL THEN t.lost_leases ELSE u.deaths END, final_status = nullif(u.new_status, 'CREATED'),
-    fingerprint = coalesce(u.failure_key, t.fingerprint)
+    %%H:%%M:%%f', 'now', printf('%%.3f seconds', coalesce(u.delay, 0))) WHEN u.new_status IN ('ERROR',
+    'POISON') THEN t.ready_time ELSE t.next_process_time END, expire_time = CASE WHEN t.expire_time IS NULL OR
+    u.delay IS NULL THEN t.expire_time ELSE strftime('%%Y-%%m-%%d %%H:%%M:%%f', t.expire_time, printf('%%.3f
+    seconds', (julianday(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', printf('%%.3f seconds', u.delay))) -
+    julianday(t.ready_time)) * 86400.0)) END, attempt = CASE WHEN u.attempts_added IS NULL THEN 0 WHEN
+    u.new_status = 'CREATED' THEN min(t.attempt + u.attempts_added, t.max_attempts - 1) ELSE t.attempt +
+    u.attempts_added END, reenqueue_attempt = t.reenqueue_attempt + u.reenqueues_added, process_result = CASE
+    WHEN u.new_status = 'CREATED' AND u.delay IS NULL THEN t.process_result ELSE u.result_text END, result =
+    CASE WHEN u.new_status = 'CREATED' AND u.delay IS NULL THEN t.result ELSE u.result_value END,
+    poller_instance = CASE WHEN u.new_status = 'CREATED' THEN NULL ELSE t.poller_instance END, finish_time =
+    CASE WHEN u.new_status = 'CREATED' THEN NULL ELSE strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now') END,
+    lost_leases = CASE WHEN u.attempts_added = -1 AND u.delay IS NULL THEN t.lost_leases ELSE u.deaths END,
+    final_status = nullif(u.new_status, 'CREATED'), fingerprint = coalesce(u.failure_key, t.fingerprint)
 FROM (
     SELECT %(task_id)s AS task_id, %(token)s AS token, %(new_status)s AS new_status, %(delay)s AS delay,
         %(attempts_added)s AS attempts_added, %(reenqueues_added)s AS reenqueues_added, %(deaths)s AS deaths,
