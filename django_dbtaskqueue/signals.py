@@ -60,7 +60,11 @@ class Listener:
     """Does nothing; override what you want to know. Hooks run on the poller's threads, so be quick."""
 
     def checked_out(self, task: Lease) -> None:
-        """The task was checked out. It may still be given back before it starts."""
+        """The task was checked out. It may still be given back before it starts.
+
+        ``task.payload`` and ``task.context`` are decoded when a hook reads them, with the class of the processor
+        here. They raise for a task that cannot be decoded.
+        """
 
     def started(self, task: Lease) -> None:
         """Its processor is about to be called. On the thread (or event loop) that calls it."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Protocol
 
 from django_dbtaskqueue.core.columns import TASK_COLUMNS, Column
-from django_dbtaskqueue.core.exceptions import LeaseLost
+from django_dbtaskqueue.core.exceptions import LeaseLost, TaskQueueError
 from django_dbtaskqueue.core.outcomes import Complete, CompleteDelete, Fail, Outcome, Poison, Reenqueue, Settlement
 
 if TYPE_CHECKING:
@@ -17,8 +17,15 @@ if TYPE_CHECKING:
 __all__ = ["Lease"]
 
 
-class Policies(Protocol):
-    """A processor, as far as it declares policies."""
+class NotDecoded:
+    """What ``Lease.decoded`` is before the payload is decoded. The class itself, so that a process can send it."""
+
+
+class Declared(Protocol):
+    """A processor, as far as a lease needs it."""
+
+    def decode(self, lease: Lease) -> None:
+        """Set the lease's payload and context, or raise for what cannot be decoded."""
 
     @property
     def policy(self) -> AnyPolicy:
@@ -62,8 +69,7 @@ class Port(Protocol):
 class Lease:
     """One attempt of one task, held until ``lease_until`` and fenced by ``total_attempt``.
 
-    The three counters are those after this checkout charged its attempt. ``payload`` is decoded to the processor's
-    payload type. All times are the database's clock.
+    The three counters are those after this checkout charged its attempt. All times are the database's clock.
 
     ``complete``, ``complete_delete``, ``reenqueue``, ``fail`` and ``poison`` write at once on the calling thread's
     Django connection: inside ``transaction.atomic()`` they commit or roll back with the caller's own writes. Each
@@ -92,16 +98,40 @@ class Lease:
     lost_leases: int  # in a row, before this one: their processes died, or lost the database
     port: Port
     deadline: float = 0.0  # time.monotonic() at which the lease, as last granted or renewed, runs out
-    payload: Any = None  # an instance of the processor's payload class, or plain JSON: only the processor knows which
-    context: dict[str, object] = field(default_factory=dict)
+    decoded: Any = NotDecoded  # the payload
+    decoded_context: dict[str, object] | None = None
     policy: AnyPolicy = None  # how a failure is retried, as set while running; None: as the queue and its processor say
-    processor: Policies | None = None  # the processor that runs it, for the policies it declares
+    processor: Declared | None = None  # the processor that runs it
     outcome: Settlement | None = None  # what the processor settled by itself; stored once ``settled``
     settled: bool = False  # an outcome of this lease is committed
     touched: bool = False  # the processor tried to settle by itself
     unstored_since: float = 0.0  # time.monotonic() at which its outcome could not be stored; 0: it was not tried
     unanswered: bool = False  # its outcome was sent, and no answer came
     lost: str = ""  # the verb that could not be written, because the lease was gone
+
+    @property
+    def payload(self) -> Any:
+        """An instance of the processor's payload class, or plain JSON. Decoded at the first use; then it may raise."""
+        if self.decoded is NotDecoded:
+            self._decode()
+        return self.decoded
+
+    @property
+    def context(self) -> dict[str, object]:
+        """What was bound at enqueue. Decoded with the payload."""
+        if self.decoded_context is None:
+            self._decode()
+        return self.decoded_context or {}
+
+    def _decode(self) -> None:
+        if self.processor is None:
+            raise TaskQueueError(f"Task {self.id} has no processor in this process, so its payload cannot be decoded.")
+        self.processor.decode(self)
+
+    def __getstate__(self) -> tuple[None, dict[str, Any]]:
+        """Return what is sent to another process, which decodes for itself: a payload need not be portable."""
+        state = {one.name: getattr(self, one.name) for one in fields(self)}
+        return None, {**state, "decoded": NotDecoded, "decoded_context": None}
 
     @property
     def create_time(self) -> datetime:

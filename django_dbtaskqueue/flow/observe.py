@@ -10,7 +10,7 @@ from django.dispatch import Signal
 
 from django_dbtaskqueue import signals
 from django_dbtaskqueue.core.exceptions import LeaseLost
-from django_dbtaskqueue.core.lease import Lease
+from django_dbtaskqueue.core.lease import Declared, Lease
 from django_dbtaskqueue.core.masking import masked_text
 from django_dbtaskqueue.core.outcomes import Outcome, Settlement, said
 
@@ -41,11 +41,12 @@ def watched() -> bool:
     return bool(signals.registered) or any(signal.receivers for signal in ENDINGS)
 
 
-def checked_out(leases: Iterable[Lease]) -> None:
-    """Tasks were checked out."""
+def checked_out(leases: Iterable[Lease], processors: Iterable[Declared | None]) -> None:
+    """Tasks were checked out; ``processors`` are those that will run them, so that payloads can be decoded."""
     if not signals.registered and not signals.task_checked_out.receivers:
         return
-    for lease in leases:
+    for lease, processor in zip(leases, processors, strict=True):
+        lease.processor = processor
         signals.tell("checked_out", lease)
         send(signals.task_checked_out, lease.queue, task=lease)
 
@@ -63,8 +64,9 @@ def finished(lease: Lease, settlement: Outcome | Settlement | None) -> None:
     _over(lease, outcome, error)
 
 
-def started(lease: Lease) -> None:
+def started(lease: Lease, processor: Declared) -> None:
     """A processor is about to be called."""
+    lease.processor = processor
     if signals.registered:
         signals.tell("started", lease)
     if signals.task_started.receivers:

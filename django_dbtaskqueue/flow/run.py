@@ -68,6 +68,14 @@ class Processor:
     def __post_init__(self) -> None:
         object.__setattr__(self, "plain", self.batch is None and self.concurrency is None)
 
+    def decode(self, lease: Lease) -> None:
+        """Set the lease's payload and context. Raise ``PayloadError``, or another error, for what cannot be decoded."""
+        text = lease.payload_text
+        plain = None if text is None else json_payload.loads(text)
+        payload = plain if self.payload is None else codecs.decode(self.payload, plain)
+        lease.decoded_context = {} if lease.context_text is None else _mapping(json_payload.loads(lease.context_text))
+        lease.decoded = payload
+
     @property
     def name(self) -> str:
         """The dotted path of the function, for people to read."""
@@ -125,11 +133,7 @@ def prepare(lease: Lease, processor: Processor) -> Fail | None:
     """Decode payload and context. Return the failure of a task that cannot be decoded: no retry can mend it."""
     lease.processor = processor
     try:
-        text = lease.payload_text
-        plain = None if text is None else json_payload.loads(text)
-        lease.payload = plain if processor.payload is None else codecs.decode(processor.payload, plain)
-        if lease.context_text is not None:
-            lease.context = _mapping(json_payload.loads(lease.context_text))
+        processor.decode(lease)
     except Exception as error:
         return Fail(error, retry=False)
     return None
@@ -179,7 +183,7 @@ def perform(lease: Lease, processor: Processor) -> Outcome | None:
     unreadable = prepare(lease, processor)
     if unreadable is not None:
         return unreadable
-    with context.restored(lease.context) if lease.context or context.ambient.get() else NO_CONTEXT:
+    with context.restored(lease.context) if lease.decoded_context or context.ambient.get() else NO_CONTEXT:
         token = current_lease.set(lease)
         try:
             if processor.mode == "atomic":
@@ -233,7 +237,7 @@ async def perform_async(lease: Lease, processor: Processor) -> Outcome | None:
     unreadable = prepare(lease, processor)
     if unreadable is not None:
         return unreadable
-    with context.restored(lease.context) if lease.context or context.ambient.get() else NO_CONTEXT:
+    with context.restored(lease.context) if lease.decoded_context or context.ambient.get() else NO_CONTEXT:
         token = current_lease.set(lease)
         try:
             value = await processor.function(lease)

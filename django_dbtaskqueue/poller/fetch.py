@@ -348,18 +348,18 @@ class Fetcher:
         if "retry" in queue.overrides:
             for lease in leases:
                 lease.policy = queue.settings.retry
-        observe.checked_out(leases)
+        processors = [registry.find(lease.queue, lease.payload_type) for lease in leases]
+        observe.checked_out(leases, processors)
         self._expect_lease(queue, queue.settings.lease.total_seconds())  # it may be shorter than the last renewal knew
         now, late = monotonic(), False
         jobs: list[Job] = []
         isolated: list[Job] = []
         special: dict[Processor, list[Lease]] = {}
         refusals: list[tuple[Lease, Settlement | None]] = []
-        for lease in leases:
+        for lease, processor in zip(leases, processors, strict=True):
             if lease.lease_seconds is not None:
                 self._expect_lease(queue, lease.lease_seconds)
             late = late or lease.deadline <= now
-            processor = registry.find(lease.queue, lease.payload_type)
             refused = refusal(lease, processor, queue.settings.expired)
             if refused is not None or processor is None:
                 refusals.append((lease, refused))

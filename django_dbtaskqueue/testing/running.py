@@ -236,7 +236,7 @@ class QueueRunner:
         taken = leases.take(
             self.queue, self.port, self.settings, poller_instance=TEST_INSTANCE, tags=tags, strategy=strategy
         )
-        observe.checked_out(taken)
+        observe.checked_out(taken, [registry.find(lease.queue, lease.payload_type) for lease in taken])
         return taken[0] if taken else None
 
     def _find_tags(self) -> bool:
@@ -259,7 +259,7 @@ class QueueRunner:
         refused = run.refusal(lease, processor, self.settings.expired)
         if refused is not None or processor is None:
             return self._refuse(lease, refused)
-        observe.started(lease)
+        observe.started(lease, processor)
         returned: list[Any] = []
         with _sheltered():
             outcome = _call(lease, _watched(processor, returned))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -19,6 +20,7 @@ from django_dbtaskqueue import (
     Fail,
     Fixed,
     LeaseLost,
+    PayloadError,
     Poison,
     Reenqueue,
     processor,
@@ -28,6 +30,7 @@ from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.poller.loop import Poller
 from tests.processing.conftest import QUEUE, Site
 from tests.processing.listening import Diary
+from tests.processing.pools import two_threads
 from tests.support import PATIENCE, until
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "sqlite"])
@@ -300,3 +303,76 @@ def test_signals_of_the_same_facts(site: Site) -> None:
     assert isinstance(facts["task_finished"]["error"], ZeroDivisionError)
     assert facts["poller_executed"]["tasks"] == 1
     assert {"poller_started", "poller_idle", "poller_stopped"} <= facts.keys()
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """A payload of a class of its own."""
+
+    weight: int
+
+
+class Reader(signals.Listener):
+    """Writes down what each hook reads of a task."""
+
+    def __init__(self) -> None:
+        self.read: list[tuple[str, Any, Any]] = []
+
+    def note(self, hook: str, task: Lease) -> None:
+        try:
+            self.read.append((hook, task.payload, task.context.get("tenant")))
+        except PayloadError:
+            self.read.append((hook, "cannot be decoded", None))
+
+    def checked_out(self, task: Lease) -> None:
+        self.note("checked_out", task)
+
+    def started(self, task: Lease) -> None:
+        self.note("started", task)
+
+    def finished(self, task: Lease) -> None:
+        self.note("finished", task)
+
+
+@pytest.fixture
+def reader() -> Iterator[Reader]:
+    made = Reader()
+    signals.register(made)
+    yield made
+    signals.unregister(made)
+
+
+def in_a_thread(task: Lease) -> None:
+    """Do nothing."""
+
+
+async def on_the_loop(task: Lease) -> None:
+    """Do nothing."""
+
+
+@pytest.mark.parametrize(
+    ("function", "options"),
+    [(in_a_thread, {}), (in_a_thread, {"concurrency": 1}), (on_the_loop, {}), (in_a_thread, {"executor": two_threads})],
+    ids=["thread", "limited", "async", "pool"],
+)
+@pytest.mark.parametrize("kit", [False, True], ids=["poller", "drain"])
+def test_hooks_before_the_work_see_payload_and_context(
+    site: Site, reader: Reader, function: Any, options: dict[str, Any], kit: bool
+) -> None:
+    processor(QUEUE, payload=Parcel, **options)(function)
+    site.enqueue(Parcel(3), context={"tenant": "ada"})
+    if kit:
+        site.drain()
+    else:
+        with site.poller():
+            pass
+    assert reader.read == [(hook, Parcel(3), "ada") for hook in ("checked_out", "started", "finished")]
+
+
+def test_hooks_before_the_work_do_not_take_what_cannot_be_decoded_for_no_payload(site: Site, reader: Reader) -> None:
+    processor(QUEUE, payload=Parcel)(in_a_thread)
+    task = site.enqueue(Parcel(3))
+    site.tasks(pk=task.pk).update(payload={"weight": "heavy"})
+    site.drain()
+    assert [payload for _hook, payload, _tenant in reader.read] == ["cannot be decoded"] * 3
+    assert site.task(task).status == "ERROR"

@@ -133,7 +133,7 @@ class AsyncExecutor(Executor):
             self._finish(Done(lease, Release(), 0.0), idle=not self.todo)  # another poller may hold it by now
             return started
         self._runs[task] = (job, started)
-        observe.started(lease)
+        observe.started(lease, job.processor)
         try:
             settlement: Settlement | None = await run_async(lease, job.processor)
         except BaseException as error:
@@ -153,7 +153,7 @@ class AsyncExecutor(Executor):
             return
         self._runs[task] = job, started = current
         for lease in job.leases:
-            observe.started(lease)
+            observe.started(lease, job.processor)
         settlements: list[Settlement | None]
         try:
             settlements = await run_all_async(job.leases, job.processor)

@@ -140,7 +140,7 @@ class IsolatedExecutor(Executor):
         if run is None:
             return
         for lease in run.job.leases:
-            observe.started(lease)
+            observe.started(lease, run.job.processor)
         self._number += 1
         self._runs[self._number] = run
         self._started_at = float("inf")

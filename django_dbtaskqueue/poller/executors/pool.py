@@ -107,7 +107,7 @@ class PoolExecutor(Executor):
             return
         self._runs[run] = None
         for lease in run.job.leases:
-            observe.started(lease)
+            observe.started(lease, run.job.processor)
         # The other process does not need these fields, which cannot be pickled.
         portable = replace(run.job.processor, executor=None, declared={})
         try:

@@ -124,7 +124,7 @@ class ThreadExecutor(Executor):
             return
         self._since[slot], self._jobs[slot] = started, job
         check()
-        observe.started(lease)
+        observe.started(lease, job.processor)
         settlement = run(lease, job.processor)
         if began_dead():
             settlement = unless_dead(settlement)
@@ -142,7 +142,7 @@ class ThreadExecutor(Executor):
         self._since[slot], self._jobs[slot] = started, job
         check()
         for lease in job.leases:
-            observe.started(lease)
+            observe.started(lease, job.processor)
         settlements = run_all(job.leases, job.processor)
         if began_dead():
             settlements = list(map(unless_dead, settlements))
