@@ -241,6 +241,8 @@ def _declarations(processors: Iterable[Processor]) -> dict[str, object]:
 
 
 def _callable(function: Callable[..., object]) -> Callable[..., object]:
+    if not callable(function):
+        raise ImproperlyConfigured(f"{function!r:.80} is not a function, nor a class with a process(task) method.")
     if not inspect.isclass(function):
         return function
     instance = function()

@@ -194,3 +194,10 @@ def test_a_row_names_nothing_into_being(name: str) -> None:
 def test_a_queue_with_a_processor_can_be_enqueued_into() -> None:
     registry.register("letters", write, max_attempts=7)
     assert enqueue("letters", payload=Letter("you")).max_attempts == 7
+
+
+@pytest.mark.parametrize("nothing", [None, 5, "a.path"])
+def test_what_cannot_be_called_is_refused_when_it_is_registered(nothing: Any) -> None:
+    with pytest.raises(ImproperlyConfigured, match="is not a function"):
+        processor("letters")(nothing)
+    assert registry.find("letters", None) is None

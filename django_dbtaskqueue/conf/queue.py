@@ -76,8 +76,9 @@ SWITCH: Rule = (lambda v: isinstance(v, bool), "True or False")
 POSITIVE: Rule = (_positive, "a positive duration")
 POSITIVE_OR_NONE: Rule = (lambda v: v is None or _positive(v), "None or a positive duration")
 STRATEGIES = ("auto", "skip_locked", "optimistic")
+MIN_LEASE = timedelta(milliseconds=100)  # a shorter one would run out before the task starts
 QUEUE_RULES: dict[str, Rule] = {
-    "lease": (lambda v: _positive(v) and v >= timedelta(milliseconds=100), "a duration of at least 100 ms"),
+    "lease": (lambda v: _positive(v) and v >= MIN_LEASE, "a duration of at least 100 ms"),
     "retry": (callable, "a retry policy, e.g. Geometric(timedelta(seconds=10))"),
     "reenqueue": (lambda v: v is None or callable(v), 'a retry policy, or None or "manual" for none'),
     "max_attempts": (lambda v: isinstance(v, int) and 1 <= v <= 32_767, "a whole number from 1 to 32767"),

@@ -41,14 +41,27 @@ class UnknownQueue(EnqueueError):
 class DuplicateTask(EnqueueError):
     """The reference is already used in the queue. Nothing was written, and the transaction is still usable."""
 
-    def __init__(self, queue: str, reference: str, *, task_id: int | None = None, status: str | None = None) -> None:
+    def __init__(
+        self,
+        queue: str,
+        reference: str,
+        *,
+        task_id: int | None = None,
+        status: str | None = None,
+        in_other_group: bool = False,
+    ) -> None:
         self.queue, self.reference, self.task_id, self.status = queue, reference, task_id, status
         held, gone = f" by task {task_id} ({status})" if task_id is not None else "", status and task_id is None
         remedy = (
             'Pass on_duplicate="ignore" to get the existing task, or on_duplicate="replace" to replace one that is '
             "still CREATED."
         )
-        if gone:
+        if in_other_group:
+            remedy = (
+                "That task is in another group, and a replaced task stays in its group. Enqueue with its group, or "
+                "cancel or delete that task first."
+            )
+        elif gone:
             held, remedy = f" by a task that has {status}", "operations.lookup.delete(queue, reference) frees it."
         super().__init__(f"Reference {reference!r} is already taken in queue {queue!r}{held}. {remedy}")
 

@@ -20,6 +20,7 @@ from django.db.models.base import ModelState
 
 from django_dbtaskqueue.conf import overrides
 from django_dbtaskqueue.conf import settings as conf
+from django_dbtaskqueue.conf.queue import MIN_LEASE
 from django_dbtaskqueue.core import codecs, context
 from django_dbtaskqueue.core import json as json_payload
 from django_dbtaskqueue.core.columns import COPIED, ENQUEUED, OPTIONS, OWN_COLUMNS, EnqueueOptions
@@ -29,6 +30,7 @@ from django_dbtaskqueue.db.session import Session, alias_for, model_of
 from django_dbtaskqueue.flow import groups, usage
 from django_dbtaskqueue.flow.placement import (
     UNIQUE_OVER_HISTORY,
+    check_timeout,
     free_capacity,
     own_columns,
     own_fields,
@@ -84,6 +86,8 @@ def enqueue(
         codecs.refuse_namesake(queue, row["payload_type"], type(payload))
     if on_duplicate not in ON_DUPLICATE:
         check_choice("on_duplicate", on_duplicate, ON_DUPLICATE)
+    if timeout is not None:
+        check_timeout(timeout)
 
     def insert(alias: str) -> Task:
         session = Session(connections[alias], model_of(settings))
@@ -152,7 +156,9 @@ def _insert(session: Session, queue: str, row: dict[str, Any], on_duplicate: str
             tasks = session.model._default_manager.using(session.connection.alias)
             return cast(Task, tasks.get(pk=found[0][0]))
         if found:
-            raise DuplicateTask(queue, row["reference_number"], task_id=found[0][0], status=found[0][1])
+            task_id, status, group = found[0]
+            moves = on_duplicate == "replace" and group != row["group_key"]
+            raise DuplicateTask(queue, row["reference_number"], task_id=task_id, status=status, in_other_group=moves)
     raise DuplicateTask(queue, row["reference_number"])
 
 
@@ -254,6 +260,8 @@ def row_of(options: Mapping[str, Any], settings: conf.QueueSettings) -> dict[str
         row[column] = None if (text := get(option)) is None else _text(option, text)
     for option, column in DURATION_COLUMNS:
         row[column] = None if (span := get(option)) is None else _seconds(option, span) or None
+    if (lease := get("lease")) and lease < MIN_LEASE:
+        raise EnqueueError(f"lease={lease!r} must be at least 100 ms. Leave it out to have the queue's lease.")
     if type(row["priority"]) is not int or not -32768 <= row["priority"] <= 32767:
         raise EnqueueError(f"priority={row['priority']!r} must be a whole number from -32768 to 32767, lower first.")
     if row["run_at"] is not None and not (isinstance(row["run_at"], datetime) and row["run_at"].year <= LAST_YEAR):

@@ -39,6 +39,7 @@ from django_dbtaskqueue.flow.enqueue import (
 )
 from django_dbtaskqueue.flow.placement import (
     UNIQUE_OVER_HISTORY,
+    check_timeout,
     free_capacity,
     own_columns,
     route,
@@ -93,6 +94,7 @@ def enqueue_many(
     """
     check_choice("on_duplicate", on_duplicate, ON_DUPLICATE)
     check_choice("on_invalid", on_invalid, ("error", "reject"))
+    check_timeout(timeout)
     sessions = {alias: Session.on(alias, model_for(queue)) for alias in aliases_of(queue, using)}
     settings = queue_settings(queue, next(iter(sessions)))
     rejections: list[Rejection] = []

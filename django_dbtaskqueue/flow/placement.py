@@ -73,6 +73,12 @@ def with_fail_over(chosen: str, shards: Sequence[str], insert: Callable[[str], T
     return insert(candidates[-1])
 
 
+def check_timeout(timeout: timedelta | None) -> None:
+    """Refuse a time to wait that is no duration."""
+    if timeout is not None and not isinstance(timeout, timedelta):
+        raise EnqueueError(f"timeout={timeout!r:.80} must be None or a timedelta, e.g. timedelta(seconds=5).")
+
+
 @contextmanager
 def free_capacity(
     session: Session, queue: str, capacity: int | None, wanted: int, timeout: timedelta | None

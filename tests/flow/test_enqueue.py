@@ -12,7 +12,7 @@ import pytest
 from django.db import IntegrityError, connections, transaction
 from django.utils import timezone
 
-from django_dbtaskqueue import DuplicateTask, PayloadError, TaskQueueError, UnknownQueue, enqueue
+from django_dbtaskqueue import DuplicateTask, PayloadError, TaskQueueError, UnknownQueue, enqueue, enqueue_many
 from django_dbtaskqueue.conf.overrides import queue_settings
 from django_dbtaskqueue.core import codecs
 from django_dbtaskqueue.core.exceptions import EnqueueError
@@ -254,6 +254,32 @@ def test_replace_may_keep_the_due_time(alias: str) -> None:
     assert (row.ready_time, row.next_process_time, row.expire_time) == (
         old.ready_time, old.next_process_time, old.expire_time,
     )  # fmt: skip
+
+
+def test_a_replacement_in_another_group_says_so(alias: str) -> None:
+    enqueue("parcels", "r", group="a", using=alias)
+    for group in ("b", None):
+        with pytest.raises(DuplicateTask, match="stays in its group") as refused:
+            enqueue("parcels", "r", {"new": 1}, group=group, on_duplicate="replace", using=alias)
+        assert "on_duplicate" not in str(refused.value)
+    task = enqueue("parcels", "r", {"new": 1}, group="a", on_duplicate="replace", using=alias)
+    assert task.payload == {"new": 1}
+
+
+def test_a_lease_below_the_floor_is_refused(alias: str) -> None:
+    with pytest.raises(EnqueueError, match="at least 100 ms"):
+        enqueue("parcels", lease=timedelta(milliseconds=1), using=alias)
+    assert enqueue("parcels", lease=timedelta(milliseconds=100), using=alias).lease_seconds == 0.1
+
+
+@pytest.mark.parametrize("capacity", [None, 1])
+def test_a_timeout_that_is_no_duration_is_refused(alias: str, settings: Any, capacity: int | None) -> None:
+    settings.DBTASKQUEUE = {"QUEUES": {"parcels": {"capacity": capacity}}}
+    with pytest.raises(EnqueueError, match=r"timeout=5 must be None or a timedelta"):
+        enqueue("parcels", timeout=5, using=alias)  # type: ignore[arg-type]
+    with pytest.raises(EnqueueError, match=r"timeout=5 must be None or a timedelta"):
+        enqueue_many("parcels", [{}], timeout=5, using=alias)  # type: ignore[arg-type]
+    assert not Task.objects.using(alias).exists()
 
 
 @pytest.mark.parametrize("keep_due", [True, False])

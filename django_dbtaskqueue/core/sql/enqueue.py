@@ -186,7 +186,7 @@ class EnqueueStatements(Group):
     def find(self) -> str:
         """The task that holds a reference."""
         return (
-            f"SELECT id, status FROM {self.tables.task} WHERE reference_number = %(reference_number)s"
+            f"SELECT id, status, group_key FROM {self.tables.task} WHERE reference_number = %(reference_number)s"
             " AND queue_name = %(queue_name)s"
         )
 

@@ -321,7 +321,7 @@ LIMIT %(limit)s
 FOR NO KEY UPDATE OF t SKIP LOCKED;
 
 -- Statements.find
-SELECT id, status
+SELECT id, status, group_key
 FROM "dbtaskqueue_task"
 WHERE reference_number = %(reference_number)s
 AND queue_name = %(queue_name)s;

@@ -235,7 +235,7 @@ ORDER BY t.priority, t.ready_time, t.id
 LIMIT %(limit)s;
 
 -- Statements.find
-SELECT id, status
+SELECT id, status, group_key
 FROM "dbtaskqueue_task"
 WHERE reference_number = %(reference_number)s
 AND queue_name = %(queue_name)s;
