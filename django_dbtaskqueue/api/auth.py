@@ -24,7 +24,7 @@ from django.views.decorators.csrf import csrf_exempt, csrf_protect
 
 from django_dbtaskqueue.api.routing import Call, Route
 from django_dbtaskqueue.conf import settings as conf
-from django_dbtaskqueue.core.exceptions import SearchTooSlow, TaskQueueError
+from django_dbtaskqueue.core.exceptions import SearchTooSlow, TaskQueueError, UnknownQueue
 from django_dbtaskqueue.db.session import alias_for, migrated
 from django_dbtaskqueue.models import ApiToken
 from django_dbtaskqueue.models.operations import OPERATE_SCOPE
@@ -113,7 +113,7 @@ def _caught(get_answer: Callable[[], HttpResponse]) -> HttpResponse:
         return error(503, str(failure), **{"Retry-After": "10"})
     except PermissionDenied as failure:
         return error(403, str(failure))
-    except Http404 as failure:
+    except (Http404, UnknownQueue) as failure:
         return error(404, str(failure))
     except TaskQueueError as failure:
         return error(400, str(failure))

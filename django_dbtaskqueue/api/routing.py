@@ -39,7 +39,7 @@ REASON_KIND = FieldType(
 )
 WHOLE_KIND = FieldType({"type": "integer", "minimum": 0, "maximum": bounds.MAX_WHOLE_NUMBER}, bounds.whole)
 POSITIVE_KIND = FieldType({**WHOLE_KIND.schema, "minimum": 1}, partial(bounds.whole, low=1))
-WHOLE_LIST_KIND = FieldType({"type": "array", "items": WHOLE_KIND.schema, "minItems": 1}, bounds.whole_list)
+WHOLE_LIST_KIND = FieldType({"type": "array", "items": WHOLE_KIND.schema}, bounds.whole_list)
 LENGTH_KIND = FieldType({"type": "string", "examples": ["30m", "1h30m", "PT30M"]}, bounds.length)
 MOMENT_KIND = FieldType({"type": "string", "format": "date-time"}, bounds.moment)
 

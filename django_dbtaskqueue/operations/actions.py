@@ -120,8 +120,13 @@ def act_on_ids(
     *,
     queue: str = "",
 ) -> Report:
-    """As ``act``, on tasks by id, of ``queue`` or of any; an id without such a task is skipped with that reason."""
+    """As ``act``, on tasks by id, of ``queue`` or of any; an id without such a task is skipped with that reason.
+
+    Without an id nothing is done, and nothing is recorded.
+    """
     check(request.verb, request.reason, actor)
+    if not ids:
+        return Report()
     if len(ids) > MAX_TASKS_PER_ACTION:
         words = _("%(verb)s takes up to %(most)s ids at once, not %(number)s.")
         raise OperationRefused(

@@ -59,9 +59,9 @@ def whole(field: str, value: object, low: int = 0, high: int = MAX_WHOLE_NUMBER)
 
 
 def whole_list(field: str, value: object) -> list[int]:
-    """Return a list of whole numbers that is not empty."""
-    if not isinstance(value, list) or not value or not all(type(one) is int for one in value):
-        raise BadInput(field, f"must be a list of whole numbers, and not empty, not {shown(value)}.")
+    """Return a list of whole numbers."""
+    if not isinstance(value, list) or not all(type(one) is int for one in value):
+        raise BadInput(field, f"must be a list of whole numbers, not {shown(value)}.")
     return [whole(field, one) for one in value]
 
 

@@ -267,7 +267,6 @@ def test_purge_repeats_the_queue_s_name_and_gives_a_reason() -> None:
 @pytest.mark.parametrize(
     ("where", "given", "status", "words"),
     [
-        ("tasks/reprocess/ids", {"ids": []}, 400, "a list of whole numbers"),
         ("tasks/reprocess/ids", {"ids": [True]}, 400, "a list of whole numbers"),
         ("tasks/reprocess/ids", {"ids": list(range(1, 1002))}, 400, "up to 1,000 ids at once"),
         ("tasks/reprocess/ids", {"ids": [1], "raeson": "x"}, 400, "Did you mean 'reason'"),
@@ -279,13 +278,24 @@ def test_purge_repeats_the_queue_s_name_and_gives_a_reason() -> None:
         ("tasks/housekeep/search", {"q": "status:ERROR", "older_than": "old"}, 400, "is not a duration"),
         ("tasks/housekeep/search", {"q": "status:ERROR", "to": "moon"}, 400, "'to' must be"),
         ("queues/parcels/pause", {"until": "soon"}, 400, "'until' must be a time"),
-        ("queues/parcles/pause", {}, 400, "Did you mean 'parcels'"),
+        ("queues/parcles/pause", {}, 404, "Did you mean 'parcels'"),
+        ("queues/parcles/settings", {"values": {"batch_size": 9}}, 404, "Did you mean 'parcels'"),
     ],
 )
 def test_a_fault_says_the_way_out(where: str, given: dict[str, Any], status: int, words: str) -> None:
-    answer = post(client(*EVERYTHING, "pause_queue", "housekeep_task"), where, **given)
+    answer = post(
+        client(*EVERYTHING, "pause_queue", "housekeep_task", "purge_queue", "change_queue_settings"), where, **given
+    )
     assert (answer.status_code, words in answer.json()["error"]) == (status, True), answer.json()
     assert not AuditEntry.objects.exists() and not BulkOperation.objects.exists()
+
+
+@pytest.mark.parametrize("verb", ["reprocess", "edit"])
+def test_no_id_is_no_work_and_no_record(verb: str) -> None:
+    given = {"payload": {}} if verb == "edit" else {}
+    answer = post(client(*EVERYTHING, "edit_payload_task", "view_payload"), f"tasks/{verb}/ids", ids=[], **given)
+    assert (answer.status_code, answer.json()) == (200, {"changed": 0, "skipped": 0, "skips": {}})
+    assert not AuditEntry.objects.exists()
 
 
 @pytest.mark.parametrize(

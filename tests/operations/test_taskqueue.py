@@ -306,7 +306,7 @@ def test_pause_resume_and_purge() -> None:
     make_task(queue="letters")
     assert data("pause", QUEUE, "--dry-run") == {"would_pause": [QUEUE]}
     assert not Queue.objects.exists()
-    assert data("pause", QUEUE, "letters", "--for", "30m") == {"paused": 2}
+    assert data("pause", QUEUE, "letters", "--for", "30m", "--yes") == {"paused": 2}
     assert Queue.objects.filter(IN_EFFECT, paused_until__isnull=False).count() == 2
     assert data("resume", QUEUE, "--dry-run") == {"would_resume": [QUEUE]}
     assert data("resume", QUEUE) == {"resumed": 1}

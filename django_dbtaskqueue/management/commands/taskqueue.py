@@ -153,6 +153,7 @@ def _add_queues(add: Callable[[str, str], CommandParser]) -> None:
         one.add_argument("queue", nargs="+")
         one.add_argument("--reason", default="", help="Why, for the audit and for colleagues.")
         one.add_argument("--dry-run", action="store_true", help="Say what would happen; change nothing.")
+        _add_yes(one, "Accepted as by the other commands; this one does not ask.")
         if name == "pause":
             text = "End the pause after this time."
             one.add_argument("--for", type=duration, dest="for_time", metavar="TIME", help=text)
@@ -182,8 +183,12 @@ def _add_filter(parser: CommandParser) -> None:
     )  # fmt: skip
 
 
+def _add_yes(parser: CommandParser, text: str) -> None:
+    parser.add_argument("--yes", action="store_true", help=text)
+
+
 def _add_confirmation(parser: CommandParser) -> None:
     parser.add_argument("--reason", default="", help="Why, for the audit; delete and purge need one.")
     parser.add_argument("--dry-run", action="store_true", help="Say what would happen; change nothing.")
-    parser.add_argument("--yes", action="store_true", help="Do not ask. Required without a terminal.")
+    _add_yes(parser, "Do not ask. Required without a terminal.")
     parser.add_argument("--background", action="store_true", help="Leave the work to the pollers.")
