@@ -30,6 +30,7 @@ ROLL_UP_SECONDS = 120.0
 DELETE_METRICS_SECONDS = 3600.0
 IDLE_BULK_SECONDS = 3.0  # between two polls for bulk operations
 BUSY_BULK_SECONDS = 0.05  # between two chunks of one
+FIRST_RETENTION_SECONDS = 5.0  # after a poller's start
 RETENTION_OFF_SECONDS = 60.0  # between two checks whether retention has been switched on
 UPKEEP_SECONDS = 3600.0  # between two turns that delete nothing by age, while it is off
 PERIODIC_RETRY_SECONDS = 1.0, 60.0
@@ -144,7 +145,7 @@ def background_jobs(aliases: Collection[str], metrics: Collector) -> PeriodicThr
         ("metrics", partial(_store, metrics), STORE_METRICS_SECONDS),
         ("roll-up of metrics", _roll_up, ROLL_UP_SECONDS),
         ("deleting metrics", _delete_metrics, DELETE_METRICS_SECONDS),
-        ("retention", partial(_apply_retention, Housekeeper()), RETENTION_OFF_SECONDS),
+        ("retention", partial(_apply_retention, Housekeeper()), FIRST_RETENTION_SECONDS),
         ("bulk operations", _bulk, IDLE_BULK_SECONDS),
     )
     jobs = [

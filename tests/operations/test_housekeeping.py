@@ -243,8 +243,7 @@ def test_partitioning_keeps_rows_and_can_be_taken_back(history: None) -> None:
 # -- who does it -------------------------------------------------------------------------------------------------------
 
 
-def test_a_poller_keeps_house_when_it_is_told_to(history: None, settings: Any, monkeypatch: Any) -> None:
-    monkeypatch.setattr("django_dbtaskqueue.poller.periodic.RETENTION_OFF_SECONDS", 0.05)
+def test_a_poller_keeps_house_soon_after_its_start_when_it_is_told_to(history: None, settings: Any) -> None:
     settings.DBTASKQUEUE = {"QUEUES": {"parcels": {}}, "HOUSEKEEPING": "100ms"}
     old(COMPLETED, 30)
     with polling({"parcels": 1}):
@@ -255,7 +254,7 @@ def test_a_poller_makes_partitions_and_ends_expired_tasks_unasked(
     history: None, settings: Any, monkeypatch: Any
 ) -> None:
     """Given no HOUSEKEEPING: what holds the history and the capacity up does not stay."""
-    monkeypatch.setattr("django_dbtaskqueue.poller.periodic.RETENTION_OFF_SECONDS", 0.05)
+    monkeypatch.setattr("django_dbtaskqueue.poller.periodic.FIRST_RETENTION_SECONDS", 0.05)
     first = partitions.months(connection, HISTORY_TABLE)[0]
     with connection.cursor() as cursor:
         cursor.execute(f"DROP TABLE {first.name}")
