@@ -50,7 +50,7 @@ class Queue:
 
     def enqueue(self, row: Row, on_duplicate: str, *, keep_due: bool) -> str:
         """Return "new", "full", "duplicate", "ignored" or "replaced"."""
-        if sum(other.status not in ENDED for other in self.rows.values()) >= self.capacity:
+        if sum(self._is_live(other) for other in self.rows.values()) >= self.capacity:
             return "full"
         there = self.by_reference(row.reference)
         self._placed += 1
@@ -71,6 +71,11 @@ class Queue:
             self._enter(there, there.due)
         self._regroup({there.group, row.group})
         return "replaced"
+
+    def _is_live(self, row: Row) -> bool:
+        """Whether a task counts for the capacity: one that waits past its time to live does not."""
+        expired = row.status == "CREATED" and row.expires is not None and row.expires <= self.now
+        return row.status not in ENDED and not expired
 
     def by_reference(self, reference: str | None) -> Row | None:
         """Return the row that holds a reference."""
