@@ -15,7 +15,7 @@ from typing import Any
 
 from django.core.exceptions import FieldDoesNotExist
 from django.db import OperationalError, connections
-from django.db.models import BooleanField, Max, Min
+from django.db.models import Aggregate, BooleanField, Max, Min, TextField
 from django.db.models.expressions import RawSQL
 
 from django_dbtaskqueue.conf import settings as conf
@@ -24,18 +24,21 @@ from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.models.querysets import TaskQuerySet
 from django_dbtaskqueue.operations.bounded_reads import Rows, prefer_indexes, statement_timeout, time_limit, timed_out
-from django_dbtaskqueue.operations.search import Search
+from django_dbtaskqueue.operations.search import Search, Term
 from django_dbtaskqueue.operations.search.id_range import id_range, within
 from django_dbtaskqueue.operations.search.query import select
+from django_dbtaskqueue.operations.search.values import COMPARISONS
 
 WHOLE_SEARCH_TIMEOUT = timedelta(milliseconds=100)  # for a page to be found without a window
 WINDOW_ROWS = 20_000  # that a search reads at once
 WINDOW_TIMEOUT = timedelta(milliseconds=500)  # for a window; a slower one is read again in part
 MIN_WINDOW_ROWS = 100
+MAX_IDS_PER_WINDOW_ROW = 3  # between the ends of a window that is read as one range of ids
 SORT_TIMEOUT = timedelta(milliseconds=500)  # for all rows that match to be sorted
 LOOK_ON_TIME = timedelta(seconds=1)  # that one answer of a search that goes on may take
 MIN_ROWS_PER_PRIORITY = 100  # of the ready tasks of each queue and priority, read for the tasks that are PROCESSING
-INDEXED_QUALIFIERS = ("", "queue", "ref", "id", "fingerprint")  # an index finds their rows, when not negated
+# The operators of each qualifier whose rows an index finds, when not negated.
+INDEXED_OPERATORS = {"": "^", "queue": "=", "ref": "=^", "id": ("=", "..", *COMPARISONS), "fingerprint": "="}
 FAILED_STATUSES = {str(Status.ERROR), str(Status.POISON)}
 
 
@@ -120,7 +123,7 @@ def _in_window(rows: Rows, ids: list[int], size: int, before: int | None) -> tup
     while True:
         try:
             with time_limit(rows.db, min(WINDOW_TIMEOUT, conf.settings().operations_timeout)):
-                return whole_page(_only(rows, ids), size, before=before), len(ids)
+                return whole_page(_of_window(rows, ids), size, before=before), len(ids)
         except OperationalError as error:
             if not timed_out(error) or len(ids) <= MIN_WINDOW_ROWS:
                 raise
@@ -129,7 +132,7 @@ def _in_window(rows: Rows, ids: list[int], size: int, before: int | None) -> tup
 
 def _window_after(rows: Rows, among: Rows, size: int, after: int) -> Page:
     ids = _ids(among.filter(pk__gt=after).order_by("pk"))
-    found = whole_page(_only(rows, ids), size, after=after)
+    found = whole_page(_of_window(rows, ids), size, after=after)
     further = ids[-1] if len(ids) == WINDOW_ROWS else None
     page = replace(found, newer=found.newer or further, older=found.older or after + 1)
     return page if further is None else _at(page, among, after, len(ids))
@@ -158,7 +161,7 @@ def sorted_page(rows: Rows, among: Rows, size: int, order: Sequence[Any]) -> Pag
         if not timed_out(error):
             raise
     ids = _ids(among.order_by("-pk"))
-    found = list(_only(rows, ids).order_by(*order)[: size + 1])
+    found = list(_of_window(rows, ids).order_by(*order)[: size + 1])
     return _at(Page(found[:size], cut=True), among, ids[-1] if ids else 0, len(ids))
 
 
@@ -213,19 +216,31 @@ def finds_processing_only(search: Search) -> bool:
 def indexed_part(search: Search, tasks: TaskQuerySet) -> TaskQuerySet:
     """Return the tasks that fit as much of a search as indexes answer."""
 
-    def answered(name: str, values: set[str]) -> bool:
-        return name in INDEXED_QUALIFIERS or (name == "status" and values <= FAILED_STATUSES)
+    def answered(term: Term) -> bool:
+        if term.name == "status":
+            return {match.value for match in term.matches} <= FAILED_STATUSES
+        return all(match.op in INDEXED_OPERATORS.get(term.name, ()) for match in term.matches)
 
-    known = [
-        term
-        for term in search.terms
-        if not term.negated and answered(term.name, {match.value for match in term.matches})
-    ]
+    known = [term for term in search.terms if not term.negated and answered(term)]
     return select(Search(tuple(known)), tasks)
 
 
 def _ids(rows: Rows) -> list[int]:
-    return list(rows.values_list("pk", flat=True)[:WINDOW_ROWS])
+    """Return the first ids as one array: Python needs a fifth of the time that it needs for as many rows."""
+    together = Aggregate("pk", function="ARRAY_AGG", output_field=TextField())
+    found: list[int] | None = rows.values("pk")[:WINDOW_ROWS].aggregate(ids=together)["ids"]
+    return found or []
+
+
+def _of_window(rows: Rows, ids: list[int]) -> Rows:
+    """Return those of ``rows`` in a window: all that lie between its ends.
+
+    PostgreSQL takes as long to plan an array of 20,000 ids as to read their rows. Where many rows of others lie between
+    them, the array is still faster.
+    """
+    if not ids or abs(ids[0] - ids[-1]) >= MAX_IDS_PER_WINDOW_ROW * len(ids):
+        return _only(rows, ids)
+    return rows.filter(pk__range=(min(ids[0], ids[-1]), max(ids[0], ids[-1])))
 
 
 def _only(rows: Rows, ids: list[int]) -> Rows:

@@ -81,6 +81,20 @@ def test_windows_lead_through_all_rows_and_back() -> None:
 
 
 @pytest.mark.usefixtures("few")
+@pytest.mark.parametrize(("step", "asked_as"), [(1, "BETWEEN"), (6, "bigint[]")])
+def test_a_window_is_a_range_of_ids_unless_others_lie_between_them(step: int, asked_as: str) -> None:
+    """Given tasks of which every sixth can match, then a window reads these; if all can, it reads from end to end."""
+    everything = tasks(19)
+    among = Task.objects.filter(pk__in=everything[::step])
+    with CaptureQueriesContext(connection) as captured:
+        look = page_of(among.filter(SLOW), among, 2)
+    assert ids(look) == everything[::-step][:2]
+    assert look.window == 3
+    asked = [query["sql"] for query in captured if "pg_sleep" in query["sql"]]
+    assert asked_as in asked[-1]
+
+
+@pytest.mark.usefixtures("few")
 def test_a_page_that_is_found_at_once_has_no_window(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(paging, "WHOLE_SEARCH_TIMEOUT", timedelta(seconds=60))
     everything = tasks(10)
@@ -207,6 +221,15 @@ def test_a_search_by_date_shows_its_tasks_on_the_first_page(admin_client: Client
     assert "No task matches" not in page
     # The newest that fits: of 60,000 in 30 days, those of the last 10 days are newer.
     assert "parcels/b-399" in page or ">b-399" in page
+
+
+@pytest.mark.usefixtures("slow_at_size")
+@pytest.mark.parametrize("search", ["ref:*-1", "ref:*-1 ref:b*", "queue:*x"])
+def test_a_star_that_no_index_answers_is_searched_in_windows(admin_client: Client, search: str) -> None:
+    """An index finds how a reference begins. It does not find how one ends, nor a part of a queue's name."""
+    built(60_000)
+    page = admin_client.get("/admin/dbtaskqueue/task/", {"q": search}).content.decode()
+    assert "Nothing in the newest 20,000 tasks" in page
 
 
 @pytest.mark.usefixtures("slow_at_size")
