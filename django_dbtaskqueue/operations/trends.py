@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from django.db.models import Min, Q, QuerySet, Sum
+from django.db.models import F, Min, Q, QuerySet, Sum
 from django.db.models.functions import Now
 
 from django_dbtaskqueue.core.exceptions import TaskQueueError
@@ -87,17 +87,20 @@ def stats_of_types(queue: str) -> list[TypeStats]:
     """Return the figures of each payload type, the slowest first, from the newest tasks of each terminal status."""
     statuses: defaultdict[str, Counter[str]] = defaultdict(Counter)
     runs, waits = defaultdict[str, list[float]](list), defaultdict[str, list[float]](list)
-    names = ("payload_type", "total_attempt", "create_time", "start_time", "finish_time")
+    # The database subtracts: 9,000 times would take Python longer than all else on the page.
+    ran, waited = F("finish_time") - F("start_time"), F("start_time") - F("create_time")
     for alias in aliases_of(queue):
         tasks = model_for(queue)._default_manager.using(alias).filter(queue=queue)
         for status in map(str, TERMINAL):
-            newest = tasks.filter(final_status=status).order_by("-pk").values_list(*names)[:MAX_ENDED_TASKS]
-            for kind, attempts, created, started, finished in newest:
+            newest = tasks.filter(final_status=status).order_by("-pk")
+            for kind, attempts, run, wait in newest.values_list("payload_type", "total_attempt", ran, waited)[
+                :MAX_ENDED_TASKS
+            ]:
                 statuses[kind or ""][status] += 1
-                if started and finished:
-                    runs[kind or ""].append((finished - started).total_seconds())
-                if started and attempts == 1:
-                    waits[kind or ""].append((started - created).total_seconds())
+                if run is not None:
+                    runs[kind or ""].append(run.total_seconds())
+                if wait is not None and attempts == 1:
+                    waits[kind or ""].append(wait.total_seconds())
     found = [TypeStats(kind, statuses[kind], _quantiles(runs[kind]), _quantiles(waits[kind])) for kind in statuses]
     return sorted(found, key=lambda one: -(one.run.p95 or 0.0))
 
