@@ -1,20 +1,25 @@
-"""How long the operations pages take at size: ``python -m tests.benchmarks.pages --tasks 10000000``.
+"""How long pages, the API and commands take at size: ``python -m tests.benchmarks.pages --tasks 10000000``.
 
 Builds the tasks with ``generatetasks`` in a PostgreSQL of its own, kept in ``--folder`` for the next time, and asks for
 each page in turns, through Django's whole stack. Prints how many of the rows that match one page shows, the time that
 95 % of the requests stayed within, the CPU time of Python, and the statements of one request, those that begin and end
 transactions among them. A search that goes on by itself has also the time until its first row. Nobody else should use
-the machine.
+the machine. ``--only TEXT`` measures the pages with this text in their name.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import os
+import shlex
 import statistics
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from datetime import timedelta
+from io import StringIO
 from pathlib import Path
 from time import perf_counter, process_time
 from typing import Any
@@ -30,6 +35,8 @@ SETTINGS = {"synchronous_commit": "off", "max_wal_size": "8GB", "shared_buffers"
 NAME = "pages"
 GOAL = 300  # ms
 TASKS = "/admin/dbtaskqueue/task/"
+API = "/api/"
+COMMAND = "taskqueue "  # what begins so is no address
 PAGES = {
     "Overview": "/admin/dbtaskqueue/overview/",
     "Tasks": TASKS,
@@ -56,6 +63,18 @@ PAGES = {
     "Tasks: a poller": f"{TASKS}?q=poller:nobody",
     "Tasks: old ones": f"{TASKS}?q=age:>25d",
     "Tasks: all but a queue's": f"{TASKS}?q=-queue:built-00",
+    "Tasks: of three days": f"{TASKS}?q=created:{{day}}..{{later}}",
+    "Tasks: created a while ago, in ERROR": f"{TASKS}?q=created:<{{day}}+status:ERROR",
+    "Tasks: finished on a day": f"{TASKS}?q=finished:{{day}}",
+    "Tasks: a value in the payloads of three days": f"{TASKS}?q=created:{{day}}..{{later}}+payload.number:-1",
+    "Tasks: a part of a reference": f"{TASKS}?q=ref:*-77777",
+    "Tasks: the begin of a reference": f"{TASKS}?q=b-7777",
+    "Tasks: a carrier, an old page": f"{TASKS}?q=payload.carrier:DL&before={{middle}}",
+    "Tasks: a large queue, an old page": f"{TASKS}?q=queue:built-00&before={{middle}}",
+    "Tasks: the oldest first": f"{TASKS}?sort=oldest",
+    "Tasks: the longest run first": f"{TASKS}?sort=run",
+    "Tasks: the longest wait in a queue": f"{TASKS}?q=queue:built-05+status:CREATED&sort=wait",
+    "Tasks: most attempts in ERROR": f"{TASKS}?q=status:ERROR&sort=attempts",
     "Task": f"{TASKS}{{middle}}/change/",
     "Failures": "/admin/dbtaskqueue/failuregroup/",
     "Failure": "/admin/dbtaskqueue/failuregroup/{fingerprint}/change/",
@@ -69,6 +88,23 @@ PAGES = {
     "History": "/admin/dbtaskqueue/taskhistory/",
     "Attempts": "/admin/dbtaskqueue/attempt/",
     "Doctor": "/admin/dbtaskqueue/doctor/",
+    "API: health": f"{API}health",
+    "API: status": f"{API}status",
+    "API: doctor": f"{API}doctor",
+    "API: trends": f"{API}trends",
+    "API: queues": f"{API}queues",
+    "API: failures": f"{API}failures",
+    "API: tasks": f"{API}tasks",
+    "API: tasks, an old page": f"{API}tasks?before={{middle}}",
+    "API: tasks of three days": f"{API}tasks?q=created:{{day}}..{{later}}",
+    "API: a value in payloads": f"{API}tasks?q=payload.number:77777",
+    "API: a count": f"{API}tasks/count?q=status:COMPLETED",
+    "taskqueue status": f"{COMMAND}status",
+    "taskqueue doctor": f"{COMMAND}doctor",
+    "taskqueue list": f"{COMMAND}list",
+    "taskqueue list, of three days": f"{COMMAND}list --filter created:{{day}}..{{later}}",
+    "taskqueue list, a queue and a status": f"{COMMAND}list --filter 'queue:built-00 status:ERROR'",
+    "taskqueue list, an old page": f"{COMMAND}list --before {{middle}}",
 }
 
 
@@ -82,9 +118,10 @@ def main() -> None:
     import django
 
     django.setup()
-    django.conf.settings.ALLOWED_HOSTS = ["testserver"]
+    _use_settings()
     _fill(options.tasks)
-    report = _report(options, server.binaries.version, _measured(options.rounds))
+    pages = {name: page.format(**_places()) for name, page in PAGES.items() if options.only in name}
+    report = _report(options, server.binaries.version, _measured(options.rounds, pages))
     print(report)
     if options.into:
         options.into.write_text(put_into(options.into.read_text(), report))
@@ -98,6 +135,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--into", type=Path, metavar="PAGE", help=f"Put the table into a page, between {BEGIN} and {END}."
     )
+    parser.add_argument("--only", default="", metavar="TEXT", help="Only pages with this text in their names.")
+    parser.add_argument("--note", default="", metavar="TEXT", help="What else used the machine: stands in the report.")
     parser.add_argument("--folder", type=Path, default=default, help="Where the database lives (%(default)s).")
     return parser.parse_args()
 
@@ -154,16 +193,26 @@ class Answer:
         return f"{self.rows}" if self.of is None else f"{self.rows} of {self.of:,}"
 
 
-def _measured(rounds: int) -> Iterator[Measured]:
+def _use_settings() -> None:
+    """Open the API beside the admin, to Django's test client."""
+    from django.contrib import admin
+    from django.test import override_settings
+    from django.urls import include, path
+
+    addresses = path("admin/", admin.site.urls), path("api/", include("django_dbtaskqueue.api.urls"))
+    override_settings(ALLOWED_HOSTS=["testserver"], ROOT_URLCONF=addresses, DBTASKQUEUE={"API": True}).enable()
+
+
+def _measured(rounds: int, pages: dict[str, str]) -> Iterator[Measured]:
     client = _client()
-    pages = {name: page.format(**_places()) for name, page in PAGES.items()}
     times: dict[str, list[float]] = {name: [] for name in pages}
     cpu: dict[str, list[float]] = {name: [] for name in pages}
     codes, queries = {}, {name: _queries(client, page) for name, page in pages.items()}
     for turn in range(rounds + WARM):
+        gc.freeze()  # otherwise some request pays for a collection that looks at all modules, whatever it does itself
         for name, page in pages.items():
             began, used = perf_counter(), process_time()
-            codes[name] = client.get(page).status_code
+            codes[name] = _ask(client, page)
             if turn >= WARM:
                 times[name].append(1000 * (perf_counter() - began))
                 cpu[name].append(1000 * (process_time() - used))
@@ -171,19 +220,43 @@ def _measured(rounds: int) -> Iterator[Measured]:
         yield Measured(name, codes[name], queries[name], took, cpu[name], _answer(client, pages[name]))
 
 
+def _ask(client: Any, page: str) -> int:
+    from django.core.management import call_command
+
+    if not page.startswith(COMMAND):
+        return int(client.get(page).status_code)
+    with suppress(SystemExit):  # the doctor has findings
+        call_command(*shlex.split(page), stdout=StringIO(), stderr=StringIO())
+    return 200
+
+
 def _answer(client: Any, page: str) -> Answer:
     """Ask for a list until it shows a row or has looked at everything, as the browser does."""
-    began, asked, address = perf_counter(), 0, page
+    if page.startswith(f"{API}tasks") and "count" not in page:
+        return _answer_of_api(client, page)
+    began, asked, address = perf_counter(), 0, "" if page.startswith((COMMAND, API)) else page
+    found: dict[str, Any] = {}
     while address:
         found, asked = client.get(address).context_data, asked + 1
         if "slice" not in found:
-            return Answer()
+            break
         rows, address = len(found["slice"].rows), found.get("look_on_url")
-        address = None if rows else address and f"{address}&_live=1"
+        address = "" if rows else address and f"{address}&_live=1"
+    if "slice" not in found:
+        return Answer()
     took, filterset = 1000 * (perf_counter() - began), found["filterset"]
     if not hasattr(filterset, "search") or "before=" in page:
         return Answer(rows, None, asked, took)
     return Answer(rows, filterset.qs.order_by().count(), asked, took)
+
+
+def _answer_of_api(client: Any, page: str) -> Answer:
+    """Ask for the next page until one has a row, as a script does."""
+    began, asked, address = perf_counter(), 0, page
+    while address:
+        found, asked = client.get(address).json(), asked + 1
+        address = "" if found["tasks"] or found["before"] is None else f"{page}&before={found['before']}"
+    return Answer(len(found["tasks"]), None, asked, 1000 * (perf_counter() - began))
 
 
 def _queries(client: Any, page: str) -> int:
@@ -191,7 +264,7 @@ def _queries(client: Any, page: str) -> int:
     from django.test.utils import CaptureQueriesContext
 
     with CaptureQueriesContext(connection) as captured:
-        client.get(page)
+        _ask(client, page)
     return len(captured)
 
 
@@ -210,18 +283,22 @@ def _places() -> dict[str, Any]:
 
     newest = Task.objects.order_by("-pk").values_list("pk", flat=True)[0]
     group = FailureGroup.objects.order_by("fingerprint").values_list("pk", flat=True)[0]
-    return {"middle": newest // 2, "small": 15, "fingerprint": group}
+    day = Task.objects.filter(pk__lte=newest // 2).order_by("-pk")[0].create_time.date()
+    return {
+        "middle": newest // 2, "small": 15, "fingerprint": group, "day": day, "later": day + timedelta(days=2)
+    }  # fmt: skip
 
 
 def _report(options: argparse.Namespace, version: str, measured: Iterator[Measured]) -> str:
-    words = f"PostgreSQL {version}, {options.tasks:,} tasks, {os.cpu_count()} cores, {options.rounds} requests of each."
+    words = f"PostgreSQL {version}, {options.tasks:,} tasks, {os.cpu_count()} cores, {options.rounds} requests of each"
+    words += f", {options.note}." if options.note else "."
     rows = []
     for page in measured:
-        most = statistics.quantiles(page.took, n=20)[-1]
+        most, cpu = (statistics.quantiles(times, n=20, method="inclusive")[-1] for times in (page.took, page.cpu))
         note = f"answers {page.code}" if page.code != 200 else "too slow" if most > GOAL else ""
         if page.answer.pages > 1:
             note = f"first row or end after {page.answer.took / 1000:.1f} s"
-        figures = (statistics.median(page.took), most, max(page.took), statistics.quantiles(page.cpu, n=20)[-1])
+        figures = (statistics.median(page.took), most, max(page.took), cpu)
         rows.append([page.name, str(page.answer), *(f"{one:.0f}" for one in figures), str(page.queries), note])
     heads = ["page", "rows shown", "median ms", "p95 ms", "longest ms", "p95 CPU ms", "statements", ""]
     return f"{words}\n\n{table(heads, rows)}\n"
