@@ -203,7 +203,13 @@ INSERT INTO "dbtaskqueue_usedreference" (queue_name, reference_number)
 SELECT %(queue_name)s, u.reference_number
 FROM (
     SELECT *
-    FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(reference_number text)
+    FROM (
+        SELECT *
+        FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(reference_number text)
+        LIMIT (
+            SELECT 1000000
+        )
+    ) AS u
     LIMIT (
         SELECT 1000000
     )
