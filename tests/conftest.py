@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+import hypothesis
 import psycopg
 import pytest
 from django.conf import settings
@@ -50,6 +51,15 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 numbers = itertools.count(1)
 
 pytest_plugins = ["tests.suites"]
+
+# On a loaded machine an example takes as long as it takes. With CI set, Hypothesis itself knows that.
+hypothesis.settings.register_profile(
+    "any-machine",
+    parent=hypothesis.settings(),
+    deadline=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
+hypothesis.settings.load_profile("any-machine")
 
 
 @dataclass(frozen=True)
