@@ -226,7 +226,7 @@ class TaskAdmin(TaskPage):
             "poller",
             "priority",
         )
-        return (*names, *filled, *own_fields(self.model), *(["group_link"] if row.fingerprint else []))
+        return (*names, *filled, *own_fields(row._meta.model), *(["group_link"] if row.fingerprint else []))
 
     @admin.display(description=gettext_lazy("failure group"))
     def group_link(self, task: Any) -> str:

@@ -27,7 +27,7 @@ from django.utils.timezone import make_aware, make_naive
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.columns import TASK_COLUMNS
 from django_dbtaskqueue.core.sql import Statements, Tables
-from django_dbtaskqueue.core.sql.dialects import DIALECTS, SQLITE
+from django_dbtaskqueue.core.sql.dialects import DIALECTS, OWN_SESSION_SQL, SQLITE
 from django_dbtaskqueue.db import liveness
 from django_dbtaskqueue.models import (
     AbstractTask,
@@ -47,19 +47,6 @@ TABLE_NAME_RULE = "use 1 to 63 letters, digits and '_', not beginning with a dig
 TIMESTAMPTZ_OID = 1184
 UNDEFINED_SQLSTATES = ("42P01", "42703")  # a table, a column
 UNDEFINED_IN_SQLITE = ("no such table", "no such column")
-# Statistics lag behind a queue: custom plans flip to sequential scans, and a plan that was made while the table was
-# small would scan it for each row of a batch. A poller that waits for a row that a processor has locked in its own
-# transaction cannot work for the other tasks. And a statement whose poller has gone must end, for it holds locks.
-OWN_SETTINGS = {
-    "plan_cache_mode": "force_generic_plan", "enable_seqscan": "off", "jit": "off", "lock_timeout": "250ms",
-    "client_connection_check_interval": "2s",
-}  # fmt: skip
-OWN_SESSION_SQL = "SELECT " + ", ".join(
-    # PostgreSQL of other systems may refuse to watch the client.
-    f"CASE WHEN '{name}' <> 'client_connection_check_interval' OR version() LIKE '%linux%'"
-    f" THEN set_config('{name}', '{value}', false) END"
-    for name, value in OWN_SETTINGS.items()
-)
 NO_DEADLINE = nullcontext()
 _cursors: WeakKeyDictionary[BaseDatabaseWrapper, Any] = WeakKeyDictionary()  # the one kept for each connection
 

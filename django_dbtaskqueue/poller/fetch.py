@@ -371,8 +371,8 @@ class Fetcher:
                 special.setdefault(processor, []).append(lease)
         if isolated:
             self.capacity.executors.submit_isolated(isolated)
-        for lease, refused in leave_to_others(session, queue, refusals, self.instance) if refusals else ():
-            self._refuse(lease, refused)
+        for lease, settlement in leave_to_others(session, queue, refusals, self.instance) if refusals else ():
+            self._refuse(lease, settlement)
         if late:
             queue.lengthen_leases()
         for processor, batch in special.items():

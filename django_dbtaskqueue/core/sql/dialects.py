@@ -116,6 +116,20 @@ POSTGRESQL = Dialect("postgresql", "statement_timestamp()", "greatest", "least",
 SQLITE = Dialect("sqlite", f"strftime('{SQLITE_FORMAT}', 'now')", "max", "min", "", False)
 DIALECTS = {dialect.vendor: dialect for dialect in (POSTGRESQL, SQLITE)}
 
+# Statistics lag behind a queue: custom plans flip to sequential scans, and a plan that was made while the table was
+# small would scan it for each row of a batch. A poller that waits for a row that a processor has locked in its own
+# transaction cannot work for the other tasks. And a statement whose poller has gone must end, for it holds locks.
+OWN_SETTINGS = {
+    "plan_cache_mode": "force_generic_plan", "enable_seqscan": "off", "jit": "off", "lock_timeout": "250ms",
+    "client_connection_check_interval": "2s",
+}  # fmt: skip
+OWN_SESSION_SQL = "SELECT " + ", ".join(
+    # PostgreSQL of other systems may refuse to watch the client.
+    f"CASE WHEN '{name}' <> 'client_connection_check_interval' OR version() LIKE '%linux%'"
+    f" THEN set_config('{name}', '{value}', false) END"
+    for name, value in OWN_SETTINGS.items()
+)
+
 # Parameters, single or as the rows ``u`` of a JSON array. This package names them, so they are not renamed.
 PARAMETERS = r"%\(\w+\)s|\bu\.\w+|jsonb_to_recordset\(.*?\) AS u\(.*?\)|\(SELECT (?:nullif|value).*?\) AS u\b"
 GROUP = "group"  # the parking reason of a task behind the head of its group
