@@ -208,7 +208,7 @@ class Wakeup:
             for notification in raw.notifies(timeout=LISTEN_CHECK_INTERVAL_S):
                 self._wake(notification.payload)
             if monotonic() >= probe_at:  # a connection that only listens does not notice that it is dead
-                self._session.run("SELECT 1", {})
+                self._session.run(f"LISTEN {CHANNEL}", {})  # the doctor knows a listener by its last statement
                 probe_at = monotonic() + LISTEN_PROBE_INTERVAL_S
 
 

@@ -13,6 +13,7 @@ from django.db import connection, transaction
 from django.utils import timezone
 
 from django_dbtaskqueue import enqueue, registry
+from django_dbtaskqueue.db import notify
 from django_dbtaskqueue.models import Poller, Queue, Task, TaskHistory
 from django_dbtaskqueue.operations import doctor
 from django_dbtaskqueue.operations.doctor import Finding, examine
@@ -151,6 +152,30 @@ def test_clocks_apart_deaf_pollers_and_a_history_without_a_month(monkeypatch: An
         for (name,) in cursor.fetchall():
             cursor.execute(f"DROP TABLE {name}")
     assert "tomorrow" in found()["history.month"].words
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_listener_that_probes_its_connection_is_not_deaf(monkeypatch: Any) -> None:
+    monkeypatch.setattr(notify, "LISTEN_CHECK_INTERVAL_S", 0.02)
+    monkeypatch.setattr(notify, "LISTEN_PROBE_INTERVAL_S", 0.0)
+    poller()
+    wakeup, times = notify.Wakeup("default", lambda queue: None), set[Any]()
+    listener = "SELECT query_start FROM pg_stat_activity WHERE pid = %s"
+
+    def probed() -> bool:
+        raw: Any = wakeup._session.connection.connection
+        if raw is not None:
+            with connection.cursor() as cursor:
+                cursor.execute(listener, [raw.info.backend_pid])
+                times.update(cursor.fetchall())
+        return len(times) > 3
+
+    wakeup.start()
+    try:
+        until(probed)
+        assert "poller.deaf" not in found()
+    finally:
+        wakeup.stop()
 
 
 def test_an_old_transaction_dead_rows_and_missing_migrations(

@@ -122,7 +122,10 @@ def test_what_an_operator_types() -> None:
         ("error:*", "say which words to look for"),
         ('""', "say how the reference begins"),
         ("*EWR*", r"a plain word is how a reference begins. Write ref:\*EWR\* for one that contains it"),
-        ("OR status:POISON", "this is no operator here. Values of one qualifier are joined by commas, as in status:"),
+        (
+            "OR status:POISON",
+            "this is not an operator here. Values of one qualifier are joined by commas, as in status:",
+        ),
         ("AND x", "Leave it out: all terms must match"),
         ("NOT x", "A minus negates a term"),
         ("(status:ERROR)", "there are no brackets. Join values by commas, as in status:ERROR,POISON"),

@@ -232,7 +232,7 @@ def _refuse_logic(value: str, written: str) -> None:
         words = _("there are no brackets. Join values by commas, as in status:ERROR,POISON; quote a reference.")
         raise SearchError(written, str(words))
     if value in LOGIC_WORDS:
-        words = _('this is no operator here. %(what)s To find a reference that begins so, write "%(value)s".')
+        words = _('this is not an operator here. %(what)s To find a reference that begins so, write "%(value)s".')
         raise SearchError(written, str(words) % {"what": LOGIC_WORDS[value], "value": value})
 
 
