@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 from urllib.parse import urlencode
@@ -10,6 +14,8 @@ from django.core.exceptions import PermissionDenied
 from django.db.models import Model
 from django.http import HttpRequest, HttpResponse
 from django.utils.formats import date_format, number_format
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
@@ -18,21 +24,23 @@ from django_dbtaskqueue.admin.read_only import EMPTY_VALUE, ReadOnlyAdmin, badge
 from django_dbtaskqueue.core.durations import format_duration, format_seconds
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.db.session import model_for
+from django_dbtaskqueue.metrics import CLASSES_PER_DECADE, upper
 from django_dbtaskqueue.models import FailureGroup, Poller, Queue, Task
 from django_dbtaskqueue.operations.bounded_reads import ApproxCount
 from django_dbtaskqueue.operations.doctor import Finding, examine
 from django_dbtaskqueue.operations.permissions import Actor
 from django_dbtaskqueue.operations.queue_stats import Overview, Pause, Quantiles, QueueStats, health, overview
-from django_dbtaskqueue.operations.report_page import Chart, Line
+from django_dbtaskqueue.operations.report_page import MAX_HEAT_LEVEL, Chart, Line
 from django_dbtaskqueue.operations.search import text_of
 from django_dbtaskqueue.operations.trends import Point, new_versions, series
 from django_dbtaskqueue.operations.visibility import narrow, visible_queues
 
 CHART_SPAN = timedelta(hours=1)
+POINTS_PER_STEP = 5  # of a heat map
 
 
-def charts(using: str, actor: Actor, queue: str | None = None) -> list[Chart]:
-    """Return throughput and latency of the last hour, of one queue, or of all that the actor may view."""
+def chart_context(using: str, actor: Actor, queue: str | None = None) -> dict[str, Any]:
+    """Return the charts and heat maps of the last hour, of one queue, or of all that the actor may view."""
     points = ended(series(using, CHART_SPAN, queue, among=visible_queues(actor)))
     times = [stamp(point.time, date_format(local(point.time), "H:i")) for point in points]
     throughput = [
@@ -53,10 +61,62 @@ def charts(using: str, actor: Actor, queue: str | None = None) -> list[Chart]:
         for time, version in new_versions(narrow(Poller.objects.using(using), actor), CHART_SPAN)
     ]
     outcomes = _("Attempts per minute, last hour")
-    return [
+    charts = [
         Chart("throughput", outcomes, times, throughput, _figure, axis="", bars=True, marks=marks),
         Chart("latency", title, times, latency, _figure, " s", axis="", marks=marks),
     ]
+    maps = [
+        heat_map("runs", _("Attempts by run time, last hour"), points),
+        heat_map("waits", _("Attempts by wait time, last hour"), points),
+    ]
+    return {"charts": charts, "maps": [one for one in maps if one.rows]}
+
+
+@dataclass(frozen=True, slots=True)
+class HeatMap:
+    """How many attempts took how long, by steps of time."""
+
+    name: str
+    title: str
+    times: Sequence[str]
+    rows: Sequence[tuple[str, Sequence[tuple[str, int]]]]  # the longest first: duration, and of each step text and heat
+
+
+def heat_map(kind: str, title: str, points: Sequence[Point]) -> HeatMap:
+    """Return the histograms of steps of points as a map. The heat of a cell is its share of the step's attempts."""
+    steps = [points[max(end - POINTS_PER_STEP, 0) : end] for end in range(len(points), 0, -POINTS_PER_STEP)][::-1]
+    counts = [Counter[int]() for _step in steps]
+    for step, found in zip(steps, counts, strict=True):
+        for point in step:
+            for number, count in getattr(point, kind).items():
+                found[max(number - 1, 0) // CLASSES_PER_DECADE] += count
+    decades = sorted({decade for found in counts for decade in found})
+    rows = [
+        (
+            _("up to %(time)s") % {"time": format_seconds(upper(CLASSES_PER_DECADE * (decade + 1)))},
+            [_heat_cell(found[decade], found.total()) for found in counts],
+        )
+        for decade in (range(decades[-1], decades[0] - 1, -1) if decades else ())
+    ]
+    times = [stamp(step[0].time, date_format(local(step[0].time), "H:i")) for step in steps]
+    return HeatMap(kind, title, times, rows)
+
+
+def _heat_cell(count: int, total: int) -> tuple[str, int]:
+    if not count:
+        return "", 0
+    return number_format(count, force_grouping=True), math.ceil(MAX_HEAT_LEVEL * count / total)
+
+
+def sparkline(rates: Sequence[float]) -> SafeString:
+    """Return the rates as small bars that say their numbers; empty if all are 0."""
+    top = max(rates, default=0.0)
+    if not top:
+        return SafeString("")
+    bars = "".join(f"M{5 * place + 2} 16v-{math.ceil(15 * rate / top)}" for place, rate in enumerate(rates) if rate)
+    label = _("out per min in the last hour, by 5 minutes: %(rates)s") % {"rates": ", ".join(map(per_minute, rates))}
+    html = '<svg class="dbtq-spark" role="img" width="60" height="16"><title>{}</title><path d="{}"/></svg>'
+    return format_html(html, label, bars)
 
 
 def ended(points: list[Point]) -> list[Point]:
@@ -99,7 +159,7 @@ class OverviewAdmin(ReadOnlyAdmin):
             else [],
             "left": _left(len(queues), len(shown)),
             "part": part,
-            "charts": charts(self.get_queryset(request).db, actor),
+            **chart_context(self.get_queryset(request).db, actor),
         }
 
     def _cards(self, found: Overview) -> list[tuple[str, str]]:
@@ -128,6 +188,7 @@ def row_of(page: ReadOnlyAdmin, row: QueueStats) -> dict[str, Any]:
         "cells": [*cells, _count_cell(page, row.total, model, queue=row.queue)],
         "rate_in": per_minute(row.rate_in),
         "rate_out": per_minute(row.rate_out),
+        "spark": sparkline(row.rates),
         "oldest": age_text(row.oldest),
         "drain": _drain(row),
         "pause": pause_text(row.pause) if row.pause else "",
@@ -158,9 +219,10 @@ def pause_text(pause: Pause) -> str:
 
 
 def _count_cell(page: ReadOnlyAdmin, number: ApproxCount, model: type[Model], **search: str) -> dict[str, Any]:
+    label = search.get("status") or _("TOTAL")
     address = page.url(model, "changelist")
     url = f"{address}?{urlencode({'q': text_of(**search)})}" if address and search else address
-    return {"text": str(number), "some": bool(number), "url": url}
+    return {"label": label, "text": str(number), "some": bool(number), "url": url}
 
 
 def _care(row: QueueStats) -> tuple[Any, ...]:

@@ -13,6 +13,7 @@ from django.contrib import admin, messages
 from django.core.exceptions import BadRequest, ImproperlyConfigured
 from django.db.models import QuerySet
 from django.http import Http404, HttpRequest, HttpResponse
+from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
@@ -20,15 +21,16 @@ from django.utils.translation import gettext_lazy, ngettext
 from django_dbtaskqueue.admin.list_pages import NameFilter, SmallListAdmin
 from django_dbtaskqueue.admin.overview_pages import (
     age_text,
-    charts,
+    chart_context,
     marks_of,
     pause_text,
     per_minute,
     quantiles_text,
     row_of,
+    sparkline,
 )
 from django_dbtaskqueue.admin.page_actions import act_on_queues, check, is_paused
-from django_dbtaskqueue.admin.read_only import EMPTY_VALUE, Column, badge, column, permitted, viewer
+from django_dbtaskqueue.admin.read_only import EMPTY_VALUE, Column, badge, column, number, permitted, viewer
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.conf.queue import DURATIONS, PLACE, QueueSettings, stored
 from django_dbtaskqueue.core.durations import format_duration, parse_duration
@@ -151,7 +153,8 @@ class QueueAdmin(SmallListAdmin):
         gettext_lazy("ERROR + POISON"), lambda row: row.statuses[Status.ERROR] + row.statuses[Status.POISON]
     )
     in_out = _stats_column(
-        gettext_lazy("in / out per min"), lambda row: f"{per_minute(row.rate_in)} / {per_minute(row.rate_out)}"
+        gettext_lazy("in / out per min"),
+        lambda row: format_html("{} / {}{}", per_minute(row.rate_in), per_minute(row.rate_out), sparkline(row.rates)),
     )
     run = _stats_column(gettext_lazy("run p50 / p95"), lambda row: quantiles_text(row.run))
     wait = _stats_column(gettext_lazy("wait p50 / p95"), lambda row: quantiles_text(row.wait))
@@ -172,7 +175,7 @@ class QueueAdmin(SmallListAdmin):
             "statuses": [str(status) for status in Status],
             "ended": [str(status) for status in TERMINAL],
             "settings": settings_of(row),
-            "charts": charts(alias_for(name, None, write=False), viewer(request), name),
+            **chart_context(alias_for(name, None, write=False), viewer(request), name),
             "may_set": can_operate(user, CHANGE_SETTINGS, name),
             "may_purge": can_operate(user, PURGE, name),
         }
@@ -186,7 +189,7 @@ class QueueAdmin(SmallListAdmin):
                 "url": f"{address}?{urlencode({'q': text_of(queue=name, type=one.payload_type)})}"
                 if address and one.payload_type
                 else "",
-                "cells": [one.statuses.get(str(status), 0) for status in TERMINAL],
+                "cells": [number(one.statuses.get(str(status), 0)) for status in TERMINAL],
                 "run": quantiles_text(one.run),
                 "wait": quantiles_text(one.wait),
             }

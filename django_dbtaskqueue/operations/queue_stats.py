@@ -21,7 +21,7 @@ from django.utils.translation import ngettext
 
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.durations import format_duration
-from django_dbtaskqueue.core.sql.stats import durations_sql
+from django_dbtaskqueue.core.sql.stats import durations_sql, ended_sql
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.db.minute_counts import database_now
 from django_dbtaskqueue.db.session import Session, aliases_of, model_for
@@ -36,6 +36,7 @@ from django_dbtaskqueue.operations.queue_counts import NONE_COUNTED, QueueCounts
 LATE_AFTER = timedelta(minutes=1)  # a queue is late when its oldest task has been due for longer
 RATE_PERIOD = timedelta(minutes=5)  # the time that rates are measured over
 DURATION_PERIOD = timedelta(hours=1)  # the time that run times and waits are measured over
+RATE_STEPS = DURATION_PERIOD // RATE_PERIOD
 FINAL_OUTCOMES = ("completed", "deleted", "failed", "poisoned")
 FAILED_OUTCOMES = ("failed", "retried")
 MAX_QUEUES_NAMED = 5
@@ -78,6 +79,7 @@ class QueueStats:
     pollers: int  # alive, that serve it
     stale: int = 0  # tasks whose lease ran out, among those counted
     stale_for: timedelta | None = None  # how long ago the first of these leases ran out
+    rates: Sequence[float] = ()  # tasks finished per second in the last hour, by ``RATE_PERIOD``, the oldest first
     run: Quantiles = NO_QUANTILES  # of the last hour
     wait: Quantiles = NO_QUANTILES  # from due to checkout, of the last hour
 
@@ -169,7 +171,7 @@ class _Context:
 
     def __init__(self, aliases: Sequence[str]) -> None:
         self.rates_in: defaultdict[str, float] = defaultdict(float)
-        self.rates_out: defaultdict[str, float] = defaultdict(float)
+        self.rates: defaultdict[str, list[float]] = defaultdict(lambda: [0.0] * RATE_STEPS)  # the newest first
         self.failed: defaultdict[str, int] = defaultdict(int)
         self.histograms: dict[str, defaultdict[str, Counter[int]]] = {kind: defaultdict(Counter) for kind in HISTOGRAMS}
         self.pauses: dict[str, Pause] = {}
@@ -185,12 +187,9 @@ class _Context:
         over = RATE_PERIOD.total_seconds()
         puts = UsageCount.objects.using(alias).filter(queue__in=names, minute__gte=Now() - RATE_PERIOD, call="put")
         ended = Metric.objects.using(alias)
-        done = ended.filter(minute__gte=Now() - RATE_PERIOD, outcome__in=FINAL_OUTCOMES)
         failed = ended.filter(minute__gte=Now() - timedelta(hours=1), outcome__in=FAILED_OUTCOMES)
         for name, number in _sums_by_queue(puts):
             self.rates_in[name] += number / over
-        for name, number in _sums_by_queue(done):
-            self.rates_out[name] += number / over
         for name, number in _sums_by_queue(failed):
             self.failed[name] += number
         stopped = Queue.objects.using(alias).filter(paused_time__isnull=False).exclude(paused_until__lte=Now())
@@ -199,6 +198,12 @@ class _Context:
         session = Session.on(alias)
         sql = durations_sql(session.sql.dialect, f'"{Metric._meta.db_table}"')
         start = session.time_text(self.as_of - DURATION_PERIOD)
+        params = {"start": start, "step": over, "outcomes": session.sql.dialect.array(FINAL_OUTCOMES)}
+        for name, steps_ago, number in session.run(
+            ended_sql(session.sql.dialect, f'"{Metric._meta.db_table}"'), params
+        ):
+            if steps_ago < RATE_STEPS:
+                self.rates[name][max(steps_ago, 0)] += number / over
         for kind in HISTOGRAMS:
             for name, bucket, number in session.run(sql.format(kind=kind), {"start": start}):
                 self.histograms[kind][name][int(bucket)] += int(number)
@@ -211,7 +216,8 @@ class _Context:
         """Return what is known of one queue."""
         statuses, dead = cells.statuses, cells.stale_seconds
         age = max((one for one in (age, dead) if one is not None), default=None)
-        rate_in, rate_out = self.rates_in[name], self.rates_out[name]
+        rate_in, rates = self.rates_in[name], self.rates[name]
+        rate_out = rates[0]
         waiting = statuses[Status.CREATED].number + statuses[Status.PROCESSING].number
         draining = waiting > 0 and rate_out > rate_in
         return QueueStats(
@@ -227,6 +233,7 @@ class _Context:
             pollers=sum(name in served for served in self.alive.values()),
             stale=cells.stale,
             stale_for=None if dead is None else timedelta(seconds=max(dead, 0.0)),
+            rates=rates[::-1],
             run=self._quantiles("runs", name),
             wait=self._quantiles("waits", name),
         )

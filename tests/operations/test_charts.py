@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import timedelta
 from typing import Any
 
@@ -9,7 +10,8 @@ import pytest
 from django.db.models.functions import Now
 from django.test import Client
 
-from django_dbtaskqueue.models import Metric, Poller
+from django_dbtaskqueue.metrics import class_of
+from django_dbtaskqueue.models import Metric, Poller, Queue
 
 pytestmark = pytest.mark.django_db
 PAGE = "/admin/dbtaskqueue/overview/"
@@ -43,3 +45,40 @@ def test_outcomes_stand_on_each_other(op: Client) -> None:
     shown = op.get(PAGE).content.decode()
     chart = shown.split('id="dbtq-throughput-chart"', 1)[1].split(">", 1)[0]
     assert "data-bars" in chart and "requeued" in shown
+
+
+def test_a_queue_has_its_rate_of_the_last_hour_as_bars_that_say_their_numbers(op: Client) -> None:
+    for minutes, count in ((2, 50), (58, 500)):
+        Metric.objects.create(
+            queue="q", minute=Now() - timedelta(minutes=minutes), outcome="completed", count=count, run_seconds=1
+        )
+    Metric.objects.create(queue="q", minute=Now() - timedelta(minutes=2), outcome="retried", count=7)
+    numbers = f"100, {'0, ' * 10}10</title>"
+    for page in (PAGE, "/admin/dbtaskqueue/queue/", "/admin/dbtaskqueue/queue/q/change/"):
+        Queue.objects.get_or_create(name="q")
+        shown = op.get(page).content.decode()
+        assert f"out per min in the last hour, by 5 minutes: {numbers}" in shown, page
+        assert 'd="M2 16v-15M57 16v-2"' in shown, "each bar as high as its rate"
+
+
+def test_a_queue_without_a_finished_task_has_no_bars(op: Client) -> None:
+    Queue.objects.create(name="q")
+    assert "dbtq-spark" not in op.get(PAGE).content.decode()
+
+
+def test_run_times_and_waits_are_mapped_by_time(op: Client) -> None:
+    quick, slow = class_of(0.004), class_of(2.0)
+    Metric.objects.create(
+        queue="q", minute=Now() - timedelta(minutes=2), outcome="completed", count=4, runs={quick: 3, slow: 1}
+    )
+    shown = op.get(PAGE).content.decode()
+    body = shown.split('id="dbtq-runs-map"', 1)[1].split("</table>", 1)[0].split("<tbody>", 1)[1]
+    rows = re.findall(r'<th scope="row">([^<]*)</th>(.*?)</tr>', body, re.S)
+    assert [head for head, _cells in rows] == ["up to 10s", "up to 1s", "up to 100ms", "up to 10ms"]
+    assert [re.findall(r'dbtq-heat-([1-9])">(\d+)<', cells) for _head, cells in rows] == [
+        [("3", "1")],
+        [],
+        [],
+        [("7", "3")],
+    ]
+    assert "dbtq-waits-map" not in shown, "no wait was measured"

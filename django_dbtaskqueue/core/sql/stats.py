@@ -150,6 +150,17 @@ def durations_sql(dialect: Dialect, metric: str) -> str:
     )
 
 
+def ended_sql(dialect: Dialect, metric: str) -> str:
+    """Return the question for what ended in each queue since a time: (queue, how many steps ago, number)."""
+    ago = f"{dialect.seconds_between('minute', dialect.now)} / %(step)s"
+    ago = f"floor({ago})::int" if dialect.vendor == "postgresql" else f"CAST({ago} AS integer)"
+    names = f"SELECT q.q FROM {dialect.texts('outcomes', 'q')}"
+    return (
+        f"SELECT queue_name, {ago}, CAST(sum(count) AS bigint) FROM {metric}"
+        f" WHERE minute >= {dialect.time('%(start)s')} AND outcome IN ({names}) GROUP BY 1, 2"
+    )
+
+
 def crowded_sql(dialect: Dialect, table: str, keys: Sequence[str]) -> str:
     """Return the question in which steps of time, of those between two times, a key has more than one row."""
     key = " || ' ' || ".join(keys)

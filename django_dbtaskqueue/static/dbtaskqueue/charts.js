@@ -103,7 +103,7 @@
             ...("marks" in box.dataset ? {hooks: {draw: [drawMarks(box)]}} : {}),
             ...(report ? {tzDate: (stamp) => uPlot.tzDate(new Date(stamp * 1000), "Etc/UTC")} : {}),
             scales: {
-                x: {time: found.isTime},
+                x: {time: found.isTime, range: (_, low, high) => low === high ? [low - 1800, high + 1800] : [low, high]},
                 y: {range: (_, low, high) => [0, report ? high * 1.1 || 1 : Math.max(high * 1.1, 1)]},
             },
             axes: [time, axis(unit)],

@@ -2555,6 +2555,23 @@ AND (%(every)s::boolean OR queue_name IN (
 ))
 GROUP BY 1, 2;
 
+-- durations_sql
+SELECT queue_name, h.key, sum(h.value::bigint)::bigint
+FROM "dbtaskqueue_metric", jsonb_each_text({kind}) AS h
+WHERE minute >= %(start)s::timestamptz
+GROUP BY 1, 2;
+
+-- ended_sql
+SELECT queue_name, floor(extract(epoch FROM statement_timestamp() - minute)::float8 / %(step)s)::int,
+    CAST(sum(count) AS bigint)
+FROM "dbtaskqueue_metric"
+WHERE minute >= %(start)s::timestamptz
+AND outcome IN (
+    SELECT q.q
+    FROM unnest(%(outcomes)s::text[]) AS q(q)
+)
+GROUP BY 1, 2;
+
 -- crowded_sql
 SELECT floor(extract(epoch FROM minute) / %(step)s::int)::bigint
 FROM "dbtaskqueue_metric"

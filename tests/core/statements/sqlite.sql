@@ -1908,6 +1908,26 @@ AND (%(every)s OR queue_name IN (
 ))
 GROUP BY 1, 2;
 
+-- durations_sql
+SELECT queue_name, h.key, sum(h.value)
+FROM "dbtaskqueue_metric", json_each({kind}) AS h
+WHERE minute >= %(start)s
+GROUP BY 1, 2;
+
+-- ended_sql
+SELECT queue_name, CAST((julianday(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')) - julianday(minute)) * 86400.0
+    / %(step)s AS integer), CAST(sum(count) AS bigint)
+FROM "dbtaskqueue_metric"
+WHERE minute >= %(start)s
+AND outcome IN (
+    SELECT q.q
+    FROM (
+        SELECT value AS q
+        FROM json_each(%(outcomes)s)
+    ) AS q
+)
+GROUP BY 1, 2;
+
 -- crowded_sql
 SELECT CAST(strftime('%%s', minute) AS integer) / %(step)s
 FROM "dbtaskqueue_metric"
