@@ -400,7 +400,7 @@ def test_lists_count_to_ten_thousand_and_read_no_long_column(op: Client) -> None
     with CaptureQueriesContext(connection) as queries:
         shown = text_of(op.get(TASKS))
         counts = text_of(op.get("/admin/dbtaskqueue/overview/"))
-    assert re.search(r">(≈ [\d,]+|10,000\+) tasks", shown)
+    assert re.search(r">(≈\s[\d,]+|10,000\+) tasks", shown)
     assert "all that match" in shown
     assert f'<a href="{TASKS}?q={url_quote(f"queue:{QUEUE} status:CREATED").replace("%20", "+")}">' in counts
     about_tasks = [query["sql"] for query in queries if 'FROM "dbtaskqueue_task"' in query["sql"]]

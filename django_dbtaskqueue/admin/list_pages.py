@@ -17,13 +17,14 @@ from django.http import HttpRequest
 from django.utils.formats import date_format, number_format
 from django.utils.html import conditional_escape, format_html
 from django.utils.safestring import SafeString
+from django.utils.text import capfirst
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from django_dbtaskqueue.admin.frame import LIVE_KEY
 from django_dbtaskqueue.admin.read_only import EMPTY_VALUE, ReadOnlyAdmin, id_of, local, number
 from django_dbtaskqueue.conf import settings as conf
-from django_dbtaskqueue.operations.bounded_reads import count_within, estimate
+from django_dbtaskqueue.operations.bounded_reads import ApproxCount, count_within, estimate
 from django_dbtaskqueue.operations.paging import LOOK_ON_TIME, Page, page_of
 from django_dbtaskqueue.operations.permissions import Verb
 
@@ -106,7 +107,13 @@ class PageTable(tables.Table):  # type: ignore[misc]  # publishes no types
 
     def body(self) -> SafeString:
         """Return the rows. The library would inspect the signature of a column's method for each cell of each row."""
-        columns = [(f'<td class="field-{column.name}">', column.column.cell) for column in self.columns]
+        columns = [
+            (format_html('<td class="field-{}" data-label="{}">', one.name, capfirst(one.header)), one.column.cell)
+            for one in self.columns
+            if one.name != "tick"
+        ]
+        if "tick" in self.columns.names():
+            columns.insert(0, (SafeString('<td class="field-tick">'), self.columns["tick"].column.cell))
         lines = []
         for place, row in enumerate(self.data, 1):
             cells = (f"{head}{conditional_escape(cell(row, place))}</td>" for head, cell in columns)
@@ -187,16 +194,21 @@ class ListAdmin(ReadOnlyAdmin):
         return page_of(rows, filterset.queryset, PAGE_ROWS, before=before, after=after, **search_effort(request))
 
     def _number(self, rows: QuerySet[Any], found: Page, place: int | None, filterset: Any) -> str:
+        """Return how many rows there are, in words."""
+        count = self.count(rows, found, place, filterset)
+        return self._of(2, "?") if count is None else self._of(count.number + count.more, str(count))
+
+    def count(self, rows: QuerySet[Any], found: Page, place: int | None, filterset: Any) -> ApproxCount | None:
         """Return how many rows there are: exact up to 10,000; estimated above that, or if counting takes too long."""
         if place is None and found.older is None and not found.cut:
-            return self._of(len(found.rows), number_format(len(found.rows)))
+            return ApproxCount(len(found.rows))
         count = count_within(rows, COUNT_TIMEOUT)
         if count is not None and not count.more:
-            return self._of(count.number, str(count))
+            return count
         rough = estimate(filterset.qs)  # a range of ids and the dates it stands for would count twice for the planner
         if rough is None or (count is not None and rough <= count.number):
-            return self._of(2, str(count or "?"))
-        return self._of(rough, f"≈ {number(_rounded(rough))}")
+            return count
+        return ApproxCount(_rounded(rough), estimated=True)
 
     def _of_window(self, page: Page, place: int | None) -> str:
         """Return how many rows a partial search found."""

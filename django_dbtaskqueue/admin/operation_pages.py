@@ -270,7 +270,8 @@ class PollerAdmin(SmallListAdmin):
         gettext_lazy("queues"), lambda poller: ", ".join(map(queue_name, as_list(poller.queues))) or EMPTY_VALUE
     )
     held_of = column(gettext_lazy("held / slots"), lambda poller: f"{poller.held}/{poller.slots}")
-    finished = column(gettext_lazy("tasks finished"), lambda poller: poller.finished)
+    finished = number_column(gettext_lazy("attempts ended"), "finished")
+    failed = number_column(gettext_lazy("attempts failed"), "failed")
     applied_box = box_column(gettext_lazy("applied settings"), "applied_settings", box)
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Any:

@@ -166,7 +166,9 @@ def _act_on_ticked(page: TaskPage, request: HttpRequest, verb: TaskVerb) -> Http
         preview = actions.preview(tasks, actions.ActionRequest(verb, options=options))
         items = [f"{task} · {task.status}" for task in tasks.only("queue", "reference", "status")[:MAX_NAMED_TASKS]]
         unnamed = len(ids) > MAX_NAMED_TASKS
-        return ask(page, request, Question(verb, preview.sentences[1:], items, form, bool(preview.eligible), unnamed))
+        no_undo = _("This cannot be put back. A bulk operation, on all tasks that match a search, can be put back.")
+        sentences = [*preview.sentences[1:], *([no_undo] if verb.undoable else [])]
+        return ask(page, request, Question(verb, sentences, items, form, bool(preview.eligible), unnamed))
     wanted = actions.ActionRequest(verb, form.reason(), options, to_text(page.search_of(request)))
     report = actions.act_on_ids(model, alias, ids, wanted, viewer(request))
     level = messages.SUCCESS if report.changed else messages.WARNING

@@ -35,6 +35,7 @@ from django_dbtaskqueue.admin.read_only import (
 from django_dbtaskqueue.admin.task_search import (
     SORTS,
     change_saved_searches,
+    numbers_by_status,
     pickers,
     saved_searches,
     search_context,
@@ -48,19 +49,22 @@ from django_dbtaskqueue.flow.placement import own_fields
 from django_dbtaskqueue.models import AbstractTask, Attempt, AuditEntry, Poller, Queue, Task
 from django_dbtaskqueue.models.querysets import TaskQuerySet
 from django_dbtaskqueue.operations import paging
+from django_dbtaskqueue.operations.bounded_reads import ApproxCount
 from django_dbtaskqueue.operations.bounds import is_storable
 from django_dbtaskqueue.operations.paging import Page
 from django_dbtaskqueue.operations.permissions import Actor, Verb
 from django_dbtaskqueue.operations.queue_control import IN_EFFECT
+from django_dbtaskqueue.operations.queue_counts import NONE_COUNTED
 from django_dbtaskqueue.operations.search import parse, text_of
 from django_dbtaskqueue.operations.search.id_range import IdRange, id_range, within
 from django_dbtaskqueue.operations.search.query import TaskFilter
-from django_dbtaskqueue.operations.serializers import error_of, message_of
+from django_dbtaskqueue.operations.serializers import error_of, message_of, short_error
 from django_dbtaskqueue.operations.task_changes import actions_on
 from django_dbtaskqueue.operations.verbs import EDIT, TASK_VERBS, VERBS
 from django_dbtaskqueue.operations.visibility import sees_entry
 
 MAX_TIMELINE_ATTEMPTS = 50
+MAX_TIMELINE_MESSAGE = 300  # characters
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +91,7 @@ class TaskAdmin(TaskPage):
     list_across = True
     filterset = TaskFilter
     list_display = (
-        "id", "status_badge", "reference", "queue_link", "attempts", "says", "waited", "ran", "when", "created"
+        "id", "status_badge", "reference", "queue_link", "attempts", "says", "waited", "took", "when", "created"
     )  # fmt: skip
     list_display_links = ("id", "reference")
     long_columns = ("payload", "result", "context")
@@ -114,7 +118,8 @@ class TaskAdmin(TaskPage):
             text = _("Tasks created then have ids from %(first)s to %(last)s; only these were searched.")
             context["of_ids"] = text % {"first": number(ids.first), "last": number(ids.end - 1)}
             context["empty"] = _("No task with such an id matches.")
-        context |= pickers(self, request, context["filterset"].search)
+        filterset = context["filterset"]
+        context |= pickers(self, request, filterset.search, self._numbers(filterset))
         return {**context, **found, "saved": saved, "can_save": bool(found["chips"])}
 
     def read_page(
@@ -130,6 +135,24 @@ class TaskAdmin(TaskPage):
         if order := SORTS.get(request.GET.get(SORT_KEY, "")):
             return paging.sorted_page(rows, among, size, order.by)
         return paging.page_of(rows, among, size, before=before, after=after, **effort)
+
+    def _numbers(self, filterset: Any) -> dict[str, ApproxCount]:
+        """Return how many tasks the tabs show; read once for a page."""
+        if not hasattr(filterset, "numbers"):
+            filterset.numbers = numbers_by_status(self, filterset.request, filterset.search)
+        found: dict[str, ApproxCount] = filterset.numbers
+        return found
+
+    def count(self, rows: QuerySet[Any], found: Page, place: int | None, filterset: Any) -> ApproxCount | None:
+        """Return how many tasks match, and let the tabs of the same tasks show the same number."""
+        count = super().count(rows, found, place, filterset)
+        statuses, numbers = statuses_of(self.base_search & filterset.search), self._numbers(filterset)
+        if not numbers:
+            return count
+        if count is None or not count.exact:
+            return sum((numbers[status] for status in statuses), NONE_COUNTED)
+        numbers |= dict.fromkeys(statuses, count) if len(statuses) == 1 else {}
+        return count
 
     def rows_of(self, filterset: Any) -> TaskQuerySet:
         """Return the tasks that match; of a search by date those with an id of that time."""
@@ -169,7 +192,7 @@ class TaskAdmin(TaskPage):
         return "" if task.status == Status.COMPLETED else message_of(task.process_result)
 
     waited = column(gettext_lazy("waited"), lambda task: _span_text(_waited(task)))
-    ran = column(gettext_lazy("ran"), lambda task: _span_text(_ran(task)))
+    took = column(gettext_lazy("took"), lambda task: _span_text(_took(task)))
 
     # -- the page of one task ----------------------------------------------------------------------------------------
 
@@ -222,7 +245,7 @@ class TaskAdmin(TaskPage):
             "reference",
             "attempts_made",
             "waited",
-            "ran",
+            "took",
             "poller",
             "priority",
         )
@@ -305,15 +328,15 @@ def timeline(task: Any, failed: list[Attempt], *, traces: bool) -> list[Event]:
         (task.expire_time, _("expires"), ""),
     ]
     events = [Event(time, stamp(time), what, note) for time, what, note in known if time is not None]
-    if task.finish_time and task.start_time:
-        ran = _("after %(time)s") % {"time": _span_text(_ran(task))}
-        events = [replace(one, took=ran) if one.time == task.finish_time else one for one in events]
+    if task.finish_time and task.start_time and not failed:
+        took = _("after %(time)s") % {"time": _span_text(_took(task))}
+        events = [replace(one, took=took) if one.time == task.finish_time else one for one in events]
     return events + [_failure(row, traces=traces) for row in failed]
 
 
 def _failure(row: Attempt, *, traces: bool) -> Event:
     took = row.finish_time - row.start_time if row.start_time else None
-    message = message_of(error_of(row))
+    message = message_of(short_error(error_of(row)), MAX_TIMELINE_MESSAGE)
     return Event(
         row.finish_time,
         stamp(row.finish_time),
@@ -343,8 +366,11 @@ def _waited(task: Any) -> timedelta | None:
     return None
 
 
-def _ran(task: Any) -> timedelta | None:
-    """Return how long the last attempt ran, or has been running."""
+def _took(task: Any) -> timedelta | None:
+    """Return the time from the last checkout to the stored result, or until now.
+
+    It is longer than the run time in the figures of a queue, because a poller checks out and stores in batches.
+    """
     end = task.clock if task.status == Status.PROCESSING else task.finish_time
     return end - task.start_time if end and task.start_time else None
 

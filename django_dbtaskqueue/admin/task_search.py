@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
@@ -22,6 +22,7 @@ from django_dbtaskqueue.core.columns import LONG
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.flow.placement import known_queues
 from django_dbtaskqueue.models import SavedSearch
+from django_dbtaskqueue.operations.bounded_reads import ApproxCount
 from django_dbtaskqueue.operations.permissions import Actor
 from django_dbtaskqueue.operations.queue_counts import NONE_COUNTED, queue_counts, queue_names
 from django_dbtaskqueue.operations.search import QUALIFIERS, Search, Term, of_queue, parse, text_of, to_text
@@ -60,25 +61,40 @@ SORTS = {
     "oldest": Sort(gettext_lazy("oldest first"), ("pk",)),
     "wait": Sort(gettext_lazy("longest waiting first"), (F("ready_time").asc(nulls_last=True), "pk")),
     "run": Sort(
-        gettext_lazy("longest run first"),
+        gettext_lazy("slowest first"),
         ((Coalesce("finish_time", Now()) - F("start_time")).desc(nulls_last=True), "-pk"),
     ),
     "attempts": Sort(gettext_lazy("most attempts first"), ("-total_attempt", "-pk")),
 }
 
 
-def pickers(page: TaskPage, request: HttpRequest, search: Search) -> dict[str, Any]:
+def numbers_by_status(page: TaskPage, request: HttpRequest, search: Search) -> dict[str, ApproxCount]:
+    """Return how many tasks of the searched queue are in each status; empty if the search has other terms.
+
+    They would be more tasks than the search finds.
+    """
+    queues, actor = search.queues(), viewer(request)
+    others = [term for term in search.terms if term.name != "status"]
+    if any(
+        one.negated or one.name != "queue" or tuple(match.value for match in one.matches) != queues for one in others
+    ):
+        return {}
+    place = (page.get_queryset(request).db, page.model._meta.concrete_model)
+    only = visible_names(queues, actor) if queues else visible_queues(actor)
+    counts = queue_counts(place, only, MAX_ROWS_OF_TABS).values()
+    return {status: sum((one.statuses[status] for one in counts), NONE_COUNTED) for status in map(str, Status)}
+
+
+def pickers(page: TaskPage, request: HttpRequest, search: Search, numbers: Mapping[str, ApproxCount]) -> dict[str, Any]:
     """Return tabs of the statuses with their numbers, the queues to choose from, and the orders."""
     place = (page.get_queryset(request).db, page.model._meta.concrete_model)
     queues, actor = search.queues(), viewer(request)
-    only = visible_names(queues, actor) if queues else visible_queues(actor)
-    counts = queue_counts(place, only, MAX_ROWS_OF_TABS).values()
     found = statuses_of(search)
     every = len(found) == len(Status)
     tabs = [(_("All"), _of_status(search, None, request.path), "", every)]
     for status in map(str, Status):
-        number = sum((one.statuses[status] for one in counts), NONE_COUNTED)
-        tabs.append((status, _of_status(search, status, request.path), str(number), found == {status} and not every))
+        number = str(numbers.get(status, ""))
+        tabs.append((status, _of_status(search, status, request.path), number, found == {status} and not every))
     names = sorted(visible_names({*known_queues(), *queue_names(place), *queues}, actor))
     order = request.GET.get(SORT_KEY, "")
     return {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -59,6 +60,12 @@ def test_a_button_of_the_list_asks_and_then_acts_on_the_group(op: Client) -> Non
 
 def test_the_page_of_a_group_has_the_traceback(op: Client) -> None:
     assert "line 41, in assess" in op.get(f"{LIST}{PRINT}/change/").content.decode()
+
+
+def test_danger_looks_like_danger_on_the_page_of_a_group_too(op: Client) -> None:
+    page = op.get(f"{LIST}{PRINT}/change/").content.decode()
+    assert re.search(r'value="delete" class="button dbtq-danger"', page)
+    assert "runs failed tasks again" in page
 
 
 def test_who_may_not_see_payloads_sees_no_traceback(django_user_model: Any) -> None:

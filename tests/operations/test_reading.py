@@ -14,8 +14,9 @@ from django.db import connection
 from django.db.models.functions import Now
 from django.test import Client
 
+from django_dbtaskqueue.admin import list_pages, task_search
 from django_dbtaskqueue.core.states import COMPLETED, CREATED, ERROR, PROCESSING
-from django_dbtaskqueue.models import Poller, Queue, Task
+from django_dbtaskqueue.models import Attempt, Poller, Queue, Task
 from django_dbtaskqueue.operations import paging
 from tests.factories import QUEUE, make_task
 
@@ -35,7 +36,7 @@ def shown(client: Client, address: str, **query: str) -> str:
 
 
 def references(page: str) -> list[str]:
-    return re.findall(r'<td class="field-reference"><a [^>]*>([^<]*)</a>', page)
+    return re.findall(r'<td class="field-reference" [^>]*><a [^>]*>([^<]*)</a>', page)
 
 
 def ran(seconds: float, reference: str, **columns: Any) -> Task:
@@ -71,27 +72,73 @@ def test_an_order_that_cannot_be_had_at_this_size_says_what_was_sorted(
 def test_run_time_and_wait_are_shown_in_milliseconds_on_list_and_page(admin_client: Client) -> None:
     task = ran(0.345, "quick")
     row = shown(admin_client, TASKS)
-    assert '<td class="field-ran">345ms</td>' in row
-    assert '<td class="field-waited">30s</td>' in row
+    assert '<td class="field-took" data-label="Took">345ms</td>' in row
+    assert '<td class="field-waited" data-label="Waited">30s</td>' in row
     page = shown(admin_client, f"{TASKS}{task.pk}/change/")
     assert "345ms" in page
     assert "after 345ms" in page
+
+
+def test_the_timeline_says_once_how_long_an_attempt_took(admin_client: Client) -> None:
+    times = {"create_time": -60 * SECOND, "start_time": -30 * SECOND}
+    task = make_task(ERROR, finish_time=-29 * SECOND, **times)
+    Attempt.objects.create(
+        task_id=task.pk, queue=QUEUE, attempt=1, total_attempt=1, start_time=Now() - 30 * SECOND,
+        finish_time=Now() - 29.5 * SECOND, error_type="desk.rules.PlaneUnknown", message="N14228 " + 200 * "x",
+    )  # fmt: skip
+    page = shown(admin_client, f"{TASKS}{task.pk}/change/")
+    assert "after 500ms" in page and "after 1s" not in page
+    assert f"PlaneUnknown: N14228 {200 * 'x'}" in page, "whole, without the module"
+    assert "desk.rules" not in page
+
+
+def test_a_pollers_numbers_are_of_attempts(admin_client: Client) -> None:
+    Poller.objects.create(instance="a", state="RUNNING", queues=["q"], heartbeat_time=Now(), finished=10553, failed=7)
+    page = shown(admin_client, "/admin/dbtaskqueue/poller/")
+    assert '<td class="field-finished" data-label="Attempts ended">10,553</td>' in page
 
 
 def test_tabs_count_each_status_and_lead_to_it(admin_client: Client) -> None:
     for number, status in enumerate((CREATED, ERROR, ERROR)):
         make_task(status, reference=str(number))
     make_task(ERROR, queue="letters")
+    tabs = tabs_of(shown(admin_client, TASKS, q=f"queue:{QUEUE}"))
+    assert (f"{TASKS}?q=status%3AERROR+queue%3A{QUEUE}", "", "ERROR", "2") in tabs
+    assert (f"{TASKS}?q=queue%3A{QUEUE}", "true", "All", "") in tabs
+    assert ("ERROR", "3") in {tab[2:] for tab in tabs_of(shown(admin_client, TASKS))}
+    assert re.search(r'aria-current="true">ERROR', shown(admin_client, TASKS, q="status:ERROR"))
+
+
+def tabs_of(page: str) -> list[tuple[str, str, str, str]]:
+    """Return the address, whether it is open, the label and the number of each tab."""
+    return re.findall(r'<a href="([^"]*)"(?: aria-current="(true)")?>(\w+)(?: <span class="quiet">([^<]+))?', page)
+
+
+def test_a_tab_has_no_number_of_tasks_that_the_search_does_not_find(admin_client: Client) -> None:
+    make_task(ERROR, reference="other")
     page = shown(admin_client, TASKS, q=f"queue:{QUEUE} tag:x")
-    tabs = re.findall(r'<a href="([^"]*)"(?: aria-current="(true)")?>(\w+)(?: <span class="quiet">(\d+))?', page)
-    assert (f"{TASKS}?q=status%3AERROR+queue%3A{QUEUE}+tag%3Ax", "", "ERROR", "2") in tabs
-    assert (f"{TASKS}?q=queue%3A{QUEUE}+tag%3Ax", "true", "All", "") in tabs
-    assert '"ERROR", "3"' not in page
-    assert any(tab[2:] == ("ERROR", "3") for tab in re.findall(
-        r'<a href="([^"]*)"(?: aria-current="(true)")?>(\w+)(?: <span class="quiet">(\d+))?', shown(admin_client, TASKS)
-    ))  # fmt: skip
-    chosen = shown(admin_client, TASKS, q="status:ERROR")
-    assert re.search(r'aria-current="true">ERROR', chosen)
+    assert (f"{TASKS}?q=status%3AERROR+queue%3A{QUEUE}+tag%3Ax", "", "ERROR", "") in tabs_of(page)
+    assert all(tab[3] == "" for tab in tabs_of(page))
+
+
+def test_the_tab_and_the_list_say_the_same_number(admin_client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Given more tasks than the tabs count, once where the list counts them and once where it has no time to."""
+    monkeypatch.setattr(task_search, "MAX_ROWS_OF_TABS", 10)
+    Task.objects.bulk_create([Task(queue=QUEUE, reference=str(number)) for number in range(70)])
+    with connection.cursor() as cursor:
+        cursor.execute("ANALYZE dbtaskqueue_task")
+    for timeout in (timedelta(minutes=1), timedelta(milliseconds=1)):
+        monkeypatch.setattr(list_pages, "COUNT_TIMEOUT", timeout)
+        page = shown(admin_client, TASKS, q="status:CREATED")
+        (number,) = (tab[3] for tab in tabs_of(page) if tab[2] == "CREATED")
+        assert f"{number} tasks" in page, number
+
+
+def test_a_search_that_is_not_understood_does_not_say_that_no_task_matches(admin_client: Client) -> None:
+    make_task(ERROR, reference="a")
+    page = shown(admin_client, TASKS, q="status:ERROR OR status:POISON")
+    assert "not an operator here" in page and "Nothing was searched" in page
+    assert "No task matches" not in page and "0 tasks" not in page
 
 
 def test_a_queue_is_picked_and_words_are_completed(admin_client: Client) -> None:
@@ -113,7 +160,7 @@ def test_the_queues_page_has_figures_and_every_queue_that_has_tasks_or_a_poller(
     Poller.objects.create(instance="a", state="RUNNING", queues=["slow"], heartbeat_time=Now())
     page = shown(admin_client, QUEUES)
     assert all(f'value="{name}"' in page for name in ("fast", "slow", "letters", QUEUE))
-    assert re.search(r'<td class="field-oldest">10m', page)
+    assert re.search(r'<td class="field-oldest" [^>]*>10m', page)
     assert admin_client.get(f"{QUEUES}slow/change/").status_code == 200
     data = {"action": "pause", "_selected_action": ["fast", "slow"], "confirm": "yes", "reason": "x"}
     admin_client.post(QUEUES, data)
