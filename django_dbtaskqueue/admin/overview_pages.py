@@ -39,7 +39,7 @@ CHART_SPAN = timedelta(hours=1)
 POINTS_PER_STEP = 5  # of a heat map
 
 
-def chart_context(using: str, actor: Actor, queue: str | None = None) -> dict[str, Any]:
+def chart_context(using: str, actor: Actor, queue: str | None = None) -> dict[str, object]:
     """Return the charts and heat maps of the last hour, of one queue, or of all that the actor may view."""
     points = ended(series(using, CHART_SPAN, queue, among=visible_queues(actor)))
     times = [stamp(point.time, date_format(local(point.time), "H:i")) for point in points]

@@ -85,7 +85,9 @@ def numbers_by_status(page: TaskPage, request: HttpRequest, search: Search) -> d
     return {status: sum((one.statuses[status] for one in counts), NONE_COUNTED) for status in map(str, Status)}
 
 
-def pickers(page: TaskPage, request: HttpRequest, search: Search, numbers: Mapping[str, ApproxCount]) -> dict[str, Any]:
+def pickers(
+    page: TaskPage, request: HttpRequest, search: Search, numbers: Mapping[str, ApproxCount]
+) -> dict[str, object]:
     """Return tabs of the statuses with their numbers, the queues to choose from, and the orders."""
     place = (page.get_queryset(request).db, page.model._meta.concrete_model)
     queues, actor = search.queues(), viewer(request)

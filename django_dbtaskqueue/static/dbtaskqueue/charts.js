@@ -93,7 +93,7 @@
 
     function options(box, found, unit) {
         const report = "utc" in box.dataset, bars = "bars" in box.dataset;
-        const time = Object.assign(axis(""), {size: 32});
+        const time = Object.assign(axis(""), {size: 32, space: report ? 90 : 50});
         /* The table's own texts: the server's time zone, the site's language. */
         time.values = report ? along(found) : (_, splits) => splits.map((value) => labels.get(box).get(value) || "");
         const look = (ink) => bars ? {fill: ink, paths: uPlot.paths.bars({size: [0.8, 60]})} : {spanGaps: report};
@@ -103,7 +103,7 @@
             ...("marks" in box.dataset ? {hooks: {draw: [drawMarks(box)]}} : {}),
             ...(report ? {tzDate: (stamp) => uPlot.tzDate(new Date(stamp * 1000), "Etc/UTC")} : {}),
             scales: {
-                x: {time: found.isTime, range: (_, low, high) => low === high ? [low - 1800, high + 1800] : [low, high]},
+                x: {time: found.isTime, range: (plot, low, high) => plot.data[0].length === 1 ? [low - 1799, low + 1799] : [low, high]},
                 y: {range: (_, low, high) => [0, report ? high * 1.1 || 1 : Math.max(high * 1.1, 1)]},
             },
             axes: [time, axis(unit)],
