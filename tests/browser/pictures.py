@@ -1,12 +1,13 @@
 """The pictures of the docs: ``python -m tests.browser.pictures docs/images`` takes them from the real demo.
 
-It runs ``manage.py demo`` with its own data, logs in, and leaves each page in light and dark. ``--phone`` adds pictures
-of 390 px beside those of 1440.
+It runs ``manage.py demo`` with its own data and logs in. ``--all`` takes every page, in light and dark, at 1440 and at
+390 px.
 """
 
 from __future__ import annotations
 
 import argparse
+import base64
 import os
 import shutil
 import socket
@@ -14,12 +15,22 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 PATIENCE_MS = 60_000
+WIDTHS_PX = {"": 1440, "-phone": 390}
+MAX_HEIGHT_PX = 1400
+QUALITY = 80  # of WebP, of 100
+THEMES = ("light", "dark")
+# Those that the docs show: page, theme and size, as in their names.
+DOCS = (
+    "overview-light", "overview-dark-phone", "failures-light", "failures-light-phone", "task-dark", "queue-dark",
+    "confirm-light", "bulk-operation-light", "report-light",
+)  # fmt: skip
 LISTS = {
     "overview": "overview/",
     "tasks": "task/?q=status:ERROR",
@@ -101,23 +112,34 @@ def act(page: Any, admin: str) -> None:
         page.click("button[name=work]")
 
 
-def take(page: Any, admin: str, folder: Path, suffix: str) -> None:
-    """Leave a picture of each page."""
-    for name, address in LISTS.items():
+def open_page(page: Any, admin: str, name: str) -> bool:
+    """Go to a page; a row of a list is opened by its link. Return whether there is one."""
+    if name in LISTS:
+        page.goto(f"{admin}dbtaskqueue/{LISTS[name]}")
+    elif name in ROWS:
+        address, row = ROWS[name]
         page.goto(f"{admin}dbtaskqueue/{address}")
-        page.screenshot(path=str(folder / f"admin-{name}-{suffix}.png"))
-    for name, (address, row) in ROWS.items():
-        page.goto(f"{admin}dbtaskqueue/{address}")
-        found = page.locator(row)
-        if found.count():
-            found.first.click()
-            page.wait_for_load_state()
-            page.screenshot(path=str(folder / f"admin-{name}-{suffix}.png"))
-    page.goto(f"{admin}dbtaskqueue/task/?q=status:ERROR")
-    page.check("#dbtq-tick-1")
-    page.click("button[value=reprocess]")
-    page.wait_for_selector("button[name=confirm]")
-    page.screenshot(path=str(folder / f"admin-confirm-{suffix}.png"))
+        if not page.locator(row).count():
+            return False
+        page.locator(row).first.click()
+    else:
+        page.goto(f"{admin}dbtaskqueue/task/?q=status:ERROR")
+        page.check("#dbtq-tick-1")
+        page.click("button[value=reprocess]")
+        page.wait_for_selector("button[name=confirm]")
+    page.mouse.move(0, 0)  # a chart under the pointer would name its values
+    page.wait_for_load_state()
+    return True
+
+
+def shoot(page: Any, file: Path) -> None:
+    """Write what the page shows, as WebP."""
+    height = page.evaluate("document.documentElement.scrollHeight")
+    width = page.viewport_size["width"]
+    clip = {"x": 0, "y": 0, "width": width, "height": min(height, MAX_HEIGHT_PX), "scale": 1}
+    options = {"format": "webp", "quality": QUALITY, "clip": clip, "captureBeyondViewport": True}
+    found = page.context.new_cdp_session(page).send("Page.captureScreenshot", options)
+    file.write_bytes(base64.b64decode(found["data"]))
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -125,7 +147,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--tasks", type=int, default=20_000)
-    parser.add_argument("--phone", action="store_true", help="also at 390 px")
+    parser.add_argument("--all", action="store_true", help="every page, in each theme and size")
     parser.add_argument("--no-spark", action="store_true", help="without the pipeline's reports")
     given = parser.parse_args(arguments)
     from playwright.sync_api import sync_playwright
@@ -137,10 +159,13 @@ def main(arguments: list[str] | None = None) -> None:
         browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
         with logged_in(browser, admin, password, 1440, "light") as page:
             act(page, admin)
-        for theme in ("light", "dark"):
-            for width, mark in ((1440, ""), *([(390, "-phone")] if given.phone else [])):
-                with logged_in(browser, admin, password, width, theme) as page:
-                    take(page, admin, given.folder, f"{theme}{mark}")
+        pages = (*LISTS, *ROWS, "confirm")
+        for theme, (mark, width) in product(THEMES, WIDTHS_PX.items()):
+            names = [name for name in pages if given.all or f"{name}-{theme}{mark}" in DOCS]
+            with logged_in(browser, admin, password, width, theme) as page:
+                for name in names:
+                    if open_page(page, admin, name):
+                        shoot(page, given.folder / f"admin-{name}-{theme}{mark}.webp")
         browser.close()
 
 

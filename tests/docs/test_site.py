@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,10 +13,13 @@ from pathlib import Path
 import pytest
 
 from tests.architecture.source import MODULES, PACKAGE, REPOSITORY
+from tests.browser.pictures import DOCS
 from tests.docs.pages import blocks
 from tests.docs.test_reference import page, table
 
 SPHINX = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-n", "-q", "-b", "html"]
+IMAGE = re.compile(r"!\[([^]]*)\]\([^)]*images/([^)]+)\)")
+MAX_IMAGE_BYTES = 150_000
 
 
 def public_names() -> dict[str, list[str]]:
@@ -48,6 +52,15 @@ def test_the_documentation_imports_public_names_only() -> None:
     used = set().union(*map(imported_by, code)) - {f"{PACKAGE}.pipeline.__main__"}  # a command line
     assert used
     assert {name for name in used if not {name, f"{name}."} & public} == set()
+
+
+def test_each_picture_is_small_and_shown_with_a_text_that_says_what_it_shows() -> None:
+    pages = [REPOSITORY / "README.md", *(REPOSITORY / "docs").rglob("*.md")]
+    shown = {found[1]: found[0] for page in pages for found in IMAGE.findall(page.read_text(encoding="utf-8"))}
+    files = {file.name: file.stat().st_size for file in (REPOSITORY / "docs" / "images").iterdir()}
+    assert set(shown) == set(files) == {f"admin-{name}.webp" for name in DOCS}
+    assert all(shown.values())
+    assert max(files.values()) <= MAX_IMAGE_BYTES
 
 
 def test_every_page_is_in_the_table_of_contents() -> None:
