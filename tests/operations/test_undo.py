@@ -134,7 +134,7 @@ def test_the_page_offers_it_and_refuses_in_words(op: Client) -> None:
 def test_an_action_on_ticked_tasks_says_that_it_cannot_be_put_back(op: Client) -> None:
     task = make_task(Status.ERROR)
     words = "This cannot be put back. A bulk operation, on all tasks that match a search, can be put back."
-    for form, said in ({"_selected_action": task.pk}, 1), ({"select_across": "1"}, 0):
+    for form, said in ({"_selected_action": str(task.pk)}, 1), ({"select_across": "1"}, 0):
         asked = op.post(f"{ADMIN}/task/?q=status:ERROR", {"action": "reprocess", **form}).content.decode()
         assert asked.count(words) == said
         assert asked.count("you can put the tasks back as they were") == 1 - said
