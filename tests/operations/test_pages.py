@@ -168,7 +168,7 @@ def test_charts_are_drawn_from_tables_that_say_the_same(op: Client) -> None:
     page = op.get(OVERVIEW)
     shown = text(page)
     throughput, _latency = page.context["charts"]
-    counted = [[cell["raw"] for cell in row["cells"]] for row in throughput.rows]
+    counted = [re.findall(r'data-value="([^"]*)"', row) for row in throughput.body.splitlines()]
     assert [row for row in counted if set(row) != {"0"}] == [["120", "10", "0", "0"]], (
         "failed is every attempt that did"
     )
