@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from django_dbtaskqueue.core.states import EDGES, TERMINAL
 from tests.faults.history import Change
@@ -30,6 +30,17 @@ class Row:
     status: str
     attempt: int
     history: bool = False  # it stands in the history table
+
+
+class Needs(NamedTuple):
+    """What a process of a poller held at one moment."""
+
+    clock: float
+    pid: int
+    role: str
+    memory: int  # bytes
+    threads: int
+    files: int
 
 
 @dataclass

@@ -16,13 +16,16 @@ import psutil
 import psycopg
 
 from django_dbtaskqueue.contrib.embedded import EmbeddedPostgres
+from tests.faults.disk import TABLESPACE, Disk
 from tests.faults.proxy import Proxy
 from tests.faults.sizes import LEASE_S, Size
+from tests.faults.standby import Standby
 
 PAUSE_S = LEASE_S * 1.4  # of a process, longer than its lease
 STALL_S = LEASE_S * 1.4, LEASE_S * 2  # of the wire
 SHORT_S, LONG_S = 1.0, 4.0  # of a lock, a spell; of a black hole
 TERMINATIONS = 15  # backends per stroke, at most
+PIN_S = 20.0  # of a snapshot, while other faults go on
 ERROR_SHARE = 0.2  # of statements that fail while the database is broken
 
 
@@ -37,8 +40,12 @@ class Nemesis:
     workers: Callable[[], Sequence[psutil.Process]]  # the processes that run tasks now
     families: Callable[[], Sequence[Sequence[psutil.Process]]]  # each poller with its children
     producers: Callable[[], Sequence[psutil.Process]]
+    disk: Disk | None = None  # None: this machine does not let us mount one
+    standby: Standby | None = None
     log: list[tuple[float, str, str]] = field(default_factory=list)  # when, which fault, what it did
     died: dict[int, float] = field(default_factory=dict)  # when each killed process died
+    asked: dict[int, float] = field(default_factory=dict)  # when each poller got its first SIGTERM; monotonic
+    outages: list[tuple[float, float]] = field(default_factory=list)  # times in which some could not reach it
     back: list[float] = field(default_factory=list)  # when the database was there again
     counts: Counter[str] = field(default_factory=Counter)
 
@@ -57,6 +64,10 @@ class Nemesis:
             + [self.lock] * size.restarts
             + [self.broken_statements] * size.restarts
             + [self.kill_producer] * (size.restarts * 2)
+            + [self.ask] * (size.restarts * 2)
+            + [self.pin] * size.restarts
+            + [self.full_disk] * (size.restarts if self.disk else 0)
+            + [self.promote] * (1 if self.standby else 0)
         )
         self.random.shuffle(strokes)
         return strokes
@@ -66,11 +77,14 @@ class Nemesis:
         self.log.append((time.time(), fault, str(what)))
         self.counts[fault] += number
 
+    @property
+    def _url(self) -> str:
+        return self.server.url.rpartition("/")[0] + f"/{self.database}"
+
     @contextmanager
     def control(self) -> Iterator[psycopg.Connection[tuple[Any, ...]]]:
         """A connection past the faults."""
-        url = self.server.url.rpartition("/")[0] + f"/{self.database}"
-        with psycopg.connect(url, autocommit=True, options="-c default_transaction_read_only=off") as connection:
+        with psycopg.connect(self._url, autocommit=True, options="-c default_transaction_read_only=off") as connection:
             yield connection
 
     def kill(self) -> None:
@@ -83,6 +97,18 @@ class Nemesis:
             victim.kill()
             self.died[victim.pid] = time.time()
             self.noted("SIGKILL", victim.pid)
+
+    def ask(self) -> None:
+        """Ask one poller to end, some of them twice. It has to end, and is started again."""
+        families = self.families()
+        if families:
+            victim = self.random.choice(families)[0]
+            self.asked.setdefault(victim.pid, time.monotonic())
+            self._send([victim], signal.SIGTERM)
+            twice = self.random.random() < 0.5
+            if twice:
+                threading.Timer(SHORT_S, self._send, [[victim], signal.SIGTERM]).start()
+            self.noted("SIGTERM twice" if twice else "SIGTERM", victim.pid)
 
     def kill_producer(self) -> None:
         """SIGKILL one producer."""
@@ -110,11 +136,53 @@ class Nemesis:
 
     def restart(self) -> None:
         """Stop PostgreSQL as a crash does, and start it again."""
-        self.server.stop("immediate")
-        self._wait(SHORT_S)
-        self.server.restart()
-        self.back.append(time.time())
+        with self._outage():
+            self.server.stop("immediate")
+            self._wait(SHORT_S)
+            self.server.restart()
         self.noted("immediate restart", "PostgreSQL")
+
+    def promote(self) -> None:
+        """Let a standby take the place of PostgreSQL, which crashed."""
+        if self.standby is not None:
+            with self._outage():
+                self.server = self.standby.take_over(self.server)
+            self.disk, self.standby = self.standby.disk, None
+            self.noted("standby promoted", self.server.root)
+
+    def full_disk(self) -> None:
+        """Let the file system of the tasks be full."""
+        if self.disk is not None:
+            with self._outage():
+                self.disk.fill()
+                with self.control() as control, suppress(psycopg.errors.DiskFull):
+                    control.execute(
+                        f"CREATE TABLE faults_full TABLESPACE {TABLESPACE} AS SELECT generate_series(1, 10000)"
+                    )
+                    raise AssertionError("The disk is not full.")
+                self._wait(SHORT_S)
+                self.disk.free()
+            self.noted("full disk", self.disk.folder)
+
+    def pin(self) -> None:
+        """Hold a snapshot, so that no dead row can be removed meanwhile."""
+        connection = psycopg.connect(self._url, options="-c default_transaction_isolation=repeatable\\ read")
+        connection.execute("SELECT 1")  # no lock: the spells that lock the table would wait for it
+        timer = threading.Timer(PIN_S, connection.close)
+        timer.daemon = True
+        timer.start()
+        self.noted("snapshots pinned", PIN_S)
+
+    @contextmanager
+    def _outage(self, *, of_all: bool = True) -> Iterator[None]:
+        """Note a time in which some pollers, or all, cannot use the database."""
+        began = time.time()
+        try:
+            yield
+        finally:
+            self.outages.append((began, time.time()))
+            if of_all:
+                self.back.append(time.time())
 
     def terminate(self) -> None:
         """Cut some connections on the server's side."""
@@ -129,16 +197,18 @@ class Nemesis:
 
     def stall(self) -> None:
         """Forward nothing for longer than a lease. What was said before arrives late, from a former holder."""
-        self.proxy.stall(on=True)
-        self._wait(self.random.uniform(*STALL_S))
-        self.proxy.stall(on=False)
+        with self._outage(of_all=False):
+            self.proxy.stall(on=True)
+            self._wait(self.random.uniform(*STALL_S))
+            self.proxy.stall(on=False)
         self.noted("stall or black hole", "stall")
 
     def black_hole(self) -> None:
         """Let the network swallow everything; what was connected never hears of it."""
-        self.proxy.black_hole(on=True)
-        self._wait(LONG_S)
-        self.proxy.black_hole(on=False)
+        with self._outage(of_all=False):
+            self.proxy.black_hole(on=True)
+            self._wait(LONG_S)
+            self.proxy.black_hole(on=False)
         self.noted("stall or black hole", "black hole")
 
     def lose_commits(self) -> None:
@@ -153,7 +223,7 @@ class Nemesis:
 
     def read_only(self) -> None:
         """Let the database refuse to write."""
-        with self.control() as control:
+        with self.control() as control, self._outage():
             control.execute(f'ALTER DATABASE "{self.database}" SET default_transaction_read_only = on')
             self._cut(control)
             self._wait(SHORT_S)
@@ -163,26 +233,36 @@ class Nemesis:
 
     def lock(self) -> None:
         """Hold a lock that every statement waits for."""
-        with self.control() as control, control.transaction():
+        with self.control() as control, self._outage(), control.transaction():
             control.execute("LOCK TABLE dbtaskqueue_task IN ACCESS EXCLUSIVE MODE")
             self._wait(SHORT_S)
         self.noted("lock blockers", "dbtaskqueue_task")
 
     def broken_statements(self) -> None:
         """Let changes of tasks fail at random with an error that is no OperationalError."""
-        with self.control() as control:
+        with self.control() as control, self._outage(of_all=False):
             control.execute(
                 "CREATE OR REPLACE FUNCTION faults_break() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
                 f" IF random() < {ERROR_SHARE} THEN RAISE EXCEPTION 'broken on purpose' USING ERRCODE = 'XX000';"
                 " END IF; RETURN NULL; END $$"
             )
             control.execute(
-                "CREATE TRIGGER faults_break AFTER UPDATE ON dbtaskqueue_task FOR EACH STATEMENT"
+                "CREATE OR REPLACE TRIGGER faults_break AFTER UPDATE ON dbtaskqueue_task FOR EACH STATEMENT"
                 " EXECUTE FUNCTION faults_break()"
             )
             self._wait(SHORT_S)
             control.execute("DROP TRIGGER faults_break ON dbtaskqueue_task")
         self.noted("spells of XX000", ERROR_SHARE)
+
+    def calm(self) -> None:
+        """End every spell, also one whose end met another fault."""
+        if self.disk is not None:
+            self.disk.free()
+        self.proxy.stall(on=False)
+        self.proxy.black_hole(on=False)
+        with self.control() as control:
+            control.execute("DROP TRIGGER IF EXISTS faults_break ON dbtaskqueue_task")
+            control.execute(f'ALTER DATABASE "{self.database}" RESET default_transaction_read_only')
 
     @staticmethod
     def _cut(control: psycopg.Connection[tuple[Any, ...]]) -> None:

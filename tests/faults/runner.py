@@ -22,21 +22,23 @@ import psutil
 import psycopg
 
 from django_dbtaskqueue.contrib.embedded import EmbeddedPostgres
+from tests.faults import clock
+from tests.faults.checkers import Needs
+from tests.faults.disk import Disk, mounted
 from tests.faults.nemesis import Nemesis
+from tests.faults.processes import REPOSITORY, Process, needs
 from tests.faults.proxy import Proxy, proxied
-from tests.faults.sizes import CAPACITY, LETHAL_ATTEMPTS, Size
+from tests.faults.sizes import CAPACITY, CLOCK_S, LETHAL_ATTEMPTS, Size
+from tests.faults.standby import Standby
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 DATABASE = "faults"
 SPECIAL = 2  # tasks of each kind that kills or takes long, at the start and in the middle
-BOOT_S, END_S, DRAIN_S, MUTATED_DRAIN_S = (
-    60.0,
-    60.0,
-    180.0,
-    40.0,
-)  # how long the runner waits before it says what it waits for
+BOOT_S, DRAIN_S, MUTATED_DRAIN_S = 60.0, 180.0, 40.0  # how long the runner waits before it says what it waits for
+ASKED_S = 40.0  # within which a poller ends that was asked to
+ASKED_CODES = (0, 1, -signal.SIGTERM)  # 1: something was left running; the signal: it came before the handlers
+SAMPLE_S = 5.0  # between two looks at what processes need
 PRODUCER_END_S = 5.0
-LOOK_S = 0.05
+LOOK_S = 0.2
 SHOWN = 5  # violations of one promise in the report
 
 
@@ -71,45 +73,6 @@ class Report:
         return json.dumps(asdict(self), indent=1)
 
 
-class Process:
-    """A poller or a producer that the runner keeps alive."""
-
-    def __init__(self, name: str, command: Sequence[str], url: str, run: Run) -> None:
-        self.name, self._command, self._url, self._run = name, command, url, run
-        self.starts = 0
-        self.expected_death = False
-        self.start()
-
-    def start(self) -> None:
-        """Start it, or start it again."""
-        self.starts += 1
-        with (self._run.folder / f"{self.name}.log").open("ab") as log:
-            self.popen = subprocess.Popen(
-                [sys.executable, *self._command],
-                env=self._run.environment(self._url),
-                cwd=REPOSITORY,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-
-    @property
-    def family(self) -> list[psutil.Process]:
-        """The process and its children; nothing when it has ended."""
-        with contextlib.suppress(psutil.NoSuchProcess):
-            if self.popen.poll() is None:
-                process = psutil.Process(self.popen.pid)
-                return [process, *process.children(recursive=True)]
-        return []
-
-    def kill(self) -> None:
-        """End it and its children, at once."""
-        for member in self.family:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                member.kill()
-        self.popen.wait(END_S)
-
-
 class Run:
     """One run. Everything it needs is in ``folder``."""
 
@@ -122,9 +85,11 @@ class Run:
         self.pollers: list[Process] = []
         self.producers: list[Process] = []
         self.problems: list[str] = []  # pollers that ended or stood still
+        self._needs: list[Needs] = []
+        self._clock = clock.library(self.folder)
 
-    def environment(self, url: str) -> dict[str, str]:
-        """Return the environment of a process that reaches the database by ``url``."""
+    def environment(self, url: str, *, clock_s: float = 0.0) -> dict[str, str]:
+        """Return the environment of a process that reaches the database by ``url``, and whose clock is wrong."""
         ours = {
             "DATABASE_URL": url,
             "DJANGO_SETTINGS_MODULE": "tests.faults.settings",
@@ -132,30 +97,56 @@ class Run:
             "PYTHONUNBUFFERED": "1",
             "FAULTS_LEDGER": str(self.ledgers),
         }
+        ours |= clock.shifted(self._clock, clock_s) if clock_s else {}
         return {**os.environ, **ours, **({"FAULTS_MUTATION": self.mutation} if self.mutation else {})}
+
+    def _start(self, name: str, command: Sequence[str], url: str) -> Process:
+        """Start a process. The clocks of the first and the second, and so on, are wrong in opposite directions."""
+        number = len(self.pollers) + len(self.producers)
+        env = self.environment(url, clock_s=CLOCK_S * (-1) ** number)
+        return Process(name, command, env, self.folder / f"{name}.log")
 
     def run(self) -> Report:
         """Do it all, and return what was found."""
         server = EmbeddedPostgres.start(self.folder / "postgres", settings={"max_connections": "200"})
-        try:
+        with contextlib.ExitStack() as stack:
+            stack.callback(shutil.rmtree, self.folder, ignore_errors=True)
+            disks = [stack.enter_context(mounted(self.folder / f"disk{number}")) for number in range(2)]
+            stack.callback(server.close)
             with psycopg.connect(server.url, autocommit=True) as control:
                 control.execute(f"CREATE DATABASE {DATABASE}")
             url = server.url.rpartition("/")[0] + f"/{DATABASE}"
-            with proxied(url) as proxy:
-                return self._on(server, url, proxy)
-        finally:
-            for process in (*self.pollers, *self.producers):
-                process.kill()
-            server.close()
-            shutil.rmtree(self.folder, ignore_errors=True)
+            proxy = stack.enter_context(proxied(url))
+            self._prepare(server, url, disks[0])
+            standby = None
+            if self.size.promotions:
+                standby = Standby(server, self.folder / "standby", disks[1])
+                stack.callback(standby.close)
+            stack.callback(self._kill_all)
+            chance = random.Random(self.seed)
+            nemesis = Nemesis(chance, server, DATABASE, proxy, self._workers, self._families, self._producing)
+            nemesis.disk, nemesis.standby = disks[0], standby
+            return self._on(nemesis, url, proxy)
 
-    def _on(self, server: EmbeddedPostgres, url: str, proxy: Proxy) -> Report:
+    def _kill_all(self) -> None:
+        for process in (*self.pollers, *self.producers):
+            process.kill()
+
+    def _prepare(self, server: EmbeddedPostgres, url: str, disk: Disk | None) -> None:
+        """Make the tables, and what writes down their changes."""
         self._setup_django(url)
+        from django.db import connections
+
         from tests.faults import history
 
         history.install()
-        chance = random.Random(self.seed)
-        nemesis = Nemesis(chance, server, DATABASE, proxy, self._workers, self._families, self._producing)
+        if disk is not None:
+            server.account.give(disk.folder)
+            with psycopg.connect(url, autocommit=True) as control:
+                disk.take(control)
+        connections.close_all()
+
+    def _on(self, nemesis: Nemesis, url: str, proxy: Proxy) -> Report:
         self._begin(url, proxy)
         began = time.time()
         self._break(nemesis)
@@ -166,9 +157,9 @@ class Run:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 producer.popen.wait(PRODUCER_END_S)
             producer.kill()  # it may wait for an answer that a black hole swallowed
-        drained = self._drain("queue_name <> 'lethal' AND", time.time())
-        self._drain("", time.time())
-        self._still_there()
+        nemesis.calm()
+        drained = self._drain(nemesis, "queue_name <> 'lethal' AND", stopped)
+        self._drain(nemesis, "", stopped)
         return self._report(nemesis, stopped - began, drained)
 
     def _setup_django(self, url: str) -> None:
@@ -187,11 +178,11 @@ class Run:
             ("alone", (), url),
             ("alone-proxied", (), proxy.url),
         ):
-            self.pollers.append(Process(name, [*command, "--name", name, *options], address, self))
+            self.pollers.append(self._start(name, [*command, "--name", name, *options], address))
         pace = self.size.tasks / self.size.seconds * 1.4
         for number, address in enumerate((url, proxy.url)):
             module = ["-m", "tests.faults.producing", f"p{number}", f"{self.seed}.{number}", str(pace / 2)]
-            self.producers.append(Process(f"producer{number}", module, address, self))
+            self.producers.append(self._start(f"producer{number}", module, address))
         self._special(0)
         self._until(lambda: self._count("dbtaskqueue_task", "status = 'COMPLETED'") > 0, BOOT_S, "the first task")
 
@@ -242,34 +233,40 @@ class Run:
                 self._keep_alive(nemesis)
                 Event().wait(0.2)
 
-    def _keep_alive(self, nemesis: Nemesis) -> None:
-        """Start again what was killed; note what ended by itself."""
+    def _keep_alive(self, nemesis: Nemesis, *, produce: bool = True) -> None:
+        """Start again what was killed or asked to end; note what ended by itself, or did not end."""
         for poller in self.pollers:
-            code = poller.popen.poll()
+            code, pid = poller.popen.poll(), poller.popen.pid
+            asked = nemesis.asked.get(pid)
             if code is None:
-                continue
-            if poller.popen.pid not in nemesis.died and "alone" not in poller.name:
-                self.problems.append(f"poller {poller.name} ended with {code} ({self._tail(poller)})")
+                if asked is None or time.monotonic() < asked + ASKED_S:
+                    continue
+                self.problems.append(f"poller {poller.name} was asked to end, and did not ({poller.tail()})")
+                poller.kill()
+            elif asked is not None and code in ASKED_CODES:
+                pass
+            elif pid not in nemesis.died and "alone" not in poller.name:
+                self.problems.append(f"poller {poller.name} ended with {code} ({poller.tail()})")
             poller.start()
-        for producer in self.producers:
+        if not self._needs or time.time() > self._needs[-1].clock + SAMPLE_S:
+            self._needs += needs(self.pollers, time.time())
+        for producer in self.producers if produce else ():
             if producer.popen.poll() is not None:
                 number = producer.starts
-                producer._command = [*producer._command[:2], f"{producer.name}x{number}", *producer._command[3:]]
+                producer.command = [*producer.command[:2], f"{producer.name}x{number}", *producer.command[3:]]
                 producer.start()
 
-    def _drain(self, which: str, since: float) -> float:
+    def _drain(self, nemesis: Nemesis, which: str, since: float) -> float:
         limit = MUTATED_DRAIN_S if self.mutation else DRAIN_S
         live = f"{which} status IN ('CREATED', 'PROCESSING')"
-        if not self._until(lambda: self._count("dbtaskqueue_task", live) == 0, limit, "the drain"):
+
+        def none_left() -> bool:
+            self._keep_alive(nemesis, produce=False)
+            return self._count("dbtaskqueue_task", live) == 0
+
+        if not self._until(none_left, limit, "the drain"):
             self.problems += self._left()
         return time.time() - since
-
-    def _still_there(self) -> None:
-        """Every poller that was not killed is there, and its row says that it lives."""
-        for poller in self.pollers:
-            code = poller.popen.poll()
-            if code is not None and "alone" not in poller.name:
-                self.problems.append(f"poller {poller.name} ended with {code} ({self._tail(poller)})")
 
     def _report(self, nemesis: Nemesis, seconds: float, drained: float) -> Report:
         from tests.faults import checkers
@@ -362,12 +359,9 @@ class Run:
         deadline = time.monotonic() + seconds
         while not condition():
             if time.monotonic() > deadline:
-                logs = "\n".join(f"--- {poller.name}\n{self._tail(poller, 1500)}" for poller in self.pollers)
+                logs = "\n".join(f"--- {poller.name}\n{poller.tail(1500)}" for poller in self.pollers)
                 self.problems.append(f"{what} did not come within {seconds:.0f} s")
                 print(logs, file=sys.stderr)
                 return False
             Event().wait(LOOK_S)
         return True
-
-    def _tail(self, process: Process, size: int = 300) -> str:
-        return (self.folder / f"{process.name}.log").read_text(errors="replace")[-size:].strip()

@@ -12,7 +12,7 @@ INSTALLED_APPS = [*INSTALLED_APPS, "tests.faults.apps.FaultsConfig"]  # noqa: F4
 # An innocent task may lose many attempts to processes that are killed around it.
 QUEUE: dict[str, Any] = {"lease": f"{LEASE_S}s", "max_attempts": 60, "retry": "fixed:50ms", "poll_interval": "300ms"}
 DBTASKQUEUE = {
-    "HEARTBEAT": "500ms",
+    "HEARTBEAT": "1s",
     "QUEUES": {
         "plain": QUEUE,
         "effects": QUEUE,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 LEASE_S = 3.0
+CLOCK_S = 600.0  # by which the processes' clocks are wrong, in both directions
 CAPACITY = 200  # of the queue "small"
 LETHAL_ATTEMPTS = 3  # of a task of the queue "lethal"
 
@@ -20,9 +21,12 @@ class Size:
     terminations: int
     stalls: int
     seconds: float  # of faults, about
+    promotions: int = 0  # of a standby; there is one at most
 
 
-CI = Size(tasks=30_000, kills=100, pauses=12, restarts=3, terminations=200, stalls=4, seconds=270)
-SOAK = Size(tasks=150_000, kills=400, pauses=60, restarts=12, terminations=1_500, stalls=20, seconds=1_800)
+CI = Size(tasks=30_000, kills=100, pauses=12, restarts=3, terminations=200, stalls=4, seconds=270, promotions=1)
+SOAK = Size(
+    tasks=150_000, kills=400, pauses=60, restarts=12, terminations=1_500, stalls=20, seconds=1_800, promotions=1
+)
 # Of a run with a mutation: stalls show most of them, for they let former holders write.
 MUTATED = Size(tasks=3_000, kills=8, pauses=3, restarts=1, terminations=20, stalls=8, seconds=45)
