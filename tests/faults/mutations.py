@@ -8,6 +8,7 @@ a run without one has proved nothing.
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import cache
@@ -61,8 +62,6 @@ STATEMENTS: dict[str, tuple[str, str, str]] = {
 
 
 def _mutate_statements(name: str) -> None:
-    from django_dbtaskqueue.db.session import Session
-
     mark, old, new = STATEMENTS[name]
     ledger, told = of_environment(), []
 
@@ -73,6 +72,12 @@ def _mutate_statements(name: str) -> None:
             told.append(True)
             ledger.write("mutated", name=name)
         return found
+
+    _change_statements(changed)
+
+
+def _change_statements(changed: Callable[[str], str]) -> None:
+    from django_dbtaskqueue.db.session import Session
 
     def through(method: Callable[..., Any]) -> Callable[..., Any]:
         def call(self: Session, sql: str, params: Any) -> Any:
@@ -118,16 +123,24 @@ def _own_connection() -> None:
     enqueue.Session = Elsewhere  # type: ignore[misc]
 
 
+def _own_clock() -> None:
+    """A poller's own clock says what is due, and when a lease ends."""
+
+    def changed(sql: str) -> str:
+        return sql.replace("statement_timestamp()", f"to_timestamp({time.time()})") if CHECKOUT in sql else sql
+
+    _change_statements(changed)
+
+
 def _no_renewal() -> None:
     """No lease is ever renewed."""
     from django_dbtaskqueue.poller import renew
 
-    renew.renew = lambda session, leases, seconds: []
+    renew.renew = lambda *_: []
 
 
 def _outcome_first() -> None:
     """A task is settled before it has run."""
-    from django_dbtaskqueue.core.outcomes import DONE
     from django_dbtaskqueue.flow import run
 
     perform = run.perform
@@ -135,7 +148,7 @@ def _outcome_first() -> None:
     def early(lease: Any, processor: Any) -> Any:
         if processor.mode == "atomic":
             return perform(lease, processor)
-        return DONE
+        return run.DONE
 
     run.perform = early
 
@@ -151,6 +164,7 @@ FUNCTIONS: dict[str, Callable[[], None]] = {
     "effects do not commit with the outcome": _no_transaction,
     "the capacity is not looked at": _no_capacity,
     "enqueue commits on its own": _own_connection,
+    "the poller's clock counts": _own_clock,
     "leases are not renewed": _no_renewal,
     "a task is settled before it has run": _outcome_first,
     "a dead child is not replaced": _no_replacement,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Iterator
 from datetime import timedelta
@@ -9,11 +10,15 @@ from time import monotonic
 from typing import Any
 
 import pytest
+from django.db import transaction
 from django.db.backends.signals import connection_created
+from django.db.models.functions import Now
 
-from django_dbtaskqueue import enqueue, processor
+from django_dbtaskqueue import Complete, enqueue, enqueue_many, processor
 from django_dbtaskqueue.conf.settings import overlay, queue_settings
 from django_dbtaskqueue.core.lease import Lease
+from django_dbtaskqueue.db.session import Session
+from django_dbtaskqueue.flow.settle import settle
 from django_dbtaskqueue.models import Task
 from django_dbtaskqueue.poller.loop import Poller
 from django_dbtaskqueue.poller.queue_state import QueueState
@@ -104,3 +109,42 @@ def test_a_short_lease_taken_during_a_renewal_is_renewed_in_time(settings: Any) 
     until(lambda: len(asked) >= 2)
     renewer.stop()
     poller.close()
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("kind", ["thread", "coroutine", "batch"])
+def test_a_lease_that_was_lost_in_memory_is_not_started(taskqueue: TaskQueueKit, settings: Any, kind: str) -> None:
+    """Given tasks that wait in memory for a slot, when another poller takes one of them, then it runs there alone."""
+    settings.DBTASKQUEUE = {"QUEUES": {"long": {"lease": LEASE}}}
+    done, started = threading.Event(), []
+
+    def begin(task: Any) -> None:
+        if task.payload == "slow":
+            started.append(task.id)
+            done.wait(PATIENCE)
+
+    async def begin_on_the_loop(task: Any) -> None:
+        await asyncio.to_thread(begin, task)
+
+    def begin_all(tasks: Any) -> None:
+        for task in tasks:
+            begin(task)
+
+    function = {"thread": begin, "coroutine": begin_on_the_loop, "batch": begin_all}[kind]
+    processor("long", **({"batch": 1} if kind == "batch" else {}))(function)
+    # After quick tasks a poller takes many ahead.
+    enqueue_many("long", [{"payload": "quick"}] * 200 + [{"payload": "slow"}] * 20)
+    with taskqueue.run_poller("long", threads=1, coroutines=1) as poller:
+        in_memory = Task.objects.filter(status="PROCESSING", payload="slow")
+        until(lambda: bool(started) and in_memory.exclude(pk__in=started).exists())
+        with transaction.atomic():  # renewal passes over a locked row
+            task = in_memory.exclude(pk__in=started).select_for_update().order_by("pk")[0]
+            Task.objects.filter(pk=task.pk).update(next_process_time=Now())
+            (lease,) = Task.objects.checkout("long", poller_instance="another", limit=1, lease=PATIENCE * LEASE)
+        ours = [held for held in poller.settler.held.copy() if held.id == task.pk]
+        until(lambda: all(held.deadline == 0.0 for held in ours))
+        settle(Session.on("default"), [(lease, Complete())])
+        done.set()
+    assert [held.id for held in ours] == [lease.id] == [task.pk]
+    assert task.pk not in started
+    assert set(Task.objects.values_list("status", "total_attempt")) == {("COMPLETED", 1), ("COMPLETED", 2)}

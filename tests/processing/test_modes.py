@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 from django.core import checks
 from django.core.exceptions import ImproperlyConfigured
-from django.db import connections, transaction
+from django.db import DatabaseError, connections, transaction
 from django.test import override_settings
 
 from django_dbtaskqueue import Complete, Fail, LeaseLost, Reenqueue, enqueue, processor
@@ -115,6 +116,33 @@ def test_atomic_writes_on_the_queues_own_database(site: Site) -> None:
     with site.poller():
         pass
     assert inside == [site.alias == "default", site.alias == "sqlite"]
+
+
+LEFT_OPEN: dict[str, Callable[[str], Any]] = {
+    "a transaction": lambda alias: transaction.atomic(using=alias).__enter__(),
+    "no autocommit": lambda alias: transaction.set_autocommit(False, using=alias),
+}
+
+
+@pytest.mark.parametrize("how", LEFT_OPEN)
+def test_separate_what_a_processor_left_open_reaches_no_other_task(site: Site, how: str) -> None:
+    """Given a processor that leaves its connection in a broken transaction, then the next task has one of its own."""
+
+    @processor(QUEUE, **ONCE)
+    def leave_open(task: Lease) -> None:
+        if task.reference == "left":
+            LEFT_OPEN[how](site.alias)
+            book(task)
+            with suppress(DatabaseError), connections[site.alias].cursor() as cursor:
+                cursor.execute("SELECT 1 FROM nowhere")
+        else:
+            book(task)
+
+    tasks = [site.enqueue(reference=reference) for reference in ("left", "next")]
+    with site.poller(threads=1):
+        pass
+    assert [site.task(task).status for task in tasks] == ["COMPLETED", "COMPLETED"]
+    assert booked(site) == ["next"]
 
 
 def test_separate_settling_in_the_processors_own_transaction(site: Site) -> None:
