@@ -13,13 +13,13 @@ from django.db import connection, connections, transaction
 from django.db.models.functions import Now
 from django.db.utils import OperationalError
 
-from django_dbtaskqueue import Complete, DuplicateTask, LeaseLost, enqueue, queue
+from django_dbtaskqueue import Complete, DuplicateTask, LeaseLost, enqueue, enqueue_many, queue
 from django_dbtaskqueue.core.lease import Lease
-from django_dbtaskqueue.core.outcomes import Fail
+from django_dbtaskqueue.core.outcomes import CompleteDelete, Fail, Outcome, Poison
 from django_dbtaskqueue.core.states import COMPLETED, CREATED, ERROR, POISON, PROCESSING
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow import checkout as stage
-from django_dbtaskqueue.flow import groups, move, rescue, settle
+from django_dbtaskqueue.flow import groups, move, rescue, retention, settle
 from django_dbtaskqueue.flow.decide import decide
 from django_dbtaskqueue.flow.scan import ScanCursor
 from django_dbtaskqueue.flow.settle import SettlePort
@@ -331,6 +331,45 @@ def test_housekeep_leaves_what_an_operator_is_putting_back(other: Actor) -> None
     assert status() == CREATED
 
 
+def test_housekeeping_judges_a_task_again_when_it_locks_it(other: Actor) -> None:
+    """Given a poller that keeps house and has read that a task failed, when it is put back meanwhile, then it stays."""
+    make_task(ERROR)
+    pid = other.do(backend_pid).result(PATIENCE)
+    with transaction.atomic():
+        with connection.cursor() as cursor:
+            cursor.execute("LOCK TABLE dbtaskqueue_task IN EXCLUSIVE MODE")  # rows can be read, and not locked
+        answer = other.do(
+            lambda: retention.housekeep_batch(
+                Session.on("default"), retention.RetentionCursor("parcels", ERROR), older_than=timedelta(0)
+            )
+        )
+        until_blocked(pid)
+        assert Task.objects.reprocess() == 1
+    assert answer.result(PATIENCE) == 0
+    assert status() == CREATED
+
+
+# -- in which order rows are locked ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "outcome", [Complete(), Complete("result"), CompleteDelete(), Fail("no"), Poison("no")], ids=str
+)
+def test_a_settle_locks_its_rows_by_id(other: Actor, outcome: Outcome) -> None:
+    """Two that lock rows in different orders make a deadlock: so whoever waits for a row holds none behind it."""
+    make_task()
+    make_task()
+    first, second = sorted(checkout(2), key=lambda lease: lease.id)
+    pid = other.do(backend_pid).result(PATIENCE)
+    pairs = [(lease, decide(lease, outcome)) for lease in (second, first)]
+    with transaction.atomic():
+        Task.objects.select_for_update().get(pk=first.id)
+        answer = other.do(lambda: settle.settle(Session.on("default"), pairs))
+        until_blocked(pid)
+        assert Task.objects.select_for_update(nowait=True).get(pk=second.id)
+    assert answer.result(PATIENCE) == {first.id, second.id}
+
+
 # -- the locks of groups come before those of rows ---------------------------------------------------------------------
 
 GROUPED = {"status": PROCESSING, "group_key": "UA", "attempt": 1}
@@ -387,6 +426,23 @@ def test_a_release_and_a_settle_of_a_grouped_task_make_no_deadlock(other: Actor)
 
 
 # -- timeouts ----------------------------------------------------------------------------------------------------------
+
+
+CHANGES_GROUP: dict[str, Callable[[Lease], Any]] = {
+    "enqueue": lambda _: enqueue("parcels", group="UA"),
+    "enqueue_many": lambda _: enqueue_many("parcels", [{"group": "UA"}, {"group": "UA"}]),
+    "settle": settles,
+}
+
+
+@pytest.mark.parametrize("name", CHANGES_GROUP)
+def test_whoever_changes_a_group_waits_for_its_lock(other: Actor, name: str) -> None:
+    lease = taken(group_key="UA")
+    with while_we_hold(
+        lambda: groups.lock(Session.on("default"), "parcels", ["UA"]), other, lambda: CHANGES_GROUP[name](lease)
+    ) as answer:
+        answer.result(PATIENCE)
+    assert Task.objects.filter(ready_time__isnull=False).count() == (name != "settle")
 
 
 @pytest.mark.parametrize("limit", ["lock_timeout", "statement_timeout"])
