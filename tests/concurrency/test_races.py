@@ -362,9 +362,18 @@ def test_a_settle_locks_its_rows_by_id(other: Actor, outcome: Outcome) -> None:
     first, second = sorted(checkout(2), key=lambda lease: lease.id)
     pid = other.do(backend_pid).result(PATIENCE)
     pairs = [(lease, decide(lease, outcome)) for lease in (second, first)]
+
+    def settle_as_in_a_large_table() -> set[int]:
+        with transaction.atomic():
+            with connection.cursor() as cursor:
+                for name in ("hashjoin", "mergejoin", "seqscan", "bitmapscan"):
+                    cursor.execute(f"SET LOCAL enable_{name} = off")
+                cursor.execute("SET LOCAL plan_cache_mode = force_custom_plan")
+            return settle.settle(Session.on("default"), pairs)
+
     with transaction.atomic():
         Task.objects.select_for_update().get(pk=first.id)
-        answer = other.do(lambda: settle.settle(Session.on("default"), pairs))
+        answer = other.do(settle_as_in_a_large_table)
         until_blocked(pid)
         assert Task.objects.select_for_update(nowait=True).get(pk=second.id)
     assert answer.result(PATIENCE) == {first.id, second.id}

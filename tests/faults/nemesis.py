@@ -26,6 +26,7 @@ STALL_S = LEASE_S * 1.4, LEASE_S * 2  # of the wire
 SHORT_S, LONG_S = 1.0, 4.0  # of a lock, a spell; of a black hole
 TERMINATIONS = 15  # backends per stroke, at most
 PIN_S = 20.0  # of a snapshot, while other faults go on
+CALM_TRIES = 10  # of five seconds each
 ERROR_SHARE = 0.2  # of statements that fail while the database is broken
 
 
@@ -84,7 +85,8 @@ class Nemesis:
     @contextmanager
     def control(self) -> Iterator[psycopg.Connection[tuple[Any, ...]]]:
         """A connection past the faults."""
-        with psycopg.connect(self._url, autocommit=True, options="-c default_transaction_read_only=off") as connection:
+        options = "-c default_transaction_read_only=off -c lock_timeout=5s"  # behind a lock, all others wait for us
+        with psycopg.connect(self._url, autocommit=True, options=options) as connection:
             yield connection
 
     def kill(self) -> None:
@@ -112,7 +114,9 @@ class Nemesis:
 
     def kill_producer(self) -> None:
         """SIGKILL one producer."""
-        for victim in self.producers()[:1]:
+        producers = self.producers()
+        if producers:
+            victim = self.random.choice(producers)
             victim.kill()
             self.noted("SIGKILL of a producer", victim.pid)
 
@@ -251,8 +255,12 @@ class Nemesis:
                 " EXECUTE FUNCTION faults_break()"
             )
             self._wait(SHORT_S)
-            control.execute("DROP TRIGGER faults_break ON dbtaskqueue_task")
+            self._mend_statements(control)
         self.noted("spells of XX000", ERROR_SHARE)
+
+    @staticmethod
+    def _mend_statements(control: psycopg.Connection[tuple[Any, ...]]) -> None:
+        control.execute("DROP TRIGGER IF EXISTS faults_break ON dbtaskqueue_task")
 
     def calm(self) -> None:
         """End every spell, also one whose end met another fault."""
@@ -260,8 +268,11 @@ class Nemesis:
             self.disk.free()
         self.proxy.stall(on=False)
         self.proxy.black_hole(on=False)
+        for _ in range(CALM_TRIES):
+            with suppress(psycopg.Error), self.control() as control:
+                self._mend_statements(control)
+                break
         with self.control() as control:
-            control.execute("DROP TRIGGER IF EXISTS faults_break ON dbtaskqueue_task")
             control.execute(f'ALTER DATABASE "{self.database}" RESET default_transaction_read_only')
 
     @staticmethod

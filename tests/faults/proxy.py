@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 CHUNK_BYTES = 65536
 COMMIT = b"COMMIT\0"
+SILENT_S = 10.0  # after which tcp_user_timeout ends a silent connection for its client
 
 
 class Wire:
@@ -20,7 +21,7 @@ class Wire:
     def __init__(self, proxy: Proxy, client: asyncio.StreamWriter, server: asyncio.StreamWriter) -> None:
         self.client, self.server = client, server
         self._proxy = proxy
-        self.silent = False  # for ever: as after a firewall forgot the connection
+        self.silent = False  # from now on: as after a firewall forgot the connection
         self._doomed = False  # the answer to its COMMIT is to be lost
 
     async def up(self, reader: asyncio.StreamReader) -> None:
@@ -78,12 +79,18 @@ class Proxy:
         self._loop.call_soon_threadsafe(self.open.clear if on else self.open.set)
 
     def black_hole(self, *, on: bool) -> None:
-        """Answer nothing and reset nothing. Connections of that time stay silent when it is over."""
+        """Answer nothing and reset nothing. Connections of that time stay silent when it is over.
+
+        A client acknowledges what this proxy sends, so its tcp_user_timeout does not count. The proxy does what it
+        would do: no user's processor waits for ever on a connection with the options that the documentation names.
+        """
 
         def switch() -> None:
             self._silent = on
             for wire in self._wires:
-                wire.silent = wire.silent or on
+                if on and not wire.silent:
+                    wire.silent = True
+                    self._loop.call_later(SILENT_S, wire.close)
 
         self._loop.call_soon_threadsafe(switch)
 
