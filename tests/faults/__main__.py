@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tests.faults.mutations import NAMES
 from tests.faults.runner import Run
-from tests.faults.sizes import CI, MUTATED, SOAK, Size
+from tests.faults.sizes import CI, MUTATED, SMALL, SOAK, Size
 
 
 def size_of(minutes: float | None, share: float) -> Size:
@@ -50,6 +50,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__)
     parser.add_argument("--minutes", type=float, help="Length of a soak. Default: the size that CI runs.")
     parser.add_argument("--share", type=float, default=1.0, help="Part of the size (1.0).")
+    parser.add_argument("--small", action="store_true", help="Run for two minutes, as before a change lands.")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=Path, help="Write the report there, too.")
     parser.add_argument("--mutation", choices=NAMES, help="Break the package in this way first; a small run.")
@@ -58,7 +59,7 @@ def main() -> int:
     if options.mutations:
         return len(survivors([f"--seed={options.seed}"]))
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started ends with it
-    size = MUTATED if options.mutation else size_of(options.minutes, options.share)
+    size = MUTATED if options.mutation else SMALL if options.small else size_of(options.minutes, options.share)
     report = Run(size, options.seed, mutation=options.mutation).run()
     print(report.table())
     if options.json is not None:

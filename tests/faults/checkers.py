@@ -6,15 +6,24 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from statistics import median
 from typing import Any, NamedTuple
 
 from django_dbtaskqueue.core.states import EDGES, TERMINAL
 from tests.faults.history import Change
 from tests.faults.ledger import Event
+from tests.faults.sizes import LEASE_S
 
 LEGAL = {(str(source), edge.target and str(edge.target)) for edge in EDGES for source in edge.sources}
 ENDED = {str(status) for status in TERMINAL}
 LIVE = {"CREATED", "PROCESSING"}
+RETURN_S = 3.0  # from the return of the database to the next checkout
+DRAINED_S = 20.0  # from the last fault until all is done
+RESTART_S = 1.2 * LEASE_S  # from the death of a process until half of its tasks run again
+WARM_S, LIVED_S = 20.0, 60.0  # of a process whose needs are compared: not counted, and at least
+SLOPE_S = 120.0  # the time over which memory is compared, at least
+SPREAD = 2  # threads or files by which a process may grow
+SLOPE = 0.5 * 2**20  # bytes a minute
 CLOCK_S = 0.05  # a ledger's clock and the database's may differ by so much
 # Errors of a connection. A processor that does not touch the database cannot have caused one.
 OUTAGE_ERRORS = ("OperationalError", "InterfaceError", "AdminShutdown", "InternalError")
@@ -56,6 +65,12 @@ class Evidence:
     capacities: Mapping[str, int] = field(default_factory=dict)
     budgets: Mapping[str, int] = field(default_factory=dict)
     expected: Mapping[str, str | None] = field(default_factory=dict)  # the last status of each kind; None: no row
+    died: Mapping[int, float] = field(default_factory=dict)  # when each killed process died
+    outages: Sequence[tuple[float, float]] = ()  # times in which some pollers, or all, had no database
+    back: Sequence[float] = ()  # when the database was there again for all
+    drained: float = 0.0  # seconds from the last fault until all was done
+    needs: Sequence[Needs] = ()
+    slowness: float = 1.0  # of the machine, during the run: limits in seconds grow with it
 
     @cached_property
     def transactions(self) -> dict[str, tuple[list[str], str]]:
@@ -352,13 +367,68 @@ def budget(evidence: Evidence) -> Iterator[str]:
             yield f"{row.reference} ended in ERROR after {row.attempt} of {evidence.budgets[row.queue]} attempts"
 
 
+@checker("slow return")
+def slow_return(evidence: Evidence) -> Iterator[str]:
+    """When the database is back, the next task is taken soon, unless the next outage comes first."""
+    checkouts = sorted(change.clock for change in evidence.history if change.is_checkout)
+    limit = RETURN_S * evidence.slowness
+    for moment in evidence.back:
+        first = next((clock for clock in checkouts if clock >= moment), None)
+        cut_short = any(moment <= began <= moment + limit for began, _ in evidence.outages)
+        if first is not None and first - moment > limit and not cut_short:
+            yield f"the first checkout came {first - moment:.1f} s after the database, more than {limit:.1f} s"
+
+
+@checker("slow drain")
+def slow_drain(evidence: Evidence) -> Iterator[str]:
+    """Soon after the last fault all is done."""
+    limit = DRAINED_S * evidence.slowness
+    if evidence.drained > limit:
+        yield f"all was done {evidence.drained:.1f} s after the last fault, more than {limit:.1f} s"
+
+
+@checker("slow restart")
+def slow_restart(evidence: Evidence) -> Iterator[str]:
+    """Half of the tasks of killed processes run again within little more than a lease, outages not counted."""
+    waits, limit = sorted(restarts(evidence, evidence.died)), RESTART_S * evidence.slowness
+    if waits and waits[len(waits) // 2] > limit:
+        yield f"half of {len(waits)} tasks waited {waits[len(waits) // 2]:.1f} s or more, more than {limit:.1f} s"
+
+
+@checker("growth")
+def growth(evidence: Evidence) -> Iterator[str]:
+    """A process that lives long needs no more threads, files (so connections) and memory at its end than before."""
+    by_process: dict[int, list[Needs]] = defaultdict(list)
+    for needs in evidence.needs:
+        by_process[needs.pid].append(needs)
+    for pid, samples in by_process.items():
+        warm = [needs for needs in samples if needs.clock >= samples[0].clock + WARM_S]
+        if not warm or warm[-1].clock - warm[0].clock < LIVED_S:
+            continue
+        third = len(warm) // 3
+        first, last = warm[:third], warm[-third:]
+        for name in ("threads", "files"):
+            before, after = (min(getattr(needs, name) for needs in part) for part in (first, last))
+            if after > before + SPREAD:
+                yield f"{warm[0].role} {pid} went from {before} to {after} {name}"
+        minutes = (last[0].clock - first[0].clock) / 60
+        grown = (median(needs.memory for needs in last) - median(needs.memory for needs in first)) / minutes
+        if grown > SLOPE and warm[-1].clock - warm[0].clock >= SLOPE_S:
+            yield f"{warm[0].role} {pid} grew by {grown / 2**20:.2f} MiB a minute"
+
+
 def restarts(evidence: Evidence, died: Mapping[int, float]) -> list[float]:
-    """Return, for each start that a dead process left without an end, the seconds until the task was taken again."""
+    """Return, for each start that a dead process left without an end, the seconds until the task was taken again.
+
+    Times without a database are not counted.
+    """
     pids = {(event.values["task"], event.values["fence"]): event.pid for event in evidence.of("start")}
     waits: list[Any] = []
     for change in evidence.history:
         if change.is_checkout and change.old_status == "PROCESSING":
             pid = pids.get((change.task, change.fence))
             if pid in died and change.clock > died[pid]:
-                waits.append(change.clock - died[pid])
+                began = died[pid]
+                away = sum(max(0.0, min(end, change.clock) - max(start, began)) for start, end in evidence.outages)
+                waits.append(change.clock - began - away)
     return waits

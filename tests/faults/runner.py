@@ -30,6 +30,7 @@ from tests.faults.processes import REPOSITORY, Process, needs
 from tests.faults.proxy import Proxy, proxied
 from tests.faults.sizes import CAPACITY, CLOCK_S, LETHAL_ATTEMPTS, Size
 from tests.faults.standby import Standby
+from tests.patience import slowness
 
 DATABASE = "faults"
 SPECIAL = 2  # tasks of each kind that kills or takes long, at the start and in the middle
@@ -86,6 +87,7 @@ class Run:
         self.producers: list[Process] = []
         self.problems: list[str] = []  # pollers that ended or stood still
         self._needs: list[Needs] = []
+        self._slowness = 1.0
         self._clock = clock.library(self.folder)
 
     def environment(self, url: str, *, clock_s: float = 0.0) -> dict[str, str]:
@@ -250,6 +252,7 @@ class Run:
             poller.start()
         if not self._needs or time.time() > self._needs[-1].clock + SAMPLE_S:
             self._needs += needs(self.pollers, time.time())
+            self._slowness = max(self._slowness, slowness())
         for producer in self.producers if produce else ():
             if producer.popen.poll() is not None:
                 number = producer.starts
@@ -272,6 +275,8 @@ class Run:
         from tests.faults import checkers
 
         evidence = self._evidence()
+        evidence.died, evidence.outages, evidence.back = nemesis.died, nemesis.outages, nemesis.back
+        evidence.drained, evidence.needs, evidence.slowness = drained, self._needs, self._slowness
         report = Report(self.seed, self.mutation)
         report.counts = {"tasks": sum(evidence.inserted.values()), **dict(sorted(nemesis.counts.items()))}
         report.violations = checkers.check(evidence)
@@ -282,6 +287,7 @@ class Run:
         first = [self._first_checkout(evidence, moment) for moment in nemesis.back]
         report.figures = {
             "seconds of faults": seconds,
+            "slowness of the machine": self._slowness,
             "tasks per second": report.counts["tasks"] / seconds,
             "drained after, s": drained,
             "first checkout after restart, s": max((one for one in first if one is not None), default=None),

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.faults.checkers import CHECKERS, Evidence, Row, check, restarts
+from tests.faults.checkers import CHECKERS, Evidence, Needs, Row, check, restarts
 from tests.faults.history import Change
 from tests.faults.ledger import Event
 
@@ -65,6 +65,9 @@ IN_GROUP = [
     change(3, "CREATED", "PROCESSING", group="g", **SECOND),
 ]
 
+MIB = 2**20
+SMALL = Needs(0.0, PID, "alone", 50 * MIB, 5, 20)
+
 PLANTED: dict[str, list[dict[str, Any]]] = {
     "lost": [{"history": [], "rows": [], "bookings": {}}],
     "phantom": [
@@ -117,6 +120,14 @@ PLANTED: dict[str, list[dict[str, Any]]] = {
         {"rows": []},
         {"history": [ENQUEUED._replace(reference="delete-t-0")], "rows": [Row(1, "plain", "delete-t-0", "ERROR", 1)]},
     ],
+    "slow return": [{"back": [1.0], "history": [ENQUEUED, TAKEN._replace(clock=4.5)]}],
+    "slow drain": [{"drained": 21.0}],
+    "slow restart": [{"died": {PID: 3.5}, "history": [ENQUEUED, TAKEN, change(8, "PROCESSING", "PROCESSING", 1)]}],
+    "growth": [
+        {"needs": [SMALL._replace(clock=5.0 * n, threads=5 + n) for n in range(30)]},
+        {"needs": [SMALL._replace(clock=5.0 * n, files=20 + n) for n in range(30)]},
+        {"needs": [SMALL._replace(clock=5.0 * n, memory=MIB * (50 + n // 10)) for n in range(30)]},
+    ],
     "budget": [{"rows": [Row(1, "lethal", "kill-t-0", "ERROR", 2)]}],
 }
 
@@ -151,3 +162,17 @@ def test_a_restart_is_counted_from_the_death_of_the_process() -> None:
     again = [ENQUEUED, TAKEN, change(6, "PROCESSING", "PROCESSING", 1, due=5.9)]
     assert restarts(replace(GOOD, history=again), {PID: 3.5}) == [2.5]
     assert restarts(replace(GOOD, history=again), {PID + 1: 3.5}) == []
+
+
+def test_an_outage_is_not_counted_and_a_slow_machine_has_more_time() -> None:
+    again = [ENQUEUED, TAKEN, change(8, "PROCESSING", "PROCESSING", 1)]
+    late = replace(GOOD, history=again, died={PID: 3.5}, drained=21.0)
+    assert restarts(replace(late, outages=[(0.0, 4.0), (5.0, 6.0)]), late.died) == [3.0]
+    slow = check(replace(late, slowness=2.0))
+    assert not slow["slow drain"]
+    assert not slow["slow restart"]
+
+
+def test_needs_that_come_and_go_are_no_growth() -> None:
+    needs = [SMALL._replace(clock=5.0 * n, files=20 + n % 5, memory=MIB * (50 + n % 5)) for n in range(40)]
+    assert check(replace(GOOD, needs=needs))["growth"] == []
