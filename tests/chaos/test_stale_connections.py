@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from queue import SimpleQueue
 
+import pytest
 from django.db import connections
 
 from django_dbtaskqueue import enqueue_many, queue, registry
 from django_dbtaskqueue.contrib.embedded import EmbeddedPostgres
 from django_dbtaskqueue.core.outcomes import Release
 from django_dbtaskqueue.models import Attempt, Task
-from django_dbtaskqueue.poller.executors import ConcurrencyLimiter, Done, Job
+from django_dbtaskqueue.poller.executors import ConcurrencyLimiter, Done, Executor, Finish, Job
+from django_dbtaskqueue.poller.executors.pool import PoolExecutor
 from django_dbtaskqueue.poller.executors.thread import ThreadExecutor
 from tests.chaos.conftest import Start
 from tests.chaos.processes import until_all
@@ -89,8 +92,22 @@ def test_idle_connections_that_fell_silent_are_replaced(
         poller.end()
 
 
+# The executor of a site, and the process for tasks whose process died, run a job in the same way.
+EXECUTORS: dict[str, Callable[[Finish], Executor]] = {
+    "a thread of the poller": lambda finish: ThreadExecutor(1, finish, ConcurrencyLimiter()),
+    "another executor": lambda finish: PoolExecutor(OneThread, finish, ConcurrencyLimiter()),
+}
+
+
+class OneThread(ThreadPoolExecutor):
+    """An executor of a site."""
+
+    slots = 1
+
+
+@pytest.mark.parametrize("where", EXECUTORS)
 def test_an_atomic_task_for_which_there_is_no_connection_is_not_called_and_not_charged(
-    crash_database: ProcessDatabase, pg_server: EmbeddedPostgres
+    crash_database: ProcessDatabase, pg_server: EmbeddedPostgres, where: str
 ) -> None:
     # Given a task that was taken before the server went away
     enqueue_many("atomic", [{"payload": {"do": "ok"}}])
@@ -100,9 +117,9 @@ def test_an_atomic_task_for_which_there_is_no_connection_is_not_called_and_not_c
     connections["default"].close()
     pg_server.stop("immediate")
 
-    # When a thread of a poller gets it
+    # When it is to run
     ended: SimpleQueue[Done] = SimpleQueue()
-    executor = ThreadExecutor(1, lambda done, *, idle: ended.put(done), ConcurrencyLimiter())
+    executor = EXECUTORS[where](lambda done, *, idle: ended.put(done))
     executor.submit([Job(lease, processor)], fast=False)
 
     # Then it is given back

@@ -20,11 +20,12 @@ LIVE = {"CREATED", "PROCESSING"}
 RETURN_S = 3.0  # from the return of the database to the next checkout
 DRAINED_S = 20.0  # from the last fault until all is done
 RESTART_S = 1.2 * LEASE_S  # from the death of a process until half of its tasks run again
-WARM_S, LIVED_S = 20.0, 60.0  # of a process whose needs are compared: not counted, and at least
+WARM_S, LIVED_S = 30.0, 60.0  # of a process whose needs are compared: not counted, and at least
 SLOPE_S = 120.0  # the time over which memory is compared, at least
 SPREAD = 2  # threads or files by which a process may grow
 SLOPE = 0.5 * 2**20  # bytes a minute
 CLOCK_S = 0.05  # a ledger's clock and the database's may differ by so much
+CANCELLED = "Cancelled while the poller was stopping"
 # Errors of a connection. A processor that does not touch the database cannot have caused one.
 OUTAGE_ERRORS = ("OperationalError", "InterfaceError", "AdminShutdown", "InternalError")
 
@@ -60,7 +61,7 @@ class Evidence:
     events: Sequence[Event] = ()
     rows: Sequence[Row] = ()
     bookings: Mapping[str, int] = field(default_factory=dict)  # amounts, by reference
-    attempts: Sequence[tuple[int, int, str]] = ()  # task, fence and class of the error of each attempt recorded
+    attempts: Sequence[tuple[int, int, str]] = ()  # task, fence and error (its class, or a text) of each attempt
     deleted: int = 0  # as the package counts deletions
     capacities: Mapping[str, int] = field(default_factory=dict)
     budgets: Mapping[str, int] = field(default_factory=dict)
@@ -208,7 +209,9 @@ def stale_write(evidence: Evidence) -> Iterator[str]:
         # The only processor that uses the database may fail in the middle of its own transaction.
         key = (change.task, change.fence)
         failed = change.queue == "effects" and key in errors
-        failed |= errors.get(key, "").endswith(".ProcessDied")  # its poller saw the process end
+        # Its poller saw the process end; a processor that goes on to its end was alive.
+        failed |= errors.get(key, "").endswith(".ProcessDied") and key not in evidence.ends
+        failed |= errors.get(key) == CANCELLED  # a second SIGTERM does not wait for threads
         if given_back or rescued or failed:
             continue
         ended = evidence.ends.get(key)
@@ -402,7 +405,8 @@ def growth(evidence: Evidence) -> Iterator[str]:
     for needs in evidence.needs:
         by_process[needs.pid].append(needs)
     for pid, samples in by_process.items():
-        warm = [needs for needs in samples if needs.clock >= samples[0].clock + WARM_S]
+        warm_at = samples[0].clock + WARM_S * evidence.slowness
+        warm = [needs for needs in samples if needs.clock >= warm_at]
         if not warm or warm[-1].clock - warm[0].clock < LIVED_S:
             continue
         third = len(warm) // 3

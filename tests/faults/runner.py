@@ -38,6 +38,7 @@ BOOT_S, DRAIN_S, MUTATED_DRAIN_S = 60.0, 180.0, 40.0  # how long the runner wait
 ASKED_S = 40.0  # within which a poller ends that was asked to
 ASKED_CODES = (0, 1, -signal.SIGTERM)  # 1: something was left running; the signal: it came before the handlers
 SAMPLE_S = 5.0  # between two looks at what processes need
+LAST = 24  # tasks with one attempt, at the same times
 PRODUCER_END_S = 5.0
 LOOK_S = 0.2
 SHOWN = 5  # violations of one promise in the report
@@ -194,6 +195,7 @@ class Run:
 
         self._enqueue("lethal", f"lethal{turn}", [f"{kind}-{number}" for kind in LETHAL for number in range(SPECIAL)])
         self._enqueue("plain", f"long{turn}", [f"long-{number}" for number in range(SPECIAL)])
+        self._enqueue("last", f"last{turn}", [f"last-{number}" for number in range(LAST)])
 
     def _enqueue(self, queue: str, name: str, stems: Sequence[str]) -> None:
         from django.db import transaction
@@ -308,6 +310,7 @@ class Run:
         from tests.testapp.models import Booking
 
         names = ("id", "queue", "reference", "status", "attempt")
+        failed = ("task_id", "total_attempt", "error_type", "message")
         hot = [Row(*values) for values in Task.objects.values_list(*names)]
         kept = [Row(*values, history=True) for values in TaskHistory.objects.values_list("task_id", *names[1:])]
         return Evidence(
@@ -315,7 +318,9 @@ class Run:
             events=list(ledger.read(self.ledgers)),
             rows=hot + kept,
             bookings=dict(Booking.objects.values_list("reference", "amount")),
-            attempts=list(Attempt.objects.values_list("task_id", "total_attempt", "error_type")),
+            attempts=[
+                (task, fence, kind or message) for task, fence, kind, message in Attempt.objects.values_list(*failed)
+            ],
             deleted=sum(DeletedTasks.objects.values_list("count", flat=True)),
             capacities={"small": CAPACITY},
             budgets={"lethal": LETHAL_ATTEMPTS},

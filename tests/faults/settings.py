@@ -19,6 +19,7 @@ DBTASKQUEUE = {
         "evented": QUEUE | {"keep": "history"},
         "grouped": QUEUE,
         "small": QUEUE | {"capacity": CAPACITY},
+        "last": QUEUE | {"max_attempts": 1},
         "lethal": QUEUE | {"max_attempts": LETHAL_ATTEMPTS},
     },
 }

@@ -4,6 +4,7 @@
 ok        completes
 slow      completes after 2 seconds: a pause of its process ends while another one runs it
 long      completes after one and a half of its leases
+last      as long, with one attempt only: nobody may declare its process dead while it lives
 retry     fails on its first two starts, then completes
 late      as retry, after 2 seconds
 again     goes back into the queue once, then completes
@@ -40,7 +41,7 @@ from tests.faults import ledger as ledgers
 from tests.faults.sizes import LEASE_S
 from tests.testapp.models import Booking
 
-SECONDS = {"slow": 2.0, "late": 2.0, "long": LEASE_S * 1.5}
+SECONDS = {"slow": 2.0, "late": 2.0, "long": LEASE_S * 1.5, "last": LEASE_S * 1.5}
 RETRIED_STARTS = 2
 LETHAL = ("segfault", "overflow", "exit", "kill", "hold")
 EXPECTED = {
@@ -123,6 +124,12 @@ def small(task: Lease) -> Any:
 @processor("grouped")
 def grouped(task: Lease) -> Any:
     """Serve a queue with groups."""
+    return run(task)
+
+
+@processor("last")
+def last(task: Lease) -> Any:
+    """Serve a queue whose tasks have one attempt."""
     return run(task)
 
 

@@ -84,6 +84,10 @@ PLANTED: dict[str, list[dict[str, Any]]] = {
         {"history": [ENQUEUED, TAKEN, change(5, "PROCESSING", "ERROR", 1, due=6.0)], "events": [INVOKED, START]},
         {"history": [ENQUEUED, TAKEN, change(5, "PROCESSING", None, 1)], "events": [INVOKED, START]},
         {"history": [ENQUEUED, TAKEN, DONE._replace(new_fence=0)]},
+        {
+            "history": [ENQUEUED, TAKEN, change(3, "PROCESSING", "ERROR", 1, due=5.0)],
+            "attempts": [(1, 1, "django_dbtaskqueue.core.exceptions.ProcessDied")],
+        },
     ],
     "fence": [
         {"history": [ENQUEUED, TAKEN._replace(new_fence=2)]},
@@ -124,9 +128,9 @@ PLANTED: dict[str, list[dict[str, Any]]] = {
     "slow drain": [{"drained": 21.0}],
     "slow restart": [{"died": {PID: 3.5}, "history": [ENQUEUED, TAKEN, change(8, "PROCESSING", "PROCESSING", 1)]}],
     "growth": [
-        {"needs": [SMALL._replace(clock=5.0 * n, threads=5 + n) for n in range(30)]},
-        {"needs": [SMALL._replace(clock=5.0 * n, files=20 + n) for n in range(30)]},
-        {"needs": [SMALL._replace(clock=5.0 * n, memory=MIB * (50 + n // 10)) for n in range(30)]},
+        {"needs": [SMALL._replace(clock=5.0 * n, threads=5 + n) for n in range(40)]},
+        {"needs": [SMALL._replace(clock=5.0 * n, files=20 + n) for n in range(40)]},
+        {"needs": [SMALL._replace(clock=5.0 * n, memory=MIB * (50 + n // 10)) for n in range(40)]},
     ],
     "budget": [{"rows": [Row(1, "lethal", "kill-t-0", "ERROR", 2)]}],
 }

@@ -24,10 +24,11 @@ from django.utils.module_loading import import_string
 
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import Fail, Outcome, Release, Settlement
+from django_dbtaskqueue.db.liveness import began_dead
 from django_dbtaskqueue.flow import observe
 from django_dbtaskqueue.flow.run import decide_all, perform_all
 from django_dbtaskqueue.poller.executors import ConcurrencyLimiter, Executor, Finish, Job, Run
-from django_dbtaskqueue.poller.executors.thread_connections import tidy
+from django_dbtaskqueue.poller.executors.thread_connections import check, tidy, unless_dead
 
 SHORT_NAMES = {"spark": "django_dbtaskqueue.contrib.spark.SparkExecutor"}
 
@@ -164,13 +165,16 @@ def made(given: object) -> tuple[futures.Executor, bool]:
 
 def run_remotely(job: Job) -> list[Answer]:
     """Run a job in a thread or process of the site's executor. Never raises."""
-    outcomes = perform_all(job.leases, job.processor)
+    check()
+    outcomes: Sequence[Outcome | Settlement | None] = perform_all(job.leases, job.processor)
+    if began_dead():
+        outcomes = list(map(unless_dead, outcomes))
     tidy()
     close_old_connections()  # these threads get no signal when they end
     return answers_of(job, outcomes)
 
 
-def answers_of(job: Job, outcomes: Sequence[Outcome | None]) -> list[Answer]:
+def answers_of(job: Job, outcomes: Sequence[Outcome | Settlement | None]) -> list[Answer]:
     """Return what a process sends back of a job."""
     answers = []
     for lease, outcome in zip(job.leases, outcomes, strict=True):

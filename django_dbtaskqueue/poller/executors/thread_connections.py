@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from contextlib import suppress
 from time import monotonic
+from typing import TypeVar
 
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -12,9 +13,10 @@ from django.db.backends.signals import connection_created
 from django.db.utils import InterfaceError, OperationalError
 from django.dispatch import receiver
 
-from django_dbtaskqueue.core.outcomes import Failed, Release, Settlement
+from django_dbtaskqueue.core.outcomes import Fail, Failed, Release
 from django_dbtaskqueue.db import liveness
 
+T = TypeVar("T")
 IDLE_SECONDS = 5.0  # without a task, after which a thread's connections are checked before the next one
 
 
@@ -54,12 +56,13 @@ def check() -> None:
         liveness.watch_first_statement(connection)
 
 
-def unless_dead(settlement: Settlement | None) -> Settlement | None:
+def unless_dead(outcome: T) -> T | Release:
     """Return what is to be written of a task whose connection was dead before its first statement."""
-    if isinstance(settlement, Failed) and isinstance(settlement.said.error, OperationalError | InterfaceError):
+    error = outcome.facts.error if isinstance(outcome, Fail | Failed) else None
+    if isinstance(error, OperationalError | InterfaceError):
         liveness.outages.report()  # other threads may have such connections, too
         return Release()
-    return settlement
+    return outcome
 
 
 def tidy() -> None:
