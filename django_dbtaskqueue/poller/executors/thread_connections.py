@@ -13,10 +13,10 @@ from django.db.backends.signals import connection_created
 from django.db.utils import InterfaceError, OperationalError
 from django.dispatch import receiver
 
-from django_dbtaskqueue.core.outcomes import Fail, Failed, Release
+from django_dbtaskqueue.core.outcomes import Outcome, Release, Settlement
 from django_dbtaskqueue.db import liveness
 
-T = TypeVar("T")
+T = TypeVar("T", bound=Outcome | Settlement | None)
 IDLE_SECONDS = 5.0  # without a task, after which a thread's connections are checked before the next one
 
 
@@ -58,7 +58,7 @@ def check() -> None:
 
 def unless_dead(outcome: T) -> T | Release:
     """Return what is to be written of a task whose connection was dead before its first statement."""
-    error = outcome.facts.error if isinstance(outcome, Fail | Failed) else None
+    error = None if outcome is None else outcome.facts.error
     if isinstance(error, OperationalError | InterfaceError):
         liveness.outages.report()  # other threads may have such connections, too
         return Release()
