@@ -116,10 +116,13 @@ def _claim(session: Session, queue: str, capacity: int, wanted: int) -> None:
     raise QueueFull(queue, capacity)
 
 
-def known_queues() -> set[str]:
-    """Return the queues that have settings, a processor here, or a ``Queue`` row: those made at runtime."""
+def known_queues(using: str | None = None) -> set[str]:
+    """Return the queues that have settings, a processor here, or a ``Queue`` row, as those made at runtime have.
+
+    With ``using`` only that database's rows.
+    """
     known = {*conf.known_queues()}
-    for alias in {alias for name in ("", *known) for alias in aliases_of(name)}:
+    for alias in {alias for name in ("", *known) for alias in aliases_of(name, using)}:
         known.update(Queue.objects.using(alias).values_list("name", flat=True))
     return known
 

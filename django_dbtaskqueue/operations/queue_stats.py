@@ -136,7 +136,7 @@ def overview(using: str | None = None, *, only: Sequence[str] | None = None) -> 
     Over all databases, or that of ``using``. A constant number of queries per database and task table. With ``only``
     of these queues, and of the pollers that serve one of them.
     """
-    context, rows = _read(locations_on(using), known_queues() if only is None else only, only)
+    context, rows = _read(locations_on(using), known_queues(using) if only is None else only, only)
     pollers = [served for served in context.alive.values() if only is None or served & {*only}]
     return Overview(context.as_of, rows, *_sums(rows), pollers=len(pollers))
 

@@ -6,7 +6,7 @@ A limit above its target may only fall, but for new functions: then the commit t
 from __future__ import annotations
 
 LIMITS: dict[str, int] = {
-    "lines": 34_700,
+    "lines": 34_800,
     "files": 182,
     "entries at the top": 20,
     "lines of the longest file": 400,
@@ -14,7 +14,7 @@ LIMITS: dict[str, int] = {
     "constant names twice": 0,
     "old names": 0,
     "longest import chain": 12,
-    "Any": 617,
+    "Any": 621,
     "files that branch on outcomes": 3,
     "enqueue: calls": 39,
     "enqueue: modules": 9,

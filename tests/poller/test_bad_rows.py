@@ -63,7 +63,8 @@ def test_a_row_that_cannot_be_read(sqlite_process_database: ProcessDatabase) -> 
 
 
 def test_a_lease_that_is_shorter_than_its_checkout(process_database: ProcessDatabase) -> None:
-    task = enqueue("letters", lease=timedelta(microseconds=1))
+    task = enqueue("letters", lease=timedelta(seconds=1))
+    Task.objects.update(lease_seconds=0.000001)  # as SQL may write it
     with polling({"letters": 1}):
         until(lambda: completed() == 1)
     task.refresh_from_db()
