@@ -20,12 +20,17 @@ class TaskQueueConfig(AppConfig):
         from django_dbtaskqueue.operations import checks  # noqa: F401 -- checks registers itself
 
         autodiscover_modules("tasks")
-        from django.contrib.admin.apps import AdminConfig  # an import above would make it a second AppConfig here
+        if apps.is_installed("django.contrib.admin"):
+            self._show_own_tables()
 
-        if isinstance(apps.app_configs.get("admin"), AdminConfig):  # else the project registers its pages itself
-            from django.contrib import admin
+    def _show_own_tables(self) -> None:
+        # Imported here: a poller without the admin pays for none of it, and at the top AdminConfig would be found as a
+        # second AppConfig of this module.
+        from django.contrib import admin
+        from django.contrib.admin.apps import AdminConfig
 
-            from django_dbtaskqueue.admin import register_own_tables
+        from django_dbtaskqueue.admin import register_own_tables
 
+        if isinstance(apps.get_app_config("admin"), AdminConfig):  # else the project registers its pages itself
             admin.autodiscover()  # the project's own admin classes come first
             register_own_tables(admin.site)
