@@ -16,7 +16,7 @@ from django_dbtaskqueue.core.exceptions import TaskQueueError
 from django_dbtaskqueue.db.session import alias_for
 from django_dbtaskqueue.flow.placement import known_queues
 from django_dbtaskqueue.models import AuditEntry, FailureGroup, Poller, Queue
-from django_dbtaskqueue.models.control import queue_names_in
+from django_dbtaskqueue.models.control import IN_EFFECT, queue_names_in
 from django_dbtaskqueue.operations import queue_control
 from django_dbtaskqueue.operations.bounded_reads import statement_timeout
 from django_dbtaskqueue.operations.doctor import examine
@@ -40,7 +40,6 @@ from django_dbtaskqueue.operations.monitor_documents import (
     poller_document,
     queue_stats_document,
 )
-from django_dbtaskqueue.operations.queue_control import IN_EFFECT
 from django_dbtaskqueue.operations.queue_stats import Overview, alive, overview, stats_of_queue
 from django_dbtaskqueue.operations.trends import series, stats_of_groups
 from django_dbtaskqueue.operations.visibility import (

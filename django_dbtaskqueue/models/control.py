@@ -15,6 +15,10 @@ from django.utils.translation import gettext_lazy as _
 from django_dbtaskqueue.core.durations import READABLE_TIMES
 
 MISSED_HEARTBEATS = 3  # after which a poller does not count as alive
+# Of a queue's row: a pause is in effect.
+IN_EFFECT = models.Q(paused_time__isnull=False) & (
+    models.Q(paused_until__isnull=True) | models.Q(paused_until__gt=Now())
+)
 
 
 class Queue(models.Model):

@@ -13,7 +13,7 @@ from datetime import datetime
 
 from django.core.exceptions import PermissionDenied
 from django.db import connections, transaction
-from django.db.models import Case, F, Q, When
+from django.db.models import Case, F, When
 from django.db.models.functions import Now
 from django.utils.translation import gettext_lazy as _
 
@@ -23,7 +23,7 @@ from django_dbtaskqueue.core.exceptions import TaskQueueError, UnknownQueue
 from django_dbtaskqueue.db import notify
 from django_dbtaskqueue.db.session import Session, alias_for, model_for
 from django_dbtaskqueue.models import Poller, Queue
-from django_dbtaskqueue.models.control import queue_names_in
+from django_dbtaskqueue.models.control import IN_EFFECT, queue_names_in
 from django_dbtaskqueue.operations.actions import CHANGE, log, record, recorded
 from django_dbtaskqueue.operations.permissions import REASON_MAX_LENGTH, Actor, Verb, check
 from django_dbtaskqueue.operations.queue_stats import alive
@@ -32,7 +32,6 @@ from django_dbtaskqueue.operations.search.query import select
 from django_dbtaskqueue.operations.verbs import CHANGE_SETTINGS, CONTROL_POLLERS, PAUSE, RESUME
 from django_dbtaskqueue.operations.visibility import check_queue, narrow, visible_names
 
-IN_EFFECT = Q(paused_time__isnull=False) & (Q(paused_until__isnull=True) | Q(paused_until__gt=Now()))
 STOPPED_STATE = "STOPPED"
 LAST_PAUSE_YEAR = 2200
 

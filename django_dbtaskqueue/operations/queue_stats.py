@@ -15,7 +15,6 @@ from typing import Any
 from django.db.models import QuerySet, Sum
 from django.db.models.functions import Now
 from django.utils.formats import number_format
-from django.utils.timezone import localtime
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
@@ -32,6 +31,7 @@ from django_dbtaskqueue.models.control import MISSED_HEARTBEATS, queue_names_in
 from django_dbtaskqueue.operations.bounded_reads import ApproxCount
 from django_dbtaskqueue.operations.lookup import Location, locations_on
 from django_dbtaskqueue.operations.queue_counts import NONE_COUNTED, QueueCounts, queue_counts, waits_by_priority
+from django_dbtaskqueue.operations.serializers import pause_note
 
 LATE_AFTER = timedelta(minutes=1)  # a queue is late when its oldest task has been due for longer
 RATE_PERIOD = timedelta(minutes=5)  # the time that rates are measured over
@@ -318,14 +318,8 @@ def _paused_words(row: QueueStats) -> str:
     """Return "invoices (by ada: provider is down, until 14:00)", as far as it is known."""
     if row.pause is None:
         return row.queue
-    by = _("by %(who)s") % {"who": row.pause.by} if row.pause.by else ""
-    until = row.pause.until and _("until %(time)s") % {"time": f"{_local(row.pause.until):%Y-%m-%d %H:%M}"}
-    known = ", ".join(part for part in (": ".join(one for one in (by, row.pause.reason) if one), until) if part)
+    known = pause_note(row.pause.by, row.pause.reason, row.pause.until)
     return f"{row.queue} ({known})" if known else row.queue
-
-
-def _local(time: datetime) -> datetime:
-    return localtime(time) if time.tzinfo else time
 
 
 def _rough(age: timedelta | None) -> str:

@@ -20,8 +20,8 @@ from django.urls import include, path
 from django_dbtaskqueue.core.json import tail_bytes
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.models import Attempt, AuditEntry, BulkOperation, Queue, Task, TemporaryTask
+from django_dbtaskqueue.models.control import IN_EFFECT
 from django_dbtaskqueue.operations import bulk
-from django_dbtaskqueue.operations.queue_control import IN_EFFECT
 from tests.factories import QUEUE, make_task
 from tests.support import PATIENCE, actors
 

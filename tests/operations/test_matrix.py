@@ -24,9 +24,10 @@ from django.test import Client
 from django.urls import include, path
 
 from django_dbtaskqueue.models import AuditEntry, Poller, Queue, Task
+from django_dbtaskqueue.models.control import IN_EFFECT
 from django_dbtaskqueue.operations import actions, bulk, queue_control
 from django_dbtaskqueue.operations.permissions import Actor, Verb, can_operate
-from django_dbtaskqueue.operations.queue_control import IN_EFFECT, pause
+from django_dbtaskqueue.operations.queue_control import pause
 from django_dbtaskqueue.operations.verb_inputs import VerbOptions
 from django_dbtaskqueue.operations.verbs import ID_VERBS, TASK_VERBS, VERBS
 from tests.factories import QUEUE, make_task

@@ -33,8 +33,8 @@ from django_dbtaskqueue.models import (
     TaskHistory,
     TemporaryTask,
 )
+from django_dbtaskqueue.models.control import IN_EFFECT
 from django_dbtaskqueue.operations import actions, bulk
-from django_dbtaskqueue.operations.queue_control import IN_EFFECT
 from django_dbtaskqueue.operations.search.query import select
 from tests.factories import QUEUE, age, make_task
 from tests.support import PATIENCE, actors

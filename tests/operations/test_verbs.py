@@ -12,9 +12,10 @@ from django.utils import timezone
 from django_dbtaskqueue.core.exceptions import TaskQueueError, UnknownQueue
 from django_dbtaskqueue.core.states import BY_VERB, Status
 from django_dbtaskqueue.models import Queue, Task
+from django_dbtaskqueue.models.control import IN_EFFECT
 from django_dbtaskqueue.operations.actions import ActionRequest, preview
 from django_dbtaskqueue.operations.permissions import Verb, can_operate
-from django_dbtaskqueue.operations.queue_control import IN_EFFECT, ensure_rows, pause, resume
+from django_dbtaskqueue.operations.queue_control import ensure_rows, pause, resume
 from django_dbtaskqueue.operations.verb_inputs import VerbOptions
 from django_dbtaskqueue.operations.verbs import QUEUE_VERBS, TASK_VERBS, TaskVerb
 from tests.factories import QUEUE, age, make_task
