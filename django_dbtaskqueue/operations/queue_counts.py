@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from django_dbtaskqueue.core.sql.stats import StatsStatements
+from django_dbtaskqueue.core.sql.stats import MAX_POSITIONS_PER_PRIORITY, StatsStatements
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.operations.bounded_reads import ApproxCount, prefer_indexes
@@ -49,6 +49,32 @@ def waits_by_priority(place: Location, names: Sequence[str]) -> dict[str, dict[i
         for name, priority, seconds in session.run(sql.due_ages, {"names": session.sql.dialect.array(names)}):
             found[name][priority] = seconds
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyPosition:
+    """Where a task stands among the due tasks of its queue, and which pollers hold the others."""
+
+    position: ApproxCount  # 1 is the task that a checkout takes next
+    waiting: ApproxCount  # all that wait, with the task itself
+    held: Mapping[tuple[str, str | None], int]  # live leases, by poller and payload type, as far as they were read
+
+
+def ready_position(place: Location, queue: str, task_id: int) -> ReadyPosition:
+    """Return a due task's position in the ready order. Reads a limited number of rows."""
+    session, sql = _reading(place)
+    params = {"names": session.sql.dialect.array([queue]), "queue_name": queue, "task_id": task_id}
+    before, waiting, held = 0, 0, Counter[tuple[str, str | None]]()
+    with prefer_indexes(session):
+        rows = session.run(sql.ready_order_counts, params)
+    for earlier, holder, payload_type, number in rows:
+        if holder is not None:
+            held[holder, payload_type] += number
+        else:
+            waiting, before = waiting + number, before + number * bool(earlier)
+    # At the limit of a priority, or of all, others were not read.
+    own = ApproxCount(before, more=True) if before >= MAX_POSITIONS_PER_PRIORITY else ApproxCount(before + 1)
+    return ReadyPosition(own, ApproxCount(waiting, more=waiting >= MAX_POSITIONS_PER_PRIORITY), held)
 
 
 def queue_names(place: Location) -> list[str]:

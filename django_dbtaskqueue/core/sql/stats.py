@@ -12,6 +12,7 @@ from django_dbtaskqueue.core.sql.dialects import Dialect, Group, renamed, statem
 COUNTED_STATUSES = ("COMPLETED", "ERROR", "POISON")
 MAX_QUEUE_NAMES = 1000  # queues; others are found by name
 MAX_PRIORITIES = 100  # of one queue
+MAX_POSITIONS_PER_PRIORITY, MAX_POSITIONS = 1000, 10_000  # due tasks read for a task's position in the ready order
 
 
 class StatsStatements(Group):
@@ -105,6 +106,26 @@ class StatsStatements(Group):
         return (
             "SELECT count(*), array_agg(x.id) FILTER (WHERE x.status = 'PROCESSING') FROM (SELECT q.n, b.p, h.* FROM"
             f" {self._priorities} CROSS JOIN LATERAL ({first}) AS h LIMIT {max_all}) AS x GROUP BY x.n, x.p"
+        )
+
+    @statement
+    def ready_order_counts(self) -> str:
+        """Of the due tasks of a task's queue: (whether before it in the ready order, the poller that holds a live lease
+        or NULL, the payload type, number).
+        """
+        now, task = self.dialect.now, self.tables.task
+        held = f"status = 'PROCESSING' AND next_process_time > {now}"
+        columns = f"id, priority, ready_time, payload_type, CASE WHEN {held} THEN coalesce(poller_instance, '') END"
+        due = f"SELECT {columns} AS holder FROM {task} WHERE ready_time <= {now} AND queue_name ="
+        if self.dialect.vendor == "postgresql":
+            first = f"{due} q.n AND priority = b.p ORDER BY ready_time, id LIMIT {MAX_POSITIONS_PER_PRIORITY}"
+            rows = f"SELECT h.* FROM {self._priorities} CROSS JOIN LATERAL ({first}) AS h LIMIT {MAX_POSITIONS}"
+        else:
+            rows = f"{due} %(queue_name)s ORDER BY priority, ready_time, id LIMIT {MAX_POSITIONS}"
+        own = f"SELECT t.priority, t.ready_time, t.id FROM {task} AS t WHERE t.id = %(task_id)s"
+        return (
+            "SELECT y.before, y.holder, y.payload_type, count(*) FROM (SELECT x.holder, x.payload_type,"
+            f" (x.priority, x.ready_time, x.id) < ({own}) AS before FROM ({rows}) AS x) AS y GROUP BY 1, 2, 3"
         )
 
     @renamed

@@ -1534,6 +1534,54 @@ SELECT f.f, (
 )
 FROM unnest(%(prints)s::text[]) AS f(f);
 
+-- StatsStatements.ready_order_counts
+SELECT y.before, y.holder, y.payload_type, count(*)
+FROM (
+    SELECT x.holder, x.payload_type, (x.priority, x.ready_time, x.id) < (
+        SELECT t.priority, t.ready_time, t.id
+        FROM "dbtaskqueue_task" AS t
+        WHERE t.id = %(task_id)s
+    ) AS before
+    FROM (
+        SELECT h.*
+        FROM unnest(%(names)s::text[]) AS q(n)
+        CROSS JOIN LATERAL (
+            WITH RECURSIVE s(v) AS ((
+                SELECT priority
+                FROM "dbtaskqueue_task"
+                WHERE queue_name = q.n
+                AND ready_time IS NOT NULL
+                ORDER BY priority
+                LIMIT 1
+            ) UNION ALL SELECT (
+                SELECT priority
+                FROM "dbtaskqueue_task"
+                WHERE queue_name = q.n
+                AND ready_time IS NOT NULL
+                AND priority > s.v
+                ORDER BY priority
+                LIMIT 1
+            ) FROM s WHERE s.v IS NOT NULL)
+            SELECT v
+            FROM s
+            WHERE v IS NOT NULL
+            LIMIT 100
+        ) AS b(p)
+        CROSS JOIN LATERAL (
+            SELECT id, priority, ready_time, payload_type, CASE WHEN status = 'PROCESSING' AND
+                next_process_time > statement_timestamp() THEN coalesce(poller_instance, '') END AS holder
+            FROM "dbtaskqueue_task"
+            WHERE ready_time <= statement_timestamp()
+            AND queue_name = q.n
+            AND priority = b.p
+            ORDER BY ready_time, id
+            LIMIT 1000
+        ) AS h
+        LIMIT 10000
+    ) AS x
+) AS y
+GROUP BY 1, 2, 3;
+
 -- StagingStatements.conflicts
 SELECT u.queue_name, u.reference_number, t.id, t.status
 FROM "dbtaskqueue_stg_20260131000000_x" AS u

@@ -991,6 +991,26 @@ FROM (
     FROM json_each(%(prints)s)
 ) AS f;
 
+-- StatsStatements.ready_order_counts
+SELECT y.before, y.holder, y.payload_type, count(*)
+FROM (
+    SELECT x.holder, x.payload_type, (x.priority, x.ready_time, x.id) < (
+        SELECT t.priority, t.ready_time, t.id
+        FROM "dbtaskqueue_task" AS t
+        WHERE t.id = %(task_id)s
+    ) AS before
+    FROM (
+        SELECT id, priority, ready_time, payload_type, CASE WHEN status = 'PROCESSING' AND next_process_time >
+            strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now') THEN coalesce(poller_instance, '') END AS holder
+        FROM "dbtaskqueue_task"
+        WHERE ready_time <= strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')
+        AND queue_name = %(queue_name)s
+        ORDER BY priority, ready_time, id
+        LIMIT 10000
+    ) AS x
+) AS y
+GROUP BY 1, 2, 3;
+
 -- StagingStatements.conflicts
 SELECT u.queue_name, u.reference_number, t.id, t.status
 FROM "dbtaskqueue_stg_20260131000000_x" AS u
