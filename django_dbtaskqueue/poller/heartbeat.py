@@ -129,6 +129,7 @@ class Heartbeat:
                     "weight": queue.weight,
                     "idle_seconds": int(now - queue.taken_at),
                     "types": registry.types_of(queue.name, registry.processors(queue.name)),
+                    "tags": poller.options.tags,
                 }
                 for queue in poller.queues.values()
             ],
