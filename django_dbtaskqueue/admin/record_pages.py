@@ -35,6 +35,7 @@ from django_dbtaskqueue.admin.read_only import (
 from django_dbtaskqueue.core.masking import masked_text
 from django_dbtaskqueue.core.states import TERMINAL, Status
 from django_dbtaskqueue.models import AbstractTask, Attempt, FailureGroup, Task
+from django_dbtaskqueue.operations.explain import explain
 from django_dbtaskqueue.operations.paging import Page
 from django_dbtaskqueue.operations.permissions import Verb
 from django_dbtaskqueue.operations.report_page import html_file, policy, report_body
@@ -117,10 +118,11 @@ class TaskHistoryAdmin(LocatedAdmin):
     list_display_links = ("id", "reference")
     long_columns = ("payload", "result", "context")
     page_lines = (
-        "task_id", "location", "status_badge", "queue", "reference", "attempts", "poller_instance", "created",
-        "started", "finished", "moved",
+        "task_id", "location", "status_badge", "situation", "queue", "reference", "attempts", "poller_instance",
+        "created", "started", "finished", "moved",
     )  # fmt: skip
 
+    situation = column(gettext_lazy("now"), lambda task: explain(task).sentence)
     moved = age_column(gettext_lazy("moved"), "moved_time")
     # A result needs the permission to see payloads; the page of the row shows it.
     says = column(

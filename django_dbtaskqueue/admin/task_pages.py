@@ -44,16 +44,15 @@ from django_dbtaskqueue.admin.task_search import (
 from django_dbtaskqueue.core.columns import SHOWN_IF_SET
 from django_dbtaskqueue.core.durations import format_duration
 from django_dbtaskqueue.core.states import Status
-from django_dbtaskqueue.db.session import alias_for
 from django_dbtaskqueue.flow.placement import own_fields
-from django_dbtaskqueue.models import AbstractTask, Attempt, AuditEntry, Poller, Queue, Task
+from django_dbtaskqueue.models import AbstractTask, Attempt, AuditEntry, Poller, Task
 from django_dbtaskqueue.models.querysets import TaskQuerySet
 from django_dbtaskqueue.operations import paging
 from django_dbtaskqueue.operations.bounded_reads import ApproxCount
 from django_dbtaskqueue.operations.bounds import is_storable
+from django_dbtaskqueue.operations.explain import explain
 from django_dbtaskqueue.operations.paging import Page
 from django_dbtaskqueue.operations.permissions import Actor, Verb
-from django_dbtaskqueue.operations.queue_control import IN_EFFECT
 from django_dbtaskqueue.operations.queue_counts import NONE_COUNTED
 from django_dbtaskqueue.operations.search import parse, text_of
 from django_dbtaskqueue.operations.search.id_range import IdRange, id_range, within
@@ -198,23 +197,8 @@ class TaskAdmin(TaskPage):
 
     @admin.display(description=gettext_lazy("now"))
     def situation(self, task: Any) -> str:
-        """Show the state of the task in a sentence."""
-        when = ago(task.next_process_time, task.clock)
-        if task.status == Status.PROCESSING:
-            over = task.next_process_time <= task.clock
-            return _within(_over(task) if over else _("Being processed; the lease ends %(time)s."), when)
-        if task.status == Status.CREATED:
-            return self._waiting(task, when)
-        return _within(_("Finished %(time)s."), ago(task.finish_time or task.last_update_time, task.clock))
-
-    def _waiting(self, task: Any, when: str) -> str:
-        if task.parked_by:
-            return _("Parked: %(reason)s.") % {"reason": task.parked_by}
-        if Queue.objects.using(alias_for(task.queue, None, write=False)).filter(IN_EFFECT, name=task.queue).exists():
-            return _("Ready, but the queue is paused.")
-        if task.next_process_time <= task.clock:
-            return _within(_("Due %(time)s, waiting for a poller."), when)
-        return _within(_("Scheduled, due %(time)s."), when)
+        """Show in a sentence why the task does not run, or how it ended."""
+        return explain(task).sentence
 
     @admin.display(description=gettext_lazy("poller"))
     def poller(self, task: Any) -> str:
@@ -377,12 +361,6 @@ def _took(task: Any) -> timedelta | None:
 
 def _span_text(value: timedelta | None) -> str:
     return EMPTY_VALUE if value is None else format_duration(max(value, timedelta(0)), rough=True)
-
-
-def _over(task: Any) -> str:
-    if task.attempt < task.max_attempts:
-        return _("The lease ran out %(time)s: the next checkout takes the task over.")
-    return _("The lease ran out %(time)s on the last attempt: a poller will write ERROR.")
 
 
 def _within(words: str, time: str) -> str:

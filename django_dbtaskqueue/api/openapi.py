@@ -15,6 +15,7 @@ from django_dbtaskqueue.api.routing import Field, JsonSchema, Route
 from django_dbtaskqueue.core import __version__
 from django_dbtaskqueue.core.columns import BY_NAME, INTEGER_TYPES, LISTED, LONG
 from django_dbtaskqueue.models import Task
+from django_dbtaskqueue.operations.explain import ExplanationDocument
 from django_dbtaskqueue.operations.serializers import AttemptDocument
 
 PATH_PART = re.compile(r"<(\w+):(\w+)>")
@@ -63,9 +64,10 @@ def document(routes: Sequence[Route], prefix: str = "") -> dict[str, Any]:
     schemas: dict[str, JsonSchema] = {
         "Error": {"type": "object", "properties": {"error": SIMPLE[str]}, "required": ["error"]},
         "TaskSummary": _task_schema(LISTED),
-        "Task": _task_schema(LISTED, optional=(*LONG, "process_result"), attempts=True),
+        "Task": _task_schema(LISTED, optional=(*LONG, "process_result"), page=True),
     }
-    schema_of(AttemptDocument, schemas)
+    for kind in (AttemptDocument, ExplanationDocument):
+        schema_of(kind, schemas)
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
         address = "/" + PATH_PART.sub(r"{\2}", route.path)
@@ -150,14 +152,15 @@ def _parameter(one: Field) -> dict[str, Any]:
     }
 
 
-def _task_schema(names: Sequence[str], optional: Sequence[str] = (), *, attempts: bool = False) -> JsonSchema:
-    """Return the schema of a task's document, from the table of columns."""
+def _task_schema(names: Sequence[str], optional: Sequence[str] = (), *, page: bool = False) -> JsonSchema:
+    """Return the schema of a task's document, from the table of columns; ``page``: with what its page adds."""
     properties: dict[str, JsonSchema] = {name: _column_schema(name) for name in (*names, *optional)}
     properties["message"] = {"type": "string", "description": "the result or error in one line, secrets masked"}
     required = [*names, "message"]
-    if attempts:
+    if page:
+        properties["explanation"] = _ref(ExplanationDocument.__name__)
         properties["attempts"] = {"type": "array", "items": _ref(AttemptDocument.__name__)}
-        required.append("attempts")
+        required += ["explanation", "attempts"]
     return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
 
 

@@ -25,6 +25,7 @@ from django_dbtaskqueue.operations import bulk
 from django_dbtaskqueue.operations.actions import ActionRequest, act_on_ids
 from django_dbtaskqueue.operations.bounded_reads import ApproxCount, bounded_count, statement_timeout
 from django_dbtaskqueue.operations.bounds import BadInput
+from django_dbtaskqueue.operations.explain import explain
 from django_dbtaskqueue.operations.paging import LOOK_ON_TIME, Page, look_through
 from django_dbtaskqueue.operations.permissions import VIEW_PAYLOAD, Actor, check, check_search
 from django_dbtaskqueue.operations.search import QUALIFIERS, Search, of_queue, to_text
@@ -138,7 +139,7 @@ def count_tasks(call: Call) -> TaskCount:
 
 
 def task(call: Call, pk: int) -> TaskDetail:
-    """Return one task with its failed attempts; secrets are masked."""
+    """Return one task with its failed attempts, and why it does not run; secrets are masked."""
     rows = _table(call)
     may_view(call.actor, rows.model)
     found: AbstractTask | None = read_row(narrow(rows, call.actor).filter(pk=pk).annotate(clock=Now()))
@@ -147,7 +148,10 @@ def task(call: Call, pk: int) -> TaskDetail:
     attempts = Attempt.objects.using(rows.db).filter(location=rows.model._meta.label_lower, task_id=pk)
     newest = attempts.order_by("-total_attempt")[:MAX_ATTEMPTS]
     payload = call.actor.may(VIEW_PAYLOAD, found.queue)
-    return detail(found, payload=payload) | {"attempts": [attempt_of(row, payload=payload) for row in newest]}
+    return detail(found, payload=payload) | {
+        "explanation": explain(found).document,
+        "attempts": [attempt_of(row, payload=payload) for row in newest],
+    }
 
 
 def act_on_task_ids(call: Call, verb: str) -> ActionReport:

@@ -23,6 +23,7 @@ from django_dbtaskqueue.models.querysets import TaskQuerySet
 from django_dbtaskqueue.operations import monitor_documents, serializers
 from django_dbtaskqueue.operations.bounded_reads import statement_timeout
 from django_dbtaskqueue.operations.doctor import examine
+from django_dbtaskqueue.operations.explain import explain
 from django_dbtaskqueue.operations.lookup import locations_on
 from django_dbtaskqueue.operations.paging import Page, look_through
 from django_dbtaskqueue.operations.queue_stats import Overview, health, overview
@@ -115,11 +116,14 @@ def show(output: Output, options: dict[str, Any]) -> int:
     location = getattr(task, "location", task._meta.label_lower)
     attempts = Attempt.objects.using(task._state.db).filter(location=location, task_id=document["id"])
     newest = attempts.order_by("-total_attempt")[:MAX_SHOWN_ATTEMPTS]
+    document["explanation"] = explain(task).document
     document["attempts"] = [serializers.attempt_of(row) for row in newest]
     output.data(document)
     names = [*LISTED, *(["moved_time"] if "moved_time" in document else [])]
     plain = {name: _shown(name, document[name], task.clock) for name in names}
-    output.facts(plain | {"message": serializers.message_of(task.process_result)})
+    output.facts(
+        {"now": document["explanation"]["sentence"]} | plain | {"message": serializers.message_of(task.process_result)}
+    )
     for name in LONG:
         if document[name] is not None:
             text = json.dumps(document[name], indent=2, ensure_ascii=False, default=str)
