@@ -137,6 +137,15 @@ def postgres_process_database(_postgres_template: str, django_db_blocker: Django
 
 
 @pytest.fixture
+def unmigrated_database(django_db_blocker: DjangoDbBlocker) -> Iterator[None]:
+    """An empty database on PostgreSQL is Django's default."""
+    with _created(settings.SERVER_URL) as name:
+        database = ProcessDatabase("postgresql", _url_of(settings.SERVER_URL, name))
+        with _as_default(database, django_db_blocker):
+            yield
+
+
+@pytest.fixture
 def sqlite_process_database(
     _sqlite_template: Path, tmp_path: Path, django_db_blocker: DjangoDbBlocker
 ) -> Iterator[ProcessDatabase]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -146,6 +148,22 @@ def test_a_database_that_is_not_migrated_is_said(tmp_path: Path) -> None:
     with runtaskpoller(ProcessDatabase("sqlite", f"sqlite:///{tmp_path}/empty.sqlite3")) as poller:
         log = poller.ended(3)
     assert "not migrated (no such table: dbtaskqueue_task). Run: python manage.py migrate" in log
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "runtaskpoller --drain", "housekeeptasks", "generatetasks --tasks 1", "taskqueue status", "taskqueue list",
+        "taskqueue show 1", "taskqueue pause work", "taskqueue tokens", "taskqueue bulk list", "taskqueue index",
+        "taskqueue tail --count 1", "taskqueue purge work --reason x --yes", "taskqueue reprocess --id 1 --yes",
+    ],
+)  # fmt: skip
+def test_each_command_says_in_a_sentence_that_postgresql_is_not_migrated(unmigrated_database: None, line: str) -> None:
+    with pytest.raises(CommandError) as ended:
+        call_command(*line.split(), stdout=StringIO())
+    assert ended.value.returncode == 3
+    sentence = r'The database is not migrated \(relation "\w+" does not exist\)\. Run: python manage\.py migrate'
+    assert re.fullmatch(sentence, str(ended.value))
 
 
 def test_json_log_lines_carry_the_task(process_database: ProcessDatabase) -> None:
