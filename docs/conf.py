@@ -25,6 +25,7 @@ CONTENTS = {
     "Learn": ["tutorial", "pipeline-tutorial", "flight-desk"],
     "How to": [
         *("howto/test-your-tasks", "howto/deploy", "howto/tune", "howto/operate-at-night"),
+        "howto/why-a-task-does-not-run",
         *("howto/pipeline-cookbook", "howto/spark-cluster"),
     ],
     "Look up": [
