@@ -115,12 +115,17 @@ def register(
     return made
 
 
-def unregister(queue: str, payload: type | None = None) -> None:
-    """Remove a processor. Its running tasks finish, and the others wait. The queue still takes new tasks."""
+def unregister(queue: str, payload: type | None = None) -> bool:
+    """Remove a processor; return whether there was one.
+
+    Its running tasks finish, and the others wait. The queue still takes new tasks.
+    """
     unwanted = None if payload is None else codecs.type_name(payload)
     with _lock:
-        of_queue = {name: made for name, made in _processors.get(queue, {}).items() if name != unwanted}
+        before = _processors.get(queue, {})
+        of_queue = {name: made for name, made in before.items() if name != unwanted}
         _replace(queue, of_queue)
+    return unwanted in before
 
 
 def watch(appeared: Callable[[str], None]) -> None:

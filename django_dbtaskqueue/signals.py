@@ -106,10 +106,12 @@ def register(listener: Listener) -> None:
         registered.append(listener)
 
 
-def unregister(listener: Listener) -> None:
-    """Take a listener away; an unknown one is ignored."""
-    if listener in registered:
+def unregister(listener: Listener) -> bool:
+    """Take a listener away; return whether it was registered."""
+    known = listener in registered
+    if known:
         registered.remove(listener)
+    return known
 
 
 def load() -> None:

@@ -342,7 +342,8 @@ def test_listeners_are_told_as_by_a_poller() -> None:
     processor("told")(lambda task: "well")
     enqueue("told")
     drain("told")
-    signals.unregister(clerk)
+    assert signals.unregister(clerk) is True
+    assert signals.unregister(clerk) is False
     assert told == ["checked out", "started", "executed well"]
 
 

@@ -218,7 +218,9 @@ def test_a_handler_taken_away_leaves_its_tasks_waiting(site: Site) -> None:
 
 def test_the_last_handler_taken_away_leaves_a_queue_that_takes_tasks(site: Site) -> None:
     processor(QUEUE)(lambda task: None)
-    registry.unregister(QUEUE)
+    assert not registry.unregister(QUEUE, Crate)
+    assert registry.unregister(QUEUE) is True
+    assert registry.unregister(QUEUE) is False
     task = site.enqueue()
     processor(QUEUE)(lambda task: "late")
     with site.poller():
