@@ -34,7 +34,7 @@ logger = logging.getLogger("django_dbtaskqueue")
 
 
 #: call, task_ids, using: a verb of the API changed tasks, and that is committed. ``call`` is put, take, ack, release,
-#: fail, touch, bury, kick, reprocess, delete, ttl (taken too late to be started) or lease_expired.
+#: fail, touch, bury, kick, reprocess, run_now, delete, ttl (taken too late to be started) or lease_expired.
 task_changed = Signal()
 task_checked_out = Signal()  #: task
 task_started = Signal()  #: task: its processor is about to be called

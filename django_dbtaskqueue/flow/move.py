@@ -82,6 +82,11 @@ def change(tasks: Tasks, verb: str) -> int:
         return _change(allowed, verb, groups, partial(_locked, allowed, partial(_update, verb)))
 
 
+def run_now(tasks: Tasks) -> int:
+    """Make waiting tasks due now, but not those without a processor."""
+    return change(as_filterable(tasks).filter(CAN_RUN_NOW), "run_now")
+
+
 def kick(tasks: Tasks, n: int) -> int:
     """POISON → CREATED for at most ``n`` tasks, the oldest first."""
     if n < 0:

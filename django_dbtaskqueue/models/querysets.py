@@ -78,6 +78,12 @@ class TaskQuerySet(models.QuerySet["T"]):
 
         return move.change(self, "cancel")
 
+    def run_now(self) -> int:
+        """CREATED tasks become due now. Those without a processor stay parked, and are not counted."""
+        from django_dbtaskqueue.flow import move
+
+        return move.run_now(self)
+
     def release_all(self) -> int:
         """PROCESSING → CREATED, due now. Revokes live leases: their holders get ``LeaseLost``."""
         from django_dbtaskqueue.flow import move
@@ -117,6 +123,7 @@ if TYPE_CHECKING:
         def unpoison(self) -> int: ...
         def kick(self, n: int) -> int: ...
         def cancel(self) -> int: ...
+        def run_now(self) -> int: ...
         def release_all(self) -> int: ...
         def purge(self) -> int: ...
         def housekeep(

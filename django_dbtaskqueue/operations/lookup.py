@@ -1,7 +1,8 @@
 """Look up tasks as an operator does: search, count, and the verbs by business key, as functions.
 
 Verbs over a selection are the queryset's: ``search("mail", status="ERROR").reprocess()``, and so ``mark_poison``,
-``unpoison``, ``kick``, ``cancel``, ``release_all``, ``purge`` and ``housekeep``; ``.filter(pk__in=ids)`` selects by id.
+``unpoison``, ``kick``, ``cancel``, ``run_now``, ``release_all``, ``purge`` and ``housekeep``; ``.filter(pk__in=ids)``
+selects by id.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from django_dbtaskqueue.flow.selection import free_references
 from django_dbtaskqueue.models import AbstractTask, Queue, Task
 from django_dbtaskqueue.models.querysets import TaskQuerySet
 
-__all__ = ["count_by_status", "delete", "exists", "find", "reprocess", "search"]
+__all__ = ["count_by_status", "delete", "exists", "find", "reprocess", "run_now", "search"]
 
 Location = tuple[str, type[AbstractTask]]
 
@@ -114,6 +115,11 @@ def find(queue: str, reference: str) -> AbstractTask | None:
 def reprocess(queue: str, reference: str) -> bool:
     """ERROR → CREATED, due now, with a new budget of attempts. False when there is no such task, or not in ERROR."""
     return _change(queue, reference, "reprocess", TaskQuerySet.reprocess)
+
+
+def run_now(queue: str, reference: str) -> bool:
+    """Make a CREATED task due now. False when there is no such task, or it does not wait, or has no processor."""
+    return _change(queue, reference, "run_now", TaskQuerySet.run_now)
 
 
 def delete(queue: str, reference: str) -> bool:

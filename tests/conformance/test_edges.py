@@ -75,7 +75,7 @@ EDGE_CALLS: dict[str, Callable[[World, str], Any]] = {
     "kick": lambda world, source: select(world, source).kick(1),
     "mark_poison": lambda world, source: select(world, source).mark_poison(),
     "unpoison": lambda world, source: select(world, source).unpoison(),
-    "run_now": lambda world, source: move.change(select(world, source), "run_now"),
+    "run_now": lambda world, source: select(world, source).run_now(),
     "snooze": lambda world, source: locked(world, source, "snooze", delay=LEASE),
     "change_priority": lambda world, source: locked(world, source, "change_priority", priority=3),
     "move": lambda world, source: locked(world, source, "move", queue="letters"),

@@ -74,6 +74,26 @@ def test_reprocess_by_reference_only_from_error(alias: str, status: str) -> None
     assert lookup.reprocess("mail", "r-2") is False
 
 
+def test_run_now_by_reference_only_while_it_waits(alias: str) -> None:
+    enqueue("mail", "later", delay=HOUR)
+    assert queue("mail").take() is None
+    assert lookup.run_now("mail", "later")
+    take(queue("mail"))
+    assert not lookup.run_now("mail", "later"), "it is being processed"
+    assert not lookup.run_now("mail", "unknown")
+
+
+def test_run_now_of_a_selection_leaves_tasks_without_a_processor_parked(alias: str) -> None:
+    enqueue("mail", "later", delay=HOUR)
+    first = enqueue("mail", "first of its group", group="g", delay=HOUR)
+    enqueue("mail", "second", group="g", delay=HOUR)
+    parked = make("CREATED", alias, reference="parked", parked_by="no handler for payload type x", ready_time=None)
+    assert lookup.search("mail").run_now() == 3
+    taken = [take(queue("mail")).reference, take(queue("mail")).reference]
+    assert taken == ["later", first.reference] and queue("mail").take() is None
+    assert Task.objects.using(alias).get(pk=parked.pk).parked_by
+
+
 @pytest.mark.parametrize("status", list(Status))
 def test_delete_by_reference_in_any_status_and_counted(alias: str, status: str) -> None:
     make(status, alias, reference="r-1")
