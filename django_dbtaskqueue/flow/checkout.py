@@ -117,6 +117,25 @@ class SingleWriter:
         return cursor.in_order(rows) if len(rows) > 1 else rows
 
 
+class FromGroup:
+    """Takes from one group of a queue only, by the index of the groups' heads."""
+
+    def __init__(self, group: str) -> None:
+        self.group = group
+
+    def take(self, session: Session, cursor: ScanCursor, params: dict[str, Any]) -> list[Row]:
+        """See ``Strategy``."""
+        params = {**params, "queue_name": cursor.queue}
+        return _take_or_park(session, first_ready(session, params, self.group), params)
+
+
+def first_ready(session: Session, params: Params, group: str | None = None) -> list[Row]:
+    """Return (id, total_attempt) of the first tasks that can be taken, of a queue or of one of its groups."""
+    if group is None:
+        return session.run(session.sql.first_ready, params)
+    return session.run(session.sql.first_ready_of_group, {**params, "group": group})
+
+
 def find_aged(
     session: Session, cursor: ScanCursor, max_wait: timedelta, params: dict[str, Any], watermarks: Watermarks
 ) -> None:
@@ -181,8 +200,8 @@ def take(
     except DatabaseError as error:
         if session.connection.in_atomic_block or not is_about_data(error):
             raise
-        found = session.run(session.sql.first_ready, {**params, "queue_name": cursor.queue})
-        rows = _take_or_park(session, found, {**params, "queue_name": cursor.queue})
+        params["queue_name"] = cursor.queue
+        rows = _take_or_park(session, first_ready(session, params), params)
     return _granted(rows, port, since, params) if rows else []
 
 

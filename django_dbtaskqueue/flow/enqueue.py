@@ -257,7 +257,7 @@ def row_of(options: Mapping[str, Any], settings: conf.QueueSettings) -> dict[str
         "ttl": None if (ttl := get("ttl") or settings.ttl) is None else _seconds("ttl", ttl),
     }
     for option, column in TEXT_COLUMNS:
-        row[column] = None if (text := get(option)) is None else _text(option, text)
+        row[column] = None if (text := get(option)) is None else checked_text(option, text)
     for option, column in DURATION_COLUMNS:
         row[column] = None if (span := get(option)) is None else _seconds(option, span) or None
     if (lease := get("lease")) and lease < MIN_LEASE:
@@ -286,7 +286,8 @@ def joined(place: str, path: str) -> str:
     return f"{place}{path}" if not path or path.startswith("[") else f"{place}.{path}"
 
 
-def _text(name: str, value: Any) -> str:
+def checked_text(name: str, value: Any) -> str:
+    """Return a reference, group or tag, or raise for what cannot be one."""
     if not isinstance(value, str) or not 0 < len(value) <= MAX_KEY_LENGTH or "\0" in value:
         raise EnqueueError(
             f"{name}={value!r:.80} must be None or text of 1 to {MAX_KEY_LENGTH} characters without NUL."

@@ -1,4 +1,4 @@
-"""Blocking ``take``: threads wait for a task, first come, first served.
+"""Blocking ``take`` and ``wait``: threads wait for a task, first come, first served.
 
 Of the threads of this process that wait for the same tasks, only the first one polls the database. It sleeps until a
 wake-up comes (from this process, or by NOTIFY from another one) or until its next poll is due: a lost wake-up costs
@@ -31,6 +31,8 @@ class WaitKey(NamedTuple):
     queue: str
     aliases: tuple[str, ...]
     tags: tuple[str, ...]
+    group: str | None = None
+    takes: bool = True  # False: they wait for a task that can be taken, and do not take it
 
 
 class WaitQueue:
@@ -42,7 +44,7 @@ class WaitQueue:
         self._wakeups = 0
         self._polls = 0  # begun so far
         self._last_empty_poll = 0  # its number
-        self.entered = 0  # threads inside ``take``; guarded by _wait_queues_lock
+        self.entered = 0  # threads inside ``take`` or ``wait``; guarded by _wait_queues_lock
 
     def wake(self) -> None:
         """There may be something to take: let the first thread poll now."""
@@ -189,7 +191,7 @@ def wake(queue: str) -> None:
 
 
 def waiters(queue: str, aliases: Sequence[str]) -> int:
-    """Return how many threads of this process are inside ``take`` for a queue."""
+    """Return how many threads of this process are inside ``take`` or ``wait`` for a queue."""
     with _wait_queues_lock:
         found = [one for key, one in _wait_queues.items() if key.queue == queue and {*key.aliases} & {*aliases}]
         return sum(wait_queue.entered for wait_queue in found)

@@ -17,12 +17,12 @@ from __future__ import annotations
 import os
 import random
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import lru_cache, partial
 from time import monotonic
-from typing import Any, Unpack
+from typing import Any, TypeVar, Unpack
 from uuid import uuid4
 
 from django.db import connections
@@ -34,7 +34,7 @@ from django_dbtaskqueue.core.exceptions import TaskQueueError
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import Complete, Outcome, Poison, Reenqueue
 from django_dbtaskqueue.core.states import sources
-from django_dbtaskqueue.flow.enqueue import enqueue
+from django_dbtaskqueue.flow.enqueue import checked_text, enqueue
 from django_dbtaskqueue.models import Task
 from django_dbtaskqueue.models.querysets import TaskQuerySet
 from django_dbtaskqueue.pull import blocking, leases
@@ -42,6 +42,8 @@ from django_dbtaskqueue.pull.leases import ManualSettlePort
 from django_dbtaskqueue.pull.queue_admin import QueueAdmin
 
 __all__ = ["QueueHandle"]
+
+T = TypeVar("T")
 
 RESCUE_INTERVAL_S = 5.0  # between two rescues of one queue in one process
 MAX_REMEMBERED_QUEUES = 4096
@@ -72,8 +74,10 @@ class QueueHandle(QueueAdmin):
         """Insert a task; the options and errors are those of ``enqueue``."""
         return enqueue(self.name, reference, payload, using=self.using, **options)
 
-    def take(self, timeout: timedelta | None = None) -> Lease | None:
+    def take(self, timeout: timedelta | None = None, *, group: str | None = None) -> Lease | None:
         """Take the first due task under a lease; None when there is none, or none came within ``timeout``.
+
+        ``group``: of this group of the queue only. A driver that the setting ``strategy`` names is not asked then.
 
         The attempt is charged. A task past its time to live, or whose payload cannot be read, is settled and passed
         over. The threads of one process are served in the order they came; between processes the database decides.
@@ -84,13 +88,15 @@ class QueueHandle(QueueAdmin):
         its turn, because it may hold locks that others wait for. Where no new row can become visible in the transaction
         (on SQLite, or when it is stricter than READ COMMITTED) ``take`` does not wait. ``touch`` extends the lease.
         """
-        until = None if timeout is None else monotonic() + _checked("timeout", timeout).total_seconds()
-        aliases = self._aliases()
-        inside = any(connections[alias].in_atomic_block for alias in aliases)
-        if inside and not all(_sees_news(alias) for alias in aliases):
-            until = None
-        key = blocking.WaitKey(self.name, aliases, self.tags)
-        return blocking.take(key, partial(self._poll, aliases), until, partial(self._pause, aliases), alone=inside)
+        return self._block(self._poll, None if timeout is None else _checked("timeout", timeout), group)
+
+    def wait(self, timeout: timedelta, *, group: str | None = None) -> bool:
+        """Wait until a task can be taken; False when none could within ``timeout``. Nothing is taken or changed.
+
+        Another consumer may take the task first: ``take`` may still find nothing. The threads of one process that wait
+        share one poll of the database; they are woken as those in ``take``. ``group``: as in ``take``.
+        """
+        return self._block(self._find, _checked("timeout", timeout) or None, group, takes=False) is not None
 
     def ack(self, task: Lease | str, result: Any = None) -> None:
         """Settle as COMPLETED, or as the queue's ``keep`` setting says. Raises ``LeaseLost``."""
@@ -145,11 +151,37 @@ class QueueHandle(QueueAdmin):
 
     # -- what the verbs are made of ----------------------------------------------------------------------------------
 
-    def _poll(self, aliases: tuple[str, ...]) -> Lease | None:
+    def _block(
+        self,
+        poll: Callable[[tuple[str, ...], str | None], T | None],
+        timeout: timedelta | None,
+        group: str | None,
+        *,
+        takes: bool = True,
+    ) -> T | None:
+        """Poll until something is found or the time is over."""
+        if group is not None:
+            checked_text("group", group)
+        until = None if timeout is None else monotonic() + timeout.total_seconds()
+        aliases = self._aliases()
+        inside = any(connections[alias].in_atomic_block for alias in aliases)
+        if inside and not all(_sees_news(alias) for alias in aliases):
+            until = None
+        key = blocking.WaitKey(self.name, aliases, self.tags, group, takes)
+        pause = partial(self._pause, aliases)
+        return blocking.take(key, partial(poll, aliases, group), until, pause, alone=inside)
+
+    def _find(self, aliases: tuple[str, ...], group: str | None) -> str | None:
+        """Return the first database with a task that can be taken."""
+        found = (alias for alias in aliases if leases.is_ready(self.name, alias, tags=self.tags, group=group))
+        return next(found, None)
+
+    def _poll(self, aliases: tuple[str, ...], group: str | None) -> Lease | None:
         """Poll once; on a queue with shards each shard, beginning with a random one."""
         first = random.randrange(len(aliases))
         for alias in aliases[first:] + aliases[:first]:
-            if task := leases.take_one(self.name, alias, poller_instance=_instance(os.getpid()), tags=self.tags):
+            instance = _instance(os.getpid())
+            if task := leases.take_one(self.name, alias, poller_instance=instance, tags=self.tags, group=group):
                 return task
             if (now := monotonic()) >= _next_rescue.get((alias, self.name), 0.0):
                 if len(_next_rescue) >= MAX_REMEMBERED_QUEUES:

@@ -149,15 +149,18 @@ def take(
     )
 
 
-def take_one(queue: str, alias: str, *, poller_instance: str, tags: Sequence[str] = ()) -> Lease | None:
+def take_one(
+    queue: str, alias: str, *, poller_instance: str, tags: Sequence[str] = (), group: str | None = None
+) -> Lease | None:
     """Take the first due task that can be processed, or None; settle the tasks before it that cannot.
 
-    Also counts the expired lease of a task whose holder died, if usage is watched.
+    ``group``: of one group only. Also counts the expired lease of a task whose holder died, if usage is watched.
     """
     settings, port = queue_settings(queue, alias), ManualSettlePort.of(queue, alias)
+    strategy = None if group is None else stage.FromGroup(group)
     while True:
-        dead = _dead(port, queue) if usage.watched() else {}
-        if not (taken := take(queue, port, settings, poller_instance=poller_instance, tags=tags)):
+        dead = _dead(port, queue, group) if usage.watched() else {}
+        if not (taken := take(queue, port, settings, poller_instance=poller_instance, tags=tags, strategy=strategy)):
             return None
         (task,) = taken
         if dead.get(task.id) == task.total_attempt - 1:
@@ -165,6 +168,13 @@ def take_one(queue: str, alias: str, *, poller_instance: str, tags: Sequence[str
         port.tell(task, "take")
         if _fit(task, settings):
             return task
+
+
+def is_ready(queue: str, alias: str, *, tags: Sequence[str], group: str | None) -> bool:
+    """Whether a task can be taken now, of the queue or of one of its groups."""
+    session = Session.on(alias, model_for(queue))
+    params = {"queue_name": queue, "tags": session.sql.dialect.array(tags), "limit": 1}
+    return bool(stage.first_ready(session, params, group))
 
 
 def next_due(queue: str, alias: str) -> float | None:
@@ -184,9 +194,10 @@ def rescue_exhausted(queue: str, alias: str) -> None:
         port.tell(task, "lease_expired")
 
 
-def _dead(port: SettlePort, queue: str) -> dict[int, int]:
+def _dead(port: SettlePort, queue: str, group: str | None) -> dict[int, int]:
     """Return the first due tasks whose lease ran out, with the number of the lease."""
     due = port.model._default_manager.using(port.alias).filter(queue=queue).due()
+    due = due if group is None else due.filter(group_key=group)
     heads = due.values_list("pk", "status", "total_attempt")[:MAX_EXPIRED_LEASES]
     return {task_id: total for task_id, status, total in heads if status == Status.PROCESSING}
 

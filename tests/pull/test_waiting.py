@@ -116,6 +116,67 @@ def test_without_events_polling_finds_the_task(
     assert got(future) == Task.objects.get().pk
 
 
+# -- wait: until a task can be taken ----------------------------------------------------------------------------------
+
+
+def test_wait_returns_at_a_put_to_all_who_wait_and_takes_nothing(mail: QueueHandle) -> None:
+    with actors(3) as waiting:
+        futures = [actor.do(mail.wait, LONG) for actor in waiting]
+        until(lambda: waiters(mail) == 3)
+        task = mail.put()
+        assert [future.result(SOON) for future in futures] == [True] * 3
+    task.refresh_from_db()
+    assert (task.status, task.total_attempt) == ("CREATED", 0)
+    assert mail.take() is not None
+
+
+def test_wait_knows_what_can_be_taken(mail: QueueHandle) -> None:
+    now = timedelta(0)
+    assert not mail.wait(now)
+    task = mail.put(delay=timedelta(hours=1))
+    mail.put(tag="eu")
+    assert not mail.wait(now), "none is due for this handle"
+    assert queue("mail", tags=["eu"]).wait(now)
+    Task.objects.filter(pk=task.pk).run_now()
+    assert mail.wait(now)
+    assert mail.take() is not None
+    assert not mail.wait(now), "a live lease holds it"
+
+
+def test_wait_of_a_group_ignores_the_others(mail: QueueHandle) -> None:
+    mail.put(group="a")
+    began = monotonic()
+    assert not mail.wait(timedelta(milliseconds=200), group="b")
+    assert monotonic() - began >= 0.2
+    with actors(1) as (actor,):
+        future = actor.do(lambda: mail.wait(LONG, group="b"))
+        until(lambda: waiters(mail) == 1)
+        mail.put(group="b")
+        assert future.result(SOON)
+
+
+def test_wait_returns_when_a_scheduled_task_is_due(mail: QueueHandle) -> None:
+    mail.put(delay=timedelta(milliseconds=300))
+    began = monotonic()
+    assert mail.wait(LONG)
+    assert 0.25 < monotonic() - began < SOON
+
+
+@pytest.mark.parametrize("wrong", [None, 5, -timedelta(seconds=1)])
+def test_wait_needs_a_duration(mail: QueueHandle, wrong: Any) -> None:
+    with pytest.raises((TypeError, ValueError), match="timeout="):
+        mail.wait(wrong)
+
+
+def test_a_take_of_a_group_is_woken_by_a_put_into_it(mail: QueueHandle) -> None:
+    with actors(1) as (actor,):
+        future = actor.do(lambda: mail.take(LONG, group="b"))
+        until(lambda: waiters(mail) == 1)
+        mail.put(group="a")
+        task = mail.put(group="b")
+        assert got(future) == task.pk
+
+
 # -- fairness --------------------------------------------------------------------------------------------------------
 
 

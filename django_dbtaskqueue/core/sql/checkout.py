@@ -143,6 +143,16 @@ class CheckoutStatements(Group):
         )
 
     @statement
+    def first_ready_of_group(self) -> str:
+        """``first_ready`` of one group: (id, total_attempt)."""
+        # Sorted apart, or the planner reads the index of the ready order, and so the tasks of all other groups.
+        return (
+            f"WITH ready AS MATERIALIZED (SELECT id, total_attempt, priority, ready_time FROM {self.tables.task} WHERE"
+            f" queue_name = %(queue_name)s AND group_key = %(group)s AND ready_time IS NOT NULL AND {self.due_now})"
+            " SELECT id, total_attempt FROM ready ORDER BY priority, ready_time, id LIMIT %(limit)s"
+        )
+
+    @statement
     def park_unleased(self) -> str:
         """Take a task without a live lease out of the ready order."""
         return (

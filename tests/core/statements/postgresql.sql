@@ -351,6 +351,30 @@ AND NOT EXISTS (
 ORDER BY priority, ready_time, id
 LIMIT %(limit)s;
 
+-- Statements.first_ready_of_group
+WITH ready AS MATERIALIZED (
+    SELECT id, total_attempt, priority, ready_time
+    FROM "dbtaskqueue_task"
+    WHERE queue_name = %(queue_name)s
+    AND group_key = %(group)s
+    AND ready_time IS NOT NULL
+    AND ready_time <= statement_timestamp()
+    AND next_process_time <= statement_timestamp()
+    AND attempt < max_attempts
+    AND (tag IS NULL OR tag = ANY(%(tags)s::text[]))
+    AND NOT EXISTS (
+        SELECT 1
+        FROM "dbtaskqueue_queue" AS q
+        WHERE q.name = %(queue_name)s
+        AND q.paused_time IS NOT NULL
+        AND (q.paused_until IS NULL OR q.paused_until > statement_timestamp())
+    )
+)
+SELECT id, total_attempt
+FROM ready
+ORDER BY priority, ready_time, id
+LIMIT %(limit)s;
+
 -- Statements.group_heads
 SELECT t.group_key, t.id, t.ready_time IS NOT NULL, t.status = 'PROCESSING', t.attempt > 0,
     greatest(extract(epoch FROM t.next_process_time - statement_timestamp())::float8, 0), t.priority
@@ -2550,6 +2574,31 @@ AND NOT EXISTS (
     AND q.paused_time IS NOT NULL
     AND (q.paused_until IS NULL OR q.paused_until > statement_timestamp())
 )
+ORDER BY priority, ready_time, id
+LIMIT %(limit)s;
+
+-- Statements.first_ready_of_group (without some payload types)
+WITH ready AS MATERIALIZED (
+    SELECT id, total_attempt, priority, ready_time
+    FROM "dbtaskqueue_task"
+    WHERE queue_name = %(queue_name)s
+    AND group_key = %(group)s
+    AND ready_time IS NOT NULL
+    AND ready_time <= statement_timestamp()
+    AND next_process_time <= statement_timestamp()
+    AND attempt < max_attempts
+    AND (tag IS NULL OR tag = ANY(%(tags)s::text[]))
+    AND NOT coalesce(payload_type, '') = ANY(%(without)s::text[])
+    AND NOT EXISTS (
+        SELECT 1
+        FROM "dbtaskqueue_queue" AS q
+        WHERE q.name = %(queue_name)s
+        AND q.paused_time IS NOT NULL
+        AND (q.paused_until IS NULL OR q.paused_until > statement_timestamp())
+    )
+)
+SELECT id, total_attempt
+FROM ready
 ORDER BY priority, ready_time, id
 LIMIT %(limit)s;
 

@@ -262,6 +262,33 @@ AND NOT EXISTS (
 ORDER BY priority, ready_time, id
 LIMIT %(limit)s;
 
+-- Statements.first_ready_of_group
+WITH ready AS MATERIALIZED (
+    SELECT id, total_attempt, priority, ready_time
+    FROM "dbtaskqueue_task"
+    WHERE queue_name = %(queue_name)s
+    AND group_key = %(group)s
+    AND ready_time IS NOT NULL
+    AND ready_time <= strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')
+    AND next_process_time <= strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')
+    AND attempt < max_attempts
+    AND (tag IS NULL OR tag IN (
+        SELECT value
+        FROM json_each(%(tags)s)
+    ))
+    AND NOT EXISTS (
+        SELECT 1
+        FROM "dbtaskqueue_queue" AS q
+        WHERE q.name = %(queue_name)s
+        AND q.paused_time IS NOT NULL
+        AND (q.paused_until IS NULL OR q.paused_until > strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))
+    )
+)
+SELECT id, total_attempt
+FROM ready
+ORDER BY priority, ready_time, id
+LIMIT %(limit)s;
+
 -- Statements.group_heads
 SELECT t.group_key, t.id, t.ready_time IS NOT NULL, t.status = 'PROCESSING', t.attempt > 0,
     max((julianday(t.next_process_time) - julianday(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))) * 86400.0,
@@ -1863,6 +1890,37 @@ AND NOT EXISTS (
     AND q.paused_time IS NOT NULL
     AND (q.paused_until IS NULL OR q.paused_until > strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))
 )
+ORDER BY priority, ready_time, id
+LIMIT %(limit)s;
+
+-- Statements.first_ready_of_group (without some payload types)
+WITH ready AS MATERIALIZED (
+    SELECT id, total_attempt, priority, ready_time
+    FROM "dbtaskqueue_task"
+    WHERE queue_name = %(queue_name)s
+    AND group_key = %(group)s
+    AND ready_time IS NOT NULL
+    AND ready_time <= strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')
+    AND next_process_time <= strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')
+    AND attempt < max_attempts
+    AND (tag IS NULL OR tag IN (
+        SELECT value
+        FROM json_each(%(tags)s)
+    ))
+    AND NOT coalesce(payload_type, '') IN (
+        SELECT value
+        FROM json_each(%(without)s)
+    )
+    AND NOT EXISTS (
+        SELECT 1
+        FROM "dbtaskqueue_queue" AS q
+        WHERE q.name = %(queue_name)s
+        AND q.paused_time IS NOT NULL
+        AND (q.paused_until IS NULL OR q.paused_until > strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))
+    )
+)
+SELECT id, total_attempt
+FROM ready
 ORDER BY priority, ready_time, id
 LIMIT %(limit)s;
 
