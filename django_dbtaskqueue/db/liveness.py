@@ -7,6 +7,7 @@ answered in time. The statement then fails like one of a server that is away.
 
 from __future__ import annotations
 
+import inspect
 import logging
 import select
 import socket
@@ -18,7 +19,7 @@ from typing import Any
 from weakref import WeakSet
 
 from django.db.backends.base.base import BaseDatabaseWrapper
-from django.db.utils import DataError, Error, IntegrityError
+from django.db.utils import DataError, Error, IntegrityError, OperationalError
 
 from django_dbtaskqueue.core.durations import format_seconds
 
@@ -131,10 +132,11 @@ outages = _Outages()
 class _FirstStatement(threading.local):
     """What is known of a thread's present task."""
 
-    dead = False  # its connection was dead before its first statement
+    dead: bool | None = None  # its connection was dead before its first statement; None: it has made none
 
 
 _first = _FirstStatement()
+_CONNECT = inspect.unwrap(BaseDatabaseWrapper.connect).__code__
 
 
 def watch_first_statement(connection: BaseDatabaseWrapper) -> None:
@@ -155,14 +157,31 @@ def begin_first_statement(connection: BaseDatabaseWrapper) -> None:
     _first.dead = _first.dead or has_input(connection)
 
 
+def connected() -> None:
+    """This thread has made a connection: what its task does with it is not watched."""
+    _first.dead = _first.dead or False
+
+
 def fail_before_first_statement() -> None:
     """There was no connection for the task's transaction, so its processor was not called."""
     _first.dead = True
 
 
-def began_dead() -> bool:
-    """Whether a connection of this thread was dead before the first statement of the task that has just ended."""
-    dead, _first.dead = _first.dead, False
+def note_failed_connect(error: BaseException, alias: str) -> None:
+    """Note it if the task ended because its first use of the database ``alias`` found no server to connect to.
+
+    Another database is not waited for: the poller goes on without it, and would take the task again at once.
+    """
+    trace = error.__traceback__ if _first.dead is None and isinstance(error, OperationalError) else None
+    while trace is not None:
+        if trace.tb_frame.f_code is _CONNECT and trace.tb_frame.f_locals["self"].alias == alias:
+            _first.dead = True
+        trace = trace.tb_next
+
+
+def began_dead() -> bool | None:
+    """Whether there was no live connection for the first statement of this thread's task, which has just ended."""
+    dead, _first.dead = _first.dead, None
     return dead
 
 

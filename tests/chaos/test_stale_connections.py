@@ -6,13 +6,16 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from queue import SimpleQueue
+from typing import Any
 
 import pytest
-from django.db import connections
+from django.db import OperationalError, connections
 
-from django_dbtaskqueue import enqueue_many, queue, registry
+from django_dbtaskqueue import enqueue_many, queue
 from django_dbtaskqueue.contrib.embedded import EmbeddedPostgres
-from django_dbtaskqueue.core.outcomes import Release
+from django_dbtaskqueue.core.lease import Lease
+from django_dbtaskqueue.core.outcomes import Failed, Release
+from django_dbtaskqueue.flow.run import Processor
 from django_dbtaskqueue.models import Attempt, Task
 from django_dbtaskqueue.poller.executors import ConcurrencyLimiter, Done, Executor, Finish, Job
 from django_dbtaskqueue.poller.executors.pool import PoolExecutor
@@ -105,23 +108,83 @@ class OneThread(ThreadPoolExecutor):
     slots = 1
 
 
+def count(task: Lease) -> None:
+    """Use the task's database first."""
+    Task.objects.using(task.port.alias).count()
+
+
+def count_elsewhere(task: Lease) -> None:
+    """Use another database first."""
+    connections.settings["elsewhere"] = connections.settings["default"]
+    try:
+        Task.objects.using("elsewhere").count()
+    finally:
+        del connections.settings["elsewhere"], connections["elsewhere"]
+
+
+def raise_own(task: Lease) -> None:
+    """Fail by an error that only looks like the database's."""
+    try:
+        count(task)
+    except OperationalError:
+        raise OperationalError("of the processor") from None
+
+
+@pytest.mark.parametrize(
+    ("mode", "batch", "function", "charged"),
+    [
+        ("atomic", None, count, False),
+        ("separate", None, count, False),
+        ("separate", 2, count, False),
+        ("separate", None, count_elsewhere, True),
+        ("separate", None, raise_own, True),
+    ],
+)
 @pytest.mark.parametrize("where", EXECUTORS)
-def test_an_atomic_task_for_which_there_is_no_connection_is_not_called_and_not_charged(
-    crash_database: ProcessDatabase, pg_server: EmbeddedPostgres, where: str
+def test_a_task_whose_database_cannot_be_reached_at_its_first_statement_is_not_charged(
+    crash_database: ProcessDatabase,
+    pg_server: EmbeddedPostgres,
+    mode: str,
+    batch: Any,
+    function: Any,
+    charged: bool,
+    where: str,
 ) -> None:
     # Given a task that was taken before the server went away
-    enqueue_many("atomic", [{"payload": {"do": "ok"}}])
-    lease, processor = queue("atomic").take(), registry.find("atomic", None)
-    assert lease is not None
-    assert processor is not None
+    leases = taken(batch or 1)
     connections["default"].close()
     pg_server.stop("immediate")
 
-    # When it is to run
-    ended: SimpleQueue[Done] = SimpleQueue()
-    executor = EXECUTORS[where](lambda done, *, idle: ended.put(done))
-    executor.submit([Job(lease, processor)], fast=False)
+    # When it runs, then it is given back, or has failed by its own fault
+    called = Processor("work", function if batch is None else lambda tasks: function(tasks[0]), mode=mode, batch=batch)
+    for settlement in ended(leases, called, where):
+        assert isinstance(settlement, Failed if charged else Release)
 
-    # Then it is given back
-    assert isinstance(ended.get(timeout=PATIENCE).settlement, Release)
+
+def test_a_task_that_loses_its_server_after_a_statement_is_charged(
+    crash_database: ProcessDatabase, pg_server: EmbeddedPostgres
+) -> None:
+    def lose(task: Lease) -> None:
+        count(task)
+        connections["default"].close()
+        pg_server.stop("immediate")
+        count(task)
+
+    (settlement,) = ended(taken(1), Processor("work", lose))
+    assert isinstance(settlement, Failed)
+
+
+def taken(number: int) -> list[Lease]:
+    """Enqueue tasks, and take them."""
+    enqueue_many("work", [{"payload": 1}] * number)
+    return [lease for _ in range(number) if (lease := queue("work").take())]
+
+
+def ended(leases: list[Lease], processor: Processor, where: str = "a thread of the poller") -> list[Any]:
+    """Run one call, and return what is to be written."""
+    done: SimpleQueue[Done] = SimpleQueue()
+    executor = EXECUTORS[where](lambda one, *, idle: done.put(one))
+    executor.submit([Job(leases[0], processor, tuple(leases[1:]))], fast=False)
+    found = [done.get(timeout=PATIENCE).settlement for _ in leases]
     executor.close()
+    return found

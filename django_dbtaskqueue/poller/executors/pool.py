@@ -168,7 +168,7 @@ def run_remotely(job: Job) -> list[Answer]:
     check()
     outcomes: Sequence[Outcome | Settlement | None] = perform_all(job.leases, job.processor)
     if began_dead():
-        outcomes = list(map(unless_dead, outcomes))
+        outcomes = unless_dead(outcomes)
     tidy()
     close_old_connections()  # these threads get no signal when they end
     return answers_of(job, outcomes)

@@ -127,7 +127,7 @@ class ThreadExecutor(Executor):
         observe.started(lease, job.processor)
         settlement = run(lease, job.processor)
         if began_dead():
-            settlement = unless_dead(settlement)
+            (settlement,) = unless_dead([settlement])
         self._jobs[slot] = None
         if not self._given_up or not self._is_late(Run(job, started)):
             self._finish(Done(lease, settlement, monotonic() - started), idle=not self.todo)
@@ -145,7 +145,7 @@ class ThreadExecutor(Executor):
             observe.started(lease, job.processor)
         settlements = run_all(job.leases, job.processor)
         if began_dead():
-            settlements = list(map(unless_dead, settlements))
+            settlements = unless_dead(settlements)
         self._jobs[slot] = None
         tidy()
         self._end(current, settlements, monotonic() - started)

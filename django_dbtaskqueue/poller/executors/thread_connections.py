@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from contextlib import suppress
 from time import monotonic
 from typing import TypeVar
@@ -17,6 +18,8 @@ from django_dbtaskqueue.core.outcomes import Outcome, Release, Settlement
 from django_dbtaskqueue.db import liveness
 
 T = TypeVar("T", bound=Outcome | Settlement | None)
+# After a failed connect: a server may refuse this thread and not the poller, which takes the same task again.
+RECONNECT_PAUSE_S = 1.0
 IDLE_SECONDS = 5.0  # without a task, after which a thread's connections are checked before the next one
 
 
@@ -36,6 +39,7 @@ _opened = _Opened()
 @receiver(connection_created)
 def _note(**_: object) -> None:
     _opened.changed = True
+    liveness.connected()
 
 
 def must_check() -> bool:
@@ -56,13 +60,18 @@ def check() -> None:
         liveness.watch_first_statement(connection)
 
 
-def unless_dead(outcome: T) -> T | Release:
-    """Return what is to be written of a task whose connection was dead before its first statement."""
-    error = None if outcome is None else outcome.facts.error
-    if isinstance(error, OperationalError | InterfaceError):
+def unless_dead(outcomes: Sequence[T]) -> list[T | Release]:
+    """Return what is to be written of a call that had no live connection for its first statement."""
+    spared = [Release() if _lost_database(one) else one for one in outcomes]
+    if any(after is not before for after, before in zip(spared, outcomes, strict=True)):
         liveness.outages.report()  # other threads may have such connections, too
-        return Release()
-    return outcome
+        if not any(connection.connection for connection in connections.all(initialized_only=True)):
+            threading.Event().wait(RECONNECT_PAUSE_S)
+    return spared
+
+
+def _lost_database(outcome: Outcome | Settlement | None) -> bool:
+    return outcome is not None and isinstance(outcome.facts.error, OperationalError | InterfaceError)
 
 
 def tidy() -> None:
