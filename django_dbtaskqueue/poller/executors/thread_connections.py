@@ -6,7 +6,7 @@ import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from time import monotonic
-from typing import TypeVar
+from typing import Any
 
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -17,7 +17,6 @@ from django.dispatch import receiver
 from django_dbtaskqueue.core.outcomes import Outcome, Release, Settlement
 from django_dbtaskqueue.db import liveness
 
-T = TypeVar("T", bound=Outcome | Settlement | None)
 # After a failed connect: a server may refuse this thread and not the poller, which takes the same task again.
 RECONNECT_PAUSE_S = 1.0
 IDLE_SECONDS = 5.0  # without a task, after which a thread's connections are checked before the next one
@@ -60,7 +59,7 @@ def check() -> None:
         liveness.watch_first_statement(connection)
 
 
-def unless_dead(outcomes: Sequence[T]) -> list[T | Release]:
+def unless_dead(outcomes: Sequence[Outcome | Settlement | None]) -> list[Any]:
     """Return what is to be written of a call that had no live connection for its first statement."""
     spared = [Release() if _lost_database(one) else one for one in outcomes]
     if any(after is not before for after, before in zip(spared, outcomes, strict=True)):
