@@ -40,12 +40,12 @@ from django_dbtaskqueue.operations.monitor_documents import (
     poller_document,
     queue_stats_document,
 )
+from django_dbtaskqueue.operations.permissions import all_queues
 from django_dbtaskqueue.operations.queue_stats import Overview, alive, overview, stats_of_queue
 from django_dbtaskqueue.operations.trends import series, stats_of_groups
 from django_dbtaskqueue.operations.visibility import (
     check_queue,
     narrow,
-    queue_names,
     visible_names,
     visible_queues,
 )
@@ -176,7 +176,7 @@ def queues(call: Call) -> QueueList:
 def queue(call: Call, queue: str) -> QueueDetail:
     """Return one queue."""
     may_view(call.actor, Queue)
-    if not call.actor.sees(queue) or queue not in queue_names():
+    if not call.actor.sees(queue) or queue not in all_queues():
         raise Http404(f"There is no queue {queue}.")
     row = Queue.objects.using(alias_for(queue, None, write=False)).filter(pk=queue).first()
     return {

@@ -40,8 +40,8 @@ from django_dbtaskqueue.operations.serializers import (
     summary,
 )
 from django_dbtaskqueue.operations.verb_inputs import VerbOptions
-from django_dbtaskqueue.operations.verbs import BULK_VERBS, ID_VERBS, TaskVerb
-from django_dbtaskqueue.operations.visibility import check_queue, narrow, sees_operation
+from django_dbtaskqueue.operations.verbs import BULK_VERBS, ID_VERBS, PURGE, TaskVerb
+from django_dbtaskqueue.operations.visibility import check_queue, check_there, narrow, sees_operation
 
 M = TypeVar("M", bound=Model)
 MAX_ATTEMPTS = 50
@@ -156,8 +156,11 @@ def task(call: Call, pk: int) -> TaskDetail:
 
 def act_on_task_ids(call: Call, verb: str) -> ActionReport:
     """Apply a verb to up to 1,000 tasks at once, in one transaction."""
-    known, rows = _verb(verb, ID_VERBS), _table(call)
-    queue = call.given["queue"]
+    known, queue = _verb(verb, ID_VERBS), call.given["queue"]
+    if queue:
+        check(known, call.given["reason"], call.actor)
+        check_there([queue], call.actor)
+    rows = _table(call)
     request = ActionRequest(
         known, call.given["reason"], _options(call, known), to_text(of_queue(queue)) if queue else ""
     )
@@ -224,6 +227,8 @@ def put_back_operation(call: Call, pk: int) -> OperationDocument:
 def purge_queue(call: Call, queue: str) -> OperationDocument:
     """Start the bulk deletion of every task of a queue."""
     check_queue(queue, call.actor)
+    check(PURGE, call.given["reason"], call.actor, queue)
+    check_there([queue], call.actor)
     if call.given["confirm"] != queue:
         raise BadInput("confirm", f'must repeat the name, because every task of the queue is deleted: "{queue}".')
     return operation_document(bulk.start("purge", of_queue(queue), call.actor, call.given["reason"]))

@@ -12,7 +12,7 @@ from typing import Any
 from django.core.exceptions import ImproperlyConfigured
 
 from django_dbtaskqueue.core import retry
-from django_dbtaskqueue.core.durations import iso_duration, parse_duration, parse_length
+from django_dbtaskqueue.core.durations import MIN_LEASE, iso_duration, parse_duration, parse_length
 from django_dbtaskqueue.core.exceptions import near_match
 
 QUEUE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:\-]{0,199}")
@@ -76,7 +76,6 @@ SWITCH: Rule = (lambda v: isinstance(v, bool), "True or False")
 POSITIVE: Rule = (_positive, "a positive duration")
 POSITIVE_OR_NONE: Rule = (lambda v: v is None or _positive(v), "None or a positive duration")
 STRATEGIES = ("auto", "skip_locked", "optimistic")
-MIN_LEASE = timedelta(milliseconds=100)  # a shorter one would run out before the task starts
 QUEUE_RULES: dict[str, Rule] = {
     "lease": (lambda v: _positive(v) and v >= MIN_LEASE, "a duration of at least 100 ms"),
     "retry": (callable, "a retry policy, e.g. Geometric(timedelta(seconds=10))"),

@@ -16,6 +16,7 @@ MAX_TEXT_LENGTH = 100
 # Times that a row may hold. A table of an older system has old ones; Python cannot read one after the year 9999.
 READABLE_TIMES = (datetime(1900, 1, 1, tzinfo=UTC), datetime(9900, 1, 1, tzinfo=UTC))
 MAX_LENGTH = timedelta(days=36_525)  # a later time may be after year 9999, which Python cannot read back
+MIN_LEASE = timedelta(milliseconds=100)  # a shorter one would run out before the task starts
 MEAN_SMOOTHING_SHARE = 0.3  # weight of the latest value in a mean
 ROUGH_DIGITS = 3
 

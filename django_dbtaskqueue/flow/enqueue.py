@@ -20,10 +20,10 @@ from django.db.models.base import ModelState
 
 from django_dbtaskqueue.conf import overrides
 from django_dbtaskqueue.conf import settings as conf
-from django_dbtaskqueue.conf.queue import MIN_LEASE
 from django_dbtaskqueue.core import codecs, context
 from django_dbtaskqueue.core import json as json_payload
 from django_dbtaskqueue.core.columns import COPIED, ENQUEUED, OPTIONS, OWN_COLUMNS, EnqueueOptions
+from django_dbtaskqueue.core.durations import MIN_LEASE
 from django_dbtaskqueue.core.exceptions import DuplicateTask, EnqueueError, PayloadError, near_match
 from django_dbtaskqueue.core.outcomes import MAX_DELAY
 from django_dbtaskqueue.db.session import Session, alias_for, model_of

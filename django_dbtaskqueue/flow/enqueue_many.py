@@ -161,7 +161,7 @@ def _insert(session: Session, queue: str, share: Batch, on_duplicate: str, *, ke
         usage.after_commit(session.connection, queue, "put", written.number, written.ids)
     missing = len(references) - written.number
     if missing and on_duplicate != "ignore":
-        _raise_duplicate(session, queue, references, set(written.ids))
+        _raise_duplicate(session, queue, share, set(written.ids), replace=on_duplicate == "replace")
     replaced = written.number - written.new + len(share) - len(references)
     return Counter(enqueued=written.new, ignored=missing, replaced=replaced)
 
@@ -193,15 +193,17 @@ def _insert_rows(session: Session, queue: str, rows: list[Row], on_duplicate: st
     return written
 
 
-def _raise_duplicate(session: Session, queue: str, references: list[str | None], written: set[int]) -> NoReturn:
+def _raise_duplicate(session: Session, queue: str, share: Batch, written: set[int], *, replace: bool) -> NoReturn:
     """Name the first reference that was held by a task before, or that stands twice among the items."""
-    named = [reference for reference in references if reference is not None]
+    rows = share.rows() if isinstance(share, UniformRows) else share
+    named = [row["reference_number"] for row in rows if row["reference_number"] is not None]
     tasks = session.model._default_manager.using(session.connection.alias)
     holder = tasks.filter(queue=queue, reference__in=named).exclude(pk__in=written).first()
     if holder is not None:
-        raise DuplicateTask(queue, str(holder.reference), task_id=holder.pk, status=holder.status)
-    twice = (reference for reference, times in Counter(named).items() if times > 1)
-    raise DuplicateTask(queue, next(twice, named[0]))  # its holder went after the insert
+        same = (holder.reference, holder.group_key)
+        moves = replace and same not in ((row["reference_number"], row["group_key"]) for row in rows)
+        raise DuplicateTask(queue, str(holder.reference), task_id=holder.pk, status=holder.status, in_other_group=moves)
+    raise DuplicateTask(queue, Counter(named).most_common(1)[0][0])  # its holder went after the insert
 
 
 def _writer(types: Mapping[str, str]) -> Callable[[Row, Callable[[datetime], str]], str]:

@@ -25,6 +25,7 @@ from django_dbtaskqueue.operations.search.query import select, tasks_for
 from django_dbtaskqueue.operations.serializers import operation_document
 from django_dbtaskqueue.operations.verb_inputs import VerbOptions
 from django_dbtaskqueue.operations.verbs import ID_VERBS, PAUSE, PUT_BACK, RESUME
+from django_dbtaskqueue.operations.visibility import check_there
 
 FAILED_CODE, USAGE_CODE = 1, 2  # exit codes
 DEFAULT_BULK_ROWS = 20
@@ -41,6 +42,7 @@ def verb(output: Output, options: Options) -> int:
 
 def purge(output: Output, options: Options) -> int:
     """Delete every task of a queue."""
+    check_there([options["queue"]], Actor())
     return _on_search(output, {**options, "filter": [to_text(of_queue(options["queue"]))]})
 
 

@@ -14,7 +14,7 @@ from django_dbtaskqueue.core.exceptions import near_match
 from django_dbtaskqueue.db.session import alias_for
 from django_dbtaskqueue.management.output import Output, ago
 from django_dbtaskqueue.models import ApiToken
-from django_dbtaskqueue.operations.visibility import queue_names
+from django_dbtaskqueue.operations.permissions import all_queues
 
 MAX_LISTED_TOKENS = 500
 
@@ -25,7 +25,7 @@ def make(output: Output, options: dict[str, Any]) -> int:
     users: Any = get_user_model()
     if not users._default_manager.filter(**{users.USERNAME_FIELD: user}).exists():
         raise CommandError(f"There is no user {user!r}. Make it first: a token has the permissions of its user.")
-    known = queue_names() if queues else []
+    known = all_queues() if queues else []
     for queue in queues:
         if queue not in known:
             raise CommandError(f"There is no queue {queue!r}.{near_match(queue, known)}")

@@ -22,6 +22,9 @@ from django.utils.translation import gettext_lazy, ngettext_lazy
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.exceptions import OperationRefused
 from django_dbtaskqueue.core.masking import is_masked
+from django_dbtaskqueue.core.sql.stats import StatsStatements
+from django_dbtaskqueue.db.session import Session, aliases_of, model_for
+from django_dbtaskqueue.models import Queue
 from django_dbtaskqueue.operations.search import Search, reads_payload
 
 if TYPE_CHECKING:
@@ -157,6 +160,18 @@ def can_view(user: User, queue: str) -> bool:
     return path is None or bool(_rule("CAN_VIEW", path)(user, queue))
 
 
+def all_queues() -> list[str]:
+    """Return every queue that is known, has a ``Queue`` row, or has tasks."""
+    names = {*conf.known_queues()}
+    for alias in {alias for name in ("", *names) for alias in aliases_of(name)}:
+        names.update(Queue.objects.using(alias).values_list("name", flat=True))
+    for place in {(alias, model_for(name)) for name in ("", *names) for alias in aliases_of(name)}:
+        session = Session.on(*place)
+        sql = StatsStatements(session.sql.tables, session.sql.dialect)
+        names.update(name for (name,) in session.run(sql.names, {}))
+    return sorted(names)
+
+
 def search_fault(who: User | Actor | None, search: Search) -> str:
     """Return why a user may not ask for this search, or nothing: its matches can reveal what payloads contain.
 
@@ -173,7 +188,8 @@ def search_fault(who: User | Actor | None, search: Search) -> str:
     if not actor.may(VIEW_PAYLOAD):
         return _("Searching in payloads, results and errors needs the permission to see them.")
     # What it may not view, a search does not look in.
-    queues = search.queues() or [queue for queue in conf.known_queues() if actor.sees(queue)]
+    ruled = all_queues() if conf.settings().can_operate is not None else ()
+    queues = search.queues() or filter(actor.sees, ruled)
     if all(actor.may(VIEW_PAYLOAD, queue) for queue in queues):
         return ""
     return _(

@@ -30,7 +30,7 @@ from django_dbtaskqueue.operations.queue_stats import alive
 from django_dbtaskqueue.operations.search import of_queue
 from django_dbtaskqueue.operations.search.query import select
 from django_dbtaskqueue.operations.verbs import CHANGE_SETTINGS, CONTROL_POLLERS, PAUSE, RESUME
-from django_dbtaskqueue.operations.visibility import check_queue, narrow, visible_names
+from django_dbtaskqueue.operations.visibility import check_queue, check_there, narrow, visible_names
 
 STOPPED_STATE = "STOPPED"
 LAST_PAUSE_YEAR = 2200
@@ -62,6 +62,7 @@ def resume_queues(queues: Sequence[str], actor: Actor, *, reason: str = "", usin
     for queue in queues:
         check_queue(queue, actor)
         check(RESUME, reason, actor, queue)
+    check_there(queues, actor)
     changed = 0
     for queue in queues:
         alias = alias_for(queue, using)

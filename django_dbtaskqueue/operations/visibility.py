@@ -11,12 +11,9 @@ from typing import Any, TypeVar, cast
 from django.db.models import Exists, OuterRef, Q, QuerySet
 
 from django_dbtaskqueue.core.exceptions import SearchError, UnknownQueue
-from django_dbtaskqueue.core.sql.stats import StatsStatements
-from django_dbtaskqueue.db.session import Session, aliases_of, model_for
-from django_dbtaskqueue.flow.placement import known_queues
 from django_dbtaskqueue.models import AuditEntry, BulkOperation, Poller, Queue, SavedSearch
 from django_dbtaskqueue.models.control import queue_names_in
-from django_dbtaskqueue.operations.permissions import Actor, Verb, check
+from django_dbtaskqueue.operations.permissions import Actor, Verb, all_queues, check
 from django_dbtaskqueue.operations.search import parse
 
 Rows = TypeVar("Rows", bound=QuerySet[Any])
@@ -24,22 +21,12 @@ VISIBLE = "visible queues"
 MAX_ROWS_JUDGED_ONE_BY_ONE = 2000  # pollers, saved searches
 
 
-def queue_names() -> list[str]:
-    """Return every queue that is known, has a ``Queue`` row, or has tasks."""
-    names = known_queues()
-    for place in {(alias, model_for(name)) for name in ("", *names) for alias in aliases_of(name)}:
-        session = Session.on(*place)
-        sql = StatsStatements(session.sql.tables, session.sql.dialect)
-        names.update(name for (name,) in session.run(sql.names, {}))
-    return sorted(names)
-
-
 def visible_queues(actor: Actor) -> list[str] | None:
     """Return the queues that the actor may view; None: all of them, without a question to the database."""
     if actor.sees_all:
         return None
     if VISIBLE not in actor.memo:
-        actor.memo[VISIBLE] = [name for name in actor.scope.queues or queue_names() if actor.sees(name)]
+        actor.memo[VISIBLE] = [name for name in actor.scope.queues or all_queues() if actor.sees(name)]
     return actor.memo[VISIBLE]
 
 
@@ -55,6 +42,14 @@ def check_queue(queue: str, actor: Actor) -> None:
     names = visible_queues(actor)
     if names is not None and queue not in names:
         raise UnknownQueue(queue, names)
+
+
+def check_there(queues: Iterable[str], actor: Actor) -> None:
+    """Raise ``UnknownQueue`` for a queue that is not there. Call it after the check of permissions: it names queues."""
+    names = all_queues()
+    for queue in queues:
+        if queue not in names:
+            raise UnknownQueue(queue, visible_names(names, actor))
 
 
 def queues_of(text: str) -> tuple[str, ...]:
@@ -119,7 +114,7 @@ def check_cancel(operation: BulkOperation, verb: Verb, actor: Actor) -> None:
     check(verb, "cancelled", actor)
     if actor.user is None or (not queues and owns(operation, actor)):
         return
-    for queue in queues or queue_names():
+    for queue in queues or all_queues():
         check(verb, "cancelled", actor, queue)
 
 

@@ -220,6 +220,18 @@ def test_replace_refuses_all_when_one_is_no_longer_created(alias: str) -> None:
     assert set(Task.objects.using(alias).values_list("payload", flat=True)) == {0}
 
 
+def test_a_replacement_in_another_group_says_so(alias: str) -> None:
+    enqueue_many("parcels", [{"reference": "r", "group": "a"}], using=alias)
+    for items in ([{"reference": "new"}, {"reference": "r", "group": "b"}], [("new", 1), ("r", 1)]):
+        with pytest.raises(DuplicateTask, match="stays in its group") as refused:
+            enqueue_many("parcels", items, on_duplicate="replace", using=alias)
+        assert "on_duplicate" not in str(refused.value)
+    with pytest.raises(DuplicateTask, match="Pass on_duplicate"):
+        enqueue_many("parcels", [("r", 1)], using=alias)
+    same = [{"reference": "r", "group": "a", "payload": 1}]
+    assert enqueue_many("parcels", same, on_duplicate="replace", using=alias).replaced == 1
+
+
 @pytest.mark.parametrize("keep_due", [True, False])
 def test_replace_may_keep_due_times(alias: str, keep_due: bool) -> None:
     old = make_task(reference="r", ready_time=timedelta(hours=5), using=alias)

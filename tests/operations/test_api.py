@@ -280,6 +280,10 @@ def test_purge_repeats_the_queue_s_name_and_gives_a_reason() -> None:
         ("queues/parcels/pause", {"until": "soon"}, 400, "'until' must be a time"),
         ("queues/parcles/pause", {}, 404, "Did you mean 'parcels'"),
         ("queues/parcles/settings", {"values": {"batch_size": 9}}, 404, "Did you mean 'parcels'"),
+        ("queues/parcles/start", {}, 404, "Did you mean 'parcels'"),
+        ("queues/parcles/purge", {"confirm": "parcles", "reason": "x"}, 404, "Did you mean 'parcels'"),
+        ("tasks/reprocess/ids", {"ids": [1], "queue": "parcles"}, 404, "Did you mean 'parcels'"),
+        ("tasks/reprocess/ids", {"ids": [], "queue": "parcles"}, 404, "Did you mean 'parcels'"),
     ],
 )
 def test_a_fault_says_the_way_out(where: str, given: dict[str, Any], status: int, words: str) -> None:
@@ -288,6 +292,15 @@ def test_a_fault_says_the_way_out(where: str, given: dict[str, Any], status: int
     )
     assert (answer.status_code, words in answer.json()["error"]) == (status, True), answer.json()
     assert not AuditEntry.objects.exists() and not BulkOperation.objects.exists()
+
+
+@pytest.mark.parametrize("queue", [QUEUE, "parcles"])
+def test_without_the_permission_no_queue_is_named(queue: str) -> None:
+    ada = client("view_task")
+    for where in (f"queues/{queue}/start", f"queues/{queue}/purge", f"queues/{queue}/pause", "tasks/reprocess/ids"):
+        given = {"ids": [1], "queue": queue} if where.endswith("ids") else {"reason": "x"}
+        answer = post(ada, where, **given)
+        assert (answer.status_code, "Known queues" in answer.json()["error"]) == (403, False), where
 
 
 @pytest.mark.parametrize("verb", ["reprocess", "edit"])

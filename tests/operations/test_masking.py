@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import pytest
 from django.contrib.auth.models import User
@@ -14,11 +14,12 @@ from django_dbtaskqueue import Sensitive, enqueue, processor
 from django_dbtaskqueue.core import masking
 from django_dbtaskqueue.core.exceptions import OperationRefused
 from django_dbtaskqueue.core.masking import MASKED, masked, masked_text
-from django_dbtaskqueue.models import Attempt, FailureGroup, Task
+from django_dbtaskqueue.models import Attempt, FailureGroup, Queue, Task
 from django_dbtaskqueue.operations.permissions import search_fault
 from django_dbtaskqueue.operations.search import parse
 from django_dbtaskqueue.operations.verb_inputs import with_secrets_of
 from django_dbtaskqueue.testing import drain
+from tests.factories import QUEUE, make_task
 
 SECRET = "hunter2"
 
@@ -187,3 +188,21 @@ def test_an_edit_of_a_payload_keeps_what_was_masked() -> None:
     assert "s3cr3t" not in str(edited)
     assert with_secrets_of(stored, edited | {"n": True}) == stored | {"n": True}
     assert with_secrets_of({"password": "s3cr3t", "n": 1}, {"n": 2}) == {"password": "s3cr3t", "n": 2}
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("made", ["by its row", "by a task"])
+def test_a_search_in_all_queues_looks_also_in_those_made_at_runtime(settings: Any, made: str) -> None:
+    settings.DBTASKQUEUE = {"QUEUES": {QUEUE: {}}, "CAN_OPERATE": f"{__name__}.not_made_at_runtime"}
+    user = cast(Any, User.objects.create_superuser("ada"))
+    assert search_fault(user, parse("error:x")) == ""
+    if made == "by its row":
+        Queue.objects.create(name="made-at-runtime")
+    else:
+        make_task(queue="made-at-runtime")
+    assert "You may not see the payloads of all queues" in search_fault(user, parse("error:x"))
+    assert search_fault(user, parse(f"queue:{QUEUE} error:x")) == ""
+
+
+def not_made_at_runtime(user: Any, verb: str, queue: str) -> bool:
+    return queue != "made-at-runtime"

@@ -310,6 +310,9 @@ def test_pause_resume_and_purge() -> None:
     assert Queue.objects.filter(IN_EFFECT, paused_until__isnull=False).count() == 2
     assert data("resume", QUEUE, "--dry-run") == {"would_resume": [QUEUE]}
     assert data("resume", QUEUE) == {"resumed": 1}
+    for words in (["resume", "lettres"], ["purge", "lettres", "--yes", "--reason", "test data"]):
+        with pytest.raises(CommandError, match="Did you mean 'letters'"):
+            run(*words)
     assert code_of("purge", QUEUE, "--yes") == taskqueue.REFUSED_CODE
     assert "1 task deleted" in run("purge", QUEUE, "--yes", "--reason", "test data")
     assert [task.queue for task in Task.objects.all()] == ["letters"]
@@ -319,6 +322,15 @@ def test_pause_resume_and_purge() -> None:
 
 
 # -- how it ends -------------------------------------------------------------------------------------------------------
+
+
+def test_every_command_that_changes_something_takes_yes() -> None:
+    User.objects.create_user("ada")
+    make_task(Status.ERROR)
+    assert data("bulk", "list", "--yes") == []
+    assert data("token", "ada", "--yes")["user"] == "ada"
+    assert data("tokens", "--revoke", str(ApiToken.objects.get().pk), "--yes")["revoked"]
+    assert "_payload_in" in data("index", "--drop", "--yes")["index"]
 
 
 def test_exit_codes(settings: Any) -> None:

@@ -9,6 +9,7 @@ from django.core.exceptions import ImproperlyConfigured
 
 from django_dbtaskqueue import UnknownQueue, processor, registry
 from django_dbtaskqueue.conf import settings as conf
+from django_dbtaskqueue.models import Queue
 from django_dbtaskqueue.poller.process import queue_selection
 
 
@@ -42,11 +43,22 @@ def test_a_weight_is_a_whole_number(weight: str) -> None:
         queue_selection.parse([f"work:{weight}"])
 
 
+@pytest.mark.django_db
+def test_a_queue_made_at_runtime_that_nobody_processes_is_refused_as_such() -> None:
+    Queue.objects.create(name="made-at-night")
+    with pytest.raises(ImproperlyConfigured, match="Queue 'made-at-night' has no processor in this project"):
+        queue_selection.parse(["made-at-night"])
+    with pytest.raises(UnknownQueue, match=r"Did you mean 'made-at-night'\?"):
+        queue_selection.parse(["mad-at-night"])
+
+
+@pytest.mark.django_db
 def test_an_unknown_queue_is_named_with_the_nearest() -> None:
     with pytest.raises(UnknownQueue, match=r"Unknown queue 'wrok'\. Did you mean 'work'\?"):
         queue_selection.parse(["wrok"])
 
 
+@pytest.mark.django_db
 def test_a_queue_nobody_processes_is_refused(taskqueue_registry: None) -> None:
     registry.restore(({}, {}))
     assert "claims" in conf.known_queues()  # it stands in the settings
@@ -62,6 +74,7 @@ def test_nothing_to_poll_is_said(taskqueue_registry: None) -> None:
         queue_selection.parse([])
 
 
+@pytest.mark.django_db
 def test_an_unknown_queue_is_told_from_all_that_are_known(settings: Any) -> None:
     settings.DBTASKQUEUE = {"QUEUES": {"letters": {}}}
     with pytest.raises(UnknownQueue, match=r"Did you mean 'letters'\?"):

@@ -52,9 +52,11 @@ class Command(BaseCommand):
         bulk.add_argument("number", nargs="?", type=positive)
         bulk.add_argument("--limit", type=positive, metavar="N", help="How many to list (20).")
         bulk.add_argument("--reason", default="", help="Why it is cancelled or put back, for the audit.")
+        _add_yes(bulk)
         index = add("index", "Create the index for searches of payloads (PostgreSQL). It slows enqueue down.")
         index.add_argument("--queue", metavar="NAME", help="On the table of this queue. Default: the common table.")
         index.add_argument("--drop", action="store_true", help="Drop the index.")
+        _add_yes(index)
         _add_tokens(add)
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -153,7 +155,7 @@ def _add_queues(add: Callable[[str, str], CommandParser]) -> None:
         one.add_argument("queue", nargs="+")
         one.add_argument("--reason", default="", help="Why, for the audit and for colleagues.")
         one.add_argument("--dry-run", action="store_true", help="Say what would happen; change nothing.")
-        _add_yes(one, "Accepted as by the other commands; this one does not ask.")
+        _add_yes(one)
         if name == "pause":
             text = "End the pause after this time."
             one.add_argument("--for", type=duration, dest="for_time", metavar="TIME", help=text)
@@ -172,6 +174,8 @@ def _add_tokens(add: Callable[[str, str], CommandParser]) -> None:
     token.add_argument("--expires", type=duration, metavar="TIME", help="It ends after this time, such as 90d.")
     token.add_argument("--note", default="", help="What it is for.")
     ended = add("tokens", "List the tokens of the JSON API, or end one.")
+    for one in (token, ended):
+        _add_yes(one)
     ended.add_argument("--revoke", type=positive, metavar="N", help="Delete this token: it is refused from now on.")
 
 
@@ -183,7 +187,7 @@ def _add_filter(parser: CommandParser) -> None:
     )  # fmt: skip
 
 
-def _add_yes(parser: CommandParser, text: str) -> None:
+def _add_yes(parser: CommandParser, text: str = "Accepted as by the other commands; this one does not ask.") -> None:
     parser.add_argument("--yes", action="store_true", help=text)
 
 

@@ -27,6 +27,7 @@ import pyarrow.csv
 
 from django_dbtaskqueue.core import json as json_payload
 from django_dbtaskqueue.core.columns import BY_NAME, ENQUEUED, TIMING
+from django_dbtaskqueue.core.durations import MIN_LEASE
 from django_dbtaskqueue.core.exceptions import DuplicateTask, PayloadError, PipelineError, TaskQueueError
 from django_dbtaskqueue.core.outcomes import MAX_DELAY
 from django_dbtaskqueue.core.sql.pipeline import STAGING_PREFIX, STAMP_DIGITS, StagingStatements
@@ -135,9 +136,9 @@ def _faults(name: str, column: pa.Array, rules: Rules) -> Iterable[tuple[int, st
         return _text_faults(name, column, rules)
     if name in STAGED_DURATIONS:
         seconds = _seconds(column)
-        low = pc.less_equal(seconds, 0.0) if name == "lease" else pc.less(seconds, 0.0)
-        bad = pc.or_(low, pc.greater(seconds, MAX_DELAY.total_seconds()))
-        return _said(bad, lambda row: f"{name}: {column[row].as_py()} is not between zero and a hundred years")
+        shortest, named = (MIN_LEASE, "100 ms") if name == "lease" else (timedelta(0), "zero")
+        bad = pc.or_(pc.less(seconds, shortest.total_seconds()), pc.greater(seconds, MAX_DELAY.total_seconds()))
+        return _said(bad, lambda row: f"{name}: {column[row].as_py()} is not between {named} and a hundred years")
     if name in WHOLE:
         least, most = WHOLE[name]
         bad = pc.or_(pc.less(column, least), pc.greater(column, most))

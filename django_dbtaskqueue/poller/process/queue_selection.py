@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from django.core.exceptions import ImproperlyConfigured
-from django.db import connections
+from django.db import DatabaseError, connections
 
 from django_dbtaskqueue import registry
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.exceptions import UnknownQueue, near_match
 from django_dbtaskqueue.db.session import alias_for
+from django_dbtaskqueue.flow.placement import known_queues
 
 
 def parse(texts: Iterable[str], excluded: Iterable[str] = ()) -> dict[str, int]:
@@ -64,10 +65,19 @@ def _check(queue: str) -> None:
     known = registry.queues()
     if queue in known:
         return
-    if queue in conf.known_queues():
+    there = _queues_there()
+    if queue in there:
         raise ImproperlyConfigured(
             f"Queue {queue!r} has no processor in this project, so nothing could process its tasks. Write one with "
             f"@processor({queue!r}) in the tasks.py of an installed app. "
             f"Queues with a processor: {', '.join(known) or 'none'}."
         )
-    raise UnknownQueue(queue, {*known, *conf.known_queues()})
+    raise UnknownQueue(queue, {*known, *there})
+
+
+def _queues_there() -> set[str]:
+    """Return the known queues, with those made at runtime if the database answers."""
+    try:
+        return known_queues()
+    except DatabaseError:
+        return {*conf.known_queues()}
