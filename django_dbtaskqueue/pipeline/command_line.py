@@ -13,14 +13,20 @@ from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 from django_dbtaskqueue.core.exceptions import CheckFailed, JobOptionError, PipelineError
 from django_dbtaskqueue.pipeline import jobs
 from django_dbtaskqueue.pipeline.database import Database
-from django_dbtaskqueue.pipeline.spark.terminal import is_interrupt, one_paragraph, py4j_silenced, shown_on
+from django_dbtaskqueue.pipeline.spark.terminal import (
+    is_interrupt,
+    one_paragraph,
+    py4j_silenced,
+    shown_on,
+    sigterm_interrupts,
+)
 
 if TYPE_CHECKING:
     from _typeshed import SupportsWrite
 
 EXIT_DONE, EXIT_FAILED, EXIT_WRONG_OPTIONS, EXIT_CHECK_FAILED, EXIT_INTERRUPTED = 0, 1, 2, 3, 130
 EXIT_CODES_HELP = (
-    "Exit codes: 0 done; 1 the job failed; 2 wrong options; 3 a check found faults; 130 interrupted (Ctrl-C)."
+    "Exit codes: 0 done; 1 the job failed; 2 wrong options; 3 a check found faults; 130 interrupted (Ctrl-C, SIGTERM)."
 )
 INTERRUPTED_MESSAGE = "Interrupted. Finished work stays, nothing is half-written: run it again to continue."
 USAGE = f"""\
@@ -76,7 +82,7 @@ def database_of_url(url: str | None) -> Database | None:
 def perform(argv: Sequence[str], face: Face) -> int:
     """Run one command line and return its exit code. An error is one paragraph on ``face.err``, not a stack trace."""
     try:
-        with py4j_silenced():
+        with py4j_silenced(), sigterm_interrupts():
             return _perform(list(argv), face)
     except (Exception, KeyboardInterrupt) as error:
         if is_interrupt(error):

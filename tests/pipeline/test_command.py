@@ -12,9 +12,11 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+import psutil
 import pytest
 from django.core.management import CommandError, call_command
 from py4j import java_gateway
@@ -28,7 +30,9 @@ from django_dbtaskqueue.pipeline.jobs import Argument
 from django_dbtaskqueue.pipeline.spark import terminal
 from tests.conftest import REPOSITORY
 from tests.factories import make_task
+from tests.patience import PATIENCE
 from tests.pipeline.lakes import flip
+from tests.support import until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -250,6 +254,38 @@ def test_ctrl_c_ends_a_process_without_a_stack_trace(sqlite_process_database: Pr
     assert "Traceback" not in "".join(said)
 
 
+@pytest.mark.slow
+def test_sigterm_while_spark_starts_leaves_no_process(sqlite_process_database: ProcessDatabase) -> None:
+    def starts() -> bool:
+        children = psutil.Process(process.pid).children(recursive=True)
+        return any("org.apache.spark.deploy.SparkSubmit" in command_of(child) for child in children)
+
+    command = [sys.executable, str(REPOSITORY / "manage.py"), "runtaskpipeline", "report", "--no-store", *CHEAP]
+    process = subprocess.Popen(
+        command, env=sqlite_process_database.env, cwd=REPOSITORY, text=True, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, start_new_session=True,
+    )  # fmt: skip
+    try:
+        until(starts)
+        started = psutil.Process(process.pid).children(recursive=True)
+        process.terminate()  # as a service manager does that only knows this process
+        _, errors = process.communicate(timeout=PATIENCE)
+        assert (process.returncode, "Traceback" in errors) == (130, False), errors
+        assert "Interrupted. Finished work stays" in errors
+        assert psutil.wait_procs(started, timeout=PATIENCE)[1] == []
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def command_of(process: psutil.Process) -> str:
+    """Return the command line of a process, or nothing if it has ended."""
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
+
+
 @pytest.fixture
 def handler() -> Iterator[Any]:
     """Python's own, also where the tests run in the background of a shell, which ignores the signal."""
@@ -270,6 +306,15 @@ def test_ctrl_c_waits_for_what_must_not_be_cut_off(handler: Any) -> None:
     with terminal.interrupts_delayed():
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     assert signal.getsignal(signal.SIGINT) == handler
+
+
+def test_sigterm_interrupts_and_waits_as_ctrl_c_does() -> None:
+    finished = []
+    with pytest.raises(KeyboardInterrupt), terminal.sigterm_interrupts(), terminal.interrupts_delayed():
+        signal.raise_signal(signal.SIGTERM)
+        finished.append("start")
+    assert finished == ["start"]
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
 def test_a_second_ctrl_c_does_not_wait(handler: Any) -> None:

@@ -96,8 +96,9 @@ def spark_session(
 
     ``conf`` is laid over the defaults; its ``spark.driver.extraJavaOptions`` are added to ours. With a running
     session only those of its settings that can change at run time take effect. Ctrl-C raises KeyboardInterrupt, during
-    the start at its end (a second one at once); PySpark's own handler of the signal is not kept. Raises
-    `PipelineError`, which names the packages to install, when Java, PySpark or one of its companions is missing.
+    the start at its end (a second one at once), and a handler of SIGTERM is called then, too; PySpark's own handler of
+    Ctrl-C is not kept. Raises `PipelineError`, which names the packages to install, when Java, PySpark or one of its
+    companions is missing.
     """
     _require_packages()
     from pyspark.sql import SparkSession

@@ -105,18 +105,33 @@ def without_secrets(text: str) -> str:
     return SECRET_PATTERN.sub(lambda found: f"{found[1]}=***" if found[1] else f"{found[3]}:***", text)
 
 
-# -- Ctrl-C ------------------------------------------------------------------------------------------------------------
+# -- Ctrl-C and SIGTERM ------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def sigterm_interrupts() -> Iterator[None]:
+    """Let SIGTERM raise KeyboardInterrupt in the block, unless the process handles it: then Spark is ended, too."""
+    in_main = threading.current_thread() is threading.main_thread()
+    if not in_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 @contextmanager
 def interrupts_delayed() -> Iterator[None]:
-    """Delay a first Ctrl-C to the end of the block; a second one acts at once. Restores the former handler.
+    """Delay a first Ctrl-C or SIGTERM to the end of the block; a second one acts at once. Restores the handlers.
 
     A JVM whose start is cut off never ends. PySpark also sets a handler of its own: it calls the JVM on a connection
     that may be in the middle of an answer, the call fails, Py4J logs the failure, and no job is cancelled.
     """
-    before = signal.getsignal(signal.SIGINT)
-    if not callable(before) or threading.current_thread() is not threading.main_thread():
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: handler for number, handler in handlers.items() if callable(handler)}
+    if not before or threading.current_thread() is not threading.main_thread():
         yield  # this thread is not interrupted, and may set no handler
         return
     waiting: list[int] = []
@@ -124,15 +139,17 @@ def interrupts_delayed() -> Iterator[None]:
     def wait(number: int, frame: FrameType | None) -> None:
         waiting.append(number)
         if len(waiting) > 1:
-            before(number, frame)
+            before[signal.Signals(number)](number, frame)
 
-    signal.signal(signal.SIGINT, wait)
+    for number in before:
+        signal.signal(number, wait)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
         if len(waiting) == 1:
-            before(signal.SIGINT, None)
+            before[signal.Signals(waiting[0])](waiting[0], None)
 
 
 @contextmanager
