@@ -13,11 +13,31 @@ BEGIN
     END LOOP;
 END $$;
 
+REVOKE INSERT ON dbtaskqueue_task FROM dbtaskqueue_producer;
 REVOKE INSERT, UPDATE ON dbtaskqueue_queue FROM dbtaskqueue_producer, dbtaskqueue_poller;
 REVOKE SELECT ON dbtaskqueue_failuregroup FROM dbtaskqueue_reader;
 
--- A producer enqueues. It updates only what `on_duplicate="replace"` and groups change, and never a status.
-GRANT SELECT, INSERT ON dbtaskqueue_task TO dbtaskqueue_producer;
+-- Times that a producer may write, and that migrations leave unchecked: 'infinity' would make pages fail for everybody.
+DO $$
+DECLARE
+    place text[];
+BEGIN
+    FOREACH place SLICE 1 IN ARRAY ARRAY[['task', 'last_update_time'], ['queue', 'create_time'], ['usagecount', 'minute']] LOOP
+        IF NOT EXISTS (SELECT 1 FROM pg_constraint WHERE conname = format('dbtaskqueue_%s_readable', place[1])) THEN
+            EXECUTE format(
+                'ALTER TABLE %I ADD CONSTRAINT %I CHECK (%I BETWEEN %L AND %L) NOT VALID', 'dbtaskqueue_' || place[1],
+                format('dbtaskqueue_%s_readable', place[1]), place[2], '1900-01-01 00:00Z', '9900-01-01 00:00Z'
+            );
+        END IF;
+    END LOOP;
+END $$;
+
+-- A producer enqueues. It inserts no status, result or count of attempts. It updates only what `on_duplicate="replace"`
+-- and groups change.
+GRANT SELECT ON dbtaskqueue_task TO dbtaskqueue_producer;
+GRANT INSERT (id, queue_name, reference_number, payload, payload_type, priority, tag, group_key, context, max_attempts,
+              lease_seconds, ready_time, parked_by, next_process_time, expire_time)
+    ON dbtaskqueue_task TO dbtaskqueue_producer;
 GRANT USAGE ON SEQUENCE dbtaskqueue_task_id_seq TO dbtaskqueue_producer; -- enqueue_many numbers its rows itself
 GRANT UPDATE (payload, payload_type, priority, tag, context, max_attempts, lease_seconds, ready_time, parked_by,
               next_process_time, expire_time, last_update_time) ON dbtaskqueue_task TO dbtaskqueue_producer;
