@@ -29,7 +29,8 @@ CONTENTS = {
         *("howto/pipeline-cookbook", "howto/spark-cluster"),
     ],
     "Look up": [
-        *("reference/api", "reference/outcomes-and-retries", "reference/statuses", "reference/semantics"),
+        *("reference/api", "reference/pull", "reference/signals", "reference/outcomes-and-retries"),
+        *("reference/statuses", "reference/semantics"),
         *("reference/settings", "reference/commands", "reference/operations", "reference/http-api"),
         *("reference/admin", "reference/errors", "reference/pipeline", "reference/python", "reference/stability"),
     ],
