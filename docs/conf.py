@@ -26,11 +26,11 @@ CONTENTS = {
     "How to": [
         *("howto/test-your-tasks", "howto/deploy", "howto/tune", "howto/operate-at-night"),
         "howto/why-a-task-does-not-run",
-        *("howto/pipeline-cookbook", "howto/spark-cluster"),
+        *("howto/own-tables", "howto/write-a-driver", "howto/pipeline-cookbook", "howto/spark-cluster"),
     ],
     "Look up": [
         *("reference/api", "reference/pull", "reference/signals", "reference/outcomes-and-retries"),
-        *("reference/statuses", "reference/semantics"),
+        *("reference/statuses", "reference/semantics", "reference/tables"),
         *("reference/settings", "reference/commands", "reference/operations", "reference/http-api"),
         *("reference/admin", "reference/errors", "reference/pipeline", "reference/python", "reference/stability"),
     ],
