@@ -198,7 +198,8 @@ TEST = re.compile(r"\[`(\w+)`\]\(([\w./-]+\.py)\)")
 
 def test_each_semantic_names_a_test_that_exists_or_says_not_yet() -> None:
     rows = table(page("reference/semantics.md"), "# Semantics")
-    assert [int(row[0]) for row in rows] == list(range(1, 22))
+    assert len(rows) >= 24
+    assert [int(row[0]) for row in rows] == list(range(1, len(rows) + 1))
     for row in rows:
         tests = TEST.findall(row[-1])
         assert tests or row[-1] == "not yet", f"row {row[0]} names no test"
