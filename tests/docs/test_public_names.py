@@ -112,3 +112,18 @@ def test_every_method_is_explained_and_used(kind: type, name: str) -> None:
     assert methods
     assert sorted(methods - used) == []
     assert sorted(methods - explained_words(page)) == []
+
+
+@pytest.mark.parametrize(
+    ("code", "used"),
+    [
+        ("from django_dbtaskqueue import enqueue", set()),
+        ("from django_dbtaskqueue import enqueue as put\nput('q')", {"enqueue"}),
+        ("from django_dbtaskqueue import signals\nclass A(signals.Listener): ...", {"signals", "signals.Listener"}),
+        ("enqueue('q')", set()),
+    ],
+)
+def test_an_import_alone_is_no_use(code: str, used: set[str], tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(f"```python\n{code}\n```\n")
+    assert used_names(page) == {f"{PACKAGE}.{name}" for name in used}
