@@ -320,4 +320,4 @@ def _read(key: str, value: str) -> Any:
         return None
     if value.lower() in ("true", "false"):
         return value.lower() == "true"
-    return int(value) if value.isdecimal() and key not in DURATIONS else value
+    return int(value) if value.removeprefix("-").isdecimal() and key not in DURATIONS else value

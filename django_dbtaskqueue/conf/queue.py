@@ -32,6 +32,7 @@ class QueueSettings:
     retry: Any = retry.DEFAULT
     reenqueue: Any = None  # the policy of a reenqueue() without a delay; None or "manual": such a one is an error
     max_attempts: int = 5
+    priority: int = 0  # of a task that is enqueued without one; lower first
     keep: str = "keep"  # COMPLETED rows: "keep" in TASKS, move to "history", or "delete"
     settle: str = "batch"  # "batch": many outcomes in one commit; "each": a commit per outcome
     settle_interval: timedelta = timedelta(milliseconds=50)  # the longest an outcome waits for its batch
@@ -81,6 +82,7 @@ QUEUE_RULES: dict[str, Rule] = {
     "retry": (callable, "a retry policy, e.g. Geometric(timedelta(seconds=10))"),
     "reenqueue": (lambda v: v is None or callable(v), 'a retry policy, or None or "manual" for none'),
     "max_attempts": (lambda v: isinstance(v, int) and 1 <= v <= 32_767, "a whole number from 1 to 32767"),
+    "priority": (lambda v: type(v) is int and -32_768 <= v <= 32_767, "a whole number from -32768 to 32767"),
     "keep": (lambda v: v in ("keep", "history", "delete"), '"keep", "history" or "delete"'),
     "settle": (lambda v: v in ("batch", "each"), '"batch" or "each"'),
     "batch_size": (lambda v: isinstance(v, int) and 1 <= v <= 5000, "a whole number from 1 to 5000"),

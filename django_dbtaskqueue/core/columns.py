@@ -29,7 +29,7 @@ class PutOptions(TypedDict, total=False):
 
     delay: timedelta | None
     run_at: datetime | None
-    priority: int
+    priority: int | None
     group: str | None
     tag: str | None
     ttl: timedelta | None

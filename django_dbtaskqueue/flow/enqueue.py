@@ -52,7 +52,7 @@ def enqueue(
     *,
     delay: timedelta | None = None,
     run_at: datetime | None = None,
-    priority: int = 0,
+    priority: int | None = None,
     group: str | None = None,
     tag: str | None = None,
     ttl: timedelta | None = None,
@@ -71,10 +71,10 @@ def enqueue(
     rewrites that task while it is CREATED (``keep_due=True`` leaves its due time) and raises ``DuplicateTask`` when it
     is not. The transaction stays usable in each case.
 
-    Due at ``run_at`` plus ``delay``, never in the past. ``priority``: lower first. ``ttl`` counts from the due time.
-    ``group``: tasks of one group are processed one at a time, in order. ``tag``: only pollers started with it take the
-    task. ``lease`` overrides the queue's. ``columns``: values of the columns that only the queue's own table has, by
-    field name. ``timeout``: how long to wait for room in a queue with a capacity.
+    Due at ``run_at`` plus ``delay``, never in the past. ``priority``: lower first; None is the queue's. ``ttl`` counts
+    from the due time. ``group``: tasks of one group are processed one at a time, in order. ``tag``: only pollers
+    started with it take the task. ``lease`` overrides the queue's. ``columns``: values of the columns that only the
+    queue's own table has, by field name. ``timeout``: how long to wait for room in a queue with a capacity.
 
     Raises ``UnknownQueue``, ``PayloadError``, ``DuplicateTask``, ``QueueFull`` before or instead of any write.
     """
@@ -248,7 +248,7 @@ def row_of(options: Mapping[str, Any], settings: conf.QueueSettings) -> dict[str
     row = {
         "payload": None if plain is None else json_payload.dumps(plain, limits=limits),
         "payload_type": payload_type,
-        "priority": get("priority") or 0,
+        "priority": settings.priority if (priority := get("priority")) is None else priority,
         "context": _context(get("context"), limits),
         "max_attempts": settings.max_attempts,
         "delay": None if (delay := get("delay")) is None else _seconds("delay", delay),

@@ -9,10 +9,11 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
+from django.core.exceptions import ImproperlyConfigured
 from django.db import IntegrityError, connections, transaction
 from django.utils import timezone
 
-from django_dbtaskqueue import DuplicateTask, PayloadError, TaskQueueError, UnknownQueue, enqueue, enqueue_many
+from django_dbtaskqueue import DuplicateTask, PayloadError, TaskQueueError, UnknownQueue, enqueue, enqueue_many, queue
 from django_dbtaskqueue.conf.overrides import queue_settings
 from django_dbtaskqueue.core import codecs
 from django_dbtaskqueue.core.exceptions import EnqueueError
@@ -404,3 +405,19 @@ def test_replacing_with_a_smaller_budget_leaves_an_attempt(alias: str, settings:
     enqueue("parcels", "p-1", {"version": 2}, on_duplicate="replace", using=alias)
     [task] = tasks.checkout("parcels", poller_instance="a")
     assert (task.payload, task.attempt, task.max_attempts) == ({"version": 2}, 3, 3)
+
+
+def test_a_queue_has_a_default_priority_that_an_operator_may_change(alias: str, settings: Any) -> None:
+    settings.DBTASKQUEUE = {"QUEUES": {"parcels": {"priority": 7}}}
+    assert enqueue("parcels", using=alias).priority == 7
+    # 0 is a priority, too
+    assert enqueue("parcels", priority=0, using=alias).priority == 0
+    assert queue("parcels", using=alias).put().priority == 7
+    Queue.objects.using(alias).create(name="parcels", overrides={"priority": -3})
+    items: list[Any] = [("a", None), {"reference": "b", "priority": 0}, {"reference": "c", "group": "g"}]
+    enqueue_many("parcels", items, using=alias)
+    found = Task.objects.using(alias).filter(reference__in="abc").order_by("reference")
+    assert list(found.values_list("priority", flat=True)) == [-3, 0, -3]
+    with pytest.raises(ImproperlyConfigured, match="-32768 to 32767"):
+        settings.DBTASKQUEUE = {"QUEUES": {"parcels": {"priority": 40_000}}}
+        enqueue("parcels", using=alias)

@@ -159,12 +159,12 @@ def test_the_database_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch
 def test_the_command_knows_the_project_s_database_queues_and_objectives(
     pg: Database, settings: SettingsWrapper
 ) -> None:
-    settings.DBTASKQUEUE = {"QUEUES": {"claims": {"max_attempts": 3}}, "OBJECTIVES": {"claims": "50%/1h"}}
+    settings.DBTASKQUEUE = {"QUEUES": {"claims": {"max_attempts": 3, "priority": 4}}, "OBJECTIVES": {"claims": "50%/1h"}}
     Queue.objects.create(name="mails")
     assert "--objective 50% within 1h" in explained("report")
     assert "--objective 99% within 5s" in explained("report", "--objective", "*=99%/5s")
     text = explained("enqueue", "--queue", "claims")
-    assert "--max-attempts 3" in text
+    assert "--max-attempts 3" in text and "--priority 4" in text
     assert {"claims", "mails"} <= set(re.findall(r"\w+", text.split("--known-queue ")[1]))
     with pytest.raises(CommandError, match=r"unknown queue 'claim'\. Did you mean 'claims'") as caught:
         call_command("runtaskpipeline", "enqueue", "--queue", "claim", "--input", "nowhere")

@@ -93,7 +93,9 @@ def test_a_taken_reference_and_nothing_is_written(spark: SparkSession, database:
     with pytest.raises(DuplicateTask, match="'x0' is already taken"):
         write_tasks(simple(spark, 2, "x").union(simple(spark, 2, "x")), database, queue="other")
     assert (Task.objects.count(), staging_tables()) == (1, [])
-    report = write_tasks(simple(spark, 10).union(simple(spark, 10)), database, queue="other", on_duplicate="ignore")
+    twice = simple(spark, 10).union(simple(spark, 10))
+    report = write_tasks(twice, database, queue="other", on_duplicate="ignore", priority=4)
+    assert set(Task.objects.exclude(pk=held.pk).values_list("priority", flat=True)) == {4}
     assert (report.enqueued, report.ignored) == (9, 11)
     held.refresh_from_db()
     assert held.payload == {"mine": True}

@@ -74,7 +74,8 @@ def defaults(job: str, given: Mapping[str, Any]) -> Mapping[str, Any]:
         rows = QueueRow.objects.using(conf.settings().database).values_list("name", flat=True)
         known = sorted({*conf.known_queues(), *rows})
         queue = conf.queue_settings(given["queue"]) if conf.is_known(given.get("queue", "")) else None
-        return {"known_queue": known, **({"max_attempts": queue.max_attempts, "ttl": queue.ttl} if queue else {})}
+        of_queue = {name: getattr(queue, name) for name in ("max_attempts", "priority", "ttl")} if queue else {}
+        return {"known_queue": known, **of_queue}
     objectives = conf.settings().objectives
     if job == "report" and objectives:
         return {"objective": tuple(f"{queue}={text}" for queue, text in objectives.items())}

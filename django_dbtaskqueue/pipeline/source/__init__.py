@@ -30,7 +30,7 @@ FORMAT_NAME = "dbtaskqueue"
 TimeRange = tuple[datetime | None, datetime | None]
 SOURCE_OPTIONS = (
     "url", "location", "table", "where", "snapshot", "slice_ids", "queue", "on_duplicate", "on_invalid", "once",
-    "max_attempts", "path", "checkpointlocation",
+    "max_attempts", "priority", "path", "checkpointlocation",
 )  # fmt: skip
 
 

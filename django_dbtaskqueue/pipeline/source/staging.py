@@ -67,6 +67,7 @@ class Rules:
     queues: frozenset[str] | None = None  # the known ones; None: any name
     require_reference: bool = False
     max_attempts: int = 5
+    priority: int = 0
     ttl: float | None = None  # seconds
     limits: json_payload.Limits = json_payload.DEFAULT_LIMITS
 
@@ -194,7 +195,7 @@ def _converted(given: dict[str, pa.Array], rules: Rules, count: int) -> dict[str
     columns = {
         COLUMNS[name]: _seconds(column) if name in STAGED_DURATIONS else column for name, column in given.items()
     }
-    for name, value in {"priority": 0, "max_attempts": rules.max_attempts}.items():
+    for name, value in {"priority": rules.priority, "max_attempts": rules.max_attempts}.items():
         column = columns.get(name, pa.nulls(count, pa.int64()))
         columns[name] = pc.fill_null(column.cast(pa.int64()), value)
     if rules.ttl is not None:

@@ -50,6 +50,7 @@ def write_tasks(
     queues: Collection[str] | None = None,
     require_reference: bool = False,
     max_attempts: int = 5,
+    priority: int = 0,
     ttl: timedelta | None = None,
     limits: Limits = DEFAULT_LIMITS,
     once: str | None = None,
@@ -58,9 +59,9 @@ def write_tasks(
     """Enqueue each row of ``df`` in one transaction: all of them, or none; no reader sees a part of them.
 
     Columns are named like ``enqueue``'s arguments (see `staging`); a struct, map or array as ``payload`` or
-    ``context`` is turned into JSON. ``queue`` is for frames without such a column, ``max_attempts`` and ``ttl`` for
-    rows without these values. A taken (queue, reference) raises ``DuplicateTask``; with ``on_duplicate="ignore"`` the
-    row is left out. A second row of ``df`` with the same reference counts as taken too.
+    ``context`` is turned into JSON. ``queue`` is for frames without such a column, ``max_attempts``, ``priority`` and
+    ``ttl`` for rows without these values. A taken (queue, reference) raises ``DuplicateTask``; with
+    ``on_duplicate="ignore"`` the row is left out. A second row of ``df`` with the same reference counts as taken too.
 
     A bad row (payload that is not JSON, reference too long, a queue not in ``queues``, null reference with
     ``require_reference``) raises `PipelineError`; ``on_invalid="reject"`` leaves it out, with the reason in the report.
@@ -74,6 +75,7 @@ def write_tasks(
         queues=None if queues is None else frozenset(queues),
         require_reference=require_reference,
         max_attempts=max_attempts,
+        priority=priority,
         ttl=None if ttl is None else ttl.total_seconds(),
         limits=limits,
     )
@@ -155,7 +157,8 @@ def plan_of(database: Database, schema: types.StructType, options: Mapping[str, 
     """Return the plan of a write through ``df.write`` or ``writeStream``, by its options; makes the staging table."""
     queue, once = options.get("queue"), options.get("once")
     check_schema(schema, queue)
-    rules = staging.Rules(queue=queue, max_attempts=int(options.get("max_attempts", 5)))
+    attempts, priority = int(options.get("max_attempts", 5)), int(options.get("priority", 0))
+    rules = staging.Rules(queue=queue, max_attempts=attempts, priority=priority)
     choices = {name: options.get(name, "error") for name in ("on_duplicate", "on_invalid")}
     return _plan(database, schema.names, rules, **choices, once=None if once is None else (once, 0))
 
