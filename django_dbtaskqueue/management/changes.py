@@ -1,27 +1,31 @@
-"""``taskqueue reprocess`` and the other verbs, ``pause``, ``resume``, ``purge``, ``bulk`` and ``index``."""
+"""``taskqueue reprocess`` and the other verbs, ``pause``, ``resume``, ``purge``, ``bulk``, ``index`` and ``mask``."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from django.contrib.postgres.indexes import GinIndex
 from django.core.management.base import CommandError
 from django.db import connections
+from django.db.models import Model, QuerySet
 from django.db.models.functions import Now
 from django.utils import timezone
 
+from django_dbtaskqueue.core.masking import masked_text
+from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.db.session import alias_for, model_for
 from django_dbtaskqueue.management.output import Output, ago, printable
-from django_dbtaskqueue.models import BulkOperation
+from django_dbtaskqueue.models import Attempt, BulkOperation, FailureGroup, TaskHistory
 from django_dbtaskqueue.models.operations import FAILED, UNFINISHED
 from django_dbtaskqueue.operations import bulk as bulk_operations
 from django_dbtaskqueue.operations import queue_control
 from django_dbtaskqueue.operations.actions import MAX_TASKS_PER_ACTION, ActionRequest, Report, act, act_on_ids, preview
+from django_dbtaskqueue.operations.lookup import locations_on
 from django_dbtaskqueue.operations.permissions import Actor
 from django_dbtaskqueue.operations.search import of_queue, parse, to_text
-from django_dbtaskqueue.operations.search.query import select, tasks_for
+from django_dbtaskqueue.operations.search.query import MAY_HAVE_ERROR, select, tasks_for
 from django_dbtaskqueue.operations.serializers import operation_document
 from django_dbtaskqueue.operations.verb_inputs import VerbOptions
 from django_dbtaskqueue.operations.verbs import ID_VERBS, PAUSE, PUT_BACK, RESUME
@@ -29,7 +33,9 @@ from django_dbtaskqueue.operations.visibility import check_there
 
 FAILED_CODE, USAGE_CODE = 1, 2  # exit codes
 DEFAULT_BULK_ROWS = 20
+MAX_ROWS_MASKED_AT_ONCE = 500
 Options = dict[str, Any]  # of argparse
+M = TypeVar("M", bound=Model)
 
 
 def verb(output: Output, options: Options) -> int:
@@ -127,6 +133,35 @@ def index(output: Output, options: Options) -> int:
             change(model, gin, concurrently=True)
         done = f"Index {gin.name} {'dropped' if exists else 'created: searches for payload.KEY:VALUE use it'}."
     return _answered(output, {"index": gin.name, "done": done}, done)
+
+
+def mask(output: Output, options: Options) -> int:
+    """Mask secrets in the texts of failures that are stored: by SQL, or before ``MASK`` named their keys."""
+    if not output.ask("Replace the secrets in all stored texts of failures, for good?"):
+        return _answered(output, {"masked": 0}, "Nothing was changed.", FAILED_CODE)
+    changed = 0
+    for alias, model in (places := locations_on(options["database"])):
+        tasks = model._base_manager.using(alias).filter(MAY_HAVE_ERROR, process_result__isnull=False)
+        changed += _mask_stored(tasks, "process_result")
+    for alias in {alias for alias, _model in places}:
+        moved = TaskHistory.objects.using(alias).filter(status__in=[Status.ERROR, Status.POISON])
+        changed += _mask_stored(moved, "process_result")
+        changed += _mask_stored(Attempt.objects.using(alias).all(), "message", "traceback")
+        changed += _mask_stored(FailureGroup.objects.using(alias).all(), "message")
+    return _answered(output, {"masked": changed}, f"{changed} stored texts masked.")
+
+
+def _mask_stored(rows: QuerySet[M], *columns: str) -> int:
+    """Mask text columns of all rows; return how many rows changed. What a poller writes meanwhile is masked already."""
+    changed, rest = 0, rows.order_by("pk")
+    while page := list(rest.values_list("pk", *columns)[:MAX_ROWS_MASKED_AT_ONCE]):
+        for pk, *texts in page:
+            before = {name: text for name, text in zip(columns, texts, strict=True) if text}
+            after = {name: masked_text(text) for name, text in before.items()}
+            if after != before:
+                changed += rows.filter(pk=pk, **before).update(**after)
+        rest = rows.filter(pk__gt=page[-1][0]).order_by("pk")
+    return changed
 
 
 # -- actions on tasks --------------------------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ from django_dbtaskqueue.models import (
     Attempt,
     AuditEntry,
     BulkOperation,
+    FailureGroup,
     Poller,
     Queue,
     Task,
@@ -322,6 +323,28 @@ def test_pause_resume_and_purge() -> None:
 
 
 # -- how it ends -------------------------------------------------------------------------------------------------------
+
+
+def test_a_secret_in_a_stored_failure_is_masked_for_searches_too() -> None:
+    old = "ValueError: password=hunter2 for UA-15"
+    task = make_task(Status.ERROR, process_result=old)
+    waiting = make_task(process_result=old)
+    done = make_task(Status.COMPLETED, process_result=old)
+    attempts = Attempt.objects.create(
+        task_id=task.pk, queue=QUEUE, attempt=1, total_attempt=1, message=old, traceback=old
+    )
+    times = {"first_seen": task.create_time, "last_seen": task.create_time}
+    FailureGroup.objects.create(fingerprint="f" * 40, queue=QUEUE, message=old, **times)
+    assert len(data("list", "--filter", "error:hunter")) == 2
+    assert code_of("mask") != 0, "there is no terminal to ask on"
+    assert data("mask", "--yes") == {"masked": 4}
+    assert data("list", "--filter", "error:hunter") == []
+    assert [row["id"] for row in data("list", "--filter", "error:UA-15")] == [waiting.pk, task.pk]
+    attempts.refresh_from_db()
+    assert "hunter" not in attempts.message + attempts.traceback + FailureGroup.objects.get().message
+    done.refresh_from_db()
+    assert done.process_result == old, "a result is no failure"
+    assert data("mask", "--yes") == {"masked": 0}
 
 
 def test_every_command_that_changes_something_takes_yes() -> None:

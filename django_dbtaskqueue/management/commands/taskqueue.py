@@ -57,6 +57,8 @@ class Command(BaseCommand):
         index.add_argument("--queue", metavar="NAME", help="On the table of this queue. Default: the common table.")
         index.add_argument("--drop", action="store_true", help="Drop the index.")
         _add_yes(index)
+        mask = add("mask", "Mask secrets in stored texts of failures: of old releases, or before MASK had the keys.")
+        _add_yes(mask, "Do not ask. Required without a terminal.")
         _add_tokens(add)
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -91,6 +93,7 @@ SUBCOMMANDS: dict[str, Callable[[Output, dict[str, Any]], int]] = {
     "purge": changes.purge,
     "bulk": changes.bulk,
     "index": changes.index,
+    "mask": changes.mask,
     "token": tokens.make,
     "tokens": tokens.show,
 }
