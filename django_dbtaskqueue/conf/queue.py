@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -52,10 +53,16 @@ class QueueSettings:
     shards: Sequence[str] = ()  # aliases the queue is spread over
     router: Any = None  # (reference, payload, shards) -> alias, or its dotted path; None: by the reference's hash
     model: str = "dbtaskqueue.Task"  # the task table: an AbstractTask subclass, as "app.Model"
+    log_level: str | None = None  # of the lines of each task's life; None: only what needs attention is logged
     temporary: bool = False  # an UNLOGGED table: fast, and emptied by a crash of the server
 
     def __post_init__(self) -> None:
         check(self, QUEUE_RULES, str)
+
+    @property
+    def life_level(self) -> int:
+        """``log_level`` as the logging module counts; 0 for None."""
+        return logging.getLevelNamesMapping()[self.log_level] if self.log_level else 0
 
 
 Rule = tuple[Callable[[Any], bool], str]  # the test of a value, and what the value must be
@@ -73,6 +80,7 @@ def _positive(value: Any) -> bool:
 
 
 ALIAS: Rule = (lambda v: isinstance(v, str), "an alias of DATABASES")
+LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 SWITCH: Rule = (lambda v: isinstance(v, bool), "True or False")
 POSITIVE: Rule = (_positive, "a positive duration")
 POSITIVE_OR_NONE: Rule = (lambda v: v is None or _positive(v), "None or a positive duration")
@@ -96,6 +104,7 @@ QUEUE_RULES: dict[str, Rule] = {
         '"auto", "skip_locked", "optimistic", or the dotted path of a driver',
     ),
     "shards": (lambda v: isinstance(v, (list, tuple)) and all(isinstance(x, str) for x in v), "a list of aliases"),
+    "log_level": (lambda v: v is None or v in LOG_LEVELS, f"None or one of {', '.join(LOG_LEVELS)}"),
     "router": (lambda v: v is None or callable(v) or isinstance(v, str), "a callable, or its dotted path"),
     "model": (lambda v: isinstance(v, str) and v.count(".") == 1, 'a model as "app.Model"'),
     "database": ALIAS,

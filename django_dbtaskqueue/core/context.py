@@ -16,6 +16,7 @@ travels along, and spans of the processor become children of that span.
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Iterator, Mapping
@@ -65,6 +66,19 @@ def captured(explicit: Mapping[str, object] | None) -> Mapping[str, object] | No
     if not inherited and trace is None:
         return explicit
     return {**inherited, **({} if trace is None else {"traceparent": trace}), **(explicit or {})}
+
+
+def trace_id(text: str | None) -> str | None:
+    """Return the trace id of a context that is still JSON text, or None."""
+    if text is None or "traceparent" not in text:
+        return None
+    try:
+        context = json.loads(text)
+    except ValueError:
+        return None
+    traceparent = context.get("traceparent") if isinstance(context, dict) else None
+    found = TRACEPARENT.fullmatch(traceparent) if isinstance(traceparent, str) else None
+    return None if found is None else found[1]
 
 
 def _traceparent() -> str | None:

@@ -42,6 +42,7 @@ class Port(Protocol):
     alias: str  # the database the task lives in
     key: str  # the queue, and its shard if it has any
     reenqueue: AnyPolicy  # the runtime override of the reenqueue policy, or None
+    log_level: int  # of the log lines of each task's life; 0: none
 
     def time(self, text: str) -> datetime:
         """Return a time as the database wrote it, as the site's models would show it."""
@@ -106,6 +107,7 @@ class Lease:
     settled: bool = False  # an outcome of this lease is committed
     touched: bool = False  # the processor tried to settle by itself
     unstored_since: float = 0.0  # time.monotonic() at which its outcome could not be stored; 0: it was not tried
+    begun: float = 0.0  # time.monotonic() at which its work began; noted only if its life is logged
     unanswered: bool = False  # its outcome was sent, and no answer came
     lost: str = ""  # the verb that could not be written, because the lease was gone
 

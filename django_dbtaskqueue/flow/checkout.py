@@ -123,7 +123,7 @@ class FromGroup:
     def __init__(self, group: str) -> None:
         self.group = group
 
-    def take(self, session: Session, cursor: ScanCursor, params: dict[str, Any]) -> list[Row]:
+    def take(self, session: Session, cursor: ScanCursor, params: Params) -> list[Row]:
         """See ``Strategy``."""
         params = {**params, "queue_name": cursor.queue}
         return _take_or_park(session, first_ready(session, params, self.group), params)

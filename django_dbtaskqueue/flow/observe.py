@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime, timedelta
+from time import monotonic
 from typing import Any
 
 from django.dispatch import Signal
 
 from django_dbtaskqueue import signals
+from django_dbtaskqueue.core.context import trace_id
+from django_dbtaskqueue.core.durations import format_duration
 from django_dbtaskqueue.core.exceptions import LeaseLost
 from django_dbtaskqueue.core.lease import Declared, Lease
 from django_dbtaskqueue.core.masking import masked_text
@@ -24,6 +28,14 @@ OF_POLLER = {
     "poll_failed": signals.poll_failed,
     "poller_finished": signals.poller_stopped,
 }
+ENDING_TEXTS = {
+    "deleted": "completed and deleted",
+    "retried": "failed",
+    "failed": "failed and is in ERROR",
+    "poisoned": "is POISON",
+}
+BEFORE_THE_RUN = ("taken", "started")
+Fields = dict[str, Any]
 AFTERWARDS = ("poller_executed", "poll_failed", "poller_finished")
 
 
@@ -41,8 +53,13 @@ def watched() -> bool:
     return bool(signals.registered) or any(signal.receivers for signal in ENDINGS)
 
 
-def checked_out(leases: Iterable[Lease], processors: Iterable[Declared | None]) -> None:
-    """Tasks were checked out; ``processors`` are those that will run them, so that payloads can be decoded."""
+def checked_out(leases: Sequence[Lease], processors: Iterable[Declared | None]) -> None:
+    """Tasks were checked out; ``processors`` are those that will run them, so that payloads can be decoded.
+
+    All of one queue.
+    """
+    if leases and leases[0].port.log_level:
+        taken(leases)
     if not signals.registered and not signals.task_checked_out.receivers:
         return
     for lease, processor in zip(leases, processors, strict=True):
@@ -51,14 +68,20 @@ def checked_out(leases: Iterable[Lease], processors: Iterable[Declared | None]) 
         send(signals.task_checked_out, lease.queue, task=lease)
 
 
-def finished(lease: Lease, settlement: Outcome | Settlement | None) -> None:
-    """One outcome is stored. None: it is not known here."""
+def finished(lease: Lease, settlement: Outcome | Settlement | None, seconds: float | None = None) -> None:
+    """One outcome is stored, after a run of this many seconds. None: it is not known here."""
     outcome = None if settlement is None else said(settlement)
     error = None if outcome is None else outcome.facts.error
     if error is not None:
-        facts = (lease.id, lease.queue, lease.attempt, lease.max_attempts, _short(error))
-        logger.warning("Task %s of %s failed, attempt %s of %s: %s", *facts, extra=fields(lease))
+        extra, text = fields(lease), _short(error)
+        if lease.port.log_level and settlement is not None:
+            extra = _ending(lease, settlement, seconds)
+            text += f"; due again at {extra['due_time']}" if extra["due_time"] else "; it is in ERROR"
+        facts = (lease.id, lease.queue, lease.attempt, lease.max_attempts, text)
+        logger.warning("Task %s of %s failed, attempt %s of %s: %s", *facts, extra=extra)
     else:
+        if settlement is not None:
+            settled(lease, settlement, seconds)
         signals.tell("executed", lease, outcome, backwards=True)
         send(signals.task_executed, lease.queue, task=lease, outcome=outcome)
     _over(lease, outcome, error)
@@ -67,6 +90,9 @@ def finished(lease: Lease, settlement: Outcome | Settlement | None) -> None:
 def started(lease: Lease, processor: Declared) -> None:
     """A processor is about to be called."""
     lease.processor = processor
+    if lease.port.log_level:
+        lease.begun = monotonic()
+        _log(lease, f"started, attempt {lease.attempt} of {lease.max_attempts}", life_fields(lease, "started"))
     if signals.registered:
         signals.tell("started", lease)
     if signals.task_started.receivers:
@@ -92,12 +118,87 @@ def _over(lease: Lease, outcome: Outcome | Settlement | None, error: BaseExcepti
 def lost(lease: Lease, verb: str) -> None:
     """An outcome came too late and changed nothing."""
     facts = (lease.total_attempt, lease.id, lease.queue, verb)
-    logger.warning("Lease %s of task %s of %s is gone; its outcome (%s) changed nothing", *facts, extra=fields(lease))
+    extra = life_fields(lease, "lease_lost") if lease.port.log_level else fields(lease)
+    logger.warning("Lease %s of task %s of %s is gone; its outcome (%s) changed nothing", *facts, extra=extra)
     send(signals.lease_lost, lease.queue, task=lease, verb=verb)
     _over(lease, None, LeaseLost(lease.id, lease.total_attempt, verb))
 
 
-def fields(lease: Lease) -> dict[str, Any]:
+# -- the log lines of a task's life: of queues with a ``log_level`` --------------------------------------------------
+
+
+def taken(leases: Iterable[Lease]) -> None:
+    """Log that tasks were checked out."""
+    for lease in leases:
+        extra = life_fields(lease, "taken")
+        waited = "" if extra["wait_seconds"] is None else f", {_time(extra['wait_seconds'])} after it was due"
+        _log(lease, f"taken{waited}", extra)
+
+
+def released(leases: Iterable[Lease]) -> None:
+    """Log that tasks were given back, uncharged."""
+    for lease in leases:
+        if lease.port.log_level and not lease.lost:
+            _log(lease, "released, uncharged", life_fields(lease, "released"))
+
+
+def settled(lease: Lease, settlement: Outcome | Settlement, seconds: float | None = None) -> None:
+    """Log the outcome that is stored."""
+    if not lease.port.log_level:
+        return
+    extra = _ending(lease, settlement, seconds)
+    text = ENDING_TEXTS.get(extra["task_event"], extra["task_event"])
+    if extra["run_seconds"] is not None:
+        text += f" after {_time(extra['run_seconds'])}"
+    if extra["due_time"] is not None:
+        text += f", due again at {extra['due_time']}"
+    if reason := settlement.facts.error or getattr(settlement, "reason", ""):
+        text += f": {_short(reason)}"
+    _log(lease, text, extra)
+
+
+def lost_by_code(lease: Lease) -> None:
+    """Log that a verb of the pull API found the lease gone."""
+    if lease.port.log_level:
+        _log(lease, f"lost its lease {lease.total_attempt}", life_fields(lease, "lease_lost"))
+
+
+def life_fields(lease: Lease, event: str, seconds: float | None = None, delay: timedelta | None = None) -> Fields:
+    """Return the ``extra`` fields of a line of a task's life. All lines have all of them."""
+    if seconds is None and lease.begun:
+        seconds = monotonic() - lease.begun
+    due = None if delay is None else (datetime.now(UTC) + delay).isoformat(timespec="seconds")
+    return {
+        **fields(lease),
+        "task_event": event,
+        "wait_seconds": _wait_seconds(lease),
+        "run_seconds": None if seconds is None or event in BEFORE_THE_RUN else round(seconds, 6),
+        "due_time": due,
+        "trace_id": trace_id(lease.context_text),
+    }
+
+
+def _ending(lease: Lease, settlement: Outcome | Settlement, seconds: float | None) -> Fields:
+    event = settlement.facts.counts_as or settlement.facts.verb
+    return life_fields(lease, event, seconds, getattr(settlement, "delay", None))
+
+
+def _log(lease: Lease, text: str, extra: Fields) -> None:
+    logger.log(lease.port.log_level, "Task %s of %s %s", lease.id, lease.queue, text, extra=extra)
+
+
+def _wait_seconds(lease: Lease) -> float | None:
+    try:
+        return round(max(0.0, (lease.start_time - lease.ready_time).total_seconds()), 6)
+    except ValueError:  # a time that the database lets pass, but Python does not
+        return None
+
+
+def _time(seconds: float) -> str:
+    return format_duration(timedelta(seconds=seconds), rough=True)
+
+
+def fields(lease: Lease) -> Fields:
     """Return what a structured log line says of a task."""
     return {"task_id": lease.id, "queue": lease.queue, "reference": lease.reference, "attempt": lease.attempt}
 

@@ -325,6 +325,7 @@ class SettlePort:
         key: str = "",
         keep: str = "keep",
         group_retry: str = "hold",
+        log_level: int = 0,
     ) -> None:
         self.alias = alias
         self.key = key
@@ -332,6 +333,7 @@ class SettlePort:
         self.keep = keep
         self.group_retry = group_retry
         self.reenqueue: Any = None
+        self.log_level = log_level
 
     def time(self, text: str) -> datetime:
         """Return a time as the database wrote it, as the site's models would show it."""

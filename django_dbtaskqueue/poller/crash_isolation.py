@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from django_dbtaskqueue import registry
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.db.session import Session
-from django_dbtaskqueue.flow import settle
+from django_dbtaskqueue.flow import observe, settle
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -68,7 +68,9 @@ class CrashIsolation:
         chosen = isolated[:1] if alone and not others and not self._busy() else []
         # Release before any task of this batch starts: a crash would charge the isolated tasks that are still leased.
         for queue in {lease.queue for lease in isolated}:
-            settle.release(session, [lease for lease in isolated[len(chosen) :] if lease.queue == queue])
+            back = [lease for lease in isolated[len(chosen) :] if lease.queue == queue]
+            settle.release(session, back)
+            observe.released(back)
         if not self.active():
             logger.warning(
                 "Attempts of %s ended without an outcome, as when a process dies: running those tasks one by one",

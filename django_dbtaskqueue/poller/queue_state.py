@@ -107,6 +107,7 @@ class QueueState:
         self.cursor.max_wait = settings.max_wait
         self.port.keep = settings.keep
         self.port.group_retry = settings.group_retry
+        self.port.log_level = settings.life_level
         self.port.reenqueue = settings.reenqueue if "reenqueue" in self.overrides else None
 
     def left_out(self) -> tuple[str, ...]:

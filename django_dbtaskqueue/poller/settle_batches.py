@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from django_dbtaskqueue import registry
 from django_dbtaskqueue.core.durations import smoothed
 from django_dbtaskqueue.core.lease import Lease
-from django_dbtaskqueue.core.outcomes import COMPLETE_FACTS
+from django_dbtaskqueue.core.outcomes import COMPLETE_FACTS, Release
 from django_dbtaskqueue.flow import observe, settle
 from django_dbtaskqueue.flow.settle import Decided
 from django_dbtaskqueue.metrics import Collector
@@ -157,6 +157,7 @@ class Settler:
         ran = [done for done in batch if done.settlement is None or done.settlement.facts.counts_as]
         if len(ran) < len(batch):
             _unpark_soon(queue, batch)
+            observe.released([done.lease for done in batch if done.settlement == Release()])
         if not ran:
             return
         self.metrics.add(queue.port.alias, queue.name, ran)
@@ -165,7 +166,7 @@ class Settler:
             queue.run_seconds = smoothed(queue.run_seconds, seconds / len(ran))
             self.mean_run_seconds = smoothed(self.mean_run_seconds, seconds / len(ran))
             self._counts.finished += len(ran)
-        watched = observe.watched()
+        watched = observe.watched() or queue.port.log_level
         for done in ran:
             lease, outcome = done.lease, done.settlement
             if lease.lost and not lease.settled:
@@ -181,7 +182,7 @@ class Settler:
             if known.wakes or lease.group is not None:
                 queue.wake()  # it may be due again soon, or the next task of its group is ready
             if watched or known.error is not None:
-                observe.finished(lease, outcome)
+                observe.finished(lease, outcome, done.seconds)
 
 
 def _missing(pairs: list[Decided], settled: set[int]) -> list[Decided]:

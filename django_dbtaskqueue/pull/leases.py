@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from datetime import timedelta
+from functools import partial
 from time import monotonic
 from typing import Any, NamedTuple, TypeVar
 
@@ -15,12 +16,12 @@ from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.conf.overrides import queue_settings
 from django_dbtaskqueue.core.exceptions import LeaseLost, TaskQueueError
 from django_dbtaskqueue.core.lease import Lease
-from django_dbtaskqueue.core.outcomes import Outcome
+from django_dbtaskqueue.core.outcomes import Outcome, Settlement
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.db import notify
 from django_dbtaskqueue.db.session import Session, alias_for, model_for
 from django_dbtaskqueue.flow import checkout as stage
-from django_dbtaskqueue.flow import settle, usage
+from django_dbtaskqueue.flow import observe, settle, usage
 from django_dbtaskqueue.flow.rescue import rescue
 from django_dbtaskqueue.flow.run import Processor, expiry, prepare
 from django_dbtaskqueue.flow.scan import ScanCursor
@@ -31,7 +32,28 @@ SIGNER = Signer(salt="django_dbtaskqueue.lease")
 MAX_EXPIRED_LEASES = 50  # the first tasks of a queue, which are searched for expired leases
 
 
-class ManualSettlePort(SettlePort):
+class PullPort(SettlePort):
+    """The port of a lease that code took without a poller. It logs the lives of tasks, if their queue says so."""
+
+    def _settle(self, session: Session, pairs: Sequence[tuple[Lease, Settlement]]) -> None:
+        try:
+            super()._settle(session, pairs)
+        except LeaseLost:
+            for lease in [lease for lease, _ in pairs if lease.lost]:
+                observe.lost_by_code(lease)
+            raise
+        for lease, settlement in pairs if self.log_level else ():
+            notify.on_commit(session.connection, partial(observe.settled, lease, settlement))
+
+    def log_taken(self, leases: Sequence[Lease]) -> None:
+        """Log that tasks were taken, once that is committed."""
+        if self.log_level:
+            for lease in leases:
+                lease.begun = monotonic()
+            notify.on_commit(Session.on(self.alias).connection, partial(observe.taken, leases))
+
+
+class ManualSettlePort(PullPort):
     """The port of a lease that the pull API took: each call is counted, and sent as a signal."""
 
     @classmethod
@@ -54,7 +76,9 @@ class ManualSettlePort(SettlePort):
         """Give the task back uncharged, in its place, or raise ``LeaseLost``."""
         session = Session.on(self.alias, self.model)
         if lease.id not in settle.release(session, [lease]):
+            observe.lost_by_code(lease)
             raise LeaseLost(lease.id, lease.total_attempt, "release")
+        notify.on_commit(session.connection, partial(observe.released, [lease]))
         notify.after_commit(session.connection, lease.queue)
         self.tell(lease, "release")
 
@@ -70,7 +94,10 @@ class ManualSettlePort(SettlePort):
 
 def port_of(kind: type[P], queue: str, alias: str, settings: conf.QueueSettings) -> P:
     """Return a port of a queue on one database, with the runtime override of ``reenqueue`` if there is one."""
-    port = kind(alias, model_for(queue), key=queue, keep=settings.keep, group_retry=settings.group_retry)
+    level = settings.life_level
+    port = kind(
+        alias, model_for(queue), key=queue, keep=settings.keep, group_retry=settings.group_retry, log_level=level
+    )
     if settings.reenqueue is not conf.default_settings(queue).reenqueue:
         port.reenqueue = settings.reenqueue
     return port
@@ -119,8 +146,9 @@ def checkout(
         return []
     alias = alias_for(queue, using)
     settings = queue_settings(queue, alias)
-    port = port_of(SettlePort, queue, alias, settings)
+    port = port_of(PullPort, queue, alias, settings)
     taken = take(queue, port, settings, poller_instance=poller_instance, limit=limit, lease=lease, tags=tags)
+    port.log_taken(taken)
     return [task for task in taken if _fit(task, settings)]
 
 
@@ -166,6 +194,7 @@ def take_one(
         if dead.get(task.id) == task.total_attempt - 1:
             port.tell(task, "lease_expired")
         port.tell(task, "take")
+        port.log_taken(taken)
         if _fit(task, settings):
             return task
 

@@ -60,7 +60,7 @@ def test_nobody_sleeps_where_an_event_can_be_waited_for() -> None:
 
 PYTHON_S_CLOCK = re.compile(r"\b(timezone\.now|datetime\.now|datetime\.utcnow|time\.time)\(")
 DECIDING = ("core", "models", "db", "flow", "poller", "pull")
-MAY_READ_THE_CLOCK = ("poller.process.logs", "poller.process.status_lines")
+MAY_READ_THE_CLOCK = ("flow.observe", "poller.process.logs", "poller.process.status_lines")
 
 
 def test_what_decides_about_tasks_asks_the_database_for_the_time() -> None:

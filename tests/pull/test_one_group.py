@@ -73,7 +73,7 @@ def test_tags_pauses_and_due_times_hold(mail: QueueHandle) -> None:
     assert mail.take(group="a") is None
 
 
-def test_of_many_takers_one_gets_the_task(mail: QueueHandle) -> None:
+def test_one_of_many_consumers_gets_the_task(mail: QueueHandle) -> None:
     task = mail.put(group="a")
     taken = [lease.id for lease in at_once(4, lambda _: mail.take(group="a")) if lease is not None]
     assert taken == [task.pk]

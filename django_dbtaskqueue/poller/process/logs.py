@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 __all__ = ["JsonFormatter", "TextFormatter"]
 
 LOG_FORMATS = ("text", "json")
-TASK_FIELDS = ("task_id", "queue", "reference", "attempt")  # of flow.observe.fields
+# Of flow.observe: ``fields`` and ``life_fields``.
+TASK_FIELDS = (
+    "task_id", "queue", "reference", "attempt", "task_event", "wait_seconds", "run_seconds", "due_time", "trace_id",
+)  # fmt: skip
 LEVEL_BY_VERBOSITY = (logging.WARNING, logging.INFO, logging.DEBUG)
 # A reference or an error text may hold line ends that fake a log line, or control codes for the terminal.
 CONTROL_ESCAPES = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))} | {

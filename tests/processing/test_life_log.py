@@ -1,0 +1,203 @@
+"""``log_level``: log lines of each task's life, from its checkout to the outcome that is stored."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+from django.db import transaction
+
+from django_dbtaskqueue import (
+    Complete,
+    CompleteDelete,
+    Fail,
+    Fixed,
+    LeaseLost,
+    Poison,
+    Reenqueue,
+    UnknownQueue,
+    processor,
+    queue,
+)
+from django_dbtaskqueue.core.lease import Lease
+from django_dbtaskqueue.core.outcomes import Outcome
+from django_dbtaskqueue.models import Queue
+from django_dbtaskqueue.poller.process.logs import JsonFormatter
+from tests.processing.conftest import QUEUE, Site
+from tests.support import PATIENCE, until
+
+pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "sqlite"])
+HOUR = timedelta(hours=1)
+TRACE = "0af7651916cd43dd8448eb211c80319c"
+CONTEXT = {"traceparent": f"00-{TRACE}-b7ad6b7169203331-01"}
+FIELDS = {
+    "task_id",
+    "queue",
+    "reference",
+    "attempt",
+    "task_event",
+    "wait_seconds",
+    "run_seconds",
+    "due_time",
+    "trace_id",
+}
+
+
+@pytest.fixture(autouse=True)
+def logged(settings: Any, caplog: pytest.LogCaptureFixture) -> Callable[[], list[Any]]:
+    """Log lives at level INFO; return the lines that have an event."""
+    settings.DBTASKQUEUE = {**settings.DBTASKQUEUE, "DEFAULTS": {"log_level": "INFO", "retry": Fixed(HOUR, jitter=0)}}
+    caplog.set_level(logging.DEBUG, "django_dbtaskqueue")
+    return lambda: [record for record in caplog.records if hasattr(record, "task_event")]
+
+
+def events(records: list[Any]) -> list[str]:
+    return [record.task_event for record in records]
+
+
+def test_each_line_carries_all_fields(site: Site, logged: Callable[[], list[Any]]) -> None:
+    processor(QUEUE)(lambda task: None)
+    task = site.enqueue(reference="r-1", context=CONTEXT)
+    with site.poller():
+        pass
+    records = logged()
+    assert events(records) == ["taken", "started", "completed"]
+    for record in records:
+        assert vars(record).keys() >= FIELDS
+        assert (record.task_id, record.queue, record.reference, record.attempt) == (task.pk, QUEUE, "r-1", 1)
+        assert record.levelno == logging.INFO and record.trace_id == TRACE and record.wait_seconds >= 0
+        assert json.loads(JsonFormatter().format(record)).keys() >= FIELDS
+    taken, _, completed = records
+    assert taken.run_seconds is None and completed.run_seconds >= 0 and completed.due_time is None
+    assert completed.getMessage().startswith(f"Task {task.pk} of {QUEUE} completed after ")
+
+
+@pytest.mark.parametrize(
+    ("outcome", "event", "level", "text"),
+    [
+        (Complete(1), "completed", "INFO", "completed after"),
+        (CompleteDelete(), "deleted", "INFO", "completed and deleted after"),
+        (Reenqueue(HOUR), "reenqueued", "INFO", "due again at 20"),
+        (Poison("no such parcel"), "poisoned", "INFO", "no such parcel"),
+        (Fail("down"), "retried", "WARNING", "failed, attempt 1 of 5: down; due again at 20"),
+        (Fail("down", retry=False), "failed", "WARNING", "failed, attempt 1 of 5: down; it is in ERROR"),
+    ],
+)
+@pytest.mark.parametrize("itself", [False, True])
+def test_how_an_attempt_ends(
+    site: Site, logged: Callable[[], list[Any]], outcome: Outcome, event: str, level: str, text: str, itself: bool
+) -> None:
+    """Returned by the processor, or settled by the processor itself."""
+    processor(QUEUE)(lambda task: task.port.settle(task, outcome) if itself else outcome)
+    site.enqueue()
+    with site.poller():
+        pass
+    ends = logged()[2:]
+    assert events(ends) == [event], "one line"
+    assert ends[0].levelname == level and text in ends[0].getMessage()
+    due = ends[0].due_time and datetime.fromisoformat(ends[0].due_time) - datetime.now().astimezone()
+    assert (due is not None and timedelta(minutes=50) < due <= HOUR) == (event in ("retried", "reenqueued"))
+
+
+async def do_nothing_async(_: Any) -> None: ...
+
+
+def do_nothing(_: Any) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("options", "function"),
+    [({}, do_nothing_async), ({"mode": "atomic"}, do_nothing), ({"batch": 5}, do_nothing)],
+    ids=["async", "atomic", "batch"],
+)
+def test_every_kind_of_processor_and_the_kit(
+    site: Site, logged: Callable[[], list[Any]], options: dict[str, Any], function: Callable[[Any], Any]
+) -> None:
+    processor(QUEUE, **options)(function)
+    site.enqueue()
+    with site.poller():
+        pass
+    assert events(logged()) == ["taken", "started", "completed"]
+    site.enqueue()
+    site.drain()
+    assert events(logged()[3:]) == ["taken", "started", "completed"]
+
+
+def test_a_lost_lease(site: Site, logged: Callable[[], list[Any]]) -> None:
+    started, revoked = threading.Event(), threading.Event()
+
+    def process(task: Lease) -> None:
+        if task.total_attempt == 1:
+            started.set()
+            assert revoked.wait(PATIENCE)
+
+    processor(QUEUE)(process)
+    site.enqueue()
+    with site.poller():
+        assert started.wait(PATIENCE)
+        site.tasks().release_all()
+        until(lambda: site.tasks().get().total_attempt == 2)
+        revoked.set()
+    lost = [record for record in logged() if record.task_event == "lease_lost"]
+    assert len(lost) == 1 and lost[0].levelname == "WARNING" and lost[0].attempt == 1
+    assert events(logged()).count("completed") == 1
+
+
+def test_code_without_a_poller(site: Site, logged: Callable[[], list[Any]]) -> None:
+    parcels = queue(QUEUE, using=site.alias)
+    for _ in range(2):
+        site.enqueue()
+    parcels.release(take(parcels))
+    parcels.ack(take(parcels))
+    assert events(logged()) == ["taken", "released", "taken", "completed"]
+    late = take(parcels)
+    parcels.release_all()
+    with pytest.raises(LeaseLost):
+        parcels.ack(late)
+    assert events(logged())[4:] == ["taken", "lease_lost"]
+    (lease,) = site.tasks().model.objects.db_manager(site.alias).checkout(QUEUE, poller_instance="by hand")
+    lease.fail("down")
+    assert events(logged())[6:] == ["taken", "retried"]
+    assert "failed after" in logged()[-1].getMessage() and logged()[-1].getMessage().endswith(": down")
+
+
+def take(parcels: Any) -> Lease:
+    task = parcels.take()
+    assert isinstance(task, Lease)
+    return task
+
+
+def test_what_is_rolled_back_is_not_logged(site: Site, logged: Callable[[], list[Any]]) -> None:
+    parcels = queue(QUEUE, using=site.alias)
+    site.enqueue()
+    with pytest.raises(UnknownQueue), transaction.atomic(using=site.alias):
+        parcels.ack(take(parcels))
+        queue("unknown").take()
+    assert logged() == []
+    with transaction.atomic(using=site.alias):
+        parcels.ack(take(parcels))
+        assert logged() == []
+    assert events(logged()) == ["taken", "completed"]
+
+
+def test_it_is_off_by_default_and_an_operator_switches_it_on(
+    site: Site, settings: Any, logged: Callable[[], list[Any]], caplog: pytest.LogCaptureFixture
+) -> None:
+    settings.DBTASKQUEUE = {"QUEUES": {QUEUE: {}}, "NOTIFY": False}
+    processor(QUEUE)(lambda task: Fail("down", retry=False))
+    site.enqueue()
+    with site.poller():
+        pass
+    assert logged() == [] and "failed, attempt 1 of 5: down" in caplog.messages[-1]
+    Queue.objects.using(site.alias).create(name=QUEUE, overrides={"log_level": "DEBUG"})
+    site.enqueue()
+    with site.poller():
+        pass
+    assert [(record.task_event, record.levelname) for record in logged()] == [
+        ("taken", "DEBUG"), ("started", "DEBUG"), ("failed", "WARNING")
+    ]  # fmt: skip
