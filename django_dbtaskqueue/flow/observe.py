@@ -147,7 +147,7 @@ def settled(lease: Lease, settlement: Outcome | Settlement, seconds: float | Non
     if not lease.port.log_level:
         return
     extra = _ending(lease, settlement, seconds)
-    text = ENDING_TEXTS.get(extra["task_event"], extra["task_event"])
+    text: str = ENDING_TEXTS.get(extra["task_event"]) or extra["task_event"]
     if extra["run_seconds"] is not None:
         text += f" after {_time(extra['run_seconds'])}"
     if extra["due_time"] is not None:

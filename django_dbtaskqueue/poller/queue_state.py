@@ -20,7 +20,7 @@ from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import Release, Settlement
 from django_dbtaskqueue.db.liveness import ANSWER_TIMEOUT_S, MIN_ANSWER_TIMEOUT_S
 from django_dbtaskqueue.db.session import Session
-from django_dbtaskqueue.flow import checkout, move, settle
+from django_dbtaskqueue.flow import checkout, move, observe, settle
 from django_dbtaskqueue.flow.checkout import Strategy
 from django_dbtaskqueue.flow.run import Processor, is_without_handler
 from django_dbtaskqueue.flow.scan import ScanCursor
@@ -197,6 +197,7 @@ def release_unknown(session: Session, queue: QueueState, instance: str, held: It
     released = settle.settle_surely(session, [(lease, Release()) for lease in unknown]) if unknown else set()
     queue.reply_lost = False
     if released:
+        observe.released([lease for lease in unknown if lease.id in released])
         logger.info("Released %s tasks of %s: the reply to their checkout was lost", len(released), queue.name)
 
 
