@@ -159,7 +159,10 @@ def test_the_database_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch
 def test_the_command_knows_the_project_s_database_queues_and_objectives(
     pg: Database, settings: SettingsWrapper
 ) -> None:
-    settings.DBTASKQUEUE = {"QUEUES": {"claims": {"max_attempts": 3, "priority": 4}}, "OBJECTIVES": {"claims": "50%/1h"}}
+    settings.DBTASKQUEUE = {
+        "QUEUES": {"claims": {"max_attempts": 3, "priority": 4}},
+        "OBJECTIVES": {"claims": "50%/1h"},
+    }
     Queue.objects.create(name="mails")
     assert "--objective 50% within 1h" in explained("report")
     assert "--objective 99% within 5s" in explained("report", "--objective", "*=99%/5s")
