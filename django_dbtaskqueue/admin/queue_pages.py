@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
@@ -32,10 +31,9 @@ from django_dbtaskqueue.admin.overview_pages import (
 from django_dbtaskqueue.admin.page_actions import act_on_queues, check, is_paused
 from django_dbtaskqueue.admin.read_only import EMPTY_VALUE, Column, badge, column, number, permitted, viewer
 from django_dbtaskqueue.conf import settings as conf
-from django_dbtaskqueue.conf.queue import DURATIONS, PLACE, QueueSettings, stored
+from django_dbtaskqueue.conf.queue import DURATIONS, PROJECT_ONLY, QueueSettings, setting_text, stored
 from django_dbtaskqueue.core.durations import format_duration, parse_duration
 from django_dbtaskqueue.core.exceptions import OperationRefused
-from django_dbtaskqueue.core.retry import describe
 from django_dbtaskqueue.core.states import TERMINAL, Status
 from django_dbtaskqueue.db.session import alias_for, model_for
 from django_dbtaskqueue.models import BulkOperation, Queue
@@ -54,7 +52,7 @@ if TYPE_CHECKING:
 
 MAX_SHOWN_QUEUES = 200  # on one page; others are found by name
 # Where tasks are stored cannot change; a pause has its own button.
-FIXED_SETTINGS = (*PLACE, "strategy", "router", "paused")
+FIXED_SETTINGS = (*PROJECT_ONLY, "strategy", "paused")
 
 
 def _stats_column(title: StrOrPromise, show: Callable[[QueueStats], object]) -> Column:
@@ -266,13 +264,6 @@ def _source(queue: str, name: str, overrides: dict[str, Any]) -> str:
     if name in conf.declared().get(queue, {}):
         return _("the processor")
     return _("the project's default") if name in settings.defaults else _("built in")
-
-
-def setting_text(value: object) -> str:
-    """Return a setting's value as a person writes it."""
-    if isinstance(value, timedelta):
-        return format_duration(value)
-    return describe(value) if callable(value) else str(value)
 
 
 def change_settings(page: QueueAdmin, request: HttpRequest) -> HttpResponse:

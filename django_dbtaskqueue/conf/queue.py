@@ -6,15 +6,16 @@ import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
 
 from django_dbtaskqueue.core import retry
-from django_dbtaskqueue.core.durations import MIN_LEASE, iso_duration, parse_duration, parse_length
+from django_dbtaskqueue.core.durations import MIN_LEASE, format_duration, iso_duration, parse_duration, parse_length
 from django_dbtaskqueue.core.exceptions import near_match
+from django_dbtaskqueue.core.masking import masked
 
 QUEUE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:\-]{0,199}")
 QUEUE_NAME_RULE = (
@@ -22,6 +23,7 @@ QUEUE_NAME_RULE = (
     "beginning with a letter, a digit or '_'."
 )
 PLACE = ("database", "shards", "model", "temporary")  # where a queue's tasks live
+PROJECT_ONLY = (*PLACE, "router", "extra")  # what no queue's row may say
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,7 @@ class QueueSettings:
     model: str = "dbtaskqueue.Task"  # the task table: an AbstractTask subclass, as "app.Model"
     log_level: str | None = None  # of the lines of each task's life; None: only what needs attention is logged
     temporary: bool = False  # an UNLOGGED table: fast, and emptied by a crash of the server
+    extra: Mapping[str, Any] = field(default_factory=dict)  # the project's own settings: ``task.extra`` in a processor
 
     def __post_init__(self) -> None:
         check(self, QUEUE_RULES, str)
@@ -107,6 +110,10 @@ QUEUE_RULES: dict[str, Rule] = {
     "log_level": (lambda v: v is None or v in LOG_LEVELS, f"None or one of {', '.join(LOG_LEVELS)}"),
     "router": (lambda v: v is None or callable(v) or isinstance(v, str), "a callable, or its dotted path"),
     "model": (lambda v: isinstance(v, str) and v.count(".") == 1, 'a model as "app.Model"'),
+    "extra": (
+        lambda v: isinstance(v, Mapping) and all(isinstance(name, str) for name in v),
+        "a dict of the project's own settings by name",
+    ),
     "database": ALIAS,
     **dict.fromkeys(("paused", "temporary"), SWITCH),
     **dict.fromkeys(("settle_interval", "poll_interval", "idle_interval"), POSITIVE),
@@ -154,6 +161,15 @@ def parse(key: str, value: Any, *, where: str) -> Any:
         raise ImproperlyConfigured(f"{where}: {error}") from None
 
 
+def setting_text(value: object) -> str:
+    """Return a setting's value as people write it, secrets of the project's own settings masked."""
+    if isinstance(value, timedelta):
+        return format_duration(value)
+    if isinstance(value, Mapping):
+        return str(masked(dict(value)))
+    return retry.describe(value) if callable(value) else str(value)
+
+
 def is_name(name: Any) -> bool:
     """Whether a queue can have this name."""
     return isinstance(name, str) and QUEUE_NAME.fullmatch(name) is not None
@@ -184,7 +200,7 @@ def _row_values(given: Mapping[str, Any], *, where: str, fixed: Sequence[str] = 
     """
     values = queue_values(given, where=where)
     for name, value in values.items():
-        if name in (*PLACE, "router", *fixed) or (name == "strategy" and value not in STRATEGIES):
+        if name in (*PROJECT_ONLY, *fixed) or (name == "strategy" and value not in STRATEGIES):
             raise ImproperlyConfigured(
                 f"{where}: {name}={value!r} cannot stand in a queue's row, which names neither code nor the place of "
                 'tasks. Set it in DBTASKQUEUE["QUEUES"] or in the settings file.'

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from django_dbtaskqueue.core.columns import TASK_COLUMNS, Column
@@ -43,6 +44,7 @@ class Port(Protocol):
     key: str  # the queue, and its shard if it has any
     reenqueue: AnyPolicy  # the runtime override of the reenqueue policy, or None
     log_level: int  # of the log lines of each task's life; 0: none
+    extra: Mapping[str, Any]  # the project's own settings of the queue
 
     def time(self, text: str) -> datetime:
         """Return a time as the database wrote it, as the site's models would show it."""
@@ -124,6 +126,11 @@ class Lease:
         if self.decoded_context is None:
             self._decode()
         return self.decoded_context or {}
+
+    @property
+    def extra(self) -> Mapping[str, Any]:
+        """The project's own settings of the queue, which its setting ``extra`` holds. Do not change them."""
+        return MappingProxyType(self.port.extra)  # type: ignore[arg-type]
 
     def _decode(self) -> None:
         if self.processor is None:

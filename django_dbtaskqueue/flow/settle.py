@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -326,12 +326,14 @@ class SettlePort:
         keep: str = "keep",
         group_retry: str = "hold",
         log_level: int = 0,
+        extra: Mapping[str, Any] | None = None,
     ) -> None:
         self.alias = alias
         self.key = key
         self.model = model
         self.keep = keep
         self.group_retry = group_retry
+        self.extra = extra or {}
         self.reenqueue: Any = None
         self.log_level = log_level
 

@@ -21,6 +21,7 @@ from django.db.models.functions import Now
 
 from django_dbtaskqueue import models, registry
 from django_dbtaskqueue.conf import settings as conf
+from django_dbtaskqueue.conf.queue import setting_text
 from django_dbtaskqueue.conf.settings import QueueSettings
 from django_dbtaskqueue.core import __version__
 from django_dbtaskqueue.core.durations import next_pause
@@ -34,7 +35,7 @@ from django_dbtaskqueue.poller.executors import Done
 from django_dbtaskqueue.poller.executors.thread_connections import tidy
 from django_dbtaskqueue.poller.loop import Poller
 from django_dbtaskqueue.poller.periodic import Periodic, PeriodicThread, background_jobs
-from django_dbtaskqueue.poller.queue_state import QueueState, setting_text, unpark
+from django_dbtaskqueue.poller.queue_state import QueueState, unpark
 
 logger = logging.getLogger("django_dbtaskqueue")
 

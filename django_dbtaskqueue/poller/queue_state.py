@@ -7,15 +7,13 @@ import logging
 import random
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from datetime import timedelta
 from time import monotonic
 from typing import Any, NamedTuple
 
 from django_dbtaskqueue import registry
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.conf.settings import QueueSettings
-from django_dbtaskqueue.core import retry
-from django_dbtaskqueue.core.durations import format_duration, next_pause
+from django_dbtaskqueue.core.durations import next_pause
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import Release, Settlement
 from django_dbtaskqueue.db.liveness import ANSWER_TIMEOUT_S, MIN_ANSWER_TIMEOUT_S
@@ -108,6 +106,7 @@ class QueueState:
         self.port.keep = settings.keep
         self.port.group_retry = settings.group_retry
         self.port.log_level = settings.life_level
+        self.port.extra = settings.extra
         self.port.reenqueue = settings.reenqueue if "reenqueue" in self.overrides else None
 
     def left_out(self) -> tuple[str, ...]:
@@ -165,13 +164,6 @@ class QueueState:
         if next_due is not None:
             wait = min(wait, max(0.0, next_due) + DUE_MARGIN_SECONDS)
         self.next_poll = now + wait
-
-
-def setting_text(value: object) -> str:
-    """Return a setting's value as people write it."""
-    if isinstance(value, timedelta):
-        return format_duration(value)
-    return retry.describe(value) if callable(value) else str(value)
 
 
 def unpark(session: Session, queue: QueueState) -> int:

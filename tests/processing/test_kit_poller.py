@@ -7,8 +7,10 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.core.exceptions import ImproperlyConfigured
 
-from django_dbtaskqueue import Reenqueue, processor
+from django_dbtaskqueue import Reenqueue, processor, queue
+from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.durations import parse_duration
 from django_dbtaskqueue.models import Poller, Queue
 from tests.factories import make_task
@@ -74,3 +76,50 @@ def test_drain_obeys_a_runtime_override_of_reenqueue_and_retry(site: Site) -> No
     for task, delay in ((again, "7m"), (fails, "9m")):
         row = site.task(task)
         assert abs(row.next_process_time - row.last_update_time - parse_duration(delay)) < timedelta(seconds=1)
+
+
+def test_a_processor_reads_the_project_s_own_settings_of_its_queue(site: Site, settings: Any) -> None:
+    seen: list[Any] = []
+
+    @processor(QUEUE)
+    def process(task: Any) -> None:
+        with pytest.raises(TypeError):
+            task.extra["url"] = "changed"
+        seen.append(task.extra.get("url"))
+
+    def say(**extra: Any) -> None:
+        settings.DBTASKQUEUE = {
+            "QUEUES": {QUEUE: {"extra": extra}}, "NOTIFY": False, "HEARTBEAT": timedelta(milliseconds=100),
+        }  # fmt: skip
+
+    def applied(poller: Any) -> str:
+        return str(Poller.objects.using(site.alias).values_list("applied_settings", flat=True).get(pk=poller.instance))
+
+    say(url="https://one.example", api_key="hunter2")
+    site.enqueue()
+    site.drain()
+    handle = queue(QUEUE, using=site.alias)
+    handle.put()
+    lease = handle.take()
+    assert lease is not None and lease.extra["url"] == "https://one.example"
+    lease.complete()
+    # A running poller follows a change, and shows no secret of it
+    with site.poller() as poller:
+        site.enqueue()
+        until(lambda: len(seen) == 2 and Poller.objects.using(site.alias).filter(pk=poller.instance).exists())
+        say(url="https://two.example", api_key="hunter3")
+        until(lambda: "two.example" in applied(poller))
+        assert "hunter" not in applied(poller)
+        site.enqueue()
+    assert seen == ["https://one.example", "https://one.example", "https://two.example"]
+    # A queue's row cannot set it, because every login that enqueues may write the row
+    override(site, extra={"url": "https://evil.example"})
+    site.enqueue()
+    site.drain()
+    assert seen[-1] == "https://two.example"
+
+
+def test_own_settings_that_are_no_dict_are_refused(settings: Any) -> None:
+    settings.DBTASKQUEUE = {"QUEUES": {QUEUE: {"extra": ["url"]}}}
+    with pytest.raises(ImproperlyConfigured, match="a dict of the project's own settings"):
+        conf.queue_settings(QUEUE)

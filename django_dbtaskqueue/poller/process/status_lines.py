@@ -14,12 +14,12 @@ from django.db import connections
 from django.db.models import Model
 from django.db.utils import OperationalError
 
+from django_dbtaskqueue.conf.queue import setting_text
 from django_dbtaskqueue.conf.settings import QueueSettings
 from django_dbtaskqueue.core import __version__
 from django_dbtaskqueue.core.durations import format_seconds
 from django_dbtaskqueue.db.session import migrated
 from django_dbtaskqueue.operations.checks import check_columns
-from django_dbtaskqueue.poller.queue_state import setting_text
 
 if TYPE_CHECKING:
     from django_dbtaskqueue.poller.loop import Poller
