@@ -52,9 +52,9 @@ class CheckoutStatements(Group):
             f" start_time = {self.dialect.now}, last_update_time = {self.dialect.now},"
             f" next_process_time = {self.dialect.later(lease_seconds(self.dialect))},"
             " poller_instance = %(poller_instance)s,"
-            # A row that is still PROCESSING had a lease that ran out.
-            " lost_leases = CASE WHEN status = 'PROCESSING' AND lost_leases < 1000 THEN lost_leases + 1"
-            " ELSE lost_leases END"
+            # A row that is still PROCESSING had a lease that ran out. Of any other row the count stands, as a negative.
+            f" lost_leases = CASE WHEN status = 'PROCESSING' THEN {self.dialect.least}(abs(lost_leases) + 1, 1000)"
+            " ELSE -abs(lost_leases) END"
         )
 
     def _take(self, rows: str) -> str:

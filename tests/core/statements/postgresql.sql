@@ -81,8 +81,8 @@ UPDATE "dbtaskqueue_task"
 SET status = 'PROCESSING', attempt = attempt + 1, total_attempt = total_attempt + 1, start_time =
     statement_timestamp(), last_update_time = statement_timestamp(), next_process_time = statement_timestamp()
     + greatest(coalesce(lease_seconds, %(lease)s), %(min_lease)s) * interval '1 second', poller_instance =
-    %(poller_instance)s, lost_leases = CASE WHEN status = 'PROCESSING' AND lost_leases < 1000 THEN lost_leases
-    + 1 ELSE lost_leases END
+    %(poller_instance)s, lost_leases = CASE WHEN status = 'PROCESSING' THEN least(abs(lost_leases) + 1, 1000)
+    ELSE -abs(lost_leases) END
 WHERE ctid = ANY(ARRAY(
     SELECT y.*
     FROM unnest(%(queues)s::text[], %(limits)s::int[], %(firsts)s::int[], %(lasts)s::int[]) AS l(q, max_tasks,
@@ -125,8 +125,8 @@ UPDATE "dbtaskqueue_task"
 SET status = 'PROCESSING', attempt = attempt + 1, total_attempt = total_attempt + 1, start_time =
     statement_timestamp(), last_update_time = statement_timestamp(), next_process_time = statement_timestamp()
     + greatest(coalesce(lease_seconds, %(lease)s), %(min_lease)s) * interval '1 second', poller_instance =
-    %(poller_instance)s, lost_leases = CASE WHEN status = 'PROCESSING' AND lost_leases < 1000 THEN lost_leases
-    + 1 ELSE lost_leases END
+    %(poller_instance)s, lost_leases = CASE WHEN status = 'PROCESSING' THEN least(abs(lost_leases) + 1, 1000)
+    ELSE -abs(lost_leases) END
 WHERE id = ANY(ARRAY(
     SELECT t.id
     FROM "dbtaskqueue_task" AS t
@@ -165,8 +165,8 @@ UPDATE "dbtaskqueue_task"
 SET status = 'PROCESSING', attempt = attempt + 1, total_attempt = total_attempt + 1, start_time =
     statement_timestamp(), last_update_time = statement_timestamp(), next_process_time = statement_timestamp()
     + greatest(coalesce(lease_seconds, %(lease)s), %(min_lease)s) * interval '1 second', poller_instance =
-    %(poller_instance)s, lost_leases = CASE WHEN status = 'PROCESSING' AND lost_leases < 1000 THEN lost_leases
-    + 1 ELSE lost_leases END
+    %(poller_instance)s, lost_leases = CASE WHEN status = 'PROCESSING' THEN least(abs(lost_leases) + 1, 1000)
+    ELSE -abs(lost_leases) END
 WHERE ctid = ANY(ARRAY(
     SELECT x.*
     FROM unnest(%(priorities)s::smallint[], %(times)s::timestamptz[], %(ids)s::bigint[]) AS b(p, bound_time,
@@ -1969,8 +1969,8 @@ UPDATE "dbtaskqueue_task"
 SET status = 'PROCESSING', attempt = attempt + 1, total_attempt = total_attempt + 1, start_time =
     statement_timestamp(), last_update_time = statement_timestamp(), next_process_time = statement_timestamp()
     + greatest(coalesce(lease_seconds, %(lease)s), %(min_lease)s) * interval '1 second', poller_instance =
-    %(poller_instance)s, lost_leases = CASE WHEN status = 'PROCESSING' AND lost_leases < 1000 THEN lost_leases
-    + 1 ELSE lost_leases END
+    %(poller_instance)s, lost_leases = CASE WHEN status = 'PROCESSING' THEN least(abs(lost_leases) + 1, 1000)
+    ELSE -abs(lost_leases) END
 WHERE id = ANY(ARRAY(
     SELECT t.id
     FROM "dbtaskqueue_task" AS t
@@ -2437,8 +2437,8 @@ UPDATE "dbtaskqueue_task"
 SET status = 'PROCESSING', attempt = attempt + 1, total_attempt = total_attempt + 1, start_time =
     statement_timestamp(), last_update_time = statement_timestamp(), next_process_time = statement_timestamp()
     + greatest(coalesce(lease_seconds, %(lease)s), %(min_lease)s) * interval '1 second', poller_instance =
-    %(poller_instance)s, lost_leases = CASE WHEN status = 'PROCESSING' AND lost_leases < 1000 THEN lost_leases
-    + 1 ELSE lost_leases END
+    %(poller_instance)s, lost_leases = CASE WHEN status = 'PROCESSING' THEN least(abs(lost_leases) + 1, 1000)
+    ELSE -abs(lost_leases) END
 WHERE ctid = ANY(ARRAY(
     SELECT y.*
     FROM unnest(%(queues)s::text[], %(limits)s::int[], %(firsts)s::int[], %(lasts)s::int[]) AS l(q, max_tasks,
@@ -2482,8 +2482,8 @@ UPDATE "dbtaskqueue_task"
 SET status = 'PROCESSING', attempt = attempt + 1, total_attempt = total_attempt + 1, start_time =
     statement_timestamp(), last_update_time = statement_timestamp(), next_process_time = statement_timestamp()
     + greatest(coalesce(lease_seconds, %(lease)s), %(min_lease)s) * interval '1 second', poller_instance =
-    %(poller_instance)s, lost_leases = CASE WHEN status = 'PROCESSING' AND lost_leases < 1000 THEN lost_leases
-    + 1 ELSE lost_leases END
+    %(poller_instance)s, lost_leases = CASE WHEN status = 'PROCESSING' THEN least(abs(lost_leases) + 1, 1000)
+    ELSE -abs(lost_leases) END
 WHERE id = ANY(ARRAY(
     SELECT t.id
     FROM "dbtaskqueue_task" AS t
@@ -2523,8 +2523,8 @@ UPDATE "dbtaskqueue_task"
 SET status = 'PROCESSING', attempt = attempt + 1, total_attempt = total_attempt + 1, start_time =
     statement_timestamp(), last_update_time = statement_timestamp(), next_process_time = statement_timestamp()
     + greatest(coalesce(lease_seconds, %(lease)s), %(min_lease)s) * interval '1 second', poller_instance =
-    %(poller_instance)s, lost_leases = CASE WHEN status = 'PROCESSING' AND lost_leases < 1000 THEN lost_leases
-    + 1 ELSE lost_leases END
+    %(poller_instance)s, lost_leases = CASE WHEN status = 'PROCESSING' THEN least(abs(lost_leases) + 1, 1000)
+    ELSE -abs(lost_leases) END
 WHERE ctid = ANY(ARRAY(
     SELECT x.*
     FROM unnest(%(priorities)s::smallint[], %(times)s::timestamptz[], %(ids)s::bigint[]) AS b(p, bound_time,

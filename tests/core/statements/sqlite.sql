@@ -44,7 +44,7 @@ SET status = 'PROCESSING', attempt = attempt + 1, total_attempt = total_attempt 
     strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), last_update_time = strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'),
     next_process_time = strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', printf('%%.3f seconds',
     max(coalesce(lease_seconds, %(lease)s), %(min_lease)s))), poller_instance = %(poller_instance)s,
-    lost_leases = CASE WHEN status = 'PROCESSING' AND lost_leases < 1000 THEN lost_leases + 1 ELSE lost_leases
+    lost_leases = CASE WHEN status = 'PROCESSING' THEN min(abs(lost_leases) + 1, 1000) ELSE -abs(lost_leases)
     END
 WHERE id IN (
     SELECT t.id
@@ -79,7 +79,7 @@ SET status = 'PROCESSING', attempt = attempt + 1, total_attempt = total_attempt 
     strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), last_update_time = strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'),
     next_process_time = strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', printf('%%.3f seconds',
     max(coalesce(lease_seconds, %(lease)s), %(min_lease)s))), poller_instance = %(poller_instance)s,
-    lost_leases = CASE WHEN status = 'PROCESSING' AND lost_leases < 1000 THEN lost_leases + 1 ELSE lost_leases
+    lost_leases = CASE WHEN status = 'PROCESSING' THEN min(abs(lost_leases) + 1, 1000) ELSE -abs(lost_leases)
     END
 WHERE id IN (
     SELECT id
@@ -115,7 +115,7 @@ SET status = 'PROCESSING', attempt = attempt + 1, total_attempt = total_attempt 
     strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), last_update_time = strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'),
     next_process_time = strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', printf('%%.3f seconds',
     max(coalesce(lease_seconds, %(lease)s), %(min_lease)s))), poller_instance = %(poller_instance)s,
-    lost_leases = CASE WHEN status = 'PROCESSING' AND lost_leases < 1000 THEN lost_leases + 1 ELSE lost_leases
+    lost_leases = CASE WHEN status = 'PROCESSING' THEN min(abs(lost_leases) + 1, 1000) ELSE -abs(lost_leases)
     END
 WHERE id IN (
     SELECT id
@@ -1357,7 +1357,7 @@ SET status = 'PROCESSING', attempt = attempt + 1, total_attempt = total_attempt 
     strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), last_update_time = strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'),
     next_process_time = strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', printf('%%.3f seconds',
     max(coalesce(lease_seconds, %(lease)s), %(min_lease)s))), poller_instance = %(poller_instance)s,
-    lost_leases = CASE WHEN status = 'PROCESSING' AND lost_leases < 1000 THEN lost_leases + 1 ELSE lost_leases
+    lost_leases = CASE WHEN status = 'PROCESSING' THEN min(abs(lost_leases) + 1, 1000) ELSE -abs(lost_leases)
     END
 WHERE id IN (
     SELECT t.id
@@ -1752,7 +1752,7 @@ SET status = 'PROCESSING', attempt = attempt + 1, total_attempt = total_attempt 
     strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), last_update_time = strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'),
     next_process_time = strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', printf('%%.3f seconds',
     max(coalesce(lease_seconds, %(lease)s), %(min_lease)s))), poller_instance = %(poller_instance)s,
-    lost_leases = CASE WHEN status = 'PROCESSING' AND lost_leases < 1000 THEN lost_leases + 1 ELSE lost_leases
+    lost_leases = CASE WHEN status = 'PROCESSING' THEN min(abs(lost_leases) + 1, 1000) ELSE -abs(lost_leases)
     END
 WHERE id IN (
     SELECT t.id
@@ -1790,7 +1790,7 @@ SET status = 'PROCESSING', attempt = attempt + 1, total_attempt = total_attempt 
     strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), last_update_time = strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'),
     next_process_time = strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', printf('%%.3f seconds',
     max(coalesce(lease_seconds, %(lease)s), %(min_lease)s))), poller_instance = %(poller_instance)s,
-    lost_leases = CASE WHEN status = 'PROCESSING' AND lost_leases < 1000 THEN lost_leases + 1 ELSE lost_leases
+    lost_leases = CASE WHEN status = 'PROCESSING' THEN min(abs(lost_leases) + 1, 1000) ELSE -abs(lost_leases)
     END
 WHERE id IN (
     SELECT id
@@ -1830,7 +1830,7 @@ SET status = 'PROCESSING', attempt = attempt + 1, total_attempt = total_attempt 
     strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), last_update_time = strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'),
     next_process_time = strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', printf('%%.3f seconds',
     max(coalesce(lease_seconds, %(lease)s), %(min_lease)s))), poller_instance = %(poller_instance)s,
-    lost_leases = CASE WHEN status = 'PROCESSING' AND lost_leases < 1000 THEN lost_leases + 1 ELSE lost_leases
+    lost_leases = CASE WHEN status = 'PROCESSING' THEN min(abs(lost_leases) + 1, 1000) ELSE -abs(lost_leases)
     END
 WHERE id IN (
     SELECT id
