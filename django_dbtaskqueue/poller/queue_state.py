@@ -154,7 +154,8 @@ class QueueState:
         tenth = self.settings.lease.total_seconds() / 10  # so that an orphan starts soon after its lease ran out
         first = min(self.settings.poll_interval.total_seconds(), tenth)
         longest = max(first, min(self.settings.idle_interval.total_seconds(), tenth))
-        next_full_scan = self.cursor_without(self.left_out()).next_full_scan
+        without = self.left_out() if self.full_processors or self.foreign_types else ()
+        next_full_scan = (self.cursor_without(without) if without else self.cursor).next_full_scan
         if not self.full_scan_awaited and next_full_scan > now:
             self.full_scan_awaited = True  # one more full scan soon finds the rows behind the watermark
             wait = next_full_scan - now
