@@ -33,8 +33,8 @@ __all__ = [
 logger = logging.getLogger("django_dbtaskqueue")
 
 
-#: call, task_ids, using: a verb of the API changed tasks, and that is committed. ``call`` is put, take, ack, release,
-#: fail, touch, bury, kick, reprocess, run_now, delete, ttl (taken too late to be started) or lease_expired.
+#: call, task_ids, using: tasks were changed by a program or a person, and that is committed. Sent in the process that
+#: changed them, once for each queue and ``call``: the name under which ``queue(…).statistics().by_call`` counts it.
 task_changed = Signal()
 task_checked_out = Signal()  #: task
 task_started = Signal()  #: task: its processor is about to be called

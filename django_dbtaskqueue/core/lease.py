@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from django_dbtaskqueue.core.columns import TASK_COLUMNS, Column
 from django_dbtaskqueue.core.exceptions import LeaseLost, TaskQueueError
@@ -45,6 +45,7 @@ class Port(Protocol):
     reenqueue: AnyPolicy  # the runtime override of the reenqueue policy, or None
     log_level: int  # of the log lines of each task's life; 0: none
     extra: Mapping[str, Any]  # the project's own settings of the queue
+    calls: ClassVar[Mapping[str, str]]  # names of outcomes in the usage counters, where they are not those of pollers
 
     def time(self, text: str) -> datetime:
         """Return a time as the database wrote it, as the site's models would show it."""
@@ -98,7 +99,9 @@ class Lease:
     group: str | None
     expire_text: str | None
     lease_seconds: float | None
-    lost_leases: int  # in a row, before this one: their processes died, or lost the database
+    # In a row, before this one: their processes died, or lost the database. Positive if this checkout found a lease
+    # that ran out, negative if the task had been settled or released meanwhile.
+    lost_leases: int
     port: Port
     deadline: float = 0.0  # time.monotonic() at which the lease, as last granted or renewed, runs out
     decoded: Any = NotDecoded  # the payload
@@ -130,7 +133,7 @@ class Lease:
     @property
     def extra(self) -> Mapping[str, Any]:
         """The project's own settings of the queue, which its setting ``extra`` holds. Do not change them."""
-        return MappingProxyType(self.port.extra)  # type: ignore[arg-type]
+        return MappingProxyType(self.port.extra)
 
     def _decode(self) -> None:
         if self.processor is None:
@@ -166,6 +169,10 @@ class Lease:
     def expire_time(self) -> datetime | None:
         """When its time to live is over, if it has one."""
         return None if self.expire_text is None else self.port.time(self.expire_text)
+
+    def is_expired(self) -> bool:
+        """Whether its time to live was over at the checkout."""
+        return self.expire_time is not None and self.expire_time <= self.start_time
 
     def complete(self, result: object = None) -> None:
         """Settle as COMPLETED."""

@@ -14,7 +14,7 @@ class Facts(NamedTuple):
 
     verb: str  # in messages and signals
     counts_as: str  # in the metrics; "" if it does not count as an attempt
-    call: str  # in the usage counters of the pull API
+    call: str  # in the usage counters
     wakes: bool = False  # the task may be due again soon
     deletes_or_returns: bool = False  # afterwards the row does not show this outcome
     parks: bool = False
@@ -52,7 +52,7 @@ class Reenqueue:
     is not a ``timedelta`` from zero to a hundred years.
     """
 
-    facts: ClassVar[Facts] = Facts("reenqueue", "reenqueued", "release", wakes=True)
+    facts: ClassVar[Facts] = Facts("reenqueue", "reenqueued", "reenqueue", wakes=True)
     delay: timedelta | None = None
     result: object = None
     keep_attempts: bool = False
@@ -92,7 +92,7 @@ class Fail:
 class Poison:
     """The task can never succeed: POISON at once, with the reason (text) kept, until an operator decides."""
 
-    facts: ClassVar[Facts] = Facts("poison", "poisoned", "bury")
+    facts: ClassVar[Facts] = Facts("poison", "poisoned", "poison")
     reason: str = ""
 
     def __post_init__(self) -> None:
@@ -141,7 +141,8 @@ class Failed:
     @property
     def facts(self) -> Facts:
         """What code that does not write it needs to know of it."""
-        return Facts("fail", "failed" if self.delay is None else "retried", "fail", wakes=True, error=self.said.error)
+        counts_as, call = ("failed", "fail") if self.delay is None else ("retried", "retry")
+        return Facts("fail", counts_as, call, wakes=True, error=self.said.error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +156,7 @@ class Release:
 class Park:
     """Give back, uncharged, a task that cannot be taken here. It is out of the ready order until the reason is gone."""
 
-    facts: ClassVar[Facts] = Facts("park", "", "release", deletes_or_returns=True, parks=True)
+    facts: ClassVar[Facts] = Facts("park", "", "park", deletes_or_returns=True, parks=True)
     reason: str
 
 

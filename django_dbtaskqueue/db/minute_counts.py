@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
 from django.conf import settings
 from django.db import connections, transaction
@@ -20,8 +20,10 @@ from django.db.models.functions import Now
 from django.utils.timezone import make_naive
 
 from django_dbtaskqueue.core.sql.stats import crowded_sql
-from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.models import FailureCount, FailureGroup, Metric, UsageCount
+
+if TYPE_CHECKING:
+    from django_dbtaskqueue.db.session import Session
 
 SPANS_PER_ROLL_UP = 50  # spans of time that one roll-up takes on in each level
 METRICS = (Metric, FailureCount)  # what pollers count
@@ -58,7 +60,11 @@ class MinuteCounter(Generic[K, V]):
     def add(self, key: K, value: V) -> None:
         """Count. Returns at once."""
         with self._changed:
-            self._add(key, value)
+            known = self._pending.get(key)
+            if known is not None:
+                self._pending[key] = self._add_up(known, value)
+            elif self._max_keys is None or len(self._pending) < self._max_keys:
+                self._pending[key] = value
 
     def aliases(self) -> set[str]:
         """Return the databases with counts to store."""
@@ -88,7 +94,7 @@ class MinuteCounter(Generic[K, V]):
             except BaseException:
                 with self._changed:
                     for key, value in batch.items():
-                        self._add(key, value)
+                        self.add(key, value)
                 raise
 
     @contextmanager
@@ -100,13 +106,6 @@ class MinuteCounter(Generic[K, V]):
         finally:
             if waited:
                 self._storing.release()
-
-    def _add(self, key: K, value: V) -> None:
-        known = self._pending.get(key)
-        if known is not None:
-            self._pending[key] = self._add_up(known, value)
-        elif self._max_keys is None or len(self._pending) < self._max_keys:
-            self._pending[key] = value
 
 
 def minute_of(session: Session) -> datetime:
@@ -139,12 +138,11 @@ ROLL_UP_RULES: dict[type[Model], tuple[tuple[str, ...], tuple[Level, ...]]] = {
 }
 
 
-def roll_up(alias: str, *models: type[Model]) -> int:
+def roll_up(session: Session, *models: type[Model]) -> int:
     """Roll up what is due of these models on one database; return how many rows went.
 
     Passes over rows that another process is rolling up, so it never waits, and nothing is counted twice.
     """
-    session = Session.on(alias)
     gone = 0
     for model in models:
         keys, levels = ROLL_UP_RULES[model]

@@ -24,8 +24,10 @@ from django.utils.module_loading import import_string
 from django_dbtaskqueue.core.exceptions import TaskQueueError
 from django_dbtaskqueue.core.lease import Lease, Port
 from django_dbtaskqueue.core.sql import UNREADABLE
+from django_dbtaskqueue.core.sql.dialects import NO_VALUES
 from django_dbtaskqueue.db.liveness import is_about_data
 from django_dbtaskqueue.db.session import Params, Row, Session
+from django_dbtaskqueue.flow import usage
 from django_dbtaskqueue.flow.scan import READY_ORDER, SCAN_NOW, Scan, ScanCursor, Watermarks, take_rows
 
 logger = logging.getLogger("django_dbtaskqueue")
@@ -202,7 +204,7 @@ def take(
             raise
         params["queue_name"] = cursor.queue
         rows = _take_or_park(session, first_ready(session, params), params)
-    return _granted(rows, port, since, params) if rows else []
+    return _granted(session, rows, port, since, params) if rows else []
 
 
 def _take_or_park(session: Session, found: Sequence[Row], params: Params) -> list[Row]:
@@ -242,7 +244,7 @@ def take_many(
     since = monotonic()  # before the statement is sent, so that a deadline is never later than the database's
     got = take_rows_of_many(session, shares, params, limit)
     for share in shares:
-        share.taken = _granted(share.rows, share.port, since, params)
+        share.taken = _granted(session, share.rows, share.port, since, params)
     return got
 
 
@@ -290,12 +292,13 @@ def next_due_by_queue(session: Session, priorities: Iterable[tuple[str, int]]) -
 def _params(
     session: Session, poller_instance: str, lease: timedelta, tags: Sequence[str], min_lease: float
 ) -> dict[str, Any]:
-    array = session.sql.dialect.array(tags)
+    dialect = session.sql.dialect
+    array = dialect.array(tags) if tags else NO_VALUES[dialect.vendor]
     seconds = lease.total_seconds()
     return {"poller_instance": poller_instance, "lease": seconds, "min_lease": min_lease, "tags": array}
 
 
-def _granted(rows: Iterable[Row], port: Port, since: float, params: Params) -> list[Lease]:
+def _granted(session: Session, rows: Iterable[Row], port: Port, since: float, params: Params) -> list[Lease]:
     """Return leased rows as leases granted at ``since``, for the time that the statement's ``params`` gave them."""
     least = params["min_lease"]
     until = since + max(params["lease"], least)
@@ -304,6 +307,11 @@ def _granted(rows: Iterable[Row], port: Port, since: float, params: Params) -> l
         if task.lease_seconds is not None:
             task.lease_seconds = max(task.lease_seconds, least)
             task.deadline = since + task.lease_seconds
+    if granted:
+        queue = granted[0].queue
+        expired = [task.id for task in granted if task.lost_leases > 0]
+        calls = {(queue, "lease_expired"): expired, (queue, "take"): [task.id for task in granted]}
+        usage.after_commit(session.connection, calls)
     return granted
 
 

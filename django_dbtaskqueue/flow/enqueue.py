@@ -26,6 +26,7 @@ from django_dbtaskqueue.core.columns import COPIED, ENQUEUED, OPTIONS, OWN_COLUM
 from django_dbtaskqueue.core.durations import MIN_LEASE
 from django_dbtaskqueue.core.exceptions import DuplicateTask, EnqueueError, PayloadError, near_match
 from django_dbtaskqueue.core.outcomes import MAX_DELAY
+from django_dbtaskqueue.db import notify
 from django_dbtaskqueue.db.session import Session, alias_for, model_of
 from django_dbtaskqueue.flow import groups, usage
 from django_dbtaskqueue.flow.placement import (
@@ -149,7 +150,7 @@ def _insert(session: Session, queue: str, row: dict[str, Any], on_duplicate: str
     for _ in range(3):  # the row in the way may go between the two statements
         written = session.repeat(sql, params)
         if written:
-            usage.after_commit(session.connection, queue, "put", 1, written[0][:1], wake=True)
+            usage.after_commit(session.connection, {(queue, "put"): written[0][:1]}, wake=notify.notify)
             return _task(session, queue, row, dict(zip(returned, written[0], strict=True)))
         found = session.run(session.sql.find, params)
         if found and on_duplicate == "ignore":

@@ -158,7 +158,7 @@ def _insert(session: Session, queue: str, share: Batch, on_duplicate: str, *, ke
         references = [row["reference_number"] for row in rows]
         written = _insert_rows(session, queue, rows, on_duplicate, keep_due=keep_due)
     if written.number:
-        usage.after_commit(session.connection, queue, "put", written.number, written.ids)
+        usage.after_commit(session.connection, {(queue, "put"): written.ids or written.number})
     missing = len(references) - written.number
     if missing and on_duplicate != "ignore":
         _raise_duplicate(session, queue, share, set(written.ids), replace=on_duplicate == "replace")

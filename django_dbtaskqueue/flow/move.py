@@ -19,6 +19,7 @@ from django_dbtaskqueue.core.sql.dialects import GROUP
 from django_dbtaskqueue.core.states import BY_VERB, TERMINAL, sources
 from django_dbtaskqueue.db import notify
 from django_dbtaskqueue.db.session import Row, Session
+from django_dbtaskqueue.flow import usage
 from django_dbtaskqueue.flow.groups import Groups, lock, lock_in_order, regroup
 from django_dbtaskqueue.flow.selection import (
     Tasks,
@@ -71,15 +72,20 @@ CHANGES_BY_VALUE: dict[str, Callable[[Mapping[str, Any]], Columns]] = {
     "move": lambda given: {"queue": given["queue"], "parked_by": None, "ready_time": F("next_process_time")},
     "edit": lambda given: {"payload": given["payload"], **CHANGES["reprocess"]},
 }
+CALLS = {"mark_poison": "poison", "release_all": "release"}  # verbs that are counted as what pollers do
 CAN_RUN_NOW = Q(parked_by__isnull=True) | Q(parked_by=GROUP)  # a task without a processor stays parked
 
 
-def change(tasks: Tasks, verb: str) -> int:
-    """Do one of ``CHANGES`` to a selection: from the verb's statuses to its target (``core.states``)."""
+def change(tasks: Tasks, verb: str, *, call: str = "") -> int:
+    """Do one of ``CHANGES`` to a selection: from the verb's statuses to its target (``core.states``).
+
+    ``call``: how it is counted, if not by its verb.
+    """
+    call = call or CALLS.get(verb, verb)
     allowed = as_filterable(tasks).filter(status__in=sources(verb))
     with transaction.atomic(using=allowed.db):
         groups = _groups(allowed) if _changes_groups(verb) else {}
-        return _change(allowed, verb, groups, partial(_locked, allowed, partial(_update, verb)))
+        return _change(allowed, verb, groups, partial(_locked, allowed, partial(_update, verb), call))
 
 
 def run_now(tasks: Tasks) -> int:
@@ -102,12 +108,12 @@ def _locked_ids(tasks: Tasks, n: int) -> tuple[list[int], Groups]:
     return [pk for pk, _queue, _group in rows], _groups_of((queue, group) for _pk, queue, group in rows)
 
 
-def delete(tasks: Tasks) -> int:
+def delete(tasks: Tasks, *, call: str = "delete") -> int:
     """Delete tasks in any status and count the deletions in the same transaction; the holders get ``LeaseLost``."""
     tasks = as_filterable(tasks)
     with transaction.atomic(using=tasks.db):
         groups = _groups(tasks.filter(group_key__isnull=False))
-        return _regroup(tasks, groups, partial(_locked, tasks, delete_and_count))
+        return _regroup(tasks, groups, partial(_locked, tasks, delete_and_count, call))
 
 
 def lock_groups(tasks: Tasks, verb: str, given: Mapping[str, Any] | None = None) -> None:
@@ -121,6 +127,7 @@ def change_locked(rows: Sequence[AbstractTask], verb: str, given: Mapping[str, A
     """Do a verb to rows of one table that this transaction has read and locked, after ``lock_groups``."""
     tasks = same_rows(rows)
     groups = _groups_of((row.queue, row.group_key) for row in rows)
+    _count(tasks, CALLS.get(verb, verb), [(row.pk, row.queue) for row in rows])
     if BY_VERB[verb].target is None:
         return _regroup(tasks, groups, partial(delete_and_count, tasks))
     return _change(tasks, verb, _with_entered(groups, verb, given), partial(_update, verb, tasks, given))
@@ -142,6 +149,7 @@ def put_back(tasks: Tasks, before: Mapping[int, Columns], unchanged: Callable[[A
         names = [*before[rows[0].pk], "last_update_time"]
         write = partial(base_rows(tasks).bulk_update, rows, names, batch_size=ROWS_PER_PUT_BACK)
         _regroup(tasks, _groups_of([*pairs, *((row.queue, None) for row in rows)]), write)
+        _count(tasks, "put_back", [(row.pk, row.queue) for row in rows])
     return [row.pk for row in rows]
 
 
@@ -165,11 +173,21 @@ def _update(verb: str, tasks: Tasks, given: Mapping[str, Any] | None = None) -> 
     )
 
 
-def _locked(tasks: Tasks, act: Callable[[Tasks], int]) -> int:
+def _locked(tasks: Tasks, act: Callable[[Tasks], int], call: str) -> int:
     """Lock rows in order of id, then act on them in batches. One statement for both has very slow plans."""
-    ids = list(with_row_locks(tasks, wait=True).values_list("pk", flat=True))
+    rows = list(with_row_locks(tasks, wait=True).values_list("pk", "queue"))
+    ids = [pk for pk, _queue in rows]
     batches = [ids[start : start + IDS_PER_STATEMENT] for start in range(0, len(ids), IDS_PER_STATEMENT)]
+    _count(tasks, call, rows)
     return sum(act(base_rows(tasks).filter(pk__in=batch)) for batch in batches)
+
+
+def _count(tasks: Tasks, call: str, rows: Iterable[tuple[int, str]]) -> None:
+    """Count what this transaction does to rows that it has locked, once it is committed."""
+    calls: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for pk, queue in rows:
+        calls[queue, call].append(pk)
+    usage.after_commit(transaction.get_connection(tasks.db), calls)
 
 
 def _groups(tasks: Tasks) -> Groups:

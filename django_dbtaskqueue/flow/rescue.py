@@ -8,7 +8,7 @@ from django_dbtaskqueue.core.exceptions import ProcessDied
 from django_dbtaskqueue.core.lease import Lease, Port
 from django_dbtaskqueue.core.outcomes import Fail, Failed
 from django_dbtaskqueue.db.session import Row, Session
-from django_dbtaskqueue.flow import groups, observe
+from django_dbtaskqueue.flow import groups, observe, usage
 from django_dbtaskqueue.flow.checkout import leases
 from django_dbtaskqueue.flow.settle import settle
 
@@ -30,8 +30,11 @@ def rescue(session: Session, queue: str, port: Port, *, keep: str = "keep") -> l
         dead = groups.lock_in_order(session, lock_rows)
         errors = [ProcessDied(lease.poller_instance, lease.attempt, lease.max_attempts) for lease in dead]
         pairs = [(lease, Failed(Fail(error, retry=False))) for lease, error in zip(dead, errors, strict=True)]
-        settled = settle(session, pairs, keep=keep) if pairs else set()
+        settled = settle(session, pairs, keep=keep, counted=False) if pairs else set()
     rescued = [(lease, outcome) for lease, outcome in pairs if lease.id in settled]
+    if rescued:
+        usage.settled(session.connection, rescued, settled)
+        usage.after_commit(session.connection, {(queue, "lease_expired"): [lease.id for lease, _ in rescued]})
     for lease, outcome in rescued:
         observe.finished(lease, outcome)
     return rescued

@@ -99,7 +99,7 @@ def _mapping(context: Any) -> dict[str, Any]:
 
 def expiry(lease: Lease, expired: str) -> CompleteDelete | Poison | None:
     """Return what the setting ``expired`` makes of a task that had expired at the checkout; None if it had not."""
-    if lease.expire_time is None or lease.expire_time > lease.start_time:
+    if lease.expire_time is None or not lease.is_expired():
         return None
     if expired == "delete":
         return CompleteDelete()

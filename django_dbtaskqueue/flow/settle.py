@@ -14,7 +14,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
 from time import monotonic
-from typing import Any, Never
+from typing import Any, ClassVar, Never
 
 from django.db import transaction
 from django.db.utils import OperationalError
@@ -39,7 +39,7 @@ from django_dbtaskqueue.core.sql import Statements
 from django_dbtaskqueue.db import notify
 from django_dbtaskqueue.db.liveness import is_about_data
 from django_dbtaskqueue.db.session import Row, Session
-from django_dbtaskqueue.flow import groups
+from django_dbtaskqueue.flow import groups, usage
 from django_dbtaskqueue.flow.decide import decide
 from django_dbtaskqueue.models import AbstractTask, Task
 
@@ -52,18 +52,24 @@ LOCKED = "55P03"  # what PostgreSQL calls a wait that was longer than lock_timeo
 READ_ONLY = "25"  # and its class of writes refused, as after a fail-over
 
 
-def settle(session: Session, pairs: Sequence[Decided], *, keep: str = "keep", group_retry: str = "hold") -> set[int]:
-    """Write decided outcomes in one transaction; return the ids of the tasks really settled.
+def settle(
+    session: Session, pairs: Sequence[Decided], *, keep: str = "keep", group_retry: str = "hold", counted: bool = True
+) -> set[int]:
+    """Write decided outcomes in one transaction and count them; return the ids of the tasks really settled.
 
-    All of one queue. An id that is missing from the answer lost its lease. The caller has asked the policies
-    (``flow.decide``). Raises the database's errors; nothing is written then.
+    ``counted=False`` leaves the count to a caller that has a transaction open. An id that is missing from the answer
+    lost its lease. The caller has asked the policies (``flow.decide``). Raises the database's errors; nothing is
+    written then.
     """
     batch = plan(session, pairs, keep=keep)
     if any(lease.group is not None for lease, _ in pairs):
         answers = _settle_grouped(session, pairs, batch, hold_retries=group_retry == "hold")
     else:
         answers = session.together(batch)
-    return {row[0] for rows in answers for row in rows}
+    settled = {row[0] for rows in answers for row in rows}
+    if counted:
+        usage.settled(session.connection, pairs, settled)
+    return settled
 
 
 def _settle_grouped(
@@ -203,12 +209,7 @@ def _failed_columns(outcome: Failed, failure: dict[str, str]) -> dict[str, Any]:
 
 
 def settle_surely(
-    session: Session,
-    pairs: Sequence[Decided],
-    *,
-    keep: str = "keep",
-    group_retry: str = "hold",
-    patience: float = 0.0,
+    session: Session, pairs: Sequence[Decided], *, keep: str = "keep", group_retry: str = "hold", patience: float = 0.0
 ) -> set[int]:
     """``settle``, where one bad row never fails its batch: a batch that fails is halved, and halved again.
 
@@ -317,6 +318,8 @@ def release(session: Session, leases: Iterable[Lease]) -> set[int]:
 class SettlePort:
     """Settles on the calling thread's Django connection, in the transaction of that thread."""
 
+    calls: ClassVar[Mapping[str, str]] = {}
+
     def __init__(
         self,
         alias: str,
@@ -385,6 +388,7 @@ class SettlePort:
             raise lease.gone("touch")
         lease.until_text = str(rows[0][0])
         lease.deadline += seconds
+        usage.after_commit(session.connection, {(lease.queue, "touch"): (lease.id,)})
 
     def report_progress(self, lease: Lease, done: float, note: str) -> None:
         """Store progress in ``process_result``, or raise ``LeaseLost``."""

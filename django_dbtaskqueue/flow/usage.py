@@ -11,8 +11,8 @@ import atexit
 import logging
 import os
 import threading
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from operator import add
 from time import monotonic
@@ -23,10 +23,10 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Sum
 
 from django_dbtaskqueue import signals
-from django_dbtaskqueue.db import notify
+from django_dbtaskqueue.core.lease import Lease
+from django_dbtaskqueue.core.outcomes import Settlement
 from django_dbtaskqueue.db.minute_counts import MinuteCounter, minute_of, roll_up
 from django_dbtaskqueue.db.session import Session
-from django_dbtaskqueue.flow.observe import send
 from django_dbtaskqueue.models import UsageCount
 
 logger = logging.getLogger(__name__)
@@ -34,6 +34,10 @@ logger = logging.getLogger(__name__)
 FLUSH_INTERVAL_S = 5.0  # between two batches
 FLUSH_AT_EXIT_S = 2.0  # that a process waits at its end for its last batch
 ROLL_UP_INTERVAL_S = 600.0  # between two roll-ups of a process
+
+
+# The ids of tasks by (queue, call); only how many where their ids are not known.
+TasksByCall = Mapping[tuple[str, str], Sequence[int] | int]
 
 
 class UsageKey(NamedTuple):
@@ -46,21 +50,42 @@ class UsageKey(NamedTuple):
 
 
 def after_commit(
-    connection: BaseDatabaseWrapper, queue: str, call: str, number: int, ids: Sequence[int] = (), *, wake: bool = False
+    connection: BaseDatabaseWrapper, calls: TasksByCall, *, wake: Callable[[str, str, str], object] | None = None
 ) -> None:
-    """Once the current transaction commits, wake pollers (``wake``), count calls and tell the signal's receivers."""
-    key = UsageKey(connection.alias, str(connection.settings_dict["NAME"]), queue, call)
+    """Once the current transaction commits, count calls and tell the signal's receivers.
+
+    ``wake(alias, vendor, queue)`` is called first. Without autocommit nothing happens, as in ``db.notify.on_commit``.
+    """
+    alias, database = connection.alias, str(connection.settings_dict["NAME"])
 
     def happened() -> None:
-        try:
-            if wake:
-                notify.notify(key.alias, connection.vendor, queue)
-        finally:
-            counter.add(key, number)
-            if signals.task_changed.receivers:
-                send(signals.task_changed, queue, call=call, task_ids=tuple(ids), using=key.alias)
+        for (queue, call), ids in calls.items():
+            if not ids:
+                continue
+            try:
+                if wake is not None:
+                    wake(alias, connection.vendor, queue)
+            finally:
+                number, ids = (ids, ()) if isinstance(ids, int) else (len(ids), ids)
+                counter.add(UsageKey(alias, database, queue, call), number)
+                if signals.task_changed.receivers:
+                    signals.task_changed.send_robust(queue, call=call, task_ids=tuple(ids), using=alias)
 
-    notify.on_commit(connection, happened)
+    if connection.in_atomic_block or connection.get_autocommit():
+        connection.on_commit(happened, robust=True)
+
+
+def settled(connection: BaseDatabaseWrapper, pairs: Iterable[tuple[Lease, Settlement]], ids: Container[int]) -> None:
+    """Count the outcomes of those leases whose tasks are really settled."""
+    calls: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
+    for lease, outcome in pairs:
+        if lease.id in ids:
+            facts = outcome.facts
+            # Only a task that must not start any more is settled as an attempt after it expired.
+            call = "ttl" if facts.counts_as and lease.expire_text is not None and lease.is_expired() else facts.call
+            calls[lease.queue, lease.port.calls.get(call, call)].append(lease.id)
+    if calls:
+        after_commit(connection, calls)
 
 
 def watched() -> bool:
@@ -87,8 +112,10 @@ class UsageCounter(MinuteCounter[UsageKey, int]):
         with self._changed:
             self._pending[key] = self._pending.get(key, 0) + value
             if self._thread is None and not self._ending:
-                self._thread = threading.Thread(target=self._run, name="dbtaskqueue-usage", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name="dbtaskqueue-usage", daemon=True)
+                with suppress(RuntimeError):  # there can be no more threads now; the next count tries again
+                    thread.start()
+                    self._thread = thread
 
     def counted(self, alias: str, queue: str) -> dict[str, int]:
         """Return all calls of a queue by name: those stored by any process, and those of this one not stored yet."""
@@ -132,7 +159,7 @@ class UsageCounter(MinuteCounter[UsageKey, int]):
             self.store(alias)
             if monotonic() >= self._next_roll_up:
                 self._next_roll_up = monotonic() + ROLL_UP_INTERVAL_S
-                roll_up(alias, UsageCount)
+                roll_up(Session.on(alias), UsageCount)
         except Exception as error:
             logger.debug("Usage counts of %s not stored, trying again later: %s", alias, error)
         finally:

@@ -174,7 +174,7 @@ def _end_expired(session: Session, queue: str) -> int:
     rows = session.model._base_manager.using(alias).filter(pk__in=ids)
     waiting = rows.filter(status=CREATED)
     if _settings(queue, alias).expired == "delete":
-        return move.delete(waiting)
+        return move.delete(waiting, call="ttl")
     text = Concat(
         Value("Expired at "),
         Cast("expire_time", TextField()),
@@ -182,7 +182,7 @@ def _end_expired(session: Session, queue: str) -> int:
         output_field=TextField(),
     )
     with transaction.atomic(using=alias):
-        ended = move.change(waiting, "cancel")
+        ended = move.change(waiting, "cancel", call="ttl")
         rows.filter(status=POISON).update(process_result=text)
     return ended
 

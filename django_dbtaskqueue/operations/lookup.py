@@ -11,7 +11,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from datetime import datetime
 
-from django.db import connections, transaction
 from django.db.models import Count
 
 from django_dbtaskqueue.conf import settings as conf
@@ -19,7 +18,6 @@ from django_dbtaskqueue.conf.overrides import queue_settings
 from django_dbtaskqueue.core.exceptions import TaskQueueError
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.db.session import Session, alias_for, aliases_of, model_for
-from django_dbtaskqueue.flow import usage
 from django_dbtaskqueue.flow.placement import known_queues
 from django_dbtaskqueue.flow.selection import free_references
 from django_dbtaskqueue.models import AbstractTask, Queue, Task
@@ -114,12 +112,12 @@ def find(queue: str, reference: str) -> AbstractTask | None:
 
 def reprocess(queue: str, reference: str) -> bool:
     """ERROR → CREATED, due now, with a new budget of attempts. False when there is no such task, or not in ERROR."""
-    return _change(queue, reference, "reprocess", TaskQuerySet.reprocess)
+    return _change(queue, reference, TaskQuerySet.reprocess)
 
 
 def run_now(queue: str, reference: str) -> bool:
     """Make a CREATED task due now. False when there is no such task, or it does not wait, or has no processor."""
-    return _change(queue, reference, "run_now", TaskQuerySet.run_now)
+    return _change(queue, reference, TaskQuerySet.run_now)
 
 
 def delete(queue: str, reference: str) -> bool:
@@ -127,21 +125,16 @@ def delete(queue: str, reference: str) -> bool:
 
     On a queue with ``unique_over="history"`` it frees the reference, also of a task that has left the table.
     """
-    if _change(queue, reference, "delete", TaskQuerySet.purge):
+    if _change(queue, reference, TaskQuerySet.purge):
         return True
     return sum(free_references(alias, queue, [reference]) for alias in aliases_of(queue)) > 0
 
 
-def _change(queue: str, reference: str, call: str, verb: Callable[[TaskQuerySet], int]) -> bool:
+def _change(queue: str, reference: str, verb: Callable[[TaskQuerySet], int]) -> bool:
     found = find(queue, reference)
     if found is None:
         return False
-    alias = str(found._state.db)
-    with transaction.atomic(using=alias):
-        changed = verb(_tasks(alias, type(found)).filter(pk=found.pk, reference=reference))
-        if changed:
-            usage.after_commit(connections[alias], queue, call, 1, (found.pk,))
-    return bool(changed)
+    return bool(verb(_tasks(str(found._state.db), type(found)).filter(pk=found.pk, reference=reference)))
 
 
 def _known(queue: str) -> None:

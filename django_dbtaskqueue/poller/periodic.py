@@ -19,6 +19,7 @@ from django_dbtaskqueue.core.durations import jittered, next_pause
 from django_dbtaskqueue.core.threads import WatchedThread
 from django_dbtaskqueue.db import liveness
 from django_dbtaskqueue.db.minute_counts import METRICS, delete_old, roll_up
+from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.metrics import Collector
 from django_dbtaskqueue.operations import bulk, housekeeping
 from django_dbtaskqueue.operations.housekeeping import Housekeeper, RetentionPolicy
@@ -180,7 +181,7 @@ def _apply_retention(housekeeper: Housekeeper, alias: str) -> float:
 
 
 def _roll_up(alias: str) -> float:
-    roll_up(alias, *METRICS)
+    roll_up(Session.on(alias), *METRICS)
     return _spread(ROLL_UP_SECONDS)
 
 

@@ -1,13 +1,13 @@
-"""The leases of the pull API: their checkout, the port that counts each call, and the token that stands for one."""
+"""The leases of the pull API: their checkout, their port, and the token that stands for one."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from time import monotonic
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from django.core.signing import BadSignature, Signer
 
@@ -16,12 +16,11 @@ from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.conf.overrides import queue_settings
 from django_dbtaskqueue.core.exceptions import LeaseLost, TaskQueueError
 from django_dbtaskqueue.core.lease import Lease
-from django_dbtaskqueue.core.outcomes import Outcome, Settlement
-from django_dbtaskqueue.core.states import Status
+from django_dbtaskqueue.core.outcomes import Settlement
 from django_dbtaskqueue.db import notify
 from django_dbtaskqueue.db.session import Session, alias_for, model_for
 from django_dbtaskqueue.flow import checkout as stage
-from django_dbtaskqueue.flow import observe, settle, usage
+from django_dbtaskqueue.flow import observe, settle
 from django_dbtaskqueue.flow.rescue import rescue
 from django_dbtaskqueue.flow.run import Processor, expiry, prepare
 from django_dbtaskqueue.flow.scan import ScanCursor
@@ -29,7 +28,6 @@ from django_dbtaskqueue.flow.settle import SettlePort
 
 P = TypeVar("P", bound=SettlePort)
 SIGNER = Signer(salt="django_dbtaskqueue.lease")
-MAX_EXPIRED_LEASES = 50  # the first tasks of a queue, which are searched for expired leases
 
 
 class PullPort(SettlePort):
@@ -54,23 +52,14 @@ class PullPort(SettlePort):
 
 
 class ManualSettlePort(PullPort):
-    """The port of a lease that the pull API took: each call is counted, and sent as a signal."""
+    """The port of a lease that the pull API took: its calls are counted by the names of its verbs."""
+
+    calls: ClassVar[Mapping[str, str]] = {"retry": "fail", "reenqueue": "release", "poison": "bury"}
 
     @classmethod
     def of(cls, queue: str, alias: str) -> ManualSettlePort:
         """Return the port of a queue on one database."""
         return port_of(cls, queue, alias, queue_settings(queue, alias))
-
-    def settle_all(self, pairs: Sequence[tuple[Lease, Outcome]]) -> None:
-        """Write outcomes of one queue in one transaction, or none."""
-        super().settle_all(pairs)
-        for lease, outcome in pairs:
-            self.tell(lease, outcome.facts.call)
-
-    def touch(self, lease: Lease, delta: timedelta) -> None:
-        """Extend the lease, and the time to live if there is one, or raise ``LeaseLost``."""
-        super().touch(lease, delta)
-        self.tell(lease, "touch")
 
     def release(self, lease: Lease) -> None:
         """Give the task back uncharged, in its place, or raise ``LeaseLost``."""
@@ -80,16 +69,6 @@ class ManualSettlePort(PullPort):
             raise LeaseLost(lease.id, lease.total_attempt, "release")
         notify.on_commit(session.connection, partial(observe.released, [lease]))
         notify.after_commit(session.connection, lease.queue)
-        self.tell(lease, "release")
-
-    def expire(self, lease: Lease, outcome: Outcome) -> None:
-        """Settle a task that was taken past its time to live."""
-        super().settle_all([(lease, outcome)])
-        self.tell(lease, "ttl")
-
-    def tell(self, lease: Lease, call: str) -> None:
-        """Count a call and send its signal, once it is committed."""
-        usage.after_commit(Session.on(self.alias).connection, lease.queue, call, 1, (lease.id,))
 
 
 def port_of(kind: type[P], queue: str, alias: str, settings: conf.QueueSettings) -> P:
@@ -188,21 +167,16 @@ def take_one(
 ) -> Lease | None:
     """Take the first due task that can be processed, or None; settle the tasks before it that cannot.
 
-    ``group``: of one group only. Also counts the expired lease of a task whose holder died, if usage is watched.
+    ``group``: of one group only.
     """
     settings, port = queue_settings(queue, alias), ManualSettlePort.of(queue, alias)
     strategy = None if group is None else stage.FromGroup(group)
-    while True:
-        dead = _dead(port, queue, group) if usage.watched() else {}
-        if not (taken := take(queue, port, settings, poller_instance=poller_instance, tags=tags, strategy=strategy)):
-            return None
+    while taken := take(queue, port, settings, poller_instance=poller_instance, tags=tags, strategy=strategy):
         (task,) = taken
-        if dead.get(task.id) == task.total_attempt - 1:
-            port.tell(task, "lease_expired")
-        port.tell(task, "take")
         port.log_taken(taken)
         if _fit(task, settings):
             return task
+    return None
 
 
 def is_ready(queue: str, alias: str, *, tags: Sequence[str], group: str | None) -> bool:
@@ -225,16 +199,7 @@ def next_due(queue: str, alias: str) -> float | None:
 def rescue_exhausted(queue: str, alias: str) -> None:
     """Write ERROR for tasks whose holder died on the last attempt: no checkout takes them again."""
     port = ManualSettlePort.of(queue, alias)
-    for task, _ in rescue(Session.on(alias, port.model), queue, port, keep=port.keep):
-        port.tell(task, "lease_expired")
-
-
-def _dead(port: SettlePort, queue: str, group: str | None) -> dict[int, int]:
-    """Return the first due tasks whose lease ran out, with the number of the lease."""
-    due = port.model._default_manager.using(port.alias).filter(queue=queue).due()
-    due = due if group is None else due.filter(group_key=group)
-    heads = due.values_list("pk", "status", "total_attempt")[:MAX_EXPIRED_LEASES]
-    return {task_id: total for task_id, status, total in heads if status == Status.PROCESSING}
+    rescue(Session.on(alias, port.model), queue, port, keep=port.keep)
 
 
 def resume(held: Token) -> Lease:
@@ -252,12 +217,12 @@ def resume(held: Token) -> Lease:
 
 def _fit(task: Lease, settings: conf.QueueSettings) -> bool:
     """Decode a task. Settle one that is expired or cannot be decoded, and return False."""
-    processor, port = _processor(task, settings), task.port
+    processor = _processor(task, settings)
     if expired := expiry(task, settings.expired):
-        (port.expire if isinstance(port, ManualSettlePort) else port.settle)(task, expired)
+        task.port.settle(task, expired)
         return False
     if unreadable := prepare(task, processor):
-        port.settle(task, unreadable)
+        task.port.settle(task, unreadable)
     return unreadable is None
 
 

@@ -10,14 +10,14 @@ from functools import partial
 from typing import Any, Self
 
 from django.db import connections, transaction
-from django.db.models import Count
+from django.db.models import Count, Q
 from django.db.models.functions import Now
 
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.conf.overrides import queue_settings
 from django_dbtaskqueue.conf.queue import stored
 from django_dbtaskqueue.core.exceptions import TaskQueueError
-from django_dbtaskqueue.core.states import COMPLETED, PROCESSING, Status, sources
+from django_dbtaskqueue.core.states import COMPLETED, CREATED, PROCESSING, Status, sources
 from django_dbtaskqueue.db.session import Session, alias_for, aliases_of, model_for
 from django_dbtaskqueue.flow import usage
 from django_dbtaskqueue.flow.groups import Groups, lock_in_order
@@ -27,6 +27,12 @@ from django_dbtaskqueue.models.querysets import TaskQuerySet
 from django_dbtaskqueue.pull import blocking
 
 BATCH_TASKS = 1000  # tasks that one transaction of a verb changes
+# The CREATED tasks of a queue, told apart.
+WAITING = {
+    "ready": Q(ready_time__lte=Now()),
+    "delayed": Q(ready_time__gt=Now()),
+    "parked": Q(ready_time__isnull=True),
+}
 Verb = Callable[[TaskQuerySet], int]
 
 
@@ -34,11 +40,15 @@ Verb = Callable[[TaskQuerySet], int]
 class Statistics:
     """Where a queue stands. ``by_status`` has every status and ``total``, which does not count COMPLETED tasks.
 
-    ``by_call`` counts tasks by the verb used on them (put, take, ack, …) since the queue was made, in all processes.
+    ``waiting`` tells the CREATED tasks apart: ``ready`` (due), ``delayed`` (due later) and ``parked`` (behind the head
+    of their group, or without a processor).
+    ``by_call`` counts tasks by what was done to them (put, take, ack, …) since the queue was made, in all processes, by
+    pollers, the pull API, operators and housekeeping.
     """
 
     by_status: dict[str, int]
     by_call: dict[str, int]
+    waiting: dict[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +60,7 @@ class QueueAdmin:
 
     def delete(self, id: int) -> bool:
         """Delete a task in any status and count the deletion; its holder gets ``LeaseLost``. False: there is none."""
-        return self._one(id, "delete", TaskQuerySet.purge, tuple(Status))
+        return self._one(id, TaskQuerySet.purge, tuple(Status))
 
     def kick(self, n: int) -> int:
         """Put at most ``n`` buried tasks back in the ready order, the oldest first; return how many."""
@@ -59,14 +69,14 @@ class QueueAdmin:
         done = 0
         for alias in self._aliases():
             buried = self._tasks(alias).filter(status__in=sources("kick"))
-            kick = partial(self._change, buried, "kick", lambda tasks: tasks.kick(BATCH_TASKS))
+            kick = partial(self._change, buried, lambda tasks: tasks.kick(BATCH_TASKS))
             while kicked := kick(limit=min(BATCH_TASKS, n - done)):
                 done += kicked
         return done
 
     def release_all(self) -> int:
         """Make every task that is being processed ready again; the holders get ``LeaseLost``. Return how many."""
-        return self._each("release", TaskQuerySet.release_all, sources("release_all"))
+        return self._each(TaskQuerySet.release_all, sources("release_all"))
 
     def truncate(self) -> int:
         """Delete all tasks, in any status, and count them; holders get ``LeaseLost``. All of them or none.
@@ -74,7 +84,7 @@ class QueueAdmin:
         Tasks put meanwhile stay.
         """
         with self._atomic():
-            return self._each("delete", TaskQuerySet.purge, tuple(Status))
+            return self._each(TaskQuerySet.purge, tuple(Status))
 
     def tasks_by_status(self, status: str) -> Iterator[Task]:
         """Iterate over the tasks in a status, oldest first, in pages, so that no long transaction is needed."""
@@ -94,13 +104,17 @@ class QueueAdmin:
         """
         by_status = dict.fromkeys(map(str, Status), 0)
         by_call: Counter[str] = Counter()
+        waiting = dict.fromkeys(WAITING, 0)
         for alias in self._aliases():
             counts = self._tasks(alias).order_by().values_list("status").annotate(number=Count("pk"))
             for status, number in counts:
                 by_status[status] += number
+            created = self._tasks(alias).filter(status=CREATED)
+            kinds = created.aggregate(**{kind: Count("pk", filter=found) for kind, found in WAITING.items()})
+            waiting = {kind: number + kinds[kind] for kind, number in waiting.items()}
             by_call.update(usage.counter.counted(alias, self.name))
         total = sum(by_status.values()) - by_status[COMPLETED]
-        return Statistics({**by_status, "total": total}, dict(by_call))
+        return Statistics({**by_status, "total": total}, dict(by_call), waiting)
 
     # -- the queue itself --------------------------------------------------------------------------------------------
 
@@ -138,7 +152,7 @@ class QueueAdmin:
         with self._atomic():
             for alias in aliases:
                 self._lock(alias)
-                dropped += self._each("delete", TaskQuerySet.purge, tuple(Status), (alias,))
+                dropped += self._each(TaskQuerySet.purge, tuple(Status), (alias,))
                 UsageCount.objects.using(alias).filter(queue=self.name).delete()
                 Queue.objects.using(alias).filter(pk=self.name).delete()
                 UsedReference.objects.using(alias).filter(queue=self.name).delete()
@@ -184,31 +198,25 @@ class QueueAdmin:
             stack.enter_context(transaction.atomic(using=alias))
         return stack
 
-    def _one(self, id: int, call: str, verb: Verb, statuses: Iterable[Status]) -> bool:
+    def _one(self, id: int, verb: Verb, statuses: Iterable[Status]) -> bool:
         task = self._tasks(self._only_alias()).filter(pk=id, status__in=statuses)
-        return bool(self._change(task, call, verb, wait=True))
+        return bool(self._change(task, verb, wait=True))
 
-    def _each(self, call: str, verb: Verb, statuses: Iterable[Status], aliases: Iterable[str] = ()) -> int:
+    def _each(self, verb: Verb, statuses: Iterable[Status], aliases: Iterable[str] = ()) -> int:
         """Run a verb over all tasks in some statuses, in portions; return how many were changed."""
         done = 0
         for alias in aliases or self._aliases():
             tasks = self._tasks(alias).filter(status__in=statuses)
             ids = list(tasks.order_by("pk").values_list("pk", flat=True))
             for start in range(0, len(ids), BATCH_TASKS):
-                done += self._change(tasks.filter(pk__in=ids[start : start + BATCH_TASKS]), call, verb, wait=True)
+                done += self._change(tasks.filter(pk__in=ids[start : start + BATCH_TASKS]), verb, wait=True)
         return done
 
-    def _change(
-        self, tasks: TaskQuerySet, call: str, verb: Verb, *, limit: int = BATCH_TASKS, wait: bool = False
-    ) -> int:
-        """Run a verb over the first ``limit`` tasks that can be locked, count it and tell of it."""
+    def _change(self, tasks: TaskQuerySet, verb: Verb, *, limit: int = BATCH_TASKS, wait: bool = False) -> int:
+        """Run a verb over the first ``limit`` tasks that can be locked."""
         with transaction.atomic(using=tasks.db):
             ids = self._locked(with_row_locks(tasks, wait=wait)[:limit])
-            if not ids:
-                return 0
-            number = verb(self._tasks(tasks.db).filter(pk__in=ids))
-            usage.after_commit(connections[tasks.db], self.name, call, number, ids)
-        return number
+            return verb(self._tasks(tasks.db).filter(pk__in=ids)) if ids else 0
 
     def _locked(self, tasks: Tasks) -> list[int]:
         """Read a selection that locks its rows, and lock their groups before them; return the ids."""

@@ -17,6 +17,7 @@ from django_dbtaskqueue.core.failure_signature import normalised, signature_of
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import Failed
 from django_dbtaskqueue.db.minute_counts import METRICS, roll_up
+from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.metrics import Collector, OutcomeKey, class_of, quantile, upper
 from django_dbtaskqueue.models import Attempt, FailureCount, FailureGroup, Metric, Task
 from django_dbtaskqueue.operations.queue_stats import overview
@@ -108,9 +109,9 @@ def test_merging_changes_no_sum(alias: str, counted: None) -> None:
     before = Metric.objects.using(alias).aggregate(**sums)
     total = len(list(Metric.objects.using(alias).all()))
 
-    gone = roll_up(alias, *METRICS)
+    gone = roll_up(Session.on(alias), *METRICS)
 
-    assert gone > 0 and roll_up(alias, *METRICS) == 0
+    assert gone > 0 and roll_up(Session.on(alias), *METRICS) == 0
     assert Metric.objects.using(alias).aggregate(**sums) == before
     assert Metric.objects.using(alias).count() < total
     assert FailureCount.objects.using(alias).aggregate(n=Sum("count"))["n"] == 27

@@ -115,6 +115,7 @@ class Dialect:
 POSTGRESQL = Dialect("postgresql", "statement_timestamp()", "greatest", "least", "FOR NO KEY UPDATE OF t", True)
 SQLITE = Dialect("sqlite", f"strftime('{SQLITE_FORMAT}', 'now')", "max", "min", "", False)
 DIALECTS = {dialect.vendor: dialect for dialect in (POSTGRESQL, SQLITE)}
+NO_VALUES: dict[str, list[str] | str] = {"postgresql": [], "sqlite": "[]"}  # an empty array parameter
 
 # Statistics lag behind a queue: custom plans flip to sequential scans, and a plan that was made while the table was
 # small would scan it for each row of a batch. A poller that waits for a row that a processor has locked in its own
