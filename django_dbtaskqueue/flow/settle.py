@@ -331,14 +331,10 @@ class SettlePort:
         log_level: int = 0,
         extra: Mapping[str, Any] | None = None,
     ) -> None:
-        self.alias = alias
-        self.key = key
-        self.model = model
-        self.keep = keep
-        self.group_retry = group_retry
+        self.alias, self.model, self.key = alias, model, key
+        self.keep, self.group_retry, self.log_level = keep, group_retry, log_level
         self.extra = extra or {}
         self.reenqueue: Any = None
-        self.log_level = log_level
 
     def time(self, text: str) -> datetime:
         """Return a time as the database wrote it, as the site's models would show it."""

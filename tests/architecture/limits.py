@@ -14,7 +14,7 @@ LIMITS: dict[str, int] = {
     "constant names twice": 0,
     "old names": 0,
     "longest import chain": 12,
-    "Any": 622,
+    "Any": 625,
     "files that branch on outcomes": 3,
     "enqueue: calls": 39,
     "enqueue: modules": 9,
