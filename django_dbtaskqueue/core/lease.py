@@ -44,7 +44,7 @@ class Port(Protocol):
     key: str  # the queue, and its shard if it has any
     reenqueue: AnyPolicy  # the runtime override of the reenqueue policy, or None
     log_level: int  # of the log lines of each task's life; 0: none
-    extra: Mapping[str, Any]  # the project's own settings of the queue
+    extra: Mapping[str, object]  # the project's own settings of the queue
     calls: ClassVar[Mapping[str, str]]  # names of outcomes in the usage counters, where they are not those of pollers
 
     def time(self, text: str) -> datetime:

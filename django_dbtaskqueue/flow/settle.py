@@ -329,7 +329,7 @@ class SettlePort:
         keep: str = "keep",
         group_retry: str = "hold",
         log_level: int = 0,
-        extra: Mapping[str, Any] | None = None,
+        extra: Mapping[str, object] | None = None,
     ) -> None:
         self.alias, self.model, self.key = alias, model, key
         self.keep, self.group_retry, self.log_level = keep, group_retry, log_level
