@@ -127,7 +127,9 @@ def test_bad_rows_are_refused_or_returned_with_the_reason(spark: SparkSession, d
     rows.append({**good, "reference": "good"})
     df = spark.createDataFrame([tuple(row.get(name) for name in names) for row in rows], f"queue string, {SCHEMA}")
     options: dict[str, Any] = {"queues": ["other", "work"], "require_reference": True}
-    with pytest.raises(PipelineError, match=r"13 rows cannot be enqueued \(on_invalid=\"error\"\), so nothing was"):
+    with pytest.raises(
+        PipelineError, match=rf"{len(BAD)} rows cannot be enqueued \(on_invalid=\"error\"\), so nothing was"
+    ):
         write_tasks(df, database, **options)
     assert (Task.objects.count(), staging_tables()) == (0, [])
     report = write_tasks(df, database, on_invalid="reject", **options)
