@@ -60,8 +60,11 @@ class Queue:
             self.enqueued += 1
             self._enter(row, row.due)
             return "new"
+        if on_duplicate == "ignore":
+            self._regroup({row.group})  # nothing is written, but the group is locked, and its head chosen anew
+            return "ignored"
         if on_duplicate != "replace":
-            return "ignored" if on_duplicate == "ignore" else "duplicate"
+            return "duplicate"
         if there.status != "CREATED" or there.group != row.group:
             return "duplicate"
         there.priority = row.priority
@@ -142,11 +145,19 @@ class Queue:
 
     def _back(self, row: Row, delay: float, *, hold: bool = True) -> None:
         self._placed += 1
+        self._move_expiry(row, self.now + delay)
         row.status, row.due, row.stamp = "CREATED", self.now + delay, self._placed
         self._put(row, row.due)
         self._regroup({row.group}, hold=hold)
 
+    def _move_expiry(self, row: Row, due: float) -> None:
+        """Move the end of the time to live with the due time. While a task is held, ``due`` is the lease's end."""
+        if row.expires is not None:
+            row.expires += due - (row.due if row.place is None else min(row.due, row.place[0]))
+
     def _end(self, row: Row, status: str) -> None:
+        if status != "COMPLETED" and row.place is not None:
+            row.due = row.place[0]  # from which its time to live counts if it is brought back
         row.status, row.place, row.ended = status, None, self.now
         self._regroup({row.group})
 
@@ -173,6 +184,7 @@ class Queue:
         return len(chosen)
 
     def _again(self, row: Row) -> None:
+        self._move_expiry(row, self.now)
         row.status, row.due, row.place = "CREATED", self.now, (self.now, self._placed)
 
     def _reprocess(self, row: Row) -> None:
