@@ -74,6 +74,7 @@ COMMANDS: dict[str, list[list[str]]] = {
     "doctor": [[]],
     "pause": [[QUEUE, "--reason", "a visit", "--for", "1m"], [QUEUE, "--dry-run"]],
     "resume": [[QUEUE], [QUEUE, "--dry-run"]],
+    "mask": [["--yes"]],
     "purge": [[QUEUE, "--dry-run"], [QUEUE, "--yes", "--reason", "a visit"]],
     "bulk": [["list"], ["run"], ["show", "1"], ["cancel", "1"]],
     "index": [[], ["--drop"]],
