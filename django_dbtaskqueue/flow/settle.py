@@ -19,6 +19,7 @@ from typing import Any, ClassVar, Never
 from django.db import transaction
 from django.db.utils import OperationalError
 
+from django_dbtaskqueue.conf.queue import QueueSettings
 from django_dbtaskqueue.core import json as json_payload
 from django_dbtaskqueue.core.exceptions import ProcessDied, TaskQueueError
 from django_dbtaskqueue.core.failure_signature import describe
@@ -320,21 +321,16 @@ class SettlePort:
 
     calls: ClassVar[Mapping[str, str]] = {}
 
-    def __init__(
-        self,
-        alias: str,
-        model: type[AbstractTask] = Task,
-        *,
-        key: str = "",
-        keep: str = "keep",
-        group_retry: str = "hold",
-        log_level: int = 0,
-        extra: Mapping[str, object] | None = None,
-    ) -> None:
+    def __init__(self, alias: str, model: type[AbstractTask] = Task, *, key: str = "") -> None:
         self.alias, self.model, self.key = alias, model, key
-        self.keep, self.group_retry, self.log_level = keep, group_retry, log_level
-        self.extra = extra or {}
+        self.keep, self.group_retry, self.log_level = "keep", "hold", 0
+        self.extra: Mapping[str, object] = {}
         self.reenqueue: Any = None
+
+    def follow(self, settings: QueueSettings) -> None:
+        """Obey these settings from the next settle on."""
+        self.keep, self.group_retry = settings.keep, settings.group_retry
+        self.log_level, self.extra = settings.life_level, settings.extra
 
     def time(self, text: str) -> datetime:
         """Return a time as the database wrote it, as the site's models would show it."""

@@ -306,14 +306,6 @@ class Poller:
 def _queue_state(name: str, weight: int, alias: str) -> QueueState:
     settings = queue_settings(name, alias)
     key = f"{name}@{alias}" if settings.shards else name
-    level = settings.life_level
-    port = SettlePort(
-        alias,
-        model_for(name),
-        key=key,
-        keep=settings.keep,
-        group_retry=settings.group_retry,
-        log_level=level,
-        extra=settings.extra,
-    )
+    port = SettlePort(alias, model_for(name), key=key)
+    port.follow(settings)
     return QueueState(name, settings, port, ScanCursor(name, settings.max_wait), weight=weight)

@@ -103,10 +103,7 @@ class QueueState:
         """Use other settings from the next checkout and settle on."""
         self.settings = settings
         self.cursor.max_wait = settings.max_wait
-        self.port.keep = settings.keep
-        self.port.group_retry = settings.group_retry
-        self.port.log_level = settings.life_level
-        self.port.extra = settings.extra
+        self.port.follow(settings)
         self.port.reenqueue = settings.reenqueue if "reenqueue" in self.overrides else None
 
     def left_out(self) -> tuple[str, ...]:

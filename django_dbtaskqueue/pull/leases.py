@@ -73,16 +73,8 @@ class ManualSettlePort(PullPort):
 
 def port_of(kind: type[P], queue: str, alias: str, settings: conf.QueueSettings) -> P:
     """Return a port of a queue on one database, with the runtime override of ``reenqueue`` if there is one."""
-    level = settings.life_level
-    port = kind(
-        alias,
-        model_for(queue),
-        key=queue,
-        keep=settings.keep,
-        group_retry=settings.group_retry,
-        log_level=level,
-        extra=settings.extra,
-    )
+    port = kind(alias, model_for(queue), key=queue)
+    port.follow(settings)
     if settings.reenqueue is not conf.default_settings(queue).reenqueue:
         port.reenqueue = settings.reenqueue
     return port
