@@ -14,6 +14,7 @@ started with its ``env`` sees the same data. Do not combine it with ``db`` or ``
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import re
 import shutil
@@ -181,6 +182,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """Two cores, a second try for a failed task, an event log (in ``spark.eventLog.dir``) for the search of secrets."""
     from django_dbtaskqueue.pipeline.spark import spark_session
 
+    _keep_formatters()
     events = tmp_path_factory.mktemp("events")
     conf = {
         "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",  # half the start; tests run no long jobs
@@ -192,6 +194,13 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     session = spark_session(master="local[2,2]", app_name="tests", memory="1g", conf=conf)
     yield session
     session.stop()
+
+
+def _keep_formatters() -> None:
+    """A logger of PySpark gives its own formatter to each handler, also to those with which pytest catches logs."""
+    from pyspark.logger import PySparkLogger
+
+    PySparkLogger.addHandler = logging.Logger.addHandler  # type: ignore[method-assign]
 
 
 @pytest.fixture(scope="session")

@@ -344,7 +344,7 @@ def test_a_faulty_policy_is_logged_and_the_default_decides(policy: Any, caplog: 
     assert delay is not None
     assert s(14) <= delay <= s(26)
     assert [record.name for record in caplog.records] == [LOGGER]
-    assert "the default policy decides" in caplog.records[0].message
+    assert "the default policy decides" in caplog.records[0].getMessage()
     assert caplog.records[0].exc_info
 
 
