@@ -182,10 +182,10 @@ def test_it_waits_behind_the_head_of_its_group(alias: str) -> None:
 @both
 def test_it_is_not_due(alias: str) -> None:
     poller(alias)
-    assert why(enqueue(QUEUE, delay=HOUR, using=alias))[1].startswith("The task is due in 59m")
-    retried = make_task(ready_time=HOUR, attempt=2, using=alias)
+    assert why(enqueue(QUEUE, delay=HOUR + MINUTE, using=alias))[1].startswith("The task is due in 1h")
+    retried = make_task(ready_time=HOUR + MINUTE, attempt=2, using=alias)
     code, sentence = why(retried)
-    assert code == "not_due" and sentence.startswith("Attempt 3 of 5 is due in 59m")
+    assert code == "not_due" and sentence.startswith("Attempt 3 of 5 is due in 1h")
 
 
 @both
