@@ -88,7 +88,7 @@ def test_it_is_given_no_more_than_it_has_slots_and_the_line_keeps_the_rest(
 def test_leases_are_renewed_while_it_runs(site: Site, pool: ThreadPoolExecutor) -> None:
     go_on = threading.Event()
 
-    @processor(QUEUE, executor=pool, lease=timedelta(milliseconds=600))
+    @processor(QUEUE, executor=pool, lease=timedelta(seconds=2))
     def process(task: Lease) -> int:
         go_on.wait(PATIENCE)
         return task.total_attempt
@@ -97,7 +97,7 @@ def test_leases_are_renewed_while_it_runs(site: Site, pool: ThreadPoolExecutor) 
     with site.poller():
         until(lambda: site.task(task).status == "PROCESSING")
         first = site.task(task).next_process_time
-        until(lambda: site.task(task).next_process_time > first + timedelta(seconds=1))
+        until(lambda: site.task(task).next_process_time > first + timedelta(seconds=2))
         go_on.set()
     assert site.task(task).result == 1
 
