@@ -88,9 +88,13 @@ def register(
     concurrency: int | None = None,
     executor: object = None,
     using: str | None = None,
+    row_type: str | None = None,
     **settings: object,
 ) -> Processor:
-    """Register a processor by a call, at any time and from any thread. Tasks that waited for it are taken at once."""
+    """Register a processor by a call, at any time and from any thread. Tasks that waited for it are taken at once.
+
+    ``row_type`` is the payload type of rows of plain JSON that go to this processor, and to no other.
+    """
     if payload is not None:
         codecs.prepare(payload)
         masking.learn(payload)
@@ -102,7 +106,7 @@ def register(
     made = Processor(
         queue, call, payload=payload, mode=mode, policy=parsed.get("retry"), timeout=parsed.get("timeout"),
         is_async=is_async, reenqueue=parsed.get("reenqueue"), batch=batch, concurrency=concurrency, executor=executor,
-        using=using, declared=declared,
+        using=using, row_type=row_type, declared=declared,
     )  # fmt: skip
     _check(made)
     with _lock:
@@ -198,8 +202,8 @@ def _replace(queue: str, of_queue: dict[str | None, Processor]) -> None:
     for cls, made in classes.items():
         if times[name := codecs.short_name(cls)] == 1:
             found[name] = made
-    if len(of_queue) == 1:
-        found[None] = next(iter(of_queue.values()))
+    if len(of_queue) == 1 and (only := next(iter(of_queue.values()))).row_type is None:
+        found[None] = only
     _found[queue] = {**found, **of_queue}
     _processors[queue] = of_queue
 

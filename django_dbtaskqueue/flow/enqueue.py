@@ -119,9 +119,24 @@ def enqueue_copy(task: AbstractTask) -> AbstractTask:
     row = row_of(options, settings)
     # The payload is JSON already, so its type cannot be seen from it; and the budget is no argument.
     row |= {column.db: getattr(task, column.name) for column in COPIED if not column.option}
+    return _insert_new(task.queue, row, settings, alias)
+
+
+def enqueue_for(queue: str, row_type: str, max_attempts: int, **options: Any) -> Task:
+    """Insert one task for the processor that is registered by ``row_type``, as ``enqueue`` does with ``options``."""
+    settings = overrides.queue_settings(queue, alias_for(queue, None))
+    row = row_of(options, settings) | {"payload_type": row_type, "max_attempts": max_attempts}
+    if settings.shards:
+        shard = route(settings, None, options["payload"])
+        return with_fail_over(shard, settings.shards, lambda alias: _insert_new(queue, row, settings, alias))
+    return _insert_new(queue, row, settings, alias_for(queue, None))
+
+
+def _insert_new(queue: str, row: dict[str, Any], settings: conf.QueueSettings, alias: str) -> Task:
+    """Insert a task without a reference, when its queue has room for it."""
     session = Session(connections[alias], model_of(settings))
-    with free_capacity(session, task.queue, settings.capacity, 1, None):
-        return _insert_grouped(session, task.queue, row, "error", keep_due=False)
+    with free_capacity(session, queue, settings.capacity, 1, None):
+        return _insert_grouped(session, queue, row, "error", keep_due=False)
 
 
 def _insert_grouped(session: Session, queue: str, row: dict[str, Any], on_duplicate: str, *, keep_due: bool) -> Task:

@@ -62,6 +62,7 @@ class Processor:
     concurrency: int | None = None  # the most calls at a time in one poller
     executor: Any = None  # where it runs: an executor, what makes one, or its dotted path
     using: str | None = None  # the database it says it writes to
+    row_type: str | None = None  # what rows name it by, if that is no payload class
     declared: Mapping[str, Any] = field(default_factory=dict)
     plain: bool = field(init=False)  # one task per call, without a limit of its own
 
@@ -85,7 +86,7 @@ class Processor:
     @property
     def payload_type(self) -> str | None:
         """The payload type as rows name it; None for plain JSON."""
-        return None if self.payload is None else codecs.type_name(self.payload)
+        return self.row_type if self.payload is None else codecs.type_name(self.payload)
 
 
 def _mapping(context: Any) -> dict[str, Any]:

@@ -141,3 +141,36 @@ class SettleStatements(Group):
     def outcome_of(self) -> str:
         """What became of the given leases, when the reply to a commit was lost: (id, status) of the same attempt."""
         return f"SELECT t.id, t.status FROM {self.tables.task} AS t JOIN {self.dialect.rows(FENCED)} ON {FENCE}"
+
+    @cached_property
+    def task_with_attempts(self) -> str:
+        """One task, from its table or else from the history, with its failed attempts as a JSON array."""
+        attempt = "a.error_type, a.traceback, a.poller_instance, a.start_time, a.total_attempt"
+        failed = f"{self.tables.attempt} AS a WHERE a.location = %(location)s AND a.task_id = %(task_id)s"
+        attempts = (
+            f"(SELECT jsonb_agg(jsonb_build_array({attempt}) ORDER BY a.total_attempt)::text FROM {failed})"
+            if self.dialect.vendor == "postgresql"
+            else f"(SELECT json_group_array(json_array({attempt})) FROM (SELECT * FROM {failed} ORDER BY"
+            " a.total_attempt) AS a)"
+        )
+        json_texts = {column.db: self.dialect.text(column.db) for column in HISTORY_COLUMNS if column.type == "jsonb"}
+        names = ", ".join(json_texts.get(column.db, column.db) for column in HISTORY_COLUMNS)
+        return (
+            f"SELECT {names}, {attempts} FROM {self.tables.task} WHERE id = %(task_id)s UNION ALL"
+            f" SELECT {names}, {attempts} FROM {self.tables.history} WHERE location = %(location)s"
+            " AND task_id = %(task_id)s LIMIT 1"
+        )
+
+    @cached_property
+    def save_metadata(self) -> str:
+        """Write the metadata of a Django task into its payload; with a token, only while that lease holds."""
+        payload = (
+            "jsonb_set(payload, '{metadata}', %(metadata)s::jsonb)"
+            if self.dialect.vendor == "postgresql"
+            else "json_set(payload, '$.metadata', json(%(metadata)s))"
+        )
+        return (
+            f"UPDATE {self.tables.task} SET payload = {payload} WHERE id = %(task_id)s"
+            " AND (CAST(%(token)s AS bigint) IS NULL OR total_attempt = %(token)s AND status = 'PROCESSING')"
+            " RETURNING id"
+        )

@@ -1089,6 +1089,13 @@ WHERE id = ANY(ARRAY(
 ))
 RETURNING id;
 
+-- Statements.save_metadata
+UPDATE "dbtaskqueue_task"
+SET payload = jsonb_set(payload, '{metadata}', %(metadata)s::jsonb)
+WHERE id = %(task_id)s
+AND (CAST(%(token)s AS bigint) IS NULL OR total_attempt = %(token)s AND status = 'PROCESSING')
+RETURNING id;
+
 -- Statements.seconds_until_exhausted
 SELECT extract(epoch FROM min(t.next_process_time) - statement_timestamp())::float8
 FROM "dbtaskqueue_task" AS t
@@ -1119,6 +1126,35 @@ LIMIT 1;
 INSERT INTO "dbtaskqueue_queue" (name, paused_time, paused_by, paused_reason)
 VALUES (%(queue_name)s, statement_timestamp(), 'settings', 'starts paused')
 ON CONFLICT (name) DO NOTHING;
+
+-- Statements.task_with_attempts
+SELECT queue_name, reference_number, status, attempt, reenqueue_attempt, total_attempt, max_attempts,
+    priority, payload::text, payload_type, result::text, process_result, context::text, group_key, tag,
+    poller_instance, create_time, next_process_time, last_update_time, lease_seconds, expire_time, start_time,
+    finish_time, (
+    SELECT jsonb_agg(jsonb_build_array(a.error_type, a.traceback, a.poller_instance, a.start_time,
+        a.total_attempt) ORDER BY a.total_attempt)::text
+    FROM "dbtaskqueue_attempt" AS a
+    WHERE a.location = %(location)s
+    AND a.task_id = %(task_id)s
+)
+FROM "dbtaskqueue_task"
+WHERE id = %(task_id)s
+UNION ALL
+SELECT queue_name, reference_number, status, attempt, reenqueue_attempt, total_attempt, max_attempts,
+    priority, payload::text, payload_type, result::text, process_result, context::text, group_key, tag,
+    poller_instance, create_time, next_process_time, last_update_time, lease_seconds, expire_time, start_time,
+    finish_time, (
+    SELECT jsonb_agg(jsonb_build_array(a.error_type, a.traceback, a.poller_instance, a.start_time,
+        a.total_attempt) ORDER BY a.total_attempt)::text
+    FROM "dbtaskqueue_attempt" AS a
+    WHERE a.location = %(location)s
+    AND a.task_id = %(task_id)s
+)
+FROM "dbtaskqueue_taskhistory"
+WHERE location = %(location)s
+AND task_id = %(task_id)s
+LIMIT 1;
 
 -- Statements.to_history
 INSERT INTO "dbtaskqueue_taskhistory" (location, task_id, queue_name, reference_number, status, attempt,

@@ -741,6 +741,13 @@ WHERE id IN (
 )
 RETURNING id;
 
+-- Statements.save_metadata
+UPDATE "dbtaskqueue_task"
+SET payload = json_set(payload, '$.metadata', json(%(metadata)s))
+WHERE id = %(task_id)s
+AND (CAST(%(token)s AS bigint) IS NULL OR total_attempt = %(token)s AND status = 'PROCESSING')
+RETURNING id;
+
 -- Statements.seconds_until_exhausted
 SELECT (julianday(min(t.next_process_time)) - julianday(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))) * 86400.0
 FROM "dbtaskqueue_task" AS t
@@ -774,6 +781,43 @@ LIMIT 1;
 INSERT INTO "dbtaskqueue_queue" (name, paused_time, paused_by, paused_reason)
 VALUES (%(queue_name)s, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), 'settings', 'starts paused')
 ON CONFLICT (name) DO NOTHING;
+
+-- Statements.task_with_attempts
+SELECT queue_name, reference_number, status, attempt, reenqueue_attempt, total_attempt, max_attempts,
+    priority, CAST(payload AS text), payload_type, CAST(result AS text), process_result, CAST(context AS
+    text), group_key, tag, poller_instance, create_time, next_process_time, last_update_time, lease_seconds,
+    expire_time, start_time, finish_time, (
+    SELECT json_group_array(json_array(a.error_type, a.traceback, a.poller_instance, a.start_time,
+        a.total_attempt))
+    FROM (
+        SELECT *
+        FROM "dbtaskqueue_attempt" AS a
+        WHERE a.location = %(location)s
+        AND a.task_id = %(task_id)s
+        ORDER BY a.total_attempt
+    ) AS a
+)
+FROM "dbtaskqueue_task"
+WHERE id = %(task_id)s
+UNION ALL
+SELECT queue_name, reference_number, status, attempt, reenqueue_attempt, total_attempt, max_attempts,
+    priority, CAST(payload AS text), payload_type, CAST(result AS text), process_result, CAST(context AS
+    text), group_key, tag, poller_instance, create_time, next_process_time, last_update_time, lease_seconds,
+    expire_time, start_time, finish_time, (
+    SELECT json_group_array(json_array(a.error_type, a.traceback, a.poller_instance, a.start_time,
+        a.total_attempt))
+    FROM (
+        SELECT *
+        FROM "dbtaskqueue_attempt" AS a
+        WHERE a.location = %(location)s
+        AND a.task_id = %(task_id)s
+        ORDER BY a.total_attempt
+    ) AS a
+)
+FROM "dbtaskqueue_taskhistory"
+WHERE location = %(location)s
+AND task_id = %(task_id)s
+LIMIT 1;
 
 -- Statements.to_history
 INSERT INTO "dbtaskqueue_taskhistory" (location, task_id, queue_name, reference_number, status, attempt,
