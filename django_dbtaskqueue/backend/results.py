@@ -1,0 +1,220 @@
+"""What became of a Django task: ``TaskResult`` objects from rows and leases, and the ids that name them."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, NamedTuple
+from zlib import crc32
+
+from django.conf import settings as django_settings
+from django.core.exceptions import SuspiciousOperation
+from django.utils import timezone
+from django.utils.crypto import constant_time_compare, salted_hmac
+
+from django_dbtaskqueue.backend.compat import (
+    DEFAULT_TASK_BACKEND_ALIAS,
+    HAS_METADATA,
+    TASK_MAX_PRIORITY,
+    TASK_MIN_PRIORITY,
+    AnyResult,
+    AnyTask,
+    InvalidTask,
+    InvalidTaskBackend,
+    TaskError,
+    TaskResult,
+    TaskResultDoesNotExist,
+    TaskResultStatus,
+)
+from django_dbtaskqueue.conf import settings as conf
+from django_dbtaskqueue.core import json as json_payload
+from django_dbtaskqueue.core.columns import HISTORY_COLUMNS
+from django_dbtaskqueue.core.exceptions import TaskQueueError
+from django_dbtaskqueue.core.lease import Lease
+
+if TYPE_CHECKING:
+    from django_dbtaskqueue.db.session import Session
+    from django_dbtaskqueue.models import AbstractTask
+
+RESULT_STATUSES = {
+    "CREATED": TaskResultStatus.READY,
+    "PROCESSING": TaskResultStatus.RUNNING,
+    "COMPLETED": TaskResultStatus.SUCCESSFUL,
+    "ERROR": TaskResultStatus.FAILED,
+    "POISON": TaskResultStatus.FAILED,
+}
+UNKNOWN_WORKER = "unknown"  # of an attempt that was charged and has left no record: its process died
+decorated: dict[str, AnyTask] = {}  # each function with @task, by dotted path
+
+
+def new_result(task: AnyTask, result_id: str, payload: Mapping[str, Any], **facts: Any) -> AnyResult:
+    """Return a result: READY, unless ``facts`` say otherwise."""
+    value = facts.pop("value", None)
+    times = dict.fromkeys(("enqueued_at", "started_at", "last_attempted_at", "finished_at"))
+    metadata = {"raw_metadata": payload.get("metadata") or {}} if HAS_METADATA else {}
+    fields = {"status": TaskResultStatus.READY, "errors": [], "worker_ids": [], **times, **metadata, **facts}
+    given = {"args": payload["args"], "kwargs": payload["kwargs"], "backend": task.backend}
+    result: AnyResult = TaskResult(task=task, id=result_id, **given, **fields)
+    object.__setattr__(result, "_return_value", value)
+    return result
+
+
+def leased_result(
+    path: str, lease: Lease, status: TaskResultStatus = TaskResultStatus.RUNNING, value: object = None
+) -> AnyResult:
+    """Return the result of a task that has a lease here; of a later attempt, with what the database knows."""
+    result_id = id_of_lease(lease)
+    ended = status != TaskResultStatus.RUNNING
+    if lease.total_attempt > 1 and (stored := stored_result(result_id)) is not None:
+        return stored
+    payload = _checked_payload(lease.payload)
+    return new_result(
+        _task(path, lease.queue, lease.priority, payload), result_id, payload, status=status, value=value,
+        enqueued_at=lease.create_time, started_at=lease.start_time, last_attempted_at=lease.start_time,
+        finished_at=timezone.now() if ended else None, worker_ids=[lease.poller_instance],
+    )  # fmt: skip
+
+
+def stored_result(result_id: str) -> AnyResult | None:
+    """Return the result with this id as the database has it; None if the task is deleted."""
+    try:
+        return read_result(result_id)
+    except TaskResultDoesNotExist:
+        return None
+
+
+def read_result(result_id: object) -> AnyResult:
+    """Return the result with this id, in one query. Raise ``TaskResultDoesNotExist``."""
+    session, task_id = find_place(result_id)
+    rows = session.run(session.sql.task_with_attempts, {"task_id": task_id, "location": session.location})
+    if not rows:
+        raise TaskResultDoesNotExist(result_id)
+    row = dict(zip((column.name for column in HISTORY_COLUMNS), rows[0], strict=False))
+    for column in HISTORY_COLUMNS:
+        if row[column.name] is not None and column.type == "timestamptz":
+            row[column.name] = session.time(row[column.name])
+    path = row["payload_type"] or ""
+    payload = _checked_payload(json_payload.loads(row["payload"] or "null"))
+    failed = [_Attempt(*attempt) for attempt in json.loads(rows[0][-1] or "[]")]
+    starts = [row["start_time"], *(attempt.start_time and session.time(attempt.start_time) for attempt in failed)]
+    result = row["result"]
+    return new_result(
+        _task(path, row["queue"], row["priority"], payload), str(uuid.UUID(str(result_id))), payload,
+        status=RESULT_STATUSES[row["status"]], value=None if result is None else json_payload.loads(result),
+        enqueued_at=row["create_time"], started_at=min(filter(None, starts), default=None),
+        last_attempted_at=row["start_time"], finished_at=row["finish_time"], worker_ids=_workers(row, failed),
+        errors=[TaskError(exception_class_path=one.error_path, traceback=one.traceback) for one in failed],
+    )  # fmt: skip
+
+
+class _Attempt(NamedTuple):
+    """A failed attempt, as the query returns it."""
+
+    error_type: str
+    traceback: str
+    poller_instance: str | None
+    start_time: str | None
+    total_attempt: int
+
+    @property
+    def error_path(self) -> str:
+        """The dotted path of the exception's class. A failure that is only text counts as our own error."""
+        return self.error_type or f"{TaskQueueError.__module__}.{TaskQueueError.__qualname__}"
+
+
+def _workers(row: Mapping[str, Any], failed: list[_Attempt]) -> list[str]:
+    """Return the poller of each charged attempt. An attempt whose process died has left no record of its poller."""
+    known = [attempt.poller_instance or UNKNOWN_WORKER for attempt in failed]
+    if row["poller_instance"] and row["total_attempt"] not in {attempt.total_attempt for attempt in failed}:
+        known.append(row["poller_instance"])
+    return [UNKNOWN_WORKER] * (row["attempt"] - len(known)) + known
+
+
+def _task(path: str, queue: str, priority: int, payload: Mapping[str, Any]) -> AnyTask:
+    """Return the decorated task of a row, as it was enqueued."""
+    task = decorated.get(path)
+    if task is None:
+        raise SuspiciousOperation(
+            f"The task names the function {path!r}, and no @task of this process has that path. Functions are not "
+            "imported by the name in a row: define it in the tasks.py of an installed app, or import its module."
+        )
+    run_after = payload.get("run_after")
+    try:
+        return task.using(
+            queue_name=queue,
+            priority=max(TASK_MIN_PRIORITY, min(-priority, TASK_MAX_PRIORITY)),
+            run_after=None if run_after is None else datetime.fromisoformat(run_after),
+            backend=payload.get("backend", DEFAULT_TASK_BACKEND_ALIAS),
+        )
+    except (InvalidTask, InvalidTaskBackend):  # an operator moved it to another queue, or the settings changed
+        return task
+
+
+def _checked_payload(payload: object) -> dict[str, Any]:
+    if (
+        isinstance(payload, dict)
+        and isinstance(payload.get("args"), list)
+        and isinstance(payload.get("kwargs"), dict)
+        and isinstance(payload.get("metadata", {}), dict)
+    ):
+        return payload
+    shown = json_payload.short_repr(payload)
+    raise TaskQueueError(f'The payload of a Django task is {{"args": [...], "kwargs": {{...}}}}, and this is {shown}.')
+
+
+# -- ids -------------------------------------------------------------------------------------------------------------
+# An id is a UUID (version 8): the number of the task in 48 bits, its table in 12, and 62 bits that only a process with
+# the project's SECRET_KEY can make. So nobody who sees one id can guess another.
+
+ID_BITS, PLACE_BITS, SEAL_BITS = 48, 12, 62
+
+
+def id_of(alias: str, location: str, task_id: int) -> str:
+    """Return the id of a task: ``location`` is its model."""
+    return str(_uuid(alias, location, task_id, django_settings.SECRET_KEY))
+
+
+def id_of_lease(lease: Lease) -> str:
+    """Return the id of the task that a lease holds."""
+    from django_dbtaskqueue.db.session import model_for
+
+    return id_of(lease.port.alias, model_for(lease.queue)._meta.label_lower, lease.id)
+
+
+def _uuid(alias: str, location: str, task_id: int, secret: str | bytes) -> uuid.UUID:
+    place = f"{alias}:{location}"
+    digest = salted_hmac("django_dbtaskqueue.backend", f"{place}:{task_id}", secret=secret, algorithm="sha256").digest()
+    seal = int.from_bytes(digest[:8]) >> (64 - SEAL_BITS)
+    number = task_id << 80 | 8 << 76 | crc32(place.encode()) % 2**PLACE_BITS << 64 | 0b10 << SEAL_BITS | seal
+    return uuid.UUID(int=number)
+
+
+def find_place(result_id: object) -> tuple[Session, int]:
+    """Return where the task of an id is; raise ``TaskResultDoesNotExist`` for an id that was not given out."""
+    from django_dbtaskqueue.db.session import Session
+
+    try:
+        given = result_id if isinstance(result_id, uuid.UUID) else uuid.UUID(str(result_id))
+    except ValueError:
+        raise TaskResultDoesNotExist(result_id) from None
+    task_id = given.int >> 80
+    secrets = (django_settings.SECRET_KEY, *django_settings.SECRET_KEY_FALLBACKS)
+    for alias, model in _places():
+        for secret in secrets:
+            if constant_time_compare(str(_uuid(alias, model._meta.label_lower, task_id, secret)), str(given)):
+                return Session.on(alias, model), task_id
+    raise TaskResultDoesNotExist(result_id)
+
+
+def _places() -> Iterator[tuple[str, type[AbstractTask]]]:
+    """Yield the tables of the queues that are known without asking the database, each once."""
+    from django_dbtaskqueue.db.session import aliases_of, model_for
+
+    seen = set()
+    for queue in conf.known_queues():
+        for place in ((alias, model_for(queue)) for alias in aliases_of(queue)):
+            if place not in seen:
+                seen.add(place)
+                yield place
