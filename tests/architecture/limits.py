@@ -6,15 +6,15 @@ A limit above its target may only fall, but for new functions: then the commit t
 from __future__ import annotations
 
 LIMITS: dict[str, int] = {
-    "lines": 35_900,
-    "files": 183,
-    "entries at the top": 20,
+    "lines": 36_700,
+    "files": 188,
+    "entries at the top": 21,  # one more: the backend of Django's tasks
     "lines of the longest file": 400,
     "file names twice": 0,
     "constant names twice": 0,
     "old names": 0,
     "longest import chain": 12,
-    "Any": 625,
+    "Any": 665,
     "files that branch on outcomes": 3,
     "enqueue: calls": 39,
     "enqueue: modules": 9,

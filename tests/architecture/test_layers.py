@@ -25,6 +25,7 @@ ORDER = (
     "operations",
     "poller",
     "pull",
+    "backend",
     "admin",
     "api",
     "testing",
@@ -48,6 +49,9 @@ USES_STAGE = {"flow.enqueue_many": {"flow.enqueue"}}
 LAZY = {
     "apps",
     "testing.plugin",
+    "backend",  # a project decorates functions before its apps are ready, so it imports models later
+    "backend.functions",
+    "backend.results",
     "models.querysets",  # the manager's verbs are functions of the flow: each imports its function when it is called
     *(module.name for module in MODULES if "__getattr__" in [getattr(node, "name", "") for node in module.tree.body]),
 }

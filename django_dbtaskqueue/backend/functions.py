@@ -1,0 +1,150 @@
+"""A function with ``@task`` as a processor, and the signals of its life."""
+
+from __future__ import annotations
+
+from _thread import interrupt_main
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
+from inspect import iscoroutinefunction
+from typing import Any, cast
+
+from django_dbtaskqueue import signals
+from django_dbtaskqueue.backend.compat import (
+    HAS_METADATA,
+    AnyResult,
+    AnyTask,
+    TaskContext,
+    TaskResultStatus,
+    normalize_json,
+    task_finished,
+    task_started,
+)
+from django_dbtaskqueue.backend.results import decorated, id_of_lease, leased_result, stored_result
+from django_dbtaskqueue.conf import settings as conf
+from django_dbtaskqueue.core import json as json_payload
+from django_dbtaskqueue.core.exceptions import LeaseLost, PayloadError, TaskQueueError
+from django_dbtaskqueue.core.lease import Lease
+from django_dbtaskqueue.core.outcomes import Complete, Outcome, Reenqueue, as_outcome
+
+
+def processor_of(task: AnyTask) -> Callable[[Lease], Any]:
+    """Return what the registry takes as the processor of a decorated function."""
+    return (_AsyncFunction if iscoroutinefunction(task.func) else _Function)(task)
+
+
+class _Function:
+    """Calls the function of a Django task with a lease."""
+
+    def __init__(self, task: AnyTask) -> None:
+        self.func, self.path = task.func, task.module_path
+        self.__module__, self.__qualname__ = task.func.__module__, task.func.__qualname__
+
+    def __call__(self, lease: Lease) -> Any:
+        run = _Run(self.path, lease)
+        try:
+            value = self.func(*run.args, **run.kwargs)
+        except KeyboardInterrupt:
+            return _interrupted()
+        except BaseException:
+            if run.has_new_metadata:
+                with suppress(Exception):  # the function's own error is the one to be told
+                    run.context.save_metadata()
+            raise
+        if run.has_new_metadata:
+            run.context.save_metadata()
+        return _outcome(value)
+
+
+class _AsyncFunction(_Function):
+    """The same for a coroutine function; awaited on the poller's event loop."""
+
+    async def __call__(self, lease: Lease) -> Any:
+        run = _Run(self.path, lease)
+        try:
+            value = await self.func(*run.args, **run.kwargs)
+        except KeyboardInterrupt:
+            return _interrupted()
+        except Exception:
+            if run.has_new_metadata:
+                with suppress(Exception):  # as above
+                    await run.context.asave_metadata()
+            raise
+        if run.has_new_metadata:
+            await run.context.asave_metadata()
+        return _outcome(value)
+
+
+class _Run:
+    """One attempt of a function: its arguments, and its context if it takes one."""
+
+    def __init__(self, path: str, lease: Lease) -> None:
+        from django_dbtaskqueue.flow import observe
+
+        result = leased_result(path, lease)
+        observe.send(task_started, type(result.task.get_backend()), task_result=result)
+        self.args, self.kwargs, self.context = result.args, result.kwargs, cast(Any, None)
+        if result.task.takes_context:
+            self.context = cast(Any, TaskContext)(task_result=result)
+            self.args = [self.context, *self.args]
+
+    @property
+    def has_new_metadata(self) -> bool:
+        """Whether the function changed its metadata and did not save it."""
+        return HAS_METADATA and self.context is not None and self.context.metadata_modified
+
+
+def _outcome(value: object) -> Outcome:
+    """Return what a function's return value means. Raise ``TypeError`` for what JSON cannot hold."""
+    outcome = as_outcome(value)
+    if outcome is value:
+        return outcome
+    plain = normalize_json(value)
+    try:
+        json_payload.dumps(plain, limits=conf.payload_limits())
+    except PayloadError as error:
+        raise TypeError(f"The return value cannot be stored: {error}") from error
+    return Complete(plain)
+
+
+def _interrupted() -> Reenqueue:
+    """End the process as Ctrl-C does; the task is for another poller."""
+    interrupt_main()
+    return Reenqueue(timedelta(0))
+
+
+STATUSES_BY_VERB = {"complete": TaskResultStatus.SUCCESSFUL, "poison": TaskResultStatus.FAILED}
+
+
+class _FinishedListener(signals.Listener):
+    """Sends ``task_finished`` when the end of a task is stored, with its exception still being handled."""
+
+    def executed(self, task: Lease, outcome: Outcome) -> None:
+        """Tell of a task that succeeded, or is POISON."""
+        if task.payload_type in decorated and (status := STATUSES_BY_VERB.get(outcome.facts.verb)):
+            _send_finished(leased_result(task.payload_type, task, status, getattr(outcome, "result", None)))
+
+    def crashed(self, task: Lease, error: BaseException | str) -> None:
+        """Tell of a task that has no attempt left."""
+        if task.payload_type not in decorated or isinstance(error, LeaseLost):
+            return
+        result = stored_result(id_of_lease(task))
+        if result is None or result.status != TaskResultStatus.FAILED:
+            return
+        shown = TaskQueueError(error) if isinstance(error, str) else error
+        frames = shown.__traceback__
+        try:
+            raise shown
+        except BaseException:
+            _send_finished(result)
+        finally:
+            shown.__traceback__ = frames
+
+
+finished_listener = _FinishedListener()
+
+
+def _send_finished(result: AnyResult) -> None:
+    from django_dbtaskqueue.flow import observe
+
+    observe.send(task_finished, type(result.task.get_backend()), task_result=result)
