@@ -1,0 +1,227 @@
+"""What the backend adds to what every backend promises: ids, retries, one query, looking up instead of importing."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from io import StringIO
+from typing import Any
+
+import pytest
+from django.core.exceptions import SuspiciousOperation
+from django.core.management import call_command
+from django.db import connection, transaction
+from django.test import override_settings
+from django.test.utils import CaptureQueriesContext
+
+from django_dbtaskqueue import enqueue, processor, queue, registry
+from django_dbtaskqueue.backend.compat import (
+    InvalidTask,
+    InvalidTaskBackend,
+    TaskResultDoesNotExist,
+    TaskResultStatus,
+    task_backends,
+    task_finished,
+)
+from django_dbtaskqueue.models import Task
+from django_dbtaskqueue.testing import advance, drain, run_poller
+
+pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "sqlite"])
+BACKEND = "django_dbtaskqueue.backend.DatabaseTaskBackend"
+
+
+def tasks_setting(**options: Any) -> dict[str, Any]:
+    return {"default": {"BACKEND": BACKEND, "QUEUES": ["default", "two"], "OPTIONS": options}}
+
+
+_before = registry.snapshot()
+with override_settings(TASKS=tasks_setting()):  # as the settings of a site are there before its modules
+    from tests.testapp import functions
+registry.restore(_before)
+
+
+@pytest.fixture(autouse=True)
+def site() -> Iterator[None]:
+    saved = registry.snapshot()
+    with override_settings(TASKS=tasks_setting()):
+        yield
+    registry.restore(saved)
+
+
+def test_the_row_is_a_task_like_any_other() -> None:
+    result = functions.add.using(priority=7, queue_name="two").enqueue(1, b=2)
+    row = Task.objects.get()
+    assert (row.queue, row.priority, row.max_attempts) == ("two", -7, 1)
+    assert (row.payload_type, row.payload) == ("tests.testapp.functions.add", {"args": [1], "kwargs": {"b": 2}})
+    assert result.enqueued_at == row.create_time
+    assert drain("two").completed == 1
+
+
+def test_an_id_is_a_uuid_that_begins_with_the_number_of_the_task_and_cannot_be_guessed() -> None:
+    result = functions.add.enqueue(1, 2)
+    given = uuid.UUID(result.id)
+    assert (given.int >> 80, given.version, str(given)) == (Task.objects.get().pk, 8, result.id)
+    for bit in range(128):
+        other = str(uuid.UUID(int=given.int ^ 1 << bit))
+        with pytest.raises(TaskResultDoesNotExist):
+            functions.add.get_result(other)
+    assert functions.add.get_result(given).id == result.id  # as a view gets it from <uuid:id>
+    with override_settings(SECRET_KEY="a new one"), pytest.raises(TaskResultDoesNotExist):
+        functions.add.get_result(result.id)
+    with override_settings(SECRET_KEY="a new one", SECRET_KEY_FALLBACKS=["tests"]):
+        assert functions.add.get_result(result.id).args == [1, 2]
+
+
+def test_enqueue_and_get_result_take_one_query_each() -> None:
+    with (
+        transaction.atomic(),
+        CaptureQueriesContext(
+            connection,
+        ) as queries,
+    ):
+        result = functions.add.enqueue(1, 2)
+    assert len(queries) == 1
+    with CaptureQueriesContext(connection) as queries:
+        result.refresh()
+    assert len(queries) == 1
+
+
+def test_retries_are_said_at_the_function() -> None:
+    result = functions.succeed_at.enqueue(3)
+    ended: list[TaskResultStatus] = []
+    task_finished.connect(lambda task_result, **_: ended.append(task_result.status), weak=False, dispatch_uid="ended")
+    try:
+        with run_poller("default"):
+            pass
+    finally:
+        task_finished.disconnect(dispatch_uid="ended")
+    result.refresh()
+    assert (result.status, result.return_value, result.attempts) == (TaskResultStatus.SUCCESSFUL, 3, 3)
+    assert [str(error.exception_class.__name__) for error in result.errors] == ["LookupError"] * 2
+    assert ended == [TaskResultStatus.SUCCESSFUL]
+    assert result.enqueued_at < result.started_at < result.last_attempted_at < result.finished_at
+    assert len(set(result.worker_ids)) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "queues", "attempts"),
+    [
+        ({}, {}, 1),
+        ({"max_attempts": 4}, {"default": {"max_attempts": 2}}, 4),
+        ({}, {"default": {"max_attempts": 2}}, 2),
+    ],
+)
+def test_retries_are_said_in_the_settings(options: Any, queues: Any, attempts: int) -> None:
+    with override_settings(TASKS=tasks_setting(backoff="fixed:0s", **options), DBTASKQUEUE={"QUEUES": queues}):
+        result = functions.fail.enqueue()
+        drain("default")
+        result.refresh()
+    assert (result.status, len(result.errors)) == (TaskResultStatus.FAILED, attempts)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"max_attempts": 0}, "max_attempts=0 must be a whole number of at least 1"),
+        ({"attempts": 3}, "has no key 'attempts'"),
+        ({"backoff": "sometimes"}, "is not a retry policy"),
+    ],
+)
+def test_wrong_options_are_told(options: dict[str, Any], told: str) -> None:
+    with override_settings(TASKS=tasks_setting(**options)), pytest.raises(InvalidTaskBackend, match=told):
+        task_backends["default"].check()
+
+
+def test_wrong_retries_of_a_function_are_told() -> None:
+    cls = task_backends["default"].task_class
+    with pytest.raises(InvalidTask, match="max_attempts='three' must be a whole number"):
+        cls(func=functions.fail.func, max_attempts="three")
+
+
+def test_the_checks() -> None:
+    assert list(task_backends["default"].check()) == []
+    with override_settings(DBTASKQUEUE={"QUEUES": {"two": {"keep": "delete"}}}):
+        assert [found.id for found in task_backends["default"].check()] == ["dbtaskqueue.I022"]
+    with override_settings(INSTALLED_APPS=[]):
+        assert [found.id for found in task_backends["default"].check()] == ["dbtaskqueue.E020"]
+
+
+def test_a_row_names_no_code_to_import() -> None:
+    result = functions.add.enqueue(1, 2)
+    Task.objects.update(payload_type="subprocess.check_output")
+    with pytest.raises(SuspiciousOperation, match=r"no @task of this process has that path"):
+        result.refresh()
+    assert drain("default").completed == 0  # it is left to a poller that knows it
+    assert Task.objects.get().status == "CREATED"
+
+
+@pytest.mark.parametrize("payload", [None, [], {"args": 1, "kwargs": {}}, {"args": []}, "x"])
+def test_a_payload_that_no_enqueue_wrote_fails_its_task_alone(payload: object) -> None:
+    functions.add.enqueue(1, 2)
+    Task.objects.update(payload=payload)
+    result = functions.add.enqueue(3, 4)
+    assert drain("default").completed == 1
+    result.refresh()
+    assert result.return_value == 7
+    assert "The payload of a Django task is" in Task.objects.get(status="ERROR").process_result
+
+
+def test_an_outcome_of_the_queue_is_obeyed() -> None:
+    result = functions.once_more.enqueue("again")
+    assert drain("default").completed == 1
+    result.refresh()
+    assert result.return_value == "again"
+
+
+def test_a_plain_processor_of_the_queue_gets_the_plain_rows_only() -> None:
+    seen: list[Any] = []
+
+    @processor("default")
+    def plain(task: Any) -> None:
+        seen.append(task.payload)
+
+    functions.add.enqueue(1, 2)
+    enqueue("default", payload=[3])
+    assert drain("default").completed == 2
+    assert seen == [[3]]
+
+
+def test_a_plain_row_does_not_go_to_the_only_function_of_a_queue() -> None:
+    functions.add.using(queue_name="two").enqueue(1, 2)
+    registry.unregister("two")
+    enqueue("two", payload={"args": [1, 2], "kwargs": {}})
+    drain("two")
+    assert sorted(Task.objects.values_list("status", flat=True)) == ["COMPLETED", "CREATED"]
+
+
+def test_an_operator_moves_changes_and_cancels() -> None:
+    moved, dear, cancelled = (functions.add.enqueue(1, number) for number in range(3))
+    ids = [uuid.UUID(result.id).int >> 80 for result in (moved, dear, cancelled)]
+    Task.objects.filter(pk=ids[1]).update(priority=-5000)
+    assert Task.objects.filter(pk=ids[2]).cancel() == 1
+    for result in (moved, dear, cancelled):
+        result.refresh()
+    assert functions.add.get_result(dear.id).task.priority == 100
+    assert (cancelled.status, cancelled.errors, cancelled.attempts) == (TaskResultStatus.FAILED, [], 0)
+    Task.objects.filter(pk=ids[0]).update(queue="elsewhere")
+    assert functions.add.get_result(moved.id).task.queue_name == "default"  # no queue of this backend
+
+
+def test_housekeeping_leaves_the_result_in_the_history() -> None:
+    result = functions.add.enqueue(1, 2)
+    drain("default")
+    with override_settings(DBTASKQUEUE={"KEEP_COMPLETED": "1s"}):
+        advance("1d")
+        call_command("housekeeptasks", stdout=StringIO())
+    assert not Task.objects.exists()
+    result.refresh()
+    assert result.return_value == 3
+
+
+def test_poison_is_a_failure() -> None:
+    result = functions.add.enqueue(1, 2)
+    lease = queue("default").take()
+    assert lease is not None
+    lease.poison("never")
+    result.refresh()
+    assert (result.status, result.attempts) == (TaskResultStatus.FAILED, 1)

@@ -1,0 +1,50 @@
+"""Functions of Django's tasks, as a project would write them in its tasks.py."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from django_dbtaskqueue import Reenqueue
+
+try:
+    from django.tasks import TaskContext, task
+except ImportError:
+    from django_tasks import TaskContext, task
+
+
+@task
+def add(a: int, b: int) -> int:
+    """Succeed."""
+    return a + b
+
+
+@task(takes_context=True, max_attempts=3, backoff=timedelta(0))
+def succeed_at(context: TaskContext, attempt: int) -> int:
+    """Fail before this attempt."""
+    if context.attempt < attempt:
+        raise LookupError(f"attempt {context.attempt}")
+    return context.attempt
+
+
+later: list[str] = []  # what once_more has put off
+
+
+@task
+def once_more(name: str) -> str | Reenqueue:
+    """Use an outcome of the queue."""
+    if name in later:
+        return name
+    later.append(name)
+    return Reenqueue(timedelta(0))
+
+
+@task
+def interrupt() -> None:
+    """Do what Ctrl-C does."""
+    raise KeyboardInterrupt
+
+
+@task
+def fail() -> None:
+    """Fail."""
+    raise ValueError("as asked")
