@@ -17,6 +17,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from django_dbtaskqueue.testing.backend_conformance import TaskBackendConformance
     from django_dbtaskqueue.testing.clock import advance
     from django_dbtaskqueue.testing.kit import (
         TaskQueueKit,
@@ -28,10 +29,15 @@ if TYPE_CHECKING:
     )
     from django_dbtaskqueue.testing.running import DrainReport, drain, perform
 
-_MODULE_OF = {"advance": "clock", "DrainReport": "running", "drain": "running", "perform": "running"}  # others: kit
+_MODULE_OF = {
+    "TaskBackendConformance": "backend_conformance",
+    "advance": "clock",
+    **dict.fromkeys(("DrainReport", "drain", "perform"), "running"),
+}  # others: kit
 
 __all__ = [
     "DrainReport",
+    "TaskBackendConformance",
     "TaskQueueKit",
     "TaskQueueTestCase",
     "Wanted",

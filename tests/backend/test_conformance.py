@@ -1,0 +1,64 @@
+"""The backend keeps what every backend of Django's tasks promises: in a test, and with a real poller."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.test import TransactionTestCase, override_settings
+
+from django_dbtaskqueue import registry
+from django_dbtaskqueue.testing import TaskBackendConformance, drain, run_poller
+
+BACKEND = "django_dbtaskqueue.backend.DatabaseTaskBackend"
+
+
+class BackendCase(TaskBackendConformance, TransactionTestCase):
+    """The settings of a site with a queue in each database."""
+
+    databases = {"default", "sqlite"}  # noqa: RUF012 -- as Django declares it
+
+    def setUp(self) -> None:
+        """Forget the functions of a test with it."""
+        self.addCleanup(registry.restore, registry.snapshot())
+        tasks = {
+            "default": {"BACKEND": BACKEND, "QUEUES": ["default", "two"]},
+            "lite": {"BACKEND": BACKEND, "QUEUES": ["lite"]},
+        }
+        self.enterContext(override_settings(TASKS=tasks, DBTASKQUEUE={"QUEUES": {"lite": {"database": "sqlite"}}}))
+        super().setUp()
+
+
+class TestInTests(BackendCase):
+    """With the test kit."""
+
+    def run_tasks(self) -> None:
+        """Drain on this thread."""
+        drain(self.queue_name)
+
+
+class TestOnSqlite(TestInTests):
+    """On the other database."""
+
+    backend, database, queue_name = "lite", "sqlite", "lite"
+
+
+class TestWithAPoller(BackendCase):
+    """With threads and connections of a poller."""
+
+    def run_tasks(self) -> None:
+        """Run a poller until nothing is due."""
+        with run_poller(self.queue_name, threads=1):
+            pass
+
+
+class TestWithHistory(TestInTests):
+    """Completed tasks leave the table at once; their results are found in the history."""
+
+    def setUp(self) -> None:
+        """Keep them in the history."""
+        super().setUp()
+        settings: dict[str, Any] = {"QUEUES": {"default": {"keep": "history"}}}
+        self.enterContext(override_settings(DBTASKQUEUE=settings))
+
+
+del BackendCase, TaskBackendConformance  # they have tests, and pytest would collect them
