@@ -24,7 +24,7 @@ SOURCE_URL = PROJECT["urls"]["Source"]
 CONTENTS = {
     "Learn": ["tutorial", "pipeline-tutorial", "flight-desk"],
     "How to": [
-        *("howto/test-your-tasks", "howto/deploy", "howto/tune", "howto/operate-at-night"),
+        *("howto/django-tasks", "howto/test-your-tasks", "howto/deploy", "howto/tune", "howto/operate-at-night"),
         "howto/why-a-task-does-not-run",
         *("howto/own-tables", "howto/write-a-driver", "howto/pipeline-cookbook", "howto/spark-cluster"),
     ],
