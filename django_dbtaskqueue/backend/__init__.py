@@ -173,7 +173,8 @@ class DatabaseTaskBackend(BaseTaskBackend):
         where = f"TASKS[{self.alias!r}]"
         found: list[checks.CheckMessage] = []
         if not apps.is_installed("django_dbtaskqueue"):
-            found.append(checks.Error(f"{where} needs 'django_dbtaskqueue' in INSTALLED_APPS.", id="dbtaskqueue.E020"))
+            hint = "Add 'django_dbtaskqueue' to INSTALLED_APPS."
+            found.append(checks.Error(f"{where} needs the app of its tables.", hint=hint, id="dbtaskqueue.E020"))
         for queue in sorted(self.queues):
             if not conf.is_name(queue):
                 found.append(checks.Error(f"{where}: {queue!r} is not the name of a queue.", id="dbtaskqueue.E021"))

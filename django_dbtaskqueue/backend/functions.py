@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from inspect import iscoroutinefunction
+from threading import current_thread, main_thread
 from typing import Any, cast
 
 from django_dbtaskqueue import signals
@@ -26,6 +27,8 @@ from django_dbtaskqueue.core import json as json_payload
 from django_dbtaskqueue.core.exceptions import LeaseLost, PayloadError, TaskQueueError
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import Complete, Outcome, Reenqueue, as_outcome
+
+AFTER_INTERRUPT = timedelta(seconds=10)  # the poller that stops must not take the task again
 
 
 def processor_of(task: AnyTask) -> Callable[[Lease], Any]:
@@ -108,9 +111,11 @@ def _outcome(value: object) -> Outcome:
 
 
 def _interrupted() -> Reenqueue:
-    """End the process as Ctrl-C does; the task is for another poller."""
+    """End the poller as Ctrl-C does; the task is for another one. Without a poller, raise it again."""
+    if current_thread() is main_thread():
+        raise KeyboardInterrupt
     interrupt_main()
-    return Reenqueue(timedelta(0))
+    return Reenqueue(AFTER_INTERRUPT)
 
 
 STATUSES_BY_VERB = {"complete": TaskResultStatus.SUCCESSFUL, "poison": TaskResultStatus.FAILED}
