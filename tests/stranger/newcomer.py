@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from tests.docs.pages import READY, Block, blocks, commands, free_port, run_until_ready
@@ -21,6 +22,7 @@ class Newcomer:
         self.env = env
         self.output = ""
         self.leaves_out = ""  # a part of the blocks that are not for this reader
+        self.writes = ("", "")  # what this reader writes otherwise, as the text says
         self.before: dict[str, Step] = {}  # what to look at before a command is typed
         self.while_running: dict[str, Callable[[str], None]] = {}  # and while a server runs, given its address
 
@@ -31,8 +33,9 @@ class Newcomer:
         last = lines.index(until) if until else len(lines)
         for block in blocks(page):
             if first < block.line <= last and not (self.leaves_out and self.leaves_out in block.text):
+                typed = replace(block, text=block.text.replace(*self.writes)) if self.writes[0] else block
                 try:
-                    getattr(self, f"type_{block.language}")(block)
+                    getattr(self, f"type_{block.language}")(typed)
                 except Exception as error:
                     error.add_note(f"{page.name}, line {block.line}:\n{block.text}")
                     raise

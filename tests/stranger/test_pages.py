@@ -22,6 +22,7 @@ from tests.stranger.newcomer import Newcomer
 pytestmark = pytest.mark.stranger
 
 README, TUTORIAL = REPOSITORY / "README.md", REPOSITORY / "docs/tutorial.md"
+DJANGO_TASKS = REPOSITORY / "docs/howto/django-tasks.md"
 OPERATIONS = REPOSITORY / "docs/reference/operations.md"
 SHOP = REPOSITORY / "tests/docs/existing_project/shop/models.py"
 ORDER_URL = """
@@ -170,6 +171,14 @@ def test_a_poller_needs_neither_the_admin_nor_its_libraries(environment: Environ
     newcomer.run(["python", "manage.py", "runtaskpoller", "--drain"])
     assert "COMPLETED" in newcomer.run(["python", "manage.py", "taskqueue", "show", "jobs/one"])
     assert "imported: []" in newcomer.run(["python", "manage.py", "shell", "--command", IMPORTED])
+
+
+def test_django_s_tasks(python: Python, environment: Environment, tmp_path: Path) -> None:
+    """The page about Django's tasks; Django 6 has them itself."""
+    newcomer = Newcomer(tmp_path, environment(python, "tutorial") | WITHOUT_LIBPQ)
+    if python.version != "3.11":
+        newcomer.writes = ("django_tasks", "django.tasks")
+    newcomer.read(DJANGO_TASKS)
 
 
 def serves_the_admin(address: str) -> None:
