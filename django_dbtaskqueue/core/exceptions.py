@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CheckFailed", "DuplicateTask", "EnqueueError", "JobOptionError", "LakeError", "LeaseLost", "OperationRefused",
     "PayloadError", "PipelineError", "ProcessDied", "QueueFull", "ReenqueueDelayMissing", "SearchError",
-    "SearchTooSlow", "TaskQueueError", "UnknownQueue",
+    "SearchTooSlow", "TaskCancelled", "TaskQueueError", "UnknownQueue",
 ]  # fmt: skip
 
 
@@ -100,6 +100,20 @@ class LeaseLost(TaskQueueError):
             f"Lease {total_attempt} of task {task_id} is gone, so {verb} changed nothing: the lease expired and "
             "another poller took the task, an operator released it, or it was settled before. Give the queue a "
             "longer lease, or call task.touch() in long work."
+        )
+
+
+class TaskCancelled(TaskQueueError):
+    """The task has to stop: an operator cancelled it, its timeout is over, or its lease is lost.
+
+    ``task.check()`` raises it. Let it pass: no outcome of this run is stored any more.
+    """
+
+    def __init__(self, task_id: int) -> None:
+        self.task_id = task_id
+        super().__init__(
+            f"Task {task_id} has to stop: it was cancelled, its timeout is over, its lease is lost, or its poller does "
+            "not wait for it. No outcome of this run is stored."
         )
 
 

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from django_dbtaskqueue.core.columns import TASK_COLUMNS, Column
-from django_dbtaskqueue.core.exceptions import LeaseLost, TaskQueueError
+from django_dbtaskqueue.core.exceptions import LeaseLost, TaskCancelled, TaskQueueError
 from django_dbtaskqueue.core.outcomes import Complete, CompleteDelete, Fail, Outcome, Poison, Reenqueue, Settlement
 
 if TYPE_CHECKING:
@@ -115,6 +115,8 @@ class Lease:
     begun: float = 0.0  # time.monotonic() at which its work began; noted only if its life is logged
     unanswered: bool = False  # its outcome was sent, and no answer came
     lost: str = ""  # the verb that could not be written, because the lease was gone
+    # Whether the run has to stop: it was cancelled, its timeout is over, its lease is lost, or its poller stops now.
+    cancelled: bool = False
 
     @property
     def payload(self) -> Any:
@@ -204,6 +206,14 @@ class Lease:
             raise ValueError(f"touch() extends a lease; {delta!r} is negative. Use reenqueue() to give the task back.")
         if delta:
             self.port.touch(self, delta)
+
+    def check(self) -> None:
+        """Raise ``TaskCancelled`` if the task has to stop: if it is ``cancelled``. Call it now and then in long work.
+
+        Nothing else ends a function that runs on a thread.
+        """
+        if self.cancelled:
+            raise TaskCancelled(self.id)
 
     def report_progress(self, done: float, note: str = "") -> None:
         """Store progress (``done`` from 0 to 1) where an operator sees it. Not part of any outcome."""

@@ -52,7 +52,7 @@ EDGES = (
     Edge("unpark", (CREATED,), CREATED, "poller"),
     Edge("rescue", (PROCESSING,), ERROR, "poller"),
     Edge("release_all", (PROCESSING,), CREATED, "operator"),
-    Edge("cancel", (CREATED,), POISON, "operator"),
+    Edge("cancel", (CREATED, PROCESSING), POISON, "operator"),
     Edge("reprocess", (ERROR,), CREATED, "operator"),
     Edge("kick", (POISON,), CREATED, "operator"),
     Edge("mark_poison", (ERROR,), POISON, "operator"),

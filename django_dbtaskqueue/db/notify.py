@@ -29,6 +29,7 @@ from django_dbtaskqueue.db.session import Session
 logger = logging.getLogger(__name__)
 
 CHANNEL = "dbtaskqueue"
+LEASES_LOST = "lost "  # before the queue's name: leases of it were ended. No name has a blank, so old pollers ignore it
 NOTIFY_INTERVAL_S = 0.005  # between two NOTIFYs
 NOTIFY_PAUSE_FACTOR = 40  # pause on average 40 times as long as a NOTIFY takes: a busy machine sends fewer
 MAX_SAVED_PAUSE_S = 0.2  # quiet times count as pauses up to this much, so that one slow NOTIFY delays no other
@@ -121,8 +122,13 @@ _notifiers: dict[str, Notifier] = {}
 _listeners: set[Callable[[str], None]] = set()
 
 
-def after_commit(connection: BaseDatabaseWrapper, queue: str) -> None:
-    """Wake the pollers of ``queue`` once the current transaction commits, or now when there is none."""
+def after_commit(connection: BaseDatabaseWrapper, queue: str, *, lost: bool = False) -> None:
+    """Wake the pollers of ``queue`` once the current transaction commits, or now when there is none.
+
+    ``lost``: leases of the queue were ended, so the pollers look at once whether they still hold their tasks.
+    """
+    if lost:
+        after_commit(connection, LEASES_LOST + queue)
     on_commit(connection, partial(notify, connection.alias, connection.vendor, queue))
 
 

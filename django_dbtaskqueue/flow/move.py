@@ -16,7 +16,7 @@ from django.db.models import Case, Expression, F, Q, When
 from django.db.models.functions import Coalesce, Least, Now
 
 from django_dbtaskqueue.core.sql.dialects import GROUP
-from django_dbtaskqueue.core.states import BY_VERB, TERMINAL, sources
+from django_dbtaskqueue.core.states import BY_VERB, PROCESSING, TERMINAL, sources
 from django_dbtaskqueue.db import notify
 from django_dbtaskqueue.db.session import Row, Session
 from django_dbtaskqueue.flow import usage
@@ -53,15 +53,25 @@ def _due_in_place(time: Expression) -> Columns:
 
 
 READY_NOW = {**_due(Now()), "poller_instance": None, "finish_time": None}
+IS_RUNNING = Q(status=PROCESSING)
 
 # The columns that a verb changes beside the status. A verb that changes ``ready_time`` changes groups' heads, too.
 CHANGES: dict[str, Columns] = {
     "reprocess": {"attempt": 0, **READY_NOW},
     "mark_poison": {},
     "unpoison": {},
-    "cancel": {"ready_time": None, "parked_by": None, "finish_time": Now()},
-    # A last attempt is given back: without an attempt left no poller could ever take the task.
-    "release_all": {"attempt": Least(F("attempt"), F("max_attempts") - 1), **READY_NOW},
+    # Without its poller, a row does not look as if its holder had settled it (``outcome_of``). While a task is held,
+    # next_process_time is the end of the lease.
+    "cancel": {
+        "next_process_time": Case(When(IS_RUNNING, then=F("ready_time")), default=F("next_process_time")),
+        "ready_time": None,
+        "parked_by": None,
+        "poller_instance": None,
+        "finish_time": Now(),
+    },
+    # A last attempt is given back: without an attempt left no poller could ever take the task. Without a start, the row
+    # does not look as if its holder had settled it.
+    "release_all": {"attempt": Least(F("attempt"), F("max_attempts") - 1), "start_time": None, **READY_NOW},
     "kick": {"attempt": 0, **READY_NOW},
     "run_now": _due_in_place(Now()),
 }
@@ -73,6 +83,7 @@ CHANGES_BY_VALUE: dict[str, Callable[[Mapping[str, Any]], Columns]] = {
     "edit": lambda given: {"payload": given["payload"], **CHANGES["reprocess"]},
 }
 CALLS = {"mark_poison": "poison", "release_all": "release"}  # verbs that are counted as what pollers do
+ENDS_LEASES = ("cancel", "release", "delete")  # calls after which pollers look whether they still hold their tasks
 CAN_RUN_NOW = Q(parked_by__isnull=True) | Q(parked_by=GROUP)  # a task without a processor stays parked
 
 
@@ -187,7 +198,10 @@ def _count(tasks: Tasks, call: str, rows: Iterable[tuple[int, str]]) -> None:
     calls: dict[tuple[str, str], list[int]] = defaultdict(list)
     for pk, queue in rows:
         calls[queue, call].append(pk)
-    usage.after_commit(transaction.get_connection(tasks.db), calls)
+    connection = transaction.get_connection(tasks.db)
+    usage.after_commit(connection, calls)
+    for queue in {queue for queue, _call in calls} if call in ENDS_LEASES else ():
+        notify.after_commit(connection, queue, lost=True)
 
 
 def _groups(tasks: Tasks) -> Groups:

@@ -73,7 +73,7 @@ class TaskQuerySet(models.QuerySet["T"]):
         return move.kick(self, n)
 
     def cancel(self) -> int:
-        """CREATED → POISON."""
+        """CREATED or PROCESSING → POISON. A running task loses its lease, and its poller tells it to stop."""
         from django_dbtaskqueue.flow import move
 
         return move.change(self, "cancel")

@@ -23,7 +23,7 @@ from django_dbtaskqueue.flow.selection import free_references
 from django_dbtaskqueue.models import AbstractTask, Queue, Task
 from django_dbtaskqueue.models.querysets import TaskQuerySet
 
-__all__ = ["count_by_status", "delete", "exists", "find", "reprocess", "run_now", "search"]
+__all__ = ["cancel", "count_by_status", "delete", "exists", "find", "reprocess", "run_now", "search"]
 
 Location = tuple[str, type[AbstractTask]]
 
@@ -118,6 +118,14 @@ def reprocess(queue: str, reference: str) -> bool:
 def run_now(queue: str, reference: str) -> bool:
     """Make a CREATED task due now. False when there is no such task, or it does not wait, or has no processor."""
     return _change(queue, reference, TaskQuerySet.run_now)
+
+
+def cancel(queue: str, reference: str) -> bool:
+    """CREATED or PROCESSING → POISON. If it runs, its lease is lost, and its poller tells it to stop within a second.
+
+    False when there is no such task, or it has ended.
+    """
+    return _change(queue, reference, TaskQuerySet.cancel)
 
 
 def delete(queue: str, reference: str) -> bool:

@@ -22,13 +22,13 @@ from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import Fail, Release
 from django_dbtaskqueue.core.threads import WatchedThread
 from django_dbtaskqueue.db import liveness
-from django_dbtaskqueue.db.notify import Wakeup
+from django_dbtaskqueue.db.notify import LEASES_LOST, Wakeup
 from django_dbtaskqueue.db.session import aliases_of, model_for
 from django_dbtaskqueue.flow import observe
 from django_dbtaskqueue.flow.decide import decide
 from django_dbtaskqueue.flow.scan import ScanCursor
 from django_dbtaskqueue.flow.settle import SettlePort
-from django_dbtaskqueue.poller.executors import Done, Executor, Run, done_by_lease
+from django_dbtaskqueue.poller.executors import LOST, Done, Executor, Run, done_by_lease
 from django_dbtaskqueue.poller.fetch import Fetcher
 from django_dbtaskqueue.poller.free_slots import Executors
 from django_dbtaskqueue.poller.queue_state import ConnectionSet, Options, QueueState
@@ -77,7 +77,7 @@ class Poller:
         self.fetcher = Fetcher(
             self.instance, self.queues, self.executors, self.settler, self._renewer.expect, self.counts, options
         )
-        self._wakeups = [Wakeup(alias, self.wake) for alias in {queue.port.alias for queue in queues}]
+        self._wakeups = [Wakeup(alias, self._notified) for alias in {queue.port.alias for queue in queues}]
 
     # -- life --------------------------------------------------------------------------------------------------------
 
@@ -165,6 +165,13 @@ class Poller:
             state.wake()
         if queues:
             self._wake_first.set()
+
+    def _notified(self, payload: str) -> None:
+        """Fetch soon; and renew at once if leases of the queue were ended, to find those of this poller."""
+        queue = payload.removeprefix(LEASES_LOST)
+        if queue != payload:
+            self._renewer.renew_now(self._by_name.get(queue, ()))
+        self.wake(queue)
 
     def _registered(self, queue: str) -> None:
         """Unpark the queue's tasks: a processor for them was registered in this process."""
@@ -290,6 +297,8 @@ class Poller:
 
     def _give_up(self, executor: Executor, run: Run, failure: Fail) -> None:
         if executor.overrun(run):
+            for lease in run.job.leases:
+                lease.cancelled = True
             decided = [decide(lease, failure) for lease in run.job.leases]
             for done in done_by_lease(run.job, decided, monotonic() - run.started):
                 self.settler.finish(done, idle=True)
@@ -297,10 +306,15 @@ class Poller:
     def _held_of(self, queue: QueueState) -> list[Lease]:
         return [lease for lease in self.settler.held.copy() if lease.port is queue.port]
 
-    def _lost(self, lease: Lease) -> None:
-        """Note that a lease is not ours any more: if its task has not started, it will not."""
-        if lease in self.settler.held:
-            lease.deadline = 0.0
+    def _lost(self, leases: list[Lease]) -> None:
+        """Note that leases are not ours any more: their tasks do not start, and those that run are told to stop."""
+        gone = self.settler.held.intersection(leases)
+        for lease in gone:
+            lease.deadline, lease.cancelled = LOST, True
+        for executor in self.executors.all:
+            for run in executor.running():
+                if not gone.isdisjoint(run.job.leases):
+                    executor.stop(run)
 
 
 def _queue_state(name: str, weight: int, alias: str) -> QueueState:

@@ -17,6 +17,7 @@ from django.db.utils import Error
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.threads import WatchedThread
 from django_dbtaskqueue.db.session import Session
+from django_dbtaskqueue.flow.settle import resolve
 from django_dbtaskqueue.poller.queue_state import ConnectionSet, QueueState
 
 logger = logging.getLogger(__name__)
@@ -24,10 +25,13 @@ RETRY_SECONDS = 1.0  # after a renewal that could not reach the database
 
 
 class Renewer:
-    """Renews the leases that ``held`` returns; calls ``lost`` for each lease that is gone."""
+    """Renews the leases that ``held`` returns; calls ``lost`` with those that are gone."""
 
     def __init__(
-        self, queues: Iterable[QueueState], held: Callable[[QueueState], list[Lease]], lost: Callable[[Lease], None]
+        self,
+        queues: Iterable[QueueState],
+        held: Callable[[QueueState], list[Lease]],
+        lost: Callable[[list[Lease]], None],
     ) -> None:
         self._held = held
         self._lost = lost
@@ -52,6 +56,12 @@ class Renewer:
         """Renew in time for a lease of ``seconds``, which was just taken."""
         if monotonic() + seconds / 3 < self._due[queue] and self._bring_forward(queue, seconds / 3):
             self._wakeup.set()
+
+    def renew_now(self, queues: Iterable[QueueState]) -> None:
+        """Renew at once, and so find the leases that are gone."""
+        for queue in queues:
+            self._bring_forward(queue, 0.0)
+        self._wakeup.set()
 
     def _loop(self) -> None:
         connections = ConnectionSet()
@@ -80,8 +90,9 @@ class Renewer:
         if not leases:
             return third
         try:
-            for lease in renew(session, leases, max(seconds, queue.min_lease), queue.min_lease):
-                self._lost(lease)
+            gone = renew(session, leases, max(seconds, queue.min_lease), queue.min_lease)
+            if gone:
+                self._lost(gone)
         except Exception as error:  # of any kind: without this thread every lease would run out
             expected = isinstance(error, Error)
             level = logging.DEBUG if expected else logging.ERROR
@@ -94,14 +105,20 @@ class Renewer:
 def renew(session: Session, leases: list[Lease], seconds: float, min_lease: float = 0.0) -> list[Lease]:
     """Extend leases to ``seconds`` (or their own length) from now; return those that are gone.
 
-    A lease whose row is locked (by its processor's transaction) is neither extended nor gone.
+    A lease whose row is locked (by its processor's transaction) is neither extended nor gone, nor is one whose
+    processor has settled it.
     """
     now = monotonic()
     rows = json.dumps([{"task_id": lease.id, "token": lease.total_attempt} for lease in leases])
     kept = {row[0] for row in session.run(session.sql.renew, {"rows": rows, "lease": seconds, "min_lease": min_lease})}
-    for lease in leases:
+    newest = dict(sorted((lease.id, lease.total_attempt) for lease in leases))  # of a task that was taken again
+    mine = [lease for lease in leases if lease.total_attempt == newest[lease.id]]
+    for lease in mine:
         if lease.id in kept:
             lease.deadline = now + (lease.lease_seconds or seconds)
-    if len(kept) < len(leases):
-        kept |= {row[0] for row in session.run(session.sql.held, {"rows": rows})}
-    return [lease for lease in leases if lease.id not in kept]
+    if len(kept) == len(leases):
+        return []
+    if len(kept) < len(mine):
+        kept = kept.union(*resolve(session, [lease for lease in mine if lease.id not in kept]))
+    still_held = {lease for lease in mine if lease.id in kept}
+    return [lease for lease in leases if lease not in still_held and not lease.touched]

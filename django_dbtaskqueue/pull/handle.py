@@ -33,7 +33,7 @@ from django_dbtaskqueue.core.columns import PutOptions
 from django_dbtaskqueue.core.exceptions import TaskQueueError
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import Complete, Outcome, Poison, Reenqueue
-from django_dbtaskqueue.core.states import sources
+from django_dbtaskqueue.core.states import CREATED
 from django_dbtaskqueue.flow import move
 from django_dbtaskqueue.flow.enqueue import checked_text, enqueue
 from django_dbtaskqueue.models import Task
@@ -128,7 +128,7 @@ class QueueHandle(QueueAdmin):
         Returns whether it was changed: by id, a task in any other status is not. Raises ``LeaseLost`` to the holder.
         """
         if isinstance(task, int):
-            return self._one(task, partial(move.change, verb="cancel", call="bury"), sources("cancel"))
+            return self._one(task, partial(move.change, verb="cancel", call="bury"), (CREATED,))
         self._settle(task, Poison(reason))
         return True
 

@@ -170,11 +170,11 @@ class Queue:
 
     def move(self, verb: str, limit: int | None = None) -> int:
         """Apply an operator's verb to every row; return how many changed."""
-        source = {
-            "reprocess": "ERROR", "mark_poison": "ERROR", "unpoison": "POISON", "kick": "POISON",
-            "cancel": "CREATED", "release_all": "PROCESSING",
+        sources = {
+            "reprocess": ("ERROR",), "mark_poison": ("ERROR",), "unpoison": ("POISON",), "kick": ("POISON",),
+            "cancel": ("CREATED", "PROCESSING"), "release_all": ("PROCESSING",),
         }[verb]  # fmt: skip
-        chosen = [row for row in sorted(self.rows.values(), key=lambda row: row.id) if row.status == source][:limit]
+        chosen = [row for row in sorted(self.rows.values(), key=lambda row: row.id) if row.status in sources][:limit]
         act = getattr(self, f"_{verb}")
         # All of one act stand at the same moment: among them the smaller id is first.
         self._placed += 1
@@ -204,6 +204,8 @@ class Queue:
         row.status = "ERROR"
 
     def _cancel(self, row: Row) -> None:
+        if row.status == "PROCESSING" and row.place is not None:
+            row.due = row.place[0]
         row.status, row.place, row.ended = "POISON", None, self.now
 
     def purge(self, wanted: Callable[[Row], bool]) -> int:

@@ -143,7 +143,7 @@ def test_an_operator_s_verb_changes_only_what_it_may(world: World, verb: str) ->
 
     changed = world.tasks.all().kick(10) if verb == "kick" else getattr(world.tasks.all(), verb)()
 
-    assert changed == len(sources(verb)) == 1
+    assert changed == len(sources(verb))
     for status, task in tasks.items():
         if status in sources(verb):
             assert world.row(task)["status"] == BY_VERB[verb].target
@@ -175,7 +175,7 @@ class RandomRun:
         try:
             self.world.enqueue(reference, self.random.random(), delay=delay, on_duplicate=duplicate)
         except DuplicateTask:
-            assert duplicate == "replace"
+            assert duplicate != "ignore"
         self.enqueued += self.world.tasks.count() - before
 
     def checkout(self) -> None:
@@ -229,7 +229,7 @@ class RandomRun:
 @pytest.mark.parametrize("seed", range(2))
 def test_whatever_happens_nothing_is_lost_and_no_rule_is_broken(world: World, audit: Audit, seed: int) -> None:
     random_run = RandomRun(world, seed)
-    for _ in range(120):
+    for _ in range(150):
         random_run.step()
         assert counted(world.alias) == random_run.enqueued
     assert audit.problems() == []

@@ -60,7 +60,7 @@ def test_report_progress_shows_and_changes_nothing_else(world: World) -> None:
 
 
 def test_renew_counts_from_now_and_tells_who_lost(world: World) -> None:
-    """Given four leases, one of them taken over, one released, one settled, then one is extended, three are gone."""
+    """Given four leases, one of them taken over, one released, one settled, then one is extended, and two are gone."""
     held, taken_over, released, settled = leases = [world.take() for _ in range(4)]
     world.age(LEASE / 2)
     world.tasks.filter(pk=released.id).release_all()
@@ -71,7 +71,7 @@ def test_renew_counts_from_now_and_tells_who_lost(world: World) -> None:
 
     lost = renew(world.session, leases, 120.0)
 
-    assert {lease.id for lease in lost} == {taken_over.id, released.id, settled.id}
+    assert {lease.id for lease in lost} == {taken_over.id, released.id}
     assert world.row(held)["next_process_time"] == At(timedelta(minutes=2))
     assert all(world.row(lease) == before[lease.id] for lease in lost)
     changed = {name for name, value in world.row(held).items() if value != before[held.id][name]}

@@ -17,6 +17,7 @@ stop        the same by SIGSTOP, which stops the whole process until SIGCONT; th
 book        writes ``Booking(reference=task.reference)``, then does what ``then`` (a payload of its own) says
 enqueue     enqueues ``queue``, ``reference``, ``payload`` on the task's database, then completes
 settle      writes a Booking and settles by ``task.complete()`` itself, both in its own transaction
+check       asks ``task.check()`` until it raises, and writes the file ``end``
 =========== ====================================================================================================
 
 Whatever it does, ``"mark": PATH`` first appends a line "id reference total_attempt pid" to that file: the record of
@@ -50,6 +51,7 @@ from typing import Any
 from django.db import transaction
 
 from django_dbtaskqueue import Complete, CompleteDelete, Fail, Fixed, Poison, Reenqueue, enqueue, processor
+from django_dbtaskqueue.core.exceptions import TaskCancelled
 from django_dbtaskqueue.core.lease import Lease
 from tests.testapp.models import Booking
 
@@ -162,6 +164,16 @@ def _settle(task: Lease, payload: dict[str, Any]) -> None:
         task.complete(payload.get("result"))
 
 
+def _check(task: Lease, payload: dict[str, Any]) -> None:
+    try:
+        while not task.cancelled:
+            time.sleep(LOOK)
+        task.check()
+    except TaskCancelled:
+        Path(payload["end"]).touch()
+        raise
+
+
 def _still(task: Lease, payload: dict[str, Any]) -> bool:
     """Whether this attempt is one of those that are to go wrong."""
     return "until_attempt" not in payload or task.attempt < payload["until_attempt"]
@@ -182,6 +194,7 @@ VERBS: dict[str, Callable[[Lease, dict[str, Any]], Any]] = {
     "book": _book,
     "enqueue": _enqueue,
     "settle": _settle,
+    "check": _check,
 }
 
 

@@ -139,8 +139,14 @@ class SettleStatements(Group):
 
     @statement
     def outcome_of(self) -> str:
-        """What became of the given leases, when the reply to a commit was lost: (id, status) of the same attempt."""
-        return f"SELECT t.id, t.status FROM {self.tables.task} AS t JOIN {self.dialect.rows(FENCED)} ON {FENCE}"
+        """What became of the given leases, when the reply to a commit was lost: (id, status) of the same attempt.
+
+        Without those that ended without their holder: then the row names no start, or an end without a poller.
+        """
+        return (
+            f"SELECT t.id, t.status FROM {self.tables.task} AS t JOIN {self.dialect.rows(FENCED)} ON {FENCE}"
+            " WHERE t.start_time IS NOT NULL AND (t.poller_instance IS NOT NULL OR t.status = 'CREATED')"
+        )
 
     @cached_property
     def task_with_attempts(self) -> str:

@@ -15,14 +15,16 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from django_dbtaskqueue.core.durations import smoothed
 from django_dbtaskqueue.core.lease import Lease
-from django_dbtaskqueue.core.outcomes import Release, Settlement
+from django_dbtaskqueue.core.outcomes import Fail, Release, Settlement
 from django_dbtaskqueue.core.threads import WatchedThread
+from django_dbtaskqueue.flow.decide import decide
 
 if TYPE_CHECKING:
     from django_dbtaskqueue.flow.run import Processor
 
 BUFFER_SECONDS = 0.1  # work that may wait in memory, in seconds of run time: few leases age there
 MAX_BUFFERED_CALLS = 1000  # calls of one processor with a concurrency limit
+LOST = 0.0  # deadline of a lease that is lost
 
 
 class Job(NamedTuple):
@@ -129,6 +131,18 @@ def done_by_lease(job: Job, settlements: Sequence[Settlement | None], seconds: f
         yield Done(lease, settlement, seconds / len(settlements))
 
 
+def stopped(job: Job, failure: Fail) -> list[Settlement | None]:
+    """Return what is to be written of a job that was ended from outside.
+
+    If it was ended because a lease of it is lost, its other tasks are released: they have done nothing wrong.
+    """
+    spared = Release() if any(lease.deadline == LOST for lease in job.leases) else None
+    return [
+        None if lease.settled else spared if spared and lease.deadline != LOST else decide(lease, failure)
+        for lease in job.leases
+    ]
+
+
 class Executor:
     """What all executors are: the jobs that wait, those that run, and what a job's beginning and end mean.
 
@@ -166,6 +180,9 @@ class Executor:
             return False
         self._given_up.add(run)
         return True
+
+    def stop(self, run: Run) -> None:
+        """End a job, because a lease of it is lost. Here nothing can: its function sees ``task.cancelled``."""
 
     def threads(self) -> list[WatchedThread]:
         """Return the threads that run until ``close``."""

@@ -21,7 +21,7 @@ from django_dbtaskqueue.db import liveness
 from django_dbtaskqueue.flow import observe
 from django_dbtaskqueue.flow.decide import decide
 from django_dbtaskqueue.flow.run import run_all_async, run_async
-from django_dbtaskqueue.poller.executors import ConcurrencyLimiter, Done, Executor, Finish, Job, Run
+from django_dbtaskqueue.poller.executors import ConcurrencyLimiter, Done, Executor, Finish, Job, Run, stopped
 from django_dbtaskqueue.poller.executors.thread_connections import IDLE_SECONDS, check, tidy
 
 logger = logging.getLogger(__name__)
@@ -66,8 +66,12 @@ class AsyncExecutor(Executor):
         """Cancel a run; its slot frees when the coroutine has really ended."""
         given_up = super().overrun(run)
         if given_up:
-            self._loop.call_soon_threadsafe(self._cancel, run)
+            self.stop(run)
         return given_up
+
+    def stop(self, run: Run) -> None:
+        """Cancel the coroutine of a run."""
+        self._loop.call_soon_threadsafe(self._cancel, run)
 
     def cancel(self) -> None:
         if self._thread is not None:
@@ -158,8 +162,7 @@ class AsyncExecutor(Executor):
         try:
             settlements = await run_all_async(job.leases, job.processor)
         except BaseException as error:
-            failure = _ended_by(task, error)
-            settlements = [decide(lease, failure) for lease in job.leases]
+            settlements = stopped(job, _ended_by(task, error))
         del self._runs[task]
         self._end(current, settlements, monotonic() - started)
         if any(settlement is not None and settlement.facts.error is not None for settlement in settlements):

@@ -986,7 +986,9 @@ JOIN (
     )
 ) AS u
 ON t.id = u.task_id
-AND t.total_attempt = u.token;
+AND t.total_attempt = u.token
+WHERE t.start_time IS NOT NULL
+AND (t.poller_instance IS NOT NULL OR t.status = 'CREATED');
 
 -- Statements.park
 UPDATE "dbtaskqueue_task"
@@ -2336,7 +2338,9 @@ JOIN (
     SELECT %(task_id)s::bigint AS task_id, %(token)s::bigint AS token
 ) AS u
 ON t.id = u.task_id
-AND t.total_attempt = u.token;
+AND t.total_attempt = u.token
+WHERE t.start_time IS NOT NULL
+AND (t.poller_instance IS NOT NULL OR t.status = 'CREATED');
 
 -- Statements.renew (one row)
 UPDATE "dbtaskqueue_task"

@@ -693,7 +693,9 @@ JOIN (
     FROM json_each(%(rows)s)
 ) AS u
 ON t.id = u.task_id
-AND t.total_attempt = u.token;
+AND t.total_attempt = u.token
+WHERE t.start_time IS NOT NULL
+AND (t.poller_instance IS NOT NULL OR t.status = 'CREATED');
 
 -- Statements.park
 UPDATE "dbtaskqueue_task"
@@ -1687,7 +1689,9 @@ JOIN (
     SELECT %(task_id)s AS task_id, %(token)s AS token
 ) AS u
 ON t.id = u.task_id
-AND t.total_attempt = u.token;
+AND t.total_attempt = u.token
+WHERE t.start_time IS NOT NULL
+AND (t.poller_instance IS NOT NULL OR t.status = 'CREATED');
 
 -- Statements.renew (one row)
 UPDATE "dbtaskqueue_task"
