@@ -53,8 +53,8 @@ class DuplicateTask(EnqueueError):
         self.queue, self.reference, self.task_id, self.status = queue, reference, task_id, status
         held, gone = f" by task {task_id} ({status})" if task_id is not None else "", status and task_id is None
         remedy = (
-            'Pass on_duplicate="ignore" to get the existing task, or on_duplicate="replace" to replace one that is '
-            "still CREATED."
+            'Pass on_duplicate="ignore" to get the existing task, on_duplicate="replace" to replace one that is still '
+            'CREATED, or on_duplicate="replace_running" to replace one that runs, too.'
         )
         if in_other_group:
             remedy = (

@@ -38,6 +38,7 @@ class Edge:
 EDGES = (
     Edge("enqueue", (), CREATED, "producer"),
     Edge("replace", (CREATED,), CREATED, "producer"),
+    Edge("replace_running", (CREATED, PROCESSING), CREATED, "producer"),
     Edge("checkout", (CREATED, PROCESSING), PROCESSING, "poller"),
     Edge("renew", (PROCESSING,), PROCESSING, "holder"),
     Edge("touch", (PROCESSING,), PROCESSING, "holder"),

@@ -26,6 +26,7 @@ from django_dbtaskqueue.core.columns import COPIED, ENQUEUED, OPTIONS, OWN_COLUM
 from django_dbtaskqueue.core.durations import MIN_LEASE
 from django_dbtaskqueue.core.exceptions import DuplicateTask, EnqueueError, PayloadError, near_match
 from django_dbtaskqueue.core.outcomes import MAX_DELAY
+from django_dbtaskqueue.core.sql.enqueue import REPLACE
 from django_dbtaskqueue.db import notify
 from django_dbtaskqueue.db.session import Session, alias_for, model_of
 from django_dbtaskqueue.flow import groups, usage
@@ -70,7 +71,8 @@ def enqueue(
     ``reference`` is the caller's business key, unique in its queue; None is never a duplicate. When it is taken:
     ``on_duplicate="error"`` raises ``DuplicateTask``, ``"ignore"`` returns the task that holds it, ``"replace"``
     rewrites that task while it is CREATED (``keep_due=True`` leaves its due time) and raises ``DuplicateTask`` when it
-    is not. The transaction stays usable in each case.
+    is not. ``"replace_running"`` does so while it is PROCESSING, too: the run is cancelled, and the task starts again
+    as the new one. The transaction stays usable in each case.
 
     Due at ``run_at`` plus ``delay``, never in the past. ``priority``: lower first; None is the queue's. ``ttl`` counts
     from the due time. ``group``: tasks of one group are processed one at a time, in order. ``tag``: only pollers
@@ -166,6 +168,8 @@ def _insert(session: Session, queue: str, row: dict[str, Any], on_duplicate: str
         written = session.repeat(sql, params)
         if written:
             usage.after_commit(session.connection, {(queue, "put"): written[0][:1]}, wake=notify.notify)
+            if on_duplicate == "replace_running":
+                notify.after_commit(session.connection, queue, lost=True)
             return _task(session, queue, row, dict(zip(returned, written[0], strict=True)))
         found = session.run(session.sql.find, params)
         if found and on_duplicate == "ignore":
@@ -173,7 +177,7 @@ def _insert(session: Session, queue: str, row: dict[str, Any], on_duplicate: str
             return cast(Task, tasks.get(pk=found[0][0]))
         if found:
             task_id, status, group = found[0]
-            moves = on_duplicate == "replace" and group != row["group_key"]
+            moves = on_duplicate in REPLACE and group != row["group_key"]
             raise DuplicateTask(queue, row["reference_number"], task_id=task_id, status=status, in_other_group=moves)
     raise DuplicateTask(queue, row["reference_number"])
 
@@ -219,7 +223,7 @@ LAST_YEAR = 9000
 MAX_KEY_LENGTH = 200  # characters of a reference, group or tag
 TEXT_COLUMNS = tuple((column.option, column.db) for column in ENQUEUED if column.option and column.type == "text")
 DURATION_COLUMNS = tuple((column.option, column.db) for column in ENQUEUED if column.option and column.type == "float8")
-ON_DUPLICATE = ("error", "ignore", "replace")
+ON_DUPLICATE = ("error", "ignore", *REPLACE)
 
 
 def options_of(index: int, item: Any) -> Mapping[str, Any]:

@@ -23,7 +23,7 @@ from django_dbtaskqueue.core import codecs
 from django_dbtaskqueue.core.columns import OWN_COLUMNS, TIMING, EnqueueManyOptions
 from django_dbtaskqueue.core.exceptions import DuplicateTask, EnqueueError, PayloadError
 from django_dbtaskqueue.core.json import dumps_many, text_array
-from django_dbtaskqueue.core.sql.enqueue import ENQUEUED_TYPES
+from django_dbtaskqueue.core.sql.enqueue import ENQUEUED_TYPES, REPLACE
 from django_dbtaskqueue.db import notify
 from django_dbtaskqueue.db.session import Session, aliases_of, model_for
 from django_dbtaskqueue.flow import groups, usage
@@ -90,7 +90,7 @@ def enqueue_many(
 
     A bad item raises ``EnqueueError``, for its payload ``PayloadError``, naming the item and the path, and nothing is
     written; ``on_invalid="reject"`` leaves it out and says so in the report instead. Of items with the same reference
-    ``on_duplicate="replace"`` keeps the last one.
+    ``on_duplicate="replace"`` and ``"replace_running"`` keep the last one.
     """
     check_choice("on_duplicate", on_duplicate, ON_DUPLICATE)
     check_choice("on_invalid", on_invalid, ("error", "reject"))
@@ -113,7 +113,7 @@ def enqueue_many(
                     done.update(_insert(sessions[alias], queue, share, on_duplicate, keep_due=keep_due))
         if done["enqueued"] or done["replaced"]:
             for session in sessions.values():
-                notify.after_commit(session.connection, queue)
+                notify.after_commit(session.connection, queue, lost=on_duplicate == "replace_running")
     return EnqueueReport(**done, rejections=tuple(rejections))
 
 
@@ -141,12 +141,12 @@ def _insert(session: Session, queue: str, share: Batch, on_duplicate: str, *, ke
     """Write one statement's tasks; return how many items were enqueued, ignored and replaced."""
     if not share:
         return Counter()
-    if isinstance(share, UniformRows) and session.postgresql and on_duplicate != "replace":
+    if isinstance(share, UniformRows) and session.postgresql and on_duplicate not in REPLACE:
         references = share.references
         written = _insert_uniform(session, queue, share, on_duplicate)
     else:
         rows = share.rows() if isinstance(share, UniformRows) else share
-        if on_duplicate == "replace":  # one statement may not touch a row twice: the last one wins
+        if on_duplicate in REPLACE:  # one statement may not touch a row twice: the last one wins
             rows = list({row["reference_number"] or id(row): row for row in rows}.values())
         shapes = {tuple(row[OWN_COLUMNS]) for row in rows}
         if len(shapes) > 1:  # a statement sets the same columns in all of its rows
@@ -161,7 +161,7 @@ def _insert(session: Session, queue: str, share: Batch, on_duplicate: str, *, ke
         usage.after_commit(session.connection, {(queue, "put"): written.ids or written.number})
     missing = len(references) - written.number
     if missing and on_duplicate != "ignore":
-        _raise_duplicate(session, queue, share, set(written.ids), replace=on_duplicate == "replace")
+        _raise_duplicate(session, queue, share, set(written.ids), replace=on_duplicate in REPLACE)
     replaced = written.number - written.new + len(share) - len(references)
     return Counter(enqueued=written.new, ignored=missing, replaced=replaced)
 

@@ -63,10 +63,12 @@ class Queue:
         if on_duplicate == "ignore":
             self._regroup({row.group})  # nothing is written, but the group is locked, and its head chosen anew
             return "ignored"
-        if on_duplicate != "replace":
+        sources = {"replace": ("CREATED",), "replace_running": ("CREATED", "PROCESSING")}.get(on_duplicate, ())
+        if there.status not in sources or there.group != row.group:
             return "duplicate"
-        if there.status != "CREATED" or there.group != row.group:
-            return "duplicate"
+        if there.status == "PROCESSING":
+            assert there.place is not None
+            there.status, there.attempt, there.due = "CREATED", 0, there.place[0]
         there.priority = row.priority
         if not keep_due:
             there.due, there.expires, there.stamp = row.due, row.expires, row.stamp

@@ -56,6 +56,11 @@ def put_back(world: World, status: str) -> list[int]:
 EDGE_CALLS: dict[str, Callable[[World, str], Any]] = {
     "enqueue": lambda world, _: world.enqueue(),
     "replace": lambda world, _: [world.enqueue("r", 1), world.enqueue("r", 2, on_duplicate="replace")],
+    "replace_running": lambda world, source: [
+        world.enqueue("r", 1),
+        source == PROCESSING and world.checkout(1),
+        world.enqueue("r", 2, on_duplicate="replace_running"),
+    ],
     "checkout": lambda world, source: world.take() if source == CREATED else world.take_over(world.take()),
     "renew": lambda world, _: renew(world.session, [world.take()], 60.0),
     "touch": lambda world, _: world.take().touch(LEASE),
@@ -171,7 +176,7 @@ class RandomRun:
         before = self.world.tasks.count()
         reference = self.random.choice([None, "a", "b", "c"])
         delay = self.random.choice([None, None, timedelta(seconds=30)])
-        duplicate = self.random.choice(["ignore", "replace"])
+        duplicate = self.random.choice(["ignore", "replace", "replace_running"])
         try:
             self.world.enqueue(reference, self.random.random(), delay=delay, on_duplicate=duplicate)
         except DuplicateTask:

@@ -60,7 +60,7 @@ class Machine(RuleBasedStateMachine):
         delay=delays,
         group=st.sampled_from([None, None, "a", "b"]),
         ttl=st.sampled_from([None, None, 15]),
-        on_duplicate=st.sampled_from(["error", "ignore", "replace"]),
+        on_duplicate=st.sampled_from(["error", "ignore", "replace", "replace_running"]),
         keep_due=st.booleans(),
     )
     def enqueue(self, number: int | None, priority: int, delay: int, ttl: int | None, **options: Any) -> None:

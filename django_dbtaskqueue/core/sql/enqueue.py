@@ -12,6 +12,7 @@ ENQUEUED_TYPES = {column.db: column.type for column in ENQUEUED}  # what enqueue
 RETURNED = (
     "id", "create_time", "next_process_time", "ready_time", "attempt", "reenqueue_attempt", "total_attempt",
 )  # fmt: skip
+REPLACE = ("replace", "replace_running")  # what ``on_duplicate`` may be where a task that holds the reference changes
 VARYING_COLUMNS = ("reference_number", "payload")
 # The reference names the row; a task stays in its group (to move it, cancel it and enqueue another); the budget has a
 # rule of its own.
@@ -56,7 +57,7 @@ class EnqueueStatements(Group):
     @lru_cache(maxsize=8)
     def returned(on_duplicate: str, *, timed: bool) -> tuple[str, ...]:
         """Return the columns ``insert`` answers with: those that do not follow from the others in a new row."""
-        if on_duplicate == "replace":
+        if on_duplicate in REPLACE:
             return RETURNED
         return RETURNED[:3] if timed else RETURNED[:2]
 
@@ -132,21 +133,31 @@ class EnqueueStatements(Group):
         return self.dialect.later(f"coalesce({delay}, 0)", start=base)
 
     def _conflict(self, on_duplicate: str, *, keep_due: bool = False, own: OwnColumns = ()) -> str:
-        if on_duplicate != "replace":
+        if on_duplicate not in REPLACE:
             return "ON CONFLICT (reference_number, queue_name) DO NOTHING"
         names = [name for name in ENQUEUED_TYPES if name not in NOT_REPLACED]
         names += dict(own)
         names += [] if keep_due else ["next_process_time", "expire_time"]
         changes = ", ".join(f"{name} = excluded.{name}" for name in names)
+        attempt, running = "t.attempt", "t.status = 'PROCESSING'"
+        if on_duplicate == "replace_running":
+            attempt = f"CASE WHEN {running} THEN 0 ELSE t.attempt END"
+            reset = {"poller_instance": "NULL", "start_time": "NULL", "process_result": "NULL", "lost_leases": "0"}
+            changes += "".join(
+                f", {name} = CASE WHEN {running} THEN {value} ELSE t.{name} END" for name, value in reset.items()
+            )
+            changes += f", status = 'CREATED', attempt = {attempt}"
+            if keep_due:  # while a task is held, next_process_time is the end of the lease
+                changes += f", next_process_time = CASE WHEN {running} THEN t.ready_time ELSE t.next_process_time END"
         # A smaller budget leaves at least one attempt: without one no poller could take the task.
-        changes += f", max_attempts = {self.dialect.greatest}(excluded.max_attempts, t.attempt + 1)"
+        changes += f", max_attempts = {self.dialect.greatest}(excluded.max_attempts, {attempt} + 1)"
         if not keep_due:  # a parked task stays parked
             changes += ", ready_time = CASE WHEN t.parked_by IS NULL THEN excluded.next_process_time END"
         # Later than create_time by construction, which is how a replaced row is told from a new one.
         touched = f"{self.dialect.greatest}({self.dialect.now}, {self.dialect.later('0.001', start='t.create_time')})"
         return (
             f"ON CONFLICT (reference_number, queue_name) DO UPDATE SET {changes}, last_update_time = {touched}"
-            f" WHERE t.status IN ({sql_sources('replace')})"
+            f" WHERE t.status IN ({sql_sources(on_duplicate)})"
             " AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')"
         )
 

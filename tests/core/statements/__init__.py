@@ -34,13 +34,13 @@ VARIANTS: dict[str, Variants] = {
     "Statements.insert": [
         *_all(on_duplicate=["error"], timed=FLAG, grouped=FLAG),
         *_all(on_duplicate=["error"], timed=[False], grouped=[False], referenced=[False]),
-        *_all(on_duplicate=["replace"], timed=[True], grouped=[False], keep_due=FLAG),
+        *_all(on_duplicate=["replace", "replace_running"], timed=[True], grouped=[False], keep_due=FLAG),
     ],
     "Statements.insert_uniform": _all(referenced=[True], ordered=FLAG, ids=FLAG)
     + _all(referenced=[False], ordered=[False], ids=[False]),
     "Statements.insert_many": [
         *_all(on_duplicate=["error"], timed=FLAG, grouped=FLAG),
-        *_all(on_duplicate=["replace"], timed=[True], grouped=[False], keep_due=FLAG),
+        *_all(on_duplicate=["replace", "replace_running"], timed=[True], grouped=[False], keep_due=FLAG),
     ],
     "Statements.checkout_single_writer": _all(aged=FLAG),
     "StatsStatements.counts": _all(max_rows=[1000]),

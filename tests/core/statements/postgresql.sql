@@ -539,6 +539,57 @@ WHERE t.status IN ('CREATED')
 AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
 RETURNING id, create_time, next_process_time, ready_time, attempt, reenqueue_attempt, total_attempt;
 
+-- Statements.insert (replace_running, timed)
+INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, max_attempts, priority, payload,
+    payload_type, context, group_key, tag, lease_seconds, next_process_time, ready_time, parked_by,
+    expire_time)
+VALUES (%(queue_name)s, %(reference_number)s, %(max_attempts)s, %(priority)s, %(payload)s, %(payload_type)s,
+    %(context)s, %(group_key)s, %(tag)s, %(lease_seconds)s, greatest(statement_timestamp(),
+    coalesce(%(run_at)s::timestamptz, statement_timestamp())) + coalesce(%(delay)s, 0) * interval '1 second',
+    greatest(statement_timestamp(), coalesce(%(run_at)s::timestamptz, statement_timestamp())) +
+    coalesce(%(delay)s, 0) * interval '1 second', NULL, greatest(statement_timestamp(),
+    coalesce(%(run_at)s::timestamptz, statement_timestamp())) + coalesce(%(delay)s, 0) * interval '1 second' +
+    %(ttl)s * interval '1 second')
+ON CONFLICT (reference_number, queue_name) DO UPDATE
+SET priority = excluded.priority, payload = excluded.payload, payload_type = excluded.payload_type, context =
+    excluded.context, tag = excluded.tag, lease_seconds = excluded.lease_seconds, next_process_time =
+    excluded.next_process_time, expire_time = excluded.expire_time, poller_instance = CASE WHEN t.status =
+    'PROCESSING' THEN NULL ELSE t.poller_instance END, start_time = CASE WHEN t.status = 'PROCESSING' THEN
+    NULL ELSE t.start_time END, process_result = CASE WHEN t.status = 'PROCESSING' THEN NULL ELSE
+    t.process_result END, lost_leases = CASE WHEN t.status = 'PROCESSING' THEN 0 ELSE t.lost_leases END,
+    status = 'CREATED', attempt = CASE WHEN t.status = 'PROCESSING' THEN 0 ELSE t.attempt END, max_attempts =
+    greatest(excluded.max_attempts, CASE WHEN t.status = 'PROCESSING' THEN 0 ELSE t.attempt END + 1),
+    ready_time = CASE WHEN t.parked_by IS NULL THEN excluded.next_process_time END, last_update_time =
+    greatest(statement_timestamp(), t.create_time + 0.001 * interval '1 second')
+WHERE t.status IN ('CREATED', 'PROCESSING')
+AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
+RETURNING id, create_time, next_process_time, ready_time, attempt, reenqueue_attempt, total_attempt;
+
+-- Statements.insert (replace_running, timed, keep_due)
+INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, max_attempts, priority, payload,
+    payload_type, context, group_key, tag, lease_seconds, next_process_time, ready_time, parked_by,
+    expire_time)
+VALUES (%(queue_name)s, %(reference_number)s, %(max_attempts)s, %(priority)s, %(payload)s, %(payload_type)s,
+    %(context)s, %(group_key)s, %(tag)s, %(lease_seconds)s, greatest(statement_timestamp(),
+    coalesce(%(run_at)s::timestamptz, statement_timestamp())) + coalesce(%(delay)s, 0) * interval '1 second',
+    greatest(statement_timestamp(), coalesce(%(run_at)s::timestamptz, statement_timestamp())) +
+    coalesce(%(delay)s, 0) * interval '1 second', NULL, greatest(statement_timestamp(),
+    coalesce(%(run_at)s::timestamptz, statement_timestamp())) + coalesce(%(delay)s, 0) * interval '1 second' +
+    %(ttl)s * interval '1 second')
+ON CONFLICT (reference_number, queue_name) DO UPDATE
+SET priority = excluded.priority, payload = excluded.payload, payload_type = excluded.payload_type, context =
+    excluded.context, tag = excluded.tag, lease_seconds = excluded.lease_seconds, poller_instance = CASE WHEN
+    t.status = 'PROCESSING' THEN NULL ELSE t.poller_instance END, start_time = CASE WHEN t.status =
+    'PROCESSING' THEN NULL ELSE t.start_time END, process_result = CASE WHEN t.status = 'PROCESSING' THEN NULL
+    ELSE t.process_result END, lost_leases = CASE WHEN t.status = 'PROCESSING' THEN 0 ELSE t.lost_leases END,
+    status = 'CREATED', attempt = CASE WHEN t.status = 'PROCESSING' THEN 0 ELSE t.attempt END,
+    next_process_time = CASE WHEN t.status = 'PROCESSING' THEN t.ready_time ELSE t.next_process_time END,
+    max_attempts = greatest(excluded.max_attempts, CASE WHEN t.status = 'PROCESSING' THEN 0 ELSE t.attempt END
+    + 1), last_update_time = greatest(statement_timestamp(), t.create_time + 0.001 * interval '1 second')
+WHERE t.status IN ('CREATED', 'PROCESSING')
+AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
+RETURNING id, create_time, next_process_time, ready_time, attempt, reenqueue_attempt, total_attempt;
+
 -- Statements.insert_many (error)
 WITH w AS (
     INSERT INTO "dbtaskqueue_task" AS t (id, queue_name, reference_number, max_attempts, priority, payload,
@@ -773,6 +824,108 @@ WITH w AS (
         greatest(excluded.max_attempts, t.attempt + 1), last_update_time = greatest(statement_timestamp(),
         t.create_time + 0.001 * interval '1 second')
     WHERE t.status IN ('CREATED')
+    AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
+    RETURNING id, last_update_time = create_time AS u
+)
+SELECT count(*), count(*) FILTER (WHERE u), array_agg(id) FILTER (WHERE %(ids)s)
+FROM w;
+
+-- Statements.insert_many (replace_running, timed)
+WITH w AS (
+    INSERT INTO "dbtaskqueue_task" AS t (id, queue_name, reference_number, max_attempts, priority, payload,
+        payload_type, context, group_key, tag, lease_seconds, next_process_time, ready_time, parked_by,
+        expire_time)
+    SELECT u.id, %(queue_name)s, u.reference_number, u.max_attempts, u.priority, u.payload, u.payload_type,
+        u.context, u.group_key, u.tag, u.lease_seconds, greatest(statement_timestamp(),
+        coalesce(u.run_at::timestamptz, statement_timestamp())) + coalesce(u.delay, 0) * interval '1 second',
+        greatest(statement_timestamp(), coalesce(u.run_at::timestamptz, statement_timestamp())) +
+        coalesce(u.delay, 0) * interval '1 second', NULL, greatest(statement_timestamp(),
+        coalesce(u.run_at::timestamptz, statement_timestamp())) + coalesce(u.delay, 0) * interval '1 second' +
+        u.ttl * interval '1 second'
+    FROM (
+        SELECT nextval((
+            SELECT pg_get_serial_sequence('"dbtaskqueue_task"', 'id')
+        )::regclass) AS id, u.*
+        FROM (
+            SELECT *
+            FROM (
+                SELECT *
+                FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(reference_number text, max_attempts int,
+                    priority smallint, payload jsonb, payload_type text, context jsonb, group_key text, tag
+                    text, lease_seconds float8, delay float8, run_at text, ttl float8)
+                LIMIT (
+                    SELECT 1000000
+                )
+            ) AS u
+            LIMIT (
+                SELECT 1000000
+            )
+        ) AS u
+    ) AS u
+    ORDER BY u.reference_number COLLATE "C"
+    ON CONFLICT (reference_number, queue_name) DO UPDATE
+    SET priority = excluded.priority, payload = excluded.payload, payload_type = excluded.payload_type,
+        context = excluded.context, tag = excluded.tag, lease_seconds = excluded.lease_seconds,
+        next_process_time = excluded.next_process_time, expire_time = excluded.expire_time, poller_instance =
+        CASE WHEN t.status = 'PROCESSING' THEN NULL ELSE t.poller_instance END, start_time = CASE WHEN
+        t.status = 'PROCESSING' THEN NULL ELSE t.start_time END, process_result = CASE WHEN t.status =
+        'PROCESSING' THEN NULL ELSE t.process_result END, lost_leases = CASE WHEN t.status = 'PROCESSING' THEN
+        0 ELSE t.lost_leases END, status = 'CREATED', attempt = CASE WHEN t.status = 'PROCESSING' THEN 0 ELSE
+        t.attempt END, max_attempts = greatest(excluded.max_attempts, CASE WHEN t.status = 'PROCESSING' THEN 0
+        ELSE t.attempt END + 1), ready_time = CASE WHEN t.parked_by IS NULL THEN excluded.next_process_time
+        END, last_update_time = greatest(statement_timestamp(), t.create_time + 0.001 * interval '1 second')
+    WHERE t.status IN ('CREATED', 'PROCESSING')
+    AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
+    RETURNING id, last_update_time = create_time AS u
+)
+SELECT count(*), count(*) FILTER (WHERE u), array_agg(id) FILTER (WHERE %(ids)s)
+FROM w;
+
+-- Statements.insert_many (replace_running, timed, keep_due)
+WITH w AS (
+    INSERT INTO "dbtaskqueue_task" AS t (id, queue_name, reference_number, max_attempts, priority, payload,
+        payload_type, context, group_key, tag, lease_seconds, next_process_time, ready_time, parked_by,
+        expire_time)
+    SELECT u.id, %(queue_name)s, u.reference_number, u.max_attempts, u.priority, u.payload, u.payload_type,
+        u.context, u.group_key, u.tag, u.lease_seconds, greatest(statement_timestamp(),
+        coalesce(u.run_at::timestamptz, statement_timestamp())) + coalesce(u.delay, 0) * interval '1 second',
+        greatest(statement_timestamp(), coalesce(u.run_at::timestamptz, statement_timestamp())) +
+        coalesce(u.delay, 0) * interval '1 second', NULL, greatest(statement_timestamp(),
+        coalesce(u.run_at::timestamptz, statement_timestamp())) + coalesce(u.delay, 0) * interval '1 second' +
+        u.ttl * interval '1 second'
+    FROM (
+        SELECT nextval((
+            SELECT pg_get_serial_sequence('"dbtaskqueue_task"', 'id')
+        )::regclass) AS id, u.*
+        FROM (
+            SELECT *
+            FROM (
+                SELECT *
+                FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(reference_number text, max_attempts int,
+                    priority smallint, payload jsonb, payload_type text, context jsonb, group_key text, tag
+                    text, lease_seconds float8, delay float8, run_at text, ttl float8)
+                LIMIT (
+                    SELECT 1000000
+                )
+            ) AS u
+            LIMIT (
+                SELECT 1000000
+            )
+        ) AS u
+    ) AS u
+    ORDER BY u.reference_number COLLATE "C"
+    ON CONFLICT (reference_number, queue_name) DO UPDATE
+    SET priority = excluded.priority, payload = excluded.payload, payload_type = excluded.payload_type,
+        context = excluded.context, tag = excluded.tag, lease_seconds = excluded.lease_seconds,
+        poller_instance = CASE WHEN t.status = 'PROCESSING' THEN NULL ELSE t.poller_instance END, start_time =
+        CASE WHEN t.status = 'PROCESSING' THEN NULL ELSE t.start_time END, process_result = CASE WHEN t.status
+        = 'PROCESSING' THEN NULL ELSE t.process_result END, lost_leases = CASE WHEN t.status = 'PROCESSING'
+        THEN 0 ELSE t.lost_leases END, status = 'CREATED', attempt = CASE WHEN t.status = 'PROCESSING' THEN 0
+        ELSE t.attempt END, next_process_time = CASE WHEN t.status = 'PROCESSING' THEN t.ready_time ELSE
+        t.next_process_time END, max_attempts = greatest(excluded.max_attempts, CASE WHEN t.status =
+        'PROCESSING' THEN 0 ELSE t.attempt END + 1), last_update_time = greatest(statement_timestamp(),
+        t.create_time + 0.001 * interval '1 second')
+    WHERE t.status IN ('CREATED', 'PROCESSING')
     AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
     RETURNING id, last_update_time = create_time AS u
 )
@@ -2315,6 +2468,92 @@ WITH w AS (
         greatest(excluded.max_attempts, t.attempt + 1), last_update_time = greatest(statement_timestamp(),
         t.create_time + 0.001 * interval '1 second')
     WHERE t.status IN ('CREATED')
+    AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
+    RETURNING id, last_update_time = create_time AS u
+)
+SELECT count(*), count(*) FILTER (WHERE u), array_agg(id) FILTER (WHERE %(ids)s)
+FROM w;
+
+-- Statements.insert_many (replace_running, timed) (one row)
+WITH w AS (
+    INSERT INTO "dbtaskqueue_task" AS t (id, queue_name, reference_number, max_attempts, priority, payload,
+        payload_type, context, group_key, tag, lease_seconds, next_process_time, ready_time, parked_by,
+        expire_time)
+    SELECT u.id, %(queue_name)s, u.reference_number, u.max_attempts, u.priority, u.payload, u.payload_type,
+        u.context, u.group_key, u.tag, u.lease_seconds, greatest(statement_timestamp(),
+        coalesce(u.run_at::timestamptz, statement_timestamp())) + coalesce(u.delay, 0) * interval '1 second',
+        greatest(statement_timestamp(), coalesce(u.run_at::timestamptz, statement_timestamp())) +
+        coalesce(u.delay, 0) * interval '1 second', NULL, greatest(statement_timestamp(),
+        coalesce(u.run_at::timestamptz, statement_timestamp())) + coalesce(u.delay, 0) * interval '1 second' +
+        u.ttl * interval '1 second'
+    FROM (
+        SELECT nextval((
+            SELECT pg_get_serial_sequence('"dbtaskqueue_task"', 'id')
+        )::regclass) AS id, u.*
+        FROM (
+            SELECT %(reference_number)s::text AS reference_number, %(max_attempts)s::int AS max_attempts,
+                %(priority)s::smallint AS priority, %(payload)s::jsonb AS payload, %(payload_type)s::text AS
+                payload_type, %(context)s::jsonb AS context, %(group_key)s::text AS group_key, %(tag)s::text
+                AS tag, %(lease_seconds)s::float8 AS lease_seconds, %(delay)s::float8 AS delay,
+                %(run_at)s::text AS run_at, %(ttl)s::float8 AS ttl
+        ) AS u
+    ) AS u
+    ORDER BY u.reference_number COLLATE "C"
+    ON CONFLICT (reference_number, queue_name) DO UPDATE
+    SET priority = excluded.priority, payload = excluded.payload, payload_type = excluded.payload_type,
+        context = excluded.context, tag = excluded.tag, lease_seconds = excluded.lease_seconds,
+        next_process_time = excluded.next_process_time, expire_time = excluded.expire_time, poller_instance =
+        CASE WHEN t.status = 'PROCESSING' THEN NULL ELSE t.poller_instance END, start_time = CASE WHEN
+        t.status = 'PROCESSING' THEN NULL ELSE t.start_time END, process_result = CASE WHEN t.status =
+        'PROCESSING' THEN NULL ELSE t.process_result END, lost_leases = CASE WHEN t.status = 'PROCESSING' THEN
+        0 ELSE t.lost_leases END, status = 'CREATED', attempt = CASE WHEN t.status = 'PROCESSING' THEN 0 ELSE
+        t.attempt END, max_attempts = greatest(excluded.max_attempts, CASE WHEN t.status = 'PROCESSING' THEN 0
+        ELSE t.attempt END + 1), ready_time = CASE WHEN t.parked_by IS NULL THEN excluded.next_process_time
+        END, last_update_time = greatest(statement_timestamp(), t.create_time + 0.001 * interval '1 second')
+    WHERE t.status IN ('CREATED', 'PROCESSING')
+    AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
+    RETURNING id, last_update_time = create_time AS u
+)
+SELECT count(*), count(*) FILTER (WHERE u), array_agg(id) FILTER (WHERE %(ids)s)
+FROM w;
+
+-- Statements.insert_many (replace_running, timed, keep_due) (one row)
+WITH w AS (
+    INSERT INTO "dbtaskqueue_task" AS t (id, queue_name, reference_number, max_attempts, priority, payload,
+        payload_type, context, group_key, tag, lease_seconds, next_process_time, ready_time, parked_by,
+        expire_time)
+    SELECT u.id, %(queue_name)s, u.reference_number, u.max_attempts, u.priority, u.payload, u.payload_type,
+        u.context, u.group_key, u.tag, u.lease_seconds, greatest(statement_timestamp(),
+        coalesce(u.run_at::timestamptz, statement_timestamp())) + coalesce(u.delay, 0) * interval '1 second',
+        greatest(statement_timestamp(), coalesce(u.run_at::timestamptz, statement_timestamp())) +
+        coalesce(u.delay, 0) * interval '1 second', NULL, greatest(statement_timestamp(),
+        coalesce(u.run_at::timestamptz, statement_timestamp())) + coalesce(u.delay, 0) * interval '1 second' +
+        u.ttl * interval '1 second'
+    FROM (
+        SELECT nextval((
+            SELECT pg_get_serial_sequence('"dbtaskqueue_task"', 'id')
+        )::regclass) AS id, u.*
+        FROM (
+            SELECT %(reference_number)s::text AS reference_number, %(max_attempts)s::int AS max_attempts,
+                %(priority)s::smallint AS priority, %(payload)s::jsonb AS payload, %(payload_type)s::text AS
+                payload_type, %(context)s::jsonb AS context, %(group_key)s::text AS group_key, %(tag)s::text
+                AS tag, %(lease_seconds)s::float8 AS lease_seconds, %(delay)s::float8 AS delay,
+                %(run_at)s::text AS run_at, %(ttl)s::float8 AS ttl
+        ) AS u
+    ) AS u
+    ORDER BY u.reference_number COLLATE "C"
+    ON CONFLICT (reference_number, queue_name) DO UPDATE
+    SET priority = excluded.priority, payload = excluded.payload, payload_type = excluded.payload_type,
+        context = excluded.context, tag = excluded.tag, lease_seconds = excluded.lease_seconds,
+        poller_instance = CASE WHEN t.status = 'PROCESSING' THEN NULL ELSE t.poller_instance END, start_time =
+        CASE WHEN t.status = 'PROCESSING' THEN NULL ELSE t.start_time END, process_result = CASE WHEN t.status
+        = 'PROCESSING' THEN NULL ELSE t.process_result END, lost_leases = CASE WHEN t.status = 'PROCESSING'
+        THEN 0 ELSE t.lost_leases END, status = 'CREATED', attempt = CASE WHEN t.status = 'PROCESSING' THEN 0
+        ELSE t.attempt END, next_process_time = CASE WHEN t.status = 'PROCESSING' THEN t.ready_time ELSE
+        t.next_process_time END, max_attempts = greatest(excluded.max_attempts, CASE WHEN t.status =
+        'PROCESSING' THEN 0 ELSE t.attempt END + 1), last_update_time = greatest(statement_timestamp(),
+        t.create_time + 0.001 * interval '1 second')
+    WHERE t.status IN ('CREATED', 'PROCESSING')
     AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
     RETURNING id, last_update_time = create_time AS u
 )

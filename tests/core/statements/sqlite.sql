@@ -453,6 +453,63 @@ WHERE t.status IN ('CREATED')
 AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
 RETURNING id, create_time, next_process_time, ready_time, attempt, reenqueue_attempt, total_attempt;
 
+-- Statements.insert (replace_running, timed)
+INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, max_attempts, priority, payload,
+    payload_type, context, group_key, tag, lease_seconds, next_process_time, ready_time, parked_by,
+    expire_time)
+VALUES (%(queue_name)s, %(reference_number)s, %(max_attempts)s, %(priority)s, %(payload)s, %(payload_type)s,
+    %(context)s, %(group_key)s, %(tag)s, %(lease_seconds)s, strftime('%%Y-%%m-%%d %%H:%%M:%%f',
+    max(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), coalesce(%(run_at)s, strftime('%%Y-%%m-%%d %%H:%%M:%%f',
+    'now'))), printf('%%.3f seconds', coalesce(%(delay)s, 0))), strftime('%%Y-%%m-%%d %%H:%%M:%%f',
+    max(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), coalesce(%(run_at)s, strftime('%%Y-%%m-%%d %%H:%%M:%%f',
+    'now'))), printf('%%.3f seconds', coalesce(%(delay)s, 0))), NULL, CASE WHEN %(ttl)s IS NOT NULL THEN
+    strftime('%%Y-%%m-%%d %%H:%%M:%%f', strftime('%%Y-%%m-%%d %%H:%%M:%%f', max(strftime('%%Y-%%m-%%d
+    %%H:%%M:%%f', 'now'), coalesce(%(run_at)s, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))), printf('%%.3f
+    seconds', coalesce(%(delay)s, 0))), printf('%%.3f seconds', %(ttl)s)) END)
+ON CONFLICT (reference_number, queue_name) DO UPDATE
+SET priority = excluded.priority, payload = excluded.payload, payload_type = excluded.payload_type, context =
+    excluded.context, tag = excluded.tag, lease_seconds = excluded.lease_seconds, next_process_time =
+    excluded.next_process_time, expire_time = excluded.expire_time, poller_instance = CASE WHEN t.status =
+    'PROCESSING' THEN NULL ELSE t.poller_instance END, start_time = CASE WHEN t.status = 'PROCESSING' THEN
+    NULL ELSE t.start_time END, process_result = CASE WHEN t.status = 'PROCESSING' THEN NULL ELSE
+    t.process_result END, lost_leases = CASE WHEN t.status = 'PROCESSING' THEN 0 ELSE t.lost_leases END,
+    status = 'CREATED', attempt = CASE WHEN t.status = 'PROCESSING' THEN 0 ELSE t.attempt END, max_attempts =
+    max(excluded.max_attempts, CASE WHEN t.status = 'PROCESSING' THEN 0 ELSE t.attempt END + 1), ready_time =
+    CASE WHEN t.parked_by IS NULL THEN excluded.next_process_time END, last_update_time =
+    max(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), strftime('%%Y-%%m-%%d %%H:%%M:%%f', t.create_time,
+    printf('%%.3f seconds', 0.001)))
+WHERE t.status IN ('CREATED', 'PROCESSING')
+AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
+RETURNING id, create_time, next_process_time, ready_time, attempt, reenqueue_attempt, total_attempt;
+
+-- Statements.insert (replace_running, timed, keep_due)
+INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, max_attempts, priority, payload,
+    payload_type, context, group_key, tag, lease_seconds, next_process_time, ready_time, parked_by,
+    expire_time)
+VALUES (%(queue_name)s, %(reference_number)s, %(max_attempts)s, %(priority)s, %(payload)s, %(payload_type)s,
+    %(context)s, %(group_key)s, %(tag)s, %(lease_seconds)s, strftime('%%Y-%%m-%%d %%H:%%M:%%f',
+    max(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), coalesce(%(run_at)s, strftime('%%Y-%%m-%%d %%H:%%M:%%f',
+    'now'))), printf('%%.3f seconds', coalesce(%(delay)s, 0))), strftime('%%Y-%%m-%%d %%H:%%M:%%f',
+    max(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), coalesce(%(run_at)s, strftime('%%Y-%%m-%%d %%H:%%M:%%f',
+    'now'))), printf('%%.3f seconds', coalesce(%(delay)s, 0))), NULL, CASE WHEN %(ttl)s IS NOT NULL THEN
+    strftime('%%Y-%%m-%%d %%H:%%M:%%f', strftime('%%Y-%%m-%%d %%H:%%M:%%f', max(strftime('%%Y-%%m-%%d
+    %%H:%%M:%%f', 'now'), coalesce(%(run_at)s, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))), printf('%%.3f
+    seconds', coalesce(%(delay)s, 0))), printf('%%.3f seconds', %(ttl)s)) END)
+ON CONFLICT (reference_number, queue_name) DO UPDATE
+SET priority = excluded.priority, payload = excluded.payload, payload_type = excluded.payload_type, context =
+    excluded.context, tag = excluded.tag, lease_seconds = excluded.lease_seconds, poller_instance = CASE WHEN
+    t.status = 'PROCESSING' THEN NULL ELSE t.poller_instance END, start_time = CASE WHEN t.status =
+    'PROCESSING' THEN NULL ELSE t.start_time END, process_result = CASE WHEN t.status = 'PROCESSING' THEN NULL
+    ELSE t.process_result END, lost_leases = CASE WHEN t.status = 'PROCESSING' THEN 0 ELSE t.lost_leases END,
+    status = 'CREATED', attempt = CASE WHEN t.status = 'PROCESSING' THEN 0 ELSE t.attempt END,
+    next_process_time = CASE WHEN t.status = 'PROCESSING' THEN t.ready_time ELSE t.next_process_time END,
+    max_attempts = max(excluded.max_attempts, CASE WHEN t.status = 'PROCESSING' THEN 0 ELSE t.attempt END +
+    1), last_update_time = max(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), strftime('%%Y-%%m-%%d %%H:%%M:%%f',
+    t.create_time, printf('%%.3f seconds', 0.001)))
+WHERE t.status IN ('CREATED', 'PROCESSING')
+AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
+RETURNING id, create_time, next_process_time, ready_time, attempt, reenqueue_attempt, total_attempt;
+
 -- Statements.insert_many (error)
 INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, max_attempts, priority, payload,
     payload_type, context, group_key, tag, lease_seconds, next_process_time, ready_time, parked_by,
@@ -602,6 +659,81 @@ SET priority = excluded.priority, payload = excluded.payload, payload_type = exc
     max(excluded.max_attempts, t.attempt + 1), last_update_time = max(strftime('%%Y-%%m-%%d %%H:%%M:%%f',
     'now'), strftime('%%Y-%%m-%%d %%H:%%M:%%f', t.create_time, printf('%%.3f seconds', 0.001)))
 WHERE t.status IN ('CREATED')
+AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
+RETURNING id, last_update_time = create_time;
+
+-- Statements.insert_many (replace_running, timed)
+INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, max_attempts, priority, payload,
+    payload_type, context, group_key, tag, lease_seconds, next_process_time, ready_time, parked_by,
+    expire_time)
+SELECT %(queue_name)s, u.reference_number, u.max_attempts, u.priority, u.payload, u.payload_type, u.context,
+    u.group_key, u.tag, u.lease_seconds, strftime('%%Y-%%m-%%d %%H:%%M:%%f', max(strftime('%%Y-%%m-%%d
+    %%H:%%M:%%f', 'now'), coalesce(u.run_at, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))), printf('%%.3f
+    seconds', coalesce(u.delay, 0))), strftime('%%Y-%%m-%%d %%H:%%M:%%f', max(strftime('%%Y-%%m-%%d
+    %%H:%%M:%%f', 'now'), coalesce(u.run_at, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))), printf('%%.3f
+    seconds', coalesce(u.delay, 0))), NULL, CASE WHEN u.ttl IS NOT NULL THEN strftime('%%Y-%%m-%%d
+    %%H:%%M:%%f', strftime('%%Y-%%m-%%d %%H:%%M:%%f', max(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'),
+    coalesce(u.run_at, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))), printf('%%.3f seconds', coalesce(u.delay,
+    0))), printf('%%.3f seconds', u.ttl)) END
+FROM (
+    SELECT value ->> '$.reference_number' AS reference_number, value ->> '$.max_attempts' AS max_attempts,
+        value ->> '$.priority' AS priority, nullif(value -> '$.payload', 'null') AS payload, value ->>
+        '$.payload_type' AS payload_type, nullif(value -> '$.context', 'null') AS context, value ->>
+        '$.group_key' AS group_key, value ->> '$.tag' AS tag, value ->> '$.lease_seconds' AS lease_seconds,
+        value ->> '$.delay' AS delay, value ->> '$.run_at' AS run_at, value ->> '$.ttl' AS ttl
+    FROM json_each(%(rows)s)
+) AS u
+WHERE true
+ON CONFLICT (reference_number, queue_name) DO UPDATE
+SET priority = excluded.priority, payload = excluded.payload, payload_type = excluded.payload_type, context =
+    excluded.context, tag = excluded.tag, lease_seconds = excluded.lease_seconds, next_process_time =
+    excluded.next_process_time, expire_time = excluded.expire_time, poller_instance = CASE WHEN t.status =
+    'PROCESSING' THEN NULL ELSE t.poller_instance END, start_time = CASE WHEN t.status = 'PROCESSING' THEN
+    NULL ELSE t.start_time END, process_result = CASE WHEN t.status = 'PROCESSING' THEN NULL ELSE
+    t.process_result END, lost_leases = CASE WHEN t.status = 'PROCESSING' THEN 0 ELSE t.lost_leases END,
+    status = 'CREATED', attempt = CASE WHEN t.status = 'PROCESSING' THEN 0 ELSE t.attempt END, max_attempts =
+    max(excluded.max_attempts, CASE WHEN t.status = 'PROCESSING' THEN 0 ELSE t.attempt END + 1), ready_time =
+    CASE WHEN t.parked_by IS NULL THEN excluded.next_process_time END, last_update_time =
+    max(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), strftime('%%Y-%%m-%%d %%H:%%M:%%f', t.create_time,
+    printf('%%.3f seconds', 0.001)))
+WHERE t.status IN ('CREATED', 'PROCESSING')
+AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
+RETURNING id, last_update_time = create_time;
+
+-- Statements.insert_many (replace_running, timed, keep_due)
+INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, max_attempts, priority, payload,
+    payload_type, context, group_key, tag, lease_seconds, next_process_time, ready_time, parked_by,
+    expire_time)
+SELECT %(queue_name)s, u.reference_number, u.max_attempts, u.priority, u.payload, u.payload_type, u.context,
+    u.group_key, u.tag, u.lease_seconds, strftime('%%Y-%%m-%%d %%H:%%M:%%f', max(strftime('%%Y-%%m-%%d
+    %%H:%%M:%%f', 'now'), coalesce(u.run_at, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))), printf('%%.3f
+    seconds', coalesce(u.delay, 0))), strftime('%%Y-%%m-%%d %%H:%%M:%%f', max(strftime('%%Y-%%m-%%d
+    %%H:%%M:%%f', 'now'), coalesce(u.run_at, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))), printf('%%.3f
+    seconds', coalesce(u.delay, 0))), NULL, CASE WHEN u.ttl IS NOT NULL THEN strftime('%%Y-%%m-%%d
+    %%H:%%M:%%f', strftime('%%Y-%%m-%%d %%H:%%M:%%f', max(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'),
+    coalesce(u.run_at, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))), printf('%%.3f seconds', coalesce(u.delay,
+    0))), printf('%%.3f seconds', u.ttl)) END
+FROM (
+    SELECT value ->> '$.reference_number' AS reference_number, value ->> '$.max_attempts' AS max_attempts,
+        value ->> '$.priority' AS priority, nullif(value -> '$.payload', 'null') AS payload, value ->>
+        '$.payload_type' AS payload_type, nullif(value -> '$.context', 'null') AS context, value ->>
+        '$.group_key' AS group_key, value ->> '$.tag' AS tag, value ->> '$.lease_seconds' AS lease_seconds,
+        value ->> '$.delay' AS delay, value ->> '$.run_at' AS run_at, value ->> '$.ttl' AS ttl
+    FROM json_each(%(rows)s)
+) AS u
+WHERE true
+ON CONFLICT (reference_number, queue_name) DO UPDATE
+SET priority = excluded.priority, payload = excluded.payload, payload_type = excluded.payload_type, context =
+    excluded.context, tag = excluded.tag, lease_seconds = excluded.lease_seconds, poller_instance = CASE WHEN
+    t.status = 'PROCESSING' THEN NULL ELSE t.poller_instance END, start_time = CASE WHEN t.status =
+    'PROCESSING' THEN NULL ELSE t.start_time END, process_result = CASE WHEN t.status = 'PROCESSING' THEN NULL
+    ELSE t.process_result END, lost_leases = CASE WHEN t.status = 'PROCESSING' THEN 0 ELSE t.lost_leases END,
+    status = 'CREATED', attempt = CASE WHEN t.status = 'PROCESSING' THEN 0 ELSE t.attempt END,
+    next_process_time = CASE WHEN t.status = 'PROCESSING' THEN t.ready_time ELSE t.next_process_time END,
+    max_attempts = max(excluded.max_attempts, CASE WHEN t.status = 'PROCESSING' THEN 0 ELSE t.attempt END +
+    1), last_update_time = max(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), strftime('%%Y-%%m-%%d %%H:%%M:%%f',
+    t.create_time, printf('%%.3f seconds', 0.001)))
+WHERE t.status IN ('CREATED', 'PROCESSING')
 AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
 RETURNING id, last_update_time = create_time;
 
@@ -1669,6 +1801,77 @@ SET priority = excluded.priority, payload = excluded.payload, payload_type = exc
     max(excluded.max_attempts, t.attempt + 1), last_update_time = max(strftime('%%Y-%%m-%%d %%H:%%M:%%f',
     'now'), strftime('%%Y-%%m-%%d %%H:%%M:%%f', t.create_time, printf('%%.3f seconds', 0.001)))
 WHERE t.status IN ('CREATED')
+AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
+RETURNING id, last_update_time = create_time;
+
+-- Statements.insert_many (replace_running, timed) (one row)
+INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, max_attempts, priority, payload,
+    payload_type, context, group_key, tag, lease_seconds, next_process_time, ready_time, parked_by,
+    expire_time)
+SELECT %(queue_name)s, u.reference_number, u.max_attempts, u.priority, u.payload, u.payload_type, u.context,
+    u.group_key, u.tag, u.lease_seconds, strftime('%%Y-%%m-%%d %%H:%%M:%%f', max(strftime('%%Y-%%m-%%d
+    %%H:%%M:%%f', 'now'), coalesce(u.run_at, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))), printf('%%.3f
+    seconds', coalesce(u.delay, 0))), strftime('%%Y-%%m-%%d %%H:%%M:%%f', max(strftime('%%Y-%%m-%%d
+    %%H:%%M:%%f', 'now'), coalesce(u.run_at, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))), printf('%%.3f
+    seconds', coalesce(u.delay, 0))), NULL, CASE WHEN u.ttl IS NOT NULL THEN strftime('%%Y-%%m-%%d
+    %%H:%%M:%%f', strftime('%%Y-%%m-%%d %%H:%%M:%%f', max(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'),
+    coalesce(u.run_at, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))), printf('%%.3f seconds', coalesce(u.delay,
+    0))), printf('%%.3f seconds', u.ttl)) END
+FROM (
+    SELECT %(reference_number)s AS reference_number, %(max_attempts)s AS max_attempts, %(priority)s AS
+        priority, %(payload)s AS payload, %(payload_type)s AS payload_type, %(context)s AS context,
+        %(group_key)s AS group_key, %(tag)s AS tag, %(lease_seconds)s AS lease_seconds, %(delay)s AS delay,
+        %(run_at)s AS run_at, %(ttl)s AS ttl
+) AS u
+WHERE true
+ON CONFLICT (reference_number, queue_name) DO UPDATE
+SET priority = excluded.priority, payload = excluded.payload, payload_type = excluded.payload_type, context =
+    excluded.context, tag = excluded.tag, lease_seconds = excluded.lease_seconds, next_process_time =
+    excluded.next_process_time, expire_time = excluded.expire_time, poller_instance = CASE WHEN t.status =
+    'PROCESSING' THEN NULL ELSE t.poller_instance END, start_time = CASE WHEN t.status = 'PROCESSING' THEN
+    NULL ELSE t.start_time END, process_result = CASE WHEN t.status = 'PROCESSING' THEN NULL ELSE
+    t.process_result END, lost_leases = CASE WHEN t.status = 'PROCESSING' THEN 0 ELSE t.lost_leases END,
+    status = 'CREATED', attempt = CASE WHEN t.status = 'PROCESSING' THEN 0 ELSE t.attempt END, max_attempts =
+    max(excluded.max_attempts, CASE WHEN t.status = 'PROCESSING' THEN 0 ELSE t.attempt END + 1), ready_time =
+    CASE WHEN t.parked_by IS NULL THEN excluded.next_process_time END, last_update_time =
+    max(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), strftime('%%Y-%%m-%%d %%H:%%M:%%f', t.create_time,
+    printf('%%.3f seconds', 0.001)))
+WHERE t.status IN ('CREATED', 'PROCESSING')
+AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
+RETURNING id, last_update_time = create_time;
+
+-- Statements.insert_many (replace_running, timed, keep_due) (one row)
+INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, max_attempts, priority, payload,
+    payload_type, context, group_key, tag, lease_seconds, next_process_time, ready_time, parked_by,
+    expire_time)
+SELECT %(queue_name)s, u.reference_number, u.max_attempts, u.priority, u.payload, u.payload_type, u.context,
+    u.group_key, u.tag, u.lease_seconds, strftime('%%Y-%%m-%%d %%H:%%M:%%f', max(strftime('%%Y-%%m-%%d
+    %%H:%%M:%%f', 'now'), coalesce(u.run_at, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))), printf('%%.3f
+    seconds', coalesce(u.delay, 0))), strftime('%%Y-%%m-%%d %%H:%%M:%%f', max(strftime('%%Y-%%m-%%d
+    %%H:%%M:%%f', 'now'), coalesce(u.run_at, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))), printf('%%.3f
+    seconds', coalesce(u.delay, 0))), NULL, CASE WHEN u.ttl IS NOT NULL THEN strftime('%%Y-%%m-%%d
+    %%H:%%M:%%f', strftime('%%Y-%%m-%%d %%H:%%M:%%f', max(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'),
+    coalesce(u.run_at, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))), printf('%%.3f seconds', coalesce(u.delay,
+    0))), printf('%%.3f seconds', u.ttl)) END
+FROM (
+    SELECT %(reference_number)s AS reference_number, %(max_attempts)s AS max_attempts, %(priority)s AS
+        priority, %(payload)s AS payload, %(payload_type)s AS payload_type, %(context)s AS context,
+        %(group_key)s AS group_key, %(tag)s AS tag, %(lease_seconds)s AS lease_seconds, %(delay)s AS delay,
+        %(run_at)s AS run_at, %(ttl)s AS ttl
+) AS u
+WHERE true
+ON CONFLICT (reference_number, queue_name) DO UPDATE
+SET priority = excluded.priority, payload = excluded.payload, payload_type = excluded.payload_type, context =
+    excluded.context, tag = excluded.tag, lease_seconds = excluded.lease_seconds, poller_instance = CASE WHEN
+    t.status = 'PROCESSING' THEN NULL ELSE t.poller_instance END, start_time = CASE WHEN t.status =
+    'PROCESSING' THEN NULL ELSE t.start_time END, process_result = CASE WHEN t.status = 'PROCESSING' THEN NULL
+    ELSE t.process_result END, lost_leases = CASE WHEN t.status = 'PROCESSING' THEN 0 ELSE t.lost_leases END,
+    status = 'CREATED', attempt = CASE WHEN t.status = 'PROCESSING' THEN 0 ELSE t.attempt END,
+    next_process_time = CASE WHEN t.status = 'PROCESSING' THEN t.ready_time ELSE t.next_process_time END,
+    max_attempts = max(excluded.max_attempts, CASE WHEN t.status = 'PROCESSING' THEN 0 ELSE t.attempt END +
+    1), last_update_time = max(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), strftime('%%Y-%%m-%%d %%H:%%M:%%f',
+    t.create_time, printf('%%.3f seconds', 0.001)))
+WHERE t.status IN ('CREATED', 'PROCESSING')
 AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
 RETURNING id, last_update_time = create_time;
 
