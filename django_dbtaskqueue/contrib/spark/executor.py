@@ -30,8 +30,7 @@ from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow.settle import resolve
 from django_dbtaskqueue.pipeline.spark import spark_session
 from django_dbtaskqueue.pipeline.spark.terminal import one_paragraph, without_secrets
-from django_dbtaskqueue.poller.executors import Job
-from django_dbtaskqueue.poller.executors.pool import Answer
+from django_dbtaskqueue.poller.executors import Answer, Job
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

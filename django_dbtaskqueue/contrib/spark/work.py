@@ -24,7 +24,7 @@ from django_dbtaskqueue.core.outcomes import Fail, Outcome, Settlement, with_err
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow.run import decide_all, run_all
 from django_dbtaskqueue.flow.settle import Decided, resolve, settle_surely
-from django_dbtaskqueue.poller.executors.pool import Answer
+from django_dbtaskqueue.poller.executors import Answer
 from django_dbtaskqueue.poller.executors.thread_connections import tidy
 
 logger = logging.getLogger("django_dbtaskqueue")

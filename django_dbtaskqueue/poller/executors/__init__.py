@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from django_dbtaskqueue.core.durations import smoothed
 from django_dbtaskqueue.core.lease import Lease
-from django_dbtaskqueue.core.outcomes import Fail, Release, Settlement
+from django_dbtaskqueue.core.outcomes import Fail, Outcome, Release, Settlement
 from django_dbtaskqueue.core.threads import WatchedThread
 from django_dbtaskqueue.flow.decide import decide
 
@@ -46,6 +46,15 @@ class Done(NamedTuple):
     lease: Lease
     settlement: Settlement | None
     seconds: float
+
+
+class Answer(NamedTuple):
+    """The outcome of one lease, as it comes back from another process or host."""
+
+    outcome: Outcome | Settlement | None
+    settled: Settlement | None  # by the processor itself
+    lost: str
+    seconds: float = 0.0  # run time, if the executor measured it; 0: use the time between submit and answer
 
 
 class Run(NamedTuple):

@@ -8,19 +8,12 @@ ran starts again and runs alone. The poller holds the leases meanwhile, and no i
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import logging
 import os
-import signal
 import threading
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
-from multiprocessing import get_context
-from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
-from multiprocessing.reduction import ForkingPickler
 from time import monotonic
 
 from django.utils.module_loading import import_string
@@ -31,7 +24,8 @@ from django_dbtaskqueue.core.threads import WatchedThread
 from django_dbtaskqueue.flow import observe
 from django_dbtaskqueue.flow.run import Processor, decide_all, perform_async
 from django_dbtaskqueue.poller.executors import ConcurrencyLimiter, Executor, Finish, Job, Run
-from django_dbtaskqueue.poller.executors.pool import Answer, answers_of, apply_answer, run_remotely
+from django_dbtaskqueue.poller.executors.child import DEATH_SECONDS, Channel, Child, exit_text
+from django_dbtaskqueue.poller.executors.pool import answers_of, apply_answer, note_processor, portable, run_remotely
 
 logger = logging.getLogger("django_dbtaskqueue")
 
@@ -42,7 +36,6 @@ SIGN_OF_LIFE_SECONDS = 1.0  # between two signs of life of the process
 SILENT_SECONDS = 15.0  # without one: a processor holds the interpreter
 LINGER_SECONDS = 10.0  # that the process stays without a task
 IDLE_WAIT_SECONDS = 0.5
-PR_SET_PDEATHSIG = 1  # of <linux/prctl.h>
 BLAME_NOBODY_LIMIT = 3  # deaths in a row without a task: the process cannot start
 
 
@@ -69,8 +62,7 @@ class IsolatedExecutor(Executor):
         self._started_at = 0.0  # the last task; infinite until the process says that it has begun
         self._heard_at = 0.0  # the last message
         self._boots = 0  # starts of the process since its last message
-        self._process: BaseProcess | None = None
-        self._pipe: Connection | None = None
+        self._child: Child | None = None
         self._closed = False
         self._wakeup = threading.Event()
         self._thread: WatchedThread | None = None
@@ -110,7 +102,7 @@ class IsolatedExecutor(Executor):
         idle_since = monotonic()
         while not self._closed:
             if not (self._runs or self._alone or self.todo):
-                if self._process is not None and monotonic() - idle_since > LINGER_SECONDS:
+                if self._child is not None and monotonic() - idle_since > LINGER_SECONDS:
                     self._stop()
                 self._wakeup.wait(IDLE_WAIT_SECONDS)
                 self._wakeup.clear()
@@ -124,7 +116,7 @@ class IsolatedExecutor(Executor):
 
     def _start_next(self) -> None:
         """Send the next job, if it may start now."""
-        if self._pipe is None:
+        if self._child is None:
             self._boot()
         now, alone = monotonic(), bool(self._alone)
         free = not self._runs if alone else len(self._runs) < self.slots
@@ -144,23 +136,20 @@ class IsolatedExecutor(Executor):
         self._number += 1
         self._runs[self._number] = run
         self._started_at = float("inf")
-        # The other process does not need these fields, which cannot be pickled.
-        portable = replace(job.processor, executor=None, declared={})
+        assert self._child is not None  # noqa: S101 -- for the type checker
         try:
-            message = ForkingPickler.dumps(run.job._replace(processor=portable))
+            self._child.send(self._number, portable(run.job))
+        except OSError:
+            raise
         except Exception as error:  # something of it cannot be sent
             del self._runs[self._number]
             self._settle(run, [Fail(error)] * len(run.job.leases))
-            return
-        if self._pipe is not None:
-            self._pipe.send(self._number)
-            self._pipe.send_bytes(message)
 
     def _receive(self) -> None:
-        assert self._pipe is not None  # noqa: S101 -- for the type checker
+        assert self._child is not None  # noqa: S101 -- for the type checker
         pause = START_INTERVAL_SECONDS if self.todo or self._alone else IDLE_WAIT_SECONDS
-        while self._pipe.poll(pause):
-            number, answers = self._pipe.recv(), _received(self._pipe)
+        while (message := self._child.receive(pause)) is not None:
+            number, answers = message
             self._heard_at, self._boots, pause = monotonic(), 0, 0.0
             if number == self._number and answers is None:
                 self._started_at = self._heard_at
@@ -172,40 +161,26 @@ class IsolatedExecutor(Executor):
             raise EOFError("no sign of life")
 
     def _settle(self, run: Run, outcomes: Sequence[Outcome | Settlement | None]) -> None:
-        for lease in run.job.leases:
-            lease.processor = run.job.processor  # for its retry policy: the other process had a copy of the lease
+        note_processor(run.job)
         self._end(run, decide_all(run.job.leases, outcomes), monotonic() - run.started)
 
     # -- the process -------------------------------------------------------------------------------------------------
 
     def _boot(self) -> None:
-        context = get_context("spawn")
-        self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_work, args=[theirs], name="dbtaskqueue-isolated", daemon=True)
-        self._process.start()
-        theirs.close()
+        self._child = Child(_serve, "dbtaskqueue-isolated")
         self._boots += 1
         self._heard_at = monotonic()
-        logger.info("Started process %s for tasks whose processes died", self._process.pid)
+        logger.info("Started process %s for tasks whose processes died", self._child.pid)
 
-    def _stop(self) -> int | None:
-        """End the process; return its exit code."""
-        process, self._process = self._process, None
-        pipe, self._pipe = self._pipe, None
-        if pipe is not None:
-            pipe.close()
-        if process is None:
-            return None
-        process.kill()
-        process.join(5)
-        return process.exitcode
+    def _stop(self, *, seconds: float = 0.0) -> int | None:
+        """End the process, if it still runs after so many seconds; return its exit code."""
+        child, self._child = self._child, None
+        return None if child is None else child.end(seconds=seconds)
 
     def _died(self) -> None:
         """Find out which task is the reason, and let the others start again."""
         since = monotonic() - self._started_at
-        if self._process is not None:
-            self._process.join(IDLE_WAIT_SECONDS)  # so that its exit code is its own
-        code, runs = self._stop(), [run for run in self._runs.values() if not self._is_late(run)]
+        code, runs = self._stop(seconds=DEATH_SECONDS), [run for run in self._runs.values() if not self._is_late(run)]
         begun, self._started_at = self._started_at != float("inf"), 0.0
         self._runs.clear()
         if self._closed:
@@ -225,8 +200,7 @@ class IsolatedExecutor(Executor):
 
     def _blame(self, run: Run, code: int | None) -> None:
         lease = run.job.lease
-        known = code is not None and -code in set(signal.Signals)
-        name = signal.Signals(-code).name if code is not None and known else f"exit code {code}"
+        name = exit_text(code)
         logger.error("Task %s of %s ended its process: %s", lease.id, lease.queue, name, extra=observe.fields(lease))
         self._settle(run, [Fail(ProcessDied(lease.poller_instance, lease.attempt, lease.max_attempts, name))])
 
@@ -240,32 +214,12 @@ class IsolatedExecutor(Executor):
         self.todo.clear()
 
 
-def _received(pipe: Connection) -> list[Answer] | None:
-    """Return the answers that the other process sent; None says that a job begins."""
-    try:
-        answers: list[Answer] | None = pipe.recv()
-    except (EOFError, OSError):
-        raise
-    except Exception as error:  # of a class that cannot be made again
-        return [Answer(Fail(error), None, "")]
-    return answers
-
-
 # -- in the process ----------------------------------------------------------------------------------------------------
 
 
-def _work(pipe: Connection) -> None:
+def _serve(channel: Channel) -> None:
     """Run jobs until the poller closes the pipe."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # the poller decides when the tasks end
-    with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
-        file.write("1000")  # if memory runs out, this process is the one to end
-    with suppress(OSError, AttributeError):  # Linux: end with the poller, even if a task holds the interpreter
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    import django
-
-    django.setup()
-    worker = _Worker(pipe)
+    worker = _Worker(channel)
     threading.Thread(target=worker.report, daemon=True).start()
     threading.Thread(target=worker.loop.run_forever, daemon=True).start()
     with suppress(EOFError, OSError):
@@ -277,54 +231,34 @@ def _work(pipe: Connection) -> None:
 class _Worker:
     """Runs each job as soon as it comes: async ones on one event loop, others on a thread each."""
 
-    def __init__(self, pipe: Connection) -> None:
+    def __init__(self, channel: Channel) -> None:
         self.loop = asyncio.new_event_loop()
-        self._pipe = pipe
-        self._lock = threading.Lock()
+        self._channel = channel
 
     def report(self) -> None:
         """Say that the interpreter runs."""
         pause = threading.Event()
         while True:
-            self._send(0, None)
+            self._channel.send(0, None)
             pause.wait(SIGN_OF_LIFE_SECONDS)
 
     def receive(self) -> None:
         """Wait for a job and start it."""
-        number = self._pipe.recv()
-        try:
-            job = self._pipe.recv()
-        except (EOFError, OSError):
-            raise
-        except Exception as error:  # this process does not find the processor
-            self._send(number, [Answer(Fail(error), None, "")])
-            return
+        number, job = self._channel.receive()
+        assert isinstance(job, Job)  # noqa: S101 -- for the type checker
         if job.processor.is_async:
             asyncio.run_coroutine_threadsafe(self._run_async(number, job), self.loop)
         else:
             threading.Thread(target=self._run, args=[number, job], daemon=True).start()
 
     def _run(self, number: int, job: Job) -> None:
-        self._send(number, None)
-        self._send(number, run_remotely(job))
+        self._channel.send(number, None)
+        self._channel.send(number, run_remotely(job))
 
     async def _run_async(self, number: int, job: Job) -> None:
-        self._send(number, None)
+        self._channel.send(number, None)
         try:
             outcomes = [await perform_async(lease, job.processor) for lease in job.leases]
         except BaseException as error:
             outcomes = [Fail(error)] * len(job.leases)
-        self._send(number, answers_of(job, outcomes))
-
-    def _send(self, number: int, answers: list[Answer] | None) -> None:
-        """Send the answers of a job; None says that it begins."""
-        try:
-            data = ForkingPickler.dumps(answers)
-        except Exception as error:  # an error or a result that cannot be sent
-            data = ForkingPickler.dumps([Answer(Fail(f"{type(error).__name__}: {error}"), None, "")])
-        with self._lock:
-            try:
-                self._pipe.send(number)
-                self._pipe.send_bytes(data)
-            except OSError:  # the poller has ended
-                os._exit(0)
+        self._channel.send(number, answers_of(job, outcomes))

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from time import monotonic
-from typing import Any, NamedTuple
+from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
 from django.db import close_old_connections
@@ -27,19 +27,10 @@ from django_dbtaskqueue.core.outcomes import Fail, Outcome, Release, Settlement
 from django_dbtaskqueue.db.liveness import began_dead
 from django_dbtaskqueue.flow import observe
 from django_dbtaskqueue.flow.run import decide_all, perform_all
-from django_dbtaskqueue.poller.executors import ConcurrencyLimiter, Executor, Finish, Job, Run
+from django_dbtaskqueue.poller.executors import Answer, ConcurrencyLimiter, Executor, Finish, Job, Run
 from django_dbtaskqueue.poller.executors.thread_connections import check, tidy, unless_dead
 
 SHORT_NAMES = {"spark": "django_dbtaskqueue.contrib.spark.SparkExecutor"}
-
-
-class Answer(NamedTuple):
-    """The outcome of one lease, as it comes back from another process or host."""
-
-    outcome: Outcome | Settlement | None
-    settled: Settlement | None  # by the processor itself
-    lost: str
-    seconds: float = 0.0  # run time, if the executor measured it; 0: use the time between submit and answer
 
 
 class PoolExecutor(Executor):
@@ -87,7 +78,7 @@ class PoolExecutor(Executor):
 
     def overrun(self, run: Run) -> bool:
         """Give up a run. It cannot be stopped from here: its slot stays taken until it ends."""
-        _note_processor(run.job)
+        note_processor(run.job)
         return super().overrun(run)
 
     def cancel(self) -> None:
@@ -109,10 +100,8 @@ class PoolExecutor(Executor):
         self._runs[run] = None
         for lease in run.job.leases:
             observe.started(lease, run.job.processor)
-        # The other process does not need these fields, which cannot be pickled.
-        portable = replace(run.job.processor, executor=None, declared={})
         try:
-            future = self._submitted(run.job._replace(processor=portable))
+            future = self._submitted(portable(run.job))
         except Exception as error:
             self._settle(run, [Fail(error)] * len(run.job.leases), 0.0)
             return
@@ -136,7 +125,7 @@ class PoolExecutor(Executor):
 
     def _settle(self, run: Run, outcomes: Sequence[Outcome | Settlement | None], seconds: float) -> None:
         self._runs.pop(run, None)
-        _note_processor(run.job)
+        note_processor(run.job)
         self._end(run, decide_all(run.job.leases, outcomes), seconds or monotonic() - run.started)
 
     def _submitted(self, job: Job) -> Future[list[Answer]]:
@@ -163,6 +152,11 @@ def made(given: object) -> tuple[futures.Executor, bool]:
     return pool, owned
 
 
+def portable(job: Job) -> Job:
+    """Return a job without what another process does not need of it, and what cannot be pickled."""
+    return job._replace(processor=replace(job.processor, executor=None, declared={}))
+
+
 def run_remotely(job: Job) -> list[Answer]:
     """Run a job in a thread or process of the site's executor. Never raises."""
     check()
@@ -185,7 +179,7 @@ def answers_of(job: Job, outcomes: Sequence[Outcome | Settlement | None]) -> lis
     return answers
 
 
-def _note_processor(job: Job) -> None:
+def note_processor(job: Job) -> None:
     """Set the processor on the leases, for its retry policy: the other process had copies of them."""
     for lease in job.leases:
         lease.processor = job.processor
