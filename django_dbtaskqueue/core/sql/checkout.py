@@ -270,11 +270,6 @@ class LeaseStatements(Group):
         )
 
     @statement
-    def held(self) -> str:
-        """Which of the given leases still hold."""
-        return f"SELECT t.id FROM {self.fenced('renew')}"
-
-    @statement
     def held_leases(self) -> str:
         """The given leases that still hold, as checkout returns them, and the seconds each has left."""
         left = self.dialect.seconds_between(self.dialect.now, "next_process_time")

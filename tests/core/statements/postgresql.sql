@@ -410,26 +410,6 @@ WHERE t.id IN (
     FROM unnest(%(groups)s::text[]) AS g(g)
 );
 
--- Statements.held
-SELECT t.id
-FROM "dbtaskqueue_task" AS t
-JOIN (
-    SELECT *
-    FROM (
-        SELECT *
-        FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(task_id bigint, token bigint)
-        LIMIT (
-            SELECT 1000000
-        )
-    ) AS u
-    LIMIT (
-        SELECT 1000000
-    )
-) AS u
-ON t.id = u.task_id
-AND t.total_attempt = u.token
-WHERE t.status IN ('PROCESSING');
-
 -- Statements.held_leases
 SELECT id, queue_name, reference_number, attempt, reenqueue_attempt, total_attempt, max_attempts, priority,
     payload_type, payload::text, context::text, create_time::text, start_time::text, next_process_time::text,
@@ -2250,16 +2230,6 @@ WHERE id = ANY(ARRAY(
     WHERE t.status IN ('PROCESSING')
 ))
 RETURNING id;
-
--- Statements.held (one row)
-SELECT t.id
-FROM "dbtaskqueue_task" AS t
-JOIN (
-    SELECT %(task_id)s::bigint AS task_id, %(token)s::bigint AS token
-) AS u
-ON t.id = u.task_id
-AND t.total_attempt = u.token
-WHERE t.status IN ('PROCESSING');
 
 -- Statements.held_leases (one row)
 SELECT id, queue_name, reference_number, attempt, reenqueue_attempt, total_attempt, max_attempts, priority,

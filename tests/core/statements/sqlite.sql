@@ -332,17 +332,6 @@ WHERE t.id IN (
     ) AS g
 );
 
--- Statements.held
-SELECT t.id
-FROM "dbtaskqueue_task" AS t
-JOIN (
-    SELECT value ->> '$.task_id' AS task_id, value ->> '$.token' AS token
-    FROM json_each(%(rows)s)
-) AS u
-ON t.id = u.task_id
-AND t.total_attempt = u.token
-WHERE t.status IN ('PROCESSING');
-
 -- Statements.held_leases
 SELECT id, queue_name, reference_number, attempt, reenqueue_attempt, total_attempt, max_attempts, priority,
     payload_type, CAST(payload AS text), CAST(context AS text), CAST(create_time AS text), CAST(start_time AS
@@ -1629,16 +1618,6 @@ WHERE id IN (
     WHERE t.status IN ('PROCESSING')
 )
 RETURNING id;
-
--- Statements.held (one row)
-SELECT t.id
-FROM "dbtaskqueue_task" AS t
-JOIN (
-    SELECT %(task_id)s AS task_id, %(token)s AS token
-) AS u
-ON t.id = u.task_id
-AND t.total_attempt = u.token
-WHERE t.status IN ('PROCESSING');
 
 -- Statements.held_leases (one row)
 SELECT id, queue_name, reference_number, attempt, reenqueue_attempt, total_attempt, max_attempts, priority,
