@@ -7,9 +7,7 @@ for the commit.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import is_dataclass
 from datetime import datetime, timedelta
-from types import NoneType
 from typing import Any, Unpack, cast
 
 from asgiref.sync import sync_to_async
@@ -22,9 +20,9 @@ from django_dbtaskqueue.conf import overrides
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core import codecs, context
 from django_dbtaskqueue.core import json as json_payload
-from django_dbtaskqueue.core.columns import COPIED, ENQUEUED, OPTIONS, OWN_COLUMNS, EnqueueOptions
+from django_dbtaskqueue.core.columns import COPIED, ENQUEUED, OWN_COLUMNS, EnqueueOptions
 from django_dbtaskqueue.core.durations import MIN_LEASE
-from django_dbtaskqueue.core.exceptions import DuplicateTask, EnqueueError, PayloadError, near_match
+from django_dbtaskqueue.core.exceptions import DuplicateTask, EnqueueError, PayloadError
 from django_dbtaskqueue.core.outcomes import MAX_DELAY
 from django_dbtaskqueue.core.sql.enqueue import REPLACE
 from django_dbtaskqueue.db import notify
@@ -43,6 +41,7 @@ from django_dbtaskqueue.flow.placement import (
 )
 from django_dbtaskqueue.models import AbstractTask, Task
 
+Row = dict[str, Any]  # the values of a task's columns, as parameters
 PLAIN_COLUMNS = tuple((column.name, column.db) for column in ENQUEUED if column.type != "jsonb")
 JSON_COLUMNS = tuple((column.name, column.db) for column in ENQUEUED if column.type == "jsonb")
 
@@ -226,40 +225,6 @@ DURATION_COLUMNS = tuple((column.option, column.db) for column in ENQUEUED if co
 ON_DUPLICATE = ("error", "ignore", *REPLACE)
 
 
-def options_of(index: int, item: Any) -> Mapping[str, Any]:
-    """Return one item of ``enqueue_many`` as ``enqueue``'s arguments."""
-    if isinstance(item, Mapping):
-        for key in item:
-            if key not in OPTIONS:
-                raise EnqueueError(
-                    f"items[{index}] has no argument {key!r}.{near_match(str(key), OPTIONS)} An item is a mapping of "
-                    f'enqueue()\'s arguments: put a plain JSON payload under {{"payload": …}}.'
-                )
-        return item
-    if isinstance(item, tuple) and len(item) == 2:
-        return {"reference": item[0], "payload": item[1]}
-    if is_payload(item):
-        return {"payload": item}
-    raise EnqueueError(
-        f"items[{index}] is {item!r:.80}: an item is a mapping of enqueue()'s arguments, a (reference, payload) pair, "
-        "or a dataclass or pydantic payload."
-    )
-
-
-def is_payload(item: Any) -> bool:
-    """Whether an item of ``enqueue_many`` is a payload of its own class."""
-    return (is_dataclass(item) or hasattr(item, "model_dump")) and not isinstance(item, Mapping | tuple)
-
-
-def constants(settings: conf.QueueSettings) -> dict[str, Any] | None:
-    """Return what all tasks with only a reference and a payload share; None if they must be checked one by one."""
-    try:
-        row = row_of({}, settings)
-    except EnqueueError:
-        return None
-    return None if row["ttl"] is not None else row
-
-
 def row_of(options: Mapping[str, Any], settings: conf.QueueSettings) -> dict[str, Any]:
     """Check one task's arguments and return its column values, payload and context as JSON text."""
     get = options.get
@@ -323,24 +288,6 @@ def _seconds(name: str, value: Any) -> float:
     if not isinstance(value, timedelta) or not timedelta(0) <= value <= MAX_DELAY:
         raise EnqueueError(f"{name}={value!r} must be a timedelta from zero to a hundred years.")
     return value.total_seconds()
-
-
-def are_references(references: list[Any]) -> bool:
-    """Return whether these can be stored; False also when ``row_of`` has to have a closer look."""
-    kinds = set(map(type, references))
-    if kinds == {NoneType}:
-        return True
-    if not kinds <= {str, NoneType}:
-        return False
-    texts = [text for text in references if text is not None] if NoneType in kinds else references
-    together = "".join(texts)
-    if not all(texts) or max(map(len, texts)) > MAX_KEY_LENGTH or "\0" in together:
-        return False
-    try:
-        together.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:

@@ -4,55 +4,33 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import lru_cache
-from itertools import chain, islice
-from operator import le
 from typing import Any, NamedTuple, NoReturn, Self, Unpack
 
 from asgiref.sync import sync_to_async
 from django.db import transaction
 
-from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.conf.overrides import queue_settings
-from django_dbtaskqueue.conf.settings import QueueSettings
-from django_dbtaskqueue.core import codecs
 from django_dbtaskqueue.core.columns import OWN_COLUMNS, TIMING, EnqueueManyOptions
-from django_dbtaskqueue.core.exceptions import DuplicateTask, EnqueueError, PayloadError
-from django_dbtaskqueue.core.json import dumps_many, text_array
+from django_dbtaskqueue.core.exceptions import DuplicateTask
 from django_dbtaskqueue.core.sql.enqueue import ENQUEUED_TYPES, REPLACE
 from django_dbtaskqueue.db import notify
 from django_dbtaskqueue.db.session import Session, aliases_of, model_for
 from django_dbtaskqueue.flow import groups, usage
-from django_dbtaskqueue.flow.enqueue import (
-    ON_DUPLICATE,
-    are_references,
-    check_choice,
-    constants,
-    is_payload,
-    joined,
-    options_of,
-    row_of,
-)
+from django_dbtaskqueue.flow.chunks import Batch, Chunks, Rejection, UniformRows
+from django_dbtaskqueue.flow.enqueue import ON_DUPLICATE, Row, check_choice
 from django_dbtaskqueue.flow.placement import (
     UNIQUE_OVER_HISTORY,
     check_timeout,
     free_capacity,
     own_columns,
-    route,
     with_own_values,
     without_spent,
 )
-
-Row = dict[str, Any]
-
-MAX_ROWS_PER_STATEMENT = 5000  # this bounds the memory of an enqueue_many
-MAX_PAYLOAD_BYTES_PER_STATEMENT = 16 * 2**20  # of payload in one statement, give or take a slice
-MAX_SLICE_ITEMS = 500  # items looked at together, fewer where payloads may be large:
-MAX_SLICE_BYTES = 128 * 2**20  # PostgreSQL takes an array of 256 MiB
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,175 +204,3 @@ _VALUES = {  # by column or type; whole numbers are not cached, because 1 and 1.
     "timestamptz": "known(row['{0}'] and time(row['{0}']))",
 }
 _WRITE, _WRITE_TIMED = _writer(ENQUEUED_TYPES), _writer({**ENQUEUED_TYPES, **TIMING})
-
-
-@dataclass(frozen=True, slots=True)
-class Rejection:
-    """One item that ``enqueue_many(..., on_invalid="reject")`` left out."""
-
-    index: int
-    reference: str | None
-    error: EnqueueError
-
-
-@dataclass(frozen=True, slots=True)
-class UniformRows:
-    """Tasks that differ in reference and payload alone; ``same`` are their other column values."""
-
-    references: list[str | None]
-    payloads: list[bytes]
-    same: Row
-
-    def __len__(self) -> int:
-        return len(self.references)
-
-    @property
-    def ordered(self) -> bool:
-        """Whether all have a reference, and these ascend."""
-        after = islice(self.references, 1, None)
-        return None not in self.references and all(map(le, self.references, after))  # type: ignore[arg-type]
-
-    def columns(self) -> Row:
-        """Return the parameters of ``insert_alike``."""
-        written = (b"[" + b",".join(self.payloads) + b"]").decode()
-        return {**self.same, "references": text_array(self.references), "payloads": written}
-
-    def rows(self) -> list[Row]:
-        """Return one row each."""
-        texts = (None if payload == b"null" else payload.decode() for payload in self.payloads)
-        pairs = zip(self.references, texts, strict=True)
-        return [{**self.same, "reference_number": reference, "payload": payload} for reference, payload in pairs]
-
-
-Batch = UniformRows | list[Row]
-Sliced = UniformRows | list[tuple[str, Row]]
-
-
-class Chunks:
-    """Reads items as needed; yields what each database gets with one statement. Bad items raise, or are rejections."""
-
-    def __init__(
-        self,
-        queue: str,
-        items: Iterable[Any],
-        settings: QueueSettings,
-        aliases: list[str],
-        rejections: list[Rejection] | None,
-    ) -> None:
-        self._queue = queue
-        self._items = iter(items)
-        self._read = 0
-        self._settings = settings
-        self._aliases = aliases
-        self._rejections = rejections
-        self._limits = conf.payload_limits()
-        self._step = max(1, min(MAX_SLICE_ITEMS, MAX_SLICE_BYTES // conf.settings().payload_max_bytes))
-        self._same = constants(settings) if len(aliases) == 1 else None
-
-    def __iter__(self) -> Iterator[dict[str, Batch]]:
-        while slices := self._chunk():
-            yield self._shares(slices)
-
-    def _chunk(self) -> list[Sliced]:
-        slices: list[Sliced] = []
-        rows = size = 0
-        while (
-            rows < MAX_ROWS_PER_STATEMENT
-            and size < MAX_PAYLOAD_BYTES_PER_STATEMENT
-            and (items := list(islice(self._items, min(self._step, MAX_ROWS_PER_STATEMENT - rows))))
-        ):
-            some = self._uniform(items) or list(self._rows(items))
-            self._read += len(items)
-            rows += len(items)
-            size += _size(some)
-            slices.append(some)
-        return slices
-
-    def _shares(self, slices: list[Sliced]) -> dict[str, Batch]:
-        uniform = [one for one in slices if isinstance(one, UniformRows)]
-        if len(uniform) == len(slices) and all(one.same == uniform[0].same for one in uniform):
-            references = list(chain.from_iterable(one.references for one in uniform))
-            written = list(chain.from_iterable(one.payloads for one in uniform))
-            return {self._aliases[0]: UniformRows(references, written, uniform[0].same)}
-        shares: dict[str, list[Row]] = {alias: [] for alias in self._aliases}
-        for one in slices:
-            if isinstance(one, UniformRows):
-                shares[self._aliases[0]] += one.rows()
-            else:
-                for alias, row in one:
-                    shares[alias].append(row)
-        return {**shares}
-
-    def _uniform(self, items: list[Any]) -> UniformRows | None:
-        """Return items that are no more than references and payloads; None for others, and for those with a fault."""
-        if self._same is None or (columns := _columns(items)) is None or not are_references(columns[0]):
-            return None
-        references, values = columns
-        try:
-            payload_type, plain = _encoded(values)
-            if payload_type is not None:
-                codecs.refuse_namesake(self._queue, payload_type, type(values[0]))
-        except PayloadError:
-            return None
-        written = dumps_many(plain, limits=self._limits)
-        if written is None:
-            return None
-        return UniformRows(references, written, {**self._same, "payload_type": payload_type})
-
-    def _rows(self, items: list[Any]) -> Iterator[tuple[str, Row]]:
-        """Check items one by one and yield (where to, row)."""
-        for index, item in enumerate(items, self._read):
-            options: Mapping[str, Any] = {}
-            try:
-                options = options_of(index, item)
-                row = row_of(options, self._settings)
-                if row["payload_type"] is not None:
-                    codecs.refuse_namesake(self._queue, row["payload_type"], type(options.get("payload")))
-            except EnqueueError as error:
-                named = _named(index, error)
-                if self._rejections is None:
-                    raise named from None
-                self._rejections.append(Rejection(index, options.get("reference"), named))
-                continue
-            alias = self._aliases[0]
-            if len(self._aliases) > 1:
-                alias = route(self._settings, row["reference_number"], options.get("payload"))
-            yield alias, row
-
-
-def _columns(items: list[Any]) -> tuple[list[str | None], list[Any]] | None:
-    kinds = set(map(type, items))
-    if kinds == {dict}:
-        if set().union(*items) <= {"reference", "payload"}:
-            return [item.get("reference") for item in items], [item.get("payload") for item in items]
-    elif kinds == {tuple}:
-        if set(map(len, items)) == {2}:
-            return [item[0] for item in items], [item[1] for item in items]
-    elif len(kinds) == 1 and is_payload(items[0]):
-        return [None] * len(items), items
-    return None
-
-
-def _encoded(values: list[Any]) -> tuple[str | None, list[Any]]:
-    """Return the type's name and the JSON-ready values of payloads that are all plain, or all of one class."""
-    kinds = set(map(type, values))
-    if kinds <= codecs.JSON_TYPES:
-        return None, values
-    if len(kinds) > 1:
-        raise PayloadError("payloads of several classes are looked at one by one")
-    names, plain = zip(*map(codecs.encode, values), strict=True)
-    return names[0], list(plain)
-
-
-def _size(some: Sliced) -> int:
-    if isinstance(some, UniformRows):
-        return sum(map(len, some.payloads))
-    return sum(len(row["payload"] or "") for _, row in some)
-
-
-def _named(index: int, error: EnqueueError) -> EnqueueError:
-    """Return the error with the item's place in it."""
-    place = f"items[{index}]"
-    if isinstance(error, PayloadError):
-        return PayloadError(error.reason, path=joined(f"{place}.payload", error.path))
-    return error if str(error).startswith(place) else EnqueueError(f"{place}: {error}")

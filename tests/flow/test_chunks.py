@@ -13,8 +13,7 @@ from django_dbtaskqueue import DuplicateTask, EnqueueReport, enqueue, enqueue_ma
 from django_dbtaskqueue.conf.overrides import queue_settings
 from django_dbtaskqueue.core import context
 from django_dbtaskqueue.core.exceptions import EnqueueError, PayloadError
-from django_dbtaskqueue.flow.enqueue import options_of
-from django_dbtaskqueue.flow.enqueue_many import Batch, Chunks, UniformRows
+from django_dbtaskqueue.flow.chunks import Batch, Chunks, UniformRows, options_of
 from django_dbtaskqueue.models import Task
 
 pytestmark = pytest.mark.django_db(databases=["default", "sqlite"])
