@@ -22,7 +22,15 @@ from django_dbtaskqueue.core.sql.retention import RetentionStatements
 from django_dbtaskqueue.core.states import sources
 from django_dbtaskqueue.db.session import Session, statements_of
 from django_dbtaskqueue.flow.selection import Tasks, as_filterable, with_row_locks
-from django_dbtaskqueue.models import AbstractTask, AuditEntry, BulkOperation, BulkSkip, TaskChange, TaskHistory
+from django_dbtaskqueue.models import (
+    AbstractTask,
+    AuditEntry,
+    BulkOperation,
+    BulkSkip,
+    TaskChange,
+    TaskHistory,
+    UsedReference,
+)
 from django_dbtaskqueue.models.operations import UNFINISHED
 
 ROWS_PER_BATCH = 1000
@@ -158,6 +166,14 @@ def delete_audit(alias: str, *, older_than: timedelta) -> int:
         (BulkOperation, Q(update_time__lte=limit) & empty),
     ]
     return sum(_delete_oldest(model._base_manager.using(alias), old) for model, old in batches)
+
+
+def delete_past_periods(alias: str) -> int:
+    """Delete a batch of references whose period of uniqueness is over; return how many there were."""
+    with transaction.atomic(using=alias):
+        past = _locked(UsedReference.objects.using(alias).filter(expire_time__lte=Now()))
+        ids = list(past.order_by("expire_time").values_list("pk", flat=True)[:ROWS_PER_BATCH])
+        return UsedReference.objects.using(alias).filter(pk__in=ids)._raw_delete(alias) if ids else 0
 
 
 def _delete_oldest(rows: QuerySet[Any], old: Q) -> int:

@@ -93,6 +93,7 @@ class AbstractTask(TaskColumns):
     lost_leases: Whole = models.IntegerField(_("leases lost in a row"), db_default=0)
 
     objects: ClassVar[TaskManager[Self]] = TaskManager()
+    enqueue_note = ""  # of a task that ``enqueue`` returns: why no task was inserted; "": one was
 
     class Meta:
         abstract = True
@@ -207,19 +208,32 @@ class TaskHistory(TaskColumns):
 
 
 class UsedReference(models.Model):
-    """A reference that stays taken when its task has left the table: of queues with ``unique_over="history"``."""
+    """A reference that stays taken when its task has left the table.
+
+    For ever in a queue with ``unique_over="history"``; for its period where a rule of uniqueness has one.
+    """
 
     id: Whole = models.BigAutoField(primary_key=True)
     queue: Text = models.CharField(_("queue"), max_length=200, db_column="queue_name")
     reference: Text = models.CharField(_("reference"), max_length=200, db_column="reference_number")
     create_time: Time = models.DateTimeField(_("created"), db_default=Now())
+    expire_time: OptionalTime = models.DateTimeField(_("expires"), null=True, blank=True)  # NULL: never
 
     class Meta:
         verbose_name = _("used reference")
         verbose_name_plural = _("used references")
         default_permissions = ()
         constraints: ClassVar = [
-            models.UniqueConstraint(fields=["queue", "reference"], name="dbtaskqueue_usedreference_unique")
+            models.UniqueConstraint(fields=["queue", "reference"], name="dbtaskqueue_usedreference_unique"),
+            models.CheckConstraint(
+                condition=Q(create_time__range=READABLE_TIMES, expire_time__range=READABLE_TIMES),
+                name="dbtaskqueue_usedreference_times",
+            ),
+        ]
+        indexes: ClassVar = [
+            models.Index(
+                fields=["expire_time"], condition=Q(expire_time__isnull=False), name="dbtaskqueue_usedref_expires"
+            )
         ]
 
     def __str__(self) -> str:

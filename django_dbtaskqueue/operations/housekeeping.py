@@ -215,6 +215,7 @@ def _months_ahead(alias: str) -> list[str]:
 
 def _delete_old(alias: str, policy: RetentionPolicy, report: RetentionReport, clock: _TurnTime) -> None:
     session = Session.on(alias)
+    _repeat(clock, partial(retention.delete_past_periods, alias))
     if policy.history is not None:
         table = _drop_months(session, policy.history, report, clock)
         delete = partial(retention.delete_history, session, older_than=policy.history, table=table)

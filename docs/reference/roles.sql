@@ -32,20 +32,20 @@ BEGIN
     END LOOP;
 END $$;
 
--- A producer enqueues. It inserts no status, result or count of attempts. It updates only what `on_duplicate="replace"`
--- and groups change.
+-- A producer enqueues. It inserts no status, result or count of attempts. It updates only what `on_duplicate="replace"`,
+-- groups and rules of uniqueness change.
 GRANT SELECT ON dbtaskqueue_task TO dbtaskqueue_producer;
 GRANT INSERT (id, queue_name, reference_number, payload, payload_type, priority, tag, group_key, context, max_attempts,
               lease_seconds, ready_time, parked_by, next_process_time, expire_time)
     ON dbtaskqueue_task TO dbtaskqueue_producer;
 GRANT USAGE ON SEQUENCE dbtaskqueue_task_id_seq TO dbtaskqueue_producer; -- enqueue_many numbers its rows itself
-GRANT UPDATE (payload, payload_type, priority, tag, context, max_attempts, lease_seconds, ready_time, parked_by,
-              next_process_time, expire_time, last_update_time) ON dbtaskqueue_task TO dbtaskqueue_producer;
+GRANT UPDATE (reference_number, payload, payload_type, priority, tag, context, max_attempts, lease_seconds, ready_time,
+              parked_by, next_process_time, expire_time, last_update_time) ON dbtaskqueue_task TO dbtaskqueue_producer;
 -- The lock of a queue with a capacity: PostgreSQL lets a role lock a row that may update one of its columns. What pollers
 -- and other producers obey (overrides, a pause) a producer cannot write.
 GRANT SELECT, INSERT (name), UPDATE (create_time) ON dbtaskqueue_queue TO dbtaskqueue_producer;
--- References that stay taken (`unique_over="history"`).
-GRANT SELECT, INSERT ON dbtaskqueue_usedreference TO dbtaskqueue_producer;
+-- References that stay taken (`unique_over="history"`), or for a period (rules of uniqueness).
+GRANT SELECT, INSERT, UPDATE (create_time, expire_time) ON dbtaskqueue_usedreference TO dbtaskqueue_producer;
 GRANT SELECT, DELETE ON dbtaskqueue_usedreference TO dbtaskqueue_poller; -- an operator's bulk delete frees them
 
 -- A poller takes and settles. It makes no task: a processor that enqueues needs the producer's role, too.

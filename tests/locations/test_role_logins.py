@@ -15,7 +15,7 @@ from psycopg import sql
 
 from django_dbtaskqueue import enqueue
 from django_dbtaskqueue.contrib.embedded import EmbeddedPostgres
-from django_dbtaskqueue.models import Queue, Task, UsageCount
+from django_dbtaskqueue.models import Queue, Task, UsageCount, UsedReference
 from django_dbtaskqueue.testing import drain
 from tests.conftest import ProcessDatabase
 from tests.locations.test_roles import ALLOWED, ROLES, SCRIPT, STATEMENTS
@@ -89,10 +89,11 @@ def test_a_login_may_do_exactly_what_its_role_is_for(logins: dict[str, str]) -> 
 
 
 def test_no_time_that_a_producer_writes_stops_a_page_or_a_poller(logins: dict[str, str]) -> None:
-    # Given a queue with a row, a task, and a count of calls
+    # Given a queue with a row, a task, a count of calls, and a used reference
     Queue.objects.create(name="work")
     task = enqueue("work", "first")
     UsageCount.objects.create(queue="work", call="put", minute=task.create_time, count=1)
+    UsedReference.objects.create(queue="work", reference="gone", expire_time=task.create_time)
 
     # When a producer writes times that Python cannot read, wherever it may
     with psycopg.connect(logins["producer"], autocommit=True) as link:
