@@ -13,6 +13,7 @@ from typing import Any
 from django.core.exceptions import ImproperlyConfigured
 
 from django_dbtaskqueue.core import retry
+from django_dbtaskqueue.core import unique as uniqueness
 from django_dbtaskqueue.core.durations import MIN_LEASE, format_duration, iso_duration, parse_duration, parse_length
 from django_dbtaskqueue.core.exceptions import near_match
 from django_dbtaskqueue.core.masking import masked
@@ -48,6 +49,7 @@ class QueueSettings:
     expired: str = "poison"  # what becomes of a task past its ttl: "poison" or "delete"
     capacity: int | None = None  # the most live (CREATED or PROCESSING) tasks
     group_retry: str = "hold"  # a retry keeps its group waiting ("hold") or lets the next task pass ("skip")
+    unique: Any = None  # the rule of uniqueness for tasks that are enqueued without a reference; None: there is none
     unique_over: str = "table"  # a reference is taken while its task is in the table, or for ever: "history"
     max_wait: timedelta | None = None  # a priority whose head has waited longer goes first; None: strict priorities
     strategy: str = "auto"  # "skip_locked", "optimistic", or what the database does best
@@ -101,6 +103,10 @@ QUEUE_RULES: dict[str, Rule] = {
     "expired": (lambda v: v in ("poison", "delete"), '"poison" or "delete"'),
     "capacity": (lambda v: v is None or (isinstance(v, int) and v >= 1), "None or a whole number of at least 1"),
     "group_retry": (lambda v: v in ("hold", "skip"), '"hold" or "skip"'),
+    "unique": (
+        lambda v: v is None or isinstance(v, uniqueness.UniqueRule),
+        f"None or a rule. {uniqueness.RULE_FORMS}",
+    ),
     "unique_over": (lambda v: v in ("table", "history"), '"table" or "history"'),
     "strategy": (
         lambda v: isinstance(v, str) and (v in STRATEGIES or "." in v),
@@ -156,6 +162,8 @@ def parse(key: str, value: Any, *, where: str) -> Any:
     if key == "reenqueue" and value in (None, "manual"):
         return None
     try:
+        if key == "unique" and isinstance(value, str):
+            return uniqueness.parse(value)
         return retry.normalise(value) if key in ("retry", "reenqueue") else value
     except (TypeError, ValueError) as error:
         raise ImproperlyConfigured(f"{where}: {error}") from None
@@ -211,6 +219,8 @@ def _row_values(given: Mapping[str, Any], *, where: str, fixed: Sequence[str] = 
 def _json(name: str, value: Any, *, where: str) -> Any:
     if isinstance(value, timedelta):
         return iso_duration(value)
+    if name == "unique" and value is not None:
+        return str(value)
     if name not in ("retry", "reenqueue") or value is None:
         return value
     text = retry.describe(value)

@@ -9,7 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import Enum
-from typing import TypedDict
+from typing import TYPE_CHECKING, TypedDict
+
+if TYPE_CHECKING:
+    from django_dbtaskqueue.core.unique import UniqueRule
 
 INTEGER_TYPES = ("bigint", "int", "smallint")
 
@@ -17,6 +20,7 @@ INTEGER_TYPES = ("bigint", "int", "smallint")
 class EnqueueManyOptions(TypedDict, total=False):
     """The options of ``enqueue_many``."""
 
+    unique: UniqueRule | str | None
     on_duplicate: str
     keep_due: bool
     on_invalid: str
@@ -34,6 +38,7 @@ class PutOptions(TypedDict, total=False):
     tag: str | None
     ttl: timedelta | None
     context: Mapping[str, object] | None
+    unique: UniqueRule | str | None
     on_duplicate: str
     keep_due: bool
     lease: timedelta | None

@@ -49,7 +49,9 @@ class DuplicateTask(EnqueueError):
         task_id: int | None = None,
         status: str | None = None,
         in_other_group: bool = False,
+        rule: str = "",
     ) -> None:
+        """``rule``: what the rule of uniqueness allows that derived the reference, in words."""
         self.queue, self.reference, self.task_id, self.status = queue, reference, task_id, status
         held, gone = f" by task {task_id} ({status})" if task_id is not None else "", status and task_id is None
         remedy = (
@@ -60,6 +62,11 @@ class DuplicateTask(EnqueueError):
             remedy = (
                 "That task is in another group, and a replaced task stays in its group. Enqueue with its group, or "
                 "cancel or delete that task first."
+            )
+        elif rule:
+            held = held if task_id is not None else " by a task that has left the table"
+            remedy = (
+                f'The rule allows {rule}. With on_duplicate="ignore" in the rule, a call returns the existing task.'
             )
         elif gone:
             held, remedy = f" by a task that has {status}", "operations.lookup.delete(queue, reference) frees it."

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cached_property
 from typing import TypedDict
@@ -31,7 +31,7 @@ from django_dbtaskqueue.models import AbstractTask, Poller, Queue, TaskHistory
 from django_dbtaskqueue.models.control import IN_EFFECT, MISSED_HEARTBEATS
 from django_dbtaskqueue.operations.bounded_reads import statement_timeout
 from django_dbtaskqueue.operations.queue_counts import ReadyPosition, ready_position
-from django_dbtaskqueue.operations.serializers import message_of, pause_note
+from django_dbtaskqueue.operations.serializers import message_of, pause_note, uniqueness_note
 
 __all__ = ["Explanation", "explain"]
 
@@ -78,9 +78,12 @@ def explain(task: AbstractTask | TaskHistory) -> Explanation:
     if row is None:
         return Explanation("gone", _("The task is no longer there: it was deleted."))
     if isinstance(row, TaskHistory) or row.status in TERMINAL:
-        return _finished(row)
-    case = _Case(row, alias)
-    return next(found for reason in REASONS if (found := reason(case)) is not None)
+        found = _finished(row)
+    else:
+        case = _Case(row, alias)
+        found = next(one for reason in REASONS if (one := reason(case)) is not None)
+    note = uniqueness_note(row.reference)
+    return replace(found, sentence=f"{found.sentence} {note}") if note else found
 
 
 # -- what is known -----------------------------------------------------------------------------------------------------

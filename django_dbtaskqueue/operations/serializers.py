@@ -17,6 +17,7 @@ from django.utils.translation import gettext as _
 from django_dbtaskqueue.core.columns import LISTED, LONG
 from django_dbtaskqueue.core.masking import masked, masked_text
 from django_dbtaskqueue.core.states import Status
+from django_dbtaskqueue.core.unique import is_freed, kind_of
 from django_dbtaskqueue.models import AbstractTask, Attempt, BulkOperation, FailureGroup, TaskHistory
 
 R = TypeVar("R", bound=Model)
@@ -184,3 +185,18 @@ def operation_document(operation: BulkOperation) -> OperationDocument:
         "started": operation.start_time,
         "ended": operation.finish_time,
     }
+
+
+def uniqueness_note(reference: str | None) -> str:
+    """Return what the rule of uniqueness does that derived a task's reference; "" if no rule did."""
+    kind = kind_of(reference)
+    if kind and is_freed(reference):
+        return _("A rule of uniqueness (%(kind)s) does not hold it any more: a later call has inserted a new task.") % {
+            "kind": kind
+        }
+    words = {
+        "unique": _("By the rule unique, a further call with an equal payload inserts no task: it returns this one."),
+        "throttle": _("By the rule throttle, a call with an equal payload returns this task until the period is over."),
+        "debounce": _("By the rule debounce, a call with an equal payload replaces this task until a poller takes it."),
+    }
+    return words.get(kind, "")
