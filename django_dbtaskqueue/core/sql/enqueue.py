@@ -11,6 +11,7 @@ from django_dbtaskqueue.core.states import sql_sources
 ENQUEUED_TYPES = {column.db: column.type for column in ENQUEUED}  # what enqueue writes, with PostgreSQL types
 RETURNED = (
     "id", "create_time", "next_process_time", "ready_time", "attempt", "reenqueue_attempt", "total_attempt",
+    "last_update_time",
 )  # fmt: skip
 REPLACE = ("replace", "replace_running")  # what ``on_duplicate`` may be where a task that holds the reference changes
 VARYING_COLUMNS = ("reference_number", "payload")
@@ -33,13 +34,15 @@ class EnqueueStatements(Group):
         timed: bool,
         grouped: bool,
         keep_due: bool = False,
+        bounded: bool = False,
         referenced: bool = True,
         own: OwnColumns = (),
     ) -> str:
         """Insert one task; answers ``returned``, or nothing when the reference is taken and nothing was written.
 
-        A task without a reference is never a duplicate, so PostgreSQL need not look first. The values of ``own``
-        columns are the parameters ``own_0``, ``own_1``, ….
+        A task without a reference is never a duplicate, so PostgreSQL need not look first. ``bounded``: a replaced task
+        is due at most ``max_wait`` seconds after it was created. The values of ``own`` columns are the parameters
+        ``own_0``, ``own_1``, ….
         """
         due = self._due("%(delay)s", "%(run_at)s") if timed else self.dialect.now
         expire = self.dialect.maybe_later("%(ttl)s", start=due) if timed else "NULL"
@@ -49,7 +52,7 @@ class EnqueueStatements(Group):
         return (
             f"INSERT INTO {self.tables.task} AS t (queue_name, {names}, {READY_COLUMNS})"
             f" VALUES (%(queue_name)s, {values}, {due}, {ready}, {parked}, {expire})"
-            f" {self._conflict(on_duplicate, keep_due=keep_due, own=own) if referenced else ''}"
+            f" {self._conflict(on_duplicate, keep_due=keep_due, bounded=bounded, own=own) if referenced else ''}"
             f" RETURNING {', '.join(self.returned(on_duplicate, timed=timed))}"
         )
 
@@ -87,7 +90,14 @@ class EnqueueStatements(Group):
     @lru_cache(maxsize=64)  # noqa: B019 -- as above
     @renamed
     def insert_many(
-        self, on_duplicate: str, *, timed: bool, grouped: bool, keep_due: bool = False, own: OwnColumns = ()
+        self,
+        on_duplicate: str,
+        *,
+        timed: bool,
+        grouped: bool,
+        keep_due: bool = False,
+        bounded: bool = False,
+        own: OwnColumns = (),
     ) -> str:
         """Insert the JSON array ``rows``; returns (number written, of these new, ids of these or NULL)."""
         columns = {**ENQUEUED_TYPES, **TIMING, "run_at": "text"} if timed else {**ENQUEUED_TYPES}
@@ -104,7 +114,7 @@ class EnqueueStatements(Group):
         return self._counted(
             f"INSERT INTO {self.tables.task} AS t ({key}queue_name, {names}, {READY_COLUMNS})"
             f" SELECT {key and 'u.id, '}%(queue_name)s, {picked}, {due}, {ready}, {parked}, {expire} FROM {source}"
-            f" {self._conflict(on_duplicate, keep_due=keep_due, own=own)}"
+            f" {self._conflict(on_duplicate, keep_due=keep_due, bounded=bounded, own=own)}"
         )
 
     def _counted(self, insert: str) -> str:
@@ -132,13 +142,20 @@ class EnqueueStatements(Group):
         base = f"{self.dialect.greatest}({self.dialect.now}, coalesce({self.dialect.time(run_at)}, {self.dialect.now}))"
         return self.dialect.later(f"coalesce({delay}, 0)", start=base)
 
-    def _conflict(self, on_duplicate: str, *, keep_due: bool = False, own: OwnColumns = ()) -> str:
+    def _conflict(
+        self, on_duplicate: str, *, keep_due: bool = False, bounded: bool = False, own: OwnColumns = ()
+    ) -> str:
         if on_duplicate not in REPLACE:
             return "ON CONFLICT (reference_number, queue_name) DO NOTHING"
         names = [name for name in ENQUEUED_TYPES if name not in NOT_REPLACED]
         names += dict(own)
-        names += [] if keep_due else ["next_process_time", "expire_time"]
+        due, expire = "excluded.next_process_time", "excluded.expire_time"
+        if bounded:
+            span = self.dialect.seconds_between(due, expire)
+            due = f"{self.dialect.least}({due}, {self.dialect.later('%(max_wait)s', start='t.create_time')})"
+            expire = self.dialect.maybe_later(span, start=due)
         changes = ", ".join(f"{name} = excluded.{name}" for name in names)
+        changes += "" if keep_due else f", next_process_time = {due}, expire_time = {expire}"
         attempt, running = "t.attempt", "t.status = 'PROCESSING'"
         if on_duplicate == "replace_running":
             attempt = f"CASE WHEN {running} THEN 0 ELSE t.attempt END"
@@ -152,7 +169,7 @@ class EnqueueStatements(Group):
         # A smaller budget leaves at least one attempt: without one no poller could take the task.
         changes += f", max_attempts = {self.dialect.greatest}(excluded.max_attempts, {attempt} + 1)"
         if not keep_due:  # a parked task stays parked
-            changes += ", ready_time = CASE WHEN t.parked_by IS NULL THEN excluded.next_process_time END"
+            changes += f", ready_time = CASE WHEN t.parked_by IS NULL THEN {due} END"
         # Later than create_time by construction, which is how a replaced row is told from a new one.
         touched = f"{self.dialect.greatest}({self.dialect.now}, {self.dialect.later('0.001', start='t.create_time')})"
         return (
@@ -192,6 +209,51 @@ class EnqueueStatements(Group):
             f" u.reference_number FROM {self.dialect.rows({'reference_number': 'text'})}{order}"
             " ON CONFLICT (queue_name, reference_number) DO NOTHING RETURNING reference_number"
         )
+
+    @cached_property
+    def claim_periods(self) -> str:
+        """Begin a period for references of a rule; returns those whose last period of ``period`` seconds is over."""
+        order = ' ORDER BY u.reference_number COLLATE "C"' if self.dialect.vendor == "postgresql" else " WHERE true"
+        return (
+            f"INSERT INTO {self.tables.ledger} AS l (queue_name, reference_number, expire_time) SELECT %(queue_name)s,"
+            f" u.reference_number, {self.dialect.later('%(period)s')}"
+            f" FROM {self.dialect.rows({'reference_number': 'text'})}{order}"
+            " ON CONFLICT (queue_name, reference_number) DO UPDATE SET expire_time = excluded.expire_time,"
+            f" create_time = {self.dialect.now} WHERE l.create_time <= {self.dialect.later('%(ago)s')}"
+            " RETURNING reference_number"
+        )
+
+    @cached_property
+    def in_period(self) -> str:
+        """Of the ``references`` those whose period began less than ``-ago`` seconds ago."""
+        return (
+            f"SELECT reference_number FROM {self.tables.ledger} WHERE queue_name = %(queue_name)s"
+            f" AND {self.dialect.one_of('reference_number', 'references')}"
+            f" AND create_time > {self.dialect.later('%(ago)s')}"
+        )
+
+    @statement
+    def free(self) -> str:
+        """Rename the ``references`` of tasks that a rule does not hold any more; returns one row for each task.
+
+        In one order everywhere: no deadlock. The new name is unique, because the id of the task is its end.
+        """
+        order = f' ORDER BY t.reference_number COLLATE "C" {self.dialect.lock}' if self.dialect.lock else ""
+        found = (
+            f"SELECT t.id FROM {self.tables.task} AS t WHERE t.queue_name = %(queue_name)s"
+            f" AND {self.dialect.one_of('t.reference_number', 'references')}"
+            f" AND NOT {self.dialect.one_of('t.status', 'held')}"
+            f" AND t.create_time <= {self.dialect.later('%(ago)s')}{order}"
+        )
+        return (
+            f"UPDATE {self.tables.task} SET reference_number = reference_number || ':' || id"
+            f" WHERE {self.dialect.among('id', found)} RETURNING id"
+        )
+
+    @statement
+    def hold(self) -> str:
+        """``find``, and no poller takes the task until the transaction of the producer ends."""
+        return f"{self.find}{' FOR SHARE' if self.dialect.lock else ''}"
 
     @statement
     def find(self) -> str:

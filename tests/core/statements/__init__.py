@@ -35,12 +35,14 @@ VARIANTS: dict[str, Variants] = {
         *_all(on_duplicate=["error"], timed=FLAG, grouped=FLAG),
         *_all(on_duplicate=["error"], timed=[False], grouped=[False], referenced=[False]),
         *_all(on_duplicate=["replace", "replace_running"], timed=[True], grouped=[False], keep_due=FLAG),
+        *_all(on_duplicate=["replace"], timed=[True], grouped=[False], bounded=[True]),
     ],
     "Statements.insert_uniform": _all(referenced=[True], ordered=FLAG, ids=FLAG)
     + _all(referenced=[False], ordered=[False], ids=[False]),
     "Statements.insert_many": [
         *_all(on_duplicate=["error"], timed=FLAG, grouped=FLAG),
         *_all(on_duplicate=["replace", "replace_running"], timed=[True], grouped=[False], keep_due=FLAG),
+        *_all(on_duplicate=["replace"], timed=[True], grouped=[False], bounded=[True]),
     ],
     "Statements.checkout_single_writer": _all(aged=FLAG),
     "StatsStatements.counts": _all(max_rows=[1000]),

@@ -198,6 +198,28 @@ RETURNING id, queue_name, reference_number, attempt, reenqueue_attempt, total_at
     payload_type, payload::text, context::text, create_time::text, start_time::text, next_process_time::text,
     poller_instance, ready_time::text, group_key, expire_time::text, lease_seconds, lost_leases;
 
+-- Statements.claim_periods
+INSERT INTO "dbtaskqueue_usedreference" AS l (queue_name, reference_number, expire_time)
+SELECT %(queue_name)s, u.reference_number, statement_timestamp() + %(period)s * interval '1 second'
+FROM (
+    SELECT *
+    FROM (
+        SELECT *
+        FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(reference_number text)
+        LIMIT (
+            SELECT 1000000
+        )
+    ) AS u
+    LIMIT (
+        SELECT 1000000
+    )
+) AS u
+ORDER BY u.reference_number COLLATE "C"
+ON CONFLICT (queue_name, reference_number) DO UPDATE
+SET expire_time = excluded.expire_time, create_time = statement_timestamp()
+WHERE l.create_time <= statement_timestamp() + %(ago)s * interval '1 second'
+RETURNING reference_number;
+
 -- Statements.claim_references
 INSERT INTO "dbtaskqueue_usedreference" (queue_name, reference_number)
 SELECT %(queue_name)s, u.reference_number
@@ -375,6 +397,21 @@ FROM ready
 ORDER BY priority, ready_time, id
 LIMIT %(limit)s;
 
+-- Statements.free
+UPDATE "dbtaskqueue_task"
+SET reference_number = reference_number || ':' || id
+WHERE id = ANY(ARRAY(
+    SELECT t.id
+    FROM "dbtaskqueue_task" AS t
+    WHERE t.queue_name = %(queue_name)s
+    AND t.reference_number = ANY(%(references)s::text[])
+    AND NOT t.status = ANY(%(held)s::text[])
+    AND t.create_time <= statement_timestamp() + %(ago)s * interval '1 second'
+    ORDER BY t.reference_number COLLATE "C"
+    FOR NO KEY UPDATE OF t
+))
+RETURNING id;
+
 -- Statements.group_heads
 SELECT t.group_key, t.id, t.ready_time IS NOT NULL, t.status = 'PROCESSING', t.attempt > 0,
     greatest(extract(epoch FROM t.next_process_time - statement_timestamp())::float8, 0), t.priority
@@ -432,6 +469,20 @@ JOIN (
 ON t.id = u.task_id
 AND t.total_attempt = u.token
 WHERE t.status IN ('PROCESSING');
+
+-- Statements.hold
+SELECT id, status, group_key
+FROM "dbtaskqueue_task"
+WHERE reference_number = %(reference_number)s
+AND queue_name = %(queue_name)s
+FOR SHARE;
+
+-- Statements.in_period
+SELECT reference_number
+FROM "dbtaskqueue_usedreference"
+WHERE queue_name = %(queue_name)s
+AND reference_number = ANY(%(references)s::text[])
+AND create_time > statement_timestamp() + %(ago)s * interval '1 second';
 
 -- Statements.insert (error)
 INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, max_attempts, priority, payload,
@@ -497,7 +548,8 @@ SET priority = excluded.priority, payload = excluded.payload, payload_type = exc
     interval '1 second')
 WHERE t.status IN ('CREATED')
 AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
-RETURNING id, create_time, next_process_time, ready_time, attempt, reenqueue_attempt, total_attempt;
+RETURNING id, create_time, next_process_time, ready_time, attempt, reenqueue_attempt, total_attempt,
+    last_update_time;
 
 -- Statements.insert (replace, timed, keep_due)
 INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, max_attempts, priority, payload,
@@ -517,7 +569,8 @@ SET priority = excluded.priority, payload = excluded.payload, payload_type = exc
     t.create_time + 0.001 * interval '1 second')
 WHERE t.status IN ('CREATED')
 AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
-RETURNING id, create_time, next_process_time, ready_time, attempt, reenqueue_attempt, total_attempt;
+RETURNING id, create_time, next_process_time, ready_time, attempt, reenqueue_attempt, total_attempt,
+    last_update_time;
 
 -- Statements.insert (replace_running, timed)
 INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, max_attempts, priority, payload,
@@ -543,7 +596,8 @@ SET priority = excluded.priority, payload = excluded.payload, payload_type = exc
     greatest(statement_timestamp(), t.create_time + 0.001 * interval '1 second')
 WHERE t.status IN ('CREATED', 'PROCESSING')
 AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
-RETURNING id, create_time, next_process_time, ready_time, attempt, reenqueue_attempt, total_attempt;
+RETURNING id, create_time, next_process_time, ready_time, attempt, reenqueue_attempt, total_attempt,
+    last_update_time;
 
 -- Statements.insert (replace_running, timed, keep_due)
 INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, max_attempts, priority, payload,
@@ -568,7 +622,33 @@ SET priority = excluded.priority, payload = excluded.payload, payload_type = exc
     + 1), last_update_time = greatest(statement_timestamp(), t.create_time + 0.001 * interval '1 second')
 WHERE t.status IN ('CREATED', 'PROCESSING')
 AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
-RETURNING id, create_time, next_process_time, ready_time, attempt, reenqueue_attempt, total_attempt;
+RETURNING id, create_time, next_process_time, ready_time, attempt, reenqueue_attempt, total_attempt,
+    last_update_time;
+
+-- Statements.insert (replace, timed, bounded)
+INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, max_attempts, priority, payload,
+    payload_type, context, group_key, tag, lease_seconds, next_process_time, ready_time, parked_by,
+    expire_time)
+VALUES (%(queue_name)s, %(reference_number)s, %(max_attempts)s, %(priority)s, %(payload)s, %(payload_type)s,
+    %(context)s, %(group_key)s, %(tag)s, %(lease_seconds)s, greatest(statement_timestamp(),
+    coalesce(%(run_at)s::timestamptz, statement_timestamp())) + coalesce(%(delay)s, 0) * interval '1 second',
+    greatest(statement_timestamp(), coalesce(%(run_at)s::timestamptz, statement_timestamp())) +
+    coalesce(%(delay)s, 0) * interval '1 second', NULL, greatest(statement_timestamp(),
+    coalesce(%(run_at)s::timestamptz, statement_timestamp())) + coalesce(%(delay)s, 0) * interval '1 second' +
+    %(ttl)s * interval '1 second')
+ON CONFLICT (reference_number, queue_name) DO UPDATE
+SET priority = excluded.priority, payload = excluded.payload, payload_type = excluded.payload_type, context =
+    excluded.context, tag = excluded.tag, lease_seconds = excluded.lease_seconds, next_process_time =
+    least(excluded.next_process_time, t.create_time + %(max_wait)s * interval '1 second'), expire_time =
+    least(excluded.next_process_time, t.create_time + %(max_wait)s * interval '1 second') + extract(epoch FROM
+    excluded.expire_time - excluded.next_process_time)::float8 * interval '1 second', max_attempts =
+    greatest(excluded.max_attempts, t.attempt + 1), ready_time = CASE WHEN t.parked_by IS NULL THEN
+    least(excluded.next_process_time, t.create_time + %(max_wait)s * interval '1 second') END,
+    last_update_time = greatest(statement_timestamp(), t.create_time + 0.001 * interval '1 second')
+WHERE t.status IN ('CREATED')
+AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
+RETURNING id, create_time, next_process_time, ready_time, attempt, reenqueue_attempt, total_attempt,
+    last_update_time;
 
 -- Statements.insert_many (error)
 WITH w AS (
@@ -906,6 +986,56 @@ WITH w AS (
         'PROCESSING' THEN 0 ELSE t.attempt END + 1), last_update_time = greatest(statement_timestamp(),
         t.create_time + 0.001 * interval '1 second')
     WHERE t.status IN ('CREATED', 'PROCESSING')
+    AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
+    RETURNING id, last_update_time = create_time AS u
+)
+SELECT count(*), count(*) FILTER (WHERE u), array_agg(id) FILTER (WHERE %(ids)s)
+FROM w;
+
+-- Statements.insert_many (replace, timed, bounded)
+WITH w AS (
+    INSERT INTO "dbtaskqueue_task" AS t (id, queue_name, reference_number, max_attempts, priority, payload,
+        payload_type, context, group_key, tag, lease_seconds, next_process_time, ready_time, parked_by,
+        expire_time)
+    SELECT u.id, %(queue_name)s, u.reference_number, u.max_attempts, u.priority, u.payload, u.payload_type,
+        u.context, u.group_key, u.tag, u.lease_seconds, greatest(statement_timestamp(),
+        coalesce(u.run_at::timestamptz, statement_timestamp())) + coalesce(u.delay, 0) * interval '1 second',
+        greatest(statement_timestamp(), coalesce(u.run_at::timestamptz, statement_timestamp())) +
+        coalesce(u.delay, 0) * interval '1 second', NULL, greatest(statement_timestamp(),
+        coalesce(u.run_at::timestamptz, statement_timestamp())) + coalesce(u.delay, 0) * interval '1 second' +
+        u.ttl * interval '1 second'
+    FROM (
+        SELECT nextval((
+            SELECT pg_get_serial_sequence('"dbtaskqueue_task"', 'id')
+        )::regclass) AS id, u.*
+        FROM (
+            SELECT *
+            FROM (
+                SELECT *
+                FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(reference_number text, max_attempts int,
+                    priority smallint, payload jsonb, payload_type text, context jsonb, group_key text, tag
+                    text, lease_seconds float8, delay float8, run_at text, ttl float8)
+                LIMIT (
+                    SELECT 1000000
+                )
+            ) AS u
+            LIMIT (
+                SELECT 1000000
+            )
+        ) AS u
+    ) AS u
+    ORDER BY u.reference_number COLLATE "C"
+    ON CONFLICT (reference_number, queue_name) DO UPDATE
+    SET priority = excluded.priority, payload = excluded.payload, payload_type = excluded.payload_type,
+        context = excluded.context, tag = excluded.tag, lease_seconds = excluded.lease_seconds,
+        next_process_time = least(excluded.next_process_time, t.create_time + %(max_wait)s * interval '1
+        second'), expire_time = least(excluded.next_process_time, t.create_time + %(max_wait)s * interval '1
+        second') + extract(epoch FROM excluded.expire_time - excluded.next_process_time)::float8 * interval '1
+        second', max_attempts = greatest(excluded.max_attempts, t.attempt + 1), ready_time = CASE WHEN
+        t.parked_by IS NULL THEN least(excluded.next_process_time, t.create_time + %(max_wait)s * interval '1
+        second') END, last_update_time = greatest(statement_timestamp(), t.create_time + 0.001 * interval '1
+        second')
+    WHERE t.status IN ('CREATED')
     AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
     RETURNING id, last_update_time = create_time AS u
 )
@@ -2165,6 +2295,18 @@ RETURNING id, queue_name, reference_number, attempt, reenqueue_attempt, total_at
     payload_type, payload::text, context::text, create_time::text, start_time::text, next_process_time::text,
     poller_instance, ready_time::text, group_key, expire_time::text, lease_seconds, lost_leases;
 
+-- Statements.claim_periods (one row)
+INSERT INTO "dbtaskqueue_usedreference" AS l (queue_name, reference_number, expire_time)
+SELECT %(queue_name)s, u.reference_number, statement_timestamp() + %(period)s * interval '1 second'
+FROM (
+    SELECT %(reference_number)s::text AS reference_number
+) AS u
+ORDER BY u.reference_number COLLATE "C"
+ON CONFLICT (queue_name, reference_number) DO UPDATE
+SET expire_time = excluded.expire_time, create_time = statement_timestamp()
+WHERE l.create_time <= statement_timestamp() + %(ago)s * interval '1 second'
+RETURNING reference_number;
+
 -- Statements.claim_references (one row)
 INSERT INTO "dbtaskqueue_usedreference" (queue_name, reference_number)
 SELECT %(queue_name)s, u.reference_number
@@ -2524,6 +2666,48 @@ WITH w AS (
         'PROCESSING' THEN 0 ELSE t.attempt END + 1), last_update_time = greatest(statement_timestamp(),
         t.create_time + 0.001 * interval '1 second')
     WHERE t.status IN ('CREATED', 'PROCESSING')
+    AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
+    RETURNING id, last_update_time = create_time AS u
+)
+SELECT count(*), count(*) FILTER (WHERE u), array_agg(id) FILTER (WHERE %(ids)s)
+FROM w;
+
+-- Statements.insert_many (replace, timed, bounded) (one row)
+WITH w AS (
+    INSERT INTO "dbtaskqueue_task" AS t (id, queue_name, reference_number, max_attempts, priority, payload,
+        payload_type, context, group_key, tag, lease_seconds, next_process_time, ready_time, parked_by,
+        expire_time)
+    SELECT u.id, %(queue_name)s, u.reference_number, u.max_attempts, u.priority, u.payload, u.payload_type,
+        u.context, u.group_key, u.tag, u.lease_seconds, greatest(statement_timestamp(),
+        coalesce(u.run_at::timestamptz, statement_timestamp())) + coalesce(u.delay, 0) * interval '1 second',
+        greatest(statement_timestamp(), coalesce(u.run_at::timestamptz, statement_timestamp())) +
+        coalesce(u.delay, 0) * interval '1 second', NULL, greatest(statement_timestamp(),
+        coalesce(u.run_at::timestamptz, statement_timestamp())) + coalesce(u.delay, 0) * interval '1 second' +
+        u.ttl * interval '1 second'
+    FROM (
+        SELECT nextval((
+            SELECT pg_get_serial_sequence('"dbtaskqueue_task"', 'id')
+        )::regclass) AS id, u.*
+        FROM (
+            SELECT %(reference_number)s::text AS reference_number, %(max_attempts)s::int AS max_attempts,
+                %(priority)s::smallint AS priority, %(payload)s::jsonb AS payload, %(payload_type)s::text AS
+                payload_type, %(context)s::jsonb AS context, %(group_key)s::text AS group_key, %(tag)s::text
+                AS tag, %(lease_seconds)s::float8 AS lease_seconds, %(delay)s::float8 AS delay,
+                %(run_at)s::text AS run_at, %(ttl)s::float8 AS ttl
+        ) AS u
+    ) AS u
+    ORDER BY u.reference_number COLLATE "C"
+    ON CONFLICT (reference_number, queue_name) DO UPDATE
+    SET priority = excluded.priority, payload = excluded.payload, payload_type = excluded.payload_type,
+        context = excluded.context, tag = excluded.tag, lease_seconds = excluded.lease_seconds,
+        next_process_time = least(excluded.next_process_time, t.create_time + %(max_wait)s * interval '1
+        second'), expire_time = least(excluded.next_process_time, t.create_time + %(max_wait)s * interval '1
+        second') + extract(epoch FROM excluded.expire_time - excluded.next_process_time)::float8 * interval '1
+        second', max_attempts = greatest(excluded.max_attempts, t.attempt + 1), ready_time = CASE WHEN
+        t.parked_by IS NULL THEN least(excluded.next_process_time, t.create_time + %(max_wait)s * interval '1
+        second') END, last_update_time = greatest(statement_timestamp(), t.create_time + 0.001 * interval '1
+        second')
+    WHERE t.status IN ('CREATED')
     AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
     RETURNING id, last_update_time = create_time AS u
 )

@@ -148,6 +148,20 @@ RETURNING id, queue_name, reference_number, attempt, reenqueue_attempt, total_at
     text), CAST(next_process_time AS text), poller_instance, CAST(ready_time AS text), group_key,
     CAST(expire_time AS text), lease_seconds, lost_leases;
 
+-- Statements.claim_periods
+INSERT INTO "dbtaskqueue_usedreference" AS l (queue_name, reference_number, expire_time)
+SELECT %(queue_name)s, u.reference_number, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', printf('%%.3f seconds',
+    %(period)s))
+FROM (
+    SELECT value ->> '$.reference_number' AS reference_number
+    FROM json_each(%(rows)s)
+) AS u
+WHERE true
+ON CONFLICT (queue_name, reference_number) DO UPDATE
+SET expire_time = excluded.expire_time, create_time = strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')
+WHERE l.create_time <= strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', printf('%%.3f seconds', %(ago)s))
+RETURNING reference_number;
+
 -- Statements.claim_references
 INSERT INTO "dbtaskqueue_usedreference" (queue_name, reference_number)
 SELECT %(queue_name)s, u.reference_number
@@ -289,6 +303,25 @@ FROM ready
 ORDER BY priority, ready_time, id
 LIMIT %(limit)s;
 
+-- Statements.free
+UPDATE "dbtaskqueue_task"
+SET reference_number = reference_number || ':' || id
+WHERE id IN (
+    SELECT t.id
+    FROM "dbtaskqueue_task" AS t
+    WHERE t.queue_name = %(queue_name)s
+    AND t.reference_number IN (
+        SELECT value
+        FROM json_each(%(references)s)
+    )
+    AND NOT t.status IN (
+        SELECT value
+        FROM json_each(%(held)s)
+    )
+    AND t.create_time <= strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', printf('%%.3f seconds', %(ago)s))
+)
+RETURNING id;
+
 -- Statements.group_heads
 SELECT t.group_key, t.id, t.ready_time IS NOT NULL, t.status = 'PROCESSING', t.attempt > 0,
     max((julianday(t.next_process_time) - julianday(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))) * 86400.0,
@@ -346,6 +379,22 @@ JOIN (
 ON t.id = u.task_id
 AND t.total_attempt = u.token
 WHERE t.status IN ('PROCESSING');
+
+-- Statements.hold
+SELECT id, status, group_key
+FROM "dbtaskqueue_task"
+WHERE reference_number = %(reference_number)s
+AND queue_name = %(queue_name)s;
+
+-- Statements.in_period
+SELECT reference_number
+FROM "dbtaskqueue_usedreference"
+WHERE queue_name = %(queue_name)s
+AND reference_number IN (
+    SELECT value
+    FROM json_each(%(references)s)
+)
+AND create_time > strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', printf('%%.3f seconds', %(ago)s));
 
 -- Statements.insert (error)
 INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, max_attempts, priority, payload,
@@ -418,7 +467,8 @@ SET priority = excluded.priority, payload = excluded.payload, payload_type = exc
     t.create_time, printf('%%.3f seconds', 0.001)))
 WHERE t.status IN ('CREATED')
 AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
-RETURNING id, create_time, next_process_time, ready_time, attempt, reenqueue_attempt, total_attempt;
+RETURNING id, create_time, next_process_time, ready_time, attempt, reenqueue_attempt, total_attempt,
+    last_update_time;
 
 -- Statements.insert (replace, timed, keep_due)
 INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, max_attempts, priority, payload,
@@ -440,7 +490,8 @@ SET priority = excluded.priority, payload = excluded.payload, payload_type = exc
     'now'), strftime('%%Y-%%m-%%d %%H:%%M:%%f', t.create_time, printf('%%.3f seconds', 0.001)))
 WHERE t.status IN ('CREATED')
 AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
-RETURNING id, create_time, next_process_time, ready_time, attempt, reenqueue_attempt, total_attempt;
+RETURNING id, create_time, next_process_time, ready_time, attempt, reenqueue_attempt, total_attempt,
+    last_update_time;
 
 -- Statements.insert (replace_running, timed)
 INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, max_attempts, priority, payload,
@@ -469,7 +520,8 @@ SET priority = excluded.priority, payload = excluded.payload, payload_type = exc
     printf('%%.3f seconds', 0.001)))
 WHERE t.status IN ('CREATED', 'PROCESSING')
 AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
-RETURNING id, create_time, next_process_time, ready_time, attempt, reenqueue_attempt, total_attempt;
+RETURNING id, create_time, next_process_time, ready_time, attempt, reenqueue_attempt, total_attempt,
+    last_update_time;
 
 -- Statements.insert (replace_running, timed, keep_due)
 INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, max_attempts, priority, payload,
@@ -497,7 +549,39 @@ SET priority = excluded.priority, payload = excluded.payload, payload_type = exc
     t.create_time, printf('%%.3f seconds', 0.001)))
 WHERE t.status IN ('CREATED', 'PROCESSING')
 AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
-RETURNING id, create_time, next_process_time, ready_time, attempt, reenqueue_attempt, total_attempt;
+RETURNING id, create_time, next_process_time, ready_time, attempt, reenqueue_attempt, total_attempt,
+    last_update_time;
+
+-- Statements.insert (replace, timed, bounded)
+INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, max_attempts, priority, payload,
+    payload_type, context, group_key, tag, lease_seconds, next_process_time, ready_time, parked_by,
+    expire_time)
+VALUES (%(queue_name)s, %(reference_number)s, %(max_attempts)s, %(priority)s, %(payload)s, %(payload_type)s,
+    %(context)s, %(group_key)s, %(tag)s, %(lease_seconds)s, strftime('%%Y-%%m-%%d %%H:%%M:%%f',
+    max(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), coalesce(%(run_at)s, strftime('%%Y-%%m-%%d %%H:%%M:%%f',
+    'now'))), printf('%%.3f seconds', coalesce(%(delay)s, 0))), strftime('%%Y-%%m-%%d %%H:%%M:%%f',
+    max(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), coalesce(%(run_at)s, strftime('%%Y-%%m-%%d %%H:%%M:%%f',
+    'now'))), printf('%%.3f seconds', coalesce(%(delay)s, 0))), NULL, CASE WHEN %(ttl)s IS NOT NULL THEN
+    strftime('%%Y-%%m-%%d %%H:%%M:%%f', strftime('%%Y-%%m-%%d %%H:%%M:%%f', max(strftime('%%Y-%%m-%%d
+    %%H:%%M:%%f', 'now'), coalesce(%(run_at)s, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))), printf('%%.3f
+    seconds', coalesce(%(delay)s, 0))), printf('%%.3f seconds', %(ttl)s)) END)
+ON CONFLICT (reference_number, queue_name) DO UPDATE
+SET priority = excluded.priority, payload = excluded.payload, payload_type = excluded.payload_type, context =
+    excluded.context, tag = excluded.tag, lease_seconds = excluded.lease_seconds, next_process_time =
+    min(excluded.next_process_time, strftime('%%Y-%%m-%%d %%H:%%M:%%f', t.create_time, printf('%%.3f seconds',
+    %(max_wait)s))), expire_time = CASE WHEN (julianday(excluded.expire_time) -
+    julianday(excluded.next_process_time)) * 86400.0 IS NOT NULL THEN strftime('%%Y-%%m-%%d %%H:%%M:%%f',
+    min(excluded.next_process_time, strftime('%%Y-%%m-%%d %%H:%%M:%%f', t.create_time, printf('%%.3f seconds',
+    %(max_wait)s))), printf('%%.3f seconds', (julianday(excluded.expire_time) -
+    julianday(excluded.next_process_time)) * 86400.0)) END, max_attempts = max(excluded.max_attempts,
+    t.attempt + 1), ready_time = CASE WHEN t.parked_by IS NULL THEN min(excluded.next_process_time,
+    strftime('%%Y-%%m-%%d %%H:%%M:%%f', t.create_time, printf('%%.3f seconds', %(max_wait)s))) END,
+    last_update_time = max(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), strftime('%%Y-%%m-%%d %%H:%%M:%%f',
+    t.create_time, printf('%%.3f seconds', 0.001)))
+WHERE t.status IN ('CREATED')
+AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
+RETURNING id, create_time, next_process_time, ready_time, attempt, reenqueue_attempt, total_attempt,
+    last_update_time;
 
 -- Statements.insert_many (error)
 INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, max_attempts, priority, payload,
@@ -723,6 +807,45 @@ SET priority = excluded.priority, payload = excluded.payload, payload_type = exc
     1), last_update_time = max(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), strftime('%%Y-%%m-%%d %%H:%%M:%%f',
     t.create_time, printf('%%.3f seconds', 0.001)))
 WHERE t.status IN ('CREATED', 'PROCESSING')
+AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
+RETURNING id, last_update_time = create_time;
+
+-- Statements.insert_many (replace, timed, bounded)
+INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, max_attempts, priority, payload,
+    payload_type, context, group_key, tag, lease_seconds, next_process_time, ready_time, parked_by,
+    expire_time)
+SELECT %(queue_name)s, u.reference_number, u.max_attempts, u.priority, u.payload, u.payload_type, u.context,
+    u.group_key, u.tag, u.lease_seconds, strftime('%%Y-%%m-%%d %%H:%%M:%%f', max(strftime('%%Y-%%m-%%d
+    %%H:%%M:%%f', 'now'), coalesce(u.run_at, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))), printf('%%.3f
+    seconds', coalesce(u.delay, 0))), strftime('%%Y-%%m-%%d %%H:%%M:%%f', max(strftime('%%Y-%%m-%%d
+    %%H:%%M:%%f', 'now'), coalesce(u.run_at, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))), printf('%%.3f
+    seconds', coalesce(u.delay, 0))), NULL, CASE WHEN u.ttl IS NOT NULL THEN strftime('%%Y-%%m-%%d
+    %%H:%%M:%%f', strftime('%%Y-%%m-%%d %%H:%%M:%%f', max(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'),
+    coalesce(u.run_at, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))), printf('%%.3f seconds', coalesce(u.delay,
+    0))), printf('%%.3f seconds', u.ttl)) END
+FROM (
+    SELECT value ->> '$.reference_number' AS reference_number, value ->> '$.max_attempts' AS max_attempts,
+        value ->> '$.priority' AS priority, nullif(value -> '$.payload', 'null') AS payload, value ->>
+        '$.payload_type' AS payload_type, nullif(value -> '$.context', 'null') AS context, value ->>
+        '$.group_key' AS group_key, value ->> '$.tag' AS tag, value ->> '$.lease_seconds' AS lease_seconds,
+        value ->> '$.delay' AS delay, value ->> '$.run_at' AS run_at, value ->> '$.ttl' AS ttl
+    FROM json_each(%(rows)s)
+) AS u
+WHERE true
+ON CONFLICT (reference_number, queue_name) DO UPDATE
+SET priority = excluded.priority, payload = excluded.payload, payload_type = excluded.payload_type, context =
+    excluded.context, tag = excluded.tag, lease_seconds = excluded.lease_seconds, next_process_time =
+    min(excluded.next_process_time, strftime('%%Y-%%m-%%d %%H:%%M:%%f', t.create_time, printf('%%.3f seconds',
+    %(max_wait)s))), expire_time = CASE WHEN (julianday(excluded.expire_time) -
+    julianday(excluded.next_process_time)) * 86400.0 IS NOT NULL THEN strftime('%%Y-%%m-%%d %%H:%%M:%%f',
+    min(excluded.next_process_time, strftime('%%Y-%%m-%%d %%H:%%M:%%f', t.create_time, printf('%%.3f seconds',
+    %(max_wait)s))), printf('%%.3f seconds', (julianday(excluded.expire_time) -
+    julianday(excluded.next_process_time)) * 86400.0)) END, max_attempts = max(excluded.max_attempts,
+    t.attempt + 1), ready_time = CASE WHEN t.parked_by IS NULL THEN min(excluded.next_process_time,
+    strftime('%%Y-%%m-%%d %%H:%%M:%%f', t.create_time, printf('%%.3f seconds', %(max_wait)s))) END,
+    last_update_time = max(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), strftime('%%Y-%%m-%%d %%H:%%M:%%f',
+    t.create_time, printf('%%.3f seconds', 0.001)))
+WHERE t.status IN ('CREATED')
 AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
 RETURNING id, last_update_time = create_time;
 
@@ -1552,6 +1675,19 @@ RETURNING id, queue_name, reference_number, attempt, reenqueue_attempt, total_at
     text), CAST(next_process_time AS text), poller_instance, CAST(ready_time AS text), group_key,
     CAST(expire_time AS text), lease_seconds, lost_leases;
 
+-- Statements.claim_periods (one row)
+INSERT INTO "dbtaskqueue_usedreference" AS l (queue_name, reference_number, expire_time)
+SELECT %(queue_name)s, u.reference_number, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', printf('%%.3f seconds',
+    %(period)s))
+FROM (
+    SELECT %(reference_number)s AS reference_number
+) AS u
+WHERE true
+ON CONFLICT (queue_name, reference_number) DO UPDATE
+SET expire_time = excluded.expire_time, create_time = strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')
+WHERE l.create_time <= strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', printf('%%.3f seconds', %(ago)s))
+RETURNING reference_number;
+
 -- Statements.claim_references (one row)
 INSERT INTO "dbtaskqueue_usedreference" (queue_name, reference_number)
 SELECT %(queue_name)s, u.reference_number
@@ -1851,6 +1987,43 @@ SET priority = excluded.priority, payload = excluded.payload, payload_type = exc
     1), last_update_time = max(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), strftime('%%Y-%%m-%%d %%H:%%M:%%f',
     t.create_time, printf('%%.3f seconds', 0.001)))
 WHERE t.status IN ('CREATED', 'PROCESSING')
+AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
+RETURNING id, last_update_time = create_time;
+
+-- Statements.insert_many (replace, timed, bounded) (one row)
+INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, max_attempts, priority, payload,
+    payload_type, context, group_key, tag, lease_seconds, next_process_time, ready_time, parked_by,
+    expire_time)
+SELECT %(queue_name)s, u.reference_number, u.max_attempts, u.priority, u.payload, u.payload_type, u.context,
+    u.group_key, u.tag, u.lease_seconds, strftime('%%Y-%%m-%%d %%H:%%M:%%f', max(strftime('%%Y-%%m-%%d
+    %%H:%%M:%%f', 'now'), coalesce(u.run_at, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))), printf('%%.3f
+    seconds', coalesce(u.delay, 0))), strftime('%%Y-%%m-%%d %%H:%%M:%%f', max(strftime('%%Y-%%m-%%d
+    %%H:%%M:%%f', 'now'), coalesce(u.run_at, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))), printf('%%.3f
+    seconds', coalesce(u.delay, 0))), NULL, CASE WHEN u.ttl IS NOT NULL THEN strftime('%%Y-%%m-%%d
+    %%H:%%M:%%f', strftime('%%Y-%%m-%%d %%H:%%M:%%f', max(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'),
+    coalesce(u.run_at, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))), printf('%%.3f seconds', coalesce(u.delay,
+    0))), printf('%%.3f seconds', u.ttl)) END
+FROM (
+    SELECT %(reference_number)s AS reference_number, %(max_attempts)s AS max_attempts, %(priority)s AS
+        priority, %(payload)s AS payload, %(payload_type)s AS payload_type, %(context)s AS context,
+        %(group_key)s AS group_key, %(tag)s AS tag, %(lease_seconds)s AS lease_seconds, %(delay)s AS delay,
+        %(run_at)s AS run_at, %(ttl)s AS ttl
+) AS u
+WHERE true
+ON CONFLICT (reference_number, queue_name) DO UPDATE
+SET priority = excluded.priority, payload = excluded.payload, payload_type = excluded.payload_type, context =
+    excluded.context, tag = excluded.tag, lease_seconds = excluded.lease_seconds, next_process_time =
+    min(excluded.next_process_time, strftime('%%Y-%%m-%%d %%H:%%M:%%f', t.create_time, printf('%%.3f seconds',
+    %(max_wait)s))), expire_time = CASE WHEN (julianday(excluded.expire_time) -
+    julianday(excluded.next_process_time)) * 86400.0 IS NOT NULL THEN strftime('%%Y-%%m-%%d %%H:%%M:%%f',
+    min(excluded.next_process_time, strftime('%%Y-%%m-%%d %%H:%%M:%%f', t.create_time, printf('%%.3f seconds',
+    %(max_wait)s))), printf('%%.3f seconds', (julianday(excluded.expire_time) -
+    julianday(excluded.next_process_time)) * 86400.0)) END, max_attempts = max(excluded.max_attempts,
+    t.attempt + 1), ready_time = CASE WHEN t.parked_by IS NULL THEN min(excluded.next_process_time,
+    strftime('%%Y-%%m-%%d %%H:%%M:%%f', t.create_time, printf('%%.3f seconds', %(max_wait)s))) END,
+    last_update_time = max(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), strftime('%%Y-%%m-%%d %%H:%%M:%%f',
+    t.create_time, printf('%%.3f seconds', 0.001)))
+WHERE t.status IN ('CREATED')
 AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
 RETURNING id, last_update_time = create_time;
 
