@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from django_dbtaskqueue.core.masking import Sensitive
     from django_dbtaskqueue.core.outcomes import Complete, CompleteDelete, Fail, Poison, Reenqueue
     from django_dbtaskqueue.core.retry import Arithmetic, Fixed, Geometric, Linear, Sequence, Staged
+    from django_dbtaskqueue.core.unique import Debounce, Throttle, Unique
     from django_dbtaskqueue.flow.enqueue import aenqueue, enqueue
     from django_dbtaskqueue.flow.enqueue_many import EnqueueReport, aenqueue_many, enqueue_many
     from django_dbtaskqueue.pull.handle import queue
@@ -35,6 +36,7 @@ _HOMES = {
     "core.outcomes": ("Complete", "CompleteDelete", "Fail", "Poison", "Reenqueue"),
     "pull.handle": ("queue",),
     "registry": ("processor",),
+    "core.unique": ("Debounce", "Throttle", "Unique"),
     "core.retry": ("Arithmetic", "Fixed", "Geometric", "Linear", "Sequence", "Staged"),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
@@ -43,6 +45,7 @@ __all__ = [
     "Arithmetic",
     "Complete",
     "CompleteDelete",
+    "Debounce",
     "DuplicateTask",
     "EnqueueReport",
     "Fail",
@@ -58,6 +61,8 @@ __all__ = [
     "Sequence",
     "Staged",
     "TaskQueueError",
+    "Throttle",
+    "Unique",
     "UnknownQueue",
     "aenqueue",
     "aenqueue_many",

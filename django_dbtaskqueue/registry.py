@@ -14,11 +14,12 @@ from django.core.exceptions import ImproperlyConfigured
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core import codecs, masking
 from django_dbtaskqueue.core.retry import AnyPolicy
+from django_dbtaskqueue.core.unique import UniqueRule
 from django_dbtaskqueue.flow.run import Processor
 
 F = TypeVar("F", bound=Callable[..., object])
 PARSED = {"retry", "timeout", "reenqueue"}  # durations and policies may be text, as in the settings
-OF_QUEUE = {"lease", "max_attempts"}  # declared by a processor, in force for its queue
+OF_QUEUE = {"lease", "max_attempts", "unique"}  # declared by a processor, in force for its queue
 
 _processors: dict[str, dict[str | None, Processor]] = {}
 _found: dict[str, dict[str | None, Processor]] = {}  # of each queue its processors by each name that a row may have
@@ -39,6 +40,7 @@ def processor(
     batch: int | None = None,
     concurrency: int | None = None,
     executor: object = None,
+    unique: UniqueRule | str | None = None,
     using: str | None = None,
 ) -> Callable[[F], F]:
     """Register the decorated function (sync or async), or class with a ``process(task)`` method, for a queue.
@@ -64,6 +66,9 @@ def processor(
     that makes one, or the dotted path of either: the function runs there, in at most as many calls at a time as it has
     ``slots`` (or workers).
 
+    ``unique``: the rule of uniqueness of the queue's tasks, ``Unique``, ``Throttle`` or ``Debounce``; it is in force in
+    each process that knows this processor or the setting ``unique`` of the queue.
+
     What is None here is taken from the settings; ``DBTASKQUEUE["QUEUES"]`` overrides all of it. Raises
     ``ImproperlyConfigured`` for a second processor of the same payload type, and for what cannot work.
     """
@@ -72,6 +77,7 @@ def processor(
         register(
             queue, function, payload=payload, mode=mode, batch=batch, concurrency=concurrency, executor=executor,
             using=using, retry=retry, max_attempts=max_attempts, lease=lease, timeout=timeout, reenqueue=reenqueue,
+            unique=unique,
         )  # fmt: skip
         return function
 

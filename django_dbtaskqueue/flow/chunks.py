@@ -15,9 +15,11 @@ from django_dbtaskqueue.core import codecs
 from django_dbtaskqueue.core.columns import OPTIONS
 from django_dbtaskqueue.core.exceptions import EnqueueError, PayloadError, near_match
 from django_dbtaskqueue.core.json import dumps_many, text_array
+from django_dbtaskqueue.core.unique import UniqueRule
 from django_dbtaskqueue.flow.enqueue import MAX_KEY_LENGTH, Row, joined, row_of
-from django_dbtaskqueue.flow.placement import route
+from django_dbtaskqueue.flow.placement import apply_rule, route
 
+DERIVED = "derived"  # a key of a row whose reference a rule has derived
 MAX_ROWS_PER_STATEMENT = 5000  # this bounds the memory of an enqueue_many
 MAX_PAYLOAD_BYTES_PER_STATEMENT = 16 * 2**20  # of payload in one statement, give or take a slice
 MAX_SLICE_ITEMS = 500  # items looked at together, fewer where payloads may be large:
@@ -76,6 +78,7 @@ class Chunks:
         settings: QueueSettings,
         aliases: list[str],
         rejections: list[Rejection] | None,
+        rule: UniqueRule | None = None,
     ) -> None:
         self._queue = queue
         self._items = iter(items)
@@ -85,7 +88,8 @@ class Chunks:
         self._rejections = rejections
         self._limits = conf.payload_limits()
         self._step = max(1, min(MAX_SLICE_ITEMS, MAX_SLICE_BYTES // conf.settings().payload_max_bytes))
-        self._same = constants(settings) if len(aliases) == 1 else None
+        self._rule = rule
+        self._same = constants(settings) if len(aliases) == 1 and rule is None else None
 
     def __iter__(self) -> Iterator[dict[str, Batch]]:
         while slices := self._chunk():
@@ -144,6 +148,9 @@ class Chunks:
             try:
                 options = options_of(index, item)
                 row = row_of(options, self._settings)
+                if self._rule is not None and row["reference_number"] is None:
+                    apply_rule(self._rule, row)
+                    row[DERIVED] = True
                 if row["payload_type"] is not None:
                     codecs.refuse_namesake(self._queue, row["payload_type"], type(options.get("payload")))
             except EnqueueError as error:

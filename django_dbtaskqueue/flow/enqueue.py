@@ -7,6 +7,7 @@ for the commit.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Any, Unpack, cast
 
@@ -25,13 +26,22 @@ from django_dbtaskqueue.core.durations import MIN_LEASE
 from django_dbtaskqueue.core.exceptions import DuplicateTask, EnqueueError, PayloadError
 from django_dbtaskqueue.core.outcomes import MAX_DELAY
 from django_dbtaskqueue.core.sql.enqueue import REPLACE
+from django_dbtaskqueue.core.states import CREATED
+from django_dbtaskqueue.core.unique import UniqueRule
 from django_dbtaskqueue.db import notify
 from django_dbtaskqueue.db.session import Session, alias_for, model_of
 from django_dbtaskqueue.flow import groups, usage
 from django_dbtaskqueue.flow.placement import (
+    LEFT_TABLE,
     UNIQUE_OVER_HISTORY,
+    PeriodTaken,
+    apply_rule,
     check_timeout,
+    checked_rule,
+    claim_periods,
     free_capacity,
+    free_references,
+    in_period,
     own_columns,
     own_fields,
     own_values,
@@ -58,6 +68,7 @@ def enqueue(
     tag: str | None = None,
     ttl: timedelta | None = None,
     context: Mapping[str, Any] | None = None,
+    unique: UniqueRule | str | None = None,
     on_duplicate: str = "error",
     keep_due: bool = False,
     lease: timedelta | None = None,
@@ -73,6 +84,10 @@ def enqueue(
     is not. ``"replace_running"`` does so while it is PROCESSING, too: the run is cancelled, and the task starts again
     as the new one. The transaction stays usable in each case.
 
+    ``unique``: a rule (``Unique``, ``Throttle``, ``Debounce``, or text) that derives the reference from the payload and
+    says what a further call does; None: the queue's, which is not in force for a call with a reference. The task's
+    ``enqueue_note`` says why none was inserted.
+
     Due at ``run_at`` plus ``delay``, never in the past. ``priority``: lower first; None is the queue's. ``ttl`` counts
     from the due time. ``group``: tasks of one group are processed one at a time, in order. ``tag``: only pollers
     started with it take the task. ``lease`` overrides the queue's. ``columns``: values of the columns that only the
@@ -84,6 +99,12 @@ def enqueue(
     alias = alias_for(queue, using)
     settings = overrides.queue_settings(queue, alias)
     row = row_of(options, settings)
+    rule = settings.unique if unique is None and reference is None else None
+    if unique is not None:
+        rule = checked_rule(unique, reference)
+    if rule is not None:
+        apply_rule(rule, row)
+        reference = row["reference_number"]
     if row["payload_type"] is not None and queue in codecs.expected:
         codecs.refuse_namesake(queue, row["payload_type"], type(payload))
     if on_duplicate not in ON_DUPLICATE:
@@ -93,10 +114,12 @@ def enqueue(
 
     def insert(alias: str) -> Task:
         session = Session(connections[alias], model_of(settings))
+        if rule is not None:
+            return _insert_unique(session, queue, row, rule, settings.capacity, timeout)
         if row["reference_number"] is not None and settings.unique_over == UNIQUE_OVER_HISTORY:
             with session.atomic():
                 if not without_spent(session, queue, [row], on_duplicate):
-                    return cast(Task, session.model(queue=queue, reference=reference))  # all that is known of it
+                    return _existing(session, queue, row["reference_number"], on_duplicate, None, None)
                 with free_capacity(session, queue, settings.capacity, 1, timeout):
                     return _insert_grouped(session, queue, row, on_duplicate, keep_due=keep_due)
         if settings.capacity is None and row["group_key"] is None:
@@ -140,48 +163,125 @@ def _insert_new(queue: str, row: dict[str, Any], settings: conf.QueueSettings, a
         return _insert_grouped(session, queue, row, "error", keep_due=False)
 
 
-def _insert_grouped(session: Session, queue: str, row: dict[str, Any], on_duplicate: str, *, keep_due: bool) -> Task:
+def _insert_unique(
+    session: Session,
+    queue: str,
+    row: Row,
+    rule: UniqueRule,
+    capacity: int | None,
+    timeout: timedelta | None,
+) -> Task:
+    """Insert under a rule of uniqueness. A task whose period another producer began first is rolled back."""
+    reference = row["reference_number"]
+    while not in_period(session, queue, rule, [reference]):
+        with suppress(PeriodTaken), session.atomic(), free_capacity(session, queue, capacity, 1, timeout):
+            return insert_by_rule(session, queue, row, rule)
+    found = session.run(session.sql.find, {"queue_name": queue, "reference_number": reference})
+    return _existing(session, queue, reference, rule.on_duplicate, next(iter(found), None), rule)
+
+
+def insert_by_rule(session: Session, queue: str, row: Row, rule: UniqueRule) -> Task:
+    """Insert or replace a task, or return the existing one. Raises ``PeriodTaken``."""
+    task = _insert_grouped(session, queue, row, rule.on_duplicate, keep_due=False, rule=rule)
+    if not task.enqueue_note:
+        claim_periods(session, queue, rule, [row["reference_number"]])
+    return task
+
+
+def _existing(
+    session: Session,
+    queue: str,
+    reference: str,
+    on_duplicate: str,
+    found: tuple[int, str, str | None] | None,
+    rule: UniqueRule | None,
+) -> Task:
+    """Return the task that holds the reference, as ``find`` found it, or raise ``DuplicateTask``."""
+    task_id, status, _ = found or (None, LEFT_TABLE, None)
+    words = "" if rule is None else rule.words
+    if on_duplicate != "ignore":
+        raise DuplicateTask(queue, reference, task_id=task_id, status=status, rule=words)
+    task = session.model(queue=queue, reference=reference)  # all that is known of one that has left the table
+    there = "its task has left the table"
+    if task_id is not None:
+        task = session.model._default_manager.using(session.connection.alias).get(pk=task_id)
+        there = f"there is task {task_id} ({status})"
+        if rule is not None:
+            usage.after_commit(session.connection, {(queue, "ignored"): [task_id]})
+    task.enqueue_note = f"No task was inserted: {there}. " + (
+        f"The rule allows {words}." if words else f"The reference {reference!r} is taken."
+    )
+    return cast(Task, task)
+
+
+def _insert_grouped(
+    session: Session,
+    queue: str,
+    row: Row,
+    on_duplicate: str,
+    *,
+    keep_due: bool,
+    rule: UniqueRule | None = None,
+) -> Task:
     """Insert under the group's lock: at most one task of each group is ready."""
     group = row["group_key"]
     if group is None:
-        return _insert(session, queue, row, on_duplicate, keep_due=keep_due)
+        return _insert(session, queue, row, on_duplicate, keep_due=keep_due, rule=rule)
     with session.atomic():
         groups.lock(session, queue, [group])
-        task = _insert(session, queue, row, on_duplicate, keep_due=keep_due)
+        task = _insert(session, queue, row, on_duplicate, keep_due=keep_due, rule=rule)
         groups.regroup(session, queue, [group])
     return task
 
 
-def _insert(session: Session, queue: str, row: dict[str, Any], on_duplicate: str, *, keep_due: bool) -> Task:
+def _insert(
+    session: Session,
+    queue: str,
+    row: Row,
+    on_duplicate: str,
+    *,
+    keep_due: bool,
+    rule: UniqueRule | None = None,
+) -> Task:
     timed = row["delay"] is not None or row["run_at"] is not None or row["ttl"] is not None
     grouped, referenced = row["group_key"] is not None, row["reference_number"] is not None
     own, own_params = own_columns(session, row) if row[OWN_COLUMNS] else ((), {})
+    bounded = rule is not None and rule.bound is not None
     sql = session.sql.insert(
-        on_duplicate, timed=timed, grouped=grouped, keep_due=keep_due, referenced=referenced, own=own
+        on_duplicate, timed=timed, grouped=grouped, keep_due=keep_due, bounded=bounded, referenced=referenced, own=own
     )
     run_at = None if row["run_at"] is None else session.time_text(row["run_at"])
     returned = session.sql.returned(on_duplicate, timed=timed)
     params = {**row, **own_params, "queue_name": queue, "run_at": run_at}
     del params[OWN_COLUMNS]
-    for _ in range(3):  # the row in the way may go between the two statements
+    if rule is not None and rule.bound is not None:
+        params["max_wait"] = rule.bound.total_seconds()
+    for _ in range(MAX_ROUNDS):  # the row in the way may go, or start, between two statements
         written = session.repeat(sql, params)
         if written:
             usage.after_commit(session.connection, {(queue, "put"): written[0][:1]}, wake=notify.notify)
             if on_duplicate == "replace_running":
                 notify.after_commit(session.connection, queue, lost=True)
-            return _task(session, queue, row, dict(zip(returned, written[0], strict=True)))
-        found = session.run(session.sql.find, params)
-        if found and on_duplicate == "ignore":
-            tasks = session.model._default_manager.using(session.connection.alias)
-            return cast(Task, tasks.get(pk=found[0][0]))
+            task = _task(session, queue, row, dict(zip(returned, written[0], strict=True)))
+            if on_duplicate in REPLACE and task.last_update_time > task.create_time:
+                why = f" The rule allows {rule.words}." if rule is not None else ""
+                task.enqueue_note = f"No task was inserted: task {task.pk} has the new values.{why}"
+            return task
+        if rule is not None and free_references(session, queue, rule, [row["reference_number"]]):
+            continue
+        held = rule is not None and rule.until_started and rule
+        found = session.run(session.sql.hold if held else session.sql.find, params)
+        if found and on_duplicate in REPLACE and found[0][2] != row["group_key"]:
+            task_id, status, _ = found[0]
+            raise DuplicateTask(queue, row["reference_number"], task_id=task_id, status=status, in_other_group=True)
+        if held and (on_duplicate == "replace" or (found and found[0][1] != CREATED and not held.period)):
+            continue  # it has started meanwhile: it holds its reference no more
         if found:
-            task_id, status, group = found[0]
-            moves = on_duplicate in REPLACE and group != row["group_key"]
-            raise DuplicateTask(queue, row["reference_number"], task_id=task_id, status=status, in_other_group=moves)
+            return _existing(session, queue, row["reference_number"], on_duplicate, next(iter(found)), rule)
     raise DuplicateTask(queue, row["reference_number"])
 
 
-def _task(session: Session, queue: str, row: dict[str, Any], written: dict[str, Any]) -> Task:
+def _task(session: Session, queue: str, row: Row, written: Row) -> Task:
     """Return the row just written as a model instance; columns not in hand are loaded when they are read."""
     if not session.postgresql:
         # A replaced task may be parked: it has no ready time.
@@ -198,7 +298,7 @@ def _task(session: Session, queue: str, row: dict[str, Any], written: dict[str, 
     return _instance(session, values)
 
 
-def _instance(session: Session, values: dict[str, Any]) -> Task:
+def _instance(session: Session, values: Row) -> Task:
     """Make what ``from_db`` makes, as unpickling does: without a walk over all fields, which no listener asks for."""
     model, alias = session.model, session.connection.alias
     if model_signals.pre_init.receivers or model_signals.post_init.receivers or model.__init__ is not Model.__init__:
@@ -219,13 +319,14 @@ async def aenqueue(
 
 
 LAST_YEAR = 9000
+MAX_ROUNDS = 6  # of the two statements of an insert, until another row in the way is given up
 MAX_KEY_LENGTH = 200  # characters of a reference, group or tag
 TEXT_COLUMNS = tuple((column.option, column.db) for column in ENQUEUED if column.option and column.type == "text")
 DURATION_COLUMNS = tuple((column.option, column.db) for column in ENQUEUED if column.option and column.type == "float8")
 ON_DUPLICATE = ("error", "ignore", *REPLACE)
 
 
-def row_of(options: Mapping[str, Any], settings: conf.QueueSettings) -> dict[str, Any]:
+def row_of(options: Mapping[str, Any], settings: conf.QueueSettings) -> Row:
     """Check one task's arguments and return its column values, payload and context as JSON text."""
     get = options.get
     payload_type, plain = codecs.encode(get("payload"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import lru_cache
@@ -18,15 +18,22 @@ from django_dbtaskqueue.conf.overrides import queue_settings
 from django_dbtaskqueue.core.columns import OWN_COLUMNS, TIMING, EnqueueManyOptions
 from django_dbtaskqueue.core.exceptions import DuplicateTask
 from django_dbtaskqueue.core.sql.enqueue import ENQUEUED_TYPES, REPLACE
+from django_dbtaskqueue.core.unique import UniqueRule
 from django_dbtaskqueue.db import notify
 from django_dbtaskqueue.db.session import Session, aliases_of, model_for
 from django_dbtaskqueue.flow import groups, usage
-from django_dbtaskqueue.flow.chunks import Batch, Chunks, Rejection, UniformRows
-from django_dbtaskqueue.flow.enqueue import ON_DUPLICATE, Row, check_choice
+from django_dbtaskqueue.flow.chunks import DERIVED, Batch, Chunks, Rejection, UniformRows
+from django_dbtaskqueue.flow.enqueue import ON_DUPLICATE, Row, check_choice, insert_by_rule
 from django_dbtaskqueue.flow.placement import (
+    LEFT_TABLE,
     UNIQUE_OVER_HISTORY,
+    PeriodTaken,
     check_timeout,
+    checked_rule,
+    claim_periods,
     free_capacity,
+    free_references,
+    in_period,
     own_columns,
     with_own_values,
     without_spent,
@@ -52,6 +59,7 @@ def enqueue_many(
     queue: str,
     items: Iterable[Any],
     *,
+    unique: UniqueRule | str | None = None,
     on_duplicate: str = "error",
     keep_due: bool = False,
     on_invalid: str = "error",
@@ -68,7 +76,8 @@ def enqueue_many(
 
     A bad item raises ``EnqueueError``, for its payload ``PayloadError``, naming the item and the path, and nothing is
     written; ``on_invalid="reject"`` leaves it out and says so in the report instead. Of items with the same reference
-    ``on_duplicate="replace"`` and ``"replace_running"`` keep the last one.
+    ``on_duplicate="replace"`` and ``"replace_running"`` keep the last one. ``unique``: the rule for items without a
+    reference, as in ``enqueue``; ``on_duplicate`` is for those with one.
     """
     check_choice("on_duplicate", on_duplicate, ON_DUPLICATE)
     check_choice("on_invalid", on_invalid, ("error", "reject"))
@@ -76,13 +85,17 @@ def enqueue_many(
     sessions = {alias: Session.on(alias, model_for(queue)) for alias in aliases_of(queue, using)}
     settings = queue_settings(queue, next(iter(sessions)))
     rejections: list[Rejection] = []
-    chunks = Chunks(queue, items, settings, list(sessions), rejections if on_invalid == "reject" else None)
+    rule = settings.unique if unique is None else checked_rule(unique, None)
+    chunks = Chunks(queue, items, settings, list(sessions), rejections if on_invalid == "reject" else None, rule)
     done = Counter(enqueued=0, ignored=0, replaced=0)
     with ExitStack() as stack:
         for alias in sessions:
             stack.enter_context(transaction.atomic(using=alias))
         for shares in chunks:
             for alias, share in shares.items():
+                if rule is not None:
+                    share, derived = _apart(share)
+                    done.update(_insert_unique(sessions[alias], queue, derived, rule, settings.capacity, timeout))
                 if settings.unique_over == UNIQUE_OVER_HISTORY:
                     rows = share.rows() if isinstance(share, UniformRows) else share
                     share = without_spent(sessions[alias], queue, rows, on_duplicate)
@@ -100,6 +113,49 @@ async def aenqueue_many(queue: str, items: Iterable[Any], **options: Unpack[Enqu
     return await sync_to_async(enqueue_many)(queue, items, **options)
 
 
+def _apart(share: Batch) -> tuple[list[Row], list[Row]]:
+    """Return the rows whose reference a caller gave, or that have none, and those whose reference a rule derived."""
+    parts: tuple[list[Row], list[Row]] = ([], [])
+    for row in share.rows() if isinstance(share, UniformRows) else share:
+        parts[DERIVED in row].append(row)
+    return parts
+
+
+def _insert_unique(
+    session: Session, queue: str, rows: list[Row], rule: UniqueRule, capacity: int | None, timeout: timedelta | None
+) -> Counter[str]:
+    """Insert rows whose references a rule derived. If another producer began one's period first, begin again."""
+    while True:
+        taken = in_period(session, queue, rule, [row["reference_number"] for row in rows])
+        if taken and rule.on_duplicate == "error":
+            raise DuplicateTask(queue, min(taken), status=LEFT_TABLE, rule=rule.words)
+        fresh = [row for row in rows if row["reference_number"] not in taken]
+        with suppress(PeriodTaken), session.atomic(), free_capacity(session, queue, capacity, len(fresh), timeout):
+            free_references(session, queue, rule, [row["reference_number"] for row in fresh])
+            done = _insert(session, queue, fresh, rule.on_duplicate, keep_due=False, rule=rule)
+            done["ignored"] += len(rows) - len(fresh)
+            usage.after_commit(session.connection, {(queue, "ignored"): done["ignored"]})
+            return done
+
+
+def _by_rule(session: Session, queue: str, rows: list[Row], written: _Written, rule: UniqueRule) -> Counter[str]:
+    """Begin the periods of what was written. What was not is looked at one by one where a task may have started."""
+    tasks = session.model._base_manager.using(session.connection.alias).filter(pk__in=written.ids)
+    there = {str(reference) for reference in tasks.values_list("reference", flat=True)}
+    claim_periods(session, queue, rule, sorted(there))
+    others = [row for row in rows if row["reference_number"] not in there]
+    done = Counter(enqueued=written.new, ignored=len(rows) - len(others) - written.number)
+    if done["ignored"] and rule.on_duplicate == "error":
+        raise DuplicateTask(queue, min(there), rule=rule.words)
+    if not rule.until_started and rule.on_duplicate == "ignore":
+        done["ignored"] += len(others)
+        return done
+    for row in others:
+        task = insert_by_rule(session, queue, row, rule)
+        done["enqueued" if not task.enqueue_note else "ignored"] += 1
+    return done
+
+
 class _Written(NamedTuple):
     """What one statement wrote, of these new ones, and the ids if they were asked for."""
 
@@ -115,7 +171,9 @@ class _Written(NamedTuple):
         return cls(len(answer), sum(is_new for _, is_new in answer), [task_id for task_id, _ in answer])
 
 
-def _insert(session: Session, queue: str, share: Batch, on_duplicate: str, *, keep_due: bool) -> Counter[str]:
+def _insert(
+    session: Session, queue: str, share: Batch, on_duplicate: str, *, keep_due: bool, rule: UniqueRule | None = None
+) -> Counter[str]:
     """Write one statement's tasks; return how many items were enqueued, ignored and replaced."""
     if not share:
         return Counter()
@@ -131,12 +189,16 @@ def _insert(session: Session, queue: str, share: Batch, on_duplicate: str, *, ke
             done: Counter[str] = Counter(replaced=len(share) - len(rows))
             for shape in sorted(shapes):
                 part = [row for row in rows if tuple(row[OWN_COLUMNS]) == shape]
-                done.update(_insert(session, queue, part, on_duplicate, keep_due=keep_due))
+                done.update(_insert(session, queue, part, on_duplicate, keep_due=keep_due, rule=rule))
             return done
         references = [row["reference_number"] for row in rows]
-        written = _insert_rows(session, queue, rows, on_duplicate, keep_due=keep_due)
+        written = _insert_rows(session, queue, rows, on_duplicate, keep_due=keep_due, rule=rule)
     if written.number:
         usage.after_commit(session.connection, {(queue, "put"): written.ids or written.number})
+    if rule is not None:
+        done = _by_rule(session, queue, rows, written, rule)
+        done["replaced"] += len(share) - done.total()
+        return done
     missing = len(references) - written.number
     if missing and on_duplicate != "ignore":
         _raise_duplicate(session, queue, share, set(written.ids), replace=on_duplicate in REPLACE)
@@ -155,17 +217,22 @@ def _insert_uniform(session: Session, queue: str, share: UniformRows, on_duplica
     return _Written(number, number, [])
 
 
-def _insert_rows(session: Session, queue: str, rows: list[Row], on_duplicate: str, *, keep_due: bool) -> _Written:
+def _insert_rows(
+    session: Session, queue: str, rows: list[Row], on_duplicate: str, *, keep_due: bool, rule: UniqueRule | None
+) -> _Written:
     timed = any(row["delay"] is not None or row["run_at"] is not None or row["ttl"] is not None for row in rows)
     grouped = {row["group_key"] for row in rows if row["group_key"] is not None}
     own, _ = own_columns(session, rows[0], as_json=True) if rows[0][OWN_COLUMNS] else ((), {})
-    sql = session.sql.insert_many(on_duplicate, timed=timed, grouped=bool(grouped), keep_due=keep_due, own=own)
-    ids = usage.watched() or on_duplicate != "ignore"
+    bound = None if rule is None else rule.bound
+    sql = session.sql.insert_many(
+        on_duplicate, timed=timed, grouped=bool(grouped), keep_due=keep_due, bounded=bound is not None, own=own
+    )
+    ids = usage.watched() or on_duplicate != "ignore" or rule is not None
     groups.lock(session, queue, grouped)
     write, time = _WRITE_TIMED if timed else _WRITE, session.time_text
     items = [write(row, time) for row in rows]  # payloads are JSON text already
     text = f"[{','.join(with_own_values(session, rows, items) if own else items)}]"
-    params = {"queue_name": queue, "rows": text, "ids": ids}
+    params = {"queue_name": queue, "rows": text, "ids": ids, "max_wait": bound and bound.total_seconds()}
     written = _Written.of(session, session.run(sql, params))
     groups.regroup(session, queue, grouped)
     return written

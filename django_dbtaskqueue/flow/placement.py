@@ -2,8 +2,8 @@
 
 A queue with shards is spread over several databases; a task stays where it was enqueued. A queue with a capacity holds
 at most that many live tasks. The limit is exact, by a lock on the queue's row: producers of such a queue take turns
-until they commit. A queue without a capacity pays nothing. A task table of the project's own may have columns of its
-own, which an enqueue sets.
+until they commit. A queue without a capacity pays nothing. A rule of uniqueness gives a task its reference. A task
+table of the project's own may have columns of its own, which an enqueue sets.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ from django_dbtaskqueue.conf.settings import QueueSettings
 from django_dbtaskqueue.core.columns import BY_NAME, OWN_COLUMNS
 from django_dbtaskqueue.core.exceptions import DuplicateTask, EnqueueError, QueueFull, near_match
 from django_dbtaskqueue.core.sql.enqueue import OwnColumns
+from django_dbtaskqueue.core.unique import RULE_FORMS, UniqueRule
+from django_dbtaskqueue.core.unique import parse as parse_rule
 from django_dbtaskqueue.db.session import Session, aliases_of, model_of
 from django_dbtaskqueue.models import AbstractTask, Queue
 
@@ -39,7 +41,7 @@ T = TypeVar("T")
 CAPACITY_POLL_INTERVAL_S = 0.05
 UNIQUE_OVER_HISTORY = "history"  # the setting ``unique_over`` of a queue whose references stay taken
 LEFT_TABLE = "left the table"  # what the task of a spent reference has done, in the error
-Row = dict[str, object]
+Row = dict[str, Any]
 _turn = [0]
 
 
@@ -145,6 +147,66 @@ def without_spent(session: Session, queue: str, rows: list[Row], on_duplicate: s
     if spent and on_duplicate != "ignore":
         raise DuplicateTask(queue, min(spent), status=LEFT_TABLE)
     return [row for row in rows if row["reference_number"] not in spent] if spent else rows
+
+
+# -- rules of uniqueness -----------------------------------------------------------------------------------------------
+
+
+class PeriodTaken(Exception):
+    """Another producer began the period of one of the references first. The transaction of this one is rolled back."""
+
+
+def checked_rule(unique: object, reference: str | None) -> UniqueRule:
+    """Return the rule that ``unique=`` of an enqueue gives."""
+    try:
+        rule = parse_rule(unique) if isinstance(unique, str) else unique
+    except ValueError as error:
+        raise EnqueueError(f"unique: {error}") from None
+    if not isinstance(rule, UniqueRule):
+        raise EnqueueError(f"unique={unique!r:.80} must be Unique(), Throttle(…), Debounce(…), or text. {RULE_FORMS}")
+    if reference is not None:
+        raise EnqueueError(
+            f"reference={reference!r:.80} and unique={rule} are two keys for one task. Leave the reference out, or "
+            "name the field of the payload that holds it: unique=Unique(fields=(…,))."
+        )
+    return rule
+
+
+def apply_rule(rule: UniqueRule, row: Row) -> None:
+    """Give a row the reference that its rule derives, and the due time if the rule sets it."""
+    row["reference_number"] = rule.reference(row["payload_type"], row["payload"])
+    if rule.wait is not None:
+        if row["delay"] is not None or row["run_at"] is not None:
+            raise EnqueueError(f"unique={rule} says when the task is due. Leave delay= and run_at= out.")
+        row["delay"] = rule.wait.total_seconds()
+
+
+def in_period(session: Session, queue: str, rule: UniqueRule, references: Sequence[str]) -> set[str]:
+    """Return the references whose period is not over: they are taken, also if their tasks have left the table."""
+    if rule.period is None or not references:
+        return set()
+    return {found for (found,) in session.run(session.sql.in_period, _selected(session, queue, rule, references))}
+
+
+def free_references(session: Session, queue: str, rule: UniqueRule, references: Sequence[str]) -> int:
+    """Rename the references of tasks that the rule does not hold any more; return how many there were."""
+    held = session.sql.dialect.array([str(status) for status in rule.held])
+    return len(session.run(session.sql.free, {**_selected(session, queue, rule, references), "held": held}))
+
+
+def claim_periods(session: Session, queue: str, rule: UniqueRule, references: Sequence[str]) -> None:
+    """Begin the period of references whose tasks this transaction has inserted. Raises ``PeriodTaken``."""
+    if rule.period is None or not references:
+        return
+    text = json.dumps([{"reference_number": reference} for reference in references])
+    selected = {**_selected(session, queue, rule, ()), "rows": text, "period": rule.period.total_seconds()}
+    if len(session.run(session.sql.claim_periods, selected)) < len(references):
+        raise PeriodTaken
+
+
+def _selected(session: Session, queue: str, rule: UniqueRule, references: Sequence[str]) -> Row:
+    ago = 0.0 if rule.period is None else -rule.period.total_seconds()
+    return {"queue_name": queue, "references": session.sql.dialect.array(references), "ago": ago}
 
 
 # -- columns of the project's own table --------------------------------------------------------------------------------
