@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import re
+
 from django_dbtaskqueue.core.durations import format_seconds
 
 UNKNOWN = "-"
+RESULT_ID = re.compile(r"([0-9a-f]{8})-([0-9a-f]{4})-8[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")  # of a Django task
+
+
+def task_number(text: str) -> str:
+    """Return the number of the task if this is the id of a Django task's result, else the text as it is."""
+    found = RESULT_ID.fullmatch(text.lower())
+    return str(int(found[1] + found[2], 16)) if found else text
 
 
 def number(value: float | None) -> str:

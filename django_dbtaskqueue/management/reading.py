@@ -15,6 +15,7 @@ from django.db.models.functions import Now
 from django_dbtaskqueue.core.columns import LISTED, LONG
 from django_dbtaskqueue.core.durations import format_duration, format_seconds
 from django_dbtaskqueue.core.exceptions import UnknownQueue
+from django_dbtaskqueue.core.numbers import task_number
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.db.session import alias_for, model_for
 from django_dbtaskqueue.management.output import Output, ago, printable
@@ -208,6 +209,7 @@ def find_task(name: str, using: str | None, queue: str | None) -> tuple[Any, dic
     Searches the table of ``queue``, or the tables of all known queues. Raises ``CommandError`` when no task is found,
     or when more than one table has a task of that id.
     """
+    name = task_number(name)
     named, slash, reference = name.partition("/")
     queue = named if slash else queue
     by: dict[str, Any] = {"reference": reference} if slash else {"pk": int(name) if name.isdecimal() else -1}

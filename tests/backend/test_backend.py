@@ -24,6 +24,7 @@ from django_dbtaskqueue.backend.compat import (
     task_finished,
 )
 from django_dbtaskqueue.models import Task
+from django_dbtaskqueue.operations.search.query import select
 from django_dbtaskqueue.testing import advance, drain, run_poller
 from tests.support import until
 
@@ -71,6 +72,16 @@ def test_an_id_is_a_uuid_that_begins_with_the_number_of_the_task_and_cannot_be_g
         functions.add.get_result(result.id)
     with override_settings(SECRET_KEY="a new one", SECRET_KEY_FALLBACKS=["tests"]):
         assert functions.add.get_result(result.id).args == [1, 2]
+
+
+def test_an_operator_finds_a_task_by_the_id_that_a_program_has() -> None:
+    result = functions.add.enqueue(1, 2)
+    functions.add.enqueue(3, 4)
+    (found,) = select(f"id:{result.id.upper()}", Task.objects.all())
+    assert found.payload["args"] == [1, 2]
+    said = StringIO()
+    call_command("taskqueue", "show", result.id, stdout=said)
+    assert "tests.testapp.functions.add" in said.getvalue()
 
 
 def test_enqueue_and_get_result_take_one_query_each() -> None:

@@ -14,6 +14,7 @@ from django.utils.translation import gettext_lazy
 
 from django_dbtaskqueue.core.durations import parse_duration
 from django_dbtaskqueue.core.exceptions import SearchError
+from django_dbtaskqueue.core.numbers import task_number
 from django_dbtaskqueue.core.states import Status
 
 if TYPE_CHECKING:
@@ -149,6 +150,7 @@ class Number(Ordered):
     """A whole number."""
 
     def value(self, text: str, written: str) -> str:
+        text = task_number(text)
         if not WHOLE_NUMBER.fullmatch(text) or abs(int(text)) > MAX_BIGINT:
             raise SearchError(
                 written, _("%(value)s is not a whole number. Write 3, >=3, or 1..5.") % {"value": repr(text)}
