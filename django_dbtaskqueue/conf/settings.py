@@ -43,6 +43,8 @@ class Settings:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     database: str = "default"
     threads: int = 4  # handler threads of one poller
+    max_tasks_per_child: int = 1000  # calls that a process of executor="process" runs before another takes its place
+    max_memory_per_child: int | None = None  # MiB that it may have after a call; None: without limit
     notify: bool = True  # LISTEN/NOTIFY wake-up on PostgreSQL
     listen: Mapping[str, str] = field(default_factory=dict)  # alias behind a transaction pooler -> direct alias
     prepare: bool = True  # prepared statements on the poller's own connections; False behind a transaction pooler
@@ -89,7 +91,8 @@ TOP_RULES: dict[str, rules.Rule] = {
     "api_tokens": (_is_text_by_name, "a dict of user name to the hash that manage.py taskqueue token prints"),
     "objectives": (_is_text_by_name, 'a dict of queue (or "*") to text such as "99.9%/5m"'),
     "file": (lambda v: v is None or isinstance(v, str | os.PathLike), "the path of a TOML file"),
-    **dict.fromkeys(("threads", "payload_max_bytes"), AT_LEAST_ONE),
+    **dict.fromkeys(("threads", "max_tasks_per_child", "payload_max_bytes"), AT_LEAST_ONE),
+    "max_memory_per_child": (lambda v: v is None or AT_LEAST_ONE[0](v), "None or MiB, a whole number of at least 1"),
     **dict.fromkeys(("notify", "prepare", "api"), rules.SWITCH),
     **dict.fromkeys(("heartbeat", "operations_timeout"), rules.POSITIVE),
     **dict.fromkeys(AGE_SETTINGS, rules.POSITIVE_OR_NONE),

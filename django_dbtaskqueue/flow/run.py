@@ -44,6 +44,7 @@ from django_dbtaskqueue.flow.decide import decide_call, failure
 logger = logging.getLogger("django_dbtaskqueue")
 DONE = Complete()  # what nearly every processor means
 NO_CONTEXT = nullcontext()
+PROCESS = "process"  # as ``executor=``: child processes of the poller
 current_lease: ContextVar[Lease | None] = ContextVar("dbtaskqueue_lease", default=None)
 
 

@@ -17,7 +17,7 @@ from django.utils.module_loading import import_string
 from django_dbtaskqueue import registry, signals
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.db.session import aliases_of, migrated, model_for
-from django_dbtaskqueue.flow.run import Processor
+from django_dbtaskqueue.flow.run import PROCESS, Processor
 from django_dbtaskqueue.models import Task
 
 SUPPORTED_VENDORS = ("postgresql", "sqlite")
@@ -123,9 +123,10 @@ def _problems(processor: Processor) -> Iterator[CheckMessage]:
             f"{processor.using!r}.",
             id="dbtaskqueue.E004",
         )
-    if isinstance(processor.executor, str) and (reason := _cannot_import(processor.executor)):
+    executor = processor.executor
+    if isinstance(executor, str) and executor != PROCESS and (reason := _cannot_import(executor)):
         yield Error(
-            f"{who}: executor={processor.executor!r} cannot be imported: {reason}",
+            f"{who}: executor={executor!r} cannot be imported: {reason}",
             hint="Give the dotted path of an object with submit(), or of a callable that returns one.",
             id="dbtaskqueue.E005",
         )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from django_dbtaskqueue import registry
 from django_dbtaskqueue.core.lease import Lease
-from django_dbtaskqueue.flow.run import Processor
+from django_dbtaskqueue.flow.run import PROCESS, Processor
 from django_dbtaskqueue.poller.executors import (
     BUFFER_SECONDS,
     MAX_BUFFERED_CALLS,
@@ -22,6 +22,7 @@ from django_dbtaskqueue.poller.executors import (
 from django_dbtaskqueue.poller.executors.asyncio import AsyncExecutor
 from django_dbtaskqueue.poller.executors.isolated import IsolatedExecutor, can_isolate
 from django_dbtaskqueue.poller.executors.pool import PoolExecutor
+from django_dbtaskqueue.poller.executors.process import ProcessExecutor
 from django_dbtaskqueue.poller.executors.thread import ThreadExecutor
 from django_dbtaskqueue.poller.queue_state import UNPLACED, Options, Placement, QueueState
 
@@ -37,7 +38,7 @@ PROCESSOR = attrgetter("processor")
 
 
 class Executors:
-    """Threads, one event loop, and one pool for each executor that a processor brings along."""
+    """Threads, one event loop, child processes, and one pool for each executor that a processor brings along."""
 
     def __init__(self, threads: int, coroutines: int, finish: Finish, default: object = None) -> None:
         """``default`` runs plain functions whose processors name no executor; None: threads of this process."""
@@ -45,6 +46,7 @@ class Executors:
         self._default = default
         self.limiter = ConcurrencyLimiter()
         self._threads = ThreadExecutor(threads, finish, self.limiter)
+        self._processes: ProcessExecutor | None = None  # made for the first processor with executor="process"
         self._coroutine_slots = coroutines
         self._coroutines: AsyncExecutor | None = None  # made for the first async processor
         self._pools: list[tuple[object, PoolExecutor]] = []
@@ -67,6 +69,11 @@ class Executors:
         if wanted is None:
             return self._threads
         with self._lock:
+            if wanted == PROCESS:
+                if self._processes is None:
+                    self._processes = ProcessExecutor(self._threads.slots, self._finish, self.limiter)
+                    self.all.append(self._processes)
+                return self._processes
             for given, pool in self._pools:
                 if given is wanted or (isinstance(given, str) and given == wanted):
                     return pool
@@ -113,17 +120,29 @@ class Executors:
         if admitted:
             self.of(processor).submit(admitted, fast=False)
 
+    def contains(self, processor: Processor | None) -> bool:
+        """Whether each call of this processor runs in a process of its own anyway."""
+        return self._processes is not None and processor is not None and self.of(processor) is self._processes
+
     def isolates(self, processor: Processor | None) -> bool:
         """Whether a task of this processor can run in a process of its own."""
-        return (self._isolated is None or self._isolated.works) and can_isolate(processor)
+        return self.contains(processor) or ((self._isolated is None or self._isolated.works) and can_isolate(processor))
 
     def submit_isolated(self, jobs: list[Job]) -> None:
-        """Run jobs that may kill their process."""
+        """Run jobs of one task each that may kill their process."""
+        others = []
+        for job in jobs:
+            if self.contains(job.processor):
+                self.submit_special(job.processor, [job.lease])
+            else:
+                others.append(job)
+        if not others:
+            return
         with self._lock:
             if self._isolated is None:
                 self._isolated = IsolatedExecutor(self._finish, self.limiter)
                 self.all.append(self._isolated)
-        self._isolated.submit(jobs, fast=False)
+        self._isolated.submit(others, fast=False)
 
     def nudge(self) -> None:
         """Start waiting jobs if slots are free."""

@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import pytest
 
-from django_dbtaskqueue import enqueue, signals
-from django_dbtaskqueue.models import Task
+from django_dbtaskqueue import DuplicateTask, enqueue, signals
+from django_dbtaskqueue.models import Attempt, AuditEntry, Task
 from django_dbtaskqueue.operations import lookup
 from tests.conftest import ProcessDatabase
-from tests.poller.processes import lines, polling
+from tests.poller.processes import alive, lines, polling, runtaskpoller
 from tests.support import until
+from tests.testapp.models import Booking
+
+
+@pytest.fixture(autouse=True)
+def _environment(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lead the children of pollers in this process to the test's database."""
+    name = "process_database" if "process_database" in request.fixturenames else "postgres_process_database"
+    for key, value in request.getfixturevalue(name).env.items():
+        monkeypatch.setenv(key, value)
 
 
 @pytest.fixture
@@ -29,14 +40,123 @@ def lost() -> Iterator[list[int]]:
     signals.lease_lost.disconnect(note)
 
 
+def held(tmp_path: Path, **more: Any) -> dict[str, Any]:
+    """Return a payload: it blocks all signals, starts a program, and holds the interpreter in C."""
+    return {"do": "hold", "program": str(tmp_path / "program"), "end": str(tmp_path / "end"), **more}
+
+
+def program(tmp_path: Path) -> int:
+    """Wait for the program that a task has started; return its process id."""
+    file = tmp_path / "program"
+    until(lambda: file.exists() and bool(file.read_text()))
+    return int(file.read_text())
+
+
 def status(task: Task) -> str:
     return Task.objects.get(pk=task.pk).status
+
+
+# -- processes ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_loop_in_c_ends_when_an_operator_cancels_it(
+    postgres_process_database: ProcessDatabase, tmp_path: Path
+) -> None:
+    """Given a task that holds the interpreter and blocks signals, when it is cancelled, then it ends, and so does all
+    that it started; the slot is free, and nothing of it is written.
+    """
+    task = enqueue("apart", "deaf", held(tmp_path, seconds=8))
+    with runtaskpoller(postgres_process_database, "--queue", "apart", "--threads", "1") as poller:
+        started = program(tmp_path)
+        after = enqueue("apart", "after", {"mark": str(tmp_path / "mark")})
+        postgres_process_database.run("taskqueue", "cancel", "--id", str(task.pk), "--reason", "wrong file", "--yes")
+        cancelled = monotonic()
+        until(lambda: not alive(started))
+        print(f"ended {monotonic() - cancelled:.2f} s after the command")
+        until(lambda: status(after) == "COMPLETED")
+        print(f"slot used again {monotonic() - cancelled:.2f} s after the command")
+        assert not (tmp_path / "end").exists()
+        assert status(task) == "POISON"
+        poller.signal()
+        assert "is gone" in poller.ended()
+    assert AuditEntry.objects.get(verb="cancel").reason == "wrong file"
+    assert not (tmp_path / "end").exists()
+
+
+def test_a_timeout_ends_the_code(process_database: ProcessDatabase, tmp_path: Path) -> None:
+    task = enqueue("apartt", "slow", held(tmp_path))
+    with polling({"apartt": 1}, threads=1) as poller:
+        until(lambda: status(task) == "ERROR")
+        until(lambda: not poller.running())
+        started = program(tmp_path)
+        until(lambda: not alive(started))
+    assert "TimeoutError" in Attempt.objects.get(task_id=task.pk).error_type
+    assert not (tmp_path / "end").exists()
+
+
+def test_an_atomic_task_that_is_cancelled_leaves_no_write(
+    postgres_process_database: ProcessDatabase, tmp_path: Path, lost: list[int]
+) -> None:
+    task = enqueue("aparta", "all", held(tmp_path))
+    with polling({"aparta": 1}):
+        started = program(tmp_path)
+        assert lookup.cancel("aparta", "all")
+        until(lambda: task.pk in lost)
+        until(lambda: not alive(started))
+    assert not Booking.objects.exists()
+
+
+def test_the_others_of_a_batch_start_again_uncharged(process_database: ProcessDatabase, tmp_path: Path) -> None:
+    first = enqueue("apartb", "first", {"mark": str(tmp_path / "mark")})
+    second = enqueue("apartb", "second", held(tmp_path))
+    with polling({"apartb": 1}):
+        program(tmp_path)
+        assert lookup.cancel("apartb", "second")
+        until(lambda: status(first) == "COMPLETED")
+    first.refresh_from_db()
+    assert (first.attempt, len(lines(tmp_path / "mark")), status(second)) == (1, 2, "POISON")
+
+
+def test_a_task_that_ends_its_process_is_charged_alone(process_database: ProcessDatabase, tmp_path: Path) -> None:
+    deadly = enqueue("apart", "deadly", {"do": "kill"})
+    others = [enqueue("apart", f"other{number}", {"do": "sleep", "seconds": 0.2}) for number in range(4)]
+    with polling({"apart": 1}, threads=2):
+        until(lambda: status(deadly) == "ERROR")
+        until(lambda: {status(task) for task in others} == {"COMPLETED"})
+    assert set(Task.objects.exclude(pk=deadly.pk).values_list("attempt", flat=True)) == {1}
+    attempts = Attempt.objects.filter(task_id=deadly.pk)
+    assert [("ProcessDied" in one.error_type, "SIGKILL" in one.message) for one in attempts] == [(True, True)] * 3
+
+
+def test_children_are_kept_and_replaced_by_count(
+    process_database: ProcessDatabase, tmp_path: Path, settings: Any
+) -> None:
+    settings.DBTASKQUEUE = {"MAX_TASKS_PER_CHILD": 2}
+    for number in range(5):
+        enqueue("apart", f"r{number}", {"mark": str(tmp_path / "mark"), "result": number})
+    with polling({"apart": 1}, threads=1):
+        until(lambda: Task.objects.filter(status="COMPLETED").count() == 5)
+    first, second, third, fourth, fifth = (pid for *_, pid in lines(tmp_path / "mark"))
+    assert first == second and third == fourth and len({first, third, fifth}) == 3
+    until(lambda: not any(alive(int(pid)) for pid in (first, third, fifth)))
+    assert sorted(Task.objects.values_list("result", flat=True)) == [0, 1, 2, 3, 4]
+
+
+def test_a_child_with_too_much_memory_is_replaced(
+    process_database: ProcessDatabase, tmp_path: Path, settings: Any
+) -> None:
+    settings.DBTASKQUEUE = {"MAX_MEMORY_PER_CHILD": 1}
+    for number in range(2):
+        enqueue("apart", f"r{number}", {"mark": str(tmp_path / "mark")})
+    with polling({"apart": 1}, threads=1):
+        until(lambda: Task.objects.filter(status="COMPLETED").count() == 2)
+    assert len({pid for *_, pid in lines(tmp_path / "mark")}) == 2
 
 
 # -- threads and coroutines --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("queue", ["work"])
+@pytest.mark.parametrize("queue", ["work", "apart"])
 def test_a_task_that_checks_stops_by_itself(
     process_database: ProcessDatabase, tmp_path: Path, lost: list[int], queue: str
 ) -> None:
@@ -76,3 +196,32 @@ def test_a_coroutine_is_cancelled(
     assert list(chosen.values_list("status", flat=True)) == {"cancel": ["POISON"], "release": ["COMPLETED"]}.get(
         verb, []
     )
+
+
+# -- replace -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_running_task_is_replaced_by_its_reference(
+    process_database: ProcessDatabase, tmp_path: Path, lost: list[int]
+) -> None:
+    task = enqueue("apart", "report", held(tmp_path))
+    with polling({"apart": 1}, threads=1):
+        started = program(tmp_path)
+        with pytest.raises(DuplicateTask, match="replace_running"):
+            enqueue("apart", "report", {"result": "new"}, on_duplicate="replace")
+        again = enqueue("apart", "report", {"result": "new"}, on_duplicate="replace_running")
+        assert (again.pk, again.status, again.attempt) == (task.pk, "CREATED", 0)
+        until(lambda: status(task) == "COMPLETED")
+        until(lambda: not alive(started))
+        assert lost == [task.pk]
+    task.refresh_from_db()
+    assert (task.result, task.attempt, task.total_attempt) == ("new", 1, 2)
+
+
+def test_a_replaced_task_keeps_its_due_time_if_asked(process_database: ProcessDatabase, tmp_path: Path) -> None:
+    mark, gate = tmp_path / "mark", tmp_path / "gate"
+    task = enqueue("aio", "r", {"do": "wait", "until": str(gate), "mark": str(mark)})
+    with polling({"aio": 1}):
+        until(lambda: bool(lines(mark)))
+        enqueue("aio", "r", {"result": 2}, delay=timedelta(hours=1), on_duplicate="replace_running", keep_due=True)
+        until(lambda: status(task) == "COMPLETED")

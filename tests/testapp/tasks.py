@@ -17,6 +17,8 @@ stop        the same by SIGSTOP, which stops the whole process until SIGCONT; th
 book        writes ``Booking(reference=task.reference)``, then does what ``then`` (a payload of its own) says
 enqueue     enqueues ``queue``, ``reference``, ``payload`` on the task's database, then completes
 settle      writes a Booking and settles by ``task.complete()`` itself, both in its own transaction
+hold        blocks all signals, starts a program whose id it writes to the file ``program``, books as above, holds the
+            interpreter in C for ``seconds`` (default 100), and writes the file ``end``
 check       asks ``task.check()`` until it raises, and writes the file ``end``
 =========== ====================================================================================================
 
@@ -31,6 +33,10 @@ other    sync                                   3 attempts, retried after 50 ms
 atomic   sync, ``mode="atomic"``                3 attempts, retried after 50 ms
 aio      async                                  3 attempts, retried after 50 ms
 brief    sync                                   as work, with a lease of 1 s: for tests where holders die
+apart    sync, ``executor="process"``           3 attempts, retried after 50 ms
+aparta   as apart, ``mode="atomic"``            3 attempts, retried after 50 ms
+apartb   as apart, ``batch=2``                  3 attempts, retried after 50 ms
+apartt   as apart, ``timeout`` of 0.3 s         1 attempt
 timed    sync, ``timeout`` of 0.3 s             1 attempt
 aiotimed async, ``timeout`` of 0.3 s            1 attempt
 ======== ====================================== ==============================================================
@@ -39,8 +45,10 @@ aiotimed async, ``timeout`` of 0.3 s            1 attempt
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -164,6 +172,15 @@ def _settle(task: Lease, payload: dict[str, Any]) -> None:
         task.complete(payload.get("result"))
 
 
+def _hold(task: Lease, payload: dict[str, Any]) -> Complete:
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    Path(payload["program"]).write_text(str(subprocess.Popen(["sleep", "1000"]).pid))
+    Booking.objects.using(task.port.alias).create(reference=task.reference, amount=task.attempt)
+    ctypes.PyDLL(None).sleep(payload.get("seconds", 100))
+    Path(payload["end"]).touch()
+    return _ok(task, payload)
+
+
 def _check(task: Lease, payload: dict[str, Any]) -> None:
     try:
         while not task.cancelled:
@@ -194,6 +211,7 @@ VERBS: dict[str, Callable[[Lease, dict[str, Any]], Any]] = {
     "book": _book,
     "enqueue": _enqueue,
     "settle": _settle,
+    "hold": _hold,
     "check": _check,
 }
 
@@ -236,6 +254,30 @@ async def aio(task: Lease) -> Any:
 @processor("brief", lease=timedelta(seconds=1), **QUICKLY)
 def brief(task: Lease) -> Any:
     """A lease so short that a test can wait for its end."""
+    return run(task)
+
+
+@processor("apart", executor="process", **QUICKLY)
+def apart(task: Lease) -> Any:
+    """In a child process."""
+    return run(task)
+
+
+@processor("aparta", executor="process", mode="atomic", **QUICKLY)
+def apart_atomic(task: Lease) -> Any:
+    """There, with its writes and its outcome in one transaction."""
+    return run(task)
+
+
+@processor("apartb", executor="process", batch=2, **QUICKLY)
+def apart_batch(tasks: list[Lease]) -> list[Any]:
+    """There, two at a time."""
+    return [run(task) for task in tasks]
+
+
+@processor("apartt", executor="process", **LIMIT)
+def apart_timed(task: Lease) -> Any:
+    """There, with a timeout."""
     return run(task)
 
 

@@ -26,7 +26,7 @@ from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import Fail, Outcome, Release, Settlement
 from django_dbtaskqueue.db.liveness import began_dead
 from django_dbtaskqueue.flow import observe
-from django_dbtaskqueue.flow.run import decide_all, perform_all
+from django_dbtaskqueue.flow.run import PROCESS, decide_all, perform_all
 from django_dbtaskqueue.poller.executors import Answer, ConcurrencyLimiter, Executor, Finish, Job, Run
 from django_dbtaskqueue.poller.executors.thread_connections import check, tidy, unless_dead
 
@@ -194,13 +194,14 @@ def apply_answer(lease: Lease, answer: Answer) -> Outcome | Settlement | None:
 
 
 @contextmanager
-def named_executor(path: str | None, given: Mapping[str, Any]) -> Iterator[futures.Executor | None]:
+def named_executor(path: str | None, given: Mapping[str, Any]) -> Iterator[futures.Executor | str | None]:
     """Yield the executor that a command line names, made with what is ``given``; shut down afterwards if made here.
 
-    None where there is no path. Raises ``ImproperlyConfigured`` for what is no executor, or does not take its options.
+    Where there is no path None, and PROCESS itself, of which each poller makes its own. Raises ``ImproperlyConfigured``
+    for what is no executor, or does not take its options.
     """
-    if path is None:
-        yield None
+    if path is None or path == PROCESS:
+        yield path
         return
     dotted = SHORT_NAMES.get(path, path)
     try:

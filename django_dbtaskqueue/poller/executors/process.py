@@ -1,0 +1,246 @@
+"""Processors in child processes, which can be ended whatever their code does: ``executor="process"``.
+
+A child runs one job at a time. It ends when its job must: an operator cancelled the task, its timeout is over, or its
+lease is lost. Threads of the poller wait for the children's answers. Only the poller settles.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from queue import SimpleQueue
+from time import monotonic
+
+from django.db import connections
+
+from django_dbtaskqueue.conf import settings as conf
+from django_dbtaskqueue.core.durations import next_pause
+from django_dbtaskqueue.core.exceptions import ProcessDied
+from django_dbtaskqueue.core.lease import Lease
+from django_dbtaskqueue.core.outcomes import Fail, Outcome, Settlement
+from django_dbtaskqueue.flow import observe
+from django_dbtaskqueue.flow.run import decide_all
+from django_dbtaskqueue.poller.executors import LOST, Answer, ConcurrencyLimiter, Executor, Finish, Job, Run, stopped
+from django_dbtaskqueue.poller.executors.child import DEATH_SECONDS, Channel, Child, exit_text
+from django_dbtaskqueue.poller.executors.pool import apply_answer, note_processor, portable, run_remotely
+from django_dbtaskqueue.poller.executors.thread import ThreadExecutor
+
+logger = logging.getLogger("django_dbtaskqueue")
+
+STOP_GRACE_SECONDS = 0.2  # between task.cancelled and the end of the process, for a task that checks it
+LOAD_SECONDS = 60.0  # until a child has loaded the project
+ANSWER_POLL_SECONDS = 0.25  # between two looks whether a child that says nothing still runs
+RESTART_SECONDS = 1.0, 30.0  # between two starts of a child that does not load: at first, and at most
+
+
+class ProcessExecutor(ThreadExecutor):
+    """Runs jobs in at most ``slots`` child processes. A child starts when it is needed, and is kept."""
+
+    def __init__(self, slots: int, finish: Finish, limiter: ConcurrencyLimiter) -> None:
+        super().__init__(slots, finish, limiter)
+        self._workers: list[_Worker | None] = [None] * slots  # the child of each thread
+        self._ended = threading.Event()
+
+    def submit(self, jobs: list[Job], *, fast: bool) -> None:
+        super().submit(jobs, fast=False)
+
+    def nudge(self) -> None:
+        if self.todo:
+            self._wake(len(self.todo))
+
+    def overrun(self, run: Run) -> bool:
+        """Give up a job past its timeout, and end its process."""
+        given_up = super().overrun(run)
+        if given_up:
+            for worker in filter(None, self._workers):
+                worker.kill_if_running(run.job, settled_too=True)
+        return given_up
+
+    def stop(self, run: Run) -> None:
+        """Tell the task that it has to stop, and end its process if it does not."""
+        for worker in filter(None, self._workers):
+            worker.stop(run.job)
+
+    def close(self) -> None:
+        """End all children."""
+        self._ended.set()
+        super().close()
+        for worker in filter(None, self._workers):
+            worker.kill()
+
+    # -- one thread --------------------------------------------------------------------------------------------------
+
+    def _work(self, slot: int) -> None:
+        pause = 0.0
+        while not self._closed:
+            if not self.todo:
+                self._wait_for_job(slot)
+                continue
+            if not self._has_child(slot):
+                pause = next_pause(pause, *RESTART_SECONDS)
+                self._ended.wait(pause)
+                continue
+            pause = 0.0
+            with suppress(IndexError):  # another thread took the job
+                self._run(slot, self.todo.popleft())
+        worker = self._workers[slot]
+        if worker is not None:
+            worker.end()
+        connections.close_all()  # those that listeners opened on this thread
+
+    def _has_child(self, slot: int) -> bool:
+        """See to a child for the next job; return whether there is one. It takes a job only when it has loaded."""
+        worker = self._workers[slot]
+        if worker is not None and worker.is_alive() and not worker.is_worn_out():
+            return True
+        if worker is not None:
+            worker.ask_to_end()
+            worker.end()
+        worker = self._workers[slot] = _Worker()
+        deadline = monotonic() + LOAD_SECONDS
+        with suppress(EOFError, OSError):
+            while monotonic() < deadline and not self._closed:
+                if worker.receive(ANSWER_POLL_SECONDS) is not None:
+                    return True
+        code, self._workers[slot] = worker.end(), None
+        if not self._closed:
+            logger.error("A process for tasks does not start (%s). Its tasks wait for the next try", exit_text(code))
+        return False
+
+    def _run(self, slot: int, job: Job) -> None:
+        current = self._begin(job)
+        if current is None:
+            return
+        job, started = current
+        self._since[slot], self._jobs[slot] = started, job
+        for lease in job.leases:
+            observe.started(lease, job.processor)
+        outcomes = self._outcomes(slot, job)
+        self._jobs[slot] = None
+        note_processor(job)
+        self._end(current, decide_all(job.leases, outcomes), monotonic() - started)
+
+    def _outcomes(self, slot: int, job: Job) -> Sequence[Outcome | Settlement | None]:
+        worker = self._workers[slot]
+        assert worker is not None  # noqa: S101 -- for the type checker: ``_has_child`` made it
+        try:
+            answers = worker.call(job)
+        except (EOFError, OSError):
+            self._workers[slot] = None
+            return self._died(job, killed=worker.killed, how=exit_text(worker.end(seconds=DEATH_SECONDS)))
+        except Exception as error:  # something of the job cannot be sent
+            return [Fail(error)] * len(job.leases)
+        if len(answers) < len(job.leases):  # one failure for the whole job
+            answers = answers * len(job.leases)
+        return [apply_answer(lease, answer) for lease, answer in zip(job.leases, answers, strict=True)]
+
+    def _died(self, job: Job, *, killed: bool, how: str) -> Sequence[Outcome | Settlement | None]:
+        if killed:
+            return stopped(job, Fail("Its process was ended"))
+        for lease in job.leases:
+            logger.error("Task %s of %s ended its process: %s", lease.id, lease.queue, how, extra=observe.fields(lease))
+        return [
+            Fail(ProcessDied(lease.poller_instance, lease.attempt, lease.max_attempts, how)) for lease in job.leases
+        ]
+
+    def _is_late(self, run: Run) -> bool:
+        return Executor._is_late(self, run)
+
+
+class _Worker(Child):
+    """A child and the job it runs."""
+
+    def __init__(self) -> None:
+        super().__init__(_serve, "dbtaskqueue-process")
+        self._calls = 0
+        self._job: Job | None = None
+        self._spared = False  # the task has settled itself: its lease is not lost
+        self._lock = threading.Lock()  # of _job: a kill must not hit the next one
+
+    def call(self, job: Job) -> list[Answer]:
+        """Run a job. Raise ``EOFError`` or ``OSError`` if the process ended before the answer."""
+        with self._lock:
+            self._calls += 1
+            self._job, self._spared = job, False
+        try:
+            self.send(self._calls, portable(job))
+            while True:
+                message = self.receive(ANSWER_POLL_SECONDS)
+                if message is not None and message[1] is not None:
+                    return message[1]
+                self._spared = self._spared or message is not None
+        finally:
+            with self._lock:
+                self._job = None
+
+    def stop(self, job: Job) -> None:
+        """Tell the task to stop, if it runs here. Its process ends if it runs on, and has not settled itself."""
+        if self._job is not job:
+            return
+        lost = [lease.id for lease in job.leases if lease.deadline == LOST]
+        with suppress(OSError):
+            self.send(-self._calls, lost)
+        timer = threading.Timer(STOP_GRACE_SECONDS, self.kill_if_running, [job])
+        timer.daemon = True
+        timer.start()
+
+    def kill_if_running(self, job: Job, *, settled_too: bool = False) -> None:
+        """End the process if it runs this job; only with ``settled_too`` if the task has settled itself."""
+        with self._lock:
+            if self._job is job and (settled_too or not self._spared):
+                self.kill()
+
+    def is_worn_out(self) -> bool:
+        """Whether it has run as many calls, or has as much memory, as the settings allow."""
+        settings = conf.settings()
+        limit = settings.max_memory_per_child
+        return self._calls >= settings.max_tasks_per_child or (limit is not None and _resident_mib(self.pid) > limit)
+
+
+def _resident_mib(pid: int) -> float:
+    """Return how much memory a process has, in MiB; 0 where there is no /proc."""
+    try:
+        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    except (OSError, ValueError, IndexError):
+        return 0.0
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+# -- in the process ----------------------------------------------------------------------------------------------------
+
+
+def _serve(channel: Channel) -> None:
+    """Run jobs on the main thread, one after the other, while another thread listens to the poller."""
+    jobs: SimpleQueue[tuple[int, Job] | None] = SimpleQueue()
+    threading.Thread(target=_listen, args=[channel, jobs], daemon=True).start()
+    channel.send(0, None)
+    while (job := jobs.get()) is not None:
+        channel.send(job[0], run_remotely(job[1]))
+
+
+def _listen(channel: Channel, jobs: SimpleQueue[tuple[int, Job] | None]) -> None:
+    leases: dict[int, tuple[Lease, ...]] = {}  # of the last job
+    try:
+        while True:
+            number, message = channel.receive()
+            if isinstance(message, Job):
+                leases = {number: message.leases}
+                jobs.put((number, message))
+            elif isinstance(message, list):
+                _tell(channel, -number, [lease for lease in leases.get(-number, ()) if lease.id in message])
+            else:
+                jobs.put(None)
+    except (EOFError, OSError):  # the poller has ended, or closed the pipe
+        os._exit(0)
+
+
+def _tell(channel: Channel, number: int, lost: list[Lease]) -> None:
+    """Tell tasks to stop. None says that they have settled themselves, so that their process may go on."""
+    for lease in lost:
+        lease.cancelled = True
+    if lost and all(lease.touched for lease in lost):
+        channel.send(number, None)
