@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         LeaseLost,
         PayloadError,
         QueueFull,
+        TaskCancelled,
         TaskQueueError,
         UnknownQueue,
     )
@@ -29,7 +30,15 @@ if TYPE_CHECKING:
     from django_dbtaskqueue.registry import processor
 
 _HOMES = {
-    "core.exceptions": ("DuplicateTask", "LeaseLost", "PayloadError", "QueueFull", "TaskQueueError", "UnknownQueue"),
+    "core.exceptions": (
+        "DuplicateTask",
+        "LeaseLost",
+        "PayloadError",
+        "QueueFull",
+        "TaskCancelled",
+        "TaskQueueError",
+        "UnknownQueue",
+    ),
     "flow.enqueue_many": ("EnqueueReport", "aenqueue_many", "enqueue_many"),
     "flow.enqueue": ("aenqueue", "enqueue"),
     "core.masking": ("Sensitive",),
@@ -60,6 +69,7 @@ __all__ = [
     "Sensitive",
     "Sequence",
     "Staged",
+    "TaskCancelled",
     "TaskQueueError",
     "Throttle",
     "Unique",

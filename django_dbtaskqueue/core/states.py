@@ -38,7 +38,6 @@ class Edge:
 EDGES = (
     Edge("enqueue", (), CREATED, "producer"),
     Edge("replace", (CREATED,), CREATED, "producer"),
-    Edge("replace_running", (CREATED, PROCESSING), CREATED, "producer"),
     Edge("checkout", (CREATED, PROCESSING), PROCESSING, "poller"),
     Edge("renew", (PROCESSING,), PROCESSING, "holder"),
     Edge("touch", (PROCESSING,), PROCESSING, "holder"),
@@ -53,6 +52,7 @@ EDGES = (
     Edge("unpark", (CREATED,), CREATED, "poller"),
     Edge("rescue", (PROCESSING,), ERROR, "poller"),
     Edge("release_all", (PROCESSING,), CREATED, "operator"),
+    Edge("replace_running", (CREATED, PROCESSING), CREATED, "producer"),
     Edge("cancel", (CREATED, PROCESSING), POISON, "operator"),
     Edge("reprocess", (ERROR,), CREATED, "operator"),
     Edge("kick", (POISON,), CREATED, "operator"),

@@ -33,7 +33,7 @@ BEGIN
 END $$;
 
 -- A producer enqueues. It inserts no status, result or count of attempts. It updates only what `on_duplicate="replace"`,
--- groups and rules of uniqueness change.
+-- groups and rules of uniqueness change; "replace_running", which ends what runs, is for operators.
 GRANT SELECT ON dbtaskqueue_task TO dbtaskqueue_producer;
 GRANT INSERT (id, queue_name, reference_number, payload, payload_type, priority, tag, group_key, context, max_attempts,
               lease_seconds, ready_time, parked_by, next_process_time, expire_time)

@@ -190,7 +190,8 @@ def _add_executor(parser: CommandParser) -> None:
     elsewhere = parser.add_argument_group("processing elsewhere")
     elsewhere.add_argument(
         "--executor", metavar="PATH",
-        help="Where sync tasks run whose processors name no executor: spark, or the dotted path of an executor.",
+        help="Where sync tasks run whose processors name no executor: process (child processes), spark, or the "
+        "dotted path of an executor.",
     )  # fmt: skip
     elsewhere.add_argument("--master", metavar="URL", help="Spark's master, such as local[4] or spark://HOST:7077.")
     elsewhere.add_argument("--conf", action="append", default=[], metavar="KEY=VALUE", help="A setting of Spark.")
