@@ -1,5 +1,5 @@
-"""The tables. ``tasks``: TASKS, its history and failed attempts; ``control``: queues, pollers and what is counted;
-``operations``: what operators did and do; ``archive``: what the data pipeline keeps."""
+"""The tables. ``tasks``: TASKS, its history and failed attempts; ``control``: queues, schedules, pollers and what is
+counted; ``operations``: what operators did and do; ``archive``: what the data pipeline keeps."""
 
 from django_dbtaskqueue.models.archive import ArchiveBatch, PipelineReport, StreamLedger
 from django_dbtaskqueue.models.control import (
@@ -11,6 +11,7 @@ from django_dbtaskqueue.models.control import (
     Overview,
     Poller,
     Queue,
+    Schedule,
     UsageCount,
 )
 from django_dbtaskqueue.models.operations import (
@@ -51,6 +52,7 @@ __all__ = [
     "Poller",
     "Queue",
     "SavedSearch",
+    "Schedule",
     "StreamLedger",
     "Task",
     "TaskChange",

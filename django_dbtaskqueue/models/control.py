@@ -1,4 +1,4 @@
-"""What runs and what it counts: queues, pollers, usage, outcomes by the minute, failures by what they share.
+"""What runs and what it counts: queues, schedules, pollers, usage, outcomes by the minute, failures by what they share.
 
 A process appends its counts as rows of its own, so that none waits for a row. A minute may
 therefore have several rows; retention merges them.
@@ -6,6 +6,7 @@ therefore have several rows; retention merges them.
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import ClassVar
 
 from django.db import models
@@ -90,6 +91,63 @@ def payload_types_in(reported: object, queue: str) -> list[str]:
     found = reported if isinstance(reported, list) else []
     served = [one for one in found if isinstance(one, dict) and one.get("queue") == queue]
     return [str(name) for one in served for name in one.get("types", ())]
+
+
+MISSED_POLICIES = (
+    ("skip", _("skip them")),
+    ("one", _("enqueue one task for all of them")),
+    ("all", _("enqueue one task for each, the newest 100 at most")),
+)
+OVERLAP_POLICIES = (
+    ("allow", _("enqueue the task all the same")),
+    ("skip", _("skip the tick")),
+)
+CODE, PERSON = "code", "person"
+SCHEDULE_SOURCES = ((CODE, _("code")), (PERSON, _("person")))
+
+
+class Schedule(models.Model):
+    """When tasks are enqueued by themselves: a cron text in a time zone, and what each tick enqueues.
+
+    The row is in the first database of its queue, so that a tick and its task are one transaction. ``code`` is what
+    the code says; ``edited`` names the fields that a person changed, which stay until the person goes back to the code.
+    """
+
+    name = models.CharField(_("name"), max_length=150, primary_key=True)
+    queue = models.CharField(_("queue"), max_length=200, db_column="queue_name")
+    cron = models.CharField(_("cron"), max_length=200)
+    timezone = models.CharField(_("time zone"), max_length=100, db_default="UTC")
+    payload = models.JSONField(_("payload"), null=True, blank=True)
+    payload_type = models.CharField(_("payload type"), max_length=200, blank=True, db_default="")
+    priority = models.SmallIntegerField(_("priority"), null=True, blank=True)
+    missed = models.CharField(_("missed ticks"), max_length=30, choices=MISSED_POLICIES, db_default="one")
+    overlap = models.CharField(
+        _("earlier task not finished"), max_length=30, choices=OVERLAP_POLICIES, db_default="allow"
+    )
+    paused = models.BooleanField(_("paused"), db_default=False)
+    source = models.CharField(_("source"), max_length=30, choices=SCHEDULE_SOURCES, db_default=PERSON)
+    code = models.JSONField(_("the code says"), null=True, blank=True)
+    edited = models.JSONField(_("changed by hand"), db_default=models.Value([], models.JSONField()), blank=True)
+    next_time = models.DateTimeField(_("next tick"), null=True, blank=True)
+    last_time = models.DateTimeField(_("last tick"), null=True, blank=True)
+    last_task = models.BigIntegerField(_("last task"), null=True, blank=True)
+    note = models.CharField(_("note"), max_length=500, blank=True, db_default="")
+    create_time = models.DateTimeField(_("created"), db_default=Now())
+    clock: datetime  # the database's time, where a query adds it
+
+    class Meta:
+        verbose_name = _("schedule")
+        verbose_name_plural = _("schedules")
+        permissions: ClassVar = [("run_schedule", "Can run schedules now")]
+        constraints: ClassVar = [
+            models.CheckConstraint(
+                condition=models.Q(next_time__range=READABLE_TIMES, last_time__range=READABLE_TIMES),
+                name="dbtaskqueue_schedule_times",
+            )
+        ]
+
+    def __str__(self) -> str:
+        return self.name
 
 
 class DeletedTasks(models.Model):
