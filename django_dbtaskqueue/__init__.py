@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from django_dbtaskqueue.flow.enqueue import aenqueue, enqueue
     from django_dbtaskqueue.flow.enqueue_many import EnqueueReport, aenqueue_many, enqueue_many
     from django_dbtaskqueue.pull.handle import queue
-    from django_dbtaskqueue.registry import processor
+    from django_dbtaskqueue.registry import periodic, processor
 
 _HOMES = {
     "core.exceptions": (
@@ -44,7 +44,7 @@ _HOMES = {
     "core.masking": ("Sensitive",),
     "core.outcomes": ("Complete", "CompleteDelete", "Fail", "Poison", "Reenqueue"),
     "pull.handle": ("queue",),
-    "registry": ("processor",),
+    "registry": ("periodic", "processor"),
     "core.unique": ("Debounce", "Throttle", "Unique"),
     "core.retry": ("Arithmetic", "Fixed", "Geometric", "Linear", "Sequence", "Staged"),
 }
@@ -78,6 +78,7 @@ __all__ = [
     "aenqueue_many",
     "enqueue",
     "enqueue_many",
+    "periodic",
     "processor",
     "queue",
 ]

@@ -1,4 +1,4 @@
-"""Which function processes which queue. A name in a row is looked up here, never imported."""
+"""Which function processes which queue, and when. A name in a row is looked up here, never imported."""
 
 from __future__ import annotations
 
@@ -7,22 +7,34 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Container, Iterable
 from datetime import timedelta
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from django.core.exceptions import ImproperlyConfigured
 
 from django_dbtaskqueue.conf import settings as conf
+from django_dbtaskqueue.conf.cron import check_timing, default_zone
 from django_dbtaskqueue.core import codecs, masking
 from django_dbtaskqueue.core.retry import AnyPolicy
 from django_dbtaskqueue.core.unique import UniqueRule
 from django_dbtaskqueue.flow.run import Processor
 
 F = TypeVar("F", bound=Callable[..., object])
+
+
+class Periodic(NamedTuple):
+    """One use of ``@periodic``. Its queue may be that of a processor that is registered later."""
+
+    function: Callable[..., object] | None
+    queue: str | None
+    options: dict[str, object]  # of ``flow.schedule.Definition``; the payload as it was given
+
+
 PARSED = {"retry", "timeout", "reenqueue"}  # durations and policies may be text, as in the settings
 OF_QUEUE = {"lease", "max_attempts", "unique"}  # declared by a processor, in force for its queue
 
 _processors: dict[str, dict[str | None, Processor]] = {}
 _found: dict[str, dict[str | None, Processor]] = {}  # of each queue its processors by each name that a row may have
+_periodic: dict[str, Periodic] = {}
 _watchers: list[Callable[[str], None]] = []
 _lock = threading.Lock()
 
@@ -178,18 +190,92 @@ def processors(queue: str) -> tuple[Processor, ...]:
     return tuple(_processors.get(queue, {}).values())
 
 
-Snapshot = tuple[dict[str, dict[str | None, Processor]], dict[str, dict[str, object]]]  # processors, what they declare
+# -- schedules ---------------------------------------------------------------------------------------------------------
+
+
+def periodic(
+    cron: str,
+    *,
+    queue: str | None = None,
+    name: str | None = None,
+    timezone: str | None = None,
+    payload: object = None,
+    priority: int | None = None,
+    missed: str = "one",
+    overlap: str = "allow",
+) -> Callable[[F], F]:
+    """Have pollers enqueue a task at each time of ``cron``, for the decorated processor or for ``queue``.
+
+    ``cron`` is such as ``"0 7 * * mon-fri"``, in ``timezone`` (default: the site's). Stack it on ``@processor``, above
+    or below; or call it with ``queue`` and ``name`` and leave the result alone. ``name`` is the schedule's, for rows
+    and references (default: the dotted path of the function). ``payload`` and ``priority`` are the task's.
+
+    ``missed`` says what becomes of ticks that no poller took for over a minute: ``"one"`` task for all of them,
+    ``"skip"`` them, or ``"all"`` (the newest 100). ``overlap="skip"``: no task while the one before is not finished.
+
+    An operator can change, pause and run the schedule. What a person changed stays until the person goes back to the
+    code; all else follows the code. A schedule that the code no longer declares enqueues nothing. Raises
+    ``ImproperlyConfigured`` for a cron text, time zone or name that is wrong or ambiguous.
+    """
+    given = {"timezone": timezone, "payload": payload, "priority": priority, "missed": missed, "overlap": overlap}
+    try:
+        check_timing(cron, timezone or default_zone())
+    except ValueError as error:
+        raise ImproperlyConfigured(f"@periodic({cron!r}): {error}") from None
+    if queue is not None and name is not None:
+        _declare(Periodic(None, queue, {"cron": cron, **given}), name)
+        return lambda function: function
+
+    def register_it(function: F) -> F:
+        named = name or f"{function.__module__}.{function.__qualname__}"
+        _declare(Periodic(function, queue, {"cron": cron, **given}), named)
+        return function
+
+    return register_it
+
+
+def _declare(made: Periodic, name: str) -> None:
+    with _lock:
+        there = _periodic.get(name, made)
+        # The same module imported again makes another function with the same path.
+        again = there.function is not made.function and _path(there.function) == _path(made.function)
+        if there != made and not again:
+            raise ImproperlyConfigured(
+                f"@periodic({made.options['cron']!r}): there is a schedule {name!r} already. Give each of them a name=."
+            )
+        _periodic[name] = made
+
+
+def _path(function: Callable[..., object] | None) -> str:
+    return f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', '')}"
+
+
+def periodics() -> dict[str, Periodic]:
+    """Return the schedules that the code declares, by name."""
+    return dict(_periodic)
+
+
+def queues_of(function: Callable[..., object] | None) -> list[str]:
+    """Return the queues whose processor is this function, or an instance of this class."""
+    made = [one for of_queue in _processors.values() for one in of_queue.values()]
+    owners = [(one.queue, getattr(one.function, "__self__", one.function)) for one in made]
+    return sorted({queue for queue, owner in owners if owner is function or type(owner) is function})
+
+
+Snapshot = tuple[dict[str, dict[str | None, Processor]], dict[str, dict[str, object]], dict[str, Periodic]]
 
 
 def snapshot() -> Snapshot:
     """Return a copy of all registrations, for ``restore``."""
-    return dict(_processors), conf.declared()
+    return dict(_processors), conf.declared(), periodics()
 
 
 def restore(saved: Snapshot) -> None:
     """Put registrations back to a ``snapshot``: tests that register processors use it."""
-    processors, declared = saved
+    processors, declared, scheduled = saved
     with _lock:
+        _periodic.clear()
+        _periodic.update(scheduled)
         for queue in {*_processors, *processors}:
             _replace(queue, processors.get(queue, {}))
         conf.redeclare(declared)

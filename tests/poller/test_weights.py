@@ -60,7 +60,7 @@ def test_an_unknown_queue_is_named_with_the_nearest() -> None:
 
 @pytest.mark.django_db
 def test_a_queue_nobody_processes_is_refused(taskqueue_registry: None) -> None:
-    registry.restore(({}, {}))
+    registry.restore(({}, {}, {}))
     assert "claims" in conf.known_queues()  # it stands in the settings
     with pytest.raises(ImproperlyConfigured, match="Queue 'claims' has no processor in this project"):
         queue_selection.parse(["claims"])
@@ -69,7 +69,7 @@ def test_a_queue_nobody_processes_is_refused(taskqueue_registry: None) -> None:
 def test_nothing_to_poll_is_said(taskqueue_registry: None) -> None:
     with pytest.raises(ImproperlyConfigured, match="--exclude leaves none of work"):
         queue_selection.parse(["work"], ["work"])
-    registry.restore(({}, {}))
+    registry.restore(({}, {}, {}))
     with pytest.raises(ImproperlyConfigured, match="no processor is registered"):
         queue_selection.parse([])
 
