@@ -17,7 +17,7 @@ class TaskQueueConfig(AppConfig):
 
     def ready(self) -> None:
         """Register the system checks and the pages of own tables, import every installed app's ``tasks.py``."""
-        from django_dbtaskqueue.operations import checks  # noqa: F401 -- checks registers itself
+        from django_dbtaskqueue.operations import checks, schedules  # noqa: F401 -- they register themselves
 
         autodiscover_modules("tasks")
         if apps.is_installed("django.contrib.admin"):

@@ -23,7 +23,7 @@ from django_dbtaskqueue.db.minute_counts import database_now
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.models import Attempt, FailureCount, Metric, Poller, Queue, Task, TaskHistory
 from django_dbtaskqueue.models.control import MISSED_HEARTBEATS, queue_names_in
-from django_dbtaskqueue.operations import checks
+from django_dbtaskqueue.operations import checks, schedules
 from django_dbtaskqueue.operations.lookup import Location, locations_on
 from django_dbtaskqueue.operations.queue_counts import waits_by_priority
 from django_dbtaskqueue.operations.queue_stats import QueueStats, alive, overview
@@ -55,7 +55,6 @@ INDEXES = """\
 SELECT t.name, c.relname, i.indisvalid FROM unnest(%(tables)s::text[]) AS t(name)
 JOIN pg_index i ON i.indrelid = to_regclass(t.name) JOIN pg_class c ON c.oid = i.indexrelid
 """
-SETTING = "current_setting('{}')"
 LISTENERS = """\
 SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND query ILIKE 'LISTEN %%'
 """
@@ -82,7 +81,7 @@ def examine(using: str | None = None) -> list[Finding]:
     """
     alias = using or router.db_for_write(Task)
     found: list[Finding] = []
-    for check in (_unmigrated, _settings, _databases, _clock, _queues, _pollers, _parked, _server):
+    for check in (_unmigrated, _settings, _databases, _clock, _queues, _pollers, _parked, _schedules, _server):
         found += _answers(check, alias)
         if check is _unmigrated and found:
             return found
@@ -137,12 +136,11 @@ def _settings(alias: str) -> Iterator[Finding]:
 def _databases(alias: str) -> Iterator[Finding]:
     away = sorted(name for name in conf.known_queues() if conf.default_settings(name).database != DEFAULT_DB_ALIAS)
     if away:
+        names = {"queues": ", ".join(away), "alias": DEFAULT_DB_ALIAS}
         yield _info(
             "database.apart",
-            _("%(queues)s: these queues are not in the database %(alias)s.")
-            % {"queues": ", ".join(away), "alias": DEFAULT_DB_ALIAS},
-            _("A task is not part of a transaction on %(alias)s: enqueue after the commit, or move the queue.")
-            % {"alias": DEFAULT_DB_ALIAS},
+            _("%(queues)s: these queues are not in the database %(alias)s.") % names,
+            _("A task is not part of a transaction on %(alias)s: enqueue after the commit, or move the queue.") % names,
             tuple(away),
         )
     for level in sorted(checks.isolation_levels(alias)):
@@ -278,6 +276,10 @@ def _parked(alias: str) -> Iterator[Finding]:
             )
 
 
+def _schedules(alias: str) -> Iterator[Finding]:
+    return (Finding(*fault) for fault in schedules.faults(alias))
+
+
 # -- the PostgreSQL server ---------------------------------------------------------------------------------------------
 
 
@@ -305,9 +307,8 @@ def _indexes(session: Session) -> Iterator[Finding]:
         for index in model._meta.indexes:
             if not found.get((table, index.name), False):
                 broken = (table, index.name) in found
-                words = (
-                    _("Index %(name)s of %(table)s is not valid.") if broken else _("%(table)s has no index %(name)s.")
-                )
+                missing = _("%(table)s has no index %(name)s.")
+                words = _("Index %(name)s of %(table)s is not valid.") if broken else missing
                 yield _error(
                     "database.index",
                     words % {"table": model._meta.db_table, "name": index.name},
@@ -325,9 +326,8 @@ def _create(session: Session, model: type[models.Model], index: models.Index, *,
 
 def _dead_rows(session: Session) -> Iterator[Finding]:
     tables = [_named(session, model) for model in _tables(session.connection.alias)]
-    for table, name, live, dead in session.run(
-        DEAD_ROWS, {"tables": tables, "min_rows": MIN_DEAD_ROWS, "share": MAX_DEAD_ROWS_SHARE}
-    ):
+    given = {"tables": tables, "min_rows": MIN_DEAD_ROWS, "share": MAX_DEAD_ROWS_SHARE}
+    for table, name, live, dead in session.run(DEAD_ROWS, given):
         yield _warning(
             "database.dead_rows",
             _("%(table)s has %(dead)s dead rows beside %(live)s live ones: vacuum does not keep up.")
@@ -368,8 +368,8 @@ def _listeners(session: Session) -> Iterator[Finding]:
 
 
 def _durability(session: Session) -> Iterator[Finding]:
-    names = ("fsync", "synchronous_commit", "transaction_isolation")
-    fsync, synchronous, isolation = session.run(f"SELECT {', '.join(map(SETTING.format, names))}", {})[0]
+    names = (f"current_setting('{name}')" for name in ("fsync", "synchronous_commit", "transaction_isolation"))
+    fsync, synchronous, isolation = session.run(f"SELECT {', '.join(names)}", {})[0]
     if "off" in (fsync, synchronous):
         yield _info(
             "database.durability",

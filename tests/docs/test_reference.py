@@ -22,7 +22,7 @@ from django_dbtaskqueue.core.states import EDGES, Edge, Status
 from django_dbtaskqueue.management.commands.generatetasks import Command as GenerateTasks
 from django_dbtaskqueue.management.commands.housekeeptasks import Command as HousekeepTasks
 from django_dbtaskqueue.management.commands.runtaskpoller import Command as RunTaskPoller
-from django_dbtaskqueue.operations import checks
+from django_dbtaskqueue.operations import checks, schedules
 from django_dbtaskqueue.pipeline.command_line import Face, parser
 from django_dbtaskqueue.pipeline.jobs import JOBS, Argument, job
 from example_project.flights.management.commands.demo import Command as Demo
@@ -164,7 +164,8 @@ def test_every_error_is_documented() -> None:
 
 def test_every_system_check_is_documented() -> None:
     documented = {row[0].strip("`") for row in table(page("reference/errors.md"), "## System checks")}
-    ids = re.findall(r'id="(dbtaskqueue\.[EW]\d+)"', Path(str(checks.__file__)).read_text())
+    texts = [Path(str(module.__file__)).read_text() for module in (checks, schedules)]
+    ids = re.findall(r'id="(dbtaskqueue\.[EW]\d+)"', "".join(texts))
     assert documented == set(ids)
 
 

@@ -1,0 +1,228 @@
+"""Schedules as operators see them: in words, with the next times, and what is wrong with them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime
+from itertools import islice
+from typing import TypedDict
+from zoneinfo import ZoneInfo
+
+from django.core.checks import CheckMessage, Error, Warning, register
+from django.core.exceptions import ImproperlyConfigured
+from django.utils.dates import WEEKDAYS
+from django.utils.text import get_text_list
+from django.utils.translation import gettext as _
+
+from django_dbtaskqueue import registry
+from django_dbtaskqueue.conf import settings as conf
+from django_dbtaskqueue.conf.cron import default_zone, ticks, timing_fault
+from django_dbtaskqueue.core import codecs
+from django_dbtaskqueue.core.exceptions import TaskQueueError
+from django_dbtaskqueue.core.masking import masked
+from django_dbtaskqueue.db.session import alias_for
+from django_dbtaskqueue.flow.schedule import MISSED_AFTER, Definition, aware, home_of, rows_on
+from django_dbtaskqueue.models import Schedule
+from django_dbtaskqueue.models.control import CODE
+from django_dbtaskqueue.operations.permissions import VIEW_PAYLOAD, Actor
+from django_dbtaskqueue.operations.queue_stats import alive
+from django_dbtaskqueue.operations.visibility import narrow
+
+SHOWN_TIMES = 5
+MAX_LISTED_SCHEDULES = 500
+CRON_DAYS = ("SUN", "MON", "TUE", "WED", "THU", "FRI", "SAT", "SUN")
+Problem = tuple[str, str, str, str, tuple[str, ...]]  # level, id, words, remedy and queues of a finding
+
+
+class ScheduleDocument(TypedDict):
+    """A schedule, in words and with its next times. ``code`` is what the code says of the fields in ``edited``."""
+
+    name: str
+    queue: str
+    cron: str
+    timezone: str
+    words: str
+    next_times: list[datetime]
+    payload: object
+    payload_type: str
+    priority: int | None
+    missed: str
+    overlap: str
+    paused: bool
+    source: str
+    declared: bool
+    edited: list[str]
+    code: dict[str, object]
+    last_time: datetime | None
+    last_task: int | None
+    note: str
+
+
+def declared() -> dict[str, Definition]:
+    """Return the schedules that the code declares, by name. Raise ``ImproperlyConfigured`` for one that cannot work."""
+    return {name: _definition(name, made) for name, made in registry.periodics().items()}
+
+
+def _definition(name: str, made: registry.Periodic) -> Definition:
+    where = f"@periodic({made.options['cron']!r})"
+    queues = [made.queue] if made.queue is not None else registry.queues_of(made.function)
+    if len(queues) != 1:
+        fault = f"is the processor of {', '.join(queues)}" if queues else "is not a processor"
+        raise ImproperlyConfigured(f"{where}: {name} {fault}. Stack it on one @processor, or say queue=.")
+    try:
+        kind, plain = codecs.encode(made.options["payload"])
+        given = {**made.options, "timezone": made.options["timezone"] or default_zone()}
+        found = Definition.of({**given, "queue": queues[0], "payload": plain, "payload_type": kind or ""})
+        found.check(name)
+    except (TaskQueueError, ValueError) as error:
+        raise ImproperlyConfigured(f"{where} of {name}: {error}") from None
+    return found
+
+
+def homes(using: str | None = None) -> list[str]:
+    """Return the databases that have schedules, or the one of them."""
+    known = (home_of(name) for name in conf.known_queues())
+    return [using] if using else list(dict.fromkeys([alias_for("", None), *known]))
+
+
+def listed(actor: Actor, using: str | None = None) -> list[Schedule]:
+    """Return the schedules of queues that the actor may view, by name; at most 500 of a database."""
+    found = [row for alias in homes(using) for row in narrow(rows_on(alias), actor)[:MAX_LISTED_SCHEDULES]]
+    return sorted(found, key=lambda row: row.name)
+
+
+def find(name: str, actor: Actor, using: str | None = None) -> Schedule | None:
+    """Return the schedule with this name; None if it is not there, or the actor may not view its queue."""
+    found = (narrow(rows_on(alias).filter(pk=name), actor).first() for alias in homes(using))
+    return next((row for row in found if row is not None), None)
+
+
+def is_declared(row: Schedule) -> bool:
+    """Whether the code of this process declares the schedule, or a person made it."""
+    return row.source != CODE or row.name in registry.periodics()
+
+
+def next_times(row: Schedule) -> list[datetime]:
+    """Return the next five ticks, in the schedule's time zone: the one that is stored, and those after it."""
+    if row.next_time is None or timing_fault(row.cron, row.timezone):
+        return []
+    first, zone = aware(row.next_time, str(row._state.db)), ZoneInfo(row.timezone)
+    return [one.astimezone(zone) for one in (first, *islice(ticks(row.cron, row.timezone, first), SHOWN_TIMES - 1))]
+
+
+def in_words(cron: str, zone: str) -> str:
+    """Return a cron text as a person says it: "every weekday at 07:00 Europe/Madrid". Or what is wrong with it."""
+    if fault := timing_fault(cron, zone):
+        return fault
+    parts = cron.split()
+    parts = parts[1:] if len(parts) == 6 and parts[0] == "0" else parts
+    return f"{(_common_words(*parts) if len(parts) == 5 else '') or _explained(cron)} {zone}"
+
+
+def _explained(cron: str) -> str:
+    from cronsim import CronSim
+
+    text = CronSim(cron, datetime(2024, 1, 1)).explain()
+    return text[:1].lower() + text[1:]
+
+
+def _common_words(minute: str, hour: str, day: str, month: str, weekday: str) -> str:
+    """Return the words for what is usual; empty for the rest."""
+    days = _days(day, month, weekday)
+    if days and minute.isdecimal() and hour.replace(",", "").isdecimal():
+        times = [f"{int(one):02}:{int(minute):02}" for one in hour.split(",") if one]
+        return _("%(days)s at %(times)s") % {"days": days, "times": get_text_list(times, _("and"))}
+    if (hour, day, month, weekday) != ("*",) * 4:
+        return ""
+    if minute.isdecimal():
+        return _("every hour at minute %(minute)s") % {"minute": int(minute)}
+    if minute.removeprefix("*/").isdecimal():
+        return _("every %(number)s minutes") % {"number": int(minute[2:])}
+    return _("every minute") if minute == "*" else ""
+
+
+def _days(day: str, month: str, weekday: str) -> str:
+    if (day, month, weekday) == ("*", "*", "*"):
+        return _("every day")
+    if (month, weekday) == ("*", "*") and day.isdecimal():
+        return _("on day %(day)s of each month") % {"day": int(day)}
+    names = [CRON_DAYS[int(one)] if one in "01234567" else one for one in weekday.upper().split(",") if one]
+    if (day, month) != ("*", "*") or not names:
+        return ""
+    if names in (["MON-FRI"], ["1-5"]):
+        return _("every weekday")
+    if not set(names) <= set(CRON_DAYS):
+        return ""
+    shown = [str(WEEKDAYS[(CRON_DAYS.index(one) - 1) % 7]) for one in names]
+    return _("every %(days)s") % {"days": get_text_list(shown, _("and"))}
+
+
+def code_of_edited(row: Schedule, *, seen: bool) -> dict[str, object]:
+    """Return what the code says of the fields that a person changed, secrets masked; the payload only if ``seen``."""
+    said = {name: (row.code or {}).get(name) for name in row.edited if name != "payload" or seen}
+    return {name: masked(value) if name == "payload" else value for name, value in said.items()}
+
+
+def schedule_document(row: Schedule, actor: Actor) -> ScheduleDocument:
+    """Return a schedule as data, for the command line and the API; secrets are masked."""
+    seen = actor.may(VIEW_PAYLOAD, row.queue)
+    said = code_of_edited(row, seen=seen)
+    return {
+        "name": row.name,
+        "queue": row.queue,
+        "cron": row.cron,
+        "timezone": row.timezone,
+        "words": in_words(row.cron, row.timezone),
+        "next_times": [] if row.paused else next_times(row),
+        "payload": masked(row.payload) if seen else None,
+        "payload_type": row.payload_type,
+        "priority": row.priority,
+        "missed": row.missed,
+        "overlap": row.overlap,
+        "paused": row.paused,
+        "source": row.source,
+        "declared": is_declared(row),
+        "edited": list(row.edited),
+        "code": said,
+        "last_time": row.last_time,
+        "last_task": row.last_task,
+        "note": row.note,
+    }
+
+
+@register("dbtaskqueue")
+def check_schedules(**_: object) -> Iterator[CheckMessage]:
+    """E010: a schedule of the code cannot work. W004: its queue has no processor here."""
+    try:
+        found = declared()
+    except ImproperlyConfigured as error:
+        yield Error(str(error), id="dbtaskqueue.E010")
+        return
+    for name, one in found.items():
+        if not registry.processors(one.queue):
+            yield Warning(
+                f"Schedule {name!r} enqueues to {one.queue!r}, for which this code has no processor.",
+                hint="Register a processor for the queue, or correct queue= of @periodic.",
+                id="dbtaskqueue.W004",
+            )
+
+
+def faults(alias: str) -> Iterator[Problem]:
+    """Yield what is wrong with the schedules of a database."""
+    pollers = alive(alias)
+    served = {*registry.queues()}.union(*pollers.values())
+    for row in rows_on(alias).filter(paused=False).order_by("name")[:MAX_LISTED_SCHEDULES]:
+        names, queues = {"name": row.name, "queue": row.queue}, (row.queue,)
+        if not is_declared(row):
+            words = _("Schedule %(name)s was declared by code that this process does not have.")
+            remedy = _("If the code is gone, delete the schedule on its page.")
+            yield "info", "schedule.gone", words % names, remedy, queues
+        elif row.queue not in served:
+            words = _("Schedule %(name)s enqueues to %(queue)s, for which no code and no poller has a processor.")
+            remedy = _("Add the processor, or pause the schedule.")
+            yield "warning", "schedule.no_processor", words % names, remedy, queues
+        elif pollers and row.next_time is not None and row.next_time < row.clock - MISSED_AFTER:
+            words = _("Schedule %(name)s is overdue although pollers run: %(note)s.")
+            remedy = _("See the log of the pollers of its database. They must have the code of its queue.")
+            note = row.note or _("no poller noted why")
+            yield "error", "schedule.overdue", words % {**names, "note": note}, remedy, queues

@@ -1,0 +1,291 @@
+"""Ticks: one task for each, whatever was missed, edited or refused; and what the code declares."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from django.core.exceptions import ImproperlyConfigured
+from django.db.models.functions import Now
+
+from django_dbtaskqueue import enqueue, periodic, processor, registry
+from django_dbtaskqueue.conf.cron import ticks
+from django_dbtaskqueue.flow.schedule import Definition, declare, enqueue_due
+from django_dbtaskqueue.models import Schedule, Task
+from django_dbtaskqueue.operations.schedules import declared
+from tests.support import at_once
+
+pytestmark = pytest.mark.django_db(databases=["default", "sqlite"])
+MINUTELY = Definition("parcels", "* * * * *", "UTC")
+
+
+@pytest.fixture(autouse=True)
+def _registered() -> Iterator[None]:
+    saved = registry.snapshot()
+    yield
+    registry.restore(saved)
+
+
+def hourly() -> str:
+    """Return a cron text whose ticks are about half an hour from now, before and after."""
+    return f"{(datetime.now(UTC) + timedelta(minutes=30)).minute} * * * *"
+
+
+def made(alias: str, definition: Definition = MINUTELY, *, ago: timedelta = timedelta(0), **columns: Any) -> Schedule:
+    """Make the schedule of a person whose next tick is the first one since ``ago``."""
+    first = next(ticks(definition.cron, definition.timezone, datetime.now(UTC) - ago))
+    given = {"source": "person", "next_time": first, **asdict(definition), **columns}
+    Schedule.objects.using(alias).create(name="s", **given)
+    return row(alias)
+
+
+def row(alias: str, name: str = "s") -> Schedule:
+    return Schedule.objects.using(alias).get(pk=name)
+
+
+def references(alias: str) -> list[str]:
+    found = Task.objects.using(alias).order_by("pk").values_list("reference", flat=True)
+    return [str(reference) for reference in found]
+
+
+def test_a_tick_is_enqueued_once_and_the_next_one_waits(alias: str) -> None:
+    before = made(alias, replace(MINUTELY, payload={"n": 1}, priority=-3), ago=timedelta(seconds=60))
+    seconds, queues = enqueue_due(alias, ())
+    assert queues == ["parcels"]
+    (task,) = Task.objects.using(alias)
+    assert before.next_time is not None
+    assert task.reference == f"s@{before.next_time:%Y-%m-%dT%H:%M:00Z}"
+    assert (task.queue, task.payload, task.priority, task.status) == ("parcels", {"n": 1}, -3, "CREATED")
+    after = row(alias)
+    assert (after.last_time, after.last_task) == (before.next_time, task.pk)
+    assert after.next_time == before.next_time + timedelta(minutes=1)
+    assert seconds == 0.0  # another tick may be due by now
+    Schedule.objects.using(alias).update(next_time=Now() + timedelta(seconds=2))
+    seconds, queues = enqueue_due(alias, ())
+    assert (queues, 1 < seconds <= 2) == ([], True)
+    assert len(references(alias)) == 1
+
+
+def test_a_schedule_put_back_by_a_restore_enqueues_no_second_task(alias: str) -> None:
+    """The reference of a tick is taken, whatever the row says."""
+    before = made(alias, ago=timedelta(seconds=60))
+    enqueue_due(alias, ())
+    Schedule.objects.using(alias).update(next_time=before.next_time)
+    enqueue_due(alias, ())
+    assert len(references(alias)) == 1
+
+
+@pytest.mark.parametrize(("missed", "number"), [("skip", 0), ("one", 1), ("all", 5)])
+def test_missed_ticks(alias: str, missed: str, number: int) -> None:
+    before = made(alias, Definition("parcels", hourly(), "UTC", missed=missed), ago=timedelta(hours=5))
+    assert before.next_time is not None
+    enqueue_due(alias, ())
+    hours = [before.next_time + timedelta(hours=hour) for hour in range(5)]
+    assert references(alias) == [f"s@{hour:%Y-%m-%dT%H:%M:00Z}" for hour in hours[len(hours) - number :]]
+    after = row(alias)
+    assert (after.last_time, after.next_time) == (hours[-1], hours[-1] + timedelta(hours=1))
+    assert after.note == ("" if number == 5 else f"{5 - number} missed")
+
+
+@pytest.mark.parametrize("missed", ["skip", "one"])
+def test_a_tick_that_is_a_little_late_is_not_missed(alias: str, missed: str) -> None:
+    secondly = Definition("parcels", "* * * * * *", "UTC", missed=missed)
+    made(alias, secondly, ago=timedelta(seconds=10))
+    enqueue_due(alias, ())
+    assert 10 <= len(references(alias)) <= 60
+
+
+def test_all_missed_ticks_are_at_most_a_hundred(alias: str) -> None:
+    made(alias, replace(MINUTELY, missed="all"), ago=timedelta(days=400))
+    enqueue_due(alias, ())
+    found = references(alias)
+    newest = row(alias).last_time
+    assert newest is not None and found[-1] == f"s@{newest:%Y-%m-%dT%H:%M:00Z}"
+    assert found[0] == f"s@{newest - timedelta(minutes=99):%Y-%m-%dT%H:%M:00Z}" and len(found) == 100
+
+
+def test_a_tick_that_does_not_overlap_waits_for_the_task_before(alias: str) -> None:
+    made(alias, replace(MINUTELY, overlap="skip", missed="all"), ago=timedelta(minutes=3))
+    enqueue_due(alias, ())
+    (first,) = references(alias)  # of three ticks the newest
+    later = (row(alias).next_time or datetime.max) - timedelta(minutes=1)
+    Schedule.objects.using(alias).update(next_time=later)
+    enqueue_due(alias, ())
+    assert references(alias) == [first]
+    assert row(alias).note == "skipped: the task before it was not finished"
+    Task.objects.db_manager(alias).checkout("parcels", poller_instance="a", limit=1)[0].complete()
+    Schedule.objects.using(alias).update(next_time=later + timedelta(seconds=1))
+    enqueue_due(alias, ())
+    assert len(references(alias)) == 2 and row(alias).note == ""
+
+
+def test_paused_unknown_and_undeclared_schedules_enqueue_nothing(alias: str) -> None:
+    due = {"cron": "* * * * *", "next_time": datetime.now(UTC) - timedelta(seconds=5)}
+    rows = Schedule.objects.using(alias)
+    rows.create(name="paused", queue="parcels", paused=True, **due)
+    rows.create(name="elsewhere", queue="of other code", **due)
+    rows.create(name="gone", queue="parcels", source="code", code={}, **due)
+    rows.create(name="typed", queue="parcels", payload_type="of.other.Code", **due)
+    seconds, queues = enqueue_due(alias, ())
+    assert (queues, references(alias)) == ([], [])
+    assert seconds >= 1  # no poller works on what is not its own again and again
+    assert enqueue_due(alias, {"gone"}) == (0.0, ["parcels"])
+
+
+def test_a_refused_task_is_noted_and_tried_again(alias: str, settings: Any, caplog: pytest.LogCaptureFixture) -> None:
+    settings.DBTASKQUEUE = {"QUEUES": {"parcels": {"capacity": 1}}}
+    blocking = enqueue("parcels", "blocks", using=alias)
+    before = made(alias, ago=timedelta(seconds=60))
+    for _ in range(2):
+        seconds, queues = enqueue_due(alias, ())
+        assert (seconds >= 1, queues) == (True, [])
+    assert "is full" in row(alias).note or "capacity" in row(alias).note
+    assert (row(alias).next_time, row(alias).last_time) == (before.next_time, None)
+    assert [one.levelname for one in caplog.records if "was refused" in one.message] == ["WARNING"]
+    blocking.delete()
+    enqueue_due(alias, ())
+    assert (references(alias), row(alias).note) == ([f"s@{before.next_time:%Y-%m-%dT%H:%M:00Z}"], "")
+
+
+# -- what the code declares --------------------------------------------------------------------------------------------
+
+
+def test_the_code_s_schedule_follows_the_code_but_where_a_person_edited_it(alias: str) -> None:
+    declare(alias, {"s": MINUTELY})
+    first = row(alias)
+    assert (first.source, first.cron, first.edited) == ("code", "* * * * *", [])
+    assert first.next_time is not None and first.next_time > datetime.now(UTC)
+    declare(alias, {"s": MINUTELY})
+    assert row(alias).next_time == first.next_time
+    Schedule.objects.using(alias).update(priority=5, edited=["priority"])
+    declare(alias, {"s": Definition("letters", "0 7 * * *", "Europe/Madrid", priority=9)})
+    again = row(alias)
+    assert (again.queue, again.cron, again.timezone, again.priority) == ("letters", "0 7 * * *", "Europe/Madrid", 5)
+    assert again.code == asdict(Definition("letters", "0 7 * * *", "Europe/Madrid", priority=9))
+    assert again.next_time == next(ticks("0 7 * * *", "Europe/Madrid", datetime.now(UTC)))
+
+
+def test_a_due_tick_is_not_lost_when_the_code_changes(alias: str) -> None:
+    declare(alias, {"s": MINUTELY})
+    due = datetime.now(UTC).replace(microsecond=0) - timedelta(seconds=5)
+    Schedule.objects.using(alias).update(next_time=due)
+    declare(alias, {"s": replace(MINUTELY, cron="0 7 * * *")})
+    enqueue_due(alias, {"s"})
+    assert references(alias) == [f"s@{due:%Y-%m-%dT%H:%M:%SZ}"]
+    assert row(alias).next_time == next(ticks("0 7 * * *", "UTC", datetime.now(UTC)))
+
+
+def test_what_a_person_made_first_stays_the_person_s(alias: str) -> None:
+    made(alias, Definition("parcels", "5 * * * *", "UTC"))
+    declare(alias, {"s": replace(MINUTELY, missed="all")})
+    after = row(alias)
+    assert (after.source, after.cron, after.missed, after.edited) == ("code", "5 * * * *", "one", ["cron", "missed"])
+
+
+# -- @periodic ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Parcel:
+    """A payload."""
+
+    weight: int
+
+
+@dataclass
+class Letter:
+    """Another one."""
+
+    words: int
+
+
+def test_periodic_is_stacked_on_a_processor_or_stands_beside_it() -> None:
+    @processor("parcels", payload=Letter)
+    def write(task: object) -> None: ...
+
+    @periodic("0 7 * * *", name="above", timezone="Europe/Madrid", payload=Parcel(3), missed="all")
+    @processor("parcels", payload=Parcel)
+    @periodic("* * * * *", name="below", priority=2)
+    def send(task: object) -> None: ...
+
+    @periodic("1 * * * *")
+    @processor("letters")
+    class Sort:
+        def process(self, task: object) -> None: ...
+
+    periodic("2 * * * *", queue="mail", name="beside", overlap="skip")
+    found = declared()
+    kind = f"{__name__}.Parcel"
+    assert found["above"] == Definition(
+        "parcels", "0 7 * * *", "Europe/Madrid", {"weight": 3}, payload_type=kind, missed="all"
+    )
+    assert found["below"] == Definition("parcels", "* * * * *", "UTC", priority=2)
+    assert found["beside"] == Definition("mail", "2 * * * *", "UTC", overlap="skip")
+    assert found[f"{__name__}.{Sort.__qualname__}"].queue == "letters"
+    declare("default", found)
+    Schedule.objects.filter(pk="above").update(next_time=Now())
+    enqueue_due("default", found)
+    (task,) = Task.objects.all()
+    assert (task.payload, task.payload_type) == ({"weight": 3}, kind)
+
+
+def test_periodic_says_what_is_wrong() -> None:
+    def nothing(task: object) -> None: ...
+
+    with pytest.raises(ImproperlyConfigured, match=r"@periodic.'0 7'.*has 2 fields"):
+        periodic("0 7")
+    with pytest.raises(ImproperlyConfigured, match=r"there is a schedule .* already. Give each of them a name="):
+        periodic("1 * * * *")(periodic("2 * * * *")(nothing))
+    with pytest.raises(ImproperlyConfigured, match=r"nothing is not a processor. Stack it on one @processor, or say"):
+        declared()
+    processor("parcels")(nothing)
+    assert [one.queue for one in declared().values()] == ["parcels"]
+    processor("letters")(nothing)
+    with pytest.raises(ImproperlyConfigured, match="is the processor of letters, parcels"):
+        declared()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"missed": "none"}, "missed='none' must be one of 'skip', 'one', 'all'"),
+        ({"overlap": "no"}, "overlap='no' must be one of"),
+        ({"priority": 10**6}, "priority=1000000 must be"),
+        ({"payload": {"at": float("nan")}}, "NaN|nan"),
+        ({"name": "n" * 151}, "over 150 characters"),
+    ],
+)
+def test_a_schedule_that_cannot_work_is_refused_at_the_start(wrong: dict[str, Any], words: str) -> None:
+    periodic("* * * * *", **{"queue": "parcels", "name": "s", **wrong})
+    with pytest.raises(ImproperlyConfigured, match=words):
+        declared()
+
+
+def test_a_module_that_is_imported_again_declares_its_schedule_again() -> None:
+    for cron in ("1 * * * *", "2 * * * *"):
+
+        @periodic(cron, name="again")
+        @processor("parcels")
+        def send(task: object) -> None: ...
+
+    assert declared()["again"].cron == "2 * * * *"
+
+
+# -- many pollers ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.django_db(transaction=True, databases=["default", "sqlite"])
+def test_many_at_once_enqueue_each_tick_once() -> None:
+    before = made("default", replace(MINUTELY, missed="all"), ago=timedelta(minutes=20))
+    assert before.next_time is not None
+    for minutes in range(10):
+        Schedule.objects.update(next_time=before.next_time + timedelta(minutes=2 * minutes))
+        at_once(4, lambda _: enqueue_due("default", ()))
+    found = references("default")
+    last = row("default").last_time
+    assert last is not None
+    assert sorted(found) == sorted({f"s@{before.next_time + timedelta(minutes=n):%Y-%m-%dT%H:%M:00Z}"
+                                    for n in range((last - before.next_time) // timedelta(minutes=1) + 1)})  # fmt: skip
