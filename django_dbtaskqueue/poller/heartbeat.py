@@ -34,7 +34,7 @@ from django_dbtaskqueue.metrics import Collector
 from django_dbtaskqueue.poller.executors import Done
 from django_dbtaskqueue.poller.executors.thread_connections import tidy
 from django_dbtaskqueue.poller.loop import Poller
-from django_dbtaskqueue.poller.periodic import Periodic, PeriodicThread, background_jobs
+from django_dbtaskqueue.poller.periodic import Periodic, PeriodicThread, ScheduleJob, background_jobs
 from django_dbtaskqueue.poller.queue_state import QueueState, unpark
 
 logger = logging.getLogger("django_dbtaskqueue")
@@ -101,6 +101,7 @@ class Heartbeat:
             yield Periodic(alias, "heartbeat", partial(self._report, alias))
             yield Periodic(alias, "deleting dead pollers", partial(_delete_dead_pollers, alias))
             yield Periodic(alias, "operators' changes", partial(self._apply_changes, alias))
+            yield Periodic(alias, "schedules", ScheduleJob(alias, self._poller.wake).run)
         tables: dict[tuple[str, type], list[QueueState]] = {}
         for queue in self._poller.queues.values():
             yield Periodic(queue.port.alias, f"unparking {queue.name}", partial(self._unpark, queue))

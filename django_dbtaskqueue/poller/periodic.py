@@ -20,8 +20,9 @@ from django_dbtaskqueue.core.threads import WatchedThread
 from django_dbtaskqueue.db import liveness
 from django_dbtaskqueue.db.minute_counts import METRICS, delete_old, roll_up
 from django_dbtaskqueue.db.session import Session
+from django_dbtaskqueue.flow.schedule import Definition, declare, enqueue_due, home_of
 from django_dbtaskqueue.metrics import Collector
-from django_dbtaskqueue.operations import bulk, housekeeping
+from django_dbtaskqueue.operations import bulk, housekeeping, schedules
 from django_dbtaskqueue.operations.housekeeping import Housekeeper, RetentionPolicy
 
 logger = logging.getLogger("django_dbtaskqueue")
@@ -31,6 +32,7 @@ ROLL_UP_SECONDS = 120.0
 DELETE_METRICS_SECONDS = 3600.0
 IDLE_BULK_SECONDS = 3.0  # between two polls for bulk operations
 BUSY_BULK_SECONDS = 0.05  # between two chunks of one
+DECLARE_SECONDS = 60.0  # between two comparisons of schedules with the code: another release may have changed them
 FIRST_RETENTION_SECONDS = 5.0  # after a poller's start
 RETENTION_OFF_SECONDS = 60.0  # between two checks whether retention has been switched on
 UPKEEP_SECONDS = 3600.0  # between two turns that delete nothing by age, while it is off
@@ -47,6 +49,28 @@ class Periodic:
     run: Callable[[], float]
     due: float = 0.0  # time.monotonic()
     pause: float = 0.0  # before the next attempt; 0 while the job works
+
+
+class ScheduleJob:
+    """Enqueues the tasks of schedules on one database, and writes to their rows what the code declares."""
+
+    def __init__(self, alias: str, wake: Callable[[str], None]) -> None:
+        self._alias = alias
+        self._wake = wake
+        self._declared: dict[str, Definition] = {}
+        self._declare_due = 0.0
+
+    def run(self) -> float:
+        """Enqueue what is due; return the seconds until the next tick, or until the next look."""
+        if monotonic() >= self._declare_due:
+            here = schedules.declared().items()
+            self._declared = {name: one for name, one in here if home_of(one.queue) == self._alias}
+            declare(self._alias, self._declared)
+            self._declare_due = monotonic() + DECLARE_SECONDS
+        seconds, queues = enqueue_due(self._alias, self._declared)
+        for queue in queues:
+            self._wake(queue)
+        return seconds
 
 
 class PeriodicThread:
