@@ -1,4 +1,4 @@
-"""Queues, pollers, failures, the audit and the doctor over HTTP: as the admin and ``taskqueue`` show them."""
+"""Queues, schedules, pollers, failures, audit and doctor over HTTP: as the admin and ``taskqueue`` show them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from django_dbtaskqueue.conf.queue import stored
 from django_dbtaskqueue.core.exceptions import TaskQueueError
 from django_dbtaskqueue.db.session import alias_for
 from django_dbtaskqueue.flow.placement import known_queues
-from django_dbtaskqueue.models import AuditEntry, FailureGroup, Poller, Queue
+from django_dbtaskqueue.flow.schedule import SCHEDULE_FIELDS
+from django_dbtaskqueue.models import AuditEntry, FailureGroup, Poller, Queue, Schedule
 from django_dbtaskqueue.models.control import IN_EFFECT, queue_names_in
 from django_dbtaskqueue.operations import queue_control
 from django_dbtaskqueue.operations.bounded_reads import statement_timeout
@@ -42,6 +43,9 @@ from django_dbtaskqueue.operations.monitor_documents import (
 )
 from django_dbtaskqueue.operations.permissions import all_queues
 from django_dbtaskqueue.operations.queue_stats import Overview, alive, overview, stats_of_queue
+from django_dbtaskqueue.operations.schedule_control import SCHEDULE_VERBS, add_schedule, edit_schedule
+from django_dbtaskqueue.operations.schedule_control import act_on_schedule as act
+from django_dbtaskqueue.operations.schedules import ScheduleDocument, find, listed, schedule_document
 from django_dbtaskqueue.operations.trends import series, stats_of_groups
 from django_dbtaskqueue.operations.visibility import (
     check_queue,
@@ -92,6 +96,12 @@ class Overrides(TypedDict):
     """Every setting of the queue that differs from the project's."""
 
     overrides: dict[str, object]
+
+
+class ScheduleList(TypedDict):
+    """The schedules, by name."""
+
+    schedules: list[ScheduleDocument]
 
 
 class PollerList(TypedDict):
@@ -210,6 +220,56 @@ def change_queue_settings(call: Call, queue: str) -> Overrides:
     except ImproperlyConfigured as error:  # of what was sent, so not the site's fault
         raise TaskQueueError(str(error)) from None
     return {"overrides": changed}
+
+
+# -- schedules ---------------------------------------------------------------------------------------------------------
+
+
+def schedules(call: Call) -> ScheduleList:
+    """Return the schedules, in words and with their next times."""
+    may_view(call.actor, Schedule)
+    return {"schedules": [schedule_document(row, call.actor) for row in listed(call.actor)]}
+
+
+def schedule(call: Call, schedule: str) -> ScheduleDocument:
+    """Return one schedule."""
+    may_view(call.actor, Schedule)
+    return schedule_document(_schedule(call, schedule), call.actor)
+
+
+def make_schedule(call: Call, schedule: str) -> ScheduleDocument:
+    """Make a schedule."""
+    made = add_schedule(schedule, _fields(call), call.actor, reason=call.given["reason"])
+    return schedule_document(made, call.actor)
+
+
+def change_schedule(call: Call, schedule: str) -> ScheduleDocument:
+    """Change fields of a schedule. They win over the code until it is reset."""
+    _schedule(call, schedule)
+    changed = edit_schedule(schedule, _fields(call), call.actor, reason=call.given["reason"])
+    return schedule_document(changed, call.actor)
+
+
+def act_on_schedule(call: Call, schedule: str, action: str) -> ScheduleDocument:
+    """Pause, resume, run, reset or delete a schedule; return it as it is then, or was."""
+    verb = SCHEDULE_VERBS.get(f"{action}_schedule")
+    if verb is None:
+        words = ", ".join(name.removesuffix("_schedule") for name in SCHEDULE_VERBS)
+        raise Http404(f"There is no action {action!r}; they are {words}.")
+    _schedule(call, schedule)
+    row = act(verb, schedule, call.actor, reason=call.given["reason"])
+    return schedule_document(row, call.actor)
+
+
+def _schedule(call: Call, name: str) -> Schedule:
+    found: Schedule | None = find(name, call.actor)
+    if found is None:
+        raise Http404(f"There is no schedule {name}.")
+    return found
+
+
+def _fields(call: Call) -> dict[str, object]:
+    return {name: call.given[name] for name in SCHEDULE_FIELDS if call.given[name] is not None}
 
 
 # -- pollers -----------------------------------------------------------------------------------------------------------

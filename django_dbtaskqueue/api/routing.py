@@ -40,6 +40,10 @@ REASON_KIND = FieldType(
 WHOLE_KIND = FieldType({"type": "integer", "minimum": 0, "maximum": bounds.MAX_WHOLE_NUMBER}, bounds.whole)
 POSITIVE_KIND = FieldType({**WHOLE_KIND.schema, "minimum": 1}, partial(bounds.whole, low=1))
 WHOLE_LIST_KIND = FieldType({"type": "array", "items": WHOLE_KIND.schema}, bounds.whole_list)
+ANY_KIND = FieldType({}, lambda _name, value: value)
+PRIORITY_KIND = FieldType(
+    {"type": "integer", "minimum": -32768, "maximum": 32767}, partial(bounds.whole, low=-32768, high=32767)
+)
 LENGTH_KIND = FieldType({"type": "string", "examples": ["30m", "1h30m", "PT30M"]}, bounds.length)
 MOMENT_KIND = FieldType({"type": "string", "format": "date-time"}, bounds.moment)
 

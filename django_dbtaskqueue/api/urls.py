@@ -10,10 +10,12 @@ from django_dbtaskqueue.api import monitoring, views
 from django_dbtaskqueue.api.auth import entry_of, not_found
 from django_dbtaskqueue.api.openapi import document_of
 from django_dbtaskqueue.api.routing import (
+    ANY_KIND,
     LENGTH_KIND,
     MOMENT_KIND,
     OBJECT_KIND,
     POSITIVE_KIND,
+    PRIORITY_KIND,
     REASON_KIND,
     TEXT_KIND,
     TEXTS_KIND,
@@ -24,6 +26,7 @@ from django_dbtaskqueue.api.routing import (
     up_to,
     verb_field,
 )
+from django_dbtaskqueue.models.control import MISSED_POLICIES, OVERLAP_POLICIES
 from django_dbtaskqueue.models.operations import STATES
 from django_dbtaskqueue.operations.search import QUALIFIERS
 from django_dbtaskqueue.operations.verbs import ID_VERBS
@@ -48,6 +51,17 @@ SETTING_FIELDS = (
     REASON,
     Field("values", OBJECT_KIND, "settings by name", {}),
     Field("reset", TEXTS_KIND, "settings that become the project's again", ()),
+)
+SCHEDULE_BODY = (
+    REASON,
+    Field("queue", TEXT_KIND, "the queue of the tasks"),
+    Field("cron", TEXT_KIND, "such as 0 7 * * mon-fri"),
+    Field("timezone", TEXT_KIND, "such as Europe/Madrid"),
+    Field("payload", ANY_KIND, "the payload of the tasks"),
+    Field("payload_type", TEXT_KIND, "its type"),
+    Field("priority", PRIORITY_KIND, "the priority of the tasks"),
+    Field("missed", one_of(*(name for name, _label in MISSED_POLICIES)), "what becomes of missed ticks"),
+    Field("overlap", one_of(*(name for name, _label in OVERLAP_POLICIES)), "while the task before is not finished"),
 )
 AUDIT_FIELDS = (
     QUEUE,
@@ -101,6 +115,17 @@ ROUTES = (
         body=(Field("confirm", TEXT_KIND, "the queue's name again", ""), REASON), status=202, needs="purge_queue",
     ),
     Route("GET", "queues/<path:queue>", monitoring.queue, needs="view_queue"),
+    Route("GET", "schedules", monitoring.schedules, needs="view_schedule"),
+    Route("POST", "schedules/<path:schedule>/add", monitoring.make_schedule, body=SCHEDULE_BODY, needs="add_schedule"),
+    Route(
+        "POST", "schedules/<path:schedule>/edit", monitoring.change_schedule, body=SCHEDULE_BODY,
+        needs="change_schedule; view_payload for the payload",
+    ),
+    Route(
+        "POST", "schedules/<path:schedule>/<str:action>", monitoring.act_on_schedule, body=(REASON,),
+        needs="change_schedule; run_schedule for run, delete_schedule for delete",
+    ),
+    Route("GET", "schedules/<path:schedule>", monitoring.schedule, needs="view_schedule"),
     Route("GET", "pollers", monitoring.pollers, needs="view_poller"),
     Route(
         "POST", "pollers/<path:poller>/<str:command>", monitoring.command_poller, body=(REASON,),

@@ -13,7 +13,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from django_dbtaskqueue.core.exceptions import SearchError, SearchTooSlow, TaskQueueError
 from django_dbtaskqueue.db.session import migrated
-from django_dbtaskqueue.management import changes, duration, positive, reading, tokens
+from django_dbtaskqueue.management import changes, duration, positive, reading, schedule_commands, tokens
 from django_dbtaskqueue.management.output import Output
 from django_dbtaskqueue.models.operations import OPERATE_SCOPE, SCOPES
 from django_dbtaskqueue.operations.verb_inputs import VerbInput, json_of
@@ -60,6 +60,12 @@ class Command(BaseCommand):
         mask = add("mask", "Mask secrets in stored texts of failures: of old releases, or before MASK had the keys.")
         _add_yes(mask, "Do not ask. Required without a terminal.")
         _add_tokens(add)
+        text = (
+            "Schedules, in words and with their next times: list, show, add, edit, pause, resume, run, reset, delete."
+        )
+        schedule = add("schedules", text)
+        schedule_commands.add_arguments(schedule)
+        _add_yes(schedule)
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Run one subcommand; exit with one of the codes in the help."""
@@ -94,6 +100,7 @@ SUBCOMMANDS: dict[str, Callable[[Output, dict[str, Any]], int]] = {
     "bulk": changes.bulk,
     "index": changes.index,
     "mask": changes.mask,
+    "schedules": schedule_commands.run,
     "token": tokens.make,
     "tokens": tokens.show,
 }
