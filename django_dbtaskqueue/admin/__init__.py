@@ -13,6 +13,7 @@ from django_dbtaskqueue.admin.operation_pages import AuditEntryAdmin, BulkOperat
 from django_dbtaskqueue.admin.overview_pages import DoctorAdmin, OverviewAdmin
 from django_dbtaskqueue.admin.queue_pages import QueueAdmin
 from django_dbtaskqueue.admin.record_pages import AttemptAdmin, FailureGroupAdmin, PipelineReportAdmin, TaskHistoryAdmin
+from django_dbtaskqueue.admin.schedule_pages import ScheduleAdmin
 from django_dbtaskqueue.admin.task_pages import PoisonTaskAdmin, TaskAdmin
 
 __all__ = [
@@ -26,6 +27,7 @@ ADMIN_CLASSES = {
     models.TemporaryTask: TaskAdmin,
     models.PoisonTask: PoisonTaskAdmin,
     models.Queue: QueueAdmin,
+    models.Schedule: ScheduleAdmin,
     models.Poller: PollerAdmin,
     models.BulkOperation: BulkOperationAdmin,
     models.AuditEntry: AuditEntryAdmin,

@@ -58,6 +58,7 @@ NAV_ENTRIES = (
     NavEntry("f", "failuregroup", gettext_lazy("Failures")),
     NavEntry("p", "poisontask", gettext_lazy("Poison")),
     NavEntry("q", "queue", gettext_lazy("Queues")),
+    NavEntry("s", "schedule", gettext_lazy("Schedules")),
     NavEntry("l", "poller", gettext_lazy("Pollers")),
     NavEntry("b", "bulkoperation", gettext_lazy("Bulk operations")),
     NavEntry("h", "taskhistory", pgettext_lazy("tab", "History")),

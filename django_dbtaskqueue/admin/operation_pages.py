@@ -45,6 +45,7 @@ from django_dbtaskqueue.operations import bulk
 from django_dbtaskqueue.operations.paging import Page
 from django_dbtaskqueue.operations.permissions import Actor, Verb
 from django_dbtaskqueue.operations.queue_control import POLLER_VERBS, STOPPED_STATE
+from django_dbtaskqueue.operations.schedule_control import SCHEDULE_VERBS
 from django_dbtaskqueue.operations.serializers import short_error, with_errors
 from django_dbtaskqueue.operations.verbs import PUT_BACK, VERBS
 from django_dbtaskqueue.operations.visibility import check_cancel, narrow
@@ -78,7 +79,7 @@ def code(text: str) -> str:
 
 
 def verb_label(name: str) -> str:
-    verb = PUT_BACK if name == PUT_BACK.name else VERBS.get(name)
+    verb = {**VERBS, **SCHEDULE_VERBS, PUT_BACK.name: PUT_BACK}.get(name)
     return str(verb.label) if verb else name
 
 

@@ -1,0 +1,228 @@
+"""Schedules: when each comes next, what the code says and what a person changed, and the verbs on them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from functools import partial
+from typing import Any
+
+from django import forms
+from django.contrib import admin, messages
+from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
+from django.core.exceptions import BadRequest
+from django.db.models import QuerySet
+from django.http import Http404, HttpRequest, HttpResponse
+from django.utils.html import format_html_join
+from django.utils.safestring import SafeString
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy, ngettext
+
+from django_dbtaskqueue.admin.list_pages import NameFilter, SmallListAdmin
+from django_dbtaskqueue.admin.page_actions import Question, ask, bound_form, check, confirmed
+from django_dbtaskqueue.admin.read_only import (
+    EMPTY_VALUE,
+    age_column,
+    badge,
+    column,
+    may_see,
+    permitted,
+    viewer,
+)
+from django_dbtaskqueue.admin.verb_forms import PlainForm
+from django_dbtaskqueue.conf.cron import default_zone
+from django_dbtaskqueue.core.exceptions import TaskQueueError
+from django_dbtaskqueue.core.masking import masked
+from django_dbtaskqueue.db.session import model_for
+from django_dbtaskqueue.flow.schedule import MAX_SCHEDULE_NAME, SCHEDULE_FIELDS, Definition, definition_of
+from django_dbtaskqueue.models import Schedule
+from django_dbtaskqueue.models.control import CODE, MISSED_POLICIES, OVERLAP_POLICIES
+from django_dbtaskqueue.operations import schedules
+from django_dbtaskqueue.operations.paging import Page
+from django_dbtaskqueue.operations.permissions import Verb
+from django_dbtaskqueue.operations.schedule_control import (
+    ADD_SCHEDULE,
+    EDIT_SCHEDULE,
+    SCHEDULE_VERBS,
+    act_on_schedule,
+    add_schedule,
+    edit_schedule,
+)
+from django_dbtaskqueue.operations.verb_inputs import json_of
+
+
+class ScheduleForm(PlainForm):
+    """Asks for all that a schedule says. ``row`` is the one to edit; None: a new one, which needs a name."""
+
+    def __init__(
+        self, data: Mapping[str, object] | None = None, *, row: Schedule | None = None, seen: bool = True
+    ) -> None:
+        said = asdict(Definition("", "", default_zone()) if row is None else definition_of(row))
+        shown = json.dumps(masked(said["payload"]), indent=2, ensure_ascii=False)
+        super().__init__(data, initial={**said, "payload": shown})
+        self.fields.update(forms.fields_for_model(Schedule, SCHEDULE_FIELDS))
+        self.fields["cron"].help_text = gettext_lazy(
+            "minute hour day month weekday, such as 0 7 * * mon-fri; with a sixth field in front for the second."
+        )
+        area = forms.Textarea(attrs={"rows": min(shown.count("\n") + 3, 20), "cols": 80, "spellcheck": "false"})
+        self.fields["payload"] = forms.CharField(
+            label=gettext_lazy("Payload"), widget=area, help_text=gettext_lazy("As JSON.")
+        )
+        for name, choices in (("missed", MISSED_POLICIES), ("overlap", OVERLAP_POLICIES)):  # without an empty choice
+            self.fields[name] = forms.ChoiceField(label=self.fields[name].label, choices=choices)
+        if row is None:
+            self.fields["name"] = forms.CharField(label=gettext_lazy("Name"), max_length=MAX_SCHEDULE_NAME)
+        elif not seen:
+            del self.fields["payload"]
+        self.order_fields(["name", *SCHEDULE_FIELDS, "reason"])
+
+    def clean_payload(self) -> object:
+        """Read the JSON."""
+        try:
+            return json_of(self.cleaned_data["payload"])
+        except ValueError as error:
+            raise forms.ValidationError(f"{error}.") from None
+
+    def values(self) -> dict[str, object]:
+        """Return what the schedule says now, by field; the payload only where it could be seen."""
+        return {name: self.cleaned_data[name] for name in SCHEDULE_FIELDS if name in self.cleaned_data}
+
+
+class ScheduleAdmin(SmallListAdmin):
+    """The schedules, of the code and of persons."""
+
+    detail_template = "schedule"
+    filterset = NameFilter
+    empty = gettext_lazy("No schedule. Make one here, or declare it in the code with @periodic.")
+    list_display = ("name", "state", "when", "queue", "coming", "last", "task", "origin")
+    list_display_links = ("name",)
+    ordering = ("name",)
+    page_lines = (
+        "state", "when", "next_five", "queue", "missed_words", "overlap_words", "priority", "payload_type", "last",
+        "task", "note", "origin",
+    )  # fmt: skip
+    secrets = ("payload_box",)
+
+    def list_verbs(self, request: HttpRequest) -> Sequence[Verb]:
+        return permitted(request, [ADD_SCHEDULE, *SCHEDULE_VERBS.values()])
+
+    def page_verbs(self, request: HttpRequest, row: Schedule) -> Sequence[Verb]:
+        """Return the verbs that fit the row."""
+        hidden = {"resume_schedule"} if not row.paused else {"pause_schedule"}
+        hidden |= set() if row.edited else {"reset_schedule"}
+        hidden |= {"delete_schedule"} if row.source == CODE and schedules.is_declared(row) else set()
+        fitting = [verb for verb in SCHEDULE_VERBS.values() if verb.name not in hidden]
+        return permitted(request, [EDIT_SCHEDULE, *fitting], row.queue)
+
+    def rows_of(self, filterset: Any) -> list[Schedule]:  # type: ignore[override]  # of several databases
+        """Return all schedules that match, of every database: a list."""
+        part = filterset.form.cleaned_data.get("name", "") if filterset.is_valid() else ""
+        return [row for row in schedules.listed(viewer(filterset.request)) if part.lower() in row.name.lower()]
+
+    def read_page(self, _request: object, _filterset: object, rows: QuerySet[Schedule], *_place: int | None) -> Page:
+        return Page(list(rows))
+
+    def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Schedule | None:
+        return schedules.find(object_id, viewer(request)) if "\0" not in object_id else None
+
+    def page_facts(self, request: HttpRequest, row: Schedule) -> dict[str, object]:
+        """Add what the code says where a person changed it, and who wins."""
+        said = schedules.code_of_edited(row, seen=may_see(request, row))
+        return {
+            "edits": [(self.opts.get_field(name).verbose_name, value) for name, value in said.items()],  # type: ignore[union-attr]
+            "of_code": row.source == CODE,
+            "declared": schedules.is_declared(row),
+        }
+
+    def act(self, request: HttpRequest) -> HttpResponse:
+        """Ask for a confirmation or for the fields; once confirmed, act and report."""
+        name = request.POST.get("action", "")
+        if name == ADD_SCHEDULE.name:
+            return self._write(request, ADD_SCHEDULE, None)
+        rows = [self.get_object(request, ticked) for ticked in request.POST.getlist(ACTION_CHECKBOX_NAME)]
+        found = [row for row in rows if row is not None]
+        if name == EDIT_SCHEDULE.name:
+            if not found:
+                raise Http404
+            return self._write(request, EDIT_SCHEDULE, found[0])
+        if name not in SCHEDULE_VERBS:
+            raise BadRequest(f"Schedules have no action {name!r}.")
+        return self._act(request, SCHEDULE_VERBS[name], found)
+
+    def _act(self, request: HttpRequest, verb: Verb, rows: Sequence[Schedule]) -> HttpResponse:
+        check(request, verb)
+        form = bound_form(request, PlainForm)
+        if not confirmed(request, form):
+            words = ngettext("%(count)s schedule is selected.", "%(count)s schedules are selected.", len(rows))
+            names = [str(row) for row in rows]
+            return ask(self, request, Question(verb, [words % {"count": len(rows)}], names, form, bool(rows)))
+        changed, faults = 0, []
+        for row in rows:
+            try:
+                act_on_schedule(verb, row.name, viewer(request), reason=form.reason())
+                changed += 1
+            except TaskQueueError as error:
+                faults.append(str(error))
+        text = " ".join([f"{verb.done % {'number': changed}}.", *faults])
+        level = messages.SUCCESS if changed and not faults else messages.WARNING
+        return self.reply(request, text, level, "" if verb.name == "delete_schedule" else self.back(request))
+
+    def _write(self, request: HttpRequest, verb: Verb, row: Schedule | None) -> HttpResponse:
+        check(request, verb, None if row is None else row.queue)
+        form = bound_form(request, partial(ScheduleForm, row=row, seen=row is None or may_see(request, row)))
+        if confirmed(request, form):
+            try:
+                given = {"reason": form.reason()}
+                if row is None:
+                    made = add_schedule(form.cleaned_data["name"], form.values(), viewer(request), **given)
+                else:
+                    made = edit_schedule(row.name, form.values(), viewer(request), **given)
+                return self.reply(request, f"{verb.done % {'number': 1}}.", messages.SUCCESS, self.page_of(made))
+            except TaskQueueError as error:
+                form.add_error(None, str(error))
+        return ask(self, request, Question(verb, [], [] if row is None else [str(row)], form, possible=True))
+
+    # -- columns -----------------------------------------------------------------------------------------------------
+
+    coming = age_column(gettext_lazy("next tick"), "next_time")
+    last = age_column(gettext_lazy("last tick"), "last_time")
+    when = column(gettext_lazy("when"), lambda row: schedules.in_words(row.cron, row.timezone))
+    missed_words = column(gettext_lazy("missed ticks"), lambda row: row.get_missed_display())
+    overlap_words = column(gettext_lazy("earlier task not finished"), lambda row: row.get_overlap_display())
+    next_five = column(
+        gettext_lazy("next five"),
+        lambda row: (
+            EMPTY_VALUE
+            if row.paused
+            else format_html_join(
+                SafeString("<br>"), "{}", ((f"{one:%a %Y-%m-%d %H:%M:%S %Z}",) for one in schedules.next_times(row))
+            )
+        ),
+    )
+
+    state = column(gettext_lazy("state"), lambda row: _badge(row))
+    origin = column(gettext_lazy("source"), lambda row: _origin(row))
+
+    @admin.display(description=gettext_lazy("last task"))
+    def task(self, row: Schedule) -> str:
+        """Link to the task that the schedule enqueued last."""
+        if row.last_task is None:
+            return EMPTY_VALUE
+        return self.link(row.last_task, self.url(model_for(row.queue), "change", row.last_task))
+
+
+def _badge(row: Schedule) -> str:
+    if row.paused:
+        return badge("paused", "‖", _("paused"))
+    if not schedules.is_declared(row):
+        return badge("stopped", "▪", _("code is gone"))
+    return badge("running", "▸", _("running")) if row.next_time else badge("stopped", "▪", _("never comes again"))
+
+
+def _origin(row: Schedule) -> str:
+    if row.source != CODE:
+        return _("made by a person")
+    if not row.edited:
+        return _("the code")
+    return _("the code; changed by hand: %(fields)s") % {"fields": ", ".join(row.edited)}
