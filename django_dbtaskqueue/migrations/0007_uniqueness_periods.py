@@ -47,7 +47,7 @@ class Migration(migrations.Migration):
     """Add a column that may be NULL, which rewrites no row, an index of its values, and a check of the times."""
 
     atomic = False
-    dependencies = [("dbtaskqueue", "0005_used_references")]
+    dependencies = [("dbtaskqueue", "0006_schedule")]
 
     operations = [
         migrations.AddField("usedreference", "expire_time", models.DateTimeField("expires", null=True, blank=True)),
