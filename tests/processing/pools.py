@@ -55,6 +55,14 @@ def two_processes() -> Executor:
     return ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn"), initializer=django.setup)
 
 
+def book(task: Lease) -> dict[str, Any]:
+    """Write to the task's database."""
+    from tests.testapp.models import Booking
+
+    Booking.objects.using(task.port.alias).create(reference=task.reference or "")
+    return {"pid": os.getpid()}
+
+
 def where(task: Lease) -> dict[str, Any]:
     """Say which process it is, or do what the payload says."""
     payload = task.payload or {}

@@ -215,6 +215,21 @@ def processes(process_database: ProcessDatabase, monkeypatch: pytest.MonkeyPatch
     return Site("default")
 
 
+@database
+@pytest.mark.parametrize("mode", ["separate", "atomic"])
+def test_children_of_the_poller_use_the_databases_of_the_test(
+    site: Site, settings: Any, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    monkeypatch.setenv("DATABASE_URL", settings.SERVER_URL)  # of another database than the test's
+    processor(QUEUE, executor="process", mode=mode)(pools.book)
+    task = site.enqueue(reference="r1")
+    with site.poller():
+        pass
+    assert site.task(task).status == "COMPLETED"
+    assert site.task(task).result["pid"] != os.getpid()
+    assert Booking.objects.using(site.alias).get().reference == "r1"
+
+
 @pytest.mark.slow
 def test_calls_in_other_processes(processes: Site) -> None:
     processor(QUEUE, executor="tests.processing.pools.two_processes", max_attempts=1)(pools.where)

@@ -10,11 +10,13 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
+
+from django.db import connections
 
 from django_dbtaskqueue.core.outcomes import Fail
 from django_dbtaskqueue.poller.executors import Answer
@@ -31,7 +33,8 @@ class Child:
     def __init__(self, serve: Callable[[Channel], None], name: str) -> None:
         context = get_context("spawn")
         self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_enter, args=[serve, theirs], name=name, daemon=True)
+        databases = {alias: connections.settings[alias]["NAME"] for alias in connections}
+        self._process = context.Process(target=_enter, args=[serve, theirs, databases], name=name, daemon=True)
         self._process.start()
         theirs.close()
         self._sending = threading.Lock()
@@ -138,8 +141,8 @@ class Channel:
                 os._exit(0)
 
 
-def _enter(serve: Callable[[Channel], None], pipe: Connection) -> None:
-    """Load the project, then serve."""
+def _enter(serve: Callable[[Channel], None], pipe: Connection, databases: Mapping[str, object]) -> None:
+    """Load the project, then serve. ``databases``: their names, which in a test are not those of the settings."""
     os.setsid()  # Ctrl-C on the terminal is for the poller; and all that a task starts can be killed with it
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _leave_to_the_poller)
@@ -151,6 +154,8 @@ def _enter(serve: Callable[[Channel], None], pipe: Connection) -> None:
     import django
 
     django.setup()
+    for alias, name in databases.items():
+        connections.settings[alias]["NAME"] = name
     serve(Channel(pipe))
 
 
