@@ -83,7 +83,6 @@ CHANGES_BY_VALUE: dict[str, Callable[[Mapping[str, Any]], Columns]] = {
     "edit": lambda given: {"payload": given["payload"], **CHANGES["reprocess"]},
 }
 CALLS = {"mark_poison": "poison", "release_all": "release"}  # verbs that are counted as what pollers do
-ENDS_LEASES = ("cancel", "release", "delete")  # calls after which pollers look whether they still hold their tasks
 CAN_RUN_NOW = Q(parked_by__isnull=True) | Q(parked_by=GROUP)  # a task without a processor stays parked
 
 
@@ -138,7 +137,7 @@ def change_locked(rows: Sequence[AbstractTask], verb: str, given: Mapping[str, A
     """Do a verb to rows of one table that this transaction has read and locked, after ``lock_groups``."""
     tasks = same_rows(rows)
     groups = _groups_of((row.queue, row.group_key) for row in rows)
-    _count(tasks, CALLS.get(verb, verb), [(row.pk, row.queue) for row in rows])
+    _count(tasks, CALLS.get(verb, verb), [(row.pk, row.queue, row.status) for row in rows])
     if BY_VERB[verb].target is None:
         return _regroup(tasks, groups, partial(delete_and_count, tasks))
     return _change(tasks, verb, _with_entered(groups, verb, given), partial(_update, verb, tasks, given))
@@ -160,7 +159,7 @@ def put_back(tasks: Tasks, before: Mapping[int, Columns], unchanged: Callable[[A
         names = [*before[rows[0].pk], "last_update_time"]
         write = partial(base_rows(tasks).bulk_update, rows, names, batch_size=ROWS_PER_PUT_BACK)
         _regroup(tasks, _groups_of([*pairs, *((row.queue, None) for row in rows)]), write)
-        _count(tasks, "put_back", [(row.pk, row.queue) for row in rows])
+        _count(tasks, "put_back", [(row.pk, row.queue, row.status) for row in rows])
     return [row.pk for row in rows]
 
 
@@ -186,22 +185,28 @@ def _update(verb: str, tasks: Tasks, given: Mapping[str, Any] | None = None) -> 
 
 def _locked(tasks: Tasks, act: Callable[[Tasks], int], call: str) -> int:
     """Lock rows in order of id, then act on them in batches. One statement for both has very slow plans."""
-    rows = list(with_row_locks(tasks, wait=True).values_list("pk", "queue"))
-    ids = [pk for pk, _queue in rows]
+    rows = list(with_row_locks(tasks, wait=True).values_list("pk", "queue", "status"))
+    ids = [pk for pk, _queue, _status in rows]
     batches = [ids[start : start + IDS_PER_STATEMENT] for start in range(0, len(ids), IDS_PER_STATEMENT)]
     _count(tasks, call, rows)
     return sum(act(base_rows(tasks).filter(pk__in=batch)) for batch in batches)
 
 
-def _count(tasks: Tasks, call: str, rows: Iterable[tuple[int, str]]) -> None:
-    """Count what this transaction does to rows that it has locked, once it is committed."""
+def _count(tasks: Tasks, call: str, rows: Iterable[tuple[int, str, str]]) -> None:
+    """Count what this transaction does to rows that it has locked, once it is committed; ``rows`` with their statuses.
+
+    Where it ends leases, the pollers look at once whether they still hold their tasks.
+    """
     calls: dict[tuple[str, str], list[int]] = defaultdict(list)
-    for pk, queue in rows:
+    lost: set[str] = set()
+    for pk, queue, status in rows:
         calls[queue, call].append(pk)
+        if status == PROCESSING:
+            lost.add(queue)
     connection = transaction.get_connection(tasks.db)
     usage.after_commit(connection, calls)
-    for queue in {queue for queue, _call in calls} if call in ENDS_LEASES else ():
-        notify.after_commit(connection, queue, lost=True)
+    for queue in lost:
+        notify.after_commit(connection, notify.LEASES_LOST + queue)
 
 
 def _groups(tasks: Tasks) -> Groups:

@@ -11,6 +11,7 @@ from django.db.models import QuerySet
 from django.utils.translation import gettext as _
 
 from django_dbtaskqueue.core.masking import masked
+from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.flow.move import put_back
 from django_dbtaskqueue.flow.selection import same_rows
 from django_dbtaskqueue.models import AbstractTask, AuditEntry, FailureGroup, TaskChange
@@ -32,7 +33,7 @@ Columns = dict[str, Any]
 
 def columns_of(verb: TaskVerb) -> tuple[str, ...]:
     """Return the columns that an action reads of each task."""
-    named = ("queue", "group_key", "reference", "fingerprint")
+    named = ("queue", "status", "group_key", "reference", "fingerprint")
     if verb.deletes:
         return named
     return (*dict.fromkeys((*named, *RESTORED)), *(["payload"] if verb.name == "edit" else []))
@@ -101,7 +102,7 @@ def restore(
     ``may`` says whether the actor may do so on a queue. A task that changed since the action stays as it is; one that
     is not in ``tasks`` counts as not there.
     """
-    before = dict(zip(change.task_ids, _unpacked(change, tasks.model), strict=True))
+    before = dict(zip(change.task_ids, map(_as_waiting, _unpacked(change, tasks.model)), strict=True))
     rows = tasks.filter(pk__in=change.task_ids)
     now = {task.pk: task for task in rows.only("queue", "reference", "last_update_time")}
     taken = _taken(now.values(), before) if verb.name == "move" else frozenset()
@@ -124,6 +125,18 @@ def restore(
     if missed := sorted(set(wanted) - set(back)):
         skips[_("another transaction is changing it")] += missed
     return back, dict(skips)
+
+
+def _as_waiting(before: Columns) -> Columns:
+    """Return what a task was, or before its attempt if it ran: an attempt that was ended cannot go on."""
+    if before["status"] != Status.PROCESSING:
+        return before
+    held = {
+        "attempt": max(0, before["attempt"] - 1),
+        "next_process_time": before["ready_time"],
+        "poller_instance": None,
+    }
+    return {**before, **held, "status": Status.CREATED}
 
 
 def _taken(tasks: Iterable[AbstractTask], before: Mapping[int, Columns]) -> set[int]:

@@ -14,11 +14,13 @@ from django.test import Client
 from django.urls import include, path
 from django.utils import timezone
 
+from django_dbtaskqueue.core.exceptions import LeaseLost
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.models import AuditEntry, BulkOperation, FailureGroup, Task, TaskChange
 from django_dbtaskqueue.operations import bulk
 from django_dbtaskqueue.operations.verb_inputs import VerbOptions
 from django_dbtaskqueue.operations.verbs import BULK_VERBS
+from django_dbtaskqueue.pull.leases import checkout
 from tests.factories import QUEUE, make_task
 
 urlpatterns = [path("admin/", admin.site.urls), path("api/", include("django_dbtaskqueue.api.urls"))]
@@ -81,6 +83,20 @@ def test_what_a_bulk_operation_did_is_put_back_as_it_was(settings: Any, alias: s
     back.refresh_from_db()
     assert (back.state, back.changed, back.skipped) == ("FINISHED", 3, 0)
     assert rows(alias) == before
+
+
+@BOTH
+def test_a_task_that_was_cancelled_while_it_ran_waits_again(alias: str) -> None:
+    make_task(using=alias)
+    before = rows(alias)
+    (lease,) = checkout(QUEUE, poller_instance="p:1:x", using=alias)
+    operation = done("cancel", alias=alias)
+    bulk.put_back(operation.pk, None, using=alias)
+    run(alias)
+    with pytest.raises(LeaseLost):
+        lease.complete()
+    taken = {"start_time", "total_attempt", "lost_leases"}
+    assert [{**row, **{name: before[0][name] for name in taken}} for row in rows(alias)] == before
 
 
 @BOTH
