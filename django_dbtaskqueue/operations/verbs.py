@@ -218,9 +218,13 @@ CANCEL = TaskVerb(
     name="cancel",
     rare=True,
     label=_("Cancel"),
-    effect=_("The waiting tasks are set aside (CREATED to POISON). Nothing processes them any more."),
+    effect=_(
+        "The tasks are set aside, those that wait (CREATED to POISON) and those that run (PROCESSING to POISON). "
+        "Nothing processes them any more. Pollers stop the tasks that run: async tasks and tasks in child processes "
+        "end, and tasks on threads go on until they check it. Their results are discarded."
+    ),
     done=ngettext_lazy("%(number)s task cancelled", "%(number)s tasks cancelled", "number"),
-    hint=_("sets waiting tasks aside, so that nothing runs them"),
+    hint=_("sets waiting tasks aside, and stops running ones"),
     permission="cancel_task",
 )
 RELEASE = TaskVerb(

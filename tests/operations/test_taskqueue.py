@@ -223,6 +223,7 @@ def test_the_doctor_says_what_is_wrong_and_what_helps_and_ends_so() -> None:
         ("unpoison", "POISON", "ERROR"),
         ("kick", "POISON", "CREATED"),
         ("cancel", "CREATED", "POISON"),
+        ("cancel", "PROCESSING", "POISON"),
         ("release", "PROCESSING", "CREATED"),
         ("delete", "ERROR", None),
         ("housekeep", "ERROR", None),

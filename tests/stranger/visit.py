@@ -85,7 +85,7 @@ COMMANDS: dict[str, list[list[str]]] = {
 OTHER_COMMANDS: dict[str, list[list[str]]] = {
     "housekeeptasks": [[], ["--delete"]],
     "runtaskpipeline": [["check"]],
-    "runtaskpoller": [["--once", "--queue", "nosuch"]],
+    "runtaskpoller": [["--once", "--queue", "nosuch"], ["--once", "--queue", "nosuch", "--executor", "process"]],
     "generatetasks": [["--tasks", "1", "--queues", "1"]],
 }
 BODIES: dict[str, dict[str, object]] = {
