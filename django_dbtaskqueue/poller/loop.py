@@ -119,7 +119,7 @@ class Poller:
         self._wake_first.set()
 
     def cancel(self) -> None:
-        """Do not wait for running tasks: cancel async ones, leave threads alone. Their attempts stay charged."""
+        """Do not wait for running tasks: cancel async ones, end child processes, tell threads. Attempts stay."""
         self.stop()
         for executor in self.executors.all:
             executor.cancel()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -14,6 +15,7 @@ from django_dbtaskqueue import DuplicateTask, enqueue, signals
 from django_dbtaskqueue.models import Attempt, AuditEntry, Task
 from django_dbtaskqueue.operations import lookup
 from tests.conftest import ProcessDatabase
+from tests.factories import make_task
 from tests.poller.processes import alive, lines, polling, runtaskpoller
 from tests.support import until
 from tests.testapp.models import Booking
@@ -83,7 +85,7 @@ def test_a_loop_in_c_ends_when_an_operator_cancels_it(
     assert not (tmp_path / "end").exists()
 
 
-def test_a_timeout_ends_the_code(process_database: ProcessDatabase, tmp_path: Path) -> None:
+def test_a_timeout_ends_the_code(postgres_process_database: ProcessDatabase, tmp_path: Path) -> None:
     task = enqueue("apartt", "slow", held(tmp_path))
     with polling({"apartt": 1}, threads=1) as poller:
         until(lambda: status(task) == "ERROR")
@@ -106,7 +108,9 @@ def test_an_atomic_task_that_is_cancelled_leaves_no_write(
     assert not Booking.objects.exists()
 
 
-def test_the_others_of_a_batch_start_again_uncharged(process_database: ProcessDatabase, tmp_path: Path) -> None:
+def test_the_others_of_a_batch_start_again_uncharged(
+    postgres_process_database: ProcessDatabase, tmp_path: Path
+) -> None:
     first = enqueue("apartb", "first", {"mark": str(tmp_path / "mark")})
     second = enqueue("apartb", "second", held(tmp_path))
     with polling({"apartb": 1}):
@@ -117,7 +121,39 @@ def test_the_others_of_a_batch_start_again_uncharged(process_database: ProcessDa
     assert (first.attempt, len(lines(tmp_path / "mark")), status(second)) == (1, 2, "POISON")
 
 
-def test_a_task_that_ends_its_process_is_charged_alone(process_database: ProcessDatabase, tmp_path: Path) -> None:
+def test_a_task_that_settled_itself_may_go_on(postgres_process_database: ProcessDatabase, tmp_path: Path) -> None:
+    """Given a task whose row is gone by its own doing, when pollers look for lost leases, then its code goes on."""
+    files = {name: str(tmp_path / name) for name in ("settled", "until", "end")}
+    enqueue("apart", "own", {"do": "linger", **files})
+    other = enqueue("apart", "other", {"do": "check", "end": str(tmp_path / "other"), "mark": str(tmp_path / "mark")})
+    with polling({"apart": 1}, threads=2):
+        until(lambda: bool(lines(tmp_path / "settled")) and bool(lines(tmp_path / "mark")))
+        assert lookup.cancel("apart", "other")
+        until((tmp_path / "other").exists)
+        (tmp_path / "until").touch()
+        until((tmp_path / "end").exists)
+    assert status(other) == "POISON"
+
+
+@pytest.mark.parametrize("queue", ["work", "aio"])
+def test_a_task_in_crash_isolation_is_told(
+    postgres_process_database: ProcessDatabase, tmp_path: Path, lost: list[int], queue: str
+) -> None:
+    """Given a task that runs apart because its process died before, when it is cancelled, then it stops."""
+    do = {"work": {"do": "check", "end": str(tmp_path / "end")}, "aio": {"do": "wait", "until": str(tmp_path / "no")}}
+    payload = {**do[queue], "mark": str(tmp_path / "mark")}
+    task = make_task("PROCESSING", queue=queue, attempt=1, next_process_time=timedelta(0), payload=payload)
+    with polling({queue: 1}):
+        until(lambda: bool(lines(tmp_path / "mark")))
+        assert lines(tmp_path / "mark")[0][3] != str(os.getpid())
+        assert Task.objects.filter(pk=task.pk).cancel() == 1
+        until(lambda: task.pk in lost)
+    assert status(task) == "POISON"
+
+
+def test_a_task_that_ends_its_process_is_charged_alone(
+    postgres_process_database: ProcessDatabase, tmp_path: Path
+) -> None:
     deadly = enqueue("apart", "deadly", {"do": "kill"})
     others = [enqueue("apart", f"other{number}", {"do": "sleep", "seconds": 0.2}) for number in range(4)]
     with polling({"apart": 1}, threads=2):
@@ -129,7 +165,7 @@ def test_a_task_that_ends_its_process_is_charged_alone(process_database: Process
 
 
 def test_children_are_kept_and_replaced_by_count(
-    process_database: ProcessDatabase, tmp_path: Path, settings: Any
+    postgres_process_database: ProcessDatabase, tmp_path: Path, settings: Any
 ) -> None:
     settings.DBTASKQUEUE = {"MAX_TASKS_PER_CHILD": 2}
     for number in range(5):
@@ -143,7 +179,7 @@ def test_children_are_kept_and_replaced_by_count(
 
 
 def test_a_child_with_too_much_memory_is_replaced(
-    process_database: ProcessDatabase, tmp_path: Path, settings: Any
+    postgres_process_database: ProcessDatabase, tmp_path: Path, settings: Any
 ) -> None:
     settings.DBTASKQUEUE = {"MAX_MEMORY_PER_CHILD": 1}
     for number in range(2):
@@ -171,7 +207,7 @@ def test_a_task_that_checks_stops_by_itself(
     assert not lookup.cancel(queue, "kind"), "it has ended"
 
 
-def test_a_thread_is_told_of_its_timeout(process_database: ProcessDatabase, tmp_path: Path) -> None:
+def test_a_thread_is_told_of_its_timeout(postgres_process_database: ProcessDatabase, tmp_path: Path) -> None:
     task = enqueue("timed", "slow", {"do": "check", "end": str(tmp_path / "end")})
     with polling({"timed": 1}):
         until((tmp_path / "end").exists)
@@ -218,7 +254,9 @@ def test_a_running_task_is_replaced_by_its_reference(
     assert (task.result, task.attempt, task.total_attempt) == ("new", 1, 2)
 
 
-def test_a_replaced_task_keeps_its_due_time_if_asked(process_database: ProcessDatabase, tmp_path: Path) -> None:
+def test_a_replaced_task_keeps_its_due_time_if_asked(
+    postgres_process_database: ProcessDatabase, tmp_path: Path
+) -> None:
     mark, gate = tmp_path / "mark", tmp_path / "gate"
     task = enqueue("aio", "r", {"do": "wait", "until": str(gate), "mark": str(mark)})
     with polling({"aio": 1}):

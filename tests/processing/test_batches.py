@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -13,7 +15,7 @@ import pytest
 from django_dbtaskqueue import Complete, Fail, Fixed, Poison, enqueue_many, processor
 from django_dbtaskqueue.core.lease import Lease
 from tests.processing.conftest import QUEUE, Site
-from tests.support import PATIENCE, actors
+from tests.support import PATIENCE, actors, until
 from tests.testapp.models import Booking
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "sqlite"])
@@ -221,3 +223,23 @@ def test_atomic_one_lost_lease_does_not_take_the_others_with_it(site: Site) -> N
 def test_a_batch_size_that_is_none_is_refused(value: Any) -> None:
     with pytest.raises(Exception, match="whole number of at least 1"):
         processor(QUEUE, batch=value)(lambda tasks: None)
+
+
+def test_if_one_of_an_async_batch_is_cancelled_the_others_are_released(site: Site) -> None:
+    begun, calls = threading.Event(), list[list[str | None]]()
+
+    @processor(QUEUE, batch=3)
+    async def process(tasks: list[Lease]) -> None:
+        calls.append(sorted(str(task.reference) for task in tasks))
+        if len(tasks) == 3:
+            begun.set()
+            await asyncio.sleep(PATIENCE)
+
+    fill(site, 3)
+    with site.poller():
+        assert begun.wait(PATIENCE)
+        assert site.tasks(reference="r001").cancel() == 1
+        until(lambda: site.tasks(status="COMPLETED").count() == 2)
+    assert calls[0] == ["r000", "r001", "r002"] and sorted(chain.from_iterable(calls[1:])) == ["r000", "r002"]
+    assert list(site.tasks(status="COMPLETED").values_list("attempt", flat=True)) == [1, 1]
+    assert site.tasks(status="POISON").get().reference == "r001"

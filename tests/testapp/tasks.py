@@ -19,6 +19,7 @@ enqueue     enqueues ``queue``, ``reference``, ``payload`` on the task's databas
 settle      writes a Booking and settles by ``task.complete()`` itself, both in its own transaction
 hold        blocks all signals, starts a program whose id it writes to the file ``program``, books as above, holds the
             interpreter in C for ``seconds`` (default 100), and writes the file ``end``
+linger      deletes its row by itself, marks, waits for the file ``until``, and writes the file ``end``
 check       asks ``task.check()`` until it raises, and writes the file ``end``
 =========== ====================================================================================================
 
@@ -181,6 +182,13 @@ def _hold(task: Lease, payload: dict[str, Any]) -> Complete:
     return _ok(task, payload)
 
 
+def _linger(task: Lease, payload: dict[str, Any]) -> None:
+    task.complete_delete()
+    mark(task, {"mark": payload["settled"]})
+    _wait(task, payload)
+    Path(payload["end"]).touch()
+
+
 def _check(task: Lease, payload: dict[str, Any]) -> None:
     try:
         while not task.cancelled:
@@ -213,6 +221,7 @@ VERBS: dict[str, Callable[[Lease, dict[str, Any]], Any]] = {
     "settle": _settle,
     "hold": _hold,
     "check": _check,
+    "linger": _linger,
 }
 
 

@@ -85,6 +85,14 @@ class IsolatedExecutor(Executor):
     def threads(self) -> list[WatchedThread]:
         return [] if self._thread is None else [self._thread]
 
+    def stop(self, run: Run) -> None:
+        """Tell the tasks of a run that they have to stop. The process goes on: other tasks run in it."""
+        child = self._child
+        for number in [number for number, other in self._runs.copy().items() if other == run]:
+            with suppress(OSError):
+                if child is not None:
+                    child.send(-number, None)
+
     def cancel(self) -> None:
         """Kill the process: its tasks have been given up."""
         self.close()
@@ -234,6 +242,7 @@ class _Worker:
     def __init__(self, channel: Channel) -> None:
         self.loop = asyncio.new_event_loop()
         self._channel = channel
+        self._running: dict[int, tuple[Job, asyncio.Task[None] | None]] = {}  # by number; with a task if it is async
 
     def report(self) -> None:
         """Say that the interpreter runs."""
@@ -243,22 +252,34 @@ class _Worker:
             pause.wait(SIGN_OF_LIFE_SECONDS)
 
     def receive(self) -> None:
-        """Wait for a job and start it."""
+        """Wait for a job and start it, or tell one that it has to stop."""
         number, job = self._channel.receive()
-        assert isinstance(job, Job)  # noqa: S101 -- for the type checker
-        if job.processor.is_async:
+        if not isinstance(job, Job):
+            self._stop(-number)
+        elif job.processor.is_async:
             asyncio.run_coroutine_threadsafe(self._run_async(number, job), self.loop)
         else:
             threading.Thread(target=self._run, args=[number, job], daemon=True).start()
 
+    def _stop(self, number: int) -> None:
+        job, task = self._running.get(number, (None, None))
+        for lease in job.leases if job is not None else ():
+            lease.cancelled = True
+        if task is not None:
+            self.loop.call_soon_threadsafe(task.cancel)
+
     def _run(self, number: int, job: Job) -> None:
+        self._running[number] = job, None
         self._channel.send(number, None)
         self._channel.send(number, run_remotely(job))
+        del self._running[number]
 
     async def _run_async(self, number: int, job: Job) -> None:
+        self._running[number] = job, asyncio.current_task()
         self._channel.send(number, None)
         try:
             outcomes = [await perform_async(lease, job.processor) for lease in job.leases]
         except BaseException as error:
             outcomes = [Fail(error)] * len(job.leases)
         self._channel.send(number, answers_of(job, outcomes))
+        del self._running[number]

@@ -87,6 +87,7 @@ class ProcessExecutor(ThreadExecutor):
             pause = 0.0
             with suppress(IndexError):  # another thread took the job
                 self._run(slot, self.todo.popleft())
+            self._end_if_worn_out(slot)
         worker = self._workers[slot]
         if worker is not None:
             worker.end()
@@ -95,10 +96,9 @@ class ProcessExecutor(ThreadExecutor):
     def _has_child(self, slot: int) -> bool:
         """See to a child for the next job; return whether there is one. It takes a job only when it has loaded."""
         worker = self._workers[slot]
-        if worker is not None and worker.is_alive() and not worker.is_worn_out():
+        if worker is not None and worker.is_alive():
             return True
         if worker is not None:
-            worker.ask_to_end()
             worker.end()
         worker = self._workers[slot] = _Worker()
         deadline = monotonic() + LOAD_SECONDS
@@ -110,6 +110,13 @@ class ProcessExecutor(ThreadExecutor):
         if not self._closed:
             logger.error("A process for tasks does not start (%s). Its tasks wait for the next try", exit_text(code))
         return False
+
+    def _end_if_worn_out(self, slot: int) -> None:
+        worker = self._workers[slot]
+        if worker is not None and worker.is_worn_out():
+            self._workers[slot] = None
+            worker.ask_to_end()
+            worker.end()
 
     def _run(self, slot: int, job: Job) -> None:
         current = self._begin(job)
@@ -179,11 +186,12 @@ class _Worker(Child):
 
     def stop(self, job: Job) -> None:
         """Tell the task to stop, if it runs here. Its process ends if it runs on, and has not settled itself."""
-        if self._job is not job:
-            return
-        lost = [lease.id for lease in job.leases if lease.deadline == LOST]
+        with self._lock:
+            if self._job is not job:
+                return
+            number = self._calls
         with suppress(OSError):
-            self.send(-self._calls, lost)
+            self.send(-number, [lease.id for lease in job.leases if lease.deadline == LOST])
         timer = threading.Timer(STOP_GRACE_SECONDS, self.kill_if_running, [job])
         timer.daemon = True
         timer.start()
