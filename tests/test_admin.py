@@ -693,6 +693,15 @@ def test_a_confirmed_act_on_one_task_reads_it_once(verb: str, status: Status, ow
     assert AuditEntry.objects.filter(verb=verb, changed=1).count() == LogEntry.objects.count() == 2
 
 
+def test_the_question_of_a_cancel_says_how_many_tasks_run(op: Client) -> None:
+    tasks = [make_task(Status.PROCESSING), make_task(Status.CREATED), make_task(Status.ERROR)]
+    asked = text_of(post(op, "cancel", tasks))
+    assert "2 would change" in asked and "1 of them runs now." in asked
+    assert "runs now" not in text_of(post(op, "cancel", tasks[1:]))
+    confirm(op, "cancel", tasks)
+    assert [statuses()[task.pk] for task in tasks] == ["POISON", "POISON", "ERROR"]
+
+
 def test_more_than_a_thousand_ticked_tasks_are_refused(op: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(actions, "MAX_TASKS_PER_ACTION", 2)
     tasks = [make_task(Status.ERROR) for _ in range(3)]

@@ -173,7 +173,8 @@ def _on_ids(output: Output, options: Options) -> int:
     request = ActionRequest(chosen, options["reason"], _given(options))
     seen = preview(tasks.filter(pk__in=ids), request)
     there = f"{seen.selected} of {len(ids)} {'task is' if len(ids) == 1 else 'tasks are'} there"
-    output.write(f"{chosen.effect}\n{there}, {seen.eligible} would change.")
+    running = f" {seen.running} of them run now." if seen.running else ""
+    output.write(f"{chosen.effect}\n{there}, {seen.eligible} would change.{running}")
     if options["dry_run"]:
         output.data({"dry_run": True, "selected": str(seen.selected), "would_change": str(seen.eligible)})
         return 0

@@ -19,6 +19,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from django_dbtaskqueue.core.exceptions import OperationRefused
+from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.flow.selection import base_rows
 from django_dbtaskqueue.models import AbstractTask, AuditEntry
 from django_dbtaskqueue.models.querysets import TaskQuerySet
@@ -65,6 +66,7 @@ class Preview:
     selected: ApproxCount | None
     eligible: ApproxCount | None
     estimate: int | None = None  # of the selection, by the planner, where it was not counted to its end
+    running: ApproxCount | None = None  # of those that would change; None if it was not counted
 
     @property
     def sentences(self) -> list[str]:
@@ -85,12 +87,18 @@ class Preview:
                 _("%(count)s would change; the others are skipped: %(reason)s.")
                 % {"count": self.eligible, "reason": reason}
             )
+        if self.running:
+            words = ngettext("%(count)s of them runs now.", "%(count)s of them run now.", self.running.number)
+            lines.append(words % {"count": self.running})
         return lines
 
 
 def preview(tasks: TaskQuerySet, request: ActionRequest) -> Preview:
-    """Count what is selected and what would change; two bounded counts."""
-    return Preview(request, bounded_count(tasks), bounded_count(request.verb.eligible(tasks, request.options)))
+    """Count what is selected, what would change and, if the verb may end leases, what of it runs; bounded counts."""
+    eligible = request.verb.eligible(tasks, request.options)
+    ends_leases = Status.PROCESSING in request.verb.sources
+    running = bounded_count(eligible.filter(status=Status.PROCESSING)) if ends_leases else None
+    return Preview(request, bounded_count(tasks), bounded_count(eligible), running=running)
 
 
 def act(tasks: TaskQuerySet, request: ActionRequest, actor: Actor) -> Report:
