@@ -132,8 +132,7 @@ class TaskVerb(Verb):
             return housekeep(same_rows(tasks), older_than=options.older_than, to=options.to)
         given = {name: getattr(options, name) for name in ("delay", "priority", "queue", "payload")}
         if self is EDIT:
-            (task,) = tasks
-            given["payload"] = with_secrets_of(task.payload, options.payload)
+            given["payload"] = with_secrets_of(tasks[0].payload, options.payload)
         if self is not MOVE:
             return change_locked(tasks, self.edge or self.name, given)
         try:
@@ -219,9 +218,8 @@ CANCEL = TaskVerb(
     rare=True,
     label=_("Cancel"),
     effect=_(
-        "The tasks are set aside, those that wait (CREATED to POISON) and those that run (PROCESSING to POISON). "
-        "Nothing processes them any more. Pollers stop the tasks that run: async tasks and tasks in child processes "
-        "end, and tasks on threads go on until they check it. Their results are discarded."
+        "The tasks are set aside (CREATED or PROCESSING to POISON). Nothing processes them any more. Those that run "
+        "are stopped, except on threads: there the code goes on until it checks. What it returns is discarded."
     ),
     done=ngettext_lazy("%(number)s task cancelled", "%(number)s tasks cancelled", "number"),
     hint=_("sets waiting tasks aside, and stops running ones"),
@@ -398,7 +396,5 @@ BULK_VERBS: Mapping[str, TaskVerb] = {**TASK_VERBS, PURGE.name: PURGE}
 ID_VERBS: Mapping[str, TaskVerb] = {**BULK_VERBS, **ONE_TASK_VERBS}
 INPUT_NAMES = tuple(dict.fromkeys(one.name for verb in ID_VERBS.values() for one in verb.inputs))
 VERBS: Mapping[str, Verb] = {
-    **ID_VERBS,
-    **QUEUE_VERBS,
-    **{verb.name: verb for verb in (CHANGE_SETTINGS, CONTROL_POLLERS, VIEW_PAYLOAD)},
+    verb.name: verb for verb in (*ID_VERBS.values(), PAUSE, RESUME, CHANGE_SETTINGS, CONTROL_POLLERS, VIEW_PAYLOAD)
 }
