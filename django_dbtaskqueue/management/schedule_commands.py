@@ -67,7 +67,8 @@ def run(output: Output, options: Options) -> int:
     document = schedules.schedule_document(row, actor)
     output.data(document)
     times = ", ".join(f"{one:%a %Y-%m-%d %H:%M:%S %Z}" for one in document["next_times"])
-    output.facts({**document, "next_times": times, "edited": ", ".join(row.edited)})
+    if what not in VERB_WORDS:
+        output.facts({**document, "next_times": times, "edited": ", ".join(row.edited)})
     return 0
 
 

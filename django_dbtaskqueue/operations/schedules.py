@@ -24,6 +24,7 @@ from django_dbtaskqueue.db.session import alias_for
 from django_dbtaskqueue.flow.schedule import MISSED_AFTER, Definition, aware, home_of, rows_on
 from django_dbtaskqueue.models import Schedule
 from django_dbtaskqueue.models.control import CODE
+from django_dbtaskqueue.operations.bounds import is_storable
 from django_dbtaskqueue.operations.permissions import VIEW_PAYLOAD, Actor
 from django_dbtaskqueue.operations.queue_stats import alive
 from django_dbtaskqueue.operations.visibility import narrow
@@ -93,7 +94,8 @@ def listed(actor: Actor, using: str | None = None) -> list[Schedule]:
 
 def find(name: str, actor: Actor, using: str | None = None) -> Schedule | None:
     """Return the schedule with this name; None if it is not there, or the actor may not view its queue."""
-    found = (narrow(rows_on(alias).filter(pk=name), actor).first() for alias in homes(using))
+    places = homes(using) if is_storable(name) else []
+    found = (narrow(rows_on(alias).filter(pk=name), actor).first() for alias in places)
     return next((row for row in found if row is not None), None)
 
 

@@ -39,6 +39,10 @@ STATEMENTS = {
     "rename a queue": "UPDATE dbtaskqueue_queue SET name = 'other'",
     "delete a queue": "DELETE FROM dbtaskqueue_queue",
     "command a poller": "UPDATE dbtaskqueue_poller SET requested_command = 'stop'",
+    "take a tick": "UPDATE dbtaskqueue_schedule SET next_time = now()",
+    "see schedules": "SELECT name, cron, next_time FROM dbtaskqueue_schedule",
+    "delete a schedule": "DELETE FROM dbtaskqueue_schedule",
+    "read a schedule's payload": "SELECT payload FROM dbtaskqueue_schedule",
     "order a bulk operation": "INSERT INTO dbtaskqueue_bulkoperation (verb, query) VALUES ('delete', 'id:>0')",
     "forge the audit": "INSERT INTO dbtaskqueue_auditentry (actor, verb) VALUES ('ceo', 'delete')",
     "make a token": "INSERT INTO dbtaskqueue_apitoken (\"user\", digest) VALUES ('ceo', 'x')",
@@ -54,12 +58,13 @@ ALLOWED = {
     "poller": {
         "read payload", "change status", "replace payload", "delete", "record attempt", "count deletion", "heartbeat",
         "see queues", "make a queue", "command a poller", "read error texts", "read tracebacks", "see failure groups",
+        "take a tick", "see schedules", "read a schedule's payload",
     },
     "archiver": {
         "read payload", "change status", "replace payload", "delete", "record attempt", "delete history",
         "count deletion", "read tracebacks",
     },
-    "reader": {"see overview", "see queues", "see failure groups"},
+    "reader": {"see overview", "see queues", "see failure groups", "see schedules"},
 }  # fmt: skip
 
 

@@ -175,7 +175,8 @@ def parts_of(address: str, data: st.DataObject) -> str:
     def fill(found: re.Match[str]) -> str:
         if found[1] == "int":
             return data.draw(st.sampled_from(["0", "1", "7", "9" * 25]))
-        known = {"verb": ["reprocess", "delete"], "queue": [QUEUE], "poller": ["p1"], "command": ["drain"]}
+        known = {"verb": ["reprocess", "delete"], "queue": [QUEUE], "poller": ["p1"], "command": ["drain"],
+                 "schedule": ["nightly"], "action": ["run"]}  # fmt: skip
         value = data.draw(st.sampled_from(known.get(found[2], ["f" * 40])) | VALUES)
         return str(value).encode("utf-8", "replace").decode().replace("/", "").replace("\0", "%00") or "x"
 

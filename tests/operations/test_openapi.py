@@ -31,7 +31,9 @@ from django_dbtaskqueue.models import (
 )
 from django_dbtaskqueue.models.operations import UNFINISHED
 from django_dbtaskqueue.operations import bulk
+from django_dbtaskqueue.operations.permissions import Actor
 from django_dbtaskqueue.operations.queue_control import pause
+from django_dbtaskqueue.operations.schedule_control import add_schedule
 from tests.factories import QUEUE, make_task
 
 urlpatterns = [path("here/api/", include("django_dbtaskqueue.api.urls"))]
@@ -50,6 +52,9 @@ BODIES: dict[str, dict[str, Any]] = {
     "change_queue_settings": {"values": {"batch_size": 7, "lease": "5m"}, "reset": ["ttl"]},
     "purge_queue": {"confirm": QUEUE, "reason": "why"},
     "command_poller": {"reason": "why"},
+    "make_schedule": {"queue": QUEUE, "cron": "0 7 * * *", "reason": "why"},
+    "change_schedule": {"cron": "0 8 * * *", "priority": -1, "payload": {"n": 1}},
+    "act_on_schedule": {"reason": "why"},
 }
 QUERIES = {"tasks": {"q": "status:ERROR", "limit": "1"}, "trend": {"since": "2h"}, "status": {"queue": QUEUE}}
 
@@ -81,12 +86,16 @@ def parts() -> dict[str, Any]:
     Metric.objects.create(queue=QUEUE, minute=task.create_time, outcome="completed", count=3, runs={"5": 3})
     pause([QUEUE], by="ada", reason="why")
     operation = bulk.start("reprocess", "status:ERROR", None)
+    add_schedule("nightly", {"queue": QUEUE, "cron": "0 3 * * *"}, Actor())
     return {
         "pk": {"operation": operation.pk, "cancel_operation": operation.pk, "task": task.pk},
         "verb": "reprocess",
         "queue": QUEUE,
         "poller": "host:1/2",
         "command": "drain",
+        "schedule": dict.fromkeys(("schedule", "change_schedule", "act_on_schedule"), "nightly")
+        | {"make_schedule": "a new one"},
+        "action": "pause",
         "fingerprint": FINGERPRINT,
     }
 
@@ -235,10 +244,11 @@ def test_a_token_that_reads_changes_nothing(ada: Client, parts: dict[str, Any]) 
     for route in ROUTES:
         if route.method == "POST":
             address = route.path
-            for part in ("verb", "command", "fingerprint"):
+            for part in ("verb", "command", "fingerprint", "action"):
                 address = address.replace(f"<str:{part}>", parts[part])
             for part in ("queue", "poller"):
                 address = address.replace(f"<path:{part}>", parts[part])
+            address = address.replace("<path:schedule>", "nightly")
             address = address.replace("<int:pk>", str(parts["pk"]["operation"]))
             answer = robot.post(f"{ROOT}/{address}", json.dumps(BODIES[route.name]), content_type="application/json")
             assert answer.status_code == 403, route

@@ -28,6 +28,7 @@ from django_dbtaskqueue.models import (
     PipelineReport,
     Poller,
     SavedSearch,
+    Schedule,
     Task,
     TaskHistory,
 )
@@ -97,6 +98,7 @@ def make_all(user: User, queue: str) -> None:
         )  # fmt: skip
     SavedSearch.objects.create(owner=user.username, name=f"{letter}secret", query=f"queue:{queue}", shared=True)
     SavedSearch.objects.create(owner=user.username, name=f"{letter}secret-2", query=f"ref:{letter}ref", shared=True)
+    Schedule.objects.create(name=f"{letter}ref-schedule", queue=queue, cron="0 7 * * *", payload=facts["payload"])
     queue_control.pause_queues([queue], actor, reason=f"{letter}secret")
     bulk.start("reprocess", f"queue:{queue} ref:{letter}ref", actor, f"{letter}secret")
     bulk.start("reprocess", f"ref:{letter}ref", actor, f"{letter}secret")
@@ -182,6 +184,7 @@ def test_every_answer_of_the_api_is_about_its_own_queues(name: str) -> None:
         "pk": [*Task.objects.values_list("pk", flat=True), *BulkOperation.objects.values_list("pk", flat=True)],
         "verb": ["reprocess", "delete"], "queue": [TEAMS[name], f"{TEAMS[name]}x"], "poller": ["both"],
         "command": ["drain"], "fingerprint": [queue[0] * 40 for queue in TEAMS.values()],
+        "schedule": [f"{TEAMS[name][0]}ref-schedule"], "action": ["pause", "run"],
     }  # fmt: skip
     for route in ROUTES:
         addresses = [f"/api/{route.path}"]

@@ -63,7 +63,13 @@ from django_dbtaskqueue.operations.verbs import TASK_VERBS  # noqa: E402 -- Djan
 HARMLESS = "ref:there-is-no-such-reference"
 FINDING_CODE, USAGE_ERROR_CODE, SETTINGS_CODE = 1, 2, 3
 QUEUE = "a-queue/with a slash"
-NO_SUCH = {"fingerprint": "0" * 40, "poller": "no:such", "command": "drain"}  # parts of the API's addresses
+NO_SUCH = {
+    "fingerprint": "0" * 40,
+    "poller": "no:such",
+    "command": "drain",
+    "schedule": "no/such",
+    "action": "run",
+}  # parts of the API's addresses
 API = "dbtaskqueue_api"
 # The arguments of each subcommand of ``taskqueue``.
 COMMANDS: dict[str, list[list[str]]] = {
@@ -78,6 +84,16 @@ COMMANDS: dict[str, list[list[str]]] = {
     "purge": [[QUEUE, "--dry-run"], [QUEUE, "--yes", "--reason", "a visit"]],
     "bulk": [["list"], ["run"], ["show", "1"], ["cancel", "1"]],
     "index": [[], ["--drop"]],
+    "schedules": [
+        [],
+        ["add", "nightly", "--queue", QUEUE, "--cron", "0 3 * * *"],
+        ["show", "nightly"],
+        ["edit", "nightly", "--cron", "0 4 * * *"],
+        ["pause", "nightly"],
+        ["resume", "nightly"],
+        ["run", "nightly"],
+        ["reset", "nightly"],
+    ],
     "token": [["superuser"]],
     "tokens": [[], ["--revoke", "987654"]],
 }
@@ -97,6 +113,8 @@ BODIES: dict[str, dict[str, object]] = {
     "start_queue": {"reason": "a visit"},
     "change_queue_settings": {"reset": ["ttl"]},
     "purge_queue": {"confirm": QUEUE, "reason": "a visit"},
+    "change_schedule": {"reason": "a visit"},
+    "act_on_schedule": {"reason": "a visit"},
 }
 # What some verbs ask for beside the tasks.
 INPUTS: dict[str, dict[str, object]] = {
