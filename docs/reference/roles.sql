@@ -54,6 +54,8 @@ GRANT SELECT, INSERT ON dbtaskqueue_attempt, dbtaskqueue_taskhistory, dbtaskqueu
 -- INSERT: a queue that starts paused.
 GRANT SELECT, INSERT (name, paused_time, paused_by, paused_reason) ON dbtaskqueue_queue TO dbtaskqueue_poller;
 GRANT SELECT, INSERT, UPDATE, DELETE ON dbtaskqueue_poller TO dbtaskqueue_poller;
+-- Schedules: their tasks are enqueued by pollers, which need the producer's role, too.
+GRANT SELECT, INSERT, UPDATE ON dbtaskqueue_schedule TO dbtaskqueue_poller;
 GRANT SELECT, INSERT, UPDATE, DELETE ON dbtaskqueue_metric, dbtaskqueue_failuregroup, dbtaskqueue_failurecount
     TO dbtaskqueue_poller; -- counted in memory, appended, merged
 GRANT USAGE ON SEQUENCE dbtaskqueue_taskhistory_id_seq TO dbtaskqueue_poller, dbtaskqueue_archiver;
@@ -70,6 +72,8 @@ SELECT id, queue_name, reference_number, status, attempt, reenqueue_attempt, tot
        expire_time, start_time, finish_time, parked_by
 FROM dbtaskqueue_task;
 GRANT SELECT ON dbtaskqueue_metric, dbtaskqueue_failurecount TO dbtaskqueue_reader;
+GRANT SELECT (name, queue_name, cron, timezone, missed, overlap, paused, source, next_time, last_time, last_task)
+    ON dbtaskqueue_schedule TO dbtaskqueue_reader;
 GRANT SELECT (fingerprint, queue_name, error_type, frame, first_seen, last_seen) ON dbtaskqueue_failuregroup
     TO dbtaskqueue_reader;
 GRANT SELECT ON dbtaskqueue_task_overview, dbtaskqueue_queue, dbtaskqueue_poller, dbtaskqueue_deletedtasks
