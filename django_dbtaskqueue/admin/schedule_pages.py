@@ -99,7 +99,7 @@ class ScheduleAdmin(SmallListAdmin):
     list_display_links = ("name",)
     ordering = ("name",)
     page_lines = (
-        "state", "when", "next_five", "queue", "missed_words", "overlap_words", "priority", "payload_type", "last",
+        "state", "when", "cron", "next_five", "queue", "missed_words", "overlap_words", "priority", "payload_type", "last",
         "task", "note", "origin",
     )  # fmt: skip
     secrets = ("payload_box",)

@@ -29,8 +29,9 @@ THEMES = ("light", "dark")
 # Those that the docs show: page, theme and size, as in their names.
 DOCS = (
     "overview-light", "overview-dark-phone", "failures-light", "failures-light-phone", "task-dark", "queue-dark",
-    "confirm-light", "bulk-operation-light", "report-light",
+    "confirm-light", "bulk-operation-light", "report-light", "schedule-light",
 )  # fmt: skip
+SCHEDULE = "claims of the day"
 LISTS = {
     "overview": "overview/",
     "tasks": "task/?q=status:ERROR",
@@ -38,6 +39,8 @@ LISTS = {
     "poison": "poisontask/",
     "queues": "queue/",
     "queue": "queue/claims/change/",
+    "schedules": "schedule/",
+    "schedule": f"schedule/{SCHEDULE.replace(' ', '%20')}/change/",
     "pollers": "poller/",
     "bulk-operations": "bulkoperation/",
     "audit": "auditentry/",
@@ -102,7 +105,14 @@ def logged_in(browser: Any, admin: str, password: str, width: int, theme: str) -
 
 
 def act(page: Any, admin: str) -> None:
-    """Pause a queue with a reason, and reprocess the first group, so that audit and bulk operations have rows."""
+    """Make a schedule, and reprocess the first group, so that audit and bulk operations have rows."""
+    page.goto(f"{admin}dbtaskqueue/schedule/")
+    page.click("button[value=add_schedule]")
+    answers = {"name": SCHEDULE, "queue": "claims", "cron": "0 7 * * mon-fri", "timezone": "America/New_York"}
+    for field, answer in {**answers, "payload": '{"flights": "of yesterday"}', "reason": "the desk opens at 8"}.items():
+        page.fill(f"[name={field}]", answer)
+    page.click("button[name=confirm]")
+    page.wait_for_url("**/schedule/**/change/")
     page.goto(f"{admin}dbtaskqueue/failuregroup/")
     page.locator("button[value=reprocess]").first.click()
     page.fill("input[name=reason]", "the record is complete now")

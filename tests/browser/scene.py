@@ -20,11 +20,14 @@ from django_dbtaskqueue.models import (
     PipelineReport,
     Poller,
     SavedSearch,
+    Schedule,
     Task,
     TaskHistory,
     UsageCount,
 )
+from django_dbtaskqueue.operations.permissions import Actor
 from django_dbtaskqueue.operations.queue_control import pause
+from django_dbtaskqueue.operations.schedule_control import add_schedule
 from tests.factories import make_task
 from tests.report_figures import report_figures
 
@@ -58,6 +61,7 @@ def play() -> None:
     _failures()
     _metrics()
     _pollers()
+    _schedules()
     _acts()
     _reports()
 
@@ -208,6 +212,15 @@ def _reports() -> None:
         summary="claims: 99.2 % within 5 minutes, target 99 %",
         data=report_figures("<b>claims</b>"),
         location="/lake/reports/report-2026-11-21",
+    )
+
+
+def _schedules() -> None:
+    said = {"queue": "claims", "cron": "0 7 * * mon-fri", "timezone": "Europe/Madrid"}
+    times = {"next_time": Now() + timedelta(hours=7), "last_time": Now() - timedelta(hours=17)}
+    add_schedule("statements", {**said, "queue": "mail", "payload": _claim(1)}, Actor())
+    Schedule.objects.create(
+        name="flights.tasks.digest", source="code", code={**said, "cron": "0 6 * * *"}, edited=["cron"], **said, **times
     )
 
 

@@ -36,6 +36,7 @@ def addresses() -> dict[str, str]:
         "failures": "failuregroup",
         "poison": "poisontask",
         "queues": "queue",
+        "schedules": "schedule",
         "pollers": "poller",
         "bulk-operations": "bulkoperation",
         "audit": "auditentry",
@@ -50,6 +51,7 @@ def addresses() -> dict[str, str]:
         "task": f"task/{failed.pk}/change/",
         "failure": f"failuregroup/{FailureGroup.objects.earliest('pk').pk}/change/",
         "queue": f"queue/{Queue.objects.get(name='night-batch').pk}/change/",
+        "schedule": "schedule/flights.tasks.digest/change/",
         "bulk-operation": f"bulkoperation/{BulkOperation.objects.earliest('pk').pk}/change/",
         "report": f"pipelinereport/{PipelineReport.objects.earliest('pk').pk}/change/",
         "not-understood": "task/?q=statsu:ERROR",
@@ -75,6 +77,10 @@ def test_every_page_works_under_a_strict_policy_and_for_everybody(site: Site) ->
         page.click("button[value=reprocess]")
         page.wait_for_selector("button[name=confirm]")
         faults |= examined(site, page, axe, "confirm")
+        page.goto(site.url("schedule/statements/change/"))
+        page.click("button[value=edit_schedule]")
+        page.wait_for_selector("button[name=confirm]")
+        faults |= examined(site, page, axe, "form of a schedule")
         page.keyboard.press("?")
         page.wait_for_selector("#dbtq-help[open]")
         faults |= examined(site, page, axe, "keys")

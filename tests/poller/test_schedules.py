@@ -117,7 +117,7 @@ def test_killed_pollers_leave_each_tick_with_exactly_one_task(postgres_process_d
 
 def _start(stack: ExitStack, database: ProcessDatabase) -> PollerProcess:
     poller = stack.enter_context(runtaskpoller(database, "--queue", "work"))
-    poller.until_logged("Poller ")
+    poller.until_logged("Queues: ")
     return poller
 
 
