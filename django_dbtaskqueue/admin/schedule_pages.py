@@ -99,8 +99,8 @@ class ScheduleAdmin(SmallListAdmin):
     list_display_links = ("name",)
     ordering = ("name",)
     page_lines = (
-        "state", "when", "cron", "next_five", "queue", "missed_words", "overlap_words", "priority", "payload_type", "last",
-        "task", "note", "origin",
+        "state", "when", "cron", "next_five", "queue", "missed_words", "overlap_words", "priority", "payload_type",
+        "last", "task", "note", "origin",
     )  # fmt: skip
     secrets = ("payload_box",)
 
