@@ -14,7 +14,15 @@ from django.core.exceptions import ImproperlyConfigured
 
 from django_dbtaskqueue.core import retry
 from django_dbtaskqueue.core import unique as uniqueness
-from django_dbtaskqueue.core.durations import MIN_LEASE, format_duration, iso_duration, parse_duration, parse_length
+from django_dbtaskqueue.core.durations import (
+    MIN_LEASE,
+    Rate,
+    format_duration,
+    iso_duration,
+    parse_duration,
+    parse_length,
+    parse_rate,
+)
 from django_dbtaskqueue.core.exceptions import near_match
 from django_dbtaskqueue.core.masking import masked
 
@@ -42,6 +50,9 @@ class QueueSettings:
     settle_interval: timedelta = timedelta(milliseconds=50)  # the longest an outcome waits for its batch
     batch_size: int = 500  # the most tasks one checkout takes
     concurrency: int | None = None  # the most tasks of this queue that one poller holds; 0: none; None: by its slots
+    max_running: int | None = None  # the most tasks of this queue that run at a time, over all pollers; None: any
+    rate: Rate | None = None  # the most tasks that start in a time, over all pollers: text such as "100/s"
+    burst: int | None = None  # the most tasks that start at once under a rate; None: as many as in a second
     paused: bool = False  # a queue that no operator has paused or resumed yet starts paused
     poll_interval: timedelta = timedelta(seconds=1)  # of a poller that finds nothing, at first
     idle_interval: timedelta = timedelta(seconds=5)  # and at most; neither is ever over a tenth of the lease
@@ -99,6 +110,10 @@ QUEUE_RULES: dict[str, Rule] = {
     "keep": (lambda v: v in ("keep", "history", "delete"), '"keep", "history" or "delete"'),
     "settle": (lambda v: v in ("batch", "each"), '"batch" or "each"'),
     "batch_size": (lambda v: isinstance(v, int) and 1 <= v <= 5000, "a whole number from 1 to 5000"),
+    **dict.fromkeys(
+        ("max_running", "burst"), (lambda v: v is None or (type(v) is int and v >= 1), "None or a whole number from 1")
+    ),
+    "rate": (lambda v: v is None or isinstance(v, Rate), 'None or a rate such as "100/s", "5/m" or "1/10s"'),
     "concurrency": (lambda v: v is None or (isinstance(v, int) and v >= 0), "None or a whole number from 0"),
     "expired": (lambda v: v in ("poison", "delete"), '"poison" or "delete"'),
     "capacity": (lambda v: v is None or (isinstance(v, int) and v >= 1), "None or a whole number of at least 1"),
@@ -164,6 +179,8 @@ def parse(key: str, value: Any, *, where: str) -> Any:
     try:
         if key == "unique" and isinstance(value, str):
             return uniqueness.parse(value)
+        if key == "rate" and value is not None:
+            return parse_rate(value)
         return retry.normalise(value) if key in ("retry", "reenqueue") else value
     except (TypeError, ValueError) as error:
         raise ImproperlyConfigured(f"{where}: {error}") from None
@@ -219,7 +236,7 @@ def _row_values(given: Mapping[str, Any], *, where: str, fixed: Sequence[str] = 
 def _json(name: str, value: Any, *, where: str) -> Any:
     if isinstance(value, timedelta):
         return iso_duration(value)
-    if name == "unique" and value is not None:
+    if name in ("unique", "rate") and value is not None:
         return str(value)
     if name not in ("retry", "reenqueue") or value is None:
         return value

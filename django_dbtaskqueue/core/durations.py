@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 import re
+from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 
@@ -123,6 +125,35 @@ def _precision(rest: int) -> int:
 def _decimal(number: int, size: int) -> str:
     """Return ``number / size`` with every digit; ``size`` is a power of ten."""
     return format(Decimal(number) / size, "f")
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """A number of tasks in a time, such as ``100/s``."""
+
+    tasks: int
+    time: timedelta
+
+    @property
+    def per_second(self) -> float:
+        """The number in a second."""
+        return self.tasks / self.time.total_seconds()
+
+    def __str__(self) -> str:
+        text = format_duration(self.time)
+        return f"{self.tasks}/{text[1:] if text in ('1s', '1m', '1h', '1d') else text}"
+
+
+def parse_rate(value: object) -> Rate:
+    """Return the rate that text gives, or a ``Rate`` as it is; ``ValueError`` shows the form."""
+    if isinstance(value, Rate):
+        return value
+    tasks, slash, time = str(value).partition("/")
+    with suppress(ValueError):
+        span = parse_length(f"1{time.strip()}" if time.strip()[:1].isalpha() else time, needs_unit=True)
+        if slash and int(tasks) >= 1 and span > ZERO:
+            return Rate(int(tasks), span)
+    raise ValueError(f"{value!r} is not a rate. Write a number of tasks and a time, such as 100/s, 5/m or 1/10s")
 
 
 def next_pause(pause: float, first: float, longest: float) -> float:

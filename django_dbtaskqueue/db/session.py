@@ -34,6 +34,7 @@ from django_dbtaskqueue.models import (
     Attempt,
     DeletedTasks,
     Queue,
+    QueueLimit,
     Task,
     TaskHistory,
     TemporaryTask,
@@ -356,6 +357,7 @@ def statements_of(model: type[AbstractTask], vendor: str) -> Statements:
         deleted=quote(DeletedTasks._meta.db_table),
         queue=quote(Queue._meta.db_table),
         ledger=quote(UsedReference._meta.db_table),
+        limit=quote(QueueLimit._meta.db_table),
         columns=renamed,
     )
     return Statements(tables, DIALECTS.get(vendor, SQLITE))

@@ -11,6 +11,7 @@ from django_dbtaskqueue.models.control import (
     Overview,
     Poller,
     Queue,
+    QueueLimit,
     Schedule,
     UsageCount,
 )
@@ -51,6 +52,7 @@ __all__ = [
     "PoisonTask",
     "Poller",
     "Queue",
+    "QueueLimit",
     "SavedSearch",
     "Schedule",
     "StreamLedger",

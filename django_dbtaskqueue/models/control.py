@@ -52,6 +52,27 @@ class Queue(models.Model):
         return self.name
 
 
+class QueueLimit(models.Model):
+    """What the limits of a queue need between two checkouts: the leases that count, and the tokens of the rate.
+
+    A checkout of the queue locks the row. If it is deleted, the next checkout makes it from the task table.
+    """
+
+    queue = models.CharField(_("queue"), max_length=200, primary_key=True, db_column="queue_name")
+    running = models.JSONField(_("leases"), null=True, blank=True)  # [id, total_attempt] of each; NULL: not known
+    tokens = models.FloatField(_("tokens"), db_default=0.0)
+    check_time = models.DateTimeField(_("last checkout"), db_default=Now())
+    idle_seconds = models.FloatField(_("seconds between the last checkouts"), null=True, blank=True)
+
+    class Meta:
+        verbose_name = _("limits of a queue")
+        verbose_name_plural = _("limits of queues")
+        default_permissions = ()
+
+    def __str__(self) -> str:
+        return self.queue
+
+
 class Poller(models.Model):
     """One running poller, as it last reported. Nothing depends on this row: a lease lives on its task."""
 

@@ -15,12 +15,15 @@ from django_dbtaskqueue.core.sql.checkout import CheckoutStatements, LeaseStatem
 from django_dbtaskqueue.core.sql.dialects import Tables as Tables
 from django_dbtaskqueue.core.sql.enqueue import EnqueueStatements
 from django_dbtaskqueue.core.sql.groups import GroupStatements
+from django_dbtaskqueue.core.sql.limiter import LimitStatements
 from django_dbtaskqueue.core.sql.settle import SettleStatements
 
 COALESCED = "coalesce(payload_type, '')"
 
 
-class Statements(EnqueueStatements, CheckoutStatements, GroupStatements, LeaseStatements, SettleStatements):
+class Statements(
+    EnqueueStatements, CheckoutStatements, GroupStatements, LeaseStatements, LimitStatements, SettleStatements
+):
     """The statements of all groups."""
 
     @cached_property

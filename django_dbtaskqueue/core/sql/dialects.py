@@ -148,6 +148,7 @@ class Tables:
     deleted: str = '"dbtaskqueue_deletedtasks"'
     queue: str = '"dbtaskqueue_queue"'
     ledger: str = '"dbtaskqueue_usedreference"'
+    limit: str = '"dbtaskqueue_queuelimit"'
     columns: Mapping[str, str] = field(default_factory=dict)  # name in the default table -> quoted name
 
     def rename(self, sql: str) -> str:

@@ -25,6 +25,13 @@ CROSS JOIN LATERAL (
     LIMIT 1
 ) AS x;
 
+-- Statements.all_running
+SELECT id, total_attempt
+FROM "dbtaskqueue_task"
+WHERE queue_name = %(queue_name)s
+AND ready_time IS NOT NULL
+AND status IN ('PROCESSING');
+
 -- Statements.attempts
 INSERT INTO "dbtaskqueue_attempt" (location, task_id, queue_name, attempt, total_attempt, poller_instance,
     start_time, error_type, message, traceback, fingerprint)
@@ -1131,6 +1138,11 @@ AND ready_time IS NOT NULL
 AND status IN ('PROCESSING')
 AND poller_instance = %(poller_instance)s;
 
+-- Statements.limit_state
+SELECT running::text, tokens, extract(epoch FROM statement_timestamp() - check_time)::float8
+FROM "dbtaskqueue_queuelimit"
+WHERE queue_name = %(queue_name)s;
+
 -- Statements.live
 SELECT count(*)
 FROM (
@@ -1170,6 +1182,15 @@ FROM (
     FROM unnest(%(groups)s::text[]) AS g
     ORDER BY g
 ) AS x;
+
+-- Statements.lock_limit
+INSERT INTO "dbtaskqueue_queuelimit" AS l (queue_name, tokens)
+VALUES (%(queue_name)s, %(burst)s)
+ON CONFLICT (queue_name) DO UPDATE
+SET tokens = least(%(burst)s, coalesce(l.tokens, %(burst)s) + greatest(extract(epoch FROM
+    statement_timestamp() - l.check_time)::float8, 0.0) * %(rate)s), check_time = greatest(l.check_time,
+    statement_timestamp()), idle_seconds = extract(epoch FROM statement_timestamp() - l.check_time)::float8
+RETURNING running::text, tokens, idle_seconds;
 
 -- Statements.make_queue
 INSERT INTO "dbtaskqueue_queue" (name)
@@ -1354,6 +1375,26 @@ WHERE id = ANY(ARRAY(
 ))
 RETURNING id;
 
+-- Statements.running_of
+SELECT t.id, t.total_attempt, extract(epoch FROM t.next_process_time - statement_timestamp())::float8
+FROM "dbtaskqueue_task" AS t
+JOIN (
+    SELECT *
+    FROM (
+        SELECT *
+        FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(task_id bigint, token bigint)
+        LIMIT (
+            SELECT 1000000
+        )
+    ) AS u
+    LIMIT (
+        SELECT 1000000
+    )
+) AS u
+ON t.id = u.task_id
+AND t.total_attempt = u.token
+WHERE t.status IN ('PROCESSING');
+
 -- Statements.save_metadata
 UPDATE "dbtaskqueue_task"
 SET payload = jsonb_set(payload, '{metadata}', %(metadata)s::jsonb)
@@ -1391,6 +1432,11 @@ LIMIT 1;
 INSERT INTO "dbtaskqueue_queue" (name, paused_time, paused_by, paused_reason)
 VALUES (%(queue_name)s, statement_timestamp(), 'settings', 'starts paused')
 ON CONFLICT (name) DO NOTHING;
+
+-- Statements.store_limit
+UPDATE "dbtaskqueue_queuelimit"
+SET running = %(running)s::jsonb, tokens = tokens - %(taken)s
+WHERE queue_name = %(queue_name)s;
 
 -- Statements.task_with_attempts
 SELECT queue_name, reference_number, status, attempt, reenqueue_attempt, total_attempt, max_attempts,
@@ -2751,6 +2797,16 @@ WHERE id = ANY(ARRAY(
     FOR NO KEY UPDATE OF t SKIP LOCKED
 ))
 RETURNING id;
+
+-- Statements.running_of (one row)
+SELECT t.id, t.total_attempt, extract(epoch FROM t.next_process_time - statement_timestamp())::float8
+FROM "dbtaskqueue_task" AS t
+JOIN (
+    SELECT %(task_id)s::bigint AS task_id, %(token)s::bigint AS token
+) AS u
+ON t.id = u.task_id
+AND t.total_attempt = u.token
+WHERE t.status IN ('PROCESSING');
 
 -- Statements.to_history (one row)
 INSERT INTO "dbtaskqueue_taskhistory" (location, task_id, queue_name, reference_number, status, attempt,

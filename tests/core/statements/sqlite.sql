@@ -22,6 +22,13 @@ AND NOT EXISTS (
 )
 GROUP BY x.priority;
 
+-- Statements.all_running
+SELECT id, total_attempt
+FROM "dbtaskqueue_task"
+WHERE queue_name = %(queue_name)s
+AND ready_time IS NOT NULL
+AND status IN ('PROCESSING');
+
 -- Statements.attempts
 INSERT INTO "dbtaskqueue_attempt" (location, task_id, queue_name, attempt, total_attempt, poller_instance,
     start_time, error_type, message, traceback, fingerprint)
@@ -860,6 +867,12 @@ AND ready_time IS NOT NULL
 AND status IN ('PROCESSING')
 AND poller_instance = %(poller_instance)s;
 
+-- Statements.limit_state
+SELECT CAST(running AS text), tokens, (julianday(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')) -
+    julianday(check_time)) * 86400.0
+FROM "dbtaskqueue_queuelimit"
+WHERE queue_name = %(queue_name)s;
+
 -- Statements.live
 SELECT count(*)
 FROM (
@@ -896,6 +909,16 @@ FROM (
 
 -- Statements.lock_groups
 SELECT 1;
+
+-- Statements.lock_limit
+INSERT INTO "dbtaskqueue_queuelimit" AS l (queue_name, tokens)
+VALUES (%(queue_name)s, %(burst)s)
+ON CONFLICT (queue_name) DO UPDATE
+SET tokens = min(%(burst)s, coalesce(l.tokens, %(burst)s) + max((julianday(strftime('%%Y-%%m-%%d %%H:%%M:%%f',
+    'now')) - julianday(l.check_time)) * 86400.0, 0.0) * %(rate)s), check_time = max(l.check_time,
+    strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')), idle_seconds = (julianday(strftime('%%Y-%%m-%%d %%H:%%M:%%f',
+    'now')) - julianday(l.check_time)) * 86400.0
+RETURNING CAST(running AS text), tokens, idle_seconds;
 
 -- Statements.make_queue
 INSERT INTO "dbtaskqueue_queue" (name)
@@ -987,6 +1010,18 @@ WHERE id IN (
 )
 RETURNING id;
 
+-- Statements.running_of
+SELECT t.id, t.total_attempt, (julianday(t.next_process_time) - julianday(strftime('%%Y-%%m-%%d %%H:%%M:%%f',
+    'now'))) * 86400.0
+FROM "dbtaskqueue_task" AS t
+JOIN (
+    SELECT value ->> '$.task_id' AS task_id, value ->> '$.token' AS token
+    FROM json_each(%(rows)s)
+) AS u
+ON t.id = u.task_id
+AND t.total_attempt = u.token
+WHERE t.status IN ('PROCESSING');
+
 -- Statements.save_metadata
 UPDATE "dbtaskqueue_task"
 SET payload = json_set(payload, '$.metadata', json(%(metadata)s))
@@ -1027,6 +1062,11 @@ LIMIT 1;
 INSERT INTO "dbtaskqueue_queue" (name, paused_time, paused_by, paused_reason)
 VALUES (%(queue_name)s, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), 'settings', 'starts paused')
 ON CONFLICT (name) DO NOTHING;
+
+-- Statements.store_limit
+UPDATE "dbtaskqueue_queuelimit"
+SET running = %(running)s, tokens = tokens - %(taken)s
+WHERE queue_name = %(queue_name)s;
 
 -- Statements.task_with_attempts
 SELECT queue_name, reference_number, status, attempt, reenqueue_attempt, total_attempt, max_attempts,
@@ -2063,6 +2103,17 @@ WHERE id IN (
     WHERE t.status IN ('PROCESSING')
 )
 RETURNING id;
+
+-- Statements.running_of (one row)
+SELECT t.id, t.total_attempt, (julianday(t.next_process_time) - julianday(strftime('%%Y-%%m-%%d %%H:%%M:%%f',
+    'now'))) * 86400.0
+FROM "dbtaskqueue_task" AS t
+JOIN (
+    SELECT %(task_id)s AS task_id, %(token)s AS token
+) AS u
+ON t.id = u.task_id
+AND t.total_attempt = u.token
+WHERE t.status IN ('PROCESSING');
 
 -- Statements.to_history (one row)
 INSERT INTO "dbtaskqueue_taskhistory" (location, task_id, queue_name, reference_number, status, attempt,

@@ -1,0 +1,67 @@
+"""Statements of limits: how many tasks of a queue run at a time, and how many start in a time.
+
+One row for each limited queue. A checkout locks it, so that checkouts of the queue take turns.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+from django_dbtaskqueue.core.sql.dialects import FENCE, FENCED, Group, statement
+from django_dbtaskqueue.core.states import sql_sources
+
+
+class LimitStatements(Group):
+    """The row of a limited queue, and the leases that it names."""
+
+    @cached_property
+    def lock_limit(self) -> str:
+        """Lock the row of a queue, and refill its tokens: ``rate`` per second, at most ``burst``.
+
+        As (leases as JSON or NULL, tokens, seconds since it was locked last).
+        """
+        now = self.dialect.now
+        seconds = self.dialect.seconds_between("l.check_time", now)
+        refill = f"coalesce(l.tokens, %(burst)s) + {self.dialect.greatest}({seconds}, 0.0) * %(rate)s"
+        return (
+            f"INSERT INTO {self.tables.limit} AS l (queue_name, tokens) VALUES (%(queue_name)s, %(burst)s)"
+            f" ON CONFLICT (queue_name) DO UPDATE SET tokens = {self.dialect.least}(%(burst)s, {refill}),"
+            # The time of a statement is that of its begin, before it waits for the lock: it must not go back.
+            f" check_time = {self.dialect.greatest}(l.check_time, {now}), idle_seconds = {seconds}"
+            f" RETURNING {self.dialect.text('running')}, tokens, idle_seconds"
+        )
+
+    @cached_property
+    def store_limit(self) -> str:
+        """Store which leases count, and take ``taken`` tokens."""
+        cast = "::jsonb" if self.dialect.vendor == "postgresql" else ""
+        return (
+            f"UPDATE {self.tables.limit} SET running = %(running)s{cast}, tokens = tokens - %(taken)s"
+            " WHERE queue_name = %(queue_name)s"
+        )
+
+    @cached_property
+    def limit_state(self) -> str:
+        """The row of a queue without a lock: (leases as JSON or NULL, tokens, seconds since it was locked last)."""
+        return (
+            f"SELECT {self.dialect.text('running')}, tokens,"
+            f" {self.dialect.seconds_between('check_time', self.dialect.now)}"
+            f" FROM {self.tables.limit} WHERE queue_name = %(queue_name)s"
+        )
+
+    @statement
+    def running_of(self) -> str:
+        """Which of the given leases still hold: (id, total_attempt, seconds left), negative after their end."""
+        left = self.dialect.seconds_between(self.dialect.now, "t.next_process_time")
+        return (
+            f"SELECT t.id, t.total_attempt, {left} FROM {self.tables.task} AS t JOIN {self.dialect.rows(FENCED)}"
+            f" ON {FENCE} WHERE t.status IN ({sql_sources('renew')})"
+        )
+
+    @statement
+    def all_running(self) -> str:
+        """The leases of a queue: (id, total_attempt). It reads the whole ready order."""
+        return (
+            f"SELECT id, total_attempt FROM {self.tables.task} WHERE queue_name = %(queue_name)s"
+            f" AND ready_time IS NOT NULL AND status IN ({sql_sources('renew')})"
+        )
