@@ -41,6 +41,7 @@ from django_dbtaskqueue.operations import bulk, queue_control
 from django_dbtaskqueue.operations.bounds import is_storable
 from django_dbtaskqueue.operations.paging import Page
 from django_dbtaskqueue.operations.permissions import Verb, can_operate
+from django_dbtaskqueue.operations.queue_counts import limits_text
 from django_dbtaskqueue.operations.queue_stats import Pause, QueueStats, overview, stats_of_queue
 from django_dbtaskqueue.operations.search import text_of
 from django_dbtaskqueue.operations.trends import stats_of_types
@@ -73,7 +74,7 @@ class QueueAdmin(SmallListAdmin):
     )  # fmt: skip
     list_display_links = ("name",)
     ordering = ("name",)
-    page_lines = ("state", "pause", "tasks")
+    page_lines = ("state", "pause", "limits", "tasks")
 
     def list_verbs(self, request: HttpRequest) -> Sequence[Verb]:
         return permitted(request, QUEUE_VERBS.values())
@@ -144,6 +145,10 @@ class QueueAdmin(SmallListAdmin):
         if not is_paused(queue):
             return EMPTY_VALUE
         return pause_text(Pause(queue.paused_reason, queue.paused_by, queue.paused_until))
+
+    @admin.display(description=gettext_lazy("limits"))
+    def limits(self, queue: Any) -> str:
+        return limits_text(queue.name) or EMPTY_VALUE
 
     created = _stats_column(gettext_lazy("waiting"), lambda row: row.statuses[Status.CREATED])
     processing = _stats_column(gettext_lazy("processing"), lambda row: row.statuses[Status.PROCESSING])

@@ -28,6 +28,7 @@ from django_dbtaskqueue.core.sql.dialects import NO_VALUES
 from django_dbtaskqueue.db.liveness import is_about_data
 from django_dbtaskqueue.db.session import Params, Row, Session
 from django_dbtaskqueue.flow import usage
+from django_dbtaskqueue.flow.limiter import Limiter, fenced
 from django_dbtaskqueue.flow.scan import READY_ORDER, SCAN_NOW, Scan, ScanCursor, Watermarks, take_rows
 
 logger = logging.getLogger("django_dbtaskqueue")
@@ -99,8 +100,8 @@ class Optimistic(_FromWatermarks):
             found = random.sample(found, limit)
         if not found:
             return []
-        fenced = json.dumps([{"task_id": task_id, "token": token} for task_id, token, *_ in sorted(found)])
-        rows = session.run(session.sql.checkout_optimistic, {**params, "rows": fenced})
+        chosen = fenced((task_id, token) for task_id, token, *_ in found)
+        rows = session.run(session.sql.checkout_optimistic, {**params, "rows": chosen})
         cursor.lost_races = len(found) - len(rows)
         if cursor.lost_races:
             cursor.next_full_scan = SCAN_NOW  # the candidates that were not picked are behind the watermarks
@@ -128,7 +129,7 @@ class FromGroup:
     def take(self, session: Session, cursor: ScanCursor, params: Params) -> list[Row]:
         """See ``Strategy``."""
         params = {**params, "queue_name": cursor.queue}
-        return _take_or_park(session, first_ready(session, params, self.group), params)
+        return _take_or_park(session, first_ready(session, params, self.group), params, None)
 
 
 def first_ready(session: Session, params: Params, group: str | None = None) -> list[Row]:
@@ -187,10 +188,12 @@ def take(
     tags: Sequence[str] = (),
     without: Sequence[str] = (),
     min_lease: float = 0.0,
+    limiter: Limiter | None = None,
 ) -> list[Lease]:
     """Take at most ``limit`` due tasks of one queue, but no payload types ``without`` ('' is "none"), not decoded.
 
-    No lease is shorter than ``min_lease`` seconds, whatever the queue or the task say.
+    No lease is shorter than ``min_lease`` seconds, whatever the queue or the task say. ``limiter``: of a queue with
+    limits over all pollers.
     """
     params = _params(session, poller_instance, lease, tags, min_lease)
     params["limit"] = limit
@@ -198,26 +201,37 @@ def take(
         session, params["without"] = session.narrowed(), session.sql.dialect.array(without)
     since = monotonic()  # before the statement is sent, so that a deadline is never later than the database's
     try:
-        rows = strategy.take(session, cursor, params)
+        if limiter is None:
+            rows = strategy.take(session, cursor, params)
+        else:
+            rows = limiter.take(session, params, lambda allowed: strategy.take(session, cursor, {**allowed}))
     except DatabaseError as error:
         if session.connection.in_atomic_block or not is_about_data(error):
             raise
         params["queue_name"] = cursor.queue
-        rows = _take_or_park(session, first_ready(session, params), params)
+        rows = _take_or_park(session, first_ready(session, params), params, limiter)
     return _granted(session, rows, port, since, params) if rows else []
 
 
-def _take_or_park(session: Session, found: Sequence[Row], params: Params) -> list[Row]:
+def _take_or_park(session: Session, found: Sequence[Row], params: Params, limiter: Limiter | None) -> list[Row]:
     """Take tasks of which some cannot be taken: a part that fails is halved; park each one that fails alone."""
-    fenced = json.dumps([{"task_id": task_id, "token": token} for task_id, token in found])
+
+    def take_found(allowed: Params) -> list[Row]:
+        rows = fenced((task_id, token) for task_id, token in found[: allowed["limit"]])
+        return session.run(session.sql.checkout_optimistic, {**params, "rows": rows})
+
+    wanted = {**params, "limit": len(found)}
     try:
-        return session.run(session.sql.checkout_optimistic, {**params, "rows": fenced}) if found else []
+        if not found:
+            return []
+        return take_found(wanted) if limiter is None else limiter.take(session, wanted, take_found)
     except DatabaseError as error:
         if not is_about_data(error):
             raise
         if len(found) > 1:
             middle = len(found) // 2
-            return [row for part in (found[:middle], found[middle:]) for row in _take_or_park(session, part, params)]
+            parts = (found[:middle], found[middle:])
+            return [row for part in parts for row in _take_or_park(session, part, params, limiter)]
         [(task_id, token)] = found
         reason = f"{UNREADABLE}: {error}".partition("\n")[0][:200]
         logger.error("Task %s of %s parked: %s", task_id, params["queue_name"], reason)

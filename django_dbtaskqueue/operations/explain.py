@@ -30,7 +30,7 @@ from django_dbtaskqueue.core.states import TERMINAL, Status
 from django_dbtaskqueue.models import AbstractTask, Poller, Queue, TaskHistory
 from django_dbtaskqueue.models.control import IN_EFFECT, MISSED_HEARTBEATS
 from django_dbtaskqueue.operations.bounded_reads import statement_timeout
-from django_dbtaskqueue.operations.queue_counts import ReadyPosition, ready_position
+from django_dbtaskqueue.operations.queue_counts import ReadyPosition, limit_use, ready_position
 from django_dbtaskqueue.operations.serializers import message_of, pause_note, uniqueness_note
 
 __all__ = ["Explanation", "explain"]
@@ -315,6 +315,16 @@ def _not_due(case: _Case) -> Explanation | None:
     return Explanation("not_due", text % {**facts, "time": _span(case.now, task.next_process_time)}, facts)
 
 
+def _over_limit(case: _Case) -> Explanation | None:
+    """Return that a limit of the queue over all pollers is reached."""
+    use = limit_use((case.alias, type(case.task)), case.task.queue)
+    if use is None or not use.reached:
+        return None
+    facts = {"queue": case.task.queue, "running": use.running, "limit": use.max_running, "rate": use.rate}
+    text = _("The limit %(setting)s of queue %(queue)s is reached, over all pollers: %(use)s.")
+    return Explanation(use.reached, text % {**facts, "setting": use.reached, "use": use}, facts)
+
+
 def _limited(case: _Case) -> Explanation | None:
     """Return that each poller holds as many tasks of the queue, or of the processor, as the limit allows."""
     task, made = case.task, registry.find(case.task.queue, case.task.payload_type)
@@ -353,22 +363,9 @@ def _waiting(case: _Case) -> Explanation:
 
 
 REASONS: tuple[Callable[[_Case], Explanation | None], ...] = (
-    _leased,
-    _expired,
-    _out_of_attempts,
-    _parked,
-    _paused,
-    _unserved,
-    _without_processor,
-    _without_tag,
-    _idle_pollers,
-    _stopped,
-    _behind_head,
-    _not_due,
-    _limited,
-    _busy,
-    _waiting,
-)
+    _leased, _expired, _out_of_attempts, _parked, _paused, _unserved, _without_processor, _without_tag, _idle_pollers,
+    _stopped, _behind_head, _not_due, _over_limit, _limited, _busy, _waiting,
+)  # fmt: skip
 
 
 # -- words -------------------------------------------------------------------------------------------------------------

@@ -5,12 +5,19 @@ from __future__ import annotations
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from django.utils.translation import gettext as _
+
+from django_dbtaskqueue.conf import settings as conf
+from django_dbtaskqueue.conf.overrides import queue_settings
+from django_dbtaskqueue.core.exceptions import UnknownQueue
 from django_dbtaskqueue.core.sql.stats import MAX_POSITIONS_PER_PRIORITY, StatsStatements
 from django_dbtaskqueue.core.states import Status
-from django_dbtaskqueue.db.session import Session
+from django_dbtaskqueue.db.session import Session, aliases_of, model_for
+from django_dbtaskqueue.flow.limiter import Limiter
 from django_dbtaskqueue.operations.bounded_reads import ApproxCount, prefer_indexes
 
 if TYPE_CHECKING:
@@ -75,6 +82,52 @@ def ready_position(place: Location, queue: str, task_id: int) -> ReadyPosition:
     # At the limit of a priority, or of all, others were not read.
     own = ApproxCount(before, more=True) if before >= MAX_POSITIONS_PER_PRIORITY else ApproxCount(before + 1)
     return ReadyPosition(own, ApproxCount(waiting, more=waiting >= MAX_POSITIONS_PER_PRIORITY), held)
+
+
+@dataclass(frozen=True, slots=True)
+class LimitUse:
+    """The limits of a queue over all pollers, and how much of them is used."""
+
+    max_running: int | None
+    running: int  # tasks
+    rate: str | None
+    tokens: int  # tasks that may start now
+
+    @property
+    def reached(self) -> str:
+        """The setting that holds tasks back now, or ""."""
+        if self.max_running is not None and self.running >= self.max_running:
+            return "max_running"
+        return "rate" if self.rate is not None and not self.tokens else ""
+
+    def __str__(self) -> str:
+        texts = []
+        if self.max_running is not None:
+            texts.append(
+                _("%(running)s of at most %(limit)s run") % {"running": self.running, "limit": self.max_running}
+            )
+        if self.rate is not None:
+            texts.append(_("%(tokens)s may start now, at most %(rate)s") % {"tokens": self.tokens, "rate": self.rate})
+        return "; ".join(texts)
+
+
+def limit_use(place: Location, queue: str) -> LimitUse | None:
+    """Return how much of its limits a queue uses; None if it has none."""
+    settings, limiter = conf.QueueSettings(), None
+    with suppress(UnknownQueue):
+        settings = queue_settings(queue, place[0])
+        limiter = Limiter.of(queue, settings)
+    if limiter is None:
+        return None
+    running, tokens = limiter.used(Session.on(*place))
+    rate = None if settings.rate is None else str(settings.rate)
+    return LimitUse(settings.max_running, running, rate, int(tokens))
+
+
+def limits_text(queue: str) -> str:
+    """Return how much of its limits a queue uses, in words; of a queue with shards for each of them. "": no limits."""
+    uses = {alias: limit_use((alias, model_for(queue)), queue) for alias in aliases_of(queue)}
+    return "; ".join(f"{alias}: {use}" if len(uses) > 1 else str(use) for alias, use in uses.items() if use)
 
 
 def queue_names(place: Location) -> list[str]:

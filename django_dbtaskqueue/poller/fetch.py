@@ -331,6 +331,7 @@ class Fetcher:
             tags=self.capacity.options.tags,
             without=without,
             min_lease=queue.min_lease,
+            limiter=queue.limiter,
         )
         if not leases:
             return 0

@@ -262,7 +262,7 @@ def free_calls(processor: Processor | None, executors: Executors) -> int | None:
 def equal_limits(queue: QueueState, capacity: Capacity) -> Hashable | None:
     """Return a key: queues with the same key have the same ``free_slots(shared=True)``. None for a queue of its own."""
     executor = queue.placement.executor
-    if executor is None or queue.settings.concurrency is not None:
+    if executor is None or queue.settings.concurrency is not None or queue.limiter is not None:
         return None
     return executor, buffered_tasks(queue, capacity.settler.mean_run_seconds), queue.settings.batch_size
 

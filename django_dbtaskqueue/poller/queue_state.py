@@ -20,6 +20,7 @@ from django_dbtaskqueue.db.liveness import ANSWER_TIMEOUT_S, MIN_ANSWER_TIMEOUT_
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow import checkout, move, observe, settle
 from django_dbtaskqueue.flow.checkout import Strategy
+from django_dbtaskqueue.flow.limiter import Limiter
 from django_dbtaskqueue.flow.run import Processor, is_without_handler
 from django_dbtaskqueue.flow.scan import ScanCursor
 from django_dbtaskqueue.flow.settle import SettlePort
@@ -37,6 +38,7 @@ POLL_JITTER = (0.8, 1.2)  # factors of the idle pause
 FAST_TASK_SECONDS = 0.0002
 # After a lease that ran out before its task reached the poller, leases last at least so long: at first, and at most.
 MIN_LEASE_SECONDS = 0.2, 60.0
+MIN_RUNNING_PAUSE_SECONDS = 0.005  # between two polls of a queue with as many running tasks as its limit allows
 DUE_MARGIN_SECONDS = 0.001  # after a scheduled task's time
 
 
@@ -97,11 +99,16 @@ class QueueState:
     foreign_types: frozenset[str] = frozenset()  # payload types that only other pollers have a processor for
     foreign_until: float = 0.0  # when to ask again whether they have one
     cursors: dict[tuple[str, ...], ScanCursor] = field(default_factory=dict)  # by the payload types left out
+    limiter: Limiter | None = None  # of its limits over all pollers
     placement: Placement = UNPLACED  # its processors and executors, as of the last fetch
+
+    def __post_init__(self) -> None:
+        self.limiter = Limiter.of(self.name, self.settings)
 
     def apply(self, settings: QueueSettings) -> None:
         """Use other settings from the next checkout and settle on."""
         self.settings = settings
+        self.limiter = Limiter.of(self.name, settings)
         self.cursor.max_wait = settings.max_wait
         self.port.follow(settings)
         self.port.reenqueue = settings.reenqueue if "reenqueue" in self.overrides else None
@@ -144,9 +151,10 @@ class QueueState:
         if got:
             self.probed, self.taken_at = True, now
         self.likely_ready = max(got, MIN_LIKELY_READY_TASKS) if got == asked else 0
-        if got or wakes != self.wakes:
+        pause = None if self.limiter is None else self.limiter.pause
+        if got or wakes != self.wakes or pause is not None:
             self.idle_pause, self.full_scan_awaited = 0.0, False
-            self.next_poll = now
+            self.next_poll = now + (0.0 if pause is None else pause or self._pause_until_one_ends())
             return
         tenth = self.settings.lease.total_seconds() / 10  # so that an orphan starts soon after its lease ran out
         first = min(self.settings.poll_interval.total_seconds(), tenth)
@@ -162,6 +170,11 @@ class QueueState:
         if next_due is not None:
             wait = min(wait, max(0.0, next_due) + DUE_MARGIN_SECONDS)
         self.next_poll = now + wait
+
+    def _pause_until_one_ends(self) -> float:
+        """Return the seconds until one of the tasks that run under the limit probably ends."""
+        seconds = (self.run_seconds or 0.0) / (self.settings.max_running or 1)
+        return min(max(seconds, MIN_RUNNING_PAUSE_SECONDS), self.settings.poll_interval.total_seconds())
 
 
 def unpark(session: Session, queue: QueueState) -> int:

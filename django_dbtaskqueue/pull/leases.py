@@ -21,6 +21,7 @@ from django_dbtaskqueue.db import notify
 from django_dbtaskqueue.db.session import Session, alias_for, model_for
 from django_dbtaskqueue.flow import checkout as stage
 from django_dbtaskqueue.flow import observe, settle
+from django_dbtaskqueue.flow.limiter import Limiter
 from django_dbtaskqueue.flow.rescue import rescue
 from django_dbtaskqueue.flow.run import Processor, expiry, prepare
 from django_dbtaskqueue.flow.scan import ScanCursor
@@ -139,6 +140,7 @@ def take(
     lease: timedelta | None = None,
     tags: Sequence[str] = (),
     strategy: stage.Strategy | None = None,
+    limited: bool = True,
 ) -> list[Lease]:
     """Take the first due tasks on the port's database; their payloads are still text."""
     session = Session.on(port.alias, port.model)
@@ -151,6 +153,7 @@ def take(
         lease=lease or settings.lease,
         port=port,
         tags=tags,
+        limiter=Limiter.of(queue, settings) if limited else None,
     )
 
 

@@ -234,8 +234,9 @@ class QueueRunner:
     def _take(self, strategy: checkout.Strategy | None = None) -> Lease | None:
         tags = sorted(self.tags)
         taken = leases.take(
-            self.queue, self.port, self.settings, poller_instance=TEST_INSTANCE, tags=tags, strategy=strategy
-        )
+            self.queue, self.port, self.settings, poller_instance=TEST_INSTANCE, tags=tags, strategy=strategy,
+            limited=False,
+        )  # fmt: skip
         observe.checked_out(taken, [registry.find(lease.queue, lease.payload_type) for lease in taken])
         return taken[0] if taken else None
 
