@@ -1,0 +1,88 @@
+"""Pollers that are killed all the time never run, nor start, more tasks of a queue than its limits allow."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+
+import pytest
+from django.db import connection
+
+from django_dbtaskqueue import enqueue_many
+from django_dbtaskqueue.models import Task
+from tests.chaos.conftest import Start
+from tests.chaos.processes import until_all
+from tests.conftest import ProcessDatabase
+from tests.support import until
+
+MAX_RUNNING, RATE, BURST = 5, 40, 8
+POLLERS = 3
+TASKS_PER_KILL = 60
+# In the transaction of each change: how many leases are alive, and how many tasks have just started.
+WATCH = """
+CREATE TABLE leases_seen (id serial, time timestamptz, running int, started int);
+CREATE FUNCTION see_leases() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+    INSERT INTO leases_seen (time, running, started) SELECT statement_timestamp(),
+        (SELECT count(*) FROM dbtaskqueue_task WHERE queue_name = 'chaos' AND status = 'PROCESSING'
+            AND next_process_time > statement_timestamp()),
+        (SELECT count(*) FROM new_rows WHERE queue_name = 'chaos' AND start_time = statement_timestamp());
+    RETURN NULL;
+END $$;
+CREATE TRIGGER see_leases AFTER UPDATE ON dbtaskqueue_task REFERENCING NEW TABLE AS new_rows
+    FOR EACH STATEMENT EXECUTE FUNCTION see_leases();
+"""
+UNWATCH = "DROP TRIGGER see_leases ON dbtaskqueue_task; DROP FUNCTION see_leases; DROP TABLE leases_seen;"
+
+
+@pytest.fixture
+def leases_seen(postgres_process_database: ProcessDatabase) -> Iterator[Callable[[], list[tuple[float, int, int]]]]:
+    with connection.cursor() as cursor:
+        cursor.execute(WATCH)
+
+    def seen() -> list[tuple[float, int, int]]:
+        with connection.cursor() as cursor:
+            cursor.execute(
+                "SELECT extract(epoch FROM time)::float8, running, started FROM leases_seen ORDER BY time, id"
+            )
+            return list(cursor.fetchall())
+
+    yield seen
+    with connection.cursor() as cursor:
+        cursor.execute(UNWATCH)
+
+
+@pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.slow)])
+def test_limits_hold_whatever_is_killed(
+    kills: int,
+    postgres_process_database: ProcessDatabase,
+    leases_seen: Callable[[], list[tuple[float, int, int]]],
+    start: Start,
+    queues: Callable[..., None],
+) -> None:
+    # Given pollers with many more threads than the limit allows tasks
+    limits = {"max_running": MAX_RUNNING, "rate": f"{RATE}/s", "burst": BURST}
+    queues(chaos={**limits, "max_attempts": 1000, "poll_interval": "50ms", "idle_interval": "200ms"})
+    pollers = [start(postgres_process_database, "--threads", "8") for _ in range(POLLERS)]
+    enqueue_many("chaos", [{"payload": {"do": "count", "seconds": 0.02}}] * (TASKS_PER_KILL * kills))
+
+    # When one after the other is killed while it runs tasks
+    for number in range(kills):
+        victim = pollers.pop(0)
+        victim.ready()
+        mine = Task.objects.filter(status="PROCESSING", poller_instance__contains=f":{victim.pid}:")
+        until(mine.exists)
+        victim.signal(signal.SIGKILL)
+        pollers.append(start(postgres_process_database, "--threads", "8"))
+        enqueue_many("chaos", [{"payload": {"do": "count", "seconds": 0.02}}] * (TASKS_PER_KILL * (number + 1 < kills)))
+    until_all("COMPLETED")
+
+    # Then at no time more ran than the limit, but as many as it, and no more started in any time than the rate
+    seen = leases_seen()
+    assert max(running for _, running, _ in seen) == MAX_RUNNING
+    starts = [(time, number) for time, _, number in seen if number]
+    for first, (begin, _) in enumerate(starts):
+        total = 0
+        for time, number in starts[first:]:
+            total += number
+            # A token is taken a moment before the task starts: the time between two statements of one transaction.
+            assert total <= BURST + RATE * (time - begin + 0.25), f"{total} tasks in {time - begin:.3f} s"

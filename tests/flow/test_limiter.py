@@ -1,0 +1,251 @@
+"""Limits of a queue over all pollers: how many tasks run at a time, and how many start in a time."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from io import StringIO
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from django.core.exceptions import ImproperlyConfigured
+from django.core.management import call_command
+from django.db import transaction
+
+from django_dbtaskqueue import enqueue, enqueue_many, processor, queue, registry
+from django_dbtaskqueue.conf.overrides import queue_settings
+from django_dbtaskqueue.core.durations import Rate, parse_rate
+from django_dbtaskqueue.core.lease import Lease
+from django_dbtaskqueue.db.session import Session
+from django_dbtaskqueue.flow.limiter import Limiter
+from django_dbtaskqueue.models import Poller, Queue, QueueLimit, Task
+from django_dbtaskqueue.operations.explain import explain
+from django_dbtaskqueue.testing import advance, drain
+from tests.support import at_once
+
+pytestmark = pytest.mark.django_db(databases=["default", "sqlite"])
+SECOND = timedelta(seconds=1)
+ANY_STRATEGY = [
+    ("default", "skip_locked"),
+    ("default", "optimistic"),
+    ("default", "tests.conformance.driver.Plain"),
+    ("sqlite", "auto"),
+]
+
+
+@pytest.fixture(params=ANY_STRATEGY, ids=lambda param: "-".join(param))
+def alias(request: pytest.FixtureRequest, settings: Any) -> str:
+    name, strategy = request.param
+    limits = {
+        "two": {"max_running": 2},
+        "paced": {"rate": "10/s"},
+        "both": {"max_running": 3, "rate": "1/m", "burst": 4},
+    }
+    queues = {name: {"strategy": strategy, "lease": "60s", **limit} for name, limit in limits.items()}
+    settings.DBTASKQUEUE = {"QUEUES": {**queues, "free": {}}}
+    return str(name)
+
+
+def take(name: str, alias: str, limit: int = 10, **options: Any) -> list[Lease]:
+    taken: list[Lease] = Task.objects.db_manager(alias).checkout(name, poller_instance="a", limit=limit, **options)
+    return taken
+
+
+def range_of(number: int) -> list[dict[str, int]]:
+    return [{"payload": one} for one in range(number)]
+
+
+def test_no_more_run_at_a_time_than_the_limit(alias: str) -> None:
+    enqueue_many("two", range_of(5), using=alias)
+    first, second = take("two", alias)
+    assert take("two", alias) == []
+    first.complete()
+    (third,) = take("two", alias)
+    second.fail("broken")
+    queue("two", using=alias).release(third)
+    assert len(take("two", alias)) == 2  # of three that are left, one waits for its retry
+    assert take("two", alias) == []
+    enqueue_many("free", range_of(5), using=alias)
+    assert len(take("free", alias)) == 5
+    assert not QueueLimit.objects.using(alias).filter(queue="free").exists()
+
+
+def test_a_dead_poller_s_leases_are_taken_over_and_hold_no_place(alias: str) -> None:
+    enqueue_many("two", range_of(3), using=alias)
+    lost = take("two", alias)
+    advance(61 * SECOND, using=alias)
+    again = take("two", alias)
+    assert {lease.id for lease in again} == {lease.id for lease in lost}  # not the third task
+    assert [lease.attempt for lease in again] == [2, 2]
+    assert take("two", alias) == []
+    for lease in again:
+        lease.complete()
+    assert len(take("two", alias)) == 1
+
+
+def test_a_lease_that_nobody_here_can_take_over_counts_for_one_more_lease(alias: str) -> None:
+    enqueue("two", tag="gpu", using=alias)
+    enqueue_many("two", range_of(3), using=alias)
+    assert len(take("two", alias, limit=1, tags=["gpu"])) == 1
+    advance(61 * SECOND, using=alias)
+    assert len(take("two", alias)) == 1
+    advance(30 * SECOND, using=alias)
+    assert take("two", alias) == []
+    advance(31 * SECOND, using=alias)
+    assert len(take("two", alias)) == 2  # the lease of the second ran out meanwhile: it is taken over
+    assert take("two", alias) == []
+
+
+def test_leases_from_before_the_limit_count(alias: str, settings: Any) -> None:
+    enqueue_many("free", range_of(6), using=alias)
+    before = take("free", alias, limit=3)
+    settings.DBTASKQUEUE = {"QUEUES": {"free": {"max_running": 4}}}
+    assert len(take("free", alias)) == 1
+    assert take("free", alias) == []
+    settings.DBTASKQUEUE = {"QUEUES": {"free": {"max_running": 2}}}
+    for lease in before[:2]:
+        lease.complete()
+        assert take("free", alias) == []
+    before[2].complete()
+    assert len(take("free", alias)) == 1
+    # While the limit is off, nobody counts; when it is on again after a while, the leases are found
+    settings.DBTASKQUEUE = {"QUEUES": {"free": {}}}
+    assert len(take("free", alias)) == 1
+    advance(31 * SECOND, using=alias)
+    settings.DBTASKQUEUE = {"QUEUES": {"free": {"max_running": 3}}}
+    enqueue_many("free", range_of(6), using=alias)
+    assert len(take("free", alias)) == 0
+
+
+def test_no_more_start_in_a_time_than_the_rate(alias: str) -> None:
+    enqueue_many("paced", range_of(60), using=alias)
+    assert len(take("paced", alias, limit=7)) == 7
+    assert len(take("paced", alias, limit=7)) == 3  # the burst of a second
+    assert take("paced", alias) == []
+    advance(SECOND / 2, using=alias)
+    assert len(take("paced", alias)) == 5
+    advance(3600 * SECOND, using=alias)
+    assert len(take("paced", alias, limit=100)) == 10  # tokens are not saved up
+
+
+def test_rate_and_number_together(alias: str) -> None:
+    enqueue_many("both", range_of(9), using=alias)
+    first = take("both", alias)
+    assert len(first) == 3
+    first[0].complete()
+    first[1].complete()
+    assert len(take("both", alias)) == 1  # the burst of four
+    assert take("both", alias) == []
+    advance(60 * SECOND, using=alias)
+    assert len(take("both", alias)) == 1
+
+
+def test_what_is_rolled_back_holds_nothing(alias: str) -> None:
+    enqueue_many("both", range_of(9), using=alias)
+    with pytest.raises(ZeroDivisionError), transaction.atomic(using=alias):
+        assert len(take("both", alias)) == 3
+        raise ZeroDivisionError
+    assert len(take("both", alias)) == 3
+    assert len(take("both", alias)) == 0
+
+
+def test_an_operator_changes_a_limit(alias: str) -> None:
+    enqueue_many("two", range_of(9), using=alias)
+    Queue.objects.using(alias).create(name="two", overrides={"max_running": 5, "rate": "4/h", "burst": 4})
+    assert len(take("two", alias)) == 4
+    Queue.objects.using(alias).filter(name="two").get().delete()
+    assert take("two", alias) == []
+
+
+def test_the_pull_api_obeys_and_drain_does_not_wait(alias: str) -> None:
+    enqueue_many("two", range_of(3), using=alias)
+    handle = queue("two", using=alias)
+    held = handle.take()
+    assert held is not None
+    assert handle.take() is not None
+    assert handle.take() is None
+    handle.ack(held)
+    assert handle.take() is not None
+
+
+def test_the_pause_says_when_there_is_room_again(alias: str) -> None:
+    enqueue_many("paced", range_of(15), using=alias)
+    settings = queue_settings("paced", alias)
+    limiter = Limiter.of("paced", settings)
+    assert limiter is not None
+    session, params = Session.on(alias), {"limit": 10, "lease": 60.0}
+    assert limiter.take(session, params, lambda allowed: [(0,) * 40] * allowed["limit"])
+    assert limiter.pause is None
+    assert limiter.take(session, params, lambda _: []) == []
+    assert limiter.pause is not None
+    assert 0 < limiter.pause <= 0.1
+    advance(SECOND, using=alias)
+    assert limiter.take(session, params, lambda _: []) == []
+    assert limiter.pause is None, "the queue is empty, and no limit holds a task back"
+
+
+@pytest.mark.django_db(databases=["default", "sqlite"], transaction=True)
+def test_pollers_that_take_at_the_same_moment(alias: str) -> None:
+    enqueue_many("both", range_of(50), using=alias)
+    enqueue_many("two", range_of(50), using=alias)
+    for _ in range(5):
+        taken = at_once(4, lambda _: take("two", alias, limit=1) + take("two", alias, limit=5))
+        leases = [lease for some in taken for lease in some]
+        assert len(leases) == 2
+        for lease in leases:
+            lease.complete()
+    assert sum(map(len, at_once(4, lambda _: take("both", alias, limit=2)))) == 3
+
+
+def test_drain_runs_what_is_due(settings: Any) -> None:
+    settings.DBTASKQUEUE = {"QUEUES": {"paced": {"rate": "1/h"}}}
+    enqueue_many("paced", range_of(3))
+    saved = registry.snapshot()
+    processor("paced")(lambda task: None)
+    try:
+        assert drain("paced").completed == 3
+    finally:
+        registry.restore(saved)
+
+
+@pytest.mark.parametrize(
+    ("text", "rate", "shown"),
+    [
+        ("100/s", Rate(100, SECOND), "100/s"),
+        ("5 / m", Rate(5, 60 * SECOND), "5/m"),
+        ("1/10s", Rate(1, 10 * SECOND), "1/10s"),
+        ("7/1h30m", Rate(7, 5400 * SECOND), "7/1h30m"),
+    ],
+)
+def test_a_rate_as_text(text: str, rate: Rate, shown: str) -> None:
+    assert parse_rate(text) == rate == parse_rate(str(rate))
+    assert str(rate) == shown
+
+
+@pytest.mark.parametrize("given", ["100", "0/s", "x/s", "1/0s", "-1/s", "1/x", 5, "1/5"])
+def test_what_is_no_rate_shows_the_form(given: object, settings: Any) -> None:
+    with pytest.raises(ValueError, match="such as 100/s, 5/m or 1/10s"):
+        parse_rate(given)
+    settings.DBTASKQUEUE = {"QUEUES": {"x": {"rate": given}}}
+    with pytest.raises(ImproperlyConfigured, match="such as 100/s"):
+        queue_settings("x", "default")
+
+
+@pytest.mark.parametrize(("name", "word"), [("two", "max_running"), ("paced", "rate")])
+def test_people_read_which_limit_holds_a_task_back(name: str, word: str, settings: Any, client: Any) -> None:
+    settings.DBTASKQUEUE = {"QUEUES": {"two": {"max_running": 2}, "paced": {"rate": "3/h", "burst": 3}}}
+    enqueue_many(name, range_of(9))
+    task = enqueue(name)
+    Poller.objects.create(instance="p", state="RUNNING", slots=4, queues=[{"queue": name}])
+    assert explain(task).code == "waiting"
+    assert len(take(name, "default")) == (2 if name == "two" else 3)
+    found = explain(task)
+    assert found.code == word
+    assert f"The limit {word} of queue {name} is reached, over all pollers" in found.sentence
+    used = "2 of at most 2 run" if name == "two" else "0 may start now, at most 3/h"
+    assert used in found.sentence
+    out = StringIO()
+    call_command("taskqueue", "status", stdout=out)
+    assert f"{name}: {used}" in out.getvalue()
+    client.force_login(User.objects.create_superuser("ada"))
+    assert used in client.get(f"/admin/dbtaskqueue/queue/{name}/change/").content.decode()
