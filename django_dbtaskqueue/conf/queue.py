@@ -51,6 +51,7 @@ class QueueSettings:
     batch_size: int = 500  # the most tasks one checkout takes
     concurrency: int | None = None  # the most tasks of this queue that one poller holds; 0: none; None: by its slots
     max_running: int | None = None  # the most tasks of this queue that run at a time, over all pollers; None: any
+    max_running_per_group: int = 1  # the most tasks of a group that run at a time; 1: one after the other, in order
     rate: Rate | None = None  # the most tasks that start in a time, over all pollers: text such as "100/s"
     burst: int | None = None  # the most tasks that start at once under a rate; None: as many as in a second
     paused: bool = False  # a queue that no operator has paused or resumed yet starts paused
@@ -113,6 +114,7 @@ QUEUE_RULES: dict[str, Rule] = {
     **dict.fromkeys(
         ("max_running", "burst"), (lambda v: v is None or (type(v) is int and v >= 1), "None or a whole number from 1")
     ),
+    "max_running_per_group": (lambda v: type(v) is int and 1 <= v <= 1000, "a whole number from 1 to 1000"),
     "rate": (lambda v: v is None or isinstance(v, Rate), 'None or a rate such as "100/s", "5/m" or "1/10s"'),
     "concurrency": (lambda v: v is None or (isinstance(v, int) and v >= 0), "None or a whole number from 0"),
     "expired": (lambda v: v in ("poison", "delete"), '"poison" or "delete"'),

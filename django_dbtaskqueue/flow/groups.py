@@ -1,5 +1,6 @@
 """Groups: at most one live lease each, strict order inside. Of each group one task is ready, the head. The
-others wait out of the ready order, so that a busy group costs it one row.
+others wait out of the ready order, so that a busy group costs it one row. With the setting ``max_running_per_group``
+a group has so many heads, which may run at the same time.
 
 Each change of a group's head is made under the group's lock, in its own transaction: entering (enqueue,
 reprocess, kick) and leaving (settle, cancel, delete). Producers of one group therefore take turns until they commit.
@@ -9,13 +10,19 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from django_dbtaskqueue.conf.overrides import queue_settings
+from django_dbtaskqueue.conf.settings import default_settings
+from django_dbtaskqueue.core.exceptions import UnknownQueue
 
 if TYPE_CHECKING:
     from django_dbtaskqueue.db.session import Session
 
 T = TypeVar("T")
 Groups = Mapping[str, set[str]]  # the keys of groups, by queue
+heads_in_poller: dict[tuple[str, str], int] = {}  # by alias and queue, as the poller last applied its settings
 
 
 class Member(NamedTuple):
@@ -68,29 +75,43 @@ def lock_in_order(session: Session, lock_rows: Callable[[], tuple[T, Groups]]) -
 def regroup(session: Session, queue: str, groups: Iterable[str], *, hold_retries: bool = True) -> int:
     """Make the right head of each group ready and take the others out; return how many heads became ready.
 
-    The groups must be locked. ``hold_retries``: a task that waits for its next attempt stays the head.
+    The groups must be locked. ``hold_retries``: a task that waits for its next attempt stays a head.
     """
     wanted = sorted(set(groups))
     if not wanted:
         return 0
-    members: dict[str, list[Member]] = defaultdict(list)
-    for group, task_id, *flags, wait, priority in session.run(session.sql.group_heads, _params(session, queue, wanted)):
-        is_ready, processing, retrying = map(bool, flags)
-        members[group].append(Member(task_id, is_ready, processing, retrying, wait, priority))
-    enter, leave = [], []
-    for of_group in members.values():
-        head = choose(of_group, hold_retries=hold_retries)
-        enter += [member.id for member in of_group if member is head and not member.is_ready]
-        leave += [member.id for member in of_group if member is not head and member.is_ready and not member.processing]
-    if leave:
-        session.run(session.sql.park, {"ids": session.sql.dialect.array(leave)})
-    if enter:
-        session.run(session.sql.make_ready, {"ids": session.sql.dialect.array(enter)})
-    return len(enter)
+    number, entered = heads_of(session, queue), 0
+    while True:  # of each group the statement returns one task that is parked
+        members: dict[str, list[Member]] = defaultdict(list)
+        rows = session.run(session.sql.group_heads, _params(session, queue, wanted))
+        for group, task_id, *flags, wait, priority in rows:
+            is_ready, processing, retrying = map(bool, flags)
+            members[group].append(Member(task_id, is_ready, processing, retrying, wait, priority))
+        enter, leave = [], []
+        for of_group in members.values():
+            heads = choose(of_group, hold_retries=hold_retries, number=number)
+            enter += [member.id for member in heads if not member.is_ready]
+            leave += [one.id for one in of_group if one not in heads and one.is_ready and not one.processing]
+        if leave:
+            session.run(session.sql.park, {"ids": session.sql.dialect.array(leave)})
+        if enter:
+            session.run(session.sql.make_ready, {"ids": session.sql.dialect.array(enter)})
+        entered += len(enter)
+        if not enter or number == 1:
+            return entered
 
 
-def choose(members: list[Member], *, hold_retries: bool) -> Member:
-    """Return the head: the task in process, else the one that waits for a retry, else the first that is due, by
+def heads_of(session: Session, queue: str) -> int:
+    """Return how many heads a group of the queue has. A poller's own connection takes it from ``heads_in_poller``."""
+    alias = session.connection.alias
+    if not session.owned:
+        with suppress(UnknownQueue):
+            return queue_settings(queue, alias).max_running_per_group
+    return heads_in_poller.get((alias, queue)) or default_settings(queue).max_running_per_group
+
+
+def choose(members: list[Member], *, hold_retries: bool, number: int = 1) -> list[Member]:
+    """Return the heads: the tasks in process, then those that wait for a retry, then the first that are due, by
     priority and age. Pure.
     """
 
@@ -98,7 +119,7 @@ def choose(members: list[Member], *, hold_retries: bool) -> Member:
         held = hold_retries and member.is_ready and member.retrying
         return (not member.processing, not held, member.wait, member.priority, member.id)
 
-    return min(members, key=rank)
+    return sorted(members, key=rank)[:number] if number > 1 else [min(members, key=rank)]
 
 
 def _params(session: Session, queue: str, groups: list[str]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import Release, Settlement
 from django_dbtaskqueue.db.liveness import ANSWER_TIMEOUT_S, MIN_ANSWER_TIMEOUT_S
 from django_dbtaskqueue.db.session import Session
-from django_dbtaskqueue.flow import checkout, move, observe, settle
+from django_dbtaskqueue.flow import checkout, groups, move, observe, settle
 from django_dbtaskqueue.flow.checkout import Strategy
 from django_dbtaskqueue.flow.limiter import Limiter
 from django_dbtaskqueue.flow.run import Processor, is_without_handler
@@ -103,15 +103,19 @@ class QueueState:
     placement: Placement = UNPLACED  # its processors and executors, as of the last fetch
 
     def __post_init__(self) -> None:
-        self.limiter = Limiter.of(self.name, self.settings)
+        self._follow_limits()
 
     def apply(self, settings: QueueSettings) -> None:
         """Use other settings from the next checkout and settle on."""
         self.settings = settings
-        self.limiter = Limiter.of(self.name, settings)
+        self._follow_limits()
         self.cursor.max_wait = settings.max_wait
         self.port.follow(settings)
         self.port.reenqueue = settings.reenqueue if "reenqueue" in self.overrides else None
+
+    def _follow_limits(self) -> None:
+        self.limiter = Limiter.of(self.name, self.settings)
+        groups.heads_in_poller[self.port.alias, self.name] = self.settings.max_running_per_group
 
     def left_out(self) -> tuple[str, ...]:
         """Return the payload types that fetches leave out at present; '' stands for none."""

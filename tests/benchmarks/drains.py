@@ -45,6 +45,8 @@ class Drain:
     priorities: int = 1
     vacuum: bool = True  # just before
     patience: float = 120  # seconds
+    keys: int = 0  # of the tasks, in turn; 0: they have none
+    keyed: bool = True  # False: the key is only in the payload
     first: int = 0  # number of the first task, where others were there before
     env: Mapping[str, str] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -72,11 +74,14 @@ class Drain:
         queue_control.pause(self.queues, by="benchmarks")
         share = self.tasks // len(self.queues)
         for queue in self.queues:
-            items = (
-                {"reference": f"r-{number}", "payload": {"number": number}, "priority": number % self.priorities}
-                for number in range(self.first, self.first + share)
-            )
-            enqueue_many(queue, items)
+            enqueue_many(queue, map(self._item, range(self.first, self.first + share)))
+
+    def _item(self, number: int) -> dict[str, Any]:
+        item = {"reference": f"r-{number}", "payload": {"number": number}, "priority": number % self.priorities}
+        if not self.keys:
+            return item
+        key = f"key {number % self.keys}"
+        return {**item, "group": key} if self.keyed else {**item, "payload": {"number": number, "key": key}}
 
     def poller(self) -> AbstractContextManager[psutil.Process]:
         """Run what drains."""

@@ -249,3 +249,78 @@ def test_people_read_which_limit_holds_a_task_back(name: str, word: str, setting
     assert f"{name}: {used}" in out.getvalue()
     client.force_login(User.objects.create_superuser("ada"))
     assert used in client.get(f"/admin/dbtaskqueue/queue/{name}/change/").content.decode()
+
+
+# -- each key ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["default", "sqlite"], ids=["postgresql", "sqlite"])
+def place(request: pytest.FixtureRequest, settings: Any) -> str:
+    settings.DBTASKQUEUE = {"QUEUES": {"keyed": {"max_running_per_group": 2, "lease": "60s"}}}
+    return str(request.param)
+
+
+def taken_keys(alias: str, leases: list[Lease] | None = None) -> list[str]:
+    return sorted(str(lease.group) for lease in (take("keyed", alias, limit=50) if leases is None else leases))
+
+
+def test_of_each_group_so_many_run_at_a_time(place: str) -> None:
+    big = [{"group": "big", "payload": number} for number in range(9)]
+    enqueue_many("keyed", [*big, {"group": "small"}, {"group": "small"}, {}], using=place)
+    first = take("keyed", place, limit=50)
+    assert taken_keys(place, first) == ["None", "big", "big", "small", "small"]
+    assert [lease.payload for lease in first if lease.group == "big"] == [0, 1]
+    assert taken_keys(place) == []
+    next(lease for lease in first if lease.payload == 1).complete()
+    (second,) = take("keyed", place)
+    assert second.payload == 2
+    enqueue("keyed", group="new", using=place)
+    enqueue("keyed", group="big", using=place)
+    assert taken_keys(place) == ["new"]
+    # A dead poller's leases are taken over, and no other task of the group passes them
+    advance(61 * SECOND, using=place)
+    again = take("keyed", place, limit=50)
+    assert {lease.payload for lease in again if lease.group == "big"} == {0, 2}
+
+
+def test_a_retry_keeps_its_place_among_the_heads(place: str) -> None:
+    enqueue_many("keyed", [{"group": "g", "payload": number} for number in range(4)], using=place)
+    first, second = take("keyed", place)
+    first.fail("again", delay=timedelta(hours=1))
+    assert taken_keys(place) == []
+    second.complete()
+    (third,) = take("keyed", place)
+    assert third.payload == 2
+
+
+def test_the_number_of_heads_follows_the_setting(place: str, settings: Any) -> None:
+    enqueue_many("keyed", [{"group": "g", "payload": number} for number in range(9)], using=place)
+    first, second = take("keyed", place)
+    Queue.objects.using(place).create(name="keyed", overrides={"max_running_per_group": 4})
+    first.complete()
+    assert [lease.payload for lease in take("keyed", place)] == [2, 3, 4]
+    Queue.objects.using(place).get(name="keyed").delete()
+    settings.DBTASKQUEUE = {"QUEUES": {"keyed": {}}}
+    second.complete()
+    assert taken_keys(place) == []
+
+
+@pytest.mark.django_db(databases=["default", "sqlite"], transaction=True)
+def test_groups_of_pollers_and_producers_at_the_same_moment(place: str) -> None:
+    def work(index: int) -> int:
+        done = 0
+        for number in range(5):
+            enqueue("keyed", group=f"g{number % 2}", payload=index, using=place)
+            for lease in take("keyed", place, limit=3):
+                running = Task.objects.using(place).filter(group_key=lease.group, status="PROCESSING").count()
+                assert running <= 2
+                lease.complete()
+                done += 1
+        return done
+
+    done = sum(at_once(4, work))
+    while leases := take("keyed", place):
+        for lease in leases:
+            lease.complete()
+            done += 1
+    assert done == 20
