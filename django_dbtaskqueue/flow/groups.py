@@ -77,28 +77,28 @@ def regroup(session: Session, queue: str, groups: Iterable[str], *, hold_retries
 
     The groups must be locked. ``hold_retries``: a task that waits for its next attempt stays a head.
     """
-    wanted = sorted(set(groups))
-    if not wanted:
-        return 0
-    number, entered = heads_of(session, queue), 0
-    while True:  # of each group the statement returns one task that is parked
+    wanted, entered = sorted(set(groups)), 0
+    number = heads_of(session, queue) if wanted else 1
+    while wanted:  # of each group the statement returns one task that is parked
         members: dict[str, list[Member]] = defaultdict(list)
         rows = session.run(session.sql.group_heads, _params(session, queue, wanted))
         for group, task_id, *flags, wait, priority in rows:
             is_ready, processing, retrying = map(bool, flags)
             members[group].append(Member(task_id, is_ready, processing, retrying, wait, priority))
-        enter, leave = [], []
-        for of_group in members.values():
+        enter, leave, wanted = [], [], []
+        for group, of_group in members.items():
             heads = choose(of_group, hold_retries=hold_retries, number=number)
-            enter += [member.id for member in heads if not member.is_ready]
+            new = [member.id for member in heads if not member.is_ready]
+            enter += new
+            if new and len(heads) < number:
+                wanted.append(group)
             leave += [one.id for one in of_group if one not in heads and one.is_ready and not one.processing]
         if leave:
             session.run(session.sql.park, {"ids": session.sql.dialect.array(leave)})
         if enter:
             session.run(session.sql.make_ready, {"ids": session.sql.dialect.array(enter)})
         entered += len(enter)
-        if not enter or number == 1:
-            return entered
+    return entered
 
 
 def heads_of(session: Session, queue: str) -> int:

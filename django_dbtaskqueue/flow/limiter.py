@@ -8,7 +8,8 @@ row also has the tokens of the rate. Two pollers cannot exceed a limit together,
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from itertools import chain
 from math import floor
 
 from django.db import OperationalError
@@ -49,8 +50,8 @@ class Limiter:
         """Return how many tasks run, and how many may start now by the rate. Locks nothing."""
         found = session.run(session.sql.limit_state, {"queue_name": self.queue})
         text, tokens, seconds = found[0] if found else (None, self.burst, 0.0)
-        rows = session.run(session.sql.running_of, {"rows": fenced(json.loads(text or "[]"))})
-        return sum(left > 0 for *_, left in rows), min(self.burst, tokens + max(0.0, seconds) * self.rate)
+        live, _ = _leases(session, _stored(text or "[]"), 0.0)
+        return len(live), min(self.burst, tokens + max(0.0, seconds) * self.rate)
 
     def take(self, session: Session, params: Params, take_rows: TakeRows) -> list[Row]:
         """Take at most ``params["limit"]`` rows within the limits. Leases that ran out are taken over first."""
@@ -73,8 +74,10 @@ class Limiter:
         live: list[Fence] = []
         free = allowed
         if self.max_running is not None:
-            known = None if text is None or (unwatched or 0.0) > MAX_UNWATCHED_S else json.loads(text)
-            live, lapsed = self._running(session, known, params)
+            known = None if text is None or (unwatched or 0.0) > MAX_UNWATCHED_S else _stored(text)
+            if known is None:
+                known = dict(session.run(session.sql.all_running, params))
+            live, lapsed = _leases(session, known, params["lease"])
             over = lapsed[: max(0, min(allowed, self.max_running - len(live)))]
             taken = session.run(session.sql.checkout_optimistic, {**params, "rows": fenced(over)}) if over else []
             again = {row[0] for row in taken}
@@ -84,7 +87,7 @@ class Limiter:
         taken = taken + found
         if taken or self.max_running is not None:
             running = [*live, *[(row[0], row[TOTAL_ATTEMPT]) for row in taken]]
-            stored = json.dumps(running) if self.max_running is not None else None
+            stored = json.dumps(list(chain.from_iterable(running))) if self.max_running is not None else None
             session.run(
                 session.sql.store_limit, {"queue_name": self.queue, "running": stored, "taken": float(len(taken))}
             )
@@ -95,18 +98,23 @@ class Limiter:
             self.pause = max(MIN_TOKEN_PAUSE_S, missing / self.rate) if by_rate else 0.0
         return taken
 
-    def _running(
-        self, session: Session, known: Iterable[Fence] | None, params: Params
-    ) -> tuple[list[Fence], list[Fence]]:
-        """Return the leases that hold, and those that ran out and may still be renewed or taken over.
 
-        A lease that ran out counts for one more lease at most: then no poller works for it that is not stuck.
-        """
-        if known is None:
-            known = [(row[0], row[1]) for row in session.run(session.sql.all_running, params)]
-        rows = session.run(session.sql.running_of, {"rows": fenced(known)})
-        live = [(task_id, token) for task_id, token, left in rows if left > 0]
-        return live, [(task_id, token) for task_id, token, left in rows if -params["lease"] < left <= 0]
+def _stored(text: str) -> dict[int, int]:
+    """Return leases as the row has them: a flat list, which is read sooner than pairs."""
+    numbers = json.loads(text)
+    return dict(zip(numbers[::2], numbers[1::2], strict=True))
+
+
+def _leases(session: Session, known: Mapping[int, int], lease: float) -> tuple[list[Fence], list[Fence]]:
+    """Return which leases hold, and which ran out and may still be renewed or taken over.
+
+    One that ran out counts for one more ``lease`` at most: then no poller works for it that is not stuck.
+    """
+    ids = f"{{{','.join(map(str, known))}}}" if session.postgresql else json.dumps(list(known))
+    rows = session.run(session.sql.running_of, {"ids": ids}) if known else []
+    found = [(task_id, token, left) for task_id, token, left in rows if known[task_id] == token]
+    live = [(task_id, token) for task_id, token, left in found if left > 0]
+    return live, [(task_id, token) for task_id, token, left in found if -lease < left <= 0]
 
 
 def fenced(leases: Iterable[Fence]) -> str:

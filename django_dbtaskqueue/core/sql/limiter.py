@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from functools import cached_property
 
-from django_dbtaskqueue.core.sql.dialects import FENCE, FENCED, Group, statement
+from django_dbtaskqueue.core.sql.dialects import Group, statement
 from django_dbtaskqueue.core.states import sql_sources
 
 
@@ -51,11 +51,12 @@ class LimitStatements(Group):
 
     @statement
     def running_of(self) -> str:
-        """Which of the given leases still hold: (id, total_attempt, seconds left), negative after their end."""
-        left = self.dialect.seconds_between(self.dialect.now, "t.next_process_time")
+        """The leases of the tasks ``ids``: (id, total_attempt, seconds left), negative after their end."""
+        left = self.dialect.seconds_between(self.dialect.now, "next_process_time")
+        ids = "= ANY(%(ids)s::bigint[])" if self.dialect.vendor == "postgresql" else f"IN ({self.dialect.each('ids')})"
         return (
-            f"SELECT t.id, t.total_attempt, {left} FROM {self.tables.task} AS t JOIN {self.dialect.rows(FENCED)}"
-            f" ON {FENCE} WHERE t.status IN ({sql_sources('renew')})"
+            f"SELECT id, total_attempt, {left} FROM {self.tables.task}"
+            f" WHERE id {ids} AND status IN ({sql_sources('renew')})"
         )
 
     @statement

@@ -1376,24 +1376,10 @@ WHERE id = ANY(ARRAY(
 RETURNING id;
 
 -- Statements.running_of
-SELECT t.id, t.total_attempt, extract(epoch FROM t.next_process_time - statement_timestamp())::float8
-FROM "dbtaskqueue_task" AS t
-JOIN (
-    SELECT *
-    FROM (
-        SELECT *
-        FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(task_id bigint, token bigint)
-        LIMIT (
-            SELECT 1000000
-        )
-    ) AS u
-    LIMIT (
-        SELECT 1000000
-    )
-) AS u
-ON t.id = u.task_id
-AND t.total_attempt = u.token
-WHERE t.status IN ('PROCESSING');
+SELECT id, total_attempt, extract(epoch FROM next_process_time - statement_timestamp())::float8
+FROM "dbtaskqueue_task"
+WHERE id = ANY(%(ids)s::bigint[])
+AND status IN ('PROCESSING');
 
 -- Statements.save_metadata
 UPDATE "dbtaskqueue_task"
@@ -2797,16 +2783,6 @@ WHERE id = ANY(ARRAY(
     FOR NO KEY UPDATE OF t SKIP LOCKED
 ))
 RETURNING id;
-
--- Statements.running_of (one row)
-SELECT t.id, t.total_attempt, extract(epoch FROM t.next_process_time - statement_timestamp())::float8
-FROM "dbtaskqueue_task" AS t
-JOIN (
-    SELECT %(task_id)s::bigint AS task_id, %(token)s::bigint AS token
-) AS u
-ON t.id = u.task_id
-AND t.total_attempt = u.token
-WHERE t.status IN ('PROCESSING');
 
 -- Statements.to_history (one row)
 INSERT INTO "dbtaskqueue_taskhistory" (location, task_id, queue_name, reference_number, status, attempt,

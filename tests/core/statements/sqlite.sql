@@ -1011,16 +1011,14 @@ WHERE id IN (
 RETURNING id;
 
 -- Statements.running_of
-SELECT t.id, t.total_attempt, (julianday(t.next_process_time) - julianday(strftime('%%Y-%%m-%%d %%H:%%M:%%f',
+SELECT id, total_attempt, (julianday(next_process_time) - julianday(strftime('%%Y-%%m-%%d %%H:%%M:%%f',
     'now'))) * 86400.0
-FROM "dbtaskqueue_task" AS t
-JOIN (
-    SELECT value ->> '$.task_id' AS task_id, value ->> '$.token' AS token
-    FROM json_each(%(rows)s)
-) AS u
-ON t.id = u.task_id
-AND t.total_attempt = u.token
-WHERE t.status IN ('PROCESSING');
+FROM "dbtaskqueue_task"
+WHERE id IN (
+    SELECT value
+    FROM json_each(%(ids)s)
+)
+AND status IN ('PROCESSING');
 
 -- Statements.save_metadata
 UPDATE "dbtaskqueue_task"
@@ -2103,17 +2101,6 @@ WHERE id IN (
     WHERE t.status IN ('PROCESSING')
 )
 RETURNING id;
-
--- Statements.running_of (one row)
-SELECT t.id, t.total_attempt, (julianday(t.next_process_time) - julianday(strftime('%%Y-%%m-%%d %%H:%%M:%%f',
-    'now'))) * 86400.0
-FROM "dbtaskqueue_task" AS t
-JOIN (
-    SELECT %(task_id)s AS task_id, %(token)s AS token
-) AS u
-ON t.id = u.task_id
-AND t.total_attempt = u.token
-WHERE t.status IN ('PROCESSING');
 
 -- Statements.to_history (one row)
 INSERT INTO "dbtaskqueue_taskhistory" (location, task_id, queue_name, reference_number, status, attempt,
