@@ -6,8 +6,8 @@ A limit above its target may only fall, but for new functions: then the commit t
 from __future__ import annotations
 
 LIMITS: dict[str, int] = {
-    "lines": 36_700,
-    "files": 188,
+    "lines": 39_800,
+    "files": 200,
     "entries at the top": 21,  # one more: the backend of Django's tasks
     "lines of the longest file": 400,
     "file names twice": 0,
