@@ -309,7 +309,6 @@ PLANS: dict[str, tuple[dict[str, Any], set[str]]] = {
     "seconds_until_exhausted": ({}, BY_LINE),
     "find": ({"reference_number": "r-777"}, {"dbtaskqueue_task_reference"}),
     "renew": (FENCED, BY_KEY),
-    "held": (FENCED, BY_KEY),
     "touch": ({**ONE, "delta": 5.0}, BY_KEY),
     "progress": ({**ONE, "note": "half"}, BY_KEY),
     "complete_plain": (ARRAYS, BY_KEY),

@@ -359,7 +359,8 @@ def wrong_end(evidence: Evidence) -> Iterator[str]:
         row = rows.get(str(reference))
         status = row.status if row is not None else None
         if kind in evidence.expected and status != evidence.expected[kind]:
-            yield f"{reference} ended as {status} instead of {evidence.expected[kind]}"
+            place = "" if row is None else f" of {row.queue}, after {row.attempt} attempts,"
+            yield f"{reference}{place} ended as {status} instead of {evidence.expected[kind]}"
 
 
 @checker("budget")
