@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -67,13 +68,14 @@ def test_a_loop_in_c_ends_when_an_operator_cancels_it(
     """Given a task that holds the interpreter and blocks signals, when it is cancelled, then it ends, and so does all
     that it started; the slot is free, and nothing of it is written.
     """
-    task = enqueue("apart", "deaf", held(tmp_path, seconds=8))
+    task = enqueue("apart", "deaf", held(tmp_path, mark=str(tmp_path / "first")))
     with runtaskpoller(postgres_process_database, "--queue", "apart", "--threads", "1") as poller:
         started = program(tmp_path)
         after = enqueue("apart", "after", {"mark": str(tmp_path / "mark")})
         postgres_process_database.run("taskqueue", "cancel", "--id", str(task.pk), "--reason", "wrong file", "--yes")
         cancelled = monotonic()
-        until(lambda: not alive(started))
+        (child,) = (int(pid) for *_, pid in lines(tmp_path / "first"))
+        until(lambda: not alive(started) and not alive(child))
         print(f"ended {monotonic() - cancelled:.2f} s after the command")
         until(lambda: status(after) == "COMPLETED")
         print(f"slot used again {monotonic() - cancelled:.2f} s after the command")
@@ -162,6 +164,37 @@ def test_a_task_that_ends_its_process_is_charged_alone(
     assert set(Task.objects.exclude(pk=deadly.pk).values_list("attempt", flat=True)) == {1}
     attempts = Attempt.objects.filter(task_id=deadly.pk)
     assert [("ProcessDied" in one.error_type, "SIGKILL" in one.message) for one in attempts] == [(True, True)] * 3
+
+
+@pytest.mark.parametrize("end", ["second SIGTERM", "SIGKILL"])
+def test_children_end_with_their_poller(postgres_process_database: ProcessDatabase, tmp_path: Path, end: str) -> None:
+    """Given a task that holds the interpreter, when its poller ends at once or is killed, then the child ends."""
+    enqueue("apart", "deaf", held(tmp_path, mark=str(tmp_path / "mark")))
+    with runtaskpoller(postgres_process_database, "--queue", "apart") as poller:
+        program(tmp_path)
+        (child,) = (int(pid) for *_, pid in lines(tmp_path / "mark"))
+        if end == "SIGKILL":
+            poller.signal(signal.SIGKILL)
+        else:
+            poller.signal()
+            poller.until_logged("Stopping: waiting")
+            poller.signal()
+            poller.ended()
+        until(lambda: not alive(child))
+    assert not (tmp_path / "end").exists()
+
+
+def test_tasks_wait_while_no_child_can_start(
+    postgres_process_database: ProcessDatabase, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("DJANGO_SETTINGS_MODULE", "tests.there_is_no_such_module")
+    task = enqueue("apart", "r1")
+    with polling({"apart": 1}, threads=1):
+        until(lambda: "A process for tasks does not start (exit code 1)" in caplog.text)
+        monkeypatch.setenv("DJANGO_SETTINGS_MODULE", "tests.settings")
+        until(lambda: status(task) == "COMPLETED")
+    task.refresh_from_db()
+    assert (task.attempt, task.total_attempt) == (1, 1)
 
 
 def test_children_are_kept_and_replaced_by_count(

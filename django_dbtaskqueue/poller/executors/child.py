@@ -67,8 +67,7 @@ class Child:
     def kill(self) -> None:
         """End it at once, with the processes that it started, whatever they do. Returns before they have ended."""
         self.killed = True
-        with suppress(ProcessLookupError, PermissionError):  # it has just begun, or just ended
-            os.killpg(self.pid, signal.SIGKILL)
+        self._kill_group()
         self._process.kill()
 
     def end(self, *, seconds: float = 0.0) -> int | None:
@@ -77,11 +76,16 @@ class Child:
         if self._process.exitcode is None:
             self.kill()
         else:
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.pid, signal.SIGKILL)  # what it started
+            self._kill_group()  # what it started
         self._pipe.close()
         self._process.join(END_SECONDS)
         return self._process.exitcode
+
+    def _kill_group(self) -> None:
+        with suppress(
+            ProcessLookupError, PermissionError, AttributeError
+        ):  # it has just begun, or ended; no such system
+            os.killpg(self.pid, signal.SIGKILL)
 
     def ask_to_end(self) -> None:
         """Let it end in order, with its exit handlers; wait for that."""
@@ -143,7 +147,8 @@ class Channel:
 
 def _enter(serve: Callable[[Channel], None], pipe: Connection, databases: Mapping[str, object]) -> None:
     """Load the project, then serve. ``databases``: their names, which in a test are not those of the settings."""
-    os.setsid()  # Ctrl-C on the terminal is for the poller; and all that a task starts can be killed with it
+    with suppress(AttributeError):  # Ctrl-C on the terminal is for the poller; what a task starts is killed with it
+        os.setsid()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _leave_to_the_poller)
     with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:

@@ -106,7 +106,7 @@ class ProcessExecutor(ThreadExecutor):
             while monotonic() < deadline and not self._closed:
                 if worker.receive(ANSWER_POLL_SECONDS) is not None:
                     return True
-        code, self._workers[slot] = worker.end(), None
+        code, self._workers[slot] = worker.end(seconds=DEATH_SECONDS), None
         if not self._closed:
             logger.error("A process for tasks does not start (%s). Its tasks wait for the next try", exit_text(code))
         return False
