@@ -31,6 +31,7 @@ from django_dbtaskqueue.flow.schedule import (
 from django_dbtaskqueue.models import Schedule
 from django_dbtaskqueue.models.control import CODE
 from django_dbtaskqueue.operations.actions import ADDITION, CHANGE, DELETION, log, record, recorded
+from django_dbtaskqueue.operations.bounds import is_storable
 from django_dbtaskqueue.operations.permissions import VIEW_PAYLOAD, Actor, Verb, check
 from django_dbtaskqueue.operations.schedules import find, homes, is_declared, listed
 from django_dbtaskqueue.operations.verb_inputs import with_secrets_of
@@ -179,13 +180,14 @@ def add_schedule(
 ) -> Schedule:
     """Make a schedule of a person. Raises ``OperationRefused``, ``UnknownQueue``, ``PermissionDenied``."""
     new = Definition.of({"queue": "", "cron": "", "timezone": default_zone(), **values})
+    taken = is_storable(name) and any(rows_on(home).filter(pk=name).exists() for home in homes(using))
     _check_new(name, new, actor, ADD_SCHEDULE, reason)
     alias = home_of(new.queue)
     with recorded(alias):
         record(alias, actor, ADD_SCHEDULE, queue=new.queue, reason=reason, changed=1, details={"schedule": name})
-        if any(rows_on(home).filter(pk=name).exists() for home in homes(using)):
+        row, made = rows_on(alias).get_or_create(name=name, defaults={"queue": new.queue, "cron": new.cron})
+        if taken or not made:
             raise OperationRefused(_("There is a schedule %(name)s already.") % {"name": repr(name)})
-        Schedule(name=name, queue=new.queue, cron=new.cron).save(using=alias, force_insert=True)
         row = _locked(name, alias)
         _write(row, new, alias)
         log(actor, [row], ADDITION, str(ADD_SCHEDULE.label))

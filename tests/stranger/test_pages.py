@@ -30,9 +30,10 @@ from shop import views
 
 urlpatterns += [path("order", views.place_order)]
 """
-# What a bare install may bring: Django, the driver of PostgreSQL, the libraries of the admin, and what these need.
+# What a bare install may bring: Django, the driver of PostgreSQL, the libraries of the admin and of schedules, and what
+# these need.
 BARE = {
-    *("django-dbtaskqueue", "django", "psycopg", "django-filter", "django-tables2"),
+    *("django-dbtaskqueue", "django", "psycopg", "django-filter", "django-tables2", "cronsim"),
     *("asgiref", "sqlparse", "typing_extensions", "pip", "setuptools"),
 }
 WITHOUT_LIBPQ = {"PSYCOPG_IMPL": "binary"}  # which a bare install lacks: importing psycopg fails, as without libpq
@@ -51,7 +52,7 @@ def begin():
 IMPORTED = """
 import sys
 
-print("imported:", sorted({"django_tables2", "django_filters", "django.contrib.admin"} & {*sys.modules}))
+print("imported:", sorted({"cronsim", "django_tables2", "django_filters", "django.contrib.admin"} & {*sys.modules}))
 """
 SELL = """
 from django.test import Client
