@@ -8,6 +8,7 @@ row also has the tokens of the rate. Two pollers cannot exceed a limit together,
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from itertools import chain
 from math import floor
@@ -28,10 +29,11 @@ Fence = tuple[int, int]  # a lease: id and total_attempt of its task
 TakeRows = Callable[[Params], list[Row]]  # takes at most ``limit`` rows
 
 
-class Limiter:
+class Limiter(threading.local):
     """The limits of one queue, as one process applies them.
 
-    ``pause``: seconds until the limits allow a task; 0: until a task that runs ends; None: they held none back.
+    ``pause``, of the calling thread's last checkout: seconds until the limits allow a task; 0: until a task that runs
+    ends; None: they held none back. A fetch on another thread must not change it.
     """
 
     def __init__(self, queue: str, settings: QueueSettings) -> None:

@@ -20,7 +20,7 @@ TASKS, RUN_SECONDS = 40, 0.02
 
 @pytest.fixture(params=["default", "sqlite"], ids=["postgresql", "sqlite"])
 def alias(request: pytest.FixtureRequest, settings: Any) -> str:
-    common = {"database": request.param, "poll_interval": "10s", "idle_interval": "10s"}
+    common = {"database": request.param, "poll_interval": "1s", "idle_interval": "1s"}
     settings.DBTASKQUEUE = {
         "QUEUES": {
             "two": {**common, "max_running": 2},
@@ -63,7 +63,6 @@ def run(name: str, taskqueue: TaskQueueKit, items: list[dict[str, Any]], pollers
 def test_no_more_run_at_a_time_and_the_next_starts_soon(alias: str, taskqueue: TaskQueueKit, pollers: int) -> None:
     watch, took = run("two", taskqueue, [{"payload": number} for number in range(TASKS)], pollers)
     assert watch.most == {None: 2}
-    assert taskqueue is not None
     assert took < 10, "a poller waited for poll_interval instead of for the end of a task"
 
 
