@@ -143,10 +143,10 @@ class _Case:
         return [one for one in self.servers if one.may_take(self.task) and one.state not in IDLE_STATES]
 
     @cached_property
-    def concurrency(self) -> int | None:
-        """The most tasks of the queue that one poller holds."""
+    def settings(self) -> conf.QueueSettings | None:
+        """What the queue is set to; None for a queue that is not known."""
         with suppress(UnknownQueue):
-            return queue_settings(self.task.queue, self.alias).concurrency
+            return queue_settings(self.task.queue, self.alias)
         return None
 
     @cached_property
@@ -284,7 +284,7 @@ def _idle_pollers(case: _Case) -> Explanation | None:
 
 
 def _stopped(case: _Case) -> Explanation | None:
-    if case.concurrency != 0:
+    if case.settings is None or case.settings.concurrency != 0:
         return None
     text = _("The concurrency of queue %(queue)s is 0: no poller takes its tasks.")
     return Explanation("concurrency", text % {"queue": case.task.queue}, {"queue": case.task.queue, "limit": 0})
@@ -300,8 +300,11 @@ def _behind_head(case: _Case) -> Explanation | None:
     if head is None:
         return Explanation("group", _("The task waits for its turn in group %(group)s.") % facts, facts)
     facts |= {"head": head[0], "status": head[1]}
-    text = _("The task waits behind task %(head)s of its group %(group)s, which is %(status)s.")
-    return Explanation("group", text % facts, facts)
+    text = _("The task waits behind task %(head)s of its group %(group)s, which is %(status)s.") % facts
+    if case.settings is not None and case.settings.max_running_per_group > 1:
+        facts["limit"] = case.settings.max_running_per_group
+        text += f" (max_running_per_group={facts['limit']})"
+    return Explanation("group", text, facts)
 
 
 def _not_due(case: _Case) -> Explanation | None:
@@ -329,8 +332,8 @@ def _limited(case: _Case) -> Explanation | None:
     """Return that each poller holds as many tasks of the queue, or of the processor, as the limit allows."""
     task, made = case.task, registry.find(case.task.queue, case.task.payload_type)
     limits: list[tuple[int, list[str] | None]] = []
-    if case.concurrency is not None:
-        limits.append((case.concurrency, None))
+    if case.settings is not None and case.settings.concurrency is not None:
+        limits.append((case.settings.concurrency, None))
     if made is not None and made.concurrency is not None:
         limits.append((made.concurrency * (made.batch or 1), registry.types_of(task.queue, (made,))))
     for limit, types in limits:

@@ -283,6 +283,24 @@ def test_of_each_group_so_many_run_at_a_time(place: str) -> None:
     assert {lease.payload for lease in again if lease.group == "big"} == {0, 2}
 
 
+def test_a_task_behind_the_heads_of_its_group_names_the_limit(place: str) -> None:
+    enqueue_many("keyed", [{"group": "g"}] * 2, using=place)
+    last = enqueue("keyed", group="g", using=place)
+    Poller.objects.using(place).create(instance="p", state="RUNNING", slots=4, queues=[{"queue": "keyed"}])
+    assert explain(last).sentence.endswith("(max_running_per_group=2)")
+
+
+def test_a_queue_that_is_dropped_leaves_nothing(place: str) -> None:
+    made = queue("made", using=place).create(max_running=1)
+    made.put()
+    held = made.take()
+    assert held is not None
+    assert QueueLimit.objects.using(place).exists()
+    made.ack(held)
+    made.drop()
+    assert not QueueLimit.objects.using(place).exists()
+
+
 def test_a_retry_keeps_its_place_among_the_heads(place: str) -> None:
     enqueue_many("keyed", [{"group": "g", "payload": number} for number in range(4)], using=place)
     first, second = take("keyed", place)
