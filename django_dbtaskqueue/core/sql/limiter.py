@@ -61,8 +61,8 @@ class LimitStatements(Group):
 
     @statement
     def all_running(self) -> str:
-        """The leases of a queue: (id, total_attempt). It reads the whole ready order."""
+        """The leases of a queue: (id, total_attempt). It reads the ready order as far as it is due."""
         return (
             f"SELECT id, total_attempt FROM {self.tables.task} WHERE queue_name = %(queue_name)s"
-            f" AND ready_time IS NOT NULL AND status IN ({sql_sources('renew')})"
+            f" AND ready_time <= {self.dialect.now} AND status IN ({sql_sources('renew')})"
         )

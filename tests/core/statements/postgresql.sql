@@ -29,7 +29,7 @@ CROSS JOIN LATERAL (
 SELECT id, total_attempt
 FROM "dbtaskqueue_task"
 WHERE queue_name = %(queue_name)s
-AND ready_time IS NOT NULL
+AND ready_time <= statement_timestamp()
 AND status IN ('PROCESSING');
 
 -- Statements.attempts

@@ -26,7 +26,7 @@ GROUP BY x.priority;
 SELECT id, total_attempt
 FROM "dbtaskqueue_task"
 WHERE queue_name = %(queue_name)s
-AND ready_time IS NOT NULL
+AND ready_time <= strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')
 AND status IN ('PROCESSING');
 
 -- Statements.attempts
