@@ -42,10 +42,10 @@ FAILED_SCHEDULE_S = 5.0  # before a schedule whose task was refused is tried aga
 
 
 def aware(value: datetime, alias: str) -> datetime:
-    """Return a time as read from a schedule's row with its time zone, which it lacks without USE_TZ."""
-    if value.tzinfo is not None:
-        return value
-    return make_aware(value) if connections[alias].vendor == "postgresql" else value.replace(tzinfo=UTC)
+    """Return a time as read from a schedule's row in UTC. Without USE_TZ it was read without a time zone."""
+    if value.tzinfo is None:
+        value = make_aware(value) if connections[alias].vendor == "postgresql" else value.replace(tzinfo=UTC)
+    return value.astimezone(UTC)
 
 
 def _stored(value: datetime | None, alias: str) -> datetime | None:

@@ -13,12 +13,15 @@ from django.test import override_settings
 from django.utils import timezone
 
 from django_dbtaskqueue import LeaseLost, enqueue, enqueue_many
+from django_dbtaskqueue.conf.cron import ticks
 from django_dbtaskqueue.core.states import COMPLETED, PROCESSING
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow import checkout as stage
 from django_dbtaskqueue.flow.scan import ScanCursor
+from django_dbtaskqueue.flow.schedule import Definition, declare, enqueue_due
 from django_dbtaskqueue.flow.settle import SettlePort
-from django_dbtaskqueue.models import Attempt, Task, TaskHistory
+from django_dbtaskqueue.models import Attempt, Schedule, Task, TaskHistory
+from django_dbtaskqueue.operations.schedules import next_times
 from tests.factories import age
 from tests.support import eventually
 
@@ -130,3 +133,24 @@ def test_the_poller_s_own_connection_reads_the_same_times(alias: str, site: Any)
     shown = [lease.create_time, lease.start_time, lease.lease_until, lease.ready_time, lease.expire_time]
     stored = [row.create_time, row.start_time, row.next_process_time, row.ready_time, row.expire_time]
     assert [instant(value, alias) for value in shown if value] == [instant(value, alias) for value in stored if value]
+
+
+def test_a_schedule_comes_at_its_time(alias: str, site: Any) -> None:
+    """Given a site in any zone, then the ticks of a schedule are those of the schedule's own zone."""
+    before = datetime.now(UTC)
+    declare(alias, {"s": Definition("parcels", "0 7 * * *", "Europe/Madrid", missed="all")})
+    row = Schedule.objects.using(alias).get()
+    assert row.next_time is not None
+    assert instant(row.next_time, alias) == next(ticks("0 7 * * *", "Europe/Madrid", before))
+    assert {f"{one:%H:%M}" for one in next_times(row)} == {"07:00"}
+    due = [instant(row.next_time, alias) - timedelta(days=days) for days in (2, 1)]
+    first = next(ticks("0 7 * * *", "Europe/Madrid", due[0] - MINUTE))
+    Schedule.objects.using(alias).update(next_time=Session.on(alias).stored_time(first))
+    assert enqueue_due(alias, {"s"}) == (0.0, ["parcels"])
+    found = Task.objects.using(alias).order_by("pk").values_list("reference", flat=True)
+    assert found[0] == f"s@{first:%Y-%m-%dT%H:%M:%SZ}" and len(found) == 2
+    row = Schedule.objects.using(alias).get()
+    assert row.next_time is not None
+    assert instant(row.next_time, alias) == next(ticks("0 7 * * *", "Europe/Madrid", datetime.now(UTC)))
+    seconds, queues = enqueue_due(alias, {"s"})
+    assert (seconds > 0, queues) == (True, [])
