@@ -81,8 +81,9 @@ class Definition:
 
     @classmethod
     def of(cls, values: Mapping[str, object]) -> Definition:
-        """Return the definition with these fields; others have their defaults."""
-        return cls(**values)  # type: ignore[arg-type]
+        """Return the definition with these fields; others have their defaults. Another release may know more."""
+        known = {name: values[name] for name in SCHEDULE_FIELDS if name in values}
+        return cls(**known)  # type: ignore[arg-type]
 
     def check(self, name: str) -> None:
         """Raise ``ValueError`` or a ``TaskQueueError``, in words, unless a row can hold it and its tasks."""

@@ -147,7 +147,7 @@ def _run(row: Schedule, alias: str) -> None:
 
 
 def _reset(row: Schedule, alias: str) -> None:
-    if row.code is None or not row.edited:
+    if not row.code or not row.edited:
         raise OperationRefused(_("Nothing of %(name)s was changed by hand.") % {"name": row.name})
     _write(row, Definition.of(row.code), alias)
 
@@ -169,7 +169,8 @@ def _write(row: Schedule, new: Definition, alias: str) -> None:
     old = definition_of(row)
     for name in SCHEDULE_FIELDS:
         setattr(row, name, getattr(new, name))
-    row.edited = [name for name in SCHEDULE_FIELDS if row.code is not None and getattr(new, name) != row.code[name]]
+    said = Definition.of(row.code) if row.code else new
+    row.edited = [name for name in SCHEDULE_FIELDS if getattr(new, name) != getattr(said, name)]
     if row.next_time is None or (old.cron, old.timezone) != (new.cron, new.timezone):
         reschedule(row, alias)
     row.save(using=alias)

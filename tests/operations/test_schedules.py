@@ -181,6 +181,15 @@ def test_a_person_wins_over_the_code_until_back_to_the_code(daily: Schedule) -> 
         act_on_schedule(verb("reset"), "daily", HERE)
 
 
+def test_a_row_of_another_release_is_edited_and_reset(daily: Schedule) -> None:
+    Schedule.objects.update(code={"queue": "bills", "cron": "0 6 * * *", "timezone": "UTC", "news": True})
+    edit_schedule("daily", {"priority": 3}, HERE)
+    assert Schedule.objects.get().edited == ["cron", "timezone", "payload", "priority"]
+    act_on_schedule(verb("reset"), "daily", HERE)
+    row = Schedule.objects.get()
+    assert (row.cron, row.payload, row.priority, row.missed, row.edited) == ("0 6 * * *", None, None, "one", [])
+
+
 def test_what_the_code_declares_cannot_be_deleted_before_the_code_is_gone(daily: Schedule) -> None:
     with pytest.raises(OperationRefused, match="The code declares daily"):
         act_on_schedule(verb("delete"), "daily", HERE)

@@ -51,7 +51,6 @@ def check_each_second_once() -> None:
 def test_a_poller_that_idles_wakes_for_the_tick(process_database: ProcessDatabase, settings: Any) -> None:
     settings.DBTASKQUEUE = {"QUEUES": {"work": {"idle_interval": timedelta(minutes=1)}}, "NOTIFY": False}
     with polling({"work": 1}):
-        until(lambda: Task.objects.count() == 0)
         Schedule.objects.create(
             name="tick", queue="work", cron="0 0 1 1 *", next_time=Now() + timedelta(seconds=4), missed="skip"
         )
@@ -59,7 +58,7 @@ def test_a_poller_that_idles_wakes_for_the_tick(process_database: ProcessDatabas
     task = Task.objects.get()
     due = Schedule.objects.get().last_time
     assert due is not None and task.start_time is not None
-    assert due <= task.create_time <= task.start_time < due + timedelta(seconds=1 + slack(1))
+    assert due <= task.create_time <= task.start_time < due + timedelta(seconds=1 + slack(3))
 
 
 def test_two_pollers_run_a_processor_each_second(process_database: ProcessDatabase, settings: Any) -> None:
