@@ -225,6 +225,21 @@ def test_a_name_is_taken_once_and_a_wrong_one_is_hinted_at(daily: Schedule) -> N
         act_on_schedule(verb("run"), "dialy", HERE)
 
 
+@pytest.mark.django_db(databases=["default", "sqlite"])
+def test_a_schedule_is_in_the_database_of_its_queue(settings: Any, admin_client: Client) -> None:
+    settings.DBTASKQUEUE = {"QUEUES": {"bills": {"database": "sqlite"}, "letters": {}}}
+    add_schedule("apart", {"queue": "bills", "cron": "0 7 * * *"}, HERE)
+    assert not Schedule.objects.exists() and Schedule.objects.using("sqlite").exists()
+    with pytest.raises(OperationRefused, match="already"):
+        add_schedule("apart", {"queue": "letters", "cron": "0 7 * * *"}, HERE)
+    with pytest.raises(OperationRefused, match="is in another database"):
+        edit_schedule("apart", {"queue": "letters"}, HERE)
+    for address in (LIST, f"{LIST}apart/change/"):
+        assert "every day at 07:00 UTC" in text_of(admin_client, address)
+    act_on_schedule(verb("run"), "apart", HERE)
+    assert Task.objects.using("sqlite").get().queue == "bills"
+
+
 # -- who may -----------------------------------------------------------------------------------------------------------
 
 NEEDS = {"pause": "change", "resume": "change", "reset": "change", "run": "run", "delete": "delete"}
