@@ -14,7 +14,7 @@ from django.db import connection, transaction
 from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 
-from django_dbtaskqueue import enqueue, processor, queue, registry
+from django_dbtaskqueue import enqueue, processor, queue, registry, signals
 from django_dbtaskqueue.backend.compat import (
     InvalidTask,
     InvalidTaskBackend,
@@ -23,6 +23,7 @@ from django_dbtaskqueue.backend.compat import (
     task_backends,
     task_finished,
 )
+from django_dbtaskqueue.backend.functions import finished_listener
 from django_dbtaskqueue.models import Task
 from django_dbtaskqueue.operations.search.query import select
 from django_dbtaskqueue.testing import advance, drain, run_poller
@@ -40,6 +41,7 @@ _before = registry.snapshot()
 with override_settings(TASKS=tasks_setting()):  # as the settings of a site are there before its modules
     from tests.testapp import functions
 registry.restore(_before)
+signals.unregister(finished_listener)
 
 
 @pytest.fixture(autouse=True)
@@ -48,6 +50,7 @@ def site() -> Iterator[None]:
     with override_settings(TASKS=tasks_setting()):
         yield
     registry.restore(saved)
+    signals.unregister(finished_listener)
 
 
 def test_the_row_is_a_task_like_any_other() -> None:

@@ -6,7 +6,8 @@ from typing import Any
 
 from django.test import TransactionTestCase, override_settings
 
-from django_dbtaskqueue import registry
+from django_dbtaskqueue import registry, signals
+from django_dbtaskqueue.backend.functions import finished_listener
 from django_dbtaskqueue.testing import TaskBackendConformance, drain, run_poller
 
 BACKEND = "django_dbtaskqueue.backend.DatabaseTaskBackend"
@@ -20,6 +21,7 @@ class BackendCase(TaskBackendConformance, TransactionTestCase):
     def setUp(self) -> None:
         """Forget the functions of a test with it."""
         self.addCleanup(registry.restore, registry.snapshot())
+        self.addCleanup(signals.unregister, finished_listener)
         tasks = {
             "default": {"BACKEND": BACKEND, "QUEUES": ["default", "two"]},
             "lite": {"BACKEND": BACKEND, "QUEUES": ["lite"]},
