@@ -170,10 +170,13 @@ def delete_audit(alias: str, *, older_than: timedelta) -> int:
 
 def delete_past_periods(alias: str) -> int:
     """Delete a batch of references whose period of uniqueness is over; return how many there were."""
+    past = UsedReference.objects.using(alias).filter(expire_time__lte=Now())
+    ids = list(past.order_by("expire_time").values_list("pk", flat=True)[:ROWS_PER_BATCH])
+    if not ids:  # mostly; on SQLite a transaction would lock the database
+        return 0
     with transaction.atomic(using=alias):
-        past = _locked(UsedReference.objects.using(alias).filter(expire_time__lte=Now()))
-        ids = list(past.order_by("expire_time").values_list("pk", flat=True)[:ROWS_PER_BATCH])
-        return UsedReference.objects.using(alias).filter(pk__in=ids)._raw_delete(alias) if ids else 0
+        leaving = list(_locked(past.filter(pk__in=ids)).values_list("pk", flat=True))
+        return UsedReference.objects.using(alias).filter(pk__in=leaving)._raw_delete(alias)
 
 
 def _delete_oldest(rows: QuerySet[Any], old: Q) -> int:
