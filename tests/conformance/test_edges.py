@@ -234,11 +234,12 @@ class RandomRun:
 @pytest.mark.parametrize("seed", range(2))
 def test_whatever_happens_nothing_is_lost_and_no_rule_is_broken(world: World, audit: Audit, seed: int) -> None:
     random_run = RandomRun(world, seed)
-    for _ in range(150):
+    steps = 0
+    while steps < 150 or len(audit.edges()) <= 8:  # which ways a seed takes depends on the clock, too
         random_run.step()
         assert counted(world.alias) == random_run.enqueued
+        steps += 1
     assert audit.problems() == []
-    assert len(audit.edges()) > 8
 
     # When everybody comes to rest, then every task that is left can still be brought to an end.
     world.age(timedelta(hours=2))
