@@ -17,7 +17,6 @@ from contextlib import nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import timedelta
-from threading import current_thread, main_thread
 from typing import Any
 
 from django.db import transaction
@@ -253,12 +252,7 @@ async def perform_async(lease: Lease, processor: Processor) -> Outcome | None:
 
 
 def _failed(lease: Lease, error: BaseException) -> Outcome | None:
-    """Return the outcome of a call that raised; None when the task is settled all the same, or lost.
-
-    Ctrl-C in a test or a program that runs tasks on its main thread is raised again: it is not the task's.
-    """
-    if isinstance(error, KeyboardInterrupt) and current_thread() is main_thread():
-        raise error
+    """Return the outcome of a call that raised; None when the task is settled all the same, or lost."""
     if lease.settled:
         return None
     # A processor may handle other leases; only the loss of its own means there is nothing left to settle.
