@@ -10,23 +10,29 @@ from inspect import iscoroutinefunction
 from threading import current_thread, main_thread
 from typing import Any, cast
 
+from asgiref.sync import sync_to_async
+from django.db import connections
+
 from django_dbtaskqueue import signals
 from django_dbtaskqueue.backend.compat import (
     HAS_METADATA,
     AnyResult,
     AnyTask,
     TaskContext,
+    TaskError,
     TaskResultStatus,
     normalize_json,
     task_finished,
     task_started,
 )
-from django_dbtaskqueue.backend.results import decorated, id_of_lease, leased_result, stored_result
+from django_dbtaskqueue.backend.results import TEXT_ERROR, decorated, id_of_lease, leased_result, stored_result
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core import json as json_payload
 from django_dbtaskqueue.core.exceptions import LeaseLost, PayloadError, TaskQueueError
+from django_dbtaskqueue.core.failure_signature import describe
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import Complete, Outcome, Reenqueue, as_outcome
+from django_dbtaskqueue.db import liveness
 
 AFTER_INTERRUPT = timedelta(seconds=10)  # the poller that stops must not take the task again
 
@@ -63,7 +69,7 @@ class _AsyncFunction(_Function):
     """The same for a coroutine function; awaited on the poller's event loop."""
 
     async def __call__(self, lease: Lease) -> Any:
-        run = _Run(self.path, lease)
+        run = await sync_to_async(_Run)(self.path, lease)  # it may read the earlier attempts, and sends a signal
         try:
             value = await self.func(*run.args, **run.kwargs)
         except KeyboardInterrupt:
@@ -111,7 +117,7 @@ def _outcome(value: object) -> Outcome:
 
 
 def _interrupted() -> Reenqueue:
-    """End the poller as Ctrl-C does; the task is for another one. Without a poller, raise it again."""
+    """End the poller as Ctrl-C does; the task is for another one. On the main thread of a test, raise it again."""
     if current_thread() is main_thread():
         raise KeyboardInterrupt
     interrupt_main()
@@ -127,15 +133,24 @@ class _FinishedListener(signals.Listener):
     def executed(self, task: Lease, outcome: Outcome) -> None:
         """Tell of a task that succeeded, or is POISON."""
         if task.payload_type in decorated and (status := STATUSES_BY_VERB.get(outcome.facts.verb)):
+            if task.total_attempt > 1:
+                _prepare_connection(task)
             _send_finished(leased_result(task.payload_type, task, status, getattr(outcome, "result", None)))
 
     def crashed(self, task: Lease, error: BaseException | str) -> None:
         """Tell of a task that has no attempt left."""
         if task.payload_type not in decorated or isinstance(error, LeaseLost):
             return
-        result = stored_result(id_of_lease(task))
-        if result is None or result.status != TaskResultStatus.FAILED:
-            return
+        if task.total_attempt == task.max_attempts == 1:  # most functions have one attempt, and it is known here
+            failure = describe(error, task.queue)
+            entry = TaskError(exception_class_path=failure["error_type"] or TEXT_ERROR, traceback=failure["traceback"])
+            result = leased_result(task.payload_type, task, TaskResultStatus.FAILED, errors=[entry])
+        else:
+            _prepare_connection(task)
+            stored = stored_result(id_of_lease(task))
+            if stored is None or stored.status != TaskResultStatus.FAILED:
+                return
+            result = stored
         shown = TaskQueueError(error) if isinstance(error, str) else error
         frames = shown.__traceback__
         try:
@@ -147,6 +162,15 @@ class _FinishedListener(signals.Listener):
 
 
 finished_listener = _FinishedListener()
+
+
+def _prepare_connection(task: Lease) -> None:
+    """Let no read wait for ever on the thread that settles: its Django connection may be broken, or its wire silent."""
+    connection = connections[task.port.alias]
+    if connection.errors_occurred and not connection.in_atomic_block:
+        connection.close()
+    if connection.connection is None:
+        liveness.bound_waits(connection)
 
 
 def _send_finished(result: AnyResult) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 from zlib import crc32
@@ -45,6 +45,7 @@ RESULT_STATUSES = {
     "ERROR": TaskResultStatus.FAILED,
     "POISON": TaskResultStatus.FAILED,
 }
+TEXT_ERROR = f"{TaskQueueError.__module__}.{TaskQueueError.__qualname__}"  # of a failure that is only text
 UNKNOWN_WORKER = "unknown"  # of an attempt that was charged and has left no record: its process died
 decorated: dict[str, AnyTask] = {}  # each function with @task, by dotted path
 
@@ -62,7 +63,11 @@ def new_result(task: AnyTask, result_id: str, payload: Mapping[str, Any], **fact
 
 
 def leased_result(
-    path: str, lease: Lease, status: TaskResultStatus = TaskResultStatus.RUNNING, value: object = None
+    path: str,
+    lease: Lease,
+    status: TaskResultStatus = TaskResultStatus.RUNNING,
+    value: object = None,
+    errors: Sequence[TaskError] = (),
 ) -> AnyResult:
     """Return the result of a task that has a lease here; of a later attempt, with what the database knows."""
     result_id = id_of_lease(lease)
@@ -74,6 +79,7 @@ def leased_result(
         _task(path, lease.queue, lease.priority, payload), result_id, payload, status=status, value=value,
         enqueued_at=lease.create_time, started_at=lease.start_time, last_attempted_at=lease.start_time,
         finished_at=timezone.now() if ended else None, worker_ids=[lease.poller_instance],
+        errors=list(errors),
     )  # fmt: skip
 
 
@@ -120,8 +126,8 @@ class _Attempt(NamedTuple):
 
     @property
     def error_path(self) -> str:
-        """The dotted path of the exception's class. A failure that is only text counts as our own error."""
-        return self.error_type or f"{TaskQueueError.__module__}.{TaskQueueError.__qualname__}"
+        """The dotted path of the exception's class."""
+        return self.error_type or TEXT_ERROR
 
 
 def _workers(row: Mapping[str, Any], failed: list[_Attempt]) -> list[str]:
@@ -187,7 +193,7 @@ def _uuid(alias: str, location: str, task_id: int, secret: str | bytes) -> uuid.
     place = f"{alias}:{location}"
     digest = salted_hmac("django_dbtaskqueue.backend", f"{place}:{task_id}", secret=secret, algorithm="sha256").digest()
     seal = int.from_bytes(digest[:8]) >> (64 - SEAL_BITS)
-    number = task_id << 80 | 8 << 76 | crc32(place.encode()) % 2**PLACE_BITS << 64 | 0b10 << SEAL_BITS | seal
+    number = task_id << 128 - ID_BITS | 8 << 76 | crc32(place.encode()) % 2**PLACE_BITS << 64 | 0b10 << SEAL_BITS | seal
     return uuid.UUID(int=number)
 
 
@@ -199,7 +205,7 @@ def find_place(result_id: object) -> tuple[Session, int]:
         given = result_id if isinstance(result_id, uuid.UUID) else uuid.UUID(str(result_id))
     except ValueError:
         raise TaskResultDoesNotExist(result_id) from None
-    task_id = given.int >> 80
+    task_id = given.int >> 128 - ID_BITS
     secrets = (django_settings.SECRET_KEY, *django_settings.SECRET_KEY_FALLBACKS)
     for alias, model in _places():
         for secret in secrets:

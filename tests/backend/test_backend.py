@@ -114,6 +114,15 @@ def test_retries_are_said_at_the_function() -> None:
     assert len(set(result.worker_ids)) == 1
 
 
+def test_a_coroutine_is_tried_again() -> None:
+    result = functions.succeed_later.enqueue()
+    with run_poller("default"):
+        pass
+    result.refresh()
+    assert (result.status, result.return_value) == (TaskResultStatus.SUCCESSFUL, 2)
+    assert [error.exception_class for error in result.errors] == [LookupError]
+
+
 @pytest.mark.parametrize(
     ("options", "queues", "attempts"),
     [

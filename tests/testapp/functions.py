@@ -26,6 +26,14 @@ def succeed_at(context: TaskContext, attempt: int) -> int:
     return context.attempt
 
 
+@task(takes_context=True, max_attempts=2, backoff=timedelta(0))
+async def succeed_later(context: TaskContext) -> int:
+    """Fail at the first attempt, as a coroutine."""
+    if context.attempt == 1:
+        raise LookupError("attempt 1")
+    return context.attempt
+
+
 later: list[str] = []  # what once_more has put off
 
 
