@@ -231,7 +231,7 @@ def _tick(alias: str, name: str) -> int | None:
             if is_unfinished(row, alias):
                 chosen, row.note = [], "skipped: the task before it was not finished"
         for tick in chosen:
-            row.last_task = enqueue_for(row, f"{name}@{tick:%Y-%m-%dT%H:%M:%SZ}", alias).pk
+            row.last_task = enqueue_scheduled(row, f"{name}@{tick:%Y-%m-%dT%H:%M:%SZ}", alias).pk
         row.last_time, row.next_time = _stored(found[-1], alias), _stored(following, alias)
         row.save(using=alias, update_fields=["last_time", "next_time", "last_task", "note"])
     return len(chosen)
@@ -270,7 +270,7 @@ def is_unfinished(row: Schedule, alias: str) -> bool:
     return tasks.exclude(status__in=TERMINAL).exists()
 
 
-def enqueue_for(row: Schedule, reference: str, alias: str) -> AbstractTask:
+def enqueue_scheduled(row: Schedule, reference: str, alias: str) -> AbstractTask:
     """Enqueue a task of a schedule. One that is there with this reference stays alone."""
     payload = definition_of(row).readable_payload()
     return enqueue(row.queue, reference, payload, priority=row.priority, on_duplicate="ignore", using=alias)

@@ -22,7 +22,7 @@ from django_dbtaskqueue.flow.schedule import (
     Definition,
     aware,
     definition_of,
-    enqueue_for,
+    enqueue_scheduled,
     home_of,
     is_unfinished,
     reschedule,
@@ -142,7 +142,7 @@ def _run(row: Schedule, alias: str) -> None:
         words = _("The task before is not finished, and %(name)s does not overlap.")
         raise OperationRefused(words % {"name": row.name})
     now = aware(row.clock, alias)
-    row.last_task = enqueue_for(row, f"{row.name}@run {now.isoformat()}", alias).pk
+    row.last_task = enqueue_scheduled(row, f"{row.name}@run {now.isoformat()}", alias).pk
     row.save(using=alias, update_fields=["last_task"])
 
 
