@@ -112,6 +112,7 @@ class Lease:
     settled: bool = False  # an outcome of this lease is committed
     touched: bool = False  # the processor tried to settle by itself
     unstored_since: float = 0.0  # time.monotonic() at which its outcome could not be stored; 0: it was not tried
+    unstored_tries: int = 0
     begun: float = 0.0  # time.monotonic() at which its work began; noted only if its life is logged
     unanswered: bool = False  # its outcome was sent, and no answer came
     lost: str = ""  # the verb that could not be written, because the lease was gone

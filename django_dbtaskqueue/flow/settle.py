@@ -50,6 +50,7 @@ Statement = tuple[str, dict[str, Any]]
 Decided = tuple[Lease, Settlement]
 Rewritten = Reenqueue | Poison | Failed | Release | Park  # outcomes that change the row by what they carry
 LOCKED = "55P03"  # what PostgreSQL calls a wait that was longer than lock_timeout
+BLAMED_TRIES = 10  # to store an outcome, before its task is blamed for an error that may be the database's
 READ_ONLY = "25"  # and its class of writes refused, as after a fail-over
 
 
@@ -215,8 +216,8 @@ def settle_surely(
     """``settle``, where one bad row never fails its batch: a batch that fails is halved, and halved again.
 
     A single outcome that cannot be stored ends in ERROR with a short fixed text. Rows that another transaction keeps
-    locked are left out after a short wait, and their leases stand. So is, for ``patience`` seconds, an outcome whose
-    error is not about what it holds. Raises only when the database can store no outcome.
+    locked are left out after a short wait, and their leases stand. So is, for ``patience`` seconds and a number of
+    tries, an outcome whose error is not about what it holds. Raises only when the database can store no outcome.
     """
     # Inside the caller's transaction a statement that fails would take all that follow with it.
     guard = session.atomic() if session.connection.in_atomic_block else nullcontext()
@@ -247,9 +248,10 @@ def _settle_plainly(session: Session, lease: Lease, text: str, keep: str) -> set
 
 
 def _is_new(lease: Lease, patience: float) -> bool:
-    """Whether a lease's outcome has been failing for less than ``patience`` seconds."""
+    """Whether an outcome failed for less than ``patience`` seconds, or in few tries: between them may be an outage."""
     lease.unstored_since = lease.unstored_since or monotonic()
-    return monotonic() - lease.unstored_since < patience
+    lease.unstored_tries += 1
+    return patience > 0 and (lease.unstored_tries < BLAMED_TRIES or monotonic() - lease.unstored_since < patience)
 
 
 def _raise_if_common(session: Session, pairs: Sequence[Decided], error: Exception, keep: str) -> None:

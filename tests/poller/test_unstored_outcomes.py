@@ -8,7 +8,9 @@ from contextlib import contextmanager
 import pytest
 from django.db import connection
 
-from django_dbtaskqueue import enqueue, enqueue_many, registry
+from django_dbtaskqueue import Complete, enqueue, enqueue_many, registry
+from django_dbtaskqueue.db.session import Session
+from django_dbtaskqueue.flow import settle
 from django_dbtaskqueue.models import Attempt, Task
 from tests.poller.processes import polling
 from tests.support import until
@@ -82,6 +84,25 @@ def test_a_schema_change_that_hits_every_outcome_is_an_outage() -> None:
         # Then the failure is stored as it was
         until(lambda: Attempt.objects.exists())
     assert Attempt.objects.get(task_id=task.pk).error_type == "builtins.ValueError"
+
+
+def test_a_process_that_was_stopped_between_two_tries_blames_no_task() -> None:
+    # Given an outcome that could not be stored once, a while ago, for instance before its process was stopped
+    registry.register("letters", lambda task: None)
+    enqueue("letters", "good")
+    (lease,) = Task.objects.checkout("letters", poller_instance="a")
+    pairs: list[settle.Decided] = [(lease, Complete())]
+    with refused("NEW.status = 'COMPLETED'"):
+        assert settle.settle_surely(Session.on("default"), pairs, patience=SPELL / 10) == set()
+        with refused_for_a_while():
+            pass
+
+        # When the database refuses the next try, too
+        assert settle.settle_surely(Session.on("default"), pairs, patience=SPELL / 10) == set()
+
+    # Then the outcome is stored as soon as the database takes it
+    assert settle.settle_surely(Session.on("default"), pairs, patience=SPELL / 10) == {lease.id}
+    assert Task.objects.get().status == "COMPLETED"
 
 
 def test_a_row_that_takes_no_completion_is_at_fault_alone() -> None:
