@@ -100,9 +100,10 @@ def _no_transaction() -> None:
 
 def _no_capacity() -> None:
     """A queue takes what it gets."""
-    from django_dbtaskqueue.flow import enqueue
+    from django_dbtaskqueue.flow import enqueue, enqueue_many
 
-    enqueue.free_capacity = lambda *_: nullcontext()  # type: ignore[assignment]
+    for module in (enqueue, enqueue_many):
+        module.free_capacity = lambda *_: nullcontext()  # type: ignore[attr-defined]
 
 
 def _own_connection() -> None:

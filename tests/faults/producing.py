@@ -18,13 +18,16 @@ from typing import Any
 
 THREADS = 2
 GROUPS = 5  # of one thread
-SIZES = (1, 1, 1, 2, 3, 5, 100)  # tasks of one transaction; the greatest go through enqueue_many
+SIZES = (1, 1, 1, 2, 3, 5, 100)  # tasks of one transaction; half of the greatest go through enqueue_many
 BULK = 20  # from how many tasks on
+BULK_SHARE = 0.5  # of the transactions with so many, that go through enqueue_many
 KINDS = ("ok",) * 55 + ("retry", "retry", "again", "delete", "poison", "slow", "late")
 QUEUES = ("plain",) * 6 + ("effects", "effects", "evented", "evented", "grouped")
 FULL_SHARE = 0.1  # of the transactions that go to the queue with a capacity
 ROLLBACK_SHARE = 0.03
 SAVEPOINT_SHARE = 0.05
+OVERFULL = 4  # each so many-th transaction of a thread, at the start, has one task more than the queue "small" takes
+OVERFULL_TIMES = 4
 
 
 class RolledBack(Exception):
@@ -54,9 +57,13 @@ class Producer(threading.Thread):
         from django.db.utils import Error
 
         from django_dbtaskqueue.core.exceptions import QueueFull
+        from tests.faults.sizes import CAPACITY
 
         size = self._random.choice(SIZES)
         full = size < BULK and self._random.random() < FULL_SHARE
+        number = int(name.rpartition("-")[2])
+        if number % OVERFULL == 0 and number < OVERFULL * OVERFULL_TIMES:
+            size, full = CAPACITY + 1, True
         queue = "small" if full else self._random.choice(QUEUES)
         # A task that goes back into the queue goes behind its group.
         kinds = [kind for kind in KINDS if queue != "grouped" or kind != "again"]
@@ -91,7 +98,7 @@ class Producer(threading.Thread):
                 {"reference": reference, "payload": {"of": name}, "group": self._group(queue)}
                 for reference in references
             ]
-            if len(items) >= BULK:
+            if len(items) >= BULK and self._random.random() < BULK_SHARE:
                 enqueue_many(queue, items)
             else:
                 for item in items:

@@ -38,7 +38,7 @@ BOOT_S, DRAIN_S, MUTATED_DRAIN_S = 60.0, 180.0, 40.0  # how long the runner wait
 ASKED_S = 40.0  # within which a poller ends that was asked to
 ASKED_CODES = (0, 1, -signal.SIGTERM)  # 1: something was left running; the signal: it came before the handlers
 SAMPLE_S = 5.0  # between two looks at what processes need
-LAST = 24  # tasks with one attempt, at the same times
+LAST, LAST_TIMES = 24, 8  # tasks with one attempt, and how often they come: at each kill some run, and one is orphaned
 PRODUCER_END_S = 5.0
 LOOK_S = 0.2
 SHOWN = 5  # violations of one promise in the report
@@ -195,6 +195,9 @@ class Run:
 
         self._enqueue("lethal", f"lethal{turn}", [f"{kind}-{number}" for kind in LETHAL for number in range(SPECIAL)])
         self._enqueue("plain", f"long{turn}", [f"long-{number}" for number in range(SPECIAL)])
+
+    def _last(self, turn: int) -> None:
+        """Enqueue tasks with one attempt."""
         self._enqueue("last", f"last{turn}", [f"last-{number}" for number in range(LAST)])
 
     def _enqueue(self, queue: str, name: str, stems: Sequence[str]) -> None:
@@ -221,9 +224,11 @@ class Run:
                 stroke()
             except (psycopg.Error, OSError) as error:  # two faults met
                 nemesis.noted(f"{stroke.__name__} not possible", type(error).__name__)
-            if number == len(script) // 2:
-                with contextlib.suppress(Exception):
+            with contextlib.suppress(Exception):
+                if number == len(script) // 2:
                     self._special(1)
+                if number % (len(script) // LAST_TIMES) == 0:
+                    self._last(number)
             self._keep_alive(nemesis)
         # What is missing of a number that is counted by strokes is made up for.
         missing = {
