@@ -39,6 +39,11 @@ FAST_TASK_SECONDS = 0.0002
 # After a lease that ran out before its task reached the poller, leases last at least so long: at first, and at most.
 MIN_LEASE_SECONDS = 0.2, 60.0
 MIN_RUNNING_PAUSE_SECONDS = 0.005  # between two polls of a queue with as many running tasks as its limit allows
+# After so many looks in vain, each soon after the one before, wake-ups lead to one look in so many seconds: any role
+# of the database can send wake-ups.
+MAX_VAIN_LOOKS = 20
+WOKEN_LOOK_SECONDS = 0.005
+SOON_SECONDS = 0.05
 DUE_MARGIN_SECONDS = 0.001  # after a scheduled task's time
 
 
@@ -89,6 +94,8 @@ class QueueState:
     reserved: int = 0  # tasks that fetches under way asked for
     exhausted: bool = False  # a run that ends has nothing more to take here
     wakes: int = 0
+    vain_looks: int = 0  # fetches in a row that gave no task, each soon after the one before
+    vain_look_at: float = 0.0
     overrides: dict[str, object] = field(default_factory=dict)  # of the queue's row, as last applied
     min_lease: float = 0.0  # seconds that a lease lasts at least, so that it does not run out during its checkout
     alone: bool = False  # a fetch of several queues failed: its next fetch says whether it is this one's fault
@@ -147,18 +154,26 @@ class QueueState:
         """Fetch soon: there may be a task."""
         self.wakes += 1
         self.idle_pause, self.full_scan_awaited = 0.0, False
-        self.next_poll = 0.0
+        self.next_poll = self._next_woken_look()
+
+    def _next_woken_look(self) -> float:
+        """Return when a wake-up leads to a look: at once, unless many were in vain."""
+        return self.vain_look_at + WOKEN_LOOK_SECONDS if self.vain_looks > MAX_VAIN_LOOKS else 0.0
 
     def fetched(self, *, got: int, asked: int, wakes: int, next_due: float | None) -> None:
         """Decide after a fetch when to fetch again; ``wakes`` is the count before the fetch began."""
         now = monotonic()
         if got:
-            self.probed, self.taken_at = True, now
+            self.probed, self.taken_at, self.vain_looks = True, now, 0
+        else:
+            self.vain_looks = self.vain_looks + 1 if now - self.vain_look_at < SOON_SECONDS else 0
+            self.vain_look_at = now
         self.likely_ready = max(got, MIN_LIKELY_READY_TASKS) if got == asked else 0
         pause = None if self.limiter is None else self.limiter.pause
         if got or wakes != self.wakes or pause is not None:
             self.idle_pause, self.full_scan_awaited = 0.0, False
-            self.next_poll = now + (0.0 if pause is None else pause or self._pause_until_one_ends())
+            soon = max(now, self._next_woken_look())
+            self.next_poll = soon if pause is None else now + (pause or self._pause_until_one_ends())
             return
         tenth = self.settings.lease.total_seconds() / 10  # so that an orphan starts soon after its lease ran out
         first = min(self.settings.poll_interval.total_seconds(), tenth)

@@ -21,6 +21,7 @@ from django_dbtaskqueue.flow.settle import resolve
 from django_dbtaskqueue.poller.queue_state import ConnectionSet, QueueState
 
 logger = logging.getLogger(__name__)
+TOLD_SECONDS = 0.005  # from a notification that leases were ended to the renewal: so a flood of them costs little
 RETRY_SECONDS = 1.0  # after a renewal that could not reach the database
 
 
@@ -58,9 +59,9 @@ class Renewer:
             self._wakeup.set()
 
     def renew_now(self, queues: Iterable[QueueState]) -> None:
-        """Renew at once, and so find the leases that are gone."""
+        """Renew soon, and so find the leases that are gone."""
         for queue in queues:
-            self._bring_forward(queue, 0.0)
+            self._bring_forward(queue, TOLD_SECONDS)
         self._wakeup.set()
 
     def _loop(self) -> None:
