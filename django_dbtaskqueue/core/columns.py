@@ -126,6 +126,8 @@ TASK_COLUMNS = (
     Column("final_status", "text", history=False, archived=False),
     Column("fingerprint", "text", search=("fingerprint",), history=False, archived=False),
     Column("lost_leases", "int", leased="lost_leases", history=False, archived=False),
+    Column("watched", "bool", history=False, archived=False),
+    Column("batch", "bigint", shown=Shown.IF_SET, search=("batch",), history=False, archived=False),
 )  # fmt: skip
 BY_NAME = {column.name: column for column in TASK_COLUMNS}
 ENQUEUED = tuple(column for column in TASK_COLUMNS if column.enqueued)

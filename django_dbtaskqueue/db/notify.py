@@ -30,6 +30,7 @@ logger = logging.getLogger(__name__)
 
 CHANNEL = "dbtaskqueue"
 LEASES_LOST = "lost "  # before the queue's name: leases of it were ended. No name has a blank, so old pollers ignore it
+TASK_ENDED = "ended "  # before the id of a task that ended and that something waits for. No queue has such a name
 NOTIFY_INTERVAL_S = 0.005  # between two NOTIFYs
 NOTIFY_PAUSE_FACTOR = 40  # pause on average 40 times as long as a NOTIFY takes: a busy machine sends fewer
 MAX_SAVED_PAUSE_S = 0.2  # quiet times count as pauses up to this much, so that one slow NOTIFY delays no other

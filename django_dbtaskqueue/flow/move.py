@@ -19,7 +19,7 @@ from django_dbtaskqueue.core.sql.dialects import GROUP
 from django_dbtaskqueue.core.states import BY_VERB, PROCESSING, TERMINAL, sources
 from django_dbtaskqueue.db import notify
 from django_dbtaskqueue.db.session import Row, Session
-from django_dbtaskqueue.flow import usage
+from django_dbtaskqueue.flow import dependencies, usage
 from django_dbtaskqueue.flow.groups import Groups, lock, lock_in_order, regroup
 from django_dbtaskqueue.flow.selection import (
     Tasks,
@@ -52,7 +52,12 @@ def _due_in_place(time: Expression) -> Columns:
     return {**_due(time), "ready_time": Case(When(parked_by__isnull=True, then=time), default=None)}
 
 
-READY_NOW = {**_due(Now()), "poller_instance": None, "finish_time": None}
+READY_NOW = {
+    **_due(Now()),
+    "poller_instance": None,
+    "finish_time": None,
+    "watched": Case(When(watched=False, then=True), default=F("watched")),  # the task ends once more
+}
 IS_RUNNING = Q(status=PROCESSING)
 
 # The columns that a verb changes beside the status. A verb that changes ``ready_time`` changes groups' heads, too.
@@ -165,6 +170,8 @@ def put_back(tasks: Tasks, before: Mapping[int, Columns], unchanged: Callable[[A
 
 def _change(tasks: Tasks, verb: str, groups: Groups, update: Callable[[], int]) -> int:
     """Run an update. Where it changes ``ready_time``, see to the groups' heads and wake the queues' pollers."""
+    if BY_VERB[verb].target in TERMINAL:
+        dependencies.sweep_after_commit(_session(tasks))
     if not _changes_groups(verb):
         return update()
     changed = _regroup(tasks, groups, update)

@@ -8,7 +8,7 @@ from django_dbtaskqueue.core.exceptions import ProcessDied
 from django_dbtaskqueue.core.lease import Lease, Port
 from django_dbtaskqueue.core.outcomes import Fail, Failed
 from django_dbtaskqueue.db.session import Row, Session
-from django_dbtaskqueue.flow import groups, observe, usage
+from django_dbtaskqueue.flow import dependencies, groups, observe, usage
 from django_dbtaskqueue.flow.checkout import leases
 from django_dbtaskqueue.flow.settle import settle
 
@@ -35,6 +35,7 @@ def rescue(session: Session, queue: str, port: Port, *, keep: str = "keep") -> l
     if rescued:
         usage.settled(session.connection, rescued, settled)
         usage.after_commit(session.connection, {(queue, "lease_expired"): [lease.id for lease, _ in rescued]})
+        dependencies.after_commit(session, settled)
     for lease, outcome in rescued:
         observe.finished(lease, outcome)
     return rescued

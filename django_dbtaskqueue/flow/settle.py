@@ -40,7 +40,7 @@ from django_dbtaskqueue.core.sql import Statements
 from django_dbtaskqueue.db import notify
 from django_dbtaskqueue.db.liveness import is_about_data
 from django_dbtaskqueue.db.session import Row, Session
-from django_dbtaskqueue.flow import groups, usage
+from django_dbtaskqueue.flow import dependencies, groups, usage
 from django_dbtaskqueue.flow.decide import decide
 from django_dbtaskqueue.models import AbstractTask, Task
 
@@ -59,9 +59,9 @@ def settle(
 ) -> set[int]:
     """Write decided outcomes in one transaction and count them; return the ids of the tasks really settled.
 
-    ``counted=False`` leaves the count to a caller that has a transaction open. An id that is missing from the answer
-    lost its lease. The caller has asked the policies (``flow.decide``). Raises the database's errors; nothing is
-    written then.
+    ``counted=False`` leaves the count, and the news for what waits for the tasks, to a caller that has a transaction
+    open. An id that is missing from the answer lost its lease. The caller has asked the policies (``flow.decide``).
+    Raises the database's errors; nothing is written then.
     """
     batch = plan(session, pairs, keep=keep)
     if any(lease.group is not None for lease, _ in pairs):
@@ -71,6 +71,11 @@ def settle(
     settled = {row[0] for rows in answers for row in rows}
     if counted:
         usage.settled(session.connection, pairs, settled)
+        watched = {row[0] for rows in answers for row in rows if row[1]}
+        if watched:
+            leaving = CompleteDelete if keep == "keep" else (Complete, CompleteDelete)
+            left = {lease.id for lease, outcome in pairs if isinstance(outcome, leaving)}
+            dependencies.after_commit(session, watched - left, left & watched)
     return settled
 
 

@@ -1,5 +1,6 @@
 """The tables. ``tasks``: TASKS, its history and failed attempts; ``control``: queues, schedules, pollers and what is
-counted; ``operations``: what operators did and do; ``archive``: what the data pipeline keeps."""
+counted; ``operations``: what operators did and do; ``workflows``: what waits for what, and batches; ``archive``: what
+the data pipeline keeps."""
 
 from django_dbtaskqueue.models.archive import ArchiveBatch, PipelineReport, StreamLedger
 from django_dbtaskqueue.models.control import (
@@ -33,6 +34,7 @@ from django_dbtaskqueue.models.tasks import (
     TemporaryTask,
     UsedReference,
 )
+from django_dbtaskqueue.models.workflows import Batch, Dependency, Hold
 
 __all__ = [
     "AbstractTask",
@@ -40,12 +42,15 @@ __all__ = [
     "ArchiveBatch",
     "Attempt",
     "AuditEntry",
+    "Batch",
     "BulkOperation",
     "BulkSkip",
     "DeletedTasks",
+    "Dependency",
     "Doctor",
     "FailureCount",
     "FailureGroup",
+    "Hold",
     "Metric",
     "Overview",
     "PipelineReport",

@@ -91,6 +91,10 @@ class AbstractTask(TaskColumns):
     fingerprint: OptionalText = models.CharField(_("fingerprint"), max_length=40, null=True, blank=True)  # noqa: DJ001 -- NULL is "never failed"
     # How many leases in a row ran out before an outcome: the task may have killed its process.
     lost_leases: Whole = models.IntegerField(_("leases lost in a row"), db_default=0)
+    # True: a child, a batch or a client waits for the end of the task, and its end is still to be told. False: it was
+    # told that the task failed, and waits for another end. NULL: nothing waits.
+    watched = models.BooleanField(_("watched"), null=True, blank=True)
+    batch = models.BigIntegerField(_("batch"), null=True, blank=True)
 
     objects: ClassVar[TaskManager[Self]] = TaskManager()
     enqueue_note = ""  # of a task that ``enqueue`` returns: why no task was inserted; "": one was
@@ -137,6 +141,8 @@ class AbstractTask(TaskColumns):
             # The hot path writes neither of these, because they hold failures only.
             _index("fail", "final_status", "id", final_status__in=FAILURE_VALUES),
             _index("fp", "fingerprint", "id", final_status__in=FAILURE_VALUES, fingerprint__isnull=False),
+            _index("told", "id", watched=True, final_status__isnull=False),
+            _index("bat", "batch", "final_status", batch__isnull=False),
         ]
 
     def __str__(self) -> str:

@@ -28,7 +28,7 @@ from django_dbtaskqueue.core.durations import next_pause
 from django_dbtaskqueue.core.threads import WatchedThread
 from django_dbtaskqueue.db.liveness import ANSWER_TIMEOUT_S
 from django_dbtaskqueue.db.session import Session
-from django_dbtaskqueue.flow import observe
+from django_dbtaskqueue.flow import dependencies, observe
 from django_dbtaskqueue.flow.rescue import rescue, seconds_until_exhausted, seconds_until_exhausted_by_queue
 from django_dbtaskqueue.metrics import Collector
 from django_dbtaskqueue.poller.executors import Done
@@ -45,6 +45,7 @@ TIMEOUT_CHECK_SECONDS = 0.25
 UNPARK_SECONDS = 1.0, 30.0
 MAX_RUNNING_SHOWN = 20  # running tasks in one heartbeat
 RESCUE_SECONDS = 5.0  # at most, between two checks of one queue for tasks to rescue
+SWEEP_SECONDS = 5.0  # between two looks for tasks that ended without a word to what waits for them
 EARLY_RESCUE_SHARE = 0.2  # of that time: a queue may be checked so much earlier, together with other queues
 MAX_QUEUES_PER_RESCUE = 50  # in one statement
 LOCKED_RESCUE_SECONDS = 1.0  # before the next check of a lease that ran out but is locked
@@ -224,11 +225,12 @@ def _differences(old: QueueSettings, new: QueueSettings) -> Iterator[str]:
 
 
 class Rescuer:
-    """Checks the queues of one table for tasks to rescue, each when it is due."""
+    """Checks the queues of one table for tasks to rescue, each when it is due; and for ends that were not told."""
 
     def __init__(self, queues: Iterable[QueueState], metrics: Collector | None = None) -> None:
         self._due = dict.fromkeys(queues, 0.0)
         self._metrics = metrics
+        self._sweep_due = 0.0
 
     def look(self) -> float:
         """Check the queues that are due now or soon; return the seconds until the next check."""
@@ -242,6 +244,9 @@ class Rescuer:
 
     def _check(self, queues: list[QueueState]) -> None:
         session = Session.on(queues[0].port.alias, queues[0].port.model)
+        if self._sweep_due <= monotonic():
+            dependencies.sweep(session)
+            self._sweep_due = monotonic() + SWEEP_SECONDS * random.uniform(0.8, 1.0)
         left = seconds_until_exhausted_by_queue(session, [queue.name for queue in queues])
         waits = {queue: rescue_due(session, queue, left.get(queue.name), self._metrics) for queue in queues}
         now = monotonic()

@@ -220,7 +220,15 @@ def test_housekeep_moves_all_a_task_says(alias: str) -> None:
     assert moved["moved_time"] >= before["create_time"]
     for name in before.keys() & moved.keys() - {"id"}:
         assert moved[name] == before[name], name
-    assert before.keys() - moved.keys() == {"ready_time", "parked_by", "final_status", "fingerprint", "lost_leases"}
+    assert before.keys() - moved.keys() == {
+        "ready_time",
+        "parked_by",
+        "final_status",
+        "fingerprint",
+        "lost_leases",
+        "watched",
+        "batch",
+    }
 
 
 def test_housekeep_goes_on_until_all_are_gone(alias: str, django_assert_max_num_queries: Any) -> None:

@@ -12,6 +12,7 @@ from functools import cached_property
 from django_dbtaskqueue.core.sql.checkout import NO_HANDLER as NO_HANDLER
 from django_dbtaskqueue.core.sql.checkout import UNREADABLE as UNREADABLE
 from django_dbtaskqueue.core.sql.checkout import CheckoutStatements, LeaseStatements
+from django_dbtaskqueue.core.sql.dependencies import DependencyStatements
 from django_dbtaskqueue.core.sql.dialects import Tables as Tables
 from django_dbtaskqueue.core.sql.enqueue import EnqueueStatements
 from django_dbtaskqueue.core.sql.groups import GroupStatements
@@ -22,7 +23,13 @@ COALESCED = "coalesce(payload_type, '')"
 
 
 class Statements(
-    EnqueueStatements, CheckoutStatements, GroupStatements, LeaseStatements, LimitStatements, SettleStatements
+    EnqueueStatements,
+    CheckoutStatements,
+    GroupStatements,
+    LeaseStatements,
+    LimitStatements,
+    SettleStatements,
+    DependencyStatements,
 ):
     """The statements of all groups."""
 

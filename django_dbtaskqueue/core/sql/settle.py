@@ -1,4 +1,7 @@
-"""Statements that write outcomes. Each one is fenced by id, ``total_attempt`` and status."""
+"""Statements that write outcomes. Each one is fenced by id, ``total_attempt`` and status.
+
+Each answers with the ids of the rows it wrote, and whether something waits for the end that it wrote (``watched``).
+"""
 
 from __future__ import annotations
 
@@ -52,7 +55,7 @@ class SettleStatements(Group):
         return (
             f"UPDATE {self.tables.task} AS t SET status = 'COMPLETED', final_status = 'COMPLETED', ready_time = NULL,"
             f" finish_time = {now}, last_update_time = {now}, process_result = {process_result}, result = {result}"
-            f" FROM {source} WHERE {FENCE} AND t.status IN ({sql_sources('complete')}) RETURNING id"
+            f" FROM {source} WHERE {FENCE} AND t.status IN ({sql_sources('complete')}) RETURNING id, watched"
         )
 
     @statement
@@ -86,7 +89,7 @@ class SettleStatements(Group):
             " lost_leases = CASE WHEN u.attempts_added = -1 AND u.delay IS NULL THEN t.lost_leases ELSE u.deaths END,"
             " final_status = nullif(u.new_status, 'CREATED'), fingerprint = coalesce(u.failure_key, t.fingerprint)"
             f" FROM {self.dialect.rows(OUTCOME_TYPES)} WHERE {FENCE} AND t.status IN ({sql_sources('fail')})"
-            " RETURNING id"
+            " RETURNING id, watched AND final_status IS NOT NULL"
         )
 
     @statement
@@ -133,9 +136,9 @@ class SettleStatements(Group):
 
     @statement
     def delete_settled(self) -> str:
-        """Delete leased rows; returns the ids really deleted."""
+        """Delete leased rows; returns those really deleted."""
         held = f"SELECT t.id FROM {self.fenced('complete_delete')}"
-        return f"DELETE FROM {self.tables.task} WHERE {self.dialect.among('id', held)} RETURNING id"
+        return f"DELETE FROM {self.tables.task} WHERE {self.dialect.among('id', held)} RETURNING id, watched"
 
     @statement
     def outcome_of(self) -> str:

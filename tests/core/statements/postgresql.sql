@@ -268,7 +268,7 @@ FROM (
 WHERE t.id = u.task_id
 AND t.total_attempt = u.token
 AND t.status IN ('PROCESSING')
-RETURNING id;
+RETURNING id, watched;
 
 -- Statements.complete_plain
 UPDATE "dbtaskqueue_task" AS t
@@ -288,7 +288,7 @@ FROM (
 WHERE t.id = u.task_id
 AND t.total_attempt = u.token
 AND t.status IN ('PROCESSING')
-RETURNING id;
+RETURNING id, watched;
 
 -- Statements.count_deleted
 INSERT INTO "dbtaskqueue_deletedtasks" (queue_name, count)
@@ -339,7 +339,16 @@ WHERE id = ANY(ARRAY(
     AND t.total_attempt = u.token
     WHERE t.status IN ('PROCESSING')
 ))
-RETURNING id;
+RETURNING id, watched;
+
+-- Statements.ended_watched
+SELECT id
+FROM "dbtaskqueue_task"
+WHERE watched
+AND final_status IS NOT NULL
+AND id > %(after)s
+ORDER BY id
+LIMIT %(limit)s;
 
 -- Statements.exhausted
 SELECT id, queue_name, reference_number, attempt, reenqueue_attempt, total_attempt, max_attempts, priority,
@@ -1175,6 +1184,17 @@ FROM (
     LIMIT %(limit)s
 ) AS x;
 
+-- Statements.lock_ended
+SELECT t.id, t.status
+FROM "dbtaskqueue_task" AS t
+WHERE t.id IN (
+    SELECT unnest(%(ids)s::bigint[])
+)
+AND t.watched
+AND t.final_status IS NOT NULL
+ORDER BY t.id
+FOR NO KEY UPDATE OF t;
+
 -- Statements.lock_groups
 SELECT pg_advisory_xact_lock(hashtextextended(%(queue_name)s || ' ' || g, 0))
 FROM (
@@ -1396,6 +1416,15 @@ AND t.ready_time <= statement_timestamp()
 AND t.attempt >= t.max_attempts
 AND t.status IN ('PROCESSING');
 
+-- Statements.set_told
+UPDATE "dbtaskqueue_task"
+SET watched = CASE WHEN id IN (
+    SELECT unnest(%(open)s::bigint[])
+) THEN false END
+WHERE id IN (
+    SELECT unnest(%(ids)s::bigint[])
+);
+
 -- Statements.soon
 SELECT 1
 FROM "dbtaskqueue_task"
@@ -1558,7 +1587,8 @@ FROM (
 WHERE t.id = u.task_id
 AND t.total_attempt = u.token
 AND t.status IN ('PROCESSING')
-RETURNING id;
+RETURNING id, watched
+AND final_status IS NOT NULL;
 
 -- RetentionStatements.count
 INSERT INTO "dbtaskqueue_deletedtasks" (queue_name, count)
@@ -2360,7 +2390,7 @@ FROM (
 WHERE t.id = u.task_id
 AND t.total_attempt = u.token
 AND t.status IN ('PROCESSING')
-RETURNING id;
+RETURNING id, watched;
 
 -- Statements.complete_plain (one row)
 UPDATE "dbtaskqueue_task" AS t
@@ -2372,7 +2402,7 @@ FROM (
 WHERE t.id = u.task_id
 AND t.total_attempt = u.token
 AND t.status IN ('PROCESSING')
-RETURNING id;
+RETURNING id, watched;
 
 -- Statements.count_deleted (one row)
 INSERT INTO "dbtaskqueue_deletedtasks" (queue_name, count)
@@ -2403,7 +2433,7 @@ WHERE id = ANY(ARRAY(
     AND t.total_attempt = u.token
     WHERE t.status IN ('PROCESSING')
 ))
-RETURNING id;
+RETURNING id, watched;
 
 -- Statements.held_leases (one row)
 SELECT id, queue_name, reference_number, attempt, reenqueue_attempt, total_attempt, max_attempts, priority,
@@ -2842,7 +2872,8 @@ FROM (
 WHERE t.id = u.task_id
 AND t.total_attempt = u.token
 AND t.status IN ('PROCESSING')
-RETURNING id;
+RETURNING id, watched
+AND final_status IS NOT NULL;
 
 -- Statements.ages (without some payload types)
 SELECT b.p, extract(epoch FROM statement_timestamp() - x.ready_time)::float8

@@ -193,7 +193,7 @@ FROM (
 WHERE t.id = u.task_id
 AND t.total_attempt = u.token
 AND t.status IN ('PROCESSING')
-RETURNING id;
+RETURNING id, watched;
 
 -- Statements.complete_plain
 UPDATE "dbtaskqueue_task" AS t
@@ -207,7 +207,7 @@ FROM (
 WHERE t.id = u.task_id
 AND t.total_attempt = u.token
 AND t.status IN ('PROCESSING')
-RETURNING id;
+RETURNING id, watched;
 
 -- Statements.count_deleted
 INSERT INTO "dbtaskqueue_deletedtasks" (queue_name, count)
@@ -239,7 +239,16 @@ WHERE id IN (
     AND t.total_attempt = u.token
     WHERE t.status IN ('PROCESSING')
 )
-RETURNING id;
+RETURNING id, watched;
+
+-- Statements.ended_watched
+SELECT id
+FROM "dbtaskqueue_task"
+WHERE watched
+AND final_status IS NOT NULL
+AND id > %(after)s
+ORDER BY id
+LIMIT %(limit)s;
 
 -- Statements.exhausted
 SELECT id, queue_name, reference_number, attempt, reenqueue_attempt, total_attempt, max_attempts, priority,
@@ -907,6 +916,17 @@ FROM (
     LIMIT %(limit)s
 ) AS x;
 
+-- Statements.lock_ended
+SELECT t.id, t.status
+FROM "dbtaskqueue_task" AS t
+WHERE t.id IN (
+    SELECT value
+    FROM json_each(%(ids)s)
+)
+AND t.watched
+AND t.final_status IS NOT NULL
+ORDER BY t.id;
+
 -- Statements.lock_groups
 SELECT 1;
 
@@ -1034,6 +1054,17 @@ WHERE t.queue_name = %(queue_name)s
 AND t.ready_time <= strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')
 AND t.attempt >= t.max_attempts
 AND t.status IN ('PROCESSING');
+
+-- Statements.set_told
+UPDATE "dbtaskqueue_task"
+SET watched = CASE WHEN id IN (
+    SELECT value
+    FROM json_each(%(open)s)
+) THEN false END
+WHERE id IN (
+    SELECT value
+    FROM json_each(%(ids)s)
+);
 
 -- Statements.soon
 SELECT 1
@@ -1188,7 +1219,8 @@ FROM (
 WHERE t.id = u.task_id
 AND t.total_attempt = u.token
 AND t.status IN ('PROCESSING')
-RETURNING id;
+RETURNING id, watched
+AND final_status IS NOT NULL;
 
 -- RetentionStatements.count
 INSERT INTO "dbtaskqueue_deletedtasks" (queue_name, count)
@@ -1748,7 +1780,7 @@ FROM (
 WHERE t.id = u.task_id
 AND t.total_attempt = u.token
 AND t.status IN ('PROCESSING')
-RETURNING id;
+RETURNING id, watched;
 
 -- Statements.complete_plain (one row)
 UPDATE "dbtaskqueue_task" AS t
@@ -1761,7 +1793,7 @@ FROM (
 WHERE t.id = u.task_id
 AND t.total_attempt = u.token
 AND t.status IN ('PROCESSING')
-RETURNING id;
+RETURNING id, watched;
 
 -- Statements.count_deleted (one row)
 INSERT INTO "dbtaskqueue_deletedtasks" (queue_name, count)
@@ -1791,7 +1823,7 @@ WHERE id IN (
     AND t.total_attempt = u.token
     WHERE t.status IN ('PROCESSING')
 )
-RETURNING id;
+RETURNING id, watched;
 
 -- Statements.held_leases (one row)
 SELECT id, queue_name, reference_number, attempt, reenqueue_attempt, total_attempt, max_attempts, priority,
@@ -2159,7 +2191,8 @@ FROM (
 WHERE t.id = u.task_id
 AND t.total_attempt = u.token
 AND t.status IN ('PROCESSING')
-RETURNING id;
+RETURNING id, watched
+AND final_status IS NOT NULL;
 
 -- Statements.ages (without some payload types)
 SELECT x.priority, max((julianday(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')) - julianday(x.ready_time)) *

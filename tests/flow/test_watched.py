@@ -1,0 +1,86 @@
+"""The end of a task that something waits for is told once, by whatever ended it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from django_dbtaskqueue import enqueue, queue
+from django_dbtaskqueue.core.states import CREATED, ERROR, POISON, Status
+from django_dbtaskqueue.db import notify
+from django_dbtaskqueue.db.session import Session
+from django_dbtaskqueue.flow import dependencies, move
+from django_dbtaskqueue.models import Task
+from tests.factories import make_task
+
+pytestmark = pytest.mark.django_db(databases=["default", "sqlite"], transaction=True)
+
+
+@pytest.fixture
+def told() -> Any:
+    names: list[str] = []
+    notify.listen(names.append)
+    yield lambda: [int(name.removeprefix(notify.TASK_ENDED)) for name in names if name.startswith(notify.TASK_ENDED)]
+    notify.unlisten(names.append)
+
+
+def watched(alias: str, **columns: Any) -> Task:
+    task = enqueue("parcels", using=alias)
+    Task.objects.using(alias).filter(pk=task.pk).update(watched=True, **columns)
+    return task
+
+
+def row(task: Task) -> dict[str, Any]:
+    return Task.objects.using(task._state.db).values("status", "watched").get(pk=task.pk)
+
+
+@pytest.mark.parametrize(
+    ("verb", "status"),
+    [("complete", "COMPLETED"), ("poison", "POISON"), ("fail", "CREATED")],
+)
+def test_an_outcome_tells_an_end_and_nothing_else(
+    alias: str, told: Callable[[], list[int]], verb: str, status: str
+) -> None:
+    task = watched(alias)
+    lease = queue("parcels", using=alias).take()
+    assert lease is not None
+    getattr(lease, verb)()
+    assert row(task) == {"status": status, "watched": True if status == CREATED else None}
+    assert told() == ([] if status == CREATED else [task.pk])
+
+
+def test_a_task_that_leaves_the_table_tells_its_end(alias: str, told: Callable[[], list[int]], settings: Any) -> None:
+    settings.DBTASKQUEUE = {"QUEUES": {"parcels": {"keep": "delete"}}}
+    task = watched(alias)
+    lease = queue("parcels", using=alias).take()
+    assert lease is not None
+    lease.complete()
+    assert not Task.objects.using(alias).exists()
+    assert told() == [task.pk]
+
+
+def test_an_operator_tells_an_end(alias: str, told: Callable[[], list[int]]) -> None:
+    task = watched(alias)
+    assert move.change(Task.objects.using(alias), "cancel") == 1
+    assert row(task) == {"status": str(POISON), "watched": None}
+    assert told() == [task.pk]
+
+
+@pytest.mark.parametrize("verb", ["reprocess", "kick"])
+def test_a_task_that_comes_back_is_watched_again(alias: str, verb: str) -> None:
+    """It was told that the task failed; something waits for another end."""
+    status: Status = ERROR if verb == "reprocess" else POISON
+    task = make_task(status, using=alias, watched=False)
+    assert move.change(Task.objects.using(alias), verb) == 1
+    assert row(task) == {"status": str(CREATED), "watched": True}
+
+
+def test_a_sweep_tells_what_a_dead_process_did_not(alias: str, told: Callable[[], list[int]]) -> None:
+    ended = [make_task(POISON, using=alias, watched=True).pk for _ in range(3)]
+    make_task(POISON, using=alias, watched=False)
+    make_task(using=alias, watched=True)
+    assert dependencies.sweep(Session.on(alias)) == 3
+    assert told() == ended
+    assert dependencies.sweep(Session.on(alias)) == 0
