@@ -8,6 +8,7 @@ a run without one has proved nothing.
 from __future__ import annotations
 
 import re
+import threading
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -91,11 +92,24 @@ def _change_statements(changed: Callable[[str], str]) -> None:
     Session.together = lambda self, batch: together(self, [(changed(sql), params) for sql, params in batch])  # type: ignore[method-assign]
 
 
+def _used(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function; its first call tells the ledger that the mutation had an effect."""
+    told: list[bool] = []
+
+    def call(*args: Any) -> Any:
+        if not told:
+            told.append(True)
+            of_environment().write("mutated")
+        return function(*args)
+
+    return call
+
+
 def _no_transaction() -> None:
     """An atomic processor's writes and its outcome commit one after the other."""
     from django_dbtaskqueue.flow import run
 
-    run._Transaction = lambda _alias: nullcontext()  # type: ignore[assignment, misc]
+    run._Transaction = _used(lambda _alias: nullcontext())  # type: ignore[assignment, misc]
 
 
 def _no_capacity() -> None:
@@ -103,32 +117,30 @@ def _no_capacity() -> None:
     from django_dbtaskqueue.flow import enqueue, enqueue_many
 
     for module in (enqueue, enqueue_many):
-        module.free_capacity = lambda *_: nullcontext()  # type: ignore[attr-defined]
+        module.free_capacity = _used(lambda *_: nullcontext())  # type: ignore[attr-defined]
 
 
 def _own_connection() -> None:
     """``enqueue`` does not take part in the caller's transaction."""
     from django_dbtaskqueue.db.session import Session
-
-    class Elsewhere(Session):
-        """A session that commits each statement."""
-
     from django_dbtaskqueue.flow import enqueue
 
-    sessions: dict[Any, Session] = {}
+    sessions = threading.local()
 
-    def on(using: str, model: Any) -> Session:
-        return sessions.setdefault((using, model), Session.open(using, model))
+    def elsewhere(connection: Any, model: Any) -> Session:
+        if not hasattr(sessions, "one"):
+            sessions.one = Session.open(connection.alias, model)
+        return sessions.one  # type: ignore[no-any-return]
 
-    Elsewhere.on = staticmethod(on)  # type: ignore[assignment, method-assign]
-    enqueue.Session = Elsewhere  # type: ignore[misc]
+    enqueue.Session = _used(elsewhere)  # type: ignore[attr-defined, assignment]
 
 
 def _own_clock() -> None:
     """A poller's own clock says what is due, and when a lease ends."""
+    now = _used(lambda: f"to_timestamp({time.time()})")
 
     def changed(sql: str) -> str:
-        return sql.replace("statement_timestamp()", f"to_timestamp({time.time()})") if CHECKOUT in sql else sql
+        return sql.replace("statement_timestamp()", now()) if CHECKOUT in sql else sql
 
     _change_statements(changed)
 
@@ -137,7 +149,7 @@ def _no_renewal() -> None:
     """No lease is ever renewed."""
     from django_dbtaskqueue.poller import renew
 
-    renew.renew = lambda *_: []
+    renew.renew = _used(lambda *_: [])
 
 
 def _outcome_first() -> None:
@@ -151,7 +163,7 @@ def _outcome_first() -> None:
             return perform(lease, processor)
         return run.DONE
 
-    run.perform = early
+    run.perform = _used(early)
 
 
 def _no_replacement() -> None:
@@ -159,6 +171,7 @@ def _no_replacement() -> None:
     from django_dbtaskqueue.poller.process import supervisor
 
     supervisor.MIN_RESTART_DELAY_S = supervisor.MAX_RESTART_DELAY_S = 10_000.0
+    _used(lambda: None)()
 
 
 FUNCTIONS: dict[str, Callable[[], None]] = {
@@ -179,4 +192,3 @@ def apply(name: str) -> None:
         _mutate_statements(name)
     else:
         FUNCTIONS[name]()
-        of_environment().write("mutated", name=name)

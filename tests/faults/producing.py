@@ -22,6 +22,8 @@ SIZES = (1, 1, 1, 2, 3, 5, 100)  # tasks of one transaction; half of the greates
 BULK = 20  # from how many tasks on
 BULK_SHARE = 0.5  # of the transactions with so many, that go through enqueue_many
 KINDS = ("ok",) * 55 + ("retry", "retry", "again", "delete", "poison", "slow", "late")
+# A slow task shows whether the next of its group waits. One that went back into the queue would go behind its group.
+GROUPED_KINDS = ("ok",) * 12 + ("retry", "slow")
 QUEUES = ("plain",) * 6 + ("effects", "effects", "evented", "evented", "grouped")
 FULL_SHARE = 0.1  # of the transactions that go to the queue with a capacity
 ROLLBACK_SHARE = 0.03
@@ -65,8 +67,7 @@ class Producer(threading.Thread):
         if number % OVERFULL == 0 and number < OVERFULL * OVERFULL_TIMES:
             size, full = CAPACITY + 1, True
         queue = "small" if full else self._random.choice(QUEUES)
-        # A task that goes back into the queue goes behind its group.
-        kinds = [kind for kind in KINDS if queue != "grouped" or kind != "again"]
+        kinds = GROUPED_KINDS if queue == "grouped" else KINDS
         references = [f"{self._random.choice(kinds)}-{name}-{number}" for number in range(size)]
         self._ledger.write("invoked", transaction=name, queue=queue, references=references)
         try:
