@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from threading import Event
 from typing import Any
+from urllib.parse import urlsplit
 
 import psutil
 import psycopg
@@ -31,6 +32,7 @@ from tests.faults.proxy import Proxy, proxied
 from tests.faults.sizes import CAPACITY, CLOCK_S, LETHAL_ATTEMPTS, Size
 from tests.faults.standby import Standby
 from tests.patience import slowness
+from tests.pgbouncer import HERE, pgbouncer, pgbouncer_program
 
 DATABASE = "faults"
 SPECIAL = 2  # tasks of each kind that kills or takes long, at the start and in the middle
@@ -40,6 +42,7 @@ ASKED_CODES = (0, 1, -signal.SIGTERM)  # 1: something was left running; the sign
 SAMPLE_S = 5.0  # between two looks at what processes need
 LAST, LAST_TIMES = 24, 8  # tasks with one attempt, and how often they come: at each kill some run, and one is orphaned
 PRODUCER_END_S = 5.0
+POOL = 10  # connections of the pooler to the server
 LOOK_S = 0.2
 SHOWN = 5  # violations of one promise in the report
 
@@ -107,6 +110,8 @@ class Run:
         """Start a process. The clocks of the first and the second, and so on, are wrong in opposite directions."""
         number = len(self.pollers) + len(self.producers)
         env = self.environment(url, clock_s=CLOCK_S * (-1) ** number)
+        if url == self._pooled:
+            env["FAULTS_PAST_POOLER"] = self._url
         return Process(name, command, env, self.folder / f"{name}.log")
 
     def run(self) -> Report:
@@ -119,8 +124,10 @@ class Run:
             with psycopg.connect(server.url, autocommit=True) as control:
                 control.execute(f"CREATE DATABASE {DATABASE}")
             url = server.url.rpartition("/")[0] + f"/{DATABASE}"
+            self._url = url
             proxy = stack.enter_context(proxied(url))
             self._prepare(server, url, disks[0])
+            self._pooled = self._pooler(stack, url)
             standby = None
             if self.size.promotions:
                 standby = Standby(server, self.folder / "standby", disks[1])
@@ -130,6 +137,15 @@ class Run:
             nemesis = Nemesis(chance, server, DATABASE, proxy, self._workers, self._families, self._producing)
             nemesis.disk, nemesis.standby = disks[0], standby
             return self._on(nemesis, url, proxy)
+
+    @staticmethod
+    def _pooler(stack: contextlib.ExitStack, url: str) -> str | None:
+        """Start a pooler in transaction mode, and return its address; None where it is not installed."""
+        program = pgbouncer_program()
+        if program is None:
+            return None
+        port = stack.enter_context(pgbouncer(program, urlsplit(url), connections=POOL))
+        return urlsplit(url)._replace(netloc=f"postgres:any@{HERE}:{port}").geturl()
 
     def _kill_all(self) -> None:
         for process in (*self.pollers, *self.producers):
@@ -180,6 +196,7 @@ class Run:
             ("proxied", ("--processes", "2"), proxy.url),
             ("alone", (), url),
             ("alone-proxied", (), proxy.url),
+            *([("alone-pooled", (), self._pooled)] if self._pooled else []),
         ):
             self.pollers.append(self._start(name, [*command, "--name", name, *options], address))
         pace = self.size.tasks / self.size.seconds * 1.4
@@ -290,6 +307,9 @@ class Run:
         report.violations["poller that ended or stood still"] = self.problems
         if self.mutation and not any(evidence.of("mutated")):
             raise RuntimeError(f"The mutation {self.mutation!r} changed nothing. Look at its pattern in mutations.py.")
+        if self._pooled:
+            through = sum(one.is_checkout and "alone-pooled" in (one.new_poller or "") for one in evidence.history)
+            report.counts["checkouts through a pooler"] = through
         waits = checkers.restarts(evidence, nemesis.died)
         first = [self._first_checkout(evidence, moment) for moment in nemesis.back]
         report.figures = {

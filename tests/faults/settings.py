@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
+from example_project.database import database_from_url
 from tests.faults.sizes import CAPACITY, LEASE_S, LETHAL_ATTEMPTS
 from tests.settings import *  # noqa: F403 -- settings are made to be imported whole
 
@@ -23,3 +25,8 @@ DBTASKQUEUE = {
         "lethal": QUEUE | {"max_attempts": LETHAL_ATTEMPTS},
     },
 }
+
+if past := os.environ.get("FAULTS_PAST_POOLER"):  # the poller's own address leads to a pooler in transaction mode
+    DATABASES["default"] |= {"DISABLE_SERVER_SIDE_CURSORS": True}  # noqa: F405 -- from the import above
+    DATABASES["past_pooler"] = database_from_url(past)  # noqa: F405 -- from the import above
+    DBTASKQUEUE |= {"PREPARE": False, "LISTEN": {"default": "past_pooler"}}

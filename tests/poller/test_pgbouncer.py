@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import os
-import shutil
-import socket
-import subprocess
-import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import urlsplit
 
 import psycopg
 import pytest
@@ -20,26 +15,13 @@ from django.db import DEFAULT_DB_ALIAS, connection, connections, transaction
 from pytest_django import DjangoDbBlocker
 
 from django_dbtaskqueue import enqueue, enqueue_many, registry
-from django_dbtaskqueue.contrib.embedded.programs import free_port
 from django_dbtaskqueue.models import Task
 from django_dbtaskqueue.operations import queue_control
 from example_project.database import database_from_url
 from tests.conftest import ProcessDatabase
+from tests.pgbouncer import HERE, pgbouncer, pgbouncer_program
 from tests.poller.processes import polling
 from tests.support import until
-
-HERE = "127.0.0.1"
-# Two server connections for everybody: a poller's threads alone are more, so transactions meet all of them.
-CONFIGURATION = """
-[databases]
-{name} = host={host} port={server_port} dbname={name} user={user} password={password} pool_size=2
-[pgbouncer]
-listen_addr = {here}
-listen_port = {port}
-unix_socket_dir =
-auth_type = any
-pool_mode = transaction
-"""
 
 
 @pytest.fixture
@@ -50,7 +32,7 @@ def pooled(
     settings: Any,
 ) -> Iterator[None]:
     """``default`` goes through PgBouncer, ``direct`` past it; settings as docs/howto/deploy.md says."""
-    program = shutil.which("pgbouncer") or shutil.which("pgbouncer", path="/usr/sbin")
+    program = pgbouncer_program()
     if program is None:
         assert os.environ.get("CI") != "true", "pgbouncer must be installed: apt-get install pgbouncer"
         pytest.skip("pgbouncer is not installed: apt-get install pgbouncer")
@@ -61,36 +43,6 @@ def pooled(
         with aliases(default=behind, direct=database_from_url(address.geturl())):
             settings.DBTASKQUEUE = {"PREPARE": False, "LISTEN": {"default": "direct"}}
             yield
-
-
-@contextmanager
-def pgbouncer(program: str, address: SplitResult) -> Iterator[int]:
-    """Run it before the database of an address; yield its port."""
-    port = free_port()
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "pgbouncer.ini"
-        file.write_text(
-            CONFIGURATION.format(
-                here=HERE, port=port, name=address.path[1:], host=address.hostname, server_port=address.port,
-                user=address.username, password=address.password,
-            )
-        )  # fmt: skip
-        Path(folder).chmod(0o755)
-        account = ["-u", "nobody"] if os.geteuid() == 0 else []  # it refuses to run as root
-        process = subprocess.Popen([program, *account, str(file)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-        try:
-            until(lambda: process.poll() is not None or answers(port))
-            assert process.poll() is None, process.stderr and process.stderr.read().decode()
-            yield port
-        finally:
-            process.kill()
-            process.communicate()
-
-
-def answers(port: int) -> bool:
-    """Whether somebody takes connections there."""
-    with socket.socket() as probe:
-        return probe.connect_ex((HERE, port)) == 0
 
 
 @contextmanager

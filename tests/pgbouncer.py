@@ -1,0 +1,72 @@
+"""PgBouncer in transaction mode, for tests."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Event
+from time import monotonic
+from urllib.parse import SplitResult
+
+from django_dbtaskqueue.contrib.embedded.programs import free_port
+from tests.patience import PATIENCE
+
+HERE = "127.0.0.1"
+CONFIGURATION = """
+[databases]
+{name} = host={host} port={server_port} dbname={name} user={user} password={password} pool_size={connections}
+[pgbouncer]
+listen_addr = {here}
+listen_port = {port}
+unix_socket_dir =
+auth_type = any
+pool_mode = transaction
+server_login_retry = 1
+"""
+
+
+def pgbouncer_program() -> str | None:
+    """Return the path of the program, if it is installed."""
+    return shutil.which("pgbouncer") or shutil.which("pgbouncer", path="/usr/sbin")
+
+
+@contextmanager
+def pgbouncer(program: str, address: SplitResult, *, connections: int = 2) -> Iterator[int]:
+    """Run it before the database of an address, with so many connections for everybody; yield its port.
+
+    A poller's threads alone are more than two, so transactions meet all of these.
+    """
+    port = free_port()
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "pgbouncer.ini"
+        file.write_text(
+            CONFIGURATION.format(
+                here=HERE, port=port, name=address.path[1:], host=address.hostname, server_port=address.port,
+                user=address.username, password=address.password, connections=connections,
+            )
+        )  # fmt: skip
+        Path(folder).chmod(0o755)
+        account = ["-u", "nobody"] if os.geteuid() == 0 else []  # it refuses to run as root
+        process = subprocess.Popen([program, *account, str(file)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        try:
+            deadline = monotonic() + PATIENCE
+            while process.poll() is None and not answers(port):
+                assert monotonic() < deadline, "PgBouncer does not answer"
+                Event().wait(0.02)
+            assert process.poll() is None, process.stderr and process.stderr.read().decode()
+            yield port
+        finally:
+            process.kill()
+            process.communicate()
+
+
+def answers(port: int) -> bool:
+    """Whether somebody takes connections there."""
+    with socket.socket() as probe:
+        return probe.connect_ex((HERE, port)) == 0
