@@ -19,7 +19,7 @@ from django_dbtaskqueue.core.sql.dialects import GROUP
 from django_dbtaskqueue.core.states import BY_VERB, PROCESSING, TERMINAL, sources
 from django_dbtaskqueue.db import notify
 from django_dbtaskqueue.db.session import Row, Session
-from django_dbtaskqueue.flow import dependencies, usage
+from django_dbtaskqueue.flow import usage
 from django_dbtaskqueue.flow.groups import Groups, lock, lock_in_order, regroup
 from django_dbtaskqueue.flow.selection import (
     Tasks,
@@ -128,7 +128,7 @@ def delete(tasks: Tasks, *, call: str = "delete") -> int:
     tasks = as_filterable(tasks)
     with transaction.atomic(using=tasks.db):
         groups = _groups(tasks.filter(group_key__isnull=False))
-        return _regroup(tasks, groups, partial(_locked, tasks, delete_and_count, call))
+        return _regroup(tasks, groups, partial(_locked, tasks, _delete, call))
 
 
 def lock_groups(tasks: Tasks, verb: str, given: Mapping[str, Any] | None = None) -> None:
@@ -144,7 +144,7 @@ def change_locked(rows: Sequence[AbstractTask], verb: str, given: Mapping[str, A
     groups = _groups_of((row.queue, row.group_key) for row in rows)
     _count(tasks, CALLS.get(verb, verb), [(row.pk, row.queue, row.status) for row in rows])
     if BY_VERB[verb].target is None:
-        return _regroup(tasks, groups, partial(delete_and_count, tasks))
+        return _regroup(tasks, groups, partial(_delete, tasks))
     return _change(tasks, verb, _with_entered(groups, verb, given), partial(_update, verb, tasks, given))
 
 
@@ -171,6 +171,8 @@ def put_back(tasks: Tasks, before: Mapping[int, Columns], unchanged: Callable[[A
 def _change(tasks: Tasks, verb: str, groups: Groups, update: Callable[[], int]) -> int:
     """Run an update. Where it changes ``ready_time``, see to the groups' heads and wake the queues' pollers."""
     if BY_VERB[verb].target in TERMINAL:
+        from django_dbtaskqueue.flow import dependencies
+
         dependencies.sweep_after_commit(_session(tasks))
     if not _changes_groups(verb):
         return update()
@@ -179,6 +181,15 @@ def _change(tasks: Tasks, verb: str, groups: Groups, update: Callable[[], int]) 
         for queue in groups:
             notify.after_commit(transaction.get_connection(tasks.db), queue)
     return changed
+
+
+def _delete(tasks: Tasks) -> int:
+    """Delete locked rows. What waits for one of them is told in this transaction."""
+    if watched := list(tasks.filter(watched__isnull=False).values_list("pk", flat=True)):
+        from django_dbtaskqueue.flow import dependencies
+
+        dependencies.tell_deleted(_session(tasks), watched)
+    return delete_and_count(tasks)
 
 
 def _update(verb: str, tasks: Tasks, given: Mapping[str, Any] | None = None) -> int:

@@ -51,7 +51,7 @@ def housekeep(tasks: Tasks, *, older_than: timedelta, statuses: Iterable[str] = 
             raise TaskQueueError(f"housekeep() ages out finished tasks ({', '.join(FINISHED)}); {status!r} is not one.")
     if to not in ("history", "delete"):
         raise TaskQueueError(f'housekeep(to={to!r}) must be "history" or "delete".')
-    old = as_filterable(tasks).filter(finished_before(older_than), status__in=wanted)
+    old = as_filterable(tasks).filter(finished_before(older_than), status__in=wanted, watched__isnull=True)
     total = 0
     while moved := _housekeep_batch(old, to):
         total += moved
@@ -109,7 +109,7 @@ def housekeep_batch(session: Session, cursor: RetentionCursor, *, older_than: ti
     if not old:
         return 0
     with session.atomic():
-        selected = {"ids": session.sql.dialect.array(old), "status": cursor.status}
+        selected = {"ids": session.sql.dialect.array(old), "status": cursor.status, "location": session.location}
         locked = [row[0] for row in session.run(sql.lock, selected)]
         return _delete_locked(session, locked, to) if locked else 0
 

@@ -59,9 +59,8 @@ def settle(
 ) -> set[int]:
     """Write decided outcomes in one transaction and count them; return the ids of the tasks really settled.
 
-    ``counted=False`` leaves the count, and the news for what waits for the tasks, to a caller that has a transaction
-    open. An id that is missing from the answer lost its lease. The caller has asked the policies (``flow.decide``).
-    Raises the database's errors; nothing is written then.
+    ``counted=False`` leaves the count, and telling what waits, to a caller that has a transaction open. An id missing
+    from the answer lost its lease. The caller has asked the policies (``flow.decide``). An error writes nothing.
     """
     batch = plan(session, pairs, keep=keep)
     if any(lease.group is not None for lease, _ in pairs):
@@ -73,9 +72,9 @@ def settle(
         usage.settled(session.connection, pairs, settled)
         watched = {row[0] for rows in answers for row in rows if row[1]}
         if watched:
-            leaving = CompleteDelete if keep == "keep" else (Complete, CompleteDelete)
-            left = {lease.id for lease, outcome in pairs if isinstance(outcome, leaving)}
-            dependencies.after_commit(session, watched - left, left & watched)
+            kinds = CompleteDelete if keep == "keep" else (Complete, CompleteDelete)
+            gone = watched & {lease.id for lease, outcome in pairs if isinstance(outcome, kinds)}
+            dependencies.after_commit(session, watched - gone, completed=gone)
     return settled
 
 

@@ -46,6 +46,7 @@ UNPARK_SECONDS = 1.0, 30.0
 MAX_RUNNING_SHOWN = 20  # running tasks in one heartbeat
 RESCUE_SECONDS = 5.0  # at most, between two checks of one queue for tasks to rescue
 SWEEP_SECONDS = 5.0  # between two looks for tasks that ended without a word to what waits for them
+SWEEP_MISSING_SECONDS = 60.0  # between two looks for such tasks whose rows are gone
 EARLY_RESCUE_SHARE = 0.2  # of that time: a queue may be checked so much earlier, together with other queues
 MAX_QUEUES_PER_RESCUE = 50  # in one statement
 LOCKED_RESCUE_SECONDS = 1.0  # before the next check of a lease that ran out but is locked
@@ -230,7 +231,8 @@ class Rescuer:
     def __init__(self, queues: Iterable[QueueState], metrics: Collector | None = None) -> None:
         self._due = dict.fromkeys(queues, 0.0)
         self._metrics = metrics
-        self._sweep_due = 0.0
+        self._sweep_due = self._sweep_missing_due = 0.0
+        self._sweep_missing_after = 0
 
     def look(self) -> float:
         """Check the queues that are due now or soon; return the seconds until the next check."""
@@ -242,11 +244,18 @@ class Rescuer:
         now = monotonic()
         return max(min(self._due.values()) - now, (now - began) / RESCUE_TIME_SHARE)
 
+    def _sweep(self, session: Session, began: float) -> None:
+        """Tell the ends of tasks that the process which wrote them did not tell."""
+        dependencies.sweep(session)
+        if self._sweep_missing_due <= began:
+            self._sweep_missing_after = dependencies.sweep_missing(session, self._sweep_missing_after)
+            self._sweep_missing_due = monotonic() + SWEEP_MISSING_SECONDS * random.uniform(0.8, 1.0)
+        self._sweep_due = monotonic() + SWEEP_SECONDS * random.uniform(0.8, 1.0)
+
     def _check(self, queues: list[QueueState]) -> None:
-        session = Session.on(queues[0].port.alias, queues[0].port.model)
-        if self._sweep_due <= monotonic():
-            dependencies.sweep(session)
-            self._sweep_due = monotonic() + SWEEP_SECONDS * random.uniform(0.8, 1.0)
+        session, began = Session.on(queues[0].port.alias, queues[0].port.model), monotonic()
+        if self._sweep_due <= began:
+            self._sweep(session, began)
         left = seconds_until_exhausted_by_queue(session, [queue.name for queue in queues])
         waits = {queue: rescue_due(session, queue, left.get(queue.name), self._metrics) for queue in queues}
         now = monotonic()

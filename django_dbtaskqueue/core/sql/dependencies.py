@@ -1,4 +1,4 @@
-"""Statements about the ends of tasks that something waits for.
+"""Statements about tasks that wait for the ends of others.
 
 A statement names the task table alone, or the tables of dependencies alone: only the former has columns that a project
 may rename.
@@ -6,11 +6,22 @@ may rename.
 
 from __future__ import annotations
 
-from django_dbtaskqueue.core.sql.dialects import Group, statement
+from functools import cached_property
+
+from django_dbtaskqueue.core.sql.dialects import GROUP, PARENTS, Group, statement
+from django_dbtaskqueue.core.states import sql_sources
+
+EDGE_TYPES = {
+    "parent_location": "text", "parent_id": "bigint", "child_location": "text", "child_id": "bigint", "name": "text",
+    "outcome": "text",
+}  # fmt: skip
+HOLD_TYPES = {"location": "text", "task_id": "bigint", "remaining": "int", "on_parent_failure": "text"}
 
 
 class DependencyStatements(Group):
     """What waits for the end of a task, and how it is told."""
+
+    # -- the task table ----------------------------------------------------------------------------------------------
 
     @statement
     def ended_watched(self) -> str:
@@ -29,9 +40,128 @@ class DependencyStatements(Group):
         )
 
     @statement
-    def set_told(self) -> str:
+    def mark_reported(self) -> str:
         """Note that the ends of tasks are told. Something still waits for another end of those in ``open``."""
         return (
             f"UPDATE {self.tables.task} SET watched = CASE WHEN id IN ({self.dialect.each('open')}) THEN false END"
             f" WHERE id IN ({self.dialect.each('ids')})"
+        )
+
+    @statement
+    def lock_parents(self) -> str:
+        """The given tasks as (id, status); locks them, so that none ends before its children are written."""
+        return (
+            f"SELECT t.id, t.status FROM {self.tables.task} AS t WHERE t.id IN ({self.dialect.each('ids')})"
+            f" ORDER BY t.id {self.dialect.lock}"
+        )
+
+    @statement
+    def watch(self) -> str:
+        """Note that something waits for the ends of tasks; for another end of those that failed."""
+        return (
+            f"UPDATE {self.tables.task} SET watched = final_status IS NULL OR coalesce(watched, false)"
+            f" WHERE id IN ({self.dialect.each('ids')})"
+        )
+
+    @statement
+    def present(self) -> str:
+        """Which of the given tasks are in the table."""
+        return f"SELECT id FROM {self.tables.task} WHERE id IN ({self.dialect.each('ids')})"
+
+    @statement
+    def let_go(self) -> str:
+        """Let tasks start whose parents have ended. Each one once: this takes the reason away that they waited for."""
+        now = self.dialect.now
+        return (
+            f"UPDATE {self.tables.task} SET parked_by = CASE WHEN group_key IS NOT NULL THEN '{GROUP}' END,"
+            f" last_update_time = {now},"
+            f" ready_time = CASE WHEN group_key IS NULL THEN {self.dialect.greatest}({now}, next_process_time) END"
+            f" WHERE id IN ({self.dialect.each('ids')}) AND parked_by = '{PARENTS}' RETURNING id, queue_name, group_key"
+        )
+
+    @statement
+    def cancel_held(self) -> str:
+        """Cancel tasks that still wait for a parent that failed; returns (id, queue, whether something waits)."""
+        now = self.dialect.now
+        return (
+            f"UPDATE {self.tables.task} AS t SET status = 'POISON', final_status = 'POISON', parked_by = NULL,"
+            f" finish_time = {now}, last_update_time = {now}, process_result = u.reason_text"
+            f" FROM {self.dialect.rows({'child': 'bigint', 'reason_text': 'text'})} WHERE t.id = u.child"
+            f" AND t.parked_by = '{PARENTS}' AND t.status IN ({sql_sources('cancel')})"
+            " RETURNING id, queue_name, watched"
+        )
+
+    # -- dependencies and held tasks ---------------------------------------------------------------------------------
+
+    @cached_property
+    def open_edges(self) -> str:
+        """What waits for the given parents: (edge, parent, location of the child, child); locks the edges."""
+        return (
+            f"SELECT t.id, t.parent_id, t.child_location, t.child_id FROM {self.tables.dependency} AS t"
+            f" WHERE t.parent_location = %(location)s AND t.parent_id IN ({self.dialect.each('ids')})"
+            f" AND t.outcome IS NULL ORDER BY t.id {self.dialect.lock}"
+        )
+
+    @cached_property
+    def lock_holds(self) -> str:
+        """The given held tasks as (id, what to do when a parent fails); locks them."""
+        return (
+            f"SELECT t.task_id, t.on_parent_failure FROM {self.tables.hold} AS t WHERE t.location = %(location)s"
+            f" AND t.task_id IN ({self.dialect.each('ids')}) ORDER BY t.task_id {self.dialect.lock}"
+        )
+
+    @cached_property
+    def end_edges(self) -> str:
+        """Note that waits have ended, by the status of the parent."""
+        return f"UPDATE {self.tables.dependency} SET outcome = %(status)s WHERE id IN ({self.dialect.each('ids')})"
+
+    @cached_property
+    def count_down(self) -> str:
+        """Take ended parents off the counts of held tasks; returns (id, how many are left)."""
+        return (
+            f"UPDATE {self.tables.hold} AS t SET remaining = t.remaining - u.number"
+            f" FROM {self.dialect.rows({'child': 'bigint', 'number': 'int'})}"
+            " WHERE t.location = %(location)s AND t.task_id = u.child RETURNING task_id, remaining"
+        )
+
+    @cached_property
+    def drop_holds(self) -> str:
+        """Delete the rows of tasks that wait no more."""
+        return (
+            f"DELETE FROM {self.tables.hold} WHERE location = %(location)s AND task_id IN ({self.dialect.each('ids')})"
+        )
+
+    @cached_property
+    def insert_edges(self) -> str:
+        """Insert dependencies."""
+        names = ", ".join(EDGE_TYPES)
+        picked = ", ".join(f"u.{name}" for name in EDGE_TYPES)
+        return f"INSERT INTO {self.tables.dependency} ({names}) SELECT {picked} FROM {self.dialect.rows(EDGE_TYPES)}"
+
+    @cached_property
+    def insert_holds(self) -> str:
+        """Insert held tasks."""
+        names = ", ".join(HOLD_TYPES)
+        picked = ", ".join(f"u.{name}" for name in HOLD_TYPES)
+        return f"INSERT INTO {self.tables.hold} ({names}) SELECT {picked} FROM {self.dialect.rows(HOLD_TYPES)}"
+
+    @cached_property
+    def edge_range(self) -> str:
+        """The lowest and the highest id of a dependency."""
+        return f"SELECT min(id), max(id) FROM {self.tables.dependency}"
+
+    @cached_property
+    def open_parents(self) -> str:
+        """The parents of some dependencies whose wait has not ended."""
+        return (
+            f"SELECT DISTINCT parent_id FROM {self.tables.dependency} WHERE id > %(after)s AND id <= %(until)s"
+            " AND outcome IS NULL AND parent_location = %(location)s"
+        )
+
+    @cached_property
+    def moved_statuses(self) -> str:
+        """The statuses of tasks that are in the history."""
+        return (
+            f"SELECT task_id, status FROM {self.tables.history} WHERE location = %(location)s"
+            f" AND task_id IN ({self.dialect.each('ids')})"
         )

@@ -134,6 +134,7 @@ OWN_SESSION_SQL = "SELECT " + ", ".join(
 # Parameters, single or as the rows ``u`` of a JSON array. This package names them, so they are not renamed.
 PARAMETERS = r"%\(\w+\)s|\bu\.\w+|jsonb_to_recordset\(.*?\) AS u\(.*?\)|\(SELECT (?:nullif|value).*?\) AS u\b"
 GROUP = "group"  # the parking reason of a task behind the head of its group
+PARENTS = "parents"  # the parking reason of a task that waits for others
 FENCED = {"task_id": "bigint", "token": "bigint"}  # a lease; ``token`` is its total_attempt
 FENCE = "t.id = u.task_id AND t.total_attempt = u.token"  # joins a task to rows of ``FENCED``
 
@@ -149,6 +150,8 @@ class Tables:
     queue: str = '"dbtaskqueue_queue"'
     ledger: str = '"dbtaskqueue_usedreference"'
     limit: str = '"dbtaskqueue_queuelimit"'
+    dependency: str = '"dbtaskqueue_dependency"'
+    hold: str = '"dbtaskqueue_hold"'
     columns: Mapping[str, str] = field(default_factory=dict)  # name in the default table -> quoted name
 
     def rename(self, sql: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cached_property, lru_cache
 
 from django_dbtaskqueue.core.columns import ENQUEUED, TIMING
-from django_dbtaskqueue.core.sql.dialects import GROUP, Group, renamed, statement
+from django_dbtaskqueue.core.sql.dialects import GROUP, PARENTS, Group, renamed, statement
 from django_dbtaskqueue.core.states import sql_sources
 
 ENQUEUED_TYPES = {column.db: column.type for column in ENQUEUED}  # what enqueue writes, with PostgreSQL types
@@ -36,10 +36,12 @@ class EnqueueStatements(Group):
         keep_due: bool = False,
         bounded: bool = False,
         referenced: bool = True,
+        held: bool = False,
         own: OwnColumns = (),
     ) -> str:
         """Insert one task; answers ``returned``, or nothing when the reference is taken and nothing was written.
 
+        ``held``: the task waits for others.
         A task without a reference is never a duplicate, so PostgreSQL need not look first. ``bounded``: a replaced task
         is due at most ``max_wait`` seconds after it was created. The values of ``own`` columns are the parameters
         ``own_0``, ``own_1``, ….
@@ -48,7 +50,7 @@ class EnqueueStatements(Group):
         expire = self.dialect.maybe_later("%(ttl)s", start=due) if timed else "NULL"
         values = ", ".join(f"%({name})s" for name in [*ENQUEUED_TYPES, *_keys(own)])
         names = ", ".join([*ENQUEUED_TYPES, *dict(own)])
-        ready, parked = ("NULL", f"'{GROUP}'") if grouped else (due, "NULL")
+        ready, parked = ("NULL", f"'{PARENTS if held else GROUP}'") if grouped or held else (due, "NULL")
         return (
             f"INSERT INTO {self.tables.task} AS t (queue_name, {names}, {READY_COLUMNS})"
             f" VALUES (%(queue_name)s, {values}, {due}, {ready}, {parked}, {expire})"
@@ -97,6 +99,7 @@ class EnqueueStatements(Group):
         grouped: bool,
         keep_due: bool = False,
         bounded: bool = False,
+        held: bool = False,
         own: OwnColumns = (),
     ) -> str:
         """Insert the JSON array ``rows``; returns (number written, of these new, ids of these or NULL)."""
@@ -106,8 +109,8 @@ class EnqueueStatements(Group):
         expire = self.dialect.maybe_later("u.ttl", start=due) if timed else "NULL"
         picked = ", ".join(f"u.{name}" for name in [*ENQUEUED_TYPES, *_keys(own)])
         names = ", ".join([*ENQUEUED_TYPES, *dict(own)])
-        ready, parked = due, "NULL"
-        if grouped:
+        ready, parked = ("NULL", f"'{PARENTS}'") if held else (due, "NULL")
+        if grouped and not held:
             ready = f"CASE WHEN u.group_key IS NULL THEN {due} END"
             parked = f"CASE WHEN u.group_key IS NOT NULL THEN '{GROUP}' END"
         key, source = self._ordered(self.dialect.rows(columns))

@@ -35,12 +35,22 @@ class RetentionStatements(Group):
         )
         return f"{found} AND ready_time IS NOT NULL UNION ALL {found} AND parked_by IS NOT NULL LIMIT %(limit)s"
 
+    @property
+    def unneeded(self) -> str:
+        """The test that no task waits for the task ``t``: neither to be told of its end, nor for another end."""
+        waiting = (
+            f"SELECT 1 FROM {self.tables.dependency} AS d JOIN {self.tables.hold} AS h"
+            " ON h.location = d.child_location AND h.task_id = d.child_id"
+            " WHERE d.parent_location = %(location)s AND d.parent_id = t.id AND d.outcome IS NULL"
+        )
+        return f"(t.watched IS NULL OR NOT t.watched AND NOT EXISTS ({waiting}))"
+
     @statement
     def lock(self) -> str:
-        """Lock those of the given tasks that are still finished as they were."""
+        """Lock those of the given tasks that are still finished as they were, and that no task waits for."""
         return (
             f"SELECT t.id FROM {self.tables.task} AS t WHERE t.id IN ({self.dialect.each('ids')})"
-            f" AND t.final_status = %(status)s AND t.status IN ({sql_sources('housekeep')})"
+            f" AND t.final_status = %(status)s AND t.status IN ({sql_sources('housekeep')}) AND {self.unneeded}"
             f" ORDER BY t.id {self.skipping}"
         )
 

@@ -57,6 +57,28 @@ AND t.total_attempt = u.token
 WHERE t.status IN ('PROCESSING')
 FOR NO KEY UPDATE OF t;
 
+-- Statements.cancel_held
+UPDATE "dbtaskqueue_task" AS t
+SET status = 'POISON', final_status = 'POISON', parked_by = NULL, finish_time = statement_timestamp(),
+    last_update_time = statement_timestamp(), process_result = u.reason_text
+FROM (
+    SELECT *
+    FROM (
+        SELECT *
+        FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(child bigint, reason_text text)
+        LIMIT (
+            SELECT 1000000
+        )
+    ) AS u
+    LIMIT (
+        SELECT 1000000
+    )
+) AS u
+WHERE t.id = u.child
+AND t.parked_by = 'parents'
+AND t.status IN ('CREATED', 'PROCESSING')
+RETURNING id, queue_name, watched;
+
 -- Statements.candidates
 SELECT x.*
 FROM unnest(%(priorities)s::smallint[], %(times)s::timestamptz[], %(ids)s::bigint[]) AS b(p, bound_time,
@@ -316,6 +338,26 @@ FROM (
 ) AS x
 GROUP BY x.q;
 
+-- Statements.count_down
+UPDATE "dbtaskqueue_hold" AS t
+SET remaining = t.remaining - u.number
+FROM (
+    SELECT *
+    FROM (
+        SELECT *
+        FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(child bigint, number int)
+        LIMIT (
+            SELECT 1000000
+        )
+    ) AS u
+    LIMIT (
+        SELECT 1000000
+    )
+) AS u
+WHERE t.location = %(location)s
+AND t.task_id = u.child
+RETURNING task_id, remaining;
+
 -- Statements.delete_settled
 DELETE
 FROM "dbtaskqueue_task"
@@ -340,6 +382,25 @@ WHERE id = ANY(ARRAY(
     WHERE t.status IN ('PROCESSING')
 ))
 RETURNING id, watched;
+
+-- Statements.drop_holds
+DELETE
+FROM "dbtaskqueue_hold"
+WHERE location = %(location)s
+AND task_id IN (
+    SELECT unnest(%(ids)s::bigint[])
+);
+
+-- Statements.edge_range
+SELECT min(id), max(id)
+FROM "dbtaskqueue_dependency";
+
+-- Statements.end_edges
+UPDATE "dbtaskqueue_dependency"
+SET outcome = %(status)s
+WHERE id IN (
+    SELECT unnest(%(ids)s::bigint[])
+);
 
 -- Statements.ended_watched
 SELECT id
@@ -665,6 +726,42 @@ WHERE t.status IN ('CREATED')
 AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
 RETURNING id, create_time, next_process_time, ready_time, attempt, reenqueue_attempt, total_attempt,
     last_update_time;
+
+-- Statements.insert_edges
+INSERT INTO "dbtaskqueue_dependency" (parent_location, parent_id, child_location, child_id, name, outcome)
+SELECT u.parent_location, u.parent_id, u.child_location, u.child_id, u.name, u.outcome
+FROM (
+    SELECT *
+    FROM (
+        SELECT *
+        FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(parent_location text, parent_id bigint, child_location
+            text, child_id bigint, name text, outcome text)
+        LIMIT (
+            SELECT 1000000
+        )
+    ) AS u
+    LIMIT (
+        SELECT 1000000
+    )
+) AS u;
+
+-- Statements.insert_holds
+INSERT INTO "dbtaskqueue_hold" (location, task_id, remaining, on_parent_failure)
+SELECT u.location, u.task_id, u.remaining, u.on_parent_failure
+FROM (
+    SELECT *
+    FROM (
+        SELECT *
+        FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(location text, task_id bigint, remaining int,
+            on_parent_failure text)
+        LIMIT (
+            SELECT 1000000
+        )
+    ) AS u
+    LIMIT (
+        SELECT 1000000
+    )
+) AS u;
 
 -- Statements.insert_many (error)
 WITH w AS (
@@ -1147,6 +1244,16 @@ AND ready_time IS NOT NULL
 AND status IN ('PROCESSING')
 AND poller_instance = %(poller_instance)s;
 
+-- Statements.let_go
+UPDATE "dbtaskqueue_task"
+SET parked_by = CASE WHEN group_key IS NOT NULL THEN 'group' END, last_update_time = statement_timestamp(),
+    ready_time = CASE WHEN group_key IS NULL THEN greatest(statement_timestamp(), next_process_time) END
+WHERE id IN (
+    SELECT unnest(%(ids)s::bigint[])
+)
+AND parked_by = 'parents'
+RETURNING id, queue_name, group_key;
+
 -- Statements.limit_state
 SELECT running::text, tokens, extract(epoch FROM statement_timestamp() - check_time)::float8
 FROM "dbtaskqueue_queuelimit"
@@ -1203,6 +1310,16 @@ FROM (
     ORDER BY g
 ) AS x;
 
+-- Statements.lock_holds
+SELECT t.task_id, t.on_parent_failure
+FROM "dbtaskqueue_hold" AS t
+WHERE t.location = %(location)s
+AND t.task_id IN (
+    SELECT unnest(%(ids)s::bigint[])
+)
+ORDER BY t.task_id
+FOR NO KEY UPDATE OF t;
+
 -- Statements.lock_limit
 INSERT INTO "dbtaskqueue_queuelimit" AS l (queue_name, tokens)
 VALUES (%(queue_name)s, %(burst)s)
@@ -1211,6 +1328,15 @@ SET tokens = least(%(burst)s, coalesce(l.tokens, %(burst)s) + greatest(extract(e
     statement_timestamp() - l.check_time)::float8, 0.0) * %(rate)s), check_time = greatest(l.check_time,
     statement_timestamp()), idle_seconds = extract(epoch FROM statement_timestamp() - l.check_time)::float8
 RETURNING running::text, tokens, idle_seconds;
+
+-- Statements.lock_parents
+SELECT t.id, t.status
+FROM "dbtaskqueue_task" AS t
+WHERE t.id IN (
+    SELECT unnest(%(ids)s::bigint[])
+)
+ORDER BY t.id
+FOR NO KEY UPDATE OF t;
 
 -- Statements.make_queue
 INSERT INTO "dbtaskqueue_queue" (name)
@@ -1225,6 +1351,15 @@ WHERE id IN (
 )
 AND parked_by = 'group'
 RETURNING id;
+
+-- Statements.mark_reported
+UPDATE "dbtaskqueue_task"
+SET watched = CASE WHEN id IN (
+    SELECT unnest(%(open)s::bigint[])
+) THEN false END
+WHERE id IN (
+    SELECT unnest(%(ids)s::bigint[])
+);
 
 -- Statements.moved
 SELECT h.task_id
@@ -1245,6 +1380,14 @@ JOIN (
 ON h.task_id = u.task_id
 AND h.total_attempt = u.token
 WHERE h.location = %(location)s;
+
+-- Statements.moved_statuses
+SELECT task_id, status
+FROM "dbtaskqueue_taskhistory"
+WHERE location = %(location)s
+AND task_id IN (
+    SELECT unnest(%(ids)s::bigint[])
+);
 
 -- Statements.next_due
 SELECT extract(epoch FROM min(x.ready_time) - statement_timestamp())::float8
@@ -1272,6 +1415,25 @@ CROSS JOIN LATERAL (
     LIMIT 1
 ) AS x
 GROUP BY l.q;
+
+-- Statements.open_edges
+SELECT t.id, t.parent_id, t.child_location, t.child_id
+FROM "dbtaskqueue_dependency" AS t
+WHERE t.parent_location = %(location)s
+AND t.parent_id IN (
+    SELECT unnest(%(ids)s::bigint[])
+)
+AND t.outcome IS NULL
+ORDER BY t.id
+FOR NO KEY UPDATE OF t;
+
+-- Statements.open_parents
+SELECT DISTINCT parent_id
+FROM "dbtaskqueue_dependency"
+WHERE id > %(after)s
+AND id <= %(until)s
+AND outcome IS NULL
+AND parent_location = %(location)s;
 
 -- Statements.outcome_of
 SELECT t.id, t.status
@@ -1313,6 +1475,13 @@ AND ready_time IS NOT NULL
 AND status IN ('CREATED', 'PROCESSING')
 AND next_process_time <= statement_timestamp()
 RETURNING id;
+
+-- Statements.present
+SELECT id
+FROM "dbtaskqueue_task"
+WHERE id IN (
+    SELECT unnest(%(ids)s::bigint[])
+);
 
 -- Statements.priorities
 WITH RECURSIVE s(v) AS ((
@@ -1415,15 +1584,6 @@ WHERE t.queue_name = %(queue_name)s
 AND t.ready_time <= statement_timestamp()
 AND t.attempt >= t.max_attempts
 AND t.status IN ('PROCESSING');
-
--- Statements.set_told
-UPDATE "dbtaskqueue_task"
-SET watched = CASE WHEN id IN (
-    SELECT unnest(%(open)s::bigint[])
-) THEN false END
-WHERE id IN (
-    SELECT unnest(%(ids)s::bigint[])
-);
 
 -- Statements.soon
 SELECT 1
@@ -1550,6 +1710,13 @@ AND status IN ('CREATED')
 AND substr(parked_by, 1, 10) = 'no handler'
 AND (payload_type IS NULL AND %(untyped)s OR payload_type = ANY(%(types)s::text[]))
 RETURNING id, group_key;
+
+-- Statements.watch
+UPDATE "dbtaskqueue_task"
+SET watched = final_status IS NULL OR coalesce(watched, false)
+WHERE id IN (
+    SELECT unnest(%(ids)s::bigint[])
+);
 
 -- Statements.write
 UPDATE "dbtaskqueue_task" AS t
@@ -1691,6 +1858,16 @@ WHERE t.id IN (
 )
 AND t.final_status = %(status)s
 AND t.status IN ('COMPLETED', 'ERROR', 'POISON')
+AND (t.watched IS NULL OR NOT t.watched AND NOT EXISTS (
+    SELECT 1
+    FROM "dbtaskqueue_dependency" AS d
+    JOIN "dbtaskqueue_hold" AS h
+    ON h.location = d.child_location
+    AND h.task_id = d.child_id
+    WHERE d.parent_location = %(location)s
+    AND d.parent_id = t.id
+    AND d.outcome IS NULL
+))
 ORDER BY t.id
 FOR NO KEY UPDATE OF t SKIP LOCKED;
 
@@ -1701,6 +1878,18 @@ WHERE moved_time <= statement_timestamp() + %(age)s * interval '1 second'
 ORDER BY id
 LIMIT %(limit)s
 FOR NO KEY UPDATE OF t SKIP LOCKED;
+
+-- RetentionStatements.unneeded
+(t.watched IS NULL OR NOT t.watched AND NOT EXISTS (
+    SELECT 1
+    FROM "dbtaskqueue_dependency" AS d
+    JOIN "dbtaskqueue_hold" AS h
+    ON h.location = d.child_location
+    AND h.task_id = d.child_id
+    WHERE d.parent_location = %(location)s
+    AND d.parent_id = t.id
+    AND d.outcome IS NULL
+));
 
 -- StatsStatements.counts
 SELECT q.n, l.ready, l.leased, (
@@ -2327,6 +2516,18 @@ AND t.total_attempt = u.token
 WHERE t.status IN ('PROCESSING')
 FOR NO KEY UPDATE OF t;
 
+-- Statements.cancel_held (one row)
+UPDATE "dbtaskqueue_task" AS t
+SET status = 'POISON', final_status = 'POISON', parked_by = NULL, finish_time = statement_timestamp(),
+    last_update_time = statement_timestamp(), process_result = u.reason_text
+FROM (
+    SELECT %(child)s::bigint AS child, %(reason_text)s::text AS reason_text
+) AS u
+WHERE t.id = u.child
+AND t.parked_by = 'parents'
+AND t.status IN ('CREATED', 'PROCESSING')
+RETURNING id, queue_name, watched;
+
 -- Statements.checkout_optimistic (one row)
 UPDATE "dbtaskqueue_task"
 SET status = 'PROCESSING', attempt = attempt + 1, total_attempt = total_attempt + 1, start_time =
@@ -2420,6 +2621,16 @@ FROM (
 ) AS x
 GROUP BY x.q;
 
+-- Statements.count_down (one row)
+UPDATE "dbtaskqueue_hold" AS t
+SET remaining = t.remaining - u.number
+FROM (
+    SELECT %(child)s::bigint AS child, %(number)s::int AS number
+) AS u
+WHERE t.location = %(location)s
+AND t.task_id = u.child
+RETURNING task_id, remaining;
+
 -- Statements.delete_settled (one row)
 DELETE
 FROM "dbtaskqueue_task"
@@ -2457,6 +2668,23 @@ VALUES (%(queue_name)s, %(reference_number)s, %(max_attempts)s, %(priority)s, %(
     NULL, NULL)
 ON CONFLICT (reference_number, queue_name) DO NOTHING
 RETURNING id, create_time;
+
+-- Statements.insert_edges (one row)
+INSERT INTO "dbtaskqueue_dependency" (parent_location, parent_id, child_location, child_id, name, outcome)
+SELECT u.parent_location, u.parent_id, u.child_location, u.child_id, u.name, u.outcome
+FROM (
+    SELECT %(parent_location)s::text AS parent_location, %(parent_id)s::bigint AS parent_id,
+        %(child_location)s::text AS child_location, %(child_id)s::bigint AS child_id, %(name)s::text AS name,
+        %(outcome)s::text AS outcome
+) AS u;
+
+-- Statements.insert_holds (one row)
+INSERT INTO "dbtaskqueue_hold" (location, task_id, remaining, on_parent_failure)
+SELECT u.location, u.task_id, u.remaining, u.on_parent_failure
+FROM (
+    SELECT %(location)s::text AS location, %(task_id)s::bigint AS task_id, %(remaining)s::int AS remaining,
+        %(on_parent_failure)s::text AS on_parent_failure
+) AS u;
 
 -- Statements.insert_many (error) (one row)
 WITH w AS (

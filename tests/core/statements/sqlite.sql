@@ -45,6 +45,20 @@ ON t.id = u.task_id
 AND t.total_attempt = u.token
 WHERE t.status IN ('PROCESSING');
 
+-- Statements.cancel_held
+UPDATE "dbtaskqueue_task" AS t
+SET status = 'POISON', final_status = 'POISON', parked_by = NULL, finish_time = strftime('%%Y-%%m-%%d
+    %%H:%%M:%%f', 'now'), last_update_time = strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), process_result =
+    u.reason_text
+FROM (
+    SELECT value ->> '$.child' AS child, value ->> '$.reason_text' AS reason_text
+    FROM json_each(%(rows)s)
+) AS u
+WHERE t.id = u.child
+AND t.parked_by = 'parents'
+AND t.status IN ('CREATED', 'PROCESSING')
+RETURNING id, queue_name, watched;
+
 -- Statements.checkout_optimistic
 UPDATE "dbtaskqueue_task"
 SET status = 'PROCESSING', attempt = attempt + 1, total_attempt = total_attempt + 1, start_time =
@@ -225,6 +239,17 @@ FROM (
 ) AS x
 GROUP BY x.q;
 
+-- Statements.count_down
+UPDATE "dbtaskqueue_hold" AS t
+SET remaining = t.remaining - u.number
+FROM (
+    SELECT value ->> '$.child' AS child, value ->> '$.number' AS number
+    FROM json_each(%(rows)s)
+) AS u
+WHERE t.location = %(location)s
+AND t.task_id = u.child
+RETURNING task_id, remaining;
+
 -- Statements.delete_settled
 DELETE
 FROM "dbtaskqueue_task"
@@ -240,6 +265,27 @@ WHERE id IN (
     WHERE t.status IN ('PROCESSING')
 )
 RETURNING id, watched;
+
+-- Statements.drop_holds
+DELETE
+FROM "dbtaskqueue_hold"
+WHERE location = %(location)s
+AND task_id IN (
+    SELECT value
+    FROM json_each(%(ids)s)
+);
+
+-- Statements.edge_range
+SELECT min(id), max(id)
+FROM "dbtaskqueue_dependency";
+
+-- Statements.end_edges
+UPDATE "dbtaskqueue_dependency"
+SET outcome = %(status)s
+WHERE id IN (
+    SELECT value
+    FROM json_each(%(ids)s)
+);
 
 -- Statements.ended_watched
 SELECT id
@@ -599,6 +645,25 @@ AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
 RETURNING id, create_time, next_process_time, ready_time, attempt, reenqueue_attempt, total_attempt,
     last_update_time;
 
+-- Statements.insert_edges
+INSERT INTO "dbtaskqueue_dependency" (parent_location, parent_id, child_location, child_id, name, outcome)
+SELECT u.parent_location, u.parent_id, u.child_location, u.child_id, u.name, u.outcome
+FROM (
+    SELECT value ->> '$.parent_location' AS parent_location, value ->> '$.parent_id' AS parent_id, value ->>
+        '$.child_location' AS child_location, value ->> '$.child_id' AS child_id, value ->> '$.name' AS name,
+        value ->> '$.outcome' AS outcome
+    FROM json_each(%(rows)s)
+) AS u;
+
+-- Statements.insert_holds
+INSERT INTO "dbtaskqueue_hold" (location, task_id, remaining, on_parent_failure)
+SELECT u.location, u.task_id, u.remaining, u.on_parent_failure
+FROM (
+    SELECT value ->> '$.location' AS location, value ->> '$.task_id' AS task_id, value ->> '$.remaining' AS
+        remaining, value ->> '$.on_parent_failure' AS on_parent_failure
+    FROM json_each(%(rows)s)
+) AS u;
+
 -- Statements.insert_many (error)
 INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, max_attempts, priority, payload,
     payload_type, context, group_key, tag, lease_seconds, next_process_time, ready_time, parked_by,
@@ -876,6 +941,18 @@ AND ready_time IS NOT NULL
 AND status IN ('PROCESSING')
 AND poller_instance = %(poller_instance)s;
 
+-- Statements.let_go
+UPDATE "dbtaskqueue_task"
+SET parked_by = CASE WHEN group_key IS NOT NULL THEN 'group' END, last_update_time = strftime('%%Y-%%m-%%d
+    %%H:%%M:%%f', 'now'), ready_time = CASE WHEN group_key IS NULL THEN max(strftime('%%Y-%%m-%%d
+    %%H:%%M:%%f', 'now'), next_process_time) END
+WHERE id IN (
+    SELECT value
+    FROM json_each(%(ids)s)
+)
+AND parked_by = 'parents'
+RETURNING id, queue_name, group_key;
+
 -- Statements.limit_state
 SELECT CAST(running AS text), tokens, (julianday(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')) -
     julianday(check_time)) * 86400.0
@@ -930,6 +1007,16 @@ ORDER BY t.id;
 -- Statements.lock_groups
 SELECT 1;
 
+-- Statements.lock_holds
+SELECT t.task_id, t.on_parent_failure
+FROM "dbtaskqueue_hold" AS t
+WHERE t.location = %(location)s
+AND t.task_id IN (
+    SELECT value
+    FROM json_each(%(ids)s)
+)
+ORDER BY t.task_id;
+
 -- Statements.lock_limit
 INSERT INTO "dbtaskqueue_queuelimit" AS l (queue_name, tokens)
 VALUES (%(queue_name)s, %(burst)s)
@@ -939,6 +1026,15 @@ SET tokens = min(%(burst)s, coalesce(l.tokens, %(burst)s) + max((julianday(strft
     strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')), idle_seconds = (julianday(strftime('%%Y-%%m-%%d %%H:%%M:%%f',
     'now')) - julianday(l.check_time)) * 86400.0
 RETURNING CAST(running AS text), tokens, idle_seconds;
+
+-- Statements.lock_parents
+SELECT t.id, t.status
+FROM "dbtaskqueue_task" AS t
+WHERE t.id IN (
+    SELECT value
+    FROM json_each(%(ids)s)
+)
+ORDER BY t.id;
 
 -- Statements.make_queue
 INSERT INTO "dbtaskqueue_queue" (name)
@@ -955,6 +1051,17 @@ WHERE id IN (
 AND parked_by = 'group'
 RETURNING id;
 
+-- Statements.mark_reported
+UPDATE "dbtaskqueue_task"
+SET watched = CASE WHEN id IN (
+    SELECT value
+    FROM json_each(%(open)s)
+) THEN false END
+WHERE id IN (
+    SELECT value
+    FROM json_each(%(ids)s)
+);
+
 -- Statements.moved
 SELECT h.task_id
 FROM "dbtaskqueue_taskhistory" AS h
@@ -966,11 +1073,39 @@ ON h.task_id = u.task_id
 AND h.total_attempt = u.token
 WHERE h.location = %(location)s;
 
+-- Statements.moved_statuses
+SELECT task_id, status
+FROM "dbtaskqueue_taskhistory"
+WHERE location = %(location)s
+AND task_id IN (
+    SELECT value
+    FROM json_each(%(ids)s)
+);
+
 -- Statements.next_due
 SELECT (julianday(min(x.ready_time)) - julianday(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))) * 86400.0
 FROM "dbtaskqueue_task" AS x
 WHERE queue_name = %(queue_name)s
 AND ready_time > strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now');
+
+-- Statements.open_edges
+SELECT t.id, t.parent_id, t.child_location, t.child_id
+FROM "dbtaskqueue_dependency" AS t
+WHERE t.parent_location = %(location)s
+AND t.parent_id IN (
+    SELECT value
+    FROM json_each(%(ids)s)
+)
+AND t.outcome IS NULL
+ORDER BY t.id;
+
+-- Statements.open_parents
+SELECT DISTINCT parent_id
+FROM "dbtaskqueue_dependency"
+WHERE id > %(after)s
+AND id <= %(until)s
+AND outcome IS NULL
+AND parent_location = %(location)s;
 
 -- Statements.outcome_of
 SELECT t.id, t.status
@@ -1004,6 +1139,14 @@ AND ready_time IS NOT NULL
 AND status IN ('CREATED', 'PROCESSING')
 AND next_process_time <= strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')
 RETURNING id;
+
+-- Statements.present
+SELECT id
+FROM "dbtaskqueue_task"
+WHERE id IN (
+    SELECT value
+    FROM json_each(%(ids)s)
+);
 
 -- Statements.progress
 UPDATE "dbtaskqueue_task"
@@ -1054,17 +1197,6 @@ WHERE t.queue_name = %(queue_name)s
 AND t.ready_time <= strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')
 AND t.attempt >= t.max_attempts
 AND t.status IN ('PROCESSING');
-
--- Statements.set_told
-UPDATE "dbtaskqueue_task"
-SET watched = CASE WHEN id IN (
-    SELECT value
-    FROM json_each(%(open)s)
-) THEN false END
-WHERE id IN (
-    SELECT value
-    FROM json_each(%(ids)s)
-);
 
 -- Statements.soon
 SELECT 1
@@ -1188,6 +1320,14 @@ AND (payload_type IS NULL AND %(untyped)s OR payload_type IN (
     FROM json_each(%(types)s)
 ))
 RETURNING id, group_key;
+
+-- Statements.watch
+UPDATE "dbtaskqueue_task"
+SET watched = final_status IS NULL OR coalesce(watched, false)
+WHERE id IN (
+    SELECT value
+    FROM json_each(%(ids)s)
+);
 
 -- Statements.write
 UPDATE "dbtaskqueue_task" AS t
@@ -1329,6 +1469,16 @@ WHERE t.id IN (
 )
 AND t.final_status = %(status)s
 AND t.status IN ('COMPLETED', 'ERROR', 'POISON')
+AND (t.watched IS NULL OR NOT t.watched AND NOT EXISTS (
+    SELECT 1
+    FROM "dbtaskqueue_dependency" AS d
+    JOIN "dbtaskqueue_hold" AS h
+    ON h.location = d.child_location
+    AND h.task_id = d.child_id
+    WHERE d.parent_location = %(location)s
+    AND d.parent_id = t.id
+    AND d.outcome IS NULL
+))
 ORDER BY t.id;
 
 -- RetentionStatements.old_history
@@ -1337,6 +1487,18 @@ FROM {table} AS t
 WHERE moved_time <= strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', printf('%%.3f seconds', %(age)s))
 ORDER BY id
 LIMIT %(limit)s;
+
+-- RetentionStatements.unneeded
+(t.watched IS NULL OR NOT t.watched AND NOT EXISTS (
+    SELECT 1
+    FROM "dbtaskqueue_dependency" AS d
+    JOIN "dbtaskqueue_hold" AS h
+    ON h.location = d.child_location
+    AND h.task_id = d.child_id
+    WHERE d.parent_location = %(location)s
+    AND d.parent_id = t.id
+    AND d.outcome IS NULL
+));
 
 -- StatsStatements.counts_exact
 SELECT queue_name, status, parked_by IS NOT NULL, count(*), sum(CASE WHEN h.status = 'PROCESSING' AND
@@ -1711,6 +1873,19 @@ ON t.id = u.task_id
 AND t.total_attempt = u.token
 WHERE t.status IN ('PROCESSING');
 
+-- Statements.cancel_held (one row)
+UPDATE "dbtaskqueue_task" AS t
+SET status = 'POISON', final_status = 'POISON', parked_by = NULL, finish_time = strftime('%%Y-%%m-%%d
+    %%H:%%M:%%f', 'now'), last_update_time = strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), process_result =
+    u.reason_text
+FROM (
+    SELECT %(child)s AS child, %(reason_text)s AS reason_text
+) AS u
+WHERE t.id = u.child
+AND t.parked_by = 'parents'
+AND t.status IN ('CREATED', 'PROCESSING')
+RETURNING id, queue_name, watched;
+
 -- Statements.checkout_optimistic (one row)
 UPDATE "dbtaskqueue_task"
 SET status = 'PROCESSING', attempt = attempt + 1, total_attempt = total_attempt + 1, start_time =
@@ -1810,6 +1985,16 @@ FROM (
 ) AS x
 GROUP BY x.q;
 
+-- Statements.count_down (one row)
+UPDATE "dbtaskqueue_hold" AS t
+SET remaining = t.remaining - u.number
+FROM (
+    SELECT %(child)s AS child, %(number)s AS number
+) AS u
+WHERE t.location = %(location)s
+AND t.task_id = u.child
+RETURNING task_id, remaining;
+
 -- Statements.delete_settled (one row)
 DELETE
 FROM "dbtaskqueue_task"
@@ -1848,6 +2033,22 @@ VALUES (%(queue_name)s, %(reference_number)s, %(max_attempts)s, %(priority)s, %(
     strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), NULL, NULL)
 ON CONFLICT (reference_number, queue_name) DO NOTHING
 RETURNING id, create_time;
+
+-- Statements.insert_edges (one row)
+INSERT INTO "dbtaskqueue_dependency" (parent_location, parent_id, child_location, child_id, name, outcome)
+SELECT u.parent_location, u.parent_id, u.child_location, u.child_id, u.name, u.outcome
+FROM (
+    SELECT %(parent_location)s AS parent_location, %(parent_id)s AS parent_id, %(child_location)s AS
+        child_location, %(child_id)s AS child_id, %(name)s AS name, %(outcome)s AS outcome
+) AS u;
+
+-- Statements.insert_holds (one row)
+INSERT INTO "dbtaskqueue_hold" (location, task_id, remaining, on_parent_failure)
+SELECT u.location, u.task_id, u.remaining, u.on_parent_failure
+FROM (
+    SELECT %(location)s AS location, %(task_id)s AS task_id, %(remaining)s AS remaining, %(on_parent_failure)s
+        AS on_parent_failure
+) AS u;
 
 -- Statements.insert_many (error) (one row)
 INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, max_attempts, priority, payload,
