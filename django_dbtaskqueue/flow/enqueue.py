@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any, Unpack, cast
 
 from asgiref.sync import sync_to_async
@@ -24,20 +25,22 @@ from django_dbtaskqueue.core import json as json_payload
 from django_dbtaskqueue.core.columns import COPIED, ENQUEUED, OWN_COLUMNS, EnqueueOptions
 from django_dbtaskqueue.core.durations import MIN_LEASE
 from django_dbtaskqueue.core.exceptions import DuplicateTask, EnqueueError, PayloadError
-from django_dbtaskqueue.core.outcomes import MAX_DELAY
 from django_dbtaskqueue.core.sql.enqueue import REPLACE
 from django_dbtaskqueue.core.states import CREATED
 from django_dbtaskqueue.core.unique import UniqueRule
 from django_dbtaskqueue.db import notify
 from django_dbtaskqueue.db.session import Session, alias_for, model_of
 from django_dbtaskqueue.flow import groups, usage
+from django_dbtaskqueue.flow.parents import checked_parents, insert_related, members
 from django_dbtaskqueue.flow.placement import (
     LEFT_TABLE,
     UNIQUE_OVER_HISTORY,
     PeriodTaken,
     apply_rule,
+    check_choice,
     check_timeout,
     checked_rule,
+    checked_text,
     claim_periods,
     free_capacity,
     free_references,
@@ -46,12 +49,14 @@ from django_dbtaskqueue.flow.placement import (
     own_fields,
     own_values,
     route,
+    seconds_of,
     with_fail_over,
     without_spent,
 )
 from django_dbtaskqueue.models import AbstractTask, Task
 
 Row = dict[str, Any]  # the values of a task's columns, as parameters
+HELD = "held"  # a key of the row of a task that waits for others
 PLAIN_COLUMNS = tuple((column.name, column.db) for column in ENQUEUED if column.type != "jsonb")
 JSON_COLUMNS = tuple((column.name, column.db) for column in ENQUEUED if column.type == "jsonb")
 
@@ -73,6 +78,8 @@ def enqueue(
     keep_due: bool = False,
     lease: timedelta | None = None,
     columns: Mapping[str, object] | None = None,
+    after: Any = None,
+    on_parent_failure: str = "hold",
     timeout: timedelta | None = None,
     using: str | None = None,
 ) -> Task:
@@ -93,6 +100,10 @@ def enqueue(
     started with it take the task. ``lease`` overrides the queue's. ``columns``: values of the columns that only the
     queue's own table has, by field name. ``timeout``: how long to wait for room in a queue with a capacity.
 
+    ``after``: parents, which are tasks or ids of tasks of the same table, or a mapping of names to them. The task waits
+    until all have completed. ``on_parent_failure``: when one ends in ERROR or POISON, the task waits on (``"hold"``,
+    until the parent completes after all), ends in POISON (``"cancel"``), or counts the parent as ended (``"run"``).
+
     Raises ``UnknownQueue``, ``PayloadError``, ``DuplicateTask``, ``QueueFull`` before or instead of any write.
     """
     options = locals()  # the arguments by name, of which row_of takes those that make the row
@@ -112,6 +123,14 @@ def enqueue(
     if timeout is not None:
         check_timeout(timeout)
 
+    parents = None
+    if after is not None:
+        alias, parents = checked_parents(after, on_parent_failure, settings, alias, using)
+        replaces = rule.on_duplicate if rule is not None else on_duplicate
+        if replaces in REPLACE:
+            raise EnqueueError(f"after= does not go with on_duplicate={replaces!r}: a task keeps its parents.")
+        row[HELD] = True
+
     def insert(alias: str) -> Task:
         session = Session(connections[alias], model_of(settings))
         if rule is not None:
@@ -127,7 +146,9 @@ def enqueue(
         with free_capacity(session, queue, settings.capacity, 1, timeout):
             return _insert_grouped(session, queue, row, on_duplicate, keep_due=keep_due)
 
-    if settings.shards and using is None:
+    if parents is not None or members.get() is not None:
+        insert = partial(insert_related, insert, parents, on_parent_failure)
+    if settings.shards and using is None and parents is None:
         return with_fail_over(route(settings, reference, payload), settings.shards, insert)
     return insert(alias)
 
@@ -225,7 +246,7 @@ def _insert_grouped(
 ) -> Task:
     """Insert under the group's lock: at most one task of each group is ready."""
     group = row["group_key"]
-    if group is None:
+    if group is None or HELD in row:  # a task that waits for others enters its group when they have ended
         return _insert(session, queue, row, on_duplicate, keep_due=keep_due, rule=rule)
     with session.atomic():
         groups.lock(session, queue, [group])
@@ -248,14 +269,15 @@ def _insert(
     own, own_params = own_columns(session, row) if row[OWN_COLUMNS] else ((), {})
     bounded = rule is not None and rule.bound is not None
     sql = session.sql.insert(
-        on_duplicate, timed=timed, grouped=grouped, keep_due=keep_due, bounded=bounded, referenced=referenced, own=own
-    )
+        on_duplicate, timed=timed, grouped=grouped, keep_due=keep_due, bounded=bounded, referenced=referenced,
+        held=HELD in row, own=own,
+    )  # fmt: skip
     run_at = None if row["run_at"] is None else session.time_text(row["run_at"])
     returned = session.sql.returned(on_duplicate, timed=timed)
     params = {**row, **own_params, "queue_name": queue, "run_at": run_at}
     del params[OWN_COLUMNS]
     if rule is not None and rule.bound is not None:
-        params["max_wait"] = rule.bound.total_seconds()
+        params["max_wait"] = rule.bound.totalseconds_of()
     for _ in range(MAX_ROUNDS):  # the row in the way may go, or start, between two statements
         written = session.repeat(sql, params)
         if written:
@@ -288,8 +310,8 @@ def _task(session: Session, queue: str, row: Row, written: Row) -> Task:
         written |= {n: session.time(value) for n, value in written.items() if n.endswith("_time") and value is not None}
     values = {"attempt": 0, "reenqueue_attempt": 0, "total_attempt": 0, **written}
     values.setdefault("ready_time", values.setdefault("next_process_time", values["create_time"]))
-    if row["group_key"] is not None:
-        del values["ready_time"]  # whether it is the head of its group is decided next
+    if row["group_key"] is not None or HELD in row:
+        del values["ready_time"]  # whether it is ready is decided next
     values |= {"queue": queue, "status": "CREATED"} | {name: row[column] for name, column in PLAIN_COLUMNS}
     for name, column in JSON_COLUMNS:
         values[name] = None if row[column] is None else json_payload.loads(row[column])
@@ -320,7 +342,6 @@ async def aenqueue(
 
 LAST_YEAR = 9000
 MAX_ROUNDS = 6  # of the two statements of an insert, until another row in the way is given up
-MAX_KEY_LENGTH = 200  # characters of a reference, group or tag
 TEXT_COLUMNS = tuple((column.option, column.db) for column in ENQUEUED if column.option and column.type == "text")
 DURATION_COLUMNS = tuple((column.option, column.db) for column in ENQUEUED if column.option and column.type == "float8")
 ON_DUPLICATE = ("error", "ignore", *REPLACE)
@@ -337,15 +358,15 @@ def row_of(options: Mapping[str, Any], settings: conf.QueueSettings) -> Row:
         "priority": settings.priority if (priority := get("priority")) is None else priority,
         "context": _context(get("context"), limits),
         "max_attempts": settings.max_attempts,
-        "delay": None if (delay := get("delay")) is None else _seconds("delay", delay),
+        "delay": None if (delay := get("delay")) is None else seconds_of("delay", delay),
         "run_at": get("run_at"),
         OWN_COLUMNS: own_values(given, settings) if (given := get(OWN_COLUMNS)) else {},
-        "ttl": None if (ttl := get("ttl") or settings.ttl) is None else _seconds("ttl", ttl),
+        "ttl": None if (ttl := get("ttl") or settings.ttl) is None else seconds_of("ttl", ttl),
     }
     for option, column in TEXT_COLUMNS:
         row[column] = None if (text := get(option)) is None else checked_text(option, text)
     for option, column in DURATION_COLUMNS:
-        row[column] = None if (span := get(option)) is None else _seconds(option, span) or None
+        row[column] = None if (span := get(option)) is None else seconds_of(option, span) or None
     if (lease := get("lease")) and lease < MIN_LEASE:
         raise EnqueueError(f"lease={lease!r} must be at least 100 ms. Leave it out to have the queue's lease.")
     if type(row["priority"]) is not int or not -32768 <= row["priority"] <= 32767:
@@ -370,28 +391,3 @@ def _context(value: Any, limits: json_payload.Limits) -> str | None:
 def joined(place: str, path: str) -> str:
     """Return ``path`` as a path inside ``place``."""
     return f"{place}{path}" if not path or path.startswith("[") else f"{place}.{path}"
-
-
-def checked_text(name: str, value: Any) -> str:
-    """Return a reference, group or tag, or raise for what cannot be one."""
-    if not isinstance(value, str) or not 0 < len(value) <= MAX_KEY_LENGTH or "\0" in value:
-        raise EnqueueError(
-            f"{name}={value!r:.80} must be None or text of 1 to {MAX_KEY_LENGTH} characters without NUL."
-        )
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:
-        raise EnqueueError(f"{name}={value!r:.80} holds a lone surrogate at {error.start}; it is not text.") from None
-    return value
-
-
-def _seconds(name: str, value: Any) -> float:
-    if not isinstance(value, timedelta) or not timedelta(0) <= value <= MAX_DELAY:
-        raise EnqueueError(f"{name}={value!r} must be a timedelta from zero to a hundred years.")
-    return value.total_seconds()
-
-
-def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    """Refuse a word that is none of ``choices``."""
-    if value not in choices:
-        raise EnqueueError(f"{name}={value!r} must be one of {', '.join(map(repr, choices))}.")

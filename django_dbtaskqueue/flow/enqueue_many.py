@@ -23,11 +23,12 @@ from django_dbtaskqueue.db import notify
 from django_dbtaskqueue.db.session import Session, aliases_of, model_for
 from django_dbtaskqueue.flow import groups, usage
 from django_dbtaskqueue.flow.chunks import DERIVED, Batch, Chunks, Rejection, UniformRows
-from django_dbtaskqueue.flow.enqueue import ON_DUPLICATE, Row, check_choice, insert_by_rule
+from django_dbtaskqueue.flow.enqueue import ON_DUPLICATE, Row, insert_by_rule
 from django_dbtaskqueue.flow.placement import (
     LEFT_TABLE,
     UNIQUE_OVER_HISTORY,
     PeriodTaken,
+    check_choice,
     check_timeout,
     checked_rule,
     claim_periods,

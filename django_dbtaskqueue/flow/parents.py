@@ -1,0 +1,194 @@
+"""Parents: what a task waits for, as an enqueue writes it and as its processor reads it."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+
+from django.db import connections, transaction
+
+from django_dbtaskqueue.conf.settings import QueueSettings
+from django_dbtaskqueue.core.exceptions import EnqueueError
+from django_dbtaskqueue.core.states import COMPLETED, ERROR, POISON, TERMINAL
+from django_dbtaskqueue.db.session import Session, model_of
+from django_dbtaskqueue.flow.dependencies import (
+    Changes,
+    TaskKey,
+    after_commit,
+    announce,
+    at,
+    cancel,
+    enter_groups,
+    let_go,
+)
+from django_dbtaskqueue.flow.groups import Groups, lock_in_order
+from django_dbtaskqueue.flow.placement import check_choice, checked_text
+from django_dbtaskqueue.models import AbstractTask, Task, TemporaryTask
+from django_dbtaskqueue.models.workflows import ON_PARENT_FAILURE
+
+ROWS_PER_INSERT = 10_000  # dependencies written, or parents locked, by one statement
+TEMPORARY = TemporaryTask._meta.label_lower
+POLICIES = tuple(policy for policy, _ in ON_PARENT_FAILURE)
+
+
+class Edge(NamedTuple):
+    """A child waits for a parent, and may have a name for it."""
+
+    parent: TaskKey
+    child: TaskKey
+    name: str = ""
+
+
+def attach(session: Session, edges: Sequence[Edge], policies: Mapping[TaskKey, str]) -> None:
+    """Let children wait for their parents. The children are parked for it and were inserted by this transaction.
+
+    ``policies``: all children, each with its ``on_parent_failure``. A parent that has ended counts at once. Raises
+    ``EnqueueError`` for a parent that does not exist. The parents stay locked to the end of the transaction, so none of
+    them can end without seeing that something waits.
+    """
+    with session.atomic():
+        changes = lock_in_order(session, partial(_attach, session, edges, policies))
+        enter_groups(session, changes)
+    announce(session, changes)
+    for location, rows in changes.cancelled.items():
+        if watched := [task_id for task_id, _queue, is_watched in rows if is_watched]:
+            after_commit(at(session, location), watched)
+
+
+def _attach(session: Session, edges: Sequence[Edge], policies: Mapping[TaskKey, str]) -> tuple[Changes, Groups]:
+    statuses = _lock_parents(session, {edge.parent for edge in edges})
+    pending: set[TaskKey] = set()
+    remaining: Counter[TaskKey] = Counter()
+    cancelled: defaultdict[str, dict[int, str]] = defaultdict(dict)
+    rows = []
+    for parent, child, name in edges:
+        status, policy = statuses[parent], policies[child]
+        counts = status == COMPLETED or (policy == "run" and status in TERMINAL)
+        if not counts:
+            remaining[child] += 1
+            pending.add(parent)
+        if policy == "cancel" and status in (ERROR, POISON):
+            cancelled[child.location][child.id] = f"Cancelled: parent task {parent.id} ended as {status}."
+        rows.append({
+            "parent_location": parent.location, "parent_id": parent.id, "child_location": child.location,
+            "child_id": child.id, "name": name, "outcome": status if counts else None,
+        })  # fmt: skip
+    for there, ids in _by_table(session, pending):
+        there.run(there.sql.watch, {"ids": ids})
+    for start in range(0, len(rows), ROWS_PER_INSERT):
+        session.run(session.sql.insert_edges, {"rows": json.dumps(rows[start : start + ROWS_PER_INSERT])})
+    changes, free = Changes(), defaultdict(list)
+    holds = []
+    for child, policy in policies.items():
+        if not remaining[child]:
+            free[child.location].append(child.id)
+            continue
+        holds.append({
+            "location": child.location, "task_id": child.id, "remaining": remaining[child], "on_parent_failure": policy,
+        })  # fmt: skip
+    for start in range(0, len(holds), ROWS_PER_INSERT):
+        session.run(session.sql.insert_holds, {"rows": json.dumps(holds[start : start + ROWS_PER_INSERT])})
+    for location, ids in free.items():
+        changes.released += let_go(session, location, ids)
+    for location, reasons in cancelled.items():
+        changes.cancelled[location] = cancel(at(session, location), reasons)
+    return changes, changes.groups
+
+
+def _lock_parents(session: Session, parents: Collection[TaskKey]) -> dict[TaskKey, str]:
+    """Lock parents and return their statuses."""
+    statuses: dict[TaskKey, str] = {}
+    for there, ids in _by_table(session, parents):
+        rows = there.run(there.sql.lock_parents, {"ids": ids})
+        statuses |= {TaskKey(there.location, task_id): status for task_id, status in rows}
+    if missing := sorted(set(parents) - statuses.keys()):
+        names = ", ".join(str(key.id) for key in missing[:5]) + ("" if len(missing) <= 5 else ", …")
+        raise EnqueueError(
+            f"after= names tasks that are not in the table {missing[0].location}: {names}. Enqueue parents first. A "
+            "task that completed may have left the table: then leave it out."
+        )
+    return statuses
+
+
+def _by_table(session: Session, keys: Iterable[TaskKey]) -> Iterator[tuple[Session, Any]]:
+    """Yield the ids of tasks, in order, as array parameters for statements on their tables."""
+    ids: defaultdict[str, list[int]] = defaultdict(list)
+    for location, task_id in sorted(keys):
+        ids[location].append(task_id)
+    for location, of_table in ids.items():
+        there = at(session, location)
+        for start in range(0, len(of_table), ROWS_PER_INSERT):
+            yield there, there.sql.dialect.array(of_table[start : start + ROWS_PER_INSERT])
+
+
+# -- enqueue -----------------------------------------------------------------------------------------------------------
+
+members: ContextVar[Members | None] = ContextVar("dbtaskqueue_members", default=None)
+
+
+class Members(Protocol):
+    """Takes note of the tasks that are enqueued inside a block."""
+
+    def add(self, alias: str, queue: str, keys: Sequence[TaskKey]) -> None:
+        """Take note of tasks, in the transaction that inserted them."""
+
+
+def checked_parents(
+    after: Any, policy: str, settings: QueueSettings, alias: str, using: str | None
+) -> tuple[str, dict[TaskKey, str]]:
+    """Return the database of some parents, and their keys with the names that the child has for them."""
+    check_choice("on_parent_failure", policy, POLICIES)
+    if isinstance(after, AbstractTask | int):
+        after = [after]
+    pairs = list(after.items()) if isinstance(after, Mapping) else [("", parent) for parent in after]
+    location = model_of(settings)._meta.label_lower
+    aliases = {str(parent._state.db) for _, parent in pairs if isinstance(parent, AbstractTask)}
+    if settings.shards and using is None:
+        alias = next(iter(sorted(aliases)), alias)
+    if aliases - {alias}:
+        raise EnqueueError(
+            f"after= names tasks of the database {min(aliases - {alias})!r}, and this task goes to {alias!r}. A task "
+            "can wait only for tasks of its own database: no transaction spans two."
+        )
+    keys: dict[TaskKey, str] = {}
+    for name, parent in pairs:
+        key = _key(parent, location)
+        if key.location == TEMPORARY != location:
+            raise EnqueueError(
+                f"after= names the temporary task {key.id}. A crash of the server empties the table of temporary "
+                "tasks, and this task would wait for ever. Let both queues be temporary, or none."
+            )
+        keys[key] = checked_text("name of a parent", name) if name != "" else ""
+    return alias, keys
+
+
+def _key(parent: Any, location: str) -> TaskKey:
+    if isinstance(parent, AbstractTask) and parent.pk is not None:
+        return TaskKey(parent._meta.label_lower, parent.pk)
+    if type(parent) is int:
+        return TaskKey(location, parent)
+    raise EnqueueError(
+        f"after={parent!r:.80} must be a task that enqueue() returned, or the id of a task in the table {location}; "
+        "or a list of them, or a mapping of names to them."
+    )
+
+
+def insert_related(
+    insert: Callable[[str], Task], parents: Mapping[TaskKey, str] | None, policy: str, alias: str
+) -> Task:
+    """Insert one task that waits for parents, or that a block takes note of. Nothing happens for one not inserted."""
+    with transaction.atomic(using=alias):
+        task = insert(alias)
+        if task.enqueue_note:
+            return task
+        key = TaskKey(task._meta.label_lower, task.pk)
+        if parents is not None:
+            session = Session(connections[alias], type(task))
+            attach(session, [Edge(parent, key, name) for parent, name in parents.items()], {key: policy})
+        if (block := members.get()) is not None:
+            block.add(alias, task.queue, [key])
+    return task

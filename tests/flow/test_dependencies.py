@@ -1,0 +1,252 @@
+"""Tasks that wait for others: when they start, and what happens when a parent fails."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import transaction
+
+from django_dbtaskqueue import enqueue, queue
+from django_dbtaskqueue.core.exceptions import EnqueueError
+from django_dbtaskqueue.core.lease import Lease
+from django_dbtaskqueue.core.states import POISON
+from django_dbtaskqueue.db.session import Session
+from django_dbtaskqueue.flow import dependencies, move, retention
+from django_dbtaskqueue.models import Dependency, Hold, Task, TaskHistory
+from tests.factories import make_task
+from tests.support import at_once
+
+pytestmark = pytest.mark.django_db(databases=["default", "sqlite"], transaction=True)
+
+
+@pytest.fixture
+def put(alias: str) -> Callable[..., Task]:
+    return lambda *args, **options: enqueue(*(args or ("parcels",)), using=alias, **options)
+
+
+def take(alias: str, name: str = "parcels") -> Lease | None:
+    return queue(name, using=alias).take()
+
+
+def taken(alias: str, name: str = "parcels") -> Lease:
+    lease = take(alias, name)
+    assert lease is not None
+    return lease
+
+
+def state(task: Task) -> tuple[str, str | None]:
+    row = Task.objects.using(task._state.db).get(pk=task.pk)
+    return row.status, row.parked_by
+
+
+def test_a_task_waits_for_all_of_its_parents(alias: str, put: Callable[..., Task]) -> None:
+    first, second = put(), put("letters")
+    child = put(after=[first, second])
+    assert state(child) == ("CREATED", "parents")
+    lease = taken(alias)
+    assert lease.id == first.pk
+    lease.complete()
+    assert take(alias) is None
+    taken(alias, "letters").complete()
+    assert state(child) == ("CREATED", None)
+    assert taken(alias).id == child.pk
+    assert not Hold.objects.using(alias).exists()
+    assert set(Dependency.objects.using(alias).values_list("outcome", flat=True)) == {"COMPLETED"}
+
+
+def test_a_parent_may_be_an_id_and_the_call_takes_one_alone(alias: str, put: Callable[..., Task]) -> None:
+    parent = put()
+    child = put(after=parent.pk)
+    other = put(after=parent)
+    taken(alias).complete()
+    assert {taken(alias).id, taken(alias).id} == {child.pk, other.pk}
+
+
+def test_a_parent_that_has_completed_counts_at_once(alias: str, put: Callable[..., Task]) -> None:
+    done, other = put(), put()
+    taken(alias).complete()
+    assert state(put(after=[done])) == ("CREATED", None)
+    child = put(after=[done, other])
+    assert state(child) == ("CREATED", "parents")
+    assert Hold.objects.using(alias).get().remaining == 1
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
+@pytest.mark.parametrize(("policy", "status", "parked"), [
+    ("hold", "CREATED", "parents"), ("cancel", "POISON", None), ("run", "CREATED", None),
+])  # fmt: skip
+def test_a_parent_fails(
+    alias: str, put: Callable[..., Task], policy: str, status: str, parked: str | None, before: bool
+) -> None:
+    """The same whether the child was there before its parent failed, or comes after."""
+    parent = put()
+    child = put(after=[parent], on_parent_failure=policy) if before else None
+    taken(alias).poison("bad")
+    child = child or put(after=[parent], on_parent_failure=policy)
+    assert state(child) == (status, parked)
+    if policy == "cancel":
+        text = Task.objects.using(alias).get(pk=child.pk).process_result
+        assert text == f"Cancelled: parent task {parent.pk} ended as POISON."
+
+
+def test_a_child_on_hold_starts_when_its_parent_completes_after_all(alias: str, put: Callable[..., Task]) -> None:
+    parent = put()
+    child = put(after=[parent])
+    taken(alias).poison()
+    assert move.change(Task.objects.using(alias).filter(pk=parent.pk), "kick") == 1
+    taken(alias).complete()
+    assert state(child) == ("CREATED", None)
+
+
+def test_a_cancelled_child_cancels_its_children(alias: str, put: Callable[..., Task]) -> None:
+    """A long chain, each link of which is told in one loop."""
+    links = [put()]
+    for _ in range(300):
+        links.append(put(after=links[-1], on_parent_failure="cancel"))
+    last = put(after=links[-1], on_parent_failure="run")
+    taken(alias).poison()
+    assert {state(link) for link in links} == {(str(POISON), None)}
+    assert taken(alias).id == last.pk
+
+
+def test_an_operator_cancels_a_parent(alias: str, put: Callable[..., Task]) -> None:
+    parent = put()
+    child = put(after=[parent], on_parent_failure="cancel")
+    move.change(Task.objects.using(alias).filter(pk=parent.pk), "cancel")
+    assert state(child) == ("POISON", None)
+
+
+@pytest.mark.parametrize(("policy", "parked"), [("hold", "parents"), ("run", None)])
+def test_an_operator_deletes_a_parent(alias: str, put: Callable[..., Task], policy: str, parked: str | None) -> None:
+    parent = put()
+    child = put(after=[parent], on_parent_failure=policy)
+    move.delete(Task.objects.using(alias).filter(pk=parent.pk))
+    assert state(child) == ("CREATED", parked)
+    assert Dependency.objects.using(alias).get().outcome == "DELETED"
+
+
+@pytest.mark.parametrize("keep", ["history", "delete"])
+def test_parents_that_leave_the_table_count(alias: str, put: Callable[..., Task], settings: Any, keep: str) -> None:
+    settings.DBTASKQUEUE = {"QUEUES": {"parcels": {"keep": keep}}}
+    child = put(after=[put()])
+    taken(alias).complete()
+    assert state(child) == ("CREATED", None)
+
+
+@pytest.mark.parametrize("left", ["history", "nothing"])
+def test_a_sweep_finds_parents_whose_process_died(alias: str, put: Callable[..., Task], left: str) -> None:
+    """The process died between the commit that moved the parent and the one that tells it."""
+    parent = put()
+    child = put(after=[parent])
+    row = Task.objects.using(alias).filter(pk=parent.pk)
+    if left == "history":
+        TaskHistory.objects.using(alias).create(task_id=parent.pk, queue="parcels", status="COMPLETED")
+    row._raw_delete(alias)
+    assert dependencies.sweep_missing(Session.on(alias), 0) == 0
+    assert state(child) == ("CREATED", None)
+
+
+def test_a_child_in_a_group_takes_its_place(alias: str, put: Callable[..., Task]) -> None:
+    parent, head = put("letters"), put(group="g")
+    child = put(after=[parent], group="g")
+    taken(alias, "letters").complete()
+    assert state(child) == ("CREATED", "group")
+    lease = taken(alias)
+    assert lease.id == head.pk
+    lease.complete()
+    assert taken(alias).id == child.pk
+
+
+def test_a_chain_inside_one_group(alias: str, put: Callable[..., Task]) -> None:
+    tasks = [put(group="g")]
+    for _ in range(3):
+        tasks.append(put(group="g", after=tasks[-1]))
+    for task in tasks:
+        lease = taken(alias)
+        assert lease.id == task.pk
+        lease.complete()
+
+
+def test_a_delay_and_a_wait_both_count(alias: str, put: Callable[..., Task]) -> None:
+    child = put(after=[put()], delay=timedelta(hours=1))
+    taken(alias).complete()
+    row = Task.objects.using(alias).get(pk=child.pk)
+    assert row.parked_by is None and row.ready_time - row.create_time >= timedelta(minutes=59)
+
+
+def test_the_transaction_of_the_caller_decides(alias: str, put: Callable[..., Task]) -> None:
+    parent = put()
+    with pytest.raises(RuntimeError), transaction.atomic(using=alias):
+        put(after=[parent])
+        raise RuntimeError
+    assert not Dependency.objects.using(alias).exists()
+    assert Task.objects.using(alias).get().watched is None
+
+
+@pytest.mark.parametrize(("after", "says"), [
+    ([10**9], "not in the table"), (["x"], "must be a task"), ([True], "must be a task"),
+])  # fmt: skip
+def test_a_parent_that_is_none_is_refused(alias: str, put: Callable[..., Task], after: Any, says: str) -> None:
+    with pytest.raises(EnqueueError, match=says):
+        put(after=after)
+    assert not Task.objects.using(alias).exists()
+
+
+def test_what_cannot_be_kept_is_refused(alias: str, put: Callable[..., Task], settings: Any) -> None:
+    settings.DBTASKQUEUE = {"QUEUES": {"parcels": {}, "scratch": {"temporary": True}}}
+    parent = put("scratch")
+    with pytest.raises(EnqueueError, match="temporary"):
+        put(after=[parent])
+    child = put("scratch", after=[put()])
+    taken(alias).complete()
+    assert taken(alias, "scratch").id == parent.pk
+    assert taken(alias, "scratch").id == child.pk
+    kept = put()
+    with pytest.raises(EnqueueError, match="on_parent_failure"):
+        put(after=[kept], on_parent_failure="wait")
+    with pytest.raises(EnqueueError, match="on_duplicate='replace'"):
+        put(reference="r", after=[kept], on_duplicate="replace")
+    other = enqueue("parcels", using="sqlite" if alias == "default" else "default")
+    with pytest.raises(EnqueueError, match="own database"):
+        put(after=[other])
+
+
+def test_retention_keeps_a_parent_that_a_child_waits_for(alias: str, put: Callable[..., Task]) -> None:
+    parent = put()
+    child = put(after=[parent])
+    taken(alias).poison()
+    cursor = retention.RetentionCursor("parcels", "POISON")
+    assert retention.housekeep_batch(Session.on(alias), cursor, older_than=timedelta(0)) == 0
+    move.change(Task.objects.using(alias).filter(pk=parent.pk), "kick")
+    taken(alias).complete()
+    cursor = retention.RetentionCursor("parcels", "COMPLETED")
+    assert retention.housekeep_batch(Session.on(alias), cursor, older_than=timedelta(0)) == 1
+    assert taken(alias).id == child.pk
+
+
+def test_parents_that_end_at_the_same_time_let_a_child_go_once() -> None:
+    """Each of many threads ends a parent of the same two children."""
+    parents = [enqueue("parcels") for _ in range(8)]
+    children = {enqueue("letters", after=parents).pk, enqueue("letters", group="g", after=parents).pk}
+
+    def end(_: int) -> None:
+        taken("default").complete()
+
+    at_once(8, end)
+    dependencies.sweep(Session.on("default"))
+    assert {taken("default", "letters").id, taken("default", "letters").id} == children
+    assert not Hold.objects.exists()
+
+
+def test_a_sweep_tells_an_end_that_was_told_before_only_once(alias: str, put: Callable[..., Task]) -> None:
+    parents = [make_task(POISON, using=alias, watched=True), put()]
+    child = put(after=parents, on_parent_failure="run")
+    session = Session.on(alias)
+    for _ in range(2):
+        dependencies.ended(session, [parents[0].pk])
+        dependencies.sweep(session)
+    assert Hold.objects.using(alias).get().remaining == 1
+    assert state(child) == ("CREATED", "parents")
