@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import threading
 from collections import Counter
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Sequence
 from datetime import timedelta
 from typing import NamedTuple, TypeVar
 
@@ -16,6 +16,7 @@ from django_dbtaskqueue.conf.cron import check_timing, default_zone
 from django_dbtaskqueue.core import codecs, masking
 from django_dbtaskqueue.core.retry import AnyPolicy
 from django_dbtaskqueue.core.unique import UniqueRule
+from django_dbtaskqueue.flow.middleware import Middleware
 from django_dbtaskqueue.flow.run import Processor
 
 F = TypeVar("F", bound=Callable[..., object])
@@ -54,6 +55,7 @@ def processor(
     executor: object = None,
     unique: UniqueRule | str | None = None,
     using: str | None = None,
+    middleware: Sequence[Middleware] = (),
 ) -> Callable[[F], F]:
     """Register the decorated function (sync or async), or class with a ``process(task)`` method, for a queue.
 
@@ -79,7 +81,8 @@ def processor(
     ``slots`` (or workers).
 
     ``unique``: the rule of uniqueness of the queue's tasks, ``Unique``, ``Throttle`` or ``Debounce``; it is in force in
-    each process that knows this processor or the setting ``unique`` of the queue.
+    each process that knows this processor or the setting ``unique`` of the queue. ``middleware``: factories, or dotted
+    paths, of what is called around this processor, inside ``DBTASKQUEUE["MIDDLEWARE"]``.
 
     What is None here is taken from the settings; ``DBTASKQUEUE["QUEUES"]`` overrides all of it. Raises
     ``ImproperlyConfigured`` for a second processor of the same payload type, and for what cannot work.
@@ -88,8 +91,8 @@ def processor(
     def register_it(function: F) -> F:
         register(
             queue, function, payload=payload, mode=mode, batch=batch, concurrency=concurrency, executor=executor,
-            using=using, retry=retry, max_attempts=max_attempts, lease=lease, timeout=timeout, reenqueue=reenqueue,
-            unique=unique,
+            using=using, middleware=middleware, retry=retry, max_attempts=max_attempts, lease=lease, timeout=timeout,
+            reenqueue=reenqueue, unique=unique,
         )  # fmt: skip
         return function
 
@@ -106,6 +109,7 @@ def register(
     concurrency: int | None = None,
     executor: object = None,
     using: str | None = None,
+    middleware: Sequence[Middleware] = (),
     row_type: str | None = None,
     **settings: object,
 ) -> Processor:
@@ -124,7 +128,7 @@ def register(
     made = Processor(
         queue, call, payload=payload, mode=mode, policy=parsed.get("retry"), timeout=parsed.get("timeout"),
         is_async=is_async, reenqueue=parsed.get("reenqueue"), batch=batch, concurrency=concurrency, executor=executor,
-        using=using, row_type=row_type, declared=declared,
+        using=using, middleware=middleware, row_type=row_type, declared=declared,
     )  # fmt: skip
     _check(made)
     with _lock:

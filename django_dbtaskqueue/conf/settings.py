@@ -51,6 +51,7 @@ class Settings:
     heartbeat: timedelta = timedelta(seconds=5)
     payload_max_bytes: int = 1_048_576
     listeners: Sequence[str] = ()  # dotted paths of signals.Listener classes
+    middleware: Sequence[str] = ()  # dotted paths of factories, called around each processor; the first is outermost
     objectives: Mapping[str, str] = field(default_factory=dict)  # of the pipeline's report: queue or "*" -> "99%/5m"
     can_operate: str | None = None  # dotted path of (user, verb, queue) -> bool: narrows permissions per queue
     can_view: str | None = None  # dotted path of (user, queue) -> bool: hides queues from users
@@ -84,7 +85,7 @@ AGE_SETTINGS = ("housekeeping", *(field.name for field in fields(Settings) if fi
 TOP_RULES: dict[str, rules.Rule] = {
     "database": rules.ALIAS,
     "listen": (_is_text_by_name, 'a dict of alias to the alias past its pooler, such as {"default": "direct"}'),
-    "listeners": (_are_texts, "a list of dotted paths"),
+    **dict.fromkeys(("listeners", "middleware"), (_are_texts, "a list of dotted paths")),
     "can_operate": (lambda v: v is None or isinstance(v, str), "the dotted path of (user, verb, queue) -> bool"),
     "can_view": (lambda v: v is None or isinstance(v, str), "the dotted path of (user, queue) -> bool"),
     "mask": (_are_texts, 'a list of parts of keys such as "password"'),

@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 __all__ = [
-    "CheckFailed", "DuplicateTask", "EnqueueError", "JobOptionError", "LakeError", "LeaseLost", "OperationRefused",
-    "PayloadError", "PipelineError", "ProcessDied", "QueueFull", "ReenqueueDelayMissing", "SearchError",
-    "SearchTooSlow", "TaskCancelled", "TaskQueueError", "UnknownQueue",
+    "CheckFailed", "DuplicateTask", "EnqueueError", "JobOptionError", "LakeError", "LeaseLost", "MiddlewareError",
+    "OperationRefused", "PayloadError", "PipelineError", "ProcessDied", "QueueFull", "ReenqueueDelayMissing",
+    "SearchError", "SearchTooSlow", "TaskCancelled", "TaskQueueError", "UnknownQueue",
 ]  # fmt: skip
 
 
@@ -122,6 +122,21 @@ class TaskCancelled(TaskQueueError):
             f"Task {task_id} has to stop: it was cancelled, its timeout is over, its lease is lost, or its poller does "
             "not wait for it. No outcome of this run is stored."
         )
+
+
+class MiddlewareError(TaskQueueError):
+    """The middleware around a processor failed, and the processor did not. The attempt fails.
+
+    ``middleware`` is its dotted path; ``__cause__`` is what it raised, if it raised.
+    """
+
+    def __init__(self, middleware: str, reason: str) -> None:
+        self.middleware, self.reason = middleware, reason
+        super().__init__(f"Middleware {middleware} failed: {reason}")
+
+    def __reduce__(self) -> tuple[type[MiddlewareError], tuple[str, str]]:
+        """Let another process make it again: ``args`` holds the message only."""
+        return type(self), (self.middleware, self.reason)
 
 
 class ReenqueueDelayMissing(TaskQueueError):

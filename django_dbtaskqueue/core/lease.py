@@ -118,6 +118,7 @@ class Lease:
     lost: str = ""  # the verb that could not be written, because the lease was gone
     # Whether the run has to stop: it was cancelled, its timeout is over, its lease is lost, or its poller stops now.
     cancelled: bool = False
+    guard: str = ""  # the middleware that runs now and may not settle
 
     @property
     def payload(self) -> Any:
@@ -226,6 +227,8 @@ class Lease:
         return LeaseLost(self.id, self.total_attempt, verb)
 
     def _settle(self, outcome: Outcome) -> None:
+        if self.guard:
+            raise TaskQueueError("It settled the task, which changes the outcome. Set its changes_outcome = True")
         self.touched = True
         self.port.settle(self, outcome)
 

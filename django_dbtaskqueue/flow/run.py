@@ -2,7 +2,8 @@
 
 1. ``refusal``   is the task expired, or is there no processor for it here? Then it does not start.
 2. ``prepare``   decode the payload and the context; what cannot be decoded fails for good.
-3. ``perform``   call the processor; an exception means failure, everything else is an outcome it returns.
+3. ``perform``   call the processor, with the middleware around it; an exception means failure, everything else is
+                 an outcome it returns.
 4. ``run``       the three together, decided (``flow.decide``): what is to be written.
 
 Nothing is written here, except in atomic mode: there the outcome and the processor's writes commit together.
@@ -12,16 +13,19 @@ Nothing is written here, except in atomic mode: there the outcome and the proces
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from typing import Any
+from weakref import WeakSet
 
+from django.core.signals import setting_changed
 from django.db import transaction
 from django.db.utils import InterfaceError, OperationalError
 
+from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core import codecs, context
 from django_dbtaskqueue.core import json as json_payload
 from django_dbtaskqueue.core.exceptions import LeaseLost, TaskQueueError
@@ -39,6 +43,7 @@ from django_dbtaskqueue.core.outcomes import (
 from django_dbtaskqueue.core.sql import NO_HANDLER, UNREADABLE
 from django_dbtaskqueue.db import liveness
 from django_dbtaskqueue.flow.decide import decide_call, failure
+from django_dbtaskqueue.flow.middleware import Call, Middleware, surrounded
 
 logger = logging.getLogger("django_dbtaskqueue")
 DONE = Complete()  # what nearly every processor means
@@ -47,12 +52,12 @@ PROCESS = "process"  # as ``executor=``: child processes of the poller
 current_lease: ContextVar[Lease | None] = ContextVar("dbtaskqueue_lease", default=None)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Processor:
     """The user's function for one queue (and one payload type of it), and how it wants to be run."""
 
     queue: str
-    function: Callable[[Any], Any]
+    function: Call
     payload: type | None = None
     mode: str = "separate"
     policy: Any = None
@@ -65,10 +70,27 @@ class Processor:
     using: str | None = None  # the database it says it writes to
     row_type: str | None = None  # what rows name it by, if that is no payload class
     declared: Mapping[str, Any] = field(default_factory=dict)
+    middleware: Sequence[Middleware] = ()  # its own, inside that of the settings
     plain: bool = field(init=False)  # one task per call, without a limit of its own
+    call: Call | None = field(init=False, default=None)  # ``function`` with all middleware around it
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "plain", self.batch is None and self.concurrency is None)
+
+    def __getstate__(self) -> list[object]:
+        """Return what is sent to another process, which makes its own middleware."""
+        return [None if one.name == "call" else getattr(self, one.name) for one in fields(self)]
+
+    def with_middleware(self) -> Call:
+        """Return ``function`` with all middleware around it, and keep that as ``call``.
+
+        Raises ``ImproperlyConfigured`` for a middleware that cannot be used.
+        """
+        middleware = (*conf.settings().middleware, *self.middleware)
+        call = surrounded(self.function, middleware, is_async=self.is_async)
+        object.__setattr__(self, "call", call)
+        _with_middleware.add(self)
+        return call
 
     def decode(self, lease: Lease) -> None:
         """Set the lease's payload and context. Raise ``PayloadError``, or another error, for what cannot be decoded."""
@@ -88,6 +110,19 @@ class Processor:
     def payload_type(self) -> str | None:
         """The payload type as rows name it; None for plain JSON."""
         return self.row_type if self.payload is None else codecs.type_name(self.payload)
+
+
+_with_middleware: WeakSet[Processor] = WeakSet()
+
+
+def _reset(*, setting: str, **_: object) -> None:
+    if setting == "DBTASKQUEUE":
+        for processor in _with_middleware:
+            object.__setattr__(processor, "call", None)
+        _with_middleware.clear()
+
+
+setting_changed.connect(_reset)
 
 
 def _mapping(context: Any) -> dict[str, Any]:
@@ -191,7 +226,7 @@ def perform(lease: Lease, processor: Processor) -> Outcome | None:
             if processor.mode == "atomic":
                 _call_atomic(lease, processor)
                 return None
-            value = processor.function(lease)
+            value = (processor.call or processor.with_middleware())(lease)
             outcome = DONE if value is None else as_outcome(value)
         except BaseException as error:
             return _failed(lease, error)
@@ -217,7 +252,7 @@ class _Transaction(transaction.Atomic):
 def _call_atomic(lease: Lease, processor: Processor) -> None:
     """The processor's writes and the settle commit together, or neither does."""
     with _Transaction(lease.port.alias):
-        outcome = as_outcome(processor.function(lease))
+        outcome = as_outcome((processor.call or processor.with_middleware())(lease))
         if _is_open(lease):
             lease.port.settle_last(lease, outcome)
 
@@ -242,7 +277,7 @@ async def perform_async(lease: Lease, processor: Processor) -> Outcome | None:
     with context.restored(lease.context) if lease.decoded_context or context.ambient.get() else NO_CONTEXT:
         token = current_lease.set(lease)
         try:
-            value = await processor.function(lease)
+            value = await (processor.call or processor.with_middleware())(lease)
             outcome = DONE if value is None else as_outcome(value)
         except Exception as error:
             return _failed(lease, error)
@@ -286,7 +321,7 @@ async def perform_batch_async(leases: Sequence[Lease], processor: Processor) -> 
         outcomes: Iterable[Outcome | None]
         with context.only({}):
             try:
-                outcomes = _shared_out(await processor.function(readable), readable)
+                outcomes = _shared_out(await (processor.call or processor.with_middleware())(readable), readable)
             except Exception as error:
                 outcomes = [_failed(lease, error) for lease in readable]
         unreadable.update(zip(readable, outcomes, strict=True))
@@ -302,7 +337,7 @@ def _sorted_out(leases: Iterable[Lease], processor: Processor) -> tuple[dict[Lea
 
 def _separate_batch(leases: list[Lease], processor: Processor) -> Sequence[Outcome | None]:
     try:
-        return _shared_out(processor.function(leases), leases)
+        return _shared_out((processor.call or processor.with_middleware())(leases), leases)
     except BaseException as error:
         return [_failed(lease, error) for lease in leases]
 
@@ -328,7 +363,7 @@ def _each(value: Any, leases: list[Lease]) -> Sequence[Any]:
 def _atomic_batch(leases: list[Lease], processor: Processor) -> Sequence[Outcome | None]:
     try:
         with _Transaction(leases[0].port.alias):
-            outcomes = map(as_outcome, _each(processor.function(leases), leases))
+            outcomes = map(as_outcome, _each((processor.call or processor.with_middleware())(leases), leases))
             pairs = [pair for pair in zip(leases, outcomes, strict=True) if _is_open(pair[0])]
             if len(pairs) == 1:
                 leases[0].port.settle(*pairs[0])

@@ -36,7 +36,8 @@ def check_settings(**_: object) -> list[CheckMessage]:
         return [Error(str(error), id="dbtaskqueue.E001")]
     processors = [processor for queue in registry.queues() for processor in registry.processors(queue)]
     found = [problem for processor in processors for problem in _problems(processor)]
-    return [*_engines(queues), *_places(queues), *found, *_listeners(), *_doubts(queues), *_apps()]
+    middleware = _middleware(processors)
+    return [*_engines(queues), *_places(queues), *found, *_listeners(), *middleware, *_doubts(queues), *_apps()]
 
 
 @register(Tags.database)
@@ -139,6 +140,18 @@ def _listeners() -> Iterator[CheckMessage]:
             signals.made(path)
     except ImproperlyConfigured as error:
         yield Error(str(error), id="dbtaskqueue.E006")
+
+
+def _middleware(processors: Iterable[Processor]) -> Iterator[CheckMessage]:
+    """E011: DBTASKQUEUE["MIDDLEWARE"], or that of a processor, names what cannot be called around a processor."""
+    reasons = {path: _cannot_import(path) for path in conf.settings().middleware}
+    faults = [f"Middleware {path!r} cannot be imported: {reason}" for path, reason in reasons.items() if reason]
+    for processor in processors:
+        try:
+            processor.with_middleware()
+        except ImproperlyConfigured as error:
+            faults.append(str(error))
+    yield from (Error(fault, id="dbtaskqueue.E011") for fault in dict.fromkeys(faults))
 
 
 def _doubts(queues: Mapping[str, conf.QueueSettings]) -> Iterator[CheckMessage]:

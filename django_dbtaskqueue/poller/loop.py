@@ -86,6 +86,9 @@ class Poller:
         if self._threads:
             raise RuntimeError(f"Poller {self.instance} is {self.state} and cannot be started again.")
         signals.load()
+        for queue in self._by_name:
+            for processor in registry.processors(queue):
+                processor.with_middleware()  # a wrong one is refused here, before a task is taken
         self.state = "ENDING" if self.stopping else "STARTUP"
         registry.watch(self._registered)
         observe.of_poller("poller_started", self)

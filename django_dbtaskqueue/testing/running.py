@@ -308,17 +308,21 @@ def _call(lease: Lease, processor: Processor) -> Settlement | None:
 def _watched(processor: Processor, returned: list[Any]) -> Processor:
     """Return the processor so that what it returns is noted: what it did not return, it raised."""
 
+    surrounded = processor.with_middleware()
+
     def call(task: Any) -> Any:
-        value = processor.function(task)
+        value = surrounded(task)
         returned.extend(value if isinstance(value, list) else [value])  # a batch processor may return a list
         return value
 
     async def call_async(task: Any) -> Any:
-        value = await processor.function(task)
+        value = await surrounded(task)
         returned.extend(value if isinstance(value, list) else [value])
         return value
 
-    return replace(processor, function=call_async if processor.is_async else call)
+    watched = replace(processor)
+    object.__setattr__(watched, "call", call_async if processor.is_async else call)
+    return watched
 
 
 @contextmanager

@@ -25,6 +25,7 @@ MAY_LOAD = {
     "operations.permissions": "import_string: the settings",
     "pipeline.jobs": "import_module: the list of jobs",
     "poller.executors.isolated": "import_string: the names of registered processors, never of a row",
+    "flow.middleware": "import_string: paths of the settings and of processors",
     "poller.executors.pool": "import_string: `executor=` of a processor, and the command line",
     "signals": "import_string: the settings",
 }

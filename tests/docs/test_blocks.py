@@ -47,6 +47,7 @@ def reader(
     postgres_process_database: ProcessDatabase,
     settings: SettingsWrapper,
     taskqueue_registry: None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Reader]:
     folder = tmp_path / "project"
     page = getattr(request, "param", REPOSITORY / "README.md")
@@ -54,6 +55,7 @@ def reader(
         shutil.copytree(Path(__file__).parent / "existing_project", folder)
     else:
         folder.mkdir()
+        monkeypatch.syspath_prepend(folder)  # a file that a block names can be imported
     if page.name == "http-api.md":
         settings.DBTASKQUEUE = {**settings.DBTASKQUEUE, "API": True}
         settings.ROOT_URLCONF = "tests.docs.api_urls"
