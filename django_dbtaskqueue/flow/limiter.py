@@ -1,22 +1,25 @@
 """Limits of a queue over all pollers: how many of its tasks run at a time, and how many start in a time.
 
 A checkout of a limited queue is one transaction that begins with a lock on the queue's row in ``QueueLimit``. The row
-names the leases that count. Whether they hold is read from the tasks, so a killed poller leaves no count behind. The
-row also has the tokens of the rate. Two pollers cannot exceed a limit together, because they take turns at the row.
+names the leases that count, as ``id:total_attempt``. Some of them may have ended, so their number is an upper bound. A
+checkout reads the tasks only if the bound does not leave room. So a killed poller leaves no count behind. The row also
+has the tokens of the rate. Two pollers cannot exceed a limit together, because they take turns at the row.
 """
 
 from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterable, Mapping
-from itertools import chain
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from math import floor
+from uuid import uuid4
 
 from django.db import OperationalError
 
 from django_dbtaskqueue.conf.queue import QueueSettings
-from django_dbtaskqueue.core.lease import LEASED
+from django_dbtaskqueue.core.lease import LEASED, Lease
 from django_dbtaskqueue.db.session import Params, Row, Session
 
 MAX_UNWATCHED_S = 30.0  # without a checkout: then the leases are found anew, because the limit may have been off
@@ -24,9 +27,23 @@ MIN_TOKEN_PAUSE_S = 0.01  # until the next poll of a queue that waits for tokens
 LOCKED_PAUSE_S = 0.05  # until the next poll of a queue whose row another transaction holds
 LOCK_TIMEOUT_SQLSTATE = "55P03"
 TOKEN_ROUNDING = 1e-6  # tokens that are missing only because floats are rounded
+MAX_ENDED_LEASES = 20_000  # that a process remembers for a queue; a forgotten one is found by the next exact count
 TOTAL_ATTEMPT = [column.name for column in LEASED].index("total_attempt")
 Fence = tuple[int, int]  # a lease: id and total_attempt of its task
 TakeRows = Callable[[Params], list[Row]]  # takes at most ``limit`` rows
+
+
+@dataclass(eq=False)
+class _Memory:
+    """What this process knows of a queue's row: its content, while ``stamp`` is the row's, and leases that ended."""
+
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    stamp: str = ""
+    leases: set[str] = field(default_factory=set)
+    ended: deque[str] = field(default_factory=lambda: deque(maxlen=MAX_ENDED_LEASES))
+
+
+_memories: dict[tuple[str, str], _Memory] = {}  # by alias and queue, where a poller of this process takes tasks
 
 
 class Limiter(threading.local):
@@ -51,70 +68,102 @@ class Limiter(threading.local):
     def used(self, session: Session) -> tuple[int, float]:
         """Return how many tasks run, and how many may start now by the rate. Locks nothing."""
         found = session.run(session.sql.limit_state, {"queue_name": self.queue})
-        text, tokens, seconds = found[0] if found else (None, self.burst, 0.0)
-        live, _ = _leases(session, _stored(text or "[]"), 0.0)
+        text, tokens, seconds = found[0] if found else ("", self.burst, 0.0)
+        live, _ = _leases(session, _stored(text), 0.0)
         return len(live), min(self.burst, tokens + max(0.0, seconds) * self.rate)
 
     def take(self, session: Session, params: Params, take_rows: TakeRows) -> list[Row]:
         """Take at most ``params["limit"]`` rows within the limits. Leases that ran out are taken over first."""
         params = {**params, "queue_name": self.queue}
+        memory = _Memory()
+        if session.owned and self.max_running is not None:
+            memory = _memories.setdefault((session.connection.alias, self.queue), memory)
         try:
-            with session.atomic():
-                return self._take(session, params, take_rows)
+            with memory.lock:  # threads of a process take turns at the memory, as processes do at the row
+                with session.atomic():
+                    taken, stamp, leases = self._take(session, params, take_rows, memory)
+                memory.stamp, memory.leases = stamp, leases
         except OperationalError as error:
             if not session.owned or getattr(error.__cause__, "sqlstate", "") != LOCK_TIMEOUT_SQLSTATE:
                 raise
             self.pause = LOCKED_PAUSE_S  # code with a long transaction takes from the queue
             return []
+        return taken
 
-    def _take(self, session: Session, params: Params, take_rows: TakeRows) -> list[Row]:
-        limited = {"queue_name": self.queue, "rate": self.rate, "burst": self.burst}
-        text, tokens, unwatched = session.run(session.sql.lock_limit, limited)[0]
+    def _take(
+        self, session: Session, params: Params, take_rows: TakeRows, memory: _Memory
+    ) -> tuple[list[Row], str, set[str]]:
+        """Return the rows that were taken, and what the row of the queue holds now: its stamp and its leases."""
+        limited = {"queue_name": self.queue, "rate": self.rate, "burst": self.burst, "stamp": memory.stamp}
+        stamp, text, tokens, unwatched = session.run(session.sql.lock_limit, limited)[0]
         wanted: int = params["limit"]
         allowed = min(wanted, floor(tokens + TOKEN_ROUNDING)) if self.rate else wanted
         taken: list[Row] = []
-        live: list[Fence] = []
+        leases: set[str] = set()
         free = allowed
         if self.max_running is not None:
-            known = None if text is None or (unwatched or 0.0) > MAX_UNWATCHED_S else _stored(text)
-            if known is None:
-                known = dict(session.run(session.sql.all_running, params))
-            live, lapsed = _leases(session, known, params["lease"])
-            over = lapsed[: max(0, min(allowed, self.max_running - len(live)))]
-            taken = session.run(session.sql.checkout_optimistic, {**params, "rows": fenced(over)}) if over else []
-            again = {row[0] for row in taken}
-            live += [fence for fence in lapsed if fence[0] not in again]
-            free = min(allowed, self.max_running - len(live)) - len(taken)
+            if not stamp or (unwatched or 0.0) > MAX_UNWATCHED_S:
+                leases = {_piece(*row) for row in session.run(session.sql.all_running, params)}
+            else:
+                leases = memory.leases.copy() if stamp == memory.stamp else _stored(text)
+            ended = [memory.ended.popleft() for _ in range(len(memory.ended))]
+            leases.difference_update(ended)
+            if len(leases) + allowed > self.max_running:
+                taken, leases = self._count_exactly(session, params, leases, allowed)
+            free = min(allowed - len(taken), self.max_running - len(leases))
         found = take_rows({**params, "limit": free}) if free > 0 else []
         taken = taken + found
         if taken or self.max_running is not None:
-            running = [*live, *[(row[0], row[TOTAL_ATTEMPT]) for row in taken]]
-            stored = json.dumps(list(chain.from_iterable(running))) if self.max_running is not None else None
-            session.run(
-                session.sql.store_limit, {"queue_name": self.queue, "running": stored, "taken": float(len(taken))}
-            )
+            leases.update([f"{row[0]}:{row[TOTAL_ATTEMPT]}" for row in found])
+            stamp = uuid4().hex
+            stored = {"leases": ",".join(leases), "stamp": stamp if self.max_running is not None else ""}
+            session.run(session.sql.store_limit, {"queue_name": self.queue, **stored, "taken": float(len(taken))})
         self.pause = None
         if len(taken) < wanted and len(found) >= free:  # there may be more tasks
             by_rate = self.rate and len(taken) == allowed
             missing = 1 - (tokens - len(taken))
             self.pause = max(MIN_TOKEN_PAUSE_S, missing / self.rate) if by_rate else 0.0
-        return taken
+        return taken, stamp, leases
+
+    def _count_exactly(
+        self, session: Session, params: Params, leases: set[str], allowed: int
+    ) -> tuple[list[Row], set[str]]:
+        """Take over leases that ran out; return them, and all leases that count now."""
+        live, lapsed = _leases(session, leases, params["lease"])
+        over = lapsed[: max(0, min(allowed, (self.max_running or 0) - len(live)))]
+        taken = session.run(session.sql.checkout_optimistic, {**params, "rows": fenced(over)}) if over else []
+        again = {row[0]: row[TOTAL_ATTEMPT] for row in taken}
+        held = [*live, *again.items(), *[fence for fence in lapsed if fence[0] not in again]]
+        return taken, {_piece(*fence) for fence in held}
 
 
-def _stored(text: str) -> dict[int, int]:
-    """Return leases as the row has them: a flat list, which is read sooner than pairs."""
-    numbers = json.loads(text)
-    return dict(zip(numbers[::2], numbers[1::2], strict=True))
+def note_ended(alias: str, leases: Iterable[Lease]) -> None:
+    """Remember leases whose outcome this process has committed: they do not count any more."""
+    if _memories:
+        for lease in leases:
+            memory = _memories.get((alias, lease.queue))
+            if memory is not None:
+                memory.ended.append(_piece(lease.id, lease.total_attempt))
 
 
-def _leases(session: Session, known: Mapping[int, int], lease: float) -> tuple[list[Fence], list[Fence]]:
+def _piece(task_id: int, token: int) -> str:
+    return f"{task_id}:{token}"
+
+
+def _stored(text: str | None) -> set[str]:
+    """Return leases as the row has them."""
+    return set(text.split(",")) if text else set()
+
+
+def _leases(session: Session, known: set[str], lease: float) -> tuple[list[Fence], list[Fence]]:
     """Return which leases hold, and which ran out and may still be renewed or taken over.
 
     One that ran out counts for one more ``lease`` at most: then no poller works for it that is not stuck.
     """
-    ids = f"{{{','.join(map(str, known))}}}" if session.postgresql else json.dumps(list(known))
+    ids = ",".join([piece.partition(":")[0] for piece in known])
+    ids = f"{{{ids}}}" if session.postgresql else f"[{ids}]"
     rows = session.run(session.sql.running_of, {"ids": ids}) if known else []
-    found = [(task_id, token, left) for task_id, token, left in rows if known[task_id] == token]
+    found = [(task_id, token, left) for task_id, token, left in rows if _piece(task_id, token) in known]
     live = [(task_id, token) for task_id, token, left in found if left > 0]
     return live, [(task_id, token) for task_id, token, left in found if -lease < left <= 0]
 

@@ -40,7 +40,7 @@ from django_dbtaskqueue.core.sql import Statements
 from django_dbtaskqueue.db import notify
 from django_dbtaskqueue.db.liveness import is_about_data
 from django_dbtaskqueue.db.session import Row, Session
-from django_dbtaskqueue.flow import dependencies, groups, usage
+from django_dbtaskqueue.flow import dependencies, groups, limiter, usage
 from django_dbtaskqueue.flow.decide import decide
 from django_dbtaskqueue.models import AbstractTask, Task
 
@@ -68,6 +68,8 @@ def settle(
     else:
         answers = session.together(batch)
     settled = {row[0] for rows in answers for row in rows}
+    if session.owned and counted:  # otherwise the transaction of a caller is still open
+        limiter.note_ended(session.connection.alias, (lease for lease, _ in pairs if lease.id in settled))
     if counted:
         usage.settled(session.connection, pairs, settled)
         watched = {row[0] for rows in answers for row in rows if row[1]}
@@ -369,7 +371,7 @@ class SettlePort:
                 raise lease.gone(outcome.facts.verb)
         for lease, outcome in pairs:
             lease.outcome = outcome
-        notify.on_commit(session.connection, partial(_settled, pairs))
+        notify.on_commit(session.connection, partial(_settled, self.alias, pairs))
         if any(lease.group is not None or outcome.facts.wakes for lease, outcome in pairs):
             notify.after_commit(session.connection, pairs[0][0].queue)
 
@@ -397,6 +399,7 @@ class SettlePort:
             raise lease.gone("report_progress")
 
 
-def _settled(pairs: Sequence[tuple[Lease, Settlement]]) -> None:
+def _settled(alias: str, pairs: Sequence[tuple[Lease, Settlement]]) -> None:
+    limiter.note_ended(alias, (lease for lease, _ in pairs))
     for lease, _ in pairs:
         lease.settled = True

@@ -59,7 +59,9 @@ class QueueLimit(models.Model):
     """
 
     queue = models.CharField(_("queue"), max_length=200, primary_key=True, db_column="queue_name")
-    running = models.JSONField(_("leases"), null=True, blank=True)  # id, total_attempt, id, …; NULL: not known
+    running = models.JSONField(_("leases"), null=True, blank=True)  # as pollers write them that know no ``leases``
+    leases = models.TextField(_("leases"), blank=True, db_default="")  # id:total_attempt,… Some may have ended
+    stamp = models.CharField(_("stamp"), max_length=32, blank=True, db_default="")  # of ``leases``; "": not known
     tokens = models.FloatField(_("tokens"), db_default=0.0)
     check_time = models.DateTimeField(_("last checkout"), db_default=Now())
     idle_seconds = models.FloatField(_("seconds between the last checkouts"), null=True, blank=True)

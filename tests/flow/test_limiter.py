@@ -16,8 +16,13 @@ from django_dbtaskqueue import enqueue, enqueue_many, processor, queue, registry
 from django_dbtaskqueue.conf.overrides import queue_settings
 from django_dbtaskqueue.core.durations import Rate, parse_rate
 from django_dbtaskqueue.core.lease import Lease
+from django_dbtaskqueue.core.outcomes import Complete
 from django_dbtaskqueue.db.session import Session
+from django_dbtaskqueue.flow import checkout, settle
+from django_dbtaskqueue.flow.checkout import strategy_for
 from django_dbtaskqueue.flow.limiter import Limiter
+from django_dbtaskqueue.flow.scan import ScanCursor
+from django_dbtaskqueue.flow.settle import SettlePort
 from django_dbtaskqueue.models import Poller, Queue, QueueLimit, Task
 from django_dbtaskqueue.operations.explain import explain
 from django_dbtaskqueue.testing import advance, drain
@@ -115,6 +120,55 @@ def test_leases_from_before_the_limit_count(alias: str, settings: Any) -> None:
     settings.DBTASKQUEUE = {"QUEUES": {"free": {"max_running": 3}}}
     enqueue_many("free", range_of(6), using=alias)
     assert len(take("free", alias)) == 0
+
+
+def test_leases_that_a_poller_of_the_release_before_took_count(alias: str) -> None:
+    enqueue_many("two", range_of(6), using=alias)
+    before = QueueLimit.objects.using(alias).create(queue="two")
+    (older,) = take("two", alias, limit=1)
+    # Such a poller writes the leases as JSON, and knows no other column
+    QueueLimit.objects.using(alias).filter(pk=before.pk).update(running=[older.id, older.total_attempt], leases="")
+    assert len(take("two", alias)) == 1
+    assert take("two", alias) == []
+
+
+@pytest.mark.django_db(databases=["default", "sqlite"], transaction=True)
+def test_a_poller_reads_leases_only_near_the_limit(place: str, settings: Any) -> None:
+    settings.DBTASKQUEUE = {"QUEUES": {"wide": {"max_running": 50, "lease": "60s"}}}
+    enqueue_many("wide", range_of(200), using=place)
+    session, cursor, reads = Session.open(place), ScanCursor("wide"), list[str]()
+    options: Any = {
+        "strategy": strategy_for(session),
+        "poller_instance": "p",
+        "lease": 60 * SECOND,
+        "port": SettlePort(place),
+        "limiter": Limiter.of("wide", queue_settings("wide", place)),
+    }
+
+    def note_reads(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+        reads.extend(["leases"] * sql.startswith("SELECT id, total_attempt, "))
+        return execute(sql, params, many, context)
+
+    def poll(limit: int) -> list[Lease]:
+        return checkout.take(session, cursor, limit=limit, **options)
+
+    try:
+        with session.connection.execute_wrapper(note_reads):
+            first, second = poll(20), poll(20)
+            settle.settle(session, [(lease, Complete()) for lease in first])
+            assert len([*first, *second, *poll(20)]) == 60
+            assert reads == [], "a poller knows what it has settled itself"
+            # What others have taken and settled, it does not know
+            theirs = take("wide", place, limit=20)
+            assert len(theirs) == 10
+            theirs[0].complete()
+            settle.settle(session, [(lease, Complete()) for lease in second[:5]])
+            assert len(poll(20)) == 6
+            assert reads
+            assert take("wide", place, limit=20) == poll(20) == []
+        assert Task.objects.using(place).filter(queue="wide", status="PROCESSING").count() == 50
+    finally:
+        session.close()
 
 
 def test_no_more_start_in_a_time_than_the_rate(alias: str) -> None:

@@ -18,7 +18,8 @@ class LimitStatements(Group):
     def lock_limit(self) -> str:
         """Lock the row of a queue, and refill its tokens: ``rate`` per second, at most ``burst``.
 
-        As (leases as JSON or NULL, tokens, seconds since it was locked last).
+        As (stamp, "" where the leases are not known, the leases unless the stamp is ``stamp``, tokens, seconds
+        since it was locked last).
         """
         now = self.dialect.now
         seconds = self.dialect.seconds_between("l.check_time", now)
@@ -28,23 +29,23 @@ class LimitStatements(Group):
             f" ON CONFLICT (queue_name) DO UPDATE SET tokens = {self.dialect.least}(%(burst)s, {refill}),"
             # The time of a statement is that of its begin, before it waits for the lock: it must not go back.
             f" check_time = {self.dialect.greatest}(l.check_time, {now}), idle_seconds = {seconds}"
-            f" RETURNING {self.dialect.text('running')}, tokens, idle_seconds"
+            " RETURNING CASE WHEN running IS NULL THEN stamp ELSE '' END,"
+            " CASE WHEN stamp <> %(stamp)s THEN leases END, tokens, idle_seconds"
         )
 
     @cached_property
     def store_limit(self) -> str:
         """Store which leases count, and take ``taken`` tokens."""
-        cast = "::jsonb" if self.dialect.vendor == "postgresql" else ""
         return (
-            f"UPDATE {self.tables.limit} SET running = %(running)s{cast}, tokens = tokens - %(taken)s"
-            " WHERE queue_name = %(queue_name)s"
+            f"UPDATE {self.tables.limit} SET leases = %(leases)s, stamp = %(stamp)s, running = NULL,"
+            " tokens = tokens - %(taken)s WHERE queue_name = %(queue_name)s"
         )
 
     @cached_property
     def limit_state(self) -> str:
-        """The row of a queue without a lock: (leases as JSON or NULL, tokens, seconds since it was locked last)."""
+        """The row of a queue without a lock: (leases, tokens, seconds since it was locked last)."""
         return (
-            f"SELECT {self.dialect.text('running')}, tokens,"
+            "SELECT leases, tokens,"
             f" {self.dialect.seconds_between('check_time', self.dialect.now)}"
             f" FROM {self.tables.limit} WHERE queue_name = %(queue_name)s"
         )

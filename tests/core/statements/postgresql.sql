@@ -1255,7 +1255,7 @@ AND parked_by = 'parents'
 RETURNING id, queue_name, group_key;
 
 -- Statements.limit_state
-SELECT running::text, tokens, extract(epoch FROM statement_timestamp() - check_time)::float8
+SELECT leases, tokens, extract(epoch FROM statement_timestamp() - check_time)::float8
 FROM "dbtaskqueue_queuelimit"
 WHERE queue_name = %(queue_name)s;
 
@@ -1327,7 +1327,8 @@ ON CONFLICT (queue_name) DO UPDATE
 SET tokens = least(%(burst)s, coalesce(l.tokens, %(burst)s) + greatest(extract(epoch FROM
     statement_timestamp() - l.check_time)::float8, 0.0) * %(rate)s), check_time = greatest(l.check_time,
     statement_timestamp()), idle_seconds = extract(epoch FROM statement_timestamp() - l.check_time)::float8
-RETURNING running::text, tokens, idle_seconds;
+RETURNING CASE WHEN running IS NULL THEN stamp ELSE '' END, CASE WHEN stamp <> %(stamp)s THEN leases END,
+    tokens, idle_seconds;
 
 -- Statements.lock_parents
 SELECT t.id, t.status
@@ -1610,7 +1611,7 @@ ON CONFLICT (name) DO NOTHING;
 
 -- Statements.store_limit
 UPDATE "dbtaskqueue_queuelimit"
-SET running = %(running)s::jsonb, tokens = tokens - %(taken)s
+SET leases = %(leases)s, stamp = %(stamp)s, running = NULL, tokens = tokens - %(taken)s
 WHERE queue_name = %(queue_name)s;
 
 -- Statements.task_with_attempts

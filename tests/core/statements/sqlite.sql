@@ -954,8 +954,8 @@ AND parked_by = 'parents'
 RETURNING id, queue_name, group_key;
 
 -- Statements.limit_state
-SELECT CAST(running AS text), tokens, (julianday(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')) -
-    julianday(check_time)) * 86400.0
+SELECT leases, tokens, (julianday(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')) - julianday(check_time)) *
+    86400.0
 FROM "dbtaskqueue_queuelimit"
 WHERE queue_name = %(queue_name)s;
 
@@ -1025,7 +1025,8 @@ SET tokens = min(%(burst)s, coalesce(l.tokens, %(burst)s) + max((julianday(strft
     'now')) - julianday(l.check_time)) * 86400.0, 0.0) * %(rate)s), check_time = max(l.check_time,
     strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')), idle_seconds = (julianday(strftime('%%Y-%%m-%%d %%H:%%M:%%f',
     'now')) - julianday(l.check_time)) * 86400.0
-RETURNING CAST(running AS text), tokens, idle_seconds;
+RETURNING CASE WHEN running IS NULL THEN stamp ELSE '' END, CASE WHEN stamp <> %(stamp)s THEN leases END,
+    tokens, idle_seconds;
 
 -- Statements.lock_parents
 SELECT t.id, t.status
@@ -1226,7 +1227,7 @@ ON CONFLICT (name) DO NOTHING;
 
 -- Statements.store_limit
 UPDATE "dbtaskqueue_queuelimit"
-SET running = %(running)s, tokens = tokens - %(taken)s
+SET leases = %(leases)s, stamp = %(stamp)s, running = NULL, tokens = tokens - %(taken)s
 WHERE queue_name = %(queue_name)s;
 
 -- Statements.task_with_attempts
