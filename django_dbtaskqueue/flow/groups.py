@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from django_dbtaskqueue.db.session import Session
 
 T = TypeVar("T")
+Statement = tuple[str, Mapping[str, Any]]
+GROUPS_PER_TRANSACTION = 500
 Groups = Mapping[str, set[str]]  # the keys of groups, by queue
 heads_in_poller: dict[tuple[str, str], int] = {}  # by alias and queue, as the poller last applied its settings
 
@@ -40,7 +42,7 @@ def lock(session: Session, queue: str, groups: Iterable[str]) -> None:
     """Lock groups to the end of the current transaction, in one order everywhere."""
     wanted = sorted(set(groups))
     if wanted:
-        session.run(session.sql.lock_groups, _params(session, queue, wanted))
+        session.run(*locking(session, queue, wanted))
 
 
 class _NotLocked(Exception):
@@ -73,12 +75,56 @@ def lock_in_order(session: Session, lock_rows: Callable[[], tuple[T, Groups]]) -
 
 
 def regroup(session: Session, queue: str, groups: Iterable[str], *, hold_retries: bool = True) -> int:
-    """Make the right head of each group ready and take the others out; return how many heads became ready.
+    """Make the right heads of each group ready and take the others out; return how many heads became ready.
 
     The groups must be locked. ``hold_retries``: a task that waits for its next attempt stays a head.
     """
-    wanted, entered = sorted(set(groups)), 0
-    number = heads_of(session, queue) if wanted else 1
+    wanted = sorted(set(groups))
+    if not session.postgresql:
+        return _regroup_one_by_one(session, queue, wanted, hold_retries=hold_retries)
+    placed = session.together(placing(session, queue, wanted, hold_retries=hold_retries)) if wanted else []
+    return sum(is_ready for rows in placed for (is_ready,) in rows)
+
+
+def placing(
+    session: Session, queue: str, groups: Iterable[str], *, hold_retries: bool, every: bool = False
+) -> list[Statement]:
+    """Return the statement of ``regroup`` on PostgreSQL; none without groups.
+
+    A poller passes over groups without a parked task, unless ``every``: ``park_excess`` has parked what a number that
+    was lowered leaves over.
+    """
+    wanted = sorted(groups)
+    if not wanted:
+        return []
+    number, every = heads_of(session, queue), every or not session.owned
+    params = {**_params(session, queue, wanted), "number": number, "hold": hold_retries, "every": every}
+    return [(session.sql.place_heads, params)]
+
+
+def locking(session: Session, queue: str, groups: Iterable[str]) -> Statement:
+    """Return the statement of ``lock``."""
+    return session.sql.lock_groups, _params(session, queue, sorted(groups))
+
+
+def park_excess(session: Session, queue: str) -> None:
+    """Park the tasks that a smaller ``max_running_per_group`` leaves over, in groups that nothing else regroups."""
+    params = {"queue_name": queue, "number": heads_of(session, queue)}
+    found = sorted(group for (group,) in session.run(session.sql.groups_over, params))
+    for start in range(0, len(found), GROUPS_PER_TRANSACTION):
+        some = found[start : start + GROUPS_PER_TRANSACTION]
+        if session.postgresql:
+            session.together(
+                [locking(session, queue, some), *placing(session, queue, some, hold_retries=True, every=True)]
+            )
+        else:
+            with session.atomic():
+                regroup(session, queue, some)
+
+
+def _regroup_one_by_one(session: Session, queue: str, wanted: list[str], *, hold_retries: bool) -> int:
+    """``regroup`` where SQL has no LATERAL: the heads are chosen here."""
+    entered, number = 0, heads_of(session, queue) if wanted else 1
     while wanted:  # of each group the statement returns one task that is parked
         members: dict[str, list[Member]] = defaultdict(list)
         rows = session.run(session.sql.group_heads, _params(session, queue, wanted))
@@ -123,4 +169,4 @@ def choose(members: list[Member], *, hold_retries: bool, number: int = 1) -> lis
 
 
 def _params(session: Session, queue: str, groups: list[str]) -> dict[str, Any]:
-    return {"queue_name": queue, "groups": session.sql.dialect.array(groups)}
+    return {"queue_name": queue, "groups": session.sql.dialect.text_array(groups)}

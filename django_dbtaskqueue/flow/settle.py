@@ -87,11 +87,15 @@ def _settle_grouped(
     queue = pairs[0][0].queue
     members = {lease.group: outcome for lease, outcome in pairs if lease.group is not None}
     back = {group for group, outcome in members.items() if isinstance(outcome, Reenqueue)}
+    others = members.keys() - back
+    if session.postgresql:
+        placed = groups.placing(session, queue, back, hold_retries=False)
+        placed += groups.placing(session, queue, others, hold_retries=hold_retries)
+        return session.together([groups.locking(session, queue, members), *batch, *placed])[1 : 1 + len(batch)]
     with session.atomic():
-        groups.lock(session, queue, members)
         answers = [session.run(sql, params) for sql, params in batch]
         groups.regroup(session, queue, back, hold_retries=False)
-        groups.regroup(session, queue, members.keys() - back, hold_retries=hold_retries)
+        groups.regroup(session, queue, others, hold_retries=hold_retries)
     return answers
 
 

@@ -12,7 +12,7 @@ from django_dbtaskqueue import registry
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import Settlement
 from django_dbtaskqueue.db.session import Session
-from django_dbtaskqueue.flow import checkout, observe
+from django_dbtaskqueue.flow import checkout, groups, observe
 from django_dbtaskqueue.flow.checkout import QueueShare
 from django_dbtaskqueue.flow.run import Processor, refusal
 from django_dbtaskqueue.flow.scan import SCAN_NOW
@@ -150,6 +150,7 @@ class Fetcher:
             and not (
                 queue.alone
                 or queue.unpark_due
+                or queue.groups_due
                 or queue.reply_lost
                 or queue.full_processors
                 or queue.foreign_types
@@ -217,6 +218,9 @@ class Fetcher:
                 release_unknown(session, queue, self.instance, self._settler.held.copy())
             if queue.unpark_due:
                 unpark(session, queue)
+            if queue.groups_due:
+                queue.groups_due = False
+                groups.park_excess(session, queue.name)
             if queue.foreign_types and monotonic() >= queue.foreign_until:
                 find_foreign_types(session, queue, queue.foreign_types, self.instance)
             if queue.placement.one_limit:

@@ -107,6 +107,7 @@ class QueueState:
     foreign_until: float = 0.0  # when to ask again whether they have one
     cursors: dict[tuple[str, ...], ScanCursor] = field(default_factory=dict)  # by the payload types left out
     limiter: Limiter | None = None  # of its limits over all pollers
+    groups_due: bool = True  # groups may have more ready tasks than ``max_running_per_group``
     placement: Placement = UNPLACED  # its processors and executors, as of the last fetch
 
     def __post_init__(self) -> None:
@@ -122,7 +123,9 @@ class QueueState:
 
     def _follow_limits(self) -> None:
         self.limiter = Limiter.of(self.name, self.settings)
-        groups.heads_in_poller[self.port.alias, self.name] = self.settings.max_running_per_group
+        key, number = (self.port.alias, self.name), self.settings.max_running_per_group
+        self.groups_due = self.groups_due or number < groups.heads_in_poller.get(key, number)
+        groups.heads_in_poller[key] = number
 
     def left_out(self) -> tuple[str, ...]:
         """Return the payload types that fetches leave out at present; '' stands for none."""

@@ -12,6 +12,8 @@ from typing import Any
 
 import psutil
 import psycopg
+from django.conf import settings
+from django.test import override_settings
 
 from tests.benchmarks import raw
 from tests.benchmarks.children import Worker, gone, manage, python, started, together, tree_cpu, wait_for
@@ -73,8 +75,9 @@ class Drain:
 
         queue_control.pause(self.queues, by="benchmarks")
         share = self.tasks // len(self.queues)
-        for queue in self.queues:
-            enqueue_many(queue, map(self._item, range(self.first, self.first + share)))
+        with override_settings(DBTASKQUEUE={**settings.DBTASKQUEUE, **self.settings}):
+            for queue in self.queues:
+                enqueue_many(queue, map(self._item, range(self.first, self.first + share)))
 
     def _item(self, number: int) -> dict[str, Any]:
         item = {"reference": f"r-{number}", "payload": {"number": number}, "priority": number % self.priorities}

@@ -73,6 +73,14 @@ def test_no_more_of_a_key_run_at_a_time(alias: str, taskqueue: TaskQueueKit) -> 
     assert took < 10
 
 
+def test_a_smaller_number_counts_for_the_tasks_that_wait(alias: str, taskqueue: TaskQueueKit, settings: Any) -> None:
+    enqueue_many("pairs", [{"group": "g"}] * 2)  # both are ready
+    settings.DBTASKQUEUE["QUEUES"]["pairs"]["max_running_per_group"] = 1
+    settings.DBTASKQUEUE = {**settings.DBTASKQUEUE}
+    watch, _ = run("pairs", taskqueue, [], pollers=1)
+    assert watch.most == {"g": 1}
+
+
 def test_tasks_start_at_the_rate(alias: str, taskqueue: TaskQueueKit) -> None:
     watch, took = run("paced", taskqueue, [{"payload": number} for number in range(TASKS)], pollers=1)
     assert watch.most[None] >= 1

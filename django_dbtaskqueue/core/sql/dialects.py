@@ -103,6 +103,13 @@ class Dialect:
         """Return an array parameter."""
         return list(values) if self.vendor == "postgresql" else json.dumps(list(values))
 
+    def text_array(self, values: Iterable[str]) -> str:
+        """Return an array parameter of texts as one text, which psycopg sends much sooner than a list."""
+        if self.vendor != "postgresql":
+            return json.dumps(list(values))
+        quoted = '","'.join([value.replace("\\", "\\\\").replace('"', '\\"') for value in values])
+        return f'{{"{quoted}"}}' if quoted else "{}"
+
     def time(self, expression: str) -> str:
         """Return a text parameter as a time."""
         return f"{expression}::timestamptz" if self.vendor == "postgresql" else expression

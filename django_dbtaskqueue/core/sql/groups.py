@@ -47,6 +47,54 @@ class GroupStatements(Group):
         )
 
     @statement
+    def place_heads(self) -> str:
+        """Make the first ``number`` tasks of each group ready, and park the others (``flow.groups.choose``).
+
+        Returns of each changed task whether it became ready. Without ``every``, groups without a parked task are passed
+        over, because no task of theirs can become ready. PostgreSQL only.
+        """
+        now = self.dialect.now
+        wait = f"{self.dialect.greatest}({self.dialect.seconds_between(now, 't.next_process_time')}, 0)"
+        of_group = f"{self.tables.task} AS t WHERE t.queue_name = %(queue_name)s AND t.group_key = g.g"
+        parked = f"{of_group} AND t.parked_by = '{GROUP}'"
+        first = f"SELECT t.id AS id, t.priority AS priority, {wait} AS wait FROM {parked} AND t.next_process_time"
+        return (
+            "WITH g AS MATERIALIZED (SELECT g.g FROM unnest(%(groups)s::text[]) AS g(g)"
+            # An EXISTS the planner could hash: it would read all parked tasks of the queue.
+            f" WHERE %(every)s OR (SELECT 1 FROM {parked} LIMIT 1) = 1),"
+            # Of the ready tasks: 0 for those that run, 1 for those that wait for a retry.
+            " heads AS MATERIALIZED (SELECT g.g, t.id AS id, t.priority AS priority,"
+            " CASE WHEN t.status = 'PROCESSING' THEN 0 WHEN %(hold)s AND t.attempt > 0 THEN 1 ELSE 2 END AS kind,"
+            f" {wait} AS wait FROM g CROSS JOIN LATERAL (SELECT t.* FROM {of_group}"
+            " AND t.ready_time IS NOT NULL) AS t),"
+            " room AS MATERIALIZED (SELECT g.g, %(number)s::int - count(*) FILTER (WHERE h.kind < 2) AS places,"
+            " %(number)s::int - count(*) FILTER (WHERE h.kind < 2 OR h.wait = 0) AS free"
+            " FROM g LEFT JOIN heads AS h ON h.g = g.g GROUP BY g.g),"
+            " due AS MATERIALIZED (SELECT g.g, g.free, f.* FROM room AS g CROSS JOIN LATERAL"
+            f" ({first} <= {now} ORDER BY t.priority, t.id LIMIT greatest(g.places, 0)) AS f),"
+            " later AS (SELECT g.g, f.* FROM (SELECT r.g, r.free - count(d.g) AS free FROM room AS r"
+            " LEFT JOIN due AS d ON d.g = r.g GROUP BY r.g, r.free) AS g CROSS JOIN LATERAL"
+            f" ({first} > {now} ORDER BY t.next_process_time, t.priority, t.id LIMIT greatest(g.free, 0)) AS f),"
+            " members AS (SELECT g, id, kind, true AS ready, wait, priority FROM heads"
+            " UNION ALL SELECT g, id, 2, false, wait, priority FROM due"
+            " UNION ALL SELECT g, id, 2, false, wait, priority FROM later),"
+            " ranked AS (SELECT m.*, row_number() OVER (PARTITION BY m.g ORDER BY m.kind, m.wait, m.priority, m.id)"
+            " <= %(number)s::int AS chosen FROM members AS m)"
+            f" UPDATE {self.tables.task} SET parked_by = CASE WHEN parked_by IS NULL THEN '{GROUP}' END,"
+            f" ready_time = CASE WHEN parked_by IS NOT NULL THEN {self.dialect.greatest}({now}, next_process_time) END"
+            " WHERE id = ANY(ARRAY(SELECT r.id FROM ranked AS r WHERE r.chosen <> r.ready AND r.kind > 0))"
+            f" AND (parked_by = '{GROUP}' OR parked_by IS NULL AND status = 'CREATED') RETURNING ready_time IS NOT NULL"
+        )
+
+    @statement
+    def groups_over(self) -> str:
+        """The groups of a queue with more than ``number`` ready tasks."""
+        return (
+            f"SELECT group_key FROM {self.tables.task} WHERE queue_name = %(queue_name)s AND group_key IS NOT NULL"
+            " AND ready_time IS NOT NULL GROUP BY group_key HAVING count(*) > %(number)s"
+        )
+
+    @statement
     def make_ready(self) -> str:
         """Make heads of groups ready."""
         ready = f"{self.dialect.greatest}({self.dialect.now}, next_process_time)"

@@ -524,6 +524,15 @@ WHERE t.id IN (
     FROM unnest(%(groups)s::text[]) AS g(g)
 );
 
+-- Statements.groups_over
+SELECT group_key
+FROM "dbtaskqueue_task"
+WHERE queue_name = %(queue_name)s
+AND group_key IS NOT NULL
+AND ready_time IS NOT NULL
+GROUP BY group_key
+HAVING count(*) > %(number)s;
+
 -- Statements.held_leases
 SELECT id, queue_name, reference_number, attempt, reenqueue_attempt, total_attempt, max_attempts, priority,
     payload_type, payload::text, context::text, create_time::text, start_time::text, next_process_time::text,
@@ -1476,6 +1485,96 @@ AND ready_time IS NOT NULL
 AND status IN ('CREATED', 'PROCESSING')
 AND next_process_time <= statement_timestamp()
 RETURNING id;
+
+-- Statements.place_heads
+WITH g AS MATERIALIZED (
+    SELECT g.g
+    FROM unnest(%(groups)s::text[]) AS g(g)
+    WHERE %(every)s OR (
+        SELECT 1
+        FROM "dbtaskqueue_task" AS t
+        WHERE t.queue_name = %(queue_name)s
+        AND t.group_key = g.g
+        AND t.parked_by = 'group'
+        LIMIT 1
+    ) = 1
+), heads AS MATERIALIZED (
+    SELECT g.g, t.id AS id, t.priority AS priority, CASE WHEN t.status = 'PROCESSING' THEN 0 WHEN %(hold)s AND
+        t.attempt > 0 THEN 1 ELSE 2 END AS kind, greatest(extract(epoch FROM t.next_process_time -
+        statement_timestamp())::float8, 0) AS wait
+    FROM g
+    CROSS JOIN LATERAL (
+        SELECT t.*
+        FROM "dbtaskqueue_task" AS t
+        WHERE t.queue_name = %(queue_name)s
+        AND t.group_key = g.g
+        AND t.ready_time IS NOT NULL
+    ) AS t
+), room AS MATERIALIZED (
+    SELECT g.g, %(number)s::int - count(*) FILTER (WHERE h.kind < 2) AS places, %(number)s::int - count(*)
+        FILTER (WHERE h.kind < 2 OR h.wait = 0) AS free
+    FROM g LEFT
+    JOIN heads AS h
+    ON h.g = g.g
+    GROUP BY g.g
+), due AS MATERIALIZED (
+    SELECT g.g, g.free, f.*
+    FROM room AS g
+    CROSS JOIN LATERAL (
+        SELECT t.id AS id, t.priority AS priority, greatest(extract(epoch FROM t.next_process_time -
+            statement_timestamp())::float8, 0) AS wait
+        FROM "dbtaskqueue_task" AS t
+        WHERE t.queue_name = %(queue_name)s
+        AND t.group_key = g.g
+        AND t.parked_by = 'group'
+        AND t.next_process_time <= statement_timestamp()
+        ORDER BY t.priority, t.id
+        LIMIT greatest(g.places, 0)
+    ) AS f
+), later AS (
+    SELECT g.g, f.*
+    FROM (
+        SELECT r.g, r.free - count(d.g) AS free
+        FROM room AS r LEFT
+        JOIN due AS d
+        ON d.g = r.g
+        GROUP BY r.g, r.free
+    ) AS g
+    CROSS JOIN LATERAL (
+        SELECT t.id AS id, t.priority AS priority, greatest(extract(epoch FROM t.next_process_time -
+            statement_timestamp())::float8, 0) AS wait
+        FROM "dbtaskqueue_task" AS t
+        WHERE t.queue_name = %(queue_name)s
+        AND t.group_key = g.g
+        AND t.parked_by = 'group'
+        AND t.next_process_time > statement_timestamp()
+        ORDER BY t.next_process_time, t.priority, t.id
+        LIMIT greatest(g.free, 0)
+    ) AS f
+), members AS (
+    SELECT g, id, kind, true AS ready, wait, priority
+    FROM heads
+    UNION ALL
+    SELECT g, id, 2, false, wait, priority
+    FROM due
+    UNION ALL
+    SELECT g, id, 2, false, wait, priority
+    FROM later
+), ranked AS (
+    SELECT m.*, row_number() OVER (PARTITION BY m.g ORDER BY m.kind, m.wait, m.priority, m.id) <=
+        %(number)s::int AS chosen
+    FROM members AS m
+) UPDATE "dbtaskqueue_task"
+SET parked_by = CASE WHEN parked_by IS NULL THEN 'group' END, ready_time = CASE WHEN parked_by IS NOT NULL
+    THEN greatest(statement_timestamp(), next_process_time) END
+WHERE id = ANY(ARRAY(
+    SELECT r.id
+    FROM ranked AS r
+    WHERE r.chosen <> r.ready
+    AND r.kind > 0
+))
+AND (parked_by = 'group' OR parked_by IS NULL AND status = 'CREATED')
+RETURNING ready_time IS NOT NULL;
 
 -- Statements.present
 SELECT id
