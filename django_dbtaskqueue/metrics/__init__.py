@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import datetime
 from math import log10
@@ -112,6 +112,7 @@ class Collector:
     """Counts of one poller that are not stored yet. Any thread may add."""
 
     def __init__(self) -> None:
+        self.also: Callable[[OutcomeKey, Sums], None] | None = None  # gets each count, too
         self.outcomes: MinuteCounter[OutcomeKey, Sums] = MinuteCounter(Sums.update, _append_outcomes)
         self.failures: MinuteCounter[FailureKey, Failures] = MinuteCounter(
             lambda one, more: one._replace(number=one.number + more.number), _append_failures, MAX_FAILURE_GROUPS
@@ -135,7 +136,10 @@ class Collector:
             for name, batch in by_outcome.items():
                 sums = Sums()
                 sums.add(batch)
-                self.outcomes.add(OutcomeKey(alias, queue, name), sums)
+                key = OutcomeKey(alias, queue, name)
+                if self.also is not None:
+                    self.also(key, sums)
+                self.outcomes.add(key, sums)  # the last to have the sums: it changes them
         except Exception:
             logger.exception("Attempts of %s were not counted", queue)
 

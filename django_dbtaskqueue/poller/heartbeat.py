@@ -67,6 +67,7 @@ class Heartbeat:
     """Runs the heartbeat's threads and the maintenance of one poller, from ``start`` to ``stop``."""
 
     def __init__(self, poller: Poller) -> None:
+        self.reported_at = 0.0  # time.monotonic() of the last report that was stored
         self._poller = poller
         self._aliases = sorted({queue.port.alias for queue in poller.queues.values()})
         self._background = background_jobs(self._aliases, poller.settler.metrics)
@@ -91,6 +92,10 @@ class Heartbeat:
     def threads(self) -> list[WatchedThread]:
         """Return the threads that run until ``stop``."""
         return [self._timeouts, self._jobs.thread, self._background.thread]
+
+    def busy_since(self) -> dict[str, float | None]:
+        """Return since when the thread runs a job that the poller cannot do without; None while it waits."""
+        return {"heartbeat": self._jobs.busy_since}
 
     def stop(self) -> None:
         """Report a last time, as STOPPED, and end."""
@@ -149,6 +154,7 @@ class Heartbeat:
         models.Poller.objects.using(alias).bulk_create(
             [row], update_conflicts=True, unique_fields=["instance"], update_fields=list(report)
         )
+        self.reported_at = monotonic()
         return conf.settings().heartbeat.total_seconds() * random.uniform(0.9, 1.0)
 
     def _apply_changes(self, alias: str) -> float:

@@ -66,6 +66,8 @@ class Poller:
         self.state = "INIT"
         self.stopping = False
         self.paused = False
+        self.polled_at = 0.0  # time.monotonic() of the last poll that worked
+        self.busy_since: dict[str, float | None] = {}  # by fetch thread: since when it polls; None while it waits
         self._wake_first = threading.Event()
         self._wake_second = threading.Event()
         self._ended = threading.Event()
@@ -189,11 +191,13 @@ class Poller:
         first = number == 0
         wakeup = self._wake_first if first else self._wake_second
         delay: float | None = 0.0 if first else None
-        connection_set, pause = ConnectionSet(), 0.0
+        connection_set, pause, name = ConnectionSet(), 0.0, f"fetch {number}"
         while not self._ended.is_set():
             if delay is None or delay > 0:
+                self.busy_since[name] = None
                 wakeup.wait(delay)
                 wakeup.clear()
+            self.busy_since[name] = monotonic()
             try:
                 delay = self.poll(connection_set)
             except Exception as error:
@@ -204,7 +208,7 @@ class Poller:
                 self._ended.wait(jittered(pause))
                 delay = 0.0
                 continue
-            pause = 0.0
+            pause, self.polled_at = 0.0, monotonic()
             if self.state != "RUNNING":
                 self._poll_worked()
             if not first and delay > 0 and not self.stopping:

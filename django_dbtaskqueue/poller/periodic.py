@@ -96,6 +96,7 @@ class PeriodicThread:
         ``timeout``: the seconds after which a job's connection is taken to be dead. It grows for a job that is slow.
         """
         self.ended = threading.Event()
+        self.busy_since: float | None = None  # since when a job runs; None between two jobs
         self._title = title
         self._jobs = list(jobs)
         self._last = list(last)
@@ -121,6 +122,7 @@ class PeriodicThread:
                 if monotonic() >= job.due and not self.ended.is_set():
                     job.due = monotonic() + self._attempt(job)
             self._after_each_round()
+            self.busy_since = None
             self.ended.wait(max(0.0, min([job.due for job in self._jobs]) - monotonic()))
         for job in self._last:
             self._attempt(job)
@@ -128,6 +130,7 @@ class PeriodicThread:
 
     def _attempt(self, job: Periodic) -> float:
         """Run a job once; return the seconds until the next time. Never raises."""
+        self.busy_since = monotonic()
         try:
             with self._deadline(job.alias):
                 seconds = job.run()

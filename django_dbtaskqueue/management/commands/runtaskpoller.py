@@ -24,7 +24,8 @@ from django_dbtaskqueue.management import duration, positive
 from django_dbtaskqueue.poller.executors.pool import named_executor
 from django_dbtaskqueue.poller.heartbeat import Heartbeat
 from django_dbtaskqueue.poller.loop import Poller
-from django_dbtaskqueue.poller.process import logs, queue_selection, status_lines, supervisor
+from django_dbtaskqueue.poller.process import logs, probe_port, queue_selection, status_lines, supervisor
+from django_dbtaskqueue.poller.process.probe_port import PollerProbes, SupervisorProbes
 from django_dbtaskqueue.poller.process.shutdown import RUN, ShutdownRequest, run
 from django_dbtaskqueue.poller.process.status_lines import Snapshot, StatusLine
 from django_dbtaskqueue.poller.queue_state import Options
@@ -71,6 +72,7 @@ class Command(BaseCommand):
             dest="coroutines", help="Async tasks at the same time (%(default)s).",
         )  # fmt: skip
         _add_executor(parser)
+        _add_metrics_port(parser)
         ending = parser.add_mutually_exclusive_group()
         ending.add_argument("--once", action="store_true", help="Check each queue out once, process that, and end.")
         ending.add_argument(
@@ -138,7 +140,9 @@ class Command(BaseCommand):
                 return 0
             began = monotonic()
             draw = (lambda poller: status.draw(Snapshot.of(poller))) if status else (lambda poller: None)
-            left = run(poller, Heartbeat(poller), self._shutdown, timeout=options["shutdown_timeout"], on_tick=draw)
+            heartbeat = Heartbeat(poller)
+            with probe_port.served(options["metrics_port"], lambda: PollerProbes(poller, heartbeat)):
+                left = run(poller, heartbeat, self._shutdown, timeout=options["shutdown_timeout"], on_tick=draw)
             for text in left:
                 logger.error("%s", text)
             logger.info("%s", status_lines.closing(poller, monotonic() - began))
@@ -150,6 +154,7 @@ class Command(BaseCommand):
             raise CommandError("--processes needs its own process: run manage.py, not call_command().")
         base = get_child_arguments()
         command = base[: len(base) - len(sys.argv[1:])] + self._arguments[1:]
+        port = options["metrics_port"]
         parent = supervisor.Supervisor(
             command,
             options["processes"],
@@ -158,8 +163,10 @@ class Command(BaseCommand):
             heartbeat=conf.settings().heartbeat,
             timeout=options["shutdown_timeout"],
             above=status.above if status else None,
+            options_of=lambda number: ["--metrics-port", port.of_child(number)] if port else [],
         )
-        return parent.run(on_tick=lambda snapshot: status.draw(snapshot) if status else None)
+        with probe_port.served(port, lambda: SupervisorProbes(parent)):
+            return parent.run(on_tick=lambda snapshot: status.draw(snapshot) if status else None)
 
     @contextmanager
     def _logging(self, queues: dict[str, int], options: dict[str, Any]) -> Iterator[StatusLine | None]:
@@ -184,6 +191,14 @@ def tuned_interpreter() -> Iterator[None]:
         gc.unfreeze()
         gc.set_threshold(*before[1])
         sys.setswitchinterval(before[0])
+
+
+def _add_metrics_port(parser: CommandParser) -> None:
+    parser.add_argument(
+        "--metrics-port", type=probe_port.address, metavar="[HOST:]PORT",
+        help="Serve probes (/healthz/startup, /healthz/ready, /healthz/live) and /metrics at this port. Without "
+        "HOST only to this host. With --processes child K has PORT + K.",
+    )  # fmt: skip
 
 
 def _add_executor(parser: CommandParser) -> None:

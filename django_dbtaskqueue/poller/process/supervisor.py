@@ -118,10 +118,15 @@ class Supervisor:
         heartbeat: timedelta,
         timeout: timedelta,
         above: Callable[[str], None] | None = None,
+        options_of: Callable[[int], list[str]] = lambda number: [],
     ) -> None:
-        """``above`` takes the children's log lines; without it they write to standard error themselves."""
+        """``above`` takes the children's log lines; without it they write to standard error themselves.
+
+        ``options_of`` returns what one child gets besides; they are counted from 1.
+        """
         self._command = list(command)
         self._above = above
+        self._options_of = options_of
         self.shutdown = shutdown
         self._endless = endless
         self._silence_limit = MAX_SILENT_HEARTBEATS * heartbeat.total_seconds()
@@ -175,7 +180,7 @@ class Supervisor:
             fd = theirs.fileno()
             # A process group of its own: a Ctrl-C at the terminal reaches only the supervisor, and so counts once.
             child.process = subprocess.Popen(
-                [*self._command, CHILD_FLAG, str(fd)],
+                [*self._command, *self._options_of(self.children.index(child) + 1), CHILD_FLAG, str(fd)],
                 pass_fds=[fd],
                 process_group=0,
                 stdin=subprocess.DEVNULL,
