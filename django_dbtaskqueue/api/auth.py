@@ -37,6 +37,7 @@ AUTH_SCHEME = "Bearer "
 API_SOURCE = "api"
 LAST_USE_PRECISION = timedelta(minutes=1)  # a token's last use is written at most as often
 Entry = Callable[..., HttpResponseBase]
+Answerer = Callable[[HttpRequest, Actor | None, Mapping[str, Any]], HttpResponse]
 
 
 def opened(view: Entry) -> Entry:
@@ -54,38 +55,48 @@ def opened(view: Entry) -> Entry:
 
 
 def entry_of(route: Route) -> Entry:
-    """Return the Django view of a route.
-
-    With a token the request acts for the token's user, and cookies are ignored. Without one it acts for the session's
-    user, and CSRF is checked.
-    """
+    """Return the Django view of a route."""
 
     def answer(request: HttpRequest, actor: Actor | None, parts: Mapping[str, Any]) -> HttpResponse:
         if request.method != route.method:
             return error(405, f"Use {route.method}.", Allow=route.method)
         if actor is None:
-            words = "Log in, or send a token that is valid: Authorization: Bearer …"
-            return error(401, words, **{"WWW-Authenticate": "Bearer"})
+            return unknown_caller()
         for name, part in parts.items():
             if isinstance(part, str) and not is_storable(part):
                 raise BadInput(name, "has a NUL character or half of a surrogate pair; leave it out.")
         return reply(route.view(Call(request, actor, route.read(request)), **parts), route.status)
 
-    def with_session(request: HttpRequest, **parts: Any) -> HttpResponse:
+    return opened(wraps(route.view)(identified(answer)))
+
+
+def identified(answer: Answerer) -> Entry:
+    """Return a view that knows its caller; None is nobody.
+
+    With a token the request acts for the token's user, and cookies are ignored. Without one it acts for the session's
+    user, and CSRF is checked.
+    """
+
+    def with_session(request: HttpRequest, **parts: Any) -> HttpResponseBase:
         user = getattr(request, "user", None)
         known = user is not None and user.is_authenticated
         return _caught(lambda: answer(request, Actor(user, API_SOURCE) if known else None, parts))
 
     protected = csrf_protect(with_session)
 
-    @wraps(route.view)
     def entry(request: HttpRequest, **parts: Any) -> HttpResponseBase:
         token = request.headers.get("Authorization", "")
         if not token.startswith(AUTH_SCHEME):
             return protected(request, **parts)
         return _caught(lambda: answer(request, actor_of(token.removeprefix(AUTH_SCHEME).strip()), parts))
 
-    return opened(entry)
+    return entry
+
+
+def unknown_caller() -> HttpResponse:
+    """Return the answer to a caller that is nobody."""
+    words = "Log in, or send a token that is valid: Authorization: Bearer …"
+    return error(401, words, **{"WWW-Authenticate": "Bearer"})
 
 
 @opened

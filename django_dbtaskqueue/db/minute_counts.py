@@ -183,7 +183,7 @@ def _crowded(session: Session, model: type[Model], keys: Iterable[str], level: L
 
 def _merge(session: Session, model: Any, keys: tuple[str, ...], start: datetime, length: timedelta) -> int:
     alias = session.connection.alias
-    first, end = _as_stored(session, start), _as_stored(session, start + length)
+    first, end = as_stored(session, start), as_stored(session, start + length)
     with transaction.atomic(using=alias):
         rows = model.objects.using(alias).filter(minute__gte=first, minute__lt=end)
         if connections[alias].features.has_select_for_update_skip_locked:
@@ -198,7 +198,8 @@ def _merge(session: Session, model: Any, keys: tuple[str, ...], start: datetime,
     return len(going) - len(several)
 
 
-def _as_stored(session: Session, time: datetime) -> datetime:
+def as_stored(session: Session, time: datetime) -> datetime:
+    """Return an aware time as the rows of a database have it."""
     return session.stored_time(time if settings.USE_TZ else make_naive(time))
 
 

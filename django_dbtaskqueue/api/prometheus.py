@@ -1,0 +1,109 @@
+"""Metrics of all queues for Prometheus: ``path("metrics", django_dbtaskqueue.api.prometheus.metrics)``.
+
+A caller needs a token or a session, and the permission ``view_queue``. It gets the queues that it may view. The numbers
+come from bounded counts and from the counts by the minute, so a scrape costs the same however many tasks there are.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
+from datetime import UTC, datetime
+
+from django.contrib.auth.decorators import login_not_required
+from django.db.models import Sum
+from django.http import HttpRequest, HttpResponse
+from django.views.decorators.csrf import csrf_exempt
+
+from django_dbtaskqueue.api.auth import error, identified, unknown_caller
+from django_dbtaskqueue.api.views import may_view
+from django_dbtaskqueue.db.minute_counts import as_stored
+from django_dbtaskqueue.db.session import Session
+from django_dbtaskqueue.metrics.exposition import DATABASE_METRICS, Exposition, text_of
+from django_dbtaskqueue.models import Metric, Queue, Schedule, UsageCount
+from django_dbtaskqueue.operations.bounded_reads import statement_timeout
+from django_dbtaskqueue.operations.lookup import locations_on
+from django_dbtaskqueue.operations.permissions import Actor
+from django_dbtaskqueue.operations.queue_stats import Overview, QueueStats, overview
+from django_dbtaskqueue.operations.schedules import listed
+from django_dbtaskqueue.operations.visibility import narrow, visible_queues
+
+METHODS = ("GET", "HEAD")
+METRIC_SUMS = ("count", "run_seconds", "wait_seconds")
+DAY_S = 86_400
+
+
+def _answer(request: HttpRequest, actor: Actor | None, parts: Mapping[str, object]) -> HttpResponse:
+    if request.method not in METHODS:
+        return error(405, "Use GET.", Allow=", ".join(METHODS))
+    if actor is None:
+        return unknown_caller()
+    may_view(actor, Queue)
+    text, content_type = text_of([exposition(actor)], request.headers.get("Accept", ""))
+    return HttpResponse(text, content_type=content_type, headers={"Cache-Control": "no-store"})
+
+
+metrics = csrf_exempt(login_not_required(identified(_answer)))
+
+
+def exposition(actor: Actor) -> Exposition:
+    """Return the metrics of the queues that the actor may view."""
+    found = Exposition(DATABASE_METRICS)
+    aliases = sorted({alias for alias, _ in locations_on(None)})
+    with ExitStack() as limits:
+        for alias in aliases:
+            limits.enter_context(statement_timeout(alias))
+        stats = overview(only=visible_queues(actor))
+        _add_queues(found, stats)
+        _add_counts(found, aliases, stats.as_of, actor)
+        if actor.user is None or actor.user.has_perm(f"{Schedule._meta.app_label}.view_schedule"):
+            _add_schedules(found, listed(actor))
+    return found
+
+
+def _add_queues(found: Exposition, stats: Overview) -> None:
+    found.add("dbtaskqueue_pollers", stats.pollers)
+    for row in stats.queues:
+        for status, count in row.statuses.items():
+            found.add("dbtaskqueue_tasks", count.number, row.queue, status)
+        age = 0.0 if row.oldest is None else row.oldest.total_seconds()
+        found.add("dbtaskqueue_oldest_due_age_seconds", age, row.queue)
+        found.add("dbtaskqueue_expired_leases", row.stale, row.queue)
+        found.add("dbtaskqueue_queue_paused", row.paused, row.queue)
+        found.add("dbtaskqueue_queue_pollers", row.pollers, row.queue)
+        _add_percentiles(found, row)
+
+
+def _add_percentiles(found: Exposition, row: QueueStats) -> None:
+    for kind, measured in (("run", row.run), ("wait", row.wait)):
+        for label, seconds in (("50", measured.p50), ("95", measured.p95)):
+            if seconds is not None:
+                found.add(f"dbtaskqueue_recent_{kind}_seconds", seconds, row.queue, label)
+
+
+def _add_counts(found: Exposition, aliases: Iterable[str], now: datetime, actor: Actor) -> None:
+    """Add what was counted since midnight, in UTC: no roll-up moves a count over midnight, so no counter falls."""
+    midnight = datetime.fromtimestamp(now.timestamp() // DAY_S * DAY_S, UTC)
+    sums: Counter[tuple[str, ...]] = Counter()  # over the databases of a queue
+    for alias in aliases:
+        since = as_stored(Session.on(alias), midnight)
+        enqueued = narrow(UsageCount.objects.using(alias).filter(minute__gte=since, call="put"), actor)
+        for queue, number in enqueued.values_list("queue").annotate(Sum("count")).order_by():
+            sums["dbtaskqueue_enqueued_tasks_total", queue] += number
+        ended = narrow(Metric.objects.using(alias).filter(minute__gte=since), actor).values_list("queue", "outcome")
+        for queue, outcome, number, run, wait in ended.annotate(*map(Sum, METRIC_SUMS)).order_by():
+            sums["dbtaskqueue_attempts_total", queue, outcome] += number
+            sums["dbtaskqueue_run_seconds_total", queue] += run
+            sums["dbtaskqueue_wait_seconds_total", queue] += wait
+    for (name, *labels), value in sums.items():
+        found.add(name, value, *labels)
+
+
+def _add_schedules(found: Exposition, rows: Iterable[Schedule]) -> None:
+    for row in rows:
+        for name, moment in (("next", row.next_time), ("last", row.last_time)):
+            if moment is not None:
+                stamp = f"dbtaskqueue_schedule_{name}_timestamp_seconds"
+                found.add(stamp, moment.timestamp(), row.name, row.queue)
+        found.add("dbtaskqueue_schedule_paused", row.paused, row.name, row.queue)
