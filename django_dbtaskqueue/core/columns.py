@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import Enum
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
 if TYPE_CHECKING:
     from django_dbtaskqueue.core.unique import UniqueRule
@@ -24,7 +24,7 @@ class EnqueueManyOptions(TypedDict, total=False):
     on_duplicate: str
     keep_due: bool
     on_invalid: str
-    after: Any
+    after: object
     on_parent_failure: str
     timeout: timedelta | None
     using: str | None
@@ -45,7 +45,7 @@ class PutOptions(TypedDict, total=False):
     keep_due: bool
     lease: timedelta | None
     columns: Mapping[str, object] | None
-    after: Any
+    after: object
     on_parent_failure: str
     timeout: timedelta | None
 

@@ -68,6 +68,9 @@ class Port(Protocol):
     def report_progress(self, lease: Lease, done: float, note: str) -> None:
         """Store how far the work is, or raise ``LeaseLost``."""
 
+    def parents(self, lease: Lease) -> Any:
+        """Return the tasks that the task waited for."""
+
 
 @dataclass(slots=True, eq=False)
 class Lease:
@@ -220,6 +223,11 @@ class Lease:
     def report_progress(self, done: float, note: str = "") -> None:
         """Store progress (``done`` from 0 to 1) where an operator sees it. Not part of any outcome."""
         self.port.report_progress(self, done, note)
+
+    @property
+    def parents(self) -> Any:
+        """The tasks that this one waited for (``enqueue(after=…)``), each with its result; read at each access."""
+        return self.port.parents(self)
 
     def gone(self, verb: str) -> LeaseLost:
         """Return the error of a ``verb`` that found the lease gone. It is reported even if caught."""

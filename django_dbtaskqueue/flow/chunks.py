@@ -16,8 +16,8 @@ from django_dbtaskqueue.core.columns import OPTIONS
 from django_dbtaskqueue.core.exceptions import EnqueueError, PayloadError, near_match
 from django_dbtaskqueue.core.json import dumps_many, text_array
 from django_dbtaskqueue.core.unique import UniqueRule
-from django_dbtaskqueue.flow.enqueue import Row, joined, row_of
-from django_dbtaskqueue.flow.placement import MAX_KEY_LENGTH, apply_rule, route
+from django_dbtaskqueue.flow.enqueue import MAX_KEY_LENGTH, Row, joined, row_of
+from django_dbtaskqueue.flow.placement import apply_rule, route
 
 DERIVED = "derived"  # a key of a row whose reference a rule has derived
 MAX_ROWS_PER_STATEMENT = 5000  # this bounds the memory of an enqueue_many

@@ -112,7 +112,7 @@ def _tell(
     session: Session, ids: Sequence[int], gone: Mapping[int, str]
 ) -> tuple[tuple[dict[int, str], Changes], Groups]:
     array = session.sql.dialect.array
-    locked = dict(session.run(session.sql.lock_ended, {"ids": array(ids)})) if ids else {}
+    locked: dict[int, str] = dict(session.run(session.sql.lock_ended, {"ids": array(ids)})) if ids else {}
     statuses = {**locked, **gone}
     changes, still_open = _changes(session, statuses) if statuses else (Changes(), set())
     if locked:
@@ -172,12 +172,14 @@ def _count_down(session: Session, counts: Mapping[TaskKey, int]) -> Changes:
 
 
 def let_go(session: Session, location: str, ids: Iterable[int]) -> list[tuple[str, str, str | None]]:
+    """Let tasks start; return those that still waited, as (location, queue, group)."""
     there = at(session, location)
     rows = there.run(there.sql.let_go, {"ids": there.sql.dialect.array(sorted(ids))})
     return [(location, queue, group) for _, queue, group in rows]
 
 
 def cancel(session: Session, reasons: Mapping[int, str]) -> list[tuple[int, str, bool]]:
+    """End tasks that still wait in POISON; return these, as (id, queue, whether something waits for it)."""
     rows = [{"child": child, "reason_text": text} for child, text in sorted(reasons.items())]
     found = session.run(session.sql.cancel_held, {"rows": json.dumps(rows)})
     return [(child, queue, bool(watched)) for child, queue, watched in found]

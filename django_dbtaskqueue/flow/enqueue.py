@@ -25,6 +25,7 @@ from django_dbtaskqueue.core import json as json_payload
 from django_dbtaskqueue.core.columns import COPIED, ENQUEUED, OWN_COLUMNS, EnqueueOptions
 from django_dbtaskqueue.core.durations import MIN_LEASE
 from django_dbtaskqueue.core.exceptions import DuplicateTask, EnqueueError, PayloadError
+from django_dbtaskqueue.core.outcomes import MAX_DELAY
 from django_dbtaskqueue.core.sql.enqueue import REPLACE
 from django_dbtaskqueue.core.states import CREATED
 from django_dbtaskqueue.core.unique import UniqueRule
@@ -33,15 +34,13 @@ from django_dbtaskqueue.db.session import Session, alias_for, model_of
 from django_dbtaskqueue.flow import groups, usage
 from django_dbtaskqueue.flow.parents import checked_parents, insert_related, members
 from django_dbtaskqueue.flow.placement import (
-    LEFT_TABLE,
     UNIQUE_OVER_HISTORY,
     PeriodTaken,
     apply_rule,
-    check_choice,
     check_timeout,
     checked_rule,
-    checked_text,
     claim_periods,
+    existing_task,
     free_capacity,
     free_references,
     in_period,
@@ -49,7 +48,6 @@ from django_dbtaskqueue.flow.placement import (
     own_fields,
     own_values,
     route,
-    seconds_of,
     with_fail_over,
     without_spent,
 )
@@ -78,7 +76,7 @@ def enqueue(
     keep_due: bool = False,
     lease: timedelta | None = None,
     columns: Mapping[str, object] | None = None,
-    after: Any = None,
+    after: object = None,
     on_parent_failure: str = "hold",
     timeout: timedelta | None = None,
     using: str | None = None,
@@ -110,12 +108,7 @@ def enqueue(
     alias = alias_for(queue, using)
     settings = overrides.queue_settings(queue, alias)
     row = row_of(options, settings)
-    rule = settings.unique if unique is None and reference is None else None
-    if unique is not None:
-        rule = checked_rule(unique, reference)
-    if rule is not None:
-        apply_rule(rule, row)
-        reference = row["reference_number"]
+    rule = _rule_of(unique, settings, row)
     if row["payload_type"] is not None and queue in codecs.expected:
         codecs.refuse_namesake(queue, row["payload_type"], type(payload))
     if on_duplicate not in ON_DUPLICATE:
@@ -125,10 +118,9 @@ def enqueue(
 
     parents = None
     if after is not None:
+        if (on_duplicate if rule is None else rule.on_duplicate) in REPLACE:
+            raise EnqueueError(f"after= does not go with on_duplicate={on_duplicate!r}: a task keeps its parents.")
         alias, parents = checked_parents(after, on_parent_failure, settings, alias, using)
-        replaces = rule.on_duplicate if rule is not None else on_duplicate
-        if replaces in REPLACE:
-            raise EnqueueError(f"after= does not go with on_duplicate={replaces!r}: a task keeps its parents.")
         row[HELD] = True
 
     def insert(alias: str) -> Task:
@@ -138,7 +130,7 @@ def enqueue(
         if row["reference_number"] is not None and settings.unique_over == UNIQUE_OVER_HISTORY:
             with session.atomic():
                 if not without_spent(session, queue, [row], on_duplicate):
-                    return _existing(session, queue, row["reference_number"], on_duplicate, None, None)
+                    return existing_task(session, queue, row["reference_number"], on_duplicate, None, None)
                 with free_capacity(session, queue, settings.capacity, 1, timeout):
                     return _insert_grouped(session, queue, row, on_duplicate, keep_due=keep_due)
         if settings.capacity is None and row["group_key"] is None:
@@ -149,8 +141,19 @@ def enqueue(
     if parents is not None or members.get() is not None:
         insert = partial(insert_related, insert, parents, on_parent_failure)
     if settings.shards and using is None and parents is None:
-        return with_fail_over(route(settings, reference, payload), settings.shards, insert)
+        return with_fail_over(route(settings, row["reference_number"], payload), settings.shards, insert)
     return insert(alias)
+
+
+def _rule_of(unique: UniqueRule | str | None, settings: conf.QueueSettings, row: Row) -> UniqueRule | None:
+    """Return the rule of uniqueness for a task, if any, and give the row the reference that it derives."""
+    reference = row["reference_number"]
+    rule = settings.unique if unique is None and reference is None else None
+    if unique is not None:
+        rule = checked_rule(unique, reference)
+    if rule is not None:
+        apply_rule(rule, row)
+    return rule
 
 
 def enqueue_copy(task: AbstractTask) -> AbstractTask:
@@ -198,7 +201,7 @@ def _insert_unique(
         with suppress(PeriodTaken), session.atomic(), free_capacity(session, queue, capacity, 1, timeout):
             return insert_by_rule(session, queue, row, rule)
     found = session.run(session.sql.find, {"queue_name": queue, "reference_number": reference})
-    return _existing(session, queue, reference, rule.on_duplicate, next(iter(found), None), rule)
+    return existing_task(session, queue, reference, rule.on_duplicate, next(iter(found), None), rule)
 
 
 def insert_by_rule(session: Session, queue: str, row: Row, rule: UniqueRule) -> Task:
@@ -207,32 +210,6 @@ def insert_by_rule(session: Session, queue: str, row: Row, rule: UniqueRule) -> 
     if not task.enqueue_note:
         claim_periods(session, queue, rule, [row["reference_number"]])
     return task
-
-
-def _existing(
-    session: Session,
-    queue: str,
-    reference: str,
-    on_duplicate: str,
-    found: tuple[int, str, str | None] | None,
-    rule: UniqueRule | None,
-) -> Task:
-    """Return the task that holds the reference, as ``find`` found it, or raise ``DuplicateTask``."""
-    task_id, status, _ = found or (None, LEFT_TABLE, None)
-    words = "" if rule is None else rule.words
-    if on_duplicate != "ignore":
-        raise DuplicateTask(queue, reference, task_id=task_id, status=status, rule=words)
-    task = session.model(queue=queue, reference=reference)  # all that is known of one that has left the table
-    there = "its task has left the table"
-    if task_id is not None:
-        task = session.model._default_manager.using(session.connection.alias).get(pk=task_id)
-        there = f"there is task {task_id} ({status})"
-        if rule is not None:
-            usage.after_commit(session.connection, {(queue, "ignored"): [task_id]})
-    task.enqueue_note = f"No task was inserted: {there}. " + (
-        f"The rule allows {words}." if words else f"The reference {reference!r} is taken."
-    )
-    return cast(Task, task)
 
 
 def _insert_grouped(
@@ -277,7 +254,7 @@ def _insert(
     params = {**row, **own_params, "queue_name": queue, "run_at": run_at}
     del params[OWN_COLUMNS]
     if rule is not None and rule.bound is not None:
-        params["max_wait"] = rule.bound.totalseconds_of()
+        params["max_wait"] = rule.bound.total_seconds()
     for _ in range(MAX_ROUNDS):  # the row in the way may go, or start, between two statements
         written = session.repeat(sql, params)
         if written:
@@ -299,7 +276,7 @@ def _insert(
         if held and (on_duplicate == "replace" or (found and found[0][1] != CREATED and not held.period)):
             continue  # it has started meanwhile: it holds its reference no more
         if found:
-            return _existing(session, queue, row["reference_number"], on_duplicate, next(iter(found)), rule)
+            return existing_task(session, queue, row["reference_number"], on_duplicate, next(iter(found)), rule)
     raise DuplicateTask(queue, row["reference_number"])
 
 
@@ -341,6 +318,7 @@ async def aenqueue(
 
 
 LAST_YEAR = 9000
+MAX_KEY_LENGTH = 200  # characters of a reference, group or tag
 MAX_ROUNDS = 6  # of the two statements of an insert, until another row in the way is given up
 TEXT_COLUMNS = tuple((column.option, column.db) for column in ENQUEUED if column.option and column.type == "text")
 DURATION_COLUMNS = tuple((column.option, column.db) for column in ENQUEUED if column.option and column.type == "float8")
@@ -358,15 +336,15 @@ def row_of(options: Mapping[str, Any], settings: conf.QueueSettings) -> Row:
         "priority": settings.priority if (priority := get("priority")) is None else priority,
         "context": _context(get("context"), limits),
         "max_attempts": settings.max_attempts,
-        "delay": None if (delay := get("delay")) is None else seconds_of("delay", delay),
+        "delay": None if (delay := get("delay")) is None else _seconds("delay", delay),
         "run_at": get("run_at"),
         OWN_COLUMNS: own_values(given, settings) if (given := get(OWN_COLUMNS)) else {},
-        "ttl": None if (ttl := get("ttl") or settings.ttl) is None else seconds_of("ttl", ttl),
+        "ttl": None if (ttl := get("ttl") or settings.ttl) is None else _seconds("ttl", ttl),
     }
     for option, column in TEXT_COLUMNS:
         row[column] = None if (text := get(option)) is None else checked_text(option, text)
     for option, column in DURATION_COLUMNS:
-        row[column] = None if (span := get(option)) is None else seconds_of(option, span) or None
+        row[column] = None if (span := get(option)) is None else _seconds(option, span) or None
     if (lease := get("lease")) and lease < MIN_LEASE:
         raise EnqueueError(f"lease={lease!r} must be at least 100 ms. Leave it out to have the queue's lease.")
     if type(row["priority"]) is not int or not -32768 <= row["priority"] <= 32767:
@@ -391,3 +369,28 @@ def _context(value: Any, limits: json_payload.Limits) -> str | None:
 def joined(place: str, path: str) -> str:
     """Return ``path`` as a path inside ``place``."""
     return f"{place}{path}" if not path or path.startswith("[") else f"{place}.{path}"
+
+
+def checked_text(name: str, value: Any) -> str:
+    """Return a reference, group or tag, or raise for what cannot be one."""
+    if not isinstance(value, str) or not 0 < len(value) <= MAX_KEY_LENGTH or "\0" in value:
+        raise EnqueueError(
+            f"{name}={value!r:.80} must be None or text of 1 to {MAX_KEY_LENGTH} characters without NUL."
+        )
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise EnqueueError(f"{name}={value!r:.80} holds a lone surrogate at {error.start}; it is not text.") from None
+    return value
+
+
+def _seconds(name: str, value: Any) -> float:
+    if not isinstance(value, timedelta) or not timedelta(0) <= value <= MAX_DELAY:
+        raise EnqueueError(f"{name}={value!r} must be a timedelta from zero to a hundred years.")
+    return value.total_seconds()
+
+
+def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    """Refuse a word that is none of ``choices``."""
+    if value not in choices:
+        raise EnqueueError(f"{name}={value!r} must be one of {', '.join(map(repr, choices))}.")

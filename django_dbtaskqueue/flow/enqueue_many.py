@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import lru_cache
 from typing import Any, NamedTuple, NoReturn, Self, Unpack
@@ -15,20 +15,22 @@ from asgiref.sync import sync_to_async
 from django.db import transaction
 
 from django_dbtaskqueue.conf.overrides import queue_settings
+from django_dbtaskqueue.conf.settings import QueueSettings
 from django_dbtaskqueue.core.columns import OWN_COLUMNS, TIMING, EnqueueManyOptions
-from django_dbtaskqueue.core.exceptions import DuplicateTask
+from django_dbtaskqueue.core.exceptions import DuplicateTask, EnqueueError
 from django_dbtaskqueue.core.sql.enqueue import ENQUEUED_TYPES, REPLACE
 from django_dbtaskqueue.core.unique import UniqueRule
 from django_dbtaskqueue.db import notify
 from django_dbtaskqueue.db.session import Session, aliases_of, model_for
 from django_dbtaskqueue.flow import groups, usage
 from django_dbtaskqueue.flow.chunks import DERIVED, Batch, Chunks, Rejection, UniformRows
-from django_dbtaskqueue.flow.enqueue import ON_DUPLICATE, Row, insert_by_rule
+from django_dbtaskqueue.flow.dependencies import TaskKey
+from django_dbtaskqueue.flow.enqueue import ON_DUPLICATE, Row, check_choice, insert_by_rule
+from django_dbtaskqueue.flow.parents import Edge, Members, attach, checked_parents, members
 from django_dbtaskqueue.flow.placement import (
     LEFT_TABLE,
     UNIQUE_OVER_HISTORY,
     PeriodTaken,
-    check_choice,
     check_timeout,
     checked_rule,
     claim_periods,
@@ -64,6 +66,8 @@ def enqueue_many(
     on_duplicate: str = "error",
     keep_due: bool = False,
     on_invalid: str = "error",
+    after: object = None,
+    on_parent_failure: str = "hold",
     timeout: timedelta | None = None,
     using: str | None = None,
 ) -> EnqueueReport:
@@ -78,13 +82,15 @@ def enqueue_many(
     A bad item raises ``EnqueueError``, for its payload ``PayloadError``, naming the item and the path, and nothing is
     written; ``on_invalid="reject"`` leaves it out and says so in the report instead. Of items with the same reference
     ``on_duplicate="replace"`` and ``"replace_running"`` keep the last one. ``unique``: the rule for items without a
-    reference, as in ``enqueue``; ``on_duplicate`` is for those with one.
+    reference, as in ``enqueue``; ``on_duplicate`` is for those with one. ``after``: parents of each of the tasks, as in
+    ``enqueue``.
     """
     check_choice("on_duplicate", on_duplicate, ON_DUPLICATE)
     check_choice("on_invalid", on_invalid, ("error", "reject"))
     check_timeout(timeout)
     sessions = {alias: Session.on(alias, model_for(queue)) for alias in aliases_of(queue, using)}
     settings = queue_settings(queue, next(iter(sessions)))
+    related = _related(settings, list(sessions), after, on_parent_failure, on_duplicate)
     rejections: list[Rejection] = []
     rule = settings.unique if unique is None else checked_rule(unique, None)
     chunks = Chunks(queue, items, settings, list(sessions), rejections if on_invalid == "reject" else None, rule)
@@ -96,13 +102,19 @@ def enqueue_many(
             for alias, share in shares.items():
                 if rule is not None:
                     share, derived = _apart(share)
-                    done.update(_insert_unique(sessions[alias], queue, derived, rule, settings.capacity, timeout))
+                    done.update(
+                        _insert_unique(sessions[alias], queue, derived, rule, settings.capacity, timeout, related)
+                    )
                 if settings.unique_over == UNIQUE_OVER_HISTORY:
                     rows = share.rows() if isinstance(share, UniformRows) else share
                     share = without_spent(sessions[alias], queue, rows, on_duplicate)
                     done["ignored"] += len(rows) - len(share)
                 with free_capacity(sessions[alias], queue, settings.capacity, len(share), timeout):
-                    done.update(_insert(sessions[alias], queue, share, on_duplicate, keep_due=keep_due))
+                    done.update(
+                        _insert(sessions[alias], queue, share, on_duplicate, keep_due=keep_due, related=related)
+                    )
+                if related is not None:
+                    related.relate(sessions[alias], queue)
         if done["enqueued"] or done["replaced"]:
             for session in sessions.values():
                 notify.after_commit(session.connection, queue, lost=on_duplicate == "replace_running")
@@ -123,7 +135,13 @@ def _apart(share: Batch) -> tuple[list[Row], list[Row]]:
 
 
 def _insert_unique(
-    session: Session, queue: str, rows: list[Row], rule: UniqueRule, capacity: int | None, timeout: timedelta | None
+    session: Session,
+    queue: str,
+    rows: list[Row],
+    rule: UniqueRule,
+    capacity: int | None,
+    timeout: timedelta | None,
+    related: _Related | None,
 ) -> Counter[str]:
     """Insert rows whose references a rule derived. If another producer began one's period first, begin again."""
     while True:
@@ -133,13 +151,15 @@ def _insert_unique(
         fresh = [row for row in rows if row["reference_number"] not in taken]
         with suppress(PeriodTaken), session.atomic(), free_capacity(session, queue, capacity, len(fresh), timeout):
             free_references(session, queue, rule, [row["reference_number"] for row in fresh])
-            done = _insert(session, queue, fresh, rule.on_duplicate, keep_due=False, rule=rule)
+            done = _insert(session, queue, fresh, rule.on_duplicate, keep_due=False, rule=rule, related=related)
             done["ignored"] += len(rows) - len(fresh)
             usage.after_commit(session.connection, {(queue, "ignored"): done["ignored"]})
             return done
 
 
-def _by_rule(session: Session, queue: str, rows: list[Row], written: _Written, rule: UniqueRule) -> Counter[str]:
+def _by_rule(
+    session: Session, queue: str, rows: list[Row], written: _Written, rule: UniqueRule, related: _Related | None
+) -> Counter[str]:
     """Begin the periods of what was written. What was not is looked at one by one where a task may have started."""
     tasks = session.model._base_manager.using(session.connection.alias).filter(pk__in=written.ids)
     there = {str(reference) for reference in tasks.values_list("reference", flat=True)}
@@ -154,6 +174,8 @@ def _by_rule(session: Session, queue: str, rows: list[Row], written: _Written, r
     for row in others:
         task = insert_by_rule(session, queue, row, rule)
         done["enqueued" if not task.enqueue_note else "ignored"] += 1
+        if related is not None and not task.enqueue_note:
+            related.ids.append(task.pk)
     return done
 
 
@@ -172,15 +194,62 @@ class _Written(NamedTuple):
         return cls(len(answer), sum(is_new for _, is_new in answer), [task_id for task_id, _ in answer])
 
 
+@dataclass(slots=True)
+class _Related:
+    """What the tasks of one call wait for, and the block that takes note of them."""
+
+    parents: dict[TaskKey, str] | None
+    policy: str
+    block: Members | None
+    ids: list[int] = field(default_factory=list)  # of tasks that were inserted and are not related yet
+
+    @property
+    def held(self) -> bool:
+        """Whether the tasks wait."""
+        return self.parents is not None
+
+    def relate(self, session: Session, queue: str) -> None:
+        """Let the tasks wait that were inserted since the last call, and have the block take note of them."""
+        keys = [TaskKey(session.location, task_id) for task_id in self.ids]
+        self.ids.clear()
+        if self.parents is not None:
+            edges = [Edge(parent, key, name) for key in keys for parent, name in self.parents.items()]
+            attach(session, edges, dict.fromkeys(keys, self.policy))
+        if self.block is not None:
+            self.block.add(session.connection.alias, queue, keys)
+
+
+def _related(
+    settings: QueueSettings, aliases: list[str], after: object, policy: str, on_duplicate: str
+) -> _Related | None:
+    block = members.get()
+    if after is None:
+        return None if block is None else _Related(None, policy, block)
+    if len(aliases) > 1 or on_duplicate in REPLACE or settings.unique is not None:
+        raise EnqueueError(
+            "enqueue_many(after=…) does not go with shards, a rule of uniqueness or on_duplicate='replace'. Call "
+            "enqueue(after=…) for each task."
+        )
+    return _Related(checked_parents(after, policy, settings, aliases[0], aliases[0])[1], policy, block)
+
+
 def _insert(
-    session: Session, queue: str, share: Batch, on_duplicate: str, *, keep_due: bool, rule: UniqueRule | None = None
+    session: Session,
+    queue: str,
+    share: Batch,
+    on_duplicate: str,
+    *,
+    keep_due: bool,
+    rule: UniqueRule | None = None,
+    related: _Related | None = None,
 ) -> Counter[str]:
     """Write one statement's tasks; return how many items were enqueued, ignored and replaced."""
     if not share:
         return Counter()
-    if isinstance(share, UniformRows) and session.postgresql and on_duplicate not in REPLACE:
+    held = related is not None and related.held
+    if isinstance(share, UniformRows) and session.postgresql and on_duplicate not in REPLACE and not held:
         references = share.references
-        written = _insert_uniform(session, queue, share, on_duplicate)
+        written = _insert_uniform(session, queue, share, on_duplicate, want_ids=related is not None)
     else:
         rows = share.rows() if isinstance(share, UniformRows) else share
         if on_duplicate in REPLACE:  # one statement may not touch a row twice: the last one wins
@@ -190,14 +259,16 @@ def _insert(
             done: Counter[str] = Counter(replaced=len(share) - len(rows))
             for shape in sorted(shapes):
                 part = [row for row in rows if tuple(row[OWN_COLUMNS]) == shape]
-                done.update(_insert(session, queue, part, on_duplicate, keep_due=keep_due, rule=rule))
+                done.update(_insert(session, queue, part, on_duplicate, keep_due=keep_due, rule=rule, related=related))
             return done
         references = [row["reference_number"] for row in rows]
-        written = _insert_rows(session, queue, rows, on_duplicate, keep_due=keep_due, rule=rule)
+        written = _insert_rows(session, queue, rows, on_duplicate, keep_due=keep_due, rule=rule, related=related)
+    if related is not None:
+        related.ids += written.ids
     if written.number:
         usage.after_commit(session.connection, {(queue, "put"): written.ids or written.number})
     if rule is not None:
-        done = _by_rule(session, queue, rows, written, rule)
+        done = _by_rule(session, queue, rows, written, rule, related)
         done["replaced"] += len(share) - done.total()
         return done
     missing = len(references) - written.number
@@ -207,9 +278,9 @@ def _insert(
     return Counter(enqueued=written.new, ignored=missing, replaced=replaced)
 
 
-def _insert_uniform(session: Session, queue: str, share: UniformRows, on_duplicate: str) -> _Written:
+def _insert_uniform(session: Session, queue: str, share: UniformRows, on_duplicate: str, *, want_ids: bool) -> _Written:
     referenced = any(share.references)
-    ids = usage.watched() or (referenced and on_duplicate == "error")
+    ids = want_ids or usage.watched() or (referenced and on_duplicate == "error")
     sql = session.sql.insert_uniform(referenced=referenced, ordered=referenced and share.ordered, ids=ids)
     params = {**share.columns(), "queue_name": queue, "ids": ids}
     if ids:
@@ -219,16 +290,31 @@ def _insert_uniform(session: Session, queue: str, share: UniformRows, on_duplica
 
 
 def _insert_rows(
-    session: Session, queue: str, rows: list[Row], on_duplicate: str, *, keep_due: bool, rule: UniqueRule | None
+    session: Session,
+    queue: str,
+    rows: list[Row],
+    on_duplicate: str,
+    *,
+    keep_due: bool,
+    rule: UniqueRule | None,
+    related: _Related | None,
 ) -> _Written:
     timed = any(row["delay"] is not None or row["run_at"] is not None or row["ttl"] is not None for row in rows)
     grouped = {row["group_key"] for row in rows if row["group_key"] is not None}
     own, _ = own_columns(session, rows[0], as_json=True) if rows[0][OWN_COLUMNS] else ((), {})
     bound = None if rule is None else rule.bound
+    held = related is not None and related.held
     sql = session.sql.insert_many(
-        on_duplicate, timed=timed, grouped=bool(grouped), keep_due=keep_due, bounded=bound is not None, own=own
+        on_duplicate,
+        timed=timed,
+        grouped=bool(grouped),
+        keep_due=keep_due,
+        bounded=bound is not None,
+        held=held,
+        own=own,
     )
-    ids = usage.watched() or on_duplicate != "ignore" or rule is not None
+    grouped = set() if held else grouped  # a task that waits enters its group later
+    ids = related is not None or usage.watched() or on_duplicate != "ignore" or rule is not None
     groups.lock(session, queue, grouped)
     write, time = _WRITE_TIMED if timed else _WRITE, session.time_text
     items = [write(row, time) for row in rows]  # payloads are JSON text already

@@ -19,7 +19,7 @@ from django_dbtaskqueue.core.sql.dialects import GROUP
 from django_dbtaskqueue.core.states import BY_VERB, PROCESSING, TERMINAL, sources
 from django_dbtaskqueue.db import notify
 from django_dbtaskqueue.db.session import Row, Session
-from django_dbtaskqueue.flow import usage
+from django_dbtaskqueue.flow import dependencies, usage
 from django_dbtaskqueue.flow.groups import Groups, lock, lock_in_order, regroup
 from django_dbtaskqueue.flow.selection import (
     Tasks,
@@ -171,8 +171,6 @@ def put_back(tasks: Tasks, before: Mapping[int, Columns], unchanged: Callable[[A
 def _change(tasks: Tasks, verb: str, groups: Groups, update: Callable[[], int]) -> int:
     """Run an update. Where it changes ``ready_time``, see to the groups' heads and wake the queues' pollers."""
     if BY_VERB[verb].target in TERMINAL:
-        from django_dbtaskqueue.flow import dependencies
-
         dependencies.sweep_after_commit(_session(tasks))
     if not _changes_groups(verb):
         return update()
@@ -186,8 +184,6 @@ def _change(tasks: Tasks, verb: str, groups: Groups, update: Callable[[], int]) 
 def _delete(tasks: Tasks) -> int:
     """Delete locked rows. What waits for one of them is told in this transaction."""
     if watched := list(tasks.filter(watched__isnull=False).values_list("pk", flat=True)):
-        from django_dbtaskqueue.flow import dependencies
-
         dependencies.tell_deleted(_session(tasks), watched)
     return delete_and_count(tasks)
 

@@ -6,15 +6,18 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from django.db import connections, transaction
+from django.db.models import Count
 
 from django_dbtaskqueue.conf.settings import QueueSettings
-from django_dbtaskqueue.core.exceptions import EnqueueError
+from django_dbtaskqueue.core.exceptions import EnqueueError, near_match
+from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.states import COMPLETED, ERROR, POISON, TERMINAL
-from django_dbtaskqueue.db.session import Session, model_of
+from django_dbtaskqueue.db.session import Session, model_named, model_of
 from django_dbtaskqueue.flow.dependencies import (
     Changes,
     TaskKey,
@@ -26,11 +29,12 @@ from django_dbtaskqueue.flow.dependencies import (
     let_go,
 )
 from django_dbtaskqueue.flow.groups import Groups, lock_in_order
-from django_dbtaskqueue.flow.placement import check_choice, checked_text
-from django_dbtaskqueue.models import AbstractTask, Task, TemporaryTask
+from django_dbtaskqueue.models import AbstractTask, Dependency, Task, TaskHistory, TemporaryTask
 from django_dbtaskqueue.models.workflows import ON_PARENT_FAILURE
 
 ROWS_PER_INSERT = 10_000  # dependencies written, or parents locked, by one statement
+MAX_NAME_LENGTH = 200  # characters of what a task calls a parent
+MAX_PARENTS_READ = 1000  # parents whose results one processor reads
 TEMPORARY = TemporaryTask._meta.label_lower
 POLICIES = tuple(policy for policy, _ in ON_PARENT_FAILURE)
 
@@ -77,7 +81,7 @@ def _attach(session: Session, edges: Sequence[Edge], policies: Mapping[TaskKey, 
             "parent_location": parent.location, "parent_id": parent.id, "child_location": child.location,
             "child_id": child.id, "name": name, "outcome": status if counts else None,
         })  # fmt: skip
-    for there, ids in _by_table(session, pending):
+    for there, ids in by_table(session, pending):
         there.run(there.sql.watch, {"ids": ids})
     for start in range(0, len(rows), ROWS_PER_INSERT):
         session.run(session.sql.insert_edges, {"rows": json.dumps(rows[start : start + ROWS_PER_INSERT])})
@@ -102,7 +106,7 @@ def _attach(session: Session, edges: Sequence[Edge], policies: Mapping[TaskKey, 
 def _lock_parents(session: Session, parents: Collection[TaskKey]) -> dict[TaskKey, str]:
     """Lock parents and return their statuses."""
     statuses: dict[TaskKey, str] = {}
-    for there, ids in _by_table(session, parents):
+    for there, ids in by_table(session, parents):
         rows = there.run(there.sql.lock_parents, {"ids": ids})
         statuses |= {TaskKey(there.location, task_id): status for task_id, status in rows}
     if missing := sorted(set(parents) - statuses.keys()):
@@ -114,7 +118,7 @@ def _lock_parents(session: Session, parents: Collection[TaskKey]) -> dict[TaskKe
     return statuses
 
 
-def _by_table(session: Session, keys: Iterable[TaskKey]) -> Iterator[tuple[Session, Any]]:
+def by_table(session: Session, keys: Iterable[TaskKey]) -> Iterator[tuple[Session, object]]:
     """Yield the ids of tasks, in order, as array parameters for statements on their tables."""
     ids: defaultdict[str, list[int]] = defaultdict(list)
     for location, task_id in sorted(keys):
@@ -123,6 +127,89 @@ def _by_table(session: Session, keys: Iterable[TaskKey]) -> Iterator[tuple[Sessi
         there = at(session, location)
         for start in range(0, len(of_table), ROWS_PER_INSERT):
             yield there, there.sql.dialect.array(of_table[start : start + ROWS_PER_INSERT])
+
+
+# -- what a processor reads of its parents -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Parent:
+    """A task that another one waited for, as it is now. ``status`` is "" for one that is gone without a trace."""
+
+    id: int
+    name: str
+    queue: str
+    reference: str | None
+    status: str
+    result: Any
+
+
+class Parents(Sequence[Parent]):
+    """The parents of a task: at most ``MAX_PARENTS_READ`` of them, the first ones; ``counts`` counts all.
+
+    ``parents["name"]`` is the parent that ``after`` gave a name.
+    """
+
+    def __init__(self, found: Sequence[Parent], counts: Mapping[str, int]) -> None:
+        self._found, self.counts = list(found), dict(counts)
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def __getitem__(self, key: Any) -> Any:
+        if not isinstance(key, str):
+            return self._found[key]
+        for one in self._found:
+            if one.name == key:
+                return one
+        names = sorted({one.name for one in self._found if one.name})
+        raise KeyError(f"No parent has the name {key!r}.{near_match(key, names)}")
+
+    @property
+    def results(self) -> list[Any]:
+        """The results of the parents, in the order in which ``after`` named them."""
+        return [one.result for one in self._found]
+
+
+class ReadsParents:
+    """The part of a port that reads the parents of a task."""
+
+    alias: str
+    model: type[AbstractTask]
+
+    def parents(self, lease: Lease) -> Parents:
+        """Return the parents of a task, with their results, from their tables or the history."""
+        edges = Dependency.objects.using(self.alias).filter(
+            child_location=self.model._meta.label_lower, child_id=lease.id
+        )
+        first = list(edges.order_by("pk")[:MAX_PARENTS_READ])
+        counts = Counter(edge.outcome or "" for edge in first)
+        if len(first) == MAX_PARENTS_READ:
+            counted = edges.order_by().values_list("outcome").annotate(number=Count("pk"))
+            counts = Counter({outcome or "": number for outcome, number in counted})
+        rows = _rows_of({TaskKey(edge.parent_location, edge.parent_id) for edge in first}, self.alias)
+        found = [
+            Parent(edge.parent_id, edge.name, *rows.get((edge.parent_location, edge.parent_id), UNKNOWN))
+            for edge in first
+        ]
+        return Parents(found, counts)
+
+
+UNKNOWN = ("", None, "", None)
+
+
+def _rows_of(keys: set[TaskKey], alias: str) -> dict[tuple[str, int], tuple[str, str | None, str, Any]]:
+    """Return (queue, reference, status, result) of tasks, from their tables or the history."""
+    names = ("queue", "reference", "status", "result")
+    found: dict[tuple[str, int], Any] = {}
+    for location in sorted({key.location for key in keys}):
+        ids = [key.id for key in keys if key.location == location]
+        rows = model_named(location)._base_manager.using(alias).filter(pk__in=ids).values_list("pk", *names)
+        found |= {(location, row[0]): row[1:] for row in rows}
+        if gone := [task_id for task_id in ids if (location, task_id) not in found]:
+            moved = TaskHistory._base_manager.using(alias).filter(location=location, task_id__in=gone)
+            found |= {(location, row[0]): row[1:] for row in moved.values_list("task_id", *names)}
+    return found
 
 
 # -- enqueue -----------------------------------------------------------------------------------------------------------
@@ -136,14 +223,20 @@ class Members(Protocol):
     def add(self, alias: str, queue: str, keys: Sequence[TaskKey]) -> None:
         """Take note of tasks, in the transaction that inserted them."""
 
+    def defer(self, edges: Sequence[Edge], policies: Mapping[TaskKey, str]) -> bool:
+        """Take over ``attach``, if all parents were inserted inside the block: nothing else can see them."""
+
 
 def checked_parents(
-    after: Any, policy: str, settings: QueueSettings, alias: str, using: str | None
+    after: object, policy: str, settings: QueueSettings, alias: str, using: str | None
 ) -> tuple[str, dict[TaskKey, str]]:
     """Return the database of some parents, and their keys with the names that the child has for them."""
-    check_choice("on_parent_failure", policy, POLICIES)
-    if isinstance(after, AbstractTask | int):
+    if policy not in POLICIES:
+        raise EnqueueError(f"on_parent_failure={policy!r} must be one of {', '.join(map(repr, POLICIES))}.")
+    if isinstance(after, AbstractTask | int | TaskKey):
         after = [after]
+    if not isinstance(after, Iterable):
+        after = [after]  # it is refused below
     pairs = list(after.items()) if isinstance(after, Mapping) else [("", parent) for parent in after]
     location = model_of(settings)._meta.label_lower
     aliases = {str(parent._state.db) for _, parent in pairs if isinstance(parent, AbstractTask)}
@@ -162,13 +255,19 @@ def checked_parents(
                 f"after= names the temporary task {key.id}. A crash of the server empties the table of temporary "
                 "tasks, and this task would wait for ever. Let both queues be temporary, or none."
             )
-        keys[key] = checked_text("name of a parent", name) if name != "" else ""
+        if not isinstance(name, str) or len(name) > MAX_NAME_LENGTH or "\0" in name:
+            raise EnqueueError(
+                f"after= has the name {name!r:.80} for task {key.id}: use text of at most 200 characters."
+            )
+        keys[key] = name
     return alias, keys
 
 
-def _key(parent: Any, location: str) -> TaskKey:
+def _key(parent: object, location: str) -> TaskKey:
     if isinstance(parent, AbstractTask) and parent.pk is not None:
         return TaskKey(parent._meta.label_lower, parent.pk)
+    if isinstance(parent, TaskKey):
+        return parent
     if type(parent) is int:
         return TaskKey(location, parent)
     raise EnqueueError(
@@ -181,14 +280,16 @@ def insert_related(
     insert: Callable[[str], Task], parents: Mapping[TaskKey, str] | None, policy: str, alias: str
 ) -> Task:
     """Insert one task that waits for parents, or that a block takes note of. Nothing happens for one not inserted."""
+    block = members.get()
     with transaction.atomic(using=alias):
         task = insert(alias)
         if task.enqueue_note:
             return task
         key = TaskKey(task._meta.label_lower, task.pk)
         if parents is not None:
-            session = Session(connections[alias], type(task))
-            attach(session, [Edge(parent, key, name) for parent, name in parents.items()], {key: policy})
-        if (block := members.get()) is not None:
+            edges = [Edge(parent, key, name) for parent, name in parents.items()]
+            if block is None or not block.defer(edges, {key: policy}):
+                attach(Session(connections[alias], type(task)), edges, {key: policy})
+        if block is not None:
             block.add(alias, task.queue, [key])
     return task

@@ -3,7 +3,7 @@
 A queue with shards is spread over several databases; a task stays where it was enqueued. A queue with a capacity holds
 at most that many live tasks. The limit is exact, by a lock on the queue's row: producers of such a queue take turns
 until they commit. A queue without a capacity pays nothing. A rule of uniqueness gives a task its reference. A task
-table of the project's own may have columns of its own, which an enqueue sets. At the end: checks of arguments.
+table of the project's own may have columns of its own, which an enqueue sets.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from functools import lru_cache
 from time import monotonic
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 from zlib import crc32
 
 from django.core.exceptions import ValidationError
@@ -30,17 +30,16 @@ from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.conf.settings import QueueSettings
 from django_dbtaskqueue.core.columns import BY_NAME, OWN_COLUMNS
 from django_dbtaskqueue.core.exceptions import DuplicateTask, EnqueueError, QueueFull, near_match
-from django_dbtaskqueue.core.outcomes import MAX_DELAY
 from django_dbtaskqueue.core.sql.enqueue import OwnColumns
 from django_dbtaskqueue.core.unique import RULE_FORMS, UniqueRule
 from django_dbtaskqueue.core.unique import parse as parse_rule
 from django_dbtaskqueue.db.session import Session, aliases_of, model_of
-from django_dbtaskqueue.models import AbstractTask, Queue
+from django_dbtaskqueue.flow import usage
+from django_dbtaskqueue.models import AbstractTask, Queue, Task
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 CAPACITY_POLL_INTERVAL_S = 0.05
-MAX_KEY_LENGTH = 200  # characters of a reference, group or tag
 UNIQUE_OVER_HISTORY = "history"  # the setting ``unique_over`` of a queue whose references stay taken
 LEFT_TABLE = "left the table"  # what the task of a spent reference has done, in the error
 Row = dict[str, Any]
@@ -262,29 +261,27 @@ def with_own_values(session: Session, rows: Sequence[Mapping[str, Any]], written
     return [f"{text[:-1]},{also}" for text, also in zip(written, more, strict=True)]
 
 
-# -- arguments ---------------------------------------------------------------------------------------------------------
-
-
-def checked_text(name: str, value: Any) -> str:
-    """Return a reference, group or tag, or raise for what cannot be one."""
-    if not isinstance(value, str) or not 0 < len(value) <= MAX_KEY_LENGTH or "\0" in value:
-        raise EnqueueError(
-            f"{name}={value!r:.80} must be None or text of 1 to {MAX_KEY_LENGTH} characters without NUL."
-        )
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:
-        raise EnqueueError(f"{name}={value!r:.80} holds a lone surrogate at {error.start}; it is not text.") from None
-    return value
-
-
-def seconds_of(name: str, value: Any) -> float:
-    if not isinstance(value, timedelta) or not timedelta(0) <= value <= MAX_DELAY:
-        raise EnqueueError(f"{name}={value!r} must be a timedelta from zero to a hundred years.")
-    return value.total_seconds()
-
-
-def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    """Refuse a word that is none of ``choices``."""
-    if value not in choices:
-        raise EnqueueError(f"{name}={value!r} must be one of {', '.join(map(repr, choices))}.")
+def existing_task(
+    session: Session,
+    queue: str,
+    reference: str,
+    on_duplicate: str,
+    found: tuple[int, str, str | None] | None,
+    rule: UniqueRule | None,
+) -> Task:
+    """Return the task that holds the reference, as ``find`` found it, or raise ``DuplicateTask``."""
+    task_id, status, _ = found or (None, LEFT_TABLE, None)
+    words = "" if rule is None else rule.words
+    if on_duplicate != "ignore":
+        raise DuplicateTask(queue, reference, task_id=task_id, status=status, rule=words)
+    task = session.model(queue=queue, reference=reference)  # all that is known of one that has left the table
+    there = "its task has left the table"
+    if task_id is not None:
+        task = session.model._default_manager.using(session.connection.alias).get(pk=task_id)
+        there = f"there is task {task_id} ({status})"
+        if rule is not None:
+            usage.after_commit(session.connection, {(queue, "ignored"): [task_id]})
+    task.enqueue_note = f"No task was inserted: {there}. " + (
+        f"The rule allows {words}." if words else f"The reference {reference!r} is taken."
+    )
+    return cast(Task, task)

@@ -25,8 +25,7 @@ from django_dbtaskqueue.core.exceptions import TaskQueueError, UnknownQueue
 from django_dbtaskqueue.core.states import TERMINAL
 from django_dbtaskqueue.db.minute_counts import database_now
 from django_dbtaskqueue.db.session import Session, aliases_of, model_for
-from django_dbtaskqueue.flow.enqueue import enqueue, row_of
-from django_dbtaskqueue.flow.placement import checked_text
+from django_dbtaskqueue.flow.enqueue import checked_text, enqueue, row_of
 from django_dbtaskqueue.models import AbstractTask, Schedule
 from django_dbtaskqueue.models.control import CODE, MISSED_POLICIES, OVERLAP_POLICIES, PERSON
 

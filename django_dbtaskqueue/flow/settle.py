@@ -42,6 +42,7 @@ from django_dbtaskqueue.db.liveness import is_about_data
 from django_dbtaskqueue.db.session import Row, Session
 from django_dbtaskqueue.flow import dependencies, groups, limiter, usage
 from django_dbtaskqueue.flow.decide import decide
+from django_dbtaskqueue.flow.parents import ReadsParents
 from django_dbtaskqueue.models import AbstractTask, Task
 
 logger = logging.getLogger(__name__)
@@ -59,8 +60,8 @@ def settle(
 ) -> set[int]:
     """Write decided outcomes in one transaction and count them; return the ids of the tasks really settled.
 
-    ``counted=False`` leaves the count, and telling what waits, to a caller that has a transaction open. An id missing
-    from the answer lost its lease. The caller has asked the policies (``flow.decide``). An error writes nothing.
+    ``counted=False`` leaves the count, and telling what waits, to a caller with a transaction open. An id missing from
+    the answer lost its lease. The caller has asked the policies (``flow.decide``).
     """
     batch = plan(session, pairs, keep=keep)
     if any(lease.group is not None for lease, _ in pairs):
@@ -207,8 +208,7 @@ def _columns(lease: Lease, outcome: Reenqueue | Poison | Release | Park) -> dict
 
 
 def _unknown(outcome: Never) -> object:
-    """Return what is none of the outcomes; a type checker finds the outcome that no case above names."""
-    return outcome
+    return outcome  # of none of the types: a type checker finds the outcome that no case above names
 
 
 def _failed_columns(outcome: Failed, failure: dict[str, str]) -> dict[str, Any]:
@@ -328,7 +328,7 @@ def release(session: Session, leases: Iterable[Lease]) -> set[int]:
     return settle(session, pairs) if pairs else set()
 
 
-class SettlePort:
+class SettlePort(ReadsParents):
     """Settles on the calling thread's Django connection, in the transaction of that thread."""
 
     calls: ClassVar[Mapping[str, str]] = {}

@@ -35,8 +35,7 @@ from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import Complete, Outcome, Poison, Reenqueue
 from django_dbtaskqueue.core.states import CREATED
 from django_dbtaskqueue.flow import move
-from django_dbtaskqueue.flow.enqueue import enqueue
-from django_dbtaskqueue.flow.placement import checked_text
+from django_dbtaskqueue.flow.enqueue import checked_text, enqueue
 from django_dbtaskqueue.models import Task
 from django_dbtaskqueue.pull import blocking, leases
 from django_dbtaskqueue.pull.leases import ManualSettlePort
