@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from django_dbtaskqueue.core.outcomes import Complete, CompleteDelete, Fail, Poison, Reenqueue
     from django_dbtaskqueue.core.retry import Arithmetic, Fixed, Geometric, Linear, Sequence, Staged
     from django_dbtaskqueue.core.unique import Debounce, Throttle, Unique
+    from django_dbtaskqueue.flow.batches import Workflow, batch, chain
     from django_dbtaskqueue.flow.enqueue import aenqueue, enqueue
     from django_dbtaskqueue.flow.enqueue_many import EnqueueReport, aenqueue_many, enqueue_many
     from django_dbtaskqueue.pull.handle import queue
@@ -40,6 +41,7 @@ _HOMES = {
         "UnknownQueue",
     ),
     "flow.enqueue_many": ("EnqueueReport", "aenqueue_many", "enqueue_many"),
+    "flow.batches": ("Workflow", "batch", "chain"),
     "flow.enqueue": ("aenqueue", "enqueue"),
     "core.masking": ("Sensitive",),
     "core.outcomes": ("Complete", "CompleteDelete", "Fail", "Poison", "Reenqueue"),
@@ -74,8 +76,11 @@ __all__ = [
     "Throttle",
     "Unique",
     "UnknownQueue",
+    "Workflow",
     "aenqueue",
     "aenqueue_many",
+    "batch",
+    "chain",
     "enqueue",
     "enqueue_many",
     "periodic",

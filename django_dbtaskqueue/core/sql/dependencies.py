@@ -64,6 +64,29 @@ class DependencyStatements(Group):
         )
 
     @statement
+    def join_batch(self) -> str:
+        """Note that tasks belong to a batch."""
+        return f"UPDATE {self.tables.task} SET batch = %(batch)s WHERE id IN ({self.dialect.each('ids')})"
+
+    @statement
+    def hold_again(self) -> str:
+        """Let tasks wait again that were cancelled because a parent had failed."""
+        return (
+            f"UPDATE {self.tables.task} SET status = 'CREATED', final_status = NULL, parked_by = '{PARENTS}',"
+            f" attempt = 0, finish_time = NULL, process_result = NULL, last_update_time = {self.dialect.now},"
+            " watched = CASE WHEN watched IS NOT NULL THEN true END"
+            f" WHERE id IN ({self.dialect.each('ids')}) AND status IN ({sql_sources('kick')}) RETURNING id, queue_name"
+        )
+
+    @statement
+    def ask_again(self) -> str:
+        """Let the ends of failed tasks of a batch be told once more."""
+        return (
+            f"UPDATE {self.tables.task} SET watched = true WHERE batch = %(batch)s"
+            " AND final_status IN ('ERROR', 'POISON') AND NOT watched"
+        )
+
+    @statement
     def present(self) -> str:
         """Which of the given tasks are in the table."""
         return f"SELECT id FROM {self.tables.task} WHERE id IN ({self.dialect.each('ids')})"

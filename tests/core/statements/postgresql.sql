@@ -32,6 +32,13 @@ WHERE queue_name = %(queue_name)s
 AND ready_time <= statement_timestamp()
 AND status IN ('PROCESSING');
 
+-- Statements.ask_again
+UPDATE "dbtaskqueue_task"
+SET watched = true
+WHERE batch = %(batch)s
+AND final_status IN ('ERROR', 'POISON')
+AND NOT watched;
+
 -- Statements.attempts
 INSERT INTO "dbtaskqueue_attempt" (location, task_id, queue_name, attempt, total_attempt, poller_instance,
     start_time, error_type, message, traceback, fingerprint)
@@ -562,6 +569,17 @@ FROM "dbtaskqueue_task"
 WHERE reference_number = %(reference_number)s
 AND queue_name = %(queue_name)s
 FOR SHARE;
+
+-- Statements.hold_again
+UPDATE "dbtaskqueue_task"
+SET status = 'CREATED', final_status = NULL, parked_by = 'parents', attempt = 0, finish_time = NULL,
+    process_result = NULL, last_update_time = statement_timestamp(), watched = CASE WHEN watched IS NOT NULL
+    THEN true END
+WHERE id IN (
+    SELECT unnest(%(ids)s::bigint[])
+)
+AND status IN ('POISON')
+RETURNING id, queue_name;
 
 -- Statements.in_period
 SELECT reference_number
@@ -1242,6 +1260,13 @@ SELECT %(queue_name)s, u.r, nullif(u.p, 'null'), %(max_attempts)s::int, %(priori
     statement_timestamp(), statement_timestamp(), NULL, NULL
 FROM ROWS
 FROM (jsonb_array_elements_text(%(references)s::jsonb), jsonb_array_elements(%(payloads)s::jsonb)) AS u(r, p);
+
+-- Statements.join_batch
+UPDATE "dbtaskqueue_task"
+SET batch = %(batch)s
+WHERE id IN (
+    SELECT unnest(%(ids)s::bigint[])
+);
 
 -- Statements.leased_to
 SELECT id, queue_name, reference_number, attempt, reenqueue_attempt, total_attempt, max_attempts, priority,

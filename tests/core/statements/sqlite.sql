@@ -29,6 +29,13 @@ WHERE queue_name = %(queue_name)s
 AND ready_time <= strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')
 AND status IN ('PROCESSING');
 
+-- Statements.ask_again
+UPDATE "dbtaskqueue_task"
+SET watched = true
+WHERE batch = %(batch)s
+AND final_status IN ('ERROR', 'POISON')
+AND NOT watched;
+
 -- Statements.attempts
 INSERT INTO "dbtaskqueue_attempt" (location, task_id, queue_name, attempt, total_attempt, poller_instance,
     start_time, error_type, message, traceback, fingerprint)
@@ -456,6 +463,18 @@ SELECT id, status, group_key
 FROM "dbtaskqueue_task"
 WHERE reference_number = %(reference_number)s
 AND queue_name = %(queue_name)s;
+
+-- Statements.hold_again
+UPDATE "dbtaskqueue_task"
+SET status = 'CREATED', final_status = NULL, parked_by = 'parents', attempt = 0, finish_time = NULL,
+    process_result = NULL, last_update_time = strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), watched = CASE WHEN
+    watched IS NOT NULL THEN true END
+WHERE id IN (
+    SELECT value
+    FROM json_each(%(ids)s)
+)
+AND status IN ('POISON')
+RETURNING id, queue_name;
 
 -- Statements.in_period
 SELECT reference_number
@@ -938,6 +957,14 @@ SET priority = excluded.priority, payload = excluded.payload, payload_type = exc
 WHERE t.status IN ('CREATED')
 AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
 RETURNING id, last_update_time = create_time;
+
+-- Statements.join_batch
+UPDATE "dbtaskqueue_task"
+SET batch = %(batch)s
+WHERE id IN (
+    SELECT value
+    FROM json_each(%(ids)s)
+);
 
 -- Statements.leased_to
 SELECT id, queue_name, reference_number, attempt, reenqueue_attempt, total_attempt, max_attempts, priority,

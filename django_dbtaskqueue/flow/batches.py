@@ -1,0 +1,230 @@
+"""Batches: tasks that are enqueued together, and one task that runs when all of them have ended; workflows."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from graphlib import CycleError, TopologicalSorter
+from typing import Any, Self
+
+from django.db import connections, router, transaction
+from django.db.models import Count
+
+from django_dbtaskqueue.core.exceptions import EnqueueError, near_match
+from django_dbtaskqueue.core.states import COMPLETED, POISON, Status
+from django_dbtaskqueue.db.session import Session, model_for
+from django_dbtaskqueue.flow import dependencies, move, usage
+from django_dbtaskqueue.flow.dependencies import TaskKey
+from django_dbtaskqueue.flow.enqueue import enqueue
+from django_dbtaskqueue.flow.parents import Edge, attach, by_table, members
+from django_dbtaskqueue.models import AbstractTask, Batch, Hold, Task
+
+MAX_BATCH_NAME = 200  # characters
+OnComplete = str | Mapping[str, Any]  # a queue, or the arguments of ``enqueue``
+
+
+class BatchHandle:
+    """A batch: how far it is, and what an operator can do to all of its tasks."""
+
+    def __init__(self, name: str, alias: str) -> None:
+        self.name, self.alias = name, alias
+        self.id: int | None = None  # known at the end of the block
+        self.callback: Task | None = None
+        self._tables: set[type[AbstractTask]] = set()
+        self._total = 0
+
+    @classmethod
+    def of(cls, row: Batch) -> Self:
+        """Return the handle of a stored batch."""
+        handle = cls(row.name, str(row._state.db))
+        handle.id, handle._total = row.pk, row.total
+        handle._tables = {model_for(queue) for queue in row.queues}
+        return handle
+
+    def tasks(self) -> Iterator[Any]:
+        """Yield a queryset of its tasks for each of their tables."""
+        if self.id is None:
+            raise EnqueueError(f"The batch {self.name!r} is not stored yet: it is at the end of its block.")
+        for model in sorted(self._tables, key=lambda model: model._meta.label_lower):
+            yield model._default_manager.using(self.alias).filter(batch=self.id)
+
+    def progress(self) -> dict[str, int]:
+        """Return how many tasks are in each status, and ``total``. One that has left its table counts as COMPLETED."""
+        counts = dict.fromkeys(map(str, Status), 0)
+        for tasks in self.tasks():
+            for status, number in tasks.order_by().values_list("status").annotate(number=Count("pk")):
+                counts[status] += number
+        counts[str(COMPLETED)] += max(0, self._total - sum(counts.values()))
+        return {**counts, "total": self._total}
+
+    def cancel(self) -> int:
+        """End all tasks that wait or run in POISON, as an operator's *cancel* does; return how many."""
+        return sum(move.change(tasks, "cancel") for tasks in self.tasks())
+
+    def retry(self) -> int:
+        """Go on from where it failed: reprocess its tasks in ERROR; return how many.
+
+        Tasks that were cancelled because a parent had failed wait for it again.
+        """
+        number = 0
+        for tasks in self.tasks():
+            session = Session(connections[self.alias], tasks.model)
+            with transaction.atomic(using=self.alias):
+                self._hold_again(session, tasks)
+                number += move.change(tasks, "reprocess")
+                session.run(session.sql.ask_again, {"batch": self.id})  # parents that stay failed cancel again
+                dependencies.sweep_after_commit(session)
+        return number
+
+    def _hold_again(self, session: Session, tasks: Any) -> None:
+        ended = tasks.filter(status=POISON).values("pk")
+        held = Hold.objects.using(self.alias).filter(location=session.location, task_id__in=ended)
+        ids = session.sql.dialect.array(held.order_by("task_id").values_list("task_id", flat=True))
+        calls: dict[tuple[str, str], list[int]] = {}
+        for task_id, queue in session.run(session.sql.hold_again, {"ids": ids}):
+            calls.setdefault((queue, "kick"), []).append(task_id)
+        usage.after_commit(session.connection, calls)
+
+
+class _Block(BatchHandle):
+    """A batch whose block has not ended: it takes note of what is enqueued inside."""
+
+    def __init__(self, name: str, alias: str) -> None:
+        super().__init__(name, alias)
+        self._keys: dict[TaskKey, None] = {}
+        self._queues: set[str] = set()
+        self._inner: list[TaskKey] = []  # tasks of batches inside this one
+        self._edges: list[Edge] = []
+        self._policies: dict[TaskKey, str] = {}
+
+    def add(self, alias: str, queue: str, keys: Sequence[TaskKey]) -> None:
+        """Take note of tasks, in the transaction that inserted them."""
+        if alias != self.alias:
+            raise EnqueueError(
+                f"The batch {self.name!r} is in the database {self.alias!r}, and a task of queue {queue!r} goes to "
+                f"{alias!r}. All tasks of a batch are in one database: name it with batch(…, using=…)."
+            )
+        self._keys.update(dict.fromkeys(keys))
+        self._queues.add(queue)
+
+    def defer(self, edges: Sequence[Edge], policies: Mapping[TaskKey, str]) -> bool:
+        """Take over edges whose parents were all inserted inside the block."""
+        if not all(edge.parent in self._keys for edge in edges):
+            return False
+        self._edges += edges
+        self._policies |= policies
+        return True
+
+    def close(self, on_complete: OnComplete | None, outer: _Block | None) -> None:
+        """Store the batch, what its tasks wait for, and the task that runs at its end."""
+        keys = [*self._keys, *self._inner]
+        self._total = len(self._keys)
+        self._tables = {model_for(queue) for queue in self._queues}
+        row = Batch(name=self.name, total=self._total, queues=sorted(self._queues))
+        row.save(using=self.alias)
+        self.id = row.pk
+        session = Session(connections[self.alias])
+        for there, ids in by_table(session, self._keys):
+            there.run(there.sql.join_batch, {"batch": row.pk, "ids": ids})
+        if self._policies:
+            attach(session, self._edges, self._policies)
+        if on_complete is not None:
+            options = {"queue": on_complete} if isinstance(on_complete, str) else dict(on_complete)
+            self.callback = enqueue(**options, after=keys, on_parent_failure="run", using=self.alias)
+            row.callback_location, row.callback_id = self.callback._meta.label_lower, self.callback.pk
+            row.save(using=self.alias, update_fields=["callback_location", "callback_id"])
+        if outer is not None:
+            outer._inner += keys
+
+
+@contextmanager
+def batch(name: str, *, on_complete: OnComplete | None = None, using: str | None = None) -> Iterator[BatchHandle]:
+    """Make one batch of all tasks that are enqueued inside the block, which is a transaction.
+
+    ``on_complete``: a queue, or a mapping of ``enqueue``'s arguments. This task is enqueued with the batch and runs
+    once, when all tasks of the batch have ended; ``task.parents.counts`` says how. A batch inside another is a batch of
+    its own, and the outer one waits for its tasks, too. A task that was there before (``on_duplicate="ignore"``) does
+    not join. If the block raises, nothing is stored.
+    """
+    if not isinstance(name, str) or not 0 < len(name) <= MAX_BATCH_NAME or "\0" in name:
+        raise EnqueueError(f"batch({name!r:.80}) needs a name of 1 to {MAX_BATCH_NAME} characters.")
+    block = _Block(name, using or router.db_for_write(Batch))
+    outer = members.get()
+    with transaction.atomic(using=block.alias):
+        token = members.set(block)
+        try:
+            yield block
+        finally:
+            members.reset(token)
+        block.close(on_complete, outer if isinstance(outer, _Block) else None)
+
+
+def chain(*steps: Mapping[str, Any], on_parent_failure: str = "hold", using: str | None = None) -> list[Task]:
+    """Enqueue tasks of which each waits for the one before, in one transaction; a step is ``enqueue``'s arguments."""
+    tasks: list[Task] = []
+    with transaction.atomic(using=using or router.db_for_write(Batch)):
+        for step in steps:
+            after = tasks[-1] if tasks else None
+            options = {"on_parent_failure": on_parent_failure, "using": using, **step}
+            tasks.append(enqueue(**options, after=after))
+    return tasks
+
+
+class Workflow:
+    """Tasks with names, of which each says by name which ones it waits for. It is stored as a batch.
+
+    Nothing is written before ``enqueue``, which refuses unknown names and cycles.
+    """
+
+    def __init__(self, name: str, *, on_complete: OnComplete | None = None, using: str | None = None) -> None:
+        self.name, self._on_complete, self._using = name, on_complete, using
+        self._steps: dict[str, tuple[list[str], dict[str, Any]]] = {}
+
+    def add(self, name: str, queue: str, *args: Any, after: str | Iterable[str] = (), **options: Any) -> Self:
+        """Add a task: ``name``, then ``enqueue``'s arguments; ``after`` holds names, also of tasks added later."""
+        if name in self._steps:
+            raise EnqueueError(f"The workflow {self.name!r} has two tasks with the name {name!r}.")
+        fields = dict(zip(("reference", "payload"), args, strict=False))
+        self._steps[name] = [after] if isinstance(after, str) else list(after), {"queue": queue, **fields, **options}
+        return self
+
+    def enqueue(self) -> tuple[BatchHandle, dict[str, Task]]:
+        """Enqueue all tasks in one transaction; return their batch, and the tasks by their names."""
+        tasks: dict[str, Task] = {}
+        order = self._order()
+        with batch(self.name, on_complete=self._on_complete, using=self._using) as handle:
+            for name in order:
+                parents, options = self._steps[name]
+                after = {parent: tasks[parent] for parent in parents} or None
+                tasks[name] = enqueue(**{"using": self._using, **options}, after=after)
+        return handle, tasks
+
+    def _order(self) -> list[str]:
+        """Return the names in an order in which each task comes after its parents."""
+        for name, (parents, _options) in self._steps.items():
+            for parent in parents:
+                if parent not in self._steps:
+                    raise EnqueueError(
+                        f"In the workflow {self.name!r} the task {name!r} waits for {parent!r}, which is none of its "
+                        f"tasks.{near_match(parent, self._steps)}"
+                    )
+        graph = {name: parents for name, (parents, _options) in self._steps.items()}
+        try:
+            return list(TopologicalSorter(graph).static_order())
+        except CycleError as error:
+            path = " → ".join(error.args[1])
+            raise EnqueueError(f"In the workflow {self.name!r} tasks wait for each other: {path}.") from None
+
+
+def counts_of(rows: Sequence[Batch]) -> dict[int, Counter[str]]:
+    """Return how many tasks of some batches are in each status: one query for each of their tables."""
+    found: dict[int, Counter[str]] = {row.pk: Counter() for row in rows}
+    for alias, model in sorted({(str(row._state.db), model_for(name)) for row in rows for name in row.queues}, key=str):
+        ids = [row.pk for row in rows if row._state.db == alias]
+        counted = model._base_manager.using(alias).filter(batch__in=ids).order_by().values_list("batch", "status")
+        for pk, status, number in counted.annotate(number=Count("pk")):
+            found[pk][status] += number
+    for row in rows:
+        found[row.pk][str(COMPLETED)] += max(0, row.total - found[row.pk].total())
+    return found

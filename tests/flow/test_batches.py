@@ -1,0 +1,201 @@
+"""Batches and workflows: what joins, the callback, progress, cancelling and going on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from django_dbtaskqueue import Workflow, batch, chain, enqueue, enqueue_many, queue
+from django_dbtaskqueue.core.exceptions import EnqueueError
+from django_dbtaskqueue.core.lease import Lease
+from django_dbtaskqueue.flow import move
+from django_dbtaskqueue.flow.batches import BatchHandle, counts_of
+from django_dbtaskqueue.models import Batch, Dependency, Task
+
+pytestmark = pytest.mark.django_db(databases=["default", "sqlite"], transaction=True)
+
+
+def take(alias: str, name: str = "parcels") -> Lease | None:
+    return queue(name, using=alias).take()
+
+
+def taken(alias: str, name: str = "parcels") -> Lease:
+    lease = take(alias, name)
+    assert lease is not None
+    return lease
+
+
+def state(task: Task) -> tuple[str, str | None]:
+    row = Task.objects.using(task._state.db).get(pk=task.pk)
+    return row.status, row.parked_by
+
+
+def test_the_callback_runs_once_when_all_have_ended(alias: str) -> None:
+    with batch("import", on_complete={"queue": "letters", "payload": {"n": 1}}, using=alias) as b:
+        enqueue("parcels", using=alias)
+        enqueue_many("parcels", [{"payload": n} for n in range(3)], using=alias)
+    assert b.progress() == {"CREATED": 4, "PROCESSING": 0, "COMPLETED": 0, "ERROR": 0, "POISON": 0, "total": 4}
+    for n in range(4):
+        assert take(alias, "letters") is None
+        lease = taken(alias)
+        lease.complete({"n": n}) if n else lease.poison()
+    last = taken(alias, "letters")
+    assert last.payload == {"n": 1}
+    assert last.parents.counts == {"COMPLETED": 3, "POISON": 1}
+    assert [one.result for one in last.parents if one.status == "COMPLETED"] == [{"n": 1}, {"n": 2}, {"n": 3}]
+    last.complete()
+    assert take(alias, "letters") is None
+    assert (b.progress()["COMPLETED"], b.progress()["POISON"]) == (3, 1)
+    assert Task.objects.using(alias).filter(batch=b.id).count() == 4
+
+
+def test_an_empty_batch_runs_its_callback_at_once(alias: str) -> None:
+    with batch("import", on_complete="letters", using=alias) as b:
+        pass
+    assert b.progress()["total"] == 0
+    assert taken(alias, "letters").parents.counts == {}
+
+
+def test_a_block_that_raises_stores_nothing(alias: str) -> None:
+    with pytest.raises(RuntimeError), batch("import", on_complete="letters", using=alias):
+        enqueue("parcels", using=alias)
+        raise RuntimeError
+    assert not Task.objects.using(alias).exists()
+    assert not Batch.objects.using(alias).exists()
+    assert state(enqueue("parcels", using=alias)) == ("CREATED", None)  # no block is open any more
+
+
+def test_the_outer_batch_waits_for_the_inner_one(alias: str) -> None:
+    with batch("outer", on_complete="letters", using=alias) as outer:
+        with batch("inner", using=alias) as inner:
+            enqueue("parcels", using=alias)
+        enqueue("parcels", using=alias)
+    assert (inner.progress()["total"], outer.progress()["total"]) == (1, 1)
+    taken(alias).complete()
+    assert take(alias, "letters") is None
+    taken(alias).complete()
+    assert take(alias, "letters") is not None
+
+
+def test_a_task_of_another_database_does_not_join(alias: str) -> None:
+    other = "sqlite" if alias == "default" else "default"
+    with pytest.raises(EnqueueError, match="one database"), batch("import", using=alias):
+        enqueue("parcels", using=other)
+
+
+def test_tasks_of_one_block_wait_for_each_other_and_for_older_ones(alias: str) -> None:
+    older = enqueue("letters", using=alias)
+    with batch("import", using=alias):
+        first = enqueue("parcels", using=alias)
+        second = enqueue("parcels", after=[first], using=alias)
+        third = enqueue("parcels", after=[second, older], using=alias)
+    for task in (first, second):
+        lease = taken(alias)
+        assert lease.id == task.pk
+        lease.complete()
+    assert take(alias) is None
+    taken(alias, "letters").complete()
+    assert taken(alias).id == third.pk
+
+
+def test_cancel_all(alias: str) -> None:
+    with batch("import", on_complete="letters", using=alias) as b:
+        tasks = [enqueue("parcels", using=alias) for _ in range(3)]
+        enqueue("parcels", after=tasks, using=alias)
+    taken(alias)
+    assert b.cancel() == 4
+    assert b.progress()["POISON"] == 4
+    assert taken(alias, "letters").parents.counts == {"POISON": 4}
+
+
+def test_a_retry_goes_on_from_where_it_failed(alias: str, settings: Any) -> None:
+    settings.DBTASKQUEUE = {"QUEUES": {"parcels": {"max_attempts": 1}, "letters": {}}}
+    workflow = Workflow("nightly", using=alias).add("load", "parcels").add("check", "parcels", after="load")
+    workflow.add("send", "letters", after=["check"], on_parent_failure="cancel")
+    workflow.add("bill", "letters", after=["send"], on_parent_failure="cancel")
+    handle, tasks = workflow.enqueue()
+    taken(alias).complete()
+    taken(alias).fail("broken")
+    assert [state(tasks[name]) for name in ("check", "send", "bill")] == [
+        ("ERROR", None), ("POISON", None), ("POISON", None),
+    ]  # fmt: skip
+    stored = BatchHandle.of(Batch.objects.using(alias).get())
+    assert stored.retry() == 1
+    assert [state(tasks[name]) for name in ("load", "check", "send", "bill")] == [
+        ("COMPLETED", None), ("CREATED", None), ("CREATED", "parents"), ("CREATED", "parents"),
+    ]  # fmt: skip
+    taken(alias).complete()
+    taken(alias, "letters").complete()
+    assert taken(alias, "letters").id == tasks["bill"].pk
+    assert handle.progress()["COMPLETED"] == 3
+
+
+def test_a_retry_cancels_again_what_waits_for_a_poisoned_task(alias: str) -> None:
+    with batch("import", using=alias) as b:
+        parent = enqueue("parcels", using=alias)
+        child = enqueue("parcels", after=parent, on_parent_failure="cancel", using=alias)
+    taken(alias).poison()
+    assert b.retry() == 0
+    assert (state(parent), state(child)) == (("POISON", None), ("POISON", None))
+    assert move.change(Task.objects.using(alias).filter(pk=parent.pk), "kick") == 1
+    taken(alias).complete()
+
+
+def test_a_fan_in_reads_the_results_of_its_parents_by_name(alias: str, settings: Any) -> None:
+    settings.DBTASKQUEUE = {"QUEUES": {"parcels": {"keep": "history"}, "letters": {}}}
+    workflow = Workflow("w", using=alias).add("end", "letters", after=["left", "right"])
+    workflow.add("left", "parcels", "l").add("right", "parcels", "r")
+    workflow.enqueue()
+    for _ in range(2):
+        lease = taken(alias)
+        lease.complete({"of": lease.reference})
+    parents = taken(alias, "letters").parents
+    assert (parents["left"].result, parents["right"].result) == ({"of": "l"}, {"of": "r"})
+    assert parents.counts == {"COMPLETED": 2}
+    with pytest.raises(KeyError, match="left"):
+        parents["lefd"]
+
+
+def test_cycles_and_unknown_names_are_refused_before_anything_is_written(alias: str) -> None:
+    cycle = Workflow("w", using=alias).add("a", "parcels", after="c").add("b", "parcels", after="a")
+    cycle.add("c", "parcels", after="b")
+    with pytest.raises(EnqueueError, match=r"wait for each other: [abc] → [abc] → [abc] → [abc]"):
+        cycle.enqueue()
+    unknown = Workflow("w", using=alias).add("load", "parcels").add("b", "parcels", after="lode")
+    with pytest.raises(EnqueueError, match=r"'lode', which is none of its tasks.*load"):
+        unknown.enqueue()
+    with pytest.raises(EnqueueError, match="two tasks"):
+        unknown.add("load", "parcels")
+    assert not Task.objects.using(alias).exists()
+
+
+def test_a_chain(alias: str) -> None:
+    tasks = chain({"queue": "parcels"}, {"queue": "letters"}, {"queue": "parcels", "payload": 3}, using=alias)
+    assert take(alias, "letters") is None
+    taken(alias).complete()
+    taken(alias, "letters").complete()
+    assert taken(alias).id == tasks[2].pk
+
+
+def test_enqueue_many_after_a_parent(alias: str) -> None:
+    parent = enqueue("letters", using=alias)
+    report = enqueue_many("parcels", [{"group": "g"}, {"group": "g"}, {}], after={"start": parent}, using=alias)
+    assert report.enqueued == 3
+    assert take(alias) is None
+    taken(alias, "letters").complete("x")
+    leases = [taken(alias), taken(alias)]
+    assert take(alias) is None  # the other one of the group
+    assert leases[0].parents["start"].result == "x"
+    assert Dependency.objects.using(alias).count() == 3
+
+
+def test_the_counts_of_a_page_of_batches(alias: str, django_assert_num_queries: Any) -> None:
+    for n in range(3):
+        with batch(f"b{n}", using=alias):
+            for _ in range(n):
+                enqueue("parcels", using=alias)
+    rows = list(Batch.objects.using(alias).order_by("pk"))
+    with django_assert_num_queries(1, using=alias):
+        counts = counts_of(rows)
+    assert [counts[row.pk]["CREATED"] for row in rows] == [0, 1, 2]
