@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from django.apps import AppConfig, apps
+from django.conf import settings
 from django.utils.module_loading import autodiscover_modules
 from django.utils.translation import gettext_lazy as _
 
@@ -20,6 +21,11 @@ class TaskQueueConfig(AppConfig):
         from django_dbtaskqueue.operations import checks, schedules  # noqa: F401 -- they register themselves
 
         autodiscover_modules("tasks")
+        given = getattr(settings, "DBTASKQUEUE", None)
+        if isinstance(given, dict) and given.get("EMBEDDED_POLLER"):
+            from django_dbtaskqueue.poller import web_process
+
+            web_process.start_with_the_first_request()
         if apps.is_installed("django.contrib.admin"):
             self._show_own_tables()
 

@@ -28,6 +28,7 @@ CONTENTS = {
         *("howto/why-a-task-does-not-run", "howto/one-task-for-many-calls", "howto/schedules", "howto/stop-tasks"),
         "howto/limit-a-queue",
         "howto/middleware",
+        "howto/run-in-the-web-process",
         *("howto/own-tables", "howto/write-a-driver", "howto/pipeline-cookbook", "howto/spark-cluster"),
     ],
     "Look up": [

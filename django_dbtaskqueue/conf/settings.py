@@ -45,6 +45,8 @@ class Settings:
     threads: int = 4  # handler threads of one poller
     max_tasks_per_child: int = 1000  # calls that a process of executor="process" runs before another takes its place
     max_memory_per_child: int | None = None  # MiB that it may have after a call; None: without limit
+    # A poller on threads of the web process: True, or a dict of its options.
+    embedded_poller: bool | Mapping[str, Any] = False
     notify: bool = True  # LISTEN/NOTIFY wake-up on PostgreSQL
     listen: Mapping[str, str] = field(default_factory=dict)  # alias behind a transaction pooler -> direct alias
     prepare: bool = True  # prepared statements on the poller's own connections; False behind a transaction pooler
@@ -80,6 +82,15 @@ def _is_text_by_name(value: Any) -> bool:
     return isinstance(value, Mapping) and all(isinstance(one, str) for pair in value.items() for one in pair)
 
 
+def _is_embedded_poller(value: Any) -> bool:
+    if not isinstance(value, Mapping):
+        return isinstance(value, bool)
+    lists = [value[name] for name in ("queues", "exclude", "tags") if name in value]
+    numbers = [value[name] for name in ("threads", "coroutines") if name in value]
+    right = [*map(_are_texts, lists), *map(AT_LEAST_ONE[0], numbers)]
+    return len(right) == len(value) and all(right)
+
+
 AT_LEAST_ONE: rules.Rule = (lambda v: type(v) is int and v >= 1, "a whole number of at least 1")
 AGE_SETTINGS = ("housekeeping", *(field.name for field in fields(Settings) if field.name.startswith("keep_")))
 TOP_RULES: dict[str, rules.Rule] = {
@@ -91,6 +102,10 @@ TOP_RULES: dict[str, rules.Rule] = {
     "mask": (_are_texts, 'a list of parts of keys such as "password"'),
     "api_tokens": (_is_text_by_name, "a dict of user name to the hash that manage.py taskqueue token prints"),
     "objectives": (_is_text_by_name, 'a dict of queue (or "*") to text such as "99.9%/5m"'),
+    "embedded_poller": (
+        _is_embedded_poller,
+        'True, False, or a dict with "queues", "exclude" and "tags" (lists), "threads" and "coroutines" (numbers)',
+    ),
     "file": (lambda v: v is None or isinstance(v, str | os.PathLike), "the path of a TOML file"),
     **dict.fromkeys(("threads", "max_tasks_per_child", "payload_max_bytes"), AT_LEAST_ONE),
     "max_memory_per_child": (lambda v: v is None or AT_LEAST_ONE[0](v), "None or MiB, a whole number of at least 1"),

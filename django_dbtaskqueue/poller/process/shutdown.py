@@ -108,7 +108,7 @@ class _ThreadMonitor:
             ended = [thread.name for thread in threads if thread.ended]
             if not ended or poller.stopping:
                 return False
-            self.left = [f"Thread {name} ended: this process ends, another one must replace it" for name in ended]
+            self.left = [f"Thread {name} ended: its poller ends, another one must replace it" for name in ended]
             poller.stop()
         return not poller.can_settle()
 

@@ -1,0 +1,146 @@
+"""``EMBEDDED_POLLER``: a web process runs tasks, as someone sees who starts a server in a fresh project."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
+
+import pytest
+from django.core.exceptions import ImproperlyConfigured
+from django.core.handlers.wsgi import WSGIHandler
+from django.core.signals import request_started
+
+from django_dbtaskqueue import enqueue
+from django_dbtaskqueue.conf import settings as conf
+from django_dbtaskqueue.models import Poller, Task
+from django_dbtaskqueue.poller import web_process
+from tests.conftest import REPOSITORY, ProcessDatabase
+from tests.docs.pages import free_port
+from tests.poller.processes import PollerProcess, alive, lines, pids
+from tests.support import PATIENCE, until
+
+SETTINGS = """
+from tests.settings import *
+
+DEBUG = True
+ROOT_URLCONF = "pages"
+DBTASKQUEUE = {"EMBEDDED_POLLER": {"queues": ["work", "aio"]}, "HEARTBEAT": "200ms"}
+"""
+PAGES = """
+from django.http import HttpResponse
+from django.urls import path
+from django_dbtaskqueue import enqueue
+
+def order(request):
+    return HttpResponse(str(enqueue("work", "order").pk))
+
+urlpatterns = [path("order", order)]
+"""
+
+
+@contextmanager
+def server(database: ProcessDatabase, folder: Path, *options: str) -> Iterator[tuple[PollerProcess, str]]:
+    """Run ``manage.py runserver`` in a project of its own; yield it with its address."""
+    (folder / "site_settings.py").write_text(SETTINGS)
+    (folder / "pages.py").write_text(PAGES)
+    address = f"127.0.0.1:{free_port()}"
+    command = [sys.executable, str(REPOSITORY / "manage.py"), "runserver", *options, address]
+    env = {
+        **database.env,
+        "DJANGO_SETTINGS_MODULE": "site_settings",
+        "PYTHONPATH": f"{REPOSITORY}{os.pathsep}{folder}",
+        "PYTHONUNBUFFERED": "1",
+    }
+    with tempfile.NamedTemporaryFile() as file:
+        process = subprocess.Popen(command, env=env, cwd=folder, stdout=file, stderr=file, start_new_session=True)
+        started = PollerProcess(process, file)
+        try:
+            until(lambda: "Starting development server" in started.log)
+            yield started, f"http://{address}"
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait(PATIENCE)
+
+
+def ask(address: str) -> int:
+    with urlopen(address) as answer:  # noqa: S310 -- of our own server
+        return int(answer.read())
+
+
+@pytest.mark.parametrize("options", [["--noreload"], []], ids=["plain", "autoreload"])
+def test_a_task_of_a_view_is_done_without_runtaskpoller(
+    sqlite_process_database: ProcessDatabase, tmp_path: Path, options: list[str]
+) -> None:
+    with server(sqlite_process_database, tmp_path, *options) as (web, address):
+        assert not Poller.objects.exists()  # not before the first request
+        task = ask(f"{address}/order")
+        until(lambda: Task.objects.get(pk=task).status == "COMPLETED")
+        until(lambda: pids())
+        (row,) = Poller.objects.all()
+        assert "-web:" in row.instance and {queue["queue"] for queue in row.queues} == {"work", "aio"}
+        assert (row.pid == web.process.pid) is bool(options)  # with autoreload it is the child that serves
+        os.killpg(web.process.pid, signal.SIGINT)
+        web.ended()
+        until(lambda: not alive(row.pid))
+    assert Poller.objects.get().state == "STOPPED", web
+
+
+def test_what_runs_at_the_end_finishes_and_what_waits_is_released(
+    postgres_process_database: ProcessDatabase, tmp_path: Path
+) -> None:
+    mark, gate = tmp_path / "mark", tmp_path / "gate"
+    running = [
+        enqueue("work", f"running {number}", {"do": "wait", "until": str(gate), "mark": str(mark)})
+        for number in range(4)
+    ]
+    with server(postgres_process_database, tmp_path, "--noreload") as (web, address):
+        waiting = ask(f"{address}/order")
+        until(lambda: len(lines(mark)) == 4)
+        web.signal(signal.SIGINT)
+        until(lambda: Poller.objects.filter(state="ENDING").exists())
+        gate.touch()
+        web.ended()
+    assert {Task.objects.get(pk=task.pk).status for task in running} == {"COMPLETED"}
+    left = Task.objects.get(pk=waiting)
+    assert (left.status, left.attempt) == ("CREATED", 0)
+    assert Poller.objects.get().state == "STOPPED"
+
+
+# -- in this process ---------------------------------------------------------------------------------------------------
+
+
+def test_a_request_of_a_test_starts_nothing(settings: Any, client: Any) -> None:
+    """Not one of the test client, nor one of a live server."""
+    request_started.connect(web_process._begin, dispatch_uid="dbtaskqueue-embedded")
+    try:
+        client.get("/nowhere")
+        request_started.send(sender=WSGIHandler, environ={})
+        assert web_process._embedded is None
+    finally:
+        request_started.disconnect(dispatch_uid="dbtaskqueue-embedded")
+
+
+def test_it_leaves_queues_whose_processors_name_an_executor(settings: Any) -> None:
+    settings.DBTASKQUEUE = {"EMBEDDED_POLLER": {"threads": 2, "exclude": ["other"]}}
+    queues, options = web_process.chosen()
+    assert "work" in queues and not {"apart", "other"} & {*queues}
+    assert options.threads == 2
+    settings.DBTASKQUEUE = {"EMBEDDED_POLLER": {"queues": ["apart"]}}
+    with pytest.raises(ImproperlyConfigured, match=r"that of 'apart' does\. Run manage\.py runtaskpoller for it"):
+        web_process.chosen()
+
+
+@pytest.mark.parametrize("value", ["yes", {"queue": ["work"]}, {"queues": "work"}, {"threads": 0}])
+def test_a_value_that_cannot_be_is_refused(settings: Any, value: object) -> None:
+    settings.DBTASKQUEUE = {"EMBEDDED_POLLER": value}
+    with pytest.raises(ImproperlyConfigured, match="EMBEDDED_POLLER"):
+        conf.settings()
