@@ -132,6 +132,7 @@ TASK_COLUMNS = (
     Column("lost_leases", "int", leased="lost_leases", history=False, archived=False),
     Column("watched", "bool", history=False, archived=False),
     Column("batch", "bigint", shown=Shown.IF_SET, search=("batch",), history=False, archived=False),
+    Column("signals", "int", history=False, archived=False),
 )  # fmt: skip
 BY_NAME = {column.name: column for column in TASK_COLUMNS}
 ENQUEUED = tuple(column for column in TASK_COLUMNS if column.enqueued)

@@ -11,10 +11,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from django_dbtaskqueue.core.outcomes import Suspend
+
 __all__ = [
     "CheckFailed", "DuplicateTask", "EnqueueError", "JobOptionError", "LakeError", "LeaseLost", "MiddlewareError",
     "OperationRefused", "PayloadError", "PipelineError", "ProcessDied", "QueueFull", "ReenqueueDelayMissing",
-    "SearchError", "SearchTooSlow", "TaskCancelled", "TaskQueueError", "UnknownQueue",
+    "SearchError", "SearchTooSlow", "SignalRefused", "SignalTimeout", "StepChanged", "TaskCancelled", "TaskQueueError",
+    "TaskSuspended", "UnknownQueue",
 ]  # fmt: skip
 
 
@@ -154,6 +157,55 @@ class ReenqueueDelayMissing(TaskQueueError):
             "Reenqueue(timedelta(minutes=5)), or the queue a policy, as in "
             f"@processor({queue!r}, reenqueue=Fixed(timedelta(minutes=5)))."
         )
+
+
+class StepChanged(TaskQueueError):
+    """A processor took another step than in an earlier attempt of the task. The attempt fails without a retry."""
+
+    def __init__(self, task_id: int, position: int, before: str, now: str) -> None:
+        self.task_id, self.position = task_id, position
+        super().__init__(
+            f"Step {position} of task {task_id} was {before} in an earlier attempt and is {now} now. A processor must "
+            "take the same steps in the same order in each attempt: a step may not be renamed, moved or put between "
+            "others while tasks are under way. Undo the change and reprocess the task, or enqueue the work anew."
+        )
+
+
+class SignalTimeout(TaskQueueError):
+    """The time of ``task.wait_for()`` was over before the signal came. Uncaught, the task fails without a retry."""
+
+    def __init__(self, task_id: int, name: str) -> None:
+        self.task_id, self.name = task_id, name
+        super().__init__(
+            f"Task {task_id} waited for the signal {name!r}, and it did not come in time. Catch SignalTimeout around "
+            "task.wait_for() to go on without it; each later attempt gets the same answer."
+        )
+
+
+class SignalRefused(TaskQueueError):
+    """A signal was sent to a task that cannot receive it any more. Nothing was stored."""
+
+    def __init__(self, task_id: object, name: str, status: str | None) -> None:
+        """``status`` of the task; None: there is no such task."""
+        self.task_id, self.name, self.status = task_id, name, status
+        reason = (
+            f"there is no task {task_id} in this table: it never was, or it was deleted or moved to the history. Give "
+            "queue= if its queue has a table or database of its own"
+            if status is None
+            else f"task {task_id} is {status}. A task that has ended receives no signal; reprocess an ERROR task first"
+        )
+        super().__init__(f"The signal {name!r} was not sent: {reason}.")
+
+
+class TaskSuspended(BaseException):
+    """Ends a call of a processor that sleeps or waits: ``task.sleep()`` and ``task.wait_for()`` raise it.
+
+    Not an ``Exception``, so that ``except Exception`` lets it pass. Do not catch it.
+    """
+
+    def __init__(self, outcome: Suspend) -> None:
+        self.outcome = outcome
+        super().__init__("The task sleeps or waits; a later attempt goes on from here. Do not catch this.")
 
 
 class ProcessDied(TaskQueueError):

@@ -6,7 +6,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
     """Add columns with defaults. Pollers of the release before write ``running``, which makes others count anew."""
 
-    dependencies = [("dbtaskqueue", "0009_dependencies")]
+    dependencies = [("dbtaskqueue", "0010_steps")]
 
     operations = [
         migrations.AddField("QueueLimit", "leases", models.TextField("leases", blank=True, db_default="")),

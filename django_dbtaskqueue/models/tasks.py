@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     Text = models.Field[str, str]
     OptionalText = models.Field[str | None, str | None]
     Whole = models.Field[int, int]
+    OptionalWhole = models.Field[int | None, int | None]
     OptionalNumber = models.Field[float | None, float | None]
     Json = models.Field[Any, Any]
     Time = models.Field[datetime, datetime]
@@ -95,6 +96,8 @@ class AbstractTask(TaskColumns):
     # told that the task failed, and waits for another end. NULL: nothing waits.
     watched = models.BooleanField(_("watched"), null=True, blank=True)
     batch = models.BigIntegerField(_("batch"), null=True, blank=True)
+    # How many signals were sent to the task: a settle that parks it sees whether one came meanwhile.
+    signals: OptionalWhole = models.IntegerField(_("signals"), null=True, blank=True)
 
     objects: ClassVar[TaskManager[Self]] = TaskManager()
     enqueue_note = ""  # of a task that ``enqueue`` returns: why no task was inserted; "": one was
@@ -160,7 +163,7 @@ class Task(AbstractTask):
             ("mark_poison_task", "Can mark tasks as poison (ERROR to POISON)"),
             ("unpoison_task", "Can take poison back (POISON to ERROR)"),
             ("kick_task", "Can kick poison (POISON to CREATED)"),
-            ("cancel_task", "Can cancel tasks that wait (CREATED to POISON)"),
+            ("cancel_task", "Can cancel tasks that wait or run (to POISON)"),
             ("release_task", "Can take tasks from their pollers (PROCESSING to CREATED)"),
             ("housekeep_task", "Can move or delete finished tasks"),
             ("run_now_task", "Can make waiting tasks due now"),
@@ -168,6 +171,7 @@ class Task(AbstractTask):
             ("change_priority_task", "Can change the priority of waiting tasks"),
             ("move_task", "Can move waiting tasks to another queue"),
             ("edit_payload_task", "Can edit the payload of failed tasks and retry them"),
+            ("signal_task", "Can send signals to tasks"),
             ("view_payload", "Can see payloads, results and tracebacks"),
         ]
 
@@ -273,3 +277,64 @@ class Attempt(models.Model):
 
     def __str__(self) -> str:
         return f"{self.queue}/{self.task_id} attempt {self.attempt}: {self.error_type}"
+
+
+# Kinds of steps. A wait is open until its signal came or its time was over.
+STEP, SLEEP, WAIT, RECEIVED, TIMED_OUT = "step", "sleep", "wait", "signal", "timeout"
+STEP_KINDS = (
+    (STEP, _("step")),
+    (SLEEP, _("sleep")),
+    (WAIT, _("waits for a signal")),
+    (RECEIVED, _("signal")),
+    (TIMED_OUT, _("no signal in time")),
+)
+
+
+class Step(models.Model):
+    """A step that a task has taken: its result, a sleep, or a wait for a signal. Later attempts pass it."""
+
+    id: Whole = models.BigAutoField(primary_key=True)
+    location: Text = models.CharField(_("location"), max_length=200, db_default="dbtaskqueue.task")
+    task_id: Whole = models.BigIntegerField(_("task"))
+    task_time: Time = models.DateTimeField(_("task created"))  # a crash may empty a temporary table, and use ids again
+    position: Whole = models.IntegerField(_("position"))
+    name: Text = models.CharField(_("name"), max_length=200)
+    kind: Text = models.CharField(_("kind"), max_length=30, choices=STEP_KINDS, db_default=STEP)
+    result: Json = models.JSONField(_("result"), null=True, blank=True)
+    until_time: OptionalTime = models.DateTimeField(_("until"), null=True, blank=True)
+    create_time: Time = models.DateTimeField(_("stored"), db_default=Now())
+
+    class Meta:
+        verbose_name = _("step")
+        verbose_name_plural = _("steps")
+        default_permissions = ()
+        constraints: ClassVar = [
+            models.UniqueConstraint(fields=["location", "task_id", "position"], name="dbtaskqueue_step_position")
+        ]
+        indexes: ClassVar = [models.Index(fields=["name", "id"], condition=Q(kind=WAIT), name="dbtaskqueue_step_waits")]
+
+    def __str__(self) -> str:
+        return f"{self.task_id}: {self.position} {self.name}"
+
+
+class Signal(models.Model):
+    """A signal that was sent to a task. ``position`` is the wait that received it; NULL until then."""
+
+    id: Whole = models.BigAutoField(primary_key=True)
+    location: Text = models.CharField(_("location"), max_length=200, db_default="dbtaskqueue.task")
+    task_id: Whole = models.BigIntegerField(_("task"))
+    task_time: Time = models.DateTimeField(_("task created"))
+    name: Text = models.CharField(_("name"), max_length=200)
+    data: Json = models.JSONField(_("data"), null=True, blank=True)
+    actor: Text = models.CharField(_("actor"), max_length=200, db_default="", blank=True)
+    position: OptionalWhole = models.IntegerField(_("position"), null=True, blank=True)
+    create_time: Time = models.DateTimeField(_("sent"), db_default=Now())
+
+    class Meta:
+        verbose_name = _("signal")
+        verbose_name_plural = _("signals")
+        default_permissions = ()
+        indexes: ClassVar = [models.Index(fields=["location", "task_id", "id"], name="dbtaskqueue_signal_task")]
+
+    def __str__(self) -> str:
+        return f"{self.task_id}: {self.name}"
