@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, Protocol, TypeVar
 
 from django_dbtaskqueue.core.columns import TASK_COLUMNS, Column
 from django_dbtaskqueue.core.exceptions import LeaseLost, TaskCancelled, TaskQueueError
-from django_dbtaskqueue.core.outcomes import Complete, CompleteDelete, Fail, Outcome, Poison, Reenqueue, Settlement
+from django_dbtaskqueue.core.outcomes import (
+    Complete,
+    CompleteDelete,
+    Fail,
+    Outcome,
+    Poison,
+    Reenqueue,
+    Settlement,
+    Suspend,
+)
 
 if TYPE_CHECKING:
     from django_dbtaskqueue.core.retry import AnyPolicy
 
 __all__ = ["Lease"]
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class NotDecoded:
@@ -37,6 +48,28 @@ class Declared(Protocol):
         """When a task that is reenqueued without a delay is due."""
 
 
+class Steps(Protocol):
+    """The steps of one task in one attempt."""
+
+    def step(self, name: str, function: Callable[..., object], *args: object, **kwargs: object) -> Any:
+        """Run a step, or return its stored result."""
+
+    async def astep(self, name: str, function: Callable[..., object], *args: object, **kwargs: object) -> Any:
+        """``step`` for an async processor."""
+
+    def sleep(self, delay: timedelta) -> None:
+        """Return if the sleep is over, else raise ``TaskSuspended``."""
+
+    async def asleep(self, delay: timedelta) -> None:
+        """``sleep`` for an async processor."""
+
+    def wait_for(self, name: str, timeout: timedelta | None) -> Any:
+        """Return the data of a signal that came, else raise ``TaskSuspended``."""
+
+    async def await_for(self, name: str, timeout: timedelta | None) -> Any:
+        """``wait_for`` for an async processor."""
+
+
 class Port(Protocol):
     """Settles a lease, and knows its database. The checkout gives it to the lease."""
 
@@ -53,7 +86,7 @@ class Port(Protocol):
     def settle(self, lease: Lease, outcome: Outcome) -> None:
         """Write the outcome with the fence, on the calling thread's connection, or raise ``LeaseLost``."""
 
-    def settle_last(self, lease: Lease, outcome: Outcome) -> None:
+    def settle_last(self, lease: Lease, outcome: Outcome | Suspend) -> None:
         """``settle`` as the last act of the calling thread's outermost transaction."""
 
     def settle_all(self, pairs: Sequence[tuple[Lease, Outcome]]) -> None:
@@ -61,6 +94,9 @@ class Port(Protocol):
 
     def stands(self, lease: Lease) -> bool:
         """Whether the lease still holds, as the calling thread's transaction sees it."""
+
+    def journal(self, lease: Lease) -> Steps:
+        """Return the steps of the lease's task."""
 
     def touch(self, lease: Lease, delta: timedelta) -> None:
         """Extend the lease, or raise ``LeaseLost``."""
@@ -122,6 +158,7 @@ class Lease:
     # Whether the run has to stop: it was cancelled, its timeout is over, its lease is lost, or its poller stops now.
     cancelled: bool = False
     guard: str = ""  # the middleware that runs now and may not settle
+    journal: Steps | None = None  # its steps, once one was called
 
     @property
     def payload(self) -> Any:
@@ -150,7 +187,7 @@ class Lease:
     def __getstate__(self) -> tuple[None, dict[str, Any]]:
         """Return what is sent to another process, which decodes for itself: a payload need not be portable."""
         state = {one.name: getattr(self, one.name) for one in fields(self)}
-        return None, {**state, "decoded": NotDecoded, "decoded_context": None}
+        return None, {**state, "decoded": NotDecoded, "decoded_context": None, "journal": None}
 
     @property
     def create_time(self) -> datetime:
@@ -228,6 +265,56 @@ class Lease:
     def parents(self) -> Any:
         """The tasks that this one waited for (``enqueue(after=…)``), each with its result; read at each access."""
         return self.port.parents(self)
+    # -- steps that last ---------------------------------------------------------------------------------------------
+
+    def step(self, name: str, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call ``function`` once, and return its stored result in each later attempt. The result must be JSON.
+
+        The result commits together with what the function wrote to the database of the task: this happens exactly
+        once. What it does elsewhere happens at least once. Raises ``StepChanged`` if an earlier attempt took another
+        step here, and ``LeaseLost`` when the lease is gone: then the function's writes are rolled back.
+        """
+        result: T = self._steps.step(name, function, *args, **kwargs)
+        return result
+
+    async def astep(self, name: str, function: Callable[P, Awaitable[T] | T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """``step`` for an async processor.
+
+        A plain function runs on Django's thread for the ORM, in one transaction with its result. A coroutine function
+        has no transaction, so that its writes happen at least once.
+        """
+        result: T = await self._steps.astep(name, function, *args, **kwargs)
+        return result
+
+    def sleep(self, delay: timedelta) -> None:
+        """Give the task back for ``delay``. The attempt is not charged, and a later one goes on behind the sleep.
+
+        Raises ``TaskSuspended``, which ends this call. Call it outside ``transaction.atomic()``.
+        """
+        self._steps.sleep(delay)
+
+    async def asleep(self, delay: timedelta) -> None:
+        """``sleep`` for an async processor."""
+        await self._steps.asleep(delay)
+
+    def wait_for(self, name: str, timeout: timedelta | None = None) -> Any:
+        """Return the data of the next signal of that name (``signal``). Until it comes, give the task back.
+
+        Raises ``SignalTimeout`` when the time is over, and ``TaskSuspended`` as ``sleep`` does.
+        """
+        return self._steps.wait_for(name, timeout)
+
+    async def await_for(self, name: str, timeout: timedelta | None = None) -> Any:
+        """``wait_for`` for an async processor."""
+        return await self._steps.await_for(name, timeout)
+
+    @property
+    def _steps(self) -> Steps:
+        if self.journal is None:
+            self.journal = self.port.journal(self)
+        return self.journal
+
+    # -- the rest ----------------------------------------------------------------------------------------------------
 
     def gone(self, verb: str) -> LeaseLost:
         """Return the error of a ``verb`` that found the lease gone. It is reported even if caught."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import ClassVar, NamedTuple
 
+SIGNAL = "signal"  # the parking reason of a task that waits for a signal without a timeout
 MAX_DELAY = timedelta(days=36_525)  # a later time may be after year 9999, which Python cannot read back
 
 
@@ -150,6 +152,7 @@ class Release:
     """Give back a task that did not start: the attempt is not charged, the place in the ready order is kept."""
 
     facts: ClassVar[Facts] = Facts("release", "", "release", deletes_or_returns=True)
+    columns: ClassVar[Mapping[str, object]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,8 +162,34 @@ class Park:
     facts: ClassVar[Facts] = Facts("park", "", "park", deletes_or_returns=True, parks=True)
     reason: str
 
+    @property
+    def columns(self) -> Mapping[str, object]:
+        """What is written of it."""
+        return {"park_reason": self.reason[:200]}
 
-Settlement = Complete | CompleteDelete | Reenqueue | Poison | Failed | Release | Park  # what can be written
+
+@dataclass(frozen=True, slots=True)
+class Suspend:
+    """Give back a task that sleeps or waits for a signal: nothing failed, and the attempt is given back.
+
+    It is due after ``delay``; without one it is parked until a signal comes. ``signals``: how many signals the
+    processor knew of. If there are more when this is written, the task is due at once.
+    """
+
+    facts: ClassVar[Facts] = Facts("suspend", "", "suspend", wakes=True)
+    delay: timedelta | None = None
+    signals: int | None = None
+
+    @property
+    def columns(self) -> Mapping[str, object]:
+        """What is written of it. Also a parked task has a delay, because its attempt ran: no lease was lost."""
+        if self.delay is None:
+            return {"delay": 0.0, "park_reason": SIGNAL, "signals_seen": self.signals}
+        return {"delay": self.delay.total_seconds(), "signals_seen": self.signals}
+
+
+# What can be written.
+Settlement = Complete | CompleteDelete | Reenqueue | Poison | Failed | Release | Park | Suspend
 
 
 def checked(outcome: Settlement | Outcome) -> Settlement | Outcome:
@@ -170,7 +199,7 @@ def checked(outcome: Settlement | Outcome) -> Settlement | Outcome:
     return outcome
 
 
-def said(outcome: Outcome | Settlement) -> Outcome | Release | Park:
+def said(outcome: Outcome | Settlement) -> Outcome | Release | Park | Suspend:
     """Return an outcome as the processor said it, before it was decided."""
     return outcome.said if isinstance(outcome, Failed) else outcome
 

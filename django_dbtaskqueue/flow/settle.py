@@ -23,7 +23,7 @@ from django_dbtaskqueue.conf.queue import QueueSettings
 from django_dbtaskqueue.core import json as json_payload
 from django_dbtaskqueue.core.exceptions import ProcessDied, TaskQueueError
 from django_dbtaskqueue.core.failure_signature import describe
-from django_dbtaskqueue.core.lease import Lease
+from django_dbtaskqueue.core.lease import Lease, Steps
 from django_dbtaskqueue.core.outcomes import (
     Complete,
     CompleteDelete,
@@ -35,6 +35,7 @@ from django_dbtaskqueue.core.outcomes import (
     Reenqueue,
     Release,
     Settlement,
+    Suspend,
 )
 from django_dbtaskqueue.core.sql import Statements
 from django_dbtaskqueue.db import notify
@@ -49,7 +50,7 @@ logger = logging.getLogger(__name__)
 
 Statement = tuple[str, dict[str, Any]]
 Decided = tuple[Lease, Settlement]
-Rewritten = Reenqueue | Poison | Failed | Release | Park  # outcomes that change the row by what they carry
+Rewritten = Reenqueue | Poison | Failed | Release | Park | Suspend  # outcomes that change the row by what they carry
 LOCKED = "55P03"  # what PostgreSQL calls a wait that was longer than lock_timeout
 BLAMED_TRIES = 10  # to store an outcome, before its task is blamed for an error that may be the database's
 READ_ONLY = "25"  # and its class of writes refused, as after a fail-over
@@ -87,7 +88,7 @@ def _settle_grouped(
     """Settle under the groups' locks, and put the next head of each group into the ready order in this transaction."""
     queue = pairs[0][0].queue
     members = {lease.group: outcome for lease, outcome in pairs if lease.group is not None}
-    back = {group for group, outcome in members.items() if isinstance(outcome, Reenqueue)}
+    back = {group for group, outcome in members.items() if isinstance(outcome, Reenqueue | Suspend)}
     others = members.keys() - back
     if session.postgresql:
         placed = groups.placing(session, queue, back, hold_retries=False)
@@ -182,20 +183,16 @@ def _writes(session: Session, pairs: list[tuple[Lease, Rewritten]]) -> list[Stat
 
 
 UNCHANGED: dict[str, Any] = {
-    **dict.fromkeys(("delay", "result_text", "result_value", "park_reason", "failure_key")),
-    "attempts_added": 0,
-    "reenqueues_added": 0,
-    "deaths": 0,
+    **dict.fromkeys(("delay", "result_text", "result_value", "park_reason", "failure_key", "signals_seen")),
+    **dict.fromkeys(("attempts_added", "reenqueues_added", "deaths"), 0),
 }
 
 
-def _columns(lease: Lease, outcome: Reenqueue | Poison | Release | Park) -> dict[str, Any]:
+def _columns(lease: Lease, outcome: Reenqueue | Poison | Release | Park | Suspend) -> dict[str, Any]:
     """Return the columns that an outcome changes."""
     match outcome:
-        case Release():
-            return {**UNCHANGED, "new_status": "CREATED", "attempts_added": -1}
-        case Park(reason):
-            return {**UNCHANGED, "new_status": "CREATED", "attempts_added": -1, "park_reason": reason[:200]}
+        case Release() | Park() | Suspend():
+            return {**UNCHANGED, "new_status": "CREATED", "attempts_added": -1, **outcome.columns}
         case Reenqueue(delay, result, keep_attempts):
             seconds = 0.0 if delay is None else delay.total_seconds()
             # The last attempt is given back: without one left, no checkout could ever take the task.
@@ -352,7 +349,7 @@ class SettlePort(ReadsParents):
         """Write one outcome, or raise ``LeaseLost``; ``ReenqueueDelayMissing`` when nothing says when it is due."""
         self.settle_all([(lease, outcome)])
 
-    def settle_last(self, lease: Lease, outcome: Outcome) -> None:
+    def settle_last(self, lease: Lease, outcome: Outcome | Suspend) -> None:
         """``settle`` as the last act of the calling thread's outermost transaction."""
         session = Session.on(self.alias, self.model)
         session.ends = True
@@ -382,6 +379,12 @@ class SettlePort(ReadsParents):
     def stands(self, lease: Lease) -> bool:
         """Whether the lease is neither settled nor lost, as the calling thread's transaction sees it."""
         return lease.id in resolve(Session.on(self.alias, self.model), [lease])[1]
+
+    def journal(self, lease: Lease) -> Steps:
+        """Return the steps of the lease's task."""
+        from django_dbtaskqueue.flow.steps import Journal
+
+        return Journal(lease, self.alias, self.model)
 
     def touch(self, lease: Lease, delta: timedelta) -> None:
         """Extend the lease by ``delta``, or raise ``LeaseLost``."""

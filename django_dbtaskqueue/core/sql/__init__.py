@@ -18,6 +18,7 @@ from django_dbtaskqueue.core.sql.enqueue import EnqueueStatements
 from django_dbtaskqueue.core.sql.groups import GroupStatements
 from django_dbtaskqueue.core.sql.limiter import LimitStatements
 from django_dbtaskqueue.core.sql.settle import SettleStatements
+from django_dbtaskqueue.core.sql.steps import StepStatements
 
 COALESCED = "coalesce(payload_type, '')"
 
@@ -30,6 +31,7 @@ class Statements(
     LimitStatements,
     SettleStatements,
     DependencyStatements,
+    StepStatements,
 ):
     """The statements of all groups."""
 

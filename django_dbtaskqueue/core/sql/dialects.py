@@ -140,6 +140,7 @@ OWN_SESSION_SQL = "SELECT " + ", ".join(
 
 # Parameters, single or as the rows ``u`` of a JSON array. This package names them, so they are not renamed.
 PARAMETERS = r"%\(\w+\)s|\bu\.\w+|jsonb_to_recordset\(.*?\) AS u\(.*?\)|\(SELECT (?:nullif|value).*?\) AS u\b"
+OTHER_COLUMNS = r"\b(?:step|sent)\.\w+"  # columns of the tables of steps and signals, which have these aliases
 GROUP = "group"  # the parking reason of a task behind the head of its group
 PARENTS = "parents"  # the parking reason of a task that waits for others
 FENCED = {"task_id": "bigint", "token": "bigint"}  # a lease; ``token`` is its total_attempt
@@ -159,14 +160,16 @@ class Tables:
     limit: str = '"dbtaskqueue_queuelimit"'
     dependency: str = '"dbtaskqueue_dependency"'
     hold: str = '"dbtaskqueue_hold"'
+    step: str = '"dbtaskqueue_step"'
+    signal: str = '"dbtaskqueue_signal"'
     columns: Mapping[str, str] = field(default_factory=dict)  # name in the default table -> quoted name
 
     def rename(self, sql: str) -> str:
         """Return ``sql`` with this table's column names; parameters and other tables' columns stay as they are."""
         if not self.columns:
             return sql
-        others = "|".join(map(re.escape, (self.history, self.attempt, self.deleted)))
-        kept = rf"{PARAMETERS}|INSERT INTO (?:{others}) \(.*?\)"
+        others = "|".join(map(re.escape, (self.history, self.attempt, self.deleted, self.step, self.signal)))
+        kept = rf"{PARAMETERS}|{OTHER_COLUMNS}|INSERT INTO (?:{others})(?: AS \w+)? \(.*?\)"
         names = "|".join(self.columns)
         return re.sub(rf"({kept})|\b({names})\b", lambda match: match[1] or self.columns[match[2]], sql)
 

@@ -23,6 +23,7 @@ OUTCOME_TYPES = {
     "result_value": "jsonb",
     "park_reason": "text",
     "failure_key": "text",  # the fingerprint
+    "signals_seen": "int",  # of a task that waits for one; if there are more, it is due at once
 }
 FAILURE_TYPES = {**FENCED, "error_type": "text", "message": "text", "traceback": "text", "failure_key": "text"}
 COMPLETION_TYPES = {**FENCED, "result_text": "text", "result_value": "jsonb"}
@@ -62,19 +63,24 @@ class SettleStatements(Group):
     def write(self) -> str:
         """Every other way out of PROCESSING that keeps the row. A NULL delay keeps the ready time (release).
 
+        A task that waits for a signal is due at once if a signal came meanwhile: its sender raised ``signals``.
+
         A delay moves the end of the time to live with the due time. A task that ended keeps its due time, from which
         the verb that brings it back counts (``flow.move``).
         """
         now = self.dialect.now
-        moved = self.dialect.seconds_between("t.ready_time", self.dialect.later("u.delay"))
+        called = "u.signals_seen <> coalesce(t.signals, 0)"
+        due = self.dialect.later(f"CASE WHEN {called} THEN 0 ELSE coalesce(u.delay, 0) END")
+        moved = self.dialect.seconds_between("t.ready_time", due)
+        parked = f"CASE WHEN {called} THEN NULL ELSE u.park_reason END"
         # Without an attempt left no poller could take the task.
         left = f"{self.dialect.least}(t.attempt + u.attempts_added, t.max_attempts - 1)"
         return (
             f"UPDATE {self.tables.task} AS t SET status = u.new_status, last_update_time = {now},"
-            " parked_by = u.park_reason,"
-            " ready_time = CASE WHEN u.new_status <> 'CREATED' OR u.park_reason IS NOT NULL THEN NULL"
-            f" WHEN u.delay IS NULL THEN t.ready_time ELSE {self.dialect.later('u.delay')} END,"
-            f" next_process_time = CASE WHEN u.new_status = 'CREATED' THEN {self.dialect.later('coalesce(u.delay, 0)')}"
+            f" parked_by = {parked},"
+            f" ready_time = CASE WHEN u.new_status <> 'CREATED' OR {parked} IS NOT NULL THEN NULL"
+            f" WHEN u.delay IS NULL THEN t.ready_time ELSE {due} END,"
+            f" next_process_time = CASE WHEN u.new_status = 'CREATED' THEN {due}"
             " WHEN u.new_status IN ('ERROR', 'POISON') THEN t.ready_time ELSE t.next_process_time END,"
             " expire_time = CASE WHEN t.expire_time IS NULL OR u.delay IS NULL THEN t.expire_time"
             f" ELSE {self.dialect.later(moved, start='t.expire_time')} END,"

@@ -365,6 +365,13 @@ WHERE t.location = %(location)s
 AND t.task_id = u.child
 RETURNING task_id, remaining;
 
+-- Statements.count_signal
+UPDATE "dbtaskqueue_task" AS t
+SET signals = coalesce(t.signals, 0) + 1
+WHERE t.id = %(task_id)s
+AND t.status IN ('CREATED', 'PROCESSING')
+RETURNING queue_name, group_key;
+
 -- Statements.delete_settled
 DELETE
 FROM "dbtaskqueue_task"
@@ -1451,6 +1458,21 @@ CROSS JOIN LATERAL (
 ) AS x
 GROUP BY l.q;
 
+-- Statements.next_signal
+SELECT coalesce(t.signals, 0), (
+    SELECT min(sent.id)
+    FROM "dbtaskqueue_signal" AS sent
+    WHERE sent.location = %(location)s
+    AND sent.task_id = t.id
+    AND sent.task_time = t.create_time
+    AND sent.name = %(name)s
+    AND sent.position IS NULL
+)
+FROM "dbtaskqueue_task" AS t
+WHERE t.id = %(task_id)s
+AND t.total_attempt = %(token)s
+AND t.status IN ('PROCESSING');
+
 -- Statements.open_edges
 SELECT t.id, t.parent_id, t.child_location, t.child_id
 FROM "dbtaskqueue_dependency" AS t
@@ -1662,6 +1684,13 @@ AND total_attempt = %(total_attempt)s
 AND status IN ('PROCESSING')
 RETURNING id;
 
+-- Statements.receive_signal
+UPDATE "dbtaskqueue_signal"
+SET position = %(position)s
+WHERE id = %(signal)s
+AND position IS NULL
+RETURNING data::text;
+
 -- Statements.renew
 UPDATE "dbtaskqueue_task"
 SET next_process_time = statement_timestamp() + greatest(coalesce(lease_seconds, %(lease)s), %(min_lease)s) *
@@ -1733,10 +1762,40 @@ INSERT INTO "dbtaskqueue_queue" (name, paused_time, paused_by, paused_reason)
 VALUES (%(queue_name)s, statement_timestamp(), 'settings', 'starts paused')
 ON CONFLICT (name) DO NOTHING;
 
+-- Statements.steps
+SELECT step.position, step.kind, step.name, step.result::text, extract(epoch FROM step.until_time -
+    statement_timestamp())::float8, step.task_time = t.create_time
+FROM "dbtaskqueue_step" AS step
+JOIN "dbtaskqueue_task" AS t
+ON t.id = step.task_id
+WHERE step.location = %(location)s
+AND step.task_id = %(task_id)s;
+
 -- Statements.store_limit
 UPDATE "dbtaskqueue_queuelimit"
 SET leases = %(leases)s, stamp = %(stamp)s, running = NULL, tokens = tokens - %(taken)s
 WHERE queue_name = %(queue_name)s;
+
+-- Statements.store_signal
+INSERT INTO "dbtaskqueue_signal" (location, task_id, task_time, name, data, actor)
+SELECT %(location)s, t.id, t.create_time, %(name)s, %(data)s::jsonb, %(actor)s
+FROM "dbtaskqueue_task" AS t
+WHERE t.id = %(task_id)s;
+
+-- Statements.store_step
+INSERT INTO "dbtaskqueue_step" AS step (location, task_id, task_time, position, name, kind, result,
+    until_time)
+SELECT %(location)s, t.id, t.create_time, %(position)s, %(name)s, %(kind)s, %(result)s::jsonb,
+    statement_timestamp() + CAST(%(seconds)s AS float8) * interval '1 second'
+FROM "dbtaskqueue_task" AS t
+WHERE t.id = %(task_id)s
+AND t.total_attempt = %(token)s
+AND t.status IN ('PROCESSING')
+FOR NO KEY UPDATE OF t
+ON CONFLICT (location, task_id, position) DO UPDATE
+SET kind = excluded.kind, result = excluded.result, create_time = statement_timestamp()
+WHERE step.kind = 'wait'
+RETURNING 1;
 
 -- Statements.task_with_attempts
 SELECT queue_name, reference_number, status, attempt, reenqueue_attempt, total_attempt, max_attempts,
@@ -1836,6 +1895,26 @@ AND substr(parked_by, 1, 10) = 'no handler'
 AND (payload_type IS NULL AND %(untyped)s OR payload_type = ANY(%(types)s::text[]))
 RETURNING id, group_key;
 
+-- Statements.wake_signalled
+UPDATE "dbtaskqueue_task" AS t
+SET next_process_time = statement_timestamp(), last_update_time = statement_timestamp(), parked_by = CASE WHEN
+    t.group_key IS NULL OR t.ready_time IS NOT NULL THEN NULL ELSE 'group' END, ready_time = CASE WHEN
+    t.group_key IS NULL OR t.ready_time IS NOT NULL THEN statement_timestamp() END, expire_time = CASE WHEN
+    t.expire_time IS NOT NULL THEN t.expire_time + extract(epoch FROM statement_timestamp() -
+    least(t.next_process_time, coalesce(t.ready_time, t.next_process_time)))::float8 * interval '1 second' END
+WHERE t.id = %(task_id)s
+AND t.status IN ('CREATED')
+AND (t.parked_by IS NULL OR t.parked_by IN ('signal', 'group'))
+AND EXISTS (
+    SELECT 1
+    FROM "dbtaskqueue_step" AS step
+    WHERE step.location = %(location)s
+    AND step.task_id = t.id
+    AND step.name = %(name)s
+    AND step.kind = 'wait'
+)
+RETURNING id;
+
 -- Statements.watch
 UPDATE "dbtaskqueue_task"
 SET watched = final_status IS NULL OR coalesce(watched, false)
@@ -1845,20 +1924,24 @@ WHERE id IN (
 
 -- Statements.write
 UPDATE "dbtaskqueue_task" AS t
-SET status = u.new_status, last_update_time = statement_timestamp(), parked_by = u.park_reason, ready_time =
-    CASE WHEN u.new_status <> 'CREATED' OR u.park_reason IS NOT NULL THEN NULL WHEN u.delay IS NULL THEN
-    t.ready_time ELSE statement_timestamp() + u.delay * interval '1 second' END, next_process_time = CASE WHEN
-    u.new_status = 'CREATED' THEN statement_timestamp() + coalesce(u.delay, 0) * interval '1 second' WHEN
-    u.new_status IN ('ERROR', 'POISON') THEN t.ready_time ELSE t.next_process_time END, expire_time = CASE
-    WHEN t.expire_time IS NULL OR u.delay IS NULL THEN t.expire_time ELSE t.expire_time + extract(epoch FROM
-    statement_timestamp() + u.delay * interval '1 second' - t.ready_time)::float8 * interval '1 second' END,
-    attempt = CASE WHEN u.attempts_added IS NULL THEN 0 WHEN u.new_status = 'CREATED' THEN least(t.attempt +
-    u.attempts_added, t.max_attempts - 1) ELSE t.attempt + u.attempts_added END, reenqueue_attempt =
-    t.reenqueue_attempt + u.reenqueues_added, process_result = CASE WHEN u.new_status = 'CREATED' AND u.delay
-    IS NULL THEN t.process_result ELSE u.result_text END, result = CASE WHEN u.new_status = 'CREATED' AND
-    u.delay IS NULL THEN t.result ELSE u.result_value END, poller_instance = CASE WHEN u.new_status =
-    'CREATED' THEN NULL ELSE t.poller_instance END, finish_time = CASE WHEN u.new_status = 'CREATED' THEN NULL
-    ELSE statement_timestamp() END, lost_leases = CASE WHEN u.attempts_added = -1 AND u.delay IS NULL THEN
+SET status = u.new_status, last_update_time = statement_timestamp(), parked_by = CASE WHEN u.signals_seen <>
+    coalesce(t.signals, 0) THEN NULL ELSE u.park_reason END, ready_time = CASE WHEN u.new_status <> 'CREATED'
+    OR CASE WHEN u.signals_seen <> coalesce(t.signals, 0) THEN NULL ELSE u.park_reason END IS NOT NULL THEN
+    NULL WHEN u.delay IS NULL THEN t.ready_time ELSE statement_timestamp() + CASE WHEN u.signals_seen <>
+    coalesce(t.signals, 0) THEN 0 ELSE coalesce(u.delay, 0) END * interval '1 second' END, next_process_time =
+    CASE WHEN u.new_status = 'CREATED' THEN statement_timestamp() + CASE WHEN u.signals_seen <>
+    coalesce(t.signals, 0) THEN 0 ELSE coalesce(u.delay, 0) END * interval '1 second' WHEN u.new_status IN
+    ('ERROR', 'POISON') THEN t.ready_time ELSE t.next_process_time END, expire_time = CASE WHEN t.expire_time
+    IS NULL OR u.delay IS NULL THEN t.expire_time ELSE t.expire_time + extract(epoch FROM
+    statement_timestamp() + CASE WHEN u.signals_seen <> coalesce(t.signals, 0) THEN 0 ELSE coalesce(u.delay,
+    0) END * interval '1 second' - t.ready_time)::float8 * interval '1 second' END, attempt = CASE WHEN
+    u.attempts_added IS NULL THEN 0 WHEN u.new_status = 'CREATED' THEN least(t.attempt + u.attempts_added,
+    t.max_attempts - 1) ELSE t.attempt + u.attempts_added END, reenqueue_attempt = t.reenqueue_attempt +
+    u.reenqueues_added, process_result = CASE WHEN u.new_status = 'CREATED' AND u.delay IS NULL THEN
+    t.process_result ELSE u.result_text END, result = CASE WHEN u.new_status = 'CREATED' AND u.delay IS NULL
+    THEN t.result ELSE u.result_value END, poller_instance = CASE WHEN u.new_status = 'CREATED' THEN NULL ELSE
+    t.poller_instance END, finish_time = CASE WHEN u.new_status = 'CREATED' THEN NULL ELSE
+    statement_timestamp() END, lost_leases = CASE WHEN u.attempts_added = -1 AND u.delay IS NULL THEN
     t.lost_leases ELSE u.deaths END, final_status = nullif(u.new_status, 'CREATED'), fingerprint =
     coalesce(u.failure_key, t.fingerprint)
 FROM (
@@ -1867,7 +1950,7 @@ FROM (
         SELECT *
         FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(task_id bigint, token bigint, new_status text, delay
             float8, attempts_added int, reenqueues_added int, deaths int, result_text text, result_value
-            jsonb, park_reason text, failure_key text)
+            jsonb, park_reason text, failure_key text, signals_seen int)
         LIMIT (
             SELECT 1000000
         )
@@ -3199,20 +3282,24 @@ FOR NO KEY UPDATE OF t SKIP LOCKED;
 
 -- Statements.write (one row)
 UPDATE "dbtaskqueue_task" AS t
-SET status = u.new_status, last_update_time = statement_timestamp(), parked_by = u.park_reason, ready_time =
-    CASE WHEN u.new_status <> 'CREATED' OR u.park_reason IS NOT NULL THEN NULL WHEN u.delay IS NULL THEN
-    t.ready_time ELSE statement_timestamp() + u.delay * interval '1 second' END, next_process_time = CASE WHEN
-    u.new_status = 'CREATED' THEN statement_timestamp() + coalesce(u.delay, 0) * interval '1 second' WHEN
-    u.new_status IN ('ERROR', 'POISON') THEN t.ready_time ELSE t.next_process_time END, expire_time = CASE
-    WHEN t.expire_time IS NULL OR u.delay IS NULL THEN t.expire_time ELSE t.expire_time + extract(epoch FROM
-    statement_timestamp() + u.delay * interval '1 second' - t.ready_time)::float8 * interval '1 second' END,
-    attempt = CASE WHEN u.attempts_added IS NULL THEN 0 WHEN u.new_status = 'CREATED' THEN least(t.attempt +
-    u.attempts_added, t.max_attempts - 1) ELSE t.attempt + u.attempts_added END, reenqueue_attempt =
-    t.reenqueue_attempt + u.reenqueues_added, process_result = CASE WHEN u.new_status = 'CREATED' AND u.delay
-    IS NULL THEN t.process_result ELSE u.result_text END, result = CASE WHEN u.new_status = 'CREATED' AND
-    u.delay IS NULL THEN t.result ELSE u.result_value END, poller_instance = CASE WHEN u.new_status =
-    'CREATED' THEN NULL ELSE t.poller_instance END, finish_time = CASE WHEN u.new_status = 'CREATED' THEN NULL
-    ELSE statement_timestamp() END, lost_leases = CASE WHEN u.attempts_added = -1 AND u.delay IS NULL THEN
+SET status = u.new_status, last_update_time = statement_timestamp(), parked_by = CASE WHEN u.signals_seen <>
+    coalesce(t.signals, 0) THEN NULL ELSE u.park_reason END, ready_time = CASE WHEN u.new_status <> 'CREATED'
+    OR CASE WHEN u.signals_seen <> coalesce(t.signals, 0) THEN NULL ELSE u.park_reason END IS NOT NULL THEN
+    NULL WHEN u.delay IS NULL THEN t.ready_time ELSE statement_timestamp() + CASE WHEN u.signals_seen <>
+    coalesce(t.signals, 0) THEN 0 ELSE coalesce(u.delay, 0) END * interval '1 second' END, next_process_time =
+    CASE WHEN u.new_status = 'CREATED' THEN statement_timestamp() + CASE WHEN u.signals_seen <>
+    coalesce(t.signals, 0) THEN 0 ELSE coalesce(u.delay, 0) END * interval '1 second' WHEN u.new_status IN
+    ('ERROR', 'POISON') THEN t.ready_time ELSE t.next_process_time END, expire_time = CASE WHEN t.expire_time
+    IS NULL OR u.delay IS NULL THEN t.expire_time ELSE t.expire_time + extract(epoch FROM
+    statement_timestamp() + CASE WHEN u.signals_seen <> coalesce(t.signals, 0) THEN 0 ELSE coalesce(u.delay,
+    0) END * interval '1 second' - t.ready_time)::float8 * interval '1 second' END, attempt = CASE WHEN
+    u.attempts_added IS NULL THEN 0 WHEN u.new_status = 'CREATED' THEN least(t.attempt + u.attempts_added,
+    t.max_attempts - 1) ELSE t.attempt + u.attempts_added END, reenqueue_attempt = t.reenqueue_attempt +
+    u.reenqueues_added, process_result = CASE WHEN u.new_status = 'CREATED' AND u.delay IS NULL THEN
+    t.process_result ELSE u.result_text END, result = CASE WHEN u.new_status = 'CREATED' AND u.delay IS NULL
+    THEN t.result ELSE u.result_value END, poller_instance = CASE WHEN u.new_status = 'CREATED' THEN NULL ELSE
+    t.poller_instance END, finish_time = CASE WHEN u.new_status = 'CREATED' THEN NULL ELSE
+    statement_timestamp() END, lost_leases = CASE WHEN u.attempts_added = -1 AND u.delay IS NULL THEN
     t.lost_leases ELSE u.deaths END, final_status = nullif(u.new_status, 'CREATED'), fingerprint =
     coalesce(u.failure_key, t.fingerprint)
 FROM (
@@ -3220,7 +3307,7 @@ FROM (
         %(delay)s::float8 AS delay, %(attempts_added)s::int AS attempts_added, %(reenqueues_added)s::int AS
         reenqueues_added, %(deaths)s::int AS deaths, %(result_text)s::text AS result_text,
         %(result_value)s::jsonb AS result_value, %(park_reason)s::text AS park_reason, %(failure_key)s::text
-        AS failure_key
+        AS failure_key, %(signals_seen)s::int AS signals_seen
 ) AS u
 WHERE t.id = u.task_id
 AND t.total_attempt = u.token

@@ -257,6 +257,13 @@ WHERE t.location = %(location)s
 AND t.task_id = u.child
 RETURNING task_id, remaining;
 
+-- Statements.count_signal
+UPDATE "dbtaskqueue_task" AS t
+SET signals = coalesce(t.signals, 0) + 1
+WHERE t.id = %(task_id)s
+AND t.status IN ('CREATED', 'PROCESSING')
+RETURNING queue_name, group_key;
+
 -- Statements.delete_settled
 DELETE
 FROM "dbtaskqueue_task"
@@ -1125,6 +1132,21 @@ FROM "dbtaskqueue_task" AS x
 WHERE queue_name = %(queue_name)s
 AND ready_time > strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now');
 
+-- Statements.next_signal
+SELECT coalesce(t.signals, 0), (
+    SELECT min(sent.id)
+    FROM "dbtaskqueue_signal" AS sent
+    WHERE sent.location = %(location)s
+    AND sent.task_id = t.id
+    AND sent.task_time = t.create_time
+    AND sent.name = %(name)s
+    AND sent.position IS NULL
+)
+FROM "dbtaskqueue_task" AS t
+WHERE t.id = %(task_id)s
+AND t.total_attempt = %(token)s
+AND t.status IN ('PROCESSING');
+
 -- Statements.open_edges
 SELECT t.id, t.parent_id, t.child_location, t.child_id
 FROM "dbtaskqueue_dependency" AS t
@@ -1283,6 +1305,13 @@ AND total_attempt = %(total_attempt)s
 AND status IN ('PROCESSING')
 RETURNING id;
 
+-- Statements.receive_signal
+UPDATE "dbtaskqueue_signal"
+SET position = %(position)s
+WHERE id = %(signal)s
+AND position IS NULL
+RETURNING CAST(data AS text);
+
 -- Statements.renew
 UPDATE "dbtaskqueue_task"
 SET next_process_time = strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', printf('%%.3f seconds',
@@ -1351,10 +1380,40 @@ INSERT INTO "dbtaskqueue_queue" (name, paused_time, paused_by, paused_reason)
 VALUES (%(queue_name)s, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), 'settings', 'starts paused')
 ON CONFLICT (name) DO NOTHING;
 
+-- Statements.steps
+SELECT step.position, step.kind, step.name, CAST(step.result AS text), (julianday(step.until_time) -
+    julianday(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))) * 86400.0, step.task_time = t.create_time
+FROM "dbtaskqueue_step" AS step
+JOIN "dbtaskqueue_task" AS t
+ON t.id = step.task_id
+WHERE step.location = %(location)s
+AND step.task_id = %(task_id)s;
+
 -- Statements.store_limit
 UPDATE "dbtaskqueue_queuelimit"
 SET leases = %(leases)s, stamp = %(stamp)s, running = NULL, tokens = tokens - %(taken)s
 WHERE queue_name = %(queue_name)s;
+
+-- Statements.store_signal
+INSERT INTO "dbtaskqueue_signal" (location, task_id, task_time, name, data, actor)
+SELECT %(location)s, t.id, t.create_time, %(name)s, %(data)s, %(actor)s
+FROM "dbtaskqueue_task" AS t
+WHERE t.id = %(task_id)s;
+
+-- Statements.store_step
+INSERT INTO "dbtaskqueue_step" AS step (location, task_id, task_time, position, name, kind, result,
+    until_time)
+SELECT %(location)s, t.id, t.create_time, %(position)s, %(name)s, %(kind)s, %(result)s, CASE WHEN
+    CAST(%(seconds)s AS float8) IS NOT NULL THEN strftime('%%Y-%%m-%%d %%H:%%M:%%f', strftime('%%Y-%%m-%%d
+    %%H:%%M:%%f', 'now'), printf('%%.3f seconds', CAST(%(seconds)s AS float8))) END
+FROM "dbtaskqueue_task" AS t
+WHERE t.id = %(task_id)s
+AND t.total_attempt = %(token)s
+AND t.status IN ('PROCESSING')
+ON CONFLICT (location, task_id, position) DO UPDATE
+SET kind = excluded.kind, result = excluded.result, create_time = strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')
+WHERE step.kind = 'wait'
+RETURNING 1;
 
 -- Statements.task_with_attempts
 SELECT queue_name, reference_number, status, attempt, reenqueue_attempt, total_attempt, max_attempts,
@@ -1448,6 +1507,28 @@ AND (payload_type IS NULL AND %(untyped)s OR payload_type IN (
 ))
 RETURNING id, group_key;
 
+-- Statements.wake_signalled
+UPDATE "dbtaskqueue_task" AS t
+SET next_process_time = strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), last_update_time = strftime('%%Y-%%m-%%d
+    %%H:%%M:%%f', 'now'), parked_by = CASE WHEN t.group_key IS NULL OR t.ready_time IS NOT NULL THEN NULL ELSE
+    'group' END, ready_time = CASE WHEN t.group_key IS NULL OR t.ready_time IS NOT NULL THEN
+    strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now') END, expire_time = CASE WHEN t.expire_time IS NOT NULL THEN
+    strftime('%%Y-%%m-%%d %%H:%%M:%%f', t.expire_time, printf('%%.3f seconds',
+    (julianday(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')) - julianday(min(t.next_process_time,
+    coalesce(t.ready_time, t.next_process_time)))) * 86400.0)) END
+WHERE t.id = %(task_id)s
+AND t.status IN ('CREATED')
+AND (t.parked_by IS NULL OR t.parked_by IN ('signal', 'group'))
+AND EXISTS (
+    SELECT 1
+    FROM "dbtaskqueue_step" AS step
+    WHERE step.location = %(location)s
+    AND step.task_id = t.id
+    AND step.name = %(name)s
+    AND step.kind = 'wait'
+)
+RETURNING id;
+
 -- Statements.watch
 UPDATE "dbtaskqueue_task"
 SET watched = final_status IS NULL OR coalesce(watched, false)
@@ -1458,29 +1539,33 @@ WHERE id IN (
 
 -- Statements.write
 UPDATE "dbtaskqueue_task" AS t
-SET status = u.new_status, last_update_time = strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), parked_by =
-    u.park_reason, ready_time = CASE WHEN u.new_status <> 'CREATED' OR u.park_reason IS NOT NULL THEN NULL
-    WHEN u.delay IS NULL THEN t.ready_time ELSE strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', printf('%%.3f
-    seconds', u.delay)) END, next_process_time = CASE WHEN u.new_status = 'CREATED' THEN strftime('%%Y-%%m-%%d
-    %%H:%%M:%%f', 'now', printf('%%.3f seconds', coalesce(u.delay, 0))) WHEN u.new_status IN ('ERROR',
-    'POISON') THEN t.ready_time ELSE t.next_process_time END, expire_time = CASE WHEN t.expire_time IS NULL OR
-    u.delay IS NULL THEN t.expire_time ELSE strftime('%%Y-%%m-%%d %%H:%%M:%%f', t.expire_time, printf('%%.3f
-    seconds', (julianday(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', printf('%%.3f seconds', u.delay))) -
-    julianday(t.ready_time)) * 86400.0)) END, attempt = CASE WHEN u.attempts_added IS NULL THEN 0 WHEN
-    u.new_status = 'CREATED' THEN min(t.attempt + u.attempts_added, t.max_attempts - 1) ELSE t.attempt +
-    u.attempts_added END, reenqueue_attempt = t.reenqueue_attempt + u.reenqueues_added, process_result = CASE
-    WHEN u.new_status = 'CREATED' AND u.delay IS NULL THEN t.process_result ELSE u.result_text END, result =
-    CASE WHEN u.new_status = 'CREATED' AND u.delay IS NULL THEN t.result ELSE u.result_value END,
-    poller_instance = CASE WHEN u.new_status = 'CREATED' THEN NULL ELSE t.poller_instance END, finish_time =
-    CASE WHEN u.new_status = 'CREATED' THEN NULL ELSE strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now') END,
-    lost_leases = CASE WHEN u.attempts_added = -1 AND u.delay IS NULL THEN t.lost_leases ELSE u.deaths END,
-    final_status = nullif(u.new_status, 'CREATED'), fingerprint = coalesce(u.failure_key, t.fingerprint)
+SET status = u.new_status, last_update_time = strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), parked_by = CASE
+    WHEN u.signals_seen <> coalesce(t.signals, 0) THEN NULL ELSE u.park_reason END, ready_time = CASE WHEN
+    u.new_status <> 'CREATED' OR CASE WHEN u.signals_seen <> coalesce(t.signals, 0) THEN NULL ELSE
+    u.park_reason END IS NOT NULL THEN NULL WHEN u.delay IS NULL THEN t.ready_time ELSE strftime('%%Y-%%m-%%d
+    %%H:%%M:%%f', 'now', printf('%%.3f seconds', CASE WHEN u.signals_seen <> coalesce(t.signals, 0) THEN 0
+    ELSE coalesce(u.delay, 0) END)) END, next_process_time = CASE WHEN u.new_status = 'CREATED' THEN
+    strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', printf('%%.3f seconds', CASE WHEN u.signals_seen <>
+    coalesce(t.signals, 0) THEN 0 ELSE coalesce(u.delay, 0) END)) WHEN u.new_status IN ('ERROR', 'POISON')
+    THEN t.ready_time ELSE t.next_process_time END, expire_time = CASE WHEN t.expire_time IS NULL OR u.delay
+    IS NULL THEN t.expire_time ELSE strftime('%%Y-%%m-%%d %%H:%%M:%%f', t.expire_time, printf('%%.3f seconds',
+    (julianday(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', printf('%%.3f seconds', CASE WHEN u.signals_seen <>
+    coalesce(t.signals, 0) THEN 0 ELSE coalesce(u.delay, 0) END))) - julianday(t.ready_time)) * 86400.0)) END,
+    attempt = CASE WHEN u.attempts_added IS NULL THEN 0 WHEN u.new_status = 'CREATED' THEN min(t.attempt +
+    u.attempts_added, t.max_attempts - 1) ELSE t.attempt + u.attempts_added END, reenqueue_attempt =
+    t.reenqueue_attempt + u.reenqueues_added, process_result = CASE WHEN u.new_status = 'CREATED' AND u.delay
+    IS NULL THEN t.process_result ELSE u.result_text END, result = CASE WHEN u.new_status = 'CREATED' AND
+    u.delay IS NULL THEN t.result ELSE u.result_value END, poller_instance = CASE WHEN u.new_status =
+    'CREATED' THEN NULL ELSE t.poller_instance END, finish_time = CASE WHEN u.new_status = 'CREATED' THEN NULL
+    ELSE strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now') END, lost_leases = CASE WHEN u.attempts_added = -1 AND
+    u.delay IS NULL THEN t.lost_leases ELSE u.deaths END, final_status = nullif(u.new_status, 'CREATED'),
+    fingerprint = coalesce(u.failure_key, t.fingerprint)
 FROM (
     SELECT value ->> '$.task_id' AS task_id, value ->> '$.token' AS token, value ->> '$.new_status' AS
         new_status, value ->> '$.delay' AS delay, value ->> '$.attempts_added' AS attempts_added, value ->>
         '$.reenqueues_added' AS reenqueues_added, value ->> '$.deaths' AS deaths, value ->> '$.result_text' AS
         result_text, nullif(value -> '$.result_value', 'null') AS result_value, value ->> '$.park_reason' AS
-        park_reason, value ->> '$.failure_key' AS failure_key
+        park_reason, value ->> '$.failure_key' AS failure_key, value ->> '$.signals_seen' AS signals_seen
     FROM json_each(%(rows)s)
 ) AS u
 WHERE t.id = u.task_id
@@ -2493,28 +2578,32 @@ WHERE t.status IN ('PROCESSING');
 
 -- Statements.write (one row)
 UPDATE "dbtaskqueue_task" AS t
-SET status = u.new_status, last_update_time = strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), parked_by =
-    u.park_reason, ready_time = CASE WHEN u.new_status <> 'CREATED' OR u.park_reason IS NOT NULL THEN NULL
-    WHEN u.delay IS NULL THEN t.ready_time ELSE strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', printf('%%.3f
-    seconds', u.delay)) END, next_process_time = CASE WHEN u.new_status = 'CREATED' THEN strftime('%%Y-%%m-%%d
-    %%H:%%M:%%f', 'now', printf('%%.3f seconds', coalesce(u.delay, 0))) WHEN u.new_status IN ('ERROR',
-    'POISON') THEN t.ready_time ELSE t.next_process_time END, expire_time = CASE WHEN t.expire_time IS NULL OR
-    u.delay IS NULL THEN t.expire_time ELSE strftime('%%Y-%%m-%%d %%H:%%M:%%f', t.expire_time, printf('%%.3f
-    seconds', (julianday(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', printf('%%.3f seconds', u.delay))) -
-    julianday(t.ready_time)) * 86400.0)) END, attempt = CASE WHEN u.attempts_added IS NULL THEN 0 WHEN
-    u.new_status = 'CREATED' THEN min(t.attempt + u.attempts_added, t.max_attempts - 1) ELSE t.attempt +
-    u.attempts_added END, reenqueue_attempt = t.reenqueue_attempt + u.reenqueues_added, process_result = CASE
-    WHEN u.new_status = 'CREATED' AND u.delay IS NULL THEN t.process_result ELSE u.result_text END, result =
-    CASE WHEN u.new_status = 'CREATED' AND u.delay IS NULL THEN t.result ELSE u.result_value END,
-    poller_instance = CASE WHEN u.new_status = 'CREATED' THEN NULL ELSE t.poller_instance END, finish_time =
-    CASE WHEN u.new_status = 'CREATED' THEN NULL ELSE strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now') END,
-    lost_leases = CASE WHEN u.attempts_added = -1 AND u.delay IS NULL THEN t.lost_leases ELSE u.deaths END,
-    final_status = nullif(u.new_status, 'CREATED'), fingerprint = coalesce(u.failure_key, t.fingerprint)
+SET status = u.new_status, last_update_time = strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), parked_by = CASE
+    WHEN u.signals_seen <> coalesce(t.signals, 0) THEN NULL ELSE u.park_reason END, ready_time = CASE WHEN
+    u.new_status <> 'CREATED' OR CASE WHEN u.signals_seen <> coalesce(t.signals, 0) THEN NULL ELSE
+    u.park_reason END IS NOT NULL THEN NULL WHEN u.delay IS NULL THEN t.ready_time ELSE strftime('%%Y-%%m-%%d
+    %%H:%%M:%%f', 'now', printf('%%.3f seconds', CASE WHEN u.signals_seen <> coalesce(t.signals, 0) THEN 0
+    ELSE coalesce(u.delay, 0) END)) END, next_process_time = CASE WHEN u.new_status = 'CREATED' THEN
+    strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', printf('%%.3f seconds', CASE WHEN u.signals_seen <>
+    coalesce(t.signals, 0) THEN 0 ELSE coalesce(u.delay, 0) END)) WHEN u.new_status IN ('ERROR', 'POISON')
+    THEN t.ready_time ELSE t.next_process_time END, expire_time = CASE WHEN t.expire_time IS NULL OR u.delay
+    IS NULL THEN t.expire_time ELSE strftime('%%Y-%%m-%%d %%H:%%M:%%f', t.expire_time, printf('%%.3f seconds',
+    (julianday(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', printf('%%.3f seconds', CASE WHEN u.signals_seen <>
+    coalesce(t.signals, 0) THEN 0 ELSE coalesce(u.delay, 0) END))) - julianday(t.ready_time)) * 86400.0)) END,
+    attempt = CASE WHEN u.attempts_added IS NULL THEN 0 WHEN u.new_status = 'CREATED' THEN min(t.attempt +
+    u.attempts_added, t.max_attempts - 1) ELSE t.attempt + u.attempts_added END, reenqueue_attempt =
+    t.reenqueue_attempt + u.reenqueues_added, process_result = CASE WHEN u.new_status = 'CREATED' AND u.delay
+    IS NULL THEN t.process_result ELSE u.result_text END, result = CASE WHEN u.new_status = 'CREATED' AND
+    u.delay IS NULL THEN t.result ELSE u.result_value END, poller_instance = CASE WHEN u.new_status =
+    'CREATED' THEN NULL ELSE t.poller_instance END, finish_time = CASE WHEN u.new_status = 'CREATED' THEN NULL
+    ELSE strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now') END, lost_leases = CASE WHEN u.attempts_added = -1 AND
+    u.delay IS NULL THEN t.lost_leases ELSE u.deaths END, final_status = nullif(u.new_status, 'CREATED'),
+    fingerprint = coalesce(u.failure_key, t.fingerprint)
 FROM (
     SELECT %(task_id)s AS task_id, %(token)s AS token, %(new_status)s AS new_status, %(delay)s AS delay,
         %(attempts_added)s AS attempts_added, %(reenqueues_added)s AS reenqueues_added, %(deaths)s AS deaths,
         %(result_text)s AS result_text, %(result_value)s AS result_value, %(park_reason)s AS park_reason,
-        %(failure_key)s AS failure_key
+        %(failure_key)s AS failure_key, %(signals_seen)s AS signals_seen
 ) AS u
 WHERE t.id = u.task_id
 AND t.total_attempt = u.token
