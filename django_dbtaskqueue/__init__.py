@@ -16,6 +16,9 @@ if TYPE_CHECKING:
         LeaseLost,
         PayloadError,
         QueueFull,
+        SignalRefused,
+        SignalTimeout,
+        StepChanged,
         TaskCancelled,
         TaskQueueError,
         UnknownQueue,
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
     from django_dbtaskqueue.flow.batches import Workflow, batch, chain
     from django_dbtaskqueue.flow.enqueue import aenqueue, enqueue
     from django_dbtaskqueue.flow.enqueue_many import EnqueueReport, aenqueue_many, enqueue_many
+    from django_dbtaskqueue.flow.steps import asignal, signal
     from django_dbtaskqueue.pull.handle import queue
     from django_dbtaskqueue.registry import periodic, processor
 
@@ -36,6 +40,9 @@ _HOMES = {
         "LeaseLost",
         "PayloadError",
         "QueueFull",
+        "SignalRefused",
+        "SignalTimeout",
+        "StepChanged",
         "TaskCancelled",
         "TaskQueueError",
         "UnknownQueue",
@@ -43,6 +50,7 @@ _HOMES = {
     "flow.enqueue_many": ("EnqueueReport", "aenqueue_many", "enqueue_many"),
     "flow.batches": ("Workflow", "batch", "chain"),
     "flow.enqueue": ("aenqueue", "enqueue"),
+    "flow.steps": ("asignal", "signal"),
     "core.masking": ("Sensitive",),
     "core.outcomes": ("Complete", "CompleteDelete", "Fail", "Poison", "Reenqueue"),
     "pull.handle": ("queue",),
@@ -70,7 +78,10 @@ __all__ = [
     "Reenqueue",
     "Sensitive",
     "Sequence",
+    "SignalRefused",
+    "SignalTimeout",
     "Staged",
+    "StepChanged",
     "TaskCancelled",
     "TaskQueueError",
     "Throttle",
@@ -79,6 +90,7 @@ __all__ = [
     "Workflow",
     "aenqueue",
     "aenqueue_many",
+    "asignal",
     "batch",
     "chain",
     "enqueue",
@@ -86,6 +98,7 @@ __all__ = [
     "periodic",
     "processor",
     "queue",
+    "signal",
 ]
 
 

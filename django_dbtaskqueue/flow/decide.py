@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core import retry
-from django_dbtaskqueue.core.exceptions import ReenqueueDelayMissing
+from django_dbtaskqueue.core.exceptions import ReenqueueDelayMissing, SignalTimeout, StepChanged
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import Fail, Failed, Outcome, Reenqueue, Settlement, checked
 
@@ -31,8 +31,9 @@ def decide_call(lease: Lease, outcome: Outcome | Settlement) -> Settlement:
 
 
 def failure(error: BaseException) -> Fail:
-    """Return what an exception means: a failure, retried unless the reenqueue policy gave up."""
-    return Fail(error, retry=not (isinstance(error, ReenqueueDelayMissing) and error.ended))
+    """Return what an exception means: a failure, retried unless each retry would end in the same way."""
+    gave_up = isinstance(error, ReenqueueDelayMissing) and error.ended
+    return Fail(error, retry=not (gave_up or isinstance(error, SignalTimeout | StepChanged)))
 
 
 def _decide_failure(lease: Lease, outcome: Fail) -> Failed:

@@ -33,6 +33,7 @@ ENDING_TEXTS = {
     "retried": "failed",
     "failed": "failed and is in ERROR",
     "poisoned": "is POISON",
+    "suspend": "sleeps or waits for a signal",
 }
 BEFORE_THE_RUN = ("taken", "started")
 Fields = dict[str, Any]

@@ -21,7 +21,7 @@ from django_dbtaskqueue.core.exceptions import TaskQueueError
 from django_dbtaskqueue.core.sql.retention import RetentionStatements
 from django_dbtaskqueue.core.states import sources
 from django_dbtaskqueue.db.session import Session, statements_of
-from django_dbtaskqueue.flow.selection import Tasks, as_filterable, with_row_locks
+from django_dbtaskqueue.flow.selection import Tasks, as_filterable, delete_steps, with_row_locks
 from django_dbtaskqueue.models import (
     AbstractTask,
     AuditEntry,
@@ -77,6 +77,7 @@ def _delete_locked(session: Session, ids: list[int], to: str) -> int:
         session.run(sql.keep, {**selected, "location": session.location})
     else:
         session.run(sql.count, selected)
+    delete_steps(session.model, session.connection.alias, ids)
     return len(session.run(sql.delete, selected))
 
 

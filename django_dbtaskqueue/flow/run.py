@@ -28,7 +28,7 @@ from django.db.utils import InterfaceError, OperationalError
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core import codecs, context
 from django_dbtaskqueue.core import json as json_payload
-from django_dbtaskqueue.core.exceptions import LeaseLost, TaskQueueError
+from django_dbtaskqueue.core.exceptions import LeaseLost, TaskQueueError, TaskSuspended
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import (
     Complete,
@@ -38,6 +38,7 @@ from django_dbtaskqueue.core.outcomes import (
     Park,
     Poison,
     Settlement,
+    Suspend,
     as_outcome,
 )
 from django_dbtaskqueue.core.sql import NO_HANDLER, UNREADABLE
@@ -206,14 +207,14 @@ def decide_all(leases: Sequence[Lease], outcomes: Sequence[Outcome | Settlement 
     return [None if outcome is None else decide_call(lease, outcome) for lease, outcome in pairs]
 
 
-def perform_all(leases: Sequence[Lease], processor: Processor) -> list[Outcome | None]:
+def perform_all(leases: Sequence[Lease], processor: Processor) -> Sequence[Outcome | Suspend | None]:
     """``perform`` for the leases of one call, not decided yet. Never raises."""
     if processor.batch is not None:
         return perform_batch(leases, processor)
     return [perform(lease, processor) for lease in leases]
 
 
-def perform(lease: Lease, processor: Processor) -> Outcome | None:
+def perform(lease: Lease, processor: Processor) -> Outcome | Suspend | None:
     """Decode and call; None when the task is already settled, or its lease is lost. Never raises."""
     if processor.batch is not None:
         return perform_batch([lease], processor)[0]
@@ -235,7 +236,7 @@ def perform(lease: Lease, processor: Processor) -> Outcome | None:
     return None if lease.settled else outcome
 
 
-class _Transaction(transaction.Atomic):
+class ProcessorTransaction(transaction.Atomic):
     """A processor's transaction. If there is no connection for it, the processor was not called, and is not charged."""
 
     def __init__(self, alias: str) -> None:
@@ -251,8 +252,12 @@ class _Transaction(transaction.Atomic):
 
 def _call_atomic(lease: Lease, processor: Processor) -> None:
     """The processor's writes and the settle commit together, or neither does."""
-    with _Transaction(lease.port.alias):
-        outcome = as_outcome((processor.call or processor.with_middleware())(lease))
+    with ProcessorTransaction(lease.port.alias):
+        outcome: Outcome | Suspend
+        try:
+            outcome = as_outcome((processor.call or processor.with_middleware())(lease))
+        except TaskSuspended as suspended:  # what it has done so far is committed with its steps
+            outcome = suspended.outcome
         if _is_open(lease):
             lease.port.settle_last(lease, outcome)
 
@@ -267,7 +272,7 @@ def _is_open(lease: Lease) -> bool:
     return not lease.touched or lease.port.stands(lease)
 
 
-async def perform_async(lease: Lease, processor: Processor) -> Outcome | None:
+async def perform_async(lease: Lease, processor: Processor) -> Outcome | Suspend | None:
     """``perform`` for an async processor; a cancellation is left to the caller."""
     if processor.batch is not None:
         return (await perform_batch_async([lease], processor))[0]
@@ -279,17 +284,19 @@ async def perform_async(lease: Lease, processor: Processor) -> Outcome | None:
         try:
             value = await (processor.call or processor.with_middleware())(lease)
             outcome = DONE if value is None else as_outcome(value)
-        except Exception as error:
+        except (Exception, TaskSuspended) as error:
             return _failed(lease, error)
         finally:
             current_lease.reset(token)
     return None if lease.settled else outcome
 
 
-def _failed(lease: Lease, error: BaseException) -> Outcome | None:
+def _failed(lease: Lease, error: BaseException) -> Outcome | Suspend | None:
     """Return the outcome of a call that raised; None when the task is settled all the same, or lost."""
     if lease.settled:
         return None
+    if isinstance(error, TaskSuspended):
+        return error.outcome
     # A processor may handle other leases; only the loss of its own means there is nothing left to settle.
     if isinstance(error, LeaseLost) and (error.task_id, error.total_attempt) == (lease.id, lease.total_attempt):
         return None
@@ -300,7 +307,7 @@ def _failed(lease: Lease, error: BaseException) -> Outcome | None:
 # -- batches: one call for several tasks -----------------------------------------------------------------------------
 
 
-def perform_batch(leases: Sequence[Lease], processor: Processor) -> list[Outcome | None]:
+def perform_batch(leases: Sequence[Lease], processor: Processor) -> list[Outcome | Suspend | None]:
     """Run tasks to their outcomes, in order, in one call; what cannot be decoded is left out of it. Never raises.
 
     An exception fails each task of the call by its own budget. In atomic mode the call is one transaction; when it
@@ -314,11 +321,11 @@ def perform_batch(leases: Sequence[Lease], processor: Processor) -> list[Outcome
     return [unreadable[lease] for lease in leases]
 
 
-async def perform_batch_async(leases: Sequence[Lease], processor: Processor) -> list[Outcome | None]:
+async def perform_batch_async(leases: Sequence[Lease], processor: Processor) -> list[Outcome | Suspend | None]:
     """``perform_batch`` for an async processor; a cancellation is left to the caller."""
     unreadable, readable = _sorted_out(leases, processor)
     if readable:
-        outcomes: Iterable[Outcome | None]
+        outcomes: Iterable[Outcome | Suspend | None]
         with context.only({}):
             try:
                 outcomes = _shared_out(await (processor.call or processor.with_middleware())(readable), readable)
@@ -328,21 +335,23 @@ async def perform_batch_async(leases: Sequence[Lease], processor: Processor) -> 
     return [unreadable[lease] for lease in leases]
 
 
-def _sorted_out(leases: Iterable[Lease], processor: Processor) -> tuple[dict[Lease, Outcome | None], list[Lease]]:
+def _sorted_out(
+    leases: Iterable[Lease], processor: Processor
+) -> tuple[dict[Lease, Outcome | Suspend | None], list[Lease]]:
     """Decode; return what cannot be, with its outcomes, and what can."""
-    prepared: dict[Lease, Outcome | None] = {lease: prepare(lease, processor) for lease in leases}
+    prepared: dict[Lease, Outcome | Suspend | None] = {lease: prepare(lease, processor) for lease in leases}
     readable = [lease for lease, outcome in prepared.items() if outcome is None]
     return prepared, readable
 
 
-def _separate_batch(leases: list[Lease], processor: Processor) -> Sequence[Outcome | None]:
+def _separate_batch(leases: list[Lease], processor: Processor) -> Sequence[Outcome | Suspend | None]:
     try:
         return _shared_out((processor.call or processor.with_middleware())(leases), leases)
     except BaseException as error:
         return [_failed(lease, error) for lease in leases]
 
 
-def _shared_out(value: Any, leases: list[Lease]) -> list[Outcome | None]:
+def _shared_out(value: Any, leases: list[Lease]) -> list[Outcome | Suspend | None]:
     """Return each task's outcome: its own of a list, or the one for all; None where it is settled already."""
     pairs = zip(leases, _each(value, leases), strict=True)
     return [None if lease.settled else as_outcome(own) for lease, own in pairs]
@@ -360,10 +369,12 @@ def _each(value: Any, leases: list[Lease]) -> Sequence[Any]:
     return value
 
 
-def _atomic_batch(leases: list[Lease], processor: Processor) -> Sequence[Outcome | None]:
+def _atomic_batch(leases: list[Lease], processor: Processor) -> Sequence[Outcome | Suspend | None]:
     try:
         with _Transaction(leases[0].port.alias):
             outcomes = map(as_outcome, _each((processor.call or processor.with_middleware())(leases), leases))
+        with ProcessorTransaction(leases[0].port.alias):
+            outcomes = map(as_outcome, _each(processor.function(leases), leases))
             pairs = [pair for pair in zip(leases, outcomes, strict=True) if _is_open(pair[0])]
             if len(pairs) == 1:
                 leases[0].port.settle(*pairs[0])

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from django.db import transaction
 from django.db.models import Count, QuerySet
 
-from django_dbtaskqueue.models import AbstractTask, DeletedTasks, UsedReference
+from django_dbtaskqueue.models import AbstractTask, DeletedTasks, Signal, Step, UsedReference
 
 Tasks = QuerySet[AbstractTask]
 MAX_REFERENCES_PER_STATEMENT = 5000
@@ -65,11 +66,18 @@ def delete_and_count(tasks: Tasks) -> int:
     """Delete rows this transaction has locked, and count them per queue in the same transaction."""
     if UsedReference.objects.using(tasks.db).exists():
         _free_references(tasks.db, tasks.order_by().values_list("queue", "reference"))
+    delete_steps(tasks.model, tasks.db, tasks.order_by().values("pk"))
     counts = tasks.order_by().values("queue").annotate(number=Count("pk")).values_list("queue", "number")
     DeletedTasks.objects.using(tasks.db).bulk_create(
         [DeletedTasks(queue=queue, count=number) for queue, number in counts]
     )
     return int(tasks._raw_delete(tasks.db) or 0)  # None where Django sees that nothing can match
+
+
+def delete_steps(model: type[AbstractTask], alias: str, ids: Iterable[int] | QuerySet[Any]) -> None:
+    """Delete the steps and signals of tasks that leave the table."""
+    for rows in (Step._base_manager, Signal._base_manager):
+        rows.using(alias).filter(location=model._meta.label_lower, task_id__in=ids)._raw_delete(alias)
 
 
 def free_references(alias: str, queue: str, references: Iterable[str]) -> int:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from django_dbtaskqueue import registry
 from django_dbtaskqueue.core.durations import smoothed
 from django_dbtaskqueue.core.lease import Lease
-from django_dbtaskqueue.core.outcomes import COMPLETE_FACTS, Release
+from django_dbtaskqueue.core.outcomes import COMPLETE_FACTS, Complete, Release
 from django_dbtaskqueue.flow import observe, settle
 from django_dbtaskqueue.flow.settle import Decided
 from django_dbtaskqueue.metrics import Collector
@@ -27,6 +27,7 @@ FULL_BATCH_OUTCOMES = 500  # that are worth a commit at once
 MAX_BATCH_OUTCOMES = 1000  # in one commit
 UNSTORED_OUTCOME_SECONDS = 5.0  # before the task is blamed for a database error that hits only its outcome
 LEASE, SECONDS = attrgetter("lease"), attrgetter("seconds")
+COMPLETE = Complete()  # of a processor that settled its task by itself
 Batch = dict[str, list[Done]]  # by queue key: what is settled together
 
 
@@ -154,10 +155,11 @@ class Settler:
         return held
 
     def _account(self, queue: QueueState, batch: list[Done]) -> None:
-        ran = [done for done in batch if done.settlement is None or done.settlement.facts.counts_as]
+        ran = [done for done in batch if (done.settlement or done.lease.outcome or COMPLETE).facts.counts_as]
         if len(ran) < len(batch):
             _unpark_soon(queue, batch)
             observe.released([done.lease for done in batch if done.settlement == Release()])
+            self._suspended(queue, batch)
         if not ran:
             return
         self.metrics.add(queue.port.alias, queue.name, ran)
@@ -183,6 +185,19 @@ class Settler:
                 queue.wake()  # it may be due again soon, or the next task of its group is ready
             if watched or known.error is not None:
                 observe.finished(lease, outcome, done.seconds)
+
+    def _suspended(self, queue: QueueState, batch: list[Done]) -> None:
+        """See to the tasks that sleep or wait: a signal that came meanwhile makes them due at once."""
+        for done in batch:
+            lease, outcome = done.lease, done.settlement or done.lease.outcome or COMPLETE
+            if outcome.facts.counts_as or not outcome.facts.wakes:
+                continue
+            if lease.lost and not lease.settled:
+                self._counts.lost += 1
+                observe.lost(lease, lease.lost)
+                continue
+            queue.wake()
+            observe.settled(lease, outcome, done.seconds)
 
 
 def _missing(pairs: list[Decided], settled: set[int]) -> list[Decided]:

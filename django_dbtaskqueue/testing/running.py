@@ -14,7 +14,7 @@ from asgiref.sync import async_to_sync
 from django.db import connections, transaction
 from django.db.models import QuerySet
 
-from django_dbtaskqueue import registry, signals
+from django_dbtaskqueue import models, registry, signals
 from django_dbtaskqueue.conf.overrides import queue_settings
 from django_dbtaskqueue.core import codecs
 from django_dbtaskqueue.core.exceptions import LeaseLost, TaskQueueError
@@ -26,7 +26,7 @@ from django_dbtaskqueue.flow.rescue import rescue
 from django_dbtaskqueue.flow.run import Processor, no_handler
 from django_dbtaskqueue.flow.scan import ScanCursor
 from django_dbtaskqueue.flow.settle import SettlePort
-from django_dbtaskqueue.models import AbstractTask, Attempt, TaskHistory
+from django_dbtaskqueue.models import AbstractTask, Attempt, Step, TaskHistory
 from django_dbtaskqueue.pull import leases
 from django_dbtaskqueue.testing.clock import advance, known_queues
 
@@ -46,6 +46,7 @@ class DrainReport:
     poisoned: int = 0
     expired: int = 0  # past their time to live, not run
     parked: int = 0  # no processor here takes their payload type
+    suspended: int = 0  # began to sleep, or to wait for a signal
     lost: int = 0  # the lease was gone before an outcome could be stored
     outcomes: tuple[Outcome, ...] = ()
 
@@ -125,6 +126,11 @@ def perform(
         raise ran.raised
     if ran.kind == "parked":
         raise TaskQueueError(f"perform(): {no_handler(lease.queue, lease.payload_type)}.")
+    if ran.kind == "suspended":
+        raise TaskQueueError(
+            "perform(): the processor called task.sleep() or task.wait_for(), and perform() runs one attempt. Enqueue "
+            "the task, and use drain(with_scheduled=True), advance() and signal()."
+        )
     if ran.outcome is None:
         raise LeaseLost(lease.id, lease.total_attempt, "settle")
     return ran.outcome
@@ -250,7 +256,7 @@ class QueueRunner:
     def delete_traces(self, task: AbstractTask) -> None:
         """Take back all that the queue itself wrote for ``task``."""
         self.tasks.filter(pk=task.pk)._raw_delete(self.alias)
-        for model in (TaskHistory, Attempt):
+        for model in (TaskHistory, Attempt, Step, models.Signal):
             traces = model._base_manager.using(self.alias).filter(location=self.session.location, task_id=task.pk)
             traces._raw_delete(self.alias)
 
@@ -268,6 +274,9 @@ class QueueRunner:
         if stored is None:
             observe.lost(lease, lease.lost or (outcome.facts.verb if outcome is not None else ""))
             return Ran("lost")
+        if not stored.facts.counts_as:
+            observe.settled(lease, stored)
+            return Ran("suspended")
         observe.finished(lease, stored)
         final, error, kind = _outcome(stored), stored.facts.error, stored.facts.counts_as
         # A failure that the processor returned, or settled by itself, was not raised.

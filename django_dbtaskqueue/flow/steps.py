@@ -1,0 +1,326 @@
+"""Steps that last: a processor that is called again passes the steps it has taken, and signals reach it.
+
+A step is a row, written while the lease holds. Its position and name must be the same in each attempt. A sleep and a
+wait are steps, too: they end the call (``TaskSuspended``), and the task is settled as ``Suspend``.
+
+No wake-up is lost: ``signal`` raises ``signals`` on the task's row, and the settle of a waiting task compares it with
+the number that ``wait_for`` saw when it found no signal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from inspect import isawaitable, iscoroutinefunction
+from typing import Any, NamedTuple, NoReturn
+
+from asgiref.sync import sync_to_async
+from django.db import connections, router, transaction
+
+from django_dbtaskqueue.core import json as json_payload
+from django_dbtaskqueue.core.exceptions import (
+    PayloadError,
+    SignalRefused,
+    SignalTimeout,
+    StepChanged,
+    TaskQueueError,
+    TaskSuspended,
+)
+from django_dbtaskqueue.core.lease import Lease
+from django_dbtaskqueue.core.outcomes import MAX_DELAY, Suspend
+from django_dbtaskqueue.db import notify
+from django_dbtaskqueue.db.session import Row, Session, alias_for, model_for
+from django_dbtaskqueue.flow import usage
+from django_dbtaskqueue.flow.groups import Groups, lock_in_order, regroup
+from django_dbtaskqueue.flow.run import ProcessorTransaction, current_lease
+from django_dbtaskqueue.flow.selection import delete_steps
+from django_dbtaskqueue.models import AbstractTask, Task
+from django_dbtaskqueue.models.tasks import RECEIVED, SLEEP, STEP, TIMED_OUT, WAIT
+
+MAX_NAME_CHARS = 200
+WAITS = (WAIT, RECEIVED, TIMED_OUT)  # what a wait is, and what it becomes
+
+
+class Stored(NamedTuple):
+    """A step of an earlier attempt."""
+
+    kind: str
+    name: str
+    result: str | None  # JSON
+    seconds_left: float | None
+
+
+class Journal:
+    """The steps of one task, as one attempt takes them. One query at the first step reads those of earlier attempts."""
+
+    def __init__(self, lease: Lease, alias: str, model: type[AbstractTask]) -> None:
+        self._lease, self._alias, self._model = lease, alias, model
+        self._position = 0
+        self._stored: dict[int, Stored] | None = None
+        self._suspended: Suspend | None = None
+        self._inside = ""  # the name of the step whose function runs
+
+    def step(self, name: str, function: Callable[..., object], *args: object, **kwargs: object) -> Any:
+        """See ``Lease.step``."""
+        if not callable(function):
+            raise TypeError(
+                f"task.step({name!r}, …) needs a function and its arguments, as in task.step({name!r}, charge, order). "
+                f"It got {json_payload.short_repr(function)}."
+            )
+        if iscoroutinefunction(function):
+            raise TypeError(f"task.step({name!r}, …) got an async function. Use: await task.astep({name!r}, …).")
+        found = self._next(STEP, name)
+        if found is not None:
+            return _loaded(found.result)
+        self._inside = name
+        try:
+            with transaction.atomic(using=self._alias):
+                text = _dumped(name, function(*args, **kwargs))
+                self._store(self._position, name, STEP, text)
+        finally:
+            self._inside = ""
+        return _loaded(text)
+
+    async def astep(self, name: str, function: Callable[..., object], *args: object, **kwargs: object) -> Any:
+        """See ``Lease.astep``."""
+        if not iscoroutinefunction(function):
+            return await sync_to_async(self.step)(name, function, *args, **kwargs)
+        found = await sync_to_async(self._next)(STEP, name)
+        if found is not None:
+            return _loaded(found.result)
+        position, result = self._position, await function(*args, **kwargs)
+        text = _dumped(name, result)
+        await sync_to_async(self._store)(position, name, STEP, text)
+        return _loaded(text)
+
+    def sleep(self, delay: timedelta) -> None:
+        """See ``Lease.sleep``."""
+        seconds = _seconds("sleep(delay", delay)
+        self._check_can_suspend("sleep")
+        found = self._next(SLEEP, SLEEP)
+        left: float | None = seconds
+        if found is None:
+            self._store(self._position, SLEEP, SLEEP, None, seconds)
+        else:
+            left = found.seconds_left
+        if left is not None and left > 0:
+            self._suspend(Suspend(timedelta(seconds=left)))
+
+    async def asleep(self, delay: timedelta) -> None:
+        """See ``Lease.asleep``."""
+        await sync_to_async(self.sleep)(delay)
+
+    def wait_for(self, name: str, timeout: timedelta | None) -> Any:
+        """See ``Lease.wait_for``."""
+        left = None if timeout is None else _seconds(f"wait_for({name!r}, timeout", timeout)
+        self._check_can_suspend("wait_for")
+        found = self._next(WAIT, name)
+        if found is not None and found.kind == RECEIVED:
+            return _loaded(found.result)
+        if found is not None and found.kind == TIMED_OUT:
+            raise SignalTimeout(self._lease.id, name)
+        if found is None:
+            self._store(self._position, name, WAIT, None, left)
+        else:
+            left = found.seconds_left
+        count, signal = self._next_signal(name)
+        if signal is not None:
+            return _loaded(self._receive(name, signal))
+        if left is not None and left <= 0:
+            self._store(self._position, name, TIMED_OUT)
+            raise SignalTimeout(self._lease.id, name)
+        self._suspend(Suspend(None if left is None else timedelta(seconds=left), count))
+
+    async def await_for(self, name: str, timeout: timedelta | None) -> Any:
+        """See ``Lease.await_for``."""
+        return await sync_to_async(self.wait_for)(name, timeout)
+
+    def _next(self, kind: str, name: str) -> Stored | None:
+        """Go to the next position; return what is stored there. Raise ``StepChanged`` if that is another step."""
+        if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME_CHARS:
+            raise TypeError(
+                f"The name of a step or a signal is text of 1 to {MAX_NAME_CHARS} characters, not "
+                f"{json_payload.short_repr(name)}."
+            )
+        if getattr(self._lease.processor, "batch", None) is not None:
+            raise TaskQueueError(
+                f"Queue {self._lease.queue!r} has a batch processor, and steps belong to one task: of several tasks of "
+                "one call each would go on from another step. Take batch= from the processor."
+            )
+        if self._inside:
+            raise TaskQueueError(
+                f"{_description(kind, name)} was begun inside step {self._inside!r}. Later attempts do not call the "
+                "function of a stored step, so they would miss it. Take the steps one after the other."
+            )
+        if self._suspended is not None:  # a processor caught the exception and went on
+            self._suspend(self._suspended)
+        if self._stored is None:
+            self._stored = self._load()
+        self._position += 1
+        found = self._stored.get(self._position)
+        if found is not None and (found.name != name or (found.kind != kind and {found.kind, kind} - set(WAITS))):
+            before, now = _description(found.kind, found.name), _description(kind, name)
+            raise StepChanged(self._lease.id, self._position, before, now)
+        return found
+
+    def _load(self) -> dict[int, Stored]:
+        session = self._session
+        rows = session.run(session.sql.steps, self._params)
+        if not all(ours for *_, ours in rows):  # of another task, whose id a temporary table uses again
+            delete_steps(self._model, self._alias, [self._lease.id])
+            return {}
+        return {position: Stored(*step) for position, *step, _ in rows}
+
+    def _store(
+        self, position: int, name: str, kind: str, result: str | None = None, seconds: float | None = None
+    ) -> None:
+        session = self._session
+        params = {"position": position, "name": name, "kind": kind, "result": result, "seconds": seconds}
+        if not session.run(session.sql.store_step, {**self._params, **params}):
+            raise self._lease.gone(_description(kind, name))
+
+    def _next_signal(self, name: str) -> tuple[int, int | None]:
+        """Return how many signals were sent so far, and the first of a name that was not received."""
+        session = self._session
+        rows = session.run(session.sql.next_signal, {**self._params, "name": name})
+        if not rows:
+            raise self._lease.gone(_description(WAIT, name))
+        return rows[0][0], rows[0][1]
+
+    def _receive(self, name: str, signal: int) -> str | None:
+        session, position = self._session, self._position
+        with session.atomic():
+            [[data]] = session.run(session.sql.receive_signal, {"signal": signal, "position": position})
+            self._store(position, name, RECEIVED, data)
+        text: str | None = data
+        return text
+
+    def _suspend(self, outcome: Suspend) -> NoReturn:
+        self._suspended = outcome
+        raise TaskSuspended(outcome)
+
+    def _check_can_suspend(self, verb: str) -> None:
+        """Raise ``TaskQueueError`` where the call cannot be ended and repeated."""
+        if current_lease.get() is not self._lease:
+            raise TaskQueueError(
+                f"task.{verb}() ends the call of a processor, and no processor is called with this task here. Call it "
+                "in the processor itself, not on another thread; a lease of the pull API is given back by release() or "
+                "reenqueue(delay)."
+            )
+        for connection in connections.all(initialized_only=True):
+            for block in connection.atomic_blocks[-1:]:
+                if not (isinstance(block, ProcessorTransaction) or getattr(block, "_from_testcase", False)):
+                    raise TaskQueueError(
+                        f"task.{verb}() was called inside transaction.atomic(), which it would roll back. Call it "
+                        "outside, and write in steps: task.step(name, function)."
+                    )
+
+    @property
+    def _session(self) -> Session:
+        return Session.on(self._alias, self._model)
+
+    @property
+    def _params(self) -> dict[str, Any]:
+        lease = self._lease
+        return {"location": self._model._meta.label_lower, "task_id": lease.id, "token": lease.total_attempt}
+
+
+def signal(
+    task: AbstractTask | Lease | int,
+    name: str,
+    data: object = None,
+    *,
+    queue: str | None = None,
+    using: str | None = None,
+    actor: str = "",
+) -> bool:
+    """Send a signal to a task that waits for it (``task.wait_for``), or will; return whether it is due now.
+
+    The signal commits with the caller's transaction. Signals of one name are received in order, each once. ``data`` is
+    any JSON value. ``task`` may be an id; ``queue`` then names the queue, if that has a table or database of its own.
+    Raises ``SignalRefused`` if the task has ended or is not there, and ``PayloadError`` for data that is not JSON.
+    """
+    if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME_CHARS:
+        raise TypeError(f"The name of a signal is text of 1 to {MAX_NAME_CHARS} characters, not {name!r:.80}.")
+    session, task_id = _place(task, queue, using)
+    text = None if data is None else json_payload.dumps(data)
+    params = {
+        "location": session.location, "task_id": task_id, "name": name, "data": text,
+        "actor": actor[:MAX_NAME_CHARS],
+    }  # fmt: skip
+
+    def lock() -> tuple[list[Row], Groups]:
+        rows = session.run(session.sql.count_signal, params)
+        return rows, {queue: {group} for queue, group in rows if group is not None}
+
+    with session.atomic():
+        rows = lock_in_order(session, lock)
+        if not rows:
+            statuses = session.model._base_manager.using(session.connection.alias).filter(pk=task_id)
+            raise SignalRefused(task_id, name, statuses.values_list("status", flat=True).first())
+        [(of_queue, group)] = rows
+        session.run(session.sql.store_signal, params)
+        woken = bool(session.run(session.sql.wake_signalled, params))
+        if woken and group is not None:
+            regroup(session, of_queue, {group})
+        usage.after_commit(session.connection, {(of_queue, "signal"): [task_id]})
+        if woken:
+            notify.after_commit(session.connection, of_queue)
+    return woken
+
+
+async def asignal(
+    task: AbstractTask | Lease | int,
+    name: str,
+    data: object = None,
+    *,
+    queue: str | None = None,
+    using: str | None = None,
+    actor: str = "",
+) -> bool:
+    """``signal`` for async code, on Django's thread for the ORM."""
+    return await sync_to_async(signal)(task, name, data, queue=queue, using=using, actor=actor)
+
+
+def _place(task: AbstractTask | Lease | int, queue: str | None, using: str | None) -> tuple[Session, int]:
+    if isinstance(task, AbstractTask):
+        return Session.on(using or task._state.db or alias_for(task.queue, None), type(task)), int(task.pk)
+    if isinstance(task, Lease):
+        return Session.on(using or task.port.alias, model_for(task.queue)), task.id
+    if isinstance(task, bool) or not isinstance(task, int):
+        raise TypeError(f"signal() needs a task or its id, not {json_payload.short_repr(task)}.")
+    if queue is None:
+        return Session.on(using or router.db_for_write(Task), Task), task
+    return Session.on(alias_for(queue, using), model_for(queue)), task
+
+
+def _description(kind: str, name: str) -> str:
+    """Return a step in words."""
+    if kind == SLEEP:
+        return "a sleep"
+    return repr(name) if kind == STEP else f"a wait for the signal {name!r}"
+
+
+def _dumped(name: str, result: object) -> str | None:
+    if isawaitable(result):
+        raise TypeError(f"Step {name!r} returned something to await. Use: await task.astep({name!r}, …).")
+    try:
+        return None if result is None else json_payload.dumps(result)
+    except PayloadError as error:
+        place = f" at {error.path}" if error.path else ""
+        raise TypeError(
+            f"The result of step {name!r} must be JSON, because later attempts get it from the database{place}: "
+            f"{error.reason} Return plain values, such as the key of a row."
+        ) from error
+
+
+def _loaded(text: str | None) -> Any:
+    return None if text is None else json_payload.loads(text)
+
+
+def _seconds(argument: str, value: object) -> float:
+    if not isinstance(value, timedelta):
+        raise TypeError(f"task.{argument}={json_payload.short_repr(value)}) needs a timedelta.")
+    if not timedelta(0) <= value <= MAX_DELAY:
+        raise ValueError(f"task.{argument}={value!r}) must be from zero to a hundred years.")
+    return value.total_seconds()
