@@ -63,6 +63,12 @@ def book(task: Lease) -> dict[str, Any]:
     return {"pid": os.getpid()}
 
 
+def wait(task: Lease) -> Any:
+    """Take a step and wait for a signal."""
+    task.step("book", book, task)
+    return task.wait_for("approved")
+
+
 def where(task: Lease) -> dict[str, Any]:
     """Say which process it is, or do what the payload says."""
     payload = task.payload or {}
