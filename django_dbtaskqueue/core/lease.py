@@ -265,6 +265,7 @@ class Lease:
     def parents(self) -> Any:
         """The tasks that this one waited for (``enqueue(after=…)``), each with its result; read at each access."""
         return self.port.parents(self)
+
     # -- steps that last ---------------------------------------------------------------------------------------------
 
     def step(self, name: str, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

@@ -371,10 +371,8 @@ def _each(value: Any, leases: list[Lease]) -> Sequence[Any]:
 
 def _atomic_batch(leases: list[Lease], processor: Processor) -> Sequence[Outcome | Suspend | None]:
     try:
-        with _Transaction(leases[0].port.alias):
-            outcomes = map(as_outcome, _each((processor.call or processor.with_middleware())(leases), leases))
         with ProcessorTransaction(leases[0].port.alias):
-            outcomes = map(as_outcome, _each(processor.function(leases), leases))
+            outcomes = map(as_outcome, _each((processor.call or processor.with_middleware())(leases), leases))
             pairs = [pair for pair in zip(leases, outcomes, strict=True) if _is_open(pair[0])]
             if len(pairs) == 1:
                 leases[0].port.settle(*pairs[0])

@@ -108,7 +108,7 @@ def _no_transaction() -> None:
     """An atomic processor's writes and its outcome commit one after the other."""
     from django_dbtaskqueue.flow import run
 
-    run._Transaction = _used(lambda _alias: nullcontext())  # type: ignore[assignment, misc]
+    run.ProcessorTransaction = _used(lambda _alias: nullcontext())  # type: ignore[assignment, misc]
 
 
 def _no_capacity() -> None:
