@@ -19,15 +19,47 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from types import MappingProxyType
+from typing import Protocol, TypeVar
 
 __all__ = ["bound", "current"]
 
 TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
 EMPTY: Mapping[str, object] = MappingProxyType({})
+T = TypeVar("T")
+
+
+class Around(Protocol):
+    """Calls an enqueue and returns what it returns."""
+
+    def __call__(self, queue: str, call: Callable[[], T]) -> T:
+        """Call it."""
+
+
+class EnqueueHook:
+    """What an instrumentation puts around each enqueue of this process."""
+
+    def __init__(self) -> None:
+        self.around: Around | None = None  # None costs nothing
+        self._inside: ContextVar[bool] = ContextVar("dbtaskqueue_enqueue_hook", default=False)
+
+    def applies(self) -> bool:
+        """Whether this call is to be surrounded: the call inside is not, again."""
+        return self.around is not None and not self._inside.get()
+
+    def surround(self, queue: str, call: Callable[[], T]) -> T:
+        """Make the call inside the hook."""
+        token = self._inside.set(True)
+        try:
+            return call() if self.around is None else self.around(queue, call)
+        finally:
+            self._inside.reset(token)
+
+
+enqueue_hook = EnqueueHook()
 ambient: ContextVar[Mapping[str, object]] = ContextVar("dbtaskqueue_context", default=EMPTY)
 
 

@@ -23,6 +23,7 @@ from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core import codecs, context
 from django_dbtaskqueue.core import json as json_payload
 from django_dbtaskqueue.core.columns import COPIED, ENQUEUED, OWN_COLUMNS, EnqueueOptions
+from django_dbtaskqueue.core.context import enqueue_hook
 from django_dbtaskqueue.core.durations import MIN_LEASE
 from django_dbtaskqueue.core.exceptions import DuplicateTask, EnqueueError, PayloadError
 from django_dbtaskqueue.core.outcomes import MAX_DELAY
@@ -105,6 +106,8 @@ def enqueue(
     Raises ``UnknownQueue``, ``PayloadError``, ``DuplicateTask``, ``QueueFull`` before or instead of any write.
     """
     options = locals()  # the arguments by name, of which row_of takes those that make the row
+    if enqueue_hook.around is not None and enqueue_hook.applies():
+        return enqueue_hook.surround(queue, lambda: enqueue(**options))
     alias = alias_for(queue, using)
     settings = overrides.queue_settings(queue, alias)
     row = row_of(options, settings)
@@ -172,6 +175,8 @@ def enqueue_copy(task: AbstractTask) -> AbstractTask:
 
 def enqueue_for(queue: str, row_type: str, max_attempts: int, **options: Any) -> Task:
     """Insert one task for the processor that is registered by ``row_type``, as ``enqueue`` does with ``options``."""
+    if enqueue_hook.around is not None and enqueue_hook.applies():
+        return enqueue_hook.surround(queue, lambda: enqueue_for(queue, row_type, max_attempts, **options))
     settings = overrides.queue_settings(queue, alias_for(queue, None))
     row = row_of(options, settings) | {"payload_type": row_type, "max_attempts": max_attempts}
     if settings.shards:

@@ -17,6 +17,7 @@ from django.db import transaction
 from django_dbtaskqueue.conf.overrides import queue_settings
 from django_dbtaskqueue.conf.settings import QueueSettings
 from django_dbtaskqueue.core.columns import OWN_COLUMNS, TIMING, EnqueueManyOptions
+from django_dbtaskqueue.core.context import enqueue_hook
 from django_dbtaskqueue.core.exceptions import DuplicateTask, EnqueueError
 from django_dbtaskqueue.core.sql.enqueue import ENQUEUED_TYPES, REPLACE
 from django_dbtaskqueue.core.unique import UniqueRule
@@ -85,6 +86,9 @@ def enqueue_many(
     reference, as in ``enqueue``; ``on_duplicate`` is for those with one. ``after``: parents of each of the tasks, as in
     ``enqueue``.
     """
+    options = locals()
+    if enqueue_hook.around is not None and enqueue_hook.applies():
+        return enqueue_hook.surround(queue, lambda: enqueue_many(**options))
     check_choice("on_duplicate", on_duplicate, ON_DUPLICATE)
     check_choice("on_invalid", on_invalid, ("error", "reject"))
     check_timeout(timeout)

@@ -1,0 +1,206 @@
+"""OpenTelemetry: spans and metrics of tasks by the messaging conventions. Off until ``instrument()`` is called.
+
+An enqueue is a producer span. An attempt is a consumer span from the start of the processor until its outcome is
+stored: a child of the producer span with a link to it, so each retry is a new span of the same trace. What the
+processor does is a child of its attempt. Payloads are in no span; error texts are masked.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from collections.abc import Callable
+from threading import Lock
+from time import monotonic
+from typing import NamedTuple, TypeVar
+
+from opentelemetry import context as otel_context
+from opentelemetry import metrics, trace
+from opentelemetry.metrics import MeterProvider
+from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, TracerProvider
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from django_dbtaskqueue import signals
+from django_dbtaskqueue.core import __version__
+from django_dbtaskqueue.core.context import enqueue_hook, trace_id
+from django_dbtaskqueue.core.exceptions import LeaseLost
+from django_dbtaskqueue.core.lease import Lease
+from django_dbtaskqueue.core.masking import masked_text
+from django_dbtaskqueue.core.outcomes import Outcome
+
+__all__ = ["instrument", "uninstrument"]
+
+SCOPE = "django_dbtaskqueue"
+SYSTEM = "dbtaskqueue"
+MAX_OPEN_SPANS = 10_000  # of attempts that have started; a task that is given back then ends no span by itself
+ERROR_TEXT_LENGTH = 500
+PROPAGATOR = TraceContextTextMapPropagator()
+Attributes = dict[str, str | int]
+T = TypeVar("T")
+
+
+class _Open(NamedTuple):
+    """The span of an attempt that runs."""
+
+    span: Span
+    began: float  # time.monotonic()
+
+
+class Instrumentation(signals.Listener):
+    """Makes spans and metrics of what producers and pollers of this process do."""
+
+    def __init__(self, tracers: TracerProvider | None, meters: MeterProvider | None) -> None:
+        self._tracer = trace.get_tracer(SCOPE, __version__, tracers)
+        meter = metrics.get_meter(SCOPE, __version__, meters)
+        self._operation = meter.create_histogram(
+            "messaging.client.operation.duration", "s", "Duration of enqueueing, by operation"
+        )
+        self._sent = meter.create_counter("messaging.client.sent.messages", "{message}", "Tasks enqueued")
+        self._process = meter.create_histogram(
+            "messaging.process.duration", "s", "Duration of attempts until their outcome is stored"
+        )
+        self._consumed = meter.create_counter("messaging.client.consumed.messages", "{message}", "Attempts started")
+        self._open: OrderedDict[tuple[object, ...], _Open] = OrderedDict()
+        self._lock = Lock()
+
+    # -- producers -----------------------------------------------------------------------------------------------------
+
+    def around_enqueue(self, queue: str, call: Callable[[], T]) -> T:
+        """Call inside a producer span; the tasks that are enqueued take its context along."""
+        common = _attributes(queue, "enqueue", "send")
+        began = monotonic()
+        failed: Attributes = {}
+        with self._tracer.start_as_current_span(
+            f"enqueue {queue}", kind=SpanKind.PRODUCER, attributes=common, record_exception=False,
+            set_status_on_exception=False,
+        ) as span:  # fmt: skip
+            try:
+                made = call()
+            except Exception as error:
+                failed = {"error.type": _error_type(error)}
+                _fail(span, error)
+                raise
+            finally:
+                self._operation.record(monotonic() - began, {**common, **failed})
+            number = getattr(made, "enqueued", None)  # of a report
+            if number is None:
+                span.set_attribute("messaging.message.id", str(getattr(made, "pk", None)))
+            else:
+                span.set_attribute("messaging.batch.message_count", number)
+        self._sent.add(1 if number is None else number, common)
+        return made
+
+    # -- pollers -------------------------------------------------------------------------------------------------------
+
+    def started(self, task: Lease) -> None:
+        """Begin the span of an attempt, and make it the parent of what the processor does."""
+        common = _attributes(task.queue, "process", "process")
+        producer = _producer(task)
+        link = trace.get_current_span(producer).get_span_context()
+        own: Attributes = {
+            "messaging.message.id": str(task.id),
+            "dbtaskqueue.task.attempt": task.attempt,
+            "dbtaskqueue.task.total_attempt": task.total_attempt,
+        }
+        if task.reference is not None:
+            own["messaging.message.conversation_id"] = task.reference
+        span = self._tracer.start_span(
+            f"process {task.queue}", producer, SpanKind.CONSUMER, {**common, **own},
+            [Link(link)] if link.is_valid else [],
+        )  # fmt: skip
+        _continue(task, span)
+        with self._lock:
+            self._open[_key(task)] = _Open(span, monotonic())
+            left = self._open.popitem(last=False)[1] if len(self._open) > MAX_OPEN_SPANS else None
+        if left is not None:
+            left.span.end()
+        self._consumed.add(1, common)
+
+    def executed(self, task: Lease, outcome: Outcome | None) -> None:
+        """The outcome is stored."""
+        self._settled(task, "completed" if outcome is None else outcome.facts.counts_as or outcome.facts.verb)
+
+    def crashed(self, task: Lease, error: BaseException | str) -> None:
+        """The failure is stored, or the outcome came too late."""
+        self._settled(task, "lost" if isinstance(error, LeaseLost) else "failed", error)
+
+    def _settled(self, task: Lease, outcome: str, error: BaseException | str | None = None) -> None:
+        with self._lock:
+            found = self._open.pop(_key(task), None)
+        if found is None:
+            return
+        failed: Attributes = {} if error is None else {"error.type": _error_type(error)}
+        found.span.add_event("dbtaskqueue.settled", {"dbtaskqueue.outcome": outcome})
+        if error is not None:
+            _fail(found.span, error)
+        found.span.end()
+        common = _attributes(task.queue, "process", "process")
+        self._process.record(monotonic() - found.began, {**common, **failed})
+
+
+_instrumentation: Instrumentation | None = None
+
+
+def instrument(tracer_provider: TracerProvider | None = None, meter_provider: MeterProvider | None = None) -> None:
+    """Make spans and metrics in this process from now on; by default with OpenTelemetry's global providers.
+
+    Call it once in each process, as in ``AppConfig.ready``; a second call changes nothing.
+    """
+    global _instrumentation
+    if _instrumentation is None:
+        _instrumentation = Instrumentation(tracer_provider, meter_provider)
+        signals.register(_instrumentation)
+        enqueue_hook.around = _instrumentation.around_enqueue
+
+
+def uninstrument() -> None:
+    """Take ``instrument`` back."""
+    global _instrumentation
+    if _instrumentation is not None:
+        enqueue_hook.around = None
+        signals.unregister(_instrumentation)
+        _instrumentation = None
+
+
+def _attributes(queue: str, name: str, kind: str) -> Attributes:
+    return {
+        "messaging.system": SYSTEM,
+        "messaging.destination.name": queue,
+        "messaging.operation.name": name,
+        "messaging.operation.type": kind,
+    }
+
+
+def _key(task: Lease) -> tuple[object, ...]:
+    return task.port.key, task.id, task.total_attempt
+
+
+def _producer(task: Lease) -> otel_context.Context:
+    """Return the context that the task was enqueued in."""
+    known = trace_id(task.context_text) is not None
+    headers = json.loads(task.context_text or "{}") if known else {}
+    return PROPAGATOR.extract(headers, otel_context.Context())
+
+
+def _continue(task: Lease, span: Span) -> None:
+    """Have the processor run in the span, here and in a child process: both read the task's context."""
+    try:
+        stored = json.loads(task.context_text or "{}")
+    except ValueError:
+        return  # the task cannot be decoded, and fails
+    if isinstance(stored, dict) and span.get_span_context().is_valid:
+        PROPAGATOR.inject(stored, trace.set_span_in_context(span))
+        task.context_text, task.decoded_context = json.dumps(stored), None
+
+
+def _error_type(error: BaseException | str) -> str:
+    return "failed" if isinstance(error, str) else type(error).__qualname__
+
+
+def _fail(span: Span, error: BaseException | str) -> None:
+    try:
+        text = masked_text(str(error))[:ERROR_TEXT_LENGTH]
+    except BaseException:  # its text raises
+        text = ""
+    span.set_status(Status(StatusCode.ERROR, text))
+    span.set_attribute("error.type", _error_type(error))
