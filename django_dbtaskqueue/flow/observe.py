@@ -74,9 +74,9 @@ def finished(lease: Lease, settlement: Outcome | Settlement | None, seconds: flo
     outcome = None if settlement is None else said(settlement)
     error = None if outcome is None else outcome.facts.error
     if error is not None:
-        extra, text = fields(lease), _short(error)
+        extra = fields(lease) if settlement is None else _ending(lease, settlement, seconds)
+        text = _short(error)
         if lease.port.log_level and settlement is not None:
-            extra = _ending(lease, settlement, seconds)
             text += f"; due again at {extra['due_time']}" if extra["due_time"] else "; it is in ERROR"
         facts = (lease.id, lease.queue, lease.attempt, lease.max_attempts, text)
         logger.warning("Task %s of %s failed, attempt %s of %s: %s", *facts, extra=extra)
@@ -119,7 +119,7 @@ def _over(lease: Lease, outcome: Outcome | Settlement | None, error: BaseExcepti
 def lost(lease: Lease, verb: str) -> None:
     """An outcome came too late and changed nothing."""
     facts = (lease.total_attempt, lease.id, lease.queue, verb)
-    extra = life_fields(lease, "lease_lost") if lease.port.log_level else fields(lease)
+    extra = life_fields(lease, "lease_lost")
     logger.warning("Lease %s of task %s of %s is gone; its outcome (%s) changed nothing", *facts, extra=extra)
     send(signals.lease_lost, lease.queue, task=lease, verb=verb)
     _over(lease, None, LeaseLost(lease.id, lease.total_attempt, verb))

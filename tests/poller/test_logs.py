@@ -44,6 +44,13 @@ def test_a_traceback_follows_indented() -> None:
     assert rest and all(line.startswith("    ") and "\x1b" not in line for line in rest)
 
 
+def test_logfmt_is_one_line_with_quotes_where_a_value_needs_them() -> None:
+    line = logs.LogfmtFormatter().format(record(task_id=7, reference='a "b"', run_seconds=0.5, trace_id=None))
+    assert len(line.splitlines()) == 1
+    assert ' level=WARNING logger=django_dbtaskqueue message="said: one\\r\\n' in line
+    assert line.endswith(' task_id=7 reference="a \\"b\\"" run_seconds=0.5')
+
+
 def test_json_is_one_object_per_line_with_the_tasks_fields() -> None:
     line = logs.JsonFormatter().format(record(task_id=7, queue="q", reference="r\n", attempt=2))
     assert len(line.splitlines()) == 1

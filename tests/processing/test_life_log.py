@@ -193,11 +193,24 @@ def test_it_is_off_by_default_and_an_operator_switches_it_on(
     site.enqueue()
     with site.poller():
         pass
-    assert logged() == [] and "failed, attempt 1 of 5: down" in caplog.messages[-1]
+    assert events(logged()) == ["failed"] and "failed, attempt 1 of 5: down" in caplog.messages[-1]
     Queue.objects.using(site.alias).create(name=QUEUE, overrides={"log_level": "DEBUG"})
     site.enqueue()
     with site.poller():
         pass
     assert [(record.task_event, record.levelname) for record in logged()] == [
-        ("taken", "DEBUG"), ("started", "DEBUG"), ("failed", "WARNING")
+        ("failed", "WARNING"), ("taken", "DEBUG"), ("started", "DEBUG"), ("failed", "WARNING")
     ]  # fmt: skip
+
+
+def test_a_failure_has_every_field_though_nothing_else_of_its_queue_is_logged(
+    site: Site, settings: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings.DBTASKQUEUE = {**settings.DBTASKQUEUE, "DEFAULTS": {"retry": Fixed(HOUR, jitter=0)}}
+    processor(QUEUE)(lambda task: Fail("no"))
+    site.enqueue(context=CONTEXT)
+    site.drain()
+    (failed,) = [record for record in caplog.records if hasattr(record, "task_event")]
+    shown = json.loads(JsonFormatter().format(failed))
+    assert shown.keys() >= FIELDS
+    assert (shown["task_event"], shown["trace_id"]) == ("retried", TRACE)

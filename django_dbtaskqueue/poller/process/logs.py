@@ -1,4 +1,4 @@
-"""Log lines of ``runtaskpoller`` as text or JSON.
+"""Log lines of ``runtaskpoller`` as text, JSON or logfmt.
 
 A project names the formatters in its ``LOGGING``. If ``LOGGING`` has no handler for us, the command adds one.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -15,13 +16,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from _typeshed import SupportsWrite
 
-__all__ = ["JsonFormatter", "TextFormatter"]
+__all__ = ["JsonFormatter", "LogfmtFormatter", "TextFormatter"]
 
-LOG_FORMATS = ("text", "json")
 # Of flow.observe: ``fields`` and ``life_fields``.
 TASK_FIELDS = (
     "task_id", "queue", "reference", "attempt", "task_event", "wait_seconds", "run_seconds", "due_time", "trace_id",
 )  # fmt: skip
+LOG_FIELDS = ("time", "level", "logger", "message", *TASK_FIELDS, "exception")  # stable: alerts and searches name them
+BARE = re.compile(r'[^\s"=\x00-\x1f\x7f]+')  # a value of logfmt that needs no quotes
 LEVEL_BY_VERBOSITY = (logging.WARNING, logging.INFO, logging.DEBUG)
 # A reference or an error text may hold line ends that fake a log line, or control codes for the terminal.
 CONTROL_ESCAPES = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))} | {
@@ -51,6 +53,10 @@ class JsonFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line."""
+        return json.dumps(self.facts(record), default=str)
+
+    def facts(self, record: logging.LogRecord) -> dict[str, object]:
+        """Return the fields of ``LOG_FIELDS`` that the line has."""
         facts: dict[str, object] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname,
@@ -60,7 +66,28 @@ class JsonFormatter(logging.Formatter):
         facts |= {name: getattr(record, name) for name in TASK_FIELDS if hasattr(record, name)}
         if record.exc_info:
             facts["exception"] = self.formatException(record.exc_info)
-        return json.dumps(facts, default=str)
+        return facts
+
+
+class LogfmtFormatter(JsonFormatter):
+    """The same fields as ``name=value``, without those that are not known."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line."""
+        return " ".join(f"{name}={_logfmt(value)}" for name, value in self.facts(record).items() if value is not None)
+
+
+def _logfmt(value: object) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, default=str)
+    return text if BARE.fullmatch(text) else json.dumps(text)
+
+
+FORMATTERS: dict[str, type[logging.Formatter]] = {
+    "text": TextFormatter,
+    "json": JsonFormatter,
+    "logfmt": LogfmtFormatter,
+}
+LOG_FORMATS = tuple(FORMATTERS)
 
 
 def needed() -> bool:
@@ -79,7 +106,7 @@ def configured(kind: str, verbosity: int, stream: SupportsWrite[str] | None = No
         return
     root, ours = logging.getLogger(), logging.getLogger("django_dbtaskqueue")
     handler = logging.StreamHandler(stream)
-    handler.setFormatter(JsonFormatter() if kind == "json" else TextFormatter())
+    handler.setFormatter(FORMATTERS[kind]())
     before = root.level, ours.level
     root.addHandler(handler)
     root.setLevel(logging.INFO if verbosity > 1 else logging.WARNING)
