@@ -30,6 +30,7 @@ from django_dbtaskqueue.admin.read_only import (
     number,
     permitted,
     stamp,
+    status_badge,
     viewer,
 )
 from django_dbtaskqueue.admin.task_search import (
@@ -44,8 +45,9 @@ from django_dbtaskqueue.admin.task_search import (
 from django_dbtaskqueue.core.columns import SHOWN_IF_SET
 from django_dbtaskqueue.core.durations import format_duration
 from django_dbtaskqueue.core.states import Status
+from django_dbtaskqueue.db.session import model_named
 from django_dbtaskqueue.flow.placement import own_fields
-from django_dbtaskqueue.models import AbstractTask, Attempt, AuditEntry, Poller, Task
+from django_dbtaskqueue.models import AbstractTask, Attempt, AuditEntry, Batch, Poller, Task
 from django_dbtaskqueue.models.querysets import TaskQuerySet
 from django_dbtaskqueue.operations import paging
 from django_dbtaskqueue.operations.bounded_reads import ApproxCount
@@ -54,6 +56,7 @@ from django_dbtaskqueue.operations.explain import explain
 from django_dbtaskqueue.operations.paging import Page
 from django_dbtaskqueue.operations.permissions import Actor, Verb
 from django_dbtaskqueue.operations.queue_counts import NONE_COUNTED
+from django_dbtaskqueue.operations.related_tasks import RelatedTasks, children_of, parents_of
 from django_dbtaskqueue.operations.search import parse, text_of
 from django_dbtaskqueue.operations.search.id_range import IdRange, id_range, within
 from django_dbtaskqueue.operations.search.query import TaskFilter
@@ -235,6 +238,11 @@ class TaskAdmin(TaskPage):
         )
         return (*names, *filled, *own_fields(row._meta.model), *(["group_link"] if row.fingerprint else []))
 
+    @admin.display(description=gettext_lazy("batch"))
+    def batch(self, task: Any) -> str:
+        """Link to the batch of the task."""
+        return self.link(task.batch, self.url(Batch, "change", task.batch))
+
     @admin.display(description=gettext_lazy("failure group"))
     def group_link(self, task: Any) -> str:
         query = text_of(fingerprint=task.fingerprint)
@@ -253,7 +261,19 @@ class TaskAdmin(TaskPage):
             "events": sorted(events, key=lambda event: (event.time, not event.bad)),
             "may_enqueue": seen and can_enqueue(request.user, row),
             "log_url": self.url(self.model, "history", row.pk) if self._is_logged(row.pk) else "",
+            "related": [
+                (_("Waits for"), self._related(parents_of(row, viewer(request)))),
+                (_("Then runs"), self._related(children_of(row, viewer(request)))),
+            ],
         }
+
+    def _related(self, found: RelatedTasks) -> tuple[list[Any], int] | None:
+        """Return parents or children with the addresses of their pages; None if there are none."""
+        rows = [
+            (one, self.url(model_named(one.location), "change", one.id), status_badge(one.status or "?"))
+            for one in found.tasks
+        ]
+        return (rows, found.more) if rows else None
 
     def _actions(self, task: Any, actor: Actor) -> Iterator[Event]:
         """Yield what operators did to the task, also in bulk operations; of a hidden audit entry without its reason."""

@@ -187,7 +187,7 @@ class ReadsParents:
         if len(first) == MAX_PARENTS_READ:
             counted = edges.order_by().values_list("outcome").annotate(number=Count("pk"))
             counts = Counter({outcome or "": number for outcome, number in counted})
-        rows = _rows_of({TaskKey(edge.parent_location, edge.parent_id) for edge in first}, self.alias)
+        rows = rows_of({TaskKey(edge.parent_location, edge.parent_id) for edge in first}, self.alias)
         found = [
             Parent(edge.parent_id, edge.name, *rows.get((edge.parent_location, edge.parent_id), UNKNOWN))
             for edge in first
@@ -198,7 +198,7 @@ class ReadsParents:
 UNKNOWN = ("", None, "", None)
 
 
-def _rows_of(keys: set[TaskKey], alias: str) -> dict[tuple[str, int], tuple[str, str | None, str, Any]]:
+def rows_of(keys: set[TaskKey], alias: str) -> dict[tuple[str, int], tuple[str, str | None, str, Any]]:
     """Return (queue, reference, status, result) of tasks, from their tables or the history."""
     names = ("queue", "reference", "status", "result")
     found: dict[tuple[str, int], Any] = {}

@@ -25,12 +25,13 @@ from django_dbtaskqueue.core.durations import format_duration
 from django_dbtaskqueue.core.exceptions import SearchTooSlow, UnknownQueue
 from django_dbtaskqueue.core.masking import masked_text
 from django_dbtaskqueue.core.sql.checkout import NO_HANDLER
-from django_dbtaskqueue.core.sql.dialects import GROUP
+from django_dbtaskqueue.core.sql.dialects import GROUP, PARENTS
 from django_dbtaskqueue.core.states import TERMINAL, Status
 from django_dbtaskqueue.models import AbstractTask, Poller, Queue, TaskHistory
 from django_dbtaskqueue.models.control import IN_EFFECT, MISSED_HEARTBEATS
 from django_dbtaskqueue.operations.bounded_reads import statement_timeout
 from django_dbtaskqueue.operations.queue_counts import ReadyPosition, limit_use, ready_position
+from django_dbtaskqueue.operations.related_tasks import waits_for
 from django_dbtaskqueue.operations.serializers import message_of, pause_note, uniqueness_note
 
 __all__ = ["Explanation", "explain"]
@@ -235,6 +236,8 @@ def _parked(case: _Case) -> Explanation | None:
     reason = case.task.parked_by
     if not reason or reason == GROUP or reason.startswith(NO_HANDLER):
         return None
+    if reason == PARENTS:
+        return Explanation("parents", *waits_for(case.task, case.alias))
     reason = masked_text(reason)
     return Explanation("parked", _("The task is parked: %(reason)s.") % {"reason": reason}, {"reason": reason})
 
