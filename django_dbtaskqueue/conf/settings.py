@@ -45,6 +45,8 @@ class Settings:
     threads: int = 4  # handler threads of one poller
     max_tasks_per_child: int = 1000  # calls that a process of executor="process" runs before another takes its place
     max_memory_per_child: int | None = None  # MiB that it may have after a call; None: without limit
+    recycle_after: int | None = None  # tasks that a child of runtaskpoller --processes processes; then it is replaced
+    recycle_memory: int | None = None  # MiB that it may have
     # A poller on threads of the web process: True, or a dict of its options.
     embedded_poller: bool | Mapping[str, Any] = False
     notify: bool = True  # LISTEN/NOTIFY wake-up on PostgreSQL
@@ -82,7 +84,7 @@ def _is_text_by_name(value: Any) -> bool:
     return isinstance(value, Mapping) and all(isinstance(one, str) for pair in value.items() for one in pair)
 
 
-def _is_embedded_poller(value: Any) -> bool:
+def _is_embedded_poller(value: object) -> bool:
     if not isinstance(value, Mapping):
         return isinstance(value, bool)
     lists = [value[name] for name in ("queues", "exclude", "tags") if name in value]
@@ -108,7 +110,10 @@ TOP_RULES: dict[str, rules.Rule] = {
     ),
     "file": (lambda v: v is None or isinstance(v, str | os.PathLike), "the path of a TOML file"),
     **dict.fromkeys(("threads", "max_tasks_per_child", "payload_max_bytes"), AT_LEAST_ONE),
-    "max_memory_per_child": (lambda v: v is None or AT_LEAST_ONE[0](v), "None or MiB, a whole number of at least 1"),
+    **dict.fromkeys(
+        ("max_memory_per_child", "recycle_after", "recycle_memory"),
+        (lambda v: v is None or AT_LEAST_ONE[0](v), "None or a whole number of at least 1"),
+    ),
     **dict.fromkeys(("notify", "prepare", "api"), rules.SWITCH),
     **dict.fromkeys(("heartbeat", "operations_timeout"), rules.POSITIVE),
     **dict.fromkeys(AGE_SETTINGS, rules.POSITIVE_OR_NONE),

@@ -15,7 +15,6 @@ import threading
 from collections.abc import Mapping
 from datetime import timedelta
 from time import monotonic
-from typing import Any
 
 from django.core import mail
 from django.core.exceptions import ImproperlyConfigured
@@ -98,7 +97,7 @@ def chosen() -> tuple[dict[str, int], Options]:
     them is named, and for what ``runtaskpoller --queue`` refuses.
     """
     settings = conf.settings()
-    given: Mapping[str, Any] = settings.embedded_poller if isinstance(settings.embedded_poller, Mapping) else {}
+    given = settings.embedded_poller if isinstance(settings.embedded_poller, Mapping) else {}
     queues = queue_selection.parse(given.get("queues", ()), given.get("exclude", ()))
     elsewhere = {queue for queue in queues if any(made.executor is not None for made in registry.processors(queue))}
     if elsewhere and (given.get("queues") or elsewhere.issuperset(queues)):

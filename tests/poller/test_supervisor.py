@@ -37,6 +37,42 @@ def test_children_that_are_killed_are_replaced(process_database: ProcessDatabase
     assert not any(alive(pid) for pid in pids())
 
 
+def test_a_child_that_is_worn_out_is_replaced_without_a_gap(
+    postgres_process_database: ProcessDatabase, tmp_path: Path
+) -> None:
+    mark, gate = tmp_path / "mark", tmp_path / "gate"
+    slow = enqueue("work", "slow", {"do": "wait", "until": str(gate), "mark": str(mark)})
+    options = ("--processes", "1", "--recycle-after", "3", "--shutdown-timeout", "100ms")
+    with runtaskpoller(postgres_process_database, "--queue", "work", *options) as poller:
+        until(lambda: lines(mark))
+        (old,) = pids()
+        for number in range(3):
+            enqueue("work", f"quick {number}")
+        # Then another one polls, and the old one waits for its task, which may take longer than a shutdown
+        until(lambda: Poller.objects.filter(pid=old, state="ENDING").exists())
+        (new,) = set(pids()) - {old}
+        after = enqueue("work", "after", {"mark": str(mark)})
+        until(lambda: Task.objects.get(pk=after.pk).status == "COMPLETED")
+        assert lines(mark)[-1][-1] == str(new) and alive(old)
+        gate.touch()
+        poller.until_logged(f"Child {old} was replaced: exit code 0")
+        slow.refresh_from_db()
+        assert (slow.status, slow.total_attempt) == ("COMPLETED", 1)
+        poller.signal()
+        poller.ended()
+    assert not alive(new)
+
+
+@pytest.mark.slow
+def test_a_child_with_too_much_memory_is_replaced(sqlite_process_database: ProcessDatabase) -> None:
+    options = ("--queue", "work", "--processes", "1", "--recycle-memory", "1")
+    with runtaskpoller(sqlite_process_database, *options) as poller:
+        until(lambda: pids())
+        poller.until_logged(f"Child {pids()[0]} was replaced: exit code 0")
+        poller.signal()
+        poller.ended()
+
+
 def test_children_drain_when_the_parent_is_killed(process_database: ProcessDatabase, tmp_path: Path) -> None:
     mark, gate = tmp_path / "mark", tmp_path / "gate"
     task = enqueue("work", "running", {"do": "wait", "until": str(gate), "mark": str(mark)})

@@ -21,10 +21,11 @@ from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.exceptions import TaskQueueError
 from django_dbtaskqueue.db.session import migrated
 from django_dbtaskqueue.management import duration, positive
+from django_dbtaskqueue.poller.executors.child import Wear
 from django_dbtaskqueue.poller.executors.pool import named_executor
 from django_dbtaskqueue.poller.heartbeat import Heartbeat
 from django_dbtaskqueue.poller.loop import Poller
-from django_dbtaskqueue.poller.process import logs, probe_port, queue_selection, status_lines, supervisor
+from django_dbtaskqueue.poller.process import logs, probe_port, queue_selection, reload, status_lines, supervisor
 from django_dbtaskqueue.poller.process.probe_port import PollerProbes, SupervisorProbes
 from django_dbtaskqueue.poller.process.shutdown import RUN, ShutdownRequest, run
 from django_dbtaskqueue.poller.process.status_lines import Snapshot, StatusLine
@@ -80,6 +81,11 @@ class Command(BaseCommand):
             help="End when nothing is due, being processed, or due within five seconds.",
         )  # fmt: skip
         parser.add_argument("--max-tasks", type=positive, metavar="N", help="End after N tasks (of each process).")
+        parser.add_argument(
+            "--reload", action="store_true",
+            help="For development: when a file of the project changes, drain and start again with the new code.",
+        )  # fmt: skip
+        _add_recycling(parser)
         parser.add_argument("--database", metavar="ALIAS", help="Database to poll. Default: that of each queue.")
         parser.add_argument(
             "--tag", action="append", default=[], metavar="TAG",
@@ -109,6 +115,16 @@ class Command(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         """Run to the end; exit with one of the codes in the help."""
         work = self._supervise if options["processes"] and options["child"] is None else self._poll
+        if (options["recycle_after"] or options["recycle_memory"]) and not options["processes"]:
+            text = "--recycle-after and --recycle-memory replace child processes: add --processes."
+            raise CommandError(text, returncode=supervisor.USAGE_CODE)
+        watcher = None
+        if options["reload"] and options["child"] is None:
+            if reload.is_parent():
+                work = self._run_reloaded
+            else:
+                watcher = reload.FileWatcher(self._shutdown)
+                watcher.start()
         try:
             queues = queue_selection.parse(options["queue"], options["exclude"])
             queue_selection.check_databases(queues, options["database"])
@@ -116,6 +132,8 @@ class Command(BaseCommand):
                 code = work(queues, options, status)
         except (ImproperlyConfigured, TaskQueueError) as error:
             raise CommandError(str(error), returncode=supervisor.CONFIGURATION_CODE) from error
+        if watcher is not None and watcher.changed:
+            code = reload.RELOAD_CODE
         if code and self._arguments is None:
             raise CommandError(f"runtaskpoller ended with exit code {code}; the log says why.", returncode=code)
         if code:
@@ -150,23 +168,33 @@ class Command(BaseCommand):
 
     def _supervise(self, queues: dict[str, int], options: dict[str, Any], status: StatusLine | None) -> int:
         """Run child processes, each started as this one was."""
-        if self._arguments is None:
-            raise CommandError("--processes needs its own process: run manage.py, not call_command().")
-        base = get_child_arguments()
-        command = base[: len(base) - len(sys.argv[1:])] + self._arguments[1:]
-        port = options["metrics_port"]
+        port, settings = options["metrics_port"], conf.settings()
         parent = supervisor.Supervisor(
-            command,
+            self._command("--processes"),
             options["processes"],
             self._shutdown,
             endless=not (options["once"] or options["drain"] or options["max_tasks"]),
-            heartbeat=conf.settings().heartbeat,
+            heartbeat=settings.heartbeat,
             timeout=options["shutdown_timeout"],
             above=status.above if status else None,
             options_of=lambda number: ["--metrics-port", port.of_child(number)] if port else [],
+            wear=Wear(
+                options["recycle_after"] or settings.recycle_after, options["recycle_memory"] or settings.recycle_memory
+            ),
         )
         with probe_port.served(port, lambda: SupervisorProbes(parent)):
             return parent.run(on_tick=lambda snapshot: status.draw(snapshot) if status else None)
+
+    def _run_reloaded(self, queues: dict[str, int], options: dict[str, Any], status: StatusLine | None) -> int:
+        """Run the same command in a process that is started again when a file changes."""
+        return reload.run_parent(self._command("--reload"), self._shutdown)
+
+    def _command(self, option: str) -> list[str]:
+        """Return the words that started this process."""
+        if self._arguments is None:
+            raise CommandError(f"{option} needs its own process: run manage.py, not call_command().")
+        base = get_child_arguments()
+        return base[: len(base) - len(sys.argv[1:])] + self._arguments[1:]
 
     @contextmanager
     def _logging(self, queues: dict[str, int], options: dict[str, Any]) -> Iterator[StatusLine | None]:
@@ -198,6 +226,18 @@ def _add_metrics_port(parser: CommandParser) -> None:
         "--metrics-port", type=probe_port.address, metavar="[HOST:]PORT",
         help="Serve probes (/healthz/startup, /healthz/ready, /healthz/live) and /metrics at this port. Without "
         "HOST only to this host. With --processes child K has PORT + K.",
+    )  # fmt: skip
+
+
+def _add_recycling(parser: CommandParser) -> None:
+    recycling = parser.add_argument_group("replacing child processes")
+    recycling.add_argument(
+        "--recycle-after", type=positive, metavar="N",
+        help="With --processes: replace a child that has processed N tasks, when what runs there has ended.",
+    )  # fmt: skip
+    recycling.add_argument(
+        "--recycle-memory", type=positive, metavar="MIB",
+        help="With --processes: replace a child that has more memory (RSS, in MiB). Linux only.",
     )  # fmt: skip
 
 

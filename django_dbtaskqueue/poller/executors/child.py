@@ -15,6 +15,8 @@ from contextlib import suppress
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
+from typing import NamedTuple
 
 from django.db import connections
 
@@ -92,6 +94,27 @@ class Child:
         with suppress(OSError):
             self.send(0, None)
             self._process.join(END_SECONDS)
+
+
+class Wear(NamedTuple):
+    """After how much a process is replaced; None: never."""
+
+    max_tasks: int | None = None
+    max_mib: int | None = None
+
+    def reached(self, tasks: int, pid: int) -> bool:
+        """Whether a process that has run so many tasks is to be replaced."""
+        worn_out = self.max_tasks is not None and tasks >= self.max_tasks
+        return worn_out or (self.max_mib is not None and _resident_mib(pid) > self.max_mib)
+
+
+def _resident_mib(pid: int) -> float:
+    """Return how much memory a process has, in MiB; 0 where there is no /proc."""
+    try:
+        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    except (OSError, ValueError, IndexError):
+        return 0.0
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
 def exit_text(code: int | None) -> str:

@@ -11,7 +11,6 @@ import os
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path
 from queue import SimpleQueue
 from time import monotonic
 
@@ -25,7 +24,7 @@ from django_dbtaskqueue.core.outcomes import Fail, Outcome, Settlement
 from django_dbtaskqueue.flow import observe
 from django_dbtaskqueue.flow.run import decide_all
 from django_dbtaskqueue.poller.executors import LOST, Answer, ConcurrencyLimiter, Executor, Finish, Job, Run, stopped
-from django_dbtaskqueue.poller.executors.child import DEATH_SECONDS, Channel, Child, exit_text
+from django_dbtaskqueue.poller.executors.child import DEATH_SECONDS, Channel, Child, Wear, exit_text
 from django_dbtaskqueue.poller.executors.pool import apply_answer, note_processor, portable, run_remotely
 from django_dbtaskqueue.poller.executors.thread import ThreadExecutor
 
@@ -205,17 +204,7 @@ class _Worker(Child):
     def is_worn_out(self) -> bool:
         """Whether it has run as many calls, or has as much memory, as the settings allow."""
         settings = conf.settings()
-        limit = settings.max_memory_per_child
-        return self._calls >= settings.max_tasks_per_child or (limit is not None and _resident_mib(self.pid) > limit)
-
-
-def _resident_mib(pid: int) -> float:
-    """Return how much memory a process has, in MiB; 0 where there is no /proc."""
-    try:
-        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    except (OSError, ValueError, IndexError):
-        return 0.0
-    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+        return Wear(settings.max_tasks_per_child, settings.max_memory_per_child).reached(self._calls, self.pid)
 
 
 # -- in the process ----------------------------------------------------------------------------------------------------

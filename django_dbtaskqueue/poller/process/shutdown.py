@@ -40,6 +40,7 @@ class ShutdownRequest:
     def __init__(self) -> None:
         self._signals = 0
         self._requested = RUN
+        self.retired = False  # drain without a deadline: another process takes this one's place
 
     @property
     def level(self) -> int:
@@ -128,6 +129,9 @@ def _wait_for_end(
             return monotonic()
         if threads.left:
             deadline = min(deadline, monotonic() + timeout)
+        if shutdown.retired and not poller.stopping:
+            logger.info("Another process takes over: waiting for %s running tasks", len(poller.running()))
+            poller.stop()
         if shutdown.level > done:
             deadline = min(deadline, monotonic() + timeout)
             done = shutdown.level

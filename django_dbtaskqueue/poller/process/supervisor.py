@@ -20,11 +20,13 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
 from functools import partial
+from itertools import count as counted_from
 from select import select
 from time import monotonic
 from typing import IO
 
 from django_dbtaskqueue.core.durations import format_seconds, next_pause
+from django_dbtaskqueue.poller.executors.child import Wear
 from django_dbtaskqueue.poller.process.shutdown import DRAIN, REQUEST_POLL_INTERVAL_S, RUN, ShutdownRequest
 from django_dbtaskqueue.poller.process.status_lines import Snapshot
 
@@ -38,6 +40,7 @@ MIN_RESTART_DELAY_S, MAX_RESTART_DELAY_S = 0.1, 5.0
 SHUTDOWN_MARGIN = timedelta(seconds=10)  # that children get beyond their own shutdown timeout
 USAGE_CODE, CONFIGURATION_CODE = 2, 3  # exit codes that a new child would end with, too
 CHILD_FLAG = "--child"
+RETIRE = 9  # in place of a shutdown level: drain without a deadline
 RECEIVE_BYTES = 65_536
 
 
@@ -69,7 +72,9 @@ class ChildChannel:
             received = self._receive()
             if not received:
                 break
-            self._shutdown.request(max(int(digit) for digit in received.decode()))
+            levels = [int(digit) for digit in received.decode()]
+            self._shutdown.retired = self._shutdown.retired or RETIRE in levels
+            self._shutdown.request(max([level for level in levels if level != RETIRE], default=RUN))
         logger.warning("The supervisor is gone: stopping")
         self._shutdown.request(DRAIN)
 
@@ -89,6 +94,7 @@ class ChildChannel:
 class Child:
     """One child process, and what is known of those that ran in its place before."""
 
+    place: int  # counted from 1; children that live at the same time have different ones
     process: subprocess.Popen[bytes] | None = None
     channel: socket.socket | None = None
     started: float = 0.0
@@ -97,6 +103,7 @@ class Child:
     restart_delay: float = MIN_RESTART_DELAY_S
     requested: int = RUN
     killed: bool = False
+    successor: Child | None = None  # it is worn out, and this one takes its place
     polled: bool = False  # its settings are right, so its exit code is not about them: a task may exit with any
     code: int | None = None  # exit code of the last process, when no other follows
     latest: Snapshot = field(default_factory=Snapshot)
@@ -119,11 +126,15 @@ class Supervisor:
         timeout: timedelta,
         above: Callable[[str], None] | None = None,
         options_of: Callable[[int], list[str]] = lambda number: [],
+        wear: Wear | None = None,
     ) -> None:
         """``above`` takes the children's log lines; without it they write to standard error themselves.
 
-        ``options_of`` returns what one child gets besides; they are counted from 1.
+        ``options_of`` returns what the child at a place gets besides. ``wear``: after how much a child is replaced. Its
+        successor polls before it drains, so there is no gap; it has another place.
         """
+        self._wear = wear or Wear()
+        self._retired = Snapshot()  # what children did that were replaced
         self._command = list(command)
         self._above = above
         self._options_of = options_of
@@ -133,14 +144,14 @@ class Supervisor:
         self._stop_timeout = (timeout + SHUTDOWN_MARGIN).total_seconds()
         self._deadline = float("inf")
         self._selector = selectors.DefaultSelector()
-        self.children = [Child() for _ in range(count)]
+        self.children = [Child(place) for place in range(1, count + 1)]
 
     def run(self, on_tick: Callable[[Snapshot], None] = lambda snapshot: None) -> int:
         """Supervise until every child has ended for good; return the worst exit code of the last ones."""
         while any(child.code is None for child in self.children):
             for key, _ in self._selector.select(REQUEST_POLL_INTERVAL_S):  # first: a sign of life may wait there
                 key.data()
-            for child in self.children:
+            for child in self.children[:]:
                 if child.code is None:
                     self._check(child)
             self._pass_request_on()
@@ -151,7 +162,7 @@ class Supervisor:
     def snapshot(self) -> Snapshot:
         """Return the sum of all children, with what earlier processes did."""
         running = [child.latest for child in self.children if child.code is None]
-        return Snapshot.total([*running, *(child.earlier for child in self.children)])
+        return Snapshot.total([*running, *(child.earlier for child in self.children), self._retired])
 
     # -- one child ---------------------------------------------------------------------------------------------------
 
@@ -172,6 +183,21 @@ class Supervisor:
             self._ended(child, child.process.pid, code)
         elif not child.killed:
             self._kill_if_stuck(child, child.process)
+            self._retire_if_worn_out(child, child.process.pid)
+
+    def _retire_if_worn_out(self, child: Child, pid: int) -> None:
+        """Start a successor of a worn-out child; when the successor polls, let the child drain and end."""
+        if self.shutdown.level > RUN or child.requested != RUN or child.channel is None or not self._endless:
+            return
+        if child.successor is None and child.polled and self._wear.reached(child.latest.finished, pid):
+            logger.info("Child %s is replaced after %s tasks", pid, child.latest.finished)
+            taken = {each.place for each in self.children}
+            child.successor = Child(next(place for place in counted_from(1) if place not in taken))
+            self.children.append(child.successor)
+        elif child.successor is not None and child.successor.latest.state == "RUNNING":
+            child.requested = RETIRE
+            with suppress(OSError):  # it has just ended
+                child.channel.send(str(RETIRE).encode())
 
     def _start(self, child: Child) -> None:
         ours, theirs = socket.socketpair()
@@ -180,7 +206,7 @@ class Supervisor:
             fd = theirs.fileno()
             # A process group of its own: a Ctrl-C at the terminal reaches only the supervisor, and so counts once.
             child.process = subprocess.Popen(
-                [*self._command, *self._options_of(self.children.index(child) + 1), CHILD_FLAG, str(fd)],
+                [*self._command, *self._options_of(child.place), CHILD_FLAG, str(fd)],
                 pass_fds=[fd],
                 process_group=0,
                 stdin=subprocess.DEVNULL,
@@ -207,6 +233,10 @@ class Supervisor:
         if code in (USAGE_CODE, CONFIGURATION_CODE) and not child.polled:
             child.code = code
             self.shutdown.request(DRAIN)
+        elif child.successor is not None:
+            self._retired = Snapshot.total([self._retired, child.earlier])
+            self.children.remove(child)
+            logger.info("Child %s was replaced: %s", pid, exit_text(code))
         elif self.shutdown.level > RUN:
             child.code = int(code not in (0, -signal.SIGTERM, -signal.SIGINT))  # a signal may come before the handlers
         elif code == 0 and not self._endless:
@@ -297,7 +327,7 @@ class Supervisor:
             self._deadline = monotonic() + self._stop_timeout
             logger.info("Stopping %s children", sum(child.process is not None for child in self.children))
         for child in self.children:
-            if child.requested < level and child.channel is not None:
+            if child.requested % RETIRE < level and child.channel is not None:
                 child.requested = level
                 with suppress(OSError):  # it has just ended
                     child.channel.send(str(level).encode())
