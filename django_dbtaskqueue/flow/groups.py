@@ -9,8 +9,9 @@ reprocess, kick) and leaving (settle, cancel, delete). Producers of one group th
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from django_dbtaskqueue.conf.overrides import queue_settings
@@ -18,7 +19,7 @@ from django_dbtaskqueue.conf.settings import default_settings
 from django_dbtaskqueue.core.exceptions import UnknownQueue
 
 if TYPE_CHECKING:
-    from django_dbtaskqueue.db.session import Session
+    from django_dbtaskqueue.db.session import Row, Session
 
 T = TypeVar("T")
 Statement = tuple[str, Mapping[str, Any]]
@@ -40,7 +41,7 @@ class Member(NamedTuple):
 
 def lock(session: Session, queue: str, groups: Iterable[str]) -> None:
     """Lock groups to the end of the current transaction, in one order everywhere."""
-    wanted = sorted(set(groups))
+    wanted = set(groups)
     if wanted:
         session.run(*locking(session, queue, wanted))
 
@@ -86,25 +87,44 @@ def regroup(session: Session, queue: str, groups: Iterable[str], *, hold_retries
     return sum(is_ready for rows in placed for (is_ready,) in rows)
 
 
+def run_and_regroup(
+    session: Session, queue: str, batch: Sequence[Statement], rules: Sequence[tuple[Collection[str], bool]]
+) -> list[list[Row]]:
+    """Run statements under the locks of groups and regroup these, in one transaction; return the statements' rows.
+
+    ``rules``: groups, and whether a task of theirs that waits for its next attempt stays a head.
+    """
+    locked = list(chain.from_iterable(groups for groups, _ in rules))
+    if session.postgresql:
+        placed = [placing(session, queue, groups, hold_retries=hold) for groups, hold in rules]
+        return session.together([locking(session, queue, locked), *batch, *chain.from_iterable(placed)])[
+            1 : 1 + len(batch)
+        ]
+    with session.atomic():
+        answers = [session.run(sql, params) for sql, params in batch]
+        for groups, hold in rules:
+            regroup(session, queue, groups, hold_retries=hold)
+    return answers
+
+
 def placing(
-    session: Session, queue: str, groups: Iterable[str], *, hold_retries: bool, every: bool = False
+    session: Session, queue: str, groups: Collection[str], *, hold_retries: bool, every: bool = False
 ) -> list[Statement]:
     """Return the statement of ``regroup`` on PostgreSQL; none without groups.
 
     A poller passes over groups without a parked task, unless ``every``: ``park_excess`` has parked what a number that
     was lowered leaves over.
     """
-    wanted = sorted(groups)
-    if not wanted:
+    if not groups:
         return []
     number, every = heads_of(session, queue), every or not session.owned
-    params = {**_params(session, queue, wanted), "number": number, "hold": hold_retries, "every": every}
+    params = {**_params(session, queue, groups), "number": number, "hold": hold_retries, "every": every}
     return [(session.sql.place_heads, params)]
 
 
-def locking(session: Session, queue: str, groups: Iterable[str]) -> Statement:
-    """Return the statement of ``lock``."""
-    return session.sql.lock_groups, _params(session, queue, sorted(groups))
+def locking(session: Session, queue: str, groups: Collection[str]) -> Statement:
+    """Return the statement of ``lock``, which sorts the groups."""
+    return session.sql.lock_groups, _params(session, queue, groups)
 
 
 def park_excess(session: Session, queue: str) -> None:
@@ -168,5 +188,5 @@ def choose(members: list[Member], *, hold_retries: bool, number: int = 1) -> lis
     return sorted(members, key=rank)[:number] if number > 1 else [min(members, key=rank)]
 
 
-def _params(session: Session, queue: str, groups: list[str]) -> dict[str, Any]:
+def _params(session: Session, queue: str, groups: Collection[str]) -> dict[str, Any]:
     return {"queue_name": queue, "groups": session.sql.dialect.text_array(groups)}

@@ -12,7 +12,7 @@ from django_dbtaskqueue import registry
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import Settlement
 from django_dbtaskqueue.db.session import Session
-from django_dbtaskqueue.flow import checkout, groups, observe
+from django_dbtaskqueue.flow import checkout, observe
 from django_dbtaskqueue.flow.checkout import QueueShare
 from django_dbtaskqueue.flow.run import Processor, refusal
 from django_dbtaskqueue.flow.scan import SCAN_NOW
@@ -35,8 +35,8 @@ from django_dbtaskqueue.poller.queue_state import (
     find_foreign_types,
     find_next_due,
     leave_to_others,
+    prepare,
     release_unknown,
-    unpark,
 )
 from django_dbtaskqueue.poller.settle_batches import Counts, Settler
 
@@ -216,11 +216,7 @@ class Fetcher:
             session = connections.session(queue)
             if queue.reply_lost and queue.reserved == asked:
                 release_unknown(session, queue, self.instance, self._settler.held.copy())
-            if queue.unpark_due:
-                unpark(session, queue)
-            if queue.groups_due:
-                queue.groups_due = False
-                groups.park_excess(session, queue.name)
+            prepare(session, queue)
             if queue.foreign_types and monotonic() >= queue.foreign_until:
                 find_foreign_types(session, queue, queue.foreign_types, self.instance)
             if queue.placement.one_limit:

@@ -199,6 +199,15 @@ class QueueState:
         return min(max(seconds, MIN_RUNNING_PAUSE_SECONDS), self.settings.poll_interval.total_seconds())
 
 
+def prepare(session: Session, queue: QueueState) -> None:
+    """Do what is due before a checkout."""
+    if queue.unpark_due:
+        unpark(session, queue)
+    if queue.groups_due:
+        groups.park_excess(session, queue.name)
+        queue.groups_due = False
+
+
 def unpark(session: Session, queue: QueueState) -> int:
     """Make parked tasks ready again that have a processor by now; return how many there were."""
     queue.unpark_due = False

@@ -168,7 +168,7 @@ class Settler:
             queue.run_seconds = smoothed(queue.run_seconds, seconds / len(ran))
             self.mean_run_seconds = smoothed(self.mean_run_seconds, seconds / len(ran))
             self._counts.finished += len(ran)
-        watched = observe.watched() or queue.port.log_level
+        watched, wakes = observe.watched() or queue.port.log_level, False
         for done in ran:
             lease, outcome = done.lease, done.settlement
             if lease.lost and not lease.settled:
@@ -178,13 +178,16 @@ class Settler:
             if outcome is None or lease.settled:
                 outcome = lease.outcome  # the processor settled it itself
             known = COMPLETE_FACTS if outcome is None else outcome.facts
-            if known is COMPLETE_FACTS and not watched and lease.group is None:
+            if known is COMPLETE_FACTS and not watched:
+                wakes = wakes or lease.group is not None
                 continue
             self._counts.failed += known.error is not None
             if known.wakes or lease.group is not None:
-                queue.wake()  # it may be due again soon, or the next task of its group is ready
+                wakes = True  # it may be due again soon, or the next task of its group is ready
             if watched or known.error is not None:
                 observe.finished(lease, outcome, done.seconds)
+        if wakes:
+            queue.wake()
 
     def _suspended(self, queue: QueueState, batch: list[Done]) -> None:
         """See to the tasks that sleep or wait: a signal that came meanwhile makes them due at once."""

@@ -107,7 +107,11 @@ class Dialect:
         """Return an array parameter of texts as one text, which psycopg sends much sooner than a list."""
         if self.vendor != "postgresql":
             return json.dumps(list(values))
-        quoted = '","'.join([value.replace("\\", "\\\\").replace('"', '\\"') for value in values])
+        texts = list(values)
+        joined = "".join(texts)
+        if "\\" in joined or '"' in joined:
+            texts = [text.replace("\\", "\\\\").replace('"', '\\"') for text in texts]
+        quoted = '","'.join(texts)
         return f'{{"{quoted}"}}' if quoted else "{}"
 
     def time(self, expression: str) -> str:
@@ -162,6 +166,7 @@ class Tables:
     hold: str = '"dbtaskqueue_hold"'
     step: str = '"dbtaskqueue_step"'
     signal: str = '"dbtaskqueue_signal"'
+    group_limit: str = '"dbtaskqueue_grouplimit"'
     columns: Mapping[str, str] = field(default_factory=dict)  # name in the default table -> quoted name
 
     def rename(self, sql: str) -> str:

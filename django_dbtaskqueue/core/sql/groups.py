@@ -60,8 +60,10 @@ class GroupStatements(Group):
         first = f"SELECT t.id AS id, t.priority AS priority, {wait} AS wait FROM {parked} AND t.next_process_time"
         return (
             "WITH g AS MATERIALIZED (SELECT g.g FROM unnest(%(groups)s::text[]) AS g(g)"
-            # An EXISTS the planner could hash: it would read all parked tasks of the queue.
-            f" WHERE %(every)s OR (SELECT 1 FROM {parked} LIMIT 1) = 1),"
+            # Most queues have no parked task: then one probe is enough. An EXISTS for each group the planner could
+            # hash, and read all parked tasks of the queue.
+            f" WHERE %(every)s OR (SELECT 1 FROM {self.tables.task} AS t WHERE t.queue_name = %(queue_name)s"
+            f" AND t.parked_by = '{GROUP}' LIMIT 1) = 1 AND (SELECT 1 FROM {parked} LIMIT 1) = 1),"
             # Of the ready tasks: 0 for those that run, 1 for those that wait for a retry.
             " heads AS MATERIALIZED (SELECT g.g, t.id AS id, t.priority AS priority,"
             " CASE WHEN t.status = 'PROCESSING' THEN 0 WHEN %(hold)s AND t.attempt > 0 THEN 1 ELSE 2 END AS kind,"

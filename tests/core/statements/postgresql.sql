@@ -1541,6 +1541,13 @@ WITH g AS MATERIALIZED (
         SELECT 1
         FROM "dbtaskqueue_task" AS t
         WHERE t.queue_name = %(queue_name)s
+        AND t.parked_by = 'group'
+        LIMIT 1
+    ) = 1
+    AND (
+        SELECT 1
+        FROM "dbtaskqueue_task" AS t
+        WHERE t.queue_name = %(queue_name)s
         AND t.group_key = g.g
         AND t.parked_by = 'group'
         LIMIT 1
