@@ -54,6 +54,8 @@ class QueueSettings:
     max_running_per_group: int = 1  # the most tasks of a group that run at a time; 1: one after the other, in order
     rate: Rate | None = None  # the most tasks that start in a time, over all pollers: text such as "100/s"
     burst: int | None = None  # the most tasks that start at once under a rate; None: as many as in a second
+    rate_per_group: Rate | None = None  # the most tasks of each group that start in a time, over all pollers
+    burst_per_group: int | None = None  # the most of a group that start at once; None: as many as in a second
     paused: bool = False  # a queue that no operator has paused or resumed yet starts paused
     poll_interval: timedelta = timedelta(seconds=1)  # of a poller that finds nothing, at first
     idle_interval: timedelta = timedelta(seconds=5)  # and at most; neither is ever over a tenth of the lease
@@ -102,6 +104,7 @@ SWITCH: Rule = (lambda v: isinstance(v, bool), "True or False")
 POSITIVE: Rule = (_positive, "a positive duration")
 POSITIVE_OR_NONE: Rule = (lambda v: v is None or _positive(v), "None or a positive duration")
 STRATEGIES = ("auto", "skip_locked", "optimistic")
+RATES = ("rate", "rate_per_group")
 QUEUE_RULES: dict[str, Rule] = {
     "lease": (lambda v: _positive(v) and v >= MIN_LEASE, "a duration of at least 100 ms"),
     "retry": (callable, "a retry policy, e.g. Geometric(timedelta(seconds=10))"),
@@ -112,10 +115,13 @@ QUEUE_RULES: dict[str, Rule] = {
     "settle": (lambda v: v in ("batch", "each"), '"batch" or "each"'),
     "batch_size": (lambda v: isinstance(v, int) and 1 <= v <= 5000, "a whole number from 1 to 5000"),
     **dict.fromkeys(
-        ("max_running", "burst"), (lambda v: v is None or (type(v) is int and v >= 1), "None or a whole number from 1")
+        ("max_running", "burst", "burst_per_group"),
+        (lambda v: v is None or (type(v) is int and v >= 1), "None or a whole number from 1"),
     ),
     "max_running_per_group": (lambda v: type(v) is int and 1 <= v <= 1000, "a whole number from 1 to 1000"),
-    "rate": (lambda v: v is None or isinstance(v, Rate), 'None or a rate such as "100/s", "5/m" or "1/10s"'),
+    **dict.fromkeys(
+        RATES, (lambda v: v is None or isinstance(v, Rate), 'None or a rate such as "100/s", "5/m" or "1/10s"')
+    ),
     "concurrency": (lambda v: v is None or (isinstance(v, int) and v >= 0), "None or a whole number from 0"),
     "expired": (lambda v: v in ("poison", "delete"), '"poison" or "delete"'),
     "capacity": (lambda v: v is None or (isinstance(v, int) and v >= 1), "None or a whole number of at least 1"),
@@ -181,7 +187,7 @@ def parse(key: str, value: Any, *, where: str) -> Any:
     try:
         if key == "unique" and isinstance(value, str):
             return uniqueness.parse(value)
-        if key == "rate" and value is not None:
+        if key in RATES and value is not None:
             return parse_rate(value)
         return retry.normalise(value) if key in ("retry", "reenqueue") else value
     except (TypeError, ValueError) as error:
@@ -238,7 +244,7 @@ def _row_values(given: Mapping[str, Any], *, where: str, fixed: Sequence[str] = 
 def _json(name: str, value: Any, *, where: str) -> Any:
     if isinstance(value, timedelta):
         return iso_duration(value)
-    if name in ("unique", "rate") and value is not None:
+    if name in ("unique", *RATES) and value is not None:
         return str(value)
     if name not in ("retry", "reenqueue") or value is None:
         return value

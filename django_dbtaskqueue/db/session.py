@@ -33,6 +33,7 @@ from django_dbtaskqueue.models import (
     AbstractTask,
     Attempt,
     DeletedTasks,
+    GroupLimit,
     Queue,
     QueueLimit,
     Task,
@@ -358,6 +359,7 @@ def statements_of(model: type[AbstractTask], vendor: str) -> Statements:
         queue=quote(Queue._meta.db_table),
         ledger=quote(UsedReference._meta.db_table),
         limit=quote(QueueLimit._meta.db_table),
+        group_limit=quote(GroupLimit._meta.db_table),
         columns=renamed,
     )
     return Statements(tables, DIALECTS.get(vendor, SQLITE))

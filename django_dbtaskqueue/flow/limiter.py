@@ -4,13 +4,16 @@ A checkout of a limited queue is one transaction that begins with a lock on the 
 names the leases that count, as ``id:total_attempt``. Some of them may have ended, so their number is an upper bound. A
 checkout reads the tasks only if the bound does not leave room. So a killed poller leaves no count behind. The row also
 has the tokens of the rate. Two pollers cannot exceed a limit together, because they take turns at the row.
+
+The tokens of a group are in a row of its own, ``GroupLimit``. A task whose group has none is put off in the transaction
+that took it: it is ready again when the token is due, so no checkout reads it before.
 """
 
 from __future__ import annotations
 
 import json
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from math import floor
@@ -28,7 +31,7 @@ LOCKED_PAUSE_S = 0.05  # until the next poll of a queue whose row another transa
 LOCK_TIMEOUT_SQLSTATE = "55P03"
 TOKEN_ROUNDING = 1e-6  # tokens that are missing only because floats are rounded
 MAX_ENDED_LEASES = 20_000  # that a process remembers for a queue; a forgotten one is found by the next exact count
-TOTAL_ATTEMPT = [column.name for column in LEASED].index("total_attempt")
+TOTAL_ATTEMPT, GROUP = map([column.leased for column in LEASED].index, ("total_attempt", "group"))
 Fence = tuple[int, int]  # a lease: id and total_attempt of its task
 TakeRows = Callable[[Params], list[Row]]  # takes at most ``limit`` rows
 
@@ -43,7 +46,7 @@ class _Memory:
     ended: deque[str] = field(default_factory=lambda: deque(maxlen=MAX_ENDED_LEASES))
 
 
-_memories: dict[tuple[str, str], _Memory] = {}  # by alias and queue, where a poller of this process takes tasks
+memories: dict[tuple[str, str], _Memory] = {}  # by alias and queue, where a poller of this process takes tasks
 
 
 class Limiter(threading.local):
@@ -58,12 +61,15 @@ class Limiter(threading.local):
         self.max_running = settings.max_running
         self.rate = 0.0 if settings.rate is None else settings.rate.per_second
         self.burst = float(settings.burst or max(1, floor(self.rate)))
+        self.rate_per_group = 0.0 if settings.rate_per_group is None else settings.rate_per_group.per_second
+        self.burst_per_group = float(settings.burst_per_group or max(1, floor(self.rate_per_group)))
         self.pause: float | None = None
 
     @classmethod
     def of(cls, queue: str, settings: QueueSettings) -> Limiter | None:
         """Return the limits of a queue; None if it has none."""
-        return None if settings.max_running is None and settings.rate is None else cls(queue, settings)
+        limits = (settings.max_running, settings.rate, settings.rate_per_group)
+        return None if limits == (None, None, None) else cls(queue, settings)
 
     def used(self, session: Session) -> tuple[int, float]:
         """Return how many tasks run, and how many may start now by the rate. Locks nothing."""
@@ -77,10 +83,12 @@ class Limiter(threading.local):
         params = {**params, "queue_name": self.queue}
         memory = _Memory()
         if session.owned and self.max_running is not None:
-            memory = _memories.setdefault((session.connection.alias, self.queue), memory)
+            memory = memories.setdefault((session.connection.alias, self.queue), memory)
         try:
             with memory.lock:  # threads of a process take turns at the memory, as processes do at the row
                 with session.atomic():
+                    if self.max_running is None and not self.rate:
+                        return self._take_by_group(session, params, take_rows)
                     taken, stamp, leases = self._take(session, params, take_rows, memory)
                 memory.stamp, memory.leases = stamp, leases
         except OperationalError as error:
@@ -112,9 +120,12 @@ class Limiter(threading.local):
                 taken, leases = self._count_exactly(session, params, leases, allowed)
             free = min(allowed - len(taken), self.max_running - len(leases))
         found = take_rows({**params, "limit": free}) if free > 0 else []
-        taken = taken + found
+        rows = taken + found
+        taken = self._within_group_rates(session, rows)
+        refused = {_piece(row[0], row[TOTAL_ATTEMPT]) for row in rows} if len(taken) < len(rows) else ()
         if taken or self.max_running is not None:
-            leases.update([f"{row[0]}:{row[TOTAL_ATTEMPT]}" for row in found])
+            leases.difference_update(refused)
+            leases.update([f"{row[0]}:{row[TOTAL_ATTEMPT]}" for row in taken])
             stamp = uuid4().hex
             stored = {"leases": ",".join(leases), "stamp": stamp if self.max_running is not None else ""}
             session.run(session.sql.store_limit, {"queue_name": self.queue, **stored, "taken": float(len(taken))})
@@ -123,7 +134,44 @@ class Limiter(threading.local):
             by_rate = self.rate and len(taken) == allowed
             missing = 1 - (tokens - len(taken))
             self.pause = max(MIN_TOKEN_PAUSE_S, missing / self.rate) if by_rate else 0.0
+            if refused:
+                self.pause = MIN_TOKEN_PAUSE_S
         return taken, stamp, leases
+
+    def _take_by_group(self, session: Session, params: Params, take_rows: TakeRows) -> list[Row]:
+        rows = take_rows(params)
+        taken = self._within_group_rates(session, rows)
+        self.pause = MIN_TOKEN_PAUSE_S if len(taken) < len(rows) == params["limit"] else None
+        return taken
+
+    def _within_group_rates(self, session: Session, rows: list[Row]) -> list[Row]:
+        """Take a token of its group for each task; put those off that get none, until their group has one."""
+        keys = {row[GROUP] for row in rows if row[GROUP] is not None} if self.rate_per_group else ()
+        if not keys:
+            return rows
+        limits = {"queue_name": self.queue, "rate": self.rate_per_group, "burst": self.burst_per_group}
+        groups = session.sql.dialect.text_array(sorted(keys))
+        left: dict[str, float] = dict(session.run(session.sql.lock_group_limits, {**limits, "groups": groups}))
+        started, put_off = list[Row](), list[dict[str, float]]()
+        charged: Counter[str] = Counter()
+        for row in rows:
+            group = row[GROUP]
+            if group is None:
+                started.append(row)
+                continue
+            left[group] -= 1
+            if left[group] >= -TOKEN_ROUNDING:
+                charged[group] += 1
+                started.append(row)
+            else:
+                delay = max(MIN_TOKEN_PAUSE_S, -left[group] / self.rate_per_group)
+                put_off.append({"task_id": row[0], "token": row[TOTAL_ATTEMPT], "delay": delay})
+        if charged:
+            taken = [{"group_name": group, "taken": number} for group, number in charged.items()]
+            session.run(session.sql.charge_groups, {**limits, "rows": json.dumps(taken)})
+        if put_off:
+            session.run(session.sql.put_off, {"rows": json.dumps(put_off)})
+        return started
 
     def _count_exactly(
         self, session: Session, params: Params, leases: set[str], allowed: int
@@ -139,11 +187,10 @@ class Limiter(threading.local):
 
 def note_ended(alias: str, leases: Iterable[Lease]) -> None:
     """Remember leases whose outcome this process has committed: they do not count any more."""
-    if _memories:
-        for lease in leases:
-            memory = _memories.get((alias, lease.queue))
-            if memory is not None:
-                memory.ended.append(_piece(lease.id, lease.total_attempt))
+    for lease in leases:
+        memory = memories.get((alias, lease.queue))
+        if memory is not None:
+            memory.ended.append(_piece(lease.id, lease.total_attempt))
 
 
 def _piece(task_id: int, token: int) -> str:

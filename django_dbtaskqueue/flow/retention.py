@@ -27,6 +27,7 @@ from django_dbtaskqueue.models import (
     AuditEntry,
     BulkOperation,
     BulkSkip,
+    GroupLimit,
     TaskChange,
     TaskHistory,
     UsedReference,
@@ -35,6 +36,7 @@ from django_dbtaskqueue.models.operations import UNFINISHED
 
 ROWS_PER_BATCH = 1000
 FINISHED = sources("housekeep")
+PERIODS: tuple[tuple[type[Model], str], ...] = ((UsedReference, "expire_time"), (GroupLimit, "full_time"))
 
 
 # -- tasks of a selection, which an operator made ----------------------------------------------------------------------
@@ -170,14 +172,21 @@ def delete_audit(alias: str, *, older_than: timedelta) -> int:
 
 
 def delete_past_periods(alias: str) -> int:
-    """Delete a batch of references whose period of uniqueness is over; return how many there were."""
-    past = UsedReference.objects.using(alias).filter(expire_time__lte=Now())
-    ids = list(past.order_by("expire_time").values_list("pk", flat=True)[:ROWS_PER_BATCH])
+    """Delete a batch of references whose period of uniqueness is over, and of limits of groups with all their tokens.
+
+    Return how many rows there were.
+    """
+    return sum(_delete_past(model._base_manager.using(alias), column) for model, column in PERIODS)
+
+
+def _delete_past(rows: QuerySet[Any], column: str) -> int:
+    past = rows.filter(**{f"{column}__lte": Now()})
+    ids = list(past.order_by(column).values_list("pk", flat=True)[:ROWS_PER_BATCH])
     if not ids:  # mostly; on SQLite a transaction would lock the database
         return 0
-    with transaction.atomic(using=alias):
+    with transaction.atomic(using=rows.db):
         leaving = list(_locked(past.filter(pk__in=ids)).values_list("pk", flat=True))
-        return UsedReference.objects.using(alias).filter(pk__in=leaving)._raw_delete(alias)
+        return rows.filter(pk__in=leaving)._raw_delete(rows.db)
 
 
 def _delete_oldest(rows: QuerySet[Any], old: Q) -> int:

@@ -70,7 +70,7 @@ def settle(
     else:
         answers = session.together(batch)
     settled = {row[0] for rows in answers for row in rows}
-    if session.owned and counted:  # otherwise the transaction of a caller is still open
+    if limiter.memories and session.owned and counted:  # otherwise the transaction of a caller is still open
         limiter.note_ended(session.connection.alias, (lease for lease, _ in pairs if lease.id in settled))
     if counted:
         usage.settled(session.connection, pairs, settled)
@@ -85,20 +85,11 @@ def settle(
 def _settle_grouped(
     session: Session, pairs: Sequence[Decided], batch: list[Statement], *, hold_retries: bool
 ) -> list[list[Row]]:
-    """Settle under the groups' locks, and put the next head of each group into the ready order in this transaction."""
-    queue = pairs[0][0].queue
+    """Settle, and put the next heads of each group into the ready order in this transaction."""
     members = {lease.group: outcome for lease, outcome in pairs if lease.group is not None}
     back = {group for group, outcome in members.items() if isinstance(outcome, Reenqueue | Suspend)}
-    others = members.keys() - back
-    if session.postgresql:
-        placed = groups.placing(session, queue, back, hold_retries=False)
-        placed += groups.placing(session, queue, others, hold_retries=hold_retries)
-        return session.together([groups.locking(session, queue, members), *batch, *placed])[1 : 1 + len(batch)]
-    with session.atomic():
-        answers = [session.run(sql, params) for sql, params in batch]
-        groups.regroup(session, queue, back, hold_retries=False)
-        groups.regroup(session, queue, others, hold_retries=hold_retries)
-    return answers
+    rules = ((back, False), (members.keys() - back, hold_retries))
+    return groups.run_and_regroup(session, pairs[0][0].queue, batch, rules)
 
 
 def plan(session: Session, pairs: Sequence[Decided], *, keep: str = "keep") -> list[Statement]:
@@ -407,6 +398,7 @@ class SettlePort(ReadsParents):
 
 
 def _settled(alias: str, pairs: Sequence[tuple[Lease, Settlement]]) -> None:
-    limiter.note_ended(alias, (lease for lease, _ in pairs))
+    if limiter.memories:
+        limiter.note_ended(alias, (lease for lease, _ in pairs))
     for lease, _ in pairs:
         lease.settled = True

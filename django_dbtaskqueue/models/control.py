@@ -75,6 +75,29 @@ class QueueLimit(models.Model):
         return self.queue
 
 
+class GroupLimit(models.Model):
+    """The tokens of one group in a queue with ``rate_per_group``. Without a row, a group has all of its tokens."""
+
+    id = models.BigAutoField(primary_key=True)
+    queue = models.CharField(_("queue"), max_length=200, db_column="queue_name")
+    group = models.CharField(_("group"), max_length=200, db_column="group_key")
+    tokens = models.FloatField(_("tokens"))
+    check_time = models.DateTimeField(_("last checkout"))
+    full_time = models.DateTimeField(_("full again"))  # then the row can be deleted
+
+    class Meta:
+        verbose_name = _("limit of a group")
+        verbose_name_plural = _("limits of groups")
+        default_permissions = ()
+        constraints: ClassVar = [
+            models.UniqueConstraint(fields=["queue", "group"], name="dbtaskqueue_grouplimit_unique")
+        ]
+        indexes: ClassVar = [models.Index(fields=["full_time"], name="dbtaskqueue_grouplimit_full")]
+
+    def __str__(self) -> str:
+        return f"{self.queue}/{self.group}"
+
+
 class Poller(models.Model):
     """One running poller, as it last reported. Nothing depends on this row: a lease lives on its task."""
 

@@ -1,7 +1,6 @@
 """Why a task does not run: one sentence for the task's page, the command line and the API.
 
-``explain`` reads at most eight rows or ranges by an index: the task, its queue's row, the pollers, the head of its
-group, and a limited part of the ready order. It names what an operator must mend first.
+``explain`` reads at most eight rows or short ranges by an index. It names what an operator must mend first.
 """
 
 from __future__ import annotations
@@ -322,7 +321,12 @@ def _not_due(case: _Case) -> Explanation | None:
 
 
 def _over_limit(case: _Case) -> Explanation | None:
-    """Return that a limit of the queue over all pollers is reached."""
+    """Return that a limit of the group or of the queue over all pollers is reached."""
+    ready, rate = case.task.ready_time, case.settings and case.settings.rate_per_group
+    if rate is not None and ready is not None and ready > case.now:
+        facts: dict[str, object] = {"group": case.task.group_key, "rate": str(rate), "time": _span(case.now, ready)}
+        text = _("The task can start in %(time)s, because tasks of group %(group)s may start %(rate)s.") % facts
+        return Explanation("rate_per_group", text, facts)
     use = limit_use((case.alias, type(case.task)), case.task.queue)
     if use is None or not use.reached:
         return None

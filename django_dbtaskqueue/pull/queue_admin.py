@@ -22,7 +22,7 @@ from django_dbtaskqueue.db.session import Session, alias_for, aliases_of, model_
 from django_dbtaskqueue.flow import usage
 from django_dbtaskqueue.flow.groups import Groups, lock_in_order
 from django_dbtaskqueue.flow.selection import Tasks, with_row_locks
-from django_dbtaskqueue.models import Queue, QueueLimit, Task, UsageCount, UsedReference
+from django_dbtaskqueue.models import GroupLimit, Queue, QueueLimit, Task, UsageCount, UsedReference
 from django_dbtaskqueue.models.querysets import TaskQuerySet
 from django_dbtaskqueue.pull import blocking
 
@@ -157,6 +157,7 @@ class QueueAdmin:
                 Queue.objects.using(alias).filter(pk=self.name).delete()
                 UsedReference.objects.using(alias).filter(queue=self.name).delete()
                 QueueLimit.objects.using(alias).filter(queue=self.name).delete()
+                GroupLimit.objects.using(alias).filter(queue=self.name).delete()
                 transaction.on_commit(partial(usage.discard, alias, self.name), alias)
         return dropped
 

@@ -57,6 +57,7 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON dbtaskqueue_poller TO dbtaskqueue_poller
 -- Schedules: their tasks are enqueued by pollers, which need the producer's role, too.
 GRANT SELECT, INSERT, UPDATE ON dbtaskqueue_schedule TO dbtaskqueue_poller;
 GRANT SELECT, INSERT, UPDATE ON dbtaskqueue_queuelimit TO dbtaskqueue_poller; -- queues with limits
+GRANT SELECT, INSERT, UPDATE, DELETE ON dbtaskqueue_grouplimit TO dbtaskqueue_poller; -- rates of groups
 GRANT SELECT, INSERT, UPDATE, DELETE ON dbtaskqueue_metric, dbtaskqueue_failuregroup, dbtaskqueue_failurecount
     TO dbtaskqueue_poller; -- counted in memory, appended, merged
 GRANT USAGE ON SEQUENCE dbtaskqueue_taskhistory_id_seq TO dbtaskqueue_poller, dbtaskqueue_archiver;

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import random
+from collections import defaultdict
+from contextlib import suppress
 from datetime import timedelta
 from io import StringIO
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -15,15 +19,16 @@ from django.db import transaction
 from django_dbtaskqueue import enqueue, enqueue_many, processor, queue, registry
 from django_dbtaskqueue.conf.overrides import queue_settings
 from django_dbtaskqueue.core.durations import Rate, parse_rate
+from django_dbtaskqueue.core.exceptions import LeaseLost
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import Complete
 from django_dbtaskqueue.db.session import Session
-from django_dbtaskqueue.flow import checkout, settle
+from django_dbtaskqueue.flow import checkout, retention, settle
 from django_dbtaskqueue.flow.checkout import strategy_for
 from django_dbtaskqueue.flow.limiter import Limiter
 from django_dbtaskqueue.flow.scan import ScanCursor
 from django_dbtaskqueue.flow.settle import SettlePort
-from django_dbtaskqueue.models import Poller, Queue, QueueLimit, Task
+from django_dbtaskqueue.models import GroupLimit, Poller, Queue, QueueLimit, Task
 from django_dbtaskqueue.operations.explain import explain
 from django_dbtaskqueue.testing import advance, drain
 from tests.support import at_once
@@ -44,6 +49,8 @@ def alias(request: pytest.FixtureRequest, settings: Any) -> str:
     limits = {
         "two": {"max_running": 2},
         "paced": {"rate": "10/s"},
+        "each": {"rate_per_group": "2/m", "burst_per_group": 3, "max_running_per_group": 10},
+        "slow": {"rate_per_group": "1/h", "max_running": 5},
         "both": {"max_running": 3, "rate": "1/m", "burst": 4},
     }
     queues = {name: {"strategy": strategy, "lease": "60s", **limit} for name, limit in limits.items()}
@@ -251,6 +258,93 @@ def test_pollers_that_take_at_the_same_moment(alias: str) -> None:
     assert sum(map(len, at_once(4, lambda _: take("both", alias, limit=2)))) == 3
 
 
+def payloads(leases: list[Lease], group: str | None) -> list[object]:
+    return [lease.payload for lease in leases if lease.group == group]
+
+
+def test_of_each_group_no_more_start_in_a_time_than_its_rate(alias: str) -> None:
+    items = [{"group": "a", "payload": number} for number in range(6)]
+    enqueue_many("each", [*items, {"group": "b", "payload": 6}, {"payload": 7}], using=alias)
+    first = take("each", alias, limit=20)
+    assert [payloads(first, group) for group in ("a", "b", None)] == [[0, 1, 2], [6], [7]]
+    assert take("each", alias) == []
+    for lease in first:
+        lease.complete()
+    advance(31 * SECOND, using=alias)
+    assert payloads(take("each", alias), "a") == [3]
+    assert take("each", alias) == []
+    assert GroupLimit.objects.using(alias).count() == 2
+    advance(3600 * SECOND, using=alias)
+    enqueue_many("each", items, using=alias)
+    again = take("each", alias, limit=20)
+    assert payloads(again, "a") == [3, 4, 5], "the first is a lease that ran out; tokens are not saved up"
+    # Rows of groups that have all their tokens again are deleted
+    retention.delete_past_periods(alias)
+    assert GroupLimit.objects.using(alias).count() == 1
+    advance(3600 * SECOND, using=alias)
+    retention.delete_past_periods(alias)
+    assert not GroupLimit.objects.using(alias).exists()
+
+
+def test_a_task_that_waits_for_a_token_keeps_its_place(alias: str) -> None:
+    enqueue_many("slow", [{"group": "a", "payload": number} for number in range(2)], using=alias)
+    (lease,) = take("slow", alias)
+    lease.complete()
+    assert take("slow", alias) == []
+    waiting = enqueue("slow", group="a", payload=2, using=alias)
+    assert take("slow", alias) == []
+    head = Task.objects.using(alias).get(queue="slow", status="CREATED", parked_by=None)
+    assert (head.payload, head.attempt) == (1, 0)
+    Poller.objects.using(alias).create(instance="p", state="RUNNING", slots=4, queues=[{"queue": "slow"}])
+    found = explain(head)
+    assert found.code == "rate_per_group"
+    assert "tasks of group a may start 1/h" in found.sentence
+    assert explain(waiting).code == "group"
+    # A killed poller's start counts, and its task starts again when there is a token
+    advance(3601 * SECOND, using=alias)
+    (lost,) = take("slow", alias)
+    advance(61 * SECOND, using=alias)
+    assert take("slow", alias) == []
+    with pytest.raises(LeaseLost):
+        lost.complete()
+    advance(3600 * SECOND, using=alias)
+    (again,) = take("slow", alias)
+    assert (again.payload, again.attempt) == (1, 2)
+    assert again.lost_leases > 0
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_whatever_happens_no_group_starts_too_often_and_none_waits_for_ever(place: str, seed: int) -> None:
+    chance, moved, starts, held = random.Random(seed), 0.0, defaultdict[str, list[float]](list), list[Lease]()
+    enqueue_many("rated", [{"group": f"g{number % 3}"} for number in range(24)], using=place)
+
+    def step() -> None:
+        nonlocal moved
+        taken = take("rated", place, limit=chance.randint(1, 6))
+        for lease in taken:
+            starts[str(lease.group)].append(moved + monotonic())
+        held.extend(taken)
+        chance.shuffle(held)
+        for lease in [held.pop() for _ in range(chance.randint(0, len(held)))]:
+            with suppress(LeaseLost):
+                chance.choice([lease.complete, lambda lease=lease: lease.fail("again", delay=SECOND)])()
+        passed = chance.choice([0.0, 0.1, 0.7, 3.0, 61.0])
+        advance(passed * SECOND, using=place)
+        moved += passed
+
+    for _ in range(25):
+        step()
+    for times in starts.values():
+        for first, begin in enumerate(times):
+            for number, time in enumerate(times[first:], 1):
+                assert number <= 2 + 1 * (time - begin) + 0.01
+    while Task.objects.using(place).filter(queue="rated", status__in=["CREATED", "PROCESSING"]).exists():
+        advance(100 * SECOND, using=place)
+        for lease in take("rated", place, limit=50):
+            lease.complete()
+    assert len(starts) == 3
+
+
 def test_drain_runs_what_is_due(settings: Any) -> None:
     settings.DBTASKQUEUE = {"QUEUES": {"paced": {"rate": "1/h"}}}
     enqueue_many("paced", range_of(3))
@@ -310,7 +404,9 @@ def test_people_read_which_limit_holds_a_task_back(name: str, word: str, setting
 
 @pytest.fixture(params=["default", "sqlite"], ids=["postgresql", "sqlite"])
 def place(request: pytest.FixtureRequest, settings: Any) -> str:
-    settings.DBTASKQUEUE = {"QUEUES": {"keyed": {"max_running_per_group": 2, "lease": "60s"}}}
+    rated = {"rate_per_group": "1/s", "burst_per_group": 2, "max_running_per_group": 2, "max_attempts": 100}
+    keyed = {"max_running_per_group": 2, "lease": "60s"}
+    settings.DBTASKQUEUE = {"QUEUES": {"keyed": keyed, "rated": {**rated, "lease": "60s"}}}
     return str(request.param)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from functools import cached_property
 
-from django_dbtaskqueue.core.sql.dialects import Group, statement
+from django_dbtaskqueue.core.sql.dialects import FENCE, FENCED, Group, statement
 from django_dbtaskqueue.core.states import sql_sources
 
 
@@ -39,6 +39,46 @@ class LimitStatements(Group):
         return (
             f"UPDATE {self.tables.limit} SET leases = %(leases)s, stamp = %(stamp)s, running = NULL,"
             " tokens = tokens - %(taken)s WHERE queue_name = %(queue_name)s"
+        )
+
+    @cached_property
+    def lock_group_limits(self) -> str:
+        """Lock the rows of groups in one order, and refill their tokens as ``lock_limit`` does: (group, tokens)."""
+        now, least, greatest = self.dialect.now, self.dialect.least, self.dialect.greatest
+        refill = f"l.tokens + {greatest}({self.dialect.seconds_between('l.check_time', now)}, 0.0) * %(rate)s"
+        return (
+            f"INSERT INTO {self.tables.group_limit} AS l (queue_name, group_key, tokens, check_time, full_time)"
+            f" SELECT %(queue_name)s, g.g, %(burst)s, {now}, {now} FROM {self.dialect.texts('groups', 'g')}"
+            f" WHERE true ORDER BY g.g ON CONFLICT (queue_name, group_key) DO UPDATE SET tokens ="
+            f" {least}(%(burst)s, {refill}), check_time = {greatest}(l.check_time, {now}) RETURNING group_key, tokens"
+        )
+
+    @cached_property
+    def charge_groups(self) -> str:
+        """Take tokens of groups."""
+        rows = self.dialect.rows({"group_name": "text", "taken": "float8"})
+        missing = "(%(burst)s - l.tokens + u.taken) / %(rate)s"
+        return (
+            f"UPDATE {self.tables.group_limit} AS l SET tokens = l.tokens - u.taken,"
+            f" full_time = {self.dialect.later(missing)} FROM {rows}"
+            " WHERE l.queue_name = %(queue_name)s AND l.group_key = u.group_name"
+        )
+
+    @statement
+    def put_off(self) -> str:
+        """Undo the checkout of tasks, which are ready again in ``delay`` seconds. Their due time stays in the past.
+
+        So no later task of the group passes them. A task whose lease had run out stays one.
+        """
+        now = self.dialect.now
+        return (
+            f"UPDATE {self.tables.task} AS t SET last_update_time = {now}, next_process_time = {now},"
+            f" ready_time = {self.dialect.later('u.delay')}, attempt = t.attempt - 1,"
+            " status = CASE WHEN t.lost_leases > 0 THEN t.status ELSE 'CREATED' END,"
+            " poller_instance = CASE WHEN t.lost_leases > 0 THEN t.poller_instance END,"
+            " lost_leases = CASE WHEN t.lost_leases > 0 THEN t.lost_leases - 1 ELSE t.lost_leases END"
+            f" FROM {self.dialect.rows({**FENCED, 'delay': 'float8'})}"
+            f" WHERE {FENCE} AND t.status IN ({sql_sources('release')}) RETURNING id"
         )
 
     @cached_property

@@ -112,6 +112,26 @@ CROSS JOIN LATERAL (
 ) AS x
 LIMIT %(limit)s;
 
+-- Statements.charge_groups
+UPDATE "dbtaskqueue_grouplimit" AS l
+SET tokens = l.tokens - u.taken, full_time = statement_timestamp() + (%(burst)s - l.tokens + u.taken) /
+    %(rate)s * interval '1 second'
+FROM (
+    SELECT *
+    FROM (
+        SELECT *
+        FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(group_name text, taken float8)
+        LIMIT (
+            SELECT 1000000
+        )
+    ) AS u
+    LIMIT (
+        SELECT 1000000
+    )
+) AS u
+WHERE l.queue_name = %(queue_name)s
+AND l.group_key = u.group_name;
+
 -- Statements.checkout_of_many
 UPDATE "dbtaskqueue_task"
 SET status = 'PROCESSING', attempt = attempt + 1, total_attempt = total_attempt + 1, start_time =
@@ -1343,6 +1363,17 @@ AND t.final_status IS NOT NULL
 ORDER BY t.id
 FOR NO KEY UPDATE OF t;
 
+-- Statements.lock_group_limits
+INSERT INTO "dbtaskqueue_grouplimit" AS l (queue_name, group_key, tokens, check_time, full_time)
+SELECT %(queue_name)s, g.g, %(burst)s, statement_timestamp(), statement_timestamp()
+FROM unnest(%(groups)s::text[]) AS g(g)
+WHERE true
+ORDER BY g.g
+ON CONFLICT (queue_name, group_key) DO UPDATE
+SET tokens = least(%(burst)s, l.tokens + greatest(extract(epoch FROM statement_timestamp() -
+    l.check_time)::float8, 0.0) * %(rate)s), check_time = greatest(l.check_time, statement_timestamp())
+RETURNING group_key, tokens;
+
 -- Statements.lock_groups
 SELECT pg_advisory_xact_lock(hashtextextended(%(queue_name)s || ' ' || g, 0))
 FROM (
@@ -1689,6 +1720,31 @@ SET process_result = %(note)s, last_update_time = statement_timestamp()
 WHERE id = %(id)s
 AND total_attempt = %(total_attempt)s
 AND status IN ('PROCESSING')
+RETURNING id;
+
+-- Statements.put_off
+UPDATE "dbtaskqueue_task" AS t
+SET last_update_time = statement_timestamp(), next_process_time = statement_timestamp(), ready_time =
+    statement_timestamp() + u.delay * interval '1 second', attempt = t.attempt - 1, status = CASE WHEN
+    t.lost_leases > 0 THEN t.status ELSE 'CREATED' END, poller_instance = CASE WHEN t.lost_leases > 0 THEN
+    t.poller_instance END, lost_leases = CASE WHEN t.lost_leases > 0 THEN t.lost_leases - 1 ELSE t.lost_leases
+    END
+FROM (
+    SELECT *
+    FROM (
+        SELECT *
+        FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(task_id bigint, token bigint, delay float8)
+        LIMIT (
+            SELECT 1000000
+        )
+    ) AS u
+    LIMIT (
+        SELECT 1000000
+    )
+) AS u
+WHERE t.id = u.task_id
+AND t.total_attempt = u.token
+AND t.status IN ('PROCESSING')
 RETURNING id;
 
 -- Statements.receive_signal
@@ -2743,6 +2799,16 @@ AND t.parked_by = 'parents'
 AND t.status IN ('CREATED', 'PROCESSING')
 RETURNING id, queue_name, watched;
 
+-- Statements.charge_groups (one row)
+UPDATE "dbtaskqueue_grouplimit" AS l
+SET tokens = l.tokens - u.taken, full_time = statement_timestamp() + (%(burst)s - l.tokens + u.taken) /
+    %(rate)s * interval '1 second'
+FROM (
+    SELECT %(group_name)s::text AS group_name, %(taken)s::float8 AS taken
+) AS u
+WHERE l.queue_name = %(queue_name)s
+AND l.group_key = u.group_name;
+
 -- Statements.checkout_optimistic (one row)
 UPDATE "dbtaskqueue_task"
 SET status = 'PROCESSING', attempt = attempt + 1, total_attempt = total_attempt + 1, start_time =
@@ -3239,6 +3305,21 @@ ON t.id = u.task_id
 AND t.total_attempt = u.token
 WHERE t.start_time IS NOT NULL
 AND (t.poller_instance IS NOT NULL OR t.status = 'CREATED');
+
+-- Statements.put_off (one row)
+UPDATE "dbtaskqueue_task" AS t
+SET last_update_time = statement_timestamp(), next_process_time = statement_timestamp(), ready_time =
+    statement_timestamp() + u.delay * interval '1 second', attempt = t.attempt - 1, status = CASE WHEN
+    t.lost_leases > 0 THEN t.status ELSE 'CREATED' END, poller_instance = CASE WHEN t.lost_leases > 0 THEN
+    t.poller_instance END, lost_leases = CASE WHEN t.lost_leases > 0 THEN t.lost_leases - 1 ELSE t.lost_leases
+    END
+FROM (
+    SELECT %(task_id)s::bigint AS task_id, %(token)s::bigint AS token, %(delay)s::float8 AS delay
+) AS u
+WHERE t.id = u.task_id
+AND t.total_attempt = u.token
+AND t.status IN ('PROCESSING')
+RETURNING id;
 
 -- Statements.renew (one row)
 UPDATE "dbtaskqueue_task"

@@ -66,6 +66,17 @@ AND t.parked_by = 'parents'
 AND t.status IN ('CREATED', 'PROCESSING')
 RETURNING id, queue_name, watched;
 
+-- Statements.charge_groups
+UPDATE "dbtaskqueue_grouplimit" AS l
+SET tokens = l.tokens - u.taken, full_time = strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', printf('%%.3f
+    seconds', (%(burst)s - l.tokens + u.taken) / %(rate)s))
+FROM (
+    SELECT value ->> '$.group_name' AS group_name, value ->> '$.taken' AS taken
+    FROM json_each(%(rows)s)
+) AS u
+WHERE l.queue_name = %(queue_name)s
+AND l.group_key = u.group_name;
+
 -- Statements.checkout_optimistic
 UPDATE "dbtaskqueue_task"
 SET status = 'PROCESSING', attempt = attempt + 1, total_attempt = total_attempt + 1, start_time =
@@ -1047,6 +1058,22 @@ AND t.watched
 AND t.final_status IS NOT NULL
 ORDER BY t.id;
 
+-- Statements.lock_group_limits
+INSERT INTO "dbtaskqueue_grouplimit" AS l (queue_name, group_key, tokens, check_time, full_time)
+SELECT %(queue_name)s, g.g, %(burst)s, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), strftime('%%Y-%%m-%%d
+    %%H:%%M:%%f', 'now')
+FROM (
+    SELECT value AS g
+    FROM json_each(%(groups)s)
+) AS g
+WHERE true
+ORDER BY g.g
+ON CONFLICT (queue_name, group_key) DO UPDATE
+SET tokens = min(%(burst)s, l.tokens + max((julianday(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')) -
+    julianday(l.check_time)) * 86400.0, 0.0) * %(rate)s), check_time = max(l.check_time, strftime('%%Y-%%m-%%d
+    %%H:%%M:%%f', 'now'))
+RETURNING group_key, tokens;
+
 -- Statements.lock_groups
 SELECT 1;
 
@@ -1310,6 +1337,22 @@ SET process_result = %(note)s, last_update_time = strftime('%%Y-%%m-%%d %%H:%%M:
 WHERE id = %(id)s
 AND total_attempt = %(total_attempt)s
 AND status IN ('PROCESSING')
+RETURNING id;
+
+-- Statements.put_off
+UPDATE "dbtaskqueue_task" AS t
+SET last_update_time = strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), next_process_time = strftime('%%Y-%%m-%%d
+    %%H:%%M:%%f', 'now'), ready_time = strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', printf('%%.3f seconds',
+    u.delay)), attempt = t.attempt - 1, status = CASE WHEN t.lost_leases > 0 THEN t.status ELSE 'CREATED' END,
+    poller_instance = CASE WHEN t.lost_leases > 0 THEN t.poller_instance END, lost_leases = CASE WHEN
+    t.lost_leases > 0 THEN t.lost_leases - 1 ELSE t.lost_leases END
+FROM (
+    SELECT value ->> '$.task_id' AS task_id, value ->> '$.token' AS token, value ->> '$.delay' AS delay
+    FROM json_each(%(rows)s)
+) AS u
+WHERE t.id = u.task_id
+AND t.total_attempt = u.token
+AND t.status IN ('PROCESSING')
 RETURNING id;
 
 -- Statements.receive_signal
@@ -2105,6 +2148,16 @@ AND t.parked_by = 'parents'
 AND t.status IN ('CREATED', 'PROCESSING')
 RETURNING id, queue_name, watched;
 
+-- Statements.charge_groups (one row)
+UPDATE "dbtaskqueue_grouplimit" AS l
+SET tokens = l.tokens - u.taken, full_time = strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', printf('%%.3f
+    seconds', (%(burst)s - l.tokens + u.taken) / %(rate)s))
+FROM (
+    SELECT %(group_name)s AS group_name, %(taken)s AS taken
+) AS u
+WHERE l.queue_name = %(queue_name)s
+AND l.group_key = u.group_name;
+
 -- Statements.checkout_optimistic (one row)
 UPDATE "dbtaskqueue_task"
 SET status = 'PROCESSING', attempt = attempt + 1, total_attempt = total_attempt + 1, start_time =
@@ -2537,6 +2590,21 @@ ON t.id = u.task_id
 AND t.total_attempt = u.token
 WHERE t.start_time IS NOT NULL
 AND (t.poller_instance IS NOT NULL OR t.status = 'CREATED');
+
+-- Statements.put_off (one row)
+UPDATE "dbtaskqueue_task" AS t
+SET last_update_time = strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), next_process_time = strftime('%%Y-%%m-%%d
+    %%H:%%M:%%f', 'now'), ready_time = strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', printf('%%.3f seconds',
+    u.delay)), attempt = t.attempt - 1, status = CASE WHEN t.lost_leases > 0 THEN t.status ELSE 'CREATED' END,
+    poller_instance = CASE WHEN t.lost_leases > 0 THEN t.poller_instance END, lost_leases = CASE WHEN
+    t.lost_leases > 0 THEN t.lost_leases - 1 ELSE t.lost_leases END
+FROM (
+    SELECT %(task_id)s AS task_id, %(token)s AS token, %(delay)s AS delay
+) AS u
+WHERE t.id = u.task_id
+AND t.total_attempt = u.token
+AND t.status IN ('PROCESSING')
+RETURNING id;
 
 -- Statements.renew (one row)
 UPDATE "dbtaskqueue_task"
