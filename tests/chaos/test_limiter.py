@@ -31,6 +31,19 @@ END $$;
 CREATE TRIGGER see_leases AFTER UPDATE ON dbtaskqueue_task REFERENCING NEW TABLE AS new_rows
     FOR EACH STATEMENT EXECUTE FUNCTION see_leases();
 """
+# In the transaction of each checkout: which tasks started, without those that were put off in the same transaction.
+WATCH_GROUPS = """
+CREATE TABLE leases_seen (time timestamptz, id bigint, total_attempt bigint, group_key text);
+CREATE FUNCTION see_leases() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+    INSERT INTO leases_seen SELECT clock_timestamp(), id, total_attempt, group_key FROM new_rows
+        WHERE status = 'PROCESSING' AND start_time = statement_timestamp();
+    DELETE FROM leases_seen AS s USING new_rows AS n WHERE s.id = n.id AND s.total_attempt = n.total_attempt
+        AND n.ready_time > statement_timestamp() AND s.xmin = pg_current_xact_id()::xid;
+    RETURN NULL;
+END $$;
+CREATE TRIGGER see_leases AFTER UPDATE ON dbtaskqueue_task REFERENCING NEW TABLE AS new_rows
+    FOR EACH STATEMENT EXECUTE FUNCTION see_leases();
+"""
 UNWATCH = "DROP TRIGGER see_leases ON dbtaskqueue_task; DROP FUNCTION see_leases; DROP TABLE leases_seen;"
 
 
@@ -86,3 +99,43 @@ def test_limits_hold_whatever_is_killed(
             total += number
             # A token is taken a moment before the task starts: the time between two statements of one transaction.
             assert total <= BURST + RATE * (time - begin + 0.25), f"{total} tasks in {time - begin:.3f} s"
+
+
+@pytest.mark.parametrize("kills", [1, pytest.param(20, marks=pytest.mark.slow)])
+def test_groups_keep_their_rate_whatever_is_killed(
+    kills: int, postgres_process_database: ProcessDatabase, start: Start, queues: Callable[..., None]
+) -> None:
+    # Given pollers with many more threads than groups may start tasks
+    limits = {"rate_per_group": "10/s", "burst_per_group": 2, "max_running_per_group": 4}
+    queues(chaos={**limits, "max_attempts": 1000, "poll_interval": "50ms", "idle_interval": "200ms"})
+    with connection.cursor() as cursor:
+        cursor.execute(WATCH_GROUPS)
+    try:
+        pollers = [start(postgres_process_database, "--threads", "8") for _ in range(2)]
+        items = [{"payload": {"do": "count", "seconds": 0.02}, "group": f"g{number % 3}"} for number in range(45)]
+        enqueue_many("chaos", items)
+
+        # When one after the other is killed while it runs tasks
+        for number in range(kills):
+            victim = pollers.pop(0)
+            victim.ready()
+            until(Task.objects.filter(status="PROCESSING", poller_instance__contains=f":{victim.pid}:").exists)
+            victim.signal(signal.SIGKILL)
+            pollers.append(start(postgres_process_database, "--threads", "8"))
+            enqueue_many("chaos", items * (number + 1 < kills))
+        until_all("COMPLETED")
+
+        # Then no group started more tasks in any time than its rate, and all groups had their turn
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT group_key, extract(epoch FROM time)::float8 FROM leases_seen ORDER BY time")
+            seen = list(cursor.fetchall())
+    finally:
+        with connection.cursor() as cursor:
+            cursor.execute(UNWATCH)
+    for group in ("g0", "g1", "g2"):
+        times = [time for key, time in seen if key == group]
+        assert len(times) >= 15 * kills
+        for first, begin in enumerate(times):
+            for number, time in enumerate(times[first:], 1):
+                # A token is taken a moment after the row is.
+                assert number <= 2 + 10 * (time - begin + 0.25), f"{number} tasks of {group} in {time - begin:.3f} s"
