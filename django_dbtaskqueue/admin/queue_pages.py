@@ -41,7 +41,7 @@ from django_dbtaskqueue.operations import bulk, queue_control
 from django_dbtaskqueue.operations.bounds import is_storable
 from django_dbtaskqueue.operations.paging import Page
 from django_dbtaskqueue.operations.permissions import Verb, can_operate
-from django_dbtaskqueue.operations.queue_counts import limits_text
+from django_dbtaskqueue.operations.queue_counts import limits_of, limits_text
 from django_dbtaskqueue.operations.queue_stats import Pause, QueueStats, overview, stats_of_queue
 from django_dbtaskqueue.operations.search import text_of
 from django_dbtaskqueue.operations.trends import stats_of_types
@@ -148,7 +148,7 @@ class QueueAdmin(SmallListAdmin):
 
     @admin.display(description=gettext_lazy("limits"))
     def limits(self, queue: Any) -> str:
-        return limits_text(queue.name) or EMPTY_VALUE
+        return limits_text(limits_of(queue.name)) or EMPTY_VALUE
 
     created = _stats_column(gettext_lazy("waiting"), lambda row: row.statuses[Status.CREATED])
     processing = _stats_column(gettext_lazy("processing"), lambda row: row.statuses[Status.PROCESSING])

@@ -42,6 +42,7 @@ from django_dbtaskqueue.operations.monitor_documents import (
     queue_stats_document,
 )
 from django_dbtaskqueue.operations.permissions import all_queues
+from django_dbtaskqueue.operations.queue_counts import limits_of
 from django_dbtaskqueue.operations.queue_stats import Overview, alive, overview, stats_of_queue
 from django_dbtaskqueue.operations.schedule_control import SCHEDULE_VERBS, add_schedule, edit_schedule
 from django_dbtaskqueue.operations.schedule_control import act_on_schedule as act
@@ -193,7 +194,7 @@ def queue(call: Call, queue: str) -> QueueDetail:
         "queue": queue,
         "paused": _pauses(call).get(queue),
         "overrides": dict(row.overrides or {}) if row else {},
-        "stats": queue_stats_document(stats_of_queue(queue)),
+        "stats": queue_stats_document(stats_of_queue(queue), limits_of(queue)),
     }
 
 

@@ -125,10 +125,12 @@ class Limiter(threading.local):
         refused = {_piece(row[0], row[TOTAL_ATTEMPT]) for row in rows} if len(taken) < len(rows) else ()
         if taken or self.max_running is not None:
             leases.difference_update(refused)
-            leases.update([f"{row[0]}:{row[TOTAL_ATTEMPT]}" for row in taken])
-            stamp = uuid4().hex
-            stored = {"leases": ",".join(leases), "stamp": stamp if self.max_running is not None else ""}
-            session.run(session.sql.store_limit, {"queue_name": self.queue, **stored, "taken": float(len(taken))})
+            stored = {"queue_name": self.queue, "leases": "", "stamp": "", "taken": float(len(taken))}
+            if self.max_running is not None:
+                leases.update([f"{row[0]}:{row[TOTAL_ATTEMPT]}" for row in taken])
+                stamp = uuid4().hex
+                stored |= {"leases": ",".join(leases), "stamp": stamp}
+            session.run(session.sql.store_limit, stored)
         self.pause = None
         if len(taken) < wanted and len(found) >= free:  # there may be more tasks
             by_rate = self.rate and len(taken) == allowed

@@ -19,7 +19,7 @@ from django_dbtaskqueue.core.numbers import task_number
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.db.session import alias_for, model_for
 from django_dbtaskqueue.management.output import Output, ago, printable
-from django_dbtaskqueue.models import Attempt, QueueLimit, TaskHistory
+from django_dbtaskqueue.models import Attempt, TaskHistory
 from django_dbtaskqueue.models.querysets import TaskQuerySet
 from django_dbtaskqueue.operations import monitor_documents, serializers
 from django_dbtaskqueue.operations.bounded_reads import statement_timeout
@@ -27,7 +27,7 @@ from django_dbtaskqueue.operations.doctor import examine
 from django_dbtaskqueue.operations.explain import explain
 from django_dbtaskqueue.operations.lookup import locations_on
 from django_dbtaskqueue.operations.paging import Page, look_through
-from django_dbtaskqueue.operations.queue_counts import limits_text
+from django_dbtaskqueue.operations.queue_counts import limits_by_queue, limits_text
 from django_dbtaskqueue.operations.queue_stats import Overview, health, overview
 from django_dbtaskqueue.operations.search import parse, to_text
 from django_dbtaskqueue.operations.search.query import TaskFilter, tasks_for
@@ -72,10 +72,8 @@ def status(output: Output, options: dict[str, Any]) -> int:
         counts = [str(one).replace("\u202f", " ") for one in (*row.statuses.values(), row.total)]
         table.append((row.queue, state, _age(row.oldest), *flow, *times, _age(row.drain), *counts))
     output.table(head, table, right=head[2:])
-    for alias in sorted({alias for alias, _ in locations_on(options["database"])}):
-        for name in QueueLimit.objects.using(alias).filter(queue__in=[row.queue for row in rows]).order_by("queue"):
-            if text := limits_text(name.queue):
-                output.write(f"{name.queue}: {text}")
+    for queue, uses in limits_by_queue(row.queue for row in rows).items():
+        output.write(f"{queue}: {limits_text(uses)}")
     return 0
 
 

@@ -9,6 +9,7 @@ from typing import TypedDict
 from django_dbtaskqueue.core.masking import masked, masked_text
 from django_dbtaskqueue.models import AuditEntry, FailureGroup, Poller, Queue
 from django_dbtaskqueue.operations.doctor import Finding
+from django_dbtaskqueue.operations.queue_counts import LimitUse, limits_by_queue
 from django_dbtaskqueue.operations.queue_stats import Overview, QueueStats, health
 from django_dbtaskqueue.operations.trends import FailureStats, Point
 
@@ -46,11 +47,29 @@ class QuantilesDocument(TypedDict):
     p95: float | None
 
 
+class LimitsDocument(TypedDict):
+    """The limits of a queue over all pollers in one database, and their use; None: no such limit.
+
+    ``tokens``: tasks that may start now. ``next_seconds``: until the rate allows the next start; None: it allows one.
+    """
+
+    database: str
+    running: int | None
+    max_running: int | None
+    rate: str | None
+    burst: int | None
+    tokens: int | None
+    next_seconds: float | None
+    max_running_per_group: int
+    rate_per_group: str | None
+    burst_per_group: int | None
+
+
 class QueueStatsDocument(TypedDict):
     """The figures of a queue.
 
     Rates are per second, over the last five minutes; times and failures are of the last hour. ``stale``: tasks whose
-    lease ran out.
+    lease ran out. ``limits``: by database, of a queue with limits over all pollers.
     """
 
     queue: str
@@ -67,6 +86,7 @@ class QueueStatsDocument(TypedDict):
     wait_seconds: QuantilesDocument
     stale: int
     tasks: dict[str, CountDocument]
+    limits: list[LimitsDocument]
 
 
 class OverviewDocument(TypedDict):
@@ -80,11 +100,12 @@ class OverviewDocument(TypedDict):
 
 def overview_document(view: Overview, rows: Sequence[QueueStats]) -> OverviewDocument:
     """Return queues at a glance; a number that is an estimate is not ``exact``."""
+    limits = limits_by_queue(row.queue for row in rows)
     return {
         "as_of": view.as_of,
         "health": health_document(view),
         "pollers": view.pollers,
-        "queues": [queue_stats_document(row) for row in rows],
+        "queues": [queue_stats_document(row, limits.get(row.queue, ())) for row in rows],
     }
 
 
@@ -101,7 +122,24 @@ def health_document(view: Overview) -> HealthDocument:
     }
 
 
-def queue_stats_document(row: QueueStats) -> QueueStatsDocument:
+def limits_document(use: LimitUse) -> LimitsDocument:
+    """Return the limits of a queue in one database."""
+    limits = use.settings
+    return {
+        "database": use.database,
+        "running": None if limits.max_running is None else use.running,
+        "max_running": limits.max_running,
+        "rate": None if limits.rate is None else str(limits.rate),
+        "burst": limits.burst,
+        "tokens": use.tokens if limits.rate else None,
+        "next_seconds": use.next_seconds,
+        "max_running_per_group": limits.max_running_per_group,
+        "rate_per_group": None if limits.rate_per_group is None else str(limits.rate_per_group),
+        "burst_per_group": limits.burst_per_group,
+    }
+
+
+def queue_stats_document(row: QueueStats, limits: Sequence[LimitUse]) -> QueueStatsDocument:
     """Return the figures of one queue."""
     return {
         "queue": row.queue,
@@ -120,6 +158,7 @@ def queue_stats_document(row: QueueStats) -> QueueStatsDocument:
         "wait_seconds": {"p50": row.wait.p50, "p95": row.wait.p95},
         "stale": row.stale,
         "tasks": {name: {"count": one.number, "exact": one.exact} for name, one in row.statuses.items()},
+        "limits": [limits_document(use) for use in limits],
     }
 
 

@@ -13,11 +13,13 @@ from django.utils.translation import gettext as _
 
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.conf.overrides import queue_settings
+from django_dbtaskqueue.core.durations import format_seconds
 from django_dbtaskqueue.core.exceptions import UnknownQueue
 from django_dbtaskqueue.core.sql.stats import MAX_POSITIONS_PER_PRIORITY, StatsStatements
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.db.session import Session, aliases_of, model_for
 from django_dbtaskqueue.flow.limiter import Limiter
+from django_dbtaskqueue.models import QueueLimit
 from django_dbtaskqueue.operations.bounded_reads import ApproxCount, prefer_indexes
 
 if TYPE_CHECKING:
@@ -86,28 +88,34 @@ def ready_position(place: Location, queue: str, task_id: int) -> ReadyPosition:
 
 @dataclass(frozen=True, slots=True)
 class LimitUse:
-    """The limits of a queue over all pollers, and how much of them is used."""
+    """The limits of a queue over all pollers in one database, and how much of them is used."""
 
-    max_running: int | None
+    database: str
+    settings: conf.QueueSettings
     running: int  # tasks
-    rate: str | None
     tokens: int  # tasks that may start now
+    next_seconds: float | None  # until the rate allows the next start; None: it allows one now
 
     @property
     def reached(self) -> str:
         """The setting that holds tasks back now, or ""."""
-        if self.max_running is not None and self.running >= self.max_running:
+        if self.settings.max_running is not None and self.running >= self.settings.max_running:
             return "max_running"
-        return "rate" if self.rate is not None and not self.tokens else ""
+        return "rate" if self.settings.rate is not None and not self.tokens else ""
 
     def __str__(self) -> str:
-        texts = []
-        if self.max_running is not None:
-            texts.append(
-                _("%(running)s of at most %(limit)s run") % {"running": self.running, "limit": self.max_running}
-            )
-        if self.rate is not None:
-            texts.append(_("%(tokens)s may start now, at most %(rate)s") % {"tokens": self.tokens, "rate": self.rate})
+        limits, texts = self.settings, []
+        if limits.max_running is not None:
+            texts.append(_("%(running)s of %(limit)s running") % {"running": self.running, "limit": limits.max_running})
+        if limits.rate is not None and self.next_seconds is not None:
+            facts = {"rate": limits.rate, "time": format_seconds(self.next_seconds)}
+            texts.append(_("at most %(rate)s start, the next in %(time)s") % facts)
+        elif limits.rate is not None:
+            texts.append(_("at most %(rate)s start, %(tokens)s now") % {"rate": limits.rate, "tokens": self.tokens})
+        if limits.max_running_per_group > 1:
+            texts.append(_("at most %(limit)s of each group running") % {"limit": limits.max_running_per_group})
+        if limits.rate_per_group is not None:
+            texts.append(_("at most %(rate)s of each group start") % {"rate": limits.rate_per_group})
         return "; ".join(texts)
 
 
@@ -120,14 +128,28 @@ def limit_use(place: Location, queue: str) -> LimitUse | None:
     if limiter is None:
         return None
     running, tokens = limiter.used(Session.on(*place))
-    rate = None if settings.rate is None else str(settings.rate)
-    return LimitUse(settings.max_running, running, rate, int(tokens))
+    wait = (1 - tokens) / limiter.rate if limiter.rate and tokens < 1 else None
+    return LimitUse(place[0], settings, running, int(tokens), wait)
 
 
-def limits_text(queue: str) -> str:
-    """Return how much of its limits a queue uses, in words; of a queue with shards for each of them. "": no limits."""
-    uses = {alias: limit_use((alias, model_for(queue)), queue) for alias in aliases_of(queue)}
-    return "; ".join(f"{alias}: {use}" if len(uses) > 1 else str(use) for alias, use in uses.items() if use)
+def limits_of(queue: str) -> list[LimitUse]:
+    """Return how much of its limits a queue uses, in each of its databases; nothing if it has none."""
+    uses = [limit_use((alias, model_for(queue)), queue) for alias in aliases_of(queue)]
+    return [use for use in uses if use is not None]
+
+
+def limits_by_queue(queues: Iterable[str]) -> dict[str, list[LimitUse]]:
+    """Return ``limits_of`` those of some queues that have limits. It reads nothing of the others."""
+    names = set(queues)
+    limited = {name for name in names if Limiter.of(name, conf.default_settings(name))}
+    for alias in {alias for name in names for alias in aliases_of(name)}:  # by their row's overrides
+        limited.update(QueueLimit.objects.using(alias).filter(queue__in=names).values_list("queue", flat=True))
+    return {name: uses for name in sorted(limited) if (uses := limits_of(name))}
+
+
+def limits_text(uses: Sequence[LimitUse]) -> str:
+    """Return limits in words; of a queue with shards for each of them."""
+    return "; ".join(f"{use.database}: {use}" if len(uses) > 1 else str(use) for use in uses)
 
 
 def queue_names(place: Location) -> list[str]:

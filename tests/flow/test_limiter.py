@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections import defaultdict
 from contextlib import suppress
@@ -381,7 +382,7 @@ def test_what_is_no_rate_shows_the_form(given: object, settings: Any) -> None:
 
 @pytest.mark.parametrize(("name", "word"), [("two", "max_running"), ("paced", "rate")])
 def test_people_read_which_limit_holds_a_task_back(name: str, word: str, settings: Any, client: Any) -> None:
-    settings.DBTASKQUEUE = {"QUEUES": {"two": {"max_running": 2}, "paced": {"rate": "3/h", "burst": 3}}}
+    settings.DBTASKQUEUE = {"QUEUES": {"two": {"max_running": 2}, "paced": {"rate": "3/h", "burst": 3}, "free": {}}}
     enqueue_many(name, range_of(9))
     task = enqueue(name)
     Poller.objects.create(instance="p", state="RUNNING", slots=4, queues=[{"queue": name}])
@@ -390,11 +391,20 @@ def test_people_read_which_limit_holds_a_task_back(name: str, word: str, setting
     found = explain(task)
     assert found.code == word
     assert f"The limit {word} of queue {name} is reached, over all pollers" in found.sentence
-    used = "2 of at most 2 run" if name == "two" else "0 may start now, at most 3/h"
+    used = "2 of 2 running" if name == "two" else "at most 3/h start, the next in 19m"
     assert used in found.sentence
     out = StringIO()
     call_command("taskqueue", "status", stdout=out)
     assert f"{name}: {used}" in out.getvalue()
+    out = StringIO()
+    call_command("taskqueue", "status", "--json", stdout=out)
+    shown = {one["queue"]: one["limits"] for one in json.loads(out.getvalue())["queues"]}
+    assert shown["free"] == []
+    [limits] = shown[name]
+    assert limits["database"] == "default"
+    assert (limits["running"], limits["max_running"]) == ((2, 2) if name == "two" else (None, None))
+    assert (limits["rate"], limits["tokens"]) == ((None, None) if name == "two" else ("3/h", 0))
+    assert limits["next_seconds"] is None if name == "two" else 1100 < limits["next_seconds"] <= 1200
     client.force_login(User.objects.create_superuser("ada"))
     assert used in client.get(f"/admin/dbtaskqueue/queue/{name}/change/").content.decode()
 
