@@ -29,6 +29,8 @@ from django_dbtaskqueue.operations.queue_stats import Overview, QueueStats, over
 from django_dbtaskqueue.operations.schedules import listed
 from django_dbtaskqueue.operations.visibility import narrow, visible_queues
 
+__all__ = ["metrics"]
+
 METHODS = ("GET", "HEAD")
 METRIC_SUMS = ("count", "run_seconds", "wait_seconds")
 DAY_S = 86_400

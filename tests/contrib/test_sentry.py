@@ -1,0 +1,113 @@
+"""Sentry: what its own SDK sends of failed attempts and of schedules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import sentry_sdk
+from sentry_sdk.envelope import Envelope
+from sentry_sdk.transport import Transport
+
+from django_dbtaskqueue import Fail, enqueue, periodic, processor, registry, signals
+from django_dbtaskqueue.contrib import sentry
+from django_dbtaskqueue.core.lease import Lease
+from django_dbtaskqueue.testing import drain
+
+QUEUE = "watched"
+TICK = "2026-11-22T03:00:00Z"
+pytestmark = pytest.mark.django_db
+
+
+class Sent(Transport):
+    """Keeps what the SDK would send."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.items: list[tuple[str, Any]] = []
+
+    def capture_envelope(self, envelope: Envelope) -> None:
+        self.items += [(str(item.type), item.payload.json) for item in envelope.items]
+
+    def of(self, kind: str) -> list[Any]:
+        return [document for name, document in self.items if name == kind]
+
+
+@pytest.fixture
+def sent(settings: Any) -> Iterator[Sent]:
+    settings.DBTASKQUEUE = {"QUEUES": {QUEUE: {"retry": "fixed:0s", "max_attempts": 2}}}
+    saved, found = registry.snapshot(), Sent()
+    sentry_sdk.init("https://key@sentry.invalid/1", transport=found, default_integrations=False)
+    sentry.report()
+    yield found
+    signals.unregister(sentry._reporter)
+    sentry_sdk.get_client().close()
+    sentry_sdk.get_global_scope().set_client(None)
+    registry.restore(saved)
+
+
+def test_each_failed_attempt_is_one_event_with_tags_and_without_secrets(sent: Sent) -> None:
+    @processor(QUEUE)
+    def process(task: Lease) -> None:
+        secret = task.payload["password"]
+        if secret:
+            raise ConnectionError(f"password={secret} was refused")
+
+    task = enqueue(QUEUE, "order 7", {"password": "hunter2"})
+    drain(QUEUE)
+    drain(QUEUE)
+    events = sent.of("event")
+    assert [event["tags"] for event in events] == [
+        {
+            "dbtaskqueue.queue": QUEUE,
+            "dbtaskqueue.task": str(task.pk),
+            "dbtaskqueue.attempt": str(attempt),
+            "dbtaskqueue.reference": "order 7",
+        }
+        for attempt in (1, 2)
+    ]
+    (error,) = events[0]["exception"]["values"]
+    assert error["type"] == "ConnectionError" and error["value"].endswith("was refused")
+    assert error["stacktrace"]["frames"][-1]["function"] == "process"
+    assert "hunter2" not in str(sent.items)
+
+
+def test_a_failure_without_an_exception_is_a_message(sent: Sent) -> None:
+    processor(QUEUE)(lambda task: Fail("no stamp", retry=False))
+    enqueue(QUEUE)
+    drain(QUEUE)
+    (event,) = sent.of("event")
+    assert (event["message"], event["level"]) == ("no stamp", "error")
+
+
+def test_what_works_is_no_event(sent: Sent) -> None:
+    processor(QUEUE)(lambda task: "done")
+    enqueue(QUEUE)
+    drain(QUEUE)
+    assert sent.items == []
+
+
+def test_a_schedule_checks_in_and_out(sent: Sent) -> None:
+    works = True
+
+    @periodic("0 3 * * *", name="Nightly report", timezone="Europe/Madrid")
+    @processor(QUEUE)
+    def process(task: Lease) -> None:
+        if not works:
+            raise RuntimeError("no")
+
+    enqueue(QUEUE, f"Nightly report@{TICK}")
+    enqueue(QUEUE, f"unknown@{TICK}")
+    drain(QUEUE)
+    began, ended = sent.of("check_in")
+    assert (began["monitor_slug"], began["status"], ended["status"]) == ("nightly-report", "in_progress", "ok")
+    assert began["check_in_id"] == ended["check_in_id"]
+    assert began["monitor_config"] == {
+        "schedule": {"type": "crontab", "value": "0 3 * * *"},
+        "timezone": "Europe/Madrid",
+    }
+    works = False
+    enqueue(QUEUE, f"Nightly report@{TICK.replace('22T', '23T')}")
+    drain(QUEUE)
+    assert sent.of("check_in")[3]["status"] == "error"
