@@ -26,9 +26,7 @@ CONTENTS = {
     "How to": [
         *("howto/django-tasks", "howto/test-your-tasks", "howto/deploy", "howto/tune", "howto/operate-at-night"),
         *("howto/why-a-task-does-not-run", "howto/one-task-for-many-calls", "howto/schedules", "howto/stop-tasks"),
-        "howto/limit-a-queue",
-        "howto/middleware",
-        "howto/run-in-the-web-process",
+        *("howto/limit-a-queue", "howto/middleware", "howto/run-in-the-web-process", "howto/observability"),
         *("howto/own-tables", "howto/write-a-driver", "howto/pipeline-cookbook", "howto/spark-cluster"),
     ],
     "Look up": [
@@ -51,7 +49,7 @@ release = version = PROJECT["version"]
 author = PROJECT["authors"][0]["name"]
 project_copyright = author
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinxcontrib.mermaid"]
-exclude_patterns = ["images"]
+exclude_patterns = ["files", "images"]
 nitpicky = True
 
 myst_fence_as_directive = ["mermaid"]

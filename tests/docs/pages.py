@@ -29,6 +29,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+import yaml
 from django.db import connection
 from packaging.requirements import Requirement
 
@@ -90,6 +91,7 @@ class Reader:
             "sql": self.sql,
             "text": self.text,
             "toml": self.toml,
+            "yaml": lambda block: void(yaml.safe_load(block.text)),
         }
 
     def read(self) -> None:
