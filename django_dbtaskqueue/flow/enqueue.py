@@ -118,7 +118,6 @@ def enqueue(
         check_choice("on_duplicate", on_duplicate, ON_DUPLICATE)
     if timeout is not None:
         check_timeout(timeout)
-
     parents = None
     if after is not None:
         if (on_duplicate if rule is None else rule.on_duplicate) in REPLACE:

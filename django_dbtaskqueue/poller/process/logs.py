@@ -23,7 +23,7 @@ TASK_FIELDS = (
     "task_id", "queue", "reference", "attempt", "task_event", "wait_seconds", "run_seconds", "due_time", "trace_id",
 )  # fmt: skip
 LOG_FIELDS = ("time", "level", "logger", "message", *TASK_FIELDS, "exception")  # stable: alerts and searches name them
-BARE = re.compile(r'[^\s"=\x00-\x1f\x7f]+')  # a value of logfmt that needs no quotes
+UNQUOTED = re.compile(r'[^\s"=\x00-\x1f\x7f]+')  # a value of logfmt that needs no quotes
 LEVEL_BY_VERBOSITY = (logging.WARNING, logging.INFO, logging.DEBUG)
 # A reference or an error text may hold line ends that fake a log line, or control codes for the terminal.
 CONTROL_ESCAPES = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))} | {
@@ -79,7 +79,7 @@ class LogfmtFormatter(JsonFormatter):
 
 def _logfmt(value: object) -> str:
     text = value if isinstance(value, str) else json.dumps(value, default=str)
-    return text if BARE.fullmatch(text) else json.dumps(text)
+    return text if UNQUOTED.fullmatch(text) else json.dumps(text)
 
 
 FORMATTERS: dict[str, type[logging.Formatter]] = {
