@@ -38,8 +38,8 @@ from django_dbtaskqueue.backend.results import decorated, find_place, id_of, new
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core import json as json_payload
 from django_dbtaskqueue.core.exceptions import LeaseLost, PayloadError, near_match
+from django_dbtaskqueue.core.lease import current_lease
 from django_dbtaskqueue.core.retry import AnyPolicy, Fixed
-from django_dbtaskqueue.flow.run import current_lease
 
 __all__ = ["DatabaseTask", "DatabaseTaskBackend"]
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, Protocol, TypeVar, cast
 
 from django_dbtaskqueue.core.columns import TASK_COLUMNS, Column
 from django_dbtaskqueue.core.exceptions import LeaseLost, TaskCancelled, TaskQueueError
@@ -51,10 +52,10 @@ class Declared(Protocol):
 class Steps(Protocol):
     """The steps of one task in one attempt."""
 
-    def step(self, name: str, function: Callable[..., object], *args: object, **kwargs: object) -> Any:
+    def step(self, name: str, function: Callable[..., object], *args: object, **kwargs: object) -> object:
         """Run a step, or return its stored result."""
 
-    async def astep(self, name: str, function: Callable[..., object], *args: object, **kwargs: object) -> Any:
+    async def astep(self, name: str, function: Callable[..., object], *args: object, **kwargs: object) -> object:
         """``step`` for an async processor."""
 
     def sleep(self, delay: timedelta) -> None:
@@ -63,10 +64,10 @@ class Steps(Protocol):
     async def asleep(self, delay: timedelta) -> None:
         """``sleep`` for an async processor."""
 
-    def wait_for(self, name: str, timeout: timedelta | None) -> Any:
+    def wait_for(self, name: str, timeout: timedelta | None) -> object:
         """Return the data of a signal that came, else raise ``TaskSuspended``."""
 
-    async def await_for(self, name: str, timeout: timedelta | None) -> Any:
+    async def await_for(self, name: str, timeout: timedelta | None) -> object:
         """``wait_for`` for an async processor."""
 
 
@@ -275,8 +276,7 @@ class Lease:
         once. What it does elsewhere happens at least once. Raises ``StepChanged`` if an earlier attempt took another
         step here, and ``LeaseLost`` when the lease is gone: then the function's writes are rolled back.
         """
-        result: T = self._steps.step(name, function, *args, **kwargs)
-        return result
+        return cast(T, self._steps.step(name, function, *args, **kwargs))
 
     async def astep(self, name: str, function: Callable[P, Awaitable[T] | T], *args: P.args, **kwargs: P.kwargs) -> T:
         """``step`` for an async processor.
@@ -284,8 +284,7 @@ class Lease:
         A plain function runs on Django's thread for the ORM, in one transaction with its result. A coroutine function
         has no transaction, so that its writes happen at least once.
         """
-        result: T = await self._steps.astep(name, function, *args, **kwargs)
-        return result
+        return cast(T, await self._steps.astep(name, function, *args, **kwargs))
 
     def sleep(self, delay: timedelta) -> None:
         """Give the task back for ``delay``. The attempt is not charged, and a later one goes on behind the sleep.
@@ -339,3 +338,4 @@ def _leased() -> tuple[Column, ...]:
 
 # The columns a checkout returns, in the order of Lease's fields: ``Lease(*row, port, deadline)``.
 LEASED = _leased()
+current_lease: ContextVar[Lease | None] = ContextVar("dbtaskqueue_lease", default=None)  # of the processor that runs

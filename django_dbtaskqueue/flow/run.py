@@ -15,7 +15,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from contextvars import ContextVar
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from typing import Any
@@ -29,7 +28,7 @@ from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core import codecs, context
 from django_dbtaskqueue.core import json as json_payload
 from django_dbtaskqueue.core.exceptions import LeaseLost, TaskQueueError, TaskSuspended
-from django_dbtaskqueue.core.lease import Lease
+from django_dbtaskqueue.core.lease import Lease, current_lease
 from django_dbtaskqueue.core.outcomes import (
     Complete,
     CompleteDelete,
@@ -50,7 +49,6 @@ logger = logging.getLogger("django_dbtaskqueue")
 DONE = Complete()  # what nearly every processor means
 NO_CONTEXT = nullcontext()
 PROCESS = "process"  # as ``executor=``: child processes of the poller
-current_lease: ContextVar[Lease | None] = ContextVar("dbtaskqueue_lease", default=None)
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
@@ -238,6 +236,8 @@ def perform(lease: Lease, processor: Processor) -> Outcome | Suspend | None:
 
 class ProcessorTransaction(transaction.Atomic):
     """A processor's transaction. If there is no connection for it, the processor was not called, and is not charged."""
+
+    is_of_processor = True  # in which a task may sleep
 
     def __init__(self, alias: str) -> None:
         super().__init__(alias, savepoint=True, durable=False)

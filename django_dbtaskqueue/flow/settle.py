@@ -44,6 +44,7 @@ from django_dbtaskqueue.db.session import Row, Session
 from django_dbtaskqueue.flow import dependencies, groups, limiter, usage
 from django_dbtaskqueue.flow.decide import decide
 from django_dbtaskqueue.flow.parents import ReadsParents
+from django_dbtaskqueue.flow.steps import Journal
 from django_dbtaskqueue.models import AbstractTask, Task
 
 logger = logging.getLogger(__name__)
@@ -373,8 +374,6 @@ class SettlePort(ReadsParents):
 
     def journal(self, lease: Lease) -> Steps:
         """Return the steps of the lease's task."""
-        from django_dbtaskqueue.flow.steps import Journal
-
         return Journal(lease, self.alias, self.model)
 
     def touch(self, lease: Lease, delta: timedelta) -> None:

@@ -3,8 +3,8 @@
 A step is a row, written while the lease holds. Its position and name must be the same in each attempt. A sleep and a
 wait are steps, too: they end the call (``TaskSuspended``), and the task is settled as ``Suspend``.
 
-No wake-up is lost: ``signal`` raises ``signals`` on the task's row, and the settle of a waiting task compares it with
-the number that ``wait_for`` saw when it found no signal.
+No wake-up is lost: ``task_signals.signal`` raises ``signals`` on the task's row, and the settle of a waiting task
+compares it with the number that ``wait_for`` saw when it found no signal.
 """
 
 from __future__ import annotations
@@ -12,32 +12,26 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import timedelta
 from inspect import isawaitable, iscoroutinefunction
-from typing import Any, NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn
 
 from asgiref.sync import sync_to_async
-from django.db import connections, router, transaction
+from django.db import connections, transaction
 
 from django_dbtaskqueue.core import json as json_payload
 from django_dbtaskqueue.core.exceptions import (
     PayloadError,
-    SignalRefused,
     SignalTimeout,
     StepChanged,
     TaskQueueError,
     TaskSuspended,
 )
-from django_dbtaskqueue.core.lease import Lease
+from django_dbtaskqueue.core.lease import Lease, current_lease
 from django_dbtaskqueue.core.outcomes import MAX_DELAY, Suspend
-from django_dbtaskqueue.db import notify
-from django_dbtaskqueue.db.session import Row, Session, alias_for, model_for
-from django_dbtaskqueue.flow import usage
-from django_dbtaskqueue.flow.groups import Groups, lock_in_order, regroup
-from django_dbtaskqueue.flow.run import ProcessorTransaction, current_lease
+from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow.selection import delete_steps
-from django_dbtaskqueue.models import AbstractTask, Task
-from django_dbtaskqueue.models.tasks import RECEIVED, SLEEP, STEP, TIMED_OUT, WAIT
+from django_dbtaskqueue.models import AbstractTask
+from django_dbtaskqueue.models.tasks import MAX_NAME_CHARS, RECEIVED, SLEEP, STEP, TIMED_OUT, WAIT
 
-MAX_NAME_CHARS = 200
 WAITS = (WAIT, RECEIVED, TIMED_OUT)  # what a wait is, and what it becomes
 
 
@@ -60,7 +54,7 @@ class Journal:
         self._suspended: Suspend | None = None
         self._inside = ""  # the name of the step whose function runs
 
-    def step(self, name: str, function: Callable[..., object], *args: object, **kwargs: object) -> Any:
+    def step(self, name: str, function: Callable[..., object], *args: object, **kwargs: object) -> object:
         """See ``Lease.step``."""
         if not callable(function):
             raise TypeError(
@@ -81,7 +75,7 @@ class Journal:
             self._inside = ""
         return _loaded(text)
 
-    async def astep(self, name: str, function: Callable[..., object], *args: object, **kwargs: object) -> Any:
+    async def astep(self, name: str, function: Callable[..., object], *args: object, **kwargs: object) -> object:
         """See ``Lease.astep``."""
         if not iscoroutinefunction(function):
             return await sync_to_async(self.step)(name, function, *args, **kwargs)
@@ -110,7 +104,7 @@ class Journal:
         """See ``Lease.asleep``."""
         await sync_to_async(self.sleep)(delay)
 
-    def wait_for(self, name: str, timeout: timedelta | None) -> Any:
+    def wait_for(self, name: str, timeout: timedelta | None) -> object:
         """See ``Lease.wait_for``."""
         left = None if timeout is None else _seconds(f"wait_for({name!r}, timeout", timeout)
         self._check_can_suspend("wait_for")
@@ -131,7 +125,7 @@ class Journal:
             raise SignalTimeout(self._lease.id, name)
         self._suspend(Suspend(None if left is None else timedelta(seconds=left), count))
 
-    async def await_for(self, name: str, timeout: timedelta | None) -> Any:
+    async def await_for(self, name: str, timeout: timedelta | None) -> object:
         """See ``Lease.await_for``."""
         return await sync_to_async(self.wait_for)(name, timeout)
 
@@ -209,7 +203,7 @@ class Journal:
             )
         for connection in connections.all(initialized_only=True):
             for block in connection.atomic_blocks[-1:]:
-                if not (isinstance(block, ProcessorTransaction) or getattr(block, "_from_testcase", False)):
+                if not (getattr(block, "is_of_processor", False) or getattr(block, "_from_testcase", False)):
                     raise TaskQueueError(
                         f"task.{verb}() was called inside transaction.atomic(), which it would roll back. Call it "
                         "outside, and write in steps: task.step(name, function)."
@@ -220,78 +214,9 @@ class Journal:
         return Session.on(self._alias, self._model)
 
     @property
-    def _params(self) -> dict[str, Any]:
+    def _params(self) -> dict[str, object]:
         lease = self._lease
         return {"location": self._model._meta.label_lower, "task_id": lease.id, "token": lease.total_attempt}
-
-
-def signal(
-    task: AbstractTask | Lease | int,
-    name: str,
-    data: object = None,
-    *,
-    queue: str | None = None,
-    using: str | None = None,
-    actor: str = "",
-) -> bool:
-    """Send a signal to a task that waits for it (``task.wait_for``), or will; return whether it is due now.
-
-    The signal commits with the caller's transaction. Signals of one name are received in order, each once. ``data`` is
-    any JSON value. ``task`` may be an id; ``queue`` then names the queue, if that has a table or database of its own.
-    Raises ``SignalRefused`` if the task has ended or is not there, and ``PayloadError`` for data that is not JSON.
-    """
-    if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME_CHARS:
-        raise TypeError(f"The name of a signal is text of 1 to {MAX_NAME_CHARS} characters, not {name!r:.80}.")
-    session, task_id = _place(task, queue, using)
-    text = None if data is None else json_payload.dumps(data)
-    params = {
-        "location": session.location, "task_id": task_id, "name": name, "data": text,
-        "actor": actor[:MAX_NAME_CHARS],
-    }  # fmt: skip
-
-    def lock() -> tuple[list[Row], Groups]:
-        rows = session.run(session.sql.count_signal, params)
-        return rows, {queue: {group} for queue, group in rows if group is not None}
-
-    with session.atomic():
-        rows = lock_in_order(session, lock)
-        if not rows:
-            statuses = session.model._base_manager.using(session.connection.alias).filter(pk=task_id)
-            raise SignalRefused(task_id, name, statuses.values_list("status", flat=True).first())
-        [(of_queue, group)] = rows
-        session.run(session.sql.store_signal, params)
-        woken = bool(session.run(session.sql.wake_signalled, params))
-        if woken and group is not None:
-            regroup(session, of_queue, {group})
-        usage.after_commit(session.connection, {(of_queue, "signal"): [task_id]})
-        if woken:
-            notify.after_commit(session.connection, of_queue)
-    return woken
-
-
-async def asignal(
-    task: AbstractTask | Lease | int,
-    name: str,
-    data: object = None,
-    *,
-    queue: str | None = None,
-    using: str | None = None,
-    actor: str = "",
-) -> bool:
-    """``signal`` for async code, on Django's thread for the ORM."""
-    return await sync_to_async(signal)(task, name, data, queue=queue, using=using, actor=actor)
-
-
-def _place(task: AbstractTask | Lease | int, queue: str | None, using: str | None) -> tuple[Session, int]:
-    if isinstance(task, AbstractTask):
-        return Session.on(using or task._state.db or alias_for(task.queue, None), type(task)), int(task.pk)
-    if isinstance(task, Lease):
-        return Session.on(using or task.port.alias, model_for(task.queue)), task.id
-    if isinstance(task, bool) or not isinstance(task, int):
-        raise TypeError(f"signal() needs a task or its id, not {json_payload.short_repr(task)}.")
-    if queue is None:
-        return Session.on(using or router.db_for_write(Task), Task), task
-    return Session.on(alias_for(queue, using), model_for(queue)), task
 
 
 def _description(kind: str, name: str) -> str:
@@ -314,7 +239,7 @@ def _dumped(name: str, result: object) -> str | None:
         ) from error
 
 
-def _loaded(text: str | None) -> Any:
+def _loaded(text: str | None) -> object:
     return None if text is None else json_payload.loads(text)
 
 

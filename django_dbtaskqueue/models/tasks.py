@@ -279,6 +279,7 @@ class Attempt(models.Model):
         return f"{self.queue}/{self.task_id} attempt {self.attempt}: {self.error_type}"
 
 
+MAX_NAME_CHARS = 200  # of a step or a signal
 # Kinds of steps. A wait is open until its signal came or its time was over.
 STEP, SLEEP, WAIT, RECEIVED, TIMED_OUT = "step", "sleep", "wait", "signal", "timeout"
 STEP_KINDS = (
@@ -298,7 +299,7 @@ class Step(models.Model):
     task_id: Whole = models.BigIntegerField(_("task"))
     task_time: Time = models.DateTimeField(_("task created"))  # a crash may empty a temporary table, and use ids again
     position: Whole = models.IntegerField(_("position"))
-    name: Text = models.CharField(_("name"), max_length=200)
+    name: Text = models.CharField(_("name"), max_length=MAX_NAME_CHARS)
     kind: Text = models.CharField(_("kind"), max_length=30, choices=STEP_KINDS, db_default=STEP)
     result: Json = models.JSONField(_("result"), null=True, blank=True)
     until_time: OptionalTime = models.DateTimeField(_("until"), null=True, blank=True)
@@ -324,7 +325,7 @@ class Signal(models.Model):
     location: Text = models.CharField(_("location"), max_length=200, db_default="dbtaskqueue.task")
     task_id: Whole = models.BigIntegerField(_("task"))
     task_time: Time = models.DateTimeField(_("task created"))
-    name: Text = models.CharField(_("name"), max_length=200)
+    name: Text = models.CharField(_("name"), max_length=MAX_NAME_CHARS)
     data: Json = models.JSONField(_("data"), null=True, blank=True)
     actor: Text = models.CharField(_("actor"), max_length=200, db_default="", blank=True)
     position: OptionalWhole = models.IntegerField(_("position"), null=True, blank=True)
