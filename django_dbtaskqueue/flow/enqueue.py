@@ -32,7 +32,7 @@ from django_dbtaskqueue.core.states import CREATED
 from django_dbtaskqueue.core.unique import UniqueRule
 from django_dbtaskqueue.db import notify
 from django_dbtaskqueue.db.session import Session, alias_for, model_of
-from django_dbtaskqueue.flow import groups, usage
+from django_dbtaskqueue.flow import groups, selection, usage
 from django_dbtaskqueue.flow.parents import checked_parents, insert_related, members
 from django_dbtaskqueue.flow.placement import (
     UNIQUE_OVER_HISTORY,
@@ -135,7 +135,7 @@ def enqueue(
                     return existing_task(session, queue, row["reference_number"], on_duplicate, None, None)
                 with free_capacity(session, queue, settings.capacity, 1, timeout):
                     return _insert_grouped(session, queue, row, on_duplicate, keep_due=keep_due)
-        if settings.capacity is None and row["group_key"] is None:
+        if settings.capacity is None and row["group_key"] is None and on_duplicate not in REPLACE:
             return _insert(session, queue, row, on_duplicate, keep_due=keep_due)
         with free_capacity(session, queue, settings.capacity, 1, timeout):
             return _insert_grouped(session, queue, row, on_duplicate, keep_due=keep_due)
@@ -225,14 +225,17 @@ def _insert_grouped(
     keep_due: bool,
     rule: UniqueRule | None = None,
 ) -> Task:
-    """Insert under the group's lock: at most one task of each group is ready."""
+    """Insert under the group's lock: at most one task of each group is ready. A replaced task begins anew."""
     group = row["group_key"]
-    if group is None or HELD in row:  # a task that waits for others enters its group when they have ended
+    if (group is None and on_duplicate not in REPLACE) or HELD in row:  # a task that waits enters its group later
         return _insert(session, queue, row, on_duplicate, keep_due=keep_due, rule=rule)
     with session.atomic():
-        groups.lock(session, queue, [group])
+        keys = [] if group is None else [group]
+        groups.lock(session, queue, keys)
         task = _insert(session, queue, row, on_duplicate, keep_due=keep_due, rule=rule)
-        groups.regroup(session, queue, [group])
+        if on_duplicate in REPLACE and task.total_attempt:
+            selection.delete_steps(session.model, session.connection.alias, [task.pk])
+        groups.regroup(session, queue, keys)
     return task
 
 

@@ -23,7 +23,7 @@ from django_dbtaskqueue.core.sql.enqueue import ENQUEUED_TYPES, REPLACE
 from django_dbtaskqueue.core.unique import UniqueRule
 from django_dbtaskqueue.db import notify
 from django_dbtaskqueue.db.session import Session, aliases_of, model_for
-from django_dbtaskqueue.flow import groups, usage
+from django_dbtaskqueue.flow import groups, selection, usage
 from django_dbtaskqueue.flow.chunks import DERIVED, Batch, Chunks, Rejection, UniformRows
 from django_dbtaskqueue.flow.dependencies import TaskKey
 from django_dbtaskqueue.flow.enqueue import ON_DUPLICATE, Row, check_choice, insert_by_rule
@@ -269,6 +269,9 @@ def _insert(
         written = _insert_rows(session, queue, rows, on_duplicate, keep_due=keep_due, rule=rule, related=related)
     if related is not None:
         related.ids += written.ids
+    if on_duplicate in REPLACE and written.number > written.new:  # the replaced tasks begin anew
+        tasks = session.model._base_manager.using(session.connection.alias).filter(queue=queue, total_attempt__gt=0)
+        selection.delete_steps(session.model, tasks.db, tasks.filter(reference__in=references).values("pk"))
     if written.number:
         usage.after_commit(session.connection, {(queue, "put"): written.ids or written.number})
     if rule is not None:

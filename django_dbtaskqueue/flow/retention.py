@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Any
 
 from django.db import transaction
-from django.db.models import Model, Q, QuerySet
+from django.db.models import Exists, Model, OuterRef, Q, QuerySet
 from django.db.models.functions import Coalesce, Now
 from django.db.models.lookups import LessThanOrEqual
 
@@ -28,6 +28,8 @@ from django_dbtaskqueue.models import (
     BulkOperation,
     BulkSkip,
     GroupLimit,
+    Signal,
+    Step,
     TaskChange,
     TaskHistory,
     UsedReference,
@@ -115,6 +117,24 @@ def housekeep_batch(session: Session, cursor: RetentionCursor, *, older_than: ti
         selected = {"ids": session.sql.dialect.array(old), "status": cursor.status, "location": session.location}
         locked = [row[0] for row in session.run(sql.lock, selected)]
         return _delete_locked(session, locked, to) if locked else 0
+
+
+# -- steps and signals whose task has left the table by a settle or a job ----------------------------------------------
+
+
+def delete_left_steps(session: Session, rows: type[Step | Signal], after: int) -> int:
+    """Delete those of the next rows behind an id whose task is no longer in its table.
+
+    Return the id of the last row that was read; 0 at the end. A window reads no more than a batch of rows.
+    """
+    alias = session.connection.alias
+    behind = rows._base_manager.using(alias).filter(location=session.location, pk__gt=after)
+    ids = list(behind.order_by("pk").values_list("pk", flat=True)[:ROWS_PER_BATCH])
+    if not ids:
+        return 0
+    tasks = session.model._base_manager.using(alias).filter(pk=OuterRef("task_id"))
+    behind.filter(~Exists(tasks), pk__lte=ids[-1])._raw_delete(alias)
+    return ids[-1] if len(ids) == ROWS_PER_BATCH else 0
 
 
 # -- history, failed attempts, audit -----------------------------------------------------------------------------------

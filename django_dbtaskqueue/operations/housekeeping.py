@@ -26,12 +26,13 @@ from django_dbtaskqueue.db.partitions import is_partitioned, make_month, missing
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow import move, retention
 from django_dbtaskqueue.flow.retention import RetentionCursor
-from django_dbtaskqueue.models import TaskHistory
+from django_dbtaskqueue.models import Signal, Step, TaskHistory
 from django_dbtaskqueue.operations.lookup import Location, locations
 
 logger = logging.getLogger("django_dbtaskqueue")
 
 HISTORY_TABLE = TaskHistory._meta.db_table
+MAX_STEP_WINDOWS = 20  # of 1,000 rows, of steps and of signals, in one turn
 MAX_TURN = timedelta(seconds=30)  # of a poller; its next turn continues there
 
 
@@ -89,6 +90,7 @@ class Housekeeper:
 
     def __init__(self) -> None:
         self._cursors: dict[tuple[Location, str, str], RetentionCursor] = {}
+        self._steps_read: dict[tuple[Location, type[Step | Signal]], int] = {}  # the last id
         self.upkeep_due: dict[str, float] = {}  # by alias: time.monotonic() of a poller's next turn without retention
 
     def turn(
@@ -108,10 +110,22 @@ class Housekeeper:
             report.partitions += _months_ahead(alias)
         for place in places:
             self._tasks(place, policy, report, clock, queues, to)
+            self._steps(place, clock)
         for alias in sorted({alias for alias, _ in places}):
             _delete_old(alias, policy, report, clock)
         report.over = not clock.late
         return report
+
+    def _steps(self, place: Location, clock: _TurnTime) -> None:
+        """Delete steps and signals of tasks that have left the table. The next turn goes on behind the rows read."""
+        for rows in (Step, Signal):
+            for _ in range(MAX_STEP_WINDOWS):
+                if not clock.is_left():
+                    return
+                after = self._steps_read.get((place, rows), 0)
+                self._steps_read[place, rows] = retention.delete_left_steps(Session.on(*place), rows, after)
+                if not self._steps_read[place, rows]:
+                    break
 
     def _tasks(
         self,

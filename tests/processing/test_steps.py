@@ -11,10 +11,11 @@ import pytest
 from django.db import connections
 from django.test.utils import CaptureQueriesContext
 
-from django_dbtaskqueue import LeaseLost, StepChanged, processor, queue
+from django_dbtaskqueue import LeaseLost, StepChanged, enqueue_many, processor, queue, signal
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.retry import Fixed
-from django_dbtaskqueue.models import Step
+from django_dbtaskqueue.models import Signal, Step
+from django_dbtaskqueue.operations.housekeeping import Housekeeper, RetentionPolicy
 from tests.processing.conftest import QUEUE, Site
 from tests.testapp.models import Booking
 
@@ -247,6 +248,46 @@ def test_steps_leave_with_their_task(site: Site, bookings: Bookings) -> None:
     site.tasks(pk=deleted.pk).purge()
 
     assert [row.task_id for row in Step.objects.using(site.alias)] == [kept.pk]
+
+
+@pytest.mark.parametrize("keep_due", [False, True])
+@pytest.mark.parametrize("many", [False, True])
+def test_a_replaced_task_begins_anew(site: Site, bookings: Bookings, many: bool, keep_due: bool) -> None:
+    @processor(QUEUE)
+    def ship(task: Lease) -> Any:
+        task.step("reserve", bookings.book, task.payload)
+        return task.wait_for("approved")
+
+    task = site.enqueue("12A", "UA-15")
+    site.drain()
+    if many:
+        items = [{"reference": "UA-15", "payload": "12B"}, {"reference": "UA-16", "payload": "12C"}]
+        enqueue_many(QUEUE, items, on_duplicate="replace", keep_due=keep_due, using=site.alias)
+    else:
+        site.enqueue("12B", "UA-15", on_duplicate="replace", keep_due=keep_due)
+    site.drain()
+
+    assert bookings.stored()[:2] == ["12A", "12B"]
+    assert site.task(task).parked_by == "signal"
+
+
+@pytest.mark.parametrize("keep", ["history", "delete"])
+def test_steps_of_tasks_that_a_settle_removed_leave_with_housekeeping(site: Site, settings: Any, keep: str) -> None:
+    settings.DBTASKQUEUE = {"QUEUES": {QUEUE: {"keep": keep, "database": site.alias}}}
+
+    @processor(QUEUE)
+    def ship(task: Lease) -> Any:
+        task.step("reserve", lambda: 1)
+        return task.wait_for("approved") if task.reference == "waits" else None
+
+    waits, done = site.enqueue(reference="waits"), site.enqueue()
+    signal(done, "unheard")
+    signal(waits, "another")
+    site.drain()
+    Housekeeper().turn(RetentionPolicy(), using=site.alias)
+
+    assert set(Step.objects.using(site.alias).values_list("task_id", flat=True)) == {waits.pk}
+    assert set(Signal.objects.using(site.alias).values_list("task_id", flat=True)) == {waits.pk}
 
 
 def test_the_pull_api_takes_steps_and_cannot_sleep(site: Site, bookings: Bookings) -> None:

@@ -389,3 +389,24 @@ def test_a_task_in_a_process_of_its_own_goes_on_after_the_signal(
         until(lambda: site.task(task).status == "COMPLETED")
     assert site.task(task).result == "yes"
     assert Booking.objects.using(site.alias).get().reference == "r1"
+
+
+@both
+@pytest.mark.parametrize("group", [None, "ana"])
+def test_steps_and_signals_in_a_table_with_names_of_its_own(site: Site, settings: Any, group: str | None) -> None:
+    settings.DBTASKQUEUE = {"QUEUES": {QUEUE: {"model": "testapp.Parcel", "database": site.alias}}}
+
+    @processor(QUEUE)
+    def ship(task: Lease) -> Any:
+        task.step("weigh", lambda: 7)
+        return task.wait_for("approved", timeout=DAYS)
+
+    task = enqueue(QUEUE, "P-1", group=group)
+    assert drain(QUEUE).suspended == 1
+    assert signal(task.pk, "approved", "yes", queue=QUEUE) is True
+    assert drain(QUEUE).completed == 1
+    steps = Step.objects.using(site.alias).order_by("position")
+    assert list(steps.values_list("location", "name", "kind")) == [
+        ("testapp.parcel", "weigh", "step"),
+        ("testapp.parcel", "approved", "signal"),
+    ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cached_property, lru_cache
 
 from django_dbtaskqueue.core.columns import ENQUEUED, TIMING
+from django_dbtaskqueue.core.outcomes import SIGNAL
 from django_dbtaskqueue.core.sql.dialects import GROUP, PARENTS, Group, renamed, statement
 from django_dbtaskqueue.core.states import sql_sources
 
@@ -171,8 +172,10 @@ class EnqueueStatements(Group):
                 changes += f", next_process_time = CASE WHEN {running} THEN t.ready_time ELSE t.next_process_time END"
         # A smaller budget leaves at least one attempt: without one no poller could take the task.
         changes += f", max_attempts = {self.dialect.greatest}(excluded.max_attempts, {attempt} + 1)"
-        if not keep_due:  # a parked task stays parked
-            changes += f", ready_time = CASE WHEN t.parked_by IS NULL THEN {due} END"
+        # A parked task stays parked, unless it waits for a signal: its steps go with the old values.
+        kept = "t.ready_time" if keep_due else f"CASE WHEN t.parked_by IS NULL THEN {due} END"
+        changes += f", ready_time = CASE WHEN t.parked_by = '{SIGNAL}' THEN {due} ELSE {kept} END"
+        changes += f", parked_by = nullif(t.parked_by, '{SIGNAL}')"
         # Later than create_time by construction, which is how a replaced row is told from a new one.
         touched = f"{self.dialect.greatest}({self.dialect.now}, {self.dialect.later('0.001', start='t.create_time')})"
         return (

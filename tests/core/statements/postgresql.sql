@@ -674,9 +674,10 @@ ON CONFLICT (reference_number, queue_name) DO UPDATE
 SET priority = excluded.priority, payload = excluded.payload, payload_type = excluded.payload_type, context =
     excluded.context, tag = excluded.tag, lease_seconds = excluded.lease_seconds, next_process_time =
     excluded.next_process_time, expire_time = excluded.expire_time, max_attempts =
-    greatest(excluded.max_attempts, t.attempt + 1), ready_time = CASE WHEN t.parked_by IS NULL THEN
-    excluded.next_process_time END, last_update_time = greatest(statement_timestamp(), t.create_time + 0.001 *
-    interval '1 second')
+    greatest(excluded.max_attempts, t.attempt + 1), ready_time = CASE WHEN t.parked_by = 'signal' THEN
+    excluded.next_process_time ELSE CASE WHEN t.parked_by IS NULL THEN excluded.next_process_time END END,
+    parked_by = nullif(t.parked_by, 'signal'), last_update_time = greatest(statement_timestamp(),
+    t.create_time + 0.001 * interval '1 second')
 WHERE t.status IN ('CREATED')
 AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
 RETURNING id, create_time, next_process_time, ready_time, attempt, reenqueue_attempt, total_attempt,
@@ -696,8 +697,9 @@ VALUES (%(queue_name)s, %(reference_number)s, %(max_attempts)s, %(priority)s, %(
 ON CONFLICT (reference_number, queue_name) DO UPDATE
 SET priority = excluded.priority, payload = excluded.payload, payload_type = excluded.payload_type, context =
     excluded.context, tag = excluded.tag, lease_seconds = excluded.lease_seconds, max_attempts =
-    greatest(excluded.max_attempts, t.attempt + 1), last_update_time = greatest(statement_timestamp(),
-    t.create_time + 0.001 * interval '1 second')
+    greatest(excluded.max_attempts, t.attempt + 1), ready_time = CASE WHEN t.parked_by = 'signal' THEN
+    excluded.next_process_time ELSE t.ready_time END, parked_by = nullif(t.parked_by, 'signal'),
+    last_update_time = greatest(statement_timestamp(), t.create_time + 0.001 * interval '1 second')
 WHERE t.status IN ('CREATED')
 AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
 RETURNING id, create_time, next_process_time, ready_time, attempt, reenqueue_attempt, total_attempt,
@@ -723,8 +725,9 @@ SET priority = excluded.priority, payload = excluded.payload, payload_type = exc
     t.process_result END, lost_leases = CASE WHEN t.status = 'PROCESSING' THEN 0 ELSE t.lost_leases END,
     status = 'CREATED', attempt = CASE WHEN t.status = 'PROCESSING' THEN 0 ELSE t.attempt END, max_attempts =
     greatest(excluded.max_attempts, CASE WHEN t.status = 'PROCESSING' THEN 0 ELSE t.attempt END + 1),
-    ready_time = CASE WHEN t.parked_by IS NULL THEN excluded.next_process_time END, last_update_time =
-    greatest(statement_timestamp(), t.create_time + 0.001 * interval '1 second')
+    ready_time = CASE WHEN t.parked_by = 'signal' THEN excluded.next_process_time ELSE CASE WHEN t.parked_by
+    IS NULL THEN excluded.next_process_time END END, parked_by = nullif(t.parked_by, 'signal'),
+    last_update_time = greatest(statement_timestamp(), t.create_time + 0.001 * interval '1 second')
 WHERE t.status IN ('CREATED', 'PROCESSING')
 AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
 RETURNING id, create_time, next_process_time, ready_time, attempt, reenqueue_attempt, total_attempt,
@@ -750,7 +753,9 @@ SET priority = excluded.priority, payload = excluded.payload, payload_type = exc
     status = 'CREATED', attempt = CASE WHEN t.status = 'PROCESSING' THEN 0 ELSE t.attempt END,
     next_process_time = CASE WHEN t.status = 'PROCESSING' THEN t.ready_time ELSE t.next_process_time END,
     max_attempts = greatest(excluded.max_attempts, CASE WHEN t.status = 'PROCESSING' THEN 0 ELSE t.attempt END
-    + 1), last_update_time = greatest(statement_timestamp(), t.create_time + 0.001 * interval '1 second')
+    + 1), ready_time = CASE WHEN t.parked_by = 'signal' THEN excluded.next_process_time ELSE t.ready_time END,
+    parked_by = nullif(t.parked_by, 'signal'), last_update_time = greatest(statement_timestamp(),
+    t.create_time + 0.001 * interval '1 second')
 WHERE t.status IN ('CREATED', 'PROCESSING')
 AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
 RETURNING id, create_time, next_process_time, ready_time, attempt, reenqueue_attempt, total_attempt,
@@ -773,9 +778,11 @@ SET priority = excluded.priority, payload = excluded.payload, payload_type = exc
     least(excluded.next_process_time, t.create_time + %(max_wait)s * interval '1 second'), expire_time =
     least(excluded.next_process_time, t.create_time + %(max_wait)s * interval '1 second') + extract(epoch FROM
     excluded.expire_time - excluded.next_process_time)::float8 * interval '1 second', max_attempts =
-    greatest(excluded.max_attempts, t.attempt + 1), ready_time = CASE WHEN t.parked_by IS NULL THEN
-    least(excluded.next_process_time, t.create_time + %(max_wait)s * interval '1 second') END,
-    last_update_time = greatest(statement_timestamp(), t.create_time + 0.001 * interval '1 second')
+    greatest(excluded.max_attempts, t.attempt + 1), ready_time = CASE WHEN t.parked_by = 'signal' THEN
+    least(excluded.next_process_time, t.create_time + %(max_wait)s * interval '1 second') ELSE CASE WHEN
+    t.parked_by IS NULL THEN least(excluded.next_process_time, t.create_time + %(max_wait)s * interval '1
+    second') END END, parked_by = nullif(t.parked_by, 'signal'), last_update_time =
+    greatest(statement_timestamp(), t.create_time + 0.001 * interval '1 second')
 WHERE t.status IN ('CREATED')
 AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
 RETURNING id, create_time, next_process_time, ready_time, attempt, reenqueue_attempt, total_attempt,
@@ -1002,9 +1009,10 @@ WITH w AS (
     SET priority = excluded.priority, payload = excluded.payload, payload_type = excluded.payload_type,
         context = excluded.context, tag = excluded.tag, lease_seconds = excluded.lease_seconds,
         next_process_time = excluded.next_process_time, expire_time = excluded.expire_time, max_attempts =
-        greatest(excluded.max_attempts, t.attempt + 1), ready_time = CASE WHEN t.parked_by IS NULL THEN
-        excluded.next_process_time END, last_update_time = greatest(statement_timestamp(), t.create_time +
-        0.001 * interval '1 second')
+        greatest(excluded.max_attempts, t.attempt + 1), ready_time = CASE WHEN t.parked_by = 'signal' THEN
+        excluded.next_process_time ELSE CASE WHEN t.parked_by IS NULL THEN excluded.next_process_time END END,
+        parked_by = nullif(t.parked_by, 'signal'), last_update_time = greatest(statement_timestamp(),
+        t.create_time + 0.001 * interval '1 second')
     WHERE t.status IN ('CREATED')
     AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
     RETURNING id, last_update_time = create_time AS u
@@ -1048,8 +1056,9 @@ WITH w AS (
     ON CONFLICT (reference_number, queue_name) DO UPDATE
     SET priority = excluded.priority, payload = excluded.payload, payload_type = excluded.payload_type,
         context = excluded.context, tag = excluded.tag, lease_seconds = excluded.lease_seconds, max_attempts =
-        greatest(excluded.max_attempts, t.attempt + 1), last_update_time = greatest(statement_timestamp(),
-        t.create_time + 0.001 * interval '1 second')
+        greatest(excluded.max_attempts, t.attempt + 1), ready_time = CASE WHEN t.parked_by = 'signal' THEN
+        excluded.next_process_time ELSE t.ready_time END, parked_by = nullif(t.parked_by, 'signal'),
+        last_update_time = greatest(statement_timestamp(), t.create_time + 0.001 * interval '1 second')
     WHERE t.status IN ('CREATED')
     AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
     RETURNING id, last_update_time = create_time AS u
@@ -1099,8 +1108,10 @@ WITH w AS (
         'PROCESSING' THEN NULL ELSE t.process_result END, lost_leases = CASE WHEN t.status = 'PROCESSING' THEN
         0 ELSE t.lost_leases END, status = 'CREATED', attempt = CASE WHEN t.status = 'PROCESSING' THEN 0 ELSE
         t.attempt END, max_attempts = greatest(excluded.max_attempts, CASE WHEN t.status = 'PROCESSING' THEN 0
-        ELSE t.attempt END + 1), ready_time = CASE WHEN t.parked_by IS NULL THEN excluded.next_process_time
-        END, last_update_time = greatest(statement_timestamp(), t.create_time + 0.001 * interval '1 second')
+        ELSE t.attempt END + 1), ready_time = CASE WHEN t.parked_by = 'signal' THEN excluded.next_process_time
+        ELSE CASE WHEN t.parked_by IS NULL THEN excluded.next_process_time END END, parked_by =
+        nullif(t.parked_by, 'signal'), last_update_time = greatest(statement_timestamp(), t.create_time +
+        0.001 * interval '1 second')
     WHERE t.status IN ('CREATED', 'PROCESSING')
     AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
     RETURNING id, last_update_time = create_time AS u
@@ -1150,8 +1161,9 @@ WITH w AS (
         THEN 0 ELSE t.lost_leases END, status = 'CREATED', attempt = CASE WHEN t.status = 'PROCESSING' THEN 0
         ELSE t.attempt END, next_process_time = CASE WHEN t.status = 'PROCESSING' THEN t.ready_time ELSE
         t.next_process_time END, max_attempts = greatest(excluded.max_attempts, CASE WHEN t.status =
-        'PROCESSING' THEN 0 ELSE t.attempt END + 1), last_update_time = greatest(statement_timestamp(),
-        t.create_time + 0.001 * interval '1 second')
+        'PROCESSING' THEN 0 ELSE t.attempt END + 1), ready_time = CASE WHEN t.parked_by = 'signal' THEN
+        excluded.next_process_time ELSE t.ready_time END, parked_by = nullif(t.parked_by, 'signal'),
+        last_update_time = greatest(statement_timestamp(), t.create_time + 0.001 * interval '1 second')
     WHERE t.status IN ('CREATED', 'PROCESSING')
     AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
     RETURNING id, last_update_time = create_time AS u
@@ -1199,9 +1211,10 @@ WITH w AS (
         second'), expire_time = least(excluded.next_process_time, t.create_time + %(max_wait)s * interval '1
         second') + extract(epoch FROM excluded.expire_time - excluded.next_process_time)::float8 * interval '1
         second', max_attempts = greatest(excluded.max_attempts, t.attempt + 1), ready_time = CASE WHEN
-        t.parked_by IS NULL THEN least(excluded.next_process_time, t.create_time + %(max_wait)s * interval '1
-        second') END, last_update_time = greatest(statement_timestamp(), t.create_time + 0.001 * interval '1
-        second')
+        t.parked_by = 'signal' THEN least(excluded.next_process_time, t.create_time + %(max_wait)s * interval
+        '1 second') ELSE CASE WHEN t.parked_by IS NULL THEN least(excluded.next_process_time, t.create_time +
+        %(max_wait)s * interval '1 second') END END, parked_by = nullif(t.parked_by, 'signal'),
+        last_update_time = greatest(statement_timestamp(), t.create_time + 0.001 * interval '1 second')
     WHERE t.status IN ('CREATED')
     AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
     RETURNING id, last_update_time = create_time AS u
@@ -3110,9 +3123,10 @@ WITH w AS (
     SET priority = excluded.priority, payload = excluded.payload, payload_type = excluded.payload_type,
         context = excluded.context, tag = excluded.tag, lease_seconds = excluded.lease_seconds,
         next_process_time = excluded.next_process_time, expire_time = excluded.expire_time, max_attempts =
-        greatest(excluded.max_attempts, t.attempt + 1), ready_time = CASE WHEN t.parked_by IS NULL THEN
-        excluded.next_process_time END, last_update_time = greatest(statement_timestamp(), t.create_time +
-        0.001 * interval '1 second')
+        greatest(excluded.max_attempts, t.attempt + 1), ready_time = CASE WHEN t.parked_by = 'signal' THEN
+        excluded.next_process_time ELSE CASE WHEN t.parked_by IS NULL THEN excluded.next_process_time END END,
+        parked_by = nullif(t.parked_by, 'signal'), last_update_time = greatest(statement_timestamp(),
+        t.create_time + 0.001 * interval '1 second')
     WHERE t.status IN ('CREATED')
     AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
     RETURNING id, last_update_time = create_time AS u
@@ -3148,8 +3162,9 @@ WITH w AS (
     ON CONFLICT (reference_number, queue_name) DO UPDATE
     SET priority = excluded.priority, payload = excluded.payload, payload_type = excluded.payload_type,
         context = excluded.context, tag = excluded.tag, lease_seconds = excluded.lease_seconds, max_attempts =
-        greatest(excluded.max_attempts, t.attempt + 1), last_update_time = greatest(statement_timestamp(),
-        t.create_time + 0.001 * interval '1 second')
+        greatest(excluded.max_attempts, t.attempt + 1), ready_time = CASE WHEN t.parked_by = 'signal' THEN
+        excluded.next_process_time ELSE t.ready_time END, parked_by = nullif(t.parked_by, 'signal'),
+        last_update_time = greatest(statement_timestamp(), t.create_time + 0.001 * interval '1 second')
     WHERE t.status IN ('CREATED')
     AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
     RETURNING id, last_update_time = create_time AS u
@@ -3191,8 +3206,10 @@ WITH w AS (
         'PROCESSING' THEN NULL ELSE t.process_result END, lost_leases = CASE WHEN t.status = 'PROCESSING' THEN
         0 ELSE t.lost_leases END, status = 'CREATED', attempt = CASE WHEN t.status = 'PROCESSING' THEN 0 ELSE
         t.attempt END, max_attempts = greatest(excluded.max_attempts, CASE WHEN t.status = 'PROCESSING' THEN 0
-        ELSE t.attempt END + 1), ready_time = CASE WHEN t.parked_by IS NULL THEN excluded.next_process_time
-        END, last_update_time = greatest(statement_timestamp(), t.create_time + 0.001 * interval '1 second')
+        ELSE t.attempt END + 1), ready_time = CASE WHEN t.parked_by = 'signal' THEN excluded.next_process_time
+        ELSE CASE WHEN t.parked_by IS NULL THEN excluded.next_process_time END END, parked_by =
+        nullif(t.parked_by, 'signal'), last_update_time = greatest(statement_timestamp(), t.create_time +
+        0.001 * interval '1 second')
     WHERE t.status IN ('CREATED', 'PROCESSING')
     AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
     RETURNING id, last_update_time = create_time AS u
@@ -3234,8 +3251,9 @@ WITH w AS (
         THEN 0 ELSE t.lost_leases END, status = 'CREATED', attempt = CASE WHEN t.status = 'PROCESSING' THEN 0
         ELSE t.attempt END, next_process_time = CASE WHEN t.status = 'PROCESSING' THEN t.ready_time ELSE
         t.next_process_time END, max_attempts = greatest(excluded.max_attempts, CASE WHEN t.status =
-        'PROCESSING' THEN 0 ELSE t.attempt END + 1), last_update_time = greatest(statement_timestamp(),
-        t.create_time + 0.001 * interval '1 second')
+        'PROCESSING' THEN 0 ELSE t.attempt END + 1), ready_time = CASE WHEN t.parked_by = 'signal' THEN
+        excluded.next_process_time ELSE t.ready_time END, parked_by = nullif(t.parked_by, 'signal'),
+        last_update_time = greatest(statement_timestamp(), t.create_time + 0.001 * interval '1 second')
     WHERE t.status IN ('CREATED', 'PROCESSING')
     AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
     RETURNING id, last_update_time = create_time AS u
@@ -3275,9 +3293,10 @@ WITH w AS (
         second'), expire_time = least(excluded.next_process_time, t.create_time + %(max_wait)s * interval '1
         second') + extract(epoch FROM excluded.expire_time - excluded.next_process_time)::float8 * interval '1
         second', max_attempts = greatest(excluded.max_attempts, t.attempt + 1), ready_time = CASE WHEN
-        t.parked_by IS NULL THEN least(excluded.next_process_time, t.create_time + %(max_wait)s * interval '1
-        second') END, last_update_time = greatest(statement_timestamp(), t.create_time + 0.001 * interval '1
-        second')
+        t.parked_by = 'signal' THEN least(excluded.next_process_time, t.create_time + %(max_wait)s * interval
+        '1 second') ELSE CASE WHEN t.parked_by IS NULL THEN least(excluded.next_process_time, t.create_time +
+        %(max_wait)s * interval '1 second') END END, parked_by = nullif(t.parked_by, 'signal'),
+        last_update_time = greatest(statement_timestamp(), t.create_time + 0.001 * interval '1 second')
     WHERE t.status IN ('CREATED')
     AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
     RETURNING id, last_update_time = create_time AS u

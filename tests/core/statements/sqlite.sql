@@ -570,9 +570,10 @@ ON CONFLICT (reference_number, queue_name) DO UPDATE
 SET priority = excluded.priority, payload = excluded.payload, payload_type = excluded.payload_type, context =
     excluded.context, tag = excluded.tag, lease_seconds = excluded.lease_seconds, next_process_time =
     excluded.next_process_time, expire_time = excluded.expire_time, max_attempts = max(excluded.max_attempts,
-    t.attempt + 1), ready_time = CASE WHEN t.parked_by IS NULL THEN excluded.next_process_time END,
-    last_update_time = max(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), strftime('%%Y-%%m-%%d %%H:%%M:%%f',
-    t.create_time, printf('%%.3f seconds', 0.001)))
+    t.attempt + 1), ready_time = CASE WHEN t.parked_by = 'signal' THEN excluded.next_process_time ELSE CASE
+    WHEN t.parked_by IS NULL THEN excluded.next_process_time END END, parked_by = nullif(t.parked_by,
+    'signal'), last_update_time = max(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), strftime('%%Y-%%m-%%d
+    %%H:%%M:%%f', t.create_time, printf('%%.3f seconds', 0.001)))
 WHERE t.status IN ('CREATED')
 AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
 RETURNING id, create_time, next_process_time, ready_time, attempt, reenqueue_attempt, total_attempt,
@@ -594,8 +595,10 @@ VALUES (%(queue_name)s, %(reference_number)s, %(max_attempts)s, %(priority)s, %(
 ON CONFLICT (reference_number, queue_name) DO UPDATE
 SET priority = excluded.priority, payload = excluded.payload, payload_type = excluded.payload_type, context =
     excluded.context, tag = excluded.tag, lease_seconds = excluded.lease_seconds, max_attempts =
-    max(excluded.max_attempts, t.attempt + 1), last_update_time = max(strftime('%%Y-%%m-%%d %%H:%%M:%%f',
-    'now'), strftime('%%Y-%%m-%%d %%H:%%M:%%f', t.create_time, printf('%%.3f seconds', 0.001)))
+    max(excluded.max_attempts, t.attempt + 1), ready_time = CASE WHEN t.parked_by = 'signal' THEN
+    excluded.next_process_time ELSE t.ready_time END, parked_by = nullif(t.parked_by, 'signal'),
+    last_update_time = max(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), strftime('%%Y-%%m-%%d %%H:%%M:%%f',
+    t.create_time, printf('%%.3f seconds', 0.001)))
 WHERE t.status IN ('CREATED')
 AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
 RETURNING id, create_time, next_process_time, ready_time, attempt, reenqueue_attempt, total_attempt,
@@ -623,7 +626,8 @@ SET priority = excluded.priority, payload = excluded.payload, payload_type = exc
     t.process_result END, lost_leases = CASE WHEN t.status = 'PROCESSING' THEN 0 ELSE t.lost_leases END,
     status = 'CREATED', attempt = CASE WHEN t.status = 'PROCESSING' THEN 0 ELSE t.attempt END, max_attempts =
     max(excluded.max_attempts, CASE WHEN t.status = 'PROCESSING' THEN 0 ELSE t.attempt END + 1), ready_time =
-    CASE WHEN t.parked_by IS NULL THEN excluded.next_process_time END, last_update_time =
+    CASE WHEN t.parked_by = 'signal' THEN excluded.next_process_time ELSE CASE WHEN t.parked_by IS NULL THEN
+    excluded.next_process_time END END, parked_by = nullif(t.parked_by, 'signal'), last_update_time =
     max(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), strftime('%%Y-%%m-%%d %%H:%%M:%%f', t.create_time,
     printf('%%.3f seconds', 0.001)))
 WHERE t.status IN ('CREATED', 'PROCESSING')
@@ -653,8 +657,9 @@ SET priority = excluded.priority, payload = excluded.payload, payload_type = exc
     status = 'CREATED', attempt = CASE WHEN t.status = 'PROCESSING' THEN 0 ELSE t.attempt END,
     next_process_time = CASE WHEN t.status = 'PROCESSING' THEN t.ready_time ELSE t.next_process_time END,
     max_attempts = max(excluded.max_attempts, CASE WHEN t.status = 'PROCESSING' THEN 0 ELSE t.attempt END +
-    1), last_update_time = max(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), strftime('%%Y-%%m-%%d %%H:%%M:%%f',
-    t.create_time, printf('%%.3f seconds', 0.001)))
+    1), ready_time = CASE WHEN t.parked_by = 'signal' THEN excluded.next_process_time ELSE t.ready_time END,
+    parked_by = nullif(t.parked_by, 'signal'), last_update_time = max(strftime('%%Y-%%m-%%d %%H:%%M:%%f',
+    'now'), strftime('%%Y-%%m-%%d %%H:%%M:%%f', t.create_time, printf('%%.3f seconds', 0.001)))
 WHERE t.status IN ('CREATED', 'PROCESSING')
 AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
 RETURNING id, create_time, next_process_time, ready_time, attempt, reenqueue_attempt, total_attempt,
@@ -682,8 +687,10 @@ SET priority = excluded.priority, payload = excluded.payload, payload_type = exc
     min(excluded.next_process_time, strftime('%%Y-%%m-%%d %%H:%%M:%%f', t.create_time, printf('%%.3f seconds',
     %(max_wait)s))), printf('%%.3f seconds', (julianday(excluded.expire_time) -
     julianday(excluded.next_process_time)) * 86400.0)) END, max_attempts = max(excluded.max_attempts,
-    t.attempt + 1), ready_time = CASE WHEN t.parked_by IS NULL THEN min(excluded.next_process_time,
-    strftime('%%Y-%%m-%%d %%H:%%M:%%f', t.create_time, printf('%%.3f seconds', %(max_wait)s))) END,
+    t.attempt + 1), ready_time = CASE WHEN t.parked_by = 'signal' THEN min(excluded.next_process_time,
+    strftime('%%Y-%%m-%%d %%H:%%M:%%f', t.create_time, printf('%%.3f seconds', %(max_wait)s))) ELSE CASE WHEN
+    t.parked_by IS NULL THEN min(excluded.next_process_time, strftime('%%Y-%%m-%%d %%H:%%M:%%f',
+    t.create_time, printf('%%.3f seconds', %(max_wait)s))) END END, parked_by = nullif(t.parked_by, 'signal'),
     last_update_time = max(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), strftime('%%Y-%%m-%%d %%H:%%M:%%f',
     t.create_time, printf('%%.3f seconds', 0.001)))
 WHERE t.status IN ('CREATED')
@@ -824,9 +831,10 @@ ON CONFLICT (reference_number, queue_name) DO UPDATE
 SET priority = excluded.priority, payload = excluded.payload, payload_type = excluded.payload_type, context =
     excluded.context, tag = excluded.tag, lease_seconds = excluded.lease_seconds, next_process_time =
     excluded.next_process_time, expire_time = excluded.expire_time, max_attempts = max(excluded.max_attempts,
-    t.attempt + 1), ready_time = CASE WHEN t.parked_by IS NULL THEN excluded.next_process_time END,
-    last_update_time = max(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), strftime('%%Y-%%m-%%d %%H:%%M:%%f',
-    t.create_time, printf('%%.3f seconds', 0.001)))
+    t.attempt + 1), ready_time = CASE WHEN t.parked_by = 'signal' THEN excluded.next_process_time ELSE CASE
+    WHEN t.parked_by IS NULL THEN excluded.next_process_time END END, parked_by = nullif(t.parked_by,
+    'signal'), last_update_time = max(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), strftime('%%Y-%%m-%%d
+    %%H:%%M:%%f', t.create_time, printf('%%.3f seconds', 0.001)))
 WHERE t.status IN ('CREATED')
 AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
 RETURNING id, last_update_time = create_time;
@@ -856,8 +864,10 @@ WHERE true
 ON CONFLICT (reference_number, queue_name) DO UPDATE
 SET priority = excluded.priority, payload = excluded.payload, payload_type = excluded.payload_type, context =
     excluded.context, tag = excluded.tag, lease_seconds = excluded.lease_seconds, max_attempts =
-    max(excluded.max_attempts, t.attempt + 1), last_update_time = max(strftime('%%Y-%%m-%%d %%H:%%M:%%f',
-    'now'), strftime('%%Y-%%m-%%d %%H:%%M:%%f', t.create_time, printf('%%.3f seconds', 0.001)))
+    max(excluded.max_attempts, t.attempt + 1), ready_time = CASE WHEN t.parked_by = 'signal' THEN
+    excluded.next_process_time ELSE t.ready_time END, parked_by = nullif(t.parked_by, 'signal'),
+    last_update_time = max(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), strftime('%%Y-%%m-%%d %%H:%%M:%%f',
+    t.create_time, printf('%%.3f seconds', 0.001)))
 WHERE t.status IN ('CREATED')
 AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
 RETURNING id, last_update_time = create_time;
@@ -893,7 +903,8 @@ SET priority = excluded.priority, payload = excluded.payload, payload_type = exc
     t.process_result END, lost_leases = CASE WHEN t.status = 'PROCESSING' THEN 0 ELSE t.lost_leases END,
     status = 'CREATED', attempt = CASE WHEN t.status = 'PROCESSING' THEN 0 ELSE t.attempt END, max_attempts =
     max(excluded.max_attempts, CASE WHEN t.status = 'PROCESSING' THEN 0 ELSE t.attempt END + 1), ready_time =
-    CASE WHEN t.parked_by IS NULL THEN excluded.next_process_time END, last_update_time =
+    CASE WHEN t.parked_by = 'signal' THEN excluded.next_process_time ELSE CASE WHEN t.parked_by IS NULL THEN
+    excluded.next_process_time END END, parked_by = nullif(t.parked_by, 'signal'), last_update_time =
     max(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), strftime('%%Y-%%m-%%d %%H:%%M:%%f', t.create_time,
     printf('%%.3f seconds', 0.001)))
 WHERE t.status IN ('CREATED', 'PROCESSING')
@@ -931,8 +942,9 @@ SET priority = excluded.priority, payload = excluded.payload, payload_type = exc
     status = 'CREATED', attempt = CASE WHEN t.status = 'PROCESSING' THEN 0 ELSE t.attempt END,
     next_process_time = CASE WHEN t.status = 'PROCESSING' THEN t.ready_time ELSE t.next_process_time END,
     max_attempts = max(excluded.max_attempts, CASE WHEN t.status = 'PROCESSING' THEN 0 ELSE t.attempt END +
-    1), last_update_time = max(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), strftime('%%Y-%%m-%%d %%H:%%M:%%f',
-    t.create_time, printf('%%.3f seconds', 0.001)))
+    1), ready_time = CASE WHEN t.parked_by = 'signal' THEN excluded.next_process_time ELSE t.ready_time END,
+    parked_by = nullif(t.parked_by, 'signal'), last_update_time = max(strftime('%%Y-%%m-%%d %%H:%%M:%%f',
+    'now'), strftime('%%Y-%%m-%%d %%H:%%M:%%f', t.create_time, printf('%%.3f seconds', 0.001)))
 WHERE t.status IN ('CREATED', 'PROCESSING')
 AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
 RETURNING id, last_update_time = create_time;
@@ -968,8 +980,10 @@ SET priority = excluded.priority, payload = excluded.payload, payload_type = exc
     min(excluded.next_process_time, strftime('%%Y-%%m-%%d %%H:%%M:%%f', t.create_time, printf('%%.3f seconds',
     %(max_wait)s))), printf('%%.3f seconds', (julianday(excluded.expire_time) -
     julianday(excluded.next_process_time)) * 86400.0)) END, max_attempts = max(excluded.max_attempts,
-    t.attempt + 1), ready_time = CASE WHEN t.parked_by IS NULL THEN min(excluded.next_process_time,
-    strftime('%%Y-%%m-%%d %%H:%%M:%%f', t.create_time, printf('%%.3f seconds', %(max_wait)s))) END,
+    t.attempt + 1), ready_time = CASE WHEN t.parked_by = 'signal' THEN min(excluded.next_process_time,
+    strftime('%%Y-%%m-%%d %%H:%%M:%%f', t.create_time, printf('%%.3f seconds', %(max_wait)s))) ELSE CASE WHEN
+    t.parked_by IS NULL THEN min(excluded.next_process_time, strftime('%%Y-%%m-%%d %%H:%%M:%%f',
+    t.create_time, printf('%%.3f seconds', %(max_wait)s))) END END, parked_by = nullif(t.parked_by, 'signal'),
     last_update_time = max(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), strftime('%%Y-%%m-%%d %%H:%%M:%%f',
     t.create_time, printf('%%.3f seconds', 0.001)))
 WHERE t.status IN ('CREATED')
@@ -2426,9 +2440,10 @@ ON CONFLICT (reference_number, queue_name) DO UPDATE
 SET priority = excluded.priority, payload = excluded.payload, payload_type = excluded.payload_type, context =
     excluded.context, tag = excluded.tag, lease_seconds = excluded.lease_seconds, next_process_time =
     excluded.next_process_time, expire_time = excluded.expire_time, max_attempts = max(excluded.max_attempts,
-    t.attempt + 1), ready_time = CASE WHEN t.parked_by IS NULL THEN excluded.next_process_time END,
-    last_update_time = max(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), strftime('%%Y-%%m-%%d %%H:%%M:%%f',
-    t.create_time, printf('%%.3f seconds', 0.001)))
+    t.attempt + 1), ready_time = CASE WHEN t.parked_by = 'signal' THEN excluded.next_process_time ELSE CASE
+    WHEN t.parked_by IS NULL THEN excluded.next_process_time END END, parked_by = nullif(t.parked_by,
+    'signal'), last_update_time = max(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), strftime('%%Y-%%m-%%d
+    %%H:%%M:%%f', t.create_time, printf('%%.3f seconds', 0.001)))
 WHERE t.status IN ('CREATED')
 AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
 RETURNING id, last_update_time = create_time;
@@ -2456,8 +2471,10 @@ WHERE true
 ON CONFLICT (reference_number, queue_name) DO UPDATE
 SET priority = excluded.priority, payload = excluded.payload, payload_type = excluded.payload_type, context =
     excluded.context, tag = excluded.tag, lease_seconds = excluded.lease_seconds, max_attempts =
-    max(excluded.max_attempts, t.attempt + 1), last_update_time = max(strftime('%%Y-%%m-%%d %%H:%%M:%%f',
-    'now'), strftime('%%Y-%%m-%%d %%H:%%M:%%f', t.create_time, printf('%%.3f seconds', 0.001)))
+    max(excluded.max_attempts, t.attempt + 1), ready_time = CASE WHEN t.parked_by = 'signal' THEN
+    excluded.next_process_time ELSE t.ready_time END, parked_by = nullif(t.parked_by, 'signal'),
+    last_update_time = max(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), strftime('%%Y-%%m-%%d %%H:%%M:%%f',
+    t.create_time, printf('%%.3f seconds', 0.001)))
 WHERE t.status IN ('CREATED')
 AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
 RETURNING id, last_update_time = create_time;
@@ -2491,7 +2508,8 @@ SET priority = excluded.priority, payload = excluded.payload, payload_type = exc
     t.process_result END, lost_leases = CASE WHEN t.status = 'PROCESSING' THEN 0 ELSE t.lost_leases END,
     status = 'CREATED', attempt = CASE WHEN t.status = 'PROCESSING' THEN 0 ELSE t.attempt END, max_attempts =
     max(excluded.max_attempts, CASE WHEN t.status = 'PROCESSING' THEN 0 ELSE t.attempt END + 1), ready_time =
-    CASE WHEN t.parked_by IS NULL THEN excluded.next_process_time END, last_update_time =
+    CASE WHEN t.parked_by = 'signal' THEN excluded.next_process_time ELSE CASE WHEN t.parked_by IS NULL THEN
+    excluded.next_process_time END END, parked_by = nullif(t.parked_by, 'signal'), last_update_time =
     max(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), strftime('%%Y-%%m-%%d %%H:%%M:%%f', t.create_time,
     printf('%%.3f seconds', 0.001)))
 WHERE t.status IN ('CREATED', 'PROCESSING')
@@ -2527,8 +2545,9 @@ SET priority = excluded.priority, payload = excluded.payload, payload_type = exc
     status = 'CREATED', attempt = CASE WHEN t.status = 'PROCESSING' THEN 0 ELSE t.attempt END,
     next_process_time = CASE WHEN t.status = 'PROCESSING' THEN t.ready_time ELSE t.next_process_time END,
     max_attempts = max(excluded.max_attempts, CASE WHEN t.status = 'PROCESSING' THEN 0 ELSE t.attempt END +
-    1), last_update_time = max(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), strftime('%%Y-%%m-%%d %%H:%%M:%%f',
-    t.create_time, printf('%%.3f seconds', 0.001)))
+    1), ready_time = CASE WHEN t.parked_by = 'signal' THEN excluded.next_process_time ELSE t.ready_time END,
+    parked_by = nullif(t.parked_by, 'signal'), last_update_time = max(strftime('%%Y-%%m-%%d %%H:%%M:%%f',
+    'now'), strftime('%%Y-%%m-%%d %%H:%%M:%%f', t.create_time, printf('%%.3f seconds', 0.001)))
 WHERE t.status IN ('CREATED', 'PROCESSING')
 AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
 RETURNING id, last_update_time = create_time;
@@ -2562,8 +2581,10 @@ SET priority = excluded.priority, payload = excluded.payload, payload_type = exc
     min(excluded.next_process_time, strftime('%%Y-%%m-%%d %%H:%%M:%%f', t.create_time, printf('%%.3f seconds',
     %(max_wait)s))), printf('%%.3f seconds', (julianday(excluded.expire_time) -
     julianday(excluded.next_process_time)) * 86400.0)) END, max_attempts = max(excluded.max_attempts,
-    t.attempt + 1), ready_time = CASE WHEN t.parked_by IS NULL THEN min(excluded.next_process_time,
-    strftime('%%Y-%%m-%%d %%H:%%M:%%f', t.create_time, printf('%%.3f seconds', %(max_wait)s))) END,
+    t.attempt + 1), ready_time = CASE WHEN t.parked_by = 'signal' THEN min(excluded.next_process_time,
+    strftime('%%Y-%%m-%%d %%H:%%M:%%f', t.create_time, printf('%%.3f seconds', %(max_wait)s))) ELSE CASE WHEN
+    t.parked_by IS NULL THEN min(excluded.next_process_time, strftime('%%Y-%%m-%%d %%H:%%M:%%f',
+    t.create_time, printf('%%.3f seconds', %(max_wait)s))) END END, parked_by = nullif(t.parked_by, 'signal'),
     last_update_time = max(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), strftime('%%Y-%%m-%%d %%H:%%M:%%f',
     t.create_time, printf('%%.3f seconds', 0.001)))
 WHERE t.status IN ('CREATED')
