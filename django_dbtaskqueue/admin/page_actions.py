@@ -27,12 +27,12 @@ from django_dbtaskqueue.models import AbstractTask, BulkOperation, FailureGroup,
 from django_dbtaskqueue.operations import actions, bulk, queue_control
 from django_dbtaskqueue.operations.actions import ADDITION, log, record, recorded
 from django_dbtaskqueue.operations.bounds import is_storable
-from django_dbtaskqueue.operations.permissions import Actor, Verb, can_operate
+from django_dbtaskqueue.operations.permissions import ENQUEUE_COPY, PAUSE, Actor, Verb, can_operate
 from django_dbtaskqueue.operations.queue_control import POLLER_VERBS, STOPPED_STATE
 from django_dbtaskqueue.operations.search import Search, to_text
 from django_dbtaskqueue.operations.search.query import tasks_for
 from django_dbtaskqueue.operations.serializers import with_errors
-from django_dbtaskqueue.operations.verbs import ENQUEUE_COPY, ONE_TASK_VERBS, PAUSE, TASK_VERBS, TaskVerb
+from django_dbtaskqueue.operations.verbs import ONE_TASK_VERBS, TASK_VERBS, TaskVerb
 from django_dbtaskqueue.operations.visibility import narrow
 
 MAX_NAMED_TASKS = 20  # on the confirmation page

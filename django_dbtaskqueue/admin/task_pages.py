@@ -26,6 +26,7 @@ from django_dbtaskqueue.admin.read_only import (
     ago,
     box,
     column,
+    json_box,
     may_see,
     number,
     permitted,
@@ -47,8 +48,9 @@ from django_dbtaskqueue.core.durations import format_duration
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.db.session import model_named
 from django_dbtaskqueue.flow.placement import own_fields
-from django_dbtaskqueue.models import AbstractTask, Attempt, AuditEntry, Batch, Poller, Task
+from django_dbtaskqueue.models import AbstractTask, Attempt, AuditEntry, Batch, Poller, Step, Task
 from django_dbtaskqueue.models.querysets import TaskQuerySet
+from django_dbtaskqueue.models.tasks import SLEEP, WAIT
 from django_dbtaskqueue.operations import paging
 from django_dbtaskqueue.operations.bounded_reads import ApproxCount
 from django_dbtaskqueue.operations.bounds import is_storable
@@ -62,7 +64,8 @@ from django_dbtaskqueue.operations.search.id_range import IdRange, id_range, wit
 from django_dbtaskqueue.operations.search.query import TaskFilter
 from django_dbtaskqueue.operations.serializers import error_of, message_of, short_error
 from django_dbtaskqueue.operations.task_changes import actions_on
-from django_dbtaskqueue.operations.verbs import EDIT, TASK_VERBS, VERBS
+from django_dbtaskqueue.operations.task_steps import awaited, steps_of
+from django_dbtaskqueue.operations.verbs import EDIT, SEND_SIGNAL, TASK_VERBS, VERBS
 from django_dbtaskqueue.operations.visibility import sees_entry
 
 MAX_TIMELINE_ATTEMPTS = 50
@@ -265,6 +268,11 @@ class TaskAdmin(TaskPage):
                 (_("Waits for"), self._related(parents_of(row, viewer(request)))),
                 (_("Then runs"), self._related(children_of(row, viewer(request)))),
             ],
+            "steps": [
+                (step, step.get_kind_display(), stamp(step.create_time), self._step_note(step, seen=seen))
+                for step in steps_of(row)
+            ],
+            "awaited": awaited(row) if permitted(request, [SEND_SIGNAL], row.queue) else None,
         }
 
     def _related(self, found: RelatedTasks) -> tuple[list[Any], int] | None:
@@ -274,6 +282,12 @@ class TaskAdmin(TaskPage):
             for one in found.tasks
         ]
         return (rows, found.more) if rows else None
+
+    def _step_note(self, step: Step, *, seen: bool) -> str:
+        """Return until when a step lasts, or its result to users who may see results."""
+        if step.kind in (SLEEP, WAIT):
+            return "" if step.until_time is None else _within(_("until %(time)s"), stamp(step.until_time))
+        return json_box(step.result) if seen and step.result is not None else ""
 
     def _actions(self, task: Any, actor: Actor) -> Iterator[Event]:
         """Yield what operators did to the task, also in bulk operations; of a hidden audit entry without its reason."""

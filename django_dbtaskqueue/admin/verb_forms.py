@@ -68,7 +68,7 @@ class VerbForm(PlainForm):
         for one in self.verb.inputs:
             if one.name in found:
                 try:
-                    given = json_of(found[one.name]) if one.is_json else found[one.name]
+                    given = json_of(found[one.name] or one.initial or "") if one.is_json else found[one.name]
                     one.read(given)
                     found[one.name] = given
                 except ValueError as error:
@@ -86,9 +86,9 @@ class VerbForm(PlainForm):
 def _field(one: VerbInput, table: TaskQuerySet, actor: Actor, task: AbstractTask | None) -> forms.Field:
     texts: dict[str, Any] = {"label": one.label, "help_text": one.help, "initial": one.initial}
     if one.is_json:
-        shown = json.dumps(masked(task.payload if task else None), indent=2, ensure_ascii=False)
+        shown = one.initial or json.dumps(masked(task.payload if task else None), indent=2, ensure_ascii=False)
         area = forms.Textarea(attrs={"rows": min(shown.count("\n") + 3, 30), "cols": 80, "spellcheck": "false"})
-        return forms.CharField(**{**texts, "initial": shown}, widget=area)
+        return forms.CharField(**{**texts, "initial": shown}, widget=area, required=one.initial is None)
     if one is TO_QUEUE:
         return forms.ChoiceField(
             **texts, choices=[("", "---------"), *((name, name) for name in _queues(table, actor))]

@@ -180,7 +180,7 @@ def change(
             skips[reason].append(pk)
         else:
             report.tasks.append(locked[pk])
-    report.changed = request.verb.run(report.tasks, request.options) if report.tasks else 0
+    report.changed = request.verb.run(report.tasks, request.options, actor.name) if report.tasks else 0
     report.skips = dict(skips)
     return report
 

@@ -32,6 +32,7 @@ from django_dbtaskqueue.operations.bounded_reads import statement_timeout
 from django_dbtaskqueue.operations.queue_counts import ReadyPosition, limit_use, ready_position
 from django_dbtaskqueue.operations.related_tasks import waits_for
 from django_dbtaskqueue.operations.serializers import message_of, pause_note, uniqueness_note
+from django_dbtaskqueue.operations.task_steps import suspension
 
 __all__ = ["Explanation", "explain"]
 
@@ -232,6 +233,8 @@ def _out_of_attempts(case: _Case) -> Explanation | None:
 
 
 def _parked(case: _Case) -> Explanation | None:
+    if (found := suspension(case.task, case.now)) is not None:
+        return Explanation(*found)
     reason = case.task.parked_by
     if not reason or reason == GROUP or reason.startswith(NO_HANDLER):
         return None

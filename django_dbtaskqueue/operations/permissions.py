@@ -70,6 +70,47 @@ VIEW_PAYLOAD = Verb(
     done=ngettext_lazy("%(number)s payload shown", "%(number)s payloads shown", "number"),
     permission="view_payload",
 )
+PAUSE = Verb(
+    name="pause",
+    label=gettext_lazy("Pause"),
+    effect=gettext_lazy(
+        "From now on no poller takes a task of the queue. Running tasks go on, and tasks can still be enqueued."
+    ),
+    done=ngettext_lazy("%(number)s queue paused", "%(number)s queues paused", "number"),
+    permission="pause_queue",
+)
+RESUME = Verb(
+    name="resume",
+    label=gettext_lazy("Resume"),
+    effect=gettext_lazy("Pollers take tasks of the queue again, at once."),
+    done=ngettext_lazy("%(number)s queue resumed", "%(number)s queues resumed", "number"),
+    permission="pause_queue",
+)
+CHANGE_SETTINGS = Verb(
+    name="change_settings",
+    label=gettext_lazy("Change settings"),
+    effect=gettext_lazy("Every poller applies the new settings of the queue within a heartbeat."),
+    done=ngettext_lazy("Settings of %(number)s queue changed", "Settings of %(number)s queues changed", "number"),
+    permission="change_queue_settings",
+)
+CONTROL_POLLERS = Verb(
+    name="control_pollers",
+    label=gettext_lazy("Control pollers"),
+    effect=gettext_lazy("The pollers drain, stop, pause or start again."),
+    done=ngettext_lazy("Command sent to %(number)s poller", "Command sent to %(number)s pollers", "number"),
+    permission="control_poller",
+)
+ENQUEUE_COPY = Verb(
+    name="enqueue_again",
+    label=gettext_lazy("Enqueue again as new"),
+    effect=gettext_lazy(
+        "A new task is enqueued with the same queue, payload, priority, group, tag, lease, time to live and budget of "
+        "attempts, and without a reference. The old task stays as it is. The processor runs again, with all its "
+        "effects."
+    ),
+    done=ngettext_lazy("%(number)s task enqueued", "%(number)s tasks enqueued", "number"),
+    permission="add_task",
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,11 +25,19 @@ from django_dbtaskqueue.db.session import Session, alias_for, model_for
 from django_dbtaskqueue.models import Poller, Queue
 from django_dbtaskqueue.models.control import IN_EFFECT, queue_names_in
 from django_dbtaskqueue.operations.actions import CHANGE, log, record, recorded
-from django_dbtaskqueue.operations.permissions import REASON_MAX_LENGTH, Actor, Verb, check
+from django_dbtaskqueue.operations.permissions import (
+    CHANGE_SETTINGS,
+    CONTROL_POLLERS,
+    PAUSE,
+    REASON_MAX_LENGTH,
+    RESUME,
+    Actor,
+    Verb,
+    check,
+)
 from django_dbtaskqueue.operations.queue_stats import alive
 from django_dbtaskqueue.operations.search import of_queue
 from django_dbtaskqueue.operations.search.query import select
-from django_dbtaskqueue.operations.verbs import CHANGE_SETTINGS, CONTROL_POLLERS, PAUSE, RESUME
 from django_dbtaskqueue.operations.visibility import check_queue, check_there, narrow, visible_names
 
 STOPPED_STATE = "STOPPED"

@@ -19,6 +19,7 @@ from django_dbtaskqueue.core.exceptions import OperationRefused, PayloadError
 from django_dbtaskqueue.core.json import dumps
 from django_dbtaskqueue.core.masking import MASKED, masked
 from django_dbtaskqueue.db.session import aliases_of, model_for
+from django_dbtaskqueue.models.tasks import MAX_NAME_CHARS
 
 if TYPE_CHECKING:
     from django_dbtaskqueue.models import AbstractTask
@@ -35,6 +36,8 @@ class VerbOptions:
     priority: int = 0
     queue: str = ""  # move: the new queue
     payload: Any = None  # edit
+    signal: str = ""  # signal: its name
+    data: object = None  # and what it carries
 
     def to_json(self) -> dict[str, Any]:
         """Return what a bulk operation stores of them: all but the payload."""
@@ -101,6 +104,12 @@ def json_of(text: str) -> Any:
         raise ValueError(f"not JSON: {error}") from None
 
 
+def _name(given: object) -> str:
+    if not isinstance(given, str) or not 0 < len(given.strip()) <= MAX_NAME_CHARS:
+        raise ValueError(f"{given!r} must be a name of 1 to {MAX_NAME_CHARS} characters")
+    return given.strip()
+
+
 EXAMPLES = _("Such as 30m, 2h or 14d.")
 OLDER_THAN = VerbInput(
     "older_than", "older_than", _("Finished at least this long ago"), EXAMPLES, parse_length, initial="14d"
@@ -115,6 +124,11 @@ TO_QUEUE = VerbInput("to_queue", "queue", _("New queue"), _("Its tasks must be i
 PAYLOAD = VerbInput(
     "payload", "payload", _("New payload"),
     _("As JSON. A secret is shown as •••: leave it as it is. It keeps its value."), lambda given: given, is_json=True,
+)  # fmt: skip
+SIGNAL_NAME = VerbInput("signal", "signal", _("Name of the signal"), _("What the task waits for."), _name)
+SIGNAL_DATA = VerbInput(
+    "data", "data", _("Data"), _("As JSON. The processor receives it. Optional."), lambda given: given, initial="null",
+    is_json=True,
 )  # fmt: skip
 
 
@@ -176,8 +190,8 @@ def check_options(options: VerbOptions, inputs: Sequence[VerbInput], model: type
         if model_for(options.queue) is not model or alias not in aliases_of(options.queue):
             words = gettext("Queue %(queue)s has another table or database: its tasks cannot move there.")
             raise OperationRefused(words % {"queue": options.queue})
-    if PAYLOAD in inputs:
+    if PAYLOAD in inputs or SIGNAL_DATA in inputs:
         try:
-            dumps(options.payload, limits=conf.payload_limits())
+            dumps(options.payload if PAYLOAD in inputs else options.data, limits=conf.payload_limits())
         except PayloadError as error:
             raise OperationRefused(str(error)) from None

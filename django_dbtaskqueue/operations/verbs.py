@@ -21,14 +21,24 @@ from django_dbtaskqueue.core.states import BY_VERB, Status
 from django_dbtaskqueue.flow.move import CAN_RUN_NOW, change_locked, lock_groups
 from django_dbtaskqueue.flow.retention import finished_before, housekeep
 from django_dbtaskqueue.flow.selection import same_rows
+from django_dbtaskqueue.flow.task_signals import signal_all
 from django_dbtaskqueue.models import AbstractTask
 from django_dbtaskqueue.models.querysets import TaskQuerySet
-from django_dbtaskqueue.operations.permissions import VIEW_PAYLOAD, Verb
+from django_dbtaskqueue.operations.permissions import (
+    CHANGE_SETTINGS,
+    CONTROL_POLLERS,
+    PAUSE,
+    RESUME,
+    VIEW_PAYLOAD,
+    Verb,
+)
 from django_dbtaskqueue.operations.verb_inputs import (
     FOR,
     OLDER_THAN,
     PAYLOAD,
     PRIORITY,
+    SIGNAL_DATA,
+    SIGNAL_NAME,
     TO,
     TO_QUEUE,
     VerbInput,
@@ -50,11 +60,12 @@ class TaskVerb(Verb):
     edge: str = ""  # its name in ``status.EDGES``, where that is another
     rare: bool = False  # offered under "More actions" where there are many
     undoable: bool = True  # whether a bulk operation can put its tasks back as they were
+    also: tuple[Status, ...] = ()  # further statuses of its tasks, which it does not change
 
     @property
     def sources(self) -> tuple[Status, ...]:
         """The statuses it acts on; tasks in another are skipped."""
-        return BY_VERB[self.edge or self.name].sources
+        return (*BY_VERB[self.edge or self.name].sources, *self.also)
 
     @property
     def deletes(self) -> bool:
@@ -75,8 +86,8 @@ class TaskVerb(Verb):
         """Read its inputs from what was given by name. Raises ``OperationRefused`` in words."""
         values = {}
         for one in self.inputs:
-            value = given.get(one.name, one.initial)
-            if (value is None and not one.is_json) or (one.is_json and one.name not in given):
+            value = given.get(one.name, None if one.is_json else one.initial)
+            if one.initial is None and ((value is None and not one.is_json) or (one.is_json and one.name not in given)):
                 raise OperationRefused(
                     gettext("%(verb)s needs %(name)s. %(help)s")
                     % {"verb": self.name, "name": repr(one.name), "help": one.help}
@@ -115,8 +126,10 @@ class TaskVerb(Verb):
 
     def lock_groups(self, tasks: TaskQuerySet, options: VerbOptions) -> None:
         """Lock the groups that ``run`` changes. Groups are locked before rows everywhere."""
-        if not self.ages:
-            lock_groups(tasks, self.edge or self.name, {"queue": options.queue})
+        if not self.ages:  # a signal makes tasks due, as RUN_NOW does
+            lock_groups(
+                tasks, RUN_NOW.name if self is SEND_SIGNAL else self.edge or self.name, {"queue": options.queue}
+            )
 
     def refused(self, tasks: Sequence[AbstractTask]) -> dict[int, str]:
         """Return those of the locked tasks that cannot change together with the others, and why."""
@@ -126,10 +139,12 @@ class TaskVerb(Verb):
         words = gettext("another task with its reference moves there")
         return {task.pk: words for task in tasks if first and task.pk not in first.values()}
 
-    def run(self, tasks: Sequence[AbstractTask], options: VerbOptions) -> int:
+    def run(self, tasks: Sequence[AbstractTask], options: VerbOptions, actor: str = "") -> int:
         """Change tasks of one table that this transaction has locked; return how many really changed."""
         if self.ages:
             return housekeep(same_rows(tasks), older_than=options.older_than, to=options.to)
+        if self is SEND_SIGNAL:
+            return signal_all(tasks, options.signal, options.data, actor=actor)
         given = {name: getattr(options, name) for name in ("delay", "priority", "queue", "payload")}
         if self is EDIT:
             given["payload"] = with_secrets_of(tasks[0].payload, options.payload)
@@ -168,6 +183,7 @@ class TaskVerb(Verb):
             age = ngettext("older than %(days)s day", "older than %(days)s days", days) % {"days": days}
             return f"{self.label}: {age}, {options.to}"
         given = {FOR: format_duration(options.delay), PRIORITY: options.priority, TO_QUEUE: options.queue}
+        given[SIGNAL_NAME] = options.signal
         return ": ".join([str(self.label), *(str(given[one]) for one in self.inputs if one in given)])
 
 
@@ -342,51 +358,27 @@ PUT_BACK = TaskVerb(
     permission="",  # that of the verb it puts back
     undoable=False,
 )
-PAUSE = Verb(
-    name="pause",
-    label=_("Pause"),
-    effect=_("From now on no poller takes a task of the queue. Running tasks go on, and tasks can still be enqueued."),
-    done=ngettext_lazy("%(number)s queue paused", "%(number)s queues paused", "number"),
-    permission="pause_queue",
-)
-RESUME = Verb(
-    name="resume",
-    label=_("Resume"),
-    effect=_("Pollers take tasks of the queue again, at once."),
-    done=ngettext_lazy("%(number)s queue resumed", "%(number)s queues resumed", "number"),
-    permission="pause_queue",
-)
-CHANGE_SETTINGS = Verb(
-    name="change_settings",
-    label=_("Change settings"),
-    effect=_("Every poller applies the new settings of the queue within a heartbeat."),
-    done=ngettext_lazy("Settings of %(number)s queue changed", "Settings of %(number)s queues changed", "number"),
-    permission="change_queue_settings",
-)
-CONTROL_POLLERS = Verb(
-    name="control_pollers",
-    label=_("Control pollers"),
-    effect=_("The pollers drain, stop, pause or start again."),
-    done=ngettext_lazy("Command sent to %(number)s poller", "Command sent to %(number)s pollers", "number"),
-    permission="control_poller",
-)
-ENQUEUE_COPY = Verb(
-    name="enqueue_again",
-    label=_("Enqueue again as new"),
+SEND_SIGNAL = TaskVerb(
+    name="signal",
+    rare=True,
+    label=_("Send a signal"),
+    hint=_("lets tasks go on that wait for it"),
     effect=_(
-        "A new task is enqueued with the same queue, payload, priority, group, tag, lease, time to live and budget of "
-        "attempts, and without a reference. The old task stays as it is. The processor runs again, with all its "
-        "effects."
+        "The tasks get a signal. A task that waits for a signal of this name goes on now; another gets it when it "
+        "waits for it."
     ),
-    done=ngettext_lazy("%(number)s task enqueued", "%(number)s tasks enqueued", "number"),
-    permission="add_task",
+    done=ngettext_lazy("%(number)s task got the signal", "%(number)s tasks got the signal", "number"),
+    permission="signal_task",
+    inputs=(SIGNAL_NAME, SIGNAL_DATA),
+    also=(Status.PROCESSING,),
+    undoable=False,
 )
 # On ticked tasks, and on all that match a search.
 TASK_VERBS: Mapping[str, TaskVerb] = {
     verb.name: verb
     for verb in (
-        REPROCESS, MARK_POISON, UNPOISON, HOUSEKEEP, KICK, CANCEL, RUN_NOW, SNOOZE, CHANGE_PRIORITY, MOVE, RELEASE,
-        DELETE,
+        REPROCESS, MARK_POISON, UNPOISON, HOUSEKEEP, KICK, CANCEL, RUN_NOW, SNOOZE, CHANGE_PRIORITY, MOVE, SEND_SIGNAL,
+        RELEASE, DELETE,
     )
 }  # fmt: skip
 ONE_TASK_VERBS: Mapping[str, TaskVerb] = {EDIT.name: EDIT}  # on one task at a time

@@ -23,7 +23,7 @@ from django.db.models.functions import Now
 from django.test import Client
 from django.urls import include, path
 
-from django_dbtaskqueue.models import AuditEntry, Poller, Queue, Task
+from django_dbtaskqueue.models import AuditEntry, Poller, Queue, Signal, Task
 from django_dbtaskqueue.models.control import IN_EFFECT
 from django_dbtaskqueue.operations import actions, bulk, queue_control
 from django_dbtaskqueue.operations.permissions import Actor, Verb, can_operate
@@ -40,13 +40,16 @@ pytestmark = [pytest.mark.django_db, pytest.mark.urls(__name__)]
 OURS = "dbtaskqueue"
 TOKEN = "a-token"
 # What each verb is given, as options and as people write them.
-NOW = VerbOptions(older_than=timedelta(0), delay=timedelta(days=2), priority=7, queue="letters", payload={})
+NOW = VerbOptions(
+    older_than=timedelta(0), delay=timedelta(days=2), priority=7, queue="letters", payload={}, signal="go"
+)
 GIVEN: dict[str, dict[str, Any]] = {
     "housekeep": {"older_than": "0s", "to": "history"},
     "snooze": {"for": "2d"},
     "change_priority": {"priority": "7"},
     "move": {"to_queue": "letters"},
     "edit": {"payload": "{}"},
+    "signal": {"signal": "go"},
 }
 
 
@@ -72,6 +75,7 @@ def told() -> bool:
 
 # Each verb: the status of the task it is tried on, and how its effect is seen.
 EFFECTS: dict[str, tuple[str, Callable[[], bool]]] = {
+    "signal": ("CREATED", lambda: Signal.objects.filter(name="go").exists()),
     "reprocess": ("ERROR", left("ERROR")),
     "mark_poison": ("ERROR", left("ERROR")),
     "unpoison": ("POISON", left("POISON")),

@@ -1,0 +1,54 @@
+"""What operators see of the steps of a task: what it has done, and what it waits for."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from django.utils.translation import gettext as _
+
+from django_dbtaskqueue.core.durations import format_duration
+from django_dbtaskqueue.core.states import Status
+from django_dbtaskqueue.models import AbstractTask, Step
+from django_dbtaskqueue.models.tasks import SLEEP, WAIT
+
+MAX_STEPS_SHOWN = 200  # the last ones
+
+
+def steps_of(task: AbstractTask) -> list[Step]:
+    """Return the last steps of a task, in their order."""
+    rows = Step.objects.using(task._state.db).filter(location=task._meta.label_lower, task_id=task.pk)
+    return list(rows.order_by("-position")[:MAX_STEPS_SHOWN])[::-1]
+
+
+def awaited(task: AbstractTask) -> Step | None:
+    """Return the wait for a signal that a task, which has not ended, has begun; None if it waits for none."""
+    last = _last(task)
+    return last if last is not None and last.kind == WAIT else None
+
+
+def suspension(task: AbstractTask, now: datetime) -> tuple[str, str, dict[str, object]] | None:
+    """Return why a waiting task sleeps or waits for a signal, as a code, a sentence and facts; None if it does not."""
+    last = _last(task) if task.status == Status.CREATED and task.total_attempt else None
+    if last is None:
+        return None
+    until = last.until_time
+    left = None if until is None else format_duration(max(until, now) - now, rough=True)
+    if last.kind == SLEEP:
+        if until is None or until <= now:
+            return None
+        text = _("The task sleeps. It goes on in %(left)s.") % {"left": left}
+        return "sleeping", text, {"until": until}
+    facts = {"signal": last.name, "since": last.create_time, "until": until}
+    text = _("The task has waited for the signal %(signal)s for %(time)s.")
+    if until is not None:
+        text = _("The task has waited for the signal %(signal)s for %(time)s. Without it, it goes on in %(left)s.")
+    words = {"signal": last.name, "time": format_duration(now - last.create_time, rough=True), "left": left}
+    return "signal", text % words, facts
+
+
+def _last(task: AbstractTask) -> Step | None:
+    if task.status not in (Status.CREATED, Status.PROCESSING):
+        return None
+    rows = Step.objects.using(task._state.db).filter(location=task._meta.label_lower, task_id=task.pk)
+    last = rows.order_by("-position").first()
+    return last if last is not None and last.kind in (SLEEP, WAIT) else None
