@@ -7,10 +7,13 @@ from dataclasses import dataclass
 
 from django.db import transaction
 
-from django_dbtaskqueue import enqueue, enqueue_many
+from django_dbtaskqueue import enqueue, enqueue_many, signal
+from django_dbtaskqueue.operations import lookup
 from example_project.flights.models import Filing, Flight
 
 QUEUE = "claims"
+HELD_QUEUE = "held-claims"  # of flights whose arrival is not on record
+REPORTED, APPROVED = "arrival-reported", "approved"  # the signals that a held claim waits for
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,3 +44,20 @@ def file_claims(flights: Sequence[Flight], passenger: str) -> int:
         Filing.objects.bulk_create(Filing(flight=flight, passenger=passenger) for flight in flights)
         claims = [(flight.reference, FlightClaim(flight.reference, passenger)) for flight in flights]
         return enqueue_many(QUEUE, claims).enqueued
+
+
+def hold_claim(flight: Flight, passenger: str) -> Filing:
+    """File a claim for a flight whose arrival is not on record. It waits for ``report_arrival``."""
+    with transaction.atomic():
+        filing = Filing.objects.create(flight=flight, passenger=passenger)
+        enqueue(HELD_QUEUE, flight.reference, FlightClaim(flight.reference, passenger))
+    return filing
+
+
+def report_arrival(reference: str, minutes: int) -> bool:
+    """Pass the airline's report to the claim that waits for it; return whether there is one."""
+    task = lookup.find(HELD_QUEUE, reference)
+    if task is None:
+        return False
+    signal(task, REPORTED, minutes, actor="airline")
+    return True
