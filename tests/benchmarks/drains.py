@@ -142,7 +142,7 @@ def _drained(connection: psycopg.Connection[Any], left: list[Any]) -> bool:
 
 def empty(server: Server) -> None:
     """Take all tasks away."""
-    server.run(f"TRUNCATE {TABLE}, dbtaskqueue_attempt, dbtaskqueue_taskhistory")
+    server.run(f"TRUNCATE {TABLE}, dbtaskqueue_attempt, dbtaskqueue_step, dbtaskqueue_taskhistory")
 
 
 @contextmanager

@@ -9,6 +9,8 @@ segfault     reads address 0
 overflow     calls itself, in C, until there is no stack left
 recursion    calls itself, in Python, until Python stops it
 leave        ``sys.exit(5)``
+steps        takes three steps that each write a booking, and waits for a signal; ends its process once, at the point
+             ``die``, and leaves the file ``mark``
 ============ =========================================================================================================
 
 ======== ====================================================
@@ -88,6 +90,32 @@ def _leave(task: Lease, payload: dict[str, Any]) -> None:
     sys.exit(5)
 
 
+def _steps(task: Lease, payload: dict[str, Any]) -> Complete:
+    mark = Path(payload["mark"])
+
+    def die_at(point: str) -> None:
+        if point == payload["die"] and not mark.exists():
+            mark.touch()
+            crashing.die()
+
+    def book(name: str) -> str:
+        Booking.objects.using(task.port.alias).create(reference=f"{task.reference} {name}")
+        die_at(f"inside {name}")
+        return name
+
+    die_at("before")
+    task.step("reserve", book, "reserve")
+    die_at("between")
+    task.step("charge", book, "charge")
+    try:
+        answer = task.wait_for("approved")
+    finally:
+        die_at("wait")
+    task.step("letter", book, "letter")
+    die_at("after")
+    return Complete(answer)
+
+
 VERBS = {
     **testapp.VERBS,
     "hold": _hold,
@@ -97,6 +125,7 @@ VERBS = {
     "overflow": _overflow,
     "recursion": _recursion,
     "leave": _leave,
+    "steps": _steps,
 }
 
 

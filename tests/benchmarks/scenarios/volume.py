@@ -1,4 +1,4 @@
-"""What else lies in the table: finished tasks, tasks for later, other queues, other priorities."""
+"""What else lies in the table: finished, scheduled and sleeping tasks, other queues, other priorities."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from tests.benchmarks.measure import Case, Scenario, Target
 from tests.benchmarks.server import Server
 
 EMPTY, FINISHED, LATER = "nothing else", "1,000,000 finished", "1,000,000 for later, ten priorities"
+SLEEPING = "1,000,000 that sleep or wait for a signal"
 QUEUES, SPREAD, FIVE = "1,000 queues polled, tasks in one", "tasks spread over 1,000 queues", "five priorities"
 FINISHED_SQL = f"""
 INSERT INTO {TABLE} (queue_name, reference_number, payload, status, final_status, attempt, total_attempt,
@@ -21,6 +22,18 @@ LATER_SQL = f"""
 INSERT INTO {TABLE} (queue_name, reference_number, payload, priority, ready_time, next_process_time)
 SELECT 'nothing', 'l-' || i, jsonb_build_object('number', i), i %% 10, now() + i * interval '1 s' + interval '1 h',
     now() + i * interval '1 s' + interval '1 h' FROM generate_series(1, %s) AS i
+"""
+SLEEPING_SQL = f"""
+WITH t AS (
+    INSERT INTO {TABLE} (queue_name, reference_number, payload, total_attempt, ready_time, next_process_time,
+        parked_by, signals)
+    SELECT 'nothing', 's-' || i, jsonb_build_object('number', i), 1,
+        CASE WHEN i %% 2 = 0 THEN now() + i * interval '1 s' + interval '1 h' END,
+        now() + i * interval '1 s' + interval '1 h', CASE WHEN i %% 2 = 1 THEN 'signal' END, i %% 3
+    FROM generate_series(1, %s) AS i RETURNING id, create_time, parked_by, ready_time)
+INSERT INTO dbtaskqueue_step (task_id, task_time, position, name, kind, until_time)
+SELECT id, create_time, 1, coalesce(parked_by, 'sleep'), CASE WHEN parked_by IS NULL THEN 'sleep' ELSE 'wait' END,
+    ready_time FROM t ON CONFLICT (location, task_id, position) DO NOTHING
 """
 
 
@@ -39,6 +52,7 @@ def scenario(server: Server, size: float) -> Scenario:
         Case(EMPTY, plain),
         Case(FINISHED, replace(plain, prepare=partial(rows, FINISHED_SQL, others))),
         Case(LATER, replace(plain, prepare=partial(rows, LATER_SQL, others))),
+        Case(SLEEPING, replace(plain, prepare=partial(rows, SLEEPING_SQL, others))),
         Case(QUEUES, replace(thousand, queues=names[:1], polled=names)),
         Case(SPREAD, thousand),
         Case(FIVE, replace(plain, priorities=5)),
@@ -47,6 +61,7 @@ def scenario(server: Server, size: float) -> Scenario:
     targets = [
         Target("5: 1,000,000 finished rows ≥ 0.95 times none", FINISHED, rate, 0.95, EMPTY),
         Target("5: 1,000,000 scheduled for later ≥ 0.9 times none", LATER, rate, 0.9, EMPTY),
+        Target("1,000,000 that sleep or wait ≥ 0.95 times none", SLEEPING, rate, 0.95, EMPTY),
         Target("5: 1,000 queues, tasks in one ≥ 0.9 times one queue", QUEUES, rate, 0.9, EMPTY),
         Target("5: 1,000 queues, tasks in all ≥ 0.9 times one queue", SPREAD, rate, 0.9, EMPTY),
         Target("5: five priorities ≥ 0.8 times one", FIVE, rate, 0.8, EMPTY),
