@@ -40,7 +40,11 @@ GRANT INSERT (id, queue_name, reference_number, payload, payload_type, priority,
     ON dbtaskqueue_task TO dbtaskqueue_producer;
 GRANT USAGE ON SEQUENCE dbtaskqueue_task_id_seq TO dbtaskqueue_producer; -- enqueue_many numbers its rows itself
 GRANT UPDATE (reference_number, payload, payload_type, priority, tag, context, max_attempts, lease_seconds, ready_time,
-              parked_by, next_process_time, expire_time, last_update_time) ON dbtaskqueue_task TO dbtaskqueue_producer;
+              parked_by, next_process_time, expire_time, last_update_time, signals)
+    ON dbtaskqueue_task TO dbtaskqueue_producer;
+-- Signals to tasks; a task that is replaced loses its steps.
+GRANT SELECT, INSERT, DELETE ON dbtaskqueue_signal TO dbtaskqueue_producer;
+GRANT SELECT, DELETE ON dbtaskqueue_step TO dbtaskqueue_producer;
 -- The lock of a queue with a capacity: PostgreSQL lets a role lock a row that may update one of its columns. What pollers
 -- and other producers obey (overrides, a pause) a producer cannot write.
 GRANT SELECT, INSERT (name), UPDATE (create_time) ON dbtaskqueue_queue TO dbtaskqueue_producer;
@@ -51,6 +55,7 @@ GRANT SELECT, DELETE ON dbtaskqueue_usedreference TO dbtaskqueue_poller; -- an o
 -- A poller takes and settles. It makes no task: a processor that enqueues needs the producer's role, too.
 GRANT SELECT, UPDATE, DELETE ON dbtaskqueue_task TO dbtaskqueue_poller;
 GRANT SELECT, INSERT ON dbtaskqueue_attempt, dbtaskqueue_taskhistory, dbtaskqueue_deletedtasks TO dbtaskqueue_poller;
+GRANT SELECT, INSERT, UPDATE, DELETE ON dbtaskqueue_step, dbtaskqueue_signal TO dbtaskqueue_poller;
 -- INSERT: a queue that starts paused.
 GRANT SELECT, INSERT (name, paused_time, paused_by, paused_reason) ON dbtaskqueue_queue TO dbtaskqueue_poller;
 GRANT SELECT, INSERT, UPDATE, DELETE ON dbtaskqueue_poller TO dbtaskqueue_poller;
@@ -66,6 +71,7 @@ GRANT USAGE ON SEQUENCE dbtaskqueue_taskhistory_id_seq TO dbtaskqueue_poller, db
 GRANT SELECT, UPDATE, DELETE ON dbtaskqueue_task TO dbtaskqueue_archiver; -- UPDATE: to lock the rows it moves
 GRANT SELECT, INSERT, DELETE ON dbtaskqueue_attempt, dbtaskqueue_taskhistory TO dbtaskqueue_archiver;
 GRANT SELECT, INSERT ON dbtaskqueue_deletedtasks TO dbtaskqueue_archiver;
+GRANT SELECT, DELETE ON dbtaskqueue_step, dbtaskqueue_signal TO dbtaskqueue_archiver; -- they leave with their task
 
 -- A reader sees how things stand, and no payload, result, context or error text.
 CREATE OR REPLACE VIEW dbtaskqueue_task_overview AS
