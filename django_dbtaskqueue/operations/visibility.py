@@ -11,7 +11,7 @@ from typing import Any, TypeVar, cast
 from django.db.models import Exists, OuterRef, Q, QuerySet
 
 from django_dbtaskqueue.core.exceptions import SearchError, UnknownQueue
-from django_dbtaskqueue.models import AuditEntry, BulkOperation, Poller, Queue, SavedSearch
+from django_dbtaskqueue.models import AuditEntry, Batch, BulkOperation, Poller, Queue, SavedSearch
 from django_dbtaskqueue.models.control import queue_names_in
 from django_dbtaskqueue.operations.permissions import Actor, Verb, all_queues, check
 from django_dbtaskqueue.operations.search import parse
@@ -85,6 +85,9 @@ def _condition(rows: QuerySet[Any], names: list[str], actor: Actor) -> Q:
         seen = set(names)
         pollers = rows.values_list("pk", "queues")[:MAX_ROWS_JUDGED_ONE_BY_ONE]
         return Q(pk__in=[pk for pk, queues in pollers if seen & {*queue_names_in(queues)}])
+    if issubclass(model, Batch):  # its counts are about all of its queues
+        batches = rows.values_list("pk", "queues")[:MAX_ROWS_JUDGED_ONE_BY_ONE]
+        return Q(pk__in=[pk for pk, queues in batches if {*queues} <= {*names}])
     if issubclass(model, SavedSearch):
         searches = rows.values_list("pk", "owner", "query")[:MAX_ROWS_JUDGED_ONE_BY_ONE]
         return Q(pk__in=[pk for pk, owner, text in searches if owner == actor.name or sees_search(text, actor)])
