@@ -9,6 +9,7 @@ from django.apps import apps
 from django.contrib import admin
 
 from django_dbtaskqueue import models
+from django_dbtaskqueue.admin.batch_pages import BatchAdmin
 from django_dbtaskqueue.admin.operation_pages import AuditEntryAdmin, BulkOperationAdmin, PollerAdmin
 from django_dbtaskqueue.admin.overview_pages import DoctorAdmin, OverviewAdmin
 from django_dbtaskqueue.admin.queue_pages import QueueAdmin
@@ -28,6 +29,7 @@ ADMIN_CLASSES = {
     models.PoisonTask: PoisonTaskAdmin,
     models.Queue: QueueAdmin,
     models.Schedule: ScheduleAdmin,
+    models.Batch: BatchAdmin,
     models.Poller: PollerAdmin,
     models.BulkOperation: BulkOperationAdmin,
     models.AuditEntry: AuditEntryAdmin,

@@ -59,6 +59,7 @@ NAV_ENTRIES = (
     NavEntry("p", "poisontask", gettext_lazy("Poison")),
     NavEntry("q", "queue", gettext_lazy("Queues")),
     NavEntry("s", "schedule", gettext_lazy("Schedules")),
+    NavEntry("w", "batch", gettext_lazy("Batches")),
     NavEntry("l", "poller", gettext_lazy("Pollers")),
     NavEntry("b", "bulkoperation", gettext_lazy("Bulk operations")),
     NavEntry("h", "taskhistory", pgettext_lazy("tab", "History")),
