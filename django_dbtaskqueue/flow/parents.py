@@ -189,13 +189,13 @@ class ReadsParents:
             counts = Counter({outcome or "": number for outcome, number in counted})
         rows = rows_of({TaskKey(edge.parent_location, edge.parent_id) for edge in first}, self.alias)
         found = [
-            Parent(edge.parent_id, edge.name, *rows.get((edge.parent_location, edge.parent_id), UNKNOWN))
+            Parent(edge.parent_id, edge.name, *rows.get((edge.parent_location, edge.parent_id), UNKNOWN_PARENT))
             for edge in first
         ]
         return Parents(found, counts)
 
 
-UNKNOWN = ("", None, "", None)
+UNKNOWN_PARENT = ("", None, "", None)
 
 
 def rows_of(keys: set[TaskKey], alias: str) -> dict[tuple[str, int], tuple[str, str | None, str, Any]]:

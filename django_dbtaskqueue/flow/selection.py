@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from django.db import transaction
 from django.db.models import Count, QuerySet
@@ -73,7 +74,7 @@ def delete_and_count(tasks: Tasks) -> int:
     return int(tasks._raw_delete(tasks.db) or 0)  # None where Django sees that nothing can match
 
 
-def delete_steps(model: type[AbstractTask], alias: str, ids: Iterable[object]) -> None:
+def delete_steps(model: type[AbstractTask], alias: str, ids: Iterable[Any]) -> None:
     """Delete the steps and signals of tasks that leave the table."""
     for rows in (Step._base_manager, Signal._base_manager):
         rows.using(alias).filter(location=model._meta.label_lower, task_id__in=ids)._raw_delete(alias)

@@ -23,7 +23,7 @@ from django_dbtaskqueue.flow.checkout import Strategy
 from django_dbtaskqueue.flow.limiter import Limiter
 from django_dbtaskqueue.flow.run import Processor, is_without_handler
 from django_dbtaskqueue.flow.scan import ScanCursor
-from django_dbtaskqueue.flow.settle import SettlePort
+from django_dbtaskqueue.flow.settle_port import SettlePort
 from django_dbtaskqueue.models import AbstractTask, Poller
 from django_dbtaskqueue.models.control import MISSED_HEARTBEATS, payload_types_in
 from django_dbtaskqueue.poller.executors import Executor

@@ -21,7 +21,7 @@ from django_dbtaskqueue.flow.settle import resolve
 from django_dbtaskqueue.poller.queue_state import ConnectionSet, QueueState
 
 logger = logging.getLogger(__name__)
-TOLD_SECONDS = 0.005  # from a notification that leases were ended to the renewal: so a flood of them costs little
+RENEW_SOON_SECONDS = 0.005  # from a notification that leases were ended to the renewal: so a flood of them costs little
 RETRY_SECONDS = 1.0  # after a renewal that could not reach the database
 
 
@@ -61,7 +61,7 @@ class Renewer:
     def renew_now(self, queues: Iterable[QueueState]) -> None:
         """Renew soon, and so find the leases that are gone."""
         for queue in queues:
-            self._bring_forward(queue, TOLD_SECONDS)
+            self._bring_forward(queue, RENEW_SOON_SECONDS)
         self._wakeup.set()
 
     def _loop(self) -> None:

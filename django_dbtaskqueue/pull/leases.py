@@ -25,7 +25,7 @@ from django_dbtaskqueue.flow.limiter import Limiter
 from django_dbtaskqueue.flow.rescue import rescue
 from django_dbtaskqueue.flow.run import Processor, expiry, prepare
 from django_dbtaskqueue.flow.scan import ScanCursor
-from django_dbtaskqueue.flow.settle import SettlePort
+from django_dbtaskqueue.flow.settle_port import SettlePort
 
 P = TypeVar("P", bound=SettlePort)
 SIGNER = Signer(salt="django_dbtaskqueue.lease")

@@ -25,7 +25,7 @@ from django_dbtaskqueue.flow import checkout, enqueue, move, observe, run, settl
 from django_dbtaskqueue.flow.rescue import rescue
 from django_dbtaskqueue.flow.run import Processor, no_handler
 from django_dbtaskqueue.flow.scan import ScanCursor
-from django_dbtaskqueue.flow.settle import SettlePort
+from django_dbtaskqueue.flow.settle_port import SettlePort
 from django_dbtaskqueue.models import AbstractTask, Attempt, Step, TaskHistory
 from django_dbtaskqueue.pull import leases
 from django_dbtaskqueue.testing.clock import advance, known_queues

@@ -22,7 +22,7 @@ from django_dbtaskqueue.flow import checkout as stage
 from django_dbtaskqueue.flow import groups, move, rescue, retention, settle
 from django_dbtaskqueue.flow.decide import decide
 from django_dbtaskqueue.flow.scan import ScanCursor
-from django_dbtaskqueue.flow.settle import SettlePort
+from django_dbtaskqueue.flow.settle_port import SettlePort
 from django_dbtaskqueue.models import DeletedTasks, Queue, Task
 from django_dbtaskqueue.operations import actions
 from django_dbtaskqueue.operations.actions import ActionRequest

@@ -15,7 +15,7 @@ from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.states import CREATED, ERROR, POISON, PROCESSING
 from django_dbtaskqueue.flow import checkout as stage
 from django_dbtaskqueue.flow.scan import ScanCursor
-from django_dbtaskqueue.flow.settle import SettlePort
+from django_dbtaskqueue.flow.settle_port import SettlePort
 from django_dbtaskqueue.models import Queue
 from tests.conformance.conftest import CHECKOUTS, FIRST, SECOND, World
 from tests.factories import LEASE

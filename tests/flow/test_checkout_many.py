@@ -12,7 +12,7 @@ from django.db.models.functions import Now
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow.checkout import QueueShare, next_due_by_queue, take_many
 from django_dbtaskqueue.flow.scan import ScanCursor
-from django_dbtaskqueue.flow.settle import SettlePort
+from django_dbtaskqueue.flow.settle_port import SettlePort
 from django_dbtaskqueue.models import Queue, Task
 from tests.factories import LEASE, make_task
 

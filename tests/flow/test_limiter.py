@@ -28,7 +28,7 @@ from django_dbtaskqueue.flow import checkout, retention, settle
 from django_dbtaskqueue.flow.checkout import strategy_for
 from django_dbtaskqueue.flow.limiter import Limiter
 from django_dbtaskqueue.flow.scan import ScanCursor
-from django_dbtaskqueue.flow.settle import SettlePort
+from django_dbtaskqueue.flow.settle_port import SettlePort
 from django_dbtaskqueue.models import GroupLimit, Poller, Queue, QueueLimit, Task
 from django_dbtaskqueue.operations.explain import explain
 from django_dbtaskqueue.testing import advance, drain

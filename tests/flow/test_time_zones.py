@@ -19,7 +19,7 @@ from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow import checkout as stage
 from django_dbtaskqueue.flow.scan import ScanCursor
 from django_dbtaskqueue.flow.schedule import Definition, declare, enqueue_due
-from django_dbtaskqueue.flow.settle import SettlePort
+from django_dbtaskqueue.flow.settle_port import SettlePort
 from django_dbtaskqueue.models import Attempt, Schedule, Task, TaskHistory
 from django_dbtaskqueue.operations.schedules import next_times
 from tests.factories import age

@@ -25,7 +25,7 @@ from django_dbtaskqueue.core.outcomes import Fail
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow.rescue import exhausted, rescue
 from django_dbtaskqueue.flow.scan import ScanCursor
-from django_dbtaskqueue.flow.settle import SettlePort
+from django_dbtaskqueue.flow.settle_port import SettlePort
 from django_dbtaskqueue.models import Attempt, Poller, Task
 from django_dbtaskqueue.poller import heartbeat
 from django_dbtaskqueue.poller.queue_state import QueueState

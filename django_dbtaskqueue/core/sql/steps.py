@@ -8,7 +8,7 @@ from django_dbtaskqueue.core.outcomes import SIGNAL
 from django_dbtaskqueue.core.sql.dialects import GROUP, Group, statement
 from django_dbtaskqueue.core.states import sql_sources
 
-HELD = "t.id = %(task_id)s AND t.total_attempt = %(token)s"
+OWN_LEASE = "t.id = %(task_id)s AND t.total_attempt = %(token)s"
 
 
 class StepStatements(Group):
@@ -34,7 +34,8 @@ class StepStatements(Group):
             " until_time)"
             f" SELECT %(location)s, t.id, t.create_time, %(position)s, %(name)s, %(kind)s, %(result)s{json},"
             f" {self.dialect.maybe_later(seconds, start=self.dialect.now)}"
-            f" FROM {self.tables.task} AS t WHERE {HELD} AND t.status IN ({sql_sources('suspend')}) {self.dialect.lock}"
+            f" FROM {self.tables.task} AS t WHERE {OWN_LEASE} AND t.status IN ({sql_sources('suspend')})"
+            f" {self.dialect.lock}"
             f" ON CONFLICT (location, task_id, position) DO UPDATE SET kind = excluded.kind, result = excluded.result,"
             f" create_time = {self.dialect.now} WHERE step.kind = 'wait' RETURNING 1"
         )
@@ -52,7 +53,7 @@ class StepStatements(Group):
         )
         return (
             f"SELECT coalesce(t.signals, 0), ({first}) FROM {self.tables.task} AS t"
-            f" WHERE {HELD} AND t.status IN ({sql_sources('suspend')})"
+            f" WHERE {OWN_LEASE} AND t.status IN ({sql_sources('suspend')})"
         )
 
     @cached_property
