@@ -27,7 +27,7 @@ CONTENTS = {
         *("howto/django-tasks", "howto/test-your-tasks", "howto/deploy", "howto/tune", "howto/operate-at-night"),
         *("howto/why-a-task-does-not-run", "howto/one-task-for-many-calls", "howto/schedules", "howto/stop-tasks"),
         *("howto/limit-a-queue", "howto/durable-steps", "howto/middleware", "howto/run-in-the-web-process"),
-        "howto/observability",
+        *("howto/observability", "howto/come-over"),
         *("howto/own-tables", "howto/write-a-driver", "howto/pipeline-cookbook", "howto/spark-cluster"),
     ],
     "Look up": [
@@ -36,7 +36,7 @@ CONTENTS = {
         *("reference/settings", "reference/commands", "reference/operations", "reference/http-api"),
         *("reference/admin", "reference/errors", "reference/pipeline", "reference/python", "reference/stability"),
     ],
-    "Understand": ["design", "explanation/reliability", "explanation/performance"],
+    "Understand": ["design", "explanation/reliability", "explanation/performance", "explanation/comparison"],
 }
 TITLED_FENCE = re.compile(r'^```(\w+) title="([^"]+)"$', re.MULTILINE)
 OUTSIDE_LINK = re.compile(r"\]\((?:\.\./)+((?:tests|example_project|django_dbtaskqueue)/[^)\s]+|[A-Z]+\.md)\)")
