@@ -111,8 +111,13 @@ def test_an_atomic_task_that_is_cancelled_leaves_no_write(
 
 
 def test_the_others_of_a_batch_start_again_uncharged(
-    postgres_process_database: ProcessDatabase, tmp_path: Path
+    postgres_process_database: ProcessDatabase, tmp_path: Path, settings: Any
 ) -> None:
+    slow = {"poll_interval": "5m", "idle_interval": "5m", "lease": "1h"}
+    settings.DBTASKQUEUE = {
+        **settings.DBTASKQUEUE,
+        "QUEUES": {**settings.DBTASKQUEUE.get("QUEUES", {}), "apartb": slow},
+    }
     first = enqueue("apartb", "first", {"mark": str(tmp_path / "mark")})
     second = enqueue("apartb", "second", held(tmp_path))
     with polling({"apartb": 1}):
