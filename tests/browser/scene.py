@@ -21,6 +21,7 @@ from django_dbtaskqueue.models import (
     Poller,
     SavedSearch,
     Schedule,
+    Step,
     Task,
     TaskHistory,
     UsageCount,
@@ -108,6 +109,21 @@ def _tasks() -> None:
         make_task(PROCESSING, queue="claims", reference=f"in-hand-{number}", poller_instance=HOLDER, payload=_claim(3))
     for number in range(6):
         make_task(CREATED, queue="night-batch", reference=f"statement-{number}")
+    _steps(
+        make_task(
+            CREATED, queue="claims", reference="held-claim", total_attempt=2, next_process_time=timedelta(days=11)
+        )
+    )
+
+
+def _steps(task: Task) -> None:
+    """Let a task have taken steps, and wait for an approval."""
+    facts = {"task_id": task.pk, "task_time": task.create_time}
+    results: dict[str, object] = {"flight": "UA-1545", "compensation": 600, "card_token": "tok_4242"}
+    Step.objects.create(**facts, position=1, name="arrival-reported", kind="signal", result=240)
+    Step.objects.create(**facts, position=2, name="assess", result=results)
+    until = task.create_time + timedelta(days=14)
+    Step.objects.create(**facts, position=3, name="approved", kind="wait", until_time=until)
 
 
 def _failed(number: int, queue: str, reference: str, traceback: str, fingerprint: str) -> None:

@@ -49,6 +49,7 @@ def addresses() -> dict[str, str]:
         **{name: f"{model}/" for name, model in lists.items()},
         "tasks": "task/?q=status:ERROR",
         "task": f"task/{failed.pk}/change/",
+        "task-that-waits": f"task/{Task.objects.get(reference='held-claim').pk}/change/",
         "failure": f"failuregroup/{FailureGroup.objects.earliest('pk').pk}/change/",
         "queue": f"queue/{Queue.objects.get(name='night-batch').pk}/change/",
         "schedule": "schedule/flights.tasks.digest/change/",
