@@ -1,6 +1,6 @@
 """Why a task does not run: one sentence for the task's page, the command line and the API.
 
-``explain`` reads at most eight rows or short ranges by an index. It names what an operator must mend first.
+``explain`` reads at most nine rows or short ranges by an index. It names what an operator must mend first.
 """
 
 from __future__ import annotations
