@@ -231,10 +231,11 @@ def sweep(session: Session) -> int:
 
 
 def sweep_missing(session: Session, after: int) -> int:
-    """Tell the ends of parents of one table whose rows are gone; return where the next turn begins.
+    """Tell the ends of parents of one table whose rows are gone, and delete what children waited for that are gone.
 
-    One turn looks at ``EDGES_PER_SWEEP`` dependencies behind ``after``. A task that is neither in the table nor in the
-    history has completed: only its outcome removes a task that something waits for (``tell_deleted``).
+    Return where the next turn begins. One turn looks at ``EDGES_PER_SWEEP`` dependencies behind ``after``. A parent
+    that is neither in the table nor in the history has completed: only its outcome removes a task that something waits
+    for (``tell_deleted``).
     """
     [(lowest, highest)] = session.run(session.sql.edge_range, {})
     if highest is None:
@@ -242,11 +243,21 @@ def sweep_missing(session: Session, after: int) -> int:
     after = max(after, lowest - 1)
     until, array = after + EDGES_PER_SWEEP, session.sql.dialect.array
     edges = {"after": after, "until": until, "location": session.location}
-    parents = sorted(row[0] for row in session.run(session.sql.open_parents, edges))
-    there = {row[0] for row in session.run(session.sql.present, {"ids": array(parents)})} if parents else set()
-    if missing := [parent for parent in parents if parent not in there]:
+    if missing := _missing(session, session.sql.open_parents, edges):
         of = {"location": session.location, "ids": array(missing)}
         ended(
             session, (), {**dict.fromkeys(missing, str(COMPLETED)), **dict(session.run(session.sql.moved_statuses, of))}
         )
+    if missing := _missing(session, session.sql.waited_for, edges):
+        of = {"location": session.location, "ids": array(missing)}
+        with session.atomic():
+            session.run(session.sql.drop_holds, of)
+            session.run(session.sql.drop_edges, of)
     return until if until < highest else 0
+
+
+def _missing(session: Session, sql: str, edges: Mapping[str, object]) -> list[int]:
+    """Return those tasks of some dependencies that are not in the table."""
+    ids = sorted(row[0] for row in session.run(sql, edges))
+    there = {row[0] for row in session.run(session.sql.present, {"ids": session.sql.dialect.array(ids)})} if ids else ()
+    return [task_id for task_id in ids if task_id not in there]

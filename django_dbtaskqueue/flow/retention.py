@@ -25,6 +25,7 @@ from django_dbtaskqueue.flow.selection import Tasks, as_filterable, delete_steps
 from django_dbtaskqueue.models import (
     AbstractTask,
     AuditEntry,
+    Batch,
     BulkOperation,
     BulkSkip,
     GroupLimit,
@@ -189,6 +190,15 @@ def delete_audit(alias: str, *, older_than: timedelta) -> int:
         (BulkOperation, Q(update_time__lte=limit) & empty),
     ]
     return sum(_delete_oldest(model._base_manager.using(alias), old) for model, old in batches)
+
+
+def delete_empty_batches(alias: str, tables: Iterable[type[AbstractTask]], *, older_than: timedelta) -> int:
+    """Delete batches of at least that age whose tasks have all left the task tables; return how many."""
+    empty = Batch.objects.using(alias).filter(create_time__lte=Now() - older_than)
+    for model in tables:
+        empty = empty.exclude(Exists(model._base_manager.using(alias).filter(batch=OuterRef("pk"))))
+    ids = list(empty.order_by("pk").values_list("pk", flat=True)[:ROWS_PER_BATCH])
+    return Batch.objects.using(alias).filter(pk__in=ids)._raw_delete(alias) if ids else 0
 
 
 def delete_past_periods(alias: str) -> int:

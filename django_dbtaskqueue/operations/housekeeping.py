@@ -231,6 +231,8 @@ def _delete_old(alias: str, policy: RetentionPolicy, report: RetentionReport, cl
     session = Session.on(alias)
     _repeat(clock, partial(retention.delete_past_periods, alias))
     if policy.history is not None:
+        tables = [model for place, model in locations(alias) if place == alias]
+        _repeat(clock, partial(retention.delete_empty_batches, alias, tables, older_than=policy.history))
         table = _drop_months(session, policy.history, report, clock)
         delete = partial(retention.delete_history, session, older_than=policy.history, table=table)
         report.deleted += _repeat(clock, delete)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from django_dbtaskqueue import Workflow, batch, chain, enqueue, enqueue_many, queue
 from django_dbtaskqueue.core.exceptions import EnqueueError
 from django_dbtaskqueue.core.lease import Lease
-from django_dbtaskqueue.flow import move
+from django_dbtaskqueue.flow import move, retention
 from django_dbtaskqueue.flow.batches import BatchHandle, counts_of
 from django_dbtaskqueue.models import Batch, Dependency, Task
 
@@ -199,3 +200,12 @@ def test_the_counts_of_a_page_of_batches(alias: str, django_assert_num_queries: 
     with django_assert_num_queries(1, using=alias):
         counts = counts_of(rows)
     assert [counts[row.pk]["CREATED"] for row in rows] == [0, 1, 2]
+
+
+def test_a_batch_goes_when_its_tasks_have_left(alias: str) -> None:
+    with batch("import", using=alias):
+        enqueue("parcels", using=alias)
+    assert retention.delete_empty_batches(alias, [Task], older_than=timedelta(0)) == 0
+    Task.objects.using(alias).all()._raw_delete(alias)
+    assert retention.delete_empty_batches(alias, [Task], older_than=timedelta(hours=1)) == 0
+    assert retention.delete_empty_batches(alias, [Task], older_than=timedelta(0)) == 1

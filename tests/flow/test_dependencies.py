@@ -250,3 +250,14 @@ def test_a_sweep_tells_an_end_that_was_told_before_only_once(alias: str, put: Ca
         dependencies.sweep(session)
     assert Hold.objects.using(alias).get().remaining == 1
     assert state(child) == ("CREATED", "parents")
+
+
+def test_what_a_task_waited_for_goes_when_the_task_is_gone(alias: str, put: Callable[..., Task]) -> None:
+    parent = put()
+    child = put("letters", after=[parent])
+    taken(alias).complete()
+    dependencies.sweep_missing(Session.on(alias), 0)
+    assert Dependency.objects.using(alias).count() == 1
+    Task.objects.using(alias).filter(pk=child.pk)._raw_delete(alias)
+    dependencies.sweep_missing(Session.on(alias), 0)
+    assert not Dependency.objects.using(alias).exists()

@@ -182,6 +182,22 @@ class DependencyStatements(Group):
         )
 
     @cached_property
+    def waited_for(self) -> str:
+        """The children of some dependencies."""
+        return (
+            f"SELECT DISTINCT child_id FROM {self.tables.dependency} WHERE id > %(after)s AND id <= %(until)s"
+            " AND child_location = %(location)s"
+        )
+
+    @cached_property
+    def drop_edges(self) -> str:
+        """Delete the dependencies of tasks that are gone."""
+        return (
+            f"DELETE FROM {self.tables.dependency} WHERE child_location = %(location)s"
+            f" AND child_id IN ({self.dialect.each('ids')})"
+        )
+
+    @cached_property
     def moved_statuses(self) -> str:
         """The statuses of tasks that are in the history."""
         return (

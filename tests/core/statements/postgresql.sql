@@ -417,6 +417,14 @@ WHERE id = ANY(ARRAY(
 ))
 RETURNING id, watched;
 
+-- Statements.drop_edges
+DELETE
+FROM "dbtaskqueue_dependency"
+WHERE child_location = %(location)s
+AND child_id IN (
+    SELECT unnest(%(ids)s::bigint[])
+);
+
 -- Statements.drop_holds
 DELETE
 FROM "dbtaskqueue_hold"
@@ -1970,6 +1978,13 @@ AND status IN ('CREATED')
 AND substr(parked_by, 1, 10) = 'no handler'
 AND (payload_type IS NULL AND %(untyped)s OR payload_type = ANY(%(types)s::text[]))
 RETURNING id, group_key;
+
+-- Statements.waited_for
+SELECT DISTINCT child_id
+FROM "dbtaskqueue_dependency"
+WHERE id > %(after)s
+AND id <= %(until)s
+AND child_location = %(location)s;
 
 -- Statements.wake_signalled
 UPDATE "dbtaskqueue_task" AS t

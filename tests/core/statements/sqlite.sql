@@ -291,6 +291,15 @@ WHERE id IN (
 )
 RETURNING id, watched;
 
+-- Statements.drop_edges
+DELETE
+FROM "dbtaskqueue_dependency"
+WHERE child_location = %(location)s
+AND child_id IN (
+    SELECT value
+    FROM json_each(%(ids)s)
+);
+
 -- Statements.drop_holds
 DELETE
 FROM "dbtaskqueue_hold"
@@ -1570,6 +1579,13 @@ AND (payload_type IS NULL AND %(untyped)s OR payload_type IN (
     FROM json_each(%(types)s)
 ))
 RETURNING id, group_key;
+
+-- Statements.waited_for
+SELECT DISTINCT child_id
+FROM "dbtaskqueue_dependency"
+WHERE id > %(after)s
+AND id <= %(until)s
+AND child_location = %(location)s;
 
 -- Statements.wake_signalled
 UPDATE "dbtaskqueue_task" AS t
