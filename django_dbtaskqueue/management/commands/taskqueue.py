@@ -13,7 +13,15 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from django_dbtaskqueue.core.exceptions import SearchError, SearchTooSlow, TaskQueueError
 from django_dbtaskqueue.db.session import migrated
-from django_dbtaskqueue.management import changes, duration, positive, reading, schedule_commands, tokens
+from django_dbtaskqueue.management import (
+    batch_commands,
+    changes,
+    duration,
+    positive,
+    reading,
+    schedule_commands,
+    tokens,
+)
 from django_dbtaskqueue.management.output import Output
 from django_dbtaskqueue.models.operations import OPERATE_SCOPE, SCOPES
 from django_dbtaskqueue.operations.verb_inputs import VerbInput, json_of
@@ -66,6 +74,7 @@ class Command(BaseCommand):
         schedule = add("schedules", text)
         schedule_commands.add_arguments(schedule)
         _add_yes(schedule)
+        batch_commands.add_arguments(add("batches", "Batches and workflows: list, show, cancel all, retry failed."))
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Run one subcommand; exit with one of the codes in the help."""
@@ -101,6 +110,7 @@ SUBCOMMANDS: dict[str, Callable[[Output, dict[str, Any]], int]] = {
     "index": changes.index,
     "mask": changes.mask,
     "schedules": schedule_commands.run,
+    "batches": batch_commands.run,
     "token": tokens.make,
     "tokens": tokens.show,
 }
