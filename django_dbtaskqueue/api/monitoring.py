@@ -16,9 +16,11 @@ from django_dbtaskqueue.core.exceptions import TaskQueueError
 from django_dbtaskqueue.db.session import alias_for
 from django_dbtaskqueue.flow.placement import known_queues
 from django_dbtaskqueue.flow.schedule import SCHEDULE_FIELDS
-from django_dbtaskqueue.models import AuditEntry, FailureGroup, Poller, Queue, Schedule
+from django_dbtaskqueue.models import AuditEntry, Batch, FailureGroup, Poller, Queue, Schedule
 from django_dbtaskqueue.models.control import IN_EFFECT, queue_names_in
 from django_dbtaskqueue.operations import queue_control
+from django_dbtaskqueue.operations.batch_control import BatchDocument, batch_documents
+from django_dbtaskqueue.operations.batch_control import listed as listed_batches
 from django_dbtaskqueue.operations.bounded_reads import statement_timeout
 from django_dbtaskqueue.operations.doctor import examine
 from django_dbtaskqueue.operations.monitor_documents import (
@@ -103,6 +105,12 @@ class ScheduleList(TypedDict):
     """The schedules, by name."""
 
     schedules: list[ScheduleDocument]
+
+
+class BatchList(TypedDict):
+    """The batches, the newest first."""
+
+    batches: list[BatchDocument]
 
 
 class PollerList(TypedDict):
@@ -221,6 +229,15 @@ def change_queue_settings(call: Call, queue: str) -> Overrides:
     except ImproperlyConfigured as error:  # of what was sent, so not the site's fault
         raise TaskQueueError(str(error)) from None
     return {"overrides": changed}
+
+
+# -- batches -----------------------------------------------------------------------------------------------------------
+
+
+def batches(call: Call) -> BatchList:
+    """Return the newest batches, and how many tasks of each are in which status."""
+    may_view(call.actor, Batch)
+    return {"batches": batch_documents(listed_batches(call.actor))}
 
 
 # -- schedules ---------------------------------------------------------------------------------------------------------

@@ -115,6 +115,7 @@ ROUTES = (
         body=(Field("confirm", TEXT_KIND, "the queue's name again", ""), REASON), status=202, needs="purge_queue",
     ),
     Route("GET", "queues/<path:queue>", monitoring.queue, needs="view_queue"),
+    Route("GET", "batches", monitoring.batches, needs="view_batch"),
     Route("GET", "schedules", monitoring.schedules, needs="view_schedule"),
     Route("POST", "schedules/<path:schedule>/add", monitoring.make_schedule, body=SCHEDULE_BODY, needs="add_schedule"),
     Route(
