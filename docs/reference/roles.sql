@@ -51,6 +51,10 @@ GRANT SELECT, INSERT (name), UPDATE (create_time) ON dbtaskqueue_queue TO dbtask
 -- References that stay taken (`unique_over="history"`), or for a period (rules of uniqueness).
 GRANT SELECT, INSERT, UPDATE (create_time, expire_time) ON dbtaskqueue_usedreference TO dbtaskqueue_producer;
 GRANT SELECT, DELETE ON dbtaskqueue_usedreference TO dbtaskqueue_poller; -- an operator's bulk delete frees them
+-- Tasks that wait for others, and batches.
+GRANT UPDATE (watched, batch) ON dbtaskqueue_task TO dbtaskqueue_producer;
+GRANT SELECT, INSERT ON dbtaskqueue_dependency, dbtaskqueue_hold TO dbtaskqueue_producer;
+GRANT SELECT, INSERT, UPDATE (callback_location, callback_id) ON dbtaskqueue_batch TO dbtaskqueue_producer;
 
 -- A poller takes and settles. It makes no task: a processor that enqueues needs the producer's role, too.
 GRANT SELECT, UPDATE, DELETE ON dbtaskqueue_task TO dbtaskqueue_poller;
@@ -63,6 +67,8 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON dbtaskqueue_poller TO dbtaskqueue_poller
 GRANT SELECT, INSERT, UPDATE ON dbtaskqueue_schedule TO dbtaskqueue_poller;
 GRANT SELECT, INSERT, UPDATE ON dbtaskqueue_queuelimit TO dbtaskqueue_poller; -- queues with limits
 GRANT SELECT, INSERT, UPDATE, DELETE ON dbtaskqueue_grouplimit TO dbtaskqueue_poller; -- rates of groups
+GRANT SELECT, UPDATE, DELETE ON dbtaskqueue_dependency, dbtaskqueue_hold TO dbtaskqueue_poller; -- it tells of ends
+GRANT SELECT, DELETE ON dbtaskqueue_batch TO dbtaskqueue_poller;
 GRANT SELECT, INSERT, UPDATE, DELETE ON dbtaskqueue_metric, dbtaskqueue_failuregroup, dbtaskqueue_failurecount
     TO dbtaskqueue_poller; -- counted in memory, appended, merged
 GRANT USAGE ON SEQUENCE dbtaskqueue_taskhistory_id_seq TO dbtaskqueue_poller, dbtaskqueue_archiver;
@@ -72,6 +78,7 @@ GRANT SELECT, UPDATE, DELETE ON dbtaskqueue_task TO dbtaskqueue_archiver; -- UPD
 GRANT SELECT, INSERT, DELETE ON dbtaskqueue_attempt, dbtaskqueue_taskhistory TO dbtaskqueue_archiver;
 GRANT SELECT, INSERT ON dbtaskqueue_deletedtasks TO dbtaskqueue_archiver;
 GRANT SELECT, DELETE ON dbtaskqueue_step, dbtaskqueue_signal TO dbtaskqueue_archiver; -- they leave with their task
+GRANT SELECT ON dbtaskqueue_dependency, dbtaskqueue_hold TO dbtaskqueue_archiver; -- a parent stays while a task waits
 
 -- A reader sees how things stand, and no payload, result, context or error text.
 CREATE OR REPLACE VIEW dbtaskqueue_task_overview AS
@@ -80,6 +87,7 @@ SELECT id, queue_name, reference_number, status, attempt, reenqueue_attempt, tot
        expire_time, start_time, finish_time, parked_by
 FROM dbtaskqueue_task;
 GRANT SELECT ON dbtaskqueue_metric, dbtaskqueue_failurecount TO dbtaskqueue_reader;
+GRANT SELECT ON dbtaskqueue_dependency, dbtaskqueue_hold, dbtaskqueue_batch TO dbtaskqueue_reader;
 GRANT SELECT (name, queue_name, cron, timezone, missed, overlap, paused, source, next_time, last_time, last_task)
     ON dbtaskqueue_schedule TO dbtaskqueue_reader;
 GRANT SELECT (fingerprint, queue_name, error_type, frame, first_seen, last_seen) ON dbtaskqueue_failuregroup
