@@ -107,7 +107,9 @@ def enqueue_many(
                 if rule is not None:
                     share, derived = _apart(share)
                     done.update(
-                        _insert_unique(sessions[alias], queue, derived, rule, settings.capacity, timeout, related)
+                        _insert_unique(
+                            sessions[alias], queue, derived, rule, settings.capacity, timeout, related=related
+                        )
                     )
                 if settings.unique_over == UNIQUE_OVER_HISTORY:
                     rows = share.rows() if isinstance(share, UniformRows) else share
@@ -145,6 +147,7 @@ def _insert_unique(
     rule: UniqueRule,
     capacity: int | None,
     timeout: timedelta | None,
+    *,
     related: _Related | None,
 ) -> Counter[str]:
     """Insert rows whose references a rule derived. If another producer began one's period first, begin again."""

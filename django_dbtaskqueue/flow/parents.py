@@ -141,7 +141,7 @@ class Parent:
     queue: str
     reference: str | None
     status: str
-    result: Any
+    result: object
 
 
 class Parents(Sequence[Parent]):
@@ -166,7 +166,7 @@ class Parents(Sequence[Parent]):
         raise KeyError(f"No parent has the name {key!r}.{near_match(key, names)}")
 
     @property
-    def results(self) -> list[Any]:
+    def results(self) -> list[object]:
         """The results of the parents, in the order in which ``after`` named them."""
         return [one.result for one in self._found]
 
@@ -189,13 +189,13 @@ class ReadsParents:
             counts = Counter({outcome or "": number for outcome, number in counted})
         rows = rows_of({TaskKey(edge.parent_location, edge.parent_id) for edge in first}, self.alias)
         found = [
-            Parent(edge.parent_id, edge.name, *rows.get((edge.parent_location, edge.parent_id), UNKNOWN_PARENT))
+            Parent(edge.parent_id, edge.name, *rows.get((edge.parent_location, edge.parent_id), GONE_TASK))
             for edge in first
         ]
         return Parents(found, counts)
 
 
-UNKNOWN_PARENT = ("", None, "", None)
+GONE_TASK = ("", None, "", None)
 
 
 def rows_of(keys: set[TaskKey], alias: str) -> dict[tuple[str, int], tuple[str, str | None, str, Any]]:
