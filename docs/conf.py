@@ -27,7 +27,7 @@ CONTENTS = {
         *("howto/django-tasks", "howto/test-your-tasks", "howto/deploy", "howto/tune", "howto/operate-at-night"),
         *("howto/why-a-task-does-not-run", "howto/one-task-for-many-calls", "howto/schedules", "howto/stop-tasks"),
         *("howto/limit-a-queue", "howto/workflows", "howto/durable-steps", "howto/middleware"),
-        *("howto/run-in-the-web-process", "howto/observability", "howto/come-over"),
+        *("howto/wait-for-a-task", "howto/run-in-the-web-process", "howto/observability", "howto/come-over"),
         *("howto/own-tables", "howto/write-a-driver", "howto/pipeline-cookbook", "howto/spark-cluster"),
     ],
     "Look up": [

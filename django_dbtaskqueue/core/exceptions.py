@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 __all__ = [
     "CheckFailed", "DuplicateTask", "EnqueueError", "JobOptionError", "LakeError", "LeaseLost", "MiddlewareError",
     "OperationRefused", "PayloadError", "PipelineError", "ProcessDied", "QueueFull", "ReenqueueDelayMissing",
-    "SearchError", "SearchTooSlow", "SignalRefused", "SignalTimeout", "StepChanged", "TaskCancelled", "TaskQueueError",
-    "TaskSuspended", "UnknownQueue",
+    "SearchError", "SearchTooSlow", "SignalRefused", "SignalTimeout", "StepChanged", "TaskCancelled", "TaskFailed",
+    "TaskGone", "TaskQueueError", "TaskSuspended", "UnknownQueue",
 ]  # fmt: skip
 
 
@@ -140,6 +140,26 @@ class MiddlewareError(TaskQueueError):
     def __reduce__(self) -> tuple[type[MiddlewareError], tuple[str, str]]:
         """Let another process make it again: ``args`` holds the message only."""
         return type(self), (self.middleware, self.reason)
+
+
+class TaskFailed(TaskQueueError):
+    """A task that is waited for has ended in ``ERROR`` or ``POISON``. ``text`` says why."""
+
+    def __init__(self, task_id: int, queue: str, status: str, text: str) -> None:
+        self.task_id, self.queue, self.status, self.text = task_id, queue, status, text
+        super().__init__(f"Task {task_id} of queue {queue!r} ended in {status}: {text or 'no reason is stored'}")
+
+
+class TaskGone(TaskQueueError):
+    """A task that is waited for has left the table and the history, so its result cannot be read."""
+
+    def __init__(self, task_id: int | None, queue: str) -> None:
+        self.task_id, self.queue = task_id, queue
+        super().__init__(
+            f"Task {task_id} of queue {queue!r} is neither in its table nor in the history: it has completed and its "
+            'queue has keep="delete", or it was deleted. A queue whose results are waited for needs keep="keep" or '
+            '"history".'
+        )
 
 
 class ReenqueueDelayMissing(TaskQueueError):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from django.db import models
 from django.db.models.functions import Now
@@ -26,6 +26,28 @@ if TYPE_CHECKING:
     T = TypeVar("T", bound=AbstractTask, default=AbstractTask)
 
 __all__ = ["TaskManager", "TaskQuerySet"]
+
+
+class Waiting:
+    """A task that ``enqueue`` returned, or another instance of it, can be waited for."""
+
+    def wait(self, timeout: float | timedelta | None = None) -> Any:
+        """Wait until the task has ended, and return its result.
+
+        ``timeout`` (seconds or a ``timedelta``; None: without end) raises ``TimeoutError``; the task goes on.
+        ``TaskFailed`` is raised for a task in ERROR or POISON, with its failure, and ``TaskGone`` for one that has left
+        the table and the history. Inside a transaction it is refused, because the task would not start before its end.
+        On PostgreSQL the end of the task wakes the thread. It keeps a thread, and in a processor a slot, all the time.
+        """
+        from django_dbtaskqueue.pull import waiting
+
+        return waiting.wait(cast("AbstractTask", self), timeout)
+
+    async def await_result(self, timeout: float | timedelta | None = None) -> Any:
+        """``wait`` for a coroutine, which keeps no thread."""
+        from django_dbtaskqueue.pull import waiting
+
+        return await waiting.await_result(cast("AbstractTask", self), timeout)
 
 
 class TaskQuerySet(models.QuerySet["T"]):

@@ -16,7 +16,7 @@ from django.utils.translation import gettext_lazy as _
 
 from django_dbtaskqueue.core.durations import READABLE_TIMES
 from django_dbtaskqueue.core.states import TERMINAL, Status
-from django_dbtaskqueue.models.querysets import TaskManager
+from django_dbtaskqueue.models.querysets import TaskManager, Waiting
 
 STATUS_CHOICES = [(str(status), str(status)) for status in Status]
 STATUS_VALUES = [str(status) for status in Status]
@@ -81,7 +81,7 @@ class TaskColumns(models.Model):
         abstract = True
 
 
-class AbstractTask(TaskColumns):
+class AbstractTask(Waiting, TaskColumns):
     """A task table. Subclass it to give queues a table of their own, under any name."""
 
     id: Whole = models.BigAutoField(primary_key=True)

@@ -111,8 +111,10 @@ class WaitQueue:
 class NotifyListener:
     """Receives the wake-ups of other processes on its own connection, while a thread waits and a little longer."""
 
-    def __init__(self, alias: str, linger_s: float) -> None:
+    def __init__(self, alias: str, linger_s: float, woken: Callable[[str], None]) -> None:
+        """``woken`` is called with the payload of each wake-up, and with "" when the connection is made."""
         self._alias = alias
+        self._woken = woken
         self._linger_s = linger_s
         self._lock = threading.Lock()
         self._users = 0
@@ -127,7 +129,7 @@ class NotifyListener:
             if self._stopping is not None:
                 self._stopping.cancel()
             if self._wakeup is None:
-                self._wakeup = Wakeup(self._alias, wake)  # wakes once more when it is connected
+                self._wakeup = Wakeup(self._alias, self._woken)  # wakes once more when it is connected
                 self._wakeup.start()
         try:
             yield
@@ -179,7 +181,7 @@ def take(
 def _listener(alias: str) -> NotifyListener:
     settings = connections[alias].settings_dict
     linger_s = 0.0 if notify.is_for_tests(settings) else LISTENER_LINGER_S
-    return _listeners.setdefault((alias, str(settings["NAME"])), NotifyListener(alias, linger_s))
+    return _listeners.setdefault((alias, str(settings["NAME"])), NotifyListener(alias, linger_s, wake))
 
 
 def wake(queue: str) -> None:

@@ -43,5 +43,5 @@ def test_a_poller_without_its_fetch_thread_stores_what_runs_and_ends(
     # Then its outcome is stored by the other thread, and the process ends
     poller.ended(1)
     assert "SystemExit: 4" in poller.log
-    assert "this process ends" in poller.log
+    assert "its poller ends" in poller.log
     assert Task.objects.get().status == "COMPLETED"

@@ -18,7 +18,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.handlers.wsgi import WSGIHandler
 from django.core.signals import request_started
 
-from django_dbtaskqueue import enqueue
+from django_dbtaskqueue import enqueue, signals
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.models import Poller, Task
 from django_dbtaskqueue.poller import web_process
@@ -113,6 +113,36 @@ def test_what_runs_at_the_end_finishes_and_what_waits_is_released(
     left = Task.objects.get(pk=waiting)
     assert (left.status, left.attempt) == ("CREATED", 0)
     assert Poller.objects.get().state == "STOPPED"
+
+
+class LeavesOnce(signals.Listener):
+    """Ends the first thread that finds nothing to do."""
+
+    left = False
+
+    def poller_idle(self, poller: Any) -> None:
+        if not self.left:
+            self.left = True
+            raise SystemExit
+
+
+def test_a_poller_whose_thread_died_is_started_again(
+    sqlite_process_database: ProcessDatabase, settings: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings.DBTASKQUEUE = {"EMBEDDED_POLLER": {"queues": ["work"]}, "HEARTBEAT": "200ms"}
+    listener = LeavesOnce()
+    signals.register(listener)
+    embedded = web_process.EmbeddedPoller()
+    embedded.start()
+    try:
+        until(lambda: Poller.objects.exclude(state="STOPPED").exists() and Poller.objects.count() == 2)
+        task = enqueue("work")
+        until(lambda: Task.objects.get(pk=task.pk).status == "COMPLETED")
+    finally:
+        embedded.stop()
+        signals.unregister(listener)
+    assert "Thread dbtaskqueue-fetch-0 ended: its poller ends, another one must replace it" in caplog.messages
+    assert set(Poller.objects.values_list("state", flat=True)) == {"STOPPED"}
 
 
 # -- in this process ---------------------------------------------------------------------------------------------------

@@ -122,7 +122,7 @@ def waits() -> dict[str, float | None]:
     """
     wait = ExpressionWrapper(F("start_time") - F("create_time"), output_field=DurationField())
     settled = Task.objects.filter(queue=QUEUE, finish_time__isnull=False, total_attempt=1)
-    ranked = settled.annotate(wait=wait).order_by("wait").values_list("wait", flat=True)
+    ranked = settled.annotate(waited=wait).order_by("waited").values_list("waited", flat=True)
     count = settled.count()
     return {f"p{percent}": _milliseconds(ranked[count * percent // 100]) if count else None for percent in PERCENTILES}
 

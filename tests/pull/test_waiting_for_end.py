@@ -1,0 +1,176 @@
+"""``task.wait()`` and ``task.await_result()``: woken by the end of the task, whatever ends it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from datetime import timedelta
+from time import monotonic
+from typing import Any
+
+import pytest
+from asgiref.sync import async_to_sync
+from django.db import connections, transaction
+
+from django_dbtaskqueue import Complete, Poison, enqueue, queue
+from django_dbtaskqueue.core.exceptions import TaskFailed, TaskGone, TaskQueueError
+from django_dbtaskqueue.db import notify
+from django_dbtaskqueue.models import Task
+from django_dbtaskqueue.pull import waiting
+from tests.conftest import ProcessDatabase
+from tests.poller.processes import runtaskpoller
+from tests.support import PATIENCE, Actor, until
+
+pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "sqlite"])
+
+
+@pytest.fixture(params=["default", "sqlite"], ids=["postgresql", "sqlite"])
+def alias(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(autouse=True)
+def _parcels(settings: Any, _queues: Any) -> None:
+    settings.DBTASKQUEUE = {"QUEUES": {"parcels": {}}}
+
+
+@pytest.fixture
+def actor() -> Iterator[Actor]:
+    made = Actor()
+    yield made
+    made.close()
+
+
+@pytest.fixture(autouse=True)
+def _nobody_is_left() -> Iterator[None]:
+    yield
+    assert not waiting._waiting
+
+
+def is_watched(task: Task) -> bool:
+    return Task.objects.using(task._state.db).filter(pk=task.pk, watched=True).exists()
+
+
+def end(task: Task, outcome: Any) -> None:
+    lease = queue("parcels", using=task._state.db).take()
+    assert lease is not None and lease.id == task.pk
+    lease._settle(outcome)
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize("keep", ["keep", "history"])
+def test_the_result_is_returned_when_the_task_completes(
+    alias: str, actor: Actor, settings: Any, keep: str, is_async: bool
+) -> None:
+    settings.DBTASKQUEUE = {"QUEUES": {"parcels": {"keep": keep}}}
+    task = enqueue("parcels", using=alias)
+    waiter = actor.do(async_to_sync(task.await_result) if is_async else task.wait, PATIENCE)
+    until(lambda: is_watched(task))
+    end(task, Complete({"said": 7}))
+    assert waiter.result(PATIENCE) == {"said": 7}
+    assert task.wait(0) == {"said": 7}  # it has ended: at once
+
+
+def test_a_failure_is_raised_with_its_text(alias: str, actor: Actor) -> None:
+    task = enqueue("parcels", using=alias)
+    waiter = actor.do(task.wait, timedelta(seconds=PATIENCE))
+    until(lambda: is_watched(task))
+    end(task, Poison("a bad address"))
+    with pytest.raises(TaskFailed, match="ended in POISON: a bad address") as raised:
+        waiter.result(PATIENCE)
+    assert (raised.value.task_id, raised.value.status, raised.value.text) == (task.pk, "POISON", "a bad address")
+
+
+def test_a_task_that_was_deleted_says_so(alias: str, actor: Actor, settings: Any) -> None:
+    settings.DBTASKQUEUE = {"QUEUES": {"parcels": {"keep": "delete"}}}
+    task = enqueue("parcels", using=alias)
+    waiter = actor.do(task.wait, PATIENCE)
+    until(lambda: is_watched(task))
+    end(task, Complete("lost"))
+    with pytest.raises(TaskGone, match='its queue has keep="delete", or it was deleted'):
+        waiter.result(PATIENCE)
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_timeout_leaves_the_task_alone(alias: str, is_async: bool) -> None:
+    task = enqueue("parcels", using=alias)
+    with pytest.raises(TimeoutError, match=r"has not ended in time\. It goes on"):
+        async_to_sync(task.await_result)(0.01) if is_async else task.wait(0.01)
+    end(task, Complete("done"))
+    assert task.wait() == "done"
+
+
+def test_inside_a_transaction_it_would_never_end(alias: str) -> None:
+    with transaction.atomic(using=alias):
+        task = enqueue("parcels", using=alias)
+        with pytest.raises(TaskQueueError, match=r"inside a transaction would never end.*Wait after the transaction"):
+            task.wait(PATIENCE)
+    end(task, Complete())
+    with transaction.atomic(using=alias):
+        assert task.wait(0) is None
+
+
+def test_without_notifications_the_waiter_looks_by_itself(alias: str, actor: Actor, settings: Any) -> None:
+    settings.DBTASKQUEUE = {"QUEUES": {"parcels": {}}, "NOTIFY": False}
+    task = enqueue("parcels", using=alias)
+    waiter = actor.do(task.wait, PATIENCE)
+    until(lambda: is_watched(task))
+    notify.unlisten(waiting._wake)  # as if another process ended the task
+    end(task, Complete("found"))
+    assert waiter.result(PATIENCE) == "found"
+
+
+def test_a_locked_row_does_not_hold_the_waiter(actor: Actor) -> None:
+    """A processor that settles inside a long transaction of its own."""
+    task = enqueue("parcels")
+    with transaction.atomic():
+        Task.objects.select_for_update().get(pk=task.pk)
+        with pytest.raises(TimeoutError):
+            actor.do(task.wait, 0.3).result(PATIENCE)
+
+
+def test_no_more_wait_than_the_limit(alias: str, actor: Actor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waiting, "MAX_WAITERS", 1)
+    task = enqueue("parcels", using=alias)
+    waiter = actor.do(task.wait, PATIENCE)
+    until(lambda: is_watched(task))
+    with pytest.raises(TaskQueueError, match="1 threads and coroutines of this process wait"):
+        task.wait(PATIENCE)
+    end(task, Complete(1))
+    assert waiter.result(PATIENCE) == 1
+
+
+def test_a_hundred_coroutines_wait_on_one_thread() -> None:
+    tasks = [enqueue("parcels", str(number)) for number in range(100)]
+
+    async def all_of_them() -> list[Any]:
+        return await asyncio.gather(*(task.await_result(PATIENCE) for task in tasks))
+
+    threads: list[int] = []
+
+    def run() -> None:
+        until(lambda: Task.objects.filter(watched=True).count() == 100)
+        threads.append(threading.active_count())
+        for task in tasks:
+            end(task, Complete(task.pk))
+        connections.close_all()
+
+    ending = threading.Thread(target=run)
+    ending.start()
+    assert async_to_sync(all_of_them)() == [task.pk for task in tasks]
+    ending.join()
+    assert threads[0] < 20
+
+
+def test_another_process_wakes_the_waiter(
+    monkeypatch: pytest.MonkeyPatch, postgres_process_database: ProcessDatabase
+) -> None:
+    monkeypatch.setattr(waiting, "SAFETY_LOOK_S", 2 * PATIENCE)
+    with runtaskpoller(postgres_process_database, "--queue", "work") as poller:
+        poller.until_logged("work")
+        began = monotonic()
+        assert enqueue("work", payload={"do": "ok", "result": 7}).wait(PATIENCE) == 7
+        assert monotonic() - began < PATIENCE
+        poller.signal()
+        poller.ended()
