@@ -39,15 +39,15 @@ class Waiting:
         the table and the history. Inside a transaction it is refused, because the task would not start before its end.
         On PostgreSQL the end of the task wakes the thread. It keeps a thread, and in a processor a slot, all the time.
         """
-        from django_dbtaskqueue.pull import waiting
+        from django_dbtaskqueue.pull import task_end
 
-        return waiting.wait(cast("AbstractTask", self), timeout)
+        return task_end.wait(cast("AbstractTask", self), timeout)
 
     async def await_result(self, timeout: float | timedelta | None = None) -> Any:
         """``wait`` for a coroutine, which keeps no thread."""
-        from django_dbtaskqueue.pull import waiting
+        from django_dbtaskqueue.pull import task_end
 
-        return await waiting.await_result(cast("AbstractTask", self), timeout)
+        return await task_end.await_result(cast("AbstractTask", self), timeout)
 
 
 class TaskQuerySet(models.QuerySet["T"]):

@@ -81,11 +81,7 @@ class Command(BaseCommand):
             help="End when nothing is due, being processed, or due within five seconds.",
         )  # fmt: skip
         parser.add_argument("--max-tasks", type=positive, metavar="N", help="End after N tasks (of each process).")
-        parser.add_argument(
-            "--reload", action="store_true",
-            help="For development: when a file of the project changes, drain and start again with the new code.",
-        )  # fmt: skip
-        _add_recycling(parser)
+        _add_restarts(parser)
         parser.add_argument("--database", metavar="ALIAS", help="Database to poll. Default: that of each queue.")
         parser.add_argument(
             "--tag", action="append", default=[], metavar="TAG",
@@ -229,7 +225,11 @@ def _add_metrics_port(parser: CommandParser) -> None:
     )  # fmt: skip
 
 
-def _add_recycling(parser: CommandParser) -> None:
+def _add_restarts(parser: CommandParser) -> None:
+    parser.add_argument(
+        "--reload", action="store_true",
+        help="For development: when a file of the project changes, drain and start again with the new code.",
+    )  # fmt: skip
     recycling = parser.add_argument_group("replacing child processes")
     recycling.add_argument(
         "--recycle-after", type=positive, metavar="N",

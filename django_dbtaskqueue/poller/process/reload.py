@@ -59,9 +59,9 @@ class FileWatcher:
 
     def start(self) -> None:
         """Start the thread; it ends with the process."""
-        threading.Thread(target=self._poll_files, name="dbtaskqueue-reload", daemon=True).start()
+        threading.Thread(target=self._follow, name="dbtaskqueue-reload", daemon=True).start()
 
-    def _poll_files(self) -> None:
+    def _follow(self) -> None:
         try:
             autoreload.get_reloader().run(threading.main_thread())
         except SystemExit:  # how Django's reloader reports a change

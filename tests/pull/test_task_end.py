@@ -17,7 +17,7 @@ from django_dbtaskqueue import Complete, Poison, enqueue, queue
 from django_dbtaskqueue.core.exceptions import TaskFailed, TaskGone, TaskQueueError
 from django_dbtaskqueue.db import notify
 from django_dbtaskqueue.models import Task
-from django_dbtaskqueue.pull import waiting
+from django_dbtaskqueue.pull import task_end
 from tests.conftest import ProcessDatabase
 from tests.poller.processes import runtaskpoller
 from tests.support import PATIENCE, Actor, until
@@ -45,7 +45,7 @@ def actor() -> Iterator[Actor]:
 @pytest.fixture(autouse=True)
 def _nobody_is_left() -> Iterator[None]:
     yield
-    assert not waiting._waiting
+    assert not task_end._waiting
 
 
 def is_watched(task: Task) -> bool:
@@ -116,7 +116,7 @@ def test_without_notifications_the_waiter_looks_by_itself(alias: str, actor: Act
     task = enqueue("parcels", using=alias)
     waiter = actor.do(task.wait, PATIENCE)
     until(lambda: is_watched(task))
-    notify.unlisten(waiting._wake)  # as if another process ended the task
+    notify.unlisten(task_end._wake)  # as if another process ended the task
     end(task, Complete("found"))
     assert waiter.result(PATIENCE) == "found"
 
@@ -131,7 +131,7 @@ def test_a_locked_row_does_not_hold_the_waiter(actor: Actor) -> None:
 
 
 def test_no_more_wait_than_the_limit(alias: str, actor: Actor, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waiting, "MAX_WAITERS", 1)
+    monkeypatch.setattr(task_end, "MAX_WAITERS", 1)
     task = enqueue("parcels", using=alias)
     waiter = actor.do(task.wait, PATIENCE)
     until(lambda: is_watched(task))
@@ -166,7 +166,7 @@ def test_a_hundred_coroutines_wait_on_one_thread() -> None:
 def test_another_process_wakes_the_waiter(
     monkeypatch: pytest.MonkeyPatch, postgres_process_database: ProcessDatabase
 ) -> None:
-    monkeypatch.setattr(waiting, "SAFETY_LOOK_S", 2 * PATIENCE)
+    monkeypatch.setattr(task_end, "SAFETY_LOOK_S", 2 * PATIENCE)
     with runtaskpoller(postgres_process_database, "--queue", "work") as poller:
         poller.until_logged("work")
         began = monotonic()

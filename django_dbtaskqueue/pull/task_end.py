@@ -50,7 +50,7 @@ class Ended(NamedTuple):
 
 def wait(task: AbstractTask, timeout: Timeout) -> Any:
     """Return the task's result when it has ended, on this thread. See ``AbstractTask.wait``."""
-    look, changed = _Look(task), threading.Event()
+    look, changed = _EndReader(task), threading.Event()
     until = _until(timeout)
     if (found := look.first()) is not None:
         return _result(task, found)
@@ -63,7 +63,7 @@ def wait(task: AbstractTask, timeout: Timeout) -> Any:
 
 async def await_result(task: AbstractTask, timeout: Timeout) -> Any:
     """``wait`` for a coroutine. While it waits it takes no thread."""
-    look, changed, loop = _Look(task), asyncio.Event(), asyncio.get_running_loop()
+    look, changed, loop = _EndReader(task), asyncio.Event(), asyncio.get_running_loop()
     until = _until(timeout)
     if (found := await sync_to_async(look.first)()) is not None:
         return _result(task, found)
@@ -99,7 +99,7 @@ def _result(task: AbstractTask, ended: Ended) -> Any:
     return ended.result
 
 
-class _Look:
+class _EndReader:
     """Looks at a task that is waited for, on the calling thread's connection."""
 
     def __init__(self, task: AbstractTask) -> None:
