@@ -228,6 +228,7 @@ def test_housekeep_moves_all_a_task_says(alias: str) -> None:
         "lost_leases",
         "watched",
         "batch",
+        "signals",
     }
 
 
