@@ -229,15 +229,8 @@ class TaskAdmin(TaskPage):
         """Return the facts of this task; optional ones only if they have a value."""
         filled = [name for name in SHOWN_IF_SET if getattr(row, name)]
         names = (
-            "status_badge",
-            "situation",
-            "queue_link",
-            "reference",
-            "attempts_made",
-            "waited",
-            "took",
-            "poller",
-            "priority",
+            *("status_badge", "situation", "queue_link", "reference", "attempts_made"),
+            *("waited", "took", "poller", "priority"),
         )
         return (*names, *filled, *own_fields(row._meta.model), *(["group_link"] if row.fingerprint else []))
 

@@ -240,13 +240,7 @@ def _insert_grouped(
 
 
 def _insert(
-    session: Session,
-    queue: str,
-    row: Row,
-    on_duplicate: str,
-    *,
-    keep_due: bool,
-    rule: UniqueRule | None = None,
+    session: Session, queue: str, row: Row, on_duplicate: str, *, keep_due: bool, rule: UniqueRule | None = None
 ) -> Task:
     timed = row["delay"] is not None or row["run_at"] is not None or row["ttl"] is not None
     grouped, referenced = row["group_key"] is not None, row["reference_number"] is not None

@@ -117,7 +117,7 @@ class _Case:
     def __init__(self, task: AbstractTask, alias: str) -> None:
         self.task = task
         self.alias = alias
-        self.now = _clock(task)
+        self.now: datetime = vars(task)["clock"]  # what the query annotated
         self.lapsed = task.status == Status.PROCESSING and task.next_process_time <= self.now
 
     @cached_property
@@ -180,7 +180,7 @@ def _finished(row: AbstractTask | TaskHistory) -> Explanation:
     if row.status != Status.COMPLETED and (error := message_of(row.process_result)):
         facts["error"] = error
         text = _("The task ended in %(status)s %(time)s ago: %(error)s")
-    text %= {**facts, "time": _span(_clock(row), ended)}
+    text %= {**facts, "time": _span(vars(row)["clock"], ended)}
     if isinstance(row, TaskHistory):
         facts["moved"] = row.moved_time
         text += " " + _("It is in the history.")
@@ -299,8 +299,8 @@ def _behind_head(case: _Case) -> Explanation | None:
     task = case.task
     if task.parked_by != GROUP:
         return None
-    rows = type(task)._base_manager.using(case.alias).filter(queue=task.queue, group_key=task.group_key)
-    head = rows.filter(ready_time__isnull=False).values_list("pk", "status").first()
+    rows = type(task)._base_manager.using(case.alias).filter(queue=task.queue, ready_time__isnull=False)
+    head = rows.filter(group_key=task.group_key).values_list("pk", "status").first()
     facts: dict[str, object] = {"group": task.group_key}
     if head is None:
         return Explanation("group", _("The task waits for its turn in group %(group)s.") % facts, facts)
@@ -369,8 +369,8 @@ def _waiting(case: _Case) -> Explanation:
         text = _("The lease of %(poller)s ran out %(time)s ago: the next checkout takes the task over.") % {
             "poller": task.poller_instance or "?", "time": _span(case.now, task.next_process_time),
         }  # fmt: skip
-        known = {"poller": task.poller_instance, "until": task.next_process_time}
-        return Explanation("lease_expired", text, {**known, **facts})
+        facts |= {"poller": task.poller_instance, "until": task.next_process_time}
+        return Explanation("lease_expired", text, facts)
     text = _("The task has been due for %(time)s.") % {"time": _span(case.now, task.next_process_time)}
     return Explanation("waiting", f"{text} {_turn(case)}".strip(), {"due": task.next_process_time, **facts})
 
@@ -379,9 +379,6 @@ REASONS: tuple[Callable[[_Case], Explanation | None], ...] = (
     _leased, _expired, _out_of_attempts, _parked, _paused, _unserved, _without_processor, _without_tag, _idle_pollers,
     _stopped, _behind_head, _not_due, _over_limit, _limited, _busy, _waiting,
 )  # fmt: skip
-
-
-# -- words -------------------------------------------------------------------------------------------------------------
 
 
 def _numbers(found: ReadyPosition | None) -> dict[str, object]:
@@ -395,11 +392,6 @@ def _turn(case: _Case) -> str:
     found = case.position
     text = _("It is number %(position)s of %(waiting)s waiting tasks, by priority and then the oldest first.")
     return text % {"position": found.position, "waiting": found.waiting} if found else ""
-
-
-def _clock(row: AbstractTask | TaskHistory) -> datetime:
-    now: datetime = vars(row)["clock"]  # what the query annotated
-    return now
 
 
 def _span(now: datetime, time: datetime | None) -> str:
