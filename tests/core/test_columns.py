@@ -22,9 +22,9 @@ from django_dbtaskqueue.testing.kit import ASSERTABLE, Wanted
 from tests.architecture.source import PACKAGE, REPOSITORY
 
 TYPES = {
-    "BigAutoField": "bigint", "BigIntegerField": "bigint", "CharField": "text", "DateTimeField": "timestamptz",
-    "FloatField": "float8", "IntegerField": "int", "JSONField": "jsonb", "SmallIntegerField": "smallint",
-    "TextField": "text",
+    "BigAutoField": "bigint", "BigIntegerField": "bigint", "BooleanField": "bool", "CharField": "text",
+    "DateTimeField": "timestamptz", "FloatField": "float8", "IntegerField": "int", "JSONField": "jsonb",
+    "SmallIntegerField": "smallint", "TextField": "text",
 }  # fmt: skip
 
 
