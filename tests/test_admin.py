@@ -661,7 +661,7 @@ def test_deleting_needs_a_reason(op: Client) -> None:
         ("cancel", Status.CREATED, 3),
         ("cancel", Status.PROCESSING, 3),
         ("release", Status.PROCESSING, 3),
-        ("delete", Status.ERROR, 4),  # count per queue, record the counts, DELETE, ask for references that stay taken
+        ("delete", Status.ERROR, 5),  # what waits, counts twice, DELETE, references that stay taken
         ("housekeep", Status.ERROR, 8),  # two rounds with a savepoint each: read, copy and DELETE, then read none
     ],
 )
