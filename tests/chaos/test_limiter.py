@@ -101,7 +101,7 @@ def test_limits_hold_whatever_is_killed(
             assert total <= BURST + RATE * (time - begin + 0.25), f"{total} tasks in {time - begin:.3f} s"
 
 
-@pytest.mark.parametrize("kills", [1, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [1, pytest.param(20, marks=pytest.mark.soak)])
 def test_groups_keep_their_rate_whatever_is_killed(
     kills: int, postgres_process_database: ProcessDatabase, start: Start, queues: Callable[..., None]
 ) -> None:

@@ -55,7 +55,9 @@ def run_under_kills(database: ProcessDatabase, start: Start, number: int, kills:
     assert not Hold.objects.exists()
 
 
-@pytest.mark.parametrize("database", ["postgres_process_database", "sqlite_process_database"])
+@pytest.mark.parametrize(
+    "database", ["postgres_process_database", pytest.param("sqlite_process_database", marks=pytest.mark.slow)]
+)
 def test_a_small_workflow_survives_kills(
     database: str, request: pytest.FixtureRequest, start: Start, queues: Callable[..., None]
 ) -> None:
@@ -63,7 +65,8 @@ def test_a_small_workflow_survives_kills(
     run_under_kills(request.getfixturevalue(database), start, 60, kills=2)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
 def test_a_large_workflow_survives_kills(
     postgres_process_database: ProcessDatabase, start: Start, queues: Callable[..., None]
 ) -> None:

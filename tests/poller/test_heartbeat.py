@@ -275,8 +275,8 @@ def test_an_idle_poller_asks_little(process_database: ProcessDatabase) -> None:
         begun = monotonic()
         poller.wait(6)
         # A statement of every few seconds falls into a window at most once more than its share of the time. A look for
-        # schedules comes every three seconds.
-        assert len(seen) <= (2 + 1 / 3) * (monotonic() - begun) + len(set(seen)), Counter(seen)
+        # schedules comes every three seconds, and one for ends that were not told every five.
+        assert len(seen) <= (2 + 1 / 3 + 1 / 4) * (monotonic() - begun) + len(set(seen)), Counter(seen)
 
 
 @pytest.mark.slow
