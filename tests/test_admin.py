@@ -109,6 +109,7 @@ def confirm(client: Client, verb: str, rows: Iterable[Model], *, url: str = TASK
         "snooze": {"for": "2h"},
         "change_priority": {"priority": "3"},
         "move": {"to_queue": "letters"},
+        "signal": {"signal": "approved"},
     }.get(verb, {})
     return post(client, verb, rows, url=url, confirm="yes", **{**asked, **data})
 
@@ -661,8 +662,9 @@ def test_deleting_needs_a_reason(op: Client) -> None:
         ("cancel", Status.CREATED, 3),
         ("cancel", Status.PROCESSING, 3),
         ("release", Status.PROCESSING, 3),
-        ("delete", Status.ERROR, 5),  # what waits, counts twice, DELETE, references that stay taken
-        ("housekeep", Status.ERROR, 8),  # two rounds with a savepoint each: read, copy and DELETE, then read none
+        ("delete", Status.ERROR, 7),  # what waits, steps, signals, counts twice, DELETE, references that stay taken
+        # Two rounds with a savepoint each: read, copy, DELETE of steps, signals and the task, then read none.
+        ("housekeep", Status.ERROR, 10),
     ],
 )
 def test_a_confirmed_act_on_one_task_reads_it_once(verb: str, status: Status, own: int) -> None:
@@ -755,7 +757,9 @@ def test_acting_from_the_page_of_a_task_leads_back_to_it(op: Client) -> None:
     assert response.headers["Location"] == page_of(task)
     assert "1 task reprocessed." in text_of(op.get(page_of(task)))
     offered = re.findall(r'name="action" value="(\w+)"', text_of(op.get(page_of(task))))
-    assert offered == ["cancel", "run_now", "snooze", "change_priority", "move", "delete"], "what applies to CREATED"
+    assert offered == ["cancel", "run_now", "snooze", "change_priority", "move", "signal", "delete"], (
+        "what applies to CREATED"
+    )
 
 
 def test_a_task_that_is_gone_is_said_to_be_gone(op: Client) -> None:

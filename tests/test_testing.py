@@ -131,7 +131,7 @@ def test_a_failure_is_retried_by_policy_once_time_has_passed(alias: str) -> None
     assert str(drain("flaky", with_scheduled=True, using=alias)) == "1 failed"
     assert attempts == [1, 2, 3]
     assert status("a", alias) == "ERROR"
-    failed = Attempt.objects.using(alias).values_list("attempt", "error_type", "message")
+    failed = Attempt.objects.using(alias).order_by("attempt").values_list("attempt", "error_type", "message")
     assert list(failed) == [(number, "builtins.ConnectionError", "no answer") for number in (1, 2, 3)]
 
 

@@ -182,7 +182,8 @@ class Queue:
         self._placed += 1
         for row in chosen:
             act(row)
-        self._regroup({row.group for row in chosen})
+        if verb not in ("mark_poison", "unpoison"):  # a task that has ended stays out of line
+            self._regroup({row.group for row in chosen})
         return len(chosen)
 
     def _again(self, row: Row) -> None:

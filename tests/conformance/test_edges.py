@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from django.db import connections
 
-from django_dbtaskqueue import Complete, CompleteDelete, DuplicateTask, Fail, Poison, Reenqueue
+from django_dbtaskqueue import Complete, CompleteDelete, DuplicateTask, Fail, Poison, Reenqueue, signal
 from django_dbtaskqueue.core.lease import Lease
-from django_dbtaskqueue.core.outcomes import Park, Release
+from django_dbtaskqueue.core.outcomes import Park, Release, Suspend
 from django_dbtaskqueue.core.states import BY_VERB, CREATED, EDGES, ERROR, POISON, PROCESSING, Status, sources
 from django_dbtaskqueue.flow import move, rescue, settle
 from django_dbtaskqueue.flow.decide import decide
@@ -71,6 +71,8 @@ EDGE_CALLS: dict[str, Callable[[World, str], Any]] = {
     "fail": lambda world, _: world.take().fail("no", retry=False),
     "poison": lambda world, _: world.take().poison("no"),
     "release": lambda world, _: settle.release(world.session, [world.take()]),
+    "suspend": lambda world, _: world.settle(world.take(), Suspend(timedelta(minutes=1))),
+    "signal": lambda world, _: signal(world.make(), "approved"),
     "park": lambda world, _: world.settle(world.take(), Park("no handler")),
     "unpark": lambda world, _: [world.make(parked_by="no handler"), move.unpark(world.session, "parcels", [])],
     "rescue": lambda world, _: rescued(world),

@@ -140,7 +140,12 @@ def test_a_wrong_search_says_what_was_meant(text: str, words: str) -> None:
 
 H = timedelta(hours=1)
 ROWS: dict[str, dict[str, Any]] = {
-    "UA-15": {"payload": {"carrier": "UA", "n": 5, "deep": {"x": True}}, "create_time": -2 * H, "priority": 2},
+    "UA-15": {
+        "payload": {"carrier": "UA", "n": 5, "deep": {"x": True}},
+        "create_time": -2 * H,
+        "priority": 2,
+        "batch": 7,
+    },
     "UA-16": {"status": "PROCESSING", "payload": {"carrier": "DL", "n": 50}, "tag": "gpu", "total_attempt": 9},
     "stale": {"status": "PROCESSING", "next_process_time": -H, "poller_instance": "p2", "payload": {"carrier": None}},
     "parked": {"parked_by": "group", "group_key": "g1", "payload": [1]},
@@ -161,6 +166,7 @@ FOUND: dict[str, set[str]] = {
     "-UA": EVERYTHING - {"UA-15", "UA-16"},
     '"a \\""': {'a "b*'},
     "ref:UA-15": {"UA-15"},
+    "batch:7": {"UA-15"},
     "ref:UA-15,stale": {"UA-15", "stale"},
     "ref:UA*": {"UA-15", "UA-16"},
     'ref:"UA*"': set(),

@@ -19,6 +19,7 @@ KINDS = {
     models.IntegerField: "int",
     models.SmallIntegerField: "smallint",
     models.FloatField: "double",
+    models.BooleanField: "boolean",
 }
 
 
