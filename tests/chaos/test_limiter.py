@@ -64,7 +64,7 @@ def leases_seen(postgres_process_database: ProcessDatabase) -> Iterator[Callable
         cursor.execute(UNWATCH)
 
 
-@pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.soak)])
 def test_limits_hold_whatever_is_killed(
     kills: int,
     postgres_process_database: ProcessDatabase,

@@ -19,7 +19,7 @@ POINTS = ("before", "inside reserve", "between", "inside charge", "wait", "insid
 STEPS = ("reserve", "charge", "letter")
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_each_step_has_its_effect_once_wherever_the_poller_dies(
     process_database: ProcessDatabase, start: Start, queues: Callable[..., None], tmp_path: Path
 ) -> None:
