@@ -84,6 +84,7 @@ def identified(answer: Answerer) -> Entry:
 
     protected = csrf_protect(with_session)
 
+    @wraps(answer)
     def entry(request: HttpRequest, **parts: Any) -> HttpResponseBase:
         token = request.headers.get("Authorization", "")
         if not token.startswith(AUTH_SCHEME):

@@ -36,7 +36,14 @@ METRIC_SUMS = ("count", "run_seconds", "wait_seconds")
 DAY_S = 86_400
 
 
-def _answer(request: HttpRequest, actor: Actor | None, parts: Mapping[str, object]) -> HttpResponse:
+@csrf_exempt
+@login_not_required
+@identified
+def metrics(request: HttpRequest, actor: Actor | None, parts: Mapping[str, object]) -> HttpResponse:
+    """Answer with the metrics of all queues that the caller may view, for Prometheus. A view without arguments.
+
+    The caller has an API token, or a session of a user who may view queues; others get 401 or 403. Only GET and HEAD.
+    """
     if request.method not in METHODS:
         return error(405, "Use GET.", Allow=", ".join(METHODS))
     if actor is None:
@@ -44,9 +51,6 @@ def _answer(request: HttpRequest, actor: Actor | None, parts: Mapping[str, objec
     may_view(actor, Queue)
     text, content_type = text_of([exposition(actor)], request.headers.get("Accept", ""))
     return HttpResponse(text, content_type=content_type, headers={"Cache-Control": "no-store"})
-
-
-metrics = csrf_exempt(login_not_required(identified(_answer)))
 
 
 def exposition(actor: Actor) -> Exposition:

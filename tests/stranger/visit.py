@@ -82,6 +82,7 @@ COMMANDS: dict[str, list[list[str]]] = {
     "resume": [[QUEUE], [QUEUE, "--dry-run"]],
     "mask": [["--yes"]],
     "purge": [[QUEUE, "--dry-run"], [QUEUE, "--yes", "--reason", "a visit"]],
+    "batches": [[], ["show", "1"], ["cancel", "1"], ["retry", "1"]],
     "bulk": [["list"], ["run"], ["show", "1"], ["cancel", "1"]],
     "index": [[], ["--drop"]],
     "schedules": [
@@ -122,6 +123,7 @@ INPUTS: dict[str, dict[str, object]] = {
     "change_priority": {"priority": 1},
     "move": {"to_queue": next(iter(known_queues()), QUEUE)},
     "edit": {"payload": {}},
+    "signal": {"signal": "approved"},
 }
 
 
