@@ -28,7 +28,8 @@ class Node:
     """A task of the graph. ``x`` and ``y`` are the upper left corner of its box."""
 
     key: TaskKey
-    label: str
+    label: str  # for the box
+    name: str  # for the table, where others call it by its id
     title: str
     status: str
     layer: int = 0
@@ -100,7 +101,8 @@ def read(row: Batch, actor: Actor) -> Graph:
 def _node(key: TaskKey, queue: str, reference: str | None, status: str) -> Node:
     label = reference or f"{queue} {key.id}".strip()
     short = label if len(label) <= MAX_LABEL else f"{label[: MAX_LABEL - 1]}…"
-    return Node(key, short, f"{queue}/{reference or key.id} {status}".strip("/ "), status)
+    name = f"{key.id}: {reference}" if reference else label
+    return Node(key, short, name, f"{queue}/{reference or key.id} {status}".strip("/ "), status)
 
 
 def laid_out(nodes: Sequence[Node], waits: Iterable[Wait], *, too_large: bool = False) -> Graph:

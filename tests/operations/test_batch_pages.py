@@ -102,7 +102,7 @@ def sees_letters(user: Any, name: str) -> bool:
 def test_500_tasks_are_laid_out_without_an_overlap() -> None:
     keys = [TaskKey("t", n) for n in range(500)]
     waits = [(keys[n // 3], keys[n], True) for n in range(1, 500)]
-    graph = task_graph.laid_out([task_graph.Node(key, "", "", "CREATED") for key in keys], waits)
+    graph = task_graph.laid_out([task_graph.Node(key, "", "", "", "CREATED") for key in keys], waits)
     places = {(node.x, node.y) for node in graph.nodes}
     assert len(places) == 500
     by_key = {node.key: node for node in graph.nodes}
