@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from django.utils.translation import gettext as _
 
 from django_dbtaskqueue.core.durations import format_duration
+from django_dbtaskqueue.core.outcomes import SIGNAL
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.models import AbstractTask, Step
 from django_dbtaskqueue.models.tasks import SLEEP, WAIT
 
 MAX_STEPS_SHOWN = 200  # the last ones
+ROUNDING = timedelta(seconds=1)  # the step and the task took their times from two statements
 
 
 def steps_of(task: AbstractTask) -> list[Step]:
@@ -33,9 +35,9 @@ def suspension(task: AbstractTask, now: datetime) -> tuple[str, str, dict[str, o
         return None
     until = last.until_time
     left = None if until is None else format_duration(max(until, now) - now, rough=True)
+    if until is not None and until <= now:
+        return None
     if last.kind == SLEEP:
-        if until is None or until <= now:
-            return None
         text = _("The task sleeps. It goes on in %(left)s.") % {"left": left}
         return "sleeping", text, {"until": until}
     facts = {"signal": last.name, "since": last.create_time, "until": until}
@@ -51,4 +53,11 @@ def _last(task: AbstractTask) -> Step | None:
         return None
     rows = Step.objects.using(task._state.db).filter(location=task._meta.label_lower, task_id=task.pk)
     last = rows.order_by("-position").first()
-    return last if last is not None and last.kind in (SLEEP, WAIT) else None
+    return last if last is not None and last.kind in (SLEEP, WAIT) and _lasts(task, last) else None
+
+
+def _lasts(task: AbstractTask, step: Step) -> bool:
+    """Whether a sleep or a wait still lasts, but for its time: a signal, or an operator, makes the task due."""
+    if task.status != Status.CREATED or task.parked_by == SIGNAL:
+        return True
+    return step.until_time is not None and task.next_process_time > step.until_time - ROUNDING

@@ -14,7 +14,7 @@ from django.core.management import call_command
 from django.test import Client
 from django.urls import include, path
 
-from django_dbtaskqueue import enqueue, processor
+from django_dbtaskqueue import enqueue, processor, signal
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.models import AuditEntry, Signal, Task
 from django_dbtaskqueue.operations.explain import explain
@@ -132,6 +132,17 @@ def test_explain_says_what_a_task_waits_for_and_until_when(task: Task) -> None:
     assert found.code == "signal"
     assert found.sentence.startswith("The task has waited for the signal approved for 2d. Without it, it goes on in 4d")
     assert found.facts["signal"] == "approved"
+
+
+def test_a_signal_that_was_sent_is_not_asked_for_again(op: Client, task: Task) -> None:
+    # Given a task that waits, and its signal, which no poller has handed over yet
+    page = f"{PAGE}{task.pk}/change/"
+    assert 'id="dbtq-signal"' in op.get(page).content.decode()
+    signal(task, "approved")
+
+    # Then the task waits for a poller, and its page has no form
+    assert explain(task).code not in ("signal", "sleeping")
+    assert 'id="dbtq-signal"' not in op.get(page).content.decode()
 
 
 def test_explain_says_how_long_a_task_sleeps() -> None:
