@@ -130,12 +130,15 @@ def delete_left_steps(session: Session, rows: type[Step | Signal], after: int) -
     """
     alias = session.connection.alias
     behind = rows._base_manager.using(alias).filter(location=session.location, pk__gt=after)
-    ids = list(behind.order_by("pk").values_list("pk", flat=True)[:ROWS_PER_BATCH])
-    if not ids:
+    window = list(behind.order_by("pk").values_list("pk", "task_id")[:ROWS_PER_BATCH])
+    if not window:
         return 0
-    tasks = session.model._base_manager.using(alias).filter(pk=OuterRef("task_id"))
-    behind.filter(~Exists(tasks), pk__lte=ids[-1])._raw_delete(alias)
-    return ids[-1] if len(ids) == ROWS_PER_BATCH else 0
+    # By their ids: beside a large table the planner would read all of it for one window.
+    tasks = session.model._base_manager.using(alias).filter(pk__in={task_id for _, task_id in window})
+    there = set(tasks.values_list("pk", flat=True))
+    if left := [pk for pk, task_id in window if task_id not in there]:
+        behind.filter(pk__in=left)._raw_delete(alias)
+    return window[-1][0] if len(window) == ROWS_PER_BATCH else 0
 
 
 # -- history, failed attempts, audit -----------------------------------------------------------------------------------
