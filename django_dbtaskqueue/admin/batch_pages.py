@@ -12,7 +12,7 @@ from django.db.models import QuerySet
 from django.http import Http404, HttpRequest, HttpResponse
 from django.utils.html import format_html
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy
+from django.utils.translation import gettext_lazy, ngettext
 
 from django_dbtaskqueue.admin.list_pages import NameFilter, SmallListAdmin
 from django_dbtaskqueue.admin.page_actions import Question, ask, bound_form, check, confirmed
@@ -101,7 +101,8 @@ class BatchAdmin(SmallListAdmin):
             check(request, verb, queue)
         form = bound_form(request, PlainForm)
         if not confirmed(request, form):
-            words = _("%(count)s tasks are in the batch.") % {"count": number(row.total)}
+            text = ngettext("%(count)s task is in the batch.", "%(count)s tasks are in the batch.", row.total)
+            words = text % {"count": number(row.total)}
             return ask(self, request, Question(verb, [words], [str(row)], form, possible=True))
         changed = act_on_batch(verb, row, viewer(request), reason=form.reason())
         level = messages.SUCCESS if changed else messages.WARNING
@@ -115,7 +116,9 @@ class BatchAdmin(SmallListAdmin):
     failed = column(gettext_lazy("failed"), lambda row: number(row.counts["ERROR"] + row.counts["POISON"]))
     statuses = column(
         gettext_lazy("statuses"),
-        lambda row: ", ".join(f"{number(row.counts[str(one)])} {one}" for one in Status if row.counts[str(one)]),
+        lambda row: (
+            ", ".join(f"{number(row.counts[str(one)])} {one}" for one in Status if row.counts[str(one)]) or EMPTY_VALUE
+        ),
     )
 
     @admin.display(description=gettext_lazy("progress"))

@@ -95,7 +95,8 @@ def read(row: Batch, actor: Actor) -> Graph:
         queue, reference, status, _result = rows.get(key, ("", None, "", None))
         seen = not queue or actor.sees(queue)
         nodes.append(_node(key, queue if seen else "", reference if seen else None, status))
-    return laid_out(nodes, waits, too_large=too_large)
+    last = None if row.callback_id is None else TaskKey(row.callback_location, row.callback_id)
+    return laid_out(nodes, waits, last=last, too_large=too_large)
 
 
 def _node(key: TaskKey, queue: str, reference: str | None, status: str) -> Node:
@@ -105,10 +106,13 @@ def _node(key: TaskKey, queue: str, reference: str | None, status: str) -> Node:
     return Node(key, short, name, f"{queue}/{reference or key.id} {status}".strip("/ "), status)
 
 
-def laid_out(nodes: Sequence[Node], waits: Iterable[Wait], *, too_large: bool = False) -> Graph:
+def laid_out(
+    nodes: Sequence[Node], waits: Iterable[Wait], *, last: TaskKey | None = None, too_large: bool = False
+) -> Graph:
     """Return nodes in layers, each below all of its parents, and the lines between them.
 
-    Inside a layer a node stands near the middle of its parents, then of its children: few lines cross.
+    Inside a layer a node stands near the middle of its parents, then of its children: few lines cross. ``last`` waits
+    for every task of the batch: it gets lines only from tasks without another child.
     """
     by_key = {node.key: node for node in nodes}
     lines = [(parent, child, is_open) for parent, child, is_open in waits if parent in by_key and child in by_key]
@@ -131,6 +135,8 @@ def laid_out(nodes: Sequence[Node], waits: Iterable[Wait], *, too_large: bool = 
     _set_places(graph, layers)
     half = NODE_WIDTH / 2
     for parent, child, is_open in lines:
+        if child == last and len(children[parent]) > 1:
+            continue
         above, below = by_key[parent], by_key[child]
         graph.lines.append(Line(above.x + half, above.y + NODE_HEIGHT, below.x + half, below.y, is_open))
     return graph

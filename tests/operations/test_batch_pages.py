@@ -52,7 +52,7 @@ def test_the_page_draws_the_graph_and_lists_the_same(admin_client: Client) -> No
     handle, tasks = flow.add("c", "letters", after=["a", "b"]).enqueue()
     html = admin_client.get(page_of(handle.id)).content.decode()
     assert len(re.findall("<rect ", html)) == 4  # with the callback
-    assert len(re.findall(r'<path d="M[\d.,]+ C', html)) == 6
+    assert len(re.findall(r'<path d="M[\d.,]+ C', html)) == 4  # none from "a" and "b" to the callback: "c" is between
     for task in tasks.values():
         assert html.count(f"/task/{task.pk}/change/") >= 2  # in the graph and in the table
     assert "the-first" in html and "CREATED" in html
@@ -65,6 +65,17 @@ def test_a_batch_that_is_too_large_says_so(admin_client: Client, monkeypatch: An
             enqueue("parcels")
     html = admin_client.get(page_of(b.id)).content.decode()
     assert "at most 2 tasks" in html and "<svg class" not in html
+
+
+def test_a_batch_of_one_task_is_told_in_the_singular_and_an_empty_one_without_a_table(admin_client: Client) -> None:
+    with batch("small") as b:
+        enqueue("parcels")
+    asked = admin_client.post(reverse(LIST), {"action": "cancel_batch", "_selected_action": b.id, "origin": "page"})
+    assert "1 task is in the batch." in asked.content.decode()
+    with batch("empty") as none:
+        pass
+    html = admin_client.get(page_of(none.id)).content.decode()
+    assert "dbtq-table" not in html
 
 
 def test_retry_and_cancel_all(admin_client: Client) -> None:

@@ -126,6 +126,7 @@
         const rows = row ? Array.from(row.parentNode.children).indexOf(row) : -1;
         const open = new Set(Array.from(live.querySelectorAll("details[open][id]"), (one) => one.id));
         const charts = new Map(Array.from(live.querySelectorAll(".dbtq-chart[id]"), (one) => [one.id, one]));
+        const places = Array.from(live.querySelectorAll(".dbtq-scroll[id]"), (one) => [one.id, one.scrollLeft, one.scrollTop]);
         const fresh = document.createElement("template");
         fresh.innerHTML = html;
         fresh.content.querySelectorAll("details[id]").forEach((one) => { one.open = one.open || open.has(one.id); });
@@ -133,12 +134,16 @@
             if (charts.has(one.id)) one.replaceWith(charts.get(one.id));
         });
         live.replaceChildren(fresh.content);
+        places.forEach(([id, left, top]) => { if (document.getElementById(id)) document.getElementById(id).scrollTo(left, top); });
         live.querySelectorAll(".dbtq-script").forEach((part) => { part.hidden = false; });
         if (focused && document.getElementById(focused)) document.getElementById(focused).focus({preventScroll: true});
         const body = live.querySelector("table.dbtq-table tbody");
         if (rows >= 0 && body && body.children[rows]) body.children[rows].classList.add("dbtq-here");
         document.dispatchEvent(new CustomEvent("dbtq:refreshed"));
     }
+
+    const graph = document.getElementById("dbtq-graph");
+    if (graph) graph.scrollLeft = (graph.scrollWidth - graph.clientWidth) / 2;
 
     if (live && picker) {
         const chosen = remember("interval");
