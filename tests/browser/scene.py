@@ -7,6 +7,7 @@ from typing import Any
 
 from django.db.models.functions import Now
 
+from django_dbtaskqueue import Workflow
 from django_dbtaskqueue.core.states import COMPLETED, CREATED, ERROR, POISON, PROCESSING
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.metrics import class_of
@@ -65,6 +66,7 @@ def play() -> None:
     _schedules()
     _acts()
     _reports()
+    _batch()
 
 
 def _claim(number: int) -> dict[str, Any]:
@@ -111,7 +113,7 @@ def _tasks() -> None:
         make_task(CREATED, queue="night-batch", reference=f"statement-{number}")
     _steps(
         make_task(
-            CREATED, queue="claims", reference="held-claim", total_attempt=2, next_process_time=timedelta(days=11)
+            CREATED, queue="claims", reference="held-claim", total_attempt=2, next_process_time=timedelta(days=14)
         )
     )
 
@@ -124,6 +126,14 @@ def _steps(task: Task) -> None:
     Step.objects.create(**facts, position=2, name="assess", result=results)
     until = task.create_time + timedelta(days=14)
     Step.objects.create(**facts, position=3, name="approved", kind="wait", until_time=until)
+
+
+def _batch() -> None:
+    """Enqueue a workflow whose graph is wider than the page."""
+    flow = Workflow("night of 2013-01-02", on_complete="mail")
+    for number in range(8):
+        flow.add(f"read-{number}", "claims", f"read-{number}")
+    flow.add("join", "orders", "join", after=[f"read-{number}" for number in range(8)]).enqueue()
 
 
 def _failed(number: int, queue: str, reference: str, traceback: str, fingerprint: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from django.db import connections
 
-from django_dbtaskqueue.models import BulkOperation, FailureGroup, PipelineReport, Queue, Task
+from django_dbtaskqueue.models import Batch, BulkOperation, FailureGroup, PipelineReport, Queue, Task
 from tests.browser import scene
 from tests.browser.conftest import PATIENCE_MS, Site, expect
 from tests.browser.policy import HEARTBEAT
@@ -32,6 +32,7 @@ def addresses() -> dict[str, str]:
     """Return the pages by the name of their picture."""
     failed = Task.objects.filter(status="ERROR", queue="claims").latest("pk")
     lists = {
+        "batches": "batch",
         "overview": "overview",
         "failures": "failuregroup",
         "poison": "poisontask",
@@ -50,6 +51,7 @@ def addresses() -> dict[str, str]:
         "tasks": "task/?q=status:ERROR",
         "task": f"task/{failed.pk}/change/",
         "task-that-waits": f"task/{Task.objects.get(reference='held-claim').pk}/change/",
+        "batch": f"batch/{Batch.objects.earliest('pk').pk}/change/",
         "failure": f"failuregroup/{FailureGroup.objects.earliest('pk').pk}/change/",
         "queue": f"queue/{Queue.objects.get(name='night-batch').pk}/change/",
         "schedule": "schedule/flights.tasks.digest/change/",
@@ -72,6 +74,10 @@ def test_every_page_works_under_a_strict_policy_and_for_everybody(site: Site) ->
             assert answer.status == 200, address
             if name == "report":
                 report(page)
+            if name == "task-that-waits":
+                expect(page.locator("#dbtq-signal button")).to_be_visible()
+            if name == "batch":
+                graph(page)
             faults |= examined(site, page, axe, name)
         page.goto(site.url("task/?q=status:ERROR"))
         page.check("#dbtq-tick-1")
@@ -108,6 +114,17 @@ def report(page: Any) -> None:
     """The report's charts are drawn, and what stands in its figures is text."""
     expect(page.locator(".dbtq-report .dbtq-chart canvas")).to_have_count(4)
     expect(page.locator(".dbtq-report td", has_text="no gate for <b>claims</b> 4711").first).to_be_visible()
+
+
+def graph(page: Any) -> None:
+    """The graph shows its middle first, and a refresh leaves it where the reader moved it."""
+    box = page.locator("#dbtq-graph")
+    assert box.evaluate("one => one.scrollLeft") > 0
+    box.evaluate("one => one.scrollTo(7, 0)")
+    before = box.element_handle()
+    page.click("#dbtq-refresh")
+    page.wait_for_function("one => !one.isConnected", arg=before)
+    assert box.evaluate("one => one.scrollLeft") == 7
 
 
 def serious(results: Any) -> list[str]:
