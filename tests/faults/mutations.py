@@ -57,6 +57,7 @@ STATEMENTS: dict[str, tuple[str, str, str]] = {
         "SET status = u.new_status",
         "SET status = CASE u.new_status WHEN 'ERROR' THEN 'COMPLETED' ELSE u.new_status END",
     ),
+    "three members of a group are ready": ("ranked AS", r"%\(number\)s::int", "3"),
     "groups are not locked": ("pg_advisory_xact_lock", r"pg_advisory_xact_lock\((.*), 0\)\)", r"length(\1)"),
 }
 
@@ -119,17 +120,6 @@ def _no_capacity() -> None:
         module.free_capacity = _used(lambda *_: nullcontext())  # type: ignore[attr-defined]
 
 
-def _all_heads() -> None:
-    """Every member of a group may run."""
-    from django_dbtaskqueue.flow import groups
-
-    def choose(members: list[Any], **_: Any) -> list[Any]:
-        return members
-
-    groups.choose = choose
-    _used(lambda: None)()
-
-
 def _own_connection() -> None:
     """``enqueue`` does not take part in the caller's transaction."""
     from django_dbtaskqueue.db.session import Session
@@ -187,7 +177,6 @@ def _no_replacement() -> None:
 FUNCTIONS: dict[str, Callable[[], None]] = {
     "effects do not commit with the outcome": _no_transaction,
     "the capacity is not looked at": _no_capacity,
-    "every member of a group is ready": _all_heads,
     "enqueue commits on its own": _own_connection,
     "the poller's clock counts": _own_clock,
     "leases are not renewed": _no_renewal,
