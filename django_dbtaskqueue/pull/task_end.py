@@ -191,8 +191,8 @@ def _wake(name: str) -> None:
     if name and task_id == name:  # a wake-up of pollers
         return
     with _waiting_lock:
-        sets = [_waiting.get(int(task_id), set())] if name else list(_waiting.values())
-        found = [wake for wakes in sets for wake in wakes]
+        # Compared as text: every role of the database may NOTIFY, and what is no number must not end the listening.
+        found = [wake for pk, wakes in _waiting.items() if not name or str(pk) == task_id for wake in wakes]
     for wake in found:
         wake()
 
