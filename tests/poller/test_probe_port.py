@@ -54,7 +54,8 @@ def test_a_poller_is_ready_once_it_polls_and_not_when_it_drains(
         until(lambda: status(port, "ready") == 200)
         assert status(port, "startup") == status(port, "live") == 200
         assert ask(port, "/healthz/live", "HEAD") == (200, "")
-        assert ask(port, "/healthz/live?within=soon")[0] == 400
+        for wrong in ("soon", "nan", "-1"):
+            assert ask(port, f"/healthz/live?within={wrong}")[0] == 400
         assert ask(port, "/admin")[0] == 404
         enqueue("work", "one", {"do": "ok"})
         enqueue("other", "two", {"do": "fail", "retry": False})

@@ -249,4 +249,6 @@ def _collectors(probes: Probes) -> Iterable[Collector | Exposition]:
 
 def _stuck_s(query: str) -> float:
     (text,) = parse_qs(query).get("within", [str(STUCK_S)])
+    if not float(text) > 0:  # nor is NaN, with which no thread would ever be stuck
+        raise ValueError(text)
     return float(text)
