@@ -22,7 +22,7 @@ from django_dbtaskqueue.poller.queue_state import ConnectionSet, QueueState
 
 logger = logging.getLogger(__name__)
 RENEW_SOON_SECONDS = 0.005  # from a notification that leases were ended to the renewal: so a flood of them costs little
-RETRY_SECONDS = 1.0  # after a renewal that could not reach the database
+RETRY_SECONDS = 1.0  # at most, after a renewal that could not reach the database; of a short lease sooner
 
 
 class Renewer:
@@ -99,7 +99,7 @@ class Renewer:
             level = logging.DEBUG if expected else logging.ERROR
             logger.log(level, "Leases of %s not renewed: %s", queue.name, error, exc_info=not expected)
             session.close()
-            return min(RETRY_SECONDS, third)
+            return min(RETRY_SECONDS, third / 4)
         return third
 
 

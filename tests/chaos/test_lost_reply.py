@@ -106,11 +106,11 @@ def test_a_pollers_statement(
 ) -> None:
     # Given a poller whose connection breaks at a statement
     queues(
-        lease=f"{int(1000 * SLOWNESS)}ms"
+        lease=f"{int(1500 * SLOWNESS)}ms"
     )  # a poller that stalls for longer would lose its lease, and start the task again
     watched, mark = audit(), tmp_path / "mark"
     proxy.arm(statement, loss)
-    enqueue("chaos", None, {"do": do, "until_attempt": 2, "seconds": 1.5 * SLOWNESS, "mark": str(mark)})
+    enqueue("chaos", None, {"do": do, "until_attempt": 2, "seconds": 2.25 * SLOWNESS, "mark": str(mark)})
     poller = start(far_database)
 
     # Then the task is done all the same, and was not started once too often
