@@ -311,6 +311,7 @@ PLANS: dict[str, tuple[dict[str, Any], set[str]]] = {
     "renew": (FENCED, BY_KEY),
     "touch": ({**ONE, "delta": 5.0}, BY_KEY),
     "progress": ({**ONE, "note": "half"}, BY_KEY),
+    "unpark": ({"types": ["city"], "untyped": True}, {"dbtaskqueue_task_nohd"}),
     "complete_plain": (ARRAYS, BY_KEY),
     "complete": ({"rows": RESULTS}, BY_KEY),
     "write": ({"rows": WRITES}, BY_KEY),

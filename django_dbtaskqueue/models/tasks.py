@@ -140,6 +140,8 @@ class AbstractTask(Waiting, TaskColumns):
             _index("head", "queue", "group_key", group_key__isnull=False, ready_time__isnull=False),
             _index("grp", "queue", "group_key", "priority", "id", parked_by="group"),
             _index("park", "queue", "payload_type", parked_by__isnull=False),
+            # Of parked tasks those without a processor: pollers look for them often, and others may be many.
+            _index("nohd", "queue", "payload_type", parked_by__startswith="no handler"),
             _index("end", "queue", "final_status", "id", final_status__isnull=False),
             # The hot path writes neither of these, because they hold failures only.
             _index("fail", "final_status", "id", final_status__in=FAILURE_VALUES),

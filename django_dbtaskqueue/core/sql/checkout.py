@@ -341,7 +341,7 @@ class LeaseStatements(Group):
             f" last_update_time = {now},"
             f" ready_time = CASE WHEN group_key IS NULL THEN {self.dialect.greatest}({now}, next_process_time) END"
             f" WHERE queue_name = %(queue_name)s AND status IN ({sql_sources('unpark')})"
-            f" AND substr(parked_by, 1, {len(NO_HANDLER)}) = '{NO_HANDLER}'"
+            f" AND {self.dialect.begins('parked_by', NO_HANDLER)}"
             f" AND (payload_type IS NULL AND %(untyped)s OR {self.dialect.one_of('payload_type', 'types')})"
             " RETURNING id, group_key"
         )

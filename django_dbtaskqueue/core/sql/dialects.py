@@ -38,6 +38,12 @@ class Dialect:
             return f"{start or self.now} + {seconds} * interval '1 second'"
         return f"strftime('{SQLITE_FORMAT}', {start or repr('now')}, printf('%%.3f seconds', {seconds}))"
 
+    def begins(self, column: str, text: str) -> str:
+        """Return the test that ``column`` begins with ``text``, as Django writes it in the condition of an index."""
+        if self.vendor == "postgresql":
+            return f"{column}::text LIKE '{text}%%'"
+        return f"{column} LIKE '{text}%%' ESCAPE '\\'"
+
     def maybe_later(self, seconds: str, *, start: str) -> str:
         """Return ``later``, or NULL where ``seconds`` is NULL."""
         if self.vendor == "postgresql":

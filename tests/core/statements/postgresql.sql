@@ -1975,7 +1975,7 @@ SET parked_by = CASE WHEN group_key IS NOT NULL THEN 'group' END, last_update_ti
     ready_time = CASE WHEN group_key IS NULL THEN greatest(statement_timestamp(), next_process_time) END
 WHERE queue_name = %(queue_name)s
 AND status IN ('CREATED')
-AND substr(parked_by, 1, 10) = 'no handler'
+AND parked_by::text LIKE 'no handler%%'
 AND (payload_type IS NULL AND %(untyped)s OR payload_type = ANY(%(types)s::text[]))
 RETURNING id, group_key;
 

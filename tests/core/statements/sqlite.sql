@@ -1573,7 +1573,7 @@ SET parked_by = CASE WHEN group_key IS NOT NULL THEN 'group' END, last_update_ti
     %%H:%%M:%%f', 'now'), next_process_time) END
 WHERE queue_name = %(queue_name)s
 AND status IN ('CREATED')
-AND substr(parked_by, 1, 10) = 'no handler'
+AND parked_by LIKE 'no handler%%' ESCAPE '\'
 AND (payload_type IS NULL AND %(untyped)s OR payload_type IN (
     SELECT value
     FROM json_each(%(types)s)
