@@ -115,9 +115,13 @@ def housekeep_batch(session: Session, cursor: RetentionCursor, *, older_than: ti
     if not old:
         return 0
     with session.atomic():
-        selected = {"ids": session.sql.dialect.array(old), "status": cursor.status, "location": session.location}
-        locked = [row[0] for row in session.run(sql.lock, selected)]
-        return _delete_locked(session, locked, to) if locked else 0
+        selected = {"ids": session.sql.dialect.array(old), "status": cursor.status}
+        locked: dict[int, bool | None] = dict(session.run(sql.lock, selected))
+        if reported := [task_id for task_id, watched in locked.items() if watched is not None]:
+            asked = {"ids": session.sql.dialect.array(reported), "location": session.location}
+            for (needed,) in session.run(sql.needed, asked):
+                del locked[needed]
+        return _delete_locked(session, [*locked], to) if locked else 0
 
 
 # -- steps and signals whose task has left the table by a settle or a job ----------------------------------------------

@@ -15,14 +15,17 @@ from django.db.models.functions import Now
 from pyspark import TaskContext
 from pyspark.sql import functions as F
 
+from django_dbtaskqueue import enqueue
 from django_dbtaskqueue.core.exceptions import CheckFailed, LakeError, PipelineError
-from django_dbtaskqueue.models import ArchiveBatch, Attempt, Task, TaskHistory
+from django_dbtaskqueue.db.session import Session
+from django_dbtaskqueue.flow import dependencies
+from django_dbtaskqueue.models import ArchiveBatch, Attempt, Hold, Task, TaskHistory
 from django_dbtaskqueue.pipeline.lake import Lake, read_lake
 from django_dbtaskqueue.pipeline.lake.archive_job import Archive
 from django_dbtaskqueue.pipeline.lake.export import Export, RowWriter
 from django_dbtaskqueue.pipeline.schema import TASKS
 from tests.factories import make_task
-from tests.pipeline.lakes import Census, archive, fill, flip, ids
+from tests.pipeline.lakes import DAY, MEANWHILE, Census, archive, fill, flip, ids
 from tests.support import PATIENCE, actors
 
 if TYPE_CHECKING:
@@ -61,6 +64,18 @@ def test_finished_tasks_and_their_attempts_move_to_the_lake(
     assert {row.payload for row in errors} == {'{"city": "Kyiv"}'}
     attempts = read_lake(spark, folder, table="attempts").collect()
     assert {row.task_id for row in attempts} == {row.id for row in errors}
+
+
+def test_a_failed_task_stays_while_another_waits_for_it(spark: SparkSession, database: Database, folder: Path) -> None:
+    """If it left, its child would start as though it had completed."""
+    bad = make_task("ERROR", queue="work", finish_time=-2 * DAY, **MEANWHILE)
+    child = enqueue("work", after=bad)
+    assert archive(spark, database, folder)["tasks"] == 0
+    assert Hold.objects.filter(task_id=child.pk).exists()
+
+    Task.objects.filter(pk=child.pk).delete()
+    dependencies.sweep_missing(Session.on("default"), 0)
+    assert archive(spark, database, folder)["tasks"] == 1
 
 
 def test_delta_readers_read_the_same(spark: SparkSession, pg: Database, folder: Path) -> None:

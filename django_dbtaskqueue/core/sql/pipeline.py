@@ -215,17 +215,17 @@ class ArchiveStatements(Group):
         """The next rows that a batch takes: (first id, last id, number of rows)."""
         sql = (
             f"SELECT min(x.id), max(x.id), count(*) FROM (SELECT id FROM {self._table(source)} WHERE id > %(after)s"
-            f" AND {self._wanted} ORDER BY id LIMIT %(limit)s) AS x"
+            f" AND {self._wanted(source)} ORDER BY id LIMIT %(limit)s) AS x"
         )
         return self._renamed(source, sql)
 
-    @property
-    def _wanted(self) -> str:
-        """The test for rows that a batch takes."""
+    def _wanted(self, source: str) -> str:
+        """Return the test for rows that a batch takes: none whose end is to be told, or that another task waits for."""
+        unneeded = " AND watched IS NULL" if source == "task" else ""
         return (
             f"status IN ({TERMINAL_SQL}) AND {self.dialect.one_of('status', 'statuses')}"
             f" AND coalesce(finish_time, last_update_time) < {self.dialect.time('%(cutoff)s')}"
-            f" AND (%(every)s OR {self.dialect.one_of('queue_name', 'queues')})"
+            f" AND (%(every)s OR {self.dialect.one_of('queue_name', 'queues')}){unneeded}"
         )
 
     def remove_old(self, source: str, horizon: int) -> str:
@@ -237,7 +237,7 @@ class ArchiveStatements(Group):
         key = "id" if source == "task" else "task_id"
         sql = (
             f"WITH gone AS (DELETE FROM {self._table(source)} WHERE id BETWEEN %(first_id)s AND %(last_id)s"
-            f" AND {self._wanted} AND {older(horizon)} RETURNING {key} AS k, total_attempt AS n)"
+            f" AND {self._wanted(source)} AND {older(horizon)} RETURNING {key} AS k, total_attempt AS n)"
             " SELECT count(*), coalesce(sum(k), 0), coalesce(bit_xor(k), 0), coalesce(sum(n), 0) FROM gone"
         )
         return self._renamed(source, sql)
@@ -267,14 +267,18 @@ class ArchiveStatements(Group):
         )
 
     def _unchanged(self, source: str) -> str:
-        """Return the condition that joins rows ``t`` to their exported keys ``k`` unless they have changed."""
+        """Return the condition that joins rows ``t`` to their exported keys ``k`` unless they have changed.
+
+        A task that another one has begun to wait for has changed, too.
+        """
+        unneeded = " AND t.watched IS NULL" if source == "task" else ""
         key = "t.id = k.id" if source == "task" else "t.task_id = k.id AND t.location = k.location"
         time = "t.last_update_time = k.last_update_time"
         if self.dialect.vendor == "sqlite":  # texts of one time differ; a change moves it by more than a millisecond
             time = "abs(julianday(t.last_update_time) - julianday(k.last_update_time)) < 1e-8"
         return (
             f"{key} AND t.total_attempt = k.total_attempt AND t.status = k.status AND {time}"
-            f" AND t.status IN ({TERMINAL_SQL})"
+            f" AND t.status IN ({TERMINAL_SQL}){unneeded}"
         )
 
     def lock(self, source: str) -> str:

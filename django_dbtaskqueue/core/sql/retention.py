@@ -35,24 +35,44 @@ class RetentionStatements(Group):
         )
         return f"{found} AND ready_time IS NOT NULL UNION ALL {found} AND parked_by IS NOT NULL LIMIT %(limit)s"
 
-    @property
-    def unneeded(self) -> str:
-        """The test that no task waits for the task ``t``: neither to be told of its end, nor for another end."""
-        waiting = (
-            f"SELECT 1 FROM {self.tables.dependency} AS d JOIN {self.tables.hold} AS h"
-            " ON h.location = d.child_location AND h.task_id = d.child_id"
-            " WHERE d.parent_location = %(location)s AND d.parent_id = t.id AND d.outcome IS NULL"
-        )
-        return f"(t.watched IS NULL OR NOT t.watched AND NOT EXISTS ({waiting}))"
-
     @statement
     def lock(self) -> str:
-        """Lock those of the given tasks that are still finished as they were, and that no task waits for."""
+        """Lock those of the given tasks that are still finished as they were and that are told to have ended.
+
+        Returns (id, watched); not NULL: a task may wait for another end of it (``needed``).
+        """
         return (
-            f"SELECT t.id FROM {self.tables.task} AS t WHERE t.id IN ({self.dialect.each('ids')})"
-            f" AND t.final_status = %(status)s AND t.status IN ({sql_sources('housekeep')}) AND {self.unneeded}"
+            f"SELECT t.id, t.watched FROM {self.tables.task} AS t WHERE t.id IN ({self.dialect.each('ids')})"
+            f" AND t.final_status = %(status)s AND t.status IN ({sql_sources('housekeep')})"
+            " AND (t.watched IS NULL OR NOT t.watched)"
             f" ORDER BY t.id {self.skipping}"
         )
+
+    @statement
+    def lock_reported(self) -> str:
+        """Lock the failed tasks that a task may wait for; returns their ids."""
+        return (
+            f"SELECT t.id FROM {self.tables.task} AS t WHERE NOT t.watched"
+            f" AND t.final_status IN ({sql_sources('housekeep')}) ORDER BY t.id {self.skipping}"
+        )
+
+    @cached_property
+    def needed(self) -> str:
+        """Those of the given tasks that a task waits for.
+
+        The tasks are locked by a statement before: a statement sees no row of a dependency that came after its start.
+        """
+        return (
+            f"SELECT DISTINCT d.parent_id FROM {self.tables.dependency} AS d JOIN {self.tables.hold} AS h"
+            " ON h.location = d.child_location AND h.task_id = d.child_id"
+            f" WHERE d.parent_location = %(location)s AND d.parent_id IN ({self.dialect.each('ids')})"
+            " AND d.outcome IS NULL"
+        )
+
+    @statement
+    def unwatch(self) -> str:
+        """Note that nothing waits for tasks any more."""
+        return f"UPDATE {self.tables.task} SET watched = NULL WHERE id IN ({self.dialect.each('ids')})"
 
     @statement
     def keep(self) -> str:

@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from django_dbtaskqueue.core.exceptions import PipelineError
 from django_dbtaskqueue.core.sql.pipeline import ATTEMPT_KEYS, CREATE_BATCH, OPEN_BATCHES, TASK_KEYS, ArchiveStatements
+from django_dbtaskqueue.core.sql.retention import RetentionStatements
 from django_dbtaskqueue.pipeline.source.staging import load
 
 if TYPE_CHECKING:
@@ -92,6 +93,16 @@ class Batches:
     def unfinished(self) -> list[tuple[str, str, str]]:
         """Return (token, location, lake) of the batches that were frozen and not ended, the oldest first."""
         return [(token, location, lake) for token, location, lake in self._run(OPEN_BATCHES)]
+
+    def unwatch(self) -> None:
+        """Let the archive take failed tasks that others waited for, where an operator let these others go."""
+        sql, array = RetentionStatements(self.database.tables, self.database.dialect), self.sql.dialect.array
+        with self.link.transaction():
+            reported = {row[0] for row in self._run(sql.lock_reported)}
+            asked = {"location": self.database.location, "ids": array(sorted(reported))}
+            needed = {row[0] for row in self._run(sql.needed, **asked)} if reported else set()
+            if left := reported - needed:
+                self._run(sql.unwatch, ids=array(sorted(left)))
 
     def cutoff(self, age: timedelta) -> datetime:
         """Return the time that long ago, by the database's clock."""

@@ -55,8 +55,8 @@ class Archive(Job):
 
     Works in batches: freeze, export, verify, delete what is still unchanged, publish, close. After a kill nothing is
     lost or doubled: the next run archives the unfinished batch again. A task that is reprocessed meanwhile stays in the
-    database. A task that breaks a rule of `check` is quarantined: it stays in the database too, the others are
-    archived, and the exit code is 3.
+    database, and so does a failed task that another one waits for. A task that breaks a rule of `check` is quarantined:
+    it stays in the database too, the others are archived, and the exit code is 3.
     """
 
     name = "archive"
@@ -88,6 +88,7 @@ class Archive(Job):
         with Batches.locked(database) as batches:
             run = Run(context, lake, batches)
             run.resume()
+            batches.unwatch()
             for source in context.options["source"] or SOURCES:
                 run.archive(source, filters)
             if not context.options["no_compact"] and run.done["batches"]:
@@ -175,6 +176,7 @@ class Run:
             attempts = Selection(database.tables.attempt, ATTEMPTS) if self.batches.failed_attempts(batch) else None
             wanted: list[Condition] = [("status", "in", list(batch.filters.statuses))]
             wanted += [("queue_name", "in", list(batch.filters.queues))] if batch.filters.queues else []
+            wanted += [("watched", "known", False)] if batch.source == "task" else []
             tasks = Selection(getattr(database.tables, batch.source), SCHEMAS[batch.source], tuple(wanted))
             writer = SliceWriter(export, database, batch, tasks, attempts, snapshot.name, slices)
             return export.files_of(spark.range(0, len(slices), 1, len(slices)), writer), snapshot.horizon

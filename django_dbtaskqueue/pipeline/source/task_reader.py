@@ -69,7 +69,7 @@ class Selection:
         for column, operator, value in (*self.conditions, *bounds):
             name = f"p{len(tests)}"
             if operator == "known":
-                tests.append(f"{column} IS NOT NULL")
+                tests.append(f"{column} IS {'NOT ' if value else ''}NULL")
             elif isinstance(value, list):
                 params[name] = database.dialect.array(value)
                 tests.append(database.dialect.one_of(column, name))

@@ -2150,25 +2150,36 @@ WHERE t.id IN (
 );
 
 -- RetentionStatements.lock
-SELECT t.id
+SELECT t.id, t.watched
 FROM "dbtaskqueue_task" AS t
 WHERE t.id IN (
     SELECT unnest(%(ids)s::bigint[])
 )
 AND t.final_status = %(status)s
 AND t.status IN ('COMPLETED', 'ERROR', 'POISON')
-AND (t.watched IS NULL OR NOT t.watched AND NOT EXISTS (
-    SELECT 1
-    FROM "dbtaskqueue_dependency" AS d
-    JOIN "dbtaskqueue_hold" AS h
-    ON h.location = d.child_location
-    AND h.task_id = d.child_id
-    WHERE d.parent_location = %(location)s
-    AND d.parent_id = t.id
-    AND d.outcome IS NULL
-))
+AND (t.watched IS NULL OR NOT t.watched)
 ORDER BY t.id
 FOR NO KEY UPDATE OF t SKIP LOCKED;
+
+-- RetentionStatements.lock_reported
+SELECT t.id
+FROM "dbtaskqueue_task" AS t
+WHERE NOT t.watched
+AND t.final_status IN ('COMPLETED', 'ERROR', 'POISON')
+ORDER BY t.id
+FOR NO KEY UPDATE OF t SKIP LOCKED;
+
+-- RetentionStatements.needed
+SELECT DISTINCT d.parent_id
+FROM "dbtaskqueue_dependency" AS d
+JOIN "dbtaskqueue_hold" AS h
+ON h.location = d.child_location
+AND h.task_id = d.child_id
+WHERE d.parent_location = %(location)s
+AND d.parent_id IN (
+    SELECT unnest(%(ids)s::bigint[])
+)
+AND d.outcome IS NULL;
 
 -- RetentionStatements.old_history
 SELECT id
@@ -2178,17 +2189,12 @@ ORDER BY id
 LIMIT %(limit)s
 FOR NO KEY UPDATE OF t SKIP LOCKED;
 
--- RetentionStatements.unneeded
-(t.watched IS NULL OR NOT t.watched AND NOT EXISTS (
-    SELECT 1
-    FROM "dbtaskqueue_dependency" AS d
-    JOIN "dbtaskqueue_hold" AS h
-    ON h.location = d.child_location
-    AND h.task_id = d.child_id
-    WHERE d.parent_location = %(location)s
-    AND d.parent_id = t.id
-    AND d.outcome IS NULL
-));
+-- RetentionStatements.unwatch
+UPDATE "dbtaskqueue_task"
+SET watched = NULL
+WHERE id IN (
+    SELECT unnest(%(ids)s::bigint[])
+);
 
 -- StatsStatements.counts
 SELECT q.n, l.ready, l.leased, (
@@ -2667,6 +2673,7 @@ FROM (
     AND status = ANY(%(statuses)s::text[])
     AND coalesce(finish_time, last_update_time) < %(cutoff)s::timestamptz
     AND (%(every)s OR queue_name = ANY(%(queues)s::text[]))
+    AND watched IS NULL
     ORDER BY id
     LIMIT %(limit)s
 ) AS x;
@@ -2695,6 +2702,7 @@ AND t.total_attempt = k.total_attempt
 AND t.status = k.status
 AND t.last_update_time = k.last_update_time
 AND t.status IN ('COMPLETED', 'ERROR', 'POISON')
+AND t.watched IS NULL
 FOR UPDATE OF t SKIP LOCKED;
 
 -- ArchiveStatements.lock (history)
@@ -2754,6 +2762,7 @@ WITH gone AS (
     AND status = ANY(%(statuses)s::text[])
     AND coalesce(finish_time, last_update_time) < %(cutoff)s::timestamptz
     AND (%(every)s OR queue_name = ANY(%(queues)s::text[]))
+    AND watched IS NULL
     AND pg_snapshot_xmax(pg_current_snapshot())::text::bigint - 1000 < 2147483648
     AND mod(xmin::text::bigint - 1000 + 4294967296, 4294967296) >= 2147483648
     RETURNING id AS k, total_attempt AS n

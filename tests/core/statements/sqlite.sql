@@ -1753,7 +1753,7 @@ WHERE t.id IN (
 );
 
 -- RetentionStatements.lock
-SELECT t.id
+SELECT t.id, t.watched
 FROM "dbtaskqueue_task" AS t
 WHERE t.id IN (
     SELECT value
@@ -1761,17 +1761,28 @@ WHERE t.id IN (
 )
 AND t.final_status = %(status)s
 AND t.status IN ('COMPLETED', 'ERROR', 'POISON')
-AND (t.watched IS NULL OR NOT t.watched AND NOT EXISTS (
-    SELECT 1
-    FROM "dbtaskqueue_dependency" AS d
-    JOIN "dbtaskqueue_hold" AS h
-    ON h.location = d.child_location
-    AND h.task_id = d.child_id
-    WHERE d.parent_location = %(location)s
-    AND d.parent_id = t.id
-    AND d.outcome IS NULL
-))
+AND (t.watched IS NULL OR NOT t.watched)
 ORDER BY t.id;
+
+-- RetentionStatements.lock_reported
+SELECT t.id
+FROM "dbtaskqueue_task" AS t
+WHERE NOT t.watched
+AND t.final_status IN ('COMPLETED', 'ERROR', 'POISON')
+ORDER BY t.id;
+
+-- RetentionStatements.needed
+SELECT DISTINCT d.parent_id
+FROM "dbtaskqueue_dependency" AS d
+JOIN "dbtaskqueue_hold" AS h
+ON h.location = d.child_location
+AND h.task_id = d.child_id
+WHERE d.parent_location = %(location)s
+AND d.parent_id IN (
+    SELECT value
+    FROM json_each(%(ids)s)
+)
+AND d.outcome IS NULL;
 
 -- RetentionStatements.old_history
 SELECT id
@@ -1780,17 +1791,13 @@ WHERE moved_time <= strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', printf('%%.3f sec
 ORDER BY id
 LIMIT %(limit)s;
 
--- RetentionStatements.unneeded
-(t.watched IS NULL OR NOT t.watched AND NOT EXISTS (
-    SELECT 1
-    FROM "dbtaskqueue_dependency" AS d
-    JOIN "dbtaskqueue_hold" AS h
-    ON h.location = d.child_location
-    AND h.task_id = d.child_id
-    WHERE d.parent_location = %(location)s
-    AND d.parent_id = t.id
-    AND d.outcome IS NULL
-));
+-- RetentionStatements.unwatch
+UPDATE "dbtaskqueue_task"
+SET watched = NULL
+WHERE id IN (
+    SELECT value
+    FROM json_each(%(ids)s)
+);
 
 -- StatsStatements.counts_exact
 SELECT queue_name, status, parked_by IS NOT NULL, count(*), sum(CASE WHEN h.status = 'PROCESSING' AND
@@ -2072,6 +2079,7 @@ FROM (
         SELECT value
         FROM json_each(%(queues)s)
     ))
+    AND watched IS NULL
     ORDER BY id
     LIMIT %(limit)s
 ) AS x;
