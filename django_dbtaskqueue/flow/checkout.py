@@ -29,7 +29,7 @@ from django_dbtaskqueue.db.liveness import is_about_data
 from django_dbtaskqueue.db.session import Params, Row, Session
 from django_dbtaskqueue.flow import usage
 from django_dbtaskqueue.flow.limiter import Limiter, fenced
-from django_dbtaskqueue.flow.scan import READY_ORDER, SCAN_NOW, Scan, ScanCursor, Watermarks, take_rows
+from django_dbtaskqueue.flow.scan import READY_ORDER, Scan, ScanCursor, Watermarks, take_rows
 
 logger = logging.getLogger("django_dbtaskqueue")
 CANDIDATE_POOL_SIZE = 48  # tasks from which an optimistic checkout that lost a race picks at random
@@ -104,7 +104,7 @@ class Optimistic(_FromWatermarks):
         rows = session.run(session.sql.checkout_optimistic, {**params, "rows": chosen})
         cursor.lost_races = len(found) - len(rows)
         if cursor.lost_races:
-            cursor.next_full_scan = SCAN_NOW  # the candidates that were not picked are behind the watermarks
+            cursor.rewind()  # the candidates that were not picked are behind the watermarks
         return rows
 
 
@@ -204,7 +204,9 @@ def take(
         if limiter is None:
             rows = strategy.take(session, cursor, params)
         else:
-            rows = limiter.take(session, params, lambda allowed: strategy.take(session, cursor, {**allowed}))
+            rows = limiter.take(
+                session, params, lambda allowed: strategy.take(session, cursor, {**allowed}), cursor.rewind
+            )
     except DatabaseError as error:
         if session.connection.in_atomic_block or not is_about_data(error):
             raise

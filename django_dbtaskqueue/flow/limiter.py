@@ -5,6 +5,9 @@ names the leases that count, as ``id:total_attempt``. Some of them may have ende
 checkout reads the tasks only if the bound does not leave room. So a killed poller leaves no count behind. The row also
 has the tokens of the rate. Two pollers cannot exceed a limit together, because they take turns at the row.
 
+Far below the limits a checkout takes its rows before it locks the row, so that only counting waits for others. If it
+then finds too little room, it takes nothing, and begins again with the lock.
+
 The tokens of a group are in a row of its own, ``GroupLimit``. A task whose group has none is put off in the transaction
 that took it: it is ready again when the token is due, so no checkout reads it before.
 """
@@ -15,6 +18,7 @@ import json
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from math import floor
 from uuid import uuid4
@@ -32,6 +36,7 @@ LOCK_TIMEOUT_SQLSTATE = "55P03"
 TOKEN_ROUNDING = 1e-6  # tokens that are missing only because floats are rounded
 MAX_ENDED_LEASES = 20_000  # that a process remembers for a queue; a forgotten one is found by the next exact count
 TOTAL_ATTEMPT, GROUP = map([column.leased for column in LEASED].index, ("total_attempt", "group"))
+SAFE_SHARE = 0.5  # of the room that is left, which a checkout may take before it has the lock
 Fence = tuple[int, int]  # a lease: id and total_attempt of its task
 TakeRows = Callable[[Params], list[Row]]  # takes at most ``limit`` rows
 
@@ -43,7 +48,12 @@ class _Memory:
     lock: threading.Lock = field(default_factory=threading.Lock)
     stamp: str = ""
     leases: set[str] = field(default_factory=set)
+    room: float = 0.0  # tasks that the limits allowed after the last checkout
     ended: deque[str] = field(default_factory=lambda: deque(maxlen=MAX_ENDED_LEASES))
+
+
+class _NoRoom(Exception):
+    """More rows were taken ahead of the lock than the limits allow."""
 
 
 memories: dict[tuple[str, str], _Memory] = {}  # by alias and queue, where a poller of this process takes tasks
@@ -78,30 +88,62 @@ class Limiter(threading.local):
         live, _ = _leases(session, _stored(text), 0.0)
         return len(live), min(self.burst, tokens + max(0.0, seconds) * self.rate)
 
-    def take(self, session: Session, params: Params, take_rows: TakeRows) -> list[Row]:
-        """Take at most ``params["limit"]`` rows within the limits. Leases that ran out are taken over first."""
+    def take(
+        self, session: Session, params: Params, take_rows: TakeRows, rewind: Callable[[], None] = lambda: None
+    ) -> list[Row]:
+        """Take at most ``params["limit"]`` rows within the limits. Leases that ran out are taken over first.
+
+        Near a limit that is; far below, all are taken in the ready order. ``rewind`` is called after rows of
+        ``take_rows`` were not taken after all.
+        """
         params = {**params, "queue_name": self.queue}
+        if self.max_running is None and not self.rate:
+            with session.atomic():
+                return self._take_by_group(session, params, take_rows)
         memory = _Memory()
-        if session.owned and self.max_running is not None:
+        if session.owned:
             memory = memories.setdefault((session.connection.alias, self.queue), memory)
+        # SQLite has one writer at a time: a checkout holds its lock from the begin.
+        ahead = session.postgresql and params["limit"] <= memory.room * SAFE_SHARE
         try:
+            if ahead:
+                with suppress(_NoRoom):
+                    return self._take_ahead(session, params, take_rows, memory)
+                rewind()
             with memory.lock:  # threads of a process take turns at the memory, as processes do at the row
                 with session.atomic():
-                    if self.max_running is None and not self.rate:
-                        return self._take_by_group(session, params, take_rows)
                     taken, stamp, leases = self._take(session, params, take_rows, memory)
                 memory.stamp, memory.leases = stamp, leases
         except OperationalError as error:
+            if ahead:
+                rewind()
             if not session.owned or getattr(error.__cause__, "sqlstate", "") != LOCK_TIMEOUT_SQLSTATE:
                 raise
             self.pause = LOCKED_PAUSE_S  # code with a long transaction takes from the queue
             return []
         return taken
 
+    def _take_ahead(self, session: Session, params: Params, take_rows: TakeRows, memory: _Memory) -> list[Row]:
+        """Take rows first, then lock the row and count them. Raises ``_NoRoom``, and has taken nothing."""
+        with ExitStack() as turn:  # it ends after the transaction
+            with session.atomic():
+                rows = take_rows(params)
+                if not rows:
+                    self.pause = None
+                    return []
+                turn.enter_context(memory.lock)
+                taken, stamp, leases = self._take(session, params, lambda _: rows, memory, ahead=len(rows))
+            memory.stamp, memory.leases = stamp, leases
+        return taken
+
     def _take(
-        self, session: Session, params: Params, take_rows: TakeRows, memory: _Memory
+        self, session: Session, params: Params, take_rows: TakeRows, memory: _Memory, *, ahead: int = 0
     ) -> tuple[list[Row], str, set[str]]:
-        """Return the rows that were taken, and what the row of the queue holds now: its stamp and its leases."""
+        """Return the rows that were taken, and what the row of the queue holds now: its stamp and its leases.
+
+        Raises ``_NoRoom`` if there is no room for so many as were taken ``ahead``.
+        """
+        memory.room = 0.0
         limited = {"queue_name": self.queue, "rate": self.rate, "burst": self.burst, "stamp": memory.stamp}
         stamp, text, tokens, unwatched = session.run(session.sql.lock_limit, limited)[0]
         wanted: int = params["limit"]
@@ -119,6 +161,8 @@ class Limiter(threading.local):
             if len(leases) + allowed > self.max_running:
                 taken, leases = self._count_exactly(session, params, leases, allowed)
             free = min(allowed - len(taken), self.max_running - len(leases))
+        if ahead > max(free, 0):
+            raise _NoRoom
         found = take_rows({**params, "limit": free}) if free > 0 else []
         rows = taken + found
         taken = self._within_group_rates(session, rows)
@@ -131,6 +175,8 @@ class Limiter(threading.local):
                 stamp = uuid4().hex
                 stored |= {"leases": ",".join(leases), "stamp": stamp}
             session.run(session.sql.store_limit, stored)
+        rooms = [self.max_running - len(leases)] if self.max_running is not None else []
+        memory.room = min([*rooms, tokens - len(taken)] if self.rate else rooms)
         self.pause = None
         if len(taken) < wanted and len(found) >= free:  # there may be more tasks
             by_rate = self.rate and len(taken) == allowed

@@ -45,6 +45,10 @@ class ScanCursor:
     lost_races: int = 0
     aged: list[int] = field(default_factory=list)  # priorities past max_wait, the longest wait first
 
+    def rewind(self) -> None:
+        """Begin the next checkout with a full scan: tasks behind the watermarks are ready again."""
+        self.next_full_scan = SCAN_NOW
+
     def params(self, watermarks: Watermarks) -> dict[str, Any]:
         """Return watermarks as statement parameters, in the order the priorities are to be served."""
         aged = [priority for priority in self.aged if priority in watermarks]

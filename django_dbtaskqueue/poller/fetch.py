@@ -15,7 +15,6 @@ from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow import checkout, observe
 from django_dbtaskqueue.flow.checkout import QueueShare
 from django_dbtaskqueue.flow.run import Processor, refusal
-from django_dbtaskqueue.flow.scan import SCAN_NOW
 from django_dbtaskqueue.poller.crash_isolation import CrashIsolation
 from django_dbtaskqueue.poller.executors import Done, Executor, Job
 from django_dbtaskqueue.poller.free_slots import (
@@ -319,7 +318,7 @@ class Fetcher:
         without = queue.left_out() if queue.full_processors or queue.foreign_types else ()
         cursor = queue.cursor_without(without) if without else queue.cursor
         if self._isolation.active():
-            cursor.next_full_scan = SCAN_NOW
+            cursor.rewind()
         leases = checkout.take(
             session,
             cursor,

@@ -16,7 +16,6 @@ from django_dbtaskqueue.core.durations import smoothed
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import COMPLETE_FACTS, Complete, Release
 from django_dbtaskqueue.flow import observe, settle
-from django_dbtaskqueue.flow.scan import SCAN_NOW
 from django_dbtaskqueue.flow.settle import Decided
 from django_dbtaskqueue.metrics import Collector
 from django_dbtaskqueue.poller.executors import Done
@@ -162,7 +161,7 @@ class Settler:
             released = [done for done in batch if done.settlement == Release()]
             observe.released([done.lease for done in released])
             if any(map(SECONDS, released)):  # they ran, and are ready again at their old place: behind the watermark
-                queue.cursor.next_full_scan = SCAN_NOW
+                queue.cursor.rewind()
                 queue.wake()
             self._suspended(queue, batch)
         if not ran:

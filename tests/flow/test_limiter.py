@@ -259,6 +259,64 @@ def test_pollers_that_take_at_the_same_moment(alias: str) -> None:
     assert sum(map(len, at_once(4, lambda _: take("both", alias, limit=2)))) == 3
 
 
+@pytest.mark.django_db(databases=["default", "sqlite"], transaction=True)
+def test_checkouts_that_count_after_they_took_exceed_nothing(place: str, settings: Any) -> None:
+    """Pollers far below a limit take rows before they count them. With too little room they take nothing ahead."""
+    settings.DBTASKQUEUE = {"QUEUES": {"wide": {"max_running": 40, "rate": "100000/s", "lease": "60s"}}}
+    enqueue_many("wide", range_of(300), using=place)
+    limits = Limiter.of("wide", queue_settings("wide", place))
+
+    def poll(session: Session, cursor: ScanCursor) -> list[Lease]:
+        options: Any = {"strategy": strategy_for(session), "poller_instance": "p", "lease": 60 * SECOND}
+        return checkout.take(session, cursor, limit=6, port=SettlePort(place), limiter=limits, **options)
+
+    def fill(_: int) -> list[Lease]:
+        session, cursor, held = Session.open(place), ScanCursor("wide"), list[Lease]()
+        while found := poll(session, cursor):
+            held += found
+        session.close()
+        return held
+
+    taken = [lease for some in at_once(4, fill) for lease in some]
+    assert len(taken) == 40
+    for lease in taken:
+        lease.complete()
+
+    def work(_: int) -> list[int]:
+        session, cursor, running = Session.open(place), ScanCursor("wide"), list[int]()
+        while Task.objects.using(place).exclude(status="COMPLETED").exists():
+            found = poll(session, cursor)
+            running.append(Task.objects.using(place).filter(status="PROCESSING").count())
+            for lease in found:
+                lease.complete()
+        session.close()
+        return running
+
+    assert max(map(max, at_once(4, work))) <= 40
+    assert not Task.objects.using(place).exclude(total_attempt=1).exists()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_checkout_that_took_too_many_ahead_gives_them_back(settings: Any) -> None:
+    settings.DBTASKQUEUE = {"QUEUES": {"wide": {"max_running": 10, "lease": "60s"}}}
+    enqueue_many("wide", range_of(30))
+    session, cursor = Session.open("default"), ScanCursor("wide")
+    options: Any = {"strategy": strategy_for(session), "poller_instance": "p", "lease": 60 * SECOND}
+    options |= {"port": SettlePort("default"), "limiter": Limiter.of("wide", queue_settings("wide", "default"))}
+    try:
+        first = checkout.take(session, cursor, limit=2, **options)
+        others = take("wide", "default", limit=6)  # of another process, as far as the session's memory goes
+        second = checkout.take(session, cursor, limit=4, **options)
+        assert [len(first), len(others), len(second)] == [2, 6, 2]
+        for lease in [*first, *others, *second]:
+            lease.complete()
+        again = checkout.take(session, cursor, limit=10, **options)
+    finally:
+        session.close()
+    ids = [lease.id for lease in [*first, *others, *second, *again]]
+    assert ids == [*range(ids[0], ids[0] + 20)]
+
+
 def payloads(leases: list[Lease], group: str | None) -> list[object]:
     return [lease.payload for lease in leases if lease.group == group]
 
