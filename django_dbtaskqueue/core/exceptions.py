@@ -24,6 +24,14 @@ __all__ = [
 class TaskQueueError(Exception):
     """Root of the package's errors; catch it to catch them all."""
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """Let another process make it again: ``args`` holds the message, not what a subclass was made of."""
+        return _remade, (type(self), self.args), self.__dict__
+
+
+def _remade(kind: type[TaskQueueError], args: tuple[object, ...]) -> TaskQueueError:
+    return kind.__new__(kind, *args)
+
 
 class EnqueueError(TaskQueueError):
     """A task was refused before anything was written."""
@@ -136,10 +144,6 @@ class MiddlewareError(TaskQueueError):
     def __init__(self, middleware: str, reason: str) -> None:
         self.middleware, self.reason = middleware, reason
         super().__init__(f"Middleware {middleware} failed: {reason}")
-
-    def __reduce__(self) -> tuple[type[MiddlewareError], tuple[str, str]]:
-        """Let another process make it again: ``args`` holds the message only."""
-        return type(self), (self.middleware, self.reason)
 
 
 class TaskFailed(TaskQueueError):

@@ -1,0 +1,33 @@
+"""Errors travel: from a child process to its poller, and into a copy."""
+
+from __future__ import annotations
+
+import pickle
+from copy import copy
+
+import pytest
+
+from django_dbtaskqueue.core import exceptions
+from django_dbtaskqueue.core.exceptions import TaskQueueError
+
+GIVEN: dict[str, tuple[object, ...]] = {
+    "CheckFailed": ("2 rows", {"tasks": 1}), "DuplicateTask": ("a", "parcels"), "JobOptionError": ("--lake", "is bad"),
+    "LakeError": ("path", "is bad", "Mend it"), "LeaseLost": (1, 2, "complete"), "MiddlewareError": ("a.b", "no"),
+    "PayloadError": ("too long",), "ProcessDied": ("poller", 1, 5), "QueueFull": ("parcels", 5),
+    "SearchError": ("a", "is bad"), "SearchTooSlow": ("5s",), "SignalRefused": (1, "go", None),
+    "SignalTimeout": (1, "go"), "StepChanged": (1, 2, "a", "b"), "TaskCancelled": (1,),
+    "TaskFailed": (1, "parcels", "ERROR", "no"), "TaskGone": (1, "parcels"), "UnknownQueue": ("a", ["b"]),
+}  # fmt: skip
+KINDS = [
+    kind
+    for name in exceptions.__all__
+    if issubclass(kind := getattr(exceptions, name), TaskQueueError) and name != "ReenqueueDelayMissing"
+]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_an_error_is_the_same_in_another_process(kind: type[TaskQueueError]) -> None:
+    error = kind(*GIVEN.get(kind.__name__, ("no",)))
+    for other in (pickle.loads(pickle.dumps(error)), copy(error)):  # noqa: S301 -- just pickled here
+        assert type(other) is kind
+        assert (str(other), other.args, vars(other)) == (str(error), error.args, vars(error))
