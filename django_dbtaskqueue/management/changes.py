@@ -137,29 +137,35 @@ def index(output: Output, options: Options) -> int:
 
 def mask(output: Output, options: Options) -> int:
     """Mask secrets in the texts of failures that are stored: by SQL, or before ``MASK`` named their keys."""
-    if not output.ask("Replace the secrets in all stored texts of failures, for good?"):
+    dry_run = options["dry_run"]
+    if not dry_run and not output.ask("Replace the secrets in all stored texts of failures, for good?"):
         return _answered(output, {"masked": 0}, "Nothing was changed.", FAILED_CODE)
     changed = 0
     for alias, model in (places := locations_on(options["database"])):
         tasks = model._base_manager.using(alias).filter(MAY_HAVE_ERROR, process_result__isnull=False)
-        changed += _mask_stored(tasks, "process_result")
+        changed += _mask_stored(tasks, "process_result", dry_run=dry_run)
     for alias in {alias for alias, _model in places}:
         moved = TaskHistory.objects.using(alias).filter(status__in=[Status.ERROR, Status.POISON])
-        changed += _mask_stored(moved, "process_result")
-        changed += _mask_stored(Attempt.objects.using(alias).all(), "message", "traceback")
-        changed += _mask_stored(FailureGroup.objects.using(alias).all(), "message")
+        changed += _mask_stored(moved, "process_result", dry_run=dry_run)
+        changed += _mask_stored(Attempt.objects.using(alias).all(), "message", "traceback", dry_run=dry_run)
+        changed += _mask_stored(FailureGroup.objects.using(alias).all(), "message", dry_run=dry_run)
+    if dry_run:
+        return _answered(output, {"dry_run": True, "would_mask": changed}, f"{changed} stored texts would be masked.")
     return _answered(output, {"masked": changed}, f"{changed} stored texts masked.")
 
 
-def _mask_stored(rows: QuerySet[M], *columns: str) -> int:
-    """Mask text columns of all rows; return how many rows changed. What a poller writes meanwhile is masked already."""
+def _mask_stored(rows: QuerySet[M], *columns: str, dry_run: bool) -> int:
+    """Mask text columns of all rows; return how many rows changed, or would.
+
+    What a poller writes meanwhile is masked already.
+    """
     changed, rest = 0, rows.order_by("pk")
     while page := list(rest.values_list("pk", *columns)[:MAX_ROWS_MASKED_AT_ONCE]):
         for pk, *texts in page:
             before = {name: text for name, text in zip(columns, texts, strict=True) if text}
             after = {name: masked_text(text) for name, text in before.items()}
             if after != before:
-                changed += rows.filter(pk=pk, **before).update(**after)
+                changed += 1 if dry_run else rows.filter(pk=pk, **before).update(**after)
         rest = rows.filter(pk__gt=page[-1][0]).order_by("pk")
     return changed
 

@@ -338,6 +338,7 @@ def test_a_secret_in_a_stored_failure_is_masked_for_searches_too() -> None:
     FailureGroup.objects.create(fingerprint="f" * 40, queue=QUEUE, message=old, **times)
     assert len(data("list", "--filter", "error:hunter")) == 2
     assert code_of("mask") != 0, "there is no terminal to ask on"
+    assert data("mask", "--dry-run") == {"dry_run": True, "would_mask": 4}
     assert data("mask", "--yes") == {"masked": 4}
     assert data("list", "--filter", "error:hunter") == []
     assert [row["id"] for row in data("list", "--filter", "error:UA-15")] == [waiting.pk, task.pk]

@@ -67,6 +67,7 @@ class Command(BaseCommand):
         _add_yes(index)
         mask = add("mask", "Mask secrets in stored texts of failures: of old releases, or before MASK had the keys.")
         _add_yes(mask, "Do not ask. Required without a terminal.")
+        mask.add_argument("--dry-run", action="store_true", help="Say how many texts hold secrets; change nothing.")
         _add_tokens(add)
         text = (
             "Schedules, in words and with their next times: list, show, add, edit, pause, resume, run, reset, delete."
