@@ -129,7 +129,7 @@ def test_a_poller_whose_thread_is_stuck_does_not_live() -> None:
     poller = Poller({"work": 1})
     heartbeat = Heartbeat(poller)
     here = Address("127.0.0.1", free_port())
-    with served(here, lambda: PollerProbes(poller, heartbeat)):
+    with served(here, PollerProbes(poller, heartbeat)):
         assert status(here.port, "startup") == 503
         poller.start()
         heartbeat.start()

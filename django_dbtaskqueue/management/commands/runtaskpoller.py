@@ -26,7 +26,8 @@ from django_dbtaskqueue.poller.executors.pool import named_executor
 from django_dbtaskqueue.poller.heartbeat import Heartbeat
 from django_dbtaskqueue.poller.loop import Poller
 from django_dbtaskqueue.poller.process import logs, probe_port, queue_selection, reload, status_lines, supervisor
-from django_dbtaskqueue.poller.process.probe_port import PollerProbes, SupervisorProbes
+from django_dbtaskqueue.poller.process.probe_port import PollerProbes, Probes, SupervisorProbes
+from django_dbtaskqueue.poller.process.service_manager import ServiceManager
 from django_dbtaskqueue.poller.process.shutdown import RUN, ShutdownRequest, run
 from django_dbtaskqueue.poller.process.status_lines import Snapshot, StatusLine
 from django_dbtaskqueue.poller.queue_state import Options
@@ -110,6 +111,7 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Run to the end; exit with one of the codes in the help."""
+        self._manager = ServiceManager()
         work = self._supervise if options["processes"] and options["child"] is None else self._poll
         if (options["recycle_after"] or options["recycle_memory"]) and not options["processes"]:
             text = "--recycle-after and --recycle-memory replace child processes: add --processes."
@@ -153,10 +155,14 @@ class Command(BaseCommand):
             if self._shutdown.level > RUN:
                 return 0
             began = monotonic()
-            draw = (lambda poller: status.draw(Snapshot.of(poller))) if status else (lambda poller: None)
             heartbeat = Heartbeat(poller)
-            with probe_port.served(options["metrics_port"], lambda: PollerProbes(poller, heartbeat)):
-                left = run(poller, heartbeat, self._shutdown, timeout=options["shutdown_timeout"], on_tick=draw)
+            probes = PollerProbes(poller, heartbeat) if options["metrics_port"] or self._manager.present else None
+            with probe_port.served(options["metrics_port"], probes):
+                left = run(
+                    poller, heartbeat, self._shutdown, timeout=options["shutdown_timeout"],
+                    on_tick=lambda poller: self._show(Snapshot.of(poller), status, probes, stopping=poller.stopping),
+                )  # fmt: skip
+            self._manager.stopped()
             for text in left:
                 logger.error("%s", text)
             logger.info("%s", status_lines.closing(poller, monotonic() - began))
@@ -178,8 +184,18 @@ class Command(BaseCommand):
                 options["recycle_after"] or settings.recycle_after, options["recycle_memory"] or settings.recycle_memory
             ),
         )
-        with probe_port.served(port, lambda: SupervisorProbes(parent)):
-            return parent.run(on_tick=lambda snapshot: status.draw(snapshot) if status else None)
+        probes = SupervisorProbes(parent)
+        with probe_port.served(port, probes):
+            code = parent.run(on_tick=lambda now: self._show(now, status, probes, stopping=self._shutdown.level > RUN))
+        self._manager.stopped()
+        return code
+
+    def _show(self, now: Snapshot, status: StatusLine | None, probes: Probes | None, *, stopping: bool) -> None:
+        """Show how the process is: on the terminal, and to the service manager."""
+        if status:
+            status.draw(now)
+        if probes:
+            self._manager.tell(probes, now, stopping=stopping)
 
     def _run_reloaded(self, queues: dict[str, int], options: dict[str, Any], status: StatusLine | None) -> int:
         """Run the same command in a process that is started again when a file changes."""

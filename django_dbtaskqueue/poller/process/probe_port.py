@@ -164,13 +164,13 @@ def _add_snapshot(found: Exposition, now: Snapshot) -> None:
 
 
 @contextmanager
-def served(where: Address | None, probes: Callable[[], Probes]) -> Iterator[None]:
+def served(where: Address | None, probes: Probes | None) -> Iterator[None]:
     """Answer there inside the block; without an address do nothing."""
-    if where is None:
+    if where is None or probes is None:
         yield
         return
     try:
-        server = _server(where, probes())
+        server = _server(where, probes)
     except OSError as error:
         text = f"--metrics-port {where.host}:{where.port} cannot be opened: {error.strerror or error}."
         raise ImproperlyConfigured(f"{text} Choose another port, or one of this host's addresses.") from None
