@@ -1,0 +1,165 @@
+"""The files for deploying: their own tools or schemas accept them, and their commands start."""
+
+from __future__ import annotations
+
+import configparser
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from django_dbtaskqueue import enqueue
+from django_dbtaskqueue.core.durations import parse_duration
+from django_dbtaskqueue.management.commands.runtaskpoller import Command
+from django_dbtaskqueue.models import Task
+from django_dbtaskqueue.poller.process.probe_port import STUCK_S
+from tests.conftest import ProcessDatabase
+from tests.docs.pages import free_port
+from tests.docs.test_reference import DOCS, page
+from tests.poller.processes import runtaskpoller
+from tests.poller.test_probe_port import status
+from tests.support import until
+
+FILES = DOCS / "files/deploy"
+UNIT, DOCKERFILE, PROCFILE = FILES / "taskpoller.service", FILES / "Dockerfile", FILES / "Procfile"
+COMPOSE = yaml.safe_load((FILES / "compose.yaml").read_text())
+MIGRATE, DEPLOYMENT = yaml.safe_load_all((FILES / "kubernetes.yaml").read_text())
+(CONTAINER,) = DEPLOYMENT["spec"]["template"]["spec"]["containers"]
+STARTED = ["kubernetes", *(pytest.param(name, marks=pytest.mark.slow) for name in ("systemd", "docker", "compose"))]
+
+
+def service() -> configparser.SectionProxy:
+    unit = configparser.ConfigParser(interpolation=None)
+    unit.optionxform = str  # type: ignore[assignment,method-assign]
+    unit.read_string(UNIT.read_text())
+    return unit["Service"]
+
+
+def commands() -> dict[str, list[str]]:
+    """Return how each file starts a poller."""
+    dockerfile = re.findall(r"^CMD (.*)$", DOCKERFILE.read_text(), re.MULTILINE)
+    procfile = dict(line.split(": ", 1) for line in PROCFILE.read_text().splitlines())
+    return {
+        "systemd": shlex.split(service()["ExecStart"]),
+        "docker": json.loads(dockerfile[0]),
+        "compose": COMPOSE["services"]["poller"]["command"],
+        "kubernetes": CONTAINER["command"] + CONTAINER["args"],
+        "procfile": shlex.split(procfile["poller"]),
+    }
+
+
+def options(name: str) -> list[str]:
+    words = commands()[name]
+    return words[words.index("runtaskpoller") + 1 :]
+
+
+def parsed(name: str) -> Any:
+    return Command().create_parser("manage.py", "runtaskpoller").parse_args(options(name))
+
+
+def test_the_page_names_each_file() -> None:
+    named = re.findall(r"\.\./files/deploy/([\w.]+)\)", page("howto/deploy.md"))
+    assert sorted(set(named)) == sorted(one.name for one in FILES.iterdir())
+
+
+def test_each_grace_is_longer_than_the_poller_s_timeout() -> None:
+    graces = {
+        "systemd": float(service()["TimeoutStopSec"]),
+        "compose": parse_duration(COMPOSE["services"]["poller"]["stop_grace_period"]).total_seconds(),
+        "kubernetes": DEPLOYMENT["spec"]["template"]["spec"]["terminationGracePeriodSeconds"],
+        "procfile": 30.0,  # of Heroku, which nothing can change
+    }
+    for name, grace in graces.items():
+        assert parsed(name).shutdown_timeout.total_seconds() < grace, name
+    assert (service()["Type"], float(service()["WatchdogSec"]) > STUCK_S) == ("notify", True)
+
+
+@pytest.mark.parametrize("name", STARTED)
+def test_the_command_starts_a_poller_that_ends_when_asked(
+    name: str, postgres_process_database: ProcessDatabase
+) -> None:
+    port = free_port()
+    given = [*options(name), "--metrics-port", str(port)]
+    with runtaskpoller(postgres_process_database, *given) as poller:
+        until(lambda: "Probes and metrics" in poller.log or poller.process.poll() is not None)
+        probes = [CONTAINER[f"{kind}Probe"]["httpGet"]["path"] for kind in ("startup", "readiness", "liveness")]
+        for path in probes:
+            until(lambda path=path: status(port, path.removeprefix("/healthz/")) == 200)  # type: ignore[misc]
+        enqueue("work", "one")
+        until(lambda: Task.objects.filter(status="COMPLETED").exists())
+        if name == "compose":
+            check = [word.replace("9187", str(port)) for word in COMPOSE["services"]["poller"]["healthcheck"]["test"]]
+            assert check[:2] == ["CMD", "python"]
+            subprocess.run([sys.executable, *check[2:]], check=True)
+        poller.signal(signal.SIGTERM)
+        poller.ended()
+
+
+# -- the tools of each, or their schemas -----------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
+def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
+    unit = tmp_path / UNIT.name
+    unit.write_text(UNIT.read_text().replace("/srv/mysite/venv/bin/python", sys.executable))
+    done = subprocess.run(["systemd-analyze", "verify", str(unit)], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout + done.stderr) == (0, "")
+    unit.write_text(unit.read_text().replace("WatchdogSec=330", "WatchdogSecs=330"))
+    done = subprocess.run(["systemd-analyze", "verify", str(unit)], capture_output=True, text=True, check=False)
+    assert "WatchdogSecs" in done.stderr
+
+
+def test_hadolint_accepts_the_dockerfile() -> None:
+    program = shutil.which("hadolint", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    if program is None:
+        pytest.skip("the extra test is not installed")
+    done = subprocess.run([program, "--no-color", str(DOCKERFILE)], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+def test_the_compose_file_is_as_its_specification_says() -> None:
+    jsonschema = pytest.importorskip("jsonschema")
+    pytest.importorskip("check_jsonschema", reason="the extra test is not installed")
+    schemas = resources.files("check_jsonschema.builtin_schemas.vendor")
+    schema = json.loads((schemas / "compose-spec.json").read_text())
+    jsonschema.validate(COMPOSE, schema)
+    services = COMPOSE["services"]
+    wrong = {**COMPOSE, "services": {**services, "poller": {**services["poller"], "stop_grace": "40s"}}}
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(wrong, schema)
+    for one in services.values():
+        for name, wanted in one.get("depends_on", {}).items():
+            healthy = wanted["condition"] != "service_healthy" or "healthcheck" in services[name]
+            assert healthy, f"{name} has no health check to wait for"
+
+
+@pytest.mark.parametrize("manifest", [MIGRATE, DEPLOYMENT], ids=["migrate", "deployment"])
+def test_kubernetes_knows_each_field(manifest: dict[str, Any]) -> None:
+    validator = pytest.importorskip("kubernetes_validate", reason="the extra test is not installed")
+    version = validator.latest_version()
+    validator.validate(manifest, version, strict=True)
+    wrong = {**manifest, "spec": {**manifest["spec"], "gracePeriod": 75}}
+    with pytest.raises(validator.ValidationError):
+        validator.validate(wrong, version, strict=True)
+
+
+def test_the_probes_and_labels_of_the_manifest_fit() -> None:
+    (port,) = CONTAINER["ports"]
+    assert parsed("kubernetes").metrics_port == ("0.0.0.0", port["containerPort"])  # noqa: S104 -- as in the file
+    assert {CONTAINER[f"{kind}Probe"]["httpGet"]["port"] for kind in ("startup", "readiness", "liveness")} == {
+        port["name"]
+    }
+    spec = DEPLOYMENT["spec"]
+    assert spec["selector"]["matchLabels"] == spec["template"]["metadata"]["labels"]
+    (migrating,) = MIGRATE["spec"]["template"]["spec"]["containers"]
+    assert migrating["image"] == CONTAINER["image"]
