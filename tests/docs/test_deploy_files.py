@@ -1,4 +1,4 @@
-"""The files for deploying: their own tools or schemas accept them, and their commands start."""
+"""The files for deploying: their own tools or schemas accept them, their commands start, and their queries run."""
 
 from __future__ import annotations
 
@@ -11,21 +11,24 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from django.db import connection
 
 from django_dbtaskqueue import enqueue
 from django_dbtaskqueue.core.durations import parse_duration
 from django_dbtaskqueue.management.commands.runtaskpoller import Command
-from django_dbtaskqueue.models import Task
+from django_dbtaskqueue.models import Queue, Task
 from django_dbtaskqueue.poller.process.probe_port import STUCK_S
 from tests.conftest import ProcessDatabase
 from tests.docs.pages import free_port
 from tests.docs.test_reference import DOCS, page
+from tests.locations.test_roles import roles  # noqa: F401 -- a fixture
 from tests.poller.processes import runtaskpoller
 from tests.poller.test_probe_port import status
 from tests.support import until
@@ -34,7 +37,12 @@ FILES = DOCS / "files/deploy"
 UNIT, DOCKERFILE, PROCFILE = FILES / "taskpoller.service", FILES / "Dockerfile", FILES / "Procfile"
 COMPOSE = yaml.safe_load((FILES / "compose.yaml").read_text())
 MIGRATE, DEPLOYMENT = yaml.safe_load_all((FILES / "kubernetes.yaml").read_text())
+AUTHENTICATION, SCALED = yaml.safe_load_all((FILES / "keda.yaml").read_text())
 (CONTAINER,) = DEPLOYMENT["spec"]["template"]["spec"]["containers"]
+# The fields of KEDA's ScaledObject that ours may use; metadata are those of its PostgreSQL scaler.
+SCALED_FIELDS = {"scaleTargetRef", "minReplicaCount", "maxReplicaCount", "pollingInterval", "advanced", "triggers"}
+TRIGGER_FIELDS = {"type", "name", "metricType", "metadata", "authenticationRef"}
+SCALER_FIELDS = {"host", "port", "userName", "dbName", "sslmode", "query", "targetQueryValue"}
 STARTED = ["kubernetes", *(pytest.param(name, marks=pytest.mark.slow) for name in ("systemd", "docker", "compose"))]
 
 
@@ -163,3 +171,56 @@ def test_the_probes_and_labels_of_the_manifest_fit() -> None:
     assert spec["selector"]["matchLabels"] == spec["template"]["metadata"]["labels"]
     (migrating,) = MIGRATE["spec"]["template"]["spec"]["containers"]
     assert migrating["image"] == CONTAINER["image"]
+
+
+# -- the scaler ------------------------------------------------------------------------------------------------------
+
+
+def answers() -> dict[str, int]:
+    """Return what each query of the scaler says now, asked with the rights of the documented reader."""
+    with connection.cursor() as cursor:
+        cursor.execute("SET LOCAL ROLE dbtaskqueue_reader")
+        found = {}
+        for trigger in SCALED["spec"]["triggers"]:
+            cursor.execute(trigger["metadata"]["query"])
+            ((found[trigger["name"]],),) = cursor.fetchall()
+        cursor.execute("RESET ROLE")
+    return found
+
+
+@pytest.fixture
+def reader(roles: None) -> Iterator[None]:  # noqa: F811 -- the fixture above
+    yield
+
+
+def test_the_scaler_s_queries_say_what_is_due_and_since_when(reader: None) -> None:
+    assert answers() == {"backlog": 0, "age": 0}
+    queue = Queue.objects.create(name="invoices")
+    rows = [enqueue("invoices", str(number)).pk for number in range(4)]
+    enqueue("other", "of another poller")
+    with connection.cursor() as cursor:  # the queries' clock stands still in the test's transaction
+        cursor.execute("UPDATE dbtaskqueue_task SET ready_time = now(), next_process_time = now()")
+    Task.objects.filter(pk=rows[0]).update(ready_time="2026-01-01T00:00Z", next_process_time="9000-01-01T00:00Z")
+    assert answers() == {"backlog": 3, "age": 0}
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "UPDATE dbtaskqueue_task SET ready_time = now() - interval '90 seconds',"
+            " next_process_time = now() - interval '90 seconds' WHERE id = %s", [rows[1]],
+        )  # fmt: skip
+        cursor.execute(
+            "UPDATE dbtaskqueue_task SET status = 'PROCESSING', next_process_time = now() + interval '1 minute'"
+            " WHERE id = %s", [rows[2]],
+        )  # fmt: skip
+    assert answers() == {"backlog": 3, "age": 90}
+    Queue.objects.filter(pk=queue.pk).update(paused_time="2026-01-01T00:00Z")
+    assert answers() == {"backlog": 0, "age": 0}
+
+
+def test_the_scaler_has_only_fields_that_keda_knows() -> None:
+    assert set(SCALED["spec"]) <= SCALED_FIELDS
+    assert SCALED["spec"]["scaleTargetRef"]["name"] == DEPLOYMENT["metadata"]["name"]
+    for trigger in SCALED["spec"]["triggers"]:
+        assert set(trigger) <= TRIGGER_FIELDS
+        assert set(trigger["metadata"]) == SCALER_FIELDS
+        assert {type(value) for value in trigger["metadata"].values()} == {str}, "KEDA refuses numbers here"
+        assert trigger["authenticationRef"]["name"] == AUTHENTICATION["metadata"]["name"]
