@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import io
 import json
+from collections import Counter
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from django.core.management import CommandError, call_command
 
 from django_dbtaskqueue.core.exceptions import DuplicateTask, JobOptionError, PipelineError
+from django_dbtaskqueue.management.commands.runtaskpipeline import database_of_alias
 from django_dbtaskqueue.models import Task
-from django_dbtaskqueue.pipeline.source.enqueue_job import Enqueue, guessed, mapped
+from django_dbtaskqueue.pipeline.source.enqueue_job import Enqueue, _split, guessed, mapped
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
     from pyspark.sql import SparkSession
 
@@ -68,6 +72,67 @@ def test_a_stopped_load_goes_on_where_it_was(
     assert before + done["enqueued"] == Task.objects.count() == 3
     assert seen == [0, 1, 2]
     assert enqueue(spark, pg, csv, **load)["chunks_done_before"] == 3
+
+
+def typed(*words: object) -> str:
+    """Run the job as its command does, on the running session; return its output."""
+    out = io.StringIO()
+    call_command("runtaskpipeline", "enqueue", *map(str, words), "--quiet", stdout=out)
+    return out.getvalue()
+
+
+@pytest.mark.usefixtures("spark", "pg")
+def test_a_load_whose_input_has_changed_says_what_changed_and_adds_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "flights.csv"
+    file.write_text(FLIGHTS)
+    words = ["--input", file, "--queue", "claims", "--map", "payload=*", "--resume", "flights"]
+    assert "enqueued: 3" in typed(*words)
+    assert "enqueued: 0" in typed(*words, "--chunk", 1), "other chunks of the same rows are the same load"
+    for rows, change in {
+        f"{FLIGHTS}UA4,1,JFK\n": "had 3 rows and has 4 now",
+        FLIGHTS.replace("12", "13"): "has 3 rows as before",
+    }.items():
+        file.write_text(rows)
+        with pytest.raises(CommandError, match=f"--resume flights .*{change}.* 1 of 1 finished chunks") as caught:
+            typed(*words)
+        assert caught.value.returncode == 1
+        assert Task.objects.count() == 3
+    file.write_text(FLIGHTS)
+    with pytest.raises(CommandError, match="1 of 1 finished chunks"):
+        typed(*words, "--queue", "other")
+    assert "enqueued: 0" in typed(*words)
+
+
+@pytest.mark.usefixtures("spark", "pg")
+def test_a_load_takes_new_rows_of_chunks_that_are_not_done(tmp_path: Path, csv: str, spark: SparkSession) -> None:
+    load = {"input": csv, "queue": "claims", "map": ("reference=flight",), "chunk": 1, "resume": "flights"}
+
+    def stop_after_one(stage: str, done: int, total: int) -> None:
+        if stage == "enqueueing" and done == 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Enqueue().run(Enqueue.context(spark=spark, database=database_of_alias(None), progress=stop_after_one, **load))
+    before = set(Task.objects.values_list("reference", flat=True))
+    late = {f"UA{number}" for number in range(4, 9)}
+    rows = [f"{name},0,LGA" for name in late if chunk_of(spark, name) != 0]
+    with Path(csv).open("a") as more:
+        more.write("\n".join(rows))
+    out = typed("--input", csv, "--queue", "claims", "--map", "reference=flight", "--resume", "flights")
+    assert "chunks: 3" in out and "chunks done before: 1" in out
+    found = Counter(Task.objects.values_list("reference", flat=True))
+    assert found == Counter({"UA1", "UA2", "UA3"} | {row.split(",")[0] for row in rows})
+    assert before <= set(found)
+
+
+def chunk_of(spark: SparkSession, reference: str) -> int:
+    """Return the chunk, of three, that a row with this reference is in."""
+    (number,) = [
+        place
+        for place, chunk in enumerate(_split(spark.createDataFrame([(reference,)], "reference string"), 3))
+        if chunk.count()
+    ]
+    return number
 
 
 def test_a_taken_reference_is_an_error_or_ignored(spark: SparkSession, pg: Database, csv: str) -> None:

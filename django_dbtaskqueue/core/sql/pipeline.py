@@ -151,6 +151,14 @@ class StagingStatements(Group):
         """Store in the ledger how many rows were written."""
         return f"UPDATE {LEDGER_TABLE} SET rows = %(rows)s WHERE query = %(query)s AND batch = %(batch)s"
 
+    @cached_property
+    def entries(self) -> str:
+        """The entries of the ledger whose names begin with ``prefix``, as (query, batch), the oldest first."""
+        prefix = "CAST(%(prefix)s AS text)"
+        return (
+            f"SELECT query, batch FROM {LEDGER_TABLE} WHERE substr(query, 1, length({prefix})) = {prefix} ORDER BY id"
+        )
+
 
 HORIZON_SQL = "SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint"
 XMAX_SQL = "pg_snapshot_xmax(pg_current_snapshot())::text::bigint"

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from time import monotonic
+from typing import Any
 
 import pyarrow as pa
 from pyspark.errors import AnalysisException, ParseException
@@ -17,6 +20,7 @@ from pyspark.sql import functions as F
 
 from django_dbtaskqueue.core.durations import parse_length
 from django_dbtaskqueue.core.exceptions import JobOptionError, PipelineError, near_match
+from django_dbtaskqueue.core.sql.pipeline import StagingStatements
 from django_dbtaskqueue.pipeline.jobs import Argument, Context, Job, Result, count, pair, write_whole
 from django_dbtaskqueue.pipeline.source import staging, write_tasks
 from django_dbtaskqueue.pipeline.source.task_writer import prepared
@@ -32,6 +36,15 @@ MAX_REJECTS_IN_ERROR = 5
 MAX_TRIED_REJECTS = 1000
 DEFAULT_CHUNK_ROWS = 50_000  # of a load with a rate or a name
 MAX_BURST_S = 10  # of the rate, in one chunk
+LEDGER_ENTRY = re.compile(r"(\d+)(?: (\d+) (-?\d+) of (\d+))?")  # chunks; rows of one, their sum, rows of the input
+MAX_LOAD_NAME_CHARS = 80  # the ledger's name holds content, too
+
+
+def load_name(text: str) -> str:
+    """Return the name of a load. Raises ValueError for a long one."""
+    if len(text) > MAX_LOAD_NAME_CHARS:
+        raise ValueError(f"{text!r} is longer than {MAX_LOAD_NAME_CHARS} characters")
+    return text
 
 
 class Enqueue(Job):
@@ -42,8 +55,9 @@ class Enqueue(Job):
     object, and ``a,b`` is an object of these columns.
 
     Each chunk of rows is written in one transaction. A job that was stopped continues when it runs again with the same
-    input and the same --resume NAME: it skips the chunks of that name that are done. With references and
-    --on-duplicate ignore a repeated row never adds a task. A row that cannot be a task stops the job; with --rejects
+    input and the same --resume NAME: it skips the chunks of that name that are done. If the rows of a chunk that is
+    done have changed, the job says what changed and adds nothing. With references and --on-duplicate ignore a repeated
+    row never adds a task. A row that cannot be a task stops the job; with --rejects
     FILE such rows are written there, with the reason, and the others are enqueued.
     """
 
@@ -67,7 +81,8 @@ class Enqueue(Job):
         Argument("rate", "at most N tasks per second", type=count, metavar="N"),
         Argument("chunk", "rows of one transaction. Default: all; with --rate or --resume 50,000", type=count,
                  metavar="N"),
-        Argument("resume", "name of this load; run again with the same name to continue after a stop", metavar="NAME"),
+        Argument("resume", "name of this load; run again with the same name to continue after a stop", type=load_name,
+                 metavar="NAME"),
         Argument("max_attempts", "attempts of a row without max_attempts. Default: the queue's", type=count,
                  default=5, metavar="N"),
         Argument("priority", "priority of a row without one, lower first. Default: the queue's", type=int, default=0,
@@ -172,12 +187,15 @@ def _short(error: Exception) -> str:
 def written(context: Context, tasks: DataFrame) -> Result:
     """Enqueue all chunks, at most at the rate, and return the counts."""
     options, database = context.options, context.need_database()
-    name = options["resume"]
-    chunks, size = _chunks(context, tasks)
+    load = Load.of(context, tasks) if options["resume"] else None
+    chunks, size = (load.chunks, load.size) if load else _chunks(context, tasks)
     totals = {"enqueued": 0, "ignored": 0, "rejected": 0, "chunks": chunks, "chunks_done_before": 0}
     rejects: list[staging.Reject] = []
     for number, chunk in enumerate(_split(tasks, chunks)):
         context.progress("enqueueing", number, chunks)
+        if load and number in load.done:
+            totals["chunks_done_before"] += 1
+            continue
         began = monotonic()
         done = write_tasks(
             chunk,
@@ -190,8 +208,7 @@ def written(context: Context, tasks: DataFrame) -> Result:
             max_attempts=options["max_attempts"],
             priority=options["priority"],
             ttl=options["ttl"],
-            once=name and f"enqueue {name} /{chunks}",
-            batch=number,
+            **(load.entry(number) if load else {}),
         )
         rejects += done.rejects
         totals["enqueued"] += done.enqueued
@@ -205,17 +222,79 @@ def written(context: Context, tasks: DataFrame) -> Result:
     return {**totals, **({"rejects": file} if file else {})}
 
 
+@dataclass(frozen=True)
+class Load:
+    """The chunks of a load with a name. The first run decides their number; the ledger has the content of each."""
+
+    prefix: str
+    chunks: int
+    size: int
+    contents: Mapping[int, tuple[int, int]]  # of each chunk that has rows: their number, and a sum over them
+    done: Collection[int]
+
+    @classmethod
+    def of(cls, context: Context, tasks: DataFrame) -> Load:
+        """Return the load, with what earlier runs have done. Raises PipelineError if rows of that have changed."""
+        prefix = f"enqueue {context.options['resume']} /"
+        database = context.need_database()
+        with database.open() as link:
+            entries = link.run(StagingStatements(database.tables, database.dialect).entries, {"prefix": prefix})
+        found = [(match, batch) for query, batch in entries if (match := LEDGER_ENTRY.fullmatch(query[len(prefix) :]))]
+        chunks, size = (int(found[-1][0][1]), _chunk_rows(context)) if found else _chunks(context, tasks)
+        context.progress("comparing rows", 0, 0)
+        contents = _contents(tasks, chunks, context.options["queue"])
+        stored = {batch: match for match, batch in found if int(match[1]) == chunks}
+        load = cls(prefix, chunks, size, contents, stored)
+        load._compare(context.options["resume"], {batch: match for batch, match in stored.items() if match[2]})
+        return load
+
+    def entry(self, number: int) -> dict[str, Any]:
+        """Return the arguments with which `write_tasks` enters a chunk into the ledger."""
+        rows, content = self.contents.get(number, (0, 0))
+        total = sum(one for one, _ in self.contents.values())
+        return {"once": f"{self.prefix}{self.chunks}", "batch": number, "content": f"{rows} {content} of {total}"}
+
+    def _compare(self, name: str, stored: Mapping[int, re.Match[str]]) -> None:
+        changed = [
+            number
+            for number, match in sorted(stored.items())
+            if (int(match[2]), int(match[3])) != self.contents.get(number, (0, 0))
+        ]
+        if not changed:
+            return
+        before = max(int(match[4]) for match in stored.values())
+        now = sum(rows for rows, _ in self.contents.values())
+        size = f"has {now:,} rows as before" if now == before else f"had {before:,} rows and has {now:,} now"
+        raise PipelineError(
+            f"The input of --resume {name} is not the one that was enqueued: it {size}, and {len(changed):,} of "
+            f"{len(self.done):,} finished chunks have other rows (or --map or --queue is another). Nothing was "
+            "enqueued, because some of these rows are tasks already. Load only the new rows, in a file of their own or "
+            "with --where, under another name."
+        )
+
+
+def _contents(tasks: DataFrame, chunks: int, queue: str | None) -> dict[int, tuple[int, int]]:
+    row = _row_hash(tasks)
+    content = F.xxhash64(row, F.lit(queue)).cast("decimal(38,0)").alias("content")
+    found = tasks.select(_chunk(row, chunks).alias("chunk"), content)
+    sums = found.groupBy("chunk").agg(F.count("*"), F.sum("content")).collect()
+    return {number: (rows, int(total)) for number, rows, total in sums}
+
+
+def _chunk_rows(context: Context) -> int:
+    """Return the rows of one chunk; 0 if all rows are one."""
+    options = context.options
+    size: int = options["chunk"] or (DEFAULT_CHUNK_ROWS if options["rate"] or options["resume"] else 0)
+    return min(size, options["rate"] * MAX_BURST_S) if options["rate"] else size
+
+
 def _chunks(context: Context, tasks: DataFrame) -> tuple[int, int]:
     """Return the number of chunks, and the rows of one."""
-    options = context.options
-    size = options["chunk"] or (DEFAULT_CHUNK_ROWS if options["rate"] or options["resume"] else None)
-    if size is None:
+    size = _chunk_rows(context)
+    if not size:
         return 1, 0
-    if options["rate"]:
-        size = min(size, options["rate"] * MAX_BURST_S)
     context.progress("counting rows", 0, 0)
-    rows = tasks.count()
-    return max(1, math.ceil(rows / size)), size
+    return max(1, math.ceil(tasks.count() / size)), size
 
 
 def _split(tasks: DataFrame, chunks: int) -> Iterator[DataFrame]:
@@ -223,9 +302,16 @@ def _split(tasks: DataFrame, chunks: int) -> Iterator[DataFrame]:
     if chunks == 1:
         yield tasks
         return
-    row = F.xxhash64(*(F.to_json(F.struct(name)) for name in tasks.columns))
     for number in range(chunks):
-        yield tasks.where(F.pmod(row, F.lit(chunks)) == number)
+        yield tasks.where(_chunk(_row_hash(tasks), chunks) == number)
+
+
+def _row_hash(tasks: DataFrame) -> Column:
+    return F.xxhash64(*(F.to_json(F.struct(name)) for name in tasks.columns))
+
+
+def _chunk(row: Column, chunks: int) -> Column:
+    return F.pmod(row, F.lit(chunks))
 
 
 def tried(context: Context, tasks: DataFrame) -> Result:

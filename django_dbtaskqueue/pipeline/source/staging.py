@@ -83,6 +83,7 @@ class Plan:
     reject: bool = False  # leave bad rows out; else the first one fails the write
     timed: bool = True  # whether any row has a time
     once: tuple[str, int] | None = None  # (query, batch) in the ledger
+    content: str | None = None  # what the write is made of; an entry of the ledger beside that of ``once``
 
 
 class Part(NamedTuple):
@@ -337,6 +338,8 @@ def _move(plan: Plan, link: Link, parts: Sequence[Part]) -> WriteReport:
                 _regroup(plan, link, sql, params)
             if ledger:
                 link.change(sql.entered, {**ledger, "rows": enqueued})
+                if plan.content:
+                    link.change(sql.enter, {**ledger, "query": f"{ledger['query']} {plan.content}"})
             link.run(f"DROP TABLE {plan.table}")
     except (psycopg.errors.UniqueViolation, sqlite3.IntegrityError) as error:
         raise _duplicate(plan, link, sql, params) from error

@@ -55,6 +55,7 @@ def write_tasks(
     limits: Limits = DEFAULT_LIMITS,
     once: str | None = None,
     batch: int = 0,
+    content: str | None = None,
 ) -> staging.WriteReport:
     """Enqueue each row of ``df`` in one transaction: all of them, or none; no reader sees a part of them.
 
@@ -67,7 +68,8 @@ def write_tasks(
     ``require_reference``) raises `PipelineError`; ``on_invalid="reject"`` leaves it out, with the reason in the report.
 
     ``once`` names this write in the ledger, ``batch`` counts within the name: a second write of the same pair, for
-    example after the driver died, adds nothing and reports ``repeated``. Ids follow the references' order.
+    example after the driver died, adds nothing and reports ``repeated``. ``content`` is a text about the rows that the
+    ledger keeps beside the name. Ids follow the references' order.
     """
     df = prepared(df, queue)
     rules = staging.Rules(
@@ -81,6 +83,7 @@ def write_tasks(
     )
     named = None if once is None else (once, batch)
     plan = _plan(database, df.columns, rules, on_duplicate=on_duplicate, on_invalid=on_invalid, once=named)
+    plan = replace(plan, content=content)
     try:
         parts = [_part(row.part) for row in df.mapInArrow(partial(_fill_rows, plan), PART_DDL).collect()]
     except BaseException:

@@ -2492,6 +2492,12 @@ SET rows = %(rows)s
 WHERE query = %(query)s
 AND batch = %(batch)s;
 
+-- StagingStatements.entries
+SELECT query, batch
+FROM "dbtaskqueue_streamledger"
+WHERE substr(query, 1, length(CAST(%(prefix)s AS text))) = CAST(%(prefix)s AS text)
+ORDER BY id;
+
 -- StagingStatements.existing
 SELECT relname
 FROM pg_class
