@@ -150,7 +150,11 @@ def parser(found: jobs.Job, face: Face) -> Parser:
     common.add_argument("-h", "--help", action="store_true", help="show this")
     common.add_argument("--lake", metavar="PATH", help="the folder or URL of the archive's Parquet files")
     _add(common, face.database)
-    common.add_argument("--master", help="Spark's master, such as local[4] or spark://HOST:7077. Default: this machine")
+    common.add_argument(
+        "--master",
+        help="Spark's master, such as local[4] or spark://HOST:7077. Default: that of "
+        "spark-submit or spark-defaults.conf, else this machine",
+    )
     common.add_argument("--memory", metavar="SIZE", help="memory of the Spark driver, such as 2g")
     common.add_argument("--conf", action="append", default=[], metavar="KEY=VALUE", help="a Spark setting; repeatable")
     common.add_argument("--explain", action="store_true", help="say what would be done, and do nothing")

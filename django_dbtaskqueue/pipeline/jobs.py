@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from django_dbtaskqueue.core.durations import format_duration, parse_length
 from django_dbtaskqueue.core.exceptions import JobOptionError, PipelineError, near_match
 from django_dbtaskqueue.pipeline.database import Database
-from django_dbtaskqueue.pipeline.spark import INSTALL_COMMAND, SPARK_DEFAULTS, put, session_of, spark_session
+from django_dbtaskqueue.pipeline.spark import INSTALL_COMMAND, put, spark_session
 from django_dbtaskqueue.pipeline.spark.terminal import Progress, silent
 
 if TYPE_CHECKING:
@@ -200,11 +200,10 @@ class Context:
 
     @property
     def spark(self) -> SparkSession:
-        """The Spark session. The first use starts it, with the master and settings of ``spark-submit``."""
+        """The Spark session. The first use starts it."""
         if self.started is None:
             self.progress("starting Spark", 0, 0)
-            submitted = "PYSPARK_GATEWAY_PORT" in os.environ and not self.session
-            self.started = session_of(SPARK_DEFAULTS) if submitted else spark_session(**self.session)
+            self.started = spark_session(**self.session)
         return self.started
 
     def need_database(self) -> Database:

@@ -55,8 +55,11 @@ REQUIRED_PACKAGES = ("pyspark", "pandas", "pyarrow", "psycopg", "adbc_driver_pos
 INSTALL_COMMAND = 'pip install "django-dbtaskqueue[spark]"'
 PACKAGE_PARENT = str(Path(__file__).resolve().parents[3])
 
+GATEWAY_VARIABLE = "PYSPARK_GATEWAY_PORT"  # of a process that spark-submit has started
+MASTER_PATTERN = re.compile(r"^\s*spark\.master[\s=:]+(\S+)", re.MULTILINE)
+TIME_ZONE = "spark.sql.session.timeZone"
 SPARK_DEFAULTS = {
-    "spark.sql.session.timeZone": "UTC",
+    TIME_ZONE: "UTC",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.sql.python.filterPushdown.enabled": "true",
     "spark.ui.showConsoleProgress": "false",
@@ -77,6 +80,8 @@ rootLogger.level = error
 rootLogger.appenderRef.stderr.ref = stderr
 logger.gateway.name = org.apache.spark.api.python.PythonGatewayServer
 logger.gateway.level = error
+logger.scheduler.name = org.apache.spark.scheduler.TaskSchedulerImpl
+logger.scheduler.level = warn
 appender.stderr.type = Console
 appender.stderr.name = stderr
 appender.stderr.target = SYSTEM_ERR
@@ -87,12 +92,16 @@ appender.stderr.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n
 
 def spark_session(
     *,
-    master: str = "local[*]",
+    master: str | None = None,
     app_name: str = "dbtaskqueue",
     memory: str = "1g",
     conf: Mapping[str, str] | None = None,
 ) -> SparkSession:
     """Return the running session, else start one on ``master`` with ``memory`` for the driver.
+
+    Without ``master`` it is that of ``spark-submit``, else that of ``spark-defaults.conf``, else this machine. In a
+    process that ``spark-submit`` has started, its JVM is the driver: ``memory`` has no effect, and Spark's settings win
+    over our defaults.
 
     ``conf`` is laid over the defaults; its ``spark.driver.extraJavaOptions`` are added to ours. With a running
     session only those of its settings that can change at run time take effect. Ctrl-C raises KeyboardInterrupt, during
@@ -105,6 +114,10 @@ def spark_session(
 
     if active := SparkSession.getActiveSession():
         return active
+    if GATEWAY_VARIABLE in os.environ:
+        with interrupts_delayed():
+            return session_of({**_submitted(master), **(conf or {})}, app_name)
+    master = master or _default_master()
     folder = scratch()
     java = find_java(folder)
     classes = ClassData.of(java, folder)
@@ -117,6 +130,26 @@ def spark_session(
             raise PipelineError(reason) from error
     classes.save_at_exit(session)
     return session
+
+
+def _submitted(master: str | None) -> dict[str, str]:
+    """Return the settings of a session in the JVM that ``spark-submit`` has started: what it was given is kept."""
+    from pyspark import SparkConf
+
+    given = SparkConf()
+    ours = {name: value for name, value in SPARK_DEFAULTS.items() if name == TIME_ZONE or not given.contains(name)}
+    return {**ours, **({"spark.master": master} if master else {})}
+
+
+def _default_master() -> str:
+    """Return the master of ``spark-defaults.conf``, which EMR and other platforms write, else all cores of here."""
+    home = os.environ.get("SPARK_HOME")
+    folder = os.environ.get("SPARK_CONF_DIR") or (f"{home}/conf" if home else "")
+    found = []
+    if folder:
+        with suppress(OSError):
+            found = MASTER_PATTERN.findall(Path(folder, "spark-defaults.conf").read_text(encoding="utf-8"))
+    return found[-1] if found else "local[*]"
 
 
 def session_of(settings: Mapping[str, str], app_name: str = "dbtaskqueue") -> SparkSession:
