@@ -76,6 +76,37 @@ def test_every_task_runs_on_a_worker_once_and_is_settled_there(
     assert "failed, 0 lost" in log
 
 
+def test_workers_of_another_database_start_nothing_and_say_so(
+    postgres_process_database: ProcessDatabase, tmp_path: Path
+) -> None:
+    for number in range(20):
+        enqueue("work", f"ok-{number}", {"result": number})
+    other = {**postgres_process_database.env, "DATABASE_URL": f"sqlite:///{tmp_path}/other.sqlite3"}
+    manage, log = [sys.executable, str(REPOSITORY / "manage.py")], tmp_path / "poller"
+    subprocess.run([*manage, "migrate", "--verbosity", "0"], env=other, cwd=REPOSITORY, check=True)
+    wrong = f"spark.executorEnv.DATABASE_URL={other['DATABASE_URL']}"
+    command = [*manage, *POLLER, "--master", "local[2]", "--conf", wrong, "--conf", f"spark.driver.{QUICK}"]
+    with log.open("wb") as file:
+        poller = subprocess.Popen(
+            command, env=postgres_process_database.env, cwd=REPOSITORY, stdout=file, stderr=subprocess.STDOUT
+        )
+    try:
+        until(
+            lambda: "is gone; its outcome" in log.read_text() or "is not the poller's" in log.read_text(),
+            timeout=LONG_S,
+        )
+        poller.terminate()
+        poller.wait(patience(LONG_S))
+    finally:
+        poller.kill()
+        poller.wait()
+    said = log.read_text()
+    assert "The database 'default' of this Spark worker is not the poller's: it is" in said
+    assert "No task was started" in said and "is gone; its outcome" not in said
+    assert {(task.status, task.attempt) for task in Task.objects.all()} == {("CREATED", 0)}
+    assert not Attempt.objects.exists()
+
+
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
     with ExitStack() as stack:

@@ -17,6 +17,8 @@ import pyarrow as pa
 from django.utils.module_loading import import_string
 from pyspark import TaskContext
 
+from django_dbtaskqueue.core.exceptions import PipelineError
+
 if TYPE_CHECKING:
     from django_dbtaskqueue.contrib.spark.executor import SparkExecutor
 
@@ -39,9 +41,15 @@ def __getattr__(name: str) -> Any:
 
 
 def on_worker(
-    batches: Iterator[pa.RecordBatch], *, environment: Mapping[str, str], again: bool
+    batches: Iterator[pa.RecordBatch],
+    *,
+    environment: Mapping[str, str],
+    places: Mapping[str, tuple[str | None, str]],
+    again: bool,
 ) -> Iterator[pa.RecordBatch]:
     """Process and settle the tasks of a partition; yield a summary of each job. ``again``: they were sent before.
+
+    ``places`` are the poller's databases by alias: the worker's must be the same.
 
     An error that stops this worker, such as a database that it cannot reach, is returned in ``refused``. If it were
     raised, Spark would try again elsewhere and then give up all partitions.
@@ -51,9 +59,9 @@ def on_worker(
             _set_up(dict(environment))
             context = TaskContext.get()
             repeated = again or (context is not None and context.attemptNumber() > 0)
-            found = import_string(WORK_FUNCTION)(batch.to_pylist(), again=repeated)
-        except Exception:
-            refusal = traceback.format_exc(limit=-3)
+            found = import_string(WORK_FUNCTION)(batch.to_pylist(), again=repeated, places=places)
+        except Exception as error:
+            refusal = str(error) if isinstance(error, PipelineError) else traceback.format_exc(limit=-3)
             found = [{"number": number, "refused": refusal} for number in batch.column("number").to_pylist()]
         yield pa.RecordBatch.from_pylist(found, schema=ANSWER_SCHEMA)
 

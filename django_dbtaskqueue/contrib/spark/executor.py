@@ -25,6 +25,7 @@ from django.db import connections
 from pyspark import SparkContext, cloudpickle
 
 from django_dbtaskqueue.contrib.spark import ANSWER_DDL, JOB_SCHEMA, on_worker
+from django_dbtaskqueue.contrib.spark.work import Place
 from django_dbtaskqueue.core.exceptions import PipelineError
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow.settle import resolve
@@ -57,15 +58,16 @@ class Call(NamedTuple):
 class SparkExecutor:
     """Runs processors on Spark's workers: ``executor=SparkExecutor`` of a processor, or ``--executor spark``.
 
-    ``master`` is Spark's, ``conf`` its settings, ``environment`` the workers' environment variables besides
-    ``DJANGO_SETTINGS_MODULE``; they travel with the tasks and do not appear in Spark's logs. The workers need the
-    project's code, its settings and access to its database. Starts Spark at once, and raises PipelineError on failure.
+    ``master`` is Spark's (default: that of `spark_session`), ``conf`` its settings, ``environment`` the workers'
+    environment variables besides ``DJANGO_SETTINGS_MODULE``; they travel with the tasks and do not appear in Spark's
+    logs. The workers need the project's code, its settings and access to the poller's database. Starts Spark at once,
+    and raises PipelineError on failure.
     """
 
     def __init__(
         self,
         *,
-        master: str = "local[*]",
+        master: str | None = None,
         conf: Mapping[str, str] | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> None:
@@ -79,6 +81,7 @@ class SparkExecutor:
         self._ended = threading.Event()
         self._mean: float | None = None  # seconds of one job on a worker, smoothed
         self._cores = 1
+        self._known_places: dict[str, tuple[str | None, str]] = {}
         self._session()
         for number in range(CONCURRENT_SPARK_JOBS):
             threading.Thread(target=self._serve, name=f"dbtaskqueue-spark-{number}", daemon=True).start()
@@ -174,9 +177,19 @@ class SparkExecutor:
             for number, call in enumerate(calls)
         ]
         frame = spark.createDataFrame(_sliced(rows, PARTITIONS_PER_CORE * self._cores))
-        work = partial(on_worker, environment=self._environment, again=again)
+        work = partial(on_worker, environment=self._environment, places=self._places(calls), again=again)
         answers = frame.mapInArrow(work, ANSWER_DDL).toArrow().to_pylist()
         return sorted(answers, key=lambda row: row["number"])
+
+    def _places(self, calls: list[Call]) -> dict[str, tuple[str | None, str]]:
+        """Return which databases the poller means by the aliases of these calls."""
+        aliases = {str(call.job.lease.port.alias) for call in calls}  # type: ignore[attr-defined]
+        if new := aliases - self._known_places.keys():
+            try:
+                self._known_places |= {alias: tuple(Place.of(alias)) for alias in new}
+            finally:
+                connections.close_all()
+        return {alias: self._known_places[alias] for alias in aliases}
 
     def _learn(self, seconds: list[float]) -> None:
         if seconds:

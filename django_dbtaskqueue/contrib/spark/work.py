@@ -7,17 +7,18 @@ valid run: a settled task does not run twice.
 from __future__ import annotations
 
 import logging
+import os
 import pickle
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from time import monotonic
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.db import close_old_connections
 
 from django_dbtaskqueue import registry
 from django_dbtaskqueue.conf import settings as conf
-from django_dbtaskqueue.core.exceptions import TaskQueueError
+from django_dbtaskqueue.core.exceptions import PipelineError, TaskQueueError
 from django_dbtaskqueue.core.failure_signature import RemoteError
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import Fail, Outcome, Settlement, with_error, without_result
@@ -31,13 +32,49 @@ logger = logging.getLogger("django_dbtaskqueue")
 
 SHORT_JOB_S = 0.005  # outcomes of shorter jobs wait for others to share a commit
 MAX_SETTLE_WAIT_S = 0.05  # how long the outcomes of short jobs wait
+DATABASE_NAME = "SELECT current_database(), has_function_privilege('pg_control_system()', 'execute')"
+SERVER_NUMBER = "SELECT system_identifier::text FROM pg_control_system()"
 
 
-def perform_rows(rows: list[dict[str, Any]], *, again: bool) -> list[dict[str, Any]]:
+class Place(NamedTuple):
+    """Which database an alias means in one process. ``server`` is None where that cannot be asked."""
+
+    server: str | None
+    database: str
+
+    @classmethod
+    def of(cls, alias: str) -> Place:
+        """Return the place of an alias in this process."""
+        session = Session.on(alias)
+        if not session.postgresql:
+            return cls(None, os.path.realpath(str(session.connection.settings_dict["NAME"])))
+        ((name, may_ask),) = session.run(DATABASE_NAME, {})
+        return cls(session.run(SERVER_NUMBER, {})[0][0] if may_ask else None, name)
+
+    def is_same(self, other: Place) -> bool:
+        servers = {self.server, other.server} - {None}
+        return self.database == other.database and len(servers) < 2
+
+    def __str__(self) -> str:
+        return self.database if self.server is None else f"{self.database} of server {self.server}"
+
+
+def perform_rows(
+    rows: list[dict[str, Any]], *, again: bool, places: Mapping[str, tuple[str | None, str]]
+) -> list[dict[str, Any]]:
     """Run and settle the jobs of a partition; return a summary of each. Raises only before the first has begun.
 
-    ``again``: Spark has run this partition before, and that run may have settled some of the tasks.
+    ``again``: Spark has run this partition before, and that run may have settled some of the tasks. ``places`` are the
+    poller's databases by alias; raises PipelineError if one is another here.
     """
+    for alias, facts in places.items():
+        here, place = Place.of(alias), Place(*facts)
+        if not here.is_same(place):
+            raise PipelineError(
+                f"The database {alias!r} of this Spark worker is not the poller's: it is {here} here, and {place} for "
+                "the poller. No task was started. Give the workers the poller's settings and environment, for example "
+                "with --worker-env DATABASE_URL."
+            )
     jobs: dict[int, list[Lease]] = {row["number"]: pickle.loads(row["leases"]) for row in rows}  # noqa: S301 -- made by our own driver
     held_leases = _held([lease for leases in jobs.values() for lease in leases])
     runner = JobRunner()
