@@ -183,10 +183,12 @@ class SparkExecutor:
 
     def _places(self, calls: list[Call]) -> dict[str, tuple[str | None, str]]:
         """Return which databases the poller means by the aliases of these calls."""
-        aliases = {str(call.job.lease.port.alias) for call in calls}  # type: ignore[attr-defined]
+        aliases = {str(call.job.lease.port.alias) for call in calls}
         if new := aliases - self._known_places.keys():
             try:
-                self._known_places |= {alias: tuple(Place.of(alias)) for alias in new}
+                for alias in new:
+                    server, name = Place.of(alias)
+                    self._known_places[alias] = server, name
             finally:
                 connections.close_all()
         return {alias: self._known_places[alias] for alias in aliases}
