@@ -66,7 +66,7 @@ class Evidence:
     capacities: Mapping[str, int] = field(default_factory=dict)
     budgets: Mapping[str, int] = field(default_factory=dict)
     expected: Mapping[str, str | None] = field(default_factory=dict)  # the last status of each kind; None: no row
-    died: Mapping[int, float] = field(default_factory=dict)  # when each killed process died
+    died: Mapping[int, Sequence[float]] = field(default_factory=dict)  # when killed processes of that number died
     outages: Sequence[tuple[float, float]] = ()  # times in which some pollers, or all, had no database
     back: Sequence[float] = ()  # when the database was there again for all
     drained: float = 0.0  # seconds from the last fault until all was done
@@ -394,7 +394,7 @@ def slow_drain(evidence: Evidence) -> Iterator[str]:
 @checker("slow restart")
 def slow_restart(evidence: Evidence) -> Iterator[str]:
     """Half of the tasks of killed processes run again within little more than a lease, outages not counted."""
-    waits, limit = sorted(restarts(evidence, evidence.died)), RESTART_S * evidence.slowness
+    waits, limit = sorted(restarts(evidence)), RESTART_S * evidence.slowness
     if waits and waits[len(waits) // 2] > limit:
         yield f"half of {len(waits)} tasks waited {waits[len(waits) // 2]:.1f} s or more, more than {limit:.1f} s"
 
@@ -422,18 +422,18 @@ def growth(evidence: Evidence) -> Iterator[str]:
             yield f"{warm[0].role} {pid} grew by {grown / 2**20:.2f} MiB a minute"
 
 
-def restarts(evidence: Evidence, died: Mapping[int, float]) -> list[float]:
+def restarts(evidence: Evidence) -> list[float]:
     """Return, for each start that a dead process left without an end, the seconds until the task was taken again.
 
     Times without a database are not counted.
     """
-    pids = {(event.values["task"], event.values["fence"]): event.pid for event in evidence.of("start")}
+    starts = {(event.values["task"], event.values["fence"]): event for event in evidence.of("start")}
     waits: list[Any] = []
     for change in evidence.history:
         if change.is_checkout and change.old_status == "PROCESSING":
-            pid = pids.get((change.task, change.fence))
-            if pid in died and change.clock > died[pid]:
-                began = died[pid]
+            start = starts.get((change.task, change.fence))
+            deaths = [] if start is None else [one for one in evidence.died.get(start.pid, ()) if one >= start.clock]
+            if deaths and change.clock > (began := min(deaths)):
                 away = sum(max(0.0, min(end, change.clock) - max(start, began)) for start, end in evidence.outages)
                 waits.append(change.clock - began - away)
     return waits

@@ -44,8 +44,8 @@ class Nemesis:
     disk: Disk | None = None  # None: this machine does not let us mount one
     standby: Standby | None = None
     log: list[tuple[float, str, str]] = field(default_factory=list)  # when, which fault, what it did
-    died: dict[int, float] = field(default_factory=dict)  # when each killed process died
-    asked: dict[int, float] = field(default_factory=dict)  # when each poller got its first SIGTERM; monotonic
+    died: dict[int, list[float]] = field(default_factory=dict)  # when killed processes died; a number is used again
+    asked: dict[int, list[float]] = field(default_factory=dict)  # when pollers got a SIGTERM; monotonic
     outages: list[tuple[float, float]] = field(default_factory=list)  # times in which some could not reach it
     back: list[float] = field(default_factory=list)  # when the database was there again
     counts: Counter[str] = field(default_factory=Counter)
@@ -97,7 +97,7 @@ class Nemesis:
         victim = self.random.choice(workers)
         with suppress(psutil.NoSuchProcess):
             victim.kill()
-            self.died[victim.pid] = time.time()
+            self.died.setdefault(victim.pid, []).append(time.time())
             self.noted("SIGKILL", victim.pid)
 
     def ask(self) -> None:
@@ -105,7 +105,7 @@ class Nemesis:
         families = self.families()
         if families:
             victim = self.random.choice(families)[0]
-            self.asked.setdefault(victim.pid, time.monotonic())
+            self.asked.setdefault(victim.pid, []).append(time.monotonic())
             self._send([victim], signal.SIGTERM)
             twice = self.random.random() < 0.5
             if twice:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -22,11 +23,13 @@ class Process:
     def __init__(self, name: str, command: Sequence[str], env: Mapping[str, str], log: Path) -> None:
         self.name, self.command, self._env, self._log = name, command, env, log
         self.starts = 0
+        self.began = self.began_at = 0.0  # monotonic, and the time of day
         self.start()
 
     def start(self) -> None:
         """Start it, or start it again."""
         self.starts += 1
+        self.began, self.began_at = time.monotonic(), time.time()
         with self._log.open("ab") as log:
             self.popen = subprocess.Popen(
                 [sys.executable, *self.command],

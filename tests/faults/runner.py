@@ -263,7 +263,8 @@ class Run:
         """Start again what was killed or asked to end; note what ended by itself, or did not end."""
         for poller in self.pollers:
             code, pid = poller.popen.poll(), poller.popen.pid
-            asked = nemesis.asked.get(pid)
+            asked = next((one for one in nemesis.asked.get(pid, ()) if one >= poller.began), None)
+            died = any(one >= poller.began_at for one in nemesis.died.get(pid, ()))
             if code is None:
                 waited = 0.0 if asked is None else time.monotonic() - asked
                 if waited < ASKED_S or waited < ASKED_S * slowness():
@@ -272,7 +273,7 @@ class Run:
                 poller.kill()
             elif asked is not None and code in ASKED_CODES:
                 pass
-            elif pid not in nemesis.died and "alone" not in poller.name:
+            elif not died and "alone" not in poller.name:
                 self.problems.append(f"poller {poller.name} ended with {code} ({poller.tail()})")
             poller.start()
         if not self._needs or time.time() > self._needs[-1].clock + SAMPLE_S:
@@ -311,7 +312,7 @@ class Run:
         if self._pooled:
             through = sum(one.is_checkout and "alone-pooled" in (one.new_poller or "") for one in evidence.history)
             report.counts["checkouts through a pooler"] = through
-        waits = checkers.restarts(evidence, nemesis.died)
+        waits = checkers.restarts(evidence)
         first = [self._first_checkout(evidence, moment) for moment in nemesis.back]
         report.figures = {
             "seconds of faults": seconds,

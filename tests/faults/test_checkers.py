@@ -126,7 +126,7 @@ PLANTED: dict[str, list[dict[str, Any]]] = {
     ],
     "slow return": [{"back": [1.0], "history": [ENQUEUED, TAKEN._replace(clock=4.5)]}],
     "slow drain": [{"drained": 21.0}],
-    "slow restart": [{"died": {PID: 3.5}, "history": [ENQUEUED, TAKEN, change(8, "PROCESSING", "PROCESSING", 1)]}],
+    "slow restart": [{"died": {PID: [3.5]}, "history": [ENQUEUED, TAKEN, change(8, "PROCESSING", "PROCESSING", 1)]}],
     "growth": [
         {"needs": [SMALL._replace(clock=5.0 * n, threads=5 + n) for n in range(40)]},
         {"needs": [SMALL._replace(clock=5.0 * n, files=20 + n) for n in range(40)]},
@@ -164,14 +164,14 @@ def test_a_lease_that_ended_and_a_retry_that_was_due_are_fine() -> None:
 
 def test_a_restart_is_counted_from_the_death_of_the_process() -> None:
     again = [ENQUEUED, TAKEN, change(6, "PROCESSING", "PROCESSING", 1, due=5.9)]
-    assert restarts(replace(GOOD, history=again), {PID: 3.5}) == [2.5]
-    assert restarts(replace(GOOD, history=again), {PID + 1: 3.5}) == []
+    assert restarts(replace(GOOD, history=again, died={PID: [0.5, 3.5, 5.5]})) == [2.5]  # another died before it
+    assert restarts(replace(GOOD, history=again, died={PID + 1: [3.5]})) == []
 
 
 def test_an_outage_is_not_counted_and_a_slow_machine_has_more_time() -> None:
     again = [ENQUEUED, TAKEN, change(8, "PROCESSING", "PROCESSING", 1)]
-    late = replace(GOOD, history=again, died={PID: 3.5}, drained=21.0)
-    assert restarts(replace(late, outages=[(0.0, 4.0), (5.0, 6.0)]), late.died) == [3.0]
+    late = replace(GOOD, history=again, died={PID: [3.5]}, drained=21.0)
+    assert restarts(replace(late, outages=[(0.0, 4.0), (5.0, 6.0)])) == [3.0]
     slow = check(replace(late, slowness=2.0))
     assert not slow["slow drain"]
     assert not slow["slow restart"]
