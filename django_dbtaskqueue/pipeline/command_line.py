@@ -129,12 +129,16 @@ def _run(found: jobs.Job, words: list[str], face: Face) -> int:
             result = found.run(context)
         if context.damaged:
             raise CheckFailed("Damaged files of the lake were left out:", result)
+    except jobs.NoTasks as nothing:
+        _write_result({"kind": found.name, "summary": str(nothing)}, str(nothing), asked["json"], face)
+        return EXIT_DONE
     except CheckFailed as error:
         damaged = [*dict.fromkeys(context.damaged)]
-        _write_result(found, {**error.result, **({"damaged_files": damaged} if damaged else {})}, asked["json"], face)
+        result = {**error.result, **({"damaged_files": damaged} if damaged else {})}
+        _write_result(result, found.as_text(result), asked["json"], face)
         face.err.write("\n".join([str(error), *damaged, ""]))
         return EXIT_CHECK_FAILED
-    _write_result(found, result, asked["json"], face)
+    _write_result(result, found.as_text(result), asked["json"], face)
     return EXIT_DONE
 
 
@@ -189,8 +193,7 @@ def _context_of(found: jobs.Job, asked: jobs.Options, face: Face) -> jobs.Contex
     )
 
 
-def _write_result(found: jobs.Job, result: jobs.Result, target: str | None, face: Face) -> None:
+def _write_result(result: jobs.Result, text: str, target: str | None, face: Face) -> None:
     if target and target != "-":
         jobs.write_whole(Path(target), f"{jobs.as_json(result)}\n")
-    text = jobs.as_json(result) if target == "-" else found.as_text(result)
-    face.out.write(f"{text}\n")
+    face.out.write(f"{jobs.as_json(result) if target == '-' else text}\n")

@@ -219,6 +219,10 @@ class Context:
         return self.lake
 
 
+class NoTasks(PipelineError):
+    """A job found no task to compute from. Nothing was written; for a command it is a result, with exit code 0."""
+
+
 class Job:
     """One job. A subclass has a name, summary and arguments, and implements ``run``; its docstring explains it.
 

@@ -119,7 +119,10 @@ class Reader:
             file.parent.mkdir(parents=True, exist_ok=True)
             with file.open("a") as end:
                 end.write(f"\n{block.text}")
-            compile(file.read_text(), str(file), "exec")
+            code = compile(file.read_text(), str(file), "exec")
+            if block.title == "settings.py":  # of the reader's own project
+                exec(code, vars(self.module))  # noqa: S102 -- the documentation is our own
+                self.apply_settings()
         elif self.in_project:
             self.output = self.run([sys.executable, "manage.py", "shell", "--verbosity", "0", "--command", block.text])
         else:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import shutil
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from packaging.requirements import Requirement
 
 from django_dbtaskqueue.db import notify
 from tests.docs.pages import FENCE, PROJECT, REPOSITORY, Block, Reader, blocks
@@ -128,6 +131,18 @@ def test_a_wrong_block_fails(
     with pytest.raises((Exception, SystemExit)) as caught:
         Reader(page, tmp_path, postgres_process_database, settings).read()
     assert told in f"{caught.value} {capsys.readouterr().err}"
+
+
+def test_the_pipeline_s_tutorial_needs_only_what_it_installs_and_sets_nothing_in_a_shell() -> None:
+    typed = [one for one in blocks(REPOSITORY / "docs" / "pipeline-tutorial.md") if one.language == "python"]
+    shell = ast.parse("\n".join(one.text for one in typed if one.title is None))
+    names = {one.id for one in ast.walk(shell) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)}
+    assert "DBTASKQUEUE" not in names, "a setting that is typed into a shell has no effect"
+    imported = {one.module or "" for one in ast.walk(shell) if isinstance(one, ast.ImportFrom)}
+    imported |= {alias.name for one in ast.walk(shell) if isinstance(one, ast.Import) for alias in one.names}
+    packages = {name.partition(".")[0] for name in imported} - set(sys.stdlib_module_names)
+    extra = {Requirement(one).name for one in PROJECT["optional-dependencies"]["spark"]}
+    assert packages <= extra | {"django", "django_dbtaskqueue"}
 
 
 def test_blocks_are_found_with_their_titles_and_lines(tmp_path: Path) -> None:

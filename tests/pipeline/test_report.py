@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import duckdb
 import pytest
+from django.core.management import call_command
 
 from django_dbtaskqueue.core.exceptions import JobOptionError, PipelineError
 from django_dbtaskqueue.models import Attempt, PipelineReport, TaskHistory
@@ -114,6 +116,16 @@ def test_a_dry_run_of_a_period_leaves_out_the_rest_and_writes_nothing(
     assert found["everything"]["ended"] == 3
     assert found["since"] == MONDAY + timedelta(hours=2)
     assert not list(tmp_path.iterdir())
+    assert not PipelineReport.objects.exists()
+
+
+@pytest.mark.usefixtures("spark", "sqlite")
+@pytest.mark.parametrize("words", ["report --queue claims", "forecast", "whatif --slots 2"])
+def test_of_an_empty_database_a_command_says_so_and_succeeds(tmp_path: Path, words: str) -> None:
+    out = io.StringIO()
+    call_command("runtaskpipeline", *words.split(), "--out", str(tmp_path / "out"), "--quiet", stdout=out)
+    assert out.getvalue() == "There is no task yet, so there is nothing to compute from.\n"
+    assert not (tmp_path / "out").exists()
     assert not PipelineReport.objects.exists()
 
 

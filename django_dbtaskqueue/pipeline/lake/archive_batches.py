@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 import sqlite3
 import uuid
 from collections.abc import Iterator
@@ -83,7 +84,11 @@ class Batches:
     @contextmanager
     def locked(cls, database: Database) -> Iterator[Batches]:
         """Hold the database's lock of the archive. Raises PipelineError at once if another archive holds it."""
-        alone = nullcontext() if database.postgresql else _exclusive(Path(f"{database.conninfo['dbname']}-archive"))
+        alone = (
+            nullcontext()
+            if database.postgresql
+            else _exclusive(Path(f"{os.path.realpath(database.conninfo['dbname'])}-archive"))
+        )
         with database.open() as link, alone:
             batches = cls(database, link)
             if link.postgresql and not batches._run(LOCK_ARCHIVE, location=database.location)[0][0]:

@@ -24,7 +24,7 @@ from pyspark.sql import functions as F
 from django_dbtaskqueue.core.durations import parse_length
 from django_dbtaskqueue.core.exceptions import JobOptionError, PipelineError, near_match
 from django_dbtaskqueue.pipeline.database import DATABASE_ERRORS, Database
-from django_dbtaskqueue.pipeline.jobs import Argument, Context, Job, Options, as_json, moment, plain
+from django_dbtaskqueue.pipeline.jobs import Argument, Context, Job, NoTasks, Options, as_json, moment, plain
 from django_dbtaskqueue.pipeline.lake import one_state, read_lake
 from django_dbtaskqueue.pipeline.source import read_tasks
 
@@ -152,10 +152,11 @@ def raise_no_tasks(context: Context, period: Period) -> None:
     with tasks_of(everything, ["queue_name", "finish_time"], Period(None, period.until)) as names:
         known = sorted(row["queue_name"] for row in names.select("queue_name").distinct().collect())
     for queue in wanted:
-        if queue not in known:
+        if known and queue not in known:
             near = near_match(queue, known)
-            raise JobOptionError("--queue", f"no task of a queue {queue!r}.{near} Queues: {', '.join(known) or 'none'}")
-    raise PipelineError(f"There is no task in the time from {period}. Choose another --since or --until.")
+            raise JobOptionError("--queue", f"no task of a queue {queue!r}.{near} Queues: {', '.join(known)}")
+    when = f"There is no task in the time from {period}. Choose another --since or --until."
+    raise NoTasks(when if known else "There is no task yet, so there is nothing to compute from.")
 
 
 # -- where the figures go ----------------------------------------------------------------------------------------------
@@ -168,7 +169,7 @@ class ReportJob(Job):
     """
 
     def run(self, context: Context) -> Figures:
-        """Compute, write, and return the figures. Raises PipelineError when there is too little to compute from."""
+        """Compute, write, and return the figures. Raises NoTasks when there is too little to compute from."""
         period = Period.of(context.options)
         if context.options["out"]:
             _check_folder(Path(context.options["out"]).absolute())

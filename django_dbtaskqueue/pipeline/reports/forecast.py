@@ -18,10 +18,9 @@ import pyarrow as pa
 from pyspark.sql import functions as F
 
 from django_dbtaskqueue.core.durations import format_duration, parse_length
-from django_dbtaskqueue.core.exceptions import PipelineError
 from django_dbtaskqueue.core.numbers import number
 from django_dbtaskqueue.pipeline import reports
-from django_dbtaskqueue.pipeline.jobs import Argument, Context, count, share
+from django_dbtaskqueue.pipeline.jobs import Argument, Context, NoTasks, count, share
 from django_dbtaskqueue.pipeline.reports import transforms as T
 
 __all__ = ["Forecast"]
@@ -66,7 +65,7 @@ class Forecast(reports.ReportJob):
     )  # fmt: skip
 
     def figures(self, context: Context, period: reports.Period) -> tuple[reports.Figures, reports.Tables]:
-        """Return the forecast. Raises PipelineError when there is too little history."""
+        """Return the forecast. Raises NoTasks when there is too little history."""
         options = context.options
         rows, service = observed(context, period)
         have, slots = fleet(context)
@@ -103,7 +102,7 @@ class Forecast(reports.ReportJob):
 
 
 def observed(context: Context, period: reports.Period) -> tuple[reports.Rows, Service]:
-    """Return the levels by queue and hour, and how long an attempt runs. Raises PipelineError when nothing ran."""
+    """Return the levels by queue and hour, and how long an attempt runs. Raises NoTasks when nothing ran."""
     with reports.tasks_of(context, T.TIMED_COLUMNS, period) as found:
         tasks = T.as_of(found, period.until).persist()
         hours = T.hours(tasks).persist()
@@ -116,7 +115,7 @@ def observed(context: Context, period: reports.Period) -> tuple[reports.Rows, Se
         hours.unpersist()
         tasks.unpersist()
     if not runs["mean"]:
-        raise PipelineError(f"No task ended after it ran, from {period}: nothing says how long tasks run.")
+        raise NoTasks(f"No task ended after it ran, from {period}: nothing says how long tasks run.")
     mean = runs["mean"] / 1_000_000
     ended, attempts = sum(row["ended"] for row in rows), sum(row["attempts"] for row in rows)
     return rows, Service(mean * attempts / ended if ended else mean, runs["variance"] / runs["mean"] ** 2)

@@ -48,7 +48,7 @@ class Report(reports.ReportJob):
     )  # fmt: skip
 
     def figures(self, context: Context, period: reports.Period) -> tuple[reports.Figures, reports.Tables]:
-        """Return the report. Raises the errors of unreadable sources, and PipelineError when there is no task."""
+        """Return the report. Raises the errors of unreadable sources, and NoTasks when there is none."""
         with (
             reports.tasks_of(context, T.REPORT_COLUMNS, period) as found,
             reports.attempts_of(context, T.ATTEMPT_COLUMNS, period) as attempts,
